@@ -1,60 +1,28 @@
-//! What each event does, one subject a file.
+//! What each event does.
+//!
+//! - [`requests`]: requests and answers: what clients and operators ask for, and the views they read
+//! - [`allocation`]: an allocation from its request to the return of its memory
+//! - [`mapping`]: which session maps which part: sending parts, revoking them, taking answers
+//! - [`pins`]: pin calls, and what pin words tell
+//! - [`line`]: the line of waiters for room on devices
+//! - [`moves`]: parts that move between tiers, and their bytes below the device
+//! - [`node`]: sessions, time, pressure and the driver's reports
 
-mod admin;
-mod advise;
-mod allocate;
-mod attach;
-mod backing;
-mod batch;
-mod choose;
-mod client;
-mod completion;
-mod create;
-mod demand;
-mod discard;
-mod ever;
-mod fd_budget;
-mod forget;
-mod hold;
+mod allocation;
 mod line;
-mod load;
 mod mapping;
-mod migrate;
-mod migrated;
-mod notice;
-mod parts;
-mod pin;
-#[cfg(test)]
-mod pin_costs;
-mod plan;
-mod pressure;
-mod query;
-mod quota;
-mod ran_out;
-mod recycle;
-mod release;
-mod reply;
-mod revocation;
-mod room;
-mod seal;
-mod session;
-mod settings;
-mod settle;
-mod stall;
-mod step;
-mod survey;
-mod timer;
-mod touch;
-mod wait;
-mod write_back;
+mod moves;
+mod node;
+mod pins;
+mod requests;
 
-pub(crate) use batch::{Asked, Batch};
-pub(crate) use fd_budget::FdBudget;
-pub(crate) use quota::{QuotaChange, QuotaQueue};
-pub(crate) use room::AwaitedRoom;
-pub(crate) use settle::Unsettled;
-pub(crate) use survey::Surveys;
-pub(crate) use timer::Timer;
+pub(crate) use line::{
+    batch::{Asked, Batch},
+    make_room::AwaitedRoom,
+};
+pub(crate) use mapping::fd_budget::FdBudget;
+pub(crate) use node::{follow_up::Unsettled, survey::Surveys, timer::Timer};
+pub(crate) use requests::quota::{QuotaChange, QuotaQueue};
 
 use crate::{
     error::Refusal,

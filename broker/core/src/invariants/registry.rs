@@ -151,7 +151,7 @@ registry! {
         "the settings are those of the start with every change that was taken, each of these whole; and none makes a tier larger than it was";
     DEVICES = "INV-CALL-5", Oracle "node/devices.rs",
         "memory lies on the device that was asked for, and goes to sessions that see it";
-    TRANSITIONS = "INV-STATE-1", Handler "allocate.rs, mapping.rs, migrate.rs, session.rs, step.rs, write_back.rs",
+    TRANSITIONS = "INV-STATE-1", Handler "allocation/allocate.rs, mapping/frames.rs, mapping/step.rs, moves/migrate.rs, moves/write_back.rs, node/session.rs",
         "allocations, sessions, mappings, migrations and write-backs move only along their tables";
     IDS = "INV-ID-1", Oracle "node/ids.rs",
         "ids are never reused, over restarts too";

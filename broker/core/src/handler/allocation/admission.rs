@@ -1,0 +1,357 @@
+//! What a batch is found to ask for, before anything is made: whether each item can be, and the room that all take together.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use vramd_types::{Bytes, DeviceIndex, GRANULARITY, SessionId, name};
+
+use crate::{
+    broker::Broker,
+    error::Refusal,
+    event::{AllocationSpec, FileSpan, Kind, Lifetime},
+    handler::{
+        allocation::attach::{FIXED_STAYS, NEVER_PINNED},
+        line::batch::Lack,
+    },
+    ledger::Place,
+    limits::{PART_SIZE_MAX, PARTS_PER_ALLOCATION_MAX},
+    pool::Age,
+    residency::{AllocationState, Readers},
+    tenancy::TenantId,
+};
+
+/// An item that was found to be good, with its sizes worked out.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) spec: AllocationSpec,
+    pub(crate) device: DeviceIndex,
+    pub(crate) part_size: Bytes,
+    pub(crate) span: Bytes,
+    pub(crate) part_count: usize,
+    /// Whose bytes it has, if it is to be loaded.
+    pub(crate) file: Option<FileSpan>,
+}
+
+impl Plan {
+    /// The sizes of its parts, in their order, and how many there are of each.
+    fn pieces(&self) -> [(Bytes, usize); 2] {
+        let rest = Bytes::new(self.span.get() % self.part_size.get());
+        let whole = self.part_count.saturating_sub(usize::from(!rest.is_zero()));
+        [(self.part_size, whole), (rest, self.part_count.saturating_sub(whole))]
+    }
+
+    /// Whether memory of its tenant that is cached will do.
+    pub(crate) fn takes_cached(&self) -> bool {
+        self.spec.uninitialized && self.spec.kind == Kind::Movable
+    }
+}
+
+impl Broker {
+    pub(crate) fn plan(
+        &self,
+        session: SessionId,
+        tenant: TenantId,
+        spec: AllocationSpec,
+    ) -> Result<Plan, Refusal> {
+        let size_invalid = Refusal::SizeInvalid { field: "size_bytes", size: spec.size };
+        let span =
+            spec.size.checked_round_up(GRANULARITY).filter(|span| !span.is_zero()).ok_or(size_invalid)?;
+        let device = self.placed_on(session, spec.device.as_deref())?;
+        let has_pins = self.sessions.get(session).is_some_and(|session| session.words.is_some());
+        self.check_kind(device, has_pins, &spec)?;
+        // A legacy handle is one block: fixed memory has one part.
+        let usual = if spec.kind == Kind::Fixed { span } else { self.config.part_size };
+        let part_size = spec.part_size.unwrap_or(usual);
+        let too_large = part_size > PART_SIZE_MAX && spec.kind != Kind::Fixed;
+        if part_size.is_zero() || !part_size.is_multiple_of(GRANULARITY) || too_large {
+            return Err(Refusal::PartSizeInvalid { size: part_size });
+        }
+        let part_count = span.get().div_ceil(part_size.get());
+        self.check_name(tenant, &spec)?;
+        let readers_max = self.config.limits.readers_max;
+        if spec.readers.len() > readers_max && !planted!(self, ReadersTooManyServed) {
+            return Err(Refusal::BatchTooLarge { items_max: readers_max, items: spec.readers.len() });
+        }
+        if let Some(bad) =
+            spec.readers.iter().find(|name| *name != Readers::EVERYBODY && !name::is_valid(name))
+        {
+            return Err(Refusal::NameInvalid { field: "readers", name: bad.clone() });
+        }
+        let part_count = usize::try_from(part_count).unwrap_or(usize::MAX);
+        Ok(Plan { device, part_size, span, part_count, spec, file: None })
+    }
+
+    /// Whether the device's driver can make it, and the rest of the wish goes with it.
+    fn check_kind(&self, device: DeviceIndex, has_pins: bool, spec: &AllocationSpec) -> Result<(), Refusal> {
+        let makes_fixed =
+            self.config.devices.get(usize::from(device.0)).is_some_and(|device| device.makes_fixed);
+        let problem = |field, problem| Err(Refusal::RequestInvalid { field, problem });
+        match spec.kind {
+            Kind::Movable if spec.unheld && !has_pins => problem("unheld", NEVER_PINNED),
+            Kind::Movable if spec.discardable && is_to_be_sealed(spec) => {
+                problem("discardable", "what can be lost is never sealed, so it is its session's alone")
+            }
+            Kind::Movable => Ok(()),
+            Kind::Fixed if spec.discardable => problem("discardable", "fixed memory never leaves its device"),
+            Kind::Fixed if spec.unheld => problem("unheld", FIXED_STAYS),
+            Kind::Managed => Err(Refusal::KindUnsupported { kind: "managed" }),
+            Kind::Fixed if !makes_fixed => Err(Refusal::KindUnsupported { kind: "fixed" }),
+            Kind::Fixed if spec.lifetime == Lifetime::Persistent => {
+                problem("lifetime", "fixed memory is never sealed, so it ends with its session")
+            }
+            Kind::Fixed if !spec.readers.is_empty() => {
+                problem("readers", "fixed memory is its own tenant's alone")
+            }
+            Kind::Fixed if spec.replace => {
+                problem("replace", "fixed memory is never sealed, so it takes no name over")
+            }
+            Kind::Fixed if spec.part_size.is_some() => {
+                problem("part_size_bytes", "fixed memory has one part")
+            }
+            Kind::Fixed => Ok(()),
+        }
+    }
+
+    /// The device that was asked for, if the session sees it, or the first one it sees.
+    fn placed_on(&self, session: SessionId, asked: Option<&str>) -> Result<DeviceIndex, Refusal> {
+        let visible = self.sessions.get(session).map(|session| &*session.devices).unwrap_or_default();
+        let Some(text) = asked else {
+            let first = visible.first().copied();
+            return first.ok_or_else(|| Refusal::DeviceNotVisible { device: "0".to_owned() });
+        };
+        let device =
+            self.find_device(text).ok_or_else(|| Refusal::DeviceUnknown { device: text.to_owned() })?;
+        if !visible.contains(&device) && !planted!(self, DeviceNotVisibleServed) {
+            return Err(Refusal::DeviceNotVisible { device: self.uuid(device).to_owned() });
+        }
+        Ok(device)
+    }
+
+    fn check_name(&self, tenant: TenantId, spec: &AllocationSpec) -> Result<(), Refusal> {
+        let Some(name) = &spec.name else {
+            return match (spec.lifetime, spec.replace) {
+                (Lifetime::Persistent, _) => Err(Refusal::NameInvalid { field: "name", name: String::new() }),
+                (_, true) => {
+                    Err(Refusal::RequestInvalid { field: "replace", problem: "there is no name to take" })
+                }
+                _ => Ok(()),
+            };
+        };
+        if !name::is_valid(name) {
+            return Err(Refusal::NameInvalid { field: "name", name: name.clone() });
+        }
+        self.check_bearer(tenant, name, spec.replace)
+    }
+
+    /// Whether the name is free, or borne by something that may be replaced.
+    pub(crate) fn check_bearer(&self, tenant: TenantId, name: &str, replace: bool) -> Result<(), Refusal> {
+        let bearer = self.allocations.bearer(tenant, name).and_then(|id| self.allocations.get(id));
+        match bearer {
+            Some(_) if planted!(self, NameTakenTwice) => Ok(()),
+            Some(bearer) if !(replace && bearer.state == AllocationState::Sealed) => {
+                Err(Refusal::NameTaken { name: format!("{}/{name}", self.tenants.name(tenant)) })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// No name may stand twice in one batch.
+    pub(crate) fn check_names(&self, plans: &[Plan]) -> Result<(), Refusal> {
+        let mut names: Vec<_> = plans.iter().filter_map(|plan| plan.spec.name.as_deref()).collect();
+        names.sort_unstable();
+        match names.windows(2).find_map(|pair| (pair.first() == pair.last()).then(|| pair.first()).flatten())
+        {
+            Some(_) if planted!(self, NameTwiceInBatch) => Ok(()),
+            Some(twice) => Err(Refusal::NameTaken { name: (*twice).to_owned() }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_counts(&self, tenant: TenantId, plans: &[Plan]) -> Result<(), Refusal> {
+        if planted!(self, CountsIgnored) {
+            return Ok(());
+        }
+        let limits = &self.config.limits;
+        let (allocations, parts) = self.allocations.count_of(tenant);
+        let new_parts = parts_of(plans);
+        let too_many =
+            |limit| Refusal::AllocationsTooMany { tenant: self.tenants.name(tenant).to_owned(), limit };
+        if plans.iter().any(|plan| plan.part_count > PARTS_PER_ALLOCATION_MAX) {
+            return Err(too_many(PARTS_PER_ALLOCATION_MAX));
+        }
+        if allocations.saturating_add(plans.len()) > limits.allocations_per_tenant_max {
+            return Err(too_many(limits.allocations_per_tenant_max));
+        }
+        // What is cached is given up, or had.
+        let extents = self.pool.len().saturating_sub(self.pool.cache().len()).saturating_add(new_parts);
+        if extents > limits.extents_max {
+            return Err(too_many(limits.extents_max));
+        }
+        if parts.saturating_add(new_parts) > limits.parts_per_tenant_max {
+            return Err(too_many(limits.parts_per_tenant_max));
+        }
+        Ok(())
+    }
+
+    /// Whether the session's word table has slots for so many more parts, if it has one.
+    pub(crate) fn check_slots(&self, id: SessionId, parts: usize) -> Result<(), Refusal> {
+        let words = self.sessions.get(id).and_then(|session| session.words.as_ref());
+        match words {
+            Some(words) if !words.slots.has_room_for(parts) => {
+                Err(Refusal::SlotsExhausted { session: id, limit: words.slots.max() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the batch as a whole is admitted now. Where it is not in several places, what can never be is told, or the first.
+    pub(crate) fn check_room(&self, tenant: TenantId, plans: &[Plan]) -> Result<(), Lack> {
+        let (mut all_kept, mut lacks) = (BTreeSet::new(), Vec::new());
+        for (place, asked, kept) in self.asked_by_place(tenant, plans) {
+            let recycled = self.sizes_of(&kept);
+            all_kept.extend(kept);
+            let fresh = asked.saturating_sub(recycled);
+            if !fresh.is_zero()
+                && let Err(shortage) = self.ledger.admit(tenant, place, fresh)
+            {
+                lacks.push(Lack::Bytes { place, shortage, asked });
+            }
+        }
+        let never = lacks.iter().position(|lack| !self.could_ever(tenant, lack));
+        let never = never.filter(|_| !planted!(self, FirstLackAlone));
+        if let Some(lack) = lacks.into_iter().nth(never.unwrap_or_default()) {
+            return Err(lack);
+        }
+        let fresh = parts_of(plans).saturating_sub(all_kept.len());
+        self.check_count(&all_kept, fresh).map_err(Lack::Extents)
+    }
+
+    /// How much a batch asks in each place, and which cached extents it will have of that.
+    pub(crate) fn asked_by_place(&self, tenant: TenantId, plans: &[Plan]) -> Vec<(Place, Bytes, Vec<Age>)> {
+        let mut asked = Vec::new();
+        for device in self.device_indices() {
+            let (lazy, held): (Vec<_>, Vec<_>) =
+                plans.iter().filter(|plan| plan.device == device).partition(|plan| self.is_lazy(plan));
+            if !held.is_empty() {
+                let kept = self.keep_for(tenant, device, held.iter().copied());
+                asked.push((Place::device(device), self.sum_of_plans(&held), kept));
+            }
+            let below = self.asked_below(tenant, device, &lazy).into_iter();
+            asked.extend(below.map(|(place, bytes)| (place, bytes, Vec::new())));
+        }
+        asked
+    }
+
+    /// How much of what may begin below a device each tier there has of it: each part as near as there is room for it.
+    fn asked_below(&self, tenant: TenantId, device: DeviceIndex, lazy: &[&Plan]) -> Vec<(Place, Bytes)> {
+        let (mut left, mut asked) = (self.sum_of_plans(lazy), Vec::new());
+        let mut pieces: Vec<_> = lazy.iter().flat_map(|plan| plan.pieces()).collect();
+        let mut places = self.ledger.below(device).peekable();
+        while let Some(place) = places.next().filter(|_| !left.is_zero()) {
+            // What finds no room in the last is short of it there.
+            let there = match places.peek() {
+                None => left,
+                Some(_) => self.takes(tenant, place, &mut pieces),
+            };
+            left = left.saturating_sub(there);
+            if !there.is_zero() {
+                asked.push((place, there));
+            }
+        }
+        asked
+    }
+
+    /// How much of the pieces there is room for in a place, in their order; the others are left.
+    fn takes(&self, tenant: TenantId, place: Place, pieces: &mut [(Bytes, usize)]) -> Bytes {
+        let (Some(mut draft), mut taken) = (self.ledger.draft(place), Bytes::ZERO) else {
+            return Bytes::ZERO;
+        };
+        for (size, count) in pieces {
+            let of = |count: usize| {
+                let count = u64::try_from(count).unwrap_or(u64::MAX);
+                Bytes::new(size.get().saturating_mul(count))
+            };
+            let fits = |count: &usize| draft.admit(tenant, of(*count)).is_ok();
+            let (mut least, mut most) = (0usize, *count);
+            while least < most {
+                let middle = most.saturating_sub(most.saturating_sub(least) / 2);
+                match fits(&middle) {
+                    true => least = middle,
+                    false => most = middle.saturating_sub(1),
+                }
+            }
+            *count = count.saturating_sub(least);
+            taken = taken.saturating_add(of(least));
+            draft.promise(tenant, of(least));
+        }
+        taken
+    }
+
+    /// No more than the largest sum is ever there.
+    fn sum_of_plans(&self, plans: &[&Plan]) -> Bytes {
+        sum_of(plans.iter().map(|plan| plan.span), planted!(self, SumOverflows)).unwrap_or(Bytes::MAX)
+    }
+
+    /// Whether its parts may begin below its device.
+    pub(crate) fn is_lazy(&self, plan: &Plan) -> bool {
+        plan.spec.unheld && !plan.spec.discardable && self.ledger.below(plan.device).next().is_some()
+    }
+
+    pub(crate) fn sizes_of(&self, ages: &[Age]) -> Bytes {
+        let sizes = ages.iter().filter_map(|age| self.pool.cache().get(*age)).map(|entry| entry.size);
+        sizes.fold(Bytes::ZERO, Bytes::saturating_add)
+    }
+
+    /// Those cached extents that the plans will have.
+    fn keep_for<'a>(
+        &self,
+        tenant: TenantId,
+        device: DeviceIndex,
+        plans: impl Iterator<Item = &'a Plan>,
+    ) -> Vec<Age> {
+        let mut wanted: BTreeMap<Bytes, usize> = BTreeMap::new();
+        for plan in plans.filter(|plan| plan.takes_cached() && !self.is_lazy(plan)) {
+            for (size, count) in plan.pieces() {
+                let wanted = wanted.entry(size).or_default();
+                *wanted = wanted.saturating_add(count);
+            }
+        }
+        let of = |(size, count)| self.pool.cache().oldest(tenant, device, size).take(count);
+        wanted.into_iter().flat_map(of).collect()
+    }
+
+    /// What may change while a batch waits.
+    pub(crate) fn check_plans(
+        &self,
+        session: SessionId,
+        tenant: TenantId,
+        plans: &[Plan],
+    ) -> Result<(), Refusal> {
+        if self.draining && !planted!(self, DrainIgnored) {
+            return Err(Refusal::Draining);
+        }
+        for plan in plans {
+            if let Some(name) = &plan.spec.name {
+                self.check_bearer(tenant, name, plan.spec.replace)?;
+            }
+        }
+        self.check_counts(tenant, plans)?;
+        self.check_slots(session, parts_of(plans))
+    }
+}
+
+/// Whether it asks for what sealed memory alone has.
+const fn is_to_be_sealed(spec: &AllocationSpec) -> bool {
+    matches!(spec.lifetime, Lifetime::Persistent) || spec.replace || !spec.readers.is_empty()
+}
+
+fn parts_of(plans: &[Plan]) -> usize {
+    plans.iter().fold(0, |sum: usize, plan| sum.saturating_add(plan.part_count))
+}
+
+/// The sum, unless it does not fit.
+pub(crate) fn sum_of(spans: impl Iterator<Item = Bytes>, wraps: bool) -> Option<Bytes> {
+    match wraps {
+        true => Some(spans.fold(Bytes::ZERO, |sum, span| Bytes::new(sum.get().wrapping_add(span.get())))),
+        false => Bytes::checked_sum(spans),
+    }
+}

@@ -1,0 +1,276 @@
+//! `AllocateBatch`: check everything, reserve, have the extents made, settle; one failure undoes all.
+//! What may begin with old content takes the tenant's cached extents first.
+
+use std::{sync::Arc, time::Duration};
+
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, SessionId};
+
+use crate::{
+    broker::Broker,
+    collections::Few,
+    command::Notice,
+    error::Refusal,
+    event::{AllocationSpec, PartRef, Tier},
+    handler::{
+        Start, Started,
+        allocation::admission::{Plan, sum_of},
+        allocation::create_extent::Order,
+        allocation::load_file::Piece,
+        line::batch::{Asked, Batch},
+    },
+    invariants,
+    ledger::Place,
+    observed::Transition,
+    residency::{Allocation, AllocationEvent, AllocationState, Part, Readers},
+    tenancy::{OpId, OpKind, Outcome, TenantId},
+};
+
+impl Broker {
+    pub(crate) fn allocate(
+        &mut self,
+        op: OpId,
+        session: SessionId,
+        tenant: TenantId,
+        items: Vec<AllocationSpec>,
+        wait: Duration,
+    ) -> Start {
+        if items.is_empty() {
+            return Err(Refusal::RequestInvalid { field: "items", problem: "the batch is empty" });
+        }
+        let items_max = self.config.limits.batch_items_max;
+        if items.len() > items_max && !planted!(self, BatchTooLargeServed) {
+            return Err(Refusal::BatchTooLarge { items_max, items: items.len() });
+        }
+        let mut plans = Vec::with_capacity(items.len());
+        for spec in items {
+            plans.push(self.plan(session, tenant, spec)?);
+        }
+        self.check_names(&plans)?;
+        sum_of(plans.iter().map(|plan| plan.span), planted!(self, SumOverflows))
+            .ok_or(Refusal::SizeInvalid { field: "size_bytes", size: Bytes::MAX })?;
+        let lack = self.check_room(tenant, &plans).err();
+        if let Some(lack) = lack.as_ref().filter(|lack| !self.could_ever(tenant, lack)) {
+            return Err(self.why_lacking(tenant, lack));
+        }
+        self.check_plans(session, tenant, &plans)?;
+        let why = match lack {
+            None => self.why_behind(tenant, &plans),
+            Some(lack) => Some(self.why_lacking(tenant, &lack)),
+        };
+        let asked = Asked { plans, came: self.pins.now(), until: self.now.after(wait), tries: 0 };
+        Ok(match why {
+            None => {
+                self.unsettle_overtaken();
+                Started::Waiting(self.make_all(op, session, tenant, asked)?)
+            }
+            Some(why) => self.line_up(op, tenant, Batch::new(asked, why)),
+        })
+    }
+
+    /// Has all allocations of a batch made, whose bytes are there. What is held has its device first, since it can lie nowhere
+    /// else; and what it could leave for is set aside last, since unheld parts may have to lie there.
+    pub(crate) fn make_all(
+        &mut self,
+        op: OpId,
+        session: SessionId,
+        tenant: TenantId,
+        asked: Asked,
+    ) -> Result<OpKind, Refusal> {
+        let plans = asked.plans.clone();
+        let (lazy, held): (Vec<_>, Vec<_>) =
+            plans.into_iter().enumerate().partition(|(_, plan)| self.is_lazy(plan));
+        let mut made = Vec::with_capacity(lazy.len().saturating_add(held.len()));
+        let mut extents_left = 0usize;
+        for (at, plan) in held.into_iter().chain(lazy) {
+            let (allocation, ordered) = self.make(op, session, tenant, plan)?;
+            extents_left = extents_left.saturating_add(ordered);
+            made.push((at, allocation));
+        }
+        for (_, allocation) in &made {
+            self.set_aside_all(*allocation);
+        }
+        made.sort_unstable();
+        let allocations = made.into_iter().map(|(_, allocation)| allocation).collect();
+        let asked = Some(Box::new(asked));
+        Ok(OpKind::Allocate { since: self.now, asked, allocations, extents_left, failure: None })
+    }
+
+    /// Reserves the bytes of one allocation and orders its extents, but for those that are cached. Says how many were
+    /// ordered.
+    pub(crate) fn make(
+        &mut self,
+        op: OpId,
+        session: SessionId,
+        tenant: TenantId,
+        plan: Plan,
+    ) -> Result<(AllocationId, usize), Refusal> {
+        let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
+        let id = self.ids.allocations.next_raw().map(AllocationId::from_raw).ok_or(exhausted)?;
+        let takes_cached = plan.takes_cached() || planted!(self, OldContentAsZeros);
+        let lazy = self.is_lazy(&plan);
+        let Plan { spec, device, part_size, span, part_count, file } = plan;
+        let mut allocation = Allocation {
+            tenant,
+            owner: Some(session),
+            device,
+            kind: spec.kind,
+            lifetime: spec.lifetime,
+            name: spec.name.map(Arc::from),
+            replace: spec.replace,
+            readers: Readers::new(spec.readers),
+            size: spec.size,
+            span,
+            part_size,
+            parts: Few::default(),
+            state: AllocationState::Creating,
+            digest: None,
+            digesting: false,
+            unheld: spec.unheld,
+            discardable: spec.discardable,
+            in_place: false,
+            in_host: Bytes::ZERO,
+            file: file.as_ref().map(|file| Arc::clone(&file.path)),
+            extents_left: 0,
+            hold_count: 0,
+            extents_unreturned: 0,
+            op: Some(op),
+            watchers: Few::default(),
+        };
+        let waited_for = lazy && self.is_waited_for(device);
+        let mut ordered = 0;
+        let parts = (0..).map(PartIndex).take(part_count).map(|index| {
+            let part = PartRef { allocation: id, part: index };
+            let size = allocation.size_of(index);
+            if let Some(file) = &file {
+                ordered += 1;
+                let (at, bytes) = (allocation.offset_of(index), allocation.asked_of(index));
+                let place = Place { device, tier: Tier::Disk };
+                let extent = self.order_in_file(tenant, part, place, Piece { file, at, bytes, size })?;
+                return Ok(Part { extent, holds: Few::default() });
+            }
+            let on_device = Place::device(device);
+            let begins_below = lazy && (waited_for || self.ledger.admit(tenant, on_device, size).is_err());
+            let below = || self.ledger.place_below(tenant, device, size);
+            let place = begins_below.then(below).flatten().unwrap_or(on_device);
+            let cached = takes_cached && place.tier == Tier::Device;
+            let extent = match cached.then(|| self.reuse(tenant, device, size, part)).flatten() {
+                Some(extent) => extent,
+                None => {
+                    ordered += 1;
+                    self.order(tenant, Order { place, size, part, kind: allocation.kind, zeroed: true })?
+                }
+            };
+            if lazy && place.tier == Tier::Device {
+                self.set_aside(part, tenant, device, size);
+            }
+            Ok(Part { extent, holds: Few::default() })
+        });
+        allocation.parts = parts.collect::<Result<_, Refusal>>()?;
+        allocation.extents_left = u32::try_from(part_count).unwrap_or(u32::MAX);
+        self.allocations.insert(id, allocation);
+        if let Some(session) = self.sessions.get_mut(session) {
+            session.owned.insert(id);
+            if let Some(words) = &mut session.words {
+                words.slots.promise(part_count);
+            }
+        }
+        Ok((id, ordered))
+    }
+
+    /// A cached extent of the tenant, which backs the part from now on.
+    pub(crate) fn reuse(
+        &mut self,
+        tenant: TenantId,
+        device: DeviceIndex,
+        size: Bytes,
+        part: PartRef,
+    ) -> Option<ExtentId> {
+        #[cfg(feature = "planted")]
+        let tenant = match planted!(self, CachedToAnotherTenant) {
+            true => self.pool.anybody_with(device, size).unwrap_or(tenant),
+            false => tenant,
+        };
+        let extent = self.pool.reuse(tenant, device, size, part)?;
+        self.notice(Notice::Reused { extent, part });
+        Some(extent)
+    }
+
+    /// All extents of a batch are made, or could not be.
+    pub(crate) fn allocated(&mut self, op: OpId) {
+        let Some(OpKind::Allocate { asked, allocations, failure, .. }) =
+            self.ops.get_mut(op).map(|op| &mut op.kind)
+        else {
+            return;
+        };
+        let (asked, ids, failure) = (asked.take(), std::mem::take(allocations), failure.take());
+        for id in &ids {
+            if let Some(allocation) = self.allocations.get_mut(*id) {
+                allocation.op = None;
+            }
+        }
+        // A session that has ended meanwhile has had its part of the batch freed already.
+        let lost = |id: &AllocationId| {
+            self.allocations.get(*id).is_none_or(|allocation| allocation.state != AllocationState::Creating)
+        };
+        let raced = ids.iter().find(|id| lost(id)).map(|id| Refusal::Raced { allocation: *id });
+        let again = match (&failure, &raced) {
+            (Some(Refusal::DeviceFull { tier: Tier::Device, .. }), None) => asked,
+            _ => None,
+        };
+        if let Some(refusal) = failure.or(raced) {
+            let undone = if planted!(self, HalfABatchKept) { 1 } else { ids.len() };
+            for id in ids.into_iter().take(undone) {
+                self.start_free(id);
+                self.remove_if_gone(id);
+            }
+            return match again {
+                Some(asked) => self.line_up_again(op, *asked, refusal),
+                None => self.finish(op, Err(refusal)),
+            };
+        }
+        // All were made by the same session, which lives: else they would be lost.
+        let owner = ids.first().and_then(|id| self.allocations.get(*id)?.owner);
+        for id in &ids {
+            self.advance(*id, AllocationEvent::Created);
+            self.note_made(*id);
+            self.all_reside(*id);
+        }
+        if let [loaded] = *ids
+            && self.seal_loaded(op, loaded)
+        {
+            return;
+        }
+        self.finish(op, Ok(Outcome::Allocated(ids.clone().into_boxed_slice())));
+        if let Some(owner) = owner {
+            self.queue_all_maps(owner, &ids);
+        }
+    }
+
+    /// Moves an allocation along its table.
+    pub(crate) fn advance(&mut self, id: AllocationId, event: AllocationEvent) {
+        let Some(allocation) = self.allocations.get_mut(id) else { return };
+        let (from, next) = (allocation.state, allocation.state.on(event));
+        self.transitions.note(Transition::Allocation { from, event, legal: next.is_some() });
+        match next {
+            Some(next) => {
+                allocation.state = next;
+                self.unsettled.demands |= !self.demands.is_empty();
+                let (owner, parts) = (allocation.owner, allocation.parts.len());
+                self.allocations.moved(from, next);
+                if from.promises_slots() != next.promises_slots()
+                    && let Some(session) = owner.and_then(|owner| self.sessions.get_mut(owner))
+                    && let Some(words) = &mut session.words
+                {
+                    match next.promises_slots() {
+                        true => words.slots.promise(parts),
+                        false => words.slots.keep_promise(parts),
+                    }
+                }
+            }
+            None => {
+                let detail = format!("{id}: {event:?} in state {from:?}");
+                self.broken(invariants::TRANSITIONS, detail);
+            }
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! `Attach`: a sealed allocation for its tenant and its readers; an open one again for its own session.
+
+use vramd_types::{AllocationId, SessionId, name};
+
+use crate::{
+    broker::Broker,
+    error::Refusal,
+    event::{Kind, PartRef, Target},
+    handler::{Start, Started, mapping::frames::Unasked},
+    residency::{Allocation, AllocationState, MapState},
+    tenancy::{Outcome, TenantId},
+};
+
+/// Why nothing can be unheld.
+pub(crate) const FIXED_STAYS: &str = "fixed memory is mapped for life";
+pub(crate) const NEVER_PINNED: &str = "the session has no pins, so it could never map it";
+
+impl Broker {
+    pub(crate) fn attach(
+        &mut self,
+        session: SessionId,
+        tenant: TenantId,
+        target: &Target,
+        unheld: bool,
+    ) -> Start {
+        if self.draining {
+            return Err(Refusal::Draining);
+        }
+        let (id, allocation) = self.find_visible(tenant, target)?;
+        let not_found = Refusal::AllocationNotFound { allocation: target.to_string() };
+        match allocation.state {
+            AllocationState::Sealed => {}
+            AllocationState::Open if planted!(self, UnsealedShared) => {}
+            AllocationState::Open if allocation.owner == Some(session) || allocation.kind == Kind::Fixed => {}
+            AllocationState::Freeing => return Err(not_found),
+            _ => return Err(Refusal::NotSealed { allocation: id }),
+        }
+        let problem = |problem| Err(Refusal::RequestInvalid { field: "unheld", problem });
+        if unheld && allocation.kind == Kind::Fixed {
+            return problem(FIXED_STAYS);
+        }
+        if unheld && self.sessions.get(session).is_none_or(|session| session.words.is_none()) {
+            return problem(NEVER_PINNED);
+        }
+        let device = allocation.device;
+        let sees = self.sessions.get(session).is_some_and(|session| session.devices.contains(&device));
+        if !sees && !planted!(self, AttachedUnseen) {
+            return Err(Refusal::DeviceNotVisible { device: self.uuid(device).to_owned() });
+        }
+        if allocation.parts.iter().any(|part| part.map_state(session).is_some_and(MapState::is_leaving)) {
+            return Err(Refusal::StillMapped { allocation: id });
+        }
+        self.check_slots(session, self.parts_not_held(session, id))?;
+        if !unheld {
+            self.check_attach(session, tenant, id)?;
+        }
+        self.queue_maps(session, id, if unheld { Unasked::Nothing } else { Unasked::All });
+        Ok(Started::Done(Outcome::Attached(id)))
+    }
+
+    /// Whether all of what is to be mapped can be on its device at once. What is there already needs no room.
+    fn check_attach(&self, session: SessionId, tenant: TenantId, id: AllocationId) -> Result<(), Refusal> {
+        let is_all_there = !self.every_part_of(id).any(|part| self.is_elsewhere(part));
+        if is_all_there || planted!(self, AttachUnbounded) {
+            return Ok(());
+        }
+        let is_new = |part: &PartRef| self.map_state(session, *part).is_none();
+        self.check_together(tenant, self.every_part_of(id).filter(is_new))
+    }
+
+    /// How many parts of an allocation a session would need slots for.
+    pub(crate) fn parts_not_held(&self, session: SessionId, id: AllocationId) -> usize {
+        let parts = self.allocations.get(id).map(|allocation| &*allocation.parts).unwrap_or_default();
+        parts.iter().filter(|part| part.map_state(session).is_none()).count()
+    }
+
+    /// An allocation that a tenant may know of: its own, or one that it is a reader of.
+    pub(crate) fn find_visible(
+        &self,
+        tenant: TenantId,
+        target: &Target,
+    ) -> Result<(AllocationId, &Allocation), Refusal> {
+        let own = self.tenants.name(tenant);
+        let found = match target {
+            Target::Id(id) => self.allocations.get(*id).map(|allocation| (*id, allocation)),
+            Target::Name(text) => self.find_named(text, own)?,
+        };
+        found
+            .filter(|(_, allocation)| {
+                let is_reader =
+                    || allocation.state != AllocationState::Freeing && allocation.readers.admit(own);
+                let is_served = planted!(self, StrangerServed) && allocation.state == AllocationState::Sealed;
+                allocation.tenant == tenant || is_reader() || is_served
+            })
+            .ok_or_else(|| Refusal::AllocationNotFound { allocation: target.to_string() })
+    }
+
+    /// The bearer of `name` or `tenant/name`.
+    pub(crate) fn find_named(
+        &self,
+        text: &str,
+        own: &str,
+    ) -> Result<Option<(AllocationId, &Allocation)>, Refusal> {
+        let invalid = || Refusal::NameInvalid { field: "name", name: text.to_owned() };
+        let (tenant, name) = name::resolve(text, own).ok_or_else(invalid)?;
+        let bearer = self.tenants.find(tenant).and_then(|tenant| self.allocations.bearer(tenant, name));
+        Ok(bearer.and_then(|id| Some((id, self.allocations.get(id)?))))
+    }
+}
+
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Id(id) => write!(f, "{id}"),
+            Self::Name(name) => write!(f, "{name}"),
+        }
+    }
+}

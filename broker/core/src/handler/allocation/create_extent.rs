@@ -1,0 +1,160 @@
+//! Extents: ordered for a part of a new allocation or for one that moves, and made, or not.
+
+use vramd_types::{Bytes, ExtentId};
+
+use crate::{
+    broker::Broker,
+    command::{Command, Notice},
+    error::Refusal,
+    event::{CreateError, Kind, PartRef, Tier},
+    invariants,
+    ledger::{Place, Reservation, Shortage},
+    pool::{Extent, ExtentState},
+    residency::AllocationState,
+    tenancy::{OpKind, TenantId},
+};
+
+/// What is to be made, and for which part.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Order {
+    pub(crate) place: Place,
+    pub(crate) size: Bytes,
+    pub(crate) part: PartRef,
+    pub(crate) kind: Kind,
+    pub(crate) zeroed: bool,
+}
+
+impl Broker {
+    /// Reserves the bytes of one part and has an extent made for it.
+    pub(crate) fn order(&mut self, tenant: TenantId, order: Order) -> Result<ExtentId, Refusal> {
+        let Order { place, size, .. } = order;
+        let another = match place.tier {
+            Tier::Device => planted!(self, WrongTenantCharged),
+            Tier::Host | Tier::Disk => planted!(self, HostChargedToAnother),
+        };
+        let charged = match place.tier {
+            Tier::Host if planted!(self, HostChargeForgotten) => Bytes::ZERO,
+            _ => size,
+        };
+        let payer = match another {
+            true => self.tenants.iter().next().map_or(tenant, |(_, first)| first),
+            false => tenant,
+        };
+        let reserved = self.ledger.reserve(payer, place, charged);
+        let reservation = reserved.map_err(|shortage| self.shortage(tenant, place, shortage, size))?;
+        self.order_from(reservation, order)
+    }
+
+    /// Has an extent made in bytes that are reserved.
+    pub(crate) fn order_from(&mut self, reservation: Reservation, order: Order) -> Result<ExtentId, Refusal> {
+        let Order { place, size, part, kind, zeroed } = order;
+        let extent = match self.next_extent() {
+            Ok(extent) => extent,
+            Err(exhausted) => {
+                self.ledger.cancel(reservation);
+                return Err(exhausted);
+            }
+        };
+        let made = Extent::new(place, size, part, ExtentState::Creating(reservation));
+        self.pool.insert(extent, Extent { unwritten: place.tier == Tier::Disk, ..made });
+        let Place { device, tier } = place;
+        self.command(Command::CreateExtent { extent, device, tier, size, kind, zeroed });
+        Ok(extent)
+    }
+
+    /// The id of one more.
+    pub(crate) fn next_extent(&mut self) -> Result<ExtentId, Refusal> {
+        let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
+        self.ids.extents.next_raw().map(ExtentId::from_raw).ok_or(exhausted)
+    }
+
+    pub(crate) fn on_created(&mut self, id: ExtentId, result: Result<(), CreateError>) {
+        let Some(extent) = self.pool.get_mut(id) else {
+            return self.broken(invariants::EXTENTS, format!("{id} was created and is not known"));
+        };
+        let Some(reservation) = extent.take_reservation() else {
+            return self.broken(invariants::EXTENTS, format!("{id} was created twice"));
+        };
+        let (place, size, part) = (extent.place, extent.size, extent.part);
+        let failure = match result {
+            Ok(()) => {
+                extent.state = ExtentState::Live(self.ledger.settle(reservation));
+                None
+            }
+            Err(error) => {
+                self.pool.take(id);
+                self.ledger.cancel(reservation);
+                self.unsettled.demands = true;
+                Some(self.creation_failed(id, place, size, error))
+            }
+        };
+        let failed = failure.is_some();
+        let Some((part, allocation)) =
+            part.and_then(|part| Some((part, self.allocations.get_mut(part.allocation)?)))
+        else {
+            return self.broken(invariants::EXTENTS, format!("{id} backs nothing"));
+        };
+        if failed {
+            allocation.extents_left = allocation.extents_left.saturating_sub(1);
+            self.forget_stray(part.allocation, id);
+        }
+        let Some(allocation) = self.allocations.get(part.allocation) else { return };
+        let op = allocation.op;
+        let freeing = allocation.state == AllocationState::Freeing;
+        if allocation.part(part.part).is_some_and(|entry| entry.extent != id) {
+            return self.stray_made(part, id, failure.as_ref());
+        }
+        if failed {
+            self.lodges_no_more(part);
+        }
+        if freeing {
+            self.give_back_part(part);
+            self.remove_if_gone(part.allocation);
+        }
+        if let Some(op) = op
+            && let Some(OpKind::Allocate { extents_left, failure: first, .. }) =
+                self.ops.get_mut(op).map(|op| &mut op.kind)
+        {
+            *extents_left = extents_left.saturating_sub(1);
+            *first = first.take().or(failure);
+            self.check_op(op);
+        }
+    }
+
+    fn creation_failed(&mut self, id: ExtentId, place: Place, size: Bytes, error: CreateError) -> Refusal {
+        let uuid = self.uuid(place.device).to_owned();
+        let problem = match &error {
+            CreateError::OutOfMemory => "out of memory".to_owned(),
+            CreateError::OutOfHostMemory(problem)
+            | CreateError::OutOfDisk(problem)
+            | CreateError::Failed(problem) => problem.clone(),
+        };
+        self.notice(Notice::CreateFailed { extent: id, problem });
+        match error {
+            CreateError::OutOfMemory | CreateError::OutOfHostMemory(_) | CreateError::OutOfDisk(_) => {
+                if place.tier == Self::tier() {
+                    self.device_ran_out(place.device, size);
+                }
+                Refusal::DeviceFull { device: uuid, tier: place.tier, free: Bytes::ZERO, asked: size }
+            }
+            CreateError::Failed(problem) => Refusal::DriverFailed { device: uuid, problem },
+        }
+    }
+
+    pub(crate) fn shortage(
+        &self,
+        tenant: TenantId,
+        place: Place,
+        shortage: Shortage,
+        asked: Bytes,
+    ) -> Refusal {
+        let (tier, uuid) = (place.tier, self.uuid(place.device).to_owned());
+        match shortage {
+            Shortage::Limit { limit, held } => {
+                let tenant = self.tenants.name(tenant).to_owned();
+                Refusal::QuotaLimit { tenant, device: uuid, tier, limit, held, asked }
+            }
+            Shortage::Room { free } => Refusal::DeviceFull { device: uuid, tier, free, asked },
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Discardable memory: what its client can make again. A part of it leaves its device without being copied, and is nowhere
+//! until somebody wants it: then it gets new memory, and whoever is sent it is told how often its content was given up.
+//!
+//! While it is nowhere it is in an extent that is nothing, so it moves as any other part does.
+
+use vramd_types::{Bytes, ExtentId};
+
+use crate::{
+    broker::Broker,
+    error::Refusal,
+    event::PartRef,
+    handler::line::make_room::Piece,
+    ledger::Place,
+    migration::Backing,
+    pool::{Extent, ExtentState},
+    residency::Allocation,
+};
+
+impl Broker {
+    pub(crate) fn is_discardable(&self, part: PartRef) -> bool {
+        self.allocations.get(part.allocation).is_some_and(|allocation| allocation.discardable)
+    }
+
+    /// The part may leave its device, and needs no bytes for that.
+    pub(crate) fn needs_no_backing(&mut self, part: PartRef, Piece { tenant, device, size }: Piece) {
+        self.backings.insert(part, (tenant, device), size, Backing::Needless);
+    }
+
+    /// What a part goes to whose content is given up.
+    pub(crate) fn nothing(&mut self, part: PartRef, place: Place, size: Bytes) -> Result<ExtentId, Refusal> {
+        let id = self.next_extent()?;
+        self.pool.insert(id, Extent::new(place, size, part, ExtentState::Nothing));
+        Ok(id)
+    }
+
+    /// Nothing is left behind at once.
+    pub(crate) fn nothing_left(&mut self, id: ExtentId) {
+        let part = self.pool.take(id).and_then(|extent| extent.part);
+        self.extent_gone(id, part, false);
+    }
+
+    /// The part is nowhere now.
+    pub(crate) fn content_lost(&mut self, part: PartRef) {
+        let losses = self.losses.entry(part).or_default();
+        *losses = losses.saturating_add(1);
+    }
+
+    /// How often the content of the part was given up.
+    pub(crate) fn losses_of(&self, part: PartRef) -> u64 {
+        match planted!(self, LossNotTold) {
+            true => 0,
+            false => self.losses.get(&part).copied().unwrap_or_default(),
+        }
+    }
+
+    /// Whether the part is nowhere.
+    pub(crate) fn is_nowhere(&self, part: PartRef) -> bool {
+        self.extent_of(part).is_some_and(Extent::is_nothing)
+    }
+
+    /// Whether the part lies on disk and nobody has ever written it: then it is zeros, wherever it goes.
+    pub(crate) fn is_unwritten(&self, part: PartRef) -> bool {
+        self.extent_of(part).is_some_and(|extent| extent.unwritten)
+    }
+
+    pub(crate) fn forget_losses(&mut self, id: vramd_types::AllocationId) {
+        let indices = self.allocations.get(id).filter(|it| it.discardable).map(Allocation::indices);
+        for part in indices.into_iter().flatten() {
+            self.losses.remove(&PartRef { allocation: id, part });
+        }
+    }
+}

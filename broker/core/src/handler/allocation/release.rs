@@ -1,0 +1,386 @@
+//! `FreeBatch`, `Detach`, and giving memory back.
+//!
+//! A freed allocation takes no new attach. Each of its extents is recycled or released when nobody maps its part and
+//! the driver does not read it. What is released stays charged until the driver says that it is free again.
+
+use vramd_types::{AllocationId, Bytes, ExtentId, SessionId};
+
+use crate::{
+    broker::Broker,
+    command::{Notice, PartMove, Released, RevokeReason},
+    error::Refusal,
+    event::{PartRef, Target},
+    handler::{Start, Started},
+    invariants,
+    pool::ExtentState,
+    residency::{Allocation, AllocationEvent, AllocationState},
+    tenancy::{OpId, OpKind, Outcome, Releases, TenantId, Watched},
+};
+
+impl Broker {
+    pub(crate) fn free(
+        &mut self,
+        op: OpId,
+        session: SessionId,
+        tenant: TenantId,
+        ids: &[AllocationId],
+    ) -> Start {
+        self.release_each(op, session, ids, RevokeReason::Freed, |broker, id| {
+            broker.check_owner(session, tenant, id)?;
+            broker.start_free(id);
+            Ok(())
+        })
+    }
+
+    pub(crate) fn detach(
+        &mut self,
+        op: OpId,
+        session: SessionId,
+        tenant: TenantId,
+        ids: &[AllocationId],
+    ) -> Start {
+        self.release_each(op, session, ids, RevokeReason::Detached, |broker, id| {
+            let maps = broker.sessions.get(session).is_some_and(|session| session.maps.contains_key(&id));
+            match maps {
+                true => Ok(()),
+                false => broker.find_visible(tenant, &Target::Id(id)).map(|_| ()),
+            }
+        })
+    }
+
+    /// Does one thing to each allocation, has the session unmap it, and waits for that.
+    fn release_each(
+        &mut self,
+        op: OpId,
+        session: SessionId,
+        ids: &[AllocationId],
+        reason: RevokeReason,
+        begin: impl Fn(&mut Self, AllocationId) -> Result<(), Refusal>,
+    ) -> Start {
+        if ids.is_empty() {
+            return Err(Refusal::RequestInvalid { field: "allocation_ids", problem: "the batch is empty" });
+        }
+        let items_max = self.config.limits.batch_items_max;
+        if ids.len() > items_max && !planted!(self, ReleaseTooLargeServed) {
+            return Err(Refusal::BatchTooLarge { items_max, items: ids.len() });
+        }
+        let mut items = Vec::with_capacity(ids.len());
+        for id in ids.iter().copied() {
+            let result = match begin(self, id) {
+                Ok(()) => {
+                    self.revoke(session, id, reason);
+                    self.give_back(id);
+                    self.released_of(id, session).map(Ok)
+                }
+                Err(refusal) => Some(Err(Box::new(refusal))),
+            };
+            if result.is_none()
+                && let Some(allocation) = self.allocations.get_mut(id)
+            {
+                allocation.watchers.push(op);
+            }
+            items.push(Watched { allocation: id, result });
+        }
+        Ok(Started::Waiting(OpKind::Release { items: Releases::new(items), session }))
+    }
+
+    pub(crate) fn check_owner(
+        &self,
+        session: SessionId,
+        tenant: TenantId,
+        id: AllocationId,
+    ) -> Result<(), Refusal> {
+        let (_, allocation) = self.find_visible(tenant, &Target::Id(id))?;
+        if allocation.tenant != tenant {
+            return Err(Refusal::NotOwner { allocation: id });
+        }
+        match allocation.owner {
+            Some(owner) if owner == session => Ok(()),
+            None if allocation.state == AllocationState::Freeing => {
+                Err(Refusal::AllocationNotFound { allocation: id.to_string() })
+            }
+            None => Ok(()),
+            Some(_) => Err(Refusal::NotOwner { allocation: id }),
+        }
+    }
+
+    /// Whether a session maps any part of the allocation, was offered one or is about to be.
+    pub(crate) fn maps_any(&self, session: SessionId, id: AllocationId, allocation: &Allocation) -> bool {
+        let its = || self.sessions.get(session).is_some_and(|session| session.maps.contains_key(&id));
+        allocation.hold_count > 0 && its()
+    }
+
+    /// What is left of an allocation for a session that released it, once nothing more will come of that.
+    fn released_of(&self, id: AllocationId, session: SessionId) -> Option<Released> {
+        let Some(allocation) = self.allocations.get(id) else {
+            return Some(Released { still_charged: Bytes::ZERO, mappers: 0 });
+        };
+        if self.maps_any(session, id, allocation) {
+            return None;
+        }
+        (!going_back(allocation)).then(|| self.what_is_left(id, allocation, allocation.mapper_count()))
+    }
+
+    /// What an operator's free has come to, once nothing more will come of it.
+    pub(crate) fn freed_of(&self, id: AllocationId, owner: Option<SessionId>) -> Option<Outcome> {
+        let waits = self.allocations.get(id).is_some_and(|allocation| {
+            going_back(allocation) || owner.is_some_and(|owner| self.maps_any(owner, id, allocation))
+        });
+        (!waits).then(|| self.freed_so_far(id))
+    }
+
+    fn freed_so_far(&self, id: AllocationId) -> Outcome {
+        let (still_charged, mappers) = match self.allocations.get(id) {
+            Some(allocation) => (self.charged(id, allocation), allocation.mappers()),
+            None => (Bytes::ZERO, Vec::new()),
+        };
+        Outcome::AllocationFreed { allocation: id, still_charged, mappers: mappers.into_boxed_slice() }
+    }
+
+    fn what_is_left(&self, id: AllocationId, allocation: &Allocation, mappers: usize) -> Released {
+        let freeing = allocation.state == AllocationState::Freeing;
+        let still_charged = if freeing { self.charged(id, allocation) } else { Bytes::ZERO };
+        Released { still_charged, mappers }
+    }
+
+    /// Tells those who wait for an allocation that something changed.
+    pub(crate) fn notify(&mut self, id: AllocationId) {
+        let watchers =
+            self.allocations.get(id).map(|allocation| allocation.watchers.clone()).unwrap_or_default();
+        self.notify_ops(id, &watchers);
+    }
+
+    fn notify_ops(&mut self, id: AllocationId, watchers: &[OpId]) {
+        for op in watchers.iter().copied() {
+            match self.ops.get_mut(op).map(|op| &op.kind) {
+                Some(OpKind::Release { session, .. }) => {
+                    let session = *session;
+                    if let Some(released) = self.released_of(id, session) {
+                        self.resolve(op, id, released);
+                    }
+                }
+                Some(OpKind::Free { owner, .. }) => {
+                    let owner = *owner;
+                    if let Some(outcome) = self.freed_of(id, owner) {
+                        self.forget_watcher(op, id);
+                        self.finish(op, Ok(outcome));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn forget_watcher(&mut self, op: OpId, id: AllocationId) {
+        if let Some(allocation) = self.allocations.get_mut(id) {
+            allocation.watchers.retain(|watcher| *watcher != op);
+        }
+    }
+
+    fn resolve(&mut self, op: OpId, id: AllocationId, released: Released) {
+        self.forget_watcher(op, id);
+        if let Some(OpKind::Release { items, .. }) = self.ops.get_mut(op).map(|op| &mut op.kind) {
+            items.resolve(id, released);
+        }
+        self.check_op(op);
+    }
+
+    /// A session will not answer: what it was waited for is told as it stands.
+    pub(crate) fn resolve_overdue(&mut self, session: SessionId) {
+        for op in self.ops.of_session(session) {
+            match self.ops.get(op).map(|op| &op.kind) {
+                Some(OpKind::Release { items, session: of }) if *of == session => {
+                    let open = items.iter().filter(|item| item.result.is_none());
+                    for id in open.map(|item| item.allocation).collect::<Vec<_>>() {
+                        let Some(allocation) = self.allocations.get(id) else { continue };
+                        let left = self.what_is_left(id, allocation, allocation.mapper_count());
+                        self.resolve(op, id, left);
+                    }
+                }
+                Some(OpKind::Free { allocation: id, .. }) => {
+                    let id = *id;
+                    if self
+                        .allocations
+                        .get(id)
+                        .is_some_and(|allocation| self.maps_any(session, id, allocation))
+                    {
+                        let outcome = self.freed_so_far(id);
+                        self.forget_watcher(op, id);
+                        self.finish(op, Ok(outcome));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// All items of a batch are known.
+    pub(crate) fn released(&mut self, op: OpId) {
+        let Some(OpKind::Release { items, .. }) = self.ops.get_mut(op).map(|op| &mut op.kind) else { return };
+        let items = std::mem::take(items);
+        self.finish(op, Ok(Outcome::Released(items.into_results())));
+    }
+
+    /// Frees an allocation: no name, no new attach, and its memory goes back as soon as nobody maps it.
+    pub(crate) fn start_free(&mut self, id: AllocationId) {
+        let Some(allocation) = self.allocations.get(id) else { return };
+        let (state, owner) = (allocation.state, allocation.owner);
+        if state == AllocationState::Freeing {
+            return;
+        }
+        if !planted!(self, NameNotFreed) {
+            self.allocations.release_name(id);
+        }
+        self.advance(id, AllocationEvent::Freed);
+        // One that never was there is told of as a refused request.
+        if state != AllocationState::Creating {
+            self.note_allocation(id, |allocation, tenant| Notice::AllocationFreed { allocation, tenant });
+        }
+        let is_sealing = matches!(state, AllocationState::Unmapping | AllocationState::Digesting);
+        let op = self.allocations.get_mut(id).and_then(|allocation| match is_sealing {
+            true => allocation.op.take(),
+            false => None,
+        });
+        if let Some(op) = op {
+            self.finish(op, Err(Refusal::Raced { allocation: id }));
+        }
+        if let Some(session) = owner.and_then(|owner| self.sessions.get_mut(owner)) {
+            session.owned.remove(&id);
+        }
+        self.forget_unmapped(id);
+        self.forget_demands(id);
+        self.forget_held(id);
+        self.forget_losses(id);
+        // What is being written is kept until that has ended.
+        for part in self.write_backs_of(id) {
+            self.stop_write_back(part, PartMove::Freed);
+        }
+        if self.has_tiers() {
+            self.forget_backings(id);
+        }
+        for part in self.migrations_of(id) {
+            self.stop_migration(part, PartMove::Freed);
+        }
+        self.give_back(id);
+    }
+
+    /// Recycles or releases every extent of a freed allocation that can be, and forgets it if none is left.
+    pub(crate) fn give_back(&mut self, id: AllocationId) {
+        let Some(allocation) = self.allocations.get(id) else { return };
+        if allocation.state != AllocationState::Freeing {
+            return;
+        }
+        for part in allocation.indices() {
+            self.give_back_part(PartRef { allocation: id, part });
+        }
+        self.remove_if_gone(id);
+    }
+
+    /// Recycles or releases the extent of one part of a freed allocation, if nobody maps it and the driver does not
+    /// read it.
+    pub(crate) fn give_back_part(&mut self, part: PartRef) {
+        let Some(allocation) = self.allocations.get(part.allocation) else { return };
+        let Some(entry) = allocation.part(part.part) else { return };
+        let id = entry.extent;
+        let hashed = allocation.digesting && !planted!(self, ReleasedWhileHashed);
+        let mapped = !entry.holds.is_empty() && !planted!(self, ReleasedWhileMapped);
+        // Neither end of a copy is released before it has ended.
+        let moves = self.migrations.contains_key(&part) || self.write_backs.contains_key(&part);
+        let copied = moves && !planted!(self, ReleasedWhileCopied);
+        if hashed || mapped || copied || self.pool.behind(part, id).is_none() || self.recycle(part, id) {
+            return;
+        }
+        self.release_extent(id);
+    }
+
+    pub(crate) fn on_released(&mut self, id: ExtentId, returned: bool) {
+        let Some(mut extent) = self.pool.take(id) else {
+            return self.broken(invariants::EXTENTS, format!("{id} was released and is not known"));
+        };
+        let Some(charge) = extent.take_released() else {
+            self.pool.insert(id, extent);
+            return self.broken(invariants::EXTENTS, format!("{id} was released unasked"));
+        };
+        let (part, bytes, place) = (extent.part, extent.size, extent.place);
+        self.returns_no_more(charge.tenant(), place, bytes);
+        if returned {
+            self.has_left(place);
+            self.ledger.discharge(charge);
+            self.extent_gone(id, part, false);
+        } else {
+            extent.state = ExtentState::Unreturned(self.ledger.owe(charge, &extent.sent_to));
+            self.pool.put_unreturned(id, extent);
+            if let Some(allocation) = part.and_then(|part| self.allocations.get_mut(part.allocation)) {
+                allocation.extents_unreturned += 1;
+            }
+            self.notice(Notice::Unreturned { extent: id, bytes });
+        }
+        if let Some(part) = part
+            && !self.remove_if_gone(part.allocation)
+        {
+            self.notify(part.allocation);
+        }
+        self.room_returned(id);
+        if !planted!(self, DemandForgotten) {
+            match returned {
+                true => self.unsettle_room(),
+                false => self.unsettled.demands = true,
+            }
+        }
+    }
+
+    pub(crate) fn on_returned(&mut self, id: ExtentId) {
+        let Some(extent) = self.pool.take(id) else {
+            return self.broken(invariants::EXTENTS, format!("{id} returned and is not known"));
+        };
+        let ExtentState::Unreturned(debts) = extent.state else {
+            self.pool.insert(id, extent);
+            return self.broken(invariants::EXTENTS, format!("{id} returned and was not awaited"));
+        };
+        for debt in debts {
+            self.ledger.repay(debt);
+        }
+        self.unsettled.demands = true;
+        self.has_left(extent.place);
+        self.notice(Notice::Returned { extent: id, bytes: extent.size });
+        self.extent_gone(id, extent.part, true);
+        if let Some(part) = extent.part {
+            self.remove_if_gone(part.allocation);
+        }
+    }
+
+    pub(crate) fn extent_gone(&mut self, id: ExtentId, part: Option<PartRef>, was_unreturned: bool) {
+        if let Some(part) = part {
+            self.forget_stray(part.allocation, id);
+        }
+        let Some(allocation) = part.and_then(|part| self.allocations.get_mut(part.allocation)) else {
+            return;
+        };
+        allocation.extents_left = allocation.extents_left.saturating_sub(1);
+        if was_unreturned {
+            allocation.extents_unreturned = allocation.extents_unreturned.saturating_sub(1);
+        }
+    }
+
+    /// Forgets a freed allocation whose last extent is gone, and tells those who waited for that.
+    pub(crate) fn remove_if_gone(&mut self, id: AllocationId) -> bool {
+        let gone = |allocation: &Allocation| {
+            allocation.state == AllocationState::Freeing
+                && allocation.extents_left == 0
+                && !allocation.digesting
+        };
+        if !self.allocations.get(id).is_some_and(gone) {
+            return false;
+        }
+        self.note_allocation(id, |allocation, tenant| Notice::AllocationGone { allocation, tenant });
+        let removed = self.allocations.remove(id);
+        self.notify_ops(id, &removed.map(|allocation| allocation.watchers).unwrap_or_default());
+        true
+    }
+}
+
+/// Whether nobody maps a freed allocation or is about to, and the driver is about to give it back.
+fn going_back(allocation: &Allocation) -> bool {
+    let settled = allocation.extents_left == allocation.extents_unreturned;
+    allocation.state == AllocationState::Freeing && allocation.hold_count == 0 && !settled
+}

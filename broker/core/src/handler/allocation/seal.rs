@@ -1,0 +1,170 @@
+//! `Seal`: the writer unmaps, the broker hashes on its own mapping, read-only mappings follow.
+
+use vramd_types::{AllocationId, DeviceIndex, PartIndex, SessionId};
+
+use crate::{
+    broker::Broker,
+    command::{Command, DigestSpan, Notice, RevokeReason},
+    error::Refusal,
+    event::{DigestError, Kind, Target},
+    handler::{Start, Started, mapping::frames::Unasked},
+    residency::{AllocationEvent, AllocationState},
+    tenancy::{OpId, OpKind, Outcome, TenantId},
+};
+
+impl Broker {
+    pub(crate) fn seal(&mut self, op: OpId, session: SessionId, tenant: TenantId, id: AllocationId) -> Start {
+        let (_, allocation) = self.find_visible(tenant, &Target::Id(id))?;
+        if allocation.owner != Some(session) {
+            return Err(Refusal::NotOwner { allocation: id });
+        }
+        match allocation.state {
+            AllocationState::Open => {}
+            AllocationState::Creating => return Err(Refusal::Raced { allocation: id }),
+            AllocationState::Freeing => {
+                return Err(Refusal::AllocationNotFound { allocation: id.to_string() });
+            }
+            _ => return Err(Refusal::AlreadySealed { allocation: id }),
+        }
+        if allocation.kind == Kind::Fixed {
+            return Err(Refusal::KindUnsupported { kind: "sealed fixed" });
+        }
+        if allocation.discardable {
+            return Err(Refusal::KindUnsupported { kind: "sealed discardable" });
+        }
+        self.check_own_name(id)?;
+        self.check_slots(session, self.parts_not_held(session, id))?;
+        self.advance(id, AllocationEvent::SealAsked);
+        if let Some(allocation) = self.allocations.get_mut(id) {
+            allocation.op = Some(op);
+        }
+        self.revoke(session, id, RevokeReason::Sealing);
+        let unmapped = self.sessions.get(session).is_none_or(|session| !session.maps.contains_key(&id));
+        let waits = self.allocations.get(id).is_some_and(|entry| entry.state == AllocationState::Unmapping);
+        if (unmapped || planted!(self, HashedWhileMapped)) && waits {
+            self.digest_if_unmapped(id);
+        }
+        Ok(Started::Waiting(OpKind::Seal(id)))
+    }
+
+    /// Whether the allocation bears its name, or may take it.
+    fn check_own_name(&self, id: AllocationId) -> Result<(), Refusal> {
+        let Some(allocation) = self.allocations.get(id) else { return Ok(()) };
+        match &allocation.name {
+            Some(name) if self.allocations.bearer(allocation.tenant, name) != Some(id) => {
+                self.check_bearer(allocation.tenant, name, allocation.replace)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What moves is hashed where it comes to rest.
+    pub(crate) fn digest_if_unmapped(&mut self, id: AllocationId) {
+        let Some(allocation) = self.allocations.get(id) else { return };
+        let mapped = allocation.owner.is_some_and(|owner| self.maps_any(owner, id, allocation))
+            && !planted!(self, HashedWhileMapped);
+        if allocation.state == AllocationState::Unmapping && !mapped && self.migrations_of(id).is_empty() {
+            self.start_digest(id);
+        }
+    }
+
+    /// Nobody maps it any more: the driver may read it.
+    fn start_digest(&mut self, id: AllocationId) {
+        self.advance(id, AllocationEvent::Unmapped);
+        let Some(allocation) = self.allocations.get_mut(id) else { return };
+        allocation.digesting = true;
+        let spans = allocation
+            .indices()
+            .filter_map(|index| {
+                let extent = allocation.part(index)?.extent;
+                Some(DigestSpan { extent, bytes: allocation.asked_of(index) })
+            })
+            .filter(|span| !span.bytes.is_zero())
+            .collect();
+        self.command(Command::Digest { allocation: id, spans });
+    }
+
+    pub(crate) fn on_digested(&mut self, id: AllocationId, result: Result<[u8; 32], DigestError>) {
+        let Some(allocation) = self.allocations.get_mut(id) else { return };
+        allocation.digesting = false;
+        let (op, owner, device) = (allocation.op, allocation.owner, allocation.device);
+        let in_file = allocation.file.is_some();
+        if allocation.state != AllocationState::Digesting {
+            // Freed meanwhile: the extents were kept only for the driver that was reading them.
+            return self.give_back(id);
+        }
+        allocation.op = None;
+        let sealed = match result {
+            Ok(digest) => self.check_own_name(id).map(|()| digest),
+            Err(error) => Err(self.why_not_digested(id, device, error)),
+        };
+        let outcome = match sealed {
+            Ok(digest) => {
+                self.advance(id, AllocationEvent::Digested);
+                if let Some(allocation) = self.allocations.get_mut(id) {
+                    allocation.digest = Some(Box::new(digest));
+                }
+                self.take_name(id);
+                self.note_allocation(id, |allocation, tenant| Notice::AllocationSealed {
+                    allocation,
+                    tenant,
+                });
+                Ok(Outcome::Sealed(id))
+            }
+            Err(refusal) => {
+                self.advance(id, AllocationEvent::SealFailed);
+                Err(refusal)
+            }
+        };
+        let failed = outcome.is_err();
+        if let Some(op) = op {
+            self.finish(op, outcome);
+        }
+        if in_file {
+            // Nobody maps it that has not attached it, and what can't be sealed is of no use to anybody.
+            if failed && !planted!(self, UnreadableKept) {
+                self.start_free(id);
+            }
+            if planted!(self, LoadedToOwner)
+                && !failed
+                && let Some(owner) = owner
+            {
+                self.queue_maps(owner, id, Unasked::All);
+            }
+            return;
+        }
+        if let Some(owner) = owner {
+            // What its owner did not hold was elsewhere, and stays there until it is pinned.
+            let unasked = if planted!(self, SealBringsIn) { Unasked::All } else { Unasked::AtHand };
+            self.queue_maps(owner, id, unasked);
+        }
+    }
+
+    /// What cannot be read is one part's loss.
+    fn why_not_digested(&self, id: AllocationId, device: DeviceIndex, error: DigestError) -> Refusal {
+        match error {
+            DigestError::Damaged { extent, problem } => {
+                let part = self.pool.get(extent).and_then(|extent| extent.part);
+                let part = part.map_or(PartIndex(0), |part| part.part);
+                Refusal::ContentLost { allocation: id, part, problem }
+            }
+            DigestError::Failed(problem) => {
+                Refusal::DriverFailed { device: self.uuid(device).to_owned(), problem }
+            }
+        }
+    }
+
+    /// The name passes to the allocation at once; whoever bore it is freed.
+    fn take_name(&mut self, id: AllocationId) {
+        let Some(allocation) = self.allocations.get(id) else { return };
+        let (tenant, Some(name)) = (allocation.tenant, allocation.name.clone()) else { return };
+        let before = self.allocations.bearer(tenant, &name);
+        if before == Some(id) {
+            return;
+        }
+        if let Some(before) = before {
+            self.start_free(before);
+        }
+        self.allocations.bind(tenant, &name, id);
+    }
+}

@@ -1,0 +1,99 @@
+//! Whether what is asked for can ever be on its devices together. Who asks for more is refused at once: it would wait for nothing, and
+//! keep others waiting behind it.
+
+use std::collections::BTreeMap;
+
+use vramd_types::{Bytes, DeviceIndex};
+
+use crate::{
+    broker::Broker,
+    error::Refusal,
+    event::PartRef,
+    ledger::{Place, Shortage},
+    migration::Waiter,
+    tenancy::{OpId, TenantId},
+};
+
+impl Broker {
+    /// Whether those of these parts that are not accessed in place can all be on their devices at once, if others let go of what they
+    /// may be made to let go of.
+    pub(crate) fn check_together(
+        &self,
+        asker: TenantId,
+        parts: impl Iterator<Item = PartRef>,
+    ) -> Result<(), Refusal> {
+        let mut by_device: BTreeMap<DeviceIndex, BTreeMap<TenantId, Bytes>> = BTreeMap::new();
+        for part in parts.filter(|part| !self.stays_in_place(*part)) {
+            let Some(piece) = self.piece_of(part) else { continue };
+            let sum = by_device.entry(piece.device).or_default().entry(piece.tenant).or_default();
+            *sum = sum.saturating_add(piece.size);
+        }
+        by_device.into_iter().try_for_each(|(device, asked)| self.check_device(asker, device, &asked))
+    }
+
+    /// `asked`: of each tenant that is charged.
+    fn check_device(
+        &self,
+        asker: TenantId,
+        device: DeviceIndex,
+        asked: &BTreeMap<TenantId, Bytes>,
+    ) -> Result<(), Refusal> {
+        let Some(books) = self.ledger.books(Place::device(device)) else { return Ok(()) };
+        let sum = asked.values().copied().fold(Bytes::ZERO, Bytes::saturating_add);
+        let place = Place::device(device);
+        let fits_in = |free: Bytes| match sum <= free {
+            true => Ok(()),
+            false => Err(self.shortage(asker, place, Shortage::Room { free }, sum)),
+        };
+        fits_in(books.usual_capacity())?;
+        for (tenant, asked) in asked {
+            let account = self.ledger.account(*tenant, place);
+            let Some(account) = account.filter(|account| *asked > account.limit) else { continue };
+            // The figures of a tenant are its own: who reads its memory learns none of them.
+            if *tenant != asker {
+                let (device, tier) = (self.uuid(device).to_owned(), place.tier);
+                return Err(Refusal::SetTooLarge { device, tier, asked: *asked });
+            }
+            let limit = Shortage::Limit { limit: account.limit, held: account.held() };
+            return Err(self.shortage(asker, place, limit, *asked));
+        }
+        match planted!(self, GuaranteeAwaited) {
+            true => Ok(()),
+            false => fits_in(books.most(asked)),
+        }
+    }
+
+    /// Limits or guarantees have changed: who waits for what can never be from now on is told so.
+    pub(crate) fn refuse_what_cannot_be(&mut self) {
+        self.refuse_pins_that_cannot_be();
+        for op in self.waiting_batches() {
+            self.refuse_hopeless_batch(op);
+        }
+    }
+
+    /// The same of pin calls alone: what they wait for together may be more than before.
+    pub(crate) fn refuse_pins_that_cannot_be(&mut self) {
+        let judged = self.pins.iter().filter(|(_, call)| call.is_waiting()).filter_map(|(id, call)| {
+            let tenant = self.sessions.get(id.0)?.tenant;
+            Some((id, self.check_together(tenant, call.parts.iter().copied()).err()?))
+        });
+        for (id, why) in judged.collect::<Vec<_>>() {
+            self.refuse_pin(id, why);
+        }
+    }
+
+    /// Less is handed out below devices than before: who was to begin there is told so.
+    pub(crate) fn refuse_what_is_not_below(&mut self) {
+        for op in self.waiting_batches() {
+            self.refuse_without_room_below(op);
+        }
+    }
+
+    fn waiting_batches(&self) -> Vec<OpId> {
+        let batches = self.demands.iter().filter_map(|(_, demand)| match demand.waiter {
+            Waiter::Batch(op) => Some(op),
+            Waiter::Part(_) => None,
+        });
+        batches.collect()
+    }
+}

@@ -1,0 +1,380 @@
+//! Looking along the line of those who wait for room: who finds some begins, and for the next it is made.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use vramd_types::{Bytes, DeviceIndex};
+
+use crate::{
+    broker::Broker,
+    command::WaitEnd,
+    error::Refusal,
+    event::{PartRef, Tier},
+    handler::line::make_room::{Choice, Need, Piece},
+    ledger::{Account, Place, Shortage},
+    migration::{Cause, InLine, Sight, Waiter},
+    tenancy::{Arrival, TenantId},
+};
+
+/// For how many of a device's line room is made at once: enough that copies both ways never wait for decisions.
+const LOOKAHEAD: usize = 32;
+
+/// When so many of those have left the line it is looked along anew.
+const LEFT: usize = LOOKAHEAD / 2;
+
+/// Those of a device's line that go on waiting, the first of them.
+type Waiting = BTreeMap<DeviceIndex, Vec<(Waiter, Need)>>;
+
+/// How far a look goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Look {
+    /// As far as there is room, among those who were looked at before.
+    First,
+    /// As far as room is made.
+    Anew,
+}
+
+/// One look along the line.
+#[derive(Debug, Default)]
+struct Pass {
+    /// Devices without room.
+    full: BTreeSet<DeviceIndex>,
+    /// Tenants at their limits, and how many of theirs were noted.
+    at_limit: BTreeMap<(TenantId, DeviceIndex), usize>,
+    /// How many were noted of each device but those.
+    noted: BTreeMap<DeviceIndex, usize>,
+    /// How many of each device were looked at and stay in the line, noted or not.
+    seen: BTreeMap<DeviceIndex, usize>,
+    waiting: Waiting,
+    sight: Sight,
+    /// Tenants that wait and have not what is guaranteed to them: once it is enough for all others.
+    unmet: Option<BTreeSet<TenantId>>,
+}
+
+/// Why nothing was begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lacking {
+    Limit,
+    Room,
+    Extents,
+}
+
+impl Lacking {
+    const fn of(shortage: &Shortage) -> Self {
+        match shortage {
+            Shortage::Limit { .. } => Self::Limit,
+            Shortage::Room { .. } => Self::Room,
+        }
+    }
+}
+
+impl Pass {
+    /// It goes on waiting, and who comes after it with it.
+    fn note(&mut self, waiter: Waiter, needs: &[Need], lacking: Option<Lacking>) {
+        for need in needs {
+            let Piece { tenant, device, .. } = need.piece;
+            match lacking {
+                Some(Lacking::Limit) => _ = self.at_limit.entry((tenant, device)).or_default(),
+                Some(Lacking::Room | Lacking::Extents) => _ = self.full.insert(device),
+                None => {}
+            }
+            // Who waits for its own tenant takes nobody else's place among those that room is made for.
+            let noted = match self.at_limit.get_mut(&(tenant, device)) {
+                Some(of_tenant) => of_tenant,
+                None => self.noted.entry(device).or_default(),
+            };
+            if *noted < LOOKAHEAD {
+                *noted = noted.saturating_add(1);
+                self.waiting.entry(device).or_default().push((waiter, need.clone()));
+            }
+        }
+    }
+
+    fn see(&mut self, devices: &[DeviceIndex]) {
+        for device in devices {
+            let seen = self.seen.entry(*device).or_default();
+            *seen = seen.saturating_add(1);
+        }
+    }
+
+    /// Whether somebody who goes on waiting is to have cached extents of one of these devices.
+    fn counts_on_cached(&self, needs: &[Need]) -> bool {
+        let noted = needs.iter().filter_map(|need| self.waiting.get(&need.piece.device)).flatten();
+        noted.into_iter().any(|(_, need)| !need.kept.is_empty())
+    }
+
+    /// Whether nobody needs to be looked at who comes after, but for what is guaranteed.
+    fn is_enough(&self, look: Look, device: DeviceIndex) -> bool {
+        match look {
+            Look::First => self.full.contains(&device),
+            Look::Anew => self.noted.get(&device).is_some_and(|noted| *noted >= LOOKAHEAD),
+        }
+    }
+}
+
+impl Broker {
+    /// Begins with what there is room for, in the order in which it was asked for; then has room made for the next.
+    pub(crate) fn serve_demands(&mut self) {
+        let Pass { waiting, mut sight, .. } = self.serve_line(Look::Anew);
+        let (choices, hopeless) = self.plan_line(&waiting);
+        sight.short |= !hopeless.is_empty();
+        self.demands.looked(sight);
+        for choice in choices {
+            self.clear(choice, Cause::Demand);
+        }
+        for waiter in hopeless.into_keys() {
+            if let Waiter::Batch(op) = waiter {
+                self.lacks_room(op);
+            }
+        }
+        self.judge_barred();
+        self.trim_all();
+    }
+
+    /// There is room as the last look along the line had it made: who is first begins. Once many have left it, it is looked along
+    /// anew.
+    pub(crate) fn serve_first(&mut self) {
+        let pass = self.serve_line(Look::First);
+        if pass.sight.short || self.demands.left_of_sight().is_some_and(|left| left >= LEFT) {
+            self.serve_demands();
+        }
+    }
+
+    /// What is to leave, by device, for those who wait; and for whom that would not be enough.
+    fn plan_line(&self, line: &Waiting) -> (Vec<Choice>, BTreeMap<Waiter, Shortage>) {
+        let (mut hopeless, mut choices) = (BTreeMap::new(), Vec::with_capacity(line.len()));
+        for (device, waiting) in line {
+            let (choice, results) = self.plan_room(*device, waiting.iter().map(|(_, need)| need));
+            let waiters = waiting.iter().map(|(waiter, _)| *waiter);
+            hopeless.extend(waiters.zip(results).filter_map(|(waiter, it)| Some((waiter, it.err()?))));
+            choices.push(choice);
+        }
+        // Nothing leaves one device for a batch that is short on another.
+        if line.len() > 1 && !hopeless.is_empty() {
+            let told = |(waiter, need): &(Waiter, Need)| {
+                let hopeless = hopeless.get(waiter).copied();
+                Need { hopeless, ..need.clone() }
+            };
+            let again = line.iter().map(|(device, waiting)| {
+                let needs: Vec<_> = waiting.iter().map(told).collect();
+                self.plan_room(*device, needs.iter()).0
+            });
+            choices = again.collect();
+        }
+        (choices, hopeless)
+    }
+
+    /// Begins with what there is room for, and says who is first of the rest.
+    fn serve_line(&mut self, look: Look) -> Pass {
+        let (mut pass, mut last) = (Pass::default(), None);
+        while let Some((place, waiter)) = self.next_to_look_at(&mut pass, look, last) {
+            last = Some(place);
+            let needs = self.needs(waiter, place.came);
+            let stays = needs.iter().any(|need| self.must_wait(&pass, need));
+            let begun = if stays { Err(None) } else { self.begin(waiter) };
+            match begun {
+                // It may have taken what was counted on: those have it planned anew.
+                Ok(()) => self.unsettled.demands |= pass.counts_on_cached(&needs),
+                Err(Some(Lacking::Extents)) => {
+                    pass.sight.short = true;
+                    break;
+                }
+                Err(shortage) => pass.note(waiter, &needs, shortage),
+            }
+            if let Some(demand) = self.demands.at(place) {
+                pass.see(&demand.devices);
+            }
+        }
+        pass
+    }
+
+    /// All, until it is enough for the devices on which anybody waits; and after that those alone to whom more is guaranteed.
+    fn next_to_look_at(&self, pass: &mut Pass, look: Look, last: Option<InLine>) -> Option<(InLine, Waiter)> {
+        match &pass.unmet {
+            None => {
+                let (place, demand) = self.demands.next(last)?;
+                let is_beyond = look == Look::First && !self.demands.is_in_sight(demand.waiter);
+                let is_seen = |device, waiting| pass.seen.get(&device).is_some_and(|seen| *seen >= waiting);
+                let is_enough = |(device, waiting)| pass.is_enough(look, device) || is_seen(device, waiting);
+                if is_beyond || self.demands.devices().all(is_enough) {
+                    pass.sight.until = last;
+                    pass.unmet = Some(self.unmet_guarantees());
+                    return self.next_to_look_at(pass, look, last);
+                }
+                Some((place, demand.waiter))
+            }
+            Some(unmet) => {
+                let place = unmet.iter().filter_map(|tenant| self.demands.next_of(*tenant, last)).min()?;
+                Some((place, self.demands.at(place)?.waiter))
+            }
+        }
+    }
+
+    /// Tenants that wait, and have less than is guaranteed to them somewhere.
+    fn unmet_guarantees(&self) -> BTreeSet<TenantId> {
+        let mut tenants = BTreeSet::new();
+        for (device, _) in self.demands.devices() {
+            let Some(books) = self.ledger.books(Place::device(device)) else { continue };
+            for (tenant, account) in books.accounts() {
+                let waits = || self.demands.next_of(tenant, None).is_some();
+                if self.in_use(tenant, device, account) < account.guarantee && waits() {
+                    tenants.insert(tenant);
+                }
+            }
+        }
+        tenants
+    }
+
+    /// Whether a look along the line would find what the last one did: all that is to leave for those in sight is leaving, or not
+    /// even that would be enough.
+    pub(crate) fn is_as_last_seen(&self) -> bool {
+        let mut pass = Pass::default();
+        for (place, demand) in self.demands.iter() {
+            if self.demands.is_in_sight(demand.waiter) {
+                pass.note(demand.waiter, &self.needs(demand.waiter, place.came), None);
+            }
+        }
+        let (choices, hopeless) = self.plan_line(&pass.waiting);
+        let is_done = |choice: &Choice| choice.given_up.is_empty() && choice.victims.is_empty();
+        self.demands.is_short() || (hopeless.is_empty() && choices.iter().all(is_done))
+    }
+
+    /// Who waits for the part leaves the line, if nobody does any more.
+    pub(crate) fn settle_demand(&mut self, part: PartRef) {
+        let waiter = Waiter::Part(part);
+        if self.demands.contains(waiter) && !self.is_in_earnest(waiter) {
+            self.unsettle_line(waiter);
+            // What is wanted still is on its way, or there: others saw to that.
+            let end = if self.is_wanted(part) { WaitEnd::Served } else { WaitEnd::Left };
+            self.leave_line(waiter, end);
+        }
+    }
+
+    /// Whether somebody waits still.
+    pub(crate) fn is_in_earnest(&self, waiter: Waiter) -> bool {
+        match waiter {
+            Waiter::Part(part) => {
+                self.is_wanted(part) && !self.migrations.contains_key(&part) && self.is_elsewhere(part)
+            }
+            Waiter::Batch(_) => true,
+        }
+    }
+
+    fn needs(&self, waiter: Waiter, came: Arrival) -> Vec<Need> {
+        match waiter {
+            Waiter::Part(part) if self.demands.is_aside(part) => Vec::new(),
+            Waiter::Part(part) => {
+                let need = |piece| Need { piece, came, kept: Vec::new(), hopeless: None };
+                self.piece_of(part).map(need).into_iter().collect()
+            }
+            Waiter::Batch(op) => self.needs_of(op, came),
+        }
+    }
+
+    /// Whether somebody who came before waits for the same.
+    fn must_wait(&self, pass: &Pass, need: &Need) -> bool {
+        let Piece { tenant, device, size } = need.piece;
+        let overtakes = pass.full.contains(&device) && !self.is_guaranteed(tenant, device, size);
+        overtakes || pass.at_limit.contains_key(&(tenant, device))
+    }
+
+    /// Begins with one of the line; `Err`: what it is short of.
+    fn begin(&mut self, waiter: Waiter) -> Result<(), Option<Lacking>> {
+        let part = match waiter {
+            // Those behind it need not wait for that.
+            Waiter::Batch(_) if self.demands.waits_alone(waiter) => return Err(None),
+            Waiter::Batch(op) => {
+                return self.try_batch(op).map_err(|shortage| Some(Lacking::of(&shortage)));
+            }
+            Waiter::Part(part) if self.demands.is_aside(part) => return Ok(()),
+            Waiter::Part(part) => part,
+        };
+        // What is cached for it needs nothing of the driver.
+        if self.demands.is_barred(waiter) && !self.has_cached_for(part) {
+            return Err(Some(Lacking::Room));
+        }
+        self.has_room_for(part).map_err(|shortage| Some(Lacking::of(&shortage)))?;
+        match self.set_out(part, (Tier::Device, Cause::Demand), None, self.pins.now()) {
+            Ok(_) => {
+                self.tried_again(waiter);
+                self.leave_line(waiter, WaitEnd::Served);
+                Ok(())
+            }
+            Err(Refusal::QuotaLimit { .. }) => Err(Some(Lacking::Limit)),
+            Err(Refusal::DeviceFull { .. }) => Err(Some(Lacking::Room)),
+            // There are too many extents on all devices together.
+            Err(_) => {
+                let ages = self.check_count(&BTreeSet::new(), 1).err().unwrap_or_default();
+                self.give_up(ages);
+                Err(Some(Lacking::Extents))
+            }
+        }
+    }
+
+    /// Whether anybody waits for room on the device.
+    pub(crate) fn is_waited_for(&self, device: DeviceIndex) -> bool {
+        if self.demands.devices().all(|(of, _)| of != device) {
+            return false;
+        }
+        let needs = self.demands.iter().flat_map(|(place, demand)| self.needs(demand.waiter, place.came));
+        let mut devices = needs.map(|need| need.piece.device);
+        devices.any(|of| of == device)
+    }
+
+    /// Whether a tenant would be within its guarantee with so much more on a device: that is set aside for it, whoever
+    /// else waits.
+    pub(crate) fn is_guaranteed(&self, tenant: TenantId, device: DeviceIndex, more: Bytes) -> bool {
+        let account = self.ledger.account(tenant, Place::device(device));
+        account.is_some_and(|account| {
+            self.in_use(tenant, device, &account).saturating_add(more) <= account.guarantee
+        })
+    }
+
+    /// What is cached for the tenant is given up for what it wants itself.
+    fn in_use(&self, tenant: TenantId, device: DeviceIndex, account: &Account) -> Bytes {
+        account.held().saturating_sub(self.pool.cache().bytes_of(tenant, device))
+    }
+
+    /// Whether who is next on the device, after those for whom as much is kept already, is a part of that tenant and size. Who
+    /// waits for its own tenant's limit keeps nobody else waiting.
+    pub(crate) fn is_next(&self, piece: Piece) -> bool {
+        let Piece { tenant, device, size } = piece;
+        let kept = self.pool.cache().oldest(tenant, device, size).count();
+        let mut first = 0usize;
+        for (place, demand) in self.demands.iter().take(LOOKAHEAD) {
+            let needs = self.needs(demand.waiter, place.came);
+            let Some(need) = needs.iter().find(|need| need.piece.device == device) else { continue };
+            if need.piece.tenant != tenant && self.is_at_limit(need.piece) {
+                continue;
+            }
+            let takes_cached = matches!(demand.waiter, Waiter::Part(part) if !self.is_unwritten(part));
+            if need.piece != piece || !takes_cached {
+                return false;
+            }
+            first = first.saturating_add(1);
+            if first > kept {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn is_at_limit(&self, Piece { tenant, device, size }: Piece) -> bool {
+        matches!(self.ledger.admit(tenant, Place::device(device), size), Err(Shortage::Limit { .. }))
+    }
+
+    fn has_cached_for(&self, part: PartRef) -> bool {
+        // What holds old bytes is nothing for what is to be zeros.
+        let piece = self.piece_of(part).filter(|_| !self.is_unwritten(part));
+        piece.is_some_and(|it| self.pool.cache().oldest(it.tenant, it.device, it.size).next().is_some())
+    }
+
+    /// Whether there is room for the part on its device: asked before anything is begun, since most of the line waits.
+    pub(crate) fn has_room_for(&self, part: PartRef) -> Result<(), Shortage> {
+        let Some(Piece { tenant, device, size }) = self.piece_of(part) else { return Ok(()) };
+        // Where there are too many extents that is what is told.
+        if self.has_cached_for(part) || self.pool.len() >= self.config.limits.extents_max {
+            return Ok(());
+        }
+        self.ledger.admit(tenant, Place::device(device), size)
+    }
+}

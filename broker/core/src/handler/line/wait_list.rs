@@ -1,0 +1,108 @@
+//! Who waits for room, as operators see it: in the order of asking, and told to wait no more.
+
+use vramd_types::Bytes;
+
+use crate::{
+    broker::Broker,
+    command::{Notice, WaitEnd, Waited},
+    error::Refusal,
+    event::PartRef,
+    handler::{Start, Started, line::make_room::Piece},
+    migration::{Cause, InLine, Waiter},
+    tenancy::{Arrival, OpId, OpKind, Outcome, Requester},
+    time::Time,
+    view::{MoveView, WaitView, Waiting},
+};
+
+impl Broker {
+    /// What waits, in the order of asking.
+    pub fn waits(&self) -> Vec<WaitView> {
+        let line = self.demands.iter();
+        line.filter_map(|(place, demand)| self.wait_view(place, demand.waiter, demand.since)).collect()
+    }
+
+    fn wait_view(&self, place: InLine, waiter: Waiter, since: Time) -> Option<WaitView> {
+        let needs: Vec<Piece> = match waiter {
+            Waiter::Batch(op) => self.needs_of(op, place.came).into_iter().map(|need| need.piece).collect(),
+            Waiter::Part(part) => self.piece_of(part).into_iter().collect(),
+        };
+        // A batch is shown with the first device that it needs.
+        let Piece { tenant, device, .. } = *needs.first()?;
+        let on_device = needs.iter().filter(|piece| piece.device == device);
+        let bytes = on_device.map(|piece| piece.size).fold(Bytes::ZERO, Bytes::saturating_add);
+        let (what, until) = match waiter {
+            Waiter::Part(part) => {
+                (Waiting::Part { part, sessions: self.wanting(part) }, self.wanted_until(part))
+            }
+            Waiter::Batch(op) => self.waiting_batch(op)?,
+        };
+        let (device, tenant) = (self.uuid(device).to_owned(), self.tenants.name(tenant).to_owned());
+        Some(WaitView { id: place.stood.get(), device, tenant, what, bytes, since, until })
+    }
+
+    /// When nobody wants the part any more, whatever happens, if that is so some day.
+    fn wanted_until(&self, part: PartRef) -> Option<Time> {
+        if self.comers.contains_key(&part) {
+            return None;
+        }
+        let mut last = None;
+        for (_, id) in self.pins.lacking(part) {
+            last = last.max(Some(self.pins.get(id)?.until?));
+        }
+        last
+    }
+
+    fn waiting_batch(&self, op: OpId) -> Option<(Waiting, Option<Time>)> {
+        let op = self.ops.get(op)?;
+        match (op.requester, &op.kind) {
+            (Requester::Session { session, .. }, OpKind::Room(batch)) => {
+                Some((Waiting::Batch { session, items: batch.asked.plans.len() }, Some(batch.asked.until)))
+            }
+            _ => None,
+        }
+    }
+
+    /// What is on its way between tiers.
+    pub fn moves(&self) -> Vec<MoveView> {
+        let migrations = self.migrations.iter();
+        let moves = migrations.map(|(part, it)| (*part, it.towards, it.cause, it.state, it.since, it.to));
+        let written_back = self
+            .write_backs
+            .iter()
+            .map(|(part, it)| (*part, it.tier, Cause::WriteBack, it.state.shown(), it.since, it.to));
+        let view = |(part, to, cause, state, since, extent): (PartRef, _, _, _, _, _)| {
+            let allocation = self.allocations.get(part.allocation)?;
+            let tenant = self.tenants.name(allocation.tenant).to_owned();
+            let (device, bytes) = (self.uuid(allocation.device).to_owned(), allocation.size_of(part.part));
+            Some(MoveView { part, tenant, device, to, bytes, cause, state, since, extent })
+        };
+        moves.chain(written_back).filter_map(view).collect()
+    }
+
+    /// Somebody waits for room no more, if it did.
+    pub(crate) fn leave_line(&mut self, waiter: Waiter, end: WaitEnd) {
+        if let Some(demand) = self.demands.remove(waiter) {
+            let what = match waiter {
+                Waiter::Part(_) => Waited::Part,
+                Waiter::Batch(_) => Waited::Batch,
+            };
+            self.notice(Notice::WaitEnded { what, since: demand.since, end });
+        }
+    }
+
+    /// An operator has somebody wait no more: who pins the part is refused, and who was to be sent it keeps it away.
+    pub(crate) fn cancel_wait(&mut self, wait: u64) -> Start {
+        let waiter = self.demands.find(Arrival::from_raw(wait)).ok_or(Refusal::WaitNotFound { wait })?;
+        let why = Refusal::WaitCancelled { wait };
+        self.leave_line(waiter, WaitEnd::Cancelled);
+        match waiter {
+            Waiter::Part(part) => {
+                self.comers.remove(&part);
+                self.refuse_lacking(part, &why);
+            }
+            Waiter::Batch(op) => self.refuse_batch(op, why),
+        }
+        self.unsettled.demands = true;
+        Ok(Started::Done(Outcome::WaitCancelled))
+    }
+}

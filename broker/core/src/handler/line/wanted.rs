@@ -1,0 +1,197 @@
+//! Parts that somebody wants on their device: who pins them, and who attached them while they were elsewhere.
+//!
+//! What finds no room waits in the order in which it was asked for. Where a device is full nothing that came later is
+//! brought there first, but for what is guaranteed to its tenant; a tenant that is at its limit keeps only itself waiting.
+
+use std::collections::BTreeSet;
+
+use vramd_types::{AllocationId, PartIndex, SessionId};
+
+use crate::{
+    broker::Broker,
+    command::{Command, DaemonFrame, PartMove, WaitEnd},
+    config::DeviceConfig,
+    error::Refusal,
+    event::{PartRef, Tier},
+    handler::line::make_room::Piece,
+    migration::{Cause, Demand, InLine, Waiter},
+    residency::{Allocation, MapState},
+};
+
+impl Broker {
+    /// Whether nobody can be sent the part now: it is in another tier, or on its way.
+    pub(crate) fn is_elsewhere(&self, part: PartRef) -> bool {
+        match self.migrations.get(&part) {
+            Some(migration) => migration.vacated,
+            None => {
+                self.has_tiers()
+                    && self.tier_of(part).is_some_and(|tier| tier != Tier::Device)
+                    && !self.is_in_place(part)
+            }
+        }
+    }
+
+    /// Whether the part is mapped where it lies in the host's memory, or would be. What is mapped there is at hand for all, until
+    /// the last has unmapped it: advised or not.
+    pub(crate) fn is_in_place(&self, part: PartRef) -> bool {
+        self.stays_in_place(part) || self.lies_in_host(part) && !self.mapping(part, |_| true).is_empty()
+    }
+
+    /// Whether the part lies in the host's memory, and is advised to be mapped there.
+    pub(crate) fn stays_in_place(&self, part: PartRef) -> bool {
+        let advised = self.allocations.get(part.allocation).is_some_and(|allocation| allocation.in_place);
+        let comes = self.migrations.get(&part).is_some_and(|migration| migration.towards == Tier::Device);
+        advised && !comes && self.lies_in_host(part) && !planted!(self, ComesThoughAdvised)
+    }
+
+    fn lies_in_host(&self, part: PartRef) -> bool {
+        self.extent_of(part).is_some_and(|it| it.place.tier == Tier::Host && !it.is_nothing())
+    }
+
+    /// Those parts of an allocation that nobody can be sent now.
+    pub(crate) fn elsewhere_of(&self, id: AllocationId) -> BTreeSet<PartRef> {
+        match self.has_tiers() {
+            true => self.every_part_of(id).filter(|part| self.is_elsewhere(*part)).collect(),
+            false => BTreeSet::new(),
+        }
+    }
+
+    /// All parts of an allocation, if there is one.
+    pub(crate) fn every_part_of(&self, id: AllocationId) -> impl Iterator<Item = PartRef> + use<> {
+        let indices = self.allocations.get(id).map(Allocation::indices);
+        indices.into_iter().flatten().map(move |part| PartRef { allocation: id, part })
+    }
+
+    /// Whether parts can be anywhere else than on their devices.
+    pub(crate) fn has_tiers(&self) -> bool {
+        let has_below = |device: &DeviceConfig| !(device.host.is_zero() && device.disk.is_zero());
+        self.config.files || self.config.devices.iter().any(has_below)
+    }
+
+    /// A session is to be sent the part once it is on its device.
+    pub(crate) fn comes(&mut self, session: SessionId, part: PartRef) {
+        self.comers.entry(part).or_default().insert(session);
+        self.want(part);
+    }
+
+    /// Somebody wants the part on its device: it comes, or stays if it is about to leave.
+    pub(crate) fn want(&mut self, part: PartRef) {
+        match self.migrations.get(&part).map(|migration| (migration.towards, migration.cause)) {
+            Some((Tier::Device, _)) => self.hasten_migration(part),
+            Some((_, Cause::Operator)) => self.stop_migration(part, PartMove::Wanted),
+            Some((_, Cause::Pressure)) if !self.is_room_awaited(part) => {
+                self.stop_migration(part, PartMove::Wanted);
+            }
+            // Somebody who came before needs the room: it comes back in its turn, and so leaves soon.
+            Some(_) => self.hasten_migration(part),
+            None if self.is_elsewhere(part) => {
+                let (is_new, steps_up) = (self.stand_in_line(part), self.demands.step_up(part));
+                if is_new || steps_up {
+                    self.unsettle_line(Waiter::Part(part));
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// The part waits for room, or for better luck. Whether it did not yet.
+    pub(crate) fn stand_in_line(&mut self, part: PartRef) -> bool {
+        let waiter = Waiter::Part(part);
+        if self.demands.contains(waiter) {
+            return false;
+        }
+        let Some(Piece { tenant, device, .. }) = self.piece_of(part) else { return false };
+        let stood = self.pins.arrive();
+        let came = self.pins.first_lacking(part).map_or(stood, |came| came.min(stood));
+        let devices = std::iter::once(device).collect();
+        self.demands.add(InLine { came, stood }, Demand { waiter, since: self.now, tenant, devices });
+        true
+    }
+
+    /// Whether anybody waits for the part to be on its device.
+    pub(crate) fn is_wanted(&self, part: PartRef) -> bool {
+        self.pins.lacking(part).next().is_some()
+            || self.comers.get(&part).is_some_and(|comers| {
+                comers.iter().any(|session| self.map_state(*session, part) == Some(MapState::Away))
+            })
+    }
+
+    /// Who waits for the part: sessions that pin it, and those that are to be sent it.
+    pub(crate) fn wanting(&self, part: PartRef) -> Vec<SessionId> {
+        let pinning = self.pins.lacking(part).map(|(_, (session, _))| session);
+        let comers = self.comers.get(&part).into_iter().flatten().copied();
+        let sessions: BTreeSet<_> = pinning.chain(comers).collect();
+        sessions.into_iter().collect()
+    }
+
+    /// The session waits for the part no more.
+    pub(crate) fn forget_comer(&mut self, session: SessionId, part: PartRef) {
+        if let Some(comers) = self.comers.get_mut(&part) {
+            comers.remove(&session);
+            if comers.is_empty() {
+                self.comers.remove(&part);
+            }
+        }
+    }
+
+    /// The part is on its device and stays there: it is sent to those who wait for it.
+    pub(crate) fn at_hand(&mut self, part: PartRef) {
+        self.unsettle_line(Waiter::Part(part));
+        self.leave_line(Waiter::Part(part), WaitEnd::Served);
+        for comer in self.comers.remove(&part).unwrap_or_default() {
+            if planted!(self, ComerForgotten) {
+                continue;
+            }
+            if self.map_state(comer, part) == Some(MapState::Away) {
+                self.bring_back(comer, part);
+            }
+        }
+        self.unsettled.calls.extend(self.pins.lacking(part).collect::<Vec<_>>());
+    }
+
+    /// What the part holds cannot be had: those that are to be sent it without a pin are told so, and wait no more.
+    pub(crate) fn comes_not(&mut self, part: PartRef) {
+        if planted!(self, LossAwaited) {
+            return;
+        }
+        for comer in self.comers.remove(&part).unwrap_or_default() {
+            let waits = self.map_state(comer, part) == Some(MapState::Away);
+            let session = self.sessions.get(comer).filter(|session| waits && session.channel_open);
+            if let Some(channel) = session.map(|session| session.channel) {
+                self.command(Command::Send { channel, frame: DaemonFrame::Lost(part) });
+            }
+        }
+        self.unsettle_demand(part);
+    }
+
+    /// The part can't be brought to its device: who waits for that is told why.
+    pub(crate) fn refuse_pins_of(&mut self, part: PartRef, why: &PartMove) {
+        let device = self.allocations.get(part.allocation).map(|allocation| allocation.device);
+        let refusal = match why {
+            PartMove::Refused { refusal } => (**refusal).clone(),
+            PartMove::Failed { problem } => Refusal::DriverFailed {
+                device: device.map(|device| self.uuid(device).to_owned()).unwrap_or_default(),
+                problem: problem.clone(),
+            },
+            _ => return,
+        };
+        self.refuse_lacking(part, &refusal);
+    }
+
+    /// All calls that lack the part are refused.
+    pub(crate) fn refuse_lacking(&mut self, part: PartRef, why: &Refusal) {
+        for (_, call) in self.pins.lacking(part).collect::<Vec<_>>() {
+            self.refuse_pin(call, why.clone());
+        }
+    }
+
+    /// Nobody waits for an allocation that is freed.
+    pub(crate) fn forget_demands(&mut self, id: AllocationId) {
+        let part = |index| PartRef { allocation: id, part: PartIndex(index) };
+        let comers: Vec<_> = self.comers.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect();
+        for part in comers {
+            self.comers.remove(&part);
+            self.unsettle_demand(part);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Descriptors sent and not answered: the kernel counts what is in flight, so a tenant and the node have budgets.
+//!
+//! Sessions that found a budget spent wait in a line of their tenant. Whoever came first is served first, over all
+//! tenants that have budget left; those whose tenant has none are not looked at one by one.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use vramd_types::SessionId;
+
+use crate::tenancy::{ByTenant, TenantId};
+
+#[derive(Debug, Default)]
+pub(crate) struct FdBudget {
+    pub(crate) total: usize,
+    by_tenant: ByTenant<usize>,
+    starved: Starved,
+}
+
+/// Sessions that wait for budget, at most once each.
+#[derive(Debug, Default)]
+struct Starved {
+    lines: BTreeMap<TenantId, VecDeque<(Turn, SessionId)>>,
+    waiting: BTreeSet<SessionId>,
+    next: Turn,
+}
+
+/// The order in which sessions came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Turn(u64);
+
+impl FdBudget {
+    pub(crate) fn of(&self, tenant: TenantId) -> usize {
+        self.by_tenant.get(tenant).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn spend(&mut self, tenant: TenantId, fds: usize) {
+        self.total = self.total.saturating_add(fds);
+        self.by_tenant.change(tenant, |spent| *spent = spent.saturating_add(fds));
+    }
+
+    pub(crate) fn give_back(&mut self, tenant: TenantId, fds: usize) {
+        self.total = self.total.saturating_sub(fds);
+        self.by_tenant.change(tenant, |spent| *spent = spent.saturating_sub(fds));
+    }
+
+    /// The session waits, if it does not already.
+    pub(crate) fn starve(&mut self, tenant: TenantId, session: SessionId) {
+        let Starved { lines, waiting, next } = &mut self.starved;
+        if waiting.insert(session) {
+            lines.entry(tenant).or_default().push_back((*next, session));
+            next.0 = next.0.saturating_add(1);
+        }
+    }
+
+    /// The turn that the next session to starve will get.
+    pub(crate) const fn turn(&self) -> Turn {
+        self.starved.next
+    }
+
+    /// Takes the first of those that came before the turn and whose tenant has not spent `own_max`.
+    pub(crate) fn next_starved(&mut self, before: Turn, own_max: usize) -> Option<SessionId> {
+        let Starved { lines, waiting, .. } = &mut self.starved;
+        let spent = |tenant: &TenantId| self.by_tenant.get(*tenant).copied().unwrap_or_default();
+        let fronts = lines.iter().filter(|(tenant, _)| spent(tenant) < own_max);
+        let fronts = fronts.filter_map(|(tenant, line)| Some((line.front()?.0, *tenant)));
+        let (_, tenant) = fronts.min().filter(|(turn, _)| *turn < before)?;
+        let line = lines.get_mut(&tenant)?;
+        let (_, session) = line.pop_front()?;
+        if line.is_empty() {
+            lines.remove(&tenant);
+        }
+        waiting.remove(&session);
+        Some(session)
+    }
+}

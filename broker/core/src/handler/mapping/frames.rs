@@ -1,0 +1,417 @@
+//! Who maps what: sending parts, revoking them, and taking the answers.
+//!
+//! A session has at most one unanswered packet of descriptors, and a tenant and the node have budgets of them.
+
+use vramd_types::{AllocationId, SessionId};
+
+use crate::{
+    broker::Broker,
+    command::{Command, DaemonFrame, MapPart, Notice, RevokeReason, RevokedPart},
+    error::Refusal,
+    event::{ChannelId, ClientFrame, PartRef, UnmappedPart},
+    handler::node::notice::Answered,
+    invariants,
+    limits::{FDS_PER_PACKET_MAX, PARTS_PER_FRAME_MAX, REVOKED_TOGETHER},
+    observed::Transition,
+    residency::{AllocationState, Hold, MapEvent, MapState, MapStep},
+    tenancy::{SessionEvent, TenantId},
+};
+
+/// How far back among commands that nobody has taken yet a frame is looked for.
+const LOOKED_BACK: usize = 4 * REVOKED_TOGETHER;
+
+/// What of an allocation a session is sent that has not pinned it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unasked {
+    All,
+    /// What is on its device: for the rest room would have to be made.
+    AtHand,
+    Nothing,
+}
+
+impl Broker {
+    /// Queues what of an allocation the session does not hold yet; what is being revoked waits for the end of that, and the rest
+    /// for a pin.
+    pub(crate) fn queue_maps(&mut self, id: SessionId, allocation_id: AllocationId, unasked: Unasked) {
+        self.queue_parts(id, allocation_id, unasked);
+        self.pump(id);
+    }
+
+    /// The same for all of a batch, so that they share packets.
+    pub(crate) fn queue_all_maps(&mut self, id: SessionId, allocations: &[AllocationId]) {
+        for allocation in allocations.iter().copied() {
+            self.queue_parts(id, allocation, Unasked::All);
+        }
+        self.pump(id);
+    }
+
+    fn queue_parts(&mut self, id: SessionId, allocation_id: AllocationId, unasked: Unasked) {
+        let elsewhere = self.elsewhere_of(allocation_id);
+        let (Some(session), Some(allocation)) =
+            (self.sessions.get_mut(id), self.allocations.get_mut(allocation_id))
+        else {
+            return;
+        };
+        if !session.is_connected() && !planted!(self, MapToDeadSession) {
+            return;
+        }
+        let is_unheld = allocation.unheld && allocation.owner == Some(id);
+        let unasked = if is_unheld { Unasked::Nothing } else { unasked };
+        let (mut queued, mut comes) = (0, Vec::new());
+        for index in allocation.indices() {
+            if allocation.part(index).is_none_or(|part| part.map_state(id).is_some()) {
+                continue;
+            }
+            let slot = session.words.as_mut().map(|words| words.slots.take());
+            if slot == Some(None) {
+                return self.broken(invariants::SLOTS, format!("{id} has no slot for {allocation_id}"));
+            }
+            let part = PartRef { allocation: allocation_id, part: index };
+            let state = match self.revocations.get_mut(&part) {
+                _ if unasked == Unasked::Nothing => MapState::Away,
+                Some(revocation) => {
+                    revocation.comers.push(id);
+                    MapState::Away
+                }
+                None if elsewhere.contains(&part) => {
+                    if unasked == Unasked::All {
+                        comes.push(part);
+                    }
+                    MapState::Away
+                }
+                None => MapState::Queued,
+            };
+            allocation.set_hold(index, Hold::new(id, slot.flatten(), state));
+            if state == MapState::Queued {
+                session.queue.push(part);
+            }
+            queued += 1;
+        }
+        if queued > 0 {
+            *session.maps.entry(allocation_id).or_default() += queued;
+        }
+        for part in comes {
+            self.comes(id, part);
+        }
+    }
+
+    /// Sends the session's next packet, if it has answered the last one and the budgets allow.
+    pub(crate) fn pump(&mut self, id: SessionId) {
+        let limits = &self.config.limits;
+        let Some(session) = self.sessions.get(id) else { return };
+        let answered = session.fds_in_flight == 0 || planted!(self, TwoPacketsInFlight);
+        let open = session.channel_open || planted!(self, MapToDeadSession);
+        if !open || !answered || session.queue.is_empty() {
+            return;
+        }
+        let (channel, tenant) = (session.channel, session.tenant);
+        let room = limits.fds_in_flight_max.saturating_sub(self.fds.total);
+        let own = limits.fds_in_flight_per_tenant_max.saturating_sub(self.fds.of(tenant));
+        let count = session.queue.len().min(room).min(own).min(FDS_PER_PACKET_MAX);
+        if count == 0 && planted!(self, StarvedForgotten) {
+            return;
+        }
+        if count == 0 {
+            return self.fds.starve(tenant, id);
+        }
+        let deadline = self.now.after(limits.map_answer_timeout);
+        let Some(session) = self.sessions.get_mut(id) else { return };
+        session.fds_in_flight = match planted!(self, TwoPacketsInFlight) {
+            true => session.fds_in_flight.saturating_add(count),
+            false => count,
+        };
+        session.map_deadline = Some(deadline);
+        self.fds.spend(tenant, count);
+        if !planted!(self, TimerLost) {
+            self.arm_session(deadline, id);
+        }
+        let mut parts = Vec::with_capacity(count);
+        while parts.len() < count {
+            let Self { sessions, allocations, .. } = self;
+            let next = sessions
+                .get_mut(id)
+                .and_then(|session| session.queue.pop(|part| allocations.is_queued(id, part)));
+            let Some(part) = next else { break };
+            parts.extend(self.offer(id, tenant, part));
+        }
+        self.command(Command::Send { channel, frame: DaemonFrame::Map(parts) });
+        // Until it is answered none of it can leave: who waits first may be one now whom nothing helps, and is passed by.
+        self.unsettle_short();
+    }
+
+    /// Makes the session a mapper of the part: its descriptor is about to leave.
+    pub(crate) fn offer(&mut self, id: SessionId, tenant: TenantId, part: PartRef) -> Option<MapPart> {
+        #[cfg(feature = "planted")]
+        let left = self.left_by(part).filter(|_| planted!(self, SentFromOldExtent));
+        let allocation = self.allocations.get_mut(part.allocation)?;
+        let writable = allocation.is_writable_by(id)
+            || (planted!(self, SealedMappedWritable) && allocation.owner == Some(id));
+        let (offset, size) = (allocation.offset_of(part.part), allocation.size_of(part.part));
+        let (span, device) = (allocation.span, allocation.device);
+        if let Some(session) = self.sessions.get_mut(id) {
+            session.mapped = session.mapped.saturating_add(size);
+        }
+        let entry = allocation.part(part.part)?;
+        #[cfg(not(feature = "planted"))]
+        let extent = entry.extent;
+        #[cfg(feature = "planted")]
+        let extent = match planted!(self, ExtentOfAnotherTenant) {
+            true => self.pool.stranger(tenant).unwrap_or(entry.extent),
+            false => left.unwrap_or(entry.extent),
+        };
+        let hold = entry.hold(id).copied();
+        let (from, slot) = (hold.map(|hold| hold.state), hold.and_then(|hold| hold.slot()));
+        let sent = from.and_then(|state| state.on(MapEvent::Send));
+        if let Some(from) = from {
+            let legal = sent.is_some();
+            self.transitions.note(Transition::Mapping { from, event: MapEvent::Send, legal });
+        }
+        match sent {
+            Some(MapStep::To(next)) => allocation.set_hold(part.part, Hold::new(id, slot, next)),
+            other => self.broken(invariants::TRANSITIONS, format!("{part:?} sent to {id}: {other:?}")),
+        }
+        if writable && slot.is_none() {
+            // Nothing will say when it writes.
+            self.was_written(part);
+        }
+        if let Some(extent) = self.pool.get_mut(extent)
+            && !extent.sent_to.contains(&tenant)
+        {
+            extent.sent_to.push(tenant);
+        }
+        let losses = self.losses_of(part);
+        Some(MapPart { part, extent, device, offset, size, span, writable, slot, losses })
+    }
+
+    /// Tells the session to unmap all it maps of an allocation, for good. What is queued or away is forgotten.
+    pub(crate) fn revoke(&mut self, id: SessionId, allocation_id: AllocationId, reason: RevokeReason) {
+        let Some(allocation) = self.allocations.get(allocation_id) else { return };
+        let held: Vec<_> = allocation
+            .indices()
+            .filter(|index| allocation.part(*index).is_some_and(|part| part.map_state(id).is_some()))
+            .map(|part| PartRef { allocation: allocation_id, part })
+            .collect();
+        let (mut to_tell, mut gone) = (Vec::new(), Vec::new());
+        for part in held {
+            match self.step(id, part, MapEvent::Revoke) {
+                Ok(MapStep::SendRevoke) => to_tell.push(self.revoked_part(id, part)),
+                Ok(MapStep::Gone) => gone.push(part),
+                Ok(_) => {}
+                Err(problem) => self.broken(invariants::TRANSITIONS, problem),
+            }
+        }
+        self.send_revoke(id, to_tell, reason);
+        self.expect_answer(id);
+        for part in gone {
+            self.unmapped(id, part);
+        }
+    }
+
+    /// Sets a deadline for what the session was told to unmap, also for what it has been told before and let pass:
+    /// whoever waits for it now waits no longer than the first one did.
+    pub(crate) fn expect_answer(&mut self, id: SessionId) {
+        let deadline = self.now.after(self.config.limits.revoke_answer_timeout);
+        let Some(session) = self.sessions.get_mut(id) else { return };
+        if session.channel_open && session.revoking > 0 && session.revoke_deadline.is_none() {
+            session.revoke_deadline = Some(deadline);
+            if !planted!(self, RevokeTimerLost) {
+                self.arm_session(deadline, id);
+            }
+        }
+    }
+
+    /// The part as a `Revoke` names it.
+    pub(crate) fn revoked_part(&self, id: SessionId, part: PartRef) -> RevokedPart {
+        let entry = self.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
+        RevokedPart { part, slot: entry.and_then(|entry| entry.hold(id)?.slot()) }
+    }
+
+    pub(crate) fn send_revoke(&mut self, id: SessionId, mut parts: Vec<RevokedPart>, reason: RevokeReason) {
+        let Some(session) = self.sessions.get(id) else { return };
+        if !session.channel_open {
+            return;
+        }
+        let (channel, tenant) = (session.channel, session.tenant);
+        for of_one in parts.chunk_by(|one, next| one.part.allocation == next.part.allocation) {
+            let Some(PartRef { allocation, .. }) = of_one.first().map(|revoked| revoked.part) else {
+                continue;
+            };
+            let (tenant, parts) = (self.tenants.shared(tenant), of_one.len());
+            self.notice(Notice::RevokeSent { session: id, tenant, allocation, parts, reason });
+        }
+        if parts.len() < REVOKED_TOGETHER
+            && let Some(told) = self.unsent_revoke(channel, reason)
+            && told.len().saturating_add(parts.len()) <= REVOKED_TOGETHER
+        {
+            return told.extend(parts);
+        }
+        while !parts.is_empty() {
+            let rest = parts.split_off(parts.len().min(PARTS_PER_FRAME_MAX));
+            let frame = DaemonFrame::Revoke { parts, reason };
+            self.command(Command::Send { channel, frame });
+            parts = rest;
+        }
+    }
+
+    /// What the last frame of a channel revokes that nobody has taken from the queue yet: as much may be added to it as if it came
+    /// next.
+    fn unsent_revoke(&mut self, channel: ChannelId, reason: RevokeReason) -> Option<&mut Vec<RevokedPart>> {
+        let recent = self.outbox.iter_mut().rev().take(LOOKED_BACK);
+        let frames = recent.filter_map(|command| match command {
+            Command::Send { channel: of, frame } if *of == channel => Some(frame),
+            _ => None,
+        });
+        match frames.into_iter().next()? {
+            DaemonFrame::Revoke { parts, reason: why } if *why == reason => Some(parts),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn on_frame(&mut self, channel: ChannelId, frame: ClientFrame) {
+        let Some(id) = self.sessions.on_channel(channel) else { return };
+        if self.sessions.get(id).is_none_or(|session| !session.channel_open) {
+            return;
+        }
+        let taken = match frame {
+            ClientFrame::WordsMapped => self.on_words_mapped(id),
+            _ if self.owes_words(id) => Err("the word table is not mapped yet".to_owned()),
+            ClientFrame::Mapped(parts) => self.on_mapped(id, parts),
+            ClientFrame::Unmapped(parts) => self.on_unmapped(id, parts),
+            ClientFrame::Pin { call, parts, wait, .. } => self.on_pin(id, call, parts, wait),
+            ClientFrame::PinEnded { call } => self.on_pin_ended(id, call),
+        };
+        if let Err(problem) = taken
+            && !planted!(self, LieBelieved)
+        {
+            return self.quarantine(id, problem);
+        }
+        self.answered(id);
+        self.pump(id);
+        self.pump_starved();
+    }
+
+    fn on_mapped(&mut self, id: SessionId, parts: Vec<PartRef>) -> Result<(), String> {
+        // What is mapped may leave.
+        self.unsettle_short();
+        for part in parts {
+            if self.step(id, part, MapEvent::Mapped)? == MapStep::SendRevoke {
+                let reason = self.revoke_reason(id, part.allocation);
+                let told = vec![self.revoked_part(id, part)];
+                self.send_revoke(id, told, reason);
+                self.expect_answer(id);
+            }
+        }
+        Ok(())
+    }
+
+    fn on_unmapped(&mut self, id: SessionId, parts: Vec<UnmappedPart>) -> Result<(), String> {
+        let Some(tenant) = self.sessions.get(id).map(|session| session.tenant) else { return Ok(()) };
+        let mut answered = Answered::default();
+        for UnmappedPart { part, failure, written } in parts {
+            let was_told = self.is_revoking(id, part);
+            let lost = planted!(self, UnmappableLost) && self.map_state(id, part) == Some(MapState::Offered);
+            let event = match failure {
+                Some(_) if !lost => MapEvent::Failed,
+                _ => MapEvent::Unmapped,
+            };
+            let step = self.step(id, part, event)?;
+            // Who does not map it has not written it, whatever it says.
+            if written {
+                self.was_written(part);
+            }
+            if was_told && let Some(before) = answered.add(part.allocation) {
+                self.note_answered(id, tenant, before);
+            }
+            if let Some(problem) = failure.clone() {
+                let tenant = self.tenants.shared(tenant);
+                self.notice(Notice::MapFailed { session: id, tenant, part, problem });
+            }
+            if step == MapStep::Gone || self.leaves_for_good(id, part) {
+                self.unmapped(id, part);
+            } else if let Some(problem) = failure {
+                self.refuse_unmappable(id, part, &problem);
+            }
+        }
+        if let Some(last) = answered.0 {
+            self.note_answered(id, tenant, last);
+        }
+        Ok(())
+    }
+
+    /// What is away does not come back if its allocation has been freed meanwhile, or if its session has no pins to ask for it.
+    fn leaves_for_good(&mut self, id: SessionId, part: PartRef) -> bool {
+        let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
+        let asks = self.sessions.get(id).is_some_and(|session| session.words.is_some());
+        let stays = asks && state != Some(AllocationState::Freeing);
+        !stays && self.step(id, part, MapEvent::Revoke).is_ok()
+    }
+
+    /// Its calls that lack the part end: they would have it sent again and again. Whoever asks anew is sent it anew.
+    fn refuse_unmappable(&mut self, id: SessionId, part: PartRef, problem: &str) {
+        let lacking: Vec<_> = self.pins.waiting_of(part, id).collect();
+        for (_, call) in lacking {
+            let (allocation, problem) = (part.allocation, problem.to_owned());
+            self.refuse_pin(call, Refusal::MapFailed { allocation, problem });
+        }
+    }
+
+    /// What follows when a session has let go of a part.
+    pub(crate) fn unmapped(&mut self, id: SessionId, part: PartRef) {
+        let Some(allocation) = self.allocations.get(part.allocation) else { return };
+        let still = self.maps_any(id, part.allocation, allocation);
+        match allocation.state {
+            AllocationState::Freeing => {
+                self.give_back_part(part);
+                if self.remove_if_gone(part.allocation) {
+                    return;
+                }
+            }
+            AllocationState::Unmapping if !still && allocation.owner == Some(id) => {
+                self.digest_if_unmapped(part.allocation);
+            }
+            _ => {}
+        }
+        if !still {
+            self.notify(part.allocation);
+        }
+    }
+
+    /// Why a session that was offered a part is told to unmap it as soon as it has it.
+    fn revoke_reason(&self, id: SessionId, allocation: AllocationId) -> RevokeReason {
+        if self.sessions.get(id).is_some_and(|session| session.ending) {
+            return RevokeReason::SessionEnded;
+        }
+        match self.allocations.get(allocation).map(|allocation| allocation.state) {
+            Some(AllocationState::Unmapping) => RevokeReason::Sealing,
+            Some(AllocationState::Freeing) => RevokeReason::Freed,
+            _ => RevokeReason::Detached,
+        }
+    }
+
+    /// A session that was overdue may be live again, and one that was ended may have nothing left.
+    fn answered(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get(id) else { return };
+        if session.ending && session.maps.is_empty() {
+            return self.session_gone(id, SessionEvent::UnmappedAll);
+        }
+        if session.silent_reason == Some(crate::tenancy::SilentReason::Overdue) && !session.owes_unmapped() {
+            let tenant = self.tenants.shared(session.tenant);
+            self.session_event(id, SessionEvent::Answered, None);
+            self.notice(Notice::SessionAnswered { session: id, tenant });
+            self.unsettle_short();
+            self.unsettle_lingering_of(id);
+        }
+    }
+
+    /// Serves sessions that waited for budget. Each is tried once: who still finds none waits on.
+    pub(crate) fn pump_starved(&mut self) {
+        let (all_max, own_max) =
+            (self.config.limits.fds_in_flight_max, self.config.limits.fds_in_flight_per_tenant_max);
+        let now = self.fds.turn();
+        while self.fds.total < all_max
+            && let Some(id) = self.fds.next_starved(now, own_max)
+        {
+            self.pump(id);
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! `RevokeMappings`: parts that everybody is to unmap. See [`crate::residency::Revocation`] for how one goes.
+
+use vramd_types::SessionId;
+
+use crate::{
+    broker::Broker,
+    collections::Few,
+    command::{Command, Notice, PartRevocation},
+    event::{PartRef, WordsOutcome},
+    handler::Timer,
+    invariants,
+    residency::{Hold, MapEvent, MapState, Revocation, Stage},
+    tenancy::{Arrival, OpId},
+    time::Time,
+};
+
+impl Broker {
+    /// Begins with one part, or joins who did. `None`: the operation is told when it is over.
+    pub(crate) fn revoke_part(
+        &mut self,
+        op: Option<OpId>,
+        part: PartRef,
+        wait: bool,
+        came: Arrival,
+    ) -> Option<PartRevocation> {
+        let until = self.now.after(self.config.limits.revoke_answer_timeout);
+        let mapping = self.mapping(part, |_| true);
+        if let Some(under_way) = self.revocations.get_mut(&part) {
+            let lasts = match &mut under_way.stage {
+                // Where nobody maps it any more the fence is as good as over.
+                Stage::Fence { .. } if !wait && !mapping.is_empty() => {
+                    return Some(PartRevocation::Pinned { by: mapping });
+                }
+                Stage::Words { fence, .. } if wait => Some(*fence.get_or_insert(until)),
+                Stage::Words { .. } | Stage::Evict | Stage::Fence { .. } => None,
+            };
+            op.into_iter().for_each(|op| under_way.ops.push(op));
+            if let Some(until) = lasts {
+                self.arm(until, Timer::Fence(part));
+            }
+            return None;
+        }
+        if let Some(outcome) = self.cannot_begin(part, wait, came) {
+            return Some(outcome);
+        }
+        let stage = match wait {
+            true => {
+                self.arm(until, Timer::Fence(part));
+                self.unsettled.revocations.insert(part);
+                Stage::Fence { until }
+            }
+            false => self.ask_words(part),
+        };
+        let ops = op.into_iter().collect::<Few<_>>();
+        let (began, eased) = (self.pins.arrive(), self.now);
+        self.revocations.insert(part, Revocation { began, stage, ops, comers: Vec::new(), eased });
+        None
+    }
+
+    /// Who maps the part without pins, or does not answer, is not asked; and for an evict nobody is who uses it: by a pin
+    /// call that came before then, or that has been answered.
+    pub(crate) fn cannot_begin(&self, part: PartRef, wait: bool, came: Arrival) -> Option<PartRevocation> {
+        let standing = self.standing(part);
+        if !standing.is_empty() {
+            return Some(PartRevocation::Standing { by: standing });
+        }
+        let silent = self.silent(part);
+        if !silent.is_empty() {
+            return Some(PartRevocation::Silent { by: silent });
+        }
+        if self.mapping(part, |_| true).is_empty() {
+            return Some(PartRevocation::Revoked);
+        }
+        if wait {
+            return None;
+        }
+        // Who was sent the part and has not answered counts as using it.
+        let uses = |hold: &Hold| {
+            let calls = self.pins.protects(part, hold.session, came) && !planted!(self, EvictedThoughPinned);
+            hold.state != MapState::Mapped || calls
+        };
+        let by = self.mapping(part, uses);
+        (!by.is_empty()).then_some(PartRevocation::Pinned { by })
+    }
+
+    fn ask_words(&mut self, part: PartRef) -> Stage {
+        let (mut words, mut asked) = (Vec::new(), Vec::new());
+        for hold in self.holds(part).iter().filter(|hold| hold.state == MapState::Mapped) {
+            if let (Some(session), Some(slot)) = (self.sessions.get(hold.session), hold.slot()) {
+                words.push((session.channel, hold.session, slot));
+                asked.push(hold.session);
+            }
+        }
+        // Who came after whoever needs the room is told that it has the part only if it keeps it.
+        for session in asked.iter().copied() {
+            for (_, call) in self.pins.waiting_of(part, session).collect::<Vec<_>>() {
+                self.pins.lost(call, part);
+            }
+        }
+        self.command(Command::RevokeWords { part, words });
+        Stage::Words { asked, fence: None }
+    }
+
+    pub(crate) fn on_words_revoked(&mut self, part: PartRef, outcome: WordsOutcome) {
+        let stage = self.revocations.get(&part).map(|under_way| under_way.stage.clone());
+        let Some(Stage::Words { asked, fence }) = stage else {
+            return self.broken(invariants::MAPPERS, format!("words of {part:?} were revoked unasked"));
+        };
+        self.unsettled.revocations.insert(part);
+        let next = match outcome {
+            // REVOKE stands: whoever maps it still is told, answering or not.
+            WordsOutcome::Revoked => {
+                let mut mappers = 0usize;
+                for session in asked {
+                    let open = self.sessions.get(session).is_some_and(|session| session.channel_open);
+                    if open && self.map_state(session, part) == Some(MapState::Mapped) {
+                        self.evict(session, part, true);
+                        mappers = mappers.saturating_add(1);
+                    }
+                }
+                self.notice(Notice::Evicted { part, mappers });
+                Stage::Evict
+            }
+            WordsOutcome::Pinned { by } => match fence {
+                // Who came before that fence, and was told to have lost the part, has it still.
+                Some(until) if until > self.now => {
+                    self.unsettled.calls.extend(self.pins.lacking(part));
+                    Stage::Fence { until }
+                }
+                _ => return self.revocation_over(part, &PartRevocation::Pinned { by }),
+            },
+        };
+        if let Some(under_way) = self.revocations.get_mut(&part) {
+            under_way.stage = next;
+        }
+    }
+
+    /// Tells who can be told, and ends the revocation if it is over.
+    pub(crate) fn settle_revocation(&mut self, part: PartRef) {
+        let Some(under_way) = self.revocations.get(&part) else { return };
+        let began = under_way.began;
+        match under_way.stage {
+            Stage::Words { .. } => return,
+            Stage::Fence { .. } => self.fence(part, began),
+            Stage::Evict => {}
+        }
+        let silent = self.silent(part);
+        if !silent.is_empty() {
+            return self.revocation_over(part, &PartRevocation::Silent { by: silent });
+        }
+        if self.mapping(part, |_| true).is_empty() {
+            self.revocation_over(part, &PartRevocation::Revoked);
+        }
+    }
+
+    /// Who maps a fenced part is told to unmap it, unless a call of its own came before the fence and has not ended.
+    fn fence(&mut self, part: PartRef, began: Arrival) {
+        let free = |hold: &Hold| {
+            let answers = self.sessions.get(hold.session).is_some_and(|session| session.is_answering());
+            hold.state == MapState::Mapped && answers && !self.pins.protects(part, hold.session, began)
+        };
+        for session in self.mapping(part, free) {
+            self.evict(session, part, false);
+        }
+    }
+
+    /// A fence does not wait for pins for ever. Who was told unmaps when its pins have ended.
+    pub(crate) fn fence_lasted(&mut self, part: PartRef) {
+        let due = |until: Time| until <= self.now;
+        let stage = self.revocations.get(&part).map(|under_way| &under_way.stage);
+        if matches!(stage, Some(Stage::Fence { until }) if due(*until)) {
+            let by = self.mapping(part, |_| true);
+            self.revocation_over(part, &PartRevocation::Pinned { by });
+        }
+    }
+
+    fn revocation_over(&mut self, part: PartRef, outcome: &PartRevocation) {
+        let Some(over) = self.revocations.remove(&part) else { return };
+        self.emptied(part, outcome);
+        // Who was found to pin it is asked again once it has been seen to unpin it.
+        let pinned = match (outcome, over.stage) {
+            (PartRevocation::Pinned { by }, Stage::Words { .. }) => self.seen_pinned(part, by),
+            (PartRevocation::Pinned { .. }, _) => true,
+            _ => false,
+        };
+        if !pinned {
+            self.unsettle_lingering(part);
+        }
+        self.unsettle_short();
+        let elsewhere = self.is_elsewhere(part);
+        for comer in over.comers {
+            match self.map_state(comer, part) {
+                Some(MapState::Away) if elsewhere => self.comes(comer, part),
+                Some(MapState::Away) => self.bring_back(comer, part),
+                _ => {}
+            }
+        }
+        self.unsettled.calls.extend(self.pins.lacking(part));
+        for op in over.ops.iter().copied() {
+            self.part_revoked(op, part, outcome.clone());
+            self.check_op(op);
+        }
+    }
+
+    fn evict(&mut self, id: SessionId, part: PartRef, prompt: bool) {
+        if let Err(problem) = self.step(id, part, MapEvent::Evict) {
+            return self.broken(invariants::TRANSITIONS, problem);
+        }
+        // Who came before needs its room: a call that waits for others has it no more.
+        for (_, call) in self.pins.waiting_of(part, id).collect::<Vec<_>>() {
+            self.pins.lost(call, part);
+        }
+        let told = self.revoked_part(id, part);
+        self.unsettled.evicted.entry(id).or_default().push(told);
+        if prompt {
+            self.expect_unmapped(id, part);
+        }
+    }
+
+    /// Nobody pins it, so it can be unmapped at once.
+    fn expect_unmapped(&mut self, id: SessionId, part: PartRef) {
+        let deadline = self.now.after(self.config.limits.unmap_answer_timeout);
+        let words = self.sessions.get_mut(id).and_then(|session| session.words.as_mut());
+        let Some(words) = words else { return };
+        words.prompt.insert(part);
+        if words.unmap_deadline.is_none() {
+            words.unmap_deadline = Some(deadline);
+            if !planted!(self, RevokeTimerLost) {
+                self.arm_session(deadline, id);
+            }
+        }
+    }
+
+    /// Whether who came then for the part waits for the end of a revocation: of a fence that came before, or of an evict, which
+    /// only begins where no call is in its way.
+    pub(crate) fn is_held_up(&self, part: PartRef, came: Arrival) -> bool {
+        self.revocations.get(&part).is_some_and(|under_way| {
+            let let_in = planted!(self, FenceLetsPinsIn) && matches!(under_way.stage, Stage::Fence { .. });
+            let evicts = matches!(under_way.stage, Stage::Words { .. } | Stage::Evict);
+            (evicts || under_way.began < came) && !let_in
+        })
+    }
+
+    pub(crate) fn holds(&self, part: PartRef) -> &[Hold] {
+        let entry = self.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
+        entry.map(|entry| &*entry.holds).unwrap_or_default()
+    }
+
+    /// Of those who map a part or are about to, these.
+    pub(crate) fn mapping(&self, part: PartRef, which: impl Fn(&Hold) -> bool) -> Vec<SessionId> {
+        let unsaid = |hold: &&Hold| planted!(self, MappersFromWords) && hold.state.in_flight();
+        let holds = self.holds(part).iter().filter(|hold| hold.state != MapState::Away && which(hold));
+        let holds = holds.filter(|hold| !unsaid(hold));
+        holds.map(|hold| hold.session).collect()
+    }
+
+    fn standing(&self, part: PartRef) -> Vec<SessionId> {
+        let words = |id| self.sessions.get(id).is_some_and(|session| session.words.is_some());
+        self.mapping(part, |hold| !words(hold.session))
+    }
+
+    /// Who maps the part and does not answer.
+    fn silent(&self, part: PartRef) -> Vec<SessionId> {
+        let answers = |id| self.sessions.get(id).is_some_and(|session| session.is_answering());
+        self.mapping(part, |hold| hold.state.maps() && !answers(hold.session))
+    }
+}

@@ -1,0 +1,268 @@
+//! Backing: bytes below its device that a part has for life, from when it is admitted.
+//!
+//! They are reserved first; once memory has been made there it is kept, so a part that comes and goes is charged the same
+//! below wherever it is. A part for which there were none gets them when some come free. While nobody has written the part
+//! since it came, that memory is its shadow.
+
+use std::collections::BTreeSet;
+
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId};
+
+use crate::{
+    broker::Broker,
+    command::Notice,
+    event::{Kind, PartRef, Tier},
+    handler::{Timer, line::make_room::Piece, requests::part_orders::MOMENT},
+    ledger::{Place, Reservation, Shortage},
+    limits::BACKED_TOGETHER,
+    migration::{BackedBy, Backing},
+    pool::Extent,
+    residency::AllocationState,
+    tenancy::TenantId,
+};
+
+impl Broker {
+    /// Sets bytes aside below for a part on its device, if there are any for its tenant: only then can it leave.
+    pub(crate) fn set_aside(&mut self, part: PartRef, tenant: TenantId, device: DeviceIndex, size: Bytes) {
+        let Some(place) = self.ledger.place_below(tenant, device, size) else { return };
+        if self.backings.contains(&part) {
+            return;
+        }
+        let account = (tenant, device);
+        match self.ledger.reserve(tenant, place, size) {
+            Ok(reservation) => self.backings.insert(part, account, size, Backing::Reserved(reservation)),
+            Err(_) => self.backings.lacks(part, account, size),
+        }
+    }
+
+    /// Bytes have come free below a device: parts there that have none set aside get some, the oldest first.
+    pub(crate) fn set_aside_late(&mut self, device: DeviceIndex) {
+        if planted!(self, LackingForgotten) {
+            return;
+        }
+        let mut oldest: BTreeSet<_> = self.backings.lacking().oldest_of_each(device).collect();
+        let (mut full, mut left) = (BTreeSet::new(), BACKED_TOGETHER);
+        while let Some((part, tenant, size)) = oldest.pop_first() {
+            if left == 0 {
+                // And not before then, though its own reservations have changed who is in whose way.
+                self.ledger.eased.remove(&device);
+                self.arm(self.now.after(MOMENT), Timer::Backing(device));
+                break;
+            }
+            if let Some(reservation) = self.reserve_late((tenant, device), size, &mut full) {
+                let tier = reservation.place().tier;
+                self.backings.insert(part, (tenant, device), size, Backing::Reserved(reservation));
+                self.resides(part);
+                let tenant_name = self.tenants.shared(tenant);
+                self.notice(Notice::Backed { part, tenant: tenant_name, device, tier, bytes: size });
+                oldest.extend(self.backings.lacking().oldest_of(tenant, device));
+                left = left.saturating_sub(1);
+            }
+        }
+        // They can leave now.
+        self.unsettled.demands |= left < BACKED_TOGETHER && self.is_room_wanted();
+    }
+
+    /// Bytes below for a part that has waited for some; `full`: where older ones have found none.
+    fn reserve_late(
+        &mut self,
+        (tenant, device): BackedBy,
+        size: Bytes,
+        full: &mut BTreeSet<Place>,
+    ) -> Option<Reservation> {
+        for place in self.ledger.below(device).collect::<Vec<_>>() {
+            // What is set aside for its tenant is there for nobody else.
+            if full.contains(&place) && !self.is_guaranteed_in(tenant, place, size) {
+                continue;
+            }
+            match self.ledger.reserve(tenant, place, size) {
+                Ok(reservation) => return Some(reservation),
+                Err(Shortage::Room { .. }) => _ = full.insert(place),
+                Err(Shortage::Limit { .. }) => {}
+            }
+        }
+        None
+    }
+
+    /// It is freed, or leaves. Younger ones may have waited for it.
+    pub(crate) fn lacks_no_more(&mut self, part: PartRef, tenant: TenantId, device: DeviceIndex) {
+        if self.backings.lacking().contains(&part, (tenant, device)) {
+            self.backings.lacks_no_more(&part, (tenant, device));
+            self.ledger.eased.insert(device);
+        }
+    }
+
+    fn is_guaranteed_in(&self, tenant: TenantId, place: Place, more: Bytes) -> bool {
+        let account = self.ledger.account(tenant, place);
+        account.is_some_and(|account| account.held().saturating_add(more) <= account.guarantee)
+    }
+
+    /// The same for all parts of a new allocation.
+    pub(crate) fn set_aside_all(&mut self, id: AllocationId) {
+        let movable = self.allocations.get(id).filter(|it| it.kind == Kind::Movable);
+        let backed = movable.filter(|it| self.ledger.below(it.device).next().is_some());
+        let Some(allocation) = backed else { return };
+        let discardable = allocation.discardable;
+        for part in allocation.indices().map(|part| PartRef { allocation: id, part }) {
+            self.lodges(part);
+            if self.tier_of(part) == Some(Tier::Device)
+                && let Some(piece) = self.piece_of(part)
+            {
+                match discardable {
+                    true => self.needs_no_backing(part, piece),
+                    false => self.set_aside(part, piece.tenant, piece.device, piece.size),
+                }
+            }
+        }
+    }
+
+    /// A part that is freed needs nothing below.
+    pub(crate) fn forget_backing(&mut self, part: PartRef) {
+        self.pressing.failed.remove(&part);
+        self.residents.gone(part);
+        self.lodges_no_more(part);
+        if let Some(Piece { tenant, device, .. }) = self.piece_of(part) {
+            self.lacks_no_more(part, tenant, device);
+        }
+        self.give_backing_back(part);
+    }
+
+    /// What the part has below it needs no more.
+    pub(crate) fn give_backing_back(&mut self, part: PartRef) {
+        match self.backings.remove(&part) {
+            Some(Backing::Reserved(reservation)) => self.ledger.cancel(reservation),
+            Some(Backing::File { .. }) if planted!(self, FileKept) => {}
+            // What has not been made yet is released once it is.
+            Some(Backing::Kept { extent, .. } | Backing::File { extent }) => self.release_extent(extent),
+            Some(Backing::Needless) | None => {}
+        }
+    }
+
+    /// The tier that the part leaves its device for, unless an operator names one.
+    pub(crate) fn tier_below(&self, part: PartRef) -> Option<Tier> {
+        let device = self.allocations.get(part.allocation)?.device;
+        let nearest = || self.ledger.below(device).next().map(|place| place.tier);
+        self.backings.get(&part).and_then(Backing::tier).or_else(nearest)
+    }
+
+    pub(crate) fn forget_backings(&mut self, id: AllocationId) {
+        for part in self.every_part_of(id) {
+            self.forget_backing(part);
+        }
+    }
+
+    /// Memory below that is the part's, and that it is not in, stays with it.
+    pub(crate) fn keep(&mut self, part: PartRef, extent: ExtentId, clean: bool) {
+        let stays = self
+            .allocations
+            .get(part.allocation)
+            .is_some_and(|allocation| allocation.state != AllocationState::Freeing);
+        if !stays {
+            return self.release_extent(extent);
+        }
+        let made = self.pool.get(extent).map(|it| (it.is_nothing(), it.in_file, it.place.tier));
+        match self.piece_of(part).zip(made) {
+            Some((piece, (true, _, _))) => {
+                self.nothing_left(extent);
+                self.needs_no_backing(part, piece);
+            }
+            Some((Piece { tenant, device, size }, (false, in_file, tier))) => {
+                let kept = match in_file {
+                    true if planted!(self, FileForgotten) => {
+                        self.release_extent(extent);
+                        return self.set_aside_anew(part);
+                    }
+                    true => Backing::File { extent },
+                    false => Backing::Kept { extent, tier, clean },
+                };
+                self.backings.insert(part, (tenant, device), size, kept);
+            }
+            // It could not be made.
+            None => self.set_aside_anew(part),
+        }
+        self.resides(part);
+    }
+
+    /// A part that has nothing below, and gets nothing, does not leave.
+    fn set_aside_anew(&mut self, part: PartRef) {
+        if let Some(Piece { tenant, device, size }) = self.piece_of(part) {
+            self.set_aside(part, tenant, device, size);
+        }
+        if !self.backings.contains(&part) {
+            self.residents.gone(part);
+        }
+    }
+
+    /// Memory below could not be made for a part that had bytes set aside there: they are set aside anew. One that leaves for another
+    /// tier meanwhile needs none, unless it stays after all: then what was made for it there is its own.
+    pub(crate) fn lacks_backing(&mut self, part: PartRef, id: ExtentId) {
+        if self.is_kept(part, id) {
+            self.backings.remove(&part);
+            if !self.is_leaving(part) {
+                self.set_aside_anew(part);
+            }
+        }
+    }
+
+    /// The part may leave its device, if somebody needs the room.
+    pub(crate) fn resides(&mut self, part: PartRef) {
+        let device = self.allocations.get(part.allocation).map(|allocation| allocation.device);
+        if let Some(device) = device
+            && self.backings.contains(&part)
+            && self.tier_of(part) == Some(Tier::Device)
+        {
+            self.residents.used(device, part, self.now);
+        }
+    }
+
+    pub(crate) fn all_reside(&mut self, id: AllocationId) {
+        if self.has_tiers() {
+            for part in self.every_part_of(id) {
+                self.resides(part);
+            }
+        }
+    }
+
+    /// Whether the memory is what a part has below.
+    pub(crate) fn is_kept(&self, part: PartRef, id: ExtentId) -> bool {
+        let its = self.backings.get(&part);
+        matches!(its, Some(Backing::Kept { extent, .. } | Backing::File { extent }) if *extent == id)
+    }
+
+    /// Somebody has written the part, or may have: what was copied of it is old.
+    pub(crate) fn was_written(&mut self, part: PartRef) {
+        // Sealed memory is never written: who says so is mistaken. What may be lost is never copied.
+        let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
+        if state == Some(AllocationState::Sealed)
+            || self.is_discardable(part)
+            || planted!(self, ShadowOlderThanPart)
+        {
+            return;
+        }
+        self.backings.mark(&part, false);
+        if let Some(write_back) = self.write_backs.get_mut(&part) {
+            write_back.written = true;
+        }
+        if let Some(migration) = self.migrations.get_mut(&part) {
+            migration.clean = false;
+        }
+    }
+
+    /// Memory that was taken for the part's shadow is none: it was written behind its pins. It is copied there, and told.
+    pub(crate) fn shadow_differs(&mut self, to: ExtentId) {
+        let Some(part) = self.pool.get(to).and_then(|extent| extent.part) else { return };
+        let Some(tier) = self.migrations.get(&part).filter(|it| it.to == to).map(|it| it.towards) else {
+            return;
+        };
+        self.pool.is_written(to);
+        let Some(allocation) = self.allocations.get(part.allocation) else { return };
+        let (device, bytes) = (allocation.device, allocation.size_of(part.part));
+        let tenant = self.tenants.shared(allocation.tenant);
+        self.notice(Notice::ShadowDiffers { part, tenant, device, tier, bytes });
+    }
+
+    /// Whether it has been made, and is not being released.
+    pub(crate) fn is_live(&self, id: ExtentId) -> bool {
+        self.pool.get(id).is_some_and(Extent::is_there)
+    }
+}

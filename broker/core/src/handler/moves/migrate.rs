@@ -1,0 +1,453 @@
+//! Parts that go to another tier: out of their device once nobody maps them, from one tier below it to another if an operator
+//! says so, and back for who wants them there.
+//!
+//! Bookkeeping goes with the extents: the destination is reserved before anything is done, and the source is charged until
+//! the driver has it back. So while a part moves it is paid for twice, once in each tier.
+
+use vramd_types::{Bytes, CopyClass, DeviceIndex, ExtentId, GRANULARITY, PartIndex};
+
+use crate::{
+    broker::Broker,
+    collections::Few,
+    command::{Command, PartMove, PartRevocation},
+    error::Refusal,
+    event::{PartRef, Tier},
+    handler::{allocation::create_extent::Order, line::make_room::Piece},
+    ledger::{Place, Reservation},
+    migration::{Backing, Cause, Migration, MigrationEvent, MigrationState, Waiter},
+    pool::{Extent, ExtentState},
+    tenancy::{Arrival, OpId, TenantId},
+};
+
+impl Broker {
+    /// Begins to take a part to a tier below its device. `None`: the operation is told when it is over.
+    pub(crate) fn evict_part(&mut self, op: OpId, part: PartRef, towards: Tier) -> Option<PartMove> {
+        if self.is_held_there(part) {
+            return Some(PartMove::Held);
+        }
+        if let Some(under_way) = self.migrations.get_mut(&part) {
+            if under_way.towards != towards || under_way.state == MigrationState::Stopping {
+                return Some(PartMove::Wanted);
+            }
+            under_way.ops.push(op);
+            return None;
+        }
+        // What is nowhere need go nowhere.
+        if self.tier_of(part) == Some(towards) || self.is_nowhere(part) {
+            return Some(PartMove::Moved);
+        }
+        match self.is_elsewhere(part) && self.is_wanted(part) {
+            true => Some(PartMove::Wanted),
+            false => self.move_for(op, part, towards),
+        }
+    }
+
+    /// Has a part leave where it lies once everybody has unmapped it. `None`: it is on its way.
+    pub(crate) fn set_out(
+        &mut self,
+        part: PartRef,
+        (towards, cause): (Tier, Cause),
+        op: Option<OpId>,
+        came: Arrival,
+    ) -> Result<Option<PartMove>, Refusal> {
+        self.begin_migration(part, towards, cause, op)?;
+        if let Some(migration) = self.migrations.get_mut(&part) {
+            migration.room_for = (cause == Cause::Demand && towards != Tier::Device).then_some(came);
+        }
+        Ok(match self.revoke_part(None, part, false, came) {
+            None => None,
+            Some(PartRevocation::Revoked) => {
+                self.emptied(part, &PartRevocation::Revoked);
+                // What need not be copied is there already.
+                (!self.migrations.contains_key(&part)).then_some(PartMove::Moved)
+            }
+            Some(other) => {
+                op.into_iter().for_each(|op| self.forget_op(part, op));
+                self.stop_migration(part, other.clone().into());
+                Some(other.into())
+            }
+        })
+    }
+
+    /// Begins to take a part out of its device because somebody needs the room, and says which extent goes.
+    pub(crate) fn evict_for(&mut self, part: PartRef, came: Arrival, cause: Cause) -> Option<ExtentId> {
+        let allocation = self.allocations.get(part.allocation)?;
+        let leaves = allocation.part(part.part)?.extent;
+        let towards = self.tier_below(part)?;
+        if let Err(refusal) = self.set_out(part, (towards, cause), None, came) {
+            self.residents.is_stuck(part);
+            self.unsettled.demands = true;
+            let outcome = PartMove::Refused { refusal: Box::new(refusal) };
+            self.tell_of_migration(part, towards, (cause, self.now), &outcome, (false, None));
+            return None;
+        }
+        Some(leaves)
+    }
+
+    /// Begins to bring a part to its device for an operator.
+    pub(crate) fn bring_in_for(&mut self, op: OpId, part: PartRef) -> Option<PartMove> {
+        if let Some(under_way) = self.migrations.get_mut(&part) {
+            if under_way.towards == Tier::Device {
+                under_way.ops.push(op);
+                return None;
+            }
+            // From one tier below to another: that is done first.
+            if !self.is_leaving(part) {
+                return Some(PartMove::Wanted);
+            }
+            self.stop_migration(part, PartMove::Wanted);
+            return Some(PartMove::Moved);
+        }
+        if self.tier_of(part) == Some(Tier::Device) {
+            self.stop_write_back(part, PartMove::Wanted);
+            return Some(PartMove::Moved);
+        }
+        let outcome = self.move_for(op, part, Tier::Device);
+        if !matches!(outcome, Some(PartMove::Refused { .. })) {
+            // Who waited for it to come waits for room no more.
+            self.unsettle_demand(part);
+            self.unsettle_overtaken();
+        }
+        outcome
+    }
+
+    /// Begins to move a part for an operator, wherever it lies.
+    fn move_for(&mut self, op: OpId, part: PartRef, towards: Tier) -> Option<PartMove> {
+        // Before anything is made for it.
+        if let Some(outcome) = self.cannot_begin(part, false, self.pins.now())
+            && outcome != PartRevocation::Revoked
+        {
+            return Some(outcome.into());
+        }
+        self.set_out(part, (towards, Cause::Operator), Some(op), self.pins.now())
+            .unwrap_or_else(|refusal| Some(PartMove::Refused { refusal: Box::new(refusal) }))
+    }
+
+    /// Reserves room for a part in another tier, and has an extent made there.
+    fn begin_migration(
+        &mut self,
+        part: PartRef,
+        towards: Tier,
+        cause: Cause,
+        op: Option<OpId>,
+    ) -> Result<(), Refusal> {
+        let not_found = || Refusal::AllocationNotFound { allocation: part.allocation.to_string() };
+        let allocation = self.allocations.get(part.allocation).ok_or_else(not_found)?;
+        let (tenant, device, kind) = (allocation.tenant, allocation.device, allocation.kind);
+        let (size, discardable) = (allocation.size_of(part.part), allocation.discardable);
+        let from = allocation.part(part.part).map(|entry| entry.extent).ok_or_else(not_found)?;
+        let here = self.tier_of(part).ok_or_else(not_found)?;
+        let place = Place { device, tier: towards };
+        let unwritten = self.is_unwritten(part);
+        // What was given up, or was never written, is not copied over what its memory held before.
+        let order = Order { place, size, part, kind, zeroed: discardable || unwritten };
+        let (to, clean) = match (towards, self.backing_towards(part, here, towards)) {
+            (Tier::Device, backing) => {
+                // On its device it has none.
+                debug_assert!(backing.is_none(), "{part:?} is elsewhere and backed");
+                // What the tenant has cached of that size will do, if all of it is written.
+                let cached = match unwritten {
+                    true => None,
+                    false => self.reuse(tenant, device, size, part),
+                };
+                let to = match cached {
+                    Some(extent) => {
+                        if planted!(self, HandOverChargedTwice)
+                            && let Ok(again) = self.ledger.reserve(tenant, place, size)
+                        {
+                            let _charge = self.ledger.settle(again);
+                        }
+                        self.has_stray(part, extent)
+                    }
+                    None => self.order_beside(tenant, None, order)?,
+                };
+                (to, discardable || (unwritten && !planted!(self, UnwrittenCopied)))
+            }
+            (_, Some(Backing::Needless)) => {
+                let to = self.nothing(part, place, size)?;
+                (self.has_stray(part, to), true)
+            }
+            (_, Some(Backing::Kept { extent, clean, .. })) => (extent, clean),
+            (_, Some(Backing::File { extent })) => (extent, !planted!(self, CopiedToFile)),
+            (_, Some(Backing::Reserved(reserved))) => {
+                (self.order_beside(tenant, Some(reserved), order)?, false)
+            }
+            (_, None) => (self.order_beside(tenant, None, order)?, unwritten),
+        };
+        if here == Tier::Device {
+            self.awaited_room.leaves(from, Piece { tenant, device, size });
+            self.residents.leaves(part);
+            self.lacks_no_more(part, tenant, device);
+        }
+        // Who stands in line for it has it sooner by an operator.
+        let awaited = cause == Cause::Demand || self.is_wanted(part);
+        let migration = Migration {
+            to,
+            here,
+            towards,
+            cause,
+            since: self.now,
+            state: MigrationState::Preparing,
+            made: self.is_live(to),
+            clean,
+            vacated: here == Tier::Host && planted!(self, CopiedInPlace),
+            awaited,
+            room_for: None,
+            in_vain: self.demands.tried_in_vain(Waiter::Part(part)),
+            stopped: None,
+            ops: op.into_iter().collect::<Few<_>>(),
+        };
+        self.migrations.insert(part, migration);
+        self.takes_over(part);
+        if awaited {
+            self.hasten_write_back(part);
+        }
+        self.copy_if_ready(part);
+        Ok(())
+    }
+
+    /// What the part has in the tier that it leaves its device for. What lies in another stays its own until it has arrived.
+    fn backing_towards(&mut self, part: PartRef, here: Tier, towards: Tier) -> Option<Backing> {
+        let lies_in = self.backings.get(&part).and_then(Backing::tier);
+        match here == Tier::Device && lies_in.is_some_and(|tier| tier != towards) {
+            true => None,
+            false => self.backings.remove(&part),
+        }
+    }
+
+    /// Whether it is on its way out of its device.
+    pub(crate) fn is_leaving(&self, part: PartRef) -> bool {
+        self.migrations.get(&part).is_some_and(|migration| migration.here == Tier::Device)
+    }
+
+    /// Whether it leaves its device, and somebody waits for its room by now.
+    pub(crate) fn is_room_awaited(&self, part: PartRef) -> bool {
+        self.migrations
+            .get(&part)
+            .is_some_and(|migration| migration.here == Tier::Device && migration.awaited)
+    }
+
+    /// Somebody waits for the part from now on, or for its room: it is copied before those for which nobody does.
+    pub(crate) fn hasten_migration(&mut self, part: PartRef) {
+        let Some(migration) = self.migrations.get_mut(&part).filter(|it| !it.awaited) else { return };
+        migration.awaited = true;
+        let (to, state) = (migration.to, migration.state);
+        if state == MigrationState::Copying && !planted!(self, ClassInverted) {
+            self.command(Command::HastenCopy { to });
+        }
+        self.hasten_write_back(part);
+    }
+
+    /// Has an extent made for a part that is in another, in bytes that are reserved or are reserved now.
+    pub(crate) fn order_beside(
+        &mut self,
+        tenant: TenantId,
+        reserved: Option<Reservation>,
+        order: Order,
+    ) -> Result<ExtentId, Refusal> {
+        let limit = self.config.limits.extents_max;
+        if self.pool.len() >= limit {
+            if let Some(reservation) = reserved {
+                let account = (tenant, order.place.device);
+                self.backings.insert(order.part, account, order.size, Backing::Reserved(reservation));
+            }
+            return Err(Refusal::AllocationsTooMany { tenant: self.tenants.name(tenant).to_owned(), limit });
+        }
+        let extent = match reserved {
+            Some(reservation) => self.order_from(reservation, order)?,
+            None => self.order(tenant, order)?,
+        };
+        Ok(self.has_stray(order.part, extent))
+    }
+
+    /// An extent of the allocation that no part is in.
+    fn has_stray(&mut self, part: PartRef, extent: ExtentId) -> ExtentId {
+        self.strays.entry(part.allocation).or_default().insert(extent);
+        if let Some(allocation) = self.allocations.get_mut(part.allocation) {
+            allocation.extents_left = allocation.extents_left.saturating_add(1);
+        }
+        extent
+    }
+
+    /// A revocation is over: if a migration waited for it, it goes on, or is given up.
+    pub(crate) fn emptied(&mut self, part: PartRef, outcome: &PartRevocation) {
+        let Some(migration) = self.migrations.get_mut(&part).filter(|it| !it.vacated) else { return };
+        if *outcome != PartRevocation::Revoked {
+            return self.stop_migration(part, outcome.clone().into());
+        }
+        migration.vacated = true;
+        self.copy_if_ready(part);
+    }
+
+    /// The destination of a migration has been made, or could not be; whether the extent was one.
+    fn destination_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&Refusal>) -> bool {
+        let Some(migration) = self.migrations.get_mut(&part).filter(|it| it.to == id) else { return false };
+        match failure {
+            None => {
+                migration.made = true;
+                self.copy_if_ready(part);
+            }
+            Some(refusal) => {
+                let outcome = PartMove::Refused { refusal: Box::new(refusal.clone()) };
+                self.migration_step(part, MigrationEvent::Failed, Some(outcome));
+            }
+        }
+        true
+    }
+
+    pub(crate) fn copy_if_ready(&mut self, part: PartRef) {
+        // What it goes to is being written already.
+        if self.write_backs.contains_key(&part) {
+            return;
+        }
+        let ready = |it: &&Migration| it.made && (it.vacated || planted!(self, CopiedWhileMapped));
+        let Some(migration) = self.migrations.get(&part).filter(ready) else { return };
+        let (to, clean, is_new) =
+            (migration.to, migration.clean, migration.state == MigrationState::Preparing);
+        let class = match (migration.awaited, migration.towards) {
+            (true, _) if planted!(self, ClassInverted) => CopyClass::WriteBack,
+            (true, _) => CopyClass::Demand,
+            (false, Tier::Device) => CopyClass::Prefetch,
+            (false, Tier::Host | Tier::Disk) => CopyClass::WriteBack,
+        };
+        let Some(allocation) = self.allocations.get(part.allocation) else { return };
+        let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
+        // What is discardable has none: it is dropped, or made anew. And what would be copied to a file where it differs is not compared
+        // with it.
+        let in_file = self.pool.get(to).is_some_and(|extent| extent.in_file);
+        let has_shadow = !allocation.discardable && !in_file && migration.here == Tier::Device;
+        let shadow = clean && self.config.check_shadows && has_shadow;
+        if clean && !shadow && is_new {
+            return self.migration_step(part, MigrationEvent::Clean, None);
+        }
+        let size = allocation.size_of(part.part);
+        let bytes = if planted!(self, CopiedInPart) { size.saturating_sub(GRANULARITY) } else { size };
+        self.migration_step(part, MigrationEvent::Ready, None);
+        if !shadow {
+            self.pool.is_written(to);
+        }
+        self.command(Command::Copy { from, to, bytes, shadow, class });
+        if planted!(self, SourceReleasedEarly) {
+            self.release_extent(from);
+        }
+        if planted!(self, HandedOverUnread) && self.is_as_much_awaited(part) {
+            self.hand_over(part, from);
+        }
+    }
+
+    /// Gives a migration up: the part stays where it is.
+    pub(crate) fn stop_migration(&mut self, part: PartRef, why: PartMove) {
+        let Some(migration) = self.migrations.get_mut(&part) else { return };
+        let (state, to) = (migration.state, migration.to);
+        if state == MigrationState::Copying {
+            self.command(Command::CancelCopy { to });
+        }
+        self.migration_step(part, MigrationEvent::Stop, Some(why));
+    }
+
+    /// An extent was made that its part is not in: where it goes, or where it does not any more.
+    pub(crate) fn stray_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&Refusal>) {
+        if self.destination_made(part, id, failure) {
+            return;
+        }
+        match failure {
+            None if self.is_kept(part, id) => {}
+            None => self.release_extent(id),
+            Some(_) => self.lacks_backing(part, id),
+        }
+        self.backing_made(part, id, failure);
+        if !self.remove_if_gone(part.allocation) {
+            // Of a freed allocation it may have been the last that nothing was known of.
+            self.notify(part.allocation);
+        }
+    }
+
+    pub(crate) fn forget_stray(&mut self, allocation: vramd_types::AllocationId, id: ExtentId) {
+        if let Some(strays) = self.strays.get_mut(&allocation) {
+            strays.remove(&id);
+            if strays.is_empty() {
+                self.strays.remove(&allocation);
+            }
+        }
+    }
+
+    /// The driver is told to let go of it, if it is there.
+    pub(crate) fn release_extent(&mut self, id: ExtentId) {
+        if self.pool.get(id).is_some_and(crate::pool::Extent::is_nothing) {
+            return self.nothing_left(id);
+        }
+        // It is released once the copy has ended.
+        let its = self.pool.get(id).and_then(|extent| extent.part);
+        let written = its.is_some_and(|part| self.is_written_back_to(part, id));
+        if written && !planted!(self, WrittenBackReleased) {
+            return;
+        }
+        if !self.pool.get_mut(id).is_some_and(crate::pool::Extent::start_release) {
+            return;
+        }
+        self.command(Command::ReleaseExtent { extent: id });
+        self.note_leaving(id);
+        self.hasten_if_waited_for(&[id]);
+        if planted!(self, DoubleFree) {
+            self.command(Command::ReleaseExtent { extent: id });
+        }
+    }
+
+    /// Memory of a device that the driver is told to let go is room for who waits, and of the host nothing else has to go for it.
+    fn note_leaving(&mut self, id: ExtentId) {
+        if self.has_tiers()
+            && let Some(extent) = self.pool.get(id)
+            && let ExtentState::Releasing(charge) = &extent.state
+        {
+            let (place, tenant, size) = (extent.place, charge.tenant(), extent.size);
+            match place.tier {
+                Tier::Device => self.awaited_room.leaves(id, Piece { tenant, device: place.device, size }),
+                Tier::Host => self.returns(tenant, place, size),
+                Tier::Disk => {}
+            }
+        }
+    }
+
+    /// Where the part's bytes are: until a migration is over, where they come from.
+    pub(crate) fn tier_of(&self, part: PartRef) -> Option<Tier> {
+        Some(self.extent_of(part)?.place.tier)
+    }
+
+    /// What the part is in.
+    pub(crate) fn extent_of(&self, part: PartRef) -> Option<&Extent> {
+        let entry = self.allocations.get(part.allocation)?.part(part.part)?;
+        self.pool.get(entry.extent)
+    }
+
+    /// What the part has left and is there still, for the bug of that name.
+    #[cfg(feature = "planted")]
+    pub(crate) fn left_by(&self, part: PartRef) -> Option<ExtentId> {
+        let mut strays = self.strays.get(&part.allocation)?.iter().copied();
+        strays.find(|id| self.pool.behind(part, *id).is_some())
+    }
+
+    /// Migrations of an allocation that are under way.
+    pub(crate) fn migrations_of(&self, id: vramd_types::AllocationId) -> Vec<PartRef> {
+        let part = |index| PartRef { allocation: id, part: PartIndex(index) };
+        self.migrations.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect()
+    }
+
+    /// Bytes that are on their way to a device, or out of it.
+    pub(crate) fn moving(&self, device: DeviceIndex, is_meant: impl Fn(&Migration) -> bool) -> Bytes {
+        let there = |it: &&Migration| is_meant(it);
+        let extents = self.migrations.values().filter(there).filter_map(|it| self.pool.get(it.to));
+        let sizes = extents.filter(|extent| extent.place.device == device).map(|extent| extent.size);
+        sizes.fold(Bytes::ZERO, Bytes::saturating_add)
+    }
+}
+
+impl From<PartRevocation> for PartMove {
+    fn from(outcome: PartRevocation) -> Self {
+        match outcome {
+            PartRevocation::Revoked => Self::Moved,
+            PartRevocation::Pinned { by } => Self::Pinned { by },
+            PartRevocation::Silent { by } => Self::Silent { by },
+            PartRevocation::Standing { by } => Self::Standing { by },
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! How a migration ends: where its part is then, what becomes of what it leaves, who is told, and what may go on.
+
+use vramd_types::ExtentId;
+
+use crate::{
+    broker::Broker,
+    command::{Notice, PartMove},
+    error::Refusal,
+    event::{PartRef, Tier},
+    invariants,
+    migration::{Cause, Migration, MigrationEvent, MigrationStep, Waiter},
+    observed::Transition,
+    pool::ExtentState,
+    residency::AllocationState,
+    tenancy::{Arrival, OpId},
+    time::Time,
+};
+
+impl Broker {
+    pub(crate) fn on_copied(&mut self, to: ExtentId, result: Result<(), String>) {
+        let part = self.pool.get(to).and_then(|extent| extent.part);
+        if let Some(part) = part.filter(|part| self.is_written_back_to(*part, to)) {
+            return self.written_back(part, result);
+        }
+        let is_copied =
+            |part: &PartRef| self.migrations.get(part).is_some_and(|it| it.to == to && it.state.copies());
+        let Some(part) = part.filter(is_copied) else {
+            return self
+                .broken(invariants::MIGRATIONS, format!("{to} was copied to, and nothing moves there"));
+        };
+        match result {
+            Ok(()) => self.migration_step(part, MigrationEvent::Copied, None),
+            Err(_) if planted!(self, FailedCopyTaken) => {
+                self.migration_step(part, MigrationEvent::Copied, None);
+            }
+            Err(problem) => {
+                self.migration_step(part, MigrationEvent::Failed, Some(PartMove::Failed { problem }));
+            }
+        }
+    }
+
+    /// What a part holds on disk cannot be read as it was written: it stays there, and whoever wants it is told that it is lost.
+    pub(crate) fn on_damaged(&mut self, to: ExtentId, problem: String) {
+        let part = self.pool.get(to).and_then(|extent| extent.part);
+        let is_copied =
+            |part: &PartRef| self.migrations.get(part).is_some_and(|it| it.to == to && it.state.copies());
+        let Some(part) = part.filter(is_copied) else {
+            return self.on_copied(to, Err(problem));
+        };
+        if planted!(self, DamageIgnored) {
+            return self.migration_step(part, MigrationEvent::Copied, None);
+        }
+        let PartRef { allocation, part: index } = part;
+        let refusal = Box::new(Refusal::ContentLost { allocation, part: index, problem });
+        self.migration_step(part, MigrationEvent::Failed, Some(PartMove::Refused { refusal }));
+    }
+
+    /// Moves a migration along its table. `why` is what is told if it gets nowhere; the first one counts.
+    pub(crate) fn migration_step(&mut self, part: PartRef, event: MigrationEvent, why: Option<PartMove>) {
+        let Some(migration) = self.migrations.get_mut(&part) else { return };
+        let (from, step) = (migration.state, migration.state.on(event));
+        self.transitions.note(Transition::Migration { from, event, legal: step.is_some() });
+        migration.stopped = migration.stopped.take().or(why);
+        match step {
+            Some(MigrationStep::To(state)) => migration.state = state,
+            Some(MigrationStep::There) => self.migration_over(part, true),
+            Some(MigrationStep::Back) => self.migration_over(part, false),
+            None => self.broken(invariants::TRANSITIONS, format!("{part:?}: {event:?} in state {from:?}")),
+        }
+    }
+
+    fn migration_over(&mut self, part: PartRef, arrived: bool) {
+        let Some(migration) = self.migrations.remove(&part) else { return };
+        let Migration {
+            to, here, towards, cause, since, state, clean, room_for, in_vain, stopped, ops, ..
+        } = migration;
+        let left = match arrived {
+            true => self.arrive(part, to),
+            false => to,
+        };
+        match (here, towards, arrived) {
+            (_, Tier::Device, true) => {
+                self.keep(part, left, true);
+                self.unsettle_short();
+            }
+            (Tier::Device, _, true) => {
+                if self.is_nowhere(part) {
+                    self.content_lost(part);
+                }
+                if !planted!(self, OtherBackingKept) {
+                    self.give_backing_back(part);
+                }
+                self.leave(part, left);
+            }
+            (Tier::Device, _, false) => {
+                let clean = if state.copies() { planted!(self, FailedCopyKept) } else { clean };
+                self.stay(part, left, clean);
+            }
+            // What has not been made yet is released once it is.
+            (Tier::Host | Tier::Disk, _, _) => self.release_extent(left),
+        }
+        self.lodges(part);
+        let outcome = if arrived { PartMove::Moved } else { stopped.unwrap_or(PartMove::Wanted) };
+        self.tell_of_migration(part, towards, (cause, since), &outcome, (state.copies(), room_for));
+        for op in ops.iter().copied() {
+            self.part_moved(op, part, outcome.clone());
+            self.check_op(op);
+        }
+        let failed = matches!(outcome, PartMove::Refused { .. } | PartMove::Failed { .. });
+        let ran_out = towards == Tier::Device && has_run_out(&outcome);
+        match &outcome {
+            PartMove::Pinned { by } => _ = self.seen_pinned(part, by),
+            PartMove::Refused { .. } | PartMove::Failed { .. } if here == Tier::Host => {
+                self.lodgers.is_stuck(part);
+            }
+            PartMove::Refused { .. } | PartMove::Failed { .. } => self.residents.is_stuck(part),
+            _ => {}
+        }
+        let is_lost = has_lost(&outcome);
+        if is_lost || (towards == Tier::Device && failed && !ran_out) {
+            self.refuse_pins_of(part, &outcome);
+        }
+        if is_lost {
+            self.comes_not(part);
+        }
+        let entry = self.allocations.get(part.allocation).and_then(|it| it.part(part.part));
+        let stays = entry.map(|entry| entry.extent).filter(|_| !arrived && here == Tier::Device);
+        self.after_migration(part, failed, ran_out.then_some(in_vain));
+        // Whoever waited for it may have it leave again. What was freed meanwhile leaves all the same.
+        let leaves = |id: &ExtentId| {
+            self.pool.get(*id).is_some_and(|extent| matches!(extent.state, ExtentState::Releasing(_)))
+        };
+        if let Some(stays) = stays.filter(|id| !leaves(id)) {
+            self.room_returned(stays);
+        }
+    }
+
+    /// A part does not leave its device after all. What was made for it below is its own, unless it has something there already.
+    fn stay(&mut self, part: PartRef, made: ExtentId, clean: bool) {
+        match self.backings.contains(&part) {
+            true => {
+                self.release_extent(made);
+                self.resides(part);
+            }
+            false => self.keep(part, made, clean),
+        }
+        self.unsettled.demands = true;
+    }
+
+    /// A part has left its device: who of its tenant waits there for as much has its extent, and copies into it at once.
+    fn leave(&mut self, part: PartRef, extent: ExtentId) {
+        self.residents.gone(part);
+        match self.is_as_much_awaited(part) && self.hand_over(part, extent) {
+            true => self.room_returned(extent),
+            false if planted!(self, SourceKept) => {}
+            false => self.release_extent(extent),
+        }
+    }
+
+    /// Whether a part of the same tenant that waits for as much is next on the part's device.
+    pub(crate) fn is_as_much_awaited(&self, part: PartRef) -> bool {
+        self.piece_of(part).is_some_and(|piece| self.is_next(piece))
+    }
+
+    /// The part is at its destination; what it was in is left.
+    fn arrive(&mut self, part: PartRef, to: ExtentId) -> ExtentId {
+        let Some(allocation) = self.allocations.get_mut(part.allocation) else { return to };
+        let Some(from) = allocation.set_extent(part.part, to) else { return to };
+        let strays = self.strays.entry(part.allocation).or_default();
+        strays.remove(&to);
+        strays.insert(from);
+        from
+    }
+
+    pub(crate) fn tell_of_migration(
+        &mut self,
+        part: PartRef,
+        tier: Tier,
+        (cause, began): (Cause, Time),
+        outcome: &PartMove,
+        (copied, room_for): (bool, Option<Arrival>),
+    ) {
+        let Some(allocation) = self.allocations.get(part.allocation) else { return };
+        let (device, bytes) = (allocation.device, allocation.size_of(part.part));
+        let tenant = self.tenants.shared(allocation.tenant);
+        let for_parts = || room_for.into_iter().flat_map(|came| self.demands.parts_since(came)).collect();
+        let problem = match outcome {
+            PartMove::Moved if self.is_nowhere(part) => {
+                let for_parts = for_parts();
+                return self.notice(Notice::Dropped {
+                    part,
+                    tenant,
+                    device,
+                    tier,
+                    bytes,
+                    cause,
+                    began,
+                    for_parts,
+                });
+            }
+            PartMove::Moved => {
+                let for_parts = for_parts();
+                return self.notice(Notice::Moved {
+                    part,
+                    tenant,
+                    device,
+                    tier,
+                    bytes,
+                    cause,
+                    began,
+                    copied,
+                    for_parts,
+                });
+            }
+            PartMove::Failed { problem } => problem.clone(),
+            PartMove::Refused { refusal } => refusal.to_string(),
+            PartMove::Pinned { .. }
+            | PartMove::Silent { .. }
+            | PartMove::Standing { .. }
+            | PartMove::Wanted
+            | PartMove::Held
+            | PartMove::Freed => {
+                return self.notice(Notice::MoveStopped { part, tenant, device, tier, bytes, cause, began });
+            }
+        };
+        self.notice(Notice::MoveFailed { part, tenant, device, tier, bytes, cause, began, problem });
+    }
+
+    /// What may go on now that the part stands still. What has failed is tried again when somebody asks again, or when
+    /// devices are looked at; where there was no memory for it, once something has left.
+    fn after_migration(&mut self, part: PartRef, failed: bool, ran_out: Option<u32>) {
+        let Some(allocation) = self.allocations.get(part.allocation) else { return };
+        let (device, state) = (allocation.device, allocation.state);
+        self.unsettle_lingering(part);
+        match state {
+            AllocationState::Freeing => return self.give_back(part.allocation),
+            AllocationState::Unmapping => self.digest_if_unmapped(part.allocation),
+            _ => {}
+        }
+        if !self.is_elsewhere(part) {
+            return self.at_hand(part);
+        }
+        match (self.is_wanted(part), ran_out) {
+            (true, Some(in_vain)) => {
+                self.stand_in_line(part);
+                self.bar(Waiter::Part(part), device, in_vain);
+            }
+            (true, None) if failed => {
+                self.stand_in_line(part);
+                self.demands.stand_aside(part);
+            }
+            (true, None) => self.want(part),
+            (false, _) => {}
+        }
+    }
+
+    pub(crate) fn forget_op(&mut self, part: PartRef, op: OpId) {
+        if let Some(migration) = self.migrations.get_mut(&part) {
+            migration.ops.retain(|other| *other != op);
+        }
+    }
+}
+
+/// Whether it was the driver that had no memory: whoever asks the books finds out before it begins.
+fn has_run_out(outcome: &PartMove) -> bool {
+    matches!(outcome, PartMove::Refused { refusal } if matches!(**refusal, Refusal::DeviceFull { .. }))
+}
+
+/// Whether what the part holds cannot be had.
+fn has_lost(outcome: &PartMove) -> bool {
+    matches!(outcome, PartMove::Refused { refusal } if matches!(**refusal, Refusal::ContentLost { .. }))
+}

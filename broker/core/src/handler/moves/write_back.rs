@@ -1,0 +1,306 @@
+//! `WriteBackParts`: what parts hold on their device is copied to what they have below, while they stay mapped. Then they can
+//! leave without being copied. See [`crate::migration::WriteBackState`] for how one goes.
+//!
+//! The copy is a shadow only while nobody writes the part. Who may write says so by WRITTEN in its word: that is cleared
+//! in one step with the look for pins, before the copy begins, and comes with the answer when the part is unmapped.
+
+use vramd_types::{AllocationId, CopyClass, ExtentId, PartIndex, SessionId};
+
+use crate::{
+    broker::Broker,
+    collections::Few,
+    command::{Command, Notice, PartMove, PartRevocation},
+    error::Refusal,
+    event::{ChannelId, PartRef, Slot, Tier},
+    handler::{allocation::create_extent::Order, line::make_room::Piece},
+    invariants,
+    migration::{Backing, Cause, MigrationState, MigrationStep, WriteBack, WriteBackEvent, WriteBackState},
+    observed::Transition,
+    residency::{AllocationState, MapState},
+    tenancy::OpId,
+};
+
+/// Where WRITTEN stands for a part.
+type Word = (ChannelId, SessionId, Slot);
+
+impl Broker {
+    /// Begins with one part. `None`: the operation, if there is one, is told when it is over.
+    pub(crate) fn write_back_part(&mut self, op: Option<OpId>, part: PartRef) -> Option<PartMove> {
+        // Whichever way it goes, in the end its content is below.
+        if let Some(migration) = self.migrations.get_mut(&part) {
+            if migration.state == MigrationState::Stopping {
+                return Some(PartMove::Wanted);
+            }
+            op.into_iter().for_each(|op| migration.ops.push(op));
+            return None;
+        }
+        if let Some(under_way) = self.write_backs.get_mut(&part) {
+            if under_way.state == WriteBackState::Stopping {
+                return Some(PartMove::Wanted);
+            }
+            op.into_iter().for_each(|op| under_way.ops.push(op));
+            return None;
+        }
+        if self.tier_of(part) != Some(Tier::Device) {
+            return Some(PartMove::Moved);
+        }
+        let word = match self.word_to_clear(part) {
+            Ok(word) => word,
+            Err(outcome) => return Some(outcome.into()),
+        };
+        if word.is_none() && self.backings.get(&part).is_some_and(Backing::is_clean) {
+            return Some(PartMove::Moved);
+        }
+        let to = match self.memory_below(part) {
+            Ok(to) => to,
+            Err(refusal) => return Some(PartMove::Refused { refusal: Box::new(refusal) }),
+        };
+        let write_back = WriteBack {
+            to,
+            tier: self.tier_below(part).unwrap_or(Tier::Host),
+            since: self.now,
+            state: WriteBackState::Making,
+            written: false,
+            stopped: None,
+            ops: op.into_iter().collect::<Few<_>>(),
+        };
+        self.write_backs.insert(part, write_back);
+        if self.is_live(to) {
+            self.ask_or_copy(part, word);
+        }
+        None
+    }
+
+    /// The word of who may write the part, if anybody does, or why it is not the time: it is in use, or nobody would say
+    /// that it is written.
+    fn word_to_clear(&self, part: PartRef) -> Result<Option<Word>, PartRevocation> {
+        let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
+        // What is sealed is never written, whoever maps it.
+        if state == Some(AllocationState::Sealed) {
+            return Ok(None);
+        }
+        match self.cannot_begin(part, false, self.pins.now()) {
+            Some(PartRevocation::Revoked) => return Ok(None),
+            Some(outcome) => return Err(outcome),
+            // Its word is not resident any more.
+            None if self.revocations.contains_key(&part) => {
+                return Err(PartRevocation::Pinned { by: self.mapping(part, |_| true) });
+            }
+            None => {}
+        }
+        let Some(hold) = self.holds(part).iter().find(|hold| hold.state == MapState::Mapped) else {
+            return Ok(None);
+        };
+        let word = || Some((self.sessions.get(hold.session)?.channel, hold.session, hold.slot()?));
+        word().map(Some).ok_or_else(|| PartRevocation::Standing { by: vec![hold.session] })
+    }
+
+    /// What the part has below: it is ordered, where there are only bytes for it. From now on it is no shadow.
+    fn memory_below(&mut self, part: PartRef) -> Result<ExtentId, Refusal> {
+        if let Some(Backing::Kept { extent, .. }) = self.backings.get(&part) {
+            let extent = *extent;
+            if !planted!(self, OlderShadowKept) {
+                self.backings.mark(&part, false);
+            }
+            return Ok(extent);
+        }
+        let not_found = || Refusal::AllocationNotFound { allocation: part.allocation.to_string() };
+        let kind = self.allocations.get(part.allocation).ok_or_else(not_found)?.kind;
+        let piece = self.piece_of(part).ok_or_else(not_found)?;
+        let reserved = match self.backings.remove(&part) {
+            Some(Backing::Reserved(reserved)) => Some(reserved),
+            _ => None,
+        };
+        let Piece { tenant, device, size } = piece;
+        let place = match &reserved {
+            Some(reserved) => Some(reserved.place()),
+            None => self.ledger.place_below(tenant, device, size),
+        };
+        let place = place.ok_or(Refusal::TierUnsupported { tier: Tier::Host })?;
+        let order = Order { place, size, part, kind, zeroed: false };
+        let extent = self.order_beside(tenant, reserved, order)?;
+        let kept = Backing::Kept { extent, tier: place.tier, clean: false };
+        self.backings.insert(part, (tenant, device), size, kept);
+        // It could not leave before, if there was nothing set aside for it. To be copied is no use of it.
+        if !self.residents.contains(part) {
+            self.resides(part);
+        }
+        self.unsettled.demands |= self.is_room_wanted();
+        Ok(extent)
+    }
+
+    /// What a part has below has been made, or could not be.
+    pub(crate) fn backing_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&Refusal>) {
+        let is_awaited = |it: &WriteBack| it.to == id && it.state == WriteBackState::Making;
+        if !self.write_backs.get(&part).is_some_and(is_awaited) {
+            return;
+        }
+        let why = match failure {
+            Some(refusal) => PartMove::Refused { refusal: Box::new(refusal.clone()) },
+            None => match self.word_to_clear(part) {
+                Ok(word) => return self.ask_or_copy(part, word),
+                Err(outcome) => outcome.into(),
+            },
+        };
+        self.write_back_step(part, WriteBackEvent::Failed, Some(why));
+    }
+
+    fn ask_or_copy(&mut self, part: PartRef, word: Option<Word>) {
+        match word {
+            Some((channel, session, slot)) => {
+                self.write_back_step(part, WriteBackEvent::Ask, None);
+                self.command(Command::ClearWritten { part, channel, session, slot });
+            }
+            None => self.write_back_step(part, WriteBackEvent::Ready, None),
+        }
+    }
+
+    pub(crate) fn on_written_cleared(&mut self, part: PartRef, cleared: bool) {
+        let state = self.write_backs.get(&part).map(|under_way| under_way.state);
+        if !matches!(state, Some(WriteBackState::Asking | WriteBackState::Stopping)) {
+            return self.broken(invariants::MAPPERS, format!("the word of {part:?} was cleared unasked"));
+        }
+        let by = self.mapping(part, |_| true);
+        // What nobody maps any more nobody writes.
+        match cleared || by.is_empty() {
+            true => self.write_back_step(part, WriteBackEvent::Ready, None),
+            false => self.write_back_step(part, WriteBackEvent::Failed, Some(PartMove::Pinned { by })),
+        }
+    }
+
+    /// Whatever was told of writes until now is in the copy.
+    fn copy_back(&mut self, part: PartRef) {
+        let Some(under_way) = self.write_backs.get_mut(&part) else { return };
+        under_way.written = false;
+        let to = under_way.to;
+        #[cfg(feature = "planted")]
+        let to = match planted!(self, WrittenBackToAnother) {
+            true => self.backing_of_another(part).unwrap_or(to),
+            false => to,
+        };
+        let Some(allocation) = self.allocations.get(part.allocation) else { return };
+        let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
+        let bytes = allocation.size_of(part.part);
+        self.pool.is_written(to);
+        self.command(Command::Copy { from, to, bytes, shadow: false, class: CopyClass::WriteBack });
+    }
+
+    /// The copy to what the part has below has ended.
+    pub(crate) fn written_back(&mut self, part: PartRef, result: Result<(), String>) {
+        match result {
+            Ok(()) => self.write_back_step(part, WriteBackEvent::Copied, None),
+            Err(problem) => {
+                let why = PartMove::Failed { problem };
+                self.write_back_step(part, WriteBackEvent::Failed, Some(why));
+            }
+        }
+    }
+
+    /// The part is about to leave for what it is written back to. A copy that has begun is what it waits for; else it
+    /// copies by itself, and who waits for the one waits for the other.
+    pub(crate) fn takes_over(&mut self, part: PartRef) {
+        let Some(under_way) = self.write_backs.get_mut(&part).filter(|it| !it.state.copies()) else { return };
+        let ops = std::mem::take(&mut under_way.ops);
+        if let Some(migration) = self.migrations.get_mut(&part) {
+            ops.iter().for_each(|op| migration.ops.push(*op));
+        }
+        self.stop_write_back(part, PartMove::Wanted);
+    }
+
+    /// Who waits for the part to leave waits for that copy.
+    pub(crate) fn hasten_write_back(&mut self, part: PartRef) {
+        let copied = self.write_backs.get(&part).filter(|it| it.state == WriteBackState::Copying);
+        if let Some(to) = copied.map(|it| it.to).filter(|_| !planted!(self, ClassInverted)) {
+            self.command(Command::HastenCopy { to });
+        }
+    }
+
+    pub(crate) fn stop_write_back(&mut self, part: PartRef, why: PartMove) {
+        let Some(under_way) = self.write_backs.get(&part) else { return };
+        let (state, to) = (under_way.state, under_way.to);
+        if state == WriteBackState::Copying {
+            self.command(Command::CancelCopy { to });
+        }
+        self.write_back_step(part, WriteBackEvent::Stop, Some(why));
+    }
+
+    /// Moves a write-back along its table. `why` is what is told if it gets nowhere; the first one counts.
+    pub(crate) fn write_back_step(&mut self, part: PartRef, event: WriteBackEvent, why: Option<PartMove>) {
+        let Some(under_way) = self.write_backs.get_mut(&part) else { return };
+        let (from, step) = (under_way.state, under_way.state.on(event));
+        self.transitions.note(Transition::WriteBack { from, event, legal: step.is_some() });
+        under_way.stopped = under_way.stopped.take().or(why);
+        match step {
+            Some(MigrationStep::To(state)) => {
+                under_way.state = state;
+                if state == WriteBackState::Copying {
+                    self.copy_back(part);
+                }
+            }
+            Some(MigrationStep::There) => self.write_back_over(part, true),
+            Some(MigrationStep::Back) => self.write_back_over(part, false),
+            None => self.broken(invariants::TRANSITIONS, format!("{part:?}: {event:?} in state {from:?}")),
+        }
+    }
+
+    fn write_back_over(&mut self, part: PartRef, copied: bool) {
+        let Some(over) = self.write_backs.remove(&part) else { return };
+        let clean = copied && (!over.written || planted!(self, WrittenSinceIgnored));
+        if let Some(migration) = self.migrations.get_mut(&part).filter(|migration| migration.to == over.to) {
+            // It leaves as what it is found to be.
+            migration.clean = clean;
+        } else if !self.is_kept(part, over.to) {
+            // Its part was freed meanwhile.
+            self.release_extent(over.to);
+        } else if copied || !planted!(self, OlderShadowKept) {
+            self.backings.mark(&part, clean);
+        }
+        let outcome = if copied { PartMove::Moved } else { over.stopped.clone().unwrap_or(PartMove::Wanted) };
+        self.tell_of_write_back(part, &over, &outcome, clean);
+        // What an operator had written back is over without anything else to be done.
+        if over.ops.is_empty() {
+            self.went_ahead(part, &outcome);
+        }
+        for op in over.ops.iter().copied() {
+            self.part_moved(op, part, outcome.clone());
+            self.check_op(op);
+        }
+        let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
+        match state {
+            Some(AllocationState::Freeing) => self.give_back(part.allocation),
+            _ => self.copy_if_ready(part),
+        }
+    }
+
+    fn tell_of_write_back(&mut self, part: PartRef, over: &WriteBack, outcome: &PartMove, clean: bool) {
+        let (tier, began) = (over.tier, over.since);
+        if !matches!(outcome, PartMove::Moved) {
+            return self.tell_of_migration(part, tier, (Cause::WriteBack, began), outcome, (false, None));
+        }
+        let Some(allocation) = self.allocations.get(part.allocation) else { return };
+        let (device, bytes) = (allocation.device, allocation.size_of(part.part));
+        let tenant = self.tenants.shared(allocation.tenant);
+        self.notice(Notice::WrittenBack { part, tenant, device, tier, bytes, began, clean });
+    }
+
+    /// Whether what a part has below is being written, and must not be released.
+    pub(crate) fn is_written_back_to(&self, part: PartRef, id: ExtentId) -> bool {
+        self.write_backs.get(&part).is_some_and(|it| it.to == id && it.state.copies())
+    }
+
+    /// Write-backs of an allocation that are under way.
+    pub(crate) fn write_backs_of(&self, id: AllocationId) -> Vec<PartRef> {
+        let part = |index| PartRef { allocation: id, part: PartIndex(index) };
+        self.write_backs.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect()
+    }
+
+    /// What some other part of that size has below, for the bug of that name.
+    #[cfg(feature = "planted")]
+    fn backing_of_another(&self, part: PartRef) -> Option<ExtentId> {
+        let piece = self.piece_of(part);
+        self.backings.iter().find_map(|(other, backing)| match backing {
+            Backing::Kept { extent, .. } if *other != part && self.piece_of(*other) == piece => Some(*extent),
+            _ => None,
+        })
+    }
+}

@@ -1,0 +1,90 @@
+//! What operators are told. Nothing here changes anything but the queue of commands.
+
+use std::sync::Arc;
+
+use vramd_types::{AllocationId, SessionId};
+
+use crate::{
+    broker::Broker,
+    command::{Asker, Notice},
+    error::Refusal,
+    event::PartRef,
+    handler::QuotaChange,
+    ledger::Quota,
+    residency::MapState,
+    tenancy::{Method, Requester, TenantId},
+};
+
+impl Broker {
+    pub(crate) fn note_refusal(&mut self, requester: Requester, method: Method, refusal: Refusal) {
+        let by = match requester {
+            Requester::Session { session, tenant } => {
+                Asker::Session { session, tenant: self.tenants.shared(tenant) }
+            }
+            Requester::Operator { uid } => Asker::Operator { uid },
+        };
+        self.notice(Notice::Refused { by, request: method.name(), refusal });
+    }
+
+    pub(crate) fn note_quota(&mut self, change: &QuotaChange, quota: Option<Quota>) {
+        let (tenant, device) = (self.tenants.shared(change.tenant), self.device_text(&change.device));
+        let tier = change.tier;
+        self.notice(match quota {
+            Some(Quota { guarantee, limit }) => Notice::QuotaSet { tenant, device, tier, guarantee, limit },
+            None => Notice::QuotaDeleted { tenant, device, tier },
+        });
+    }
+
+    pub(crate) fn note_made(&mut self, id: AllocationId) {
+        let Some(allocation) = self.allocations.get(id) else { return };
+        let (session, bytes) = (allocation.owner, allocation.span);
+        self.note_allocation(id, |allocation, tenant| Notice::AllocationMade {
+            allocation,
+            tenant,
+            session,
+            bytes,
+        });
+    }
+
+    /// Says something of an allocation that is there.
+    pub(crate) fn note_allocation(
+        &mut self,
+        id: AllocationId,
+        notice: impl FnOnce(AllocationId, Arc<str>) -> Notice,
+    ) {
+        let Some(tenant) = self.allocations.get(id).map(|allocation| allocation.tenant) else { return };
+        self.notice(notice(id, self.tenants.shared(tenant)));
+    }
+
+    pub(crate) fn is_revoking(&self, id: SessionId, part: PartRef) -> bool {
+        let entry = self.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
+        matches!(entry.and_then(|entry| entry.map_state(id)), Some(MapState::Revoking | MapState::Evicting))
+    }
+
+    pub(crate) fn note_answered(
+        &mut self,
+        id: SessionId,
+        tenant: TenantId,
+        (allocation, parts): (AllocationId, usize),
+    ) {
+        let tenant = self.tenants.shared(tenant);
+        self.notice(Notice::RevokeAnswered { session: id, tenant, allocation, parts });
+    }
+}
+
+/// Parts that a session was told to unmap and has, one allocation after the other: one notice stands for many.
+#[derive(Default)]
+pub(crate) struct Answered(pub(crate) Option<(AllocationId, usize)>);
+
+impl Answered {
+    /// Counts one more; where it is of another allocation, what was counted of the one before.
+    pub(crate) fn add(&mut self, allocation: AllocationId) -> Option<(AllocationId, usize)> {
+        match &mut self.0 {
+            Some((of, parts)) if *of == allocation => {
+                *parts = parts.saturating_add(1);
+                None
+            }
+            other => other.replace((allocation, 1)),
+        }
+    }
+}

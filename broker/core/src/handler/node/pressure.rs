@@ -1,0 +1,373 @@
+//! What is done as a device or the host's memory fills up, before anybody is refused: what nobody has used for long is copied
+//! below ahead of need, then leaves; and clients are told.
+//!
+//! Nobody who waits depends on any of this: for them room is made whatever the pressure is.
+
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    time::Duration,
+};
+
+use vramd_types::{Bytes, DeviceIndex, SessionId};
+
+use crate::{
+    broker::Broker,
+    command::{Command, DaemonFrame, Notice, PartMove},
+    event::{PartRef, Tier},
+    handler::Timer,
+    ledger::Place,
+    limits::{COLD_LOOKED_AT, EXTENTS_LEFT_TO_OTHERS, WRITTEN_AHEAD_MAX},
+    migration::{Backing, Cause},
+    pressure::{Fill, Gauge, Outlook, Pressure, PressureNote},
+    residency::AllocationState,
+    tenancy::{Session, TenantId},
+    time::Time,
+};
+
+impl Broker {
+    pub(crate) fn pressure_of(&self, place: Place) -> Pressure {
+        self.pressing.gauges.get(&place).map(|gauge| gauge.pressure).unwrap_or_default()
+    }
+
+    /// What clients were told of a place last.
+    pub(crate) fn outlook_of(&self, place: Place) -> Outlook {
+        self.pressing.gauges.get(&place).map_or(Outlook::CALM, Gauge::told)
+    }
+
+    /// At the start, when nothing is held anywhere.
+    pub(crate) fn gauge_all(&mut self) {
+        let now = self.now;
+        let places = self.ledger.places().map(|(place, books)| (place, Gauge::new(now, books.capacity())));
+        self.pressing.gauges = places.collect();
+    }
+
+    /// A place is larger or smaller than it was, which is no growth of what is held there: not that, nor that of others.
+    pub(crate) fn is_resized(&mut self, place: Place, before: Option<Fill>) {
+        let fills = before.zip(self.fill(place));
+        if let Some((before, after)) = fills
+            && let Some(gauge) = self.pressing.gauges.get_mut(&place)
+        {
+            gauge.resized(before.left(), after.left());
+        }
+    }
+
+    /// A place may be fuller than before, or less full.
+    pub(crate) fn heed_pressure(&mut self, place: Place) {
+        let Some(fill) = self.fill(place) else { return };
+        let Some(gauge) = self.pressing.gauges.get_mut(&place) else { return };
+        let mut bounds = self.settings.pressure;
+        if planted!(self, LevelWithoutHysteresis) {
+            bounds.fall_percent = 0;
+        }
+        let changed = gauge.heed(fill, &bounds);
+        if let Some(from) = changed {
+            let (Place { device, tier }, Fill { held, capacity }) = (place, fill);
+            let to = self.pressure_of(place);
+            self.notice(Notice::PressureChanged { device, tier, from, to, held, capacity });
+            if to > from || !planted!(self, ReliefUntold) {
+                self.tell_of_pressure(place, fill);
+            }
+            if to == Pressure::Critical {
+                self.relieve(place);
+            }
+        }
+        self.arm_pressure();
+    }
+
+    pub(crate) fn arm_pressure(&mut self) {
+        if !std::mem::replace(&mut self.pressing.is_armed, true) {
+            self.pressing.gauges.values_mut().for_each(|gauge| gauge.wakes(self.now));
+            self.arm(self.now.after(self.settings.pressure.look_every), Timer::Pressure);
+        }
+    }
+
+    /// Looks at all places, and again while there is something to be seen or to be done.
+    pub(crate) fn look_at_pressure(&mut self) {
+        self.pressing.is_armed = false;
+        self.pressing.tried.clear();
+        let places: Vec<_> = self.pressing.gauges.keys().copied().collect();
+        let mut goes_on = false;
+        for place in places {
+            let Some(fill) = self.fill(place) else { continue };
+            let now = self.now;
+            let moves = self.pressing.gauges.get_mut(&place).is_some_and(|gauge| gauge.look(now, fill));
+            self.tell_of_pressure(place, fill);
+            // Once it is known what else happened at this time.
+            self.unsettled.pressed.insert(place);
+            goes_on |= moves || self.is_relieved(place) || self.is_cached_under_pressure(place);
+        }
+        if goes_on {
+            self.arm_pressure();
+        }
+    }
+
+    /// Does what its pressure asks for.
+    pub(crate) fn relieve(&mut self, place: Place) {
+        self.give_up_under_pressure(place);
+        if !self.is_relieved(place) {
+            self.pressing.seen.remove(&place);
+            return;
+        }
+        let high = self.pressure_of(place) >= Pressure::High;
+        match place.tier {
+            Tier::Device => {
+                let (cold, next) = self.cold_in(place);
+                let evicted = high && self.evict_cold(place, &cold);
+                let written = self.write_ahead(place.device, &cold);
+                self.has_looked(place, next, evicted || written);
+            }
+            Tier::Host if high => {
+                let (cold, next) = self.cold_in(place);
+                let demoted = self.demote_cold(place, &cold);
+                self.has_looked(place, next, demoted);
+            }
+            Tier::Host | Tier::Disk => {}
+        }
+    }
+
+    /// Whether anything is done about the pressure of the place.
+    fn is_relieved(&self, Place { device, tier }: Place) -> bool {
+        let begins = match tier {
+            Tier::Device => Pressure::Elevated,
+            Tier::Host => Pressure::High,
+            Tier::Disk => return false,
+        };
+        let has_below = self.ledger.below(device).any(|below| below.tier > tier)
+            || (tier == Tier::Device && self.config.files);
+        has_below
+            && !self.settings.pressure.cold_after.is_zero()
+            && self.pressure_of(Place { device, tier }) >= begins
+    }
+
+    /// Of so many parts those that nobody has used for long, first those that should leave first; and behind which one the next
+    /// look begins if none of them can do anything. What may be lost is not among them: it leaves without being copied, so there
+    /// is nothing to be won by doing that before its room is needed.
+    fn cold_in(&self, place: Place) -> (Vec<PartRef>, Option<(PartRef, Time)>) {
+        let cold_after =
+            if planted!(self, HotEvicted) { Duration::ZERO } else { self.settings.pressure.cold_after };
+        let since = self.now.before(cold_after);
+        let among = if place.tier == Tier::Device { &self.residents } else { &self.lodgers };
+        let seen = self.pressing.seen.get(&place).copied();
+        let looked_at: Vec<_> = among.behind(place.device, seen).take(COLD_LOOKED_AT).collect();
+        let is_meant = |(part, last): &(PartRef, Time)| {
+            *last < since
+                && among.is_free(*part)
+                && !matches!(self.backings.get(part), Some(Backing::Needless))
+        };
+        let cold = looked_at.iter().filter(|it| is_meant(it)).map(|(part, _)| *part).collect();
+        let is_full = looked_at.len() == COLD_LOOKED_AT;
+        // Behind what was used just now is what was used later still.
+        (cold, looked_at.last().filter(|(_, last)| is_full && *last < since).copied())
+    }
+
+    fn has_looked(&mut self, place: Place, next: Option<(PartRef, Time)>, done: bool) {
+        match next {
+            _ if done => {}
+            Some(last) => _ = self.pressing.seen.insert(place, last),
+            None => _ = self.pressing.seen.remove(&place),
+        }
+    }
+
+    /// Whether any of them leaves their device.
+    fn evict_cold(&mut self, place: Place, cold: &[PartRef]) -> bool {
+        let Some(target) = self.target(place) else { return false };
+        let choice = self.choose_for_pressure(place.device, cold, target);
+        if planted!(self, ColdStays) {
+            return false;
+        }
+        let leaves = !choice.victims.is_empty();
+        self.clear(choice, Cause::Pressure);
+        leaves
+    }
+
+    /// Whether any of them begins to be copied to what it has below.
+    fn write_ahead(&mut self, device: DeviceIndex, cold: &[PartRef]) -> bool {
+        let of_device = self.write_backs.keys().filter(|part| self.is_on(**part, device));
+        let mut left = WRITTEN_AHEAD_MAX.saturating_sub(of_device.count());
+        let before = left;
+        for part in cold {
+            if left == 0 {
+                break;
+            }
+            let is_done = match self.backings.get(part) {
+                Some(Backing::Kept { clean, .. }) => *clean,
+                Some(Backing::Reserved(_)) => self.are_extents_scarce(),
+                Some(Backing::File { .. } | Backing::Needless) | None => true,
+            };
+            let has_failed = self.pressing.failed.contains(part);
+            if is_done || has_failed || self.is_under_way(*part) || !self.pressing.tried.insert(*part) {
+                continue;
+            }
+            if self.write_back_part(None, *part).is_none() {
+                left = left.saturating_sub(1);
+            }
+        }
+        left < before
+    }
+
+    fn are_extents_scarce(&self) -> bool {
+        let extents_max = self.config.limits.extents_max;
+        self.pool.len() >= extents_max.saturating_sub(extents_max / EXTENTS_LEFT_TO_OTHERS)
+    }
+
+    /// Whether any of them begins to go from the host's memory to the disk.
+    fn demote_cold(&mut self, place: Place, cold: &[PartRef]) -> bool {
+        let Some((fill, target)) = self.fill(place).zip(self.target(place)) else { return false };
+        let mut going = self.going_from(place);
+        let all_going = going.values().copied().fold(Bytes::ZERO, Bytes::saturating_add);
+        let mut left = fill.held.saturating_sub(all_going);
+        let mut demoted = false;
+        for part in cold {
+            if left <= target {
+                break;
+            }
+            let Some(piece) = self.piece_of(*part) else { continue };
+            let of_tenant = going.entry(piece.tenant).or_default();
+            let without = of_tenant.saturating_add(piece.size);
+            if self.is_under_way(*part)
+                || self.is_wanted(*part)
+                || self.held_by_hand.contains(part)
+                || !self.is_above_guarantee_in(piece.tenant, place, without)
+                || !self.is_unused(*part, self.pins.now())
+                || !self.pressing.tried.insert(*part)
+            {
+                continue;
+            }
+            if self.set_out(*part, (Tier::Disk, Cause::Pressure), None, self.pins.now()).is_ok() {
+                left = left.saturating_sub(piece.size);
+                *of_tenant = without;
+                demoted = true;
+            }
+        }
+        demoted
+    }
+
+    /// Whether the tenant keeps what is guaranteed to it in a tier without so much of what lies there.
+    fn is_above_guarantee_in(&self, tenant: TenantId, place: Place, less: Bytes) -> bool {
+        let account = self.ledger.account(tenant, place);
+        account.is_some_and(|account| account.held().saturating_sub(less) >= account.guarantee)
+    }
+
+    /// The driver is told to let go of so much there: until it has, it is charged.
+    pub(crate) fn returns(&mut self, tenant: TenantId, place: Place, bytes: Bytes) {
+        let returning = self.pressing.returning.entry((place, tenant)).or_default();
+        *returning = returning.saturating_add(bytes);
+    }
+
+    /// It has, or somebody keeps it.
+    pub(crate) fn returns_no_more(&mut self, tenant: TenantId, place: Place, bytes: Bytes) {
+        if let Entry::Occupied(mut returning) = self.pressing.returning.entry((place, tenant)) {
+            *returning.get_mut() = returning.get().saturating_sub(bytes);
+            if returning.get().is_zero() {
+                returning.remove();
+            }
+        }
+    }
+
+    /// Bytes that are on their way from the host's memory to the disk, or have left it and are charged still, by tenant.
+    fn going_from(&self, place: Place) -> BTreeMap<TenantId, Bytes> {
+        let leaving =
+            self.migrations.iter().filter(|(_, it)| it.here == place.tier && it.towards == Tier::Disk);
+        let returning = self.pressing.returning.iter().filter(|((of, _), _)| *of == place);
+        let mut going: BTreeMap<_, Bytes> = returning.map(|((_, tenant), bytes)| (*tenant, *bytes)).collect();
+        for piece in leaving.filter_map(|(part, _)| self.piece_of(*part)) {
+            if piece.device == place.device {
+                let bytes = going.entry(piece.tenant).or_default();
+                *bytes = bytes.saturating_add(piece.size);
+            }
+        }
+        going
+    }
+
+    /// Whether something is being done with the part, or with its allocation as a whole.
+    fn is_under_way(&self, part: PartRef) -> bool {
+        !self.is_settled(part.allocation)
+            || self.migrations.contains_key(&part)
+            || self.revocations.contains_key(&part)
+            || self.write_backs.contains_key(&part)
+    }
+
+    fn is_on(&self, part: PartRef, device: DeviceIndex) -> bool {
+        self.piece_of(part).is_some_and(|piece| piece.device == device)
+    }
+
+    /// A part was copied ahead, or was not: others may be now.
+    pub(crate) fn went_ahead(&mut self, part: PartRef, outcome: &PartMove) {
+        // What could not be made or written below will not be a moment later.
+        if matches!(outcome, PartMove::Refused { .. } | PartMove::Failed { .. }) {
+            self.pressing.failed.insert(part);
+        }
+        if let Some(piece) = self.piece_of(part) {
+            self.unsettled.pressed.insert(Place::device(piece.device));
+        }
+    }
+
+    /// The part may lie in another tier than before.
+    pub(crate) fn lodges(&mut self, part: PartRef) {
+        match self.piece_of(part).filter(|_| self.is_lodger(part)) {
+            Some(piece) => {
+                if !self.lodgers.contains(part) {
+                    self.allocations.lodges(part, true);
+                }
+                self.lodgers.used(piece.device, part, self.now);
+            }
+            None => self.lodges_no_more(part),
+        }
+    }
+
+    pub(crate) fn lodges_no_more(&mut self, part: PartRef) {
+        if self.lodgers.contains(part) {
+            self.allocations.lodges(part, false);
+            self.lodgers.gone(part);
+        }
+    }
+
+    /// Whether the part lies in the host's memory. What is freed is as good as gone, wherever it is until it is.
+    pub(crate) fn is_lodger(&self, part: PartRef) -> bool {
+        let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
+        self.tier_of(part) == Some(Tier::Host)
+            && !self.is_nowhere(part)
+            && state.is_some_and(|state| state != AllocationState::Freeing)
+    }
+
+    pub(crate) fn fill(&self, place: Place) -> Option<Fill> {
+        self.ledger.books(place).map(|books| Fill { held: books.held(), capacity: books.capacity() })
+    }
+
+    /// What leaves because of pressure leaves until no more than this is held.
+    pub(crate) fn target(&self, place: Place) -> Option<Bytes> {
+        let percent = u8::try_from(self.settings.pressure.evict_to_percent).unwrap_or(u8::MAX);
+        self.fill(place).map(|fill| fill.capacity.percent(percent))
+    }
+
+    fn tell_of_pressure(&mut self, place: Place, fill: Fill) {
+        let news = self.pressing.gauges.get_mut(&place).and_then(|gauge| gauge.news(fill));
+        let Some(outlook) = news else { return };
+        let hears = |session: &Session| {
+            session.hears_pressure && session.channel_open && session.devices.contains(&place.device)
+        };
+        let channels = self.sessions.iter().filter(|(_, session)| hears(session)).map(|(_, it)| it.channel);
+        for channel in channels.collect::<Vec<_>>() {
+            self.command(Command::Send { channel, frame: DaemonFrame::Pressure(note(place, outlook)) });
+        }
+    }
+
+    /// A new session is told what others were, of every place that it may have memory in.
+    pub(crate) fn tell_outlooks(&mut self, id: SessionId) {
+        if planted!(self, OutlooksUntold) {
+            return;
+        }
+        let Some(session) = self.sessions.get(id).filter(|session| session.hears_pressure) else { return };
+        let (channel, devices) = (session.channel, session.devices.clone());
+        let gauges = self.pressing.gauges.iter().filter(|(place, _)| devices.contains(&place.device));
+        let notes: Vec<_> = gauges.map(|(place, gauge)| note(*place, gauge.told())).collect();
+        for told in notes {
+            self.command(Command::Send { channel, frame: DaemonFrame::Pressure(told) });
+        }
+    }
+}
+
+const fn note(Place { device, tier }: Place, outlook: Outlook) -> PressureNote {
+    let Outlook { pressure, batch_factor, full_in } = outlook;
+    PressureNote { device, tier, pressure, batch_factor, full_in }
+}

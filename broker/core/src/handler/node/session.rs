@@ -1,0 +1,288 @@
+//! Sessions begin with a hello, fall silent with their channel, and are gone with their process.
+
+use vramd_types::{AllocationId, Bytes, SessionId};
+
+use crate::{
+    broker::Broker,
+    command::{Asker, Command, DaemonFrame, Notice},
+    error::Refusal,
+    event::{ChannelId, Hello, Lifetime},
+    handler::Timer,
+    invariants,
+    observed::Transition,
+    residency::AllocationState,
+    tenancy::{
+        Op, OpKind, Outcome, RequestLog, Requester, Session, SessionEvent, SessionState, SilentReason, Words,
+    },
+};
+
+impl Broker {
+    pub(crate) fn on_hello(&mut self, channel: ChannelId, hello: Hello) {
+        self.unmapped_by_same_process(&hello);
+        let (tenant, pid) = (hello.tenant.clone(), hello.pid);
+        match self.open(channel, hello) {
+            Ok(id) => self.welcome(id),
+            Err(refusal) => {
+                let by = Asker::Process { tenant, pid };
+                self.notice(Notice::Refused { by, request: "Hello", refusal: refusal.clone() });
+                self.command(Command::Send { channel, frame: DaemonFrame::Refused(refusal) });
+                self.command(Command::CloseChannel { channel });
+                self.command(Command::ForgetProcess { channel });
+            }
+        }
+    }
+
+    fn open(&mut self, channel: ChannelId, hello: Hello) -> Result<SessionId, Refusal> {
+        if self.draining {
+            return Err(Refusal::Draining);
+        }
+        if self.sessions.on_channel(channel).is_some() {
+            return Err(Refusal::ProtocolBroken { problem: "a second hello".to_owned() });
+        }
+        if !vramd_types::name::is_valid(&hello.tenant) {
+            return Err(Refusal::NameInvalid { field: "tenant", name: hello.tenant });
+        }
+        let limits = &self.config.limits;
+        let tenant = self.tenants.intern(&hello.tenant);
+        for (count, limit) in [
+            (self.sessions.len(), limits.sessions_max),
+            (self.sessions.count_of(tenant), limits.sessions_per_tenant_max),
+        ] {
+            if count >= limit && !planted!(self, SessionLimitIgnored) {
+                return Err(Refusal::SessionsTooMany { tenant: hello.tenant, limit });
+            }
+        }
+        let seen =
+            |uuid: &str| hello.devices.as_ref().is_none_or(|seen| seen.iter().any(|text| text == uuid));
+        let devices = self.device_indices().filter(|device| seen(self.uuid(*device))).collect();
+        let raw = self.ids.sessions.next_raw();
+        let id =
+            raw.map(SessionId::from_raw).ok_or(Refusal::InvariantBroken { invariant: invariants::IDS })?;
+        self.ids.last_session = Some(id);
+        let words_due = self.now.after(limits.map_answer_timeout);
+        let session = Session {
+            channel,
+            channel_open: true,
+            tenant,
+            pid: hello.pid,
+            uid: hello.uid,
+            client_name: hello.client_name,
+            devices,
+            state: SessionState::Live,
+            silent_reason: None,
+            opened: self.now,
+            owned: Default::default(),
+            maps: Default::default(),
+            queue: Default::default(),
+            mapped: Bytes::ZERO,
+            fds_in_flight: 0,
+            map_deadline: None,
+            revoking: 0,
+            revoke_deadline: None,
+            kill_at: None,
+            alarm: None,
+            ending: false,
+            requests: RequestLog::default(),
+            hears_pressure: hello.pressure,
+            words: hello.pins.then(|| Box::new(Words::new(limits.words_per_session_max.max(1), words_due))),
+        };
+        self.sessions.insert(id, session);
+        if hello.pins && !planted!(self, WordsTimerLost) {
+            self.arm_session(words_due, id);
+        }
+        self.notice(Notice::SessionOpened {
+            session: id,
+            tenant: self.tenants.shared(tenant),
+            pid: hello.pid,
+        });
+        Ok(id)
+    }
+
+    fn welcome(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get(id) else { return };
+        let tenant = self.tenants.name(session.tenant).to_owned();
+        let slots = session.words.as_ref().map_or(0, |words| words.slots.max());
+        let frame = DaemonFrame::Welcome { session: id, tenant, devices: session.devices.clone(), slots };
+        let channel = session.channel;
+        self.command(Command::Send { channel, frame });
+        self.tell_outlooks(id);
+    }
+
+    /// The process has opened a new channel and says that it unmapped all of earlier sessions, whose own ends may not
+    /// have been heard of yet. What the end of one makes room for is not sent to the next.
+    fn unmapped_by_same_process(&mut self, hello: &Hello) {
+        let same = |session: &Session| session.pid == hello.pid && session.uid == hello.uid;
+        let its = |id: &SessionId| self.sessions.get(*id).is_some_and(same);
+        let over: Vec<_> = hello.unmapped_sessions.iter().copied().filter(its).collect();
+        for id in &over {
+            self.drop_queue(*id);
+        }
+        for id in over {
+            if self.sessions.get(id).is_some() {
+                self.session_gone(id, SessionEvent::UnmappedAll);
+            }
+        }
+    }
+
+    pub(crate) fn on_channel_ended(&mut self, channel: ChannelId) {
+        if let Some(id) = self.sessions.on_channel(channel)
+            && self.sessions.get(id).is_some_and(|session| session.channel_open)
+        {
+            self.channel_over(id, SilentReason::ChannelEnded);
+        }
+    }
+
+    pub(crate) fn on_process_ended(&mut self, channel: ChannelId) {
+        match self.sessions.on_channel(channel) {
+            Some(id) => self.session_gone(id, SessionEvent::ProcessEnded),
+            None => self.command(Command::ForgetProcess { channel }),
+        }
+    }
+
+    pub(crate) fn on_malformed(&mut self, channel: ChannelId, problem: String) {
+        match self.sessions.on_channel(channel) {
+            Some(id) => self.quarantine(id, problem),
+            None => {
+                let frame = DaemonFrame::Refused(Refusal::ProtocolBroken { problem });
+                self.command(Command::Send { channel, frame });
+                self.command(Command::CloseChannel { channel });
+                self.command(Command::ForgetProcess { channel });
+            }
+        }
+    }
+
+    /// A client that breaks the protocol is not believed any more: what it maps stands until its process ends.
+    pub(crate) fn quarantine(&mut self, id: SessionId, problem: String) {
+        let Some(session) = self.sessions.get(id) else { return };
+        if !session.channel_open {
+            return;
+        }
+        let channel = session.channel;
+        let frame = DaemonFrame::Refused(Refusal::ProtocolBroken { problem: problem.clone() });
+        self.command(Command::Send { channel, frame });
+        self.close_channel(id, SilentReason::Quarantined(problem));
+    }
+
+    pub(crate) fn close_channel(&mut self, id: SessionId, reason: SilentReason) {
+        if let Some(channel) = self.sessions.get(id).map(|session| session.channel) {
+            self.command(Command::CloseChannel { channel });
+            self.channel_over(id, reason);
+        }
+    }
+
+    /// From here on nothing is sent and nothing is heard. Who maps nothing is gone at once.
+    fn channel_over(&mut self, id: SessionId, reason: SilentReason) {
+        if let Some(session) = self.sessions.get_mut(id) {
+            session.channel_open = false;
+        }
+        self.drop_pins(id);
+        self.drop_queue(id);
+        self.unsettle_session(id);
+        let Some(session) = self.sessions.get_mut(id) else { return };
+        session.revoke_deadline = None;
+        if let Some(words) = &mut session.words {
+            words.map_deadline = None;
+            words.unmap_deadline = None;
+        }
+        if session.maps.is_empty() || planted!(self, SilentTakenForGone) {
+            return self.session_gone(id, SessionEvent::UnmappedAll);
+        }
+        self.session_event(id, SessionEvent::ChannelEnded, Some(reason));
+        self.resolve_overdue(id);
+        self.fail_seals(id, |_| Refusal::SessionLost { session: id });
+        self.check_ends(id);
+        self.pump_starved();
+    }
+
+    /// Moves a session along its table.
+    pub(crate) fn session_event(&mut self, id: SessionId, event: SessionEvent, reason: Option<SilentReason>) {
+        let Some(session) = self.sessions.get_mut(id) else { return };
+        let (from, next) = (session.state, session.state.on(event));
+        self.transitions.note(Transition::Session { from, event, legal: next.is_some() });
+        let Some(next) = next else {
+            let detail = format!("{id}: {event:?} in state {:?}", session.state);
+            return self.broken(invariants::TRANSITIONS, detail);
+        };
+        session.state = next;
+        session.silent_reason.clone_from(&reason);
+        let tenant = session.tenant;
+        self.kill_if_silent(id, from);
+        if let Some(reason) = reason {
+            let (tenant, reason) = (self.tenants.shared(tenant), reason.to_string());
+            self.notice(Notice::SessionSilent { session: id, tenant, reason });
+        }
+    }
+
+    /// The session maps nothing any more, for certain. All that lived by it ends.
+    pub(crate) fn session_gone(&mut self, id: SessionId, event: SessionEvent) {
+        self.session_event(id, event, None);
+        self.drop_pins(id);
+        self.drop_queue(id);
+        let Some(session) = self.sessions.remove(id) else { return };
+        if !planted!(self, FdBudgetKept) {
+            self.fds.give_back(session.tenant, session.fds_in_flight);
+        }
+        if let Some(alarm) = session.alarm {
+            self.timers.remove(&(alarm, Timer::Session(id)));
+        }
+        for allocation in session.owned.iter().copied() {
+            let Some(entry) = self.allocations.get_mut(allocation) else { continue };
+            let stays = entry.state == AllocationState::Sealed && entry.lifetime == Lifetime::Persistent;
+            entry.owner = None;
+            if !stays && !planted!(self, MemoryOutlivesSession) {
+                self.start_free(allocation);
+            }
+        }
+        for allocation in session.maps.keys().copied() {
+            if let Some(entry) = self.allocations.get_mut(allocation)
+                && entry.owner == Some(id)
+            {
+                entry.owner = None;
+            }
+            self.forget_maps(id, allocation);
+        }
+        if session.channel_open {
+            let frame = DaemonFrame::Refused(Refusal::SessionLost { session: id });
+            self.command(Command::Send { channel: session.channel, frame });
+            self.command(Command::CloseChannel { channel: session.channel });
+        }
+        self.command(Command::ForgetProcess { channel: session.channel });
+        self.notice(Notice::SessionGone { session: id, tenant: self.tenants.shared(session.tenant) });
+        self.end_ops_of(id);
+        self.expire_cached();
+        self.pump_starved();
+        self.survey_awaited();
+    }
+
+    /// Operations that only the session could have completed, and those that waited for its end.
+    fn end_ops_of(&mut self, id: SessionId) {
+        self.fail_seals(id, |_| Refusal::SessionLost { session: id });
+        self.resolve_overdue(id);
+        let ended = |kind: &OpKind| matches!(kind, OpKind::EndSession { session, .. } if *session == id);
+        let mut ends = self.ops.of_session(id);
+        ends.retain(|op| self.ops.get(*op).is_some_and(|op| ended(&op.kind)));
+        for op in ends {
+            self.finish(op, Ok(Outcome::SessionEnded { gone: true, still_mapped: Bytes::ZERO }));
+        }
+    }
+
+    /// Its seals that wait for it to unmap cannot be completed; those that are being hashed go on.
+    pub(crate) fn fail_seals(&mut self, id: SessionId, why: impl Fn(AllocationId) -> Refusal) {
+        let of_session = |requester| matches!(requester, Requester::Session { session, .. } if session == id);
+        let unmapping = |op: &Op| match op.kind {
+            OpKind::Seal(sealed) if of_session(op.requester) => {
+                let state = self.allocations.get(sealed).map(|entry| entry.state);
+                (state != Some(AllocationState::Digesting)).then_some(sealed)
+            }
+            _ => None,
+        };
+        let ops = self.ops.of_session(id);
+        let seals = ops.into_iter().filter_map(|op| Some((op, unmapping(self.ops.get(op)?)?)));
+        for (op, sealed) in seals.collect::<Vec<_>>() {
+            if let Some(allocation) = self.allocations.get_mut(sealed) {
+                allocation.op = None;
+            }
+            self.finish(op, Err(why(sealed)));
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Looking at who holds memory of a device, independent of the books: at the start, from time to time, and when a
+//! process has ended while memory is awaited back.
+
+use std::collections::BTreeMap;
+
+use vramd_types::{Bytes, DeviceIndex};
+
+use crate::{
+    broker::Broker,
+    command::{Command, Notice},
+    event::Tier,
+    handler::Timer,
+    ledger::{Books, Ledger, Place},
+    migration::Waiter,
+    tenancy::Session,
+};
+
+/// Surveys under way, by device; `true` where another one is wanted after it.
+#[derive(Debug, Default)]
+pub(crate) struct Surveys {
+    under_way: BTreeMap<DeviceIndex, bool>,
+    /// How many were done.
+    done: BTreeMap<DeviceIndex, u64>,
+    /// Which one says who holds what a driver had not: those that began before do not.
+    awaited: BTreeMap<DeviceIndex, u64>,
+}
+
+impl Surveys {
+    /// How many will have been done of a device when all are that were asked for by now.
+    fn asked(&self, device: DeviceIndex) -> u64 {
+        let more = match self.under_way.get(&device) {
+            Some(true) => 2,
+            Some(false) => 1,
+            None => 0,
+        };
+        self.done(device).saturating_add(more)
+    }
+
+    /// The driver had not what was asked of it: the next that begins says who has it.
+    pub(crate) fn is_lacking(&mut self, device: DeviceIndex) {
+        let asked = self.asked(device);
+        self.awaited.insert(device, asked);
+    }
+
+    /// Whether it is known who holds what the driver had not, if it had not something.
+    fn finds(&mut self, device: DeviceIndex) -> bool {
+        let found = self.awaited.get(&device).is_none_or(|awaited| self.done(device) >= *awaited);
+        if found {
+            self.awaited.remove(&device);
+        }
+        found
+    }
+
+    fn done(&self, device: DeviceIndex) -> u64 {
+        self.done.get(&device).copied().unwrap_or_default()
+    }
+}
+
+impl Broker {
+    /// Whether every device was looked at: before that nobody knows what others hold, and nothing should be served.
+    pub fn is_surveyed(&self) -> bool {
+        self.surveys.done.len() == self.config.devices.len()
+    }
+
+    pub(crate) fn survey_all(&mut self) {
+        for device in self.device_indices() {
+            self.survey(device);
+        }
+    }
+
+    /// Where something is awaited back, it may have come with the end of a process.
+    pub(crate) fn survey_awaited(&mut self) {
+        for device in self.device_indices() {
+            if self.pool.awaits(device) {
+                self.survey(device);
+            }
+        }
+    }
+
+    pub(crate) fn survey(&mut self, device: DeviceIndex) {
+        match self.surveys.under_way.get_mut(&device) {
+            Some(again) => *again = true,
+            None => {
+                self.surveys.under_way.insert(device, false);
+                let sees = |session: &Session| session.devices.contains(&device);
+                let clients = self.sessions.iter().filter(|(_, session)| sees(session));
+                let mut clients: Vec<_> = clients.map(|(_, session)| session.pid).collect();
+                clients.sort_unstable();
+                clients.dedup();
+                self.command(Command::Survey { device, clients });
+            }
+        }
+    }
+
+    pub(crate) fn arm_survey(&mut self) {
+        let next = self.now.after(self.config.limits.survey_interval);
+        self.arm(next, Timer::Survey);
+    }
+
+    /// Room for contexts: the broker's own, and of those clients that have one, and of some that may come.
+    pub(crate) fn context_reserve(&self, device: DeviceIndex, contexts: u32) -> Bytes {
+        let config = self.config.devices.get(usize::from(device.0));
+        let each = config.map_or(0, |device| device.context_bytes.get());
+        // One more for the broker's own.
+        let count = u64::from(contexts.max(self.config.sessions_reserved)).saturating_add(1);
+        Bytes::new(each.saturating_mul(count))
+    }
+
+    pub(crate) fn on_surveyed(
+        &mut self,
+        device: DeviceIndex,
+        unbrokered: Bytes,
+        contexts: u32,
+        host_lacking: Bytes,
+    ) {
+        let done = self.surveys.done.entry(device).or_default();
+        *done = done.saturating_add(1);
+        let is_first = *done == 1;
+        let (place, host) = (Place::device(device), Place { device, tier: Tier::Host });
+        let before = [place, host].map(|place| (place, self.fill(place)));
+        if self.ledger.books(place).is_some_and(|books| books.unbrokered() != unbrokered) {
+            self.notice(Notice::Unbrokered { device, bytes: unbrokered });
+        }
+        let reserved = self.context_reserve(device, contexts);
+        let found = self.surveys.finds(device) || planted!(self, EarlyLookBelieved);
+        self.withhold(place, |ledger| {
+            ledger.set_withheld(place, unbrokered, reserved);
+            if found {
+                ledger.found(place);
+            }
+        });
+        self.withhold(host, |ledger| ledger.set_withheld(host, host_lacking, Bytes::ZERO));
+        // What was there before anybody looked has not just come.
+        if is_first {
+            before.into_iter().for_each(|(place, before)| self.is_resized(place, before));
+        }
+        self.cover_shortfall(device);
+        self.demands.all_step_up();
+        self.demands.has_been_looked_at(device);
+        self.residents.loosen();
+        self.lodgers.loosen();
+        self.unsettle_all_lingering();
+        self.pressing.failed.clear();
+        self.unsettled.demands = true;
+        if self.surveys.under_way.remove(&device) == Some(true) {
+            self.survey(device);
+        }
+    }
+
+    /// Somebody for whom the driver had no memory waits until the device has been looked at since.
+    pub(crate) fn bar(&mut self, waiter: Waiter, device: DeviceIndex, in_vain: u32) {
+        self.demands.ran_out(waiter, device, self.surveys.asked(device), in_vain);
+    }
+
+    pub(crate) fn is_looked_at(&self, device: DeviceIndex, survey: u64) -> bool {
+        self.surveys.done(device) >= survey
+    }
+
+    /// Changes what may not be handed out of a place, and tells what that leaves uncovered.
+    pub(crate) fn withhold(&mut self, place: Place, change: impl FnOnce(&mut Ledger)) {
+        let shortfall = |broker: &Self| broker.ledger.books(place).map_or(Bytes::ZERO, Books::shortfall);
+        let before = shortfall(self);
+        change(&mut self.ledger);
+        let bytes = shortfall(self);
+        if before != bytes {
+            self.notice(Notice::Shortfall { device: place.device, tier: place.tier, bytes });
+        }
+    }
+}

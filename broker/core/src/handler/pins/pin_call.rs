@@ -1,0 +1,255 @@
+//! Pin calls: a session wants a set of parts mapped together, because it could not pin all of them by their words.
+//!
+//! From when a call is taken until it has ended none of its parts is evicted. It is answered once all of them are mapped,
+//! and then none is revoked for a fence either; only who frees a part, or ends the session, is not held up.
+
+use std::time::Duration;
+
+use vramd_types::SessionId;
+
+use crate::{
+    broker::Broker,
+    command::{Asker, Command, DaemonFrame, Notice, WaitEnd},
+    error::Refusal,
+    event::PartRef,
+    handler::Timer,
+    limits::PIN_PARTS_MAX,
+    migration::Waiter,
+    residency::{AllocationState, MapState},
+    tenancy::{PinCall, PinId},
+    time::Time,
+};
+
+impl Broker {
+    pub(crate) fn on_words_mapped(&mut self, id: SessionId) -> Result<(), String> {
+        let session = self.sessions.get_mut(id);
+        let Some(words) = session.and_then(|session| session.words.as_mut()) else {
+            return Err("there is no word table to map".to_owned());
+        };
+        words.map_deadline.take().map(drop).ok_or_else(|| "the word table was mapped before".to_owned())
+    }
+
+    /// Whether the session has not mapped its word table.
+    pub(crate) fn owes_words(&self, id: SessionId) -> bool {
+        let words = self.sessions.get(id).and_then(|session| session.words.as_ref());
+        words.is_some_and(|words| words.map_deadline.is_some())
+    }
+
+    /// `wait`: zero is as long as it takes.
+    pub(crate) fn on_pin(
+        &mut self,
+        id: SessionId,
+        call: u64,
+        parts: Vec<PartRef>,
+        wait: Duration,
+    ) -> Result<(), String> {
+        let session = self.sessions.get_mut(id);
+        let Some(words) = session.and_then(|session| session.words.as_mut()) else {
+            return Err("a pin in a session without pins".to_owned());
+        };
+        if let Some(last) = words.last_call.filter(|last| call <= *last) {
+            return Err(format!("pin call {call} after {last}"));
+        }
+        let count = parts.len();
+        if count == 0 || count > PIN_PARTS_MAX {
+            return Err(format!("a pin of {count} parts, 1 to {PIN_PARTS_MAX} may be"));
+        }
+        let mut sorted = parts;
+        sorted.sort_unstable();
+        sorted.dedup();
+        if sorted.len() < count {
+            return Err(format!("pin call {call} names a part twice"));
+        }
+        words.last_call = Some(call);
+        if let Err(refusal) = self.check_pin(id, &sorted) {
+            self.answer_pin((id, call), Some(refusal));
+            return Ok(());
+        }
+        if let Some(words) = self.sessions.get_mut(id).and_then(|session| session.words.as_mut()) {
+            words.calls = words.calls.saturating_add(1);
+            words.call_parts = words.call_parts.saturating_add(count);
+        }
+        self.unsettled.calls.extend(sorted.iter().map(|part| (*part, (id, call))));
+        let look = self.now.after(self.config.limits.pin_stall);
+        let until = (!wait.is_zero()).then(|| self.now.after(wait));
+        self.pins.insert((id, call), sorted, self.now, (look, until));
+        self.look_at_pin((id, call), look);
+        if let Some(until) = until.filter(|_| !planted!(self, PinTimerLost)) {
+            self.arm(until, Timer::Pin(id, call));
+        }
+        Ok(())
+    }
+
+    /// The client has pinned the set, or wants it no more. It may have been refused meanwhile.
+    pub(crate) fn on_pin_ended(&mut self, id: SessionId, call: u64) -> Result<(), String> {
+        let words = self.sessions.get(id).and_then(|session| session.words.as_ref());
+        if words.and_then(|words| words.last_call).is_none_or(|last| call > last) {
+            return Err(format!("pin call {call} has ended and never began"));
+        }
+        let waits = |call: &PinCall| call.is_waiting();
+        if planted!(self, PinGrantedToLeft) && self.pins.get((id, call)).is_some_and(waits) {
+            return Ok(());
+        }
+        self.end_pin((id, call), WaitEnd::Left);
+        Ok(())
+    }
+
+    fn check_pin(&self, id: SessionId, parts: &[PartRef]) -> Result<(), Refusal> {
+        let Some(session) = self.sessions.get(id) else { return Err(Refusal::SessionLost { session: id }) };
+        if session.ending {
+            return Err(Refusal::SessionLost { session: id });
+        }
+        let limits = &self.config.limits;
+        if let Some(words) = &session.words {
+            let (call_limit, part_limit) = (limits.pins_waiting_max, limits.pin_parts_waiting_max);
+            if words.calls >= call_limit {
+                return Err(Refusal::QueueFull { limit: call_limit });
+            }
+            if words.call_parts.saturating_add(parts.len()) > part_limit && !planted!(self, PinPartsUnbounded)
+            {
+                return Err(Refusal::QueueFull { limit: part_limit });
+            }
+        }
+        if let Some(part) =
+            parts.iter().find(|part| self.map_state(id, **part).is_none_or(MapState::is_leaving))
+        {
+            return Err(self.why_lost(id, *part));
+        }
+        self.check_together(session.tenant, parts.iter().copied())
+    }
+
+    /// Why a part that is not the session's, or soon will not be, cannot be pinned.
+    fn why_lost(&self, id: SessionId, part: PartRef) -> Refusal {
+        if self.sessions.get(id).is_none_or(|session| session.ending) {
+            return Refusal::SessionLost { session: id };
+        }
+        let allocation = self.allocations.get(part.allocation);
+        let (state, owner) = (allocation.map(|it| it.state), allocation.and_then(|it| it.owner));
+        let is_held = self.map_state(id, part).is_some();
+        let seals = matches!(state, Some(AllocationState::Unmapping | AllocationState::Digesting));
+        match state {
+            Some(AllocationState::Freeing) | None => {}
+            Some(_) if is_held || (seals && owner == Some(id)) => {
+                return Refusal::Raced { allocation: part.allocation };
+            }
+            Some(_) => {}
+        }
+        Refusal::AllocationNotFound { allocation: part.allocation.to_string() }
+    }
+
+    /// Looks at a part of a call.
+    pub(crate) fn settle_call(&mut self, id: PinId, part: PartRef) {
+        self.unsettled.count(1);
+        let Some(call) = self.pins.get(id).filter(|call| call.is_waiting()) else { return };
+        let (times, elsewhere_since) = ((call.look, call.until), call.elsewhere.then_some(call.came));
+        let (held_up, state) = (self.is_held_up(part, call.arrival), self.map_state(id.0, part));
+        let waits = held_up || !self.pins.lacks(id, part);
+        match state {
+            None | Some(MapState::OfferedRevoked | MapState::Revoking) => {
+                let why = self.why_lost(id.0, part);
+                self.refuse_pin(id, why);
+            }
+            Some(MapState::Away) if !waits && self.is_elsewhere(part) => {
+                if let Some(call) = self.pins.get_mut(id) {
+                    call.elsewhere = true;
+                }
+                self.want(part);
+                if planted!(self, PinGrantedElsewhere) && self.pins.got(id, part) {
+                    self.forget_times(id, times);
+                    self.answer_pin(id, None);
+                }
+            }
+            Some(MapState::Away) if !waits => self.bring_back(id.0, part),
+            Some(MapState::Mapped) if !waits => {
+                if self.pins.got(id, part) {
+                    self.forget_times(id, times);
+                    self.note_waited(id, elsewhere_since, WaitEnd::Served);
+                    self.answer_pin(id, None);
+                }
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// A call has not been answered in time.
+    pub(crate) fn pin_expired(&mut self, id: PinId) {
+        let waits = self.pins.get(id).filter(|call| call.is_waiting());
+        if let Some(within) = waits.and_then(|call| Some(call.until?.since(call.came))) {
+            self.refuse_pin(id, Refusal::WaitOver { within });
+        }
+    }
+
+    /// It waits no more: its timers have nothing to do.
+    fn forget_times(&mut self, id: PinId, (look, until): (Time, Option<Time>)) {
+        self.forget_look(id, look);
+        if let Some(until) = until {
+            self.timers.remove(&(until, Timer::Pin(id.0, id.1)));
+        }
+    }
+
+    pub(crate) fn refuse_pin(&mut self, id: PinId, why: Refusal) {
+        self.end_pin(id, WaitEnd::Refused);
+        if planted!(self, PinCallLost) && matches!(why, Refusal::AllocationNotFound { .. }) {
+            return;
+        }
+        self.answer_pin(id, Some(why));
+    }
+
+    /// Tells of a call that waited for memory which was elsewhere.
+    fn note_waited(&mut self, (session, call): PinId, since: Option<Time>, end: WaitEnd) {
+        if let Some(since) = since {
+            self.notice(Notice::PinWaited { session, call, since, end });
+        }
+    }
+
+    fn answer_pin(&mut self, (id, call): PinId, refusal: Option<Refusal>) {
+        let Some(session) = self.sessions.get(id).filter(|session| session.channel_open) else { return };
+        let channel = session.channel;
+        if let Some(refusal) = refusal.clone() {
+            let by = Asker::Session { session: id, tenant: self.tenants.shared(session.tenant) };
+            self.notice(Notice::Refused { by, request: "Pin", refusal });
+        }
+        self.command(Command::Send { channel, frame: DaemonFrame::PinAnswer { call, refusal } });
+    }
+
+    /// Its parts are protected no more. If it waits still, that is how its wait ends.
+    fn end_pin(&mut self, id: PinId, end: WaitEnd) {
+        let Some(call) = self.pins.remove(id) else { return };
+        if let Some(words) = self.sessions.get_mut(id.0).and_then(|session| session.words.as_mut()) {
+            words.calls = words.calls.saturating_sub(1);
+            words.call_parts = words.call_parts.saturating_sub(call.parts.len());
+        }
+        if call.is_waiting() {
+            self.forget_times(id, (call.look, call.until));
+            self.note_waited(id, call.elsewhere.then_some(call.came), end);
+        }
+        // What it kept from leaving may leave, and what it waited for is wanted no more.
+        self.unsettle_short();
+        for part in call.parts {
+            self.unsettle_lingering(part);
+            // Who wants it later comes later.
+            let waiter = Waiter::Part(part);
+            if self.demands.contains(waiter) && !self.is_wanted(part) {
+                self.unsettle_line(waiter);
+                self.leave_line(waiter, WaitEnd::Left);
+            }
+            // Who came after it was not held up by this call.
+            if self.revocations.get(&part).is_some_and(|under_way| call.arrival < under_way.began) {
+                self.unsettled.revocations.insert(part);
+            }
+        }
+    }
+
+    /// Nothing is heard of the session any more: its calls are over, and nobody is to be told.
+    pub(crate) fn drop_pins(&mut self, id: SessionId) {
+        self.unsettled.demands |= !self.demands.is_empty();
+        let calls: Vec<_> = self.pins.of_session(id).map(|(call, _)| call).collect();
+        for call in calls {
+            self.end_pin(call, WaitEnd::Left);
+        }
+    }
+
+    pub(crate) fn map_state(&self, id: SessionId, part: PartRef) -> Option<MapState> {
+        self.allocations.get(part.allocation)?.part(part.part)?.map_state(id)
+    }
+}

@@ -1,0 +1,157 @@
+//! Pin calls in each other's way. A set that is pinned from nothing waits for nobody who waits; but who holds pins and
+//! asks for more may wait for somebody who waits for it, or for itself.
+//!
+//! A call that for some time waits only for sessions that wait themselves is aborted, the youngest first: its client
+//! unpins what it holds, and others get on. These have their time anew.
+//!
+//! A call is looked at when it may have stalled, not whenever something happens: at most twice in that time, however much
+//! waits and whatever comes meanwhile.
+
+use std::collections::BTreeSet;
+
+use vramd_types::{AllocationId, DeviceIndex, SessionId};
+
+use crate::{
+    broker::Broker,
+    command::Notice,
+    error::Refusal,
+    event::{PartRef, Tier},
+    handler::Timer,
+    migration::Waiter,
+    residency::{AllocationState, MapState, Stage},
+    tenancy::{OpKind, PinCall, PinId},
+    time::Time,
+};
+
+impl Broker {
+    /// The call is looked at then, unless it is answered before.
+    pub(crate) fn look_at_pin(&mut self, id: PinId, look: Time) {
+        if let Some(call) = self.pins.get_mut(id) {
+            call.look = look;
+            self.arm(look, Timer::Stall(id.0, id.1));
+        }
+    }
+
+    pub(crate) fn forget_look(&mut self, id: PinId, look: Time) {
+        self.timers.remove(&(look, Timer::Stall(id.0, id.1)));
+    }
+
+    /// Looks at calls whose time has come. Whether one was aborted, so that others may get on.
+    pub(crate) fn abort_stalled(&mut self) -> bool {
+        let (now, wait) = (self.now, self.config.limits.pin_stall);
+        let mut due = Vec::new();
+        for id in std::mem::take(&mut self.unsettled.looks) {
+            let Some(call) = self.pins.get(id).filter(|call| call.is_waiting()) else { continue };
+            let (arrival, since) = (call.arrival, self.stalls_since(id, call));
+            self.unsettled.count(call.parts.len());
+            match since.filter(|since| since.after(wait) > now) {
+                None if since.is_some() && !planted!(self, StallIgnored) => due.push((arrival, id)),
+                since => self.look_at_pin(id, since.unwrap_or(now).after(wait)),
+            }
+        }
+        let Some((_, youngest)) = due.iter().max().copied() else { return false };
+        let others = due.into_iter().map(|(_, id)| id).filter(|id| *id != youngest);
+        self.unsettled.looks.extend(others);
+        self.refuse_pin(youngest, Refusal::PinStalled { session: youngest.0 });
+        self.notice(Notice::PinStalled { session: youngest.0, call: youngest.1 });
+        self.pins.waits_anew(youngest.0, now);
+        true
+    }
+
+    /// Since when a call waits for sessions that wait themselves, if it does.
+    ///
+    /// In its way are those that map a part which was fenced before it came, those that pin something on a device where it
+    /// waits for room, and its own session where that was told to unmap while it pinned.
+    fn stalls_since(&self, id: PinId, call: &PinCall) -> Option<Time> {
+        // Where nothing is fenced, and nothing that was is pinned still, nobody is in anybody's way.
+        if self.evicting == 0 && self.revocations.is_empty() && self.demands.is_empty() {
+            return None;
+        }
+        let words = self.sessions.get(id.0).and_then(|session| session.words.as_ref())?;
+        let (mut since, mut is_held_up, mut awaited) = (call.came, false, BTreeSet::new());
+        for part in call.parts.iter().filter(|part| self.pins.lacks(id, **part)) {
+            let fence = self.revocations.get(part).filter(|under_way| {
+                matches!(under_way.stage, Stage::Fence { .. }) && under_way.began < call.arrival
+            });
+            if let Some(fence) = fence {
+                since = since.max(fence.eased);
+                for hold in self.holds(*part).iter().filter(|hold| hold.state.maps()) {
+                    since = since.max(self.pins.waits_since(hold.session)?);
+                    is_held_up = true;
+                }
+            }
+            if self.demands.contains(Waiter::Part(*part)) {
+                awaited.extend(self.piece_of(*part).map(|piece| piece.device));
+            }
+            let pinned = !words.prompt.contains(part);
+            if pinned && self.map_state(id.0, *part) == Some(MapState::Evicting) {
+                since = since.max(self.pins.waits_since(id.0)?);
+                is_held_up = true;
+            }
+        }
+        for last in awaited.into_iter().filter_map(|device| self.waits_for_its_own(device, id.0, call.came)) {
+            since = since.max(last);
+            is_held_up = true;
+        }
+        is_held_up.then_some(since)
+    }
+
+    /// Since when all wait who pin something on a device where room is short, if the session helps anybody by letting go of what
+    /// it pins itself: there, or on another device where somebody waits for room.
+    fn waits_for_its_own(&self, device: DeviceIndex, session: SessionId, came: Time) -> Option<Time> {
+        if self.awaited_room.is_made_on(device) || self.is_made_there(device, came) {
+            return None;
+        }
+        let mut since = Time::START;
+        for pinning in self.residents.pinning(device) {
+            since = since.max(self.is_kept_waiting(pinning, device)?);
+        }
+        let helps = |other: DeviceIndex| {
+            self.residents.is_pinning(other, session) && (other == device || self.is_waited_for(other))
+        };
+        self.device_indices().any(helps).then_some(since)
+    }
+
+    /// Since when a session waits, unless a call of its own is being served on that device: all that it lacks is on its way there,
+    /// however long that takes.
+    fn is_kept_waiting(&self, session: SessionId, device: DeviceIndex) -> Option<Time> {
+        let since = self.pins.waits_since(session)?;
+        let is_there = |part: &PartRef| self.piece_of(*part).is_some_and(|piece| piece.device == device);
+        let is_served = |(id, call): (PinId, &PinCall)| {
+            let lacking = || call.parts.iter().filter(|part| self.pins.lacks(id, **part));
+            call.is_waiting()
+                && lacking().any(is_there)
+                && lacking().all(|part| self.is_coming(session, *part))
+        };
+        (!self.pins.of_session(session).any(is_served)).then_some(since)
+    }
+
+    /// Whether nothing more is needed for the session to have the part but time: its bytes come, or it is sent.
+    fn is_coming(&self, session: SessionId, part: PartRef) -> bool {
+        match self.migrations.get(&part) {
+            Some(migration) => migration.towards == Tier::Device,
+            None => matches!(self.map_state(session, part), Some(MapState::Queued | MapState::Offered)),
+        }
+    }
+
+    /// Whether allocations are being made there that had their room by then: what they have of the device can leave for others once
+    /// all of their batch is made.
+    fn is_made_there(&self, device: DeviceIndex, by: Time) -> bool {
+        let is_there = |id: &AllocationId| self.allocations.get(*id).is_some_and(|it| it.device == device);
+        self.allocations.is_any(AllocationState::Creating)
+            && self.ops.iter().any(|(_, op)| match &op.kind {
+                OpKind::Allocate { since, allocations, .. } => {
+                    *since <= by && allocations.iter().any(is_there)
+                }
+                _ => false,
+            })
+    }
+
+    /// A session lets go of a part. If it did not wait itself, whoever waits for others there has its time anew.
+    pub(crate) fn ease(&mut self, id: SessionId, part: PartRef) {
+        let waits = self.pins.waits_since(id).is_some();
+        if let Some(under_way) = self.revocations.get_mut(&part).filter(|_| !waits) {
+            under_way.eased = self.now;
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Requests of client processes: who asks, whether it was asked before, and on to the subject.
+
+use vramd_types::SessionId;
+
+use crate::{
+    broker::Broker,
+    command::{Asker, Command, Notice},
+    error::Refusal,
+    event::{CallId, ClientRequest, Peer, RequestKey},
+    handler::{Start, Started},
+    tenancy::{Method, Op, Recall, Requester, TenantId},
+};
+
+impl Broker {
+    pub(crate) fn on_client(
+        &mut self,
+        call: CallId,
+        session: SessionId,
+        peer: Peer,
+        key: Option<RequestKey>,
+        request: ClientRequest,
+    ) {
+        let method = match &request {
+            ClientRequest::AllocateBatch { .. } => Method::AllocateBatch,
+            ClientRequest::FreeBatch(_) => Method::FreeBatch,
+            ClientRequest::Attach(_) | ClientRequest::AttachUnheld(_) => Method::Attach,
+            ClientRequest::Detach(_) => Method::Detach,
+            ClientRequest::Seal(_) => Method::Seal,
+            ClientRequest::Advise(..) => Method::Advise,
+            ClientRequest::Load { .. } => Method::Load,
+        };
+        let tenant = match self.authenticate(session, peer) {
+            Ok(tenant) => tenant,
+            Err(refusal) => {
+                let by = Asker::Stranger { session, pid: peer.pid };
+                self.notice(Notice::Refused { by, request: method.name(), refusal: refusal.clone() });
+                return self.command(Command::Reply { call, outcome: Err(refusal) });
+            }
+        };
+        let requester = Requester::Session { session, tenant };
+        if self.was_asked_before(call, requester, method, key) {
+            return;
+        }
+        if let Err(refusal) = self.check_queue(requester.tenant()) {
+            return self.refuse(call, requester, method, refusal);
+        }
+        let op = self.ops.next_id();
+        let start = match request {
+            ClientRequest::AllocateBatch { items, wait } => self.allocate(op, session, tenant, items, wait),
+            ClientRequest::FreeBatch(ids) => self.free(op, session, tenant, &ids),
+            ClientRequest::Attach(target) => self.attach(session, tenant, &target, false),
+            ClientRequest::AttachUnheld(target) => self.attach(session, tenant, &target, true),
+            ClientRequest::Detach(ids) => self.detach(op, session, tenant, &ids),
+            ClientRequest::Seal(id) => self.seal(op, session, tenant, id),
+            ClientRequest::Advise(id, advice) => self.advise(session, tenant, id, advice),
+            ClientRequest::Load { spec, file } => self.load(op, session, tenant, spec, file),
+        };
+        self.started(op, call, requester, method, key, start);
+    }
+
+    /// The tenant of a session that may call, from the process that it belongs to.
+    pub(crate) fn authenticate(&self, id: SessionId, peer: Peer) -> Result<TenantId, Refusal> {
+        if id.get() == 0 {
+            return Err(Refusal::SessionMissing);
+        }
+        let Some(session) = self.sessions.get(id) else {
+            // Ids only grow, over restarts too: one below the last was a session once.
+            return Err(match self.was_a_session(id) {
+                true => Refusal::SessionLost { session: id },
+                false => Refusal::SessionNotFound { session: id },
+            });
+        };
+        if (session.pid, session.uid) != (peer.pid, peer.uid) && !planted!(self, ForeignProcessServed) {
+            return Err(Refusal::SessionForeign { session: id, pid: peer.pid });
+        }
+        if !session.is_connected() {
+            return Err(Refusal::SessionLost { session: id });
+        }
+        Ok(session.tenant)
+    }
+
+    fn was_a_session(&self, id: SessionId) -> bool {
+        let epoch = vramd_types::epoch_of(id.get());
+        match epoch == self.config.boot_epoch {
+            true => self.ids.last_session.is_some_and(|last| id <= last),
+            false => epoch > 0 && epoch < self.config.boot_epoch,
+        }
+    }
+
+    /// Answers, or will, if this is a repetition.
+    pub(crate) fn was_asked_before(
+        &mut self,
+        call: CallId,
+        requester: Requester,
+        method: Method,
+        key: Option<RequestKey>,
+    ) -> bool {
+        let log = match requester {
+            Requester::Session { session, .. } => self.sessions.get(session).map(|session| &session.requests),
+            Requester::Operator { uid } => self.operators.get(&uid),
+        };
+        #[cfg(feature = "planted")]
+        let key = match planted!(self, ReusedRequestIdServed) {
+            true => log.and_then(|log| log.as_first_asked(method, key)),
+            false => key,
+        };
+        match log.map_or(Recall::New, |log| log.recall(method, key)) {
+            Recall::New => return false,
+            Recall::Reused => {
+                let request_id = key.map(|key| key.id).unwrap_or_default();
+                self.refuse(call, requester, method, Refusal::RequestIdReused { request_id });
+            }
+            Recall::Done(outcome) => {
+                self.answer(call, requester, &outcome);
+                if planted!(self, AnsweredTwice) {
+                    self.answer(call, requester, &outcome);
+                }
+            }
+            // A repetition waits like the first, and counts like it.
+            Recall::Running(op) => match self.check_queue(requester.tenant()) {
+                Ok(()) => self.ops.join(op, call),
+                Err(refusal) => self.refuse(call, requester, method, refusal),
+            },
+        }
+        true
+    }
+
+    /// Whether one more request may wait.
+    pub(crate) fn check_queue(&self, tenant: Option<TenantId>) -> Result<(), Refusal> {
+        let limits = &self.config.limits;
+        if self.ops.calls() >= limits.pending_requests_max {
+            return Err(Refusal::QueueFull { limit: limits.pending_requests_max });
+        }
+        if tenant.is_some_and(|tenant| self.ops.calls_of(tenant) >= limits.pending_requests_per_tenant_max) {
+            return Err(Refusal::QueueFull { limit: limits.pending_requests_per_tenant_max });
+        }
+        Ok(())
+    }
+
+    /// Answers what is done, keeps what waits.
+    pub(crate) fn started(
+        &mut self,
+        id: crate::tenancy::OpId,
+        call: CallId,
+        requester: Requester,
+        method: Method,
+        key: Option<RequestKey>,
+        start: Start,
+    ) {
+        match start {
+            Err(refusal) => self.refuse(call, requester, method, refusal),
+            Ok(Started::Done(outcome)) => {
+                self.answer(call, requester, &outcome);
+                self.remember(requester, method, key, Some(outcome));
+            }
+            Ok(Started::Waiting(kind)) => {
+                if let Some(log) = self.log_of(requester) {
+                    log.started(method, key, id);
+                }
+                self.ops.insert(id, Op { requester, method, key, calls: vec![call], kind });
+                self.check_op(id);
+            }
+        }
+    }
+}

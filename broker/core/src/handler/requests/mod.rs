@@ -1,0 +1,19 @@
+//! Requests and answers: what clients and operators ask for, and the views they read.
+//!
+//! - `client`: requests of client processes: authentication, repetition, dispatch
+//! - `operator`: requests of operators, and their dispatch
+//! - `part_orders`: operators' orders for the parts of one allocation
+//! - `operator_holds`: parts that operators hold on their device
+//! - `quota`: changes of quotas
+//! - `settings`: changes of settings
+//! - `reply`: answers to calls
+//! - `query`: views for clients and operators
+
+mod client;
+mod operator;
+mod operator_holds;
+pub(super) mod part_orders;
+mod query;
+pub(super) mod quota;
+mod reply;
+mod settings;

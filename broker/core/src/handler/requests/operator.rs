@@ -1,0 +1,147 @@
+//! Requests of operators.
+
+use vramd_types::{Bytes, SessionId};
+
+use crate::{
+    broker::Broker,
+    command::{Command, DaemonFrame, Notice, RevokeReason},
+    error::Refusal,
+    event::{CallId, OperatorRequest, RequestKey, Target},
+    handler::{Start, Started},
+    tenancy::{Method, OpId, OpKind, Outcome, Recall, Requester, SessionEvent, SessionState, Wish},
+};
+
+impl Broker {
+    pub(crate) fn on_operator(
+        &mut self,
+        call: CallId,
+        uid: u32,
+        key: Option<RequestKey>,
+        request: OperatorRequest,
+    ) {
+        let method = match &request {
+            OperatorRequest::SetQuota { .. } => Method::SetQuota,
+            OperatorRequest::DeleteQuota { .. } => Method::DeleteQuota,
+            OperatorRequest::EndSession { .. } => Method::EndSession,
+            OperatorRequest::FreeAllocation(_) => Method::FreeAllocation,
+            OperatorRequest::RevokeMappings { .. } => Method::RevokeMappings,
+            OperatorRequest::MoveParts { .. } => Method::MoveParts,
+            OperatorRequest::WriteBackParts { .. } => Method::WriteBackParts,
+            OperatorRequest::HoldParts { .. } => Method::HoldParts,
+            OperatorRequest::CancelWait { .. } => Method::CancelWait,
+            OperatorRequest::ChangeSettings(_) => Method::ChangeSettings,
+            OperatorRequest::Drain { .. } => Method::Drain,
+        };
+        let requester = Requester::Operator { uid };
+        if self.was_asked_before(call, requester, method, key) {
+            return;
+        }
+        if let Err(refusal) = self.check_queue(None) {
+            return self.refuse(call, requester, method, refusal);
+        }
+        let op = self.ops.next_id();
+        let start = match request {
+            OperatorRequest::SetQuota { tenant, device, tier, guarantee, limit } => {
+                self.plan_set_quota(&tenant, &device, tier, guarantee, limit)
+            }
+            OperatorRequest::DeleteQuota { tenant, device, tier } => {
+                self.plan_delete_quota(&tenant, &device, tier)
+            }
+            OperatorRequest::EndSession { session, kill } => self.end_session(session, kill),
+            OperatorRequest::FreeAllocation(target) => self.free_for_operator(op, &target),
+            OperatorRequest::RevokeMappings { target, parts, wait } => {
+                self.revoke_mappings(&target, parts, wait)
+            }
+            OperatorRequest::MoveParts { target, parts, tier } => {
+                self.move_parts(&target, parts, Wish::In(tier))
+            }
+            OperatorRequest::WriteBackParts { target, parts } => {
+                self.move_parts(&target, parts, Wish::WrittenBack)
+            }
+            OperatorRequest::HoldParts { target, parts, held } => self.hold_parts(&target, parts, held),
+            OperatorRequest::CancelWait { wait } => self.cancel_wait(wait),
+            OperatorRequest::ChangeSettings(change) => self.change_settings(uid, &change),
+            OperatorRequest::Drain { draining } => self.drain(draining),
+        };
+        self.started(op, call, requester, method, key, start);
+        match self.ops.get(op).map(|op| &op.kind) {
+            Some(OpKind::Quota(_)) => self.queue_quota(op),
+            Some(OpKind::Revoke { .. } | OpKind::Move { .. }) => self.begin_parts(op),
+            _ => {}
+        }
+    }
+
+    fn end_session(&mut self, id: SessionId, kill: bool) -> Start {
+        let session = self.sessions.get_mut(id).ok_or(Refusal::SessionNotFound { session: id })?;
+        session.ending = true;
+        let (channel, open) = (session.channel, session.channel_open);
+        let is_silent = session.state == SessionState::Silent;
+        let maps: Vec<_> = session.maps.keys().copied().collect();
+        if open {
+            for allocation in maps {
+                self.revoke(id, allocation, RevokeReason::SessionEnded);
+            }
+        }
+        let still_mapped = self.sessions.get(id).map_or(Bytes::ZERO, |session| session.mapped);
+        if still_mapped.is_zero() {
+            self.session_gone(id, SessionEvent::UnmappedAll);
+            return Ok(Started::Done(Outcome::SessionEnded { gone: true, still_mapped }));
+        }
+        if !open && !kill {
+            return Ok(Started::Done(Outcome::SessionEnded { gone: false, still_mapped }));
+        }
+        // It was asked before, and has not answered: there is nothing to wait for.
+        if kill && is_silent {
+            self.command(Command::KillProcess { channel });
+        }
+        Ok(Started::Waiting(OpKind::EndSession { session: id, kill }))
+    }
+
+    /// As if its owner had freed it: that one is told to unmap it, and everybody else keeps what they map.
+    fn free_for_operator(&mut self, op: OpId, target: &Target) -> Start {
+        let (id, allocation) = self.find_any(target)?;
+        let answers = |id: &SessionId| self.sessions.get(*id).is_some_and(|session| session.channel_open);
+        let owner = allocation.owner.filter(answers).filter(|_| !planted!(self, OwnerKeepsFreed));
+        self.start_free(id);
+        if let Some(owner) = owner {
+            self.revoke(owner, id, RevokeReason::Freed);
+            self.give_back(id);
+        }
+        if let Some(outcome) = self.freed_of(id, owner) {
+            return Ok(Started::Done(outcome));
+        }
+        if let Some(allocation) = self.allocations.get_mut(id) {
+            allocation.watchers.push(op);
+        }
+        Ok(Started::Waiting(OpKind::Free { allocation: id, owner }))
+    }
+
+    fn drain(&mut self, draining: bool) -> Start {
+        if self.draining != draining {
+            self.draining = draining;
+            self.unsettled.demands = true;
+            self.notice(Notice::Draining { draining });
+            if draining {
+                self.give_up_cached(None);
+            }
+            let open = self.sessions.iter().filter(|(_, session)| session.is_connected());
+            for channel in open.map(|(_, session)| session.channel).collect::<Vec<_>>() {
+                self.command(Command::Send { channel, frame: DaemonFrame::Drain { draining } });
+            }
+        }
+        Ok(Started::Done(Outcome::Drained))
+    }
+
+    /// What was stored of operators' requests before a restart.
+    pub(crate) fn recall_stored(&mut self, requests: Vec<crate::view::StoredRequest>) {
+        for request in requests {
+            let key = Some(RequestKey { id: request.id, fingerprint: request.fingerprint });
+            let (method, outcome) = self.stored_outcome(&request);
+            let log = self.operators.entry(request.uid).or_default();
+            if matches!(log.recall(method, key), Recall::New) {
+                log.finished(method, key, Some(outcome));
+            }
+            self.quota_queue.recall(request);
+        }
+    }
+}

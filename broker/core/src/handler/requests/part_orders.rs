@@ -1,0 +1,157 @@
+//! `RevokeMappings`, `MoveParts`, `WriteBackParts`: what operators ask for the parts of one allocation, each of which has its own
+//! end. They are begun with so many at a time: however many a call names, nobody else waits for all of them.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use vramd_types::{AllocationId, PartIndex};
+
+use crate::{
+    broker::Broker,
+    command::{PartMove, PartRevocation},
+    error::Refusal,
+    event::{Kind, PartRef, Target, Tier},
+    handler::{Start, Started, Timer},
+    ledger::Place,
+    limits::BEGUN_TOGETHER,
+    residency::AllocationState,
+    tenancy::{OpId, OpKind, PerPart, Wish},
+};
+
+/// When what is done in turns goes on: after whatever else is to be done by then.
+pub(crate) const MOMENT: Duration = Duration::from_micros(1);
+
+impl Broker {
+    pub(crate) fn revoke_mappings(&self, target: &Target, parts: Vec<PartIndex>, wait: bool) -> Start {
+        let id = self.find_movable(target, "revocable fixed")?;
+        let parts = PerPart::new(id, self.parts_of(target, parts)?);
+        Ok(Started::Waiting(OpKind::Revoke { parts, wait }))
+    }
+
+    pub(crate) fn move_parts(&self, target: &Target, parts: Vec<PartIndex>, wish: Wish) -> Start {
+        let (id, allocation) = self.find_any(target)?;
+        let tier = match wish {
+            Wish::In(tier) => tier,
+            Wish::WrittenBack => self.ledger.below(allocation.device).next().map_or(Tier::Host, |it| it.tier),
+        };
+        // What lies in a file goes back to it.
+        let is_file = tier == Tier::Disk && self.has_file(id);
+        if self.ledger.books(Place { device: allocation.device, tier }).is_none() && !is_file {
+            return Err(Refusal::TierUnsupported { tier });
+        }
+        if wish == Wish::WrittenBack && allocation.discardable {
+            return Err(Refusal::KindUnsupported { kind: "backed discardable" });
+        }
+        let id = self.find_movable(target, "movable fixed")?;
+        let parts = PerPart::new(id, self.parts_of(target, parts)?);
+        Ok(Started::Waiting(OpKind::Move { parts, wish }))
+    }
+
+    /// `kind`: what there is none of.
+    pub(crate) fn find_movable(&self, target: &Target, kind: &'static str) -> Result<AllocationId, Refusal> {
+        let (id, allocation) = self.find_any(target)?;
+        match allocation.kind {
+            Kind::Fixed => Err(Refusal::KindUnsupported { kind }),
+            Kind::Movable | Kind::Managed => Ok(id),
+        }
+    }
+
+    /// The parts that an operator names, or all, of what is there to be revoked or moved.
+    pub(crate) fn parts_of(
+        &self,
+        target: &Target,
+        parts: Vec<PartIndex>,
+    ) -> Result<BTreeSet<PartIndex>, Refusal> {
+        let (id, allocation) = self.find_any(target)?;
+        match allocation.state {
+            AllocationState::Open | AllocationState::Sealed => {}
+            AllocationState::Freeing => {
+                return Err(Refusal::AllocationNotFound { allocation: target.to_string() });
+            }
+            _ => return Err(Refusal::Raced { allocation: id }),
+        }
+        let problem = |problem| Refusal::RequestInvalid { field: "part_indexes", problem };
+        let all: Vec<_> = if parts.is_empty() { allocation.indices().collect() } else { parts };
+        if all.iter().any(|part| allocation.part(*part).is_none()) {
+            return Err(problem("the allocation has no such part"));
+        }
+        let mut named = BTreeSet::new();
+        if !all.into_iter().all(|part| named.insert(part)) {
+            return Err(problem("a part is named twice"));
+        }
+        Ok(named)
+    }
+
+    /// Begins with the next parts of a call.
+    pub(crate) fn begin_parts(&mut self, op: OpId) {
+        match self.ops.get_mut(op).map(|op| &mut op.kind) {
+            Some(OpKind::Revoke { parts, wait }) => {
+                let wait = *wait;
+                for part in parts.begin(BEGUN_TOGETHER) {
+                    if let Some(outcome) = self.begin_revocation(op, part, wait) {
+                        self.part_revoked(op, part, outcome);
+                    }
+                }
+            }
+            Some(OpKind::Move { parts, wish }) => {
+                let wish = *wish;
+                for part in parts.begin(BEGUN_TOGETHER) {
+                    if let Some(outcome) = self.begin_move(op, part, wish) {
+                        self.part_moved(op, part, outcome);
+                    }
+                }
+            }
+            _ => return,
+        }
+        if self.ops.get(op).is_some_and(|op| op.kind.has_more_parts()) {
+            self.arm(self.now.after(MOMENT), Timer::Parts(op));
+        }
+        self.check_op(op);
+    }
+
+    /// `None`: the operation is told when it is over.
+    fn begin_revocation(&mut self, op: OpId, part: PartRef, wait: bool) -> Option<PartRevocation> {
+        if self.is_settled(part.allocation) {
+            return self.revoke_part(Some(op), part, wait, self.pins.now());
+        }
+        // Meanwhile it was freed, or is being sealed: its mappings end without us, or do not.
+        let by = self.mapping(part, |_| true);
+        Some(if by.is_empty() { PartRevocation::Revoked } else { PartRevocation::Pinned { by } })
+    }
+
+    /// `None`: the operation is told when it is over.
+    fn begin_move(&mut self, op: OpId, part: PartRef, wish: Wish) -> Option<PartMove> {
+        match self.allocations.get(part.allocation).map(|allocation| allocation.state) {
+            Some(AllocationState::Open | AllocationState::Sealed) => {}
+            Some(AllocationState::Freeing) | None => return Some(PartMove::Freed),
+            Some(_) => {
+                let refusal = Box::new(Refusal::Raced { allocation: part.allocation });
+                return Some(PartMove::Refused { refusal });
+            }
+        }
+        match wish {
+            Wish::In(Tier::Device) => self.bring_in_for(op, part),
+            Wish::In(towards @ (Tier::Host | Tier::Disk)) => self.evict_part(op, part, towards),
+            Wish::WrittenBack => self.write_back_part(Some(op), part),
+        }
+    }
+
+    /// Whether nothing is under way with the allocation as a whole.
+    pub(crate) fn is_settled(&self, id: AllocationId) -> bool {
+        let state = self.allocations.get(id).map(|allocation| allocation.state);
+        matches!(state, Some(AllocationState::Open | AllocationState::Sealed))
+    }
+
+    /// What became of a part that a call named. Who tells looks whether that was the last.
+    pub(crate) fn part_revoked(&mut self, op: OpId, part: PartRef, outcome: PartRevocation) {
+        if let Some(OpKind::Revoke { parts, .. }) = self.ops.get_mut(op).map(|op| &mut op.kind) {
+            parts.resolve(part.part, outcome);
+        }
+    }
+
+    /// What became of a part that a call named. Who tells looks whether that was the last.
+    pub(crate) fn part_moved(&mut self, op: OpId, part: PartRef, outcome: PartMove) {
+        if let Some(OpKind::Move { parts, .. }) = self.ops.get_mut(op).map(|op| &mut op.kind) {
+            parts.resolve(part.part, outcome);
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! Quotas: checked against what is guaranteed and held, put on disk, then in force. One change at a time, so that
+//! each is checked against what the one before it left.
+
+use std::collections::VecDeque;
+
+use vramd_types::{Quantity, name};
+
+use crate::{
+    broker::Broker,
+    command::Command,
+    error::Refusal,
+    event::{DeviceSelector, Tier},
+    handler::{Start, Started, line::make_room::Choice},
+    ledger::{Place, Quota, QuotaBook, QuotaDevice},
+    limits::REQUESTS_REMEMBERED,
+    tenancy::{Method, OpId, OpKind, Outcome, Requester, TenantId},
+    view::{StoredQuota, StoredQuotas, StoredRequest},
+};
+
+/// What is to be changed; worked out when its turn comes.
+#[derive(Clone, Debug)]
+pub(crate) struct QuotaChange {
+    pub(crate) tenant: TenantId,
+    pub(crate) device: QuotaDevice,
+    pub(crate) tier: Tier,
+    edit: Edit,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Edit {
+    /// What is left out stays as it is.
+    Set {
+        guarantee: Option<Quantity>,
+        limit: Option<Quantity>,
+    },
+    Delete,
+}
+
+/// Changes that wait for their turn, and the one that is being written.
+#[derive(Debug, Default)]
+pub(crate) struct QuotaQueue {
+    waiting: VecDeque<OpId>,
+    /// The change that waits for cached extents to be given up, so that its guarantee is backed.
+    making_room: Option<OpId>,
+    storing: Option<Storing>,
+    /// Request ids that are on disk, oldest first; of each uid the last ones.
+    stored_requests: VecDeque<StoredRequest>,
+}
+
+#[derive(Debug)]
+struct Storing {
+    op: OpId,
+    change: QuotaChange,
+    quota: Option<Quota>,
+    request: Option<StoredRequest>,
+}
+
+impl QuotaQueue {
+    pub(crate) fn recall(&mut self, request: StoredRequest) {
+        let of_uid = |stored: &StoredRequest| stored.uid == request.uid;
+        if self.stored_requests.iter().filter(|stored| of_uid(stored)).count() >= REQUESTS_REMEMBERED
+            && let Some(oldest) = self.stored_requests.iter().position(of_uid)
+        {
+            self.stored_requests.remove(oldest);
+        }
+        self.stored_requests.push_back(request);
+    }
+}
+
+impl Broker {
+    pub(crate) fn plan_set_quota(
+        &mut self,
+        tenant: &str,
+        device: &DeviceSelector,
+        tier: Tier,
+        guarantee: Option<Quantity>,
+        limit: Option<Quantity>,
+    ) -> Start {
+        if guarantee.is_none() && limit.is_none() {
+            return Err(Refusal::RequestInvalid {
+                field: "limit",
+                problem: "neither guarantee nor limit is given",
+            });
+        }
+        let device = match device {
+            DeviceSelector::All => QuotaDevice::All,
+            DeviceSelector::One(text) => QuotaDevice::Present(
+                self.find_device(text).ok_or_else(|| Refusal::DeviceUnknown { device: text.clone() })?,
+            ),
+        };
+        self.plan_change(tenant, device, tier, Edit::Set { guarantee, limit })
+    }
+
+    pub(crate) fn plan_delete_quota(&mut self, tenant: &str, device: &DeviceSelector, tier: Tier) -> Start {
+        let device = match device {
+            DeviceSelector::All => QuotaDevice::All,
+            DeviceSelector::One(text) => {
+                self.find_device(text).map_or_else(|| QuotaDevice::Absent(text.clone()), QuotaDevice::Present)
+            }
+        };
+        self.plan_change(tenant, device, tier, Edit::Delete)
+    }
+
+    fn plan_change(&mut self, tenant: &str, device: QuotaDevice, tier: Tier, edit: Edit) -> Start {
+        if !name::is_valid(tenant) {
+            return Err(Refusal::NameInvalid { field: "tenant", name: tenant.to_owned() });
+        }
+        if !self.ledger.places().any(|(place, _)| place.tier == tier) {
+            return Err(Refusal::TierUnsupported { tier });
+        }
+        let tenant = self.tenants.intern(tenant);
+        Ok(Started::Waiting(OpKind::Quota(QuotaChange { tenant, device, tier, edit })))
+    }
+
+    pub(crate) fn queue_quota(&mut self, op: OpId) {
+        self.quota_queue.waiting.push_back(op);
+        self.next_quota();
+    }
+
+    /// Begins the next change, if none is being written.
+    fn next_quota(&mut self) {
+        while self.quota_queue.storing.is_none() && self.quota_queue.making_room.is_none() {
+            let Some(op) = self.quota_queue.waiting.pop_front() else { return };
+            let Some(OpKind::Quota(change)) = self.ops.get_mut(op).map(|op| &op.kind) else { continue };
+            let change = change.clone();
+            match self.check_change(&change) {
+                Ok((quota, choice)) if choice.is_nothing() => self.store(op, change, quota),
+                Ok((_, choice)) => {
+                    self.quota_queue.making_room = Some(op);
+                    self.make_room(op, choice);
+                }
+                Err(refusal) => self.finish(op, Err(refusal)),
+            }
+        }
+    }
+
+    /// The cached extents that a change waited for are given up: it is looked at again, before all others.
+    pub(crate) fn resume_quota(&mut self, op: OpId) {
+        if self.quota_queue.making_room == Some(op) {
+            self.quota_queue.making_room = None;
+            self.quota_queue.waiting.push_front(op);
+            self.next_quota();
+        }
+    }
+
+    /// What would be stored, if it can be kept, and which cached extents must be given up for that.
+    fn check_change(&self, change: &QuotaChange) -> Result<(Option<Quota>, Choice), Refusal> {
+        let book = self.ledger.quotas();
+        let stored = book.get(change.tenant, &change.device, change.tier);
+        let quota = match change.edit {
+            Edit::Delete if stored.is_none() => {
+                let tenant = self.tenants.name(change.tenant).to_owned();
+                return Err(Refusal::QuotaNotFound { tenant, device: self.device_text(&change.device) });
+            }
+            Edit::Delete => None,
+            Edit::Set { guarantee, limit } => {
+                let base = stored.unwrap_or_else(|| match change.device {
+                    QuotaDevice::Present(device) => {
+                        book.effective(change.tenant, Place { device, tier: change.tier }).0
+                    }
+                    _ => book.default_quota(change.tier),
+                });
+                Some(Quota {
+                    guarantee: guarantee.unwrap_or(base.guarantee),
+                    limit: limit.unwrap_or(base.limit),
+                })
+            }
+        };
+        let after = self.book_after(change, quota);
+        let mut room = Choice::default();
+        for (place, books) in self.ledger.places().filter(|(place, _)| place.tier == change.tier) {
+            let account = after.open(change.tenant, place, books.share());
+            let before = book.open(change.tenant, place, books.share());
+            if (account.guarantee, account.limit) == (before.guarantee, before.limit) {
+                continue;
+            }
+            if account.guarantee > account.limit {
+                let problem = format!("{} is above the limit of {}", account.guarantee, account.limit);
+                let quantity = account.guarantee.get().to_string();
+                return Err(Refusal::QuantityInvalid { field: "guarantee", quantity, problem });
+            }
+            let unbacked = self.ledger.unbacked(change.tenant, place, account.guarantee);
+            let chosen = self.choose_for_guarantee(change.tenant, place, account.guarantee);
+            if let (Some(committed), None) = (unbacked, &chosen) {
+                return Err(Refusal::GuaranteeUnbacked {
+                    tenant: self.tenants.name(change.tenant).to_owned(),
+                    device: self.uuid(place.device).to_owned(),
+                    tier: place.tier,
+                    guarantee: account.guarantee,
+                    capacity: books.capacity(),
+                    committed,
+                });
+            }
+            if let Some(chosen) = chosen {
+                room.awaited.extend(chosen.awaited);
+                room.given_up.extend(chosen.given_up);
+                room.victims.extend(chosen.victims);
+            }
+        }
+        Ok((quota, room))
+    }
+
+    fn book_after(&self, change: &QuotaChange, quota: Option<Quota>) -> QuotaBook {
+        let mut book = self.ledger.quotas().clone();
+        book.set(change.tenant, change.device.clone(), change.tier, quota);
+        book
+    }
+
+    /// Holds the larger guarantee back, and has everything written.
+    fn store(&mut self, op: OpId, change: QuotaChange, quota: Option<Quota>) {
+        let book = self.book_after(&change, quota);
+        let places: Vec<_> = self.ledger.places().map(|(place, books)| (place, books.share())).collect();
+        for (place, share) in places {
+            self.ledger.stage(change.tenant, place, book.open(change.tenant, place, share).guarantee);
+        }
+        // What is held back for a tenant is there for who waits of it.
+        self.unsettled.demands |= self.is_room_wanted();
+        let request = self.request_of(op, &change);
+        let row = |(tenant, device, tier, quota): (TenantId, &QuotaDevice, Tier, Quota)| StoredQuota {
+            tenant: self.tenants.name(tenant).to_owned(),
+            device: self.device_text(device),
+            tier,
+            guarantee: quota.guarantee,
+            limit: quota.limit,
+        };
+        let quotas = book.iter().map(row).collect();
+        let requests = self.quota_queue.stored_requests.iter().chain(&request).cloned().collect();
+        self.quota_queue.storing = Some(Storing { op, change, quota, request });
+        self.command(Command::StoreQuotas(StoredQuotas { quotas, requests }));
+    }
+
+    fn request_of(&mut self, op: OpId, change: &QuotaChange) -> Option<StoredRequest> {
+        let (key, requester, method) = self.ops.get_mut(op).map(|op| (op.key, op.requester, op.method))?;
+        let (Some(key), Requester::Operator { uid }) = (key, requester) else { return None };
+        Some(StoredRequest {
+            uid,
+            deleted: method == Method::DeleteQuota,
+            id: key.id,
+            fingerprint: key.fingerprint,
+            tenant: self.tenants.name(change.tenant).to_owned(),
+            device: self.device_text(&change.device),
+            tier: change.tier,
+        })
+    }
+
+    pub(crate) fn on_quotas_stored(&mut self, result: Result<(), String>) {
+        let Some(Storing { op, change, quota, request }) = self.quota_queue.storing.take() else { return };
+        let outcome = match result {
+            Ok(()) => {
+                self.ledger.set_quota(change.tenant, change.device.clone(), change.tier, quota);
+                self.trim_to_limit(change.tenant);
+                self.refuse_what_cannot_be();
+                self.unsettled.demands |= self.is_room_wanted();
+                request.into_iter().for_each(|request| self.quota_queue.recall(request));
+                self.note_quota(&change, quota);
+                Ok(match quota {
+                    Some(_) => {
+                        Outcome::QuotaSet { tenant: change.tenant, device: change.device, tier: change.tier }
+                    }
+                    None => Outcome::QuotaDeleted,
+                })
+            }
+            Err(problem) => {
+                if planted!(self, UnstoredQuotaHolds) {
+                    self.ledger.set_quota(change.tenant, change.device, change.tier, quota);
+                }
+                self.ledger.refresh(change.tenant);
+                Err(Refusal::StoreFailed { problem })
+            }
+        };
+        self.unsettled.demands = true;
+        self.finish(op, outcome);
+        self.next_quota();
+    }
+
+    /// What a request that was stored did.
+    pub(crate) fn stored_outcome(&mut self, request: &StoredRequest) -> (Method, Outcome) {
+        if request.deleted {
+            return (Method::DeleteQuota, Outcome::QuotaDeleted);
+        }
+        let tenant = self.tenants.intern(&request.tenant);
+        let device = match request.device.as_str() {
+            "*" => QuotaDevice::All,
+            text => self
+                .find_device(text)
+                .map_or_else(|| QuotaDevice::Absent(text.to_owned()), QuotaDevice::Present),
+        };
+        (Method::SetQuota, Outcome::QuotaSet { tenant, device, tier: request.tier })
+    }
+
+    /// UUID, or `*`.
+    pub(crate) fn device_text(&self, device: &QuotaDevice) -> String {
+        match device {
+            QuotaDevice::All => "*".to_owned(),
+            QuotaDevice::Present(index) => self.uuid(*index).to_owned(),
+            QuotaDevice::Absent(uuid) => uuid.clone(),
+        }
+    }
+}

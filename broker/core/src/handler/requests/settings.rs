@@ -1,0 +1,81 @@
+//! `ChangeSettings`: levels of pressure, sizes of tiers and shares of links, while everything runs.
+//!
+//! A tier that is smaller now than what lies there stays as it is: nothing is added but what is guaranteed, and what is cold
+//! leaves as for any pressure. A change is whole or is not made.
+
+use crate::{
+    broker::Broker,
+    command::{Command, Notice},
+    error::Refusal,
+    handler::{Start, Started},
+    ledger::Place,
+    settings::{Settings, SettingsChange},
+    tenancy::Outcome,
+};
+
+impl Broker {
+    /// What holds now.
+    pub const fn settings(&self) -> Settings {
+        self.settings
+    }
+
+    /// What held at the start, and will again after the next. No tier can be larger than it is here.
+    pub fn configured_settings(&self) -> Settings {
+        Settings::of(&self.config)
+    }
+
+    pub(crate) fn change_settings(&mut self, uid: u32, change: &SettingsChange) -> Start {
+        let before = self.settings;
+        let after = before.changed(change, &self.configured_settings())?;
+        if planted!(self, SettingsHalfApplied) {
+            self.settings.pressure = after.pressure;
+        }
+        self.check_guarantees_with(&after)?;
+        if after != before {
+            self.settings = after;
+            if after.shares != before.shares && !planted!(self, SharesUntold) {
+                self.command(Command::ShareLinks(after.shares));
+            }
+            let (before, after) = (Box::new(before), Box::new(after));
+            let is_smaller = after.tiers.host < before.tiers.host || after.tiers.disk < before.tiers.disk;
+            self.notice(Notice::SettingsChanged { uid, before, after });
+            self.settings_changed(is_smaller);
+        }
+        Ok(Started::Done(Outcome::SettingsChanged))
+    }
+
+    /// No tier is made smaller than what is guaranteed there.
+    fn check_guarantees_with(&self, after: &Settings) -> Result<(), Refusal> {
+        for (place, books) in self.ledger.places() {
+            let Some(asked) = after.tiers.of(place.tier) else { continue };
+            let guaranteed = books.guaranteed();
+            if asked < books.offered() && asked < guaranteed {
+                let device = self.uuid(place.device).to_owned();
+                return Err(Refusal::TierGuaranteed { device, tier: place.tier, guaranteed, asked });
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything that depends on them is looked at, now.
+    fn settings_changed(&mut self, is_smaller: bool) {
+        let places: Vec<Place> = self.ledger.places().map(|(place, _)| place).collect();
+        for place in places.iter().copied() {
+            let Some(offered) = self.settings.tiers.of(place.tier) else { continue };
+            let before = self.fill(place);
+            self.withhold(place, |ledger| ledger.offer(place, offered));
+            self.is_resized(place, before);
+        }
+        if is_smaller {
+            self.refuse_what_is_not_below();
+        }
+        self.unsettled.demands = true;
+        self.pressing.tried.clear();
+        self.pressing.failed.clear();
+        self.pressing.seen.clear();
+        self.unsettled.pressed.extend(places.iter().copied());
+        if !planted!(self, SettingsBelievedLate) {
+            self.ledger.changed.extend(places);
+        }
+    }
+}
