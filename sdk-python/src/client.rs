@@ -20,9 +20,9 @@ use crate::{
     info::{AllocationInfo, Device, Pressure},
     memory::Memory,
     pin_set::PinSet,
+    pressure_stream,
     sealed::Sealed,
     shared::{Handle, Shared, check_process},
-    told,
 };
 
 /// One session, which ends when the client is closed and its memory is gone.
@@ -58,17 +58,17 @@ pub(crate) fn connect(
     if let Some(seconds) = timeout {
         builder = builder.request_timeout(arguments::timeout(seconds)?);
     }
-    let mut hears = None;
+    let mut listener = None;
     if let Some(on_pressure) = on_pressure {
-        told::check_callable(on_pressure.bind(py))?;
-        let (call, told) = told::channel();
+        pressure_stream::check_callable(on_pressure.bind(py))?;
+        let (call, stream) = pressure_stream::channel();
         builder = builder.on_pressure(call);
-        hears = Some((told, on_pressure));
+        listener = Some((stream, on_pressure));
     }
     let sdk = py.detach(|| builder.connect()).map_err(Fault::from)?;
     let client = Client { pid: process::id(), sdk: Mutex::new(Some(sdk)) };
-    if let Some((told, on_pressure)) = hears {
-        told::start(py, told, on_pressure)?;
+    if let Some((stream, on_pressure)) = listener {
+        pressure_stream::start(py, stream, on_pressure)?;
     }
     Ok(client)
 }
@@ -141,10 +141,10 @@ impl Client {
     #[pyo3(
         signature = (
             size, *, name = None, device = None, lifetime = "session", readers = Vec::new(), part_size = None,
-            replace = false, uninitialized = false, unheld = false, discardable = false, wait = 0.0
+            replace = false, uninitialized = false, unpinned = false, discardable = false, wait = 0.0
         ),
         text_signature = "($self, size, *, name=None, device=None, lifetime='session', readers=(), part_size=None, \
-                          replace=False, uninitialized=False, unheld=False, discardable=False, wait=0.0)"
+                          replace=False, uninitialized=False, unpinned=False, discardable=False, wait=0.0)"
     )]
     #[expect(clippy::too_many_arguments, reason = "Python has names for them")]
     fn allocate(
@@ -158,7 +158,7 @@ impl Client {
         part_size: Option<Size>,
         replace: bool,
         uninitialized: bool,
-        unheld: bool,
+        unpinned: bool,
         discardable: bool,
         wait: f64,
     ) -> PyResult<Py<Allocation>> {
@@ -167,8 +167,8 @@ impl Client {
         if uninitialized {
             request = request.uninitialized();
         }
-        if unheld {
-            request = request.unheld();
+        if unpinned {
+            request = request.unpinned();
         }
         if discardable {
             request = request.discardable();
@@ -180,10 +180,10 @@ impl Client {
     #[pyo3(
         signature = (
             path, *, offset = 0, size = None, name = None, device = None, lifetime = "session", readers = Vec::new(),
-            part_size = None, replace = false, unheld = false, wait = 0.0
+            part_size = None, replace = false, unpinned = false, wait = 0.0
         ),
         text_signature = "($self, path, *, offset=0, size=None, name=None, device=None, lifetime='session', readers=(), \
-                          part_size=None, replace=False, unheld=False, wait=0.0)"
+                          part_size=None, replace=False, unpinned=False, wait=0.0)"
     )]
     #[expect(clippy::too_many_arguments, reason = "Python has names for them")]
     fn load(
@@ -198,23 +198,23 @@ impl Client {
         readers: Vec<String>,
         part_size: Option<Size>,
         replace: bool,
-        unheld: bool,
+        unpinned: bool,
         wait: f64,
     ) -> PyResult<Py<Sealed>> {
         let size = size.unwrap_or(Size(Bytes::ZERO));
         let mut request = request(size, name, device, lifetime, readers, part_size)?;
         request = request.replace(replace).wait(arguments::wait(wait)?);
-        if unheld {
-            request = request.unheld();
+        if unpinned {
+            request = request.unpinned();
         }
         let shared = self.claim(py, |sdk| sdk.load(path, offset, request).map(Handle::Sealed))?;
         Sealed::create(py, shared)
     }
 
-    #[pyo3(signature = (name_or_id, *, unheld = false))]
-    fn attach(&self, py: Python<'_>, name_or_id: Name, unheld: bool) -> PyResult<Py<Sealed>> {
-        let attach = |sdk: &vramd_client::Client| match unheld {
-            true => sdk.attach_unheld(name_or_id),
+    #[pyo3(signature = (name_or_id, *, unpinned = false))]
+    fn attach(&self, py: Python<'_>, name_or_id: Name, unpinned: bool) -> PyResult<Py<Sealed>> {
+        let attach = |sdk: &vramd_client::Client| match unpinned {
+            true => sdk.attach_unpinned(name_or_id),
             false => sdk.attach(name_or_id),
         };
         let shared = self.claim(py, |sdk| attach(sdk).map(Handle::Sealed))?;

@@ -7,11 +7,11 @@ use vramd_client::{Error, Reason, StatusCode};
 
 /// An error on its way to Python. Boxed, so that what goes well does not carry its size.
 #[derive(Debug)]
-pub(crate) struct Fault(Box<Told>);
+pub(crate) struct Fault(Box<Details>);
 
 /// What `vramd.errors.of` makes an exception of.
 #[derive(Debug)]
-struct Told {
+struct Details {
     /// A class that says more than its reason.
     class: Option<&'static str>,
     reason: Option<String>,
@@ -24,7 +24,7 @@ struct Told {
 impl Fault {
     /// Of this package alone: no reason of the registry says it.
     pub(crate) fn own(class: &'static str, message: impl Display) -> Self {
-        Told {
+        Details {
             class: Some(class),
             reason: None,
             code: None,
@@ -41,7 +41,7 @@ impl Fault {
     }
 
     fn named(reason: &str, code: StatusCode, message: impl Display, facts: &[(&str, &dyn Display)]) -> Self {
-        Told {
+        Details {
             class: None,
             reason: Some(reason.to_owned()),
             code: Some(code.name().to_owned()),
@@ -58,9 +58,9 @@ impl Fault {
     }
 }
 
-impl From<Told> for Fault {
-    fn from(told: Told) -> Self {
-        Self(Box::new(told))
+impl From<Details> for Fault {
+    fn from(details: Details) -> Self {
+        Self(Box::new(details))
     }
 }
 
@@ -82,7 +82,7 @@ impl From<Error> for Fault {
             code = Some(code_name(*number));
         }
         let (message, facts, retry_after) = (error.to_string(), error.facts(), error.retry_after());
-        Told { class, reason, code, message, facts, retry_after }.into()
+        Details { class, reason, code, message, facts, retry_after }.into()
     }
 }
 
@@ -92,18 +92,18 @@ impl From<Fault> for PyErr {
     }
 }
 
-fn exception<'py>(py: Python<'py>, told: &Told) -> PyResult<Bound<'py, PyAny>> {
+fn exception<'py>(py: Python<'py>, details: &Details) -> PyResult<Bound<'py, PyAny>> {
     static OF: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let of = OF.get_or_try_init(py, || {
         py.import("vramd.errors").and_then(|errors| errors.getattr("of")).map(Bound::unbind)
     })?;
-    let retry_after = told.retry_after.map(|wait| wait.as_secs_f64());
+    let retry_after = details.retry_after.map(|wait| wait.as_secs_f64());
     of.bind(py).call1((
-        told.class,
-        told.reason.as_deref(),
-        told.code.as_deref(),
-        &told.message,
-        told.facts.clone(),
+        details.class,
+        details.reason.as_deref(),
+        details.code.as_deref(),
+        &details.message,
+        details.facts.clone(),
         retry_after,
     ))
 }

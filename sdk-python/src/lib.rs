@@ -22,11 +22,11 @@ mod info;
 mod memory;
 mod pin;
 mod pin_set;
+mod pressure_stream;
 mod reasons;
 mod sealed;
 mod shared;
 mod tensor;
-mod told;
 mod view;
 
 #[pymodule]
@@ -45,6 +45,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<info::Device>()?;
     module.add_class::<info::Released>()?;
     module.add_class::<info::Pressure>()?;
-    module.add_class::<told::Told>()?;
+    module.add_class::<pressure_stream::PressureStream>()?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

@@ -83,16 +83,16 @@ impl Memory {
     }
 
     #[getter]
-    fn is_held(&self, py: Python<'_>) -> bool {
-        self.shared.read(py, |handle| Ok(Handle::is_held(handle))).unwrap_or(false)
+    fn has_handle_pin(&self, py: Python<'_>) -> bool {
+        self.shared.read(py, |handle| Ok(Handle::has_handle_pin(handle))).unwrap_or(false)
     }
 
-    fn hold(&self, py: Python<'_>) -> PyResult<()> {
-        Ok(self.shared.write(py, Handle::hold)?)
+    fn repin(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(self.shared.write(py, Handle::repin)?)
     }
 
-    fn unhold(&self, py: Python<'_>) -> PyResult<()> {
-        Ok(self.shared.write(py, Handle::unhold)?)
+    fn unpin(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(self.shared.write(py, Handle::unpin)?)
     }
 
     fn advise(&self, py: Python<'_>, advice: &str) -> PyResult<()> {

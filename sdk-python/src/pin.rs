@@ -82,8 +82,8 @@ impl Pin {
     }
 
     #[getter]
-    fn losses(&self) -> PyResult<u64> {
-        Ok(self.look(View::losses)?)
+    fn drop_count(&self) -> PyResult<u64> {
+        Ok(self.look(View::drop_count)?)
     }
 
     #[getter]

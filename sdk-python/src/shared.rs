@@ -346,24 +346,24 @@ impl Handle {
         }
     }
 
-    pub(crate) fn is_held(&self) -> bool {
+    pub(crate) fn has_handle_pin(&self) -> bool {
         match self {
-            Self::Open(allocation) => allocation.is_held(),
-            Self::Sealed(sealed) => sealed.is_held(),
+            Self::Open(allocation) => allocation.has_handle_pin(),
+            Self::Sealed(sealed) => sealed.has_handle_pin(),
         }
     }
 
-    pub(crate) fn hold(&mut self) -> Result<(), Error> {
+    pub(crate) fn repin(&mut self) -> Result<(), Error> {
         match self {
-            Self::Open(allocation) => allocation.hold(),
-            Self::Sealed(sealed) => sealed.hold(),
+            Self::Open(allocation) => allocation.repin(),
+            Self::Sealed(sealed) => sealed.repin(),
         }
     }
 
-    pub(crate) fn unhold(&mut self) -> Result<(), Error> {
+    pub(crate) fn unpin(&mut self) -> Result<(), Error> {
         match self {
-            Self::Open(allocation) => allocation.unhold(),
-            Self::Sealed(sealed) => sealed.unhold(),
+            Self::Open(allocation) => allocation.unpin(),
+            Self::Sealed(sealed) => sealed.unpin(),
         }
     }
 

@@ -52,8 +52,8 @@ impl View {
     }
 
     /// How often the content of any part was given up.
-    pub(crate) fn losses(&self) -> u64 {
-        self.pins.iter().map(Pinned::losses).sum()
+    pub(crate) fn drop_count(&self) -> u64 {
+        self.pins.iter().map(Pinned::drop_count).sum()
     }
 
     /// Those that are pinned, in one piece.

@@ -21,7 +21,7 @@ def small(start: Callable[..., Daemon]) -> Daemon:
 
 def written(client: vramd.Client, **more: str) -> vramd.Allocation:
     """An allocation that is larger than the device, each part of which has its own bytes."""
-    memory = client.allocate("20MiB", part_size="2MiB", unheld=True, **more)  # type: ignore[arg-type]
+    memory = client.allocate("20MiB", part_size="2MiB", unpinned=True, **more)  # type: ignore[arg-type]
     for part in range(10):
         memory.copy_from(bytes([part + 1]) * PART, offset=part * PART)
     return memory
@@ -65,7 +65,7 @@ def test_it_is_read_and_written_where_it_lies(small: Daemon) -> None:
 
 def test_unset_the_next_pin_brings_it(small: Daemon) -> None:
     with small.connect() as client:
-        memory, other = written(client), client.allocate("8MiB", unheld=True)
+        memory, other = written(client), client.allocate("8MiB", unpinned=True)
         with other.pin():
             memory.advise("set_accessed_by")
             assert client.describe(memory.id).resident == 0, "the other has the device"
@@ -83,7 +83,7 @@ def test_unset_the_next_pin_brings_it(small: Daemon) -> None:
 def test_sealed_memory_is_advised_by_its_owner_for_all(small: Daemon) -> None:
     with small.connect("owner") as owner, small.connect("reader") as reader:
         sealed = written(owner, name="table").seal()
-        attached = reader.attach("table", unheld=True)
+        attached = reader.attach("table", unpinned=True)
         with pytest.raises(vramd.NotOwner):
             attached.advise("set_accessed_by")
         sealed.advise("set_accessed_by")

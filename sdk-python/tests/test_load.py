@@ -34,7 +34,7 @@ def is_intact(sealed: vramd.Sealed) -> bool:
 
 
 def test_a_file_that_never_changes_is_what_it_has_below(loading: vramd.Client, models: pathlib.Path) -> None:
-    sealed = loading.load(models / "m", offset=HEADER, name="m", part_size="2MiB", unheld=True)
+    sealed = loading.load(models / "m", offset=HEADER, name="m", part_size="2MiB", unpinned=True)
     info = loading.describe("m")
     assert (info.file, info.in_file, info.charged) == (str(models.resolve() / "m"), 6 * MIB, 0)
     assert (info.size, info.state) == (len(WEIGHTS), "sealed")
@@ -63,7 +63,7 @@ def test_what_cannot_be_is_told(loading: vramd.Client, models: pathlib.Path) -> 
             loading.load(models / path, **more)  # type: ignore[arg-type]
         assert raised.value.reason == "FILE_INVALID"
     with open(models / "m", "r+b") as file:
-        sealed = loading.load(models / "m", part_size="2MiB", unheld=True)
+        sealed = loading.load(models / "m", part_size="2MiB", unpinned=True)
         file.seek(HEADER)
         file.write(b"another")
         file.flush()

@@ -51,7 +51,7 @@ def test_what_is_no_range_of_parts_is_refused(client: vramd.Client, parts: range
 def test_an_allocation_larger_than_its_device(start: Callable[..., Daemon]) -> None:
     daemon = start(memory="16MiB", more='[memory]\nhost_size = "64MiB"\n')
     with daemon.connect("test") as client:
-        memory = client.allocate("40MiB", part_size="2MiB", unheld=True)
+        memory = client.allocate("40MiB", part_size="2MiB", unpinned=True)
         assert memory.part_count == 20 and not memory.is_mapped
         for first in range(0, 20, 2):
             with memory.pin(parts=range(first, first + 2), write=True) as pin:
@@ -65,8 +65,8 @@ def test_an_allocation_larger_than_its_device(start: Callable[..., Daemon]) -> N
                 use()
             assert (refused.value.tier, refused.value.asked) == ("device", 40 * MIB), "at once, and not after a wait"
         with pytest.raises(vramd.DeviceFull):
-            memory.hold()
-        assert not memory.is_held
+            memory.repin()
+        assert not memory.has_handle_pin
         # As many as fit, of either end.
         with memory.pin(parts=range(0, 4)) as low, memory.pin(parts=range(16, 20)) as high:
             assert low.size + high.size == 16 * MIB
@@ -76,7 +76,7 @@ def test_an_allocation_larger_than_its_device(start: Callable[..., Daemon]) -> N
 def test_a_set_is_pinned_together(client: vramd.Client) -> None:
     weights, cache = client.allocate("4MiB", part_size="2MiB"), client.allocate(MIB)
     for memory in (weights, cache):
-        memory.unhold()
+        memory.unpin()
     with client.pin_set([weights], write=[cache]) as pinned:
         reading, writing = pinned.pins
         assert (reading.write, writing.write) == (False, True)
@@ -119,7 +119,7 @@ def test_a_set_that_cannot_be_pinned_keeps_nothing(client: vramd.Client, daemon:
 def test_nested_pins_are_ended_and_sets_are_not(start: Callable[..., Daemon]) -> None:
     daemon = start(memory="4MiB", more='[memory]\nhost_size = "16MiB"\n[limits]\npin_stall_ms = 2000\n')
     with daemon.connect("test") as client:
-        one, two = (client.allocate("3MiB", part_size="2MiB", unheld=True) for _ in range(2))
+        one, two = (client.allocate("3MiB", part_size="2MiB", unpinned=True) for _ in range(2))
         with one.pin():
             with pytest.raises(vramd.PinStalled) as stalled:
                 two.pin()
@@ -134,7 +134,7 @@ def test_nested_pins_are_ended_and_sets_are_not(start: Callable[..., Daemon]) ->
 def test_sets_of_many_threads_in_any_order(start: Callable[..., Daemon]) -> None:
     daemon = start(memory="8MiB", more='[memory]\nhost_size = "32MiB"\n')
     with daemon.connect("test") as client:
-        memories = [client.allocate("2MiB", unheld=True) for _ in range(6)]
+        memories = [client.allocate("2MiB", unpinned=True) for _ in range(6)]
         failures: list[BaseException] = []
 
         def work(seed: int) -> None:
@@ -146,7 +146,7 @@ def test_sets_of_many_threads_in_any_order(start: Callable[..., Daemon]) -> None
                     with client.pin_set([one], write=[two]) as pinned:
                         assert [pin.device_ptr for pin in pinned.pins] == [one.device_ptr, two.device_ptr]
                     # Wants the handle for itself.
-                    one.unhold()
+                    one.unpin()
             except BaseException as error:
                 failures.append(error)
 
@@ -164,7 +164,7 @@ def test_sets_of_many_threads_in_any_order(start: Callable[..., Daemon]) -> None
 def test_more_parts_than_one_call_may_name(start: Callable[..., Daemon]) -> None:
     daemon = start(memory="4GiB")
     with daemon.connect("test") as client:
-        memory = client.allocate(1025 * PART, part_size=PART, unheld=True)
+        memory = client.allocate(1025 * PART, part_size=PART, unpinned=True)
         with memory.pin() as pin:
             assert (pin.parts, pin.size, pin.device_ptr) == (range(0, 1025), 1025 * PART, memory.device_ptr)
         with pytest.raises(vramd.InvalidArgument) as refused:

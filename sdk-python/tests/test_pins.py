@@ -87,19 +87,19 @@ def test_a_pin_outlives_its_object(daemon: Daemon) -> None:
 def test_holding_is_a_choice(client: vramd.Client) -> None:
     memory = client.allocate(MIB)
     memory.copy_from(b"mine")
-    assert memory.is_held
-    memory.unhold()
-    assert not memory.is_held
+    assert memory.has_handle_pin
+    memory.unpin()
+    assert not memory.has_handle_pin
     assert bytes(memoryview(memory)[:4]) == b"mine", "who looks brings it back"
     assert memory.copy_to(0, 4) == b"mine"
     memory.copy_from(b"more", 4)
     with memory.pin(write=True):
         assert memory.is_mapped
-    memory.hold()
-    assert memory.is_held and memory.copy_to(0, 8) == b"minemore"
-    memory.unhold()
+    memory.repin()
+    assert memory.has_handle_pin and memory.copy_to(0, 8) == b"minemore"
+    memory.unpin()
     sealed = memory.seal()
-    assert not sealed.is_held, "as it was before"
+    assert not sealed.has_handle_pin, "as it was before"
     assert np.from_dlpack(sealed)[:8].tobytes() == b"minemore"
     sealed.free()
 
@@ -134,7 +134,7 @@ def test_what_is_revoked_comes_back_to_who_looks(client: vramd.Client, daemon: D
     memory = client.allocate("8MiB", part_size="2MiB")
     memory.copy_from(b"the same bytes", 3 * MIB)
     view = memoryview(memory)
-    memory.unhold()
+    memory.unpin()
     assert "PINNED" in revoke(daemon, memory), "who looks keeps"
     assert bytes(view[3 * MIB : 3 * MIB + 14]) == b"the same bytes"
     view.release()
@@ -157,8 +157,8 @@ def test_pins_of_many_threads(client: vramd.Client) -> None:
                 with memory.pin(write=number % 2 == 0) as pin:
                     assert pin.device_ptr == memory.device_ptr
                 if number % 50 == 0:
-                    memory.unhold()
-                    memory.hold()
+                    memory.unpin()
+                    memory.repin()
         except BaseException as error:
             failures.append(error)
 
@@ -171,9 +171,9 @@ def test_pins_of_many_threads(client: vramd.Client) -> None:
     memory.free()
 
 
-def test_what_is_unheld_comes_when_it_is_used(client: vramd.Client) -> None:
-    memory = client.allocate(3 * MIB, part_size="2MiB", unheld=True)
-    assert not memory.is_held
+def test_unpinned_memory_arrives_when_it_is_used(client: vramd.Client) -> None:
+    memory = client.allocate(3 * MIB, part_size="2MiB", unpinned=True)
+    assert not memory.has_handle_pin
     memory.copy_from(b"kept", 2 * MIB)
     assert memory.copy_to(2 * MIB, 4) == b"kept"
     with memory.pin(write=True) as pin:
@@ -182,27 +182,27 @@ def test_what_is_unheld_comes_when_it_is_used(client: vramd.Client) -> None:
     numbers = np.frombuffer(memory, dtype=np.uint8)
     assert bytes(numbers[2 * MIB : 2 * MIB + 4]) == b"kept"
     del numbers
-    memory.hold()
-    assert memory.is_held and memory.is_mapped
+    memory.repin()
+    assert memory.has_handle_pin and memory.is_mapped
     memory.free()
     # Whoever asks where it lies has it brought, whatever was done before.
-    other = client.allocate(MIB, unheld=True)
+    other = client.allocate(MIB, unpinned=True)
     assert other.__dlpack_device__() == (1, 0)
     assert np.from_dlpack(other.tensor()).sum() == 0
-    sealed = client.allocate(MIB, unheld=True).seal()
+    sealed = client.allocate(MIB, unpinned=True).seal()
     assert sealed.copy_to(0, 1) == b"\0"
     sealed.free()
 
 
-def test_what_is_attached_unheld_comes_when_it_is_used(daemon: Daemon, client: vramd.Client) -> None:
-    weights = client.allocate(MIB, name="unheld-weights", lifetime="persistent")
+def test_unpinned_attach_arrives_when_it_is_used(daemon: Daemon, client: vramd.Client) -> None:
+    weights = client.allocate(MIB, name="unpinned-weights", lifetime="persistent")
     weights.copy_from(b"kept")
     sealed = weights.seal()
     with daemon.connect("reader") as reader:
-        attached = reader.attach("unheld-weights", unheld=True)
-        assert (attached.is_held, attached.is_mapped, attached.device_ptr) == (False, False, 0)
+        attached = reader.attach("unpinned-weights", unpinned=True)
+        assert (attached.has_handle_pin, attached.is_mapped, attached.device_ptr) == (False, False, 0)
         assert attached.copy_to(0, 4) == b"kept"
-        attached.hold()
+        attached.repin()
         assert attached.is_mapped and bytes(memoryview(attached)[:4]) == b"kept"
         attached.detach()
     sealed.free()
@@ -213,7 +213,7 @@ def test_an_operator_ends_a_wait_for_room(start: Callable[..., Daemon]) -> None:
     with daemon.connect("test") as client:
         memory = client.allocate("4MiB")
         memory.copy_from(b"kept")
-        memory.unhold()
+        memory.unpin()
         told = json.loads(vramctl(daemon, "alloc", "evict", f"a-{memory.id}", "--json"))
         assert told["parts"][0]["outcome"] == "moved"
 
@@ -250,7 +250,7 @@ def test_an_operator_ends_a_wait_for_room(start: Callable[..., Daemon]) -> None:
 def test_a_pin_waits_as_long_as_it_says(start: Callable[..., Daemon]) -> None:
     daemon = start(memory="4MiB", more='[memory]\nhost_size = "8MiB"\n')
     with daemon.connect("test") as client:
-        away = client.allocate("4MiB", unheld=True)
+        away = client.allocate("4MiB", unpinned=True)
         other = client.allocate("4MiB", wait=60.0)
         assert not away.is_mapped
         for wait in (0.0, 0.05):
@@ -274,9 +274,9 @@ def test_what_is_dropped_says_so(start: Callable[..., Daemon]) -> None:
     with daemon.connect("test") as client:
         memory = client.allocate("4MiB", part_size="2MiB", discardable=True)
         memory.copy_from(b"made")
-        memory.unhold()
+        memory.unpin()
         with memory.pin() as pin:
-            assert pin.losses == 0
+            assert pin.drop_count == 0
 
         def leaves() -> bool:
             # That a pin has ended is heard on another socket.
@@ -285,10 +285,10 @@ def test_what_is_dropped_says_so(start: Callable[..., Daemon]) -> None:
 
         eventually("nobody pins it", leaves)
         pin = memory.pin(write=True)
-        assert pin.losses == 1
+        assert pin.drop_count == 1
         pin.release()
         with pytest.raises(vramd.HandleClosed):
-            _ = pin.losses
+            _ = pin.drop_count
         assert memory.copy_to(0, 4) == b"\0\0\0\0"
         with pytest.raises(vramd.Unsupported):
             memory.seal()

@@ -105,7 +105,7 @@ def in_child(
     uses: list[Callable[[], object]] = [
         client.list, client.flush, lambda: client.allocate(1), lambda: client.session_id, lambda: client.devices,
         memory.seal, memory.free, memory.copy_to, lambda: memory.copy_from(b"x"), lambda: memoryview(memory),
-        memory.tensor, memory.pin, memory.hold, memory.unhold, lambda: pin.device_ptr, pin.unpin_after, sealed.detach, sealed.free, lambda: np.from_dlpack(sealed), lambda: memoryview(tensor),
+        memory.tensor, memory.pin, memory.repin, memory.unpin, lambda: pin.device_ptr, pin.unpin_after, sealed.detach, sealed.free, lambda: np.from_dlpack(sealed), lambda: memoryview(tensor),
     ]  # fmt: skip
     for number, use in enumerate(uses):
         try:

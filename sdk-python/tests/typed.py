@@ -33,7 +33,7 @@ def look(memory: vramd.Memory) -> None:
     with memory.pin(write=True) as pin:
         assert_type(pin, vramd.Pin)
         pin.unpin_after(pin.device_ptr)
-        assert_type(pin.losses, int)
+        assert_type(pin.drop_count, int)
     with memory.pin(parts=range(1, 2)) as pin:
         assert_type(pin.parts, range)
     memory.advise("set_accessed_by")

@@ -18,6 +18,7 @@ use crate::{
     },
     mapping::Mode,
     pins::{Pinnable, PinnedSet, pin_set},
+    pool::{Pool, PoolConfig},
     process::fork::ProcessBound,
     session::{
         Released, Session,
@@ -26,7 +27,6 @@ use crate::{
         pressure::{OnPressure, Pressure},
         socket_paths,
     },
-    small::{Pool, PoolConfig},
 };
 
 /// As long as the daemon itself works on a call, unless configured.
@@ -73,7 +73,7 @@ impl Client {
         }
     }
 
-    /// Allocates, and waits until the memory is mapped: zero, writable. What is [`AllocationRequest::unheld`] is not waited for.
+    /// Allocates, and waits until the memory is mapped: zero, writable. What is [`AllocationRequest::unpinned`] is not waited for.
     pub fn allocate(&self, request: AllocationRequest) -> Result<Allocation> {
         let mut allocations = self.allocate_batch([request])?;
         allocations.pop().ok_or_else(|| missing("allocation"))
@@ -95,7 +95,7 @@ impl Client {
 
     /// Attaches a sealed allocation of which nothing is mapped until it is pinned: what is larger than the device is read by pins
     /// of some parts at a time ([`Sealed::pin_parts`]), or copied out. Where the program itself maps, all of it comes at once.
-    pub fn attach_unheld(&self, target: impl Into<Target>) -> Result<Sealed> {
+    pub fn attach_unpinned(&self, target: impl Into<Target>) -> Result<Sealed> {
         self.claim_attached(target.into(), AllocationKind::Movable, true).map(Sealed::new)
     }
 
@@ -106,7 +106,7 @@ impl Client {
     /// out: whoever pins such a part is refused with [`crate::Error::ContentLost`].
     ///
     /// It takes as long as it takes to read the file: the client's request timeout is for each question whether that is done. What the
-    /// request says of waiting for room counts where the file is copied. An [`AllocationRequest::unheld`] one may be larger than the device.
+    /// request says of waiting for room counts where the file is copied. An [`AllocationRequest::unpinned`] one may be larger than the device.
     pub fn load(
         &self,
         path: impl Into<PathBuf>,

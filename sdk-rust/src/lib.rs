@@ -30,7 +30,7 @@
 //! lives, across sealing and revocation. Dropping a handle never blocks or fails: the work is queued, and
 //! [`Client::flush`] waits for it where that matters.
 //!
-//! **Pins.** A handle holds what it maps, unless told otherwise. With [`Allocation::unhold`] the daemon may take it back
+//! **Pins.** A handle holds what it maps, unless told otherwise. With [`Allocation::unpin`] the daemon may take it back
 //! whenever nobody pins it, and [`Allocation::pin`] brings it again to the same address:
 //!
 //! ```no_run
@@ -38,8 +38,8 @@
 //! # fn main() -> Result<(), vramd_client::Error> {
 //! # let client = Client::connect()?;
 //! let (mut weights, mut cache) = (client.attach("llama")?, client.attach("cache")?);
-//! weights.unhold()?;
-//! cache.unhold()?;
+//! weights.unpin()?;
+//! cache.unpin()?;
 //! // All or none: two programs that need both do not wait for one another.
 //! let both = client.pin_set(&[(&weights, Access::Read), (&cache, Access::Read)])?;
 //! // … launch on `both.guards()[0].as_device_ptr()`; a kernel outlives its launch, so the pin ends after the stream.
@@ -91,10 +91,10 @@ mod error;
 mod handles;
 mod mapping;
 mod pins;
+mod pool;
 mod process;
 mod rpc;
 mod session;
-mod small;
 
 /// What the worker reads packets with. Only for the fuzz targets of this repository, which are another crate.
 #[doc(hidden)]
@@ -114,6 +114,7 @@ pub use handles::{
 };
 pub use mapping::RawPart;
 pub use pins::{Pinnable, Pinned, PinnedRef, PinnedSet, UnpinFailed};
+pub use pool::{Pool, PoolBlock, PoolConfig};
 pub use rpc::request_id::RequestId;
 #[cfg(feature = "trace-context")]
 pub use rpc::trace::{TraceGuard, TraceparentInvalid, enter_trace};
@@ -122,7 +123,6 @@ pub use session::{
     pressure::{Pressure, PressureLevel},
     socket_paths::socket_dir,
 };
-pub use small::{Pool, PoolConfig, Small};
 pub use vramd_proto::v1::{Device, HandleType};
 pub use vramd_types::{AllocationId, Bytes, PartIndex, Reason, SessionId, StatusCode};
 pub use vramd_words::Access;

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 use tikv_jemalloc_sys::{MALLOCX_ALIGN, mallocx, sdallocx};
 
-use crate::small::Allocator;
+use crate::pool::Allocator;
 
 const ALIGNMENT: usize = 256;
 

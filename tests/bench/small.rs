@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
-use vramd_client::{Bytes, Client, Pool, PoolConfig, Small};
+use vramd_client::{Bytes, Client, Pool, PoolBlock, PoolConfig};
 use vramd_tests::{Config, Daemon};
 
 use crate::{
@@ -32,9 +32,9 @@ pub(crate) trait Allocator: Sync {
 }
 
 impl Allocator for Pool {
-    type Block = Small;
+    type Block = PoolBlock;
 
-    fn alloc(&self, size: usize) -> Small {
+    fn alloc(&self, size: usize) -> PoolBlock {
         Pool::alloc(self, Bytes::new(size as u64)).expect("the device has room for the trace")
     }
 }
@@ -64,7 +64,7 @@ fn beside(jemalloc: &impl Allocator, quick: bool) -> Result<Results> {
             details[format!("{name}_{threads}")] = json;
         }
     }
-    ensure!(pool.held() > Bytes::ZERO, "nothing came from the daemon");
+    ensure!(pool.chunk_bytes() > Bytes::ZERO, "nothing came from the daemon");
     Ok(Results { keys, name: "small", details })
 }
 

@@ -29,7 +29,7 @@ fn main() -> Result<()> {
 
 fn pins(client: &Client) -> Result<(Allocation, Allocation)> {
     let mut cache = client.allocate(AllocationRequest::new(Bytes::mib(12)))?; // held: it stays where it is
-    cache.unhold()?; // from now on it may go
+    cache.unpin()?; // from now on it may go
     let address = cache.as_device_ptr();
     {
         let pinned = cache.pin(Access::Write)?; // it is here, and stays
@@ -37,7 +37,7 @@ fn pins(client: &Client) -> Result<(Allocation, Allocation)> {
         kernel(pinned.as_device_ptr(), 1); // launched, and waited for
     } // it may go again
 
-    let crowd = client.allocate(AllocationRequest::new(Bytes::mib(12)).unheld())?; // not even mapped
+    let crowd = client.allocate(AllocationRequest::new(Bytes::mib(12)).unpinned())?; // not even mapped
     drop(crowd.pin(Access::Read)?); // the device has room for one of them
     ensure!(!cache.is_mapped(), "it has gone");
     drop(cache.pin(Access::Read)?);
@@ -81,17 +81,17 @@ fn nested(cache: &Allocation, crowd: &Allocation) -> Result<()> {
 fn made_again(client: &Client, crowd: &Allocation) -> Result<()> {
     let request = AllocationRequest::new(Bytes::mib(8)).discardable();
     let mut scratch = client.allocate(request.wait(Duration::from_secs(10)))?;
-    scratch.unhold()?;
-    let losses = scratch.pin(Access::Write)?.losses();
+    scratch.unpin()?;
+    let drop_count = scratch.pin(Access::Write)?.drop_count();
     drop(crowd.pin(Access::Read)?); // another needs the room
     let pinned = scratch.pin(Access::Write)?;
-    ensure!(pinned.losses() > losses, "its content was given up");
+    ensure!(pinned.drop_count() > drop_count, "its content was given up");
     kernel(pinned.as_device_ptr(), 3); // made again
     Ok(())
 }
 
 fn host(client: &Client) -> Result<()> {
-    match client.allocate(AllocationRequest::new(Bytes::mib(48)).unheld()) {
+    match client.allocate(AllocationRequest::new(Bytes::mib(48)).unpinned()) {
         Err(Error::QuotaLimit { tier, limit, held, .. }) if tier == "host" => {
             println(&format!("it would have to begin below: {held} of {limit} are taken there"))?;
         }
@@ -103,7 +103,7 @@ fn host(client: &Client) -> Result<()> {
 
 fn large(client: &Client) -> Result<()> {
     client.flush()?;
-    let request = AllocationRequest::new(Bytes::mib(32)).part_size(Bytes::mib(2)).unheld();
+    let request = AllocationRequest::new(Bytes::mib(32)).part_size(Bytes::mib(2)).unpinned();
     let archive = client.allocate(request.wait(Duration::from_secs(10)))?;
     for part in 0..16 {
         let page = archive.pin_parts(part..part + 1, Access::Write)?; // whatever was used least recently makes room
@@ -121,11 +121,11 @@ fn sealed() -> Result<()> {
     let client = Client::connect()?;
     let weights = client.allocate(AllocationRequest::new(Bytes::mib(4)).name("weights"))?;
     let mut sealed = weights.seal()?;
-    sealed.unhold()?; // for this process
+    sealed.unpin()?; // for this process
 
     let reader = Client::connect()?;
     let mut attached = reader.attach("weights")?;
-    attached.unhold()?; // and for that one: now it may leave
+    attached.unpin()?; // and for that one: now it may leave
     drop(attached.pin(Access::Read)?);
     attached.detach()?;
     sealed.free()?;

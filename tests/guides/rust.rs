@@ -72,7 +72,7 @@ fn share() -> Result<()> {
 fn pins() -> Result<()> {
     let client = Client::connect()?;
     let mut cache = client.allocate(AllocationRequest::new(Bytes::mib(8)).part_size(Bytes::mib(4)))?;
-    cache.unhold()?;
+    cache.unpin()?;
     {
         let mut pinned = cache.pin_parts(0..1, Access::Write)?; // waits until the first part is here
         if !pinned.is_device_memory() {
@@ -81,13 +81,13 @@ fn pins() -> Result<()> {
     } // and lets go of it
 
     let mut index = client.allocate(AllocationRequest::new(Bytes::mib(2)))?;
-    index.unhold()?;
+    index.unpin()?;
     let both = client.pin_set(&[(&cache, Access::Read), (&index, Access::Read)])?; // both or neither
     drop(both);
-    cache.hold()?; // as it was at first
+    cache.repin()?; // as it was at first
     ensure!(cache.as_slice()?[0] == 1, "what was written is there");
 
-    let request = AllocationRequest::new(Bytes::mib(8)).part_size(Bytes::mib(2)).unheld();
+    let request = AllocationRequest::new(Bytes::mib(8)).part_size(Bytes::mib(2)).unpinned();
     let mut archive = client.allocate(request.wait(Duration::from_secs(10)))?;
     archive.copy_from_host(0, b"kept")?; // brings what it needs, and lets go of it
     let pages = archive.pin_parts(2..4, Access::Read)?; // these, at an address that stays
@@ -97,12 +97,12 @@ fn pins() -> Result<()> {
     drop(archive.pin(Access::Read)?); // and takes no room on the device
     archive.advise(Advice::UnsetAccessedBy)?; // the next pin has it come
 
-    let scratch = client.allocate(AllocationRequest::new(Bytes::mib(8)).discardable().unheld())?;
+    let scratch = client.allocate(AllocationRequest::new(Bytes::mib(8)).discardable().unpinned())?;
     let pinned = scratch.pin(Access::Write)?;
-    let made_at = pinned.losses(); // and make what is to be in it
+    let made_at = pinned.drop_count(); // and make what is to be in it
     drop(pinned);
     let pinned = scratch.pin(Access::Read)?; // later
-    if pinned.losses() != made_at {
+    if pinned.drop_count() != made_at {
         println("some of it is lost: make it again")?;
     }
     drop(pinned);

@@ -8,7 +8,7 @@ from typing_extensions import Buffer, CapsuleType, Self, disjoint_base
 
 __all__ = [
     "Allocation", "AllocationInfo", "Client", "Device", "Memory", "Pin", "PinSet", "Pressure", "Released", "Sealed", "Tensor", "__version__",
-    "_Told", "connect", "reasons", "socket_dir",
+    "_PressureStream", "connect", "reasons", "socket_dir",
 ]
 
 __version__: str
@@ -71,7 +71,7 @@ class Client:
         part_size: int | str | None = None,
         replace: bool = False,
         uninitialized: bool = False,
-        unheld: bool = False,
+        unpinned: bool = False,
         discardable: bool = False,
         wait: float = 0.0,
     ) -> Allocation:
@@ -80,10 +80,10 @@ class Client:
         `size` is bytes, or a text like `"24GiB"`. `device` is a UUID or an index. What is persistent stays with its
         tenant once it is sealed, and needs a name. `readers` are tenants that may attach it then; `*` is everybody.
         `replace` takes the name from the sealed allocation that bears it, at the moment this one is sealed.
-        `uninitialized` memory may begin with what the tenant's own freed memory held, and can be had sooner. Of `unheld`
+        `uninitialized` memory may begin with what the tenant's own freed memory held, and can be had sooner. Of `unpinned`
         memory nothing is mapped before somebody looks, copies or pins, so the call does not wait for it, and it may be
         larger than the device. Parts of `discardable` memory that nobody holds or pins are dropped where somebody needs their
-        room, not copied: `Pin.losses` says so. It can't be sealed. Where there is no room, `wait` is for how many seconds it waits for some.
+        room, not copied: `Pin.drop_count` says so. It can't be sealed. Where there is no room, `wait` is for how many seconds it waits for some.
         """
     def load(
         self,
@@ -97,7 +97,7 @@ class Client:
         readers: Sequence[str] = (),
         part_size: int | str | None = None,
         replace: bool = False,
-        unheld: bool = False,
+        unpinned: bool = False,
         wait: float = 0.0,
     ) -> Sealed:
         """Loads what a file has from `offset` on, all of it unless `size` is given, as sealed memory.
@@ -107,10 +107,10 @@ class Client:
         other file is copied. One that was changed all the same is found out: who looks is told `ContentLost`. It takes as long as
         it takes to read the file. `wait` counts where it is copied; all else is as for `allocate`.
         """
-    def attach(self, name_or_id: str | int, *, unheld: bool = False) -> Sealed:
+    def attach(self, name_or_id: str | int, *, unpinned: bool = False) -> Sealed:
         """Maps a sealed allocation read-only: by `name`, by `tenant/name`, or by its id.
 
-        Of an `unheld` one nothing is mapped before somebody looks, copies or pins, so it may be larger than the device.
+        Of an `unpinned` one nothing is mapped before somebody looks, copies or pins, so it may be larger than the device.
         """
     def pin_set(
         self, read: Sequence[Memory] = (), *, write: Sequence[Memory] = (), wait: float | None = None
@@ -154,7 +154,7 @@ class Memory(Buffer):
     def device_ptr(self) -> int:
         """Where it lies: on a GPU, or where devices are simulated in this process. It never changes.
 
-        0 while it is `unheld` and nothing of it has been mapped.
+        0 while it is `unpinned` and nothing of it has been mapped.
         """
     @property
     def is_device_memory(self) -> bool:
@@ -165,11 +165,11 @@ class Memory(Buffer):
     def info(self) -> AllocationInfo:
         """As the daemon described it when it was made, sealed or attached."""
     @property
-    def is_held(self) -> bool:
+    def has_handle_pin(self) -> bool:
         """Whether this object pins it, as every one does at first."""
-    def hold(self) -> None:
+    def repin(self) -> None:
         """Pins it by this object again, and waits until it is here."""
-    def unhold(self) -> None:
+    def unpin(self) -> None:
         """Gives up this object's own pin: the daemon may unmap it while nobody looks. Whoever looks brings it back."""
     def advise(self, advice: Literal["set_accessed_by", "unset_accessed_by"]) -> None:
         """Says how it is used, which its owner may. It holds until other advice is given; what it says already is no error.
@@ -277,7 +277,7 @@ class Pin:
     @property
     def write(self) -> bool: ...
     @property
-    def losses(self) -> int:
+    def drop_count(self) -> int:
         """How often content of it was given up since it was allocated, if it is `discardable`.
 
         What was written while it was another number is lost, all or some. It does not change while it is pinned.
@@ -391,8 +391,8 @@ class Pressure:
         """Seconds until the tier is full, if it goes on filling as it does. None: it does not, or that is more than 300 off."""
 
 @final
-class _Told:
-    """Where `vramd._told` waits."""
+class _PressureStream:
+    """Where `vramd._pressure_stream` waits for reports."""
 
     def next(self) -> Pressure | None:
-        """The next that is told, which is also to say that the last one was heard; `None` at the end of the session."""
+        """Returns the next report, and so acknowledges the one before it; `None` at the end of the session."""

@@ -40,7 +40,7 @@ impl Client {
         blocking(move || client.reconnect()).await.map(Self::from)
     }
 
-    /// Allocates, and waits until the memory is mapped: zero, writable. What is [`AllocationRequest::unheld`] is not waited for.
+    /// Allocates, and waits until the memory is mapped: zero, writable. What is [`AllocationRequest::unpinned`] is not waited for.
     pub async fn allocate(&self, request: AllocationRequest) -> Result<Allocation> {
         let mut allocations = self.allocate_batch([request]).await?;
         allocations.pop().ok_or_else(|| missing("allocation"))
@@ -62,8 +62,8 @@ impl Client {
         operations::claim_attached(Face::Async, session, target.into(), kind, false).await.map(Sealed::new)
     }
 
-    /// Attaches a sealed allocation of which nothing is mapped until it is pinned, as [`crate::Client::attach_unheld`] says.
-    pub async fn attach_unheld(&self, target: impl Into<Target>) -> Result<Sealed> {
+    /// Attaches a sealed allocation of which nothing is mapped until it is pinned, as [`crate::Client::attach_unpinned`] says.
+    pub async fn attach_unpinned(&self, target: impl Into<Target>) -> Result<Sealed> {
         let (session, kind) = (self.client.session(), AllocationKind::Movable);
         operations::claim_attached(Face::Async, session, target.into(), kind, true).await.map(Sealed::new)
     }

@@ -14,8 +14,8 @@ use crate::{
         handle::Handle,
     },
     pins::Pinned,
+    pool::{Pool, PoolBlock},
     session::{Released, call_style::Face},
-    small::{Pool, Small},
 };
 
 /// A handle that is being sealed, whatever becomes of who waits for it.
@@ -42,8 +42,8 @@ impl Allocation {
         self.handle().pin_async(Some(parts), access, Some(wait)).await
     }
 
-    /// See [`Self::hold`].
-    pub async fn hold_async(&mut self) -> Result<()> {
+    /// See [`Self::repin`].
+    pub async fn repin_async(&mut self) -> Result<()> {
         self.handle().hold(Face::Async).await
     }
 
@@ -105,8 +105,8 @@ impl Sealed {
         self.handle().pin_async(Some(parts), access, Some(wait)).await
     }
 
-    /// See [`Self::hold`].
-    pub async fn hold_async(&mut self) -> Result<()> {
+    /// See [`Self::repin`].
+    pub async fn repin_async(&mut self) -> Result<()> {
         self.handle().hold(Face::Async).await
     }
 
@@ -137,7 +137,7 @@ impl Sealed {
 
 impl Pool {
     /// See [`Self::alloc`]: waits only where a chunk must be allocated.
-    pub async fn alloc_async(&self, size: Bytes) -> Result<Small> {
+    pub async fn alloc_async(&self, size: Bytes) -> Result<PoolBlock> {
         loop {
             if let Some(small) = self.alloc_at_hand(size)? {
                 return Ok(small);

@@ -4,7 +4,7 @@
 //!
 //! **By whoever needs the room**, while nobody pins it. A handle *holds* its allocation at first, which is a pin of its own:
 //! so nothing goes behind the back of slices and pointers. A program that uses memory now and then gives that pin up
-//! (`unhold`) and pins what it uses when it uses it (`pin`): the guard brings back what has gone, to the same address, with
+//! (`unpin`) and pins what it uses when it uses it (`pin`): the guard brings back what has gone, to the same address, with
 //! the same bytes. A guard may outlive its handle. While guards are alive, `seal`, `free` and `detach` are refused with
 //! [`Error::Pinned`]; a handle that is dropped is parted from when the last guard is gone.
 //!
@@ -88,7 +88,7 @@ impl Allocation {
     }
 
     /// Where it lies: a device pointer if it [is device memory](Self::is_device_memory), valid in the primary context of
-    /// its device; otherwise an address of this process. It stays the same, mapped or not. 0 while it is `unheld` and nothing
+    /// its device; otherwise an address of this process. It stays the same, mapped or not. 0 while it is `unpinned` and nothing
     /// of it has been pinned.
     pub fn as_device_ptr(&self) -> u64 {
         self.handle.as_device_ptr()
@@ -171,18 +171,18 @@ impl Allocation {
 
     /// Gives up the handle's own pin: from now on the daemon may unmap it whenever nobody pins it, and slices of the
     /// handle are refused ([`Error::NotPinned`]). Copies bring it back as they need it.
-    pub fn unhold(&mut self) -> Result<()> {
-        self.handle.unhold()
+    pub fn unpin(&mut self) -> Result<()> {
+        self.handle.unpin()
     }
 
     /// Takes the handle's own pin again, and waits until it is here.
-    pub fn hold(&mut self) -> Result<()> {
+    pub fn repin(&mut self) -> Result<()> {
         now(self.handle.hold(Face::Blocking))
     }
 
     /// Whether the handle pins it, as every handle does at first.
-    pub fn is_held(&self) -> bool {
-        self.handle.is_held()
+    pub fn has_handle_pin(&self) -> bool {
+        self.handle.has_handle_pin()
     }
 }
 
@@ -288,18 +288,18 @@ impl Sealed {
 
     /// Gives up the handle's own pin: from now on the daemon may unmap it whenever nobody pins it, and slices of the
     /// handle are refused ([`Error::NotPinned`]). Copies bring it back as they need it.
-    pub fn unhold(&mut self) -> Result<()> {
-        self.handle.unhold()
+    pub fn unpin(&mut self) -> Result<()> {
+        self.handle.unpin()
     }
 
     /// Takes the handle's own pin again, and waits until it is here.
-    pub fn hold(&mut self) -> Result<()> {
+    pub fn repin(&mut self) -> Result<()> {
         now(self.handle.hold(Face::Blocking))
     }
 
     /// Whether the handle pins it, as every handle does at first.
-    pub fn is_held(&self) -> bool {
-        self.handle.is_held()
+    pub fn has_handle_pin(&self) -> bool {
+        self.handle.has_handle_pin()
     }
 }
 

@@ -252,7 +252,7 @@ async fn claim(
                 handle.wait_held(face, deadline).await?;
             }
             if *beginning == Beginning::LetGo {
-                handle.unhold()?;
+                handle.unpin()?;
             }
         }
         Ok(handles)

@@ -86,17 +86,17 @@ impl AllocationRequest {
     }
 
     /// Nothing of it is mapped until it is pinned, so the call returns as soon as the daemon has answered; its handle begins as
-    /// one that has let go ([`crate::Allocation::unhold`]). What finds no room on its device begins in the tier below: it may
+    /// one that has let go ([`crate::Allocation::unpin`]). What finds no room on its device begins in the tier below: it may
     /// be larger than the device. Where the program itself maps, all of it comes at once.
     #[must_use]
-    pub fn unheld(mut self) -> Self {
+    pub fn unpinned(mut self) -> Self {
         self.spec.unheld = true;
         self
     }
 
     /// What can be made again: where somebody needs the room, a part of it that nobody pins is dropped, not copied, and needs no
-    /// bytes in the tier below. Who pins it then gets new memory, and sees that by [`crate::Pinned::losses`]. It can't be
-    /// sealed, and as long as its handle holds it nothing of it is dropped ([`crate::Allocation::unhold`]).
+    /// bytes in the tier below. Who pins it then gets new memory, and sees that by [`crate::Pinned::drop_count`]. It can't be
+    /// sealed, and as long as its handle holds it nothing of it is dropped ([`crate::Allocation::unpin`]).
     #[must_use]
     pub fn discardable(mut self) -> Self {
         self.spec.discardable = true;

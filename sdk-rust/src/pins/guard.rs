@@ -89,7 +89,7 @@ impl Pinned {
     /// [discardable](crate::AllocationRequest::discardable) memory. It does not change while they are pinned, and whoever pins
     /// the same parts is told the same. If it is not what it was when something was written, some of that is lost: what the
     /// lost parts hold now is zero, or what the tenant's own memory held before.
-    pub fn losses(&self) -> u64 {
+    pub fn drop_count(&self) -> u64 {
         self.anchor.losses_of(&self.parts)
     }
 
@@ -109,7 +109,7 @@ impl Pinned {
     }
 
     /// The pinned bytes, to be written in place. Refused as [`Self::as_slice`] is, for a pin to read, and while anybody
-    /// else has a slice of some of them: the handle's own count until it is borrowed mutably, as `unhold` does.
+    /// else has a slice of some of them: the handle's own count until it is borrowed mutably, as `unpin` does.
     pub fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
         let table = self.anchor.session().table();
         if self.access != Access::Write || (self.anchor.is_home() && !table.is_writable(self.id())) {

@@ -63,8 +63,8 @@ impl<'a> PinnedRef<'a> {
         self.anchor.address_of(&self.parts)
     }
 
-    /// How often the content of these parts was given up, as [`Pinned::losses`] says.
-    pub fn losses(&self) -> u64 {
+    /// How often the content of these parts was given up, as [`Pinned::drop_count`] says.
+    pub fn drop_count(&self) -> u64 {
         self.anchor.losses_of(&self.parts)
     }
 

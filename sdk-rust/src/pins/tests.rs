@@ -100,7 +100,7 @@ fn state(daemon: &Pinning, part: PartRef) -> State {
 /// Let go of by its handle, and evicted.
 fn evicted(daemon: &Pinning, id: u64) -> Allocation {
     let mut allocation = allocate(daemon, id, 1, 1);
-    allocation.unhold().unwrap();
+    allocation.unpin().unwrap();
     evict(daemon, part_ref(id, 0));
     allocation
 }
@@ -115,18 +115,18 @@ fn a_handle_holds_what_it_allocates_until_it_lets_go() {
     let daemon = start();
     let the = part_ref(ID, 0);
     let mut allocation = allocate(&daemon, ID, 1, 5);
-    assert_eq!((state(&daemon, the), allocation.is_held()), (State::Resident { pins: 1 }, true));
+    assert_eq!((state(&daemon, the), allocation.has_handle_pin()), (State::Resident { pins: 1 }, true));
     daemon.revoke(the, RevokeReason::Evicted);
     assert!(daemon.is_silent());
     assert_eq!(allocation.as_slice().unwrap()[0], 5);
 
-    allocation.unhold().unwrap();
+    allocation.unpin().unwrap();
     assert_eq!(daemon.next(), unmapped(the, true));
     assert_eq!((state(&daemon, the), allocation.is_mapped()), (State::Absent, false));
     assert!(matches!(allocation.as_slice(), Err(Error::NotPinned { .. })));
 
     thread::scope(|scope| {
-        let holder = scope.spawn(|| allocation.hold());
+        let holder = scope.spawn(|| allocation.repin());
         assert_eq!(daemon.next(), asked(1, &[the], true));
         bring(&daemon, ID, 0..1, 1, 6);
         assert_eq!((daemon.next(), daemon.next()), (mapped(the), ended(1)));
@@ -140,7 +140,10 @@ fn what_is_unheld_comes_with_its_pin() {
     let daemon = start();
     let allocation = unheld(&daemon, ID, 3);
     assert!(daemon.is_silent());
-    assert_eq!((allocation.is_held(), allocation.is_mapped(), allocation.as_device_ptr()), (false, false, 0));
+    assert_eq!(
+        (allocation.has_handle_pin(), allocation.is_mapped(), allocation.as_device_ptr()),
+        (false, false, 0)
+    );
     assert!(matches!(allocation.as_slice(), Err(Error::NotPinned { .. })));
     let (first, last) = (part_ref(ID, 0), part_ref(ID, 2));
     let pinned = thread::scope(|scope| {
@@ -181,7 +184,7 @@ fn what_is_unheld_is_held_once_it_is_told_so() {
     let mut allocation = unheld(&daemon, ID, 2);
     let all = [part_ref(ID, 0), part_ref(ID, 1)];
     thread::scope(|scope| {
-        let holder = scope.spawn(|| allocation.hold());
+        let holder = scope.spawn(|| allocation.repin());
         assert_eq!(daemon.next(), asked(1, &all, true));
         bring(&daemon, ID, 0..2, 2, 6);
         assert_eq!(daemon.next(), Some(Said::Mapped(Mapped { parts: all.to_vec() })));
@@ -289,7 +292,7 @@ fn a_guard_keeps_it_and_its_end_lets_it_go() {
     let daemon = start();
     let the = part_ref(ID, 0);
     let mut allocation = allocate(&daemon, ID, 1, 5);
-    allocation.unhold().unwrap();
+    allocation.unpin().unwrap();
     let one = allocation.pin(Access::Read).unwrap();
     let two = allocation.pin(Access::Write).unwrap();
     assert_eq!(state(&daemon, the), State::Resident { pins: 2 });
@@ -400,7 +403,7 @@ fn a_set_is_pinned_whole_or_not_at_all() {
 fn a_refusal_is_its_reason_and_leaves_no_pin() {
     let daemon = start();
     let mut allocation = allocate(&daemon, ID, 2, 1);
-    allocation.unhold().unwrap();
+    allocation.unpin().unwrap();
     evict(&daemon, part_ref(ID, 0));
     evict(&daemon, part_ref(ID, 1));
     let refused = v1::Refused {
@@ -428,7 +431,7 @@ fn a_refusal_is_its_reason_and_leaves_no_pin() {
 fn who_gives_up_is_pinned_nothing() {
     let daemon = Pinning::start(Gpus::new(&[]), Duration::from_secs(2));
     let mut allocation = allocate(&daemon, ID, 2, 1);
-    allocation.unhold().unwrap();
+    allocation.unpin().unwrap();
     evict(&daemon, part_ref(ID, 0));
     evict(&daemon, part_ref(ID, 1));
     thread::scope(|scope| {
@@ -451,7 +454,7 @@ fn the_end_of_the_channel_leaves_what_is_mapped() {
     let the = part_ref(ID, 0);
     let mut allocation = allocate(&daemon, ID, 1, 5);
     let away = evicted(&daemon, OTHER);
-    allocation.unhold().unwrap();
+    allocation.unpin().unwrap();
     let pinned = allocation.pin(Access::Read).unwrap();
     daemon.revoke(the, RevokeReason::Evicted);
     assert!(daemon.is_silent());
@@ -464,7 +467,7 @@ fn the_end_of_the_channel_leaves_what_is_mapped() {
     });
     drop(pinned);
     assert_eq!(allocation.pin(Access::Write).unwrap().as_slice().unwrap()[0], 5);
-    allocation.hold().unwrap();
+    allocation.repin().unwrap();
     assert_eq!(allocation.as_slice().unwrap()[0], 5);
 }
 
@@ -524,10 +527,10 @@ fn bytes_that_one_writes_nobody_else_sees() {
     let mut one = allocation.pin_parts(0..1, Access::Write).unwrap();
     let mut two = allocation.pin_parts(1..2, Access::Write).unwrap();
     assert!(matches!(one.as_mut_slice(), Err(Error::Pinned { .. })), "the handle may be read");
-    allocation.unhold().unwrap();
+    allocation.unpin().unwrap();
     one.as_mut_slice().unwrap()[1] = 2;
     two.as_mut_slice().unwrap()[0] = 3;
-    allocation.hold().unwrap();
+    allocation.repin().unwrap();
     assert!(matches!(allocation.as_slice(), Err(Error::Pinned { .. })));
     assert!(matches!(allocation.copy_to_host(0, &mut [0]), Err(Error::Pinned { .. })));
     let mut whole = allocation.pin(Access::Read).unwrap();
@@ -620,7 +623,7 @@ fn who_has_pins_learns_that_any_slot_is_anothers_also_after_all_of_them_moved() 
     let daemon = start();
     let parts = [part_ref(ID, 0), part_ref(ID, 1)];
     let mut allocation = allocate(&daemon, ID, 2, 1);
-    allocation.unhold().unwrap();
+    allocation.unpin().unwrap();
     parts.iter().for_each(|part| evict(&daemon, *part));
     let at = |id, index, of: u64, slot| v1::MapPart { slot, ..part(id, index, of, MapAccess::ReadWrite) };
     let come = |part: v1::MapPart| {

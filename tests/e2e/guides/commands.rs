@@ -78,7 +78,7 @@ fn the_guide_for_memory_that_moves() {
     let node = Config::devices(&["16MiB"]).memory("host_size = \"64MiB\"");
     let daemon = Daemon::start(&node.tenant(own, "team-a"));
     let client = Client::builder().socket_dir(daemon.sockets()).connect().unwrap();
-    let request = AllocationRequest::new(Bytes::mib(12)).unheld();
+    let request = AllocationRequest::new(Bytes::mib(12)).unpinned();
     let cache = client.allocate(request.clone()).unwrap();
     drop(cache.pin(Access::Write).unwrap());
     let crowd = client.allocate(request).unwrap();

@@ -288,7 +288,7 @@ fn a_tier_that_is_made_smaller_takes_nothing_more_and_what_lies_there_stays_good
     let mut kept = client.allocate(parts(20)).unwrap();
     let bytes: Vec<u8> = (0..20 * MIB_2).map(|at| u8::try_from(at / MIB_2).unwrap()).collect();
     kept.copy_from_host(0, &bytes).unwrap();
-    kept.unhold().unwrap();
+    kept.unpin().unwrap();
     let held = |tier: &str| {
         let device = daemon.books().devices[0].clone();
         match tier {

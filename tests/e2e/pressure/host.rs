@@ -42,7 +42,7 @@ fn outsider(client: &Client, bytes: u64) -> OwnedFd {
 fn in_host(daemon: &Daemon, client: &Client, parts: u8) -> vramd_client::Allocation {
     let mut cold = client.allocate(percent(u64::from(parts))).unwrap();
     cold.copy_from_host(0, &content(parts)).unwrap();
-    cold.unhold().unwrap();
+    cold.unpin().unwrap();
     send(daemon, &cold, "host");
     cold
 }

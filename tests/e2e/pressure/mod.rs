@@ -199,12 +199,12 @@ fn what_is_cold_is_written_back_then_leaves_and_what_is_used_stays() {
     let (client, heard) = listening(&daemon);
     let mut cold = client.allocate(percent(64)).unwrap();
     cold.copy_from_host(0, &content(64)).unwrap();
-    cold.unhold().unwrap();
+    cold.unpin().unwrap();
     let held = client.allocate(percent(6)).unwrap();
     let mut pinned = client.allocate(percent(4)).unwrap();
-    pinned.unhold().unwrap();
+    pinned.unpin().unwrap();
     let mut warm = client.allocate(percent(4)).unwrap();
-    warm.unhold().unwrap();
+    warm.unpin().unwrap();
     let guard = pinned.pin(Access::Write).unwrap();
 
     let stop = AtomicBool::new(false);
@@ -248,7 +248,7 @@ fn at_critical_what_is_cold_leaves_though_it_was_not_copied_ahead() {
     let client = quiet(&daemon);
     let mut cold = client.allocate(percent(70)).unwrap();
     cold.copy_from_host(0, &content(70)).unwrap();
-    cold.unhold().unwrap();
+    cold.unpin().unwrap();
     // As cold as can be, and the device is not full yet.
     thread::sleep(Duration::from_millis(500));
     let used = client.allocate(percent(26)).unwrap();
@@ -266,7 +266,7 @@ fn at_critical_what_is_cold_begins_to_leave_before_the_answer_to_who_made_it_so(
     let daemon = Daemon::start(&cold_soon());
     let client = quiet(&daemon);
     let mut cold = client.allocate(percent(70)).unwrap();
-    cold.unhold().unwrap();
+    cold.unpin().unwrap();
     let _used = client.allocate(percent(12)).unwrap();
     until("all of it is cold", || clean(&daemon) == 70);
     // With the next look it would be as much: that comes once a second, and this is asked at once.

@@ -28,7 +28,7 @@ fn looked_at(memory: &Allocation, written: &[u8]) -> Vec<(u64, bool)> {
     let parts = (0..4).zip(written.chunks(PART));
     let look = |(index, written)| {
         let pinned = memory.pin_parts(index..index + 1, Access::Read).unwrap();
-        (pinned.losses(), pinned.as_slice().unwrap() == written)
+        (pinned.drop_count(), pinned.as_slice().unwrap() == written)
     };
     parts.map(look).collect()
 }
@@ -42,7 +42,7 @@ fn who_needs_room_has_it_dropped_and_its_owner_is_told() {
     let mut memory = client.allocate(request()).unwrap();
     let written = content(SIZE, 3);
     memory.copy_from_host(0, &written).unwrap();
-    memory.unhold().unwrap();
+    memory.unpin().unwrap();
     assert_eq!(looked_at(&memory, &written), [(0, true); 4]);
     assert_eq!(daemon.books().held_in_host(), 0, "it needs nothing below");
 
@@ -64,9 +64,9 @@ fn who_needs_room_has_it_dropped_and_its_owner_is_told() {
     assert!(now.iter().all(|(losses, same)| (*losses == 0) == *same), "{now:?}");
     // Whoever pins it is told the same, on whichever thread it came back.
     let elsewhere = std::thread::scope(|scope| {
-        scope.spawn(|| memory.pin(Access::Read).unwrap().losses()).join().unwrap()
+        scope.spawn(|| memory.pin(Access::Read).unwrap().drop_count()).join().unwrap()
     });
-    assert_eq!((elsewhere, memory.pin_ref(0..4, Access::Write).unwrap().losses()), (2, 2));
+    assert_eq!((elsewhere, memory.pin_ref(0..4, Access::Write).unwrap().drop_count()), (2, 2));
     memory.copy_from_host(0, &written).unwrap();
     assert!(looked_at(&memory, &written).iter().all(|(_, same)| *same));
 
@@ -85,8 +85,8 @@ fn a_task_is_told_too() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
         let client = aio::Client::from(builder(&daemon).connect_async().await.unwrap().blocking().clone());
-        let memory = client.allocate(request().unheld()).await.unwrap();
-        let losses = memory.pin_async(Access::Write).await.unwrap().losses();
+        let memory = client.allocate(request().unpinned()).await.unwrap();
+        let losses = memory.pin_async(Access::Write).await.unwrap().drop_count();
         let id = memory.id().to_string();
         until("it is dropped", || {
             let evicting = daemon.vramctl().args(["alloc", "evict", &id, "--json"]).output().unwrap();
@@ -100,7 +100,7 @@ fn a_task_is_told_too() {
             nowhere && shown["allocation"]["charged_bytes"] == 0
         });
         let pinned = memory.pin_async(Access::Read).await.unwrap();
-        assert_eq!((losses, pinned.losses()), (0, 4));
+        assert_eq!((losses, pinned.drop_count()), (0, 4));
     });
     daemon.drains();
 }

@@ -79,7 +79,7 @@ fn who_is_stopped_beneath_a_revocation_is_told_of_and_goes_on_where_it_was() {
     // Nobody else waits for them.
     let client = connect(&daemon);
     let mut own = client.allocate(AllocationRequest::new(Bytes::new(SIZE))).unwrap();
-    own.unhold().unwrap();
+    own.unpin().unwrap();
     assert_eq!(outcome(revoke(&daemon, own.id().get(), true)).0, Outcome::Revoked);
     own.pin(Access::Write).unwrap().as_mut_slice().unwrap().fill(7);
 
@@ -179,7 +179,7 @@ fn a_set_that_never_fits_is_refused_at_once() {
     let daemon = Daemon::start(&Config::devices(&["64MiB"]).limit("survey_interval_ms = 50"));
     let client = connect(&daemon);
     let mut both = [1, 2].map(|_| client.allocate(AllocationRequest::new(Bytes::mib(24))).unwrap());
-    both.iter_mut().for_each(|one| one.unhold().unwrap());
+    both.iter_mut().for_each(|one| one.unpin().unwrap());
     for one in &both {
         assert_eq!(outcome(revoke(&daemon, one.id().get(), true)).0, Outcome::Revoked);
     }

@@ -44,7 +44,7 @@ fn what_was_revoked_comes_back_with_the_next_pin() {
     let mut weights = client.allocate(three_parts()).unwrap();
     weights.as_mut_slice().unwrap().copy_from_slice(&content(SIZE, 3));
     assert_eq!(revoke(&daemon, weights.id(), false), [Outcome::Pinned; 3], "the handle holds it");
-    weights.unhold().unwrap();
+    weights.unpin().unwrap();
     let address = weights.as_device_ptr();
     for round in 0..20 {
         assert_eq!(revoke(&daemon, weights.id(), round % 2 == 0), [Outcome::Revoked; 3]);
@@ -59,7 +59,7 @@ fn what_was_revoked_comes_back_with_the_next_pin() {
     assert_eq!(revoke(&daemon, weights.id(), false), [Outcome::Revoked, Outcome::Pinned, Outcome::Revoked]);
     assert_eq!(middle.as_slice().unwrap(), &content(SIZE, 3)[2 << 20..4 << 20]);
     drop(middle);
-    weights.hold().unwrap();
+    weights.repin().unwrap();
     assert_eq!(digest(weights.as_slice().unwrap()), digest(&content(SIZE, 3)));
     drop(weights);
     client.flush().unwrap();
@@ -71,7 +71,7 @@ fn a_fence_waits_for_pins_and_later_ones_for_it() {
     let daemon = Daemon::new();
     let client = connect(&daemon);
     let mut weights = client.allocate(three_parts()).unwrap();
-    weights.unhold().unwrap();
+    weights.unpin().unwrap();
     let first = weights.pin(Access::Write).unwrap();
     thread::scope(|scope| {
         let fence = scope.spawn(|| revoke(&daemon, weights.id(), true));
@@ -92,15 +92,15 @@ fn what_is_away_can_be_sealed_freed_detached_and_dropped() {
     let (writer, reader) = (connect(&daemon), connect(&daemon));
     let mut weights = writer.allocate(three_parts().name("weights").persistent()).unwrap();
     weights.as_mut_slice().unwrap().copy_from_slice(&content(SIZE, 4));
-    weights.unhold().unwrap();
+    weights.unpin().unwrap();
     assert_eq!(revoke(&daemon, weights.id(), false), [Outcome::Revoked; 3]);
     let mut sealed = weights.seal().unwrap();
     assert_eq!(sealed.digest(), digest(&content(SIZE, 4)));
     let mut attached = reader.attach("weights").unwrap();
     assert_eq!(revoke(&daemon, sealed.id(), false), [Outcome::Pinned; 3], "the reader holds it");
-    attached.unhold().unwrap();
-    if sealed.is_held() {
-        sealed.unhold().unwrap();
+    attached.unpin().unwrap();
+    if sealed.has_handle_pin() {
+        sealed.unpin().unwrap();
     }
     assert_eq!(revoke(&daemon, sealed.id(), false), [Outcome::Revoked; 3]);
     assert_eq!(digest(attached.pin(Access::Read).unwrap().as_slice().unwrap()), sealed.digest());
@@ -109,7 +109,7 @@ fn what_is_away_can_be_sealed_freed_detached_and_dropped() {
     sealed.free().unwrap();
 
     let mut dropped = writer.allocate(three_parts()).unwrap();
-    dropped.unhold().unwrap();
+    dropped.unpin().unwrap();
     assert_eq!(revoke(&daemon, dropped.id(), false), [Outcome::Revoked; 3]);
     drop(dropped);
     writer.flush().unwrap();
@@ -127,14 +127,14 @@ fn sets_and_single_pins_go_on_while_an_operator_revokes() {
             weights.seal().unwrap()
         })
         .into();
-    sealed.iter_mut().for_each(|sealed| sealed.unhold().unwrap());
+    sealed.iter_mut().for_each(|sealed| sealed.unpin().unwrap());
     let (over, pins) = (AtomicBool::new(false), AtomicU64::new(0));
     let others: Vec<_> = (0..2).map(|_| connect(&daemon)).collect();
     thread::scope(|scope| {
         for client in &others {
             scope.spawn(|| {
                 let mut both = ["w5", "w6"].map(|name| client.attach(name).unwrap());
-                both.iter_mut().for_each(|one| one.unhold().unwrap());
+                both.iter_mut().for_each(|one| one.unpin().unwrap());
                 let last = usize::try_from(SIZE - 1).unwrap();
                 let expected = [5, 6].map(|seed| content(SIZE, seed)[last]);
                 while !over.load(Ordering::Relaxed) {
@@ -176,11 +176,11 @@ fn a_word_that_became_another_parts_pins_nothing_of_the_first() {
     let daemon = Daemon::new();
     let client = connect(&daemon);
     let mut gone = client.allocate(three_parts()).unwrap();
-    gone.unhold().unwrap();
+    gone.unpin().unwrap();
     client.free(gone.id()).unwrap();
     until("it is gone", || daemon.books().allocations.is_empty());
     let mut other = client.allocate(three_parts()).unwrap();
-    other.unhold().unwrap();
+    other.unpin().unwrap();
     assert!(gone.pin(Access::Read).is_err(), "its words are another's");
     assert!(gone.pin_parts(1..2, Access::Write).is_err());
     assert_eq!(revoke(&daemon, other.id(), false), [Outcome::Revoked; 3], "and no pin of it is left there");

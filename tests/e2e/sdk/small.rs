@@ -8,7 +8,7 @@ use std::{
 };
 
 use fastrand::Rng;
-use vramd_client::{Bytes, Client, Error, Pool, PoolConfig, Reason, Small};
+use vramd_client::{Bytes, Client, Error, Pool, PoolBlock, PoolConfig, Reason};
 use vramd_proto::v1::EndSessionRequest;
 use vramd_tests::{
     Config, Daemon, MIB, MIB_2,
@@ -33,7 +33,7 @@ fn bytes(count: usize) -> Bytes {
 
 /// Says whose it is at both ends, and finds out whether somebody else has written there.
 struct Marked {
-    small: Small,
+    small: PoolBlock,
     mark: u64,
 }
 
@@ -72,7 +72,7 @@ fn blocks_never_overlap_and_all_come_back() {
     let daemon = Daemon::new();
     let client = connect(&daemon);
     let pool = client.pool(config()).unwrap();
-    assert_eq!(pool.largest(), Bytes::new(MIB_2 / 4));
+    assert_eq!(pool.max_block_size(), Bytes::new(MIB_2 / 4));
     for seed in 0..4 {
         let mut rng = Rng::with_seed(seed);
         let mut live: BTreeMap<u64, (u64, Marked)> = BTreeMap::new();
@@ -93,7 +93,7 @@ fn blocks_never_overlap_and_all_come_back() {
         live.values().for_each(|(_, block)| block.check());
         drop(live);
         pool.trim();
-        assert_eq!(pool.held(), Bytes::ZERO, "seed {seed}");
+        assert_eq!(pool.chunk_bytes(), Bytes::ZERO, "seed {seed}");
         client.flush().unwrap();
         daemon.drains();
     }
@@ -112,7 +112,7 @@ fn what_is_freed_is_used_again_without_a_call() {
         assert!(blocks.iter().any(|block| block.as_device_ptr() == address));
     }
     assert_eq!((made, daemon.books().allocations.len()), (1, 1));
-    assert_eq!(pool.held(), Bytes::new(MIB_2));
+    assert_eq!(pool.chunk_bytes(), Bytes::new(MIB_2));
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn threads_free_what_others_allocated() {
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     // What threads kept came back when they ended: nothing but whole chunks is left.
     pool.trim();
-    assert_eq!(pool.held(), Bytes::ZERO);
+    assert_eq!(pool.chunk_bytes(), Bytes::ZERO);
     client.flush().unwrap();
     daemon.drains();
 }
@@ -175,11 +175,11 @@ fn what_is_idle_goes_back_by_itself() {
     });
     until("there are chunks", || daemon.books().allocations.len() > 1);
     daemon.drains();
-    assert_eq!(pool.held(), Bytes::ZERO);
+    assert_eq!(pool.chunk_bytes(), Bytes::ZERO);
 
     // What is in use stays, and only its own chunk.
     let mut blocks: Vec<_> = (0..3_000).map(|_| pool.alloc(bytes(2000)).unwrap()).collect();
-    assert!(pool.held() > Bytes::new(MIB_2));
+    assert!(pool.chunk_bytes() > Bytes::new(MIB_2));
     blocks.truncate(1);
     until("one chunk is left", || daemon.books().allocations.len() == 1);
     always("it stays", Duration::from_millis(500), || daemon.books().allocations.len() == 1);
@@ -195,7 +195,7 @@ fn limits_are_told_and_what_others_keep_is_used_first() {
     let daemon = Daemon::new();
     let client = connect(&daemon);
     let pool = client.pool(config().max_bytes(Bytes::new(2 * MIB_2))).unwrap();
-    let most = pool.largest();
+    let most = pool.max_block_size();
     let all: Vec<_> = (0..8).map(|_| pool.alloc(most).unwrap()).collect();
     let full = Error::PoolFull {
         limit: Bytes::new(2 * MIB_2),
@@ -214,9 +214,9 @@ fn limits_are_told_and_what_others_keep_is_used_first() {
 
     daemon.admin.set_quota(quota(client.tenant(), "*", "", "4MiB")).ok();
     let pool = client.pool(config()).unwrap();
-    let held: Result<Vec<_>, _> = (0..100).map(|_| pool.alloc(pool.largest())).collect();
+    let held: Result<Vec<_>, _> = (0..100).map(|_| pool.alloc(pool.max_block_size())).collect();
     assert!(matches!(held, Err(Error::QuotaLimit { .. })), "{held:?}");
-    pool.alloc(pool.largest()).expect("what was given back before is there");
+    pool.alloc(pool.max_block_size()).expect("what was given back before is there");
 }
 
 #[test]
@@ -225,10 +225,13 @@ fn bad_sizes_are_refused() {
     let client = connect(&daemon);
     let pool = client.pool(config()).unwrap();
     assert_eq!(pool.alloc(Bytes::ZERO).unwrap_err().reason(), Some(Reason::SizeInvalid));
-    let large = Bytes::new(pool.largest().get() + 1);
-    assert_eq!(pool.alloc(large).unwrap_err(), Error::NotSmall { size: large, largest: pool.largest() });
+    let large = Bytes::new(pool.max_block_size().get() + 1);
+    assert_eq!(
+        pool.alloc(large).unwrap_err(),
+        Error::NotSmall { size: large, largest: pool.max_block_size() }
+    );
     assert!(matches!(pool.alloc(Bytes::new(u64::MAX)), Err(Error::NotSmall { .. })));
-    assert_eq!(pool.held(), Bytes::ZERO);
+    assert_eq!(pool.chunk_bytes(), Bytes::ZERO);
     for (config, reason) in [
         (config().chunk_size(Bytes::ZERO), Reason::PartSizeInvalid),
         (config().chunk_size(Bytes::mib(3)), Reason::PartSizeInvalid),
@@ -238,8 +241,8 @@ fn bad_sizes_are_refused() {
     }
     // A quarter of this chunk lies between two classes.
     let pool = client.pool(config().chunk_size(Bytes::mib(18))).unwrap();
-    assert_eq!(pool.largest(), Bytes::mib(4));
-    assert_eq!(pool.alloc(pool.largest()).unwrap().capacity(), Bytes::mib(4));
+    assert_eq!(pool.max_block_size(), Bytes::mib(4));
+    assert_eq!(pool.alloc(pool.max_block_size()).unwrap().capacity(), Bytes::mib(4));
     assert!(matches!(pool.alloc(Bytes::new(4 * MIB + 1)), Err(Error::NotSmall { .. })));
     let nowhere = client.pool(config().device("GPU-none")).unwrap();
     assert_eq!(nowhere.alloc(bytes(1)).unwrap_err().reason(), Some(Reason::DeviceUnknown));
@@ -298,10 +301,10 @@ fn chunks_that_are_taken_away_are_not_used_again() {
     for size in [1000, 1, 100_000] {
         assert_eq!(pool.alloc(bytes(size)).unwrap_err().reason(), Some(Reason::SessionLost), "{size}");
     }
-    assert_eq!(pool.held(), Bytes::new(MIB_2), "the chunk of what is kept");
+    assert_eq!(pool.chunk_bytes(), Bytes::new(MIB_2), "the chunk of what is kept");
     drop(kept);
     pool.trim();
-    assert_eq!(pool.held(), Bytes::ZERO);
+    assert_eq!(pool.chunk_bytes(), Bytes::ZERO);
     daemon.drains();
 }
 
@@ -317,7 +320,7 @@ fn a_dead_daemon_leaves_the_blocks() {
     one.as_mut_slice().unwrap().fill(5);
     let other = pool.alloc(bytes(1000)).unwrap();
     assert_eq!((one.as_slice().unwrap(), other.is_mapped()), (&[5; 1000][..], true));
-    let more: Result<Vec<_>, _> = (0..100).map(|_| pool.alloc(pool.largest())).collect();
+    let more: Result<Vec<_>, _> = (0..100).map(|_| pool.alloc(pool.max_block_size())).collect();
     assert!(matches!(more, Err(Error::BrokerGone { .. })), "{more:?}");
 }
 

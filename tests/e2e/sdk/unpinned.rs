@@ -17,7 +17,7 @@ fn builder(daemon: &Daemon) -> ClientBuilder {
 }
 
 fn request() -> AllocationRequest {
-    AllocationRequest::new(Bytes::new(SIZE)).part_size(Bytes::mib(2)).unheld()
+    AllocationRequest::new(Bytes::new(SIZE)).part_size(Bytes::mib(2)).unpinned()
 }
 
 #[test]
@@ -25,7 +25,7 @@ fn what_is_unheld_is_pinned_written_evicted_sealed_and_attached() {
     let daemon = daemon();
     let client = builder(&daemon).connect().unwrap();
     let mut memory = client.allocate(request().name("weights").persistent()).unwrap();
-    assert!(!memory.is_held());
+    assert!(!memory.has_handle_pin());
     assert!(matches!(memory.as_slice(), Err(Error::NotPinned { .. })));
     // Part by part, and the rest in one piece.
     {
@@ -47,12 +47,12 @@ fn what_is_unheld_is_pinned_written_evicted_sealed_and_attached() {
     drop(pinned);
 
     let mut sealed = memory.seal().unwrap();
-    assert!(!sealed.is_held());
+    assert!(!sealed.has_handle_pin());
     assert_eq!(sealed.digest(), digest(&content(SIZE, 8)));
     let pinned = sealed.pin(Access::Read).unwrap();
     assert_eq!(digest(pinned.as_slice().unwrap()), digest(&content(SIZE, 8)));
     drop(pinned);
-    sealed.hold().unwrap();
+    sealed.repin().unwrap();
     assert_eq!(digest(sealed.as_slice().unwrap()), digest(&content(SIZE, 8)));
     let reader = builder(&daemon).connect().unwrap();
     assert_eq!(digest(reader.attach("weights").unwrap().as_slice().unwrap()), digest(&content(SIZE, 8)));
@@ -69,12 +69,12 @@ fn one_batch_has_some_that_are_held() {
     let mut both = client.allocate_batch([request(), held]).unwrap();
     let mut held = both.pop().unwrap();
     let mut unheld = both.pop().unwrap();
-    assert_eq!((held.is_held(), unheld.is_held(), held.is_mapped()), (true, false, true));
+    assert_eq!((held.has_handle_pin(), unheld.has_handle_pin(), held.is_mapped()), (true, false, true));
     held.as_mut_slice().unwrap()[0] = 1;
     let set = client.pin_set(&[(&unheld, Access::Write), (&held, Access::Read)]).unwrap();
     assert_eq!(set.guards()[0].len_bytes(), SIZE);
     drop(set);
-    unheld.hold().unwrap();
+    unheld.repin().unwrap();
     assert!(unheld.is_mapped() && unheld.as_mut_slice().unwrap().iter().all(|byte| *byte == 0));
     // What was never pinned goes as it came.
     drop(client.allocate(request()).unwrap());
@@ -104,7 +104,7 @@ const LARGE: u64 = 64 * MIB;
 const LARGE_PART: u64 = 8 * MIB;
 
 fn seal_large(client: &Client, written: &[u8]) -> String {
-    let request = AllocationRequest::new(Bytes::new(LARGE)).part_size(Bytes::new(LARGE_PART)).unheld();
+    let request = AllocationRequest::new(Bytes::new(LARGE)).part_size(Bytes::new(LARGE_PART)).unpinned();
     let mut memory = client.allocate(request.name("weights").persistent()).unwrap();
     memory.copy_from_host(0, written).unwrap();
     let sealed = memory.seal().unwrap();
@@ -120,11 +120,14 @@ fn what_is_larger_than_the_device_is_sealed_attached_and_read_by_ranges() {
     let id = seal_large(&owner, &written);
 
     let [reader, other] = [(); 2].map(|()| builder(&daemon).connect().unwrap());
-    let sealed = reader.attach_unheld("weights").unwrap();
-    assert_eq!((sealed.id().to_string(), sealed.is_held(), sealed.digest()), (id, false, &*digest(&written)));
+    let sealed = reader.attach_unpinned("weights").unwrap();
+    assert_eq!(
+        (sealed.id().to_string(), sealed.has_handle_pin(), sealed.digest()),
+        (id, false, &*digest(&written))
+    );
     assert!(matches!(sealed.as_slice(), Err(Error::NotPinned { .. })));
     // Two readers at once, from both ends.
-    let also = other.attach_unheld("weights").unwrap();
+    let also = other.attach_unpinned("weights").unwrap();
     let read = |sealed: &vramd_client::Sealed, parts: &[u32]| {
         for first in parts.iter().copied() {
             let pinned = sealed.pin_parts(first..first + 2, Access::Read).unwrap();
@@ -165,8 +168,8 @@ fn a_task_attaches_what_is_larger_than_the_device() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
         let client = aio::Client::from(builder(&daemon).connect_async().await.unwrap().blocking().clone());
-        let sealed = client.attach_unheld("weights").await.unwrap();
-        assert!(!sealed.is_held());
+        let sealed = client.attach_unpinned("weights").await.unwrap();
+        assert!(!sealed.has_handle_pin());
         for first in [0, 7, 3] {
             let pinned = sealed.pin_parts_async(first..first + 1, Access::Read).await.unwrap();
             let at = usize::try_from(u64::from(first) * LARGE_PART).unwrap();
@@ -200,7 +203,7 @@ fn a_task_pins_what_is_unheld() {
             ("device", Bytes::mib(16), Bytes::new(SIZE), Bytes::gib(64))
         );
         let sealed = memory.seal_async().await.unwrap();
-        assert!(!sealed.is_held());
+        assert!(!sealed.has_handle_pin());
         sealed.free_async().await.unwrap();
     });
     daemon.drains();

@@ -201,7 +201,7 @@ fn a_pin_s_span_links_to_the_moves_that_it_waited_for() {
     let client = connect(&daemon);
     let request = AllocationRequest::new(Bytes::mib(4)).part_size(Bytes::mib(2));
     let mut weights = client.allocate(request).unwrap();
-    weights.unhold().unwrap();
+    weights.unpin().unwrap();
     let id = weights.id().get();
     let evict = MovePartsRequest {
         target: Some(Target::AllocationId(id)),
@@ -251,7 +251,7 @@ fn a_pin_s_span_links_to_the_moves_that_it_waited_for() {
 
     // Now another has the room.
     let mut others = client.allocate(AllocationRequest::new(Bytes::mib(8)).part_size(Bytes::mib(2))).unwrap();
-    others.unhold().unwrap();
+    others.unpin().unwrap();
     until_away(&daemon, id);
     {
         let _trace = vramd_client::enter_trace(&format!("00-{TRACE}-b7ad6b7169203331-01")).unwrap();

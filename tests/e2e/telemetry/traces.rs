@@ -92,7 +92,7 @@ fn pins_and_revocations_are_in_the_traces_of_those_who_ask_for_them() {
     let client = Client::builder().socket_dir(daemon.sockets()).connect().unwrap();
     let request = AllocationRequest::new(Bytes::mib(6)).part_size(Bytes::mib(2));
     let mut weights = client.allocate(request).unwrap();
-    weights.unhold().unwrap();
+    weights.unpin().unwrap();
     let target = Some(Target::AllocationId(weights.id().get()));
     let revoke = |parent: Option<&'static str>| {
         // What is on its way counts as pinned.

@@ -66,7 +66,7 @@ struct Bench<'a> {
 pub(super) fn rows(client: &Client, gpu: &Gpu) -> Result<Value> {
     let request = AllocationRequest::new(Bytes::new(SIZE)).part_size(Bytes::new(PART as u64));
     let mut memory = client.allocate(request)?;
-    memory.unhold()?;
+    memory.unpin()?;
     let bench = Bench {
         client,
         gpu,

@@ -56,18 +56,18 @@ impl Memory {
         Ok(())
     }
 
-    pub(super) fn hold(&mut self) -> Result<()> {
+    pub(super) fn repin(&mut self) -> Result<()> {
         match self {
-            Self::Open(allocation) => allocation.hold()?,
-            Self::Sealed(sealed) => sealed.hold()?,
+            Self::Open(allocation) => allocation.repin()?,
+            Self::Sealed(sealed) => sealed.repin()?,
         }
         Ok(())
     }
 
-    pub(super) fn unhold(&mut self) -> Result<()> {
+    pub(super) fn unpin(&mut self) -> Result<()> {
         match self {
-            Self::Open(allocation) => allocation.unhold()?,
-            Self::Sealed(sealed) => sealed.unhold()?,
+            Self::Open(allocation) => allocation.unpin()?,
+            Self::Sealed(sealed) => sealed.unpin()?,
         }
         Ok(())
     }

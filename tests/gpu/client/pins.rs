@@ -7,7 +7,7 @@ use vramd_client::{Access, Pinned};
 use super::memory::Memory;
 use crate::cuda::{Gpu, Graph, Mode};
 
-/// `hold`, `unhold`, `pin read|write`, `unpin`, `unpin-after aside|captured`; `None` is another command.
+/// `hold`, `unpin`, `pin read|write`, `unpin`, `unpin-after aside|captured`; `None` is another command.
 pub(super) fn answer(
     command: &str,
     words: &[&str],
@@ -16,8 +16,8 @@ pub(super) fn answer(
     gpu: Option<&Gpu>,
 ) -> Result<Option<Value>> {
     match command {
-        "hold" => memory.hold()?,
-        "unhold" => memory.unhold()?,
+        "hold" => memory.repin()?,
+        "unhold" => memory.unpin()?,
         "pin" => {
             let access = match words.first() {
                 Some(&"read") => Access::Read,

@@ -58,7 +58,7 @@ impl Turner {
     fn new(client: &Client, driver: Driver, parts: u32, part_bytes: u64) -> Result<Self> {
         let eye = Eye::open(driver)?;
         let request = AllocationRequest::new(Bytes::new(u64::from(parts) * part_bytes));
-        let memory = client.allocate(request.part_size(Bytes::new(part_bytes)).unheld())?;
+        let memory = client.allocate(request.part_size(Bytes::new(part_bytes)).unpinned())?;
         let pid = u64::from(process::id());
         let written = vec![Written::default(); usize::try_from(parts)?];
         Ok(Self { memory, eye, dice: Rng::with_seed(pid), part_bytes, written, seed: pid << 32 })

@@ -52,7 +52,7 @@ fn start(fake: &FakeDriver, patience: Duration) -> (Pinning, Allocation) {
     let mut handle = Handle::claim(&daemon.session, info, Parting::Free).unwrap();
     now(handle.wait_held(Face::Blocking, Instant::now() + PATIENCE)).unwrap();
     let mut allocation = Allocation::new(handle);
-    allocation.unhold().unwrap();
+    allocation.unpin().unwrap();
     fake.calls();
     (daemon, allocation)
 }

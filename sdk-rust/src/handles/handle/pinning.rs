@@ -95,7 +95,7 @@ impl Handle {
         Error::refused(Reason::AlreadySealed, &[("allocation", &self.info.id)])
     }
 
-    pub(crate) fn is_held(&self) -> bool {
+    pub(crate) fn has_handle_pin(&self) -> bool {
         self.session.is_home() && self.session.table().is_holding(self.info.id)
     }
 
@@ -108,7 +108,7 @@ impl Handle {
         outcome
     }
 
-    pub(crate) fn unhold(&mut self) -> Result<()> {
+    pub(crate) fn unpin(&mut self) -> Result<()> {
         check_home(&self.session)?;
         self.anchor.views().handle_is_alone();
         self.session.table().unhold(self.info.id);

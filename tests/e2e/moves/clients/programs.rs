@@ -14,7 +14,7 @@ pub(crate) fn letting_go(daemon: &Daemon, client: &Client, count: u64) -> Alloca
     let mut memory = client.allocate(request).unwrap();
     let bytes = content(count * MIB_2, memory.id().get());
     memory.as_mut_slice().unwrap().copy_from_slice(&bytes);
-    memory.unhold().unwrap();
+    memory.unpin().unwrap();
     daemon.settled_books();
     memory
 }

@@ -51,7 +51,7 @@ pub(crate) fn files(home: &Path) -> Vec<PathBuf> {
 /// So many parts of 2 MiB of which none is held, each written by a pin of its own.
 pub(crate) fn unheld(client: &Client, count: u32) -> Allocation {
     let request =
-        AllocationRequest::new(Bytes::new(u64::from(count) * MIB_2)).part_size(Bytes::new(MIB_2)).unheld();
+        AllocationRequest::new(Bytes::new(u64::from(count) * MIB_2)).part_size(Bytes::new(MIB_2)).unpinned();
     let memory = client.allocate(request).expect("room below");
     let bytes = content(u64::from(count) * MIB_2, memory.id().get());
     for (part, bytes) in (0..count).zip(bytes.chunks(PART)) {
@@ -304,7 +304,7 @@ pub(crate) fn in_one_part(daemon: &Daemon, client: &Client, pieces: u64) -> Allo
     let mut memory = client.allocate(AllocationRequest::new(size).part_size(size)).expect("there is room");
     let bytes = content(size.get(), memory.id().get());
     memory.as_mut_slice().unwrap().copy_from_slice(&bytes);
-    memory.unhold().unwrap();
+    memory.unpin().unwrap();
     daemon.settled_books();
     memory
 }
@@ -352,7 +352,7 @@ fn who_attaches_what_is_damaged_is_told_at_once() {
     let begun = Instant::now();
     let lost = reader.attach(id).map(drop).expect_err("it is lost");
     assert!(is_lost(&lost, id.get(), 1) && begun.elapsed() < Duration::from_secs(5), "{lost:?}");
-    let unheld = reader.attach_unheld(id).expect("the rest is there");
+    let unheld = reader.attach_unpinned(id).expect("the rest is there");
     let whole = unheld.pin_parts(0..1, Access::Read).expect("it is whole");
     assert!(whole.as_slice().unwrap() == &content(2 * MIB_2, id.get())[..PART]);
     drop((whole, unheld, memory));

@@ -100,12 +100,12 @@ fn who_attaches_what_was_changed_is_told_at_once() {
     let (path, weights) = models.model("llama", 3 * MIB_2);
     let daemon = Daemon::start(&node("16MiB", &models));
     let [owner, reader] = [connect(&daemon), connect(&daemon)];
-    let sealed = owner.load(&path, HEADER, request().unheld()).unwrap();
+    let sealed = owner.load(&path, HEADER, request().unpinned()).unwrap();
     change(&path, 1);
     let (id, begun) = (sealed.id(), Instant::now());
     let lost = reader.attach(id).map(drop).expect_err("it is lost");
     assert!(is_lost(&lost, id.get(), 1) && begun.elapsed() < Duration::from_secs(5), "{lost:?}");
-    let unheld = reader.attach_unheld(id).expect("the rest is there");
+    let unheld = reader.attach_unpinned(id).expect("the rest is there");
     let whole = unheld.pin_parts(0..1, Access::Read).expect("it is whole");
     assert!(whole.as_slice().unwrap() == &weights[..2 << 20]);
     drop((whole, unheld, sealed, owner, reader));

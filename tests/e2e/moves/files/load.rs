@@ -51,7 +51,7 @@ pub(crate) fn node(device: &str, models: &Models) -> Config {
 }
 
 pub(crate) fn load(client: &Client, path: &Path) -> Result<Sealed, Error> {
-    client.load(path, HEADER, request().unheld())
+    client.load(path, HEADER, request().unpinned())
 }
 
 /// All there is, in parts of 2 MiB.
@@ -143,7 +143,7 @@ fn others_read_it_by_its_name_and_it_outlives_its_session() {
     assert_eq!(taken.reason(), Some(Reason::NameTaken), "{taken}");
     drop((sealed, other, first, second));
     let third = connect(&daemon);
-    is_intact(&third.attach_unheld("llama").unwrap(), &weights);
+    is_intact(&third.attach_unpinned("llama").unwrap(), &weights);
     third.attach("llama").unwrap().free().unwrap();
     drop(third);
     nothing_is_left(&daemon);

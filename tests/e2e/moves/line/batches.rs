@@ -228,7 +228,7 @@ fn a_program_waits_by_the_sdk_until_what_others_pin_may_leave() {
         let mut read = vec![0; bytes.len()];
         theirs.copy_to_host(0, &mut read).unwrap();
         assert!(read == bytes);
-        theirs.unhold().unwrap();
+        theirs.unpin().unwrap();
         is_intact(&memory, 2);
     });
     drop(memory);

@@ -47,7 +47,8 @@ fn sealing_brings_nothing_back_that_was_elsewhere() {
 fn an_attach_of_more_than_the_device_has_keeps_nobody_waiting() {
     let daemon = daemon("8MiB");
     let [writer, reader, other] = [(); 3].map(|()| connect(&daemon));
-    let weights = writer.allocate(request(12).unheld().name("weights").persistent()).unwrap().seal().unwrap();
+    let weights =
+        writer.allocate(request(12).unpinned().name("weights").persistent()).unwrap().seal().unwrap();
     let cache = elsewhere(&daemon, &other, 2);
 
     let refused = reader.attach("weights").unwrap_err();
@@ -56,7 +57,7 @@ fn an_attach_of_more_than_the_device_has_keeps_nobody_waiting() {
     let pinned = cache.pin(Access::Read).unwrap();
     assert_eq!(digest(pinned.as_slice().unwrap()), digest(&content(4 * MIB, cache.id().get())));
     drop(pinned);
-    let attached = reader.attach_unheld("weights").unwrap();
+    let attached = reader.attach_unpinned("weights").unwrap();
     for at in 0..6 {
         drop(attached.pin_parts(at..at + 1, Access::Read).unwrap());
     }

@@ -145,7 +145,7 @@ fn a_program_is_told_that_its_wait_has_ended() {
     let client = connect(&daemon);
     let mut memory = client.allocate(AllocationRequest::new(Bytes::mib(4))).unwrap();
     memory.copy_from_host(0, &[5]).unwrap();
-    memory.unhold().unwrap();
+    memory.unpin().unwrap();
     let id = memory.id().to_string();
     until("it leaves", || said(&daemon, &["alloc", "evict", &id])["parts"][0]["outcome"] == "moved");
     until_held(&daemon, 0, 4);

@@ -85,7 +85,7 @@ fn written_back_beside_demand(daemon: &Daemon) -> u64 {
     let [_idle, many] = [DEMAND / 2, 64].map(|count| {
         let mut made = client.allocate(parts(count)).unwrap();
         made.copy_from_host(0, &vec![7; usize::try_from(count * MIB_2).unwrap()]).unwrap();
-        made.unhold().unwrap();
+        made.unpin().unwrap();
         made
     });
     let begun = || ["demand", "write_back"].map(|class| begun(daemon, "from-device", &uuid, class));

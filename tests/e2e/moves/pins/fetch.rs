@@ -35,7 +35,7 @@ fn memory_of_the_sdk_is_at_the_same_address_with_every_byte() {
     until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
     let told = said(&daemon, &["alloc", "evict", &id]);
     assert_eq!(told["parts"][0]["outcome"], "pinned", "the handle holds it");
-    weights.unhold().unwrap();
+    weights.unpin().unwrap();
     for round in 0..10_u8 {
         // That its pin call has ended comes by another socket.
         until("it leaves", || {
@@ -145,7 +145,7 @@ fn a_pin_waits_for_no_longer_than_its_caller_says() {
     let mut weights =
         client.allocate(AllocationRequest::new(Bytes::mib(8)).part_size(Bytes::mib(2))).unwrap();
     weights.as_mut_slice().unwrap().copy_from_slice(&content(8 * MIB, 5));
-    weights.unhold().unwrap();
+    weights.unpin().unwrap();
     assert_eq!(first(&moving(&daemon, weights.id().get(), Tier::Host).ok()).0, Outcome::Moved);
     until_held(&daemon, 0, 8);
     let other = client.allocate(AllocationRequest::new(Bytes::mib(6)).part_size(Bytes::mib(2))).unwrap();

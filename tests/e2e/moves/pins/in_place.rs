@@ -99,7 +99,7 @@ fn what_lies_in_the_host_is_pinned_there_and_the_device_stays_as_it_is() {
     has(&memory, &[(1, 3), (3, 77)]);
     // As a slice, where the handle holds it.
     let mut memory = memory;
-    memory.hold().unwrap();
+    memory.repin().unwrap();
     assert_eq!(memory.as_slice().unwrap()[PART], 3);
     until_held(&daemon, [0, 8, 0]);
     drop(memory);
@@ -136,7 +136,7 @@ fn what_needs_the_room_leaves_it_in_the_host_and_it_stays_there() {
 fn more_than_the_device_has_is_pinned_at_once() {
     let daemon = Daemon::start(&tiers("4MiB", "16MiB"));
     let client = connect(&daemon);
-    let request = AllocationRequest::new(Bytes::new(6 * MIB_2)).part_size(Bytes::new(MIB_2)).unheld();
+    let request = AllocationRequest::new(Bytes::new(6 * MIB_2)).part_size(Bytes::new(MIB_2)).unpinned();
     let mut memory = client.allocate(request).unwrap();
     memory.advise(Advice::SetAccessedBy).unwrap();
     let bytes = content(6 * MIB_2, memory.id().get());
@@ -425,7 +425,7 @@ fn a_task_advises_too() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
         let client = aio::Client::from(connect(&daemon));
-        let request = AllocationRequest::new(Bytes::new(SIZE)).part_size(Bytes::new(MIB_2)).unheld();
+        let request = AllocationRequest::new(Bytes::new(SIZE)).part_size(Bytes::new(MIB_2)).unpinned();
         let mut memory = client.allocate(request.name("weights")).await.unwrap();
         memory.copy_from_host_async(0, &content(SIZE, 3)).await.unwrap();
         memory.advise_async(Advice::SetAccessedBy).await.unwrap();

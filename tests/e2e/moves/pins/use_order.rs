@@ -40,7 +40,7 @@ fn what_was_pinned_last_stays() {
         let daemon = Daemon::start(&config);
         let client = connect(&daemon);
         let mut beacon = client.allocate(on(1, 1)).unwrap();
-        beacon.unhold().unwrap();
+        beacon.unpin().unwrap();
         let both = [(); 2].map(|()| letting_go(&daemon, &client, 2));
         a_look(&daemon, &client, &beacon);
         drop(both[used].pin(Access::Read).unwrap());

@@ -72,7 +72,7 @@ impl Pinner {
         let mut memory =
             client.allocate(AllocationRequest::new(Bytes::new(SIZE)).part_size(Bytes::new(PART)))?;
         self.gpu.fill(memory.as_device_ptr(), SIZE, self.contents[0].seed)?;
-        memory.unhold()?;
+        memory.unpin()?;
         Ok(memory)
     }
 

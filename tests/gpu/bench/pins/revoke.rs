@@ -26,7 +26,7 @@ pub(super) fn run(daemon: &Daemon, gpu: &Gpu, pairs: usize) -> Result<Measure> {
     let client = Client::builder().socket_dir(daemon.sockets()).connect()?;
     let mut memory = client.allocate(request())?;
     ensure!(memory.info().parts.len() == COUNT, "{} parts", memory.info().parts.len());
-    memory.unhold()?;
+    memory.unpin()?;
     let id = memory.id().get();
     let ours = || {
         thread::sleep(SETTLE);

@@ -18,7 +18,7 @@ pub(crate) fn run(driver: Driver, bytes: u64, part: u64) -> Result<()> {
     let eye = Eye::open(driver)?;
     let request = AllocationRequest::new(Bytes::new(bytes)).part_size(Bytes::new(part));
     let mut memory = client.allocate(request)?;
-    memory.unhold()?;
+    memory.unpin()?;
     writeln!(io::stdout(), "{}", json!({ "allocation": memory.id().get() }))?;
     for line in io::stdin().lines() {
         let answer = answer(&line?, &memory, &eye);

@@ -80,7 +80,7 @@ impl Sdk {
                 json!({ "digest": vramd_tests::digest(bytes), "address": bytes.as_ptr().addr() })
             }
             "unhold" => {
-                self.open.as_mut().context("nothing is allocated")?.unhold()?;
+                self.open.as_mut().context("nothing is allocated")?.unpin()?;
                 json!({})
             }
             // Of one that is kept, by its number; else of what is allocated, or of what was kept last.
@@ -125,7 +125,7 @@ impl Sdk {
             // What was sealed or attached last is one of several that are pinned by their numbers.
             "keep" => {
                 let mut sealed = self.sealed.take().context("nothing is sealed")?;
-                sealed.unhold()?;
+                sealed.unpin()?;
                 self.kept.push(sealed);
                 json!({})
             }

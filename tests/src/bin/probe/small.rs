@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
-use vramd_client::{Bytes, Client, Pool, PoolConfig, Reason, Small};
+use vramd_client::{Bytes, Client, Pool, PoolBlock, PoolConfig, Reason};
 use vramd_tests::wait::until;
 
 use crate::fork;
@@ -25,7 +25,7 @@ fn pool(client: &Client) -> Result<Pool> {
     Ok(client.pool(config)?)
 }
 
-fn some(pool: &Pool) -> Option<Vec<Small>> {
+fn some(pool: &Pool) -> Option<Vec<PoolBlock>> {
     SIZES.iter().map(|size| pool.alloc(Bytes::new(*size)).ok()).collect()
 }
 

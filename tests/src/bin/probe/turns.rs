@@ -30,7 +30,7 @@ impl Turner {
     /// Allocates so many parts of so many bytes each, none of which it holds.
     pub(crate) fn new(client: &Client, parts: u32, size: u64, seed: u64) -> Result<Self> {
         let request = AllocationRequest::new(Bytes::new(u64::from(parts) * size));
-        let memory = client.allocate(request.part_size(Bytes::new(size)).unheld())?;
+        let memory = client.allocate(request.part_size(Bytes::new(size)).unpinned())?;
         let versions = vec![0; usize::try_from(parts)?];
         Ok(Self { memory, size: usize::try_from(size)?, seed, versions })
     }

@@ -143,13 +143,13 @@ impl Life {
             }
             Script::SdkPin => {
                 self.write_new()?;
-                self.open.as_mut().context("it was allocated")?.unhold()?;
+                self.open.as_mut().context("it was allocated")?.unpin()?;
                 self.reaper.arm();
                 self.pin_and_look()?;
             }
             Script::SdkPinSeal => {
                 self.write_new()?;
-                self.open.as_mut().context("it was allocated")?.unhold()?;
+                self.open.as_mut().context("it was allocated")?.unpin()?;
                 self.reaper.arm();
                 let sealed = self.open.take().context("it was allocated")?.seal()?;
                 if sealed.digest() != self.written() {
@@ -161,7 +161,7 @@ impl Life {
                 self.connect()?;
                 self.attach()?;
                 let mut sealed = self.sealed.take().context("it was attached")?;
-                sealed.unhold()?;
+                sealed.unpin()?;
                 self.reaper.arm();
                 if digest(sealed.pin(Access::Read)?.as_slice()?) != sealed.digest() {
                     say(&Word::Intact(false));
@@ -176,7 +176,7 @@ impl Life {
             Script::SdkMoveAttach => {
                 self.connect()?;
                 self.attach()?;
-                self.sealed.as_mut().context("it was attached")?.unhold()?;
+                self.sealed.as_mut().context("it was attached")?.unpin()?;
                 self.reaper.arm();
                 self.pin_and_look()?;
             }
@@ -254,7 +254,7 @@ impl Life {
             request = request.name(fate.client_name()).persistent();
         }
         if unheld {
-            request = request.unheld();
+            request = request.unpinned();
         }
         let client = self.client.as_ref().context("it was connected")?;
         let open = self.unless_draining(|| client.allocate(request.clone()))?;

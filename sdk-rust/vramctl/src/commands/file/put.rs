@@ -61,7 +61,7 @@ pub(crate) fn run(put: &Put, socket_dir: &Path, output: &Output) -> Result<(), F
 /// Nothing of it is brought to its device.
 fn load(put: &Put, client: &Client, output: &Output) -> Result<Sealed, Failure> {
     let loading = progress::waiting("loading", output);
-    let sealed = client.load(&put.file, 0, request(put, Bytes::ZERO).unheld())?;
+    let sealed = client.load(&put.file, 0, request(put, Bytes::ZERO).unpinned())?;
     loading.finish_and_clear();
     Ok(sealed)
 }

@@ -24,7 +24,7 @@ pub(crate) fn run(verify: &Verify, socket_dir: &Path, output: &Output) -> Result
     let client = Client::builder().socket_dir(socket_dir).name("vramctl verify").connect()?;
     // It may be larger than its device, unless it is to stay mapped.
     let target = target(&verify.name);
-    let attached = if verify.hold { client.attach(target)? } else { client.attach_unheld(target)? };
+    let attached = if verify.hold { client.attach(target)? } else { client.attach_unpinned(target)? };
 
     let progress = progress::bytes("hashing", attached.info().size.get(), output);
     let found = digest::of_mapping(&attached, &progress)?;

@@ -35,7 +35,7 @@ struct Owner(Arc<Shared>);
 /// A block of a pool: as long as this value lives it is nobody else's. Dropped, it is free for the next; any thread may
 /// drop it, and never waits for the daemon.
 #[derive(Debug)]
-pub struct Small {
+pub struct PoolBlock {
     /// Taken by Drop alone.
     block: Option<Block>,
     address: u64,
@@ -51,15 +51,15 @@ impl Pool {
     /// A block of at least so many bytes, with the content that it happens to have. [`Error::NotSmall`] if it is larger
     /// than a quarter of a chunk; where a chunk is needed for it, what [`Client::allocate`] may be refused for.
     #[inline]
-    pub fn alloc(&self, size: Bytes) -> Result<Small> {
+    pub fn alloc(&self, size: Bytes) -> Result<PoolBlock> {
         let size = number(size);
-        self.owner.0.alloc(size).map(|block| Small::new(block, size))
+        self.owner.0.alloc(size).map(|block| PoolBlock::new(block, size))
     }
 
     /// One that there is without a chunk more.
-    pub(crate) fn alloc_at_hand(&self, size: Bytes) -> Result<Option<Small>> {
+    pub(crate) fn alloc_at_hand(&self, size: Bytes) -> Result<Option<PoolBlock>> {
         let size = number(size);
-        Ok(self.owner.0.alloc_at_hand(size)?.map(|block| Small::new(block, size)))
+        Ok(self.owner.0.alloc_at_hand(size)?.map(|block| PoolBlock::new(block, size)))
     }
 
     /// Has one of that size, by a chunk more.
@@ -68,13 +68,13 @@ impl Pool {
     }
 
     /// The largest size of a block.
-    pub fn largest(&self) -> Bytes {
-        self.owner.0.largest()
+    pub fn max_block_size(&self) -> Bytes {
+        self.owner.0.max_block_size()
     }
 
     /// What the daemon has given to it: all its chunks.
-    pub fn held(&self) -> Bytes {
-        self.owner.0.held()
+    pub fn chunk_bytes(&self) -> Bytes {
+        self.owner.0.chunk_bytes()
     }
 
     /// Gives back at once what is wholly free, what threads keep included.
@@ -91,7 +91,7 @@ fn number(size: Bytes) -> usize {
     usize::try_from(size.get()).unwrap_or(usize::MAX)
 }
 
-impl Small {
+impl PoolBlock {
     #[inline]
     fn new(block: Block, size: usize) -> Self {
         let address = block.slab.chunk.address + block.offset() as u64;
@@ -194,7 +194,7 @@ impl Small {
     }
 }
 
-impl Drop for Small {
+impl Drop for PoolBlock {
     #[inline]
     fn drop(&mut self) {
         if let Some(block) = self.block.take() {

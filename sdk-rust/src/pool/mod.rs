@@ -12,14 +12,14 @@
 //! is known of blocks lies in ordinary memory, so the chunk may be a GPU's; a kernel must have ended before a block that
 //! it uses is dropped.
 
+mod api;
 mod cache;
 mod chunk;
 mod classes;
 mod config;
-mod pool;
 mod shared;
 mod shelf;
 mod slab;
 
+pub use api::{Pool, PoolBlock};
 pub use config::PoolConfig;
-pub use pool::{Pool, Small};

@@ -161,7 +161,7 @@ impl Shared {
 
     fn new_chunk(&self) -> Result<()> {
         let (chunk, limit) = (self.config.chunk_size, self.config.max_bytes);
-        let held = self.held();
+        let held = self.chunk_bytes();
         if held.get().saturating_add(chunk.get()) > limit.get() {
             return Err(Error::PoolFull { limit, held, asked: chunk });
         }
@@ -302,12 +302,12 @@ impl Shared {
         self.tidy(true);
     }
 
-    pub(super) fn largest(&self) -> Bytes {
+    pub(super) fn max_block_size(&self) -> Bytes {
         Bytes::new(self.largest as u64)
     }
 
     /// What the daemon has given it.
-    pub(super) fn held(&self) -> Bytes {
+    pub(super) fn chunk_bytes(&self) -> Bytes {
         Bytes::new(self.config.chunk_size.get() * self.chunks().count() as u64)
     }
 
@@ -323,7 +323,7 @@ impl Shared {
         if size == 0 {
             return Error::refused(Reason::SizeInvalid, &[("field", &"size"), ("size", &size)]);
         }
-        Error::NotSmall { size: Bytes::new(size as u64), largest: self.largest() }
+        Error::NotSmall { size: Bytes::new(size as u64), largest: self.max_block_size() }
     }
 
     fn shelf(&self, class: Class) -> MutexGuard<'_, Shelf> {
