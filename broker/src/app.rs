@@ -331,7 +331,7 @@ impl App {
             part_size: config.memory.part_size,
             sessions_reserved: config.memory.sessions_reserved,
             eviction: broker_core::EvictionPolicy::default(),
-            check_shadows: config.memory.check_shadows,
+            check_clean_backings: config.memory.check_shadows,
             files: config.files.are_loaded(),
             pressure: config.pressure.bounds(),
             shares: config.shares.percents(),

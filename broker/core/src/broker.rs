@@ -186,7 +186,7 @@ impl Broker {
             Event::Operator { call, uid, key, request } => self.on_operator(call, uid, key, request),
             Event::Completion(completion) => self.on_completion(completion),
             Event::QuotasStored { result } => self.on_quotas_stored(result),
-            Event::Touched(parts) => self.on_touched(&parts),
+            Event::PartsUsed(parts) => self.on_touched(&parts),
             Event::Tick => {}
         }
         self.settle();

@@ -39,7 +39,7 @@ pub enum Command {
     /// Copies the first bytes of one extent to another; neither is released until it is answered, nor mapped by anybody, but
     /// where the part stays in the first: what is written there meanwhile may be copied or not. A shadow should hold them
     /// already: they are compared, and copied only if they differ.
-    Copy { from: ExtentId, to: ExtentId, bytes: Bytes, shadow: bool, class: CopyClass },
+    Copy { from: ExtentId, to: ExtentId, bytes: Bytes, compare_first: bool, class: CopyClass },
     /// Somebody waits for the copy now.
     HastenCopy { to: ExtentId },
     /// A copy is of no use any more. It is answered all the same, as done or as failed.
@@ -106,7 +106,7 @@ pub enum Reply {
     Drained {
         draining: bool,
         sessions: usize,
-        held: Bytes,
+        charged: Bytes,
     },
 }
 
@@ -202,7 +202,7 @@ pub struct MapPart {
     /// With pins.
     pub slot: Option<Slot>,
     /// How often its content was given up since it was allocated.
-    pub losses: u64,
+    pub drop_count: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -259,7 +259,7 @@ pub enum Notice {
     },
     /// A request was refused as a whole, or a hello. Refused items of a batch are told to who sent it.
     Refused {
-        by: Asker,
+        by: Caller,
         /// The method of the protocol.
         request: &'static str,
         refusal: Refusal,
@@ -305,7 +305,7 @@ pub enum Notice {
         allocation: AllocationId,
         tenant: Arc<str>,
         parts: usize,
-        held: bool,
+        hold: bool,
     },
     /// Nobody can attach it any more.
     AllocationFreed {
@@ -386,7 +386,7 @@ pub enum Notice {
     },
     /// Somebody who stood in the line of those who wait for room does not any more.
     WaitEnded {
-        what: Waited,
+        waiter: WaiterKind,
         since: Time,
         end: WaitEnd,
     },
@@ -435,7 +435,7 @@ pub enum Notice {
         bytes: Bytes,
     },
     /// A part that was to leave uncopied is copied: its shadow holds something else, so it was written behind its pins.
-    ShadowDiffers {
+    CleanBackingDiffers {
         part: PartRef,
         tenant: Arc<str>,
         device: DeviceIndex,
@@ -499,7 +499,7 @@ pub enum Notice {
         tier: Tier,
         from: Pressure,
         to: Pressure,
-        held: Bytes,
+        charged: Bytes,
         capacity: Bytes,
     },
     InvariantBroken {
@@ -510,7 +510,7 @@ pub enum Notice {
 
 /// What stood in the line of those who wait for room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Waited {
+pub enum WaiterKind {
     /// A part that somebody wants on its device.
     Part,
     /// An `AllocateBatch`.
@@ -531,7 +531,7 @@ pub enum WaitEnd {
 
 /// Who was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Asker {
+pub enum Caller {
     Session {
         session: SessionId,
         tenant: Arc<str>,
@@ -545,19 +545,19 @@ pub enum Asker {
         pid: u32,
     },
     /// A process that named a session which is not its own, or not there.
-    Stranger {
+    ForeignProcess {
         session: SessionId,
         pid: u32,
     },
 }
 
-impl fmt::Display for Asker {
+impl fmt::Display for Caller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Session { session, tenant } => write!(f, "{session} of {tenant}"),
             Self::Operator { uid } => write!(f, "operator {uid}"),
             Self::Process { tenant, pid } => write!(f, "process {pid} of {tenant}"),
-            Self::Stranger { session, pid } => write!(f, "process {pid} in the name of {session}"),
+            Self::ForeignProcess { session, pid } => write!(f, "process {pid} in the name of {session}"),
         }
     }
 }

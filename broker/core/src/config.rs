@@ -23,7 +23,7 @@ pub struct Config {
     /// Who leaves a device when somebody needs the room.
     pub eviction: EvictionPolicy,
     /// What leaves as unchanged is compared with its shadow first, and copied if it differs.
-    pub check_shadows: bool,
+    pub check_clean_backings: bool,
     pub pressure: PressureBounds,
     /// Whether files can be what parts have below.
     pub files: bool,

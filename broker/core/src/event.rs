@@ -74,14 +74,14 @@ pub enum Event {
     },
     /// What the words of sessions say of use since the last time. Parts that were neither used nor written, nor pinned or unpinned,
     /// are not among it.
-    Touched(Vec<TouchedPart>),
+    PartsUsed(Vec<PartUse>),
     /// Nothing but time has passed.
     Tick,
 }
 
 /// One part in the words of one session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TouchedPart {
+pub struct PartUse {
     pub session: SessionId,
     pub part: PartRef,
     /// Whether it was pinned at that moment.
@@ -162,7 +162,7 @@ pub enum ClientRequest {
     FreeBatch(Vec<AllocationId>),
     Attach(Target),
     /// The same, and nothing of it is sent before it is pinned.
-    AttachUnheld(Target),
+    AttachUnpinned(Target),
     Detach(Vec<AllocationId>),
     Seal(AllocationId),
     Advise(AllocationId, Advice),
@@ -245,7 +245,7 @@ pub struct AllocationSpec {
     pub uninitialized: bool,
     /// Nothing of it is mapped until it is pinned. What finds no room on its device begins in the tier below, so it may be
     /// larger than the device.
-    pub unheld: bool,
+    pub unpinned: bool,
     /// Its content need not outlive its leaving the device: then it is not copied, and it needs nothing below.
     pub discardable: bool,
 }
@@ -295,7 +295,7 @@ pub enum OperatorRequest {
         target: Target,
         /// None is all.
         parts: Vec<PartIndex>,
-        held: bool,
+        hold: bool,
     },
     /// Refuses a request that waits for room, or all pin calls that wait for one part.
     CancelWait {
@@ -344,7 +344,7 @@ pub enum Completion {
         problem: String,
     },
     /// A shadow that was compared holds something else: it is copied to all the same, and that is answered apart.
-    ShadowDiffers {
+    CleanBackingDiffers {
         to: ExtentId,
     },
     Digested {
@@ -367,7 +367,7 @@ pub enum Completion {
         unbrokered: Bytes,
         contexts: u32,
         /// Of its host tier, what others have left nothing for.
-        host_lacking: Bytes,
+        host_missing: Bytes,
     },
 }
 

@@ -18,10 +18,10 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forced {
     /// The state is what it was.
-    pub stayed: bool,
+    pub state_unchanged: bool,
     /// It was said that the step does not fit: by `INV-STATE-1`, or, where a client asks for it, by the error for which
     /// the client is quarantined.
-    pub told: bool,
+    pub reported: bool,
 }
 
 impl Broker {
@@ -91,13 +91,13 @@ impl Broker {
                 self.allocations.get(id)?.part(part.part)?.map_state(session) == Some(from)
             }
         };
-        let mut told = refused;
+        let mut reported = refused;
         while let Some(command) = self.poll_command() {
-            told |= matches!(
+            reported |= matches!(
                 command,
                 Command::Notice(Notice::InvariantBroken { invariant: invariants::TRANSITIONS, .. })
             );
         }
-        Some(Forced { stayed, told })
+        Some(Forced { state_unchanged: stayed, reported })
     }
 }

@@ -47,15 +47,15 @@ mod view;
 
 pub use broker::Broker;
 pub use command::{
-    Asker, Command, DaemonFrame, DigestSpan, MapPart, Notice, PartMove, PartRevocation, Released, Reply,
-    RevokeReason, RevokedPart, WaitEnd, Waited,
+    Caller, Command, DaemonFrame, DigestSpan, MapPart, Notice, PartMove, PartRevocation, Released, Reply,
+    RevokeReason, RevokedPart, WaitEnd, WaiterKind,
 };
 pub use config::{Config, DeviceConfig};
 pub use error::Refusal;
 pub use event::{
     Advice, AllocationSpec, CallId, ChannelId, ClientFrame, ClientRequest, Completion, CreateError,
     DeviceSelector, DigestError, Event, FileId, FileSpan, Hello, Kind, Lifetime, OperatorRequest, PartRef,
-    Peer, RequestKey, Slot, Target, Tier, TouchedPart, UnmappedPart, WordsOutcome,
+    PartUse, Peer, RequestKey, Slot, Target, Tier, UnmappedPart, WordsOutcome,
 };
 pub use eviction::EvictionPolicy;
 #[cfg(feature = "observed")]
@@ -65,12 +65,12 @@ pub use migration::{Cause, MigrationEvent, MigrationState, WriteBackEvent, Write
 pub use observed::Transition;
 #[cfg(feature = "planted")]
 pub use planted::Bug;
-pub use pressure::{Pressure, PressureBounds, PressureNote, WrongBounds};
+pub use pressure::{InvalidBounds, Pressure, PressureBounds, PressureNote};
 pub use residency::{AllocationEvent, AllocationState, MapEvent, MapState};
 pub use settings::{PressureChange, Settings, SettingsChange, ShareChange, TierChange, TierSettings};
 pub use tenancy::{SessionEvent, SessionState};
 pub use time::Time;
 pub use view::{
     AllocationView, Backing, Counts, DeviceView, MapperView, MoveView, NodeView, PartView, QuotaInForce,
-    QuotaView, SessionView, StoredQuota, StoredQuotas, StoredRequest, TierView, WaitView, Waiting,
+    QuotaView, SessionView, StoredQuota, StoredQuotas, StoredRequest, TierView, WaitView, WaiterView,
 };

@@ -104,8 +104,8 @@ mod watched {
         }
 
         /// Whether the owner of an allocation maps what it pins, and nothing before.
-        pub fn is_unheld(&self, id: vramd_types::AllocationId) -> bool {
-            self.allocations.get(id).is_some_and(|allocation| allocation.unheld)
+        pub fn is_unpinned(&self, id: vramd_types::AllocationId) -> bool {
+            self.allocations.get(id).is_some_and(|allocation| allocation.unpinned)
         }
 
         /// Forgets what the last event touched.

@@ -10,7 +10,7 @@ use crate::{
     config::Config,
     error::Refusal,
     event::Tier,
-    pressure::{PressureBounds, WrongBounds},
+    pressure::{InvalidBounds, PressureBounds},
 };
 
 /// All of it.
@@ -123,16 +123,16 @@ impl PressureChange {
             fall_percent: self.fall_percent.unwrap_or(before.fall_percent),
             evict_to_percent: self.evict_to_percent.unwrap_or(before.evict_to_percent),
             cold_after: self.cold_after.unwrap_or(before.cold_after),
-            look_every: before.look_every,
+            sample_interval: before.sample_interval,
         };
-        match bounds.wrong() {
+        match bounds.first_problem() {
             None => Ok(bounds),
             Some(wrong) => Err(self.refused(bounds, wrong)),
         }
     }
 
     /// Of the fields that it is about at least one is named, since all was well before.
-    fn refused(&self, bounds: PressureBounds, WrongBounds { fields, problem }: WrongBounds) -> Refusal {
+    fn refused(&self, bounds: PressureBounds, InvalidBounds { fields, problem }: InvalidBounds) -> Refusal {
         let named = fields.iter().find(|field| self.names(field));
         let field = named.or_else(|| fields.first()).copied().unwrap_or_default();
         let given = bounds.percent(field).map_or_else(String::new, |percent| percent.to_string());

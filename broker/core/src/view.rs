@@ -55,7 +55,7 @@ pub struct PartView {
     /// Where it is on its way to.
     pub moves_to: Option<Tier>,
     /// An operator holds it: it does not leave its device.
-    pub held: bool,
+    pub operator_hold: bool,
     /// Its content was given up: it is nowhere.
     pub dropped: bool,
     /// `None` for clients.
@@ -120,7 +120,7 @@ pub struct QuotaInForce {
     pub guarantee: Bytes,
     pub limit: Bytes,
     /// All that is charged: what lies there, what is reserved, what is unreturned.
-    pub held: Bytes,
+    pub charged: Bytes,
     pub reserved: Bytes,
     pub unreturned: Bytes,
     /// Of what is held, what backs nothing and is the first to go when anybody needs room.
@@ -136,7 +136,7 @@ pub struct QuotaInForce {
 pub struct TierView {
     pub total: Bytes,
     pub capacity: Bytes,
-    pub held: Bytes,
+    pub charged: Bytes,
     pub unreturned: Bytes,
     pub committed: Bytes,
     pub shortfall: Bytes,
@@ -153,7 +153,7 @@ pub struct DeviceView {
     pub name: String,
     pub total: Bytes,
     pub capacity: Bytes,
-    pub held: Bytes,
+    pub charged: Bytes,
     pub unreturned: Bytes,
     pub cached: Bytes,
     /// Of that, what is in extents smaller than a part usually is, and in larger ones.
@@ -167,7 +167,7 @@ pub struct DeviceView {
     pub moving_in: Bytes,
     pub moving_out: Bytes,
     /// Parts of it that are wanted there and wait for room.
-    pub awaited: usize,
+    pub parts_waiting: usize,
     pub unbrokered: Bytes,
     /// Kept for the contexts of clients.
     pub contexts: Bytes,
@@ -187,15 +187,15 @@ pub struct WaitView {
     /// UUID.
     pub device: String,
     pub tenant: String,
-    pub what: Waiting,
+    pub waiter: WaiterView,
     pub bytes: Bytes,
     pub since: Time,
     /// When a batch is refused.
-    pub until: Option<Time>,
+    pub deadline: Option<Time>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Waiting {
+pub enum WaiterView {
     /// A part that these sessions pin, or are to be sent.
     Part { part: PartRef, sessions: Vec<SessionId> },
     /// An `AllocateBatch` of so many items.
@@ -237,9 +237,9 @@ pub struct Counts {
     pub sessions: BTreeMap<SessionState, usize>,
     pub allocations: BTreeMap<AllocationState, usize>,
     /// By the tenant's name.
-    pub allocations_of: BTreeMap<String, usize>,
+    pub allocations_by_tenant: BTreeMap<String, usize>,
     /// By the names of tenant and device: what allocations have beyond what was asked for, since sizes are rounded up.
-    pub rounded: BTreeMap<(String, String), Bytes>,
+    pub rounding: BTreeMap<(String, String), Bytes>,
     /// By the same names: what lies in the host's memory and is mapped there, or would be.
     pub in_place: BTreeMap<(String, String), Bytes>,
     /// By the same names: what lies in files that are nobody's, or goes back there from its device without being copied.

@@ -20,7 +20,7 @@ fn node(host: u32, cold_after: Duration) -> World {
 
 fn held_and_cached(world: &World) -> (Bytes, Bytes) {
     let device = &world.broker.devices()[0];
-    (device.held, device.cached)
+    (device.charged, device.cached)
 }
 
 fn given_up(world: &mut World) -> usize {

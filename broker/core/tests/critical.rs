@@ -60,7 +60,7 @@ fn others_take(world: &mut World, outside: Bytes) {
         device: DeviceIndex(0),
         unbrokered: outside,
         contexts: 0,
-        host_lacking: Bytes::ZERO,
+        host_missing: Bytes::ZERO,
     }));
     world.settle();
 }

@@ -215,7 +215,7 @@ fn an_operator_moves_it_to_and_fro() {
     config.limits.cached_bytes_per_tenant_max = Bytes::mib(8);
     let mut world = World::with(config, StoredQuotas::default());
     let a = world.open_pinning("a");
-    let part = part(world.allocate(a, AllocationSpec { unheld: true, ..discardable(4) }).expect("room"), 0);
+    let part = part(world.allocate(a, AllocationSpec { unpinned: true, ..discardable(4) }).expect("room"), 0);
     evict(&mut world, part);
     assert!(matches!(moved(world.operate(to(part.allocation, Tier::Device))), PartMove::Moved));
     assert!(!is_dropped(&world, part));

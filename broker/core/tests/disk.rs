@@ -59,7 +59,7 @@ fn one_written() -> (World, Client, PartRef) {
 fn who_lies_about_writing_what_it_does_not_map_has_written_nothing() {
     let mut world = three_tiers(8, 0, 16);
     let client = world.open_pinning("a");
-    let large = AllocationSpec { unheld: true, part_size: Some(Bytes::mib(4)), ..spec(12) };
+    let large = AllocationSpec { unpinned: true, part_size: Some(Bytes::mib(4)), ..spec(12) };
     let id = world.allocate(client, large).expect("room on disk");
     let last = PartRef { allocation: id, part: vramd_types::PartIndex(2) };
     assert_eq!(tier(&world, last), Tier::Disk);
@@ -161,7 +161,7 @@ fn each_tier_has_its_own_limit_and_whoever_lacks_backing_gets_it_where_it_comes_
 
 #[test]
 fn what_is_not_held_begins_in_the_host_and_then_on_disk() {
-    let unheld = |mib| AllocationSpec { unheld: true, part_size: Some(Bytes::mib(4)), ..spec(mib) };
+    let unheld = |mib| AllocationSpec { unpinned: true, part_size: Some(Bytes::mib(4)), ..spec(mib) };
     let mut world = three_tiers(4, 10, 64);
     let client = world.open_pinning("a");
     let id = world.allocate(client, unheld(30)).expect("room below");
@@ -188,7 +188,7 @@ fn what_was_never_written_on_disk_is_zeros_and_is_not_copied() {
     let mut world = three_tiers(4, 4, 16);
     let client = world.open_pinning("a");
     let other = world::moving::fill(&mut world, client, spec(4));
-    let unheld = AllocationSpec { unheld: true, ..spec(4) };
+    let unheld = AllocationSpec { unpinned: true, ..spec(4) };
     let [first, second] = [(); 2].map(|()| part(world.allocate(client, unheld.clone()).expect("room"), 0));
     assert_eq!([first, second].map(|part| tier(&world, part)), [Tier::Disk; 2]);
     let copied = |world: &World| {
@@ -221,7 +221,7 @@ fn what_is_cached_is_nothing_for_what_was_never_written() {
     let other = part(world.allocate(client, spec(4)).expect("room"), 0);
     world.write(client, other, 5);
     world.pin(client, other);
-    let unheld = AllocationSpec { unheld: true, ..spec(4) };
+    let unheld = AllocationSpec { unpinned: true, ..spec(4) };
     let zeros = part(world.allocate(client, unheld).expect("room"), 0);
     world::moving::empty(&mut world, client, other.allocation);
     assert_eq!(use_it(&mut world, client, 1, zeros), 0);

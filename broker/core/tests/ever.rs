@@ -16,7 +16,7 @@ use broker_core::{
 use vramd_types::{AllocationId, Bytes};
 
 fn unheld(mib: u32) -> AllocationSpec {
-    AllocationSpec { unheld: true, ..spec(mib) }
+    AllocationSpec { unpinned: true, ..spec(mib) }
 }
 
 /// Two parts of 4 MiB of tenant a below, on a device of 8 MiB.
@@ -92,14 +92,14 @@ fn who_waits_is_told_when_what_it_wants_can_be_no_more() {
 fn who_attaches_more_than_its_device_has_keeps_nobody_waiting() {
     let mut world = tiers(8, 32);
     let writer = world.open_pinning("a");
-    let large = AllocationSpec { unheld: true, readers: vec!["b".to_owned()], ..named(12, "weights") };
+    let large = AllocationSpec { unpinned: true, readers: vec!["b".to_owned()], ..named(12, "weights") };
     let id = world.sealed(writer, large);
     let reader = world.open_pinning("b");
     let target = || Target::Id(id);
     let refused = world.call(reader, ClientRequest::Attach(target())).expect_err("12 MiB do not go into 8");
     assert!(matches!(refused, Refusal::DeviceFull { .. }), "{refused:?}");
     assert!(world.broker.waits().is_empty());
-    world.call(reader, ClientRequest::AttachUnheld(target())).expect("piece by piece they do");
+    world.call(reader, ClientRequest::AttachUnpinned(target())).expect("piece by piece they do");
     world.pin_call(reader, 1, &[part(id, 2)]);
     world.settle();
     assert_eq!(answer(&world, reader, 1), Some(&None));

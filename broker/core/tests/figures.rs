@@ -11,16 +11,16 @@ use crate::world::{
     spec,
 };
 use broker_core::{
-    CallId, ClientFrame, ClientRequest, Notice, OperatorRequest, PartRef, Tier, Time, WaitEnd, Waited,
+    CallId, ClientFrame, ClientRequest, Notice, OperatorRequest, PartRef, Tier, Time, WaitEnd, WaiterKind,
 };
 use vramd_types::Bytes;
 
 /// How waits have ended since the last time, and after how many milliseconds; pins' without what they waited for.
-fn ended(world: &mut World) -> Vec<(Option<Waited>, u64, WaitEnd)> {
+fn ended(world: &mut World) -> Vec<(Option<WaiterKind>, u64, WaitEnd)> {
     let now = world.now;
     let millis = |since: Time| (now.as_micros() - since.as_micros()) / 1000;
     let end = |notice| match notice {
-        Notice::WaitEnded { what, since, end } => Some((Some(what), millis(since), end)),
+        Notice::WaitEnded { waiter, since, end } => Some((Some(waiter), millis(since), end)),
         Notice::PinWaited { since, end, .. } => Some((None, millis(since), end)),
         _ => None,
     };
@@ -64,7 +64,7 @@ fn who_is_served_has_waited_as_long_as_that_took() {
     let mut ended = ended(&mut world);
     ended.sort();
     let served = |what| (what, 500, WaitEnd::Served);
-    assert_eq!(ended, [served(None), served(Some(Waited::Part)), served(Some(Waited::Batch))]);
+    assert_eq!(ended, [served(None), served(Some(WaiterKind::Part)), served(Some(WaiterKind::Batch))]);
 }
 
 #[test]
@@ -74,11 +74,11 @@ fn who_is_not_served_is_told_apart() {
     batch(&mut world, a);
     world.advance(1_000_000);
     world.settle();
-    assert_eq!(ended(&mut world), [(Some(Waited::Batch), 1000, WaitEnd::Refused)]);
+    assert_eq!(ended(&mut world), [(Some(WaiterKind::Batch), 1000, WaitEnd::Refused)]);
     world.frame(a, ClientFrame::PinEnded { call: 1 });
     world.settle();
     let left = |what| (what, 1000, WaitEnd::Left);
-    assert_eq!(ended(&mut world), [left(None), left(Some(Waited::Part))]);
+    assert_eq!(ended(&mut world), [left(None), left(Some(WaiterKind::Part))]);
 
     world.pin_call(a, 2, &[away]);
     batch(&mut world, a);
@@ -90,7 +90,7 @@ fn who_is_not_served_is_told_apart() {
     let cancelled = |what| (Some(what), 0, WaitEnd::Cancelled);
     assert_eq!(
         ended(&mut world),
-        [cancelled(Waited::Part), (None, 0, WaitEnd::Refused), cancelled(Waited::Batch)]
+        [cancelled(WaiterKind::Part), (None, 0, WaitEnd::Refused), cancelled(WaiterKind::Batch)]
     );
 }
 

@@ -89,7 +89,7 @@ fn a_part_comes_with_a_pin_and_leaves_for_others_without_being_copied() {
     let mut world = node(8);
     let client = world.open_pinning("a");
     let id = loaded(&mut world, client, spec(12));
-    world.call(client, ClientRequest::AttachUnheld(Target::Id(id))).expect("attached");
+    world.call(client, ClientRequest::AttachUnpinned(Target::Id(id))).expect("attached");
     for (call, index) in (1..).zip([0, 1, 2, 0, 2]) {
         let part = part(id, index);
         world.pin_call(client, call, &[part]);
@@ -165,7 +165,7 @@ fn a_file_that_has_changed_loses_that_part_alone() {
     let id = loaded(&mut world, client, spec(8));
     let Some(changed) = world.in_files.last().copied() else { panic!() };
     world.damaged.insert(changed);
-    world.call(client, ClientRequest::AttachUnheld(Target::Id(id))).expect("attached");
+    world.call(client, ClientRequest::AttachUnpinned(Target::Id(id))).expect("attached");
     world.pin_call(client, 1, &[part(id, 1)]);
     world.settle();
     assert!(matches!(answer(&world, client, 1), Some(Some(Refusal::ContentLost { .. }))));
@@ -218,7 +218,7 @@ fn what_an_operator_moves_to_the_host_is_paid_for_there() {
     assert_eq!(show(&world, id).file, None);
     let nowhere = world.operate(to(id, Tier::Disk)).expect_err("there is no disk");
     assert_eq!(nowhere, Refusal::TierUnsupported { tier: Tier::Disk });
-    world.call(client, ClientRequest::AttachUnheld(Target::Id(id))).expect("attached");
+    world.call(client, ClientRequest::AttachUnpinned(Target::Id(id))).expect("attached");
     world.pin_call(client, 1, &[part(id, 0)]);
     world.settle();
     assert_eq!(world.read(client, part(id, 0)), file_content(FILE, Bytes::ZERO));

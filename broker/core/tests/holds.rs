@@ -21,14 +21,14 @@ fn one(world: &mut World, client: Client, content: u64) -> PartRef {
 }
 
 fn hold(id: AllocationId, held: bool) -> OperatorRequest {
-    OperatorRequest::HoldParts { target: Target::Id(id), parts: Vec::new(), held }
+    OperatorRequest::HoldParts { target: Target::Id(id), parts: Vec::new(), hold: held }
 }
 
 fn set(world: &mut World, part: PartRef, held: bool) {
     let reply = world.operate(hold(part.allocation, held));
     assert!(matches!(reply, Ok(Reply::PartsHeld { parts, .. }) if parts == [part.part]));
     let view = world.broker.show(&Target::Id(part.allocation)).expect("it is there");
-    assert_eq!(view.parts[0].held, held);
+    assert_eq!(view.parts[0].operator_hold, held);
 }
 
 fn reason(reply: Result<Reply, Refusal>) -> Option<Reason> {
@@ -171,11 +171,11 @@ fn some_parts_are_held_and_told_once() {
     let some = |parts: &[u32], held| OperatorRequest::HoldParts {
         target: Target::Id(id),
         parts: parts.iter().copied().map(PartIndex).collect(),
-        held,
+        hold: held,
     };
     let told = |world: &World| {
         let of = |notice: &Notice| match notice {
-            Notice::PartsHeld { parts, held, .. } => Some((*parts, *held)),
+            Notice::PartsHeld { parts, hold, .. } => Some((*parts, *hold)),
             _ => None,
         };
         world.notices.iter().filter_map(of).collect::<Vec<_>>()
@@ -184,7 +184,7 @@ fn some_parts_are_held_and_told_once() {
     world.operate(some(&[0], true)).expect("held already");
     assert_eq!(told(&world), [(2, true)], "what changes nothing is not told");
     let view = world.broker.show(&Target::Id(id)).expect("it is there");
-    assert_eq!(view.parts.iter().map(|part| part.held).collect::<Vec<_>>(), [true, false, true]);
+    assert_eq!(view.parts.iter().map(|part| part.operator_hold).collect::<Vec<_>>(), [true, false, true]);
     let once = world.start_operator(key(1, 1), some(&[0], false));
     let again = world.start_operator(key(1, 1), some(&[0], false));
     assert!(world.replies[&once].is_ok() && world.replies[&again].is_ok());

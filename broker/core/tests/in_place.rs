@@ -9,7 +9,7 @@ use crate::world::{
 };
 use broker_core::{
     Advice, AllocationSpec, ClientFrame, ClientRequest, Command, Completion, Event, OperatorRequest, PartRef,
-    Refusal, StoredQuotas, Target, Tier, TouchedPart, WordsOutcome,
+    PartUse, Refusal, StoredQuotas, Target, Tier, WordsOutcome,
 };
 use vramd_types::{AllocationId, Bytes, DeviceIndex, PartIndex};
 
@@ -28,7 +28,7 @@ fn look(world: &mut World, client: Client, call: u64, set: &[PartRef]) {
 }
 
 fn unheld(mib: u32) -> AllocationSpec {
-    AllocationSpec { unheld: true, ..spec(mib) }
+    AllocationSpec { unpinned: true, ..spec(mib) }
 }
 
 /// Its owner, and one who reads it and pins it by its word: both map it in the host's memory. Then it is to come.
@@ -143,7 +143,7 @@ fn or_when_who_did_not_answer_does() {
 fn who_has_ended_meanwhile_is_not_taken_to_pin_it() {
     let (mut world, [owner, reader], part) = two_map_it_there_still();
     world.unpin(reader, part);
-    world.event(Event::Touched(vec![TouchedPart {
+    world.event(Event::PartsUsed(vec![PartUse {
         session: reader.session,
         part,
         pinned: false,
@@ -259,8 +259,8 @@ fn asks(command: &Command) -> bool {
 #[test]
 fn who_is_known_to_pin_it_is_not_asked_whenever_devices_are_looked_at() {
     let (mut world, [_, reader], part) = two_map_it_there_still();
-    let (device, unbrokered, host_lacking) = (DeviceIndex(0), Bytes::ZERO, Bytes::ZERO);
-    world.event(Event::Completion(Completion::Surveyed { device, unbrokered, contexts: 0, host_lacking }));
+    let (device, unbrokered, host_missing) = (DeviceIndex(0), Bytes::ZERO, Bytes::ZERO);
+    world.event(Event::Completion(Completion::Surveyed { device, unbrokered, contexts: 0, host_missing }));
     assert!(!world.work.iter().any(asks), "its pins would take the long way");
     world.unpin(reader, part);
     world.harvest(reader, part);

@@ -33,7 +33,7 @@ fn it_is_sealed_where_it_lies_and_read_by_ranges() {
     let mut world = tiers(8, 64);
     let owner = world.open_pinning("a");
     let large =
-        AllocationSpec { unheld: true, part_size: Some(Bytes::mib(4)), ..persistent(PARTS * 4, "weights") };
+        AllocationSpec { unpinned: true, part_size: Some(Bytes::mib(4)), ..persistent(PARTS * 4, "weights") };
     let id = world.allocate(owner, large).expect("room below");
     let all = parts(&world, id);
     for (call, part) in (1..).zip(&all) {
@@ -49,7 +49,7 @@ fn it_is_sealed_where_it_lies_and_read_by_ranges() {
 
     let reader = world.open_pinning("a");
     let held = world.held();
-    world.call(reader, ClientRequest::AttachUnheld(Target::Name("weights".to_owned()))).expect("attached");
+    world.call(reader, ClientRequest::AttachUnpinned(Target::Name("weights".to_owned()))).expect("attached");
     world.settle();
     assert!(all.iter().all(|part| !world.maps(reader, *part)), "nothing is sent before it is pinned");
     assert_eq!((world.held(), world.broker.waits().len()), (held, 0), "and nothing is brought");
@@ -63,7 +63,7 @@ fn it_is_sealed_where_it_lies_and_read_by_ranges() {
     world.frame(reader, ClientFrame::PinEnded { call: 50 });
 
     world.call(reader, ClientRequest::Detach(vec![id])).expect("detached");
-    let again = ClientRequest::AttachUnheld(Target::Id(id));
+    let again = ClientRequest::AttachUnpinned(Target::Id(id));
     world.call(reader, again).expect("attached again");
     read(&mut world, reader, &all, 60, content);
     world.end_process(reader);
@@ -81,9 +81,9 @@ fn who_can_not_pin_it_is_refused() {
     let sealed = world.sealed(plain, persistent(4, "x"));
     let fixed = world.allocate(plain, AllocationSpec { kind: Kind::Fixed, ..spec(4) }).expect("room");
     for (client, id) in [(plain, sealed), (pinning, fixed)] {
-        let refused = world.call(client, ClientRequest::AttachUnheld(Target::Id(id))).expect_err("no pins");
+        let refused = world.call(client, ClientRequest::AttachUnpinned(Target::Id(id))).expect_err("no pins");
         assert!(matches!(refused, Refusal::RequestInvalid { field: "unheld", .. }), "{refused}");
     }
-    world.call(pinning, ClientRequest::AttachUnheld(Target::Id(sealed))).expect("attached");
+    world.call(pinning, ClientRequest::AttachUnpinned(Target::Id(sealed))).expect("attached");
     assert!(!world.maps(pinning, PartRef { allocation: sealed, part: PartIndex(0) }));
 }

@@ -11,7 +11,7 @@ use vramd_types::Bytes;
 
 /// So many parts of 4 MiB that are mapped when they are pinned.
 fn unheld(world: &mut World, client: Client, count: u32) -> Vec<PartRef> {
-    let spec = AllocationSpec { unheld: true, part_size: Some(Bytes::mib(4)), ..spec(4 * count) };
+    let spec = AllocationSpec { unpinned: true, part_size: Some(Bytes::mib(4)), ..spec(4 * count) };
     let id = world.allocate(client, spec).expect("room in the host");
     parts(world, id)
 }

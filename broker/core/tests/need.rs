@@ -14,7 +14,7 @@ use crate::world::{
 };
 use broker_core::{
     AllocationSpec, ClientFrame, ClientRequest, Command, EvictionPolicy, Notice, OperatorRequest, PartMove,
-    PartRef, Refusal, Reply, StoredQuotas, Tier, Waiting,
+    PartRef, Refusal, Reply, StoredQuotas, Tier, WaiterView,
 };
 use vramd_types::{Bytes, Reason};
 
@@ -168,8 +168,8 @@ fn a_batch_that_waits_is_served_in_its_turn_or_refused_in_time() {
     assert_eq!(reason(&world, at_once), Some(Some(Reason::DeviceFull)));
     let waits = world.broker.waits();
     let shown: Vec<_> =
-        waits.iter().map(|wait| (wait.what.clone(), wait.bytes, wait.until.is_some())).collect();
-    let batch = |bytes| (Waiting::Batch { session: b.session, items: 1 }, Bytes::mib(bytes), true);
+        waits.iter().map(|wait| (wait.waiter.clone(), wait.bytes, wait.deadline.is_some())).collect();
+    let batch = |bytes| (WaiterView::Batch { session: b.session, items: 1 }, Bytes::mib(bytes), true);
     assert_eq!(shown, [batch(8), batch(2)]);
     world.advance(500_000);
     empty(&mut world, a, filler);
@@ -312,7 +312,7 @@ fn a_pin_that_is_not_served_in_time_is_refused_and_keeps_nobody_waiting() {
     world.pin_within(a, 1, &large, within);
     world.pin_call(b, 1, &small);
     world.settle();
-    let until = |world: &World| world.broker.waits().iter().map(|wait| wait.until).collect::<Vec<_>>();
+    let until = |world: &World| world.broker.waits().iter().map(|wait| wait.deadline).collect::<Vec<_>>();
     let ends = world.now.as_micros() + 50_000;
     assert!(
         matches!(until(&world)[..], [Some(first), None] if first.as_micros() <= ends),
@@ -477,7 +477,7 @@ fn who_waits_for_what_is_being_made_is_in_nobody_s_way() {
         part
     });
     let fillers = [(); 2].map(|()| fill(&mut world, slow, spec(4)));
-    let items = vec![AllocationSpec { unheld: true, ..spec(8) }];
+    let items = vec![AllocationSpec { unpinned: true, ..spec(8) }];
     let batch = world.start(slow, None, ClientRequest::AllocateBatch { items, wait: Duration::ZERO });
     let is_below = |command: &Command| matches!(command, Command::CreateExtent { tier: Tier::Host, .. });
     let below: Vec<_> = world.work.iter().filter(|command| is_below(command)).cloned().collect();

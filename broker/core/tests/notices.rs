@@ -2,7 +2,7 @@
 
 use crate::world::{Client, UID, World, key, named, set_quota, spec};
 use broker_core::{
-    Asker, Backing, ChannelId, ClientFrame, ClientRequest, CreateError, DeviceSelector, Event, MapState,
+    Backing, Caller, ChannelId, ClientFrame, ClientRequest, CreateError, DeviceSelector, Event, MapState,
     MapperView, Notice, OperatorRequest, PartRef, Peer, RequestKey, RevokeReason, Target, Tier, UnmappedPart,
 };
 use vramd_types::{AllocationId, Bytes, PartIndex, Reason, SessionId};
@@ -165,7 +165,7 @@ fn refusals() {
         assert_eq!(refused.len(), 1, "{refused:?}");
         refused.into_iter().next().expect("one")
     };
-    let by_session = Asker::Session { session: client.session, tenant: "a".into() };
+    let by_session = Caller::Session { session: client.session, tenant: "a".into() };
 
     world.start(client, None, ClientRequest::allocate(vec![spec(100)]));
     assert_eq!(refused(&mut world), (by_session.clone(), "AllocateBatch", Reason::QuotaLimit));
@@ -188,17 +188,17 @@ fn refusals() {
     let (call, session) = (broker_core::CallId(900), client.session);
     let request = ClientRequest::Attach(Target::Name("x".to_owned()));
     world.event(Event::Client { call, session, peer: stranger, key: None, request });
-    let by = Asker::Stranger { session, pid: 9999 };
+    let by = Caller::ForeignProcess { session, pid: 9999 };
     assert_eq!(refused(&mut world), (by, "Attach", Reason::SessionForeign));
 
     let end = OperatorRequest::EndSession { session: SessionId::from_raw(77), kill: false };
     world.start_operator(None, end);
-    assert_eq!(refused(&mut world), (Asker::Operator { uid: 0 }, "EndSession", Reason::SessionNotFound));
+    assert_eq!(refused(&mut world), (Caller::Operator { uid: 0 }, "EndSession", Reason::SessionNotFound));
 
     world.operate(OperatorRequest::Drain { draining: true }).expect("always");
     let (channel, _) = world.hello("b", 500, None);
     assert_ne!(channel, ChannelId(0));
-    let by = Asker::Process { tenant: "b".to_owned(), pid: 500 };
+    let by = Caller::Process { tenant: "b".to_owned(), pid: 500 };
     assert_eq!(refused(&mut world), (by, "Hello", Reason::Draining));
 }
 

@@ -28,7 +28,7 @@ fn allocate_seal_attach_free() {
 
     let counts = world.broker.counts();
     assert_eq!(counts.allocations, [(AllocationState::Sealed, 1)].into());
-    assert_eq!(counts.allocations_of, [("a".to_owned(), 1)].into());
+    assert_eq!(counts.allocations_by_tenant, [("a".to_owned(), 1)].into());
     assert_eq!(counts.sessions, [(SessionState::Live, 2)].into());
 
     let freed = world.call(writer, ClientRequest::FreeBatch(vec![id])).expect("freed");
@@ -154,7 +154,7 @@ fn memory_that_somebody_clings_to_stays_charged() {
     world.call(writer, ClientRequest::FreeBatch(vec![id])).expect("freed");
     assert_eq!((world.held_by("a"), world.held_by("b")), (Bytes::mib(2), Bytes::mib(2)), "both were sent it");
     let device = &world.broker.devices()[0];
-    assert_eq!((device.unreturned, device.held), (Bytes::mib(4), Bytes::mib(4)));
+    assert_eq!((device.unreturned, device.charged), (Bytes::mib(4), Bytes::mib(4)));
     let extent = *world.clung_to.first().expect("one");
     world.event(Event::Completion(broker_core::Completion::Returned { extent }));
     assert_eq!((world.held(), world.broker.node().allocations), (Bytes::ZERO, 0));
@@ -307,7 +307,7 @@ fn room_is_kept_for_contexts() {
         device,
         unbrokered: Bytes::mib(10),
         contexts: 7,
-        host_lacking: Bytes::ZERO,
+        host_missing: Bytes::ZERO,
     };
     world.event(Event::Completion(surveyed));
     assert_eq!(capacity(&world), Bytes::mib(50), "seven of them, the broker, and outsiders");

@@ -106,7 +106,7 @@ fn what_can_never_be_mapped_together_is_refused_at_once() {
             device,
             unbrokered: Bytes::mib(mib),
             contexts: 0,
-            host_lacking: Bytes::ZERO,
+            host_missing: Bytes::ZERO,
         };
         world.event(Event::Completion(surveyed));
     };

@@ -52,7 +52,7 @@ fn what_others_take_of_the_device_is_pressure_too() {
             device: DeviceIndex(0),
             unbrokered,
             contexts: 0,
-            host_lacking: Bytes::ZERO,
+            host_missing: Bytes::ZERO,
         })
     };
     world.event(taken(16));
@@ -176,7 +176,7 @@ fn what_is_used_guaranteed_held_or_may_be_lost_stays() {
     let held = fill(&mut world, b, 3);
     for part in &held {
         let target = Target::Id(part.allocation);
-        world.operate(OperatorRequest::HoldParts { target, parts: Vec::new(), held: true }).expect("held");
+        world.operate(OperatorRequest::HoldParts { target, parts: Vec::new(), hold: true }).expect("held");
     }
     let lossy = AllocationSpec { discardable: true, ..spec(10) };
     let lossy = world.allocate(c, lossy).expect("room");
@@ -326,12 +326,12 @@ fn what_others_take_of_the_hosts_memory_is_pressure_there_and_less_is_handed_out
     assert_eq!(steps(&mut world, Tier::Host), []);
     pass(&mut world, COLD * 2);
     let lacking = |mib| {
-        let (unbrokered, host_lacking) = (Bytes::ZERO, Bytes::mib(mib));
+        let (unbrokered, host_missing) = (Bytes::ZERO, Bytes::mib(mib));
         Event::Completion(Completion::Surveyed {
             device: DeviceIndex(0),
             unbrokered,
             contexts: 0,
-            host_lacking,
+            host_missing,
         })
     };
     world.event(lacking(16));
@@ -363,7 +363,7 @@ fn what_is_guaranteed_or_held_in_the_host_stays_there() {
     world.operate(quota).expect("there is so much");
     let (guaranteed, other) = (fill(&mut world, a, 5), fill(&mut world, b, 5));
     let target = Target::Id(other[0].allocation);
-    world.operate(OperatorRequest::HoldParts { target, parts: Vec::new(), held: true }).expect("held");
+    world.operate(OperatorRequest::HoldParts { target, parts: Vec::new(), hold: true }).expect("held");
     for part in guaranteed.iter().chain(&other[1..]) {
         moved(world.operate(to(part.allocation, Tier::Host)));
     }
@@ -384,8 +384,8 @@ fn failed(world: &mut World) -> usize {
 }
 
 fn looked_at() -> Event {
-    let (unbrokered, host_lacking) = (Bytes::ZERO, Bytes::ZERO);
-    Event::Completion(Completion::Surveyed { device: DeviceIndex(0), unbrokered, contexts: 0, host_lacking })
+    let (unbrokered, host_missing) = (Bytes::ZERO, Bytes::ZERO);
+    Event::Completion(Completion::Surveyed { device: DeviceIndex(0), unbrokered, contexts: 0, host_missing })
 }
 
 #[test]
@@ -465,7 +465,7 @@ fn what_somebody_waits_for_leaves_though_it_left_for_pressure_first() {
 fn what_an_operator_has_written_back_has_nothing_else_looked_at() {
     let mut config = config(&[Bytes::mib(40)]);
     (config.devices[0].host, config.part_size) = (Bytes::mib(80), Bytes::mib(2));
-    config.pressure.look_every = COLD * 2;
+    config.pressure.sample_interval = COLD * 2;
     let mut world = World::with(config, StoredQuotas::default());
     let client = world.open_pinning("a");
     let parts = fill(&mut world, client, 16);
@@ -492,7 +492,7 @@ fn what_others_take_of_the_device_is_foreseen_too() {
             device: DeviceIndex(0),
             unbrokered: world.outside,
             contexts: 0,
-            host_lacking: Bytes::ZERO,
+            host_missing: Bytes::ZERO,
         }));
         pass(&mut world, SECOND);
     }

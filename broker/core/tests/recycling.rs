@@ -170,7 +170,7 @@ fn what_is_beyond_the_asked_bytes_and_of_other_sizes_is_counted() {
     let (first, second) =
         (world.allocate(client, odd.clone()).unwrap(), world.allocate(client, odd).unwrap());
     let beyond =
-        |world: &World| -> Vec<_> { world.broker.counts().rounded.into_values().map(Bytes::get).collect() };
+        |world: &World| -> Vec<_> { world.broker.counts().rounding.into_values().map(Bytes::get).collect() };
     assert_eq!(beyond(&world), [2 * ((1 << 20) - 1)], "each has two parts of 4 MiB and one of 2");
     world.call(client, ClientRequest::FreeBatch(vec![first])).expect("freed");
     let device = |world: &World| {
@@ -323,7 +323,7 @@ fn it_makes_up_for_what_others_take() {
         device,
         unbrokered,
         contexts: 0,
-        host_lacking: Bytes::ZERO,
+        host_missing: Bytes::ZERO,
     }));
     world.settle();
     assert_eq!(world.held_by("a"), Bytes::mib(4));

@@ -9,7 +9,7 @@ use crate::world::{
     spec,
 };
 use broker_core::{
-    AllocationSpec, Asker, ClientRequest, DeviceSelector, Notice, OperatorRequest, PartMove, PartRef,
+    AllocationSpec, Caller, ClientRequest, DeviceSelector, Notice, OperatorRequest, PartMove, PartRef,
     Pressure, PressureChange, Refusal, Reply, Settings, SettingsChange, ShareChange, Tier, TierChange,
 };
 use vramd_types::{Bytes, Quantity, Reason, Shares};
@@ -183,7 +183,7 @@ fn a_batch_that_waits_for_what_a_smaller_tier_has_not_is_refused_at_once() {
     let wait = Duration::from_secs(600);
     let first = world.start(b, None, ClientRequest::AllocateBatch { items: vec![spec(2)], wait });
     // Behind that one: what begins below, and what waits for the device.
-    let unheld = AllocationSpec { unheld: true, ..spec(4) };
+    let unheld = AllocationSpec { unpinned: true, ..spec(4) };
     let items = vec![unheld, spec(2)];
     let call = world.start(b, None, ClientRequest::AllocateBatch { items, wait });
     world.settle();
@@ -205,7 +205,7 @@ fn refusal(world: &mut World, request: OperatorRequest) -> (Reason, Vec<String>)
     let refused = world.operate(request).expect_err("it makes no sense");
     assert_eq!(world.broker.settings(), before, "nothing of it holds");
     let told = world.notices.drain(..).any(|notice| {
-        matches!(&notice, Notice::Refused { by: Asker::Operator { .. }, request: "ChangeSettings", .. })
+        matches!(&notice, Notice::Refused { by: Caller::Operator { .. }, request: "ChangeSettings", .. })
     });
     assert!(told, "it is an event too");
     (refused.reason(), refused.facts().into_iter().map(|(_, value)| value).collect())

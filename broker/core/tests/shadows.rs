@@ -13,7 +13,7 @@ use vramd_types::Bytes;
 fn with_a_shadow(check_shadows: bool) -> (World, Client, PartRef) {
     let mut config = config(&[Bytes::mib(8)]);
     config.devices[0].host = Bytes::mib(8);
-    config.check_shadows = check_shadows;
+    config.check_clean_backings = check_shadows;
     let mut world = World::with(config, StoredQuotas::default());
     let client = world.open_pinning("a");
     let part = part(world.allocate(client, spec(4)).expect("room"), 0);
@@ -38,7 +38,9 @@ fn write_behind_pins(world: &mut World, part: PartRef, content: u64) {
 
 fn told(world: &World) -> Vec<(PartRef, &str, Tier, Bytes)> {
     let told = world.notices.iter().filter_map(|notice| match notice {
-        Notice::ShadowDiffers { part, tenant, tier, bytes, .. } => Some((*part, &**tenant, *tier, *bytes)),
+        Notice::CleanBackingDiffers { part, tenant, tier, bytes, .. } => {
+            Some((*part, &**tenant, *tier, *bytes))
+        }
         _ => None,
     });
     told.collect()
@@ -93,7 +95,11 @@ fn whoever_wants_it_while_it_is_compared_has_it_as_it_is() {
 fn what_is_freed_while_it_is_compared_is_given_back() {
     let (mut world, client, part) = with_a_shadow(true);
     world.start_operator(None, to(part.allocation, Tier::Host));
-    while !world.work.iter().any(|work| matches!(work, broker_core::Command::Copy { shadow: true, .. })) {
+    while !world
+        .work
+        .iter()
+        .any(|work| matches!(work, broker_core::Command::Copy { compare_first: true, .. }))
+    {
         if !world.work_once() {
             assert!(world.answer_once(client.channel), "it is never compared");
         }

@@ -15,7 +15,7 @@ use vramd_types::{Bytes, Reason};
 fn what_nobody_holds_may_be_larger_than_the_device() {
     let mut world = tiers(8, 64);
     let client = world.open_pinning("a");
-    let large = AllocationSpec { unheld: true, part_size: Some(Bytes::mib(4)), ..spec(32) };
+    let large = AllocationSpec { unpinned: true, part_size: Some(Bytes::mib(4)), ..spec(32) };
     let id = world.allocate(client, large.clone()).expect("its parts are placed where there is room");
     let parts: Vec<_> = (0..8).map(|at| part(id, at)).collect();
     assert!(!parts.iter().any(|part| world.maps(client, *part)), "nothing is mapped");
@@ -35,13 +35,13 @@ fn what_nobody_holds_may_be_larger_than_the_device() {
     assert_eq!(held(&world), mib(0, 0));
     let without = world.open("b");
     assert_eq!(world.allocate(without, large).expect_err("no pins").reason(), Reason::RequestInvalid);
-    let too_large = AllocationSpec { unheld: true, ..spec(66) };
+    let too_large = AllocationSpec { unpinned: true, ..spec(66) };
     let refused = world.allocate(client, too_large).expect_err("more than there is below");
     assert!(matches!(refused, Refusal::QuotaLimit { tier: Tier::Host, .. }), "{refused:?}");
 }
 
 fn unheld(mib: u32) -> AllocationSpec {
-    AllocationSpec { unheld: true, part_size: Some(Bytes::mib(4)), ..spec(mib) }
+    AllocationSpec { unpinned: true, part_size: Some(Bytes::mib(4)), ..spec(mib) }
 }
 
 /// Where the parts of each item of a batch lie.
@@ -64,10 +64,10 @@ fn who_has_no_quota_owns_what_the_default_says_of_the_host_whatever_its_limit_on
     let client = world.open_pinning("a");
     let limit = |tier| world.broker.quota("a", None, tier).expect("a tenant").in_force.expect("there").limit;
     assert_eq!((limit(Tier::Device), limit(Tier::Host)), (Bytes::mib(8), Bytes::mib(32)));
-    let most = AllocationSpec { unheld: true, ..spec(32) };
+    let most = AllocationSpec { unpinned: true, ..spec(32) };
     world.allocate(client, most).expect("as much as there is for it below");
     assert_eq!(held(&world), mib(8, 32));
-    let refused = world.allocate(client, AllocationSpec { unheld: true, ..spec(2) }).expect_err("no more");
+    let refused = world.allocate(client, AllocationSpec { unpinned: true, ..spec(2) }).expect_err("no more");
     let Refusal::QuotaLimit { tier: Tier::Host, limit, held, .. } = refused else { panic!("{refused:?}") };
     assert_eq!((limit, held), (Bytes::mib(32), Bytes::mib(32)));
 }
@@ -76,9 +76,9 @@ fn who_has_no_quota_owns_what_the_default_says_of_the_host_whatever_its_limit_on
 fn what_is_held_has_its_device_first() {
     let (above, below) = (vec![Tier::Device], vec![Tier::Host; 2]);
     for items in [vec![unheld(8), spec(4)], vec![spec(4), unheld(8)]] {
-        let is_unheld = items[0].unheld;
+        let is_unpinned = items[0].unpinned;
         let mut placed = placed(4, 64, items);
-        if is_unheld {
+        if is_unpinned {
             placed.reverse();
         }
         assert_eq!(placed, [above.clone(), below.clone()]);

@@ -245,7 +245,7 @@ fn what_is_sealed_is_written_back_whoever_pins_it() {
 fn what_nobody_maps_is_written_back_unasked() {
     let mut world = tiers(8, 8);
     let client = world.open_pinning("a");
-    let unheld = AllocationSpec { unheld: true, ..spec(4) };
+    let unheld = AllocationSpec { unpinned: true, ..spec(4) };
     let part = part(world.allocate(client, unheld).expect("room"), 0);
     assert!(matches!(write_back(&mut world, part), PartMove::Moved));
     assert_eq!(clean(&world, "a"), Bytes::mib(4));

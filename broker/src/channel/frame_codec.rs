@@ -136,7 +136,7 @@ fn map_part(part: &MapPart, handle: &Handle) -> v1::MapPart {
             Handle::Memfd(_) | Handle::VmmFd(_) => Vec::new(),
         },
         slot: part.slot.map_or(0, |slot| slot.0),
-        losses: part.losses,
+        losses: part.drop_count,
     }
 }
 
@@ -323,7 +323,7 @@ mod tests {
             span: Bytes::mib(4),
             writable: false,
             slot: Some(Slot(7)),
-            losses: 3,
+            drop_count: 3,
         };
         let frame = encode(&DaemonFrame::Map(vec![part(1), part(2)]), context).unwrap();
         assert_eq!(frame.handles.len(), 2);

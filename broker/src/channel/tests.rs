@@ -56,7 +56,7 @@ impl Daemon {
             let config = broker_core::Config {
                 sessions_reserved: 0,
                 eviction: broker_core::EvictionPolicy::default(),
-                check_shadows: false,
+                check_clean_backings: false,
                 files: false,
                 pressure: broker_core::PressureBounds::default(),
                 shares: vramd_types::Shares::default(),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use broker_core::{PressureBounds, WrongBounds};
+use broker_core::{InvalidBounds, PressureBounds};
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -46,7 +46,7 @@ impl From<PressureText> for Pressure {
             fall_percent: percent(&text.fall_percent, default.fall_percent),
             evict_to_percent: percent(&text.evict_to_percent, default.evict_to_percent),
             cold_after: text.cold_after_ms.map_or(default.cold_after, Duration::from_millis),
-            look_every: default.look_every,
+            sample_interval: default.sample_interval,
         };
         Self { bounds, wrong: text.wrong(bounds) }
     }
@@ -55,7 +55,7 @@ impl From<PressureText> for Pressure {
 impl PressureText {
     /// The first mistake, at the first key of those that it is about that the text has.
     fn wrong(&self, bounds: PressureBounds) -> Option<Wrong> {
-        let WrongBounds { fields, problem } = bounds.wrong()?;
+        let InvalidBounds { fields, problem } = bounds.first_problem()?;
         let (field, at) = fields.into_iter().find_map(|field| Some((field, self.place(field)?)))?;
         Some(Wrong { at, field, problem })
     }

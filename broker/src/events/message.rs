@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Write as _};
 
-use broker_core::{Advice, Asker, Notice, PartRef, Pressure, Refusal, Tier};
+use broker_core::{Advice, Caller, Notice, PartRef, Pressure, Refusal, Tier};
 use vramd_proto::v1::{
     self, EventKind, allocation_event::Change as AllocationChange, device_event::Change as DeviceChange,
     move_event::Change as MoveChange, node_event::Change as NodeChange, quota_event::Change as QuotaChange,
@@ -44,7 +44,7 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         Notice::Moved { .. }
         | Notice::WrittenBack { .. }
         | Notice::Dropped { .. }
-        | Notice::ShadowDiffers { .. }
+        | Notice::CleanBackingDiffers { .. }
         | Notice::MoveFailed { .. }
         | Notice::MoveStopped { .. } => EventKind::Move,
         Notice::PressureChanged { .. } => EventKind::Pressure,
@@ -75,7 +75,7 @@ pub(super) fn tenant(notice: &Notice) -> Option<&str> {
         | Notice::MapFailed { tenant, .. }
         | Notice::QuotaSet { tenant, .. }
         | Notice::QuotaDeleted { tenant, .. }
-        | Notice::Refused { by: Asker::Session { tenant, .. }, .. }
+        | Notice::Refused { by: Caller::Session { tenant, .. }, .. }
         | Notice::RevokeSent { tenant, .. }
         | Notice::RevokeAnswered { tenant, .. }
         | Notice::RevokeOverdue { tenant, .. }
@@ -88,10 +88,10 @@ pub(super) fn tenant(notice: &Notice) -> Option<&str> {
         Notice::Moved { tenant, .. }
         | Notice::WrittenBack { tenant, .. }
         | Notice::Dropped { tenant, .. }
-        | Notice::ShadowDiffers { tenant, .. }
+        | Notice::CleanBackingDiffers { tenant, .. }
         | Notice::MoveFailed { tenant, .. }
         | Notice::MoveStopped { tenant, .. } => Some(tenant),
-        Notice::Refused { by: Asker::Process { tenant, .. }, .. } => Some(tenant),
+        Notice::Refused { by: Caller::Process { tenant, .. }, .. } => Some(tenant),
         _ => None,
     }
 }
@@ -156,8 +156,8 @@ pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
             ..Default::default()
         }),
         Notice::AllocationSealed { allocation: id, .. } => allocation(AllocationChange::Sealed, *id),
-        Notice::PartsHeld { allocation, parts, held, .. } => Event::Allocation(v1::AllocationEvent {
-            change: if *held { AllocationChange::Held } else { AllocationChange::LetGo }.into(),
+        Notice::PartsHeld { allocation, parts, hold, .. } => Event::Allocation(v1::AllocationEvent {
+            change: if *hold { AllocationChange::Held } else { AllocationChange::LetGo }.into(),
             allocation_id: allocation.get(),
             part_count: u32::try_from(*parts).unwrap_or(u32::MAX),
             ..Default::default()
@@ -194,7 +194,7 @@ pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
         Notice::Dropped { part, device, tier, bytes, .. } => {
             Event::Move(of_move(MoveChange::Dropped, *part, *device, *tier, *bytes))
         }
-        Notice::ShadowDiffers { part, device, tier, bytes, .. } => {
+        Notice::CleanBackingDiffers { part, device, tier, bytes, .. } => {
             Event::Move(of_move(MoveChange::ShadowDiffers, *part, *device, *tier, *bytes))
         }
         Notice::MoveFailed { part, device, tier, bytes, problem, .. } => Event::Move(v1::MoveEvent {
@@ -204,13 +204,13 @@ pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
         Notice::MoveStopped { part, device, tier, bytes, .. } => {
             Event::Move(of_move(MoveChange::Stopped, *part, *device, *tier, *bytes))
         }
-        Notice::PressureChanged { device, tier: of, from, to, held, capacity } => {
+        Notice::PressureChanged { device, tier: of, from, to, charged, capacity } => {
             Event::Pressure(v1::PressureEvent {
                 device: devices.get(usize::from(device.0)).cloned().unwrap_or_default(),
                 tier: tier(*of).into(),
                 from: level(*from).into(),
                 to: level(*to).into(),
-                held_bytes: held.get(),
+                held_bytes: charged.get(),
                 capacity_bytes: capacity.get(),
             })
         }
@@ -290,12 +290,12 @@ fn of_node(change: NodeChange, detail: &str) -> Event {
     Event::Node(v1::NodeEvent { change: change.into(), detail: cut(detail) })
 }
 
-fn refused(by: &Asker, request: &str, refusal: &Refusal) -> v1::RefusalEvent {
+fn refused(by: &Caller, request: &str, refusal: &Refusal) -> v1::RefusalEvent {
     let (session, pid, operator) = match by {
-        Asker::Session { session, .. } => (session.get(), 0, None),
-        Asker::Operator { uid } => (0, 0, Some(*uid)),
-        Asker::Process { pid, .. } => (0, *pid, None),
-        Asker::Stranger { session, pid } => (session.get(), *pid, None),
+        Caller::Session { session, .. } => (session.get(), 0, None),
+        Caller::Operator { uid } => (0, 0, Some(*uid)),
+        Caller::Process { pid, .. } => (0, *pid, None),
+        Caller::ForeignProcess { session, pid } => (session.get(), *pid, None),
     };
     let facts = refusal.facts();
     v1::RefusalEvent {
@@ -367,7 +367,7 @@ mod tests {
     fn a_refusal_of_megabytes_is_a_short_event() {
         let name = "x".repeat(4 << 20);
         let refusal = Refusal::NameInvalid { field: "name", name };
-        let event = refused(&Asker::Operator { uid: 0 }, "SetQuota", &refusal);
+        let event = refused(&Caller::Operator { uid: 0 }, "SetQuota", &refusal);
         assert!(event.message.len() < 300 && event.metadata["name"].len() < 300);
         assert_eq!((event.reason.as_str(), event.operator_uid), ("NAME_INVALID", Some(0)));
     }

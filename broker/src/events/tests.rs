@@ -71,7 +71,7 @@ async fn pressure_events_name_the_device_and_have_their_own_kind() {
     let (held, capacity) = (Bytes::mib(92), Bytes::mib(100));
     let (device, tier) = (DeviceIndex(0), Tier::Host);
     let (from, to) = (Pressure::Normal, Pressure::High);
-    events.publish(&Notice::PressureChanged { device, tier, from, to, held, capacity });
+    events.publish(&Notice::PressureChanged { device, tier, from, to, charged: held, capacity });
     assert_eq!(sequences(&mut devices).await, [0]);
     let seen = ready(&mut pressure).await;
     let expected = v1::PressureEvent {

@@ -400,10 +400,10 @@ impl AdminService for Admin {
         let message = request.into_inner();
         let key = key!(message);
         match self.submit(operator, key, OperatorRequest::Drain { draining: !message.cancel }).await? {
-            Reply::Drained { draining, sessions, held } => Ok(Response::new(v1::DrainResponse {
+            Reply::Drained { draining, sessions, charged } => Ok(Response::new(v1::DrainResponse {
                 draining,
                 session_count: view::count(sessions),
-                held_bytes: held.get(),
+                held_bytes: charged.get(),
             })),
             other => Err(status::wrong_reply("Drain", &other)),
         }

@@ -56,7 +56,7 @@ impl Memory {
             ClientRequest::AllocateBatch { .. }
             | ClientRequest::Load { .. }
             | ClientRequest::Attach(_)
-            | ClientRequest::AttachUnheld(_) => Vec::new(),
+            | ClientRequest::AttachUnpinned(_) => Vec::new(),
         };
         decision::decide(&self.telemetry, request, about, |request| {
             self.inbox.request(|call| Event::Client { call, session, peer, key, request })
@@ -129,7 +129,7 @@ impl MemoryService for Memory {
     ) -> Result<Response<v1::AttachResponse>, Status> {
         let (caller, message, session, key) = opened!(request);
         let target = convert::target(message.target).map_err(|refusal| refused(&refusal))?;
-        let attach = if message.unheld { ClientRequest::AttachUnheld } else { ClientRequest::Attach };
+        let attach = if message.unheld { ClientRequest::AttachUnpinned } else { ClientRequest::Attach };
         match self.submit(caller, session, key, attach(target)).await? {
             Reply::Attached(view) => {
                 let allocation = Some(view::allocation(*view, For::Clients));

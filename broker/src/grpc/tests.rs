@@ -233,7 +233,8 @@ async fn an_operator_is_known_by_uid() {
         tokio::spawn(
             async move { admin.drain(v1::DrainRequest { cancel: true, ..Default::default() }).await },
         );
-    let event = served.answer(Ok(Reply::Drained { draining: false, sessions: 3, held: Bytes::mib(2) })).await;
+    let event =
+        served.answer(Ok(Reply::Drained { draining: false, sessions: 3, charged: Bytes::mib(2) })).await;
     let Event::Operator { uid, request: OperatorRequest::Drain { draining }, .. } = event else { panic!() };
     assert_eq!((uid, draining), (own_uid(), false));
     assert_eq!(call.await.unwrap().unwrap().into_inner().session_count, 3);
@@ -256,7 +257,7 @@ async fn a_batch_waits_as_long_as_it_says() {
     let call = tokio::spawn(async move { memory.allocate_batch(batch).await });
     let event = served.answer(Err(Refusal::WaitCancelled { wait: 9 })).await;
     let Event::Client { request: ClientRequest::AllocateBatch { items, wait }, .. } = event else { panic!() };
-    assert_eq!((wait, items[0].unheld), (Duration::from_millis(1500), true));
+    assert_eq!((wait, items[0].unpinned), (Duration::from_millis(1500), true));
     let status = call.await.unwrap().unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Aborted, "WAIT_CANCELLED"));
 }

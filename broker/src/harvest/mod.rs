@@ -27,7 +27,7 @@ use std::{
     time::Duration,
 };
 
-use broker_core::{ChannelId, DaemonFrame, Event, PartRef, Slot, TouchedPart};
+use broker_core::{ChannelId, DaemonFrame, Event, PartRef, PartUse, Slot};
 use vramd_types::SessionId;
 
 use self::session_slots::SessionSlots;
@@ -142,7 +142,7 @@ fn run(
         pending.into_iter().for_each(|change| all.apply(change));
         let (touched, broken) = all.harvest(channels);
         if !touched.is_empty() {
-            inbox.event(Event::Touched(touched));
+            inbox.event(Event::PartsUsed(touched));
         }
         for (channel, problem) in broken {
             inbox.event(Event::Malformed { channel, problem });
@@ -176,7 +176,7 @@ impl AllSlots {
 
     /// What was used since the last look, and channels with words that no honest client makes. These are looked at no more,
     /// and neither are those that have ended.
-    fn harvest(&mut self, channels: &Channels) -> (Vec<TouchedPart>, Vec<(ChannelId, String)>) {
+    fn harvest(&mut self, channels: &Channels) -> (Vec<PartUse>, Vec<(ChannelId, String)>) {
         let (mut touched, mut broken) = (Vec::new(), Vec::new());
         self.0.retain(|channel, slots| {
             match channels.read_words(*channel, |words| slots.harvest(words, &mut touched)) {

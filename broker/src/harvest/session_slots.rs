@@ -1,6 +1,6 @@
 //! One session's slots that have a part, as they were at the last look.
 
-use broker_core::{PartRef, Slot, TouchedPart};
+use broker_core::{PartRef, PartUse, Slot};
 use vramd_types::SessionId;
 
 use crate::channel::{Use, WordTable};
@@ -49,18 +49,14 @@ impl SessionSlots {
 
     /// Adds what was used since the last look, is pinned otherwise, or is written by now; that the daemon has cleared that is no use.
     /// An error says what no honest client writes.
-    pub(super) fn harvest(
-        &mut self,
-        words: &WordTable,
-        touched: &mut Vec<TouchedPart>,
-    ) -> Result<(), String> {
+    pub(super) fn harvest(&mut self, words: &WordTable, touched: &mut Vec<PartUse>) -> Result<(), String> {
         for (slot, watched) in (0..).zip(&mut self.slots) {
             let Some(SlotState { part, seen }) = watched else { continue };
             let now = words.use_of(Slot(slot))?;
             let is_used = (now.uses, now.pinned) != (seen.uses, seen.pinned);
             if is_used || (now.written && !seen.written) {
                 let Use { pinned, written, .. } = now;
-                touched.push(TouchedPart { session: self.session, part: *part, pinned, written });
+                touched.push(PartUse { session: self.session, part: *part, pinned, written });
             }
             *seen = now;
         }

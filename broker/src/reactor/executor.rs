@@ -167,12 +167,14 @@ impl Executor {
                     self.inbox.event(Event::Completion(Completion::Created { extent, result }));
                 }
             },
-            Command::Copy { from, to, bytes, shadow: true, .. } => {
+            Command::Copy { from, to, bytes, compare_first: true, .. } => {
                 for (ticket, end) in self.digests.begin_comparison(from, to, bytes) {
                     self.driver.submit(Submission::Digest { ticket, spans: vec![(end, bytes)] });
                 }
             }
-            Command::Copy { from, to, bytes, shadow: false, class } => self.copy(from, to, bytes, class),
+            Command::Copy { from, to, bytes, compare_first: false, class } => {
+                self.copy(from, to, bytes, class)
+            }
             Command::ShareLinks(shares) => self.driver.submit(Submission::ShareBy { shares }),
             Command::HastenCopy { to } => {
                 if let Some(copy) = self.copies.into_extent(to) {
@@ -262,11 +264,11 @@ impl Executor {
                     if !differs {
                         return Ok(None);
                     }
-                    Completion::ShadowDiffers { to }
+                    Completion::CleanBackingDiffers { to }
                 }
             },
             Driver::Surveyed { device, unbrokered, contexts, host_lacking } => {
-                Completion::Surveyed { device, unbrokered, contexts, host_lacking }
+                Completion::Surveyed { device, unbrokered, contexts, host_missing: host_lacking }
             }
             Driver::Copied { copy, result } => {
                 // Each is told of once.

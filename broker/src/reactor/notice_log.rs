@@ -47,7 +47,7 @@ impl NoticeLog {
             Notice::MapFailed { .. } => &mut self.map_failed,
             Notice::CreateFailed { .. } => &mut self.create_failed,
             Notice::MoveFailed { .. } => &mut self.move_failed,
-            Notice::ShadowDiffers { .. } => &mut self.shadow_differs,
+            Notice::CleanBackingDiffers { .. } => &mut self.shadow_differs,
             Notice::PinStalled { .. } => &mut self.pin_stalled,
             Notice::Unreturned { .. } => &mut self.unreturned,
             Notice::Returned { .. } => &mut self.returned,
@@ -82,8 +82,8 @@ fn log(notice: &Notice, left_out: u64) {
             debug!(%allocation, %tenant, bytes = bytes.get(), "allocation made");
         }
         Notice::AllocationSealed { allocation, tenant } => debug!(%allocation, %tenant, "allocation sealed"),
-        Notice::PartsHeld { allocation, tenant, parts, held } => {
-            info!(%allocation, %tenant, parts, held, "an operator holds parts on their device, or lets them go");
+        Notice::PartsHeld { allocation, tenant, parts, hold } => {
+            info!(%allocation, %tenant, parts, hold, "an operator holds parts on their device, or lets them go");
         }
         Notice::Advised { allocation, tenant, advice } => {
             debug!(%allocation, %tenant, ?advice, "an owner says how its memory is used");
@@ -135,7 +135,7 @@ fn log(notice: &Notice, left_out: u64) {
         Notice::MoveFailed { part, tenant, device, tier, problem, .. } => {
             warn!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, problem, left_out, "a part could not be moved, and is where it was");
         }
-        Notice::ShadowDiffers { part, tenant, device, tier, bytes } => {
+        Notice::CleanBackingDiffers { part, tenant, device, tier, bytes } => {
             warn!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, bytes = bytes.get(), left_out, "a part was written behind its pins, and is copied");
         }
         Notice::MoveStopped { part, tenant, device, tier, .. } => {
@@ -148,7 +148,7 @@ fn log(notice: &Notice, left_out: u64) {
             debug!(%extent, allocation = %part.allocation, part = part.part.0, "kept memory is used again");
         }
         Notice::GivenUp { extent, bytes } => debug!(%extent, bytes = bytes.get(), "kept memory is given up"),
-        Notice::WaitEnded { what, end, .. } => trace!(?what, ?end, "a wait for room ended"),
+        Notice::WaitEnded { waiter, end, .. } => trace!(?waiter, ?end, "a wait for room ended"),
         Notice::PinWaited { session, call, end, .. } => {
             trace!(%session, call, ?end, "a pin's wait for memory that was elsewhere ended");
         }
@@ -169,10 +169,10 @@ fn log(notice: &Notice, left_out: u64) {
         Notice::Shortfall { device, tier, bytes } => {
             warn!(device = device.0, %tier, bytes = bytes.get(), "capacity does not cover what is guaranteed and held");
         }
-        Notice::PressureChanged { device, tier, from, to, held, capacity } => {
+        Notice::PressureChanged { device, tier, from, to, charged, capacity } => {
             info!(
                 device = device.0, %tier, %from, %to,
-                held_bytes = held.get(),
+                held_bytes = charged.get(),
                 capacity_bytes = capacity.get(),
                 "pressure changed"
             );

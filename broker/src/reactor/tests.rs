@@ -119,7 +119,7 @@ fn config() -> Config {
         boot_epoch: 1,
         sessions_reserved: 0,
         eviction: broker_core::EvictionPolicy::default(),
-        check_shadows: false,
+        check_clean_backings: false,
         files: false,
         pressure: broker_core::PressureBounds::default(),
         shares: vramd_types::Shares::default(),
@@ -203,7 +203,7 @@ fn spec(size: Bytes) -> AllocationSpec {
         part_size: None,
         replace: false,
         uninitialized: false,
-        unheld: false,
+        unpinned: false,
         discardable: false,
     }
 }
@@ -217,7 +217,7 @@ async fn an_allocation_is_answered_after_the_driver_created_it() {
         inbox.request(|call| Event::Client { call, session, peer: PEER, key: None, request }).unwrap();
     let Ok(Reply::Allocated(views)) = answer.await.unwrap() else { panic!("an allocation") };
     assert_eq!(views[0].resident, Bytes::mib(4));
-    assert_eq!(inbox.read(|broker| broker.devices()[0].held).await, Some(Bytes::mib(4)));
+    assert_eq!(inbox.read(|broker| broker.devices()[0].charged).await, Some(Bytes::mib(4)));
     inbox.stop();
     reactor.await.unwrap().unwrap();
 }
@@ -314,7 +314,7 @@ async fn a_reader_that_panics_harms_no_other() {
     let (inbox, _, reactor) = start();
     let other = inbox.clone();
     tokio::spawn(async move { other.read(|_| panic!("on purpose")).await }).await.unwrap_err();
-    assert_eq!(inbox.read(|broker| broker.devices()[0].held).await, Some(Bytes::ZERO));
+    assert_eq!(inbox.read(|broker| broker.devices()[0].charged).await, Some(Bytes::ZERO));
     inbox.stop();
     reactor.await.unwrap().unwrap();
 }

@@ -119,7 +119,7 @@ impl NamedTenants {
         let places: BTreeSet<_> = quotas.iter().map(|(account, _)| (&account.device, account.tier)).collect();
         let series_each = series_per_tenant(places.into_iter().map(|(_, tier)| tier));
         let tenants = quotas.iter().map(|(account, _)| &account.tenant);
-        let tenants = tenants.chain(counts.allocations_of.keys());
+        let tenants = tenants.chain(counts.allocations_by_tenant.keys());
         self.choose_named(&tenants.collect(), series_each);
 
         let mut figures = Figures {
@@ -138,12 +138,12 @@ impl NamedTenants {
             account.tenant = self.series_name(account.tenant);
             figures.tenants.entry(account).or_default().add(balance);
         }
-        for (tenant, count) in counts.allocations_of {
+        for (tenant, count) in counts.allocations_by_tenant {
             let sum = figures.allocations_of.entry(self.series_name(tenant)).or_default();
             *sum = sum.saturating_add(wide(count));
         }
         let by_both = [
-            (counts.rounded, &mut figures.rounded),
+            (counts.rounding, &mut figures.rounded),
             (counts.in_place, &mut figures.in_place),
             (counts.in_file, &mut figures.in_file),
         ];
@@ -192,7 +192,7 @@ fn account_of(row: QuotaView) -> Option<(Account, Balance)> {
     let QuotaView { tenant, device, tier, in_force, .. } = row;
     let force = in_force?;
     let apart = force.reserved.saturating_add(force.unreturned).saturating_add(force.cached);
-    let resident = force.held.saturating_sub(apart);
+    let resident = force.charged.saturating_sub(apart);
     let clean = force.clean.min(resident);
     let backing = force.backing.min(resident.saturating_sub(clean));
     let balance = Balance {
@@ -243,8 +243,8 @@ pub(super) mod tests {
             sessions: [].into(),
             allocations: [(AllocationState::Unmapping, tenants), (AllocationState::Digesting, tenants)]
                 .into(),
-            allocations_of: (0..tenants).map(|tenant| (format!("team-{tenant:03}"), 2)).collect(),
-            rounded: (0..tenants)
+            allocations_by_tenant: (0..tenants).map(|tenant| (format!("team-{tenant:03}"), 2)).collect(),
+            rounding: (0..tenants)
                 .map(|tenant| ((format!("team-{tenant:03}"), "GPU-a".to_owned()), Bytes::mib(1)))
                 .collect(),
             in_place: (0..tenants)
@@ -283,7 +283,7 @@ pub(super) mod tests {
             name: "a device".to_owned(),
             total: mib(1024),
             capacity: mib(1000),
-            held: mib(32),
+            charged: mib(32),
             unreturned: mib(8),
             cached: mib(8),
             cached_smaller: mib(2),
@@ -292,7 +292,7 @@ pub(super) mod tests {
             host: Some(TierView {
                 total: mib(512),
                 capacity: mib(512),
-                held: mib(24),
+                charged: mib(24),
                 unreturned: mib(1),
                 committed: mib(24),
                 shortfall: mib(1),
@@ -302,7 +302,7 @@ pub(super) mod tests {
             }),
             moving_in: mib(2),
             moving_out: mib(2),
-            awaited: 1,
+            parts_waiting: 1,
             unbrokered: mib(3),
             contexts: mib(4),
             committed: mib(40),
@@ -330,7 +330,7 @@ pub(super) mod tests {
             in_force: Some(QuotaInForce {
                 guarantee: mib(1),
                 limit: mib(100),
-                held: mib(16),
+                charged: mib(16),
                 reserved: mib(2),
                 unreturned: mib(4),
                 cached: on(Tier::Device, 1),
@@ -382,7 +382,7 @@ pub(super) mod tests {
         let mut tenants = NamedTenants::new(512);
         let mut late = snapshot(200);
         late.quotas.retain(|row| row.tenant.as_str() >= "team-150");
-        late.counts.allocations_of.clear();
+        late.counts.allocations_by_tenant.clear();
         tenants.compute_figures(late);
         let named = tenants.named.clone();
         assert_eq!(named.len(), 512 / 18 - 1);
@@ -395,7 +395,7 @@ pub(super) mod tests {
     #[test]
     fn rows_of_absent_devices_add_no_series() {
         let mut snapshot = snapshot(1);
-        snapshot.counts.allocations_of.clear();
+        snapshot.counts.allocations_by_tenant.clear();
         for row in &mut snapshot.quotas {
             row.in_force = None;
         }

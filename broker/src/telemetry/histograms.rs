@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use broker_core::{Notice, Time, WaitEnd, Waited};
+use broker_core::{Notice, Time, WaitEnd, WaiterKind};
 use opentelemetry::{
     KeyValue,
     metrics::{Histogram, Meter},
@@ -48,10 +48,10 @@ impl Histograms {
     /// If a wait is over; `since` says how long ago something was.
     pub(super) fn record_wait(&self, notice: &Notice, since: impl FnOnce(Time) -> Duration) {
         match notice {
-            Notice::WaitEnded { what, since: began, end } => {
-                let kind = match what {
-                    Waited::Part => PART,
-                    Waited::Batch => BATCH,
+            Notice::WaitEnded { waiter, since: began, end } => {
+                let kind = match waiter {
+                    WaiterKind::Part => PART,
+                    WaiterKind::Batch => BATCH,
                 };
                 let attributes = [KeyValue::new(metrics::WAIT_KIND, kind), outcome(*end)];
                 self.wait_seconds.record(since(*began).as_secs_f64(), &attributes);

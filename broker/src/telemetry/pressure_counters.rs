@@ -51,7 +51,7 @@ mod tests {
                 for to in Pressure::ALL {
                     times += 1;
                     let (from, held, capacity) = (Pressure::Normal, Bytes::ZERO, Bytes::ZERO);
-                    let changed = Notice::PressureChanged { device, tier, from, to, held, capacity };
+                    let changed = Notice::PressureChanged { device, tier, from, to, charged: held, capacity };
                     (0..times).for_each(|_| pressures.count(&changed));
                 }
             }

@@ -163,7 +163,7 @@ fn observe_allocations(sums: &BTreeMap<(String, String), Bytes>, observe: &mut d
 
 fn memory_usage(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
     for device in &sources.figures().devices {
-        let made = device.held.saturating_sub(device.unreturned).saturating_sub(device.cached);
+        let made = device.charged.saturating_sub(device.unreturned).saturating_sub(device.cached);
         let reserved = reserved_on(sources, &device.uuid, Tier::Device).min(made);
         observe_states(
             observe,
@@ -178,7 +178,7 @@ fn memory_usage(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
             ],
         );
         for (tier, below) in tiers_below(device) {
-            let made = below.held.saturating_sub(below.unreturned);
+            let made = below.charged.saturating_sub(below.unreturned);
             let reserved = reserved_on(sources, &device.uuid, tier).min(made);
             observe_states(
                 observe,

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use broker_core::{Notice, PartRef, Pressure, Tier, Time, WaitEnd, Waited};
+use broker_core::{Notice, PartRef, Pressure, Tier, Time, WaitEnd, WaiterKind};
 use broker_driver::{DeviceInfo, Driver, ExtentKind, KeptFacts, LaneId, LinkFacts, Submission, Traffic};
 use opentelemetry::{
     Context,
@@ -248,9 +248,11 @@ fn every_metric_has_its_declared_name_and_help() {
         metrics.histograms.record_move(&ended, Duration::from_millis(1));
     }
     metrics.moves().count_used([part]);
-    let (what, since, end) = (Waited::Batch, Time::START, WaitEnd::Refused);
+    let (what, since, end) = (WaiterKind::Batch, Time::START, WaitEnd::Refused);
     let (session, call) = (SessionId::from_raw(1), 1);
-    for notice in [Notice::WaitEnded { what, since, end }, Notice::PinWaited { session, call, since, end }] {
+    for notice in
+        [Notice::WaitEnded { waiter: what, since, end }, Notice::PinWaited { session, call, since, end }]
+    {
         metrics.histograms.record_wait(&notice, |_| Duration::from_millis(1));
     }
     counters.count_pin_stall();
@@ -284,7 +286,7 @@ fn every_metric_has_its_declared_name_and_help() {
 /// Somewhere below the device of a full look.
 fn entered(to: Pressure) -> Notice {
     let (device, tier, from) = (DeviceIndex(0), Tier::Host, Pressure::Normal);
-    Notice::PressureChanged { device, tier, from, to, held: Bytes::ZERO, capacity: Bytes::ZERO }
+    Notice::PressureChanged { device, tier, from, to, charged: Bytes::ZERO, capacity: Bytes::ZERO }
 }
 
 #[test]

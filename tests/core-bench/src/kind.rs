@@ -56,7 +56,7 @@ impl Kind {
             Event::Client { request, .. } => match request {
                 ClientRequest::AllocateBatch { .. } => Self::AllocateBatch,
                 ClientRequest::FreeBatch(_) => Self::FreeBatch,
-                ClientRequest::Attach(_) | ClientRequest::AttachUnheld(_) => Self::Attach,
+                ClientRequest::Attach(_) | ClientRequest::AttachUnpinned(_) => Self::Attach,
                 ClientRequest::Detach(_) => Self::Detach,
                 ClientRequest::Seal(_) | ClientRequest::Load { .. } => Self::Seal,
                 ClientRequest::Advise(..) => Self::Other,
@@ -73,11 +73,11 @@ impl Kind {
                 | Completion::WrittenCleared { .. }
                 | Completion::Copied { .. }
                 | Completion::Damaged { .. }
-                | Completion::ShadowDiffers { .. } => Self::Other,
+                | Completion::CleanBackingDiffers { .. } => Self::Other,
             },
             Event::QuotasStored { .. } => Self::QuotasStored,
             Event::Tick => Self::Tick,
-            Event::Malformed { .. } | Event::ChannelEnded { .. } | Event::Touched(_) => Self::Other,
+            Event::Malformed { .. } | Event::ChannelEnded { .. } | Event::PartsUsed(_) => Self::Other,
         }
     }
 }

@@ -76,7 +76,7 @@ fn allocate(shell: &mut Shell, pid: u32, session: SessionId, numbers: std::ops::
         part_size: None,
         replace: false,
         uninitialized: false,
-        unheld: false,
+        unpinned: false,
         discardable: false,
     };
     let id = u128::from(call).to_be_bytes();

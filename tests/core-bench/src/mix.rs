@@ -169,7 +169,7 @@ impl Mix {
                 part_size: None,
                 replace: false,
                 uninitialized: false,
-                unheld: false,
+                unpinned: false,
                 discardable: false,
             }
         });
@@ -298,7 +298,7 @@ impl Mix {
                 part_size: Some(Bytes::mib(2)),
                 replace: false,
                 uninitialized: false,
-                unheld: false,
+                unpinned: false,
                 discardable: false,
             };
             self.ask(0, Asked::Library, ClientRequest::allocate(vec![spec]));

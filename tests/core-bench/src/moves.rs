@@ -195,7 +195,7 @@ impl Client {
         Self { channel, session, pid }
     }
 
-    fn allocate(self, shell: &mut Shell, call: CallId, parts: u32, unheld: bool) -> AllocationId {
+    fn allocate(self, shell: &mut Shell, call: CallId, parts: u32, unpinned: bool) -> AllocationId {
         let spec = AllocationSpec {
             size: bytes(parts),
             device: Some(UUIDS[0].to_owned()),
@@ -206,7 +206,7 @@ impl Client {
             part_size: Some(PART),
             replace: false,
             uninitialized: false,
-            unheld,
+            unpinned,
             discardable: false,
         };
         let peer = Peer { pid: self.pid, uid: UID };

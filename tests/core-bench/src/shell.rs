@@ -116,7 +116,7 @@ impl Shell {
                     device,
                     unbrokered: Bytes::ZERO,
                     contexts: 0,
-                    host_lacking: Bytes::ZERO,
+                    host_missing: Bytes::ZERO,
                 });
                 self.ready.extend(self.late.drain(..));
             }
@@ -200,7 +200,7 @@ pub fn config() -> Config {
         default_disk_limit: Quantity::Percent(100),
         sessions_reserved: 8,
         eviction: broker_core::EvictionPolicy::default(),
-        check_shadows: false,
+        check_clean_backings: false,
         files: false,
         pressure: broker_core::PressureBounds::default(),
         shares: vramd_types::Shares::default(),

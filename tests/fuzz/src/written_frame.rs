@@ -92,7 +92,7 @@ fn same_part(meant: &MapPart, part: &v1::MapPart, handle: &Handle) {
     assert_eq!(part.part, Some(reference(&meant.part)));
     assert_eq!((part.offset_bytes, part.size_bytes), (meant.offset.get(), meant.size.get()));
     assert_eq!((part.span_bytes, part.device), (meant.span.get(), u32::from(meant.device.0)));
-    assert_eq!(part.losses, meant.losses);
+    assert_eq!(part.losses, meant.drop_count);
     assert_eq!(part.slot, meant.slot.map_or(0, |slot| slot.0));
     assert_eq!((part.access(), part.handle_type()), (access, HandleType::CudaIpc));
     let Handle::CudaIpc(bytes) = handle else { panic!("{handle:?}") };
@@ -147,7 +147,7 @@ fn map_part(input: &mut Unstructured<'_>) -> Result<MapPart> {
         span: Bytes::new(u64::arbitrary(input)?),
         writable: bool::arbitrary(input)?,
         slot: Option::<u32>::arbitrary(input)?.map(Slot),
-        losses: u64::arbitrary(input)?,
+        drop_count: u64::arbitrary(input)?,
     })
 }
 

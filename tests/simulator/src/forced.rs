@@ -15,7 +15,7 @@ pub fn force(step: Transition) -> Forced {
 
 /// Whether the state stayed and somebody was told.
 pub fn is_refused(step: Transition) -> bool {
-    force(step) == Forced { stayed: true, told: true }
+    force(step) == Forced { state_unchanged: true, reported: true }
 }
 
 fn broker_with_one_of_each() -> Broker {
@@ -40,7 +40,7 @@ fn broker_with_one_of_each() -> Broker {
         default_disk_limit: Quantity::Percent(100),
         sessions_reserved: 0,
         eviction: broker_core::EvictionPolicy::default(),
-        check_shadows: false,
+        check_clean_backings: false,
         files: false,
         shares: vramd_types::Shares::default(),
         pressure: broker_core::PressureBounds::default(),
@@ -69,7 +69,7 @@ fn broker_with_one_of_each() -> Broker {
         part_size: None,
         replace: false,
         uninitialized: false,
-        unheld: false,
+        unpinned: false,
         discardable: false,
     };
     let request = ClientRequest::allocate(vec![spec]);

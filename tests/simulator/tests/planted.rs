@@ -117,7 +117,7 @@ fn a_shrunk_run_fails_in_the_same_way_and_is_shorter() {
 #[test]
 fn a_legal_step_that_is_forced_is_taken_and_nobody_complains() {
     let step = Transition::Mapping { from: MapState::Offered, event: MapEvent::Mapped, legal: true };
-    assert_eq!(force(step), Forced { stayed: false, told: false });
+    assert_eq!(force(step), Forced { state_unchanged: false, reported: false });
     let step = Transition::Session { from: SessionState::Live, event: SessionEvent::Overdue, legal: true };
-    assert_eq!(force(step), Forced { stayed: false, told: false });
+    assert_eq!(force(step), Forced { state_unchanged: false, reported: false });
 }

@@ -15,7 +15,7 @@ pub struct PressureBounds {
     /// Only what nobody has used for so long leaves, or is copied ahead; zero is nothing.
     pub cold_after: Duration,
     /// While something is full, or is filling, it is looked at so often.
-    pub look_every: Duration,
+    pub sample_interval: Duration,
 }
 
 impl Default for PressureBounds {
@@ -27,14 +27,14 @@ impl Default for PressureBounds {
             fall_percent: 3,
             evict_to_percent: 85,
             cold_after: Duration::from_secs(30),
-            look_every: Duration::from_secs(1),
+            sample_interval: Duration::from_secs(1),
         }
     }
 }
 
 /// What makes no sense in bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WrongBounds {
+pub struct InvalidBounds {
     /// The fields that it is about, the one first that should be changed first.
     pub fields: Vec<&'static str>,
     pub problem: String,
@@ -48,11 +48,11 @@ const EVICT_TO: &str = "evict_to_percent";
 
 impl PressureBounds {
     /// The first mistake.
-    pub fn wrong(&self) -> Option<WrongBounds> {
+    pub fn first_problem(&self) -> Option<InvalidBounds> {
         self.out_of_range().or_else(|| self.disordered())
     }
 
-    fn out_of_range(&self) -> Option<WrongBounds> {
+    fn out_of_range(&self) -> Option<InvalidBounds> {
         let percents = [
             (ELEVATED, self.elevated_percent),
             (HIGH, self.high_percent),
@@ -60,16 +60,16 @@ impl PressureBounds {
             (EVICT_TO, self.evict_to_percent),
         ];
         let (field, percent) = percents.into_iter().find(|(_, percent)| !(1..=100).contains(percent))?;
-        Some(WrongBounds {
+        Some(InvalidBounds {
             fields: vec![field],
             problem: format!("{percent} is not between 1 and 100 percent"),
         })
     }
 
-    fn disordered(&self) -> Option<WrongBounds> {
+    fn disordered(&self) -> Option<InvalidBounds> {
         let Self { elevated_percent, high_percent, critical_percent, fall_percent, evict_to_percent, .. } =
             *self;
-        let wrong = |fields: &[&'static str], problem| WrongBounds { fields: fields.to_vec(), problem };
+        let wrong = |fields: &[&'static str], problem| InvalidBounds { fields: fields.to_vec(), problem };
         let descends = |low: u32, high: u32| {
             (low >= high).then(|| format!("the steps do not ascend: {low} percent, then {high}"))
         };
@@ -105,7 +105,7 @@ impl PressureBounds {
         let fits = |percent: &u32| {
             let mut bounds = *self;
             let said = bounds.percent_mut(field).map(|it| *it = *percent);
-            said.is_some() && bounds.wrong().is_none()
+            said.is_some() && bounds.first_problem().is_none()
         };
         let mut all = (0..=100).filter(fits);
         let first = all.next()?;
@@ -144,7 +144,8 @@ mod tests {
     #[test]
     fn a_mistake_names_the_fields_that_it_is_about() {
         let usual = PressureBounds::default();
-        let fields = |bounds: PressureBounds| bounds.wrong().map(|wrong| wrong.fields).unwrap_or_default();
+        let fields =
+            |bounds: PressureBounds| bounds.first_problem().map(|wrong| wrong.fields).unwrap_or_default();
         assert_eq!(fields(usual), [""; 0]);
         assert_eq!(fields(PressureBounds { critical_percent: 101, ..usual }), [CRITICAL]);
         assert_eq!(fields(PressureBounds { elevated_percent: 90, ..usual }), [HIGH, ELEVATED]);

@@ -14,7 +14,7 @@ use std::{
 
 use vramd_types::{Bytes, DeviceIndex};
 
-pub use bounds::{PressureBounds, WrongBounds};
+pub use bounds::{InvalidBounds, PressureBounds};
 pub(crate) use gauge::{Fill, Gauge, Outlook};
 pub use level::Pressure;
 

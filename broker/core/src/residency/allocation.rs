@@ -105,7 +105,7 @@ pub(crate) struct Allocation {
     /// The driver is reading its extents: they must not be released.
     pub(crate) digesting: bool,
     /// Its owner maps what it pins, and nothing before.
-    pub(crate) unheld: bool,
+    pub(crate) unpinned: bool,
     /// Its parts leave their device without being copied.
     pub(crate) discardable: bool,
     /// What of it lies in the host's memory is mapped there, and does not come to its device for who pins it.

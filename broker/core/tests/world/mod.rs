@@ -19,8 +19,8 @@ use std::{
 use broker_core::{
     AllocationSpec, Broker, CallId, ChannelId, ClientFrame, ClientRequest, Command, Completion, Config,
     CreateError, DaemonFrame, DeviceConfig, DigestError, Event, Hello, Kind, Lifetime, Limits, Notice,
-    OperatorRequest, PartRef, Peer, PressureNote, Refusal, Reply, RequestKey, Slot, StoredQuotas, Tier, Time,
-    TouchedPart, UnmappedPart, WordsOutcome,
+    OperatorRequest, PartRef, PartUse, Peer, PressureNote, Refusal, Reply, RequestKey, Slot, StoredQuotas,
+    Tier, Time, UnmappedPart, WordsOutcome,
 };
 use vramd_types::{AllocationId, Bytes, ExtentId, Quantity, SessionId};
 
@@ -130,7 +130,7 @@ pub fn config(devices: &[Bytes]) -> Config {
         default_disk_limit: Quantity::Percent(100),
         sessions_reserved: 8,
         eviction: broker_core::EvictionPolicy::default(),
-        check_shadows: false,
+        check_clean_backings: false,
         files: false,
         pressure: broker_core::PressureBounds::default(),
         shares: vramd_types::Shares::default(),
@@ -294,14 +294,14 @@ impl World {
                 let problem = format!("{from} is damaged");
                 Event::Completion(Completion::Damaged { to, problem })
             }
-            Command::Copy { from, to, shadow, .. } => {
+            Command::Copy { from, to, compare_first, .. } => {
                 assert!(!self.in_files.contains(&to), "{to} is a piece of a file, and copied to");
                 let differs = self.content(from) != self.content(to);
-                if shadow && differs {
-                    self.event(Event::Completion(Completion::ShadowDiffers { to }));
+                if compare_first && differs {
+                    self.event(Event::Completion(Completion::CleanBackingDiffers { to }));
                 }
                 assert!(!self.unwritten.contains(&from), "{from} is read and was never written");
-                if differs || !shadow {
+                if differs || !compare_first {
                     self.unwritten.remove(&to);
                 }
                 let result = self.fail_copies.pop_front().flatten().map_or(Ok(()), Err);
@@ -332,7 +332,7 @@ impl World {
                 device,
                 unbrokered: self.outside,
                 contexts: 0,
-                host_lacking: Bytes::ZERO,
+                host_missing: Bytes::ZERO,
             }),
             Command::RevokeWords { part, words } => {
                 let pinned = |channel| self.pinned.contains_key(&(channel, part));
@@ -371,7 +371,7 @@ impl World {
         let answer = match frame {
             DaemonFrame::Map(parts) => {
                 self.extents.extend(parts.iter().map(|part| (part.part, part.extent)));
-                self.losses.extend(parts.iter().map(|part| (part.part, part.losses)));
+                self.losses.extend(parts.iter().map(|part| (part.part, part.drop_count)));
                 for part in &parts {
                     let Some(slot) = part.slot else { continue };
                     let serves = *self.slots.entry((channel, slot)).or_insert(part.part);
@@ -413,7 +413,7 @@ impl World {
     pub fn harvest(&mut self, client: Client, part: PartRef) {
         let pinned = self.pinned.contains_key(&(client.channel, part));
         let written = self.written.contains(&(client.channel, part));
-        self.event(Event::Touched(vec![TouchedPart { session: client.session, part, pinned, written }]));
+        self.event(Event::PartsUsed(vec![PartUse { session: client.session, part, pinned, written }]));
     }
 
     /// Lets everybody work and answer until nothing is left to do.
@@ -588,22 +588,22 @@ impl World {
     }
 
     pub fn held(&self) -> Bytes {
-        self.broker.devices().iter().fold(Bytes::ZERO, |sum, device| sum.saturating_add(device.held))
+        self.broker.devices().iter().fold(Bytes::ZERO, |sum, device| sum.saturating_add(device.charged))
     }
 
     pub fn held_in_host(&self) -> Bytes {
-        let host = |device: &broker_core::DeviceView| device.host.map_or(Bytes::ZERO, |host| host.held);
+        let host = |device: &broker_core::DeviceView| device.host.map_or(Bytes::ZERO, |host| host.charged);
         self.broker.devices().iter().fold(Bytes::ZERO, |sum, device| sum.saturating_add(host(device)))
     }
 
     pub fn held_on_disk(&self) -> Bytes {
-        let disk = |device: &broker_core::DeviceView| device.disk.map_or(Bytes::ZERO, |disk| disk.held);
+        let disk = |device: &broker_core::DeviceView| device.disk.map_or(Bytes::ZERO, |disk| disk.charged);
         self.broker.devices().iter().fold(Bytes::ZERO, |sum, device| sum.saturating_add(disk(device)))
     }
 
     pub fn held_by(&self, tenant: &str) -> Bytes {
         let view = self.broker.quota(tenant, None, broker_core::Tier::Device).expect("a tenant");
-        view.in_force.expect("a present device").held
+        view.in_force.expect("a present device").charged
     }
 }
 
@@ -618,7 +618,7 @@ pub fn spec(mib: u32) -> AllocationSpec {
         part_size: None,
         replace: false,
         uninitialized: false,
-        unheld: false,
+        unpinned: false,
         discardable: false,
     }
 }

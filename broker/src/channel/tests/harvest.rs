@@ -1,6 +1,6 @@
 //! What is read from the words of a session that stands, and of one that has ended.
 
-use broker_core::{DaemonFrame, MapPart, PartRef, Slot, TouchedPart};
+use broker_core::{DaemonFrame, MapPart, PartRef, PartUse, Slot};
 use broker_driver::{Handle, SharedFd};
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, SessionId};
 
@@ -25,7 +25,7 @@ fn map(index: u32, slot: u32) -> DaemonFrame {
         span: size,
         writable: true,
         slot: Some(Slot(slot)),
-        losses: 0,
+        drop_count: 0,
     }])
 }
 
@@ -57,13 +57,13 @@ async fn open(daemon: &mut Daemon, harvest: &Harvest, session: u64) -> (Client, 
     (client, channel, Table(table))
 }
 
-fn touched(session: u64, index: u32, pinned: bool) -> TouchedPart {
-    TouchedPart { session: SessionId::from_raw(session), part: part(index), pinned, written: false }
+fn touched(session: u64, index: u32, pinned: bool) -> PartUse {
+    PartUse { session: SessionId::from_raw(session), part: part(index), pinned, written: false }
 }
 
-async fn reported(queue: &mut Queue) -> Vec<TouchedPart> {
+async fn reported(queue: &mut Queue) -> Vec<PartUse> {
     match next(queue).await {
-        Event::Touched(parts) => parts,
+        Event::PartsUsed(parts) => parts,
         other => panic!("{other:?}"),
     }
 }

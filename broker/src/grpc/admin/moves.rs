@@ -59,7 +59,7 @@ impl Admin {
         let key = convert::key(&message.request_id, &message).map_err(|refusal| refused(&refusal))?;
         let target = convert::target(message.target).map_err(|refusal| refused(&refusal))?;
         let parts = message.part_indexes.into_iter().map(PartIndex).collect();
-        let change = OperatorRequest::HoldParts { target, parts, held: !message.let_go };
+        let change = OperatorRequest::HoldParts { target, parts, hold: !message.let_go };
         match self.submit(operator, key, change).await? {
             Reply::PartsHeld { allocation, parts } => Ok(v1::HoldPartsResponse {
                 allocation_id: allocation.get(),

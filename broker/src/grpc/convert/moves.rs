@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use broker_core::{Cause, MigrationState, MoveView, PartRef, WaitView, Waiting};
+use broker_core::{Cause, MigrationState, MoveView, PartRef, WaitView, WaiterView};
 use broker_driver::{LaneId, LinkFacts, Traffic};
 use vramd_proto::v1;
 use vramd_types::{Bytes, DeviceIndex, SessionId};
@@ -13,12 +13,12 @@ use crate::{events::tier, moves::FinishedMove};
 /// `started_at` is the wall clock's time at the start of the daemon.
 pub(in crate::grpc) fn wait(view: WaitView, started_at: SystemTime) -> v1::Wait {
     use v1::wait::What;
-    let what = match view.what {
-        Waiting::Part { part, sessions } => What::Part(v1::PartWait {
+    let what = match view.waiter {
+        WaiterView::Part { part, sessions } => What::Part(v1::PartWait {
             part: Some(part_ref(part)),
             session_ids: sessions.into_iter().map(SessionId::get).collect(),
         }),
-        Waiting::Batch { session, items } => {
+        WaiterView::Batch { session, items } => {
             What::Batch(v1::BatchWait { session_id: session.get(), item_count: count(items) })
         }
     };
@@ -28,7 +28,7 @@ pub(in crate::grpc) fn wait(view: WaitView, started_at: SystemTime) -> v1::Wait 
         device: view.device,
         bytes: view.bytes.get(),
         began_at: time_of_day(view.since, started_at),
-        until: view.until.and_then(|until| time_of_day(until, started_at)),
+        until: view.deadline.and_then(|until| time_of_day(until, started_at)),
         what: Some(what),
     }
 }
@@ -135,20 +135,20 @@ mod tests {
             id: 9,
             device: "GPU-0".to_owned(),
             tenant: "a".to_owned(),
-            what,
+            waiter: what,
             bytes: Bytes::mib(2),
             since: Time::from_micros(1_500_000),
-            until,
+            deadline: until,
         };
         let part = PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(3) };
         let shown =
-            wait(view(Waiting::Part { part, sessions: vec![SessionId::from_raw(4)] }, None), started_at);
+            wait(view(WaiterView::Part { part, sessions: vec![SessionId::from_raw(4)] }, None), started_at);
         let part = Some(v1::PartRef { allocation_id: 7, part_index: 3 });
         assert_eq!(shown.what, Some(v1::wait::What::Part(v1::PartWait { part, session_ids: vec![4] })));
         assert_eq!(shown.began_at.unwrap().to_string(), "1970-01-01T00:01:41.500Z");
         assert_eq!((shown.wait_id, shown.bytes, shown.until), (9, 2 << 20, None));
 
-        let batch = Waiting::Batch { session: SessionId::from_raw(4), items: 2 };
+        let batch = WaiterView::Batch { session: SessionId::from_raw(4), items: 2 };
         let shown = wait(view(batch, Some(Time::from_micros(20_000_000))), started_at);
         assert_eq!(shown.what, Some(v1::wait::What::Batch(v1::BatchWait { session_id: 4, item_count: 2 })));
         assert_eq!(shown.until.unwrap().seconds, 120);

@@ -47,7 +47,7 @@ pub(in crate::grpc) fn spec(item: v1::AllocationSpec) -> Result<AllocationSpec, 
         part_size: (item.part_size_bytes != 0).then(|| Bytes::new(item.part_size_bytes)),
         replace: item.replace,
         uninitialized: item.uninitialized,
-        unheld: item.unheld,
+        unpinned: item.unheld,
         discardable: item.discardable,
     })
 }
@@ -199,7 +199,7 @@ mod tests {
     fn unspecified_is_the_default_and_unknown_is_refused() {
         let plain = spec(v1::AllocationSpec { size_bytes: 1, ..Default::default() }).unwrap();
         assert_eq!((plain.kind, plain.lifetime, plain.part_size), (Kind::Movable, Lifetime::Session, None));
-        assert_eq!((plain.device, plain.name, plain.unheld), (None, None, false));
+        assert_eq!((plain.device, plain.name, plain.unpinned), (None, None, false));
         assert_eq!(tier(0), Ok(Tier::Device));
         assert_eq!(invalid(tier(4)), "tier");
         assert_eq!(advice(1), Ok(Advice::SetAccessedBy));

@@ -68,7 +68,7 @@ fn part(view: PartView, reader: For) -> v1::Part {
         extent_state: view.backing.map_or(v1::ExtentState::Unspecified, extent_state).into(),
         mappers: shown.iter().map(mapper).collect(),
         moves_to: view.moves_to.map_or(v1::Tier::Unspecified, tier).into(),
-        held: view.held,
+        held: view.operator_hold,
     }
 }
 
@@ -142,7 +142,7 @@ pub(in crate::grpc) fn quota(view: QuotaView) -> v1::Quota {
         limit: view.limit.to_string(),
         guarantee_bytes: in_force.guarantee.get(),
         limit_bytes: in_force.limit.get(),
-        held_bytes: in_force.held.get(),
+        held_bytes: in_force.charged.get(),
         reserved_bytes: in_force.reserved.get(),
         unreturned_bytes: in_force.unreturned.get(),
         default_quota: view.default_quota,
@@ -175,7 +175,7 @@ pub(in crate::grpc) fn device(view: DeviceView) -> v1::DeviceStatus {
         device: Some(v1::Device { uuid: view.uuid, index: view.index.0.into(), name: view.name }),
         total_bytes: view.total.get(),
         capacity_bytes: view.capacity.get(),
-        held_bytes: view.held.get(),
+        held_bytes: view.charged.get(),
         unreturned_bytes: view.unreturned.get(),
         unbrokered_bytes: view.unbrokered.get(),
         context_reserve_bytes: view.contexts.get(),
@@ -183,15 +183,15 @@ pub(in crate::grpc) fn device(view: DeviceView) -> v1::DeviceStatus {
         shortfall_bytes: view.shortfall.get(),
         cached_bytes: view.cached.get(),
         host_capacity_bytes: view.host.map_or(0, |host| host.capacity.get()),
-        host_held_bytes: view.host.map_or(0, |host| host.held.get()),
+        host_held_bytes: view.host.map_or(0, |host| host.charged.get()),
         disk_capacity_bytes: view.disk.map_or(0, |disk| disk.capacity.get()),
-        disk_held_bytes: view.disk.map_or(0, |disk| disk.held.get()),
+        disk_held_bytes: view.disk.map_or(0, |disk| disk.charged.get()),
         pressure: level(view.pressure).into(),
         host_pressure: below(view.host).into(),
         disk_pressure: below(view.disk).into(),
         moving_in_bytes: view.moving_in.get(),
         moving_out_bytes: view.moving_out.get(),
-        awaited_part_count: count(view.awaited),
+        awaited_part_count: count(view.parts_waiting),
     }
 }
 
@@ -295,7 +295,7 @@ mod tests {
                 size: Bytes::mib(2),
                 tier: Tier::Device,
                 moves_to: Some(Tier::Host),
-                held: false,
+                operator_hold: false,
                 dropped: false,
                 backing: Some(Backing::Live),
                 mappers: vec![
@@ -329,7 +329,7 @@ mod tests {
         let tier = TierView {
             total: Bytes::mib(4),
             capacity: Bytes::mib(4),
-            held: Bytes::mib(4),
+            charged: Bytes::mib(4),
             unreturned: Bytes::ZERO,
             committed: Bytes::mib(4),
             shortfall: Bytes::ZERO,
@@ -343,7 +343,7 @@ mod tests {
             name: "a device".to_owned(),
             total: Bytes::mib(4),
             capacity: Bytes::mib(4),
-            held: Bytes::ZERO,
+            charged: Bytes::ZERO,
             unreturned: Bytes::ZERO,
             cached: Bytes::ZERO,
             cached_smaller: Bytes::ZERO,
@@ -352,7 +352,7 @@ mod tests {
             disk: None,
             moving_in: Bytes::ZERO,
             moving_out: Bytes::ZERO,
-            awaited: 0,
+            parts_waiting: 0,
             unbrokered: Bytes::ZERO,
             contexts: Bytes::ZERO,
             committed: Bytes::ZERO,

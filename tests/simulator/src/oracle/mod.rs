@@ -206,8 +206,8 @@ impl Oracle {
                 self.write_back_begun(*from, *to);
                 self.copy_ordered(*to, *class);
             }
-            Command::Copy { from, to, shadow, class, .. } => {
-                self.copy_begun((*from, *to), *shadow, broker);
+            Command::Copy { from, to, compare_first, class, .. } => {
+                self.copy_begun((*from, *to), *compare_first, broker);
                 self.copy_ordered(*to, *class);
             }
             Command::CancelCopy { to } => self.copy_cancelled(*to),
@@ -226,12 +226,12 @@ impl Oracle {
             }
             Command::Notice(Notice::Advised { allocation, advice, .. }) => self.advised(*allocation, *advice),
             Command::Notice(Notice::AllocationFreed { allocation, .. }) => self.begins_to_leave(*allocation),
-            Command::Notice(Notice::PressureChanged { device, tier, from, to, held, capacity }) => {
+            Command::Notice(Notice::PressureChanged { device, tier, from, to, charged, capacity }) => {
                 self.pressure_changed(
                     (usize::from(device.0), *tier),
                     *from,
                     *to,
-                    (held.get(), capacity.get()),
+                    (charged.get(), capacity.get()),
                 );
             }
             Command::Notice(Notice::SettingsChanged { before, after, .. }) => {

@@ -1,8 +1,8 @@
 //! Learning from events and commands; judging is elsewhere.
 
 use broker_core::{
-    CallId, ChannelId, ClientFrame, ClientRequest, Completion, CreateError, Event, OperatorRequest,
-    RequestKey, StoredQuotas, Target, Tier, TouchedPart, WordsOutcome,
+    CallId, ChannelId, ClientFrame, ClientRequest, Completion, CreateError, Event, OperatorRequest, PartUse,
+    RequestKey, StoredQuotas, Target, Tier, WordsOutcome,
 };
 use vramd_types::{AllocationId, SessionId};
 
@@ -56,7 +56,7 @@ impl Oracle {
                     self.step.quotas_changed = true;
                 }
             }
-            Event::Touched(touched) => touched.iter().for_each(|touched| self.observe_touch(touched)),
+            Event::PartsUsed(touched) => touched.iter().for_each(|touched| self.observe_touch(touched)),
             Event::Tick => {}
         }
     }
@@ -65,7 +65,7 @@ impl Oracle {
         Call { asked, key, at: self.facts.now, came: self.facts.clock, joined: false }
     }
 
-    fn observe_touch(&mut self, &TouchedPart { session, part, pinned, .. }: &TouchedPart) {
+    fn observe_touch(&mut self, &PartUse { session, part, pinned, .. }: &PartUse) {
         let maps = self.facts.sessions.get(&session).is_some_and(|it| it.holds.contains_key(&part));
         if maps {
             self.facts.used.insert(part, self.facts.now);
@@ -223,7 +223,7 @@ impl Oracle {
                 self.copy_ended(*to, false);
             }
             // Nobody here writes behind pins, and who compares says nothing: the copy is what counts.
-            Completion::ShadowDiffers { .. } => {}
+            Completion::CleanBackingDiffers { .. } => {}
             Completion::WordsRevoked { part, outcome } => {
                 if let WordsOutcome::Pinned { by } = outcome {
                     let sessions = &self.facts.sessions;
@@ -237,9 +237,9 @@ impl Oracle {
             Completion::WrittenCleared { part, cleared } => {
                 self.step.cleared = Some(*part).filter(|_| *cleared);
             }
-            Completion::Surveyed { device, unbrokered, contexts, host_lacking } => {
+            Completion::Surveyed { device, unbrokered, contexts, host_missing } => {
                 if let Some(host) = self.facts.place(usize::from(device.0), Tier::Host) {
-                    self.facts.places[host].unbrokered = host_lacking.get();
+                    self.facts.places[host].unbrokered = host_missing.get();
                 }
                 let place = &mut self.facts.places[usize::from(device.0)];
                 place.unbrokered = unbrokered.get();

@@ -110,7 +110,7 @@ impl Scenario {
         let mut faults = Faults::draw(&mut dice, &plan.without);
         let think_micros = dice.one(&[300, 1_000, 4_000]);
         let harvest_micros = dice.one(&[1_000, 10_000, 100_000]);
-        config.check_shadows = dice.chance(150);
+        config.check_clean_backings = dice.chance(150);
         config.pressure = node::pressure(&mut dice);
         let lanes = Lanes::draw(plan.seed);
         let think_micros = lanes.map_or(think_micros, |lanes| lanes.think_micros);

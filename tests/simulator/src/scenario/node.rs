@@ -64,7 +64,7 @@ pub(super) fn config(dice: &mut Dice) -> Config {
         ]),
         sessions_reserved: dice.small(3),
         eviction: eviction(dice),
-        check_shadows: false,
+        check_clean_backings: false,
         files: false,
         pressure: PressureBounds::default(),
         shares: Shares::default(),
@@ -83,7 +83,7 @@ pub(crate) fn pressure(dice: &mut Dice) -> PressureBounds {
         fall_percent,
         evict_to_percent,
         cold_after: Duration::from_millis(dice.one(&[0, 1, 10, 100, 1000])),
-        look_every: Duration::from_millis(dice.one(&[2, 10, 50])),
+        sample_interval: Duration::from_millis(dice.one(&[2, 10, 50])),
     }
 }
 

@@ -216,7 +216,7 @@ impl World {
             return;
         };
         let Some(channel) = process.channel.and_then(|id| self.channels.get_mut(&id)) else { return };
-        let own = |id, owner| owner == process.session && self.broker.is_unheld(id);
+        let own = |id, owner| owner == process.session && self.broker.is_unpinned(id);
         for view in views.iter().filter(|view| attached || own(view.id, view.owner)) {
             let parts = view.parts.iter().map(|shown| PartRef { allocation: view.id, part: shown.index });
             channel.unheld.extend(parts);

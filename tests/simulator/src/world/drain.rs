@@ -69,12 +69,12 @@ impl World {
     fn let_go(&mut self) -> Result<bool, Failure> {
         let (all, _) = self.broker.list_allocations(None, None, usize::MAX);
         let is_held = |target: &Target| {
-            self.broker.show(target).is_ok_and(|view| view.parts.iter().any(|part| part.held))
+            self.broker.show(target).is_ok_and(|view| view.parts.iter().any(|part| part.operator_hold))
         };
         let held: Vec<_> = all.into_iter().map(|view| Target::Id(view.id)).filter(is_held).collect();
         let any = !held.is_empty();
         for target in held {
-            self.operator_call(None, OperatorRequest::HoldParts { target, parts: Vec::new(), held: false });
+            self.operator_call(None, OperatorRequest::HoldParts { target, parts: Vec::new(), hold: false });
             while !self.queue.is_empty() {
                 self.step()?;
             }

@@ -292,8 +292,8 @@ impl World {
         let unbrokered = held.saturating_add(self.driver.outside[usize::from(device.0)]);
         let contexts = self.driver.dice.index(clients + 1);
         let contexts = u32::try_from(contexts).unwrap_or(u32::MAX);
-        let host_lacking = self.lacking_in_host(device);
-        self.tell(Event::Completion(Completion::Surveyed { device, unbrokered, contexts, host_lacking }));
+        let host_missing = self.lacking_in_host(device);
+        self.tell(Event::Completion(Completion::Surveyed { device, unbrokered, contexts, host_missing }));
     }
 
     /// What others have of the host's memory, but for what is used there.

@@ -65,7 +65,7 @@ impl World {
         if dice.chance(950) {
             (spec.kind, spec.discardable) = (Kind::Movable, false);
         }
-        spec.unheld &= dice.chance(200);
+        spec.unpinned &= dice.chance(200);
         if dice.chance(150) {
             (spec.size, spec.part_size) = self.larger_than_device(dice);
         }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use broker_core::{Event, MapPart, PartRef, Slot, TouchedPart};
+use broker_core::{Event, MapPart, PartRef, PartUse, Slot};
 use vramd_types::SessionId;
 use vramd_words::{State, Touch};
 
@@ -36,7 +36,7 @@ impl Harvest {
 
 impl Words {
     /// What has changed since. What stands in a word that is impossible is nothing to go by.
-    fn harvest(&mut self) -> Vec<TouchedPart> {
+    fn harvest(&mut self) -> Vec<PartUse> {
         let Self { harvest: Harvest { session, seen }, daemon, .. } = self;
         let mut touched = Vec::new();
         for (slot, seen) in seen {
@@ -48,7 +48,7 @@ impl Words {
             let touch = word.touched();
             let is_used = (touch, pins) != (seen.touch, seen.pinned);
             if is_used || (written && !seen.written) {
-                touched.push(TouchedPart { session: *session, part: seen.part, pinned: pins, written });
+                touched.push(PartUse { session: *session, part: seen.part, pinned: pins, written });
             }
             (seen.touch, seen.pinned, seen.written) = (touch, pins, written);
         }
@@ -74,7 +74,7 @@ impl World {
             return false;
         }
         let when = soon(&mut self.links, self.now, 1, 60);
-        self.queue.at(when, self.life, Happening::Arrive(Event::Touched(touched)));
+        self.queue.at(when, self.life, Happening::Arrive(Event::PartsUsed(touched)));
         true
     }
 }

@@ -282,7 +282,7 @@ impl World {
             Command::OpenExtent { extent, file, offset, size, .. } => {
                 self.submit(Job::Open { extent, file, offset, size });
             }
-            Command::Copy { from, to, bytes, shadow: _, class } => self.copy((from, to), bytes, class),
+            Command::Copy { from, to, bytes, compare_first: _, class } => self.copy((from, to), bytes, class),
             Command::ShareLinks(shares) => {
                 if let Some(lanes) = &mut self.driver.lanes {
                     lanes.share_by(shares);

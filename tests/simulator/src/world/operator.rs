@@ -166,7 +166,7 @@ impl World {
     fn hold_some(&mut self, dice: &mut Dice) {
         let (target, parts) = self.some_parts(dice);
         let key = dice.chance(200).then(|| self.new_key());
-        let request = OperatorRequest::HoldParts { target, parts, held: dice.chance(500) };
+        let request = OperatorRequest::HoldParts { target, parts, hold: dice.chance(500) };
         self.operator_call(key, request);
     }
 

@@ -83,7 +83,7 @@ impl World {
     /// Mostly who has pins: nobody else could ever map it.
     fn attach(target: Target, pins: bool, dice: &mut Dice) -> ClientRequest {
         match dice.chance(if pins { 350 } else { 15 }) {
-            true => ClientRequest::AttachUnheld(target),
+            true => ClientRequest::AttachUnpinned(target),
             false => ClientRequest::Attach(target),
         }
     }
@@ -113,7 +113,7 @@ impl World {
         let session = process.session.unwrap_or(vramd_types::SessionId::from_raw(0));
         let peer = process.peer();
         let call = self.new_call(Some(pid));
-        if matches!(request, ClientRequest::AttachUnheld(_)) {
+        if matches!(request, ClientRequest::AttachUnpinned(_)) {
             self.attaching_unheld.insert(call);
         }
         let when = soon(&mut self.links, self.now, 5, 250);
@@ -210,7 +210,7 @@ impl World {
             part_size,
             replace,
             uninitialized: dice.chance(500),
-            unheld,
+            unpinned: unheld,
             discardable,
         }
     }
@@ -244,7 +244,7 @@ fn overflowing(dice: &mut Dice) -> Vec<AllocationSpec> {
         part_size: None,
         replace: false,
         uninitialized: false,
-        unheld: false,
+        unpinned: false,
         discardable: false,
     };
     let half = Bytes::new(1 << 63);

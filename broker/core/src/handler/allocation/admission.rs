@@ -86,13 +86,13 @@ impl Broker {
             self.config.devices.get(usize::from(device.0)).is_some_and(|device| device.makes_fixed);
         let problem = |field, problem| Err(Refusal::RequestInvalid { field, problem });
         match spec.kind {
-            Kind::Movable if spec.unheld && !has_pins => problem("unheld", NEVER_PINNED),
+            Kind::Movable if spec.unpinned && !has_pins => problem("unheld", NEVER_PINNED),
             Kind::Movable if spec.discardable && is_to_be_sealed(spec) => {
                 problem("discardable", "what can be lost is never sealed, so it is its session's alone")
             }
             Kind::Movable => Ok(()),
             Kind::Fixed if spec.discardable => problem("discardable", "fixed memory never leaves its device"),
-            Kind::Fixed if spec.unheld => problem("unheld", FIXED_STAYS),
+            Kind::Fixed if spec.unpinned => problem("unheld", FIXED_STAYS),
             Kind::Managed => Err(Refusal::KindUnsupported { kind: "managed" }),
             Kind::Fixed if !makes_fixed => Err(Refusal::KindUnsupported { kind: "fixed" }),
             Kind::Fixed if spec.lifetime == Lifetime::Persistent => {
@@ -293,7 +293,7 @@ impl Broker {
 
     /// Whether its parts may begin below its device.
     pub(crate) fn is_lazy(&self, plan: &Plan) -> bool {
-        plan.spec.unheld && !plan.spec.discardable && self.ledger.below(plan.device).next().is_some()
+        plan.spec.unpinned && !plan.spec.discardable && self.ledger.below(plan.device).next().is_some()
     }
 
     pub(crate) fn sizes_of(&self, ages: &[Age]) -> Bytes {

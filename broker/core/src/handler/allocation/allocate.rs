@@ -125,7 +125,7 @@ impl Broker {
             state: AllocationState::Creating,
             digest: None,
             digesting: false,
-            unheld: spec.unheld,
+            unpinned: spec.unpinned,
             discardable: spec.discardable,
             in_place: false,
             in_host: Bytes::ZERO,

@@ -4,14 +4,14 @@ use vramd_types::Bytes;
 
 use crate::{
     broker::Broker,
-    command::{Notice, WaitEnd, Waited},
+    command::{Notice, WaitEnd, WaiterKind},
     error::Refusal,
     event::PartRef,
     handler::{Start, Started, line::make_room::Piece},
     migration::{Cause, InLine, Waiter},
     tenancy::{Arrival, OpId, OpKind, Outcome, Requester},
     time::Time,
-    view::{MoveView, WaitView, Waiting},
+    view::{MoveView, WaitView, WaiterView},
 };
 
 impl Broker {
@@ -32,12 +32,12 @@ impl Broker {
         let bytes = on_device.map(|piece| piece.size).fold(Bytes::ZERO, Bytes::saturating_add);
         let (what, until) = match waiter {
             Waiter::Part(part) => {
-                (Waiting::Part { part, sessions: self.wanting(part) }, self.wanted_until(part))
+                (WaiterView::Part { part, sessions: self.wanting(part) }, self.wanted_until(part))
             }
             Waiter::Batch(op) => self.waiting_batch(op)?,
         };
         let (device, tenant) = (self.uuid(device).to_owned(), self.tenants.name(tenant).to_owned());
-        Some(WaitView { id: place.stood.get(), device, tenant, what, bytes, since, until })
+        Some(WaitView { id: place.stood.get(), device, tenant, waiter: what, bytes, since, deadline: until })
     }
 
     /// When nobody wants the part any more, whatever happens, if that is so some day.
@@ -52,11 +52,11 @@ impl Broker {
         last
     }
 
-    fn waiting_batch(&self, op: OpId) -> Option<(Waiting, Option<Time>)> {
+    fn waiting_batch(&self, op: OpId) -> Option<(WaiterView, Option<Time>)> {
         let op = self.ops.get(op)?;
         match (op.requester, &op.kind) {
             (Requester::Session { session, .. }, OpKind::Room(batch)) => {
-                Some((Waiting::Batch { session, items: batch.asked.plans.len() }, Some(batch.asked.until)))
+                Some((WaiterView::Batch { session, items: batch.asked.plans.len() }, Some(batch.asked.until)))
             }
             _ => None,
         }
@@ -83,10 +83,10 @@ impl Broker {
     pub(crate) fn leave_line(&mut self, waiter: Waiter, end: WaitEnd) {
         if let Some(demand) = self.demands.remove(waiter) {
             let what = match waiter {
-                Waiter::Part(_) => Waited::Part,
-                Waiter::Batch(_) => Waited::Batch,
+                Waiter::Part(_) => WaiterKind::Part,
+                Waiter::Batch(_) => WaiterKind::Batch,
             };
-            self.notice(Notice::WaitEnded { what, since: demand.since, end });
+            self.notice(Notice::WaitEnded { waiter: what, since: demand.since, end });
         }
     }
 

@@ -55,8 +55,8 @@ impl Broker {
         if !session.is_connected() && !planted!(self, MapToDeadSession) {
             return;
         }
-        let is_unheld = allocation.unheld && allocation.owner == Some(id);
-        let unasked = if is_unheld { Unasked::Nothing } else { unasked };
+        let is_unpinned = allocation.unpinned && allocation.owner == Some(id);
+        let unasked = if is_unpinned { Unasked::Nothing } else { unasked };
         let (mut queued, mut comes) = (0, Vec::new());
         for index in allocation.indices() {
             if allocation.part(index).is_none_or(|part| part.map_state(id).is_some()) {
@@ -180,7 +180,7 @@ impl Broker {
             extent.sent_to.push(tenant);
         }
         let losses = self.losses_of(part);
-        Some(MapPart { part, extent, device, offset, size, span, writable, slot, losses })
+        Some(MapPart { part, extent, device, offset, size, span, writable, slot, drop_count: losses })
     }
 
     /// Tells the session to unmap all it maps of an allocation, for good. What is queued or away is forgotten.

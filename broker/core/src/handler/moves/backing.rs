@@ -258,7 +258,7 @@ impl Broker {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let (device, bytes) = (allocation.device, allocation.size_of(part.part));
         let tenant = self.tenants.shared(allocation.tenant);
-        self.notice(Notice::ShadowDiffers { part, tenant, device, tier, bytes });
+        self.notice(Notice::CleanBackingDiffers { part, tenant, device, tier, bytes });
     }
 
     /// Whether it has been made, and is not being released.

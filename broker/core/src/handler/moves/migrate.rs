@@ -316,7 +316,7 @@ impl Broker {
         // with it.
         let in_file = self.pool.get(to).is_some_and(|extent| extent.in_file);
         let has_shadow = !allocation.discardable && !in_file && migration.here == Tier::Device;
-        let shadow = clean && self.config.check_shadows && has_shadow;
+        let shadow = clean && self.config.check_clean_backings && has_shadow;
         if clean && !shadow && is_new {
             return self.migration_step(part, MigrationEvent::Clean, None);
         }
@@ -326,7 +326,7 @@ impl Broker {
         if !shadow {
             self.pool.is_written(to);
         }
-        self.command(Command::Copy { from, to, bytes, shadow, class });
+        self.command(Command::Copy { from, to, bytes, compare_first: shadow, class });
         if planted!(self, SourceReleasedEarly) {
             self.release_extent(from);
         }

@@ -182,7 +182,7 @@ impl Broker {
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
         let bytes = allocation.size_of(part.part);
         self.pool.is_written(to);
-        self.command(Command::Copy { from, to, bytes, shadow: false, class: CopyClass::WriteBack });
+        self.command(Command::Copy { from, to, bytes, compare_first: false, class: CopyClass::WriteBack });
     }
 
     /// The copy to what the part has below has ended.

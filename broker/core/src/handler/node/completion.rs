@@ -10,7 +10,7 @@ impl Broker {
             Completion::Returned { extent } => self.on_returned(extent),
             Completion::Copied { to, result } => self.on_copied(to, result),
             Completion::Damaged { to, problem } => self.on_damaged(to, problem),
-            Completion::ShadowDiffers { to } => self.shadow_differs(to),
+            Completion::CleanBackingDiffers { to } => self.shadow_differs(to),
             Completion::Digested { allocation, result } => {
                 self.on_digested(allocation, result);
                 // Of a freed allocation nothing more may come that anybody would be told of.
@@ -20,8 +20,8 @@ impl Broker {
             }
             Completion::WordsRevoked { part, outcome } => self.on_words_revoked(part, outcome),
             Completion::WrittenCleared { part, cleared } => self.on_written_cleared(part, cleared),
-            Completion::Surveyed { device, unbrokered, contexts, host_lacking } => {
-                self.on_surveyed(device, unbrokered, contexts, host_lacking);
+            Completion::Surveyed { device, unbrokered, contexts, host_missing } => {
+                self.on_surveyed(device, unbrokered, contexts, host_missing);
             }
         }
     }

@@ -6,7 +6,7 @@ use vramd_types::{AllocationId, SessionId};
 
 use crate::{
     broker::Broker,
-    command::{Asker, Notice},
+    command::{Caller, Notice},
     error::Refusal,
     event::PartRef,
     handler::QuotaChange,
@@ -19,9 +19,9 @@ impl Broker {
     pub(crate) fn note_refusal(&mut self, requester: Requester, method: Method, refusal: Refusal) {
         let by = match requester {
             Requester::Session { session, tenant } => {
-                Asker::Session { session, tenant: self.tenants.shared(tenant) }
+                Caller::Session { session, tenant: self.tenants.shared(tenant) }
             }
-            Requester::Operator { uid } => Asker::Operator { uid },
+            Requester::Operator { uid } => Caller::Operator { uid },
         };
         self.notice(Notice::Refused { by, request: method.name(), refusal });
     }

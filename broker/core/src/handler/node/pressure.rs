@@ -63,7 +63,7 @@ impl Broker {
         if let Some(from) = changed {
             let (Place { device, tier }, Fill { held, capacity }) = (place, fill);
             let to = self.pressure_of(place);
-            self.notice(Notice::PressureChanged { device, tier, from, to, held, capacity });
+            self.notice(Notice::PressureChanged { device, tier, from, to, charged: held, capacity });
             if to > from || !planted!(self, ReliefUntold) {
                 self.tell_of_pressure(place, fill);
             }
@@ -77,7 +77,7 @@ impl Broker {
     pub(crate) fn arm_pressure(&mut self) {
         if !std::mem::replace(&mut self.pressing.is_armed, true) {
             self.pressing.gauges.values_mut().for_each(|gauge| gauge.wakes(self.now));
-            self.arm(self.now.after(self.settings.pressure.look_every), Timer::Pressure);
+            self.arm(self.now.after(self.settings.pressure.sample_interval), Timer::Pressure);
         }
     }
 

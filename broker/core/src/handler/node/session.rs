@@ -4,7 +4,7 @@ use vramd_types::{AllocationId, Bytes, SessionId};
 
 use crate::{
     broker::Broker,
-    command::{Asker, Command, DaemonFrame, Notice},
+    command::{Caller, Command, DaemonFrame, Notice},
     error::Refusal,
     event::{ChannelId, Hello, Lifetime},
     handler::Timer,
@@ -23,7 +23,7 @@ impl Broker {
         match self.open(channel, hello) {
             Ok(id) => self.welcome(id),
             Err(refusal) => {
-                let by = Asker::Process { tenant, pid };
+                let by = Caller::Process { tenant, pid };
                 self.notice(Notice::Refused { by, request: "Hello", refusal: refusal.clone() });
                 self.command(Command::Send { channel, frame: DaemonFrame::Refused(refusal) });
                 self.command(Command::CloseChannel { channel });

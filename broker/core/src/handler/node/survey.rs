@@ -111,7 +111,7 @@ impl Broker {
         device: DeviceIndex,
         unbrokered: Bytes,
         contexts: u32,
-        host_lacking: Bytes,
+        host_missing: Bytes,
     ) {
         let done = self.surveys.done.entry(device).or_default();
         *done = done.saturating_add(1);
@@ -129,7 +129,7 @@ impl Broker {
                 ledger.found(place);
             }
         });
-        self.withhold(host, |ledger| ledger.set_withheld(host, host_lacking, Bytes::ZERO));
+        self.withhold(host, |ledger| ledger.set_withheld(host, host_missing, Bytes::ZERO));
         // What was there before anybody looked has not just come.
         if is_first {
             before.into_iter().for_each(|(place, before)| self.is_resized(place, before));

@@ -4,14 +4,14 @@ use vramd_types::SessionId;
 
 use crate::{
     broker::Broker,
-    event::{PartRef, TouchedPart},
+    event::{PartRef, PartUse},
     residency::MapState,
 };
 
 impl Broker {
-    pub(crate) fn on_touched(&mut self, touched: &[TouchedPart]) {
+    pub(crate) fn on_touched(&mut self, touched: &[PartUse]) {
         let mut unpinned = false;
-        for TouchedPart { session, part, pinned, written } in touched {
+        for PartUse { session, part, pinned, written } in touched {
             // What the session has been told to unmap meanwhile is no use of it any more.
             if !self.map_state(*session, *part).is_some_and(|state| state.maps()) {
                 continue;

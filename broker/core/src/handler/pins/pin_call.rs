@@ -9,7 +9,7 @@ use vramd_types::SessionId;
 
 use crate::{
     broker::Broker,
-    command::{Asker, Command, DaemonFrame, Notice, WaitEnd},
+    command::{Caller, Command, DaemonFrame, Notice, WaitEnd},
     error::Refusal,
     event::PartRef,
     handler::Timer,
@@ -206,7 +206,7 @@ impl Broker {
         let Some(session) = self.sessions.get(id).filter(|session| session.channel_open) else { return };
         let channel = session.channel;
         if let Some(refusal) = refusal.clone() {
-            let by = Asker::Session { session: id, tenant: self.tenants.shared(session.tenant) };
+            let by = Caller::Session { session: id, tenant: self.tenants.shared(session.tenant) };
             self.notice(Notice::Refused { by, request: "Pin", refusal });
         }
         self.command(Command::Send { channel, frame: DaemonFrame::PinAnswer { call, refusal } });

@@ -51,7 +51,7 @@ impl Fenced {
             default_disk_limit: Quantity::Percent(100),
             sessions_reserved: 1,
             eviction: crate::eviction::EvictionPolicy::default(),
-            check_shadows: false,
+            check_clean_backings: false,
             files: false,
             pressure: crate::pressure::PressureBounds::default(),
             shares: vramd_types::Shares::default(),
@@ -83,7 +83,7 @@ impl Fenced {
             part_size: None,
             replace: false,
             uninitialized: false,
-            unheld: false,
+            unpinned: false,
             discardable: false,
         };
         let request = ClientRequest::allocate(vec![spec]);

@@ -4,7 +4,7 @@ use vramd_types::SessionId;
 
 use crate::{
     broker::Broker,
-    command::{Asker, Command, Notice},
+    command::{Caller, Command, Notice},
     error::Refusal,
     event::{CallId, ClientRequest, Peer, RequestKey},
     handler::{Start, Started},
@@ -23,7 +23,7 @@ impl Broker {
         let method = match &request {
             ClientRequest::AllocateBatch { .. } => Method::AllocateBatch,
             ClientRequest::FreeBatch(_) => Method::FreeBatch,
-            ClientRequest::Attach(_) | ClientRequest::AttachUnheld(_) => Method::Attach,
+            ClientRequest::Attach(_) | ClientRequest::AttachUnpinned(_) => Method::Attach,
             ClientRequest::Detach(_) => Method::Detach,
             ClientRequest::Seal(_) => Method::Seal,
             ClientRequest::Advise(..) => Method::Advise,
@@ -32,7 +32,7 @@ impl Broker {
         let tenant = match self.authenticate(session, peer) {
             Ok(tenant) => tenant,
             Err(refusal) => {
-                let by = Asker::Stranger { session, pid: peer.pid };
+                let by = Caller::ForeignProcess { session, pid: peer.pid };
                 self.notice(Notice::Refused { by, request: method.name(), refusal: refusal.clone() });
                 return self.command(Command::Reply { call, outcome: Err(refusal) });
             }
@@ -49,7 +49,7 @@ impl Broker {
             ClientRequest::AllocateBatch { items, wait } => self.allocate(op, session, tenant, items, wait),
             ClientRequest::FreeBatch(ids) => self.free(op, session, tenant, &ids),
             ClientRequest::Attach(target) => self.attach(session, tenant, &target, false),
-            ClientRequest::AttachUnheld(target) => self.attach(session, tenant, &target, true),
+            ClientRequest::AttachUnpinned(target) => self.attach(session, tenant, &target, true),
             ClientRequest::Detach(ids) => self.detach(op, session, tenant, &ids),
             ClientRequest::Seal(id) => self.seal(op, session, tenant, id),
             ClientRequest::Advise(id, advice) => self.advise(session, tenant, id, advice),

@@ -58,7 +58,7 @@ impl Broker {
             OperatorRequest::WriteBackParts { target, parts } => {
                 self.move_parts(&target, parts, Wish::WrittenBack)
             }
-            OperatorRequest::HoldParts { target, parts, held } => self.hold_parts(&target, parts, held),
+            OperatorRequest::HoldParts { target, parts, hold } => self.hold_parts(&target, parts, hold),
             OperatorRequest::CancelWait { wait } => self.cancel_wait(wait),
             OperatorRequest::ChangeSettings(change) => self.change_settings(uid, &change),
             OperatorRequest::Drain { draining } => self.drain(draining),

@@ -32,7 +32,7 @@ impl Broker {
                 allocation,
                 tenant,
                 parts: changed,
-                held,
+                hold: held,
             });
         }
         // Who waits may have the room of what is let go; and whom nothing helps any more is passed by.

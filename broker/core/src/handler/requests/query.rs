@@ -156,7 +156,7 @@ impl Broker {
                 name: config.name.clone(),
                 total: config.total,
                 capacity: books.capacity(),
-                held: books.held(),
+                charged: books.held(),
                 unreturned: books.unreturned(),
                 cached: self.pool.cache().bytes_on(index),
                 cached_smaller,
@@ -165,7 +165,7 @@ impl Broker {
                 disk: self.tier_view(Place { device: index, tier: Tier::Disk }),
                 moving_in: self.moving(index, |it| it.towards == Tier::Device),
                 moving_out: self.moving(index, |it| it.here == Tier::Device),
-                awaited: self.demands.parts().filter(|part| self.is_of(*part, index)).count(),
+                parts_waiting: self.demands.parts().filter(|part| self.is_of(*part, index)).count(),
                 unbrokered: books.unbrokered(),
                 contexts: books.contexts(),
                 committed: books.committed(),
@@ -183,7 +183,7 @@ impl Broker {
         self.ledger.books(place).map(|books| TierView {
             total: books.share(),
             capacity: books.capacity(),
-            held: books.held(),
+            charged: books.held(),
             unreturned: books.unreturned(),
             committed: books.committed(),
             shortfall: books.shortfall(),
@@ -223,8 +223,8 @@ impl Broker {
         Counts {
             sessions,
             allocations: self.allocations.states().filter(|(_, count)| *count > 0).collect(),
-            allocations_of: tenants.filter(|(_, count)| *count > 0).collect(),
-            rounded: self.named(self.rounded()),
+            allocations_by_tenant: tenants.filter(|(_, count)| *count > 0).collect(),
+            rounding: self.named(self.rounded()),
             in_place: self.named(self.allocations.in_place()),
             in_file: self.named(self.pool.in_files()),
         }
@@ -292,7 +292,7 @@ impl Broker {
                 offset: allocation.offset_of(index),
                 size: allocation.size_of(index),
                 tier: self.tier_of(of_part).unwrap_or(Self::tier()),
-                held: self.held_by_hand.contains(&of_part),
+                operator_hold: self.held_by_hand.contains(&of_part),
                 dropped: self.is_nowhere(of_part),
                 moves_to: self.migrations.get(&of_part).map(|migration| migration.towards),
                 backing: mappers.then(|| self.backing(of_part, part.extent)),
@@ -429,7 +429,7 @@ impl Broker {
                 let in_force = self.ledger.account(tenant, place).map(|account| QuotaInForce {
                     guarantee: account.guarantee,
                     limit: account.limit,
-                    held: account.held(),
+                    charged: account.held(),
                     reserved: account.reserved,
                     unreturned: account.unreturned,
                     cached: match tier {

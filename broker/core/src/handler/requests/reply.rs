@@ -135,7 +135,7 @@ impl Broker {
             Outcome::Drained => Reply::Drained {
                 draining: self.draining,
                 sessions: self.sessions.len(),
-                held: self.held_in_all(),
+                charged: self.held_in_all(),
             },
         })
     }

@@ -98,8 +98,9 @@ impl Oracle {
         let (guarantee, limit) = self.quota_now(tenant, place);
         let cached = self.cached(tenant, place);
         let should = [balance.held(), balance.reserved, balance.unreturned, cached, guarantee, limit];
-        let is =
-            view.in_force.map(|it| [it.held, it.reserved, it.unreturned, it.cached, it.guarantee, it.limit]);
+        let is = view
+            .in_force
+            .map(|it| [it.charged, it.reserved, it.unreturned, it.cached, it.guarantee, it.limit]);
         let is = is.map(|it| it.map(vramd_types::Bytes::get));
         self.expect(LEDGER_ORACLE, is == Some(should), || {
             format!(
@@ -119,7 +120,7 @@ impl Oracle {
             let capacity = self.capacity(place);
             let committed = u64::try_from(committed[place]).unwrap_or(u64::MAX);
             let should = [held, unreturned, capacity, committed, committed.saturating_sub(capacity)];
-            let is = [view.held, view.unreturned, view.capacity, view.committed, view.shortfall];
+            let is = [view.charged, view.unreturned, view.capacity, view.committed, view.shortfall];
             let is = is.map(vramd_types::Bytes::get);
             self.expect(LEDGER_ORACLE, is == should, || {
                 format!(
@@ -130,7 +131,7 @@ impl Oracle {
             for (tier, shown) in [(Tier::Host, view.host), (Tier::Disk, view.disk)] {
                 let below = self.facts.place_of(&view.uuid, tier);
                 let should = below.map(|place| [self.capacity(place), self.held_by_all(place).0]);
-                let is = shown.map(|shown| [shown.capacity.get(), shown.held.get()]);
+                let is = shown.map(|shown| [shown.capacity.get(), shown.charged.get()]);
                 self.expect(LEDGER_ORACLE, is == should, || {
                     format!("{tier} of {}: capacity and held are {is:?}, not {should:?}", view.uuid)
                 });

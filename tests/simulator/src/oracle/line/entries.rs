@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use broker_core::{
-    AllocationSpec, Broker, CallId, OperatorRequest, Refusal, Tier, Time, WaitView, Waiting,
+    AllocationSpec, Broker, CallId, OperatorRequest, Refusal, Tier, Time, WaitView, WaiterView,
     invariants::DEMANDS,
 };
 use vramd_types::SessionId;
@@ -22,7 +22,7 @@ impl Oracle {
     pub(crate) fn learn_failed_batches(&mut self, broker: &Broker) {
         let waits = broker.waits().into_iter().filter(|_| self.step.made);
         let new = waits.filter(|wait| !self.facts.waits.contains_key(&wait.id));
-        let batches = new.filter(|wait| matches!(wait.what, Waiting::Batch { .. }));
+        let batches = new.filter(|wait| matches!(wait.waiter, WaiterView::Batch { .. }));
         for wait in batches.collect::<Vec<_>>() {
             if let Some(place) = self.facts.place_of(&wait.device, Tier::Device) {
                 self.facts.places[place].looks_left = LOOKS;
@@ -61,7 +61,7 @@ impl Oracle {
 
     /// Who was to be sent the part keeps it, and is not to be sent it any more.
     pub(crate) fn wait_cancelled(&mut self, id: u64) {
-        let Some(WaitView { what: Waiting::Part { part, .. }, .. }) = self.facts.waits.get(&id) else {
+        let Some(WaitView { waiter: WaiterView::Part { part, .. }, .. }) = self.facts.waits.get(&id) else {
             return;
         };
         let part = *part;
@@ -84,7 +84,7 @@ impl Oracle {
         let (Refusal::QuotaLimit { tier, .. } | Refusal::DeviceFull { tier, .. }) = refusal else { return };
         let Asked::Client { session: by, .. } = &call.asked else { return };
         let stood = self.facts.waits.values().any(|it| {
-            matches!(it.what, Waiting::Batch { session, items: count } if session == *by && count == items.len())
+            matches!(it.waiter, WaiterView::Batch { session, items: count } if session == *by && count == items.len())
         });
         // A change of quotas may have made it hopeless.
         let changed = self.step.made || self.step.quotas_changed;
@@ -96,9 +96,9 @@ impl Oracle {
 
 /// Who asked for a batch, and until when: it is the same with each try, where its place in the line is not.
 fn asked_by(wait: &WaitView) -> (Option<SessionId>, Option<Time>) {
-    let session = match wait.what {
-        Waiting::Batch { session, .. } => Some(session),
-        Waiting::Part { .. } => None,
+    let session = match wait.waiter {
+        WaiterView::Batch { session, .. } => Some(session),
+        WaiterView::Part { .. } => None,
     };
-    (session, wait.until)
+    (session, wait.deadline)
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use broker_core::{Broker, ClientRequest, PartRef, WaitView, Waiting, invariants::DEMANDS};
+use broker_core::{Broker, ClientRequest, PartRef, WaitView, WaiterView, invariants::DEMANDS};
 use vramd_types::{AllocationId, GRANULARITY};
 
 use crate::oracle::{
@@ -40,7 +40,7 @@ impl Oracle {
         for (by, items) in batches.collect::<Vec<_>>() {
             // Those that stood there before are others of the session.
             let waits = |it: &WaitView| {
-                let its = matches!(it.what, Waiting::Batch { session, items: count } if session == by && count == items.len());
+                let its = matches!(it.waiter, WaiterView::Batch { session, items: count } if session == by && count == items.len());
                 its && !self.facts.waits.contains_key(&it.id)
             };
             let Some(session) = self.facts.sessions.get(&by).filter(|_| line.iter().any(waits)) else {
@@ -48,7 +48,7 @@ impl Oracle {
             };
             let (tenant, first) = (session.tenant, session.devices.first().copied());
             let mut asked: BTreeMap<usize, u64> = BTreeMap::new();
-            for item in items.iter().filter(|item| !item.unheld || item.discardable) {
+            for item in items.iter().filter(|item| !item.unpinned || item.discardable) {
                 let named = |text: &String| self.facts.device_named(text);
                 let Some(device) = item.device.as_ref().map_or(first, named) else { continue };
                 let size = item.size.checked_round_up(GRANULARITY).map_or(u64::MAX, vramd_types::Bytes::get);

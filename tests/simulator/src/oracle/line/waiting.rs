@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use broker_core::{Broker, PartRef, Tier, WaitView, Waiting, invariants::DEMANDS};
+use broker_core::{Broker, PartRef, Tier, WaitView, WaiterView, invariants::DEMANDS};
 
 use crate::oracle::{
     Oracle,
@@ -273,7 +273,7 @@ impl Oracle {
     fn first_batch_waits_rightly(&mut self, line: &[WaitView], leavable: &[Leavable]) {
         let one_device = self.facts.places.iter().filter(|place| place.tier == Tier::Device).count() == 1;
         let Some(first) = line.first().filter(|_| one_device) else { return };
-        let Waiting::Batch { .. } = first.what else { return };
+        let WaiterView::Batch { .. } = first.waiter else { return };
         let tenant = self.facts.tenant(&first.tenant);
         // What operators have unmapped they may have moved too.
         let is_unsure = self.facts.extents_ran_out || !self.facts.revoking.is_empty();
@@ -285,7 +285,7 @@ impl Oracle {
         // What it would have of its tenant's cache is not among what it is said to ask.
         let asked = first.bytes.get() + self.cached(tenant, 0);
         let lacks = self.lacks(tenant, 0, asked, &leavable[0]);
-        let in_time = first.until.is_some_and(|until| until > self.facts.now);
+        let in_time = first.deadline.is_some_and(|until| until > self.facts.now);
         self.expect(DEMANDS, lacks != Wait::Nothing && in_time, || {
             format!("{first:?} lacks {lacks:?}, {leavable:?} could leave")
         });
@@ -293,6 +293,6 @@ impl Oracle {
 }
 
 fn is_behind_batch(part: PartRef, line: &[WaitView]) -> bool {
-    let is_part = |wait: &&WaitView| matches!(wait.what, Waiting::Part { part: of, .. } if of == part);
-    line.iter().take_while(|wait| !is_part(wait)).any(|wait| matches!(wait.what, Waiting::Batch { .. }))
+    let is_part = |wait: &&WaitView| matches!(wait.waiter, WaiterView::Part { part: of, .. } if of == part);
+    line.iter().take_while(|wait| !is_part(wait)).any(|wait| matches!(wait.waiter, WaiterView::Batch { .. }))
 }

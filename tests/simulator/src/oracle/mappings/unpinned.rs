@@ -37,7 +37,7 @@ impl Oracle {
 
     /// Whether it may be made below its device. What is discardable never lies there.
     pub(crate) fn is_lazy(part: PartRef, broker: &Broker) -> bool {
-        broker.is_unheld(part.allocation) && !Self::is_discardable(part, broker)
+        broker.is_unpinned(part.allocation) && !Self::is_discardable(part, broker)
     }
 
     /// A new part lies on its device. What is held has bytes set aside once all of its batch is ordered; what is discardable
@@ -72,7 +72,7 @@ impl Oracle {
     pub(crate) fn is_wrongly_unheld(&self, call: &Call, broker: &Broker) -> bool {
         match &call.asked {
             Asked::Client { request: ClientRequest::Attach(_), .. } => false,
-            Asked::Client { session, request: ClientRequest::AttachUnheld(target), .. } => {
+            Asked::Client { session, request: ClientRequest::AttachUnpinned(target), .. } => {
                 !self.pins(*session) || self.is_fixed(*session, target, broker)
             }
             Asked::Client { .. } | Asked::Operator { .. } => true,
@@ -97,7 +97,7 @@ impl Oracle {
     /// In which extents the parts are: nothing is sent that would say so.
     pub(crate) fn learn_where_unheld(&mut self, id: AllocationId, broker: &Broker) {
         let Some(unheld) = self.facts.allocations.get(&id).map(|it| it.unheld) else { return };
-        let is = broker.is_unheld(id);
+        let is = broker.is_unpinned(id);
         self.expect(CALLS, is == unheld, || format!("{id} is asked with unheld {unheld}, and has {is}"));
         if !unheld {
             return;

@@ -43,7 +43,7 @@ impl Oracle {
 
     /// Who is sent a part is told how often its content was given up.
     pub(crate) fn losses_are_told(&mut self, sent: &MapPart) {
-        let (part, told) = (sent.part, sent.losses);
+        let (part, told) = (sent.part, sent.drop_count);
         let were = self.facts.losses.get(&part).copied().unwrap_or_default();
         self.expect(CONTENT, told == were, || {
             format!("{part:?} is sent as lost {told} times, and was {were}")

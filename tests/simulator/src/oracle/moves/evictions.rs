@@ -100,7 +100,7 @@ impl Oracle {
             [Tier::Host, Tier::Disk].into_iter().any(|tier| self.facts.place_of(&place.uuid, tier).is_some())
         };
         let all_below = self.facts.places.iter().filter(device).all(below);
-        let held = items.iter().filter(|spec| !(spec.unheld && !spec.discardable && all_below));
+        let held = items.iter().filter(|spec| !(spec.unpinned && !spec.discardable && all_below));
         its.then(|| held.map(size).fold(0, u64::saturating_add))
     }
 }

@@ -126,8 +126,8 @@ impl Oracle {
         };
         self.facts.allocations.insert(id, allocation);
         self.is_placed_as_asked(by, spec, view);
-        let is = broker.is_unheld(id);
-        self.expect(LOADED, is == spec.unheld, || format!("{id} is loaded, and unheld: {is}"));
+        let is = broker.is_unpinned(id);
+        self.expect(LOADED, is == spec.unpinned, || format!("{id} is loaded, and unheld: {is}"));
     }
 
     /// What was made of it until then is on its way out.

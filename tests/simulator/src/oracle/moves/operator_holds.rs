@@ -37,5 +37,5 @@ impl Oracle {
 
 pub(crate) fn shown_as_held(part: PartRef, broker: &Broker) -> bool {
     let view = broker.show(&Target::Id(part.allocation));
-    view.is_ok_and(|view| view.parts.iter().any(|shown| shown.index == part.part && shown.held))
+    view.is_ok_and(|view| view.parts.iter().any(|shown| shown.index == part.part && shown.operator_hold))
 }

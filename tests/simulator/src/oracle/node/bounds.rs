@@ -72,7 +72,7 @@ fn items_of(asked: &ClientRequest) -> usize {
         ClientRequest::AllocateBatch { items: specs, .. } => specs.len(),
         ClientRequest::FreeBatch(ids) | ClientRequest::Detach(ids) => ids.len(),
         ClientRequest::Attach(_)
-        | ClientRequest::AttachUnheld(_)
+        | ClientRequest::AttachUnpinned(_)
         | ClientRequest::Seal(_)
         | ClientRequest::Advise(..)
         | ClientRequest::Load { .. } => 1,

@@ -38,16 +38,16 @@ impl Oracle {
             format!("sessions, allocations and descriptors that are left: {left:?}")
         });
         for device in broker.devices() {
-            let held = (device.held, device.unreturned, device.unbrokered);
+            let held = (device.charged, device.unreturned, device.unbrokered);
             let none =
-                [device.held, device.unreturned, device.unbrokered].iter().all(|bytes| bytes.is_zero());
+                [device.charged, device.unreturned, device.unbrokered].iter().all(|bytes| bytes.is_zero());
             self.expect(DRAINS, none, || {
                 format!("held, unreturned and unbrokered on {}: {held:?}", device.uuid)
             });
         }
         for device in broker.devices() {
-            let below = [device.host, device.disk].map(|tier| tier.map_or(0, |tier| tier.held.get()));
-            let left = (below, device.moving_in.get(), device.moving_out.get(), device.awaited);
+            let below = [device.host, device.disk].map(|tier| tier.map_or(0, |tier| tier.charged.get()));
+            let left = (below, device.moving_in.get(), device.moving_out.get(), device.parts_waiting);
             self.expect(DRAINS, left == ([0, 0], 0, 0, 0), || {
                 format!("held in host memory and on disk, moving and awaited on {}: {left:?}", device.uuid)
             });

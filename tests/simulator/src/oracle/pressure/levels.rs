@@ -45,9 +45,9 @@ impl Oracle {
             return;
         }
         for (device, view) in broker.devices().into_iter().enumerate() {
-            let on_device = Some((Tier::Device, view.pressure, view.held, view.capacity));
+            let on_device = Some((Tier::Device, view.pressure, view.charged, view.capacity));
             let below = [(Tier::Host, view.host), (Tier::Disk, view.disk)];
-            let below = below.map(|(tier, of)| of.map(|it| (tier, it.pressure, it.held, it.capacity)));
+            let below = below.map(|(tier, of)| of.map(|it| (tier, it.pressure, it.charged, it.capacity)));
             for (tier, shown, held, capacity) in on_device.into_iter().chain(below.into_iter().flatten()) {
                 let Some(place) = self.facts.place(device, tier) else { continue };
                 let known = self.pressure_in(place);

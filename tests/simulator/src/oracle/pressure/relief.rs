@@ -33,7 +33,7 @@ impl Oracle {
         if !full {
             return;
         }
-        let (now, patience) = (self.facts.now, self.bounds().look_every * 4 + SLACK);
+        let (now, patience) = (self.facts.now, self.bounds().sample_interval * 4 + SLACK);
         let is_cached = |it: &ExtentFacts| it.place == place && it.phase == ExtentPhase::Cached;
         let cached = self.facts.extents.iter().filter(|(_, it)| is_cached(it)).map(|(id, _)| *id);
         let cached: BTreeMap<_, _> = cached.map(|id| (id, before.get(&id).copied().unwrap_or(now))).collect();
@@ -50,7 +50,7 @@ impl Oracle {
         let has_cached = self.facts.cached.iter().any(|((_, of), bytes)| *of == place && *bytes > 0);
         if full && !has_cached && !self.facts.extents_ran_out && !self.bounds().cold_after.is_zero() {
             let (now, bounds) = (self.facts.now, self.bounds());
-            let patience = bounds.cold_after + bounds.look_every * 4 + SLACK;
+            let patience = bounds.cold_after + bounds.sample_interval * 4 + SLACK;
             let since = |part: PartRef| (part, before.get(&part).copied().unwrap_or(now));
             let idle: BTreeMap<_, _> = self.certainly_cold(place, broker).into_iter().map(since).collect();
             let stays = idle.iter().find(|(_, since)| since.after(patience) < now).map(|(part, _)| *part);
@@ -73,8 +73,8 @@ impl Oracle {
         let facts = &self.facts.places[place];
         let view = broker.devices().into_iter().find(|device| device.uuid == facts.uuid);
         let fill = view.and_then(|view| match facts.tier {
-            Tier::Device => Some((view.held, view.capacity)),
-            Tier::Host => view.host.map(|host| (host.held, host.capacity)),
+            Tier::Device => Some((view.charged, view.capacity)),
+            Tier::Host => view.host.map(|host| (host.charged, host.capacity)),
             Tier::Disk => None,
         });
         let target = u128::from(self.bounds().evict_to_percent);

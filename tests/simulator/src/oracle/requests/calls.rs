@@ -82,10 +82,13 @@ impl Oracle {
             (ClientRequest::Detach(ids), Reply::Released(items)) => {
                 ids.iter().eq(items.iter().map(|(id, _)| id))
             }
-            (ClientRequest::Attach(target) | ClientRequest::AttachUnheld(target), Reply::Attached(view)) => {
+            (
+                ClientRequest::Attach(target) | ClientRequest::AttachUnpinned(target),
+                Reply::Attached(view),
+            ) => {
                 self.is_shown(&name, view);
                 if self.step.repeat.is_new() {
-                    self.attached(by, view, matches!(asked, ClientRequest::AttachUnheld(_)));
+                    self.attached(by, view, matches!(asked, ClientRequest::AttachUnpinned(_)));
                 }
                 match target {
                     Target::Id(id) => *id == view.id,
@@ -150,7 +153,7 @@ impl Oracle {
             in_place: false,
             discardable: spec.discardable,
             loaded: false,
-            unheld: spec.unheld,
+            unheld: spec.unpinned,
             part_count: view.parts.len(),
             sealed: false,
             freed: false,
@@ -247,11 +250,11 @@ impl Oracle {
                 its && id_fits
             }
             (
-                OperatorRequest::HoldParts { target, parts: asked, held },
+                OperatorRequest::HoldParts { target, parts: asked, hold },
                 Reply::PartsHeld { allocation, parts },
             ) => {
                 if first {
-                    self.held_as_told(*allocation, parts, *held, broker);
+                    self.held_as_told(*allocation, parts, *hold, broker);
                 }
                 let its = asked.is_empty() || parts.iter().all(|part| asked.contains(part));
                 let id_fits = match target {
@@ -368,7 +371,7 @@ impl Oracle {
     /// Whether what an attach or a seal did not find is there, and may be known to the caller.
     fn is_there(&self, call: &Call, tenant: Option<usize>, broker: &Broker) -> bool {
         let id = match Self::request_of(call) {
-            Some(ClientRequest::Attach(target) | ClientRequest::AttachUnheld(target)) => match target {
+            Some(ClientRequest::Attach(target) | ClientRequest::AttachUnpinned(target)) => match target {
                 Target::Id(id) => *id,
                 Target::Name(_) => return false,
             },

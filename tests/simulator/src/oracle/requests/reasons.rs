@@ -81,7 +81,7 @@ pub(crate) fn reasons(asked: &Asked) -> &'static [Reason] {
                 R::RequestInvalid,
                 R::BatchTooLarge,
             ],
-            ClientRequest::Attach(_) | ClientRequest::AttachUnheld(_) => &[
+            ClientRequest::Attach(_) | ClientRequest::AttachUnpinned(_) => &[
                 R::SessionMissing,
                 R::SessionNotFound,
                 R::SessionLost,

@@ -72,7 +72,7 @@ fn name_of(call: &Call) -> Option<(Name, [u8; 16])> {
             let method = match request {
                 ClientRequest::AllocateBatch { .. } => 0,
                 ClientRequest::FreeBatch(_) => 1,
-                ClientRequest::Attach(_) | ClientRequest::AttachUnheld(_) => 2,
+                ClientRequest::Attach(_) | ClientRequest::AttachUnpinned(_) => 2,
                 ClientRequest::Detach(_) => 3,
                 ClientRequest::Seal(_) => 4,
                 ClientRequest::Load { .. } => SET_QUOTA + 11,
