@@ -15,7 +15,7 @@ use crate::{
     handler::{AwaitedRoom, FdBudget, QuotaQueue, Surveys, Timer, Unsettled},
     invariants,
     ledger::{Ledger, Place, Quota, QuotaBook, QuotaDevice},
-    migration::{Backings, Demands, Migrations, WriteBacks},
+    migration::{Backings, Line, Migrations, WriteBacks},
     observed::Transitions,
     pool::Pool,
     pressure::Pressing,
@@ -43,7 +43,7 @@ pub struct Broker {
     pub(crate) migrations: Migrations,
     pub(crate) write_backs: WriteBacks,
     /// Parts that wait for room on their devices.
-    pub(crate) demands: Demands,
+    pub(crate) line: Line,
     /// What parts on their devices have set aside below.
     pub(crate) backings: Backings,
     pub(crate) residents: Residents,
@@ -123,7 +123,7 @@ impl Broker {
             revocations: Revocations::new(),
             migrations: Migrations::new(),
             write_backs: WriteBacks::new(),
-            demands: Demands::default(),
+            line: Line::default(),
             backings: Backings::default(),
             residents: Residents::new(&config.eviction),
             lodgers: Residents::new(&EvictionPolicy::Lru),

@@ -5,7 +5,7 @@ use crate::broker::Broker;
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     if matches!(scope, Scope::All) {
-        for (_, demand) in broker.demands.iter() {
+        for (_, demand) in broker.line.iter() {
             expect(found, LINE, broker.is_in_earnest(demand.waiter), || {
                 format!("{demand:?} stands in the line and waits for nothing")
             });

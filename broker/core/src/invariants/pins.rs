@@ -46,7 +46,7 @@ fn check_part(broker: &Broker, id: PinId, call: &PinCall, part: PartRef, found: 
         (true, Some(MapState::Away)) => {
             held_up
                 || broker.migrations.contains_key(&part)
-                || broker.demands.contains(crate::migration::Waiter::Part(part))
+                || broker.line.contains(crate::migration::Waiter::Part(part))
         }
         (true, Some(MapState::Mapped)) => held_up,
         (true, _) => false,

@@ -42,9 +42,9 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         expect_equal(found, SUMS, what, &broker.lodgers.iter().collect(), &lodgers);
         let what = || "bytes in the host's memory that are accessed there".to_owned();
         expect_equal(found, SUMS, what, &broker.allocations.in_place().collect(), &in_place);
-        let batches = broker.demands.iter().filter(|(_, it)| matches!(it.waiter, Waiter::Batch(_))).count();
-        let waiting = (broker.demands.iter().count().saturating_sub(batches), batches);
-        expect_equal(found, SUMS, || "what waits for room".to_owned(), &broker.demands.counts(), &waiting);
+        let batches = broker.line.iter().filter(|(_, it)| matches!(it.waiter, Waiter::Batch(_))).count();
+        let waiting = (broker.line.iter().count().saturating_sub(batches), batches);
+        expect_equal(found, SUMS, || "what waits for room".to_owned(), &broker.line.counts(), &waiting);
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
                 broker.sessions.get(*session).is_some() && (*kill || has_deadline(broker, *session))
             }
             OpKind::Allocate { extents_left, .. } => *extents_left > 0,
-            OpKind::Room(_) => broker.demands.contains(Waiter::Batch(id)),
+            OpKind::Room(_) => broker.line.contains(Waiter::Batch(id)),
             OpKind::Revoke { parts, .. } => {
                 let of = parts.allocation;
                 parts.open().all(|part| is_revoked(broker, PartRef { allocation: of, part }, id))

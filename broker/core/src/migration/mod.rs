@@ -1,8 +1,8 @@
 //! Parts on their way between tiers. See [`MigrationState`] for how one goes.
 
 mod backing;
-mod demands;
 mod lacking;
+mod line;
 mod state;
 mod write_back;
 
@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use vramd_types::ExtentId;
 
 pub(crate) use backing::{Account as BackedBy, Backing, Backings, Below};
-pub(crate) use demands::{Demand, Demands, Place as InLine, Sight, Waiter};
 pub(crate) use lacking::Lacking;
+pub(crate) use line::{LastScan, Line, LineEntry, Position, Waiter};
 pub(crate) use state::MigrationStep;
 pub use state::{MigrationEvent, MigrationState};
 pub(crate) use write_back::{WriteBack, WriteBacks};

@@ -29,7 +29,7 @@ pub(crate) type PinnedPart = (PartRef, PinId);
 #[derive(Debug)]
 pub(crate) struct PinCall {
     pub(crate) arrival: Arrival,
-    pub(crate) came: Time,
+    pub(crate) arrived: Time,
     /// In order, each once.
     pub(crate) parts: Box<[PartRef]>,
     /// How many of these are not mapped, or about to be revoked. Once none is, the call is answered.
@@ -80,15 +80,15 @@ impl PinTable {
         &mut self,
         id: PinId,
         parts: Vec<PartRef>,
-        came: Time,
+        arrived: Time,
         (look, until): (Time, Option<Time>),
     ) {
         let arrival = self.arrive();
         self.by_part.extend(parts.iter().map(|part| ((*part, id), true)));
-        let waiting = self.waiting.entry(id.0).or_insert(Waiting { calls: 0, since: came });
+        let waiting = self.waiting.entry(id.0).or_insert(Waiting { calls: 0, since: arrived });
         waiting.calls = waiting.calls.saturating_add(1);
         let (missing, parts) = (parts.len(), parts.into_boxed_slice());
-        self.calls.insert(id, PinCall { arrival, came, parts, missing, elsewhere: false, look, until });
+        self.calls.insert(id, PinCall { arrival, arrived, parts, missing, elsewhere: false, look, until });
     }
 
     pub(crate) fn remove(&mut self, id: PinId) -> Option<PinCall> {

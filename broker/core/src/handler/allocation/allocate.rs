@@ -57,7 +57,7 @@ impl Broker {
             None => self.why_behind(tenant, &plans),
             Some(lack) => Some(self.why_lacking(tenant, &lack)),
         };
-        let asked = Asked { plans, came: self.pins.now(), until: self.now.after(wait), tries: 0 };
+        let asked = Asked { plans, arrived: self.pins.now(), until: self.now.after(wait), tries: 0 };
         Ok(match why {
             None => {
                 self.unsettle_overtaken();
@@ -254,7 +254,7 @@ impl Broker {
         match next {
             Some(next) => {
                 allocation.state = next;
-                self.unsettled.demands |= !self.demands.is_empty();
+                self.unsettled.demands |= !self.line.is_empty();
                 let (owner, parts) = (allocation.owner, allocation.parts.len());
                 self.allocations.moved(from, next);
                 if from.promises_slots() != next.promises_slots()

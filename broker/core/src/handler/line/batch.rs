@@ -17,7 +17,7 @@ use crate::{
         line::make_room::{Need, Piece},
     },
     ledger::{Books, Place, Shortage},
-    migration::{Demand, InLine, Waiter},
+    migration::{LineEntry, Position, Waiter},
     pool::Age,
     tenancy::{Arrival, OpId, OpKind, Requester, Session, TenantId},
     time::Time,
@@ -27,7 +27,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Asked {
     pub(crate) plans: Vec<Plan>,
-    pub(crate) came: Arrival,
+    pub(crate) arrived: Arrival,
     pub(crate) until: Time,
     /// How often the driver had no memory for it.
     pub(crate) tries: u32,
@@ -63,11 +63,11 @@ impl Batch {
 impl Broker {
     /// The batch goes to the line, behind all that came before it.
     pub(crate) fn line_up(&mut self, op: OpId, tenant: TenantId, batch: Batch) -> Started {
-        let place = InLine { came: batch.asked.came, stood: self.pins.arrive() };
+        let place = Position { arrived: batch.asked.arrived, entered: self.pins.arrive() };
         // Also where it may begin below: that is found out each time.
         let devices: BTreeSet<_> = batch.asked.plans.iter().map(|plan| plan.device).collect();
         let devices = devices.into_iter().collect();
-        self.demands.add(place, Demand { waiter: Waiter::Batch(op), since: self.now, tenant, devices });
+        self.line.enter(place, LineEntry { waiter: Waiter::Batch(op), since: self.now, tenant, devices });
         if batch.asked.until > self.now {
             self.arm(batch.asked.until, Timer::Wait(op));
         }
@@ -97,7 +97,7 @@ impl Broker {
 
     /// Why the batch is not served at once though there would be room: others wait for what it would take.
     pub(crate) fn why_behind(&self, tenant: TenantId, plans: &[Plan]) -> Option<Refusal> {
-        if self.demands.is_empty() || planted!(self, BatchOvertakes) {
+        if self.line.is_empty() || planted!(self, BatchOvertakes) {
             return None;
         }
         let overtakes = |(place, asked, _): &(Place, Bytes, Vec<Age>)| {
@@ -115,8 +115,12 @@ impl Broker {
             self.leave_line(Waiter::Batch(op), WaitEnd::Left);
             return Ok(());
         };
-        let (plans, came, until, tries) =
-            (std::mem::take(&mut batch.asked.plans), batch.asked.came, batch.asked.until, batch.asked.tries);
+        let (plans, arrived, until, tries) = (
+            std::mem::take(&mut batch.asked.plans),
+            batch.asked.arrived,
+            batch.asked.until,
+            batch.asked.tries,
+        );
         let connected = self.sessions.get(session).is_some_and(Session::is_connected);
         let checked = match connected {
             true => self.check_plans(session, tenant, &plans),
@@ -126,7 +130,7 @@ impl Broker {
             self.refuse_batch(op, refusal);
             return Ok(());
         }
-        if self.demands.is_barred(Waiter::Batch(op)) {
+        if self.line.is_suspended(Waiter::Batch(op)) {
             if let Some((_, _, batch)) = self.batch_of(op) {
                 batch.asked.plans = plans;
             }
@@ -155,7 +159,7 @@ impl Broker {
         self.notice(Notice::RoomMade { tenant: Some(self.tenants.name(tenant).to_owned()) });
         // What is cached may have been counted upon by several.
         self.unsettle_overtaken();
-        match self.make_all(op, session, tenant, Asked { plans, came, until, tries }) {
+        match self.make_all(op, session, tenant, Asked { plans, arrived, until, tries }) {
             Ok(kind) => {
                 if let Some(op) = self.ops.get_mut(op) {
                     op.kind = kind;
@@ -168,13 +172,13 @@ impl Broker {
     }
 
     /// What a batch of the line needs on each device.
-    pub(crate) fn needs_of(&self, op: OpId, came: Arrival) -> Vec<Need> {
+    pub(crate) fn needs_of(&self, op: OpId, arrived: Arrival) -> Vec<Need> {
         let Some((tenant, batch)) = self.waiting(op) else { return Vec::new() };
         let asked = self.asked_by_place(tenant, &batch.asked.plans).into_iter();
         let on_device = asked.filter(|(place, ..)| place.tier == Tier::Device);
         let need = |(place, asked, kept): (Place, Bytes, Vec<Age>)| {
             let size = asked.saturating_sub(self.sizes_of(&kept));
-            Need { piece: Piece { tenant, device: place.device, size }, came, kept, hopeless: None }
+            Need { piece: Piece { tenant, device: place.device, size }, arrived, kept, hopeless: None }
         };
         on_device.map(need).collect()
     }
@@ -215,7 +219,7 @@ impl Broker {
         let Some((_, tenant, batch)) = self.batch_of(op) else { return };
         let (plans, why) = (std::mem::take(&mut batch.asked.plans), batch.why.clone());
         // As it is now; but what was undone of its own, since the driver had no memory, is not back yet.
-        let ran_out = self.demands.where_ran_out(Waiter::Batch(op)).is_some();
+        let ran_out = self.line.out_of_memory_device(Waiter::Batch(op)).is_some();
         let lack = self.check_room(tenant, &plans).err().filter(|_| !ran_out);
         self.refuse_batch(op, lack.map_or(why, |lack| self.why_lacking(tenant, &lack)));
     }

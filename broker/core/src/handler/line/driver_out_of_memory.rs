@@ -63,20 +63,20 @@ impl Broker {
             self.bar(Waiter::Batch(op), device, 0);
         }
         if rests {
-            self.demands.rests(Waiter::Batch(op));
+            self.line.rest(Waiter::Batch(op));
         }
     }
 
     /// Something has left a device, and the driver has its memory back.
     pub(crate) fn has_left(&mut self, place: Place) {
-        if place.tier == Tier::Device && self.demands.has_left(place.device) {
+        if place.tier == Tier::Device && self.line.retry_after_release(place.device) {
             self.unsettled.demands = true;
         }
     }
 
     /// It is begun with once more, for which there was no memory before.
     pub(crate) fn tried_again(&mut self, waiter: Waiter) {
-        if let Some(device) = self.demands.where_ran_out(waiter) {
+        if let Some(device) = self.line.out_of_memory_device(waiter) {
             self.notice(Notice::CreateRetried { device });
         }
     }
@@ -84,7 +84,7 @@ impl Broker {
     /// Nothing leaves a device any more on which there was no memory for somebody, and what others hold is known. It waits as any
     /// other where the books say that there is no room; else nothing is left that would help it.
     pub(crate) fn judge_barred(&mut self) {
-        for (waiter, device, survey) in self.demands.barred() {
+        for (waiter, device, survey) in self.line.awaiting_release() {
             if !self.is_looked_at(device, survey) || self.awaited_room.is_made_on(device) {
                 continue;
             }
@@ -96,12 +96,12 @@ impl Broker {
     }
 
     fn judge_part(&mut self, part: PartRef, device: DeviceIndex) {
-        if self.has_room_for(part).is_err() || self.demands.may_be_tried_in_vain(part, TRIES_MAX) {
+        if self.has_room_for(part).is_err() || self.line.count_vain_try(part, TRIES_MAX) {
             return self.may_be_tried(Waiter::Part(part));
         }
         let asked = self.piece_of(part).map_or(Bytes::ZERO, |piece| piece.size);
         let (tier, free, device) = (Tier::Device, Bytes::ZERO, self.uuid(device).to_owned());
-        self.demands.stand_aside(part);
+        self.line.defer(part);
         self.refuse_lacking(part, &Refusal::DeviceFull { device, tier, free, asked });
     }
 
@@ -110,13 +110,13 @@ impl Broker {
         let (has_time, why) = (batch.asked.until > self.now, batch.why.clone());
         match self.check_room(tenant, &batch.asked.plans).is_ok() {
             false => self.may_be_tried(Waiter::Batch(op)),
-            true if has_time => self.demands.waits_for_a_look(Waiter::Batch(op)),
+            true if has_time => self.line.wait_for_survey(Waiter::Batch(op)),
             true => self.refuse_batch(op, why),
         }
     }
 
     fn may_be_tried(&mut self, waiter: Waiter) {
-        self.demands.may_be_tried(waiter);
+        self.line.allow_retry(waiter);
         self.unsettled.demands = true;
     }
 }

@@ -90,7 +90,7 @@ impl Broker {
     }
 
     fn waiting_batches(&self) -> Vec<OpId> {
-        let batches = self.demands.iter().filter_map(|(_, demand)| match demand.waiter {
+        let batches = self.line.iter().filter_map(|(_, demand)| match demand.waiter {
             Waiter::Batch(op) => Some(op),
             Waiter::Part(_) => None,
         });

@@ -44,7 +44,7 @@ pub(crate) struct Piece {
 pub(crate) struct Need {
     pub(crate) piece: Piece,
     /// Parts of pin calls that came before are left alone.
-    pub(crate) came: Arrival,
+    pub(crate) arrived: Arrival,
     /// Cached extents that it will have itself.
     pub(crate) kept: Vec<Age>,
     /// What it is short of elsewhere, and will be: then nothing is touched for it here.
@@ -171,8 +171,8 @@ impl Broker {
             }
         }
         self.hasten(choice.awaited.into_iter().chain(going.iter().copied()));
-        for (part, came) in choice.victims {
-            going.extend(self.evict_for(part, came, cause));
+        for (part, arrived) in choice.victims {
+            going.extend(self.evict_for(part, arrived, cause));
         }
         going
     }
@@ -228,7 +228,7 @@ impl Broker {
 
     /// An extent is out of its device, or stays there: who waited for it may be looked at again.
     pub(crate) fn room_returned(&mut self, extent: ExtentId) {
-        self.unsettled.demands |= self.demands.has_anybody_run_out();
+        self.unsettled.demands |= self.line.has_out_of_memory();
         let ready = self.awaited_room.returned(extent);
         self.unsettled.resumed.extend(ready);
     }

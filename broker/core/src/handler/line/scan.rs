@@ -11,7 +11,7 @@ use crate::{
     event::{PartRef, Tier},
     handler::line::make_room::{Choice, Need, Piece},
     ledger::{Account, Place, Shortage},
-    migration::{Cause, InLine, Sight, Waiter},
+    migration::{Cause, LastScan, Position, Waiter},
     tenancy::{Arrival, TenantId},
 };
 
@@ -45,7 +45,7 @@ struct Pass {
     /// How many of each device were looked at and stay in the line, noted or not.
     seen: BTreeMap<DeviceIndex, usize>,
     waiting: Waiting,
-    sight: Sight,
+    sight: LastScan,
     /// Tenants that wait and have not what is guaranteed to them: once it is enough for all others.
     unmet: Option<BTreeSet<TenantId>>,
 }
@@ -116,8 +116,8 @@ impl Broker {
     pub(crate) fn serve_demands(&mut self) {
         let Pass { waiting, mut sight, .. } = self.serve_line(Look::Anew);
         let (choices, hopeless) = self.plan_line(&waiting);
-        sight.short |= !hopeless.is_empty();
-        self.demands.looked(sight);
+        sight.shortage |= !hopeless.is_empty();
+        self.line.record_scan(sight);
         for choice in choices {
             self.clear(choice, Cause::Demand);
         }
@@ -134,7 +134,7 @@ impl Broker {
     /// anew.
     pub(crate) fn serve_first(&mut self) {
         let pass = self.serve_line(Look::First);
-        if pass.sight.short || self.demands.left_of_sight().is_some_and(|left| left >= LEFT) {
+        if pass.sight.shortage || self.line.left_since_scan().is_some_and(|left| left >= LEFT) {
             self.serve_demands();
         }
     }
@@ -168,19 +168,19 @@ impl Broker {
         let (mut pass, mut last) = (Pass::default(), None);
         while let Some((place, waiter)) = self.next_to_look_at(&mut pass, look, last) {
             last = Some(place);
-            let needs = self.needs(waiter, place.came);
+            let needs = self.needs(waiter, place.arrived);
             let stays = needs.iter().any(|need| self.must_wait(&pass, need));
             let begun = if stays { Err(None) } else { self.begin(waiter) };
             match begun {
                 // It may have taken what was counted on: those have it planned anew.
                 Ok(()) => self.unsettled.demands |= pass.counts_on_cached(&needs),
                 Err(Some(Lacking::Extents)) => {
-                    pass.sight.short = true;
+                    pass.sight.shortage = true;
                     break;
                 }
                 Err(shortage) => pass.note(waiter, &needs, shortage),
             }
-            if let Some(demand) = self.demands.at(place) {
+            if let Some(demand) = self.line.at(place) {
                 pass.see(&demand.devices);
             }
         }
@@ -188,23 +188,28 @@ impl Broker {
     }
 
     /// All, until it is enough for the devices on which anybody waits; and after that those alone to whom more is guaranteed.
-    fn next_to_look_at(&self, pass: &mut Pass, look: Look, last: Option<InLine>) -> Option<(InLine, Waiter)> {
+    fn next_to_look_at(
+        &self,
+        pass: &mut Pass,
+        look: Look,
+        last: Option<Position>,
+    ) -> Option<(Position, Waiter)> {
         match &pass.unmet {
             None => {
-                let (place, demand) = self.demands.next(last)?;
-                let is_beyond = look == Look::First && !self.demands.is_in_sight(demand.waiter);
+                let (place, demand) = self.line.next(last)?;
+                let is_beyond = look == Look::First && !self.line.was_scanned(demand.waiter);
                 let is_seen = |device, waiting| pass.seen.get(&device).is_some_and(|seen| *seen >= waiting);
                 let is_enough = |(device, waiting)| pass.is_enough(look, device) || is_seen(device, waiting);
-                if is_beyond || self.demands.devices().all(is_enough) {
-                    pass.sight.until = last;
+                if is_beyond || self.line.devices().all(is_enough) {
+                    pass.sight.last = last;
                     pass.unmet = Some(self.unmet_guarantees());
                     return self.next_to_look_at(pass, look, last);
                 }
                 Some((place, demand.waiter))
             }
             Some(unmet) => {
-                let place = unmet.iter().filter_map(|tenant| self.demands.next_of(*tenant, last)).min()?;
-                Some((place, self.demands.at(place)?.waiter))
+                let place = unmet.iter().filter_map(|tenant| self.line.next_of(*tenant, last)).min()?;
+                Some((place, self.line.at(place)?.waiter))
             }
         }
     }
@@ -212,10 +217,10 @@ impl Broker {
     /// Tenants that wait, and have less than is guaranteed to them somewhere.
     fn unmet_guarantees(&self) -> BTreeSet<TenantId> {
         let mut tenants = BTreeSet::new();
-        for (device, _) in self.demands.devices() {
+        for (device, _) in self.line.devices() {
             let Some(books) = self.ledger.books(Place::device(device)) else { continue };
             for (tenant, account) in books.accounts() {
-                let waits = || self.demands.next_of(tenant, None).is_some();
+                let waits = || self.line.next_of(tenant, None).is_some();
                 if self.in_use(tenant, device, account) < account.guarantee && waits() {
                     tenants.insert(tenant);
                 }
@@ -228,20 +233,20 @@ impl Broker {
     /// even that would be enough.
     pub(crate) fn is_as_last_seen(&self) -> bool {
         let mut pass = Pass::default();
-        for (place, demand) in self.demands.iter() {
-            if self.demands.is_in_sight(demand.waiter) {
-                pass.note(demand.waiter, &self.needs(demand.waiter, place.came), None);
+        for (place, demand) in self.line.iter() {
+            if self.line.was_scanned(demand.waiter) {
+                pass.note(demand.waiter, &self.needs(demand.waiter, place.arrived), None);
             }
         }
         let (choices, hopeless) = self.plan_line(&pass.waiting);
         let is_done = |choice: &Choice| choice.given_up.is_empty() && choice.victims.is_empty();
-        self.demands.is_short() || (hopeless.is_empty() && choices.iter().all(is_done))
+        self.line.scan_found_shortage() || (hopeless.is_empty() && choices.iter().all(is_done))
     }
 
     /// Who waits for the part leaves the line, if nobody does any more.
     pub(crate) fn settle_demand(&mut self, part: PartRef) {
         let waiter = Waiter::Part(part);
-        if self.demands.contains(waiter) && !self.is_in_earnest(waiter) {
+        if self.line.contains(waiter) && !self.is_in_earnest(waiter) {
             self.unsettle_line(waiter);
             // What is wanted still is on its way, or there: others saw to that.
             let end = if self.is_wanted(part) { WaitEnd::Served } else { WaitEnd::Left };
@@ -259,14 +264,14 @@ impl Broker {
         }
     }
 
-    fn needs(&self, waiter: Waiter, came: Arrival) -> Vec<Need> {
+    fn needs(&self, waiter: Waiter, arrived: Arrival) -> Vec<Need> {
         match waiter {
-            Waiter::Part(part) if self.demands.is_aside(part) => Vec::new(),
+            Waiter::Part(part) if self.line.is_deferred(part) => Vec::new(),
             Waiter::Part(part) => {
-                let need = |piece| Need { piece, came, kept: Vec::new(), hopeless: None };
+                let need = |piece| Need { piece, arrived, kept: Vec::new(), hopeless: None };
                 self.piece_of(part).map(need).into_iter().collect()
             }
-            Waiter::Batch(op) => self.needs_of(op, came),
+            Waiter::Batch(op) => self.needs_of(op, arrived),
         }
     }
 
@@ -281,15 +286,15 @@ impl Broker {
     fn begin(&mut self, waiter: Waiter) -> Result<(), Option<Lacking>> {
         let part = match waiter {
             // Those behind it need not wait for that.
-            Waiter::Batch(_) if self.demands.waits_alone(waiter) => return Err(None),
+            Waiter::Batch(_) if self.line.waits_only_for_survey(waiter) => return Err(None),
             Waiter::Batch(op) => {
                 return self.try_batch(op).map_err(|shortage| Some(Lacking::of(&shortage)));
             }
-            Waiter::Part(part) if self.demands.is_aside(part) => return Ok(()),
+            Waiter::Part(part) if self.line.is_deferred(part) => return Ok(()),
             Waiter::Part(part) => part,
         };
         // What is cached for it needs nothing of the driver.
-        if self.demands.is_barred(waiter) && !self.has_cached_for(part) {
+        if self.line.is_suspended(waiter) && !self.has_cached_for(part) {
             return Err(Some(Lacking::Room));
         }
         self.has_room_for(part).map_err(|shortage| Some(Lacking::of(&shortage)))?;
@@ -312,10 +317,10 @@ impl Broker {
 
     /// Whether anybody waits for room on the device.
     pub(crate) fn is_waited_for(&self, device: DeviceIndex) -> bool {
-        if self.demands.devices().all(|(of, _)| of != device) {
+        if self.line.devices().all(|(of, _)| of != device) {
             return false;
         }
-        let needs = self.demands.iter().flat_map(|(place, demand)| self.needs(demand.waiter, place.came));
+        let needs = self.line.iter().flat_map(|(place, demand)| self.needs(demand.waiter, place.arrived));
         let mut devices = needs.map(|need| need.piece.device);
         devices.any(|of| of == device)
     }
@@ -340,8 +345,8 @@ impl Broker {
         let Piece { tenant, device, size } = piece;
         let kept = self.pool.cache().oldest(tenant, device, size).count();
         let mut first = 0usize;
-        for (place, demand) in self.demands.iter().take(LOOKAHEAD) {
-            let needs = self.needs(demand.waiter, place.came);
+        for (place, demand) in self.line.iter().take(LOOKAHEAD) {
+            let needs = self.needs(demand.waiter, place.arrived);
             let Some(need) = needs.iter().find(|need| need.piece.device == device) else { continue };
             if need.piece.tenant != tenant && self.is_at_limit(need.piece) {
                 continue;

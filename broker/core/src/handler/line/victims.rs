@@ -51,7 +51,7 @@ enum Leaves {
 /// Who needs room.
 #[derive(Clone, Copy)]
 struct Needing {
-    came: Arrival,
+    arrived: Arrival,
     tenant: Option<TenantId>,
 }
 
@@ -105,7 +105,7 @@ impl<'a> Chooser<'a> {
 
     fn choose_for(&mut self, need: &Need) -> Result<(), Shortage> {
         let Piece { tenant, size, .. } = need.piece;
-        let (broker, by) = (self.broker, Needing { came: need.came, tenant: Some(tenant) });
+        let (broker, by) = (self.broker, Needing { arrived: need.arrived, tenant: Some(tenant) });
         let admitted = self.draft.admit(tenant, size);
         if admitted.is_ok() || planted!(broker, FullThoughCached) {
             return admitted;
@@ -141,7 +141,7 @@ impl<'a> Chooser<'a> {
             if chosen.is_none() && helps(&self.draft, tenant) && self.may_go(*leaves, tenant, by) {
                 self.draft.spare(tenant, size);
                 self.chosen.push(at);
-                self.mark(at, Some(by.came));
+                self.mark(at, Some(by.arrived));
             }
         }
     }
@@ -161,7 +161,7 @@ impl<'a> Chooser<'a> {
             Leaves::Cached(age) => !self.kept.contains(&age),
             Leaves::Part(part) => {
                 let is_own = by.tenant == Some(tenant);
-                (is_own || self.is_above_guarantee(tenant)) && self.broker.is_unused(part, by.came)
+                (is_own || self.is_above_guarantee(tenant)) && self.broker.is_unused(part, by.arrived)
             }
         }
     }
@@ -214,7 +214,7 @@ impl<'a> Chooser<'a> {
             match (candidate.leaves, candidate.chosen) {
                 (Leaves::Already(extent), _) => choice.awaited.push(extent),
                 (Leaves::Cached(age), _) => _ = choice.given_up.insert(age),
-                (Leaves::Part(part), Some(came)) => choice.victims.push((part, came)),
+                (Leaves::Part(part), Some(arrived)) => choice.victims.push((part, arrived)),
                 (Leaves::Part(_), None) => {}
             }
         }
@@ -276,14 +276,14 @@ impl Broker {
             account.held() > floor
         };
         let mut chooser = Chooser::on(self, place.device)?;
-        chooser.choose(Needing { came: self.pins.now(), tenant: None }, backed, weighs);
+        chooser.choose(Needing { arrived: self.pins.now(), tenant: None }, backed, weighs);
         backed(&chooser.draft).then(|| chooser.choice())
     }
 
     /// Chooses of a tenant's own what has to go so that it is within its limit, as far as it can.
     pub(crate) fn choose_for_limit(&self, tenant: TenantId, device: DeviceIndex) -> Choice {
         let Some(mut chooser) = Chooser::on(self, device) else { return Choice::default() };
-        let by = Needing { came: self.pins.now(), tenant: Some(tenant) };
+        let by = Needing { arrived: self.pins.now(), tenant: Some(tenant) };
         let within = |draft: &Draft| {
             let account = draft.account(tenant);
             account.held() <= account.limit
@@ -295,7 +295,7 @@ impl Broker {
     /// Chooses what makes up for memory of the device that others took, as far as it can.
     pub(crate) fn choose_for_shortfall(&self, device: DeviceIndex) -> Choice {
         let Some(mut chooser) = Chooser::on(self, device) else { return Choice::default() };
-        let by = Needing { came: self.pins.now(), tenant: None };
+        let by = Needing { arrived: self.pins.now(), tenant: None };
         let weighs = |draft: &Draft, of| self.weighs(draft, of, Bytes::ZERO);
         chooser.choose(by, |draft| draft.shortfall().is_zero(), weighs);
         chooser.choice()
@@ -306,7 +306,7 @@ impl Broker {
     pub(crate) fn choose_for_pressure(&self, device: DeviceIndex, cold: &[PartRef], most: Bytes) -> Choice {
         let cold = cold.iter().copied();
         let Some(mut chooser) = Chooser::among(self, device, cold) else { return Choice::default() };
-        let by = Needing { came: self.pins.now(), tenant: None };
+        let by = Needing { arrived: self.pins.now(), tenant: None };
         let weighs = |draft: &Draft, of| self.weighs(draft, of, Bytes::ZERO);
         chooser.choose(by, |draft| draft.held() <= most, weighs);
         chooser.choice()
@@ -331,7 +331,7 @@ impl Broker {
     }
 
     /// Whether nobody uses a part, as far as is known, who came before.
-    pub(crate) fn is_unused(&self, part: PartRef, came: Arrival) -> bool {
-        matches!(self.cannot_begin(part, false, came), None | Some(PartRevocation::Revoked))
+    pub(crate) fn is_unused(&self, part: PartRef, arrived: Arrival) -> bool {
+        matches!(self.cannot_begin(part, false, arrived), None | Some(PartRevocation::Revoked))
     }
 }

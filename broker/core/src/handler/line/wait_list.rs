@@ -8,7 +8,7 @@ use crate::{
     error::Refusal,
     event::PartRef,
     handler::{Start, Started, line::make_room::Piece},
-    migration::{Cause, InLine, Waiter},
+    migration::{Cause, Position, Waiter},
     tenancy::{Arrival, OpId, OpKind, Outcome, Requester},
     time::Time,
     view::{MoveView, WaitView, WaiterView},
@@ -17,13 +17,15 @@ use crate::{
 impl Broker {
     /// What waits, in the order of asking.
     pub fn waits(&self) -> Vec<WaitView> {
-        let line = self.demands.iter();
+        let line = self.line.iter();
         line.filter_map(|(place, demand)| self.wait_view(place, demand.waiter, demand.since)).collect()
     }
 
-    fn wait_view(&self, place: InLine, waiter: Waiter, since: Time) -> Option<WaitView> {
+    fn wait_view(&self, place: Position, waiter: Waiter, since: Time) -> Option<WaitView> {
         let needs: Vec<Piece> = match waiter {
-            Waiter::Batch(op) => self.needs_of(op, place.came).into_iter().map(|need| need.piece).collect(),
+            Waiter::Batch(op) => {
+                self.needs_of(op, place.arrived).into_iter().map(|need| need.piece).collect()
+            }
             Waiter::Part(part) => self.piece_of(part).into_iter().collect(),
         };
         // A batch is shown with the first device that it needs.
@@ -37,7 +39,15 @@ impl Broker {
             Waiter::Batch(op) => self.waiting_batch(op)?,
         };
         let (device, tenant) = (self.uuid(device).to_owned(), self.tenants.name(tenant).to_owned());
-        Some(WaitView { id: place.stood.get(), device, tenant, waiter: what, bytes, since, deadline: until })
+        Some(WaitView {
+            id: place.entered.get(),
+            device,
+            tenant,
+            waiter: what,
+            bytes,
+            since,
+            deadline: until,
+        })
     }
 
     /// When nobody wants the part any more, whatever happens, if that is so some day.
@@ -81,7 +91,7 @@ impl Broker {
 
     /// Somebody waits for room no more, if it did.
     pub(crate) fn leave_line(&mut self, waiter: Waiter, end: WaitEnd) {
-        if let Some(demand) = self.demands.remove(waiter) {
+        if let Some(demand) = self.line.remove(waiter) {
             let what = match waiter {
                 Waiter::Part(_) => WaiterKind::Part,
                 Waiter::Batch(_) => WaiterKind::Batch,
@@ -92,7 +102,7 @@ impl Broker {
 
     /// An operator has somebody wait no more: who pins the part is refused, and who was to be sent it keeps it away.
     pub(crate) fn cancel_wait(&mut self, wait: u64) -> Start {
-        let waiter = self.demands.find(Arrival::from_raw(wait)).ok_or(Refusal::WaitNotFound { wait })?;
+        let waiter = self.line.find(Arrival::from_raw(wait)).ok_or(Refusal::WaitNotFound { wait })?;
         let why = Refusal::WaitCancelled { wait };
         self.leave_line(waiter, WaitEnd::Cancelled);
         match waiter {

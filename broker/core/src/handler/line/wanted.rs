@@ -14,7 +14,7 @@ use crate::{
     error::Refusal,
     event::{PartRef, Tier},
     handler::line::make_room::Piece,
-    migration::{Cause, Demand, InLine, Waiter},
+    migration::{Cause, LineEntry, Position, Waiter},
     residency::{Allocation, MapState},
 };
 
@@ -85,7 +85,7 @@ impl Broker {
             // Somebody who came before needs the room: it comes back in its turn, and so leaves soon.
             Some(_) => self.hasten_migration(part),
             None if self.is_elsewhere(part) => {
-                let (is_new, steps_up) = (self.stand_in_line(part), self.demands.step_up(part));
+                let (is_new, steps_up) = (self.stand_in_line(part), self.line.resume(part));
                 if is_new || steps_up {
                     self.unsettle_line(Waiter::Part(part));
                 }
@@ -97,14 +97,15 @@ impl Broker {
     /// The part waits for room, or for better luck. Whether it did not yet.
     pub(crate) fn stand_in_line(&mut self, part: PartRef) -> bool {
         let waiter = Waiter::Part(part);
-        if self.demands.contains(waiter) {
+        if self.line.contains(waiter) {
             return false;
         }
         let Some(Piece { tenant, device, .. }) = self.piece_of(part) else { return false };
-        let stood = self.pins.arrive();
-        let came = self.pins.first_lacking(part).map_or(stood, |came| came.min(stood));
+        let entered = self.pins.arrive();
+        let arrived = self.pins.first_lacking(part).map_or(entered, |arrived| arrived.min(entered));
         let devices = std::iter::once(device).collect();
-        self.demands.add(InLine { came, stood }, Demand { waiter, since: self.now, tenant, devices });
+        self.line
+            .enter(Position { arrived, entered }, LineEntry { waiter, since: self.now, tenant, devices });
         true
     }
 

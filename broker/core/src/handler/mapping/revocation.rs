@@ -21,7 +21,7 @@ impl Broker {
         op: Option<OpId>,
         part: PartRef,
         wait: bool,
-        came: Arrival,
+        arrived: Arrival,
     ) -> Option<PartRevocation> {
         let until = self.now.after(self.config.limits.revoke_answer_timeout);
         let mapping = self.mapping(part, |_| true);
@@ -40,7 +40,7 @@ impl Broker {
             }
             return None;
         }
-        if let Some(outcome) = self.cannot_begin(part, wait, came) {
+        if let Some(outcome) = self.cannot_begin(part, wait, arrived) {
             return Some(outcome);
         }
         let stage = match wait {
@@ -59,7 +59,7 @@ impl Broker {
 
     /// Who maps the part without pins, or does not answer, is not asked; and for an evict nobody is who uses it: by a pin
     /// call that came before then, or that has been answered.
-    pub(crate) fn cannot_begin(&self, part: PartRef, wait: bool, came: Arrival) -> Option<PartRevocation> {
+    pub(crate) fn cannot_begin(&self, part: PartRef, wait: bool, arrived: Arrival) -> Option<PartRevocation> {
         let standing = self.standing(part);
         if !standing.is_empty() {
             return Some(PartRevocation::Standing { by: standing });
@@ -76,7 +76,8 @@ impl Broker {
         }
         // Who was sent the part and has not answered counts as using it.
         let uses = |hold: &Hold| {
-            let calls = self.pins.protects(part, hold.session, came) && !planted!(self, EvictedThoughPinned);
+            let calls =
+                self.pins.protects(part, hold.session, arrived) && !planted!(self, EvictedThoughPinned);
             hold.state != MapState::Mapped || calls
         };
         let by = self.mapping(part, uses);
@@ -233,11 +234,11 @@ impl Broker {
 
     /// Whether who came then for the part waits for the end of a revocation: of a fence that came before, or of an evict, which
     /// only begins where no call is in its way.
-    pub(crate) fn is_held_up(&self, part: PartRef, came: Arrival) -> bool {
+    pub(crate) fn is_held_up(&self, part: PartRef, arrived: Arrival) -> bool {
         self.revocations.get(&part).is_some_and(|under_way| {
             let let_in = planted!(self, FenceLetsPinsIn) && matches!(under_way.stage, Stage::Fence { .. });
             let evicts = matches!(under_way.stage, Stage::Words { .. } | Stage::Evict);
-            (evicts || under_way.began < came) && !let_in
+            (evicts || under_way.began < arrived) && !let_in
         })
     }
 

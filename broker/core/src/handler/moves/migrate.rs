@@ -48,13 +48,13 @@ impl Broker {
         part: PartRef,
         (towards, cause): (Tier, Cause),
         op: Option<OpId>,
-        came: Arrival,
+        arrived: Arrival,
     ) -> Result<Option<PartMove>, Refusal> {
         self.begin_migration(part, towards, cause, op)?;
         if let Some(migration) = self.migrations.get_mut(&part) {
-            migration.room_for = (cause == Cause::Demand && towards != Tier::Device).then_some(came);
+            migration.room_for = (cause == Cause::Demand && towards != Tier::Device).then_some(arrived);
         }
-        Ok(match self.revoke_part(None, part, false, came) {
+        Ok(match self.revoke_part(None, part, false, arrived) {
             None => None,
             Some(PartRevocation::Revoked) => {
                 self.emptied(part, &PartRevocation::Revoked);
@@ -70,11 +70,11 @@ impl Broker {
     }
 
     /// Begins to take a part out of its device because somebody needs the room, and says which extent goes.
-    pub(crate) fn evict_for(&mut self, part: PartRef, came: Arrival, cause: Cause) -> Option<ExtentId> {
+    pub(crate) fn evict_for(&mut self, part: PartRef, arrived: Arrival, cause: Cause) -> Option<ExtentId> {
         let allocation = self.allocations.get(part.allocation)?;
         let leaves = allocation.part(part.part)?.extent;
         let towards = self.tier_below(part)?;
-        if let Err(refusal) = self.set_out(part, (towards, cause), None, came) {
+        if let Err(refusal) = self.set_out(part, (towards, cause), None, arrived) {
             self.residents.is_stuck(part);
             self.unsettled.demands = true;
             let outcome = PartMove::Refused { refusal: Box::new(refusal) };
@@ -193,7 +193,7 @@ impl Broker {
             vacated: here == Tier::Host && planted!(self, CopiedInPlace),
             awaited,
             room_for: None,
-            in_vain: self.demands.tried_in_vain(Waiter::Part(part)),
+            in_vain: self.line.vain_tries(Waiter::Part(part)),
             stopped: None,
             ops: op.into_iter().collect::<Few<_>>(),
         };

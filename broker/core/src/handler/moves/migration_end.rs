@@ -183,7 +183,8 @@ impl Broker {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let (device, bytes) = (allocation.device, allocation.size_of(part.part));
         let tenant = self.tenants.shared(allocation.tenant);
-        let for_parts = || room_for.into_iter().flat_map(|came| self.demands.parts_since(came)).collect();
+        let for_parts =
+            || room_for.into_iter().flat_map(|arrived| self.line.parts_arrived_at(arrived)).collect();
         let problem = match outcome {
             PartMove::Moved if self.is_nowhere(part) => {
                 let for_parts = for_parts();
@@ -247,7 +248,7 @@ impl Broker {
             }
             (true, None) if failed => {
                 self.stand_in_line(part);
-                self.demands.stand_aside(part);
+                self.line.defer(part);
             }
             (true, None) => self.want(part),
             (false, _) => {}

@@ -75,7 +75,7 @@ impl Broker {
 
     /// Somebody may want the part on its device no more.
     pub(crate) fn unsettle_demand(&mut self, part: PartRef) {
-        if self.demands.contains(Waiter::Part(part)) {
+        if self.line.contains(Waiter::Part(part)) {
             self.unsettled.doubts.insert(part);
         }
     }
@@ -83,15 +83,15 @@ impl Broker {
     /// Who comes to stand in the line, or leaves it, may change what is made for those in sight; or may be guaranteed what it
     /// waits for, wherever it stands.
     pub(crate) fn unsettle_line(&mut self, waiter: Waiter) {
-        match self.demands.is_in_sight(waiter) {
+        match self.line.was_scanned(waiter) {
             true => self.unsettled.demands = true,
-            false => self.unsettled.room |= self.demands.contains(waiter),
+            false => self.unsettled.room |= self.line.contains(waiter),
         }
     }
 
     /// Who does not stand in the line has had room: that may have been made for somebody who does.
     pub(crate) fn unsettle_overtaken(&mut self) {
-        self.unsettled.demands |= !self.demands.is_empty();
+        self.unsettled.demands |= !self.line.is_empty();
     }
 
     /// There is more room on a device: who is first may begin.
@@ -102,7 +102,7 @@ impl Broker {
 
     /// Something can leave its device that could not before, or the other way round: that helps whom nothing would have helped.
     pub(crate) fn unsettle_short(&mut self) {
-        self.unsettled.demands |= self.demands.is_short() || !self.over_limit.is_empty();
+        self.unsettled.demands |= self.line.scan_found_shortage() || !self.over_limit.is_empty();
     }
 
     pub(crate) fn unsettle_revocation(&mut self, part: PartRef) {

@@ -135,8 +135,8 @@ impl Broker {
             before.into_iter().for_each(|(place, before)| self.is_resized(place, before));
         }
         self.cover_shortfall(device);
-        self.demands.all_step_up();
-        self.demands.has_been_looked_at(device);
+        self.line.resume_all();
+        self.line.retry_after_survey(device);
         self.residents.loosen();
         self.lodgers.loosen();
         self.unsettle_all_lingering();
@@ -149,7 +149,7 @@ impl Broker {
 
     /// Somebody for whom the driver had no memory waits until the device has been looked at since.
     pub(crate) fn bar(&mut self, waiter: Waiter, device: DeviceIndex, in_vain: u32) {
-        self.demands.ran_out(waiter, device, self.surveys.asked(device), in_vain);
+        self.line.record_out_of_memory(waiter, device, self.surveys.asked(device), in_vain);
     }
 
     pub(crate) fn is_looked_at(&self, device: DeviceIndex, survey: u64) -> bool {

@@ -73,7 +73,7 @@ impl Broker {
                 Timer::Lingering => {}
                 Timer::Stall(id, call) => _ = self.unsettled.looks.insert((id, call)),
                 Timer::Survey => {
-                    self.demands.are_rested();
+                    self.line.end_rests();
                     self.survey_all();
                     self.arm_survey();
                 }

@@ -62,6 +62,6 @@ impl Broker {
 
     /// Whether anybody waits for others to let go of something.
     pub(crate) fn is_room_wanted(&self) -> bool {
-        !self.demands.is_empty() || !self.over_limit.is_empty()
+        !self.line.is_empty() || !self.over_limit.is_empty()
     }
 }

@@ -141,7 +141,7 @@ impl Broker {
     pub(crate) fn settle_call(&mut self, id: PinId, part: PartRef) {
         self.unsettled.count(1);
         let Some(call) = self.pins.get(id).filter(|call| call.is_waiting()) else { return };
-        let (times, elsewhere_since) = ((call.look, call.until), call.elsewhere.then_some(call.came));
+        let (times, elsewhere_since) = ((call.look, call.until), call.elsewhere.then_some(call.arrived));
         let (held_up, state) = (self.is_held_up(part, call.arrival), self.map_state(id.0, part));
         let waits = held_up || !self.pins.lacks(id, part);
         match state {
@@ -174,7 +174,7 @@ impl Broker {
     /// A call has not been answered in time.
     pub(crate) fn pin_expired(&mut self, id: PinId) {
         let waits = self.pins.get(id).filter(|call| call.is_waiting());
-        if let Some(within) = waits.and_then(|call| Some(call.until?.since(call.came))) {
+        if let Some(within) = waits.and_then(|call| Some(call.until?.since(call.arrived))) {
             self.refuse_pin(id, Refusal::WaitOver { within });
         }
     }
@@ -221,7 +221,7 @@ impl Broker {
         }
         if call.is_waiting() {
             self.forget_times(id, (call.look, call.until));
-            self.note_waited(id, call.elsewhere.then_some(call.came), end);
+            self.note_waited(id, call.elsewhere.then_some(call.arrived), end);
         }
         // What it kept from leaving may leave, and what it waited for is wanted no more.
         self.unsettle_short();
@@ -229,7 +229,7 @@ impl Broker {
             self.unsettle_lingering(part);
             // Who wants it later comes later.
             let waiter = Waiter::Part(part);
-            if self.demands.contains(waiter) && !self.is_wanted(part) {
+            if self.line.contains(waiter) && !self.is_wanted(part) {
                 self.unsettle_line(waiter);
                 self.leave_line(waiter, WaitEnd::Left);
             }
@@ -242,7 +242,7 @@ impl Broker {
 
     /// Nothing is heard of the session any more: its calls are over, and nobody is to be told.
     pub(crate) fn drop_pins(&mut self, id: SessionId) {
-        self.unsettled.demands |= !self.demands.is_empty();
+        self.unsettled.demands |= !self.line.is_empty();
         let calls: Vec<_> = self.pins.of_session(id).map(|(call, _)| call).collect();
         for call in calls {
             self.end_pin(call, WaitEnd::Left);

@@ -64,11 +64,11 @@ impl Broker {
     /// waits for room, and its own session where that was told to unmap while it pinned.
     fn stalls_since(&self, id: PinId, call: &PinCall) -> Option<Time> {
         // Where nothing is fenced, and nothing that was is pinned still, nobody is in anybody's way.
-        if self.evicting == 0 && self.revocations.is_empty() && self.demands.is_empty() {
+        if self.evicting == 0 && self.revocations.is_empty() && self.line.is_empty() {
             return None;
         }
         let words = self.sessions.get(id.0).and_then(|session| session.words.as_ref())?;
-        let (mut since, mut is_held_up, mut awaited) = (call.came, false, BTreeSet::new());
+        let (mut since, mut is_held_up, mut awaited) = (call.arrived, false, BTreeSet::new());
         for part in call.parts.iter().filter(|part| self.pins.lacks(id, **part)) {
             let fence = self.revocations.get(part).filter(|under_way| {
                 matches!(under_way.stage, Stage::Fence { .. }) && under_way.began < call.arrival
@@ -80,7 +80,7 @@ impl Broker {
                     is_held_up = true;
                 }
             }
-            if self.demands.contains(Waiter::Part(*part)) {
+            if self.line.contains(Waiter::Part(*part)) {
                 awaited.extend(self.piece_of(*part).map(|piece| piece.device));
             }
             let pinned = !words.prompt.contains(part);
@@ -89,7 +89,9 @@ impl Broker {
                 is_held_up = true;
             }
         }
-        for last in awaited.into_iter().filter_map(|device| self.waits_for_its_own(device, id.0, call.came)) {
+        for last in
+            awaited.into_iter().filter_map(|device| self.waits_for_its_own(device, id.0, call.arrived))
+        {
             since = since.max(last);
             is_held_up = true;
         }
@@ -98,8 +100,8 @@ impl Broker {
 
     /// Since when all wait who pin something on a device where room is short, if the session helps anybody by letting go of what
     /// it pins itself: there, or on another device where somebody waits for room.
-    fn waits_for_its_own(&self, device: DeviceIndex, session: SessionId, came: Time) -> Option<Time> {
-        if self.awaited_room.is_made_on(device) || self.is_made_there(device, came) {
+    fn waits_for_its_own(&self, device: DeviceIndex, session: SessionId, arrived: Time) -> Option<Time> {
+        if self.awaited_room.is_made_on(device) || self.is_made_there(device, arrived) {
             return None;
         }
         let mut since = Time::START;

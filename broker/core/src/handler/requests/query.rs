@@ -165,7 +165,7 @@ impl Broker {
                 disk: self.tier_view(Place { device: index, tier: Tier::Disk }),
                 moving_in: self.moving(index, |it| it.towards == Tier::Device),
                 moving_out: self.moving(index, |it| it.here == Tier::Device),
-                parts_waiting: self.demands.parts().filter(|part| self.is_of(*part, index)).count(),
+                parts_waiting: self.line.parts().filter(|part| self.is_of(*part, index)).count(),
                 unbrokered: books.unbrokered(),
                 contexts: books.contexts(),
                 committed: books.committed(),
@@ -198,7 +198,7 @@ impl Broker {
     }
 
     pub fn node(&self) -> NodeView {
-        let (parts_waiting, batches_waiting) = self.demands.counts();
+        let (parts_waiting, batches_waiting) = self.line.counts();
         NodeView {
             parts_waiting,
             batches_waiting,
