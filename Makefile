@@ -1,5 +1,5 @@
 # One door to everything. Needs Rust and Python 3.11 or later; all else is fetched into .tools/ and .demo/.
-.PHONY: help demo test gpu gpu-bundle verify fix prose errors-md invariants-md metrics-md protocol-md config-md proto-baseline
+.PHONY: help demo test gpu gpu-bundle verify fix prose errors-md invariants-md metrics-md protocol-md config-md cli-md proto-baseline
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ protocol-md: ## writes docs/reference/protocol.md from the protocol and its comm
 
 config-md: ## writes docs/reference/configuration.md from the example configuration
 	cargo run --quiet -p vramd-tests --bin config-md
+
+cli-md: ## writes docs/reference/cli.md from the command lines
+	cargo run --quiet -p vramd-tests --bin cli-md
 
 proto-baseline: ## makes the protocol as it is now the one that later changes must not break
 	tests/dev/install-tools

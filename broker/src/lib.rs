@@ -13,6 +13,7 @@
 //! way; [`harvest`] reads what clients use; [`app`] puts the pieces together.
 
 pub mod app;
+pub mod args;
 pub mod channel;
 pub mod config;
 pub mod driver_choice;

@@ -2,12 +2,11 @@
 
 use std::{
     io::{self, Write},
-    path::PathBuf,
     process::ExitCode,
     time::Duration,
 };
 
-use clap::Parser;
+use clap::Parser as _;
 use tokio::{
     runtime,
     signal::unix::{SignalKind, signal},
@@ -15,6 +14,7 @@ use tokio::{
 };
 use vramd::{
     app::{self, App},
+    args::Args,
     driver_choice,
     exit::Failure,
     telemetry::{TelemetrySetup, logs},
@@ -22,23 +22,6 @@ use vramd::{
 
 /// What blocks is given so long at the end; a disk that takes longer hangs.
 const BLOCKING_END_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Owns the GPU memory of this node and hands it to client processes.
-///
-/// Exit status: 0 stopped, 1 failed, 2 wrong command line, 3 wrong configuration, 4 a live daemon has the sockets,
-/// the state directory or the directory of the disk tier, 5 a configured device is not there, 6 the driver cannot start,
-/// 7 the driver could not go on.
-#[derive(Debug, Parser)]
-#[command(version)]
-struct Args {
-    /// Configuration file [default: /etc/vramd/vramd.toml, if it is there]
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Read the configuration, say what is wrong, and do nothing else; but the directory of the disk tier is tried as at a start:
-    /// what a dead daemon left there is deleted
-    #[arg(long)]
-    check: bool,
-}
 
 fn main() -> ExitCode {
     match run(&Args::parse()) {
