@@ -27,7 +27,7 @@ pub fn run_all(
     seeds: std::ops::Range<u64>,
     events: u64,
     jobs: usize,
-    told: impl Fn(u64, &Failure) + Sync,
+    report: impl Fn(u64, &Failure) + Sync,
 ) -> Campaign {
     let next = AtomicU64::new(seeds.start);
     let parts = thread::scope(|scope| {
@@ -38,12 +38,12 @@ pub fn run_all(
                 if seed >= seeds.end {
                     return part;
                 }
-                let ran = run(&Plan::new(seed, events), Story::Untold);
+                let ran = run(&Plan::new(seed, events), Story::Silent);
                 part.seeds += 1;
                 part.events += ran.events;
                 part.coverage.add(&ran.coverage);
                 if let Some(failure) = ran.failure {
-                    told(seed, &failure);
+                    report(seed, &failure);
                     part.failures.push((seed, failure));
                 }
             }
@@ -113,7 +113,7 @@ pub fn hunt(bug: Bug, rated: u64, seeds_max: u64, events: u64) -> Hunt {
             break;
         }
         let plan = Plan { bug: Some(bug), ..Plan::new(seed, events) };
-        if let Some(failure) = run(&plan, Story::Untold).failure {
+        if let Some(failure) = run(&plan, Story::Silent).failure {
             hunt.hits += u64::from(seed < rated);
             *hunt.by.entry(failure.invariant.clone()).or_default() += 1;
             hunt.found.get_or_insert((seed + 1, failure));
@@ -123,7 +123,7 @@ pub fn hunt(bug: Bug, rated: u64, seeds_max: u64, events: u64) -> Hunt {
 }
 
 /// All planted bugs, on a few threads.
-pub fn hunt_all(seeds_max: u64, events: u64, jobs: usize, told: impl Fn(&Hunt) + Sync) -> Vec<Hunt> {
+pub fn hunt_all(seeds_max: u64, events: u64, jobs: usize, report: impl Fn(&Hunt) + Sync) -> Vec<Hunt> {
     let next = AtomicU64::new(0);
     let mut hunts = thread::scope(|scope| {
         let worker = || {
@@ -132,7 +132,7 @@ pub fn hunt_all(seeds_max: u64, events: u64, jobs: usize, told: impl Fn(&Hunt) +
                 && let Some(bug) = Bug::ALL.get(at)
             {
                 let hunt = hunt(*bug, SEEDS_RATED, seeds_max, events);
-                told(&hunt);
+                report(&hunt);
                 hunts.push(hunt);
             }
             hunts

@@ -3,7 +3,7 @@
 
 mod steps;
 
-pub use steps::{DiskStep, FileStep, LevelStep, PlaceStep, SettingStep, Step};
+pub use steps::{DiskStep, FileStep, InPlaceStep, LevelStep, SettingStep, Step};
 
 use std::collections::BTreeMap;
 
@@ -36,13 +36,13 @@ pub struct Row {
 }
 
 impl Coverage {
-    pub fn count(&mut self, transitions: &[Transition]) {
+    pub fn count_transitions(&mut self, transitions: &[Transition]) {
         for transition in transitions {
             *self.counts.entry(key(*transition)).or_default() += 1;
         }
     }
 
-    pub fn saw(&mut self, step: impl Into<Step>) {
+    pub fn count_step(&mut self, step: impl Into<Step>) {
         *self.counts.entry(step.into().key).or_default() += 1;
     }
 

@@ -146,7 +146,7 @@ fn main() -> anyhow::Result<ExitCode> {
         }
         Task::Shrink(one) => shrink_one(&one.plan())?,
         Task::Bugs { seeds_max, events, jobs } => {
-            let hunts = campaign::hunt_all(seeds_max, events, jobs, tell_hunt);
+            let hunts = campaign::hunt_all(seeds_max, events, jobs, print_hunt);
             hunts.iter().all(Hunt::is_good)
         }
         Task::Report { out, range } => report::write(&out, range.seeds, range.events, range.jobs)?,
@@ -154,11 +154,11 @@ fn main() -> anyhow::Result<ExitCode> {
     Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn tell_failure(seed: u64, failure: &Failure) {
+fn print_failure(seed: u64, failure: &Failure) {
     println!("seed {seed}: {failure}");
 }
 
-fn tell_hunt(hunt: &Hunt) {
+fn print_hunt(hunt: &Hunt) {
     let name = hunt.bug.name();
     match &hunt.found {
         Some((seeds, failure)) => {
@@ -175,7 +175,7 @@ fn run_seeds(range: &Range) -> anyhow::Result<bool> {
     if range.seeds.is_empty() {
         bail!("no seeds in {:?}", range.seeds);
     }
-    let all = campaign::run_all(range.seeds.clone(), range.events, range.jobs, tell_failure);
+    let all = campaign::run_all(range.seeds.clone(), range.events, range.jobs, print_failure);
     println!("{} seeds, {} events, {} failures", all.seeds, all.events, all.failures.len());
     let never = all.coverage.never_taken();
     for row in &never {

@@ -17,10 +17,10 @@ pub(crate) fn write(out: &Path, seeds: Range<u64>, events: u64, jobs: usize) -> 
     let commit = said_by("git", &["rev-parse", "HEAD"]);
     let changed = said_by("git", &["status", "--porcelain"]).is_none_or(|text| !text.is_empty());
     let started = Instant::now();
-    let all = campaign::run_all(seeds.clone(), events, jobs, super::tell_failure);
+    let all = campaign::run_all(seeds.clone(), events, jobs, super::print_failure);
     let run_seconds = started.elapsed().as_secs_f64();
     let started = Instant::now();
-    let hunts = campaign::hunt_all(SEEDS_TO_FIND, events, jobs, super::tell_hunt);
+    let hunts = campaign::hunt_all(SEEDS_TO_FIND, events, jobs, super::print_hunt);
     let complete = all.coverage.never_taken().is_empty() && all.coverage.not_refused().is_empty();
     let page = json!({
         "commit": commit,

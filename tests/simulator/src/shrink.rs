@@ -27,7 +27,7 @@ struct Shrinker {
 
 /// `None` if the plan does not fail.
 pub fn shrink(plan: &Plan) -> Option<Shrunk> {
-    let ran = run(plan, Story::Untold);
+    let ran = run(plan, Story::Silent);
     let failure = ran.failure?;
     let first = ran.acts.len();
     let mut shrinker =
@@ -42,12 +42,12 @@ pub fn shrink(plan: &Plan) -> Option<Shrunk> {
 
 impl Shrinker {
     /// Keeps the plan if it fails as before.
-    fn keeps(&mut self, plan: Plan) -> bool {
+    fn try_plan(&mut self, plan: Plan) -> bool {
         if self.tries >= TRIES_MAX {
             return false;
         }
         self.tries += 1;
-        let ran = run(&plan, Story::Untold);
+        let ran = run(&plan, Story::Silent);
         let Some(failure) = ran.failure.filter(|failure| failure.invariant == self.invariant) else {
             return false;
         };
@@ -58,10 +58,10 @@ impl Shrinker {
 
     fn cut_to(&mut self, event: u64) {
         let events = event.min(self.plan.events);
-        self.keeps(Plan { events, ..self.plan.clone() });
+        self.try_plan(Plan { events, ..self.plan.clone() });
         // What fails in the end only may fail after fewer events, too.
         let mut events = self.plan.events / 2;
-        while events > 0 && self.keeps(Plan { events, ..self.plan.clone() }) {
+        while events > 0 && self.try_plan(Plan { events, ..self.plan.clone() }) {
             events = self.plan.events / 2;
         }
     }
@@ -70,7 +70,7 @@ impl Shrinker {
         for fault in Fault::ALL {
             let mut plan = self.plan.clone();
             plan.without.insert(*fault);
-            self.keeps(plan);
+            self.try_plan(plan);
         }
     }
 
@@ -79,7 +79,7 @@ impl Shrinker {
         for seat in (0..seats).chain([OPERATORS]) {
             let mut plan = self.plan.clone();
             plan.idle.insert(seat);
-            self.keeps(plan);
+            self.try_plan(plan);
         }
     }
 
@@ -92,7 +92,7 @@ impl Shrinker {
                 let end = (at + size).min(self.acts.len());
                 let mut plan = self.plan.clone();
                 plan.skip.extend(&self.acts[at..end]);
-                if !self.keeps(plan) {
+                if !self.try_plan(plan) {
                     at = end;
                 }
             }

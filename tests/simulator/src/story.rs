@@ -10,11 +10,11 @@ use crate::digest::TraceDigest;
 
 #[derive(Debug)]
 pub enum Story {
-    Untold,
+    Silent,
     /// The last lines.
     Last {
         lines: VecDeque<String>,
-        most: usize,
+        max: usize,
     },
     /// Every line.
     Whole(Vec<String>),
@@ -23,15 +23,15 @@ pub enum Story {
 }
 
 impl Story {
-    pub const fn last(most: usize) -> Self {
-        Self::Last { lines: VecDeque::new(), most }
+    pub const fn last(max: usize) -> Self {
+        Self::Last { lines: VecDeque::new(), max }
     }
 
-    pub fn say(&mut self, now: Time, what: impl FnOnce() -> String) {
+    pub fn add_line(&mut self, now: Time, what: impl FnOnce() -> String) {
         match self {
-            Self::Untold => {}
-            Self::Last { lines, most } => {
-                if lines.len() == *most {
+            Self::Silent => {}
+            Self::Last { lines, max } => {
+                if lines.len() == *max {
                     lines.pop_front();
                 }
                 lines.push_back(line(now, &what()));
@@ -41,17 +41,17 @@ impl Story {
         }
     }
 
-    pub fn event(&mut self, now: Time, number: u64, event: &Event) {
-        self.say(now, || format!("#{number} ► {event:?}"));
+    pub fn add_event(&mut self, now: Time, number: u64, event: &Event) {
+        self.add_line(now, || format!("#{number} ► {event:?}"));
     }
 
-    pub fn command(&mut self, now: Time, command: &Command) {
-        self.say(now, || format!("        ◄ {command:?}"));
+    pub fn add_command(&mut self, now: Time, command: &Command) {
+        self.add_line(now, || format!("        ◄ {command:?}"));
     }
 
     pub fn lines(&self) -> Vec<&str> {
         match self {
-            Self::Untold | Self::Digest(_) => Vec::new(),
+            Self::Silent | Self::Digest(_) => Vec::new(),
             Self::Last { lines, .. } => lines.iter().map(String::as_str).collect(),
             Self::Whole(lines) => lines.iter().map(String::as_str).collect(),
         }

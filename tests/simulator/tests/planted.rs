@@ -57,7 +57,7 @@ fn planted_bugs_are_found_by_the_invariant_that_they_break() {
 
 /// Something must stay on a full device for long, which nobody uses, and for which nobody else makes room.
 #[test]
-fn planted_bugs_of_pressure_that_few_worlds_show_are_found_too() {
+fn planted_bugs_of_pressure_are_found() {
     for bug in [Bug::CachedUnderPressure, Bug::ColdStays] {
         let hunt = hunt(bug, 0, 60, 10_000);
         assert!(hunt.is_good(), "{bug:?}, which breaks {:?}: {hunt:?}", bug.breaks());
@@ -66,7 +66,7 @@ fn planted_bugs_of_pressure_that_few_worlds_show_are_found_too() {
 
 /// One world in three has lanes, and not in each of these are copies enough in each other's way.
 #[test]
-fn planted_flaws_of_links_are_found_by_who_looks_at_each_chunk() {
+fn planted_flaws_of_links_are_found_chunk_by_chunk() {
     for bug in [
         Bug::PrefetchBeforeDemand,
         Bug::ShareLentForEver,
@@ -83,7 +83,7 @@ fn planted_flaws_of_links_are_found_by_who_looks_at_each_chunk() {
 
 /// What is promised of the list: its length, and that each bug names invariants that exist.
 #[test]
-fn there_are_bugs_enough_and_each_says_what_it_breaks() {
+fn each_planted_bug_names_invariants_that_exist() {
     assert!(Bug::ALL.len() >= 16);
     for bug in Bug::ALL {
         let known = |id: &&str| REGISTRY.iter().any(|row| row.id == *id);
@@ -92,7 +92,7 @@ fn there_are_bugs_enough_and_each_says_what_it_breaks() {
 }
 
 #[test]
-fn a_panic_finds_nothing() {
+fn a_panic_does_not_count_as_a_find() {
     let by = |invariant: &str| Hunt {
         bug: Bug::DoubleFree,
         found: Some((1, Failure { event: 1, invariant: invariant.to_owned(), detail: String::new() })),
@@ -106,7 +106,7 @@ fn a_panic_finds_nothing() {
 #[test]
 fn a_shrunk_run_fails_in_the_same_way_and_is_shorter() {
     let plan = Plan { bug: Some(Bug::ReleasedWhileMapped), ..Plan::new(1, 5_000) };
-    let failure = run(&plan, Story::Untold).failure.expect("it is found");
+    let failure = run(&plan, Story::Silent).failure.expect("it is found");
     let shrunk = shrink(&plan).expect("it fails");
     let again = run(&shrunk.plan, Story::last(100));
     assert_eq!(again.failure.map(|it| it.invariant), Some(failure.invariant));
@@ -115,7 +115,7 @@ fn a_shrunk_run_fails_in_the_same_way_and_is_shorter() {
 }
 
 #[test]
-fn a_legal_step_that_is_forced_is_taken_and_nobody_complains() {
+fn a_forced_legal_step_is_taken_without_a_report() {
     let step = Transition::Mapping { from: MapState::Offered, event: MapEvent::Mapped, legal: true };
     assert_eq!(force(step), Forced { state_unchanged: false, reported: false });
     let step = Transition::Session { from: SessionState::Live, event: SessionEvent::Overdue, legal: true };

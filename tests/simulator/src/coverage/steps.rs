@@ -50,7 +50,7 @@ steps! {
     }
 
     /// What becomes of what is accessed in place.
-    PlaceStep = "place", 6 {
+    InPlaceStep = "place", 6 {
         /// A client mapped it in the host's memory.
         Mapped,
         /// And wrote it there.

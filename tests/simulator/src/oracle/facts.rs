@@ -2,6 +2,7 @@
 //! and taken away as things happen.
 
 use std::{
+    cell::RefCell,
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
@@ -12,7 +13,7 @@ use broker_core::{
 };
 use vramd_types::{AllocationId, CopyClass, ExtentId, PartIndex, Quantity, SessionId, Shares};
 
-use super::links::shares::{Lacks, Stands};
+use super::links::shares::{ClassWaits, MissingOnBus};
 
 /// A tenant, by its place in [`Facts::tenants`].
 pub(crate) type Tenant = usize;
@@ -25,7 +26,7 @@ pub(crate) struct Balance {
 }
 
 impl Balance {
-    pub(crate) const fn held(self) -> u64 {
+    pub(crate) const fn charged(self) -> u64 {
         self.reserved + self.settled + self.unreturned
     }
 }
@@ -41,18 +42,18 @@ pub(crate) struct PlaceFacts {
     pub(crate) unbrokered: u64,
     pub(crate) contexts: u64,
     /// What there is at most, since the driver had not so much more, until it is looked who holds it.
-    pub(crate) at_most: Option<u64>,
+    pub(crate) available_max: Option<u64>,
     /// It is being looked at; and that look began before the driver had not what was asked.
-    pub(crate) looking: bool,
-    pub(crate) looks_too_early: bool,
+    pub(crate) surveying: bool,
+    pub(crate) survey_outdated: bool,
     /// After so many looks nobody waits any more only since the driver had none.
-    pub(crate) looks_left: u8,
+    pub(crate) surveys_left: u8,
     /// Files that are nobody's: nothing is ever charged there.
     pub(crate) in_files: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hold {
+pub(crate) enum MapPhase {
     /// Sent, and not answered.
     Offered,
     Mapped,
@@ -74,7 +75,7 @@ pub(crate) struct SessionFacts {
     pub(crate) kill_asked: bool,
     /// Devices that it sees.
     pub(crate) devices: Vec<usize>,
-    pub(crate) holds: BTreeMap<PartRef, (Hold, ExtentId)>,
+    pub(crate) mappings: BTreeMap<PartRef, (MapPhase, ExtentId)>,
     /// What it is to be sent still.
     pub(crate) owed: BTreeSet<PartRef>,
     /// Since when it owes the answer to a packet.
@@ -92,10 +93,10 @@ pub(crate) struct SessionFacts {
     /// Evicted, or unheld and not pinned yet, and its own still.
     pub(crate) away: BTreeSet<PartRef>,
     /// What it asked to pin, and was not sent since: it may stand in the queue, though the call is over.
-    pub(crate) coming: BTreeSet<PartRef>,
+    pub(crate) pin_requested: BTreeSet<PartRef>,
     pub(crate) slots: BTreeMap<Slot, PartRef>,
     /// Told to unmap when nobody pinned.
-    pub(crate) prompt: BTreeSet<PartRef>,
+    pub(crate) revoked_unpinned: BTreeSet<PartRef>,
     pub(crate) last_pin: Option<u64>,
     /// Pin calls that have not ended.
     pub(crate) pin_calls: BTreeMap<u64, PinFacts>,
@@ -105,10 +106,10 @@ pub(crate) struct SessionFacts {
 pub(crate) struct PinFacts {
     pub(crate) parts: Vec<PartRef>,
     /// The number of the event.
-    pub(crate) came: u64,
+    pub(crate) arrived: u64,
     pub(crate) answered: bool,
     /// Since when all in its way wait themselves.
-    pub(crate) stuck: Option<Time>,
+    pub(crate) stalled_since: Option<Time>,
     /// When it is refused at the latest, if it was given a time.
     pub(crate) until: Option<Time>,
 }
@@ -117,7 +118,7 @@ pub(crate) struct PinFacts {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FenceFacts {
     pub(crate) call: CallId,
-    pub(crate) came: u64,
+    pub(crate) arrived: u64,
     pub(crate) until: Time,
 }
 
@@ -142,7 +143,7 @@ pub(crate) struct ExtentFacts {
     /// What it was made for to move there, or was first sent as, since it was made or used again.
     pub(crate) part: Option<PartRef>,
     /// Its part is not in it: it moves there, or was there.
-    pub(crate) stray: bool,
+    pub(crate) detached: bool,
     pub(crate) copied: bool,
     /// Tenants whose sessions were sent it, in that order.
     pub(crate) sent_to: Vec<Tenant>,
@@ -153,7 +154,7 @@ pub(crate) struct ExtentFacts {
     /// Some session that was sent it ended without saying that it let go.
     pub(crate) unacknowledged: bool,
     /// It was cached once: its content is not zero.
-    pub(crate) recycled: bool,
+    pub(crate) reused: bool,
     /// It lies on disk, and nothing was copied there: it cannot be read.
     pub(crate) unwritten: bool,
     pub(crate) debts: Vec<(Tenant, u64)>,
@@ -196,7 +197,7 @@ pub(crate) struct AllocationFacts {
     /// Its bytes are those of a file.
     pub(crate) loaded: bool,
     /// Its owner is sent what it pins, and nothing before.
-    pub(crate) unheld: bool,
+    pub(crate) unpinned: bool,
     pub(crate) part_count: usize,
     pub(crate) sealed: bool,
     /// Its owner or an operator was told that it is freed.
@@ -220,7 +221,7 @@ pub(crate) struct Call {
     pub(crate) key: Option<RequestKey>,
     pub(crate) at: Time,
     /// The number of the event.
-    pub(crate) came: u64,
+    pub(crate) arrived: u64,
     /// It repeats what is under way.
     pub(crate) joined: bool,
 }
@@ -252,13 +253,13 @@ pub(crate) enum BackingFacts {
     /// What it came from, or was to go to.
     Kept(ExtentId),
     /// It is discardable, and needs none.
-    Needless,
+    Unneeded,
 }
 
 /// Guarantee and limit, by tenant, device (UUID or `*`) and tier.
-pub(crate) type Book = BTreeMap<(String, String, Tier), (Quantity, Quantity)>;
+pub(crate) type QuotaTable = BTreeMap<(String, String, Tier), (Quantity, Quantity)>;
 
-pub(crate) fn book_of(stored: &StoredQuotas) -> Book {
+pub(crate) fn quota_table(stored: &StoredQuotas) -> QuotaTable {
     let row = |row: &broker_core::StoredQuota| {
         ((row.tenant.clone(), row.device.clone(), row.tier), (row.guarantee, row.limit))
     };
@@ -276,7 +277,7 @@ pub(crate) struct Failed {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rests {
     pub(crate) until: Time,
-    pub(crate) looks_left: u8,
+    pub(crate) surveys_left: u8,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -287,11 +288,11 @@ pub(crate) struct Facts {
     pub(crate) tenants: Vec<String>,
     /// The devices in their order, and then what is below them.
     pub(crate) places: Vec<PlaceFacts>,
-    pub(crate) book: Book,
+    pub(crate) quotas_in_force: QuotaTable,
     /// What holds of these now, worked out when it is first asked for.
-    pub(crate) quotas: BTreeMap<(Tenant, usize), (u64, u64)>,
+    pub(crate) quotas: RefCell<BTreeMap<(Tenant, usize), (u64, u64)>>,
     /// What is being written.
-    pub(crate) staged: Option<Book>,
+    pub(crate) staged: Option<QuotaTable>,
     pub(crate) draining: bool,
     pub(crate) hellos: BTreeMap<ChannelId, Hello>,
     pub(crate) open_channels: BTreeSet<ChannelId>,
@@ -304,7 +305,7 @@ pub(crate) struct Facts {
     /// Of what is held, what backs nothing.
     pub(crate) cached: BTreeMap<(Tenant, usize), u64>,
     /// Of what is held, what was cached and is on its way to the driver.
-    pub(crate) going: BTreeMap<(Tenant, usize), u64>,
+    pub(crate) cached_leaving: BTreeMap<(Tenant, usize), u64>,
     pub(crate) calls: BTreeMap<CallId, Call>,
     /// By part.
     pub(crate) fences: BTreeMap<PartRef, FenceFacts>,
@@ -329,41 +330,41 @@ pub(crate) struct Facts {
     /// Copies that were ordered, by where they go: as what, or hastened since.
     pub(crate) copies: BTreeMap<ExtentId, CopyClass>,
     /// Who waits in lanes.
-    pub(crate) stands: Stands,
+    pub(crate) class_waits: ClassWaits,
     /// And lacks its share of the link that these share.
-    pub(crate) lacks: Lacks,
+    pub(crate) missing_on_bus: MissingOnBus,
     /// How links are shared, once that was changed.
     pub(crate) shares: Option<Shares>,
     /// What parts on their devices have below.
     pub(crate) backings: BTreeMap<PartRef, BackingFacts>,
     /// Parts on their device for which there were no bytes below: whose, below which device, and how large.
-    pub(crate) lacking: BTreeMap<PartRef, (Tenant, usize, u64)>,
+    pub(crate) missing_backing: BTreeMap<PartRef, (Tenant, usize, u64)>,
     /// Parts that are on their way out of their devices, or about to set out.
     pub(crate) departing: BTreeSet<PartRef>,
     /// Discardable parts that are nowhere, how large they are, and in which tier they are said to be.
     pub(crate) dropped: BTreeMap<PartRef, (u64, Tier)>,
     /// Parts that are mapped in the host's memory still, and are not to be any more.
-    pub(crate) lingering: BTreeSet<PartRef>,
+    pub(crate) in_place_to_unmap: BTreeSet<PartRef>,
     /// How often the content of each was given up.
-    pub(crate) losses: BTreeMap<PartRef, u64>,
+    pub(crate) drop_counts: BTreeMap<PartRef, u64>,
     /// What operators hold.
-    pub(crate) held_by_hand: BTreeSet<PartRef>,
+    pub(crate) operator_holds: BTreeSet<PartRef>,
     /// Who was seen to pin what, when it was looked at last.
     pub(crate) pinned: BTreeSet<(PartRef, SessionId)>,
     /// Who stood in the line after the last event.
     pub(crate) waits: BTreeMap<u64, WaitView>,
     /// Batches for which a driver had no memory, by who asked and until when.
-    pub(crate) failed: BTreeMap<(Option<SessionId>, Option<Time>), Failed>,
+    pub(crate) failed_batches: BTreeMap<(Option<SessionId>, Option<Time>), Failed>,
     /// There were too many extents since devices were looked at last.
     pub(crate) extents_ran_out: bool,
     /// What was last written to each part, where that is known.
     pub(crate) contents: BTreeMap<PartRef, u64>,
     /// Since which event somebody wants a part that is elsewhere.
-    pub(crate) demands: BTreeMap<PartRef, u64>,
+    pub(crate) part_waiters: BTreeMap<PartRef, u64>,
     /// What could not be brought to its device since others were last looked for there: it is tried again then.
-    pub(crate) unlucky: BTreeSet<PartRef>,
+    pub(crate) failed_parts: BTreeSet<PartRef>,
     /// Some pin call is in somebody's way who waits itself.
-    pub(crate) some_stuck: bool,
+    pub(crate) any_stalled: bool,
     /// How many events there were.
     pub(crate) clock: u64,
     /// What was said last of each place.
@@ -375,7 +376,7 @@ pub(crate) struct Facts {
     /// The same of what is cached there.
     pub(crate) cached_since: BTreeMap<usize, BTreeMap<ExtentId, Time>>,
     /// What who wants to hear of it was told last.
-    pub(crate) told: BTreeMap<(ChannelId, usize), Pressure>,
+    pub(crate) reported_pressure: BTreeMap<(ChannelId, usize), Pressure>,
     /// When each part was seen to be used last, or came to where it is.
     pub(crate) used: BTreeMap<PartRef, Time>,
     pub(crate) digesting: BTreeMap<AllocationId, Vec<ExtentId>>,
@@ -426,8 +427,8 @@ impl Facts {
         self.balances.entry((tenant, place)).or_default()
     }
 
-    pub(crate) fn held(&self, tenant: Tenant, place: usize) -> u64 {
-        self.balances.get(&(tenant, place)).copied().unwrap_or_default().held()
+    pub(crate) fn charged(&self, tenant: Tenant, place: usize) -> u64 {
+        self.balances.get(&(tenant, place)).copied().unwrap_or_default().charged()
     }
 
     /// All parts of an allocation that somebody was told of.
@@ -455,14 +456,14 @@ impl Facts {
     }
 
     /// A session lets go of a part.
-    pub(crate) fn drop_hold(&mut self, id: SessionId, part: PartRef) {
+    pub(crate) fn drop_mapping(&mut self, id: SessionId, part: PartRef) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        if let Some((hold, extent)) = session.holds.remove(&part) {
-            session.prompt.remove(&part);
-            if hold == Hold::Evicting {
+        if let Some((phase, extent)) = session.mappings.remove(&part) {
+            session.revoked_unpinned.remove(&part);
+            if phase == MapPhase::Evicting {
                 session.away.insert(part);
             }
-            if hold == Hold::Offered {
+            if phase == MapPhase::Offered {
                 session.in_flight -= 1;
                 if session.in_flight == 0 {
                     session.owes_since = None;
@@ -475,7 +476,7 @@ impl Facts {
         self.evicting.remove(&(id, part));
         self.pinned.remove(&(part, id));
         if self.fences.contains_key(&part)
-            && !self.sessions.values().any(|session| session.holds.contains_key(&part))
+            && !self.sessions.values().any(|session| session.mappings.contains_key(&part))
         {
             self.fences.remove(&part);
         }
@@ -485,12 +486,12 @@ impl Facts {
     pub(crate) fn session_gone(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         session.gone = true;
-        for (_, extent) in session.holds.values() {
+        for (_, extent) in session.mappings.values() {
             if let Some(extent) = self.extents.get_mut(extent) {
                 extent.unacknowledged = true;
             }
         }
-        let parts: Vec<_> = session.holds.keys().copied().collect();
-        parts.into_iter().for_each(|part| self.drop_hold(id, part));
+        let parts: Vec<_> = session.mappings.keys().copied().collect();
+        parts.into_iter().for_each(|part| self.drop_mapping(id, part));
     }
 }

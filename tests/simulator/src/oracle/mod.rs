@@ -26,7 +26,7 @@ use vramd_types::Quantity;
 
 use crate::scenario::Lanes;
 use accounting::extents::Ordered;
-use facts::{Call, Facts, book_of};
+use facts::{Call, Facts, quota_table};
 use moves::files::Opened;
 use node::ids::Ids;
 use pressure::settings::SettingsFacts;
@@ -46,7 +46,7 @@ pub struct Oracle {
     /// As the world has them, if it does.
     lanes: Option<Lanes>,
     step: Step,
-    broken: Vec<Violation>,
+    violations: Vec<Violation>,
 }
 
 /// The event that is being handled, and what came of it so far.
@@ -56,7 +56,7 @@ struct Step {
     expected: Option<Refusal>,
     repeat: requests::repeats::Expected,
     /// A session whose answer did not fit.
-    liar: Option<vramd_types::SessionId>,
+    offender: Option<vramd_types::SessionId>,
     by_client: bool,
     /// What a session that asks to part from memory was to be sent of it.
     owed_before: Vec<(vramd_types::SessionId, broker_core::PartRef)>,
@@ -64,11 +64,11 @@ struct Step {
     away_before: Vec<(vramd_types::SessionId, broker_core::PartRef)>,
     answer: Option<Outcome>,
     /// Extents that were ordered, and how many of these for new memory.
-    ordered: usize,
-    created: usize,
-    touched: Vec<(facts::Tenant, usize)>,
+    ordered_count: usize,
+    created_count: usize,
+    changed_accounts: Vec<(facts::Tenant, usize)>,
     /// Held parts of a batch that is being ordered, with whose and how large they are on which device.
-    to_set_aside: Vec<(broker_core::PartRef, (facts::Tenant, usize, u64))>,
+    to_back: Vec<(broker_core::PartRef, (facts::Tenant, usize, u64))>,
     /// For whom something is being made, and where.
     admitted: Vec<(facts::Tenant, usize)>,
     committed: Vec<u128>,
@@ -76,17 +76,17 @@ struct Step {
     /// An allocation that the driver has read.
     digested: Option<vramd_types::AllocationId>,
     /// Of whose parts on which device some began to leave: how large each is, and what its tenant wanted there.
-    departed: std::collections::BTreeMap<(facts::Tenant, usize), Vec<(u64, u64)>>,
+    departures: std::collections::BTreeMap<(facts::Tenant, usize), Vec<(u64, u64)>>,
     /// Of whose parts some go on leaving that were chosen before, or have left at once.
     chosen_before: std::collections::BTreeSet<(facts::Tenant, usize)>,
     /// What an operator's request changed, should it be refused.
-    before: Option<Before>,
+    undo: Option<Undo>,
     /// Whose batch was made without waiting, and where; and what its tenant had in use there with it.
     made_at_once: std::collections::BTreeMap<(facts::Tenant, usize), u64>,
     /// The driver has made something, or could not.
-    made: bool,
+    create_ended: bool,
     /// The tenant whose batch waited for room and is looked at again.
-    room_for: Option<facts::Tenant>,
+    retried_tenant: Option<facts::Tenant>,
     /// Evicted by these, whose words are to be collected now.
     to_collect: std::collections::BTreeSet<(vramd_types::SessionId, broker_core::PartRef)>,
     /// What these could not map, and may ask for again.
@@ -94,7 +94,7 @@ struct Step {
     /// The words of this part have just been looked at.
     words_revoked: Option<broker_core::PartRef>,
     /// The part in whose word WRITTEN has just been cleared, since nobody pinned it.
-    cleared: Option<broker_core::PartRef>,
+    cleared_word: Option<broker_core::PartRef>,
     /// What was just written back, and not given up.
     written_back: Option<broker_core::PartRef>,
     /// A change of quotas has just been stored.
@@ -106,12 +106,12 @@ struct Step {
     /// What the disk has just not had as it was written there.
     damaged: Option<broker_core::PartRef>,
     /// The driver or the disk has just said that it failed.
-    failure_told: bool,
+    failure_reported: bool,
 }
 
 /// What an operator's request is taken to change at once.
 #[derive(Clone, Copy, Debug)]
-enum Before {
+enum Undo {
     Ending { session: vramd_types::SessionId, ending: bool, kill_asked: bool },
     Draining(bool),
 }
@@ -130,7 +130,7 @@ impl Oracle {
             sessions_reserved: u64::from(config.sessions_reserved),
             lanes: None,
             step: Step::default(),
-            broken: Vec::new(),
+            violations: Vec::new(),
         };
         oracle.restart(config, stored);
         oracle
@@ -143,7 +143,7 @@ impl Oracle {
             clock: self.facts.clock,
             answer_timeout: config.limits.map_answer_timeout,
             places: accounting::places::of(config),
-            book: book_of(stored),
+            quotas_in_force: quota_table(stored),
             ..Facts::default()
         };
         self.repeats.restart(stored);
@@ -153,7 +153,7 @@ impl Oracle {
     }
 
     /// Before the broker hears of it.
-    pub fn event(&mut self, now: Time, event: &Event) {
+    pub fn begin_event(&mut self, now: Time, event: &Event) {
         self.facts.now = now;
         self.facts.clock += 1;
         self.step = Step::default();
@@ -162,30 +162,32 @@ impl Oracle {
         self.step.committed = self.committed_all();
     }
 
-    pub fn command(&mut self, command: &Command, broker: &Broker) {
+    pub fn observe_command(&mut self, command: &Command, broker: &Broker) {
         self.learn_sealed(broker);
         if !matches!(command, Command::CreateExtent { .. } | Command::Notice(Notice::Reused { .. })) {
-            self.batch_is_ordered();
+            self.reserve_batch_backing();
         }
         match command {
-            Command::Reply { call, outcome } => self.replied(*call, outcome, broker),
+            Command::Reply { call, outcome } => self.check_reply(*call, outcome, broker),
             Command::Send { channel, frame } => match frame {
-                DaemonFrame::Welcome { session, devices, .. } => self.welcomed(*channel, *session, devices),
+                DaemonFrame::Welcome { session, devices, .. } => {
+                    self.record_welcome(*channel, *session, devices)
+                }
                 DaemonFrame::Map(parts) => {
-                    self.packet_sent(*channel, parts);
-                    self.parts_sent(*channel, parts);
+                    self.check_packet(*channel, parts);
+                    self.check_map_frame(*channel, parts);
                 }
-                DaemonFrame::Revoke { parts, reason } => self.revoked(*channel, parts, *reason),
-                DaemonFrame::Lost(part) => self.is_told_of_loss(*channel, *part),
+                DaemonFrame::Revoke { parts, reason } => self.check_revoke_frame(*channel, parts, *reason),
+                DaemonFrame::Lost(part) => self.check_loss_frame(*channel, *part),
                 DaemonFrame::PinAnswer { call, refusal } => {
-                    self.pin_answered(*channel, *call, refusal.as_ref());
+                    self.check_pin_answer(*channel, *call, refusal.as_ref());
                 }
-                DaemonFrame::Pressure(note) => self.pressure_told(*channel, note),
+                DaemonFrame::Pressure(note) => self.check_pressure_frame(*channel, note),
                 DaemonFrame::Refused(_) | DaemonFrame::Drain { .. } => {}
             },
             Command::CloseChannel { channel } => _ = self.facts.open_channels.remove(channel),
-            Command::ForgetProcess { channel } => self.process_forgotten(*channel),
-            Command::KillProcess { channel } => self.killed(*channel),
+            Command::ForgetProcess { channel } => self.record_forgotten_process(*channel),
+            Command::KillProcess { channel } => self.check_kill(*channel),
             Command::CreateExtent { extent, device, tier, size, kind, .. } => {
                 self.forget_unmade(broker);
                 let ordered = Ordered {
@@ -195,39 +197,41 @@ impl Oracle {
                     size: size.get(),
                     kind: *kind,
                 };
-                self.extent_ordered(ordered, broker);
+                self.record_create(ordered, broker);
             }
             Command::OpenExtent { extent, file, offset, bytes, size } => {
                 self.forget_unmade(broker);
                 let (offset, bytes, size) = (offset.get(), bytes.get(), size.get());
-                self.file_opened(Opened { id: *extent, file: *file, offset, bytes, size }, broker);
+                self.record_open(Opened { id: *extent, file: *file, offset, bytes, size }, broker);
             }
             Command::Copy { from, to, class, .. } if Self::is_written_back(*to, broker) => {
-                self.write_back_begun(*from, *to);
-                self.copy_ordered(*to, *class);
+                self.check_write_back_start(*from, *to);
+                self.record_copy_class(*to, *class);
             }
             Command::Copy { from, to, compare_first, class, .. } => {
-                self.copy_begun((*from, *to), *compare_first, broker);
-                self.copy_ordered(*to, *class);
+                self.check_copy_start((*from, *to), *compare_first, broker);
+                self.record_copy_class(*to, *class);
             }
-            Command::CancelCopy { to } => self.copy_cancelled(*to),
+            Command::CancelCopy { to } => self.check_cancel(*to),
             Command::ShareLinks(shares) => {
-                self.shares_told(*shares);
-                self.shares_changed(*shares);
+                self.record_driver_shares(*shares);
+                self.restart_shares(*shares);
             }
-            Command::HastenCopy { to } => self.copy_hastened(*to),
-            Command::ReleaseExtent { extent } => self.extent_released(*extent),
-            Command::Digest { allocation, spans } => self.digest_ordered(*allocation, spans),
-            Command::StoreQuotas(stored) => self.quotas_staged(stored),
-            Command::Notice(Notice::Cached { extent, .. }) => self.extent_cached(*extent),
+            Command::HastenCopy { to } => self.check_hasten(*to),
+            Command::ReleaseExtent { extent } => self.check_release(*extent),
+            Command::Digest { allocation, spans } => self.check_digest(*allocation, spans),
+            Command::StoreQuotas(stored) => self.stage_quotas(stored),
+            Command::Notice(Notice::Cached { extent, .. }) => self.check_cached(*extent),
             Command::Notice(Notice::Reused { extent, part }) => {
                 self.forget_unmade(broker);
-                self.extent_reused(*extent, *part, broker);
+                self.check_reuse(*extent, *part, broker);
             }
-            Command::Notice(Notice::Advised { allocation, advice, .. }) => self.advised(*allocation, *advice),
-            Command::Notice(Notice::AllocationFreed { allocation, .. }) => self.begins_to_leave(*allocation),
+            Command::Notice(Notice::Advised { allocation, advice, .. }) => {
+                self.record_advice(*allocation, *advice)
+            }
+            Command::Notice(Notice::AllocationFreed { allocation, .. }) => self.mark_leaving(*allocation),
             Command::Notice(Notice::PressureChanged { device, tier, from, to, charged, capacity }) => {
-                self.pressure_changed(
+                self.check_pressure_change(
                     (usize::from(device.0), *tier),
                     *from,
                     *to,
@@ -235,22 +239,22 @@ impl Oracle {
                 );
             }
             Command::Notice(Notice::SettingsChanged { before, after, .. }) => {
-                self.settings_changed(before, after);
+                self.check_settings_change(before, after);
             }
             Command::Notice(Notice::Moved { part, tier, cause, began, copied, .. }) => {
-                self.leaves_for_its_file(*part, *tier, *copied);
-                self.leaves_by_pressure(*part, *tier, *cause, *began);
-                if *tier != Tier::Device && !self.moves_below(*part, *tier) {
-                    self.nobody_held(*part);
-                    self.leaves_its_device(*part, false, broker);
+                self.check_departure_to_file(*part, *tier, *copied);
+                self.check_departure_for_pressure(*part, *tier, *cause, *began);
+                if *tier != Tier::Device && !self.is_moving_below(*part, *tier) {
+                    self.expect_no_operator_hold(*part);
+                    self.record_departure(*part, false, broker);
                 }
-                self.has_moved(*part, *tier);
+                self.record_move(*part, *tier);
             }
             Command::Notice(Notice::Backed { part, tier, .. }) => {
                 self.forget_unmade(broker);
-                self.backed_late(*part, *tier);
+                self.record_late_backing(*part, *tier);
             }
-            Command::Notice(Notice::WrittenBack { part, .. }) => self.was_written_back(*part),
+            Command::Notice(Notice::WrittenBack { part, .. }) => self.check_written_back(*part),
             // It stays where it is either way.
             Command::Notice(
                 Notice::MoveStopped { cause: Cause::WriteBack, .. }
@@ -260,75 +264,75 @@ impl Oracle {
                 self.expect(PRESSED, *cause != Cause::Pressure, || {
                     format!("{part:?} is given up for pressure alone")
                 });
-                self.nobody_held(*part);
-                self.leaves_its_device(*part, false, broker);
-                self.was_dropped(*part, bytes.get(), *tier);
+                self.expect_no_operator_hold(*part);
+                self.record_departure(*part, false, broker);
+                self.record_drop(*part, bytes.get(), *tier);
             }
             Command::Notice(
                 notice @ (Notice::MoveStopped { part, tier, .. } | Notice::MoveFailed { part, tier, .. }),
             ) => {
                 if *tier != Tier::Device && matches!(notice, Notice::MoveFailed { .. }) {
-                    self.facts.unlucky.insert(*part);
+                    self.facts.failed_parts.insert(*part);
                 }
-                self.stays(*part, *tier);
+                self.record_stay(*part, *tier);
             }
-            Command::RevokeWords { part, words } => self.words_asked(*part, words, broker),
-            Command::ForgetWord { channel, slot } => self.word_forgotten(*channel, *slot),
-            Command::Notice(Notice::SessionSilent { session, .. }) => self.is_silent(*session, true),
-            Command::Notice(Notice::SessionAnswered { session, .. }) => self.is_silent(*session, false),
-            Command::Notice(Notice::RoomMade { tenant }) => self.room_made(tenant.as_deref()),
+            Command::RevokeWords { part, words } => self.check_word_revocation(*part, words, broker),
+            Command::ForgetWord { channel, slot } => self.check_forgotten_word(*channel, *slot),
+            Command::Notice(Notice::SessionSilent { session, .. }) => self.set_silent(*session, true),
+            Command::Notice(Notice::SessionAnswered { session, .. }) => self.set_silent(*session, false),
+            Command::Notice(Notice::RoomMade { tenant }) => self.record_room_made(tenant.as_deref()),
             Command::Notice(Notice::InvariantBroken { invariant, detail }) => {
-                self.broken.push(Violation { invariant, detail: detail.clone() });
+                self.violations.push(Violation { invariant, detail: detail.clone() });
             }
-            Command::Survey { device, .. } => self.facts.places[usize::from(device.0)].looking = true,
+            Command::Survey { device, .. } => self.facts.places[usize::from(device.0)].surveying = true,
             Command::ReleaseNow { .. } | Command::ClearWritten { .. } | Command::Notice(_) => {}
         }
     }
 
     /// After the broker has done all that the event caused.
-    pub fn after(&mut self, broker: &Broker) {
+    pub fn end_event(&mut self, broker: &Broker) {
         self.learn_sealed(broker);
-        self.batch_is_ordered();
+        self.reserve_batch_backing();
         self.forget_unmade(broker);
-        self.words_are_collected();
-        self.unmappable_is_told();
-        self.loss_is_told(broker);
-        self.leaves_once_written_back(broker);
-        self.guarantees_are_kept();
-        self.liar_is_quarantined();
-        self.answers_are_in_time();
-        self.admitted();
-        self.nobody_lacks_for_nothing();
-        self.counts_are_bounded(broker);
-        self.repeated_without_effect();
-        self.queue_is_bounded();
-        self.refused_as_expected();
-        self.what_lived_by_sessions_ends(broker);
-        self.fences_last();
-        self.nobody_keeps_its_place();
-        self.nobody_stalls();
-        self.nobody_starves(broker);
+        self.expect_words_collected();
+        self.expect_map_failures_reported();
+        self.expect_loss_reported(broker);
+        self.record_departures_after_write_back(broker);
+        self.check_guarantees();
+        self.expect_quarantine();
+        self.check_answer_deadlines();
+        self.check_admissions();
+        self.check_missing_backing();
+        self.check_counts(broker);
+        self.check_repeat();
+        self.check_queue_length();
+        self.check_expected_refusal();
+        self.expect_session_memory_freed(broker);
+        self.forget_uncertain_fences();
+        self.check_in_place_unmaps();
+        self.check_stalls();
+        self.check_deliveries(broker);
         self.learn_failed_batches(broker);
-        self.nobody_is_kept_waiting(broker);
-        self.nobody_waits_for_ever();
-        self.no_batch_waits_for_ever(broker);
-        self.settings_are_as_shown(broker);
-        self.pressure_is_as_shown(broker);
-        self.pressure_is_relieved(broker);
-        self.what_is_awaited_is_demand(broker);
+        self.check_waiters(broker);
+        self.check_pin_feasibility();
+        self.check_batch_feasibility(broker);
+        self.check_settings(broker);
+        self.check_pressure_levels(broker);
+        self.check_relief(broker);
+        self.check_awaited_copies(broker);
         self.facts.waits = broker.waits().into_iter().map(|wait| (wait.id, wait)).collect();
-        for (tenant, place) in std::mem::take(&mut self.step.touched) {
+        for (tenant, place) in std::mem::take(&mut self.step.changed_accounts) {
             self.compare_account(tenant, place, broker);
         }
     }
 
-    pub fn take_broken(&mut self) -> Vec<Violation> {
-        std::mem::take(&mut self.broken)
+    pub fn take_violations(&mut self) -> Vec<Violation> {
+        std::mem::take(&mut self.violations)
     }
 
     fn expect(&mut self, invariant: &'static str, holds: bool, what: impl FnOnce() -> String) {
         if !holds {
-            self.broken.push(Violation { invariant, detail: what() });
+            self.violations.push(Violation { invariant, detail: what() });
         }
     }
 }

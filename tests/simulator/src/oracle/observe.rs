@@ -7,8 +7,8 @@ use broker_core::{
 use vramd_types::{AllocationId, SessionId};
 
 use super::{
-    Before, Oracle,
-    facts::{Asked, Call, ExtentPhase, Hold, SessionFacts, book_of},
+    Oracle, Undo,
+    facts::{Asked, Call, ExtentPhase, MapPhase, SessionFacts, quota_table},
 };
 
 impl Oracle {
@@ -18,7 +18,7 @@ impl Oracle {
                 for old in &hello.unmapped_sessions {
                     let same = |session: &SessionFacts| (session.pid, session.uid) == (hello.pid, hello.uid);
                     if self.facts.sessions.get(old).is_some_and(|session| same(session) && !session.gone) {
-                        self.lost(*old);
+                        self.record_session_end(*old);
                     }
                 }
                 self.facts.open_channels.insert(*channel);
@@ -28,45 +28,45 @@ impl Oracle {
             Event::Malformed { channel, .. } => {
                 let session = self.facts.on_channel.get(channel).copied();
                 let open = self.facts.open_channels.contains(channel);
-                self.step.liar = session.filter(|_| open);
+                self.step.offender = session.filter(|_| open);
             }
             Event::ChannelEnded { channel } => _ = self.facts.open_channels.remove(channel),
             Event::ProcessEnded { channel } => {
                 self.facts.open_channels.remove(channel);
                 if let Some(session) = self.facts.on_channel.get(channel).copied() {
-                    self.lost(session);
+                    self.record_session_end(session);
                 }
             }
             Event::Client { call, session, peer, key, request } => {
                 let asked = Asked::Client { session: *session, peer: *peer, request: request.clone() };
-                self.called(*call, self.new_call(asked, *key));
+                self.record_call(*call, self.new_call(asked, *key));
             }
             Event::Operator { call, uid, key, request } => {
                 let asked = Asked::Operator { uid: *uid, request: request.clone() };
-                self.called(*call, self.new_call(asked, *key));
+                self.record_call(*call, self.new_call(asked, *key));
                 self.observe_operator(*call, request);
             }
             Event::Completion(completion) => self.observe_completion(completion),
             Event::QuotasStored { result } => {
-                self.step.failure_told = result.is_err();
+                self.step.failure_reported = result.is_err();
                 let staged = self.facts.staged.take();
-                self.facts.quotas.clear();
+                self.facts.quotas.get_mut().clear();
                 if let (Ok(()), Some(book)) = (result, staged) {
-                    self.facts.book = book;
+                    self.facts.quotas_in_force = book;
                     self.step.quotas_changed = true;
                 }
             }
-            Event::PartsUsed(touched) => touched.iter().for_each(|touched| self.observe_touch(touched)),
+            Event::PartsUsed(touched) => touched.iter().for_each(|touched| self.observe_use(touched)),
             Event::Tick => {}
         }
     }
 
     fn new_call(&self, asked: Asked, key: Option<RequestKey>) -> Call {
-        Call { asked, key, at: self.facts.now, came: self.facts.clock, joined: false }
+        Call { asked, key, at: self.facts.now, arrived: self.facts.clock, joined: false }
     }
 
-    fn observe_touch(&mut self, &PartUse { session, part, pinned, .. }: &PartUse) {
-        let maps = self.facts.sessions.get(&session).is_some_and(|it| it.holds.contains_key(&part));
+    fn observe_use(&mut self, &PartUse { session, part, pinned, .. }: &PartUse) {
+        let maps = self.facts.sessions.get(&session).is_some_and(|it| it.mappings.contains_key(&part));
         if maps {
             self.facts.used.insert(part, self.facts.now);
         }
@@ -77,7 +77,7 @@ impl Oracle {
         }
     }
 
-    fn lost(&mut self, session: SessionId) {
+    fn record_session_end(&mut self, session: SessionId) {
         if self.facts.sessions.get(&session).is_some_and(|session| !session.gone) {
             self.step.gone.push(session);
             self.facts.session_gone(session);
@@ -88,7 +88,7 @@ impl Oracle {
         if let OperatorRequest::RevokeMappings { target, parts, wait } = request
             && self.step.repeat.is_new()
         {
-            self.revocation_asked(call, id_of(target), parts, *wait);
+            self.record_revocation(call, id_of(target), parts, *wait);
         }
         if let OperatorRequest::MoveParts { target, .. } = request
             && self.step.repeat.is_new()
@@ -100,27 +100,27 @@ impl Oracle {
             && let Some(session) = self.facts.sessions.get_mut(id)
         {
             let (ending, kill_asked) = (session.ending, session.kill_asked);
-            self.step.before = Some(Before::Ending { session: *id, ending, kill_asked });
+            self.step.undo = Some(Undo::Ending { session: *id, ending, kill_asked });
             session.ending = true;
             session.kill_asked |= kill;
         }
         if let OperatorRequest::Drain { draining } = request
             && self.step.repeat.is_new()
         {
-            self.step.before = Some(Before::Draining(self.facts.draining));
+            self.step.undo = Some(Undo::Draining(self.facts.draining));
             self.facts.draining = *draining;
         }
     }
 
     /// The queue was full: nothing came of the request.
-    pub(crate) fn nothing_changed(&mut self) {
-        match self.step.before.take() {
-            Some(Before::Ending { session, ending, kill_asked }) => {
+    pub(crate) fn undo_operator_request(&mut self) {
+        match self.step.undo.take() {
+            Some(Undo::Ending { session, ending, kill_asked }) => {
                 if let Some(session) = self.facts.sessions.get_mut(&session) {
                     (session.ending, session.kill_asked) = (ending, kill_asked);
                 }
             }
-            Some(Before::Draining(draining)) => self.facts.draining = draining,
+            Some(Undo::Draining(draining)) => self.facts.draining = draining,
             None => {}
         }
     }
@@ -140,9 +140,9 @@ impl Oracle {
             ClientFrame::WordsMapped => true,
             ClientFrame::Mapped(parts) => parts.iter().all(|part| {
                 let Some(session) = self.facts.sessions.get_mut(&id) else { return false };
-                match session.holds.get_mut(part) {
-                    Some((hold @ Hold::Offered, _)) => {
-                        *hold = Hold::Mapped;
+                match session.mappings.get_mut(part) {
+                    Some((phase @ MapPhase::Offered, _)) => {
+                        *phase = MapPhase::Mapped;
                         session.in_flight -= 1;
                         if session.in_flight == 0 {
                             session.owes_since = None;
@@ -154,32 +154,32 @@ impl Oracle {
             }),
             ClientFrame::Unmapped(parts) => parts.iter().all(|unmapped| {
                 let session = self.facts.sessions.get(&id);
-                let hold =
-                    session.and_then(|session| session.holds.get(&unmapped.part)).map(|(hold, _)| *hold);
+                let phase =
+                    session.and_then(|session| session.mappings.get(&unmapped.part)).map(|(phase, _)| *phase);
                 let failed = unmapped.failure.is_some();
-                if failed && hold != Some(Hold::Offered) {
+                if failed && phase != Some(MapPhase::Offered) {
                     return false;
                 }
-                self.facts.drop_hold(id, unmapped.part);
-                if hold == Some(Hold::Evicting) {
+                self.facts.drop_mapping(id, unmapped.part);
+                if phase == Some(MapPhase::Evicting) {
                     self.step.to_collect.insert((id, unmapped.part));
                 }
                 if failed {
-                    self.could_not_map(id, unmapped.part);
+                    self.record_map_failure(id, unmapped.part);
                 }
-                hold.is_some()
+                phase.is_some()
             }),
-            ClientFrame::Pin { call, parts, wait, .. } => self.pin_asked(id, *call, parts, *wait),
-            ClientFrame::PinEnded { call } => self.pin_ended(id, *call),
+            ClientFrame::Pin { call, parts, wait, .. } => self.record_pin(id, *call, parts, *wait),
+            ClientFrame::PinEnded { call } => self.record_pin_end(id, *call),
         };
-        self.step.liar = (!fits).then_some(id);
+        self.step.offender = (!fits).then_some(id);
     }
 
     fn observe_completion(&mut self, completion: &Completion) {
         match completion {
             Completion::Created { extent, result } => {
-                self.step.made = true;
-                self.step.failure_told = result.is_err();
+                self.step.create_ended = true;
+                self.step.failure_reported = result.is_err();
                 let Some(facts) = self.facts.extents.get_mut(extent) else { return };
                 let (owner, place, size) = (facts.owner, facts.place, facts.cost());
                 facts.phase = ExtentPhase::Live;
@@ -189,38 +189,38 @@ impl Oracle {
                     Ok(()) => balance.settled += size,
                     Err(error) => {
                         if *error == CreateError::OutOfMemory {
-                            self.ran_out(place, size);
+                            self.record_out_of_memory(place, size);
                         }
-                        self.backing_failed(*extent);
+                        self.record_backing_failure(*extent);
                         self.facts.extents.remove(extent);
                         let moves = self.facts.moves.remove(extent);
-                        self.facts.unlucky.extend(moves.map(|moves| moves.part));
+                        self.facts.failed_parts.extend(moves.map(|moves| moves.part));
                     }
                 }
-                self.step.touched.push((owner, place));
+                self.step.changed_accounts.push((owner, place));
             }
             Completion::Released { extent, returned } => self.observe_release(*extent, *returned),
             Completion::Returned { extent } => {
                 let Some(facts) = self.facts.extents.remove(extent) else { return };
                 for (tenant, bytes) in facts.debts {
                     self.facts.balance(tenant, facts.place).unreturned -= bytes;
-                    self.step.touched.push((tenant, facts.place));
+                    self.step.changed_accounts.push((tenant, facts.place));
                 }
             }
             Completion::Digested { allocation, result } => {
-                self.step.failure_told = result.is_err();
-                self.digest_done(*allocation);
+                self.step.failure_reported = result.is_err();
+                self.record_digest(*allocation);
             }
             Completion::Copied { to, result } => {
-                self.step.failure_told = result.is_err();
-                self.copy_ended(*to, result.is_ok());
+                self.step.failure_reported = result.is_err();
+                self.record_copy_end(*to, result.is_ok());
             }
             Completion::Damaged { to, .. } => {
-                self.step.failure_told = true;
+                self.step.failure_reported = true;
                 // Of a copy that was given up nobody is told: who wants the part has it read again.
                 let moves = self.facts.moves.get(to).filter(|moves| !moves.cancelled);
                 self.step.damaged = moves.map(|moves| moves.part);
-                self.copy_ended(*to, false);
+                self.record_copy_end(*to, false);
             }
             // Nobody here writes behind pins, and who compares says nothing: the copy is what counts.
             Completion::CleanBackingDiffers { .. } => {}
@@ -228,14 +228,14 @@ impl Oracle {
                 if let WordsOutcome::Pinned { by } = outcome {
                     let sessions = &self.facts.sessions;
                     let maps =
-                        |id: &&SessionId| sessions.get(id).is_some_and(|it| it.holds.contains_key(part));
+                        |id: &&SessionId| sessions.get(id).is_some_and(|it| it.mappings.contains_key(part));
                     self.facts.pinned.extend(by.iter().filter(maps).map(|session| (*part, *session)));
                 }
                 self.facts.words_pending.remove(part);
                 self.step.words_revoked = Some(*part);
             }
             Completion::WrittenCleared { part, cleared } => {
-                self.step.cleared = Some(*part).filter(|_| *cleared);
+                self.step.cleared_word = Some(*part).filter(|_| *cleared);
             }
             Completion::Surveyed { device, unbrokered, contexts, host_missing } => {
                 if let Some(host) = self.facts.place(usize::from(device.0), Tier::Host) {
@@ -244,14 +244,14 @@ impl Oracle {
                 let place = &mut self.facts.places[usize::from(device.0)];
                 place.unbrokered = unbrokered.get();
                 place.contexts = u64::from(*contexts);
-                place.looking = false;
-                if !std::mem::take(&mut place.looks_too_early) {
-                    place.at_most = None;
+                place.surveying = false;
+                if !std::mem::take(&mut place.survey_outdated) {
+                    place.available_max = None;
                 }
-                place.looks_left = place.looks_left.saturating_sub(1);
-                self.facts.unlucky.clear();
+                place.surveys_left = place.surveys_left.saturating_sub(1);
+                self.facts.failed_parts.clear();
                 self.facts.extents_ran_out = false;
-                self.learn_who_has_rested();
+                self.end_rests();
             }
         }
     }
@@ -272,25 +272,25 @@ impl Oracle {
             facts.debts.clone_from(&debts);
         }
         if given_up {
-            *self.facts.going.entry((owner, place)).or_default() -= size;
+            *self.facts.cached_leaving.entry((owner, place)).or_default() -= size;
         }
         self.facts.balance(owner, place).settled -= size;
-        self.step.touched.push((owner, place));
+        self.step.changed_accounts.push((owner, place));
         for (tenant, bytes) in debts {
             self.facts.balance(tenant, place).unreturned += bytes;
-            self.step.touched.push((tenant, place));
+            self.step.changed_accounts.push((tenant, place));
         }
         if returned {
             self.facts.extents.remove(&extent);
         }
     }
 
-    pub(crate) fn process_forgotten(&mut self, channel: ChannelId) {
+    pub(crate) fn record_forgotten_process(&mut self, channel: ChannelId) {
         self.facts.open_channels.remove(&channel);
         let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
         // Only who holds nothing may be taken for gone: what it holds stays held until it is said to be otherwise.
         if let Some(session) = self.facts.sessions.get_mut(&id)
-            && session.holds.is_empty()
+            && session.mappings.is_empty()
             && !session.gone
         {
             session.gone = true;
@@ -298,11 +298,11 @@ impl Oracle {
         }
     }
 
-    pub(crate) fn quotas_staged(&mut self, stored: &StoredQuotas) {
-        let staged = book_of(stored);
-        self.quota_is_backed(&staged);
+    pub(crate) fn stage_quotas(&mut self, stored: &StoredQuotas) {
+        let staged = quota_table(stored);
+        self.check_staged_guarantees(&staged);
         self.facts.staged = Some(staged);
-        self.facts.quotas.clear();
+        self.facts.quotas.get_mut().clear();
     }
 
     pub(crate) fn request_of(call: &Call) -> Option<&ClientRequest> {

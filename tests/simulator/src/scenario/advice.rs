@@ -29,7 +29,7 @@ impl Advising {
         is_there.then_some(advising)
     }
 
-    pub(super) fn is_given(&self, config: &mut Config) {
+    pub(super) fn apply_to(&self, config: &mut Config) {
         for device in &mut config.devices {
             if self.roomy {
                 device.host = device.host.max(device.total);

@@ -40,7 +40,7 @@ faults! {
     CopyFails = "copy-fails", 60;
     DiskDamaged = "disk-damaged", 250;
     Clung = "clung", 60;
-    Outsiders = "outsiders", 500;
+    OtherPrograms = "other-programs", 500;
     MapFails = "map-fails", 30;
     Crash = "crash", 4;
     Stop = "stop", 10;
@@ -78,7 +78,7 @@ impl Faults {
     }
 
     /// What is drawn elsewhere.
-    pub(super) fn happens(&mut self, fault: Fault, rate: u64) {
+    pub(super) fn set_rate(&mut self, fault: Fault, rate: u64) {
         if !self.without.contains(&fault) {
             self.rates.insert(fault, rate);
         }

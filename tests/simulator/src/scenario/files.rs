@@ -32,9 +32,9 @@ impl Files {
         has_files.then_some(Self { loads, changes, alone })
     }
 
-    pub(super) fn are_used(&self, config: &mut Config, faults: &mut Faults) {
+    pub(super) fn apply_to(&self, config: &mut Config, faults: &mut Faults) {
         config.files = true;
-        faults.happens(Fault::FileChanges, self.changes);
+        faults.set_rate(Fault::FileChanges, self.changes);
         if self.alone {
             for device in &mut config.devices {
                 (device.host, device.disk) = (Bytes::ZERO, Bytes::ZERO);

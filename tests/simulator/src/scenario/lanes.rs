@@ -55,7 +55,7 @@ impl Lanes {
     }
 
     /// There is room to copy to, and devices enough.
-    pub(super) fn are_used(&self, config: &mut Config) {
+    pub(super) fn apply_to(&self, config: &mut Config) {
         config.shares = self.shares;
         while let (devices, Some(last)) = (config.devices.len(), config.devices.last())
             && devices < DEVICES_CROWDED

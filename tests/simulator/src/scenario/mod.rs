@@ -115,11 +115,11 @@ impl Scenario {
         let lanes = Lanes::draw(plan.seed);
         let think_micros = lanes.map_or(think_micros, |lanes| lanes.think_micros);
         if let Some(lanes) = &lanes {
-            lanes.are_used(&mut config);
+            lanes.apply_to(&mut config);
         }
         let files = Files::draw(plan.seed);
         if let Some(files) = &files {
-            files.are_used(&mut config, &mut faults);
+            files.apply_to(&mut config, &mut faults);
             let is_there = |tier: Tier| match tier {
                 Tier::Device => true,
                 Tier::Host => config.devices.iter().any(|device| !device.host.is_zero()),
@@ -129,7 +129,7 @@ impl Scenario {
         }
         let advising = Advising::draw(plan.seed);
         if let Some(advising) = &advising {
-            advising.is_given(&mut config);
+            advising.apply_to(&mut config);
         }
         let disks = Disks::draw(plan.seed);
         Self {

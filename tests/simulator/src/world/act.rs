@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use broker_core::{Event, Target};
 
-use super::{World, queue::Happening};
+use super::{World, queue::Action};
 use crate::{
     dice::Dice,
     scenario::{Fault, Script},
@@ -36,14 +36,14 @@ impl World {
         let number = u64::try_from(seat).unwrap_or(0) * TURNS_PER_SEAT + self.turn(seat);
         let mut dice = Dice::new(self.plan.seed, 1_000 + number);
         let pause = self.pause(seat, &mut dice);
-        self.queue.at(self.now.after(pause), 0, Happening::Act(seat));
+        self.queue.schedule(self.now.after(pause), 0, Action::Act(seat));
         if self.plan.idle.contains(&seat) || self.plan.skip.contains(&number) {
             return;
         }
         self.acts.push(number);
         match self.seats[seat] {
             None => self.spawn(seat),
-            Some(pid) => self.act_of(pid, &mut dice),
+            Some(pid) => self.act_as(pid, &mut dice),
         }
     }
 
@@ -72,7 +72,7 @@ impl World {
         Duration::from_micros(micros)
     }
 
-    fn act_of(&mut self, pid: u32, dice: &mut Dice) {
+    fn act_as(&mut self, pid: u32, dice: &mut Dice) {
         let Some(process) = self.processes.get(&pid) else { return };
         let script = self.scenario.seats[process.seat].script;
         if process.stopped {
@@ -153,8 +153,8 @@ impl World {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.stopped = true;
             let micros = dice.between(2_000, 150_000);
-            self.queue.at(self.now.after(Duration::from_micros(micros)), 0, Happening::Resume(pid));
-            self.story.say(self.now, || format!("process {pid} is stopped"));
+            self.queue.schedule(self.now.after(Duration::from_micros(micros)), 0, Action::Resume(pid));
+            self.story.add_line(self.now, || format!("process {pid} is stopped"));
         }
     }
 
@@ -170,7 +170,7 @@ impl World {
         for (_, channel) in of_process {
             if let (true, Some(process)) = (unmaps_all, self.processes.get_mut(&pid)) {
                 for mapping in std::mem::take(&mut channel.mapped).into_values() {
-                    process.drop_hold(mapping.extent);
+                    process.drop_reference(mapping.extent);
                 }
             }
         }
@@ -202,12 +202,12 @@ impl World {
                 false => Target::Id(self.guess(dice)),
             };
             let shown = self.broker.describe(session, peer, &target);
-            self.oracle.described(tenant, &target, shown.as_ref(), &self.broker);
+            self.oracle.check_described(tenant, &target, shown.as_ref(), &self.broker);
         } else {
             let prefix = super::request::some_name(dice, Some(&self.scenario.tenants));
             let prefix = if dice.chance(300) { "" } else { &prefix };
             let listed = self.broker.list_visible(session, peer, prefix, None, dice.index(40));
-            self.oracle.listed(tenant, prefix, listed.as_ref(), &self.broker);
+            self.oracle.check_listed(tenant, prefix, listed.as_ref(), &self.broker);
         }
         self.check();
     }

@@ -4,11 +4,11 @@ use broker_core::{Advice, ClientRequest, Tier};
 use vramd_types::{AllocationId, ExtentId};
 
 use super::World;
-use crate::{coverage::PlaceStep, dice::Dice};
+use crate::{coverage::InPlaceStep, dice::Dice};
 
 impl World {
     /// Whether who would ask for something advises instead.
-    pub(super) fn advises(&self, dice: &mut Dice) -> bool {
+    pub(super) fn chooses_advice(&self, dice: &mut Dice) -> bool {
         self.scenario.advising.is_some_and(|advising| dice.chance(advising.rate))
     }
 
@@ -19,17 +19,17 @@ impl World {
     }
 
     /// A client has just mapped the extent, or written to it.
-    pub(super) fn is_used_in_place(&mut self, extent: ExtentId, step: PlaceStep) {
+    pub(super) fn record_in_place_use(&mut self, extent: ExtentId, step: InPlaceStep) {
         if self.driver.pieces.get(&extent).is_some_and(|piece| piece.tier == Tier::Host) {
             self.driver.in_place.insert(extent);
-            self.coverage.saw(step);
+            self.coverage.count_step(step);
         }
     }
 
     /// What it holds is in another extent now.
-    pub(super) fn has_left_its_place(&mut self, extent: ExtentId) {
+    pub(super) fn record_left_host(&mut self, extent: ExtentId) {
         if self.driver.in_place.remove(&extent) {
-            self.coverage.saw(PlaceStep::Left);
+            self.coverage.count_step(InPlaceStep::Left);
         }
     }
 }

@@ -7,7 +7,7 @@ use super::{
     World,
     driver::soon,
     process::{Channel, Known, Process, UID},
-    queue::Happening,
+    queue::Action,
     words::Words,
 };
 
@@ -51,32 +51,32 @@ impl World {
         let Some(channel) = self.channels.get_mut(&id) else { return };
         let when = usual.max(channel.last_arrival.after(std::time::Duration::from_micros(1)));
         channel.last_arrival = when;
-        self.queue.at(when, self.life, Happening::Arrive(event));
+        self.queue.schedule(when, self.life, Action::Arrive(event));
     }
 
     /// Something reaches the shell: of a process that is of no interest its end is not reported.
-    pub(super) fn arrive(&mut self, event: Event) {
+    pub(super) fn arrive_event(&mut self, event: Event) {
         if let Event::ProcessEnded { channel } = &event
             && self.channels.get(channel).is_none_or(|channel| !channel.watched)
         {
             return;
         }
-        self.tell(event);
+        self.handle_event(event);
     }
 
-    pub(super) fn deliver(&mut self, id: ChannelId, frame: DaemonFrame) {
+    pub(super) fn deliver_frame(&mut self, id: ChannelId, frame: DaemonFrame) {
         let Some(channel) = self.channels.get_mut(&id) else { return };
         if !channel.client_open || !channel.broker_open {
             return;
         }
         if let DaemonFrame::Revoke { parts, .. } = &frame
             && let Some(words) = &mut channel.words
-            && !words.carry(parts)
+            && !words.set_revoke(parts)
         {
-            return self.word_is_impossible(id);
+            return self.report_impossible_word(id);
         }
         if let (DaemonFrame::Map(parts), Some(words)) = (&frame, &mut channel.words) {
-            parts.iter().for_each(|part| words.serve(part));
+            parts.iter().for_each(|part| words.track_map(part));
         }
         if let DaemonFrame::Welcome { slots, session, .. } = &frame {
             channel.words = Words::new(*slots, *session);
@@ -85,7 +85,7 @@ impl World {
             && let Some(process) = self.processes.get_mut(&channel.pid)
         {
             // In the socket already: whoever holds that holds these.
-            parts.iter().for_each(|part| process.hold(part.extent));
+            parts.iter().for_each(|part| process.add_reference(part.extent));
         }
         channel.inbox.push_back(frame);
         self.wake_worker(id);
@@ -96,7 +96,7 @@ impl World {
         if !channel.working && !channel.inbox.is_empty() {
             channel.working = true;
             let when = soon(&mut self.links, self.now, 5, 150);
-            self.queue.at(when, 0, Happening::Work(id));
+            self.queue.schedule(when, 0, Action::Work(id));
         }
     }
 
@@ -119,7 +119,7 @@ impl World {
                 DaemonFrame::Map(parts) => &**parts,
                 _ => &[],
             }) {
-                process.drop_hold(part.extent);
+                process.drop_reference(part.extent);
             }
         }
         self.send_up(id, Event::ChannelEnded { channel: id });
@@ -129,7 +129,7 @@ impl World {
     pub(super) fn die(&mut self, pid: u32) {
         let Some(process) = self.processes.remove(&pid) else { return };
         self.seats.iter_mut().filter(|seat| **seat == Some(pid)).for_each(|seat| *seat = None);
-        self.story.say(self.now, || format!("process {pid} of seat {} ends", process.seat));
+        self.story.add_line(self.now, || format!("process {pid} of seat {} ends", process.seat));
         let of_process = self.channels.iter().filter(|(_, channel)| channel.pid == pid);
         let ids: Vec<_> = of_process.map(|(id, _)| *id).collect();
         for id in ids {
@@ -164,7 +164,7 @@ impl World {
     }
 
     /// What the answer teaches its caller.
-    pub(super) fn answered(&mut self, call: CallId, outcome: Result<Reply, Refusal>) {
+    pub(super) fn handle_reply(&mut self, call: CallId, outcome: Result<Reply, Refusal>) {
         let caller = self.calls.remove(&call).flatten();
         match &outcome {
             Ok(Reply::Allocated(views)) => self.recent.extend(views.iter().map(|view| view.id)),
@@ -174,9 +174,9 @@ impl World {
         while self.recent.len() > RECENT_MAX {
             self.recent.pop_front();
         }
-        let attached_unheld = self.attaching_unheld.remove(&call);
+        let attached_unheld = self.attaching_unpinned.remove(&call);
         if let Some(pid) = caller {
-            self.learn_unheld(pid, &outcome, attached_unheld);
+            self.learn_unpinned(pid, &outcome, attached_unheld);
         }
         let Some(process) = caller.and_then(|pid| self.processes.get_mut(&pid)) else { return };
         match outcome {
@@ -206,7 +206,7 @@ impl World {
     }
 
     /// What it may pin though it was never sent it.
-    fn learn_unheld(&mut self, pid: u32, outcome: &Result<Reply, Refusal>, attached: bool) {
+    fn learn_unpinned(&mut self, pid: u32, outcome: &Result<Reply, Refusal>, attached: bool) {
         let views = match outcome {
             Ok(Reply::Allocated(views)) => views.as_slice(),
             Ok(Reply::Attached(view)) => std::slice::from_ref(&**view),
@@ -219,7 +219,7 @@ impl World {
         let own = |id, owner| owner == process.session && self.broker.is_unpinned(id);
         for view in views.iter().filter(|view| attached || own(view.id, view.owner)) {
             let parts = view.parts.iter().map(|shown| PartRef { allocation: view.id, part: shown.index });
-            channel.unheld.extend(parts);
+            channel.unpinned.extend(parts);
         }
     }
 }

@@ -7,11 +7,11 @@ use vramd_types::{Bytes, CopyClass, ExtentId};
 use super::{
     World,
     driver::{Job, soon},
-    files::Lies,
-    queue::Happening,
+    files::Storage,
+    queue::Action,
 };
 use crate::{
-    coverage::{DiskStep, FileStep, PlaceStep},
+    coverage::{DiskStep, FileStep, InPlaceStep},
     scenario::Fault,
 };
 
@@ -43,12 +43,12 @@ impl World {
                 return self.give_up_copy(to);
             }
             let when = soon(&mut self.driver.dice, self.now, 1, 100);
-            self.queue.at(when, self.life, Happening::Done(Job::Copy { to }));
+            self.queue.schedule(when, self.life, Action::Done(Job::Copy { to }));
         }
     }
 
     /// One that was cancelled in time has been answered before.
-    pub(super) fn copied(&mut self, to: ExtentId) {
+    pub(super) fn finish_copy(&mut self, to: ExtentId) {
         let Some(Copying { from, content, cancelled }) = self.driver.copies.remove(&to) else { return };
         let fails = self.driver.dice.chance(self.scenario.faults.rate(Fault::CopyFails));
         let how = self.driver.dice.roll(3);
@@ -65,34 +65,34 @@ impl World {
             self.driver.damaged.remove(&to);
         }
         // What was written there may be another, or cannot be had, this time.
-        let source = self.driver.pieces.get(&from).map(|piece| (piece.tier, piece.lies));
-        let from_disk = source == Some((Tier::Disk, Lies::Apart));
+        let source = self.driver.pieces.get(&from).map(|piece| (piece.tier, piece.storage));
+        let from_disk = source == Some((Tier::Disk, Storage::Own));
         let to_disk = self.driver.pieces.get(&to).is_some_and(|piece| piece.tier == Tier::Disk);
         if fails && !cancelled && (from_disk || to_disk) {
-            self.coverage.saw(if how == 1 { DiskStep::Short } else { DiskStep::Failed });
+            self.coverage.count_step(if how == 1 { DiskStep::Short } else { DiskStep::Failed });
         }
         let damaged = match from_disk {
-            true => self.is_damaged(from),
-            false => self.file_has_changed(from),
+            true => self.draw_damage(from),
+            false => self.draw_file_change(from),
         };
         if damaged && !cancelled {
             let content = self.new_content();
             self.driver.pieces.get_mut(&to).into_iter().for_each(|piece| piece.content = content);
             match from_disk {
-                true => self.coverage.saw(DiskStep::Damaged),
-                false => self.coverage.saw(FileStep::Lost),
+                true => self.coverage.count_step(DiskStep::Damaged),
+                false => self.coverage.count_step(FileStep::Lost),
             }
             let problem = format!("{from} is damaged");
-            return self.tell(Event::Completion(Completion::Damaged { to, problem }));
+            return self.handle_event(Event::Completion(Completion::Damaged { to, problem }));
         }
-        if result.is_ok() && source.is_some_and(|(_, lies)| lies != Lies::Apart) {
-            self.coverage.saw(FileStep::Read);
+        if result.is_ok() && source.is_some_and(|(_, lies)| lies != Storage::Own) {
+            self.coverage.count_step(FileStep::Read);
         }
         if result.is_ok() {
-            self.has_left_its_place(from);
+            self.record_left_host(from);
         }
         let result = result.map_err(|problem| format!("{problem}, from {from}"));
-        self.tell(Event::Completion(Completion::Copied { to, result }));
+        self.handle_event(Event::Completion(Completion::Copied { to, result }));
     }
 
     /// A process looks at a part that it maps, and then writes it if it wants to and may.
@@ -103,14 +103,14 @@ impl World {
         };
         let Some(mapping) = channel.mapped.get(&part).copied() else { return };
         let Some(piece) = self.driver.pieces.get(&mapping.extent) else { return };
-        self.oracle.has_seen(part, piece.content);
+        self.oracle.check_read(part, piece.content);
         if writes && mapping.writable {
             let content = self.new_content();
             if let Some(piece) = self.driver.pieces.get_mut(&mapping.extent) {
                 piece.content = content;
             }
-            self.oracle.has_written(part, content);
-            self.is_used_in_place(mapping.extent, PlaceStep::Written);
+            self.oracle.record_write(part, content);
+            self.record_in_place_use(mapping.extent, InPlaceStep::Written);
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use broker_core::{OperatorRequest, Target, Time};
 use vramd_types::Bytes;
 
-use super::{DRAIN_EVENTS_MAX, World, queue::Happening, request::WAIT_MAX};
+use super::{DRAIN_EVENTS_MAX, World, queue::Action, request::WAIT_MAX};
 use crate::failure::Failure;
 
 /// More pin calls than that do not wait for ever in one world.
@@ -14,11 +14,11 @@ const WAITING_PINS: u64 = 16;
 
 impl World {
     pub(super) fn drain(&mut self) -> Result<(), Failure> {
-        self.story.say(self.now, || "the faults stop".to_owned());
+        self.story.add_line(self.now, || "the faults stop".to_owned());
         self.calm = true;
         self.scenario.faults.stop();
-        self.driver.outside.fill(Bytes::ZERO);
-        self.driver.outside_in_host.fill(Bytes::ZERO);
+        self.driver.other_programs.fill(Bytes::ZERO);
+        self.driver.other_programs_in_host.fill(Bytes::ZERO);
         self.driver.filled.clear();
         self.driver.damaged.clear();
         let stopped: Vec<_> = self.processes.values().map(|process| process.pid).collect();
@@ -26,25 +26,25 @@ impl World {
             self.resume(pid);
             self.unpin_all(pid);
         }
-        self.settle()?;
-        if self.let_go()? {
-            self.settle()?;
+        self.run_until_quiet()?;
+        if self.release_holds()? {
+            self.run_until_quiet()?;
         }
-        self.oracle.all_answered(&self.broker);
-        self.oracle.pins_are_answered();
-        self.oracle.nobody_starves(&self.broker);
+        self.oracle.check_all_answered(&self.broker);
+        self.oracle.check_pins_answered();
+        self.oracle.check_deliveries(&self.broker);
         self.check();
-        self.fails()?;
+        self.take_failure()?;
 
-        self.story.say(self.now, || "the processes leave".to_owned());
+        self.story.add_line(self.now, || "the processes leave".to_owned());
         let pids: Vec<_> = self.processes.keys().copied().collect();
         pids.into_iter().for_each(|pid| self.die(pid));
-        self.settle()?;
-        self.oracle.processes_left(&self.broker);
+        self.run_until_quiet()?;
+        self.oracle.check_after_processes(&self.broker);
         self.check();
-        self.fails()?;
+        self.take_failure()?;
 
-        self.story.say(self.now, || "operators free the rest".to_owned());
+        self.story.add_line(self.now, || "operators free the rest".to_owned());
         // One after the other: so many requests at once may be refused.
         let (rest, _) = self.broker.list_allocations(None, None, usize::MAX);
         for view in rest {
@@ -53,20 +53,20 @@ impl World {
                 self.step()?;
             }
         }
-        self.settle()?;
-        self.oracle.all_answered(&self.broker);
-        self.oracle.drained(&self.broker);
+        self.run_until_quiet()?;
+        self.oracle.check_all_answered(&self.broker);
+        self.oracle.check_drained(&self.broker);
         self.oracle.compare_all(&self.broker);
         let found = self.broker.check();
         self.check();
         if let Some(first) = found.into_iter().next() {
             self.fail(first.invariant, first.detail);
         }
-        self.fails()
+        self.take_failure()
     }
 
     /// What operators hold is let go, one allocation after the other; whether they held any.
-    fn let_go(&mut self) -> Result<bool, Failure> {
+    fn release_holds(&mut self) -> Result<bool, Failure> {
         let (all, _) = self.broker.list_allocations(None, None, usize::MAX);
         let is_held = |target: &Target| {
             self.broker.show(target).is_ok_and(|view| view.parts.iter().any(|part| part.operator_hold))
@@ -83,7 +83,7 @@ impl World {
     }
 
     /// Runs until nothing is under way, and every grace time and two surveys have passed, and nothing is kept for nobody.
-    fn settle(&mut self) -> Result<(), Failure> {
+    fn run_until_quiet(&mut self) -> Result<(), Failure> {
         let limits = &self.scenario.config.limits;
         let answers = limits.map_answer_timeout + limits.revoke_answer_timeout + limits.unmap_answer_timeout;
         let answers = answers + limits.pin_stall + limits.end_silent_after;
@@ -100,11 +100,11 @@ impl World {
                 _ => {}
             }
             if self.queue.is_empty() && self.broker.next_deadline().is_none() {
-                self.queue.at(self.now.after(Duration::from_millis(1)), 0, Happening::Outsiders);
+                self.queue.schedule(self.now.after(Duration::from_millis(1)), 0, Action::OtherPrograms);
             }
             self.step()?;
         }
         self.fail(broker_core::invariants::DRAINS, "it never comes to rest".to_owned());
-        self.fails()
+        self.take_failure()
     }
 }

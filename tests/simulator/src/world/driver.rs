@@ -13,9 +13,9 @@ use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId};
 use super::{
     World,
     copy::Copying,
-    files::Lies,
-    lanes::{Lanes, Way},
-    queue::Happening,
+    files::Storage,
+    lanes::{LaneId, Lanes},
+    queue::Action,
 };
 use crate::{coverage::DiskStep, dice::Dice, scenario::Fault};
 
@@ -42,14 +42,14 @@ pub(super) enum Job {
     },
     /// The chunk that is under way in this lane.
     Chunk {
-        way: Way,
+        lane_id: LaneId,
     },
     /// The lane was held back.
     AskAgain {
-        way: Way,
+        lane_id: LaneId,
     },
     /// All chunks of a copy are done, or nothing more of it is begun.
-    Told {
+    ReportCopy {
         to: ExtentId,
     },
     Release {
@@ -78,10 +78,10 @@ pub(super) struct Piece {
     /// What stands in it: zero when it is made.
     pub(super) content: u64,
     /// Held by the daemon.
-    pub(super) ours: bool,
+    pub(super) daemon_holds: bool,
     /// Made by an earlier life of the daemon: nobody's by the books.
     pub(super) orphan: bool,
-    pub(super) lies: Lies,
+    pub(super) storage: Storage,
 }
 
 #[derive(Debug)]
@@ -100,9 +100,9 @@ pub(super) struct SimDriver {
     /// Extents in the host's memory that somebody has mapped.
     pub(super) in_place: BTreeSet<ExtentId>,
     /// What processes hold that the broker does not know, by device.
-    pub(super) outside: Vec<Bytes>,
+    pub(super) other_programs: Vec<Bytes>,
     /// The same of the host's memory near each.
-    pub(super) outside_in_host: Vec<Bytes>,
+    pub(super) other_programs_in_host: Vec<Bytes>,
     /// Disks of which others have all that is left, by device.
     pub(super) filled: BTreeSet<usize>,
     /// Extents on disk that cannot be read as they were written, for good.
@@ -114,7 +114,9 @@ impl World {
         let micros = match job {
             Job::Create { .. } | Job::Open { .. } => self.driver.dice.between(10, 300),
             Job::Copy { .. } => self.driver.dice.between(50, 3_000),
-            Job::Told { .. } | Job::Chunk { .. } | Job::AskAgain { .. } => self.driver.dice.between(1, 75),
+            Job::ReportCopy { .. } | Job::Chunk { .. } | Job::AskAgain { .. } => {
+                self.driver.dice.between(1, 75)
+            }
             Job::Release { .. } => self.driver.dice.between(10, 200),
             Job::LateRelease { .. } => PUT_OFF_MICROS,
             Job::Digest { .. } => self.driver.dice.between(100, 2_000),
@@ -124,8 +126,8 @@ impl World {
             Job::Copy { to } => self.slower_by_disk(to),
             _ => 0,
         };
-        let delay = Duration::from_micros(self.mishap(micros) + slower);
-        self.queue.at(self.now.after(delay), self.life, Happening::Done(job));
+        let delay = Duration::from_micros(self.delay_by_fault(micros) + slower);
+        self.queue.schedule(self.now.after(delay), self.life, Action::Done(job));
     }
 
     /// How much longer a copy takes that a disk is an end of.
@@ -134,7 +136,7 @@ impl World {
         let is_disk = |id| self.driver.pieces.get(&id).is_some_and(|piece| piece.tier == Tier::Disk);
         match self.scenario.disks.filter(|_| from.into_iter().chain([to]).any(is_disk)) {
             Some(disks) if !disks.slower.is_zero() => {
-                self.coverage.saw(DiskStep::Slow);
+                self.coverage.count_step(DiskStep::Slow);
                 self.driver.dice.roll(disks.slower_micros())
             }
             _ => 0,
@@ -142,7 +144,7 @@ impl World {
     }
 
     /// Whether a piece on disk is not given as it was written: this time, or from now on.
-    pub(super) fn is_damaged(&mut self, extent: ExtentId) -> bool {
+    pub(super) fn draw_damage(&mut self, extent: ExtentId) -> bool {
         if self.driver.damaged.contains(&extent) {
             return true;
         }
@@ -177,7 +179,7 @@ impl World {
     }
 
     /// Some completions come late, and some are lost until somebody asks again.
-    fn mishap(&mut self, micros: u64) -> u64 {
+    fn delay_by_fault(&mut self, micros: u64) -> u64 {
         if self.driver.dice.chance(self.scenario.faults.rate(Fault::LostCompletion)) {
             return 300_000;
         }
@@ -187,130 +189,142 @@ impl World {
         }
     }
 
-    pub(super) fn done(&mut self, job: Job) {
+    pub(super) fn complete_job(&mut self, job: Job) {
         match job {
-            Job::Create { extent, device, tier, size } => self.created(extent, device, tier, size),
-            Job::Open { extent, file, offset, size } => self.opened(extent, file, offset, size),
-            Job::Copy { to } | Job::Told { to } => self.copied(to),
-            Job::Chunk { way } => self.chunk_ended(way),
-            Job::AskAgain { way } => self.ask_again(way),
+            Job::Create { extent, device, tier, size } => self.finish_create(extent, device, tier, size),
+            Job::Open { extent, file, offset, size } => self.finish_open(extent, file, offset, size),
+            Job::Copy { to } | Job::ReportCopy { to } => self.finish_copy(to),
+            Job::Chunk { lane_id } => self.end_chunk(lane_id),
+            Job::AskAgain { lane_id } => self.ask_again(lane_id),
             Job::Release { extent } => {
                 // Who else holds memory of the host no driver sees.
                 let in_host = self.driver.pieces.get(&extent).is_some_and(|piece| piece.tier == Tier::Host);
-                let held = self.is_held(extent) && !in_host;
+                let held = self.is_referenced(extent) && !in_host;
                 if let Some(piece) = self.driver.pieces.get_mut(&extent) {
-                    piece.ours = false;
+                    piece.daemon_holds = false;
                 }
                 self.driver.damaged.remove(&extent);
                 match held {
                     true => _ = self.driver.awaited.insert(extent),
                     false => _ = self.driver.pieces.remove(&extent),
                 }
-                self.tell(Event::Completion(Completion::Released { extent, returned: !held }));
+                self.handle_event(Event::Completion(Completion::Released { extent, returned: !held }));
             }
             Job::LateRelease { extent } => {
                 if self.driver.put_off.remove(&extent) {
-                    self.done(Job::Release { extent });
+                    self.complete_job(Job::Release { extent });
                 }
             }
             Job::Digest { allocation, spans } => {
                 let fails = self.driver.dice.chance(self.scenario.faults.rate(Fault::DigestFails));
-                let result = match (self.damaged_of(&spans), fails) {
+                let result = match (self.draw_damaged(&spans), fails) {
                     (Some(extent), _) => {
                         Err(DigestError::Damaged { extent, problem: format!("{extent} is damaged") })
                     }
                     (None, true) => Err(DigestError::Failed("the device does not answer".to_owned())),
                     (None, false) => Ok(digest_of(&spans)),
                 };
-                self.tell(Event::Completion(Completion::Digested { allocation, result }));
+                self.handle_event(Event::Completion(Completion::Digested { allocation, result }));
             }
-            Job::Survey { device, clients } => self.surveyed(device, clients),
+            Job::Survey { device, clients } => self.finish_survey(device, clients),
         }
     }
 
     /// What of these the disk does not give as it was written, this time, or a file as it was.
-    fn damaged_of(&mut self, spans: &[DigestSpan]) -> Option<ExtentId> {
-        if let Some(span) = spans.iter().find(|span| self.file_has_changed(span.extent)) {
+    fn draw_damaged(&mut self, spans: &[DigestSpan]) -> Option<ExtentId> {
+        if let Some(span) = spans.iter().find(|span| self.draw_file_change(span.extent)) {
             return Some(span.extent);
         }
         let on_disk = |span: &&DigestSpan| {
             let piece = self.driver.pieces.get(&span.extent);
-            piece.is_some_and(|piece| piece.tier == Tier::Disk && piece.lies == Lies::Apart)
+            piece.is_some_and(|piece| piece.tier == Tier::Disk && piece.storage == Storage::Own)
         };
         let extent = spans.iter().find(on_disk)?.extent;
-        self.is_damaged(extent).then_some(extent)
+        self.draw_damage(extent).then_some(extent)
     }
 
-    fn created(&mut self, extent: ExtentId, device: DeviceIndex, tier: Tier, size: Bytes) {
+    fn finish_create(&mut self, extent: ExtentId, device: DeviceIndex, tier: Tier, size: Bytes) {
         let faults = &self.scenario.faults;
         let (full, fails) = (faults.rate(Fault::OutOfMemory), faults.rate(Fault::CreateFails));
-        let takes = |it: &&Piece| (it.device, it.tier) == (device, tier) && it.lies == Lies::Apart;
+        let takes = |it: &&Piece| (it.device, it.tier) == (device, tier) && it.storage == Storage::Own;
         let there = self.driver.pieces.values().filter(takes);
         let used: u128 = there.map(|piece| u128::from(piece.size.get())).sum();
         let at = usize::from(device.0);
         let config = &self.scenario.config.devices[at];
         let (total, outside) = match tier {
-            Tier::Device => (config.total, self.driver.outside[at]),
-            Tier::Host => (config.host, self.driver.outside_in_host[at]),
+            Tier::Device => (config.total, self.driver.other_programs[at]),
+            Tier::Host => (config.host, self.driver.other_programs_in_host[at]),
             Tier::Disk if self.driver.filled.contains(&at) => (config.disk, config.disk),
             Tier::Disk => (config.disk, Bytes::ZERO),
         };
         let fits = used + u128::from(outside.get()) + u128::from(size.get()) <= u128::from(total.get());
         if !fits && tier == Tier::Disk {
-            self.coverage.saw(DiskStep::Full);
+            self.coverage.count_step(DiskStep::Full);
         }
         let result = if !fits || self.driver.dice.chance(full) {
             Err(CreateError::OutOfMemory)
         } else if self.driver.dice.chance(fails) {
             Err(CreateError::Failed("the driver does not feel like it".to_owned()))
         } else {
-            let piece =
-                Piece { device, tier, size, content: 0, ours: true, orphan: false, lies: Lies::Apart };
+            let piece = Piece {
+                device,
+                tier,
+                size,
+                content: 0,
+                daemon_holds: true,
+                orphan: false,
+                storage: Storage::Own,
+            };
             self.driver.pieces.insert(extent, piece);
             Ok(())
         };
-        self.tell(Event::Completion(Completion::Created { extent, result }));
+        self.handle_event(Event::Completion(Completion::Created { extent, result }));
     }
 
     /// Looks who holds what, as a driver does: independent of all books.
-    fn surveyed(&mut self, device: DeviceIndex, clients: usize) {
+    fn finish_survey(&mut self, device: DeviceIndex, clients: usize) {
         let awaited = self.driver.awaited.iter().copied();
         let back: Vec<_> = awaited
             .filter(|id| self.driver.pieces.get(id).is_some_and(|piece| piece.device == device))
-            .filter(|id| !self.is_held(*id))
+            .filter(|id| !self.is_referenced(*id))
             .collect();
         for extent in back {
             self.driver.awaited.remove(&extent);
             self.driver.pieces.remove(&extent);
-            self.tell(Event::Completion(Completion::Returned { extent }));
+            self.handle_event(Event::Completion(Completion::Returned { extent }));
         }
         let orphans = self.driver.pieces.iter().filter(|(_, piece)| piece.orphan);
-        let gone: Vec<_> = orphans.map(|(id, _)| *id).filter(|id| !self.is_held(*id)).collect();
+        let gone: Vec<_> = orphans.map(|(id, _)| *id).filter(|id| !self.is_referenced(*id)).collect();
         gone.iter().for_each(|id| _ = self.driver.pieces.remove(id));
         let orphans = self.driver.pieces.values().filter(|piece| piece.orphan && piece.device == device);
         let held = Bytes::checked_sum(orphans.map(|piece| piece.size)).unwrap_or(Bytes::MAX);
-        let unbrokered = held.saturating_add(self.driver.outside[usize::from(device.0)]);
+        let unbrokered = held.saturating_add(self.driver.other_programs[usize::from(device.0)]);
         let contexts = self.driver.dice.index(clients + 1);
         let contexts = u32::try_from(contexts).unwrap_or(u32::MAX);
-        let host_missing = self.lacking_in_host(device);
-        self.tell(Event::Completion(Completion::Surveyed { device, unbrokered, contexts, host_missing }));
+        let host_missing = self.missing_in_host(device);
+        self.handle_event(Event::Completion(Completion::Surveyed {
+            device,
+            unbrokered,
+            contexts,
+            host_missing,
+        }));
     }
 
     /// What others have of the host's memory, but for what is used there.
-    fn lacking_in_host(&self, device: DeviceIndex) -> Bytes {
+    fn missing_in_host(&self, device: DeviceIndex) -> Bytes {
         let at = usize::from(device.0);
         let there = self.driver.pieces.values().filter(|it| (it.device, it.tier) == (device, Tier::Host));
         let used = there.map(|piece| piece.size).fold(Bytes::ZERO, Bytes::saturating_add);
         let free = self.scenario.config.devices[at].host.saturating_sub(used);
-        self.driver.outside_in_host[at].min(free)
+        self.driver.other_programs_in_host[at].min(free)
     }
 
-    fn is_held(&self, extent: ExtentId) -> bool {
-        self.processes.values().any(|process| process.holds.contains_key(&extent))
+    fn is_referenced(&self, extent: ExtentId) -> bool {
+        self.processes.values().any(|process| process.references.contains_key(&extent))
     }
 
-    pub(super) fn outsiders(&mut self) {
-        let rate = self.scenario.faults.rate(Fault::Outsiders);
+    pub(super) fn change_other_programs(&mut self) {
+        let rate = self.scenario.faults.rate(Fault::OtherPrograms);
         for (at, device) in self.scenario.config.devices.iter().enumerate() {
             let mut taken = |total: Bytes| match self.driver.dice.chance(rate) {
                 true => {
@@ -319,7 +333,7 @@ impl World {
                 false => Bytes::ZERO,
             };
             let (outside, in_host) = (taken(device.total), taken(device.host));
-            (self.driver.outside[at], self.driver.outside_in_host[at]) = (outside, in_host);
+            (self.driver.other_programs[at], self.driver.other_programs_in_host[at]) = (outside, in_host);
             if let Some(disks) = self.scenario.disks.filter(|_| rate > 0) {
                 match self.driver.dice.chance(disks.filled) {
                     true => self.driver.filled.insert(at),
@@ -329,17 +343,17 @@ impl World {
         }
         if !self.calm {
             let again = Duration::from_micros(self.driver.dice.between(5_000, 100_000));
-            self.queue.at(self.now.after(again), 0, Happening::Outsiders);
+            self.queue.schedule(self.now.after(again), 0, Action::OtherPrograms);
         }
     }
 
     pub(super) fn store(&mut self, content: StoredQuotas) {
         let micros = self.driver.dice.between(100, 3_000);
-        let delay = Duration::from_micros(self.mishap(micros));
-        self.queue.at(self.now.after(delay), self.life, Happening::Stored(content));
+        let delay = Duration::from_micros(self.delay_by_fault(micros));
+        self.queue.schedule(self.now.after(delay), self.life, Action::Stored(content));
     }
 
-    pub(super) fn stored(&mut self, content: StoredQuotas) {
+    pub(super) fn finish_store(&mut self, content: StoredQuotas) {
         let result = match self.driver.dice.chance(self.scenario.faults.rate(Fault::StoreFails)) {
             true => Err("no space left on device".to_owned()),
             false => Ok(()),
@@ -347,7 +361,7 @@ impl World {
         if result.is_ok() {
             self.disk = content;
         }
-        self.tell(Event::QuotasStored { result });
+        self.handle_event(Event::QuotasStored { result });
     }
 
     /// The driver cannot go on, and the daemon with it. The next one begins with what is on disk; clients keep what
@@ -359,9 +373,10 @@ impl World {
             channel.broker_open = false;
             channel.watched = false;
         }
-        let held: BTreeSet<_> = self.processes.values().flat_map(|process| process.holds.keys()).collect();
+        let held: BTreeSet<_> =
+            self.processes.values().flat_map(|process| process.references.keys()).collect();
         self.driver.pieces.retain(|id, piece| {
-            (piece.ours, piece.orphan) = (false, true);
+            (piece.daemon_holds, piece.orphan) = (false, true);
             held.contains(id) && piece.tier == Tier::Device
         });
         self.driver.awaited.clear();
@@ -373,7 +388,7 @@ impl World {
             process.lose_session();
         }
         self.calls.clear();
-        self.attaching_unheld.clear();
+        self.attaching_unpinned.clear();
         self.boot();
     }
 }

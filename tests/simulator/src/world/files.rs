@@ -15,9 +15,9 @@ const LOADED_MAX: usize = 16;
 
 /// Where a piece of the driver's lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lies {
+pub(super) enum Storage {
     /// In memory, or in room on disk, that was made for it.
-    Apart,
+    Own,
     InFile,
     /// In a file that is not what it was: it cannot be read any more.
     Changed,
@@ -30,32 +30,32 @@ pub(crate) fn file_content(file: FileId, offset: Bytes) -> u64 {
 }
 
 impl World {
-    pub(super) fn opened(&mut self, extent: ExtentId, file: FileId, offset: Bytes, size: Bytes) {
+    pub(super) fn finish_open(&mut self, extent: ExtentId, file: FileId, offset: Bytes, size: Bytes) {
         let result = match self.driver.dice.chance(self.scenario.faults.rate(Fault::CreateFails)) {
             true => Err(CreateError::Failed("no such file".to_owned())),
             false => {
                 let content = file_content(file, offset);
-                let (device, tier, lies) = (DeviceIndex(0), Tier::Disk, Lies::InFile);
-                let piece = Piece { device, tier, size, content, ours: true, orphan: false, lies };
+                let (device, tier, storage) = (DeviceIndex(0), Tier::Disk, Storage::InFile);
+                let piece = Piece { device, tier, size, content, daemon_holds: true, orphan: false, storage };
                 self.driver.pieces.insert(extent, piece);
                 Ok(())
             }
         };
-        self.tell(Event::Completion(Completion::Created { extent, result }));
+        self.handle_event(Event::Completion(Completion::Created { extent, result }));
     }
 
     /// Whether it is a piece of a file that has changed, or does so now: for ever.
-    pub(super) fn file_has_changed(&mut self, extent: ExtentId) -> bool {
+    pub(super) fn draw_file_change(&mut self, extent: ExtentId) -> bool {
         let Some(piece) = self.driver.pieces.get_mut(&extent) else { return false };
         let changes = self.scenario.faults.rate(Fault::FileChanges);
-        if piece.lies == Lies::InFile && self.driver.dice.chance(changes) {
-            piece.lies = Lies::Changed;
+        if piece.storage == Storage::InFile && self.driver.dice.chance(changes) {
+            piece.storage = Storage::Changed;
         }
-        piece.lies == Lies::Changed
+        piece.storage == Storage::Changed
     }
 
     /// Whether who would allocate something loads it instead.
-    pub(super) fn loads(&self, dice: &mut Dice) -> bool {
+    pub(super) fn chooses_load(&self, dice: &mut Dice) -> bool {
         self.scenario.files.is_some_and(|files| dice.chance(files.loads))
     }
 
@@ -87,10 +87,10 @@ impl World {
     }
 
     /// A part is on disk without a copy: in its file, if it was loaded.
-    pub(super) fn has_left(&mut self, id: AllocationId) {
+    pub(super) fn record_left_for_file(&mut self, id: AllocationId) {
         let view = self.broker.show(&Target::Id(id));
         if view.is_ok_and(|view| view.file.is_some()) {
-            self.coverage.saw(FileStep::Left);
+            self.coverage.count_step(FileStep::Left);
         }
     }
 
@@ -98,7 +98,7 @@ impl World {
         if view.file.is_none() || self.loaded.contains(&view.id) {
             return;
         }
-        self.coverage.saw(FileStep::Loaded);
+        self.coverage.count_step(FileStep::Loaded);
         self.recent.push_back(view.id);
         self.loaded.push_back(view.id);
         if self.loaded.len() > LOADED_MAX {

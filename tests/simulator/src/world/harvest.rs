@@ -6,7 +6,7 @@ use broker_core::{Event, MapPart, PartRef, PartUse, Slot};
 use vramd_types::SessionId;
 use vramd_words::{State, Touch};
 
-use super::{World, driver::soon, queue::Happening, words::Words};
+use super::{World, driver::soon, queue::Action, words::Words};
 
 /// What was read last, by slot.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ impl Harvest {
     }
 
     /// The slot's word is the part's from now on, or anew.
-    pub(super) fn serve(&mut self, sent: &MapPart, slot: Slot, touch: Touch) {
+    pub(super) fn track_map(&mut self, sent: &MapPart, slot: Slot, touch: Touch) {
         self.seen.insert(slot, Seen { part: sent.part, touch, pinned: false, written: false });
     }
 }
@@ -61,7 +61,7 @@ impl World {
         if !self.calm {
             self.harvest();
             let again = self.links.between(1, self.scenario.harvest_micros * 2);
-            self.queue.at(self.now.after(Duration::from_micros(again)), 0, Happening::Harvest);
+            self.queue.schedule(self.now.after(Duration::from_micros(again)), 0, Action::Harvest);
         }
     }
 
@@ -74,7 +74,7 @@ impl World {
             return false;
         }
         let when = soon(&mut self.links, self.now, 1, 60);
-        self.queue.at(when, self.life, Happening::Arrive(Event::PartsUsed(touched)));
+        self.queue.schedule(when, self.life, Action::Arrive(Event::PartsUsed(touched)));
         true
     }
 }

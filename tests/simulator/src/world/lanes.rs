@@ -14,7 +14,7 @@ use vramd_types::{Bytes, CopyClass, DeviceIndex, ExtentId, Shares};
 use super::{
     World,
     driver::{Job, soon},
-    queue::Happening,
+    queue::Action,
 };
 use crate::{
     coverage::DiskStep,
@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// A lane that is held back by others asks again after as many microseconds.
-const ASKS_AGAIN_MICROS: u64 = 50;
+const ASK_AGAIN_MICROS: u64 = 50;
 
 const CHUNK_MICROS_MIN: u64 = 20;
 
@@ -36,14 +36,14 @@ const STREAM: u64 = 4;
 
 /// A lane, by what it connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Way {
+pub(crate) enum LaneId {
     In(DeviceIndex),
     Out(DeviceIndex),
     FromDisk,
     ToDisk,
 }
 
-impl Way {
+impl LaneId {
     fn of(from: (DeviceIndex, Tier), to: Tier) -> Self {
         match (from, to) {
             ((_, Tier::Disk), _) => Self::FromDisk,
@@ -75,8 +75,8 @@ impl Way {
 
 /// A chunk that is begun, and what waited in its lane when it was.
 #[derive(Clone, Debug)]
-pub(crate) struct Begun {
-    pub(crate) way: Way,
+pub(crate) struct ChunkStart {
+    pub(crate) lane_id: LaneId,
     pub(crate) to: ExtentId,
     pub(crate) class: CopyClass,
     pub(crate) length: Bytes,
@@ -89,10 +89,10 @@ pub(super) struct Lanes {
     dice: Dice,
     drawn: scenario::Lanes,
     /// So many microseconds more a copy takes that a disk is an end of, at most.
-    disk_slower: u64,
+    disk_slower_micros: u64,
     devices: usize,
     flaw: Option<Flaw>,
-    lanes: BTreeMap<Way, Lane>,
+    lanes: BTreeMap<LaneId, Lane>,
     links: Links,
 }
 
@@ -142,15 +142,15 @@ impl Lanes {
             _ => None,
         };
         let dice = Dice::new(plan.seed, STREAM);
-        let disk_slower = scenario.disks.map_or(0, |disks| disks.slower_micros());
-        let links = opened(drawn, devices, flaw);
-        Some(Self { dice, drawn, disk_slower, devices, flaw, lanes: BTreeMap::new(), links })
+        let disk_slower_micros = scenario.disks.map_or(0, |disks| disks.slower_micros());
+        let links = open_links(drawn, devices, flaw);
+        Some(Self { dice, drawn, disk_slower_micros, devices, flaw, lanes: BTreeMap::new(), links })
     }
 
     /// The driver is opened: nothing is under way.
     pub(super) fn restart(&mut self) {
         self.lanes.clear();
-        self.links = opened(self.drawn, self.devices, self.flaw);
+        self.links = open_links(self.drawn, self.devices, self.flaw);
     }
 
     /// From the next chunk on.
@@ -158,19 +158,19 @@ impl Lanes {
         self.links.share_by(shares);
     }
 
-    fn lane(&mut self, way: Way) -> &mut Lane {
-        self.lanes.entry(way).or_default()
+    fn lane(&mut self, lane_id: LaneId) -> &mut Lane {
+        self.lanes.entry(lane_id).or_default()
     }
 
     /// Cut as the dice say.
-    fn push(&mut self, way: Way, to: ExtentId, class: CopyClass) {
+    fn push(&mut self, lane_id: LaneId, to: ExtentId, class: CopyClass) {
         let micros = |dice: &mut Dice| dice.between(CHUNK_MICROS_MIN, self.drawn.chunk_micros_max);
         let (whole, last) = (micros(&mut self.dice), micros(&mut self.dice));
         let mut chunks = vec![last.min(whole)];
         chunks.extend((1..self.dice.between(1, self.drawn.chunks_max())).map(|_| whole));
-        let is_slow = way.is_of_disk() && self.disk_slower > 0;
-        let slower = if is_slow { self.dice.roll(self.disk_slower) / chunks.len() as u64 } else { 0 };
-        self.lane(way).waiting.push(Queued { to, class, chunks, slower, is_begun: false });
+        let is_slow = lane_id.is_of_disk() && self.disk_slower_micros > 0;
+        let slower = if is_slow { self.dice.roll(self.disk_slower_micros) / chunks.len() as u64 } else { 0 };
+        self.lane(lane_id).waiting.push(Queued { to, class, chunks, slower, is_begun: false });
     }
 
     fn hasten(&mut self, to: ExtentId) {
@@ -193,9 +193,9 @@ impl Lanes {
     }
 
     /// The next chunk of the lane, and when it ends.
-    fn begin(&mut self, now: Time, way: Way) -> Option<(Begun, Time)> {
-        let (at, number) = (now.since(Time::START), way.number(self.devices));
-        let lane = self.lanes.get_mut(&way)?;
+    fn begin(&mut self, now: Time, lane_id: LaneId) -> Option<(ChunkStart, Time)> {
+        let (at, number) = (now.since(Time::START), lane_id.number(self.devices));
+        let lane = self.lanes.get_mut(&lane_id)?;
         self.links.waits(at, number, lane.waits(), lane.is_full());
         if lane.under_way.len() == UNDER_WAY_MAX {
             return None;
@@ -205,23 +205,24 @@ impl Lanes {
         let (to, micros, slower) = lane.take_next(class)?;
         let length = scenario::Lanes::bytes_in(micros);
         lane.under_way.push_back(UnderWay { to, class, length });
-        let takes = micros * self.slowed_percent(way) / 100 + slower;
-        let lane = self.lanes.get_mut(&way)?;
+        let takes = micros * self.slowed_percent(lane_id) / 100 + slower;
+        let lane = self.lanes.get_mut(&lane_id)?;
         lane.free_at = lane.free_at.max(now).after(Duration::from_micros(takes));
         self.links.begun(at, number, class, length);
-        Some((Begun { way, to, class, length, waiting }, lane.free_at))
+        Some((ChunkStart { lane_id, to, class, length, waiting }, lane.free_at))
     }
 
     /// Lanes that share a link are slower while others are at it.
-    fn slowed_percent(&self, way: Way) -> u64 {
-        let on_bus = self.lanes.iter().filter(|(way, lane)| way.is_on_bus() && !lane.under_way.is_empty());
-        if way.is_on_bus() { self.drawn.slowed_percent(on_bus.count()) } else { 100 }
+    fn slowed_percent(&self, lane_id: LaneId) -> u64 {
+        let on_bus =
+            self.lanes.iter().filter(|(lane_id, lane)| lane_id.is_on_bus() && !lane.under_way.is_empty());
+        if lane_id.is_on_bus() { self.drawn.slowed_percent(on_bus.count()) } else { 100 }
     }
 
     /// The first chunk that is under way has ended. Its copy too, if that is told.
-    fn end(&mut self, now: Duration, way: Way) -> Option<ExtentId> {
-        let number = way.number(self.devices);
-        let lane = self.lanes.get_mut(&way)?;
+    fn end(&mut self, now: Duration, lane_id: LaneId) -> Option<ExtentId> {
+        let number = lane_id.number(self.devices);
+        let lane = self.lanes.get_mut(&lane_id)?;
         let UnderWay { to, class, length } = lane.under_way.pop_front()?;
         self.links.ended(now, number, class, length);
         let is_left =
@@ -230,14 +231,14 @@ impl Lanes {
     }
 
     /// What has something left to begin.
-    fn waiting(&self, way: Way) -> Vec<ExtentId> {
-        let lane = self.lanes.get(&way);
+    fn waiting(&self, lane_id: LaneId) -> Vec<ExtentId> {
+        let lane = self.lanes.get(&lane_id);
         lane.into_iter().flat_map(|lane| &lane.waiting).map(|it| it.to).collect()
     }
 
     /// Whether it has something to do, and is not to ask again yet.
-    fn is_held_back(&mut self, way: Way) -> bool {
-        let lane = self.lane(way);
+    fn mark_held_back(&mut self, lane_id: LaneId) -> bool {
+        let lane = self.lane(lane_id);
         let held_back = lane.under_way.is_empty() && !lane.waiting.is_empty();
         held_back && !std::mem::replace(&mut lane.asks_again, true)
     }
@@ -269,7 +270,7 @@ impl Lane {
 }
 
 /// Links of which nothing has been begun.
-fn opened(drawn: scenario::Lanes, devices: usize, flaw: Option<Flaw>) -> Links {
+fn open_links(drawn: scenario::Lanes, devices: usize, flaw: Option<Flaw>) -> Links {
     let carries = drawn.shared_percent.map(|percent| scenario::Lanes::carries() / 100 * percent);
     let on_bus = (0..2 * devices).map(|lane| (lane, scenario::Lanes::carries()));
     let shared = carries
@@ -282,52 +283,52 @@ fn opened(drawn: scenario::Lanes, devices: usize, flaw: Option<Flaw>) -> Links {
 impl World {
     pub(super) fn queue_copy(&mut self, from: ExtentId, to: ExtentId, class: CopyClass) {
         let place = |id| self.driver.pieces.get(&id).map(|piece| (piece.device, piece.tier));
-        let way = place(from).zip(place(to)).map(|(from, (_, to))| Way::of(from, to));
+        let lane_id = place(from).zip(place(to)).map(|(from, (_, to))| LaneId::of(from, to));
         // Who copies what is not there is told so.
-        let Some((way, lanes)) = way.zip(self.driver.lanes.as_mut()) else {
+        let Some((lane_id, lanes)) = lane_id.zip(self.driver.lanes.as_mut()) else {
             return self.submit(Job::Copy { to });
         };
-        lanes.push(way, to, class);
-        if way.is_of_disk() && lanes.disk_slower > 0 {
-            self.coverage.saw(DiskStep::SlowLane);
+        lanes.push(lane_id, to, class);
+        if lane_id.is_of_disk() && lanes.disk_slower_micros > 0 {
+            self.coverage.count_step(DiskStep::SlowLane);
         }
-        self.go_on(way);
+        self.begin_chunks(lane_id);
     }
 
     pub(super) fn hasten_copy(&mut self, to: ExtentId) {
         let Some(lanes) = &mut self.driver.lanes else { return };
         lanes.hasten(to);
-        let ways: Vec<_> = lanes.lanes.keys().copied().collect();
-        ways.into_iter().for_each(|way| self.go_on(way));
+        let lane_ids: Vec<_> = lanes.lanes.keys().copied().collect();
+        lane_ids.into_iter().for_each(|lane_id| self.begin_chunks(lane_id));
     }
 
     /// It ends with the chunk that is under way, or soon.
     pub(super) fn give_up_copy(&mut self, to: ExtentId) {
         if self.driver.lanes.as_mut().is_some_and(|lanes| lanes.give_up(to)) {
             let when = soon(&mut self.driver.dice, self.now, 1, 100);
-            self.queue.at(when, self.life, Happening::Done(Job::Copy { to }));
+            self.queue.schedule(when, self.life, Action::Done(Job::Copy { to }));
         }
     }
 
     /// The chunk that is under way in the lane has ended.
-    pub(super) fn chunk_ended(&mut self, way: Way) {
+    pub(super) fn end_chunk(&mut self, lane_id: LaneId) {
         let now = self.now.since(Time::START);
         let Some(lanes) = &mut self.driver.lanes else { return };
-        if let Some(to) = lanes.end(now, way) {
-            self.submit(Job::Told { to });
+        if let Some(to) = lanes.end(now, lane_id) {
+            self.submit(Job::ReportCopy { to });
         }
-        self.go_on(way);
+        self.begin_chunks(lane_id);
     }
 
-    pub(super) fn ask_again(&mut self, way: Way) {
+    pub(super) fn ask_again(&mut self, lane_id: LaneId) {
         if let Some(lanes) = &mut self.driver.lanes {
-            lanes.lane(way).asks_again = false;
+            lanes.lane(lane_id).asks_again = false;
         }
-        self.go_on(way);
+        self.begin_chunks(lane_id);
     }
 
     /// Operators move or write back some allocations at once, and have them back, so that much waits in the lanes.
-    pub(super) fn stir(&mut self, mut dice: Dice) {
+    pub(super) fn move_back_and_forth(&mut self, mut dice: Dice) {
         for _ in 0..dice.between(1, 5) {
             let target = self.some_parts(&mut dice).0;
             let mut when = self.now;
@@ -341,13 +342,13 @@ impl World {
                 };
                 when = soon(&mut dice, when, 5, 5_000);
                 let event = Event::Operator { call: self.new_call(None), uid: 0, key: None, request };
-                self.queue.at(when, self.life, Happening::Arrive(event));
+                self.queue.schedule(when, self.life, Action::Arrive(event));
             }
         }
     }
 
     /// All that there is comes to one device and leaves the others.
-    pub(super) fn part_ways(&mut self, mut dice: Dice) {
+    pub(super) fn move_apart(&mut self, mut dice: Dice) {
         let coming = dice.pick(&self.scenario.config.devices).map(|device| device.uuid.clone());
         for view in self.broker.list_allocations(None, None, usize::MAX).0 {
             let (target, parts) = (Target::Id(view.id), Vec::new());
@@ -360,19 +361,20 @@ impl World {
         }
     }
 
-    fn go_on(&mut self, way: Way) {
+    fn begin_chunks(&mut self, lane_id: LaneId) {
         let Some(lanes) = &mut self.driver.lanes else { return };
         loop {
-            self.oracle.lane_waits(self.now, way, &lanes.waiting(way));
-            let Some((begun, ends)) = lanes.begin(self.now, way) else { break };
-            let Begun { to, class, .. } = begun;
-            self.story.say(self.now, || format!("a chunk goes to {to}, {way:?}, as {}", class.name()));
-            self.oracle.chunk_begun(self.now, &begun);
-            self.queue.at(ends, self.life, Happening::Done(Job::Chunk { way }));
+            self.oracle.record_lane_waiters(self.now, lane_id, &lanes.waiting(lane_id));
+            let Some((begun, ends)) = lanes.begin(self.now, lane_id) else { break };
+            let ChunkStart { to, class, .. } = begun;
+            self.story
+                .add_line(self.now, || format!("a chunk goes to {to}, {lane_id:?}, as {}", class.name()));
+            self.oracle.check_chunk(self.now, &begun);
+            self.queue.schedule(ends, self.life, Action::Done(Job::Chunk { lane_id }));
         }
-        if lanes.is_held_back(way) {
-            let when = self.now.after(Duration::from_micros(ASKS_AGAIN_MICROS));
-            self.queue.at(when, self.life, Happening::Done(Job::AskAgain { way }));
+        if lanes.mark_held_back(lane_id) {
+            let when = self.now.after(Duration::from_micros(ASK_AGAIN_MICROS));
+            self.queue.schedule(when, self.life, Action::Done(Job::AskAgain { lane_id }));
         }
     }
 }

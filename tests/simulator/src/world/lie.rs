@@ -3,7 +3,7 @@
 use broker_core::{ClientFrame, ClientRequest, Event, PartRef, Peer, Target, UnmappedPart};
 use vramd_types::{AllocationId, PartIndex, SessionId};
 
-use super::{World, driver::soon, process::UID, queue::Happening};
+use super::{World, driver::soon, process::UID, queue::Action};
 use crate::dice::Dice;
 
 impl World {
@@ -26,7 +26,7 @@ impl World {
         }
         let lie = dice.roll(9);
         match lie {
-            6 | 7 => self.lie_of_pins(pid, channel, part, dice),
+            6 | 7 => self.lie_about_pins(pid, channel, part, dice),
             8 => self.spoil_word(channel, part, dice),
             // It maps what it was not sent, or twice.
             0 | 1 => {
@@ -72,6 +72,6 @@ impl World {
         let call = self.new_call(None);
         let when = soon(&mut self.links, self.now, 5, 250);
         let event = Event::Client { call, session, peer, key: None, request };
-        self.queue.at(when, self.life, Happening::Arrive(event));
+        self.queue.schedule(when, self.life, Action::Arrive(event));
     }
 }

@@ -45,9 +45,9 @@ pub(crate) use driver::digest_of;
 use driver::{Job, SimDriver};
 pub(crate) use files::file_content;
 use lanes::Lanes;
-pub(crate) use lanes::{Begun, Way};
+pub(crate) use lanes::{ChunkStart, LaneId};
 use process::{Channel, Process};
-use queue::{Happening, Queue};
+use queue::{Action, Queue};
 
 /// All invariants, and the whole ledger against the oracle's, once in so many events.
 const CHECK_ALL_EVERY: u64 = 256;
@@ -83,7 +83,7 @@ pub struct World {
     /// Whose each unanswered call is; `None` for operators.
     calls: BTreeMap<CallId, Option<u32>>,
     /// Of these, those that attach something unheld.
-    attaching_unheld: BTreeSet<CallId>,
+    attaching_unpinned: BTreeSet<CallId>,
     operator_acts: u64,
     operator_asked: Vec<(broker_core::RequestKey, broker_core::OperatorRequest)>,
     /// Allocations that were made of late, for those who guess.
@@ -112,8 +112,8 @@ impl World {
             awaited: Default::default(),
             put_off: Default::default(),
             in_place: Default::default(),
-            outside: vec![Bytes::ZERO; scenario.config.devices.len()],
-            outside_in_host: vec![Bytes::ZERO; scenario.config.devices.len()],
+            other_programs: vec![Bytes::ZERO; scenario.config.devices.len()],
+            other_programs_in_host: vec![Bytes::ZERO; scenario.config.devices.len()],
             filled: Default::default(),
             damaged: Default::default(),
         };
@@ -136,7 +136,7 @@ impl World {
             seats: vec![None; scenario.seats.len()],
             channels: BTreeMap::new(),
             calls: BTreeMap::new(),
-            attaching_unheld: BTreeSet::new(),
+            attaching_unpinned: BTreeSet::new(),
             operator_acts: 0,
             operator_asked: Vec::new(),
             recent: VecDeque::new(),
@@ -149,21 +149,21 @@ impl World {
             scenario,
             plan,
         };
-        world.oracle.has_lanes(world.scenario.lanes);
+        world.oracle.set_lanes(world.scenario.lanes);
         world.boot();
         for seat in 0..world.seats.len() {
-            world.queue.at(Time::from_micros(u64::try_from(seat).unwrap_or(0)), 0, Happening::Act(seat));
+            world.queue.schedule(Time::from_micros(u64::try_from(seat).unwrap_or(0)), 0, Action::Act(seat));
         }
-        world.queue.at(Time::from_micros(500), 0, Happening::Operate);
-        world.queue.at(Time::from_micros(700), 0, Happening::Harvest);
-        world.queue.at(Time::from_micros(900), 0, Happening::Outsiders);
+        world.queue.schedule(Time::from_micros(500), 0, Action::Operate);
+        world.queue.schedule(Time::from_micros(700), 0, Action::Harvest);
+        world.queue.schedule(Time::from_micros(900), 0, Action::OtherPrograms);
         world
     }
 
     /// A daemon starts, with what is on disk.
     fn boot(&mut self) {
         let config = self.scenario.config.clone();
-        self.story.say(self.now, || format!("the daemon starts, epoch {}", config.boot_epoch));
+        self.story.add_line(self.now, || format!("the daemon starts, epoch {}", config.boot_epoch));
         self.broker = Broker::new(config.clone(), self.disk.clone(), self.now);
         self.broker.plant(self.plan.bug);
         self.oracle.restart(&config, &self.disk);
@@ -178,7 +178,7 @@ impl World {
         self.drain()
     }
 
-    fn fails(&mut self) -> Result<(), Failure> {
+    fn take_failure(&mut self) -> Result<(), Failure> {
         self.failure.take().map_or(Ok(()), Err)
     }
 
@@ -189,54 +189,54 @@ impl World {
             && next.is_none_or(|next| deadline < next)
         {
             self.now = self.now.max(deadline);
-            self.tell(Event::Tick);
-            return self.fails();
+            self.handle_event(Event::Tick);
+            return self.take_failure();
         }
         if let Some((time, life, happening)) = self.queue.pop() {
             self.now = self.now.max(time);
-            self.happen(life, happening);
+            self.run_action(life, happening);
         }
-        self.fails()
+        self.take_failure()
     }
 
-    fn happen(&mut self, life: u64, happening: Happening) {
+    fn run_action(&mut self, life: u64, happening: Action) {
         let of_this_life = life == self.life;
         match happening {
-            Happening::Act(seat) => self.act(seat),
-            Happening::Operate => self.operate(),
-            Happening::Harvest => self.harvest_again(),
-            Happening::Work(channel) => self.work(channel),
-            Happening::Write(channel, part) => self.write_at_once(channel, part),
-            Happening::Outsiders => self.outsiders(),
-            Happening::Resume(pid) => self.resume(pid),
-            Happening::Die(pid) => self.die(pid),
-            Happening::Arrive(event) if of_this_life => self.arrive(event),
-            Happening::Done(job) if of_this_life => self.done(job),
-            Happening::Stored(content) if of_this_life => self.stored(content),
-            Happening::Arrive(_) | Happening::Done(_) | Happening::Stored(_) => {}
+            Action::Act(seat) => self.act(seat),
+            Action::Operate => self.operate(),
+            Action::Harvest => self.harvest_again(),
+            Action::Work(channel) => self.work(channel),
+            Action::Write(channel, part) => self.write_at_once(channel, part),
+            Action::OtherPrograms => self.change_other_programs(),
+            Action::Resume(pid) => self.resume(pid),
+            Action::Die(pid) => self.die(pid),
+            Action::Arrive(event) if of_this_life => self.arrive_event(event),
+            Action::Done(job) if of_this_life => self.complete_job(job),
+            Action::Stored(content) if of_this_life => self.finish_store(content),
+            Action::Arrive(_) | Action::Done(_) | Action::Stored(_) => {}
         }
     }
 
     /// Gives the broker one event, and checks all that it did.
-    fn tell(&mut self, event: Event) {
+    fn handle_event(&mut self, event: Event) {
         if self.failure.is_some() {
             return;
         }
         self.events += 1;
         self.now = self.now.after(Duration::from_micros(1));
-        self.story.event(self.now, self.events, &event);
-        self.oracle.event(self.now, &event);
+        self.story.add_event(self.now, self.events, &event);
+        self.oracle.begin_event(self.now, &event);
         self.broker.handle(self.now, event);
-        self.coverage.count(self.broker.transitions());
+        self.coverage.count_transitions(self.broker.transitions());
         self.take_commands();
-        self.oracle.after(&self.broker);
+        self.oracle.end_event(&self.broker);
         self.check();
     }
 
     fn take_commands(&mut self) {
         while let Some(command) = self.broker.poll_command() {
-            self.story.command(self.now, &command);
-            self.oracle.command(&command, &self.broker);
+            self.story.add_command(self.now, &command);
+            self.oracle.observe_command(&command, &self.broker);
             self.execute(command);
         }
     }
@@ -247,7 +247,7 @@ impl World {
             found.extend(self.broker.check());
             self.oracle.compare_all(&self.broker);
         }
-        found.extend(self.oracle.take_broken());
+        found.extend(self.oracle.take_violations());
         if let Some(first) = found.into_iter().next() {
             self.fail(first.invariant, first.detail);
         }
@@ -255,15 +255,15 @@ impl World {
 
     fn fail(&mut self, invariant: &str, detail: String) {
         if self.failure.is_none() {
-            self.story.say(self.now, || format!("*** {invariant} does not hold: {detail}"));
+            self.story.add_line(self.now, || format!("*** {invariant} does not hold: {detail}"));
             self.failure = Some(Failure { event: self.events, invariant: invariant.to_owned(), detail });
         }
     }
 
     fn execute(&mut self, command: Command) {
         match command {
-            Command::Reply { call, outcome } => self.answered(call, outcome),
-            Command::Send { channel, frame } => self.deliver(channel, frame),
+            Command::Reply { call, outcome } => self.handle_reply(call, outcome),
+            Command::Send { channel, frame } => self.deliver_frame(channel, frame),
             Command::CloseChannel { channel } => self.close_by_broker(channel),
             Command::ForgetProcess { channel } => {
                 if let Some(channel) = self.channels.get_mut(&channel) {
@@ -273,7 +273,7 @@ impl World {
             Command::KillProcess { channel } => {
                 if let Some(pid) = self.channels.get(&channel).map(|channel| channel.pid) {
                     let when = driver::soon(&mut self.links, self.now, 50, 2_000);
-                    self.queue.at(when, 0, Happening::Die(pid));
+                    self.queue.schedule(when, 0, Action::Die(pid));
                 }
             }
             Command::CreateExtent { extent, device, tier, size, .. } => {
@@ -286,7 +286,7 @@ impl World {
             Command::ShareLinks(shares) => {
                 if let Some(lanes) = &mut self.driver.lanes {
                     lanes.share_by(shares);
-                    self.coverage.saw(SettingStep::Shares);
+                    self.coverage.count_step(SettingStep::Shares);
                 }
             }
             Command::HastenCopy { to } => self.hasten_copy(to),
@@ -302,17 +302,17 @@ impl World {
             Command::ClearWritten { part, channel, slot, .. } => self.clear_written(part, channel, slot),
             Command::ForgetWord { channel, slot } => self.forget_word(channel, slot),
             Command::Notice(Notice::Moved { part, tier: Tier::Disk, copied: false, .. }) => {
-                self.has_left(part.allocation);
+                self.record_left_for_file(part.allocation);
             }
             Command::Notice(Notice::PressureChanged { from, to, .. }) => {
-                self.coverage.saw(LevelStep { from, to });
+                self.coverage.count_step(LevelStep { from, to });
             }
             Command::Notice(Notice::SettingsChanged { before, after, .. }) => {
                 if before.pressure != after.pressure {
-                    self.coverage.saw(SettingStep::Levels);
+                    self.coverage.count_step(SettingStep::Levels);
                 }
                 if before.tiers != after.tiers {
-                    self.coverage.saw(SettingStep::Sizes);
+                    self.coverage.count_step(SettingStep::Sizes);
                 }
             }
             Command::Notice(_) => {}

@@ -8,7 +8,7 @@ use broker_core::{
 };
 use vramd_types::{Bytes, PartIndex, Quantity, SessionId};
 
-use super::{World, driver::soon, queue::Happening};
+use super::{World, driver::soon, queue::Action};
 use crate::{
     dice::Dice,
     scenario::{Fault, OPERATORS, TENANTS},
@@ -26,21 +26,21 @@ impl World {
         let number = u64::MAX / 2 + self.operator_acts;
         let mut dice = Dice::new(self.plan.seed, number);
         let pause = dice.between(1, self.scenario.think_micros * 6);
-        self.queue.at(self.now.after(Duration::from_micros(pause)), 0, Happening::Operate);
+        self.queue.schedule(self.now.after(Duration::from_micros(pause)), 0, Action::Operate);
         if self.plan.idle.contains(&OPERATORS) || self.plan.skip.contains(&number) {
             return;
         }
         self.acts.push(number);
         if dice.chance(self.scenario.faults.rate(Fault::DriverLost) * 4) {
-            self.story.say(self.now, || "the driver is lost".to_owned());
+            self.story.add_line(self.now, || "the driver is lost".to_owned());
             return self.restart();
         }
-        self.look(&mut dice);
+        self.check_lists(&mut dice);
         if let Some(lanes) = self.scenario.lanes {
             let dice = Dice::new(self.plan.seed, u64::MAX / 4 + self.operator_acts);
             match lanes.is_crowded {
-                true => self.part_ways(dice),
-                false => self.stir(dice),
+                true => self.move_apart(dice),
+                false => self.move_back_and_forth(dice),
             }
         }
         if dice.chance(600) {
@@ -74,11 +74,11 @@ impl World {
         }
         let Some(request) = self.some_request(&mut dice) else { return };
         let key = dice.chance(600).then(|| self.new_key());
-        self.may_repeat(key, &request);
+        self.remember_request(key, &request);
         self.operator_call(key, request);
     }
 
-    fn may_repeat(&mut self, key: Option<RequestKey>, request: &OperatorRequest) {
+    fn remember_request(&mut self, key: Option<RequestKey>, request: &OperatorRequest) {
         let Some(key) = key else { return };
         self.operator_asked.push((key, request.clone()));
         if self.operator_asked.len() > REPEATABLE {
@@ -89,7 +89,7 @@ impl World {
     pub(super) fn operator_call(&mut self, key: Option<RequestKey>, request: OperatorRequest) {
         let call = self.new_call(None);
         let when = soon(&mut self.links, self.now, 5, 250);
-        self.queue.at(when, self.life, Happening::Arrive(Event::Operator { call, uid: 0, key, request }));
+        self.queue.schedule(when, self.life, Action::Arrive(Event::Operator { call, uid: 0, key, request }));
     }
 
     fn some_request(&mut self, dice: &mut Dice) -> Option<OperatorRequest> {
@@ -186,7 +186,7 @@ impl World {
             change.shares = some_shares(dice);
         }
         let request = OperatorRequest::ChangeSettings(change);
-        self.may_repeat(key, &request);
+        self.remember_request(key, &request);
         self.operator_call(key, request);
     }
 
@@ -229,12 +229,12 @@ impl World {
     }
 
     /// Lists and tables, which must say what the oracle says.
-    fn look(&mut self, dice: &mut Dice) {
+    fn check_lists(&mut self, dice: &mut Dice) {
         if dice.chance(200) {
             let rows = self.broker.list_quotas(None);
-            self.oracle.quotas_listed(&rows);
+            self.oracle.check_quota_list(&rows);
             let (sessions, _) = self.broker.list_sessions(None, None, usize::MAX);
-            self.oracle.sessions_listed(&sessions);
+            self.oracle.check_session_list(&sessions);
             self.check();
         }
     }
@@ -253,7 +253,7 @@ fn some_levels(dice: &mut Dice) -> PressureChange {
             cold_after: dice.chance(500).then_some(levels.cold_after),
         };
     }
-    let percent = |dice: &mut Dice, most| dice.chance(300).then(|| dice.small(most));
+    let percent = |dice: &mut Dice, max| dice.chance(300).then(|| dice.small(max));
     PressureChange {
         elevated_percent: percent(dice, 103),
         high_percent: percent(dice, 103),

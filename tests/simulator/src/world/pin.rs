@@ -7,7 +7,7 @@ use broker_core::{ChannelId, ClientFrame, Event, PartRef, Refusal, RevokeReason,
 use vramd_types::PartIndex;
 use vramd_words::{Access, Unpinned};
 
-use super::{World, process::Waits};
+use super::{World, process::WaitingPin};
 use crate::{
     dice::Dice,
     scenario::{Fault, Script},
@@ -20,21 +20,21 @@ impl World {
         let Some(channel) = self.channels.get(&id).filter(|channel| channel.words.is_some()) else { return };
         let at = dice.index(process.threads.len());
         let thread = &mut process.threads[at];
-        if let Some(call) = thread.waits.as_ref().map(|waits| waits.call) {
+        if let Some(call) = thread.waiting.as_ref().map(|waits| waits.call) {
             if dice.chance(60) {
-                thread.waits = None;
+                thread.waiting = None;
                 self.send_frame(id, ClientFrame::PinEnded { call });
             }
             return;
         }
         if !thread.pinned.is_empty() && dice.chance(450) {
             let writes = thread.writes.clone();
-            let parts = thread.let_go();
+            let parts = thread.take_pins();
             // It has written all the while.
             writes.iter().for_each(|part| self.touch(id, *part, true));
             return self.unpin(pid, &parts);
         }
-        let unsent = channel.unheld.iter().filter(|part| !channel.slots.contains_key(part));
+        let unsent = channel.unpinned.iter().filter(|part| !channel.slots.contains_key(part));
         let known: Vec<_> = channel.slots.keys().chain(unsent).copied().collect();
         let count = dice.between(1, 3);
         let mut parts: Vec<PartRef> = (0..count).filter_map(|_| dice.pick(&known).copied()).collect();
@@ -57,41 +57,41 @@ impl World {
         let Some(channel) = self.channels.get(&id) else { return };
         match channel.pin_words(&parts, access, self.now) {
             Ok(()) => {
-                process.threads[at].has(&parts, write);
+                process.threads[at].add_pins(&parts, write);
                 parts.iter().for_each(|part| self.touch(id, *part, write));
             }
             Err(then) => {
                 process.last_pin += dice.between(1, 2);
                 let call = process.last_pin;
-                process.threads[at].waits = Some(Waits { call, parts: parts.clone(), write });
+                process.threads[at].waiting = Some(WaitingPin { call, parts: parts.clone(), write });
                 // One in eight is given a time.
                 let wait =
                     Duration::from_micros(if dice.chance(125) { dice.between(500, 150_000) } else { 0 });
                 self.send_frame(id, ClientFrame::Pin { call, parts, write, wait });
                 if then == Unpinned::WakeWorker {
-                    self.unmap_wanted(pid, id);
+                    self.unmap_revoked(pid, id);
                 }
             }
         }
     }
 
-    pub(super) fn pin_answered(&mut self, id: ChannelId, pid: u32, call: u64, refusal: Option<Refusal>) {
+    pub(super) fn handle_pin_answer(&mut self, id: ChannelId, pid: u32, call: u64, refusal: Option<Refusal>) {
         let Some(process) = self.processes.get_mut(&pid).filter(|process| process.channel == Some(id)) else {
             return;
         };
         let waits =
-            |thread: &super::process::Thread| thread.waits.as_ref().is_some_and(|waits| waits.call == call);
+            |thread: &super::process::Thread| thread.waiting.as_ref().is_some_and(|waits| waits.call == call);
         let Some(at) = process.threads.iter().position(waits) else { return };
         let thread = &mut process.threads[at];
-        let Some(Waits { parts, write, .. }) = thread.waits.take() else { return };
+        let Some(WaitingPin { parts, write, .. }) = thread.waiting.take() else { return };
         let mut give_back = Vec::new();
         match refusal {
-            Some(Refusal::PinStalled { .. }) => give_back = thread.let_go(),
+            Some(Refusal::PinStalled { .. }) => give_back = thread.take_pins(),
             Some(Refusal::AllocationNotFound { allocation }) => {
                 if let Some(channel) = self.channels.get_mut(&id) {
                     let mapped = &channel.mapped;
                     channel.slots.retain(|part, _| mapped.contains_key(part) || !parts.contains(part));
-                    channel.unheld.retain(|part| part.allocation.to_string() != allocation);
+                    channel.unpinned.retain(|part| part.allocation.to_string() != allocation);
                 }
             }
             Some(_) => {}
@@ -100,10 +100,10 @@ impl World {
                 let pinned =
                     self.channels.get(&id).map(|channel| channel.pin_words(&parts, access, self.now));
                 if pinned == Some(Ok(())) {
-                    thread.has(&parts, write);
+                    thread.add_pins(&parts, write);
                     parts.iter().for_each(|part| self.touch(id, *part, write));
                 } else if pinned == Some(Err(Unpinned::WakeWorker)) {
-                    self.unmap_wanted(pid, id);
+                    self.unmap_revoked(pid, id);
                 }
                 // Some never say that they are done.
                 if !self.links.chance(self.scenario.faults.rate(Fault::Lies) / 2) {
@@ -120,20 +120,20 @@ impl World {
     /// All threads let go but those that wait.
     pub(super) fn unpin_all(&mut self, pid: u32) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
-        let free = process.threads.iter_mut().filter(|thread| thread.waits.is_none());
-        let parts: Vec<_> = free.flat_map(super::process::Thread::let_go).collect();
+        let free = process.threads.iter_mut().filter(|thread| thread.waiting.is_none());
+        let parts: Vec<_> = free.flat_map(super::process::Thread::take_pins).collect();
         self.unpin(pid, &parts);
     }
 
     pub(super) fn unpin(&mut self, pid: u32, parts: &[PartRef]) {
         let Some(id) = self.processes.get(&pid).and_then(|process| process.channel) else { return };
         if self.channels.get(&id).is_some_and(|channel| channel.unpin_words(parts)) {
-            self.unmap_wanted(pid, id);
+            self.unmap_revoked(pid, id);
         }
     }
 
     /// The worker is told to unmap. What is pinned waits for its last unpin.
-    pub(super) fn revoked(
+    pub(super) fn handle_revoke(
         &mut self,
         id: ChannelId,
         pid: u32,
@@ -146,7 +146,7 @@ impl World {
         let (mut free, mut lost) = (Vec::new(), Vec::new());
         for part in parts.iter().map(|told| told.part) {
             if channel.mapped.contains_key(&part) && channel.is_pinned(part) {
-                channel.wanted.insert(part, keeps);
+                channel.to_unmap.insert(part, keeps);
                 continue;
             }
             free.push(part);
@@ -160,9 +160,9 @@ impl World {
         }
     }
 
-    pub(super) fn unmap_wanted(&mut self, pid: u32, id: ChannelId) {
+    pub(super) fn unmap_revoked(&mut self, pid: u32, id: ChannelId) {
         let Some(channel) = self.channels.get(&id) else { return };
-        let free = channel.wanted.iter().filter(|(part, _)| !channel.is_pinned(**part));
+        let free = channel.to_unmap.iter().filter(|(part, _)| !channel.is_pinned(**part));
         let free: Vec<_> = free.map(|(part, keeps)| (*part, *keeps)).collect();
         let Some(seat) = self.processes.get(&pid).map(|process| process.seat) else { return };
         let script = self.scenario.seats[seat].script;
@@ -186,7 +186,7 @@ impl World {
     }
 
     /// Calls that were made before or never, and sets that are none.
-    pub(super) fn lie_of_pins(&mut self, pid: u32, id: ChannelId, part: PartRef, dice: &mut Dice) {
+    pub(super) fn lie_about_pins(&mut self, pid: u32, id: ChannelId, part: PartRef, dice: &mut Dice) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let last = process.last_pin;
         process.last_pin += 1;

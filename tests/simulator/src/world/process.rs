@@ -19,7 +19,7 @@ pub(super) struct Process {
     pub(super) known: Vec<Known>,
     pub(super) asked: Vec<(RequestKey, ClientRequest)>,
     /// Descriptors and mappings of each extent: as long as there is one, its memory is not free.
-    pub(super) holds: BTreeMap<ExtentId, u32>,
+    pub(super) references: BTreeMap<ExtentId, u32>,
     pub(super) burst: u64,
     /// Threads that pin.
     pub(super) threads: [Thread; 2],
@@ -46,7 +46,7 @@ impl Process {
             past: Vec::new(),
             known: Vec::new(),
             asked: Vec::new(),
-            holds: BTreeMap::new(),
+            references: BTreeMap::new(),
             burst: 0,
             threads: Default::default(),
             last_pin: 0,
@@ -57,7 +57,7 @@ impl Process {
     pub(super) fn waits_for(&self, part: PartRef) -> bool {
         self.threads
             .iter()
-            .filter_map(|thread| thread.waits.as_ref())
+            .filter_map(|thread| thread.waiting.as_ref())
             .any(|waits| waits.parts.contains(&part))
     }
 
@@ -65,15 +65,15 @@ impl Process {
         Peer { pid: self.pid, uid: UID }
     }
 
-    pub(super) fn hold(&mut self, extent: ExtentId) {
-        *self.holds.entry(extent).or_default() += 1;
+    pub(super) fn add_reference(&mut self, extent: ExtentId) {
+        *self.references.entry(extent).or_default() += 1;
     }
 
-    pub(super) fn drop_hold(&mut self, extent: ExtentId) {
-        if let Some(count) = self.holds.get_mut(&extent) {
+    pub(super) fn drop_reference(&mut self, extent: ExtentId) {
+        if let Some(count) = self.references.get_mut(&extent) {
             *count -= 1;
             if *count == 0 {
-                self.holds.remove(&extent);
+                self.references.remove(&extent);
             }
         }
     }
@@ -95,11 +95,11 @@ pub(super) struct Thread {
     pub(super) pinned: Vec<PartRef>,
     /// Of these, what it pinned to write.
     pub(super) writes: Vec<PartRef>,
-    pub(super) waits: Option<Waits>,
+    pub(super) waiting: Option<WaitingPin>,
 }
 
 impl Thread {
-    pub(super) fn has(&mut self, parts: &[PartRef], write: bool) {
+    pub(super) fn add_pins(&mut self, parts: &[PartRef], write: bool) {
         self.pinned.extend(parts);
         if write {
             self.writes.extend(parts);
@@ -107,7 +107,7 @@ impl Thread {
     }
 
     /// It has nothing pinned any more.
-    pub(super) fn let_go(&mut self) -> Vec<PartRef> {
+    pub(super) fn take_pins(&mut self) -> Vec<PartRef> {
         self.writes.clear();
         std::mem::take(&mut self.pinned)
     }
@@ -115,7 +115,7 @@ impl Thread {
 
 /// A pin call that is not answered.
 #[derive(Debug)]
-pub(super) struct Waits {
+pub(super) struct WaitingPin {
     pub(super) call: u64,
     pub(super) parts: Vec<PartRef>,
     pub(super) write: bool,
@@ -148,9 +148,9 @@ pub(super) struct Channel {
     /// Parts that the process was sent and has not lost: it may pin them, mapped or not.
     pub(super) slots: BTreeMap<PartRef, Slot>,
     /// Parts of its unheld memory: it is sent none before it asks.
-    pub(super) unheld: BTreeSet<PartRef>,
+    pub(super) unpinned: BTreeSet<PartRef>,
     /// What it is to unmap when its pins have ended, and whether it keeps that.
-    pub(super) wanted: BTreeMap<PartRef, bool>,
+    pub(super) to_unmap: BTreeMap<PartRef, bool>,
     /// It has said or written what is not so.
     pub(super) lied: bool,
 }
@@ -168,8 +168,8 @@ impl Channel {
             working: false,
             words: None,
             slots: BTreeMap::new(),
-            unheld: BTreeSet::new(),
-            wanted: BTreeMap::new(),
+            unpinned: BTreeSet::new(),
+            to_unmap: BTreeMap::new(),
             lied: false,
         }
     }

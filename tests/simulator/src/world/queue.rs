@@ -7,7 +7,7 @@ use broker_core::{ChannelId, Event, PartRef, StoredQuotas, Time};
 use super::driver::Job;
 
 #[derive(Debug)]
-pub(super) enum Happening {
+pub(super) enum Action {
     /// A process of this seat does its next thing.
     Act(usize),
     /// Operators do their next thing.
@@ -25,30 +25,30 @@ pub(super) enum Happening {
     /// The disk has written, or not.
     Stored(StoredQuotas),
     /// Processes that the broker does not know take or give back memory.
-    Outsiders,
+    OtherPrograms,
     Resume(u32),
     Die(u32),
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    items: BTreeMap<(Time, u64), (u64, Happening)>,
+    items: BTreeMap<(Time, u64), (u64, Action)>,
     last: u64,
 }
 
 impl Queue {
     /// `life` is the daemon's: what a daemon that is gone had under way never comes.
-    pub(super) fn at(&mut self, time: Time, life: u64, what: Happening) {
+    pub(super) fn schedule(&mut self, time: Time, life: u64, action: Action) {
         self.last += 1;
-        self.items.insert((time, self.last), (life, what));
+        self.items.insert((time, self.last), (life, action));
     }
 
     pub(super) fn next_time(&self) -> Option<Time> {
         self.items.first_key_value().map(|((time, _), _)| *time)
     }
 
-    pub(super) fn pop(&mut self) -> Option<(Time, u64, Happening)> {
-        self.items.pop_first().map(|((time, _), (life, what))| (time, life, what))
+    pub(super) fn pop(&mut self) -> Option<(Time, u64, Action)> {
+        self.items.pop_first().map(|((time, _), (life, action))| (time, life, action))
     }
 
     pub(super) fn is_empty(&self) -> bool {

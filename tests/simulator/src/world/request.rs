@@ -5,7 +5,7 @@ use std::time::Duration;
 use broker_core::{AllocationSpec, CallId, ClientRequest, Event, Kind, Lifetime, RequestKey, Target};
 use vramd_types::{AllocationId, Bytes};
 
-use super::{World, act::Choice, driver::soon, process::Known, queue::Happening};
+use super::{World, act::Choice, driver::soon, process::Known, queue::Action};
 use crate::{dice::Dice, scenario::TENANTS};
 
 const NAMES: [&str; 4] = ["llama", "gpt", "cache", "x"];
@@ -53,7 +53,7 @@ impl World {
             (0..count).map(|_| one_of(ids, dice)).collect()
         };
         let request = match choice {
-            _ if !own.is_empty() && self.advises(dice) => self.some_advice(one_of(&own, dice), dice),
+            _ if !own.is_empty() && self.chooses_advice(dice) => self.some_advice(one_of(&own, dice), dice),
             Choice::Free => ClientRequest::FreeBatch(some_of(&own, dice)),
             Choice::Detach => ClientRequest::Detach(some_of(&any, dice)),
             Choice::Seal => ClientRequest::Seal(one_of(&own, dice)),
@@ -67,7 +67,7 @@ impl World {
                 };
                 Self::attach(target, pins, dice)
             }
-            _ if self.loads(dice) => self.some_load(pins, dice),
+            _ if self.chooses_load(dice) => self.some_load(pins, dice),
             _ => ClientRequest::AllocateBatch { items: self.some_specs(pins, dice), wait: some_wait(dice) },
         };
         let key = dice.chance(700).then(|| self.new_key());
@@ -114,11 +114,11 @@ impl World {
         let peer = process.peer();
         let call = self.new_call(Some(pid));
         if matches!(request, ClientRequest::AttachUnpinned(_)) {
-            self.attaching_unheld.insert(call);
+            self.attaching_unpinned.insert(call);
         }
         let when = soon(&mut self.links, self.now, 5, 250);
         let event = Event::Client { call, session, peer, key, request };
-        self.queue.at(when, self.life, Happening::Arrive(event));
+        self.queue.schedule(when, self.life, Action::Arrive(event));
     }
 
     pub(super) fn new_call(&mut self, pid: Option<u32>) -> CallId {
@@ -190,10 +190,10 @@ impl World {
         let plain = kind == Kind::Movable && !persistent && !replace && readers.is_empty();
         let discardable = dice.chance(if plain { 250 } else { 10 });
         // Who has no pins could never map it, and what is fixed is mapped for life.
-        let unheld = dice.chance(if pins && kind == Kind::Movable { 300 } else { 15 });
+        let unpinned = dice.chance(if pins && kind == Kind::Movable { 300 } else { 15 });
         let (size, part_size) = match dice.roll(4) {
             // What is discardable lies on its device or nowhere.
-            0 if unheld && !discardable => self.larger_than_device(dice),
+            0 if unpinned && !discardable => self.larger_than_device(dice),
             _ => (size, part_size),
         };
         AllocationSpec {
@@ -210,7 +210,7 @@ impl World {
             part_size,
             replace,
             uninitialized: dice.chance(500),
-            unpinned: unheld,
+            unpinned,
             discardable,
         }
     }

@@ -9,7 +9,7 @@ use vramd_words::{
     Unpinned, Waiting, Word, Worker, WriteBack, bytes_for, open, pin_set,
 };
 
-use super::{World, driver::soon, harvest::Harvest, process::Channel, queue::Happening};
+use super::{World, driver::soon, harvest::Harvest, process::Channel, queue::Action};
 
 type Memory = Arc<[AtomicU64]>;
 
@@ -23,7 +23,7 @@ pub(super) struct Words {
     client: Client<Memory>,
     worker: Worker<Memory>,
     /// Slots whose words carry REVOKE, as the daemon remembers.
-    carry: BTreeSet<Slot>,
+    revoked_slots: BTreeSet<Slot>,
     pub(super) harvest: Harvest,
 }
 
@@ -36,18 +36,18 @@ impl Words {
         let daemon = Daemon::create(memory.clone(), header).expect("it is large enough");
         let (client, worker) = open(memory.clone(), MAJOR).expect("the header is good");
         let harvest = Harvest::new(session);
-        Some(Self { memory, daemon, client, worker, carry: BTreeSet::new(), harvest })
+        Some(Self { memory, daemon, client, worker, revoked_slots: BTreeSet::new(), harvest })
     }
 
     /// Sets REVOKE where a frame is to say so. Whether the client made each of these words.
-    pub(super) fn carry(&mut self, parts: &[RevokedPart]) -> bool {
+    pub(super) fn set_revoke(&mut self, parts: &[RevokedPart]) -> bool {
         let mut honest = true;
         for slot in parts.iter().filter_map(|told| told.slot) {
-            let Some(word) = self.daemon.slot(slot.0).filter(|_| !self.carry.contains(&slot)) else {
+            let Some(word) = self.daemon.slot(slot.0).filter(|_| !self.revoked_slots.contains(&slot)) else {
                 continue;
             };
             match word.revoke_to_fence() {
-                Ok(Fence::Revoked { .. }) => _ = self.carry.insert(slot),
+                Ok(Fence::Revoked { .. }) => _ = self.revoked_slots.insert(slot),
                 Ok(Fence::Leaving) => {}
                 Err(_) => honest = false,
             }
@@ -56,11 +56,11 @@ impl Words {
     }
 
     /// The slot's word will be mapped anew.
-    pub(super) fn serve(&mut self, part: &MapPart) {
+    pub(super) fn track_map(&mut self, part: &MapPart) {
         if let Some(slot) = part.slot {
-            self.carry.remove(&slot);
+            self.revoked_slots.remove(&slot);
             if let Some(word) = self.daemon.slot(slot.0) {
-                self.harvest.serve(part, slot, word.touched());
+                self.harvest.track_map(part, slot, word.touched());
             }
         }
     }
@@ -97,7 +97,7 @@ impl Channel {
 
     /// Whether the part was written, by its word.
     pub(super) fn unmap_word(&mut self, part: PartRef) -> bool {
-        self.wanted.remove(&part);
+        self.to_unmap.remove(&part);
         let Some((words, slot)) = self.words.as_ref().zip(self.slots.get(&part)) else { return false };
         match words.worker.slot(slot.0).map(|word| word.begin_unmap()) {
             Some(Ok(unmapping)) => unmapping.finish(),
@@ -170,7 +170,7 @@ impl World {
                 continue;
             };
             match (by.is_empty(), words.raw(slot)) {
-                (true, _) => _ = words.carry.insert(slot),
+                (true, _) => _ = words.revoked_slots.insert(slot),
                 (false, Some(word)) => _ = word.fetch_and(!REVOKE, std::sync::atomic::Ordering::Relaxed),
                 (false, None) => {}
             }
@@ -178,8 +178,8 @@ impl World {
         let outcome = if by.is_empty() { WordsOutcome::Revoked } else { WordsOutcome::Pinned { by } };
         let done = Event::Completion(Completion::WordsRevoked { part, outcome });
         let when = soon(&mut self.links, self.now, 1, 40);
-        self.queue.at(when, self.life, Happening::Arrive(done));
-        spoiled.into_iter().for_each(|channel| self.word_is_impossible(channel));
+        self.queue.schedule(when, self.life, Action::Arrive(done));
+        spoiled.into_iter().for_each(|channel| self.report_impossible_word(channel));
     }
 
     /// In one step with the look for pins.
@@ -190,9 +190,9 @@ impl World {
         let cleared = begun == Some(Ok(WriteBack::Begun));
         let done = Event::Completion(Completion::WrittenCleared { part, cleared });
         let when = soon(&mut self.links, self.now, 1, 40);
-        self.queue.at(when, self.life, Happening::Arrive(done));
+        self.queue.schedule(when, self.life, Action::Arrive(done));
         if matches!(begun, Some(Err(_))) {
-            self.word_is_impossible(channel);
+            self.report_impossible_word(channel);
         }
     }
 
@@ -200,18 +200,18 @@ impl World {
         let Some(words) = self.channels.get_mut(&id).and_then(|channel| channel.words.as_mut()) else {
             return;
         };
-        words.carry.remove(&slot);
+        words.revoked_slots.remove(&slot);
         if words.daemon.slot(slot.0).is_some_and(|word| word.collect_written().is_err()) {
-            self.word_is_impossible(id);
+            self.report_impossible_word(id);
         }
     }
 
     /// No honest client makes such a word, so one that is honest finds a bug of ours.
-    pub(super) fn word_is_impossible(&mut self, channel: ChannelId) {
+    pub(super) fn report_impossible_word(&mut self, channel: ChannelId) {
         let lied = self.channels.get(&channel).is_none_or(|channel| channel.lied);
         assert!(lied, "a word of {channel:?}, which is honest, is impossible");
         let event = Event::Malformed { channel, problem: format!("{:?}", Word::FORKED) };
         let when = soon(&mut self.links, self.now, 1, 40);
-        self.queue.at(when, self.life, Happening::Arrive(event));
+        self.queue.schedule(when, self.life, Action::Arrive(event));
     }
 }

@@ -2,9 +2,9 @@
 
 use broker_core::{ChannelId, ClientFrame, DaemonFrame, Event, MapPart, PartRef, UnmappedPart};
 
-use super::{World, process::Mapping, queue::Happening};
+use super::{World, process::Mapping, queue::Action};
 use crate::{
-    coverage::PlaceStep,
+    coverage::InPlaceStep,
     scenario::{Fault, Script},
 };
 
@@ -21,7 +21,7 @@ impl World {
         if !self.calm && self.links.chance(self.scenario.faults.rate(Fault::SlowAnswers)) {
             channel.working = true;
             let when = super::driver::soon(&mut self.links, self.now, 2_000, 30_000);
-            return self.queue.at(when, 0, Happening::Work(id));
+            return self.queue.schedule(when, 0, Action::Work(id));
         }
         let Some(frame) = channel.inbox.pop_front() else { return };
         match frame {
@@ -43,8 +43,8 @@ impl World {
                 }
             }
             DaemonFrame::Map(parts) => self.map(id, pid, parts),
-            DaemonFrame::Revoke { parts, reason } => self.revoked(id, pid, script, &parts, reason),
-            DaemonFrame::PinAnswer { call, refusal } => self.pin_answered(id, pid, call, refusal),
+            DaemonFrame::Revoke { parts, reason } => self.handle_revoke(id, pid, script, &parts, reason),
+            DaemonFrame::PinAnswer { call, refusal } => self.handle_pin_answer(id, pid, call, refusal),
             DaemonFrame::Lost(_) | DaemonFrame::Drain { .. } | DaemonFrame::Pressure(_) => {}
         }
         self.wake_worker(id);
@@ -69,7 +69,7 @@ impl World {
             let waits = self.processes.get(&pid).is_some_and(|process| process.waits_for(part.part));
             if self.links.chance(if waits { 6 * rate } else { rate }) {
                 if let Some(process) = self.processes.get_mut(&pid) {
-                    process.drop_hold(part.extent);
+                    process.drop_reference(part.extent);
                 }
                 // Some want it no more, and the others may ask for it again.
                 let failure = (!part.extent.get().is_multiple_of(4)).then(|| "no room".to_owned());
@@ -87,7 +87,7 @@ impl World {
                 channel.mapped.insert(part.part, mapping);
                 channel.map_word(&part);
             }
-            self.is_used_in_place(part.extent, PlaceStep::Mapped);
+            self.record_in_place_use(part.extent, InPlaceStep::Mapped);
             // Who speaks no pins uses it as long as it maps it.
             let writes = part.slot.is_none() && self.links.chance(500);
             self.touch(id, part.part, writes);
@@ -116,7 +116,7 @@ impl World {
             if let Some(process) = self.processes.get_mut(&pid)
                 && !leaks
             {
-                process.drop_hold(extent);
+                process.drop_reference(extent);
             }
             unmapped.push(UnmappedPart { part: *part, failure: None, written });
         }

@@ -6,12 +6,12 @@ use std::time::Duration;
 use broker_core::{ChannelId, Event, OperatorRequest, PartRef, Target, Tier};
 use vramd_words::{Access, Unpinned};
 
-use super::{World, process::Channel, queue::Happening};
+use super::{World, process::Channel, queue::Action};
 use crate::dice::Dice;
 
 impl World {
     pub(super) fn write_back_some(&mut self, dice: &mut Dice) {
-        let known = self.some_written(dice).filter(|_| dice.chance(750));
+        let known = self.some_writable(dice).filter(|_| dice.chance(750));
         let Some((id, part)) = known else {
             let (target, parts) = self.some_parts(dice);
             let key = dice.chance(200).then(|| self.new_key());
@@ -25,7 +25,7 @@ impl World {
                 _ if step == 0 => OperatorRequest::WriteBackParts { target, parts },
                 0..3 => OperatorRequest::WriteBackParts { target, parts },
                 3..7 => {
-                    self.queue.at(when, self.life, Happening::Write(id, part));
+                    self.queue.schedule(when, self.life, Action::Write(id, part));
                     continue;
                 }
                 7 => OperatorRequest::MoveParts { target, parts, tier: Tier::Host },
@@ -34,12 +34,12 @@ impl World {
             };
             let call = self.new_call(None);
             let event = Event::Operator { call, uid: 0, key: None, request };
-            self.queue.at(when, self.life, Happening::Arrive(event));
+            self.queue.schedule(when, self.life, Action::Arrive(event));
         }
     }
 
     /// A part that its process may write and does not pin now, if there is any.
-    fn some_written(&self, dice: &mut Dice) -> Option<(ChannelId, PartRef)> {
+    fn some_writable(&self, dice: &mut Dice) -> Option<(ChannelId, PartRef)> {
         let honest = |channel: &Channel| channel.broker_open && channel.client_open && !channel.lied;
         let open = self.channels.iter().filter(|(_, it)| it.words.is_some() && honest(it));
         let written: Vec<_> = open
@@ -64,7 +64,7 @@ impl World {
                 self.touch(id, part, true);
                 self.unpin(pid, &[part]);
             }
-            Err(Unpinned::WakeWorker) => self.unmap_wanted(pid, id),
+            Err(Unpinned::WakeWorker) => self.unmap_revoked(pid, id),
             Err(Unpinned::Done) => {}
         }
     }

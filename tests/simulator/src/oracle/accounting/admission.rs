@@ -5,17 +5,17 @@ use broker_core::{
     invariants::{ADMISSION, LIMIT},
 };
 
-use crate::oracle::{Oracle, facts::Book, line::waiting::Wait};
+use crate::oracle::{Oracle, facts::QuotaTable, line::waiting::Shortage};
 
 impl Oracle {
     /// What is committed of each place: by tenant, the larger of what it is guaranteed and what it holds.
-    pub(crate) fn committed_all(&mut self) -> Vec<u128> {
+    pub(crate) fn committed_all(&self) -> Vec<u128> {
         let mut sums = Vec::with_capacity(self.facts.places.len());
         for place in 0..self.facts.places.len() {
             let mut sum = 0;
             for tenant in 0..self.facts.tenants.len() {
                 let guarantee = self.quota_now(tenant, place).0;
-                sum += u128::from(guarantee.max(self.facts.held(tenant, place)));
+                sum += u128::from(guarantee.max(self.facts.charged(tenant, place)));
             }
             sums.push(sum);
         }
@@ -23,16 +23,15 @@ impl Oracle {
     }
 
     /// What would be committed of a place if nothing were cached.
-    pub(crate) fn committed_in_use(&mut self, place: usize) -> u128 {
-        let of = |oracle: &mut Self, tenant| {
-            u128::from(oracle.quota_now(tenant, place).0.max(oracle.held_in_use(tenant, place)))
-        };
-        (0..self.facts.tenants.len()).map(|tenant| of(self, tenant)).sum()
+    pub(crate) fn committed_in_use(&self, place: usize) -> u128 {
+        let in_use =
+            |tenant| u128::from(self.quota_now(tenant, place).0.max(self.charged_in_use(tenant, place)));
+        (0..self.facts.tenants.len()).map(in_use).sum()
     }
 
     /// What the event admitted keeps the limit, and the sum where it had been kept.
-    pub(crate) fn admitted(&mut self) {
-        if self.step.ordered == 0 {
+    pub(crate) fn check_admissions(&mut self) {
+        if self.step.ordered_count == 0 {
             return;
         }
         for (place, after) in self.committed_all().into_iter().enumerate() {
@@ -43,7 +42,7 @@ impl Oracle {
             });
         }
         for (tenant, place) in std::mem::take(&mut self.step.admitted) {
-            let (held, limit) = (self.facts.held(tenant, place), self.quota_now(tenant, place).1);
+            let (held, limit) = (self.facts.charged(tenant, place), self.quota_now(tenant, place).1);
             let name = self.facts.tenants[tenant].clone();
             self.expect(LIMIT, held <= limit, || {
                 format!("{name} was admitted to {held} on place {place}, its limit is {limit}")
@@ -52,7 +51,7 @@ impl Oracle {
     }
 
     /// A batch that was refused for want of room really lacked it, and would have without all that is cached.
-    pub(crate) fn refused_for_room(
+    pub(crate) fn check_refusal_for_room(
         &mut self,
         tenant: usize,
         items: &[AllocationSpec],
@@ -61,17 +60,17 @@ impl Oracle {
     ) {
         // Who stands behind others is refused for what they take, and what is asked of several devices for any of them.
         let on_one = items.windows(2).all(|pair| pair[0].device == pair[1].device);
-        let alone = on_one && self.facts.demands.is_empty() && self.facts.waits.is_empty();
+        let alone = on_one && self.facts.part_waiters.is_empty() && self.facts.waits.is_empty();
         if let Refusal::QuotaLimit { device, tier: Tier::Device, asked, .. }
         | Refusal::DeviceFull { device, tier: Tier::Device, asked, .. } = refusal
             && let Some(place) = self.facts.place_of(device, Tier::Device).filter(|_| alone)
             && !self.facts.extents_ran_out
         {
             let leavable = self.leavable(place, broker);
-            let lacks = self.lacks(tenant, place, asked.get(), &leavable);
+            let shortage = self.shortage(tenant, place, asked.get(), &leavable);
             // What is more than there is never fits.
             let fits = asked.get() <= self.capacity(place);
-            self.expect(ADMISSION, lacks != Wait::Nothing || !fits, || {
+            self.expect(ADMISSION, shortage != Shortage::None || !fits, || {
                 format!("refused though {leavable:?} could leave place {place}: {refusal:?}")
             });
         }
@@ -79,8 +78,8 @@ impl Oracle {
             Refusal::QuotaLimit { device, tier, limit, held, asked, .. } => {
                 let Some(place) = self.facts.place_of(device, *tier) else { return };
                 let is = (limit.get(), held.get());
-                let should = (self.quota_now(tenant, place).1, self.facts.held(tenant, place));
-                let in_use = u128::from(self.held_in_use(tenant, place));
+                let should = (self.quota_now(tenant, place).1, self.facts.charged(tenant, place));
+                let in_use = u128::from(self.charged_in_use(tenant, place));
                 let over = *tier == Tier::Device || in_use + u128::from(asked.get()) > u128::from(is.0);
                 self.expect(LIMIT, is == should && over, || {
                     format!("refused for limit and held {is:?} with {asked} asked; they are {should:?}")
@@ -89,7 +88,7 @@ impl Oracle {
             Refusal::DeviceFull { device, tier, asked, .. } if *tier != Tier::Device => {
                 let Some(place) = self.facts.place_of(device, *tier) else { return };
                 let guarantee = u128::from(self.quota_now(tenant, place).0);
-                let held = u128::from(self.held_in_use(tenant, place));
+                let held = u128::from(self.charged_in_use(tenant, place));
                 let before = self.committed_in_use(place);
                 let with = held + u128::from(asked.get());
                 let after = before - guarantee.max(held) + guarantee.max(with);
@@ -103,42 +102,42 @@ impl Oracle {
     }
 
     /// A change of quotas that is about to be written can be kept.
-    pub(crate) fn quota_is_backed(&mut self, staged: &Book) {
+    pub(crate) fn check_staged_guarantees(&mut self, staged: &QuotaTable) {
         self.learn_tenants();
         for (name, ..) in staged.keys() {
             self.facts.tenant(name);
         }
-        self.facts.quotas.clear();
+        self.facts.quotas.get_mut().clear();
         let before = self.committed_all();
         for (place, before) in before.into_iter().enumerate() {
             let mut after = 0;
             for tenant in 0..self.facts.tenants.len() {
                 let new = self.quota_in(staged, tenant, place).0.max(self.quota_now(tenant, place).0);
-                after += u128::from(new.max(self.facts.held(tenant, place)));
+                after += u128::from(new.max(self.facts.charged(tenant, place)));
             }
             let capacity = u128::from(self.capacity(place));
             self.expect(ADMISSION, after <= capacity || after <= before, || {
                 format!("a quota would commit {after} of {capacity} on place {place}, {before} before")
             });
         }
-        self.facts.quotas.clear();
+        self.facts.quotas.get_mut().clear();
     }
 
     /// A guarantee that was refused could not have been kept.
-    pub(crate) fn refused_guarantee(&mut self, refusal: &Refusal) {
+    pub(crate) fn check_refused_guarantee(&mut self, refusal: &Refusal) {
         let Refusal::GuaranteeUnbacked { tenant, device, tier, guarantee, capacity, committed } = refusal
         else {
             return;
         };
         let Some(place) = self.facts.place_of(device, *tier) else { return };
         let tenant = self.facts.tenant(tenant);
-        let held = self.facts.held(tenant, place);
+        let held = self.facts.charged(tenant, place);
         let own = u128::from(self.quota_now(tenant, place).0.max(held));
         let before = self.committed_all()[place];
         let would = before - own + u128::from(guarantee.get().max(held));
         let should = (u128::from(self.capacity(place)), would);
         let is = (u128::from(capacity.get()), u128::from(committed.get()));
-        let in_use = self.held_in_use(tenant, place);
+        let in_use = self.charged_in_use(tenant, place);
         let own = u128::from(self.quota_now(tenant, place).0.max(in_use));
         let least = self.committed_in_use(place) - own + u128::from(guarantee.get().max(in_use));
         let lacks = least > should.0 && least > self.committed_in_use(place);

@@ -13,7 +13,7 @@ use crate::oracle::{
 };
 
 impl Oracle {
-    pub(crate) fn extent_cached(&mut self, id: ExtentId) {
+    pub(crate) fn check_cached(&mut self, id: ExtentId) {
         let Some(extent) = self.facts.extents.get_mut(&id) else {
             return self.expect(EXTENT_USE, false, || format!("{id} is cached and does not exist"));
         };
@@ -23,7 +23,7 @@ impl Oracle {
         let (all_own, acknowledged) = (extent.sent_to.iter().all(|of| *of == owner), !extent.unacknowledged);
         let (copied, was_sent) = (extent.copied, !extent.sent_to.is_empty());
         // What it is sent as next is its part then, and must be of the same tenant: `extents.rs` checks that.
-        extent.stray = false;
+        extent.detached = false;
         // A discardable part may leave before anybody was sent it: then it is not known here which one had the extent.
         let unknown = extent.part.is_none();
         let backed = extent.part.take().and_then(|part| self.facts.allocations.get(&part.allocation));
@@ -44,40 +44,40 @@ impl Oracle {
         });
         let cached = self.facts.cached.entry((owner, place)).or_default();
         *cached += size;
-        let (cached, most) = (*cached, self.limits.cached_bytes_per_tenant_max.get());
-        self.expect(LIMIT, cached <= most || handed_over, || {
-            format!("{cached} cached for one tenant, at most {most}")
+        let (cached, max) = (*cached, self.limits.cached_bytes_per_tenant_max.get());
+        self.expect(LIMIT, cached <= max || handed_over, || {
+            format!("{cached} cached for one tenant, at most {max}")
         });
-        self.step.touched.push((owner, place));
+        self.step.changed_accounts.push((owner, place));
     }
 
     /// For a new part, or for one that moves there.
-    pub(crate) fn extent_reused(&mut self, id: ExtentId, part: PartRef, broker: &Broker) {
-        self.step.ordered += 1;
+    pub(crate) fn check_reuse(&mut self, id: ExtentId, part: PartRef, broker: &Broker) {
+        self.step.ordered_count += 1;
         let moves = self.facts.allocations.contains_key(&part.allocation);
         if moves {
-            self.batch_is_ordered();
+            self.reserve_batch_backing();
         }
         match moves {
-            true => _ = self.part_begins_to_move(id, part),
-            false => _ = self.memory_is_made(id),
+            true => _ = self.record_move_start(id, part),
+            false => _ = self.record_new_memory(id),
         }
         let Some(extent) = self.facts.extents.get_mut(&id) else {
             return self.expect(EXTENT_USE, false, || format!("{id} is used again and does not exist"));
         };
         let cached = std::mem::replace(&mut extent.phase, ExtentPhase::Live) == ExtentPhase::Cached;
-        extent.recycled = true;
-        (extent.part, extent.stray) = (moves.then_some(part), moves);
+        extent.reused = true;
+        (extent.part, extent.detached) = (moves.then_some(part), moves);
         let (owner, place, size) = (extent.owner, extent.place, extent.size);
         self.expect(RECYCLED, cached, || format!("{id} is used again and was not cached"));
-        self.not_cached(id);
+        self.remove_from_cache(id);
         if !moves {
-            self.lies_above(part, (owner, place, size), broker);
+            self.record_new_part(part, (owner, place, size), broker);
         }
     }
 
     /// What is cached of an extent's tenant is less by it.
-    pub(crate) fn not_cached(&mut self, id: ExtentId) {
+    pub(crate) fn remove_from_cache(&mut self, id: ExtentId) {
         let Some(extent) = self.facts.extents.get(&id) else { return };
         let cached = self.facts.cached.entry((extent.owner, extent.place)).or_default();
         *cached = cached.saturating_sub(extent.size);
@@ -85,7 +85,7 @@ impl Oracle {
     }
 
     /// A request that waited for room is looked at again: whose, if it is a batch that waits indeed.
-    pub(crate) fn room_made(&mut self, tenant: Option<&str>) {
+    pub(crate) fn record_room_made(&mut self, tenant: Option<&str>) {
         let Some(tenant) = tenant.map(|tenant| self.facts.tenant(tenant)) else { return };
         let waits = self.facts.calls.values().any(|call| match &call.asked {
             Asked::Client { session, request: ClientRequest::AllocateBatch { .. }, .. } => {
@@ -94,7 +94,7 @@ impl Oracle {
             _ => false,
         });
         self.expect(EXTENT_USE, waits, || "room was made for a batch that nobody waits for".to_owned());
-        self.step.room_for = Some(tenant);
+        self.step.retried_tenant = Some(tenant);
     }
 
     pub(crate) fn cached(&self, tenant: Tenant, place: usize) -> u64 {
@@ -102,8 +102,8 @@ impl Oracle {
     }
 
     /// What a tenant would hold if it kept nothing cached, and what is on its way to the driver had arrived.
-    pub(crate) fn held_in_use(&self, tenant: Tenant, place: usize) -> u64 {
-        let going = self.facts.going.get(&(tenant, place)).copied().unwrap_or_default();
-        self.facts.held(tenant, place).saturating_sub(self.cached(tenant, place)).saturating_sub(going)
+    pub(crate) fn charged_in_use(&self, tenant: Tenant, place: usize) -> u64 {
+        let going = self.facts.cached_leaving.get(&(tenant, place)).copied().unwrap_or_default();
+        self.facts.charged(tenant, place).saturating_sub(self.cached(tenant, place)).saturating_sub(going)
     }
 }

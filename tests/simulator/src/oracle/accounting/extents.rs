@@ -25,43 +25,43 @@ pub(crate) struct Ordered {
 impl Oracle {
     /// Memory is made for a batch of a session, at once or when there is room, or for a part to move there. Who asked for
     /// the batch pays, or whose the part is.
-    pub(crate) fn extent_ordered(&mut self, ordered: Ordered, broker: &Broker) {
+    pub(crate) fn record_create(&mut self, ordered: Ordered, broker: &Broker) {
         let Ordered { id, device, tier, size, kind } = ordered;
         let made_for = broker.made_for(id);
-        self.is_new_extent(id);
-        self.step.ordered += 1;
+        self.record_extent_id(id);
+        self.step.ordered_count += 1;
         let moves = made_for.filter(|part| self.facts.allocations.contains_key(&part.allocation));
         let new = made_for.filter(|_| moves.is_none());
-        let lazy = new.is_some_and(|part| Self::is_lazy(part, broker));
+        let lazy = new.is_some_and(|part| Self::may_begin_below(part, broker));
         if moves.is_some() {
-            self.batch_is_ordered();
+            self.reserve_batch_backing();
         }
         let stays = Self::is_written_back(id, broker);
         let owner = match moves {
-            Some(part) if stays => self.gets_memory_below(part),
-            Some(part) => self.part_begins_to_move(id, part),
-            None => self.memory_is_made(id),
+            Some(part) if stays => self.payer_of(part),
+            Some(part) => self.record_move_start(id, part),
+            None => self.record_new_memory(id),
         };
         if let Some(part) = moves.filter(|_| tier == Tier::Device) {
-            self.may_come(part);
+            self.check_arrival(part);
         }
-        let leaves = |part: &PartRef| self.lies_above_or_unknown(*part);
+        let leaves = |part: &PartRef| self.may_lie_on_device(*part);
         if let Some(part) = moves.filter(|part| tier != Tier::Device && !stays && leaves(part)) {
-            self.leaves_its_device(part, true, broker);
+            self.record_departure(part, true, broker);
         }
         let place =
             self.facts.place(device, tier).filter(|_| moves.is_some() || tier == Tier::Device || lazy);
         let Some((owner, place)) = owner.zip(place) else {
             return self.expect(EXTENT_USE, false, || format!("{id} is made for nobody, or nowhere"));
         };
-        self.step.touched.push((owner, place));
+        self.step.changed_accounts.push((owner, place));
         if moves.is_none() && tier != Tier::Device {
-            self.is_rightly_below((id, tier), owner, device, size);
+            self.check_made_below((id, tier), owner, device, size);
         }
         if let Some(part) = moves.filter(|_| tier != Tier::Device) {
-            self.needs_memory_below(part, id, tier, broker);
+            self.check_memory_below(part, id, tier, broker);
         }
-        let is_paid = tier != Tier::Device && moves.is_some_and(|part| self.backing_is_made(part, place));
+        let is_paid = tier != Tier::Device && moves.is_some_and(|part| self.record_backing_made(part, place));
         if !is_paid {
             self.facts.balance(owner, place).reserved += size;
             self.step.admitted.push((owner, place));
@@ -72,35 +72,35 @@ impl Oracle {
             owner,
             phase: ExtentPhase::Creating,
             part: moves,
-            stray: moves.is_some(),
+            detached: moves.is_some(),
             copied: false,
             sent_to: Vec::new(),
             mappers: Default::default(),
             being_read: false,
             written_back: false,
             unacknowledged: false,
-            recycled: false,
+            reused: false,
             unwritten: tier == Tier::Disk,
             debts: Vec::new(),
             in_file: false,
         };
         self.facts.extents.insert(id, extent);
         if let Some(part) = moves.filter(|_| stays) {
-            self.keeps(part, id);
+            self.keep_as_backing(part, id);
         }
-        if moves.is_none() && tier == Tier::Device && self.step.room_for.is_none() {
-            let in_use = self.held_in_use(owner, place);
+        if moves.is_none() && tier == Tier::Device && self.step.retried_tenant.is_none() {
+            let in_use = self.charged_in_use(owner, place);
             self.step.made_at_once.insert((owner, place), in_use);
         }
         if let Some(part) = new.filter(|_| kind == Kind::Movable && tier == Tier::Device) {
-            self.lies_above(part, (owner, device, size), broker);
+            self.record_new_part(part, (owner, device, size), broker);
         }
     }
 
     /// Whose batch it is that new memory is made for.
-    pub(crate) fn memory_is_made(&mut self, id: ExtentId) -> Option<Tenant> {
-        self.takes_new(id);
-        self.step.created += 1;
+    pub(crate) fn record_new_memory(&mut self, id: ExtentId) -> Option<Tenant> {
+        self.expect_not_draining(id);
+        self.step.created_count += 1;
         let session = match &self.step.call {
             Some((_, call)) => match &call.asked {
                 Asked::Client { session, request: ClientRequest::AllocateBatch { .. }, .. }
@@ -110,14 +110,14 @@ impl Oracle {
             None => None,
         };
         let asked_by = session.and_then(|session| self.facts.sessions.get(&session)).map(|it| it.tenant);
-        self.step.room_for.or(asked_by)
+        self.step.retried_tenant.or(asked_by)
     }
 
-    pub(crate) fn extent_sent(&mut self, session: SessionId, tenant: usize, sent: &MapPart) {
+    pub(crate) fn check_sent_extent(&mut self, session: SessionId, tenant: usize, sent: &MapPart) {
         let (id, part) = (sent.extent, sent.part);
         let allocation = self.facts.allocations.get(&part.allocation);
         let owner = allocation.map(|allocation| allocation.tenant);
-        let was_lost = self.facts.losses.contains_key(&part);
+        let was_lost = self.facts.drop_counts.contains_key(&part);
         let takes_old = allocation.is_some_and(|allocation| allocation.uninitialized) || was_lost;
         let Some(extent) = self.facts.extents.get_mut(&id) else {
             return self
@@ -130,7 +130,7 @@ impl Oracle {
         let first = *extent.part.get_or_insert(part);
         let (live, same) = (extent.phase == ExtentPhase::Live, first == part);
         let copied = extent.copied;
-        let zero = !extent.recycled;
+        let zero = !extent.reused;
         let (its, fits) = (extent.owner, extent.size == sent.size.get());
         self.expect(EXTENT_USE, live, || format!("{id} is sent to {session} and is not there"));
         self.expect(COPIES, !copied, || format!("{id} is sent to {session} while it is copied"));
@@ -146,7 +146,7 @@ impl Oracle {
         }
     }
 
-    pub(crate) fn extent_released(&mut self, id: ExtentId) {
+    pub(crate) fn check_release(&mut self, id: ExtentId) {
         let Some(extent) = self.facts.extents.get_mut(&id) else {
             return self.expect(EXTENT_USE, false, || format!("{id} is released and does not exist"));
         };
@@ -157,11 +157,11 @@ impl Oracle {
         let (account, size) = ((extent.owner, extent.place), extent.size);
         if before == ExtentPhase::Cached {
             extent.phase = ExtentPhase::GivenUp;
-            *self.facts.going.entry(account).or_default() += size;
-            self.not_cached(id);
-            self.step.touched.push(account);
+            *self.facts.cached_leaving.entry(account).or_default() += size;
+            self.remove_from_cache(id);
+            self.step.changed_accounts.push(account);
         }
-        self.is_not_backing(id);
+        self.expect_not_backing(id);
         self.facts.moves.remove(&id);
         self.expect(COPIES, !copied, || format!("{id} is released while it is copied"));
         self.expect(EXTENT_USE, live, || format!("{id} is released and was not there"));
@@ -169,7 +169,7 @@ impl Oracle {
         self.expect(EXTENT_USE, !read, || format!("{id} is released and being read"));
     }
 
-    pub(crate) fn extents_read(&mut self, allocation: AllocationId, spans: &[DigestSpan]) {
+    pub(crate) fn record_digest_read(&mut self, allocation: AllocationId, spans: &[DigestSpan]) {
         let ids: Vec<_> = spans.iter().map(|span| span.extent).collect();
         for id in &ids {
             let extent = self.facts.extents.get_mut(id);

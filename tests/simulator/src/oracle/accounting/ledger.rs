@@ -5,15 +5,15 @@ use vramd_types::{GRANULARITY, Quantity};
 
 use crate::oracle::{
     Oracle,
-    facts::{Book, Tenant},
+    facts::{QuotaTable, Tenant},
 };
 
 /// Looks at a device until those are tried for whom its driver had no memory, and nothing leaves: one may be under way, one says who
 /// holds it, and with one more they are tried.
-pub(crate) const LOOKS: u8 = 3;
+pub(crate) const SURVEYS: u8 = 3;
 
 /// Bytes of a quantity of a place's share, by the book of rules rather than by the core's code.
-fn of(quantity: Quantity, share: u64) -> u64 {
+fn bytes_of(quantity: Quantity, share: u64) -> u64 {
     match quantity {
         Quantity::Bytes(bytes) => bytes.get(),
         Quantity::Percent(percent) => {
@@ -24,7 +24,7 @@ fn of(quantity: Quantity, share: u64) -> u64 {
 
 impl Oracle {
     /// Guarantee and limit of a tenant in a place by one book: its own row, the row of all devices, or the default.
-    pub(crate) fn quota_in(&self, book: &Book, tenant: Tenant, place: usize) -> (u64, u64) {
+    pub(crate) fn quota_in(&self, book: &QuotaTable, tenant: Tenant, place: usize) -> (u64, u64) {
         let facts = &self.facts.places[place];
         if facts.in_files {
             return (0, 0);
@@ -32,39 +32,39 @@ impl Oracle {
         let name = &self.facts.tenants[tenant];
         let row = |device: &str| book.get(&(name.clone(), device.to_owned(), facts.tier));
         let (guarantee, limit) = match row(&facts.uuid).or_else(|| row("*")) {
-            Some((guarantee, limit)) => (of(*guarantee, facts.share), of(*limit, facts.share)),
+            Some((guarantee, limit)) => (bytes_of(*guarantee, facts.share), bytes_of(*limit, facts.share)),
             None => {
                 let limit = match facts.tier {
                     Tier::Device => self.default_limit,
                     Tier::Host => self.default_host_limit,
                     Tier::Disk => self.default_disk_limit,
                 };
-                (0, of(limit, facts.share))
+                (0, bytes_of(limit, facts.share))
             }
         };
         (guarantee, limit)
     }
 
     /// What holds now: while a change is being written, the larger of both guarantees.
-    pub(crate) fn quota_now(&mut self, tenant: Tenant, place: usize) -> (u64, u64) {
-        if let Some(known) = self.facts.quotas.get(&(tenant, place)) {
+    pub(crate) fn quota_now(&self, tenant: Tenant, place: usize) -> (u64, u64) {
+        if let Some(known) = self.facts.quotas.borrow().get(&(tenant, place)) {
             return *known;
         }
-        let (mut guarantee, limit) = self.quota_in(&self.facts.book, tenant, place);
+        let (mut guarantee, limit) = self.quota_in(&self.facts.quotas_in_force, tenant, place);
         if let Some(staged) = &self.facts.staged {
             guarantee = guarantee.max(self.quota_in(staged, tenant, place).0);
         }
-        self.facts.quotas.insert((tenant, place), (guarantee, limit));
+        self.facts.quotas.borrow_mut().insert((tenant, place), (guarantee, limit));
         (guarantee, limit)
     }
 
     pub(crate) fn capacity(&self, place: usize) -> u64 {
-        let usual = self.usual_capacity(place);
-        self.facts.places[place].at_most.map_or(usual, |most| usual.min(most))
+        let usual = self.capacity_without_shortage(place);
+        self.facts.places[place].available_max.map_or(usual, |max| usual.min(max))
     }
 
     /// Whatever the driver had not.
-    pub(crate) fn usual_capacity(&self, place: usize) -> u64 {
+    pub(crate) fn capacity_without_shortage(&self, place: usize) -> u64 {
         let facts = &self.facts.places[place];
         let contexts = facts.context * (facts.contexts.max(self.sessions_reserved) + 1);
         let share = facts.share.saturating_sub(facts.unbrokered).saturating_sub(contexts);
@@ -72,13 +72,13 @@ impl Oracle {
     }
 
     /// A device had not so much more, whatever its books say: so there is less of it than what is held and that.
-    pub(crate) fn ran_out(&mut self, place: usize, size: u64) {
+    pub(crate) fn record_out_of_memory(&mut self, place: usize, size: u64) {
         if self.facts.places[place].tier == Tier::Device {
-            let most = self.held_by_all(place).0 + size - GRANULARITY.get();
+            let max = self.charged_to_all(place).0 + size - GRANULARITY.get();
             let facts = &mut self.facts.places[place];
-            facts.at_most = Some(facts.at_most.map_or(most, |before| before.min(most)));
-            facts.looks_too_early = facts.looking;
-            facts.looks_left = LOOKS;
+            facts.available_max = Some(facts.available_max.map_or(max, |before| before.min(max)));
+            facts.survey_outdated = facts.surveying;
+            facts.surveys_left = SURVEYS;
         }
     }
 
@@ -97,7 +97,7 @@ impl Oracle {
         let balance = self.facts.balances.get(&(tenant, place)).copied().unwrap_or_default();
         let (guarantee, limit) = self.quota_now(tenant, place);
         let cached = self.cached(tenant, place);
-        let should = [balance.held(), balance.reserved, balance.unreturned, cached, guarantee, limit];
+        let should = [balance.charged(), balance.reserved, balance.unreturned, cached, guarantee, limit];
         let is = view
             .in_force
             .map(|it| [it.charged, it.reserved, it.unreturned, it.cached, it.guarantee, it.limit]);
@@ -116,7 +116,7 @@ impl Oracle {
         let committed = self.committed_all();
         for view in broker.devices() {
             let Some(place) = self.facts.place_of(&view.uuid, Tier::Device) else { continue };
-            let (held, unreturned) = self.held_by_all(place);
+            let (held, unreturned) = self.charged_to_all(place);
             let capacity = self.capacity(place);
             let committed = u64::try_from(committed[place]).unwrap_or(u64::MAX);
             let should = [held, unreturned, capacity, committed, committed.saturating_sub(capacity)];
@@ -130,7 +130,7 @@ impl Oracle {
             });
             for (tier, shown) in [(Tier::Host, view.host), (Tier::Disk, view.disk)] {
                 let below = self.facts.place_of(&view.uuid, tier);
-                let should = below.map(|place| [self.capacity(place), self.held_by_all(place).0]);
+                let should = below.map(|place| [self.capacity(place), self.charged_to_all(place).0]);
                 let is = shown.map(|shown| [shown.capacity.get(), shown.charged.get()]);
                 self.expect(LEDGER_ORACLE, is == should, || {
                     format!("{tier} of {}: capacity and held are {is:?}, not {should:?}", view.uuid)
@@ -145,13 +145,13 @@ impl Oracle {
     }
 
     /// What all tenants hold in a place, and what of that is unreturned.
-    fn held_by_all(&self, place: usize) -> (u64, u64) {
+    fn charged_to_all(&self, place: usize) -> (u64, u64) {
         let balances = self.facts.balances.iter().filter(|((_, of), _)| *of == place);
-        let sums = balances.map(|(_, balance)| (balance.held(), balance.unreturned));
+        let sums = balances.map(|(_, balance)| (balance.charged(), balance.unreturned));
         sums.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
-    pub fn quotas_listed(&mut self, rows: &[QuotaView]) {
+    pub fn check_quota_list(&mut self, rows: &[QuotaView]) {
         for row in rows.iter().filter(|row| row.in_force.is_some()) {
             let tenant = self.facts.tenant(&row.tenant);
             if let Some(place) = self.facts.place_of(&row.device, row.tier) {
@@ -160,7 +160,7 @@ impl Oracle {
         }
     }
 
-    pub fn sessions_listed(&mut self, rows: &[SessionView]) {
+    pub fn check_session_list(&mut self, rows: &[SessionView]) {
         let live = self.facts.sessions.values().filter(|session| !session.gone).count();
         self.expect(LEDGER_ORACLE, live == rows.len(), || format!("{} sessions, not {live}", rows.len()));
         for row in rows {
@@ -175,7 +175,8 @@ impl Oracle {
 
     /// Whoever has a quota counts, heard of or not.
     pub(crate) fn learn_tenants(&mut self) {
-        let books = self.facts.book.keys().chain(self.facts.staged.iter().flat_map(|book| book.keys()));
+        let books =
+            self.facts.quotas_in_force.keys().chain(self.facts.staged.iter().flat_map(|book| book.keys()));
         let names: Vec<_> = books.map(|(tenant, ..)| tenant.clone()).collect();
         names.iter().for_each(|name| _ = self.facts.tenant(name));
     }

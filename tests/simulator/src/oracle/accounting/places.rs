@@ -28,10 +28,10 @@ fn place(device: &DeviceConfig, tier: Tier, share: Bytes) -> PlaceFacts {
         context: 0,
         unbrokered: 0,
         contexts: 0,
-        at_most: None,
-        looking: false,
-        looks_too_early: false,
-        looks_left: 0,
+        available_max: None,
+        surveying: false,
+        survey_outdated: false,
+        surveys_left: 0,
         in_files: false,
     }
 }

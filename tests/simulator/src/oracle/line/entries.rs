@@ -10,7 +10,7 @@ use vramd_types::SessionId;
 
 use crate::oracle::{
     Oracle,
-    accounting::ledger::LOOKS,
+    accounting::ledger::SURVEYS,
     facts::{Asked, Call, Rests},
 };
 
@@ -20,37 +20,37 @@ const TRIES: u32 = 4;
 impl Oracle {
     /// A batch that was being made and waits after this event found no memory.
     pub(crate) fn learn_failed_batches(&mut self, broker: &Broker) {
-        let waits = broker.waits().into_iter().filter(|_| self.step.made);
+        let waits = broker.waits().into_iter().filter(|_| self.step.create_ended);
         let new = waits.filter(|wait| !self.facts.waits.contains_key(&wait.id));
         let batches = new.filter(|wait| matches!(wait.waiter, WaiterView::Batch { .. }));
         for wait in batches.collect::<Vec<_>>() {
             if let Some(place) = self.facts.place_of(&wait.device, Tier::Device) {
-                self.facts.places[place].looks_left = LOOKS;
+                self.facts.places[place].surveys_left = SURVEYS;
             }
             let until = self.facts.now.after(self.limits.survey_interval);
-            let failed = self.facts.failed.entry(asked_by(&wait)).or_default();
+            let failed = self.facts.failed_batches.entry(batch_key(&wait)).or_default();
             failed.times += 1;
             if failed.times >= TRIES {
-                failed.rests = Some(Rests { until, looks_left: LOOKS });
+                failed.rests = Some(Rests { until, surveys_left: SURVEYS });
             }
         }
     }
 
     /// A device was looked at: who has rested for that long may be tried again.
-    pub(crate) fn learn_who_has_rested(&mut self) {
+    pub(crate) fn end_rests(&mut self) {
         let now = self.facts.now;
-        for failed in self.facts.failed.values_mut() {
+        for failed in self.facts.failed_batches.values_mut() {
             let Some(rests) = failed.rests.as_mut().filter(|rests| rests.until <= now) else { continue };
-            rests.looks_left -= 1;
-            if rests.looks_left == 0 {
+            rests.surveys_left -= 1;
+            if rests.surveys_left == 0 {
                 failed.rests = None;
             }
         }
     }
 
     /// Whether the batch was tried so often that it waits, whatever leaves.
-    pub(crate) fn rests(&self, wait: &WaitView) -> bool {
-        self.facts.failed.get(&asked_by(wait)).is_some_and(|failed| failed.rests.is_some())
+    pub(crate) fn is_resting(&self, wait: &WaitView) -> bool {
+        self.facts.failed_batches.get(&batch_key(wait)).is_some_and(|failed| failed.rests.is_some())
     }
 
     /// Whether an operator has somebody wait no more at this moment.
@@ -60,7 +60,7 @@ impl Oracle {
     }
 
     /// Who was to be sent the part keeps it, and is not to be sent it any more.
-    pub(crate) fn wait_cancelled(&mut self, id: u64) {
+    pub(crate) fn record_cancelled_wait(&mut self, id: u64) {
         let Some(WaitView { waiter: WaiterView::Part { part, .. }, .. }) = self.facts.waits.get(&id) else {
             return;
         };
@@ -73,7 +73,7 @@ impl Oracle {
     }
 
     /// A batch that stood in the line was refused for want of room: not before its time.
-    pub(crate) fn refused_in_time(
+    pub(crate) fn check_refusal_time(
         &mut self,
         id: CallId,
         call: &Call,
@@ -87,7 +87,7 @@ impl Oracle {
             matches!(it.waiter, WaiterView::Batch { session, items: count } if session == *by && count == items.len())
         });
         // A change of quotas may have made it hopeless.
-        let changed = self.step.made || self.step.quotas_changed;
+        let changed = self.step.create_ended || self.step.quotas_changed;
         let judged = stood && !call.joined && *tier == Tier::Device && !changed;
         let early = judged && call.at.after(wait) > self.facts.now;
         self.expect(DEMANDS, !early, || format!("{id:?} came at {:?}, waits {wait:?}: {refusal:?}", call.at));
@@ -95,7 +95,7 @@ impl Oracle {
 }
 
 /// Who asked for a batch, and until when: it is the same with each try, where its place in the line is not.
-fn asked_by(wait: &WaitView) -> (Option<SessionId>, Option<Time>) {
+fn batch_key(wait: &WaitView) -> (Option<SessionId>, Option<Time>) {
     let session = match wait.waiter {
         WaiterView::Batch { session, .. } => Some(session),
         WaiterView::Part { .. } => None,

@@ -13,24 +13,24 @@ use crate::oracle::{
 
 impl Oracle {
     /// Who has just asked is judged; and everybody who waits when a quota has changed.
-    pub(crate) fn nobody_waits_for_ever(&mut self) {
+    pub(crate) fn check_pin_feasibility(&mut self) {
         let (now, all) = (self.facts.clock, self.step.quotas_changed);
-        let served = self.facts.sessions.iter().filter(|(_, session)| self.is_served(session));
+        let served = self.facts.sessions.iter().filter(|(_, session)| self.is_reachable(session));
         let calls =
             served.flat_map(|(id, session)| session.pin_calls.iter().map(move |(at, call)| (*id, *at, call)));
-        let judged = calls.filter(|(.., call)| !call.answered && (all || call.came == now));
+        let judged = calls.filter(|(.., call)| !call.answered && (all || call.arrived == now));
         let judged: Vec<_> = judged.map(|(id, at, call)| ((id, at), call.parts.clone())).collect();
         for (call, parts) in judged {
-            let can = self.could_be_together(&parts);
+            let can = self.fit_together(&parts);
             self.expect(DEMANDS, can, || format!("{call:?} waits for what can never be: {parts:?}"));
         }
     }
 
     /// Nor does a batch that has just come, whichever of its devices it is short on. What is unheld may begin below.
-    pub(crate) fn no_batch_waits_for_ever(&mut self, broker: &Broker) {
+    pub(crate) fn check_batch_feasibility(&mut self, broker: &Broker) {
         let now = self.facts.clock;
-        let came = self.facts.calls.values().filter(|call| call.came == now && !call.joined);
-        let batches = came.filter_map(|call| match &call.asked {
+        let arrived = self.facts.calls.values().filter(|call| call.arrived == now && !call.joined);
+        let batches = arrived.filter_map(|call| match &call.asked {
             Asked::Client { session, request: ClientRequest::AllocateBatch { items, .. }, .. } => {
                 Some((*session, items.clone()))
             }
@@ -58,7 +58,7 @@ impl Oracle {
             // Where there is room for it now, it may be more than there will ever be again: a capacity that has shrunk below what is
             // guaranteed.
             let fits = |(device, bytes): (usize, u64)| {
-                self.fit_on(device, &BTreeMap::from([(tenant, bytes)]))
+                self.fits_on(device, &BTreeMap::from([(tenant, bytes)]))
                     || self.would_admit(tenant, device, bytes)
             };
             let can = asked.into_iter().all(fits);
@@ -67,14 +67,14 @@ impl Oracle {
     }
 
     /// Who attaches what is not all on its device is sent all of it, if that can be there.
-    pub(crate) fn attaches_what_can_be(&mut self, id: AllocationId, new: &[PartRef]) {
-        if self.facts.parts_of(id).any(|part| self.lies_elsewhere(part)) {
-            let can = self.could_be_together(new);
+    pub(crate) fn check_attach_feasibility(&mut self, id: AllocationId, new: &[PartRef]) {
+        if self.facts.parts_of(id).any(|part| self.is_off_device(part)) {
+            let can = self.fit_together(new);
             self.expect(DEMANDS, can, || format!("{id} is attached, and {new:?} can never be on its device"));
         }
     }
 
-    fn could_be_together(&mut self, parts: &[PartRef]) -> bool {
+    fn fit_together(&self, parts: &[PartRef]) -> bool {
         let mut asked: BTreeMap<usize, BTreeMap<Tenant, u64>> = BTreeMap::new();
         for part in parts.iter().filter(|part| !self.may_stay_in_place(**part)) {
             let allocation = self.facts.allocations.get(&part.allocation);
@@ -82,16 +82,16 @@ impl Oracle {
                 *asked.entry(allocation.device).or_default().entry(allocation.tenant).or_default() += size;
             }
         }
-        asked.into_iter().all(|(device, of)| self.fit_on(device, &of))
+        asked.into_iter().all(|(device, of)| self.fits_on(device, &of))
     }
 
-    fn fit_on(&mut self, device: usize, asked: &BTreeMap<Tenant, u64>) -> bool {
-        let capacity = u128::from(self.usual_capacity(device));
+    fn fits_on(&self, device: usize, asked: &BTreeMap<Tenant, u64>) -> bool {
+        let capacity = u128::from(self.capacity_without_shortage(device));
         let (mut with, mut is_own) = (0, true);
         for tenant in 0..self.facts.tenants.len() {
             // What is about to be written since this event began is judged when it is.
             let (guarantee, limit) = match self.step.quotas_changed {
-                true => self.quota_in(&self.facts.book, tenant, device),
+                true => self.quota_in(&self.facts.quotas_in_force, tenant, device),
                 false => self.quota_now(tenant, device),
             };
             let asked = asked.get(&tenant).copied().unwrap_or_default();

@@ -7,105 +7,106 @@ use broker_core::{Broker, PartRef, Tier, WaitView, WaiterView, invariants::DEMAN
 
 use crate::oracle::{
     Oracle,
-    facts::{BackingFacts, ExtentFacts, ExtentPhase, Hold, SessionFacts, Tenant},
+    facts::{BackingFacts, ExtentFacts, ExtentPhase, MapPhase, SessionFacts, Tenant},
 };
 
 /// Why somebody waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wait {
+pub(crate) enum Shortage {
     /// Its tenant is at its limit.
     Limit,
     /// The device is full.
     Full,
-    Nothing,
+    None,
 }
 
 /// What could leave a device, by tenant.
 pub(crate) type Leavable = BTreeMap<Tenant, u64>;
 
 #[derive(Clone, Copy, Debug)]
-struct Why {
+struct WaitReason {
     device: usize,
     tenant: Tenant,
     /// It would be within what is guaranteed to its tenant.
     guaranteed: bool,
     /// It would be above its tenant's limit, as things are.
     at_limit: bool,
-    wait: Wait,
+    shortage: Shortage,
     /// The device may be full for it: it is at its limit only if nothing of its own leaves but what is certain to.
     may_be_full: bool,
 }
 
 impl Oracle {
-    pub(crate) fn nobody_is_kept_waiting(&mut self, broker: &Broker) {
-        self.nobody_is_overtaken();
+    pub(crate) fn check_waiters(&mut self, broker: &Broker) {
+        self.check_overtaking();
         let mut wanted: BTreeSet<_> = self.wanted(broker).into_iter().collect();
         // Who waits for these may stand before others.
-        let lingers = wanted.iter().any(|part| self.facts.lingering.contains(part));
-        wanted.retain(|part| self.lies_elsewhere(*part));
-        self.facts.demands.retain(|part, _| wanted.contains(part));
+        let lingers = wanted.iter().any(|part| self.facts.in_place_to_unmap.contains(part));
+        wanted.retain(|part| self.is_off_device(*part));
+        self.facts.part_waiters.retain(|part, _| wanted.contains(part));
         for part in wanted {
             let since = self.wanted_since(part);
-            self.facts.demands.entry(part).or_insert(since);
+            self.facts.part_waiters.entry(part).or_insert(since);
         }
         self.facts.extents_ran_out |= self.facts.extents.len() >= self.limits.extents_max;
         let line = broker.waits();
-        if (self.facts.demands.is_empty() && line.is_empty()) || self.facts.extents_ran_out || lingers {
+        if (self.facts.part_waiters.is_empty() && line.is_empty()) || self.facts.extents_ran_out || lingers {
             return;
         }
         let leavable: Vec<_> =
             (0..self.facts.places.len()).map(|device| self.leavable(device, broker)).collect();
-        let at_most: Vec<_> =
-            (0..self.facts.places.len()).map(|device| self.leavable_at_most(device, broker)).collect();
-        let demands: Vec<_> = self.facts.demands.iter().map(|(part, since)| (*part, *since)).collect();
-        let each: Vec<_> = demands
+        let leavable_max: Vec<_> =
+            (0..self.facts.places.len()).map(|device| self.leavable_max(device, broker)).collect();
+        let waiters: Vec<_> = self.facts.part_waiters.iter().map(|(part, since)| (*part, *since)).collect();
+        let each: Vec<_> = waiters
             .into_iter()
-            .map(|(part, since)| (part, since, self.why(part, &leavable, &at_most)))
+            .map(|(part, since)| (part, since, self.wait_reason(part, &leavable, &leavable_max)))
             .collect();
-        for (part, since, why) in &each {
+        for (part, since, reason) in &each {
             // Nobody overtakes on a full device, but for what is guaranteed; and no tenant overtakes itself.
-            let before = |other: &&(PartRef, u64, Why)| {
-                let full = other.2.wait == Wait::Full || other.2.may_be_full;
-                let waits = other.2.wait != Wait::Nothing;
+            let before = |other: &&(PartRef, u64, WaitReason)| {
+                let full = other.2.shortage == Shortage::Full || other.2.may_be_full;
+                let waits = other.2.shortage != Shortage::None;
                 let limit = waits && other.2.at_limit;
-                let same = other.2.device == why.device;
+                let same = other.2.device == reason.device;
                 other.1 <= *since
                     && same
-                    && ((full && !why.guaranteed) || (limit && other.2.tenant == why.tenant))
+                    && ((full && !reason.guaranteed) || (limit && other.2.tenant == reason.tenant))
             };
-            let ran_out = self.facts.places[why.device].looks_left > 0;
-            let excused = ran_out || self.facts.unlucky.contains(part) || is_behind_batch(*part, &line);
-            let kept = why.wait == Wait::Nothing && !excused && !each.iter().any(|other| before(&other));
+            let ran_out = self.facts.places[reason.device].surveys_left > 0;
+            let excused = ran_out || self.facts.failed_parts.contains(part) || is_behind_batch(*part, &line);
+            let kept =
+                reason.shortage == Shortage::None && !excused && !each.iter().any(|other| before(&other));
             self.expect(DEMANDS, !kept, || {
                 format!("{part:?} is wanted since event {since}, and there is room: {each:?}, {leavable:?}")
             });
         }
-        self.first_batch_waits_rightly(&line, &leavable);
+        self.check_first_batch(&line, &leavable);
     }
 
     /// Whether the session can be sent what it wants.
-    pub(crate) fn is_served(&self, session: &SessionFacts) -> bool {
+    pub(crate) fn is_reachable(&self, session: &SessionFacts) -> bool {
         !(session.gone || session.ending) && self.facts.is_heard(session)
     }
 
     /// Since which event somebody wants it: all parts of a set came at once.
     fn wanted_since(&self, part: PartRef) -> u64 {
-        let heard = self.facts.sessions.values().filter(|session| self.is_served(session));
+        let heard = self.facts.sessions.values().filter(|session| self.is_reachable(session));
         let calls = heard.flat_map(|session| session.pin_calls.values());
-        let lacking = calls.filter(|call| !call.answered && call.parts.contains(&part));
-        lacking.map(|call| call.came).min().unwrap_or(self.facts.clock)
+        let waiting = calls.filter(|call| !call.answered && call.parts.contains(&part));
+        waiting.map(|call| call.arrived).min().unwrap_or(self.facts.clock)
     }
 
     /// Parts that sessions lack that can be sent to: of pin calls, and those that they are to be sent anyhow.
     pub(crate) fn wanted(&self, broker: &Broker) -> Vec<PartRef> {
         let mut wanted = Vec::new();
         for session in self.facts.sessions.values() {
-            if !self.is_served(session) {
+            if !self.is_reachable(session) {
                 continue;
             }
             let waiting = session.pin_calls.values().filter(|call| !call.answered);
-            let lacking = waiting.flat_map(|call| &call.parts).filter(|part| session.away.contains(part));
-            wanted.extend(lacking.copied());
+            let away = waiting.flat_map(|call| &call.parts).filter(|part| session.away.contains(part));
+            wanted.extend(away.copied());
             let owed = session.owed.iter().filter(|part| Self::is_to_be_mapped(**part, broker));
             wanted.extend(owed.copied());
         }
@@ -113,49 +114,57 @@ impl Oracle {
     }
 
     /// Whether the part lies in another tier, and does not move.
-    pub(crate) fn lies_elsewhere(&self, part: PartRef) -> bool {
+    pub(crate) fn is_off_device(&self, part: PartRef) -> bool {
         self.tier_of(part).is_some_and(|tier| tier != Tier::Device)
             && !self.may_move(part)
             && !self.is_in_place(part)
     }
 
     /// The same, or it is not known whether somebody is to be sent it where it lies.
-    pub(crate) fn may_lie_elsewhere(&self, part: PartRef) -> bool {
-        self.lies_elsewhere(part) || self.facts.lingering.contains(&part)
+    pub(crate) fn may_be_off_device(&self, part: PartRef) -> bool {
+        self.is_off_device(part) || self.facts.in_place_to_unmap.contains(&part)
     }
 
     /// Of what a part is short that would come to its device, and what that is. What is on its way to the driver will be room.
-    fn why(&mut self, part: PartRef, leavable: &[Leavable], at_most: &[Leavable]) -> Why {
+    fn wait_reason(&self, part: PartRef, leavable: &[Leavable], leavable_max: &[Leavable]) -> WaitReason {
         let allocation = self.facts.allocations.get(&part.allocation);
         let Some((allocation, size)) = allocation.zip(self.size_of(part)) else {
             let (tenant, guaranteed, at_limit) = (Tenant::default(), false, false);
-            return Why { device: 0, tenant, guaranteed, at_limit, wait: Wait::Full, may_be_full: true };
+            return WaitReason {
+                device: 0,
+                tenant,
+                guaranteed,
+                at_limit,
+                shortage: Shortage::Full,
+                may_be_full: true,
+            };
         };
         let (tenant, device) = (allocation.tenant, allocation.device);
         let (guarantee, limit) = self.quota_now(tenant, device);
-        let at_limit = self.facts.held(tenant, device) + size > limit;
-        let guaranteed = self.held_in_use(tenant, device) + size <= guarantee;
-        let wait = match self.something_leaves(device) {
-            true => Wait::Full,
-            false => self.lacks(tenant, device, size, &leavable[device]),
+        let at_limit = self.facts.charged(tenant, device) + size > limit;
+        let guaranteed = self.charged_in_use(tenant, device) + size <= guarantee;
+        let shortage = match self.is_something_leaving(device) {
+            true => Shortage::Full,
+            false => self.shortage(tenant, device, size, &leavable[device]),
         };
         // If more of its own could leave than is certain it would be within its limit, and short of room like anybody: if not all of
         // that does, for all that is known here.
         let mut own_leaves = leavable[device].clone();
-        own_leaves.extend(at_most[device].get(&tenant).map(|bytes| (tenant, *bytes)));
-        let may_be_full = wait == Wait::Limit && self.lacks(tenant, device, size, &own_leaves) != Wait::Limit;
-        Why { device, tenant, guaranteed, at_limit, wait, may_be_full }
+        own_leaves.extend(leavable_max[device].get(&tenant).map(|bytes| (tenant, *bytes)));
+        let may_be_full = shortage == Shortage::Limit
+            && self.shortage(tenant, device, size, &own_leaves) != Shortage::Limit;
+        WaitReason { device, tenant, guaranteed, at_limit, shortage, may_be_full }
     }
 
     /// Of what a tenant is short that wants so much more, even without what is cached and what could leave.
-    pub(crate) fn lacks(&mut self, tenant: Tenant, device: usize, size: u64, leavable: &Leavable) -> Wait {
+    pub(crate) fn shortage(&self, tenant: Tenant, device: usize, size: u64, leavable: &Leavable) -> Shortage {
         let in_use = |oracle: &Self, of: Tenant| {
             let leaves = leavable.get(&of).copied().unwrap_or_default();
-            u128::from(oracle.held_in_use(of, device).saturating_sub(leaves))
+            u128::from(oracle.charged_in_use(of, device).saturating_sub(leaves))
         };
         let size = u128::from(size);
         if in_use(self, tenant) + size > u128::from(self.quota_now(tenant, device).1) {
-            return Wait::Limit;
+            return Shortage::Limit;
         }
         let (mut before, mut after) = (0, 0);
         for of in 0..self.facts.tenants.len() {
@@ -164,13 +173,13 @@ impl Oracle {
             after += guarantee.max(if of == tenant { held + size } else { held });
         }
         match after > u128::from(self.capacity(device)) && after > before {
-            true => Wait::Full,
-            false => Wait::Nothing,
+            true => Shortage::Full,
+            false => Shortage::None,
         }
     }
 
     /// Whether something is on its way out of a device, or may be.
-    fn something_leaves(&self, device: usize) -> bool {
+    fn is_something_leaving(&self, device: usize) -> bool {
         let released = |it: &ExtentFacts| {
             it.place == device && matches!(it.phase, ExtentPhase::Releasing | ExtentPhase::GivenUp)
         };
@@ -181,7 +190,7 @@ impl Oracle {
             BackingFacts::Kept(id) => {
                 self.facts.extents.get(id).is_some_and(|it| it.phase == ExtentPhase::Creating)
             }
-            BackingFacts::Reserved { .. } | BackingFacts::Needless => false,
+            BackingFacts::Reserved { .. } | BackingFacts::Unneeded => false,
         };
         self.facts.extents.values().any(released)
             || self.facts.departing.iter().any(on_device)
@@ -194,11 +203,11 @@ impl Oracle {
 
     /// What nobody uses on a device, for certain, and what has room below.
     pub(crate) fn leavable(&self, device: usize, broker: &Broker) -> Leavable {
-        self.leavable_of(device, broker, |part| self.is_used_by_nobody(part) && !self.is_waited_for(part))
+        self.leavable_of(device, broker, |part| self.is_unused(part) && !self.has_waiting_pin(part))
     }
 
     /// And what may be used by nobody, for all that is known here.
-    fn leavable_at_most(&self, device: usize, broker: &Broker) -> Leavable {
+    fn leavable_max(&self, device: usize, broker: &Broker) -> Leavable {
         self.leavable_of(device, broker, |_| true)
     }
 
@@ -206,7 +215,7 @@ impl Oracle {
         let mut leavable = Leavable::new();
         let mut open = BTreeMap::new();
         for part in self.facts.backings.keys().copied() {
-            let Some((tenant, _, size)) = self.lies_on(part).filter(|(_, on, _)| *on == device) else {
+            let Some((tenant, _, size)) = self.resident(part).filter(|(_, on, _)| *on == device) else {
                 continue;
             };
             let leaves = leaves(part)
@@ -218,16 +227,16 @@ impl Oracle {
         leavable
     }
 
-    fn is_used_by_nobody(&self, part: PartRef) -> bool {
-        let stands = !self.may_move(part)
+    fn is_unused(&self, part: PartRef) -> bool {
+        let is_settled = !self.may_move(part)
             && !self.is_being_evicted(part)
             && !self.is_being_revoked(part)
             && !self.facts.fences.contains_key(&part)
-            && !self.facts.held_by_hand.contains(&part)
-            && !self.facts.unlucky.contains(&part);
-        let at_rest = |session: &SessionFacts| match session.holds.get(&part) {
-            Some((hold, _)) => {
-                *hold == Hold::Mapped
+            && !self.facts.operator_holds.contains(&part)
+            && !self.facts.failed_parts.contains(&part);
+        let at_rest = |session: &SessionFacts| match session.mappings.get(&part) {
+            Some((phase, _)) => {
+                *phase == MapPhase::Mapped
                     && session.pins
                     && !(session.silent || session.ending || session.gone)
                     && self.facts.is_heard(session)
@@ -236,17 +245,17 @@ impl Oracle {
         };
         let wants = |session: &SessionFacts| {
             session.owed.contains(&part)
-                || (session.coming.contains(&part) && !session.holds.contains_key(&part))
+                || (session.pin_requested.contains(&part) && !session.mappings.contains_key(&part))
                 || session.pin_calls.values().any(|call| call.answered && call.parts.contains(&part))
         };
         let mut pinned = self.facts.pinned.iter().filter(|(of, _)| *of == part);
-        stands
+        is_settled
             && pinned.next().is_none()
             && self.facts.sessions.values().all(|session| at_rest(session) && !wants(session))
     }
 
     /// By a pin call that has not been answered.
-    fn is_waited_for(&self, part: PartRef) -> bool {
+    fn has_waiting_pin(&self, part: PartRef) -> bool {
         let waits = |session: &SessionFacts| {
             session.pin_calls.values().any(|call| !call.answered && call.parts.contains(&part))
         };
@@ -254,14 +263,14 @@ impl Oracle {
     }
 
     /// A batch that was made at once took no room that others wait for, but for what is guaranteed to its tenant.
-    fn nobody_is_overtaken(&mut self) {
+    fn check_overtaking(&mut self) {
         for ((tenant, device), in_use) in std::mem::take(&mut self.step.made_at_once) {
             let guaranteed = in_use <= self.quota_now(tenant, device).0;
-            let waits = self.facts.demands.keys().find(|part| {
+            let waits = self.facts.part_waiters.keys().find(|part| {
                 let on = self.facts.allocations.get(&part.allocation).map(|it| it.device);
-                on == Some(device) && !self.facts.unlucky.contains(part)
+                on == Some(device) && !self.facts.failed_parts.contains(part)
             });
-            let waits = waits.copied().filter(|_| self.facts.places[device].looks_left == 0);
+            let waits = waits.copied().filter(|_| self.facts.places[device].surveys_left == 0);
             self.expect(DEMANDS, guaranteed || waits.is_none(), || {
                 format!("tenant {tenant} is served on device {device}, and {waits:?} has waited longer")
             });
@@ -270,7 +279,7 @@ impl Oracle {
 
     /// The first of the line waits for room indeed, and not longer than it wants to. Of a batch on several devices it is not
     /// known here what it asks of each.
-    fn first_batch_waits_rightly(&mut self, line: &[WaitView], leavable: &[Leavable]) {
+    fn check_first_batch(&mut self, line: &[WaitView], leavable: &[Leavable]) {
         let one_device = self.facts.places.iter().filter(|place| place.tier == Tier::Device).count() == 1;
         let Some(first) = line.first().filter(|_| one_device) else { return };
         let WaiterView::Batch { .. } = first.waiter else { return };
@@ -278,16 +287,16 @@ impl Oracle {
         // What operators have unmapped they may have moved too.
         let is_unsure = self.facts.extents_ran_out || !self.facts.revoking.is_empty();
         // What a driver has not is asked of it again only when something has changed.
-        let is_unsure = is_unsure || self.facts.places[0].looks_left > 0 || self.rests(first);
-        if self.something_leaves(0) || is_unsure {
+        let is_unsure = is_unsure || self.facts.places[0].surveys_left > 0 || self.is_resting(first);
+        if self.is_something_leaving(0) || is_unsure {
             return;
         }
         // What it would have of its tenant's cache is not among what it is said to ask.
         let asked = first.bytes.get() + self.cached(tenant, 0);
-        let lacks = self.lacks(tenant, 0, asked, &leavable[0]);
+        let shortage = self.shortage(tenant, 0, asked, &leavable[0]);
         let in_time = first.deadline.is_some_and(|until| until > self.facts.now);
-        self.expect(DEMANDS, lacks != Wait::Nothing && in_time, || {
-            format!("{first:?} lacks {lacks:?}, {leavable:?} could leave")
+        self.expect(DEMANDS, shortage != Shortage::None && in_time, || {
+            format!("{first:?} is short of {shortage:?}, {leavable:?} could leave")
         });
     }
 }

@@ -8,11 +8,11 @@ use vramd_types::{CopyClass, ExtentId};
 use crate::oracle::Oracle;
 
 impl Oracle {
-    pub(crate) fn copy_ordered(&mut self, to: ExtentId, class: CopyClass) {
+    pub(crate) fn record_copy_class(&mut self, to: ExtentId, class: CopyClass) {
         self.facts.copies.insert(to, class);
     }
 
-    pub(crate) fn what_is_awaited_is_demand(&mut self, broker: &Broker) {
+    pub(crate) fn check_awaited_copies(&mut self, broker: &Broker) {
         let background: Vec<_> = self.facts.copies.iter().map(|(to, class)| (*to, *class)).collect();
         let background: Vec<_> = background
             .into_iter()
@@ -26,7 +26,7 @@ impl Oracle {
         let needed = broker.moves().into_iter().filter(|it| it.cause == Cause::Demand);
         let needed: BTreeSet<_> = needed.map(|it| it.extent).collect();
         for (to, class) in background {
-            let part = self.part_that_moves(to);
+            let part = self.moving_part(to);
             let is_wanted = part.is_some_and(|part| wanted.contains(&part));
             self.expect(LINK_AWAITED, !is_wanted && !needed.contains(&to), || {
                 format!("{part:?} is copied to {to} as {class:?}, and somebody waits for it")
@@ -41,7 +41,7 @@ impl Oracle {
     }
 
     /// What is written back stays where it is: nobody waits for that.
-    fn part_that_moves(&self, to: ExtentId) -> Option<PartRef> {
+    fn moving_part(&self, to: ExtentId) -> Option<PartRef> {
         self.facts.moves.get(&to).map(|moves| moves.part)
     }
 }

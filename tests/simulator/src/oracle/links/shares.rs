@@ -16,13 +16,13 @@ use vramd_types::{CopyClass, ExtentId, Shares};
 use crate::oracle::Oracle;
 use crate::{
     scenario::Lanes,
-    world::{Begun, Way},
+    world::{ChunkStart, LaneId},
 };
 
 /// Whoever was passed by so many chunks and has stood for so long has one.
-const PASSED: u64 = 16;
+const PASSED_MIN: u64 = 16;
 /// Or if nothing was begun for as long as that.
-const STOOD: Duration = Duration::from_secs(1);
+const WAITED_MIN: Duration = Duration::from_secs(1);
 
 /// So much a class may lack of its share at any moment, and so much it may have had above it: in chunks of the largest size.
 const APART_CHUNKS: u64 = 3;
@@ -33,7 +33,7 @@ const FAR_APART_CHUNKS: u64 = 7;
 
 /// A class in a lane, since it waits there.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stand {
+pub(crate) struct ClassWait {
     /// Since then it waits, or had a chunk for the last time.
     since: Time,
     /// Chunks of others since then.
@@ -43,165 +43,174 @@ pub(crate) struct Stand {
     /// Prefetches have waited meanwhile.
     with_prefetch: bool,
     /// Of its share, in hundredths of a byte.
-    lacks: u64,
+    missing: u64,
     /// What it had above its share while somebody waited who goes before it; likewise.
-    above: u64,
+    excess: u64,
 }
 
 /// By lane and class.
-pub(crate) type Stands = BTreeMap<(Way, CopyClass), Stand>;
+pub(crate) type ClassWaits = BTreeMap<(LaneId, CopyClass), ClassWait>;
 
 /// What each class lacks of its share of the link that lanes share, since it waits for that; in hundredths of a byte.
-pub(crate) type Lacks = BTreeMap<CopyClass, u64>;
+pub(crate) type MissingOnBus = BTreeMap<CopyClass, u64>;
 
 impl Oracle {
     /// Copies of this world go by lanes.
-    pub fn has_lanes(&mut self, lanes: Option<Lanes>) {
+    pub fn set_lanes(&mut self, lanes: Option<Lanes>) {
         self.lanes = lanes;
     }
 
-    pub(crate) fn shares_changed(&mut self, shares: Shares) {
+    pub(crate) fn restart_shares(&mut self, shares: Shares) {
         self.facts.shares = Some(shares);
-        self.facts.stands.clear();
-        self.facts.lacks.clear();
+        self.facts.class_waits.clear();
+        self.facts.missing_on_bus.clear();
     }
 
     /// What waits in a lane now: who waits no more has nothing saved up, and who begins to stands from now on.
-    pub(crate) fn lane_waits(&mut self, now: Time, way: Way, waiting: &[ExtentId]) {
+    pub(crate) fn record_lane_waiters(&mut self, now: Time, lane_id: LaneId, waiting: &[ExtentId]) {
         let waiting = self.classes_of(waiting);
         for class in CopyClass::ALL {
             match waiting.contains(&class) {
-                true => _ = self.facts.stands.insert((way, class), self.stand_of(way, class, now)),
-                false => _ = self.facts.stands.remove(&(way, class)),
+                true => {
+                    _ = self.facts.class_waits.insert((lane_id, class), self.class_wait(lane_id, class, now))
+                }
+                false => _ = self.facts.class_waits.remove(&(lane_id, class)),
             }
         }
-        let on_bus: Vec<CopyClass> = self.waits_on_bus().collect();
-        self.facts.lacks.retain(|class, _| on_bus.contains(class));
+        let on_bus: Vec<CopyClass> = self.classes_on_bus().collect();
+        self.facts.missing_on_bus.retain(|class, _| on_bus.contains(class));
     }
 
     /// Before it is among what was begun.
-    pub(crate) fn chunk_begun(&mut self, now: Time, begun: &Begun) {
+    pub(crate) fn check_chunk(&mut self, now: Time, start: &ChunkStart) {
         let Some(lanes) = self.lanes else { return };
         let shares = self.facts.shares.unwrap_or(lanes.shares);
-        let Begun { way, to, class, length, .. } = *begun;
+        let ChunkStart { lane_id, to, class, length, .. } = *start;
         let ordered = self.facts.copies.get(&to).copied();
         self.expect(LINK_AWAITED, ordered == Some(class), || {
             format!("a chunk goes to {to} as {class:?}, and was ordered as {ordered:?}")
         });
-        let waiting = self.classes_of(&begun.waiting);
-        let stands = waiting.iter().map(|of| (*of, self.stand_of(way, *of, now)));
-        let mut stands: BTreeMap<CopyClass, Stand> = stands.collect();
-        let waits = |of: CopyClass| waiting.contains(&of);
-        let has_stood = |stand: &Stand| {
-            stand.since.after(STOOD) <= now && (stand.passed >= PASSED || stand.last.after(STOOD) <= now)
+        let waiting = self.classes_of(&start.waiting);
+        let waits = waiting.iter().map(|of| (*of, self.class_wait(lane_id, *of, now)));
+        let mut waits: BTreeMap<CopyClass, ClassWait> = waits.collect();
+        let is_waiting = |of: CopyClass| waiting.contains(&of);
+        let has_waited = |wait: &ClassWait| {
+            wait.since.after(WAITED_MIN) <= now
+                && (wait.passed >= PASSED_MIN || wait.last.after(WAITED_MIN) <= now)
         };
-        let by_right = stands.get(&class).is_some_and(has_stood);
-        let overtakes = class == CopyClass::Prefetch && waits(CopyClass::Demand) && !by_right;
+        let by_right = waits.get(&class).is_some_and(has_waited);
+        let overtakes = class == CopyClass::Prefetch && is_waiting(CopyClass::Demand) && !by_right;
         self.expect(LINK_ORDER, !overtakes, || {
-            format!("a prefetch goes to {to} before what somebody waits for: {begun:?}")
+            format!("a prefetch goes to {to} before what somebody waits for: {start:?}")
         });
         // Where lanes share a link they hold each other's classes back, but for demand, and have their shares of that too.
-        let is_alone = lanes.shared_percent.is_none() || !way.is_on_bus();
-        for (of, stand) in &mut stands {
-            let is_higher =
-                |other: CopyClass| other < *of && waits(other) && (is_alone || other == CopyClass::Demand);
+        let is_alone = lanes.shared_percent.is_none() || !lane_id.is_on_bus();
+        for (of, wait) in &mut waits {
+            let is_higher = |other: CopyClass| {
+                other < *of && is_waiting(other) && (is_alone || other == CopyClass::Demand)
+            };
             let share = length.get() * u64::from(shares.percent(*of));
             let had = if *of == class { length.get() * 100 } else { 0 };
-            let due = if *of == CopyClass::Prefetch && waits(CopyClass::Demand) { 0 } else { share };
-            stand.lacks = (stand.lacks + due).saturating_sub(had);
+            let due = if *of == CopyClass::Prefetch && is_waiting(CopyClass::Demand) { 0 } else { share };
+            wait.missing = (wait.missing + due).saturating_sub(had);
             let taken = if by_right { 0 } else { had };
             let is_lent = !CopyClass::ALL.into_iter().any(is_higher);
             let of_both = if is_alone { share } else { 2 * share };
-            stand.above = if is_lent { 0 } else { (stand.above + taken).saturating_sub(of_both) };
-            stand.last = now;
-            stand.with_prefetch |= waits(CopyClass::Prefetch);
+            wait.excess = if is_lent { 0 } else { (wait.excess + taken).saturating_sub(of_both) };
+            wait.last = now;
+            wait.with_prefetch |= is_waiting(CopyClass::Prefetch);
             match *of == class {
-                true => (stand.since, stand.passed) = (now, 0),
-                false => stand.passed += 1,
+                true => (wait.since, wait.passed) = (now, 0),
+                false => wait.passed += 1,
             }
         }
-        self.shares_are_had(begun, &stands, lanes, is_alone);
+        self.check_lane_shares(start, &waits, lanes, is_alone);
         for of in CopyClass::ALL {
-            match stands.get(&of) {
-                Some(stand) => _ = self.facts.stands.insert((way, of), *stand),
-                None => _ = self.facts.stands.remove(&(way, of)),
+            match waits.get(&of) {
+                Some(wait) => _ = self.facts.class_waits.insert((lane_id, of), *wait),
+                None => _ = self.facts.class_waits.remove(&(lane_id, of)),
             }
         }
-        if let Some(percent) = lanes.shared_percent.filter(|_| way.is_on_bus()) {
-            self.bus_crossed(begun, shares, percent);
-            self.shares_of_bus_are_had(begun, lanes);
+        if let Some(percent) = lanes.shared_percent.filter(|_| lane_id.is_on_bus()) {
+            self.record_crossing(start, shares, percent);
+            self.check_bus_shares(start, lanes);
         }
     }
 
     /// The link that lanes share, which carries so many percent of one of them.
-    fn bus_crossed(&mut self, begun: &Begun, shares: Shares, percent: u64) {
-        let waiting: Vec<CopyClass> = self.waits_on_bus().collect();
+    fn record_crossing(&mut self, start: &ChunkStart, shares: Shares, percent: u64) {
+        let waiting: Vec<CopyClass> = self.classes_on_bus().collect();
         let is_behind_demand = waiting.contains(&CopyClass::Demand);
-        let waits_here = self.classes_of(&begun.waiting);
+        let waits_here = self.classes_of(&start.waiting);
         for of in waiting {
             // A class wants no more than its lanes carry.
-            let lanes =
-                self.facts.stands.keys().filter(|(way, class)| way.is_on_bus() && *class == of).count();
+            let lanes = self
+                .facts
+                .class_waits
+                .keys()
+                .filter(|(lane_id, class)| lane_id.is_on_bus() && *class == of)
+                .count();
             let fill = lanes as u64 * (10_000 / percent).min(100);
-            let share = begun.length.get() * u64::from(shares.percent(of)).min(fill);
+            let share = start.length.get() * u64::from(shares.percent(of)).min(fill);
             let cannot_go = of == CopyClass::Prefetch && is_behind_demand;
-            let is_free = begun.class == CopyClass::Demand && !waits_here.contains(&of);
+            let is_free = start.class == CopyClass::Demand && !waits_here.contains(&of);
             let due = if cannot_go || is_free { 0 } else { share };
-            let had = if of == begun.class { begun.length.get() * 100 } else { 0 };
-            let lacks = self.facts.lacks.entry(of).or_default();
-            *lacks = (*lacks + due).saturating_sub(had);
+            let had = if of == start.class { start.length.get() * 100 } else { 0 };
+            let missing = self.facts.missing_on_bus.entry(of).or_default();
+            *missing = (*missing + due).saturating_sub(had);
         }
-        for ((way, of), stand) in &mut self.facts.stands {
-            if way.is_on_bus() && *way != begun.way {
-                let share = begun.length.get() * u64::from(shares.percent(*of));
-                stand.above = stand.above.saturating_sub(share);
+        for ((lane_id, of), wait) in &mut self.facts.class_waits {
+            if lane_id.is_on_bus() && *lane_id != start.lane_id {
+                let share = start.length.get() * u64::from(shares.percent(*of));
+                wait.excess = wait.excess.saturating_sub(share);
             }
         }
     }
 
-    fn shares_of_bus_are_had(&mut self, begun: &Begun, lanes: Lanes) {
+    fn check_bus_shares(&mut self, start: &ChunkStart, lanes: Lanes) {
         let apart = lanes.chunk().get() * 100 * FAR_APART_CHUNKS;
-        for (of, lacks) in self.facts.lacks.clone() {
-            self.expect(LINK_SHARES, lacks <= apart, || {
+        for (of, missing) in self.facts.missing_on_bus.clone() {
+            self.expect(LINK_SHARES, missing <= apart, || {
                 format!(
-                    "{of:?} lacks {} bytes of its share of the link that lanes share: {begun:?}",
-                    lacks / 100
+                    "{of:?} lacks {} bytes of its share of the link that lanes share: {start:?}",
+                    missing / 100
                 )
             });
         }
     }
 
     /// The classes of which something waits in any lane of the link that they share.
-    fn waits_on_bus(&self) -> impl Iterator<Item = CopyClass> {
-        let waits =
-            |class: &CopyClass| self.facts.stands.keys().any(|(way, of)| way.is_on_bus() && of == class);
+    fn classes_on_bus(&self) -> impl Iterator<Item = CopyClass> {
+        let waits = |class: &CopyClass| {
+            self.facts.class_waits.keys().any(|(lane_id, of)| lane_id.is_on_bus() && of == class)
+        };
         CopyClass::ALL.into_iter().filter(waits)
     }
 
-    fn shares_are_had(
+    fn check_lane_shares(
         &mut self,
-        begun: &Begun,
-        stands: &BTreeMap<CopyClass, Stand>,
+        start: &ChunkStart,
+        waits: &BTreeMap<CopyClass, ClassWait>,
         lanes: Lanes,
         is_alone: bool,
     ) {
-        for (of, stand) in stands {
-            let is_near = is_alone && !stand.with_prefetch;
+        for (of, wait) in waits {
+            let is_near = is_alone && !wait.with_prefetch;
             let apart = if is_near { APART_CHUNKS } else { FAR_APART_CHUNKS };
             let apart = lanes.chunk().get() * 100 * apart;
-            let has_its_share = stand.lacks <= apart;
+            let has_its_share = wait.missing <= apart;
             self.expect(LINK_SHARES, has_its_share || !(is_alone || *of == CopyClass::Demand), || {
-                format!("{of:?} lacks {} bytes of its share: {begun:?}", stand.lacks / 100)
+                format!("{of:?} lacks {} bytes of its share: {start:?}", wait.missing / 100)
             });
-            self.expect(LINK_SHARES, stand.above <= apart, || {
-                format!("{of:?} had {} bytes above its share: {begun:?}", stand.above / 100)
+            self.expect(LINK_SHARES, wait.excess <= apart, || {
+                format!("{of:?} had {} bytes above its share: {start:?}", wait.excess / 100)
             });
         }
     }
 
-    fn stand_of(&self, way: Way, class: CopyClass, now: Time) -> Stand {
-        let new = Stand { since: now, passed: 0, last: now, with_prefetch: false, lacks: 0, above: 0 };
-        self.facts.stands.get(&(way, class)).copied().unwrap_or(new)
+    fn class_wait(&self, lane_id: LaneId, class: CopyClass, now: Time) -> ClassWait {
+        let new = ClassWait { since: now, passed: 0, last: now, with_prefetch: false, missing: 0, excess: 0 };
+        self.facts.class_waits.get(&(lane_id, class)).copied().unwrap_or(new)
     }
 
     /// As they were ordered, or hastened.

@@ -9,14 +9,14 @@ impl Oracle {
     /// All parts that the session does not hold are to be sent to it from now on; of its own unheld memory, and of what it
     /// attached unheld, what it pins.
     /// Which those are.
-    pub(crate) fn owes(&mut self, to: SessionId, allocation: AllocationId, unheld: bool) -> Vec<PartRef> {
+    pub(crate) fn owe(&mut self, to: SessionId, allocation: AllocationId, unpinned: bool) -> Vec<PartRef> {
         let Some(facts) = self.facts.allocations.get(&allocation) else { return Vec::new() };
-        let (count, unheld) = (facts.part_count, unheld || (facts.unheld && facts.owner == to));
+        let (count, unpinned) = (facts.part_count, unpinned || (facts.unpinned && facts.owner == to));
         let Some(session) = self.facts.sessions.get_mut(&to) else { return Vec::new() };
         let parts = (0..).map(PartIndex).take(count).map(|part| PartRef { allocation, part });
-        let has = |part: &PartRef| session.holds.contains_key(part) || session.away.contains(part);
+        let has = |part: &PartRef| session.mappings.contains_key(part) || session.away.contains(part);
         let lacks: Vec<_> = parts.filter(|part| !has(part)).collect();
-        match unheld {
+        match unpinned {
             true => session.away.extend(&lacks),
             false => session.owed.extend(&lacks),
         }
@@ -25,7 +25,7 @@ impl Oracle {
 
     /// The session asks to part from it: what it asks for after that is not undone by the answer. What is away and was never
     /// sent has no slot that could be given up.
-    pub(crate) fn owes_no_more(&mut self, to: SessionId, allocation: AllocationId) {
+    pub(crate) fn stop_owing(&mut self, to: SessionId, allocation: AllocationId) {
         if let Some(session) = self.facts.sessions.get_mut(&to) {
             let slots = &session.slots;
             let of_it = |part: &PartRef| part.allocation == allocation;
@@ -42,7 +42,7 @@ impl Oracle {
     }
 
     /// It was not served, so the session wants what it wanted.
-    pub(crate) fn owes_as_before(&mut self) {
+    pub(crate) fn restore_owed(&mut self) {
         for (to, part) in std::mem::take(&mut self.step.owed_before) {
             if let Some(session) = self.facts.sessions.get_mut(&to) {
                 session.owed.insert(part);
@@ -56,10 +56,10 @@ impl Oracle {
     }
 
     /// The driver has read it: its owner is to map again, sealed or not, what is on its device. What was elsewhere stays there.
-    pub(crate) fn owes_again(&mut self, allocation: AllocationId) {
+    pub(crate) fn owe_again(&mut self, allocation: AllocationId) {
         let Some(owner) = self.facts.allocations.get(&allocation).map(|it| it.owner) else { return };
-        let lacks = self.owes(owner, allocation, false);
-        let elsewhere: Vec<_> = lacks.into_iter().filter(|part| self.lies_elsewhere(*part)).collect();
+        let lacks = self.owe(owner, allocation, false);
+        let elsewhere: Vec<_> = lacks.into_iter().filter(|part| self.is_off_device(*part)).collect();
         if let Some(session) = self.facts.sessions.get_mut(&owner) {
             for part in elsewhere.into_iter().filter(|part| session.owed.remove(part)) {
                 session.away.insert(part);
@@ -74,15 +74,15 @@ impl Oracle {
     }
 
     /// Whether it can be mapped now: it is where it can be, not being revoked, and not about to leave, whoever maps it still.
-    fn is_at_hand(&self, part: PartRef) -> bool {
+    fn can_be_mapped_now(&self, part: PartRef) -> bool {
         let is_of = |revoked: &Option<AllocationId>| revoked.is_none_or(|of| of == part.allocation);
         let revoked = self.facts.revoking.values().any(is_of) || self.is_being_evicted(part);
-        let leaves = self.facts.departing.contains(&part) || self.facts.lingering.contains(&part);
-        !(revoked || leaves || self.may_move(part) || self.lies_elsewhere(part))
+        let leaves = self.facts.departing.contains(&part) || self.facts.in_place_to_unmap.contains(&part);
+        !(revoked || leaves || self.may_move(part) || self.is_off_device(part))
     }
 
     /// A session that can be sent to, owes no answer and has budget left waits for nothing.
-    pub fn nobody_starves(&mut self, broker: &Broker) {
+    pub fn check_deliveries(&mut self, broker: &Broker) {
         let sessions = self.facts.sessions.iter().filter(|(_, session)| {
             !session.owed.is_empty()
                 && session.in_flight == 0
@@ -91,7 +91,7 @@ impl Oracle {
                 && self.has_budget(session.tenant)
         });
         let waiting = sessions.flat_map(|(id, session)| session.owed.iter().map(move |part| (*id, *part)));
-        let starved = |part: &PartRef| self.is_at_hand(*part) && Self::is_to_be_mapped(*part, broker);
+        let starved = |part: &PartRef| self.can_be_mapped_now(*part) && Self::is_to_be_mapped(*part, broker);
         let starved: Vec<_> = waiting.filter(|(_, part)| starved(part)).take(3).collect();
         self.expect(SENT, starved.is_empty(), || format!("never sent: {starved:?}"));
     }

@@ -6,9 +6,9 @@ use vramd_types::{DeviceIndex, SessionId};
 use crate::oracle::Oracle;
 
 impl Oracle {
-    pub(crate) fn welcomed(&mut self, channel: ChannelId, id: SessionId, devices: &[DeviceIndex]) {
-        self.is_new_session(id);
-        self.takes_new(id);
+    pub(crate) fn record_welcome(&mut self, channel: ChannelId, id: SessionId, devices: &[DeviceIndex]) {
+        self.record_session_id(id);
+        self.expect_not_draining(id);
         let Some(hello) = self.facts.hellos.remove(&channel) else {
             return self.expect(FDS_SENT, false, || format!("{id} is welcomed, and nobody said hello"));
         };
@@ -22,9 +22,9 @@ impl Oracle {
             gone: false,
             ending: false,
             kill_asked: false,
-            devices: self.seen(hello.devices.as_deref()),
+            devices: self.visible_devices(hello.devices.as_deref()),
             owed: Default::default(),
-            holds: Default::default(),
+            mappings: Default::default(),
             owes_since: None,
             owes_words: hello.pins.then_some(self.facts.now),
             in_flight: 0,
@@ -33,18 +33,18 @@ impl Oracle {
             silent: false,
             silent_since: None,
             away: Default::default(),
-            coming: Default::default(),
+            pin_requested: Default::default(),
             slots: Default::default(),
-            prompt: Default::default(),
+            revoked_unpinned: Default::default(),
             last_pin: None,
             pin_calls: Default::default(),
         };
         self.facts.sessions.insert(id, session);
-        self.welcomed_with(id, devices);
-        self.sessions_are_bounded(tenant);
+        self.check_welcome_devices(id, devices);
+        self.check_session_count(tenant);
     }
 
-    pub(crate) fn packet_sent(&mut self, channel: ChannelId, parts: &[MapPart]) {
+    pub(crate) fn check_packet(&mut self, channel: ChannelId, parts: &[MapPart]) {
         let open = self.facts.open_channels.contains(&channel);
         self.expect(FDS_SENT, open, || format!("descriptors are sent on {channel:?}, which has ended"));
         let Some(id) = self.facts.on_channel.get(&channel).copied() else {
@@ -57,10 +57,8 @@ impl Oracle {
         self.expect(FDS_SENT, unanswered == 0, || format!("{id} has {unanswered} unanswered and gets more"));
         let (total, own) =
             (self.facts.in_flight(None) + parts.len(), self.facts.in_flight(Some(tenant)) + parts.len());
-        let (most, most_own) = (self.limits.fds_in_flight_max, self.limits.fds_in_flight_per_tenant_max);
-        self.expect(FDS_SENT, total <= most, || format!("{total} descriptors in flight, at most {most}"));
-        self.expect(FDS_SENT, own <= most_own, || {
-            format!("{own} in flight of one tenant, at most {most_own}")
-        });
+        let (max, max_own) = (self.limits.fds_in_flight_max, self.limits.fds_in_flight_per_tenant_max);
+        self.expect(FDS_SENT, total <= max, || format!("{total} descriptors in flight, at most {max}"));
+        self.expect(FDS_SENT, own <= max_own, || format!("{own} in flight of one tenant, at most {max_own}"));
     }
 }

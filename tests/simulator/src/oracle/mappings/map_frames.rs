@@ -6,14 +6,14 @@ use vramd_types::SessionId;
 
 use crate::oracle::{
     Oracle,
-    facts::{AllocationFacts, Hold},
+    facts::{AllocationFacts, MapPhase},
 };
 
 impl Oracle {
-    pub(crate) fn parts_sent(&mut self, channel: ChannelId, parts: &[MapPart]) {
+    pub(crate) fn check_map_frame(&mut self, channel: ChannelId, parts: &[MapPart]) {
         let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
         for part in parts {
-            self.part_sent(id, part);
+            self.check_sent_part(id, part);
         }
         let now = self.facts.now;
         if let Some(session) = self.facts.sessions.get_mut(&id) {
@@ -21,10 +21,10 @@ impl Oracle {
         }
     }
 
-    fn part_sent(&mut self, id: SessionId, sent: &MapPart) {
+    fn check_sent_part(&mut self, id: SessionId, sent: &MapPart) {
         let part = sent.part;
         let Some(session) = self.facts.sessions.get(&id) else { return };
-        let (tenant, maps) = (session.tenant, session.holds.contains_key(&part));
+        let (tenant, maps) = (session.tenant, session.mappings.contains_key(&part));
         self.expect(MAP_SENT, !maps, || format!("{part:?} is sent to {id}, which has it"));
         let Some(allocation) = self.facts.allocations.get(&part.allocation) else {
             return self
@@ -40,17 +40,17 @@ impl Oracle {
         self.expect(MAP_SENT, sent.writable == writable, || {
             format!("{part:?} is sent to {id} with writable = {}", sent.writable)
         });
-        self.is_sent_from(id, sent);
-        self.is_sent_in_place(id, sent);
-        self.is_attached(id, part);
-        self.losses_are_told(sent);
-        self.extent_sent(id, tenant, sent);
-        self.slot_sent(id, sent);
+        self.check_sent_device(id, sent);
+        self.check_sent_tier(id, sent);
+        self.expect_attached(id, part);
+        self.check_drop_count(sent);
+        self.check_sent_extent(id, tenant, sent);
+        self.check_sent_slot(id, sent);
         if let Some(session) = self.facts.sessions.get_mut(&id) {
             session.owed.remove(&part);
             session.away.remove(&part);
-            session.coming.remove(&part);
-            session.holds.insert(part, (Hold::Offered, sent.extent));
+            session.pin_requested.remove(&part);
+            session.mappings.insert(part, (MapPhase::Offered, sent.extent));
             session.in_flight += 1;
         }
     }
@@ -65,24 +65,31 @@ impl Oracle {
         }
     }
 
-    pub(crate) fn revoked(&mut self, channel: ChannelId, parts: &[RevokedPart], reason: RevokeReason) {
+    pub(crate) fn check_revoke_frame(
+        &mut self,
+        channel: ChannelId,
+        parts: &[RevokedPart],
+        reason: RevokeReason,
+    ) {
         let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
         let evicted = reason == RevokeReason::Evicted;
-        let next = if evicted { Hold::Evicting } else { Hold::Revoking };
+        let next = if evicted { MapPhase::Evicting } else { MapPhase::Revoking };
         for told in parts {
             let part = told.part;
             let Some(session) = self.facts.sessions.get_mut(&id) else { return };
-            let fits = match session.holds.get_mut(&part) {
-                Some((hold, _)) if *hold == Hold::Mapped || (*hold == Hold::Evicting && !evicted) => {
-                    *hold = next;
+            let fits = match session.mappings.get_mut(&part) {
+                Some((phase, _))
+                    if *phase == MapPhase::Mapped || (*phase == MapPhase::Evicting && !evicted) =>
+                {
+                    *phase = next;
                     true
                 }
                 _ => false,
             };
             self.expect(MAP_SENT, fits, || format!("{part:?} is revoked from {id}, which does not map it"));
-            self.is_its_slot(id, told);
+            self.check_revoked_slot(id, told);
             if evicted {
-                self.may_be_evicted(id, part);
+                self.check_eviction(id, part);
             }
         }
     }

@@ -6,8 +6,8 @@ use vramd_types::SessionId;
 use crate::oracle::Oracle;
 
 impl Oracle {
-    pub(crate) fn slot_sent(&mut self, id: SessionId, sent: &MapPart) {
-        let most = self.limits.words_per_session_max;
+    pub(crate) fn check_sent_slot(&mut self, id: SessionId, sent: &MapPart) {
+        let max = self.limits.words_per_session_max;
         let Some(session) = self.facts.sessions.get_mut(&id) else { return };
         let Some(slot) = sent.slot else {
             let pins = session.pins;
@@ -17,13 +17,13 @@ impl Oracle {
         let other = session.slots.iter().find(|(other, part)| **other != slot && **part == sent.part);
         let other = other.map(|(other, _)| *other);
         let serves = *session.slots.entry(slot).or_insert(sent.part);
-        let fits = session.pins && slot.0 < most && serves == sent.part && other.is_none();
+        let fits = session.pins && slot.0 < max && serves == sent.part && other.is_none();
         self.expect(SLOT_USE, fits, || {
             format!("{:?} is sent to {id} in {slot:?}, which serves {serves:?}, and has {other:?}", sent.part)
         });
     }
 
-    pub(crate) fn is_its_slot(&mut self, id: SessionId, told: &RevokedPart) {
+    pub(crate) fn check_revoked_slot(&mut self, id: SessionId, told: &RevokedPart) {
         let Some(session) = self.facts.sessions.get(&id) else { return };
         let fits = match told.slot {
             Some(slot) => session.slots.get(&slot) == Some(&told.part),
@@ -33,14 +33,14 @@ impl Oracle {
     }
 
     /// After the event: what was said of writes before a part was evicted is not taken for what comes after.
-    pub(crate) fn words_are_collected(&mut self) {
+    pub(crate) fn expect_words_collected(&mut self) {
         let left = std::mem::take(&mut self.step.to_collect);
         self.expect(SLOT_USE, left.is_empty(), || {
             format!("evicted, and their words not collected: {left:?}")
         });
     }
 
-    pub(crate) fn word_forgotten(&mut self, channel: ChannelId, slot: Slot) {
+    pub(crate) fn check_forgotten_word(&mut self, channel: ChannelId, slot: Slot) {
         let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
         let Some(session) = self.facts.sessions.get_mut(&id) else { return };
         // What was never sent is forgotten too: nobody has seen its slot.
@@ -51,7 +51,7 @@ impl Oracle {
         }
         session.slots.remove(&slot);
         session.away.remove(&part);
-        let held = session.holds.contains_key(&part);
+        let held = session.mappings.contains_key(&part);
         self.expect(SLOT_USE, !held, || format!("the word of {part:?} is given up, and {id} maps it"));
     }
 }

@@ -15,7 +15,7 @@ use crate::oracle::{
 impl Oracle {
     /// Memory for a new part is made below its device: only while others wait there, or where it would not be admitted. What a
     /// batch of the line finds there is not known here.
-    pub(crate) fn is_rightly_below(
+    pub(crate) fn check_made_below(
         &mut self,
         (id, tier): (ExtentId, Tier),
         owner: Tenant,
@@ -30,50 +30,51 @@ impl Oracle {
                 format!("{id} is made in {tier}, with room in place {nearer}")
             });
         }
-        let in_line = !self.facts.waits.is_empty() || self.step.room_for.is_some();
+        let in_line = !self.facts.waits.is_empty() || self.step.retried_tenant.is_some();
         let rightly = in_line || !self.would_admit(owner, device, size);
         self.expect(DEVICES, rightly, || format!("{id} is made below device {device}, where there is room"));
     }
 
     /// Whether it may be made below its device. What is discardable never lies there.
-    pub(crate) fn is_lazy(part: PartRef, broker: &Broker) -> bool {
+    pub(crate) fn may_begin_below(part: PartRef, broker: &Broker) -> bool {
         broker.is_unpinned(part.allocation) && !Self::is_discardable(part, broker)
     }
 
     /// A new part lies on its device. What is held has bytes set aside once all of its batch is ordered; what is discardable
     /// needs none.
-    pub(crate) fn lies_above(
+    pub(crate) fn record_new_part(
         &mut self,
         part: PartRef,
         (owner, device, size): (Tenant, usize, u64),
         broker: &Broker,
     ) {
         let discardable = Self::is_discardable(part, broker);
-        match discardable || Self::is_lazy(part, broker) {
-            true => self.set_aside(part, (owner, discardable), device, size),
-            false => self.step.to_set_aside.push((part, (owner, device, size))),
+        match discardable || Self::may_begin_below(part, broker) {
+            true => self.reserve_backing(part, (owner, discardable), device, size),
+            false => self.step.to_back.push((part, (owner, device, size))),
         }
     }
 
     /// All of a batch is ordered.
-    pub(crate) fn batch_is_ordered(&mut self) {
-        for (part, (owner, device, size)) in std::mem::take(&mut self.step.to_set_aside) {
-            self.set_aside(part, (owner, false), device, size);
+    pub(crate) fn reserve_batch_backing(&mut self) {
+        for (part, (owner, device, size)) in std::mem::take(&mut self.step.to_back) {
+            self.reserve_backing(part, (owner, false), device, size);
         }
     }
 
     /// Who attaches it unheld has pins, and it is not mapped for life.
-    pub(crate) fn can_be_unheld(&mut self, by: SessionId, id: AllocationId, unheld: bool) {
-        let can = self.pins(by) && self.facts.allocations.get(&id).is_some_and(|it| it.kind != Kind::Fixed);
-        self.expect(CALLS, can || !unheld, || format!("{by} attaches {id} unheld, and could never pin it"));
+    pub(crate) fn check_unpinned_attach(&mut self, by: SessionId, id: AllocationId, unpinned: bool) {
+        let can =
+            self.has_pins(by) && self.facts.allocations.get(&id).is_some_and(|it| it.kind != Kind::Fixed);
+        self.expect(CALLS, can || !unpinned, || format!("{by} attaches {id} unheld, and could never pin it"));
     }
 
     /// Of requests to attach, only one that is to be unheld is invalid: who has no pins, or what is fixed.
-    pub(crate) fn is_wrongly_unheld(&self, call: &Call, broker: &Broker) -> bool {
+    pub(crate) fn is_invalid_unpinned(&self, call: &Call, broker: &Broker) -> bool {
         match &call.asked {
             Asked::Client { request: ClientRequest::Attach(_), .. } => false,
             Asked::Client { session, request: ClientRequest::AttachUnpinned(target), .. } => {
-                !self.pins(*session) || self.is_fixed(*session, target, broker)
+                !self.has_pins(*session) || self.is_fixed(*session, target, broker)
             }
             Asked::Client { .. } | Asked::Operator { .. } => true,
         }
@@ -90,16 +91,14 @@ impl Oracle {
         shown.is_ok_and(|view| view.kind == Kind::Fixed)
     }
 
-    fn pins(&self, session: SessionId) -> bool {
-        self.facts.sessions.get(&session).is_some_and(|session| session.pins)
-    }
-
     /// In which extents the parts are: nothing is sent that would say so.
-    pub(crate) fn learn_where_unheld(&mut self, id: AllocationId, broker: &Broker) {
-        let Some(unheld) = self.facts.allocations.get(&id).map(|it| it.unheld) else { return };
+    pub(crate) fn learn_unpinned_extents(&mut self, id: AllocationId, broker: &Broker) {
+        let Some(unpinned) = self.facts.allocations.get(&id).map(|it| it.unpinned) else { return };
         let is = broker.is_unpinned(id);
-        self.expect(CALLS, is == unheld, || format!("{id} is asked with unheld {unheld}, and has {is}"));
-        if !unheld {
+        self.expect(CALLS, is == unpinned, || {
+            format!("{id}: requested as unpinned {unpinned}, made as unpinned {is}")
+        });
+        if !unpinned {
             return;
         }
         let made = |extent: &ExtentId| broker.made_for(*extent).filter(|part| part.allocation == id);

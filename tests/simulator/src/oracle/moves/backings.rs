@@ -16,7 +16,7 @@ use crate::oracle::{
 
 impl Oracle {
     /// A part that can move is made on its device, or has lost what it had below: bytes are set aside, if there are any.
-    pub(crate) fn set_aside(
+    pub(crate) fn reserve_backing(
         &mut self,
         part: PartRef,
         (owner, discardable): (Tenant, bool),
@@ -28,38 +28,38 @@ impl Oracle {
             return;
         }
         if discardable {
-            self.facts.backings.insert(part, BackingFacts::Needless);
+            self.facts.backings.insert(part, BackingFacts::Unneeded);
             return;
         }
         match below.into_iter().find(|place| self.would_admit(owner, *place, size)) {
-            Some(place) => self.is_set_aside(part, owner, place, size),
-            None => _ = self.facts.lacking.insert(part, (owner, device, size)),
+            Some(place) => self.record_reserved(part, owner, place, size),
+            None => _ = self.facts.missing_backing.insert(part, (owner, device, size)),
         }
     }
 
-    fn is_set_aside(&mut self, part: PartRef, owner: Tenant, place: usize, size: u64) {
+    fn record_reserved(&mut self, part: PartRef, owner: Tenant, place: usize, size: u64) {
         self.facts.balance(owner, place).reserved += size;
         self.facts.backings.insert(part, BackingFacts::Reserved { owner, place, size });
-        self.step.touched.push((owner, place));
+        self.step.changed_accounts.push((owner, place));
     }
 
     /// A part gets bytes below that had none: it lacked them, and there are some.
-    pub(crate) fn backed_late(&mut self, part: PartRef, tier: Tier) {
-        let lacked = self.facts.lacking.remove(&part);
+    pub(crate) fn record_late_backing(&mut self, part: PartRef, tier: Tier) {
+        let lacked = self.facts.missing_backing.remove(&part);
         self.expect(BACKED, lacked.is_some(), || format!("{part:?} gets bytes below, and lacked none"));
         let place = lacked.and_then(|(_, device, _)| self.facts.place(device, tier));
         self.expect(BACKED, place.is_some(), || format!("{part:?} gets bytes in {tier}, and there is none"));
         let Some(((owner, _, size), place)) = lacked.zip(place) else { return };
         let fits = self.would_admit(owner, place, size);
         self.expect(BACKED, fits, || format!("{part:?} gets {size} bytes below, which there are not"));
-        self.is_set_aside(part, owner, place, size);
+        self.record_reserved(part, owner, place, size);
     }
 
     /// Nobody lacks bytes below for which there are some, but for what older parts wait for.
-    pub(crate) fn nobody_lacks_for_nothing(&mut self) {
+    pub(crate) fn check_missing_backing(&mut self) {
         let mut seen = BTreeSet::new();
         let mut full = BTreeSet::new();
-        for (part, (owner, device, size)) in self.facts.lacking.clone() {
+        for (part, (owner, device, size)) in self.facts.missing_backing.clone() {
             if !seen.insert((owner, device)) {
                 continue;
             }
@@ -70,7 +70,7 @@ impl Oracle {
                     format!("{part:?} lacks {size} bytes below, and there are some")
                 });
                 let (_, limit) = self.quota_now(owner, place);
-                if !admitted && self.facts.held(owner, place) + size <= limit {
+                if !admitted && self.facts.charged(owner, place) + size <= limit {
                     full.insert(place);
                 }
             }
@@ -82,10 +82,10 @@ impl Oracle {
         broker.show(&Target::Id(part.allocation)).is_ok_and(|view| view.discardable)
     }
 
-    pub(crate) fn would_admit(&mut self, tenant: Tenant, place: usize, size: u64) -> bool {
+    pub(crate) fn would_admit(&self, tenant: Tenant, place: usize, size: u64) -> bool {
         let (guarantee, limit) = self.quota_now(tenant, place);
         let (held, size, guarantee) =
-            (u128::from(self.facts.held(tenant, place)), u128::from(size), u128::from(guarantee));
+            (u128::from(self.facts.charged(tenant, place)), u128::from(size), u128::from(guarantee));
         let before = self.committed_all()[place];
         let after = before - guarantee.max(held) + guarantee.max(held + size);
         held + size <= u128::from(limit) && (after <= u128::from(self.capacity(place)) || after <= before)
@@ -93,12 +93,12 @@ impl Oracle {
 
     /// Memory is made below for a part: in the bytes that it has there, or in others. Whether in its own. What it has in another
     /// place stays its own meanwhile.
-    pub(crate) fn backing_is_made(&mut self, part: PartRef, place: usize) -> bool {
-        self.facts.lacking.remove(&part);
+    pub(crate) fn record_backing_made(&mut self, part: PartRef, place: usize) -> bool {
+        self.facts.missing_backing.remove(&part);
         let lies_in = match self.facts.backings.get(&part) {
             Some(BackingFacts::Reserved { place, .. }) => Some(*place),
             Some(BackingFacts::Kept(id)) => self.facts.extents.get(id).map(|extent| extent.place),
-            Some(BackingFacts::Needless) | None => None,
+            Some(BackingFacts::Unneeded) | None => None,
         };
         if lies_in.is_some_and(|it| it != place) {
             return false;
@@ -110,7 +110,7 @@ impl Oracle {
     }
 
     /// What was to be made below for a part could not be.
-    pub(crate) fn backing_failed(&mut self, id: ExtentId) {
+    pub(crate) fn record_backing_failure(&mut self, id: ExtentId) {
         let Some(extent) = self.facts.extents.get(&id) else { return };
         let Some(part) = extent.part.filter(|_| self.facts.places[extent.place].tier != Tier::Device) else {
             return;
@@ -122,7 +122,7 @@ impl Oracle {
             Some(BackingFacts::Kept(own)) if *own == id => _ = self.facts.backings.remove(&part),
             // It has something in another place.
             Some(_) => return,
-            None if !self.lies_above_or_unknown(part) => return,
+            None if !self.may_lie_on_device(part) => return,
             None => {}
         }
         // What leaves for another tier meanwhile needs nothing there.
@@ -132,12 +132,12 @@ impl Oracle {
         }
         let stays = self.facts.allocations.get(&part.allocation).filter(|it| !it.leaving && goes);
         if let Some(device) = stays.map(|it| it.device) {
-            self.set_aside(part, (owner, false), device, size);
+            self.reserve_backing(part, (owner, false), device, size);
         }
     }
 
     /// Memory below that the part is not in stays its own.
-    pub(crate) fn keeps(&mut self, part: PartRef, id: ExtentId) {
+    pub(crate) fn keep_as_backing(&mut self, part: PartRef, id: ExtentId) {
         let stays = self.facts.allocations.get(&part.allocation).is_some_and(|it| !it.leaving);
         if stays && self.facts.extents.contains_key(&id) {
             self.facts.backings.insert(part, BackingFacts::Kept(id));
@@ -145,40 +145,40 @@ impl Oracle {
     }
 
     /// What was made below for a part that stays on its device, unless it has something there already.
-    pub(crate) fn keeps_if_it_has_none(&mut self, part: PartRef, id: ExtentId) {
-        if self.lies_above_or_unknown(part) && !self.facts.backings.contains_key(&part) {
-            self.keeps(part, id);
+    pub(crate) fn keep_as_backing_if_none(&mut self, part: PartRef, id: ExtentId) {
+        if self.may_lie_on_device(part) && !self.facts.backings.contains_key(&part) {
+            self.keep_as_backing(part, id);
         }
     }
 
     /// A part has left its device for another tier than the one in which it had something.
-    pub(crate) fn gives_up_what_is_below(&mut self, part: PartRef) {
+    pub(crate) fn release_reserved_backing(&mut self, part: PartRef) {
         if let Some(BackingFacts::Reserved { owner, place, size }) = self.facts.backings.remove(&part) {
             self.facts.balance(owner, place).reserved -= size;
-            self.step.touched.push((owner, place));
+            self.step.changed_accounts.push((owner, place));
         }
     }
 
     /// Whether the part goes from one tier below its device to another.
-    pub(crate) fn moves_below(&self, part: PartRef, tier: Tier) -> bool {
-        self.step.moved_below == Some(part) || self.unwritten_before(part, tier).is_some()
+    pub(crate) fn is_moving_below(&self, part: PartRef, tier: Tier) -> bool {
+        self.step.moved_below == Some(part) || self.unwritten_extent(part, tier).is_some()
     }
 
     /// The extent on disk that the part lay in and was never written to, if it lay in one and is in another tier now.
-    fn unwritten_before(&self, part: PartRef, tier: Tier) -> Option<ExtentId> {
+    fn unwritten_extent(&self, part: PartRef, tier: Tier) -> Option<ExtentId> {
         let extent = *self.facts.allocations.get(&part.allocation)?.parts.get(&part.part.0)?;
         let is_left = |place: usize| self.facts.places[place].tier != tier;
         self.facts.extents.get(&extent).filter(|it| it.unwritten && is_left(it.place)).map(|_| extent)
     }
 
     /// What was never written is zeros wherever it goes, so it is not copied. Whether the part was that.
-    fn goes_as_zeros(&mut self, part: PartRef, tier: Tier) -> bool {
-        let Some(from) = self.unwritten_before(part, tier) else { return false };
+    fn record_move_of_zeros(&mut self, part: PartRef, tier: Tier) -> bool {
+        let Some(from) = self.unwritten_extent(part, tier) else { return false };
         let to = self.facts.moves.iter().find(|(_, moves)| moves.part == part && moves.from.is_none());
         let to = to.map(|(to, _)| *to);
         let made = to.and_then(|id| self.facts.extents.get(&id)).is_some_and(|it| {
             it.phase == crate::oracle::facts::ExtentPhase::Live
-                && !it.recycled
+                && !it.reused
                 && self.facts.places[it.place].tier == tier
         });
         self.expect(COPIES, made, || format!("{part:?} was never written, and is in no new memory"));
@@ -187,41 +187,41 @@ impl Oracle {
         };
         self.facts.moves.remove(&to);
         allocation.parts.insert(part.part.0, to);
-        for (id, stray) in [(to, false), (from, true)] {
+        for (id, detached) in [(to, false), (from, true)] {
             if let Some(extent) = self.facts.extents.get_mut(&id) {
-                extent.stray = stray;
+                extent.detached = detached;
             }
         }
         if tier == Tier::Device {
-            self.keeps(part, from);
+            self.keep_as_backing(part, from);
         }
         true
     }
 
     /// What a part has below goes with it alone.
-    pub(crate) fn is_not_backing(&mut self, id: ExtentId) {
+    pub(crate) fn expect_not_backing(&mut self, id: ExtentId) {
         let Some(part) = self.facts.extents.get(&id).and_then(|extent| extent.part) else { return };
         let backs = self.facts.backings.get(&part) == Some(&BackingFacts::Kept(id));
         self.expect(BACKED, !backs, || format!("{id} is released, and is what {part:?} has below"));
     }
 
     /// An allocation is freed, and what its parts have below with it.
-    pub(crate) fn begins_to_leave(&mut self, id: AllocationId) {
+    pub(crate) fn mark_leaving(&mut self, id: AllocationId) {
         if let Some(allocation) = self.facts.allocations.get_mut(&id) {
             allocation.leaving = true;
         }
-        self.nobody_holds_freed(id);
-        self.nobody_drops_freed(id);
+        self.forget_holds(id);
+        self.forget_dropped(id);
         let all = PartRef { allocation: id, part: vramd_types::PartIndex(0) }..=PartRef {
             allocation: id,
             part: vramd_types::PartIndex(u32::MAX),
         };
-        self.facts.lacking.retain(|part, _| part.allocation != id);
+        self.facts.missing_backing.retain(|part, _| part.allocation != id);
         let parts: Vec<_> = self.facts.backings.range(all).map(|(part, _)| *part).collect();
         for part in parts {
             if let Some(BackingFacts::Reserved { owner, place, size }) = self.facts.backings.remove(&part) {
                 self.facts.balance(owner, place).reserved -= size;
-                self.step.touched.push((owner, place));
+                self.step.changed_accounts.push((owner, place));
             }
         }
     }
@@ -229,7 +229,7 @@ impl Oracle {
     /// What could not be made as a whole is undone without a word.
     pub(crate) fn forget_unmade(&mut self, broker: &Broker) {
         let told = |id: &AllocationId| self.facts.allocations.contains_key(id);
-        let parts = self.facts.backings.keys().chain(self.facts.lacking.keys());
+        let parts = self.facts.backings.keys().chain(self.facts.missing_backing.keys());
         let mut unmade: Vec<_> = parts.map(|part| part.allocation).collect();
         unmade.sort_unstable();
         unmade.dedup();
@@ -237,19 +237,19 @@ impl Oracle {
         for id in unmade {
             let state = broker.show(&Target::Id(id)).map(|view| view.state);
             if matches!(state, Err(_) | Ok(AllocationState::Freeing)) {
-                self.begins_to_leave(id);
+                self.mark_leaving(id);
             }
         }
     }
 
     /// A part is in another tier, as the core says: without a copy only if it holds there already what it holds.
-    pub(crate) fn has_moved(&mut self, part: PartRef, tier: Tier) {
+    pub(crate) fn record_move(&mut self, part: PartRef, tier: Tier) {
         self.facts.departing.remove(&part);
-        if (tier == Tier::Device && self.is_made_anew(part)) || self.goes_as_zeros(part, tier) {
+        if (tier == Tier::Device && self.record_remade(part)) || self.record_move_of_zeros(part, tier) {
             return;
         }
         if tier != Tier::Device {
-            self.comes_no_more(part);
+            self.update_pin_requests(part);
         }
         if tier == Tier::Device || self.tier_of(part) != Some(Tier::Device) {
             return;
@@ -271,22 +271,22 @@ impl Oracle {
         };
         self.facts.moves.remove(&to);
         let from = allocation.parts.insert(part.part.0, to);
-        for (id, stray) in [(Some(to), false), (from, true)] {
+        for (id, detached) in [(Some(to), false), (from, true)] {
             if let Some(extent) = id.and_then(|id| self.facts.extents.get_mut(&id)) {
-                extent.stray = stray;
+                extent.detached = detached;
             }
         }
     }
 
     /// A part stays where it is. What it was to go to is its own still.
-    pub(crate) fn stays(&mut self, part: PartRef, tier: Tier) {
+    pub(crate) fn record_stay(&mut self, part: PartRef, tier: Tier) {
         self.facts.departing.remove(&part);
         let to = self.facts.moves.iter().find(|(_, moves)| moves.part == part && moves.from.is_none());
         if let Some(to) = to.map(|(to, _)| *to).filter(|_| tier != Tier::Device)
             && self.facts.allocations.get(&part.allocation).is_some_and(|it| !it.leaving)
         {
             self.facts.moves.remove(&to);
-            self.keeps_if_it_has_none(part, to);
+            self.keep_as_backing_if_none(part, to);
         }
     }
 }

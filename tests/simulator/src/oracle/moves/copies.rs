@@ -11,19 +11,24 @@ use crate::oracle::{
 
 impl Oracle {
     /// Who pays for where it goes.
-    pub(crate) fn part_begins_to_move(&mut self, to: ExtentId, part: PartRef) -> Option<Tenant> {
+    pub(crate) fn record_move_start(&mut self, to: ExtentId, part: PartRef) -> Option<Tenant> {
         self.facts.moves.insert(to, MoveFacts { part, from: None, cancelled: false });
         self.facts.allocations.get(&part.allocation).map(|allocation| allocation.tenant)
     }
 
-    pub(crate) fn copy_begun(&mut self, (from, to): (ExtentId, ExtentId), shadow: bool, broker: &Broker) {
-        self.is_no_file(to);
+    pub(crate) fn check_copy_start(
+        &mut self,
+        (from, to): (ExtentId, ExtentId),
+        shadow: bool,
+        broker: &Broker,
+    ) {
+        self.expect_not_file(to);
         let its = self.facts.extents.get(&to).and_then(|extent| extent.part);
         if let Some(part) = its.filter(|part| self.facts.backings.get(part) == Some(&BackingFacts::Kept(to)))
         {
-            self.leaves_its_device(part, false, broker);
+            self.record_departure(part, false, broker);
             self.facts.backings.remove(&part);
-            self.part_begins_to_move(to, part);
+            self.record_move_start(to, part);
         }
         let Some(moves) = self.facts.moves.get_mut(&to) else {
             return self.expect(COPIES, false, || format!("{to} is copied to, and nothing moves there"));
@@ -63,8 +68,8 @@ impl Oracle {
         });
     }
 
-    pub(crate) fn copy_cancelled(&mut self, to: ExtentId) {
-        if self.write_back_cancelled(to) {
+    pub(crate) fn check_cancel(&mut self, to: ExtentId) {
+        if self.cancel_write_back(to) {
             return;
         }
         let is_copied = self.facts.extents.get(&to).is_some_and(|extent| extent.copied);
@@ -74,18 +79,18 @@ impl Oracle {
         self.expect(COPIES, is_copied, || format!("the copy to {to} is cancelled, and there is none"));
     }
 
-    pub(crate) fn copy_hastened(&mut self, to: ExtentId) {
+    pub(crate) fn check_hasten(&mut self, to: ExtentId) {
         let is_copied = self.facts.extents.get(&to).is_some_and(|extent| extent.copied);
         self.expect(COPIES, is_copied, || format!("the copy to {to} is hastened, and there is none"));
-        self.copy_ordered(to, CopyClass::Demand);
+        self.record_copy_class(to, CopyClass::Demand);
     }
 
     /// The driver is done with both. If it went well and was not given up, the part is there.
-    pub(crate) fn copy_ended(&mut self, to: ExtentId, well: bool) {
+    pub(crate) fn record_copy_end(&mut self, to: ExtentId, well: bool) {
         self.facts.copies.remove(&to);
         let its = self.facts.write_backs.get(&to).filter(|it| well && !it.cancelled);
         self.step.written_back = its.map(|it| it.part);
-        if self.write_back_ended(to) {
+        if self.end_write_back(to) {
             return;
         }
         let Some(MoveFacts { part, from: Some(from), cancelled }) = self.facts.moves.get(&to).copied() else {
@@ -96,13 +101,13 @@ impl Oracle {
         let leaves = below != Some(Tier::Device);
         for (id, is_left) in [(from, arrived), (to, !arrived)] {
             if let Some(extent) = self.facts.extents.get_mut(&id) {
-                (extent.copied, extent.stray) = (false, is_left);
+                (extent.copied, extent.detached) = (false, is_left);
                 // All of it has been written.
-                extent.recycled &= id != to || is_left;
+                extent.reused &= id != to || is_left;
             }
         }
         if !well {
-            self.facts.unlucky.insert(part);
+            self.facts.failed_parts.insert(part);
         }
         if arrived {
             self.facts.moves.remove(&to);
@@ -112,14 +117,14 @@ impl Oracle {
         }
         let above = self.facts.extents.get(&from).map(|extent| self.facts.places[extent.place].tier);
         match (leaves, arrived) {
-            (true, true) if above == Some(Tier::Device) => self.gives_up_what_is_below(part),
+            (true, true) if above == Some(Tier::Device) => self.release_reserved_backing(part),
             (true, true) => self.step.moved_below = Some(part),
             (true, false) if self.facts.allocations.get(&part.allocation).is_some_and(|it| !it.leaving) => {
                 self.facts.moves.remove(&to);
-                self.keeps_if_it_has_none(part, to);
+                self.keep_as_backing_if_none(part, to);
             }
             (true, false) | (false, false) => {}
-            (false, true) => self.keeps(part, from),
+            (false, true) => self.keep_as_backing(part, from),
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::oracle::{Oracle, facts::BackingFacts};
 
 impl Oracle {
     /// A part has left its device without being copied, and is nowhere.
-    pub(crate) fn was_dropped(&mut self, part: PartRef, size: u64, tier: Tier) {
+    pub(crate) fn record_drop(&mut self, part: PartRef, size: u64, tier: Tier) {
         let Some(allocation) = self.facts.allocations.get_mut(&part.allocation) else { return };
         let discardable = allocation.discardable;
         let left = allocation.parts.remove(&part.part.0);
@@ -15,43 +15,43 @@ impl Oracle {
         self.facts.backings.remove(&part);
         self.facts.contents.remove(&part);
         if let Some(extent) = left.and_then(|id| self.facts.extents.get_mut(&id)) {
-            extent.stray = extent.part == Some(part);
+            extent.detached = extent.part == Some(part);
         }
         self.facts.dropped.insert(part, (size, tier));
-        *self.facts.losses.entry(part).or_default() += 1;
-        self.comes_no_more(part);
+        *self.facts.drop_counts.entry(part).or_default() += 1;
+        self.update_pin_requests(part);
         self.expect(CONTENT, discardable, || format!("{part:?} was dropped, and is not discardable"));
     }
 
     /// A part that was nowhere has new memory. Whether it was.
-    pub(crate) fn is_made_anew(&mut self, part: PartRef) -> bool {
+    pub(crate) fn record_remade(&mut self, part: PartRef) -> bool {
         if self.facts.dropped.remove(&part).is_none() {
             return false;
         }
         let to = self.facts.moves.iter().find(|(_, moves)| moves.part == part).map(|(to, _)| *to);
-        let made = to.and_then(|id| self.facts.extents.get_mut(&id)).map(|extent| extent.stray = false);
+        let made = to.and_then(|id| self.facts.extents.get_mut(&id)).map(|extent| extent.detached = false);
         self.expect(CONTENT, made.is_some(), || {
             format!("{part:?} is there again, and no memory was made for it")
         });
         if let (Some(to), Some(allocation)) = (to, self.facts.allocations.get_mut(&part.allocation)) {
             allocation.parts.insert(part.part.0, to);
             self.facts.moves.remove(&to);
-            self.facts.backings.insert(part, BackingFacts::Needless);
+            self.facts.backings.insert(part, BackingFacts::Unneeded);
         }
         true
     }
 
     /// Who is sent a part is told how often its content was given up.
-    pub(crate) fn losses_are_told(&mut self, sent: &MapPart) {
+    pub(crate) fn check_drop_count(&mut self, sent: &MapPart) {
         let (part, told) = (sent.part, sent.drop_count);
-        let were = self.facts.losses.get(&part).copied().unwrap_or_default();
+        let were = self.facts.drop_counts.get(&part).copied().unwrap_or_default();
         self.expect(CONTENT, told == were, || {
             format!("{part:?} is sent as lost {told} times, and was {were}")
         });
     }
 
     /// What was lost of it is known still: somebody may be about to look at what it was sent before.
-    pub(crate) fn nobody_drops_freed(&mut self, allocation: vramd_types::AllocationId) {
+    pub(crate) fn forget_dropped(&mut self, allocation: vramd_types::AllocationId) {
         self.facts.dropped.retain(|part, _| part.allocation != allocation);
     }
 

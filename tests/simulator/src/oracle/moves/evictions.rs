@@ -12,8 +12,8 @@ use crate::oracle::{
 impl Oracle {
     /// A part begins to leave its device, or is about to. Operators have parts moved whatever is guaranteed. `chosen`: it
     /// was chosen just now, and not before.
-    pub(crate) fn leaves_its_device(&mut self, part: PartRef, chosen: bool, broker: &Broker) {
-        let lies = self.lies_on(part);
+    pub(crate) fn record_departure(&mut self, part: PartRef, chosen: bool, broker: &Broker) {
+        let lies = self.resident(part);
         let known = !self.facts.departing.insert(part) || self.is_being_revoked(part);
         if let Some(allocation) = self.facts.allocations.get(&part.allocation).filter(|_| !chosen || known) {
             self.step.chosen_before.insert((allocation.tenant, allocation.device));
@@ -22,22 +22,22 @@ impl Oracle {
             return;
         }
         if let Some((tenant, device, size)) = lies {
-            let wants = self.wanted_by(tenant, device, broker);
-            self.step.departed.entry((tenant, device)).or_default().push((size, wants));
+            let wants = self.wanted_bytes(tenant, device, broker);
+            self.step.departures.entry((tenant, device)).or_default().push((size, wants));
         }
     }
 
     /// After the event: what was chosen was above what is guaranteed. What is above the limit leaves for its tenant's own
     /// sake, and so does what its tenant wants to exchange there. Of several of a tenant nobody knows which was the last.
-    pub(crate) fn guarantees_are_kept(&mut self) {
+    pub(crate) fn check_guarantees(&mut self) {
         let before = std::mem::take(&mut self.step.chosen_before);
-        for ((tenant, device), departed) in std::mem::take(&mut self.step.departed) {
-            let [(last, wants)] = departed[..] else { continue };
+        for ((tenant, device), departures) in std::mem::take(&mut self.step.departures) {
+            let [(last, wants)] = departures[..] else { continue };
             if before.contains(&(tenant, device)) {
                 continue;
             }
             let (guarantee, limit) = self.quota_now(tenant, device);
-            let left = self.facts.held(tenant, device).saturating_sub(self.on_its_way_out(tenant, device));
+            let left = self.facts.charged(tenant, device).saturating_sub(self.leaving_bytes(tenant, device));
             let (before, with) = (left + last, (left + last).saturating_add(wants));
             let above = with > guarantee || before > limit || (wants > 0 && with > limit);
             self.expect(EVICTED, above, || {
@@ -49,7 +49,7 @@ impl Oracle {
     }
 
     /// Whose the part is, on which device, and how large, where its extent is known and there.
-    pub(crate) fn lies_on(&self, part: PartRef) -> Option<(Tenant, usize, u64)> {
+    pub(crate) fn resident(&self, part: PartRef) -> Option<(Tenant, usize, u64)> {
         let allocation = self.facts.allocations.get(&part.allocation)?;
         let extent = self.facts.extents.get(allocation.parts.get(&part.part.0)?)?;
         let is_there = extent.place == allocation.device && !matches!(extent.phase, ExtentPhase::Releasing);
@@ -57,7 +57,7 @@ impl Oracle {
     }
 
     /// Bytes of a tenant that will be gone from a device.
-    fn on_its_way_out(&self, tenant: Tenant, device: usize) -> u64 {
+    fn leaving_bytes(&self, tenant: Tenant, device: usize) -> u64 {
         let leaves = |phase| matches!(phase, ExtentPhase::Releasing | ExtentPhase::GivenUp);
         let extents = self.facts.extents.values();
         let released = extents
@@ -67,25 +67,25 @@ impl Oracle {
             let is_freed = self.facts.allocations.get(&part.allocation).is_none_or(|it| it.leaving);
             !is_freed && (self.may_move(**part) || self.is_being_evicted(**part))
         };
-        let departing = self.facts.departing.iter().filter(stays).filter_map(|part| self.lies_on(*part));
+        let departing = self.facts.departing.iter().filter(stays).filter_map(|part| self.resident(*part));
         let departing = departing.filter(|(of, on, _)| (*of, *on) == (tenant, device)).map(|(.., size)| size);
         released.chain(departing).sum()
     }
 
     /// Bytes that a tenant waits for on a device, or more: who wants more itself makes room for it itself.
-    fn wanted_by(&self, tenant: Tenant, device: usize, broker: &Broker) -> u64 {
+    fn wanted_bytes(&self, tenant: Tenant, device: usize, broker: &Broker) -> u64 {
         let wanted: std::collections::BTreeSet<_> = self.wanted(broker).into_iter().collect();
-        let elsewhere = wanted.into_iter().filter(|part| self.may_lie_elsewhere(*part));
+        let elsewhere = wanted.into_iter().filter(|part| self.may_be_off_device(*part));
         let sizes = elsewhere.filter_map(|part| {
             let allocation = self.facts.allocations.get(&part.allocation)?;
             let size = self.size_of(part)?;
             ((allocation.tenant, allocation.device) == (tenant, device)).then_some(size)
         });
-        let batches = self.facts.calls.values().filter_map(|call| self.asked_by(tenant, call));
+        let batches = self.facts.calls.values().filter_map(|call| self.requested_by(tenant, call));
         sizes.chain(batches).fold(0, u64::saturating_add)
     }
 
-    fn asked_by(&self, tenant: Tenant, call: &Call) -> Option<u64> {
+    fn requested_by(&self, tenant: Tenant, call: &Call) -> Option<u64> {
         let Asked::Client { session, request: ClientRequest::AllocateBatch { items, .. }, .. } = &call.asked
         else {
             return None;

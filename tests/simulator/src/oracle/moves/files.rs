@@ -28,11 +28,11 @@ pub(crate) struct Opened {
 
 impl Oracle {
     /// For who asks to load it just now.
-    pub(crate) fn file_opened(&mut self, opened: Opened, broker: &Broker) {
+    pub(crate) fn record_open(&mut self, opened: Opened, broker: &Broker) {
         let Opened { id, size, .. } = opened;
-        self.is_new_extent(id);
-        self.step.ordered += 1;
-        let owner = self.memory_is_made(id);
+        self.record_extent_id(id);
+        self.step.ordered_count += 1;
+        let owner = self.record_new_memory(id);
         let part = broker.made_for(id);
         let view = part.and_then(|part| broker.show(&Target::Id(part.allocation)).ok());
         let device = view.and_then(|view| self.device_of(&view));
@@ -42,22 +42,22 @@ impl Oracle {
         };
         let touched =
             [Some(device), self.facts.place(device, Tier::Host), self.facts.place(device, Tier::Disk)];
-        self.step.touched.extend(touched.into_iter().flatten().map(|place| (owner, place)));
-        self.is_next_piece(part, opened);
+        self.step.changed_accounts.extend(touched.into_iter().flatten().map(|place| (owner, place)));
+        self.check_next_piece(part, opened);
         let extent = ExtentFacts {
             place,
             size,
             owner,
             phase: ExtentPhase::Creating,
             part: Some(part),
-            stray: false,
+            detached: false,
             copied: false,
             sent_to: Vec::new(),
             mappers: Default::default(),
             being_read: false,
             written_back: false,
             unacknowledged: false,
-            recycled: false,
+            reused: false,
             unwritten: false,
             debts: Vec::new(),
             in_file: true,
@@ -66,7 +66,7 @@ impl Oracle {
     }
 
     /// Of the file that was asked for, and where the one before it ended.
-    fn is_next_piece(&mut self, part: PartRef, opened: Opened) {
+    fn check_next_piece(&mut self, part: PartRef, opened: Opened) {
         let Some((call, asked)) = self.step.call.clone() else { return };
         let Asked::Client { session, request: ClientRequest::Load { spec, file: span }, .. } = asked.asked
         else {
@@ -86,7 +86,7 @@ impl Oracle {
     }
 
     /// Who asked for it is told that it is sealed. It maps none of it, nor is it sent any, until it attaches it.
-    pub(crate) fn loaded(
+    pub(crate) fn check_loaded(
         &mut self,
         by: SessionId,
         (spec, span): (&AllocationSpec, &FileSpan),
@@ -97,7 +97,7 @@ impl Oracle {
         if self.facts.allocations.contains_key(&id) {
             return;
         }
-        self.is_new_allocation(id);
+        self.record_allocation_id(id);
         let Some(load) = self.facts.loading.remove(&id) else {
             return self.expect(CALLS, false, || format!("{id} is loaded, and no file was opened for it"));
         };
@@ -115,7 +115,7 @@ impl Oracle {
             let begins = span.offset.saturating_add(shown.offset);
             self.facts.contents.insert(part, file_content(span.file, begins));
         }
-        let made = self.as_made(by, spec, view);
+        let made = self.new_allocation_facts(by, spec, view);
         let allocation = AllocationFacts {
             uninitialized: false,
             discardable: false,
@@ -125,13 +125,13 @@ impl Oracle {
             ..made
         };
         self.facts.allocations.insert(id, allocation);
-        self.is_placed_as_asked(by, spec, view);
+        self.check_placement(by, spec, view);
         let is = broker.is_unpinned(id);
         self.expect(LOADED, is == spec.unpinned, || format!("{id} is loaded, and unheld: {is}"));
     }
 
     /// What was made of it until then is on its way out.
-    pub(crate) fn could_not_be_loaded(&mut self, call: CallId, broker: &Broker) {
+    pub(crate) fn check_failed_load(&mut self, call: CallId, broker: &Broker) {
         let (of_it, others) =
             std::mem::take(&mut self.facts.loading).into_iter().partition(|(_, it)| it.call == call);
         self.facts.loading = others;
@@ -143,7 +143,7 @@ impl Oracle {
     }
 
     /// Nobody is sent any of it who has not attached it, or does so just now.
-    pub(crate) fn is_attached(&mut self, to: SessionId, part: PartRef) {
+    pub(crate) fn expect_attached(&mut self, to: SessionId, part: PartRef) {
         let loaded = self.facts.allocations.get(&part.allocation).is_some_and(|it| it.loaded);
         let has = |session: &SessionFacts| session.owed.contains(&part) || session.away.contains(&part);
         let attaches = self.step.call.as_ref().is_some_and(|(_, call)| match &call.asked {
@@ -156,13 +156,13 @@ impl Oracle {
         });
     }
 
-    pub(crate) fn is_no_file(&mut self, to: ExtentId) {
+    pub(crate) fn expect_not_file(&mut self, to: ExtentId) {
         let in_file = self.facts.extents.get(&to).is_some_and(|extent| extent.in_file);
         self.expect(FILES, !in_file, || format!("{to} is a piece of a file, and is copied to"));
     }
 
     /// A part is in another tier now.
-    pub(crate) fn leaves_for_its_file(&mut self, part: PartRef, tier: Tier, copied: bool) {
+    pub(crate) fn check_departure_to_file(&mut self, part: PartRef, tier: Tier, copied: bool) {
         let leaves = tier == Tier::Disk && self.has_file(part);
         self.expect(LOADED, !(leaves && copied), || {
             format!("{part:?} has left for its file, and was copied")
@@ -170,7 +170,7 @@ impl Oracle {
     }
 
     /// Memory is made for a part below its device: for one that has its file only in the host, and only for operators.
-    pub(crate) fn needs_memory_below(&mut self, part: PartRef, to: ExtentId, tier: Tier, broker: &Broker) {
+    pub(crate) fn check_memory_below(&mut self, part: PartRef, to: ExtentId, tier: Tier, broker: &Broker) {
         if !self.has_file(part) && !self.lies_in_file(part) {
             return;
         }
@@ -181,7 +181,7 @@ impl Oracle {
     }
 
     /// How many files of a tenant are being read, or are to be.
-    pub(crate) fn are_read_of(&self, tenant: Option<usize>) -> usize {
+    pub(crate) fn loads_under_way(&self, tenant: Option<usize>) -> usize {
         let of_session = |by| self.facts.sessions.get(by).map(|session| session.tenant);
         let loading = self.facts.loading.iter().filter(|(_, load)| of_session(&load.by) == tenant);
         let read = self.facts.extents.values().filter(|extent| {

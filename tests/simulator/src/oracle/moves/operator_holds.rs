@@ -7,7 +7,7 @@ use crate::oracle::Oracle;
 
 impl Oracle {
     /// An operator was told that these are held now, or are not any more.
-    pub(crate) fn held_as_told(
+    pub(crate) fn check_hold_reply(
         &mut self,
         allocation: AllocationId,
         parts: &[PartIndex],
@@ -16,26 +16,26 @@ impl Oracle {
     ) {
         for part in parts.iter().map(|part| PartRef { allocation, part: *part }) {
             match held {
-                true => self.facts.held_by_hand.insert(part),
-                false => self.facts.held_by_hand.remove(&part),
+                true => self.facts.operator_holds.insert(part),
+                false => self.facts.operator_holds.remove(&part),
             };
-            let shown = shown_as_held(part, broker);
+            let shown = is_shown_held(part, broker);
             self.expect(HELD, shown == held, || format!("{part:?}: held {held}, and shown as held {shown}"));
         }
     }
 
     /// A part has left its device.
-    pub(crate) fn nobody_held(&mut self, part: PartRef) {
-        let held = self.facts.held_by_hand.contains(&part);
+    pub(crate) fn expect_no_operator_hold(&mut self, part: PartRef) {
+        let held = self.facts.operator_holds.contains(&part);
         self.expect(HELD, !held, || format!("{part:?} has left its device, and an operator holds it"));
     }
 
-    pub(crate) fn nobody_holds_freed(&mut self, allocation: AllocationId) {
-        self.facts.held_by_hand.retain(|part| part.allocation != allocation);
+    pub(crate) fn forget_holds(&mut self, allocation: AllocationId) {
+        self.facts.operator_holds.retain(|part| part.allocation != allocation);
     }
 }
 
-pub(crate) fn shown_as_held(part: PartRef, broker: &Broker) -> bool {
+pub(crate) fn is_shown_held(part: PartRef, broker: &Broker) -> bool {
     let view = broker.show(&Target::Id(part.allocation));
     view.is_ok_and(|view| view.parts.iter().any(|shown| shown.index == part.part && shown.operator_hold))
 }

@@ -22,7 +22,7 @@ impl Oracle {
     }
 
     /// Whether the part lies on its device, as far as is known.
-    pub(crate) fn lies_above_or_unknown(&self, part: PartRef) -> bool {
+    pub(crate) fn may_lie_on_device(&self, part: PartRef) -> bool {
         self.tier_of(part).is_none_or(|tier| tier == Tier::Device)
     }
 
@@ -40,7 +40,7 @@ impl Oracle {
     }
 
     /// What an operator is told of each part is so; `towards` nowhere it was to be written back. `at_once`: since it was asked nothing else has happened.
-    pub(crate) fn moved_as_told(
+    pub(crate) fn check_move_reply(
         &mut self,
         allocation: AllocationId,
         towards: Option<Tier>,
@@ -50,18 +50,18 @@ impl Oracle {
     ) {
         for (part, outcome) in parts {
             let part = PartRef { allocation, part: *part };
-            let pinning = |by: &[_]| !by.is_empty() && by.iter().all(|id| self.speaks_pins(*id));
+            let pinning = |by: &[_]| !by.is_empty() && by.iter().all(|id| self.has_pins(*id));
             let is_so = match outcome {
-                PartMove::Standing { by } => !by.is_empty() && by.iter().all(|id| !self.speaks_pins(*id)),
+                PartMove::Standing { by } => !by.is_empty() && by.iter().all(|id| !self.has_pins(*id)),
                 PartMove::Pinned { by } | PartMove::Silent { by } => pinning(by),
                 PartMove::Freed => {
                     let view = broker.show(&Target::Id(allocation));
                     !view.is_ok_and(|view| view.state != broker_core::AllocationState::Freeing)
                 }
                 PartMove::Held => {
-                    crate::oracle::moves::operator_holds::shown_as_held(part, broker) || !at_once
+                    crate::oracle::moves::operator_holds::is_shown_held(part, broker) || !at_once
                 }
-                PartMove::Failed { .. } => self.step.failure_told || parts.len() > 1,
+                PartMove::Failed { .. } => self.step.failure_reported || parts.len() > 1,
                 // Of several parts the first may have moved on before the last is there.
                 PartMove::Moved if parts.len() == 1 => {
                     // What is nowhere need go nowhere.
@@ -73,19 +73,19 @@ impl Oracle {
             };
             self.expect(CALLS, is_so, || format!("{part:?} is said to be {outcome:?}"));
             if let (PartMove::Refused { refusal }, true) = (outcome, at_once) {
-                self.refused_for_room_to_move(allocation, refusal);
+                self.check_move_refusal(allocation, refusal);
             }
         }
     }
 
     /// What is refused to move really has no room; what is cached is not given up for operators.
-    fn refused_for_room_to_move(&mut self, allocation: AllocationId, refusal: &Refusal) {
+    fn check_move_refusal(&mut self, allocation: AllocationId, refusal: &Refusal) {
         let Some(tenant) = self.facts.allocations.get(&allocation).map(|it| it.tenant) else { return };
         match refusal {
             Refusal::QuotaLimit { device, tier, limit, asked, .. } => {
                 let Some(place) = self.facts.place_of(device, *tier) else { return };
                 let should = self.quota_now(tenant, place).1;
-                let over = u128::from(self.facts.held(tenant, place)) + u128::from(asked.get());
+                let over = u128::from(self.facts.charged(tenant, place)) + u128::from(asked.get());
                 self.expect(LIMIT, limit.get() == should && over > u128::from(should), || {
                     format!(
                         "a move to place {place} is refused for {limit}, {over} would be held of {should}"
@@ -94,7 +94,7 @@ impl Oracle {
             }
             Refusal::DeviceFull { device, tier, asked, .. } => {
                 let Some(place) = self.facts.place_of(device, *tier) else { return };
-                let (held, guarantee) = (self.facts.held(tenant, place), self.quota_now(tenant, place).0);
+                let (held, guarantee) = (self.facts.charged(tenant, place), self.quota_now(tenant, place).0);
                 let before = self.committed_all()[place];
                 let with = (u128::from(held) + u128::from(asked.get())).max(u128::from(guarantee));
                 let after = before - u128::from(guarantee.max(held)) + with;

@@ -19,19 +19,19 @@ impl Oracle {
     }
 
     /// Memory is made below for a part that stays. Who pays for it.
-    pub(crate) fn gets_memory_below(&mut self, part: PartRef) -> Option<Tenant> {
+    pub(crate) fn payer_of(&self, part: PartRef) -> Option<Tenant> {
         self.facts.allocations.get(&part.allocation).map(|allocation| allocation.tenant)
     }
 
-    pub(crate) fn write_back_begun(&mut self, from: ExtentId, to: ExtentId) {
-        self.is_no_file(to);
+    pub(crate) fn check_write_back_start(&mut self, from: ExtentId, to: ExtentId) {
+        self.expect_not_file(to);
         let its = self.facts.extents.get(&to).and_then(|extent| extent.part);
         let Some(part) = its.filter(|part| self.facts.backings.get(part) == Some(&BackingFacts::Kept(to)))
         else {
             return self
                 .expect(COPIES, false, || format!("{to} is written back to, and no part has it below"));
         };
-        self.nobody_writes(part, from);
+        self.expect_no_writer(part, from);
         let allocation = self.facts.allocations.get_mut(&part.allocation);
         let lies_in = allocation.map(|it| *it.parts.entry(part.part.0).or_insert(from));
         self.expect(COPIES, lies_in == Some(from), || {
@@ -62,8 +62,8 @@ impl Oracle {
     }
 
     /// Who maps what is not sealed has been asked by its word, and did not pin it then.
-    fn nobody_writes(&mut self, part: PartRef, from: ExtentId) {
-        let asked = self.step.cleared == Some(part);
+    fn expect_no_writer(&mut self, part: PartRef, from: ExtentId) {
+        let asked = self.step.cleared_word == Some(part);
         let sealed = self.facts.allocations.get(&part.allocation).is_some_and(|it| it.sealed);
         let mapper = self.facts.extents.get(&from).and_then(|extent| extent.mappers.first().copied());
         self.expect(COPIES, asked || sealed || mapper.is_none(), || {
@@ -72,47 +72,47 @@ impl Oracle {
     }
 
     /// Whether it was one.
-    pub(crate) fn write_back_cancelled(&mut self, to: ExtentId) -> bool {
+    pub(crate) fn cancel_write_back(&mut self, to: ExtentId) -> bool {
         let Some(under_way) = self.facts.write_backs.get_mut(&to) else { return false };
         under_way.cancelled = true;
         true
     }
 
     /// The driver is done with both ends. Whether it was one.
-    pub(crate) fn write_back_ended(&mut self, to: ExtentId) -> bool {
+    pub(crate) fn end_write_back(&mut self, to: ExtentId) -> bool {
         let Some(WriteBackFacts { from, .. }) = self.facts.write_backs.remove(&to) else { return false };
         for id in [from, to] {
             if let Some(extent) = self.facts.extents.get_mut(&id) {
                 extent.written_back = false;
                 extent.copied &= id != to;
                 // All of it has been written, or nobody reads it.
-                extent.recycled &= id != to;
+                extent.reused &= id != to;
             }
         }
         true
     }
 
     /// What nobody maps leaves without a word where its copy is made already.
-    pub(crate) fn leaves_once_written_back(&mut self, broker: &Broker) {
+    pub(crate) fn record_departures_after_write_back(&mut self, broker: &Broker) {
         if self.facts.write_backs.is_empty() {
             return;
         }
         for moving in broker.moves().into_iter().filter(|it| it.cause != Cause::WriteBack) {
             let waits = self.facts.write_backs.contains_key(&moving.extent);
             if waits && !self.facts.departing.contains(&moving.part) {
-                self.leaves_its_device(moving.part, true, broker);
+                self.record_departure(moving.part, true, broker);
             }
         }
     }
 
     /// Its content is said to be below: it was copied there, well, and nobody gave that up.
-    pub(crate) fn was_written_back(&mut self, part: PartRef) {
+    pub(crate) fn check_written_back(&mut self, part: PartRef) {
         let well = self.step.written_back == Some(part);
         self.expect(COPIES, well, || format!("{part:?} is said to be written back, and was not copied"));
     }
 
     /// What an operator is told of each part is so. `at_once`: since it was asked nothing else has happened.
-    pub(crate) fn written_back_as_told(
+    pub(crate) fn check_write_back_reply(
         &mut self,
         allocation: AllocationId,
         parts: &[(PartIndex, PartMove)],
@@ -123,6 +123,6 @@ impl Oracle {
         self.expect(CALLS, held.is_none() || !at_once, || {
             format!("{held:?} is written back while it is held")
         });
-        self.moved_as_told(allocation, None, parts, at_once, broker);
+        self.check_move_reply(allocation, None, parts, at_once, broker);
     }
 }

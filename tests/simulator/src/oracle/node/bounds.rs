@@ -10,10 +10,10 @@ use crate::oracle::{
 
 impl Oracle {
     /// A batch that was served is not empty and no larger than it may be, and none of its items has too many readers.
-    pub(crate) fn batch_is_bounded(&mut self, asked: &ClientRequest) {
-        let (items, most) = (items_of(asked), self.limits.batch_items_max);
-        self.expect(BOUNDS, items > 0 && items <= most, || {
-            format!("a batch of {items} is served, at most {most}")
+    pub(crate) fn check_batch_size(&mut self, asked: &ClientRequest) {
+        let (items, max) = (items_of(asked), self.limits.batch_items_max);
+        self.expect(BOUNDS, items > 0 && items <= max, || {
+            format!("a batch of {items} is served, at most {max}")
         });
         let specs = match asked {
             ClientRequest::AllocateBatch { items, .. } => Some(items.as_slice()),
@@ -21,28 +21,28 @@ impl Oracle {
             _ => None,
         };
         if let Some(specs) = specs {
-            let (readers, most) = (most_readers(specs), self.limits.readers_max);
-            self.expect(BOUNDS, readers <= most, || format!("{readers} readers are taken, at most {most}"));
+            let (readers, max) = (most_readers(specs), self.limits.readers_max);
+            self.expect(BOUNDS, readers <= max, || format!("{readers} readers are taken, at most {max}"));
         }
     }
 
     /// A session that was just welcomed is not one too many.
-    pub(crate) fn sessions_are_bounded(&mut self, tenant: Tenant) {
+    pub(crate) fn check_session_count(&mut self, tenant: Tenant) {
         let live = || self.facts.sessions.values().filter(|session| !session.gone);
         let (all, own) = (live().count(), live().filter(|session| session.tenant == tenant).count());
-        let (most, most_own) = (self.limits.sessions_max, self.limits.sessions_per_tenant_max);
-        self.expect(BOUNDS, all <= most, || format!("{all} sessions, at most {most}"));
-        self.expect(BOUNDS, own <= most_own, || format!("{own} sessions of one tenant, at most {most_own}"));
+        let (max, max_own) = (self.limits.sessions_max, self.limits.sessions_per_tenant_max);
+        self.expect(BOUNDS, all <= max, || format!("{all} sessions, at most {max}"));
+        self.expect(BOUNDS, own <= max_own, || format!("{own} sessions of one tenant, at most {max_own}"));
     }
 
     /// After an event that admitted something: allocations as they are listed, parts and extents as they were seen to
     /// be made.
-    pub(crate) fn counts_are_bounded(&mut self, broker: &Broker) {
-        let Some(tenant) = self.whose_batch().filter(|_| self.step.created > 0) else { return };
+    pub(crate) fn check_counts(&mut self, broker: &Broker) {
+        let Some(tenant) = self.batch_tenant().filter(|_| self.step.created_count > 0) else { return };
         let (listed, _) = broker.list_allocations(Some(&self.facts.tenants[tenant]), None, usize::MAX);
         let in_use = self.facts.extents.values().filter(|extent| {
             extent.owner == tenant
-                && !extent.stray
+                && !extent.detached
                 && matches!(extent.phase, ExtentPhase::Creating | ExtentPhase::Live)
         });
         let limits = &self.limits;
@@ -51,19 +51,19 @@ impl Oracle {
             ("parts", in_use.count(), limits.parts_per_tenant_max),
             ("extents of the node", self.facts.extents.len(), limits.extents_max),
         ];
-        for (what, count, most) in counts {
-            self.expect(BOUNDS, count <= most, || format!("{count} {what}, at most {most}"));
+        for (what, count, max) in counts {
+            self.expect(BOUNDS, count <= max, || format!("{count} {what}, at most {max}"));
         }
     }
 
     /// The tenant whose batch is looked at: one that waited for room, or the one that is asked for now.
-    fn whose_batch(&self) -> Option<Tenant> {
+    fn batch_tenant(&self) -> Option<Tenant> {
         let session = |session: &SessionId| self.facts.sessions.get(session).map(|it| it.tenant);
         let asking = self.step.call.as_ref().and_then(|(_, call)| match &call.asked {
             Asked::Client { session: id, .. } => session(id),
             Asked::Operator { .. } => None,
         });
-        self.step.room_for.or(asking)
+        self.step.retried_tenant.or(asking)
     }
 }
 

@@ -7,7 +7,7 @@ use crate::oracle::{Oracle, facts::ExtentFacts};
 
 impl Oracle {
     /// Devices that a process sees, of which it told a list of UUIDs, or all of them.
-    pub(crate) fn seen(&self, told: Option<&[String]>) -> Vec<usize> {
+    pub(crate) fn visible_devices(&self, told: Option<&[String]>) -> Vec<usize> {
         let seen = |uuid: &String| told.is_none_or(|told| told.contains(uuid));
         let places = self.facts.places.iter().enumerate();
         places
@@ -16,7 +16,7 @@ impl Oracle {
             .collect()
     }
 
-    pub(crate) fn welcomed_with(&mut self, id: SessionId, shown: &[DeviceIndex]) {
+    pub(crate) fn check_welcome_devices(&mut self, id: SessionId, shown: &[DeviceIndex]) {
         let shown: Vec<_> = shown.iter().map(|device| usize::from(device.0)).collect();
         let seen = self.facts.sessions.get(&id).map(|session| session.devices.clone());
         self.expect(DEVICES, seen.as_ref() == Some(&shown), || {
@@ -25,7 +25,7 @@ impl Oracle {
     }
 
     /// Memory that was made is where it was asked for, or on the first device that its session sees.
-    pub(crate) fn is_placed_as_asked(&mut self, by: SessionId, spec: &AllocationSpec, view: &AllocationView) {
+    pub(crate) fn check_placement(&mut self, by: SessionId, spec: &AllocationSpec, view: &AllocationView) {
         let Some(session) = self.facts.sessions.get(&by) else { return };
         let is_called = |text: &str, at: usize| text == self.facts.places[at].uuid || text == at.to_string();
         let place = self.device_of(view);
@@ -39,14 +39,14 @@ impl Oracle {
         });
     }
 
-    pub(crate) fn is_seen(&mut self, by: SessionId, view: &AllocationView) {
+    pub(crate) fn check_device_visible(&mut self, by: SessionId, view: &AllocationView) {
         let place = self.device_of(view);
         let session = self.facts.sessions.get(&by);
         let seen = session.is_none_or(|it| place.is_some_and(|at| it.devices.contains(&at)));
         self.expect(DEVICES, seen, || format!("{by} attaches {}, whose device it does not see", view.id));
     }
 
-    pub(crate) fn is_sent_from(&mut self, id: SessionId, sent: &MapPart) {
+    pub(crate) fn check_sent_device(&mut self, id: SessionId, sent: &MapPart) {
         let place = usize::from(sent.device.0);
         let in_host = self.facts.place(place, Tier::Host);
         let is_near = |extent: &ExtentFacts| extent.place == place || Some(extent.place) == in_host;

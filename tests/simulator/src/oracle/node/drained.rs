@@ -6,7 +6,7 @@ use crate::oracle::Oracle;
 
 impl Oracle {
     /// Nothing is under way any more, so nothing may be unanswered, and nothing left of what was refused.
-    pub fn all_answered(&mut self, broker: &Broker) {
+    pub fn check_all_answered(&mut self, broker: &Broker) {
         let left: Vec<_> = self.facts.calls.iter().take(3).collect();
         let detail = format!("never answered: {left:?}");
         self.expect(DRAINS, self.facts.calls.is_empty(), || detail);
@@ -19,7 +19,7 @@ impl Oracle {
     }
 
     /// All processes have ended: only what was sealed to stay is left.
-    pub fn processes_left(&mut self, broker: &Broker) {
+    pub fn check_after_processes(&mut self, broker: &Broker) {
         let sessions = broker.node().sessions;
         self.expect(DRAINS, sessions == 0, || format!("{sessions} sessions are left"));
         let (views, _) = broker.list_allocations(None, None, usize::MAX);
@@ -31,7 +31,7 @@ impl Oracle {
         }
     }
 
-    pub fn drained(&mut self, broker: &Broker) {
+    pub fn check_drained(&mut self, broker: &Broker) {
         let node = broker.node();
         let left = (node.sessions, node.allocations, node.fds_in_flight);
         self.expect(DRAINS, left == (0, 0, 0), || {

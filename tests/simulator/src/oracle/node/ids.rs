@@ -16,22 +16,22 @@ pub(crate) struct Ids {
 }
 
 impl Oracle {
-    pub(crate) fn is_new_allocation(&mut self, id: AllocationId) {
+    pub(crate) fn record_allocation_id(&mut self, id: AllocationId) {
         let new = self.ids.allocations.insert(id);
         self.expect(IDS, new, || format!("{id} was given out before"));
     }
 
-    pub(crate) fn is_new_session(&mut self, id: SessionId) {
+    pub(crate) fn record_session_id(&mut self, id: SessionId) {
         let new = self.ids.sessions.insert(id);
         self.expect(IDS, new, || format!("{id} was given out before"));
     }
 
-    pub(crate) fn is_new_extent(&mut self, id: ExtentId) {
+    pub(crate) fn record_extent_id(&mut self, id: ExtentId) {
         let new = self.ids.extents.insert(id);
         self.expect(IDS, new, || format!("{id} was given out before"));
     }
 
-    pub(crate) fn was_a_session(&self, id: SessionId) -> bool {
+    pub(crate) fn was_session(&self, id: SessionId) -> bool {
         self.ids.sessions.contains(&id)
     }
 }

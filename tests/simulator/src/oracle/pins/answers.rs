@@ -10,15 +10,15 @@ use vramd_types::{AllocationId, SessionId};
 
 use crate::oracle::{
     Oracle,
-    facts::{Hold, PinFacts, SessionFacts},
-    requests::reasons::OF_PINS,
+    facts::{MapPhase, PinFacts, SessionFacts},
+    requests::reasons::PIN_REASONS,
 };
 
 impl Oracle {
     /// Whether the frame fits.
-    pub(crate) fn pin_asked(&mut self, id: SessionId, call: u64, parts: &[PartRef], wait: Duration) -> bool {
+    pub(crate) fn record_pin(&mut self, id: SessionId, call: u64, parts: &[PartRef], wait: Duration) -> bool {
         let until = (!wait.is_zero()).then(|| self.facts.now.after(wait));
-        let came = self.facts.clock;
+        let arrived = self.facts.clock;
         let Some(session) = self.facts.sessions.get_mut(&id) else { return false };
         let mut each: Vec<_> = parts.to_vec();
         each.sort_unstable();
@@ -29,26 +29,27 @@ impl Oracle {
             && (1..=1024).contains(&parts.len());
         if fits {
             session.last_pin = Some(call);
-            let facts = PinFacts { parts: parts.to_vec(), came, answered: false, stuck: None, until };
+            let facts =
+                PinFacts { parts: parts.to_vec(), arrived, answered: false, stalled_since: None, until };
             session.pin_calls.insert(call, facts);
-            session.coming.extend(parts);
+            session.pin_requested.extend(parts);
         }
         fits
     }
 
     /// The part is on its device no more: only who waits for it is still to be sent it, also if it had it and lost it to who came
     /// before.
-    pub(crate) fn comes_no_more(&mut self, part: PartRef) {
+    pub(crate) fn update_pin_requests(&mut self, part: PartRef) {
         for session in self.facts.sessions.values_mut() {
             _ = match session.pin_calls.values().any(|call| call.parts.contains(&part)) {
-                true => session.coming.insert(part),
-                false => session.coming.remove(&part),
+                true => session.pin_requested.insert(part),
+                false => session.pin_requested.remove(&part),
             };
         }
     }
 
     /// What the part holds is lost: who was to be sent it is told so, keeps it, and is not to be sent it any more.
-    pub(crate) fn is_told_of_loss(&mut self, channel: ChannelId, part: PartRef) {
+    pub(crate) fn check_loss_frame(&mut self, channel: ChannelId, part: PartRef) {
         let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
         let Some(session) = self.facts.sessions.get_mut(&id) else { return };
         let is_so = session.owed.remove(&part) && self.step.damaged == Some(part);
@@ -57,19 +58,20 @@ impl Oracle {
     }
 
     /// After the event: nobody waits for what is lost.
-    pub(crate) fn loss_is_told(&mut self, broker: &Broker) {
+    pub(crate) fn expect_loss_reported(&mut self, broker: &Broker) {
         let Some(part) = self.step.damaged.filter(|part| Self::is_to_be_mapped(*part, broker)) else {
             return;
         };
         let mut sessions = self.facts.sessions.iter();
-        let left = sessions.find(|(_, it)| self.is_served(it) && it.owed.contains(&part)).map(|(id, _)| *id);
+        let left =
+            sessions.find(|(_, it)| self.is_reachable(it) && it.owed.contains(&part)).map(|(id, _)| *id);
         self.expect(PIN_ANSWERS, left.is_none(), || {
             format!("{left:?} is to be sent {part:?}, which is lost")
         });
     }
 
     /// What a session with pins could not map it may ask for again. Its calls on that are over.
-    pub(crate) fn could_not_map(&mut self, id: SessionId, part: PartRef) {
+    pub(crate) fn record_map_failure(&mut self, id: SessionId, part: PartRef) {
         if let Some(session) = self.facts.sessions.get_mut(&id).filter(|session| session.pins) {
             session.away.insert(part);
             self.step.unmappable.insert((id, part));
@@ -77,7 +79,7 @@ impl Oracle {
     }
 
     /// After the event: who waits for what could not be mapped has heard so.
-    pub(crate) fn unmappable_is_told(&mut self) {
+    pub(crate) fn expect_map_failures_reported(&mut self) {
         for (id, part) in std::mem::take(&mut self.step.unmappable) {
             let Some(session) = self.facts.sessions.get(&id).filter(|it| self.facts.is_heard(it)) else {
                 continue;
@@ -94,21 +96,21 @@ impl Oracle {
     fn can_be_pinned(&self, id: SessionId, session: &SessionFacts, part: PartRef) -> bool {
         let allocation = self.facts.allocations.get(&part.allocation);
         let there = allocation.is_some_and(|it| !it.freed && !it.leaving);
-        let maps = matches!(session.holds.get(&part), Some((Hold::Offered | Hold::Mapped, _)));
+        let maps = matches!(session.mappings.get(&part), Some((MapPhase::Offered | MapPhase::Mapped, _)));
         // Whatever has become of its word.
         let unmappable = self.step.unmappable.contains(&(id, part));
         there && (maps || unmappable || session.away.contains(&part))
     }
 
-    pub(crate) fn pin_ended(&mut self, id: SessionId, call: u64) -> bool {
+    pub(crate) fn record_pin_end(&mut self, id: SessionId, call: u64) -> bool {
         let Some(session) = self.facts.sessions.get_mut(&id) else { return false };
         session.pin_calls.remove(&call);
         session.pins && session.last_pin.is_some_and(|last| call <= last)
     }
 
-    pub(crate) fn pin_answered(&mut self, channel: ChannelId, call: u64, refusal: Option<&Refusal>) {
+    pub(crate) fn check_pin_answer(&mut self, channel: ChannelId, call: u64, refusal: Option<&Refusal>) {
         let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
-        let (most, most_parts) = (self.limits.pins_waiting_max, self.limits.pin_parts_waiting_max);
+        let (max, max_parts) = (self.limits.pins_waiting_max, self.limits.pin_parts_waiting_max);
         let Some(session) = self.facts.sessions.get_mut(&id) else { return };
         let own_tenant = self.facts.tenants[session.tenant].clone();
         let calls = session.pin_calls.len();
@@ -118,7 +120,7 @@ impl Oracle {
                 .expect(PIN_ANSWERS, false, || format!("call {call} of {id} is answered and waits not"));
         };
         facts.answered = true;
-        let PinFacts { parts, came, until, .. } = facts.clone();
+        let PinFacts { parts, arrived, until, .. } = facts.clone();
         let now = self.facts.now;
         if let Some(refusal) = refusal {
             session.pin_calls.remove(&call);
@@ -131,11 +133,11 @@ impl Oracle {
                 parts.iter().filter(of_it).any(|part| !self.can_be_pinned(id, session, *part))
             };
             let so = match refusal {
-                Refusal::QueueFull { .. } => calls > most || all_parts > most_parts,
+                Refusal::QueueFull { .. } => calls > max || all_parts > max_parts,
                 Refusal::SessionLost { .. } => session.ending,
                 Refusal::DeviceFull { free, asked, .. } => asked > free,
                 Refusal::QuotaLimit { tenant, limit, asked, .. } => asked > limit && *tenant == own_tenant,
-                Refusal::DriverFailed { .. } => self.step.failure_told,
+                Refusal::DriverFailed { .. } => self.step.failure_reported,
                 Refusal::ContentLost { allocation, part, .. } => {
                     self.step.damaged == Some(PartRef { allocation: *allocation, part: *part })
                 }
@@ -143,7 +145,7 @@ impl Oracle {
                 Refusal::WaitOver { .. } => until.is_some_and(|until| now >= until),
                 Refusal::MapFailed { allocation, .. } => could_not_map(*allocation),
                 Refusal::AllocationNotFound { allocation } => lost(allocation),
-                refusal => OF_PINS.contains(&refusal.reason()),
+                refusal => PIN_REASONS.contains(&refusal.reason()),
             };
             return self.expect(PIN_ANSWERS, so, || format!("call {call} of {id} is refused: {refusal:?}"));
         }
@@ -151,27 +153,29 @@ impl Oracle {
             format!("call {call} of {id} has its parts at {now:?}, and waited until {until:?}")
         });
         let Some(session) = self.facts.sessions.get(&id) else { return };
-        let lacks = parts.iter().find(|part| !matches!(session.holds.get(part), Some((Hold::Mapped, _))));
+        let lacks =
+            parts.iter().find(|part| !matches!(session.mappings.get(part), Some((MapPhase::Mapped, _))));
         let lacks = lacks.copied();
         self.expect(PIN_ANSWERS, lacks.is_none(), || {
             format!("call {call} of {id} is told that it has {lacks:?}, which is not mapped")
         });
-        self.expect(BOUNDS, all_parts <= most_parts, || {
-            format!("calls of {id} have {all_parts} parts, at most {most_parts}")
+        self.expect(BOUNDS, all_parts <= max_parts, || {
+            format!("calls of {id} have {all_parts} parts, at most {max_parts}")
         });
         for part in parts {
-            let fenced = self.facts.fences.get(&part).is_some_and(|fence| fence.came < came);
+            let fenced = self.facts.fences.get(&part).is_some_and(|fence| fence.arrived < arrived);
             self.expect(FENCES, !fenced, || format!("call {call} of {id} came after the fence of {part:?}"));
         }
     }
 
     /// Nothing is under way any more, so nobody waits but who wants what there is no room for, or finds the descriptors
     /// spent that were sent to somebody who has fallen silent.
-    pub fn pins_are_answered(&mut self) {
+    pub fn check_pins_answered(&mut self) {
         let heard = self.facts.sessions.iter().filter(|(_, it)| !it.gone && self.facts.is_heard(it));
         let heard = heard.filter(|(_, it)| self.has_budget(it.tenant));
         let is_over = |call: &PinFacts| call.until.is_some_and(|until| until < self.facts.now);
-        let wants = |call: &PinFacts| call.parts.iter().any(|part| self.facts.demands.contains_key(part));
+        let wants =
+            |call: &PinFacts| call.parts.iter().any(|part| self.facts.part_waiters.contains_key(part));
         let waiting = |(id, call): (&u64, &PinFacts)| {
             (!call.answered && (is_over(call) || !wants(call))).then_some(*id)
         };

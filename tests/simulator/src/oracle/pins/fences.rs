@@ -14,14 +14,14 @@ use crate::oracle::{
 
 impl Oracle {
     /// An operator wants mappings revoked; `None` is an allocation that is known by its name.
-    pub(crate) fn revocation_asked(
+    pub(crate) fn record_revocation(
         &mut self,
         call: CallId,
         allocation: Option<AllocationId>,
         parts: &[PartIndex],
         wait: bool,
     ) {
-        let (came, until) = (self.facts.clock, self.facts.now.after(self.limits.revoke_answer_timeout));
+        let (arrived, until) = (self.facts.clock, self.facts.now.after(self.limits.revoke_answer_timeout));
         let any = !self.facts.revoking.is_empty()
             || !self.facts.evicting.is_empty()
             || !self.facts.words_pending.is_empty();
@@ -29,37 +29,37 @@ impl Oracle {
         self.facts.revoking.insert(call, allocation);
         let Some(allocation) = allocation.filter(|_| wait) else {
             if wait {
-                (self.facts.named_fence_at, self.facts.named_fence_joined) = (came, any);
+                (self.facts.named_fence_at, self.facts.named_fence_joined) = (arrived, any);
             }
             return;
         };
         let all = self.facts.parts_of(allocation);
         for part in all.filter(|part| parts.is_empty() || parts.contains(&part.part)) {
-            self.facts.fenced_at.insert(part, came);
+            self.facts.fenced_at.insert(part, arrived);
             if others || self.is_being_evicted(part) {
                 self.facts.fences_joined.insert(part);
             } else {
                 self.facts.fences_joined.remove(&part);
-                self.facts.fences.insert(part, FenceFacts { call, came, until });
+                self.facts.fences.insert(part, FenceFacts { call, arrived, until });
             }
         }
-        self.fences_last();
+        self.forget_uncertain_fences();
     }
 
-    pub(crate) fn revocation_answered(&mut self, call: CallId) {
+    pub(crate) fn end_revocation(&mut self, call: CallId) {
         self.facts.revoking.remove(&call);
         self.facts.fences.retain(|_, fence| fence.call != call);
     }
 
     /// After each event: of which fences it is certain that they last.
-    pub(crate) fn fences_last(&mut self) {
+    pub(crate) fn forget_uncertain_fences(&mut self) {
         if self.facts.fences.is_empty() {
             return;
         }
         let facts = &self.facts;
         let answers = |it: &SessionFacts| it.pins && !it.silent && !it.gone && facts.is_heard(it);
         let lasts = |part: &PartRef, fence: &FenceFacts| {
-            let mut holders = facts.sessions.values().filter(|it| it.holds.contains_key(part)).peekable();
+            let mut holders = facts.sessions.values().filter(|it| it.mappings.contains_key(part)).peekable();
             holders.peek().is_some() && holders.all(answers) && facts.now < fence.until
         };
         let over: Vec<_> =
@@ -69,7 +69,7 @@ impl Oracle {
         }
     }
 
-    pub(crate) fn is_silent(&mut self, session: SessionId, silent: bool) {
+    pub(crate) fn set_silent(&mut self, session: SessionId, silent: bool) {
         let now = self.facts.now;
         if let Some(session) = self.facts.sessions.get_mut(&session) {
             session.silent_since = silent.then(|| session.silent_since.unwrap_or(now));
@@ -78,7 +78,7 @@ impl Oracle {
     }
 
     /// What an operator is told of a single part is so.
-    pub(crate) fn revoked_as_told(
+    pub(crate) fn check_revocation_reply(
         &mut self,
         allocation: AllocationId,
         parts: &[(PartIndex, PartRevocation)],
@@ -86,9 +86,9 @@ impl Oracle {
         for (part, outcome) in parts {
             let part = PartRef { allocation, part: *part };
             let is_so = match outcome {
-                PartRevocation::Standing { by } => by.iter().all(|id| !self.speaks_pins(*id)),
+                PartRevocation::Standing { by } => by.iter().all(|id| !self.has_pins(*id)),
                 PartRevocation::Pinned { by } | PartRevocation::Silent { by } => {
-                    !by.is_empty() && by.iter().all(|id| self.speaks_pins(*id))
+                    !by.is_empty() && by.iter().all(|id| self.has_pins(*id))
                 }
                 PartRevocation::Revoked => true,
             };
@@ -97,13 +97,13 @@ impl Oracle {
         // Of several parts the first may be mapped again before the last is over.
         if let [(part, PartRevocation::Revoked)] = parts {
             let part = PartRef { allocation, part: *part };
-            let mapper = self.facts.sessions.iter().find(|(_, it)| it.holds.contains_key(&part));
+            let mapper = self.facts.sessions.iter().find(|(_, it)| it.mappings.contains_key(&part));
             let mapper = mapper.map(|(id, _)| *id);
             self.expect(FENCES, mapper.is_none(), || format!("{part:?} is revoked, and {mapper:?} maps it"));
         }
     }
 
-    pub(crate) fn speaks_pins(&self, id: SessionId) -> bool {
+    pub(crate) fn has_pins(&self, id: SessionId) -> bool {
         self.facts.sessions.get(&id).is_some_and(|session| session.pins)
     }
 }

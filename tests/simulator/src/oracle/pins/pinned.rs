@@ -7,20 +7,20 @@ use crate::oracle::{Oracle, facts::Call};
 
 impl Oracle {
     /// The words of a part are to be revoked, for an evict.
-    pub(crate) fn words_asked(
+    pub(crate) fn check_word_revocation(
         &mut self,
         part: PartRef,
         words: &[(ChannelId, SessionId, Slot)],
         broker: &Broker,
     ) {
-        if !self.is_being_revoked(part) && self.lies_above_or_unknown(part) {
-            self.leaves_its_device(part, true, broker);
+        if !self.is_being_revoked(part) && self.may_lie_on_device(part) {
+            self.record_departure(part, true, broker);
         }
         for (_, session, _) in words {
-            let taken = self.has_call_that_keeps(*session, part);
+            let taken = self.has_protecting_call(*session, part);
             self.expect(PINNED, !taken, || format!("{part:?} is in a pin call of {session}, and is evicted"));
             let maps =
-                self.facts.sessions.get(session).is_some_and(|session| session.holds.contains_key(&part));
+                self.facts.sessions.get(session).is_some_and(|session| session.mappings.contains_key(&part));
             self.expect(PINNED, maps, || format!("{session} does not map {part:?}, and its word is revoked"));
         }
         self.facts.words_pending.insert(part);
@@ -28,7 +28,7 @@ impl Oracle {
     }
 
     /// A session is told to unmap a part for a while: for an evict or a fence that came before all its calls on it.
-    pub(crate) fn may_be_evicted(&mut self, id: SessionId, part: PartRef) {
+    pub(crate) fn check_eviction(&mut self, id: SessionId, part: PartRef) {
         let words = self.facts.words_asked.get(&part).copied().unwrap_or_default();
         let fenced = self.facts.fenced_at.get(&part).copied().unwrap_or_default();
         let since = words.max(fenced).max(self.facts.named_fence_at);
@@ -45,37 +45,38 @@ impl Oracle {
         if self.step.words_revoked == Some(part)
             && let Some(session) = self.facts.sessions.get_mut(&id)
         {
-            session.prompt.insert(part);
+            session.revoked_unpinned.insert(part);
         }
     }
 
     /// Whether the session has a call on the part that is answered, or that came before all who wait for room there.
-    fn has_call_that_keeps(&self, id: SessionId, part: PartRef) -> bool {
+    fn has_protecting_call(&self, id: SessionId, part: PartRef) -> bool {
         let session = self.facts.sessions.get(&id);
         let calls = session.into_iter().flat_map(|session| session.pin_calls.values());
-        let mut its = calls.filter(|call| call.came < self.facts.clock && call.parts.contains(&part));
-        its.any(|call| call.answered || !self.waits_before(part, call.came))
+        let mut its = calls.filter(|call| call.arrived < self.facts.clock && call.parts.contains(&part));
+        its.any(|call| call.answered || !self.has_earlier_waiter(part, call.arrived))
     }
 
     /// Whether anybody waits for room on the part's device who came before then.
-    fn waits_before(&self, part: PartRef, came: u64) -> bool {
+    fn has_earlier_waiter(&self, part: PartRef, arrived: u64) -> bool {
         let device = self.facts.allocations.get(&part.allocation).map(|it| it.device);
         let there = |of: &PartRef| self.facts.allocations.get(&of.allocation).map(|it| it.device) == device;
-        let stands = self.facts.demands.iter().any(|(of, since)| there(of) && *since < came);
+        let stands = self.facts.part_waiters.iter().any(|(of, since)| there(of) && *since < arrived);
         let batch = |call: &Call| {
-            call.came < came && matches!(Self::request_of(call), Some(ClientRequest::AllocateBatch { .. }))
+            call.arrived < arrived
+                && matches!(Self::request_of(call), Some(ClientRequest::AllocateBatch { .. }))
         };
-        let heard = self.facts.sessions.values().filter(|session| self.is_served(session));
+        let heard = self.facts.sessions.values().filter(|session| self.is_reachable(session));
         let mut calls = heard.flat_map(|session| session.pin_calls.values());
-        let lacks = |of: &PartRef| there(of) && self.may_lie_elsewhere(*of);
+        let lacks = |of: &PartRef| there(of) && self.may_be_off_device(*of);
         stands
             || self.facts.calls.values().any(batch)
-            || calls.any(|call| !call.answered && call.came < came && call.parts.iter().any(lacks))
+            || calls.any(|call| !call.answered && call.arrived < arrived && call.parts.iter().any(lacks))
     }
 
     fn has_call_before(&self, id: SessionId, part: PartRef, then: u64) -> bool {
         let session = self.facts.sessions.get(&id);
         let mut calls = session.into_iter().flat_map(|session| session.pin_calls.values());
-        calls.any(|call| call.came < then && call.parts.contains(&part))
+        calls.any(|call| call.arrived < then && call.parts.contains(&part))
     }
 }

@@ -7,15 +7,15 @@ use vramd_types::SessionId;
 
 use crate::oracle::{
     Oracle,
-    facts::{Hold, PinFacts},
+    facts::{MapPhase, PinFacts},
 };
 
 impl Oracle {
-    pub(crate) fn nobody_stalls(&mut self) {
-        if self.facts.fences.is_empty() && self.facts.evicting.is_empty() && !self.facts.some_stuck {
+    pub(crate) fn check_stalls(&mut self) {
+        if self.facts.fences.is_empty() && self.facts.evicting.is_empty() && !self.facts.any_stalled {
             return;
         }
-        self.facts.some_stuck = false;
+        self.facts.any_stalled = false;
         let waits = |call: &PinFacts| !call.answered;
         let waiting = self.facts.sessions.iter().filter(|(_, it)| it.pin_calls.values().any(waits));
         let waiting: BTreeSet<SessionId> = waiting.map(|(id, _)| *id).collect();
@@ -28,11 +28,11 @@ impl Oracle {
             let heard = !session.gone && self.facts.is_heard(session);
             for (number, call) in session.pin_calls.iter().filter(|(_, call)| !call.answered) {
                 count += 1;
-                let stuck = heard
-                    && self.in_the_way_of(id, call).is_some_and(|in_the_way| {
+                let is_stalled = heard
+                    && self.blockers_of(id, call).is_some_and(|in_the_way| {
                         !in_the_way.is_empty() && in_the_way.iter().all(|of| waiting.contains(of))
                     });
-                let since: Option<Time> = stuck.then(|| call.stuck.unwrap_or(self.facts.now));
+                let since: Option<Time> = is_stalled.then(|| call.stalled_since.unwrap_or(self.facts.now));
                 changes.push((id, *number, since));
             }
         }
@@ -41,9 +41,9 @@ impl Oracle {
             let call =
                 self.facts.sessions.get_mut(&id).and_then(|session| session.pin_calls.get_mut(&number));
             if let Some(call) = call {
-                call.stuck = since;
+                call.stalled_since = since;
             }
-            self.facts.some_stuck |= since.is_some();
+            self.facts.any_stalled |= since.is_some();
             let late = since.is_some_and(|since| since.after(longest) < self.facts.now);
             self.expect(STALLS, !late, || {
                 format!("call {number} of {id} waits since {since:?} for those who wait themselves")
@@ -52,18 +52,18 @@ impl Oracle {
     }
 
     /// Sessions that a call waits for, or `None` where that is not certain.
-    fn in_the_way_of(&self, id: SessionId, call: &PinFacts) -> Option<BTreeSet<SessionId>> {
+    fn blockers_of(&self, id: SessionId, call: &PinFacts) -> Option<BTreeSet<SessionId>> {
         let session = self.facts.sessions.get(&id)?;
         let mut in_the_way = BTreeSet::new();
         for part in &call.parts {
             match self.facts.fences.get(part) {
-                Some(fence) if fence.came < call.came => in_the_way.extend(self.mappers_of(*part)),
+                Some(fence) if fence.arrived < call.arrived => in_the_way.extend(self.mappers_of(*part)),
                 Some(_) => {}
                 None if self.is_being_revoked(*part) => return None,
                 None => {}
             }
-            let evicting = matches!(session.holds.get(part), Some((Hold::Evicting, _)));
-            if evicting && !session.prompt.contains(part) {
+            let evicting = matches!(session.mappings.get(part), Some((MapPhase::Evicting, _)));
+            if evicting && !session.revoked_unpinned.contains(part) {
                 in_the_way.insert(id);
             }
         }
@@ -72,7 +72,7 @@ impl Oracle {
 
     fn mappers_of(&self, part: PartRef) -> impl Iterator<Item = SessionId> {
         let sessions = self.facts.sessions.iter();
-        sessions.filter(move |(_, it)| it.holds.contains_key(&part)).map(|(id, _)| *id)
+        sessions.filter(move |(_, it)| it.mappings.contains_key(&part)).map(|(id, _)| *id)
     }
 
     pub(crate) fn is_being_revoked(&self, part: PartRef) -> bool {

@@ -9,7 +9,7 @@ use crate::oracle::{Oracle, facts::SessionFacts};
 
 impl Oracle {
     /// Said of a place: from which step to which, with so much held of so much.
-    pub(crate) fn pressure_changed(
+    pub(crate) fn check_pressure_change(
         &mut self,
         (device, tier): (usize, Tier),
         from: Pressure,
@@ -18,7 +18,7 @@ impl Oracle {
     ) {
         let Some(place) = self.facts.place(device, tier) else { return };
         let known = self.pressure_in(place);
-        let should = self.step_after(from, held, capacity);
+        let should = self.level_after(from, held, capacity);
         self.expect(PRESSURE, from == known && to == should && to != from, || {
             format!("place {place} goes from {from} to {to} with {held} of {capacity}; it was {known}, and should be {should}")
         });
@@ -28,19 +28,19 @@ impl Oracle {
         self.facts.pressure.insert(place, to);
     }
 
-    pub(crate) fn pressure_told(&mut self, channel: ChannelId, note: &PressureNote) {
+    pub(crate) fn check_pressure_frame(&mut self, channel: ChannelId, note: &PressureNote) {
         let session = self.facts.on_channel.get(&channel).and_then(|id| self.facts.sessions.get(id));
         let hears = session.is_some_and(|session| session.hears_pressure);
         self.expect(PRESSURE, hears, || format!("{channel:?} is told of pressure, and does not speak that"));
         let usual = (800..=1200).contains(&note.batch_factor);
         self.expect(PRESSURE, usual, || format!("the factor is {} thousandths", note.batch_factor));
         let place = self.facts.place(usize::from(note.device.0), note.tier);
-        place.map(|place| self.facts.told.insert((channel, place), note.pressure));
+        place.map(|place| self.facts.reported_pressure.insert((channel, place), note.pressure));
     }
 
     /// After the event: what is shown of each place is what was said of it, and it is the step that stands with what is held
     /// there; who wants to hear of it has.
-    pub(crate) fn pressure_is_as_shown(&mut self, broker: &Broker) {
+    pub(crate) fn check_pressure_levels(&mut self, broker: &Broker) {
         if !self.facts.clock.is_multiple_of(8) && !self.step.settings_changed {
             return;
         }
@@ -51,19 +51,19 @@ impl Oracle {
             for (tier, shown, held, capacity) in on_device.into_iter().chain(below.into_iter().flatten()) {
                 let Some(place) = self.facts.place(device, tier) else { continue };
                 let known = self.pressure_in(place);
-                let should = self.step_after(known, held.get(), capacity.get());
+                let should = self.level_after(known, held.get(), capacity.get());
                 self.expect(PRESSURE, shown == known && shown == should, || {
                     format!("place {place} is shown as {shown} with {held} of {capacity}; it was {known}, and should be {should}")
                 });
-                self.all_were_told(place, device, known);
+                self.check_pressure_reports(place, device, known);
             }
         }
     }
 
-    fn all_were_told(&mut self, place: usize, device: usize, known: Pressure) {
+    fn check_pressure_reports(&mut self, place: usize, device: usize, known: Pressure) {
         let hears = |it: &&SessionFacts| !it.gone && it.hears_pressure && it.devices.contains(&device);
         let sessions = self.facts.sessions.values().filter(hears);
-        let told = |channel| self.facts.told.get(&(channel, place)).copied();
+        let told = |channel| self.facts.reported_pressure.get(&(channel, place)).copied();
         let missed = sessions
             .map(|it| it.channel)
             .find(|channel| self.facts.open_channels.contains(channel) && told(*channel) != Some(known));
@@ -73,10 +73,16 @@ impl Oracle {
     }
 
     /// A part is in another tier now. If that was for pressure alone, its place was full, and nobody had used it for long.
-    pub(crate) fn leaves_by_pressure(&mut self, part: PartRef, tier: Tier, cause: Cause, began: Time) {
+    pub(crate) fn check_departure_for_pressure(
+        &mut self,
+        part: PartRef,
+        tier: Tier,
+        cause: Cause,
+        began: Time,
+    ) {
         let device = self.facts.allocations.get(&part.allocation).map(|allocation| allocation.device);
         if let Some(device) = device.filter(|_| cause == Cause::Pressure) {
-            let here = if self.moves_below(part, tier) { Tier::Host } else { Tier::Device };
+            let here = if self.is_moving_below(part, tier) { Tier::Host } else { Tier::Device };
             let Some(place) = self.facts.place(device, here) else { return };
             let was_high = self.pressure_in(place) >= Pressure::High
                 || self.facts.high_until.get(&place).is_some_and(|until| *until >= began);
@@ -102,7 +108,7 @@ impl Oracle {
     }
 
     /// The highest step that is entered with so much, or that was and is not left yet.
-    fn step_after(&self, from: Pressure, held: u64, capacity: u64) -> Pressure {
+    fn level_after(&self, from: Pressure, held: u64, capacity: u64) -> Pressure {
         let bounds = self.bounds();
         let at_least =
             |percent: u32| held > 0 && u128::from(held) * 100 >= u128::from(capacity) * u128::from(percent);

@@ -15,7 +15,7 @@ use crate::oracle::{
 const SLACK: Duration = Duration::from_millis(400);
 
 impl Oracle {
-    pub(crate) fn pressure_is_relieved(&mut self, broker: &Broker) {
+    pub(crate) fn check_relief(&mut self, broker: &Broker) {
         if !self.facts.clock.is_multiple_of(16) {
             return;
         }
@@ -23,12 +23,12 @@ impl Oracle {
             let full = self.pressure_in(place) >= Pressure::High
                 && !self.is_anything_leaving(place)
                 && !self.is_at_target(place, broker);
-            self.cached_goes(place, full);
-            self.cold_leaves(place, full, broker);
+            self.check_cached_released(place, full);
+            self.check_cold_evicted(place, full, broker);
         }
     }
 
-    fn cached_goes(&mut self, place: usize, full: bool) {
+    fn check_cached_released(&mut self, place: usize, full: bool) {
         let before = self.facts.cached_since.remove(&place).unwrap_or_default();
         if !full {
             return;
@@ -45,14 +45,14 @@ impl Oracle {
         self.facts.cached_since.insert(place, cached);
     }
 
-    fn cold_leaves(&mut self, place: usize, full: bool, broker: &Broker) {
+    fn check_cold_evicted(&mut self, place: usize, full: bool, broker: &Broker) {
         let before = self.facts.idle_since.remove(&place).unwrap_or_default();
         let has_cached = self.facts.cached.iter().any(|((_, of), bytes)| *of == place && *bytes > 0);
         if full && !has_cached && !self.facts.extents_ran_out && !self.bounds().cold_after.is_zero() {
             let (now, bounds) = (self.facts.now, self.bounds());
             let patience = bounds.cold_after + bounds.sample_interval * 4 + SLACK;
             let since = |part: PartRef| (part, before.get(&part).copied().unwrap_or(now));
-            let idle: BTreeMap<_, _> = self.certainly_cold(place, broker).into_iter().map(since).collect();
+            let idle: BTreeMap<_, _> = self.find_cold(place, broker).into_iter().map(since).collect();
             let stays = idle.iter().find(|(_, since)| since.after(patience) < now).map(|(part, _)| *part);
             let pressure = self.pressure_in(place);
             self.expect(RELIEVED, stays.is_none(), || {
@@ -83,27 +83,30 @@ impl Oracle {
         })
     }
 
-    fn certainly_cold(&mut self, place: usize, broker: &Broker) -> Vec<PartRef> {
+    fn find_cold(&self, place: usize, broker: &Broker) -> Vec<PartRef> {
         let allocations = self.facts.allocations.iter();
         let parts = allocations.filter(|(_, it)| may_leave(it)).flat_map(|(id, it)| {
             let part = |index: &u32| PartRef { allocation: *id, part: PartIndex(*index) };
             it.parts.keys().map(part)
         });
         let mut idle = parts.filter(|part| self.is_idle(*part)).collect::<Vec<_>>();
-        idle.retain(|part| self.could_leave(*part, place) && is_settled(*part, broker));
+        idle.retain(|part| self.can_leave(*part, place) && is_settled(*part, broker));
         idle
     }
 
     fn is_idle(&self, part: PartRef) -> bool {
         let uses = |it: &crate::oracle::facts::SessionFacts| {
-            !it.gone && (it.holds.contains_key(&part) || it.owed.contains(&part) || it.coming.contains(&part))
+            !it.gone
+                && (it.mappings.contains_key(&part)
+                    || it.owed.contains(&part)
+                    || it.pin_requested.contains(&part))
         };
         self.facts.used.get(&part).is_some_and(|used| used.after(self.bounds().cold_after) < self.facts.now)
             && !self.facts.sessions.values().any(uses)
             && !self.facts.pinned.iter().any(|(of, _)| *of == part)
-            && !self.facts.demands.contains_key(&part)
-            && !self.facts.held_by_hand.contains(&part)
-            && !self.facts.unlucky.contains(&part)
+            && !self.facts.part_waiters.contains_key(&part)
+            && !self.facts.operator_holds.contains(&part)
+            && !self.facts.failed_parts.contains(&part)
             && !self.facts.write_backs.values().any(|it| it.part == part)
             && !self.is_read(part.allocation)
     }
@@ -113,7 +116,7 @@ impl Oracle {
     }
 
     /// Whether it lies in that place, is not guaranteed there, and has somewhere to go.
-    fn could_leave(&mut self, part: PartRef, place: usize) -> bool {
+    fn can_leave(&self, part: PartRef, place: usize) -> bool {
         let Some(allocation) = self.facts.allocations.get(&part.allocation) else { return false };
         let (tenant, device) = (allocation.tenant, allocation.device);
         let Some(size) = self.size_of(part) else { return false };
@@ -121,7 +124,7 @@ impl Oracle {
         if self.facts.place(device, tier) != Some(place) || self.tier_of(part) != Some(tier) {
             return false;
         }
-        if self.facts.held(tenant, place).saturating_sub(size) < self.quota_now(tenant, place).0 {
+        if self.facts.charged(tenant, place).saturating_sub(size) < self.quota_now(tenant, place).0 {
             return false;
         }
         match tier {

@@ -51,21 +51,21 @@ impl Oracle {
     }
 
     /// What the driver was told. The change follows at once.
-    pub(crate) fn shares_told(&mut self, shares: Shares) {
+    pub(crate) fn record_driver_shares(&mut self, shares: Shares) {
         let before = self.settings.shares_told.replace(shares);
         self.expect(SETTINGS, before.is_none(), || format!("shares are told again: {shares:?}"));
     }
 
     /// What was said of a change: it is the one that was asked for just now, and makes sense.
-    pub(crate) fn settings_changed(&mut self, before: &Settings, after: &Settings) {
+    pub(crate) fn check_settings_change(&mut self, before: &Settings, after: &Settings) {
         let known = self.settings.now;
         let asked = self.step.call.as_ref().and_then(|(_, call)| match &call.asked {
             Asked::Operator { request: OperatorRequest::ChangeSettings(change), .. } => Some(*change),
             _ => None,
         });
         let asked = asked.filter(|_| self.step.repeat.is_new());
-        let should = asked.map(|change| with(&known, &change));
-        let good = asked.is_some_and(|change| self.makes_sense(&change));
+        let should = asked.map(|change| apply(&known, &change));
+        let good = asked.is_some_and(|change| self.judge_change(&change));
         self.expect(SETTINGS, *before == known && Some(*after) == should && good && before != after, || {
             format!("settings go from {before:?} to {after:?}; they were {known:?}, and {asked:?} was asked")
         });
@@ -81,37 +81,37 @@ impl Oracle {
     }
 
     /// Who asked is told what holds.
-    pub(crate) fn settings_are_as_told(&self, change: &SettingsChange, told: &Settings) -> bool {
-        let made = !self.step.repeat.is_new() || with(&self.settings.now, change) == self.settings.now;
+    pub(crate) fn matches_settings(&self, change: &SettingsChange, told: &Settings) -> bool {
+        let made = !self.step.repeat.is_new() || apply(&self.settings.now, change) == self.settings.now;
         *told == self.settings.now && made
     }
 
     /// A change that is refused was none that makes sense.
-    pub(crate) fn settings_are_refused(&mut self, change: &SettingsChange, refusal: &Refusal) {
+    pub(crate) fn check_settings_refusal(&mut self, change: &SettingsChange, refusal: &Refusal) {
         if matches!(refusal, Refusal::QueueFull { .. } | Refusal::RequestIdReused { .. }) {
             return;
         }
-        let good = self.makes_sense(change);
+        let good = self.judge_change(change);
         self.expect(SETTINGS, !good, || format!("{change:?} makes sense, and is refused: {refusal:?}"));
     }
 
     /// After every event.
-    pub(crate) fn settings_are_as_shown(&mut self, broker: &Broker) {
+    pub(crate) fn check_settings(&mut self, broker: &Broker) {
         let (shown, known) = (broker.settings(), self.settings.now);
         self.expect(SETTINGS, shown == known, || format!("settings are {shown:?}, not {known:?}"));
     }
 
-    fn makes_sense(&mut self, change: &SettingsChange) -> bool {
-        let (now, most) = (self.settings.now, self.settings.configured);
-        let after = with(&now, change);
+    fn judge_change(&mut self, change: &SettingsChange) -> bool {
+        let (now, max) = (self.settings.now, self.settings.configured);
+        let after = apply(&now, change);
         let tiers = [
-            (Tier::Host, change.tiers.host, now.tiers.host, most.host),
-            (Tier::Disk, change.tiers.disk, now.tiers.disk, most.disk),
+            (Tier::Host, change.tiers.host, now.tiers.host, max.host),
+            (Tier::Disk, change.tiers.disk, now.tiers.disk, max.disk),
         ];
-        let fits = tiers.into_iter().all(|(tier, said, now, most)| {
+        let fits = tiers.into_iter().all(|(tier, said, now, max)| {
             said.is_none_or(|said| {
-                !most.is_zero()
-                    && said <= most
+                !max.is_zero()
+                    && said <= max
                     && said.get() % GRANULARITY.get() == 0
                     && (said >= now || self.largest_guarantee(tier) <= said.get())
             })
@@ -121,7 +121,7 @@ impl Oracle {
         let shares = shares.into_iter().zip(CopyClass::ALL);
         let percents = shares.map(|(said, class)| said.unwrap_or_else(|| now.shares.percent(class)));
         let shared = percents.fold(0, u32::saturating_add) <= 100;
-        *change != SettingsChange::default() && ascends(&after.pressure) && fits && shared
+        *change != SettingsChange::default() && has_ascending_levels(&after.pressure) && fits && shared
     }
 
     /// What is guaranteed of a tier, where that is most.
@@ -139,7 +139,7 @@ impl Oracle {
     }
 }
 
-fn with(settings: &Settings, change: &SettingsChange) -> Settings {
+fn apply(settings: &Settings, change: &SettingsChange) -> Settings {
     let mut after = *settings;
     let PressureChange { elevated_percent, high_percent, critical_percent, .. } = change.pressure;
     let PressureChange { fall_percent, evict_to_percent, cold_after, .. } = change.pressure;
@@ -169,7 +169,7 @@ fn with(settings: &Settings, change: &SettingsChange) -> Settings {
 
 /// Each step begins where the one before it is entered or above, and is left above where that one is entered; and what leaves
 /// for pressure ends it.
-fn ascends(bounds: &PressureBounds) -> bool {
+fn has_ascending_levels(bounds: &PressureBounds) -> bool {
     let [elevated, high, critical, fall, evict_to] = [
         bounds.elevated_percent,
         bounds.high_percent,

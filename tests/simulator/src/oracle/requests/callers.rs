@@ -10,14 +10,14 @@ use crate::oracle::{
 
 impl Oracle {
     /// How the call must be refused whatever it asks for, if it must.
-    pub(crate) fn refusal_of_caller(&self, call: &Call) -> Option<Refusal> {
+    pub(crate) fn expected_refusal(&self, call: &Call) -> Option<Refusal> {
         let Asked::Client { session: id, peer, .. } = &call.asked else { return None };
         let (session, pid) = (*id, peer.pid);
         if id.get() == 0 {
             return Some(Refusal::SessionMissing);
         }
         match self.facts.sessions.get(id) {
-            None if self.was_a_session(session) => Some(Refusal::SessionLost { session }),
+            None if self.was_session(session) => Some(Refusal::SessionLost { session }),
             None => Some(Refusal::SessionNotFound { session }),
             Some(facts) if facts.gone => Some(Refusal::SessionLost { session }),
             Some(facts) if (facts.pid, facts.uid) != (peer.pid, peer.uid) => {
@@ -31,7 +31,7 @@ impl Oracle {
     }
 
     /// After the event: who must be refused was, with the right words, and nobody else.
-    pub(crate) fn refused_as_expected(&mut self) {
+    pub(crate) fn check_expected_refusal(&mut self) {
         let Some((id, _)) = self.step.call.take() else { return };
         let about_callers = |reason| {
             matches!(reason, Reason::SessionMissing | Reason::SessionForeign | Reason::SessionNotFound)

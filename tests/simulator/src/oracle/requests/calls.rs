@@ -9,13 +9,13 @@ use vramd_types::{AllocationId, GRANULARITY, SessionId};
 use crate::oracle::{
     Oracle, Outcome,
     facts::{AllocationFacts, Asked, Call},
-    requests::reasons::reasons,
+    requests::reasons::possible_reasons,
 };
 
 impl Oracle {
-    pub(crate) fn called(&mut self, id: CallId, call: Call) {
+    pub(crate) fn record_call(&mut self, id: CallId, call: Call) {
         self.step.by_client = matches!(call.asked, Asked::Client { .. });
-        self.step.expected = self.refusal_of_caller(&call);
+        self.step.expected = self.expected_refusal(&call);
         if self.step.expected.is_none() {
             self.step.expected = self.recall(&call);
         }
@@ -23,7 +23,7 @@ impl Oracle {
             (&self.step.expected, &call.asked)
             && self.step.repeat.is_new()
         {
-            ids.iter().for_each(|allocation| self.owes_no_more(*session, *allocation));
+            ids.iter().for_each(|allocation| self.stop_owing(*session, *allocation));
         }
         let call =
             Call { joined: self.step.repeat == crate::oracle::requests::repeats::Expected::Running, ..call };
@@ -32,41 +32,50 @@ impl Oracle {
         self.expect(CALLS, new, || format!("{id:?} is made twice: the world is broken"));
     }
 
-    pub(crate) fn replied(&mut self, id: CallId, outcome: &Outcome, broker: &Broker) {
+    pub(crate) fn check_reply(&mut self, id: CallId, outcome: &Outcome, broker: &Broker) {
         let Some(call) = self.facts.calls.remove(&id) else {
             return self.expect(CALLS, false, || format!("{id:?} is answered twice, or was never made"));
         };
         if self.step.call.as_ref().is_some_and(|(current, _)| *current == id) {
             self.step.answer = Some(outcome.clone());
         }
-        self.revocation_answered(id);
+        self.end_revocation(id);
         self.remember(id, &call, outcome);
         match (&call.asked, outcome) {
             (asked, Err(refusal)) => {
                 if matches!(asked, Asked::Client { request: ClientRequest::Detach(_), .. }) {
-                    self.owes_as_before();
+                    self.restore_owed();
                 }
-                self.refused(id, &call, refusal, broker);
+                self.check_refusal(id, &call, refusal, broker);
             }
             (Asked::Client { session, request, .. }, Ok(reply)) => {
-                self.served(id, *session, request, reply, broker);
+                self.check_client_reply(id, *session, request, reply, broker);
             }
-            (Asked::Operator { request, .. }, Ok(reply)) => self.obeyed(id, request, reply, broker),
+            (Asked::Operator { request, .. }, Ok(reply)) => {
+                self.check_operator_reply(id, request, reply, broker)
+            }
         }
     }
 
-    fn served(&mut self, id: CallId, by: SessionId, asked: &ClientRequest, reply: &Reply, broker: &Broker) {
-        self.batch_is_bounded(asked);
+    fn check_client_reply(
+        &mut self,
+        id: CallId,
+        by: SessionId,
+        asked: &ClientRequest,
+        reply: &Reply,
+        broker: &Broker,
+    ) {
+        self.check_batch_size(asked);
         let tenant = self.facts.sessions.get(&by).map(|session| session.tenant);
         let name = tenant.map(|tenant| self.facts.tenants[tenant].clone()).unwrap_or_default();
         let fits = match (asked, reply) {
             (ClientRequest::AllocateBatch { items: specs, .. }, Reply::Allocated(views)) => {
                 let fits = specs.len() == views.len()
-                    && specs.iter().zip(views).all(|(spec, view)| as_asked(spec, view, &name));
+                    && specs.iter().zip(views).all(|(spec, view)| matches_request(spec, view, &name));
                 for (spec, view) in specs.iter().zip(views) {
-                    self.allocated(by, spec, view, broker);
+                    self.record_allocation(by, spec, view, broker);
                 }
-                self.made_under_names(specs, views, broker);
+                self.check_names(specs, views, broker);
                 fits
             }
             (ClientRequest::FreeBatch(ids), Reply::Released(items)) => {
@@ -86,9 +95,9 @@ impl Oracle {
                 ClientRequest::Attach(target) | ClientRequest::AttachUnpinned(target),
                 Reply::Attached(view),
             ) => {
-                self.is_shown(&name, view);
+                self.check_visible(&name, view);
                 if self.step.repeat.is_new() {
-                    self.attached(by, view, matches!(asked, ClientRequest::AttachUnpinned(_)));
+                    self.check_attach(by, view, matches!(asked, ClientRequest::AttachUnpinned(_)));
                 }
                 match target {
                     Target::Id(id) => *id == view.id,
@@ -96,7 +105,7 @@ impl Oracle {
                 }
             }
             (ClientRequest::Seal(id), Reply::Sealed(view)) => {
-                *id == view.id && self.is_sealed_as_told(view, broker)
+                *id == view.id && self.check_seal_reply(view, broker)
             }
             (ClientRequest::Advise(id, advice), Reply::Advised(view)) => {
                 let is_set = *advice == Advice::SetAccessedBy;
@@ -104,8 +113,8 @@ impl Oracle {
                 *id == view.id && so
             }
             (ClientRequest::Load { spec, file }, Reply::Sealed(view)) => {
-                self.loaded(by, (spec, file), view, broker);
-                as_asked(spec, view, &name) && self.is_sealed_as_told(view, broker)
+                self.check_loaded(by, (spec, file), view, broker);
+                matches_request(spec, view, &name) && self.check_seal_reply(view, broker)
             }
             _ => false,
         };
@@ -113,29 +122,35 @@ impl Oracle {
     }
 
     /// What was sealed is, or is being freed already.
-    fn is_sealed_as_told(&mut self, view: &AllocationView, broker: &Broker) -> bool {
+    fn check_seal_reply(&mut self, view: &AllocationView, broker: &Broker) -> bool {
         if self.step.call.is_none() {
-            self.bears_its_name(view, broker);
+            self.check_name(view, broker);
         }
         let over = view.state == AllocationState::Freeing;
         view.digest.is_some() && (over || view.state == AllocationState::Sealed)
     }
 
     /// Memory that a session was given.
-    fn allocated(&mut self, by: SessionId, spec: &AllocationSpec, view: &AllocationView, broker: &Broker) {
+    fn record_allocation(
+        &mut self,
+        by: SessionId,
+        spec: &AllocationSpec,
+        view: &AllocationView,
+        broker: &Broker,
+    ) {
         if self.facts.allocations.get(&view.id).is_some_and(|known| known.owner == by) {
             return;
         }
-        self.is_new_allocation(view.id);
-        let allocation = self.as_made(by, spec, view);
+        self.record_allocation_id(view.id);
+        let allocation = self.new_allocation_facts(by, spec, view);
         self.facts.allocations.insert(view.id, allocation);
-        self.is_placed_as_asked(by, spec, view);
-        self.learn_where_unheld(view.id, broker);
-        self.owes(by, view.id, false);
+        self.check_placement(by, spec, view);
+        self.learn_unpinned_extents(view.id, broker);
+        self.owe(by, view.id, false);
     }
 
     /// What is known of new memory by what was asked for and answered.
-    pub(crate) fn as_made(
+    pub(crate) fn new_allocation_facts(
         &mut self,
         by: SessionId,
         spec: &AllocationSpec,
@@ -153,7 +168,7 @@ impl Oracle {
             in_place: false,
             discardable: spec.discardable,
             loaded: false,
-            unheld: spec.unpinned,
+            unpinned: spec.unpinned,
             part_count: view.parts.len(),
             sealed: false,
             freed: false,
@@ -163,8 +178,8 @@ impl Oracle {
         }
     }
 
-    fn attached(&mut self, by: SessionId, view: &AllocationView, unheld: bool) {
-        self.takes_new(format_args!("{by} attaches"));
+    fn check_attach(&mut self, by: SessionId, view: &AllocationView, unpinned: bool) {
+        self.expect_not_draining(format_args!("{by} attaches"));
         let Some(facts) = self.facts.allocations.get(&view.id) else {
             return self
                 .expect(CALLS, false, || format!("{by} attaches {}, of which nobody was told", view.id));
@@ -173,17 +188,17 @@ impl Oracle {
         let freed = facts.freed;
         self.expect(CALLS, open, || format!("{by} attaches {}, which is another's and not sealed", view.id));
         self.expect(CALLS, !freed, || format!("{by} attaches {}, which was freed", view.id));
-        self.is_seen(by, view);
-        self.can_be_unheld(by, view.id, unheld);
+        self.check_device_visible(by, view);
+        self.check_unpinned_attach(by, view.id, unpinned);
         let before = self.facts.sessions.get(&by).map(|session| session.owed.clone()).unwrap_or_default();
-        let lacks = self.owes(by, view.id, unheld);
-        if !unheld {
+        let lacks = self.owe(by, view.id, unpinned);
+        if !unpinned {
             let new: Vec<_> = lacks.into_iter().filter(|part| !before.contains(part)).collect();
-            self.attaches_what_can_be(view.id, &new);
+            self.check_attach_feasibility(view.id, &new);
         }
     }
 
-    fn obeyed(&mut self, id: CallId, asked: &OperatorRequest, reply: &Reply, broker: &Broker) {
+    fn check_operator_reply(&mut self, id: CallId, asked: &OperatorRequest, reply: &Reply, broker: &Broker) {
         let at_once = self.step.call.as_ref().is_some_and(|(current, _)| *current == id);
         let first = self.step.repeat.is_new();
         let fits = match (asked, reply) {
@@ -195,11 +210,11 @@ impl Oracle {
             (OperatorRequest::DeleteQuota { .. }, Reply::QuotaDeleted) => true,
             (OperatorRequest::EndSession { session, .. }, Reply::SessionEnded { gone, .. }) => {
                 let facts = self.facts.sessions.get(session);
-                !gone || facts.is_none_or(|session| session.gone || session.holds.is_empty())
+                !gone || facts.is_none_or(|session| session.gone || session.mappings.is_empty())
             }
             (OperatorRequest::FreeAllocation(target), Reply::AllocationFreed { allocation, .. }) => {
                 if first {
-                    self.owner_lets_go(*allocation);
+                    self.expect_owner_unmapped(*allocation);
                 }
                 if let Some(facts) = self.facts.allocations.get_mut(allocation) {
                     facts.freed = true;
@@ -214,7 +229,7 @@ impl Oracle {
                 Reply::MappingsRevoked { allocation, parts },
             ) => {
                 if first {
-                    self.revoked_as_told(*allocation, parts);
+                    self.check_revocation_reply(*allocation, parts);
                 }
                 match target {
                     Target::Id(id) => id == allocation,
@@ -226,7 +241,7 @@ impl Oracle {
                 Reply::PartsMoved { allocation, parts },
             ) => {
                 if first {
-                    self.moved_as_told(*allocation, Some(*tier), parts, at_once, broker);
+                    self.check_move_reply(*allocation, Some(*tier), parts, at_once, broker);
                 }
                 let its = asked.is_empty() || parts.iter().all(|(part, _)| asked.contains(part));
                 let id_fits = match target {
@@ -240,7 +255,7 @@ impl Oracle {
                 Reply::PartsMoved { allocation, parts },
             ) => {
                 if first {
-                    self.written_back_as_told(*allocation, parts, at_once, broker);
+                    self.check_write_back_reply(*allocation, parts, at_once, broker);
                 }
                 let its = asked.is_empty() || parts.iter().all(|(part, _)| asked.contains(part));
                 let id_fits = match target {
@@ -254,7 +269,7 @@ impl Oracle {
                 Reply::PartsHeld { allocation, parts },
             ) => {
                 if first {
-                    self.held_as_told(*allocation, parts, *hold, broker);
+                    self.check_hold_reply(*allocation, parts, *hold, broker);
                 }
                 let its = asked.is_empty() || parts.iter().all(|part| asked.contains(part));
                 let id_fits = match target {
@@ -265,12 +280,12 @@ impl Oracle {
             }
             (OperatorRequest::CancelWait { wait }, Reply::WaitCancelled) => {
                 if first {
-                    self.wait_cancelled(*wait);
+                    self.record_cancelled_wait(*wait);
                 }
                 true
             }
             (OperatorRequest::ChangeSettings(change), Reply::SettingsChanged(told)) => {
-                self.settings_are_as_told(change, told)
+                self.matches_settings(change, told)
             }
             (OperatorRequest::Drain { draining }, Reply::Drained { draining: is, .. }) => {
                 draining == is || !first
@@ -281,11 +296,11 @@ impl Oracle {
     }
 
     /// Whose memory an operator has freed has unmapped it, or does not answer.
-    fn owner_lets_go(&mut self, allocation: AllocationId) {
+    fn expect_owner_unmapped(&mut self, allocation: AllocationId) {
         let Some(facts) = self.facts.allocations.get(&allocation) else { return };
         let owner = facts.owner;
         let keeps = self.facts.sessions.get(&owner).is_some_and(|session| {
-            let maps = session.holds.keys().any(|part| part.allocation == allocation);
+            let maps = session.mappings.keys().any(|part| part.allocation == allocation);
             maps && !session.silent && self.facts.is_heard(session)
         });
         self.expect(CALLS, !keeps, || {
@@ -293,31 +308,31 @@ impl Oracle {
         });
     }
 
-    fn refused(&mut self, id: CallId, call: &Call, refusal: &Refusal, broker: &Broker) {
+    fn check_refusal(&mut self, id: CallId, call: &Call, refusal: &Refusal, broker: &Broker) {
         let at_once = self.step.call.as_ref().is_some_and(|(current, _)| *current == id);
         let tenant = match &call.asked {
             Asked::Client { session, .. } => self.facts.sessions.get(session).map(|session| session.tenant),
             Asked::Operator { .. } => None,
         };
         if at_once && matches!(refusal, Refusal::QueueFull { .. }) {
-            self.nothing_changed();
+            self.undo_operator_request();
         }
         if let Some(ClientRequest::Load { .. }) = Self::request_of(call) {
-            self.could_not_be_loaded(id, broker);
+            self.check_failed_load(id, broker);
         }
-        let possible = reasons(&call.asked).contains(&refusal.reason());
+        let possible = possible_reasons(&call.asked).contains(&refusal.reason());
         self.expect(CALLS, possible, || format!("{id:?} cannot be refused with {refusal:?}: {call:?}"));
         let so = match refusal {
             Refusal::Draining => self.facts.draining,
             Refusal::QueueFull { limit } => {
                 let loads = matches!(Self::request_of(call), Some(ClientRequest::Load { .. }));
-                self.queue_is_full(tenant) || (loads && self.are_read_of(tenant) >= *limit)
+                self.is_queue_full(tenant) || (loads && self.loads_under_way(tenant) >= *limit)
             }
-            Refusal::DriverFailed { .. } => self.step.failure_told || !at_once,
-            Refusal::StoreFailed { .. } => self.step.failure_told,
-            Refusal::NameTaken { .. } => self.name_is_taken(call, tenant, broker),
-            Refusal::AllocationNotFound { .. } if at_once => !self.is_there(call, tenant, broker),
-            Refusal::RequestInvalid { .. } => self.is_wrongly_unheld(call, broker),
+            Refusal::DriverFailed { .. } => self.step.failure_reported || !at_once,
+            Refusal::StoreFailed { .. } => self.step.failure_reported,
+            Refusal::NameTaken { .. } => self.is_name_taken(call, tenant, broker),
+            Refusal::AllocationNotFound { .. } if at_once => !self.exists_for_caller(call, tenant, broker),
+            Refusal::RequestInvalid { .. } => self.is_invalid_unpinned(call, broker),
             Refusal::InvariantBroken { .. } => false,
             Refusal::WaitCancelled { .. } => self.is_cancelling(),
             Refusal::WaitNotFound { wait } => broker.waits().iter().all(|it| it.id != *wait),
@@ -328,18 +343,18 @@ impl Oracle {
             (tenant, Self::request_of(call))
         {
             match at_once {
-                true => self.refused_for_room(tenant, items, refusal, broker),
-                false => self.refused_in_time(id, call, items, *wait, refusal),
+                true => self.check_refusal_for_room(tenant, items, refusal, broker),
+                false => self.check_refusal_time(id, call, items, *wait, refusal),
             }
         }
         if let Asked::Operator { request: OperatorRequest::ChangeSettings(change), .. } = &call.asked {
-            self.settings_are_refused(change, refusal);
+            self.check_settings_refusal(change, refusal);
         }
-        self.refused_guarantee(refusal);
+        self.check_refused_guarantee(refusal);
     }
 
     /// What waits besides the call that was just refused.
-    fn queue_is_full(&self, tenant: Option<usize>) -> bool {
+    fn is_queue_full(&self, tenant: Option<usize>) -> bool {
         let own = self.facts.calls.values().filter(|call| match &call.asked {
             Asked::Client { session, .. } => {
                 tenant.is_some() && self.facts.sessions.get(session).map(|it| it.tenant) == tenant
@@ -350,7 +365,7 @@ impl Oracle {
             || own.count() >= self.limits.pending_requests_per_tenant_max
     }
 
-    fn name_is_taken(&self, call: &Call, tenant: Option<usize>, broker: &Broker) -> bool {
+    fn is_name_taken(&self, call: &Call, tenant: Option<usize>, broker: &Broker) -> bool {
         let Some(tenant) = tenant.map(|tenant| self.facts.tenants[tenant].as_str()) else { return false };
         let borne = |name: &str| broker.show(&Target::Name(format!("{tenant}/{name}"))).is_ok();
         match Self::request_of(call) {
@@ -369,7 +384,7 @@ impl Oracle {
     }
 
     /// Whether what an attach or a seal did not find is there, and may be known to the caller.
-    fn is_there(&self, call: &Call, tenant: Option<usize>, broker: &Broker) -> bool {
+    fn exists_for_caller(&self, call: &Call, tenant: Option<usize>, broker: &Broker) -> bool {
         let id = match Self::request_of(call) {
             Some(ClientRequest::Attach(target) | ClientRequest::AttachUnpinned(target)) => match target {
                 Target::Id(id) => *id,
@@ -384,14 +399,14 @@ impl Oracle {
     }
 
     /// After the event: no more wait than may.
-    pub(crate) fn queue_is_bounded(&mut self) {
-        let (waiting, most) = (self.facts.calls.len(), self.limits.pending_requests_max);
-        self.expect(CALLS, waiting <= most, || format!("{waiting} calls wait, at most {most}"));
+    pub(crate) fn check_queue_length(&mut self) {
+        let (waiting, max) = (self.facts.calls.len(), self.limits.pending_requests_max);
+        self.expect(CALLS, waiting <= max, || format!("{waiting} calls wait, at most {max}"));
     }
 }
 
 /// Whether a view is of what was asked for, and its caller's.
-fn as_asked(spec: &AllocationSpec, view: &AllocationView, tenant: &str) -> bool {
+fn matches_request(spec: &AllocationSpec, view: &AllocationView, tenant: &str) -> bool {
     let name = spec.name.as_ref().map(|name| format!("{tenant}/{name}")).unwrap_or_default();
     let rounded = spec.size.checked_round_up(GRANULARITY);
     let parts = view.parts.iter().map(|part| part.size);

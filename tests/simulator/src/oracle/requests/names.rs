@@ -6,7 +6,7 @@ use crate::oracle::Oracle;
 
 impl Oracle {
     /// Asked for when memory was made under a name, unless that is to replace another's, and when it was sealed.
-    pub(crate) fn bears_its_name(&mut self, view: &AllocationView, broker: &Broker) {
+    pub(crate) fn check_name(&mut self, view: &AllocationView, broker: &Broker) {
         if view.name.is_empty() || view.state == AllocationState::Freeing {
             return;
         }
@@ -16,7 +16,7 @@ impl Oracle {
         });
     }
 
-    pub(crate) fn made_under_names(
+    pub(crate) fn check_names(
         &mut self,
         specs: &[AllocationSpec],
         views: &[AllocationView],
@@ -26,7 +26,7 @@ impl Oracle {
             // It may have been freed meanwhile, if this is the answer to a repetition.
             let is = broker.show(&Target::Id(view.id));
             if let Some(now) = is.ok().filter(|now| now.state == AllocationState::Open) {
-                self.bears_its_name(&now, broker);
+                self.check_name(&now, broker);
             }
         }
     }

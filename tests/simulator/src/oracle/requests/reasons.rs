@@ -6,7 +6,7 @@ use vramd_types::Reason;
 use crate::oracle::facts::Asked;
 
 /// For what a request can be refused.
-pub(crate) fn reasons(asked: &Asked) -> &'static [Reason] {
+pub(crate) fn possible_reasons(asked: &Asked) -> &'static [Reason] {
     use Reason as R;
     match asked {
         Asked::Client { request, .. } => match request {
@@ -179,7 +179,7 @@ pub(crate) fn reasons(asked: &Asked) -> &'static [Reason] {
 }
 
 /// For what a pin call can be refused.
-pub(crate) const OF_PINS: &[Reason] = &[
+pub(crate) const PIN_REASONS: &[Reason] = &[
     Reason::SessionLost,
     Reason::QueueFull,
     Reason::AllocationNotFound,

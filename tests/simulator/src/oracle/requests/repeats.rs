@@ -19,7 +19,7 @@ enum Requester {
 }
 
 /// Who, which method, which id.
-type Name = (Requester, u8, [u8; 16]);
+type RequestName = (Requester, u8, [u8; 16]);
 
 #[derive(Debug)]
 struct Entry {
@@ -30,7 +30,7 @@ struct Entry {
 
 /// What was asked under an id.
 #[derive(Debug, Default)]
-pub(crate) struct Repeats(BTreeMap<Name, Entry>);
+pub(crate) struct Repeats(BTreeMap<RequestName, Entry>);
 
 /// What the call that is being handled is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl Repeats {
 
 const SET_QUOTA: u8 = 5;
 
-fn name_of(call: &Call) -> Option<(Name, [u8; 16])> {
+fn request_name(call: &Call) -> Option<(RequestName, [u8; 16])> {
     let key = call.key?;
     let (requester, method) = match &call.asked {
         Asked::Client { session, request, .. } => {
@@ -124,7 +124,7 @@ fn summary(reply: &Reply) -> String {
 impl Oracle {
     /// What the call is, and, if its id stands for something else, how it must be refused.
     pub(crate) fn recall(&mut self, call: &Call) -> Option<Refusal> {
-        let (name, fingerprint) = name_of(call)?;
+        let (name, fingerprint) = request_name(call)?;
         self.step.repeat = match self.repeats.0.get(&name) {
             None => {
                 self.repeats.0.insert(name, Entry { fingerprint, done: None });
@@ -139,7 +139,7 @@ impl Oracle {
 
     /// An answer to a call with an id.
     pub(crate) fn remember(&mut self, id: CallId, call: &Call, outcome: &Outcome) {
-        let Some((name, fingerprint)) = name_of(call) else { return };
+        let Some((name, fingerprint)) = request_name(call) else { return };
         let is_current = self.step.call.as_ref().is_some_and(|(current, _)| *current == id);
         let repeat = if is_current { self.step.repeat } else { Expected::Running };
         if repeat == Expected::Reused || (is_current && self.step.expected.is_some()) {
@@ -158,7 +158,7 @@ impl Oracle {
             // The first one, and all that joined it, are refused together; one more may find the queue full.
             (Err(_), None) if !is_current || repeat == Expected::New => {
                 self.repeats.0.remove(&name);
-                self.is_new_after_all(name);
+                self.recall_as_new(name);
             }
             (Err(Refusal::QueueFull { .. }), None) => {}
             (Err(refusal), None) => {
@@ -175,11 +175,11 @@ impl Oracle {
     }
 
     /// What the call that is being handled would repeat was refused first, since its time was up just then: it repeats nothing.
-    fn is_new_after_all(&mut self, refused: Name) {
+    fn recall_as_new(&mut self, refused: RequestName) {
         let repeats = matches!(self.step.repeat, Expected::Running | Expected::Reused);
         let unanswered = self.step.answer.is_none() && repeats;
         let Some((id, mut call)) = self.step.call.clone().filter(|_| unanswered) else { return };
-        if name_of(&call).is_some_and(|(name, _)| name == refused) {
+        if request_name(&call).is_some_and(|(name, _)| name == refused) {
             self.step.expected = self.recall(&call);
             call.joined = false;
             self.facts.calls.insert(id, call.clone());
@@ -188,9 +188,9 @@ impl Oracle {
     }
 
     /// After the event: a repetition made nothing, and what is done is answered at once.
-    pub(crate) fn repeated_without_effect(&mut self) {
+    pub(crate) fn check_repeat(&mut self) {
         // What waited for room may be made in the same event.
-        let created = if self.step.room_for.is_none() { self.step.created } else { 0 };
+        let created = if self.step.retried_tenant.is_none() { self.step.created_count } else { 0 };
         let repeat = self.step.repeat;
         self.expect(REPEATS, repeat.is_new() || created == 0, || {
             format!("a repeated request made {created} extents")

@@ -7,7 +7,7 @@ use crate::oracle::Oracle;
 use crate::world::digest_of;
 
 impl Oracle {
-    pub(crate) fn digest_ordered(&mut self, id: AllocationId, spans: &[DigestSpan]) {
+    pub(crate) fn check_digest(&mut self, id: AllocationId, spans: &[DigestSpan]) {
         for span in spans {
             let mapped =
                 self.facts.extents.get(&span.extent).is_some_and(|extent| !extent.mappers.is_empty());
@@ -21,18 +21,18 @@ impl Oracle {
         for session in self.facts.sessions.values_mut() {
             session.away.retain(|part| part.allocation != id);
         }
-        self.extents_read(id, spans);
+        self.record_digest_read(id, spans);
         self.facts.digests.insert(id, digest_of(spans));
     }
 
     /// The driver does not read any more.
-    pub(crate) fn digest_done(&mut self, id: AllocationId) {
+    pub(crate) fn record_digest(&mut self, id: AllocationId) {
         for extent in self.facts.digesting.remove(&id).unwrap_or_default() {
             if let Some(extent) = self.facts.extents.get_mut(&extent) {
                 extent.being_read = false;
             }
         }
-        self.owes_again(id);
+        self.owe_again(id);
         self.step.digested = Some(id);
     }
 

@@ -18,7 +18,7 @@ impl Oracle {
     }
 
     /// The answer to a question for one allocation, by a session that can be heard.
-    pub fn described(
+    pub fn check_described(
         &mut self,
         tenant: &str,
         target: &Target,
@@ -27,8 +27,8 @@ impl Oracle {
     ) {
         match (shown, target) {
             (Ok(view), _) => {
-                self.is_shown(tenant, view);
-                self.is_shown_as_it_is(view);
+                self.check_visible(tenant, view);
+                self.check_view(view);
                 let fits = match target {
                     Target::Id(id) => *id == view.id,
                     Target::Name(name) => view.name == *name || view.name == format!("{tenant}/{name}"),
@@ -48,7 +48,7 @@ impl Oracle {
     }
 
     /// A page of what a tenant may know of; a whole one shows all of its own that is there.
-    pub fn listed(
+    pub fn check_listed(
         &mut self,
         tenant: &str,
         prefix: &str,
@@ -57,8 +57,8 @@ impl Oracle {
     ) {
         let Ok((page, more)) = shown else { return };
         for view in page {
-            self.is_shown(tenant, view);
-            self.is_shown_as_it_is(view);
+            self.check_visible(tenant, view);
+            self.check_view(view);
         }
         if !prefix.is_empty() || *more {
             return;
@@ -74,7 +74,7 @@ impl Oracle {
 
     /// What a view says of bytes and mappers is what was seen to happen, where each part's extent is known; and so is where
     /// a part is.
-    fn is_shown_as_it_is(&mut self, view: &AllocationView) {
+    fn check_view(&mut self, view: &AllocationView) {
         for shown in &view.parts {
             let part = PartRef { allocation: view.id, part: shown.index };
             let lies_in = self.tier_of(part).unwrap_or(shown.tier);
@@ -88,7 +88,7 @@ impl Oracle {
         }
         let own = facts.parts.iter().filter_map(|(part, id)| {
             let part = PartRef { allocation: view.id, part: PartIndex(*part) };
-            self.facts.extents.get(id).filter(|extent| extent.part == Some(part) && !extent.stray)
+            self.facts.extents.get(id).filter(|extent| extent.part == Some(part) && !extent.detached)
         });
         let of_it = |extent: &ExtentFacts| extent.part.is_some_and(|part| part.allocation == view.id);
         let backs = |id: &ExtentId, extent: &ExtentFacts| {
@@ -97,11 +97,12 @@ impl Oracle {
             backing == Some(&BackingFacts::Kept(*id)) || (leaves && self.facts.moves.contains_key(id))
         };
         // What a part on its device has below is not shown, nor what it is on its way to.
-        let strays = self.facts.extents.iter();
-        let strays = strays.filter(|(id, it)| it.stray && of_it(it) && !backs(id, it)).map(|(_, it)| it);
+        let detached_extents = self.facts.extents.iter();
+        let detached_extents =
+            detached_extents.filter(|(id, it)| it.detached && of_it(it) && !backs(id, it)).map(|(_, it)| it);
         let (mut charged, mut resident, mut unreturned) = (0, 0, 0);
         let (mut in_host, mut on_disk, mut in_file) = (0, 0, 0);
-        for extent in own.chain(strays) {
+        for extent in own.chain(detached_extents) {
             match extent.phase {
                 ExtentPhase::Cached | ExtentPhase::GivenUp => continue,
                 ExtentPhase::Live if extent.in_file => in_file += extent.size,
@@ -115,7 +116,7 @@ impl Oracle {
             }
             charged += extent.cost();
         }
-        let holds = |session: &&SessionFacts| session.holds.keys().any(|part| part.allocation == view.id);
+        let holds = |session: &&SessionFacts| session.mappings.keys().any(|part| part.allocation == view.id);
         let mappers = self.facts.sessions.values().filter(holds).count();
         let should = ([charged, resident, unreturned, in_host, on_disk, in_file], mappers);
         let (above, below) = ([view.charged, view.resident, view.unreturned], [view.in_host, view.on_disk]);
@@ -131,7 +132,7 @@ impl Oracle {
         });
     }
 
-    pub(crate) fn is_shown(&mut self, tenant: &str, view: &AllocationView) {
+    pub(crate) fn check_visible(&mut self, tenant: &str, view: &AllocationView) {
         let id = self.facts.tenant(tenant);
         let known = self.facts.allocations.get(&view.id);
         let may = match known {

@@ -5,7 +5,7 @@ use broker_core::invariants::SESSION_TIME;
 use crate::oracle::Oracle;
 
 impl Oracle {
-    pub(crate) fn answers_are_in_time(&mut self) {
+    pub(crate) fn check_answer_deadlines(&mut self) {
         let now = self.facts.now;
         let late = self.facts.sessions.iter().find(|(_, session)| {
             let due = self.facts.due_of(session).is_some_and(|due| due < now);

@@ -5,7 +5,7 @@ use broker_core::{ChannelId, Time, invariants::KILLS};
 use crate::oracle::Oracle;
 
 impl Oracle {
-    pub(crate) fn killed(&mut self, channel: ChannelId) {
+    pub(crate) fn check_kill(&mut self, channel: ChannelId) {
         let session = self.facts.on_channel.get(&channel).and_then(|id| self.facts.sessions.get(id));
         let (now, after) = (self.facts.now, self.limits.end_silent_after);
         let is_late = |since: Time| !after.is_zero() && since.after(after) <= now;

@@ -5,8 +5,8 @@ use broker_core::invariants::SESSION_LIES;
 use crate::oracle::Oracle;
 
 impl Oracle {
-    pub(crate) fn liar_is_quarantined(&mut self) {
-        let Some(id) = self.step.liar.take() else { return };
+    pub(crate) fn expect_quarantine(&mut self) {
+        let Some(id) = self.step.offender.take() else { return };
         let channel = self.facts.sessions.get(&id).map(|session| session.channel);
         let closed = channel.is_none_or(|channel| !self.facts.open_channels.contains(&channel));
         self.expect(SESSION_LIES, closed, || format!("{id} broke the protocol and its channel stays open"));

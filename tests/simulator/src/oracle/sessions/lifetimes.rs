@@ -5,7 +5,7 @@ use broker_core::{AllocationState, Broker, Lifetime, Target, invariants::LIFETIM
 use crate::oracle::Oracle;
 
 impl Oracle {
-    pub(crate) fn what_lived_by_sessions_ends(&mut self, broker: &Broker) {
+    pub(crate) fn expect_session_memory_freed(&mut self, broker: &Broker) {
         for session in std::mem::take(&mut self.step.gone) {
             let lived = self.facts.allocations.iter().filter(|(_, it)| it.owner == session && !it.freed);
             let ends: Vec<_> = lived
