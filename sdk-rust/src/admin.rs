@@ -18,7 +18,7 @@ use vramd_types::Reason;
 use crate::{
     error::{Error, Result},
     rpc::{Rpc, request_id::RequestId},
-    session::{missing, socket_paths},
+    session::{missing_field, socket_paths},
 };
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -49,13 +49,13 @@ impl AdminClient {
         fill(&mut request.request_id);
         let answer =
             self.call(request, |mut client, request| async move { client.set_quota(request).await })?;
-        answer.quota.ok_or_else(|| missing("quota"))
+        answer.quota.ok_or_else(|| missing_field("quota"))
     }
 
     pub fn get_quota(&self, request: v1::GetQuotaRequest) -> Result<v1::Quota> {
         let answer =
             self.call(request, |mut client, request| async move { client.get_quota(request).await })?;
-        answer.quota.ok_or_else(|| missing("quota"))
+        answer.quota.ok_or_else(|| missing_field("quota"))
     }
 
     pub fn delete_quota(&self, mut request: v1::DeleteQuotaRequest) -> Result<()> {
@@ -106,7 +106,7 @@ impl AdminClient {
     pub fn show_allocation(&self, request: v1::ShowAllocationRequest) -> Result<v1::Allocation> {
         let answer =
             self.call(request, |mut client, request| async move { client.show_allocation(request).await })?;
-        answer.allocation.ok_or_else(|| missing("allocation"))
+        answer.allocation.ok_or_else(|| missing_field("allocation"))
     }
 
     pub fn free_allocation(

@@ -22,8 +22,8 @@ use crate::{
     process::fork::ProcessBound,
     session::{
         Released, Session,
-        call_style::{Face, now},
-        check_home, missing,
+        call_style::{CallStyle, run_ready},
+        check_process, missing_field,
         pressure::{OnPressure, Pressure},
         socket_paths,
     },
@@ -76,7 +76,7 @@ impl Client {
     /// Allocates, and waits until the memory is mapped: zero, writable. What is [`AllocationRequest::unpinned`] is not waited for.
     pub fn allocate(&self, request: AllocationRequest) -> Result<Allocation> {
         let mut allocations = self.allocate_batch([request])?;
-        allocations.pop().ok_or_else(|| missing("allocation"))
+        allocations.pop().ok_or_else(|| missing_field("allocation"))
     }
 
     /// Allocates all or nothing, in the order of the requests.
@@ -113,7 +113,8 @@ impl Client {
         offset_bytes: u64,
         request: AllocationRequest,
     ) -> Result<Sealed> {
-        now(load::load(Face::Blocking, &self.session, path.into(), offset_bytes, request)).map(Sealed::new)
+        run_ready(load::load(CallStyle::Blocking, &self.session, path.into(), offset_bytes, request))
+            .map(Sealed::new)
     }
 
     /// Maps fixed memory of the tenant for writing, while the session that allocated it lives.
@@ -124,34 +125,34 @@ impl Client {
     /// Pins several allocations together, all or none, so that two programs which need the same ones do not each wait for
     /// what the other has. Waits until all are here. At most 1,024 parts.
     pub fn pin_set(&self, set: &[(&dyn Pinnable, Access)]) -> Result<PinnedSet> {
-        check_home(&self.session)?;
+        check_process(&self.session)?;
         pin_set(set, |handle| handle.is_of(&self.session), || self.session.deadline())
     }
 
     /// The same, and waits for no longer than that.
     pub fn pin_set_timeout(&self, set: &[(&dyn Pinnable, Access)], wait: Duration) -> Result<PinnedSet> {
-        check_home(&self.session)?;
+        check_process(&self.session)?;
         pin_set(set, |handle| handle.is_of(&self.session), || self.session.deadline_after(wait))
     }
 
     /// Frees an allocation that this session, or this tenant, owns and has no handle of.
     pub fn free(&self, id: AllocationId) -> Result<Released> {
-        now(operations::free_by_id(Face::Blocking, &self.session, id))
+        run_ready(operations::free_by_id(CallStyle::Blocking, &self.session, id))
     }
 
     pub fn describe(&self, target: impl Into<Target>) -> Result<AllocationInfo> {
-        now(operations::describe(Face::Blocking, &self.session, target.into()))
+        run_ready(operations::describe(CallStyle::Blocking, &self.session, target.into()))
     }
 
     /// What the tenant owns whose name starts with the prefix, without parts; everything, if it is empty. A prefix
     /// `tenant/…` shows what that tenant lets this one read.
     pub fn list(&self, name_prefix: &str) -> Result<Vec<AllocationInfo>> {
-        now(operations::list(Face::Blocking, &self.session, name_prefix))
+        run_ready(operations::list(CallStyle::Blocking, &self.session, name_prefix))
     }
 
     /// A source of small allocations, which asks the daemon for nothing until the first.
     pub fn pool(&self, config: PoolConfig) -> Result<Pool> {
-        check_home(&self.session)?;
+        check_process(&self.session)?;
         Pool::new(self.clone(), config)
     }
 
@@ -179,34 +180,34 @@ impl Client {
 
     /// Whether the session stands. What it maps stays usable even if not; a new client can be connected.
     pub fn is_connected(&self) -> bool {
-        self.session.is_home() && self.session.table().ending().is_none()
+        self.session.is_own_process() && self.session.table().ending().is_none()
     }
 
     /// Whether the node is being taken out of service.
     pub fn is_draining(&self) -> bool {
-        self.session.is_home() && self.session.table().is_draining()
+        self.session.is_own_process() && self.session.table().is_draining()
     }
 
     /// How full a device is, by its UUID or index, as the daemon told last; the session's only one, if none is named. No call. `None`:
     /// the session does not see that device, or none was named and it sees several. Once the session has ended, it is what
     /// was told before.
     pub fn pressure<'a>(&self, device: impl Into<Option<&'a str>>) -> Option<Pressure> {
-        check_home(&self.session).ok()?;
-        self.session.table().pressures.of(device.into())
+        check_process(&self.session).ok()?;
+        self.session.table().pressures.device(device.into())
     }
 
     /// The same of all devices that the session sees, and of the tiers below them.
     pub fn pressures(&self) -> Vec<Pressure> {
-        if self.session.is_home() { self.session.table().pressures.all() } else { Vec::new() }
+        if self.session.is_own_process() { self.session.table().pressures.all() } else { Vec::new() }
     }
 
     /// Waits until everything that was dropped so far is unmapped and freed or detached, but for what guards still pin.
     pub fn flush(&self) -> Result<()> {
-        now(operations::flush(Face::Blocking, &self.session))
+        run_ready(operations::flush(CallStyle::Blocking, &self.session))
     }
 
     pub(crate) fn claim_new(&self, requests: Vec<AllocationRequest>) -> Result<Vec<Handle>> {
-        now(operations::claim_new(Face::Blocking, &self.session, requests))
+        run_ready(operations::claim_new(CallStyle::Blocking, &self.session, requests))
     }
 
     pub(crate) fn claim_attached(
@@ -215,7 +216,7 @@ impl Client {
         kind: AllocationKind,
         unheld: bool,
     ) -> Result<Handle> {
-        now(operations::claim_attached(Face::Blocking, &self.session, target, kind, unheld))
+        run_ready(operations::claim_attached(CallStyle::Blocking, &self.session, target, kind, unheld))
     }
 }
 
@@ -234,7 +235,7 @@ impl ClientBuilder {
         self
     }
 
-    /// UUIDs of the devices that this process sees. Unless told, `VRAMD_VISIBLE_DEVICES` says (UUIDs, separated by
+    /// UUIDs of the devices that this process sees. OnAbandon told, `VRAMD_VISIBLE_DEVICES` says (UUIDs, separated by
     /// commas). Without it, CUDA is asked where there are several; a raw session then takes any.
     #[must_use]
     pub fn devices(mut self, uuids: impl IntoIterator<Item = impl Into<String>>) -> Self {

@@ -29,10 +29,10 @@ macro_rules! errors {
 
         impl Error {
             /// The reason's entry in the registry, and its facts, of those that have a variant.
-            fn of_registry(&self) -> Option<(Reason, BTreeMap<String, String>)> {
+            fn registry_entry(&self) -> Option<(Reason, BTreeMap<String, String>)> {
                 match self {
                     $(Self::$variant { $($fact),* } => {
-                        let facts = [$((stringify!($fact).to_owned(), $fact.told())),*];
+                        let facts = [$((stringify!($fact).to_owned(), $fact.to_text())),*];
                         Some((Reason::$variant, facts.into()))
                     })*
                     _ => None,
@@ -42,7 +42,7 @@ macro_rules! errors {
             fn typed(refusal: &Refusal) -> Option<Self> {
                 match refusal.reason {
                     $(Reason::$variant => Some(Self::$variant {
-                        $($fact: Fact::read(refusal.facts.get(stringify!($fact))?)?),*
+                        $($fact: Fact::parse(refusal.facts.get(stringify!($fact))?)?),*
                     }),)*
                     _ => None,
                 }
@@ -148,36 +148,36 @@ pub struct Refusal {
 
 /// How a fact stands in the metadata.
 trait Fact: Sized {
-    fn read(text: &str) -> Option<Self>;
-    fn told(&self) -> String;
+    fn parse(text: &str) -> Option<Self>;
+    fn to_text(&self) -> String;
 }
 
 impl Fact for String {
-    fn read(text: &str) -> Option<Self> {
+    fn parse(text: &str) -> Option<Self> {
         Some(text.to_owned())
     }
 
-    fn told(&self) -> String {
+    fn to_text(&self) -> String {
         self.clone()
     }
 }
 
 impl Fact for u64 {
-    fn read(text: &str) -> Option<Self> {
+    fn parse(text: &str) -> Option<Self> {
         text.parse().ok()
     }
 
-    fn told(&self) -> String {
+    fn to_text(&self) -> String {
         self.to_string()
     }
 }
 
 impl Fact for Bytes {
-    fn read(text: &str) -> Option<Self> {
-        u64::read(text).map(Self::new)
+    fn parse(text: &str) -> Option<Self> {
+        u64::parse(text).map(Self::new)
     }
 
-    fn told(&self) -> String {
+    fn to_text(&self) -> String {
         self.get().to_string()
     }
 }
@@ -198,7 +198,7 @@ impl Error {
             Self::NotSmall { .. } => Reason::SizeInvalid,
             Self::Refused(refusal) => refusal.reason,
             Self::Unknown { .. } => return None,
-            of_registry => of_registry.of_registry()?.0,
+            known => known.registry_entry()?.0,
         })
     }
 
@@ -231,7 +231,7 @@ impl Error {
             Self::NotSmall { size, .. } => facts(&[("field", &"size"), ("size", &size.get())]),
             Self::Refused(refusal) => refusal.facts.clone(),
             Self::Draining | Self::Deadline | Self::Unknown { .. } => BTreeMap::new(),
-            of_registry => of_registry.of_registry().map(|(_, facts)| facts).unwrap_or_default(),
+            known => known.registry_entry().map(|(_, facts)| facts).unwrap_or_default(),
         }
     }
 
@@ -244,7 +244,7 @@ impl Error {
 
     /// The variant that has the refusal's facts as fields, if there is one and they are all there.
     pub(crate) fn from_refusal(refusal: Refusal) -> Self {
-        let limit = || u64::read(refusal.facts.get("limit_count")?);
+        let limit = || u64::parse(refusal.facts.get("limit_count")?);
         match (refusal.reason, limit()) {
             (Reason::Draining, _) => Self::Draining,
             (Reason::Deadline, _) => Self::Deadline,

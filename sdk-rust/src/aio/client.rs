@@ -14,7 +14,7 @@ use crate::{
         load, operations,
         request::{AllocationRequest, Target},
     },
-    session::{Released, call_style::Face, missing, pressure::Pressure},
+    session::{Released, call_style::CallStyle, missing_field, pressure::Pressure},
 };
 
 /// A session with the daemon, as [`crate::Client`] is, of which it may be made.
@@ -29,7 +29,7 @@ impl Client {
         crate::Client::builder().connect_async().await
     }
 
-    /// The same session by its other face: for what does not wait, and for pools.
+    /// The same session by its other style: for what does not wait, and for pools.
     pub fn blocking(&self) -> &crate::Client {
         &self.client
     }
@@ -43,7 +43,7 @@ impl Client {
     /// Allocates, and waits until the memory is mapped: zero, writable. What is [`AllocationRequest::unpinned`] is not waited for.
     pub async fn allocate(&self, request: AllocationRequest) -> Result<Allocation> {
         let mut allocations = self.allocate_batch([request]).await?;
-        allocations.pop().ok_or_else(|| missing("allocation"))
+        allocations.pop().ok_or_else(|| missing_field("allocation"))
     }
 
     /// Allocates all or nothing, in the order of the requests.
@@ -52,20 +52,24 @@ impl Client {
         requests: impl IntoIterator<Item = AllocationRequest>,
     ) -> Result<Vec<Allocation>> {
         let requests = requests.into_iter().collect();
-        let handles = operations::claim_new(Face::Async, self.client.session(), requests).await?;
+        let handles = operations::claim_new(CallStyle::Async, self.client.session(), requests).await?;
         Ok(handles.into_iter().map(Allocation::new).collect())
     }
 
     /// Maps a sealed allocation read-only, by id, by `name` or by `tenant/name`.
     pub async fn attach(&self, target: impl Into<Target>) -> Result<Sealed> {
         let (session, kind) = (self.client.session(), AllocationKind::Movable);
-        operations::claim_attached(Face::Async, session, target.into(), kind, false).await.map(Sealed::new)
+        operations::claim_attached(CallStyle::Async, session, target.into(), kind, false)
+            .await
+            .map(Sealed::new)
     }
 
     /// Attaches a sealed allocation of which nothing is mapped until it is pinned, as [`crate::Client::attach_unpinned`] says.
     pub async fn attach_unpinned(&self, target: impl Into<Target>) -> Result<Sealed> {
         let (session, kind) = (self.client.session(), AllocationKind::Movable);
-        operations::claim_attached(Face::Async, session, target.into(), kind, true).await.map(Sealed::new)
+        operations::claim_attached(CallStyle::Async, session, target.into(), kind, true)
+            .await
+            .map(Sealed::new)
     }
 
     /// See [`crate::Client::load`].
@@ -76,29 +80,29 @@ impl Client {
         request: AllocationRequest,
     ) -> Result<Sealed> {
         let session = self.client.session();
-        load::load(Face::Async, session, path.into(), offset_bytes, request).await.map(Sealed::new)
+        load::load(CallStyle::Async, session, path.into(), offset_bytes, request).await.map(Sealed::new)
     }
 
     /// Maps fixed memory of the tenant for writing, while the session that allocated it lives.
     pub async fn attach_fixed(&self, target: impl Into<Target>) -> Result<Allocation> {
         let (session, kind) = (self.client.session(), AllocationKind::Fixed);
-        operations::claim_attached(Face::Async, session, target.into(), kind, false)
+        operations::claim_attached(CallStyle::Async, session, target.into(), kind, false)
             .await
             .map(Allocation::new)
     }
 
     /// Frees an allocation that this session, or this tenant, owns and has no handle of.
     pub async fn free(&self, id: AllocationId) -> Result<Released> {
-        operations::free_by_id(Face::Async, self.client.session(), id).await
+        operations::free_by_id(CallStyle::Async, self.client.session(), id).await
     }
 
     pub async fn describe(&self, target: impl Into<Target>) -> Result<AllocationInfo> {
-        operations::describe(Face::Async, self.client.session(), target.into()).await
+        operations::describe(CallStyle::Async, self.client.session(), target.into()).await
     }
 
     /// See [`crate::Client::list`].
     pub async fn list(&self, name_prefix: &str) -> Result<Vec<AllocationInfo>> {
-        operations::list(Face::Async, self.client.session(), name_prefix).await
+        operations::list(CallStyle::Async, self.client.session(), name_prefix).await
     }
 
     /// See [`crate::Client::pressure`]. It waits for nothing.
@@ -108,7 +112,7 @@ impl Client {
 
     /// Waits until everything that was dropped so far is unmapped and freed or detached.
     pub async fn flush(&self) -> Result<()> {
-        operations::flush(Face::Async, self.client.session()).await
+        operations::flush(CallStyle::Async, self.client.session()).await
     }
 }
 

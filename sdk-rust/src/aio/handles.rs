@@ -15,7 +15,7 @@ use crate::{
     },
     pins::Pinned,
     pool::{Pool, PoolBlock},
-    session::{Released, call_style::Face},
+    session::{Released, call_style::CallStyle},
 };
 
 /// A handle that is being sealed, whatever becomes of who waits for it.
@@ -44,14 +44,14 @@ impl Allocation {
 
     /// See [`Self::repin`].
     pub async fn repin_async(&mut self) -> Result<()> {
-        self.handle().hold(Face::Async).await
+        self.handle().hold(CallStyle::Async).await
     }
 
     /// See [`Self::seal`].
     pub async fn seal_async(self) -> Result<Sealed, SealFailed> {
         let mut sealing = Sealing(Some(self.into_handle()));
         let outcome = match &mut sealing.0 {
-            Some(handle) => handle.seal(Face::Async).await,
+            Some(handle) => handle.seal(CallStyle::Async).await,
             None => Ok(()),
         };
         let handle = sealing.0.take().expect("only a drop takes it, and then nobody comes here");
@@ -63,24 +63,24 @@ impl Allocation {
 
     /// See [`Self::advise`].
     pub async fn advise_async(&self, advice: Advice) -> Result<()> {
-        self.handle().advise(Face::Async, advice).await
+        self.handle().advise(CallStyle::Async, advice).await
     }
 
     /// See [`Self::free`].
     pub async fn free_async(self) -> Result<Released, FreeFailed<Self>> {
         let mut handle = self.into_handle();
-        let outcome = handle.free(Face::Async).await;
+        let outcome = handle.free(CallStyle::Async).await;
         outcome.map_err(|error| FreeFailed { handle: Self::from_handle(handle), error })
     }
 
     /// See [`Self::copy_to_host`].
     pub async fn copy_to_host_async(&self, offset_bytes: u64, to: &mut [u8]) -> Result<()> {
-        self.handle().copy_to_host(Face::Async, offset_bytes, to).await
+        self.handle().copy_to_host(CallStyle::Async, offset_bytes, to).await
     }
 
     /// See [`Self::copy_from_host`].
     pub async fn copy_from_host_async(&mut self, offset_bytes: u64, from: &[u8]) -> Result<()> {
-        self.handle().copy_from_host(Face::Async, offset_bytes, from).await
+        self.handle().copy_from_host(CallStyle::Async, offset_bytes, from).await
     }
 }
 
@@ -107,31 +107,31 @@ impl Sealed {
 
     /// See [`Self::repin`].
     pub async fn repin_async(&mut self) -> Result<()> {
-        self.handle().hold(Face::Async).await
+        self.handle().hold(CallStyle::Async).await
     }
 
     /// See [`Self::advise`].
     pub async fn advise_async(&self, advice: Advice) -> Result<()> {
-        self.handle().advise(Face::Async, advice).await
+        self.handle().advise(CallStyle::Async, advice).await
     }
 
     /// See [`Self::free`].
     pub async fn free_async(self) -> Result<Released, FreeFailed<Self>> {
         let mut handle = self.into_handle();
-        let outcome = handle.free(Face::Async).await;
+        let outcome = handle.free(CallStyle::Async).await;
         outcome.map_err(|error| FreeFailed { handle: Self::from_handle(handle), error })
     }
 
     /// See [`Self::detach`].
     pub async fn detach_async(self) -> Result<(), FreeFailed<Self>> {
         let mut handle = self.into_handle();
-        let outcome = handle.detach(Face::Async).await;
+        let outcome = handle.detach(CallStyle::Async).await;
         outcome.map_err(|error| FreeFailed { handle: Self::from_handle(handle), error })
     }
 
     /// See [`Self::copy_to_host`].
     pub async fn copy_to_host_async(&self, offset_bytes: u64, to: &mut [u8]) -> Result<()> {
-        self.handle().copy_to_host(Face::Async, offset_bytes, to).await
+        self.handle().copy_to_host(CallStyle::Async, offset_bytes, to).await
     }
 }
 
@@ -139,7 +139,7 @@ impl Pool {
     /// See [`Self::alloc`]: waits only where a chunk must be allocated.
     pub async fn alloc_async(&self, size: Bytes) -> Result<PoolBlock> {
         loop {
-            if let Some(small) = self.alloc_at_hand(size)? {
+            if let Some(small) = self.try_alloc(size)? {
                 return Ok(small);
             }
             let pool = self.clone();

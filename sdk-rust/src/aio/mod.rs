@@ -1,4 +1,4 @@
-//! The async face: the same operations as futures, on the program's own tokio runtime.
+//! The async style: the same operations as futures, on the program's own tokio runtime.
 //!
 //! ```no_run
 //! use vramd_client::{AllocationRequest, Bytes, aio};
@@ -12,7 +12,7 @@
 //! # }
 //! ```
 //!
-//! Handles are those of the blocking face, and what does not wait is called as there. What waits has an `_async` beside
+//! Handles are those of the blocking style, and what does not wait is called as there. What waits has an `_async` beside
 //! it: [`Allocation::seal_async`](crate::Allocation::seal_async), for one. The runtime, of one thread or of many, needs IO and time; each has a
 //! connection of its own, and a client may be used on several.
 //!

@@ -253,8 +253,8 @@ pub(crate) fn memory(name: &str, fill: u8) -> OwnedFd {
     fd
 }
 
-pub(crate) fn held(id: AllocationId, parts: usize, access: Access) -> Until {
-    Until::Held { id, parts, access }
+pub(crate) fn arrived(id: AllocationId, parts: usize, access: Access) -> Until {
+    Until::Arrived { id, parts, access }
 }
 
 /// What the daemon says to a session that an operator has ended.

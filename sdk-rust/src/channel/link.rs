@@ -9,53 +9,53 @@ use vramd_proto::{
 };
 
 use super::{
-    place::{Place, Seat},
+    reader_seat::{ReaderRole, ReaderSeat},
     socket::Socket,
 };
-use crate::mapping::Answer;
+use crate::mapping::Report;
 
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(super) socket: Socket,
     /// Who reads it.
-    pub(super) place: Place,
-    turn: Mutex<()>,
+    pub(super) reader: ReaderRole,
+    lock: Mutex<()>,
 }
 
 /// The right to change mappings and tell of it: who holds it sends before anybody else changes anything.
 #[derive(Debug)]
-pub(crate) struct Turn<'a> {
+pub(crate) struct ChannelLock<'a> {
     socket: &'a Socket,
     _held: MutexGuard<'a, ()>,
 }
 
 impl Link {
     pub(crate) fn new(socket: Socket) -> Result<Self, Errno> {
-        Ok(Self { socket, place: Place::new()?, turn: Mutex::new(()) })
+        Ok(Self { socket, reader: ReaderRole::new()?, lock: Mutex::new(()) })
     }
 
-    pub(crate) fn turn(&self) -> Turn<'_> {
-        Turn { socket: &self.socket, _held: self.turn.lock().unwrap_or_else(PoisonError::into_inner) }
+    pub(crate) fn lock_channel(&self) -> ChannelLock<'_> {
+        ChannelLock { socket: &self.socket, _held: self.lock.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 
     /// `None` while somebody has it, who may be waiting for a copy.
-    pub(super) fn try_turn(&self) -> Option<Turn<'_>> {
-        let held = match self.turn.try_lock() {
+    pub(super) fn try_lock_channel(&self) -> Option<ChannelLock<'_>> {
+        let held = match self.lock.try_lock() {
             Ok(held) => held,
             Err(TryLockError::Poisoned(held)) => held.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        Some(Turn { socket: &self.socket, _held: held })
+        Some(ChannelLock { socket: &self.socket, _held: held })
     }
 
     /// Makes this thread the reader, unless another caller is.
-    pub(crate) fn sit(&self) -> Option<Seat<'_>> {
-        self.place.sit()
+    pub(crate) fn take_seat(&self) -> Option<ReaderSeat<'_>> {
+        self.reader.take_seat()
     }
 
     /// Tells what can be told without waiting, for who must not wait.
-    pub(crate) fn tell_at_once(&self, answer: Answer) {
-        for parts in answer.unmapped.chunks(PARTS_PER_FRAME_MAX) {
+    pub(crate) fn try_report(&self, report: Report) {
+        for parts in report.unmapped.chunks(PARTS_PER_FRAME_MAX) {
             // The next session of this process says the same of the whole session.
             let _ = self.socket.try_send(Frame::Unmapped(Unmapped { parts: parts.to_vec() }));
         }
@@ -67,29 +67,29 @@ impl Link {
 }
 
 /// Where the daemon hears no more, there is nobody to tell: the end, and why, which it may have said before, is read.
-impl Turn<'_> {
-    pub(crate) fn tell(&self, answer: Answer) -> Result<(), Errno> {
-        for parts in answer.mapped.chunks(PARTS_PER_FRAME_MAX) {
-            self.say(Frame::Mapped(Mapped { parts: parts.to_vec() }))?;
+impl ChannelLock<'_> {
+    pub(crate) fn report(&self, report: Report) -> Result<(), Errno> {
+        for parts in report.mapped.chunks(PARTS_PER_FRAME_MAX) {
+            self.send(Frame::Mapped(Mapped { parts: parts.to_vec() }))?;
         }
-        for parts in answer.unmapped.chunks(PARTS_PER_FRAME_MAX) {
-            self.say(Frame::Unmapped(Unmapped { parts: parts.to_vec() }))?;
+        for parts in report.unmapped.chunks(PARTS_PER_FRAME_MAX) {
+            self.send(Frame::Unmapped(Unmapped { parts: parts.to_vec() }))?;
         }
-        for call_id in answer.ended {
-            self.say(Frame::PinEnded(PinEnded { call_id }))?;
+        for call_id in report.ended {
+            self.send(Frame::PinEnded(PinEnded { call_id }))?;
         }
         Ok(())
     }
 
     /// Asks for a set that is not all here.
-    pub(crate) fn ask(&self, pin: Pin) -> Result<(), Errno> {
-        self.say(Frame::Pin(pin))
+    pub(crate) fn send_pin(&self, pin: Pin) -> Result<(), Errno> {
+        self.send(Frame::Pin(pin))
     }
 
-    fn say(&self, frame: Frame) -> Result<(), Errno> {
+    fn send(&self, frame: Frame) -> Result<(), Errno> {
         match self.socket.send(frame) {
             Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
-            said => said,
+            outcome => outcome,
         }
     }
 }

@@ -5,8 +5,8 @@ pub(crate) mod fake;
 pub(crate) mod frame;
 mod hello;
 mod link;
-mod place;
 mod reader;
+mod reader_seat;
 mod socket;
 #[cfg(test)]
 mod tests;
@@ -14,6 +14,6 @@ mod worker;
 
 pub(crate) use hello::{Greeting, open};
 pub(crate) use link::Link;
-pub(crate) use place::Seat;
-pub(crate) use reader::{Attended, attend};
+pub(crate) use reader::{ReadOutcome, read_one};
+pub(crate) use reader_seat::ReaderSeat;
 pub(crate) use worker::spawn as spawn_worker;

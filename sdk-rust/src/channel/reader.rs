@@ -1,6 +1,6 @@
 //! Reading the channel: a packet at a time is received, mapped or unmapped, and answered.
 //!
-//! Most often the session's worker reads. A caller that is about to wait for memory reads in its place: then the memory
+//! Most often the session's worker reads. A caller that is about to wait for memory reads in its reader: then the memory
 //! is mapped by a thread that runs already, on a core that is awake, instead of by one that must be woken for it and
 //! wakes the caller afterwards. `docs/benchmarks/hand_off` has what that is worth.
 
@@ -11,8 +11,8 @@ use vramd_proto::v1::{Map, daemon_frame::Frame};
 use vramd_types::Reason;
 
 use super::{
-    link::{Link, Turn},
-    place::Reader,
+    link::{ChannelLock, Link},
+    reader_seat::Reader,
     socket::{Packet, Ready, Received},
 };
 use crate::{
@@ -21,13 +21,13 @@ use crate::{
     process::fork::Gate,
 };
 
-/// What came of reading in the worker's place.
+/// What came of reading in the worker's reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Attended {
+pub(crate) enum ReadOutcome {
     /// Something may have changed.
     Packet,
     /// Nothing came until the deadline.
-    Nothing,
+    TimedOut,
     /// This thread is not the reader.
     NotReader,
 }
@@ -37,7 +37,7 @@ pub(super) fn serve(link: &Link, table: &Table) {
     loop {
         let ended = worker_step(link, table).unwrap_or_else(|error| {
             end(link, table, failed(error));
-            link.place.nudge();
+            link.reader.nudge();
             true
         });
         if ended {
@@ -47,73 +47,73 @@ pub(super) fn serve(link: &Link, table: &Table) {
 }
 
 fn worker_step(link: &Link, table: &Table) -> Result<bool, Errno> {
-    if link.socket.wait_readable_or(table.woken(), None)? == Ready::Other {
-        return leave(link, table);
+    if link.socket.wait_readable_or(table.wake_fd(), None)? == Ready::Other {
+        return unmap_unpinned(link, table);
     }
-    link.place.wait_for_caller();
+    link.reader.wait_for_caller();
     if !link.socket.wait_readable(Some(Instant::now()))? {
         return Ok(false);
     }
-    link.place.take_back();
-    let ended = step(link, table, Reader::Worker, || Some(link.turn())).unwrap_or(false);
-    link.place.nudge();
+    link.reader.take_over();
+    let ended = handle_next(link, table, Reader::Worker, || Some(link.lock_channel())).unwrap_or(false);
+    link.reader.nudge();
     Ok(ended)
 }
 
 /// The last pin of something that the daemon wants back has ended. True if the session has ended by it.
-fn leave(link: &Link, table: &Table) -> Result<bool, Errno> {
-    table.hear_wake();
-    let turn = link.turn();
-    let left = table.leave();
+fn unmap_unpinned(link: &Link, table: &Table) -> Result<bool, Errno> {
+    table.clear_wake();
+    let channel = link.lock_channel();
+    let unmapped = table.unmap_unpinned();
     fault_point!(Unmapped);
-    let ending = match left {
+    let ending = match unmapped {
         // Nothing is left to be told, or it was told before.
-        Ok(answer) if table.ending().is_none() => turn.tell(answer).err().map(failed),
+        Ok(answer) if table.ending().is_none() => channel.report(answer).err().map(failed),
         Ok(_) => None,
         Err(problem) => Some(broken(&problem)),
     };
     fault_point!(UnmapAnswered);
-    drop(turn);
+    drop(channel);
     let ended = ending.is_some();
     if let Some(ending) = ending {
         end(link, table, ending);
     }
-    link.place.nudge();
+    link.reader.nudge();
     Ok(ended)
 }
 
-/// A caller that sits in the worker's place: waits for one packet, and handles it.
-pub(crate) fn attend(link: &Link, table: &Table, deadline: Instant) -> Attended {
+/// A caller that sits in the worker's reader: waits for one packet, and handles it.
+pub(crate) fn read_one(link: &Link, table: &Table, deadline: Instant) -> ReadOutcome {
     let me = Reader::this_caller();
-    if !link.place.is_of(me) {
-        return Attended::NotReader;
+    if !link.reader.is_reader(me) {
+        return ReadOutcome::NotReader;
     }
-    match link.socket.wait_readable_or(link.place.nudged(), Some(deadline)) {
-        Ok(Ready::Neither) => return Attended::Nothing,
-        Ok(Ready::Other) => link.place.hear_nudge(),
-        // Who has the turn may wait for something that takes longer than this caller may.
-        Ok(Ready::Packet) if step(link, table, me, || link.try_turn()).is_none() => {
-            link.place.leave();
-            return Attended::NotReader;
+    match link.socket.wait_readable_or(link.reader.nudged(), Some(deadline)) {
+        Ok(Ready::Neither) => return ReadOutcome::TimedOut,
+        Ok(Ready::Other) => link.reader.clear_nudge(),
+        // Who has the channel may wait for something that takes longer than this caller may.
+        Ok(Ready::Packet) if handle_next(link, table, me, || link.try_lock_channel()).is_none() => {
+            link.reader.leave_seat();
+            return ReadOutcome::NotReader;
         }
         Ok(Ready::Packet) => {}
         Err(error) => end(link, table, failed(error)),
     }
-    Attended::Packet
+    ReadOutcome::Packet
 }
 
 /// Handles one packet, if there is one and it is still this reader's. True if the session has ended by it; `None` if
-/// there is no turn to be had.
-fn step<'a>(
+/// there is no channel to be had.
+fn handle_next<'a>(
     link: &'a Link,
     table: &Table,
     reader: Reader,
-    turn: impl Fn() -> Option<Turn<'a>>,
+    lock: impl Fn() -> Option<ChannelLock<'a>>,
 ) -> Option<bool> {
     loop {
         let prepared = prepare(link, table);
-        let turn = turn()?;
-        if !link.place.is_of(reader) {
+        let channel = lock()?;
+        if !link.reader.is_reader(reader) {
             return Some(false);
         }
         // Somebody else may have read what was prepared for, and another packet is there now.
@@ -121,7 +121,7 @@ fn step<'a>(
             continue;
         }
         fault_point!(PacketWaits);
-        let ending = receive(link, table, &turn).unwrap_or_else(|error| Some(failed(error)));
+        let ending = receive(link, table, &channel).unwrap_or_else(|error| Some(failed(error)));
         let ended = ending.is_some();
         if let Some(ending) = ending {
             // Before anybody else can read: what follows says less of why.
@@ -142,14 +142,14 @@ fn failed(error: Errno) -> Ending {
     broken(&error.to_string())
 }
 
-fn receive(link: &Link, table: &Table, turn: &Turn<'_>) -> Result<Option<Ending>, Errno> {
+fn receive(link: &Link, table: &Table, channel: &ChannelLock<'_>) -> Result<Option<Ending>, Errno> {
     let gate = Gate::hold();
     match link.socket.receive()? {
         None => Ok(None),
         Some(Received::Ended) => Ok(Some(Ending::Closed)),
         // Its parts, if it had any, will never be answered for.
         Some(Received::Unknown(problem)) => Ok(Some(broken(&problem))),
-        Some(Received::Packet(packet)) => handle(turn, gate, table, packet),
+        Some(Received::Packet(packet)) => handle(channel, gate, table, packet),
     }
 }
 
@@ -168,7 +168,12 @@ fn waiting_map(link: &Link) -> Option<Map> {
     }
 }
 
-fn handle(turn: &Turn<'_>, gate: Gate, table: &Table, packet: Packet) -> Result<Option<Ending>, Errno> {
+fn handle(
+    channel: &ChannelLock<'_>,
+    gate: Gate,
+    table: &Table,
+    packet: Packet,
+) -> Result<Option<Ending>, Errno> {
     match packet.frame {
         Frame::Map(map) => {
             fault_point!(MapReceived);
@@ -179,7 +184,7 @@ fn handle(turn: &Turn<'_>, gate: Gate, table: &Table, packet: Packet) -> Result<
                 Err(problem) => return Ok(Some(broken(&problem))),
             };
             fault_point!(Mapped);
-            turn.tell(answer)?;
+            channel.report(answer)?;
             fault_point!(MapAnswered);
         }
         Frame::Revoke(revoke) => {
@@ -191,21 +196,21 @@ fn handle(turn: &Turn<'_>, gate: Gate, table: &Table, packet: Packet) -> Result<
                 Err(problem) => return Ok(Some(broken(&problem))),
             };
             fault_point!(Unmapped);
-            turn.tell(answer)?;
+            channel.report(answer)?;
             fault_point!(UnmapAnswered);
         }
         Frame::Drain(drain) => {
             fault_point!(DrainReceived);
             table.set_draining(drain.draining);
         }
-        Frame::Pressure(pressure) => table.pressures.told(&pressure),
+        Frame::Pressure(pressure) => table.pressures.report(&pressure),
         Frame::Refused(refused) => return Ok(Some(Ending::Refused(refused.into()))),
         Frame::Welcome(_) => return Ok(Some(broken("a second welcome"))),
         Frame::PinAnswer(answer) => {
             drop(gate);
             fault_point!(PinAnswered);
-            match table.pin_answered(answer) {
-                Ok(answer) => turn.tell(answer)?,
+            match table.finish_pin(answer) {
+                Ok(answer) => channel.report(answer)?,
                 Err(problem) => return Ok(Some(broken(&problem))),
             }
         }

@@ -16,8 +16,9 @@ use vramd_proto::v1::{
 use vramd_types::{AllocationId, Reason};
 
 use super::{
-    Attended, attend,
-    fake::{self, Fake, PART, PATIENCE, ended_by_an_operator, held, memory, part, part_ref, soon},
+    ReadOutcome,
+    fake::{self, Fake, PART, PATIENCE, arrived, ended_by_an_operator, memory, part, part_ref, soon},
+    read_one,
     socket::{Received, Socket},
 };
 use crate::{
@@ -68,7 +69,7 @@ fn maps_revokes_and_maps_again_read_only_at_the_same_address() {
 
     fake.map(parts(Access::ReadWrite), &fds);
     assert_eq!(fake.next(), Some(mapped(&[0, 1])));
-    fake.table.wait(held(ID, 2, Access::ReadWrite), soon()).unwrap();
+    fake.table.wait(arrived(ID, 2, Access::ReadWrite), soon()).unwrap();
     let base = fake.table.base(ID).unwrap();
     assert!(maps_line("worker-seal-1").unwrap().contains("rw-s"));
     assert_eq!(descriptors_of("worker-seal-0"), 1, "only the test's own is open");
@@ -78,11 +79,11 @@ fn maps_revokes_and_maps_again_read_only_at_the_same_address() {
     assert_eq!(unmapped(fake.next(), UnmapReason::Done)[0].part, Some(part_ref(7, 1)));
     assert_eq!(unmapped(fake.next(), UnmapReason::Done)[0].part, Some(part_ref(7, 0)));
     assert_eq!(maps_line("worker-seal-0"), None);
-    assert_eq!(fake.table.held(ID, None), 0);
+    assert_eq!(fake.table.mapped_count(ID, None), 0);
 
     fake.map(parts(Access::ReadOnly), &fds);
     assert_eq!(fake.next(), Some(mapped(&[0, 1])));
-    fake.table.wait(held(ID, 2, Access::ReadOnly), soon()).unwrap();
+    fake.table.wait(arrived(ID, 2, Access::ReadOnly), soon()).unwrap();
     assert_eq!(fake.table.base(ID), Some(base));
     let line = maps_line("worker-seal-0").unwrap();
     assert!(line.starts_with(&format!("{:x}-", base.address)) && line.contains("r--s"), "{line}");
@@ -95,7 +96,7 @@ fn a_packet_without_all_its_descriptors_fails_whole() {
     let parts = vec![part(7, 0, 2, Access::ReadWrite), part(7, 1, 2, Access::ReadWrite)];
     fake.map(parts, &[memory("worker-short", 1)]);
     assert_eq!(unmapped(fake.next(), UnmapReason::MapFailed).len(), 2);
-    let error = fake.table.wait(held(ID, 2, Access::ReadWrite), soon()).unwrap_err();
+    let error = fake.table.wait(arrived(ID, 2, Access::ReadWrite), soon()).unwrap_err();
     assert_eq!(error.reason(), Some(Reason::MapFailed), "{error}");
     assert_eq!(descriptors_of("worker-short"), 0, "what came is closed");
 }
@@ -107,7 +108,7 @@ fn a_failure_is_remembered_for_who_claims_later() {
     fake.map(parts, &[memory("worker-early", 1)]);
     assert_eq!(unmapped(fake.next(), UnmapReason::MapFailed).len(), 2);
     fake.table.claim(ID).unwrap();
-    let error = fake.table.is(held(ID, 2, Access::ReadWrite)).unwrap_err();
+    let error = fake.table.check(arrived(ID, 2, Access::ReadWrite)).unwrap_err();
     assert_eq!(error.reason(), Some(Reason::MapFailed), "{error}");
 }
 
@@ -118,8 +119,8 @@ fn a_failure_that_nobody_waited_for_is_not_told_of_what_comes_after() {
     fake.map(vec![part(7, 0, 1, Access::ReadWrite)], &[]);
     assert_eq!(unmapped(fake.next(), UnmapReason::MapFailed).len(), 1);
     // As who seals it does, and then waits for it anew.
-    fake.table.set_holding(ID);
-    assert_eq!(fake.table.is(held(ID, 1, Access::ReadOnly)), Ok(false));
+    fake.table.request_handle_pins(ID);
+    assert_eq!(fake.table.check(arrived(ID, 1, Access::ReadOnly)), Ok(false));
 }
 
 #[test]
@@ -161,9 +162,9 @@ fn letting_go_splits_into_frames_and_gives_up_the_address() {
         fake.map(parts, &fds);
         fake.next().unwrap();
     }
-    let turn = fake.link.turn();
-    turn.tell(fake.table.let_go(ID, true).unwrap()).unwrap();
-    drop(turn);
+    let channel = fake.link.lock_channel();
+    channel.report(fake.table.unmap(ID, true).unwrap()).unwrap();
+    drop(channel);
     assert_eq!(unmapped(fake.next(), UnmapReason::Done).len(), 1024);
     assert_eq!(unmapped(fake.next(), UnmapReason::Done).len(), 76);
     assert_eq!((maps_line("worker-many"), fake.table.base(ID)), (None, None));
@@ -176,13 +177,13 @@ fn what_is_mapped_outlives_the_channel_and_who_waits_is_woken() {
     fake.map(vec![part(7, 0, 2, Access::ReadWrite)], &[memory("worker-gone", 5)]);
     fake.next().unwrap();
     let table = Arc::clone(&fake.table);
-    let waiter = thread::spawn(move || table.wait(held(ID, 2, Access::ReadWrite), soon()));
+    let waiter = thread::spawn(move || table.wait(arrived(ID, 2, Access::ReadWrite), soon()));
     let table = fake.hang_up();
     assert_eq!(waiter.join().unwrap().unwrap_err().reason(), Some(Reason::BrokerGone));
     assert!(maps_line("worker-gone").is_some());
-    assert!(!table.is_over(), "it still maps something");
-    table.let_go(ID, true).unwrap();
-    assert!(table.is_over());
+    assert!(!table.is_unmapped(), "it still maps something");
+    table.unmap(ID, true).unwrap();
+    assert!(table.is_unmapped());
 }
 
 #[test]
@@ -203,7 +204,7 @@ fn pressure_is_told_on_a_thread_of_its_own_and_its_panic_is_nobodys() {
         assert_eq!((thread.as_deref(), heard.level), (Some("vramd-pressure"), level));
         assert_eq!((heard.device.as_str(), heard.batch_factor), ("GPU-5", 0.868));
     }
-    assert_eq!(fake.table.pressures.of(None).unwrap().level, PressureLevel::Critical);
+    assert_eq!(fake.table.pressures.device(None).unwrap().level, PressureLevel::Critical);
     // The worker reads on.
     fake.table.claim(ID).unwrap();
     fake.map(vec![part(7, 0, 1, Access::ReadWrite)], &[memory("worker-pressed", 1)]);
@@ -251,37 +252,37 @@ fn raw_parts_are_the_programs_until_it_lets_go() {
     let Some(client_frame::Frame::Mapped(_)) = fake.next() else { panic!("the revoke was answered") };
     assert!(fake.table.is_revoked(ID));
 
-    let turn = fake.link.turn();
-    turn.tell(fake.table.let_go(ID, true).unwrap()).unwrap();
+    let channel = fake.link.lock_channel();
+    channel.report(fake.table.unmap(ID, true).unwrap()).unwrap();
     assert_eq!(unmapped(fake.next(), UnmapReason::Done).len(), 2);
 }
 
 /// As a session waits for its first part.
-fn wait_at_the_channel(fake: &Fake, id: AllocationId, deadline: Instant) -> Attended {
-    while !fake.table.is(held(id, 1, Access::ReadWrite)).unwrap() {
-        match attend(&fake.link, &fake.table, deadline) {
-            Attended::Packet => {}
+fn wait_at_the_channel(fake: &Fake, id: AllocationId, deadline: Instant) -> ReadOutcome {
+    while !fake.table.check(arrived(id, 1, Access::ReadWrite)).unwrap() {
+        match read_one(&fake.link, &fake.table, deadline) {
+            ReadOutcome::Packet => {}
             other => return other,
         }
     }
-    Attended::Packet
+    ReadOutcome::Packet
 }
 
 #[test]
 fn a_caller_that_sits_reads_what_it_waits_for() {
     let fake = Fake::start(Mode::Map);
     fake.table.claim(ID).unwrap();
-    assert_eq!(attend(&fake.link, &fake.table, soon()), Attended::NotReader);
-    let _seat = fake.link.sit().unwrap();
-    assert!(fake.link.sit().is_none(), "there is one place");
-    assert_eq!(attend(&fake.link, &fake.table, Instant::now()), Attended::Nothing);
+    assert_eq!(read_one(&fake.link, &fake.table, soon()), ReadOutcome::NotReader);
+    let _seat = fake.link.take_seat().unwrap();
+    assert!(fake.link.take_seat().is_none(), "there is one place");
+    assert_eq!(read_one(&fake.link, &fake.table, Instant::now()), ReadOutcome::TimedOut);
     thread::scope(|scope| {
         let daemon = scope.spawn(|| {
             fake.map(vec![part(7, 0, 1, Access::ReadWrite)], &[memory("seat", 1)]);
             fake.next()
         });
         // On a machine that has much else to do the worker may have been faster.
-        assert_ne!(wait_at_the_channel(&fake, ID, soon()), Attended::Nothing);
+        assert_ne!(wait_at_the_channel(&fake, ID, soon()), ReadOutcome::TimedOut);
         assert_eq!(daemon.join().unwrap(), Some(mapped(&[0])));
     });
 }
@@ -303,16 +304,16 @@ fn no_caller_sleeps_on_when_the_worker_was_faster() {
         for raw in 100..600 {
             let id = AllocationId::from_raw(raw);
             fake.table.claim(id).unwrap();
-            let seat = fake.link.sit();
+            let seat = fake.link.take_seat();
             go.send(raw).unwrap();
             // About as long as the worker waits: whoever is first, the caller must see it.
             thread::sleep(Duration::from_micros(raw % 7 * 300));
-            assert_ne!(wait_at_the_channel(fake, id, soon()), Attended::Nothing);
-            fake.table.wait(held(id, 1, Access::ReadWrite), soon()).unwrap();
+            assert_ne!(wait_at_the_channel(fake, id, soon()), ReadOutcome::TimedOut);
+            fake.table.wait(arrived(id, 1, Access::ReadWrite), soon()).unwrap();
             drop(seat);
-            let turn = fake.link.turn();
-            fake.table.let_go(id, true).unwrap();
-            drop(turn);
+            let channel = fake.link.lock_channel();
+            fake.table.unmap(id, true).unwrap();
+            drop(channel);
         }
         drop(go);
     });
@@ -322,13 +323,13 @@ fn no_caller_sleeps_on_when_the_worker_was_faster() {
 fn a_caller_waits_no_longer_than_it_may_for_somebody_elses_turn() {
     let fake = Fake::start(Mode::Map);
     fake.table.claim(ID).unwrap();
-    let turn = fake.link.turn();
-    let _seat = fake.link.sit().unwrap();
+    let channel = fake.link.lock_channel();
+    let _seat = fake.link.take_seat().unwrap();
     fake.map(vec![part(7, 0, 1, Access::ReadWrite)], &[memory("turn", 1)]);
     let deadline = Instant::now() + Duration::from_millis(50);
-    assert_eq!(wait_at_the_channel(&fake, ID, deadline), Attended::NotReader);
-    drop(turn);
-    fake.table.wait(held(ID, 1, Access::ReadWrite), soon()).unwrap();
+    assert_eq!(wait_at_the_channel(&fake, ID, deadline), ReadOutcome::NotReader);
+    drop(channel);
+    fake.table.wait(arrived(ID, 1, Access::ReadWrite), soon()).unwrap();
 }
 
 #[test]
@@ -337,12 +338,12 @@ fn why_a_session_was_refused_is_told_whoever_reads_it() {
         let fake = Fake::start(Mode::Map);
         let link = Arc::clone(&fake.link);
         let table = Arc::clone(&fake.table);
-        let seat = link.sit().unwrap();
+        let seat = link.take_seat().unwrap();
         let daemon = thread::spawn(move || {
             fake.send(ended_by_an_operator(), &[]);
             fake.hang_up()
         });
-        while table.ending().is_none() && attend(&link, &table, soon()) == Attended::Packet {}
+        while table.ending().is_none() && read_one(&link, &table, soon()) == ReadOutcome::Packet {}
         drop(seat);
         let ending = daemon.join().unwrap().ending();
         assert_eq!(ending, Some(Ending::Refused(Error::SessionLost { session: "s-3".to_owned() })));
@@ -355,11 +356,11 @@ fn why_a_session_has_ended_is_heard_though_what_comes_before_cannot_be_answered(
     let fake = Fake::start(Mode::Map);
     let link = Arc::clone(&fake.link);
     // Nobody reads meanwhile.
-    let turn = link.turn();
+    let channel = link.lock_channel();
     fake.map(vec![part(7, 0, 1, Access::ReadWrite)], &[memory("unanswered", 1)]);
     fake.send(ended_by_an_operator(), &[]);
     let seen = fake.close();
-    drop(turn);
+    drop(channel);
     assert_eq!(seen().ending(), Some(Ending::Refused(Error::SessionLost { session: "s-3".to_owned() })));
 }
 
@@ -385,12 +386,12 @@ fn what_the_daemon_has_said_is_read_though_it_had_not_read_all_when_it_closed() 
 fn a_caller_that_does_not_come_loses_its_place() {
     let fake = Fake::start(Mode::Map);
     fake.table.claim(ID).unwrap();
-    let seat = fake.link.sit().unwrap();
+    let seat = fake.link.take_seat().unwrap();
     fake.map(vec![part(7, 0, 1, Access::ReadWrite)], &[memory("no-show", 1)]);
-    fake.table.wait(held(ID, 1, Access::ReadWrite), soon()).unwrap();
-    assert_eq!(attend(&fake.link, &fake.table, soon()), Attended::NotReader);
+    fake.table.wait(arrived(ID, 1, Access::ReadWrite), soon()).unwrap();
+    assert_eq!(read_one(&fake.link, &fake.table, soon()), ReadOutcome::NotReader);
     drop(seat);
-    drop(fake.link.sit().unwrap());
+    drop(fake.link.take_seat().unwrap());
     fake.map(vec![part(8, 0, 1, Access::ReadWrite)], &[memory("no-show", 1)]);
     fake.next().unwrap();
     assert_eq!(fake.next(), Some(mapped_of(8)), "the worker reads on");
@@ -401,13 +402,13 @@ fn an_end_that_a_caller_reads_ends_the_session() {
     let fake = Fake::start(Mode::Map);
     fake.table.claim(ID).unwrap();
     let link = Arc::clone(&fake.link);
-    let seat = link.sit().unwrap();
+    let seat = link.take_seat().unwrap();
     thread::scope(|scope| {
         let table = Arc::clone(&fake.table);
         scope.spawn(|| fake.hang_up());
-        while !matches!(table.is(held(ID, 1, Access::ReadWrite)), Err(Error::BrokerGone { .. })) {
-            if attend(&link, &table, soon()) == Attended::NotReader {
-                table.wait(held(ID, 1, Access::ReadWrite), soon()).unwrap_err();
+        while !matches!(table.check(arrived(ID, 1, Access::ReadWrite)), Err(Error::BrokerGone { .. })) {
+            if read_one(&link, &table, soon()) == ReadOutcome::NotReader {
+                table.wait(arrived(ID, 1, Access::ReadWrite), soon()).unwrap_err();
             }
         }
     });
@@ -419,7 +420,7 @@ fn an_end_that_a_caller_reads_ends_the_session() {
 fn what_is_lost_is_told_to_who_waits_for_it() {
     for claimed_first in [true, false] {
         let fake = Fake::start(Mode::Map);
-        let _expecting = fake.table.expect();
+        let _expected = fake.table.expect_arrivals();
         if claimed_first {
             fake.table.claim(ID).unwrap();
         }
@@ -431,7 +432,7 @@ fn what_is_lost_is_told_to_who_waits_for_it() {
         if !claimed_first {
             fake.table.claim(ID).unwrap();
         }
-        let lost = fake.table.wait(held(ID, 2, Access::ReadOnly), soon()).unwrap_err();
+        let lost = fake.table.wait(arrived(ID, 2, Access::ReadOnly), soon()).unwrap_err();
         assert_eq!(lost, Error::ContentLost { allocation: ID.to_string(), part_index: 1 });
     }
 }

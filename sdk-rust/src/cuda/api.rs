@@ -135,7 +135,7 @@ impl Api {
         // SAFETY: opening a library runs its initialisers. This one is the system's CUDA driver, or what the
         // environment of this very process names in its place.
         let library = unsafe { Library::new(path) }
-            .map_err(|error| LoadError::Missing { problem: said_by_loader(&error) })?;
+            .map_err(|error| LoadError::Missing { problem: loader_message(&error) })?;
         Self::find(library, path)
     }
 
@@ -186,7 +186,7 @@ impl fmt::Debug for Api {
 }
 
 /// The loader's own words, which name the library, or one that it needs.
-fn said_by_loader(error: &libloading::Error) -> String {
+fn loader_message(error: &libloading::Error) -> String {
     let source = std::error::Error::source(error);
     source.map_or_else(|| error.to_string(), ToString::to_string)
 }

@@ -19,13 +19,13 @@ const LIBRARY: &str = "libcuda.so.1";
 #[derive(Debug)]
 pub(crate) struct Driver {
     pub(super) api: Api,
-    devices: Vec<Seen>,
+    devices: Vec<VisibleDevice>,
     pid: u32,
 }
 
 /// A device that this process sees.
 #[derive(Debug)]
-struct Seen {
+struct VisibleDevice {
     device: Device,
     /// 32 hexadecimal digits and four dashes, without the `GPU-` or `MIG-` that tools print before them.
     uuid: String,
@@ -49,7 +49,8 @@ impl Driver {
 
     pub(super) fn load(path: &Path) -> Result<Self, LoadError> {
         let api = Api::open(path)?;
-        let devices = see(&api).map_err(|fault| LoadError::Unusable { library: path.to_owned(), fault })?;
+        let devices =
+            visible_devices(&api).map_err(|fault| LoadError::Unusable { library: path.to_owned(), fault })?;
         Ok(Self { api, devices, pid: process::id() })
     }
 
@@ -61,7 +62,7 @@ impl Driver {
     /// The number that CUDA has for the device in this process.
     pub(crate) fn ordinal(&self, uuid: &str) -> Option<i32> {
         let found = self.find(uuid)?;
-        let at = self.devices.iter().position(|seen| std::ptr::eq(seen, found))?;
+        let at = self.devices.iter().position(|visible| std::ptr::eq(visible, found))?;
         i32::try_from(at).ok()
     }
 
@@ -70,35 +71,35 @@ impl Driver {
         if process::id() != self.pid {
             return Err(LoadError::Forked.to_string());
         }
-        let seen = self.find(uuid).ok_or_else(|| format!("this process does not see {uuid}"))?;
-        let mut context = seen.context.lock().unwrap_or_else(PoisonError::into_inner);
+        let visible = self.find(uuid).ok_or_else(|| format!("this process does not see {uuid}"))?;
+        let mut context = visible.context.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(context) = context.upgrade() {
             return Ok(context);
         }
-        let retained = Context::retain(Arc::clone(self), seen.device)
+        let retained = Context::retain(Arc::clone(self), visible.device)
             .map_err(|fault| format!("no context on {uuid}: {fault}"))?;
         let retained = Arc::new(retained);
         *context = Arc::downgrade(&retained);
         Ok(retained)
     }
 
-    fn find(&self, uuid: &str) -> Option<&Seen> {
+    fn find(&self, uuid: &str) -> Option<&VisibleDevice> {
         let plain = uuid.strip_prefix("GPU-").or_else(|| uuid.strip_prefix("MIG-"))?;
-        self.devices.iter().find(|seen| seen.uuid.eq_ignore_ascii_case(plain))
+        self.devices.iter().find(|visible| visible.uuid.eq_ignore_ascii_case(plain))
     }
 }
 
-fn see(api: &Api) -> Result<Vec<Seen>, Fault> {
+fn visible_devices(api: &Api) -> Result<Vec<VisibleDevice>, Fault> {
     api.initialise()?;
-    let seen = |device| {
-        let uuid = text(&api.uuid(device)?);
-        Ok(Seen { device, uuid, context: Mutex::default() })
+    let visible = |device| {
+        let uuid = uuid_text(&api.uuid(device)?);
+        Ok(VisibleDevice { device, uuid, context: Mutex::default() })
     };
-    api.devices()?.into_iter().map(seen).collect()
+    api.devices()?.into_iter().map(visible).collect()
 }
 
 /// As tools print it: 8-4-4-4-12.
-fn text(uuid: &[u8; 16]) -> String {
+fn uuid_text(uuid: &[u8; 16]) -> String {
     let digits = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]].map(digits).join("-")
 }

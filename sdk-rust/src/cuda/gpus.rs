@@ -24,15 +24,15 @@ pub(crate) struct Gpus {
 #[derive(Debug)]
 struct Gpu {
     uuid: String,
-    ready: Ready,
+    context: ContextState,
 }
 
 #[derive(Debug)]
-enum Ready {
+enum ContextState {
     /// Nothing of it has come yet.
     Unknown,
     /// Its memory is none of CUDA's, or the session is over.
-    Without,
+    None,
     /// No context was to be had then.
     Failed {
         problem: String,
@@ -43,7 +43,9 @@ enum Ready {
 
 impl Gpus {
     pub(crate) fn new(devices: &[Device]) -> Self {
-        let gpu = |device: &Device| (device.index, Gpu { uuid: device.uuid.clone(), ready: Ready::Unknown });
+        let gpu = |device: &Device| {
+            (device.index, Gpu { uuid: device.uuid.clone(), context: ContextState::Unknown })
+        };
         Self { devices: Mutex::new(devices.iter().map(gpu).collect()), driver: None }
     }
 
@@ -54,7 +56,7 @@ impl Gpus {
 
     /// Whether there is a device of which nothing has come yet.
     pub(crate) fn has_unknown(&self) -> bool {
-        self.lock().values().any(|gpu| matches!(gpu.ready, Ready::Unknown))
+        self.lock().values().any(|gpu| matches!(gpu.context, ContextState::Unknown))
     }
 
     /// Does beforehand what takes long, or forks: the driver starts helpers of its own when it is initialised.
@@ -64,9 +66,9 @@ impl Gpus {
             let _ = self.context(device);
         }
         if let Some(gpu) = self.lock().get_mut(&device)
-            && matches!(gpu.ready, Ready::Unknown)
+            && matches!(gpu.context, ContextState::Unknown)
         {
-            gpu.ready = Ready::Without;
+            gpu.context = ContextState::None;
         }
     }
 
@@ -75,18 +77,18 @@ impl Gpus {
         let gpu = devices
             .get_mut(&device)
             .ok_or_else(|| format!("the daemon's device {device} is none of this session's"))?;
-        if let Ready::Retained(context) = &gpu.ready {
+        if let ContextState::Retained(context) = &gpu.context {
             return Ok(Arc::clone(context));
         }
-        if let Ready::Failed { problem, when } = &gpu.ready
+        if let ContextState::Failed { problem, when } = &gpu.context
             && when.elapsed() < RETRY_AFTER
         {
             return Err(problem.clone());
         }
         let retained = self.driver().and_then(|driver| driver.context(&gpu.uuid));
-        gpu.ready = match &retained {
-            Ok(context) => Ready::Retained(Arc::clone(context)),
-            Err(problem) => Ready::Failed { problem: problem.clone(), when: Instant::now() },
+        gpu.context = match &retained {
+            Ok(context) => ContextState::Retained(Arc::clone(context)),
+            Err(problem) => ContextState::Failed { problem: problem.clone(), when: Instant::now() },
         };
         retained
     }
@@ -99,9 +101,9 @@ impl Gpus {
     }
 
     /// The session is over; what is still mapped has contexts of its own.
-    pub(crate) fn let_go(&self) {
+    pub(crate) fn release(&self) {
         for gpu in self.lock().values_mut() {
-            gpu.ready = Ready::Without;
+            gpu.context = ContextState::None;
         }
     }
 

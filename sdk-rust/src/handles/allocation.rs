@@ -24,7 +24,7 @@ use crate::{
     pins::{Pinnable, Pinned, PinnedRef, private},
     session::{
         Released,
-        call_style::{Face, now},
+        call_style::{CallStyle, run_ready},
     },
 };
 
@@ -102,13 +102,13 @@ impl Allocation {
     /// Copies bytes out, wherever they lie. Returns when they are there; an operator who takes the memory away meanwhile
     /// makes it fail, and nothing worse. It waits for no kernel of the program.
     pub fn copy_to_host(&self, offset_bytes: u64, to: &mut [u8]) -> Result<()> {
-        now(self.handle.copy_to_host(Face::Blocking, offset_bytes, to))
+        run_ready(self.handle.copy_to_host(CallStyle::Blocking, offset_bytes, to))
     }
 
     /// Copies bytes in, wherever it lies. Returns when they are there; an operator who takes the memory away meanwhile
     /// makes it fail, and nothing worse. It waits for no kernel of the program.
     pub fn copy_from_host(&mut self, offset_bytes: u64, from: &[u8]) -> Result<()> {
-        now(self.handle.copy_from_host(Face::Blocking, offset_bytes, from))
+        run_ready(self.handle.copy_from_host(CallStyle::Blocking, offset_bytes, from))
     }
 
     /// The bytes that were asked for, in place. Refused for device memory, if it is not mapped any more, and in a forked
@@ -129,7 +129,7 @@ impl Allocation {
     /// Ends writing for ever: the session unmaps, the daemon hashes the bytes, and they are mapped again read-only at
     /// the same address. What the handle does not hold may come back later, with its next pin.
     pub fn seal(mut self) -> Result<Sealed, SealFailed> {
-        match now(self.handle.seal(Face::Blocking)) {
+        match run_ready(self.handle.seal(CallStyle::Blocking)) {
             Ok(()) => Ok(Sealed { handle: self.handle }),
             Err(error) => Err(SealFailed { allocation: self, error }),
         }
@@ -137,13 +137,13 @@ impl Allocation {
 
     /// Unmaps and frees it, and reports what is still charged. What guards of this process pin comes back.
     pub fn free(mut self) -> Result<Released, FreeFailed<Self>> {
-        let outcome = now(self.handle.free(Face::Blocking));
+        let outcome = run_ready(self.handle.free(CallStyle::Blocking));
         outcome.map_err(|error| FreeFailed { handle: self, error })
     }
 
     /// Says how it is used: see [`Advice`]. What it was when it was made, [`Self::info`] goes on to say.
     pub fn advise(&self, advice: Advice) -> Result<()> {
-        now(self.handle.advise(Face::Blocking, advice))
+        run_ready(self.handle.advise(CallStyle::Blocking, advice))
     }
 
     /// Keeps it where it is, mapped, until the guard is dropped; waits until it is here if it is not. A pin of
@@ -177,7 +177,7 @@ impl Allocation {
 
     /// Takes the handle's own pin again, and waits until it is here.
     pub fn repin(&mut self) -> Result<()> {
-        now(self.handle.hold(Face::Blocking))
+        run_ready(self.handle.hold(CallStyle::Blocking))
     }
 
     /// Whether the handle pins it, as every handle does at first.
@@ -231,7 +231,7 @@ impl Sealed {
     /// Copies bytes out, wherever they lie. Returns when they are there; an operator who takes the memory away meanwhile
     /// makes it fail, and nothing worse. It waits for no kernel of the program.
     pub fn copy_to_host(&self, offset_bytes: u64, to: &mut [u8]) -> Result<()> {
-        now(self.handle.copy_to_host(Face::Blocking, offset_bytes, to))
+        run_ready(self.handle.copy_to_host(CallStyle::Blocking, offset_bytes, to))
     }
 
     /// The bytes that were asked for, in place. Refused for device memory, if it is not mapped any more, and in a forked
@@ -247,20 +247,20 @@ impl Sealed {
     /// Unmaps it and frees it for everybody, which its owner may. Others that map it keep their mappings.
     /// What guards of this process pin comes back.
     pub fn free(mut self) -> Result<Released, FreeFailed<Self>> {
-        let outcome = now(self.handle.free(Face::Blocking));
+        let outcome = run_ready(self.handle.free(CallStyle::Blocking));
         outcome.map_err(|error| FreeFailed { handle: self, error })
     }
 
     /// Unmaps it, and leaves it as it is. What guards of this process pin comes back.
     pub fn detach(mut self) -> Result<(), FreeFailed<Self>> {
-        let outcome = now(self.handle.detach(Face::Blocking));
+        let outcome = run_ready(self.handle.detach(CallStyle::Blocking));
         outcome.map_err(|error| FreeFailed { handle: self, error })
     }
 
     /// Says how it is used, by all who read it, which its owner may: see [`Advice`]. What it was before, [`Self::info`] goes on to
     /// say.
     pub fn advise(&self, advice: Advice) -> Result<()> {
-        now(self.handle.advise(Face::Blocking, advice))
+        run_ready(self.handle.advise(CallStyle::Blocking, advice))
     }
 
     /// Keeps it where it is, mapped, until the guard is dropped; waits until it is here if it is not. A pin of
@@ -294,7 +294,7 @@ impl Sealed {
 
     /// Takes the handle's own pin again, and waits until it is here.
     pub fn repin(&mut self) -> Result<()> {
-        now(self.handle.hold(Face::Blocking))
+        run_ready(self.handle.hold(CallStyle::Blocking))
     }
 
     /// Whether the handle pins it, as every handle does at first.
@@ -333,7 +333,7 @@ impl std::error::Error for SealFailed {
 
 impl<H: Pinnable> fmt::Display for FreeFailed<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "parting from {}: {}", private::Sealed::handle(&self.handle).0.info().id, self.error)
+        write!(f, "releasing {}: {}", private::Sealed::handle(&self.handle).0.info().id, self.error)
     }
 }
 

@@ -5,7 +5,7 @@ use vramd_types::{AllocationId, Bytes, SessionId};
 
 pub use vramd_proto::v1::{AllocationKind, AllocationState, Lifetime, Tier};
 
-/// One allocation as its tenant sees it. Asked, charged and resident bytes are three numbers.
+/// One allocation as its tenant sees it. PinStart, charged and resident bytes are three numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AllocationInfo {
     pub id: AllocationId,

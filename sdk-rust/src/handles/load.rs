@@ -17,15 +17,15 @@ use crate::{
     handles::{
         handle::Handle,
         info::{AllocationInfo, AllocationKind},
-        operations::{Unless, claim_attached, claim_new, undo_aside},
+        operations::{OnAbandon, claim_attached, claim_new, undo_on_thread},
         request::{AllocationRequest, Target},
     },
     process::fork::ProcessBound,
     rpc::request_id::RequestId,
     session::{
         Session,
-        call_style::{Face, now},
-        check_home, free, missing,
+        call_style::{CallStyle, run_ready},
+        check_process, free, missing_field,
     },
 };
 
@@ -44,13 +44,13 @@ struct Span {
 
 /// A sealed allocation of what a file has from there on: of as many bytes as are asked for, or of all if none are.
 pub(crate) async fn load(
-    face: Face,
+    style: CallStyle,
     session: &ProcessBound<Session>,
     path: PathBuf,
     offset: u64,
     request: AllocationRequest,
 ) -> Result<Handle> {
-    check_home(session)?;
+    check_process(session)?;
     let problem = |field: &str| Err(Error::refused(Reason::RequestInvalid, &[("field", &field)]));
     if request.spec.kind() == AllocationKind::Fixed {
         return problem("kind");
@@ -58,20 +58,20 @@ pub(crate) async fn load(
     if request.spec.discardable {
         return problem("discardable");
     }
-    let span = face.block(move || Span::open(path, offset)).await?;
-    match by_daemon(face, session, &span, &request).await {
-        Err(Error::FileMutable { .. }) => by_copy(face, session, span, request).await,
+    let span = style.run_blocking(move || Span::open(path, offset)).await?;
+    match by_daemon(style, session, &span, &request).await {
+        Err(Error::FileMutable { .. }) => by_copy(style, session, span, request).await,
         loaded => loaded,
     }
 }
 
 async fn by_daemon(
-    face: Face,
+    style: CallStyle,
     session: &ProcessBound<Session>,
     span: &Span,
     request: &AllocationRequest,
 ) -> Result<Handle> {
-    face.flush(session, session.deadline()).await?;
+    style.flush(session, session.deadline()).await?;
     let asked = v1::LoadFileRequest {
         session_id: session.id().get(),
         request_id: request.request_id.unwrap_or_else(RequestId::random).to_vec(),
@@ -79,39 +79,43 @@ async fn by_daemon(
         fd: u32::try_from(span.file.as_raw_fd()).unwrap_or(u32::MAX),
         offset_bytes: span.offset,
     };
-    let abandoned = Unless::new((face == Face::Async).then(|| {
+    let on_abandon = OnAbandon::new((style == CallStyle::Async).then(|| {
         let (session, asked, span) = (session.clone(), asked.clone(), span.clone());
         move || undo(&session, asked, span)
     }));
     let claimed = async {
-        let info = ask_until(face, session, &asked).await?;
+        let info = ask_until(style, session, &asked).await?;
         let (id, kind) = (info.id, AllocationKind::Movable);
-        match claim_attached(face, session, Target::Id(id), kind, request.spec.unheld).await {
+        match claim_attached(style, session, Target::Id(id), kind, request.spec.unheld).await {
             Ok(mut handle) => {
-                handle.is_the_owners();
+                handle.adopt_as_owner();
                 Ok(handle)
             }
             Err(error) => {
                 // Nobody else knows of it.
-                let _ = free(face, session, id, session.deadline()).await;
+                let _ = free(style, session, id, session.deadline()).await;
                 Err(error)
             }
         }
     };
     let claimed = claimed.await;
-    abandoned.done();
+    on_abandon.disarm();
     claimed
 }
 
 /// However long it takes to read the file: who asks again under the same id is told what became of it. Where too many are read
 /// already, it waits for its turn.
-async fn ask_until(face: Face, session: &Session, request: &v1::LoadFileRequest) -> Result<AllocationInfo> {
+async fn ask_until(
+    style: CallStyle,
+    session: &Session,
+    request: &v1::LoadFileRequest,
+) -> Result<AllocationInfo> {
     let turn = session.deadline();
     loop {
-        match ask(face, session, request.clone(), session.deadline()).await {
+        match ask(style, session, request.clone(), session.deadline()).await {
             Err(Error::Deadline) => {}
             Err(Error::QueueFull { retry_after, .. }) if Instant::now() < turn => {
-                face.pause(retry_after.unwrap_or(TURN)).await;
+                style.pause(retry_after.unwrap_or(TURN)).await;
             }
             answer => return answer,
         }
@@ -119,31 +123,31 @@ async fn ask_until(face: Face, session: &Session, request: &v1::LoadFileRequest)
 }
 
 async fn ask(
-    face: Face,
+    style: CallStyle,
     session: &Session,
     request: v1::LoadFileRequest,
     deadline: Instant,
 ) -> Result<AllocationInfo> {
-    let answer = face.call(session, deadline, request, |mut client, request| async move {
+    let answer = style.call(session, deadline, request, |mut client, request| async move {
         client.load_file(request).await
     });
-    answer.await?.allocation.map(AllocationInfo::from).ok_or_else(|| missing("allocation"))
+    answer.await?.allocation.map(AllocationInfo::from).ok_or_else(|| missing_field("allocation"))
 }
 
 /// Nobody waits for it any more. The daemon, asked again under the same id, says what it has made; that goes back. It may be long in
 /// coming.
 fn undo(session: &ProcessBound<Session>, request: v1::LoadFileRequest, span: Span) {
     let of = session.clone();
-    undo_aside(session, move || {
-        if let Ok(info) = now(ask_until(Face::Blocking, &of, &request)) {
-            let _ = now(free(Face::Blocking, &of, info.id, of.deadline()));
+    undo_on_thread(session, move || {
+        if let Ok(info) = run_ready(ask_until(CallStyle::Blocking, &of, &request)) {
+            let _ = run_ready(free(CallStyle::Blocking, &of, info.id, of.deadline()));
         }
         drop(span);
     });
 }
 
 async fn by_copy(
-    face: Face,
+    style: CallStyle,
     session: &ProcessBound<Session>,
     span: Span,
     mut request: AllocationRequest,
@@ -155,17 +159,17 @@ async fn by_copy(
         return Err(span.invalid(&format!("{size} bytes are asked for, and it has {there}")));
     }
     request.spec.size_bytes = size;
-    let mut handles = claim_new(face, session, vec![request]).await?;
-    let mut handle = handles.pop().ok_or_else(|| missing("allocation"))?;
+    let mut handles = claim_new(style, session, vec![request]).await?;
+    let mut handle = handles.pop().ok_or_else(|| missing_field("allocation"))?;
     let mut at = 0;
     while at < size {
         let (span, length) =
             (span.clone(), CHUNK_BYTES.min(usize::try_from(size - at).unwrap_or(CHUNK_BYTES)));
-        let bytes = face.block(move || span.read(at, length)).await?;
-        handle.copy_from_host(face, at, &bytes).await?;
+        let bytes = style.run_blocking(move || span.read(at, length)).await?;
+        handle.copy_from_host(style, at, &bytes).await?;
         at += length as u64;
     }
-    handle.seal(face).await?;
+    handle.seal(style).await?;
     Ok(handle)
 }
 

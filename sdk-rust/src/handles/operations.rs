@@ -18,47 +18,47 @@ use crate::{
     process::fork::ProcessBound,
     rpc::request_id::RequestId,
     session::{
-        Parting, Released, Session,
-        call_style::{Face, now},
-        check_home, free, missing,
+        ReleaseKind, Released, Session,
+        call_style::{CallStyle, run_ready},
+        check_process, free, missing_field,
     },
 };
 
 /// What a new handle has of its allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Beginning {
+enum InitialPin {
     /// It holds all of it.
-    Held,
+    Pinned,
     /// All of it comes, and may go again.
-    LetGo,
+    PinnedThenReleased,
     /// Nothing of it comes before it is pinned.
-    Unheld,
+    Unpinned,
 }
 
-impl Beginning {
-    fn of(unheld: bool, pins: bool) -> Self {
-        match (unheld, pins) {
-            (false, _) => Self::Held,
-            (true, false) => Self::LetGo,
-            (true, true) => Self::Unheld,
+impl InitialPin {
+    fn of(unpinned: bool, pins: bool) -> Self {
+        match (unpinned, pins) {
+            (false, _) => Self::Pinned,
+            (true, false) => Self::PinnedThenReleased,
+            (true, true) => Self::Unpinned,
         }
     }
 }
 
 /// Something to be done unless what follows comes to its end: its future may be dropped at any time.
-pub(crate) struct Unless<F: FnOnce()>(Option<F>);
+pub(crate) struct OnAbandon<F: FnOnce()>(Option<F>);
 
-impl<F: FnOnce()> Unless<F> {
+impl<F: FnOnce()> OnAbandon<F> {
     pub(crate) fn new(undo: Option<F>) -> Self {
         Self(undo)
     }
 
-    pub(crate) fn done(mut self) {
+    pub(crate) fn disarm(mut self) {
         self.0 = None;
     }
 }
 
-impl<F: FnOnce()> Drop for Unless<F> {
+impl<F: FnOnce()> Drop for OnAbandon<F> {
     fn drop(&mut self) {
         if let Some(undo) = self.0.take() {
             undo();
@@ -68,18 +68,18 @@ impl<F: FnOnce()> Drop for Unless<F> {
 
 /// Allocates and waits for all parts. What was dropped before makes room first.
 pub(crate) async fn claim_new(
-    face: Face,
+    style: CallStyle,
     session: &ProcessBound<Session>,
     requests: Vec<AllocationRequest>,
 ) -> Result<Vec<Handle>> {
-    check_home(session)?;
+    check_process(session)?;
     let wait = requests.iter().map(|request| request.wait).max().unwrap_or_default();
     let deadline = deadline_after(session, wait);
-    face.flush(session, deadline).await?;
+    style.flush(session, deadline).await?;
     // Who can't pin is sent everything.
     let pins = session.table().is_asked_for_pins();
-    let beginnings: Vec<_> =
-        requests.iter().map(|request| Beginning::of(request.spec.unheld, pins)).collect();
+    let initial_pins: Vec<_> =
+        requests.iter().map(|request| InitialPin::of(request.spec.unheld, pins)).collect();
     let request_id = requests.first().and_then(|request| request.request_id);
     let request = v1::AllocateBatchRequest {
         session_id: session.id().get(),
@@ -90,24 +90,24 @@ pub(crate) async fn claim_new(
             .collect(),
         wait_ms: whole_millis(wait),
     };
-    let _expecting = session.table().expect();
-    let _seat = face.sit(session);
-    let abandoned = Unless((face == Face::Async).then(|| {
+    let _expecting = session.table().expect_arrivals();
+    let _seat = style.take_seat(session);
+    let on_abandon = OnAbandon((style == CallStyle::Async).then(|| {
         let (session, request) = (session.clone(), request.clone());
         move || undo_allocate(&session, request, wait)
     }));
-    let made = allocate(face, session, request, deadline).await;
-    abandoned.done();
-    claim(face, session, made?, &beginnings, Parting::Free, deadline).await
+    let made = allocate(style, session, request, deadline).await;
+    on_abandon.disarm();
+    claim(style, session, made?, &initial_pins, ReleaseKind::Free, deadline).await
 }
 
 async fn allocate(
-    face: Face,
+    style: CallStyle,
     session: &Session,
     request: v1::AllocateBatchRequest,
     deadline: Instant,
 ) -> Result<Vec<AllocationInfo>> {
-    let answer = face.call(session, deadline, request, |mut client, request| async move {
+    let answer = style.call(session, deadline, request, |mut client, request| async move {
         client.allocate_batch(request).await
     });
     Ok(answer.await?.allocations.into_iter().map(AllocationInfo::from).collect())
@@ -131,18 +131,18 @@ fn whole_millis(wait: Duration) -> u64 {
 fn undo_allocate(session: &ProcessBound<Session>, request: v1::AllocateBatchRequest, wait: Duration) {
     let of = session.clone();
     let undo = move || {
-        let made = now(allocate(Face::Blocking, &of, request, deadline_after(&of, wait)));
-        made.into_iter().flatten().for_each(|info| forgo(&of, info, Parting::Free));
+        let made = run_ready(allocate(CallStyle::Blocking, &of, request, deadline_after(&of, wait)));
+        made.into_iter().flatten().for_each(|info| release_unclaimed(&of, info, ReleaseKind::Free));
     };
     match wait.is_zero() {
-        true => session.releases().work(undo),
-        false => undo_aside(session, undo),
+        true => session.releases().run(undo),
+        false => undo_on_thread(session, undo),
     }
 }
 
 /// Undoes what may be long in coming, on a thread of its own.
-pub(crate) fn undo_aside(session: &ProcessBound<Session>, undo: impl FnOnce() + Send + 'static) {
-    if session.is_home() {
+pub(crate) fn undo_on_thread(session: &ProcessBound<Session>, undo: impl FnOnce() + Send + 'static) {
+    if session.is_own_process() {
         // Where there is no thread to be had, what is made stays until the session ends.
         let _ = thread::Builder::new().name("vramd-undo".to_owned()).spawn(undo);
     }
@@ -150,18 +150,18 @@ pub(crate) fn undo_aside(session: &ProcessBound<Session>, undo: impl FnOnce() + 
 
 /// Maps what is there already. Sealed memory for reading, fixed memory for writing.
 pub(crate) async fn claim_attached(
-    face: Face,
+    style: CallStyle,
     session: &ProcessBound<Session>,
     target: Target,
     kind: AllocationKind,
-    unheld: bool,
+    unpinned: bool,
 ) -> Result<Handle> {
     use v1::attach_request::Target as Wire;
-    check_home(session)?;
+    check_process(session)?;
     let deadline = session.deadline();
-    face.flush(session, deadline).await?;
+    style.flush(session, deadline).await?;
     // Who can't pin is sent everything.
-    let beginning = Beginning::of(unheld, session.table().is_asked_for_pins());
+    let initial_pin = InitialPin::of(unpinned, session.table().is_asked_for_pins());
     let target = match target {
         Target::Id(id) => Wire::AllocationId(id.get()),
         Target::Name(name) => Wire::Name(name),
@@ -170,16 +170,16 @@ pub(crate) async fn claim_attached(
         session_id: session.id().get(),
         request_id: RequestId::random().to_vec(),
         target: Some(target),
-        unheld: beginning == Beginning::Unheld,
+        unheld: initial_pin == InitialPin::Unpinned,
     };
-    let _expecting = session.table().expect();
-    let _seat = face.sit(session);
-    let abandoned = Unless((face == Face::Async).then(|| {
+    let _expecting = session.table().expect_arrivals();
+    let _seat = style.take_seat(session);
+    let on_abandon = OnAbandon((style == CallStyle::Async).then(|| {
         let (session, request) = (session.clone(), request.clone());
         move || undo_attach(session, request)
     }));
-    let attached = attach(face, session, request, deadline).await;
-    abandoned.done();
+    let attached = attach(style, session, request, deadline).await;
+    on_abandon.disarm();
     let info = attached?;
     let fixed = info.kind == AllocationKind::Fixed;
     let refusal = match kind {
@@ -195,63 +195,64 @@ pub(crate) async fn claim_attached(
     };
     if let Some(refusal) = refusal {
         // The daemon has attached it. Who had a handle before keeps it; otherwise it goes again.
-        drop(Handle::claim(session, info, Parting::Detach));
+        drop(Handle::claim(session, info, ReleaseKind::Detach));
         return Err(refusal);
     }
-    let mut handles = claim(face, session, vec![info], &[beginning], Parting::Detach, deadline).await?;
-    handles.pop().ok_or_else(|| missing("allocation"))
+    let mut handles =
+        claim(style, session, vec![info], &[initial_pin], ReleaseKind::Detach, deadline).await?;
+    handles.pop().ok_or_else(|| missing_field("allocation"))
 }
 
 async fn attach(
-    face: Face,
+    style: CallStyle,
     session: &Session,
     request: v1::AttachRequest,
     deadline: Instant,
 ) -> Result<AllocationInfo> {
-    let answer = face
+    let answer = style
         .call(session, deadline, request, |mut client, request| async move { client.attach(request).await });
-    answer.await?.allocation.map(AllocationInfo::from).ok_or_else(|| missing("allocation"))
+    answer.await?.allocation.map(AllocationInfo::from).ok_or_else(|| missing_field("allocation"))
 }
 
 fn undo_attach(session: ProcessBound<Session>, request: v1::AttachRequest) {
-    session.clone().releases().work(move || {
-        if let Ok(info) = now(attach(Face::Blocking, &session, request, session.deadline())) {
-            forgo(&session, info, Parting::Detach);
+    session.clone().releases().run(move || {
+        if let Ok(info) = run_ready(attach(CallStyle::Blocking, &session, request, session.deadline())) {
+            release_unclaimed(&session, info, ReleaseKind::Detach);
         }
     });
 }
 
 /// Parts from what nobody has a handle of.
-fn forgo(session: &ProcessBound<Session>, info: AllocationInfo, parting: Parting) {
-    if let Ok(handle) = Handle::claim(session, info, parting) {
-        handle.part_now();
+fn release_unclaimed(session: &ProcessBound<Session>, info: AllocationInfo, release_kind: ReleaseKind) {
+    if let Ok(handle) = Handle::claim(session, info, release_kind) {
+        handle.release_now();
     }
 }
 
 /// Handles for all of them, each with all its parts, or for none: then nothing of them is left when this returns.
 async fn claim(
-    face: Face,
+    style: CallStyle,
     session: &ProcessBound<Session>,
     allocations: Vec<AllocationInfo>,
-    beginnings: &[Beginning],
-    parting: Parting,
+    initial_pins: &[InitialPin],
+    release_kind: ReleaseKind,
     deadline: Instant,
 ) -> Result<Vec<Handle>> {
-    let handles = allocations.into_iter().map(|info| Handle::claim(session, info, parting));
+    let handles = allocations.into_iter().map(|info| Handle::claim(session, info, release_kind));
     let claimed = async {
         let mut handles = handles.collect::<Result<Vec<_>>>()?;
         // Before anything is waited for.
-        let unheld = |(handle, beginning): (&Handle, &Beginning)| {
-            if *beginning == Beginning::Unheld {
-                handle.begin_unheld();
+        let begin = |(handle, initial_pin): (&Handle, &InitialPin)| {
+            if *initial_pin == InitialPin::Unpinned {
+                handle.begin_unpinned();
             }
         };
-        handles.iter().zip(beginnings).for_each(unheld);
-        for (handle, beginning) in handles.iter_mut().zip(beginnings) {
-            if *beginning != Beginning::Unheld {
-                handle.wait_held(face, deadline).await?;
+        handles.iter().zip(initial_pins).for_each(begin);
+        for (handle, initial_pin) in handles.iter_mut().zip(initial_pins) {
+            if *initial_pin != InitialPin::Unpinned {
+                handle.wait_arrived(style, deadline).await?;
             }
-            if *beginning == Beginning::LetGo {
+            if *initial_pin == InitialPin::PinnedThenReleased {
                 handle.unpin()?;
             }
         }
@@ -260,36 +261,36 @@ async fn claim(
     let claimed = claimed.await;
     if claimed.is_err() {
         // The cause is what the caller should read, not what becomes of the clearing up.
-        let _ = face.flush(session, session.deadline()).await;
+        let _ = style.flush(session, session.deadline()).await;
     }
     claimed
 }
 
 /// Frees what this session, or its tenant, owns and has no handle of.
 pub(crate) async fn free_by_id(
-    face: Face,
+    style: CallStyle,
     session: &ProcessBound<Session>,
     id: AllocationId,
 ) -> Result<Released> {
-    check_home(session)?;
-    free(face, session, id, session.deadline()).await
+    check_process(session)?;
+    free(style, session, id, session.deadline()).await
 }
 
 pub(crate) async fn describe(
-    face: Face,
+    style: CallStyle,
     session: &ProcessBound<Session>,
     target: Target,
 ) -> Result<AllocationInfo> {
-    check_home(session)?;
-    crate::session::describe(face, session, target, session.deadline()).await
+    check_process(session)?;
+    crate::session::describe(style, session, target, session.deadline()).await
 }
 
 pub(crate) async fn list(
-    face: Face,
+    style: CallStyle,
     session: &ProcessBound<Session>,
     name_prefix: &str,
 ) -> Result<Vec<AllocationInfo>> {
-    check_home(session)?;
+    check_process(session)?;
     let deadline = session.deadline();
     let mut request = v1::ListAllocationsRequest {
         session_id: session.id().get(),
@@ -298,7 +299,7 @@ pub(crate) async fn list(
     };
     let mut all = Vec::new();
     loop {
-        let page = face.call(session, deadline, request.clone(), |mut client, request| async move {
+        let page = style.call(session, deadline, request.clone(), |mut client, request| async move {
             client.list_allocations(request).await
         });
         let page = page.await?;
@@ -310,7 +311,7 @@ pub(crate) async fn list(
     }
 }
 
-pub(crate) async fn flush(face: Face, session: &ProcessBound<Session>) -> Result<()> {
-    check_home(session)?;
-    face.flush(session, session.deadline()).await
+pub(crate) async fn flush(style: CallStyle, session: &ProcessBound<Session>) -> Result<()> {
+    check_process(session)?;
+    style.flush(session, session.deadline()).await
 }

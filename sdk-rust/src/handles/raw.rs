@@ -17,7 +17,7 @@ use crate::{
     mapping::RawPart,
     session::{
         Released,
-        call_style::{Face, now},
+        call_style::{CallStyle, run_ready},
     },
 };
 
@@ -100,7 +100,7 @@ impl RawAllocation {
     pub fn seal(mut self) -> Result<Self> {
         self.parts.clear();
         self.handle.session().table().set_yielded(self.id(), true);
-        now(self.handle.seal(Face::Blocking))?;
+        run_ready(self.handle.seal(CallStyle::Blocking))?;
         self.parts = self.handle.session().table().hand_over(self.id());
         Ok(self)
     }
@@ -110,13 +110,13 @@ impl RawAllocation {
         let Self { parts, mut handle } = self;
         drop(parts);
         handle.session().table().set_yielded(handle.info().id, true);
-        now(handle.free(Face::Blocking))
+        run_ready(handle.free(CallStyle::Blocking))
     }
 
     /// Says that nothing of it is mapped any more, and leaves it as it is.
     pub fn detach(self) -> Result<()> {
         let Self { parts, mut handle } = self;
         drop(parts);
-        now(handle.detach(Face::Blocking))
+        run_ready(handle.detach(CallStyle::Blocking))
     }
 }

@@ -11,12 +11,12 @@ use vramd_words::{Access, PinRefused, Waiting};
 
 use crate::{
     error::Error,
-    pins::{Words, one},
+    pins::{Words, one_waiter},
 };
 
 /// One part of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct PinTarget {
     pub(crate) id: AllocationId,
     pub(crate) index: u32,
     /// Where its words are, if it has ever come.
@@ -24,9 +24,9 @@ pub(crate) struct Wanted {
     pub(crate) access: Access,
 }
 
-impl Wanted {
+impl PinTarget {
     pub(super) fn pin(&self, words: &Words) -> Result<(), PinRefused> {
-        words.pin(self.slot.ok_or(PinRefused::NeedsFrame)?, one(self.access))
+        words.pin(self.slot.ok_or(PinRefused::NeedsFrame)?, one_waiter(self.access))
     }
 
     /// True if the worker has waited for that.
@@ -44,7 +44,7 @@ pub(super) struct Calls {
 #[derive(Debug)]
 struct Call {
     /// In the order of allocations and parts; true for those that are pinned for this call.
-    parts: Vec<(Wanted, bool)>,
+    parts: Vec<(PinTarget, bool)>,
     missing: usize,
     refused: Option<Error>,
     /// The daemon knows that it is over.
@@ -53,7 +53,7 @@ struct Call {
 
 /// What a call leaves to be done.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Leavings {
+pub(super) struct FollowUp {
     /// The daemon is to hear that this call has ended.
     pub(super) ended: Option<u64>,
     /// A pin that was given back was the last of what the daemon wants back.
@@ -62,7 +62,7 @@ pub(super) struct Leavings {
 
 impl Calls {
     /// Parts, each once.
-    pub(super) fn open(&mut self, mut parts: Vec<Wanted>) -> u64 {
+    pub(super) fn open(&mut self, mut parts: Vec<PinTarget>) -> u64 {
         parts.sort_unstable_by_key(|part| (part.id, part.index));
         self.last += 1;
         let missing = parts.len();
@@ -80,9 +80,9 @@ impl Calls {
     pub(super) fn waiting_for(&mut self, id: AllocationId, index: u32) -> Waiting {
         let mut all = Waiting::default();
         for (part, _) in self.waiting.values_mut().filter_map(|call| call.missing(id, index)) {
-            let one = one(part.access);
-            all.readers += one.readers;
-            all.writers += one.writers;
+            let waiter = one_waiter(part.access);
+            all.readers += waiter.readers;
+            all.writers += waiter.writers;
         }
         all
     }
@@ -99,27 +99,27 @@ impl Calls {
     }
 
     /// Calls that have all their pins since the last time: the daemon is to hear that they have ended.
-    pub(super) fn ended(&mut self) -> Vec<u64> {
+    pub(super) fn take_complete(&mut self) -> Vec<u64> {
         let complete = |call: &Call| call.missing == 0 && !call.ended && call.refused.is_none();
         let ended = self.waiting.iter_mut().filter(|(_, call)| complete(call));
         ended.map(|(id, call)| (call.ended = true, *id).1).collect()
     }
 
     /// The daemon says that all of a set are mapped here and stay, or why not.
-    pub(super) fn answered(&mut self, id: u64, refusal: Option<Error>, words: &Words) -> Leavings {
+    pub(super) fn finish(&mut self, id: u64, refusal: Option<Error>, words: &Words) -> FollowUp {
         let Some(call) = self.waiting.get_mut(&id).filter(|call| !call.ended) else {
-            return Leavings::default();
+            return FollowUp::default();
         };
         let told = refusal.is_some();
-        let refusal = refusal.or_else(|| call.pin_the_rest(words).err());
+        let refusal = refusal.or_else(|| call.pin_missing(words).err());
         call.ended = true;
-        let wake = refusal.is_some() && call.give_back(words);
+        let wake = refusal.is_some() && call.release_pins(words);
         call.refused = refusal;
-        Leavings { ended: (!told).then_some(id), wake }
+        FollowUp { ended: (!told).then_some(id), wake }
     }
 
     /// Whether a call has all its pins, which are the caller's then.
-    pub(super) fn is_pinned(&mut self, id: u64) -> Option<Result<(), Error>> {
+    pub(super) fn take_outcome(&mut self, id: u64) -> Option<Result<(), Error>> {
         let call = self.waiting.get(&id)?;
         if call.refused.is_none() && call.missing > 0 {
             return None;
@@ -128,19 +128,19 @@ impl Calls {
     }
 
     /// Its caller waits no longer.
-    pub(super) fn give_up(&mut self, id: u64, words: &Words) -> Leavings {
-        let Some(mut call) = self.waiting.remove(&id) else { return Leavings::default() };
-        Leavings { ended: (!call.ended).then_some(id), wake: call.give_back(words) }
+    pub(super) fn cancel_pin(&mut self, id: u64, words: &Words) -> FollowUp {
+        let Some(mut call) = self.waiting.remove(&id) else { return FollowUp::default() };
+        FollowUp { ended: (!call.ended).then_some(id), wake: call.release_pins(words) }
     }
 }
 
 impl Call {
-    fn missing(&mut self, id: AllocationId, index: u32) -> Option<&mut (Wanted, bool)> {
+    fn missing(&mut self, id: AllocationId, index: u32) -> Option<&mut (PinTarget, bool)> {
         let at = self.parts.binary_search_by_key(&(id, index), |(part, _)| (part.id, part.index)).ok()?;
         self.parts.get_mut(at).filter(|(_, pinned)| !pinned && self.refused.is_none())
     }
 
-    fn pin_the_rest(&mut self, words: &Words) -> Result<(), Error> {
+    fn pin_missing(&mut self, words: &Words) -> Result<(), Error> {
         for (part, pinned) in self.parts.iter_mut().filter(|(_, pinned)| !pinned) {
             part.pin(words).map_err(|refused| refusal(refused, part.id))?;
             *pinned = true;
@@ -150,7 +150,7 @@ impl Call {
     }
 
     /// True if the worker has waited for that.
-    fn give_back(&mut self, words: &Words) -> bool {
+    fn release_pins(&mut self, words: &Words) -> bool {
         let mut wake = false;
         for (part, pinned) in self.parts.iter_mut().filter(|(_, pinned)| *pinned) {
             wake |= part.unpin(words);
@@ -176,6 +176,6 @@ pub(crate) fn refusal(refused: PinRefused, id: AllocationId) -> Error {
 }
 
 /// As frames name them.
-pub(super) fn part_refs(parts: &[Wanted]) -> Vec<PartRef> {
+pub(super) fn part_refs(parts: &[PinTarget]) -> Vec<PartRef> {
     parts.iter().map(|part| PartRef { allocation_id: part.id.get(), part_index: part.index }).collect()
 }

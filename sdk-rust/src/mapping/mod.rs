@@ -3,20 +3,20 @@
 mod calls;
 mod changed;
 mod copy;
-mod held;
 mod pinning;
 mod region;
+mod region_words;
 mod reservation;
 mod space;
 mod table;
 
-pub(crate) use calls::{Wanted, refusal};
+pub(crate) use calls::{PinTarget, refusal};
 pub(crate) use copy::{CHUNK_BYTES as COPY_CHUNK_BYTES, Window};
-pub(crate) use pinning::{Asked, Until};
+pub(crate) use pinning::{PinStart, Until};
 pub(crate) use region::Mode;
 pub use region::RawPart;
 pub(crate) use space::Base;
-pub(crate) use table::{Answer, Ending, Table};
+pub(crate) use table::{Ending, Report, Table};
 
 #[cfg(test)]
 mod tests;

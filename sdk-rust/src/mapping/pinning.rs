@@ -14,31 +14,31 @@ use vramd_proto::v1::{self, Access};
 use vramd_types::AllocationId;
 
 use super::{
-    Answer, Table, Wanted,
-    calls::{Leavings, part_refs, refusal},
+    PinTarget, Report, Table,
+    calls::{FollowUp, part_refs, refusal},
     copy::Window,
-    held::pinned_as,
     region::Region,
+    region_words::pinned_as,
     table::State,
 };
 use crate::{
     cuda::Context,
     error::{Error, Result},
-    pins::one,
+    pins::one_waiter,
 };
 
 /// What somebody waits for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Until {
     /// So many parts of a claimed allocation are here with that access, and stay.
-    Held { id: AllocationId, parts: usize, access: Access },
+    Arrived { id: AllocationId, parts: usize, access: Access },
     /// A call has all its pins.
     Pinned { call: u64 },
 }
 
 /// What came of asking for a set.
 #[derive(Debug)]
-pub(crate) enum Asked {
+pub(crate) enum PinStart {
     /// All of it is pinned.
     Pinned,
     /// The daemon is to be asked, and the call then waits.
@@ -65,13 +65,13 @@ fn trace_of_caller() -> Option<v1::TraceContext> {
 
 /// While it lives, allocations that come without a handle are kept for one.
 #[derive(Debug)]
-pub(crate) struct Expecting<'a>(&'a Table);
+pub(crate) struct ExpectedArrivals<'a>(&'a Table);
 
 impl Table {
     /// Waits until it is so, or never will be.
     pub(crate) fn wait(&self, until: Until, deadline: Instant) -> Result<()> {
         let mut state = self.lock();
-        while !state.is(until)? {
+        while !state.check(until)? {
             let patience = deadline.saturating_duration_since(Instant::now());
             if patience.is_zero() {
                 return Err(Error::Deadline);
@@ -87,30 +87,30 @@ impl Table {
             let mut changed = pin!(self.changed.notified());
             // Before the look, so that no change is missed after it.
             changed.as_mut().enable();
-            if self.is(until)? {
+            if self.check(until)? {
                 return Ok(());
             }
             if timeout_at(deadline.into(), changed).await.is_err() {
-                return if self.is(until)? { Ok(()) } else { Err(Error::Deadline) };
+                return if self.check(until)? { Ok(()) } else { Err(Error::Deadline) };
             }
         }
     }
 
     /// Whether it is so now; an error if it never will be.
-    pub(crate) fn is(&self, until: Until) -> Result<bool> {
-        self.lock().is(until)
+    pub(crate) fn check(&self, until: Until) -> Result<bool> {
+        self.lock().check(until)
     }
 
     /// Begins a call for a set that could not be pinned at once. After the end of the channel nothing comes any more, and
     /// nothing goes: what is mapped is pinned here and now.
-    pub(crate) fn ask(&self, parts: &[Wanted], deadline: Instant) -> Result<Asked> {
+    pub(crate) fn begin_pin(&self, parts: &[PinTarget], deadline: Instant) -> Result<PinStart> {
         let mut state = self.lock();
-        let parts: Vec<_> = parts.iter().map(|part| state.with_slot(*part)).collect();
+        let parts: Vec<_> = parts.iter().map(|part| state.resolve_slot(*part)).collect();
         if state.ending.is_none() && state.words.is_shared() {
             let write = parts.iter().any(|part| part.access == vramd_words::Access::Write);
             let refs = part_refs(&parts);
             let call = state.calls.open(parts);
-            return Ok(Asked::Call {
+            return Ok(PinStart::Call {
                 call,
                 frame: v1::Pin {
                     call_id: call,
@@ -138,77 +138,77 @@ impl Table {
                 });
             }
         }
-        Ok(Asked::Pinned)
+        Ok(PinStart::Pinned)
     }
 
     /// The daemon has answered a call. An error means that there is none.
-    pub(crate) fn pin_answered(&self, answer: v1::PinAnswer) -> Result<Answer, String> {
+    pub(crate) fn finish_pin(&self, answer: v1::PinAnswer) -> Result<Report, String> {
         let mut state = self.lock();
         if !state.calls.was_made(answer.call_id) {
             return Err(format!("an answer to a call {} that was never made", answer.call_id));
         }
         let State { calls, words, .. } = &mut *state;
-        let leavings = calls.answered(answer.call_id, answer.refused.map(Error::from), words);
-        let answer = state.clear_up(leavings)?;
+        let follow_up = calls.finish(answer.call_id, answer.refused.map(Error::from), words);
+        let answer = state.run_follow_up(follow_up)?;
         self.changed.notify_all();
         Ok(answer)
     }
 
     /// Who has made a call waits no longer. An error means that something is mapped that should not be.
-    pub(crate) fn give_up(&self, call: u64) -> Result<Answer, String> {
+    pub(crate) fn cancel_pin(&self, call: u64) -> Result<Report, String> {
         let mut state = self.lock();
         let State { calls, words, .. } = &mut *state;
-        let leavings = calls.give_up(call, words);
-        let answer = state.clear_up(leavings)?;
+        let follow_up = calls.cancel_pin(call, words);
+        let answer = state.run_follow_up(follow_up)?;
         self.changed.notify_all();
         Ok(answer)
     }
 
     /// Holds an allocation as far as that can be done at once: the parts that are left.
-    pub(crate) fn hold(&self, id: AllocationId, parts: usize) -> Result<Vec<Wanted>> {
+    pub(crate) fn take_handle_pins(&self, id: AllocationId, parts: usize) -> Result<Vec<PinTarget>> {
         let mut state = self.lock();
         let State { regions, words, .. } = &mut *state;
         let region = regions.get_mut(&id).ok_or_else(|| not_mapped(id))?;
-        match region.take_standing(words) {
-            Ok(()) | Err(vramd_words::PinRefused::NeedsFrame) => Ok(region.without_standing(id, parts)),
+        match region.take_handle_pins(words) {
+            Ok(()) | Err(vramd_words::PinRefused::NeedsFrame) => Ok(region.without_handle_pin(id, parts)),
             Err(why) => Err(refusal(why, id)),
         }
     }
 
     /// Pins that a call has taken are the handle's own from now on.
-    pub(crate) fn adopt(&self, id: AllocationId, parts: &[Wanted]) {
+    pub(crate) fn adopt_pins(&self, id: AllocationId, parts: &[PinTarget]) {
         let mut state = self.lock();
         let State { regions, words, .. } = &mut *state;
         let indexes: Vec<_> = parts.iter().map(|part| part.index).collect();
-        let wake = regions.get_mut(&id).is_some_and(|region| region.adopt_standing(&indexes, words));
+        let wake = regions.get_mut(&id).is_some_and(|region| region.adopt_handle_pins(&indexes, words));
         self.wake_if(wake);
     }
 
     /// The handle holds nothing of it any more.
-    pub(crate) fn unhold(&self, id: AllocationId) {
+    pub(crate) fn release_handle_pins(&self, id: AllocationId) {
         let mut state = self.lock();
         let State { regions, words, .. } = &mut *state;
         let Some(region) = regions.get_mut(&id) else { return };
-        region.holds = false;
-        let wake = region.release_standing(words);
+        region.wants_handle_pins = false;
+        let wake = region.release_handle_pins(words);
         self.wake_if(wake);
     }
 
     /// Parts that come from now on are the handle's to hold. What could not be mapped before concerns nobody any more.
-    pub(crate) fn set_holding(&self, id: AllocationId) {
+    pub(crate) fn request_handle_pins(&self, id: AllocationId) {
         if let Some(region) = self.lock().regions.get_mut(&id) {
-            region.holds = true;
+            region.wants_handle_pins = true;
             (region.failure, region.lost) = (None, None);
         }
     }
 
-    pub(crate) fn is_holding(&self, id: AllocationId) -> bool {
-        self.lock().regions.get(&id).is_some_and(|region| region.holds)
+    pub(crate) fn has_handle_pins(&self, id: AllocationId) -> bool {
+        self.lock().regions.get(&id).is_some_and(|region| region.wants_handle_pins)
     }
 
     /// How many parts are here with that access, and stay as long as the handle holds them.
-    pub(crate) fn held_parts(&self, id: AllocationId, access: Option<Access>) -> usize {
-        self.lock().regions.get(&id).map_or(0, |region| region.held_parts(access))
+    pub(crate) fn stable_count(&self, id: AllocationId, access: Option<Access>) -> usize {
+        self.lock().regions.get(&id).map_or(0, |region| region.stable_count(access))
     }
 
     /// Whether parts that had come were taken back again before a handle could hold them: they come if they are asked
@@ -220,7 +220,7 @@ impl Table {
                 region.slots.len() == parts
                     && region.failure.is_none()
                     && region.revoked.is_none()
-                    && !region.without_standing(id, parts).is_empty()
+                    && !region.without_handle_pin(id, parts).is_empty()
             })
     }
 
@@ -231,9 +231,9 @@ impl Table {
     }
 
     /// How often the content of these parts was given up before they came last.
-    pub(crate) fn losses(&self, id: AllocationId, parts: Range<u32>) -> u64 {
-        let losses = |region: &Region| region.losses.range(parts).map(|(_, losses)| *losses).sum();
-        self.lock().regions.get(&id).map(losses).unwrap_or_default()
+    pub(crate) fn drop_count(&self, id: AllocationId, parts: Range<u32>) -> u64 {
+        let drops = |region: &Region| region.drop_counts.range(parts).map(|(_, count)| *count).sum();
+        self.lock().regions.get(&id).map(drops).unwrap_or_default()
     }
 
     /// It was to be sealed, and nobody waits until it is back: what is not here has no words any more.
@@ -247,11 +247,11 @@ impl Table {
     }
 
     /// Nothing of it has to be here, and whether what comes is to be written.
-    pub(crate) fn begin_unheld(&self, id: AllocationId, writes: bool) {
+    pub(crate) fn begin_unpinned(&self, id: AllocationId, writes: bool) {
         if let Some(region) = self.lock().regions.get_mut(&id) {
             region.writes = writes;
         }
-        self.unhold(id);
+        self.release_handle_pins(id);
     }
 
     /// Whether the daemon sends what is pinned and not here.
@@ -267,7 +267,10 @@ impl Table {
     /// Whether all of it that is here may be written.
     pub(crate) fn is_writable(&self, id: AllocationId) -> bool {
         let state = self.lock();
-        state.regions.get(&id).is_some_and(|region| region.held(Some(Access::ReadWrite)) == region.held(None))
+        state
+            .regions
+            .get(&id)
+            .is_some_and(|region| region.mapped_count(Some(Access::ReadWrite)) == region.mapped_count(None))
     }
 
     /// Where events of its streams are recorded; `None` for memory that has no streams.
@@ -282,7 +285,7 @@ impl Table {
 
     /// Copies to or from a whole allocation, all of whose parts must be here with that access. They are pinned meanwhile,
     /// so a revoke waits, and a long copy is many calls: none of them begins once the daemon wants it for good.
-    pub(crate) fn copying(
+    pub(crate) fn copy_pinned(
         &self,
         id: AllocationId,
         parts: usize,
@@ -293,8 +296,8 @@ impl Table {
             let mut state = self.lock();
             let State { regions, words, .. } = &mut *state;
             let region = regions.get_mut(&id).ok_or_else(|| not_mapped(id))?;
-            let calls = one(access.map_or(vramd_words::Access::Read, pinned_as));
-            let pinned = region.copied(parts, access).ok_or_else(|| not_mapped(id))?;
+            let calls = one_waiter(access.map_or(vramd_words::Access::Read, pinned_as));
+            let pinned = region.slots_to_copy(parts, access).ok_or_else(|| not_mapped(id))?;
             let window = region.window().ok_or_else(|| not_mapped(id))?;
             for (taken, slot) in pinned.iter().enumerate() {
                 if words.pin(*slot, calls).is_err() {
@@ -318,9 +321,9 @@ impl Table {
     }
 
     /// For calls that may bring what has no handle yet.
-    pub(crate) fn expect(&self) -> Expecting<'_> {
-        self.lock().expecting += 1;
-        Expecting(self)
+    pub(crate) fn expect_arrivals(&self) -> ExpectedArrivals<'_> {
+        self.lock().expected_arrivals += 1;
+        ExpectedArrivals(self)
     }
 
     /// The last pin of something that the daemon wants back has ended: the worker is to see.
@@ -336,21 +339,21 @@ impl Table {
     }
 
     /// Readable once the worker is to see what it can let go.
-    pub(crate) fn woken(&self) -> BorrowedFd<'_> {
+    pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 
-    pub(crate) fn hear_wake(&self) {
+    pub(crate) fn clear_wake(&self) {
         // There may be none.
         let _ = read(&*self.wake, &mut [0; 8]);
     }
 }
 
 impl State {
-    fn is(&mut self, until: Until) -> Result<bool> {
+    fn check(&mut self, until: Until) -> Result<bool> {
         match until {
-            Until::Held { id, parts, access } => self.is_held(id, parts, access),
-            Until::Pinned { call } => match (self.calls.is_pinned(call), &self.ending) {
+            Until::Arrived { id, parts, access } => self.check_arrived(id, parts, access),
+            Until::Pinned { call } => match (self.calls.take_outcome(call), &self.ending) {
                 (Some(outcome), _) => outcome.map(|()| true),
                 (None, Some(ending)) => Err(ending.error()),
                 (None, None) => Ok(false),
@@ -358,8 +361,8 @@ impl State {
         }
     }
 
-    fn clear_up(&mut self, Leavings { ended, wake }: Leavings) -> Result<Answer, String> {
-        let mut answer = if wake { self.leave()? } else { Answer::default() };
+    fn run_follow_up(&mut self, FollowUp { ended, wake }: FollowUp) -> Result<Report, String> {
+        let mut answer = if wake { self.unmap_unpinned()? } else { Report::default() };
         answer.ended.extend(ended);
         Ok(answer)
     }
@@ -367,42 +370,42 @@ impl State {
 
 impl State {
     /// Knows where the words of the part are, if anybody does.
-    fn with_slot(&self, part: Wanted) -> Wanted {
+    fn resolve_slot(&self, part: PinTarget) -> PinTarget {
         let known = || self.regions.get(&part.id)?.slots.get(&part.index).copied();
-        Wanted { slot: part.slot.or_else(known), ..part }
+        PinTarget { slot: part.slot.or_else(known), ..part }
     }
 }
 
 impl Region {
     /// Of so many parts those that the handle has no pin of.
-    fn without_standing(&self, id: AllocationId, parts: usize) -> Vec<Wanted> {
+    fn without_handle_pin(&self, id: AllocationId, parts: usize) -> Vec<PinTarget> {
         let access = if self.writes { vramd_words::Access::Write } else { vramd_words::Access::Read };
         let count = u32::try_from(parts).unwrap_or(u32::MAX);
-        let missing = (0..count).filter(|index| self.parts.get(index).is_none_or(|part| !part.standing));
-        missing.map(|index| Wanted { id, index, slot: self.slots.get(&index).copied(), access }).collect()
+        let missing = (0..count).filter(|index| self.parts.get(index).is_none_or(|part| !part.handle_pinned));
+        missing.map(|index| PinTarget { id, index, slot: self.slots.get(&index).copied(), access }).collect()
     }
 
     /// The words of all of so many parts, if they are here with that access and the daemon does not want them for good.
-    fn copied(&self, parts: usize, access: Option<Access>) -> Option<Vec<u32>> {
-        let good = |part: &&super::region::Part| !part.is_wanted_for_good();
+    fn slots_to_copy(&self, parts: usize, access: Option<Access>) -> Option<Vec<u32>> {
+        let good = |part: &&super::region::Part| !part.is_revoked_for_good();
         let slots: Vec<_> = self.parts.values().filter(good).filter_map(|part| part.slot).collect();
-        (slots.len() == parts && self.held(access) == parts).then_some(slots)
+        (slots.len() == parts && self.mapped_count(access) == parts).then_some(slots)
     }
 }
 
-impl Drop for Expecting<'_> {
+impl Drop for ExpectedArrivals<'_> {
     fn drop(&mut self) {
         let mut state = self.0.lock();
-        state.expecting -= 1;
-        if state.expecting > 0 {
+        state.expected_arrivals -= 1;
+        if state.expected_arrivals > 0 {
             return;
         }
         // Whose call gave up before they came: nobody holds them.
         let State { regions, words, .. } = &mut *state;
         let mut wake = false;
         for region in regions.values_mut().filter(|region| !region.claimed) {
-            region.holds = false;
-            wake |= region.release_standing(words);
+            region.wants_handle_pins = false;
+            wake |= region.release_handle_pins(words);
         }
         self.0.wake_if(wake);
     }

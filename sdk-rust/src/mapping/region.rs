@@ -56,11 +56,11 @@ pub(super) struct Region {
     /// Where the words of each part are that ever came: it keeps them, mapped or not.
     pub(super) slots: BTreeMap<u32, u32>,
     /// How often the content of parts was given up, by the time they came last; of those where it was.
-    pub(super) losses: BTreeMap<u32, u64>,
+    pub(super) drop_counts: BTreeMap<u32, u64>,
     /// Set once a word of one of them has become another part's: who knows where they were knows it no more.
     pub(super) slots_lost: Arc<AtomicBool>,
     /// Each part is to have a pin of the handle's own: what it maps stays, whoever else pins.
-    pub(super) holds: bool,
+    pub(super) wants_handle_pins: bool,
     /// As the parts last came, or are to come: whoever pins a part that is not here may be pinning it for writing.
     pub(super) writes: bool,
     /// Why a part could not be mapped.
@@ -86,9 +86,9 @@ pub(super) struct Part {
     /// Where its words are, once it is mapped.
     pub(super) slot: Option<u32>,
     /// The handle's own pin is there.
-    pub(super) standing: bool,
+    pub(super) handle_pinned: bool,
     /// The daemon wants it back, and waits for pins to end.
-    pub(super) wanted: Option<RevokeReason>,
+    pub(super) revoking: Option<RevokeReason>,
 }
 
 #[derive(Debug)]
@@ -101,8 +101,8 @@ pub(super) enum Place {
 }
 
 impl Region {
-    pub(super) fn holding(holds: bool) -> Self {
-        Self { holds, ..Self::default() }
+    pub(super) fn with_handle_pins(wants_handle_pins: bool) -> Self {
+        Self { wants_handle_pins, ..Self::default() }
     }
 
     /// Takes a part that the daemon has sent. What is mapped becomes usable by [`Self::grant`].
@@ -121,7 +121,7 @@ impl Region {
             Mode::HandOver => None,
         };
         if part.losses > 0 {
-            self.losses.insert(index, part.losses);
+            self.drop_counts.insert(index, part.losses);
         }
         let number =
             |bytes: u64| usize::try_from(bytes).map_err(|_| "it is larger than this process's addresses");
@@ -146,7 +146,8 @@ impl Region {
         self.revoked = None;
         self.yielded = false;
         self.writes = part.access() == Access::ReadWrite;
-        let part = Part { offset, size, access: part.access(), place, slot, standing: false, wanted: None };
+        let part =
+            Part { offset, size, access: part.access(), place, slot, handle_pinned: false, revoking: None };
         self.parts.insert(index, part);
         Ok(imported)
     }
@@ -190,7 +191,7 @@ impl Region {
     }
 
     /// How many parts are here with that access; with any, if none is named.
-    pub(super) fn held(&self, access: Option<Access>) -> usize {
+    pub(super) fn mapped_count(&self, access: Option<Access>) -> usize {
         self.parts.values().filter(|part| access.is_none_or(|access| part.access == access)).count()
     }
 
@@ -221,19 +222,21 @@ impl Region {
     }
 
     /// Where a part's words are. They stay there until the part is let go of for good, as it is to be sealed.
-    fn slot(&mut self, part: (AllocationId, u32), told: u32, words: &mut Words) -> Result<u32, String> {
+    fn slot(&mut self, part: (AllocationId, u32), sent_slot: u32, words: &mut Words) -> Result<u32, String> {
         let (_, index) = part;
         let before = self.slots.get(&index).copied();
         match before {
-            Some(slot) if !words.is_shared() || (slot == told && words.is_of(slot, part)) => return Ok(slot),
+            Some(slot) if !words.is_shared() || (slot == sent_slot && words.belongs_to(slot, part)) => {
+                return Ok(slot);
+            }
             Some(slot) if self.parts.contains_key(&index) => {
-                return Err(format!("its words moved from slot {slot} to {told}"));
+                return Err(format!("its words moved from slot {slot} to {sent_slot}"));
             }
             // Who has asked where they were knows it no more; who asks from now on does.
             Some(_) => std::mem::take(&mut self.slots_lost).store(true, Ordering::Release),
             None => {}
         }
-        let slot = words.slot(part, told, before)?;
+        let slot = words.slot(part, sent_slot, before)?;
         self.slots.insert(index, slot);
         Ok(slot)
     }

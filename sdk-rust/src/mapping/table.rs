@@ -20,8 +20,8 @@ use vramd_words::Waiting;
 use super::{
     calls::Calls,
     changed::Changed,
-    held::Left,
     region::{Mode, RawPart, Region},
+    region_words::UnmapOutcome,
     space::{Base, has_descriptor, is_of_cuda},
 };
 use crate::{
@@ -53,9 +53,9 @@ pub(super) struct State {
     /// Who waits for pins.
     pub(super) calls: Calls,
     /// Parts that the daemon wants back and somebody uses.
-    pub(super) wanted: BTreeSet<(AllocationId, u32)>,
+    pub(super) revoking: BTreeSet<(AllocationId, u32)>,
     /// Calls that may bring an allocation which has no handle yet.
-    pub(super) expecting: usize,
+    pub(super) expected_arrivals: usize,
     pub(super) ending: Option<Ending>,
     draining: bool,
 }
@@ -80,7 +80,7 @@ impl Ending {
 
 /// What the daemon is to be told.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Answer {
+pub(crate) struct Report {
     pub(crate) mapped: Vec<PartRef>,
     pub(crate) unmapped: Vec<UnmappedPart>,
     /// Calls for pins that are over.
@@ -94,8 +94,8 @@ impl Table {
             regions: BTreeMap::new(),
             words,
             calls: Calls::default(),
-            wanted: BTreeSet::new(),
-            expecting: 0,
+            revoking: BTreeSet::new(),
+            expected_arrivals: 0,
             ending: None,
             draining: false,
         };
@@ -118,9 +118,9 @@ impl Table {
     /// Maps what one packet brought. Parts of a packet whose descriptors did not all arrive are failures, all of them:
     /// nobody can tell which descriptors are missing. An error means that the daemon takes something for unmapped that is
     /// not: the channel cannot go on.
-    pub(crate) fn map(&self, map: Map, fds: Vec<OwnedFd>, fds_lost: bool) -> Result<Answer, String> {
+    pub(crate) fn map(&self, map: Map, fds: Vec<OwnedFd>, fds_lost: bool) -> Result<Report, String> {
         let mut state = self.lock();
-        let mut answer = Answer::default();
+        let mut answer = Report::default();
         if state.ending.is_some() {
             return Ok(answer);
         }
@@ -132,20 +132,20 @@ impl Table {
         };
         let mut fds = fds.into_iter();
         let mut outcomes = Vec::new();
-        let mut spent = Vec::new();
+        let mut imports = Vec::new();
         for part in map.parts {
             let Some(part_ref) = part.part else { continue };
             // Also of what fails: whoever claims it later is to hear so.
             state.region(part_ref);
             let outcome = match &problem {
                 Some(problem) => Err(problem.clone()),
-                None => {
-                    self.accept(&mut state, part_ref, &part, &mut fds)?.map(|imported| spent.extend(imported))
-                }
+                None => self
+                    .accept(&mut state, part_ref, &part, &mut fds)?
+                    .map(|imported| imports.extend(imported)),
             };
             outcomes.push((part_ref, outcome));
         }
-        state.tell_who_lost_slots();
+        state.mark_lost_slots();
         state.grant(&mut outcomes)?;
         for (part_ref, outcome) in outcomes {
             match outcome {
@@ -158,11 +158,11 @@ impl Table {
                 }),
             }
         }
-        answer.ended = state.calls.ended();
+        answer.ended = state.calls.take_complete();
         self.changed.notify_all();
         drop(state);
         // Who waits for the memory in another thread is on its way; the handles that it was mapped by go behind its back.
-        drop(spent);
+        drop(imports);
         Ok(answer)
     }
 
@@ -182,17 +182,17 @@ impl Table {
     }
 
     /// Lets go of what the daemon wants back. Parts that are not here had been let go before: that answer is on its
-    /// way. What is pinned goes when the last pin ends, by [`Self::leave`]. An error means that something is mapped that
+    /// way. What is pinned goes when the last pin ends, by [`Self::unmap_unpinned`]. An error means that something is mapped that
     /// should not be: the channel cannot go on.
-    pub(crate) fn revoke(&self, revoke: &Revoke) -> Result<Answer, String> {
+    pub(crate) fn revoke(&self, revoke: &Revoke) -> Result<Report, String> {
         let mut state = self.lock();
         if revoke.reason() == RevokeReason::Lost {
-            revoke.parts.iter().for_each(|part| state.is_lost(part));
+            revoke.parts.iter().for_each(|part| state.mark_content_lost(part));
             self.changed.notify_all();
-            return Ok(Answer::default());
+            return Ok(Report::default());
         }
         self.revokes.fetch_add(1, Ordering::Release);
-        let mut answer = Answer::default();
+        let mut answer = Report::default();
         for of_one in revoke.parts.chunk_by(|one, next| one.allocation_id == next.allocation_id) {
             let Some(id) = of_one.first().map(|part| AllocationId::from_raw(part.allocation_id)) else {
                 continue;
@@ -201,37 +201,37 @@ impl Table {
             let State { regions, words, .. } = &mut *state;
             let Some(region) = regions.get_mut(&id) else { continue };
             let left = region.revoke(&indexes, revoke.reason(), words)?;
-            state.left(id, left, &mut answer);
+            state.record_outcomes(id, left, &mut answer);
         }
         self.changed.notify_all();
         Ok(answer)
     }
 
     /// Lets go of what the daemon wants back and nobody uses any more.
-    pub(crate) fn leave(&self) -> Result<Answer, String> {
+    pub(crate) fn unmap_unpinned(&self) -> Result<Report, String> {
         let mut state = self.lock();
-        let answer = state.leave()?;
+        let answer = state.unmap_unpinned()?;
         self.changed.notify_all();
         Ok(answer)
     }
 
     /// Lets go of an allocation of the program's own will. With `forget` its address is given up as well, once nothing is
     /// mapped there. Only once no guard of it is left.
-    pub(crate) fn let_go(&self, id: AllocationId, forget: bool) -> Result<Answer, String> {
+    pub(crate) fn unmap(&self, id: AllocationId, forget: bool) -> Result<Report, String> {
         let mut state = self.lock();
-        let State { regions, words, wanted, .. } = &mut *state;
-        let mut answer = Answer::default();
+        let State { regions, words, revoking, .. } = &mut *state;
+        let mut answer = Report::default();
         if let Some(region) = regions.get_mut(&id) {
-            region.holds = false;
-            let gone = region.let_go(words)?;
-            wanted.retain(|(other, index)| *other != id || region.parts.contains_key(index));
+            region.wants_handle_pins = false;
+            let gone = region.unmap_all(words)?;
+            revoking.retain(|(other, index)| *other != id || region.parts.contains_key(index));
             answer.unmapped = gone.into_iter().map(|(index, written)| done(id, index, written)).collect();
             if forget {
                 // The handle is still there where the daemon has refused to part from it.
                 region.slots_lost.store(true, Ordering::Release);
                 region.forgotten = true;
             }
-            state.forget(id);
+            state.release_address(id);
         }
         self.changed.notify_all();
         Ok(answer)
@@ -247,7 +247,7 @@ impl Table {
         }
         region.claimed = true;
         // What came while nobody waited for it is pinned now, unless it is wanted back: `is_away` tells.
-        let _ = region.take_standing(words);
+        let _ = region.take_handle_pins(words);
         Ok(())
     }
 
@@ -262,8 +262,8 @@ impl Table {
     }
 
     /// How many parts of an allocation are here with that access; with any, if none is named.
-    pub(crate) fn held(&self, id: AllocationId, access: Option<Access>) -> usize {
-        self.lock().regions.get(&id).map_or(0, |region| region.held(access))
+    pub(crate) fn mapped_count(&self, id: AllocationId, access: Option<Access>) -> usize {
+        self.lock().regions.get(&id).map_or(0, |region| region.mapped_count(access))
     }
 
     /// Whether the daemon wants an allocation back, or has it back.
@@ -293,9 +293,9 @@ impl Table {
     /// The session is over: what is mapped stands, who waits is woken. The first ending counts.
     pub(crate) fn end(&self, ending: Ending) {
         let mut state = self.lock();
-        let State { regions, words, wanted, .. } = &mut *state;
-        regions.values_mut().for_each(|region| region.stay(words));
-        wanted.clear();
+        let State { regions, words, revoking, .. } = &mut *state;
+        regions.values_mut().for_each(|region| region.keep_mapped(words));
+        revoking.clear();
         state.ending.get_or_insert(ending);
         drop(state);
         self.changed.notify_all();
@@ -304,18 +304,18 @@ impl Table {
     }
 
     /// Lets go of everything, after the end of the session and of all its handles.
-    pub(crate) fn clear(&self) -> Answer {
-        let mut answer = Answer::default();
+    pub(crate) fn unmap_all(&self) -> Report {
+        let mut answer = Report::default();
         let mut state = self.lock();
-        let State { regions, words, wanted, .. } = &mut *state;
-        wanted.clear();
+        let State { regions, words, revoking, .. } = &mut *state;
+        revoking.clear();
         for (id, mut region) in std::mem::take(regions) {
             // What fails to go is not said to be gone.
-            let gone = region.let_go(words).unwrap_or_default();
+            let gone = region.unmap_all(words).unwrap_or_default();
             answer.unmapped.extend(gone.into_iter().map(|(index, written)| done(id, index, written)));
         }
         drop(state);
-        self.gpus.let_go();
+        self.gpus.release();
         answer
     }
 
@@ -333,9 +333,9 @@ impl Table {
     }
 
     /// Whether the session has ended and nothing of it is mapped any more.
-    pub(crate) fn is_over(&self) -> bool {
+    pub(crate) fn is_unmapped(&self) -> bool {
         let state = self.lock();
-        state.ending.is_some() && state.regions.values().all(|region| region.held(None) == 0)
+        state.ending.is_some() && state.regions.values().all(|region| region.mapped_count(None) == 0)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -346,24 +346,24 @@ impl Table {
 impl State {
     /// Of a part that comes, known or not; and the words.
     fn region(&mut self, part: PartRef) -> (&mut Region, &mut Words) {
-        let holds = self.expecting > 0;
+        let wants_handle_pins = self.expected_arrivals > 0;
         let id = AllocationId::from_raw(part.allocation_id);
-        let region = self.regions.entry(id).or_insert_with(|| Region::holding(holds));
+        let region = self.regions.entry(id).or_insert_with(|| Region::with_handle_pins(wants_handle_pins));
         (region, &mut self.words)
     }
 
     /// Who waits for the part waits no more. It may be told so before it has its handle.
-    fn is_lost(&mut self, part: &PartRef) {
+    fn mark_content_lost(&mut self, part: &PartRef) {
         let id = AllocationId::from_raw(part.allocation_id);
-        if self.expecting > 0 || self.regions.contains_key(&id) {
+        if self.expected_arrivals > 0 || self.regions.contains_key(&id) {
             self.region(*part).0.lost = Some(part.part_index);
         }
     }
 
-    pub(super) fn is_held(&mut self, id: AllocationId, parts: usize, access: Access) -> Result<bool> {
+    pub(super) fn check_arrived(&mut self, id: AllocationId, parts: usize, access: Access) -> Result<bool> {
         let gone = || Error::AllocationNotFound { allocation: id.to_string() };
         let region = self.regions.get_mut(&id).ok_or_else(gone)?;
-        if region.held_parts(Some(access)) >= parts {
+        if region.stable_count(Some(access)) >= parts {
             return Ok(true);
         }
         if let Some(problem) = region.failure.take() {
@@ -379,8 +379,8 @@ impl State {
     }
 
     /// Before the words of what has come say that it is mapped.
-    fn tell_who_lost_slots(&mut self) {
-        for id in self.words.take_lost() {
+    fn mark_lost_slots(&mut self) {
+        for id in self.words.take_reassigned() {
             // One that was forgotten has been told so.
             if let Some(region) = self.regions.get(&id) {
                 region.slots_lost.store(true, Ordering::Release);
@@ -416,21 +416,21 @@ impl State {
     }
 
     /// Lets go of what is wanted back and nobody uses any more.
-    pub(super) fn leave(&mut self) -> Result<Answer, String> {
-        let mut answer = Answer::default();
-        let wanted: Vec<_> = std::mem::take(&mut self.wanted).into_iter().collect();
-        for of_one in wanted.chunk_by(|(one, _), (next, _)| one == next) {
+    pub(super) fn unmap_unpinned(&mut self) -> Result<Report, String> {
+        let mut answer = Report::default();
+        let revoking: Vec<_> = std::mem::take(&mut self.revoking).into_iter().collect();
+        for of_one in revoking.chunk_by(|(one, _), (next, _)| one == next) {
             let Some((id, _)) = of_one.first().copied() else { continue };
             let indexes: Vec<u32> = of_one.iter().map(|(_, index)| *index).collect();
             let Some(region) = self.regions.get_mut(&id) else { continue };
-            let left = region.leave(&indexes, &self.words)?;
-            self.left(id, left, &mut answer);
+            let left = region.unmap_unpinned(&indexes, &self.words)?;
+            self.record_outcomes(id, left, &mut answer);
         }
         Ok(answer)
     }
 
     /// Gives up the address of what nobody answers for any more, if nothing is mapped there.
-    fn forget(&mut self, id: AllocationId) {
+    fn release_address(&mut self, id: AllocationId) {
         if self.regions.get(&id).is_some_and(|region| region.forgotten && region.parts.is_empty())
             && let Some(region) = self.regions.remove(&id)
         {
@@ -438,18 +438,18 @@ impl State {
         }
     }
 
-    fn left(&mut self, id: AllocationId, left: Vec<(u32, Left)>, answer: &mut Answer) {
+    fn record_outcomes(&mut self, id: AllocationId, left: Vec<(u32, UnmapOutcome)>, answer: &mut Report) {
         for (index, left) in left {
             match left {
-                Left::Unmapped { written } => {
-                    self.wanted.remove(&(id, index));
+                UnmapOutcome::Unmapped { written } => {
+                    self.revoking.remove(&(id, index));
                     answer.unmapped.push(done(id, index, written));
                 }
-                Left::Pinned => drop(self.wanted.insert((id, index))),
-                Left::NotHere => {}
+                UnmapOutcome::Pinned => drop(self.revoking.insert((id, index))),
+                UnmapOutcome::NotMapped => {}
             }
         }
-        self.forget(id);
+        self.release_address(id);
     }
 }
 

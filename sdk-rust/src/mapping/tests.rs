@@ -11,7 +11,7 @@ use vramd_types::AllocationId;
 
 use super::{Mode, Table};
 use crate::{
-    channel::fake::{Fake, PATIENCE, held, memory, part, part_ref, soon},
+    channel::fake::{Fake, PATIENCE, arrived, memory, part, part_ref, soon},
     error::{Error, Result},
 };
 
@@ -29,7 +29,7 @@ fn unmapped(fake: &Fake) -> Vec<PartRef> {
 
 fn first_byte(table: &Table, of: u64) -> Result<u8> {
     let mut byte = [0];
-    table.copying(id(of), 1, Some(Access::ReadWrite), |window| window.read(0, &mut byte))?;
+    table.copy_pinned(id(of), 1, Some(Access::ReadWrite), |window| window.read(0, &mut byte))?;
     Ok(byte[0])
 }
 
@@ -46,8 +46,8 @@ fn who_parts_from_what_is_pinned_halfway_leaves_it_to_the_daemon() {
     let view = fake.table.view();
     view.slot(slot).unwrap().pin(vramd_words::Access::Read).unwrap();
     let let_go = || {
-        let turn = fake.link.turn();
-        turn.tell(fake.table.let_go(id(COPIED), true).unwrap()).unwrap();
+        let channel = fake.link.lock_channel();
+        channel.report(fake.table.unmap(id(COPIED), true).unwrap()).unwrap();
     };
     let_go();
     assert_eq!(unmapped(&fake), [part_ref(COPIED, 0)]);
@@ -58,7 +58,7 @@ fn who_parts_from_what_is_pinned_halfway_leaves_it_to_the_daemon() {
     // A later answer shows that the revoke was seen and not answered.
     fake.map(vec![part(IDLE, 0, 1, Access::ReadWrite)], &[memory("later", 3)]);
     assert!(matches!(fake.next(), Some(client_frame::Frame::Mapped(_))));
-    assert_eq!(fake.table.held(id(COPIED), None), 1);
+    assert_eq!(fake.table.mapped_count(id(COPIED), None), 1);
     let unpinned = view.slot(slot).unwrap().unpin();
     fake.table.wake_if(matches!(unpinned, Ok(vramd_words::Unpinned::WakeWorker)));
     assert_eq!(unmapped(&fake), [part_ref(COPIED, 1)]);
@@ -82,14 +82,14 @@ fn a_revoke_of_several_allocations_leaves_the_one_that_is_copied() {
         fake.table.claim(id(raw)).unwrap();
         fake.map(vec![part(raw, 0, 1, Access::ReadWrite)], &[memory("copying", fill)]);
         fake.next().unwrap();
-        fake.table.wait(held(id(raw), 1, Access::ReadWrite), soon()).unwrap();
+        fake.table.wait(arrived(id(raw), 1, Access::ReadWrite), soon()).unwrap();
         assert_eq!(first_byte(&fake.table, raw).unwrap(), fill);
     }
     let ((begun, is_begun), (go_on, may_go_on)) = (channel(), channel());
     let table = Arc::clone(&fake.table);
     let copy = thread::spawn(move || {
         let mut bytes = [0; 4096];
-        let outcome = table.copying(id(COPIED), 1, None, |window| {
+        let outcome = table.copy_pinned(id(COPIED), 1, None, |window| {
             begun.send(()).unwrap();
             may_go_on.recv_timeout(PATIENCE).unwrap();
             window.read(0, &mut bytes)
@@ -109,9 +109,9 @@ fn a_revoke_of_several_allocations_leaves_the_one_that_is_copied() {
         assert_eq!(first_byte(&fake.table, raw), Err(Error::NotMapped { allocation: id(raw).to_string() }));
     }
     assert_eq!(unmapped(&fake), [part_ref(IDLE, 0)]);
-    assert_eq!([COPIED, IDLE].map(|raw| fake.table.held(id(raw), None)), [1, 0]);
+    assert_eq!([COPIED, IDLE].map(|raw| fake.table.mapped_count(id(raw), None)), [1, 0]);
     go_on.send(()).unwrap();
     assert_eq!(copy.join().unwrap(), Ok([1; 4096]), "the copy was of mapped memory to its end");
     assert_eq!(unmapped(&fake), [part_ref(COPIED, 0)]);
-    assert_eq!([COPIED, IDLE].map(|raw| fake.table.held(id(raw), None)), [0, 0]);
+    assert_eq!([COPIED, IDLE].map(|raw| fake.table.mapped_count(id(raw), None)), [0, 0]);
 }

@@ -15,9 +15,9 @@ use vramd_words::{Access, PinRefused, Unpinned, pin_set};
 use super::{WordsView, views::Views};
 use crate::{
     error::{Error, Result},
-    mapping::{Base, Wanted},
+    mapping::{Base, PinTarget},
     process::fork::ProcessBound,
-    session::{Parting, Session, release_queue::Part},
+    session::{ReleaseKind, Session, release_queue::Release},
 };
 
 #[derive(Debug)]
@@ -26,19 +26,19 @@ pub(crate) struct Anchor {
     id: AllocationId,
     words: WordsView,
     /// The words are not there any more: those that are there are another's.
-    lost: Arc<AtomicBool>,
+    slots_lost: Arc<AtomicBool>,
     /// Once it is known which parts there are.
-    placed: OnceLock<Placed>,
+    layout: OnceLock<Layout>,
     pub(super) views: Views,
     /// Guards that wait for streams to come past them.
-    after_streams: Arc<AtomicUsize>,
+    stream_guards: Arc<AtomicUsize>,
     /// What is left to do when the last of handle and guards is gone.
-    parting: Mutex<Option<Parting>>,
+    release_kind: Mutex<Option<ReleaseKind>>,
 }
 
 /// Where an allocation lies, and its words: as far as that is known, which it is once parts have come for the first time.
 #[derive(Debug)]
-pub(crate) struct Placed {
+pub(crate) struct Layout {
     base: OnceLock<Base>,
     /// Of each part in their order.
     slots: Box<[AtomicU32]>,
@@ -57,11 +57,11 @@ impl Anchor {
             session: session.clone(),
             id,
             words: session.table().view(),
-            lost: session.table().slots_lost(id),
-            placed: OnceLock::new(),
+            slots_lost: session.table().slots_lost(id),
+            layout: OnceLock::new(),
             views: Views::default(),
-            after_streams: Arc::default(),
-            parting: Mutex::default(),
+            stream_guards: Arc::default(),
+            release_kind: Mutex::default(),
         }
     }
 
@@ -77,19 +77,19 @@ impl Anchor {
         &self.views
     }
 
-    pub(crate) fn place(&self, placed: Placed) {
+    pub(crate) fn set_layout(&self, layout: Layout) {
         // The first counts: neither the address nor the words of an allocation move.
-        let _ = self.placed.set(placed);
+        let _ = self.layout.set(layout);
     }
 
     /// Finds out where the words of these parts are, those that have come meanwhile.
-    pub(crate) fn learn(&self, parts: Range<u32>) {
+    pub(crate) fn refresh_slots(&self, parts: Range<u32>) {
         if parts.clone().all(|part| self.slot(part).is_some()) {
             return;
         }
-        let Some(placed) = self.placed() else { return };
+        let Some(layout) = self.layout() else { return };
         for (part, slot) in self.session.table().slots(self.id, parts) {
-            if let Some(known) = placed.slots.get(part as usize) {
+            if let Some(known) = layout.slots.get(part as usize) {
                 known.store(slot, Ordering::Relaxed);
             }
         }
@@ -97,41 +97,41 @@ impl Anchor {
 
     /// Where it lies, once any of it has come.
     pub(crate) fn base(&self) -> Option<Base> {
-        let known = &self.placed()?.base;
+        let known = &self.layout()?.base;
         match known.get() {
             Some(base) => Some(*base),
             None => self.session.table().base(self.id).map(|base| *known.get_or_init(|| base)),
         }
     }
 
-    pub(crate) fn placed(&self) -> Option<&Placed> {
-        self.placed.get()
+    pub(crate) fn layout(&self) -> Option<&Layout> {
+        self.layout.get()
     }
 
-    pub(crate) fn after_streams(&self) -> &Arc<AtomicUsize> {
-        &self.after_streams
+    pub(crate) fn stream_guards(&self) -> &Arc<AtomicUsize> {
+        &self.stream_guards
     }
 
     /// Of the guards of this allocation, those that streams will end.
-    pub(crate) fn waiting_for_streams(&self) -> usize {
-        self.after_streams.load(Ordering::Acquire)
+    pub(crate) fn stream_guard_count(&self) -> usize {
+        self.stream_guards.load(Ordering::Acquire)
     }
 
     /// To be done once nobody uses it any more.
-    pub(crate) fn part_at_last(&self, parting: Parting) {
-        *self.parting.lock().unwrap_or_else(PoisonError::into_inner) = Some(parting);
+    pub(crate) fn release_when_unused(&self, release_kind: ReleaseKind) {
+        *self.release_kind.lock().unwrap_or_else(PoisonError::into_inner) = Some(release_kind);
     }
 
     /// As frames and calls name parts.
-    pub(crate) fn wanted(&self, parts: &Range<u32>, access: Access) -> Vec<Wanted> {
-        let wanted = |index| Wanted { id: self.id, index, slot: self.slot(index), access };
+    pub(crate) fn targets(&self, parts: &Range<u32>, access: Access) -> Vec<PinTarget> {
+        let wanted = |index| PinTarget { id: self.id, index, slot: self.slot(index), access };
         parts.clone().map(wanted).collect()
     }
 
     /// Looked at after a pin: it came after whoever has the word now had it mapped, and that after this was set.
     #[inline]
-    pub(super) fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Acquire)
+    pub(super) fn has_lost_slots(&self) -> bool {
+        self.slots_lost.load(Ordering::Acquire)
     }
 
     /// Pins at once, or nothing.
@@ -141,7 +141,7 @@ impl Anchor {
             let slot = self.slot(parts.start).and_then(|slot| self.words.slot(slot));
             let slot = slot.ok_or(PinRefused::NeedsFrame)?;
             slot.pin(access)?;
-            if self.is_lost() {
+            if self.has_lost_slots() {
                 self.unpin(parts);
                 return Err(PinRefused::NeedsFrame);
             }
@@ -158,7 +158,7 @@ impl Anchor {
             self.session.table().wake_if(refused.then == Unpinned::WakeWorker);
             return Err(refused.why);
         }
-        if self.is_lost() {
+        if self.has_lost_slots() {
             self.unpin(parts);
             return Err(PinRefused::NeedsFrame);
         }
@@ -181,17 +181,17 @@ impl Anchor {
     /// Where the bytes of these parts begin.
     pub(super) fn address_of(&self, parts: &Range<u32>) -> u64 {
         let base = self.base().map_or(0, |base| base.address);
-        base + self.placed().map_or(0, |placed| placed.bytes(parts).start)
+        base + self.layout().map_or(0, |layout| layout.bytes(parts).start)
     }
 
     /// How often the content of these was given up.
-    pub(super) fn losses_of(&self, parts: &Range<u32>) -> u64 {
-        self.session.table().losses(self.id, parts.clone())
+    pub(super) fn drop_count_of(&self, parts: &Range<u32>) -> u64 {
+        self.session.table().drop_count(self.id, parts.clone())
     }
 
     /// How many they are, of those that were asked for.
     pub(super) fn len_of(&self, parts: &Range<u32>) -> u64 {
-        let bytes = self.placed().map_or(0..0, |placed| placed.bytes(parts));
+        let bytes = self.layout().map_or(0..0, |layout| layout.bytes(parts));
         bytes.end - bytes.start
     }
 
@@ -203,17 +203,17 @@ impl Anchor {
         if range.start < range.end && range.end <= all.end {
             return Ok(range);
         }
-        Err(self.none_of(&range, all.len()))
+        Err(self.no_such_parts(&range, all.len()))
     }
 
     #[inline]
     pub(crate) fn all_parts(&self) -> Range<u32> {
-        let count = self.placed.get().map_or(0, |placed| placed.slots.len());
+        let count = self.layout.get().map_or(0, |layout| layout.slots.len());
         0..u32::try_from(count).unwrap_or(u32::MAX)
     }
 
     #[cold]
-    fn none_of(&self, range: &Range<u32>, count: usize) -> Error {
+    fn no_such_parts(&self, range: &Range<u32>, count: usize) -> Error {
         let problem = format!("parts {range:?} are none of the {count} that {} has here", self.id);
         Error::refused(Reason::RequestInvalid, &[("field", &"parts"), ("problem", &problem)])
     }
@@ -221,12 +221,12 @@ impl Anchor {
     #[inline]
     fn slot(&self, part: u32) -> Option<u32> {
         // What it is says where to look, and nothing of what is there: the word does.
-        let slot = self.placed.get()?.slots.get(part as usize)?.load(Ordering::Relaxed);
+        let slot = self.layout.get()?.slots.get(part as usize)?.load(Ordering::Relaxed);
         (slot != UNKNOWN).then_some(slot)
     }
 }
 
-impl Placed {
+impl Layout {
     pub(crate) fn new(ends: Box<[u64]>, size: Bytes) -> Self {
         let slots = ends.iter().map(|_| AtomicU32::new(UNKNOWN)).collect();
         Self { base: OnceLock::new(), slots, ends, size }
@@ -251,8 +251,13 @@ impl Placed {
 impl Drop for Anchor {
     fn drop(&mut self) {
         // Never in a forked child: nobody drops one there.
-        if let Some(parting) = self.parting.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
-            self.session.releases().queue(Part { session: self.session.clone(), id: self.id, parting });
+        if let Some(release_kind) = self.release_kind.get_mut().unwrap_or_else(PoisonError::into_inner).take()
+        {
+            self.session.releases().queue(Release {
+                session: self.session.clone(),
+                id: self.id,
+                release_kind,
+            });
         }
     }
 }

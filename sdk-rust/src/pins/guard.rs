@@ -9,7 +9,7 @@ use vramd_words::{Access, PinRefused};
 
 use super::{
     Anchor,
-    views::{Seen, View},
+    views::{View, ViewConflict},
     wait::check_count,
 };
 use crate::{
@@ -42,14 +42,14 @@ pub struct UnpinFailed {
 
 impl Pinned {
     /// Pins these parts if they are here: `None` where they must be waited for.
-    pub(crate) fn at_hand(
+    pub(crate) fn try_pin(
         anchor: &ProcessBound<Anchor>,
         parts: Range<u32>,
         access: Access,
     ) -> Result<Option<Self>> {
         check_count(parts.len())?;
         match anchor.pin(&parts, access) {
-            Ok(()) => Ok(Some(Self::taken(anchor, parts, access))),
+            Ok(()) => Ok(Some(Self::from_pins(anchor, parts, access))),
             Err(PinRefused::NeedsFrame) => Ok(None),
             Err(refused) => Err(refusal(refused, anchor.id())),
         }
@@ -57,7 +57,7 @@ impl Pinned {
 
     /// Whoever pinned them gives the pins to this.
     #[inline]
-    pub(super) fn taken(anchor: &ProcessBound<Anchor>, parts: Range<u32>, access: Access) -> Self {
+    pub(super) fn from_pins(anchor: &ProcessBound<Anchor>, parts: Range<u32>, access: Access) -> Self {
         Self { anchor: anchor.clone(), parts, access, view: AtomicU64::new(0) }
     }
 
@@ -90,7 +90,7 @@ impl Pinned {
     /// the same parts is told the same. If it is not what it was when something was written, some of that is lost: what the
     /// lost parts hold now is zero, or what the tenant's own memory held before.
     pub fn drop_count(&self) -> u64 {
-        self.anchor.losses_of(&self.parts)
+        self.anchor.drop_count_of(&self.parts)
     }
 
     /// Whether it lies on a GPU, where the CPU cannot follow its address.
@@ -112,10 +112,10 @@ impl Pinned {
     /// else has a slice of some of them: the handle's own count until it is borrowed mutably, as `unpin` does.
     pub fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
         let table = self.anchor.session().table();
-        if self.access != Access::Write || (self.anchor.is_home() && !table.is_writable(self.id())) {
+        if self.access != Access::Write || (self.anchor.is_own_process() && !table.is_writable(self.id())) {
             return Err(Error::NotMapped { allocation: self.id().to_string() });
         }
-        let (address, len) = self.place(View::Alone)?;
+        let (address, len) = self.place(View::Exclusive)?;
         // SAFETY: needed to write shared memory. As above; `place` has checked that there is no other slice of it, a
         // write pin is of memory that is mapped writably, and this guard is borrowed mutably.
         Ok(unsafe { slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut(address), len) })
@@ -132,7 +132,7 @@ impl Pinned {
     }
 
     fn record(&self, streams: &[u64]) -> Result<Vec<crate::cuda::Event>> {
-        self.check_home()?;
+        self.check_process()?;
         let allocation = self.id();
         let context = self
             .anchor
@@ -156,20 +156,23 @@ impl Pinned {
 
     /// Where the CPU finds them, to be seen so.
     fn place(&self, view: View) -> Result<(usize, usize)> {
-        self.check_home()?;
+        self.check_process()?;
         let allocation = || self.id().to_string();
         if self.is_device_memory() {
             return Err(Error::DeviceMemory { allocation: allocation() });
         }
-        let seen = self.anchor.views().by_guard(&self.view, &self.parts, view);
-        seen.map_err(|Seen| Error::Pinned { allocation: allocation(), pins: self.anchor.others() as u64 })?;
+        let seen = self.anchor.views().add_guard_view(&self.view, &self.parts, view);
+        seen.map_err(|ViewConflict| Error::Pinned {
+            allocation: allocation(),
+            pins: self.anchor.other_count() as u64,
+        })?;
         let number =
             |number: u64| usize::try_from(number).map_err(|_| Error::NotMapped { allocation: allocation() });
         Ok((number(self.as_device_ptr())?, number(self.len_bytes())?))
     }
 
-    fn check_home(&self) -> Result<()> {
-        if self.anchor.is_home() {
+    fn check_process(&self) -> Result<()> {
+        if self.anchor.is_own_process() {
             return Ok(());
         }
         Err(Error::Forked { session: self.anchor.session().id().to_string() })
@@ -179,12 +182,12 @@ impl Pinned {
 impl Drop for Pinned {
     #[inline]
     fn drop(&mut self) {
-        if !self.anchor.is_home() {
+        if !self.anchor.is_own_process() {
             return;
         }
         let view = *self.view.get_mut();
         if view != 0 {
-            self.anchor.views().leave(view);
+            self.anchor.views().remove_guard(view);
         }
         self.anchor.unpin(&self.parts);
     }

@@ -12,9 +12,9 @@
 
 mod anchor;
 #[cfg(test)]
-mod children;
+mod fork_tests;
 mod guard;
-mod lent;
+mod guard_ref;
 mod memory;
 mod reaper;
 mod set;
@@ -24,13 +24,13 @@ mod views;
 mod wait;
 mod words;
 
-pub(crate) use anchor::{Anchor, Placed};
+pub(crate) use anchor::{Anchor, Layout};
 pub use guard::{Pinned, UnpinFailed};
-pub use lent::PinnedRef;
+pub use guard_ref::PinnedRef;
 #[cfg(test)]
 pub(crate) use memory::Memory;
 pub(crate) use reaper::Reaper;
 pub use set::{Pinnable, PinnedSet};
 pub(crate) use set::{pin_set, private};
-pub(crate) use views::{Seen, View};
-pub(crate) use words::{Unmappable, Words, WordsView, one};
+pub(crate) use views::{View, ViewConflict};
+pub(crate) use words::{Unmappable, Words, WordsView, one_waiter};

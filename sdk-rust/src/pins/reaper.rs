@@ -55,7 +55,7 @@ impl Reaper {
                 }
             },
         };
-        let counted = Counted::new(pinned.anchor().after_streams());
+        let counted = Counted::new(pinned.anchor().stream_guards());
         // The thread ends after the last sender alone.
         let _ = sender.send(Waiting { _pinned: pinned, events, _counted: counted });
         Ok(())

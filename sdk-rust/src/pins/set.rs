@@ -79,11 +79,12 @@ pub(crate) fn pin_set(
     };
     if !members.iter().enumerate().all(|(at, member)| member.pin(&members[..at])) {
         let wanted: Vec<_> =
-            members.iter().flat_map(|member| member.anchor.wanted(&member.parts, member.access)).collect();
+            members.iter().flat_map(|member| member.anchor.targets(&member.parts, member.access)).collect();
         session.pin_waiting(&wanted, deadline())?;
-        members.iter().for_each(|member| member.anchor.learn(member.parts.clone()));
+        members.iter().for_each(|member| member.anchor.refresh_slots(member.parts.clone()));
     }
-    let guards = members.into_iter().map(|member| Pinned::taken(member.anchor, member.parts, member.access));
+    let guards =
+        members.into_iter().map(|member| Pinned::from_pins(member.anchor, member.parts, member.access));
     Ok(PinnedSet(guards.collect()))
 }
 

@@ -14,7 +14,7 @@ use vramd_types::{AllocationId, Bytes, Reason};
 use vramd_words::{Access, Fence, State};
 
 use crate::{
-    channel::fake::{PART, PATIENCE, Pinning, ended_by_an_operator, held, memory, part, part_ref, soon},
+    channel::fake::{PART, PATIENCE, Pinning, arrived, ended_by_an_operator, memory, part, part_ref, soon},
     cuda::Gpus,
     error::Error,
     handles::{
@@ -22,11 +22,11 @@ use crate::{
         handle::Handle,
         info::{AllocationInfo, AllocationState, PartInfo, Tier},
     },
-    mapping::{Asked, Until, Wanted},
+    mapping::{PinStart, PinTarget, Until},
     pins::{Pinnable, pin_set},
     session::{
-        Parting,
-        call_style::{Face, now},
+        ReleaseKind,
+        call_style::{CallStyle, run_ready},
     },
 };
 
@@ -52,20 +52,20 @@ fn info(id: u64, parts: u32) -> AllocationInfo {
 
 /// An allocation whose parts have come, each full of `fill`.
 pub(super) fn allocate(daemon: &Pinning, id: u64, parts: u32, fill: u8) -> Allocation {
-    let expecting = daemon.session.table().expect();
+    let expecting = daemon.session.table().expect_arrivals();
     bring(daemon, id, 0..parts, parts, fill);
     let said = Said::Mapped(Mapped { parts: (0..parts).map(|index| part_ref(id, index)).collect() });
     assert_eq!(daemon.next(), Some(said));
-    let mut handle = Handle::claim(&daemon.session, info(id, parts), Parting::Free).unwrap();
-    now(handle.wait_held(Face::Blocking, Instant::now() + PATIENCE)).unwrap();
+    let mut handle = Handle::claim(&daemon.session, info(id, parts), ReleaseKind::Free).unwrap();
+    run_ready(handle.wait_arrived(CallStyle::Blocking, Instant::now() + PATIENCE)).unwrap();
     drop(expecting);
     Allocation::new(handle)
 }
 
 /// One of which nothing is sent before it is pinned.
 fn unheld(daemon: &Pinning, id: u64, parts: u32) -> Allocation {
-    let handle = Handle::claim(&daemon.session, info(id, parts), Parting::Free).unwrap();
-    handle.begin_unheld();
+    let handle = Handle::claim(&daemon.session, info(id, parts), ReleaseKind::Free).unwrap();
+    handle.begin_unpinned();
     Allocation::new(handle)
 }
 
@@ -275,7 +275,7 @@ fn what_could_not_be_mapped_is_told_by_the_daemon_and_comes_with_the_next_pin() 
         assert_eq!(pinner.join().unwrap().unwrap_err(), told);
     });
     let id = AllocationId::from_raw(ID);
-    let held = daemon.session.table().is(held(id, 1, MapAccess::ReadWrite));
+    let held = daemon.session.table().check(arrived(id, 1, MapAccess::ReadWrite));
     assert_eq!(held, Ok(false), "nobody else is told so again");
 
     thread::scope(|scope| {
@@ -478,17 +478,17 @@ fn who_asks_of_a_channel_that_has_ended_is_told_why_it_has() {
     let away = evicted(&daemon, ID);
     let session = daemon.session.clone();
     // Nobody reads meanwhile.
-    let turn = session.link().turn();
+    let channel = session.link().lock_channel();
     daemon.send(ended_by_an_operator());
     drop(daemon.hang_up());
     // What a pin does once it has its turn.
     let id = AllocationId::from_raw(ID);
-    let wanted = Wanted { id, index: 0, slot: None, access: Access::Read };
-    let Asked::Call { call, frame } = session.table().ask(&[wanted], soon()).unwrap() else {
+    let wanted = PinTarget { id, index: 0, slot: None, access: Access::Read };
+    let PinStart::Call { call, frame } = session.table().begin_pin(&[wanted], soon()).unwrap() else {
         panic!("it is not here")
     };
-    turn.ask(frame).unwrap();
-    drop(turn);
+    channel.send_pin(frame).unwrap();
+    drop(channel);
     let ended = Error::SessionLost { session: "s-3".to_owned() };
     assert_eq!(session.wait(Until::Pinned { call }, soon()).unwrap_err(), ended);
     assert_eq!(away.pin(Access::Read).map(drop).unwrap_err(), ended);
@@ -507,8 +507,8 @@ fn guards_forbid_the_handle_to_part_and_may_outlive_it() {
     drop(one);
     let failed = allocation.free().unwrap_err();
     assert_eq!(failed.error, Error::Pinned { allocation: "a-7".to_owned(), pins: 1 });
-    let failed = now(failed.handle.free_async()).unwrap_err();
-    assert_eq!(failed.to_string(), "parting from a-7: a-7 is in use: 1 pins of this process are left");
+    let failed = run_ready(failed.handle.free_async()).unwrap_err();
+    assert_eq!(failed.to_string(), "releasing a-7: a-7 is in use: 1 pins of this process are left");
     assert_eq!(failed.handle.as_slice().unwrap()[0], 5, "nothing is lost here either");
     drop(failed);
     // The handle is gone. Others wait for their own alone.
@@ -555,7 +555,7 @@ fn what_cannot_be_pinned_is_refused() {
     assert_eq!(state(&daemon, part_ref(ID, 0)), State::Resident { pins: 2 }, "the guard came back");
 
     let sealed = AllocationInfo { state: AllocationState::Sealed, ..info(OTHER, 1) };
-    let handle = Handle::claim(&daemon.session, sealed, Parting::Detach).unwrap();
+    let handle = Handle::claim(&daemon.session, sealed, ReleaseKind::Detach).unwrap();
     let error = Sealed::new(handle).pin(Access::Write).unwrap_err();
     assert_eq!(error.reason(), Some(Reason::AlreadySealed));
 }
@@ -582,18 +582,19 @@ fn copies_bring_back_what_the_handle_does_not_hold() {
 fn what_came_for_a_call_that_gave_up_is_held_by_nobody() {
     let daemon = start();
     let the = part_ref(ID, 0);
-    let expecting = daemon.session.table().expect();
+    let expecting = daemon.session.table().expect_arrivals();
     bring(&daemon, ID, 0..1, 1, 4);
     assert_eq!(daemon.next(), mapped(the));
     assert_eq!(state(&daemon, the), State::Resident { pins: 1 });
     drop(expecting);
     assert_eq!(state(&daemon, the), State::Resident { pins: 0 });
     evict(&daemon, the);
-    // Asked for again with the same request id, say.
+    // PinStart for again with the same request id, say.
     thread::scope(|scope| {
         let claimer = scope.spawn(|| {
-            let mut handle = Handle::claim(&daemon.session, info(ID, 1), Parting::Free)?;
-            now(handle.wait_held(Face::Blocking, Instant::now() + PATIENCE)).map(|()| Allocation::new(handle))
+            let mut handle = Handle::claim(&daemon.session, info(ID, 1), ReleaseKind::Free)?;
+            run_ready(handle.wait_arrived(CallStyle::Blocking, Instant::now() + PATIENCE))
+                .map(|()| Allocation::new(handle))
         });
         assert_eq!(daemon.next(), asked(1, &[the], true));
         bring(&daemon, ID, 0..1, 1, 4);

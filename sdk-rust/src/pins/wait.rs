@@ -7,48 +7,49 @@ use vramd_types::Reason;
 
 use crate::{
     error::{Error, Result},
-    mapping::{Asked, Until, Wanted},
+    mapping::{PinStart, PinTarget, Until},
     session::Session,
 };
 
 impl Session {
     /// Pins all of these parts, or none.
-    pub(crate) fn pin_waiting(&self, parts: &[Wanted], deadline: Instant) -> Result<()> {
-        let _seat = self.sit();
-        let call = match self.ask(parts, deadline)? {
-            Asked::Pinned => return Ok(()),
-            Asked::Call { call, .. } => call,
+    pub(crate) fn pin_waiting(&self, parts: &[PinTarget], deadline: Instant) -> Result<()> {
+        let _seat = self.take_seat();
+        let call = match self.begin_pin(parts, deadline)? {
+            PinStart::Pinned => return Ok(()),
+            PinStart::Call { call, .. } => call,
         };
         let Err(error) = self.wait(Until::Pinned { call }, deadline) else { return Ok(()) };
-        self.give_up(call);
+        self.cancel_pin(call);
         if self.table().ending().is_some() {
             // Nothing moves any more: what is mapped can be had.
-            return self.table().ask(parts, deadline).map(drop);
+            return self.table().begin_pin(parts, deadline).map(drop);
         }
         Err(error)
     }
 
-    fn ask(&self, parts: &[Wanted], deadline: Instant) -> Result<Asked> {
-        // Calls are told in the order of their numbers.
-        let turn = self.link().turn();
-        let asked = self.table().ask(parts, deadline)?;
-        if let Asked::Call { call, frame } = &asked {
-            if let Err(error) = turn.ask(frame.clone()) {
-                drop(turn);
-                self.give_up(*call);
+    fn begin_pin(&self, parts: &[PinTarget], deadline: Instant) -> Result<PinStart> {
+        // Calls are reported in the order of their numbers.
+        let channel = self.link().lock_channel();
+        let start = self.table().begin_pin(parts, deadline)?;
+        if let PinStart::Call { call, frame } = &start {
+            if let Err(error) = channel.send_pin(frame.clone()) {
+                drop(channel);
+                self.cancel_pin(*call);
                 self.link().end();
                 return Err(Error::BrokerGone { problem: format!("asking for pins: {error}") });
             }
             fault_point!(PinCalled);
         }
-        Ok(asked)
+        Ok(start)
     }
 
-    fn give_up(&self, call: u64) {
-        let turn = self.link().turn();
-        let answer = self.table().give_up(call);
-        let told = answer.is_ok_and(|answer| self.table().ending().is_some() || turn.tell(answer).is_ok());
-        if !told {
+    fn cancel_pin(&self, call: u64) {
+        let channel = self.link().lock_channel();
+        let answer = self.table().cancel_pin(call);
+        let reported =
+            answer.is_ok_and(|answer| self.table().ending().is_some() || channel.report(answer).is_ok());
+        if !reported {
             self.link().end();
         }
     }

@@ -35,7 +35,7 @@ pub(crate) struct Words {
     /// Whose each slot is, or was last: an allocation, and which of its parts.
     owners: BTreeMap<u32, (AllocationId, u32)>,
     /// Allocations of which a slot has become another's.
-    lost: Vec<AllocationId>,
+    reassigned: Vec<AllocationId>,
     /// Where the daemon shares none.
     own: Option<Own>,
 }
@@ -68,7 +68,7 @@ impl Words {
                 worker,
                 slots,
                 owners: BTreeMap::new(),
-                lost: Vec::new(),
+                reassigned: Vec::new(),
                 own: None,
             }),
             found => Err(format!("the word table has {found} slots, not {slots}")),
@@ -82,8 +82,8 @@ impl Words {
         let daemon = Daemon::create(memory.clone(), header).map_err(|error| error.to_string())?;
         let (view, worker) = open(memory, PROTOCOL_MAJOR).map_err(|error| error.to_string())?;
         let own = Own { daemon, free: Vec::new(), next: 0 };
-        let (owners, lost) = (BTreeMap::new(), Vec::new());
-        Ok(Self { view, wake: waker()?, worker, slots: OWN_SLOTS, owners, lost, own: Some(own) })
+        let (owners, reassigned) = (BTreeMap::new(), Vec::new());
+        Ok(Self { view, wake: waker()?, worker, slots: OWN_SLOTS, owners, reassigned, own: Some(own) })
     }
 
     /// Whether the daemon answers who asks for what is not here.
@@ -101,19 +101,20 @@ impl Words {
     }
 
     /// Where the words of a part are that comes for the first time, or comes elsewhere than before. A slot serves another
-    /// part once the one before it is let go of for good: [`Self::take_lost`] says of whom.
+    /// part once the one before it is let go of for good: [`Self::take_reassigned`] says of whom.
     pub(crate) fn slot(
         &mut self,
         part: (AllocationId, u32),
-        told: u32,
+        sent_slot: u32,
         before: Option<u32>,
     ) -> Result<u32, String> {
-        let slot = self.assign(told)?;
+        let slot = self.assign(sent_slot)?;
         if let Some(before) = before {
             self.disown(before, part);
         }
         let (id, _) = part;
-        self.lost.extend(self.owners.insert(slot, part).map(|(owner, _)| owner).filter(|owner| *owner != id));
+        self.reassigned
+            .extend(self.owners.insert(slot, part).map(|(owner, _)| owner).filter(|owner| *owner != id));
         Ok(slot)
     }
 
@@ -125,21 +126,21 @@ impl Words {
     }
 
     /// Whether the slot was nobody else's since it was this part's.
-    pub(crate) fn is_of(&self, slot: u32, part: (AllocationId, u32)) -> bool {
+    pub(crate) fn belongs_to(&self, slot: u32, part: (AllocationId, u32)) -> bool {
         self.owners.get(&slot) == Some(&part)
     }
 
     /// Whose slots have become another's since the last time. They are to hear of it before a word says that the new part
     /// is mapped: who pins it by mistake sees it then.
-    pub(crate) fn take_lost(&mut self) -> Vec<AllocationId> {
-        std::mem::take(&mut self.lost)
+    pub(crate) fn take_reassigned(&mut self) -> Vec<AllocationId> {
+        std::mem::take(&mut self.reassigned)
     }
 
-    fn assign(&mut self, told: u32) -> Result<u32, String> {
+    fn assign(&mut self, sent_slot: u32) -> Result<u32, String> {
         let outside = |slot| format!("slot {slot} is none of {}", self.slots);
         match &mut self.own {
-            None if told < self.slots => Ok(told),
-            None => Err(outside(told)),
+            None if sent_slot < self.slots => Ok(sent_slot),
+            None => Err(outside(sent_slot)),
             Some(own) => match own.free.pop() {
                 Some(slot) => Ok(slot),
                 None if own.next < OWN_SLOTS => {
@@ -192,7 +193,7 @@ impl Words {
     }
 
     /// The program parts from it. What is pinned all the same is for the daemon to ask back.
-    pub(crate) fn begin_own(&self, slot: u32) -> Result<Unmappable<'_>, String> {
+    pub(crate) fn begin_unmap(&self, slot: u32) -> Result<Unmappable<'_>, String> {
         let word = self.worker.slot(slot).ok_or_else(|| format!("there is no slot {slot}"))?;
         match word.begin_unmap() {
             Ok(unmapping) => Ok(Unmappable::Now(unmapping)),
@@ -215,7 +216,7 @@ fn waker() -> Result<Arc<OwnedFd>, String> {
 }
 
 /// One call that waits.
-pub(crate) fn one(access: Access) -> Waiting {
+pub(crate) fn one_waiter(access: Access) -> Waiting {
     match access {
         Access::Read => Waiting { readers: 1, writers: 0 },
         Access::Write => Waiting { readers: 0, writers: 1 },

@@ -15,8 +15,8 @@ use crate::{
     client::Client,
     error::{Error, Result},
     session::{
-        call_style::{Face, now},
-        foreign,
+        call_style::{CallStyle, run_ready},
+        forked_error,
     },
 };
 
@@ -57,9 +57,9 @@ impl Pool {
     }
 
     /// One that there is without a chunk more.
-    pub(crate) fn alloc_at_hand(&self, size: Bytes) -> Result<Option<PoolBlock>> {
+    pub(crate) fn try_alloc(&self, size: Bytes) -> Result<Option<PoolBlock>> {
         let size = number(size);
-        Ok(self.owner.0.alloc_at_hand(size)?.map(|block| PoolBlock::new(block, size)))
+        Ok(self.owner.0.try_alloc(size)?.map(|block| PoolBlock::new(block, size)))
     }
 
     /// Has one of that size, by a chunk more.
@@ -79,7 +79,7 @@ impl Pool {
 
     /// Gives back at once what is wholly free, what threads keep included.
     pub fn trim(&self) {
-        if self.owner.0.is_home() {
+        if self.owner.0.is_own_process() {
             self.owner.0.tidy(true);
         }
     }
@@ -159,15 +159,15 @@ impl PoolBlock {
     /// Copies bytes in, wherever it lies.
     pub fn copy_from_host(&mut self, offset_bytes: u64, from: &[u8]) -> Result<()> {
         let at = self.check_range(offset_bytes, from.len())?;
-        now(self.slab().chunk.allocation.handle().copy_from_host(Face::Blocking, at, from))
+        run_ready(self.slab().chunk.allocation.handle().copy_from_host(CallStyle::Blocking, at, from))
     }
 
     fn cpu_address(&self) -> Result<usize> {
         let chunk = &self.slab().chunk;
         let allocation = || chunk.allocation.id().to_string();
         let session = self.slab().pool.client().session();
-        if !self.slab().pool.is_home() {
-            return Err(foreign(session));
+        if !self.slab().pool.is_own_process() {
+            return Err(forked_error(session));
         }
         if chunk.allocation.is_device_memory() {
             return Err(Error::DeviceMemory { allocation: allocation() });
@@ -205,7 +205,7 @@ impl Drop for PoolBlock {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        if self.0.is_home() {
+        if self.0.is_own_process() {
             self.0.close();
         }
     }

@@ -16,7 +16,7 @@ pub(super) const BLOCK_BYTES_MAX: usize = 512 << 10;
 const CLASS_BLOCKS_MAX: usize = 128;
 
 /// How many blocks of a class a thread keeps at most.
-pub(super) fn room(class: Class) -> usize {
+pub(super) fn capacity(class: Class) -> usize {
     (BLOCK_BYTES_MAX / class.size()).min(CLASS_BLOCKS_MAX)
 }
 
@@ -35,7 +35,7 @@ struct State {
 #[derive(Debug)]
 struct Stack {
     blocks: Vec<Block>,
-    room: usize,
+    capacity: usize,
 }
 
 /// This thread's caches, of all pools that it uses; the one that was used last comes first.
@@ -58,7 +58,7 @@ thread_local! {
 pub(super) fn take(pool: &Arc<Shared>, class: Class) -> Option<Block> {
     let (block, first) = with(pool.id, |entry| entry.cache.take(class))?;
     if first {
-        pool.watch_idle();
+        pool.schedule_tidy();
     }
     block
 }
@@ -74,9 +74,9 @@ pub(super) fn keep(block: Block) {
     });
     match kept.flatten() {
         Some((overflow, None)) if overflow.is_empty() => {}
-        Some((overflow, watched)) => {
-            if let Some(pool) = watched.and_then(|pool| pool.upgrade()) {
-                pool.watch_idle();
+        Some((overflow, tidy_scheduled)) => {
+            if let Some(pool) = tidy_scheduled.and_then(|pool| pool.upgrade()) {
+                pool.schedule_tidy();
             }
             Shared::put_back(overflow);
         }
@@ -88,18 +88,18 @@ pub(super) fn keep(block: Block) {
 #[cold]
 fn keep_first(block: Block) {
     let pool = Arc::clone(&block.slab.pool);
-    let left = stock(&pool, block.slab.class, vec![block]);
+    let left = fill(&pool, block.slab.class, vec![block]);
     Shared::put_back(left);
 }
 
 /// Puts blocks where this thread takes from. Those that it cannot keep come back.
 #[cold]
-pub(super) fn stock(pool: &Arc<Shared>, class: Class, blocks: Vec<Block>) -> Vec<Block> {
+pub(super) fn fill(pool: &Arc<Shared>, class: Class, blocks: Vec<Block>) -> Vec<Block> {
     if with(pool.id, |_| ()).is_none() && !enter(pool) {
         return blocks;
     }
     let mut blocks = Some(blocks);
-    let left = with(pool.id, |entry| entry.cache.stock(class, blocks.take()?)).flatten();
+    let left = with(pool.id, |entry| entry.cache.fill(class, blocks.take()?)).flatten();
     left.or(blocks).unwrap_or_default()
 }
 
@@ -135,7 +135,8 @@ fn with<T>(pool: u64, work: impl FnOnce(&Entry) -> T) -> Option<T> {
 
 impl Cache {
     pub(super) fn new(classes: usize) -> Self {
-        let stacks = Class::first(classes).map(|class| Stack { blocks: Vec::new(), room: room(class) });
+        let stacks =
+            Class::smallest(classes).map(|class| Stack { blocks: Vec::new(), capacity: capacity(class) });
         Self(Mutex::new(State { stacks: stacks.collect(), used: false, closed: false }))
     }
 
@@ -157,15 +158,15 @@ impl Cache {
         let first = !mem::replace(&mut state.used, true);
         let stack = &mut state.stacks[block.slab.class.index()];
         stack.blocks.push(block);
-        if stack.blocks.len() <= stack.room {
+        if stack.blocks.len() <= stack.capacity {
             return (Vec::new(), first);
         }
         // The older half: what was freed last is taken next.
-        (stack.blocks.drain(..=stack.room / 2).collect(), first)
+        (stack.blocks.drain(..=stack.capacity / 2).collect(), first)
     }
 
     /// Those that are not taken, or `None`.
-    fn stock(&self, class: Class, blocks: Vec<Block>) -> Option<Vec<Block>> {
+    fn fill(&self, class: Class, blocks: Vec<Block>) -> Option<Vec<Block>> {
         let mut state = self.lock();
         if state.closed {
             return Some(blocks);
@@ -207,7 +208,7 @@ impl Drop for Caches {
     fn drop(&mut self) {
         for entry in self.0.drain(..) {
             match entry.shared.upgrade() {
-                Some(pool) if pool.is_home() => {
+                Some(pool) if pool.is_own_process() => {
                     pool.forget(&entry.cache);
                     Shared::put_back(entry.cache.close());
                 }

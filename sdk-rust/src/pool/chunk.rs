@@ -18,7 +18,7 @@ pub(super) struct Chunk {
     pub(super) allocation: Allocation,
     pub(super) address: u64,
     /// The daemon has taken it away: nothing of it is handed out any more.
-    lost: AtomicBool,
+    revoked: AtomicBool,
 }
 
 /// The chunks of a pool.
@@ -33,13 +33,13 @@ struct Pages {
     chunk: Arc<Chunk>,
     ranges: RangeAllocator<u32>,
     /// Something was taken or given back since the last look for what is idle.
-    touched: bool,
+    used: bool,
 }
 
 impl Chunk {
     #[inline]
-    pub(super) fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Relaxed)
+    pub(super) fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::Relaxed)
     }
 }
 
@@ -48,48 +48,48 @@ impl Chunks {
         let address = allocation.as_device_ptr();
         // The pool has seen to it that a chunk has fewer.
         let pages = u32::try_from(allocation.info().size.get() / PAGE as u64).unwrap_or(u32::MAX);
-        let chunk = Arc::new(Chunk { allocation, address, lost: AtomicBool::new(false) });
-        self.all.push(Pages { chunk, ranges: RangeAllocator::new(0..pages), touched: true });
+        let chunk = Arc::new(Chunk { allocation, address, revoked: AtomicBool::new(false) });
+        self.all.push(Pages { chunk, ranges: RangeAllocator::new(0..pages), used: true });
     }
 
     /// Pages in a row, of the oldest chunk that has them: so the younger ones become free.
     pub(super) fn take(&mut self, count: u32) -> Option<(Arc<Chunk>, Range<u32>)> {
-        self.all.iter_mut().filter(|pages| !pages.chunk.is_lost()).find_map(|pages| {
+        self.all.iter_mut().filter(|pages| !pages.chunk.is_revoked()).find_map(|pages| {
             let range = pages.ranges.allocate_range(count).ok()?;
-            pages.touched = true;
+            pages.used = true;
             Some((Arc::clone(&pages.chunk), range))
         })
     }
 
-    pub(super) fn give_back(&mut self, chunk: &Arc<Chunk>, range: Range<u32>, touches: bool) {
+    pub(super) fn give_back(&mut self, chunk: &Arc<Chunk>, range: Range<u32>, counts_as_use: bool) {
         if let Some(pages) = self.all.iter_mut().find(|pages| Arc::ptr_eq(&pages.chunk, chunk)) {
             pages.ranges.free_range(range);
-            pages.touched |= touches;
+            pages.used |= counts_as_use;
         }
     }
 
     /// Takes out what is wholly free: all of it, or what was so at the last look and since. And whether any was
-    /// touched meanwhile.
+    /// used meanwhile.
     pub(super) fn take_free(&mut self, all: bool) -> (Vec<Arc<Chunk>>, bool) {
-        let (mut free, mut used) = (Vec::new(), false);
+        let (mut free, mut any_used) = (Vec::new(), false);
         self.all.retain_mut(|pages| {
-            let touched = std::mem::take(&mut pages.touched);
-            used |= touched;
-            let stays = !pages.ranges.is_empty() || (touched && !all);
+            let used = std::mem::take(&mut pages.used);
+            any_used |= used;
+            let stays = !pages.ranges.is_empty() || (used && !all);
             if !stays {
                 free.push(Arc::clone(&pages.chunk));
             }
             stays
         });
-        (free, used)
+        (free, any_used)
     }
 
     /// Marks those that are not mapped any more; whether there were any that were not known of.
-    pub(super) fn mark_lost(&mut self) -> bool {
+    pub(super) fn mark_revoked(&mut self) -> bool {
         let mut news = false;
         for Pages { chunk, .. } in &self.all {
-            if !chunk.is_lost() && !chunk.allocation.is_mapped() {
-                chunk.lost.store(true, Ordering::Relaxed);
+            if !chunk.is_revoked() && !chunk.allocation.is_mapped() {
+                chunk.revoked.store(true, Ordering::Relaxed);
                 news = true;
             }
         }
@@ -97,8 +97,8 @@ impl Chunks {
     }
 
     /// Those of them that nobody has a block of.
-    pub(super) fn take_lost(&mut self) -> Vec<Arc<Chunk>> {
-        let is_done = |pages: &mut Pages| pages.chunk.is_lost() && pages.ranges.is_empty();
+    pub(super) fn take_revoked(&mut self) -> Vec<Arc<Chunk>> {
+        let is_done = |pages: &mut Pages| pages.chunk.is_revoked() && pages.ranges.is_empty();
         self.all.extract_if(.., is_done).map(|pages| pages.chunk).collect()
     }
 

@@ -12,7 +12,7 @@ const STEPS_SHIFT: u32 = 2;
 const LINEAR: usize = ALIGNMENT << STEPS_SHIFT;
 const LINEAR_COUNT: usize = LINEAR / ALIGNMENT;
 /// What a slab may waste at its end, as a part of it.
-const WASTE_PART: usize = 16;
+const WASTE_DIVISOR: usize = 16;
 
 /// The index of a size, from the smallest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,13 +49,13 @@ impl Class {
         (LINEAR << doubling) + (step + 1) * ((LINEAR << doubling) >> STEPS_SHIFT)
     }
 
-    /// All whose size is at most this.
+    /// All whose size is at max this.
     pub(super) fn up_to(largest: usize) -> impl Iterator<Item = Self> {
         (0..).map(Self).take_while(move |class| class.size() <= largest)
     }
 
     /// So many, from the smallest.
-    pub(super) fn first(count: usize) -> impl Iterator<Item = Self> {
+    pub(super) fn smallest(count: usize) -> impl Iterator<Item = Self> {
         (0..).map(Self).take(count)
     }
 
@@ -64,7 +64,7 @@ impl Class {
         let size = self.size();
         let fits = |pages: &u32| {
             let slab = *pages as usize * PAGE;
-            slab >= size && (slab % size) * WASTE_PART <= slab
+            slab >= size && (slab % size) * WASTE_DIVISOR <= slab
         };
         (1..).find(fits).unwrap_or_default()
     }
@@ -103,7 +103,11 @@ mod tests {
     fn slabs_waste_little() {
         for class in Class::up_to(LARGEST) {
             let slab = class.slab_pages() as usize * PAGE;
-            assert!(slab >= class.size() && (slab % class.size()) * WASTE_PART <= slab, "{}", class.size());
+            assert!(
+                slab >= class.size() && (slab % class.size()) * WASTE_DIVISOR <= slab,
+                "{}",
+                class.size()
+            );
             assert!(class.slab_pages() <= 7 || slab == class.size(), "{} pages", class.slab_pages());
         }
     }

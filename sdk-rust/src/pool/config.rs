@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 const CHUNK_STEP: u64 = 2 << 20;
 const CHUNK_MAX: u64 = 1 << 40;
 /// A block is no larger than this part of a chunk.
-const LARGEST_PART: u64 = 4;
+const LARGEST_BLOCK_DIVISOR: u64 = 4;
 
 /// Settings of a [`super::Pool`]: chunks of 32 MiB, without a limit, on the first device that the session sees, given
 /// back when idle for ten seconds.
@@ -51,8 +51,8 @@ impl PoolConfig {
 
     /// What all chunks together may have.
     #[must_use]
-    pub fn max_bytes(mut self, most: Bytes) -> Self {
-        self.max_bytes = most;
+    pub fn max_bytes(mut self, max: Bytes) -> Self {
+        self.max_bytes = max;
         self
     }
 
@@ -81,7 +81,7 @@ impl PoolConfig {
     }
 
     /// What no block is larger than.
-    pub(super) fn largest_part(&self) -> usize {
-        usize::try_from(self.chunk_size.get() / LARGEST_PART).unwrap_or(usize::MAX)
+    pub(super) fn largest_block(&self) -> usize {
+        usize::try_from(self.chunk_size.get() / LARGEST_BLOCK_DIVISOR).unwrap_or(usize::MAX)
     }
 }

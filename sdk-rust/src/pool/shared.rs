@@ -22,15 +22,15 @@ use crate::{
     client::Client,
     error::{Error, Result},
     handles::request::AllocationRequest,
-    process::mark::Home,
-    session::foreign,
+    process::mark::ProcessMark,
+    session::forked_error,
 };
 
 #[derive(Debug)]
 pub(super) struct Shared {
     /// Unlike that of any other pool of this process.
     pub(super) id: u64,
-    home: Home,
+    process: ProcessMark,
     client: Client,
     config: PoolConfig,
     /// The size of the largest class.
@@ -42,7 +42,7 @@ pub(super) struct Shared {
     /// There is no owner any more, who could allocate.
     closed: AtomicBool,
     /// A look for what is idle is on its way.
-    watched: AtomicBool,
+    tidy_scheduled: AtomicBool,
     /// How often the daemon has taken something from the session, and how much of that this pool has looked into.
     revokes: Arc<AtomicU64>,
     revokes_seen: AtomicU64,
@@ -51,14 +51,14 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(client: Client, config: PoolConfig) -> Result<Arc<Self>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let home =
-            Home::here().map_err(|error| Error::refused(Reason::RequestInvalid, &[("problem", &error)]))?;
-        let classes = Class::up_to(config.largest_part()).count();
-        let largest = Class::up_to(config.largest_part()).last().map_or(0, Class::size);
+        let process = ProcessMark::current()
+            .map_err(|error| Error::refused(Reason::RequestInvalid, &[("problem", &error)]))?;
+        let classes = Class::up_to(config.largest_block()).count();
+        let largest = Class::up_to(config.largest_block()).last().map_or(0, Class::size);
         let revokes = Arc::clone(client.session().table().revokes());
         Ok(Arc::new(Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            home,
+            process,
             client,
             config,
             largest,
@@ -67,7 +67,7 @@ impl Shared {
             growing: Mutex::default(),
             caches: Mutex::default(),
             closed: AtomicBool::new(false),
-            watched: AtomicBool::new(false),
+            tidy_scheduled: AtomicBool::new(false),
             revokes_seen: AtomicU64::new(revokes.load(Ordering::Relaxed)),
             revokes,
         }))
@@ -77,7 +77,7 @@ impl Shared {
     #[inline]
     pub(super) fn alloc(self: &Arc<Self>, size: usize) -> Result<Block> {
         loop {
-            if let Some(block) = self.alloc_at_hand(size)? {
+            if let Some(block) = self.try_alloc(size)? {
                 return Ok(block);
             }
             self.grow(size)?;
@@ -86,16 +86,16 @@ impl Shared {
 
     /// One that there is without a chunk more.
     #[inline]
-    pub(super) fn alloc_at_hand(self: &Arc<Self>, size: usize) -> Result<Option<Block>> {
+    pub(super) fn try_alloc(self: &Arc<Self>, size: usize) -> Result<Option<Block>> {
         // Zero wraps, and is too large as well.
         if size.wrapping_sub(1) >= self.largest {
-            return Err(self.no_class(size));
+            return Err(self.size_error(size));
         }
-        if !self.home.is_here() {
-            return Err(foreign(self.client.session()));
+        if !self.process.is_current() {
+            return Err(forked_error(self.client.session()));
         }
         if self.revokes.load(Ordering::Relaxed) != self.revokes_seen.load(Ordering::Relaxed) {
-            self.close_lost();
+            self.close_revoked();
         }
         let class = Class::of(size);
         Ok(cache::take(self, class).or_else(|| self.refill(class)))
@@ -104,10 +104,10 @@ impl Shared {
     #[inline]
     pub(super) fn free(block: Block) {
         let pool = &block.slab.pool;
-        if !pool.home.is_here() {
+        if !pool.process.is_current() {
             // A child has inherited the value and not the memory.
             std::mem::forget(block);
-        } else if block.size() > cache::BLOCK_BYTES_MAX || block.slab.chunk.is_lost() {
+        } else if block.size() > cache::BLOCK_BYTES_MAX || block.slab.chunk.is_revoked() {
             Self::put_back(vec![block]);
         } else {
             cache::keep(block);
@@ -117,13 +117,13 @@ impl Shared {
     /// What this thread has kept is used up.
     #[cold]
     fn refill(self: &Arc<Self>, class: Class) -> Option<Block> {
-        self.watch_idle();
+        self.schedule_tidy();
         loop {
             let mut fresh = Vec::new();
-            self.shelf(class).take(1 + cache::room(class) / 2, |block| fresh.push(block));
+            self.shelf(class).take(1 + cache::capacity(class) / 2, |block| fresh.push(block));
             if let Some(block) = fresh.pop() {
                 if !fresh.is_empty() {
-                    Self::put_back(cache::stock(self, class, fresh));
+                    Self::put_back(cache::fill(self, class, fresh));
                 }
                 return Some(block);
             }
@@ -181,11 +181,11 @@ impl Shared {
         if pool.closed.load(Ordering::Relaxed) {
             pool.release_free(true);
         } else {
-            pool.watch_idle();
+            pool.schedule_tidy();
         }
     }
 
-    fn return_blocks(&self, blocks: Vec<Block>, touches: bool) {
+    fn return_blocks(&self, blocks: Vec<Block>, counts_as_use: bool) {
         let mut blocks = blocks.into_iter().peekable();
         while let Some(class) = blocks.peek().map(|block| block.slab.class) {
             let mut whole = Vec::new();
@@ -193,20 +193,20 @@ impl Shared {
             // Under the lock: a pool that is closed later finds here what was kept.
             let keep_one = !self.closed.load(Ordering::Relaxed);
             while let Some(block) = blocks.next_if(|block| block.slab.class == class) {
-                whole.extend(shelf.put(block, touches, keep_one));
+                whole.extend(shelf.put(block, counts_as_use, keep_one));
             }
             drop(shelf);
-            self.return_slabs(whole, touches);
+            self.return_slabs(whole, counts_as_use);
         }
     }
 
-    fn return_slabs(&self, slabs: Vec<Arc<Slab>>, touches: bool) {
+    fn return_slabs(&self, slabs: Vec<Arc<Slab>>, counts_as_use: bool) {
         if slabs.is_empty() {
             return;
         }
         let mut chunks = self.chunks();
         for slab in &slabs {
-            chunks.give_back(&slab.chunk, slab.pages.clone(), touches);
+            chunks.give_back(&slab.chunk, slab.pages.clone(), counts_as_use);
         }
     }
 
@@ -243,17 +243,17 @@ impl Shared {
     }
 
     /// Has somebody look for what is idle, in a while.
-    pub(super) fn watch_idle(self: &Arc<Self>) {
-        if self.watched.load(Ordering::Relaxed) || self.watched.swap(true, Ordering::AcqRel) {
+    pub(super) fn schedule_tidy(self: &Arc<Self>) {
+        if self.tidy_scheduled.load(Ordering::Relaxed) || self.tidy_scheduled.swap(true, Ordering::AcqRel) {
             return;
         }
         let pool = Arc::downgrade(self);
-        self.client.session().releases().after(self.config.idle_after, move || {
+        self.client.session().releases().run_after(self.config.idle_after, move || {
             if let Some(pool) = pool.upgrade() {
                 // First, so that whoever uses something from here on has it looked at again.
-                pool.watched.store(false, Ordering::Release);
+                pool.tidy_scheduled.store(false, Ordering::Release);
                 if pool.tidy(false) {
-                    pool.watch_idle();
+                    pool.schedule_tidy();
                 }
             }
         });
@@ -261,9 +261,9 @@ impl Shared {
 
     /// The daemon has taken something away: nothing of it is handed out any more.
     #[cold]
-    fn close_lost(&self) {
+    fn close_revoked(&self) {
         self.revokes_seen.store(self.revokes.load(Ordering::Acquire), Ordering::Relaxed);
-        if !self.chunks().mark_lost() {
+        if !self.chunks().mark_revoked() {
             return;
         }
         let caches = self.caches().clone();
@@ -271,11 +271,11 @@ impl Shared {
             self.return_blocks(cache.take_all(), true);
         }
         for shelf in &self.shelves {
-            let whole = lock(shelf).close_lost();
+            let whole = lock(shelf).close_revoked();
             self.return_slabs(whole, true);
         }
-        let lost = self.chunks().take_lost();
-        drop(lost);
+        let revoked = self.chunks().take_revoked();
+        drop(revoked);
     }
 
     pub(super) fn new_cache(&self) -> Option<Arc<Cache>> {
@@ -311,15 +311,15 @@ impl Shared {
         Bytes::new(self.config.chunk_size.get() * self.chunks().count() as u64)
     }
 
-    pub(super) fn is_home(&self) -> bool {
-        self.home.is_here()
+    pub(super) fn is_own_process(&self) -> bool {
+        self.process.is_current()
     }
 
     pub(super) fn client(&self) -> &Client {
         &self.client
     }
 
-    fn no_class(&self, size: usize) -> Error {
+    fn size_error(&self, size: usize) -> Error {
         if size == 0 {
             return Error::refused(Reason::SizeInvalid, &[("field", &"size"), ("size", &size)]);
         }

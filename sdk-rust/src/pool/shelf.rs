@@ -18,7 +18,7 @@ pub(super) struct Shelf {
 struct Entry {
     slab: Arc<Slab>,
     free: Vec<usize>,
-    touched: bool,
+    used: bool,
 }
 
 impl Shelf {
@@ -30,22 +30,22 @@ impl Shelf {
         });
         let slab = Arc::new(make(slot));
         let free = (0..slab.block_count()).rev().collect();
-        self.slots[slot] = Some(Entry { slab, free, touched: true });
+        self.slots[slot] = Some(Entry { slab, free, used: true });
         self.open.push(slot);
         self.whole += 1;
     }
 
     /// Hands out as many as there are, up to so many.
-    pub(super) fn take(&mut self, most: usize, mut to: impl FnMut(Block)) -> usize {
+    pub(super) fn take(&mut self, max: usize, mut to: impl FnMut(Block)) -> usize {
         let mut taken = 0;
-        while taken < most {
+        while taken < max {
             let Some(&slot) = self.open.last() else { break };
             let Some(entry) = &mut self.slots[slot] else { break };
             if entry.free.len() == entry.slab.block_count() {
                 self.whole -= 1;
             }
-            entry.touched = true;
-            let left = entry.free.len().saturating_sub(most - taken);
+            entry.used = true;
+            let left = entry.free.len().saturating_sub(max - taken);
             taken += entry.free.len() - left;
             for index in entry.free.drain(left..).rev() {
                 to(Block { slab: Arc::clone(&entry.slab), index });
@@ -58,35 +58,35 @@ impl Shelf {
     }
 
     /// Takes a block back. A slab that is whole by it is returned, unless it is the only one and one is to be kept.
-    pub(super) fn put(&mut self, block: Block, touches: bool, keep_one: bool) -> Option<Arc<Slab>> {
+    pub(super) fn put(&mut self, block: Block, counts_as_use: bool, keep_one: bool) -> Option<Arc<Slab>> {
         let slot = block.slab.slot;
         let entry = self.slots[slot].as_mut()?;
-        entry.touched |= touches;
+        entry.used |= counts_as_use;
         entry.free.push(block.index);
-        let lost = entry.slab.chunk.is_lost();
-        if entry.free.len() == 1 && !lost {
+        let revoked = entry.slab.chunk.is_revoked();
+        if entry.free.len() == 1 && !revoked {
             self.open.push(slot);
         }
         if entry.free.len() < entry.slab.block_count() {
             return None;
         }
         self.whole += 1;
-        (self.whole > 1 || lost || !keep_one).then(|| self.remove(slot)).flatten()
+        (self.whole > 1 || revoked || !keep_one).then(|| self.remove(slot)).flatten()
     }
 
     /// Takes out the slabs that are whole: all of them, or those that were so at the last look and since. And whether
-    /// any was touched meanwhile.
+    /// any was used meanwhile.
     pub(super) fn take_whole(&mut self, all: bool) -> (Vec<Arc<Slab>>, bool) {
-        let mut used = false;
+        let mut any_used = false;
         let is_idle = |entry: &mut Option<Entry>| {
             let entry = entry.as_mut()?;
-            let touched = std::mem::take(&mut entry.touched);
-            used |= touched;
+            let used = std::mem::take(&mut entry.used);
+            any_used |= used;
             let whole = entry.free.len() == entry.slab.block_count();
-            (whole && (all || !touched)).then_some(entry.slab.slot)
+            (whole && (all || !used)).then_some(entry.slab.slot)
         };
         let idle: Vec<_> = self.slots.iter_mut().filter_map(is_idle).collect();
-        (idle.into_iter().filter_map(|slot| self.remove(slot)).collect(), used)
+        (idle.into_iter().filter_map(|slot| self.remove(slot)).collect(), any_used)
     }
 
     pub(super) fn has_free(&self) -> bool {
@@ -95,12 +95,13 @@ impl Shelf {
 
     /// Hands out nothing more of chunks that are lost. Slabs of them that are whole are returned; the others go when
     /// they are.
-    pub(super) fn close_lost(&mut self) -> Vec<Arc<Slab>> {
+    pub(super) fn close_revoked(&mut self) -> Vec<Arc<Slab>> {
         let slots = &self.slots;
-        let is_lost = |slot: usize| slots[slot].as_ref().is_some_and(|entry| entry.slab.chunk.is_lost());
-        self.open.retain(|&slot| !is_lost(slot));
+        let is_revoked =
+            |slot: usize| slots[slot].as_ref().is_some_and(|entry| entry.slab.chunk.is_revoked());
+        self.open.retain(|&slot| !is_revoked(slot));
         let whole =
-            |entry: &Entry| entry.slab.chunk.is_lost() && entry.free.len() == entry.slab.block_count();
+            |entry: &Entry| entry.slab.chunk.is_revoked() && entry.free.len() == entry.slab.block_count();
         let whole: Vec<_> =
             self.slots.iter().flatten().filter(|entry| whole(entry)).map(|it| it.slab.slot).collect();
         whole.into_iter().filter_map(|slot| self.remove(slot)).collect()

@@ -34,7 +34,7 @@ impl<T> ProcessBound<T> {
 
     /// Whether this is not a forked child. No system call.
     #[inline]
-    pub(crate) fn is_home(&self) -> bool {
+    pub(crate) fn is_own_process(&self) -> bool {
         Process::current() == self.process
     }
 
@@ -43,12 +43,12 @@ impl<T> ProcessBound<T> {
     }
 
     /// How many others share it.
-    pub(crate) fn others(&self) -> usize {
+    pub(crate) fn other_count(&self) -> usize {
         Arc::strong_count(&self.value) - 1
     }
 
     /// Whether nobody else shares it; what the others did with it has then happened before.
-    pub(crate) fn is_alone(&mut self) -> bool {
+    pub(crate) fn confirm_unshared(&mut self) -> bool {
         Arc::get_mut(&mut self.value).is_some()
     }
 }
@@ -69,7 +69,7 @@ impl<T> Deref for ProcessBound<T> {
 
 impl<T> Drop for ProcessBound<T> {
     fn drop(&mut self) {
-        if self.is_home() {
+        if self.is_own_process() {
             // SAFETY: needed to skip the drop in a forked child. `value` is dropped here alone, once.
             unsafe { ManuallyDrop::drop(&mut self.value) }
         }

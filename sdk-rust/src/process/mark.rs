@@ -23,14 +23,14 @@ const PAGE: usize = 4096;
 
 /// A process, as long as it lives.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Home {
+pub(crate) struct ProcessMark {
     page: &'static AtomicU64,
     mark: u64,
 }
 
-impl Home {
+impl ProcessMark {
     /// This process.
-    pub(crate) fn here() -> Result<Self, Errno> {
+    pub(crate) fn current() -> Result<Self, Errno> {
         let page = page()?;
         let fresh = mark()?;
         // Zero in a process that has not asked before, were it a child of one that has.
@@ -42,7 +42,7 @@ impl Home {
     }
 
     #[inline]
-    pub(crate) fn is_here(self) -> bool {
+    pub(crate) fn is_current(self) -> bool {
         self.page.load(Ordering::Relaxed) == self.mark
     }
 }
@@ -84,14 +84,14 @@ mod tests {
 
     #[test]
     fn a_child_is_not_at_home_and_has_a_home_of_its_own() {
-        let home = Home::here().unwrap();
-        assert!(home.is_here());
-        assert_eq!(Home::here().unwrap().mark, home.mark);
+        let mark = ProcessMark::current().unwrap();
+        assert!(mark.is_current());
+        assert_eq!(ProcessMark::current().unwrap().mark, mark.mark);
         // SAFETY: fork is only offered as an unsafe call. The child makes system calls alone, and ends by `_exit`.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
-            let own = Home::here();
-            let right = !home.is_here() && own.is_ok_and(|own| own.is_here() && own.mark != home.mark);
+            let own = ProcessMark::current();
+            let right = !mark.is_current() && own.is_ok_and(|own| own.is_current() && own.mark != mark.mark);
             // SAFETY: ends the child without running the parent's destructors in it.
             unsafe { libc::_exit(i32::from(!right)) };
         }
@@ -99,6 +99,6 @@ mod tests {
         // SAFETY: waitpid writes to the integer that it is given, which lives on this stack.
         assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
         assert_eq!(status, 0);
-        assert!(home.is_here());
+        assert!(mark.is_current());
     }
 }

@@ -1,7 +1,7 @@
 //! The two faces of the SDK over one core: what differs between them is how they wait.
 //!
-//! What the SDK does is written once, as `async fn`s that are given a [`Face`]. The blocking one waits inside of each
-//! step, on the thread that calls: its futures are ready as soon as they are asked, and [`now`] asks them, without a
+//! What the SDK does is written once, as `async fn`s that are given a [`CallStyle`]. The blocking one waits inside of each
+//! step, on the thread that calls: its futures are ready as soon as they are asked, and [`run_ready`] asks them, without a
 //! runtime. The async one waits as tokio's tasks do, on the runtime that it is called on.
 
 use std::{
@@ -18,7 +18,7 @@ use vramd_types::AllocationId;
 
 use crate::{
     aio::blocking,
-    channel::Seat,
+    channel::ReaderSeat,
     error::{Error, Result},
     mapping::{COPY_CHUNK_BYTES, Until},
     process::fork::ProcessBound,
@@ -29,20 +29,20 @@ use crate::{
 const ASYNC_COPY_CHUNK_BYTES: usize = 256 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Face {
+pub(crate) enum CallStyle {
     Blocking,
     Async,
 }
 
-/// What the blocking face does.
-pub(crate) fn now<T>(work: impl Future<Output = T>) -> T {
+/// What the blocking style does.
+pub(crate) fn run_ready<T>(work: impl Future<Output = T>) -> T {
     match pin!(work).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(outcome) => outcome,
-        Poll::Pending => unreachable!("the blocking face waits inside of each step"),
+        Poll::Pending => unreachable!("the blocking style waits inside of each step"),
     }
 }
 
-impl Face {
+impl CallStyle {
     /// Calls the daemon.
     pub(crate) async fn call<Q, A, Method, Answer>(
         self,
@@ -64,9 +64,9 @@ impl Face {
     }
 
     /// Where a thread waits for memory it reads the channel itself. A task leaves that to the session's worker.
-    pub(crate) fn sit(self, session: &Session) -> Option<Seat<'_>> {
+    pub(crate) fn take_seat(self, session: &Session) -> Option<ReaderSeat<'_>> {
         match self {
-            Self::Blocking => session.sit(),
+            Self::Blocking => session.take_seat(),
             Self::Async => None,
         }
     }
@@ -80,7 +80,7 @@ impl Face {
     }
 
     /// Does what blocks; a task has it done elsewhere.
-    pub(crate) async fn block<T: Send + 'static>(
+    pub(crate) async fn run_blocking<T: Send + 'static>(
         self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
@@ -107,13 +107,13 @@ impl Face {
     }
 
     /// Unmaps an allocation and tells the daemon, which can take a while.
-    pub(crate) async fn let_go(self, session: &ProcessBound<Session>, id: AllocationId, forget: bool) {
+    pub(crate) async fn unmap(self, session: &ProcessBound<Session>, id: AllocationId, forget: bool) {
         match self {
-            Self::Blocking => session.let_go(id, forget),
+            Self::Blocking => session.unmap(id, forget),
             Self::Async => {
                 let session = session.clone();
                 // It fails only where the runtime ends: then the daemon asks for the memory, and the worker gives it.
-                let _ = spawn_blocking(move || session.let_go(id, forget)).await;
+                let _ = spawn_blocking(move || session.unmap(id, forget)).await;
             }
         }
     }
@@ -134,7 +134,7 @@ impl Face {
     }
 
     /// Between two chunks.
-    pub(crate) async fn breathe(self) {
+    pub(crate) async fn yield_now(self) {
         if self == Self::Async {
             tokio::task::yield_now().await;
         }

@@ -1,7 +1,7 @@
 //! One session with the daemon: what the handles of a client share.
 
 pub(crate) mod call_style;
-pub(crate) mod ended;
+pub(crate) mod history;
 pub(crate) mod pressure;
 pub(crate) mod release_queue;
 pub(crate) mod socket_paths;
@@ -20,7 +20,7 @@ use vramd_proto::v1::{self, memory_service_client::MemoryServiceClient};
 use vramd_types::{AllocationId, Bytes, Reason, SessionId};
 
 use crate::{
-    channel::{self, Attended, Greeting, Link, Seat},
+    channel::{self, Greeting, Link, ReadOutcome, ReaderSeat},
     cuda::Gpus,
     error::{Error, Result},
     handles::{info::AllocationInfo, request::Target},
@@ -29,9 +29,9 @@ use crate::{
     process::fork::ProcessBound,
     rpc::{Rpc, request_id::RequestId},
     session::{
-        call_style::Face,
+        call_style::CallStyle,
         pressure::{OnPressure, Pressures},
-        release_queue::Releases,
+        release_queue::ReleaseQueue,
     },
 };
 
@@ -52,7 +52,7 @@ pub(crate) struct Session {
     link: Arc<Link>,
     table: Arc<Table>,
     rpc: Rpc,
-    releases: Releases,
+    releases: ReleaseQueue,
     reaper: Reaper,
 }
 
@@ -67,7 +67,7 @@ pub struct Released {
 
 /// How a handle parts from its allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Parting {
+pub(crate) enum ReleaseKind {
     Free,
     /// Only this session's mapping ends.
     Detach,
@@ -82,8 +82,8 @@ impl Session {
         request_timeout: Duration,
         on_pressure: Option<OnPressure>,
     ) -> Result<ProcessBound<Self>> {
-        let unmapped_sessions = ended::over(socket_dir);
-        let told = unmapped_sessions.clone();
+        let unmapped_sessions = history::unmapped_sessions(socket_dir);
+        let reported = unmapped_sessions.clone();
         let may_narrow = mode == Mode::Map && devices.is_none();
         // Nobody sees what a program does with parts that it maps itself.
         let pins = mode == Mode::Map;
@@ -97,7 +97,7 @@ impl Session {
             let greeting = Greeting { devices: Some(seen), unmapped_sessions: Vec::new(), ..greeting };
             (link, welcome, words) = channel::open(&path, greeting, deadline)?;
         }
-        ended::forget(socket_dir, &told);
+        history::forget(socket_dir, &reported);
 
         let pressures = Pressures::start(&welcome.devices, on_pressure).map_err(no_thread)?;
         let table = Table::new(mode, Gpus::new(&welcome.devices), words, pressures);
@@ -115,9 +115,9 @@ impl Session {
         let id = SessionId::from_raw(welcome.session_id);
         let (link, table) = (Arc::new(link), Arc::new(table));
         let rpc = Rpc::open(&socket_paths::memory_socket(socket_dir))?;
-        let releases = Releases::start().map_err(no_thread)?;
+        let releases = ReleaseQueue::start().map_err(no_thread)?;
         channel::spawn_worker(Arc::clone(&link), Arc::clone(&table)).map_err(no_thread)?;
-        ended::remember(socket_dir, id, &table);
+        history::remember(socket_dir, id, &table);
         Ok(ProcessBound::new(Self {
             id,
             tenant: welcome.tenant,
@@ -161,7 +161,7 @@ impl Session {
         Instant::now().checked_add(wait).unwrap_or_else(|| self.deadline())
     }
 
-    pub(crate) fn releases(&self) -> &Releases {
+    pub(crate) fn releases(&self) -> &ReleaseQueue {
         &self.releases
     }
 
@@ -180,9 +180,9 @@ impl Session {
     {
         let (deadline, ended) = self.prepare_call(deadline)?;
         fault_point!(CallBegins);
-        let answer = self.rpc.call(deadline, ended, request, over(method));
+        let answer = self.rpc.call(deadline, ended, request, on_connection(method));
         fault_point!(Answered);
-        answer.map_err(|error| self.judge(error))
+        answer.map_err(|error| self.map_error(error))
     }
 
     /// The same for a task.
@@ -199,8 +199,8 @@ impl Session {
         Answer: Future<Output = Result<Response<A>, Status>> + Send + 'static,
     {
         let (deadline, ended) = self.prepare_call(deadline)?;
-        let answer = self.rpc.call_async(deadline, ended, request, over(method)).await;
-        answer.map_err(|error| self.judge(error))
+        let answer = self.rpc.call_async(deadline, ended, request, on_connection(method)).await;
+        answer.map_err(|error| self.map_error(error))
     }
 
     /// How long a call may take, and what ends it before; or why there is nobody to call.
@@ -213,7 +213,7 @@ impl Session {
     }
 
     /// What an error of a call means for who called.
-    fn judge(&self, error: Error) -> Error {
+    fn map_error(&self, error: Error) -> Error {
         match (error.reason(), self.table.ending()) {
             // Another life of the daemon never knew it; for the caller that is the same.
             (Some(Reason::SessionNotFound), _) => Error::SessionLost { session: self.id.to_string() },
@@ -232,30 +232,30 @@ impl Session {
     }
 
     /// For a caller that is about to wait for memory: from now on it reads the channel itself, by [`Self::wait`].
-    pub(crate) fn sit(&self) -> Option<Seat<'_>> {
-        self.link.sit()
+    pub(crate) fn take_seat(&self) -> Option<ReaderSeat<'_>> {
+        self.link.take_seat()
     }
 
     /// Waits until it is so, or never will be.
     pub(crate) fn wait(&self, until: Until, deadline: Instant) -> Result<()> {
-        while !self.table.is(until)? {
-            match channel::attend(&self.link, &self.table, deadline) {
-                Attended::Packet => {}
-                Attended::Nothing => {
-                    return if self.table.is(until)? { Ok(()) } else { Err(Error::Deadline) };
+        while !self.table.check(until)? {
+            match channel::read_one(&self.link, &self.table, deadline) {
+                ReadOutcome::Packet => {}
+                ReadOutcome::TimedOut => {
+                    return if self.table.check(until)? { Ok(()) } else { Err(Error::Deadline) };
                 }
-                Attended::NotReader => return self.table.wait(until, deadline),
+                ReadOutcome::NotReader => return self.table.wait(until, deadline),
             }
         }
         Ok(())
     }
 
     /// Unmaps an allocation and tells the daemon. With `forget` its address is given up as well.
-    pub(crate) fn let_go(&self, id: AllocationId, forget: bool) {
-        let turn = self.link.turn();
-        let answer = self.table.let_go(id, forget);
+    pub(crate) fn unmap(&self, id: AllocationId, forget: bool) {
+        let channel = self.link.lock_channel();
+        let answer = self.table.unmap(id, forget);
         fault_point!(LetGo);
-        let told = answer.is_ok_and(|answer| self.table.ending().is_some() || turn.tell(answer).is_ok());
+        let told = answer.is_ok_and(|answer| self.table.ending().is_some() || channel.report(answer).is_ok());
         fault_point!(UnmapAnswered);
         if !told {
             // What the daemon believes to be mapped and what is have parted: only an end is true.
@@ -265,25 +265,25 @@ impl Session {
 }
 
 /// Unmaps an allocation and parts from it.
-pub(crate) async fn part(
-    face: Face,
+pub(crate) async fn release(
+    style: CallStyle,
     session: &ProcessBound<Session>,
     id: AllocationId,
-    parting: Parting,
+    release_kind: ReleaseKind,
     deadline: Instant,
 ) -> Result<Released> {
-    face.let_go(session, id, false).await;
-    let outcome = match parting {
-        Parting::Free => free(face, session, id, deadline).await,
-        Parting::Detach => detach(face, session, id, deadline).await,
+    style.unmap(session, id, false).await;
+    let outcome = match release_kind {
+        ReleaseKind::Free => free(style, session, id, deadline).await,
+        ReleaseKind::Detach => detach(style, session, id, deadline).await,
     };
     // Parts that were on their way meanwhile.
-    face.let_go(session, id, true).await;
+    style.unmap(session, id, true).await;
     outcome
 }
 
 pub(crate) async fn free(
-    face: Face,
+    style: CallStyle,
     session: &Session,
     id: AllocationId,
     deadline: Instant,
@@ -293,25 +293,30 @@ pub(crate) async fn free(
         request_id: RequestId::random().to_vec(),
         allocation_ids: vec![id.get()],
     };
-    let answer = face.call(session, deadline, request, |mut client, request| async move {
+    let answer = style.call(session, deadline, request, |mut client, request| async move {
         client.free_batch(request).await
     });
     released(answer.await?.results)
 }
 
-async fn detach(face: Face, session: &Session, id: AllocationId, deadline: Instant) -> Result<Released> {
+async fn detach(
+    style: CallStyle,
+    session: &Session,
+    id: AllocationId,
+    deadline: Instant,
+) -> Result<Released> {
     let request = v1::DetachRequest {
         session_id: session.id.get(),
         request_id: RequestId::random().to_vec(),
         allocation_ids: vec![id.get()],
     };
-    let answer = face
+    let answer = style
         .call(session, deadline, request, |mut client, request| async move { client.detach(request).await });
     released(answer.await?.results)
 }
 
 pub(crate) async fn describe(
-    face: Face,
+    style: CallStyle,
     session: &Session,
     target: Target,
     deadline: Instant,
@@ -322,14 +327,14 @@ pub(crate) async fn describe(
         Target::Name(name) => Wire::Name(name),
     };
     let request = v1::DescribeAllocationRequest { session_id: session.id.get(), target: Some(target) };
-    let answer = face.call(session, deadline, request, |mut client, request| async move {
+    let answer = style.call(session, deadline, request, |mut client, request| async move {
         client.describe_allocation(request).await
     });
-    answer.await?.allocation.map(AllocationInfo::from).ok_or_else(|| missing("allocation"))
+    answer.await?.allocation.map(AllocationInfo::from).ok_or_else(|| missing_field("allocation"))
 }
 
 /// A call of the service, as a call over a connection.
-fn over<Q, Answer>(
+fn on_connection<Q, Answer>(
     method: impl Fn(MemoryServiceClient<Channel>, Request<Q>) -> Answer,
 ) -> impl Fn(Channel, Request<Q>) -> Answer {
     move |connection, request| {
@@ -342,9 +347,9 @@ impl Drop for Session {
         let was_open = self.table.ending().is_none();
         self.table.end(Ending::Closed);
         // What has no handle: allocations whose call had given up before they came.
-        let left = self.table.clear();
+        let left = self.table.unmap_all();
         if was_open {
-            self.link.tell_at_once(left);
+            self.link.try_report(left);
         }
         self.link.end();
     }
@@ -352,18 +357,18 @@ impl Drop for Session {
 
 /// Refuses a handle in a forked child.
 #[inline]
-pub(crate) fn check_home(session: &ProcessBound<Session>) -> Result<()> {
-    if session.is_home() { Ok(()) } else { Err(foreign(session)) }
+pub(crate) fn check_process(session: &ProcessBound<Session>) -> Result<()> {
+    if session.is_own_process() { Ok(()) } else { Err(forked_error(session)) }
 }
 
 /// What a forked child is told.
 #[cold]
-pub(crate) fn foreign(session: &Session) -> Error {
+pub(crate) fn forked_error(session: &Session) -> Error {
     Error::Forked { session: session.id.to_string() }
 }
 
 fn released(results: Vec<v1::ReleaseResult>) -> Result<Released> {
-    let result = results.into_iter().next().ok_or_else(|| missing("item"))?;
+    let result = results.into_iter().next().ok_or_else(|| missing_field("item"))?;
     match result.error {
         Some(error) => Err(error.into()),
         None => Ok(Released {
@@ -378,6 +383,6 @@ fn no_thread(error: std::io::Error) -> Error {
 }
 
 /// An answer that does not have what it must have.
-pub(crate) fn missing(what: &str) -> Error {
-    Error::refused(Reason::ProtocolBroken, &[("problem", &format!("the answer has no {what}"))])
+pub(crate) fn missing_field(field: &str) -> Error {
+    Error::refused(Reason::ProtocolBroken, &[("problem", &format!("the answer has no {field}"))])
 }

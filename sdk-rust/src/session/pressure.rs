@@ -34,14 +34,14 @@ pub struct Pressure {
     pub full_in: Option<Duration>,
 }
 
-/// What a program does when it is told.
+/// What a program does when it is pressure.
 #[derive(Clone)]
 pub(crate) struct OnPressure(Arc<dyn Fn(Pressure) + Send + Sync>);
 
 /// A device's index, and a tier.
 type Place = (u32, Tier);
 
-/// What a session was told.
+/// What a session was pressure.
 #[derive(Debug, Default)]
 pub(crate) struct Pressures {
     devices: Vec<Device>,
@@ -58,16 +58,17 @@ struct Shared {
 struct State {
     last: BTreeMap<Place, Pressure>,
     /// For the thread, if there is one.
-    untold: BTreeMap<Place, Pressure>,
+    unreported: BTreeMap<Place, Pressure>,
     has_thread: bool,
-    over: bool,
+    ended: bool,
 }
 
 impl Pressures {
     /// The thread is there only if somebody wants to hear.
     pub(crate) fn start(devices: &[Device], on_pressure: Option<OnPressure>) -> io::Result<Self> {
         let devices = devices.to_vec();
-        let last = devices.iter().map(|device| ((device.index, Tier::Device), roomy(device))).collect();
+        let last =
+            devices.iter().map(|device| ((device.index, Tier::Device), initial_pressure(device))).collect();
         let state = State { last, has_thread: on_pressure.is_some(), ..State::default() };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::default() });
         if let Some(on_pressure) = on_pressure {
@@ -80,10 +81,10 @@ impl Pressures {
     }
 
     /// The daemon says so. What it says of a device or a tier that nobody knows is left out.
-    pub(crate) fn told(&self, wire: &v1::Pressure) {
+    pub(crate) fn report(&self, wire: &v1::Pressure) {
         let device = self.devices.iter().find(|device| device.index == wire.device);
         let Some(device) = device.filter(|_| wire.tier() != Tier::Unspecified) else { return };
-        let told = Pressure {
+        let pressure = Pressure {
             device: device.uuid.clone(),
             tier: wire.tier(),
             level: wire.level(),
@@ -92,15 +93,15 @@ impl Pressures {
         };
         let place = (wire.device, wire.tier());
         let mut state = self.shared.lock();
-        if state.has_thread && !state.over {
-            state.untold.insert(place, told.clone());
+        if state.has_thread && !state.ended {
+            state.unreported.insert(place, pressure.clone());
             self.shared.changed.notify_one();
         }
-        state.last.insert(place, told);
+        state.last.insert(place, pressure);
     }
 
     /// Of the device itself, by UUID or index; of the only one, if none is named.
-    pub(crate) fn of(&self, name: Option<&str>) -> Option<Pressure> {
+    pub(crate) fn device(&self, name: Option<&str>) -> Option<Pressure> {
         let device = match (name, &self.devices[..]) {
             (Some(name), devices) => {
                 devices.iter().find(|device| device.uuid == name || device.index.to_string() == name)?
@@ -115,9 +116,9 @@ impl Pressures {
         self.shared.lock().last.values().cloned().collect()
     }
 
-    /// The session is over: the thread ends, once it has come back from the program.
+    /// The session is ended: the thread ends, once it has come back from the program.
     pub(crate) fn end(&self) {
-        self.shared.lock().over = true;
+        self.shared.lock().ended = true;
         self.shared.changed.notify_one();
     }
 }
@@ -130,12 +131,12 @@ impl Drop for Pressures {
 }
 
 impl Shared {
-    /// The next that is to be told; `None` at the end.
+    /// The next that is to be pressure; `None` at the end.
     fn next(&self) -> Option<Pressure> {
         let mut state = self.lock();
-        while !state.over {
-            if let Some((_, told)) = state.untold.pop_first() {
-                return Some(told);
+        while !state.ended {
+            if let Some((_, pressure)) = state.unreported.pop_first() {
+                return Some(pressure);
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -147,19 +148,19 @@ impl Shared {
     }
 }
 
-/// A child that the program forks while it is told comes back here too. There the thread ends: nobody tells it anything, and who
+/// A child that the program forks while it is pressure comes back here too. There the thread ends: nobody tells it anything, and who
 /// held a lock when it was forked never lets go of it.
 fn run(shared: &Shared, on_pressure: &ProcessBound<OnPressure>) {
-    while on_pressure.is_home()
-        && let Some(told) = shared.next()
+    while on_pressure.is_own_process()
+        && let Some(pressure) = shared.next()
     {
-        // The panic hook has told of it. What comes next is the program's to hear all the same.
-        let _ = catch_unwind(AssertUnwindSafe(|| (on_pressure.0)(told)));
+        // The panic hook has pressure of it. What comes next is the program's to hear all the same.
+        let _ = catch_unwind(AssertUnwindSafe(|| (on_pressure.0)(pressure)));
     }
 }
 
-/// A device of which nothing was told yet.
-fn roomy(device: &Device) -> Pressure {
+/// A device of which nothing was pressure yet.
+fn initial_pressure(device: &Device) -> Pressure {
     Pressure {
         device: device.uuid.clone(),
         tier: Tier::Device,
@@ -206,12 +207,14 @@ mod tests {
         }
     }
 
-    /// A callback that hands over what it hears, and then does what it is told.
-    fn listening(then: impl Fn(&Pressure) + Send + Sync + 'static) -> (OnPressure, Receiver<Pressure>) {
+    /// A callback that hands ended what it hears, and then does what it is pressure.
+    fn recording_callback(
+        then: impl Fn(&Pressure) + Send + Sync + 'static,
+    ) -> (OnPressure, Receiver<Pressure>) {
         let (sender, heard): (Sender<Pressure>, _) = mpsc::channel();
-        let call = move |told: Pressure| {
-            sender.send(told.clone()).unwrap();
-            then(&told);
+        let call = move |pressure: Pressure| {
+            sender.send(pressure.clone()).unwrap();
+            then(&pressure);
         };
         (OnPressure::new(call), heard)
     }
@@ -219,16 +222,16 @@ mod tests {
     #[test]
     fn what_was_told_last_is_what_is_answered() {
         let pressures = Pressures::start(&[device(0), device(3)], None).unwrap();
-        let three = pressures.of(Some("GPU-3")).unwrap();
+        let three = pressures.device(Some("GPU-3")).unwrap();
         assert_eq!((three.level, three.batch_factor, three.full_in), (PressureLevel::Normal, 1.0, None));
-        pressures.told(&wire(3, Tier::Device, PressureLevel::High));
-        pressures.told(&wire(3, Tier::Host, PressureLevel::Critical));
-        pressures.told(&wire(4, Tier::Device, PressureLevel::Critical));
-        pressures.told(&wire(0, Tier::Unspecified, PressureLevel::Critical));
-        let three = pressures.of(Some("GPU-3")).unwrap();
+        pressures.report(&wire(3, Tier::Device, PressureLevel::High));
+        pressures.report(&wire(3, Tier::Host, PressureLevel::Critical));
+        pressures.report(&wire(4, Tier::Device, PressureLevel::Critical));
+        pressures.report(&wire(0, Tier::Unspecified, PressureLevel::Critical));
+        let three = pressures.device(Some("GPU-3")).unwrap();
         assert_eq!((three.level, three.tier), (PressureLevel::High, Tier::Device));
         assert_eq!((three.batch_factor, three.full_in), (0.8, Some(Duration::from_millis(1500))));
-        assert_eq!(pressures.of(Some("3")), Some(three));
+        assert_eq!(pressures.device(Some("3")), Some(three));
         let all: Vec<_> = pressures.all().into_iter().map(|it| (it.device, it.tier, it.level)).collect();
         let of = |uuid: &str, tier, level| (uuid.to_owned(), tier, level);
         assert_eq!(
@@ -239,31 +242,31 @@ mod tests {
                 of("GPU-3", Tier::Host, PressureLevel::Critical),
             ]
         );
-        assert_eq!((pressures.of(None), pressures.of(Some("GPU-9"))), (None, None));
+        assert_eq!((pressures.device(None), pressures.device(Some("GPU-9"))), (None, None));
     }
 
     #[test]
     fn the_only_device_needs_no_name() {
         let pressures = Pressures::start(&[device(3)], None).unwrap();
-        assert_eq!(pressures.of(None), pressures.of(Some("GPU-3")));
-        assert!(pressures.of(None).is_some());
+        assert_eq!(pressures.device(None), pressures.device(Some("GPU-3")));
+        assert!(pressures.device(None).is_some());
     }
 
     #[test]
     fn a_slow_callback_is_told_the_newest_and_holds_up_nobody() {
         let (go_on, gate) = mpsc::channel::<()>();
         let gate = Mutex::new(gate);
-        let (on_pressure, heard) = listening(move |_| {
+        let (on_pressure, heard) = recording_callback(move |_| {
             let _ = gate.lock().unwrap().recv();
         });
         let pressures = Pressures::start(&[device(0)], Some(on_pressure)).unwrap();
         let before = Instant::now();
-        pressures.told(&wire(0, Tier::Device, PressureLevel::Elevated));
+        pressures.report(&wire(0, Tier::Device, PressureLevel::Elevated));
         assert_eq!(heard.recv_timeout(PATIENCE).unwrap().level, PressureLevel::Elevated);
         for level in [PressureLevel::High, PressureLevel::Critical, PressureLevel::High] {
-            pressures.told(&wire(0, Tier::Device, level));
+            pressures.report(&wire(0, Tier::Device, level));
         }
-        assert_eq!(pressures.of(None).unwrap().level, PressureLevel::High);
+        assert_eq!(pressures.device(None).unwrap().level, PressureLevel::High);
         assert!(before.elapsed() < PATIENCE);
         drop(go_on);
         assert_eq!(heard.recv_timeout(PATIENCE).unwrap().level, PressureLevel::High);
@@ -277,29 +280,29 @@ mod tests {
 
     #[test]
     fn after_a_panic_the_next_is_told() {
-        let (on_pressure, heard) = listening(|told| {
-            assert_ne!(told.level, PressureLevel::High, "a panic of a test, which is meant")
+        let (on_pressure, heard) = recording_callback(|pressure| {
+            assert_ne!(pressure.level, PressureLevel::High, "a panic of a test, which is meant")
         });
         let pressures = Pressures::start(&[device(0)], Some(on_pressure)).unwrap();
         for level in [PressureLevel::High, PressureLevel::Critical] {
-            pressures.told(&wire(0, Tier::Device, level));
+            pressures.report(&wire(0, Tier::Device, level));
             assert_eq!(heard.recv_timeout(PATIENCE).unwrap().level, level);
         }
     }
 
     #[test]
     fn after_the_end_nothing_is_told_and_the_last_stands() {
-        let (on_pressure, heard) = listening(|_| {});
+        let (on_pressure, heard) = recording_callback(|_| {});
         let pressures = Pressures::start(&[device(0)], Some(on_pressure)).unwrap();
         pressures.end();
-        pressures.told(&wire(0, Tier::Device, PressureLevel::High));
+        pressures.report(&wire(0, Tier::Device, PressureLevel::High));
         assert_eq!(heard.recv_timeout(PATIENCE), Err(RecvTimeoutError::Disconnected));
-        assert_eq!(pressures.of(None).unwrap().level, PressureLevel::High);
+        assert_eq!(pressures.device(None).unwrap().level, PressureLevel::High);
     }
 
     #[test]
     fn a_session_that_could_not_begin_leaves_no_thread() {
-        let (on_pressure, heard) = listening(|_| {});
+        let (on_pressure, heard) = recording_callback(|_| {});
         drop(Pressures::start(&[device(0)], Some(on_pressure)).unwrap());
         assert_eq!(heard.recv_timeout(PATIENCE), Err(RecvTimeoutError::Disconnected));
     }

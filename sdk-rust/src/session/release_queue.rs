@@ -1,4 +1,4 @@
-//! Parting from what was dropped: `Drop` queues, and this thread does the work that may block or fail. So it does what
+//! ReleaseKind from what was dropped: `Drop` queues, and this thread does the work that may block or fail. So it does what
 //! somebody wants done in a while.
 
 use std::{
@@ -17,23 +17,23 @@ use vramd_types::AllocationId;
 use crate::{
     process::fork::ProcessBound,
     session::{
-        Parting, Session,
-        call_style::{Face, now},
-        part,
+        ReleaseKind, Session,
+        call_style::{CallStyle, run_ready},
+        release,
     },
 };
 
 /// What a dropped handle leaves to be done.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub(crate) struct Release {
     pub(crate) session: ProcessBound<Session>,
     pub(crate) id: AllocationId,
-    pub(crate) parting: Parting,
+    pub(crate) release_kind: ReleaseKind,
 }
 
 enum Job {
-    Part(Part),
-    /// Like parting from something, what may block or fail.
+    Release(Release),
+    /// Like release_kind from something, what may block or fail.
     Work(Work),
     Later(Timer),
     /// Called when everything queued before is done.
@@ -49,13 +49,13 @@ struct Timer {
 
 /// The way to the thread, which ends when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Releases {
+pub(crate) struct ReleaseQueue {
     jobs: Sender<Job>,
     /// Parts queued and not done yet.
     pending: Arc<AtomicUsize>,
 }
 
-impl Releases {
+impl ReleaseQueue {
     pub(crate) fn start() -> io::Result<Self> {
         let (jobs, queue) = mpsc::channel();
         let pending = Arc::new(AtomicUsize::new(0));
@@ -64,19 +64,19 @@ impl Releases {
         Ok(Self { jobs, pending })
     }
 
-    pub(crate) fn queue(&self, part: Part) {
+    pub(crate) fn queue(&self, release: Release) {
         self.pending.fetch_add(1, Ordering::Relaxed);
-        self.send(Job::Part(part));
+        self.send(Job::Release(release));
     }
 
     /// Does it on the thread, after what was queued before.
-    pub(crate) fn work(&self, work: impl FnOnce() + Send + 'static) {
+    pub(crate) fn run(&self, work: impl FnOnce() + Send + 'static) {
         self.pending.fetch_add(1, Ordering::Relaxed);
         self.send(Job::Work(Box::new(work)));
     }
 
     /// Does it on the thread, in a while, unless the session is over by then. It does not take long.
-    pub(crate) fn after(&self, pause: Duration, work: impl FnOnce() + Send + 'static) {
+    pub(crate) fn run_after(&self, pause: Duration, work: impl FnOnce() + Send + 'static) {
         // One that is farther away than the clock reaches is never due.
         if let Some(at) = Instant::now().checked_add(pause) {
             self.send(Job::Later(Timer { at, work: Box::new(work) }));
@@ -127,9 +127,9 @@ fn run(queue: Receiver<Job>, pending: &AtomicUsize) {
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
             Ok(Job::Later(timer)) => timers.push(timer),
-            Ok(Job::Part(Part { session, id, parting })) => {
+            Ok(Job::Release(Release { session, id, release_kind })) => {
                 // Who dropped the handle asked for no answer; a session that ended takes its memory along.
-                drop(now(part(Face::Blocking, &session, id, parting, session.deadline())));
+                drop(run_ready(release(CallStyle::Blocking, &session, id, release_kind, session.deadline())));
                 pending.fetch_sub(1, Ordering::Release);
             }
             Ok(Job::Work(work)) => {

@@ -7,9 +7,9 @@ use vramd_types::{AllocationId, Reason};
 
 use super::FakeDriver;
 use crate::{
-    channel::fake::{PART, held, memory, part, part_ref, soon},
+    channel::fake::{PART, arrived, memory, part, part_ref, soon},
     cuda::Gpus,
-    mapping::{Answer, Mode, Table},
+    mapping::{Mode, Report, Table},
     pins::Words,
     session::pressure::Pressures,
 };
@@ -33,18 +33,18 @@ fn fds(count: u8) -> Vec<OwnedFd> {
     (1..=count).map(|fill| memory("cuda-part", fill)).collect()
 }
 
-fn map(table: &Table, parts: Vec<MapPart>, fds: Vec<OwnedFd>) -> Answer {
+fn map(table: &Table, parts: Vec<MapPart>, fds: Vec<OwnedFd>) -> Report {
     table.map(Map { parts }, fds, false).unwrap()
 }
 
-fn revoke(table: &Table, parts: &[u32], reason: RevokeReason) -> Answer {
+fn revoke(table: &Table, parts: &[u32], reason: RevokeReason) -> Report {
     let parts: Vec<PartRef> = parts.iter().map(|index| part_ref(7, *index)).collect();
     table.revoke(&Revoke { parts, reason: reason.into() }).unwrap()
 }
 
 fn read(table: &Table, parts: usize, offset: usize) -> u8 {
     let mut byte = [0];
-    table.copying(ID, parts, None, |window| window.read(offset, &mut byte)).unwrap();
+    table.copy_pinned(ID, parts, None, |window| window.read(offset, &mut byte)).unwrap();
     byte[0]
 }
 
@@ -65,9 +65,9 @@ fn a_packet_is_imported_mapped_opened_by_one_call_and_its_handles_released() {
 
     let part = usize::try_from(PART).unwrap();
     assert_eq!([read(&table, 3, 0), read(&table, 3, part), read(&table, 3, 3 * part - 1)], [1, 2, 3]);
-    table.copying(ID, 3, Some(Access::ReadWrite), |window| window.write(part - 1, &[8, 9])).unwrap();
+    table.copy_pinned(ID, 3, Some(Access::ReadWrite), |window| window.write(part - 1, &[8, 9])).unwrap();
     assert_eq!([read(&table, 3, part - 1), read(&table, 3, part)], [8, 9]);
-    let outside = table.copying(ID, 3, None, |window| window.read(3 * part, &mut [0])).unwrap_err();
+    let outside = table.copy_pinned(ID, 3, None, |window| window.read(3 * part, &mut [0])).unwrap_err();
     assert!(outside.to_string().contains("do not lie in 6291456 bytes"), "{outside}");
 }
 
@@ -83,18 +83,18 @@ fn sealed_memory_comes_back_read_only_at_its_address_and_nothing_is_left_behind(
     let answer = revoke(&table, &[0, 1], RevokeReason::Sealing);
     assert_eq!(answer.unmapped.len(), 2);
     assert_eq!(fake.calls(), ["cuMemUnmap 4"], "neighbours by one call");
-    let gone = table.copying(ID, 2, None, |_| Ok(())).unwrap_err();
+    let gone = table.copy_pinned(ID, 2, None, |_| Ok(())).unwrap_err();
     assert_eq!(gone.reason(), Some(Reason::MapFailed), "{gone}");
 
     map(&table, parts(Access::ReadOnly), fds(2));
     assert_eq!(table.base(ID), base);
     assert_eq!(fake.calls().iter().rev().nth(2).unwrap(), "cuMemSetAccess 4 device 0 flags 1");
     assert_eq!(read(&table, 2, 0), 1);
-    assert!(table.copying(ID, 2, Some(Access::ReadWrite), |_| Ok(())).is_err(), "nobody writes it");
+    assert!(table.copy_pinned(ID, 2, Some(Access::ReadWrite), |_| Ok(())).is_err(), "nobody writes it");
     fake.calls();
 
-    table.let_go(ID, true).unwrap();
-    table.clear();
+    table.unmap(ID, true).unwrap();
+    table.unmap_all();
     let expected = [
         "cuMemUnmap 4",
         "cuMemAddressFree 4",
@@ -140,9 +140,9 @@ fn what_cannot_be_opened_is_unmapped_and_told() {
     assert_eq!(answer.unmapped[0].detail, "cuMemSetAccess: CUDA_ERROR_OUT_OF_MEMORY (2)");
     let undone = ["cuMemSetAccess 4 device 0 flags 3", "cuMemUnmap 2", "cuMemUnmap 2"];
     assert_eq!(fake.calls()[6..], [&undone[..], &["cuMemRelease"; 2]].concat());
-    let error = table.wait(held(ID, 2, Access::ReadWrite), soon()).unwrap_err();
+    let error = table.wait(arrived(ID, 2, Access::ReadWrite), soon()).unwrap_err();
     assert_eq!(error.facts()["problem"], "cuMemSetAccess: CUDA_ERROR_OUT_OF_MEMORY (2)");
-    assert_eq!(table.held(ID, None), 0);
+    assert_eq!(table.mapped_count(ID, None), 0);
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn copies_go_by_a_stream_that_waits_for_nobody_and_is_kept() {
     read(&table, 1, 1);
     assert_eq!(fake.calls(), copy);
     fake.fail("cuMemcpyDtoHAsync", 700);
-    let error = table.copying(ID, 1, None, |window| window.read(0, &mut [0])).unwrap_err();
+    let error = table.copy_pinned(ID, 1, None, |window| window.read(0, &mut [0])).unwrap_err();
     assert_eq!(error.facts()["problem"], "cuMemcpyDtoHAsync_v2: an error without a name (700)");
     assert_eq!(fake.current(), 0);
 }
@@ -217,24 +217,24 @@ fn a_revoke_waits_for_the_copy_that_is_under_way_and_lets_no_other_begin() {
     let table = Arc::new(table(&fake));
     map(&table, vec![vmm(0, 1, Access::ReadWrite)], fds(1));
     let mut revoker = None;
-    let copied = table.copying(ID, 1, None, |window| {
+    let copied = table.copy_pinned(ID, 1, None, |window| {
         let other = Arc::clone(&table);
         let revoking = thread::spawn(move || revoke(&other, &[0], RevokeReason::Freed));
         // It is not waited for: the last of those who use it lets it go.
-        while table.copying(ID, 1, None, |_| Ok(())).is_ok() {
+        while table.copy_pinned(ID, 1, None, |_| Ok(())).is_ok() {
             thread::yield_now();
         }
         // The revoke has begun, and the memory is still here.
         let mut byte = [0];
         window.read(0, &mut byte)?;
-        assert_eq!((byte, table.held(ID, None)), ([1], 1));
+        assert_eq!((byte, table.mapped_count(ID, None)), ([1], 1));
         revoker = Some(revoking);
         Ok(())
     });
     copied.unwrap();
-    assert_eq!(revoker.unwrap().join().unwrap(), Answer::default(), "nothing is unmapped yet");
-    let left = table.leave().unwrap().unmapped;
-    assert_eq!((left.len(), left[0].written, table.held(ID, None)), (1, false, 0));
+    assert_eq!(revoker.unwrap().join().unwrap(), Report::default(), "nothing is unmapped yet");
+    let left = table.unmap_unpinned().unwrap().unmapped;
+    assert_eq!((left.len(), left[0].written, table.mapped_count(ID, None)), (1, false, 0));
 }
 
 #[test]

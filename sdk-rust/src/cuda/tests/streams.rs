@@ -20,8 +20,8 @@ use crate::{
         info::{AllocationInfo, PartInfo, Tier},
     },
     session::{
-        Parting,
-        call_style::{Face, now},
+        ReleaseKind,
+        call_style::{CallStyle, run_ready},
     },
 };
 
@@ -49,8 +49,8 @@ fn start(fake: &FakeDriver, patience: Duration) -> (Pinning, Allocation) {
         mappers: Vec::new(),
     };
     let info = AllocationInfo { parts: vec![only], ..wire.into() };
-    let mut handle = Handle::claim(&daemon.session, info, Parting::Free).unwrap();
-    now(handle.wait_held(Face::Blocking, Instant::now() + PATIENCE)).unwrap();
+    let mut handle = Handle::claim(&daemon.session, info, ReleaseKind::Free).unwrap();
+    run_ready(handle.wait_arrived(CallStyle::Blocking, Instant::now() + PATIENCE)).unwrap();
     let mut allocation = Allocation::new(handle);
     allocation.unpin().unwrap();
     fake.calls();

@@ -20,13 +20,13 @@ use crate::{
         info::{AllocationInfo, AllocationKind, AllocationState, Lifetime},
     },
     mapping::{Base, Until, Window},
-    pins::{Anchor, Placed, View},
+    pins::{Anchor, Layout, View},
     process::fork::ProcessBound,
     rpc::request_id::RequestId,
     session::{
-        Parting, Released, Session,
-        call_style::{Face, now},
-        check_home, describe, free, missing, part,
+        ReleaseKind, Released, Session,
+        call_style::{CallStyle, run_ready},
+        check_process, describe, free, missing_field, release,
     },
 };
 
@@ -43,7 +43,7 @@ pub(crate) struct Handle {
     /// Shared with its guards.
     anchor: ProcessBound<Anchor>,
     /// What Drop does; `None` once it is done.
-    parting: Option<Parting>,
+    release_kind: Option<ReleaseKind>,
     /// Of the first seal: a repeated one is recognised, whatever became of the answer.
     seal_request: RequestId,
 }
@@ -53,54 +53,54 @@ impl Handle {
     pub(crate) fn claim(
         session: &ProcessBound<Session>,
         info: AllocationInfo,
-        parting: Parting,
+        release_kind: ReleaseKind,
     ) -> Result<Self> {
         session.table().claim(info.id)?;
         let seal_request = RequestId::random();
         let anchor = ProcessBound::new(Anchor::new(session, info.id));
-        Ok(Self { session: session.clone(), info, anchor, parting: Some(parting), seal_request })
+        Ok(Self { session: session.clone(), info, anchor, release_kind: Some(release_kind), seal_request })
     }
 
     /// Waits until all parts are here: writable for who is to write them.
-    pub(crate) async fn wait_held(&mut self, face: Face, deadline: Instant) -> Result<()> {
-        let writes = self.parting == Some(Parting::Free) || self.info.kind == AllocationKind::Fixed;
+    pub(crate) async fn wait_arrived(&mut self, style: CallStyle, deadline: Instant) -> Result<()> {
+        let writes = self.release_kind == Some(ReleaseKind::Free) || self.info.kind == AllocationKind::Fixed;
         if self.session.table().is_away(self.info.id, self.info.parts.len()) {
             // It had come before this handle, and went again.
-            self.hold_until(face, deadline).await?;
+            self.repin_until(style, deadline).await?;
         }
-        self.wait_for(face, if writes { Access::ReadWrite } else { Access::ReadOnly }, deadline).await?;
-        self.place_anchor();
+        self.wait_for(style, if writes { Access::ReadWrite } else { Access::ReadOnly }, deadline).await?;
+        self.set_anchor_layout();
         Ok(())
     }
 
     /// The handle holds nothing, and nothing is sent before it is asked for.
-    pub(crate) fn begin_unheld(&self) {
-        self.session.table().begin_unheld(self.info.id, self.info.state != AllocationState::Sealed);
-        self.place_anchor();
+    pub(crate) fn begin_unpinned(&self) {
+        self.session.table().begin_unpinned(self.info.id, self.info.state != AllocationState::Sealed);
+        self.set_anchor_layout();
     }
 
     /// Its session has made it, and is to do with it what owners do.
-    pub(crate) fn is_the_owners(&mut self) {
-        self.parting = Some(parting_of(self.info.lifetime));
+    pub(crate) fn adopt_as_owner(&mut self) {
+        self.release_kind = Some(release_kind_of(self.info.lifetime));
     }
 
-    fn place_anchor(&self) {
+    fn set_anchor_layout(&self) {
         let ends = self.info.parts.iter().map(|part| part.offset.get() + part.size.get()).collect();
-        self.anchor.place(Placed::new(ends, self.info.size));
-        self.anchor.learn(self.anchor.all_parts());
+        self.anchor.set_layout(Layout::new(ends, self.info.size));
+        self.anchor.refresh_slots(self.anchor.all_parts());
     }
 
     /// Nobody tells a session of an allocation that was freed before its first part was sent: now and then it asks.
-    async fn wait_for(&self, face: Face, access: Access, deadline: Instant) -> Result<()> {
+    async fn wait_for(&self, style: CallStyle, access: Access, deadline: Instant) -> Result<()> {
         let id = self.info.id;
         loop {
             let pause = deadline.min(Instant::now() + ASK_INTERVAL);
-            let until = Until::Held { id, parts: self.info.parts.len(), access };
-            match face.wait(&self.session, until, pause).await {
+            let until = Until::Arrived { id, parts: self.info.parts.len(), access };
+            match style.wait(&self.session, until, pause).await {
                 Err(Error::Deadline) if pause < deadline => {}
                 outcome => return outcome,
             }
-            if describe(face, &self.session, id.into(), deadline).await?.state == AllocationState::Freeing {
+            if describe(style, &self.session, id.into(), deadline).await?.state == AllocationState::Freeing {
                 return Err(Error::AllocationNotFound { allocation: id.to_string() });
             }
         }
@@ -114,108 +114,117 @@ impl Handle {
         &self.info
     }
 
-    pub(crate) async fn seal(&mut self, face: Face) -> Result<()> {
-        check_home(&self.session)?;
+    pub(crate) async fn seal(&mut self, style: CallStyle) -> Result<()> {
+        check_process(&self.session)?;
         let deadline = self.session.deadline();
-        self.wait_unpinned(face, deadline).await?;
+        self.wait_unpinned(style, deadline).await?;
         let table = self.session.table();
-        let held = table.is_holding(self.info.id);
+        let held = table.has_handle_pins(self.info.id);
         // What is not held comes back when it is pinned. Who can't ask for it waits for it, and lets go again.
         let waits = held || !table.is_asked_for_pins();
         if waits {
-            table.set_holding(self.info.id);
+            table.request_handle_pins(self.info.id);
         }
-        let outcome = self.seal_unpinned(face, waits, deadline).await;
+        let outcome = self.seal_unpinned(style, waits, deadline).await;
         // What has come back has its words elsewhere. No guard knew where they were: there is none.
         if !waits {
             self.session.table().forget_slots(self.info.id, outcome.is_ok());
         }
         self.anchor = ProcessBound::new(Anchor::new(&self.session, self.info.id));
-        self.place_anchor();
+        self.set_anchor_layout();
         if !held {
-            self.session.table().unhold(self.info.id);
+            self.session.table().release_handle_pins(self.info.id);
         }
         outcome
     }
 
-    async fn seal_unpinned(&mut self, face: Face, waits: bool, deadline: Instant) -> Result<()> {
+    async fn seal_unpinned(&mut self, style: CallStyle, waits: bool, deadline: Instant) -> Result<()> {
         let request = v1::SealRequest {
             session_id: self.session.id().get(),
             request_id: self.seal_request.to_vec(),
             allocation_id: self.info.id.get(),
         };
-        let answer = face.call(&self.session, deadline, request, |mut client, request| async move {
+        let answer = style.call(&self.session, deadline, request, |mut client, request| async move {
             client.seal(request).await
         });
         let info = match answer.await {
-            Ok(answer) => AllocationInfo::from(answer.allocation.ok_or_else(|| missing("allocation"))?),
+            Ok(answer) => AllocationInfo::from(answer.allocation.ok_or_else(|| missing_field("allocation"))?),
             // An earlier seal of this handle was told an error, and went on.
             Err(error) if error.reason() == Some(Reason::AlreadySealed) => {
-                self.wait_sealed(face, deadline).await?
+                self.wait_sealed(style, deadline).await?
             }
             Err(error) => {
                 if waits {
-                    self.wait_reopened(face, &error).await;
+                    self.wait_reopened(style, &error).await;
                 }
                 if matches!(error.reason(), Some(Reason::Deadline | Reason::BrokerGone | Reason::StillMapped))
                 {
                     // It may be sealed, or be sealed yet: what is to stay must not be freed by a drop.
-                    self.parting = Some(parting_of(self.info.lifetime));
+                    self.release_kind = Some(release_kind_of(self.info.lifetime));
                 }
                 return Err(error);
             }
         };
-        self.parting = Some(parting_of(info.lifetime));
+        self.release_kind = Some(release_kind_of(info.lifetime));
         self.info = info;
-        if waits { self.wait_for(face, Access::ReadOnly, deadline).await } else { Ok(()) }
+        if waits { self.wait_for(style, Access::ReadOnly, deadline).await } else { Ok(()) }
     }
 
-    async fn wait_sealed(&self, face: Face, deadline: Instant) -> Result<AllocationInfo> {
+    async fn wait_sealed(&self, style: CallStyle, deadline: Instant) -> Result<AllocationInfo> {
         loop {
-            let info = describe(face, &self.session, self.info.id.into(), deadline).await?;
+            let info = describe(style, &self.session, self.info.id.into(), deadline).await?;
             if info.state != AllocationState::Sealing {
                 return Ok(info);
             }
             if Instant::now() >= deadline {
                 return Err(Error::Deadline);
             }
-            face.pause(SEAL_POLL).await;
+            style.pause(SEAL_POLL).await;
         }
     }
 
     /// A seal that was begun and failed gives the writer its mapping back.
-    async fn wait_reopened(&self, face: Face, error: &Error) {
+    async fn wait_reopened(&self, style: CallStyle, error: &Error) {
         if matches!(error.reason(), Some(Reason::DriverFailed | Reason::ContentLost | Reason::NameTaken)) {
             // It failed; the handle tells whether it is mapped.
             let deadline = Instant::now() + REOPEN_TIMEOUT;
             let (id, parts, access) = (self.info.id, self.info.parts.len(), Access::ReadWrite);
-            let _ = face.wait(&self.session, Until::Held { id, parts, access }, deadline).await;
+            let _ = style.wait(&self.session, Until::Arrived { id, parts, access }, deadline).await;
         }
     }
 
     /// Nobody waits for the seal any more. What is to stay is sealed all the same; the rest goes as it would have.
     pub(crate) fn finish_seal(mut self: Box<Self>) {
-        if self.session.is_home() && self.parting.is_some() && self.info.lifetime == Lifetime::Persistent {
-            self.session.clone().releases().work(move || {
-                match now(self.seal(Face::Blocking)) {
+        if self.session.is_own_process()
+            && self.release_kind.is_some()
+            && self.info.lifetime == Lifetime::Persistent
+        {
+            self.session.clone().releases().run(move || {
+                match run_ready(self.seal(CallStyle::Blocking)) {
                     // It is used yet: the last who does parts from it.
                     Err(Error::Pinned { .. } | Error::Deadline) => drop(self),
                     // What came of it the handle knows.
-                    _ => self.part_now(),
+                    _ => self.release_now(),
                 }
             });
         }
     }
 
     /// Does what a drop would have done, and waits for it.
-    pub(crate) fn part_now(mut self) {
-        if let Some(parting) = self.parting.take() {
-            drop(now(part(Face::Blocking, &self.session, self.info.id, parting, self.session.deadline())));
+    pub(crate) fn release_now(mut self) {
+        if let Some(release_kind) = self.release_kind.take() {
+            drop(run_ready(release(
+                CallStyle::Blocking,
+                &self.session,
+                self.info.id,
+                release_kind,
+                self.session.deadline(),
+            )));
         }
     }
 
-    pub(crate) async fn advise(&self, face: Face, advice: Advice) -> Result<()> {
-        check_home(&self.session)?;
+    pub(crate) async fn advise(&self, style: CallStyle, advice: Advice) -> Result<()> {
+        check_process(&self.session)?;
         let request = v1::AdviseRequest {
             session_id: self.session.id().get(),
             request_id: RequestId::random().to_vec(),
@@ -223,46 +232,52 @@ impl Handle {
             advice: v1::Advice::from(advice).into(),
         };
         let deadline = self.session.deadline();
-        let answer = face.call(&self.session, deadline, request, |mut client, request| async move {
+        let answer = style.call(&self.session, deadline, request, |mut client, request| async move {
             client.advise(request).await
         });
         answer.await.map(drop)
     }
 
     /// Unmaps it and frees it for everybody.
-    pub(crate) async fn free(&mut self, face: Face) -> Result<Released> {
-        check_home(&self.session)?;
+    pub(crate) async fn free(&mut self, style: CallStyle) -> Result<Released> {
+        check_process(&self.session)?;
         let deadline = self.session.deadline();
-        self.wait_unpinned(face, deadline).await?;
-        if self.parting == Some(Parting::Detach) {
+        self.wait_unpinned(style, deadline).await?;
+        if self.release_kind == Some(ReleaseKind::Detach) {
             // Whether this session may is not certain: it stays attached until the daemon agrees, and then obeys the
             // revoke that follows.
-            let released = free(face, &self.session, self.info.id, deadline).await?;
-            self.parting = None;
-            face.let_go(&self.session, self.info.id, true).await;
+            let released = free(style, &self.session, self.info.id, deadline).await?;
+            self.release_kind = None;
+            style.unmap(&self.session, self.info.id, true).await;
             return Ok(released);
         }
-        self.part(face, Parting::Free, deadline).await
+        self.release(style, ReleaseKind::Free, deadline).await
     }
 
     /// Unmaps it and leaves it as it is.
-    pub(crate) async fn detach(&mut self, face: Face) -> Result<()> {
-        check_home(&self.session)?;
+    pub(crate) async fn detach(&mut self, style: CallStyle) -> Result<()> {
+        check_process(&self.session)?;
         let deadline = self.session.deadline();
-        self.wait_unpinned(face, deadline).await?;
-        self.part(face, Parting::Detach, deadline).await.map(drop)
+        self.wait_unpinned(style, deadline).await?;
+        self.release(style, ReleaseKind::Detach, deadline).await.map(drop)
     }
 
     /// If it fails, or nobody waits for it to its end, the drop does it again.
-    async fn part(&mut self, face: Face, parting: Parting, deadline: Instant) -> Result<Released> {
-        self.parting = Some(parting);
-        let released = part(face, &self.session, self.info.id, parting, deadline).await?;
-        self.parting = None;
+    async fn release(
+        &mut self,
+        style: CallStyle,
+        release_kind: ReleaseKind,
+        deadline: Instant,
+    ) -> Result<Released> {
+        self.release_kind = Some(release_kind);
+        let released = release(style, &self.session, self.info.id, release_kind, deadline).await?;
+        self.release_kind = None;
         Ok(released)
     }
 
     pub(crate) fn is_mapped(&self) -> bool {
-        self.session.is_home() && self.session.table().held(self.info.id, None) == self.info.parts.len()
+        self.session.is_own_process()
+            && self.session.table().mapped_count(self.info.id, None) == self.info.parts.len()
     }
 
     pub(crate) fn as_device_ptr(&self) -> u64 {
@@ -279,48 +294,58 @@ impl Handle {
     }
 
     /// The caller has what it writes to for itself.
-    pub(crate) async fn copy_from_host(&self, face: Face, offset_bytes: u64, from: &[u8]) -> Result<()> {
+    pub(crate) async fn copy_from_host(
+        &self,
+        style: CallStyle,
+        offset_bytes: u64,
+        from: &[u8],
+    ) -> Result<()> {
         let mut at = self.check_range(offset_bytes, from.len())?;
-        self.see(View::Alone)?;
-        for chunk in from.chunks(face.copy_chunk()) {
+        self.lend_view(View::Exclusive)?;
+        for chunk in from.chunks(style.copy_chunk()) {
             let bytes = at as u64..(at + chunk.len()) as u64;
-            self.copying(face, Some(Access::ReadWrite), bytes, |window| window.write(at, chunk)).await?;
+            self.copy_chunk(style, Some(Access::ReadWrite), bytes, |window| window.write(at, chunk)).await?;
             at += chunk.len();
-            face.breathe().await;
+            style.yield_now().await;
         }
         // Nothing was lent.
-        self.anchor.views().handle_is_alone();
+        self.anchor.views().end_handle_views();
         Ok(())
     }
 
-    pub(crate) async fn copy_to_host(&self, face: Face, offset_bytes: u64, to: &mut [u8]) -> Result<()> {
+    pub(crate) async fn copy_to_host(
+        &self,
+        style: CallStyle,
+        offset_bytes: u64,
+        to: &mut [u8],
+    ) -> Result<()> {
         let mut at = self.check_range(offset_bytes, to.len())?;
-        self.see(View::Shared)?;
-        for chunk in to.chunks_mut(face.copy_chunk()) {
+        self.lend_view(View::Shared)?;
+        for chunk in to.chunks_mut(style.copy_chunk()) {
             let bytes = at as u64..(at + chunk.len()) as u64;
-            self.copying(face, None, bytes, |window| window.read(at, chunk)).await?;
+            self.copy_chunk(style, None, bytes, |window| window.read(at, chunk)).await?;
             at += chunk.len();
-            face.breathe().await;
+            style.yield_now().await;
         }
         Ok(())
     }
 
     /// Copies a chunk, for which parts that the handle does not hold are brought here.
-    async fn copying(
+    async fn copy_chunk(
         &self,
-        face: Face,
+        style: CallStyle,
         access: Option<Access>,
         chunk: Range<u64>,
         copy: impl FnOnce(&Window) -> Result<(), String>,
     ) -> Result<()> {
         let (id, table) = (self.info.id, self.session.table());
-        if table.is_holding(id) {
-            return table.copying(id, self.info.parts.len(), access, copy);
+        if table.has_handle_pins(id) {
+            return table.copy_pinned(id, self.info.parts.len(), access, copy);
         }
-        let parts = self.anchor.placed().map_or(0..0, |placed| placed.parts(&chunk));
+        let parts = self.anchor.layout().map_or(0..0, |layout| layout.parts(&chunk));
         let access = access.map_or(vramd_words::Access::Read, |_| vramd_words::Access::Write);
         // Not by `pin`: that would end what the caller has of the handle's views.
-        let _pinned = self.take(face, parts, access, self.session.deadline()).await?;
+        let _pinned = self.take(style, parts, access, self.session.deadline()).await?;
         if access == vramd_words::Access::Write && !table.is_writable(id) {
             return Err(Error::NotMapped { allocation: id.to_string() });
         }
@@ -330,7 +355,7 @@ impl Handle {
 
     /// The offset, if so many bytes there are among those that were asked for.
     fn check_range(&self, offset_bytes: u64, len: usize) -> Result<usize> {
-        check_home(&self.session)?;
+        check_process(&self.session)?;
         let size = self.info.size.get();
         let inside = u64::try_from(len)
             .ok()
@@ -344,9 +369,9 @@ impl Handle {
 
     pub(crate) fn as_slice(&self) -> Result<&[u8]> {
         let (address, len) = self.place(None)?;
-        self.see(View::Shared)?;
+        self.lend_view(View::Shared)?;
         // SAFETY: needed to read shared memory. `place` has checked that it is mapped whole and at least `len` long.
-        // Unsealed memory is this handle's and its guards', none of which has a slice to write it (`see`); sealed memory
+        // Unsealed memory is this handle's and its guards', none of which has a slice to write it (`lend_view`); sealed memory
         // is never written again by anyone that keeps to the protocol. Fixed memory, which others may write, is never the
         // CPU's.
         Ok(unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(address), len) })
@@ -354,23 +379,23 @@ impl Handle {
 
     pub(crate) fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
         let (address, len) = self.place(Some(Access::ReadWrite))?;
-        self.see(View::Alone)?;
+        self.lend_view(View::Exclusive)?;
         // SAFETY: needed to write shared memory. `place` has checked that it is mapped whole, writably and at least
-        // `len` long; the handle is borrowed mutably, no guard of it has a slice (`see`), and until it is sealed nobody
+        // `len` long; the handle is borrowed mutably, no guard of it has a slice (`lend_view`), and until it is sealed nobody
         // else is given a mapping.
         Ok(unsafe { slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut(address), len) })
     }
 
     /// Where the CPU finds all of it.
     fn place(&self, access: Option<Access>) -> Result<(usize, usize)> {
-        check_home(&self.session)?;
+        check_process(&self.session)?;
         let allocation = || self.info.id.to_string();
         let not_mapped = || Error::NotMapped { allocation: allocation() };
         let table = self.session.table();
-        if !table.is_holding(self.info.id) {
+        if !table.has_handle_pins(self.info.id) {
             return Err(Error::NotPinned { allocation: allocation() });
         }
-        let stays = table.held_parts(self.info.id, access) == self.info.parts.len();
+        let stays = table.stable_count(self.info.id, access) == self.info.parts.len();
         let base = self.base().filter(|_| stays).ok_or_else(not_mapped)?;
         if base.is_device {
             return Err(Error::DeviceMemory { allocation: allocation() });
@@ -381,19 +406,19 @@ impl Handle {
 }
 
 /// What a drop does to sealed memory.
-fn parting_of(lifetime: Lifetime) -> Parting {
+fn release_kind_of(lifetime: Lifetime) -> ReleaseKind {
     match lifetime {
-        Lifetime::Persistent => Parting::Detach,
-        Lifetime::Session | Lifetime::Unspecified => Parting::Free,
+        Lifetime::Persistent => ReleaseKind::Detach,
+        Lifetime::Session | Lifetime::Unspecified => ReleaseKind::Free,
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
         // In a forked child there is nothing to part from.
-        if let Some(parting) = self.parting.take().filter(|_| self.session.is_home()) {
+        if let Some(release_kind) = self.release_kind.take().filter(|_| self.session.is_own_process()) {
             // Done by the last of this and its guards.
-            self.anchor.part_at_last(parting);
+            self.anchor.release_when_unused(release_kind);
         }
     }
 }

@@ -17,11 +17,11 @@ use rustix::{
 const LEFT_TO_CALLER: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct ReaderRole {
     /// Held for a moment only, and never while something is read.
     reader: Mutex<Reader>,
     caller_left: Condvar,
-    /// Readable when a caller that sits, and sleeps, must look again: the worker has read something, or has its place.
+    /// Readable when a caller that sits, and sleeps, must look again: the worker has read something, or has its reader.
     nudge: OwnedFd,
 }
 
@@ -34,7 +34,7 @@ pub(super) enum Reader {
 
 /// A caller's place as the reader, until this is dropped or the worker has lost patience.
 #[derive(Debug)]
-pub(crate) struct Seat<'a>(&'a Place);
+pub(crate) struct ReaderSeat<'a>(&'a ReaderRole);
 
 impl Reader {
     pub(super) fn this_caller() -> Self {
@@ -42,22 +42,22 @@ impl Reader {
     }
 }
 
-impl Place {
+impl ReaderRole {
     pub(super) fn new() -> Result<Self, Errno> {
         let nudge = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { reader: Mutex::new(Reader::Worker), caller_left: Condvar::new(), nudge })
     }
 
-    pub(super) fn sit(&self) -> Option<Seat<'_>> {
+    pub(super) fn take_seat(&self) -> Option<ReaderSeat<'_>> {
         let mut reader = self.lock();
         (*reader == Reader::Worker).then(|| {
-            self.hear_nudge();
+            self.clear_nudge();
             *reader = Reader::this_caller();
-            Seat(self)
+            ReaderSeat(self)
         })
     }
 
-    pub(super) fn is_of(&self, reader: Reader) -> bool {
+    pub(super) fn is_reader(&self, reader: Reader) -> bool {
         *self.lock() == reader
     }
 
@@ -68,17 +68,17 @@ impl Place {
     }
 
     /// The worker's own again, and a caller that did not come for what could be read learns of it.
-    pub(super) fn take_back(&self) {
-        let sat = std::mem::replace(&mut *self.lock(), Reader::Worker);
-        if sat != Reader::Worker {
-            self.tell_nudge();
+    pub(super) fn take_over(&self) {
+        let previous = std::mem::replace(&mut *self.lock(), Reader::Worker);
+        if previous != Reader::Worker {
+            self.signal_nudge();
         }
     }
 
     /// The worker has changed something that a caller, who sat down meanwhile, may wait for.
     pub(super) fn nudge(&self) {
-        if !self.is_of(Reader::Worker) {
-            self.tell_nudge();
+        if !self.is_reader(Reader::Worker) {
+            self.signal_nudge();
         }
     }
 
@@ -87,18 +87,18 @@ impl Place {
         self.nudge.as_fd()
     }
 
-    pub(super) fn hear_nudge(&self) {
+    pub(super) fn clear_nudge(&self) {
         // There may be none.
         let _ = read(&self.nudge, &mut [0; 8]);
     }
 
-    fn tell_nudge(&self) {
+    fn signal_nudge(&self) {
         // It fails only where so many are unheard that it is readable anyway.
         let _ = write(&self.nudge, &1u64.to_ne_bytes());
     }
 
     /// For the caller that sits.
-    pub(super) fn leave(&self) {
+    pub(super) fn leave_seat(&self) {
         let mut reader = self.lock();
         if *reader == Reader::this_caller() {
             *reader = Reader::Worker;
@@ -111,8 +111,8 @@ impl Place {
     }
 }
 
-impl Drop for Seat<'_> {
+impl Drop for ReaderSeat<'_> {
     fn drop(&mut self) {
-        self.0.leave();
+        self.0.leave_seat();
     }
 }

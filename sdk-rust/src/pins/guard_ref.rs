@@ -27,7 +27,7 @@ pub struct PinnedRef<'a> {
 impl<'a> PinnedRef<'a> {
     /// Pins these parts, and waits until they are here if they are not.
     #[inline]
-    pub(crate) fn take(
+    pub(crate) fn pin_or_wait(
         anchor: &'a ProcessBound<Anchor>,
         parts: Range<u32>,
         access: Access,
@@ -35,7 +35,7 @@ impl<'a> PinnedRef<'a> {
     ) -> Result<Self> {
         check_count(parts.len())?;
         if let Err(refused) = anchor.pin(&parts, access) {
-            take_waiting(anchor, &parts, access, refused, deadline)?;
+            pin_slowly(anchor, &parts, access, refused, deadline)?;
         }
         Ok(Self { anchor, parts, access })
     }
@@ -65,7 +65,7 @@ impl<'a> PinnedRef<'a> {
 
     /// How often the content of these parts was given up, as [`Pinned::drop_count`] says.
     pub fn drop_count(&self) -> u64 {
-        self.anchor.losses_of(&self.parts)
+        self.anchor.drop_count_of(&self.parts)
     }
 
     /// Whether it lies on a GPU, where the CPU cannot follow its address.
@@ -77,13 +77,13 @@ impl<'a> PinnedRef<'a> {
     pub fn into_pinned(self) -> Pinned {
         // The pins go on: they are not given back here.
         let this = ManuallyDrop::new(self);
-        Pinned::taken(this.anchor, this.parts.clone(), this.access)
+        Pinned::from_pins(this.anchor, this.parts.clone(), this.access)
     }
 }
 
 /// What could not be had at once.
 #[cold]
-fn take_waiting(
+fn pin_slowly(
     anchor: &ProcessBound<Anchor>,
     parts: &Range<u32>,
     access: Access,
@@ -92,12 +92,12 @@ fn take_waiting(
 ) -> Result<()> {
     match refused {
         // What is not this allocation's any more can't be asked for by where it was.
-        PinRefused::NeedsFrame if anchor.is_lost() => {
+        PinRefused::NeedsFrame if anchor.has_lost_slots() => {
             Err(Error::NotMapped { allocation: anchor.id().to_string() })
         }
         PinRefused::NeedsFrame => {
-            anchor.session().pin_waiting(&anchor.wanted(parts, access), deadline())?;
-            anchor.learn(parts.clone());
+            anchor.session().pin_waiting(&anchor.targets(parts, access), deadline())?;
+            anchor.refresh_slots(parts.clone());
             Ok(())
         }
         refused => Err(refusal(refused, anchor.id())),
@@ -107,7 +107,7 @@ fn take_waiting(
 impl Drop for PinnedRef<'_> {
     #[inline]
     fn drop(&mut self) {
-        if self.anchor.is_home() {
+        if self.anchor.is_own_process() {
             self.anchor.unpin(&self.parts);
         }
     }
