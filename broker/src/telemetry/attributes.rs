@@ -1,4 +1,4 @@
-//! What tells the series of a metric from each other. Names that OpenTelemetry has are its own.
+//! Declares the attributes that distinguish the series of a metric. OpenTelemetry's own names are used where it has one.
 
 pub const TENANT: &str = "vramd.tenant";
 pub const TIER: &str = "vramd.tier";
@@ -25,69 +25,72 @@ pub const RPC_SYSTEM: &str = "rpc.system.name";
 pub const RPC_METHOD: &str = "rpc.method";
 pub const RPC_CODE: &str = "rpc.response.status_code";
 
-/// The tenant that stands for all who do not fit. No real one can have that name.
+/// The tenant that sums up all tenants without series of their own. No real tenant can have this name.
 pub const OTHER_TENANTS: &str = "_other";
-/// The method of calls that no service has.
+/// The method name of calls to methods that no service has.
 pub const OTHER_METHOD: &str = "_OTHER";
 
-/// What each attribute says.
+/// Every attribute with its description for `docs/METRICS.md`.
 pub const ATTRIBUTES: &[(&str, &str)] = &[
-    (TENANT, "Who is charged; `_other` is the sum of those beyond `telemetry.cardinality_max`"),
+    (
+        TENANT,
+        "The tenant that is charged; `_other` is the sum of the tenants beyond `telemetry.cardinality_max`",
+    ),
     (TIER, "`device`, `host` or `disk`"),
     (
         MEMORY_STATE,
-        "`resident`, which of a tenant is `clean` (below lies the same, as far as is known, so it can leave without being \
-         copied; whether who maps it has written it is learnt when its words are looked at, and for certain when it is \
-         unmapped), `dirty` (all else, whatever is discardable or lies below a device among it) or `backing` (below a \
-         device, kept for parts that lie on it); `reserved` (being made, or set aside below a device), `cached` (kept for \
-         the tenant), `unreturned` (released, and some process holds it still); of a device also `unbrokered` (held by \
-         processes of no tenant) and `context` (kept for the contexts of clients)",
+        "`resident`: bytes of parts in this tier. A tenant's are divided into `clean` (the backing holds the same bytes, as far as the \
+         daemon knows, so the part can leave without a copy), `dirty` (all other bytes, among them discardable ones and all below a \
+         device) and `backing` (bytes below a device that back parts on the device). The daemon learns of writes at the next harvest, and \
+         for certain when a session unmaps the part. Other states: `reserved` (the driver is creating the memory, or the bytes are \
+         reserved as backing), `cached` (freed, and kept for the tenant), `unreturned` (released, but still open in some process); of a \
+         device also `unbrokered` (held by processes that no tenant explains) and `context` (set aside for CUDA contexts of clients)",
     ),
     (ALLOCATION_STATE, "`creating`, `open`, `sealing`, `sealed` or `freeing`"),
     (SESSION_STATE, "`live` or `silent`"),
     (MIGRATION_DIRECTION, "`in` to the device, or `out` of it"),
     (
         MIGRATION_CAUSE,
-        "`demand` (somebody wants it on its device, or the room that it takes there), `rebalance` (its tenant is above its \
-         limit, or others took memory of the device), `write_back` (its content is copied below, and it stays where it is), \
-         `pressure` (the tier that it lay in is full, and nobody has used it for long) or `operator`",
+        "`demand` (a client wants the part on its device, or another waiter needs its room), `rebalance` (its tenant is above its limit, \
+         or other programs took memory of the device), `write_back` (the daemon copies the part to its backing, and the part stays), \
+         `pressure` (the part is cold, and the tier that it lay in is full) or `operator`",
     ),
     (
         MIGRATION_OUTCOME,
-        "`moved`; `clean`, it left and was not copied, since what lies below held the same; `dropped`, it left and its \
-         content was given up, since it is discardable; `made`, it came back after that and is new; `failed`, for want of \
-         memory or in the copy; or `stopped`, since somebody used it",
+        "`moved`: it was copied; `clean`: it left without a copy, since its backing held the same bytes; `dropped`: it left without a \
+         copy, since it is discardable; `made`: it returned after that, as new memory; `failed`: memory was short, or the copy failed; \
+         `stopped`: a client used the part, or the part was freed",
     ),
     (PRESSURE_LEVEL, "The level that is entered: `normal`, `elevated`, `high` or `critical`"),
-    (LINK, "The link's name, as in `vramctl link list`"),
+    (LINK, "Name of the link, as in `vramctl link list`"),
     (
         LINK_WAY,
-        "`to_device`, `from_device`, `from_disk`, `to_disk`, `between_devices` or `within_host`; a link that is shared has one \
-         series for each way of each device",
+        "Direction: `to_device`, `from_device`, `from_disk`, `to_disk`, `between_devices` or `within_host`. A shared link has one series \
+         for each direction of each device",
     ),
     (
         COPY_CLASS,
-        "`demand` (somebody waits for it), `prefetch` (it is brought in, and nobody does) or `write_back` (it leaves, or is written \
-         back, and nobody does)",
+        "`demand` (a client waits for the copy, or for the room that it leaves), `prefetch` (a fetch for which no client waits) or \
+         `write_back` (an evict or write-back for which no client waits)",
     ),
-    (HOST_NODE, "Number of the node of the host's memory; empty where it is about a device"),
+    (HOST_NODE, "Number of the NUMA node of the host; empty for a device"),
     (
         EXTENT_SIZE,
-        "`smaller` or `larger` than `memory.part_size`, which most parts have: the last part of an allocation is smaller, and clients may \
-         choose a size of their own",
+        "`smaller` or `larger` than `memory.part_size`, the size of an ordinary part. The last part of an allocation is smaller, and \
+         clients may choose another size",
     ),
-    (WAIT_KIND, "`part` (somebody wants it on its device) or `batch` (an `AllocateBatch`)"),
+    (WAIT_KIND, "`part` (a client wants the part on its device) or `batch` (an `AllocateBatch`)"),
     (
         WAIT_OUTCOME,
-        "`served`; `refused`, because its time was over or it could not be had; `cancelled` by an operator; or `left`, who \
-         waited is gone, has it all already, or waits no more",
+        "`served`; `refused`: its time was over, or it cannot be served; `cancelled` by an operator; or `left`: the client is gone, has \
+         everything already, or no longer waits",
     ),
     (REFUSAL_REASON, "A reason of [ERRORS.md](ERRORS.md)"),
-    (REFUSAL_SCOPE, "What was refused: a `call`, one `item` of a batch, a `channel`, or a set to `pin`"),
+    (REFUSAL_SCOPE, "The refused object: a `call`, one `item` of a batch, a `channel`, or a `pin` set"),
     (SIGNAL, "`metrics`, `traces` or `logs`"),
     (HW_ID, "UUID of the device"),
     (HW_NAME, "Name of the device"),
     (RPC_SYSTEM, "`grpc`"),
-    (RPC_METHOD, "`package.Service/Method`; `_OTHER` is what no service has"),
-    (RPC_CODE, "gRPC's name of the status code; `CANCELLED` where the caller left"),
+    (RPC_METHOD, "`package.Service/Method`; `_OTHER` for methods that no service has"),
+    (RPC_CODE, "gRPC's name of the status code; `CANCELLED` if the caller left"),
 ];

@@ -1,20 +1,21 @@
-//! Every metric that the daemon has: `docs/METRICS.md` is made of this table, and so are the instruments.
+//! Declares every metric of the daemon. The instruments and `docs/METRICS.md` are made from this table.
 //!
-//! Names and units follow OpenTelemetry's conventions: no unit in a name, `By` and `s`, `{thing}` for what is counted.
-//! Values of a `usage` add up over its state. No id of an allocation, a session or a process is ever an attribute.
+//! Names and units follow OpenTelemetry's conventions: a name contains no unit, bytes are `By`, times are `s`, and counted
+//! things are `{thing}`. The values of a `usage` add up over its states. No id of an allocation, session or process is ever
+//! an attribute.
 
 pub use super::attributes::*;
 
-/// What a metric is, and so how its values are read.
+/// The kind of a metric, which says how to read its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Only grows.
+    /// A sum that only grows.
     Counter,
-    /// What there is now: sums of it mean something.
+    /// A present amount. Sums over series mean something.
     UpDownCounter,
-    /// What share there is now, or what step is stood on: sums of it mean nothing. A zero is sources too.
+    /// A present ratio, level or time. Sums over series mean nothing. A zero is exported too.
     Gauge,
-    /// Times or sizes, in the buckets that its definition names.
+    /// Times or sizes, in the buckets that the definition names.
     Histogram,
 }
 
@@ -29,16 +30,16 @@ impl Kind {
     }
 }
 
-/// One metric.
+/// The declaration of one metric.
 #[derive(Debug)]
 pub struct Definition {
-    /// OpenTelemetry's name.
+    /// The name in OpenTelemetry's form.
     pub name: &'static str,
     pub kind: Kind,
     pub unit: &'static str,
     pub meaning: &'static str,
     pub attributes: &'static [&'static str],
-    /// Upper bounds of a histogram's buckets.
+    /// Upper bounds of the buckets; empty unless the metric is a histogram.
     pub boundaries: &'static [f64],
 }
 
@@ -47,12 +48,12 @@ const SECONDS_RPC: &[f64] =
 const SECONDS_REVOCATION: &[f64] =
     &[0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0];
 
-/// Of moves, and of waits for them.
+/// For migrations, and for waits for room.
 const SECONDS_MIGRATION: &[f64] = &[
     0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
     20.0, 50.0, 100.0,
 ];
-/// From one page of a device to some ordinary parts.
+/// From one device page of 2 MiB to four ordinary parts of 256 MiB.
 const BYTES_MIGRATION: &[f64] = &[
     2_097_152.0,
     4_194_304.0,
@@ -83,122 +84,133 @@ const fn count(
 pub const QUOTA_USAGE: Definition = bytes(
     "vramd.quota.usage",
     &[TENANT, HW_ID, TIER, MEMORY_STATE],
-    "What a tenant is charged for; its states add up to what it holds.",
+    "Bytes that a tenant is charged for in a place, by state. The states add up to the tenant's charge.",
 );
-pub const QUOTA_GUARANTEE: Definition =
-    bytes("vramd.quota.guarantee", &[TENANT, HW_ID, TIER], "What is set aside for a tenant, used or not.");
+pub const QUOTA_GUARANTEE: Definition = bytes(
+    "vramd.quota.guarantee",
+    &[TENANT, HW_ID, TIER],
+    "Bytes that a tenant is guaranteed in a place, whether it uses them or not.",
+);
 pub const QUOTA_LIMIT: Definition = bytes(
     "vramd.quota.limit",
     &[TENANT, HW_ID, TIER],
-    "What a tenant may hold at most, of tenants that have a quota or hold something.",
+    "The largest charge that a tenant may have in a place. Only tenants with a quota or a charge are shown.",
 );
 pub const OVERSUBSCRIPTION: Definition = Definition {
     name: "vramd.memory.oversubscription",
     kind: Kind::Gauge,
     unit: "1",
-    meaning: "What is `clean` or `dirty` of all tenants on a device and below it, over the device's capacity. What moves \
-              counts at both ends.",
+    meaning: "All tenants' `clean` and `dirty` bytes on a device and in the tiers below it, divided by the device's capacity. A part that moves counts in both tiers.",
     attributes: &[HW_ID, HW_NAME],
     boundaries: &[],
 };
 pub const MEMORY_USAGE: Definition = bytes(
     "vramd.memory.usage",
     &[HW_ID, HW_NAME, TIER, MEMORY_STATE],
-    "What of a device's memory is taken, and how.",
+    "Bytes of a device, or of a tier below it, that are in use, by state.",
 );
-pub const MEMORY_LIMIT: Definition =
-    bytes("vramd.memory.limit", &[HW_ID, HW_NAME, TIER], "What the device has, and each tier below it.");
+pub const MEMORY_LIMIT: Definition = bytes(
+    "vramd.memory.limit",
+    &[HW_ID, HW_NAME, TIER],
+    "The size of the device, and of each tier below it.",
+);
 pub const MEMORY_CAPACITY: Definition = bytes(
     "vramd.memory.capacity",
     &[HW_ID, HW_NAME, TIER],
-    "What the daemon may hand out: its share of the device less what it keeps back and what others hold; of a tier below, no more than \
-     operators let be handed out.",
+    "Bytes that the daemon may hand out: its share of the device less margin, contexts and unbrokered memory; of a tier below, at most the size that operators set.",
 );
-pub const MEMORY_COMMITTED: Definition =
-    bytes("vramd.memory.committed", &[HW_ID, HW_NAME, TIER], "What of the capacity is guaranteed or held.");
+pub const MEMORY_COMMITTED: Definition = bytes(
+    "vramd.memory.committed",
+    &[HW_ID, HW_NAME, TIER],
+    "Bytes of the capacity that are guaranteed or charged: the sum over tenants of the larger of the two.",
+);
 pub const MEMORY_SHORTFALL: Definition = bytes(
     "vramd.memory.shortfall",
     &[HW_ID, HW_NAME, TIER],
-    "By how much the capacity does not cover what is guaranteed and held.",
+    "Bytes by which `vramd.memory.committed` exceeds the capacity.",
 );
 pub const PRESSURE: Definition = count(
     Kind::Gauge,
     "vramd.pressure.level",
     "{level}",
     &[HW_ID, HW_NAME, TIER],
-    "How full a device is, or a tier below it: 0 is normal, 1 elevated, 2 high, 3 critical.",
+    "The pressure level of a device or of a tier below it: 0 is normal, 1 elevated, 2 high, 3 critical.",
 );
 pub const PRESSURE_BATCH_FACTOR: Definition = count(
     Kind::Gauge,
     "vramd.pressure.batch_factor",
     "1",
     &[HW_ID, HW_NAME, TIER],
-    "By what clients were told to multiply how much they ask for at once: above 1 where there is room, below 1 where it is tight.",
+    "The factor that the daemon last sent to clients, by which they should scale the size of their batches. Above 1 there is room, below 1 room is scarce.",
 );
 pub const PRESSURE_FULL_IN: Definition = count(
     Kind::Gauge,
     "vramd.pressure.full_in",
     "s",
     &[HW_ID, HW_NAME, TIER],
-    "In how long it is full if it fills as it does, as clients were told; absent where it does not, or not within 5 minutes.",
+    "The forecast that the daemon last sent to clients: time until the place is full at its present rate. Absent if it does not fill, or not within 5 minutes.",
 );
 pub const PRESSURE_THRESHOLD: Definition = count(
     Kind::Gauge,
     "vramd.pressure.threshold",
     "1",
     &[PRESSURE_LEVEL],
-    "How full a device, or a tier below it, is when it enters a level. Operators may change it while the daemon runs.",
+    "The fill at which a device, or a tier below it, enters a level. Operators may change it while the daemon runs.",
 );
-pub const PRESSURE_FALL: Definition =
-    count(Kind::Gauge, "vramd.pressure.fall", "1", &[], "How far below where it begins a level is left.");
+pub const PRESSURE_FALL: Definition = count(
+    Kind::Gauge,
+    "vramd.pressure.fall",
+    "1",
+    &[],
+    "How far the fill must fall below the threshold of a level before the daemon leaves that level.",
+);
 pub const PRESSURE_EVICT_TO: Definition = count(
     Kind::Gauge,
     "vramd.pressure.evict_to",
     "1",
     &[],
-    "How full a device or the host's memory is left, once what is cold has left it for its level.",
+    "The fill down to which the daemon evicts cold parts from a device or from host memory, because of pressure.",
 );
 pub const PRESSURE_COLD_AFTER: Definition = count(
     Kind::Gauge,
     "vramd.pressure.cold_after",
     "s",
     &[],
-    "For how long nobody uses what is cold. With 0 nothing is: then cached memory alone is given up.",
+    "Time without use after which a part is cold. With 0 no part is cold, and pressure releases cached memory only.",
 );
 pub const PRESSURE_CHANGES: Definition = count(
     Kind::Counter,
     "vramd.pressure.changes",
     "{change}",
     &[HW_ID, HW_NAME, TIER, PRESSURE_LEVEL],
-    "How often a level was entered, from above or below.",
+    "Times that a pressure level was entered, from above or below.",
 );
 pub const MIGRATIONS: Definition = count(
     Kind::Counter,
     "vramd.migrations",
     "{part}",
     &[TENANT, HW_ID, MIGRATION_DIRECTION, MIGRATION_CAUSE, MIGRATION_OUTCOME],
-    "Parts that went to another tier, were to, or were written back. What is counted for the first time when no series are left is counted for \
-     `_other` from then on.",
+    "Parts whose migration or write-back ended, by outcome. When no series are left, new combinations are counted for the tenant `_other` from then on.",
 );
 pub const MIGRATION_IO: Definition = count(
     Kind::Counter,
     "vramd.migration.io",
     "By",
     &[TENANT, HW_ID, MIGRATION_DIRECTION, MIGRATION_CAUSE, MIGRATION_OUTCOME],
-    "The sizes of these parts; of `moved` alone they were copied as a whole.",
+    "The sizes of the parts in `vramd.migrations`. Only parts with the outcome `moved` were copied in full.",
 );
 pub const MIGRATION_USED: Definition = count(
     Kind::Counter,
     "vramd.migration.used",
     "By",
     &[TENANT, HW_ID, MIGRATION_CAUSE],
-    "Of what was `moved` `in` by `vramd.migration.io`, what was sent to a client to be mapped before it left again.",
+    "Bytes of `vramd.migration.io` (`in`, `moved`) that the daemon sent to a client for mapping before they left again. The rest was fetched for nothing.",
 );
 pub const MIGRATION_DURATION: Definition = Definition {
     name: "vramd.migration.duration",
     kind: Kind::Histogram,
     unit: "s",
-    meaning: "From the moment at which a part's way to another tier begins, its memory there being reserved, until it is over.",
+    meaning: "Time from the reservation of memory in the other tier until the migration ended.",
     attributes: &[MIGRATION_DIRECTION, MIGRATION_CAUSE, MIGRATION_OUTCOME],
     boundaries: SECONDS_MIGRATION,
 };
@@ -206,7 +218,7 @@ pub const MIGRATION_SIZE: Definition = Definition {
     name: "vramd.migration.size",
     kind: Kind::Histogram,
     unit: "By",
-    meaning: "How large these parts are.",
+    meaning: "The size of the parts whose migration or write-back ended.",
     attributes: &[MIGRATION_DIRECTION, MIGRATION_CAUSE, MIGRATION_OUTCOME],
     boundaries: BYTES_MIGRATION,
 };
@@ -215,74 +227,73 @@ pub const LINK_LIMIT: Definition = count(
     "vramd.link.limit",
     "By/s",
     &[LINK, LINK_WAY, HW_ID],
-    "What a link carries if one way of one device has it for itself, as it was measured when the daemon started.",
+    "The speed of a link when one direction of one device has the link for itself, as measured when the daemon started.",
 );
 pub const LINK_SHARE: Definition = count(
     Kind::Gauge,
     "vramd.link.share",
     "1",
     &[COPY_CLASS],
-    "What a class of copies has of every link at least while it wants it, but for prefetches beside demand. Operators may change it while the daemon runs.",
+    "The part of every link's speed that a class of copies gets at least while it has work, except that demand goes before prefetch. Operators may change it while the daemon runs.",
 );
 pub const LINK_IO: Definition = count(
     Kind::Counter,
     "vramd.link.io",
     "By",
     &[LINK_WAY, HW_ID, COPY_CLASS],
-    "What was begun to be copied that way. `rate` of it beside `vramd.link.limit` is how busy a link is, and with what.",
+    "Bytes whose copy has begun in a direction. Its rate beside `vramd.link.limit` shows how busy a link is, and with which class.",
 );
 pub const DIGEST_IO: Definition = count(
     Kind::Counter,
     "vramd.digest.io",
     "By",
     &[],
-    "What was hashed of what lies on the disk, and in files, and was read for that but where nothing was ever written. It goes by no share, and `vramd.link.io` does not have it.",
+    "Bytes of disk extents and files that the daemon hashed, and read for that unless they were never written. Shares do not apply to it, and `vramd.link.io` does not include it.",
 );
 pub const IN_FILE: Definition = bytes(
     "vramd.in_file",
     &[TENANT, HW_ID],
-    "What of a tenant's sealed memory lies in files that are nobody's and cost nothing, or goes back there from its device without being copied.",
+    "Bytes of a tenant's file-backed memory that lie in their files alone, or return there from the device without a copy. They are charged to no tenant.",
 );
 pub const IN_PLACE: Definition = bytes(
     "vramd.in_place",
     &[TENANT, HW_ID],
-    "What of a tenant lies in the host's memory and is advised to be accessed in place by its device: it is mapped there, or would be.",
+    "Bytes of a tenant that lie in host memory with the advice *accessed by*: the device accesses them there, or would.",
 );
 pub const FRAGMENTATION_INTERNAL: Definition = bytes(
     "vramd.fragmentation.internal",
     &[TENANT, HW_ID],
-    "What the parts of a tenant's allocations have beyond what was asked for: each allocation is rounded up to 2 MiB. Counted once, by the \
-     allocation's device, wherever the part lies.",
+    "Bytes by which the parts of a tenant's allocations exceed the requested bytes, since parts are rounded up to 2 MiB. Each part counts once, for its allocation's device, wherever the part lies.",
 );
 pub const FRAGMENTATION_EXTERNAL: Definition = bytes(
     "vramd.fragmentation.external",
     &[TIER, HW_ID, HOST_NODE, EXTENT_SIZE],
-    "Of `vramd.pool.usage`, what is of another size than `memory.part_size`: no part of the usual size can have it, though it is taken.",
+    "Bytes of `vramd.pool.usage` in sizes other than `memory.part_size`. No part of the ordinary size can use them.",
 );
 pub const POOL_USAGE: Definition = bytes(
     "vramd.pool.usage",
     &[TIER, HW_ID, HOST_NODE],
-    "What is held ready for parts to come, and is none's: of a device what is cached for its tenants, of the host what is pinned and kept.",
+    "Bytes kept ready for future parts and used by none: cached memory of a device, and pinned free memory of the host.",
 );
 pub const POOL_REBUILDS: Definition = count(
     Kind::Counter,
     "vramd.pool.rebuilds",
     "{rebuild}",
     &[HOST_NODE],
-    "Times that it was begun to pin pieces of `memory.part_size` in the place of other kept sizes, since one was wanted and none was there.",
+    "Times that the daemon began to pin pieces of `memory.part_size` in place of other sizes, because a part needed such a piece and none was free.",
 );
 pub const QUEUE_SIZE: Definition = count(
     Kind::UpDownCounter,
     "vramd.migration.queue.size",
     "{wait}",
     &[WAIT_KIND],
-    "What waits for room on a device, or for its tenant to be below its limit there.",
+    "Waiters for room on devices: parts and batches that wait for room, or for their tenant to fall below its limit.",
 );
 pub const QUEUE_WAIT: Definition = Definition {
     name: "vramd.migration.queue.wait",
     kind: Kind::Histogram,
     unit: "s",
-    meaning: "How long that waited; what was absent and found room at once waited for no time.",
+    meaning: "Time that waiters spent in the line. A part that was absent and found room at once waited 0 s.",
     attributes: &[WAIT_KIND, WAIT_OUTCOME],
     boundaries: SECONDS_MIGRATION,
 };
@@ -290,8 +301,7 @@ pub const PIN_WAIT: Definition = Definition {
     name: "vramd.pin.wait",
     kind: Kind::Histogram,
     unit: "s",
-    meaning: "From the moment at which a client asks for a set until all of it is mapped, of sets with a part that was not on \
-              its device.",
+    meaning: "Time from a client's pin call until the whole pin set is mapped. Only pin sets with a part that was not on its device are counted.",
     attributes: &[WAIT_OUTCOME],
     boundaries: SECONDS_MIGRATION,
 };
@@ -300,14 +310,14 @@ pub const PIN_STALLS: Definition = count(
     "vramd.pin.stalls",
     "{pin}",
     &[],
-    "PinSpans that were aborted because all who stood in their way waited themselves.",
+    "Pin calls that the daemon aborted because they waited only for sessions that wait themselves (PIN_STALLED).",
 );
 pub const CREATE_RETRIES: Definition = count(
     Kind::Counter,
     "vramd.create.retries",
     "{create}",
     &[],
-    "Times that memory was asked of a driver again which had none before, though by the books there was room.",
+    "Times that the daemon asked a driver again for memory that it had failed to create, although the ledger had room.",
 );
 pub const TENANT_ALLOCATIONS: Definition = count(
     Kind::UpDownCounter,
@@ -321,50 +331,55 @@ pub const ALLOCATIONS: Definition = count(
     "vramd.allocations",
     "{allocation}",
     &[ALLOCATION_STATE],
-    "Allocations of the node.",
+    "Allocations of the node, by state.",
 );
-pub const SESSIONS: Definition =
-    count(Kind::UpDownCounter, "vramd.sessions", "{session}", &[SESSION_STATE], "Sessions of the node.");
+pub const SESSIONS: Definition = count(
+    Kind::UpDownCounter,
+    "vramd.sessions",
+    "{session}",
+    &[SESSION_STATE],
+    "Sessions of the node, by state.",
+);
 pub const DESCRIPTORS_IN_FLIGHT: Definition = count(
     Kind::UpDownCounter,
     "vramd.descriptor.in_flight",
     "{descriptor}",
     &[],
-    "File descriptors that were sent to clients and not acknowledged.",
+    "File descriptors that the daemon has sent to clients and that the clients have not acknowledged.",
 );
 pub const REFUSALS: Definition = count(
     Kind::Counter,
     "vramd.refusals",
     "{refusal}",
     &[REFUSAL_SCOPE, REFUSAL_REASON],
-    "What clients and operators were refused.",
+    "Refusals to clients and operators, by scope and reason.",
 );
 pub const INVARIANT_VIOLATIONS: Definition = count(
     Kind::Counter,
     "vramd.invariant.violations",
     "{violation}",
     &[],
-    "Invariants that the daemon found broken: each is a bug, and a line in its log.",
+    "Invariants that the daemon found broken. Each is a bug, and an error line in the log.",
 );
 pub const TELEMETRY_DROPPED: Definition = count(
     Kind::Counter,
     "vramd.telemetry.dropped",
     "{item}",
     &[SIGNAL],
-    "Spans and log records that were lost because the collector was away or slow.",
+    "Spans and log records that were lost because the collector was absent or slow.",
 );
 pub const EXPORT_FAILURES: Definition = count(
     Kind::Counter,
     "vramd.telemetry.export.failures",
     "{export}",
     &[SIGNAL],
-    "Attempts to send to the collector that failed. Of metrics nothing is lost by that: the next has the sums.",
+    "Failed attempts to send to the collector. No metric is lost by one: the next attempt sends the sums.",
 );
 pub const RPC_DURATION: Definition = Definition {
     name: "rpc.server.call.duration",
     kind: Kind::Histogram,
     unit: "s",
-    meaning: "From a call's head to its answer; of a stream to the answer's head.",
+    meaning: "Time from the head of a gRPC call to its answer; for a stream, to the head of the answer.",
     attributes: &[RPC_SYSTEM, RPC_METHOD, RPC_CODE],
     boundaries: SECONDS_RPC,
 };
@@ -372,12 +387,12 @@ pub const REVOCATION_DURATION: Definition = Definition {
     name: "vramd.revocation.duration",
     kind: Kind::Histogram,
     unit: "s",
-    meaning: "From the moment at which a client is told to unmap a part until it says that it has.",
+    meaning: "Time from the daemon's revoke of a part until the client reports that it has unmapped it.",
     attributes: &[],
     boundaries: SECONDS_REVOCATION,
 };
 
-/// Every metric, in the order of the page.
+/// Every metric, in the order of `docs/METRICS.md`.
 pub const ALL: &[&Definition] = &[
     &QUOTA_USAGE,
     &QUOTA_GUARANTEE,
@@ -429,8 +444,9 @@ pub const ALL: &[&Definition] = &[
 ];
 
 impl Definition {
-    /// Its name for Prometheus: dots become underscores, the unit stands at the end, and a counter says that it is one.
-    /// A histogram has this with `_bucket`, `_sum` and `_count`.
+    /// The name for Prometheus: underscores for dots, then the unit, then `_total` if the metric is a counter.
+    ///
+    /// A histogram exports three series with the suffixes `_bucket`, `_sum` and `_count`.
     pub fn prometheus_name(&self) -> String {
         let unit = match self.unit {
             "By" => "_bytes",
@@ -443,7 +459,7 @@ impl Definition {
         [&self.name.replace('.', "_"), unit, total].concat()
     }
 
-    /// Whether its series grow in number with the tenants.
+    /// Whether the number of series grows with the number of tenants.
     pub fn is_by_tenant(&self) -> bool {
         self.attributes.contains(&TENANT)
     }

@@ -1,11 +1,11 @@
-//! The registry of reasons: everything that vramd can refuse, each with its gRPC code and what it means.
+//! The registry of reasons: every refusal that vramd makes, with its gRPC code, its facts and its meaning.
 //!
-//! `ErrorInfo.reason` on the wire is [`Reason::name`], in the domain [`Reason::DOMAIN`]. The daemon's status
-//! mapping, the Rust SDK's errors and `docs/ERRORS.md` are all made from this one table.
+//! `ErrorInfo.reason` on the wire is [`Reason::name`], in the domain [`Reason::DOMAIN`]. Three things are made from this
+//! one table: the daemon's map from refusals to gRPC statuses, the Rust SDK's errors, and `docs/ERRORS.md`.
 
 use std::fmt;
 
-/// The gRPC codes that are used here, with their numbers on the wire.
+/// The gRPC status codes that reasons use, with their numbers on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(i32)]
 pub enum StatusCode {
@@ -25,7 +25,7 @@ pub enum StatusCode {
 }
 
 impl StatusCode {
-    /// All codes of gRPC by their numbers, as its documentation writes them: also those that vramd never sends.
+    /// The names of all gRPC status codes, indexed by number. vramd does not send all of them.
     pub const NAMES: [&str; 17] = [
         "OK",
         "CANCELLED",
@@ -46,7 +46,7 @@ impl StatusCode {
         "UNAUTHENTICATED",
     ];
 
-    /// As the gRPC documentation writes it.
+    /// The name as the gRPC documentation writes it.
     pub const fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }
@@ -54,7 +54,9 @@ impl StatusCode {
 
 macro_rules! reasons {
     ($($variant:ident, $name:literal, $code:ident, [$($fact:literal),*], $meaning:literal;)*) => {
-        /// Why something was refused or failed. The name is part of the protocol: it never changes its meaning.
+        /// Why the daemon or an SDK refused a request, or why a request failed.
+        ///
+        /// The name is part of the protocol: its meaning never changes.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
         pub enum Reason {
@@ -65,22 +67,22 @@ macro_rules! reasons {
             /// Every reason, in the order of the registry.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// `ErrorInfo.reason`.
+            /// The name on the wire, in `ErrorInfo.reason`.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// The gRPC status code that it travels with.
+            /// The gRPC status code that the reason travels with.
             pub const fn code(self) -> StatusCode {
                 match self { $(Self::$variant => StatusCode::$code,)* }
             }
 
-            /// Keys of `ErrorInfo.metadata` that it carries; numbers are bytes unless the key says otherwise.
+            /// The keys of `ErrorInfo.metadata` that a refusal carries. Numbers are bytes unless the key says otherwise.
             pub const fn facts(self) -> &'static [&'static str] {
                 match self { $(Self::$variant => &[$($fact),*],)* }
             }
 
-            /// One sentence for people.
+            /// What happened and what to do, for people.
             pub const fn meaning(self) -> &'static str {
                 match self { $(Self::$variant => $meaning,)* }
             }
@@ -90,126 +92,126 @@ macro_rules! reasons {
 
 reasons! {
     SizeInvalid, "SIZE_INVALID", InvalidArgument, ["field", "size"],
-        "A size is zero, or so large that its sum does not fit in 64 bits.";
+        "A size is zero, or so large that a sum of sizes does not fit in 64 bits.";
     PartSizeInvalid, "PART_SIZE_INVALID", InvalidArgument, ["field", "size"],
-        "A part size is no multiple of 2 MiB, or larger than the daemon allows.";
+        "The part size is not a multiple of 2 MiB, or is larger than the daemon allows.";
     NameInvalid, "NAME_INVALID", InvalidArgument, ["field", "name"],
-        "A name of an allocation, tenant or reader is missing, too long, or has characters that names may not have.";
+        "A name of an allocation, tenant or reader is missing, is too long, or has a character that names may not have.";
     QuantityInvalid, "QUANTITY_INVALID", InvalidArgument, ["field", "quantity"],
-        "A quantity does not parse, or a guarantee is above its limit.";
+        "A quantity cannot be parsed, or a guarantee is above its limit.";
     SettingInvalid, "SETTING_INVALID", InvalidArgument, ["field", "given", "allowed"],
-        "A setting cannot have that value, or not with the others; `allowed` is what it could be, in percent or bytes.";
+        "A setting cannot have the given value, alone or together with the others; `allowed` says which values it may have, in percent or bytes.";
     DeviceUnknown, "DEVICE_UNKNOWN", InvalidArgument, ["field", "device"],
-        "No device of this node has that UUID or index.";
+        "No device of this node has the given UUID or index.";
     RequestInvalid, "REQUEST_INVALID", InvalidArgument, ["field", "problem"],
-        "A field is missing, or has a value that means nothing.";
+        "A field of the request is missing, or has a value without a meaning.";
     RequestIdReused, "REQUEST_ID_REUSED", InvalidArgument, ["request_id"],
-        "The request id was used before for a request with other content.";
+        "The caller used the request id before, for a request with other content.";
     BatchTooLarge, "BATCH_TOO_LARGE", InvalidArgument, ["items_max", "items"],
-        "The batch has more items than one call may carry.";
+        "The batch has more items than one call may carry; split it.";
     AllocationNotFound, "ALLOCATION_NOT_FOUND", NotFound, ["allocation"],
-        "No such allocation, or none that the caller may see.";
+        "The allocation does not exist, or the caller may not see it.";
     SessionNotFound, "SESSION_NOT_FOUND", NotFound, ["session"],
-        "No such session.";
+        "The session does not exist.";
     QuotaNotFound, "QUOTA_NOT_FOUND", NotFound, ["tenant", "device"],
-        "The tenant has no stored quota there.";
+        "The daemon stores no quota of the tenant on that device.";
     NotOwner, "NOT_OWNER", PermissionDenied, ["allocation"],
         "The allocation belongs to another session or tenant.";
     NotOperator, "NOT_OPERATOR", PermissionDenied, ["uid"],
-        "The caller is not one of the operators.";
+        "The caller is not an operator: its uid is not in `daemon.operators`.";
     SessionForeign, "SESSION_FOREIGN", PermissionDenied, ["session", "pid"],
         "The session belongs to another process.";
     PeerUnidentified, "PEER_UNIDENTIFIED", Unauthenticated, [],
-        "The kernel does not say who the caller is, so nobody could be charged.";
+        "The kernel does not identify the calling process, so the daemon cannot charge a tenant.";
     QuotaLimit, "QUOTA_LIMIT", ResourceExhausted, ["tenant", "device", "tier", "limit", "held", "asked"],
-        "It would take the tenant above its limit.";
+        "The request would take the tenant above its limit: free memory, or ask an operator to raise the limit.";
     DeviceFull, "DEVICE_FULL", ResourceExhausted, ["device", "tier", "free", "asked"],
-        "There is no room left that is not guaranteed to somebody else.";
+        "The device, or the tier below it, is full: it has too little room that is not guaranteed to other tenants.";
     SetTooLarge, "SET_TOO_LARGE", ResourceExhausted, ["device", "tier", "asked"],
-        "Parts of another tenant's memory that are to be pinned together are more than that tenant may have there at once; pin fewer.";
+        "The pin set has more bytes of another tenant than that tenant may have on the device at once; pin fewer parts.";
     SessionsTooMany, "SESSIONS_TOO_MANY", ResourceExhausted, ["tenant", "limit_count"],
-        "The tenant, or the node, has as many sessions as it may.";
+        "The tenant or the node has reached its maximum number of sessions.";
     AllocationsTooMany, "ALLOCATIONS_TOO_MANY", ResourceExhausted, ["tenant", "limit_count"],
-        "The tenant, or the node, has as many allocations or parts as it may.";
+        "The tenant or the node has reached its maximum number of allocations or parts.";
     PoolFull, "POOL_FULL", ResourceExhausted, ["limit", "held", "asked"],
-        "It would take a program's pool of small allocations above its own limit. Never sent by the daemon.";
+        "The request would take a program's pool of small allocations above the pool's own limit. The daemon never sends it.";
     QueueFull, "QUEUE_FULL", ResourceExhausted, ["limit_count"],
-        "More requests, or parts of pin calls, are waiting than the daemon takes; try again.";
+        "Too many requests, or parts of pin calls, already wait in the daemon; try again.";
     SlotsExhausted, "SLOTS_EXHAUSTED", ResourceExhausted, ["session", "limit_count"],
-        "The session maps, or keeps to map again, as many parts as its word table has slots.";
+        "The session's word table has no free slot: each part that the session maps, or that is away, takes one.";
     WatchesTooMany, "WATCHES_TOO_MANY", ResourceExhausted, ["limit_count"],
-        "As many operators watch the node as may at once.";
+        "The node has reached its maximum number of watches.";
     PinsTooMany, "PINS_TOO_MANY", ResourceExhausted, ["allocation", "limit_count"],
-        "A part has as many pins as its word can count.";
+        "The part has as many pins as its pin word can count.";
     NotSealed, "NOT_SEALED", FailedPrecondition, ["allocation"],
-        "Only a sealed allocation can be attached or replaced.";
+        "The allocation is not sealed; only a sealed allocation can be attached or replaced.";
     AlreadySealed, "ALREADY_SEALED", FailedPrecondition, ["allocation"],
         "The allocation is sealed, or is being sealed.";
     StillMapped, "STILL_MAPPED", FailedPrecondition, ["allocation"],
-        "The session still unmaps an earlier mapping of the allocation.";
+        "The session has not yet unmapped an earlier mapping of the allocation.";
     Pinned, "PINNED", FailedPrecondition, ["allocation", "pins"],
-        "The process itself still uses the allocation: its own pins must end first.";
+        "The process itself still pins the allocation; it must unpin first.";
     StreamCapturing, "STREAM_CAPTURING", FailedPrecondition, ["allocation"],
-        "A stream is being captured, and can't be waited for: pin around the graph's launch. Never sent by the daemon.";
+        "A CUDA stream is being captured, so the SDK cannot wait for it: pin around the launch of the graph. The daemon never sends it.";
     DeviceNotVisible, "DEVICE_NOT_VISIBLE", FailedPrecondition, ["device"],
         "The session does not see the device.";
     SessionLost, "SESSION_LOST", FailedPrecondition, ["session"],
-        "The session has ended; what it maps stands, and a new session can be opened.";
+        "The session has ended; its mappings stand, and the client can open a new session.";
     SessionMissing, "SESSION_MISSING", FailedPrecondition, [],
-        "The call names no session: open one on the channel first.";
+        "The call names no session: open one on `channel.sock` first.";
     ProtocolVersion, "PROTOCOL_VERSION", FailedPrecondition, ["daemon_major", "client_major"],
         "Client and daemon speak different major versions of the protocol.";
     ProtocolBroken, "PROTOCOL_BROKEN", FailedPrecondition, ["problem"],
-        "A frame on the channel was malformed or did not fit; the session is quarantined.";
+        "The client sent a frame that is malformed or not allowed at this point; the daemon puts the session in quarantine.";
     GuaranteeUnbacked, "GUARANTEE_UNBACKED", FailedPrecondition, ["tenant", "device", "tier", "guarantee", "capacity", "committed"],
-        "The guarantee could not be kept: what is guaranteed and held already would exceed the capacity.";
+        "The capacity does not cover the guarantee beside everything that is already guaranteed or charged.";
     TierGuaranteed, "TIER_GUARANTEED", FailedPrecondition, ["device", "tier", "guaranteed", "asked"],
-        "The tier cannot be made smaller than what is guaranteed there: lower the guarantees first.";
+        "The tier cannot become smaller than the guarantees in it: lower the guarantees first.";
     Raced, "RACED", Aborted, ["allocation"],
-        "Something else changed the allocation or its session meanwhile.";
+        "Another event changed the allocation or its session in the meantime.";
     PinStalled, "PIN_STALLED", Aborted, ["session"],
-        "The pin waited for sessions that all waited themselves; unpin what is held and try again.";
+        "The pin waited only for sessions that wait themselves, so the daemon aborted it: unpin other parts and try again.";
     WaitCancelled, "WAIT_CANCELLED", Aborted, ["wait"],
-        "An operator ended the wait for room on the device.";
+        "An operator cancelled the wait for room on the device.";
     WaitNotFound, "WAIT_NOT_FOUND", NotFound, ["wait"],
-        "Nothing waits for room under that number: it has been served, or was given up.";
+        "No waiter has that number: it was served, or it gave up.";
     NameTaken, "NAME_TAKEN", AlreadyExists, ["name"],
-        "The tenant has an allocation of that name already.";
+        "The tenant already has an allocation of that name.";
     Draining, "DRAINING", Unavailable, [],
-        "The node is being taken out of service.";
+        "An operator is taking the node out of service: it admits nothing new.";
     DriverFailed, "DRIVER_FAILED", Unavailable, ["device", "problem"],
-        "The driver failed in a way that is not a lack of memory.";
+        "The driver failed for a reason other than a shortage of memory.";
     StoreFailed, "STORE_FAILED", Unavailable, ["problem"],
-        "The quota could not be written to disk, and was not changed.";
+        "The daemon could not write the quota to disk, and did not change it.";
     BrokerGone, "BROKER_GONE", Unavailable, ["problem"],
-        "The daemon cannot be reached.";
+        "The daemon cannot be reached, or is stopping.";
     KindUnsupported, "KIND_UNSUPPORTED", Unimplemented, ["kind"],
-        "There are no allocations of that kind here: the driver cannot make them, or nobody can do that with them.";
+        "The driver cannot create allocations of that kind, or the request is not possible for that kind.";
     TierUnsupported, "TIER_UNSUPPORTED", Unimplemented, ["tier"],
-        "This node has no such tier, or one that cannot do what was asked: not every host tier can be mapped by clients.";
+        "The node has no such tier, or the tier cannot do what was requested: clients cannot map every host tier.";
     StreamsUnsupported, "STREAMS_UNSUPPORTED", Unimplemented, ["allocation"],
-        "The allocation lies in memory that has no streams. Never sent by the daemon.";
+        "The allocation lies in memory that has no CUDA streams. The daemon never sends it.";
     FileInvalid, "FILE_INVALID", InvalidArgument, ["problem"],
-        "The descriptor is not of a regular file that the calling process has open for reading, or there are not so many bytes.";
+        "The descriptor is not of a regular file that the calling process has open for reading, or the file has fewer bytes than requested.";
     FileMutable, "FILE_MUTABLE", FailedPrecondition, ["path"],
-        "The file may change: it lies on no fs-verity, and below no path of `files.immutable_paths`. Copy it into an allocation.";
+        "The file may change: it has no fs-verity and lies below no path of `files.immutable_paths`. Copy it into an allocation.";
     ContentLost, "CONTENT_LOST", DataLoss, ["allocation", "part_index"],
-        "The bytes of that part of the allocation are lost, and of no other.";
+        "The bytes of that part are lost; the other parts of the allocation are not affected.";
     DigestMismatch, "DIGEST_MISMATCH", DataLoss, ["expected", "found"],
         "The bytes do not have the digest that they were sealed with.";
     Deadline, "DEADLINE", DeadlineExceeded, [],
-        "The deadline passed first; a mutation that completes later stays, and a retry with its id returns it.";
+        "The deadline passed before the answer; a mutation that completes later stays, and a retry with its request id returns it.";
     MapFailed, "MAP_FAILED", FailedPrecondition, ["allocation", "problem"],
-        "The client could not map what the daemon sent, for want of descriptors, say. The memory is as it was: ask again.";
+        "The client could not map what the daemon sent, for example because it has no descriptors left. The memory is unchanged: try again.";
     InvariantBroken, "INVARIANT_BROKEN", Internal, ["invariant"],
-        "The broker found itself in a state that must not be: a bug, counted and logged.";
+        "The daemon broke one of its own invariants. This is a bug; the daemon counts and logs it.";
 }
 
 impl Reason {
-    /// `ErrorInfo.domain`.
+    /// The domain on the wire, in `ErrorInfo.domain`.
     pub const DOMAIN: &'static str = "vramd";
 
-    /// The reason of that name.
+    /// Finds a reason by its name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|reason| reason.name() == name)
     }
