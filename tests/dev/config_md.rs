@@ -15,8 +15,9 @@ const HEAD: &str = "\
 
 <!-- Generated from deploy/config/vramd.toml by `make config-md`. Do not edit. -->
 
-For operators: every key of the configuration file. `vramd --config FILE --check` says what is wrong in a file, with line
-and field. A value in parentheses is an example; the key has no fixed default, and its text says what holds without it.
+For operators: every key of the configuration file, except keys that only tests use
+([simulated-driver.md](../testing/simulated-driver.md)). `vramd --config FILE --check` reports what is wrong in a file, with
+line and field. A value in parentheses is an example: the key has no fixed default, and its text says what applies without it.
 ";
 
 fn main() -> anyhow::Result<ExitCode> {

@@ -1,4 +1,4 @@
-//! What the operator may write, and what is said to the rest.
+//! The configuration file: valid keys and values, and the error for each mistake.
 
 use std::time::Duration;
 
@@ -6,10 +6,16 @@ use vramd_types::{Bytes, Quantity};
 
 use super::*;
 
-/// The file that is shipped.
+/// The example for operators, which is shipped.
 const EXAMPLE: &str = include_str!("../../../deploy/config/vramd.toml");
 
-/// Every table of the configuration, as it stands in a file.
+/// The page for testers, which has the keys that no operator needs.
+const SIMULATED_DRIVER: &str = include_str!("../../../docs/testing/simulated-driver.md");
+
+/// The tables of which the page for testers may have keys in place of the example.
+const TABLES_FOR_TESTS: [&str; 3] = ["[driver.sim]", "[[driver.sim.faults]]", "[[driver.sim.revocations]]"];
+
+/// Every table of the configuration, as it is written in a file.
 const TABLES: [&str; 14] = [
     "[daemon]",
     "[driver]",
@@ -38,7 +44,13 @@ fn the_example_is_the_default() {
     assert_eq!(parse(EXAMPLE), Ok(Config::default()));
 }
 
-/// Lines of the example that are commented out, and are no prose: a table's title, or a key.
+/// The code of all ```toml blocks of a page.
+fn toml_blocks(page: &str) -> String {
+    let blocks = page.split("```toml\n").skip(1).filter_map(|block| block.split_once("```"));
+    blocks.map(|(block, _)| block).collect()
+}
+
+/// A commented line of the example that is no prose: a table's title, or a key.
 fn commented_out(line: &str) -> Option<&str> {
     let code = line.strip_prefix("# ").or_else(|| line.strip_prefix('#'))?;
     let key = code
@@ -52,13 +64,23 @@ fn the_commented_lines_of_the_example_are_valid() {
     let all: Vec<_> = EXAMPLE.lines().map(|line| commented_out(line).unwrap_or(line)).collect();
     let config = parse(&all.join("\n")).unwrap_or_else(|place| panic!("{place}\n{}", all.join("\n")));
     assert_eq!(config.tenants.len(), 3);
-    assert_eq!((config.driver.sim.faults.len(), config.driver.sim.revocations.len()), (3, 1));
     assert!(config.daemon.socket_dir.is_some() && config.daemon.operators.is_some());
 }
 
 #[test]
-fn the_example_has_every_key() {
+fn the_keys_for_tests_are_on_their_page_and_not_in_the_example() {
+    let blocks = toml_blocks(SIMULATED_DRIVER);
+    let sim = parse(&blocks).unwrap_or_else(|place| panic!("{place}\n{blocks}")).driver.sim;
+    assert_eq!((sim.faults.len(), sim.revocations.len()), (3, 1));
+    assert_eq!(Sim { faults: vec![], revocations: vec![], ..sim }, Sim::default());
+    assert!(!EXAMPLE.lines().any(|line| TABLES_FOR_TESTS.contains(&commented_out(line).unwrap_or(line))));
+}
+
+#[test]
+fn the_example_or_the_page_for_testers_has_every_key() {
+    let blocks = toml_blocks(SIMULATED_DRIVER);
     for table in TABLES {
+        let page = if TABLES_FOR_TESTS.contains(&table) { blocks.as_str() } else { "" };
         let place = parse(&format!("{table}\nzzz = 1\n")).expect_err(table);
         let expected = place.problem.split_once("expected").unwrap_or_else(|| panic!("{table}: {place}")).1;
         for key in expected.split('`').skip(1).step_by(2) {
@@ -67,7 +89,7 @@ fn the_example_has_every_key() {
                 let title = code.starts_with('[') && code.split(['.', '[', ']']).any(|part| part == key);
                 title || code.starts_with(&format!("{key} = "))
             };
-            assert!(EXAMPLE.lines().any(here), "{table} {key}");
+            assert!(EXAMPLE.lines().chain(page.lines()).any(here), "{table} {key}");
         }
     }
 }
