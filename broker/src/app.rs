@@ -176,7 +176,7 @@ impl App {
         let core_config = self.core_config();
         // Descriptors have been counted by now.
         let shares = self.config.shares.percents();
-        for submission in self.host_to_pin().into_iter().chain([Submission::ShareBy { shares }]) {
+        for submission in self.host_to_pin().into_iter().chain([Submission::SetShares { shares }]) {
             self.driver.submit(submission);
         }
         let uuids: Vec<_> = core_config.devices.iter().map(|device| device.uuid.clone()).collect();
@@ -325,8 +325,8 @@ impl App {
                 &config.memory,
                 &config.disk,
                 self.driver.devices(),
-                self.driver.makes(ExtentKind::Fixed),
-                self.driver.maps_host(),
+                self.driver.supports(ExtentKind::Fixed),
+                self.driver.can_map_host(),
             ),
             part_size: config.memory.part_size,
             sessions_reserved: config.memory.sessions_reserved,

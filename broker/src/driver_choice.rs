@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc};
 use broker_driver::{
     DeviceInfo, DirectoryError, Driver, DriverError, Sink,
     cuda::{self, CudaConfig, CudaDriver, HostKind, Probed},
-    sim, try_disk,
+    probe_disk, sim,
 };
 
 use crate::{
@@ -61,7 +61,7 @@ pub fn open(config: &Config, socket_dir: &Path, sink: Sink) -> Result<Chosen, Fa
 /// system must have room for one.
 pub fn check(config: &Config) -> Result<(), Failure> {
     let Some(disk) = config.disk.config(1) else { return Ok(()) };
-    try_disk(&disk).map(drop).map_err(|problem| failure(config, DriverError::Directory(problem)))
+    probe_disk(&disk).map(drop).map_err(|problem| failure(config, DriverError::Directory(problem)))
 }
 
 /// What is wrong with the directory is for whoever wrote the configuration.
@@ -157,7 +157,7 @@ fn log_facts(driver: &CudaDriver) {
 mod tests {
     use std::path::PathBuf;
 
-    use broker_driver::cuda::Why;
+    use broker_driver::cuda::ProbeError;
     use fake_cuda::Fake;
 
     use super::*;
@@ -196,7 +196,7 @@ mod tests {
             ("init = 100", "finds no device"),
             ("compute_mode = 3", "Exclusive_Process"),
         ] {
-            let sim = open_with(on(&Fake::new().says(line), DriverKind::Auto)).unwrap();
+            let sim = open_with(on(&Fake::new().with(line), DriverKind::Auto)).unwrap();
             assert_eq!(sim.driver.name(), "sim", "{line}");
             assert!(sim.reason.contains(reason), "{}", sim.reason);
         }
@@ -208,7 +208,7 @@ mod tests {
         let buffers = cuda::buffers_max(1, false, false);
         let by_driver = HostUse { buffers, ..HostUse::default() };
         assert_eq!(used(&Fake::new()), by_driver, "the driver pins it by itself");
-        let registered = used(&Fake::new().says("attribute.141 = 0"));
+        let registered = used(&Fake::new().with("attribute.141 = 0"));
         let is_registered = HostUse { locked: true, in_cgroup: true, buffers };
         assert_eq!(registered, is_registered, "where it has none that goes by descriptor");
         let sim = open_with(|config| config.driver.kind = DriverKind::Sim).unwrap().host_use;
@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn each_failure_to_open_has_its_own_kind() {
         let cuda = open_with(|config| config.driver.kind = DriverKind::Cuda);
-        assert!(matches!(cuda, Err(Failure::Cuda(Why::NoLibrary { .. }))));
+        assert!(matches!(cuda, Err(Failure::Cuda(ProbeError::NoLibrary { .. }))));
         let absent = open_with(|config| config.memory.devices = DeviceChoice::These(vec!["7".into()]));
         assert!(matches!(absent, Err(Failure::Device(_))));
         let twice = open_with(|config| {
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_named_device_is_used_or_refused() {
-        let fake = Fake::new().says("mig = 2").says("devices = 2");
+        let fake = Fake::new().with("mig = 2").with("devices = 2");
         let named = |index: &str| {
             let choose = on(&fake, DriverKind::Cuda);
             let index = index.to_owned();

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use broker_driver::{DriverError, cuda::Why};
+use broker_driver::{DriverError, cuda::ProbeError};
 use thiserror::Error;
 
 use crate::{
@@ -45,7 +45,7 @@ pub enum Failure {
     #[error("{wrong}")]
     Disk { wrong: String, in_use: bool },
     #[error(transparent)]
-    Cuda(#[from] Why),
+    Cuda(#[from] ProbeError),
     #[error("the driver cannot start: {0}")]
     Driver(#[from] DriverError),
     #[error(transparent)]

@@ -157,7 +157,7 @@ pub(crate) mod tests {
             &self.0
         }
 
-        fn makes(&self, _: ExtentKind) -> bool {
+        fn supports(&self, _: ExtentKind) -> bool {
             false
         }
 

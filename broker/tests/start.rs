@@ -190,7 +190,7 @@ fn logs_are_json_where_it_is_asked_for() {
 #[test]
 fn a_lost_driver_ends_the_daemon_with_its_own_status() {
     let place = Place::new();
-    let fake = fake_cuda::Fake::new().says("fail.cuStreamQuery = 700@4");
+    let fake = fake_cuda::Fake::new().with("fail.cuStreamQuery = 700@4");
     let library = fake.library();
     let (status, said) = place.refused(&format!(
         "[driver]\nkind = \"cuda\"\n[driver.cuda]\nlibrary = {library:?}\nnvml_library = {library:?}\n\

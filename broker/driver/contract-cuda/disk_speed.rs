@@ -116,10 +116,10 @@ impl Measured {
         self.driver.submit(submission);
         match self.next()? {
             Completion::Created { extent, result } => {
-                let handle = result.map_err(|error| error.to_string())?;
+                let export = result.map_err(|error| error.to_string())?;
                 if extent == IN_HOST {
                     let mut importer = harness.importer();
-                    importer.import(&handle, DEVICE, SIZE);
+                    importer.import(&export, DEVICE, SIZE);
                     importer.map(Access::ReadWrite);
                     (0..SIZE.get()).step_by(STEP).for_each(|at| {
                         importer.write(at, &noise(at));

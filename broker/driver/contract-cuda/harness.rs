@@ -133,7 +133,7 @@ impl Harness for CudaHarness {
             exact_capacity: false,
             several_devices: self.uuids.len() > 1,
             scheduled_faults: false,
-            outsiders: true,
+            other_programs: true,
         }
     }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use broker_driver::{
-    Handle,
+    Export,
     contract::{Access, Importer},
     cuda::peer::{Imported, Mapped, Own, Peer},
 };
@@ -41,7 +41,7 @@ pub(crate) fn serve(role: &str) {
 enum Import {
     Descriptor { fd: Option<OwnedFd>, size: Bytes },
     File { fd: Option<OwnedFd>, size: Bytes },
-    Handle([u8; 64]),
+    Export([u8; 64]),
 }
 
 #[derive(Default)]
@@ -80,10 +80,10 @@ impl Held {
                 there
             }
             Verb::ImportBlock => {
-                let mut handle = [0; 64];
-                socket.read_exact(&mut handle).expect("the handle follows");
+                let mut export = [0; 64];
+                socket.read_exact(&mut export).expect("the handle follows");
                 self.open(order.offset);
-                self.import = Some(Import::Handle(handle));
+                self.import = Some(Import::Export(export));
                 true
             }
             Verb::MapReadOnly => self.map(false),
@@ -91,7 +91,7 @@ impl Held {
             // A legacy handle is text: there is nothing to let go of.
             Verb::Close => match &mut self.import {
                 Some(Import::Descriptor { fd, .. } | Import::File { fd, .. }) => fd.take().is_some(),
-                Some(Import::Handle(_)) => true,
+                Some(Import::Export(_)) => true,
                 None => false,
             },
             Verb::Unmap => self.mapped.take().is_some(),
@@ -117,7 +117,7 @@ impl Held {
     fn map(&mut self, writable: bool) -> bool {
         let mapped = match &self.import {
             None => return false,
-            Some(Import::Handle(handle)) => self.peer().open_block(handle),
+            Some(Import::Export(export)) => self.peer().open_block(export),
             Some(Import::Descriptor { fd: None, .. } | Import::File { fd: None, .. }) => return false,
             Some(Import::File { fd: Some(fd), size }) => {
                 let mapped = self.peer().map_file(fd.as_fd(), *size, writable);
@@ -186,15 +186,15 @@ impl Process {
 }
 
 impl Importer for Process {
-    fn import(&mut self, handle: &Handle, device: DeviceIndex, size: Bytes) {
+    fn import(&mut self, export: &Export, device: DeviceIndex, size: Bytes) {
         let device = u64::from(device.0);
-        let done = match handle {
-            Handle::CudaIpc(handle) => self.order(Verb::ImportBlock, device, size.get(), handle).0,
-            Handle::VmmFd(_) | Handle::Memfd(_) => {
-                let is_file = matches!(handle, Handle::Memfd(_));
+        let done = match export {
+            Export::CudaIpc(export) => self.order(Verb::ImportBlock, device, size.get(), export).0,
+            Export::VmmFd(_) | Export::Memfd(_) => {
+                let is_file = matches!(export, Export::Memfd(_));
                 let verb = if is_file { Verb::ImportFile } else { Verb::Import };
                 let order = Order { verb, offset: device, length: size.get() };
-                wire::send(&self.socket, order, handle.fd(), &[]).expect("the importer listens");
+                wire::send(&self.socket, order, export.fd(), &[]).expect("the importer listens");
                 wire::answer(&self.socket).expect("the importer answers").0
             }
         };

@@ -76,14 +76,14 @@ struct Measured {
 impl Measured {
     fn fill(&self) -> Result<(Bytes, Duration, Option<String>), String> {
         let begun = Instant::now();
-        self.driver.submit(Submission::KeepHost {
+        self.driver.submit(Submission::PinAhead {
             node: self.node,
             size: ALL,
             piece: PIECE,
             pieces_max: usize::MAX,
         });
         match self.next()? {
-            Completion::HostKept { kept, problem, .. } => {
+            Completion::PinnedAhead { free: kept, problem, .. } => {
                 Ok((kept, begun.elapsed(), problem.map(|problem| problem.to_string())))
             }
             other => Err(format!("unexpected: {other:?}")),

@@ -60,7 +60,7 @@ impl SimHarness {
 
 impl Harness for SimHarness {
     fn facts(&self) -> Facts {
-        Facts { exact_capacity: true, several_devices: true, scheduled_faults: true, outsiders: false }
+        Facts { exact_capacity: true, several_devices: true, scheduled_faults: true, other_programs: false }
     }
 
     fn open(&self, faults: Vec<Fault>) -> (Arc<dyn Driver>, Receiver<Completion>) {

@@ -12,35 +12,35 @@ use crate::Completion;
 
 /// Most pieces of work, told by us or by somebody else, before what is done is told: half a millisecond of creating
 /// extents.
-const TOLD_TOGETHER_MAX: usize = 16;
+const BATCH_MAX: usize = 16;
 
 /// Until nobody can send any more. What `work` has no completion for is told by somebody else.
 pub(crate) fn run<T>(
     queue: &Receiver<T>,
     work: impl FnMut(T) -> Option<Completion>,
-    tell: impl Fn(Completion),
+    report: impl Fn(Completion),
 ) {
-    run_filling(queue, work, tell, || false);
+    run_filling(queue, work, report, || false);
 }
 
 /// The same, and when nothing is in the queue it fills.
 pub(crate) fn run_filling<T>(
     queue: &Receiver<T>,
     mut work: impl FnMut(T) -> Option<Completion>,
-    tell: impl Fn(Completion),
+    report: impl Fn(Completion),
     mut fill: impl FnMut() -> bool,
 ) {
-    while let Some(first) = next(queue, &mut fill) {
-        let mut done = Vec::with_capacity(TOLD_TOGETHER_MAX);
+    while let Some(first) = next_or_idle(queue, &mut fill) {
+        let mut done = Vec::with_capacity(BATCH_MAX);
         let ready = iter::once(first).chain(queue.try_iter());
-        done.extend(ready.take(TOLD_TOGETHER_MAX).filter_map(&mut work));
-        done.into_iter().for_each(&tell);
+        done.extend(ready.take(BATCH_MAX).filter_map(&mut work));
+        done.into_iter().for_each(&report);
     }
 }
 
 /// What comes next, or nothing once nobody can send any more. As long as nothing is there `fill` does a piece of what
 /// can wait, and says whether it did: so nobody waits for more than one of them, an end neither.
-pub(crate) fn next<T>(queue: &Receiver<T>, mut fill: impl FnMut() -> bool) -> Option<T> {
+pub(crate) fn next_or_idle<T>(queue: &Receiver<T>, mut fill: impl FnMut() -> bool) -> Option<T> {
     loop {
         match queue.try_recv() {
             Ok(first) => return Some(first),
@@ -60,11 +60,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn filling_yields_to_orders_and_to_the_end() {
+    fn idle_work_yields_to_orders_and_to_the_end() {
         let (sender, queue) = channel();
         sender.send(1).unwrap();
         let mut filled = 0;
-        assert_eq!(next(&queue, || panic!("an order is there")), Some(1));
+        assert_eq!(next_or_idle(&queue, || panic!("an order is there")), Some(1));
         let fill = || {
             filled += 1;
             if filled == 3 {
@@ -72,14 +72,14 @@ mod tests {
             }
             true
         };
-        assert_eq!(next(&queue, fill), Some(2));
+        assert_eq!(next_or_idle(&queue, fill), Some(2));
         assert_eq!(filled, 3);
         drop(sender);
-        assert_eq!(next(&queue, || panic!("nobody waits for more")), None);
+        assert_eq!(next_or_idle(&queue, || panic!("nobody waits for more")), None);
     }
 
     #[test]
-    fn what_waits_is_told_together_and_in_order_and_nothing_waits_for_more() {
+    fn batch_is_reported_together_in_order_and_is_bounded() {
         let (sender, queue) = channel();
         (0..40).for_each(|raw| sender.send(raw).unwrap());
         drop(sender);
@@ -97,6 +97,6 @@ mod tests {
         assert_eq!(of("work"), (0..40).collect::<Vec<_>>());
         assert_eq!(of("told"), (0..40).filter(|raw| *raw % 4 != 3).collect::<Vec<_>>());
         let first_told = log.borrow().iter().position(|(is, _)| *is == "told");
-        assert_eq!(first_told, Some(TOLD_TOGETHER_MAX), "work without a completion counts too");
+        assert_eq!(first_told, Some(BATCH_MAX), "work without a completion counts too");
     }
 }

@@ -21,7 +21,7 @@ const UNIFIED: Hierarchy =
     Hierarchy { limit: "memory.max", current: "memory.current", cold: "inactive_file " };
 
 /// Version 1, where it has memory.
-const OF_MEMORY: Hierarchy = Hierarchy {
+const VERSION_1: Hierarchy = Hierarchy {
     limit: "memory.limit_in_bytes",
     current: "memory.usage_in_bytes",
     cold: "total_inactive_file ",
@@ -33,13 +33,13 @@ const NO_LIMIT: u64 = 1 << 62;
 const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// The least that they may have. None where there is no limit.
-pub fn memory_limit() -> Option<Bytes> {
-    least(Path::new(CGROUPS), &table()?, limit_of)
+pub fn cgroup_memory_limit() -> Option<Bytes> {
+    tightest(Path::new(CGROUPS), &table()?, limit_of)
 }
 
 /// The least that they have left.
 pub(crate) fn memory_left() -> Option<Bytes> {
-    least(Path::new(CGROUPS), &table()?, left_of)
+    tightest(Path::new(CGROUPS), &table()?, headroom_of)
 }
 
 fn table() -> Option<String> {
@@ -47,7 +47,11 @@ fn table() -> Option<String> {
 }
 
 /// Of the process's cgroup and all above it up to the root, which itself has a limit where a container has one of its own.
-fn least(root: &Path, table: &str, of: impl Fn(&Path, &Hierarchy) -> Option<Bytes> + Copy) -> Option<Bytes> {
+fn tightest(
+    root: &Path,
+    table: &str,
+    of: impl Fn(&Path, &Hierarchy) -> Option<Bytes> + Copy,
+) -> Option<Bytes> {
     let of_lines = table.lines().filter_map(|line| {
         let (root, hierarchy, path) = hierarchy_of(root, line)?;
         let own = root.join(path.trim_start_matches('/'));
@@ -64,7 +68,7 @@ fn hierarchy_of<'a>(root: &Path, line: &'a str) -> Option<(PathBuf, &'static Hie
     let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
     match controllers {
         "" => Some((root.to_owned(), &UNIFIED, path)),
-        _ if controllers.split(',').any(|it| it == "memory") => Some((root.join("memory"), &OF_MEMORY, path)),
+        _ if controllers.split(',').any(|it| it == "memory") => Some((root.join("memory"), &VERSION_1, path)),
         _ => None,
     }
 }
@@ -74,7 +78,7 @@ fn limit_of(folder: &Path, hierarchy: &Hierarchy) -> Option<Bytes> {
     number(folder, hierarchy.limit).filter(|limit| *limit < NO_LIMIT).map(Bytes::new)
 }
 
-fn left_of(folder: &Path, hierarchy: &Hierarchy) -> Option<Bytes> {
+fn headroom_of(folder: &Path, hierarchy: &Hierarchy) -> Option<Bytes> {
     let limit = limit_of(folder, hierarchy)?;
     let stat = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
     let cold = stat.lines().find_map(|line| line.strip_prefix(hierarchy.cold)?.trim().parse().ok());
@@ -99,7 +103,7 @@ mod tests {
     }
 
     fn left(root: &Path, table: &str) -> Option<u64> {
-        least(root, table, left_of).map(Bytes::get)
+        tightest(root, table, headroom_of).map(Bytes::get)
     }
 
     #[test]
@@ -115,7 +119,7 @@ mod tests {
         is("pods/one", "5000", "1000");
         is("pods", "9000", "8000");
         assert_eq!(left("/pods/one/box"), Some(1000));
-        assert_eq!(least(root, "0::/pods/one/box\n", limit_of).map(Bytes::get), Some(5000));
+        assert_eq!(tightest(root, "0::/pods/one/box\n", limit_of).map(Bytes::get), Some(5000));
         group(root, "pods", &[("memory.stat", "anon 5\ninactive_file 3500\nactive_file 9")]);
         assert_eq!(left("/pods/one/box"), Some(4000));
         is("pods/one", "5000", "6000");
@@ -129,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn where_memory_is_in_a_hierarchy_of_its_own_that_counts() {
+    fn a_memory_hierarchy_of_its_own_counts() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
         let table = "9:name=systemd:/a\n4:cpu,memory:/pods/one\n0::/\n";
@@ -143,7 +147,7 @@ mod tests {
         assert_eq!(left(root, table), None, "that is no limit");
         is("memory/pods", "1000", "350");
         assert_eq!(left(root, table), Some(700));
-        assert_eq!(least(root, table, limit_of).map(Bytes::get), Some(1000));
+        assert_eq!(tightest(root, table, limit_of).map(Bytes::get), Some(1000));
         assert_eq!(left(root, "1:name=systemd:/pods/one\n"), None);
     }
 }

@@ -33,9 +33,9 @@ impl Gate {
         // Begun first: a thread under the filter would keep it for ever.
         thread::spawn(move || {
             let listener: OwnedFd = given.recv().unwrap();
-            while let Some(waits) = waits(&listener) {
+            while let Some(waits) = has_waiting_call(&listener) {
                 match waits && is_open.load(Ordering::Relaxed) {
-                    true => go_on(&listener),
+                    true => let_first_pass(&listener),
                     false => thread::sleep(Duration::from_millis(1)),
                 }
             }
@@ -55,15 +55,15 @@ impl Gate {
 }
 
 /// Whether a call waits to be answered; none does any more once all threads under the filter have ended.
-fn waits(listener: &OwnedFd) -> Option<bool> {
-    let mut asked = pollfd { fd: listener.as_raw_fd(), events: POLLIN, revents: 0 };
+fn has_waiting_call(listener: &OwnedFd) -> Option<bool> {
+    let mut requested = pollfd { fd: listener.as_raw_fd(), events: POLLIN, revents: 0 };
     // SAFETY: A foreign call that writes one structure.
-    unsafe { poll(&raw mut asked, 1, 10) };
-    (asked.revents & POLLHUP == 0).then_some(asked.revents & POLLIN != 0)
+    unsafe { poll(&raw mut requested, 1, 10) };
+    (requested.revents & POLLHUP == 0).then_some(requested.revents & POLLIN != 0)
 }
 
 /// The first that waits is made.
-fn go_on(listener: &OwnedFd) {
+fn let_first_pass(listener: &OwnedFd) {
     // SAFETY: All zeros are what the kernel wants to find in them.
     let (mut call, mut answer) = unsafe { (zeroed::<seccomp_notif>(), zeroed::<seccomp_notif_resp>()) };
     let ask = |what, with: *mut c_void| {

@@ -21,12 +21,12 @@ pub mod cuda;
 mod digest;
 mod disk;
 mod error;
+mod export;
+mod free_pinned;
 #[cfg(test)]
 mod gate;
-mod handle;
-mod place;
-mod pool;
-mod reserve;
+mod location;
+mod other_programs;
 pub mod sim;
 mod threads;
 
@@ -35,12 +35,12 @@ use std::{fmt, os::fd::OwnedFd, sync::Arc, time::Duration};
 use vramd_types::{Bytes, CopyId, DeviceIndex, ExtentId, HostNode};
 pub use vramd_types::{CopyClass, Shares};
 
-pub use cgroup::memory_limit;
+pub use cgroup::cgroup_memory_limit;
 pub use copies::LaneId;
-pub use disk::{DirectoryError, DiskConfig, DiskEngine, DiskFacts, try_disk};
+pub use disk::{DirectoryError, DiskConfig, DiskEngine, DiskFacts, probe_disk};
 pub use error::{CopyError, DiskFlaw, DiskLimit, DriverError, HostLimit};
-pub use handle::{Handle, SharedFd};
-pub use reserve::left_to_others;
+pub use export::{Export, SharedFd};
+pub use other_programs::left_to_other_programs;
 
 /// One GPU, MIG instance or simulated device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,10 +101,10 @@ pub struct Traffic {
 
 /// What is kept of one node's memory of the host, and is no extent's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeptFacts {
+pub struct FreePinnedFacts {
     pub node: HostNode,
     /// In the pieces that are pinned ahead of need.
-    pub usual: Bytes,
+    pub ordinary: Bytes,
     /// In other sizes, which serve extents of just these.
     pub smaller: Bytes,
     pub larger: Bytes,
@@ -134,7 +134,7 @@ pub enum Submission {
     /// alone are kept, these are given up for pieces, until they are no more than the pieces are: in the background too, and whoever
     /// comes waits for one piece of it at most. Answered once there is no room for
     /// another piece, or no memory for it; asked for once for each node, before anything is made there.
-    KeepHost { node: HostNode, size: Bytes, piece: Bytes, pieces_max: usize },
+    PinAhead { node: HostNode, size: Bytes, piece: Bytes, pieces_max: usize },
     /// Makes an extent on disk, in the directory that the driver was opened with. The id is new, the size is a multiple of
     /// 2 MiB. Nobody else can have it, and it is read only where it was written. Answered by
     /// [`Completion::DiskCreated`].
@@ -155,7 +155,7 @@ pub enum Submission {
     HastenCopy { copy: CopyId },
     /// What each class of copies has of a link at least, from the next chunk on. Has no answer of its own. Until it is told, a
     /// driver goes by [`Shares::default`].
-    ShareBy { shares: Shares },
+    SetShares { shares: Shares },
     /// Nothing of that copy is begun any more: it is answered soon, as cancelled or, where all of it was under way, as
     /// done. Of one that was answered, or never was, nothing follows. Has no answer of its own.
     CancelCopy { copy: CopyId },
@@ -182,7 +182,7 @@ pub enum Submission {
 pub enum Completion {
     Created {
         extent: ExtentId,
-        result: Result<Handle, DriverError>,
+        result: Result<Export, DriverError>,
     },
     /// It has no handle: no process maps what is on disk.
     DiskCreated {
@@ -215,12 +215,12 @@ pub enum Completion {
         device: DeviceIndex,
         unbrokered: Bytes,
         contexts: u32,
-        host_lacking: Bytes,
+        host_missing: Bytes,
     },
     /// So much is kept now; or that nothing more can be, nor will be tried, and why.
-    HostKept {
+    PinnedAhead {
         node: HostNode,
-        kept: Bytes,
+        free: Bytes,
         problem: Option<DriverError>,
     },
     /// Something that operators should know, though the driver goes on. Answers nothing.
@@ -247,13 +247,13 @@ pub trait Driver: Send + Sync + std::fmt::Debug {
     fn devices(&self) -> &[DeviceInfo];
 
     /// Whether it can make extents of that kind.
-    fn makes(&self, kind: ExtentKind) -> bool;
+    fn supports(&self, kind: ExtentKind) -> bool;
 
     /// The piece of the host's memory that is nearest to a device.
     fn host_node(&self, device: DeviceIndex) -> HostNode;
 
     /// Whether other processes can map memory of the host as they map a device's: from there a device reaches it in place.
-    fn maps_host(&self) -> bool {
+    fn can_map_host(&self) -> bool {
         false
     }
 
@@ -273,12 +273,12 @@ pub trait Driver: Send + Sync + std::fmt::Debug {
     }
 
     /// What was read of disks and files since then to be hashed, which goes by no lane.
-    fn hashed(&self) -> Bytes {
+    fn hashed_bytes(&self) -> Bytes {
         Bytes::ZERO
     }
 
     /// What is kept of each node's memory that is to be kept.
-    fn kept(&self) -> Vec<KeptFacts> {
+    fn free_pinned(&self) -> Vec<FreePinnedFacts> {
         Vec::new()
     }
 

@@ -72,13 +72,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_thread_that_panics_is_told_and_of_one_that_ends_is_not() {
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let tells = Arc::clone(&told);
-        let mut threads = Threads::new(move |problem| tells.lock().unwrap().push(problem.to_owned()));
+    fn only_a_panicking_thread_is_reported() {
+        let reported = Arc::new(Mutex::new(Vec::new()));
+        let reports = Arc::clone(&reported);
+        let mut threads = Threads::new(move |problem| reports.lock().unwrap().push(problem.to_owned()));
         threads.start("good", Box::new(|| {})).unwrap();
         threads.start("bad", Box::new(|| panic!("on purpose"))).unwrap();
         threads.join();
-        assert_eq!(*told.lock().unwrap(), ["its thread bad has panicked"]);
+        assert_eq!(*reported.lock().unwrap(), ["its thread bad has panicked"]);
     }
 }

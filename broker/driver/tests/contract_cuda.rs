@@ -61,7 +61,7 @@ fn with_one_device() {
 
 #[test]
 fn with_two_devices() {
-    let text = passes(&Fake::new().says("devices = 2"), &["capacity", "another_device"]);
+    let text = passes(&Fake::new().with("devices = 2"), &["capacity", "another_device"]);
     assert!(text.contains("bytes_arrive_on_another_device ... ok"), "{text}");
     assert!(text.contains("bytes_come_from_another_device ... ok"), "{text}");
     assert!(text.contains("devices_are_separate ... ok"), "{text}");
@@ -70,7 +70,7 @@ fn with_two_devices() {
 #[test]
 fn where_memory_is_not_zero_and_processes_are_not_listed() {
     let text = passes(
-        &Fake::new().says("dirty = 1").says("lists = 0").says("context_mib = 32"),
+        &Fake::new().with("dirty = 1").with("lists = 0").with("context_mib = 32"),
         &["memory", "lifetime"],
     );
     assert!(text.contains("not certain, zeroing: memory was not zero"), "{text}");
@@ -80,7 +80,7 @@ fn where_memory_is_not_zero_and_processes_are_not_listed() {
 #[test]
 fn where_memory_of_the_host_does_not_go_by_the_drivers_descriptors() {
     let text = passes(
-        &Fake::new().says("attribute.141 = 0"),
+        &Fake::new().with("attribute.141 = 0"),
         &["host::", "kept::", "disk::", "every_direction", "both_directions", "dropped"],
     );
     assert!(text.contains("memory of the host: registered memfds"), "{text}");
@@ -88,7 +88,7 @@ fn where_memory_of_the_host_does_not_go_by_the_drivers_descriptors() {
 
 #[test]
 fn where_it_cannot_run_it_says_so() {
-    let output = run(&Fake::new().says("init = 34"), &[]);
+    let output = run(&Fake::new().with("init = 34"), &[]);
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("the toolkit's stub"), "{output:?}");
 }

@@ -35,14 +35,14 @@ use std::time::Duration;
 pub use planted::Flaw;
 pub use {
     links::{Crossing, Links},
-    waiting::Waiting,
+    waiting::WaitingClasses,
 };
 
 /// So long a class that waits has nothing.
-pub const STANDS_AT_MOST: Duration = Duration::from_secs(1);
+pub const STARVED_AFTER: Duration = Duration::from_secs(1);
 
 /// On a slow link longer, while no more chunks than that are begun of others.
-pub const PASSED_AT_MOST: u32 = 16;
+pub const STARVED_AFTER_CHUNKS: u32 = 16;
 
 #[cfg(test)]
 mod tests;

@@ -6,10 +6,10 @@ use vramd_types::{Bytes, CopyClass, Shares};
 
 #[cfg(feature = "planted")]
 use crate::Flaw;
-use crate::{PASSED_AT_MOST, STANDS_AT_MOST};
+use crate::{STARVED_AFTER, STARVED_AFTER_CHUNKS};
 
 /// So much more than it carries may be begun on a link whose speed is known: then it never stands idle between two chunks.
-const AHEAD: Duration = Duration::from_millis(1);
+const AHEAD_MAX: Duration = Duration::from_millis(1);
 
 /// What a class is owed at most, in chunks.
 const OWED_CHUNKS_MAX: u64 = 4;
@@ -26,34 +26,34 @@ pub(crate) struct Link {
     /// What was begun of other classes and belonged to this one, of which something waited: in hundredths of a byte.
     owed: [u64; CopyClass::COUNT],
     /// Since it began to wait, or had a chunk for the last time.
-    stands: [Option<Stand>; CopyClass::COUNT],
-    speed: Option<Speed>,
+    waits: [Option<Wait>; CopyClass::COUNT],
+    pace: Option<Pace>,
     #[cfg(feature = "planted")]
     pub(crate) planted: Option<Flaw>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Stand {
+struct Wait {
     since: Duration,
     /// The chunks of others, and when the last of them was begun.
-    passed: u32,
-    last: Duration,
+    chunks_passed: u32,
+    last_passed: Duration,
 }
 
 /// Of a link that several lanes share.
 #[derive(Clone, Debug)]
-struct Speed {
+struct Pace {
     /// Bytes per second.
-    carries: u64,
+    bytes_per_s: u64,
     /// When what was begun should have crossed it: never later than what is under way now would take.
-    through: Duration,
+    clear_at: Duration,
     /// Bytes of each class that were begun and have not ended.
-    under_way: [u64; CopyClass::COUNT],
+    in_flight: [u64; CopyClass::COUNT],
 }
 
-impl Speed {
-    fn takes(&self, bytes: u64) -> Duration {
-        let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.carries);
+impl Pace {
+    fn duration_of(&self, bytes: u64) -> Duration {
+        let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_s);
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 }
@@ -66,124 +66,128 @@ impl Link {
             chunk,
             wanted: [0; CopyClass::COUNT],
             owed: [0; CopyClass::COUNT],
-            stands: [None; CopyClass::COUNT],
-            speed: None,
+            waits: [None; CopyClass::COUNT],
+            pace: None,
             #[cfg(feature = "planted")]
             planted: None,
         }
     }
 
     /// Of several lanes, which carries so many bytes per second.
-    pub(crate) fn shared(shares: Shares, chunk: Bytes, carries: u64) -> Self {
-        let under_way = [0; CopyClass::COUNT];
-        let speed = Some(Speed { carries: carries.max(1), through: Duration::ZERO, under_way });
-        Self { speed, ..Self::of_lane(shares, chunk) }
+    pub(crate) fn shared(shares: Shares, chunk: Bytes, bytes_per_s: u64) -> Self {
+        let in_flight = [0; CopyClass::COUNT];
+        let pace = Some(Pace { bytes_per_s: bytes_per_s.max(1), clear_at: Duration::ZERO, in_flight });
+        Self { pace, ..Self::of_lane(shares, chunk) }
     }
 
-    pub(crate) fn share_by(&mut self, shares: Shares) {
+    pub(crate) fn set_shares(&mut self, shares: Shares) {
         self.shares = shares;
         self.owed = [0; CopyClass::COUNT];
     }
 
     /// What waits from now on. Who waits no more saves nothing up.
-    pub(crate) fn waits(&mut self, now: Duration, wanted: Wanted) {
+    pub(crate) fn set_waiting(&mut self, now: Duration, wanted: Wanted) {
         self.wanted = wanted;
         for at in CopyClass::ALL.map(CopyClass::index) {
             match wanted[at] > 0 {
-                true => _ = self.stands[at].get_or_insert(Stand { since: now, passed: 0, last: now }),
-                false if planted!(self, ShareSavedUp) => self.stands[at] = None,
-                false => (self.stands[at], self.owed[at]) = (None, 0),
+                true => {
+                    _ = self.waits[at].get_or_insert(Wait { since: now, chunks_passed: 0, last_passed: now })
+                }
+                false if planted!(self, ShareSavedUp) => self.waits[at] = None,
+                false => (self.waits[at], self.owed[at]) = (None, 0),
             }
         }
     }
 
     /// A chunk of that class was begun, while this still waited.
-    pub(crate) fn begun(&mut self, now: Duration, class: CopyClass, length: Bytes) {
+    pub(crate) fn record_begin(&mut self, now: Duration, class: CopyClass, length: Bytes) {
         let saves_up = planted!(self, ShareSavedUp);
         let wanted = self.wanted;
         let has_part = |other: &CopyClass| saves_up || wanted[other.index()] > 0;
         for other in CopyClass::ALL.into_iter().filter(has_part) {
             let at = other.index();
-            let share = length.get().saturating_mul(u64::from(self.share_beside(class, other)));
-            let paid = if other == class { length.get().saturating_mul(100) } else { 0 };
-            let owed = self.owed[at].saturating_add(share).saturating_sub(paid);
-            let at_most = if saves_up { u64::MAX } else { self.chunk_owed() * OWED_CHUNKS_MAX };
+            let share = length.get().saturating_mul(u64::from(self.share_of(class, other)));
+            let served = if other == class { length.get().saturating_mul(100) } else { 0 };
+            let owed = self.owed[at].saturating_add(share).saturating_sub(served);
+            let at_most = if saves_up { u64::MAX } else { self.owed_per_chunk() * OWED_CHUNKS_MAX };
             self.owed[at] = owed.min(at_most);
-            if let Some(stand) = &mut self.stands[at] {
-                let passed = stand.passed.saturating_add(1);
-                *stand = match other == class {
-                    true => Stand { since: now, passed: 0, last: now },
-                    false => Stand { passed, last: now, ..*stand },
+            if let Some(wait) = &mut self.waits[at] {
+                let chunks_passed = wait.chunks_passed.saturating_add(1);
+                *wait = match other == class {
+                    true => Wait { since: now, chunks_passed: 0, last_passed: now },
+                    false => Wait { chunks_passed, last_passed: now, ..*wait },
                 };
             }
         }
-        if let Some(speed) = &mut self.speed {
-            speed.through = now.max(speed.through).saturating_add(speed.takes(length.get()));
-            let under_way = &mut speed.under_way[class.index()];
-            *under_way = under_way.saturating_add(length.get());
+        if let Some(pace) = &mut self.pace {
+            pace.clear_at = now.max(pace.clear_at).saturating_add(pace.duration_of(length.get()));
+            let in_flight = &mut pace.in_flight[class.index()];
+            *in_flight = in_flight.saturating_add(length.get());
         }
     }
 
     /// One that was begun as that class has ended, well or not.
-    pub(crate) fn ended(&mut self, now: Duration, class: CopyClass, length: Bytes) {
-        if let Some(speed) = &mut self.speed {
-            let under_way = &mut speed.under_way[class.index()];
-            *under_way = under_way.saturating_sub(length.get());
-            let all = speed.under_way.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
-            speed.through = speed.through.min(now.saturating_add(speed.takes(all)));
+    pub(crate) fn record_end(&mut self, now: Duration, class: CopyClass, length: Bytes) {
+        if let Some(pace) = &mut self.pace {
+            let in_flight = &mut pace.in_flight[class.index()];
+            *in_flight = in_flight.saturating_sub(length.get());
+            let all = pace.in_flight.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+            pace.clear_at = pace.clear_at.min(now.saturating_add(pace.duration_of(all)));
         }
     }
 
     /// Something of the class waits, and it has had nothing for so long that it may have one chunk.
-    pub(crate) fn has_stood(&self, now: Duration, class: CopyClass) -> bool {
-        let for_long = |since: Duration| now.saturating_sub(since) >= STANDS_AT_MOST;
-        let has_stood = |it: Stand| for_long(it.since) && (it.passed >= PASSED_AT_MOST || for_long(it.last));
-        class != CopyClass::Demand && self.stands[class.index()].is_some_and(has_stood)
+    pub(crate) fn is_starved(&self, now: Duration, class: CopyClass) -> bool {
+        let for_long = |since: Duration| now.saturating_sub(since) >= STARVED_AFTER;
+        let is_starved = |it: Wait| {
+            for_long(it.since) && (it.chunks_passed >= STARVED_AFTER_CHUNKS || for_long(it.last_passed))
+        };
+        class != CopyClass::Demand && self.waits[class.index()].is_some_and(is_starved)
     }
 
     /// Something of the class waits, or has had nothing, since then.
-    pub(crate) fn stands_since(&self, class: CopyClass) -> Option<Duration> {
-        self.stands[class.index()].map(|stand| stand.since)
+    pub(crate) fn waiting_since(&self, class: CopyClass) -> Option<Duration> {
+        self.waits[class.index()].map(|wait| wait.since)
     }
 
     /// Something of the class waits, and it lacks a chunk of its share.
     pub(crate) fn is_owed(&self, class: CopyClass) -> bool {
-        let behind_demand = class == CopyClass::Prefetch && self.has_waiting(CopyClass::Demand);
+        let behind_demand = class == CopyClass::Prefetch && self.is_wanted(CopyClass::Demand);
         match behind_demand {
             true => planted!(self, PrefetchBeforeDemand),
-            false => self.owed[class.index()] >= self.chunk_owed(),
+            false => self.owed[class.index()] >= self.owed_per_chunk(),
         }
     }
 
     /// Whether what goes in order is not begun now by one of the lanes that share it.
     pub(crate) fn holds_back(&self, now: Duration, class: CopyClass) -> bool {
-        let Some(speed) = self.speed.as_ref().filter(|_| class != CopyClass::Demand) else { return false };
-        let has_room = speed.through <= now.saturating_add(AHEAD);
+        let Some(pace) = self.pace.as_ref().filter(|_| class != CopyClass::Demand) else { return false };
+        let has_room = pace.clear_at <= now.saturating_add(AHEAD_MAX);
         // How fast a link is may have been measured badly: alone, a class goes as fast as it can.
-        let crosses_demand = speed.under_way[CopyClass::Demand.index()] > 0;
-        let is_next = !CopyClass::ALL.into_iter().any(|other| other < class && self.has_waiting(other));
+        let crosses_demand = pace.in_flight[CopyClass::Demand.index()] > 0;
+        let is_next = !CopyClass::ALL.into_iter().any(|other| other < class && self.is_wanted(other));
         !(has_room || is_next && !crosses_demand)
     }
 
     pub(crate) fn is_shared(&self) -> bool {
-        self.speed.is_some()
+        self.pace.is_some()
     }
 
-    fn has_waiting(&self, class: CopyClass) -> bool {
+    fn is_wanted(&self, class: CopyClass) -> bool {
         self.wanted[class.index()] > 0
     }
 
     /// What belongs to a class of what is begun of another, in percent: no more than its lanes could take.
-    fn share_beside(&self, begun: CopyClass, class: CopyClass) -> u32 {
+    fn share_of(&self, begun: CopyClass, class: CopyClass) -> u32 {
         // Of what demand has nothing belongs to a prefetch.
         let has_share = (begun, class) != (CopyClass::Demand, CopyClass::Prefetch);
         // Who is to save up what it does not want has a share of that.
-        let takes = if planted!(self, ShareSavedUp) { u32::MAX } else { self.wanted[class.index()] };
-        let share = self.shares.percent(class).min(takes);
+        let wanted_max = if planted!(self, ShareSavedUp) { u32::MAX } else { self.wanted[class.index()] };
+        let share = self.shares.percent(class).min(wanted_max);
         if has_share && !planted!(self, ShareLentForEver) { share } else { 0 }
     }
 
-    fn chunk_owed(&self) -> u64 {
+    fn owed_per_chunk(&self) -> u64 {
         self.chunk.get().saturating_mul(100)
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use vramd_types::{Bytes, CopyClass, Shares};
 
-use crate::{STANDS_AT_MOST, Waiting, link::Link, turn::Turn};
+use crate::{STARVED_AFTER, WaitingClasses, link::Link, turn::Turn};
 
 /// A lane is told by its number, from 0.
 #[derive(Clone, Debug)]
@@ -22,22 +22,28 @@ pub struct Links {
 struct Lane {
     /// Its own link first.
     crosses: Vec<usize>,
-    waiting: Waiting,
+    waiting: WaitingClasses,
     is_full: bool,
     /// Chunks that were begun and have not ended.
-    under_way: usize,
+    in_flight: usize,
     /// When one was begun or ended last.
-    moved: Duration,
+    last_progress: Duration,
 }
 
 impl Lane {
     fn new(crosses: Vec<usize>) -> Self {
-        Self { crosses, waiting: Waiting::default(), is_full: false, under_way: 0, moved: Duration::ZERO }
+        Self {
+            crosses,
+            waiting: WaitingClasses::default(),
+            is_full: false,
+            in_flight: 0,
+            last_progress: Duration::ZERO,
+        }
     }
 
     /// What is under way does not end, so that nothing more may ever be begun.
-    fn hangs(&self, now: Duration) -> bool {
-        self.under_way > 0 && now.saturating_sub(self.moved) >= STANDS_AT_MOST
+    fn is_hung(&self, now: Duration) -> bool {
+        self.in_flight > 0 && now.saturating_sub(self.last_progress) >= STARVED_AFTER
     }
 }
 
@@ -46,26 +52,29 @@ impl Lane {
 pub struct Crossing {
     pub lane: usize,
     /// What the link carries if this lane has it for itself, in bytes per second.
-    pub carries: u64,
+    pub bytes_per_s: u64,
     /// What the lane carries by itself, if that is known.
-    pub alone: Option<u64>,
+    pub lane_bytes_per_s: Option<u64>,
 }
 
 impl Crossing {
     /// What of the link the lane can fill, in percent.
-    fn fills(&self) -> u32 {
-        let percent = |alone: u64| u128::from(alone) * 100 / u128::from(self.carries.max(1));
-        self.alone.map_or(100, |alone| u32::try_from(percent(alone).clamp(1, 100)).unwrap_or(100))
+    fn percent_filled(&self) -> u32 {
+        let percent =
+            |lane_bytes_per_s: u64| u128::from(lane_bytes_per_s) * 100 / u128::from(self.bytes_per_s.max(1));
+        self.lane_bytes_per_s.map_or(100, |lane_bytes_per_s| {
+            u32::try_from(percent(lane_bytes_per_s).clamp(1, 100)).unwrap_or(100)
+        })
     }
 }
 
 impl Links {
     /// Of so many lanes, which share these; so much is begun at once of what nobody waits for.
     pub fn new(shares: Shares, chunk: Bytes, lanes: usize, shared: Vec<Vec<Crossing>>) -> Self {
-        let own = (0..lanes).map(|lane| vec![Crossing { lane, carries: 1, alone: None }]);
+        let own = (0..lanes).map(|lane| vec![Crossing { lane, bytes_per_s: 1, lane_bytes_per_s: None }]);
         let crossings: Vec<Vec<Crossing>> = own.chain(shared).collect();
         let link = |(at, lanes_there): (usize, &Vec<Crossing>)| match lanes_there.first() {
-            Some(first) if at >= lanes => Link::shared(shares, chunk, first.carries),
+            Some(first) if at >= lanes => Link::shared(shares, chunk, first.bytes_per_s),
             _ => Link::of_lane(shares, chunk),
         };
         let links = crossings.iter().enumerate().map(link).collect();
@@ -84,63 +93,65 @@ impl Links {
     }
 
     /// From the next chunk on.
-    pub fn share_by(&mut self, shares: Shares) {
-        self.links.iter_mut().for_each(|link| link.share_by(shares));
+    pub fn set_shares(&mut self, shares: Shares) {
+        self.links.iter_mut().for_each(|link| link.set_shares(shares));
     }
 
     /// What waits in a lane from now on; and whether that is full: as much of what nobody waits for is under way there as should be.
-    pub fn waits(&mut self, now: Duration, lane: usize, waiting: Waiting, is_full: bool) {
+    pub fn set_waiting(&mut self, now: Duration, lane: usize, waiting: WaitingClasses, is_full: bool) {
         let full_wants_nothing = is_full && planted!(self, FullWantsNothing);
-        let wants =
-            |class: &CopyClass| waiting.has(*class) && (*class == CopyClass::Demand || !full_wants_nothing);
+        let wants = |class: &CopyClass| {
+            waiting.contains(*class) && (*class == CopyClass::Demand || !full_wants_nothing)
+        };
         let own = &mut self.lanes[lane];
         (own.waiting, own.is_full) = (CopyClass::ALL.into_iter().filter(wants).collect(), is_full);
         for at in &self.lanes[lane].crosses {
-            let fills = |class: CopyClass| {
-                let wanted = self.crossings[*at].iter().filter(|it| self.lanes[it.lane].waiting.has(class));
-                wanted.map(Crossing::fills).sum::<u32>()
+            let percent_filled = |class: CopyClass| {
+                let wanted =
+                    self.crossings[*at].iter().filter(|it| self.lanes[it.lane].waiting.contains(class));
+                wanted.map(Crossing::percent_filled).sum::<u32>()
             };
-            self.links[*at].waits(now, CopyClass::ALL.map(fills));
+            self.links[*at].set_waiting(now, CopyClass::ALL.map(percent_filled));
         }
     }
 
     /// The classes of which a chunk may be begun in a lane now, the best first.
-    pub fn next(&self, now: Duration, lane: usize) -> impl Iterator<Item = CopyClass> + use<> {
+    pub fn eligible_classes(&self, now: Duration, lane: usize) -> impl Iterator<Item = CopyClass> + use<> {
         let mut turns = CopyClass::ALL.map(|class| (self.turn(now, lane, class), class));
         turns.sort();
-        turns.into_iter().filter(|(turn, _)| turn.has_come()).map(|(_, class)| class)
+        turns.into_iter().filter(|(turn, _)| turn.may_begin()).map(|(_, class)| class)
     }
 
     /// A chunk was begun in a lane. Told before what waits there from now on.
-    pub fn begun(&mut self, now: Duration, lane: usize, class: CopyClass, length: Bytes) {
+    pub fn record_begin(&mut self, now: Duration, lane: usize, class: CopyClass, length: Bytes) {
         let own = &mut self.lanes[lane];
-        (own.under_way, own.moved) = (own.under_way + 1, now);
+        (own.in_flight, own.last_progress) = (own.in_flight + 1, now);
         for at in &self.lanes[lane].crosses {
             let cost = cost(&self.crossings[*at], lane, length);
-            self.links[*at].begun(now, class, cost);
+            self.links[*at].record_begin(now, class, cost);
         }
     }
 
     /// As what it was begun, and however it went.
-    pub fn ended(&mut self, now: Duration, lane: usize, class: CopyClass, length: Bytes) {
+    pub fn record_end(&mut self, now: Duration, lane: usize, class: CopyClass, length: Bytes) {
         let own = &mut self.lanes[lane];
-        (own.under_way, own.moved) = (own.under_way.saturating_sub(1), now);
+        (own.in_flight, own.last_progress) = (own.in_flight.saturating_sub(1), now);
         for at in &self.lanes[lane].crosses {
             let cost = cost(&self.crossings[*at], lane, length);
-            self.links[*at].ended(now, class, cost);
+            self.links[*at].record_end(now, class, cost);
         }
     }
 
     fn turn(&self, now: Duration, lane: usize, class: CopyClass) -> Turn {
         let Lane { crosses, waiting, is_full, .. } = &self.lanes[lane];
-        if !waiting.has(class) {
+        if !waiting.contains(class) {
             return Turn::HeldBack;
         }
         let turns = crosses.iter().map(|at| self.turn_at(now, *at, lane, class));
-        let turn = turns.fold(Turn::InOrder, Turn::and);
+        let turn = turns.fold(Turn::InOrder, Turn::combine);
         // Beside demand a share may be more than a lane takes of what nobody waits for.
-        let is_beside_demand = waiting.has(CopyClass::Demand) && !planted!(self, FullLacksItsShare);
-        let has_room = class == CopyClass::Demand || !is_full || is_beside_demand && turn.is_by_right();
+        let is_beside_demand = waiting.contains(CopyClass::Demand) && !planted!(self, FullLacksItsShare);
+        let has_room = class == CopyClass::Demand || !is_full || is_beside_demand && turn.goes_out_of_order();
         if has_room { turn } else { Turn::HeldBack }
     }
 
@@ -148,51 +159,55 @@ impl Links {
         let link = &self.links[at];
         let only_vetoes = link.is_shared() && planted!(self, SharedOnlyVetoes);
         if only_vetoes {
-            let is_by_right = link.is_owed(class) || link.has_stood(now, class);
-            return if !is_by_right && link.holds_back(now, class) { Turn::HeldBack } else { Turn::InOrder };
+            let goes_out_of_order = link.is_owed(class) || link.is_starved(now, class);
+            return if !goes_out_of_order && link.holds_back(now, class) {
+                Turn::HeldBack
+            } else {
+                Turn::InOrder
+            };
         }
-        if link.has_stood(now, class) && self.stood_longest(now, at, lane, class) {
-            Turn::Stood
+        if link.is_starved(now, class) && self.waits_longest(now, at, lane, class) {
+            Turn::Starved
         } else if link.is_owed(class) {
             Turn::Owed
         } else if link.holds_back(now, class) {
             Turn::HeldBack
-        } else if self.yields(now, at, class) {
-            Turn::Yields
+        } else if self.must_yield(now, at, class) {
+            Turn::Yielding
         } else {
             Turn::InOrder
         }
     }
 
     /// Of the lanes in which that class waits at a link, if several share it. Nobody waits behind one that hangs.
-    fn stood_longest(&self, now: Duration, at: usize, lane: usize, class: CopyClass) -> bool {
-        let since = |lane: usize| self.links[lane].stands_since(class);
+    fn waits_longest(&self, now: Duration, at: usize, lane: usize, class: CopyClass) -> bool {
+        let since = |lane: usize| self.links[lane].waiting_since(class);
         let Some(its) = since(lane) else { return false };
-        let others = self.crossings[at].iter().filter(|other| !self.lanes[other.lane].hangs(now));
+        let others = self.crossings[at].iter().filter(|other| !self.lanes[other.lane].is_hung(now));
         others.filter_map(|other| since(other.lane)).all(|other| its <= other)
     }
 
     /// Whether it is not begun now at a link that lanes share, since another class lacks its share there.
-    fn yields(&self, now: Duration, at: usize, class: CopyClass) -> bool {
+    fn must_yield(&self, now: Duration, at: usize, class: CopyClass) -> bool {
         let is_shared = self.links[at].is_shared() && !planted!(self, OthersNotHeldBack);
         let mut others = CopyClass::ALL.into_iter().filter(|other| *other != class);
-        is_shared && class != CopyClass::Demand && others.any(|other| self.lacks(now, at, other))
+        is_shared && class != CopyClass::Demand && others.any(|other| self.is_deprived(now, at, other))
     }
 
     /// Whether a class lacks its share of a link because of what others have there: no other link holds it back.
-    fn lacks(&self, now: Duration, at: usize, class: CopyClass) -> bool {
+    fn is_deprived(&self, now: Duration, at: usize, class: CopyClass) -> bool {
         let elsewhere = |link: &usize| {
             *link != at && self.links[*link].holds_back(now, class) && !self.links[*link].is_owed(class)
         };
-        let could_go = |lane: &Lane| lane.waiting.has(class) && !lane.crosses.iter().any(elsewhere);
+        let could_go = |lane: &Lane| lane.waiting.contains(class) && !lane.crosses.iter().any(elsewhere);
         self.links[at].is_owed(class) && self.crossings[at].iter().any(|it| could_go(&self.lanes[it.lane]))
     }
 }
 
 /// What a chunk of that lane costs at a link, in bytes of the first lane there.
 fn cost(there: &[Crossing], lane: usize, length: Bytes) -> Bytes {
-    let carries = |it: Option<&Crossing>| it.map_or(1, |it| u128::from(it.carries).max(1));
+    let bytes_per_s = |it: Option<&Crossing>| it.map_or(1, |it| u128::from(it.bytes_per_s).max(1));
     let (first, own) = (there.first(), there.iter().find(|it| it.lane == lane));
-    let cost = u128::from(length.get()) * carries(first) / carries(own);
+    let cost = u128::from(length.get()) * bytes_per_s(first) / bytes_per_s(own);
     Bytes::new(u64::try_from(cost).unwrap_or(u64::MAX))
 }

@@ -2,32 +2,32 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Turn {
     /// It has had nothing for so long that it has one chunk.
-    Stood,
+    Starved,
     /// It has had less than its share.
     Owed,
     InOrder,
     /// To another class that has had less than its share.
-    Yields,
+    Yielding,
     /// By what is under way there; or it does not wait.
     HeldBack,
 }
 
 impl Turn {
     /// At both of two links. Who is owed at one of them yields at none: else two could yield to each other.
-    pub(crate) fn and(self, other: Self) -> Self {
+    pub(crate) fn combine(self, other: Self) -> Self {
         match (self.min(other), self.max(other)) {
             (_, Self::HeldBack) => Self::HeldBack,
-            (first, _) if first.is_by_right() => first,
-            (_, last) => last,
+            (first, _) if first.goes_out_of_order() => first,
+            (_, last_passed) => last_passed,
         }
     }
 
     /// Before those that go in order.
-    pub(crate) fn is_by_right(self) -> bool {
+    pub(crate) fn goes_out_of_order(self) -> bool {
         self < Self::InOrder
     }
 
-    pub(crate) fn has_come(self) -> bool {
+    pub(crate) fn may_begin(self) -> bool {
         self <= Self::InOrder
     }
 }

@@ -2,10 +2,10 @@ use vramd_types::CopyClass;
 
 /// The classes of which something waits in a lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Waiting([bool; CopyClass::COUNT]);
+pub struct WaitingClasses([bool; CopyClass::COUNT]);
 
-impl Waiting {
-    pub fn has(self, class: CopyClass) -> bool {
+impl WaitingClasses {
+    pub fn contains(self, class: CopyClass) -> bool {
         self.0[class.index()]
     }
 
@@ -16,7 +16,7 @@ impl Waiting {
     }
 }
 
-impl FromIterator<CopyClass> for Waiting {
+impl FromIterator<CopyClass> for WaitingClasses {
     fn from_iter<I: IntoIterator<Item = CopyClass>>(classes: I) -> Self {
         classes.into_iter().fold(Self::default(), Self::with)
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use broker_core::{self as core, DaemonFrame, MapPart, PartRef, PressureNote, RevokeReason, UnmappedPart};
-use broker_driver::Handle;
+use broker_driver::Export;
 use prost::Message;
 use vramd_proto::{channel as protocol, v1};
 use vramd_types::{AllocationId, ExtentId, PartIndex};
@@ -22,8 +22,8 @@ pub struct Context<'a> {
     /// What both sides of the channel speak; see [`super::Channels::features`].
     pub features: u64,
     /// Of a new session with pins.
-    pub word_table: Option<&'a Handle>,
-    pub handle: &'a dyn Fn(ExtentId) -> Option<Handle>,
+    pub word_table: Option<&'a Export>,
+    pub handle: &'a dyn Fn(ExtentId) -> Option<Export>,
 }
 
 impl std::fmt::Debug for Context<'_> {
@@ -117,7 +117,7 @@ fn part_ref(part: &PartRef) -> v1::PartRef {
     v1::PartRef { allocation_id: part.allocation.get(), part_index: part.part.0 }
 }
 
-fn map_part(part: &MapPart, handle: &Handle) -> v1::MapPart {
+fn map_part(part: &MapPart, handle: &Export) -> v1::MapPart {
     v1::MapPart {
         part: Some(part_ref(&part.part)),
         offset_bytes: part.offset.get(),
@@ -125,15 +125,15 @@ fn map_part(part: &MapPart, handle: &Handle) -> v1::MapPart {
         span_bytes: part.span.get(),
         access: if part.writable { v1::Access::ReadWrite } else { v1::Access::ReadOnly }.into(),
         handle_type: match handle {
-            Handle::Memfd(_) => v1::HandleType::Memfd,
-            Handle::VmmFd(_) => v1::HandleType::VmmFd,
-            Handle::CudaIpc(_) => v1::HandleType::CudaIpc,
+            Export::Memfd(_) => v1::HandleType::Memfd,
+            Export::VmmFd(_) => v1::HandleType::VmmFd,
+            Export::CudaIpc(_) => v1::HandleType::CudaIpc,
         }
         .into(),
         device: u32::from(part.device.0),
         cuda_ipc_handle: match handle {
-            Handle::CudaIpc(handle) => handle.to_vec(),
-            Handle::Memfd(_) | Handle::VmmFd(_) => Vec::new(),
+            Export::CudaIpc(handle) => handle.to_vec(),
+            Export::Memfd(_) | Export::VmmFd(_) => Vec::new(),
         },
         slot: part.slot.map_or(0, |slot| slot.0),
         losses: part.drop_count,
@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn a_map_carries_its_handles_in_order() {
         let memfd = rustix::fs::memfd_create("frame-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        let handle = Handle::Memfd(Arc::new(memfd.into()));
+        let handle = Export::Memfd(Arc::new(memfd.into()));
         let known = |extent: ExtentId| (extent.get() < 10).then(|| handle.clone());
         let context = Context { devices: &[], features: 0, word_table: None, handle: &known };
         let part = |extent| MapPart {
@@ -375,7 +375,7 @@ mod tests {
         let device = v1::Device { uuid: "GPU-1".into(), index: 1, name: "sim".into() };
         let devices = [v1::Device::default(), device.clone()];
         let memfd = rustix::fs::memfd_create("frame-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        let table = Handle::Memfd(Arc::new(memfd.into()));
+        let table = Export::Memfd(Arc::new(memfd.into()));
         let context = Context { devices: &devices, features: 2, word_table: Some(&table), handle: &none };
         let welcome = DaemonFrame::Welcome {
             session: SessionId::from_raw(5),

@@ -30,7 +30,7 @@ use std::{
 };
 
 use broker_core::{ChannelId, Slot, Tier};
-use broker_driver::Handle;
+use broker_driver::Export;
 use dashmap::DashMap;
 use tokio::sync::Notify;
 use vramd_types::DeviceIndex;
@@ -46,7 +46,7 @@ use socket::Socket;
 #[derive(Debug)]
 pub struct OutFrame {
     pub bytes: Vec<u8>,
-    pub handles: Vec<Handle>,
+    pub handles: Vec<Export>,
     /// A note of that, of which only the last one counts.
     pub note_of: Option<(DeviceIndex, Tier)>,
 }
@@ -120,7 +120,7 @@ impl Channels {
     }
 
     /// What a new client maps its word table by.
-    pub fn word_table(&self, channel: ChannelId) -> Option<Handle> {
+    pub fn word_table(&self, channel: ChannelId) -> Option<Export> {
         self.with_words(channel, WordTable::handle)?
     }
 

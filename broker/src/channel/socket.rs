@@ -75,7 +75,7 @@ impl AsFd for Socket {
 }
 
 fn send(socket: BorrowedFd<'_>, frame: &OutFrame) -> io::Result<()> {
-    let fds: Vec<_> = frame.handles.iter().filter_map(broker_driver::Handle::fd).collect();
+    let fds: Vec<_> = frame.handles.iter().filter_map(broker_driver::Export::fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_PER_PACKET_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
@@ -90,7 +90,7 @@ fn send(socket: BorrowedFd<'_>, frame: &OutFrame) -> io::Result<()> {
 mod tests {
     use std::sync::Arc;
 
-    use broker_driver::Handle;
+    use broker_driver::Export;
     use rustix::{
         fs::{MemfdFlags, memfd_create},
         net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType},
@@ -163,7 +163,7 @@ mod tests {
     async fn the_most_descriptors_arrive_in_one_packet() {
         let (ours, theirs) = pair();
         let memfd = Arc::new(memfd_create("socket-test", MemfdFlags::CLOEXEC).unwrap().into());
-        let handles = vec![Handle::Memfd(memfd); FDS_PER_PACKET_MAX];
+        let handles = vec![Export::Memfd(memfd); FDS_PER_PACKET_MAX];
         ours.send(&OutFrame { bytes: b"map".to_vec(), handles: handles.clone(), note_of: None })
             .await
             .unwrap();
@@ -178,7 +178,7 @@ mod tests {
             .sum();
         assert_eq!(count, FDS_PER_PACKET_MAX);
 
-        let too_many = [handles, vec![Handle::CudaIpc([0; 64]); 1]].concat();
+        let too_many = [handles, vec![Export::CudaIpc([0; 64]); 1]].concat();
         assert!(
             ours.try_send(&OutFrame { bytes: vec![1], handles: too_many, note_of: None }).is_ok(),
             "no descriptor for that one"

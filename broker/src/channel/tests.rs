@@ -326,7 +326,7 @@ async fn a_client_that_does_not_read_loses_its_channel_alone() {
     let memfd: Arc<broker_driver::SharedFd> = Arc::new(memfd.into());
     let frame = || OutFrame {
         bytes: vec![1; 60_000],
-        handles: vec![broker_driver::Handle::Memfd(memfd.clone())],
+        handles: vec![broker_driver::Export::Memfd(memfd.clone())],
         note_of: None,
     };
     for _ in 0..200 {
@@ -434,7 +434,7 @@ async fn a_process_is_not_over_while_a_child_can_receive_descriptors() {
     let (channel, _) = daemon.hello().await;
     let memfd =
         Arc::new(rustix::fs::memfd_create("inherited", rustix::fs::MemfdFlags::CLOEXEC).unwrap().into());
-    let handles = vec![broker_driver::Handle::Memfd(memfd)];
+    let handles = vec![broker_driver::Export::Memfd(memfd)];
     daemon.channels.send(channel, OutFrame { bytes: b"take it".to_vec(), handles, note_of: None });
     let entry = daemon.channels.entry(channel).unwrap();
     while crate::platform::unread::bytes(entry.socket.as_fd()).unwrap() == 0 {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use broker_core::Slot;
-use broker_driver::{Handle, SharedFd};
+use broker_driver::{Export, SharedFd};
 use vramd_proto::channel::{FEATURES, PROTOCOL_MAJOR, PROTOCOL_MINOR};
 use vramd_words::{Daemon, DaemonSlot, Evict, Fence, Header, Impossible, State, WriteBack, bytes_for};
 
@@ -51,8 +51,8 @@ impl WordTable {
     }
 
     /// What the client maps it by, while it has not.
-    pub(crate) fn handle(&self) -> Option<Handle> {
-        self.fd.lock().unwrap_or_else(PoisonError::into_inner).clone().map(Handle::Memfd)
+    pub(crate) fn handle(&self) -> Option<Export> {
+        self.fd.lock().unwrap_or_else(PoisonError::into_inner).clone().map(Export::Memfd)
     }
 
     /// The client has mapped it: nobody else can from now on. The error says what is wrong with that.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use broker_driver::{Submission, left_to_others};
+use broker_driver::{Submission, left_to_other_programs};
 use thiserror::Error;
 use vramd_types::{Bytes, HostNode};
 
@@ -49,7 +49,7 @@ pub fn pin_host(memory: &Memory, near: impl Iterator<Item = HostNode>, pieces_ma
         *nodes.entry(node).or_default() += 1;
     }
     let pieces_max = pieces_max / nodes.len().max(1);
-    let keep = |(node, devices): (&HostNode, &usize)| Submission::KeepHost {
+    let keep = |(node, devices): (&HostNode, &usize)| Submission::PinAhead {
         node: *node,
         size: host_total(memory, *devices),
         piece: memory.part_size,
@@ -62,7 +62,7 @@ pub fn pin_host(memory: &Memory, near: impl Iterator<Item = HostNode>, pieces_ma
 pub fn check_host(memory: &Memory, devices: usize, host: Host) -> Result<(), HostTooSmall> {
     let asked = host_total(memory, devices);
     if let Some(total) = host.total.filter(|_| !asked.is_zero()) {
-        let left = left_to_others(total);
+        let left = left_to_other_programs(total);
         if asked > total.saturating_sub(left) {
             return Err(HostTooSmall::Memory { asked, devices, total, left });
         }
@@ -89,7 +89,7 @@ mod tests {
         let kept: Vec<_> = pin_host(&memory, near(), 100)
             .into_iter()
             .map(|it| match it {
-                Submission::KeepHost { node, size, piece, pieces_max } => (node.0, size, piece, pieces_max),
+                Submission::PinAhead { node, size, piece, pieces_max } => (node.0, size, piece, pieces_max),
                 other => panic!("{other:?}"),
             })
             .collect();

@@ -175,7 +175,7 @@ impl Executor {
             Command::Copy { from, to, bytes, compare_first: false, class } => {
                 self.copy(from, to, bytes, class)
             }
-            Command::ShareLinks(shares) => self.driver.submit(Submission::ShareBy { shares }),
+            Command::ShareLinks(shares) => self.driver.submit(Submission::SetShares { shares }),
             Command::HastenCopy { to } => {
                 if let Some(copy) = self.copies.into_extent(to) {
                     self.driver.submit(Submission::HastenCopy { copy });
@@ -267,7 +267,7 @@ impl Executor {
                     Completion::CleanBackingDiffers { to }
                 }
             },
-            Driver::Surveyed { device, unbrokered, contexts, host_lacking } => {
+            Driver::Surveyed { device, unbrokered, contexts, host_missing: host_lacking } => {
                 Completion::Surveyed { device, unbrokered, contexts, host_missing: host_lacking }
             }
             Driver::Copied { copy, result } => {
@@ -278,7 +278,7 @@ impl Executor {
                     result => Completion::Copied { to, result: result.map_err(|error| error.to_string()) },
                 }
             }
-            Driver::HostKept { node, kept, problem } => {
+            Driver::PinnedAhead { node, free: kept, problem } => {
                 log_pinned_host(node, kept, problem.as_ref());
                 return Ok(None);
             }

@@ -2,20 +2,20 @@
 
 use std::collections::HashMap;
 
-use broker_driver::Handle;
+use broker_driver::Export;
 use vramd_types::ExtentId;
 
 #[derive(Debug, Default)]
 pub(super) struct Extents {
-    handles: HashMap<ExtentId, Handle>,
+    handles: HashMap<ExtentId, Export>,
 }
 
 impl Extents {
-    pub(super) fn insert(&mut self, extent: ExtentId, handle: Handle) {
+    pub(super) fn insert(&mut self, extent: ExtentId, handle: Export) {
         self.handles.insert(extent, handle);
     }
 
-    pub(super) fn get(&self, extent: ExtentId) -> Option<&Handle> {
+    pub(super) fn get(&self, extent: ExtentId) -> Option<&Export> {
         self.handles.get(&extent)
     }
 

@@ -10,7 +10,7 @@ use broker_core::{
     AllocationSpec, ChannelId, ClientRequest, Config, DeviceConfig, DeviceSelector, Hello, Kind, Lifetime,
     Limits, OperatorRequest, Peer, Reply, StoredQuotas, Tier,
 };
-use broker_driver::{Completion, DeviceInfo, Driver, ExtentKind, Handle, Submission};
+use broker_driver::{Completion, DeviceInfo, Driver, Export, ExtentKind, Submission};
 use vramd_types::{Bytes, CopyId, DeviceIndex, HostNode, Quantity, SessionId};
 
 use super::*;
@@ -36,7 +36,7 @@ impl Driver for Prompt {
         &self.devices
     }
 
-    fn makes(&self, kind: ExtentKind) -> bool {
+    fn supports(&self, kind: ExtentKind) -> bool {
         kind == ExtentKind::Movable
     }
 
@@ -53,7 +53,7 @@ impl Driver for Prompt {
             Submission::Create { extent, .. } => {
                 let memfd =
                     rustix::fs::memfd_create("reactor-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-                Completion::Created { extent, result: Ok(Handle::Memfd(Arc::new(memfd.into()))) }
+                Completion::Created { extent, result: Ok(Export::Memfd(Arc::new(memfd.into()))) }
             }
             Submission::Release { extent } => Completion::Released { extent, returned: true },
             Submission::Digest { ticket, .. } => Completion::Digested { ticket, result: Ok([7; 32]) },
@@ -61,16 +61,16 @@ impl Driver for Prompt {
                 device,
                 unbrokered: Bytes::ZERO,
                 contexts: 0,
-                host_lacking: Bytes::ZERO,
+                host_missing: Bytes::ZERO,
             },
             Submission::CreateHost { .. }
             | Submission::CreateDisk { .. }
             | Submission::OpenFile { .. }
-            | Submission::KeepHost { .. }
+            | Submission::PinAhead { .. }
             | Submission::Copy { .. }
             | Submission::CancelCopy { .. }
             | Submission::HastenCopy { .. }
-            | Submission::ShareBy { .. }
+            | Submission::SetShares { .. }
             | Submission::ReleaseNow { .. } => {
                 panic!("nobody asks for {submission:?}")
             }
@@ -95,7 +95,7 @@ impl<K: Debug + Send + Sync> Driver for Silent<K> {
         &[]
     }
 
-    fn makes(&self, _: ExtentKind) -> bool {
+    fn supports(&self, _: ExtentKind) -> bool {
         false
     }
 
@@ -241,7 +241,7 @@ async fn devices_are_surveyed_without_a_request() {
         device: DeviceIndex(0),
         unbrokered: Bytes::mib(6),
         contexts: 0,
-        host_lacking: Bytes::ZERO,
+        host_missing: Bytes::ZERO,
     });
     inbox.wait_until_handled().await.unwrap();
     assert_eq!(inbox.read(Broker::is_surveyed).await, Some(true));

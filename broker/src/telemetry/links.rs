@@ -9,9 +9,9 @@ use super::metrics;
 /// The way of a lane, and its device's UUID, which is empty where it has none.
 pub(super) fn place(driver: &dyn Driver, lane: LaneId) -> [KeyValue; 2] {
     let way = match lane {
-        LaneId::In(_) => "to_device",
-        LaneId::Out(_) => "from_device",
-        LaneId::Aside(_) => "between_devices",
+        LaneId::ToDevice(_) => "to_device",
+        LaneId::FromDevice(_) => "from_device",
+        LaneId::BetweenDevices(_) => "between_devices",
         LaneId::WithinHost => "within_host",
         LaneId::FromDisk => "from_disk",
         LaneId::ToDisk => "to_disk",

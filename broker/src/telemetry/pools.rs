@@ -1,7 +1,7 @@
 //! What is held ready for parts to come: the core says it of devices, the driver of the host's memory.
 
 use broker_core::Tier;
-use broker_driver::KeptFacts;
+use broker_driver::FreePinnedFacts;
 use opentelemetry::{KeyValue, Value};
 use vramd_types::{Bytes, HostNode};
 
@@ -12,7 +12,7 @@ pub(super) fn usage(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])
         observe(device.cached.get(), &on_device(&device.uuid));
     }
     for free in free_pinned(sources) {
-        let all = free.usual.saturating_add(free.smaller).saturating_add(free.larger);
+        let all = free.ordinary.saturating_add(free.smaller).saturating_add(free.larger);
         observe(all.get(), &on_host_node(free.node));
     }
 }
@@ -41,8 +41,8 @@ pub(super) fn rebuilds(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValu
 }
 
 /// Of the host's memory.
-fn free_pinned(sources: &Sources) -> Vec<KeptFacts> {
-    sources.driver().map(|driver| driver.kept()).unwrap_or_default()
+fn free_pinned(sources: &Sources) -> Vec<FreePinnedFacts> {
+    sources.driver().map(|driver| driver.free_pinned()).unwrap_or_default()
 }
 
 fn on_device(uuid: &str) -> [KeyValue; 3] {

@@ -77,7 +77,7 @@ pub(super) const OBSERVED: &[(&Definition, Series)] = &[
         observe_allocations(&sources.figures().rounded, observe)
     }),
     (&metrics::DIGEST_IO, |sources, observe| {
-        sources.driver().into_iter().for_each(|driver| observe(driver.hashed().get(), &[]));
+        sources.driver().into_iter().for_each(|driver| observe(driver.hashed_bytes().get(), &[]));
     }),
     (&metrics::IN_FILE, |sources, observe| observe_allocations(&sources.figures().in_file, observe)),
     (&metrics::IN_PLACE, |sources, observe| observe_allocations(&sources.figures().in_place, observe)),

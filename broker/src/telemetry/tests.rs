@@ -7,7 +7,9 @@ use std::{
 };
 
 use broker_core::{Notice, PartRef, Pressure, Tier, Time, WaitEnd, WaiterKind};
-use broker_driver::{DeviceInfo, Driver, ExtentKind, KeptFacts, LaneId, LinkFacts, Submission, Traffic};
+use broker_driver::{
+    DeviceInfo, Driver, ExtentKind, FreePinnedFacts, LaneId, LinkFacts, Submission, Traffic,
+};
 use opentelemetry::{
     Context,
     metrics::{Histogram, MeterProvider as _},
@@ -135,7 +137,7 @@ impl Driver for Linked {
         })
     }
 
-    fn makes(&self, _: ExtentKind) -> bool {
+    fn supports(&self, _: ExtentKind) -> bool {
         true
     }
 
@@ -146,23 +148,23 @@ impl Driver for Linked {
     fn links(&self) -> &[LinkFacts] {
         static LINKS: OnceLock<Vec<LinkFacts>> = OnceLock::new();
         LINKS.get_or_init(|| {
-            let lanes = [0, 1].map(|device| (LaneId::In(DeviceIndex(device)), 55_000_000_000)).to_vec();
+            let lanes = [0, 1].map(|device| (LaneId::ToDevice(DeviceIndex(device)), 55_000_000_000)).to_vec();
             vec![LinkFacts { name: "uplink".to_owned(), lanes }]
         })
     }
 
     fn traffic(&self) -> Vec<Traffic> {
         let begun = [Bytes::ZERO, Bytes::mib(8), Bytes::ZERO];
-        vec![Traffic { lane: LaneId::In(DeviceIndex(1)), begun }]
+        vec![Traffic { lane: LaneId::ToDevice(DeviceIndex(1)), begun }]
     }
 
-    fn hashed(&self) -> Bytes {
+    fn hashed_bytes(&self) -> Bytes {
         Bytes::mib(12)
     }
 
-    fn kept(&self) -> Vec<KeptFacts> {
-        let [usual, smaller, larger] = [64, 8, 16].map(Bytes::mib);
-        vec![KeptFacts { node: HostNode(1), usual, smaller, larger, rebuilds: 3 }]
+    fn free_pinned(&self) -> Vec<FreePinnedFacts> {
+        let [ordinary, smaller, larger] = [64, 8, 16].map(Bytes::mib);
+        vec![FreePinnedFacts { node: HostNode(1), ordinary, smaller, larger, rebuilds: 3 }]
     }
 
     fn copied_bytes(&self, _: CopyId) -> Option<Bytes> {

@@ -34,7 +34,7 @@ fn evicted(daemon: &Daemon, session: &mut RawSession, allocation: u64) -> PartMo
 /// Though the host tier is not of its memory, the buffers are. Nobody is killed: what needs one is refused, loses nothing, and is done once there is
 /// room.
 #[test]
-fn where_its_cgroup_has_no_room_for_buffers_what_needs_one_is_refused() {
+fn copies_are_refused_if_the_cgroup_has_no_room_for_buffers() {
     let fake = Fake::new();
     let place = tempfile::tempdir().unwrap();
     let cgroup = Cgroup::new(&place, 512 << 20, 511 << 20);

@@ -25,7 +25,7 @@ fn fixed(session: &RawSession) -> (u64, File) {
     let Packet::Frame(Frame::Map(mut map), fds) = session.channel.receive(PATIENCE) else { panic!("no map") };
     let part = map.parts.pop().unwrap();
     assert!(fds.is_empty() && map.parts.is_empty(), "one part, and no descriptor");
-    let memory = Fake::behind(&part.cuda_ipc_handle);
+    let memory = Fake::open_export(&part.cuda_ipc_handle);
     session.acknowledge(vec![part.part.unwrap()]);
     (id, memory)
 }
@@ -68,7 +68,7 @@ fn asked(admin: &Admin, id: u64, part_indexes: &[u32]) -> Vec<(Refused, &'static
 }
 
 #[test]
-fn whatever_an_operator_asks_of_it_is_refused_and_changes_nothing() {
+fn operator_orders_on_a_fixed_part_are_refused() {
     let daemon = Daemon::start_with_host(&Fake::new(), "16MiB");
     let session = RawSession::open_with_pins(&daemon.sockets());
     let (id, memory) = fixed(&session);
@@ -93,7 +93,7 @@ fn whatever_an_operator_asks_of_it_is_refused_and_changes_nothing() {
 
 /// Its device accesses it where it is, and that is the device.
 #[test]
-fn its_owner_has_nothing_to_advise() {
+fn the_owner_of_a_fixed_part_cannot_advise() {
     let daemon = Daemon::start_with_host(&Fake::new(), "16MiB");
     let session = RawSession::open_with_pins(&daemon.sockets());
     let (allocation_id, _) = fixed(&session);
@@ -112,9 +112,9 @@ fn its_owner_has_nothing_to_advise() {
 
 /// Who needs the room has other memory leave.
 #[test]
-fn it_leaves_for_nobody() {
+fn a_fixed_part_is_never_evicted() {
     // Beside the daemon's own, room for four parts and a little.
-    let daemon = Daemon::start_with_host(&Fake::new().says("memory_mib = 27"), "64MiB");
+    let daemon = Daemon::start_with_host(&Fake::new().with("memory_mib = 27"), "64MiB");
     let mut session = RawSession::open_with_pins(&daemon.sockets());
     let (_, memory) = fixed(&session);
     let bytes = content(SIZE, 6);

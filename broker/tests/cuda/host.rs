@@ -84,8 +84,8 @@ fn has_less(daemon: &Daemon, pinned: u64, why: &str) {
 
 /// What the driver says is nearest to the device is asked for, ahead of need and for who moves.
 #[test]
-fn the_host_tier_is_of_the_node_that_is_nearest_to_the_device() {
-    let fake = Fake::new().says("note = 1").says("attribute.134 = 1");
+fn the_host_tier_is_on_the_node_nearest_to_the_device() {
+    let fake = Fake::new().with("note = 1").with("attribute.134 = 1");
     let daemon = Daemon::start_with_host(&fake, "16MiB");
     let made = |node: u32| fake.calls(&format!("cuMemCreate(host:{node})")).len();
     until("all of it is pinned", || made(1) == 4);
@@ -94,19 +94,19 @@ fn the_host_tier_is_of_the_node_that_is_nearest_to_the_device() {
 
 #[test]
 fn host_memory_that_cannot_be_had() {
-    has_less_than_was_configured(&Fake::new().says("host_mib = 4"), 4 << 20, "no more can be pinned");
+    has_less_than_was_configured(&Fake::new().with("host_mib = 4"), 4 << 20, "no more can be pinned");
 }
 
 #[test]
 fn host_memory_that_cannot_be_registered() {
-    let fake = Fake::new().says("attribute.141 = 0").says("fail.cuMemHostRegister_v2 = 2@1");
+    let fake = Fake::new().with("attribute.141 = 0").with("fail.cuMemHostRegister_v2 = 2@1");
     has_less_than_was_configured(&fake, 0, "");
 }
 
 /// Where the host's memory does not go by descriptor there is a tier of it, and nobody but the daemon can map that.
 #[test]
 fn host_memory_that_clients_cannot_map() {
-    let daemon = Daemon::start_with_host(&Fake::new().says("attribute.141 = 0"), "16MiB");
+    let daemon = Daemon::start_with_host(&Fake::new().with("attribute.141 = 0"), "16MiB");
     let mut session = RawSession::open_with_pins(&daemon.sockets());
     let id = session.allocate(spec(4 << 20)).allocation_id;
     let advise = |advice: Advice| {
@@ -133,7 +133,7 @@ fn host_memory_that_clients_cannot_map() {
 /// Where the driver pins in the daemon's name, and its cgroup has no more: what it may have at most is enough.
 #[test]
 fn a_cgroup_that_is_full() {
-    let fake = Fake::new().says("attribute.141 = 0");
+    let fake = Fake::new().with("attribute.141 = 0");
     let place = tempfile::tempdir().unwrap();
     let cgroup = Cgroup::new(&place, 512 << 20, 511 << 20);
     let command = cgroup.command(&configured(&place, &fake, "16MiB"));
@@ -143,7 +143,7 @@ fn a_cgroup_that_is_full() {
 /// Beside the host tier there must be room for the daemon and for the buffers that copies and digests go through.
 #[test]
 fn a_cgroup_that_leaves_no_room_for_buffers_ends_the_start() {
-    let fake = Fake::new().says("attribute.141 = 0");
+    let fake = Fake::new().with("attribute.141 = 0");
     for (max, status) in [(271 << 20, Some(3)), (272 << 20, None)] {
         let place = tempfile::tempdir().unwrap();
         let command = Cgroup::new(&place, max, 0).command(&configured(&place, &fake, "16MiB"));
@@ -163,9 +163,9 @@ fn a_cgroup_that_leaves_no_room_for_buffers_ends_the_start() {
 
 /// What is pinned is the daemon's; of what is not, no more is handed out than its cgroup leaves now.
 #[test]
-fn what_others_take_of_a_cgroup_is_not_handed_out_until_they_give_it_back() {
+fn memory_used_by_others_in_a_cgroup_is_not_handed_out() {
     // Half of the tier can be pinned ahead of need, by two calls: the first is a buffer's, for the measure of links.
-    let fake = Fake::new().says("attribute.141 = 0").says("fail.cuMemHostRegister_v2 = 2@4");
+    let fake = Fake::new().with("attribute.141 = 0").with("fail.cuMemHostRegister_v2 = 2@4");
     let place = tempfile::tempdir().unwrap();
     let cgroup = Cgroup::new(&place, 512 << 20, 0);
     let daemon = Daemon::start_by(cgroup.command(&configured(&place, &fake, "16MiB")), place);
@@ -199,8 +199,8 @@ fn what_others_take_of_a_cgroup_is_not_handed_out_until_they_give_it_back() {
 #[test]
 fn host_memory_that_can_be_had_again() {
     // On the device there is room for four parts and a little.
-    let fake = Fake::new().says("fail.cuMemCreate(host) = 2@told").says("memory_mib = 27");
-    fake.tell(true);
+    let fake = Fake::new().with("fail.cuMemCreate(host) = 2@triggered").with("memory_mib = 27");
+    fake.trigger(true);
     let daemon = Daemon::start_with_host(&fake, "64MiB");
     until("it is told", || daemon.log().contains("no more memory of the host is pinned ahead of need"));
     let mut session = RawSession::open_with_pins(&daemon.sockets());
@@ -226,7 +226,7 @@ fn host_memory_that_can_be_had_again() {
     assert!(daemon.log().contains("a part could not be moved, and is where it was"), "{}", daemon.log());
     pins_and_finds(&mut session, id, &bytes);
 
-    fake.tell(false);
+    fake.trigger(false);
     // That the pin call has ended comes by another socket, and may come later.
     let waiting = AllocateBatchRequest { wait_ms: 30_000, ..request() };
     let asked = other.memory.allocate_batch(waiting);
@@ -260,8 +260,8 @@ fn may_lock_8_mib<T: Send>(run: impl FnOnce(&dyn Fn(&Path) -> Command) -> T + Se
 
 /// Where the driver pins in the daemon's name, and it may not lock that much.
 #[test]
-fn a_limit_on_locked_memory_below_the_host_tier_is_told_at_the_start() {
-    let fake = Fake::new().says("attribute.141 = 0");
+fn a_memlock_limit_below_the_host_tier_is_logged_at_start() {
+    let fake = Fake::new().with("attribute.141 = 0");
     let place = tempfile::tempdir().unwrap();
     let config = configured(&place, &fake, "12MiB");
     let mut daemon = may_lock_8_mib(move |daemon| Daemon::spawn(daemon(&config), place));
@@ -282,9 +282,9 @@ fn a_limit_on_locked_memory_below_the_host_tier_is_told_at_the_start() {
 /// As much as it may lock; and where the driver's own memory goes by descriptor, nothing of the host tier counts. What is locked beside it,
 /// for buffers, is looked at where it is taken.
 #[test]
-fn a_limit_on_locked_memory_that_is_kept_keeps_no_daemon_from_starting() {
+fn a_tight_memlock_limit_does_not_prevent_the_start() {
     for (by_descriptor, host_size, pinned) in [(0, "8MiB", 8 << 20), (1, "12MiB", 12 << 20)] {
-        let fake = Fake::new().says(&format!("attribute.141 = {by_descriptor}"));
+        let fake = Fake::new().with(&format!("attribute.141 = {by_descriptor}"));
         let place = tempfile::tempdir().unwrap();
         let config = configured(&place, &fake, host_size);
         let daemon = may_lock_8_mib(move |daemon| Daemon::start_by(daemon(&config), place));

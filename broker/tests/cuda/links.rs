@@ -10,13 +10,13 @@ use crate::{Daemon, configured, seeing};
 
 /// Two devices below one bridge, which carries as much into both as each takes.
 fn below_one_bridge() -> Fake {
-    let fake = Fake::new().says("devices = 2").says("attribute.34 = 0").says("attribute.50 = 0");
-    let fake = fake.says("attribute.33.0 = 23").says("attribute.33.1 = 24");
-    fake.says("still = 1").says("carries = 320").says("road.0 = in 0 1 @ 320")
+    let fake = Fake::new().with("devices = 2").with("attribute.34 = 0").with("attribute.50 = 0");
+    let fake = fake.with("attribute.33.0 = 23").with("attribute.33.1 = 24");
+    fake.with("still = 1").with("carries = 320").with("road.0 = in 0 1 @ 320")
 }
 
 #[test]
-fn devices_below_one_bridge_share_what_it_carries_and_operators_see_it() {
+fn devices_below_one_bridge_share_its_link() {
     let place = tempfile::tempdir().unwrap();
     let buses = place.path().join("buses");
     for device in ["0000:17:00.0", "0000:18:00.0"] {

@@ -165,7 +165,7 @@ async fn health(socket: &Path, begun: impl FnOnce()) -> Vec<ServingStatus> {
 
 /// Health says so, the daemon ends with a status of its own within seconds, and what a client maps stays its own.
 fn is_poisoned(code: u32) {
-    let fake = Fake::new().says(&format!("fail.cuStreamQuery = {code}@told"));
+    let fake = Fake::new().with(&format!("fail.cuStreamQuery = {code}@triggered"));
     let mut daemon = Daemon::start(&fake);
     let mut session = RawSession::open(&daemon.sockets());
     let allocation = session.allocate(spec(SIZE)).allocation_id;
@@ -175,7 +175,7 @@ fn is_poisoned(code: u32) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut poisoned = Instant::now();
     let said = runtime.block_on(health(&daemon.sockets().join("admin.sock"), || {
-        fake.tell(true);
+        fake.trigger(true);
         poisoned = Instant::now();
     }));
     assert_eq!(said, [ServingStatus::Serving, ServingStatus::NotServing]);
@@ -202,9 +202,9 @@ fn a_failed_launch_in_the_daemon_s_context() {
 /// Each part of an allocation is exported when it is made, and then sent to whoever maps it.
 #[test]
 fn a_part_is_exported_once_and_sent_to_many() {
-    let fake = Fake::new().says("note = 1");
+    let fake = Fake::new().with("note = 1");
     let daemon = Daemon::start(&fake);
-    let exports = || fake.callers("cuMemExportToShareableHandle").len();
+    let exports = || fake.threads_calling("cuMemExportToShareableHandle").len();
     let before = exports();
     let mut owner = RawSession::open(&daemon.sockets());
     let allocation = owner.allocate(persistent("shared", SIZE)).allocation_id;

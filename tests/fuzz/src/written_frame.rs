@@ -3,7 +3,7 @@
 
 use arbitrary::{Arbitrary as _, Result, Unstructured};
 use broker_core::{DaemonFrame, MapPart, PartRef, Refusal, RevokeReason, RevokedPart, Slot};
-use broker_driver::Handle;
+use broker_driver::Export;
 use vramd::channel::frame_codec::{self, Context};
 use vramd_client::decode_daemon_frame;
 use vramd_proto::{
@@ -31,7 +31,7 @@ pub(crate) fn check(input: &[u8]) -> Verdict {
     let Ok((meant, features)) = draw(&mut Unstructured::new(input)) else { return Verdict::Refused };
     let devices: Vec<_> = (0..DEVICES).map(device).collect();
     // Of a kind that has no descriptor, so that none is opened for each input.
-    let table = Handle::CudaIpc([1; 64]);
+    let table = Export::CudaIpc([1; 64]);
     let context = Context { devices: &devices, features, word_table: Some(&table), handle: &handle };
     let lost = match &meant {
         DaemonFrame::Map(parts) => {
@@ -49,7 +49,7 @@ pub(crate) fn check(input: &[u8]) -> Verdict {
     Verdict::of(&written)
 }
 
-fn same(meant: &DaemonFrame, read: &Frame, handles: &[Handle], features: u64) {
+fn same(meant: &DaemonFrame, read: &Frame, handles: &[Export], features: u64) {
     match (meant, read) {
         (DaemonFrame::Welcome { session, tenant, devices, slots }, Frame::Welcome(welcome)) => {
             assert_eq!((welcome.slot_count, handles.len()), (*slots, 1));
@@ -87,7 +87,7 @@ fn same(meant: &DaemonFrame, read: &Frame, handles: &[Handle], features: u64) {
     }
 }
 
-fn same_part(meant: &MapPart, part: &v1::MapPart, handle: &Handle) {
+fn same_part(meant: &MapPart, part: &v1::MapPart, handle: &Export) {
     let access = if meant.writable { Access::ReadWrite } else { Access::ReadOnly };
     assert_eq!(part.part, Some(reference(&meant.part)));
     assert_eq!((part.offset_bytes, part.size_bytes), (meant.offset.get(), meant.size.get()));
@@ -95,7 +95,7 @@ fn same_part(meant: &MapPart, part: &v1::MapPart, handle: &Handle) {
     assert_eq!(part.losses, meant.drop_count);
     assert_eq!(part.slot, meant.slot.map_or(0, |slot| slot.0));
     assert_eq!((part.access(), part.handle_type()), (access, HandleType::CudaIpc));
-    let Handle::CudaIpc(bytes) = handle else { panic!("{handle:?}") };
+    let Export::CudaIpc(bytes) = handle else { panic!("{handle:?}") };
     assert_eq!(part.cuda_ipc_handle, bytes);
     assert_eq!(*bytes, legacy(meant.extent), "another extent's handle");
 }
@@ -173,9 +173,9 @@ fn reference(part: &PartRef) -> v1::PartRef {
 }
 
 /// Every extent but those of an id that seven divides, 0 excepted, has a handle of its own.
-fn handle(extent: ExtentId) -> Option<Handle> {
+fn handle(extent: ExtentId) -> Option<Export> {
     let lost = extent.get() > 0 && extent.get().is_multiple_of(7);
-    (!lost).then(|| Handle::CudaIpc(legacy(extent)))
+    (!lost).then(|| Export::CudaIpc(legacy(extent)))
 }
 
 fn legacy(extent: ExtentId) -> [u8; 64] {

@@ -9,18 +9,18 @@ use std::{
 };
 
 use crate::{
+    holders,
     memory::{
         self, CURRENT, INVALID_VALUE, Piece, Range, World, attach, copy, detach, get, give_back, protect,
         put, reserve, world,
     },
     script::script,
-    sight,
 };
 
 const INVALID_CONTEXT: u32 = 201;
 const PAGE: usize = 2 << 20;
 
-pub(crate) fn answered(done: bool) -> u32 {
+pub(crate) fn status_of(done: bool) -> u32 {
     if done { 0 } else { INVALID_VALUE }
 }
 
@@ -88,7 +88,7 @@ extern "C" fn cuDeviceGetName(name: *mut c_char, length: c_int, device: c_int) -
 #[unsafe(no_mangle)]
 extern "C" fn cuDeviceGetUuid_v2(to: *mut [u8; 16], device: c_int) -> u32 {
     let device = usize::try_from(device).unwrap_or(usize::MAX);
-    let instance = (device == 0 && script().says("mig")).then_some(0);
+    let instance = (device == 0 && script().is_set("mig")).then_some(0);
     put(to, uuid(device, instance))
 }
 
@@ -160,7 +160,7 @@ pub(crate) fn current() -> Option<usize> {
 extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32 {
     let Some(device) = current() else { return INVALID_CONTEXT };
     let all = script().bytes("memory_mib", 1024);
-    put(free, all.saturating_sub(sight::used(device)));
+    put(free, all.saturating_sub(holders::used(device)));
     put(total, all)
 }
 
@@ -209,10 +209,10 @@ extern "C" fn cuMemCreate(handle: *mut u64, size: usize, of: *const Properties, 
         return INVALID_VALUE;
     }
     let device = match properties.location.kind {
-        IN_HOST => sight::HOST,
+        IN_HOST => holders::HOST,
         _ => usize::try_from(properties.location.id).unwrap_or(usize::MAX),
     };
-    if device == sight::HOST {
+    if device == holders::HOST {
         begin!("cuMemCreate(host)");
         script().note(&format!("cuMemCreate(host:{})", properties.location.id));
     } else if device >= devices() {
@@ -227,7 +227,7 @@ extern "C" fn cuMemCreate(handle: *mut u64, size: usize, of: *const Properties, 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemRelease(handle: u64) -> u32 {
     begin!("cuMemRelease");
-    answered(world().handles.remove(&handle).is_some())
+    status_of(world().handles.remove(&handle).is_some())
 }
 
 #[unsafe(no_mangle)]
@@ -254,7 +254,7 @@ extern "C" fn cuMemImportFromShareableHandle(handle: *mut u64, fd: usize, _kind:
     let Ok(size) = file.metadata().map(|file| usize::try_from(file.len()).unwrap_or(0)) else {
         return INVALID_VALUE;
     };
-    let Some(device) = sight::device_of(file.as_fd()) else { return INVALID_VALUE };
+    let Some(device) = holders::device_of(file.as_fd()) else { return INVALID_VALUE };
     put(handle, enter(&mut world(), Piece { file, size, device }))
 }
 
@@ -287,7 +287,7 @@ extern "C" fn cuMemAddressFree(address: u64, size: usize) -> u32 {
     if world().ranges.contains_key(&address) {
         return INVALID_VALUE;
     }
-    answered(give_back(address, size))
+    status_of(give_back(address, size))
 }
 
 #[unsafe(no_mangle)]
@@ -314,7 +314,7 @@ extern "C" fn cuMemUnmap(address: u64, size: usize) -> u32 {
     if inside.iter().map(|(_, size)| size).sum::<usize>() != size {
         return INVALID_VALUE;
     }
-    answered(inside.into_iter().all(|(at, size)| {
+    status_of(inside.into_iter().all(|(at, size)| {
         world.ranges.remove(&at);
         detach(at, size)
     }))
@@ -349,10 +349,10 @@ extern "C" fn cuMemSetAccess(
         (true, false) => libc::PROT_READ,
         _ => libc::PROT_NONE,
     };
-    answered(covered == size && protect(address, size, protection))
+    status_of(covered == size && protect(address, size, protection))
 }
 
-fn place(world: &mut World, piece: Piece) -> Result<u64, u32> {
+fn map_block(world: &mut World, piece: Piece) -> Result<u64, u32> {
     let at = reserve(piece.size).ok_or(memory::OUT_OF_MEMORY)?;
     if !attach(at, &piece, libc::PROT_READ | libc::PROT_WRITE) {
         return Err(memory::OUT_OF_MEMORY);
@@ -362,12 +362,12 @@ fn place(world: &mut World, piece: Piece) -> Result<u64, u32> {
     Ok(at)
 }
 
-fn take_away(address: u64) -> u32 {
+fn unmap_block(address: u64) -> u32 {
     let mut world = world();
     let Some(range) = world.ranges.remove(&address).filter(|range| range.block.is_some()) else {
         return INVALID_VALUE;
     };
-    answered(give_back(address, range.size))
+    status_of(give_back(address, range.size))
 }
 
 #[unsafe(no_mangle)]
@@ -375,14 +375,14 @@ extern "C" fn cuMemAlloc_v2(address: *mut u64, size: usize) -> u32 {
     begin!("cuMemAlloc_v2");
     let Some(device) = current() else { return INVALID_CONTEXT };
     let size = size.next_multiple_of(PAGE);
-    let placed = Piece::new(device, size).and_then(|piece| place(&mut world(), piece));
+    let placed = Piece::new(device, size).and_then(|piece| map_block(&mut world(), piece));
     placed.map_or_else(|code| code, |at| put(address, at))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFree_v2(address: u64) -> u32 {
     begin!("cuMemFree_v2");
-    take_away(address)
+    unmap_block(address)
 }
 
 #[unsafe(no_mangle)]
@@ -391,7 +391,7 @@ extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, address:
     let world = world();
     let Some((at, range)) = world.ranges.range(..=address).next_back() else { return INVALID_VALUE };
     put(base, *at);
-    put(size, if script().says("cut") { range.size + PAGE } else { range.size })
+    put(size, if script().is_set("cut") { range.size + PAGE } else { range.size })
 }
 
 /// What is in the 64 bytes: whose descriptor, of what size.
@@ -431,10 +431,10 @@ extern "C" fn cuIpcOpenMemHandle_v2(address: *mut u64, handle: Legacy, _flags: c
     let Ok(file) = File::options().read(true).write(true).open(path) else { return INVALID_VALUE };
     let whole = |number| usize::try_from(number).unwrap_or(usize::MAX);
     let piece = Piece { file, size: whole(handle.size), device: whole(handle.device) };
-    place(&mut world(), piece).map_or_else(|code| code, |at| put(address, at))
+    map_block(&mut world(), piece).map_or_else(|code| code, |at| put(address, at))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuIpcCloseMemHandle(address: u64) -> u32 {
-    take_away(address)
+    unmap_block(address)
 }

@@ -24,7 +24,7 @@
 //! | `cut` | 0 | 1: blocks of `cuMemAlloc` are pieces of larger ones |
 //! | `note` | 0 | 1: calls are noted, see [`Fake::callers`] |
 //! | `hang.FUNCTION` | 0 | 1: what has done its work does not return while [`Fake::tell`] says so |
-//! | `fail.FUNCTION` | | `CODE@N`: from its Nth call on it answers CODE; `CODE@told`: while [`Fake::tell`] says so |
+//! | `fail.FUNCTION` | | `CODE@N`: from its Nth call on it answers CODE; `CODE@triggered`: while [`Fake::tell`] says so |
 //!
 //! Of memory of the host, `cuMemCreate` is `cuMemCreate(host)` too, and noted with its node: `cuMemCreate(host:0)`.
 //!
@@ -44,12 +44,12 @@ macro_rules! begin {
 }
 
 mod cuda;
-mod kit;
+mod fake;
+mod holders;
+mod links;
 mod memory;
 mod nvml;
-mod roads;
 mod script;
-mod sight;
 mod transfers;
 
-pub use kit::Fake;
+pub use fake::Fake;

@@ -10,7 +10,7 @@ use std::{
     sync::{LazyLock, Mutex, MutexGuard, PoisonError},
 };
 
-use crate::{script::script, sight};
+use crate::{holders, script::script};
 
 pub(crate) const INVALID_VALUE: u32 = 1;
 pub(crate) const OUT_OF_MEMORY: u32 = 2;
@@ -54,11 +54,11 @@ pub(crate) fn world() -> MutexGuard<'static, World> {
 impl Piece {
     /// New memory, if there is room.
     pub(crate) fn new(device: usize, size: usize) -> Result<Self, u32> {
-        let capacity = if device == sight::HOST { "host_mib" } else { "memory_mib" };
-        if sight::used(device).saturating_add(size) > script().bytes(capacity, 1024) {
+        let capacity = if device == holders::HOST { "host_mib" } else { "memory_mib" };
+        if holders::used(device).saturating_add(size) > script().bytes(capacity, 1024) {
             return Err(OUT_OF_MEMORY);
         }
-        let name = CString::new(sight::name(device)).map_err(|_| INVALID_VALUE)?;
+        let name = CString::new(holders::name(device)).map_err(|_| INVALID_VALUE)?;
         // SAFETY: A foreign call, which reads a terminated text and makes a descriptor.
         let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
@@ -67,7 +67,7 @@ impl Piece {
         // SAFETY: The descriptor was made above, for us alone.
         let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
         file.set_len(size as u64).map_err(|_| OUT_OF_MEMORY)?;
-        if script().says("dirty") {
+        if script().is_set("dirty") {
             use std::os::unix::fs::FileExt;
             file.write_all_at(&[0x5a; 4096], 0).map_err(|_| OUT_OF_MEMORY)?;
         }

@@ -6,9 +6,9 @@ use std::ffi::{CStr, c_char, c_uint, c_ulonglong};
 
 use crate::{
     cuda::uuid,
+    holders,
     memory::{INVALID_VALUE, copy, get, put},
     script::script,
-    sight,
 };
 
 const NOT_FOUND: u32 = 6;
@@ -99,7 +99,7 @@ struct Memory {
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: usize, memory: *mut Memory) -> u32 {
     let total = script().bytes("memory_mib", 1024) as u64;
-    let used = sight::used(device_of(device)) as u64;
+    let used = holders::used(device_of(device)) as u64;
     put(memory, Memory { version: 0, total, reserved: 0, free: total.saturating_sub(used), used })
 }
 
@@ -121,7 +121,7 @@ extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
         return code;
     }
     let listed = script().number("lists", 1) != 0;
-    let processes = if listed { sight::processes(device_of(device)) } else { Default::default() };
+    let processes = if listed { holders::processes(device_of(device)) } else { Default::default() };
     let Some(room) = get(count.cast_const()) else { return INVALID_VALUE };
     let there = c_uint::try_from(processes.len()).unwrap_or(c_uint::MAX);
     put(count, there);
@@ -145,8 +145,8 @@ extern "C" fn nvmlDeviceGetMigMode(device: usize, current: *mut c_uint, pending:
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMaxMigDeviceCount(_device: usize, count: *mut c_uint) -> u32 {
-    const MOST: c_uint = 7;
-    put(count, MOST)
+    const INSTANCES_MAX: c_uint = 7;
+    put(count, INSTANCES_MAX)
 }
 
 #[unsafe(no_mangle)]

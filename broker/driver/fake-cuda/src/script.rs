@@ -15,7 +15,7 @@ use std::{
 
 /// Ends of the names of files beside the library: what it is told, that it is told to fail, and what it was asked.
 pub(crate) const TEXT: &str = ".script";
-pub(crate) const TOLD: &str = ".told";
+pub(crate) const TRIGGER: &str = ".triggered";
 pub(crate) const CALLS: &str = ".calls";
 
 pub(crate) struct Script {
@@ -43,7 +43,7 @@ impl Script {
         self.values.get(key).and_then(|value| value.parse().ok()).unwrap_or(default)
     }
 
-    pub(crate) fn says(&self, key: &str) -> bool {
+    pub(crate) fn is_set(&self, key: &str) -> bool {
         self.number(key, 0_u32) != 0
     }
 
@@ -55,8 +55,8 @@ impl Script {
     pub(crate) fn failure(&self, function: &'static str) -> Option<u32> {
         self.note(function);
         let (code, from) = self.values.get(&format!("fail.{function}"))?.split_once('@')?;
-        let fails = if from.trim() == "told" {
-            is_told()
+        let fails = if from.trim() == "triggered" {
+            is_triggered()
         } else {
             self.number_of_call(function) >= from.trim().parse().ok()?
         };
@@ -65,7 +65,7 @@ impl Script {
 
     /// Whether the function returns late.
     pub(crate) fn delay(&self, function: &'static str) -> Delay {
-        Delay(self.says(&format!("hang.{function}")) && is_told())
+        Delay(self.is_set(&format!("hang.{function}")) && is_triggered())
     }
 
     fn number_of_call(&self, function: &'static str) -> u64 {
@@ -78,7 +78,7 @@ impl Script {
     /// Who calls what, and on which CPUs that thread may run, if that is wanted: one write a line, so that lines of several
     /// threads stay whole.
     pub(crate) fn note(&self, function: &str) {
-        if !self.says("note") {
+        if !self.is_set("note") {
             return;
         }
         let thread = fs::read_to_string("/proc/thread-self/comm").unwrap_or_default();
@@ -99,14 +99,14 @@ impl Drop for Delay {
     fn drop(&mut self) {
         const PATIENCE: Duration = Duration::from_secs(60);
         let end = Instant::now() + PATIENCE;
-        while self.0 && is_told() && Instant::now() < end {
+        while self.0 && is_triggered() && Instant::now() < end {
             thread::sleep(Duration::from_millis(2));
         }
     }
 }
 
-fn is_told() -> bool {
-    beside(TOLD).is_some_and(|told| told.exists())
+fn is_triggered() -> bool {
+    beside(TRIGGER).is_some_and(|told| told.exists())
 }
 
 fn beside(end: &str) -> Option<PathBuf> {

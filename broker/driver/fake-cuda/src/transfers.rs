@@ -12,9 +12,9 @@ use std::{
 };
 
 use crate::{
-    cuda::{answered, current},
+    cuda::{current, status_of},
+    links::{self, Direction},
     memory::{INVALID_VALUE, OUT_OF_MEMORY, copy, fill, pointer, put, world},
-    roads::{self, Way},
     script::script,
 };
 
@@ -27,7 +27,7 @@ extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, length: usize) -> u32 
     if current().is_none() || !world.reaches(from, length, false) {
         return INVALID_VALUE;
     }
-    if !script().says("still") {
+    if !script().is_set("still") {
         copy(pointer(from), to, length);
     }
     0
@@ -36,7 +36,7 @@ extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, length: usize) -> u32 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, length: usize, stream: usize) -> u32 {
     begin!("cuMemcpyDtoHAsync_v2");
-    roads::cross(stream, Way::Out, length);
+    links::cross(stream, Direction::FromDevice, length);
     cuMemcpyDtoH_v2(to, from, length)
 }
 
@@ -47,7 +47,7 @@ extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, length: usize) -> u3
     if current().is_none() || !world.reaches(to, length, true) {
         return INVALID_VALUE;
     }
-    if !script().says("still") {
+    if !script().is_set("still") {
         copy(from, pointer(to), length);
     }
     0
@@ -56,7 +56,7 @@ extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, length: usize) -> u3
 #[unsafe(no_mangle)]
 extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, length: usize, stream: usize) -> u32 {
     begin!("cuMemcpyHtoDAsync_v2");
-    roads::cross(stream, Way::In, length);
+    links::cross(stream, Direction::ToDevice, length);
     cuMemcpyHtoD_v2(to, from, length)
 }
 
@@ -102,13 +102,13 @@ extern "C" fn cuMemHostRegister_v2(at: *mut c_void, size: usize, _flags: c_uint)
     if all > script().bytes("register_mib", 1 << 20) {
         return OUT_OF_MEMORY;
     }
-    answered(world.registered.insert(at as usize, size).is_none())
+    status_of(world.registered.insert(at as usize, size).is_none())
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemHostUnregister(at: *mut c_void) -> u32 {
     begin!("cuMemHostUnregister");
-    answered(world().registered.remove(&(at as usize)).is_some())
+    status_of(world().registered.remove(&(at as usize)).is_some())
 }
 
 #[unsafe(no_mangle)]
@@ -179,7 +179,7 @@ extern "C" fn cuEventDestroy_v2(_event: usize) -> u32 {
 #[unsafe(no_mangle)]
 extern "C" fn cuEventRecord(event: usize, stream: usize) -> u32 {
     begin!("cuEventRecord");
-    roads::record(event, stream);
+    links::record(event, stream);
     0
 }
 
@@ -188,7 +188,7 @@ extern "C" fn cuEventRecord(event: usize, stream: usize) -> u32 {
 extern "C" fn cuEventQuery(event: usize) -> u32 {
     static ASKED: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
     begin!("cuEventQuery");
-    if !roads::is_through(event) {
+    if !links::has_passed(event) {
         return NOT_READY;
     }
     let mut asked = ASKED.lock().unwrap_or_else(PoisonError::into_inner);

@@ -15,8 +15,8 @@ use vramd_types::{Bytes, CopyId, DeviceIndex, ExtentId, HostNode};
 
 use super::{Access, Harness, Importer};
 use crate::{
-    Completion, CopyClass, CopyError, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, Handle,
-    KeptFacts, Submission, sim::Fault,
+    Completion, CopyClass, CopyError, DiskConfig, DiskFacts, Driver, DriverError, Export, ExtentKind,
+    FreePinnedFacts, Submission, sim::Fault,
 };
 
 /// Nothing here takes long; this only turns a hang into a failure.
@@ -38,7 +38,7 @@ pub(super) struct Extent {
     pub(super) id: ExtentId,
     pub(super) device: DeviceIndex,
     pub(super) size: Bytes,
-    pub(super) handle: Handle,
+    pub(super) export: Export,
 }
 
 /// Ids are never used again, by no driver of this process.
@@ -122,8 +122,8 @@ impl<'a> Bench<'a> {
         }
     }
 
-    pub(super) fn makes(&self, kind: ExtentKind) -> bool {
-        self.driver.makes(kind)
+    pub(super) fn supports(&self, kind: ExtentKind) -> bool {
+        self.driver.supports(kind)
     }
 
     pub(super) fn create(&mut self, device: DeviceIndex, size: Bytes) -> Result<Extent, DriverError> {
@@ -138,10 +138,10 @@ impl<'a> Bench<'a> {
     ) -> Result<Extent, DriverError> {
         let id = new_id();
         self.submit(Submission::Create { extent: id, device, size, kind });
-        self.created(id).map(|handle| Extent { id, device, size, handle })
+        self.created(id).map(|export| Extent { id, device, size, export })
     }
 
-    pub(super) fn created(&mut self, id: ExtentId) -> Result<Handle, DriverError> {
+    pub(super) fn created(&mut self, id: ExtentId) -> Result<Export, DriverError> {
         self.wait(|completion| match completion {
             Completion::Created { extent, result } if *extent == id => Some(result.clone()),
             _ => None,
@@ -178,7 +178,7 @@ impl<'a> Bench<'a> {
     pub(super) fn create_host_as(&mut self, size: Bytes, zeroed: bool) -> Result<Extent, DriverError> {
         let id = new_id();
         self.submit(Submission::CreateHost { extent: id, node: self.host_node(), size, zeroed });
-        self.created(id).map(|handle| Extent { id, device: FIRST, size, handle })
+        self.created(id).map(|export| Extent { id, device: FIRST, size, export })
     }
 
     pub(super) fn make_host(&mut self) -> Extent {
@@ -186,25 +186,30 @@ impl<'a> Bench<'a> {
     }
 
     /// How much is kept once nothing more is to be pinned, or what stood in the way.
-    pub(super) fn keep_host(
+    pub(super) fn pin_ahead(
         &mut self,
         size: Bytes,
         piece: Bytes,
         pieces_max: usize,
     ) -> (Bytes, Option<DriverError>) {
-        self.submit(Submission::KeepHost { node: self.host_node(), size, piece, pieces_max });
+        self.submit(Submission::PinAhead { node: self.host_node(), size, piece, pieces_max });
         self.wait(|completion| match completion {
-            Completion::HostKept { kept, problem, .. } => Some((*kept, problem.clone())),
+            Completion::PinnedAhead { free, problem, .. } => Some((*free, problem.clone())),
             _ => None,
         })
     }
 
     /// What is kept once it is as it should be. What a driver does while nobody waits it does not tell.
-    pub(super) fn kept_until(&self, what: &str, is_right: impl Fn(&KeptFacts) -> bool) -> KeptFacts {
+    pub(super) fn free_pinned_until(
+        &self,
+        what: &str,
+        is_right: impl Fn(&FreePinnedFacts) -> bool,
+    ) -> FreePinnedFacts {
         let deadline = Instant::now() + DEADLINE;
         loop {
-            let of_node = |it: &KeptFacts| it.node == self.host_node();
-            let kept = self.driver.kept().into_iter().find(of_node).expect("memory of the node is kept");
+            let of_node = |it: &FreePinnedFacts| it.node == self.host_node();
+            let kept =
+                self.driver.free_pinned().into_iter().find(of_node).expect("memory of the node is kept");
             if is_right(&kept) {
                 return kept;
             }
@@ -216,7 +221,7 @@ impl<'a> Bench<'a> {
     /// Another process that maps the extent and has closed its descriptor.
     pub(super) fn mapped(&self, extent: &Extent, access: Access) -> Box<dyn Importer> {
         let mut importer = self.importer();
-        importer.import(&extent.handle, extent.device, extent.size);
+        importer.import(&extent.export, extent.device, extent.size);
         importer.map(access);
         importer.close();
         importer
@@ -228,8 +233,8 @@ impl<'a> Bench<'a> {
 
     /// Whether it came back at once. If not, no process that was only just starting is why it stays away.
     pub(super) fn release(&mut self, extent: Extent) -> bool {
-        let Extent { id, handle, .. } = extent;
-        drop(handle);
+        let Extent { id, export, .. } = extent;
+        drop(export);
         let returned = self.release_id(id);
         self.harness.quiet();
         returned
@@ -258,16 +263,16 @@ impl<'a> Bench<'a> {
     /// Surveys until a released extent has come back.
     pub(super) fn await_return(&mut self, id: ExtentId) {
         let deadline = Instant::now() + DEADLINE;
-        while !self.has_returned(id) {
+        while !self.check_returned(id) {
             assert!(Instant::now() < deadline, "{id} has not come back in {DEADLINE:?}");
         }
     }
 
     /// Whether a survey tells, or something before it has told, of its return.
-    pub(super) fn has_returned(&mut self, id: ExtentId) -> bool {
+    pub(super) fn check_returned(&mut self, id: ExtentId) -> bool {
         self.survey(FIRST);
-        let told = |it: &Completion| matches!(it, Completion::Returned { extent } if *extent == id);
-        let at = self.early.iter().position(told);
+        let reported = |it: &Completion| matches!(it, Completion::Returned { extent } if *extent == id);
+        let at = self.early.iter().position(reported);
         at.and_then(|at| self.early.remove(at)).is_some()
     }
 

@@ -47,7 +47,7 @@ pub fn the_whole_capacity_can_be_used_and_comes_back(harness: &dyn Harness) -> V
     Verdict::Passed
 }
 
-pub fn what_others_hold_is_not_free(harness: &dyn Harness) -> Verdict {
+pub fn memory_held_by_others_is_not_free(harness: &dyn Harness) -> Verdict {
     if !harness.facts().exact_capacity {
         return INEXACT;
     }
@@ -66,7 +66,7 @@ pub fn what_others_hold_is_not_free(harness: &dyn Harness) -> Verdict {
     Verdict::Passed
 }
 
-pub fn what_an_earlier_driver_left_is_not_free(harness: &dyn Harness) -> Verdict {
+pub fn memory_of_an_earlier_driver_is_not_free(harness: &dyn Harness) -> Verdict {
     if !harness.facts().exact_capacity {
         return INEXACT;
     }

@@ -158,16 +158,16 @@ pub fn copies_of_a_direction_are_done_in_order(harness: &dyn Harness) -> Verdict
     let texts: Vec<Text> = (1..4).map(|seed| Text::new(seed, SMALL)).collect();
     sources.iter().zip(&texts).for_each(|(source, text)| fill(&bench, source, text));
     let target = in_host(&mut bench, LARGE);
-    let mut asked = vec![bench.begin(&large, &target, LARGE)];
-    asked.extend((0..30).map(|at| bench.begin(&sources[at % 3], &target, SMALL)));
-    let told: Vec<CopyId> = asked.iter().map(|_| bench.next_copied()).collect();
-    assert_eq!(told, asked);
+    let mut requested = vec![bench.begin(&large, &target, LARGE)];
+    requested.extend((0..30).map(|at| bench.begin(&sources[at % 3], &target, SMALL)));
+    let reported: Vec<CopyId> = requested.iter().map(|_| bench.next_copied()).collect();
+    assert_eq!(reported, requested);
     assert_has(&mut bench, &target, &texts[2], "the last one's bytes");
     free_all(bench, sources.into_iter().chain([large, target]))
 }
 
 /// Many that nobody waits for, and one that comes after them all.
-pub fn what_is_waited_for_goes_first(harness: &dyn Harness) -> Verdict {
+pub fn a_demand_copy_goes_first(harness: &dyn Harness) -> Verdict {
     const COPIES: usize = 40;
     let mut bench = Bench::new(harness);
     let large = on_device(&mut bench, LARGE);
@@ -176,25 +176,25 @@ pub fn what_is_waited_for_goes_first(harness: &dyn Harness) -> Verdict {
     let one = Text::new(1, LARGE);
     fill(&bench, &large, &one);
     let begin = |class, to: &Extent| bench.begin_as(class, (large.id, to.id), LARGE);
-    let mut asked: Vec<CopyId> = (0..COPIES).map(|_| begin(CopyClass::WriteBack, &scratch)).collect();
+    let mut requested: Vec<CopyId> = (0..COPIES).map(|_| begin(CopyClass::WriteBack, &scratch)).collect();
     let later = begin(CopyClass::WriteBack, &hastened);
     let first = begin(CopyClass::Demand, &target);
     bench.submit(Submission::HastenCopy { copy: later });
     bench.submit(Submission::HastenCopy { copy: CopyId::from_raw(new_id().get()) });
-    asked.extend([later, first]);
-    let told: Vec<CopyId> = asked.iter().map(|_| bench.next_copied()).collect();
-    let place = |copy| told.iter().position(|it| *it == copy).expect("each is told once");
-    assert!(place(first) < COPIES - 1, "it does not wait for all of them: {told:?}");
-    assert!(place(later) < COPIES - 1, "nor does what was hastened: {told:?}");
-    let others: Vec<CopyId> = told.iter().copied().filter(|it| ![later, first].contains(it)).collect();
-    assert_eq!(others, asked[..COPIES], "all others in their order");
+    requested.extend([later, first]);
+    let reported: Vec<CopyId> = requested.iter().map(|_| bench.next_copied()).collect();
+    let place = |copy| reported.iter().position(|it| *it == copy).expect("each is told once");
+    assert!(place(first) < COPIES - 1, "it does not wait for all of them: {reported:?}");
+    assert!(place(later) < COPIES - 1, "nor does what was hastened: {reported:?}");
+    let others: Vec<CopyId> = reported.iter().copied().filter(|it| ![later, first].contains(it)).collect();
+    assert_eq!(others, requested[..COPIES], "all others in their order");
     assert_has(&mut bench, &target, &one, "whole");
     assert_has(&mut bench, &hastened, &one, "whole");
     free_all(bench, [large, scratch, hastened, target])
 }
 
 /// How many of them are cancelled depends on the link's speed; nothing else may.
-pub fn what_is_cancelled_is_told_once_and_harms_nobody(harness: &dyn Harness) -> Verdict {
+pub fn a_cancelled_copy_is_reported_once_and_harms_no_other(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     let one = Text::new(1, LARGE);
     let source = on_device(&mut bench, LARGE);
@@ -222,7 +222,7 @@ pub fn what_is_cancelled_is_told_once_and_harms_nobody(harness: &dyn Harness) ->
     free_all(bench, [source, scratch, target])
 }
 
-pub fn a_copy_that_cannot_be_is_refused(harness: &dyn Harness) -> Verdict {
+pub fn an_impossible_copy_is_refused(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     let (device, host) = (bench.make(), bench.make_host());
     let one = Text::new(1, SMALL);
@@ -232,10 +232,10 @@ pub fn a_copy_that_cannot_be_is_refused(harness: &dyn Harness) -> Verdict {
     bench.free(was_device);
     bench.free(was_host);
     let longer = Bytes::new(SMALL.get() + 1);
-    let mut asked =
+    let mut requested =
         vec![(device.id, device.id, SMALL), (device.id, host.id, longer), (host.id, device.id, longer)];
-    asked.extend(gone.into_iter().flat_map(|gone| [(gone, host.id, SMALL), (host.id, gone, SMALL)]));
-    for (from, to, size) in asked {
+    requested.extend(gone.into_iter().flat_map(|gone| [(gone, host.id, SMALL), (host.id, gone, SMALL)]));
+    for (from, to, size) in requested {
         let copy = bench.begin_by_id(from, to, size);
         let result = bench.copied(copy);
         assert!(
@@ -290,7 +290,7 @@ pub fn copies_go_on_beside_all_else(harness: &dyn Harness) -> Verdict {
     free_all(bench, [source, host, target])
 }
 
-pub fn a_copy_keeps_what_it_moves(harness: &dyn Harness) -> Verdict {
+pub fn a_copy_keeps_its_extents_alive(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     let one = Text::new(1, LARGE);
     let (source, host) = (on_device(&mut bench, LARGE), in_host(&mut bench, LARGE));
@@ -298,10 +298,10 @@ pub fn a_copy_keeps_what_it_moves(harness: &dyn Harness) -> Verdict {
     fill(&bench, &source, &one);
     assert_eq!(bench.copy(&source, &host, LARGE), Ok(()));
     let mut importer = bench.mapped(&target, Access::ReadOnly);
-    let under_way = bench.begin(&host, &target, LARGE);
+    let in_flight = bench.begin(&host, &target, LARGE);
     let ids = [source.id, host.id, target.id];
     let returned = [source, host, target].map(|extent| bench.release(extent));
-    assert_eq!(bench.copied(under_way), Ok(()));
+    assert_eq!(bench.copied(in_flight), Ok(()));
     assert_eq!(importer.read(LARGE.get() - LAST as u64, LAST), one.last());
     assert!(!returned[2], "a process maps it");
     importer.kill();
@@ -322,7 +322,7 @@ pub fn copies_are_done_though_the_driver_is_dropped(harness: &dyn Harness) -> Ve
     let mut importer = bench.mapped(&target, Access::ReadOnly);
     let copies: Vec<CopyId> = (0..3).map(|_| bench.begin(&source, &target, LARGE)).collect();
     drop((source, target));
-    let told: Vec<CopyId> = bench
+    let reported: Vec<CopyId> = bench
         .end()
         .into_iter()
         .map(|completion| match completion {
@@ -330,7 +330,7 @@ pub fn copies_are_done_though_the_driver_is_dropped(harness: &dyn Harness) -> Ve
             other => panic!("unexpected: {other:?}"),
         })
         .collect();
-    assert_eq!(told, copies);
+    assert_eq!(reported, copies);
     assert_eq!(importer.read(LARGE.get() - LAST as u64, LAST), one.last());
     Verdict::Passed
 }

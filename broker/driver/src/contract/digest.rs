@@ -45,9 +45,9 @@ pub fn a_digest_can_be_of_a_part(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     let (extent, bytes) = filled(&mut bench, 2);
     for length in [0, 1, 4095, 1 << 21, (1 << 21) + 1] {
-        let asked = Bytes::new(length);
+        let requested = Bytes::new(length);
         let length = usize::try_from(length).expect("it is below the extent's size");
-        assert_eq!(bench.digest(&[(extent.id, asked)]), expected(&bytes[..length]), "{length} bytes");
+        assert_eq!(bench.digest(&[(extent.id, requested)]), expected(&bytes[..length]), "{length} bytes");
     }
     bench.finish();
     Verdict::Passed
@@ -66,7 +66,7 @@ pub fn a_digest_joins_extents(harness: &dyn Harness) -> Verdict {
     Verdict::Passed
 }
 
-pub fn a_digest_of_what_is_not_there_fails(harness: &dyn Harness) -> Verdict {
+pub fn a_digest_of_missing_bytes_fails(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     let (extent, bytes) = filled(&mut bench, 5);
     let failed = |result| matches!(result, Err(CopyError::Driver(DriverError::Failed(_))));

@@ -52,7 +52,7 @@ pub fn the_capacity_is_kept_to_and_comes_back(harness: &dyn Harness) -> Verdict 
     Verdict::Passed
 }
 
-pub fn what_an_earlier_daemon_left_is_deleted_and_nothing_else(harness: &dyn Harness) -> Verdict {
+pub fn only_files_of_an_earlier_daemon_are_deleted(harness: &dyn Harness) -> Verdict {
     let folder = Folder::new(harness);
     let others = ["notes.txt", "vramd-extent-", "vramd-extent-007", "vramd-extent-7.bak", "xvramd-extent-7"];
     for name in ["vramd-extent-7", "vramd-extent-18446744073709551615", "vramd-probe"].iter().chain(&others) {
@@ -69,7 +69,7 @@ pub fn what_an_earlier_daemon_left_is_deleted_and_nothing_else(harness: &dyn Har
     Verdict::Passed
 }
 
-pub fn a_directory_is_one_drivers(harness: &dyn Harness) -> Verdict {
+pub fn a_directory_serves_one_driver(harness: &dyn Harness) -> Verdict {
     let folder = Folder::new(harness);
     let mut bench = opened(harness, &folder);
     let extent = bench.create_disk(SMALL).expect("there is room");
@@ -83,7 +83,7 @@ pub fn a_directory_is_one_drivers(harness: &dyn Harness) -> Verdict {
     Verdict::Passed
 }
 
-pub fn a_directory_that_cannot_be_is_refused(harness: &dyn Harness) -> Verdict {
+pub fn an_unusable_directory_is_refused(harness: &dyn Harness) -> Verdict {
     let folder = Folder::new(harness);
     let with = |directory: &Path, capacity| {
         refused(harness, DiskConfig { directory: directory.to_owned(), capacity, engine: None })
@@ -113,17 +113,17 @@ pub fn without_a_directory_nothing_lies_on_disk(harness: &dyn Harness) -> Verdic
 }
 
 /// io_uring where the kernel has it for us; where not, threads, and why.
-pub fn the_engine_is_told(harness: &dyn Harness) -> Verdict {
+pub fn the_engine_is_reported(harness: &dyn Harness) -> Verdict {
     let folder = Folder::new(harness);
     let bench = opened(harness, &folder);
     let facts = bench.disk().expect("it has a disk").clone();
     bench.finish();
-    match disk::uring_works() {
+    match disk::check_uring() {
         Ok(()) => assert_eq!((facts.engine, facts.no_uring), (DiskEngine::Uring, None)),
         Err(why) => {
             assert_eq!((facts.engine, facts.no_uring), (DiskEngine::Threads, Some(why.clone())));
-            let asked = folder.config_with(Some(DiskEngine::Uring));
-            assert_eq!(refused(harness, asked), DirectoryError::NoUring(why));
+            let requested = folder.config_with(Some(DiskEngine::Uring));
+            assert_eq!(refused(harness, requested), DirectoryError::NoUring(why));
         }
     }
     let bench = Bench::with_disk(harness, folder.config_with(Some(DiskEngine::Threads)), Vec::new());

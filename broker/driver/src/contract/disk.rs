@@ -18,7 +18,7 @@ use crate::{Completion, CopyClass, CopyError, DiskFlaw, DriverError, ExtentKind,
 /// The case with each of them.
 pub(super) fn by_each(harness: &dyn Harness, case: impl Fn(Bench<'_>, &Folder)) -> Verdict {
     // That the other is fallen back from, `directory` looks at.
-    for engine in disk::usable() {
+    for engine in disk::usable_engines() {
         let folder = Folder::new(harness);
         let bench = Bench::with_disk(harness, folder.config_with(Some(engine)), Vec::new());
         assert_eq!(bench.disk().map(|disk| disk.engine), Some(engine));
@@ -109,7 +109,7 @@ pub fn only_the_first_bytes_go_and_come(harness: &dyn Harness) -> Verdict {
     })
 }
 
-pub fn what_was_not_written_is_not_read(harness: &dyn Harness) -> Verdict {
+pub fn unwritten_pieces_cannot_be_read(harness: &dyn Harness) -> Verdict {
     by_each(harness, |mut bench, _| {
         let (disk, target) = (on_disk(&mut bench, LARGE), in_host(&mut bench, LARGE));
         let unwritten = |at| Err(CopyError::Unwritten { extent: disk, at });
@@ -148,7 +148,7 @@ pub fn a_digest_goes_over_what_lies_on_disk(harness: &dyn Harness) -> Verdict {
     })
 }
 
-pub fn a_damaged_extent_is_told_and_no_other(harness: &dyn Harness) -> Verdict {
+pub fn a_damaged_extent_is_reported_and_no_other(harness: &dyn Harness) -> Verdict {
     by_each(harness, |mut bench, folder| {
         let one = Text::new(1, LARGE);
         let (bad, good) = (stored(&mut bench, &one), stored(&mut bench, &one));
@@ -175,7 +175,7 @@ pub fn a_damaged_extent_is_told_and_no_other(harness: &dyn Harness) -> Verdict {
     })
 }
 
-pub fn a_file_that_was_cut_off_is_told(harness: &dyn Harness) -> Verdict {
+pub fn a_truncated_extent_file_is_reported(harness: &dyn Harness) -> Verdict {
     by_each(harness, |mut bench, folder| {
         let one = Text::new(1, LARGE);
         let (bad, good) = (stored(&mut bench, &one), stored(&mut bench, &one));
@@ -199,14 +199,14 @@ pub fn copies_from_disk_and_to_disk_are_done_in_order(harness: &dyn Harness) -> 
         sources.iter().zip(&texts).for_each(|(source, text)| fill(&bench, source, text));
         let (disk, large) = (on_disk(&mut bench, SMALL), on_disk(&mut bench, LARGE));
         let (other, target) = (on_device(&mut bench, LARGE), bench.make());
-        let mut asked = vec![bench.begin_by_id(other.id, large, LARGE)];
-        asked.extend((0..30).map(|at| bench.begin_by_id(sources[at % 3].id, disk, SMALL)));
-        let told: Vec<CopyId> = asked.iter().map(|_| bench.next_copied()).collect();
-        assert_eq!(told, asked);
-        let mut asked = vec![bench.begin_by_id(large, other.id, LARGE)];
-        asked.extend((0..5).map(|_| bench.begin_by_id(disk, target.id, SMALL)));
-        let told: Vec<CopyId> = asked.iter().map(|_| bench.next_copied()).collect();
-        assert_eq!(told, asked);
+        let mut requested = vec![bench.begin_by_id(other.id, large, LARGE)];
+        requested.extend((0..30).map(|at| bench.begin_by_id(sources[at % 3].id, disk, SMALL)));
+        let reported: Vec<CopyId> = requested.iter().map(|_| bench.next_copied()).collect();
+        assert_eq!(reported, requested);
+        let mut requested = vec![bench.begin_by_id(large, other.id, LARGE)];
+        requested.extend((0..5).map(|_| bench.begin_by_id(disk, target.id, SMALL)));
+        let reported: Vec<CopyId> = requested.iter().map(|_| bench.next_copied()).collect();
+        assert_eq!(reported, requested);
         assert_has(&mut bench, &target, &texts[2], "the last one's bytes");
         release_all(&mut bench, [disk, large]);
         let _ = free_all(bench, sources.into_iter().chain([other, target]));
@@ -221,9 +221,9 @@ pub fn copies_both_ways_at_once_do_not_mix(harness: &dyn Harness) -> Verdict {
         fill(&bench, &first, &one);
         let disk = on_disk(&mut bench, LARGE);
         let ways = [(first.id, disk), (there, second.id)];
-        let asked: Vec<CopyId> =
+        let requested: Vec<CopyId> =
             ways.iter().cycle().take(6).map(|(from, to)| bench.begin_by_id(*from, *to, LARGE)).collect();
-        for copy in asked {
+        for copy in requested {
             assert_eq!(bench.copied(copy), Ok(()));
         }
         assert_has(&mut bench, &second, &two, "from disk");
@@ -235,7 +235,7 @@ pub fn copies_both_ways_at_once_do_not_mix(harness: &dyn Harness) -> Verdict {
 }
 
 /// Many that nobody waits for, and two that somebody does, which come after them all: to disk, and from it.
-pub fn what_is_waited_for_on_disk_goes_first(harness: &dyn Harness) -> Verdict {
+pub fn a_demand_copy_of_the_disk_goes_first(harness: &dyn Harness) -> Verdict {
     const SIZE: Bytes = Bytes::mib(8);
     by_each(harness, |mut bench, _| {
         let one = Text::new(1, SIZE);
@@ -265,21 +265,25 @@ fn two_go_first(bench: &mut Bench<'_>, from: ExtentId, to: [ExtentId; 3], size: 
     const BEFORE_MAX: usize = 5 + 4;
     let [scratch, hastened, target] = to;
     let begin = |bench: &mut Bench<'_>, class, to| bench.begin_as(class, (from, to), size);
-    let mut asked: Vec<CopyId> = (0..COPIES).map(|_| begin(bench, CopyClass::WriteBack, scratch)).collect();
+    let mut requested: Vec<CopyId> =
+        (0..COPIES).map(|_| begin(bench, CopyClass::WriteBack, scratch)).collect();
     let later = begin(bench, CopyClass::WriteBack, hastened);
-    asked.extend([later, begin(bench, CopyClass::Demand, target)]);
+    requested.extend([later, begin(bench, CopyClass::Demand, target)]);
     bench.submit(Submission::HastenCopy { copy: later });
     // Those that were done before could not wait for anybody.
-    let over = asked.iter().filter(|copy| bench.copied_bytes(**copy).is_none()).count();
-    let told: Vec<CopyId> = asked.iter().map(|_| bench.next_copied()).collect();
-    for copy in &asked[COPIES..] {
-        let place = told.iter().position(|it| it == copy).expect("each is told once");
-        assert!(place <= over + BEFORE_MAX, "{place} were before it, {over} of them over by then: {told:?}");
+    let over = requested.iter().filter(|copy| bench.copied_bytes(**copy).is_none()).count();
+    let reported: Vec<CopyId> = requested.iter().map(|_| bench.next_copied()).collect();
+    for copy in &requested[COPIES..] {
+        let place = reported.iter().position(|it| it == copy).expect("each is told once");
+        assert!(
+            place <= over + BEFORE_MAX,
+            "{place} were before it, {over} of them over by then: {reported:?}"
+        );
     }
 }
 
 /// How many of them are cancelled depends on the disk's speed; nothing else may.
-pub fn what_is_cancelled_on_disk_harms_nobody(harness: &dyn Harness) -> Verdict {
+pub fn a_cancelled_copy_of_the_disk_harms_no_other(harness: &dyn Harness) -> Verdict {
     by_each(harness, |mut bench, _| {
         let one = Text::new(1, LARGE);
         let (disk, scratch) = (stored(&mut bench, &one), on_device(&mut bench, LARGE));
@@ -309,7 +313,7 @@ pub fn what_is_cancelled_on_disk_harms_nobody(harness: &dyn Harness) -> Verdict 
     })
 }
 
-pub fn a_copy_keeps_what_it_moves_on_disk(harness: &dyn Harness) -> Verdict {
+pub fn a_copy_keeps_its_disk_extents_alive(harness: &dyn Harness) -> Verdict {
     by_each(harness, |mut bench, folder| {
         let one = Text::new(1, LARGE);
         let disk = stored(&mut bench, &one);
@@ -339,21 +343,21 @@ pub fn copies_of_the_disk_are_done_though_the_driver_is_dropped(harness: &dyn Ha
         let late = new_id();
         bench.submit(Submission::CreateDisk { extent: late, size: SMALL });
         drop(target);
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for completion in bench.end() {
             match completion {
-                Completion::Copied { copy, result: Ok(()) } => told.push(copy),
+                Completion::Copied { copy, result: Ok(()) } => reported.push(copy),
                 Completion::DiskCreated { extent, result: Ok(()) } => assert_eq!(extent, late),
                 other => panic!("unexpected: {other:?}"),
             }
         }
-        assert_eq!(told, copies);
+        assert_eq!(reported, copies);
         let last = LARGE.get() - 1000;
         assert_eq!(importer.read(last, 1000), one.bytes[one.bytes.len() - 1000..]);
     })
 }
 
-pub fn nonsense_of_the_disk_is_answered(harness: &dyn Harness) -> Verdict {
+pub fn invalid_disk_submissions_are_refused(harness: &dyn Harness) -> Verdict {
     by_each(harness, |mut bench, folder| {
         for size in [Bytes::ZERO, Bytes::new(1), Bytes::new(SMALL.get() + 4096), Bytes::MAX] {
             assert!(matches!(bench.create_disk(size), Err(DriverError::Failed(_))), "{size}");
@@ -371,9 +375,11 @@ pub fn nonsense_of_the_disk_is_answered(harness: &dyn Harness) -> Verdict {
         bench.submit(Submission::Create { extent: disk, device: device.device, size: SMALL, kind });
         assert!(matches!(bench.created(disk), Err(DriverError::Failed(_))), "it lies on disk");
         let longer = Bytes::new(SMALL.get() + 1);
-        let asked =
+        let requested =
             [(disk, other, SMALL), (disk, disk, SMALL), (disk, host.id, longer), (host.id, disk, longer)];
-        for (from, to, size) in asked.into_iter().chain([(new_id(), disk, SMALL), (disk, new_id(), SMALL)]) {
+        for (from, to, size) in
+            requested.into_iter().chain([(new_id(), disk, SMALL), (disk, new_id(), SMALL)])
+        {
             let result = bench.copy_by_id(from, to, size);
             assert!(matches!(result, Err(CopyError::Driver(DriverError::Failed(_)))), "{result:?}");
         }

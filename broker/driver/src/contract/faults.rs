@@ -47,7 +47,7 @@ pub fn a_driver_fails_on_schedule(harness: &dyn Harness) -> Verdict {
     Verdict::Passed
 }
 
-pub fn who_is_delayed_holds_up_nobody(harness: &dyn Harness) -> Verdict {
+pub fn a_delayed_submission_holds_up_no_other(harness: &dyn Harness) -> Verdict {
     if !harness.facts().scheduled_faults {
         return NO_FAULTS;
     }

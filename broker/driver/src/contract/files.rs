@@ -90,7 +90,7 @@ pub fn bytes_of_a_file_come_from_wherever_they_begin(harness: &dyn Harness) -> V
     })
 }
 
-pub fn what_is_behind_the_end_is_zeros_whatever_was_in_the_memory(harness: &dyn Harness) -> Verdict {
+pub fn bytes_beyond_the_end_of_a_file_are_zeros(harness: &dyn Harness) -> Verdict {
     by_each(harness, |mut bench, folder| {
         let (one, other) = (Text::new(1, SIZE), Text::new(2, SIZE));
         let targets = [in_host(&mut bench, SIZE), on_device(&mut bench, SIZE)];
@@ -116,7 +116,7 @@ pub fn what_is_behind_the_end_is_zeros_whatever_was_in_the_memory(harness: &dyn 
     })
 }
 
-pub fn a_file_that_changes_is_told_and_what_was_read_first_counts(harness: &dyn Harness) -> Verdict {
+pub fn a_changed_file_is_reported_and_its_first_content_counts(harness: &dyn Harness) -> Verdict {
     by_each(harness, |mut bench, folder| {
         let one = Text::new(1, SIZE);
         let model = Model::new(folder, &after(BEFORE, &one));
@@ -153,7 +153,7 @@ pub fn a_file_that_changes_is_told_and_what_was_read_first_counts(harness: &dyn 
     })
 }
 
-pub fn a_file_that_was_cut_off_or_taken_away_is_told(harness: &dyn Harness) -> Verdict {
+pub fn a_truncated_file_is_reported_and_a_renamed_one_is_read(harness: &dyn Harness) -> Verdict {
     by_each(harness, |mut bench, folder| {
         let one = Text::new(1, SIZE);
         let model = Model::new(folder, &one.bytes);
@@ -212,7 +212,7 @@ pub fn files_need_no_directory(harness: &dyn Harness) -> Verdict {
     free_all(bench, [target])
 }
 
-pub fn nonsense_of_files_is_answered(harness: &dyn Harness) -> Verdict {
+pub fn invalid_file_submissions_are_refused(harness: &dyn Harness) -> Verdict {
     by_each(harness, |mut bench, folder| {
         let model = Model::new(folder, b"a few bytes");
         let few = Bytes::new(11);

@@ -6,20 +6,20 @@ use super::{
     Access, Bench, Harness, Verdict,
     bench::{Extent, FIRST, SMALL, pattern},
 };
-use crate::{ExtentKind, Handle};
+use crate::{Export, ExtentKind};
 
 const SIZE: Bytes = Bytes::mib(6);
 const NONE: Verdict = Verdict::NotApplicable("this driver makes no fixed extents");
 
 fn fixed(bench: &mut Bench<'_>, size: Bytes) -> Extent {
     let extent = bench.create_kind(FIRST, size, ExtentKind::Fixed).expect("there is room for a few MiB");
-    assert!(matches!(extent.handle, Handle::CudaIpc(_)), "{:?}", extent.handle);
+    assert!(matches!(extent.export, Export::CudaIpc(_)), "{:?}", extent.export);
     extent
 }
 
 pub fn a_legacy_handle_shares_memory(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
-    if !bench.makes(ExtentKind::Fixed) {
+    if !bench.supports(ExtentKind::Fixed) {
         return NONE;
     }
     let extent = fixed(&mut bench, SIZE);
@@ -40,7 +40,7 @@ pub fn a_legacy_handle_shares_memory(harness: &dyn Harness) -> Verdict {
 
 pub fn fixed_memory_is_zero_when_it_is_made_again(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
-    if !bench.makes(ExtentKind::Fixed) {
+    if !bench.supports(ExtentKind::Fixed) {
         return NONE;
     }
     for _ in 0..4 {
@@ -58,7 +58,7 @@ pub fn fixed_memory_is_zero_when_it_is_made_again(harness: &dyn Harness) -> Verd
 
 pub fn fixed_memory_can_be_digested(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
-    if !bench.makes(ExtentKind::Fixed) {
+    if !bench.supports(ExtentKind::Fixed) {
         return NONE;
     }
     let extent = fixed(&mut bench, SIZE);

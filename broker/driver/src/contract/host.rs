@@ -51,7 +51,7 @@ pub fn a_mapping_of_host_memory_outlives_its_release(harness: &dyn Harness) -> V
     Verdict::Passed
 }
 
-pub fn host_memory_that_is_not_there_is_an_answer(harness: &dyn Harness) -> Verdict {
+pub fn running_out_of_host_memory_is_an_answer(harness: &dyn Harness) -> Verdict {
     const MORE_THAN_ANYBODY_HAS: Bytes = Bytes::new(1 << 50);
     let mut bench = Bench::new(harness);
     for _ in 0..3 {
@@ -64,7 +64,7 @@ pub fn host_memory_that_is_not_there_is_an_answer(harness: &dyn Harness) -> Verd
     Verdict::Passed
 }
 
-pub fn nonsense_of_the_host_is_answered(harness: &dyn Harness) -> Verdict {
+pub fn invalid_host_submissions_are_refused(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     for size in [Bytes::ZERO, Bytes::new(1), Bytes::new(SMALL.get() + 4096), Bytes::MAX] {
         assert!(matches!(bench.create_host(size).map(drop), Err(DriverError::Failed(_))), "{size}");

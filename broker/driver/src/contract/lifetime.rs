@@ -8,7 +8,7 @@ use super::{
 /// Elsewhere a process may be starting, which holds everything for a moment: one of these must find nobody.
 const ATTEMPTS: usize = 50;
 
-pub fn what_nobody_holds_is_returned_at_once(harness: &dyn Harness) -> Verdict {
+pub fn memory_without_holders_is_returned_at_once(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     let at_once = (0..ATTEMPTS).any(|_| {
         let extent = bench.make();
@@ -30,7 +30,7 @@ pub fn a_mapping_elsewhere_keeps_memory(harness: &dyn Harness) -> Verdict {
     assert_eq!(holder.read(0, 4096), pattern(1, 4096));
     assert!(holder.write(4096, &pattern(2, 4096)));
     assert_eq!(holder.read(4096, 4096), pattern(2, 4096));
-    assert!(!bench.has_returned(id), "it is still mapped");
+    assert!(!bench.check_returned(id), "it is still mapped");
     let now = bench.survey(FIRST);
     assert!(now < before.saturating_add(SMALL), "its return is awaited, so it is explained: {before}, {now}");
     holder.unmap();
@@ -47,26 +47,26 @@ pub fn a_descriptor_elsewhere_keeps_memory(harness: &dyn Harness) -> Verdict {
     assert!(writer.write(0, &pattern(1, 4096)));
     writer.kill();
     let mut holder = bench.importer();
-    holder.import(&extent.handle, extent.device, extent.size);
+    holder.import(&extent.export, extent.device, extent.size);
     assert!(!bench.release(extent), "its descriptor is held");
-    assert!(!bench.has_returned(id), "its descriptor is still held");
+    assert!(!bench.check_returned(id), "its descriptor is still held");
     holder.map(Access::ReadOnly);
     assert_eq!(holder.read(0, 4096), pattern(1, 4096), "mapped after its release");
     holder.close();
-    assert!(!bench.has_returned(id), "it is still mapped");
+    assert!(!bench.check_returned(id), "it is still mapped");
     holder.unmap();
     bench.await_return(id);
     bench.finish();
     Verdict::Passed
 }
 
-pub fn a_handle_kept_by_the_caller_keeps_memory(harness: &dyn Harness) -> Verdict {
+pub fn an_export_held_by_the_caller_keeps_memory(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     let extent = bench.make();
     let id = extent.id;
-    let kept = extent.handle.clone();
+    let kept = extent.export.clone();
     assert!(!bench.release(extent), "the caller has its handle");
-    assert!(!bench.has_returned(id), "the caller still has its handle");
+    assert!(!bench.check_returned(id), "the caller still has its handle");
     drop(kept);
     bench.await_return(id);
     bench.finish();
@@ -81,7 +81,7 @@ pub fn the_last_of_several_holders_frees(harness: &dyn Harness) -> Verdict {
     let mut last = bench.mapped(&extent, Access::ReadOnly);
     assert!(!bench.release(extent));
     first.unmap();
-    assert!(!bench.has_returned(id), "one of two maps it");
+    assert!(!bench.check_returned(id), "one of two maps it");
     last.unmap();
     bench.await_return(id);
     bench.finish();
@@ -93,7 +93,7 @@ pub fn a_killed_holder_frees(harness: &dyn Harness) -> Verdict {
     let extent = bench.make();
     let id = extent.id;
     let mut holder = bench.importer();
-    holder.import(&extent.handle, extent.device, extent.size);
+    holder.import(&extent.export, extent.device, extent.size);
     holder.map(Access::ReadWrite);
     assert!(!bench.release(extent));
     holder.kill();

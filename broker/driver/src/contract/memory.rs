@@ -76,7 +76,7 @@ pub fn a_mapping_outlives_its_descriptor(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     let extent = bench.make();
     let mut importer = bench.importer();
-    importer.import(&extent.handle, extent.device, extent.size);
+    importer.import(&extent.export, extent.device, extent.size);
     importer.map(Access::ReadWrite);
     assert!(importer.write(0, &pattern(1, PIECE)));
     importer.close();

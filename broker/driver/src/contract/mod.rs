@@ -18,11 +18,11 @@ pub mod faults;
 pub mod files;
 pub mod fixed;
 mod folder;
+pub mod free_pinned;
 pub mod host;
-pub mod kept;
 pub mod lifetime;
 pub mod memory;
-pub mod outsiders;
+pub mod other_programs;
 pub mod submissions;
 
 use std::{
@@ -33,7 +33,7 @@ use std::{
 use vramd_types::{Bytes, DeviceIndex};
 
 use self::bench::Bench;
-use crate::{Completion, DiskConfig, Driver, DriverError, Handle, sim::Fault};
+use crate::{Completion, DiskConfig, Driver, DriverError, Export, sim::Fault};
 
 /// One machine with devices of its own. What is opened again on the same machine has the same devices.
 pub trait Harness {
@@ -67,13 +67,13 @@ pub struct Facts {
     pub several_devices: bool,
     pub scheduled_faults: bool,
     /// Importers can take memory behind the driver's back.
-    pub outsiders: bool,
+    pub other_programs: bool,
 }
 
 /// Another process, which holds at most one extent. Dropping it ends the process.
 pub trait Importer {
     /// Gives it the handle; device and size are the extent's.
-    fn import(&mut self, handle: &Handle, device: DeviceIndex, size: Bytes);
+    fn import(&mut self, export: &Export, device: DeviceIndex, size: Bytes);
 
     /// Maps what was imported, with the access that it chooses.
     fn map(&mut self, access: Access);
@@ -134,87 +134,87 @@ macro_rules! contract_tests {
             memory::importers_see_each_others_bytes,
             memory::an_importer_chooses_its_access,
             memory::a_mapping_outlives_its_descriptor,
-            lifetime::what_nobody_holds_is_returned_at_once,
+            lifetime::memory_without_holders_is_returned_at_once,
             lifetime::a_mapping_elsewhere_keeps_memory,
             lifetime::a_descriptor_elsewhere_keeps_memory,
-            lifetime::a_handle_kept_by_the_caller_keeps_memory,
+            lifetime::an_export_held_by_the_caller_keeps_memory,
             lifetime::the_last_of_several_holders_frees,
             lifetime::a_killed_holder_frees,
             lifetime::memory_outlives_its_driver,
             capacity::out_of_memory_is_an_answer,
             capacity::the_whole_capacity_can_be_used_and_comes_back,
-            capacity::what_others_hold_is_not_free,
-            capacity::what_an_earlier_driver_left_is_not_free,
+            capacity::memory_held_by_others_is_not_free,
+            capacity::memory_of_an_earlier_driver_is_not_free,
             capacity::devices_are_separate,
             host::host_memory_is_zero_and_can_be_shared,
             host::host_memory_is_zero_when_it_is_made_again,
             host::a_mapping_of_host_memory_outlives_its_release,
-            host::host_memory_that_is_not_there_is_an_answer,
-            host::nonsense_of_the_host_is_answered,
-            kept::kept_memory_is_used_again_and_zero_where_that_is_asked,
-            kept::what_another_process_may_have_is_not_used_again,
-            kept::what_is_kept_and_used_is_never_more_than_it_may_be,
-            kept::another_size_has_kept_memory_given_up,
-            kept::other_sizes_become_pieces_once_a_piece_is_lacking,
-            kept::who_comes_while_pieces_are_made_of_others_is_served,
-            kept::no_more_pieces_are_kept_than_may_be,
-            kept::keeping_is_asked_once_of_a_node_that_there_is,
-            kept::an_end_waits_for_no_filling,
+            host::running_out_of_host_memory_is_an_answer,
+            host::invalid_host_submissions_are_refused,
+            free_pinned::free_memory_is_reused_and_zeroed_on_request,
+            free_pinned::memory_exported_to_another_process_is_not_reused,
+            free_pinned::free_and_used_memory_stay_within_the_node_size,
+            free_pinned::another_size_has_free_memory_unpinned,
+            free_pinned::other_sizes_become_pieces_once_a_piece_is_missing,
+            free_pinned::creates_are_served_while_other_sizes_become_pieces,
+            free_pinned::free_pieces_stay_within_their_maximum,
+            free_pinned::pin_ahead_is_accepted_once_for_each_known_node,
+            free_pinned::the_end_does_not_wait_for_pinning_ahead,
             copies::bytes_arrive_in_every_direction,
             copies::bytes_arrive_on_another_device,
             copies::only_the_first_bytes_are_copied,
             copies::both_directions_at_once_do_not_mix,
             copies::an_exchange_is_a_copy_out_and_then_one_in,
             copies::copies_of_a_direction_are_done_in_order,
-            copies::what_is_waited_for_goes_first,
-            copies::what_is_cancelled_is_told_once_and_harms_nobody,
-            copies::a_copy_that_cannot_be_is_refused,
+            copies::a_demand_copy_goes_first,
+            copies::a_cancelled_copy_is_reported_once_and_harms_no_other,
+            copies::an_impossible_copy_is_refused,
             copies::copies_go_on_beside_all_else,
-            copies::a_copy_keeps_what_it_moves,
+            copies::a_copy_keeps_its_extents_alive,
             copies::copies_are_done_though_the_driver_is_dropped,
             disk::bytes_go_to_disk_and_back_every_way,
             disk::bytes_come_from_another_device,
             disk::only_the_first_bytes_go_and_come,
-            disk::what_was_not_written_is_not_read,
+            disk::unwritten_pieces_cannot_be_read,
             disk::a_digest_goes_over_what_lies_on_disk,
-            disk::a_damaged_extent_is_told_and_no_other,
-            disk::a_file_that_was_cut_off_is_told,
+            disk::a_damaged_extent_is_reported_and_no_other,
+            disk::a_truncated_extent_file_is_reported,
             disk::copies_from_disk_and_to_disk_are_done_in_order,
-            disk::what_is_waited_for_on_disk_goes_first,
+            disk::a_demand_copy_of_the_disk_goes_first,
             disk::copies_both_ways_at_once_do_not_mix,
-            disk::what_is_cancelled_on_disk_harms_nobody,
-            disk::a_copy_keeps_what_it_moves_on_disk,
+            disk::a_cancelled_copy_of_the_disk_harms_no_other,
+            disk::a_copy_keeps_its_disk_extents_alive,
             disk::copies_of_the_disk_are_done_though_the_driver_is_dropped,
-            disk::nonsense_of_the_disk_is_answered,
+            disk::invalid_disk_submissions_are_refused,
             files::bytes_of_a_file_come_from_wherever_they_begin,
-            files::what_is_behind_the_end_is_zeros_whatever_was_in_the_memory,
-            files::a_file_that_changes_is_told_and_what_was_read_first_counts,
-            files::a_file_that_was_cut_off_or_taken_away_is_told,
+            files::bytes_beyond_the_end_of_a_file_are_zeros,
+            files::a_changed_file_is_reported_and_its_first_content_counts,
+            files::a_truncated_file_is_reported_and_a_renamed_one_is_read,
             files::nothing_is_ever_written_to_a_file,
             files::files_need_no_directory,
-            files::nonsense_of_files_is_answered,
+            files::invalid_file_submissions_are_refused,
             directory::files_are_named_preallocated_and_deleted,
             directory::the_capacity_is_kept_to_and_comes_back,
-            directory::what_an_earlier_daemon_left_is_deleted_and_nothing_else,
-            directory::a_directory_is_one_drivers,
-            directory::a_directory_that_cannot_be_is_refused,
+            directory::only_files_of_an_earlier_daemon_are_deleted,
+            directory::a_directory_serves_one_driver,
+            directory::an_unusable_directory_is_refused,
             directory::without_a_directory_nothing_lies_on_disk,
-            directory::the_engine_is_told,
+            directory::the_engine_is_reported,
             digest::a_digest_is_of_the_bytes,
             digest::a_digest_can_be_of_a_part,
             digest::a_digest_joins_extents,
-            digest::a_digest_of_what_is_not_there_fails,
-            submissions::nonsense_is_answered,
-            submissions::each_is_answered_once,
-            submissions::what_was_submitted_is_done_though_the_driver_is_dropped,
+            digest::a_digest_of_missing_bytes_fails,
+            submissions::invalid_submissions_are_refused,
+            submissions::each_submission_is_answered_once,
+            submissions::submissions_are_done_though_the_driver_is_dropped,
             fixed::a_legacy_handle_shares_memory,
             fixed::fixed_memory_is_zero_when_it_is_made_again,
             fixed::fixed_memory_can_be_digested,
-            outsiders::memory_that_outsiders_take_is_unbrokered,
-            outsiders::clients_contexts_are_counted_apart,
+            other_programs::memory_of_other_programs_is_unbrokered,
+            other_programs::clients_contexts_are_counted_apart,
             faults::memory_runs_out_on_schedule,
             faults::a_driver_fails_on_schedule,
-            faults::who_is_delayed_holds_up_nobody,
+            faults::a_delayed_submission_holds_up_no_other,
             faults::a_delay_passes,
             faults::host_memory_runs_out_on_schedule,
             faults::a_copy_fails_or_is_short_or_corrupt_on_schedule,

@@ -12,7 +12,7 @@ use crate::{Completion, DriverError, ExtentKind, Submission};
 
 const MANY: usize = 100;
 
-pub fn nonsense_is_answered(harness: &dyn Harness) -> Verdict {
+pub fn invalid_submissions_are_refused(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     let nowhere = DeviceIndex(u16::MAX);
     for (device, size) in [
@@ -39,7 +39,7 @@ pub fn nonsense_is_answered(harness: &dyn Harness) -> Verdict {
     Verdict::Passed
 }
 
-pub fn each_is_answered_once(harness: &dyn Harness) -> Verdict {
+pub fn each_submission_is_answered_once(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     let ids: Vec<ExtentId> = (0..MANY).map(|_| new_id()).collect();
     for id in &ids {
@@ -77,7 +77,7 @@ pub fn each_is_answered_once(harness: &dyn Harness) -> Verdict {
     Verdict::Passed
 }
 
-pub fn what_was_submitted_is_done_though_the_driver_is_dropped(harness: &dyn Harness) -> Verdict {
+pub fn submissions_are_done_though_the_driver_is_dropped(harness: &dyn Harness) -> Verdict {
     let bench = Bench::new(harness);
     let ids: Vec<ExtentId> = (0..MANY).map(|_| new_id()).collect();
     for id in &ids {

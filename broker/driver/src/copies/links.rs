@@ -5,7 +5,7 @@ use std::{
     time::Instant,
 };
 
-use broker_links::{Crossing, Waiting};
+use broker_links::{Crossing, WaitingClasses};
 use vramd_types::{Bytes, CopyClass, Shares};
 
 use super::LaneId;
@@ -19,7 +19,7 @@ const SHARED_BELOW: u128 = 95;
 const MILLION: u128 = 1_000_000;
 
 /// The link that they share, if they do: with what it would carry for each of them alone. None where one of them carried nothing.
-pub(crate) fn shared(name: &str, alone: &[(LaneId, u64)], together: &[u64]) -> Option<LinkFacts> {
+pub(crate) fn shared_link(name: &str, alone: &[(LaneId, u64)], together: &[u64]) -> Option<LinkFacts> {
     if alone.iter().map(|(_, carries)| carries).chain(together).any(|carries| *carries == 0) {
         return None;
     }
@@ -40,11 +40,11 @@ pub(crate) fn shared(name: &str, alone: &[(LaneId, u64)], together: &[u64]) -> O
 pub(crate) struct Links {
     epoch: Instant,
     lanes: Vec<LaneId>,
-    state: Mutex<State>,
+    state: Mutex<LinkState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct LinkState {
     links: broker_links::Links,
     /// What was begun in each lane.
     begun: Vec<[Bytes; CopyClass::COUNT]>,
@@ -52,17 +52,17 @@ struct State {
 
 /// The links that one lane's chunks cross.
 #[derive(Debug)]
-pub(crate) struct Crossed {
+pub(crate) struct LaneLinks {
     links: Arc<Links>,
     /// The lane's number there.
     lane: usize,
-    waiting: Waiting,
+    waiting: WaitingClasses,
     is_full: bool,
 }
 
 /// What a lane begins next, of one of its copies: nothing of what has nothing left to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Next {
+pub(super) struct NextChunk {
     /// The copy's place in the lane.
     pub(super) at: usize,
     pub(super) class: CopyClass,
@@ -72,22 +72,22 @@ pub(super) struct Next {
 impl Links {
     pub(crate) fn new(lanes: impl Iterator<Item = LaneId>, facts: &[LinkFacts]) -> Self {
         let lanes: Vec<LaneId> = lanes.collect();
-        let shared = facts.iter().filter(|link| link.lanes.len() > 1);
-        let shared = shared.map(|link| crossings(&lanes, link, facts)).collect();
-        let links = broker_links::Links::new(Shares::default(), CHUNK, lanes.len(), shared);
+        let shared_link = facts.iter().filter(|link| link.lanes.len() > 1);
+        let shared_link = shared_link.map(|link| crossings(&lanes, link, facts)).collect();
+        let links = broker_links::Links::new(Shares::default(), CHUNK, lanes.len(), shared_link);
         let begun = vec![[Bytes::ZERO; CopyClass::COUNT]; lanes.len()];
-        Self { epoch: Instant::now(), lanes, state: Mutex::new(State { links, begun }) }
+        Self { epoch: Instant::now(), lanes, state: Mutex::new(LinkState { links, begun }) }
     }
 
     /// From the next chunk on.
-    pub(crate) fn share_by(&self, shares: Shares) {
-        self.state().links.share_by(shares);
+    pub(crate) fn set_shares(&self, shares: Shares) {
+        self.state().links.set_shares(shares);
     }
 
     /// Of a lane that it was made with.
-    pub(crate) fn crossed_by(self: &Arc<Self>, lane: LaneId) -> Crossed {
+    pub(crate) fn links_of(self: &Arc<Self>, lane: LaneId) -> LaneLinks {
         let lane = self.lanes.iter().position(|it| *it == lane).expect("links are made with all lanes");
-        Crossed { links: Arc::clone(self), lane, waiting: Waiting::default(), is_full: false }
+        LaneLinks { links: Arc::clone(self), lane, waiting: WaitingClasses::default(), is_full: false }
     }
 
     /// What was begun in each lane since the driver was opened.
@@ -98,7 +98,7 @@ impl Links {
     }
 
     /// Every change is whole before anything could panic, so a poisoned lock is a good one.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LinkState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -111,29 +111,29 @@ fn crossings(lanes: &[LaneId], link: &LinkFacts, facts: &[LinkFacts]) -> Vec<Cro
     };
     let number = |lane: LaneId| lanes.iter().position(|it| *it == lane);
     let crossing = |(lane, carries): &(LaneId, u64)| {
-        Some(Crossing { lane: number(*lane)?, carries: *carries, alone: alone(*lane) })
+        Some(Crossing { lane: number(*lane)?, bytes_per_s: *carries, lane_bytes_per_s: alone(*lane) })
     };
     link.lanes.iter().filter_map(crossing).collect()
 }
 
-impl Crossed {
+impl LaneLinks {
     /// What waits in the lane now, and whether as much of what nobody waits for is under way there as should be.
-    pub(super) fn waits(&mut self, waiting: Waiting, is_full: bool) {
+    pub(super) fn set_waiting(&mut self, waiting: WaitingClasses, is_full: bool) {
         if (waiting, is_full) != (self.waiting, self.is_full) {
             (self.waiting, self.is_full) = (waiting, is_full);
             let now = self.links.epoch.elapsed();
-            self.links.state().links.waits(now, self.lane, waiting, is_full);
+            self.links.state().links.set_waiting(now, self.lane, waiting, is_full);
         }
     }
 
     /// Counts as begun what the lane picks of the classes of which a chunk may be begun now, the best first: in one moment, as what a class is
     /// owed of a shared link is not for two lanes at once. Before it is told what waits from now on.
-    pub(super) fn begin(&self, pick: impl FnMut(CopyClass) -> Option<Next>) -> Option<Next> {
+    pub(super) fn begin(&self, pick: impl FnMut(CopyClass) -> Option<NextChunk>) -> Option<NextChunk> {
         let mut state = self.links.state();
         let now = self.links.epoch.elapsed();
-        let next = state.links.next(now, self.lane).find_map(pick)?;
+        let next = state.links.eligible_classes(now, self.lane).find_map(pick)?;
         if let Some(length) = next.length {
-            state.links.begun(now, self.lane, next.class, length);
+            state.links.record_begin(now, self.lane, next.class, length);
             let begun = &mut state.begun[self.lane][next.class.index()];
             *begun = begun.saturating_add(length);
         }
@@ -141,17 +141,17 @@ impl Crossed {
     }
 
     /// Though it was told that it is.
-    pub(super) fn not_begun(&self, class: CopyClass, length: Bytes) {
-        self.ended(class, length);
+    pub(super) fn undo_begin(&self, class: CopyClass, length: Bytes) {
+        self.record_end(class, length);
         let mut state = self.links.state();
         let begun = &mut state.begun[self.lane][class.index()];
         *begun = begun.saturating_sub(length);
     }
 
     /// As what it was begun, and however it went.
-    pub(super) fn ended(&self, class: CopyClass, length: Bytes) {
+    pub(super) fn record_end(&self, class: CopyClass, length: Bytes) {
         let now = self.links.epoch.elapsed();
-        self.links.state().links.ended(now, self.lane, class, length);
+        self.links.state().links.record_end(now, self.lane, class, length);
     }
 }
 
@@ -161,43 +161,47 @@ mod tests {
 
     use super::*;
 
-    const IN: [LaneId; 2] = [LaneId::In(DeviceIndex(0)), LaneId::In(DeviceIndex(1))];
+    const IN: [LaneId; 2] = [LaneId::ToDevice(DeviceIndex(0)), LaneId::ToDevice(DeviceIndex(1))];
 
     #[test]
-    fn what_is_as_fast_together_as_alone_shares_nothing() {
-        assert_eq!(shared("node 0", &[(IN[0], 55), (IN[1], 55)], &[55, 54]), None);
-        assert_eq!(shared("node 0", &[(IN[0], 0), (IN[1], 5)], &[0, 5]), None, "nothing is known of it");
+    fn lanes_that_are_as_fast_together_as_alone_share_no_link() {
+        assert_eq!(shared_link("node 0", &[(IN[0], 55), (IN[1], 55)], &[55, 54]), None);
+        assert_eq!(shared_link("node 0", &[(IN[0], 0), (IN[1], 5)], &[0, 5]), None, "nothing is known of it");
     }
 
     #[test]
-    fn what_is_shared_carries_for_each_what_it_has_room_for() {
-        let narrow = shared("uplink", &[(IN[0], 50), (IN[1], 50)], &[25, 25]).unwrap();
+    fn a_shared_link_carries_for_each_lane_what_all_used() {
+        let narrow = shared_link("uplink", &[(IN[0], 50), (IN[1], 50)], &[25, 25]).unwrap();
         assert_eq!(narrow.lanes, [(IN[0], 50), (IN[1], 50)]);
         // Duplex, in GB/s: 100 of 110 on one device, 154 of 220 on two.
-        let two = [(IN[0], 55), (LaneId::Out(DeviceIndex(0)), 55)];
-        let both = shared("device 0", &two, &[50, 50]).unwrap();
+        let two = [(IN[0], 55), (LaneId::FromDevice(DeviceIndex(0)), 55)];
+        let both = shared_link("device 0", &two, &[50, 50]).unwrap();
         assert_eq!(both.lanes.iter().map(|(_, carries)| *carries).collect::<Vec<_>>(), [99; 2]);
-        let four =
-            [(IN[0], 55), (IN[1], 55), (LaneId::Out(DeviceIndex(0)), 55), (LaneId::Out(DeviceIndex(1)), 55)];
-        let both = shared("node 0", &four, &[40, 37, 38, 39]).unwrap();
+        let four = [
+            (IN[0], 55),
+            (IN[1], 55),
+            (LaneId::FromDevice(DeviceIndex(0)), 55),
+            (LaneId::FromDevice(DeviceIndex(1)), 55),
+        ];
+        let both = shared_link("node 0", &four, &[40, 37, 38, 39]).unwrap();
         assert_eq!(both.lanes.iter().map(|(_, carries)| *carries).collect::<Vec<_>>(), [153; 4]);
     }
 
     #[test]
-    fn what_a_class_is_owed_of_a_shared_link_is_for_one_lane_alone() {
+    fn one_lane_alone_takes_a_chunk_owed_on_a_shared_link() {
         let alone = IN.map(|lane| LinkFacts { name: lane.to_string(), lanes: vec![(lane, 50)] });
         let uplink = LinkFacts { name: "uplink".to_owned(), lanes: IN.map(|lane| (lane, 50)).to_vec() };
         let facts: Vec<LinkFacts> = alone.into_iter().chain([uplink]).collect();
         let links = Arc::new(Links::new(IN.into_iter(), &facts));
-        links.share_by(Shares::new(50, 0, 50).unwrap());
+        links.set_shares(Shares::new(50, 0, 50).unwrap());
         let lanes = IN.map(|lane| {
-            let mut crossed = links.crossed_by(lane);
-            crossed.waits([CopyClass::Demand, CopyClass::WriteBack].into_iter().collect(), false);
-            crossed
+            let mut lane_links = links.links_of(lane);
+            lane_links.set_waiting([CopyClass::Demand, CopyClass::WriteBack].into_iter().collect(), false);
+            lane_links
         });
         let [one, other] = &lanes;
-        let next = |class, length| Some(Next { at: 0, class, length });
-        let first = |lane: &Crossed| lane.begin(|class| next(class, None)).map(|next| next.class);
+        let next = |class, length| Some(NextChunk { at: 0, class, length });
+        let first = |lane: &LaneLinks| lane.begin(|class| next(class, None)).map(|next| next.class);
         while first(one) == Some(CopyClass::Demand) {
             one.begin(|class| next(class, Some(CHUNK)));
         }

@@ -21,10 +21,10 @@ use std::fmt;
 use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
 pub(crate) use self::{
-    lane::Link,
-    lanes::{Direction, Found, LaneEnd, LaneEnds, Lanes},
-    links::{Links, shared},
-    table::{Asked, Table},
+    lane::Mover,
+    lanes::{Direction, LaneEnd, LaneEnds, Lanes, Located},
+    links::{Links, shared_link},
+    table::{RequestedCopy, Table},
 };
 use crate::DriverError;
 
@@ -32,11 +32,11 @@ use crate::DriverError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LaneId {
     /// From the host to this device.
-    In(DeviceIndex),
+    ToDevice(DeviceIndex),
     /// From this device to the host.
-    Out(DeviceIndex),
+    FromDevice(DeviceIndex),
     /// From this device to a device, which may be itself.
-    Aside(DeviceIndex),
+    BetweenDevices(DeviceIndex),
     WithinHost,
     FromDisk,
     ToDisk,
@@ -46,7 +46,7 @@ impl LaneId {
     /// Which it is of; none is the disk's, or the host's own.
     pub fn device(self) -> Option<DeviceIndex> {
         match self {
-            Self::In(device) | Self::Out(device) | Self::Aside(device) => Some(device),
+            Self::ToDevice(device) | Self::FromDevice(device) | Self::BetweenDevices(device) => Some(device),
             Self::WithinHost | Self::FromDisk | Self::ToDisk => None,
         }
     }
@@ -55,9 +55,9 @@ impl LaneId {
 impl fmt::Display for LaneId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::In(device) => write!(f, "to device {device}"),
-            Self::Out(device) => write!(f, "from device {device}"),
-            Self::Aside(device) => write!(f, "between devices, from {device}"),
+            Self::ToDevice(device) => write!(f, "to device {device}"),
+            Self::FromDevice(device) => write!(f, "from device {device}"),
+            Self::BetweenDevices(device) => write!(f, "between devices, from {device}"),
             Self::WithinHost => f.write_str("within the host"),
             Self::FromDisk => f.write_str("from disk"),
             Self::ToDisk => f.write_str("to disk"),

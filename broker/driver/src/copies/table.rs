@@ -1,7 +1,7 @@
 //! Copies that were asked for and not answered yet.
 
 use std::{
-    collections::{HashMap, hash_map::Entry as Place},
+    collections::{HashMap, hash_map::Entry as Slot},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -26,7 +26,7 @@ struct Progress {
 
 /// A copy that was asked for.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct RequestedCopy {
     pub(crate) copy: CopyId,
     pub(crate) size: Bytes,
     /// Or why there can be no copy of that id.
@@ -43,16 +43,16 @@ pub(crate) struct Entry {
 }
 
 impl Table {
-    pub(crate) fn ask(self: &Arc<Self>, copy: CopyId, size: Bytes, class: CopyClass) -> Asked {
+    pub(crate) fn register(self: &Arc<Self>, copy: CopyId, size: Bytes, class: CopyClass) -> RequestedCopy {
         let entry = match self.copies().entry(copy) {
-            Place::Occupied(_) => Err(DriverError::Failed(format!("{copy} is under way"))),
-            Place::Vacant(place) => {
-                let progress = Arc::clone(place.insert(Arc::default()));
+            Slot::Occupied(_) => Err(DriverError::Failed(format!("{copy} is under way"))),
+            Slot::Vacant(slot) => {
+                let progress = Arc::clone(slot.insert(Arc::default()));
                 progress.awaited.store(class == CopyClass::Demand, Ordering::Relaxed);
                 Ok(Entry { table: Arc::clone(self), copy, class, progress })
             }
         };
-        Asked { copy, size, entry }
+        RequestedCopy { copy, size, entry }
     }
 
     pub(crate) fn copied(&self, copy: CopyId) -> Option<Bytes> {

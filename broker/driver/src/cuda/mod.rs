@@ -47,19 +47,19 @@ pub use self::{
     start::{
         facts::{ContextSize, CudaFacts, DeviceFacts, HostKind, Scrub},
         open,
-        probe::{Found, Probed, Version, Why, probe},
+        probe::{FoundDevice, ProbeError, Probed, Version, probe},
     },
 };
 use self::{
     copies::{copier, digester::Digest},
-    device::memory::Held,
-    extents::{maker::Make, releaser::Look},
+    device::memory::ExtentMemory,
+    extents::{maker::Make, releaser::ReleaserOrder},
     host::maker::HostOrder,
-    state::{State, hand},
+    state::{State, send},
 };
 use crate::{
-    Completion, DeviceInfo, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, KeptFacts, LinkFacts,
-    Submission, Traffic,
+    Completion, DeviceInfo, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, FreePinnedFacts,
+    LinkFacts, Submission, Traffic,
     copies::{Lanes, Links, Table},
     disk::{DiskOrder, DiskWork},
     threads::Threads,
@@ -93,21 +93,21 @@ pub struct CudaDriver {
     copies: Arc<Table>,
     lanes: Arc<Links>,
     /// Taken away to end the threads.
-    inlet: Mutex<Option<Inlet>>,
+    dispatcher: Mutex<Option<Dispatcher>>,
     threads: Threads,
 }
 
 /// Where submissions enter. The queues are as long as what the caller has outstanding.
-struct Inlet {
+struct Dispatcher {
     /// What copies move is found when they are submitted.
     state: Arc<State>,
     makes: Vec<Sender<Make>>,
-    looks: Sender<Look>,
+    releases: Sender<ReleaserOrder>,
     digests: Sender<Digest>,
     file_digests: Sender<Digest>,
     hosts: Sender<HostOrder>,
     disks: Sender<DiskOrder>,
-    lanes: Lanes<copier::Work, DiskWork<Held>>,
+    lanes: Lanes<copier::Work, DiskWork<ExtentMemory>>,
 }
 
 impl CudaDriver {
@@ -115,8 +115,8 @@ impl CudaDriver {
         &self.facts
     }
 
-    fn inlet(&self) -> MutexGuard<'_, Option<Inlet>> {
-        self.inlet.lock().unwrap_or_else(PoisonError::into_inner)
+    fn dispatcher(&self) -> MutexGuard<'_, Option<Dispatcher>> {
+        self.dispatcher.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -129,7 +129,7 @@ impl Driver for CudaDriver {
         &self.devices
     }
 
-    fn makes(&self, kind: ExtentKind) -> bool {
+    fn supports(&self, kind: ExtentKind) -> bool {
         kind == ExtentKind::Movable || self.fixed
     }
 
@@ -137,7 +137,7 @@ impl Driver for CudaDriver {
         self.facts.devices.get(usize::from(device.0)).map_or(HostNode(0), |facts| facts.host_node)
     }
 
-    fn maps_host(&self) -> bool {
+    fn can_map_host(&self) -> bool {
         self.facts.host == HostKind::Numa
     }
 
@@ -153,12 +153,12 @@ impl Driver for CudaDriver {
         self.lanes.traffic()
     }
 
-    fn hashed(&self) -> Bytes {
-        self.inlet().as_ref().map_or(Bytes::ZERO, |inlet| inlet.state.hashed.bytes())
+    fn hashed_bytes(&self) -> Bytes {
+        self.dispatcher().as_ref().map_or(Bytes::ZERO, |dispatcher| dispatcher.state.hashed.bytes())
     }
 
-    fn kept(&self) -> Vec<KeptFacts> {
-        self.inlet().as_ref().map(|inlet| inlet.state.kept()).unwrap_or_default()
+    fn free_pinned(&self) -> Vec<FreePinnedFacts> {
+        self.dispatcher().as_ref().map(|dispatcher| dispatcher.state.free_pinned()).unwrap_or_default()
     }
 
     fn copied_bytes(&self, copy: CopyId) -> Option<Bytes> {
@@ -166,51 +166,53 @@ impl Driver for CudaDriver {
     }
 
     fn submit(&self, submission: Submission) {
-        if let Some(inlet) = self.inlet().as_ref() {
-            inlet.take(submission);
+        if let Some(dispatcher) = self.dispatcher().as_ref() {
+            dispatcher.dispatch(submission);
         }
     }
 }
 
-impl Inlet {
-    fn take(&self, submission: Submission) {
+impl Dispatcher {
+    fn dispatch(&self, submission: Submission) {
         match submission {
             Submission::Create { extent, device, size, kind } => {
                 match self.makes.get(usize::from(device.0)) {
-                    Some(maker) => hand(maker, Make { extent, size, kind }),
-                    None => hand(
-                        &self.looks,
-                        Look::Answer(Completion::Created { extent, result: nowhere(device) }),
+                    Some(maker) => send(maker, Make { extent, size, kind }),
+                    None => send(
+                        &self.releases,
+                        ReleaserOrder::Report(Completion::Created { extent, result: nowhere(device) }),
                     ),
                 }
             }
-            Submission::Release { extent } => hand(&self.looks, Look::Release { extent }),
-            Submission::Survey { device, clients } => hand(&self.looks, Look::Survey { device, clients }),
+            Submission::Release { extent } => send(&self.releases, ReleaserOrder::Release { extent }),
+            Submission::Survey { device, clients } => {
+                send(&self.releases, ReleaserOrder::Survey { device, clients })
+            }
             Submission::Digest { ticket, spans } => {
                 let of_file = spans.first().is_some_and(|(extent, _)| self.state.is_in_file(*extent));
                 let to = if of_file { &self.file_digests } else { &self.digests };
-                hand(to, Digest { ticket, spans });
+                send(to, Digest { ticket, spans });
             }
             Submission::CreateHost { extent, node, size, zeroed } => {
-                hand(&self.hosts, HostOrder::Make { extent, node, size, zeroed });
+                send(&self.hosts, HostOrder::Make { extent, node, size, zeroed });
             }
-            Submission::KeepHost { node, size, piece, pieces_max } => {
-                hand(&self.hosts, HostOrder::Keep { node, size, piece, pieces_max });
+            Submission::PinAhead { node, size, piece, pieces_max } => {
+                send(&self.hosts, HostOrder::PinAhead { node, size, piece, pieces_max });
             }
             Submission::CreateDisk { extent, size } => {
-                hand(&self.disks, DiskOrder::Make { extent, size, failure: None });
+                send(&self.disks, DiskOrder::Make { extent, size, failure: None });
             }
             Submission::OpenFile { extent, size, span } => {
-                hand(&self.disks, DiskOrder::Open { extent, size, span });
+                send(&self.disks, DiskOrder::Open { extent, size, span });
             }
             Submission::Copy { copy, from, to, size, class } => {
-                let asked = self.lanes.table().ask(copy, size, class);
-                self.lanes.send(asked, copier::find(&self.state, from, to, size));
+                let requested = self.lanes.table().register(copy, size, class);
+                self.lanes.send(requested, copier::find(&self.state, from, to, size));
             }
             Submission::CancelCopy { copy } => self.lanes.cancel(copy),
-            Submission::ShareBy { shares } => self.lanes.links().share_by(shares),
+            Submission::SetShares { shares } => self.lanes.links().set_shares(shares),
             Submission::HastenCopy { copy } => self.lanes.hasten(copy),
-            Submission::ReleaseNow { device } => hand(&self.looks, Look::ReleaseNow { device }),
+            Submission::ReleaseNow { device } => send(&self.releases, ReleaserOrder::ReleaseNow { device }),
         }
     }
 }
@@ -223,7 +225,7 @@ fn nowhere<T>(device: DeviceIndex) -> Result<T, DriverError> {
 /// Dropped from inside its own sink it waits for none of its threads.
 impl Drop for CudaDriver {
     fn drop(&mut self) {
-        drop(self.inlet().take());
+        drop(self.dispatcher().take());
         self.threads.join();
     }
 }

@@ -8,7 +8,7 @@ use std::{io, os::fd::BorrowedFd, path::Path, sync::Arc};
 use vramd_types::Bytes;
 
 use super::{
-    Why,
+    ProbeError,
     api::{self, Api, Block, Context, CudaError, HostView, Mapping, OpenBlock, Ordinal, Physical},
 };
 
@@ -49,9 +49,9 @@ pub struct Own(#[expect(dead_code, reason = "held, and freed with its owner")] B
 
 impl Peer {
     /// On the device of that index, as CUDA numbers them.
-    pub fn open(library: Option<&Path>, index: usize) -> Result<Self, Why> {
+    pub fn open(library: Option<&Path>, index: usize) -> Result<Self, ProbeError> {
         let api = Api::load(library)?;
-        let device = *api.devices()?.get(index).ok_or(Why::NoDevice)?;
+        let device = *api.devices()?.get(index).ok_or(ProbeError::NoDevice)?;
         Ok(Self { context: Arc::new(Context::retain(&api, device)?), device })
     }
 

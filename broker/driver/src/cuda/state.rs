@@ -15,12 +15,12 @@ use vramd_types::{Bytes, DeviceIndex, ExtentId, HostNode};
 use super::{
     api::Api,
     copies::buffers::Buffers,
-    device::{Device, memory::Held},
+    device::{Device, memory::ExtentMemory},
     host::headroom,
 };
 use crate::{
-    Completion, DriverError, KeptFacts, Sink,
-    disk::{DiskExtent, HandedOn, Registry},
+    Completion, DriverError, FreePinnedFacts, Sink,
+    disk::{DiskExtent, HashedBytes, Registry},
 };
 
 pub(super) struct State {
@@ -30,12 +30,12 @@ pub(super) struct State {
     extents: Mutex<HashMap<ExtentId, Extent>>,
     /// What is to be pinned yet of the memory of each node that is to be kept.
     to_pin: Mutex<BTreeMap<HostNode, Bytes>>,
-    kept: Mutex<Vec<KeptFacts>>,
+    kept: Mutex<Vec<FreePinnedFacts>>,
     /// Whether that is charged to the process's cgroup.
     in_cgroup: bool,
     lost: AtomicBool,
     /// Of the disk and of files.
-    pub(super) hashed: HandedOn,
+    pub(super) hashed: HashedBytes,
     sink: Sink,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct State {
 #[derive(Debug)]
 pub(super) enum Extent {
     Making,
-    Live(Held),
+    Live(ExtentMemory),
     OnDisk(Arc<DiskExtent>),
     /// Released, and not seen to be back.
     Awaited,
@@ -54,7 +54,7 @@ pub(super) enum Extent {
 /// What can be copied, wherever it lies.
 #[derive(Debug)]
 pub(super) enum Live {
-    Memory(Held),
+    Memory(ExtentMemory),
     Disk(Arc<DiskExtent>),
 }
 
@@ -70,29 +70,29 @@ impl Live {
 impl State {
     pub(super) fn new(api: Arc<Api>, devices: Vec<Arc<Device>>, in_cgroup: bool, sink: Sink) -> Self {
         let (extents, to_pin, kept) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let (buffers, lost, hashed) = (Arc::default(), AtomicBool::new(false), HandedOn::default());
+        let (buffers, lost, hashed) = (Arc::default(), AtomicBool::new(false), HashedBytes::default());
         Self { devices, api, buffers, extents, to_pin, kept, in_cgroup, lost, hashed, sink }
     }
 
     /// What is to be pinned yet, by node, and what is kept there.
-    pub(super) fn will_pin(&self, to_pin: BTreeMap<HostNode, Bytes>, kept: Vec<KeptFacts>) {
+    pub(super) fn set_host_memory(&self, to_pin: BTreeMap<HostNode, Bytes>, kept: Vec<FreePinnedFacts>) {
         *self.to_pin.lock().unwrap_or_else(PoisonError::into_inner) = to_pin;
         *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = kept;
     }
 
-    pub(super) fn kept(&self) -> Vec<KeptFacts> {
+    pub(super) fn free_pinned(&self) -> Vec<FreePinnedFacts> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What could not be pinned now of what is to be kept near one device of a node.
-    pub(super) fn host_lacking(&self, node: HostNode) -> Bytes {
+    pub(super) fn host_missing(&self, node: HostNode) -> Bytes {
         let to_pin = self.to_pin.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(its) = to_pin.get(&node).copied().filter(|bytes| !bytes.is_zero()) else {
             return Bytes::ZERO;
         };
         let near = self.devices.iter().filter(|device| device.node() == node).count();
         let all = to_pin.values().copied().fold(Bytes::ZERO, Bytes::saturating_add);
-        headroom::lacking(its, all, near, headroom::left(self.in_cgroup))
+        headroom::missing_share(its, all, near, headroom::available(self.in_cgroup))
     }
 
     /// Every change is whole before anything could panic, so a poisoned lock is a good one.
@@ -144,7 +144,7 @@ impl State {
 
     /// Never called with a lock held. Once a context is of no more use that is said, and then nothing more: what
     /// became of anything else can't be known.
-    pub(super) fn tell(&self, completion: Completion) {
+    pub(super) fn report(&self, completion: Completion) {
         if let Some(poison) = self.api.poison() {
             if !self.lost.swap(true, Ordering::Relaxed) {
                 let problem = format!("a CUDA context of the daemon is of no more use: {poison}");
@@ -169,8 +169,8 @@ impl Registry for Arc<State> {
         self.extents().remove(&extent);
     }
 
-    fn tell(&self, completion: Completion) {
-        State::tell(self, completion);
+    fn report(&self, completion: Completion) {
+        State::report(self, completion);
     }
 }
 
@@ -182,6 +182,6 @@ impl fmt::Debug for State {
 
 /// Hands something to another of the driver's threads. One that is gone has panicked, in the sink or by a bug of
 /// ours; its work can't be answered any more, so this does not go on as if it were.
-pub(super) fn hand<T>(to: &Sender<T>, order: T) {
+pub(super) fn send<T>(to: &Sender<T>, order: T) {
     assert!(to.send(order).is_ok(), "a thread of the CUDA driver has panicked");
 }

@@ -1,14 +1,14 @@
 //! Over a driver library of our own: what a real card may not be set to for a test.
 
 mod copies;
+mod deferred;
 mod disk;
-mod harm;
+mod failed_create;
 mod host;
-mod near;
-mod pinned;
-mod put_off;
+mod lost_context;
+mod numa_node;
+mod pinned_buffers;
 mod surveys;
-mod unmade;
 
 use std::{
     process::{Child, Command},
@@ -20,7 +20,7 @@ use fake_cuda::Fake;
 use vramd_types::{Bytes, ExtentId, GRANULARITY};
 
 use super::*;
-use crate::Handle;
+use crate::Export;
 
 const FIRST: DeviceIndex = DeviceIndex(0);
 
@@ -29,7 +29,7 @@ pub(super) fn config(fake: &Fake) -> CudaConfig {
     CudaConfig { nvml: library.clone(), library, params: Some(fake.params()), ..CudaConfig::default() }
 }
 
-fn why(fake: &Fake) -> Why {
+fn why(fake: &Fake) -> ProbeError {
     probe(config(fake)).expect_err("there is something wrong with it")
 }
 
@@ -44,8 +44,8 @@ fn opened(fake: &Fake) -> (Result<CudaDriver, DriverError>, Receiver<Completion>
 
 fn opened_with(config: CudaConfig) -> (Result<CudaDriver, DriverError>, Receiver<Completion>) {
     let probed = probe(config).unwrap();
-    let usable = probed.found().iter().filter(|found| found.refused.is_none());
-    let uuids: Vec<String> = usable.map(|found| found.info.uuid.clone()).collect();
+    let usable_engines = probed.found().iter().filter(|found| found.refused.is_none());
+    let uuids: Vec<String> = usable_engines.map(|found| found.info.uuid.clone()).collect();
     let (sink, completions) = channel();
     (open(probed, &uuids, Arc::new(move |completion| drop(sink.send(completion)))), completions)
 }
@@ -62,7 +62,7 @@ fn next(completions: &Receiver<Completion>) -> Completion {
 struct Holder(Child);
 
 impl Holder {
-    fn of(handles: [&Handle; 2]) -> Self {
+    fn of(handles: [&Export; 2]) -> Self {
         let [input, output] = handles.map(|handle| handle.fd().unwrap().try_clone_to_owned().unwrap());
         Self(Command::new("sleep").arg("600").stdin(input).stdout(output).spawn().unwrap())
     }
@@ -83,24 +83,24 @@ impl Drop for Holder {
 fn no_library() {
     let none = CudaConfig { library: Some("/nowhere/libcuda.so.1".into()), ..CudaConfig::default() };
     let why = probe(none).expect_err("there is no such library");
-    assert!(matches!(why, Why::NoLibrary { .. }));
+    assert!(matches!(why, ProbeError::NoLibrary { .. }));
     assert!(why.to_string().contains("/nowhere/libcuda.so.1"), "{why}");
 }
 
 #[test]
 fn a_library_that_cannot_be_initialised() {
-    let stub = why(&Fake::new().says("init = 34"));
-    assert!(matches!(stub, Why::Stub { .. }), "{stub}");
-    assert_eq!(why(&Fake::new().says("init = 100")), Why::NoDevice);
-    let mismatch = why(&Fake::new().says("init = 803")).to_string();
+    let stub = why(&Fake::new().with("init = 34"));
+    assert!(matches!(stub, ProbeError::Stub { .. }), "{stub}");
+    assert_eq!(why(&Fake::new().with("init = 100")), ProbeError::NoDevice);
+    let mismatch = why(&Fake::new().with("init = 803")).to_string();
     assert!(mismatch.contains("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)"), "{mismatch}");
-    let unknown = why(&Fake::new().says("init = 54321")).to_string();
+    let unknown = why(&Fake::new().with("init = 54321")).to_string();
     assert!(unknown.contains("an error without a name (54321)"), "{unknown}");
 }
 
 #[test]
 fn a_driver_too_old() {
-    let old = why(&Fake::new().says("version = 10020").without("cuMemExportToShareableHandle")).to_string();
+    let old = why(&Fake::new().with("version = 10020").without("cuMemExportToShareableHandle")).to_string();
     assert!(old.contains("(CUDA 10.2) has no function cuMemExportToShareableHandle"), "{old}");
     let no_driver = why(&Fake::new().without("cuInit")).to_string();
     assert!(no_driver.contains("has no function cuInit"), "{no_driver}");
@@ -108,18 +108,18 @@ fn a_driver_too_old() {
 
 #[test]
 fn no_device() {
-    assert_eq!(why(&Fake::new().says("devices = 0")), Why::NoDevice);
+    assert_eq!(why(&Fake::new().with("devices = 0")), ProbeError::NoDevice);
 }
 
 #[test]
 fn modes_that_let_no_client_in() {
     for (mode, word) in [(2, "Prohibited"), (3, "Exclusive_Process")] {
-        let refused = refusals(&Fake::new().says(&format!("compute_mode = {mode}")));
+        let refused = refusals(&Fake::new().with(&format!("compute_mode = {mode}")));
         assert!(refused[0].as_ref().is_some_and(|why| why.contains(word)), "{refused:?}");
     }
-    let no_vmm = refusals(&Fake::new().says("attribute.102 = 0"));
+    let no_vmm = refusals(&Fake::new().with("attribute.102 = 0"));
     assert!(no_vmm[0].as_ref().is_some_and(|why| why.contains("virtual memory")), "{no_vmm:?}");
-    let fake = Fake::new().says("compute_mode = 3");
+    let fake = Fake::new().with("compute_mode = 3");
     let probed = probe(config(&fake)).unwrap();
     let uuid = probed.found()[0].info.uuid.clone();
     let error = open(probed, &[uuid], Arc::new(|_| {})).unwrap_err().to_string();
@@ -128,7 +128,7 @@ fn modes_that_let_no_client_in() {
 
 #[test]
 fn mig_instances_are_listed_and_one_can_be_used() {
-    let fake = Fake::new().says("mig = 3");
+    let fake = Fake::new().with("mig = 3");
     let probed = probe(config(&fake)).unwrap();
     assert!(probed.found().iter().all(|found| found.info.uuid.starts_with("MIG-")));
     let refused: Vec<_> = probed.found().iter().map(|found| found.refused.is_some()).collect();
@@ -141,7 +141,7 @@ fn mig_instances_are_listed_and_one_can_be_used() {
 
 #[test]
 fn a_context_is_measured() {
-    let (driver, _completions) = opened(&Fake::new().says("context_mib = 24"));
+    let (driver, _completions) = opened(&Fake::new().with("context_mib = 24"));
     let driver = driver.unwrap();
     assert_eq!(driver.devices()[0].context, Bytes::mib(24));
     assert_eq!(driver.facts().devices[0].context_size, ContextSize::Listed);
@@ -159,7 +159,7 @@ fn a_scrub_override_means_zeroing() {
 
 #[test]
 fn no_room_for_a_context() {
-    let (driver, _completions) = opened(&Fake::new().says("memory_mib = 4"));
+    let (driver, _completions) = opened(&Fake::new().with("memory_mib = 4"));
     let error = driver.unwrap_err().to_string();
     assert!(error.contains("cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY (2)"), "{error}");
 }
@@ -167,19 +167,19 @@ fn no_room_for_a_context() {
 #[test]
 fn an_unknown_code_is_told_as_it_is() {
     // The scrub look has made six extents by then, and the driver its sentinel.
-    let (driver, completions) = opened(&Fake::new().says("fail.cuMemCreate = 54321@8"));
+    let (driver, completions) = opened(&Fake::new().with("fail.cuMemCreate = 54321@8"));
     let driver = driver.unwrap();
     driver.submit(create(1, ExtentKind::Movable));
     let problem = "cuMemCreate: an error without a name (54321)".to_owned();
     assert!(matches!(
         next(&completions),
-        Completion::Created { result: Err(DriverError::Failed(told)), .. } if told == problem
+        Completion::Created { result: Err(DriverError::Failed(reported)), .. } if reported == problem
     ));
 }
 
 #[test]
 fn a_poisoned_context_is_the_last_that_is_told() {
-    let (driver, completions) = opened(&Fake::new().says("fail.cuStreamQuery = 700@2"));
+    let (driver, completions) = opened(&Fake::new().with("fail.cuStreamQuery = 700@2"));
     let driver = driver.unwrap();
     driver.submit(create(1, ExtentKind::Movable));
     let Completion::Created { result: Ok(handle), .. } = next(&completions) else { panic!("it is made") };
@@ -197,9 +197,9 @@ fn a_poisoned_context_is_the_last_that_is_told() {
 
 #[test]
 fn a_device_without_legacy_handles_makes_movable_extents() {
-    let (driver, completions) = opened(&Fake::new().says("fail.cuIpcGetMemHandle = 801@1"));
+    let (driver, completions) = opened(&Fake::new().with("fail.cuIpcGetMemHandle = 801@1"));
     let driver = driver.unwrap();
-    assert!(driver.makes(ExtentKind::Movable) && !driver.makes(ExtentKind::Fixed));
+    assert!(driver.supports(ExtentKind::Movable) && !driver.supports(ExtentKind::Fixed));
     driver.submit(create(1, ExtentKind::Fixed));
     assert!(matches!(
         next(&completions),
@@ -209,7 +209,7 @@ fn a_device_without_legacy_handles_makes_movable_extents() {
 
 #[test]
 fn a_failed_export_leaves_nothing() {
-    let (driver, completions) = opened(&Fake::new().says("fail.cuMemExportToShareableHandle = 304@2"));
+    let (driver, completions) = opened(&Fake::new().with("fail.cuMemExportToShareableHandle = 304@2"));
     let driver = driver.unwrap();
     driver.submit(create(1, ExtentKind::Movable));
     assert!(matches!(next(&completions), Completion::Created { result: Err(_), .. }));
@@ -219,7 +219,7 @@ fn a_failed_export_leaves_nothing() {
 
 #[test]
 fn where_outsiders_left_no_room_to_look_it_starts_and_zeroes() {
-    let (driver, _completions) = opened(&Fake::new().says("fail.cuMemCreate = 2@3"));
+    let (driver, _completions) = opened(&Fake::new().with("fail.cuMemCreate = 2@3"));
     let facts = format!("{:?}", driver.unwrap().facts());
     assert!(facts.contains("no room to look"), "{facts}");
 }

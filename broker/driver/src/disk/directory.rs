@@ -22,8 +22,8 @@ use vramd_types::{Bytes, ExtentId};
 
 use super::{
     ALIGNMENT, DirectoryError,
-    problem::Doing,
-    room::{Buffer, Room},
+    directory_error::DirectoryContext,
+    io_memory::{Buffer, IoMemory},
 };
 use crate::{DiskLimit, DriverError};
 
@@ -43,20 +43,20 @@ pub(crate) struct Directory {
 
 impl Directory {
     pub(crate) fn open(path: &Path, capacity: Bytes) -> Result<Self, DirectoryError> {
-        let doing = Doing::of(path);
+        let context = DirectoryContext::of(path);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = open(path, flags, Mode::empty()).map_err(|error| match error {
             Errno::NOENT => DirectoryError::Missing(path.to_owned()),
             Errno::NOTDIR => DirectoryError::NoDirectory(path.to_owned()),
-            error => doing.failed("open it", error),
+            error => context.failed("open it", error),
         })?;
-        let mut owner = lock(&doing, &fd)?;
-        delete_left_over(&doing, &fd)?;
+        let mut owner = lock(&context, &fd)?;
+        delete_leftovers(&context, &fd)?;
         // Not before: what was left may have filled the disk.
         writeln!(owner, "{}", std::process::id())
-            .map_err(|error| doing.failed("write its lock file", error))?;
-        probe(&doing, &fd)?;
-        let free = free(&fd).map_err(|error| doing.failed("ask how much is free", error))?;
+            .map_err(|error| context.failed("write its lock file", error))?;
+        probe(&context, &fd)?;
+        let free = free(&fd).map_err(|error| context.failed("ask how much is free", error))?;
         if free < capacity {
             return Err(DirectoryError::TooSmall { directory: path.to_owned(), free, capacity });
         }
@@ -72,7 +72,11 @@ impl Directory {
     }
 
     /// A file of that size, all of whose blocks are there.
-    pub(super) fn make(self: &Arc<Self>, extent: ExtentId, size: Bytes) -> Result<ExtentFile, DriverError> {
+    pub(super) fn create_file(
+        self: &Arc<Self>,
+        extent: ExtentId,
+        size: Bytes,
+    ) -> Result<ExtentFile, DriverError> {
         let charge = Charge::new(Arc::clone(self), size)?;
         let failed =
             |what: &str, error: Errno| DriverError::Failed(format!("{what} a file for {extent}: {error}"));
@@ -109,10 +113,10 @@ pub(super) struct ExtentFile {
 impl ExtentFile {
     /// Or says why its bytes are not the disk's again. They stay charged then.
     pub(super) fn delete(mut self) -> Result<(), Errno> {
-        self.give_back()
+        self.delete_now()
     }
 
-    fn give_back(&mut self) -> Result<(), Errno> {
+    fn delete_now(&mut self) -> Result<(), Errno> {
         self.is_deleted = true;
         match unlinkat(&self.charge.directory.fd, &self.name, AtFlags::empty()) {
             // The next daemon will: it is to have no bytes until then.
@@ -129,7 +133,7 @@ impl Drop for ExtentFile {
     fn drop(&mut self) {
         if !self.is_deleted {
             // Nobody waits for it.
-            let _ = self.give_back();
+            let _ = self.delete_now();
         }
     }
 }
@@ -165,17 +169,17 @@ fn name_of(extent: ExtentId) -> String {
 }
 
 /// Whether only we would call a file that.
-fn is_ours(name: &str) -> bool {
+fn is_own_name(name: &str) -> bool {
     let id = name.strip_prefix(PREFIX).and_then(|id| id.parse::<u64>().ok());
     id.is_some_and(|id| name_of(ExtentId::from_raw(id)) == name) || name == PROBE
 }
 
 /// The file in which whoever has the directory writes its process id: nobody's, at first.
-fn lock(doing: &Doing<'_>, directory: &OwnedFd) -> Result<File, DirectoryError> {
+fn lock(context: &DirectoryContext<'_>, directory: &OwnedFd) -> Result<File, DirectoryError> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let fd = openat(directory, LOCK, flags, PRIVATE).map_err(|error| match error {
-        Errno::ACCESS | Errno::PERM | Errno::ROFS => doing.not_writable(error),
-        error => doing.failed("open its lock file", error),
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => context.not_writable(error),
+        error => context.failed("open its lock file", error),
     })?;
     let mut file = File::from(fd);
     // The file could be deleted, and another made.
@@ -183,64 +187,67 @@ fn lock(doing: &Doing<'_>, directory: &OwnedFd) -> Result<File, DirectoryError> 
         Err(Errno::WOULDBLOCK) => {
             let mut text = String::new();
             let by = file.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
-            return Err(DirectoryError::InUse { directory: doing.directory(), by });
+            return Err(DirectoryError::InUse { directory: context.directory(), by });
         }
-        locked => locked.map_err(|error| doing.failed("lock it", error))?,
+        locked => locked.map_err(|error| context.failed("lock it", error))?,
     }
-    file.set_len(0).map_err(|error| doing.failed("empty its lock file", error))?;
+    file.set_len(0).map_err(|error| context.failed("empty its lock file", error))?;
     Ok(file)
 }
 
-fn delete_left_over(doing: &Doing<'_>, directory: &OwnedFd) -> Result<(), DirectoryError> {
-    let failed = |error| doing.failed("look for files of an earlier daemon", error);
-    for entry in fs::read_dir(doing.directory()).map_err(failed)? {
+fn delete_leftovers(context: &DirectoryContext<'_>, directory: &OwnedFd) -> Result<(), DirectoryError> {
+    let failed = |error| context.failed("look for files of an earlier daemon", error);
+    for entry in fs::read_dir(context.directory()).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let is_file = entry.file_type().map_err(failed)?.is_file();
-        if is_file && entry.file_name().to_str().is_some_and(is_ours) {
+        if is_file && entry.file_name().to_str().is_some_and(is_own_name) {
             unlinkat(directory, entry.file_name(), AtFlags::empty())
-                .map_err(|error| doing.failed("delete a file of an earlier daemon", error))?;
+                .map_err(|error| context.failed("delete a file of an earlier daemon", error))?;
         }
     }
     Ok(())
 }
 
 /// Whether a file there can be preallocated, and written and read past the page cache.
-fn probe(doing: &Doing<'_>, directory: &OwnedFd) -> Result<(), DirectoryError> {
-    let mut is_ours = true;
-    let probed = try_out(doing, || {
+fn probe(context: &DirectoryContext<'_>, directory: &OwnedFd) -> Result<(), DirectoryError> {
+    let mut is_own_name = true;
+    let probed = try_out(context, || {
         let opened = openat(directory, PROBE, DIRECT | OFlags::CREATE | OFlags::EXCL, PRIVATE);
-        is_ours = !matches!(opened, Err(Errno::EXIST));
+        is_own_name = !matches!(opened, Err(Errno::EXIST));
         opened
     });
-    if !is_ours {
+    if !is_own_name {
         return probed;
     }
     // Some file systems make the file before they see that it can't be opened so.
     match unlinkat(directory, PROBE, AtFlags::empty()) {
-        Err(error) if error != Errno::NOENT => Err(doing.failed("delete a file", error)),
+        Err(error) if error != Errno::NOENT => Err(context.failed("delete a file", error)),
         _ => probed,
     }
 }
 
-fn try_out(doing: &Doing<'_>, open: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<(), DirectoryError> {
+fn try_out(
+    context: &DirectoryContext<'_>,
+    open: impl FnOnce() -> Result<OwnedFd, Errno>,
+) -> Result<(), DirectoryError> {
     let direct = |error| match error {
-        Errno::INVAL => DirectoryError::NoDirectIo(doing.directory()),
-        Errno::ACCESS | Errno::PERM | Errno::ROFS => doing.not_writable(error),
-        error => doing.failed("write and read a file", error),
+        Errno::INVAL => DirectoryError::NoDirectIo(context.directory()),
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => context.not_writable(error),
+        error => context.failed("write and read a file", error),
     };
     let file = open().map_err(direct)?;
     fallocate(&file, FallocateFlags::empty(), 0, 2 * BLOCK).map_err(|error| match error {
-        Errno::OPNOTSUPP | Errno::NOSYS => DirectoryError::NoPreallocation(doing.directory()),
-        error => doing.failed("preallocate a file", error),
+        Errno::OPNOTSUPP | Errno::NOSYS => DirectoryError::NoPreallocation(context.directory()),
+        error => context.failed("preallocate a file", error),
     })?;
-    let mut buffer = Buffer::new(ALIGNMENT).map_err(|error| doing.failed("make a buffer", error))?;
+    let mut buffer = Buffer::new(ALIGNMENT).map_err(|error| context.failed("make a buffer", error))?;
     let text = [0x5a; ALIGNMENT];
     buffer.fill(&text);
     let written = pwrite(&file, buffer.bytes(), BLOCK).map_err(direct)?;
-    let mut back = Buffer::new(ALIGNMENT).map_err(|error| doing.failed("make a buffer", error))?;
+    let mut back = Buffer::new(ALIGNMENT).map_err(|error| context.failed("make a buffer", error))?;
     let read = pread(&file, back.bytes_mut(), BLOCK).map_err(direct)?;
     if written != ALIGNMENT || read != ALIGNMENT || back.bytes() != text {
-        return Err(doing.failed("write and read a file", "what was read is not what was written"));
+        return Err(context.failed("write and read a file", "what was read is not what was written"));
     }
     Ok(())
 }
@@ -249,8 +256,8 @@ const BLOCK: u64 = ALIGNMENT as u64;
 
 /// What the file system has for us.
 fn free(directory: &OwnedFd) -> Result<Bytes, Errno> {
-    let told = fstatvfs(directory)?;
-    Ok(Bytes::new(told.f_bavail.saturating_mul(told.f_frsize)))
+    let reported = fstatvfs(directory)?;
+    Ok(Bytes::new(reported.f_bavail.saturating_mul(reported.f_frsize)))
 }
 
 #[cfg(test)]

@@ -7,9 +7,9 @@ use vramd_types::{Bytes, ExtentId, GRANULARITY};
 
 use super::{
     ALIGNMENT, PIECE,
+    checksums::{Checksum, Checksums},
     directory::{Directory, ExtentFile},
-    engine::Flaw,
-    sums::{Sum, Sums},
+    engine::IoFlaw,
 };
 use crate::{CopyError, DriverError, FileSpan};
 
@@ -18,19 +18,19 @@ use crate::{CopyError, DriverError, FileSpan};
 pub(crate) struct DiskExtent {
     id: ExtentId,
     size: Bytes,
-    sums: Sums,
-    bytes: Store,
+    checksums: Checksums,
+    bytes: Source,
 }
 
 #[derive(Debug)]
-enum Store {
+enum Source {
     Own(ExtentFile),
     Anothers(FileSpan),
 }
 
 /// How a piece is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Reading {
+pub(super) struct PieceRead {
     /// In the file: whole blocks from here on.
     pub(super) at: u64,
     pub(super) blocks: usize,
@@ -39,14 +39,14 @@ pub(super) struct Reading {
     /// So much of it is there; what is behind it is zeros.
     pub(super) length: usize,
     /// What it must be; of a file none, before it is read.
-    pub(super) expected: Option<Sum>,
+    pub(super) expected: Option<Checksum>,
 }
 
-impl Reading {
+impl PieceRead {
     /// Whether all of the piece is there. Behind the end of a file there is nothing, of which its last block is short.
-    pub(super) fn check(self, result: Result<(), Flaw>) -> Result<(), Flaw> {
+    pub(super) fn check(self, result: Result<(), IoFlaw>) -> Result<(), IoFlaw> {
         match result {
-            Err(Flaw::Short(came)) if self.expected.is_none() && came >= self.skip + self.length => Ok(()),
+            Err(IoFlaw::Short(came)) if self.expected.is_none() && came >= self.skip + self.length => Ok(()),
             result => result,
         }
     }
@@ -55,8 +55,8 @@ impl Reading {
 impl DiskExtent {
     pub(super) fn new(directory: &Arc<Directory>, id: ExtentId, size: Bytes) -> Result<Self, DriverError> {
         check(size)?;
-        let file = directory.make(id, size)?;
-        Ok(Self { id, size, sums: Sums::new(id, size), bytes: Store::Own(file) })
+        let file = directory.create_file(id, size)?;
+        Ok(Self { id, size, checksums: Checksums::new(id, size), bytes: Source::Own(file) })
     }
 
     pub(super) fn of_file(id: ExtentId, size: Bytes, span: FileSpan) -> Result<Self, DriverError> {
@@ -68,7 +68,7 @@ impl DiskExtent {
                 "{id} cannot be {bytes} bytes of a file from {offset} on"
             )));
         }
-        Ok(Self { id, size, sums: Sums::new(id, size), bytes: Store::Anothers(span) })
+        Ok(Self { id, size, checksums: Checksums::new(id, size), bytes: Source::Anothers(span) })
     }
 
     pub(crate) fn id(&self) -> ExtentId {
@@ -81,59 +81,64 @@ impl DiskExtent {
 
     pub(crate) fn file(&self) -> &Arc<OwnedFd> {
         match &self.bytes {
-            Store::Own(file) => &file.fd,
-            Store::Anothers(span) => &span.file,
+            Source::Own(file) => &file.fd,
+            Source::Anothers(span) => &span.file,
         }
     }
 
     /// Whether its file is its own: another's is never written.
     pub(crate) fn is_own(&self) -> bool {
-        matches!(self.bytes, Store::Own(_))
+        matches!(self.bytes, Source::Own(_))
     }
 
     /// Its own file, if it has one; or says why its bytes are not the disk's again.
     pub(super) fn delete(self) -> Result<(), Errno> {
         match self.bytes {
-            Store::Own(file) => file.delete(),
-            Store::Anothers(_) => Ok(()),
+            Source::Own(file) => file.delete(),
+            Source::Anothers(_) => Ok(()),
         }
     }
 
-    pub(super) fn sums(&self) -> &Sums {
-        &self.sums
+    pub(super) fn checksums(&self) -> &Checksums {
+        &self.checksums
     }
 
     /// Whether there is anything to read of a piece: what was never written is zeros.
-    pub(super) fn is_any_of(&self, at: u64) -> bool {
-        !self.is_own() || self.sums.is_any_of(at)
+    pub(super) fn has_content(&self, at: u64) -> bool {
+        !self.is_own() || self.checksums.is_written(at)
     }
 
     /// The piece that begins there, of which somebody wants so much. All of it is read that can be verified.
-    pub(super) fn reading(&self, at: u64, wanted: usize) -> Result<Reading, CopyError> {
+    pub(super) fn reading(&self, at: u64, wanted: usize) -> Result<PieceRead, CopyError> {
         match &self.bytes {
-            Store::Own(_) => {
-                let sum = self.sums.expected(at, wanted)?;
+            Source::Own(_) => {
+                let sum = self.checksums.expected(at, wanted)?;
                 let blocks = sum.length.next_multiple_of(ALIGNMENT);
-                Ok(Reading { at, blocks, skip: 0, length: sum.length, expected: Some(sum) })
+                Ok(PieceRead { at, blocks, skip: 0, length: sum.length, expected: Some(sum) })
             }
-            Store::Anothers(span) => {
+            Source::Anothers(span) => {
                 let length = as_length(span.bytes.get().saturating_sub(at).min(PIECE));
                 if length == 0 {
-                    return Ok(Reading { at: 0, blocks: 0, skip: 0, length, expected: None });
+                    return Ok(PieceRead { at: 0, blocks: 0, skip: 0, length, expected: None });
                 }
                 let begins = span.offset.get() + at;
                 let skip = as_length(begins % ALIGNMENT as u64);
                 let blocks = (skip + length).next_multiple_of(ALIGNMENT);
-                Ok(Reading { at: begins - skip as u64, blocks, skip, length, expected: None })
+                Ok(PieceRead { at: begins - skip as u64, blocks, skip, length, expected: None })
             }
         }
     }
 
     /// Whether what was read of a piece is what it must be. Of a file that is what was read there first.
-    pub(super) fn verify(&self, at: u64, expected: Option<Sum>, found: Sum) -> Result<(), CopyError> {
+    pub(super) fn verify(
+        &self,
+        at: u64,
+        expected: Option<Checksum>,
+        found: Checksum,
+    ) -> Result<(), CopyError> {
         match expected {
-            Some(expected) => self.sums.compare(at, expected, found),
-            None => self.sums.learn(at, found),
+            Some(expected) => self.checksums.compare(at, expected, found),
+            None => self.checksums.learn(at, found),
         }
     }
 }
@@ -161,7 +166,7 @@ mod tests {
         let span = |offset| FileSpan { file: Arc::clone(&file), offset: Bytes::new(offset), bytes };
         let of = |offset| DiskExtent::of_file(ExtentId::from_raw(7), Bytes::mib(6), span(offset)).unwrap();
         let read = |offset, at| of(offset).reading(at, 1).unwrap();
-        let reading = |at, blocks, skip, length| Reading { at, blocks, skip, length, expected: None };
+        let reading = |at, blocks, skip, length| PieceRead { at, blocks, skip, length, expected: None };
         let piece = as_length(PIECE);
         assert_eq!(read(0, 0), reading(0, piece, 0, piece));
         assert_eq!(read(4096, PIECE), reading(4096 + PIECE, 8192, 0, 5000));

@@ -15,7 +15,7 @@ use super::{Disk, extent::DiskExtent};
 use crate::{Completion, DriverError, FileSpan};
 
 /// Between two looks whether the copies of what was released have ended.
-const NAP: Duration = Duration::from_millis(2);
+const POLL_EVERY: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
 pub(crate) enum DiskOrder {
@@ -42,40 +42,40 @@ pub(crate) trait Registry {
     /// The id is in use no longer.
     fn forget(&self, extent: ExtentId);
 
-    fn tell(&self, completion: Completion);
+    fn report(&self, completion: Completion);
 }
 
 /// Until nobody can send any more.
 pub(crate) fn run(disk: Option<&Disk>, registry: &impl Registry, orders: &Receiver<DiskOrder>) {
-    let mut leaving: Vec<(ExtentId, Arc<DiskExtent>)> = Vec::new();
+    let mut in_use: Vec<(ExtentId, Arc<DiskExtent>)> = Vec::new();
     loop {
-        let order = match leaving.is_empty() {
+        let order = match in_use.is_empty() {
             true => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            false => orders.recv_timeout(NAP),
+            false => orders.recv_timeout(POLL_EVERY),
         };
         match order {
             Ok(DiskOrder::Make { extent, size, failure }) => {
                 let made = || enter(registry, extent, || own(disk, extent, size));
                 let result = failure.map_or_else(made, Err);
-                registry.tell(Completion::DiskCreated { extent, result });
+                registry.report(Completion::DiskCreated { extent, result });
             }
             Ok(DiskOrder::Open { extent, size, span }) => {
                 let opened = || disk.map(|_| DiskExtent::of_file(extent, size, span)).unwrap_or_else(no_disk);
                 let result = enter(registry, extent, opened);
-                registry.tell(Completion::DiskCreated { extent, result });
+                registry.report(Completion::DiskCreated { extent, result });
             }
-            Ok(DiskOrder::Release { extent, released }) => leaving.push((extent, released)),
+            Ok(DiskOrder::Release { extent, released }) => in_use.push((extent, released)),
             Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) if leaving.is_empty() => return,
-            Err(RecvTimeoutError::Disconnected) => thread::sleep(NAP),
+            Err(RecvTimeoutError::Disconnected) if in_use.is_empty() => return,
+            Err(RecvTimeoutError::Disconnected) => thread::sleep(POLL_EVERY),
         }
-        leaving = leaving.into_iter().filter_map(|(extent, it)| delete(registry, extent, it)).collect();
+        in_use = in_use.into_iter().filter_map(|(extent, it)| delete(registry, extent, it)).collect();
     }
 }
 
 fn own(disk: Option<&Disk>, extent: ExtentId, size: Bytes) -> Result<DiskExtent, DriverError> {
-    let room = disk.and_then(|disk| disk.room.as_ref());
-    room.map_or_else(no_disk, |room| DiskExtent::new(&room.directory, extent, size))
+    let store = disk.and_then(|disk| disk.store.as_ref());
+    store.map_or_else(no_disk, |store| DiskExtent::new(&store.directory, extent, size))
 }
 
 fn no_disk<T>() -> Result<T, DriverError> {
@@ -114,10 +114,10 @@ fn delete(
                 Err(why) => {
                     let problem =
                         format!("the file of {extent} cannot be deleted, its {size} bytes stay taken: {why}");
-                    registry.tell(Completion::Warning { problem });
+                    registry.report(Completion::Warning { problem });
                 }
             }
-            registry.tell(Completion::Released { extent, returned: deleted.is_ok() });
+            registry.report(Completion::Released { extent, returned: deleted.is_ok() });
             None
         }
         Err(shared) => Some((extent, shared)),

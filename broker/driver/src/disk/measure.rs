@@ -13,26 +13,26 @@ use vramd_types::{Bytes, ExtentId};
 use super::{
     Disk, PIECE, READS_MAX, RING_PIECES,
     directory::ExtentFile,
-    engine::{Engine, Op, Warn, Way},
-    room::{Buffer, Room as _},
+    engine::{DiskDirection, Engine, Op, Warn},
+    io_memory::{Buffer, IoMemory as _},
 };
 use crate::{DriverError, LaneId, LinkFacts, copies};
 
 /// Of each measure, unless the disk is so slow that [`LEAST`] pieces take longer.
-const LASTS: Duration = Duration::from_millis(100);
-const LEAST: u64 = 8;
+const MEASURE_FOR: Duration = Duration::from_millis(100);
+const PIECES_MIN: u64 = 8;
 /// Larger than what a disk keeps for itself it should not be: this is for who goes first, not for a page of figures.
-const FILE: Bytes = Bytes::mib(128);
+const FILE_SIZE: Bytes = Bytes::mib(128);
 /// A disk of 20 MB/s, which takes some seconds for all of this.
-const ONE_WITHIN: Duration = Duration::from_millis(100);
+const FIRST_WRITE_MAX: Duration = Duration::from_millis(100);
 /// The buffers of both ways, which are given up afterwards.
-pub(crate) const MEASURED_BY: Bytes = Bytes::new((READS_MAX + RING_PIECES) as u64 * PIECE);
+pub(crate) const MEASURE_BUFFERS: Bytes = Bytes::new((READS_MAX + RING_PIECES) as u64 * PIECE);
 /// What cannot be written by then is not read either.
-const WRITTEN_WITHIN: Duration = Duration::from_millis(500);
+const FILL_MAX: Duration = Duration::from_millis(500);
 /// A disk that ends no read, or no write, for so long is measured no further: a start does not wait for it.
-const GIVES_UP: Duration = Duration::from_secs(2);
+const GIVE_UP_AFTER: Duration = Duration::from_secs(2);
 /// Nor for one that answers, but takes longer than that for all of it: [`ONE_WITHIN`] lets by what needs some seconds.
-const ALL_WITHIN: Duration = Duration::from_secs(15);
+const MEASURE_MAX: Duration = Duration::from_secs(15);
 
 /// Of what is written, in bytes.
 const WORD: usize = size_of::<u64>();
@@ -40,42 +40,42 @@ const WORD: usize = size_of::<u64>();
 impl Disk {
     /// Of its directory, where it leaves nothing behind.
     pub(crate) fn measure(&self) -> Result<Vec<LinkFacts>, DriverError> {
-        let Some(room) = &self.room else { return Ok(Vec::new()) };
-        let size = FILE.min(room.facts.capacity);
+        let Some(store) = &self.store else { return Ok(Vec::new()) };
+        let size = FILE_SIZE.min(store.facts.capacity);
         // No extent of the caller's has that id.
-        let file = room.directory.make(ExtentId::from_raw(0), size)?;
-        let new = |way| Run::new(self, &file, way, size);
-        let (writes, reads) = (new(Way::ToDisk)?, new(Way::FromDisk)?);
-        let [read, write, both] = carried(writes, reads, file)?;
+        let file = store.directory.create_file(ExtentId::from_raw(0), size)?;
+        let new = |direction| Run::new(self, &file, direction, size);
+        let (writes, reads) = (new(DiskDirection::ToDisk)?, new(DiskDirection::FromDisk)?);
+        let [read, write, both] = measure_or_abandon(writes, reads, file)?;
         let alone = [(LaneId::FromDisk, read[0]), (LaneId::ToDisk, write[0])];
         let links = alone.map(|lane| LinkFacts { name: lane.0.to_string(), lanes: vec![lane] });
-        Ok(links.into_iter().chain(copies::shared("disk", &alone, &both)).collect())
+        Ok(links.into_iter().chain(copies::shared_link("disk", &alone, &both)).collect())
     }
 }
 
 /// What reads and writes carry alone, and both at once. The file is given up with them.
-fn carried<F: Send + 'static>(
+fn measure_or_abandon<F: Send + 'static>(
     mut writes: Run,
     mut reads: Run,
     file: F,
 ) -> Result<[Vec<u64>; 3], DriverError> {
-    let measured = measured(&mut writes, &mut reads);
-    if measured.is_err() {
-        leave((file, writes, reads));
+    let measure_all = measure_all(&mut writes, &mut reads);
+    if measure_all.is_err() {
+        abandon((file, writes, reads));
     }
-    measured
+    measure_all
 }
 
-fn measured(writes: &mut Run, reads: &mut Run) -> Result<[Vec<u64>; 3], DriverError> {
-    writes.try_one()?;
+fn measure_all(writes: &mut Run, reads: &mut Run) -> Result<[Vec<u64>; 3], DriverError> {
+    writes.time_one_write()?;
     reads.pieces = writes.fill()?;
-    let (write, read) = (together(&mut [writes])?, together(&mut [reads])?);
-    Ok([read, write, together(&mut [reads, writes])?])
+    let (write, read) = (measure_together(&mut [writes])?, measure_together(&mut [reads])?);
+    Ok([read, write, measure_together(&mut [reads, writes])?])
 }
 
 /// What is under way may end late, or never, and a file system that hangs does not let go of a file either: all of it is given up where
 /// nobody waits for that.
-fn leave<L: Send + 'static>(left: L) {
+fn abandon<L: Send + 'static>(left: L) {
     let left = ManuallyDrop::new(left);
     let give_up = move || drop(ManuallyDrop::into_inner(left));
     // Without a thread it never is, and the next start deletes the file.
@@ -83,10 +83,10 @@ fn leave<L: Send + 'static>(left: L) {
 }
 
 /// So many pieces are under way, as in a lane.
-fn depth(way: Way) -> usize {
-    match way {
-        Way::FromDisk => READS_MAX,
-        Way::ToDisk => RING_PIECES,
+fn depth(direction: DiskDirection) -> usize {
+    match direction {
+        DiskDirection::FromDisk => READS_MAX,
+        DiskDirection::ToDisk => RING_PIECES,
     }
 }
 
@@ -94,23 +94,28 @@ fn depth(way: Way) -> usize {
 struct Run {
     engine: Engine<Buffer>,
     file: Arc<OwnedFd>,
-    way: Way,
+    direction: DiskDirection,
     idle: Vec<Buffer>,
     next: u64,
     /// So many are there to go round.
     pieces: u64,
     /// When something has ended last, or the first was begun.
-    heard: Instant,
+    last_progress: Instant,
     /// When all of the measure is to be over.
-    until: Instant,
+    deadline: Instant,
 }
 
 impl Run {
-    fn new(disk: &Disk, file: &ExtentFile, way: Way, size: Bytes) -> Result<Self, DriverError> {
+    fn new(
+        disk: &Disk,
+        file: &ExtentFile,
+        direction: DiskDirection,
+        size: Bytes,
+    ) -> Result<Self, DriverError> {
         let length = usize::try_from(PIECE).unwrap_or(usize::MAX);
         // Some disks look whether it is all the same: in each buffer it lies a word further on, so that no block is like another.
-        let mut text = Vec::with_capacity(length + WORD * depth(way));
-        for word in 0..length / WORD + depth(way) {
+        let mut text = Vec::with_capacity(length + WORD * depth(direction));
+        for word in 0..length / WORD + depth(direction) {
             text.extend_from_slice(&mixed(word));
         }
         let buffer = |at: usize| {
@@ -118,13 +123,22 @@ impl Run {
             buffer.fill(text.get(at * WORD..).and_then(|text| text.get(..length)).unwrap_or_default());
             Ok(buffer)
         };
-        let buffers: std::io::Result<Vec<Buffer>> = (0..depth(way)).map(buffer).collect();
+        let buffers: std::io::Result<Vec<Buffer>> = (0..depth(direction)).map(buffer).collect();
         let idle = buffers.map_err(|error| DriverError::Failed(format!("make a buffer: {error}")))?;
         // Of a ring that breaks the lanes tell.
-        let engine = Engine::new(disk.engine, depth(way), Warn::by(drop))?;
-        let (pieces, heard) = (size.get() / PIECE, Instant::now());
+        let engine = Engine::new(disk.engine, depth(direction), Warn::by(drop))?;
+        let (pieces, last_progress) = (size.get() / PIECE, Instant::now());
         let file = Arc::clone(&file.fd);
-        Ok(Self { engine, file, way, idle, next: 0, pieces, heard, until: heard + ALL_WITHIN })
+        Ok(Self {
+            engine,
+            file,
+            direction,
+            idle,
+            next: 0,
+            pieces,
+            last_progress,
+            deadline: last_progress + MEASURE_MAX,
+        })
     }
 
     /// Begins as many as there are buffers for.
@@ -135,18 +149,18 @@ impl Run {
     /// Unless all buffers are under way.
     fn begin_one(&mut self) -> bool {
         if self.is_idle() {
-            self.heard = Instant::now();
+            self.last_progress = Instant::now();
         }
-        let Some(room) = self.idle.pop() else { return false };
+        let Some(buffer) = self.idle.pop() else { return false };
         let at = self.next % self.pieces.max(1) * PIECE;
-        let (file, length) = (Arc::clone(&self.file), room.bytes().len());
-        self.engine.begin(Op { tag: self.next, file, way: self.way, at, length, room });
+        let (file, length) = (Arc::clone(&self.file), buffer.bytes().len());
+        self.engine.begin(Op { tag: self.next, file, direction: self.direction, at, length, buffer });
         self.next += 1;
         true
     }
 
     fn is_idle(&self) -> bool {
-        self.idle.len() == depth(self.way)
+        self.idle.len() == depth(self.direction)
     }
 
     /// How many have ended by now. Fails where what is under way has taken too long.
@@ -154,11 +168,11 @@ impl Run {
         let mut ended = 0;
         while let Some(done) = self.engine.poll() {
             done.result.map_err(|flaw| DriverError::Failed(format!("measure the disk: {flaw:?}")))?;
-            self.idle.push(done.room);
+            self.idle.push(done.buffer);
             ended += 1;
         }
         if ended > 0 {
-            self.heard = Instant::now();
+            self.last_progress = Instant::now();
         }
         if !self.is_idle() {
             self.check_time()?;
@@ -167,14 +181,14 @@ impl Run {
     }
 
     fn check_time(&self) -> Result<(), DriverError> {
-        let problem = if self.heard.elapsed() > GIVES_UP {
-            let what = match self.way {
-                Way::FromDisk => "read",
-                Way::ToDisk => "write",
+        let problem = if self.last_progress.elapsed() > GIVE_UP_AFTER {
+            let what = match self.direction {
+                DiskDirection::FromDisk => "read",
+                DiskDirection::ToDisk => "write",
             };
-            format!("the disk has ended no {what} within {GIVES_UP:?}")
-        } else if Instant::now() > self.until {
-            format!("the disk takes longer than {ALL_WITHIN:?}: it is not measured")
+            format!("the disk has ended no {what} within {GIVE_UP_AFTER:?}")
+        } else if Instant::now() > self.deadline {
+            format!("the disk takes longer than {MEASURE_MAX:?}: it is not measured")
         } else {
             return Ok(());
         };
@@ -190,11 +204,11 @@ impl Run {
     }
 
     /// What is slower than that is not measured: a start would take too long.
-    fn try_one(&mut self) -> Result<(), DriverError> {
+    fn time_one_write(&mut self) -> Result<(), DriverError> {
         let began = Instant::now();
         self.begin_one();
         self.drain()?;
-        if began.elapsed() > ONE_WITHIN {
+        if began.elapsed() > FIRST_WRITE_MAX {
             let problem =
                 format!("it took {:?} to write {PIECE} bytes: the disk is not measured", began.elapsed());
             return Err(DriverError::Failed(problem));
@@ -205,7 +219,7 @@ impl Run {
     /// Writes each piece once, as far as that goes. How many were written.
     fn fill(&mut self) -> Result<u64, DriverError> {
         let began = Instant::now();
-        while self.next < self.pieces && began.elapsed() < WRITTEN_WITHIN {
+        while self.next < self.pieces && began.elapsed() < FILL_MAX {
             self.begin();
             self.end()?;
             thread::yield_now();
@@ -216,10 +230,10 @@ impl Run {
 }
 
 /// What each carries in bytes per second, while all are at it.
-fn together(runs: &mut [&mut Run]) -> Result<Vec<u64>, DriverError> {
+fn measure_together(runs: &mut [&mut Run]) -> Result<Vec<u64>, DriverError> {
     let mut ended = vec![0; runs.len()];
     let began = Instant::now();
-    while began.elapsed() < LASTS || ended.iter().any(|ended| *ended < LEAST) {
+    while began.elapsed() < MEASURE_FOR || ended.iter().any(|ended| *ended < PIECES_MIN) {
         for (run, ended) in runs.iter_mut().zip(&mut ended) {
             run.begin();
             *ended += run.end()?;
@@ -244,65 +258,75 @@ mod tests {
     use super::*;
     use crate::{
         DirectoryError, DiskConfig, DiskEngine,
-        disk::{engine::Chosen, uring_works},
+        disk::{check_uring, engine::EngineChoice},
     };
 
-    fn run(way: Way, file: OwnedFd) -> Run {
-        let idle = (0..depth(way)).map(|_| Buffer::new(4096).unwrap()).collect();
-        let chosen = Chosen { engine: DiskEngine::Uring, is_named: true };
-        let engine = Engine::new(chosen, depth(way), Warn::by(drop)).unwrap();
-        let heard = Instant::now();
-        Run { engine, file: Arc::new(file), way, idle, next: 0, pieces: 1, heard, until: heard + ALL_WITHIN }
+    fn run(direction: DiskDirection, file: OwnedFd) -> Run {
+        let idle = (0..depth(direction)).map(|_| Buffer::new(4096).unwrap()).collect();
+        let chosen = EngineChoice { engine: DiskEngine::Uring, is_named: true };
+        let engine = Engine::new(chosen, depth(direction), Warn::by(drop)).unwrap();
+        let last_progress = Instant::now();
+        Run {
+            engine,
+            file: Arc::new(file),
+            direction,
+            idle,
+            next: 0,
+            pieces: 1,
+            last_progress,
+            deadline: last_progress + MEASURE_MAX,
+        }
     }
 
     /// Of that, which is to end by itself. What a run has under way is left to end, or not, where nobody waits for it.
     fn within(limit: Duration, runs: Vec<Run>) -> (Option<String>, Duration) {
-        let (told, tells) = std::sync::mpsc::channel();
+        let (reported, reports) = std::sync::mpsc::channel();
         let began = Instant::now();
         thread::spawn(move || {
             let mut runs = runs;
-            let problem = together(&mut runs.iter_mut().collect::<Vec<_>>()).err();
-            told.send((problem.map(|it| it.to_string()), began.elapsed())).unwrap();
-            leave(runs);
+            let problem = measure_together(&mut runs.iter_mut().collect::<Vec<_>>()).err();
+            reported.send((problem.map(|it| it.to_string()), began.elapsed())).unwrap();
+            abandon(runs);
         });
-        tells.recv_timeout(limit).expect("it ends by itself")
+        reports.recv_timeout(limit).expect("it ends by itself")
     }
 
     /// As a disk that has gone away: nothing that is asked of it ends.
     #[test]
-    fn a_disk_that_does_not_answer_holds_up_no_start() {
-        if uring_works().is_err() {
+    fn a_disk_that_does_not_answer_does_not_hold_up_the_start() {
+        if check_uring().is_err() {
             return;
         }
         // From its first piece on, and once it has taken some.
         for taken in [1 << 16, 0] {
             let (silent, mut full) = std::io::pipe().unwrap();
             std::io::Write::write_all(&mut full, &vec![0; taken]).unwrap();
-            let [reads, writes] = [run(Way::FromDisk, silent.into()), run(Way::ToDisk, full.into())];
+            let [reads, writes] =
+                [run(DiskDirection::FromDisk, silent.into()), run(DiskDirection::ToDisk, full.into())];
             let began = Instant::now();
-            let problem = carried(writes, reads, ()).unwrap_err().to_string();
-            assert!(problem.contains("within 2s") && began.elapsed() < 4 * GIVES_UP, "{problem}");
+            let problem = measure_or_abandon(writes, reads, ()).unwrap_err().to_string();
+            assert!(problem.contains("within 2s") && began.elapsed() < 4 * GIVE_UP_AFTER, "{problem}");
         }
     }
 
     /// As one of which a path has gone away, or a file system that has become read-only and does not say so.
     #[test]
-    fn a_disk_that_ends_reads_and_no_writes_holds_up_no_start() {
-        if uring_works().is_err() {
+    fn a_disk_that_ends_no_writes_does_not_hold_up_the_start() {
+        if check_uring().is_err() {
             return;
         }
         let zeros = std::fs::File::open("/dev/zero").unwrap();
         let (_silent, mut full) = std::io::pipe().unwrap();
         std::io::Write::write_all(&mut full, &vec![0; 1 << 16]).unwrap();
-        let runs = vec![run(Way::FromDisk, zeros.into()), run(Way::ToDisk, full.into())];
-        let (problem, took) = within(8 * GIVES_UP, runs);
+        let runs = vec![run(DiskDirection::FromDisk, zeros.into()), run(DiskDirection::ToDisk, full.into())];
+        let (problem, took) = within(8 * GIVE_UP_AFTER, runs);
         let problem = problem.expect("nothing was written");
-        assert!(problem.contains("no write within 2s") && took < 2 * GIVES_UP, "{problem} {took:?}");
+        assert!(problem.contains("no write within 2s") && took < 2 * GIVE_UP_AFTER, "{problem} {took:?}");
     }
 
     #[test]
-    fn a_disk_that_answers_now_and_then_is_measured_for_so_long_and_no_longer() {
-        if uring_works().is_err() {
+    fn measuring_a_slow_disk_ends_at_its_deadline() {
+        if check_uring().is_err() {
             return;
         }
         let (trickle, mut drops) = std::io::pipe().unwrap();
@@ -311,9 +335,9 @@ mod tests {
                 thread::sleep(Duration::from_millis(500));
             }
         });
-        let mut reads = run(Way::FromDisk, trickle.into());
-        reads.until = Instant::now() + Duration::from_millis(700);
-        let (problem, took) = within(8 * GIVES_UP, vec![reads]);
+        let mut reads = run(DiskDirection::FromDisk, trickle.into());
+        reads.deadline = Instant::now() + Duration::from_millis(700);
+        let (problem, took) = within(8 * GIVE_UP_AFTER, vec![reads]);
         assert!(problem.expect("it takes too long").contains("takes longer than"));
         assert!(took < Duration::from_secs(3), "{took:?}");
     }
@@ -328,23 +352,24 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_deleted_holds_up_no_start_that_has_given_up_its_disk() {
-        if uring_works().is_err() {
+    fn an_undeletable_file_does_not_hold_up_the_start() {
+        if check_uring().is_err() {
             return;
         }
         let (silent, mut full) = std::io::pipe().unwrap();
         std::io::Write::write_all(&mut full, &vec![0; 1 << 16]).unwrap();
-        let [reads, writes] = [run(Way::FromDisk, silent.into()), run(Way::ToDisk, full.into())];
+        let [reads, writes] =
+            [run(DiskDirection::FromDisk, silent.into()), run(DiskDirection::ToDisk, full.into())];
         let (goes_on, hangs) = std::sync::mpsc::channel();
         let began = Instant::now();
-        carried(writes, reads, Hangs(hangs)).unwrap_err();
-        assert!(began.elapsed() < 4 * GIVES_UP, "{:?}", began.elapsed());
+        measure_or_abandon(writes, reads, Hangs(hangs)).unwrap_err();
+        assert!(began.elapsed() < 4 * GIVE_UP_AFTER, "{:?}", began.elapsed());
         // Somebody is at it.
         goes_on.send(()).unwrap();
     }
 
     #[test]
-    fn a_disk_is_measured_both_ways_and_has_its_bytes_back() {
+    fn a_disk_is_measured_both_ways_and_its_bytes_are_returned() {
         for engine in [DiskEngine::Threads, DiskEngine::Uring] {
             let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
             let directory = folder.path().to_owned();
@@ -360,7 +385,7 @@ mod tests {
             assert!(links.iter().all(|link| link.lanes.iter().all(|(_, carries)| *carries > 0)), "{links:?}");
             let left = std::fs::read_dir(&directory).unwrap().count();
             assert_eq!(left, 1, "the lock alone");
-            disk.room.as_ref().unwrap().directory.make(ExtentId::from_raw(1), capacity).unwrap();
+            disk.store.as_ref().unwrap().directory.create_file(ExtentId::from_raw(1), capacity).unwrap();
         }
     }
 }

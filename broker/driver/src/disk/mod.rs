@@ -16,19 +16,19 @@
 //! is kept in memory. An extent may also be a piece of a file that is not ours: that is read alone, and must be what it was when it
 //! was read first.
 
+mod checksum_threads;
+mod checksums;
 mod directory;
+mod directory_error;
 mod engine;
 mod extent;
-mod link;
+mod io_memory;
 mod maker;
 mod measure;
+mod mover;
 mod piece;
-mod problem;
 mod reader;
-mod room;
 mod side;
-mod summing;
-mod sums;
 mod workers;
 
 use std::{path::PathBuf, sync::Arc};
@@ -36,16 +36,16 @@ use std::{path::PathBuf, sync::Arc};
 use vramd_types::Bytes;
 
 use self::directory::Directory;
-pub use self::{engine::DiskEngine, problem::DirectoryError};
+pub use self::{directory_error::DirectoryError, engine::DiskEngine};
 pub(crate) use self::{
-    engine::{Chosen, Warn, Way, uring_works, usable},
+    engine::{DiskDirection, EngineChoice, Warn, check_uring, usable_engines},
     extent::DiskExtent,
-    link::{DiskLink, run_lane},
+    io_memory::{Buffer, IoMemory},
     maker::{DiskOrder, Registry, run},
-    measure::MEASURED_BY,
+    measure::MEASURE_BUFFERS,
+    mover::{DiskMover, run_lane},
     piece::DiskWork,
-    reader::{HandedOn, READ_BUFFER, read_each},
-    room::{Buffer, Room},
+    reader::{HashedBytes, READ_BUFFER, read_each},
     side::Side,
 };
 
@@ -61,7 +61,7 @@ const PIECE: u64 = 2 << 20;
 const RING_PIECES: usize = 16;
 
 /// What the buffers of both directions take.
-pub(crate) const RINGS: Bytes = Bytes::new(2 * RING_PIECES as u64 * PIECE);
+pub(crate) const RING_BUFFERS: Bytes = Bytes::new(2 * RING_PIECES as u64 * PIECE);
 
 /// So many are read by the disk at once: 8 MiB are what a disk of 14 GB/s moves in half a millisecond, which is several times its latency. The
 /// other buffers are on their way to the device. On the one disk that was measured, a virtual one, a driver alone reached 99 % of plain reads with
@@ -91,46 +91,46 @@ pub struct DiskFacts {
 /// What extents on disk need: a directory, or else they can be pieces of files alone.
 #[derive(Clone, Debug)]
 pub(crate) struct Disk {
-    engine: Chosen,
-    room: Option<DiskRoom>,
+    engine: EngineChoice,
+    store: Option<DiskStore>,
 }
 
 /// The directory, opened.
 #[derive(Clone, Debug)]
-struct DiskRoom {
+struct DiskStore {
     directory: Arc<Directory>,
     facts: DiskFacts,
 }
 
 /// Whether a driver could be opened with it now: as that does, it deletes what a daemon has left there that is no more.
-pub fn try_disk(config: &DiskConfig) -> Result<DiskFacts, DirectoryError> {
-    DiskRoom::open(config).map(|room| room.facts)
+pub fn probe_disk(config: &DiskConfig) -> Result<DiskFacts, DirectoryError> {
+    DiskStore::open(config).map(|store| store.facts)
 }
 
 impl Disk {
     /// `None` where there is no directory, and no files are to be read either.
     pub(crate) fn open(config: Option<&DiskConfig>, files: bool) -> Result<Option<Self>, DirectoryError> {
-        let room = config.map(DiskRoom::open).transpose()?;
-        let engine = match &room {
-            Some(room) => Some(room.facts.engine),
+        let store = config.map(DiskStore::open).transpose()?;
+        let engine = match &store {
+            Some(store) => Some(store.facts.engine),
             None if files => Some(engine::choose(None).map_err(DirectoryError::NoUring)?.0),
             None => None,
         };
         let is_named = config.is_some_and(|config| config.engine.is_some());
-        Ok(engine.map(|engine| Self { engine: Chosen { engine, is_named }, room }))
+        Ok(engine.map(|engine| Self { engine: EngineChoice { engine, is_named }, store }))
     }
 
-    pub(crate) fn engine(&self) -> Chosen {
+    pub(crate) fn engine(&self) -> EngineChoice {
         self.engine
     }
 
     /// Of its directory.
     pub(crate) fn facts(&self) -> Option<&DiskFacts> {
-        self.room.as_ref().map(|room| &room.facts)
+        self.store.as_ref().map(|store| &store.facts)
     }
 }
 
-impl DiskRoom {
+impl DiskStore {
     fn open(config: &DiskConfig) -> Result<Self, DirectoryError> {
         let (engine, no_uring) = engine::choose(config.engine).map_err(DirectoryError::NoUring)?;
         let directory = Directory::open(&config.directory, config.capacity)?;

@@ -6,10 +6,10 @@ use rustix::io::Errno;
 use vramd_types::{Bytes, ExtentId};
 
 use super::{
-    engine::{Flaw, Way},
-    extent::{DiskExtent, Reading},
+    checksums::Checksum,
+    engine::{DiskDirection, IoFlaw},
+    extent::{DiskExtent, PieceRead},
     side::Side,
-    sums::Sum,
 };
 use crate::{CopyError, DiskFlaw};
 
@@ -36,7 +36,7 @@ pub(super) enum Stage<H> {
     Fetching(H),
     OnDisk(OnDisk),
     /// The disk has read it, or is to write it.
-    Summing(Summing),
+    Checksumming(Checksumming),
     /// From a buffer to memory.
     Storing(H),
     Ended(Result<(), CopyError>),
@@ -44,25 +44,25 @@ pub(super) enum Stage<H> {
 
 /// A checksum that is being made.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Summing {
+pub(super) struct Checksumming {
     /// What the disk has read; else it is to write.
-    pub(super) read: Option<Reading>,
+    pub(super) read: Option<PieceRead>,
     /// Without a buffer.
-    pub(super) is_straight: bool,
+    pub(super) is_unbuffered: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OnDisk {
-    pub(super) is: Doing,
+    pub(super) op: DiskOp,
     /// Without a buffer.
-    pub(super) is_straight: bool,
+    pub(super) is_unbuffered: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Doing {
-    Reads(Reading),
+pub(super) enum DiskOp {
+    Reads(PieceRead),
     /// What it writes.
-    Writes(Sum),
+    Writes(Checksum),
 }
 
 impl<S: Side> Piece<S> {
@@ -71,24 +71,24 @@ impl<S: Side> Piece<S> {
     }
 
     /// Both go to the same place, and this has not yet.
-    pub(super) fn is_in_the_way_of(&self, other: &Self, way: Way) -> bool {
-        let is_same = match way {
-            Way::FromDisk => S::is_same(&self.work.memory, &other.work.memory),
-            Way::ToDisk => Arc::ptr_eq(&self.work.disk, &other.work.disk),
+    pub(super) fn is_in_the_way_of(&self, other: &Self, direction: DiskDirection) -> bool {
+        let is_same = match direction {
+            DiskDirection::FromDisk => S::is_same(&self.work.memory, &other.work.memory),
+            DiskDirection::ToDisk => Arc::ptr_eq(&self.work.disk, &other.work.disk),
         };
         is_same && self.at == other.at && !matches!(self.stage, Stage::Ended(_))
     }
 }
 
-pub(super) fn failed(extent: ExtentId, at: u64, way: Way, flaw: Flaw) -> CopyError {
+pub(super) fn failed(extent: ExtentId, at: u64, direction: DiskDirection, flaw: IoFlaw) -> CopyError {
     let at = Bytes::new(at);
     let flaw = match flaw {
-        Flaw::Short(bytes) => DiskFlaw::Short(Bytes::new(bytes as u64)),
-        Flaw::Failed(error) => DiskFlaw::Failed(Errno::raw_os_error(error)),
+        IoFlaw::Short(bytes) => DiskFlaw::Short(Bytes::new(bytes as u64)),
+        IoFlaw::Failed(error) => DiskFlaw::Failed(Errno::raw_os_error(error)),
     };
-    match way {
-        Way::FromDisk => CopyError::Unreadable { extent, at, flaw },
-        Way::ToDisk => CopyError::Unwritable { extent, at, flaw },
+    match direction {
+        DiskDirection::FromDisk => CopyError::Unreadable { extent, at, flaw },
+        DiskDirection::ToDisk => CopyError::Unwritable { extent, at, flaw },
     }
 }
 
@@ -103,14 +103,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_disk_refused_names_the_extent_and_the_place() {
-        let says = |way, flaw| failed(ExtentId::from_raw(7), 4 << 20, way, flaw).to_string();
+    fn a_disk_error_names_the_extent_and_the_offset() {
+        let says = |direction, flaw| failed(ExtentId::from_raw(7), 4 << 20, direction, flaw).to_string();
         let extent = ExtentId::from_raw(7);
         let error = format!("read {extent} from 4194304 on: Input/output error (os error 5)");
-        assert_eq!(says(Way::FromDisk, Flaw::Failed(Errno::IO)), error);
+        assert_eq!(says(DiskDirection::FromDisk, IoFlaw::Failed(Errno::IO)), error);
         let full = format!("write {extent} from 4194304 on: No space left on device (os error 28)");
-        assert_eq!(says(Way::ToDisk, Flaw::Failed(Errno::NOSPC)), full);
+        assert_eq!(says(DiskDirection::ToDisk, IoFlaw::Failed(Errno::NOSPC)), full);
         let short = format!("read {extent} from 4194304 on: it ends after 8192 bytes");
-        assert_eq!(says(Way::FromDisk, Flaw::Short(8192)), short);
+        assert_eq!(says(DiskDirection::FromDisk, IoFlaw::Short(8192)), short);
     }
 }

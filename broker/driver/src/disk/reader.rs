@@ -12,9 +12,9 @@ use vramd_types::Bytes;
 
 use super::{
     ALIGNMENT, DiskExtent, PIECE,
-    engine::{Op, Way, transfer_all},
+    engine::{DiskDirection, Op, transfer_all},
+    io_memory::{IoMemory, clear},
     piece::failed,
-    room::{Room, clear},
 };
 use crate::{CopyError, DriverError};
 
@@ -24,9 +24,9 @@ const _: () = assert!(READ_BUFFER as u64 == PIECE + ALIGNMENT as u64, "a piece f
 
 /// Bytes that were handed on. It orders nothing.
 #[derive(Debug, Default)]
-pub(crate) struct HandedOn(AtomicU64);
+pub(crate) struct HashedBytes(AtomicU64);
 
-impl HandedOn {
+impl HashedBytes {
     pub(crate) fn bytes(&self) -> Bytes {
         Bytes::new(self.0.load(Ordering::Relaxed))
     }
@@ -34,11 +34,11 @@ impl HandedOn {
 
 /// Hands on the first bytes of an extent, verified and counted, one piece after the other. What was never written is zeros. All goes by
 /// way of a room of [`READ_BUFFER`] bytes.
-pub(crate) fn read_each<R: Room>(
+pub(crate) fn read_each<R: IoMemory>(
     extent: &DiskExtent,
     length: Bytes,
-    mut room: R,
-    handed_on: &HandedOn,
+    mut buffer: R,
+    hashed: &HashedBytes,
     mut take: impl FnMut(&[u8]),
 ) -> Result<(), CopyError> {
     if length > extent.size() {
@@ -48,39 +48,40 @@ pub(crate) fn read_each<R: Room>(
     let mut at = 0;
     while at < length.get() {
         let piece = PIECE.min(length.get() - at);
-        let there;
-        (room, there) = read(extent, at, usize::try_from(piece).unwrap_or(usize::MAX), room)?;
-        handed_on.0.fetch_add(piece, Ordering::Relaxed);
-        take(&room.bytes()[there]);
+        let range;
+        (buffer, range) = read(extent, at, usize::try_from(piece).unwrap_or(usize::MAX), buffer)?;
+        hashed.0.fetch_add(piece, Ordering::Relaxed);
+        take(&buffer.bytes()[range]);
         at += piece;
     }
     Ok(())
 }
 
 /// Where in the room the piece is then.
-fn read<R: Room>(
+fn read<R: IoMemory>(
     extent: &DiskExtent,
     at: u64,
     length: usize,
-    mut room: R,
+    mut buffer: R,
 ) -> Result<(R, Range<usize>), CopyError> {
-    if !extent.is_any_of(at) {
-        clear(&mut room, 0..length);
-        return Ok((room, 0..length));
+    if !extent.has_content(at) {
+        clear(&mut buffer, 0..length);
+        return Ok((buffer, 0..length));
     }
     let reading = extent.reading(at, length)?;
     let mut read = Ok(());
     if reading.blocks > 0 {
-        let (file, way) = (Arc::clone(extent.file()), Way::FromDisk);
-        let done = transfer_all(Op { tag: 0, file, way, at: reading.at, length: reading.blocks, room });
-        (room, read) = (done.room, done.result);
+        let (file, direction) = (Arc::clone(extent.file()), DiskDirection::FromDisk);
+        let done =
+            transfer_all(Op { tag: 0, file, direction, at: reading.at, length: reading.blocks, buffer });
+        (buffer, read) = (done.buffer, done.result);
     }
-    reading.check(read).map_err(|flaw| failed(extent.id(), at, Way::FromDisk, flaw))?;
-    let there = reading.skip..reading.skip + reading.length;
-    extent.verify(at, reading.expected, extent.sums().of(at, &room.bytes()[there.clone()]))?;
-    let end = room.length();
-    clear(&mut room, there.end..end);
-    Ok((room, there.start..there.start + length))
+    reading.check(read).map_err(|flaw| failed(extent.id(), at, DiskDirection::FromDisk, flaw))?;
+    let range = reading.skip..reading.skip + reading.length;
+    extent.verify(at, reading.expected, extent.checksums().of(at, &buffer.bytes()[range.clone()]))?;
+    let end = buffer.length();
+    clear(&mut buffer, range.end..end);
+    Ok((buffer, range.start..range.start + length))
 }
 
 #[cfg(test)]
@@ -98,18 +99,18 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_ends_within_a_block_is_read_to_its_end_and_one_cut_off_there_is_short() {
+    fn a_file_ending_within_a_block_is_read_to_its_end() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let path = folder.path().join("file");
         File::create(&path).unwrap().write_all(&[7; 5000]).unwrap();
         let direct = i32::try_from(OFlags::DIRECT.bits()).unwrap();
         let file = Arc::new(File::options().read(true).custom_flags(direct).open(&path).unwrap().into());
         let id = ExtentId::from_raw(3);
-        let read = |there: u64| {
-            let span = FileSpan { file: Arc::clone(&file), offset: Bytes::ZERO, bytes: Bytes::new(there) };
+        let read = |range: u64| {
+            let span = FileSpan { file: Arc::clone(&file), offset: Bytes::ZERO, bytes: Bytes::new(range) };
             let extent = DiskExtent::of_file(id, Bytes::mib(2), span).unwrap();
             let mut bytes: Vec<u8> = Vec::new();
-            read_each(&extent, Bytes::mib(2), buffer(), &HandedOn::default(), |more| bytes.extend(more))
+            read_each(&extent, Bytes::mib(2), buffer(), &HashedBytes::default(), |more| bytes.extend(more))
                 .map(|()| bytes)
         };
         let whole = read(5000).unwrap();
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_short_is_told_and_what_has_changed() {
+    fn short_and_changed_files_are_reported() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let path = folder.path().join("file");
         File::create(&path).unwrap().write_all(&[7; 8192]).unwrap();
@@ -128,7 +129,7 @@ mod tests {
             |bytes| FileSpan { file: Arc::new(file.try_clone().unwrap().into()), offset: Bytes::ZERO, bytes };
         let of = |bytes| DiskExtent::of_file(ExtentId::from_raw(3), Bytes::mib(2), span(bytes)).unwrap();
         let read =
-            |extent: &DiskExtent| read_each(extent, Bytes::mib(2), buffer(), &HandedOn::default(), |_| {});
+            |extent: &DiskExtent| read_each(extent, Bytes::mib(2), buffer(), &HashedBytes::default(), |_| {});
         let extent = of(Bytes::new(8192));
         assert_eq!(read(&extent), Ok(()));
         let short = read(&of(Bytes::new(9000)));

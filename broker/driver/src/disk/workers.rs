@@ -21,15 +21,15 @@ pub(super) struct Workers<I, O> {
 impl<I: Send + 'static, O: Send + 'static> Workers<I, O> {
     pub(super) fn new(name: &str, count: usize, work: fn(I) -> O) -> Result<Self, DriverError> {
         let (orders, orders_end) = channel();
-        let (told, done) = channel();
+        let (reported, done) = channel();
         let orders_end = Arc::new(Mutex::new(orders_end));
         let panicked = Arc::new(AtomicBool::new(false));
         let says = Arc::clone(&panicked);
         let threads = Threads::new(move |_| says.store(true, Ordering::Release));
         let mut workers = Self { orders: Some(orders), done, panicked, threads };
         for _ in 0..count {
-            let (orders, told) = (Arc::clone(&orders_end), told.clone());
-            workers.threads.start(name, Box::new(move || run(&orders, &told, work)))?;
+            let (orders, reported) = (Arc::clone(&orders_end), reported.clone());
+            workers.threads.start(name, Box::new(move || run(&orders, &reported, work)))?;
         }
         Ok(workers)
     }
@@ -54,11 +54,11 @@ impl<I, O> Drop for Workers<I, O> {
 }
 
 /// Until nobody can send any more.
-fn run<I, O>(orders: &Mutex<Receiver<I>>, told: &Sender<O>, work: fn(I) -> O) {
+fn run<I, O>(orders: &Mutex<Receiver<I>>, reported: &Sender<O>, work: fn(I) -> O) {
     loop {
         let next = orders.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(order) = next else { return };
-        if told.send(work(order)).is_err() {
+        if reported.send(work(order)).is_err() {
             return;
         }
     }
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_order_is_done_once_and_the_threads_end_with_it() {
+    fn every_order_is_done_once() {
         let workers = Workers::new("test", 3, |it: u32| it * 2).unwrap();
         (0..100).for_each(|it| workers.begin(it));
         let (mut done, begun) = (Vec::new(), Instant::now());
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_thread_that_panicked_panics_too() {
+    fn polling_panics_after_a_worker_panicked() {
         let workers = Workers::new("test", 2, |it: u32| assert!(it > 0)).unwrap();
         [1, 0].into_iter().for_each(|it| workers.begin(it));
         let waits = std::panic::AssertUnwindSafe(|| {

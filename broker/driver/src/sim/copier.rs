@@ -9,15 +9,15 @@ use vramd_types::{Bytes, ExtentId};
 
 use super::{
     LinkSpeed,
-    disk_copier::DiskEnd,
-    fault::Flaw,
+    disk_mover::DiskEnd,
+    fault::CopyFlaw,
     memory::Memory,
     state::{Live, State},
 };
 use crate::{
     CopyError, DriverError,
-    copies::{Asked, Direction, Found, Link, both_on_disk, check},
-    disk::{DiskWork, Way},
+    copies::{Direction, Located, Mover, RequestedCopy, both_on_disk, check},
+    disk::{DiskDirection, DiskWork},
 };
 
 /// Short enough for who cancels a copy and waits for the answer.
@@ -26,11 +26,11 @@ const PATIENCE_MAX: Duration = Duration::from_millis(1);
 /// A copy to do, or to fail to do.
 #[derive(Debug)]
 pub(super) struct Copy {
-    pub(super) asked: Asked,
+    pub(super) requested: RequestedCopy,
     pub(super) from: ExtentId,
     pub(super) to: ExtentId,
     pub(super) failure: Option<DriverError>,
-    pub(super) flaw: Option<Flaw>,
+    pub(super) flaw: Option<CopyFlaw>,
 }
 
 /// The extents are kept for as long as it takes, even if they are released meanwhile.
@@ -39,27 +39,31 @@ pub(super) struct Work {
     from: Arc<Memory>,
     to: Arc<Memory>,
     size: Bytes,
-    flaw: Option<Flaw>,
+    flaw: Option<CopyFlaw>,
 }
 
 impl Copy {
-    pub(super) fn find(&self, state: &State) -> Result<Found<Work, DiskWork<DiskEnd>>, DriverError> {
-        let (from, to, size) = (state.find(self.from)?, state.find(self.to)?, self.asked.size);
+    pub(super) fn find(&self, state: &State) -> Result<Located<Work, DiskWork<DiskEnd>>, DriverError> {
+        let (from, to, size) = (state.find(self.from)?, state.find(self.to)?, self.requested.size);
         check((self.from, from.size()), (self.to, to.size()), size)?;
         let is_of_disk = matches!((&from, &to), (Live::Disk(_), _) | (_, Live::Disk(_)));
         let flaw = match &self.failure {
-            Some(DriverError::Failed(_)) if is_of_disk => Some(Flaw::Io),
+            Some(DriverError::Failed(_)) if is_of_disk => Some(CopyFlaw::Io),
             Some(failure) => return Err(failure.clone()),
             None => self.flaw,
         };
         let on_disk = |disk, memory| DiskWork { disk, memory: DiskEnd { memory, size, flaw } };
         Ok(match (from, to) {
             (Live::Memory(from), Live::Memory(to)) => {
-                let direction = Direction::of(from.identity().place, to.identity().place);
-                Found::Memory(direction, Work { from, to, size, flaw })
+                let direction = Direction::of(from.identity().location, to.identity().location);
+                Located::Memory(direction, Work { from, to, size, flaw })
             }
-            (Live::Disk(disk), Live::Memory(memory)) => Found::Disk(Way::FromDisk, on_disk(disk, memory)),
-            (Live::Memory(memory), Live::Disk(disk)) => Found::Disk(Way::ToDisk, on_disk(disk, memory)),
+            (Live::Disk(disk), Live::Memory(memory)) => {
+                Located::Disk(DiskDirection::FromDisk, on_disk(disk, memory))
+            }
+            (Live::Memory(memory), Live::Disk(disk)) => {
+                Located::Disk(DiskDirection::ToDisk, on_disk(disk, memory))
+            }
             (Live::Disk(_), Live::Disk(_)) => return Err(both_on_disk(self.from, self.to)),
         })
     }
@@ -67,14 +71,14 @@ impl Copy {
 
 /// The bytes are there at once, and said to be once they would be.
 #[derive(Debug)]
-pub(super) struct Wire {
+pub(super) struct MemoryMover {
     /// Its own, and the uplink's.
-    roads: Vec<Arc<Road>>,
+    clocks: Vec<Arc<LinkClock>>,
 }
 
 /// What several wires may share.
 #[derive(Debug)]
-pub(super) struct Road {
+pub(super) struct LinkClock {
     /// Bytes per second; as fast as can be if it is zero.
     speed: u64,
     free_at: Mutex<Instant>,
@@ -83,17 +87,20 @@ pub(super) struct Road {
 /// The uplink of all devices, each way.
 #[derive(Clone, Debug)]
 pub(super) struct Uplink {
-    to_device: Arc<Road>,
-    to_host: Arc<Road>,
+    to_device: Arc<LinkClock>,
+    to_host: Arc<LinkClock>,
 }
 
 impl Uplink {
     pub(super) fn new(speed: LinkSpeed) -> Self {
-        Self { to_device: Arc::new(Road::new(speed.to_device)), to_host: Arc::new(Road::new(speed.to_host)) }
+        Self {
+            to_device: Arc::new(LinkClock::new(speed.to_device)),
+            to_host: Arc::new(LinkClock::new(speed.to_host)),
+        }
     }
 }
 
-impl Road {
+impl LinkClock {
     fn new(speed: u64) -> Self {
         Self { speed, free_at: Mutex::new(Instant::now()) }
     }
@@ -115,32 +122,32 @@ impl Road {
     }
 }
 
-impl Wire {
+impl MemoryMover {
     pub(super) fn new(direction: Direction, speed: LinkSpeed, uplink: &Uplink) -> Self {
         let (own, shared) = match direction {
-            Direction::In(_) => (speed.to_device, Some(&uplink.to_device)),
-            Direction::Out(_) => (speed.to_host, Some(&uplink.to_host)),
-            Direction::Aside(_) | Direction::WithinHost => (0, None),
+            Direction::ToDevice(_) => (speed.to_device, Some(&uplink.to_device)),
+            Direction::FromDevice(_) => (speed.to_host, Some(&uplink.to_host)),
+            Direction::BetweenDevices(_) | Direction::WithinHost => (0, None),
         };
-        Self { roads: [Arc::new(Road::new(own))].into_iter().chain(shared.map(Arc::clone)).collect() }
+        Self { clocks: [Arc::new(LinkClock::new(own))].into_iter().chain(shared.map(Arc::clone)).collect() }
     }
 }
 
-impl Link for Wire {
+impl Mover for MemoryMover {
     type Work = Work;
     type Chunk = Instant;
 
     fn begin(&mut self, work: &Work, at: u64, length: u64) -> Result<Instant, CopyError> {
         work.copy(at, at + length)?;
-        let crossed = self.roads.iter().map(|road| road.cross(length)).max();
+        let crossed = self.clocks.iter().map(|clock| clock.cross(length)).max();
         Ok(crossed.unwrap_or_else(Instant::now))
     }
 
-    fn has_ended(&mut self, ends: &mut Instant) -> Result<bool, CopyError> {
+    fn poll(&mut self, ends: &mut Instant) -> Result<bool, CopyError> {
         Ok(*ends <= Instant::now())
     }
 
-    fn patience(&self, ends: &Instant, _is_last: bool) -> Duration {
+    fn poll_after(&self, ends: &Instant, _is_last: bool) -> Duration {
         ends.saturating_duration_since(Instant::now()).min(PATIENCE_MAX)
     }
 }
@@ -149,11 +156,11 @@ impl Work {
     fn copy(&self, start: u64, end: u64) -> Result<(), DriverError> {
         let half = self.size.get() / 2;
         match self.flaw {
-            Some(Flaw::Short) if end > half => {
+            Some(CopyFlaw::Short) if end > half => {
                 self.move_bytes(start, half)?;
                 Err(short(self.size))
             }
-            Some(Flaw::Corrupt) if (start..end).contains(&half) => {
+            Some(CopyFlaw::Corrupt) if (start..end).contains(&half) => {
                 self.move_bytes(start, end)?;
                 let source = self.from.bytes(Bytes::new(half + 1))?;
                 let wrong: Vec<u8> = source.last().into_iter().map(|byte| !byte).collect();
@@ -184,12 +191,12 @@ mod tests {
         let speed = LinkSpeed { to_device: 1 << 20, to_host: 0 };
         let uplink = Uplink::new(LinkSpeed { to_device: 0, to_host: 1 << 20 });
         let takes = |direction, length| {
-            let wire = Wire::new(direction, speed, &uplink);
-            wire.roads.iter().map(|road| road.takes(length)).max().unwrap_or_default()
+            let mover = MemoryMover::new(direction, speed, &uplink);
+            mover.clocks.iter().map(|clock| clock.takes(length)).max().unwrap_or_default()
         };
         let device = vramd_types::DeviceIndex(0);
-        assert_eq!(takes(Direction::In(device), 3 << 20), Duration::from_secs(3));
-        assert_eq!(takes(Direction::Out(device), 2 << 20), Duration::from_secs(2));
-        assert_eq!(takes(Direction::Aside(device), u64::MAX), Duration::ZERO);
+        assert_eq!(takes(Direction::ToDevice(device), 3 << 20), Duration::from_secs(3));
+        assert_eq!(takes(Direction::FromDevice(device), 2 << 20), Duration::from_secs(2));
+        assert_eq!(takes(Direction::BetweenDevices(device), u64::MAX), Duration::ZERO);
     }
 }

@@ -27,7 +27,7 @@ pub(super) fn run(state: &State, orders: &Mutex<Receiver<Digest>>) {
         let Ok(Digest { ticket, spans, failure }) = next else { return };
         // It has let go of the memory before it is told: who then releases the extents finds them free.
         let result = failure.map_or_else(|| hash(state, &spans), |error| Err(error.into()));
-        state.tell(Completion::Digested { ticket, result });
+        state.report(Completion::Digested { ticket, result });
     }
 }
 

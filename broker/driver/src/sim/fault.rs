@@ -49,12 +49,12 @@ pub enum Effect {
 pub(super) struct Fate {
     pub(super) delay: Duration,
     pub(super) failure: Option<DriverError>,
-    pub(super) flaw: Option<Flaw>,
+    pub(super) flaw: Option<CopyFlaw>,
 }
 
 /// What is wrong with a copy that is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Flaw {
+pub(super) enum CopyFlaw {
     Short,
     Corrupt,
     /// Of the disk.
@@ -100,11 +100,11 @@ impl Schedule {
             Submission::Copy { .. } => (Operation::Copy, &mut self.copies),
             Submission::CancelCopy { .. }
             | Submission::HastenCopy { .. }
-            | Submission::ShareBy { .. }
+            | Submission::SetShares { .. }
             | Submission::ReleaseNow { .. }
             | Submission::OpenFile { .. }
             | Submission::Survey { .. }
-            | Submission::KeepHost { .. } => {
+            | Submission::PinAhead { .. } => {
                 return Fate::default();
             }
         };
@@ -119,8 +119,8 @@ impl Schedule {
                 }
                 Effect::OutOfMemory => fate.fail(DriverError::OutOfMemory),
                 Effect::Fail(problem) => fate.fail(DriverError::Failed(problem.clone())),
-                Effect::Short => fate.flaw = Some(Flaw::Short),
-                Effect::Corrupt => fate.flaw = Some(Flaw::Corrupt),
+                Effect::Short => fate.flaw = Some(CopyFlaw::Short),
+                Effect::Corrupt => fate.flaw = Some(CopyFlaw::Corrupt),
             }
         }
         fate
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_happen_is_refused() {
+    fn impossible_faults_are_refused() {
         let fault = |on, nth, effect| Schedule::new(vec![Fault { on, nth, count: 1, effect }]);
         assert!(fault(Operation::Release, 1, Effect::OutOfMemory).is_err());
         assert!(fault(Operation::Release, 1, Effect::Delay(Duration::ZERO)).is_ok());

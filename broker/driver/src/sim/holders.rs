@@ -36,7 +36,7 @@ use rustix::{
 use vramd_types::{Bytes, DeviceIndex};
 
 use super::memory::{HOST_MARK, Identity, NAME_PREFIX, open_memfd};
-use crate::{DeviceInfo, place::Place};
+use crate::{DeviceInfo, location::Location};
 
 /// What somebody holds, each once however many do, and its size.
 pub(super) type Sightings = HashMap<Identity, Bytes>;
@@ -66,24 +66,24 @@ impl Holders {
 
     /// Everything of these devices that any process holds. Fails as a whole where something other than a process's
     /// end or permissions stands in the way (no descriptors left, say): then nothing follows from what was not seen.
-    pub(super) fn look(&self) -> io::Result<Sightings> {
-        let mut look = Look { holders: self, seen: Sightings::new(), text: Vec::new() };
+    pub(super) fn survey(&self) -> io::Result<Sightings> {
+        let mut walk = ProcWalk { holders: self, seen: Sightings::new(), text: Vec::new() };
         let proc = open_dir(CWD, c"/proc")?;
-        each_number(&proc, |pid| pass_over(open_dir(&proc, pid).and_then(|dir| look.process(pid, &dir))))?;
-        Ok(look.seen)
+        each_number(&proc, |pid| pass_over(open_dir(&proc, pid).and_then(|dir| walk.process(pid, &dir))))?;
+        Ok(walk.seen)
     }
 
     /// The place and number that a link or a line's path names.
-    fn parse(&self, path: &str) -> Option<(Place, u64)> {
+    fn parse(&self, path: &str) -> Option<(Location, u64)> {
         let name = path.strip_prefix(LINK_PREFIX)?.strip_suffix(LINK_SUFFIX)?.strip_prefix(NAME_PREFIX)?;
         let (uuid, number) = name.rsplit_once(':')?;
         let device = *self.uuids.get(uuid)?;
-        let (place, number) = match number.strip_prefix(HOST_MARK) {
+        let (location, number) = match number.strip_prefix(HOST_MARK) {
             // Another daemon may have the device as its second, and its host's memory by that of its first.
-            Some(number) => ((device == DeviceIndex(0)).then_some(Place::Host)?, number),
-            None => (Place::Device(device), number),
+            Some(number) => ((device == DeviceIndex(0)).then_some(Location::Host)?, number),
+            None => (Location::Device(device), number),
         };
-        Some((place, number.parse().ok()?))
+        Some((location, number.parse().ok()?))
     }
 
     /// `START-END PERMS OFFSET MAJOR:MINOR INODE   /memfd:NAME (deleted)`
@@ -94,7 +94,7 @@ impl Holders {
         }
         let line = std::str::from_utf8(line).ok()?;
         let path_at = line.find(LINK_PREFIX)?;
-        let (place, number) = self.parse(&line[path_at..])?;
+        let (location, number) = self.parse(&line[path_at..])?;
         let mut fields = line[..path_at].split_ascii_whitespace();
         let (start, end) = fields.next()?.split_once('-')?;
         let hex = |text| u64::from_str_radix(text, 16).ok();
@@ -108,18 +108,18 @@ impl Holders {
         if fields.next().is_some() {
             return None;
         }
-        Some((Identity { place, number, inode }, Bytes::new(offset.checked_add(length)?)))
+        Some((Identity { location, number, inode }, Bytes::new(offset.checked_add(length)?)))
     }
 }
 
-struct Look<'a> {
+struct ProcWalk<'a> {
     holders: &'a Holders,
     seen: Sightings,
     /// One buffer for all the maps.
     text: Vec<u8>,
 }
 
-impl Look<'_> {
+impl ProcWalk<'_> {
     fn process(&mut self, pid: &CStr, dir: &OwnedFd) -> io::Result<()> {
         if self.task(dir)? {
             return Ok(());
@@ -156,11 +156,11 @@ impl Look<'_> {
         let mut buffer = [MaybeUninit::uninit(); LINK_BYTES_MAX];
         let (link, _) = readlinkat_raw(fds, fd, &mut buffer)?;
         let named = std::str::from_utf8(link).ok().and_then(|link| self.holders.parse(link));
-        let Some((place, number)) = named else { return Ok(()) };
+        let Some((location, number)) = named else { return Ok(()) };
         let stat = statat(fds, fd, AtFlags::empty())?;
         if stat.st_dev == self.holders.memfd_device {
             let size = Bytes::new(stat.st_size.unsigned_abs());
-            self.sight(Identity { place, number, inode: stat.st_ino }, size);
+            self.record(Identity { location, number, inode: stat.st_ino }, size);
         }
         Ok(())
     }
@@ -176,7 +176,7 @@ impl Look<'_> {
         };
         for line in text.split(|byte| *byte == b'\n') {
             if let Some((identity, size)) = self.holders.parse_mapping(line) {
-                self.sight(identity, size);
+                self.record(identity, size);
             }
         }
         self.text = text;
@@ -184,7 +184,7 @@ impl Look<'_> {
     }
 
     /// A mapping may be of a piece only; the most that any holder shows is the size.
-    fn sight(&mut self, identity: Identity, size: Bytes) {
+    fn record(&mut self, identity: Identity, size: Bytes) {
         let known = self.seen.entry(identity).or_insert(size);
         *known = size.max(*known);
     }
@@ -206,10 +206,10 @@ fn each_number(folder: &OwnedFd, mut call: impl FnMut(&CStr) -> io::Result<()>) 
 }
 
 /// What has ended meanwhile holds nothing, and what may not be looked at can't be counted.
-fn pass_over(looked: io::Result<()>) -> io::Result<()> {
-    match looked.as_ref().err().and_then(Errno::from_io_error) {
+fn pass_over(visited: io::Result<()>) -> io::Result<()> {
+    match visited.as_ref().err().and_then(Errno::from_io_error) {
         Some(Errno::NOENT | Errno::SRCH | Errno::ACCESS | Errno::PERM) => Ok(()),
-        _ => looked,
+        _ => visited,
     }
 }
 
@@ -221,7 +221,7 @@ mod tests {
 
     use super::super::{mapping::Mapping, memory::Memory};
     use super::*;
-    use crate::Handle;
+    use crate::Export;
 
     const DEVICE: DeviceIndex = DeviceIndex(0);
 
@@ -231,47 +231,47 @@ mod tests {
     }
 
     fn memory(info: &DeviceInfo, raw: u64) -> Memory {
-        Memory::new(&info.uuid, Place::Device(DEVICE), raw, GRANULARITY).unwrap()
+        Memory::new(&info.uuid, Location::Device(DEVICE), raw, GRANULARITY).unwrap()
     }
 
     #[test]
     fn a_descriptor_and_a_mapping_are_both_seen() {
         let info = device("seen");
         let holders = Holders::new(std::slice::from_ref(&info)).unwrap();
-        assert_eq!(holders.look().unwrap(), Sightings::new());
+        assert_eq!(holders.survey().unwrap(), Sightings::new());
 
         let memory = memory(&info, 1);
         let expected = Sightings::from([(memory.identity(), GRANULARITY)]);
-        assert_eq!(holders.look().unwrap(), expected, "a descriptor");
+        assert_eq!(holders.survey().unwrap(), expected, "a descriptor");
 
-        let Handle::Memfd(fd) = memory.handle() else { unreachable!("sim makes memfds") };
+        let Export::Memfd(fd) = memory.export() else { unreachable!("sim makes memfds") };
         let mapping = Mapping::new(fd.own().as_fd(), usize::try_from(GRANULARITY.get()).unwrap()).unwrap();
         drop(memory);
         drop(Arc::into_inner(fd).expect("the only one left"));
-        assert_eq!(holders.look().unwrap(), expected, "a mapping alone");
+        assert_eq!(holders.survey().unwrap(), expected, "a mapping alone");
 
         drop(mapping);
-        assert_eq!(holders.look().unwrap(), Sightings::new());
+        assert_eq!(holders.survey().unwrap(), Sightings::new());
     }
 
     #[test]
-    fn other_devices_and_other_files_are_not() {
+    fn other_devices_and_files_are_not_seen() {
         let info = device("others");
         let holders = Holders::new(std::slice::from_ref(&info)).unwrap();
         let longer = DeviceInfo { uuid: format!("{}-1", info.uuid), ..info.clone() };
         let _other = memory(&longer, 1);
         let _unnumbered = open_memfd(&format!("{NAME_PREFIX}{}:x", info.uuid)).unwrap();
         let _plain = File::open("/proc/self/exe").unwrap();
-        assert_eq!(holders.look().unwrap(), Sightings::new());
+        assert_eq!(holders.survey().unwrap(), Sightings::new());
     }
 
     #[test]
     fn memory_of_the_host_is_its_first_devices() {
         let (first, second) = (device("host"), device("host-beside"));
         let holders = Holders::new(&[first.clone(), second.clone()]).unwrap();
-        let on = |uuid: &str| Memory::new(uuid, Place::Host, 1, GRANULARITY).unwrap();
+        let on = |uuid: &str| Memory::new(uuid, Location::Host, 1, GRANULARITY).unwrap();
         let (own, _others) = (on(&first.uuid), on(&second.uuid));
-        assert_eq!(holders.look().unwrap(), Sightings::from([(own.identity(), GRANULARITY)]));
+        assert_eq!(holders.survey().unwrap(), Sightings::from([(own.identity(), GRANULARITY)]));
     }
 
     #[test]
@@ -281,7 +281,7 @@ mod tests {
         let dev = &holders.memfd_device_text;
         let path = format!("/memfd:{NAME_PREFIX}{}:9 (deleted)", info.uuid);
         let parse = |line: String| holders.parse_mapping(line.as_bytes());
-        let identity = Identity { place: Place::Device(DEVICE), number: 9, inode: 77 };
+        let identity = Identity { location: Location::Device(DEVICE), number: 9, inode: 77 };
         assert_eq!(
             parse(format!("7f0000200000-7f0000400000 rw-s 00200000 {dev} 77     {path}")),
             Some((identity, Bytes::mib(4))),
@@ -294,12 +294,12 @@ mod tests {
     }
 
     #[test]
-    fn a_look_is_quick() {
+    fn a_survey_is_quick() {
         let info = device("quick");
         let holders = Holders::new(std::slice::from_ref(&info)).unwrap();
         let _held: Vec<_> = (0..256).map(|raw| memory(&info, raw)).collect();
         let begun = Instant::now();
-        let seen = holders.look().unwrap().len();
+        let seen = holders.survey().unwrap().len();
         let took = begun.elapsed();
         let processes = std::fs::read_dir("/proc").unwrap().count();
         eprintln!("{seen} extents among {processes} entries of /proc: {took:?}");

@@ -9,24 +9,24 @@ use std::sync::{
 use vramd_types::{Bytes, ExtentId, HostNode};
 
 use super::{
-    books::Refusal,
-    looker::Look,
+    accounts::Refusal,
     memory::Memory,
-    state::{State, hand},
+    state::{State, send},
+    surveyor::SurveyorOrder,
 };
-use crate::{Completion, DriverError, Handle, batch, place::Place};
+use crate::{Completion, DriverError, Export, batch, location::Location};
 
 #[derive(Debug)]
 pub(super) enum Task {
     Make(Make),
-    Keep(Keep),
+    PinAhead(PinAhead),
 }
 
 /// An extent to make, or to fail to make.
 #[derive(Debug)]
 pub(super) struct Make {
     pub(super) extent: ExtentId,
-    pub(super) place: Place,
+    pub(super) location: Location,
     pub(super) size: Bytes,
     /// Else it may hold what was there before.
     pub(super) zeroed: bool,
@@ -35,7 +35,7 @@ pub(super) struct Make {
 
 /// What of the host is to be kept.
 #[derive(Debug)]
-pub(super) struct Keep {
+pub(super) struct PinAhead {
     pub(super) node: HostNode,
     pub(super) size: Bytes,
     pub(super) piece: Bytes,
@@ -44,37 +44,37 @@ pub(super) struct Keep {
 
 /// Until nobody can send any more. What finds no room because of memory that others held when last looked at is
 /// passed on, to be tried again after another look.
-pub(super) fn run(state: &State, tasks: &Receiver<Task>, looks: &Sender<Look>) {
+pub(super) fn run(state: &State, tasks: &Receiver<Task>, surveys: &Sender<SurveyorOrder>) {
     let work = |task: Task| match task {
-        Task::Keep(keep) => keep.begin(state),
+        Task::PinAhead(target) => target.begin(state),
         Task::Make(make) => match make.attempt(state) {
-            Err(Refusal::Tight) => {
-                hand(looks, Look::Make(make));
+            Err(Refusal::NeedsSurvey) => {
+                send(surveys, SurveyorOrder::Make(make));
                 None
             }
             Err(Refusal::Final(error)) => Some(make.completion(Err(error))),
             Ok(handle) => Some(make.completion(Ok(handle))),
         },
     };
-    batch::run_filling(tasks, work, |completion| state.tell(completion), || fill(state));
-    let unfilled = state.books().give_up_filling();
+    batch::run_filling(tasks, work, |completion| state.report(completion), || pin_ahead(state));
+    let unfilled = state.accounts().stop_pinning_ahead();
     if let Some(kept) = unfilled {
-        state.tell(Completion::HostKept { node: NODE, kept, problem: Some(has_ended()) });
+        state.report(Completion::PinnedAhead { node: NODE, free: kept, problem: Some(has_ended()) });
     }
 }
 
 /// Whether a piece of the host was made ahead of need, or way was made for one.
-fn fill(state: &State) -> bool {
-    let mut books = state.books();
-    let problem = match books.fill(state.uuid(Place::Host)) {
+fn pin_ahead(state: &State) -> bool {
+    let mut accounts = state.accounts();
+    let problem = match accounts.pin_step(state.uuid(Location::Host)) {
         Ok(true) => return true,
         Ok(false) => None,
         Err(error) => Some(DriverError::Failed(format!("make memory: {error}"))),
     };
-    let filled = books.is_filled();
-    drop(books);
+    let filled = accounts.take_filled();
+    drop(accounts);
     if let Some(kept) = filled {
-        state.tell(Completion::HostKept { node: NODE, kept, problem });
+        state.report(Completion::PinnedAhead { node: NODE, free: kept, problem });
     }
     false
 }
@@ -83,12 +83,13 @@ fn has_ended() -> DriverError {
     DriverError::Failed("the driver has ended".to_owned())
 }
 
-impl Keep {
+impl PinAhead {
     /// Answered once it is filled, or refused.
     fn begin(self, state: &State) -> Option<Completion> {
         let Self { node, size, piece, pieces_max } = self;
-        let problem = nowhere(node).or_else(|| state.books().keep_host(size, piece, pieces_max).err())?;
-        Some(Completion::HostKept { node, kept: Bytes::ZERO, problem: Some(problem) })
+        let problem =
+            nowhere(node).or_else(|| state.accounts().set_pin_target(size, piece, pieces_max).err())?;
+        Some(Completion::PinnedAhead { node, free: Bytes::ZERO, problem: Some(problem) })
     }
 }
 
@@ -102,28 +103,28 @@ pub(super) fn nowhere(node: HostNode) -> Option<DriverError> {
 impl Make {
     /// The books stay locked from before the memfd exists until it is entered: a look that met it waits here before
     /// it asks the books whose it is.
-    pub(super) fn attempt(&self, state: &State) -> Result<Handle, Refusal> {
+    pub(super) fn attempt(&self, state: &State) -> Result<Export, Refusal> {
         if let Some(failure) = &self.failure {
             return Err(Refusal::Final(failure.clone()));
         }
-        let Self { extent, place, size, zeroed, .. } = *self;
-        let mut books = state.books();
-        books.admit(extent, place, size)?;
-        let memory = match place {
-            Place::Device(_) => Memory::new(state.uuid(place), place, extent.get(), size),
-            Place::Host => match books.take_kept(size, zeroed).map_err(Refusal::Final)? {
+        let Self { extent, location, size, zeroed, .. } = *self;
+        let mut accounts = state.accounts();
+        accounts.admit(extent, location, size)?;
+        let memory = match location {
+            Location::Device(_) => Memory::new(state.uuid(location), location, extent.get(), size),
+            Location::Host => match accounts.take_free_pinned(size, zeroed).map_err(Refusal::Final)? {
                 Some(kept) => Ok(kept),
-                None => books.host_memory(state.uuid(place), size),
+                None => accounts.host_memory(state.uuid(location), size),
             },
         };
         let memory =
             memory.map_err(|error| Refusal::Final(DriverError::Failed(format!("make {extent}: {error}"))))?;
-        let handle = memory.handle();
-        books.enter(extent, Arc::new(memory));
+        let handle = memory.export();
+        accounts.enter(extent, Arc::new(memory));
         Ok(handle)
     }
 
-    pub(super) fn completion(&self, result: Result<Handle, DriverError>) -> Completion {
+    pub(super) fn completion(&self, result: Result<Export, DriverError>) -> Completion {
         Completion::Created { extent: self.extent, result }
     }
 }

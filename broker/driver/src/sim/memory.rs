@@ -13,7 +13,7 @@ use rustix::{
 use vramd_types::Bytes;
 
 use super::mapping::Mapping;
-use crate::{DriverError, Handle, SharedFd, place::Place};
+use crate::{DriverError, Export, SharedFd, location::Location};
 
 /// What the name of every memfd of every simulated node starts with.
 pub(super) const NAME_PREFIX: &str = "vramd-sim:";
@@ -28,7 +28,7 @@ pub(super) const UUID_BYTES_MAX: usize = 249 - NAME_PREFIX.len() - HOST_MARK.len
 /// and sockets, so that a busy node wraps them; together with the number none is ever met twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Identity {
-    pub(super) place: Place,
+    pub(super) location: Location,
     /// On a device the extent's id. Memory of the host is one extent's after the other, and counted by itself.
     pub(super) number: u64,
     pub(super) inode: u64,
@@ -48,17 +48,17 @@ impl Memory {
     /// Makes zeroed memory of exactly `size`. Clients get its descriptor, so the size is sealed, for both ways and
     /// for good: none can cut it off under the others (whose access would then be SIGBUS), nor seal it against
     /// writing. Punching holes can't be forbidden where writing isn't; a hole reads as zero.
-    pub(super) fn new(uuid: &str, place: Place, number: u64, size: Bytes) -> io::Result<Self> {
-        let mark = if place == Place::Host { HOST_MARK } else { "" };
+    pub(super) fn new(uuid: &str, location: Location, number: u64, size: Bytes) -> io::Result<Self> {
+        let mark = if location == Location::Host { HOST_MARK } else { "" };
         let fd = open_memfd(&format!("{NAME_PREFIX}{uuid}:{mark}{number}"))?;
         ftruncate(&fd, size.get())?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let identity = Identity { place, number, inode: fstat(&fd)?.st_ino };
+        let identity = Identity { location, number, inode: fstat(&fd)?.st_ino };
         Ok(Self { fd: Arc::new(fd.into()), identity, size, mapping: OnceLock::new() })
     }
 
-    pub(super) fn handle(&self) -> Handle {
-        Handle::Memfd(Arc::clone(&self.fd))
+    pub(super) fn export(&self) -> Export {
+        Export::Memfd(Arc::clone(&self.fd))
     }
 
     pub(super) fn identity(&self) -> Identity {
@@ -136,12 +136,12 @@ mod tests {
     use super::*;
 
     fn memory() -> Memory {
-        let place = Place::Device(DeviceIndex(0));
-        Memory::new("GPU-memory-test", place, 7, GRANULARITY).unwrap()
+        let location = Location::Device(DeviceIndex(0));
+        Memory::new("GPU-memory-test", location, 7, GRANULARITY).unwrap()
     }
 
     #[test]
-    fn nobody_changes_its_size_or_seals() {
+    fn size_and_seals_cannot_be_changed() {
         let memory = memory();
         for size in [0, GRANULARITY.get() - 4096, GRANULARITY.get() + 4096] {
             assert_eq!(ftruncate(memory.fd.own(), size), Err(Errno::PERM), "{size}");
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn the_longest_name_fits() {
         let uuid = "G".repeat(UUID_BYTES_MAX);
-        let new = |uuid: &str| Memory::new(uuid, Place::Host, u64::MAX, GRANULARITY);
+        let new = |uuid: &str| Memory::new(uuid, Location::Host, u64::MAX, GRANULARITY);
         new(&uuid).unwrap();
         assert!(new(&format!("{uuid}G")).is_err());
     }

@@ -26,17 +26,17 @@
 //!                      └────────► sink ◄────────────┴────────────────┘
 //! ```
 
-mod books;
+mod accounts;
 mod copier;
 mod digester;
-mod disk_copier;
+mod disk_mover;
 mod fault;
 mod holders;
-mod looker;
 mod maker;
 mod mapping;
 mod memory;
 mod state;
+mod surveyor;
 mod timer;
 
 use std::{
@@ -51,18 +51,18 @@ use vramd_types::{Bytes, CopyId, DeviceIndex, HostNode};
 pub use fault::{Effect, Fault, Operation};
 
 use self::{
-    copier::{Uplink, Wire},
-    disk_copier::{DiskWire, SimSide},
+    copier::{MemoryMover, Uplink},
+    disk_mover::{SimDiskMover, SimSide},
     fault::Schedule,
     memory::UUID_BYTES_MAX,
     state::State,
     timer::{Late, Order, Routes},
 };
 use crate::{
-    Completion, DeviceInfo, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, KeptFacts, LaneId,
+    Completion, DeviceInfo, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, FreePinnedFacts, LaneId,
     LinkFacts, Sink, Submission, Traffic,
     copies::{Links, Table, lane},
-    disk::{self, Disk, DiskLink, Warn},
+    disk::{self, Disk, DiskMover, Warn},
     threads::Threads,
 };
 
@@ -94,7 +94,7 @@ pub struct LinkSpeed {
 /// What buffers take of the host's memory: those of the disk.
 pub fn buffers_max(disk: bool, files: bool) -> Bytes {
     let readers = Bytes::new((digester::THREADS * disk::READ_BUFFER) as u64);
-    if disk || files { disk::RINGS.saturating_add(readers) } else { Bytes::ZERO }
+    if disk || files { disk::RING_BUFFERS.saturating_add(readers) } else { Bytes::ZERO }
 }
 
 /// Opens the simulated devices. Fails where a UUID can't be part of a memfd's name or is there twice, where a fault
@@ -112,16 +112,17 @@ pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
     let links = links(devices.len(), link, uplink);
     let uplink = Uplink::new(uplink);
     let own = Arc::clone(&state);
-    let mut threads = Threads::new(move |problem| own.tell(Completion::Lost { problem: problem.to_owned() }));
+    let mut threads =
+        Threads::new(move |problem| own.report(Completion::Lost { problem: problem.to_owned() }));
     let (routes, ends) = timer::routes(Arc::clone(&state), devices.len(), disk.is_some(), &links);
     let (late, due) = std::sync::mpsc::channel();
     // In the order in which they end: each leaves when all who could still send to it have.
     let onward = routes.clone();
     threads.start("sim-timer", Box::new(move || timer::run(&due, &onward)))?;
-    let (own, looks) = (Arc::clone(&state), routes.looks.clone());
-    threads.start("sim-maker", Box::new(move || maker::run(&own, &ends.tasks, &looks)))?;
+    let (own, surveys) = (Arc::clone(&state), routes.surveys.clone());
+    threads.start("sim-maker", Box::new(move || maker::run(&own, &ends.tasks, &surveys)))?;
     let (own, orders) = (Arc::clone(&state), routes.disk.clone());
-    threads.start("sim-looker", Box::new(move || looker::run(&own, &ends.looks, &orders)))?;
+    threads.start("sim-looker", Box::new(move || surveyor::run(&own, &ends.surveys, &orders)))?;
     let own = Arc::clone(&state);
     threads.start("disk-maker", Box::new(move || disk::run(disk.as_ref(), &own, &ends.disk)))?;
     for end in [ends.digests, ends.file_digests] {
@@ -132,22 +133,30 @@ pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
         }
     }
     for end in ends.lanes.memory {
-        let (own, wire) = (Arc::clone(&state), Wire::new(end.of, link, &uplink));
+        let (own, mover) = (Arc::clone(&state), MemoryMover::new(end.of, link, &uplink));
         threads.start(
             "sim-copy",
-            Box::new(move || lane::run(wire, end.links, &end.orders, |it| own.tell(it))),
+            Box::new(move || lane::run(mover, end.links, &end.orders, |it| own.report(it))),
         )?;
     }
     for (end, engine) in ends.lanes.disk.into_iter().zip(engine.into_iter().cycle()) {
         let own = Arc::clone(&state);
-        let warn = Warn::by(move |problem| own.tell(Completion::Warning { problem }));
-        let link = DiskLink::new(end.of, SimSide::default(), engine, warn)?;
-        let (own, wire) = (Arc::clone(&state), DiskWire { way: end.of, link });
-        threads.start("disk-copy", Box::new(move || disk::run_lane(wire, end, |it| own.tell(it))))?;
+        let warn = Warn::by(move |problem| own.report(Completion::Warning { problem }));
+        let mover = DiskMover::new(end.of, SimSide::default(), engine, warn)?;
+        let (own, mover) = (Arc::clone(&state), SimDiskMover { direction: end.of, mover });
+        threads.start("disk-copy", Box::new(move || disk::run_lane(mover, end, |it| own.report(it))))?;
     }
     let (copies, lanes) = (Arc::clone(routes.lanes.table()), Arc::clone(routes.lanes.links()));
-    let inlet = Some(Inlet { schedule, routes, late });
-    Ok(SimDriver { devices, disk: disk_facts, links, copies, lanes, inlet: Mutex::new(inlet), threads })
+    let dispatcher = Some(Dispatcher { schedule, routes, late });
+    Ok(SimDriver {
+        devices,
+        disk: disk_facts,
+        links,
+        copies,
+        lanes,
+        dispatcher: Mutex::new(dispatcher),
+        threads,
+    })
 }
 
 /// The simulated driver.
@@ -158,20 +167,20 @@ pub struct SimDriver {
     copies: Arc<Table>,
     lanes: Arc<Links>,
     /// Taken away to end the threads.
-    inlet: Mutex<Option<Inlet>>,
+    dispatcher: Mutex<Option<Dispatcher>>,
     threads: Threads,
 }
 
 /// Where submissions enter.
-struct Inlet {
+struct Dispatcher {
     schedule: Schedule,
     routes: Routes,
     late: std::sync::mpsc::Sender<Late>,
 }
 
 impl SimDriver {
-    fn inlet(&self) -> MutexGuard<'_, Option<Inlet>> {
-        self.inlet.lock().unwrap_or_else(PoisonError::into_inner)
+    fn dispatcher(&self) -> MutexGuard<'_, Option<Dispatcher>> {
+        self.dispatcher.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -184,7 +193,7 @@ impl Driver for SimDriver {
         &self.devices
     }
 
-    fn makes(&self, kind: ExtentKind) -> bool {
+    fn supports(&self, kind: ExtentKind) -> bool {
         kind == ExtentKind::Movable
     }
 
@@ -192,7 +201,7 @@ impl Driver for SimDriver {
         maker::NODE
     }
 
-    fn maps_host(&self) -> bool {
+    fn can_map_host(&self) -> bool {
         true
     }
 
@@ -208,13 +217,17 @@ impl Driver for SimDriver {
         self.lanes.traffic()
     }
 
-    fn hashed(&self) -> Bytes {
-        self.inlet().as_ref().map_or(Bytes::ZERO, |inlet| inlet.routes.state.hashed.bytes())
+    fn hashed_bytes(&self) -> Bytes {
+        self.dispatcher().as_ref().map_or(Bytes::ZERO, |dispatcher| dispatcher.routes.state.hashed.bytes())
     }
 
-    fn kept(&self) -> Vec<KeptFacts> {
-        let inlet = self.inlet();
-        inlet.as_ref().and_then(|inlet| inlet.routes.state.books().kept(maker::NODE)).into_iter().collect()
+    fn free_pinned(&self) -> Vec<FreePinnedFacts> {
+        let dispatcher = self.dispatcher();
+        dispatcher
+            .as_ref()
+            .and_then(|dispatcher| dispatcher.routes.state.accounts().free_pinned(maker::NODE))
+            .into_iter()
+            .collect()
     }
 
     fn copied_bytes(&self, copy: CopyId) -> Option<Bytes> {
@@ -222,14 +235,14 @@ impl Driver for SimDriver {
     }
 
     fn submit(&self, submission: Submission) {
-        if let Some(inlet) = self.inlet().as_mut() {
-            inlet.take(submission);
+        if let Some(dispatcher) = self.dispatcher().as_mut() {
+            dispatcher.dispatch(submission);
         }
     }
 }
 
-impl Inlet {
-    fn take(&mut self, submission: Submission) {
+impl Dispatcher {
+    fn dispatch(&mut self, submission: Submission) {
         let fate = self.schedule.meet(&submission);
         let delay = fate.delay;
         let Some(order) = Order::of(submission, fate, &self.routes) else { return };
@@ -237,7 +250,7 @@ impl Inlet {
         let due = (!delay.is_zero()).then(|| Instant::now().checked_add(delay)).flatten();
         match due {
             None => self.routes.send(order),
-            Some(due) => state::hand(&self.late, Late { due, order }),
+            Some(due) => state::send(&self.late, Late { due, order }),
         }
     }
 }
@@ -246,7 +259,7 @@ impl Inlet {
 /// Dropped from inside its own sink it waits for none of its threads.
 impl Drop for SimDriver {
     fn drop(&mut self) {
-        drop(self.inlet().take());
+        drop(self.dispatcher().take());
         self.threads.join();
     }
 }
@@ -261,8 +274,10 @@ impl fmt::Debug for SimDriver {
 fn links(devices: usize, link: LinkSpeed, uplink: LinkSpeed) -> Vec<LinkFacts> {
     type Of = fn(DeviceIndex) -> LaneId;
     let devices: Vec<DeviceIndex> = (0..).map(DeviceIndex).take(devices).collect();
-    let ways: [(Of, u64, u64); 2] =
-        [(LaneId::In, link.to_device, uplink.to_device), (LaneId::Out, link.to_host, uplink.to_host)];
+    let ways: [(Of, u64, u64); 2] = [
+        (LaneId::ToDevice, link.to_device, uplink.to_device),
+        (LaneId::FromDevice, link.to_host, uplink.to_host),
+    ];
     let own = devices.iter().flat_map(|device| {
         let speeds = ways.iter().filter(|(_, own, _)| *own > 0);
         speeds.map(move |(lane, own, _)| LinkFacts {

@@ -7,19 +7,19 @@ use std::{
 
 use vramd_types::{Bytes, ExtentId};
 
-use super::{books::Books, holders::Holders, memory::Memory};
+use super::{accounts::Accounts, holders::Holders, memory::Memory};
 use crate::{
     Completion, DeviceInfo, DriverError, Sink,
-    disk::{DiskExtent, HandedOn, Registry},
-    place::Place,
+    disk::{DiskExtent, HashedBytes, Registry},
+    location::Location,
 };
 
 pub(super) struct State {
     devices: Vec<DeviceInfo>,
     pub(super) holders: Holders,
-    books: Mutex<Books>,
+    accounts: Mutex<Accounts>,
     /// Of the disk and of files.
-    pub(super) hashed: HandedOn,
+    pub(super) hashed: HashedBytes,
     sink: Sink,
 }
 
@@ -42,24 +42,24 @@ impl Live {
 impl State {
     /// Looks around once: memory of an earlier driver that is still held is not free.
     pub(super) fn new(devices: Vec<DeviceInfo>, host: Bytes, sink: Sink) -> Result<Self, DriverError> {
-        let looked = Holders::new(&devices).and_then(|holders| Ok((holders.look()?, holders)));
+        let surveyed = Holders::new(&devices).and_then(|holders| Ok((holders.survey()?, holders)));
         let (seen, holders) =
-            looked.map_err(|error| DriverError::Failed(format!("look through /proc: {error}")))?;
-        let mut books = Books::new(&devices, host);
-        books.settle(&seen);
-        Ok(Self { devices, holders, books: Mutex::new(books), hashed: HandedOn::default(), sink })
+            surveyed.map_err(|error| DriverError::Failed(format!("look through /proc: {error}")))?;
+        let mut accounts = Accounts::new(&devices, host);
+        accounts.apply_survey(&seen);
+        Ok(Self { devices, holders, accounts: Mutex::new(accounts), hashed: HashedBytes::default(), sink })
     }
 
     /// Every change of the books is whole before anything could panic, so a poisoned lock is a good one.
-    pub(super) fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn accounts(&self) -> MutexGuard<'_, Accounts> {
+        self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whose name memory of that place has.
-    pub(super) fn uuid(&self, place: Place) -> &str {
-        let index = match place {
-            Place::Device(device) => usize::from(device.0),
-            Place::Host => 0,
+    pub(super) fn uuid(&self, location: Location) -> &str {
+        let index = match location {
+            Location::Device(device) => usize::from(device.0),
+            Location::Host => 0,
         };
         &self.devices[index].uuid
     }
@@ -71,33 +71,33 @@ impl State {
 
     /// What can be copied.
     pub(super) fn find(&self, extent: ExtentId) -> Result<Live, DriverError> {
-        let books = self.books();
-        let memory = books.live(extent).map(Live::Memory);
-        let live = memory.or_else(|| books.on_disk(extent).map(Live::Disk));
+        let accounts = self.accounts();
+        let memory = accounts.live(extent).map(Live::Memory);
+        let live = memory.or_else(|| accounts.on_disk(extent).map(Live::Disk));
         live.ok_or_else(|| DriverError::Failed(format!("there is no {extent}")))
     }
 
     /// Never called with the books locked.
-    pub(super) fn tell(&self, completion: Completion) {
+    pub(super) fn report(&self, completion: Completion) {
         (self.sink)(completion);
     }
 }
 
 impl Registry for Arc<State> {
     fn claim(&self, extent: ExtentId) -> bool {
-        self.books().claim_on_disk(extent)
+        self.accounts().claim_on_disk(extent)
     }
 
     fn enter(&self, extent: ExtentId, made: Arc<DiskExtent>) {
-        self.books().enter_on_disk(extent, made);
+        self.accounts().enter_on_disk(extent, made);
     }
 
     fn forget(&self, extent: ExtentId) {
-        self.books().forget_on_disk(extent);
+        self.accounts().forget_on_disk(extent);
     }
 
-    fn tell(&self, completion: Completion) {
-        State::tell(self, completion);
+    fn report(&self, completion: Completion) {
+        State::report(self, completion);
     }
 }
 
@@ -109,6 +109,6 @@ impl fmt::Debug for State {
 
 /// Hands something to another of the driver's threads. One that is gone has panicked, in the sink or by a bug of
 /// ours; its work can't be answered any more, so this does not go on as if it were.
-pub(super) fn hand<T>(to: &Sender<T>, order: T) {
+pub(super) fn send<T>(to: &Sender<T>, order: T) {
     assert!(to.send(order).is_ok(), "a thread of the simulated driver has panicked");
 }

@@ -12,7 +12,7 @@ use std::{
 use vramd_types::{DeviceIndex, ExtentId, GRANULARITY};
 
 use super::*;
-use crate::{Completion, CopyClass, CopyError, Handle, Shares, place::Place};
+use crate::{Completion, CopyClass, CopyError, Export, Shares, location::Location};
 
 const DEVICE: DeviceIndex = DeviceIndex(0);
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -45,7 +45,7 @@ fn release(raw: u64) -> Submission {
     Submission::Release { extent: ExtentId::from_raw(raw) }
 }
 
-fn created(completion: Completion) -> Handle {
+fn created(completion: Completion) -> Export {
     match completion {
         Completion::Created { result: Ok(handle), .. } => handle,
         other => panic!("unexpected: {other:?}"),
@@ -53,7 +53,7 @@ fn created(completion: Completion) -> Handle {
 }
 
 #[test]
-fn a_node_that_cannot_be_is_refused() {
+fn an_impossible_node_is_refused() {
     let refused = |change: fn(&mut SimConfig)| {
         let mut config = config();
         change(&mut config);
@@ -76,7 +76,7 @@ fn a_node_that_cannot_be_is_refused() {
 
 /// Whoever waits for what that thread was to do would wait for ever.
 #[test]
-fn that_a_thread_has_panicked_is_told() {
+fn a_panicking_thread_is_reported() {
     let (sink, completions) = channel();
     let sink = move |completion| {
         assert!(!matches!(completion, Completion::Created { .. }), "this panic is part of the test");
@@ -84,14 +84,14 @@ fn that_a_thread_has_panicked_is_told() {
     };
     let driver = open(config(), Arc::new(sink)).unwrap();
     driver.submit(create(1));
-    let mut told = std::iter::from_fn(|| completions.recv_timeout(DEADLINE).ok());
-    let lost = told.find(|it| matches!(it, Completion::Lost { .. }));
+    let mut reported = std::iter::from_fn(|| completions.recv_timeout(DEADLINE).ok());
+    let lost = reported.find(|it| matches!(it, Completion::Lost { .. }));
     let Some(Completion::Lost { problem }) = lost else { panic!("nobody is told") };
     assert!(problem.ends_with(" has panicked"), "{problem}");
 }
 
 #[test]
-fn what_nobody_holds_is_always_returned_at_once() {
+fn memory_without_holders_always_returns_at_once() {
     let (driver, completions) = opened();
     for raw in 1..=50 {
         driver.submit(create(raw));
@@ -104,7 +104,7 @@ fn what_nobody_holds_is_always_returned_at_once() {
 
 /// The second is held until the first is told, so only a look of its own could have found it free.
 #[test]
-fn releases_that_wait_together_share_a_look() {
+fn releases_that_wait_together_share_a_survey() {
     let held = Arc::new(Mutex::new(None));
     let (sink, completions) = channel();
     let of_sink = Arc::clone(&held);
@@ -113,33 +113,33 @@ fn releases_that_wait_together_share_a_look() {
         drop(sink.send(completion));
     };
     let state = State::new(vec![device()], Bytes::ZERO, Arc::new(sink)).unwrap();
-    let place = Place::Device(DEVICE);
+    let location = Location::Device(DEVICE);
     for raw in [1, 2] {
         let make = maker::Make {
             extent: ExtentId::from_raw(raw),
-            place,
+            location,
             size: GRANULARITY,
             zeroed: true,
             failure: None,
         };
         *held.lock().unwrap() = Some(make.attempt(&state).unwrap());
     }
-    let (looks, waiting) = channel();
+    let (surveys, waiting) = channel();
     for raw in [1, 2] {
-        looks.send(looker::Look::Release { extent: ExtentId::from_raw(raw) }).unwrap();
+        surveys.send(surveyor::SurveyorOrder::Release { extent: ExtentId::from_raw(raw) }).unwrap();
     }
-    drop(looks);
-    looker::run(&state, &waiting, &channel().0);
+    drop(surveys);
+    surveyor::run(&state, &waiting, &channel().0);
     drop(state);
-    let told: Vec<bool> = completions
+    let reported: Vec<bool> = completions
         .iter()
         .map(|completion| matches!(completion, Completion::Released { returned: true, .. }))
         .collect();
-    assert_eq!(told, [true, false]);
+    assert_eq!(reported, [true, false]);
 }
 
 #[test]
-fn a_survey_never_takes_our_own_for_anothers() {
+fn a_survey_never_counts_own_extents_as_unbrokered() {
     let (driver, completions) = opened();
     let mut handles = Vec::new();
     for round in 0..200_u64 {
@@ -161,13 +161,13 @@ fn a_survey_never_takes_our_own_for_anothers() {
 }
 
 #[test]
-fn it_can_be_dropped_from_inside_its_sink() {
+fn the_driver_can_be_dropped_from_inside_its_sink() {
     let own: Arc<OnceLock<Mutex<Option<SimDriver>>>> = Arc::new(OnceLock::new());
-    let (told, dropped) = channel();
+    let (reported, dropped) = channel();
     let of_sink = Arc::clone(&own);
     let sink: Sink = Arc::new(move |_| {
         drop(of_sink.wait().lock().unwrap().take());
-        told.send(()).unwrap();
+        reported.send(()).unwrap();
     });
     let driver = open(config(), sink).unwrap();
     driver.submit(create(1));
@@ -176,11 +176,11 @@ fn it_can_be_dropped_from_inside_its_sink() {
 }
 
 /// Makes an extent there, and tells when it is.
-fn make(driver: &SimDriver, completions: &Receiver<Completion>, raw: u64, place: Place, size: Bytes) {
+fn make(driver: &SimDriver, completions: &Receiver<Completion>, raw: u64, location: Location, size: Bytes) {
     let extent = ExtentId::from_raw(raw);
-    driver.submit(match place {
-        Place::Device(device) => Submission::Create { extent, device, size, kind: ExtentKind::Movable },
-        Place::Host => Submission::CreateHost { extent, node: HostNode(0), size, zeroed: true },
+    driver.submit(match location {
+        Location::Device(device) => Submission::Create { extent, device, size, kind: ExtentKind::Movable },
+        Location::Host => Submission::CreateHost { extent, node: HostNode(0), size, zeroed: true },
     });
     drop(created(completions.recv_timeout(DEADLINE).unwrap()));
 }
@@ -199,7 +199,7 @@ fn copied(completions: &Receiver<Completion>) -> (u64, Result<(), CopyError>) {
 
 /// Of 64 MiB a second, with as much of a prefetch to the other device as it can carry.
 #[test]
-fn demand_has_the_uplink_that_another_device_prefetches_by() {
+fn demand_goes_before_another_device_s_prefetch_on_the_uplink() {
     let (sink, completions) = channel();
     let second = DeviceInfo { uuid: format!("{}-2", device().uuid), ..device() };
     let config = SimConfig {
@@ -208,12 +208,13 @@ fn demand_has_the_uplink_that_another_device_prefetches_by() {
         ..config()
     };
     let driver = open(config, Arc::new(move |completion| drop(sink.send(completion)))).unwrap();
-    let [one, all] = [(LaneId::In(DeviceIndex(0)), 64 << 20), (LaneId::In(DeviceIndex(1)), 64 << 20)];
+    let [one, all] =
+        [(LaneId::ToDevice(DeviceIndex(0)), 64 << 20), (LaneId::ToDevice(DeviceIndex(1)), 64 << 20)];
     assert_eq!(driver.links(), [LinkFacts { name: "uplink".to_owned(), lanes: vec![one, all] }]);
     let size = Bytes::mib(64);
-    make(&driver, &completions, 1, Place::Host, size);
-    make(&driver, &completions, 2, Place::Device(DEVICE), size);
-    make(&driver, &completions, 3, Place::Device(DeviceIndex(1)), size);
+    make(&driver, &completions, 1, Location::Host, size);
+    make(&driver, &completions, 2, Location::Device(DEVICE), size);
+    make(&driver, &completions, 3, Location::Device(DeviceIndex(1)), size);
     let prefetch = |raw| {
         let (from, to) = (ExtentId::from_raw(1), ExtentId::from_raw(3));
         let class = CopyClass::Prefetch;
@@ -243,16 +244,16 @@ fn demand_has_the_uplink_that_another_device_prefetches_by() {
 
 /// A link of 160 MiB a second takes a tenth of one for each chunk.
 #[test]
-fn a_copy_can_be_watched_and_cancelled_under_way_and_directions_do_not_share_a_link() {
+fn a_copy_in_flight_can_be_watched_and_cancelled() {
     let (sink, completions) = channel();
     let link = LinkSpeed { to_device: 0, to_host: 160 << 20 };
     let config = SimConfig { link, ..config() };
     let driver = open(config, Arc::new(move |completion| drop(sink.send(completion)))).unwrap();
     let size = Bytes::mib(192);
-    make(&driver, &completions, 1, Place::Device(DEVICE), size);
-    make(&driver, &completions, 2, Place::Host, size);
-    make(&driver, &completions, 3, Place::Host, GRANULARITY);
-    make(&driver, &completions, 4, Place::Device(DEVICE), GRANULARITY);
+    make(&driver, &completions, 1, Location::Device(DEVICE), size);
+    make(&driver, &completions, 2, Location::Host, size);
+    make(&driver, &completions, 3, Location::Host, GRANULARITY);
+    make(&driver, &completions, 4, Location::Device(DEVICE), GRANULARITY);
     let (slow, waits, quick) = (CopyId::from_raw(1), CopyId::from_raw(2), 3);
     driver.submit(copy(slow.get(), 1, 2, size));
     driver.submit(copy(waits.get(), 1, 3, GRANULARITY));
@@ -282,8 +283,8 @@ fn a_late_copy_can_be_seen_and_cancelled() {
     let fault = Fault { on: Operation::Copy, nth: 1, count: 1, effect: late };
     let config = SimConfig { faults: vec![fault], ..config() };
     let driver = open(config, Arc::new(move |completion| drop(sink.send(completion)))).unwrap();
-    make(&driver, &completions, 1, Place::Device(DEVICE), GRANULARITY);
-    make(&driver, &completions, 2, Place::Host, GRANULARITY);
+    make(&driver, &completions, 1, Location::Device(DEVICE), GRANULARITY);
+    make(&driver, &completions, 2, Location::Host, GRANULARITY);
     driver.submit(copy(1, 1, 2, GRANULARITY));
     assert_eq!(driver.copied_bytes(CopyId::from_raw(1)), Some(Bytes::ZERO));
     driver.submit(copy(2, 1, 2, GRANULARITY));
@@ -311,16 +312,16 @@ fn the_host_has_a_capacity_and_one_node() {
 
 /// Of 64 MiB a second, beside as much of a prefetch to two other devices as these can take.
 #[test]
-fn a_class_has_its_share_of_the_uplink_however_many_lanes_another_has() {
+fn a_class_gets_its_share_of_the_uplink_beside_many_lanes() {
     let (sink, completions) = channel();
     let devices: Vec<DeviceInfo> = (0..3).map(|_| device()).collect();
     let uplink = LinkSpeed { to_device: 64 << 20, to_host: 0 };
     let config = SimConfig { devices, uplink, ..config() };
     let driver = open(config, Arc::new(move |completion| drop(sink.send(completion)))).unwrap();
     let shares = Shares::new(30, 20, 50).unwrap();
-    driver.submit(Submission::ShareBy { shares });
+    driver.submit(Submission::SetShares { shares });
     let size = Bytes::mib(64);
-    make(&driver, &completions, 1, Place::Host, size);
+    make(&driver, &completions, 1, Location::Host, size);
     let began = Instant::now();
     let begun = |class: CopyClass| {
         let lanes = driver.traffic().into_iter();
@@ -328,7 +329,7 @@ fn a_class_has_its_share_of_the_uplink_however_many_lanes_another_has() {
     };
     for (raw, class) in [(2, CopyClass::WriteBack), (3, CopyClass::Prefetch), (4, CopyClass::Prefetch)] {
         let device = DeviceIndex(u16::try_from(raw - 2).unwrap());
-        make(&driver, &completions, raw, Place::Device(device), size);
+        make(&driver, &completions, raw, Location::Device(device), size);
         let (from, to) = (ExtentId::from_raw(1), ExtentId::from_raw(raw));
         driver.submit(Submission::Copy { copy: CopyId::from_raw(raw), from, to, size, class });
         // It waits before the others do.

@@ -12,17 +12,17 @@ use std::{
 use super::{
     copier::{self, Copy},
     digester::Digest,
-    disk_copier::DiskEnd,
+    disk_mover::DiskEnd,
     fault::Fate,
-    looker::Look,
-    maker::{self, Keep, Make, Task},
-    state::{State, hand},
+    maker::{self, Make, PinAhead, Task},
+    state::{State, send},
+    surveyor::SurveyorOrder,
 };
 use crate::{
     DriverError, ExtentKind, LinkFacts, Submission,
     copies::{LaneEnds, Lanes},
     disk::{DiskOrder, DiskWork},
-    place::Place,
+    location::Location,
 };
 
 /// The queues of the threads. They are as long as what the caller has outstanding.
@@ -31,7 +31,7 @@ pub(super) struct Routes {
     /// What copies move is found when they are begun.
     pub(super) state: Arc<State>,
     pub(super) tasks: Sender<Task>,
-    pub(super) looks: Sender<Look>,
+    pub(super) surveys: Sender<SurveyorOrder>,
     pub(super) digests: Sender<Digest>,
     pub(super) file_digests: Sender<Digest>,
     pub(super) disk: Sender<DiskOrder>,
@@ -42,7 +42,7 @@ pub(super) struct Routes {
 #[derive(Debug)]
 pub(super) struct Ends {
     pub(super) tasks: Receiver<Task>,
-    pub(super) looks: Receiver<Look>,
+    pub(super) surveys: Receiver<SurveyorOrder>,
     pub(super) digests: Receiver<Digest>,
     pub(super) file_digests: Receiver<Digest>,
     pub(super) disk: Receiver<DiskOrder>,
@@ -56,16 +56,16 @@ pub(super) fn routes(
     links: &[LinkFacts],
 ) -> (Routes, Ends) {
     let (tasks, tasks_end) = channel();
-    let (looks, looks_end) = channel();
+    let (surveys, surveys_end) = channel();
     let (digests, digests_end) = channel();
     let (file_digests, file_digests_end) = channel();
     let (disk, disk_end) = channel();
     let (lanes, lane_ends) = Lanes::new(devices, has_disk, links);
     (
-        Routes { state, tasks, looks, digests, file_digests, disk, lanes },
+        Routes { state, tasks, surveys, digests, file_digests, disk, lanes },
         Ends {
             tasks: tasks_end,
-            looks: looks_end,
+            surveys: surveys_end,
             digests: digests_end,
             file_digests: file_digests_end,
             disk: disk_end,
@@ -78,7 +78,7 @@ pub(super) fn routes(
 #[derive(Debug)]
 pub(super) enum Order {
     Task(Task),
-    Look(Look),
+    Survey(SurveyorOrder),
     Digest(Digest),
     Disk(DiskOrder),
     Copy(Copy),
@@ -91,31 +91,31 @@ impl Order {
         Some(match submission {
             Submission::Create { extent, device, size, kind } => {
                 let failure = failure.or_else(|| unsupported(kind));
-                let place = Place::Device(device);
-                Self::Task(Task::Make(Make { extent, place, size, zeroed: true, failure }))
+                let location = Location::Device(device);
+                Self::Task(Task::Make(Make { extent, location, size, zeroed: true, failure }))
             }
             Submission::CreateHost { extent, node, size, zeroed } => {
                 let failure = failure.or_else(|| maker::nowhere(node));
-                Self::Task(Task::Make(Make { extent, place: Place::Host, size, zeroed, failure }))
+                Self::Task(Task::Make(Make { extent, location: Location::Host, size, zeroed, failure }))
             }
-            Submission::KeepHost { node, size, piece, pieces_max } => {
-                Self::Task(Task::Keep(Keep { node, size, piece, pieces_max }))
+            Submission::PinAhead { node, size, piece, pieces_max } => {
+                Self::Task(Task::PinAhead(PinAhead { node, size, piece, pieces_max }))
             }
             Submission::CreateDisk { extent, size } => Self::Disk(DiskOrder::Make { extent, size, failure }),
             Submission::OpenFile { extent, size, span } => Self::Disk(DiskOrder::Open { extent, size, span }),
-            Submission::Release { extent } => Self::Look(Look::Release { extent }),
-            Submission::Survey { device, clients: _ } => Self::Look(Look::Survey { device }),
+            Submission::Release { extent } => Self::Survey(SurveyorOrder::Release { extent }),
+            Submission::Survey { device, clients: _ } => Self::Survey(SurveyorOrder::Survey { device }),
             Submission::Digest { ticket, spans } => Self::Digest(Digest { ticket, spans, failure }),
             Submission::Copy { copy, from, to, size, class } => {
-                let asked = routes.lanes.table().ask(copy, size, class);
-                Self::Copy(Copy { asked, from, to, failure, flaw })
+                let requested = routes.lanes.table().register(copy, size, class);
+                Self::Copy(Copy { requested, from, to, failure, flaw })
             }
             Submission::CancelCopy { copy } => {
                 routes.lanes.cancel(copy);
                 return None;
             }
-            Submission::ShareBy { shares } => {
-                routes.lanes.links().share_by(shares);
+            Submission::SetShares { shares } => {
+                routes.lanes.links().set_shares(shares);
                 return None;
             }
             Submission::HastenCopy { copy } => {
@@ -131,17 +131,17 @@ impl Order {
 impl Routes {
     pub(super) fn send(&self, order: Order) {
         match order {
-            Order::Task(task) => hand(&self.tasks, task),
-            Order::Look(look) => hand(&self.looks, look),
+            Order::Task(task) => send(&self.tasks, task),
+            Order::Survey(order) => send(&self.surveys, order),
             // Files take as long as their disk does, and hold up nobody's seal.
             Order::Digest(digest) => {
                 let of_file = digest.spans.first().is_some_and(|(extent, _)| self.state.is_in_file(*extent));
-                hand(if of_file { &self.file_digests } else { &self.digests }, digest);
+                send(if of_file { &self.file_digests } else { &self.digests }, digest);
             }
-            Order::Disk(order) => hand(&self.disk, order),
+            Order::Disk(order) => send(&self.disk, order),
             Order::Copy(copy) => {
                 let found = copy.find(&self.state);
-                self.lanes.send(copy.asked, found);
+                self.lanes.send(copy.requested, found);
             }
         }
     }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use broker_driver::{
-    Handle,
+    Export,
     contract::{Access, Importer},
 };
 use vramd_types::{Bytes, DeviceIndex};
@@ -75,9 +75,9 @@ impl Process {
 }
 
 impl Importer for Process {
-    fn import(&mut self, handle: &Handle, _device: DeviceIndex, size: Bytes) {
+    fn import(&mut self, export: &Export, _device: DeviceIndex, size: Bytes) {
         let order = Order { verb: Verb::Import, offset: 0, length: size.get() };
-        wire::send(&self.socket, order, Some(handle.fd().unwrap()), &[]).unwrap();
+        wire::send(&self.socket, order, Some(export.fd().unwrap()), &[]).unwrap();
         assert!(wire::answer(&self.socket).unwrap().0);
     }
 

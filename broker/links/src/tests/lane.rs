@@ -6,9 +6,9 @@ use super::*;
 fn served(links: &mut Links, classes: &[CopyClass], chunks: u64) -> [u64; CopyClass::COUNT] {
     let mut served = [0; CopyClass::COUNT];
     for turn in 0..chunks {
-        links.waits(at(turn), 0, waiting(classes), false);
-        let Some(class) = links.next(at(turn), 0).next() else { break };
-        links.begun(at(turn), 0, class, CHUNK);
+        links.set_waiting(at(turn), 0, waiting(classes), false);
+        let Some(class) = links.eligible_classes(at(turn), 0).next() else { break };
+        links.record_begin(at(turn), 0, class, CHUNK);
         served[class.index()] += 1;
     }
     served
@@ -30,7 +30,7 @@ fn assert_near(had: [u64; CopyClass::COUNT], expected: [u64; CopyClass::COUNT]) 
 }
 
 #[test]
-fn each_class_has_its_share_at_least_and_what_nobody_owns_goes_in_order() {
+fn each_class_gets_its_share_and_the_rest_goes_in_order() {
     assert_near(served(&mut lane(), &[Demand, WriteBack], 1000), [800, 0, 200]);
     assert_near(served(&mut lane(), &[Prefetch, WriteBack], 1000), [0, 800, 200]);
     let greedy = Shares::new(10, 20, 70).unwrap();
@@ -39,46 +39,46 @@ fn each_class_has_its_share_at_least_and_what_nobody_owns_goes_in_order() {
 }
 
 #[test]
-fn all_of_it_is_lent_while_nobody_else_wants_it() {
+fn an_unwanted_link_is_lent_whole() {
     for class in CopyClass::ALL {
         assert_eq!(served(&mut lane(), &[class], 100)[class.index()], 100);
     }
 }
 
 #[test]
-fn what_was_lent_is_given_back_with_the_first_chunk() {
+fn a_lent_share_is_returned_with_the_first_chunk() {
     let mut links = lane();
     served(&mut links, &[WriteBack], 500);
     assert!(served(&mut links, &[Demand, WriteBack], 10)[Demand.index()] >= 8);
     let mut links = lane();
     served(&mut links, &[Demand], 500);
     // Nothing is saved up for who did not want it.
-    links.waits(at(500), 0, waiting(&[Demand, WriteBack]), false);
-    assert_eq!(links.next(at(500), 0).next(), Some(Demand));
+    links.set_waiting(at(500), 0, waiting(&[Demand, WriteBack]), false);
+    assert_eq!(links.eligible_classes(at(500), 0).next(), Some(Demand));
     assert!(served(&mut links, &[Demand, WriteBack], 10)[WriteBack.index()] <= 2);
 }
 
 #[test]
-fn demand_waits_behind_no_prefetch_but_for_one_chunk_a_second() {
+fn demand_yields_to_prefetch_one_chunk_a_second() {
     assert_near(served(&mut lane(), &[Demand, Prefetch], 5_000), [4_995, 5, 0]);
     assert_near(served(&mut lane(), &[Demand, Prefetch, WriteBack], 5_000), [3_996, 4, 1_000]);
 }
 
 #[test]
-fn shares_of_nothing_leave_nobody_standing_for_ever() {
+fn classes_without_a_share_are_served_once_starved() {
     let none = Shares::new(0, 0, 0).unwrap();
     assert_near(served(&mut sharing_by(none), &[Demand, Prefetch, WriteBack], 3_000), [2_994, 3, 3]);
 }
 
 #[test]
-fn chunks_are_paid_for_by_their_length() {
+fn chunks_are_charged_by_their_length() {
     let mut links = lane();
     let mut bytes = [0; CopyClass::COUNT];
     for turn in 0..1000 {
-        links.waits(at(turn), 0, waiting(&[Demand, WriteBack]), false);
-        let class = links.next(at(turn), 0).next().unwrap();
+        links.set_waiting(at(turn), 0, waiting(&[Demand, WriteBack]), false);
+        let class = links.eligible_classes(at(turn), 0).next().unwrap();
         let length = if class == Demand { Bytes::mib(16) } else { CHUNK };
-        links.begun(at(turn), 0, class, length);
+        links.record_begin(at(turn), 0, class, length);
         bytes[class.index()] += length.get();
     }
     let share = bytes[WriteBack.index()] * 100 / (bytes[Demand.index()] + bytes[WriteBack.index()]);
@@ -86,25 +86,25 @@ fn chunks_are_paid_for_by_their_length() {
 }
 
 #[test]
-fn new_shares_hold_from_the_next_chunk_on() {
+fn new_shares_apply_from_the_next_chunk() {
     let mut links = lane();
     served(&mut links, &[Demand, WriteBack], 100);
-    links.share_by(Shares::new(0, 0, 100).unwrap());
+    links.set_shares(Shares::new(0, 0, 100).unwrap());
     let had = served(&mut links, &[Demand, WriteBack], 100);
     assert!(had[WriteBack.index()] >= 98, "{had:?}");
 }
 
 #[test]
-fn a_full_lane_begins_demand_and_beside_it_what_is_owed() {
+fn a_full_lane_begins_demand_and_owed_chunks() {
     let mut links = lane();
-    let next = |links: &Links, now| links.next(at(now), 0).collect::<Vec<_>>();
-    links.waits(at(0), 0, waiting(&[Demand, Prefetch, WriteBack]), true);
+    let next = |links: &Links, now| links.eligible_classes(at(now), 0).collect::<Vec<_>>();
+    links.set_waiting(at(0), 0, waiting(&[Demand, Prefetch, WriteBack]), true);
     assert_eq!(next(&links, 0), [Demand]);
     // Five chunks are one of write-back's.
-    (0..5).for_each(|turn| links.begun(at(turn), 0, Demand, CHUNK));
+    (0..5).for_each(|turn| links.record_begin(at(turn), 0, Demand, CHUNK));
     assert_eq!(next(&links, 5), [WriteBack, Demand]);
-    links.waits(at(5), 0, waiting(&[Prefetch, WriteBack]), true);
+    links.set_waiting(at(5), 0, waiting(&[Prefetch, WriteBack]), true);
     assert_eq!(next(&links, 5), [], "whoever comes waits for no more than that");
-    links.waits(at(5), 0, waiting(&[Prefetch, WriteBack]), false);
+    links.set_waiting(at(5), 0, waiting(&[Prefetch, WriteBack]), false);
     assert_eq!(next(&links, 5), [WriteBack, Prefetch], "it is owed that still");
 }

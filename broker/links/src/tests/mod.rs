@@ -7,11 +7,11 @@ use std::time::Duration;
 use vramd_types::CopyClass::{Demand, Prefetch, WriteBack};
 use vramd_types::{Bytes, CopyClass, Shares};
 
-use crate::{Crossing, Links, PASSED_AT_MOST, Waiting};
+use crate::{Crossing, Links, STARVED_AFTER_CHUNKS, WaitingClasses};
 
 const CHUNK: Bytes = Bytes::mib(8);
 
-fn waiting(classes: &[CopyClass]) -> Waiting {
+fn waiting(classes: &[CopyClass]) -> WaitingClasses {
     classes.iter().copied().collect()
 }
 
@@ -20,7 +20,7 @@ fn at(millis: u64) -> Duration {
 }
 
 /// Of so many lanes alike, which share a link that carries so many bytes per second.
-fn sharing(shares: Shares, lanes: usize, carries: u64) -> Links {
-    let crossing = |lane| Crossing { lane, carries, alone: None };
+fn sharing(shares: Shares, lanes: usize, bytes_per_s: u64) -> Links {
+    let crossing = |lane| Crossing { lane, bytes_per_s, lane_bytes_per_s: None };
     Links::new(shares, CHUNK, lanes, vec![(0..lanes).map(crossing).collect()])
 }

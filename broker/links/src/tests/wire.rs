@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use super::*;
 
 /// As in the drivers.
-const UNDER_WAY_MAX: usize = 6;
+const IN_FLIGHT_MAX: usize = 6;
 const BACKGROUND_MAX: usize = 4;
 
 /// What a lane carries, and what the wire does: in bytes per second.
@@ -18,10 +18,10 @@ const STEP: Duration = Duration::from_micros(20);
 struct Lane {
     classes: &'static [CopyClass],
     /// Each with what is left of it.
-    under_way: VecDeque<(CopyClass, Bytes, u64)>,
+    in_flight: VecDeque<(CopyClass, Bytes, u64)>,
     /// Which shared wire below that of the node it crosses.
     uplink: Option<usize>,
-    carries: u64,
+    bytes_per_s: u64,
 }
 
 struct Wires {
@@ -52,19 +52,25 @@ impl Wires {
         let carry: Vec<u64> = uplinks.iter().copied().chain([node]).collect();
         let lanes: Vec<Lane> = lanes
             .iter()
-            .map(|(classes, uplink, carries)| Lane {
+            .map(|(classes, uplink, bytes_per_s)| Lane {
                 classes,
-                under_way: VecDeque::new(),
+                in_flight: VecDeque::new(),
                 uplink: *uplink,
-                carries: *carries,
+                bytes_per_s: *bytes_per_s,
             })
             .collect();
-        let shared = carry.iter().enumerate().map(|(wire, carries)| {
+        let shared = carry.iter().enumerate().map(|(wire, bytes_per_s)| {
             let there = lanes
                 .iter()
                 .enumerate()
                 .filter(|(_, lane)| lane.uplink == Some(wire) || wire == uplinks.len());
-            there.map(|(lane, it)| Crossing { lane, carries: *carries, alone: Some(it.carries) }).collect()
+            there
+                .map(|(lane, it)| Crossing {
+                    lane,
+                    bytes_per_s: *bytes_per_s,
+                    lane_bytes_per_s: Some(it.bytes_per_s),
+                })
+                .collect()
         });
         let links = Links::new(shares, CHUNK, lanes.len(), shared.collect());
         let had = vec![[0; CopyClass::COUNT]; lanes.len()];
@@ -86,13 +92,15 @@ impl Wires {
     fn begin(&mut self, now: Duration, at: usize) {
         let lane = &mut self.lanes[at];
         loop {
-            let background = lane.under_way.iter().filter(|(class, ..)| *class != Demand).count();
-            self.links.waits(now, at, waiting(lane.classes), background >= BACKGROUND_MAX);
-            let has_room = lane.under_way.len() < UNDER_WAY_MAX;
-            let Some(class) = self.links.next(now, at).next().filter(|_| has_room) else { return };
+            let background = lane.in_flight.iter().filter(|(class, ..)| *class != Demand).count();
+            self.links.set_waiting(now, at, waiting(lane.classes), background >= BACKGROUND_MAX);
+            let has_room = lane.in_flight.len() < IN_FLIGHT_MAX;
+            let Some(class) = self.links.eligible_classes(now, at).next().filter(|_| has_room) else {
+                return;
+            };
             let length = if class == Demand { Bytes::mib(16) } else { CHUNK };
-            self.links.begun(now, at, class, length);
-            lane.under_way.push_back((class, length, length.get()));
+            self.links.record_begin(now, at, class, length);
+            lane.in_flight.push_back((class, length, length.get()));
         }
     }
 
@@ -101,14 +109,14 @@ impl Wires {
         let mut left = self.carry.clone();
         let mut rates = vec![0; self.lanes.len()];
         let mut open: Vec<usize> =
-            (0..rates.len()).filter(|at| !self.lanes[*at].under_way.is_empty()).collect();
+            (0..rates.len()).filter(|at| !self.lanes[*at].in_flight.is_empty()).collect();
         while !open.is_empty() {
             let wires = |lane: usize| self.lanes[lane].uplink.into_iter().chain([self.carry.len() - 1]);
             let crossing =
                 |wire: usize| open.iter().filter(|lane| wires(**lane).any(|it| it == wire)).count() as u64;
             let more = |lane: usize| {
                 let fair = wires(lane).map(|wire| left[wire] / crossing(wire)).min().unwrap_or(0);
-                fair.min(self.lanes[lane].carries)
+                fair.min(self.lanes[lane].bytes_per_s)
             };
             let (least, at) = open.iter().map(|lane| (more(*lane), *lane)).min().unwrap();
             rates[at] = least;
@@ -119,7 +127,7 @@ impl Wires {
     }
 
     fn carry(&mut self, now: Duration, at: usize, mut bytes: u64) {
-        while let Some((class, length, left)) = self.lanes[at].under_way.front_mut() {
+        while let Some((class, length, left)) = self.lanes[at].in_flight.front_mut() {
             let carried = bytes.min(*left);
             *left -= carried;
             bytes -= carried;
@@ -127,8 +135,8 @@ impl Wires {
             if *left > 0 {
                 return;
             }
-            self.links.ended(now, at, *class, *length);
-            self.lanes[at].under_way.pop_front();
+            self.links.record_end(now, at, *class, *length);
+            self.lanes[at].in_flight.pop_front();
         }
     }
 
@@ -153,7 +161,7 @@ fn shares(demand: u32, prefetch: u32, write_back: u32) -> Shares {
 }
 
 #[test]
-fn each_class_has_its_share_of_a_lane_though_chunks_are_under_way() {
+fn a_class_gets_its_share_of_a_lane_with_chunks_in_flight() {
     for (of, percent) in [((30, 50, 20), 20), ((50, 0, 50), 50), ((10, 20, 70), 70), ((0, 0, 100), 98)] {
         let shares = shares(of.0, of.1, of.2);
         let wires = Wires::of(shares, &[&[Demand, WriteBack]]).run();
@@ -168,7 +176,7 @@ fn each_class_has_its_share_of_a_lane_though_chunks_are_under_way() {
 }
 
 #[test]
-fn a_share_of_a_shared_link_is_had_where_demand_waits_in_the_same_lane() {
+fn a_shared_link_is_shared_beside_demand_in_the_same_lane() {
     let lanes: [&[CopyClass]; 5] = [&[Demand], &[Demand], &[Demand], &[Demand], &[Demand, WriteBack]];
     let wires = Wires::of(Shares::default(), &lanes).run();
     let had = wires.percent(WriteBack);
@@ -180,7 +188,7 @@ fn a_share_of_a_shared_link_is_had_where_demand_waits_in_the_same_lane() {
 }
 
 #[test]
-fn a_share_of_a_shared_link_is_had_however_many_lanes_others_have() {
+fn a_class_gets_its_share_however_many_lanes_others_have() {
     let lanes: [&[CopyClass]; 5] = [&[Prefetch], &[WriteBack], &[WriteBack], &[WriteBack], &[WriteBack]];
     let wires = Wires::of(Shares::default(), &lanes).run();
     let had = wires.percent(Prefetch);
@@ -196,7 +204,7 @@ fn a_share_of_a_shared_link_is_had_however_many_lanes_others_have() {
 
 /// It is lent: a lane wants no more than it carries.
 #[test]
-fn what_the_lane_of_a_class_cannot_carry_of_its_share_is_the_others() {
+fn a_share_beyond_the_speed_of_its_lane_is_lent() {
     let slow = LANE / 4;
     let others = [(&[WriteBack][..], None, LANE); 4];
     let lanes: Vec<_> = [(&[Prefetch][..], None, slow)].into_iter().chain(others).collect();
@@ -209,7 +217,7 @@ fn what_the_lane_of_a_class_cannot_carry_of_its_share_is_the_others() {
 /// Write-backs have their share of an uplink beside demand there, and lack theirs of the node's wire: for that no prefetch of another
 /// uplink waits.
 #[test]
-fn nobody_waits_for_who_is_held_back_elsewhere() {
+fn no_lane_yields_to_a_class_held_back_elsewhere() {
     let uplinks = [28_000_000_000, 28_000_000_000];
     let node = 60_000_000_000;
     let lanes: [(&[CopyClass], _, _); 4] = [
@@ -224,17 +232,17 @@ fn nobody_waits_for_who_is_held_back_elsewhere() {
 
 /// Prefetches lack their share of the one wire, write-backs of the other, and both wait in lanes that cross both.
 #[test]
-fn two_who_lack_their_shares_do_not_wait_for_each_other() {
-    let crossing = |lane| Crossing { lane, carries: 1 << 40, alone: None };
+fn two_owed_classes_do_not_wait_for_each_other() {
+    let crossing = |lane| Crossing { lane, bytes_per_s: 1 << 40, lane_bytes_per_s: None };
     let both = vec![[0, 1, 2].map(crossing).to_vec(), [0, 1, 3].map(crossing).to_vec()];
     let mut links = Links::new(Shares::new(0, 50, 50).unwrap(), CHUNK, 4, both);
     for (lane, class) in [(0, Prefetch), (1, WriteBack), (2, WriteBack), (3, Prefetch)] {
-        links.waits(at(0), lane, waiting(&[class]), false);
+        links.set_waiting(at(0), lane, waiting(&[class]), false);
     }
     for _ in 0..2 {
-        links.begun(at(0), 2, WriteBack, CHUNK);
-        links.begun(at(0), 3, Prefetch, CHUNK);
+        links.record_begin(at(0), 2, WriteBack, CHUNK);
+        links.record_begin(at(0), 3, Prefetch, CHUNK);
     }
-    let may_go = [0, 1, 2, 3].map(|lane| links.next(at(0), lane).next().is_some());
+    let may_go = [0, 1, 2, 3].map(|lane| links.eligible_classes(at(0), lane).next().is_some());
     assert_eq!(may_go, [true, true, false, false]);
 }

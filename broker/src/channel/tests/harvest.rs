@@ -1,7 +1,7 @@
 //! What is read from the words of a session that stands, and of one that has ended.
 
 use broker_core::{DaemonFrame, MapPart, PartRef, PartUse, Slot};
-use broker_driver::{Handle, SharedFd};
+use broker_driver::{Export, SharedFd};
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, SessionId};
 
 use super::{word_table::hello_with_pins, *};
@@ -50,7 +50,7 @@ async fn open(daemon: &mut Daemon, harvest: &Harvest, session: u64) -> (Client, 
     let client = daemon.connect();
     client.send(&hello_with_pins());
     let (channel, _) = daemon.hello().await;
-    let Some(Handle::Memfd(table)) = daemon.channels.word_table(channel) else { panic!() };
+    let Some(Export::Memfd(table)) = daemon.channels.word_table(channel) else { panic!() };
     let session = SessionId::from_raw(session);
     let welcome = DaemonFrame::Welcome { session, tenant: String::new(), devices: vec![], slots: 16 };
     harvest.note_frame(channel, &welcome);

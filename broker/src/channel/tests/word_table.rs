@@ -1,7 +1,7 @@
 //! Sessions with a word table, up to where the core hears of them.
 
 use broker_core::Slot;
-use broker_driver::Handle;
+use broker_driver::Export;
 use rustix::fs::SealFlags;
 
 use super::*;
@@ -22,7 +22,7 @@ async fn a_word_table_is_sealed_once_it_is_mapped() {
     client.send(&hello_with_pins());
     let (channel, said) = daemon.hello().await;
     assert!(said.pins);
-    let Some(Handle::Memfd(table)) = daemon.channels.word_table(channel) else { panic!() };
+    let Some(Export::Memfd(table)) = daemon.channels.word_table(channel) else { panic!() };
     let sealed = |seals| rustix::fs::fcntl_get_seals(&*table).unwrap().contains(seals);
     assert!(sealed(SealFlags::SHRINK | SealFlags::GROW) && !sealed(SealFlags::FUTURE_WRITE));
 
@@ -42,7 +42,7 @@ async fn impossible_words_are_reported() {
     let client = daemon.connect();
     client.send(&hello_with_pins());
     let (channel, _) = daemon.hello().await;
-    let Some(Handle::Memfd(table)) = daemon.channels.word_table(channel) else { panic!() };
+    let Some(Export::Memfd(table)) = daemon.channels.word_table(channel) else { panic!() };
     let write = |slot: u64, word: u64| {
         rustix::io::pwrite(&*table, &word.to_ne_bytes(), 64 + 16 * slot).unwrap();
     };

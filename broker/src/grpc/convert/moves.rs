@@ -71,9 +71,9 @@ pub(in crate::grpc) fn traffic(traffic: Traffic, uuid_of: &dyn Fn(DeviceIndex) -
 
 fn way(lane: LaneId, uuid_of: &dyn Fn(DeviceIndex) -> String) -> (v1::LinkWay, String) {
     let way = match lane {
-        LaneId::In(_) => v1::LinkWay::ToDevice,
-        LaneId::Out(_) => v1::LinkWay::FromDevice,
-        LaneId::Aside(_) => v1::LinkWay::BetweenDevices,
+        LaneId::ToDevice(_) => v1::LinkWay::ToDevice,
+        LaneId::FromDevice(_) => v1::LinkWay::FromDevice,
+        LaneId::BetweenDevices(_) => v1::LinkWay::BetweenDevices,
         LaneId::WithinHost => v1::LinkWay::WithinHost,
         LaneId::FromDisk => v1::LinkWay::FromDisk,
         LaneId::ToDisk => v1::LinkWay::ToDisk,

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use broker_driver::{
-    Completion, CopyClass, Driver, ExtentKind, Handle, Submission,
+    Completion, CopyClass, Driver, Export, ExtentKind, Submission,
     cuda::{self, CudaConfig, CudaDriver},
 };
 use vramd_types::{Bytes, CopyId, DeviceIndex, ExtentId};
@@ -31,7 +31,7 @@ pub(super) struct Mover {
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) extent: ExtentId,
-    pub(super) handle: Handle,
+    pub(super) handle: Export,
 }
 
 impl Mover {

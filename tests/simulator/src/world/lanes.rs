@@ -8,7 +8,7 @@ use std::{
 };
 
 use broker_core::{Bug, Event, OperatorRequest, Target, Tier, Time};
-use broker_links::{Crossing, Flaw, Links, Waiting};
+use broker_links::{Crossing, Flaw, Links, WaitingClasses};
 use vramd_types::{Bytes, CopyClass, DeviceIndex, ExtentId, Shares};
 
 use super::{
@@ -155,7 +155,7 @@ impl Lanes {
 
     /// From the next chunk on.
     pub(super) fn share_by(&mut self, shares: Shares) {
-        self.links.share_by(shares);
+        self.links.set_shares(shares);
     }
 
     fn lane(&mut self, lane_id: LaneId) -> &mut Lane {
@@ -196,11 +196,11 @@ impl Lanes {
     fn begin(&mut self, now: Time, lane_id: LaneId) -> Option<(ChunkStart, Time)> {
         let (at, number) = (now.since(Time::START), lane_id.number(self.devices));
         let lane = self.lanes.get_mut(&lane_id)?;
-        self.links.waits(at, number, lane.waits(), lane.is_full());
+        self.links.set_waiting(at, number, lane.waits(), lane.is_full());
         if lane.under_way.len() == UNDER_WAY_MAX {
             return None;
         }
-        let class = self.links.next(at, number).next()?;
+        let class = self.links.eligible_classes(at, number).next()?;
         let waiting = lane.waiting.iter().map(|it| it.to).collect();
         let (to, micros, slower) = lane.take_next(class)?;
         let length = scenario::Lanes::bytes_in(micros);
@@ -208,7 +208,7 @@ impl Lanes {
         let takes = micros * self.slowed_percent(lane_id) / 100 + slower;
         let lane = self.lanes.get_mut(&lane_id)?;
         lane.free_at = lane.free_at.max(now).after(Duration::from_micros(takes));
-        self.links.begun(at, number, class, length);
+        self.links.record_begin(at, number, class, length);
         Some((ChunkStart { lane_id, to, class, length, waiting }, lane.free_at))
     }
 
@@ -224,7 +224,7 @@ impl Lanes {
         let number = lane_id.number(self.devices);
         let lane = self.lanes.get_mut(&lane_id)?;
         let UnderWay { to, class, length } = lane.under_way.pop_front()?;
-        self.links.ended(now, number, class, length);
+        self.links.record_end(now, number, class, length);
         let is_left =
             lane.waiting.iter().any(|it| it.to == to) || lane.under_way.iter().any(|it| it.to == to);
         (!is_left).then_some(to)
@@ -245,7 +245,7 @@ impl Lanes {
 }
 
 impl Lane {
-    fn waits(&self) -> Waiting {
+    fn waits(&self) -> WaitingClasses {
         self.waiting.iter().map(|it| it.class).collect()
     }
 
@@ -273,8 +273,11 @@ impl Lane {
 fn open_links(drawn: scenario::Lanes, devices: usize, flaw: Option<Flaw>) -> Links {
     let carries = drawn.shared_percent.map(|percent| scenario::Lanes::carries() / 100 * percent);
     let on_bus = (0..2 * devices).map(|lane| (lane, scenario::Lanes::carries()));
-    let shared = carries
-        .map(|carries| on_bus.map(|(lane, alone)| Crossing { lane, carries, alone: Some(alone) }).collect());
+    let shared = carries.map(|carries| {
+        on_bus
+            .map(|(lane, alone)| Crossing { lane, bytes_per_s: carries, lane_bytes_per_s: Some(alone) })
+            .collect()
+    });
     let mut links = Links::new(drawn.shares, drawn.chunk(), 2 * devices + 2, shared.into_iter().collect());
     links.plant(flaw);
     links

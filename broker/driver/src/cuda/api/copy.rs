@@ -13,22 +13,22 @@ use super::{
     Context, CudaError, Pinned,
     physical::{number, size_of},
 };
-use crate::disk::Room;
+use crate::disk::IoMemory;
 
 /// Between two looks: well below what the smallest chunk worth a stream takes.
-const NAP: Duration = Duration::from_micros(50);
+const POLL_EVERY: Duration = Duration::from_micros(50);
 
 /// From where to where, by the kinds of the two addresses.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Way<'a> {
+pub(crate) enum TransferKind<'a> {
     /// From memory of the host.
-    In,
+    HostToDevice,
     /// To memory of the host.
-    Out,
+    DeviceToHost,
     /// On the stream's own device.
-    Within,
+    WithinDevice,
     /// From the first one's device, which is the stream's, to the other's.
-    Across(&'a Context, &'a Context),
+    AcrossDevices(&'a Context, &'a Context),
 }
 
 /// A queue of work, in order, beside all others.
@@ -55,7 +55,7 @@ impl Stream {
 
     /// Begins to copy `length` bytes from an address of the device into a buffer, which comes back with the end.
     /// `source` is what keeps the address good until then.
-    pub(crate) fn copy_out<B: Used + AsRef<Pinned>, K: Used>(
+    pub(crate) fn copy_out<B: KeepAlive + AsRef<Pinned>, K: KeepAlive>(
         &self,
         source: K,
         from: u64,
@@ -77,10 +77,10 @@ impl Stream {
     }
 
     /// Begins to copy between two addresses. `kept` is what keeps both good until then.
-    pub(crate) fn copy<K: Used>(
+    pub(crate) fn copy<K: KeepAlive>(
         &self,
-        kept: K,
-        way: Way<'_>,
+        keep_alive: K,
+        kind: TransferKind<'_>,
         from: u64,
         to: u64,
         length: usize,
@@ -93,8 +93,8 @@ impl Stream {
         // and with it both ranges, which the caller has mapped: of the host's the driver takes the address as it is, of
         // a device's it checks it. Nothing borrows the bytes: they are reached by address alone.
         let (call, code) = unsafe {
-            match way {
-                Way::In => (
+            match kind {
+                TransferKind::HostToDevice => (
                     "cuMemcpyHtoDAsync_v2",
                     (table.cuMemcpyHtoDAsync_v2)(
                         to,
@@ -103,7 +103,7 @@ impl Stream {
                         self.raw,
                     ),
                 ),
-                Way::Out => (
+                TransferKind::DeviceToHost => (
                     "cuMemcpyDtoHAsync_v2",
                     (table.cuMemcpyDtoHAsync_v2)(
                         ptr::with_exposed_provenance_mut(number(to)),
@@ -112,21 +112,21 @@ impl Stream {
                         self.raw,
                     ),
                 ),
-                Way::Within => {
+                TransferKind::WithinDevice => {
                     ("cuMemcpyDtoDAsync_v2", (table.cuMemcpyDtoDAsync_v2)(to, from, length, self.raw))
                 }
-                Way::Across(source, target) => (
+                TransferKind::AcrossDevices(source, target) => (
                     "cuMemcpyPeerAsync",
                     (table.cuMemcpyPeerAsync)(to, target.raw(), from, source.raw(), length, self.raw),
                 ),
             }
         };
         api.check(call, code)?;
-        Transfer::begun(event, self, kept)
+        Transfer::begun(event, self, keep_alive)
     }
 
     /// Begins to fill memory of the device with a byte. `target` is what keeps the address good until the end.
-    pub(crate) fn fill<K: Used>(
+    pub(crate) fn fill<K: KeepAlive>(
         &self,
         target: K,
         at: u64,
@@ -151,7 +151,7 @@ impl Stream {
             // SAFETY: A foreign call on a stream that is alive.
             let code = unsafe { (api.functions.cuStreamQuery)(self.raw) };
             match api.check("cuStreamQuery", code) {
-                Err(error) if error.is_not_ready() => thread::sleep(NAP),
+                Err(error) if error.is_not_ready() => thread::sleep(POLL_EVERY),
                 ended => return ended,
             }
         }
@@ -169,73 +169,73 @@ impl Drop for Stream {
 }
 
 /// What work on a stream uses.
-pub(crate) trait Used: Sized {
+pub(crate) trait KeepAlive: Sized {
     /// Never gives it up, since nobody can tell whether the work has ended. Whoever waits to have it alone is to know.
-    fn keep_for_ever(self) {
+    fn leak(self) {
         mem::forget(self);
     }
 }
 
-impl Used for Pinned {}
+impl KeepAlive for Pinned {}
 
-impl<B: Used, K: Used> Used for (B, K) {
-    fn keep_for_ever(self) {
+impl<B: KeepAlive, K: KeepAlive> KeepAlive for (B, K) {
+    fn leak(self) {
         let (buffer, used) = self;
-        buffer.keep_for_ever();
-        used.keep_for_ever();
+        buffer.leak();
+        used.leak();
     }
 }
 
 /// Work that was begun, with what it uses.
 #[derive(Debug)]
-pub(crate) struct Transfer<K: Used> {
+pub(crate) struct Transfer<K: KeepAlive> {
     event: Event,
-    kept: Option<K>,
+    keep_alive: Option<K>,
 }
 
-impl<K: Used> Transfer<K> {
-    fn begun(event: Event, on: &Stream, kept: K) -> Result<Self, CudaError> {
+impl<K: KeepAlive> Transfer<K> {
+    fn begun(event: Event, on: &Stream, keep_alive: K) -> Result<Self, CudaError> {
         if let Err(error) = event.record(on) {
             // No event will tell, so the whole stream must. Where the context has ended nothing goes on. Only where even
             // that can't be known, what the work uses is never given up.
             match on.wait() {
-                Err(unknown) if !error.ends_context() && !unknown.ends_context() => kept.keep_for_ever(),
-                _ => drop(kept),
+                Err(unknown) if !error.ends_context() && !unknown.ends_context() => keep_alive.leak(),
+                _ => drop(keep_alive),
             }
             return Err(error);
         }
-        Ok(Self { event, kept: Some(kept) })
+        Ok(Self { event, keep_alive: Some(keep_alive) })
     }
 
     /// Whether it has ended; once it has, what it kept is given up. Does not sleep.
-    pub(crate) fn has_ended(&mut self) -> Result<bool, CudaError> {
+    pub(crate) fn poll(&mut self) -> Result<bool, CudaError> {
         let ended = self.event.has_ended()?;
         if ended {
-            drop(self.kept.take());
+            drop(self.keep_alive.take());
         }
         Ok(ended)
     }
 
     /// What it kept, once it has ended. Does not sleep, and is not asked again then.
-    pub(crate) fn ended(&mut self) -> Result<Option<K>, CudaError> {
-        Ok(if self.event.has_ended()? { self.kept.take() } else { None })
+    pub(crate) fn poll_take(&mut self) -> Result<Option<K>, CudaError> {
+        Ok(if self.event.has_ended()? { self.keep_alive.take() } else { None })
     }
 
     /// Sleeps until it has ended, and gives back what it kept.
     pub(crate) fn end(mut self) -> Result<K, CudaError> {
         self.event.wait()?;
-        Ok(self.kept.take().expect("it is taken once, here or in drop"))
+        Ok(self.keep_alive.take().expect("it is taken once, here or in drop"))
     }
 }
 
-impl<K: Used> Drop for Transfer<K> {
+impl<K: KeepAlive> Drop for Transfer<K> {
     /// What it uses is not given up before it has ended: where nobody can say so, never. A context that has ended has ended all
     /// its work.
     fn drop(&mut self) {
-        let Some(kept) = self.kept.take() else { return };
+        let Some(keep_alive) = self.keep_alive.take() else { return };
         match self.event.wait() {
-            Err(unknown) if !unknown.ends_context() => kept.keep_for_ever(),
-            _ => drop(kept),
+            Err(unknown) if !unknown.ends_context() => keep_alive.leak(),
+            _ => drop(keep_alive),
         }
     }
 }
@@ -271,7 +271,7 @@ impl Event {
     /// An event that was never recorded has ended.
     fn wait(&self) -> Result<(), CudaError> {
         while !self.has_ended()? {
-            thread::sleep(NAP);
+            thread::sleep(POLL_EVERY);
         }
         Ok(())
     }

@@ -115,14 +115,14 @@ mod tests {
     }
 
     #[test]
-    fn a_code_that_nobody_knows_is_kept() {
+    fn an_unknown_error_code_is_shown() {
         let unknown = error("cuMemMap", 54_321);
         assert_eq!(DriverError::from(unknown.clone()), DriverError::Failed("cuMemMap: NAME (54321)".into()));
         assert!(!unknown.ends_context());
     }
 
     #[test]
-    fn what_a_context_does_not_survive() {
+    fn errors_that_end_a_context_are_known() {
         for code in [4, 214, 700, 719] {
             assert!(error("cuMemcpyDtoHAsync_v2", code).ends_context(), "{code}");
         }

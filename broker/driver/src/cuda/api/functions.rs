@@ -19,19 +19,19 @@ use cudarc::driver::sys::{
 };
 use libloading::Library;
 
-use super::{Code, Why, physical::AllocationAnswer};
+use super::{Code, ProbeError, physical::AllocationAnswer};
 use crate::cuda::start::probe::Version;
 
 /// The library, never unloaded: the driver keeps threads of its own that run its code.
 pub(super) struct Loaded(ManuallyDrop<Library>);
 
 /// Loads the library without calling it.
-pub(super) fn open(path: &Path) -> Result<Loaded, Why> {
+pub(super) fn open(path: &Path) -> Result<Loaded, ProbeError> {
     // SAFETY: Loading runs the library's initialisers, which can't be avoided. It is the driver of the machine, or
     // what the operator named in its place.
     match unsafe { Library::new(path) } {
         Ok(library) => Ok(Loaded(ManuallyDrop::new(library))),
-        Err(error) => Err(Why::NoLibrary { path: path.to_owned(), problem: chain(&error) }),
+        Err(error) => Err(ProbeError::NoLibrary { path: path.to_owned(), problem: chain(&error) }),
     }
 }
 
@@ -46,8 +46,8 @@ pub(crate) fn chain(error: &dyn Error) -> String {
 pub(super) struct Missing(&'static str);
 
 impl Missing {
-    pub(super) fn why(self, path: &Path, version: Option<Version>) -> Why {
-        Why::MissingFunction { path: path.to_owned(), function: self.0, version }
+    pub(super) fn why(self, path: &Path, version: Option<Version>) -> ProbeError {
+        ProbeError::MissingFunction { path: path.to_owned(), function: self.0, version }
     }
 }
 

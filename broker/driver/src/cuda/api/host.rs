@@ -17,11 +17,11 @@ pub(crate) struct HostView {
     start: NonNull<u8>,
     length: usize,
     writable: bool,
-    backing: Backing,
+    kind: ViewKind,
 }
 
 #[derive(Debug)]
-enum Backing {
+enum ViewKind {
     Vmm { _mapping: Mapping },
     File(Mapped),
     Registered { _mapping: Registered<Mapped> },
@@ -46,7 +46,7 @@ impl HostView {
     pub(crate) fn of_vmm(mapping: Mapping, writable: bool) -> Self {
         let start = ptr::with_exposed_provenance_mut(number(mapping.address()));
         let start = NonNull::new(start).expect("the driver reserves no addresses around zero");
-        Self { start, length: mapping.size(), writable, backing: Backing::Vmm { _mapping: mapping } }
+        Self { start, length: mapping.size(), writable, kind: ViewKind::Vmm { _mapping: mapping } }
     }
 
     /// The first `length` bytes of a file sealed against shrinking, not for children.
@@ -63,16 +63,16 @@ impl HostView {
         // changes nothing in this process.
         unsafe { madvise(start.as_ptr().cast(), length, Advice::LinuxDontFork) }?;
         start.as_ptr().expose_provenance();
-        Ok(Self { start, length, writable, backing: Backing::File(mapped) })
+        Ok(Self { start, length, writable, kind: ViewKind::File(mapped) })
     }
 
     /// Has the driver pin a file's memory, for all contexts of the process. What it has mapped itself it has pinned.
     pub(crate) fn register(self, context: &Arc<Context>) -> Result<Self, CudaError> {
-        let backing = match self.backing {
-            Backing::File(mapped) => Backing::Registered { _mapping: Registered::of(context, mapped)? },
-            pinned @ (Backing::Vmm { .. } | Backing::Registered { .. }) => pinned,
+        let kind = match self.kind {
+            ViewKind::File(mapped) => ViewKind::Registered { _mapping: Registered::of(context, mapped)? },
+            pinned @ (ViewKind::Vmm { .. } | ViewKind::Registered { .. }) => pinned,
         };
-        Ok(Self { backing, ..self })
+        Ok(Self { kind, ..self })
     }
 
     pub(crate) fn address(&self) -> u64 {

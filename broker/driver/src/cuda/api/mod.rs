@@ -44,7 +44,7 @@ pub use self::error::CudaError;
 pub(crate) use self::{
     block::{Block, OpenBlock},
     context::{Attribute, Context, Ordinal},
-    copy::{Stream, Transfer, Used, Way},
+    copy::{KeepAlive, Stream, Transfer, TransferKind},
     functions::chain,
     host::HostView,
     physical::{Access, Mapping, Physical},
@@ -54,7 +54,7 @@ use self::{
     error::Code,
     functions::{First, Functions, Missing},
 };
-use super::{Why, start::probe::Version};
+use super::{ProbeError, start::probe::Version};
 
 /// Where the driver's library is looked for when nobody says.
 pub(crate) const LIBRARY: &str = "libcuda.so.1";
@@ -71,15 +71,15 @@ pub(crate) struct Api {
 
 impl Api {
     /// Loads and initialises the driver.
-    pub(crate) fn load(library: Option<&Path>) -> Result<Arc<Self>, Why> {
+    pub(crate) fn load(library: Option<&Path>) -> Result<Arc<Self>, ProbeError> {
         let path = library.map_or_else(|| PathBuf::from(LIBRARY), Path::to_owned);
         let loaded = functions::open(&path)?;
         let first = First::of(&loaded).map_err(|missing| missing.why(&path, None))?;
         first
             .init()
-            .map_err(|code| Why::of_init(&path, code.number(), &functions::name_of(&loaded, code)))?;
+            .map_err(|code| ProbeError::of_init(&path, code.number(), &functions::name_of(&loaded, code)))?;
         let version = Version::of(first.version().map_err(|code| {
-            Why::Failed(CudaError::new("cuDriverGetVersion", code, functions::name_of(&loaded, code)))
+            ProbeError::Failed(CudaError::new("cuDriverGetVersion", code, functions::name_of(&loaded, code)))
         })?);
         let functions =
             Functions::all(loaded).map_err(|missing: Missing| missing.why(&path, Some(version)))?;

@@ -11,7 +11,7 @@ use std::{
 use cudarc::driver::sys::CUresult;
 
 use super::{Context, CudaError, error::Code};
-use crate::disk::{Buffer, Room};
+use crate::disk::{Buffer, IoMemory};
 
 /// Pages of this process.
 ///
@@ -79,28 +79,28 @@ impl Pinned {
 
     /// For transfers from it.
     pub(crate) fn address(&self) -> u64 {
-        Room::start(self).as_ptr().expose_provenance() as u64
+        IoMemory::start(self).as_ptr().expose_provenance() as u64
     }
 }
 
 // SAFETY: Its own mapping, of that length, until it is dropped.
 unsafe impl Pages for Buffer {
     fn start(&self) -> NonNull<u8> {
-        Room::start(self)
+        IoMemory::start(self)
     }
 
     fn length(&self) -> usize {
-        Room::length(self)
+        IoMemory::length(self)
     }
 }
 
 // SAFETY: All of it is the buffer's. While the device works on it, it is inside a `Transfer`, which lends it to nobody.
-unsafe impl Room for Pinned {
+unsafe impl IoMemory for Pinned {
     fn start(&self) -> NonNull<u8> {
-        Room::start(&*self.pages)
+        IoMemory::start(&*self.pages)
     }
 
     fn length(&self) -> usize {
-        Room::length(&*self.pages)
+        IoMemory::length(&*self.pages)
     }
 }

@@ -18,29 +18,29 @@ use std::{
 };
 
 use crate::cuda::{
-    api::{Context, Pinned, Used},
+    api::{Context, KeepAlive, Pinned},
     copies::pinned,
     host::headroom,
 };
-use crate::{DriverError, HostLimit, disk::Room as _};
+use crate::{DriverError, HostLimit, disk::IoMemory as _};
 
 /// Where there was no room, and some have buffers: to ask takes about as long as a copy of a buffer.
-const ASKS_AGAIN: Duration = Duration::from_millis(100);
+const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// So long who hashes waits for what others have: a disk that hangs keeps what it has.
-const PATIENCE: Duration = Duration::from_secs(2);
-const NAP: Duration = Duration::from_micros(200);
+const WAIT_MAX: Duration = Duration::from_secs(2);
+const POLL_EVERY: Duration = Duration::from_micros(200);
 /// Who waits asks all the time. Who has not for so long has nothing to do with it any more, and is waited for by nobody.
-const FORGOTTEN: Duration = Duration::from_secs(1);
+const WAITER_EXPIRES_AFTER: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
-    shelf: Mutex<Shelf>,
+    state: Mutex<BufferState>,
 }
 
 #[derive(Debug, Default)]
-struct Shelf {
+struct BufferState {
     idle: Vec<Pinned>,
-    borrowers: Vec<Account>,
+    borrowers: Vec<BorrowerState>,
     /// When there was no room the last time, and why.
     refused: Option<(Instant, DriverError)>,
     /// Who begins to wait is given the next number.
@@ -48,17 +48,17 @@ struct Shelf {
 }
 
 #[derive(Debug, Default)]
-struct Account {
-    has: usize,
+struct BorrowerState {
+    borrowed: usize,
     /// It has none, and waits for one that others have.
-    waits: Option<Waits>,
+    wait: Option<Wait>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Waits {
+struct Wait {
     /// Its place in the line.
     number: u64,
-    asked: Instant,
+    requested: Instant,
 }
 
 /// Who takes buffers.
@@ -70,7 +70,7 @@ pub(crate) struct Borrower {
 
 /// A buffer, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Lent {
+pub(crate) struct LentBuffer {
     /// Until then.
     pinned: Option<Pinned>,
     of: Arc<Buffers>,
@@ -79,19 +79,19 @@ pub(crate) struct Lent {
 
 impl Buffers {
     pub(crate) fn borrower(self: &Arc<Self>) -> Borrower {
-        let mut shelf = self.shelf();
-        shelf.borrowers.push(Account::default());
-        Borrower { of: Arc::clone(self), number: shelf.borrowers.len() - 1 }
+        let mut state = self.state();
+        state.borrowers.push(BorrowerState::default());
+        Borrower { of: Arc::clone(self), number: state.borrowers.len() - 1 }
     }
 
     /// Every change is whole before anything could panic, so a poisoned lock is a good one.
-    fn shelf(&self) -> MutexGuard<'_, Shelf> {
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, BufferState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// What there is for one who comes.
-enum Found {
+enum Located {
     Idle(Pinned),
     /// What others have will come back.
     Later,
@@ -101,165 +101,176 @@ enum Found {
 
 impl Borrower {
     /// Of so many bytes at least. None while others have all that there is room for. It is of any context.
-    pub(crate) fn take(&self, context: &Arc<Context>, length: usize) -> Result<Option<Lent>, DriverError> {
-        let found = self.of.shelf().find(self.number, length);
+    pub(crate) fn take(
+        &self,
+        context: &Arc<Context>,
+        length: usize,
+    ) -> Result<Option<LentBuffer>, DriverError> {
+        let found = self.of.state().find(self.number, length);
         match found {
-            Found::Idle(pinned) => Ok(Some(self.lent(pinned))),
-            Found::Later => Ok(None),
-            Found::None(small) => {
+            Located::Idle(pinned) => Ok(Some(self.lent(pinned))),
+            Located::Later => Ok(None),
+            Located::None(small) => {
                 drop(small);
                 // Who is refused waits no longer.
-                self.make(context, length)
-                    .inspect_err(|_| self.of.shelf().borrowers[self.number].waits = None)
+                self.make(context, length).inspect_err(|_| self.of.state().borrowers[self.number].wait = None)
             }
         }
     }
 
     /// The same, and where others have all that there is room for it sleeps until one is back; but not for long.
-    pub(crate) fn wait(&self, context: &Arc<Context>, length: usize) -> Result<Lent, DriverError> {
+    pub(crate) fn take_or_wait(
+        &self,
+        context: &Arc<Context>,
+        length: usize,
+    ) -> Result<LentBuffer, DriverError> {
         let began = Instant::now();
         loop {
             if let Some(lent) = self.take(context, length)? {
                 return Ok(lent);
             }
-            if began.elapsed() > PATIENCE {
-                return Err(self.of.shelf().give_up(self.number));
+            if began.elapsed() > WAIT_MAX {
+                return Err(self.of.state().leave_line(self.number));
             }
-            thread::sleep(NAP);
+            thread::sleep(POLL_EVERY);
         }
     }
 
-    fn make(&self, context: &Arc<Context>, length: usize) -> Result<Option<Lent>, DriverError> {
+    fn make(&self, context: &Arc<Context>, length: usize) -> Result<Option<LentBuffer>, DriverError> {
         // Until what is made can be seen by who asks next.
-        let asking = headroom::asking();
+        let asking = headroom::lock_requests();
         loop {
-            let error = match pinned::make(&asking, context, length) {
+            let error = match pinned::make_buffer(&asking, context, length) {
                 Ok(pinned) => {
-                    self.of.shelf().has(self.number);
+                    self.of.state().record_borrow(self.number);
                     return Ok(Some(self.lent(pinned)));
                 }
                 Err(error @ DriverError::OutOfHostMemory(_)) => error,
                 Err(error) => return Err(error),
             };
-            let mut shelf = self.of.shelf();
+            let mut state = self.of.state();
             // One may have come back meanwhile.
-            if let Some(pinned) = shelf.take_idle(self.number, length) {
+            if let Some(pinned) = state.take_idle(self.number, length) {
                 return Ok(Some(self.lent(pinned)));
             }
-            let Some(other) = shelf.idle.pop() else {
-                return shelf.refuse(self.number, error).map(|()| None);
+            let Some(other) = state.idle.pop() else {
+                return state.refuse_or_wait(self.number, error).map(|()| None);
             };
-            drop(shelf);
+            drop(state);
             drop(other);
         }
     }
 
     /// It has been counted.
-    fn lent(&self, pinned: Pinned) -> Lent {
-        Lent { pinned: Some(pinned), of: Arc::clone(&self.of), by: self.number }
+    fn lent(&self, pinned: Pinned) -> LentBuffer {
+        LentBuffer { pinned: Some(pinned), of: Arc::clone(&self.of), by: self.number }
     }
 }
 
-impl Shelf {
-    fn find(&mut self, number: usize, length: usize) -> Found {
-        let place = self.borrowers[number].waits.map_or(u64::MAX, |own| own.number);
-        let is_before = |other: Waits| other.number < place && other.asked.elapsed() < FORGOTTEN;
-        if self.borrowers.iter().any(|it| it.waits.is_some_and(is_before)) {
-            self.waits(number);
-            return Found::Later;
+impl BufferState {
+    fn find(&mut self, number: usize, length: usize) -> Located {
+        let place = self.borrowers[number].wait.map_or(u64::MAX, |own| own.number);
+        let is_before =
+            |other: Wait| other.number < place && other.requested.elapsed() < WAITER_EXPIRES_AFTER;
+        if self.borrowers.iter().any(|it| it.wait.is_some_and(is_before)) {
+            self.enter_line(number);
+            return Located::Later;
         }
         if let Some(pinned) = self.take_idle(number, length) {
-            return Found::Idle(pinned);
+            return Located::Idle(pinned);
         }
-        let was_just_refused = self.refused.as_ref().is_some_and(|(when, _)| when.elapsed() < ASKS_AGAIN);
-        if was_just_refused && self.are_any_lent() && self.idle.is_empty() {
-            self.waits(number);
-            return Found::Later;
+        let was_just_refused = self.refused.as_ref().is_some_and(|(when, _)| when.elapsed() < RETRY_AFTER);
+        if was_just_refused && self.any_lent() && self.idle.is_empty() {
+            self.enter_line(number);
+            return Located::Later;
         }
-        let small = self.idle.iter().position(|it| is_like(it, length));
-        Found::None(small.map(|at| self.idle.swap_remove(at)))
+        let small = self.idle.iter().position(|it| is_similar_size(it, length));
+        Located::None(small.map(|at| self.idle.swap_remove(at)))
     }
 
     /// The smallest of that size.
     fn take_idle(&mut self, number: usize, length: usize) -> Option<Pinned> {
-        let fitting =
-            self.idle.iter().enumerate().filter(|(_, it)| it.length() >= length && is_like(it, length));
+        let fitting = self
+            .idle
+            .iter()
+            .enumerate()
+            .filter(|(_, it)| it.length() >= length && is_similar_size(it, length));
         let at = fitting.min_by_key(|(_, it)| it.length())?.0;
-        self.has(number);
+        self.record_borrow(number);
         Some(self.idle.swap_remove(at))
     }
 
-    fn has(&mut self, number: usize) {
+    fn record_borrow(&mut self, number: usize) {
         let account = &mut self.borrowers[number];
-        (account.has, account.waits) = (account.has + 1, None);
+        (account.borrowed, account.wait) = (account.borrowed + 1, None);
     }
 
     /// If it has none.
-    fn waits(&mut self, number: usize) {
+    fn enter_line(&mut self, number: usize) {
         let account = &mut self.borrowers[number];
-        if account.has > 0 {
+        if account.borrowed > 0 {
             return;
         }
-        let place = account.waits.map_or(self.next, |own| own.number);
-        account.waits = Some(Waits { number: place, asked: Instant::now() });
+        let place = account.wait.map_or(self.next, |own| own.number);
+        account.wait = Some(Wait { number: place, requested: Instant::now() });
         self.next = self.next.max(place + 1);
     }
 
     /// There is no room, and nothing idle. It may wait if anybody has a buffer.
-    fn refuse(&mut self, number: usize, error: DriverError) -> Result<(), DriverError> {
+    fn refuse_or_wait(&mut self, number: usize, error: DriverError) -> Result<(), DriverError> {
         self.refused = Some((Instant::now(), error.clone()));
-        if self.are_any_lent() {
-            self.waits(number);
+        if self.any_lent() {
+            self.enter_line(number);
             return Ok(());
         }
         Err(error)
     }
 
     /// It waits no longer; and why it had to.
-    fn give_up(&mut self, number: usize) -> DriverError {
-        self.borrowers[number].waits = None;
+    fn leave_line(&mut self, number: usize) -> DriverError {
+        self.borrowers[number].wait = None;
         let error = self.refused.as_ref().map(|(_, error)| error.clone());
         error.unwrap_or(DriverError::OutOfHostMemory(HostLimit::Pinned))
     }
 
-    fn are_any_lent(&self) -> bool {
-        self.borrowers.iter().any(|it| it.has > 0)
+    fn any_lent(&self) -> bool {
+        self.borrowers.iter().any(|it| it.borrowed > 0)
     }
 }
 
 /// A chunk is not used where a piece would do, nor given up for one without need.
-fn is_like(pinned: &Pinned, length: usize) -> bool {
+fn is_similar_size(pinned: &Pinned, length: usize) -> bool {
     pinned.length() < 2 * length && length < 2 * pinned.length()
 }
 
-impl Lent {
-    fn back(&mut self) -> Option<(Pinned, MutexGuard<'_, Shelf>)> {
+impl LentBuffer {
+    fn take_back(&mut self) -> Option<(Pinned, MutexGuard<'_, BufferState>)> {
         let pinned = self.pinned.take()?;
-        let mut shelf = self.of.shelf();
-        shelf.borrowers[self.by].has -= 1;
-        Some((pinned, shelf))
+        let mut state = self.of.state();
+        state.borrowers[self.by].borrowed -= 1;
+        Some((pinned, state))
     }
 }
 
-impl Drop for Lent {
+impl Drop for LentBuffer {
     fn drop(&mut self) {
-        if let Some((pinned, mut shelf)) = self.back() {
-            shelf.idle.push(pinned);
+        if let Some((pinned, mut state)) = self.take_back() {
+            state.idle.push(pinned);
         }
     }
 }
 
-impl Used for Lent {
+impl KeepAlive for LentBuffer {
     /// Nobody has it again, and nobody waits for it.
-    fn keep_for_ever(mut self) {
-        let pinned = self.back().map(|(pinned, _)| pinned);
+    fn leak(mut self) {
+        let pinned = self.take_back().map(|(pinned, _)| pinned);
         if let Some(pinned) = pinned {
-            pinned.keep_for_ever();
+            pinned.leak();
         }
     }
 }
 
-impl Deref for Lent {
+impl Deref for LentBuffer {
     type Target = Pinned;
 
     fn deref(&self) -> &Pinned {
@@ -267,7 +278,7 @@ impl Deref for Lent {
     }
 }
 
-impl AsRef<Pinned> for Lent {
+impl AsRef<Pinned> for LentBuffer {
     fn as_ref(&self) -> &Pinned {
         self
     }

@@ -11,19 +11,19 @@ use vramd_types::{Bytes, ExtentId};
 use crate::cuda::{
     api::{Context, CudaError, Stream, Transfer},
     copies::{
-        buffers::{Borrower, Lent},
-        disk_room::CudaRoom,
+        buffers::{Borrower, LentBuffer},
+        io_memory::CudaIoMemory,
     },
     device::{
         Device,
-        memory::{Held, Memory},
+        memory::{DeviceMemory, ExtentMemory},
     },
     host::memory::HostMemory,
     state::{Live, State},
 };
 use crate::{
     Completion, CopyError, DriverError,
-    disk::{DiskExtent, READ_BUFFER, Room as _, read_each},
+    disk::{DiskExtent, IoMemory as _, READ_BUFFER, read_each},
 };
 
 pub(crate) const THREADS: usize = 2;
@@ -50,13 +50,14 @@ pub(crate) fn run(state: &State, orders: &Mutex<Receiver<Digest>>) {
         let next = orders.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(Digest { ticket, spans }) = next else { return };
         // It has let go of the memory before it is told: who then releases the extents finds them free.
-        let result = held(state, &spans).map_err(CopyError::Driver).and_then(|spans| worker.digest(&spans));
-        state.tell(Completion::Digested { ticket, result });
+        let result =
+            find_all(state, &spans).map_err(CopyError::Driver).and_then(|spans| worker.digest(&spans));
+        state.report(Completion::Digested { ticket, result });
     }
 }
 
 /// The extents, kept for as long as it takes, even if they are released meanwhile.
-fn held(state: &State, spans: &[(ExtentId, Bytes)]) -> Result<Vec<(Live, Bytes)>, DriverError> {
+fn find_all(state: &State, spans: &[(ExtentId, Bytes)]) -> Result<Vec<(Live, Bytes)>, DriverError> {
     let held = spans.iter().map(|(extent, length)| {
         let memory = state.find(*extent)?;
         if *length > memory.size() {
@@ -77,9 +78,9 @@ struct Worker<'a> {
 
 /// A piece of the text.
 #[derive(Clone, Copy, Debug)]
-enum Piece<'a> {
+enum Span<'a> {
     Device {
-        memory: &'a Arc<Memory>,
+        memory: &'a Arc<DeviceMemory>,
         at: u64,
         length: usize,
     },
@@ -96,33 +97,33 @@ enum Piece<'a> {
 }
 
 /// A piece that can be hashed, or soon.
-enum Coming<'a> {
-    Device { transfer: Transfer<(Lent, Arc<Memory>)>, length: usize },
+enum PendingSpan<'a> {
+    Device { transfer: Transfer<(LentBuffer, Arc<DeviceMemory>)>, length: usize },
     Host(&'a [u8]),
-    Disk(&'a DiskExtent, Bytes, Lent),
+    Disk(&'a DiskExtent, Bytes, LentBuffer),
 }
 
 impl Worker<'_> {
     fn digest(&mut self, spans: &[(Live, Bytes)]) -> Result<[u8; 32], CopyError> {
-        let mut pieces = pieces(spans).map_err(DriverError::from)?.into_iter().peekable();
-        let mut under_way = VecDeque::new();
+        let mut spans_of = spans_of(spans).map_err(DriverError::from)?.into_iter().peekable();
+        let mut in_flight = VecDeque::new();
         let mut hasher = blake3::Hasher::new();
         loop {
-            while under_way.len() < CHUNKS {
-                let Some(piece) = pieces.peek() else { break };
+            while in_flight.len() < CHUNKS {
+                let Some(span) = spans_of.peek() else { break };
                 // Where no buffer is to be had now, those that are there do it too.
-                let Some(coming) = self.begin(*piece, &under_way)? else { break };
-                under_way.push_back(coming);
-                pieces.next();
+                let Some(pending) = self.begin(*span, &in_flight)? else { break };
+                in_flight.push_back(pending);
+                spans_of.next();
             }
-            match under_way.pop_front() {
+            match in_flight.pop_front() {
                 None => break,
-                Some(Coming::Host(bytes)) => drop(hasher.update_rayon(bytes)),
-                Some(Coming::Disk(extent, length, lent)) => {
+                Some(PendingSpan::Host(bytes)) => drop(hasher.update_rayon(bytes)),
+                Some(PendingSpan::Disk(extent, length, lent)) => {
                     let add = |bytes: &[u8]| _ = hasher.update_rayon(bytes);
-                    read_each(extent, length, CudaRoom::Ring(lent), &self.state.hashed, add)?;
+                    read_each(extent, length, CudaIoMemory::Buffer(lent), &self.state.hashed, add)?;
                 }
-                Some(Coming::Device { transfer, length }) => {
+                Some(PendingSpan::Device { transfer, length }) => {
                     let (pinned, _memory) = transfer.end().map_err(DriverError::from)?;
                     hasher.update_rayon(&pinned.bytes()[..length]);
                 }
@@ -134,27 +135,27 @@ impl Worker<'_> {
     /// None while what it needs is not to be had: with what is under way it comes.
     fn begin<'a>(
         &mut self,
-        piece: Piece<'a>,
-        under_way: &VecDeque<Coming<'a>>,
-    ) -> Result<Option<Coming<'a>>, DriverError> {
-        let is_first = under_way.is_empty();
-        Ok(Some(match piece {
-            Piece::Host { memory, at, length } => Coming::Host(memory.view().bytes(at, length)),
+        span: Span<'a>,
+        in_flight: &VecDeque<PendingSpan<'a>>,
+    ) -> Result<Option<PendingSpan<'a>>, DriverError> {
+        let is_first = in_flight.is_empty();
+        Ok(Some(match span {
+            Span::Host { memory, at, length } => PendingSpan::Host(memory.view().bytes(at, length)),
             // The thread reads one at a time.
-            Piece::Disk { .. } if under_way.iter().any(|it| matches!(it, Coming::Disk(..))) => {
+            Span::Disk { .. } if in_flight.iter().any(|it| matches!(it, PendingSpan::Disk(..))) => {
                 return Ok(None);
             }
-            Piece::Disk { extent, length } => {
+            Span::Disk { extent, length } => {
                 let no_device = || DriverError::Failed("there is no device".to_owned());
                 let context = self.state.devices.first().ok_or_else(no_device)?.context();
                 let Some(lent) = self.buffer(context, READ_BUFFER, is_first)? else { return Ok(None) };
-                Coming::Disk(extent, length, lent)
+                PendingSpan::Disk(extent, length, lent)
             }
-            Piece::Device { memory, at, length } => {
+            Span::Device { memory, at, length } => {
                 let device = memory.device();
                 let Some(lent) = self.buffer(device.context(), CHUNK, is_first)? else { return Ok(None) };
                 let transfer = self.stream(device)?.copy_out(Arc::clone(memory), at, length, lent)?;
-                Coming::Device { transfer, length }
+                PendingSpan::Device { transfer, length }
             }
         }))
     }
@@ -165,9 +166,9 @@ impl Worker<'_> {
         context: &Arc<Context>,
         length: usize,
         is_first: bool,
-    ) -> Result<Option<Lent>, DriverError> {
+    ) -> Result<Option<LentBuffer>, DriverError> {
         match is_first {
-            true => self.borrower.wait(context, length).map(Some),
+            true => self.borrower.take_or_wait(context, length).map(Some),
             false => self.borrower.take(context, length),
         }
     }
@@ -184,25 +185,27 @@ impl Worker<'_> {
     }
 }
 
-fn pieces(spans: &[(Live, Bytes)]) -> Result<Vec<Piece<'_>>, CudaError> {
-    let mut pieces = Vec::new();
+fn spans_of(spans: &[(Live, Bytes)]) -> Result<Vec<Span<'_>>, CudaError> {
+    let mut spans_of = Vec::new();
     for (live, length) in spans {
         let held = match live {
             Live::Memory(held) => held,
             Live::Disk(extent) => {
-                pieces.push(Piece::Disk { extent, length: *length });
+                spans_of.push(Span::Disk { extent, length: *length });
                 continue;
             }
         };
         let (mut done, all) = (0, usize::try_from(length.get()).unwrap_or(usize::MAX));
         while done < all {
             let length = (all - done).min(CHUNK);
-            pieces.push(match held {
-                Held::Device(memory) => Piece::Device { memory, at: memory.address()? + done as u64, length },
-                Held::Host(memory) => Piece::Host { memory, at: done, length },
+            spans_of.push(match held {
+                ExtentMemory::Device(memory) => {
+                    Span::Device { memory, at: memory.address()? + done as u64, length }
+                }
+                ExtentMemory::Host(memory) => Span::Host { memory, at: done, length },
             });
             done += length;
         }
     }
-    Ok(pieces)
+    Ok(spans_of)
 }

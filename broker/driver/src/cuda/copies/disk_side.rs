@@ -4,21 +4,21 @@
 use std::{ops::Range, sync::Arc};
 
 use crate::cuda::{
-    api::{CudaError, Stream, Transfer, Way},
+    api::{CudaError, Stream, Transfer, TransferKind},
     copies::{
-        buffers::{Borrower, Lent},
-        disk_room::CudaRoom,
+        buffers::{Borrower, LentBuffer},
+        io_memory::CudaIoMemory,
     },
     device::{
         Device,
-        memory::{Held, Memory},
+        memory::{DeviceMemory, ExtentMemory},
     },
     host::memory::HostSpan,
     state::State,
 };
 use crate::{
     DriverError,
-    disk::{Room as _, Side},
+    disk::{IoMemory as _, Side},
 };
 
 /// Of one lane.
@@ -37,7 +37,7 @@ impl CudaSide {
         Ok(Self { streams: streams.collect::<Result<_, CudaError>>()?, buffers })
     }
 
-    fn stream(&self, memory: &Memory) -> Result<&Stream, DriverError> {
+    fn stream(&self, memory: &DeviceMemory) -> Result<&Stream, DriverError> {
         let stream = self.streams.iter().find(|(device, _)| Arc::ptr_eq(device, memory.device()));
         stream
             .map(|(_, stream)| stream)
@@ -48,79 +48,92 @@ impl CudaSide {
 /// Bytes between a buffer and memory.
 #[derive(Debug)]
 pub(crate) enum Hop {
-    Device(Transfer<(Lent, Held)>),
+    Device(Transfer<(LentBuffer, ExtentMemory)>),
     /// The CPU has done it already.
-    Host(Option<Lent>),
+    Host(Option<LentBuffer>),
 }
 
 impl Side for CudaSide {
-    type Memory = Held;
-    type Room = CudaRoom;
+    type Memory = ExtentMemory;
+    type Io = CudaIoMemory;
     type Hop = Hop;
 
-    fn is_same(one: &Held, other: &Held) -> bool {
+    fn is_same(one: &ExtentMemory, other: &ExtentMemory) -> bool {
         match (one, other) {
-            (Held::Device(one), Held::Device(other)) => Arc::ptr_eq(one, other),
-            (Held::Host(one), Held::Host(other)) => Arc::ptr_eq(one, other),
-            (Held::Device(_), Held::Host(_)) | (Held::Host(_), Held::Device(_)) => false,
+            (ExtentMemory::Device(one), ExtentMemory::Device(other)) => Arc::ptr_eq(one, other),
+            (ExtentMemory::Host(one), ExtentMemory::Host(other)) => Arc::ptr_eq(one, other),
+            (ExtentMemory::Device(_), ExtentMemory::Host(_))
+            | (ExtentMemory::Host(_), ExtentMemory::Device(_)) => false,
         }
     }
 
-    fn straight(&self, held: &Held, at: u64, length: usize) -> Option<CudaRoom> {
+    fn unbuffered(&self, held: &ExtentMemory, at: u64, length: usize) -> Option<CudaIoMemory> {
         match held {
-            Held::Host(memory) => HostSpan::of(memory, at, length).map(CudaRoom::Host),
-            Held::Device(_) => None,
+            ExtentMemory::Host(memory) => HostSpan::of(memory, at, length).map(CudaIoMemory::Host),
+            ExtentMemory::Device(_) => None,
         }
     }
 
-    fn buffer(&mut self, length: usize) -> Result<Option<CudaRoom>, DriverError> {
+    fn buffer(&mut self, length: usize) -> Result<Option<CudaIoMemory>, DriverError> {
         let (device, _) =
             self.streams.first().ok_or_else(|| DriverError::Failed("there is no device".to_owned()))?;
-        Ok(self.buffers.take(device.context(), length)?.map(CudaRoom::Ring))
+        Ok(self.buffers.take(device.context(), length)?.map(CudaIoMemory::Buffer))
     }
 
-    fn give_back(&mut self, buffer: CudaRoom) {
+    fn give_back(&mut self, buffer: CudaIoMemory) {
         drop(buffer);
     }
 
-    fn fetch(&mut self, held: &Held, at: u64, length: usize, buffer: CudaRoom) -> Result<Hop, DriverError> {
+    fn fetch(
+        &mut self,
+        held: &ExtentMemory,
+        at: u64,
+        length: usize,
+        buffer: CudaIoMemory,
+    ) -> Result<Hop, DriverError> {
         match (held, buffer) {
-            (Held::Device(memory), CudaRoom::Ring(pinned)) => {
+            (ExtentMemory::Device(memory), CudaIoMemory::Buffer(pinned)) => {
                 let from = memory.address()? + at;
                 Ok(Hop::Device(self.stream(memory)?.copy_out(held.clone(), from, length, pinned)?))
             }
-            (Held::Host(_), _) | (_, CudaRoom::Host(_)) => Err(needs_no_buffer()),
+            (ExtentMemory::Host(_), _) | (_, CudaIoMemory::Host(_)) => Err(needs_no_buffer()),
         }
     }
 
     fn store(
         &mut self,
-        held: &Held,
+        held: &ExtentMemory,
         at: u64,
         range: Range<usize>,
-        buffer: CudaRoom,
+        buffer: CudaIoMemory,
     ) -> Result<Hop, DriverError> {
         match (held, buffer) {
-            (Held::Device(memory), CudaRoom::Ring(pinned)) => {
+            (ExtentMemory::Device(memory), CudaIoMemory::Buffer(pinned)) => {
                 let (from, to) = (pinned.address() + range.start as u64, memory.address()? + at);
                 let stream = self.stream(memory)?;
-                Ok(Hop::Device(stream.copy((pinned, held.clone()), Way::In, from, to, range.len())?))
+                Ok(Hop::Device(stream.copy(
+                    (pinned, held.clone()),
+                    TransferKind::HostToDevice,
+                    from,
+                    to,
+                    range.len(),
+                )?))
             }
-            (Held::Host(memory), CudaRoom::Ring(pinned)) => {
+            (ExtentMemory::Host(memory), CudaIoMemory::Buffer(pinned)) => {
                 let at = usize::try_from(at).unwrap_or(usize::MAX);
                 memory.view().write(at, &pinned.bytes()[range]);
                 Ok(Hop::Host(Some(pinned)))
             }
-            (_, CudaRoom::Host(_)) => Err(needs_no_buffer()),
+            (_, CudaIoMemory::Host(_)) => Err(needs_no_buffer()),
         }
     }
 
-    fn arrived(&mut self, hop: &mut Hop) -> Result<Option<CudaRoom>, DriverError> {
+    fn arrived(&mut self, hop: &mut Hop) -> Result<Option<CudaIoMemory>, DriverError> {
         let pinned = match hop {
             Hop::Host(pinned) => pinned.take(),
-            Hop::Device(transfer) => transfer.ended()?.map(|(pinned, _)| pinned),
+            Hop::Device(transfer) => transfer.poll_take()?.map(|(pinned, _)| pinned),
         };
-        Ok(pinned.map(CudaRoom::Ring))
+        Ok(pinned.map(CudaIoMemory::Buffer))
     }
 }
 

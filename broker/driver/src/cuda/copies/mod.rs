@@ -3,6 +3,6 @@
 pub(crate) mod buffers;
 pub(crate) mod copier;
 pub(crate) mod digester;
-pub(crate) mod disk_room;
 pub(crate) mod disk_side;
+pub(crate) mod io_memory;
 pub(crate) mod pinned;

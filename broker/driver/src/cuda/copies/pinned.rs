@@ -11,7 +11,7 @@ use vramd_types::Bytes;
 use crate::cuda::{
     api::{Api, Context, CudaError, Pinned},
     copies::digester,
-    host::headroom::{self, Asking},
+    host::headroom::{self, RequestLock},
     start::link_speeds,
 };
 use crate::{DriverError, HostLimit, disk};
@@ -21,7 +21,7 @@ use crate::{DriverError, HostLimit, disk};
 pub fn buffers_max(devices: usize, disk: bool, files: bool) -> Bytes {
     let digesters = if files { 2 } else { 1 };
     let (rings, readers) =
-        if disk || files { (disk::RINGS, digester::READERS) } else { (Bytes::ZERO, Bytes::ZERO) };
+        if disk || files { (disk::RING_BUFFERS, digester::READERS) } else { (Bytes::ZERO, Bytes::ZERO) };
     let all = std::iter::repeat_n(link_speeds::BUFFER, devices)
         .chain(std::iter::repeat_n(digester::BUFFERS, digesters))
         .chain(std::iter::repeat_n(readers, digesters))
@@ -30,22 +30,26 @@ pub fn buffers_max(devices: usize, disk: bool, files: bool) -> Bytes {
 }
 
 /// A buffer, if there is room for it.
-pub(crate) fn buffer(context: &Arc<Context>, length: usize) -> Result<Pinned, DriverError> {
-    make(&headroom::asking(), context, length)
+pub(crate) fn new_buffer(context: &Arc<Context>, length: usize) -> Result<Pinned, DriverError> {
+    make_buffer(&headroom::lock_requests(), context, length)
 }
 
-pub(crate) fn make(_: &Asking, context: &Arc<Context>, length: usize) -> Result<Pinned, DriverError> {
+pub(crate) fn make_buffer(
+    _: &RequestLock,
+    context: &Arc<Context>,
+    length: usize,
+) -> Result<Pinned, DriverError> {
     let size = Bytes::new(length as u64);
-    match headroom::in_the_way_of_own(size) {
+    match headroom::limit_below_for_daemon(size) {
         Some(limit) => Err(DriverError::OutOfHostMemory(limit)),
-        None => Pinned::new(context, length).map_err(|error| why(context.api(), size, error)),
+        None => Pinned::new(context, length).map_err(|error| pin_error(context.api(), size, error)),
     }
 }
 
 /// Which limit it was, where so much more could not be registered. What the driver pins in this process's name, buffers and memory of the
 /// host alike, may count as locked, as its kernel module has it: so RLIMIT_MEMLOCK is named where all of it would be more.
-pub(crate) fn why(api: &Api, asked: Bytes, error: CudaError) -> DriverError {
-    let all = api.registered().saturating_add(asked);
+pub(crate) fn pin_error(api: &Api, requested: Bytes, error: CudaError) -> DriverError {
+    let all = api.registered().saturating_add(requested);
     let locked = || getrlimit(Resource::Memlock).current.map(Bytes::new).filter(|limit| *limit < all);
     match error.of_pinned() {
         DriverError::OutOfHostMemory(limit) => {
@@ -60,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_buffers_take_is_known_before_any_is_made() {
+    fn the_size_of_all_buffers_is_known_before_any_exists() {
         assert_eq!(buffers_max(1, false, false), Bytes::mib(64 + 128));
         // By a piece and the block behind it, each on two threads.
         let read = |threads: u64| threads * (2 << 20 | 4096);

@@ -37,7 +37,7 @@ use vramd_types::{Bytes, ExtentId, GRANULARITY};
 use crate::cuda::device::memory::Trace;
 
 /// How long an extent must be seen to be back before it is taken to be. Contexts go in tens of milliseconds.
-pub(crate) const LASTS: Duration = Duration::from_millis(250);
+pub(crate) const CONFIRM_AFTER: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]
 pub(crate) struct Accounts {
@@ -45,15 +45,15 @@ pub(crate) struct Accounts {
     live: Bytes,
     awaited: Vec<Awaited>,
     /// As of the latest look.
-    outsiders: Bytes,
+    other_programs: Bytes,
     /// As of the latest look that left nothing for a later one to confirm: a drop is counted from here.
-    known: Bytes,
+    baseline: Bytes,
     /// Those that every look since some time has found to be back, and a later one may confirm.
-    seen_back: Vec<(ExtentId, Instant)>,
+    unconfirmed: Vec<(ExtentId, Instant)>,
     /// Goes up with every change of the books, so that a figure can be told to be of the same ones.
     changes: u64,
     /// Releases under way whose end can't be told yet: no conclusions meanwhile.
-    unsettled: u32,
+    releases_in_flight: u32,
 }
 
 #[derive(Debug)]
@@ -69,8 +69,8 @@ impl Accounts {
     }
 
     /// `None` while a release is under way: what the device is said to have then may be of before or after it.
-    pub(crate) fn state(&self) -> Option<u64> {
-        (self.unsettled == 0).then_some(self.changes)
+    pub(crate) fn revision(&self) -> Option<u64> {
+        (self.releases_in_flight == 0).then_some(self.changes)
     }
 
     pub(crate) fn enter(&mut self, size: Bytes) {
@@ -91,12 +91,12 @@ impl Accounts {
     }
 
     /// An awaited one is back.
-    pub(crate) fn forget(&mut self, extent: ExtentId) {
+    pub(crate) fn mark_returned(&mut self, extent: ExtentId) {
         self.awaited.retain(|it| it.extent != extent);
     }
 
     /// Of awaited extents that this process itself still holds, by the caller's clone of a descriptor or a digest.
-    pub(crate) fn held_here(&self) -> Bytes {
+    pub(crate) fn held_by_daemon(&self) -> Bytes {
         sum(self.awaited.iter().filter(|it| it.trace.is_alive()).map(|it| it.size))
     }
 
@@ -107,43 +107,44 @@ impl Accounts {
 
     pub(crate) fn begin_release(&mut self) {
         self.changes += 1;
-        self.unsettled += 1;
+        self.releases_in_flight += 1;
     }
 
     pub(crate) fn end_release(&mut self) {
-        self.unsettled -= 1;
+        self.releases_in_flight -= 1;
     }
 
     /// Takes the figure of a look at this moment, and returns the extents that have come back.
-    pub(crate) fn settle(&mut self, now: Instant, others: Bytes) -> Vec<ExtentId> {
-        if self.unsettled > 0 {
+    pub(crate) fn apply_survey(&mut self, now: Instant, others: Bytes) -> Vec<ExtentId> {
+        if self.releases_in_flight > 0 {
             return Vec::new();
         }
-        let seen = self.back(others).into_iter().map(|extent| (extent, self.seen_since(extent, now)));
-        let (returned, seen_back): (Vec<_>, Vec<_>) =
-            seen.partition(|(_, since)| now.saturating_duration_since(*since) >= LASTS);
+        let seen =
+            self.find_returned(others).into_iter().map(|extent| (extent, self.seen_since(extent, now)));
+        let (returned, unconfirmed): (Vec<_>, Vec<_>) =
+            seen.partition(|(_, since)| now.saturating_duration_since(*since) >= CONFIRM_AFTER);
         let returned: Vec<ExtentId> = returned.into_iter().map(|(extent, _)| extent).collect();
-        self.seen_back = seen_back;
+        self.unconfirmed = unconfirmed;
         self.awaited.retain(|it| !returned.contains(&it.extent));
-        self.outsiders = others.saturating_sub(self.missed());
-        if self.seen_back.is_empty() {
-            self.known = self.outsiders;
+        self.other_programs = others.saturating_sub(self.still_awaited_bytes());
+        if self.unconfirmed.is_empty() {
+            self.baseline = self.other_programs;
         }
         returned
     }
 
     /// Whether a look is wanted that confirms what the latest one found.
-    pub(crate) fn is_unconfirmed(&self) -> bool {
-        !self.seen_back.is_empty()
+    pub(crate) fn has_unconfirmed(&self) -> bool {
+        !self.unconfirmed.is_empty()
     }
 
     /// The extents that what others hold has no room for, as far as one look tells.
-    fn back(&self, others: Bytes) -> Vec<ExtentId> {
+    fn find_returned(&self, others: Bytes) -> Vec<ExtentId> {
         let free = || self.awaited.iter().filter(|it| !it.trace.is_alive()).map(|it| (it.extent, it.size));
-        let mut drop = self.known.saturating_add(self.awaited()).saturating_sub(others);
-        let mut back = covered(free(), &mut drop);
+        let mut drop = self.baseline.saturating_add(self.awaited_bytes()).saturating_sub(others);
+        let mut back = explained_by(free(), &mut drop);
         // Of the rest the newest are taken to be held, as many as there is room for. Figures are never quite still.
-        let mut room = others.saturating_sub(self.held_here()).saturating_add(GRANULARITY);
+        let mut room = others.saturating_sub(self.held_by_daemon()).saturating_add(GRANULARITY);
         let rest: Vec<_> = free().filter(|(extent, _)| !back.contains(extent)).collect();
         for (extent, size) in rest.into_iter().rev() {
             match room.checked_sub(size) {
@@ -155,39 +156,42 @@ impl Accounts {
     }
 
     fn seen_since(&self, extent: ExtentId, now: Instant) -> Instant {
-        self.seen_back.iter().find(|(seen, _)| *seen == extent).map_or(now, |(_, since)| *since)
+        self.unconfirmed.iter().find(|(seen, _)| *seen == extent).map_or(now, |(_, since)| *since)
     }
 
     /// Awaited extents that the latest look did not find to be back.
-    fn missed(&self) -> Bytes {
-        let is_back = |extent| self.seen_back.iter().any(|(seen, _)| *seen == extent);
+    fn still_awaited_bytes(&self) -> Bytes {
+        let is_back = |extent| self.unconfirmed.iter().any(|(seen, _)| *seen == extent);
         sum(self.awaited.iter().filter(|it| !is_back(it.extent)).map(|it| it.size))
     }
 
-    fn awaited(&self) -> Bytes {
+    fn awaited_bytes(&self) -> Bytes {
         sum(self.awaited.iter().map(|it| it.size))
     }
 
     /// As of the latest look.
-    pub(crate) fn outsiders(&self) -> Bytes {
-        self.outsiders
+    pub(crate) fn other_programs(&self) -> Bytes {
+        self.other_programs
     }
 }
 
 /// Of the extents those that a drop explains, in their order.
-pub(crate) fn covered(extents: impl Iterator<Item = (ExtentId, Bytes)>, drop: &mut Bytes) -> Vec<ExtentId> {
-    let mut covered = Vec::new();
+pub(crate) fn explained_by(
+    extents: impl Iterator<Item = (ExtentId, Bytes)>,
+    drop: &mut Bytes,
+) -> Vec<ExtentId> {
+    let mut explained_by = Vec::new();
     for (extent, size) in extents {
-        if explains(*drop, size) {
+        if explains_return(*drop, size) {
             *drop = drop.saturating_sub(size);
-            covered.push(extent);
+            explained_by.push(extent);
         }
     }
-    covered
+    explained_by
 }
 
 /// Figures are never quite still, so three quarters of an extent explain it.
-pub(crate) fn explains(drop: Bytes, size: Bytes) -> bool {
+pub(crate) fn explains_return(drop: Bytes, size: Bytes) -> bool {
     drop >= Bytes::new(size.get() - size.get() / 4)
 }
 
@@ -204,166 +208,177 @@ mod tests {
     }
 
     /// Its looks are at the times that it says.
-    struct Looks {
+    struct Surveys {
         accounts: Accounts,
         now: Instant,
     }
 
-    impl Looks {
+    impl Surveys {
         fn after(&mut self, time: Duration, others: Bytes) -> Vec<ExtentId> {
             self.now += time;
-            self.accounts.settle(self.now, others)
+            self.accounts.apply_survey(self.now, others)
         }
 
         /// Two looks that see the same: the first concludes nothing.
         fn twice(&mut self, others: Bytes) -> Vec<ExtentId> {
-            assert_eq!(self.after(LASTS, others), [], "one look is not enough");
-            self.after(LASTS, others)
+            assert_eq!(self.after(CONFIRM_AFTER, others), [], "one look is not enough");
+            self.after(CONFIRM_AFTER, others)
         }
     }
 
-    fn accounts(outsiders: Bytes, awaited: &[(u64, Bytes)]) -> Looks {
-        let mut looks = Looks { accounts: Accounts::default(), now: Instant::now() };
-        assert_eq!(looks.twice(outsiders), []);
+    fn accounts(other_programs: Bytes, awaited: &[(u64, Bytes)]) -> Surveys {
+        let mut surveys = Surveys { accounts: Accounts::default(), now: Instant::now() };
+        assert_eq!(surveys.twice(other_programs), []);
         for (raw, size) in awaited {
-            looks.accounts.enter(*size);
-            looks.accounts.retire(id(*raw), *size, Trace::default());
+            surveys.accounts.enter(*size);
+            surveys.accounts.retire(id(*raw), *size, Trace::default());
         }
-        looks
+        surveys
     }
 
     #[test]
-    fn what_is_held_stays_awaited() {
-        let mut looks = accounts(Bytes::ZERO, &[(1, Bytes::mib(2))]);
-        assert_eq!(looks.twice(Bytes::mib(2)), []);
-        assert_eq!(looks.accounts.outsiders(), Bytes::ZERO, "it is explained");
-        assert_eq!(looks.twice(Bytes::ZERO), [id(1)]);
-        assert_eq!(looks.twice(Bytes::ZERO), [], "told once");
+    fn an_extent_stays_awaited_while_a_process_holds_it() {
+        let mut surveys = accounts(Bytes::ZERO, &[(1, Bytes::mib(2))]);
+        assert_eq!(surveys.twice(Bytes::mib(2)), []);
+        assert_eq!(surveys.accounts.other_programs(), Bytes::ZERO, "it is explained");
+        assert_eq!(surveys.twice(Bytes::ZERO), [id(1)]);
+        assert_eq!(surveys.twice(Bytes::ZERO), [], "told once");
     }
 
     #[test]
-    fn what_one_look_misses_has_not_come_back() {
-        let mut looks = accounts(Bytes::ZERO, &[(1, Bytes::mib(64))]);
+    fn an_extent_missed_by_one_survey_has_not_returned() {
+        let mut surveys = accounts(Bytes::ZERO, &[(1, Bytes::mib(64))]);
         for _ in 0..3 {
-            assert_eq!(looks.after(LASTS, Bytes::ZERO), [], "a context was listed that had gone");
-            assert_eq!(looks.after(LASTS, Bytes::mib(64)), [], "the extent is there still");
+            assert_eq!(surveys.after(CONFIRM_AFTER, Bytes::ZERO), [], "a context was listed that had gone");
+            assert_eq!(surveys.after(CONFIRM_AFTER, Bytes::mib(64)), [], "the extent is there still");
         }
-        assert_eq!(looks.twice(Bytes::ZERO), [id(1)]);
+        assert_eq!(surveys.twice(Bytes::ZERO), [id(1)]);
     }
 
     /// As when two sessions end together: the looks are many, and all of the same moment.
     #[test]
-    fn what_all_looks_of_a_moment_miss_has_not_come_back() {
-        let mut looks = accounts(Bytes::ZERO, &[(1, Bytes::mib(64))]);
+    fn an_extent_missed_by_surveys_of_one_moment_has_not_returned() {
+        let mut surveys = accounts(Bytes::ZERO, &[(1, Bytes::mib(64))]);
         for _ in 0..10 {
-            assert_eq!(looks.after(LASTS / 11, Bytes::ZERO), [], "seen for less than it must last");
+            assert_eq!(surveys.after(CONFIRM_AFTER / 11, Bytes::ZERO), [], "seen for less than it must last");
         }
-        assert_eq!(looks.after(LASTS / 11, Bytes::mib(64)), [], "the extent is there still");
-        assert!(!looks.accounts.is_unconfirmed());
-        assert_eq!(looks.after(LASTS, Bytes::ZERO), [], "and what was seen before no longer counts");
+        assert_eq!(surveys.after(CONFIRM_AFTER / 11, Bytes::mib(64)), [], "the extent is there still");
+        assert!(!surveys.accounts.has_unconfirmed());
+        assert_eq!(
+            surveys.after(CONFIRM_AFTER, Bytes::ZERO),
+            [],
+            "and what was seen before no longer counts"
+        );
     }
 
     #[test]
-    fn looks_in_between_do_not_put_a_return_off() {
-        let mut looks = accounts(Bytes::ZERO, &[(1, Bytes::mib(64))]);
+    fn surveys_in_between_do_not_delay_a_return() {
+        let mut surveys = accounts(Bytes::ZERO, &[(1, Bytes::mib(64))]);
         for _ in 0..4 {
-            assert_eq!(looks.after(LASTS / 4, Bytes::ZERO), []);
-            assert!(looks.accounts.is_unconfirmed());
+            assert_eq!(surveys.after(CONFIRM_AFTER / 4, Bytes::ZERO), []);
+            assert!(surveys.accounts.has_unconfirmed());
         }
-        assert_eq!(looks.after(LASTS / 4, Bytes::ZERO), [id(1)]);
-        assert!(!looks.accounts.is_unconfirmed());
+        assert_eq!(surveys.after(CONFIRM_AFTER / 4, Bytes::ZERO), [id(1)]);
+        assert!(!surveys.accounts.has_unconfirmed());
     }
 
     /// Its bytes are charged to its tenants, and none of them is anybody else's meanwhile.
     #[test]
-    fn until_a_return_is_confirmed_outsiders_have_what_they_had() {
-        let mut looks = accounts(Bytes::gib(20), &[(1, Bytes::mib(256)), (2, Bytes::mib(2))]);
+    fn other_programs_keep_their_bytes_until_a_return_is_confirmed() {
+        let mut surveys = accounts(Bytes::gib(20), &[(1, Bytes::mib(256)), (2, Bytes::mib(2))]);
         let others = Bytes::gib(20).saturating_add(Bytes::mib(2));
-        assert_eq!(looks.after(LASTS, others), []);
-        assert_eq!(looks.accounts.outsiders(), Bytes::gib(20));
-        assert_eq!(looks.after(LASTS, others), [id(1)]);
-        assert_eq!(looks.accounts.outsiders(), Bytes::gib(20), "the same as before it was told");
+        assert_eq!(surveys.after(CONFIRM_AFTER, others), []);
+        assert_eq!(surveys.accounts.other_programs(), Bytes::gib(20));
+        assert_eq!(surveys.after(CONFIRM_AFTER, others), [id(1)]);
+        assert_eq!(surveys.accounts.other_programs(), Bytes::gib(20), "the same as before it was told");
     }
 
     #[test]
-    fn outsiders_do_not_hide_a_return() {
-        let mut looks = accounts(Bytes::gib(20), &[(1, Bytes::mib(256))]);
-        assert_eq!(looks.after(LASTS, Bytes::gib(20).saturating_add(Bytes::mib(256))), []);
-        assert_eq!(looks.twice(Bytes::gib(20)), [id(1)]);
-        assert_eq!(looks.accounts.outsiders(), Bytes::gib(20));
+    fn other_programs_do_not_hide_a_return() {
+        let mut surveys = accounts(Bytes::gib(20), &[(1, Bytes::mib(256))]);
+        assert_eq!(surveys.after(CONFIRM_AFTER, Bytes::gib(20).saturating_add(Bytes::mib(256))), []);
+        assert_eq!(surveys.twice(Bytes::gib(20)), [id(1)]);
+        assert_eq!(surveys.accounts.other_programs(), Bytes::gib(20));
     }
 
     /// A process that loses its context while it is still listed: for a moment less is taken than contexts explain.
     #[test]
-    fn a_moment_in_which_all_is_explained_hides_no_return() {
-        let mut looks = accounts(Bytes::mib(40), &[]);
-        assert_eq!(looks.after(LASTS, Bytes::ZERO), [], "hundreds of MiB are missing");
-        looks.accounts.enter(Bytes::mib(64));
-        looks.accounts.retire(id(1), Bytes::mib(64), Trace::default());
-        assert_eq!(looks.twice(Bytes::mib(40)), [id(1)]);
-        assert_eq!(looks.accounts.outsiders(), Bytes::mib(40));
+    fn a_moment_that_explains_all_memory_hides_no_return() {
+        let mut surveys = accounts(Bytes::mib(40), &[]);
+        assert_eq!(surveys.after(CONFIRM_AFTER, Bytes::ZERO), [], "hundreds of MiB are missing");
+        surveys.accounts.enter(Bytes::mib(64));
+        surveys.accounts.retire(id(1), Bytes::mib(64), Trace::default());
+        assert_eq!(surveys.twice(Bytes::mib(40)), [id(1)]);
+        assert_eq!(surveys.accounts.other_programs(), Bytes::mib(40));
     }
 
     /// As of the context of who holds it, which is larger than ours.
     #[test]
-    fn what_grows_while_it_is_held_hides_no_return() {
-        let mut looks = accounts(Bytes::mib(10), &[(1, Bytes::mib(2))]);
-        assert_eq!(looks.after(LASTS / 2, Bytes::mib(20)), [], "it is held, and 8 MiB more are taken");
-        assert_eq!(looks.twice(Bytes::mib(18)), [id(1)]);
-        assert_eq!(looks.accounts.outsiders(), Bytes::mib(18));
+    fn growth_of_a_holder_hides_no_return() {
+        let mut surveys = accounts(Bytes::mib(10), &[(1, Bytes::mib(2))]);
+        assert_eq!(
+            surveys.after(CONFIRM_AFTER / 2, Bytes::mib(20)),
+            [],
+            "it is held, and 8 MiB more are taken"
+        );
+        assert_eq!(surveys.twice(Bytes::mib(18)), [id(1)]);
+        assert_eq!(surveys.accounts.other_programs(), Bytes::mib(18));
     }
 
     /// However little was known of outsiders when it was released.
     #[test]
-    fn what_there_is_no_room_for_is_held_by_nobody() {
-        let mut looks = accounts(Bytes::ZERO, &[(1, Bytes::mib(64)), (2, Bytes::mib(64))]);
-        assert_eq!(looks.twice(Bytes::mib(126)), [], "both may be held");
-        assert_eq!(looks.twice(Bytes::mib(125)), [id(1)], "something of ours has grown by 61 MiB");
-        let mut looks = accounts(Bytes::ZERO, &[(2, Bytes::mib(64))]);
-        assert_eq!(looks.twice(Bytes::mib(62)), [], "it may be held");
-        assert_eq!(looks.twice(Bytes::mib(61)), [id(2)]);
-        assert_eq!(looks.accounts.outsiders(), Bytes::mib(61));
+    fn an_extent_larger_than_all_held_memory_has_returned() {
+        let mut surveys = accounts(Bytes::ZERO, &[(1, Bytes::mib(64)), (2, Bytes::mib(64))]);
+        assert_eq!(surveys.twice(Bytes::mib(126)), [], "both may be held");
+        assert_eq!(surveys.twice(Bytes::mib(125)), [id(1)], "something of ours has grown by 61 MiB");
+        let mut surveys = accounts(Bytes::ZERO, &[(2, Bytes::mib(64))]);
+        assert_eq!(surveys.twice(Bytes::mib(62)), [], "it may be held");
+        assert_eq!(surveys.twice(Bytes::mib(61)), [id(2)]);
+        assert_eq!(surveys.accounts.other_programs(), Bytes::mib(61));
     }
 
     #[test]
-    fn an_outsider_s_growth_is_its_own() {
-        let mut looks = accounts(Bytes::mib(10), &[(1, Bytes::mib(256))]);
-        assert_eq!(looks.twice(Bytes::mib(766)), []);
-        assert_eq!(looks.accounts.outsiders(), Bytes::mib(510));
-        assert_eq!(looks.twice(Bytes::mib(700)), [], "66 MiB less are no 256");
-        assert_eq!(looks.accounts.outsiders(), Bytes::mib(444));
-        assert_eq!(looks.twice(Bytes::mib(510)), [], "190 MiB less are none either");
+    fn growth_of_another_program_is_its_own() {
+        let mut surveys = accounts(Bytes::mib(10), &[(1, Bytes::mib(256))]);
+        assert_eq!(surveys.twice(Bytes::mib(766)), []);
+        assert_eq!(surveys.accounts.other_programs(), Bytes::mib(510));
+        assert_eq!(surveys.twice(Bytes::mib(700)), [], "66 MiB less are no 256");
+        assert_eq!(surveys.accounts.other_programs(), Bytes::mib(444));
+        assert_eq!(surveys.twice(Bytes::mib(510)), [], "190 MiB less are none either");
     }
 
     #[test]
-    fn the_oldest_come_first_as_far_as_the_drop_goes() {
-        let mut looks =
+    fn a_drop_returns_the_oldest_extents_first() {
+        let mut surveys =
             accounts(Bytes::ZERO, &[(1, Bytes::mib(64)), (2, Bytes::mib(64)), (3, Bytes::mib(2))]);
-        assert_eq!(looks.twice(Bytes::mib(64)), [id(1), id(3)]);
-        assert_eq!(looks.twice(Bytes::ZERO), [id(2)]);
+        assert_eq!(surveys.twice(Bytes::mib(64)), [id(1), id(3)]);
+        assert_eq!(surveys.twice(Bytes::ZERO), [id(2)]);
     }
 
     #[test]
-    fn while_a_release_is_under_way_nothing_is_concluded() {
-        let mut looks = accounts(Bytes::ZERO, &[(1, Bytes::mib(64))]);
-        looks.accounts.begin_release();
-        assert_eq!(looks.accounts.state(), None);
-        assert_eq!(looks.twice(Bytes::ZERO), []);
-        looks.accounts.end_release();
-        assert!(looks.accounts.state().is_some());
-        assert_eq!(looks.twice(Bytes::ZERO), [id(1)]);
+    fn no_return_is_concluded_during_a_release() {
+        let mut surveys = accounts(Bytes::ZERO, &[(1, Bytes::mib(64))]);
+        surveys.accounts.begin_release();
+        assert_eq!(surveys.accounts.revision(), None);
+        assert_eq!(surveys.twice(Bytes::ZERO), []);
+        surveys.accounts.end_release();
+        assert!(surveys.accounts.revision().is_some());
+        assert_eq!(surveys.twice(Bytes::ZERO), [id(1)]);
     }
 
     #[test]
     fn live_memory_is_entered_and_retired() {
-        let mut looks = accounts(Bytes::ZERO, &[(1, Bytes::mib(4))]);
-        let before = looks.accounts.state();
-        looks.accounts.enter(Bytes::mib(2));
-        assert_eq!(looks.accounts.live(), Bytes::mib(2));
-        looks.accounts.withdraw(Bytes::mib(2));
-        assert_ne!(looks.accounts.state(), before, "the same sum is not the same state");
-        looks.accounts.forget(id(1));
-        assert_eq!(looks.twice(Bytes::mib(1)), []);
-        assert_eq!((looks.accounts.outsiders(), looks.accounts.held_here()), (Bytes::mib(1), Bytes::ZERO));
+        let mut surveys = accounts(Bytes::ZERO, &[(1, Bytes::mib(4))]);
+        let before = surveys.accounts.revision();
+        surveys.accounts.enter(Bytes::mib(2));
+        assert_eq!(surveys.accounts.live(), Bytes::mib(2));
+        surveys.accounts.withdraw(Bytes::mib(2));
+        assert_ne!(surveys.accounts.revision(), before, "the same sum is not the same state");
+        surveys.accounts.mark_returned(id(1));
+        assert_eq!(surveys.twice(Bytes::mib(1)), []);
+        assert_eq!(
+            (surveys.accounts.other_programs(), surveys.accounts.held_by_daemon()),
+            (Bytes::mib(1), Bytes::ZERO)
+        );
     }
 }

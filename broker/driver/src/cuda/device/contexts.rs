@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use vramd_types::Bytes;
 
-use crate::cuda::device::accounts::explains;
+use crate::cuda::device::accounts::explains_return;
 
 /// By process, what it was said to have when nothing was awaited.
 #[derive(Debug, Default)]
@@ -23,10 +23,10 @@ impl Contexts {
 
     /// Of what a process is said to have. No context is larger than `most`; what it has beyond is memory of its own. `smallest`
     /// is the smallest extent that is awaited.
-    pub(crate) fn of(&self, (pid, used): (u32, Bytes), most: Bytes, smallest: Option<Bytes>) -> Bytes {
-        let now = used.min(most);
+    pub(crate) fn size_of(&self, (pid, used): (u32, Bytes), max: Bytes, smallest: Option<Bytes>) -> Bytes {
+        let now = used.min(max);
         let before = self.0.get(&pid).map_or(now, |before| (*before).min(now));
-        let may_hold = |smallest| explains(now.saturating_sub(before), smallest);
+        let may_hold = |smallest| explains_return(now.saturating_sub(before), smallest);
         if smallest.is_some_and(may_hold) { before } else { now }
     }
 }
@@ -35,11 +35,11 @@ impl Contexts {
 mod tests {
     use super::*;
 
-    const MOST: Bytes = Bytes::mib(540);
+    const MAX: Bytes = Bytes::mib(540);
     const PID: u32 = 7;
 
     fn of(contexts: &Contexts, used: u32, smallest: Option<u32>) -> Bytes {
-        contexts.of((PID, Bytes::mib(used)), MOST, smallest.map(Bytes::mib))
+        contexts.size_of((PID, Bytes::mib(used)), MAX, smallest.map(Bytes::mib))
     }
 
     fn known(used: u32) -> Contexts {
@@ -50,7 +50,7 @@ mod tests {
 
     /// As seen on an H200: 532 MiB became 534 when a mapped extent of 2 MiB was released.
     #[test]
-    fn what_comes_on_top_of_a_context_when_an_extent_is_awaited_is_that() {
+    fn growth_as_large_as_an_awaited_extent_is_that_extent() {
         let contexts = known(532);
         assert_eq!(of(&contexts, 534, Some(2)), Bytes::mib(532));
         assert_eq!(of(&contexts, 532, Some(2)), Bytes::mib(532));
@@ -58,22 +58,22 @@ mod tests {
     }
 
     #[test]
-    fn what_no_awaited_extent_explains_is_a_context_that_grows() {
+    fn growth_that_no_awaited_extent_explains_is_the_context() {
         let contexts = known(520);
         assert_eq!(of(&contexts, 528, Some(64)), Bytes::mib(528));
-        assert_eq!(of(&contexts, 600, Some(64)), MOST, "beyond that it is memory of its own");
+        assert_eq!(of(&contexts, 600, Some(64)), MAX, "beyond that it is memory of its own");
     }
 
     #[test]
-    fn of_who_comes_meanwhile_nothing_is_known() {
+    fn a_new_process_has_no_known_context_size() {
         assert_eq!(of(&Contexts::default(), 530, Some(2)), Bytes::mib(530));
         assert_eq!(of(&known(530), 500, Some(2)), Bytes::mib(500), "it may give something back");
     }
 
     #[test]
-    fn a_process_that_has_more_than_a_context_has_no_larger_one() {
+    fn a_process_with_much_memory_has_no_larger_context() {
         let contexts = known(20_000);
-        assert_eq!(of(&contexts, 20_000, Some(2)), MOST);
-        assert_eq!(of(&contexts, 20_064, Some(64)), MOST);
+        assert_eq!(of(&contexts, 20_000, Some(2)), MAX);
+        assert_eq!(of(&contexts, 20_064, Some(64)), MAX);
     }
 }

@@ -12,20 +12,20 @@ use std::{
 use vramd_types::Bytes;
 
 use crate::cuda::{
-    api::{Access, Block, CudaError, Mapping, Physical, Used},
+    api::{Access, Block, CudaError, KeepAlive, Mapping, Physical},
     device::Device,
     host::memory::HostMemory,
 };
-use crate::{ExtentKind, Handle, SharedFd};
+use crate::{Export, ExtentKind, SharedFd};
 
 /// The memory of an extent, wherever it lies.
 #[derive(Clone, Debug)]
-pub(crate) enum Held {
-    Device(Arc<Memory>),
+pub(crate) enum ExtentMemory {
+    Device(Arc<DeviceMemory>),
     Host(Arc<HostMemory>),
 }
 
-impl Held {
+impl ExtentMemory {
     pub(crate) fn size(&self) -> Bytes {
         match self {
             Self::Device(memory) => memory.size(),
@@ -42,35 +42,35 @@ impl Held {
     }
 }
 
-impl Used for Held {
-    fn keep_for_ever(self) {
+impl KeepAlive for ExtentMemory {
+    fn leak(self) {
         match self {
-            Self::Device(memory) => memory.keep_for_ever(),
-            Self::Host(memory) => memory.keep_for_ever(),
+            Self::Device(memory) => memory.leak(),
+            Self::Host(memory) => memory.leak(),
         }
     }
 }
 
-impl Used for Arc<Memory> {
-    fn keep_for_ever(self) {
-        self.kept.store(true, Ordering::Release);
+impl KeepAlive for Arc<DeviceMemory> {
+    fn leak(self) {
+        self.leaked.store(true, Ordering::Release);
         mem::forget(self);
     }
 }
 
 /// Dropping it gives the memory up: the mapping first, then the driver's handle, then the descriptor.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub(crate) struct DeviceMemory {
     size: Bytes,
     /// Work on it may be under way for ever.
-    kept: AtomicBool,
-    backing: Backing,
+    leaked: AtomicBool,
+    memory_kind: MemoryKind,
     /// Last: its context may end with it.
     device: Arc<Device>,
 }
 
 #[derive(Debug)]
-enum Backing {
+enum MemoryKind {
     Movable {
         /// Made when bytes are first looked at, and kept: mapping is no part of making an extent.
         mapping: OnceLock<Mapping>,
@@ -85,19 +85,24 @@ enum Backing {
     },
 }
 
-impl Memory {
+impl DeviceMemory {
     pub(crate) fn movable(device: Arc<Device>, size: Bytes, physical: Physical, fd: OwnedFd) -> Self {
         let (mapping, mapper) = (OnceLock::new(), Mutex::new(()));
         Self {
             size,
-            kept: AtomicBool::new(false),
-            backing: Backing::Movable { mapping, mapper, physical, fd: Arc::new(fd.into()) },
+            leaked: AtomicBool::new(false),
+            memory_kind: MemoryKind::Movable { mapping, mapper, physical, fd: Arc::new(fd.into()) },
             device,
         }
     }
 
     pub(crate) fn fixed(device: Arc<Device>, size: Bytes, block: Block, handle: [u8; 64]) -> Self {
-        Self { size, kept: AtomicBool::new(false), backing: Backing::Fixed { block, handle }, device }
+        Self {
+            size,
+            leaked: AtomicBool::new(false),
+            memory_kind: MemoryKind::Fixed { block, handle },
+            device,
+        }
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
@@ -109,24 +114,24 @@ impl Memory {
     }
 
     pub(crate) fn kind(&self) -> ExtentKind {
-        match self.backing {
-            Backing::Movable { .. } => ExtentKind::Movable,
-            Backing::Fixed { .. } => ExtentKind::Fixed,
+        match self.memory_kind {
+            MemoryKind::Movable { .. } => ExtentKind::Movable,
+            MemoryKind::Fixed { .. } => ExtentKind::Fixed,
         }
     }
 
-    pub(crate) fn handle(&self) -> Handle {
-        match &self.backing {
-            Backing::Movable { fd, .. } => Handle::VmmFd(Arc::clone(fd)),
-            Backing::Fixed { handle, .. } => Handle::CudaIpc(*handle),
+    pub(crate) fn export(&self) -> Export {
+        match &self.memory_kind {
+            MemoryKind::Movable { fd, .. } => Export::VmmFd(Arc::clone(fd)),
+            MemoryKind::Fixed { handle, .. } => Export::CudaIpc(*handle),
         }
     }
 
     /// Where the daemon itself reads and writes it.
     pub(crate) fn address(&self) -> Result<u64, CudaError> {
-        match &self.backing {
-            Backing::Fixed { block, .. } => Ok(block.address()),
-            Backing::Movable { mapping, mapper, physical, .. } => {
+        match &self.memory_kind {
+            MemoryKind::Fixed { block, .. } => Ok(block.address()),
+            MemoryKind::Movable { mapping, mapper, physical, .. } => {
                 let _one_maps = mapper.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(mapping) = mapping.get() {
                     return Ok(mapping.address());
@@ -139,21 +144,21 @@ impl Memory {
 
     /// Undoes the mapping, which nobody may be using: the caller has the memory for itself.
     pub(crate) fn unmap(&mut self) {
-        if let Backing::Movable { mapping, .. } = &mut self.backing {
+        if let MemoryKind::Movable { mapping, .. } = &mut self.memory_kind {
             drop(mapping.take());
         }
     }
 
     /// Whether nobody will ever have it alone.
-    pub(crate) fn is_kept(&self) -> bool {
-        self.kept.load(Ordering::Acquire)
+    pub(crate) fn is_leaked(&self) -> bool {
+        self.leaked.load(Ordering::Acquire)
     }
 
     /// What tells whether this process holds it, after its release.
     pub(crate) fn trace(self: &Arc<Self>) -> Trace {
-        let fd = match &self.backing {
-            Backing::Movable { fd, .. } => Arc::downgrade(fd),
-            Backing::Fixed { .. } => Weak::new(),
+        let fd = match &self.memory_kind {
+            MemoryKind::Movable { fd, .. } => Arc::downgrade(fd),
+            MemoryKind::Fixed { .. } => Weak::new(),
         };
         Trace { memory: Arc::downgrade(self), fd }
     }
@@ -162,7 +167,7 @@ impl Memory {
 /// Of memory that was released.
 #[derive(Debug, Default)]
 pub(crate) struct Trace {
-    memory: Weak<Memory>,
+    memory: Weak<DeviceMemory>,
     fd: Weak<SharedFd>,
 }
 

@@ -45,15 +45,15 @@ pub(crate) struct Device {
     /// Its place on the bus.
     bus: Option<String>,
     /// CPUs of that node.
-    near: Vec<usize>,
+    near_cpus: Vec<usize>,
     accounts: Mutex<Accounts>,
     /// What this process has there beside its extents, as of the latest look.
     overhead: Mutex<Bytes>,
     /// Who had what at the latest look that NVML answered.
-    crowd: Mutex<Crowd>,
+    process_use: Mutex<ProcessUse>,
     contexts: Mutex<Contexts>,
     /// Copies from the host that were asked for and have not ended.
-    arriving: AtomicUsize,
+    inbound_copies: AtomicUsize,
     /// Bytes of the host that are mapped there. It orders nothing.
     host_mapped: AtomicU64,
     /// While one descriptor of memory is open in a process, making another takes 20 us, else 570.
@@ -64,41 +64,41 @@ pub(crate) struct Device {
 
 /// Who has what, by NVML's list of processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Crowd {
+struct ProcessUse {
     /// This process, if it is listed now: of an earlier look it is of other books.
-    own: Option<Bytes>,
+    own_use: Option<Bytes>,
     /// What contexts take: of clients, and of all others.
     clients: Bytes,
-    strangers: Bytes,
+    other_contexts: Bytes,
     /// Of clients.
     contexts: u32,
 }
 
 /// A look's result.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sight {
+pub(crate) struct Survey {
     /// What neither our extents nor anybody's context explains: awaited extents and outsiders' memory.
     pub(crate) others: Bytes,
     /// Contexts of processes that are no clients.
-    pub(crate) strangers: Bytes,
+    pub(crate) other_contexts: Bytes,
     /// Of clients.
     pub(crate) contexts: u32,
 }
 
 /// While it lives bytes of the host are on their way to the device. It orders nothing.
 #[derive(Debug)]
-pub(crate) struct Arrival(Arc<Device>);
+pub(crate) struct InboundCopy(Arc<Device>);
 
-impl Arrival {
+impl InboundCopy {
     pub(crate) fn at(device: &Arc<Device>) -> Self {
-        device.arriving.fetch_add(1, Ordering::Relaxed);
+        device.inbound_copies.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(device))
     }
 }
 
-impl Drop for Arrival {
+impl Drop for InboundCopy {
     fn drop(&mut self) {
-        self.0.arriving.fetch_sub(1, Ordering::Relaxed);
+        self.0.inbound_copies.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -114,10 +114,10 @@ impl Device {
         let before = card.as_ref().and_then(Card::used);
         let context = Arc::new(Context::retain(api, ordinal)?);
         let after = card.as_ref().and_then(Card::used);
-        let listed = card.as_ref().and_then(|card| own(&card.processes()));
+        let listed = card.as_ref().and_then(|card| own_use(&card.processes()));
         let grown = before.zip(after).map(|(before, after)| after.saturating_sub(before));
         let (context_size, overhead) = match (listed, grown) {
-            (Some(own), _) if !own.is_zero() => (ContextSize::Listed, own),
+            (Some(own_use), _) if !own_use.is_zero() => (ContextSize::Listed, own_use),
             (_, Some(grown)) if PLAUSIBLE_CONTEXT.contains(&grown) => (ContextSize::Grown, grown),
             _ => (ContextSize::Assumed, USUAL_CONTEXT),
         };
@@ -133,19 +133,19 @@ impl Device {
             rdma,
             node,
             bus: numa::bus(api, ordinal),
-            near: numa::cpus_of(nodes, node),
+            near_cpus: numa::cpus_of(nodes, node),
             accounts: Mutex::default(),
             overhead: Mutex::new(overhead.saturating_add(GRANULARITY)),
-            crowd: Mutex::default(),
+            process_use: Mutex::default(),
             contexts: Mutex::default(),
-            arriving: AtomicUsize::new(0),
+            inbound_copies: AtomicUsize::new(0),
             host_mapped: AtomicU64::new(0),
             _sentinel: sentinel,
             context,
         };
         // Who is there already: what an earlier daemon's clients hold, say.
-        let (mut accounts, sight) = device.sight(&[])?;
-        accounts.settle(Instant::now(), sight.others);
+        let (mut accounts, survey) = device.survey(&[])?;
+        accounts.apply_survey(Instant::now(), survey.others);
         drop(accounts);
         Ok(device)
     }
@@ -165,8 +165,8 @@ impl Device {
     }
 
     /// Keeps the calling thread there, see [`numa::stay_on`].
-    pub(crate) fn stay_near(&self) {
-        numa::stay_on(&self.near);
+    pub(crate) fn run_near(&self) {
+        numa::run_on(&self.near_cpus);
     }
 
     pub(crate) fn context_size(&self) -> ContextSize {
@@ -179,11 +179,11 @@ impl Device {
 
     /// Clients that had a context at the latest look.
     pub(crate) fn contexts(&self) -> u32 {
-        self.crowd.lock().unwrap_or_else(PoisonError::into_inner).contexts
+        self.process_use.lock().unwrap_or_else(PoisonError::into_inner).contexts
     }
 
     pub(crate) fn lists_processes(&self) -> bool {
-        self.card.as_ref().and_then(|card| own(&card.processes())).is_some()
+        self.card.as_ref().and_then(|card| own_use(&card.processes())).is_some()
     }
 
     pub(crate) fn context(&self) -> &Arc<Context> {
@@ -192,16 +192,16 @@ impl Device {
 
     /// Whether bytes of the host are on their way there.
     pub(crate) fn is_receiving(&self) -> bool {
-        self.arriving.load(Ordering::Relaxed) > 0
+        self.inbound_copies.load(Ordering::Relaxed) > 0
     }
 
     /// So much memory of the host is mapped there too.
-    pub(crate) fn maps_host(&self, size: Bytes) {
+    pub(crate) fn add_host_mapping(&self, size: Bytes) {
         self.host_mapped.fetch_add(size.get(), Ordering::Relaxed);
     }
 
     /// So much is no longer.
-    pub(crate) fn unmaps_host(&self, size: Bytes) {
+    pub(crate) fn remove_host_mapping(&self, size: Bytes) {
         self.host_mapped.fetch_sub(size.get(), Ordering::Relaxed);
     }
 
@@ -227,7 +227,7 @@ impl Device {
     }
 
     /// What is taken of the device beside our live extents.
-    pub(crate) fn rest(&self, accounts: &Accounts) -> Result<Bytes, CudaError> {
+    pub(crate) fn used_beside_live(&self, accounts: &Accounts) -> Result<Bytes, CudaError> {
         Ok(self.used()?.saturating_sub(accounts.live()))
     }
 
@@ -239,65 +239,66 @@ impl Device {
     }
 
     /// Looks around. The accounts are handed on as they were at that moment.
-    pub(crate) fn sight(&self, clients: &[u32]) -> Result<(MutexGuard<'_, Accounts>, Sight), CudaError> {
-        let before = self.accounts().state();
+    pub(crate) fn survey(&self, clients: &[u32]) -> Result<(MutexGuard<'_, Accounts>, Survey), CudaError> {
+        let before = self.accounts().revision();
         // Listing takes its time, and nobody should wait for it who makes extents.
         let processes = self.card.as_ref().map_or_else(Vec::new, Card::processes);
         let accounts = self.accounts();
-        let is_still = before.is_some() && accounts.state() == before;
-        let crowd = self.crowd(&processes, clients, (&accounts, is_still));
+        let is_unchanged = before.is_some() && accounts.revision() == before;
+        let process_use = self.process_use(&processes, clients, (&accounts, is_unchanged));
         let mut overhead = self.overhead.lock().unwrap_or_else(PoisonError::into_inner);
         // What the list says of this process is compared with the books that it is of, and with no others.
-        if let Some(own) = crowd.own.filter(|_| is_still) {
-            *overhead = own.saturating_sub(accounts.live()).saturating_sub(accounts.held_here());
+        if let Some(own_use) = process_use.own_use.filter(|_| is_unchanged) {
+            *overhead = own_use.saturating_sub(accounts.live()).saturating_sub(accounts.held_by_daemon());
         }
-        let explained = sum([*overhead, self.host_tables(), crowd.clients, crowd.strangers].into_iter());
-        let sight = Sight {
-            others: self.rest(&accounts)?.saturating_sub(explained),
-            strangers: crowd.strangers,
-            contexts: crowd.contexts,
+        let explained =
+            sum([*overhead, self.host_tables(), process_use.clients, process_use.other_contexts].into_iter());
+        let survey = Survey {
+            others: self.used_beside_live(&accounts)?.saturating_sub(explained),
+            other_contexts: process_use.other_contexts,
+            contexts: process_use.contexts,
         };
-        Ok((accounts, sight))
+        Ok((accounts, survey))
     }
 
     /// As much as ours takes, which grows by what is done there, as that of a client does.
-    fn most_of_a_context(&self) -> Bytes {
+    fn context_max(&self) -> Bytes {
         let overhead = *self.overhead.lock().unwrap_or_else(PoisonError::into_inner);
         self.info.context.max(overhead.saturating_sub(GRANULARITY))
     }
 
     /// `is_still`: the list is of the same books.
-    fn crowd(
+    fn process_use(
         &self,
         processes: &[(u32, Bytes)],
         clients: &[u32],
-        (accounts, is_still): (&Accounts, bool),
-    ) -> Crowd {
+        (accounts, is_unchanged): (&Accounts, bool),
+    ) -> ProcessUse {
         // A list without this process, which has a context, is one of another pid namespace, or none at all. One that fails
         // once must not make the contexts of clients look like memory that comes and goes.
-        let mut latest = self.crowd.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(own) = own(processes) else { return Crowd { own: None, ..*latest } };
-        let mut crowd = Crowd { own: Some(own), ..Crowd::default() };
+        let mut latest = self.process_use.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(own_use) = own_use(processes) else { return ProcessUse { own_use: None, ..*latest } };
+        let mut process_use = ProcessUse { own_use: Some(own_use), ..ProcessUse::default() };
         let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
         let smallest = accounts.smallest_awaited();
-        if smallest.is_none() && is_still {
+        if smallest.is_none() && is_unchanged {
             contexts.learn(processes);
         }
-        let most = self.most_of_a_context();
+        let max = self.context_max();
         for entry in processes.iter().filter(|(pid, _)| *pid != process::id()) {
-            let context = contexts.of(*entry, most, smallest);
+            let context = contexts.size_of(*entry, max, smallest);
             if clients.contains(&entry.0) {
-                crowd.clients = crowd.clients.saturating_add(context);
-                crowd.contexts = crowd.contexts.saturating_add(1);
+                process_use.clients = process_use.clients.saturating_add(context);
+                process_use.contexts = process_use.contexts.saturating_add(1);
             } else {
-                crowd.strangers = crowd.strangers.saturating_add(context);
+                process_use.other_contexts = process_use.other_contexts.saturating_add(context);
             }
         }
-        *latest = crowd;
-        crowd
+        *latest = process_use;
+        process_use
     }
 }
 
-fn own(processes: &[(u32, Bytes)]) -> Option<Bytes> {
+fn own_use(processes: &[(u32, Bytes)]) -> Option<Bytes> {
     processes.iter().find(|(pid, _)| *pid == process::id()).map(|(_, used)| *used)
 }

@@ -45,7 +45,7 @@ pub(crate) fn cpus_of(nodes: &Path, node: HostNode) -> Vec<usize> {
 
 /// Keeps the calling thread on those CPUs of a node, as far as it may run there at all: memory that it touches first is
 /// then of the node. Where that can't be, it only costs speed.
-pub(crate) fn stay_on(cpus: &[usize]) {
+pub(crate) fn run_on(cpus: &[usize]) {
     let Ok(allowed) = sched_getaffinity(None) else { return };
     let mut near = CpuSet::new();
     for cpu in cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU && allowed.is_set(**cpu)) {
@@ -84,11 +84,11 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let before = sched_getaffinity(None).unwrap();
-                stay_on(&cpus_of(Path::new(NODES), HostNode(u16::MAX)));
+                run_on(&cpus_of(Path::new(NODES), HostNode(u16::MAX)));
                 assert!(sched_getaffinity(None).unwrap() == before, "there is no such node");
                 let mut cpus = 0..CpuSet::MAX_CPU;
                 let last = cpus.rfind(|cpu| before.is_set(*cpu)).expect("a thread runs somewhere");
-                stay_on(&[last, CpuSet::MAX_CPU]);
+                run_on(&[last, CpuSet::MAX_CPU]);
                 let now = sched_getaffinity(None).unwrap();
                 assert!(now.is_set(last) && now.count() == 1);
             });

@@ -10,17 +10,17 @@ use crate::RELEASE_WITHIN;
 use crate::cuda::device::Device;
 
 /// Between two looks whether anything arrives still.
-const NAP: Duration = Duration::from_millis(1);
+const POLL_EVERY: Duration = Duration::from_millis(1);
 
 /// Of one device, in the order in which they were asked for.
 #[derive(Debug)]
-pub(crate) struct PutOff<R> {
+pub(crate) struct DeferredReleases<R> {
     releases: Vec<R>,
     /// For the first of them at the latest.
     until: Option<Instant>,
 }
 
-impl<R> PutOff<R> {
+impl<R> DeferredReleases<R> {
     pub(crate) const fn new() -> Self {
         Self { releases: Vec::new(), until: None }
     }
@@ -31,17 +31,17 @@ impl<R> PutOff<R> {
     }
 
     /// Those that there are now wait no longer.
-    pub(crate) fn hurry(&mut self) {
+    pub(crate) fn expire(&mut self) {
         self.until = self.until.map(|_| Instant::now());
     }
 
     /// When to look again.
     pub(crate) fn due(&self) -> Option<Instant> {
-        self.until.map(|until| until.min(Instant::now() + NAP))
+        self.until.map(|until| until.min(Instant::now() + POLL_EVERY))
     }
 
     /// What waits no longer.
-    pub(crate) fn take(&mut self, device: &Device) -> Vec<R> {
+    pub(crate) fn take_due(&mut self, device: &Device) -> Vec<R> {
         let over = self.until.is_some_and(|until| until <= Instant::now());
         if over || !device.is_receiving() { self.take_all() } else { Vec::new() }
     }

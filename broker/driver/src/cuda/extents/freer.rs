@@ -17,35 +17,35 @@ use crate::cuda::{
     api::{Block, Physical},
     device::{
         Device,
-        memory::{Memory, Trace},
+        memory::{DeviceMemory, Trace},
     },
-    extents::releaser::{NAP, linger, retire},
+    extents::releaser::{POLL_EVERY, await_return, retire},
     state::State,
 };
 
 #[derive(Debug)]
-pub(crate) enum Free {
+pub(crate) enum FreeOrder {
     /// A fixed extent that was released, which is answered.
-    Released { extent: ExtentId, memory: Arc<Memory> },
+    Released { extent: ExtentId, memory: Arc<DeviceMemory> },
     /// Of an extent that was not made, which has been answered.
-    Unmade { extent: ExtentId, size: Bytes, device: Arc<Device>, piece: Box<dyn Piece> },
+    Unmade { extent: ExtentId, size: Bytes, device: Arc<Device>, piece: Box<dyn Freeable> },
 }
 
 /// Whatever gives up the device's memory when it is dropped.
-pub(crate) trait Piece: fmt::Debug + Send {}
+pub(crate) trait Freeable: fmt::Debug + Send {}
 
-impl Piece for Block {}
-impl Piece for Physical {}
-impl Piece for Memory {}
+impl Freeable for Block {}
+impl Freeable for Physical {}
+impl Freeable for DeviceMemory {}
 
 /// Until nobody can send any more.
-pub(crate) fn run(state: &State, frees: &Receiver<Free>) {
+pub(crate) fn run(state: &State, frees: &Receiver<FreeOrder>) {
     for free in frees {
         match free {
-            Free::Released { extent, memory } => {
+            FreeOrder::Released { extent, memory } => {
                 let (device, size) = (Arc::clone(memory.device()), memory.size());
-                let returned = match sole(memory, |memory| memory.is_kept()) {
-                    Ok(memory) => give_up(&device, extent, size, memory),
+                let returned = match wait_for_sole(memory, |memory| memory.is_leaked()) {
+                    Ok(memory) => free_and_await(&device, extent, size, memory),
                     Err(kept) => {
                         device.accounts().retire(extent, size, kept.trace());
                         false
@@ -54,10 +54,10 @@ pub(crate) fn run(state: &State, frees: &Receiver<Free>) {
                 if returned {
                     state.extents().remove(&extent);
                 }
-                state.tell(Completion::Released { extent, returned });
+                state.report(Completion::Released { extent, returned });
             }
-            Free::Unmade { extent, size, device, piece } => {
-                if give_up(&device, extent, size, piece) {
+            FreeOrder::Unmade { extent, size, device, piece } => {
+                if free_and_await(&device, extent, size, piece) {
                     state.extents().remove(&extent);
                 }
             }
@@ -67,28 +67,28 @@ pub(crate) fn run(state: &State, frees: &Receiver<Free>) {
 
 /// A digest or a copy of it may be under way. It ends, and then the memory is freed by the caller and nobody else; unless it is
 /// kept, since nobody can tell whether that has ended.
-pub(crate) fn sole<M>(mut memory: Arc<M>, is_kept: impl Fn(&M) -> bool) -> Result<M, Arc<M>> {
+pub(crate) fn wait_for_sole<M>(mut memory: Arc<M>, is_leaked: impl Fn(&M) -> bool) -> Result<M, Arc<M>> {
     loop {
         match Arc::try_unwrap(memory) {
             Ok(memory) => return Ok(memory),
-            Err(shared) if is_kept(&shared) => return Err(shared),
+            Err(shared) if is_leaked(&shared) => return Err(shared),
             Err(shared) => memory = shared,
         }
-        thread::sleep(NAP);
+        thread::sleep(POLL_EVERY);
     }
 }
 
 /// Whether it is seen to be back.
-fn give_up<P>(device: &Device, extent: ExtentId, size: Bytes, piece: P) -> bool {
+fn free_and_await<P>(device: &Device, extent: ExtentId, size: Bytes, piece: P) -> bool {
     device.accounts().begin_release();
     let before = retire(device, extent, size, Trace::default());
     drop(piece);
     let returned = before.is_ok_and(|before| {
-        linger(device, before.saturating_add(size), vec![(extent, size)]).contains(&extent)
+        await_return(device, before.saturating_add(size), vec![(extent, size)]).contains(&extent)
     });
     let mut accounts = device.accounts();
     if returned {
-        accounts.forget(extent);
+        accounts.mark_returned(extent);
     }
     accounts.end_release();
     returned

@@ -15,12 +15,12 @@ use crate::cuda::{
     api::{Block, CudaError, Stream},
     device::{
         Device,
-        memory::{Held, Memory},
+        memory::{DeviceMemory, ExtentMemory},
     },
-    extents::freer::{Free, Piece},
-    state::{Extent, State, hand},
+    extents::freer::{FreeOrder, Freeable},
+    state::{Extent, State, send},
 };
-use crate::{Completion, DriverError, ExtentKind, Handle, batch};
+use crate::{Completion, DriverError, Export, ExtentKind, batch};
 
 /// An extent to make.
 #[derive(Debug)]
@@ -41,12 +41,12 @@ pub(crate) struct Maker {
 
 /// Why an extent was not made, and what there is of it that must be given up.
 #[derive(Debug)]
-struct Unmade {
+struct MakeFailure {
     error: DriverError,
-    piece: Option<Box<dyn Piece>>,
+    piece: Option<Box<dyn Freeable>>,
 }
 
-impl From<CudaError> for Unmade {
+impl From<CudaError> for MakeFailure {
     fn from(error: CudaError) -> Self {
         Self { error: error.into(), piece: None }
     }
@@ -54,15 +54,15 @@ impl From<CudaError> for Unmade {
 
 impl Maker {
     /// Until nobody can send any more.
-    pub(crate) fn run(&self, state: &State, makes: &Receiver<Make>, frees: &Sender<Free>) {
+    pub(crate) fn run(&self, state: &State, makes: &Receiver<Make>, frees: &Sender<FreeOrder>) {
         let make = |make: Make| {
             let result = self.make(state, &make, frees);
             Some(Completion::Created { extent: make.extent, result })
         };
-        batch::run(makes, make, |completion| state.tell(completion));
+        batch::run(makes, make, |completion| state.report(completion));
     }
 
-    fn make(&self, state: &State, make: &Make, frees: &Sender<Free>) -> Result<Handle, DriverError> {
+    fn make(&self, state: &State, make: &Make, frees: &Sender<FreeOrder>) -> Result<Export, DriverError> {
         let Make { extent, size, kind } = *make;
         self.check(size, kind)?;
         if !state.claim(extent) {
@@ -75,18 +75,18 @@ impl Maker {
         let made = made.and_then(|memory| self.zeroed(Arc::new(memory)));
         match made {
             Ok(memory) => {
-                let handle = memory.handle();
-                state.extents().insert(extent, Extent::Live(Held::Device(memory)));
+                let handle = memory.export();
+                state.extents().insert(extent, Extent::Live(ExtentMemory::Device(memory)));
                 Ok(handle)
             }
-            Err(Unmade { error, piece: None }) => {
+            Err(MakeFailure { error, piece: None }) => {
                 state.extents().remove(&extent);
                 Err(error)
             }
-            Err(Unmade { error, piece: Some(piece) }) => {
+            Err(MakeFailure { error, piece: Some(piece) }) => {
                 // Before it is told, and not once the freer gets to it: a release of it finds nothing to await.
                 state.extents().insert(extent, Extent::Unmade);
-                hand(frees, Free::Unmade { extent, size, device: Arc::clone(&self.device), piece });
+                send(frees, FreeOrder::Unmade { extent, size, device: Arc::clone(&self.device), piece });
                 Err(error)
             }
         }
@@ -103,7 +103,7 @@ impl Maker {
         if size > self.device.info().total { Err(DriverError::OutOfMemory) } else { Ok(()) }
     }
 
-    fn movable(&self, size: Bytes) -> Result<Memory, Unmade> {
+    fn movable(&self, size: Bytes) -> Result<DeviceMemory, MakeFailure> {
         let physical = {
             let mut accounts = self.device.accounts();
             let physical = self.device.physical(size)?;
@@ -111,47 +111,47 @@ impl Maker {
             physical
         };
         match physical.export() {
-            Ok(fd) => Ok(Memory::movable(Arc::clone(&self.device), size, physical, fd)),
-            Err(error) => Err(Unmade { error: error.into(), piece: Some(Box::new(physical)) }),
+            Ok(fd) => Ok(DeviceMemory::movable(Arc::clone(&self.device), size, physical, fd)),
+            Err(error) => Err(MakeFailure { error: error.into(), piece: Some(Box::new(physical)) }),
         }
     }
 
-    fn fixed(&self, size: Bytes) -> Result<Memory, Unmade> {
+    fn fixed(&self, size: Bytes) -> Result<DeviceMemory, MakeFailure> {
         let block = {
             let mut accounts = self.device.accounts();
             let block = Block::allocate(self.device.context(), size)?;
             accounts.enter(size);
             block
         };
-        match shared(&block, size) {
-            Ok(handle) => Ok(Memory::fixed(Arc::clone(&self.device), size, block, handle)),
-            Err(error) => Err(Unmade { error, piece: Some(Box::new(block)) }),
+        match whole_block_handle(&block, size) {
+            Ok(handle) => Ok(DeviceMemory::fixed(Arc::clone(&self.device), size, block, handle)),
+            Err(error) => Err(MakeFailure { error, piece: Some(Box::new(block)) }),
         }
     }
 
-    fn zeroed(&self, memory: Arc<Memory>) -> Result<Arc<Memory>, Unmade> {
+    fn zeroed(&self, memory: Arc<DeviceMemory>) -> Result<Arc<DeviceMemory>, MakeFailure> {
         let Some(stream) = &self.zeroing else { return Ok(memory) };
         let size = memory.size();
         let filled = memory.address().and_then(|at| stream.fill(Arc::clone(&memory), at, 0, size)?.end());
         let Err(error) = filled else { return Ok(memory) };
         let error = error.into();
         match Arc::try_unwrap(memory) {
-            Ok(memory) => Err(Unmade { error, piece: Some(Box::new(memory)) }),
+            Ok(memory) => Err(MakeFailure { error, piece: Some(Box::new(memory)) }),
             Err(kept) => {
                 // Its end can't be seen, so the transfer keeps it for ever: that is nobody's extent.
                 drop(kept);
                 self.device.accounts().withdraw(size);
-                Err(Unmade { error, piece: None })
+                Err(MakeFailure { error, piece: None })
             }
         }
     }
 }
 
 /// The legacy handle, if it names the block and nothing else.
-fn shared(block: &Block, size: Bytes) -> Result<[u8; 64], DriverError> {
-    let shared = block.share(size)?;
-    if shared.whole {
-        Ok(shared.handle)
+fn whole_block_handle(block: &Block, size: Bytes) -> Result<[u8; 64], DriverError> {
+    let whole_block_handle = block.share(size)?;
+    if whole_block_handle.whole {
+        Ok(whole_block_handle.handle)
     } else {
         let problem = "cuMemAlloc cut the block from a larger piece, which its handle would open".to_owned();
         Err(DriverError::Failed(problem))

@@ -20,27 +20,27 @@ use crate::cuda::{
     api::CudaError,
     device::{
         Device,
-        accounts::{covered, sum},
-        memory::{Held, Memory, Trace},
+        accounts::{explained_by, sum},
+        memory::{DeviceMemory, ExtentMemory, Trace},
     },
-    extents::{deferred::PutOff, freer::Free, surveys::Surveys},
+    extents::{deferred::DeferredReleases, freer::FreeOrder, surveys::Surveys},
     host::maker::HostOrder,
-    state::{Extent, Live, State, hand},
+    state::{Extent, Live, State, send},
 };
 use crate::{Completion, ExtentKind, disk::DiskOrder};
 
 /// Scrubbing takes about 0.35 ms for a GiB.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(40);
-pub(crate) const NAP: Duration = Duration::from_millis(2);
+pub(crate) const RETURN_WAIT_MAX: Duration = Duration::from_millis(40);
+pub(crate) const POLL_EVERY: Duration = Duration::from_millis(2);
 /// Between two looks whether something has come back: each takes some 10 us.
-const LOOK_AGAIN: Duration = Duration::from_micros(250);
+const RETURN_POLL_EVERY: Duration = Duration::from_micros(250);
 
 /// Released between two readings of the figures, which take longer than a release. Of those that share one, the
 /// oldest are taken to be back where only some are.
-const AT_ONCE: usize = 16;
+const BATCH_MAX: usize = 16;
 
 #[derive(Debug)]
-pub(crate) enum Look {
+pub(crate) enum ReleaserOrder {
     Release {
         extent: ExtentId,
     },
@@ -52,96 +52,96 @@ pub(crate) enum Look {
         clients: Vec<u32>,
     },
     /// What needs no look, and is told by a thread of ours all the same.
-    Answer(Completion),
+    Report(Completion),
 }
 
 /// Who gives up what takes its time.
 #[derive(Debug)]
-pub(crate) struct Onward {
-    pub(crate) frees: Sender<Free>,
+pub(crate) struct Destinations {
+    pub(crate) frees: Sender<FreeOrder>,
     pub(crate) hosts: Sender<HostOrder>,
     pub(crate) disk: Sender<DiskOrder>,
 }
 
 /// Until nobody can send any more.
-pub(crate) fn run(state: &State, looks: &Receiver<Look>, onward: &Onward) {
-    let put_off = state.devices.iter().map(|_| PutOff::new()).collect();
-    let mut looker = Looker { state, onward, surveys: Surveys::of(state), put_off };
+pub(crate) fn run(state: &State, orders: &Receiver<ReleaserOrder>, destinations: &Destinations) {
+    let deferred = state.devices.iter().map(|_| DeferredReleases::new()).collect();
+    let mut releaser = Releaser { state, destinations, surveys: Surveys::of(state), deferred };
     loop {
-        match next(looks, looker.due()) {
-            Ok(first) => looker.serve(iter::once(first).chain(looks.try_iter()).collect()),
-            Err(RecvTimeoutError::Timeout) => looker.release(PutOff::take),
-            Err(RecvTimeoutError::Disconnected) => return looker.release(|all, _| all.take_all()),
+        match next(orders, releaser.due()) {
+            Ok(first) => releaser.serve(iter::once(first).chain(orders.try_iter()).collect()),
+            Err(RecvTimeoutError::Timeout) => releaser.release(DeferredReleases::take_due),
+            Err(RecvTimeoutError::Disconnected) => return releaser.release(|all, _| all.take_all()),
         }
-        looker.surveys.confirm(state);
+        releaser.surveys.confirm(state);
     }
 }
 
-struct Looker<'a> {
+struct Releaser<'a> {
     state: &'a State,
-    onward: &'a Onward,
+    destinations: &'a Destinations,
     surveys: Surveys,
     /// By device.
-    put_off: Vec<PutOff<Release>>,
+    deferred: Vec<DeferredReleases<Release>>,
 }
 
 /// What was asked for, or a timeout once we have to look by ourselves.
-fn next(looks: &Receiver<Look>, due: Option<Instant>) -> Result<Look, RecvTimeoutError> {
+fn next(orders: &Receiver<ReleaserOrder>, due: Option<Instant>) -> Result<ReleaserOrder, RecvTimeoutError> {
     match due {
-        Some(due) => looks.recv_timeout(due.saturating_duration_since(Instant::now())),
-        None => Ok(looks.recv()?),
+        Some(due) => orders.recv_timeout(due.saturating_duration_since(Instant::now())),
+        None => Ok(orders.recv()?),
     }
 }
 
-impl Looker<'_> {
+impl Releaser<'_> {
     fn due(&self) -> Option<Instant> {
-        self.put_off.iter().filter_map(PutOff::due).chain(self.surveys.due()).min()
+        self.deferred.iter().filter_map(DeferredReleases::due).chain(self.surveys.due()).min()
     }
 
-    fn serve(&mut self, batch: Vec<Look>) {
-        for look in &batch {
-            match *look {
-                Look::Release { extent } => self.begin_release(extent),
-                Look::ReleaseNow { device } => {
-                    if let Some(put_off) = self.put_off.get_mut(usize::from(device.0)) {
-                        put_off.hurry();
+    fn serve(&mut self, batch: Vec<ReleaserOrder>) {
+        for order in &batch {
+            match *order {
+                ReleaserOrder::Release { extent } => self.begin_release(extent),
+                ReleaserOrder::ReleaseNow { device } => {
+                    if let Some(deferred) = self.deferred.get_mut(usize::from(device.0)) {
+                        deferred.expire();
                     }
                 }
-                Look::Survey { .. } | Look::Answer(_) => {}
+                ReleaserOrder::Survey { .. } | ReleaserOrder::Report(_) => {}
             }
         }
-        self.release(PutOff::take);
-        for look in batch {
-            match look {
-                Look::Release { .. } | Look::ReleaseNow { .. } => {}
-                Look::Survey { device, clients } => self.surveys.answer(self.state, device, clients),
-                Look::Answer(completion) => self.state.tell(completion),
+        self.release(DeferredReleases::take_due);
+        for order in batch {
+            match order {
+                ReleaserOrder::Release { .. } | ReleaserOrder::ReleaseNow { .. } => {}
+                ReleaserOrder::Survey { device, clients } => self.surveys.answer(self.state, device, clients),
+                ReleaserOrder::Report(completion) => self.state.report(completion),
             }
         }
     }
 
     fn begin_release(&mut self, extent: ExtentId) {
-        let Self { state, onward, .. } = *self;
+        let Self { state, destinations, .. } = *self;
         match state.retire(extent) {
             // Nobody holds what is not there.
-            None => state.tell(Completion::Released { extent, returned: !is_awaited(state, extent) }),
-            Some(Live::Disk(released)) => hand(&onward.disk, DiskOrder::Release { extent, released }),
-            Some(Live::Memory(Held::Host(memory))) => {
-                hand(&onward.hosts, HostOrder::Release { extent, memory })
+            None => state.report(Completion::Released { extent, returned: !is_awaited(state, extent) }),
+            Some(Live::Disk(released)) => send(&destinations.disk, DiskOrder::Release { extent, released }),
+            Some(Live::Memory(ExtentMemory::Host(memory))) => {
+                send(&destinations.hosts, HostOrder::Release { extent, memory })
             }
-            Some(Live::Memory(Held::Device(memory))) if memory.kind() == ExtentKind::Fixed => {
-                hand(&onward.frees, Free::Released { extent, memory })
+            Some(Live::Memory(ExtentMemory::Device(memory))) if memory.kind() == ExtentKind::Fixed => {
+                send(&destinations.frees, FreeOrder::Released { extent, memory })
             }
-            Some(Live::Memory(Held::Device(memory))) => {
+            Some(Live::Memory(ExtentMemory::Device(memory))) => {
                 let DeviceIndex(at) = state.index_of(memory.device());
-                self.put_off[usize::from(at)].add(Release::of(extent, memory));
+                self.deferred[usize::from(at)].add(Release::of(extent, memory));
             }
         }
     }
 
-    fn release(&mut self, which: impl Fn(&mut PutOff<Release>, &Device) -> Vec<Release>) {
-        for (device, put_off) in self.state.devices.iter().zip(&mut self.put_off) {
-            let releases = which(put_off, device);
+    fn release(&mut self, which: impl Fn(&mut DeferredReleases<Release>, &Device) -> Vec<Release>) {
+        for (device, deferred) in self.state.devices.iter().zip(&mut self.deferred) {
+            let releases = which(deferred, device);
             if !releases.is_empty() {
                 release(self.state, device, releases);
             }
@@ -157,11 +157,11 @@ fn is_awaited(state: &State, extent: ExtentId) -> bool {
 struct Release {
     extent: ExtentId,
     size: Bytes,
-    memory: Arc<Memory>,
+    memory: Arc<DeviceMemory>,
 }
 
 impl Release {
-    fn of(extent: ExtentId, memory: Arc<Memory>) -> Self {
+    fn of(extent: ExtentId, memory: Arc<DeviceMemory>) -> Self {
         Self { extent, size: memory.size(), memory }
     }
 }
@@ -171,29 +171,29 @@ fn release(state: &State, device: &Device, mut releases: Vec<Release>) {
     let all: Vec<(ExtentId, Bytes)> = releases.iter().map(|it| (it.extent, it.size)).collect();
     let mut back: Vec<ExtentId> = Vec::new();
     let mut missing: Vec<(ExtentId, Bytes)> = Vec::new();
-    let base = rest(device);
+    let base = used_beside_live(device);
     while !releases.is_empty() {
-        let few = releases.drain(..releases.len().min(AT_ONCE)).collect();
+        let few = releases.drain(..releases.len().min(BATCH_MAX)).collect();
         // Where the figures are not to be had, all of them are awaited until they are.
-        if let Ok(seen) = let_go(device, few) {
+        if let Ok(seen) = release_batch(device, few) {
             back.extend(seen.back);
             missing.extend(seen.missing);
         }
     }
     if let Ok(base) = base {
         let held = sum(all.iter().filter(|(extent, _)| !back.contains(extent)).map(|(_, size)| *size));
-        back.extend(linger(device, base.saturating_add(held), missing));
+        back.extend(await_return(device, base.saturating_add(held), missing));
     }
-    settle(state, device, &back);
+    mark_returned(state, device, &back);
     for (extent, _) in all {
-        state.tell(Completion::Released { extent, returned: back.contains(&extent) });
+        state.report(Completion::Released { extent, returned: back.contains(&extent) });
     }
 }
 
-fn settle(state: &State, device: &Device, back: &[ExtentId]) {
+fn mark_returned(state: &State, device: &Device, back: &[ExtentId]) {
     let mut accounts = device.accounts();
     for extent in back {
-        accounts.forget(*extent);
+        accounts.mark_returned(*extent);
     }
     drop(accounts);
     let mut extents = state.extents();
@@ -202,40 +202,40 @@ fn settle(state: &State, device: &Device, back: &[ExtentId]) {
     }
 }
 
-fn rest(device: &Device) -> Result<Bytes, CudaError> {
-    device.rest(&device.accounts())
+fn used_beside_live(device: &Device) -> Result<Bytes, CudaError> {
+    device.used_beside_live(&device.accounts())
 }
 
-struct Seen {
+struct BatchOutcome {
     back: Vec<ExtentId>,
     /// They may come yet.
     missing: Vec<(ExtentId, Bytes)>,
 }
 
 /// Gives up a few, between two looks at the figures.
-fn let_go(device: &Device, mut few: Vec<Release>) -> Result<Seen, CudaError> {
+fn release_batch(device: &Device, mut few: Vec<Release>) -> Result<BatchOutcome, CudaError> {
     for release in &mut few {
         // Its page tables come back too, and before the first look. A digest under way keeps the mapping.
         if let Some(memory) = Arc::get_mut(&mut release.memory) {
             memory.unmap();
         }
     }
-    let before = rest(device);
+    let before = used_beside_live(device);
     let mut traces = Vec::new();
     for Release { extent, size, memory } in few {
         traces.push((extent, size, memory.trace()));
         device.accounts().retire(extent, size, memory.trace());
     }
-    let after = rest(device);
+    let after = used_beside_live(device);
     let (before, after) = (before?, after?);
     let full = before.saturating_add(sum(traces.iter().map(|(_, size, _)| *size)));
     let mut drop = full.saturating_sub(after);
     let gone =
         traces.iter().filter(|(.., trace)| !trace.is_alive()).map(|(extent, size, _)| (*extent, *size));
     let gone: Vec<(ExtentId, Bytes)> = gone.collect();
-    let back = covered(gone.iter().copied(), &mut drop);
+    let back = explained_by(gone.iter().copied(), &mut drop);
     let missing = gone.into_iter().filter(|(extent, _)| !back.contains(extent)).collect();
-    Ok(Seen { back, missing })
+    Ok(BatchOutcome { back, missing })
 }
 
 /// Enters it as awaited. What was taken beside live extents before that.
@@ -246,20 +246,24 @@ pub(crate) fn retire(
     trace: Trace,
 ) -> Result<Bytes, CudaError> {
     let mut accounts = device.accounts();
-    let before = device.rest(&accounts);
+    let before = device.used_beside_live(&accounts);
     accounts.retire(extent, size, trace);
     before
 }
 
 /// Looks for what did not come back at once. `full` is what would be taken beside live extents if none of it did.
-pub(crate) fn linger(device: &Device, full: Bytes, mut missing: Vec<(ExtentId, Bytes)>) -> Vec<ExtentId> {
-    let deadline = Instant::now() + PATIENCE;
+pub(crate) fn await_return(
+    device: &Device,
+    full: Bytes,
+    mut missing: Vec<(ExtentId, Bytes)>,
+) -> Vec<ExtentId> {
+    let deadline = Instant::now() + RETURN_WAIT_MAX;
     let mut back = Vec::new();
     let mut full = full;
     while !missing.is_empty() {
-        let Ok(rest) = rest(device) else { break };
-        let mut drop = full.saturating_sub(rest);
-        let come = covered(missing.iter().copied(), &mut drop);
+        let Ok(used_beside_live) = used_beside_live(device) else { break };
+        let mut drop = full.saturating_sub(used_beside_live);
+        let come = explained_by(missing.iter().copied(), &mut drop);
         full = full
             .saturating_sub(sum(missing.iter().filter(|(it, _)| come.contains(it)).map(|(_, size)| *size)));
         missing.retain(|(extent, _)| !come.contains(extent));
@@ -267,7 +271,7 @@ pub(crate) fn linger(device: &Device, full: Bytes, mut missing: Vec<(ExtentId, B
         if Instant::now() >= deadline {
             break;
         }
-        thread::sleep(LOOK_AGAIN);
+        thread::sleep(RETURN_POLL_EVERY);
     }
     back
 }

@@ -11,17 +11,17 @@ use vramd_types::{Bytes, DeviceIndex, ExtentId};
 use crate::Completion;
 use crate::cuda::{
     api::CudaError,
-    device::{Device, accounts::LASTS},
+    device::{Device, accounts::CONFIRM_AFTER},
     state::{Extent, State},
 };
 
 /// Of each device, by index.
 #[derive(Debug)]
-pub(crate) struct Surveys(Vec<Latest>);
+pub(crate) struct Surveys(Vec<LatestSurvey>);
 
 /// The latest survey of a device.
 #[derive(Debug, Default)]
-struct Latest {
+struct LatestSurvey {
     clients: Vec<u32>,
     /// When to look again, if it left something to confirm.
     again: Option<Instant>,
@@ -36,7 +36,7 @@ struct Found {
 
 impl Surveys {
     pub(crate) fn of(state: &State) -> Self {
-        Self(state.devices.iter().map(|_| Latest::default()).collect())
+        Self(state.devices.iter().map(|_| LatestSurvey::default()).collect())
     }
 
     /// When [`confirm`](Self::confirm) has something to do.
@@ -47,21 +47,21 @@ impl Surveys {
     pub(crate) fn answer(&mut self, state: &State, index: DeviceIndex, clients: Vec<u32>) {
         let at = usize::from(index.0);
         let (Some(latest), Some(device)) = (self.0.get_mut(at), state.devices.get(at)) else {
-            let (unbrokered, host_lacking) = (Bytes::ZERO, Bytes::ZERO);
-            state.tell(Completion::Surveyed { device: index, unbrokered, contexts: 0, host_lacking });
+            let (unbrokered, host_missing) = (Bytes::ZERO, Bytes::ZERO);
+            state.report(Completion::Surveyed { device: index, unbrokered, contexts: 0, host_missing });
             return;
         };
         latest.clients = clients;
-        let (unbrokered, contexts) = match latest.look(device) {
+        let (unbrokered, contexts) = match latest.survey(device) {
             Ok(found) => {
                 // Before the answer, which tells of it.
-                tell(state, found.returned);
+                report_returned(state, found.returned);
                 (found.unbrokered, found.contexts)
             }
-            Err(_) => (device.accounts().outsiders(), device.contexts()),
+            Err(_) => (device.accounts().other_programs(), device.contexts()),
         };
-        let host_lacking = state.host_lacking(device.node());
-        state.tell(Completion::Surveyed { device: index, unbrokered, contexts, host_lacking });
+        let host_missing = state.host_missing(device.node());
+        state.report(Completion::Surveyed { device: index, unbrokered, contexts, host_missing });
     }
 
     /// Looks at those devices again where it is time to.
@@ -70,37 +70,37 @@ impl Surveys {
         for (latest, device) in self.0.iter_mut().zip(&state.devices) {
             if latest.again.is_some_and(|again| again <= now)
                 // One that fails is made once more: what was seen back is not forgotten.
-                && let Ok(found) = latest.look(device)
+                && let Ok(found) = latest.survey(device)
             {
-                tell(state, found.returned);
+                report_returned(state, found.returned);
             }
         }
     }
 }
 
-impl Latest {
-    fn look(&mut self, device: &Device) -> Result<Found, CudaError> {
-        let found = look(device, &self.clients);
-        self.again = device.accounts().is_unconfirmed().then(|| Instant::now() + LASTS);
+impl LatestSurvey {
+    fn survey(&mut self, device: &Device) -> Result<Found, CudaError> {
+        let found = survey(device, &self.clients);
+        self.again = device.accounts().has_unconfirmed().then(|| Instant::now() + CONFIRM_AFTER);
         found
     }
 }
 
-fn look(device: &Device, clients: &[u32]) -> Result<Found, CudaError> {
+fn survey(device: &Device, clients: &[u32]) -> Result<Found, CudaError> {
     // Nothing else may tell for a long time that the context has come to harm.
     device.context().is_sound()?;
-    let (mut accounts, sight) = device.sight(clients)?;
-    let returned = accounts.settle(Instant::now(), sight.others);
-    let unbrokered = accounts.outsiders().saturating_add(sight.strangers);
-    Ok(Found { returned, unbrokered, contexts: sight.contexts })
+    let (mut accounts, survey) = device.survey(clients)?;
+    let returned = accounts.apply_survey(Instant::now(), survey.others);
+    let unbrokered = accounts.other_programs().saturating_add(survey.other_contexts);
+    Ok(Found { returned, unbrokered, contexts: survey.contexts })
 }
 
-fn tell(state: &State, returned: Vec<ExtentId>) {
+fn report_returned(state: &State, returned: Vec<ExtentId>) {
     let mut extents = state.extents();
     let released = returned.into_iter().filter(|it| matches!(extents.remove(it), Some(Extent::Awaited)));
     let released: Vec<ExtentId> = released.collect();
     drop(extents);
     for extent in released {
-        state.tell(Completion::Returned { extent });
+        state.report(Completion::Returned { extent });
     }
 }

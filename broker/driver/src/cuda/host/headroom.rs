@@ -9,41 +9,41 @@ use std::{
 
 use vramd_types::{Bytes, GRANULARITY};
 
-use crate::{HostLimit, cgroup, left_to_others};
+use crate::{HostLimit, cgroup, left_to_other_programs};
 
 /// Held by who asks for memory that is charged to the cgroup, until all of it is there.
 #[derive(Debug)]
-pub(crate) struct Asking {
+pub(crate) struct RequestLock {
     _held: MutexGuard<'static, ()>,
 }
 
 /// One after the other: two that ask at once would both find the same room.
-pub(crate) fn asking() -> Asking {
-    static ASKING: Mutex<()> = Mutex::new(());
-    Asking { _held: ASKING.lock().unwrap_or_else(PoisonError::into_inner) }
+pub(crate) fn lock_requests() -> RequestLock {
+    static REQUESTS: Mutex<()> = Mutex::new(());
+    RequestLock { _held: REQUESTS.lock().unwrap_or_else(PoisonError::into_inner) }
 }
 
 /// The limit that leaves less than that. Memory is charged to the process's cgroup or is not.
-pub(crate) fn in_the_way(size: Bytes, in_cgroup: bool) -> Option<HostLimit> {
-    if let Some(left) = available().filter(|left| size > *left) {
+pub(crate) fn limit_below(size: Bytes, in_cgroup: bool) -> Option<HostLimit> {
+    if let Some(left) = kernel_available().filter(|left| size > *left) {
         return Some(HostLimit::Free(left));
     }
     cgroup::memory_left().filter(|left| in_cgroup && size > *left).map(HostLimit::Cgroup)
 }
 
 /// The same of what the driver needs for itself, which may be of what is left to others.
-pub(crate) fn in_the_way_of_own(size: Bytes) -> Option<HostLimit> {
+pub(crate) fn limit_below_for_daemon(size: Bytes) -> Option<HostLimit> {
     cgroup::memory_left().filter(|left| size > *left).map(HostLimit::Cgroup)
 }
 
 /// What could be had now, as far as anybody says.
-pub(crate) fn left(in_cgroup: bool) -> Option<Bytes> {
+pub(crate) fn available(in_cgroup: bool) -> Option<Bytes> {
     let cgroup = if in_cgroup { cgroup::memory_left() } else { None };
-    [available(), cgroup].into_iter().flatten().min()
+    [kernel_available(), cgroup].into_iter().flatten().min()
 }
 
 /// Of what is to be had on one node, of so much on all of them, the share of one device that could not be had: several are near.
-pub(crate) fn lacking(its: Bytes, all: Bytes, near: usize, left: Option<Bytes>) -> Bytes {
+pub(crate) fn missing_share(its: Bytes, all: Bytes, near: usize, left: Option<Bytes>) -> Bytes {
     let Some(short) = left.map(|left| all.saturating_sub(left)).filter(|short| !short.is_zero()) else {
         return Bytes::ZERO;
     };
@@ -54,14 +54,14 @@ pub(crate) fn lacking(its: Bytes, all: Bytes, near: usize, left: Option<Bytes>) 
 }
 
 /// What the kernel could give without swapping, and without what is others'. Asking the driver for more may end other processes instead.
-fn available() -> Option<Bytes> {
-    available_in(&fs::read_to_string("/proc/meminfo").ok()?)
+fn kernel_available() -> Option<Bytes> {
+    kernel_available_in(&fs::read_to_string("/proc/meminfo").ok()?)
 }
 
 /// Without what is left to others. A machine whose size is not told keeps what is free.
-fn available_in(meminfo: &str) -> Option<Bytes> {
-    let left_to_others = field(meminfo, "MemTotal:").map_or(Bytes::ZERO, left_to_others);
-    Some(field(meminfo, "MemAvailable:")?.saturating_sub(left_to_others))
+fn kernel_available_in(meminfo: &str) -> Option<Bytes> {
+    let left_to_other_programs = field(meminfo, "MemTotal:").map_or(Bytes::ZERO, left_to_other_programs);
+    Some(field(meminfo, "MemAvailable:")?.saturating_sub(left_to_other_programs))
 }
 
 fn field(meminfo: &str, name: &str) -> Option<Bytes> {
@@ -75,23 +75,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_available_is_read() {
+    fn available_memory_is_read_from_meminfo() {
         let text = "MemTotal:       24684084 kB\nMemAvailable:    4194304 kB\n";
-        let left = Bytes::gib(4).saturating_sub(left_to_others(Bytes::new(24_684_084 << 10)));
-        assert_eq!((available_in(text), left > Bytes::gib(1)), (Some(left), true));
-        assert_eq!(available_in("MemTotal: 8388608 kB\nMemAvailable: 2097151 kB\n"), Some(Bytes::ZERO));
-        assert_eq!(available_in("MemAvailable: 2048 kB\n"), Some(Bytes::mib(2)));
-        assert_eq!(available_in("MemTotal: 1 kB\n"), None);
+        let left = Bytes::gib(4).saturating_sub(left_to_other_programs(Bytes::new(24_684_084 << 10)));
+        assert_eq!((kernel_available_in(text), left > Bytes::gib(1)), (Some(left), true));
+        assert_eq!(
+            kernel_available_in("MemTotal: 8388608 kB\nMemAvailable: 2097151 kB\n"),
+            Some(Bytes::ZERO)
+        );
+        assert_eq!(kernel_available_in("MemAvailable: 2048 kB\n"), Some(Bytes::mib(2)));
+        assert_eq!(kernel_available_in("MemTotal: 1 kB\n"), None);
     }
 
     #[test]
-    fn what_cannot_be_had_is_shared_by_who_is_to_have_it() {
+    fn missing_memory_is_split_between_nodes_and_devices() {
         let mib = Bytes::mib;
-        let lacking = |its, all, near, left| lacking(mib(its), mib(all), near, Some(mib(left)));
-        assert_eq!(lacking(40, 40, 1, 40), Bytes::ZERO);
-        assert_eq!(lacking(40, 40, 1, 30), mib(10));
-        assert_eq!(lacking(40, 40, 2, 30), mib(6), "in whole granules");
-        assert_eq!(lacking(40, 80, 1, 60), mib(10), "the other node lacks as much");
-        assert_eq!(super::lacking(mib(40), mib(40), 1, None), Bytes::ZERO, "nobody says");
+        let missing_share = |its, all, near, left| missing_share(mib(its), mib(all), near, Some(mib(left)));
+        assert_eq!(missing_share(40, 40, 1, 40), Bytes::ZERO);
+        assert_eq!(missing_share(40, 40, 1, 30), mib(10));
+        assert_eq!(missing_share(40, 40, 2, 30), mib(6), "in whole granules");
+        assert_eq!(missing_share(40, 80, 1, 60), mib(10), "the other node lacks as much");
+        assert_eq!(super::missing_share(mib(40), mib(40), 1, None), Bytes::ZERO, "nobody says");
     }
 }

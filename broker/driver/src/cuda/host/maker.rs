@@ -11,15 +11,15 @@ use std::{
 use vramd_types::{Bytes, ExtentId, GRANULARITY, HostNode};
 
 use crate::cuda::{
-    device::memory::Held,
-    extents::freer::sole,
+    device::memory::ExtentMemory,
+    extents::freer::wait_for_sole,
     host::{
         memory::{HostMemory, Pinner},
-        node::Node,
+        node::NodeMemory,
     },
     state::{Extent, State},
 };
-use crate::{Completion, DriverError, Handle, batch};
+use crate::{Completion, DriverError, Export, batch};
 
 #[derive(Debug)]
 pub(crate) enum HostOrder {
@@ -29,7 +29,7 @@ pub(crate) enum HostOrder {
         size: Bytes,
         zeroed: bool,
     },
-    Keep {
+    PinAhead {
         node: HostNode,
         size: Bytes,
         piece: Bytes,
@@ -46,33 +46,35 @@ pub(crate) enum HostOrder {
 pub(crate) struct HostMaker {
     pinner: Pinner,
     /// Those that are near a device.
-    nodes: BTreeMap<HostNode, Node>,
+    nodes: BTreeMap<HostNode, NodeMemory>,
     /// Where this thread stays.
     near: Option<HostNode>,
 }
 
 impl HostMaker {
     pub(crate) fn new(pinner: Pinner) -> Self {
-        let nodes = pinner.devices.iter().map(|device| (device.node(), Node::new(device.node())));
+        let nodes = pinner.devices.iter().map(|device| (device.node(), NodeMemory::new(device.node())));
         Self { nodes: nodes.collect(), pinner, near: None }
     }
 
     /// Until nobody can send any more.
     pub(crate) fn run(mut self, state: &State, orders: &Receiver<HostOrder>) {
-        while let Some(order) = batch::next(orders, || self.fill_and_say(state)) {
+        while let Some(order) = batch::next_or_idle(orders, || self.pin_and_publish(state)) {
             match order {
                 HostOrder::Make { extent, node, size, zeroed } => {
                     let result = self.make(state, extent, node, size, zeroed);
-                    state.tell(Completion::Created { extent, result });
+                    state.report(Completion::Created { extent, result });
                 }
-                HostOrder::Keep { node, size, piece, pieces_max } => {
-                    if let Err(problem) = self.node(node).and_then(|it| it.keep(size, piece, pieces_max)) {
-                        tell_kept(state, node, Bytes::ZERO, Some(problem));
+                HostOrder::PinAhead { node, size, piece, pieces_max } => {
+                    if let Err(problem) =
+                        self.node(node).and_then(|it| it.set_target(size, piece, pieces_max))
+                    {
+                        report_pinned(state, node, Bytes::ZERO, Some(problem));
                     }
                 }
                 HostOrder::Release { extent, memory } => {
                     // Who else holds it nobody can tell, but for a copy that may never end.
-                    let returned = match sole(memory, HostMemory::is_kept) {
+                    let returned = match wait_for_sole(memory, HostMemory::is_leaked) {
                         Ok(memory) => {
                             if let Some(node) = self.nodes.get_mut(&memory.node()) {
                                 node.put_back(memory);
@@ -82,44 +84,44 @@ impl HostMaker {
                         }
                         Err(_kept) => false,
                     };
-                    state.tell(Completion::Released { extent, returned });
+                    state.report(Completion::Released { extent, returned });
                 }
             }
-            self.say_what_there_is(state);
+            self.publish(state);
         }
         for (node, it) in &mut self.nodes {
-            if let Some(kept) = it.give_up_filling() {
+            if let Some(kept) = it.stop_pinning_ahead() {
                 let problem = DriverError::Failed("the driver has ended".to_owned());
-                tell_kept(state, *node, kept, Some(problem));
+                report_pinned(state, *node, kept, Some(problem));
             }
         }
     }
 
-    fn fill_and_say(&mut self, state: &State) -> bool {
-        let filled = self.fill(state);
-        self.say_what_there_is(state);
+    fn pin_and_publish(&mut self, state: &State) -> bool {
+        let filled = self.pin_ahead(state);
+        self.publish(state);
         filled
     }
 
     /// Whoever looks at what others hold looks whether what is missing could be had.
-    fn say_what_there_is(&self, state: &State) {
+    fn publish(&self, state: &State) {
         let to_pin = self.nodes.iter().map(|(node, it)| (*node, it.to_pin())).collect();
-        state.will_pin(to_pin, self.nodes.values().filter_map(Node::kept).collect());
+        state.set_host_memory(to_pin, self.nodes.values().filter_map(NodeMemory::free_pinned).collect());
     }
 
     /// Whether a piece was pinned ahead of need, or way was made for one.
-    fn fill(&mut self, state: &State) -> bool {
+    fn pin_ahead(&mut self, state: &State) -> bool {
         for (node, it) in &mut self.nodes {
-            if it.is_missing() {
-                stay_near(&mut self.near, &self.pinner, *node);
+            if it.has_missing() {
+                run_near(&mut self.near, &self.pinner, *node);
             }
-            let problem = match it.fill(&self.pinner) {
+            let problem = match it.pin_step(&self.pinner) {
                 Ok(true) => return true,
                 Ok(false) => None,
                 Err(error) => Some(error),
             };
-            if let Some(kept) = it.is_filled() {
-                tell_kept(state, *node, kept, problem);
+            if let Some(kept) = it.take_filled() {
+                report_pinned(state, *node, kept, problem);
             }
         }
         false
@@ -132,7 +134,7 @@ impl HostMaker {
         node: HostNode,
         size: Bytes,
         zeroed: bool,
-    ) -> Result<Handle, DriverError> {
+    ) -> Result<Export, DriverError> {
         if size.is_zero() || !size.is_multiple_of(GRANULARITY) {
             return Err(DriverError::Failed(format!("{} bytes are no multiple of 2 MiB", size.get())));
         }
@@ -142,8 +144,8 @@ impl HostMaker {
         }
         match self.take(node, size, zeroed) {
             Ok(memory) => {
-                let handle = memory.handle();
-                state.extents().insert(extent, Extent::Live(Held::Host(Arc::new(memory))));
+                let handle = memory.export();
+                state.extents().insert(extent, Extent::Live(ExtentMemory::Host(Arc::new(memory))));
                 Ok(handle)
             }
             Err(error) => {
@@ -154,21 +156,21 @@ impl HostMaker {
     }
 
     fn take(&mut self, node: HostNode, size: Bytes, zeroed: bool) -> Result<HostMemory, DriverError> {
-        stay_near(&mut self.near, &self.pinner, node);
+        run_near(&mut self.near, &self.pinner, node);
         let Self { pinner, nodes, .. } = self;
         nodes.get_mut(&node).ok_or_else(|| nowhere(node))?.take(pinner, size, zeroed)
     }
 
-    fn node(&mut self, node: HostNode) -> Result<&mut Node, DriverError> {
+    fn node(&mut self, node: HostNode) -> Result<&mut NodeMemory, DriverError> {
         self.nodes.get_mut(&node).ok_or_else(|| nowhere(node))
     }
 }
 
-fn stay_near(near: &mut Option<HostNode>, pinner: &Pinner, node: HostNode) {
+fn run_near(near: &mut Option<HostNode>, pinner: &Pinner, node: HostNode) {
     if near.replace(node) != Some(node)
         && let Some(device) = pinner.devices.iter().find(|device| device.node() == node)
     {
-        device.stay_near();
+        device.run_near();
     }
 }
 
@@ -176,6 +178,6 @@ fn nowhere(node: HostNode) -> DriverError {
     DriverError::Failed(format!("no device is near node {node} of the host"))
 }
 
-fn tell_kept(state: &State, node: HostNode, kept: Bytes, problem: Option<DriverError>) {
-    state.tell(Completion::HostKept { node, kept, problem });
+fn report_pinned(state: &State, node: HostNode, kept: Bytes, problem: Option<DriverError>) {
+    state.report(Completion::PinnedAhead { node, free: kept, problem });
 }

@@ -21,13 +21,13 @@ use rustix::{
 use vramd_types::{Bytes, HostNode};
 
 use crate::cuda::{
-    api::{Access, CudaError, HostView, Physical, Used},
+    api::{Access, CudaError, HostView, KeepAlive, Physical},
     copies::pinned,
     device::Device,
     host::headroom,
     start::facts::HostKind,
 };
-use crate::{DriverError, Handle, HostLimit, SharedFd, pool::Kept};
+use crate::{DriverError, Export, HostLimit, SharedFd, free_pinned::FreeMemory};
 
 /// How memory of the host is pinned.
 #[derive(Debug)]
@@ -40,9 +40,9 @@ pub(crate) struct Pinner {
 }
 
 impl Pinner {
-    pub(crate) fn pin(&self, node: HostNode, size: Bytes) -> Result<Kept<HostMemory>, DriverError> {
+    pub(crate) fn pin(&self, node: HostNode, size: Bytes) -> Result<FreeMemory<HostMemory>, DriverError> {
         let memory = HostMemory::new(self.kind, &self.devices, node, size)?;
-        Ok(Kept { memory, is_zero: self.is_zero })
+        Ok(FreeMemory { memory, is_zero: self.is_zero })
     }
 }
 
@@ -56,21 +56,21 @@ pub(crate) struct HostMemory {
     node: HostNode,
     size: Bytes,
     /// Work on it may be under way for ever.
-    kept: AtomicBool,
+    leaked: AtomicBool,
     /// Last: their contexts may end with them.
     devices: Vec<Arc<Device>>,
 }
 
-impl Used for Arc<HostMemory> {
-    fn keep_for_ever(self) {
-        self.kept.store(true, Ordering::Release);
+impl KeepAlive for Arc<HostMemory> {
+    fn leak(self) {
+        self.leaked.store(true, Ordering::Release);
         mem::forget(self);
     }
 }
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        self.devices.iter().for_each(|device| device.unmaps_host(self.size));
+        self.devices.iter().for_each(|device| device.remove_host_mapping(self.size));
     }
 }
 
@@ -83,8 +83,8 @@ impl HostMemory {
         size: Bytes,
     ) -> Result<Self, DriverError> {
         // What the driver's module allocates is in no cgroup.
-        let _asking = (kind == HostKind::Registered).then(headroom::asking);
-        if let Some(limit) = headroom::in_the_way(size, kind == HostKind::Registered) {
+        let _asking = (kind == HostKind::Registered).then(headroom::lock_requests);
+        if let Some(limit) = headroom::limit_below(size, kind == HostKind::Registered) {
             return Err(DriverError::OutOfHostMemory(limit));
         }
         let (view, physical, fd) = match kind {
@@ -92,9 +92,9 @@ impl HostMemory {
             HostKind::Registered => registered(devices, size)?,
         };
         let (fd, devices) = (Arc::new(fd.into()), devices.to_vec());
-        devices.iter().for_each(|device| device.maps_host(size));
-        let kept = AtomicBool::new(false);
-        Ok(Self { view, _physical: physical, fd, kind, node, size, kept, devices })
+        devices.iter().for_each(|device| device.add_host_mapping(size));
+        let leaked = AtomicBool::new(false);
+        Ok(Self { view, _physical: physical, fd, kind, node, size, leaked, devices })
     }
 
     pub(crate) fn node(&self) -> HostNode {
@@ -102,8 +102,8 @@ impl HostMemory {
     }
 
     /// Whether nobody will ever have it alone.
-    pub(crate) fn is_kept(&self) -> bool {
-        self.kept.load(Ordering::Acquire)
+    pub(crate) fn is_leaked(&self) -> bool {
+        self.leaked.load(Ordering::Acquire)
     }
 
     /// Nobody else has it or will, and nobody has asked for its descriptor.
@@ -136,10 +136,10 @@ impl HostMemory {
         &self.view
     }
 
-    pub(crate) fn handle(&self) -> Handle {
+    pub(crate) fn export(&self) -> Export {
         match self.kind {
-            HostKind::Numa => Handle::VmmFd(Arc::clone(&self.fd)),
-            HostKind::Registered => Handle::Memfd(Arc::clone(&self.fd)),
+            HostKind::Numa => Export::VmmFd(Arc::clone(&self.fd)),
+            HostKind::Registered => Export::Memfd(Arc::clone(&self.fd)),
         }
     }
 }
@@ -194,7 +194,7 @@ fn registered(devices: &[Arc<Device>], size: Bytes) -> Result<Parts, DriverError
         .map_err(|error| failed("seal a memfd", &error))?;
     let view = HostView::of_file(fd.as_fd(), length, true).map_err(|error| failed("map a memfd", &error))?;
     let context = first(devices)?.context();
-    let view = view.register(context).map_err(|error| pinned::why(context.api(), size, error))?;
+    let view = view.register(context).map_err(|error| pinned::pin_error(context.api(), size, error))?;
     Ok((view, None, fd))
 }
 

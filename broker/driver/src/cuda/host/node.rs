@@ -4,41 +4,46 @@ use vramd_types::{Bytes, HostNode};
 
 use crate::cuda::host::memory::{HostMemory, Pinner};
 use crate::{
-    DriverError, HostLimit, KeptFacts,
-    pool::{Kept, Pool, Step},
+    DriverError, FreePinnedFacts, HostLimit,
+    free_pinned::{FreeMemory, FreePinned, Step},
 };
 
 #[derive(Debug)]
-pub(crate) struct Node {
+pub(crate) struct NodeMemory {
     node: HostNode,
     /// Used and kept together.
     size: Bytes,
     used: Bytes,
-    pool: Pool<HostMemory>,
-    is_keeping: bool,
+    free: FreePinned<HostMemory>,
+    pins_ahead: bool,
 }
 
-impl Node {
+impl NodeMemory {
     /// Without a bound, and nothing is kept.
     pub(crate) fn new(node: HostNode) -> Self {
-        Self { node, size: Bytes::MAX, used: Bytes::ZERO, pool: Pool::default(), is_keeping: false }
+        Self { node, size: Bytes::MAX, used: Bytes::ZERO, free: FreePinned::default(), pins_ahead: false }
     }
 
-    pub(crate) fn keep(&mut self, size: Bytes, piece: Bytes, pieces_max: usize) -> Result<(), DriverError> {
-        if self.is_keeping {
+    pub(crate) fn set_target(
+        &mut self,
+        size: Bytes,
+        piece: Bytes,
+        pieces_max: usize,
+    ) -> Result<(), DriverError> {
+        if self.pins_ahead {
             return Err(DriverError::Failed(format!("memory of node {} is kept already", self.node)));
         }
-        (self.size, self.pool, self.is_keeping) = (size, Pool::new(piece, pieces_max), true);
+        (self.size, self.free, self.pins_ahead) = (size, FreePinned::new(piece, pieces_max), true);
         Ok(())
     }
 
     /// What is to be pinned yet of what is to be kept.
     pub(crate) fn to_pin(&self) -> Bytes {
-        if self.is_keeping { self.size.saturating_sub(self.pinned()) } else { Bytes::ZERO }
+        if self.pins_ahead { self.size.saturating_sub(self.pinned()) } else { Bytes::ZERO }
     }
 
     fn pinned(&self) -> Bytes {
-        self.used.saturating_add(self.pool.bytes())
+        self.used.saturating_add(self.free.bytes())
     }
 
     /// Kept memory of that size, else new, for which kept memory goes that is in its way.
@@ -51,8 +56,8 @@ impl Node {
         if size > self.room() {
             return Err(DriverError::OutOfHostMemory(HostLimit::Capacity(self.size)));
         }
-        let kept = self.pool.take(size, zeroed);
-        let Kept { memory, is_zero } = kept.map_or_else(|| self.pin(pinner, size), Ok)?;
+        let free_memory = self.free.take(size, zeroed);
+        let FreeMemory { memory, is_zero } = free_memory.map_or_else(|| self.pin(pinner, size), Ok)?;
         if zeroed && !is_zero {
             memory.zero();
         }
@@ -66,55 +71,55 @@ impl Node {
         self.used = self.used.saturating_sub(size);
         if memory.is_sole() {
             // What can't be kept is given up here.
-            let _ = self.pool.keep(size, Kept { memory, is_zero: false });
+            let _ = self.free.add(size, FreeMemory { memory, is_zero: false });
         }
     }
 
     /// Whether a piece was missing, and is there now, or what stood in its way has gone. If it can't be had, no other
     /// will be tried.
-    pub(crate) fn fill(&mut self, pinner: &Pinner) -> Result<bool, DriverError> {
-        match self.pool.step(self.room()) {
+    pub(crate) fn pin_step(&mut self, pinner: &Pinner) -> Result<bool, DriverError> {
+        match self.free.step(self.room()) {
             None => Ok(false),
-            Some(Step::GiveUp(memory)) => {
+            Some(Step::Unpin(memory)) => {
                 drop(memory);
                 Ok(true)
             }
             Some(Step::Pin(size)) => {
-                let kept = pinner.pin(self.node, size).inspect_err(|_| self.pool.stop())?;
-                Ok(self.pool.keep(size, kept).is_ok())
+                let free_memory = pinner.pin(self.node, size).inspect_err(|_| self.free.stop())?;
+                Ok(self.free.add(size, free_memory).is_ok())
             }
         }
     }
 
     /// Of a node whose memory is kept.
-    pub(crate) fn kept(&self) -> Option<KeptFacts> {
-        self.is_keeping.then(|| self.pool.facts(self.node))
+    pub(crate) fn free_pinned(&self) -> Option<FreePinnedFacts> {
+        self.pins_ahead.then(|| self.free.facts(self.node))
     }
 
-    pub(crate) fn is_missing(&self) -> bool {
-        self.pool.missing(self.room()).is_some()
+    pub(crate) fn has_missing(&self) -> bool {
+        self.free.next_missing(self.room()).is_some()
     }
 
     /// How much is kept, once, when nothing is missing any more.
-    pub(crate) fn is_filled(&mut self) -> Option<Bytes> {
+    pub(crate) fn take_filled(&mut self) -> Option<Bytes> {
         let room = self.room();
-        self.pool.is_filled(room).then(|| self.pool.bytes())
+        self.free.take_filled(room).then(|| self.free.bytes())
     }
 
     /// Nothing more is pinned ahead of need. How much is kept, if that has not been said.
-    pub(crate) fn give_up_filling(&mut self) -> Option<Bytes> {
-        self.pool.stop();
-        self.is_filled()
+    pub(crate) fn stop_pinning_ahead(&mut self) -> Option<Bytes> {
+        self.free.stop();
+        self.take_filled()
     }
 
-    fn pin(&mut self, pinner: &Pinner, size: Bytes) -> Result<Kept<HostMemory>, DriverError> {
+    fn pin(&mut self, pinner: &Pinner, size: Bytes) -> Result<FreeMemory<HostMemory>, DriverError> {
         let mut keep = self.room().saturating_sub(size);
         loop {
-            drop(self.pool.give_up(keep));
+            drop(self.free.shrink_to(keep));
             match pinner.pin(self.node, size) {
                 // The machine has less than was configured: what is kept comes before who needs some.
-                Err(DriverError::OutOfHostMemory(_)) if !self.pool.bytes().is_zero() => {
-                    keep = self.pool.bytes().saturating_sub(size);
+                Err(DriverError::OutOfHostMemory(_)) if !self.free.bytes().is_zero() => {
+                    keep = self.free.bytes().saturating_sub(size);
                 }
                 pinned => return pinned,
             }

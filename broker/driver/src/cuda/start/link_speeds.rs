@@ -14,24 +14,24 @@ use std::{
 use vramd_types::{Bytes, DeviceIndex};
 
 use crate::cuda::{
-    api::{Block, CudaError, Pinned, Stream, Transfer, Used, Way},
+    api::{Block, CudaError, KeepAlive, Pinned, Stream, Transfer, TransferKind},
     copies::pinned,
     device::Device,
     host::headroom,
 };
 use crate::{
     DriverError, LaneId, LinkFacts,
-    copies::shared,
+    copies::shared_link,
     disk::{self, Disk},
 };
 
 /// Long enough that a chunk more or less is a hundredth of it, on a link of 55 GB/s.
-const LASTS: Duration = Duration::from_millis(20);
+const MEASURE_FOR: Duration = Duration::from_millis(20);
 /// A link on which nothing ends by then is measured no further.
-const GIVES_UP: Duration = Duration::from_secs(2);
+const GIVE_UP_AFTER: Duration = Duration::from_secs(2);
 /// As the lanes have it, and enough of them that none waits for us.
 const CHUNK: Bytes = Bytes::mib(16);
-const UNDER_WAY: usize = 3;
+const IN_FLIGHT: usize = 3;
 /// Each chunk lies elsewhere than the last few, so that no cache of the host has it.
 const CHUNKS: usize = 4;
 /// Of each device, while it is measured.
@@ -59,13 +59,13 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cuda(error) => error.fmt(f),
-            Self::Slow => write!(f, "no copy of {CHUNK} has ended within {GIVES_UP:?}"),
+            Self::Slow => write!(f, "no copy of {CHUNK} has ended within {GIVE_UP_AFTER:?}"),
         }
     }
 }
 
 /// The roads that devices may share, the narrower first: for people a name, and who is on it.
-type Road = (String, Vec<DeviceIndex>);
+type SharedPath = (String, Vec<DeviceIndex>);
 
 pub(crate) fn measure(devices: &[Arc<Device>], buses: &Path) -> Measured {
     let opened: Vec<Result<_, DriverError>> = thread::scope(|scope| {
@@ -78,23 +78,23 @@ pub(crate) fn measure(devices: &[Arc<Device>], buses: &Path) -> Measured {
     });
     let (mut measured, mut ends) = (Measured { links: Vec::new(), problem: None }, Vec::new());
     for (device, opened) in (0..).map(DeviceIndex).zip(opened) {
-        match opened.and_then(|opened| Ok(End::new(opened)?)) {
+        match opened.and_then(|opened| Ok(DeviceEnds::new(opened)?)) {
             Ok(end) => ends.push((device, end)),
             Err(error) => measured.failed(&format!("device {device}"), &error),
         }
     }
-    measured.alone(&mut ends);
-    let mut before = Before::new(&measured.links);
-    for (name, members) in roads(devices, buses) {
-        measured.road(&name, &members, &mut ends, &mut before);
+    measured.measure_alone(&mut ends);
+    let mut before = CarriedSoFar::new(&measured.links);
+    for (name, members) in shared_paths(devices, buses) {
+        measured.measure_path(&name, &members, &mut ends, &mut before);
     }
     measured
 }
 
 impl Measured {
     /// And the disk's, if there is one.
-    pub(crate) fn and_disk(mut self, disk: Option<&Disk>) -> Self {
-        let measured = |disk: &Disk| match headroom::in_the_way_of_own(disk::MEASURED_BY) {
+    pub(crate) fn with_disk(mut self, disk: Option<&Disk>) -> Self {
+        let measured = |disk: &Disk| match headroom::limit_below_for_daemon(disk::MEASURE_BUFFERS) {
             Some(limit) => Err(DriverError::OutOfHostMemory(limit)),
             None => disk.measure(),
         };
@@ -111,12 +111,15 @@ impl Measured {
     }
 
     /// Each way of each device. Which of them cannot be measured is not looked at again.
-    fn alone(&mut self, ends: &mut Vec<(DeviceIndex, End)>) {
+    fn measure_alone(&mut self, ends: &mut Vec<(DeviceIndex, DeviceEnds)>) {
         ends.retain_mut(|(device, end)| {
-            let lanes = [(LaneId::In(*device), &mut end.inward), (LaneId::Out(*device), &mut end.outward)];
+            let lanes = [
+                (LaneId::ToDevice(*device), &mut end.inward),
+                (LaneId::FromDevice(*device), &mut end.outward),
+            ];
             for (lane, run) in lanes {
                 let name = lane.to_string();
-                match together(&mut [run]) {
+                match measure_together(&mut [run]) {
                     Ok(carries) => {
                         let lanes = carries.into_iter().map(|carries| (lane, carries)).collect();
                         self.links.push(LinkFacts { name, lanes });
@@ -133,33 +136,33 @@ impl Measured {
 
     /// One way and the other, and both at once, beside what each lane carried in that company before: what a narrower road keeps from
     /// it, this one does not.
-    fn road(
+    fn measure_path(
         &mut self,
         name: &str,
         members: &[DeviceIndex],
-        ends: &mut [(DeviceIndex, End)],
-        before: &mut Before,
+        ends: &mut [(DeviceIndex, DeviceEnds)],
+        before: &mut CarriedSoFar,
     ) {
-        for (way, inward, outward) in [(" in", true, false), (" out", false, true), ("", true, true)] {
+        for (kind, inward, outward) in [(" in", true, false), (" out", false, true), ("", true, true)] {
             let is_on = |lane: &LaneId| match lane {
-                LaneId::In(device) => inward && members.contains(device),
-                LaneId::Out(device) => outward && members.contains(device),
+                LaneId::ToDevice(device) => inward && members.contains(device),
+                LaneId::FromDevice(device) => outward && members.contains(device),
                 _ => false,
             };
             let is_both = inward && outward;
             let on = before.of(is_on, is_both);
             let mut runs: Vec<&mut Run> = Vec::new();
             for (at, end) in ends.iter_mut() {
-                runs.extend([&mut end.inward].into_iter().filter(|_| is_on(&LaneId::In(*at))));
-                runs.extend([&mut end.outward].into_iter().filter(|_| is_on(&LaneId::Out(*at))));
+                runs.extend([&mut end.inward].into_iter().filter(|_| is_on(&LaneId::ToDevice(*at))));
+                runs.extend([&mut end.outward].into_iter().filter(|_| is_on(&LaneId::FromDevice(*at))));
             }
             if runs.len() != on.len() || runs.len() < 2 {
                 continue;
             }
-            let name = format!("{name}{way}");
-            match together(&mut runs) {
+            let name = format!("{name}{kind}");
+            match measure_together(&mut runs) {
                 Ok(carried) => {
-                    self.links.extend(shared(&name, &on, &carried));
+                    self.links.extend(shared_link(&name, &on, &carried));
                     before.carried(&on, &carried, is_both);
                 }
                 Err(problem) => return self.failed(&name, &problem),
@@ -169,11 +172,11 @@ impl Measured {
 }
 
 /// What lanes have carried so far: those of one way at once, and both.
-struct Before {
+struct CarriedSoFar {
     lanes: Vec<(LaneId, [u64; 2])>,
 }
 
-impl Before {
+impl CarriedSoFar {
     /// Each alone.
     fn new(links: &[LinkFacts]) -> Self {
         let alone = links.iter().flat_map(|link| &link.lanes);
@@ -197,7 +200,7 @@ impl Before {
 }
 
 /// A device and memory of the host near it, and between them a stream each way.
-struct End {
+struct DeviceEnds {
     inward: Run,
     outward: Run,
 }
@@ -205,79 +208,82 @@ struct End {
 /// Copies that follow each other.
 struct Run {
     stream: Stream,
-    way: Way<'static>,
+    kind: TransferKind<'static>,
     from: u64,
     to: u64,
-    kept: Kept,
+    kept: RunMemory,
     next: usize,
 }
 
 #[derive(Clone)]
-struct Kept {
+struct RunMemory {
     _both: Rc<(Block, Pinned)>,
 }
 
-impl Used for Kept {}
+impl KeepAlive for RunMemory {}
 
 fn open(device: &Arc<Device>) -> Result<(Arc<Device>, Block, Pinned), DriverError> {
-    device.stay_near();
+    device.run_near();
     let length = usize::try_from(BUFFER.get()).unwrap_or(usize::MAX);
     let block = Block::allocate(device.context(), BUFFER)?;
-    Ok((Arc::clone(device), block, pinned::buffer(device.context(), length)?))
+    Ok((Arc::clone(device), block, pinned::new_buffer(device.context(), length)?))
 }
 
-impl End {
+impl DeviceEnds {
     fn new((device, block, host): (Arc<Device>, Block, Pinned)) -> Result<Self, CudaError> {
         let context = device.context();
         let (on_device, in_host) = (block.address(), host.address());
-        let kept = Kept { _both: Rc::new((block, host)) };
-        let run = |way, from, to| {
-            Ok(Run { stream: Stream::new(context)?, way, from, to, kept: kept.clone(), next: 0 })
+        let kept = RunMemory { _both: Rc::new((block, host)) };
+        let run = |kind, from, to| {
+            Ok(Run { stream: Stream::new(context)?, kind, from, to, kept: kept.clone(), next: 0 })
         };
-        Ok(Self { inward: run(Way::In, in_host, on_device)?, outward: run(Way::Out, on_device, in_host)? })
+        Ok(Self {
+            inward: run(TransferKind::HostToDevice, in_host, on_device)?,
+            outward: run(TransferKind::DeviceToHost, on_device, in_host)?,
+        })
     }
 }
 
 impl Run {
-    fn begin(&mut self) -> Result<Transfer<Kept>, CudaError> {
+    fn begin(&mut self) -> Result<Transfer<RunMemory>, CudaError> {
         let at = CHUNK.get() * (self.next % CHUNKS) as u64;
         self.next += 1;
         let length = usize::try_from(CHUNK.get()).unwrap_or(usize::MAX);
-        self.stream.copy(self.kept.clone(), self.way, self.from + at, self.to + at, length)
+        self.stream.copy(self.kept.clone(), self.kind, self.from + at, self.to + at, length)
     }
 }
 
 /// Chunks of each of several runs, in the order of their beginning.
-type UnderWay = Vec<VecDeque<Transfer<Kept>>>;
+type InFlight = Vec<VecDeque<Transfer<RunMemory>>>;
 
 /// What each of them carries, in bytes per second, while all of them are at it.
-fn together(runs: &mut [&mut Run]) -> Result<Vec<u64>, Problem> {
-    let mut under_way = Vec::new();
-    let carried = measured(runs, &mut under_way);
-    let carried = carried.and_then(|carried| ended(&mut under_way).map(|()| carried));
+fn measure_together(runs: &mut [&mut Run]) -> Result<Vec<u64>, Problem> {
+    let mut in_flight = Vec::new();
+    let carried = measured(runs, &mut in_flight);
+    let carried = carried.and_then(|carried| ended(&mut in_flight).map(|()| carried));
     if carried.is_err() {
         // Who drops them waits for their end.
-        mem::forget(under_way);
+        mem::forget(in_flight);
     }
     carried
 }
 
-fn measured(runs: &mut [&mut Run], under_way: &mut UnderWay) -> Result<Vec<u64>, Problem> {
-    under_way.extend(runs.iter().map(|_| VecDeque::new()));
-    for (run, chunks) in runs.iter_mut().zip(under_way.iter_mut()) {
-        for _ in 0..UNDER_WAY {
+fn measured(runs: &mut [&mut Run], in_flight: &mut InFlight) -> Result<Vec<u64>, Problem> {
+    in_flight.extend(runs.iter().map(|_| VecDeque::new()));
+    for (run, chunks) in runs.iter_mut().zip(in_flight.iter_mut()) {
+        for _ in 0..IN_FLIGHT {
             chunks.push_back(run.begin()?);
         }
     }
     let mut ended: Vec<(u64, Option<Instant>, Instant)> = vec![(0, None, Instant::now()); runs.len()];
     let began = Instant::now();
     // Until each has measured something, however slow it is.
-    while began.elapsed() < LASTS || ended.iter().any(|(chunks, ..)| *chunks < 2) {
+    while began.elapsed() < MEASURE_FOR || ended.iter().any(|(chunks, ..)| *chunks < 2) {
         in_time(began)?;
-        for ((run, chunks), (count, first, last)) in runs.iter_mut().zip(under_way.iter_mut()).zip(&mut ended)
+        for ((run, chunks), (count, first, last)) in runs.iter_mut().zip(in_flight.iter_mut()).zip(&mut ended)
         {
             let Some(front) = chunks.front_mut() else { continue };
-            if front.has_ended()? {
+            if front.poll()? {
                 chunks.pop_front();
                 chunks.push_back(run.begin()?);
                 *last = Instant::now();
@@ -296,10 +302,10 @@ fn measured(runs: &mut [&mut Run], under_way: &mut UnderWay) -> Result<Vec<u64>,
 }
 
 /// Waits until all have, but not for ever.
-fn ended(under_way: &mut UnderWay) -> Result<(), Problem> {
+fn ended(in_flight: &mut InFlight) -> Result<(), Problem> {
     let began = Instant::now();
-    for chunk in under_way.iter_mut().flatten() {
-        while !chunk.has_ended()? {
+    for chunk in in_flight.iter_mut().flatten() {
+        while !chunk.poll()? {
             in_time(began)?;
             thread::yield_now();
         }
@@ -308,7 +314,7 @@ fn ended(under_way: &mut UnderWay) -> Result<(), Problem> {
 }
 
 fn in_time(began: Instant) -> Result<(), Problem> {
-    if began.elapsed() > GIVES_UP { Err(Problem::Slow) } else { Ok(()) }
+    if began.elapsed() > GIVE_UP_AFTER { Err(Problem::Slow) } else { Ok(()) }
 }
 
 fn rate(chunks: u64, took: Duration) -> u64 {
@@ -317,12 +323,12 @@ fn rate(chunks: u64, took: Duration) -> u64 {
 }
 
 /// By the kernel's tree of buses: the switch right above several devices, those above that, and the node of the host's memory.
-fn roads(devices: &[Arc<Device>], buses: &Path) -> Vec<Road> {
-    let mut roads: Vec<Road> = Vec::new();
+fn shared_paths(devices: &[Arc<Device>], buses: &Path) -> Vec<SharedPath> {
+    let mut shared_paths: Vec<SharedPath> = Vec::new();
     let mut join =
-        |name: String, device: DeviceIndex| match roads.iter_mut().find(|(known, _)| *known == name) {
+        |name: String, device: DeviceIndex| match shared_paths.iter_mut().find(|(known, _)| *known == name) {
             Some((_, members)) => members.push(device),
-            None => roads.push((name, vec![device])),
+            None => shared_paths.push((name, vec![device])),
         };
     for (index, device) in (0..).map(DeviceIndex).zip(devices) {
         let path = device.bus().and_then(|bus| fs::canonicalize(buses.join(bus)).ok());
@@ -331,14 +337,14 @@ fn roads(devices: &[Arc<Device>], buses: &Path) -> Vec<Road> {
         join(format!("node {}", device.node()), index);
         join(format!("device {index}"), index);
     }
-    roads.sort_by_key(|(name, members)| (members.len(), !name.starts_with("device")));
+    shared_paths.sort_by_key(|(name, members)| (members.len(), !name.starts_with("device")));
     let mut known: Vec<Vec<DeviceIndex>> = Vec::new();
-    roads.retain(|(_, members)| {
+    shared_paths.retain(|(_, members)| {
         let is_new = !known.contains(members);
         known.extend(is_new.then(|| members.clone()));
         is_new
     });
-    roads
+    shared_paths
 }
 
 /// The bridges above a device of the bus, by the path of its folder: the nearest first.

@@ -18,14 +18,14 @@ use self::{
     probe::Probed,
 };
 use super::{
-    CudaDriver, Inlet,
+    CudaDriver, Dispatcher,
     api::{Block, CudaError, Stream},
-    copies::{copier::Wire, digester, disk_side::CudaSide},
+    copies::{copier::MemoryMover, digester, disk_side::CudaSide},
     device::{Device, numa},
     extents::{
         freer,
         maker::Maker,
-        releaser::{self, Onward},
+        releaser::{self, Destinations},
     },
     host::{maker::HostMaker, memory::Pinner},
     state::State,
@@ -33,7 +33,7 @@ use super::{
 use crate::{
     Completion, DeviceInfo, DriverError, LinkFacts, Sink,
     copies::Lanes,
-    disk::{self, Disk, DiskLink, Warn},
+    disk::{self, Disk, DiskMover, Warn},
     threads::Threads,
 };
 
@@ -70,19 +70,19 @@ pub fn open(probed: Probed, uuids: &[String], sink: Sink) -> Result<CudaDriver, 
     let is_zero = host == HostKind::Registered || scrub::zeroes_host(params);
     let buses = config.buses.as_deref().unwrap_or_else(|| Path::new(numa::BUSES));
     let Measured { links, problem: unmeasured } =
-        link_speeds::measure(&devices, buses).and_disk(disk.as_ref());
+        link_speeds::measure(&devices, buses).with_disk(disk.as_ref());
     let host_maker = HostMaker::new(Pinner { kind: host, devices: devices.clone(), is_zero });
     let facts = CudaFacts { version: api.version(), no_nvml: nvml.err(), host, unmeasured, devices: facts };
     let state = State::new(api, devices, host == HostKind::Registered, sink);
-    start(Arc::new(state), makers, host_maker, disk, links, facts)
+    start_threads(Arc::new(state), makers, host_maker, disk, links, facts)
 }
 
 /// What is found out about a device once it is open.
 fn prepare(device: Arc<Device>, params: &Path, rdma: bool) -> Result<(Maker, DeviceFacts), CudaError> {
     // Outsiders may have left no room to look; that is their right, and no reason not to start.
-    let scrub = match scrub::look(&device, params) {
+    let scrub = match scrub::check(&device, params) {
         Err(error) if is_out_of_memory(&error) => Scrub::Zeroing("there was no room to look".to_owned()),
-        looked => looked?,
+        checked => checked?,
     };
     let fixed = has_legacy_handles(&device)?;
     let facts = DeviceFacts {
@@ -116,7 +116,7 @@ fn is_out_of_memory(error: &CudaError) -> bool {
     DriverError::from(error.clone()) == DriverError::OutOfMemory
 }
 
-fn start(
+fn start_threads(
     state: Arc<State>,
     makers: Vec<Maker>,
     host_maker: HostMaker,
@@ -127,8 +127,9 @@ fn start(
     let devices: Vec<DeviceInfo> = state.devices.iter().map(|device| device.info().clone()).collect();
     let fixed = makers.iter().all(|maker| maker.fixed);
     let own = Arc::clone(&state);
-    let mut threads = Threads::new(move |problem| own.tell(Completion::Lost { problem: problem.to_owned() }));
-    let (mut makes, (looks, looks_end), (frees, frees_end)) = (Vec::new(), channel(), channel());
+    let mut threads =
+        Threads::new(move |problem| own.report(Completion::Lost { problem: problem.to_owned() }));
+    let (mut makes, (releases, releases_end), (frees, frees_end)) = (Vec::new(), channel(), channel());
     let ((digests, digests_end), (file_digests, file_digests_end)) = (channel(), channel());
     let ((hosts, hosts_end), (disks, disks_end)) = (channel(), channel());
     let disk_facts = disk.as_ref().and_then(Disk::facts).cloned();
@@ -139,8 +140,9 @@ fn start(
         let (own, frees) = (Arc::clone(&state), frees.clone());
         threads.start("cuda-maker", Box::new(move || maker.run(&own, &orders, &frees)))?;
     }
-    let (own, onward) = (Arc::clone(&state), Onward { frees, hosts: hosts.clone(), disk: disks.clone() });
-    threads.start("cuda-looker", Box::new(move || releaser::run(&own, &looks_end, &onward)))?;
+    let (own, destinations) =
+        (Arc::clone(&state), Destinations { frees, hosts: hosts.clone(), disk: disks.clone() });
+    threads.start("cuda-looker", Box::new(move || releaser::run(&own, &releases_end, &destinations)))?;
     let own = Arc::clone(&state);
     threads.start("cuda-freer", Box::new(move || freer::run(&own, &frees_end)))?;
     let own = Arc::clone(&state);
@@ -157,18 +159,19 @@ fn start(
     }
     let (lanes, lane_ends) = Lanes::new(devices.len(), engine.is_some(), &links);
     for end in lane_ends.memory {
-        let (own, wire) = (Arc::clone(&state), Wire::new(&state, end.of)?);
-        threads.start("cuda-copy", Box::new(move || wire.run(&own, end)))?;
+        let (own, mover) = (Arc::clone(&state), MemoryMover::new(&state, end.of)?);
+        threads.start("cuda-copy", Box::new(move || mover.run(&own, end)))?;
     }
     for (end, engine) in lane_ends.disk.into_iter().zip(engine.into_iter().cycle()) {
         let own = Arc::clone(&state);
-        let warn = Warn::by(move |problem| own.tell(Completion::Warning { problem }));
-        let link = DiskLink::new(end.of, CudaSide::new(&state)?, engine, warn)?;
+        let warn = Warn::by(move |problem| own.report(Completion::Warning { problem }));
+        let mover = DiskMover::new(end.of, CudaSide::new(&state)?, engine, warn)?;
         let own = Arc::clone(&state);
-        threads.start("disk-copy", Box::new(move || disk::run_lane(link, end, |it| own.tell(it))))?;
+        threads.start("disk-copy", Box::new(move || disk::run_lane(mover, end, |it| own.report(it))))?;
     }
     let (copies, own_links) = (Arc::clone(lanes.table()), Arc::clone(lanes.links()));
-    let inlet = Mutex::new(Some(Inlet { state, makes, looks, digests, file_digests, hosts, disks, lanes }));
+    let dispatcher =
+        Mutex::new(Some(Dispatcher { state, makes, releases, digests, file_digests, hosts, disks, lanes }));
     Ok(CudaDriver {
         devices,
         disk: disk_facts,
@@ -177,7 +180,7 @@ fn start(
         fixed,
         copies,
         lanes: own_links,
-        inlet,
+        dispatcher,
         threads,
     })
 }

@@ -34,7 +34,7 @@ impl fmt::Display for Version {
 
 /// Why there is no CUDA here.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum Why {
+pub enum ProbeError {
     #[error("no CUDA driver: {}: {problem}", .path.display())]
     NoLibrary { path: PathBuf, problem: String },
     #[error("{} is the toolkit's stub, for linking only: the driver's own library must come before it", .path.display())]
@@ -53,7 +53,7 @@ fn of_version(version: &Option<Version>) -> String {
     version.map_or_else(String::new, |version| format!(" (CUDA {version})"))
 }
 
-impl Why {
+impl ProbeError {
     pub(crate) fn of_init(path: &Path, code: u32, name: &str) -> Self {
         const NO_DEVICE: u32 = 100;
         const STUB_LIBRARY: u32 = 34;
@@ -72,12 +72,12 @@ pub struct Probed {
     /// Or why it is not there.
     pub(crate) nvml: Result<&'static Nvml, String>,
     pub(crate) config: CudaConfig,
-    pub(crate) found: Vec<Found>,
+    pub(crate) found: Vec<FoundDevice>,
 }
 
 /// A device that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundDevice {
     /// What a context takes is not known before there is one: zero here.
     pub info: DeviceInfo,
     /// Why it can't be used, if it can't.
@@ -87,7 +87,7 @@ pub struct Found {
 
 impl Probed {
     /// Those that CUDA shows this process, in its order, then MIG instances that it does not show.
-    pub fn found(&self) -> &[Found] {
+    pub fn found(&self) -> &[FoundDevice] {
         &self.found
     }
 
@@ -103,25 +103,25 @@ impl Probed {
 }
 
 /// Loads the driver and looks at its devices. Makes no context and takes no memory.
-pub fn probe(config: CudaConfig) -> Result<Probed, Why> {
+pub fn probe(config: CudaConfig) -> Result<Probed, ProbeError> {
     let api = Api::load(config.library.as_deref())?;
     let ordinals = api.devices()?;
     let nvml = Nvml::open(config.nvml.as_deref());
     let instances = nvml.as_ref().map_or_else(|_| Vec::new(), |nvml| nvml.instances());
     let mut found = Vec::new();
     for ordinal in ordinals {
-        found.push(look_at(&api, ordinal, &instances)?);
+        found.push(inspect(&api, ordinal, &instances)?);
     }
     let unseen = instances.into_iter().filter(|it| !found.iter().any(|found| found.info.uuid == it.uuid));
-    let unseen: Vec<Found> = unseen.map(out_of_reach).collect();
+    let unseen: Vec<FoundDevice> = unseen.map(other_instance).collect();
     found.extend(unseen);
     if found.is_empty() {
-        return Err(Why::NoDevice);
+        return Err(ProbeError::NoDevice);
     }
     Ok(Probed { api, nvml, config, found })
 }
 
-fn look_at(api: &Api, ordinal: Ordinal, instances: &[Instance]) -> Result<Found, CudaError> {
+fn inspect(api: &Api, ordinal: Ordinal, instances: &[Instance]) -> Result<FoundDevice, CudaError> {
     let hex = hex_of(api.device_uuid(ordinal)?);
     let instance = instances.iter().find(|instance| instance.uuid.ends_with(&hex));
     let uuid = instance.map_or_else(|| format!("GPU-{hex}"), |instance| instance.uuid.clone());
@@ -133,7 +133,7 @@ fn look_at(api: &Api, ordinal: Ordinal, instances: &[Instance]) -> Result<Found,
     };
     // One device that does not answer keeps the others from nobody.
     let refused = refusal(api, ordinal).unwrap_or_else(|error| Some(error.to_string()));
-    Ok(Found { info, refused, ordinal: Some(ordinal) })
+    Ok(FoundDevice { info, refused, ordinal: Some(ordinal) })
 }
 
 /// Why a device that CUDA shows can't be used.
@@ -181,7 +181,7 @@ pub(crate) fn host_by_descriptor(api: &Api, ordinal: Ordinal) -> bool {
 }
 
 /// CUDA opens one MIG instance in a process: the one that it shows.
-fn out_of_reach(instance: Instance) -> Found {
+fn other_instance(instance: Instance) -> FoundDevice {
     let reason = format!(
         "CUDA opens one MIG instance in a process, and this is another: a daemon of its own, started with \
          CUDA_VISIBLE_DEVICES={}, can serve it",
@@ -189,7 +189,7 @@ fn out_of_reach(instance: Instance) -> Found {
     );
     let info =
         DeviceInfo { uuid: instance.uuid, name: instance.name, total: instance.total, context: Bytes::ZERO };
-    Found { info, refused: Some(reason), ordinal: None }
+    FoundDevice { info, refused: Some(reason), ordinal: None }
 }
 
 fn hex_of(uuid: [u8; 16]) -> String {

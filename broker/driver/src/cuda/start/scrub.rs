@@ -10,7 +10,7 @@ use std::{fs, path::Path};
 use vramd_types::Bytes;
 
 use crate::cuda::{
-    api::{Access, CudaError, Mapping, Physical, Stream, Used},
+    api::{Access, CudaError, KeepAlive, Mapping, Physical, Stream},
     device::Device,
     start::facts::Scrub,
 };
@@ -23,11 +23,11 @@ const SIZE: Bytes = Bytes::mib(64);
 const PIECE: usize = 8 << 20;
 const MARK: u8 = 0xa5;
 
-pub(crate) fn look(device: &Device, params: &Path) -> Result<Scrub, CudaError> {
+pub(crate) fn check(device: &Device, params: &Path) -> Result<Scrub, CudaError> {
     match fs::read_to_string(params) {
         Err(error) => return Ok(Scrub::Zeroing(format!("{}: {error}", params.display()))),
         Ok(text) => {
-            if let Some(line) = text.lines().find(|line| speaks_of_scrubbing(line)) {
+            if let Some(line) = text.lines().find(|line| mentions_scrubbing(line)) {
                 return Ok(Scrub::Zeroing(format!("{} says `{}`", params.display(), line.trim())));
             }
         }
@@ -52,11 +52,11 @@ pub(crate) fn zeroes_host(params: &Path) -> bool {
 }
 
 /// `RegistryDwords: "RMDisableScrubOnFree=1"`, and whatever others there may be.
-fn speaks_of_scrubbing(line: &str) -> bool {
+fn mentions_scrubbing(line: &str) -> bool {
     line.to_ascii_lowercase().contains("scrub")
 }
 
-impl Used for (Mapping, Physical) {}
+impl KeepAlive for (Mapping, Physical) {}
 
 fn write(device: &Device, stream: &Stream) -> Result<(), CudaError> {
     let physical = device.physical(SIZE)?;
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_says_so_zeroes_the_host() {
+    fn host_memory_is_zeroed_only_if_the_module_says_so() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let says = |text: &str| {
             fs::write(file.path(), text).unwrap();
@@ -95,8 +95,8 @@ mod tests {
 
     #[test]
     fn an_override_is_recognised() {
-        assert!(speaks_of_scrubbing("RegistryDwords: \"RMDisableScrubOnFree=1\""));
-        assert!(!speaks_of_scrubbing("RegistryDwords: \"\""));
-        assert!(!speaks_of_scrubbing("CoherentGPUMemoryMode: \"\""));
+        assert!(mentions_scrubbing("RegistryDwords: \"RMDisableScrubOnFree=1\""));
+        assert!(!mentions_scrubbing("RegistryDwords: \"\""));
+        assert!(!mentions_scrubbing("CoherentGPUMemoryMode: \"\""));
     }
 }

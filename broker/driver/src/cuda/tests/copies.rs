@@ -35,41 +35,41 @@ fn copied(completions: &Receiver<Completion>) -> (u64, Result<(), CopyError>) {
 }
 
 #[test]
-fn what_fails_says_why_and_what_follows_is_done() {
+fn a_failed_copy_says_why_and_the_next_is_done() {
     for call in ["cuMemcpyDtoHAsync_v2", "cuEventQuery"] {
-        let fake = Fake::new().says(&format!("fail.{call} = 54321@told"));
+        let fake = Fake::new().with(&format!("fail.{call} = 54321@triggered"));
         let (driver, completions) = ready(&fake, Bytes::mib(40));
-        fake.tell(true);
+        fake.trigger(true);
         driver.submit(copy(1, DEVICE, HOST, Bytes::mib(40)));
         let (_, result) = copied(&completions);
         let problem = format!("{call}: an error without a name (54321)");
         assert_eq!(result, Err(CopyError::Driver(DriverError::Failed(problem))));
-        fake.tell(false);
+        fake.trigger(false);
         driver.submit(copy(2, DEVICE, HOST, Bytes::mib(40)));
         driver.submit(copy(3, HOST, DEVICE, Bytes::mib(40)));
-        let mut told = [copied(&completions), copied(&completions)];
-        told.sort_by_key(|(copy, _)| *copy);
-        assert_eq!(told, [(2, Ok(())), (3, Ok(()))]);
+        let mut reported = [copied(&completions), copied(&completions)];
+        reported.sort_by_key(|(copy, _)| *copy);
+        assert_eq!(reported, [(2, Ok(())), (3, Ok(()))]);
     }
 }
 
 #[test]
-fn what_cannot_be_mapped_fails_and_the_next_copy_maps_it() {
-    let fake = Fake::new().says("fail.cuMemMap = 2@told");
+fn a_copy_fails_without_a_mapping_and_the_next_copy_maps() {
+    let fake = Fake::new().with("fail.cuMemMap = 2@triggered");
     let (driver, completions) = ready(&fake, GRANULARITY);
-    fake.tell(true);
+    fake.trigger(true);
     driver.submit(copy(1, DEVICE, HOST, GRANULARITY));
     assert_eq!(copied(&completions), (1, Err(CopyError::Driver(DriverError::OutOfMemory))));
-    fake.tell(false);
+    fake.trigger(false);
     driver.submit(copy(2, DEVICE, HOST, GRANULARITY));
     assert_eq!(copied(&completions), (2, Ok(())));
 }
 
 #[test]
 fn a_poisoned_context_is_the_last_that_is_told_of_copies() {
-    let fake = Fake::new().says("fail.cuEventQuery = 700@told");
+    let fake = Fake::new().with("fail.cuEventQuery = 700@triggered");
     let (driver, completions) = ready(&fake, Bytes::mib(40));
-    fake.tell(true);
+    fake.trigger(true);
     driver.submit(copy(1, DEVICE, HOST, Bytes::mib(40)));
     driver.submit(copy(2, DEVICE, HOST, Bytes::mib(40)));
     let Completion::Lost { problem } = next(&completions) else { panic!("the context is poisoned") };
@@ -79,39 +79,39 @@ fn a_poisoned_context_is_the_last_that_is_told_of_copies() {
 }
 
 #[test]
-fn what_is_cancelled_under_way_stops_and_what_waits_never_begins() {
-    let fake = Fake::new().says("hang.cuEventQuery = 1").says("note = 1");
+fn a_cancelled_copy_stops_and_a_cancelled_waiting_copy_never_begins() {
+    let fake = Fake::new().with("hang.cuEventQuery = 1").with("note = 1");
     let (driver, completions) = ready(&fake, SIZE);
-    fake.tell(true);
+    fake.trigger(true);
     driver.submit(copy(1, DEVICE, HOST, SIZE));
     driver.submit(copy(2, DEVICE, HOST, SIZE));
     driver.submit(copy(3, DEVICE, HOST, GRANULARITY));
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
-    while fake.callers("cuEventQuery").is_empty() {
+    while fake.threads_calling("cuEventQuery").is_empty() {
         assert!(std::time::Instant::now() < deadline, "the first chunks are under way");
         std::thread::yield_now();
     }
     for raw in [1, 2] {
         driver.submit(Submission::CancelCopy { copy: CopyId::from_raw(raw) });
     }
-    fake.tell(false);
-    let mut told = [copied(&completions), copied(&completions), copied(&completions)];
-    told.sort_by_key(|(copy, _)| *copy);
-    assert_eq!(told, [(1, Err(CopyError::Cancelled)), (2, Err(CopyError::Cancelled)), (3, Ok(()))]);
+    fake.trigger(false);
+    let mut reported = [copied(&completions), copied(&completions), copied(&completions)];
+    reported.sort_by_key(|(copy, _)| *copy);
+    assert_eq!(reported, [(1, Err(CopyError::Cancelled)), (2, Err(CopyError::Cancelled)), (3, Ok(()))]);
     // Others were begun to measure the links.
-    let mut chunks = fake.callers("cuMemcpyDtoHAsync_v2");
+    let mut chunks = fake.threads_calling("cuMemcpyDtoHAsync_v2");
     chunks.retain(|by| by == "cuda-copy");
     assert!(chunks.len() < 10, "160 MiB are ten chunks, and {} were begun", chunks.len());
 }
 
 #[test]
 fn an_extent_is_mapped_at_its_first_copy_and_for_life() {
-    let fake = Fake::new().says("note = 1");
+    let fake = Fake::new().with("note = 1");
     let (driver, completions) = ready(&fake, GRANULARITY);
     for raw in 0..3 {
         driver.submit(copy(raw, DEVICE, HOST, GRANULARITY));
         assert_eq!(copied(&completions), (raw, Ok(())));
     }
-    let by = |thread: &str| fake.callers("cuMemMap").iter().filter(|by| *by == thread).count();
+    let by = |thread: &str| fake.threads_calling("cuMemMap").iter().filter(|by| *by == thread).count();
     assert_eq!((by("cuda-copy"), by("cuda-maker"), by("cuda-host")), (1, 0, 1));
 }

@@ -81,13 +81,13 @@ fn a_hop_that_fails_says_why_and_what_follows_is_done() {
     for (call, from, to) in
         ways.into_iter().chain([("cuEventQuery", DISK, DEVICE), ("cuMemHostRegister_v2", DISK, DEVICE)])
     {
-        let fake = Fake::new().says(&format!("fail.{call} = 54321@told"));
+        let fake = Fake::new().with(&format!("fail.{call} = 54321@triggered"));
         let (driver, completions, _folder) = ready(&fake);
-        fake.tell(true);
+        fake.trigger(true);
         let problem = format!("{call}: an error without a name (54321)");
         let failed = Err(CopyError::Driver(DriverError::Failed(problem)));
         assert_eq!(done(&driver, &completions, from, to), failed);
-        fake.tell(false);
+        fake.trigger(false);
         assert_eq!(done(&driver, &completions, from, HOST), Ok(()));
         assert_eq!(done(&driver, &completions, DEVICE, DISK), Ok(()));
         assert_eq!(done(&driver, &completions, DISK, DEVICE), Ok(()));
@@ -97,9 +97,9 @@ fn a_hop_that_fails_says_why_and_what_follows_is_done() {
 /// What is missing is memory of the host, whatever the card has.
 #[test]
 fn where_no_buffer_can_be_pinned_it_is_the_hosts_memory_that_is_short() {
-    let fake = Fake::new().says("fail.cuMemHostRegister_v2 = 2@told");
+    let fake = Fake::new().with("fail.cuMemHostRegister_v2 = 2@triggered");
     let (driver, completions, _folder) = ready(&fake);
-    fake.tell(true);
+    fake.trigger(true);
     // Which limit it was is looked at in `pinned`.
     let is_short = |result: &Result<(), CopyError>| {
         let limit = match result {
@@ -111,7 +111,7 @@ fn where_no_buffer_can_be_pinned_it_is_the_hosts_memory_that_is_short() {
     assert!(is_short(&done(&driver, &completions, DISK, DEVICE)));
     assert!(is_short(&digested(&driver, &completions, DEVICE)));
     assert!(is_short(&digested(&driver, &completions, DISK)), "what is read to be hashed needs one too");
-    fake.tell(false);
+    fake.trigger(false);
     assert_eq!(done(&driver, &completions, DISK, DEVICE), Ok(()));
     assert_eq!(digested(&driver, &completions, DISK), Ok(()));
 }
@@ -119,28 +119,31 @@ fn where_no_buffer_can_be_pinned_it_is_the_hosts_memory_that_is_short() {
 #[test]
 fn where_few_buffers_can_be_pinned_pieces_wait_for_these() {
     let others = {
-        let fake = Fake::new().says("note = 1");
+        let fake = Fake::new().with("note = 1");
         let _opened = ready(&fake);
-        fake.callers("cuMemHostRegister_v2").len()
+        fake.threads_calling("cuMemHostRegister_v2").len()
     };
-    let fake = Fake::new().says(&format!("note = 1\nfail.cuMemHostRegister_v2 = 2@{}", others + 3));
+    let fake = Fake::new().with(&format!("note = 1\nfail.cuMemHostRegister_v2 = 2@{}", others + 3));
     let (driver, completions, _folder) = ready(&fake);
     assert_eq!(done(&driver, &completions, DISK, DEVICE), Ok(()));
-    let asked = fake.callers("cuMemHostRegister_v2").len() - others;
-    assert!((3..32).contains(&asked), "two were had, and it is not asked again for each piece: {asked}");
+    let requested = fake.threads_calling("cuMemHostRegister_v2").len() - others;
+    assert!(
+        (3..32).contains(&requested),
+        "two were had, and it is not asked again for each piece: {requested}"
+    );
 }
 
 /// Nobody keeps what he does not need: there is room for three buffers of the disk, or for one of those that hash and two of these.
 #[test]
 fn where_there_is_room_for_few_buffers_each_has_them_in_its_turn() {
-    let fake = Fake::new().says("register_mib = 6");
+    let fake = Fake::new().with("register_mib = 6");
     let (driver, completions, _folder) = ready(&fake);
     for _ in 0..2 {
         assert_eq!(done(&driver, &completions, DISK, DEVICE), Ok(()));
         assert_eq!(done(&driver, &completions, DEVICE, DISK), Ok(()));
         assert_eq!(digested(&driver, &completions, DISK), Ok(()));
     }
-    let fake = Fake::new().says("register_mib = 21");
+    let fake = Fake::new().with("register_mib = 21");
     let (driver, completions, _folder) = ready(&fake);
     for _ in 0..2 {
         assert_eq!(done(&driver, &completions, DISK, DEVICE), Ok(()));
@@ -152,10 +155,11 @@ fn where_there_is_room_for_few_buffers_each_has_them_in_its_turn() {
 
 /// There is room for one buffer, and who came first has it again and again but for who comes.
 #[test]
-fn who_has_no_buffer_has_the_next_that_comes_back() {
+fn a_lane_without_a_buffer_gets_the_next_returned_one() {
     const OTHER_DEVICE: u64 = 4;
     const OTHER_DISK: u64 = 5;
-    let fake = Fake::new().says("register_mib = 2").says("fail.cuEventQuery = 600@told").says("note = 1");
+    let fake =
+        Fake::new().with("register_mib = 2").with("fail.cuEventQuery = 600@triggered").with("note = 1");
     let folder = tempfile::tempdir().unwrap();
     let disk = DiskConfig { directory: folder.path().to_owned(), capacity: SIZE, engine: None };
     let (driver, completions) = opened_with(CudaConfig { disk: Some(disk), ..config(&fake) });
@@ -177,13 +181,13 @@ fn who_has_no_buffer_has_the_next_that_comes_back() {
         [("cuMemcpyHtoDAsync_v2", inward, outward), ("cuMemcpyDtoHAsync_v2", outward, inward)]
     {
         let before = hops(&fake, call);
-        fake.tell(true);
+        fake.trigger(true);
         begin_copy(&driver, 1, long.0, long.1, half);
         until_hops(&fake, call, before + 1);
         begin_copy(&driver, 2, short.0, short.1, GRANULARITY);
         // Until it has asked for one.
         std::thread::sleep(Duration::from_millis(300));
-        fake.tell(false);
+        fake.trigger(false);
         let ended: Vec<u64> = (0..2)
             .map(|_| match next(&completions) {
                 Completion::Copied { copy, result: Ok(()) } => copy.get(),
@@ -204,19 +208,19 @@ fn until_hops(fake: &Fake, call: &str, count: usize) {
 }
 
 fn hops(fake: &Fake, call: &str) -> usize {
-    fake.callers(call).iter().filter(|by| *by == "disk-copy").count()
+    fake.threads_calling(call).iter().filter(|by| *by == "disk-copy").count()
 }
 
 /// The device does nothing for a while, and the disk goes on until all buffers are full.
 #[test]
-fn the_disk_reads_while_the_device_copies_and_no_further_than_there_are_buffers() {
-    let fake = Fake::new().says("fail.cuEventQuery = 600@told").says("note = 1");
+fn the_disk_reads_ahead_as_far_as_buffers_reach() {
+    let fake = Fake::new().with("fail.cuEventQuery = 600@triggered").with("note = 1");
     let (driver, completions, _folder) = ready(&fake);
-    fake.tell(true);
+    fake.trigger(true);
     begin(&driver, DISK, DEVICE);
     until_hops(&fake, "cuMemcpyHtoDAsync_v2", BUFFERS);
     driver.submit(Submission::CancelCopy { copy: CopyId::from_raw(1) });
-    fake.tell(false);
+    fake.trigger(false);
     assert_eq!(copied(&completions), Err(CopyError::Cancelled));
     let begun = hops(&fake, "cuMemcpyHtoDAsync_v2");
     assert_eq!(begun, BUFFERS, "nothing more is begun once it is cancelled");
@@ -225,10 +229,10 @@ fn the_disk_reads_while_the_device_copies_and_no_further_than_there_are_buffers(
 
 /// The disk does nothing for a while, and the device goes on until all buffers are full.
 #[test]
-fn the_device_copies_while_the_disk_writes_and_no_further_than_there_are_buffers() {
+fn the_device_copies_ahead_as_far_as_buffers_reach() {
     let filtered = thread::spawn(|| {
         let gate = Gate::before(libc::SYS_pwritev2);
-        let fake = Fake::new().says("note = 1");
+        let fake = Fake::new().with("note = 1");
         let (driver, completions, _folder) = ready_by(&fake, Some(DiskEngine::Threads));
         gate.close();
         begin(&driver, DEVICE, DISK);
@@ -245,9 +249,10 @@ fn the_device_copies_while_the_disk_writes_and_no_further_than_there_are_buffers
 
 #[test]
 fn buffers_are_few_and_used_again_and_memory_of_the_host_needs_none() {
-    let fake = Fake::new().says("note = 1");
+    let fake = Fake::new().with("note = 1");
     let (driver, completions, _folder) = ready(&fake);
-    let buffers = || fake.callers("cuMemHostRegister_v2").iter().filter(|by| *by == "disk-copy").count();
+    let buffers =
+        || fake.threads_calling("cuMemHostRegister_v2").iter().filter(|by| *by == "disk-copy").count();
     assert_eq!(done(&driver, &completions, DISK, HOST), Ok(()));
     assert_eq!(buffers(), 0);
     for _ in 0..3 {
@@ -259,10 +264,10 @@ fn buffers_are_few_and_used_again_and_memory_of_the_host_needs_none() {
 
 #[test]
 fn a_directory_that_cannot_be_is_told_before_any_device_is_opened() {
-    let fake = Fake::new().says("note = 1");
+    let fake = Fake::new().with("note = 1");
     let disk = DiskConfig { directory: "/nowhere/at/all".into(), capacity: SIZE, engine: None };
     let (driver, _completions) = opened_with(CudaConfig { disk: Some(disk), ..config(&fake) });
     let error = driver.unwrap_err();
     assert_eq!(error.to_string(), "there is no /nowhere/at/all");
-    assert!(fake.callers("cuDevicePrimaryCtxRetain").is_empty());
+    assert!(fake.threads_calling("cuDevicePrimaryCtxRetain").is_empty());
 }

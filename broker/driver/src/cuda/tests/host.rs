@@ -23,19 +23,19 @@ fn refused(completions: &Receiver<Completion>) -> DriverError {
 }
 
 fn is_made(completions: &Receiver<Completion>, raw: u64) {
-    let told = next(completions);
+    let reported = next(completions);
     assert!(
-        matches!(&told, Completion::Created { extent, result: Ok(_) } if extent.get() == raw),
-        "{told:?}"
+        matches!(&reported, Completion::Created { extent, result: Ok(_) } if extent.get() == raw),
+        "{reported:?}"
     );
 }
 
 #[test]
 fn pinning_holds_up_nothing_that_concerns_devices() {
-    let fake = Fake::new().says("hang.cuMemCreate(host) = 1");
+    let fake = Fake::new().with("hang.cuMemCreate(host) = 1");
     let (driver, completions) = opened(&fake);
     let driver = driver.unwrap();
-    fake.tell(true);
+    fake.trigger(true);
     driver.submit(create_host(1, GRANULARITY));
     driver.submit(create(2, ExtentKind::Movable));
     is_made(&completions, 2);
@@ -45,13 +45,13 @@ fn pinning_holds_up_nothing_that_concerns_devices() {
     assert!(matches!(next(&completions), Completion::Surveyed { unbrokered: Bytes::ZERO, .. }));
     driver.submit(Submission::Release { extent: ExtentId::from_raw(2) });
     assert!(matches!(next(&completions), Completion::Released { returned: true, .. }));
-    fake.tell(false);
+    fake.trigger(false);
     is_made(&completions, 1);
 }
 
 #[test]
-fn what_cannot_be_pinned_is_an_ordinary_event() {
-    let (driver, completions) = opened(&Fake::new().says("host_mib = 4"));
+fn failing_to_pin_is_an_ordinary_event() {
+    let (driver, completions) = opened(&Fake::new().with("host_mib = 4"));
     let driver = driver.unwrap();
     driver.submit(create_host(1, Bytes::mib(6)));
     assert!(matches!(refused(&completions), DriverError::OutOfHostMemory(_)));
@@ -67,12 +67,12 @@ fn what_cannot_be_pinned_is_an_ordinary_event() {
 
 /// In pieces of 2 MiB.
 fn keep(size: Bytes) -> Submission {
-    Submission::KeepHost { node: HostNode(0), size, piece: GRANULARITY, pieces_max: 1000 }
+    Submission::PinAhead { node: HostNode(0), size, piece: GRANULARITY, pieces_max: 1000 }
 }
 
 fn kept(completions: &Receiver<Completion>) -> (Bytes, Option<DriverError>) {
     match next(completions) {
-        Completion::HostKept { kept, problem, .. } => (kept, problem),
+        Completion::PinnedAhead { free, problem, .. } => (free, problem),
         other => panic!("it is being filled: {other:?}"),
     }
 }
@@ -80,7 +80,7 @@ fn kept(completions: &Receiver<Completion>) -> (Bytes, Option<DriverError>) {
 #[test]
 fn the_limit_on_locked_memory_is_named() {
     // The first is the buffer with which the links are measured.
-    let fake = Fake::new().says("attribute.141 = 0").says("fail.cuMemHostRegister_v2 = 2@3");
+    let fake = Fake::new().with("attribute.141 = 0").with("fail.cuMemHostRegister_v2 = 2@3");
     let (driver, completions) = opened(&fake);
     let driver = driver.unwrap();
     let maximum = getrlimit(Resource::Memlock).maximum;
@@ -101,8 +101,8 @@ fn the_limit_on_locked_memory_is_named() {
 }
 
 #[test]
-fn where_the_machine_has_less_than_was_configured_filling_stops_and_says_so_once() {
-    let (driver, completions) = opened(&Fake::new().says("host_mib = 4"));
+fn pinning_ahead_stops_once_the_machine_has_no_more_memory() {
+    let (driver, completions) = opened(&Fake::new().with("host_mib = 4"));
     let driver = driver.unwrap();
     let short = DriverError::OutOfHostMemory(HostLimit::Pinned);
     driver.submit(keep(Bytes::mib(8)));
@@ -120,15 +120,15 @@ fn where_the_machine_has_less_than_was_configured_filling_stops_and_says_so_once
 }
 
 #[test]
-fn who_creates_and_who_ends_waits_for_one_piece_of_the_filling() {
+fn a_create_and_the_end_wait_for_one_piece_pinned_ahead() {
     const ALL: Bytes = Bytes::mib(1000);
-    let fake = Fake::new().says("hang.cuMemCreate(host) = 1");
+    let fake = Fake::new().with("hang.cuMemCreate(host) = 1");
     let (driver, completions) = opened(&fake);
     let driver = driver.unwrap();
-    fake.tell(true);
+    fake.trigger(true);
     driver.submit(keep(ALL));
     driver.submit(create_host(1, Bytes::mib(4)));
-    fake.tell(false);
+    fake.trigger(false);
     is_made(&completions, 1);
     drop(driver);
     let (filled, problem) = kept(&completions);
@@ -137,15 +137,19 @@ fn who_creates_and_who_ends_waits_for_one_piece_of_the_filling() {
 }
 
 #[test]
-fn what_is_begun_and_not_made_leaves_nothing() {
-    for fails in ["cuMemExportToShareableHandle = 304@told", "cuMemMap = 1@told", "cuMemSetAccess = 1@told"] {
-        let fake = Fake::new().says("host_mib = 2").says(&format!("fail.{fails}"));
+fn a_half_made_host_extent_leaves_nothing() {
+    for fails in [
+        "cuMemExportToShareableHandle = 304@triggered",
+        "cuMemMap = 1@triggered",
+        "cuMemSetAccess = 1@triggered",
+    ] {
+        let fake = Fake::new().with("host_mib = 2").with(&format!("fail.{fails}"));
         let (driver, completions) = opened(&fake);
         let driver = driver.unwrap();
-        fake.tell(true);
+        fake.trigger(true);
         driver.submit(create_host(1, GRANULARITY));
         assert!(matches!(refused(&completions), DriverError::Failed(_)), "{fails}");
-        fake.tell(false);
+        fake.trigger(false);
         driver.submit(create_host(1, GRANULARITY));
         is_made(&completions, 1);
     }
@@ -153,22 +157,23 @@ fn what_is_begun_and_not_made_leaves_nothing() {
 
 /// Of pieces that are pinned in the place of other sizes, and of other sizes that go for it.
 #[test]
-fn who_comes_while_the_pool_is_rebuilt_waits_for_one_step_of_it() {
+fn a_create_waits_for_one_step_of_a_rebuild() {
     const COUNT: u64 = 16;
     const LARGE: Bytes = Bytes::mib(4);
     const LACKING: u64 = 100;
     for hangs in ["cuMemCreate(host)", "cuMemRelease"] {
-        let fake = Arc::new(Fake::new().says("note = 1").says(&format!("hang.{hangs} = 1")));
-        let steps = |fake: &Fake| ["cuMemCreate(host)", "cuMemRelease"].map(|it| fake.callers(it).len());
+        let fake = Arc::new(Fake::new().with("note = 1").with(&format!("hang.{hangs} = 1")));
+        let steps =
+            |fake: &Fake| ["cuMemCreate(host)", "cuMemRelease"].map(|it| fake.threads_calling(it).len());
         let (sink, completions) = channel();
-        let told = Arc::clone(&fake);
-        let tell = move |completion| {
+        let reported = Arc::clone(&fake);
+        let report = move |completion| {
             // The thread that tells it goes on with the pool afterwards.
             let steps = match &completion {
                 Completion::Created { extent, .. } if extent.get() >= LACKING => {
-                    let done = steps(&told);
+                    let done = steps(&reported);
                     if extent.get() == LACKING {
-                        told.tell(true);
+                        reported.trigger(true);
                     }
                     done
                 }
@@ -178,14 +183,14 @@ fn who_comes_while_the_pool_is_rebuilt_waits_for_one_step_of_it() {
         };
         let probed = probe(config(&fake)).unwrap();
         let uuids: Vec<String> = probed.found().iter().map(|found| found.info.uuid.clone()).collect();
-        let driver = open(probed, &uuids, Arc::new(tell)).unwrap();
+        let driver = open(probed, &uuids, Arc::new(report)).unwrap();
         let answer = || completions.recv_timeout(Duration::from_secs(20)).unwrap();
         let made = || match answer() {
             (Completion::Created { result: Ok(_), .. }, steps) => steps,
             (other, _) => panic!("{other:?}"),
         };
         driver.submit(keep(Bytes::new(COUNT * LARGE.get())));
-        assert!(matches!(answer().0, Completion::HostKept { problem: None, .. }));
+        assert!(matches!(answer().0, Completion::PinnedAhead { problem: None, .. }));
         for raw in 0..COUNT {
             driver.submit(create_host(raw, LARGE));
             made();
@@ -199,19 +204,21 @@ fn who_comes_while_the_pool_is_rebuilt_waits_for_one_step_of_it() {
         let before = made();
         let at = usize::from(hangs == "cuMemRelease");
         until(&driver, hangs, || steps(&fake)[at] > before[at]);
-        let under_way = steps(&fake);
+        let in_flight = steps(&fake);
         driver.submit(create_host(LACKING + 1, LARGE));
-        fake.tell(false);
-        assert_eq!(made(), under_way, "it waited for what was under way, and for no more");
-        until(&driver, "half are pieces", || driver.kept().iter().all(|kept| kept.usual >= kept.larger));
-        assert_eq!(driver.kept()[0].rebuilds, 1);
+        fake.trigger(false);
+        assert_eq!(made(), in_flight, "it waited for what was under way, and for no more");
+        until(&driver, "half are pieces", || {
+            driver.free_pinned().iter().all(|kept| kept.ordinary >= kept.larger)
+        });
+        assert_eq!(driver.free_pinned()[0].rebuilds, 1);
     }
 }
 
 fn until(driver: &CudaDriver, what: &str, is_so: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !is_so() {
-        assert!(Instant::now() < end, "{what}: {:?}", driver.kept());
+        assert!(Instant::now() < end, "{what}: {:?}", driver.free_pinned());
         thread::sleep(Duration::from_millis(1));
     }
 }

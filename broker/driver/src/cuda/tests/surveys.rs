@@ -2,10 +2,10 @@
 
 use std::{thread, time::Instant};
 
-use super::{device::accounts::LASTS, *};
+use super::{device::accounts::CONFIRM_AFTER, *};
 
 /// Makes an extent of so many MiB.
-fn made(driver: &CudaDriver, completions: &Receiver<Completion>, raw: u64, mib: u32) -> Handle {
+fn made(driver: &CudaDriver, completions: &Receiver<Completion>, raw: u64, mib: u32) -> Export {
     let (extent, size) = (ExtentId::from_raw(raw), Bytes::mib(mib));
     driver.submit(Submission::Create { extent, device: FIRST, size, kind: ExtentKind::Movable });
     let Completion::Created { result: Ok(handle), .. } = next(completions) else { panic!("it is made") };
@@ -39,8 +39,8 @@ fn survey(
 fn a_list_of_processes_that_fails_once_changes_nothing() {
     const CONTEXT: u64 = 1;
     const HELD: u64 = 2;
-    let fake = Fake::new().says("fail.nvmlDeviceGetComputeRunningProcesses_v3 = 999@told");
-    let fake = fake.says("context_mib = 24");
+    let fake = Fake::new().with("fail.nvmlDeviceGetComputeRunningProcesses_v3 = 999@triggered");
+    let fake = fake.with("context_mib = 24");
     let (driver, completions) = opened(&fake);
     let driver = driver.unwrap();
     // Another process has two pieces of the device: one is as large as a context and stands for its own, and one is an
@@ -48,13 +48,13 @@ fn a_list_of_processes_that_fails_once_changes_nothing() {
     let (context, held) = (made(&driver, &completions, CONTEXT, 24), made(&driver, &completions, HELD, 2));
     let client = Holder::of([&context, &held]);
     drop((context, held));
-    let others: Vec<Handle> = (3..11).map(|raw| made(&driver, &completions, raw, 2)).collect();
+    let others: Vec<Export> = (3..11).map(|raw| made(&driver, &completions, raw, 2)).collect();
     release(&driver, &completions, CONTEXT);
     release(&driver, &completions, HELD);
     let explained = (0..100).any(|_| {
         let (.., returned) = survey(&driver, &completions, client.pid());
         assert!(!returned.contains(&ExtentId::from_raw(HELD)), "the client has it");
-        thread::sleep(LASTS / 10);
+        thread::sleep(CONFIRM_AFTER / 10);
         returned == [ExtentId::from_raw(CONTEXT)]
     });
     assert!(explained, "it is the client's context now");
@@ -63,25 +63,25 @@ fn a_list_of_processes_that_fails_once_changes_nothing() {
     drop(others);
     (3..11).for_each(|raw| release(&driver, &completions, raw));
 
-    fake.tell(true);
+    fake.trigger(true);
     for _ in 0..3 {
         assert_eq!(survey(&driver, &completions, client.pid()), before, "the list fails");
     }
-    fake.tell(false);
+    fake.trigger(false);
     assert_eq!(survey(&driver, &completions, client.pid()), before, "and does no more");
 }
 
 /// One survey is asked for, at the end of a process, and none after it.
 #[test]
 fn a_return_that_lasts_is_told_though_nobody_asks_again() {
-    let (driver, completions) = opened(&Fake::new().says("context_mib = 24"));
+    let (driver, completions) = opened(&Fake::new().with("context_mib = 24"));
     let driver = driver.unwrap();
     let handle = made(&driver, &completions, 1, 2);
     let holder = Holder::of([&handle, &handle]);
     drop(handle);
     release(&driver, &completions, 1);
     drop(holder);
-    let asked = Instant::now();
+    let requested = Instant::now();
     let survey = || driver.submit(Submission::Survey { device: FIRST, clients: Vec::new() });
     (0..3).for_each(|_| survey());
     let (mut surveyed, mut returned) = (0, false);
@@ -90,11 +90,17 @@ fn a_return_that_lasts_is_told_though_nobody_asks_again() {
             Completion::Surveyed { unbrokered: Bytes::ZERO, .. } => surveyed += 1,
             // Before the last of these answers only where the looks were that slow.
             Completion::Returned { extent } if extent == ExtentId::from_raw(1) && !returned => {
-                assert!(asked.elapsed() >= LASTS, "three looks at one moment are no more than one");
+                assert!(
+                    requested.elapsed() >= CONFIRM_AFTER,
+                    "three looks at one moment are no more than one"
+                );
                 returned = true;
             }
             other => panic!("unexpected: {other:?}"),
         }
     }
-    assert!(completions.recv_timeout(2 * LASTS).is_err(), "it is told once, and no survey is answered twice");
+    assert!(
+        completions.recv_timeout(2 * CONFIRM_AFTER).is_err(),
+        "it is told once, and no survey is answered twice"
+    );
 }

@@ -9,7 +9,7 @@ use super::*;
 #[test]
 fn a_file_system_without_direct_io_is_told() {
     let path = Path::new("/proc/self");
-    let opened = try_out(&Doing::of(path), || open("/proc/self/comm", DIRECT, Mode::empty()));
+    let opened = try_out(&DirectoryContext::of(path), || open("/proc/self/comm", DIRECT, Mode::empty()));
     assert_eq!(opened, Err(DirectoryError::NoDirectIo(path.to_owned())));
     let says = "the file system of /proc/self has no direct IO";
     assert_eq!(opened.unwrap_err().to_string(), says);
@@ -18,7 +18,7 @@ fn a_file_system_without_direct_io_is_told() {
 #[test]
 fn a_file_that_cannot_be_preallocated_is_told() {
     let path = Path::new("/dev");
-    let opened = try_out(&Doing::of(path), || open("/dev/null", OFlags::RDWR, Mode::empty()));
+    let opened = try_out(&DirectoryContext::of(path), || open("/dev/null", OFlags::RDWR, Mode::empty()));
     assert!(
         matches!(opened, Err(DirectoryError::NoPreallocation(_) | DirectoryError::Failed { .. })),
         "{opened:?}"
@@ -27,22 +27,26 @@ fn a_file_that_cannot_be_preallocated_is_told() {
 
 #[test]
 fn only_names_that_we_give_are_ours() {
-    assert!(is_ours("vramd-extent-0") && is_ours(&name_of(ExtentId::from_raw(u64::MAX))) && is_ours(PROBE));
+    assert!(
+        is_own_name("vramd-extent-0")
+            && is_own_name(&name_of(ExtentId::from_raw(u64::MAX)))
+            && is_own_name(PROBE)
+    );
     for name in ["vramd-extent-", "vramd-extent-01", "vramd-extent-+1", "vramd-extent-1 ", LOCK, ""] {
-        assert!(!is_ours(name), "{name:?}");
+        assert!(!is_own_name(name), "{name:?}");
     }
 }
 
 #[test]
-fn what_could_not_be_made_costs_nothing() {
+fn a_failed_create_costs_no_capacity() {
     let folder = tempfile::tempdir().unwrap();
     let directory = Arc::new(Directory::open(folder.path(), Bytes::mib(4)).unwrap());
     let id = ExtentId::from_raw(1);
     fs::write(folder.path().join(name_of(id)), b"in the way").unwrap();
     for _ in 0..3 {
-        assert!(matches!(directory.make(id, Bytes::mib(4)), Err(DriverError::Failed(_))));
+        assert!(matches!(directory.create_file(id, Bytes::mib(4)), Err(DriverError::Failed(_))));
     }
-    drop(directory.make(ExtentId::from_raw(2), Bytes::mib(4)).unwrap());
+    drop(directory.create_file(ExtentId::from_raw(2), Bytes::mib(4)).unwrap());
     assert_eq!(*directory.used.lock().unwrap(), Bytes::ZERO);
     assert!(folder.path().join(name_of(id)).exists(), "what is not ours is left alone");
 }
@@ -55,7 +59,7 @@ fn in_use(folder: &Path) -> Option<u32> {
 }
 
 #[test]
-fn it_stays_locked_though_its_lock_file_is_deleted() {
+fn a_directory_stays_locked_without_its_lock_file() {
     let folder = tempfile::tempdir().unwrap();
     let directory = Directory::open(folder.path(), Bytes::mib(4)).unwrap();
     assert_eq!(in_use(folder.path()), Some(std::process::id()));
@@ -66,7 +70,7 @@ fn it_stays_locked_though_its_lock_file_is_deleted() {
 }
 
 #[test]
-fn what_is_called_as_the_probe_and_is_not_ours_is_left_alone() {
+fn a_foreign_file_named_like_the_probe_is_left_alone() {
     let folder = tempfile::tempdir().unwrap();
     let probe = folder.path().join(PROBE);
     symlink("/nowhere", &probe).unwrap();
@@ -77,7 +81,7 @@ fn what_is_called_as_the_probe_and_is_not_ours_is_left_alone() {
 
 /// A file of which another name is there, so that it can be looked at, and whose own name has become a directory's.
 fn undeletable(folder: &Path, directory: &Arc<Directory>, id: ExtentId) -> ExtentFile {
-    let file = directory.make(id, Bytes::mib(2)).unwrap();
+    let file = directory.create_file(id, Bytes::mib(2)).unwrap();
     let name = folder.join(name_of(id));
     fs::hard_link(&name, folder.join("kept")).unwrap();
     fs::remove_file(&name).unwrap();
@@ -104,6 +108,6 @@ fn bytes_that_cannot_be_given_back_stay_charged() {
     assert_eq!(file.delete(), Err(Errno::ISDIR), "it says why");
     assert_eq!(*directory.used.lock().unwrap(), Bytes::mib(2));
     let full = Err(DriverError::OutOfDisk(DiskLimit::Capacity(Bytes::mib(4))));
-    assert_eq!(directory.make(ExtentId::from_raw(2), Bytes::mib(4)).map(drop), full);
-    drop(directory.make(ExtentId::from_raw(3), Bytes::mib(2)).unwrap());
+    assert_eq!(directory.create_file(ExtentId::from_raw(2), Bytes::mib(4)).map(drop), full);
+    drop(directory.create_file(ExtentId::from_raw(3), Bytes::mib(2)).unwrap());
 }

@@ -14,8 +14,8 @@ use self::{
     threads::{Pool, pool},
     uring::Uring,
 };
-pub(crate) use self::{threads::transfer_all, uring::works as uring_works};
-use super::{ALIGNMENT, room::Room};
+pub(crate) use self::{threads::transfer_all, uring::check as check_uring};
+use super::{ALIGNMENT, io_memory::IoMemory};
 use crate::DriverError;
 
 /// Who moves bytes between memory and disk.
@@ -37,7 +37,7 @@ impl fmt::Display for DiskEngine {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum DiskDirection {
     FromDisk,
     ToDisk,
 }
@@ -48,23 +48,23 @@ pub(crate) struct Op<R> {
     /// By which the caller knows it again.
     pub(crate) tag: u64,
     pub(crate) file: Arc<OwnedFd>,
-    pub(crate) way: Way,
+    pub(crate) direction: DiskDirection,
     /// As the length, a multiple of [`ALIGNMENT`].
     pub(crate) at: u64,
     pub(crate) length: usize,
-    pub(crate) room: R,
+    pub(crate) buffer: R,
 }
 
 /// What became of it.
 #[derive(Debug)]
 pub(crate) struct Done<R> {
     pub(crate) tag: u64,
-    pub(crate) room: R,
-    pub(crate) result: Result<(), Flaw>,
+    pub(crate) buffer: R,
+    pub(crate) result: Result<(), IoFlaw>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flaw {
+pub(crate) enum IoFlaw {
     /// So many bytes, and no more to be had.
     Short(usize),
     Failed(Errno),
@@ -72,33 +72,33 @@ pub(crate) enum Flaw {
 
 /// Dropping it waits for what is under way.
 #[derive(Debug)]
-pub(crate) struct Engine<R: Room> {
-    by: By<R>,
+pub(crate) struct Engine<R: IoMemory> {
+    by: Backend<R>,
     depth: usize,
     /// Until it is told that the ring has broken.
     warn: Option<Warn>,
 }
 
 #[derive(Debug)]
-enum By<R: Room> {
+enum Backend<R: IoMemory> {
     /// And threads, from when on the kernel takes nothing from the ring any more.
     Ring(Box<Uring<R>>, Option<Pool<R>>),
     Threads(Pool<R>),
 }
 
-impl<R: Room> Engine<R> {
+impl<R: IoMemory> Engine<R> {
     /// With so many operations under way at most, which the caller keeps to. Unless io_uring was named it does without a ring that cannot be
     /// made, for want of descriptors or memory, say. What operators should know is told by `warn`, once.
-    pub(crate) fn new(chosen: Chosen, depth: usize, warn: Warn) -> Result<Self, DriverError> {
+    pub(crate) fn new(chosen: EngineChoice, depth: usize, warn: Warn) -> Result<Self, DriverError> {
         if chosen.engine == DiskEngine::Threads {
-            return Ok(Self { by: By::Threads(pool(depth)?), depth, warn: None });
+            return Ok(Self { by: Backend::Threads(pool(depth)?), depth, warn: None });
         }
         match Uring::new(depth) {
-            Ok(ring) => Ok(Self { by: By::Ring(Box::new(ring), None), depth, warn: Some(warn) }),
+            Ok(ring) => Ok(Self { by: Backend::Ring(Box::new(ring), None), depth, warn: Some(warn) }),
             Err(error) if chosen.is_named => Err(DriverError::Failed(format!("set up an io_uring: {error}"))),
             Err(error) => {
-                let by = By::Threads(pool(depth)?);
-                warn.tell(format!(
+                let by = Backend::Threads(pool(depth)?);
+                warn.report(format!(
                     "an io_uring of the disk cannot be made, threads are in its place: {error}"
                 ));
                 Ok(Self { by, depth, warn: None })
@@ -109,16 +109,16 @@ impl<R: Room> Engine<R> {
     pub(crate) fn begin(&mut self, op: Op<R>) {
         op.check();
         match &mut self.by {
-            By::Ring(ring, _) => ring.begin(op),
-            By::Threads(threads) => threads.begin(op),
+            Backend::Ring(ring, _) => ring.begin(op),
+            Backend::Threads(threads) => threads.begin(op),
         }
     }
 
     /// One that has ended, in any order. Does not sleep.
     pub(crate) fn poll(&mut self) -> Option<Done<R>> {
         let (ring, threads) = match &mut self.by {
-            By::Ring(ring, threads) => (ring, threads),
-            By::Threads(threads) => return threads.poll(),
+            Backend::Ring(ring, threads) => (ring, threads),
+            Backend::Threads(threads) => return threads.poll(),
         };
         while let Some(answer) = ring.poll() {
             let (op, why) = match answer {
@@ -126,7 +126,7 @@ impl<R: Room> Engine<R> {
                 Answer::NotTaken(op, why) => (op, why),
             };
             if let Some(warn) = self.warn.take() {
-                warn.tell(format!("an io_uring of the disk takes nothing any more, threads go on: {why}"));
+                warn.report(format!("an io_uring of the disk takes nothing any more, threads go on: {why}"));
             }
             if threads.is_none() {
                 *threads = pool(self.depth).ok();
@@ -134,7 +134,7 @@ impl<R: Room> Engine<R> {
             match threads {
                 // All of it: what is read or written twice is as if it had been once.
                 Some(threads) => threads.begin(op),
-                None => return Some(op.end(Err(Flaw::Failed(why)))),
+                None => return Some(op.end(Err(IoFlaw::Failed(why)))),
             }
         }
         threads.as_ref()?.poll()
@@ -145,11 +145,11 @@ impl<R: Room> Engine<R> {
 pub(crate) struct Warn(Box<dyn FnOnce(String) + Send>);
 
 impl Warn {
-    pub(crate) fn by(tell: impl FnOnce(String) + Send + 'static) -> Self {
-        Self(Box::new(tell))
+    pub(crate) fn by(report: impl FnOnce(String) + Send + 'static) -> Self {
+        Self(Box::new(report))
     }
 
-    fn tell(self, problem: String) {
+    fn report(self, problem: String) {
         (self.0)(problem);
     }
 }
@@ -162,15 +162,15 @@ impl fmt::Debug for Warn {
 
 /// What is used, if it can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Chosen {
+pub(crate) struct EngineChoice {
     pub(crate) engine: DiskEngine,
     /// It, and nothing in its place.
     pub(crate) is_named: bool,
 }
 
 /// Which one: that is asked for, else io_uring where the kernel has it for us. With it why it is not, where it is not.
-pub(crate) fn choose(asked: Option<DiskEngine>) -> Result<(DiskEngine, Option<String>), String> {
-    choose_by(asked, uring_works)
+pub(crate) fn choose(requested: Option<DiskEngine>) -> Result<(DiskEngine, Option<String>), String> {
+    choose_by(requested, check_uring)
 }
 
 /// For tests: those that can be used. Where `VRAMD_EXPECT_URING` is set io_uring is one of them, so that no machine on which all is to be tested
@@ -178,23 +178,23 @@ pub(crate) fn choose(asked: Option<DiskEngine>) -> Result<(DiskEngine, Option<St
 ///
 /// # Panics
 /// Where it is not.
-pub(crate) fn usable() -> Vec<DiskEngine> {
-    let works = uring_works();
-    if let Err(why) = &works {
+pub(crate) fn usable_engines() -> Vec<DiskEngine> {
+    let check = check_uring();
+    if let Err(why) = &check {
         assert!(std::env::var_os("VRAMD_EXPECT_URING").is_none(), "io_uring cannot be used: {why}");
     }
-    works.ok().map(|()| DiskEngine::Uring).into_iter().chain([DiskEngine::Threads]).collect()
+    check.ok().map(|()| DiskEngine::Uring).into_iter().chain([DiskEngine::Threads]).collect()
 }
 
 /// Who wants threads has the kernel asked for no io_uring: where that is forbidden, to ask may be the end of the process.
 fn choose_by(
-    asked: Option<DiskEngine>,
-    uring_works: impl FnOnce() -> Result<(), String>,
+    requested: Option<DiskEngine>,
+    check_uring: impl FnOnce() -> Result<(), String>,
 ) -> Result<(DiskEngine, Option<String>), String> {
-    if asked == Some(DiskEngine::Threads) {
+    if requested == Some(DiskEngine::Threads) {
         return Ok((DiskEngine::Threads, None));
     }
-    match (asked, uring_works()) {
+    match (requested, check_uring()) {
         (_, Ok(())) => Ok((DiskEngine::Uring, None)),
         (Some(_), Err(why)) => Err(why),
         (None, Err(why)) => Ok((DiskEngine::Threads, Some(why))),
@@ -220,20 +220,20 @@ impl Request {
     }
 
     /// Takes the kernel's answer; the end, unless the rest is to be asked for.
-    fn advance(&mut self, answer: Result<usize, Errno>) -> Option<Result<(), Flaw>> {
+    fn advance(&mut self, answer: Result<usize, Errno>) -> Option<Result<(), IoFlaw>> {
         match answer {
             Err(Errno::INTR | Errno::AGAIN) if self.again < AGAIN_MAX => {
                 self.again += 1;
                 None
             }
-            Err(error) => Some(Err(Flaw::Failed(error))),
+            Err(error) => Some(Err(IoFlaw::Failed(error))),
             Ok(moved) => {
                 self.done += moved;
                 self.again = 0;
                 if self.done >= self.length {
                     Some(Ok(()))
                 } else if moved == 0 || !self.done.is_multiple_of(ALIGNMENT) {
-                    Some(Err(Flaw::Short(self.from + self.done)))
+                    Some(Err(IoFlaw::Short(self.from + self.done)))
                 } else {
                     None
                 }
@@ -247,26 +247,26 @@ impl Request {
     }
 
     /// Where in memory, and how long it is.
-    fn rest<R: Room>(&self, of: &Op<R>) -> (*mut u8, usize) {
-        (of.room.start().as_ptr().wrapping_add(self.from + self.done), self.length - self.done)
+    fn rest<R: IoMemory>(&self, of: &Op<R>) -> (*mut u8, usize) {
+        (of.buffer.start().as_ptr().wrapping_add(self.from + self.done), self.length - self.done)
     }
 }
 
-impl<R: Room> Op<R> {
+impl<R: IoMemory> Op<R> {
     /// Whoever tells the kernel of its memory has asked this before.
     ///
     /// # Panics
     /// Where it would go beyond its room, or is not of whole blocks.
     fn check(&self) {
         let is_whole = |it: usize| it.is_multiple_of(ALIGNMENT);
-        assert!(self.length > 0 && self.length <= self.room.length(), "there is room for what is moved");
+        assert!(self.length > 0 && self.length <= self.buffer.length(), "there is room for what is moved");
         assert!(is_whole(self.length) && self.at.is_multiple_of(ALIGNMENT as u64), "whole blocks are moved");
     }
 }
 
 impl<R> Op<R> {
-    fn end(self, result: Result<(), Flaw>) -> Done<R> {
-        Done { tag: self.tag, room: self.room, result }
+    fn end(self, result: Result<(), IoFlaw>) -> Done<R> {
+        Done { tag: self.tag, buffer: self.buffer, result }
     }
 }
 

@@ -5,10 +5,10 @@
 
 use rustix::io::Errno;
 
-use super::{Done, Flaw, Op, Request};
+use super::{Done, IoFlaw, Op, Request};
 
 pub(super) struct Requests<R> {
-    ops: Vec<Option<UnderWay<R>>>,
+    ops: Vec<Option<InFlight<R>>>,
     /// What the kernel is asked for and of which operation, by the number that it is told.
     slots: Vec<Option<(usize, Request)>>,
 }
@@ -28,19 +28,19 @@ pub(super) enum Step<R> {
     Ended(Option<Answer<R>>),
 }
 
-struct UnderWay<R> {
+struct InFlight<R> {
     op: Op<R>,
     /// Requests that have not ended.
     left: usize,
     /// The first by its place, and where its request begins.
-    flaw: Option<(usize, Flaw)>,
+    flaw: Option<(usize, IoFlaw)>,
     /// One of them was never taken.
     refused: Option<Errno>,
 }
 
 /// Of a request.
 enum End {
-    Done(Result<(), Flaw>),
+    Done(Result<(), IoFlaw>),
     NotTaken(Errno),
 }
 
@@ -61,7 +61,7 @@ impl<R> Requests<R> {
             self.slots[slot] = Some((place, request));
             slots.push(slot);
         }
-        self.ops[place] = Some(UnderWay { op, left: slots.len(), flaw: None, refused: None });
+        self.ops[place] = Some(InFlight { op, left: slots.len(), flaw: None, refused: None });
         slots
     }
 
@@ -82,29 +82,29 @@ impl<R> Requests<R> {
     }
 
     /// The kernel has not taken it and never will. Its operation, if that was the last of it.
-    pub(super) fn not_taken(&mut self, slot: usize, why: Errno) -> Option<Answer<R>> {
+    pub(super) fn refuse(&mut self, slot: usize, why: Errno) -> Option<Answer<R>> {
         self.end(slot, End::NotTaken(why))
     }
 
-    pub(super) fn are_none(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.ops.iter().all(Option::is_none)
     }
 
     fn end(&mut self, slot: usize, how: End) -> Option<Answer<R>> {
         let (place, request) = self.slots[slot].take()?;
-        let under_way = self.ops[place].as_mut()?;
-        under_way.left -= 1;
+        let in_flight = self.ops[place].as_mut()?;
+        in_flight.left -= 1;
         match how {
-            End::Done(Err(flaw)) if under_way.flaw.is_none_or(|(from, _)| request.from < from) => {
-                under_way.flaw = Some((request.from, flaw));
+            End::Done(Err(flaw)) if in_flight.flaw.is_none_or(|(from, _)| request.from < from) => {
+                in_flight.flaw = Some((request.from, flaw));
             }
             End::Done(_) => {}
-            End::NotTaken(why) => under_way.refused = Some(why),
+            End::NotTaken(why) => in_flight.refused = Some(why),
         }
-        if under_way.left > 0 {
+        if in_flight.left > 0 {
             return None;
         }
-        let UnderWay { op, flaw, refused, .. } = self.ops[place].take()?;
+        let InFlight { op, flaw, refused, .. } = self.ops[place].take()?;
         Some(match refused {
             Some(why) => Answer::NotTaken(op, why),
             None => Answer::Done(op.end(flaw.map_or(Ok(()), |(_, flaw)| Err(flaw)))),

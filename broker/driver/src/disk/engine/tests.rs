@@ -24,7 +24,7 @@ const LONG: usize = 517;
 
 /// Those that can be used. Where io_uring can't, it says why, and threads are chosen instead.
 fn engines() -> Vec<DiskEngine> {
-    match uring_works() {
+    match check_uring() {
         Ok(()) => assert_eq!(choose(None), Ok((DiskEngine::Uring, None))),
         Err(why) => {
             assert!(!why.is_empty());
@@ -32,7 +32,7 @@ fn engines() -> Vec<DiskEngine> {
             assert_eq!(choose(Some(DiskEngine::Uring)), Err(why));
         }
     }
-    usable()
+    usable_engines()
 }
 
 struct Bench {
@@ -54,13 +54,13 @@ fn bench(engine: DiskEngine, blocks: usize, flags: OFlags) -> Bench {
     plain.sync_all().unwrap();
     let direct = Arc::new(open(&path, flags | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty()).unwrap());
     let (warn, warned) = warnings();
-    let chosen = Chosen { engine, is_named: true };
+    let chosen = EngineChoice { engine, is_named: true };
     Bench { _directory: directory, plain, direct, engine: Engine::new(chosen, DEPTH, warn).unwrap(), warned }
 }
 
 fn warnings() -> (Warn, Receiver<String>) {
-    let (told, warned) = channel();
-    (Warn::by(move |problem| told.send(problem).unwrap()), warned)
+    let (reported, warned) = channel();
+    (Warn::by(move |problem| reported.send(problem).unwrap()), warned)
 }
 
 fn byte(block: usize) -> u8 {
@@ -68,9 +68,9 @@ fn byte(block: usize) -> u8 {
 }
 
 impl Bench {
-    fn begin(&mut self, tag: u64, way: Way, block: usize, blocks: usize, room: Buffer) {
+    fn begin(&mut self, tag: u64, direction: DiskDirection, block: usize, blocks: usize, buffer: Buffer) {
         let (at, length) = ((block * ALIGNMENT) as u64, blocks * ALIGNMENT);
-        self.engine.begin(Op { tag, file: Arc::clone(&self.direct), way, at, length, room });
+        self.engine.begin(Op { tag, file: Arc::clone(&self.direct), direction, at, length, buffer });
     }
 
     fn next(&mut self) -> Done<Buffer> {
@@ -84,32 +84,32 @@ impl Bench {
         }
     }
 
-    fn one(&mut self, way: Way, block: usize, blocks: usize) -> Result<(), Flaw> {
-        let room = Buffer::new(blocks * ALIGNMENT).unwrap();
-        self.begin(1, way, block, blocks, room);
+    fn one(&mut self, direction: DiskDirection, block: usize, blocks: usize) -> Result<(), IoFlaw> {
+        let buffer = Buffer::new(blocks * ALIGNMENT).unwrap();
+        self.begin(1, direction, block, blocks, buffer);
         self.next().result
     }
 }
 
 #[test]
-fn many_are_under_way_and_none_gets_anothers_bytes() {
+fn operations_in_flight_do_not_mix_their_bytes() {
     for engine in engines() {
         let mut bench = bench(engine, BLOCKS, OFlags::RDWR);
         for round in 0..2 * BLOCKS / DEPTH {
-            let way = if round % 2 == 0 { Way::ToDisk } else { Way::FromDisk };
+            let direction = if round % 2 == 0 { DiskDirection::ToDisk } else { DiskDirection::FromDisk };
             let first = round / 2 * DEPTH;
             for block in first..first + DEPTH {
-                let mut room = Buffer::new(ALIGNMENT).unwrap();
-                if way == Way::ToDisk {
-                    room.fill(&[!byte(block); ALIGNMENT]);
+                let mut buffer = Buffer::new(ALIGNMENT).unwrap();
+                if direction == DiskDirection::ToDisk {
+                    buffer.fill(&[!byte(block); ALIGNMENT]);
                 }
-                bench.begin(block as u64, way, block, 1, room);
+                bench.begin(block as u64, direction, block, 1, buffer);
             }
-            let mut told: Vec<Done<Buffer>> = (0..DEPTH).map(|_| bench.next()).collect();
-            told.sort_by_key(|done| done.tag);
-            for (block, Done { tag, room, result }) in (first..).zip(told) {
+            let mut reported: Vec<Done<Buffer>> = (0..DEPTH).map(|_| bench.next()).collect();
+            reported.sort_by_key(|done| done.tag);
+            for (block, Done { tag, buffer, result }) in (first..).zip(reported) {
                 assert_eq!((tag, result), (block as u64, Ok(())), "{engine}");
-                assert_eq!(room.bytes(), [!byte(block); ALIGNMENT], "{engine}");
+                assert_eq!(buffer.bytes(), [!byte(block); ALIGNMENT], "{engine}");
             }
         }
         assert!(bench.engine.poll().is_none(), "{engine}");
@@ -120,29 +120,29 @@ fn many_are_under_way_and_none_gets_anothers_bytes() {
 fn a_whole_range_goes_and_comes() {
     for engine in engines() {
         let mut bench = bench(engine, BLOCKS, OFlags::RDWR);
-        let mut room = Buffer::new(BLOCKS * ALIGNMENT).unwrap();
+        let mut buffer = Buffer::new(BLOCKS * ALIGNMENT).unwrap();
         let text: Vec<u8> = (0..BLOCKS).flat_map(|block| [byte(block + 7); ALIGNMENT]).collect();
-        room.fill(&text);
-        bench.begin(1, Way::ToDisk, 0, BLOCKS, room);
+        buffer.fill(&text);
+        bench.begin(1, DiskDirection::ToDisk, 0, BLOCKS, buffer);
         assert_eq!(bench.next().result, Ok(()));
         let mut read = vec![0; text.len()];
         bench.plain.read_exact_at(&mut read, 0).unwrap();
         assert!(read == text, "{engine}");
-        bench.begin(2, Way::FromDisk, 0, BLOCKS, Buffer::new(text.len()).unwrap());
+        bench.begin(2, DiskDirection::FromDisk, 0, BLOCKS, Buffer::new(text.len()).unwrap());
         let done = bench.next();
         assert_eq!((done.tag, done.result), (2, Ok(())));
-        assert!(done.room.bytes() == text, "{engine}");
+        assert!(done.buffer.bytes() == text, "{engine}");
     }
 }
 
 #[test]
-fn the_end_of_a_file_is_told_and_what_is_before_it_is_read() {
+fn a_read_past_the_end_reports_how_much_was_there() {
     for engine in engines() {
         let mut bench = bench(engine, 3, OFlags::RDWR);
-        assert_eq!(bench.one(Way::FromDisk, 1, 4), Err(Flaw::Short(2 * ALIGNMENT)), "{engine}");
-        assert_eq!(bench.one(Way::FromDisk, 3, 1), Err(Flaw::Short(0)), "{engine}");
+        assert_eq!(bench.one(DiskDirection::FromDisk, 1, 4), Err(IoFlaw::Short(2 * ALIGNMENT)), "{engine}");
+        assert_eq!(bench.one(DiskDirection::FromDisk, 3, 1), Err(IoFlaw::Short(0)), "{engine}");
         bench.plain.set_len(100).unwrap();
-        assert_eq!(bench.one(Way::FromDisk, 0, 1), Err(Flaw::Short(100)), "{engine}");
+        assert_eq!(bench.one(DiskDirection::FromDisk, 0, 1), Err(IoFlaw::Short(100)), "{engine}");
     }
 }
 
@@ -151,39 +151,39 @@ fn the_end_of_a_file_is_told_and_what_is_before_it_is_read() {
 fn a_long_range_is_one_operation() {
     for engine in engines() {
         let mut bench = bench(engine, LONG, OFlags::RDWR);
-        bench.begin(1, Way::FromDisk, 0, LONG, Buffer::new(LONG * ALIGNMENT).unwrap());
+        bench.begin(1, DiskDirection::FromDisk, 0, LONG, Buffer::new(LONG * ALIGNMENT).unwrap());
         let done = bench.next();
         assert_eq!((done.tag, done.result), (1, Ok(())), "{engine}");
-        let mut blocks = done.room.bytes().chunks(ALIGNMENT).enumerate();
+        let mut blocks = done.buffer.bytes().chunks(ALIGNMENT).enumerate();
         assert!(blocks.all(|(block, bytes)| bytes == [byte(block); ALIGNMENT]), "{engine}");
         assert!(bench.engine.poll().is_none(), "{engine}");
         for there in [LONG * ALIGNMENT - 1, 300 * ALIGNMENT, 256 * ALIGNMENT, 100, 0] {
             bench.plain.set_len(there as u64).unwrap();
-            assert_eq!(bench.one(Way::FromDisk, 0, LONG), Err(Flaw::Short(there)), "{engine}");
+            assert_eq!(bench.one(DiskDirection::FromDisk, 0, LONG), Err(IoFlaw::Short(there)), "{engine}");
         }
     }
 }
 
 #[test]
-fn what_the_kernel_refuses_is_told_and_the_next_is_done() {
+fn a_refused_operation_is_reported_and_the_next_is_done() {
     for engine in engines() {
         let mut bench = bench(engine, 2, OFlags::RDONLY);
-        assert_eq!(bench.one(Way::ToDisk, 0, 1), Err(Flaw::Failed(Errno::BADF)), "{engine}");
-        assert_eq!(bench.one(Way::FromDisk, 0, 1), Ok(()), "{engine}");
+        assert_eq!(bench.one(DiskDirection::ToDisk, 0, 1), Err(IoFlaw::Failed(Errno::BADF)), "{engine}");
+        assert_eq!(bench.one(DiskDirection::FromDisk, 0, 1), Ok(()), "{engine}");
     }
 }
 
 #[test]
-fn an_end_waits_for_what_is_under_way() {
+fn dropping_the_engine_waits_for_operations_in_flight() {
     for engine in engines() {
         let mut bench = bench(engine, BLOCKS, OFlags::RDWR);
         for block in 0..DEPTH {
-            let mut room = Buffer::new(ALIGNMENT).unwrap();
-            room.fill(&[0xee; ALIGNMENT]);
-            bench.begin(1, Way::ToDisk, block, 1, room);
+            let mut buffer = Buffer::new(ALIGNMENT).unwrap();
+            buffer.fill(&[0xee; ALIGNMENT]);
+            bench.begin(1, DiskDirection::ToDisk, block, 1, buffer);
         }
-        let Bench { plain, engine: under_way, .. } = bench;
-        drop(under_way);
+        let Bench { plain, engine: in_flight, .. } = bench;
+        drop(in_flight);
         let mut read = vec![0; DEPTH * ALIGNMENT];
         plain.read_exact_at(&mut read, 0).unwrap();
         assert!(read.iter().all(|byte| *byte == 0xee), "{engine}");
@@ -192,11 +192,11 @@ fn an_end_waits_for_what_is_under_way() {
 
 /// Else the kernel would write behind the room's end.
 #[test]
-fn more_than_its_room_is_never_begun() {
+fn an_operation_beyond_its_buffer_is_never_begun() {
     let bench = bench(DiskEngine::Threads, 2, OFlags::RDWR);
     let op = |at: u64, length| {
-        let (file, room) = (Arc::clone(&bench.direct), Buffer::new(ALIGNMENT).unwrap());
-        Op { tag: 1, file, way: Way::FromDisk, at, length, room }
+        let (file, buffer) = (Arc::clone(&bench.direct), Buffer::new(ALIGNMENT).unwrap());
+        Op { tag: 1, file, direction: DiskDirection::FromDisk, at, length, buffer }
     };
     for (at, length) in [(0, 2 * ALIGNMENT), (0, 0), (0, 100), (100, ALIGNMENT)] {
         let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| transfer_all(op(at, length))));
@@ -206,7 +206,7 @@ fn more_than_its_room_is_never_begun() {
 }
 
 #[test]
-fn a_kernel_that_goes_on_now_and_then_may_ask_to_be_asked_as_often_each_time() {
+fn retries_are_counted_anew_after_each_progress() {
     let mut request = Request::new(0, 3 * ALIGNMENT);
     for _ in 0..2 {
         assert!((0..AGAIN_MAX).all(|_| request.advance(Err(Errno::AGAIN)).is_none()));
@@ -216,42 +216,46 @@ fn a_kernel_that_goes_on_now_and_then_may_ask_to_be_asked_as_often_each_time() {
 }
 
 #[test]
-fn a_kernel_that_never_does_it_is_not_asked_for_ever() {
+fn a_kernel_that_makes_no_progress_is_not_asked_forever() {
     let mut request = Request::new(0, ALIGNMENT);
     let answers = (0..).map(|_| request.advance(Err(Errno::AGAIN))).take_while(Option::is_none);
     assert_eq!(answers.count(), usize::try_from(AGAIN_MAX).unwrap());
-    assert_eq!(request.advance(Err(Errno::AGAIN)), Some(Err(Flaw::Failed(Errno::AGAIN))));
+    assert_eq!(request.advance(Err(Errno::AGAIN)), Some(Err(IoFlaw::Failed(Errno::AGAIN))));
 }
 
 #[test]
-fn who_wants_threads_asks_for_no_io_uring() {
+fn choosing_threads_does_not_probe_io_uring() {
     let threads = Ok((DiskEngine::Threads, None));
     assert_eq!(choose_by(Some(DiskEngine::Threads), || panic!("nobody wants it")), threads);
 }
 
 /// Nothing is lost by it, and what the kernel had taken is done.
 #[test]
-fn where_the_kernel_takes_no_more_threads_do_it() {
+fn threads_take_over_from_a_broken_ring() {
     if !engines().contains(&DiskEngine::Uring) {
         return;
     }
     let refused = std::thread::spawn(|| {
         let mut bench = bench(DiskEngine::Uring, LONG, OFlags::RDWR);
-        bench.begin(1, Way::FromDisk, 0, LONG, Buffer::new(LONG * ALIGNMENT).unwrap());
+        bench.begin(1, DiskDirection::FromDisk, 0, LONG, Buffer::new(LONG * ALIGNMENT).unwrap());
         filter::refuse(libc::SYS_io_uring_enter).unwrap();
         for (tag, blocks) in [(2, LONG), (3, 1)] {
-            bench.begin(tag, Way::FromDisk, 0, blocks, Buffer::new(blocks * ALIGNMENT).unwrap());
+            bench.begin(tag, DiskDirection::FromDisk, 0, blocks, Buffer::new(blocks * ALIGNMENT).unwrap());
         }
-        let mut told: Vec<_> = (0..3).map(|_| bench.next()).collect();
-        told.sort_by_key(|done| done.tag);
-        let results: Vec<_> = told.iter().map(|done| (done.tag, done.result)).collect();
+        let mut reported: Vec<_> = (0..3).map(|_| bench.next()).collect();
+        reported.sort_by_key(|done| done.tag);
+        let results: Vec<_> = reported.iter().map(|done| (done.tag, done.result)).collect();
         assert_eq!(results, [(1, Ok(())), (2, Ok(())), (3, Ok(()))]);
-        for done in &told[..2] {
-            assert!(done.room.bytes()[(LONG - 1) * ALIGNMENT..] == [byte(LONG - 1); ALIGNMENT]);
+        for done in &reported[..2] {
+            assert!(done.buffer.bytes()[(LONG - 1) * ALIGNMENT..] == [byte(LONG - 1); ALIGNMENT]);
         }
-        assert_eq!(bench.one(Way::FromDisk, 0, LONG), Ok(()), "and so do they what comes after it");
-        assert_eq!(bench.one(Way::ToDisk, 0, 1), Ok(()));
-        assert_eq!(bench.one(Way::FromDisk, LONG, 1), Err(Flaw::Short(0)), "it says what is wrong");
+        assert_eq!(bench.one(DiskDirection::FromDisk, 0, LONG), Ok(()), "and so do they what comes after it");
+        assert_eq!(bench.one(DiskDirection::ToDisk, 0, 1), Ok(()));
+        assert_eq!(
+            bench.one(DiskDirection::FromDisk, LONG, 1),
+            Err(IoFlaw::Short(0)),
+            "it says what is wrong"
+        );
         assert!(bench.engine.poll().is_none(), "each is told once");
         let why = "an io_uring of the disk takes nothing any more, threads go on: Operation not permitted (os error 1)";
         assert_eq!(bench.warned.iter().collect::<Vec<_>>(), [why], "and so are operators");
@@ -261,16 +265,17 @@ fn where_the_kernel_takes_no_more_threads_do_it() {
 
 /// Unless it was named: then there is no other.
 #[test]
-fn where_a_ring_cannot_be_made_any_more_threads_are_in_its_place() {
+fn threads_replace_a_ring_that_cannot_be_set_up() {
     let refused = thread::spawn(|| {
         filter::refuse(libc::SYS_io_uring_setup).unwrap();
         let made = |is_named| {
             let (warn, warned) = warnings();
-            let made = Engine::<Buffer>::new(Chosen { engine: DiskEngine::Uring, is_named }, DEPTH, warn);
+            let made =
+                Engine::<Buffer>::new(EngineChoice { engine: DiskEngine::Uring, is_named }, DEPTH, warn);
             (made, warned.iter().collect::<Vec<_>>())
         };
         let (engine, warned) = made(false);
-        assert!(matches!(engine.unwrap().by, By::Threads(_)));
+        assert!(matches!(engine.unwrap().by, Backend::Threads(_)));
         let why = "Operation not permitted (os error 1)";
         assert_eq!(
             warned,
@@ -288,7 +293,7 @@ fn where_a_ring_cannot_be_made_any_more_threads_are_in_its_place() {
 struct Watched(Buffer, std::sync::mpsc::Sender<()>);
 
 // SAFETY: All of it is the buffer's.
-unsafe impl Room for Watched {
+unsafe impl IoMemory for Watched {
     fn start(&self) -> NonNull<u8> {
         self.0.start()
     }
@@ -306,18 +311,25 @@ impl Drop for Watched {
 
 /// It must not be given up while the kernel may write it, nor be kept for ever.
 #[test]
-fn what_the_kernel_has_is_waited_for_though_it_takes_no_more_at_the_end() {
+fn dropping_a_broken_ring_waits_for_requests_in_flight() {
     if !engines().contains(&DiskEngine::Uring) {
         return;
     }
     let refused = thread::spawn(|| {
         let (reads, mut writes) = std::io::pipe().unwrap();
-        let chosen = Chosen { engine: DiskEngine::Uring, is_named: true };
+        let chosen = EngineChoice { engine: DiskEngine::Uring, is_named: true };
         let mut engine = Engine::new(chosen, DEPTH, warnings().0).unwrap();
         let (gone, given_up) = channel();
-        let room = Watched(Buffer::new(ALIGNMENT).unwrap(), gone);
+        let buffer = Watched(Buffer::new(ALIGNMENT).unwrap(), gone);
         let file = Arc::new(OwnedFd::from(reads));
-        engine.begin(Op { tag: 1, file, way: Way::FromDisk, at: 0, length: ALIGNMENT, room });
+        engine.begin(Op {
+            tag: 1,
+            file,
+            direction: DiskDirection::FromDisk,
+            at: 0,
+            length: ALIGNMENT,
+            buffer,
+        });
         assert!(engine.poll().is_none(), "nobody has written anything");
         filter::refuse(libc::SYS_io_uring_enter).unwrap();
         let writer = thread::spawn(move || {
@@ -335,7 +347,7 @@ fn what_the_kernel_has_is_waited_for_though_it_takes_no_more_at_the_end() {
 }
 
 #[test]
-fn where_the_kernel_refuses_io_uring_threads_do_it_and_why_is_told() {
+fn threads_are_chosen_if_the_kernel_refuses_io_uring() {
     let why = "io_uring_setup: Operation not permitted (os error 1)".to_owned();
     let refused = std::thread::spawn(move || {
         filter::refuse(libc::SYS_io_uring_setup).unwrap();
@@ -343,7 +355,7 @@ fn where_the_kernel_refuses_io_uring_threads_do_it_and_why_is_told() {
         assert_eq!(choose(Some(DiskEngine::Threads)), Ok((DiskEngine::Threads, None)));
         assert_eq!(choose(Some(DiskEngine::Uring)), Err(why));
         let mut bench = bench(DiskEngine::Threads, 2, OFlags::RDWR);
-        assert_eq!(bench.one(Way::FromDisk, 0, 2), Ok(()));
+        assert_eq!(bench.one(DiskDirection::FromDisk, 0, 2), Ok(()));
     });
     refused.join().unwrap();
 }

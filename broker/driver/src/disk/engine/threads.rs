@@ -8,10 +8,10 @@ use std::{
 
 use rustix::io::{Errno, ReadWriteFlags, preadv2, pwritev2};
 
-use super::{Done, Op, Request, Way};
+use super::{DiskDirection, Done, Op, Request};
 use crate::{
     DriverError,
-    disk::{room::Room, workers::Workers},
+    disk::{io_memory::IoMemory, workers::Workers},
 };
 
 /// Each waits for the disk most of its time.
@@ -19,12 +19,12 @@ const THREADS_MAX: usize = 8;
 
 pub(crate) type Pool<R> = Workers<Op<R>, Done<R>>;
 
-pub(super) fn pool<R: Room>(depth: usize) -> Result<Pool<R>, DriverError> {
+pub(super) fn pool<R: IoMemory>(depth: usize) -> Result<Pool<R>, DriverError> {
     Workers::new("disk-io", depth.min(THREADS_MAX), transfer_all)
 }
 
 /// By whoever calls.
-pub(crate) fn transfer_all<R: Room>(op: Op<R>) -> Done<R> {
+pub(crate) fn transfer_all<R: IoMemory>(op: Op<R>) -> Done<R> {
     op.check();
     let mut request = Request::new(0, op.length);
     let result = loop {
@@ -37,17 +37,17 @@ pub(crate) fn transfer_all<R: Room>(op: Op<R>) -> Done<R> {
 }
 
 /// As much of the rest as the kernel does at once.
-fn transfer<R: Room>(op: &Op<R>, request: Request) -> Result<usize, Errno> {
+fn transfer<R: IoMemory>(op: &Op<R>, request: Request) -> Result<usize, Errno> {
     let (start, length) = request.rest(op);
     let (file, at, flags) = (op.file.as_ref(), request.at(op), ReadWriteFlags::empty());
-    match op.way {
-        Way::FromDisk => {
+    match op.direction {
+        DiskDirection::FromDisk => {
             // SAFETY: The range is inside the room, see `Op::check`, which is memory that may be written and which this thread owns
             // while the call takes.
             let rest = unsafe { slice::from_raw_parts_mut(start, length) };
             preadv2(file, &mut [IoSliceMut::new(rest)], at, flags)
         }
-        Way::ToDisk => {
+        DiskDirection::ToDisk => {
             // SAFETY: As above, and it is only read.
             let rest = unsafe { slice::from_raw_parts(start, length) };
             pwritev2(file, &[IoSlice::new(rest)], at, flags)

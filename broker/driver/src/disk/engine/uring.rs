@@ -7,13 +7,13 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::io::Errno;
 
 use super::{
-    AGAIN_MAX, Op, Request, Way,
+    AGAIN_MAX, DiskDirection, Op, Request,
     requests::{Answer, Requests, Step},
 };
-use crate::disk::{ALIGNMENT, RING_PIECES, room::Room};
+use crate::disk::{ALIGNMENT, RING_PIECES, io_memory::IoMemory};
 
 /// Between two looks at what a ring that is broken still does.
-const NAP: Duration = Duration::from_millis(1);
+const POLL_EVERY: Duration = Duration::from_millis(1);
 
 /// What one request reads at least: virtual disks are up to a sixth faster with several of these than with a large one, and many others are given no
 /// larger ones by the kernel. Whether it is so of writes nobody has measured: each is one request.
@@ -21,9 +21,9 @@ const READ_BYTES_MIN: usize = 512 << 10;
 /// Of one operation.
 const REQUESTS_MAX: usize = 4;
 
-pub(super) struct Uring<R: Room> {
+pub(super) struct Uring<R: IoMemory> {
     ring: IoUring,
-    under_way: Requests<R>,
+    in_flight: Requests<R>,
     /// Those requests that the kernel has not taken yet, in the order in which it will.
     offered: VecDeque<usize>,
     /// How often in a row it would take none.
@@ -33,7 +33,7 @@ pub(super) struct Uring<R: Room> {
 }
 
 /// Whether the kernel lets this process use one of a lane's size, all the way: containers refuse it at the first or the second call.
-pub(crate) fn works() -> Result<(), String> {
+pub(crate) fn check() -> Result<(), String> {
     let said = |what: &str, error: io::Error| format!("{what}: {error}");
     let size = u32::try_from(RING_PIECES * REQUESTS_MAX).unwrap_or(u32::MAX);
     let mut ring = IoUring::new(size).map_err(|error| said("io_uring_setup", error))?;
@@ -52,17 +52,17 @@ pub(crate) fn works() -> Result<(), String> {
     }
 }
 
-impl<R: Room> Uring<R> {
+impl<R: IoMemory> Uring<R> {
     pub(super) fn new(depth: usize) -> io::Result<Self> {
         let ring = IoUring::new(u32::try_from(depth * REQUESTS_MAX).map_err(io::Error::other)?)?;
-        let under_way = Requests::new(depth, REQUESTS_MAX);
-        Ok(Self { ring, under_way, offered: VecDeque::new(), refusals: 0, broken: None })
+        let in_flight = Requests::new(depth, REQUESTS_MAX);
+        Ok(Self { ring, in_flight, offered: VecDeque::new(), refusals: 0, broken: None })
     }
 
     /// Where the kernel takes nothing any more it comes back as not taken.
     pub(super) fn begin(&mut self, op: Op<R>) {
-        let requests = split(op.way, op.length);
-        for slot in self.under_way.begin(op, requests) {
+        let requests = split(op.direction, op.length);
+        for slot in self.in_flight.begin(op, requests) {
             self.push(slot);
         }
         self.submit();
@@ -73,16 +73,16 @@ impl<R: Room> Uring<R> {
             self.submit();
         }
         loop {
-            while let Some((slot, why)) = self.never_taken() {
-                if let Some(answer) = self.under_way.not_taken(slot, why) {
+            while let Some((slot, why)) = self.take_refused() {
+                if let Some(answer) = self.in_flight.refuse(slot, why) {
                     return Some(answer);
                 }
             }
-            let told = self.ring.completion().next()?;
-            let slot = usize::try_from(told.user_data()).unwrap_or(usize::MAX);
-            let answer = usize::try_from(told.result())
-                .map_err(|_| Errno::from_raw_os_error(told.result().wrapping_neg()));
-            match self.under_way.answered(slot, answer) {
+            let reported = self.ring.completion().next()?;
+            let slot = usize::try_from(reported.user_data()).unwrap_or(usize::MAX);
+            let answer = usize::try_from(reported.result())
+                .map_err(|_| Errno::from_raw_os_error(reported.result().wrapping_neg()));
+            match self.in_flight.answered(slot, answer) {
                 Step::Ended(Some(answer)) => return Some(answer),
                 Step::Ended(None) => {}
                 Step::Again => {
@@ -99,7 +99,7 @@ impl<R: Room> Uring<R> {
         if self.broken.is_some() {
             return;
         }
-        let (op, request) = self.under_way.get(slot).expect("a request is of an operation under way");
+        let (op, request) = self.in_flight.get(slot).expect("a request is of an operation under way");
         let entry = entry(slot, op, request);
         // SAFETY: File and memory of the entry are those of an operation that is under way, and stay so until the kernel has
         // answered all its requests, also when this value is dropped; those of a ring that is broken are never submitted.
@@ -111,12 +111,12 @@ impl<R: Room> Uring<R> {
     fn submit(&mut self) {
         if self.broken.is_none() {
             let submitted = self.ring.submit();
-            self.has_entered(submitted);
+            self.record_submit(submitted);
         }
     }
 
     /// Sees what the kernel has taken, and whether it may take more another time.
-    fn has_entered(&mut self, submitted: io::Result<usize>) {
+    fn record_submit(&mut self, submitted: io::Result<usize>) {
         let left = self.ring.submission().len();
         while self.offered.len() > left {
             self.offered.pop_front();
@@ -131,53 +131,55 @@ impl<R: Room> Uring<R> {
     }
 
     /// One that the kernel has not taken, and never will; and why.
-    fn never_taken(&mut self) -> Option<(usize, Errno)> {
+    fn take_refused(&mut self) -> Option<(usize, Errno)> {
         let error = self.broken?;
         Some((self.offered.pop_front()?, error))
     }
 }
 
 /// Requests that are all of an operation of that length.
-fn split(way: Way, length: usize) -> impl Iterator<Item = Request> {
-    let each = match way {
-        Way::FromDisk => length.div_ceil(REQUESTS_MAX).next_multiple_of(ALIGNMENT).max(READ_BYTES_MIN),
-        Way::ToDisk => length,
+fn split(direction: DiskDirection, length: usize) -> impl Iterator<Item = Request> {
+    let each = match direction {
+        DiskDirection::FromDisk => {
+            length.div_ceil(REQUESTS_MAX).next_multiple_of(ALIGNMENT).max(READ_BYTES_MIN)
+        }
+        DiskDirection::ToDisk => length,
     };
     (0..length).step_by(each).map(move |from| Request::new(from, each.min(length - from)))
 }
 
-fn entry<R: Room>(slot: usize, op: &Op<R>, request: Request) -> squeue::Entry {
+fn entry<R: IoMemory>(slot: usize, op: &Op<R>, request: Request) -> squeue::Entry {
     let file = types::Fd(op.file.as_raw_fd());
     let (start, length) = request.rest(op);
     // Of what is longer than that the rest is asked for once it is done.
     let length = u32::try_from(length).unwrap_or(1 << 30);
-    let entry = match op.way {
-        Way::FromDisk => opcode::Read::new(file, start, length).offset(request.at(op)).build(),
-        Way::ToDisk => opcode::Write::new(file, start, length).offset(request.at(op)).build(),
+    let entry = match op.direction {
+        DiskDirection::FromDisk => opcode::Read::new(file, start, length).offset(request.at(op)).build(),
+        DiskDirection::ToDisk => opcode::Write::new(file, start, length).offset(request.at(op)).build(),
     };
     entry.user_data(slot as u64)
 }
 
-impl<R: Room> Drop for Uring<R> {
+impl<R: IoMemory> Drop for Uring<R> {
     /// The kernel's work on memory is waited for, however long it takes.
     fn drop(&mut self) {
         loop {
             while self.poll().is_some() {}
-            if self.under_way.are_none() {
+            if self.in_flight.is_empty() {
                 return;
             }
             // A ring that is broken still has what was given back long ago: it must not be entered.
             if self.broken.is_some() {
-                thread::sleep(NAP);
+                thread::sleep(POLL_EVERY);
                 continue;
             }
             let submitted = self.ring.submit_and_wait(1);
-            self.has_entered(submitted);
+            self.record_submit(submitted);
         }
     }
 }
 
-impl<R: Room> std::fmt::Debug for Uring<R> {
+impl<R: IoMemory> std::fmt::Debug for Uring<R> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Uring").field("broken", &self.broken).finish_non_exhaustive()
     }

@@ -30,16 +30,16 @@ fn buses(paths: &[&str]) -> TempDir {
 
 /// A library of so many devices, each in its slot of a bus, by number.
 fn on_buses(buses: &[u8]) -> Fake {
-    let fake = Fake::new().says(&format!("devices = {}", buses.len()));
-    let fake = fake.says("attribute.34 = 0").says("attribute.50 = 0");
+    let fake = Fake::new().with(&format!("devices = {}", buses.len()));
+    let fake = fake.with("attribute.34 = 0").with("attribute.50 = 0");
     let numbered = buses.iter().enumerate();
-    numbered.fold(fake, |fake, (device, bus)| fake.says(&format!("attribute.33.{device} = {bus}")))
+    numbered.fold(fake, |fake, (device, bus)| fake.with(&format!("attribute.33.{device} = {bus}")))
 }
 
 #[test]
-fn roads_are_the_bridges_that_devices_share_and_their_nodes_the_narrower_first() {
+fn shared_paths_are_common_bridges_and_nodes_narrow_first() {
     let fake = on_buses(&[0x17, 0x18, 0x1a, 0x31, 0x81, 0x99]);
-    let fake = fake.says("attribute.134.4 = 1").says("attribute.134.5 = 1");
+    let fake = fake.with("attribute.134.4 = 1").with("attribute.134.5 = 1");
     // The last is on no bus that the kernel knows of.
     let buses = buses(&[
         "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0",
@@ -48,8 +48,8 @@ fn roads_are_the_bridges_that_devices_share_and_their_nodes_the_narrower_first()
         "pci0000:30/0000:30:01.0/0000:31:00.0",
         "pci0000:80/0000:80:01.0/0000:81:00.0",
     ]);
-    let roads = roads(&devices(&fake), buses.path());
-    let told: Vec<(&str, Vec<u16>)> = roads
+    let shared_paths = shared_paths(&devices(&fake), buses.path());
+    let reported: Vec<(&str, Vec<u16>)> = shared_paths
         .iter()
         .map(|(name, members)| (name.as_str(), members.iter().map(|it| it.0).collect()))
         .collect();
@@ -65,23 +65,23 @@ fn roads_are_the_bridges_that_devices_share_and_their_nodes_the_narrower_first()
         ("uplink 0000:15:01.0", vec![0, 1, 2]),
         ("node 0", vec![0, 1, 2, 3]),
     ];
-    assert_eq!(told, should, "a bridge above one device alone is no other road than the device's");
+    assert_eq!(reported, should, "a bridge above one device alone is no other road than the device's");
 }
 
 #[test]
 fn devices_below_no_bridge_share_their_node_alone() {
     let fake = on_buses(&[1, 2]);
-    let roads = roads(&devices(&fake), Path::new("/nowhere"));
-    let names: Vec<&str> = roads.iter().map(|(name, _)| name.as_str()).collect();
+    let shared_paths = shared_paths(&devices(&fake), Path::new("/nowhere"));
+    let names: Vec<&str> = shared_paths.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["device 0", "device 1", "node 0"]);
 }
 
 /// Both ways of a device, and one way of a node, carry as much together as alone.
 #[test]
-fn lanes_that_carry_less_together_than_alone_share_a_link_and_no_others_do() {
-    let fake = on_buses(&[0x17, 0x18, 0x31]).says("still = 1").says("carries = 320");
-    let fake = fake.says("road.0 = in 0 1 @ 320").says("road.1 = out 0 1 @ 320");
-    let fake = fake.says("road.2 = both 0 1 2 @ 880");
+fn only_lanes_that_are_slower_together_share_a_link() {
+    let fake = on_buses(&[0x17, 0x18, 0x31]).with("still = 1").with("carries = 320");
+    let fake = fake.with("road.0 = in 0 1 @ 320").with("road.1 = out 0 1 @ 320");
+    let fake = fake.with("road.2 = both 0 1 2 @ 880");
     let buses = buses(&[
         "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0",
         "pci0000:15/0000:15:01.0/0000:16:00.0/0000:18:00.0",
@@ -109,13 +109,14 @@ fn lanes_that_carry_less_together_than_alone_share_a_link_and_no_others_do() {
     for _ in 0..8 {
         let Measured { links, problem } = measure(&devices, buses.path());
         problems.extend(problem);
-        let told = links.iter().filter(|link| !is_off(link)).map(|link| {
+        let reported = links.iter().filter(|link| !is_off(link)).map(|link| {
             let lanes: Vec<String> = link.lanes.iter().map(|(lane, _)| lane.to_string()).collect();
             format!("{}: {}", link.name, lanes.join(", "))
         });
-        let told: BTreeSet<String> = told.collect();
-        always = Some(always.map_or_else(|| told.clone(), |always: BTreeSet<String>| &always & &told));
-        found.extend(told);
+        let reported: BTreeSet<String> = reported.collect();
+        always =
+            Some(always.map_or_else(|| reported.clone(), |always: BTreeSet<String>| &always & &reported));
+        found.extend(reported);
         if found.is_superset(&should) && always.as_ref().is_some_and(|always| always.is_subset(&should)) {
             return;
         }
@@ -126,17 +127,18 @@ fn lanes_that_carry_less_together_than_alone_share_a_link_and_no_others_do() {
 /// From its first copy on, or once it was measured: what is under way then is not waited for either.
 #[test]
 fn a_link_that_does_not_answer_holds_up_no_start() {
-    let fake = Fake::new().says("fail.cuEventQuery = 600@told");
-    let mut end = End::new(open(&devices(&fake)[0]).unwrap()).unwrap_or_else(|error| panic!("{error}"));
-    assert!(together(&mut [&mut end.inward]).is_ok());
-    fake.tell(true);
+    let fake = Fake::new().with("fail.cuEventQuery = 600@triggered");
+    let mut end =
+        DeviceEnds::new(open(&devices(&fake)[0]).unwrap()).unwrap_or_else(|error| panic!("{error}"));
+    assert!(measure_together(&mut [&mut end.inward]).is_ok());
+    fake.trigger(true);
     let began = Instant::now();
-    assert!(matches!(together(&mut [&mut end.inward, &mut end.outward]), Err(Problem::Slow)));
-    let mut under_way = vec![VecDeque::from([end.outward.begin().unwrap_or_else(|error| panic!("{error}"))])];
-    assert!(matches!(ended(&mut under_way), Err(Problem::Slow)));
-    assert!(began.elapsed() < 4 * GIVES_UP, "{:?}", began.elapsed());
-    fake.tell(false);
-    assert!(ended(&mut under_way).is_ok());
+    assert!(matches!(measure_together(&mut [&mut end.inward, &mut end.outward]), Err(Problem::Slow)));
+    let mut in_flight = vec![VecDeque::from([end.outward.begin().unwrap_or_else(|error| panic!("{error}"))])];
+    assert!(matches!(ended(&mut in_flight), Err(Problem::Slow)));
+    assert!(began.elapsed() < 4 * GIVE_UP_AFTER, "{:?}", began.elapsed());
+    fake.trigger(false);
+    assert!(ended(&mut in_flight).is_ok());
 }
 
 #[test]

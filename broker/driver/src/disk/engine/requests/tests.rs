@@ -3,7 +3,7 @@
 use std::{fs::File, sync::Arc};
 
 use super::*;
-use crate::disk::{ALIGNMENT, engine::Way};
+use crate::disk::{ALIGNMENT, engine::DiskDirection};
 
 const REFUSED: Errno = Errno::PERM;
 
@@ -19,7 +19,7 @@ const ALL: [How; 3] = [How::Whole, How::Fails, How::NeverTaken];
 
 fn op(tag: u64, requests: usize) -> Op<()> {
     let file = Arc::new(File::open("/dev/null").unwrap().into());
-    Op { tag, file, way: Way::FromDisk, at: 0, length: requests * ALIGNMENT, room: () }
+    Op { tag, file, direction: DiskDirection::FromDisk, at: 0, length: requests * ALIGNMENT, buffer: () }
 }
 
 fn split(requests: usize) -> impl Iterator<Item = Request> {
@@ -30,7 +30,7 @@ fn end(requests: &mut Requests<()>, slot: usize, how: How) -> Option<Answer<()>>
     let answer = match how {
         How::Whole => Ok(ALIGNMENT),
         How::Fails => Err(Errno::IO),
-        How::NeverTaken => return requests.not_taken(slot, REFUSED),
+        How::NeverTaken => return requests.refuse(slot, REFUSED),
     };
     match requests.answered(slot, answer) {
         Step::Ended(answer) => answer,
@@ -64,7 +64,7 @@ fn ends(count: usize) -> Vec<Vec<How>> {
 /// In all that an operation could meet: it is never given back before the last of its requests has ended, nor is another's answer taken for
 /// its own.
 #[test]
-fn an_operation_is_answered_when_none_of_its_requests_is_the_kernels_any_more() {
+fn an_operation_is_answered_after_its_last_request() {
     let mut seen = 0;
     for count in 1..=3 {
         for (ends, order) in ends(count).iter().flat_map(|it| orders(count).into_iter().map(move |o| (it, o)))
@@ -87,13 +87,13 @@ fn an_operation_is_answered_when_none_of_its_requests_is_the_kernels_any_more() 
                 }
                 Answer::Done(done) => {
                     assert!(!ends.contains(&How::NeverTaken), "{case}");
-                    let flaw = ends.contains(&How::Fails).then_some(Flaw::Failed(Errno::IO));
+                    let flaw = ends.contains(&How::Fails).then_some(IoFlaw::Failed(Errno::IO));
                     assert_eq!((done.tag, done.result), (1, flaw.map_or(Ok(()), Err)), "{case}");
                 }
             }
-            assert!(!requests.are_none() && requests.get(other[0]).is_some(), "the other is under way");
+            assert!(!requests.is_empty() && requests.get(other[0]).is_some(), "the other is under way");
             assert!(matches!(end(&mut requests, other[0], How::Whole), Some(Answer::Done(_))));
-            assert!(requests.are_none());
+            assert!(requests.is_empty());
             seen += 1;
         }
     }
@@ -102,29 +102,29 @@ fn an_operation_is_answered_when_none_of_its_requests_is_the_kernels_any_more() 
 
 /// The rest of a request that was offered again when the kernel took no more is as one that was never taken; what it had taken is waited for.
 #[test]
-fn a_request_of_which_the_rest_is_never_taken_is_not_taken() {
+fn a_partly_done_request_counts_as_refused() {
     let mut requests = Requests::new(1, 2);
     let slots =
         requests.begin(op(1, 2), [Request::new(0, 2 * ALIGNMENT), Request::new(8192, 4096)].into_iter());
     assert!(matches!(requests.answered(slots[0], Ok(ALIGNMENT)), Step::Again));
-    assert!(requests.not_taken(slots[0], REFUSED).is_none(), "the other is still the kernel's");
+    assert!(requests.refuse(slots[0], REFUSED).is_none(), "the other is still the kernel's");
     let answered = requests.answered(slots[1], Ok(ALIGNMENT));
     assert!(matches!(answered, Step::Ended(Some(Answer::NotTaken(_, REFUSED)))));
 }
 
 /// What is told is the flaw that comes first in the file, whichever came first in time.
 #[test]
-fn the_first_flaw_by_its_place_is_told() {
+fn the_flaw_at_the_lowest_offset_is_reported() {
     for order in orders(3) {
         let mut requests = Requests::new(1, 3);
         let slots = requests.begin(op(1, 3), split(3));
         let answers = [Ok(ALIGNMENT), Ok(100), Err(Errno::IO)];
-        let mut told = None;
+        let mut reported = None;
         for at in &order {
             if let Step::Ended(Some(Answer::Done(done))) = requests.answered(slots[*at], answers[*at]) {
-                told = Some(done.result);
+                reported = Some(done.result);
             }
         }
-        assert_eq!(told, Some(Err(Flaw::Short(ALIGNMENT + 100))), "{order:?}");
+        assert_eq!(reported, Some(Err(IoFlaw::Short(ALIGNMENT + 100))), "{order:?}");
     }
 }

@@ -10,22 +10,22 @@ use crate::DriverError;
 
 const NONE: Verdict = Verdict::NotApplicable("importers of this machine take no memory of their own");
 
-pub fn memory_that_outsiders_take_is_unbrokered(harness: &dyn Harness) -> Verdict {
-    if !harness.facts().outsiders {
+pub fn memory_of_other_programs_is_unbrokered(harness: &dyn Harness) -> Verdict {
+    if !harness.facts().other_programs {
         return NONE;
     }
     let mut bench = Bench::new(harness);
     let half = Bytes::new(bench.total(FIRST).get() / 2 / GRANULARITY.get() * GRANULARITY.get());
-    let mut outsider = bench.importer();
-    assert!(outsider.allocate(SMALL), "it has its context now");
+    let mut other_program = bench.importer();
+    assert!(other_program.allocate(SMALL), "it has its context now");
     let before = bench.survey(FIRST);
-    assert!(outsider.allocate(half), "half of the device is free");
+    assert!(other_program.allocate(half), "half of the device is free");
     let taken = bench.survey(FIRST);
     assert!(taken >= before.saturating_add(half), "{before}, {taken}");
     let too_much = half.saturating_add(SMALL);
     assert_eq!(bench.create(FIRST, too_much).map(drop), Err(DriverError::OutOfMemory));
     let small = bench.make();
-    outsider.kill();
+    other_program.kill();
     let less = taken.saturating_sub(half).saturating_add(SMALL);
     assert!(bench.survey_until(FIRST, |_, now| now < less) < less, "what it had is free");
     bench.free(small);
@@ -34,7 +34,7 @@ pub fn memory_that_outsiders_take_is_unbrokered(harness: &dyn Harness) -> Verdic
 }
 
 pub fn clients_contexts_are_counted_apart(harness: &dyn Harness) -> Verdict {
-    if !harness.facts().outsiders {
+    if !harness.facts().other_programs {
         return NONE;
     }
     let mut bench = Bench::new(harness);

@@ -1,14 +1,14 @@
 //! What was begun and not made after all: by whom it is given up, and what is concluded meanwhile.
 
-use super::{device::accounts::LASTS, *};
+use super::{device::accounts::CONFIRM_AFTER, *};
 
 /// Two fixed extents that can't be made, with a movable one between them, while `cuMemFree` does not return: the
 /// maker answers all the same.
 fn are_freed_apart(fake: Fake, problem: &str) {
-    let fake = fake.says("note = 1").says("hang.cuMemFree_v2 = 1");
+    let fake = fake.with("note = 1").with("hang.cuMemFree_v2 = 1");
     let (driver, completions) = opened(&fake);
     let driver = driver.unwrap();
-    fake.tell(true);
+    fake.trigger(true);
     driver.submit(create(1, ExtentKind::Fixed));
     driver.submit(create(2, ExtentKind::Movable));
     driver.submit(create(3, ExtentKind::Fixed));
@@ -20,53 +20,53 @@ fn are_freed_apart(fake: Fake, problem: &str) {
             Err(error) => assert!(error.to_string().contains(problem), "{error}"),
         }
     }
-    fake.tell(false);
+    fake.trigger(false);
     drop(driver);
-    let freed = fake.callers("cuMemFree_v2");
+    let freed = fake.threads_calling("cuMemFree_v2");
     assert_eq!(freed.iter().filter(|by| *by == "cuda-freer").count(), 2, "{freed:?}");
     assert!(!freed.contains(&"cuda-maker".to_owned()), "{freed:?}");
 }
 
 #[test]
 fn a_block_that_is_part_of_a_larger_one_is_refused_and_freed_apart() {
-    are_freed_apart(Fake::new().says("cut = 1"), "cut the block from a larger piece");
+    are_freed_apart(Fake::new().with("cut = 1"), "cut the block from a larger piece");
 }
 
 #[test]
 fn a_block_without_a_handle_is_freed_apart() {
-    are_freed_apart(Fake::new().says("fail.cuIpcGetMemHandle = 801@told"), "cuIpcGetMemHandle");
+    are_freed_apart(Fake::new().with("fail.cuIpcGetMemHandle = 801@triggered"), "cuIpcGetMemHandle");
 }
 
 #[test]
 fn a_block_that_cannot_be_zeroed_is_freed_apart() {
-    let fake = Fake::new().says("fail.cuMemsetD8Async = 54321@told");
+    let fake = Fake::new().with("fail.cuMemsetD8Async = 54321@triggered");
     std::fs::write(fake.params(), "RegistryDwords: \"RMDisableScrubOnFree=1\"\n").unwrap();
     are_freed_apart(fake, "cuMemsetD8Async");
 }
 
 /// There is nothing of it that could come back, and nobody would tell if it did.
 #[test]
-fn what_was_not_made_and_is_not_given_up_yet_can_be_released() {
-    let fake = Fake::new().says("cut = 1").says("hang.cuMemFree_v2 = 1");
+fn a_failed_create_can_be_released_before_it_is_freed() {
+    let fake = Fake::new().with("cut = 1").with("hang.cuMemFree_v2 = 1");
     let (driver, completions) = opened(&fake);
     let driver = driver.unwrap();
-    fake.tell(true);
+    fake.trigger(true);
     for raw in 1..=2 {
         driver.submit(create(raw, ExtentKind::Fixed));
         assert!(matches!(next(&completions), Completion::Created { result: Err(_), .. }));
     }
     // The freer is at the first.
     driver.submit(Submission::Release { extent: ExtentId::from_raw(2) });
-    let told = next(&completions);
-    assert!(matches!(told, Completion::Released { returned: true, .. }), "{told:?}");
-    fake.tell(false);
+    let reported = next(&completions);
+    assert!(matches!(reported, Completion::Released { returned: true, .. }), "{reported:?}");
+    fake.trigger(false);
 }
 
 /// While one that was not made is being given up, its bytes go away. That is nobody's return.
 #[test]
-fn what_was_not_made_is_not_taken_for_another_s_return() {
-    let fake = Fake::new().says("lists = 0").says("context_mib = 32").says("hang.cuMemRelease = 1");
-    let fake = fake.says("fail.cuMemExportToShareableHandle = 304@told");
+fn freeing_a_failed_create_is_not_taken_for_another_return() {
+    let fake = Fake::new().with("lists = 0").with("context_mib = 32").with("hang.cuMemRelease = 1");
+    let fake = fake.with("fail.cuMemExportToShareableHandle = 304@triggered");
     let (driver, completions) = opened(&fake);
     let driver = driver.unwrap();
     driver.submit(create(1, ExtentKind::Movable));
@@ -79,12 +79,12 @@ fn what_was_not_made_is_not_taken_for_another_s_return() {
     survey();
     assert!(matches!(next(&completions), Completion::Surveyed { .. }));
 
-    fake.tell(true);
+    fake.trigger(true);
     driver.submit(create(2, ExtentKind::Movable));
     // For longer than a return must last to be told.
     for _ in 0..20 {
         survey();
-        std::thread::sleep(LASTS / 5);
+        std::thread::sleep(CONFIRM_AFTER / 5);
     }
     let mut unanswered = 20;
     while unanswered > 0 {
@@ -94,7 +94,7 @@ fn what_was_not_made_is_not_taken_for_another_s_return() {
             other => panic!("nothing has come back: {other:?}"),
         }
     }
-    fake.tell(false);
+    fake.trigger(false);
     drop(holder);
     let returned = (0..100).any(|_| {
         survey();

@@ -8,11 +8,11 @@ use rustix::{
 };
 use vramd_types::Bytes;
 
-use super::{copier::short, fault::Flaw, memory::Memory};
+use super::{copier::short, fault::CopyFlaw, memory::Memory};
 use crate::{
     CopyError, DriverError,
-    copies::Link,
-    disk::{Buffer, DiskExtent, DiskLink, DiskWork, Room, Side, Way},
+    copies::Mover,
+    disk::{Buffer, DiskDirection, DiskExtent, DiskMover, DiskWork, IoMemory, Side},
 };
 
 /// Memory at one end of such a copy, and what is wrong with the copy.
@@ -21,7 +21,7 @@ pub(super) struct DiskEnd {
     pub(super) memory: Arc<Memory>,
     /// Of the copy.
     pub(super) size: Bytes,
-    pub(super) flaw: Option<Flaw>,
+    pub(super) flaw: Option<CopyFlaw>,
 }
 
 /// All bytes go through a buffer: memory is written by way of the kernel.
@@ -32,7 +32,7 @@ pub(super) struct SimSide {
 
 impl Side for SimSide {
     type Memory = DiskEnd;
-    type Room = Buffer;
+    type Io = Buffer;
     /// It is done when it is begun.
     type Hop = Option<Buffer>;
 
@@ -40,7 +40,7 @@ impl Side for SimSide {
         Arc::ptr_eq(&one.memory, &other.memory)
     }
 
-    fn straight(&self, _: &DiskEnd, _at: u64, _length: usize) -> Option<Buffer> {
+    fn unbuffered(&self, _: &DiskEnd, _at: u64, _length: usize) -> Option<Buffer> {
         None
     }
 
@@ -85,20 +85,20 @@ impl Side for SimSide {
     }
 
     fn disk_fails(&self, end: &DiskEnd, piece: Range<u64>) -> Option<Errno> {
-        (end.flaw == Some(Flaw::Io) && piece.contains(&(end.size.get() / 2))).then_some(Errno::IO)
+        (end.flaw == Some(CopyFlaw::Io) && piece.contains(&(end.size.get() / 2))).then_some(Errno::IO)
     }
 }
 
 /// A link that spoils what it is told to.
 #[derive(Debug)]
-pub(super) struct DiskWire {
-    pub(super) way: Way,
-    pub(super) link: DiskLink<SimSide>,
+pub(super) struct SimDiskMover {
+    pub(super) direction: DiskDirection,
+    pub(super) mover: DiskMover<SimSide>,
 }
 
 /// A piece under way, and what happens once it has ended well.
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(super) struct SpoiltPiece {
     number: u64,
     then: Option<Then>,
 }
@@ -109,42 +109,42 @@ enum Then {
     Flip(Arc<DiskExtent>, u64),
 }
 
-impl Link for DiskWire {
-    const CHUNK: u64 = <DiskLink<SimSide> as Link>::CHUNK;
-    const BACKGROUND_CHUNK: u64 = <DiskLink<SimSide> as Link>::BACKGROUND_CHUNK;
-    const UNDER_WAY_MAX: usize = <DiskLink<SimSide> as Link>::UNDER_WAY_MAX;
+impl Mover for SimDiskMover {
+    const CHUNK: u64 = <DiskMover<SimSide> as Mover>::CHUNK;
+    const BACKGROUND_CHUNK: u64 = <DiskMover<SimSide> as Mover>::BACKGROUND_CHUNK;
+    const IN_FLIGHT_MAX: usize = <DiskMover<SimSide> as Mover>::IN_FLIGHT_MAX;
 
     type Work = DiskWork<DiskEnd>;
-    type Chunk = Piece;
+    type Chunk = SpoiltPiece;
 
-    fn background_under_way_max(&self) -> usize {
-        self.link.background_under_way_max()
+    fn background_in_flight_max(&self) -> usize {
+        self.mover.background_in_flight_max()
     }
 
-    fn begin(&mut self, work: &Self::Work, at: u64, length: u64) -> Result<Piece, CopyError> {
+    fn begin(&mut self, work: &Self::Work, at: u64, length: u64) -> Result<SpoiltPiece, CopyError> {
         let DiskEnd { size, flaw, .. } = &work.memory;
         let half = size.get() / 2;
         let has_half = (at..at + length).contains(&half);
-        match (flaw, self.way) {
-            (Some(Flaw::Short), _) if at >= half => Err(short(*size).into()),
-            (Some(Flaw::Short), _) if has_half => {
-                let number = self.link.begin(work, at, half - at)?;
-                Ok(Piece { number, then: Some(Then::Fail(short(*size))) })
+        match (flaw, self.direction) {
+            (Some(CopyFlaw::Short), _) if at >= half => Err(short(*size).into()),
+            (Some(CopyFlaw::Short), _) if has_half => {
+                let number = self.mover.begin(work, at, half - at)?;
+                Ok(SpoiltPiece { number, then: Some(Then::Fail(short(*size))) })
             }
-            (Some(Flaw::Corrupt), Way::FromDisk) if has_half => {
+            (Some(CopyFlaw::Corrupt), DiskDirection::FromDisk) if has_half => {
                 flip(&work.disk, half)?;
-                Ok(Piece { number: self.link.begin(work, at, length)?, then: None })
+                Ok(SpoiltPiece { number: self.mover.begin(work, at, length)?, then: None })
             }
-            (Some(Flaw::Corrupt), Way::ToDisk) if has_half => {
+            (Some(CopyFlaw::Corrupt), DiskDirection::ToDisk) if has_half => {
                 let then = Then::Flip(Arc::clone(&work.disk), half);
-                Ok(Piece { number: self.link.begin(work, at, length)?, then: Some(then) })
+                Ok(SpoiltPiece { number: self.mover.begin(work, at, length)?, then: Some(then) })
             }
-            _ => Ok(Piece { number: self.link.begin(work, at, length)?, then: None }),
+            _ => Ok(SpoiltPiece { number: self.mover.begin(work, at, length)?, then: None }),
         }
     }
 
-    fn has_ended(&mut self, piece: &mut Piece) -> Result<bool, CopyError> {
-        let ended = self.link.has_ended(&mut piece.number)?;
+    fn poll(&mut self, piece: &mut SpoiltPiece) -> Result<bool, CopyError> {
+        let ended = self.mover.poll(&mut piece.number)?;
         match piece.then.take_if(|_| ended) {
             None => {}
             Some(Then::Fail(error)) => return Err(error.into()),
@@ -153,8 +153,8 @@ impl Link for DiskWire {
         Ok(ended)
     }
 
-    fn patience(&self, piece: &Piece, is_last: bool) -> Duration {
-        self.link.patience(&piece.number, is_last)
+    fn poll_after(&self, piece: &SpoiltPiece, is_last: bool) -> Duration {
+        self.mover.poll_after(&piece.number, is_last)
     }
 }
 

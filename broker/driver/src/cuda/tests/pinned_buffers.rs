@@ -12,32 +12,32 @@ use super::*;
 use crate::{
     HostLimit,
     cuda::{
-        api::{Context, Used as _},
+        api::{Context, KeepAlive as _},
         copies::{
             buffers::{Borrower, Buffers},
             pinned,
         },
     },
-    disk::Room as _,
+    disk::IoMemory as _,
 };
 
 fn context(driver: &CudaDriver) -> Arc<Context> {
-    let inlet = driver.inlet();
-    Arc::clone(inlet.as_ref().expect("it runs").state.devices[0].context())
+    let dispatcher = driver.dispatcher();
+    Arc::clone(dispatcher.as_ref().expect("it runs").state.devices[0].context())
 }
 
 /// As of memory of the host, which is registered by the same call.
 #[test]
 fn the_limit_on_locked_memory_is_named_of_buffers_too() {
-    let fake = Fake::new().says("fail.cuMemHostRegister_v2 = 2@told");
+    let fake = Fake::new().with("fail.cuMemHostRegister_v2 = 2@triggered");
     let (driver, _completions) = opened(&fake);
     let context = context(&driver.unwrap());
     let maximum = getrlimit(Resource::Memlock).maximum;
     let lowest = maximum.unwrap_or(u64::MAX).min(3 << 20);
     setrlimit(Resource::Memlock, Rlimit { current: Some(lowest), maximum }).unwrap();
-    let first = pinned::buffer(&context, 2 << 20).unwrap();
-    fake.tell(true);
-    let refused = |length| pinned::buffer(&context, length).map(drop);
+    let first = pinned::new_buffer(&context, 2 << 20).unwrap();
+    fake.trigger(true);
+    let refused = |length| pinned::new_buffer(&context, length).map(drop);
     let locked = Err(DriverError::OutOfHostMemory(HostLimit::Locked(Bytes::new(lowest))));
     assert_eq!(refused(2 << 20), locked, "of all that is registered it is said");
     drop(first);
@@ -57,19 +57,19 @@ fn is_mapped(address: usize) -> bool {
 /// What devices may still reach by that address must not become other memory.
 #[test]
 fn a_buffer_that_the_driver_does_not_let_go_of_is_kept() {
-    let fake = Fake::new().says("fail.cuMemHostUnregister = 1@told");
+    let fake = Fake::new().with("fail.cuMemHostUnregister = 1@triggered");
     let (driver, _completions) = opened(&fake);
     let context = context(&driver.unwrap());
-    let buffer = || pinned::buffer(&context, 2 << 20).unwrap();
+    let buffer = || pinned::new_buffer(&context, 2 << 20).unwrap();
     drop(buffer());
     assert_eq!(context.api().registered(), Bytes::ZERO);
     let kept = buffer();
     let address = kept.start().as_ptr().addr();
-    fake.tell(true);
+    fake.trigger(true);
     drop(kept);
     assert!(is_mapped(address));
     assert_eq!(context.api().registered(), Bytes::mib(2), "and it counts");
-    fake.tell(false);
+    fake.trigger(false);
     let next = buffer();
     assert_ne!(next.start().as_ptr().addr(), address);
 }
@@ -77,12 +77,12 @@ fn a_buffer_that_the_driver_does_not_let_go_of_is_kept() {
 /// Or both would find the same room.
 #[test]
 fn a_buffer_is_not_asked_for_while_memory_of_the_host_is_registered() {
-    let fake = Fake::new().says("attribute.141 = 0").says("hang.cuMemHostRegister_v2 = 1").says("note = 1");
+    let fake = Fake::new().with("attribute.141 = 0").with("hang.cuMemHostRegister_v2 = 1").with("note = 1");
     let (driver, completions) = opened(&fake);
     let driver = driver.unwrap();
     let context = context(&driver);
-    let registers = || fake.callers("cuMemHostRegister_v2");
-    fake.tell(true);
+    let registers = || fake.threads_calling("cuMemHostRegister_v2");
+    fake.trigger(true);
     let (extent, size) = (ExtentId::from_raw(1), Bytes::mib(2));
     driver.submit(Submission::CreateHost { extent, node: HostNode(0), size, zeroed: true });
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -92,10 +92,10 @@ fn a_buffer_is_not_asked_for_while_memory_of_the_host_is_registered() {
     }
     let before = registers().len();
     thread::scope(|scope| {
-        let other = scope.spawn(|| pinned::buffer(&context, 2 << 20).map(drop));
+        let other = scope.spawn(|| pinned::new_buffer(&context, 2 << 20).map(drop));
         thread::sleep(Duration::from_millis(100));
         let meanwhile = registers().len();
-        fake.tell(false);
+        fake.trigger(false);
         assert_eq!(other.join().unwrap(), Ok(()));
         assert_eq!((meanwhile, registers().len()), (before, before + 1));
     });
@@ -111,8 +111,8 @@ fn lending(fake: &Fake) -> (Arc<Context>, Arc<Buffers>) {
 }
 
 #[test]
-fn what_one_gives_back_another_has_and_what_is_too_small_gives_way() {
-    let fake = Fake::new().says("register_mib = 21");
+fn a_returned_buffer_is_lent_again_and_a_small_one_is_replaced() {
+    let fake = Fake::new().with("register_mib = 21");
     let (context, buffers) = lending(&fake);
     let [one, other] = [buffers.borrower(), buffers.borrower()];
     let take = |length| one.take(&context, length).unwrap().expect("there is room");
@@ -138,8 +138,8 @@ fn what_one_gives_back_another_has_and_what_is_too_small_gives_way() {
 }
 
 #[test]
-fn who_has_none_waits_for_who_has_and_for_nobody_else() {
-    let fake = Fake::new().says("register_mib = 5");
+fn a_borrower_without_buffers_waits_only_for_lent_ones() {
+    let fake = Fake::new().with("register_mib = 5");
     let (context, buffers) = lending(&fake);
     let [one, other] = [buffers.borrower(), buffers.borrower()];
     let take = |borrower: &Borrower| borrower.take(&context, PIECE);
@@ -153,19 +153,19 @@ fn who_has_none_waits_for_who_has_and_for_nobody_else() {
     let second = take(&one).unwrap().unwrap();
     // Who has waited in vain is told why, and holds up nobody any more.
     let waiting = buffers.borrower();
-    assert!(matches!(waiting.wait(&context, PIECE), Err(DriverError::OutOfHostMemory(_))));
+    assert!(matches!(waiting.take_or_wait(&context, PIECE), Err(DriverError::OutOfHostMemory(_))));
     drop(its);
     assert!(take(&one).unwrap().is_some());
     // What is never given up is not waited for.
-    second.keep_for_ever();
-    take(&one).unwrap().unwrap().keep_for_ever();
+    second.leak();
+    take(&one).unwrap().unwrap().leak();
     assert!(matches!(take(&one), Err(DriverError::OutOfHostMemory(_))));
 }
 
 /// A piece whose extent is gone by then asks no more.
 #[test]
-fn who_waited_and_comes_no_more_is_waited_for_by_nobody() {
-    let fake = Fake::new().says("register_mib = 2");
+fn a_borrower_that_stopped_asking_leaves_the_line() {
+    let fake = Fake::new().with("register_mib = 2");
     let (context, buffers) = lending(&fake);
     let [one, gone, other] = [buffers.borrower(), buffers.borrower(), buffers.borrower()];
     let take = |borrower: &Borrower| borrower.take(&context, PIECE).unwrap();
@@ -181,14 +181,14 @@ fn who_waited_and_comes_no_more_is_waited_for_by_nobody() {
 }
 
 #[test]
-fn who_waits_and_then_cannot_have_one_for_another_reason_holds_up_nobody() {
-    let fake = Fake::new().says("register_mib = 5").says("fail.cuMemHostRegister_v2 = 54321@told");
+fn a_borrower_that_fails_for_another_reason_leaves_the_line() {
+    let fake = Fake::new().with("register_mib = 5").with("fail.cuMemHostRegister_v2 = 54321@triggered");
     let (context, buffers) = lending(&fake);
     let [one, other] = [buffers.borrower(), buffers.borrower()];
     let take = |borrower: &Borrower| borrower.take(&context, PIECE);
     let [_first, second] = [(); 2].map(|()| take(&one).unwrap().unwrap());
     assert!(take(&one).unwrap().is_none() && take(&other).unwrap().is_none());
-    fake.tell(true);
+    fake.trigger(true);
     let deadline = Instant::now() + Duration::from_secs(20);
     while !matches!(take(&other), Err(DriverError::Failed(_))) {
         assert!(Instant::now() < deadline, "it asks again");

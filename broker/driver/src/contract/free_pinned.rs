@@ -36,12 +36,12 @@ fn make_unzeroed(bench: &mut Bench<'_>, size: Bytes) -> Result<Extent, DriverErr
 
 /// How much of it, in small pieces.
 fn filled(bench: &mut Bench<'_>, size: Bytes, pieces_max: usize) -> Bytes {
-    let (kept, problem) = bench.keep_host(size, SMALL, pieces_max);
+    let (kept, problem) = bench.pin_ahead(size, SMALL, pieces_max);
     assert_eq!(problem, None);
     kept
 }
 
-pub fn kept_memory_is_used_again_and_zero_where_that_is_asked(harness: &dyn Harness) -> Verdict {
+pub fn free_memory_is_reused_and_zeroed_on_request(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     assert_eq!(filled(&mut bench, SMALL, MANY), SMALL);
     let source = written(&mut bench, 1);
@@ -63,7 +63,7 @@ pub fn kept_memory_is_used_again_and_zero_where_that_is_asked(harness: &dyn Harn
     Verdict::Passed
 }
 
-pub fn what_another_process_may_have_is_not_used_again(harness: &dyn Harness) -> Verdict {
+pub fn memory_exported_to_another_process_is_not_reused(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     assert_eq!(filled(&mut bench, Bytes::mib(4), MANY), Bytes::mib(4));
     let source = written(&mut bench, 2);
@@ -87,7 +87,7 @@ pub fn what_another_process_may_have_is_not_used_again(harness: &dyn Harness) ->
     Verdict::Passed
 }
 
-pub fn what_is_kept_and_used_is_never_more_than_it_may_be(harness: &dyn Harness) -> Verdict {
+pub fn free_and_used_memory_stay_within_the_node_size(harness: &dyn Harness) -> Verdict {
     const ALL: Bytes = Bytes::mib(8);
     let mut bench = Bench::new(harness);
     assert_eq!(filled(&mut bench, ALL, MANY), ALL);
@@ -105,7 +105,7 @@ pub fn what_is_kept_and_used_is_never_more_than_it_may_be(harness: &dyn Harness)
     Verdict::Passed
 }
 
-pub fn another_size_has_kept_memory_given_up(harness: &dyn Harness) -> Verdict {
+pub fn another_size_has_free_memory_unpinned(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     assert_eq!(filled(&mut bench, Bytes::mib(6), MANY), Bytes::mib(6));
     let source = written(&mut bench, 3);
@@ -132,35 +132,35 @@ fn fragmented(bench: &mut Bench<'_>, all: Bytes) {
             .map(|_| bench.create_host_as(LARGE, false).expect("pieces go for it"))
             .collect();
         large.into_iter().for_each(|extent| bench.free(extent));
-        let kept = bench.kept_until("all is kept as it was", |kept| kept.larger == all);
-        assert_eq!((kept.usual, kept.smaller, kept.rebuilds), (Bytes::ZERO, Bytes::ZERO, 0));
+        let kept = bench.free_pinned_until("all is kept as it was", |kept| kept.larger == all);
+        assert_eq!((kept.ordinary, kept.smaller, kept.rebuilds), (Bytes::ZERO, Bytes::ZERO, 0));
     }
 }
 
-pub fn other_sizes_become_pieces_once_a_piece_is_lacking(harness: &dyn Harness) -> Verdict {
+pub fn other_sizes_become_pieces_once_a_piece_is_missing(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     fragmented(&mut bench, Bytes::mib(16));
     let source = written(&mut bench, 5);
     let first = make_unzeroed(&mut bench, SMALL).expect("something goes for it");
     assert_eq!(bench.copy(&source, &first, SMALL), Ok(()));
     // Of the 14 MiB beside it one of 4 MiB is left when there are more than as many in pieces.
-    let kept = bench.kept_until("half of it are pieces", |kept| kept.usual == Bytes::mib(10));
+    let kept = bench.free_pinned_until("half of it are pieces", |kept| kept.ordinary == Bytes::mib(10));
     assert_eq!((kept.larger, kept.rebuilds), (LARGE, 1));
     let extents: Vec<_> = (0..5).map(|_| bench.make_host()).collect();
     for extent in &extents {
         assert_eq!(bench.digest(&[(extent.id, SMALL)]), hash(&vec![0; content(0).len()]));
     }
-    assert_eq!(bench.kept_until("all are taken", |kept| kept.usual.is_zero()).larger, LARGE);
+    assert_eq!(bench.free_pinned_until("all are taken", |kept| kept.ordinary.is_zero()).larger, LARGE);
     let large = bench.create_host_as(LARGE, false).expect("that size is kept too");
     assert_eq!(bench.digest(&[(first.id, SMALL)]), hash(&content(5)), "what extents have nobody touches");
     extents.into_iter().chain([large, first, source]).for_each(|extent| bench.free(extent));
-    let kept = bench.kept_until("all is back", |kept| kept.usual == Bytes::mib(12));
+    let kept = bench.free_pinned_until("all is back", |kept| kept.ordinary == Bytes::mib(12));
     assert_eq!((kept.larger, kept.rebuilds), (LARGE, 1), "there were pieces all the time");
     bench.finish();
     Verdict::Passed
 }
 
-pub fn who_comes_while_pieces_are_made_of_others_is_served(harness: &dyn Harness) -> Verdict {
+pub fn creates_are_served_while_other_sizes_become_pieces(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     fragmented(&mut bench, Bytes::mib(64));
     let mut extents = Vec::new();
@@ -179,7 +179,7 @@ pub fn who_comes_while_pieces_are_made_of_others_is_served(harness: &dyn Harness
     Verdict::Passed
 }
 
-pub fn no_more_pieces_are_kept_than_may_be(harness: &dyn Harness) -> Verdict {
+pub fn free_pieces_stay_within_their_maximum(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     assert_eq!(filled(&mut bench, Bytes::mib(8), 1), SMALL);
     let source = written(&mut bench, 4);
@@ -197,13 +197,13 @@ pub fn no_more_pieces_are_kept_than_may_be(harness: &dyn Harness) -> Verdict {
     Verdict::Passed
 }
 
-pub fn keeping_is_asked_once_of_a_node_that_there_is(harness: &dyn Harness) -> Verdict {
+pub fn pin_ahead_is_accepted_once_for_each_known_node(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     let (node, nowhere) = (bench.host_node(), HostNode(u16::MAX));
     let mut problem = |node| {
-        bench.submit(Submission::KeepHost { node, size: SMALL, piece: SMALL, pieces_max: MANY });
+        bench.submit(Submission::PinAhead { node, size: SMALL, piece: SMALL, pieces_max: MANY });
         bench.wait(|completion| match completion {
-            Completion::HostKept { node: of, problem, .. } if *of == node => Some(problem.clone()),
+            Completion::PinnedAhead { node: of, problem, .. } if *of == node => Some(problem.clone()),
             _ => None,
         })
     };
@@ -215,15 +215,19 @@ pub fn keeping_is_asked_once_of_a_node_that_there_is(harness: &dyn Harness) -> V
 }
 
 /// What is not done by then need not be.
-pub fn an_end_waits_for_no_filling(harness: &dyn Harness) -> Verdict {
+pub fn the_end_does_not_wait_for_pinning_ahead(harness: &dyn Harness) -> Verdict {
     let bench = Bench::new(harness);
     let (node, extent) = (bench.host_node(), new_id());
-    bench.submit(Submission::KeepHost { node, size: Bytes::mib(64), piece: SMALL, pieces_max: MANY });
+    bench.submit(Submission::PinAhead { node, size: Bytes::mib(64), piece: SMALL, pieces_max: MANY });
     bench.submit(Submission::CreateHost { extent, node, size: SMALL, zeroed: true });
-    let told = bench.end();
-    let kept = |it: &Completion| matches!(it, Completion::HostKept { kept, .. } if *kept <= Bytes::mib(64));
-    assert_eq!(told.iter().filter(|it| kept(it)).count(), 1, "{told:?}");
-    assert!(told.iter().any(|it| matches!(it, Completion::Created { result: Ok(_), .. })), "{told:?}");
-    assert_eq!(told.len(), 2, "{told:?}");
+    let reported = bench.end();
+    let kept =
+        |it: &Completion| matches!(it, Completion::PinnedAhead { free, .. } if *free <= Bytes::mib(64));
+    assert_eq!(reported.iter().filter(|it| kept(it)).count(), 1, "{reported:?}");
+    assert!(
+        reported.iter().any(|it| matches!(it, Completion::Created { result: Ok(_), .. })),
+        "{reported:?}"
+    );
+    assert_eq!(reported.len(), 2, "{reported:?}");
     Verdict::Passed
 }

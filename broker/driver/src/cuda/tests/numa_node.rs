@@ -16,7 +16,7 @@ fn last_cpu() -> usize {
 
 #[test]
 fn the_host_s_memory_is_of_the_nearest_node_and_its_threads_run_there() {
-    let fake = Fake::new().says("note = 1").says("attribute.134 = 1");
+    let fake = Fake::new().with("note = 1").with("attribute.134 = 1");
     let nodes = tempfile::tempdir().unwrap();
     let near = last_cpu().to_string();
     std::fs::create_dir(nodes.path().join("node1")).unwrap();

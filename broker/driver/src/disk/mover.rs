@@ -16,50 +16,64 @@ use rustix::thread::set_current_timer_slack;
 
 use super::{
     ALIGNMENT, PIECE, READS_MAX, RING_PIECES,
-    engine::{Chosen, Done, Engine, Flaw, Op, Warn, Way},
-    extent::{DiskExtent, Reading},
-    piece::{DiskWork, Doing, OnDisk, Piece, Stage, Summing, failed},
-    room::clear,
+    checksum_threads::{ChecksumThreads, Checksummed, ToChecksum, checksum_threads},
+    engine::{DiskDirection, Done, Engine, EngineChoice, IoFlaw, Op, Warn},
+    extent::{DiskExtent, PieceRead},
+    io_memory::clear,
+    piece::{Checksumming, DiskOp, DiskWork, OnDisk, Piece, Stage, failed},
     side::Side,
-    summing::{Summed, Summers, ToSum, summers},
 };
 use crate::{
     Completion, CopyError, DriverError,
-    copies::{LaneEnd, Link, lane},
+    copies::{LaneEnd, Mover, lane},
 };
 
 /// A fraction of what a fast disk takes for a piece, of which there are many under way.
 const BETWEEN_PIECES: Duration = Duration::from_micros(100);
 
 #[derive(Debug)]
-pub(crate) struct DiskLink<S: Side> {
-    way: Way,
+pub(crate) struct DiskMover<S: Side> {
+    direction: DiskDirection,
     side: S,
-    engine: Engine<S::Room>,
-    summers: Summers<S::Room>,
+    engine: Engine<S::Io>,
+    checksum_threads: ChecksumThreads<S::Io>,
     /// In the order of their beginning.
     pieces: VecDeque<Piece<S>>,
     /// The number of the first of them.
     first: u64,
     /// Something had been done; more may be by now.
-    is_behind: bool,
+    has_progress: bool,
     /// No buffer could be had: until it is looked at again pieces wait that need one.
-    is_short: bool,
+    is_buffer_short: bool,
 }
 
 /// Until nobody can send any more and all is done.
-pub(crate) fn run_lane<L: Link>(link: L, end: LaneEnd<Way, L::Work>, tell: impl Fn(Completion)) {
+pub(crate) fn run_lane<L: Mover>(link: L, end: LaneEnd<DiskDirection, L::Work>, report: impl Fn(Completion)) {
     // Else every sleep takes 50 us more.
     let _ = set_current_timer_slack(NonZeroU64::new(1));
-    lane::run(link, end.links, &end.orders, tell);
+    lane::run(link, end.links, &end.orders, report);
 }
 
-impl<S: Side> DiskLink<S> {
-    pub(crate) fn new(way: Way, side: S, engine: Chosen, warn: Warn) -> Result<Self, DriverError> {
+impl<S: Side> DiskMover<S> {
+    pub(crate) fn new(
+        direction: DiskDirection,
+        side: S,
+        engine: EngineChoice,
+        warn: Warn,
+    ) -> Result<Self, DriverError> {
         let engine = Engine::new(engine, RING_PIECES, warn)?;
-        let summers = summers()?;
+        let checksum_threads = checksum_threads()?;
         let pieces = VecDeque::new();
-        Ok(Self { way, side, engine, summers, pieces, first: 0, is_behind: false, is_short: false })
+        Ok(Self {
+            direction,
+            side,
+            engine,
+            checksum_threads,
+            pieces,
+            first: 0,
+            has_progress: false,
+            is_buffer_short: false,
+        })
     }
 
     /// The piece of that index, unless another is to be at its place before it: the disk keeps no order.
@@ -67,17 +81,17 @@ impl<S: Side> DiskLink<S> {
         let Some(piece) = self.pieces.get(index).filter(|it| matches!(it.stage, Stage::Waiting)) else {
             return;
         };
-        if self.pieces.range(..index).any(|earlier| earlier.is_in_the_way_of(piece, self.way)) {
+        if self.pieces.range(..index).any(|earlier| earlier.is_in_the_way_of(piece, self.direction)) {
             return;
         }
-        if self.way == Way::FromDisk && self.on_disk() >= READS_MAX {
+        if self.direction == DiskDirection::FromDisk && self.on_disk() >= READS_MAX {
             return;
         }
         let (work, at, length) = (piece.work.clone(), piece.at, piece.length);
         let tag = self.first + index as u64;
-        let begun = match self.way {
-            Way::FromDisk => self.begin_read(tag, &work, at, length),
-            Way::ToDisk => self.begin_write(tag, &work, at, length),
+        let begun = match self.direction {
+            DiskDirection::FromDisk => self.begin_read(tag, &work, at, length),
+            DiskDirection::ToDisk => self.begin_write(tag, &work, at, length),
         };
         self.pieces[index].stage = match begun {
             Ok(Some(stage)) => stage,
@@ -100,22 +114,22 @@ impl<S: Side> DiskLink<S> {
         length: usize,
     ) -> Result<Option<Stage<S::Hop>>, CopyError> {
         let reading = work.disk.reading(at, length)?;
-        let Reading { blocks, skip, .. } = reading;
+        let PieceRead { blocks, skip, .. } = reading;
         // What is verified is all that is there, of which memory may be to get a part only, or more.
         let is_whole = skip == 0 && blocks == length && reading.length == length;
-        let straight = is_whole.then(|| self.side.straight(&work.memory, at, blocks)).flatten();
-        let is_straight = straight.is_some();
-        let room = match straight {
-            Some(room) => Some(room),
+        let unbuffered = is_whole.then(|| self.side.unbuffered(&work.memory, at, blocks)).flatten();
+        let is_unbuffered = unbuffered.is_some();
+        let buffer = match unbuffered {
+            Some(buffer) => Some(buffer),
             None => self.buffer(blocks.max(skip + length))?,
         };
-        let Some(room) = room else { return Ok(None) };
+        let Some(buffer) = buffer else { return Ok(None) };
         if blocks == 0 {
-            let summing = Summing { read: Some(reading), is_straight };
-            return Ok(Some(self.sum_up(tag, &work.disk, at, 0..0, room, summing)));
+            let checksum_threads = Checksumming { read: Some(reading), is_unbuffered };
+            return Ok(Some(self.checksum(tag, &work.disk, at, 0..0, buffer, checksum_threads)));
         }
-        self.submit(tag, &work.disk, reading.at, blocks, room);
-        Ok(Some(Stage::OnDisk(OnDisk { is: Doing::Reads(reading), is_straight })))
+        self.submit(tag, &work.disk, reading.at, blocks, buffer);
+        Ok(Some(Stage::OnDisk(OnDisk { op: DiskOp::Reads(reading), is_unbuffered })))
     }
 
     /// Likewise.
@@ -131,72 +145,79 @@ impl<S: Side> DiskLink<S> {
             return Err(DriverError::Failed(problem).into());
         }
         let blocks = length.next_multiple_of(ALIGNMENT);
-        if let Some(room) = self.side.straight(&work.memory, at, blocks) {
-            let summing = Summing { read: None, is_straight: true };
-            return Ok(Some(self.sum_up(tag, &work.disk, at, 0..length, room, summing)));
+        if let Some(buffer) = self.side.unbuffered(&work.memory, at, blocks) {
+            let checksum_threads = Checksumming { read: None, is_unbuffered: true };
+            return Ok(Some(self.checksum(tag, &work.disk, at, 0..length, buffer, checksum_threads)));
         }
         let Some(buffer) = self.buffer(blocks)? else { return Ok(None) };
         Ok(Some(Stage::Fetching(self.side.fetch(&work.memory, at, length, buffer)?)))
     }
 
     /// What comes of it is verified, or else the piece is written.
-    fn sum_up(
+    fn checksum(
         &self,
         tag: u64,
         disk: &Arc<DiskExtent>,
         at: u64,
         range: Range<usize>,
-        room: S::Room,
-        summing: Summing,
+        buffer: S::Io,
+        checksum_threads: Checksumming,
     ) -> Stage<S::Hop> {
         let (skip, length) = (range.start, range.len());
-        self.summers.begin(ToSum { tag, disk: Arc::clone(disk), at, skip, length, room });
-        Stage::Summing(summing)
+        self.checksum_threads.begin(ToChecksum { tag, disk: Arc::clone(disk), at, skip, length, buffer });
+        Stage::Checksumming(checksum_threads)
     }
 
-    fn submit(&mut self, tag: u64, disk: &DiskExtent, at: u64, length: usize, room: S::Room) {
-        self.engine.begin(Op { tag, file: Arc::clone(disk.file()), way: self.way, at, length, room });
+    fn submit(&mut self, tag: u64, disk: &DiskExtent, at: u64, length: usize, buffer: S::Io) {
+        self.engine.begin(Op {
+            tag,
+            file: Arc::clone(disk.file()),
+            direction: self.direction,
+            at,
+            length,
+            buffer,
+        });
     }
 
     /// Of so many bytes at least, if there is one: of a piece, or of that and the blocks around it.
-    fn buffer(&mut self, length: usize) -> Result<Option<S::Room>, DriverError> {
-        if self.is_short {
+    fn buffer(&mut self, length: usize) -> Result<Option<S::Io>, DriverError> {
+        if self.is_buffer_short {
             return Ok(None);
         }
         let piece = usize::try_from(PIECE).unwrap_or(usize::MAX);
         let buffer = self.side.buffer(if length > piece { piece + ALIGNMENT } else { piece })?;
-        self.is_short = buffer.is_none();
+        self.is_buffer_short = buffer.is_none();
         Ok(buffer)
     }
 
     /// Takes every piece as far as it goes now.
     fn advance(&mut self) {
-        self.is_behind = false;
+        self.has_progress = false;
         while let Some(done) = self.engine.poll() {
-            self.is_behind = true;
-            self.disk_has_done(done);
+            self.has_progress = true;
+            self.finish_io(done);
         }
-        while let Some(summed) = self.summers.poll() {
-            self.is_behind = true;
-            self.has_been_summed(summed);
+        while let Some(summed) = self.checksum_threads.poll() {
+            self.has_progress = true;
+            self.finish_checksum(summed);
         }
         for index in 0..self.pieces.len() {
-            self.hop(index);
+            self.poll_hop(index);
         }
         // What was in the way of a piece has ended now, or will be looked at again; and a buffer may have come back.
-        self.is_short = false;
+        self.is_buffer_short = false;
         for index in 0..self.pieces.len() {
             self.start(index);
         }
     }
 
     /// Takes a piece further whose bytes have come to a buffer, or from it.
-    fn hop(&mut self, index: usize) {
+    fn poll_hop(&mut self, index: usize) {
         let Some(piece) = self.pieces.get_mut(index) else { return };
         let (hop, is_storing) = match &mut piece.stage {
             Stage::Fetching(hop) => (hop, false),
             Stage::Storing(hop) => (hop, true),
-            Stage::Waiting | Stage::OnDisk(_) | Stage::Summing(_) | Stage::Ended(_) => return,
+            Stage::Waiting | Stage::OnDisk(_) | Stage::Checksumming(_) | Stage::Ended(_) => return,
         };
         let stage = match self.side.arrived(hop) {
             Ok(None) => return,
@@ -207,71 +228,73 @@ impl<S: Side> DiskLink<S> {
             }
             Ok(Some(buffer)) => {
                 let (disk, at, length) = (Arc::clone(&piece.work.disk), piece.at, piece.length);
-                let summing = Summing { read: None, is_straight: false };
-                self.sum_up(self.first + index as u64, &disk, at, 0..length, buffer, summing)
+                let checksum_threads = Checksumming { read: None, is_unbuffered: false };
+                self.checksum(self.first + index as u64, &disk, at, 0..length, buffer, checksum_threads)
             }
         };
         self.pieces[index].stage = stage;
     }
 
-    fn disk_has_done(&mut self, done: Done<S::Room>) {
-        let Done { tag, room, result } = done;
+    fn finish_io(&mut self, done: Done<S::Io>) {
+        let Done { tag, buffer, result } = done;
         let index = self.index(tag);
         let piece = &self.pieces[index];
-        let Stage::OnDisk(OnDisk { is, is_straight }) = piece.stage else {
+        let Stage::OnDisk(OnDisk { op, is_unbuffered }) = piece.stage else {
             unreachable!("the disk answers each once");
         };
         let (disk, at) = (Arc::clone(&piece.work.disk), piece.at);
         let failure = self.side.disk_fails(&piece.work.memory, at..at + piece.length as u64);
-        let result = failure.map_or(result, |error| Err(Flaw::Failed(error)));
-        let result = match is {
-            Doing::Reads(read) => read.check(result),
-            Doing::Writes(_) => result,
+        let result = failure.map_or(result, |error| Err(IoFlaw::Failed(error)));
+        let result = match op {
+            DiskOp::Reads(read) => read.check(result),
+            DiskOp::Writes(_) => result,
         };
-        let stage = match (is, result) {
-            (Doing::Reads(read), Ok(())) => {
-                let summing = Summing { read: Some(read), is_straight };
-                self.sum_up(tag, &disk, at, read.skip..read.skip + read.length, room, summing)
+        let stage = match (op, result) {
+            (DiskOp::Reads(read), Ok(())) => {
+                let checksum_threads = Checksumming { read: Some(read), is_unbuffered };
+                self.checksum(tag, &disk, at, read.skip..read.skip + read.length, buffer, checksum_threads)
             }
-            (_, Err(flaw)) => self.end(room, is_straight, Err(failed(disk.id(), at, self.way, flaw))),
-            (Doing::Writes(sum), Ok(())) => {
-                disk.sums().enter(at, sum);
-                self.end(room, is_straight, Ok(()))
+            (_, Err(flaw)) => {
+                self.end(buffer, is_unbuffered, Err(failed(disk.id(), at, self.direction, flaw)))
+            }
+            (DiskOp::Writes(sum), Ok(())) => {
+                disk.checksums().enter(at, sum);
+                self.end(buffer, is_unbuffered, Ok(()))
             }
         };
         self.pieces[index].stage = stage;
     }
 
-    fn has_been_summed(&mut self, summed: Summed<S::Room>) {
-        let Summed { tag, mut room, sum } = summed;
+    fn finish_checksum(&mut self, summed: Checksummed<S::Io>) {
+        let Checksummed { tag, mut buffer, sum } = summed;
         let index = self.index(tag);
         let piece = &self.pieces[index];
-        let Stage::Summing(Summing { read, is_straight }) = piece.stage else {
+        let Stage::Checksumming(Checksumming { read, is_unbuffered }) = piece.stage else {
             unreachable!("each is summed up once");
         };
         let (disk, at, length) = (Arc::clone(&piece.work.disk), piece.at, piece.length);
         let Some(read) = read else {
-            disk.sums().forget(at);
-            self.submit(tag, &disk, at, length.next_multiple_of(ALIGNMENT), room);
-            self.pieces[index].stage = Stage::OnDisk(OnDisk { is: Doing::Writes(sum), is_straight });
+            disk.checksums().forget(at);
+            self.submit(tag, &disk, at, length.next_multiple_of(ALIGNMENT), buffer);
+            self.pieces[index].stage = Stage::OnDisk(OnDisk { op: DiskOp::Writes(sum), is_unbuffered });
             return;
         };
         let stage = match disk.verify(at, read.expected, sum) {
-            Ok(()) if !is_straight => {
+            Ok(()) if !is_unbuffered => {
                 let range = read.skip..read.skip + length;
-                clear(&mut room, (read.skip + read.length).min(range.end)..range.end);
-                let stored = self.side.store(&piece.work.memory, at, range, room);
+                clear(&mut buffer, (read.skip + read.length).min(range.end)..range.end);
+                let stored = self.side.store(&piece.work.memory, at, range, buffer);
                 stored.map_or_else(|error| Stage::Ended(Err(error.into())), Stage::Storing)
             }
-            result => self.end(room, is_straight, result),
+            result => self.end(buffer, is_unbuffered, result),
         };
         self.pieces[index].stage = stage;
     }
 
     /// Its buffer is free for others.
-    fn end(&mut self, room: S::Room, is_straight: bool, result: Result<(), CopyError>) -> Stage<S::Hop> {
-        if !is_straight {
-            self.side.give_back(room);
+    fn end(&mut self, buffer: S::Io, is_unbuffered: bool, result: Result<(), CopyError>) -> Stage<S::Hop> {
+        if !is_unbuffered {
+            self.side.give_back(buffer);
         }
         Stage::Ended(result)
     }
@@ -283,20 +306,20 @@ impl<S: Side> DiskLink<S> {
     }
 }
 
-impl<S: Side> Link for DiskLink<S> {
+impl<S: Side> Mover for DiskMover<S> {
     const CHUNK: u64 = PIECE;
     const BACKGROUND_CHUNK: u64 = PIECE;
-    const UNDER_WAY_MAX: usize = RING_PIECES;
+    const IN_FLIGHT_MAX: usize = RING_PIECES;
 
     type Work = DiskWork<S::Memory>;
     /// The piece's number.
     type Chunk = u64;
 
     /// Some of these are in memory: with fewer the disk would wait for us. With more whoever comes would wait for what the disk has not even begun.
-    fn background_under_way_max(&self) -> usize {
-        match self.way {
-            Way::FromDisk => READS_MAX + READS_MAX / 2,
-            Way::ToDisk => RING_PIECES - RING_PIECES / 4,
+    fn background_in_flight_max(&self) -> usize {
+        match self.direction {
+            DiskDirection::FromDisk => READS_MAX + READS_MAX / 2,
+            DiskDirection::ToDisk => RING_PIECES - RING_PIECES / 4,
         }
     }
 
@@ -309,7 +332,7 @@ impl<S: Side> Link for DiskLink<S> {
     }
 
     /// Asked of the first alone: the others wait in line behind it.
-    fn has_ended(&mut self, number: &mut u64) -> Result<bool, CopyError> {
+    fn poll(&mut self, number: &mut u64) -> Result<bool, CopyError> {
         self.advance();
         debug_assert_eq!(*number, self.first, "pieces are asked for in their order");
         match self.pieces.pop_front() {
@@ -325,7 +348,7 @@ impl<S: Side> Link for DiskLink<S> {
         }
     }
 
-    fn patience(&self, _: &u64, _is_last: bool) -> Duration {
-        if self.is_behind { Duration::ZERO } else { BETWEEN_PIECES }
+    fn poll_after(&self, _: &u64, _is_last: bool) -> Duration {
+        if self.has_progress { Duration::ZERO } else { BETWEEN_PIECES }
     }
 }

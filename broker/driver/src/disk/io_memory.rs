@@ -16,7 +16,7 @@ use super::ALIGNMENT;
 ///
 /// From `start` on, `length` bytes are mapped and initialised for as long as the value lives, wherever it is moved to. The
 /// kernel may read and write them meanwhile: nobody holds a reference to them but by `bytes`.
-pub(crate) unsafe trait Room: Send + 'static {
+pub(crate) unsafe trait IoMemory: Send + 'static {
     /// A multiple of [`ALIGNMENT`].
     fn start(&self) -> NonNull<u8>;
 
@@ -31,10 +31,10 @@ pub(crate) unsafe trait Room: Send + 'static {
 }
 
 /// These bytes of it become zero: it may have held anybody's.
-pub(super) fn clear(room: &mut impl Room, range: Range<usize>) {
-    assert!(range.start <= range.end && range.end <= room.length(), "there is such a range");
+pub(super) fn clear(buffer: &mut impl IoMemory, range: Range<usize>) {
+    assert!(range.start <= range.end && range.end <= buffer.length(), "there is such a range");
     // SAFETY: So many bytes are mapped, as the trait demands, and whoever has the room alone has no reference to its bytes.
-    unsafe { room.start().as_ptr().add(range.start).write_bytes(0, range.end - range.start) }
+    unsafe { buffer.start().as_ptr().add(range.start).write_bytes(0, range.end - range.start) }
 }
 
 /// A huge page: as much as lies together in the machine's memory, if the kernel has it.
@@ -58,7 +58,7 @@ pub(crate) struct Buffer {
 unsafe impl Send for Buffer {}
 
 // SAFETY: The range is inside this buffer's own mapping, of pages that begin as zero, until it is dropped.
-unsafe impl Room for Buffer {
+unsafe impl IoMemory for Buffer {
     fn start(&self) -> NonNull<u8> {
         self.start
     }
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_aligned_and_zero_and_holds_what_it_is_given() {
+    fn a_buffer_is_aligned_zeroed_and_writable() {
         let mut buffer = Buffer::new(ALIGNMENT + 1).unwrap();
         assert_eq!(buffer.length(), 2 * ALIGNMENT);
         assert_eq!(buffer.start().as_ptr().align_offset(ALIGNMENT), 0);
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_one_begins_at_a_huge_page_and_all_of_it_can_be_used() {
+    fn a_large_buffer_begins_at_a_huge_page() {
         for length in [HUGE, HUGE + 1, 3 * HUGE] {
             let mut buffer = Buffer::new(length).unwrap();
             assert_eq!(buffer.length(), length.next_multiple_of(ALIGNMENT));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_one_asks_for_huge_pages_and_none_is_for_children() {
+    fn a_large_buffer_asks_for_huge_pages_and_is_not_inherited() {
         let has_huge_pages = std::path::Path::new("/sys/kernel/mm/transparent_hugepage/enabled").exists();
         for (length, is_large) in [(ALIGNMENT, false), (HUGE, true), (3 * HUGE, true)] {
             let buffer = Buffer::new(length).unwrap();

@@ -10,7 +10,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::script::{CALLS, TEXT, TOLD};
+use crate::script::{CALLS, TEXT, TRIGGER};
 
 /// A driver library of a test's own. It is loaded apart from all others, as it is another file.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl Fake {
         let fake = Self { dir, script: String::new() };
         fs::copy(built(), fake.library()).expect("the library can be copied");
         fs::write(fake.params(), "RegistryDwords: \"\"\n").expect("a file can be written");
-        fake.says(&format!("node = {}-{}", process::id(), LAST.fetch_add(1, Ordering::Relaxed)))
+        fake.with(&format!("node = {}-{}", process::id(), LAST.fetch_add(1, Ordering::Relaxed)))
     }
 
     /// Adds a line to the script. Before the library is loaded.
@@ -42,7 +42,7 @@ impl Fake {
     /// # Panics
     /// Where it cannot be written.
     #[must_use]
-    pub fn says(mut self, line: &str) -> Self {
+    pub fn with(mut self, line: &str) -> Self {
         self.script.push_str(line);
         self.script.push('\n');
         fs::write(self.beside(TEXT), &self.script).expect("a file can be written");
@@ -71,16 +71,16 @@ impl Fake {
     ///
     /// # Panics
     /// Where that cannot be written down.
-    pub fn tell(&self, now: bool) {
+    pub fn trigger(&self, now: bool) {
         if now {
-            fs::write(self.beside(TOLD), "").expect("a file can be written");
+            fs::write(self.beside(TRIGGER), "").expect("a file can be written");
         } else {
-            fs::remove_file(self.beside(TOLD)).expect("it was told before");
+            fs::remove_file(self.beside(TRIGGER)).expect("it was told before");
         }
     }
 
     /// The threads that have called the function, by name, one for each call. The script must say `note = 1`.
-    pub fn callers(&self, function: &str) -> Vec<String> {
+    pub fn threads_calling(&self, function: &str) -> Vec<String> {
         self.calls(function).into_iter().map(|(thread, _)| thread).collect()
     }
 
@@ -98,7 +98,7 @@ impl Fake {
     ///
     /// # Panics
     /// Where it is no handle of this library's, or who made it is gone.
-    pub fn behind(handle: &[u8]) -> File {
+    pub fn open_export(handle: &[u8]) -> File {
         let number = |at: usize| u32::from_ne_bytes(handle[at..at + 4].try_into().expect("four bytes"));
         let path = format!("/proc/{}/fd/{}", number(0), number(4));
         File::options().read(true).write(true).open(path).expect("its maker has it open")

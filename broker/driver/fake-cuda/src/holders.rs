@@ -12,14 +12,14 @@ use crate::script::script;
 
 /// One piece of device memory.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct HeldPiece {
     pub(crate) device: usize,
     size: usize,
     creator: u32,
     holders: Vec<u32>,
 }
 
-impl Seen {
+impl HeldPiece {
     /// Who is charged for it: its creator while that has it, else whoever does.
     fn charged(&self) -> u32 {
         if self.holders.contains(&self.creator) { self.creator } else { self.holders[0] }
@@ -35,7 +35,7 @@ pub(crate) fn name(device: usize) -> String {
 }
 
 /// Every piece on the node, by inode.
-pub(crate) fn look() -> BTreeMap<u64, Seen> {
+pub(crate) fn survey() -> BTreeMap<u64, HeldPiece> {
     let mut seen = BTreeMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
@@ -49,12 +49,12 @@ pub(crate) fn look() -> BTreeMap<u64, Seen> {
 }
 
 pub(crate) fn used(device: usize) -> usize {
-    look().values().filter(|it| it.device == device).map(|it| it.size).sum()
+    survey().values().filter(|it| it.device == device).map(|it| it.size).sum()
 }
 
 pub(crate) fn processes(device: usize) -> BTreeMap<u32, usize> {
     let mut processes = BTreeMap::new();
-    for it in look().values().filter(|it| it.device == device) {
+    for it in survey().values().filter(|it| it.device == device) {
         *processes.entry(it.charged()).or_default() += it.size;
     }
     processes
@@ -76,15 +76,15 @@ fn parse(text: &str) -> Option<(usize, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-fn enter(seen: &mut BTreeMap<u64, Seen>, inode: u64, text: &str, size: usize, pid: u32) {
+fn enter(seen: &mut BTreeMap<u64, HeldPiece>, inode: u64, text: &str, size: usize, pid: u32) {
     let Some((device, creator)) = parse(text) else { return };
-    let it = seen.entry(inode).or_insert_with(|| Seen { device, size, creator, holders: Vec::new() });
+    let it = seen.entry(inode).or_insert_with(|| HeldPiece { device, size, creator, holders: Vec::new() });
     if !it.holders.contains(&pid) {
         it.holders.push(pid);
     }
 }
 
-fn descriptors(seen: &mut BTreeMap<u64, Seen>, pid: u32, process: &Path) {
+fn descriptors(seen: &mut BTreeMap<u64, HeldPiece>, pid: u32, process: &Path) {
     for fd in fs::read_dir(process.join("fd")).into_iter().flatten().flatten() {
         let Ok(link) = fs::read_link(fd.path()) else { continue };
         let Some(link) = link.to_str().filter(|link| link.starts_with("/memfd:fake-cuda:")) else { continue };
@@ -94,7 +94,7 @@ fn descriptors(seen: &mut BTreeMap<u64, Seen>, pid: u32, process: &Path) {
     }
 }
 
-fn mappings(seen: &mut BTreeMap<u64, Seen>, pid: u32, process: &Path) {
+fn mappings(seen: &mut BTreeMap<u64, HeldPiece>, pid: u32, process: &Path) {
     let maps = fs::read_to_string(process.join("maps")).unwrap_or_default();
     for line in maps.lines().filter(|line| line.contains("/memfd:fake-cuda:")) {
         let mut words = line.split_ascii_whitespace();

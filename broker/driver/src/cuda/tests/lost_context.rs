@@ -10,18 +10,18 @@ use crate::{CopyClass, CopyError};
 
 /// A digest of a fixed extent fails in the middle; then the extent is released and the driver ends.
 fn ends(code: u32) -> Vec<Completion> {
-    let fake = Fake::new().says(&format!("fail.cuEventRecord = {code}@told"));
+    let fake = Fake::new().with(&format!("fail.cuEventRecord = {code}@triggered"));
     let (driver, completions) = opened(&fake);
     let driver = driver.unwrap();
     driver.submit(create(1, ExtentKind::Fixed));
     assert!(matches!(next(&completions), Completion::Created { result: Ok(_), .. }));
-    fake.tell(true);
+    fake.trigger(true);
     let extent = ExtentId::from_raw(1);
     driver.submit(Submission::Digest { ticket: 1, spans: vec![(extent, GRANULARITY)] });
-    let mut told = vec![next(&completions)];
+    let mut reported = vec![next(&completions)];
     driver.submit(Submission::Release { extent });
-    told.extend(ended(driver, completions));
-    told
+    reported.extend(ended(driver, completions));
+    reported
 }
 
 /// What is told until the driver has ended, which takes no time.
@@ -38,27 +38,30 @@ fn ended(driver: CudaDriver, completions: Receiver<Completion>) -> Vec<Completio
 
 #[test]
 fn a_driver_whose_context_is_poisoned_in_the_middle_of_a_digest_ends() {
-    let told = ends(719);
-    assert!(matches!(&*told, [Completion::Lost { problem }] if problem.contains("(719)")), "{told:?}");
+    let reported = ends(719);
+    assert!(
+        matches!(&*reported, [Completion::Lost { problem }] if problem.contains("(719)")),
+        "{reported:?}"
+    );
 }
 
 #[test]
 fn a_driver_that_could_not_mark_the_end_of_a_copy_ends() {
-    let told = ends(54_321);
+    let reported = ends(54_321);
     assert!(
         matches!(
-            &*told,
+            &*reported,
             [Completion::Digested { result: Err(_), .. }, Completion::Released { returned: true, .. }]
         ),
-        "{told:?}"
+        "{reported:?}"
     );
 }
 
 /// Neither the memory of the device nor that of the host is unmapped, pooled or freed: the copy may be under way still.
 #[test]
-fn what_a_copy_uses_of_which_nobody_knows_whether_it_has_ended_is_given_to_nobody() {
+fn memory_of_a_copy_with_unknown_end_is_never_reused() {
     for kind in [ExtentKind::Movable, ExtentKind::Fixed] {
-        let fake = Fake::new().says("fail.cuEventQuery = 54321@told").says("note = 1");
+        let fake = Fake::new().with("fail.cuEventQuery = 54321@triggered").with("note = 1");
         let (driver, completions) = opened(&fake);
         let driver = driver.unwrap();
         let [device, host] = [1, 2].map(ExtentId::from_raw);
@@ -68,27 +71,31 @@ fn what_a_copy_uses_of_which_nobody_knows_whether_it_has_ended_is_given_to_nobod
             Submission::CreateHost { extent: host, node: HostNode(0), size: GRANULARITY, zeroed: true };
         driver.submit(made);
         assert!(matches!(next(&completions), Completion::Created { result: Ok(_), .. }));
-        fake.tell(true);
+        fake.trigger(true);
         let (copy, class) = (CopyId::from_raw(1), CopyClass::Demand);
         driver.submit(Submission::Copy { copy, from: device, to: host, size: GRANULARITY, class });
-        let told = next(&completions);
-        let Completion::Copied { result: Err(CopyError::Driver(_)), .. } = told else { panic!("{told:?}") };
-        let given_up = || ["cuMemUnmap", "cuMemFree_v2"].map(|call| fake.callers(call).len());
+        let reported = next(&completions);
+        let Completion::Copied { result: Err(CopyError::Driver(_)), .. } = reported else {
+            panic!("{reported:?}")
+        };
+        let given_up = || ["cuMemUnmap", "cuMemFree_v2"].map(|call| fake.threads_calling(call).len());
         let before = given_up();
         for extent in [device, host] {
             driver.submit(Submission::Release { extent });
-            let told = next(&completions);
-            let Completion::Released { extent: of, returned: false } = told else { panic!("{told:?}") };
+            let reported = next(&completions);
+            let Completion::Released { extent: of, returned: false } = reported else {
+                panic!("{reported:?}")
+            };
             assert_eq!(of, extent);
         }
-        let told = ended(driver, completions);
-        assert!(told.is_empty() && given_up() == before, "{kind:?}: {told:?}, {:?}", given_up());
+        let reported = ended(driver, completions);
+        assert!(reported.is_empty() && given_up() == before, "{kind:?}: {reported:?}, {:?}", given_up());
     }
 }
 
 /// Whoever waits for what that thread was to do would wait for ever.
 #[test]
-fn that_a_thread_has_panicked_is_told() {
+fn a_panicking_thread_is_reported() {
     let probed = probe(config(&Fake::new())).unwrap();
     let uuids: Vec<String> = probed.found().iter().map(|found| found.info.uuid.clone()).collect();
     let (sink, completions) = channel();
@@ -98,8 +105,8 @@ fn that_a_thread_has_panicked_is_told() {
     };
     let driver = open(probed, &uuids, Arc::new(sink)).unwrap();
     driver.submit(create(1, ExtentKind::Movable));
-    let mut told = std::iter::from_fn(|| completions.recv_timeout(Duration::from_secs(20)).ok());
-    let lost = told.find(|it| matches!(it, Completion::Lost { .. }));
+    let mut reported = std::iter::from_fn(|| completions.recv_timeout(Duration::from_secs(20)).ok());
+    let lost = reported.find(|it| matches!(it, Completion::Lost { .. }));
     let Some(Completion::Lost { problem }) = lost else { panic!("nobody is told") };
     assert_eq!(problem, "its thread cuda-maker has panicked");
     ended(driver, completions);

@@ -3,29 +3,29 @@
 
 use std::ptr::NonNull;
 
-use crate::cuda::{copies::buffers::Lent, host::memory::HostSpan};
-use crate::disk::Room;
+use crate::cuda::{copies::buffers::LentBuffer, host::memory::HostSpan};
+use crate::disk::IoMemory;
 
 #[derive(Debug)]
-pub(crate) enum CudaRoom {
-    Ring(Lent),
+pub(crate) enum CudaIoMemory {
+    Buffer(LentBuffer),
     Host(HostSpan),
 }
 
 // SAFETY: Pinned buffers are rooms themselves, and one that is lent stays where it is until this is dropped. A span keeps its memory
 // mapped, at the same place, for as long as it lives; its bytes come from the kernel or the driver, which have written them. Who has
 // the memory hashed meanwhile reads what is torn, see `HostView::bytes`.
-unsafe impl Room for CudaRoom {
+unsafe impl IoMemory for CudaIoMemory {
     fn start(&self) -> NonNull<u8> {
         match self {
-            Self::Ring(pinned) => Room::start(&**pinned),
+            Self::Buffer(pinned) => IoMemory::start(&**pinned),
             Self::Host(span) => span.start(),
         }
     }
 
     fn length(&self) -> usize {
         match self {
-            Self::Ring(pinned) => Room::length(&**pinned),
+            Self::Buffer(pinned) => IoMemory::length(&**pinned),
             Self::Host(span) => span.length(),
         }
     }

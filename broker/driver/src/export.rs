@@ -10,7 +10,7 @@ use std::{
 
 /// A way to map an extent, by kind. Clones share the descriptor; the last one closes it.
 #[derive(Clone, Debug)]
-pub enum Handle {
+pub enum Export {
     /// Map with `mmap`, shared; its length is the extent's size.
     Memfd(Arc<SharedFd>),
     /// Import with `cuMemImportFromShareableHandle`.
@@ -19,7 +19,7 @@ pub enum Handle {
     CudaIpc([u8; 64]),
 }
 
-impl Handle {
+impl Export {
     /// The descriptor to send, for the kinds that have one.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
@@ -71,14 +71,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_asked_for_a_descriptor_may_have_given_it_away() {
+    fn a_lent_descriptor_counts_as_shared_forever() {
         let shared = Arc::new(SharedFd::from(OwnedFd::from(File::open("/dev/null").unwrap())));
-        let handle = Handle::Memfd(Arc::clone(&shared));
+        let handle = Export::Memfd(Arc::clone(&shared));
         assert!(!shared.is_sole(), "somebody can still ask");
         drop(handle.clone());
         drop(handle);
         assert!(shared.is_sole());
-        let handle = Handle::Memfd(Arc::clone(&shared));
+        let handle = Export::Memfd(Arc::clone(&shared));
         assert!(handle.fd().is_some());
         drop(handle);
         assert!(!shared.is_sole());

@@ -13,28 +13,28 @@ use crate::CopyError;
 
 /// Of the bytes of a piece that were written there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Sum {
+pub(super) struct Checksum {
     pub(super) length: usize,
     hash: u64,
 }
 
 #[derive(Debug)]
-pub(super) struct Sums {
+pub(super) struct Checksums {
     extent: ExtentId,
     /// None of what was not written, or is being written.
-    pieces: Mutex<Vec<Option<Sum>>>,
+    pieces: Mutex<Vec<Option<Checksum>>>,
 }
 
-impl Sums {
+impl Checksums {
     pub(super) fn new(extent: ExtentId, size: Bytes) -> Self {
         let pieces = usize::try_from(size.get().div_ceil(PIECE)).unwrap_or(usize::MAX);
         Self { extent, pieces: Mutex::new(vec![None; pieces]) }
     }
 
     /// Of the piece that begins there.
-    pub(super) fn of(&self, at: u64, bytes: &[u8]) -> Sum {
+    pub(super) fn of(&self, at: u64, bytes: &[u8]) -> Checksum {
         let seed = self.extent.get().rotate_left(32) ^ (at / PIECE);
-        Sum { length: bytes.len(), hash: XxHash3_64::oneshot_with_seed(seed, bytes) }
+        Checksum { length: bytes.len(), hash: XxHash3_64::oneshot_with_seed(seed, bytes) }
     }
 
     /// Before anything of it is written.
@@ -43,24 +43,24 @@ impl Sums {
     }
 
     /// It was written.
-    pub(super) fn enter(&self, at: u64, sum: Sum) {
+    pub(super) fn enter(&self, at: u64, sum: Checksum) {
         self.set(at, Some(sum));
     }
 
     /// Whether the piece was written.
-    pub(super) fn is_any_of(&self, at: u64) -> bool {
+    pub(super) fn is_written(&self, at: u64) -> bool {
         self.pieces().get(index(at)).is_some_and(Option::is_some)
     }
 
     /// What the piece must be, of which somebody wants to read so much.
-    pub(super) fn expected(&self, at: u64, length: usize) -> Result<Sum, CopyError> {
+    pub(super) fn expected(&self, at: u64, length: usize) -> Result<Checksum, CopyError> {
         let known = self.pieces().get(index(at)).copied().flatten();
         known
             .filter(|sum| sum.length >= length)
             .ok_or_else(|| CopyError::Unwritten { extent: self.extent, at: Bytes::new(at) })
     }
 
-    pub(super) fn compare(&self, at: u64, expected: Sum, found: Sum) -> Result<(), CopyError> {
+    pub(super) fn compare(&self, at: u64, expected: Checksum, found: Checksum) -> Result<(), CopyError> {
         if found == expected {
             return Ok(());
         }
@@ -68,7 +68,7 @@ impl Sums {
     }
 
     /// Nobody has said what the piece must be: what was read of it first is that.
-    pub(super) fn learn(&self, at: u64, found: Sum) -> Result<(), CopyError> {
+    pub(super) fn learn(&self, at: u64, found: Checksum) -> Result<(), CopyError> {
         let known = match self.pieces().get_mut(index(at)) {
             Some(piece) => *piece.get_or_insert(found),
             None => found,
@@ -76,14 +76,14 @@ impl Sums {
         self.compare(at, known, found)
     }
 
-    fn set(&self, at: u64, sum: Option<Sum>) {
+    fn set(&self, at: u64, sum: Option<Checksum>) {
         if let Some(piece) = self.pieces().get_mut(index(at)) {
             *piece = sum;
         }
     }
 
     /// Every change is whole before anything could panic, so a poisoned lock is a good one.
-    fn pieces(&self) -> MutexGuard<'_, Vec<Option<Sum>>> {
+    fn pieces(&self) -> MutexGuard<'_, Vec<Option<Checksum>>> {
         self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -99,36 +99,37 @@ mod tests {
     const ID: ExtentId = ExtentId::from_raw(7);
 
     #[test]
-    fn what_was_not_written_cannot_be_read() {
-        let sums = Sums::new(ID, Bytes::mib(4));
+    fn an_unwritten_piece_has_no_checksum() {
+        let checksums = Checksums::new(ID, Bytes::mib(4));
         let unwritten = |at| Err(CopyError::Unwritten { extent: ID, at: Bytes::new(at) });
-        assert_eq!(sums.expected(0, 1), unwritten(0));
-        let sum = sums.of(PIECE, b"abc");
-        sums.enter(PIECE, sum);
-        assert_eq!(sums.expected(0, 1), unwritten(0));
-        assert_eq!(sums.expected(PIECE, 3), Ok(sum));
-        assert_eq!(sums.expected(PIECE, 4), unwritten(PIECE), "so much was not");
-        sums.forget(PIECE);
-        assert_eq!(sums.expected(PIECE, 3), unwritten(PIECE));
-        assert_eq!(sums.expected(2 * PIECE, 0), unwritten(2 * PIECE), "behind the end");
+        assert_eq!(checksums.expected(0, 1), unwritten(0));
+        let sum = checksums.of(PIECE, b"abc");
+        checksums.enter(PIECE, sum);
+        assert_eq!(checksums.expected(0, 1), unwritten(0));
+        assert_eq!(checksums.expected(PIECE, 3), Ok(sum));
+        assert_eq!(checksums.expected(PIECE, 4), unwritten(PIECE), "so much was not");
+        checksums.forget(PIECE);
+        assert_eq!(checksums.expected(PIECE, 3), unwritten(PIECE));
+        assert_eq!(checksums.expected(2 * PIECE, 0), unwritten(2 * PIECE), "behind the end");
     }
 
     #[test]
-    fn a_changed_byte_and_anothers_bytes_are_damage() {
-        let (sums, other) = (Sums::new(ID, Bytes::mib(4)), Sums::new(ExtentId::from_raw(8), Bytes::mib(4)));
-        let sum = sums.of(0, b"abc");
-        let verify = |sums: &Sums, at, bytes| sums.compare(at, sum, sums.of(at, bytes));
-        assert_eq!(verify(&sums, 0, b"abc"), Ok(()));
+    fn a_changed_byte_or_a_wrong_piece_is_damage() {
+        let (checksums, other) =
+            (Checksums::new(ID, Bytes::mib(4)), Checksums::new(ExtentId::from_raw(8), Bytes::mib(4)));
+        let sum = checksums.of(0, b"abc");
+        let verify = |checksums: &Checksums, at, bytes| checksums.compare(at, sum, checksums.of(at, bytes));
+        assert_eq!(verify(&checksums, 0, b"abc"), Ok(()));
         let damaged = |at| Err(CopyError::Damaged { extent: ID, at: Bytes::new(at) });
-        assert_eq!(verify(&sums, 0, b"abd"), damaged(0));
-        assert_eq!(verify(&sums, PIECE, b"abc"), damaged(PIECE));
+        assert_eq!(verify(&checksums, 0, b"abd"), damaged(0));
+        assert_eq!(verify(&checksums, PIECE, b"abc"), damaged(PIECE));
         assert!(verify(&other, 0, b"abc").is_err());
     }
 
     #[test]
-    fn what_was_read_first_is_what_it_must_be() {
-        let sums = Sums::new(ID, Bytes::mib(4));
-        let learn = |bytes| sums.learn(PIECE, sums.of(PIECE, bytes));
+    fn the_first_read_of_a_file_sets_its_checksum() {
+        let checksums = Checksums::new(ID, Bytes::mib(4));
+        let learn = |bytes| checksums.learn(PIECE, checksums.of(PIECE, bytes));
         assert_eq!(learn(b"abc"), Ok(()));
         assert_eq!(learn(b"abc"), Ok(()));
         for other in [&b"abd"[..], b"ab"] {

@@ -31,8 +31,8 @@ pub enum DirectoryError {
     /// Which was asked for.
     #[error("io_uring cannot be used: {0}")]
     NoUring(String),
-    #[error("{}: {doing}: {problem}", .directory.display())]
-    Failed { directory: PathBuf, doing: String, problem: String },
+    #[error("{}: {context}: {problem}", .directory.display())]
+    Failed { directory: PathBuf, context: String, problem: String },
 }
 
 fn by_whom(process: Option<u32>) -> String {
@@ -41,9 +41,9 @@ fn by_whom(process: Option<u32>) -> String {
 
 /// Says of a directory what went wrong there.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Doing<'a>(&'a Path);
+pub(super) struct DirectoryContext<'a>(&'a Path);
 
-impl<'a> Doing<'a> {
+impl<'a> DirectoryContext<'a> {
     pub(super) fn of(directory: &'a Path) -> Self {
         Self(directory)
     }
@@ -52,10 +52,10 @@ impl<'a> Doing<'a> {
         self.0.to_owned()
     }
 
-    pub(super) fn failed(&self, doing: &str, problem: impl fmt::Display) -> DirectoryError {
+    pub(super) fn failed(&self, context: &str, problem: impl fmt::Display) -> DirectoryError {
         DirectoryError::Failed {
             directory: self.directory(),
-            doing: doing.to_owned(),
+            context: context.to_owned(),
             problem: problem.to_string(),
         }
     }

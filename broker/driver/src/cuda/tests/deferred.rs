@@ -27,7 +27,7 @@ fn ready(fake: &Fake) -> (CudaDriver, Receiver<Completion>) {
         zeroed: true,
     });
     assert!(matches!(next(&completions), Completion::Created { result: Ok(_), .. }));
-    fake.tell(true);
+    fake.trigger(true);
     let copy = CopyId::from_raw(1);
     driver.submit(Submission::Copy {
         copy,
@@ -41,7 +41,7 @@ fn ready(fake: &Fake) -> (CudaDriver, Receiver<Completion>) {
 }
 
 fn fake() -> Fake {
-    Fake::new().says("hang.cuEventQuery = 1")
+    Fake::new().with("hang.cuEventQuery = 1")
 }
 
 fn is_released(completion: &Completion) -> bool {
@@ -56,7 +56,7 @@ fn it_waits_until_somebody_is_in_need_of_it() {
     assert!(matches!(early, Err(RecvTimeoutError::Timeout)), "{early:?}");
     driver.submit(Submission::ReleaseNow { device: FIRST });
     assert!(is_released(&next(&completions)));
-    fake.tell(false);
+    fake.trigger(false);
     assert!(matches!(next(&completions), Completion::Copied { result: Ok(()), .. }));
 }
 
@@ -64,7 +64,7 @@ fn it_waits_until_somebody_is_in_need_of_it() {
 fn it_waits_until_nothing_arrives() {
     let fake = fake();
     let (_driver, completions) = ready(&fake);
-    fake.tell(false);
+    fake.trigger(false);
     let both = [next(&completions), next(&completions)];
     assert!(matches!(both[0], Completion::Copied { result: Ok(()), .. }), "{both:?}");
     assert!(is_released(&both[1]), "{both:?}");
@@ -77,16 +77,16 @@ fn it_waits_so_long_and_no_longer() {
     let (_driver, completions) = ready(&fake);
     assert!(is_released(&next(&completions)));
     assert!(begun.elapsed() >= RELEASE_WITHIN);
-    fake.tell(false);
+    fake.trigger(false);
     assert!(matches!(next(&completions), Completion::Copied { result: Ok(()), .. }));
 }
 
 #[test]
-fn what_waits_is_released_when_the_driver_ends() {
+fn deferred_releases_are_done_when_the_driver_ends() {
     let fake = fake();
     let (driver, completions) = ready(&fake);
     let ends = std::thread::spawn(move || drop(driver));
     assert!(is_released(&next(&completions)));
-    fake.tell(false);
+    fake.trigger(false);
     ends.join().unwrap();
 }
