@@ -14,7 +14,7 @@ use crate::{
     eviction::{EvictionPolicy, Residents},
     handler::{AwaitedRoom, FdBudget, QuotaQueue, Surveys, Timer, Unsettled},
     invariants,
-    ledger::{Ledger, Place, Quota, QuotaBook, QuotaDevice},
+    ledger::{Ledger, Place, Quota, QuotaDevice, QuotaTable},
     migration::{Backings, Line, Migrations, WriteBacks},
     observed::Transitions,
     pool::Pool,
@@ -98,7 +98,7 @@ impl Broker {
     pub fn new(config: Config, stored: StoredQuotas, now: Time) -> Self {
         let mut tenants = Tenants::default();
         let mut book =
-            QuotaBook::new(config.default_limit, config.default_host_limit, config.default_disk_limit);
+            QuotaTable::new(config.default_limit, config.default_host_limit, config.default_disk_limit);
         for row in &stored.quotas {
             let device = quota_device(&config, &row.device);
             let quota = Quota { guarantee: row.guarantee, limit: row.limit };
@@ -191,7 +191,7 @@ impl Broker {
         }
         self.settle();
         for detail in self.ledger.take_broken() {
-            self.broken(invariants::LEDGER_BOOKS, detail);
+            self.broken(invariants::LEDGER_BALANCES, detail);
         }
     }
 

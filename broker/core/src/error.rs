@@ -68,19 +68,19 @@ pub enum Refusal {
         device: String,
         tier: Tier,
         limit: Bytes,
-        held: Bytes,
-        asked: Bytes,
+        charged: Bytes,
+        requested: Bytes,
     },
     DeviceFull {
         device: String,
         tier: Tier,
         free: Bytes,
-        asked: Bytes,
+        requested: Bytes,
     },
     SetTooLarge {
         device: String,
         tier: Tier,
-        asked: Bytes,
+        requested: Bytes,
     },
     SessionsTooMany {
         tenant: String,
@@ -128,7 +128,7 @@ pub enum Refusal {
         device: String,
         tier: Tier,
         guaranteed: Bytes,
-        asked: Bytes,
+        requested: Bytes,
     },
     Raced {
         allocation: AllocationId,
@@ -303,22 +303,22 @@ impl Refusal {
             Self::SessionForeign { session, pid } => {
                 vec![("session", session.to_string()), ("pid", pid.to_string())]
             }
-            Self::QuotaLimit { tenant, device, tier, limit, held, asked } => vec![
+            Self::QuotaLimit { tenant, device, tier, limit, charged, requested } => vec![
                 ("tenant", tenant.clone()),
                 ("device", device.clone()),
                 ("tier", tier.to_string()),
                 ("limit", bytes(limit)),
-                ("held", bytes(held)),
-                ("asked", bytes(asked)),
+                ("held", bytes(charged)),
+                ("asked", bytes(requested)),
             ],
-            Self::DeviceFull { device, tier, free, asked } => vec![
+            Self::DeviceFull { device, tier, free, requested } => vec![
                 ("device", device.clone()),
                 ("tier", tier.to_string()),
                 ("free", bytes(free)),
-                ("asked", bytes(asked)),
+                ("asked", bytes(requested)),
             ],
-            Self::SetTooLarge { device, tier, asked } => {
-                vec![("device", device.clone()), ("tier", tier.to_string()), ("asked", bytes(asked))]
+            Self::SetTooLarge { device, tier, requested } => {
+                vec![("device", device.clone()), ("tier", tier.to_string()), ("asked", bytes(requested))]
             }
             Self::SessionsTooMany { tenant, limit } | Self::AllocationsTooMany { tenant, limit } => {
                 vec![("tenant", tenant.clone()), ("limit_count", limit.to_string())]
@@ -339,11 +339,11 @@ impl Refusal {
                 ("capacity", bytes(capacity)),
                 ("committed", bytes(committed)),
             ],
-            Self::TierGuaranteed { device, tier, guaranteed, asked } => vec![
+            Self::TierGuaranteed { device, tier, guaranteed, requested } => vec![
                 ("device", device.clone()),
                 ("tier", tier.to_string()),
                 ("guaranteed", bytes(guaranteed)),
-                ("asked", bytes(asked)),
+                ("asked", bytes(requested)),
             ],
             Self::WaitCancelled { wait } | Self::WaitNotFound { wait } => vec![("wait", wait.to_string())],
             Self::NameTaken { name } => vec![("name", name.clone())],
@@ -401,19 +401,19 @@ impl fmt::Display for Refusal {
             Self::SessionForeign { session, pid } => {
                 write!(f, "session {session} belongs to another process than {pid}")
             }
-            Self::QuotaLimit { tenant, device, tier, limit, held, asked } => write!(
+            Self::QuotaLimit { tenant, device, tier, limit, charged, requested } => write!(
                 f,
-                "tenant `{tenant}` is limited to {limit} in tier {tier} of {device}: {held} held, {asked} asked"
+                "tenant `{tenant}` is limited to {limit} in tier {tier} of {device}: {charged} held, {requested} asked"
             ),
-            Self::DeviceFull { device, tier, free, asked } => {
+            Self::DeviceFull { device, tier, free, requested } => {
                 write!(
                     f,
-                    "tier {tier} of {device} has {free} that is not guaranteed to others: {asked} asked"
+                    "tier {tier} of {device} has {free} that is not guaranteed to others: {requested} asked"
                 )
             }
-            Self::SetTooLarge { device, tier, asked } => write!(
+            Self::SetTooLarge { device, tier, requested } => write!(
                 f,
-                "{asked} of another tenant's memory are more than that may have in tier {tier} of {device} at once"
+                "{requested} of another tenant's memory are more than that may have in tier {tier} of {device} at once"
             ),
             Self::SessionsTooMany { tenant, limit } => {
                 write!(f, "no more sessions for tenant `{tenant}`: the limit is {limit}")
@@ -441,9 +441,9 @@ impl fmt::Display for Refusal {
                 "a guarantee of {guarantee} for tenant `{tenant}` in tier {tier} of {device} would commit {committed} \
                  of {capacity}"
             ),
-            Self::TierGuaranteed { device, tier, guaranteed, asked } => write!(
+            Self::TierGuaranteed { device, tier, guaranteed, requested } => write!(
                 f,
-                "{guaranteed} are guaranteed in tier {tier} of {device}, and {asked} would be left of it"
+                "{guaranteed} are guaranteed in tier {tier} of {device}, and {requested} would be left of it"
             ),
             Self::FileInvalid { problem } => write!(f, "there is no such file to be loaded: {problem}"),
             Self::FileMutable { path } => write!(

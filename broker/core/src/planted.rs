@@ -62,11 +62,11 @@ mod bugs {
     }
 
     bugs! {
-        SettleSkipped: "what was made stays reserved", [LEDGER_BOOKS];
-        ReservationKept: "what could not be made stays reserved", [LEDGER_BOOKS, LEDGER_ORACLE, BACKED];
+        SettleSkipped: "what was made stays reserved", [LEDGER_BALANCES];
+        ReservationKept: "what could not be made stays reserved", [LEDGER_BALANCES, LEDGER_ORACLE, BACKED];
         DoubleFree: "an extent is released twice", [EXTENT_USE];
         WrongTenantCharged: "an allocation is charged to another tenant", [LEDGER_ORACLE, EXTENTS, ADMISSION];
-        UnreturnedToNobody: "bytes that did not come back are charged to nobody", [LEDGER_ORACLE, LEDGER_BOOKS, ADMISSION, LIMIT];
+        UnreturnedToNobody: "bytes that did not come back are charged to nobody", [LEDGER_ORACLE, LEDGER_BALANCES, ADMISSION, LIMIT];
         DebtToOwnerOnly: "bytes that did not come back are charged to their owner alone, whoever else was sent them", [LEDGER_ORACLE];
         GuaranteeIgnored: "what is guaranteed to others is handed out", [ADMISSION, LEDGER_ORACLE, DEMANDS, BACKED];
         LimitOffByOnePart: "a tenant gets one granule more than its limit", [LIMIT, LEDGER_ORACLE, BACKED, DEVICES];
@@ -167,7 +167,7 @@ mod bugs {
         MappersFromWords: "who was sent a part and has not answered is no mapper, since its word does not say so", [MIGRATIONS, COPIES, FENCES, SLOT_USE, EXTENT_USE];
         SourceReleasedEarly: "what a part leaves is released before the copy has ended", [EXTENT_RELEASED, MIGRATIONS, COPIES];
         HandedOverUnread: "the extent that a part leaves is handed over before the copy out of it has ended", [EXTENTS, MIGRATIONS, COPIES];
-        HandOverChargedTwice: "an extent that is handed over is charged to its tenant once more", [LEDGER_BOOKS, LEDGER_ORACLE];
+        HandOverChargedTwice: "an extent that is handed over is charged to its tenant once more", [LEDGER_BALANCES, LEDGER_ORACLE];
         HandOverUncharged: "an extent that is handed over is charged to nobody from then on", [LEDGER_ORACLE, LIMIT, ADMISSION];
         FailedCopyKept: "what a failed copy has left below is taken for what the part holds", [CONTENT];
         PinGrantedToLeft: "a pin call is answered though its client wants it no more", [PIN_ANSWERS, DEMANDS];

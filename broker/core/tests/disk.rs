@@ -173,7 +173,7 @@ fn what_is_not_held_begins_in_the_host_and_then_on_disk() {
     assert_eq!((view.resident, view.in_host, view.on_disk), (Bytes::mib(4), Bytes::mib(6), Bytes::mib(20)));
     assert_eq!(view.charged, Bytes::mib(30));
     let refused = world.allocate(client, unheld(48)).expect_err("more than there is");
-    let Refusal::QuotaLimit { tier: Tier::Disk, limit, held: has, asked, .. } = refused else {
+    let Refusal::QuotaLimit { tier: Tier::Disk, limit, charged: has, requested: asked, .. } = refused else {
         panic!("{refused:?}")
     };
     assert_eq!([limit, has, asked], [64, 20, 48].map(Bytes::mib), "the last tier that was tried");

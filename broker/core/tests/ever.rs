@@ -157,8 +157,7 @@ fn a_batch_that_waits_is_refused_when_its_second_place_can_be_no_more() {
         *device = DeviceSelector::One("1".to_owned());
     }
     world.operate(quota).expect("it is backed");
-    let full =
-        |refusal: &Refusal| matches!(refusal, Refusal::DeviceFull { asked, .. } if *asked == Bytes::mib(8));
+    let full = |refusal: &Refusal| matches!(refusal, Refusal::DeviceFull { requested: asked, .. } if *asked == Bytes::mib(8));
     assert!(world.replies[&batch].as_ref().is_err_and(full), "{:?}", world.replies[&batch]);
     empty(&mut world, other, filler);
     assert!(world.broker.waits().is_empty(), "{:?}", world.broker.waits());

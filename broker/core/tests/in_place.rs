@@ -223,7 +223,7 @@ fn what_is_in_place_asks_for_no_room() {
     let id = world.allocate(client, unheld(16)).expect("room below");
     let set = parts(&world, id);
     world.pin_call(client, 1, &set);
-    let is_full = |world: &World, call| matches!(answer(world, client, call), Some(Some(Refusal::DeviceFull { asked, .. })) if *asked == Bytes::mib(16));
+    let is_full = |world: &World, call| matches!(answer(world, client, call), Some(Some(Refusal::DeviceFull { requested: asked, .. })) if *asked == Bytes::mib(16));
     assert!(is_full(&world, 1), "it would come");
     advise(&mut world, client, id, Advice::SetAccessedBy);
     look(&mut world, client, 2, &set);

@@ -50,7 +50,9 @@ fn a_batch_is_all_or_nothing() {
     let client = world.open("a");
     let batch = ClientRequest::allocate(vec![spec(8), spec(8), spec(8)]);
     let refused = world.call(client, batch).expect_err("too much");
-    let Refusal::QuotaLimit { limit, held, asked, .. } = refused else { panic!("{refused:?}") };
+    let Refusal::QuotaLimit { limit, charged: held, requested: asked, .. } = refused else {
+        panic!("{refused:?}")
+    };
     assert_eq!((limit, held, asked), (Bytes::mib(20), Bytes::ZERO, Bytes::mib(24)));
     assert_eq!((world.held(), world.broker.node().allocations), (Bytes::ZERO, 0));
 }

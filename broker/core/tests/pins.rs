@@ -241,7 +241,7 @@ fn who_reads_a_tenants_memory_learns_none_of_its_figures() {
     world.pin_call(reader, 1, &all);
     let refusal = answer(&world, reader, 1).cloned().flatten().expect("a refusal");
     let (device, tier, asked) = ("GPU-0".to_owned(), Tier::Device, Bytes::mib(16));
-    assert_eq!(refusal, Refusal::SetTooLarge { device, tier, asked });
+    assert_eq!(refusal, Refusal::SetTooLarge { device, tier, requested: asked });
     let told = [("device", "GPU-0"), ("tier", "device"), ("asked", "16777216")];
     assert_eq!(refusal.facts(), told.map(|(key, value)| (key, value.to_owned())));
     world.pin_call(reader, 2, &all[..2]);

@@ -68,7 +68,9 @@ fn who_has_no_quota_owns_what_the_default_says_of_the_host_whatever_its_limit_on
     world.allocate(client, most).expect("as much as there is for it below");
     assert_eq!(held(&world), mib(8, 32));
     let refused = world.allocate(client, AllocationSpec { unpinned: true, ..spec(2) }).expect_err("no more");
-    let Refusal::QuotaLimit { tier: Tier::Host, limit, held, .. } = refused else { panic!("{refused:?}") };
+    let Refusal::QuotaLimit { tier: Tier::Host, limit, charged: held, .. } = refused else {
+        panic!("{refused:?}")
+    };
     assert_eq!((limit, held), (Bytes::mib(32), Bytes::mib(32)));
 }
 

@@ -131,8 +131,8 @@ async fn a_refusal_travels_with_its_details() {
             device: "GPU-0".to_owned(),
             tier: broker_core::Tier::Device,
             limit: Bytes::mib(64),
-            held: Bytes::mib(60),
-            asked: Bytes::mib(8),
+            charged: Bytes::mib(60),
+            requested: Bytes::mib(8),
         }))
         .await;
     let status = call.await.unwrap().unwrap_err();

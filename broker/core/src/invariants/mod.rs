@@ -10,7 +10,7 @@ mod descriptors;
 mod extent_backing;
 mod extent_released;
 mod files;
-mod ledger_books;
+mod ledger_balances;
 mod ledger_sums;
 mod line;
 mod mapper_sets;
@@ -42,7 +42,7 @@ pub struct Violation {
 type Check = fn(&Broker, &Scope, &mut Vec<Violation>);
 
 const CHECKS: [Check; 19] = [
-    ledger_books::check,
+    ledger_balances::check,
     ledger_sums::check,
     extent_backing::check,
     extent_released::check,

@@ -33,7 +33,7 @@ macro_rules! registry {
 }
 
 registry! {
-    LEDGER_BOOKS = "INV-LEDGER-1", Recomputed "ledger_books.rs",
+    LEDGER_BALANCES = "INV-LEDGER-1", Recomputed "ledger_balances.rs",
         "accounts equal the extents and reservations that are charged to them, per tenant, device and tier";
     LEDGER_SUMS = "INV-LEDGER-2", Recomputed "ledger_sums.rs",
         "the sums of a device, of what is held, committed and guaranteed, equal the sums over its accounts";

@@ -17,11 +17,11 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    pub(crate) fn held(&self) -> Bytes {
+    pub(crate) fn charged(&self) -> Bytes {
         self.settled.saturating_add(self.reserved).saturating_add(self.unreturned)
     }
 
-    pub(crate) fn checked_held(&self) -> Option<Bytes> {
+    pub(crate) fn checked_charged(&self) -> Option<Bytes> {
         Bytes::checked_sum([self.settled, self.reserved, self.unreturned])
     }
 
@@ -37,6 +37,6 @@ impl Account {
 
     /// What it takes out of the capacity. All held bytes are unmovable.
     pub(crate) fn commitment(&self) -> Bytes {
-        self.guarantee.max(self.held())
+        self.guarantee.max(self.charged())
     }
 }

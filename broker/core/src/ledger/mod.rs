@@ -9,18 +9,18 @@
 //! the capacity itself shrinks, the gap is a shortfall that admission only lets shrink.
 
 mod account;
-mod draft;
 mod quota;
 mod reservation;
+mod trial_balance;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use vramd_types::{Bytes, DeviceIndex, GRANULARITY};
 
 pub(crate) use account::Account;
-pub(crate) use draft::Draft;
-pub(crate) use quota::{Quota, QuotaBook, QuotaDevice};
+pub(crate) use quota::{Quota, QuotaDevice, QuotaTable};
 pub(crate) use reservation::{Charge, Debt, Reservation};
+pub(crate) use trial_balance::TrialBalance;
 
 use crate::{
     event::Tier,
@@ -49,13 +49,13 @@ impl Place {
 /// Why bytes were not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shortage {
-    Limit { limit: Bytes, held: Bytes },
+    Limit { limit: Bytes, charged: Bytes },
     Room { free: Bytes },
 }
 
 /// All accounts of one place, and their sums.
 #[derive(Debug)]
-pub(crate) struct Books {
+pub(crate) struct PlaceBalances {
     /// What there is to hand out when nobody else holds any.
     share: Bytes,
     /// What operators let be handed out of it, if that is less.
@@ -65,9 +65,9 @@ pub(crate) struct Books {
     /// Room kept for the contexts of clients.
     contexts: Bytes,
     /// What there is at most, since the driver had not so much more: until somebody has looked who holds it.
-    at_most: Option<Bytes>,
+    cap: Option<Bytes>,
     /// Sum of what the accounts hold.
-    held: Bytes,
+    charged: Bytes,
     /// Sum of the larger of guarantee and held, by account.
     committed: Bytes,
     /// Sum of the guarantees.
@@ -75,14 +75,14 @@ pub(crate) struct Books {
     accounts: ByTenant<Account>,
 }
 
-impl Books {
+impl PlaceBalances {
     pub(crate) fn capacity(&self) -> Bytes {
-        let usual = self.usual_capacity();
-        self.at_most.map_or(usual, |most| usual.min(most))
+        let usual = self.surveyed_capacity();
+        self.cap.map_or(usual, |cap| usual.min(cap))
     }
 
     /// As it was when somebody looked last who holds what.
-    pub(crate) fn usual_capacity(&self) -> Bytes {
+    pub(crate) fn surveyed_capacity(&self) -> Bytes {
         self.share.saturating_sub(self.unbrokered).saturating_sub(self.contexts).min(self.offered)
     }
 
@@ -102,8 +102,8 @@ impl Books {
         self.contexts
     }
 
-    pub(crate) const fn held(&self) -> Bytes {
-        self.held
+    pub(crate) const fn charged(&self) -> Bytes {
+        self.charged
     }
 
     pub(crate) const fn committed(&self) -> Bytes {
@@ -116,12 +116,12 @@ impl Books {
 
     /// What these tenants could have there together, who ask for so much each: what is guaranteed to others is lent to nobody, and
     /// from what is guaranteed to themselves they are kept by nobody.
-    pub(crate) fn most(&self, asked: &BTreeMap<TenantId, Bytes>) -> Bytes {
+    pub(crate) fn max_available_to(&self, requested: &BTreeMap<TenantId, Bytes>) -> Bytes {
         let guarantee = |tenant| self.account(tenant).map_or(Bytes::ZERO, |account| account.guarantee);
-        let own = asked.iter().map(|(tenant, asked)| guarantee(*tenant).min(*asked));
+        let own = requested.iter().map(|(tenant, requested)| guarantee(*tenant).min(*requested));
         let own = own.fold(Bytes::ZERO, Bytes::saturating_add);
-        let capacity = self.usual_capacity();
-        match own == asked.values().copied().fold(Bytes::ZERO, Bytes::saturating_add) {
+        let capacity = self.surveyed_capacity();
+        match own == requested.values().copied().fold(Bytes::ZERO, Bytes::saturating_add) {
             true => capacity,
             false => capacity.saturating_sub(self.guaranteed.saturating_sub(own)),
         }
@@ -146,13 +146,13 @@ impl Books {
 
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    books: BTreeMap<Place, Books>,
-    quotas: QuotaBook,
+    balances: BTreeMap<Place, PlaceBalances>,
+    quotas: QuotaTable,
     /// What did not add up, to be counted and logged.
     broken: Vec<String>,
     pub(crate) touched: Touched<(TenantId, Place)>,
     /// Devices below which somebody may be admitted to more than before.
-    pub(crate) eased: BTreeSet<DeviceIndex>,
+    pub(crate) relieved: BTreeSet<DeviceIndex>,
     /// Places that may be fuller than before, or less full.
     pub(crate) changed: BTreeSet<Place>,
     #[cfg(feature = "planted")]
@@ -160,67 +160,72 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    pub(crate) fn new(shares: impl IntoIterator<Item = (Place, Bytes)>, quotas: QuotaBook) -> Self {
-        let books = |share| Books {
+    pub(crate) fn new(shares: impl IntoIterator<Item = (Place, Bytes)>, quotas: QuotaTable) -> Self {
+        let balances = |share| PlaceBalances {
             share,
             offered: Bytes::MAX,
             unbrokered: Bytes::ZERO,
             contexts: Bytes::ZERO,
-            at_most: None,
-            held: Bytes::ZERO,
+            cap: None,
+            charged: Bytes::ZERO,
             committed: Bytes::ZERO,
             guaranteed: Bytes::ZERO,
             accounts: ByTenant::default(),
         };
-        let books = shares.into_iter().map(|(place, share)| (place, books(share))).collect();
+        let balances = shares.into_iter().map(|(place, share)| (place, balances(share))).collect();
         let mut ledger = Self {
-            books,
+            balances,
             quotas,
             broken: Vec::new(),
             touched: Touched::default(),
-            eased: BTreeSet::new(),
+            relieved: BTreeSet::new(),
             changed: BTreeSet::new(),
             #[cfg(feature = "planted")]
             planted: None,
         };
         for tenant in ledger.quotas.tenants() {
-            ledger.refresh(tenant);
+            ledger.apply_quotas(tenant);
         }
         ledger
     }
 
-    pub(crate) const fn quotas(&self) -> &QuotaBook {
+    pub(crate) const fn quotas(&self) -> &QuotaTable {
         &self.quotas
     }
 
-    pub(crate) fn books(&self, place: Place) -> Option<&Books> {
-        self.books.get(&place)
+    pub(crate) fn balances(&self, place: Place) -> Option<&PlaceBalances> {
+        self.balances.get(&place)
     }
 
     /// What there is of it below a device, the nearest first.
     pub(crate) fn below(&self, device: DeviceIndex) -> impl Iterator<Item = Place> {
-        Place::below(device).into_iter().filter(|place| self.books.contains_key(place))
+        Place::below(device).into_iter().filter(|place| self.balances.contains_key(place))
     }
 
-    pub(crate) fn places(&self) -> impl Iterator<Item = (Place, &Books)> {
-        self.books.iter().map(|(place, books)| (*place, books))
+    pub(crate) fn places(&self) -> impl Iterator<Item = (Place, &PlaceBalances)> {
+        self.balances.iter().map(|(place, balances)| (*place, balances))
     }
 
     /// The account as it is, or as it would be opened.
     pub(crate) fn account(&self, tenant: TenantId, place: Place) -> Option<Account> {
-        let books = self.books.get(&place)?;
-        Some(books.account(tenant).copied().unwrap_or_else(|| self.quotas.open(tenant, place, books.share)))
+        let balances = self.balances.get(&place)?;
+        Some(
+            balances
+                .account(tenant)
+                .copied()
+                .unwrap_or_else(|| self.quotas.new_account(tenant, place, balances.share)),
+        )
     }
 
     /// The books of a place, to try something on.
-    pub(crate) fn draft(&self, place: Place) -> Option<Draft<'_>> {
-        Draft::new(self, place)
+    pub(crate) fn trial(&self, place: Place) -> Option<TrialBalance<'_>> {
+        TrialBalance::new(self, place)
     }
 
     /// Whether so many more bytes would be admitted.
-    pub(crate) fn admit(&self, tenant: TenantId, place: Place, asked: Bytes) -> Result<(), Shortage> {
+    pub(crate) fn admit(&self, tenant: TenantId, place: Place, requested: Bytes) -> Result<(), Shortage> {
         let nowhere = Err(Shortage::Room { free: Bytes::ZERO });
-        self.draft(place).map_or(nowhere, |draft| draft.admit(tenant, asked))
+        self.trial(place).map_or(nowhere, |trial| trial.admit(tenant, requested))
     }
 
     /// Sets bytes aside for something that is about to be made.
@@ -238,7 +243,7 @@ impl Ledger {
     }
 
     /// For a piece of a file that is nobody's: it costs nothing, wherever it counts.
-    pub(crate) const fn costless(tenant: TenantId, place: Place) -> Reservation {
+    pub(crate) const fn uncharged(tenant: TenantId, place: Place) -> Reservation {
         Reservation::new(tenant, place, Bytes::ZERO)
     }
 
@@ -323,49 +328,49 @@ impl Ledger {
 
     /// What may not be handed out now: what others hold, and room for contexts.
     pub(crate) fn set_withheld(&mut self, place: Place, unbrokered: Bytes, contexts: Bytes) {
-        if let Some(books) = self.books.get_mut(&place) {
-            (books.unbrokered, books.contexts) = (unbrokered, contexts);
+        if let Some(balances) = self.balances.get_mut(&place) {
+            (balances.unbrokered, balances.contexts) = (unbrokered, contexts);
             self.changed.insert(place);
             if place.tier != Tier::Device {
-                self.eased.insert(place.device);
+                self.relieved.insert(place.device);
             }
         }
     }
 
     /// Operators let no more than this be handed out of a place.
-    pub(crate) fn offer(&mut self, place: Place, bytes: Bytes) {
-        let Some(books) = self.books.get_mut(&place) else { return };
-        if std::mem::replace(&mut books.offered, bytes) != bytes {
+    pub(crate) fn set_offered(&mut self, place: Place, bytes: Bytes) {
+        let Some(balances) = self.balances.get_mut(&place) else { return };
+        if std::mem::replace(&mut balances.offered, bytes) != bytes {
             self.changed.insert(place);
             if place.tier != Tier::Device {
-                self.eased.insert(place.device);
+                self.relieved.insert(place.device);
             }
         }
     }
 
     /// It is known now who holds what the driver had not.
-    pub(crate) fn found(&mut self, place: Place) {
-        if let Some(books) = self.books.get_mut(&place) {
-            books.at_most = None;
+    pub(crate) fn lift_cap(&mut self, place: Place) {
+        if let Some(balances) = self.balances.get_mut(&place) {
+            balances.cap = None;
             self.changed.insert(place);
         }
     }
 
     /// The driver had not so much more: whoever holds it, there is less of the place than what is held of it and that.
-    pub(crate) fn lacked(&mut self, place: Place, asked: Bytes) {
+    pub(crate) fn cap_capacity(&mut self, place: Place, requested: Bytes) {
         if planted!(self, MissingForgotten) {
             return;
         }
-        if let Some(books) = self.books.get_mut(&place) {
-            let most = books.held.saturating_add(asked).saturating_sub(GRANULARITY);
-            books.at_most = Some(books.at_most.map_or(most, |before| before.min(most)));
+        if let Some(balances) = self.balances.get_mut(&place) {
+            let cap = balances.charged.saturating_add(requested).saturating_sub(GRANULARITY);
+            balances.cap = Some(balances.cap.map_or(cap, |before| before.min(cap)));
             self.changed.insert(place);
         }
     }
 
     /// What a place would have committed if the tenant's guarantee there were this, if that cannot be kept.
-    pub(crate) fn unbacked(&self, tenant: TenantId, place: Place, guarantee: Bytes) -> Option<Bytes> {
-        self.draft(place)?.unbacked(tenant, guarantee)
+    pub(crate) fn overcommitment(&self, tenant: TenantId, place: Place, guarantee: Bytes) -> Option<Bytes> {
+        self.trial(place)?.overcommitment(tenant, guarantee)
     }
 
     /// Changes what is stored for a tenant and applies it. The admission sum was checked before; while the change
@@ -381,11 +386,11 @@ impl Ledger {
         if planted!(self, DefaultQuotaForgotten) && quota.is_none() {
             return;
         }
-        self.refresh(tenant);
+        self.apply_quotas(tenant);
     }
 
     /// Holds back a guarantee that is to be set once it is on disk.
-    pub(crate) fn stage(&mut self, tenant: TenantId, place: Place, guarantee: Bytes) {
+    pub(crate) fn stage_guarantee(&mut self, tenant: TenantId, place: Place, guarantee: Bytes) {
         if planted!(self, StagedGuaranteeForgotten) {
             return;
         }
@@ -396,10 +401,10 @@ impl Ledger {
     }
 
     /// Makes the tenant's accounts say what its quotas say.
-    pub(crate) fn refresh(&mut self, tenant: TenantId) {
-        let places: Vec<_> = self.books.iter().map(|(place, books)| (*place, books.share)).collect();
+    pub(crate) fn apply_quotas(&mut self, tenant: TenantId) {
+        let places: Vec<_> = self.balances.iter().map(|(place, balances)| (*place, balances.share)).collect();
         for (place, share) in places {
-            let fresh = self.quotas.open(tenant, place, share);
+            let fresh = self.quotas.new_account(tenant, place, share);
             self.change(tenant, place, |account| {
                 (account.guarantee, account.limit) = (fresh.guarantee, fresh.limit);
                 Some(())
@@ -420,35 +425,38 @@ impl Ledger {
     /// below zero, is not made, and is a bug.
     fn change(&mut self, tenant: TenantId, place: Place, change: impl FnOnce(&mut Account) -> Option<()>) {
         self.touched.note((tenant, place));
-        let Some(books) = self.books.get_mut(&place) else {
+        let Some(balances) = self.balances.get_mut(&place) else {
             self.broken.push(format!("no books for device {} tier {}", place.device, place.tier));
             return;
         };
         let quotas = &self.quotas;
-        let known = books.accounts.get_mut(tenant);
-        let old = known.as_deref().copied().unwrap_or_else(|| quotas.open(tenant, place, books.share));
+        let known = balances.accounts.get_mut(tenant);
+        let old =
+            known.as_deref().copied().unwrap_or_else(|| quotas.new_account(tenant, place, balances.share));
         let mut new = old;
         let was = known.as_ref();
         let before = was.map_or(Bytes::ZERO, |account| account.commitment());
         let guaranteed_before = was.map_or(Bytes::ZERO, |account| account.guarantee);
         let sums = change(&mut new).and_then(|()| {
-            let held = books.held.checked_sub(old.held())?.checked_add(new.checked_held()?)?;
-            let committed = books.committed.checked_sub(before)?.checked_add(new.commitment())?;
-            let guaranteed = books.guaranteed.checked_sub(guaranteed_before)?.checked_add(new.guarantee)?;
-            Some((held, committed, guaranteed))
+            let charged = balances.charged.checked_sub(old.charged())?.checked_add(new.checked_charged()?)?;
+            let committed = balances.committed.checked_sub(before)?.checked_add(new.commitment())?;
+            let guaranteed =
+                balances.guaranteed.checked_sub(guaranteed_before)?.checked_add(new.guarantee)?;
+            Some((charged, committed, guaranteed))
         });
         match sums {
             Some(sums) => {
                 // Who holds more may be at its limit now, and so in nobody's way.
-                let eases = new.held() != old.held() || new.limit != old.limit || new.commitment() < before;
+                let eases =
+                    new.charged() != old.charged() || new.limit != old.limit || new.commitment() < before;
                 if eases && place.tier != Tier::Device {
-                    self.eased.insert(place.device);
+                    self.relieved.insert(place.device);
                 }
-                (books.held, books.committed, books.guaranteed) = sums;
+                (balances.charged, balances.committed, balances.guaranteed) = sums;
                 self.changed.insert(place);
                 match known {
                     Some(account) => *account = new,
-                    None => books.accounts.insert(tenant, new),
+                    None => balances.accounts.insert(tenant, new),
                 }
             }
             None => self.broken.push(format!("account of device {} does not add up: {old:?}", place.device)),

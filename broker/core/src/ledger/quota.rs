@@ -23,14 +23,14 @@ pub(crate) enum QuotaDevice {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct QuotaBook {
+pub(crate) struct QuotaTable {
     default_limit: Quantity,
     default_host_limit: Quantity,
     default_disk_limit: Quantity,
     quotas: BTreeMap<(TenantId, QuotaDevice, Tier), Quota>,
 }
 
-impl QuotaBook {
+impl QuotaTable {
     pub(crate) const fn new(
         default_limit: Quantity,
         default_host_limit: Quantity,
@@ -69,7 +69,7 @@ impl QuotaBook {
     }
 
     /// An account that holds nothing yet.
-    pub(crate) fn open(&self, tenant: TenantId, place: Place, share: Bytes) -> Account {
+    pub(crate) fn new_account(&self, tenant: TenantId, place: Place, share: Bytes) -> Account {
         let (quota, _) = self.effective(tenant, place);
         Account { guarantee: quota.guarantee.of(share), limit: quota.limit.of(share), ..Account::default() }
     }

@@ -10,7 +10,7 @@ fn mib(n: u32) -> Bytes {
 
 fn ledger(capacity: u32, quotas: &[(&str, u32, u32)]) -> (Ledger, Vec<TenantId>) {
     let mut tenants = Tenants::default();
-    let mut book = QuotaBook::new(Quantity::Percent(100), Quantity::Percent(100), Quantity::Percent(100));
+    let mut book = QuotaTable::new(Quantity::Percent(100), Quantity::Percent(100), Quantity::Percent(100));
     let ids = quotas
         .iter()
         .map(|(name, guarantee, limit)| {
@@ -32,8 +32,8 @@ fn reserve_settle_discharge_balance() {
     let charge = ledger.settle(reservation);
     assert_eq!(ledger.account(ids[0], PLACE).map(|a| (a.reserved, a.settled)), Some((Bytes::ZERO, mib(30))));
     ledger.discharge(charge);
-    let books = ledger.books(PLACE).expect("books");
-    assert_eq!((books.held(), books.committed()), (Bytes::ZERO, Bytes::ZERO));
+    let balances = ledger.balances(PLACE).expect("books");
+    assert_eq!((balances.charged(), balances.committed()), (Bytes::ZERO, Bytes::ZERO));
     assert!(ledger.take_broken().is_empty());
 }
 
@@ -42,10 +42,10 @@ fn a_limit_is_a_limit_to_the_byte() {
     let (mut ledger, ids) = ledger(100, &[("a", 0, 40)]);
     let charge = ledger.reserve(ids[0], PLACE, mib(40)).map(|r| ledger.settle(r)).expect("just fits");
     let refused = ledger.admit(ids[0], PLACE, Bytes::new(1));
-    assert_eq!(refused, Err(Shortage::Limit { limit: mib(40), held: mib(40) }));
+    assert_eq!(refused, Err(Shortage::Limit { limit: mib(40), charged: mib(40) }));
     assert_eq!(
         ledger.admit(ids[0], PLACE, Bytes::MAX),
-        Err(Shortage::Limit { limit: mib(40), held: mib(40) })
+        Err(Shortage::Limit { limit: mib(40), charged: mib(40) })
     );
     ledger.discharge(charge);
 }
@@ -66,11 +66,11 @@ fn a_shortfall_only_shrinks() {
     let (mut ledger, ids) = ledger(100, &[("a", 60, 100), ("b", 0, 100)]);
     let b = ledger.reserve(ids[1], PLACE, mib(40)).expect("room");
     ledger.set_withheld(PLACE, mib(30), mib(20));
-    assert_eq!(ledger.books(PLACE).map(Books::shortfall), Some(mib(50)));
+    assert_eq!(ledger.balances(PLACE).map(PlaceBalances::shortfall), Some(mib(50)));
     assert_eq!(ledger.admit(ids[1], PLACE, mib(1)), Err(Shortage::Room { free: Bytes::ZERO }));
     assert_eq!(ledger.admit(ids[0], PLACE, mib(60)), Ok(()), "its guarantee commits nothing new");
     ledger.cancel(b);
-    assert_eq!(ledger.books(PLACE).map(Books::shortfall), Some(mib(10)));
+    assert_eq!(ledger.balances(PLACE).map(PlaceBalances::shortfall), Some(mib(10)));
 }
 
 #[test]
@@ -81,18 +81,18 @@ fn debts_add_up_to_what_is_owed() {
     let owed: Vec<_> = ids.iter().filter_map(|id| ledger.account(*id, PLACE)).map(|a| a.unreturned).collect();
     assert_eq!(Bytes::checked_sum(owed.iter().copied()), Some(mib(10)));
     assert!(owed.iter().all(|share| share.get() >= mib(10).get() / 3));
-    assert_eq!(ledger.books(PLACE).map(Books::held), Some(mib(10)));
+    assert_eq!(ledger.balances(PLACE).map(PlaceBalances::charged), Some(mib(10)));
     debts.into_iter().for_each(|debt| ledger.repay(debt));
-    assert_eq!(ledger.books(PLACE).map(Books::held), Some(Bytes::ZERO));
+    assert_eq!(ledger.balances(PLACE).map(PlaceBalances::charged), Some(Bytes::ZERO));
     assert!(ledger.take_broken().is_empty());
 }
 
 #[test]
 fn guarantees_are_backed_or_refused() {
     let (ledger, ids) = ledger(100, &[("a", 60, 100), ("b", 0, 100)]);
-    assert_eq!(ledger.unbacked(ids[1], PLACE, mib(40)), None);
-    assert_eq!(ledger.unbacked(ids[1], PLACE, mib(41)), Some(mib(101)));
-    assert_eq!(ledger.unbacked(ids[0], PLACE, mib(100)), None);
+    assert_eq!(ledger.overcommitment(ids[1], PLACE, mib(40)), None);
+    assert_eq!(ledger.overcommitment(ids[1], PLACE, mib(41)), Some(mib(101)));
+    assert_eq!(ledger.overcommitment(ids[0], PLACE, mib(100)), None);
 }
 
 #[test]
@@ -101,9 +101,9 @@ fn what_is_spared_makes_room_but_not_below_a_guarantee() {
     let charge = ledger.reserve(ids[0], PLACE, mib(50)).map(|r| ledger.settle(r)).expect("room");
     assert_eq!(ledger.admit(ids[1], PLACE, mib(55)), Err(Shortage::Room { free: mib(50) }));
     let spared = |mib_less: u32| {
-        let mut draft = ledger.draft(PLACE).expect("books");
-        draft.spare(ids[0], mib(mib_less));
-        draft
+        let mut trial = ledger.trial(PLACE).expect("books");
+        trial.spare(ids[0], mib(mib_less));
+        trial
     };
     assert_eq!(spared(10).admit(ids[1], mib(55)), Ok(()));
     assert_eq!(spared(50).shortfall(), Bytes::ZERO);
@@ -112,13 +112,19 @@ fn what_is_spared_makes_room_but_not_below_a_guarantee() {
     assert_eq!(restored.admit(ids[1], mib(55)), Err(Shortage::Room { free: mib(50) }));
     let mut promised = spared(50);
     promised.promise(ids[1], mib(20));
-    assert_eq!(promised.admit(ids[1], mib(50)), Err(Shortage::Limit { limit: mib(60), held: Bytes::ZERO }));
+    assert_eq!(
+        promised.admit(ids[1], mib(50)),
+        Err(Shortage::Limit { limit: mib(60), charged: Bytes::ZERO })
+    );
     assert_eq!(promised.admit(ids[0], mib(81)), Err(Shortage::Room { free: mib(80) }));
-    assert_eq!(ledger.unbacked(ids[1], PLACE, mib(60)), Some(mib(110)));
-    assert_eq!(spared(50).unbacked(ids[1], mib(60)), None);
-    assert_eq!(spared(50).admit(ids[1], mib(61)), Err(Shortage::Limit { limit: mib(60), held: Bytes::ZERO }));
+    assert_eq!(ledger.overcommitment(ids[1], PLACE, mib(60)), Some(mib(110)));
+    assert_eq!(spared(50).overcommitment(ids[1], mib(60)), None);
+    assert_eq!(
+        spared(50).admit(ids[1], mib(61)),
+        Err(Shortage::Limit { limit: mib(60), charged: Bytes::ZERO })
+    );
     ledger.set_withheld(PLACE, mib(75), Bytes::ZERO);
-    let mut spared = ledger.draft(PLACE).expect("books");
+    let mut spared = ledger.trial(PLACE).expect("books");
     spared.spare(ids[0], mib(50));
     assert_eq!(spared.shortfall(), mib(5), "guaranteed");
     ledger.discharge(charge);

@@ -45,13 +45,13 @@ pub(crate) struct Outlook {
 /// What is held of what can be handed out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fill {
-    pub(crate) held: Bytes,
+    pub(crate) charged: Bytes,
     pub(crate) capacity: Bytes,
 }
 
 impl Fill {
     pub(crate) fn left(self) -> Bytes {
-        self.capacity.saturating_sub(self.held)
+        self.capacity.saturating_sub(self.charged)
     }
 }
 
@@ -75,7 +75,7 @@ impl Gauge {
     /// What it was, if it is another now.
     pub(crate) fn heed(&mut self, fill: Fill, bounds: &PressureBounds) -> Option<Pressure> {
         let was = self.pressure;
-        self.pressure = was.next(fill.held, fill.capacity, bounds);
+        self.pressure = was.next(fill.charged, fill.capacity, bounds);
         (self.pressure != was).then_some(was)
     }
 
@@ -142,12 +142,12 @@ fn is_much_else((one, other): (Duration, Duration)) -> bool {
 }
 
 /// The factor that a place so full asks for.
-fn target(Fill { held, capacity }: Fill) -> i64 {
+fn target(Fill { charged, capacity }: Fill) -> i64 {
     // A tier that was closed has room for nothing, however little lies there.
     if capacity.is_zero() {
         return 800;
     }
-    match (reaches(held, capacity, ROOMY_PERCENT), reaches(held, capacity, TIGHT_PERCENT)) {
+    match (reaches(charged, capacity, ROOMY_PERCENT), reaches(charged, capacity, TIGHT_PERCENT)) {
         (false, _) => 1200,
         (true, false) => 1000,
         (true, true) => 800,
@@ -164,8 +164,8 @@ const fn mean(old: i64, new: i64) -> i64 {
 mod tests {
     use super::*;
 
-    fn fill(held: u64) -> Fill {
-        Fill { held: Bytes::new(held), capacity: Bytes::new(1000) }
+    fn fill(charged: u64) -> Fill {
+        Fill { charged: Bytes::new(charged), capacity: Bytes::new(1000) }
     }
 
     fn second(count: u64) -> Time {
@@ -191,18 +191,20 @@ mod tests {
 
     #[test]
     fn the_factor_comes_to_rest_near_what_the_place_asks_for() {
-        for (held, expected) in [(0, 1197..=1200), (599, 1197..=1200), (700, 1000..=1000), (800, 800..=800)] {
+        for (charged, expected) in
+            [(0, 1197..=1200), (599, 1197..=1200), (700, 1000..=1000), (800, 800..=800)]
+        {
             let mut gauge = Gauge::new(Time::START, Bytes::new(1000));
-            let moves = (1..100).take_while(|now| gauge.look(second(*now), fill(held))).count();
+            let moves = (1..100).take_while(|now| gauge.look(second(*now), fill(charged))).count();
             assert!(moves < 50, "{moves}");
-            let factor = gauge.outlook(fill(held)).batch_factor;
-            assert!(expected.contains(&factor), "{held}: {factor}");
+            let factor = gauge.outlook(fill(charged)).batch_factor;
+            assert!(expected.contains(&factor), "{charged}: {factor}");
         }
     }
 
     #[test]
     fn where_nothing_more_may_lie_less_is_asked_for() {
-        let closed = Fill { held: Bytes::ZERO, capacity: Bytes::ZERO };
+        let closed = Fill { charged: Bytes::ZERO, capacity: Bytes::ZERO };
         let mut gauge = Gauge::new(Time::START, Bytes::ZERO);
         for now in 1..100 {
             gauge.look(second(now), closed);
@@ -232,9 +234,9 @@ mod tests {
     fn what_others_take_is_foreseen_too() {
         let mut gauge = Gauge::new(Time::START, Bytes::new(1000));
         for now in 1..=20 {
-            gauge.look(second(now), Fill { held: Bytes::new(100), capacity: Bytes::new(900 - now * 10) });
+            gauge.look(second(now), Fill { charged: Bytes::new(100), capacity: Bytes::new(900 - now * 10) });
         }
-        let fill = Fill { held: Bytes::new(100), capacity: Bytes::new(700) };
+        let fill = Fill { charged: Bytes::new(100), capacity: Bytes::new(700) };
         let full_in = gauge.outlook(fill).full_in.map(|it| it.as_secs());
         assert!(full_in.is_some_and(|seconds| (55..=75).contains(&seconds)), "{full_in:?}");
     }
@@ -242,10 +244,10 @@ mod tests {
     #[test]
     fn it_is_told_when_it_is_half_as_far_off_or_twice() {
         let mut gauge = Gauge::new(Time::START, Bytes::new(10_000));
-        let (mut told, mut held) = (Vec::new(), 0);
+        let (mut told, mut charged) = (Vec::new(), 0);
         for now in 1..=60 {
-            held += if now <= 20 { 100 } else { 30 };
-            let fill = Fill { held: Bytes::new(held), capacity: Bytes::new(10_000) };
+            charged += if now <= 20 { 100 } else { 30 };
+            let fill = Fill { charged: Bytes::new(charged), capacity: Bytes::new(10_000) };
             gauge.look(second(now), fill);
             told.extend(gauge.news(fill).and_then(|it| it.full_in).map(|it| (now, it.as_secs())));
         }

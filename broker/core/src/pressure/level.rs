@@ -32,8 +32,8 @@ impl Pressure {
     }
 
     /// The step after this one, now that so much of the capacity is held.
-    pub(crate) fn next(self, held: Bytes, capacity: Bytes, bounds: &PressureBounds) -> Self {
-        let is_at = |percent: u32| reaches(held, capacity, percent);
+    pub(crate) fn next(self, charged: Bytes, capacity: Bytes, bounds: &PressureBounds) -> Self {
+        let is_at = |percent: u32| reaches(charged, capacity, percent);
         let stands = |step: &Self| match step.begins(bounds) {
             None => true,
             Some(begins) if *step > self => is_at(begins),
@@ -59,9 +59,9 @@ impl fmt::Display for Pressure {
 }
 
 /// Whether so many percent of the capacity are held. What has no capacity is as full as can be as soon as anything is held.
-pub(super) fn reaches(held: Bytes, capacity: Bytes, percent: u32) -> bool {
+pub(super) fn reaches(charged: Bytes, capacity: Bytes, percent: u32) -> bool {
     let hundred = |bytes: Bytes, times: u32| u128::from(bytes.get()).saturating_mul(u128::from(times));
-    !held.is_zero() && hundred(held, 100) >= hundred(capacity, percent)
+    !charged.is_zero() && hundred(charged, 100) >= hundred(capacity, percent)
 }
 
 #[cfg(test)]
@@ -93,7 +93,8 @@ mod tests {
 
     #[test]
     fn what_has_no_capacity_is_full_once_anything_is_held() {
-        let next = |held| Pressure::Normal.next(Bytes::new(held), Bytes::ZERO, &PressureBounds::default());
+        let next =
+            |charged| Pressure::Normal.next(Bytes::new(charged), Bytes::ZERO, &PressureBounds::default());
         assert_eq!((next(0), next(1)), (Pressure::Normal, Pressure::Critical));
     }
 }

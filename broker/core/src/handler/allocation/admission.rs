@@ -262,7 +262,7 @@ impl Broker {
 
     /// How much of the pieces there is room for in a place, in their order; the others are left.
     fn takes(&self, tenant: TenantId, place: Place, pieces: &mut [(Bytes, usize)]) -> Bytes {
-        let (Some(mut draft), mut taken) = (self.ledger.draft(place), Bytes::ZERO) else {
+        let (Some(mut trial), mut taken) = (self.ledger.trial(place), Bytes::ZERO) else {
             return Bytes::ZERO;
         };
         for (size, count) in pieces {
@@ -270,7 +270,7 @@ impl Broker {
                 let count = u64::try_from(count).unwrap_or(u64::MAX);
                 Bytes::new(size.get().saturating_mul(count))
             };
-            let fits = |count: &usize| draft.admit(tenant, of(*count)).is_ok();
+            let fits = |count: &usize| trial.admit(tenant, of(*count)).is_ok();
             let (mut least, mut most) = (0usize, *count);
             while least < most {
                 let middle = most.saturating_sub(most.saturating_sub(least) / 2);
@@ -281,7 +281,7 @@ impl Broker {
             }
             *count = count.saturating_sub(least);
             taken = taken.saturating_add(of(least));
-            draft.promise(tenant, of(least));
+            trial.promise(tenant, of(least));
         }
         taken
     }

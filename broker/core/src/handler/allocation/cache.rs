@@ -124,8 +124,8 @@ impl Broker {
     /// Whether nobody is short: the tenant is within its limit, and the device covers what is committed.
     fn has_room_to_keep(&self, tenant: TenantId, place: Place) -> bool {
         let within =
-            self.ledger.account(tenant, place).is_some_and(|account| account.held() <= account.limit);
-        within && self.ledger.books(place).is_some_and(|books| books.shortfall().is_zero())
+            self.ledger.account(tenant, place).is_some_and(|account| account.charged() <= account.limit);
+        within && self.ledger.balances(place).is_some_and(|balances| balances.shortfall().is_zero())
     }
 
     /// A session ended that was sent the extent and has not said that it let go.
@@ -175,7 +175,7 @@ impl Broker {
         }
         let of_device = self.awaited_room.iter().filter(|(_, was)| was.device == place.device);
         let (awaited, going): (Vec<_>, Vec<_>) = of_device.map(|(extent, was)| (extent, was.size)).unzip();
-        let mut left = going.into_iter().fold(fill.held, Bytes::saturating_sub);
+        let mut left = going.into_iter().fold(fill.charged, Bytes::saturating_sub);
         let mut given_up = BTreeSet::new();
         for (age, entry) in self.pool.cache().iter().filter(|(_, it)| it.device == place.device) {
             if left <= target {

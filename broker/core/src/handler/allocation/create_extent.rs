@@ -135,7 +135,7 @@ impl Broker {
                 if place.tier == Self::tier() {
                     self.device_ran_out(place.device, size);
                 }
-                Refusal::DeviceFull { device: uuid, tier: place.tier, free: Bytes::ZERO, asked: size }
+                Refusal::DeviceFull { device: uuid, tier: place.tier, free: Bytes::ZERO, requested: size }
             }
             CreateError::Failed(problem) => Refusal::DriverFailed { device: uuid, problem },
         }
@@ -150,11 +150,11 @@ impl Broker {
     ) -> Refusal {
         let (tier, uuid) = (place.tier, self.uuid(place.device).to_owned());
         match shortage {
-            Shortage::Limit { limit, held } => {
+            Shortage::Limit { limit, charged } => {
                 let tenant = self.tenants.name(tenant).to_owned();
-                Refusal::QuotaLimit { tenant, device: uuid, tier, limit, held, asked }
+                Refusal::QuotaLimit { tenant, device: uuid, tier, limit, charged, requested: asked }
             }
-            Shortage::Room { free } => Refusal::DeviceFull { device: uuid, tier, free, asked },
+            Shortage::Room { free } => Refusal::DeviceFull { device: uuid, tier, free, requested: asked },
         }
     }
 }

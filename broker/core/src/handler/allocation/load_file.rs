@@ -110,7 +110,7 @@ impl Broker {
     ) -> Result<ExtentId, Refusal> {
         let extent = self.next_extent()?;
         let Piece { file, at, bytes, size } = piece;
-        let mut reservation = Ledger::costless(tenant, place);
+        let mut reservation = Ledger::uncharged(tenant, place);
         if planted!(self, FileCharged) {
             reservation = self.ledger.reserve(tenant, place, size).unwrap_or(reservation);
         }

@@ -16,7 +16,7 @@ use crate::{
         allocation::admission::Plan,
         line::make_room::{Need, Piece},
     },
-    ledger::{Books, Place, Shortage},
+    ledger::{Place, PlaceBalances, Shortage},
     migration::{LineEntry, Position, Waiter},
     pool::Age,
     tenancy::{Arrival, OpId, OpKind, Requester, Session, TenantId},
@@ -80,9 +80,11 @@ impl Broker {
         let Lack::Bytes { place, asked, .. } = lack else { return true };
         let limit = self.ledger.account(tenant, *place).is_some_and(|account| *asked <= account.limit);
         let of_tenant = BTreeMap::from([(tenant, *asked)]);
-        let fits = |books: &Books| *asked <= books.most(&of_tenant) || planted!(self, GuaranteeAwaited);
+        let fits = |balances: &PlaceBalances| {
+            *asked <= balances.max_available_to(&of_tenant) || planted!(self, GuaranteeAwaited)
+        };
         // Below devices nothing makes room.
-        limit && self.ledger.books(*place).is_some_and(fits) && place.tier == Tier::Device
+        limit && self.ledger.balances(*place).is_some_and(fits) && place.tier == Tier::Device
     }
 
     pub(crate) fn why_lacking(&self, tenant: TenantId, lack: &Lack) -> Refusal {

@@ -29,7 +29,7 @@ impl Broker {
     pub(crate) fn device_ran_out(&mut self, device: DeviceIndex, asked: Bytes) {
         // What is cached goes, so that the next try finds room.
         self.give_up_cached(Some(device));
-        self.withhold(Place::device(device), |ledger| ledger.lacked(Place::device(device), asked));
+        self.withhold(Place::device(device), |ledger| ledger.cap_capacity(Place::device(device), asked));
         self.survey(device);
         self.surveys.is_lacking(device);
         // Once it is known what is undone for that.
@@ -102,7 +102,7 @@ impl Broker {
         let asked = self.piece_of(part).map_or(Bytes::ZERO, |piece| piece.size);
         let (tier, free, device) = (Tier::Device, Bytes::ZERO, self.uuid(device).to_owned());
         self.line.defer(part);
-        self.refuse_lacking(part, &Refusal::DeviceFull { device, tier, free, asked });
+        self.refuse_lacking(part, &Refusal::DeviceFull { device, tier, free, requested: asked });
     }
 
     fn judge_batch(&mut self, op: OpId) {

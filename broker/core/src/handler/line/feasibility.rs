@@ -38,28 +38,28 @@ impl Broker {
         device: DeviceIndex,
         asked: &BTreeMap<TenantId, Bytes>,
     ) -> Result<(), Refusal> {
-        let Some(books) = self.ledger.books(Place::device(device)) else { return Ok(()) };
+        let Some(balances) = self.ledger.balances(Place::device(device)) else { return Ok(()) };
         let sum = asked.values().copied().fold(Bytes::ZERO, Bytes::saturating_add);
         let place = Place::device(device);
         let fits_in = |free: Bytes| match sum <= free {
             true => Ok(()),
             false => Err(self.shortage(asker, place, Shortage::Room { free }, sum)),
         };
-        fits_in(books.usual_capacity())?;
+        fits_in(balances.surveyed_capacity())?;
         for (tenant, asked) in asked {
             let account = self.ledger.account(*tenant, place);
             let Some(account) = account.filter(|account| *asked > account.limit) else { continue };
             // The figures of a tenant are its own: who reads its memory learns none of them.
             if *tenant != asker {
                 let (device, tier) = (self.uuid(device).to_owned(), place.tier);
-                return Err(Refusal::SetTooLarge { device, tier, asked: *asked });
+                return Err(Refusal::SetTooLarge { device, tier, requested: *asked });
             }
-            let limit = Shortage::Limit { limit: account.limit, held: account.held() };
+            let limit = Shortage::Limit { limit: account.limit, charged: account.charged() };
             return Err(self.shortage(asker, place, limit, *asked));
         }
         match planted!(self, GuaranteeAwaited) {
             true => Ok(()),
-            false => fits_in(books.most(asked)),
+            false => fits_in(balances.max_available_to(asked)),
         }
     }
 

@@ -130,7 +130,7 @@ impl Broker {
     pub(crate) fn trim_to_limit(&mut self, tenant: TenantId) {
         for device in self.device_indices() {
             let Some(account) = self.ledger.account(tenant, Place::device(device)) else { continue };
-            if account.held() <= account.limit {
+            if account.charged() <= account.limit {
                 self.over_limit.remove(&(tenant, device));
                 continue;
             }

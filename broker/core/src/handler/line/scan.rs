@@ -218,8 +218,8 @@ impl Broker {
     fn unmet_guarantees(&self) -> BTreeSet<TenantId> {
         let mut tenants = BTreeSet::new();
         for (device, _) in self.line.devices() {
-            let Some(books) = self.ledger.books(Place::device(device)) else { continue };
-            for (tenant, account) in books.accounts() {
+            let Some(balances) = self.ledger.balances(Place::device(device)) else { continue };
+            for (tenant, account) in balances.accounts() {
                 let waits = || self.line.next_of(tenant, None).is_some();
                 if self.in_use(tenant, device, account) < account.guarantee && waits() {
                     tenants.insert(tenant);
@@ -336,7 +336,7 @@ impl Broker {
 
     /// What is cached for the tenant is given up for what it wants itself.
     fn in_use(&self, tenant: TenantId, device: DeviceIndex, account: &Account) -> Bytes {
-        account.held().saturating_sub(self.pool.cache().bytes_of(tenant, device))
+        account.charged().saturating_sub(self.pool.cache().bytes_of(tenant, device))
     }
 
     /// Whether who is next on the device, after those for whom as much is kept already, is a part of that tenant and size. Who

@@ -13,7 +13,7 @@ use crate::{
     command::PartRevocation,
     event::{PartRef, Tier},
     handler::line::make_room::{Choice, Need, Piece},
-    ledger::{Draft, Place, Shortage},
+    ledger::{Place, Shortage, TrialBalance},
     pool::Age,
     tenancy::{Arrival, TenantId},
 };
@@ -21,7 +21,7 @@ use crate::{
 /// What could leave a device, and what of it was chosen.
 struct Chooser<'a> {
     broker: &'a Broker,
-    draft: Draft<'a>,
+    trial: TrialBalance<'a>,
     /// As far as it was looked at, in the order in which it goes.
     candidates: Vec<Candidate>,
     others: Box<dyn Iterator<Item = Candidate> + 'a>,
@@ -78,7 +78,7 @@ impl<'a> Chooser<'a> {
         });
         Some(Self {
             broker,
-            draft: broker.ledger.draft(Place::device(device))?,
+            trial: broker.ledger.trial(Place::device(device))?,
             candidates: Vec::new(),
             others: Box::new(going.chain(cached).chain(parts)),
             next: 0,
@@ -94,7 +94,7 @@ impl<'a> Chooser<'a> {
         let kept: Vec<Age> = need.kept.iter().copied().filter(|age| self.kept.insert(*age)).collect();
         let result = self.choose_for(need);
         match result {
-            Ok(()) => self.draft.promise(tenant, size),
+            Ok(()) => self.trial.promise(tenant, size),
             Err(_) => {
                 self.take_back(before);
                 kept.iter().for_each(|age| _ = self.kept.remove(age));
@@ -106,40 +106,41 @@ impl<'a> Chooser<'a> {
     fn choose_for(&mut self, need: &Need) -> Result<(), Shortage> {
         let Piece { tenant, size, .. } = need.piece;
         let (broker, by) = (self.broker, Needing { arrived: need.arrived, tenant: Some(tenant) });
-        let admitted = self.draft.admit(tenant, size);
+        let admitted = self.trial.admit(tenant, size);
         if admitted.is_ok() || planted!(broker, FullThoughCached) {
             return admitted;
         }
         if matches!(admitted, Err(Shortage::Limit { .. })) {
-            let within = |draft: &Draft| !matches!(draft.admit(tenant, size), Err(Shortage::Limit { .. }));
+            let within =
+                |trial: &TrialBalance| !matches!(trial.admit(tenant, size), Err(Shortage::Limit { .. }));
             self.choose(by, within, |_, of| of == tenant);
         }
-        let weighs = |draft: &Draft, of| {
+        let weighs = |trial: &TrialBalance, of| {
             let more = if of == tenant { size } else { Bytes::ZERO };
-            broker.weighs(draft, of, more)
+            broker.weighs(trial, of, more)
         };
-        self.choose(by, |draft| draft.admit(tenant, size).is_ok(), weighs);
-        self.draft.admit(tenant, size)
+        self.choose(by, |trial| trial.admit(tenant, size).is_ok(), weighs);
+        self.trial.admit(tenant, size)
     }
 
     /// Adds what helps, until it is enough.
     fn choose(
         &mut self,
         by: Needing,
-        enough: impl Fn(&Draft) -> bool,
-        helps: impl Fn(&Draft, TenantId) -> bool,
+        enough: impl Fn(&TrialBalance) -> bool,
+        helps: impl Fn(&TrialBalance, TenantId) -> bool,
     ) {
         while self.candidates.get(self.next).is_some_and(|candidate| candidate.chosen.is_some()) {
             self.next = self.next.saturating_add(1);
         }
         for at in self.next.. {
-            if enough(&self.draft) || !self.reaches(at) {
+            if enough(&self.trial) || !self.reaches(at) {
                 return;
             }
             let Some(Candidate { leaves, tenant, size, chosen }) = self.candidates.get(at) else { return };
             let (tenant, size) = (*tenant, *size);
-            if chosen.is_none() && helps(&self.draft, tenant) && self.may_go(*leaves, tenant, by) {
-                self.draft.spare(tenant, size);
+            if chosen.is_none() && helps(&self.trial, tenant) && self.may_go(*leaves, tenant, by) {
+                self.trial.spare(tenant, size);
                 self.chosen.push(at);
                 self.mark(at, Some(by.arrived));
             }
@@ -168,7 +169,7 @@ impl<'a> Chooser<'a> {
 
     /// Whether a tenant has more than its guarantee there without all that leaves: what is only promised to it is not there.
     fn is_above_guarantee(&self, tenant: TenantId) -> bool {
-        let account = self.draft.booked(tenant);
+        let account = self.trial.actual(tenant);
         if account.guarantee.is_zero() || planted!(self.broker, EvictedBelowGuarantee) {
             return true;
         }
@@ -176,8 +177,8 @@ impl<'a> Chooser<'a> {
             it.tenant == tenant && it.chosen.is_none() && matches!(it.leaves, Leaves::Already(_))
         };
         let leaving = self.candidates.iter().filter(also).map(|candidate| candidate.size);
-        let leaving = leaving.fold(self.draft.less_of(tenant), Bytes::saturating_add);
-        account.held().saturating_sub(leaving) > account.guarantee
+        let leaving = leaving.fold(self.trial.subtracted_from(tenant), Bytes::saturating_add);
+        account.charged().saturating_sub(leaving) > account.guarantee
     }
 
     fn mark(&mut self, at: usize, chosen: Option<Arrival>) {
@@ -190,7 +191,7 @@ impl<'a> Chooser<'a> {
     fn take_back(&mut self, before: usize) {
         for at in self.chosen.split_off(before.min(self.chosen.len())) {
             if let Some(Candidate { tenant, size, .. }) = self.candidates.get(at) {
-                self.draft.restore(*tenant, *size);
+                self.trial.restore(*tenant, *size);
             }
             self.mark(at, None);
             self.next = self.next.min(at);
@@ -266,27 +267,27 @@ impl Broker {
         guarantee: Bytes,
     ) -> Option<Choice> {
         if place.tier != Tier::Device {
-            return self.ledger.unbacked(tenant, place, guarantee).is_none().then(Choice::default);
+            return self.ledger.overcommitment(tenant, place, guarantee).is_none().then(Choice::default);
         }
-        let backed = |draft: &Draft| draft.unbacked(tenant, guarantee).is_none();
-        let weighs = |draft: &Draft, of| {
-            let account = draft.account(of);
+        let backed = |trial: &TrialBalance| trial.overcommitment(tenant, guarantee).is_none();
+        let weighs = |trial: &TrialBalance, of| {
+            let account = trial.account(of);
             // What is to be guaranteed less is guaranteed until that is on disk.
             let floor = if of == tenant { guarantee.max(account.guarantee) } else { account.guarantee };
-            account.held() > floor
+            account.charged() > floor
         };
         let mut chooser = Chooser::on(self, place.device)?;
         chooser.choose(Needing { arrived: self.pins.now(), tenant: None }, backed, weighs);
-        backed(&chooser.draft).then(|| chooser.choice())
+        backed(&chooser.trial).then(|| chooser.choice())
     }
 
     /// Chooses of a tenant's own what has to go so that it is within its limit, as far as it can.
     pub(crate) fn choose_for_limit(&self, tenant: TenantId, device: DeviceIndex) -> Choice {
         let Some(mut chooser) = Chooser::on(self, device) else { return Choice::default() };
         let by = Needing { arrived: self.pins.now(), tenant: Some(tenant) };
-        let within = |draft: &Draft| {
-            let account = draft.account(tenant);
-            account.held() <= account.limit
+        let within = |trial: &TrialBalance| {
+            let account = trial.account(tenant);
+            account.charged() <= account.limit
         };
         chooser.choose(by, within, |_, of| of == tenant);
         chooser.choice()
@@ -296,8 +297,8 @@ impl Broker {
     pub(crate) fn choose_for_shortfall(&self, device: DeviceIndex) -> Choice {
         let Some(mut chooser) = Chooser::on(self, device) else { return Choice::default() };
         let by = Needing { arrived: self.pins.now(), tenant: None };
-        let weighs = |draft: &Draft, of| self.weighs(draft, of, Bytes::ZERO);
-        chooser.choose(by, |draft| draft.shortfall().is_zero(), weighs);
+        let weighs = |trial: &TrialBalance, of| self.weighs(trial, of, Bytes::ZERO);
+        chooser.choose(by, |trial| trial.shortfall().is_zero(), weighs);
         chooser.choice()
     }
 
@@ -307,16 +308,16 @@ impl Broker {
         let cold = cold.iter().copied();
         let Some(mut chooser) = Chooser::among(self, device, cold) else { return Choice::default() };
         let by = Needing { arrived: self.pins.now(), tenant: None };
-        let weighs = |draft: &Draft, of| self.weighs(draft, of, Bytes::ZERO);
-        chooser.choose(by, |draft| draft.held() <= most, weighs);
+        let weighs = |trial: &TrialBalance, of| self.weighs(trial, of, Bytes::ZERO);
+        chooser.choose(by, |trial| trial.charged() <= most, weighs);
         chooser.choice()
     }
 
     /// Whether less would be committed with less of what the tenant has there: what is guaranteed stays committed.
-    fn weighs(&self, draft: &Draft, tenant: TenantId, more: Bytes) -> bool {
-        let account = draft.account(tenant);
+    fn weighs(&self, trial: &TrialBalance, tenant: TenantId, more: Bytes) -> bool {
+        let account = trial.account(tenant);
         let floor = if planted!(self, EvictedBelowGuarantee) { Bytes::ZERO } else { account.guarantee };
-        account.held().saturating_add(more) > floor
+        account.charged().saturating_add(more) > floor
     }
 
     /// Whether a part can leave its device, if it is used by nobody.

@@ -45,7 +45,7 @@ impl Broker {
         while let Some((part, tenant, size)) = oldest.pop_first() {
             if left == 0 {
                 // And not before then, though its own reservations have changed who is in whose way.
-                self.ledger.eased.remove(&device);
+                self.ledger.relieved.remove(&device);
                 self.arm(self.now.after(MOMENT), Timer::Backing(device));
                 break;
             }
@@ -88,13 +88,13 @@ impl Broker {
     pub(crate) fn lacks_no_more(&mut self, part: PartRef, tenant: TenantId, device: DeviceIndex) {
         if self.backings.lacking().contains(&part, (tenant, device)) {
             self.backings.lacks_no_more(&part, (tenant, device));
-            self.ledger.eased.insert(device);
+            self.ledger.relieved.insert(device);
         }
     }
 
     fn is_guaranteed_in(&self, tenant: TenantId, place: Place, more: Bytes) -> bool {
         let account = self.ledger.account(tenant, place);
-        account.is_some_and(|account| account.held().saturating_add(more) <= account.guarantee)
+        account.is_some_and(|account| account.charged().saturating_add(more) <= account.guarantee)
     }
 
     /// The same for all parts of a new allocation.

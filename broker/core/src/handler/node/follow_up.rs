@@ -147,7 +147,7 @@ impl Broker {
                 self.settle_demand(part);
             } else if let Some(device) = self.unsettled.short.pop_first() {
                 self.cover_shortfall(device);
-            } else if let Some(device) = self.ledger.eased.pop_first() {
+            } else if let Some(device) = self.ledger.relieved.pop_first() {
                 if self.backings.lacking().is_any_on(device) {
                     self.set_aside_late(device);
                 }

@@ -37,7 +37,8 @@ impl Broker {
     /// At the start, when nothing is held anywhere.
     pub(crate) fn gauge_all(&mut self) {
         let now = self.now;
-        let places = self.ledger.places().map(|(place, books)| (place, Gauge::new(now, books.capacity())));
+        let places =
+            self.ledger.places().map(|(place, balances)| (place, Gauge::new(now, balances.capacity())));
         self.pressing.gauges = places.collect();
     }
 
@@ -61,9 +62,9 @@ impl Broker {
         }
         let changed = gauge.heed(fill, &bounds);
         if let Some(from) = changed {
-            let (Place { device, tier }, Fill { held, capacity }) = (place, fill);
+            let (Place { device, tier }, Fill { charged, capacity }) = (place, fill);
             let to = self.pressure_of(place);
-            self.notice(Notice::PressureChanged { device, tier, from, to, charged: held, capacity });
+            self.notice(Notice::PressureChanged { device, tier, from, to, charged: charged, capacity });
             if to > from || !planted!(self, ReliefUntold) {
                 self.tell_of_pressure(place, fill);
             }
@@ -215,7 +216,7 @@ impl Broker {
         let Some((fill, target)) = self.fill(place).zip(self.target(place)) else { return false };
         let mut going = self.going_from(place);
         let all_going = going.values().copied().fold(Bytes::ZERO, Bytes::saturating_add);
-        let mut left = fill.held.saturating_sub(all_going);
+        let mut left = fill.charged.saturating_sub(all_going);
         let mut demoted = false;
         for part in cold {
             if left <= target {
@@ -245,7 +246,7 @@ impl Broker {
     /// Whether the tenant keeps what is guaranteed to it in a tier without so much of what lies there.
     fn is_above_guarantee_in(&self, tenant: TenantId, place: Place, less: Bytes) -> bool {
         let account = self.ledger.account(tenant, place);
-        account.is_some_and(|account| account.held().saturating_sub(less) >= account.guarantee)
+        account.is_some_and(|account| account.charged().saturating_sub(less) >= account.guarantee)
     }
 
     /// The driver is told to let go of so much there: until it has, it is charged.
@@ -331,7 +332,9 @@ impl Broker {
     }
 
     pub(crate) fn fill(&self, place: Place) -> Option<Fill> {
-        self.ledger.books(place).map(|books| Fill { held: books.held(), capacity: books.capacity() })
+        self.ledger
+            .balances(place)
+            .map(|balances| Fill { charged: balances.charged(), capacity: balances.capacity() })
     }
 
     /// What leaves because of pressure leaves until no more than this is held.

@@ -10,7 +10,7 @@ use crate::{
     command::{Command, Notice},
     event::Tier,
     handler::Timer,
-    ledger::{Books, Ledger, Place},
+    ledger::{Ledger, Place, PlaceBalances},
     migration::Waiter,
     tenancy::Session,
 };
@@ -118,7 +118,7 @@ impl Broker {
         let is_first = *done == 1;
         let (place, host) = (Place::device(device), Place { device, tier: Tier::Host });
         let before = [place, host].map(|place| (place, self.fill(place)));
-        if self.ledger.books(place).is_some_and(|books| books.unbrokered() != unbrokered) {
+        if self.ledger.balances(place).is_some_and(|balances| balances.unbrokered() != unbrokered) {
             self.notice(Notice::Unbrokered { device, bytes: unbrokered });
         }
         let reserved = self.context_reserve(device, contexts);
@@ -126,7 +126,7 @@ impl Broker {
         self.withhold(place, |ledger| {
             ledger.set_withheld(place, unbrokered, reserved);
             if found {
-                ledger.found(place);
+                ledger.lift_cap(place);
             }
         });
         self.withhold(host, |ledger| ledger.set_withheld(host, host_missing, Bytes::ZERO));
@@ -158,7 +158,8 @@ impl Broker {
 
     /// Changes what may not be handed out of a place, and tells what that leaves uncovered.
     pub(crate) fn withhold(&mut self, place: Place, change: impl FnOnce(&mut Ledger)) {
-        let shortfall = |broker: &Self| broker.ledger.books(place).map_or(Bytes::ZERO, Books::shortfall);
+        let shortfall =
+            |broker: &Self| broker.ledger.balances(place).map_or(Bytes::ZERO, PlaceBalances::shortfall);
         let before = shortfall(self);
         change(&mut self.ledger);
         let bytes = shortfall(self);

@@ -35,7 +35,7 @@ impl Broker {
         };
         // What lies in a file goes back to it.
         let is_file = tier == Tier::Disk && self.has_file(id);
-        if self.ledger.books(Place { device: allocation.device, tier }).is_none() && !is_file {
+        if self.ledger.balances(Place { device: allocation.device, tier }).is_none() && !is_file {
             return Err(Refusal::TierUnsupported { tier });
         }
         if wish == Wish::WrittenBack && allocation.discardable {

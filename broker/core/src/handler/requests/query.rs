@@ -131,8 +131,8 @@ impl Broker {
     pub fn list_quotas(&self, tenant: Option<&str>) -> Vec<QuotaView> {
         let mut rows = Vec::new();
         for (_, id) in self.tenants.iter().filter(|(name, _)| tenant.is_none_or(|tenant| tenant == *name)) {
-            for (place, books) in self.ledger.places() {
-                let holds = books.account(id).is_some_and(|account| !account.held().is_zero());
+            for (place, balances) in self.ledger.places() {
+                let holds = balances.account(id).is_some_and(|account| !account.charged().is_zero());
                 if holds || self.ledger.quotas().effective(id, place).1 {
                     rows.push(self.quota_view(id, &QuotaDevice::Present(place.device), place.tier));
                 }
@@ -147,7 +147,7 @@ impl Broker {
 
     pub fn devices(&self) -> Vec<DeviceView> {
         let view = |(index, config): (_, &crate::config::DeviceConfig)| {
-            let books = self.ledger.books(Place::device(index))?;
+            let balances = self.ledger.balances(Place::device(index))?;
             let outlook = self.outlook_of(Place::device(index));
             let (cached_smaller, cached_larger) = self.pool.cache().beside(index, self.config.part_size);
             Some(DeviceView {
@@ -155,9 +155,9 @@ impl Broker {
                 uuid: config.uuid.clone(),
                 name: config.name.clone(),
                 total: config.total,
-                capacity: books.capacity(),
-                charged: books.held(),
-                unreturned: books.unreturned(),
+                capacity: balances.capacity(),
+                charged: balances.charged(),
+                unreturned: balances.unreturned(),
                 cached: self.pool.cache().bytes_on(index),
                 cached_smaller,
                 cached_larger,
@@ -166,10 +166,10 @@ impl Broker {
                 moving_in: self.moving(index, |it| it.towards == Tier::Device),
                 moving_out: self.moving(index, |it| it.here == Tier::Device),
                 parts_waiting: self.line.parts().filter(|part| self.is_of(*part, index)).count(),
-                unbrokered: books.unbrokered(),
-                contexts: books.contexts(),
-                committed: books.committed(),
-                shortfall: books.shortfall(),
+                unbrokered: balances.unbrokered(),
+                contexts: balances.contexts(),
+                committed: balances.committed(),
+                shortfall: balances.shortfall(),
                 pressure: self.pressure_of(Place::device(index)),
                 batch_factor: outlook.batch_factor,
                 full_in: outlook.full_in,
@@ -180,13 +180,13 @@ impl Broker {
 
     fn tier_view(&self, place: Place) -> Option<TierView> {
         let outlook = self.outlook_of(place);
-        self.ledger.books(place).map(|books| TierView {
-            total: books.share(),
-            capacity: books.capacity(),
-            charged: books.held(),
-            unreturned: books.unreturned(),
-            committed: books.committed(),
-            shortfall: books.shortfall(),
+        self.ledger.balances(place).map(|balances| TierView {
+            total: balances.share(),
+            capacity: balances.capacity(),
+            charged: balances.charged(),
+            unreturned: balances.unreturned(),
+            committed: balances.committed(),
+            shortfall: balances.shortfall(),
             pressure: self.pressure_of(place),
             batch_factor: outlook.batch_factor,
             full_in: outlook.full_in,
@@ -400,7 +400,7 @@ impl Broker {
     }
 
     pub(crate) fn held_in_all(&self) -> Bytes {
-        Bytes::checked_sum(self.ledger.places().map(|(_, books)| books.held())).unwrap_or(Bytes::MAX)
+        Bytes::checked_sum(self.ledger.places().map(|(_, balances)| balances.charged())).unwrap_or(Bytes::MAX)
     }
 
     fn session_view(&self, id: SessionId, session: &Session) -> SessionView {
@@ -429,7 +429,7 @@ impl Broker {
                 let in_force = self.ledger.account(tenant, place).map(|account| QuotaInForce {
                     guarantee: account.guarantee,
                     limit: account.limit,
-                    charged: account.held(),
+                    charged: account.charged(),
                     reserved: account.reserved,
                     unreturned: account.unreturned,
                     cached: match tier {
@@ -480,7 +480,7 @@ impl Broker {
     /// For a tenant that nobody has heard of.
     fn default_view(&self, tenant: &str, place: Place) -> QuotaView {
         let quota = self.ledger.quotas().default_quota(place.tier);
-        let share = self.ledger.books(place).map_or(Bytes::ZERO, |books| books.share());
+        let share = self.ledger.balances(place).map_or(Bytes::ZERO, |balances| balances.share());
         QuotaView {
             tenant: tenant.to_owned(),
             device: self.uuid(place.device).to_owned(),

@@ -11,7 +11,7 @@ use crate::{
     error::Refusal,
     event::{DeviceSelector, Tier},
     handler::{Start, Started, line::make_room::Choice},
-    ledger::{Place, Quota, QuotaBook, QuotaDevice},
+    ledger::{Place, Quota, QuotaDevice, QuotaTable},
     limits::REQUESTS_REMEMBERED,
     tenancy::{Method, OpId, OpKind, Outcome, Requester, TenantId},
     view::{StoredQuota, StoredQuotas, StoredRequest},
@@ -168,9 +168,9 @@ impl Broker {
         };
         let after = self.book_after(change, quota);
         let mut room = Choice::default();
-        for (place, books) in self.ledger.places().filter(|(place, _)| place.tier == change.tier) {
-            let account = after.open(change.tenant, place, books.share());
-            let before = book.open(change.tenant, place, books.share());
+        for (place, balances) in self.ledger.places().filter(|(place, _)| place.tier == change.tier) {
+            let account = after.new_account(change.tenant, place, balances.share());
+            let before = book.new_account(change.tenant, place, balances.share());
             if (account.guarantee, account.limit) == (before.guarantee, before.limit) {
                 continue;
             }
@@ -179,7 +179,7 @@ impl Broker {
                 let quantity = account.guarantee.get().to_string();
                 return Err(Refusal::QuantityInvalid { field: "guarantee", quantity, problem });
             }
-            let unbacked = self.ledger.unbacked(change.tenant, place, account.guarantee);
+            let unbacked = self.ledger.overcommitment(change.tenant, place, account.guarantee);
             let chosen = self.choose_for_guarantee(change.tenant, place, account.guarantee);
             if let (Some(committed), None) = (unbacked, &chosen) {
                 return Err(Refusal::GuaranteeUnbacked {
@@ -187,7 +187,7 @@ impl Broker {
                     device: self.uuid(place.device).to_owned(),
                     tier: place.tier,
                     guarantee: account.guarantee,
-                    capacity: books.capacity(),
+                    capacity: balances.capacity(),
                     committed,
                 });
             }
@@ -200,7 +200,7 @@ impl Broker {
         Ok((quota, room))
     }
 
-    fn book_after(&self, change: &QuotaChange, quota: Option<Quota>) -> QuotaBook {
+    fn book_after(&self, change: &QuotaChange, quota: Option<Quota>) -> QuotaTable {
         let mut book = self.ledger.quotas().clone();
         book.set(change.tenant, change.device.clone(), change.tier, quota);
         book
@@ -209,9 +209,14 @@ impl Broker {
     /// Holds the larger guarantee back, and has everything written.
     fn store(&mut self, op: OpId, change: QuotaChange, quota: Option<Quota>) {
         let book = self.book_after(&change, quota);
-        let places: Vec<_> = self.ledger.places().map(|(place, books)| (place, books.share())).collect();
+        let places: Vec<_> =
+            self.ledger.places().map(|(place, balances)| (place, balances.share())).collect();
         for (place, share) in places {
-            self.ledger.stage(change.tenant, place, book.open(change.tenant, place, share).guarantee);
+            self.ledger.stage_guarantee(
+                change.tenant,
+                place,
+                book.new_account(change.tenant, place, share).guarantee,
+            );
         }
         // What is held back for a tenant is there for who waits of it.
         self.unsettled.demands |= self.is_room_wanted();
@@ -264,7 +269,7 @@ impl Broker {
                 if planted!(self, UnstoredQuotaHolds) {
                     self.ledger.set_quota(change.tenant, change.device, change.tier, quota);
                 }
-                self.ledger.refresh(change.tenant);
+                self.ledger.apply_quotas(change.tenant);
                 Err(Refusal::StoreFailed { problem })
             }
         };

@@ -46,12 +46,17 @@ impl Broker {
 
     /// No tier is made smaller than what is guaranteed there.
     fn check_guarantees_with(&self, after: &Settings) -> Result<(), Refusal> {
-        for (place, books) in self.ledger.places() {
+        for (place, balances) in self.ledger.places() {
             let Some(asked) = after.tiers.of(place.tier) else { continue };
-            let guaranteed = books.guaranteed();
-            if asked < books.offered() && asked < guaranteed {
+            let guaranteed = balances.guaranteed();
+            if asked < balances.offered() && asked < guaranteed {
                 let device = self.uuid(place.device).to_owned();
-                return Err(Refusal::TierGuaranteed { device, tier: place.tier, guaranteed, asked });
+                return Err(Refusal::TierGuaranteed {
+                    device,
+                    tier: place.tier,
+                    guaranteed,
+                    requested: asked,
+                });
             }
         }
         Ok(())
@@ -63,7 +68,7 @@ impl Broker {
         for place in places.iter().copied() {
             let Some(offered) = self.settings.tiers.of(place.tier) else { continue };
             let before = self.fill(place);
-            self.withhold(place, |ledger| ledger.offer(place, offered));
+            self.withhold(place, |ledger| ledger.set_offered(place, offered));
             self.is_resized(place, before);
         }
         if is_smaller {

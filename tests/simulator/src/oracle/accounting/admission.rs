@@ -61,8 +61,8 @@ impl Oracle {
         // Who stands behind others is refused for what they take, and what is asked of several devices for any of them.
         let on_one = items.windows(2).all(|pair| pair[0].device == pair[1].device);
         let alone = on_one && self.facts.part_waiters.is_empty() && self.facts.waits.is_empty();
-        if let Refusal::QuotaLimit { device, tier: Tier::Device, asked, .. }
-        | Refusal::DeviceFull { device, tier: Tier::Device, asked, .. } = refusal
+        if let Refusal::QuotaLimit { device, tier: Tier::Device, requested: asked, .. }
+        | Refusal::DeviceFull { device, tier: Tier::Device, requested: asked, .. } = refusal
             && let Some(place) = self.facts.place_of(device, Tier::Device).filter(|_| alone)
             && !self.facts.extents_ran_out
         {
@@ -75,7 +75,7 @@ impl Oracle {
             });
         }
         match refusal {
-            Refusal::QuotaLimit { device, tier, limit, held, asked, .. } => {
+            Refusal::QuotaLimit { device, tier, limit, charged: held, requested: asked, .. } => {
                 let Some(place) = self.facts.place_of(device, *tier) else { return };
                 let is = (limit.get(), held.get());
                 let should = (self.quota_now(tenant, place).1, self.facts.charged(tenant, place));
@@ -85,7 +85,7 @@ impl Oracle {
                     format!("refused for limit and held {is:?} with {asked} asked; they are {should:?}")
                 });
             }
-            Refusal::DeviceFull { device, tier, asked, .. } if *tier != Tier::Device => {
+            Refusal::DeviceFull { device, tier, requested: asked, .. } if *tier != Tier::Device => {
                 let Some(place) = self.facts.place_of(device, *tier) else { return };
                 let guarantee = u128::from(self.quota_now(tenant, place).0);
                 let held = u128::from(self.charged_in_use(tenant, place));

@@ -82,7 +82,7 @@ impl Oracle {
     fn check_move_refusal(&mut self, allocation: AllocationId, refusal: &Refusal) {
         let Some(tenant) = self.facts.allocations.get(&allocation).map(|it| it.tenant) else { return };
         match refusal {
-            Refusal::QuotaLimit { device, tier, limit, asked, .. } => {
+            Refusal::QuotaLimit { device, tier, limit, requested: asked, .. } => {
                 let Some(place) = self.facts.place_of(device, *tier) else { return };
                 let should = self.quota_now(tenant, place).1;
                 let over = u128::from(self.facts.charged(tenant, place)) + u128::from(asked.get());
@@ -92,7 +92,7 @@ impl Oracle {
                     )
                 });
             }
-            Refusal::DeviceFull { device, tier, asked, .. } => {
+            Refusal::DeviceFull { device, tier, requested: asked, .. } => {
                 let Some(place) = self.facts.place_of(device, *tier) else { return };
                 let (held, guarantee) = (self.facts.charged(tenant, place), self.quota_now(tenant, place).0);
                 let before = self.committed_all()[place];

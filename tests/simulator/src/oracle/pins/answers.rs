@@ -135,8 +135,8 @@ impl Oracle {
             let so = match refusal {
                 Refusal::QueueFull { .. } => calls > max || all_parts > max_parts,
                 Refusal::SessionLost { .. } => session.ending,
-                Refusal::DeviceFull { free, asked, .. } => asked > free,
-                Refusal::QuotaLimit { tenant, limit, asked, .. } => asked > limit && *tenant == own_tenant,
+                Refusal::DeviceFull { free, requested: asked, .. } => asked > free,
+                Refusal::QuotaLimit { tenant, limit, requested: asked, .. } => asked > limit && *tenant == own_tenant,
                 Refusal::DriverFailed { .. } => self.step.failure_reported,
                 Refusal::ContentLost { allocation, part, .. } => {
                     self.step.damaged == Some(PartRef { allocation: *allocation, part: *part })

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 
 use vramd_types::{Bytes, GRANULARITY};
 
-use super::{Account, Books, Ledger, Place, Shortage};
+use super::{Account, Ledger, Place, PlaceBalances, Shortage};
 use crate::tenancy::TenantId;
 
 #[derive(Debug)]
-pub(crate) struct Draft<'a> {
+pub(crate) struct TrialBalance<'a> {
     ledger: &'a Ledger,
-    books: &'a Books,
+    balances: &'a PlaceBalances,
     place: Place,
     /// As the books' own, with all changes.
     committed: Bytes,
@@ -30,15 +30,15 @@ impl Change {
     }
 }
 
-impl<'a> Draft<'a> {
+impl<'a> TrialBalance<'a> {
     pub(super) fn new(ledger: &'a Ledger, place: Place) -> Option<Self> {
-        let books = ledger.books.get(&place)?;
-        Some(Self { ledger, books, place, committed: books.committed, changes: BTreeMap::new() })
+        let balances = ledger.balances.get(&place)?;
+        Some(Self { ledger, balances, place, committed: balances.committed, changes: BTreeMap::new() })
     }
 
     /// The account as it would be.
     pub(crate) fn account(&self, tenant: TenantId) -> Account {
-        self.changes.get(&tenant).copied().unwrap_or_default().of(self.booked(tenant))
+        self.changes.get(&tenant).copied().unwrap_or_default().of(self.actual(tenant))
     }
 
     /// So much of what the tenant has there is gone.
@@ -57,65 +57,68 @@ impl<'a> Draft<'a> {
     }
 
     /// What of the tenant's is gone.
-    pub(crate) fn less_of(&self, tenant: TenantId) -> Bytes {
+    pub(crate) fn subtracted_from(&self, tenant: TenantId) -> Bytes {
         self.changes.get(&tenant).map_or(Bytes::ZERO, |change| change.less)
     }
 
     /// What all tenants would hold there.
-    pub(crate) fn held(&self) -> Bytes {
+    pub(crate) fn charged(&self) -> Bytes {
         let sum =
             |of: fn(&Change) -> Bytes| self.changes.values().map(of).fold(Bytes::ZERO, Bytes::saturating_add);
-        self.books.held.saturating_sub(sum(|change| change.less)).saturating_add(sum(|change| change.more))
+        self.balances
+            .charged
+            .saturating_sub(sum(|change| change.less))
+            .saturating_add(sum(|change| change.more))
     }
 
     /// By how much more would be committed than there is.
     pub(crate) fn shortfall(&self) -> Bytes {
-        self.committed.saturating_sub(self.books.capacity())
+        self.committed.saturating_sub(self.balances.capacity())
     }
 
     /// Whether so many more bytes would be admitted.
-    pub(crate) fn admit(&self, tenant: TenantId, asked: Bytes) -> Result<(), Shortage> {
-        let booked = self.booked(tenant);
-        let limit = Shortage::Limit { limit: booked.limit, held: booked.held() };
-        let old = self.changes.get(&tenant).copied().unwrap_or_default().of(booked);
-        let held = old.held().checked_add(asked).ok_or(limit)?;
-        if held > old.limit
-            && !(planted!(self.ledger, LimitOffByOnePart) && held <= old.limit.saturating_add(GRANULARITY))
+    pub(crate) fn admit(&self, tenant: TenantId, requested: Bytes) -> Result<(), Shortage> {
+        let actual = self.actual(tenant);
+        let limit = Shortage::Limit { limit: actual.limit, charged: actual.charged() };
+        let old = self.changes.get(&tenant).copied().unwrap_or_default().of(actual);
+        let charged = old.charged().checked_add(requested).ok_or(limit)?;
+        if charged > old.limit
+            && !(planted!(self.ledger, LimitOffByOnePart) && charged <= old.limit.saturating_add(GRANULARITY))
         {
             return Err(limit);
         }
-        let new = Account { reserved: old.reserved.saturating_add(asked), ..old };
+        let new = Account { reserved: old.reserved.saturating_add(requested), ..old };
         let would = self.committed_with(old, new);
-        let Books { share, held, .. } = self.books;
-        let capacity = self.books.capacity();
-        let lends = planted!(self.ledger, GuaranteeIgnored) && held.saturating_add(asked) <= capacity;
+        let PlaceBalances { share, charged, .. } = self.balances;
+        let capacity = self.balances.capacity();
+        let lends = planted!(self.ledger, GuaranteeIgnored) && charged.saturating_add(requested) <= capacity;
         let forgets = planted!(self.ledger, ShortfallIgnored) && would <= *share;
         if would <= capacity || would <= self.committed || lends || forgets {
             return Ok(());
         }
         let spare = capacity.saturating_sub(self.committed);
-        Err(Shortage::Room { free: spare.saturating_add(old.commitment().saturating_sub(old.held())) })
+        Err(Shortage::Room { free: spare.saturating_add(old.commitment().saturating_sub(old.charged())) })
     }
 
     /// What would be committed if the tenant's guarantee were this, if that cannot be kept.
-    pub(crate) fn unbacked(&self, tenant: TenantId, guarantee: Bytes) -> Option<Bytes> {
+    pub(crate) fn overcommitment(&self, tenant: TenantId, guarantee: Bytes) -> Option<Bytes> {
         let old = self.account(tenant);
         let would = self.committed_with(old, Account { guarantee, ..old });
-        (would > self.books.capacity() && would > self.committed).then_some(would)
+        (would > self.balances.capacity() && would > self.committed).then_some(would)
     }
 
     /// As it is in the books. One that is not open yet has no guarantee and holds nothing: whoever was given one has an account.
-    pub(crate) fn booked(&self, tenant: TenantId) -> Account {
-        let known = self.books.account(tenant).copied();
-        known.unwrap_or_else(|| self.ledger.quotas.open(tenant, self.place, self.books.share))
+    pub(crate) fn actual(&self, tenant: TenantId) -> Account {
+        let known = self.balances.account(tenant).copied();
+        known.unwrap_or_else(|| self.ledger.quotas.new_account(tenant, self.place, self.balances.share))
     }
 
     fn change(&mut self, tenant: TenantId, change: impl FnOnce(&mut Change)) {
-        let booked = self.booked(tenant);
+        let actual = self.actual(tenant);
         let entry = self.changes.entry(tenant).or_default();
-        let old = entry.of(booked);
+        let old = entry.of(actual);
         change(entry);
-        let new = entry.of(booked);
+        let new = entry.of(actual);
         self.committed = self.committed_with(old, new);
     }
 

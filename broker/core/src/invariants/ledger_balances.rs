@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use vramd_types::Bytes;
 
-use super::{LEDGER_BOOKS, Violation, expect_equal, scope::Scope};
+use super::{LEDGER_BALANCES, Violation, expect_equal, scope::Scope};
 use crate::{
     broker::Broker,
     ledger::{Account, Place},
@@ -18,19 +18,20 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         return;
     }
     let charged = recompute(broker, scope);
-    for (place, books) in broker.ledger.places() {
-        for (tenant, account) in books.accounts().filter(|(tenant, _)| scope.has_account((*tenant, place))) {
+    for (place, balances) in broker.ledger.places() {
+        for (tenant, account) in balances.accounts().filter(|(tenant, _)| scope.has_account((*tenant, place)))
+        {
             let should = charged.get(&(tenant, place)).copied().unwrap_or_default();
             let is = (account.settled, account.reserved, account.unreturned);
             let name = || format!("{} on device {}", broker.tenants.name(tenant), place.device);
             let should = (should.settled, should.reserved, should.unreturned);
-            expect_equal(found, LEDGER_BOOKS, name, &is, &should);
+            expect_equal(found, LEDGER_BALANCES, name, &is, &should);
         }
     }
     for ((tenant, place), account) in charged {
-        let known = broker.ledger.books(place).and_then(|books| books.account(tenant)).is_some();
+        let known = broker.ledger.balances(place).and_then(|balances| balances.account(tenant)).is_some();
         let name = || format!("{} has an account on device {}", broker.tenants.name(tenant), place.device);
-        expect_equal(found, LEDGER_BOOKS, name, &known, &(known || !account.held().is_zero()));
+        expect_equal(found, LEDGER_BALANCES, name, &known, &(known || !account.charged().is_zero()));
     }
 }
 
