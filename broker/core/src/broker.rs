@@ -18,7 +18,7 @@ use crate::{
     migration::{Backings, Line, Migrations, WriteBacks},
     observed::Transitions,
     pool::Pool,
-    pressure::Pressing,
+    pressure::PressureState,
     residency::{AllocationTable, Revocations},
     settings::Settings,
     tenancy::{OpTable, PinTable, RequestLog, SessionTable, TenantId, Tenants},
@@ -48,25 +48,25 @@ pub struct Broker {
     pub(crate) backings: Backings,
     pub(crate) residents: Residents,
     /// Parts in the host's memory, by how long they have been there.
-    pub(crate) lodgers: Residents,
-    pub(crate) pressing: Pressing,
+    pub(crate) idle_on_host: Residents,
+    pub(crate) pressure_state: PressureState,
     /// As operators have them.
     pub(crate) settings: Settings,
     /// When what is cached is looked at next.
-    pub(crate) cached_look: Option<Time>,
+    pub(crate) cache_scan_at: Option<Time>,
     /// How often the content of discardable parts was given up.
-    pub(crate) losses: BTreeMap<PartRef, u64>,
+    pub(crate) drop_counts: BTreeMap<PartRef, u64>,
     /// Parts that operators hold: they do not leave their devices.
-    pub(crate) held_by_hand: BTreeSet<PartRef>,
+    pub(crate) operator_holds: BTreeSet<PartRef>,
     /// Tenants that hold more on a device than their limit there.
     pub(crate) over_limit: BTreeSet<(TenantId, DeviceIndex)>,
     /// Sessions that are to be sent a part once it is on its device.
-    pub(crate) comers: BTreeMap<PartRef, BTreeSet<SessionId>>,
+    pub(crate) attach_waiters: BTreeMap<PartRef, BTreeSet<SessionId>>,
     /// Parts that are not to be accessed in the host's memory any more, and may be mapped there still.
-    pub(crate) lingering: BTreeSet<PartRef>,
+    pub(crate) in_place_to_unmap: BTreeSet<PartRef>,
     /// Extents of an allocation beside those that its parts are in: where some go, and what they have left.
-    pub(crate) strays: BTreeMap<AllocationId, BTreeSet<ExtentId>>,
-    pub(crate) unsettled: Unsettled,
+    pub(crate) detached_extents: BTreeMap<AllocationId, BTreeSet<ExtentId>>,
+    pub(crate) follow_ups: Unsettled,
     /// How many mappings are being evicted.
     pub(crate) evicting: usize,
     /// What operators asked for, by uid.
@@ -126,17 +126,17 @@ impl Broker {
             line: Line::default(),
             backings: Backings::default(),
             residents: Residents::new(&config.eviction),
-            lodgers: Residents::new(&EvictionPolicy::Lru),
-            pressing: Pressing::default(),
+            idle_on_host: Residents::new(&EvictionPolicy::Lru),
+            pressure_state: PressureState::default(),
             settings: Settings::of(&config),
-            cached_look: None,
-            losses: BTreeMap::new(),
-            held_by_hand: BTreeSet::new(),
+            cache_scan_at: None,
+            drop_counts: BTreeMap::new(),
+            operator_holds: BTreeSet::new(),
             over_limit: BTreeSet::new(),
-            comers: BTreeMap::new(),
-            lingering: BTreeSet::new(),
-            strays: BTreeMap::new(),
-            unsettled: Unsettled::default(),
+            attach_waiters: BTreeMap::new(),
+            in_place_to_unmap: BTreeSet::new(),
+            detached_extents: BTreeMap::new(),
+            follow_ups: Unsettled::default(),
             evicting: 0,
             operators: BTreeMap::new(),
             quota_queue: QuotaQueue::default(),
@@ -191,7 +191,7 @@ impl Broker {
         }
         self.settle();
         for detail in self.ledger.take_broken() {
-            self.broken(invariants::LEDGER_BALANCES, detail);
+            self.report_violation(invariants::LEDGER_BALANCES, detail);
         }
     }
 
@@ -205,18 +205,18 @@ impl Broker {
         self.timers.first().map(|(deadline, _)| *deadline)
     }
 
-    pub(crate) fn command(&mut self, command: Command) {
+    pub(crate) fn push_command(&mut self, command: Command) {
         self.outbox.push_back(command);
     }
 
-    pub(crate) fn notice(&mut self, notice: Notice) {
-        self.command(Command::Notice(notice));
+    pub(crate) fn push_notice(&mut self, notice: Notice) {
+        self.push_command(Command::Notice(notice));
     }
 
     /// Something that must not be is so. It is counted, logged and survived.
-    pub(crate) fn broken(&mut self, invariant: &'static str, detail: String) {
+    pub(crate) fn report_violation(&mut self, invariant: &'static str, detail: String) {
         self.violations = self.violations.saturating_add(1);
-        self.notice(Notice::InvariantBroken { invariant, detail });
+        self.push_notice(Notice::InvariantBroken { invariant, detail });
     }
 
     /// The UUID of a device.

@@ -11,7 +11,7 @@ use crate::{
     invariants,
     migration::{Cause, Migration, WriteBack},
     observed::Transition,
-    residency::{Hold, MapEvent},
+    residency::{MapEvent, Mapping},
 };
 
 /// What became of a step that was forced.
@@ -49,17 +49,17 @@ impl Broker {
                 let to = self.allocations.get(id)?.part(part.part)?.extent;
                 let migration = Migration {
                     to,
-                    here: Tier::Device,
-                    towards: Tier::Host,
+                    from_tier: Tier::Device,
+                    to_tier: Tier::Host,
                     cause: Cause::Operator,
                     since: self.now,
                     state: from,
-                    made: true,
+                    is_made: true,
                     clean: false,
-                    vacated: true,
+                    is_unmapped: true,
                     awaited: false,
-                    room_for: None,
-                    in_vain: 0,
+                    for_arrival: None,
+                    vain_tries: 0,
                     stopped: None,
                     ops: Few::default(),
                 };
@@ -79,8 +79,8 @@ impl Broker {
             }
             Transition::Mapping { from, event, .. } => {
                 let part = PartRef { allocation: id, part: PartIndex(0) };
-                let slot = self.allocations.get(id)?.part(part.part)?.hold(session)?.slot();
-                self.allocations.get_mut(id)?.set_hold(part.part, Hold::new(session, slot, from));
+                let slot = self.allocations.get(id)?.part(part.part)?.mapping(session)?.slot();
+                self.allocations.get_mut(id)?.set_mapping(part.part, Mapping::new(session, slot, from));
                 match event {
                     MapEvent::Send => {
                         let tenant = self.sessions.get(session)?.tenant;

@@ -8,7 +8,7 @@ use vramd_types::Bytes;
 pub const REQUESTS_REMEMBERED: usize = 1024;
 
 /// So many files of one tenant are read at once, until what they are loaded as is sealed: as many as a node has devices, twice.
-pub const LOADED_TOGETHER: usize = 16;
+pub const FILE_LOADS_PER_TENANT_MAX: usize = 16;
 
 /// Most file descriptors in one packet. The kernel takes 253.
 pub const FDS_PER_PACKET_MAX: usize = 128;
@@ -18,23 +18,23 @@ pub const PARTS_PER_FRAME_MAX: usize = 1024;
 
 /// So many parts that leave one by one are told in one `Revoke`: a client answers a frame as a whole, and answering takes longer than
 /// unmapping a part. What has left early is copied early, though, so there are not more.
-pub const REVOKED_TOGETHER: usize = 64;
+pub const REVOKE_GROUP_MAX: usize = 64;
 
 /// So many parts of an operator's call are begun with in one event, or of what is not to be accessed in place any more: however many
 /// they are, nobody else waits for all.
-pub const BEGUN_TOGETHER: usize = 512;
+pub const PARTS_STARTED_PER_EVENT: usize = 512;
 
 /// So many parts get bytes set aside below their device in one event, when some come free there.
-pub const BACKED_TOGETHER: usize = 512;
+pub const BACKINGS_PER_EVENT: usize = 512;
 
 /// So many parts are looked at each time for what nobody has used for long.
-pub const COLD_LOOKED_AT: usize = 1024;
+pub const COLD_PARTS_SCANNED: usize = 1024;
 
 /// So many parts of a device are copied ahead of need at a time.
-pub const WRITTEN_AHEAD_MAX: usize = 16;
+pub const WRITE_BACKS_AHEAD_MAX: usize = 16;
 
 /// Of so many extents one is not made for what is copied ahead of need: it is left to who asks for one.
-pub const EXTENTS_LEFT_TO_OTHERS: usize = 10;
+pub const EXTENT_SPARE_DIVISOR: usize = 10;
 
 /// Most parts that one `Pin` names.
 pub const PIN_PARTS_MAX: usize = 1024;

@@ -21,7 +21,7 @@ pub enum Transition {
 
 /// Keys of one table's rows that were changed, or given out for it, since the event began.
 #[derive(Debug)]
-pub(crate) struct Touched<K> {
+pub(crate) struct ChangedKeys<K> {
     #[cfg(feature = "observed")]
     keys: Vec<K>,
     #[cfg(not(feature = "observed"))]
@@ -35,14 +35,14 @@ pub(crate) struct Transitions {
     steps: Vec<Transition>,
 }
 
-impl<K> Default for Touched<K> {
+impl<K> Default for ChangedKeys<K> {
     fn default() -> Self {
         Self { keys: Default::default() }
     }
 }
 
 #[cfg(feature = "observed")]
-impl<K: Copy + Ord> Touched<K> {
+impl<K: Copy + Ord> ChangedKeys<K> {
     pub(crate) fn note(&mut self, key: K) {
         if self.keys.last() != Some(&key) {
             self.keys.push(key);
@@ -63,7 +63,7 @@ impl<K: Copy + Ord> Touched<K> {
 }
 
 #[cfg(not(feature = "observed"))]
-impl<K> Touched<K> {
+impl<K> ChangedKeys<K> {
     #[allow(
         clippy::unused_self,
         clippy::needless_pass_by_ref_mut,
@@ -99,7 +99,7 @@ mod watched {
         }
 
         /// The part that an extent was made for: commands do not say it.
-        pub fn made_for(&self, extent: vramd_types::ExtentId) -> Option<crate::event::PartRef> {
+        pub fn part_of_extent(&self, extent: vramd_types::ExtentId) -> Option<crate::event::PartRef> {
             self.pool.get(extent)?.part
         }
 
@@ -111,11 +111,11 @@ mod watched {
         /// Forgets what the last event touched.
         pub(crate) fn forget_observed(&mut self) {
             self.transitions.steps.clear();
-            self.allocations.touched.clear();
-            self.sessions.touched.clear();
-            self.pool.touched.clear();
-            self.ledger.touched.clear();
-            self.ops.touched.clear();
+            self.allocations.changed_keys.clear();
+            self.sessions.changed_keys.clear();
+            self.pool.changed_keys.clear();
+            self.ledger.changed_keys.clear();
+            self.ops.changed_keys.clear();
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::world::{
 };
 use broker_core::{
     AllocationSpec, ClientRequest, DeviceSelector, Notice, OperatorRequest, PartMove, PartRef, Tier,
-    limits::BACKED_TOGETHER,
+    limits::BACKINGS_PER_EVENT,
 };
 use vramd_types::{AllocationId, Bytes, Quantity};
 
@@ -110,7 +110,7 @@ fn so_many_at_once_and_the_rest_in_turn() {
     world.call(first, ClientRequest::FreeBatch(vec![all])).expect("freed");
     assert_eq!(backed(&world), []);
     limit_below(&mut world, "b", 2 * PARTS);
-    assert_eq!(backed(&world).len(), BACKED_TOGETHER);
+    assert_eq!(backed(&world).len(), BACKINGS_PER_EVENT);
     world.advance(1);
     assert_eq!(backed(&world), parts(&world, none));
 }

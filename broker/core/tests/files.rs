@@ -13,7 +13,7 @@ use crate::world::{
 use broker_core::{
     AllocationSpec, AllocationState, AllocationView, ClientFrame, ClientRequest, Command, Config,
     CreateError, Event, FileId, FileSpan, Kind, PartMove, Refusal, Reply, StoredQuotas, Target, Tier,
-    limits::LOADED_TOGETHER,
+    limits::FILE_LOADS_PER_TENANT_MAX,
 };
 use vramd_types::{AllocationId, Bytes};
 
@@ -271,8 +271,9 @@ fn what_makes_no_sense_is_refused() {
 fn a_tenant_has_few_files_read_at_once() {
     let mut world = node(8);
     let (client, other) = (world.open_pinning("a"), world.open_pinning("b"));
-    let calls: Vec<_> =
-        (0..LOADED_TOGETHER).map(|_| world.start(client, None, load(spec(4), Bytes::ZERO))).collect();
+    let calls: Vec<_> = (0..FILE_LOADS_PER_TENANT_MAX)
+        .map(|_| world.start(client, None, load(spec(4), Bytes::ZERO)))
+        .collect();
     let more = |world: &mut World, client| {
         let call = world.start(client, None, load(spec(4), Bytes::ZERO));
         world.replies.remove(&call)
@@ -282,7 +283,7 @@ fn a_tenant_has_few_files_read_at_once() {
     assert!(full(&more(&mut world, client)));
     assert!(more(&mut world, other).is_none(), "it is another's");
     // They are being read now, and one that is freed is read to its end.
-    (0..LOADED_TOGETHER + 1).for_each(|_| assert!(world.work_once()));
+    (0..FILE_LOADS_PER_TENANT_MAX + 1).for_each(|_| assert!(world.work_once()));
     let first =
         world.broker.list_allocations(Some("a"), None, 1).0.first().map(|view| view.id).expect("it is there");
     world.start(client, None, ClientRequest::FreeBatch(vec![first]));

@@ -229,7 +229,7 @@ fn parts_that_leave_together_are_told_so_many_at_a_time() {
         DaemonFrame::Revoke { parts, .. } => parts.len(),
         other => panic!("{other:?}"),
     });
-    let together = limits::REVOKED_TOGETHER;
+    let together = limits::REVOKE_GROUP_MAX;
     assert_eq!(frames.collect::<Vec<_>>(), [together, together, count - 2 * together]);
     world.settle();
     assert!(world.replies[&call].is_ok());

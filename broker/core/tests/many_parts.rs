@@ -55,7 +55,7 @@ fn a_call_that_names_many_parts_begins_with_so_many_at_a_time() {
     for request in [|id| to(id, Tier::Host), revoke_all, back] {
         let (mut world, _, id) = of_many();
         let call = world.start_operator(None, request(id));
-        assert_eq!(begun(&world), limits::BEGUN_TOGETHER);
+        assert_eq!(begun(&world), limits::PARTS_STARTED_PER_EVENT);
         assert!(!world.replies.contains_key(&call));
         world.settle();
         assert_eq!(ends(&world, call), PARTS);
@@ -69,7 +69,7 @@ fn what_is_freed_before_it_is_begun_with_is_told_so() {
         let call = world.start_operator(None, request(id));
         world.call(a, ClientRequest::FreeBatch(vec![id])).expect("freed");
         world.settle();
-        let left = PARTS - limits::BEGUN_TOGETHER;
+        let left = PARTS - limits::PARTS_STARTED_PER_EVENT;
         match &world.replies[&call] {
             Ok(Reply::PartsMoved { parts, .. }) => {
                 assert!(parts.iter().filter(|(_, it)| matches!(it, PartMove::Freed)).count() >= left);

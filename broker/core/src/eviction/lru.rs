@@ -17,13 +17,13 @@ pub(super) struct Lru {
 }
 
 impl Policy for Lru {
-    fn used(&mut self, device: DeviceIndex, part: PartRef, now: Time) {
-        self.gone(part);
+    fn record_use(&mut self, device: DeviceIndex, part: PartRef, now: Time) {
+        self.remove(part);
         self.last.insert(part, (device, now));
         self.order.insert((device, now, part));
     }
 
-    fn gone(&mut self, part: PartRef) {
+    fn remove(&mut self, part: PartRef) {
         if let Some((device, when)) = self.last.remove(&part) {
             self.order.remove(&(device, when, part));
         }
@@ -55,11 +55,11 @@ mod tests {
         let (one, other) = (DeviceIndex(0), DeviceIndex(1));
         let mut lru = Lru::default();
         for index in 0..3 {
-            lru.used(one, part(index), Time::from_micros(u64::from(index)));
+            lru.record_use(one, part(index), Time::from_micros(u64::from(index)));
         }
-        lru.used(other, part(9), Time::from_micros(1));
-        lru.used(one, part(0), Time::from_micros(5));
-        lru.gone(part(2));
+        lru.record_use(other, part(9), Time::from_micros(1));
+        lru.record_use(one, part(0), Time::from_micros(5));
+        lru.remove(part(2));
         let order = |device| lru.order(device, None).collect::<Vec<_>>();
         assert_eq!((order(one), order(other)), (vec![part(1), part(0)], vec![part(9)]));
         // Behind what is there, and behind what was there.

@@ -38,9 +38,9 @@ impl EvictionPolicy {
 
 pub(crate) trait Policy: fmt::Debug + Send {
     /// The part has come to the device, or has been used there.
-    fn used(&mut self, device: DeviceIndex, part: PartRef, now: Time);
+    fn record_use(&mut self, device: DeviceIndex, part: PartRef, now: Time);
     /// It is not there any more.
-    fn gone(&mut self, part: PartRef);
+    fn remove(&mut self, part: PartRef);
     /// Those that are there, those first that should leave first: all, or those behind a part that was used last at that time,
     /// be it there or not.
     fn order(

@@ -33,35 +33,35 @@ impl Residents {
         }
     }
 
-    pub(crate) fn used(&mut self, device: DeviceIndex, part: PartRef, now: Time) {
+    pub(crate) fn arrive(&mut self, device: DeviceIndex, part: PartRef, now: Time) {
         self.devices.insert(part, (device, now));
-        self.policy.used(device, part, now);
+        self.policy.record_use(device, part, now);
     }
 
     /// It was used where it is, if it is there.
-    pub(crate) fn touched(&mut self, part: PartRef, now: Time) {
+    pub(crate) fn record_use(&mut self, part: PartRef, now: Time) {
         if let Some((device, last)) = self.devices.get_mut(&part) {
             *last = now;
-            self.policy.used(*device, part, now);
+            self.policy.record_use(*device, part, now);
         }
     }
 
     /// It is on its way out, and not chosen again.
-    pub(crate) fn leaves(&mut self, part: PartRef) {
-        self.policy.gone(part);
+    pub(crate) fn exclude(&mut self, part: PartRef) {
+        self.policy.remove(part);
     }
 
-    pub(crate) fn gone(&mut self, part: PartRef) {
+    pub(crate) fn remove(&mut self, part: PartRef) {
         for session in self.pinned.get(&part).cloned().unwrap_or_default() {
-            self.unpinned(part, session);
+            self.record_unpin(part, session);
         }
         self.stuck.remove(&part);
         if self.devices.remove(&part).is_some() {
-            self.policy.gone(part);
+            self.policy.remove(part);
         }
     }
 
-    pub(crate) fn pinned(&mut self, part: PartRef, session: SessionId) {
+    pub(crate) fn record_pin(&mut self, part: PartRef, session: SessionId) {
         if let Some((device, _)) = self.devices.get(&part)
             && self.pinned.entry(part).or_default().insert(session)
         {
@@ -71,7 +71,7 @@ impl Residents {
     }
 
     /// Whether it was known to pin the part.
-    pub(crate) fn unpinned(&mut self, part: PartRef, session: SessionId) -> bool {
+    pub(crate) fn record_unpin(&mut self, part: PartRef, session: SessionId) -> bool {
         let Some(sessions) = self.pinned.get_mut(&part) else { return false };
         if !sessions.remove(&session) {
             return false;
@@ -91,7 +91,7 @@ impl Residents {
     }
 
     /// Sessions that are known to pin something on a device.
-    pub(crate) fn pinning(&self, device: DeviceIndex) -> impl Iterator<Item = SessionId> {
+    pub(crate) fn pinning_sessions(&self, device: DeviceIndex) -> impl Iterator<Item = SessionId> {
         let all = (device, SessionId::from_raw(0))..=(device, SessionId::from_raw(u64::MAX));
         self.pinning.range(all).map(|((_, session), _)| *session)
     }
@@ -100,12 +100,12 @@ impl Residents {
         self.pinning.contains_key(&(device, session))
     }
 
-    pub(crate) fn is_stuck(&mut self, part: PartRef) {
+    pub(crate) fn mark_stuck(&mut self, part: PartRef) {
         self.stuck.insert(part);
     }
 
     /// All are to be tried.
-    pub(crate) fn loosen(&mut self) {
+    pub(crate) fn clear_stuck(&mut self) {
         self.stuck.clear();
     }
 
@@ -120,11 +120,11 @@ impl Residents {
 
     /// Those that nobody is known to pin, first those that should leave first.
     pub(crate) fn order(&self, device: DeviceIndex) -> impl Iterator<Item = PartRef> {
-        self.policy.order(device, None).filter(|part| self.is_free(*part))
+        self.policy.order(device, None).filter(|part| self.is_candidate(*part))
     }
 
     /// All of them with when each was used last, those first that should leave first, from behind one that was looked at.
-    pub(crate) fn behind(
+    pub(crate) fn order_after(
         &self,
         device: DeviceIndex,
         seen: Option<(PartRef, Time)>,
@@ -139,7 +139,7 @@ impl Residents {
     }
 
     /// Whether nobody is known to pin it, and it is to be tried.
-    pub(crate) fn is_free(&self, part: PartRef) -> bool {
+    pub(crate) fn is_candidate(&self, part: PartRef) -> bool {
         !self.pinned.contains_key(&part) && !self.stuck.contains(&part)
     }
 }

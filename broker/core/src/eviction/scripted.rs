@@ -29,13 +29,13 @@ impl Scripted {
 }
 
 impl Policy for Scripted {
-    fn used(&mut self, device: DeviceIndex, part: PartRef, _: Time) {
-        self.gone(part);
+    fn record_use(&mut self, device: DeviceIndex, part: PartRef, _: Time) {
+        self.remove(part);
         self.devices.insert(part, device);
         self.order.insert((device, self.rank(part), part));
     }
 
-    fn gone(&mut self, part: PartRef) {
+    fn remove(&mut self, part: PartRef) {
         if let Some(device) = self.devices.remove(&part) {
             self.order.remove(&(device, self.rank(part), part));
         }

@@ -15,8 +15,9 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
     for (part, backing) in broker.backings.iter().filter(|(part, _)| scope.has_allocation(part.allocation)) {
         let on_device = broker.tier_of(*part).is_none_or(|tier| tier == Tier::Device);
         // What lies in another tier than the one that the part leaves for is its own until it is there.
-        let beside =
-            |it: &Migration| it.here == Tier::Device && backing.tier().is_some_and(|tier| tier != it.towards);
+        let beside = |it: &Migration| {
+            it.from_tier == Tier::Device && backing.tier().is_some_and(|tier| tier != it.to_tier)
+        };
         let there = on_device && broker.migrations.get(part).is_none_or(beside);
         // Until the driver has made its memory a new allocation is nowhere.
         expect(found, BACKED, there, || format!("{part:?} is backed and not on its device"));
@@ -28,10 +29,10 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
             Backing::Needless => broker.is_discardable(*part),
             Backing::File { extent } => broker
                 .pool
-                .behind(*part, *extent)
+                .extent_of_part(*part, *extent)
                 .is_some_and(|extent| extent.in_file && matches!(extent.state, ExtentState::Live(_))),
-            Backing::Kept { extent, tier, .. } => {
-                let extent = broker.pool.behind(*part, *extent);
+            Backing::Extent { extent, tier, .. } => {
+                let extent = broker.pool.extent_of_part(*part, *extent);
                 let is = |it: &Extent| {
                     it.place.tier == *tier
                         && *tier != Tier::Device
@@ -48,12 +49,12 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
     if !matches!(scope, Scope::All) {
         return;
     }
-    for (part, account) in broker.backings.lacking().iter() {
+    for (part, account) in broker.backings.missing().iter() {
         let is_there = broker.piece_of(part).is_some_and(|piece| (piece.tenant, piece.device) == account);
         expect(found, BACKED, is_there, || format!("{part:?} is to have bytes below, and is not there"));
     }
     for device in broker.device_indices() {
-        let oldest = broker.backings.lacking().oldest_of_each(device).min();
+        let oldest = broker.backings.missing().oldest_of_each(device).min();
         let is_next = broker.timers.iter().any(|(_, timer)| *timer == Timer::Backing(device));
         let waits = oldest.is_none_or(|(_, tenant, size)| {
             let mut below = broker.ledger.below(device);
@@ -87,7 +88,7 @@ fn check_lacking(broker: &Broker, id: AllocationId, allocation: &Allocation, fou
         let on_device = broker.tier_of(part) == Some(Tier::Device);
         let should = may_lack && has_none && on_device;
         // What could not be made is nowhere, and its allocation goes.
-        let is = broker.backings.lacking().contains(&part, account);
+        let is = broker.backings.missing().contains(&part, account);
         let fits = is == should || (is && may_lack && has_none && broker.tier_of(part).is_none());
         expect(found, BACKED, fits, || format!("{part:?} is to have bytes below: {is}, should: {should}"));
     }

@@ -7,7 +7,8 @@ use crate::{broker::Broker, tenancy::TenantId};
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     for (id, session) in scope.sessions(broker) {
-        let of = |allocation| states(broker, id, allocation).iter().filter(|state| state.in_flight()).count();
+        let of =
+            |allocation| states(broker, id, allocation).iter().filter(|state| state.is_in_flight()).count();
         let fds = session.maps.keys().map(|allocation| of(*allocation)).sum();
         expect_equal(found, FDS, || format!("descriptors in flight to {id}"), &session.fds_in_flight, &fds);
         let queued = session.channel_open || session.queue.is_empty();

@@ -15,7 +15,10 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         let Some(backed) = extent.part else { continue };
         let allocation = broker.allocations.get(backed.allocation);
         let part = allocation.and_then(|allocation| allocation.part(backed.part));
-        let stray = broker.strays.get(&backed.allocation).is_some_and(|strays| strays.contains(&id));
+        let stray = broker
+            .detached_extents
+            .get(&backed.allocation)
+            .is_some_and(|detached_extents| detached_extents.contains(&id));
         let backs = part.is_some_and(|part| (part.extent == id) != stray);
         expect(found, EXTENTS, backs, || format!("{id} backs nothing"));
         let Some(allocation) = allocation else { continue };
@@ -38,7 +41,9 @@ fn check_counts(broker: &Broker, id: AllocationId, allocation: &Allocation, foun
     expect_equal(found, EXTENTS, || format!("unreturned of {id}"), is, &unreturned);
     let may_lack = matches!(allocation.state, AllocationState::Freeing | AllocationState::Creating);
     let lacks = |part: PartRef| {
-        allocation.part(part.part).is_none_or(|entry| broker.pool.behind(part, entry.extent).is_none())
+        allocation
+            .part(part.part)
+            .is_none_or(|entry| broker.pool.extent_of_part(part, entry.extent).is_none())
     };
     let complete = may_lack || !allocation.indices().any(|part| lacks(PartRef { allocation: id, part }));
     expect(found, EXTENTS, complete, || format!("{id} lacks extents"));

@@ -17,9 +17,9 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
 fn check_part(broker: &Broker, of: PartRef, found: &mut Vec<Violation>) {
     let Some(allocation) = broker.allocations.get(of.allocation) else { return };
     let Some(part) = allocation.part(of.part) else { return };
-    let state = broker.pool.behind(of, part.extent).map(|extent| &extent.state);
+    let state = broker.pool.extent_of_part(of, part.extent).map(|extent| &extent.state);
     if matches!(state, Some(ExtentState::Releasing(_) | ExtentState::Unreturned(_))) {
-        let unused = part.holds.is_empty() && !allocation.digesting;
+        let unused = part.mappings.is_empty() && !allocation.digesting;
         expect(found, EXTENT_RELEASED, unused, || format!("{} is released and in use", part.extent));
     }
 }

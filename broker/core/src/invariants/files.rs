@@ -20,7 +20,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         let Some(part) = extent.part else { continue };
         let loaded = broker.allocations.get(part.allocation).is_none_or(|it| it.file.is_some());
         expect(found, FILES, loaded, || format!("{id} is a piece of a file, and {part:?} was not loaded"));
-        let moves_there = broker.migrations.get(&part).is_some_and(|it| it.to == id && it.state.copies());
+        let moves_there = broker.migrations.get(&part).is_some_and(|it| it.to == id && it.state.is_copying());
         let written = moves_there || broker.is_written_back_to(part, id);
         expect(found, FILES, !written, || format!("{id} is a piece of a file, and is copied to"));
     }
@@ -31,6 +31,6 @@ const fn cost_of(extent: &Extent) -> Option<Bytes> {
     match &extent.state {
         ExtentState::Creating(reservation) => Some(reservation.bytes()),
         ExtentState::Live(charge) | ExtentState::Releasing(charge) => Some(charge.bytes()),
-        ExtentState::Cached(_) | ExtentState::Unreturned(_) | ExtentState::Nothing => None,
+        ExtentState::Cached(_) | ExtentState::Unreturned(_) | ExtentState::Dropped => None,
     }
 }

@@ -50,7 +50,7 @@ fn recompute(broker: &Broker, scope: &Scope) -> BTreeMap<(TenantId, Place), Acco
             ExtentState::Live(it) | ExtentState::Cached(it) | ExtentState::Releasing(it) => {
                 add((it.tenant(), it.place()), it.bytes(), |a| &mut a.settled);
             }
-            ExtentState::Nothing => {}
+            ExtentState::Dropped => {}
             ExtentState::Unreturned(debts) => {
                 for it in debts {
                     add((it.tenant(), it.place()), it.bytes(), |a| &mut a.unreturned);

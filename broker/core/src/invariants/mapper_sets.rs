@@ -7,9 +7,10 @@ use crate::{broker::Broker, residency::MapState, tenancy::Session};
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     for (id, allocation) in scope.allocations(broker) {
-        let entries = allocation.parts.iter().map(|part| part.holds.len()).sum();
-        expect_equal(found, MAPPERS, || format!("entries of {id}"), &allocation.hold_count, &entries);
-        for session in allocation.parts.iter().flat_map(|part| &part.holds).map(|hold| hold.session) {
+        let entries = allocation.parts.iter().map(|part| part.mappings.len()).sum();
+        expect_equal(found, MAPPERS, || format!("entries of {id}"), &allocation.mapping_count, &entries);
+        for session in allocation.parts.iter().flat_map(|part| &part.mappings).map(|mapping| mapping.session)
+        {
             let known = broker.sessions.get(session).is_some_and(|session| session.maps.contains_key(&id));
             expect(found, MAPPERS, known, || format!("{session} does not know that it maps {id}"));
         }

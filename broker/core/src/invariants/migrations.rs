@@ -14,19 +14,19 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
     {
         let from = broker.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
         let is_live = |id| {
-            let extent = broker.pool.behind(*part, id);
-            extent.is_some_and(Extent::is_there)
+            let extent = broker.pool.extent_of_part(*part, id);
+            extent.is_some_and(Extent::can_hold_part)
         };
         let source = from.is_some_and(|from| is_live(from.extent) && from.extent != migration.to);
         expect(found, MIGRATIONS, source, || format!("{part:?} moves from nowhere"));
-        expect(found, MIGRATIONS, migration.made == is_live(migration.to), || {
+        expect(found, MIGRATIONS, migration.is_made == is_live(migration.to), || {
             format!("{part:?} moves to {}, which is not as it says", migration.to)
         });
-        let unmapped = broker.holds(*part).iter().all(|hold| hold.state == MapState::Away);
-        expect(found, MIGRATIONS, !migration.state.copies() || unmapped, || {
+        let unmapped = broker.mappings(*part).iter().all(|mapping| mapping.state == MapState::Away);
+        expect(found, MIGRATIONS, !migration.state.is_copying() || unmapped, || {
             format!("{part:?} is copied while it is mapped")
         });
-        let waits = migration.vacated || broker.revocations.contains_key(part);
+        let waits = migration.is_unmapped || broker.revocations.contains_key(part);
         expect(found, MIGRATIONS, waits, || format!("{part:?} waits for nobody to unmap it"));
     }
     for (id, allocation) in scope.allocations(broker) {
@@ -34,12 +34,12 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
             let part = crate::event::PartRef { allocation: id, part: index };
             let can_be =
                 broker.tier_of(part).is_none_or(|tier| tier != Tier::Disk) && !broker.is_nowhere(part);
-            let maps = broker.holds(part).iter().any(|hold| hold.state != MapState::Away);
+            let maps = broker.mappings(part).iter().any(|mapping| mapping.state != MapState::Away);
             expect(found, MIGRATIONS, can_be || !maps, || format!("{part:?} is mapped and cannot be"));
             let lies_below = broker.tier_of(part) == Some(Tier::Host);
             // What is freed is being unmapped by all.
             let is_freed = allocation.state == AllocationState::Freeing;
-            let may = is_freed || allocation.in_place || broker.lingering.contains(&part);
+            let may = is_freed || allocation.in_place || broker.in_place_to_unmap.contains(&part);
             expect(found, MIGRATIONS, may || !(maps && lies_below), || {
                 format!("{part:?} is mapped in the host's memory, and goes on being so")
             });

@@ -1,7 +1,7 @@
 //! What must always be so, by name. One registry for tests, the running daemon and the docs.
 //!
 //! One invariant a file. [`Broker::check`] recomputes everything from the tables; with the feature `observed`
-//! `check_touched` does so for what the last event touched. In production each violation that a handler meets is
+//! `check_changed` does so for what the last event touched. In production each violation that a handler meets is
 //! counted, logged and survived.
 
 mod backings;
@@ -71,8 +71,8 @@ impl Broker {
 
     /// Recomputes what the last event touched.
     #[cfg(feature = "observed")]
-    pub fn check_touched(&self) -> Vec<Violation> {
-        self.check_in(&Scope::touched_in(self))
+    pub fn check_changed(&self) -> Vec<Violation> {
+        self.check_in(&Scope::changed_in(self))
     }
 
     fn check_in(&self, scope: &Scope) -> Vec<Violation> {
@@ -97,8 +97,13 @@ fn expect_equal<T: PartialEq + std::fmt::Debug>(
     }
 }
 
-fn expect(found: &mut Vec<Violation>, invariant: &'static str, holds: bool, what: impl FnOnce() -> String) {
-    if !holds {
+fn expect(
+    found: &mut Vec<Violation>,
+    invariant: &'static str,
+    mappings: bool,
+    what: impl FnOnce() -> String,
+) {
+    if !mappings {
         found.push(Violation { invariant, detail: what() });
     }
 }

@@ -11,7 +11,7 @@ use crate::{
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     let (mut parts, mut lacking, mut waiting) = (0, 0, 0);
     for (id, call) in broker.pins.iter() {
-        let lacks = call.parts.iter().filter(|part| broker.pins.lacks(id, **part)).count();
+        let lacks = call.parts.iter().filter(|part| broker.pins.is_missing(id, **part)).count();
         expect_equal(found, PINS, || format!("{id:?} waits"), &call.is_waiting(), &(lacks > 0));
         (parts, lacking) = (parts + call.parts.len(), lacking + lacks);
         waiting += usize::from(call.is_waiting());
@@ -24,7 +24,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         found,
         PINS,
         || "calls in the indices".to_owned(),
-        &broker.pins.indexed(),
+        &broker.pins.index_counts(),
         &(parts, lacking, waiting),
     );
     for (id, session) in scope.sessions(broker) {
@@ -32,8 +32,8 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         let calls = calls.fold((0, 0), |(calls, parts), (_, call)| (calls + 1, parts + call.parts.len()));
         let counted = session.words.as_ref().map_or((0, 0), |words| (words.calls, words.call_parts));
         expect_equal(found, PINS, || format!("pin calls of {id}"), &counted, &calls);
-        let prompt = session.words.iter().flat_map(|words| &words.prompt);
-        let lasting = prompt.clone().all(|part| broker.map_state(id, *part) == Some(MapState::Evicting));
+        let unmap_soon = session.words.iter().flat_map(|words| &words.unmap_soon);
+        let lasting = unmap_soon.clone().all(|part| broker.map_state(id, *part) == Some(MapState::Evicting));
         expect(found, PINS, lasting, || format!("{id} is to answer for what it is not told to unmap"));
     }
 }
@@ -41,7 +41,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
 fn check_part(broker: &Broker, id: PinId, call: &PinCall, part: PartRef, found: &mut Vec<Violation>) {
     let state = broker.map_state(id.0, part);
     let held_up = broker.is_held_up(part, call.arrival);
-    let fits = match (broker.pins.lacks(id, part), state) {
+    let fits = match (broker.pins.is_missing(id, part), state) {
         (true, Some(MapState::Queued | MapState::Offered | MapState::Evicting)) => true,
         (true, Some(MapState::Away)) => {
             held_up

@@ -16,12 +16,12 @@ type Rows<'a, K, V> = Box<dyn Iterator<Item = (K, &'a V)> + 'a>;
 pub(super) enum Scope {
     All,
     #[cfg(feature = "observed")]
-    Touched(Touched),
+    Changed(ChangedRows),
 }
 
 #[cfg(feature = "observed")]
 #[derive(Debug)]
-pub(super) struct Touched {
+pub(super) struct ChangedRows {
     allocations: Vec<AllocationId>,
     sessions: Vec<SessionId>,
     extents: Vec<ExtentId>,
@@ -34,18 +34,18 @@ impl Scope {
     /// Whoever pays for what was touched is looked at too: a balance that should have changed and did not is touched by
     /// nobody.
     #[cfg(feature = "observed")]
-    pub(super) fn touched_in(broker: &Broker) -> Self {
-        let extents = broker.pool.touched.keys();
-        let mut accounts = broker.ledger.touched.keys();
+    pub(super) fn changed_in(broker: &Broker) -> Self {
+        let extents = broker.pool.changed_keys.keys();
+        let mut accounts = broker.ledger.changed_keys.keys();
         accounts.extend(extents.iter().filter_map(|id| broker.pool.get(*id)).flat_map(Extent::accounts));
         accounts.sort_unstable();
         accounts.dedup();
-        Self::Touched(Touched {
-            allocations: broker.allocations.touched.keys(),
-            sessions: broker.sessions.touched.keys(),
+        Self::Changed(ChangedRows {
+            allocations: broker.allocations.changed_keys.keys(),
+            sessions: broker.sessions.changed_keys.keys(),
             extents,
             accounts,
-            ops: broker.ops.touched.keys(),
+            ops: broker.ops.changed_keys.keys(),
         })
     }
 
@@ -54,8 +54,8 @@ impl Scope {
         match self {
             Self::All => Box::new(broker.allocations.iter_after(None)),
             #[cfg(feature = "observed")]
-            Self::Touched(touched) => Box::new(
-                touched.allocations.iter().filter_map(|id| Some((*id, broker.allocations.get(*id)?))),
+            Self::Changed(changed) => Box::new(
+                changed.allocations.iter().filter_map(|id| Some((*id, broker.allocations.get(*id)?))),
             ),
         }
     }
@@ -64,8 +64,8 @@ impl Scope {
         match self {
             Self::All => Box::new(broker.sessions.iter()),
             #[cfg(feature = "observed")]
-            Self::Touched(touched) => {
-                Box::new(touched.sessions.iter().filter_map(|id| Some((*id, broker.sessions.get(*id)?))))
+            Self::Changed(changed) => {
+                Box::new(changed.sessions.iter().filter_map(|id| Some((*id, broker.sessions.get(*id)?))))
             }
         }
     }
@@ -74,8 +74,8 @@ impl Scope {
         match self {
             Self::All => Box::new(broker.pool.iter()),
             #[cfg(feature = "observed")]
-            Self::Touched(touched) => {
-                Box::new(touched.extents.iter().filter_map(|id| Some((*id, broker.pool.get(*id)?))))
+            Self::Changed(changed) => {
+                Box::new(changed.extents.iter().filter_map(|id| Some((*id, broker.pool.get(*id)?))))
             }
         }
     }
@@ -84,8 +84,8 @@ impl Scope {
         match self {
             Self::All => Box::new(broker.ops.iter()),
             #[cfg(feature = "observed")]
-            Self::Touched(touched) => {
-                Box::new(broker.ops.iter().filter(|(id, op)| touched.concerns(*id, op)))
+            Self::Changed(changed) => {
+                Box::new(broker.ops.iter().filter(|(id, op)| changed.concerns(*id, op)))
             }
         }
     }
@@ -95,7 +95,7 @@ impl Scope {
         match self {
             Self::All => true,
             #[cfg(feature = "observed")]
-            Self::Touched(touched) => touched.allocations.binary_search(&id).is_ok(),
+            Self::Changed(changed) => changed.allocations.binary_search(&id).is_ok(),
         }
     }
 
@@ -103,7 +103,7 @@ impl Scope {
         match self {
             Self::All => true,
             #[cfg(feature = "observed")]
-            Self::Touched(touched) => touched.sessions.binary_search(&id).is_ok(),
+            Self::Changed(changed) => changed.sessions.binary_search(&id).is_ok(),
         }
     }
 
@@ -111,7 +111,7 @@ impl Scope {
         match self {
             Self::All => true,
             #[cfg(feature = "observed")]
-            Self::Touched(touched) => touched.accounts.binary_search(&account).is_ok(),
+            Self::Changed(changed) => changed.accounts.binary_search(&account).is_ok(),
         }
     }
 
@@ -119,7 +119,7 @@ impl Scope {
         match self {
             Self::All => true,
             #[cfg(feature = "observed")]
-            Self::Touched(touched) => touched.accounts.iter().any(|(_, of)| *of == place),
+            Self::Changed(changed) => changed.accounts.iter().any(|(_, of)| *of == place),
         }
     }
 
@@ -128,13 +128,13 @@ impl Scope {
         match self {
             Self::All => false,
             #[cfg(feature = "observed")]
-            Self::Touched(touched) => touched.accounts.is_empty(),
+            Self::Changed(changed) => changed.accounts.is_empty(),
         }
     }
 }
 
 #[cfg(feature = "observed")]
-impl Touched {
+impl ChangedRows {
     /// An operation is looked at with whatever it waits for.
     fn concerns(&self, id: OpId, op: &Op) -> bool {
         use crate::tenancy::OpKind;
@@ -149,7 +149,7 @@ impl Touched {
                 OpKind::EndSession { session: id, .. } => session(id),
                 OpKind::Revoke { parts, .. } => allocation(&parts.allocation),
                 OpKind::Move { parts, .. } => allocation(&parts.allocation),
-                OpKind::Allocate { .. } | OpKind::Room(_) | OpKind::Quota(_) => false,
+                OpKind::Allocate { .. } | OpKind::BatchWait(_) | OpKind::Quota(_) => false,
             }
     }
 }

@@ -5,18 +5,18 @@ use std::collections::BTreeSet;
 use vramd_types::{AllocationId, SessionId};
 
 use super::{SLOTS, Violation, expect, expect_equal, scope::Scope};
-use crate::{broker::Broker, residency::Hold};
+use crate::{broker::Broker, residency::Mapping};
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     for (id, session) in scope.sessions(broker) {
         let mut seen = BTreeSet::new();
-        for hold in session.maps.keys().flat_map(|allocation| holds(broker, *allocation, id)) {
-            let fits = match (&session.words, hold.slot()) {
+        for mapping in session.maps.keys().flat_map(|allocation| mappings(broker, *allocation, id)) {
+            let fits = match (&session.words, mapping.slot()) {
                 (Some(words), Some(slot)) => words.slots.is_taken(slot) && seen.insert(slot),
                 (None, None) => true,
                 _ => false,
             };
-            expect(found, SLOTS, fits, || format!("{id} has {:?} for a part", hold.slot()));
+            expect(found, SLOTS, fits, || format!("{id} has {:?} for a part", mapping.slot()));
         }
         let Some(words) = &session.words else { continue };
         expect_equal(found, SLOTS, || format!("slots taken of {id}"), &words.slots.taken(), &seen.len());
@@ -26,7 +26,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
     }
 }
 
-fn holds(broker: &Broker, allocation: AllocationId, of: SessionId) -> impl Iterator<Item = &Hold> {
+fn mappings(broker: &Broker, allocation: AllocationId, of: SessionId) -> impl Iterator<Item = &Mapping> {
     let parts = broker.allocations.get(allocation).map(|allocation| &*allocation.parts).unwrap_or_default();
-    parts.iter().filter_map(move |part| part.hold(of))
+    parts.iter().filter_map(move |part| part.mapping(of))
 }

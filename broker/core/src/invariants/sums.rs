@@ -8,7 +8,7 @@ use super::{SUMS, Violation, expect_equal, scope::Scope};
 use crate::{
     broker::Broker,
     event::{PartRef, Tier},
-    migration::{BackedBy, Backing, Below, Waiter},
+    migration::{Backing, BackingAccount, BackingSum, Waiter},
     residency::{Allocation, MapState, mappers_of},
     tenancy::{Session, TenantId},
 };
@@ -22,7 +22,8 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
     }
     if matches!(scope, Scope::All) {
         let parts = broker.allocations.iter_after(None).flat_map(|(_, allocation)| &*allocation.parts);
-        let evicting = parts.flat_map(|part| &part.holds).filter(|hold| hold.state == MapState::Evicting);
+        let evicting =
+            parts.flat_map(|part| &part.mappings).filter(|mapping| mapping.state == MapState::Evicting);
         expect_equal(
             found,
             SUMS,
@@ -30,16 +31,16 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
             &broker.evicting,
             &evicting.count(),
         );
-        let below = broker.backings.sums().filter(|(_, below)| *below != Below::default()).collect();
+        let below = broker.backings.sums().filter(|(_, below)| *below != BackingSum::default()).collect();
         expect_equal(found, SUMS, || "what parts have below".to_owned(), &below, &below_of(broker));
         let counted = broker.tenants.iter().flat_map(|(_, of)| {
-            broker.allocations.rounded_of(of).map(move |(device, bytes)| ((of, device), bytes))
+            broker.allocations.rounding_of(of).map(move |(device, bytes)| ((of, device), bytes))
         });
         let what = || "bytes beyond what was asked for".to_owned();
-        expect_equal(found, SUMS, what, &counted.collect(), &rounded_of(broker));
-        let (lodgers, in_place) = in_host_of(broker);
+        expect_equal(found, SUMS, what, &counted.collect(), &rounding_of(broker));
+        let (idle_on_host, in_place) = in_host_of(broker);
         let what = || "parts in the host's memory".to_owned();
-        expect_equal(found, SUMS, what, &broker.lodgers.iter().collect(), &lodgers);
+        expect_equal(found, SUMS, what, &broker.idle_on_host.iter().collect(), &idle_on_host);
         let what = || "bytes in the host's memory that are accessed there".to_owned();
         expect_equal(found, SUMS, what, &broker.allocations.in_place().collect(), &in_place);
         let batches = broker.line.iter().filter(|(_, it)| matches!(it.waiter, Waiter::Batch(_))).count();
@@ -48,7 +49,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
     }
 }
 
-fn rounded_of(broker: &Broker) -> BTreeMap<(TenantId, DeviceIndex), Bytes> {
+fn rounding_of(broker: &Broker) -> BTreeMap<(TenantId, DeviceIndex), Bytes> {
     let mut sums: BTreeMap<_, Bytes> = BTreeMap::new();
     for (_, allocation) in broker.allocations.iter_after(None).filter(|(_, it)| it.span > it.size) {
         let sum = sums.entry((allocation.tenant, allocation.device)).or_default();
@@ -59,32 +60,32 @@ fn rounded_of(broker: &Broker) -> BTreeMap<(TenantId, DeviceIndex), Bytes> {
 
 /// Parts in the host's memory, and what of them is accessed there.
 fn in_host_of(broker: &Broker) -> (BTreeSet<PartRef>, BTreeMap<(TenantId, DeviceIndex), Bytes>) {
-    let (mut lodgers, mut sums) = (BTreeSet::new(), BTreeMap::new());
+    let (mut idle_on_host, mut sums) = (BTreeSet::new(), BTreeMap::new());
     for (id, allocation) in broker.allocations.iter_after(None) {
         let parts = allocation.indices().map(|part| PartRef { allocation: id, part });
         for part in parts.filter(|part| broker.is_lodger(*part)) {
-            lodgers.insert(part);
+            idle_on_host.insert(part);
             if allocation.in_place {
                 let sum: &mut Bytes = sums.entry((allocation.tenant, allocation.device)).or_default();
                 *sum = sum.saturating_add(allocation.size_of(part.part));
             }
         }
     }
-    (lodgers, sums)
+    (idle_on_host, sums)
 }
 
-fn below_of(broker: &Broker) -> BTreeMap<(BackedBy, Tier), Below> {
-    let mut sums: BTreeMap<_, Below> = BTreeMap::new();
+fn below_of(broker: &Broker) -> BTreeMap<(BackingAccount, Tier), BackingSum> {
+    let mut sums: BTreeMap<_, BackingSum> = BTreeMap::new();
     for (part, backing) in broker.backings.iter() {
         let (tier, kept) = match backing {
-            Backing::Kept { tier, .. } => (*tier, true),
+            Backing::Extent { tier, .. } => (*tier, true),
             Backing::File { .. } => (Tier::Disk, false),
             Backing::Reserved(_) | Backing::Needless => continue,
         };
         if let Some(piece) = broker.piece_of(*part) {
             let sum = sums.entry(((piece.tenant, piece.device), tier)).or_default();
             if kept {
-                sum.kept = sum.kept.saturating_add(piece.size);
+                sum.total = sum.total.saturating_add(piece.size);
             }
             if backing.is_clean() {
                 sum.clean = sum.clean.saturating_add(piece.size);

@@ -26,13 +26,13 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         expect(found, TIMERS, watched, || format!("{id:?} has more parts to begin with, and no timer looks"));
     }
     for (id, call) in broker.pins.iter().filter(|(_, call)| call.is_waiting()) {
-        let watched = broker.timers.contains(&(call.look, Timer::Stall(id.0, id.1)));
+        let watched = broker.timers.contains(&(call.stall_check, Timer::Stall(id.0, id.1)));
         expect(found, TIMERS, watched, || {
-            format!("{id:?} may stall until {:?}, and no timer looks", call.look)
+            format!("{id:?} may stall until {:?}, and no timer looks", call.stall_check)
         });
         let ends = |until| broker.timers.contains(&(until, Timer::Pin(id.0, id.1)));
-        expect(found, TIMERS, call.until.is_none_or(ends), || {
-            format!("{id:?} waits until {:?}, and no timer ends it", call.until)
+        expect(found, TIMERS, call.deadline.is_none_or(ends), || {
+            format!("{id:?} waits until {:?}, and no timer ends it", call.deadline)
         });
     }
 }

@@ -9,7 +9,8 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         if sealed || allocation.kind == Kind::Fixed {
             continue;
         }
-        for session in allocation.parts.iter().flat_map(|part| &part.holds).map(|hold| hold.session) {
+        for session in allocation.parts.iter().flat_map(|part| &part.mappings).map(|mapping| mapping.session)
+        {
             let own = allocation.owner == Some(session);
             expect(found, UNSEALED, own, || format!("{id} is not sealed and mapped by {session}"));
         }

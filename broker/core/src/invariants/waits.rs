@@ -32,7 +32,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
                 broker.sessions.get(*session).is_some() && (*kill || has_deadline(broker, *session))
             }
             OpKind::Allocate { extents_left, .. } => *extents_left > 0,
-            OpKind::Room(_) => broker.line.contains(Waiter::Batch(id)),
+            OpKind::BatchWait(_) => broker.line.contains(Waiter::Batch(id)),
             OpKind::Revoke { parts, .. } => {
                 let of = parts.allocation;
                 parts.open().all(|part| is_revoked(broker, PartRef { allocation: of, part }, id))
@@ -54,7 +54,7 @@ fn is_answered(broker: &Broker, session: SessionId, allocation: AllocationId) ->
 }
 
 fn is_watched(broker: &Broker, allocation: AllocationId, op: OpId) -> bool {
-    broker.allocations.get(allocation).is_some_and(|allocation| allocation.watchers.contains(&op))
+    broker.allocations.get(allocation).is_some_and(|allocation| allocation.waiting_ops.contains(&op))
 }
 
 /// Whether the part's revocation is under way and will end: the shell answers, a fence has its time, and who was told to
@@ -64,9 +64,9 @@ fn is_revoked(broker: &Broker, part: PartRef, op: OpId) -> bool {
         let ends = match under_way.stage {
             Stage::Words { .. } | Stage::Fence { .. } => true,
             Stage::Evict => {
-                let mapping = broker.holds(part).iter().filter(|hold| hold.state.maps());
+                let mapping = broker.mappings(part).iter().filter(|mapping| mapping.state.is_mapper());
                 mapping.clone().next().is_some()
-                    && mapping.into_iter().all(|hold| has_deadline(broker, hold.session))
+                    && mapping.into_iter().all(|mapping| has_deadline(broker, mapping.session))
             }
         };
         ends && under_way.ops.contains(&op)
@@ -77,9 +77,9 @@ fn is_revoked(broker: &Broker, part: PartRef, op: OpId) -> bool {
 fn is_moving(broker: &Broker, part: PartRef, op: OpId) -> bool {
     let is_written_back = broker.write_backs.get(&part).is_some_and(|it| it.ops.contains(&op));
     let moves = broker.migrations.get(&part).is_some_and(|migration| {
-        let goes_on = !migration.made
-            || migration.vacated
-            || migration.state.copies()
+        let goes_on = !migration.is_made
+            || migration.is_unmapped
+            || migration.state.is_copying()
             || broker.revocations.contains_key(&part);
         goes_on && migration.ops.contains(&op)
     });

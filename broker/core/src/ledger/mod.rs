@@ -24,7 +24,7 @@ pub(crate) use trial_balance::TrialBalance;
 
 use crate::{
     event::Tier,
-    observed::Touched,
+    observed::ChangedKeys,
     tenancy::{ByTenant, TenantId},
 };
 
@@ -150,7 +150,7 @@ pub(crate) struct Ledger {
     quotas: QuotaTable,
     /// What did not add up, to be counted and logged.
     broken: Vec<String>,
-    pub(crate) touched: Touched<(TenantId, Place)>,
+    pub(crate) changed_keys: ChangedKeys<(TenantId, Place)>,
     /// Devices below which somebody may be admitted to more than before.
     pub(crate) relieved: BTreeSet<DeviceIndex>,
     /// Places that may be fuller than before, or less full.
@@ -177,7 +177,7 @@ impl Ledger {
             balances,
             quotas,
             broken: Vec::new(),
-            touched: Touched::default(),
+            changed_keys: ChangedKeys::default(),
             relieved: BTreeSet::new(),
             changed: BTreeSet::new(),
             #[cfg(feature = "planted")]
@@ -424,7 +424,7 @@ impl Ledger {
     /// The one place where a balance changes, and the sums with it. A change that would not fit in 64 bits, or
     /// below zero, is not made, and is a bug.
     fn change(&mut self, tenant: TenantId, place: Place, change: impl FnOnce(&mut Account) -> Option<()>) {
-        self.touched.note((tenant, place));
+        self.changed_keys.note((tenant, place));
         let Some(balances) = self.balances.get_mut(&place) else {
             self.broken.push(format!("no books for device {} tier {}", place.device, place.tier));
             return;

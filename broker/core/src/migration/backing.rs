@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
-use super::Lacking;
+use super::MissingBackings;
 use crate::{
     event::{PartRef, Tier},
     ledger::Reservation,
@@ -18,7 +18,7 @@ pub(crate) enum Backing {
     Reserved(Reservation),
     /// Memory that it came from, or was about to go to. A clean one holds what the part holds: then it leaves without being
     /// copied.
-    Kept { extent: ExtentId, tier: Tier, clean: bool },
+    Extent { extent: ExtentId, tier: Tier, clean: bool },
     /// A piece of a file holds what the part holds, for ever: it costs nothing, and the part leaves without being copied.
     File { extent: ExtentId },
     /// Its content may be given up: it needs none.
@@ -30,7 +30,7 @@ impl Backing {
     pub(crate) const fn tier(&self) -> Option<Tier> {
         match self {
             Self::Reserved(reservation) => Some(reservation.place().tier),
-            Self::Kept { tier, .. } => Some(*tier),
+            Self::Extent { tier, .. } => Some(*tier),
             Self::File { .. } => Some(Tier::Disk),
             Self::Needless => None,
         }
@@ -38,7 +38,7 @@ impl Backing {
 
     /// Whether it holds what the part holds.
     pub(crate) const fn is_clean(&self) -> bool {
-        matches!(self, Self::Kept { clean: true, .. } | Self::File { .. })
+        matches!(self, Self::Extent { clean: true, .. } | Self::File { .. })
     }
 }
 
@@ -46,31 +46,31 @@ impl Backing {
 #[derive(Debug, Default)]
 pub(crate) struct Backings {
     parts: BTreeMap<PartRef, Backed>,
-    lacking: Lacking,
-    sums: BTreeMap<(Account, Tier), Below>,
+    missing: MissingBackings,
+    sums: BTreeMap<(BackingAccount, Tier), BackingSum>,
 }
 
 /// Whose it is, and of which device.
-pub(crate) type Account = (TenantId, DeviceIndex);
+pub(crate) type BackingAccount = (TenantId, DeviceIndex);
 
 #[derive(Debug)]
 struct Backed {
     backing: Backing,
-    account: Account,
+    account: BackingAccount,
     size: Bytes,
 }
 
 /// Memory that a tenant's parts on one device have in one tier below it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Below {
-    pub(crate) kept: Bytes,
+pub(crate) struct BackingSum {
+    pub(crate) total: Bytes,
     /// Of that and of files, what holds the same as its parts.
     pub(crate) clean: Bytes,
 }
 
 impl Backings {
-    pub(crate) fn insert(&mut self, part: PartRef, account: Account, size: Bytes, backing: Backing) {
-        self.lacking.remove(&part, account);
+    pub(crate) fn insert(&mut self, part: PartRef, account: BackingAccount, size: Bytes, backing: Backing) {
+        self.missing.remove(&part, account);
         let backed = Backed { backing, account, size };
         count(&mut self.sums, &backed, Bytes::saturating_add);
         if let Some(before) = self.parts.insert(part, backed) {
@@ -85,24 +85,24 @@ impl Backings {
     }
 
     /// There are no bytes for the part now.
-    pub(crate) fn lacks(&mut self, part: PartRef, account: Account, size: Bytes) {
-        self.lacking.insert(part, account, size);
+    pub(crate) fn mark_missing(&mut self, part: PartRef, account: BackingAccount, size: Bytes) {
+        self.missing.insert(part, account, size);
     }
 
     /// It is freed, or leaves.
-    pub(crate) fn lacks_no_more(&mut self, part: &PartRef, account: Account) {
-        self.lacking.remove(part, account);
+    pub(crate) fn clear_missing(&mut self, part: &PartRef, account: BackingAccount) {
+        self.missing.remove(part, account);
     }
 
-    pub(crate) const fn lacking(&self) -> &Lacking {
-        &self.lacking
+    pub(crate) const fn missing(&self) -> &MissingBackings {
+        &self.missing
     }
 
     /// Whether what the part has below holds the same.
-    pub(crate) fn mark(&mut self, part: &PartRef, holds_same: bool) {
+    pub(crate) fn set_clean(&mut self, part: &PartRef, holds_same: bool) {
         let Some(backed) = self.parts.get_mut(part) else { return };
         count(&mut self.sums, backed, Bytes::saturating_sub);
-        if let Backing::Kept { clean, .. } = &mut backed.backing {
+        if let Backing::Extent { clean, .. } = &mut backed.backing {
             *clean = holds_same;
         }
         count(&mut self.sums, backed, Bytes::saturating_add);
@@ -120,21 +120,25 @@ impl Backings {
         self.parts.iter().map(|(part, backed)| (part, &backed.backing))
     }
 
-    pub(crate) fn below(&self, account: Account, tier: Tier) -> Below {
+    pub(crate) fn sum(&self, account: BackingAccount, tier: Tier) -> BackingSum {
         self.sums.get(&(account, tier)).copied().unwrap_or_default()
     }
 
-    pub(crate) fn sums(&self) -> impl Iterator<Item = ((Account, Tier), Below)> {
+    pub(crate) fn sums(&self) -> impl Iterator<Item = ((BackingAccount, Tier), BackingSum)> {
         self.sums.iter().map(|(key, below)| (*key, *below))
     }
 }
 
-fn count(sums: &mut BTreeMap<(Account, Tier), Below>, backed: &Backed, change: fn(Bytes, Bytes) -> Bytes) {
+fn count(
+    sums: &mut BTreeMap<(BackingAccount, Tier), BackingSum>,
+    backed: &Backed,
+    change: fn(Bytes, Bytes) -> Bytes,
+) {
     let Backed { backing, account, size } = backed;
     let Some(tier) = backing.tier().filter(|_| !matches!(backing, Backing::Reserved(_))) else { return };
     let below = sums.entry((*account, tier)).or_default();
-    if matches!(backing, Backing::Kept { .. }) {
-        below.kept = change(below.kept, *size);
+    if matches!(backing, Backing::Extent { .. }) {
+        below.total = change(below.total, *size);
     }
     if backing.is_clean() {
         below.clean = change(below.clean, *size);
@@ -151,13 +155,13 @@ mod tests {
     #[test]
     fn what_is_kept_and_clean_is_counted_until_it_is_not() {
         let part = |index| PartRef { allocation: AllocationId::from_raw(1), part: PartIndex(index) };
-        let kept_in = |tier, clean| Backing::Kept { extent: ExtentId::from_raw(9), tier, clean };
+        let kept_in = |tier, clean| Backing::Extent { extent: ExtentId::from_raw(9), tier, clean };
         let kept = |clean| kept_in(Tier::Host, clean);
         let account = (Tenants::default().intern("a"), DeviceIndex(0));
         let mut backings = Backings::default();
         let sums = |backings: &Backings| {
-            let Below { kept, clean } = backings.below(account, Tier::Host);
-            (kept.get(), clean.get())
+            let BackingSum { total, clean } = backings.sum(account, Tier::Host);
+            (total.get(), clean.get())
         };
         backings.insert(part(0), account, Bytes::new(3), kept(true));
         backings.insert(part(1), account, Bytes::new(5), kept(false));
@@ -165,11 +169,11 @@ mod tests {
         backings.insert(part(1), account, Bytes::new(5), kept(true));
         assert_eq!(sums(&backings), (8, 8));
         for _ in 0..2 {
-            backings.mark(&part(0), false);
+            backings.set_clean(&part(0), false);
             assert_eq!(sums(&backings), (8, 5));
         }
         for clean in [8, 5] {
-            backings.mark(&part(0), clean == 8);
+            backings.set_clean(&part(0), clean == 8);
             assert_eq!(sums(&backings), (8, clean));
         }
         for _ in 0..2 {
@@ -179,16 +183,22 @@ mod tests {
         // Each tier has its own.
         backings.insert(part(0), account, Bytes::new(3), kept_in(Tier::Disk, true));
         assert_eq!(sums(&backings), (0, 0));
-        assert_eq!(backings.below(account, Tier::Disk), Below { kept: Bytes::new(3), clean: Bytes::new(3) });
+        assert_eq!(
+            backings.sum(account, Tier::Disk),
+            BackingSum { total: Bytes::new(3), clean: Bytes::new(3) }
+        );
         // A file costs nothing.
         backings.insert(part(0), account, Bytes::new(3), Backing::File { extent: ExtentId::from_raw(9) });
-        backings.mark(&part(0), false);
-        assert_eq!(backings.below(account, Tier::Disk), Below { kept: Bytes::ZERO, clean: Bytes::new(3) });
+        backings.set_clean(&part(0), false);
+        assert_eq!(
+            backings.sum(account, Tier::Disk),
+            BackingSum { total: Bytes::ZERO, clean: Bytes::new(3) }
+        );
         // What needs none has none, and can leave.
         backings.insert(part(0), account, Bytes::new(3), Backing::Needless);
-        backings.mark(&part(0), true);
+        backings.set_clean(&part(0), true);
         assert!(backings.contains(&part(0)));
         assert_eq!(sums(&backings), (0, 0));
-        assert_eq!(backings.below(account, Tier::Disk), Below::default());
+        assert_eq!(backings.sum(account, Tier::Disk), BackingSum::default());
     }
 }

@@ -56,7 +56,7 @@ struct OutOfMemory {
     /// Which look at the device says who holds what the driver had not.
     survey: u64,
     /// How often it was tried though nothing had left.
-    in_vain: u32,
+    vain_tries: u32,
     retry: Retry,
 }
 
@@ -138,21 +138,22 @@ impl Line {
         waiter: Waiter,
         device: DeviceIndex,
         survey: u64,
-        in_vain: u32,
+        vain_tries: u32,
     ) {
-        self.out_of_memory.insert(waiter, OutOfMemory { device, survey, in_vain, retry: Retry::OnRelease });
+        self.out_of_memory
+            .insert(waiter, OutOfMemory { device, survey, vain_tries, retry: Retry::OnRelease });
     }
 
     /// Nothing leaves for the part: whether it is to be tried all the same, which it is not for ever.
     pub(crate) fn count_vain_try(&mut self, part: PartRef, tries_max: u32) -> bool {
         let Some(it) = self.out_of_memory.get_mut(&Waiter::Part(part)) else { return false };
-        it.in_vain = it.in_vain.saturating_add(1);
-        it.in_vain < tries_max
+        it.vain_tries = it.vain_tries.saturating_add(1);
+        it.vain_tries < tries_max
     }
 
     /// How often the part was tried though nothing had left.
     pub(crate) fn vain_tries(&self, waiter: Waiter) -> u32 {
-        self.out_of_memory.get(&waiter).map_or(0, |it| it.in_vain)
+        self.out_of_memory.get(&waiter).map_or(0, |it| it.vain_tries)
     }
 
     /// Whether it is not to be tried, since nothing has changed for it.

@@ -1,8 +1,8 @@
 //! Parts on their way between tiers. See [`MigrationState`] for how one goes.
 
 mod backing;
-mod lacking;
 mod line;
+mod missing_backings;
 mod state;
 mod write_back;
 
@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 
 use vramd_types::ExtentId;
 
-pub(crate) use backing::{Account as BackedBy, Backing, Backings, Below};
-pub(crate) use lacking::Lacking;
+pub(crate) use backing::{Backing, BackingAccount, BackingSum, Backings};
 pub(crate) use line::{LastScan, Line, LineEntry, Position, Waiter};
+pub(crate) use missing_backings::MissingBackings;
 pub(crate) use state::MigrationStep;
 pub use state::{MigrationEvent, MigrationState};
 pub(crate) use write_back::{WriteBack, WriteBacks};
@@ -46,23 +46,23 @@ pub(crate) struct Migration {
     /// Where it goes. Where it comes from is the part's own extent until it is there.
     pub(crate) to: ExtentId,
     /// The tier that it comes from.
-    pub(crate) here: Tier,
-    pub(crate) towards: Tier,
+    pub(crate) from_tier: Tier,
+    pub(crate) to_tier: Tier,
     pub(crate) cause: Cause,
     pub(crate) since: Time,
     pub(crate) state: MigrationState,
     /// The destination has been made.
-    pub(crate) made: bool,
+    pub(crate) is_made: bool,
     /// The destination holds what the part holds, or should where that is checked first: it need not be copied.
     pub(crate) clean: bool,
     /// Nobody maps the part, and nobody will until this is over.
-    pub(crate) vacated: bool,
+    pub(crate) is_unmapped: bool,
     /// Somebody waits for it, or for its room.
     pub(crate) awaited: bool,
     /// When who needs its room came.
-    pub(crate) room_for: Option<Arrival>,
+    pub(crate) for_arrival: Option<Arrival>,
     /// How often it was tried, since the driver had no memory, though nothing had left.
-    pub(crate) in_vain: u32,
+    pub(crate) vain_tries: u32,
     /// Why it was given up, once it was.
     pub(crate) stopped: Option<PartMove>,
     /// Operations that wait for it to be over.

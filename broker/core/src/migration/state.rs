@@ -41,9 +41,9 @@ pub enum MigrationEvent {
 pub(crate) enum MigrationStep<State = MigrationState> {
     To(State),
     /// The part is at its destination.
-    There,
+    Done,
     /// The part is where it was.
-    Back,
+    Abandoned,
 }
 
 impl MigrationState {
@@ -54,11 +54,11 @@ impl MigrationState {
         use MigrationEvent as E;
         Some(match (self, event) {
             (Self::Preparing, E::Ready) => MigrationStep::To(Self::Copying),
-            (Self::Preparing, E::Clean) | (Self::Copying, E::Copied) => MigrationStep::There,
+            (Self::Preparing, E::Clean) | (Self::Copying, E::Copied) => MigrationStep::Done,
             (Self::Copying | Self::Stopping, E::Stop) => MigrationStep::To(Self::Stopping),
             (Self::Preparing, E::Stop | E::Failed)
             | (Self::Copying, E::Failed)
-            | (Self::Stopping, E::Copied | E::Failed) => MigrationStep::Back,
+            | (Self::Stopping, E::Copied | E::Failed) => MigrationStep::Abandoned,
             _ => return None,
         })
     }
@@ -70,7 +70,7 @@ impl MigrationState {
     }
 
     /// Whether the driver may be reading one end and writing the other.
-    pub(crate) const fn copies(self) -> bool {
+    pub(crate) const fn is_copying(self) -> bool {
         matches!(self, Self::Copying | Self::Stopping)
     }
 }
@@ -97,14 +97,14 @@ mod tests {
         assert_eq!(
             legal,
             "Preparing + Ready = To(Copying)\n\
-             Preparing + Clean = There\n\
-             Preparing + Failed = Back\n\
-             Preparing + Stop = Back\n\
-             Copying + Copied = There\n\
-             Copying + Failed = Back\n\
+             Preparing + Clean = Done\n\
+             Preparing + Failed = Abandoned\n\
+             Preparing + Stop = Abandoned\n\
+             Copying + Copied = Done\n\
+             Copying + Failed = Abandoned\n\
              Copying + Stop = To(Stopping)\n\
-             Stopping + Copied = Back\n\
-             Stopping + Failed = Back\n\
+             Stopping + Copied = Abandoned\n\
+             Stopping + Failed = Abandoned\n\
              Stopping + Stop = To(Stopping)\n"
         );
     }

@@ -32,9 +32,9 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WriteBackState {
     /// Memory is being made below.
-    Making,
+    Creating,
     /// The word of who maps it is looked at: WRITTEN is cleared if nobody pins it.
-    Asking,
+    Checking,
     /// The driver copies. Neither end may be released.
     Copying,
     /// It was given up, and what was asked last has not been answered yet.
@@ -44,7 +44,7 @@ pub enum WriteBackState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteBackEvent {
     /// Somebody maps it who may write.
-    Ask,
+    Check,
     /// Nobody writes it now: whoever begins to says so by WRITTEN.
     Ready,
     Copied,
@@ -54,19 +54,19 @@ pub enum WriteBackEvent {
 }
 
 impl WriteBackState {
-    pub const ALL: [Self; 4] = [Self::Making, Self::Asking, Self::Copying, Self::Stopping];
+    pub const ALL: [Self; 4] = [Self::Creating, Self::Checking, Self::Copying, Self::Stopping];
 
     /// Where the event leads, or `None` if it must not happen here.
     pub(crate) const fn on(self, event: WriteBackEvent) -> Option<MigrationStep<Self>> {
         use WriteBackEvent as E;
         Some(match (self, event) {
-            (Self::Making, E::Ask) => MigrationStep::To(Self::Asking),
-            (Self::Making | Self::Asking, E::Ready) => MigrationStep::To(Self::Copying),
-            (Self::Copying, E::Copied) => MigrationStep::There,
-            (Self::Asking | Self::Copying | Self::Stopping, E::Stop) => MigrationStep::To(Self::Stopping),
-            (Self::Making | Self::Asking | Self::Copying, E::Failed)
-            | (Self::Making, E::Stop)
-            | (Self::Stopping, E::Ready | E::Copied | E::Failed) => MigrationStep::Back,
+            (Self::Creating, E::Check) => MigrationStep::To(Self::Checking),
+            (Self::Creating | Self::Checking, E::Ready) => MigrationStep::To(Self::Copying),
+            (Self::Copying, E::Copied) => MigrationStep::Done,
+            (Self::Checking | Self::Copying | Self::Stopping, E::Stop) => MigrationStep::To(Self::Stopping),
+            (Self::Creating | Self::Checking | Self::Copying, E::Failed)
+            | (Self::Creating, E::Stop)
+            | (Self::Stopping, E::Ready | E::Copied | E::Failed) => MigrationStep::Abandoned,
             _ => return None,
         })
     }
@@ -78,14 +78,14 @@ impl WriteBackState {
     }
 
     /// Whether the driver may be reading one end and writing the other.
-    pub(crate) const fn copies(self) -> bool {
+    pub(crate) const fn is_copying(self) -> bool {
         matches!(self, Self::Copying | Self::Stopping)
     }
 
     /// As what it is shown among what moves.
-    pub(crate) const fn shown(self) -> MigrationState {
+    pub(crate) const fn as_migration_state(self) -> MigrationState {
         match self {
-            Self::Making | Self::Asking => MigrationState::Preparing,
+            Self::Creating | Self::Checking => MigrationState::Preparing,
             Self::Copying => MigrationState::Copying,
             Self::Stopping => MigrationState::Stopping,
         }
@@ -93,7 +93,7 @@ impl WriteBackState {
 }
 
 impl WriteBackEvent {
-    pub const ALL: [Self; 5] = [Self::Ask, Self::Ready, Self::Copied, Self::Failed, Self::Stop];
+    pub const ALL: [Self; 5] = [Self::Check, Self::Ready, Self::Copied, Self::Failed, Self::Stop];
 }
 
 #[derive(Debug)]
@@ -130,19 +130,19 @@ mod tests {
         }
         assert_eq!(
             legal,
-            "Making + Ask = To(Asking)\n\
-             Making + Ready = To(Copying)\n\
-             Making + Failed = Back\n\
-             Making + Stop = Back\n\
-             Asking + Ready = To(Copying)\n\
-             Asking + Failed = Back\n\
-             Asking + Stop = To(Stopping)\n\
-             Copying + Copied = There\n\
-             Copying + Failed = Back\n\
+            "Creating + Check = To(Checking)\n\
+             Creating + Ready = To(Copying)\n\
+             Creating + Failed = Abandoned\n\
+             Creating + Stop = Abandoned\n\
+             Checking + Ready = To(Copying)\n\
+             Checking + Failed = Abandoned\n\
+             Checking + Stop = To(Stopping)\n\
+             Copying + Copied = Done\n\
+             Copying + Failed = Abandoned\n\
              Copying + Stop = To(Stopping)\n\
-             Stopping + Ready = Back\n\
-             Stopping + Copied = Back\n\
-             Stopping + Failed = Back\n\
+             Stopping + Ready = Abandoned\n\
+             Stopping + Copied = Abandoned\n\
+             Stopping + Failed = Abandoned\n\
              Stopping + Stop = To(Stopping)\n"
         );
     }

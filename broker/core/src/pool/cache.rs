@@ -74,7 +74,7 @@ impl Cache {
     }
 
     /// What is cached on a device in extents smaller than that, and in larger ones.
-    pub(crate) fn beside(&self, device: DeviceIndex, size: Bytes) -> (Bytes, Bytes) {
+    pub(crate) fn bytes_of_other_sizes(&self, device: DeviceIndex, size: Bytes) -> (Bytes, Bytes) {
         let (mut smaller, mut larger) = (Bytes::ZERO, Bytes::ZERO);
         for ((_, _, of), ages) in self.by_size.iter().filter(|((_, on, of), _)| *on == device && *of != size)
         {
@@ -90,7 +90,12 @@ impl Cache {
     }
 
     /// The oldest that a tenant has there of any other size.
-    pub(crate) fn oldest_beside(&self, tenant: TenantId, device: DeviceIndex, size: Bytes) -> Option<Age> {
+    pub(crate) fn oldest_of_other_size(
+        &self,
+        tenant: TenantId,
+        device: DeviceIndex,
+        size: Bytes,
+    ) -> Option<Age> {
         let all = self.by_size.range((tenant, device, Bytes::ZERO)..=(tenant, device, Bytes::MAX));
         let others = all.filter(|((_, _, of), _)| *of != size);
         others.filter_map(|(_, ages)| ages.first()).min().copied()

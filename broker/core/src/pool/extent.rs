@@ -19,7 +19,7 @@ use crate::{
     collections::{Few, IdMap},
     event::PartRef,
     ledger::{Charge, Debt, Place, Reservation},
-    observed::Touched,
+    observed::ChangedKeys,
     tenancy::TenantId,
     time::Time,
 };
@@ -36,7 +36,7 @@ pub(crate) enum ExtentState {
     /// The driver let go, and some process still holds the memory.
     Unreturned(Vec<Debt>),
     /// No memory at all, and no money: what a part is in whose content was given up. The driver never hears of it.
-    Nothing,
+    Dropped,
 }
 
 #[derive(Debug)]
@@ -57,7 +57,7 @@ pub(crate) struct Extent {
 }
 
 /// The state of an extent between two others, inside one method.
-const NOBODY_PAYS: ExtentState = ExtentState::Unreturned(Vec::new());
+const TAKEN_OUT: ExtentState = ExtentState::Unreturned(Vec::new());
 
 impl Extent {
     /// Of a part, and sent to nobody yet.
@@ -68,7 +68,7 @@ impl Extent {
 
     /// Takes out what was reserved for it while it was made, so that it can be settled or cancelled.
     pub(crate) fn take_reservation(&mut self) -> Option<Reservation> {
-        match std::mem::replace(&mut self.state, NOBODY_PAYS) {
+        match std::mem::replace(&mut self.state, TAKEN_OUT) {
             ExtentState::Creating(reservation) => Some(reservation),
             other => {
                 self.state = other;
@@ -79,7 +79,7 @@ impl Extent {
 
     /// Takes out what is paid for it while it is being released, so that it can be discharged or owed.
     pub(crate) fn take_released(&mut self) -> Option<Charge> {
-        match std::mem::replace(&mut self.state, NOBODY_PAYS) {
+        match std::mem::replace(&mut self.state, TAKEN_OUT) {
             ExtentState::Releasing(charge) => Some(charge),
             other => {
                 self.state = other;
@@ -92,14 +92,14 @@ impl Extent {
     pub(crate) fn start_release(&mut self) -> bool {
         let is_live = matches!(self.state, ExtentState::Live(_));
         if is_live {
-            self.charge_as(ExtentState::Releasing);
+            self.move_charge_to(ExtentState::Releasing);
         }
         is_live
     }
 
     /// Whether a part can be in it.
-    pub(crate) const fn is_there(&self) -> bool {
-        matches!(self.state, ExtentState::Live(_) | ExtentState::Nothing)
+    pub(crate) const fn can_hold_part(&self) -> bool {
+        matches!(self.state, ExtentState::Live(_) | ExtentState::Dropped)
     }
 
     /// What it costs whoever pays for it.
@@ -107,8 +107,8 @@ impl Extent {
         if self.in_file { Bytes::ZERO } else { self.size }
     }
 
-    pub(crate) const fn is_nothing(&self) -> bool {
-        matches!(self.state, ExtentState::Nothing)
+    pub(crate) const fn is_dropped(&self) -> bool {
+        matches!(self.state, ExtentState::Dropped)
     }
 
     /// Who pays for it, and where.
@@ -120,13 +120,13 @@ impl Extent {
                 vec![(it.tenant(), it.place())]
             }
             ExtentState::Unreturned(debts) => debts.iter().map(|it| (it.tenant(), it.place())).collect(),
-            ExtentState::Nothing => Vec::new(),
+            ExtentState::Dropped => Vec::new(),
         }
     }
 
     /// Moves what is paid for it to another state of something that is there.
-    fn charge_as(&mut self, next: fn(Charge) -> ExtentState) {
-        self.state = match std::mem::replace(&mut self.state, NOBODY_PAYS) {
+    fn move_charge_to(&mut self, next: fn(Charge) -> ExtentState) {
+        self.state = match std::mem::replace(&mut self.state, TAKEN_OUT) {
             ExtentState::Live(charge) | ExtentState::Cached(charge) => next(charge),
             other => other,
         };
@@ -139,17 +139,17 @@ pub(crate) struct Pool {
     /// How many extents of each device are unreturned.
     unreturned: BTreeMap<DeviceIndex, usize>,
     /// How many are nothing.
-    nothing: usize,
+    dropped: usize,
     /// How many are pieces of files.
     in_file: usize,
     cache: Cache,
-    pub(crate) touched: Touched<ExtentId>,
+    pub(crate) changed_keys: ChangedKeys<ExtentId>,
 }
 
 impl Pool {
     pub(crate) fn insert(&mut self, id: ExtentId, extent: Extent) {
-        self.touched.note(id);
-        self.nothing = self.nothing.saturating_add(usize::from(extent.is_nothing()));
+        self.changed_keys.note(id);
+        self.dropped = self.dropped.saturating_add(usize::from(extent.is_dropped()));
         self.in_file = self.in_file.saturating_add(usize::from(extent.in_file));
         self.extents.insert(id.get(), extent);
     }
@@ -159,27 +159,27 @@ impl Pool {
     }
 
     /// The extent, if it backs that part still: one that was recycled may back another.
-    pub(crate) fn behind(&self, part: PartRef, id: ExtentId) -> Option<&Extent> {
+    pub(crate) fn extent_of_part(&self, part: PartRef, id: ExtentId) -> Option<&Extent> {
         self.get(id).filter(|extent| extent.part == Some(part))
     }
 
     /// Something is about to be written to it.
-    pub(crate) fn is_written(&mut self, id: ExtentId) {
+    pub(crate) fn mark_written(&mut self, id: ExtentId) {
         if let Some(extent) = self.get_mut(id) {
             extent.unwritten = false;
         }
     }
 
     pub(crate) fn get_mut(&mut self, id: ExtentId) -> Option<&mut Extent> {
-        self.touched.note(id);
+        self.changed_keys.note(id);
         self.extents.get_mut(id.get())
     }
 
     /// Takes an extent out, to put it back in another state or not at all.
     pub(crate) fn take(&mut self, id: ExtentId) -> Option<Extent> {
-        self.touched.note(id);
+        self.changed_keys.note(id);
         let extent = self.extents.remove(id.get())?;
-        self.nothing = self.nothing.saturating_sub(usize::from(extent.is_nothing()));
+        self.dropped = self.dropped.saturating_sub(usize::from(extent.is_dropped()));
         self.in_file = self.in_file.saturating_sub(usize::from(extent.in_file));
         if matches!(&extent.state, ExtentState::Unreturned(debts) if !debts.is_empty()) {
             self.count_unreturned(extent.place.device, |count| count.saturating_sub(1));
@@ -197,12 +197,12 @@ impl Pool {
     }
 
     /// A live extent backs nothing any more, and is kept for the tenant that pays for it.
-    pub(crate) fn recycle(&mut self, id: ExtentId, now: Time) {
+    pub(crate) fn cache_extent(&mut self, id: ExtentId, now: Time) {
         let Some(extent) = self.get_mut(id) else { return };
         let ExtentState::Live(charge) = &extent.state else { return };
         let (tenant, device, size) = (charge.tenant(), extent.place.device, extent.size);
         extent.part = None;
-        extent.charge_as(ExtentState::Cached);
+        extent.move_charge_to(ExtentState::Cached);
         self.cache.add(Cached { extent: id, tenant, device, size, since: now });
     }
 
@@ -218,20 +218,20 @@ impl Pool {
         let id = self.cache.remove(age)?.extent;
         let extent = self.get_mut(id)?;
         extent.part = Some(part);
-        extent.charge_as(ExtentState::Live);
+        extent.move_charge_to(ExtentState::Live);
         Some(id)
     }
 
     /// A cached extent that is kept no longer: it is being released.
-    pub(crate) fn give_up(&mut self, age: Age) -> Option<Cached> {
+    pub(crate) fn release_cached(&mut self, age: Age) -> Option<Cached> {
         let entry = self.cache.remove(age)?;
-        self.get_mut(entry.extent)?.charge_as(ExtentState::Releasing);
+        self.get_mut(entry.extent)?.move_charge_to(ExtentState::Releasing);
         Some(entry)
     }
 
     /// Whose cached extent of that size is the oldest, for the bug of that name.
     #[cfg(feature = "planted")]
-    pub(crate) fn anybody_with(&self, device: DeviceIndex, size: Bytes) -> Option<TenantId> {
+    pub(crate) fn tenant_with_cached(&self, device: DeviceIndex, size: Bytes) -> Option<TenantId> {
         self.cache
             .iter()
             .map(|(_, it)| it)
@@ -250,7 +250,7 @@ impl Pool {
 
     /// How many there are that the driver has made, or makes.
     pub(crate) fn len(&self) -> usize {
-        self.extents.len().saturating_sub(self.nothing)
+        self.extents.len().saturating_sub(self.dropped)
     }
 
     /// What of each tenant and device lies in files that are nobody's, or goes back there. Where there is none, none is looked at.
@@ -271,7 +271,7 @@ impl Pool {
     }
 
     /// Whether memory of the device is awaited back.
-    pub(crate) fn awaits(&self, device: DeviceIndex) -> bool {
+    pub(crate) fn awaits_return(&self, device: DeviceIndex) -> bool {
         self.unreturned.get(&device).is_some_and(|count| *count > 0)
     }
 
@@ -281,7 +281,7 @@ impl Pool {
 
     /// Some live extent that was sent to nobody of this tenant, for the bug of that name.
     #[cfg(feature = "planted")]
-    pub(crate) fn stranger(&self, tenant: TenantId) -> Option<ExtentId> {
+    pub(crate) fn extent_of_another_tenant(&self, tenant: TenantId) -> Option<ExtentId> {
         let strange = |extent: &Extent| match &extent.state {
             ExtentState::Live(charge) => charge.tenant() != tenant,
             _ => false,

@@ -25,12 +25,12 @@ const FORESEEN: Duration = Duration::from_secs(300);
 pub(crate) struct Gauge {
     pub(crate) pressure: Pressure,
     /// When it was looked at last, and what was left then.
-    seen: (Time, Bytes),
+    last_sample: (Time, Bytes),
     /// Thousandths.
     factor: i64,
     /// Bytes a second, by which less is left: more is held there, or others take it.
     growth: i64,
-    told: Outlook,
+    reported: Outlook,
 }
 
 /// What clients are told of a place.
@@ -65,36 +65,36 @@ impl Gauge {
     pub(crate) const fn new(now: Time, capacity: Bytes) -> Self {
         Self {
             pressure: Pressure::Normal,
-            seen: (now, capacity),
+            last_sample: (now, capacity),
             factor: 1000,
             growth: 0,
-            told: Outlook::CALM,
+            reported: Outlook::CALM,
         }
     }
 
     /// What it was, if it is another now.
-    pub(crate) fn heed(&mut self, fill: Fill, bounds: &PressureBounds) -> Option<Pressure> {
+    pub(crate) fn update_level(&mut self, fill: Fill, bounds: &PressureBounds) -> Option<Pressure> {
         let was = self.pressure;
         self.pressure = was.next(fill.charged, fill.capacity, bounds);
         (self.pressure != was).then_some(was)
     }
 
     /// It is looked at again after a rest, in which nothing has changed.
-    pub(crate) const fn wakes(&mut self, now: Time) {
-        self.seen.0 = now;
+    pub(crate) const fn resume(&mut self, now: Time) {
+        self.last_sample.0 = now;
     }
 
     /// The place is larger or smaller than it was: so much is left now instead of so much, and nothing has grown.
-    pub(crate) fn resized(&mut self, was_left: Bytes, is_left: Bytes) {
-        let seen = &mut self.seen.1;
+    pub(crate) fn resize(&mut self, was_left: Bytes, is_left: Bytes) {
+        let seen = &mut self.last_sample.1;
         *seen = seen
             .saturating_add(is_left.saturating_sub(was_left))
             .saturating_sub(was_left.saturating_sub(is_left));
     }
 
     /// Time has passed: the means move. Whether they would move again.
-    pub(crate) fn look(&mut self, now: Time, fill: Fill) -> bool {
-        let (when, left) = std::mem::replace(&mut self.seen, (now, fill.left()));
+    pub(crate) fn sample(&mut self, now: Time, fill: Fill) -> bool {
+        let (when, left) = std::mem::replace(&mut self.last_sample, (now, fill.left()));
         let micros = i128::try_from(now.since(when).as_micros()).unwrap_or(i128::MAX).max(1);
         let more = i128::from(left.get()).saturating_sub(i128::from(fill.left().get()));
         let growth = i64::try_from(more.saturating_mul(1_000_000) / micros).unwrap_or(i64::MAX);
@@ -104,23 +104,23 @@ impl Gauge {
     }
 
     /// What is to be told, if it is not what was told last.
-    pub(crate) fn news(&mut self, fill: Fill) -> Option<Outlook> {
+    pub(crate) fn take_update(&mut self, fill: Fill) -> Option<Outlook> {
         let outlook = self.outlook(fill);
-        let told = self.told;
-        let factor = i64::from(outlook.batch_factor).abs_diff(i64::from(told.batch_factor));
-        let is_news = outlook.pressure != told.pressure
+        let reported = self.reported;
+        let factor = i64::from(outlook.batch_factor).abs_diff(i64::from(reported.batch_factor));
+        let is_news = outlook.pressure != reported.pressure
             || factor >= FACTOR_STEP.unsigned_abs()
-            || outlook.full_in.is_some() != told.full_in.is_some()
-            || outlook.full_in.zip(told.full_in).is_some_and(is_much_else);
+            || outlook.full_in.is_some() != reported.full_in.is_some()
+            || outlook.full_in.zip(reported.full_in).is_some_and(differ_by_factor_two);
         is_news.then(|| {
-            self.told = outlook;
+            self.reported = outlook;
             outlook
         })
     }
 
     /// What was told last.
-    pub(crate) const fn told(&self) -> Outlook {
-        self.told
+    pub(crate) const fn reported(&self) -> Outlook {
+        self.reported
     }
 
     fn outlook(&self, fill: Fill) -> Outlook {
@@ -137,7 +137,7 @@ impl Gauge {
 }
 
 /// Whether one is at least twice the other.
-fn is_much_else((one, other): (Duration, Duration)) -> bool {
+fn differ_by_factor_two((one, other): (Duration, Duration)) -> bool {
     one != other && (one.saturating_mul(2) <= other || other.saturating_mul(2) <= one)
 }
 
@@ -176,13 +176,13 @@ mod tests {
     fn what_fills_steadily_is_foreseen_and_what_stands_still_is_not() {
         let mut gauge = Gauge::new(Time::START, Bytes::new(1000));
         for now in 1..=20 {
-            gauge.look(second(now), fill(now * 10));
+            gauge.sample(second(now), fill(now * 10));
         }
         // 10 bytes a second but for what is rounded away: 800 are left.
         let full_in = gauge.outlook(fill(200)).full_in.map(|it| it.as_secs());
         assert!(full_in.is_some_and(|seconds| (80..=120).contains(&seconds)), "{full_in:?}");
         let mut last = 21;
-        while gauge.look(second(last), fill(200)) {
+        while gauge.sample(second(last), fill(200)) {
             last += 1;
         }
         assert!(last < 60, "{last}");
@@ -195,7 +195,7 @@ mod tests {
             [(0, 1197..=1200), (599, 1197..=1200), (700, 1000..=1000), (800, 800..=800)]
         {
             let mut gauge = Gauge::new(Time::START, Bytes::new(1000));
-            let moves = (1..100).take_while(|now| gauge.look(second(*now), fill(charged))).count();
+            let moves = (1..100).take_while(|now| gauge.sample(second(*now), fill(charged))).count();
             assert!(moves < 50, "{moves}");
             let factor = gauge.outlook(fill(charged)).batch_factor;
             assert!(expected.contains(&factor), "{charged}: {factor}");
@@ -207,7 +207,7 @@ mod tests {
         let closed = Fill { charged: Bytes::ZERO, capacity: Bytes::ZERO };
         let mut gauge = Gauge::new(Time::START, Bytes::ZERO);
         for now in 1..100 {
-            gauge.look(second(now), closed);
+            gauge.sample(second(now), closed);
         }
         assert_eq!(gauge.outlook(closed).batch_factor, 800);
     }
@@ -216,16 +216,16 @@ mod tests {
     fn only_what_is_another_is_told() {
         let bounds = PressureBounds::default();
         let mut gauge = Gauge::new(Time::START, Bytes::new(1000));
-        assert_eq!(gauge.news(fill(0)), None);
-        assert_eq!(gauge.heed(fill(850), &bounds), Some(Pressure::Normal));
-        let told = gauge.news(fill(850)).map(|it| it.pressure);
-        assert_eq!((told, gauge.news(fill(850))), (Some(Pressure::Elevated), None));
-        assert_eq!(gauge.heed(fill(860), &bounds), None);
+        assert_eq!(gauge.take_update(fill(0)), None);
+        assert_eq!(gauge.update_level(fill(850), &bounds), Some(Pressure::Normal));
+        let told = gauge.take_update(fill(850)).map(|it| it.pressure);
+        assert_eq!((told, gauge.take_update(fill(850))), (Some(Pressure::Elevated), None));
+        assert_eq!(gauge.update_level(fill(860), &bounds), None);
         // The factor, once it is another.
         let mut told = Vec::new();
         for now in 1..40 {
-            gauge.look(second(1_000_000 + now), fill(860));
-            told.extend(gauge.news(fill(860)).map(|it| it.batch_factor));
+            gauge.sample(second(1_000_000 + now), fill(860));
+            told.extend(gauge.take_update(fill(860)).map(|it| it.batch_factor));
         }
         assert_eq!(told, [940, 868, 815]);
     }
@@ -234,7 +234,8 @@ mod tests {
     fn what_others_take_is_foreseen_too() {
         let mut gauge = Gauge::new(Time::START, Bytes::new(1000));
         for now in 1..=20 {
-            gauge.look(second(now), Fill { charged: Bytes::new(100), capacity: Bytes::new(900 - now * 10) });
+            gauge
+                .sample(second(now), Fill { charged: Bytes::new(100), capacity: Bytes::new(900 - now * 10) });
         }
         let fill = Fill { charged: Bytes::new(100), capacity: Bytes::new(700) };
         let full_in = gauge.outlook(fill).full_in.map(|it| it.as_secs());
@@ -248,8 +249,8 @@ mod tests {
         for now in 1..=60 {
             charged += if now <= 20 { 100 } else { 30 };
             let fill = Fill { charged: Bytes::new(charged), capacity: Bytes::new(10_000) };
-            gauge.look(second(now), fill);
-            told.extend(gauge.news(fill).and_then(|it| it.full_in).map(|it| (now, it.as_secs())));
+            gauge.sample(second(now), fill);
+            told.extend(gauge.take_update(fill).and_then(|it| it.full_in).map(|it| (now, it.as_secs())));
         }
         // After 20 seconds 8000 are left, for 80 seconds; in the end 6800, for more than 200.
         let (first, last) = (told.iter().rfind(|(now, _)| *now <= 20), told.last());
@@ -260,16 +261,16 @@ mod tests {
     #[test]
     fn what_is_full_is_told_once() {
         let mut gauge = Gauge::new(Time::START, Bytes::new(1000));
-        gauge.look(second(1), fill(1000));
-        assert_eq!(gauge.news(fill(1000)).and_then(|it| it.full_in), Some(Duration::ZERO));
-        assert_eq!(gauge.news(fill(1000)), None);
+        gauge.sample(second(1), fill(1000));
+        assert_eq!(gauge.take_update(fill(1000)).and_then(|it| it.full_in), Some(Duration::ZERO));
+        assert_eq!(gauge.take_update(fill(1000)), None);
     }
 
     #[test]
     fn a_rest_is_no_part_of_how_fast_it_fills() {
         let mut gauge = Gauge::new(Time::START, Bytes::new(1000));
-        gauge.wakes(second(3600));
-        gauge.look(second(3601), fill(200));
+        gauge.resume(second(3600));
+        gauge.sample(second(3601), fill(200));
         // 200 in a second, of which three tenths count.
         assert_eq!(gauge.outlook(fill(200)).full_in.map(|it| it.as_secs()), Some(13));
     }

@@ -39,16 +39,16 @@ pub struct PressureNote {
 
 /// The pressure of all places, and how far it was answered.
 #[derive(Debug, Default)]
-pub(crate) struct Pressing {
+pub(crate) struct PressureState {
     pub(crate) gauges: BTreeMap<Place, Gauge>,
     /// Whether there is a timer for the next look.
-    pub(crate) is_armed: bool,
+    pub(crate) timer_armed: bool,
     /// Parts that something was tried with since the last look.
     pub(crate) tried: BTreeSet<PartRef>,
     /// Parts that could not be copied ahead: they are not tried until devices are looked at.
     pub(crate) failed: BTreeSet<PartRef>,
     /// Parts up to this one, which was used last then, could do nothing: the next look begins behind it.
-    pub(crate) seen: BTreeMap<Place, (PartRef, Time)>,
+    pub(crate) scanned_to: BTreeMap<Place, (PartRef, Time)>,
     /// What the driver was told to let go of in the host's memory, by tenant: it is charged there until the driver has.
     pub(crate) returning: BTreeMap<(Place, TenantId), Bytes>,
 }

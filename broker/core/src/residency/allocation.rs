@@ -37,14 +37,14 @@ impl Readers {
 
 /// What one session has of one part. As large as two words: there is one for each part of each session.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Hold {
+pub(crate) struct Mapping {
     pub(crate) session: SessionId,
     /// One more than its slot, if it has one.
     slot: Option<NonZeroU32>,
     pub(crate) state: MapState,
 }
 
-impl Hold {
+impl Mapping {
     pub(crate) fn new(session: SessionId, slot: Option<Slot>, state: MapState) -> Self {
         let slot = slot.and_then(|slot| NonZeroU32::new(slot.0.saturating_add(1)));
         Self { session, slot, state }
@@ -65,21 +65,21 @@ pub(crate) struct Part {
     /// Gone from the pool once given back.
     pub(crate) extent: ExtentId,
     /// Who maps it, is about to or may again, at most once each, in the order of their ids.
-    pub(crate) holds: Few<Hold>,
+    pub(crate) mappings: Few<Mapping>,
 }
 
 impl Part {
     pub(crate) fn map_state(&self, session: SessionId) -> Option<MapState> {
-        self.hold(session).map(|hold| hold.state)
+        self.mapping(session).map(|mapping| mapping.state)
     }
 
-    pub(crate) fn hold(&self, session: SessionId) -> Option<&Hold> {
-        self.holds.get(self.find(session).ok()?)
+    pub(crate) fn mapping(&self, session: SessionId) -> Option<&Mapping> {
+        self.mappings.get(self.find(session).ok()?)
     }
 
     /// Where the session is among the holds, or would be.
     fn find(&self, session: SessionId) -> Result<usize, usize> {
-        self.holds.binary_search_by_key(&session, |hold| hold.session)
+        self.mappings.binary_search_by_key(&session, |mapping| mapping.session)
     }
 }
 
@@ -117,13 +117,13 @@ pub(crate) struct Allocation {
     /// Extents that are not gone from the pool yet.
     pub(crate) extents_left: u32,
     /// How many holds there are on its parts.
-    pub(crate) hold_count: usize,
+    pub(crate) mapping_count: usize,
     /// Of these, let go and not given back yet.
     pub(crate) extents_unreturned: u32,
     /// The operation that makes or seals it.
     pub(crate) op: Option<OpId>,
     /// Operations that wait for it to be unmapped or given back.
-    pub(crate) watchers: Few<OpId>,
+    pub(crate) waiting_ops: Few<OpId>,
 }
 
 impl Allocation {
@@ -137,26 +137,26 @@ impl Allocation {
     }
 
     /// Adds or changes what a session holds of a part. A hold keeps its slot for life.
-    pub(crate) fn set_hold(&mut self, index: PartIndex, new: Hold) {
+    pub(crate) fn set_mapping(&mut self, index: PartIndex, new: Mapping) {
         let Some(part) = self.part_mut(index) else { return };
         match part.find(new.session) {
             Ok(at) => {
-                if let Some(hold) = part.holds.get_mut(at) {
-                    hold.state = new.state;
+                if let Some(mapping) = part.mappings.get_mut(at) {
+                    mapping.state = new.state;
                 }
             }
             Err(at) => {
-                part.holds.insert(at, new);
-                self.hold_count = self.hold_count.saturating_add(1);
+                part.mappings.insert(at, new);
+                self.mapping_count = self.mapping_count.saturating_add(1);
             }
         }
     }
 
-    pub(crate) fn remove_hold(&mut self, index: PartIndex, session: SessionId) {
+    pub(crate) fn remove_mapping(&mut self, index: PartIndex, session: SessionId) {
         let Some(part) = self.part_mut(index) else { return };
         if let Ok(at) = part.find(session) {
-            part.holds.remove(at);
-            self.hold_count = self.hold_count.saturating_sub(1);
+            part.mappings.remove(at);
+            self.mapping_count = self.mapping_count.saturating_sub(1);
         }
     }
 
@@ -178,12 +178,12 @@ impl Allocation {
     }
 
     /// Asked bytes in the part, without the rounding.
-    pub(crate) fn asked_of(&self, index: PartIndex) -> Bytes {
+    pub(crate) fn requested_of(&self, index: PartIndex) -> Bytes {
         self.size.saturating_sub(self.offset_of(index)).min(self.part_size)
     }
 
     /// What its parts have beyond what was asked for.
-    pub(crate) fn rounded(&self) -> Bytes {
+    pub(crate) fn rounding(&self) -> Bytes {
         self.span.saturating_sub(self.size)
     }
 
@@ -213,7 +213,7 @@ impl Allocation {
 
 /// Sessions that map a part or were offered it.
 pub(crate) fn mappers_of(part: &Part) -> impl Iterator<Item = SessionId> {
-    part.holds.iter().filter(|hold| hold.state.maps()).map(|hold| hold.session)
+    part.mappings.iter().filter(|mapping| mapping.state.is_mapper()).map(|mapping| mapping.session)
 }
 
 /// The allocation and its id, for those who hand both on.
@@ -225,10 +225,10 @@ mod tests {
 
     #[test]
     fn a_hold_is_small_and_keeps_its_slot() {
-        assert_eq!((size_of::<Hold>(), size_of::<Part>()), (16, 32));
+        assert_eq!((size_of::<Mapping>(), size_of::<Part>()), (16, 32));
         let session = SessionId::from_raw(1);
         for slot in [None, Some(Slot(0)), Some(Slot(65_535))] {
-            assert_eq!(Hold::new(session, slot, MapState::Queued).slot(), slot);
+            assert_eq!(Mapping::new(session, slot, MapState::Queued).slot(), slot);
         }
     }
 }

@@ -103,12 +103,12 @@ impl MapState {
     }
 
     /// Whether its descriptor is on the way.
-    pub const fn in_flight(self) -> bool {
+    pub const fn is_in_flight(self) -> bool {
         matches!(self, Self::Offered | Self::OfferedRevoked)
     }
 
     /// Whether the session maps the part, or may by now.
-    pub const fn maps(self) -> bool {
+    pub const fn is_mapper(self) -> bool {
         !matches!(self, Self::Queued | Self::Away)
     }
 

@@ -6,7 +6,7 @@ mod revocation;
 mod state;
 mod table;
 
-pub(crate) use allocation::{Allocation, Entry, Hold, Part, Readers, mappers_of};
+pub(crate) use allocation::{Allocation, Entry, Mapping, Part, Readers, mappers_of};
 pub(crate) use mapping::MapStep;
 pub use mapping::{MapEvent, MapState};
 pub(crate) use revocation::{Revocation, Revocations, Stage};

@@ -28,9 +28,9 @@ pub(crate) struct Revocation {
     /// Operations that wait for it to be over.
     pub(crate) ops: Few<OpId>,
     /// Sessions that attached the part meanwhile.
-    pub(crate) comers: Vec<SessionId>,
+    pub(crate) attach_waiters: Vec<SessionId>,
     /// When somebody let go of it last who did not wait for other parts.
-    pub(crate) eased: Time,
+    pub(crate) last_progress: Time,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! All allocations, by id, by tenant, and by the names that some of them bear.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, btree_map::Entry as Bearer},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry as NameEntry},
     ops::Bound,
     sync::Arc,
 };
@@ -12,7 +12,7 @@ use super::{Allocation, AllocationState, MapState, allocation::Entry};
 use crate::{
     collections::IdMap,
     event::PartRef,
-    observed::Touched,
+    observed::ChangedKeys,
     tenancy::{ByTenant, TenantId},
 };
 
@@ -24,7 +24,7 @@ pub(crate) struct AllocationTable {
     states: [usize; AllocationState::ALL.len()],
     /// What of those that are accessed in place lies in the host's memory, of each tenant and device; none where that is nothing.
     in_place: BTreeMap<(TenantId, DeviceIndex), Bytes>,
-    pub(crate) touched: Touched<AllocationId>,
+    pub(crate) changed_keys: ChangedKeys<AllocationId>,
 }
 
 /// Where a tenant's allocations are found without looking at each.
@@ -35,22 +35,22 @@ struct OfTenant {
     shared: BTreeSet<AllocationId>,
     parts: usize,
     /// What they have on each device beyond what was asked for; none where that is nothing.
-    rounded: BTreeMap<DeviceIndex, Bytes>,
-    bearers: BTreeMap<Arc<str>, AllocationId>,
+    rounding: BTreeMap<DeviceIndex, Bytes>,
+    by_name: BTreeMap<Arc<str>, AllocationId>,
     /// Those that have a name and do not bear it: replacements in the making, and what is freed and mapped still.
-    not_bearing: BTreeSet<AllocationId>,
+    unbound: BTreeSet<AllocationId>,
 }
 
 impl OfTenant {
     fn round(&mut self, allocation: &Allocation, change: impl FnOnce(Bytes, Bytes) -> Bytes) {
-        let beyond = allocation.rounded();
+        let beyond = allocation.rounding();
         if beyond.is_zero() {
             return;
         }
-        let sum = self.rounded.entry(allocation.device).or_default();
+        let sum = self.rounding.entry(allocation.device).or_default();
         *sum = change(*sum, beyond);
         if sum.is_zero() {
-            self.rounded.remove(&allocation.device);
+            self.rounding.remove(&allocation.device);
         }
     }
 }
@@ -61,7 +61,7 @@ impl AllocationTable {
     }
 
     pub(crate) fn get_mut(&mut self, id: AllocationId) -> Option<&mut Allocation> {
-        self.touched.note(id);
+        self.changed_keys.note(id);
         self.allocations.get_mut(id.get())
     }
 
@@ -81,18 +81,18 @@ impl AllocationTable {
                 of.shared.insert(id);
             }
             if let Some(name) = &allocation.name
-                && *of.bearers.entry(name.clone()).or_insert(id) != id
+                && *of.by_name.entry(name.clone()).or_insert(id) != id
             {
-                of.not_bearing.insert(id);
+                of.unbound.insert(id);
             }
         });
-        self.touched.note(id);
+        self.changed_keys.note(id);
         self.count(allocation.state, 1);
         self.allocations.insert(id.get(), allocation);
     }
 
     pub(crate) fn remove(&mut self, id: AllocationId) -> Option<Allocation> {
-        self.touched.note(id);
+        self.changed_keys.note(id);
         self.set_in_place(id, false);
         let allocation = self.allocations.remove(id.get())?;
         self.count(allocation.state, -1);
@@ -104,9 +104,9 @@ impl AllocationTable {
                 of.shared.remove(&id);
             }
             if let Some(name) = &allocation.name
-                && !of.not_bearing.remove(&id)
+                && !of.unbound.remove(&id)
             {
-                of.bearers.remove(name);
+                of.by_name.remove(name);
             }
         }
         Some(allocation)
@@ -121,7 +121,7 @@ impl AllocationTable {
     }
 
     /// A part has come to lie in the host's memory, or lies there no more.
-    pub(crate) fn lodges(&mut self, part: PartRef, lies_there: bool) {
+    pub(crate) fn set_on_host(&mut self, part: PartRef, lies_there: bool) {
         let Some(allocation) = self.allocations.get_mut(part.allocation.get()) else { return };
         let bytes = allocation.size_of(part.part);
         allocation.in_host = match lies_there {
@@ -153,13 +153,13 @@ impl AllocationTable {
     }
 
     /// What a tenant's allocations have on each device beyond what was asked for, where that is anything.
-    pub(crate) fn rounded_of(&self, tenant: TenantId) -> impl Iterator<Item = (DeviceIndex, Bytes)> {
+    pub(crate) fn rounding_of(&self, tenant: TenantId) -> impl Iterator<Item = (DeviceIndex, Bytes)> {
         let of = self.by_tenant.get(tenant).into_iter();
-        of.flat_map(|of| &of.rounded).map(|(device, bytes)| (*device, *bytes))
+        of.flat_map(|of| &of.rounding).map(|(device, bytes)| (*device, *bytes))
     }
 
     /// One has gone from a state to another.
-    pub(crate) fn moved(&mut self, from: AllocationState, to: AllocationState) {
+    pub(crate) fn count_transition(&mut self, from: AllocationState, to: AllocationState) {
         self.count(from, -1);
         self.count(to, 1);
     }
@@ -169,7 +169,7 @@ impl AllocationTable {
         AllocationState::ALL.into_iter().zip(self.states)
     }
 
-    pub(crate) fn is_any(&self, state: AllocationState) -> bool {
+    pub(crate) fn has_any(&self, state: AllocationState) -> bool {
         self.states.get(state as usize).is_some_and(|count| *count > 0)
     }
 
@@ -216,10 +216,10 @@ impl AllocationTable {
         at_most: usize,
     ) -> Option<BTreeSet<AllocationId>> {
         let Some(of) = self.by_tenant.get(tenant) else { return Some(BTreeSet::new()) };
-        let from = of.bearers.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
-        let bearers = from.take_while(|(name, _)| name.starts_with(prefix)).map(|(_, id)| id);
+        let from = of.by_name.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
+        let by_name = from.take_while(|(name, _)| name.starts_with(prefix)).map(|(_, id)| id);
         let mut found = BTreeSet::new();
-        for id in bearers.chain(&of.not_bearing) {
+        for id in by_name.chain(&of.unbound) {
             if found.len() >= at_most {
                 return None;
             }
@@ -229,17 +229,17 @@ impl AllocationTable {
     }
 
     /// Who bears a name.
-    pub(crate) fn bearer(&self, tenant: TenantId, name: &str) -> Option<AllocationId> {
-        self.by_tenant.get(tenant)?.bearers.get(name).copied()
+    pub(crate) fn find_by_name(&self, tenant: TenantId, name: &str) -> Option<AllocationId> {
+        self.by_tenant.get(tenant)?.by_name.get(name).copied()
     }
 
     /// Gives the name to the allocation, whoever bore it.
     pub(crate) fn bind(&mut self, tenant: TenantId, name: &Arc<str>, id: AllocationId) {
-        self.touched.note(id);
+        self.changed_keys.note(id);
         self.by_tenant.change(tenant, |of| {
-            of.not_bearing.remove(&id);
-            if let Some(before) = of.bearers.insert(name.clone(), id) {
-                of.not_bearing.insert(before);
+            of.unbound.remove(&id);
+            if let Some(before) = of.by_name.insert(name.clone(), id) {
+                of.unbound.insert(before);
             }
         });
     }
@@ -249,18 +249,18 @@ impl AllocationTable {
         if let Some(allocation) = self.allocations.get(id.get())
             && let Some(name) = &allocation.name
             && let Some(of) = self.by_tenant.get_mut(allocation.tenant)
-            && let Bearer::Occupied(bearer) = of.bearers.entry(name.clone())
-            && *bearer.get() == id
+            && let NameEntry::Occupied(find_by_name) = of.by_name.entry(name.clone())
+            && *find_by_name.get() == id
         {
-            bearer.remove();
-            of.not_bearing.insert(id);
+            find_by_name.remove();
+            of.unbound.insert(id);
         }
     }
 
     /// Every name with its bearer.
     pub(crate) fn names(&self) -> impl Iterator<Item = (TenantId, &str, AllocationId)> {
         let of = self.by_tenant.iter();
-        of.flat_map(|(tenant, of)| of.bearers.iter().map(move |(name, id)| (tenant, &**name, *id)))
+        of.flat_map(|(tenant, of)| of.by_name.iter().map(move |(name, id)| (tenant, &**name, *id)))
     }
 
     fn entries<'a>(

@@ -8,18 +8,18 @@ pub(crate) struct ByTenant<V>(Vec<Option<V>>);
 
 impl<V> ByTenant<V> {
     pub(crate) fn get(&self, tenant: TenantId) -> Option<&V> {
-        self.0.get(tenant.place())?.as_ref()
+        self.0.get(tenant.index())?.as_ref()
     }
 
     pub(crate) fn get_mut(&mut self, tenant: TenantId) -> Option<&mut V> {
-        self.0.get_mut(tenant.place())?.as_mut()
+        self.0.get_mut(tenant.index())?.as_mut()
     }
 
     pub(crate) fn insert(&mut self, tenant: TenantId, value: V) {
-        if tenant.place() >= self.0.len() {
-            self.0.resize_with(tenant.place().saturating_add(1), || None);
+        if tenant.index() >= self.0.len() {
+            self.0.resize_with(tenant.index().saturating_add(1), || None);
         }
-        if let Some(slot) = self.0.get_mut(tenant.place()) {
+        if let Some(slot) = self.0.get_mut(tenant.index()) {
             *slot = Some(value);
         }
     }
@@ -38,7 +38,7 @@ impl<V> ByTenant<V> {
     /// In the order of the tenants.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (TenantId, &V)> {
         let all = self.0.iter().enumerate();
-        all.filter_map(|(at, value)| Some((TenantId::at(at), value.as_ref()?)))
+        all.filter_map(|(at, value)| Some((TenantId::from_index(at), value.as_ref()?)))
     }
 }
 

@@ -15,10 +15,10 @@ mod words;
 
 pub(crate) use by_tenant::ByTenant;
 pub(crate) use map_queue::MapQueue;
-pub(crate) use op::{Op, OpId, OpKind, OpTable, Requester, Wish};
+pub(crate) use op::{MoveGoal, Op, OpId, OpKind, OpTable, Requester};
 pub(crate) use per_part::PerPart;
 pub(crate) use pins::{Arrival, PinCall, PinId, PinTable, PinnedPart};
-pub(crate) use releases::{ItemResult, Releases, Watched};
+pub(crate) use releases::{ItemResult, ReleaseItem, Releases};
 pub(crate) use requests::{Method, Outcome, Recall, RequestLog};
 pub(crate) use session::{Session, SessionTable, SilentReason};
 pub(crate) use slots::Slots;

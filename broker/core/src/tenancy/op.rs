@@ -10,7 +10,7 @@ use crate::{
     error::Refusal,
     event::{CallId, RequestKey, Tier},
     handler::{Asked, Batch, QuotaChange},
-    observed::Touched,
+    observed::ChangedKeys,
     time::Time,
 };
 
@@ -35,7 +35,7 @@ pub(crate) enum OpKind {
         failure: Option<Refusal>,
     },
     /// There was no room for these: they stand in the line.
-    Room(Box<Batch>),
+    BatchWait(Box<Batch>),
     Release {
         items: Releases,
         session: SessionId,
@@ -60,14 +60,14 @@ pub(crate) enum OpKind {
     /// An operator's: waits until all migrations, or write-backs, are over.
     Move {
         parts: PerPart<PartMove>,
-        wish: Wish,
+        goal: MoveGoal,
     },
     Quota(QuotaChange),
 }
 
 /// What an operator wants of parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wish {
+pub(crate) enum MoveGoal {
     In(Tier),
     /// They stay where they are, and what they hold is below too.
     WrittenBack,
@@ -123,7 +123,7 @@ pub(crate) struct OpTable {
     last: u64,
     calls: usize,
     by_tenant: ByTenant<usize>,
-    pub(crate) touched: Touched<OpId>,
+    pub(crate) changed_keys: ChangedKeys<OpId>,
     by_session: BTreeSet<(SessionId, OpId)>,
 }
 
@@ -136,7 +136,7 @@ impl OpTable {
 
     pub(crate) fn insert(&mut self, id: OpId, op: Op) {
         self.count(op.requester, |calls| calls.saturating_add(op.calls.len()));
-        self.touched.note(id);
+        self.changed_keys.note(id);
         self.by_session.extend(op.session().map(|session| (session, id)));
         self.ops.insert(id, op);
     }
@@ -155,7 +155,7 @@ impl OpTable {
     }
 
     pub(crate) fn get_mut(&mut self, id: OpId) -> Option<&mut Op> {
-        self.touched.note(id);
+        self.changed_keys.note(id);
         self.ops.get_mut(&id)
     }
 

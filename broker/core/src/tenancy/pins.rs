@@ -37,9 +37,9 @@ pub(crate) struct PinCall {
     /// One of them was elsewhere when it was looked at.
     pub(crate) elsewhere: bool,
     /// While it waits: when it is looked at next, since it may have stalled.
-    pub(crate) look: Time,
+    pub(crate) stall_check: Time,
     /// When it is refused, if it waits still.
-    pub(crate) until: Option<Time>,
+    pub(crate) deadline: Option<Time>,
 }
 
 /// A session with calls that are not answered.
@@ -65,13 +65,13 @@ impl PinCall {
 }
 
 impl PinTable {
-    pub(crate) const fn arrive(&mut self) -> Arrival {
+    pub(crate) const fn next_arrival(&mut self) -> Arrival {
         self.arrivals += 1;
         Arrival(self.arrivals)
     }
 
     /// Later than whatever came.
-    pub(crate) const fn now(&self) -> Arrival {
+    pub(crate) const fn after_all(&self) -> Arrival {
         Arrival(self.arrivals.saturating_add(1))
     }
 
@@ -81,14 +81,17 @@ impl PinTable {
         id: PinId,
         parts: Vec<PartRef>,
         arrived: Time,
-        (look, until): (Time, Option<Time>),
+        (stall_check, deadline): (Time, Option<Time>),
     ) {
-        let arrival = self.arrive();
+        let arrival = self.next_arrival();
         self.by_part.extend(parts.iter().map(|part| ((*part, id), true)));
         let waiting = self.waiting.entry(id.0).or_insert(Waiting { calls: 0, since: arrived });
         waiting.calls = waiting.calls.saturating_add(1);
         let (missing, parts) = (parts.len(), parts.into_boxed_slice());
-        self.calls.insert(id, PinCall { arrival, arrived, parts, missing, elsewhere: false, look, until });
+        self.calls.insert(
+            id,
+            PinCall { arrival, arrived, parts, missing, elsewhere: false, stall_check, deadline },
+        );
     }
 
     pub(crate) fn remove(&mut self, id: PinId) -> Option<PinCall> {
@@ -97,7 +100,7 @@ impl PinTable {
             self.by_part.remove(&(*part, id));
         }
         if call.is_waiting() {
-            self.waits_no_more(id.0);
+            self.end_wait(id.0);
         }
         Some(call)
     }
@@ -110,44 +113,44 @@ impl PinTable {
         self.calls.get_mut(&id)
     }
 
-    pub(crate) fn lacks(&self, id: PinId, part: PartRef) -> bool {
+    pub(crate) fn is_missing(&self, id: PinId, part: PartRef) -> bool {
         self.by_part.get(&(part, id)) == Some(&true)
     }
 
     /// One part of the call is mapped; whether that was the last.
-    pub(crate) fn got(&mut self, id: PinId, part: PartRef) -> bool {
-        let Some((call, lacks)) = self.calls.get_mut(&id).zip(self.by_part.get_mut(&(part, id))) else {
+    pub(crate) fn mark_mapped(&mut self, id: PinId, part: PartRef) -> bool {
+        let Some((call, is_missing)) = self.calls.get_mut(&id).zip(self.by_part.get_mut(&(part, id))) else {
             return false;
         };
-        if !std::mem::take(lacks) {
+        if !std::mem::take(is_missing) {
             return false;
         }
         call.missing = call.missing.saturating_sub(1);
         let is_last = !call.is_waiting();
         if is_last {
-            self.waits_no_more(id.0);
+            self.end_wait(id.0);
         }
         is_last
     }
 
     /// Calls that lack the part, whoever made them.
-    pub(crate) fn lacking(&self, part: PartRef) -> impl Iterator<Item = PinnedPart> {
+    pub(crate) fn missing(&self, part: PartRef) -> impl Iterator<Item = PinnedPart> {
         let (first, last) = ((SessionId::from_raw(0), 0), (SessionId::from_raw(u64::MAX), u64::MAX));
         let calls = self.by_part.range((part, first)..=(part, last));
-        calls.filter(|(_, lacks)| **lacks).map(|(entry, _)| *entry)
+        calls.filter(|(_, is_missing)| **is_missing).map(|(entry, _)| *entry)
     }
 
     /// When the first of the calls came that lack the part.
-    pub(crate) fn first_lacking(&self, part: PartRef) -> Option<Arrival> {
-        self.lacking(part).filter_map(|(_, id)| self.calls.get(&id)).map(|call| call.arrival).min()
+    pub(crate) fn first_missing(&self, part: PartRef) -> Option<Arrival> {
+        self.missing(part).filter_map(|(_, id)| self.calls.get(&id)).map(|call| call.arrival).min()
     }
 
     /// A part of a waiting call that was mapped is so no more: it lacks it again.
-    pub(crate) fn lost(&mut self, id: PinId, part: PartRef) {
-        let Some((call, lacks)) = self.calls.get_mut(&id).zip(self.by_part.get_mut(&(part, id))) else {
+    pub(crate) fn mark_unmapped(&mut self, id: PinId, part: PartRef) {
+        let Some((call, is_missing)) = self.calls.get_mut(&id).zip(self.by_part.get_mut(&(part, id))) else {
             return;
         };
-        if call.is_waiting() && !std::mem::replace(lacks, true) {
+        if call.is_waiting() && !std::mem::replace(is_missing, true) {
             call.missing = call.missing.saturating_add(1);
         }
     }
@@ -172,12 +175,12 @@ impl PinTable {
     }
 
     /// Since when some call of the session waits.
-    pub(crate) fn waits_since(&self, session: SessionId) -> Option<Time> {
+    pub(crate) fn waiting_since(&self, session: SessionId) -> Option<Time> {
         self.waiting.get(&session).map(|waiting| waiting.since)
     }
 
     /// Others who wait for the session give it time anew.
-    pub(crate) fn waits_anew(&mut self, session: SessionId, now: Time) {
+    pub(crate) fn restart_wait(&mut self, session: SessionId, now: Time) {
         if let Some(waiting) = self.waiting.get_mut(&session) {
             waiting.since = now;
         }
@@ -189,13 +192,13 @@ impl PinTable {
 
     /// How many parts of calls there are, how many of these are lacking, and how many calls of sessions wait: for whoever
     /// compares.
-    pub(crate) fn indexed(&self) -> (usize, usize, usize) {
-        let lacking = self.by_part.values().filter(|lacks| **lacks).count();
+    pub(crate) fn index_counts(&self) -> (usize, usize, usize) {
+        let lacking = self.by_part.values().filter(|is_missing| **is_missing).count();
         let waiting = self.waiting.values().map(|waiting| waiting.calls);
         (self.by_part.len(), lacking, waiting.fold(0, usize::saturating_add))
     }
 
-    fn waits_no_more(&mut self, session: SessionId) {
+    fn end_wait(&mut self, session: SessionId) {
         if let Some(waiting) = self.waiting.get_mut(&session) {
             waiting.calls = waiting.calls.saturating_sub(1);
             if waiting.calls == 0 {
@@ -218,24 +221,27 @@ mod tests {
         let at = Time::from_micros;
         let mut pins = PinTable::default();
         pins.insert((one, 7), vec![part(0), part(1)], at(3), (at(9), None));
-        let then = pins.arrive();
+        let then = pins.next_arrival();
         pins.insert((two, 7), vec![part(1)], at(4), (at(9), None));
-        let lacking = |pins: &PinTable| pins.lacking(part(1)).map(|(_, id)| id).collect::<Vec<_>>();
+        let lacking = |pins: &PinTable| pins.missing(part(1)).map(|(_, id)| id).collect::<Vec<_>>();
         assert_eq!(lacking(&pins), [(one, 7), (two, 7)]);
         assert!(pins.protects(part(1), one, then) && !pins.protects(part(1), two, then));
-        assert!(!pins.got((one, 7), part(0)) && !pins.got((one, 7), part(0)), "it has it once");
+        assert!(
+            !pins.mark_mapped((one, 7), part(0)) && !pins.mark_mapped((one, 7), part(0)),
+            "it has it once"
+        );
         assert_eq!(pins.waiting_of(part(0), one).count(), 1, "it may lose it again");
-        assert_eq!(pins.waits_since(one), Some(at(3)));
-        pins.waits_anew(one, at(5));
-        assert_eq!(pins.waits_since(one), Some(at(5)));
-        assert!(pins.got((one, 7), part(1)) && pins.waits_since(one).is_none());
+        assert_eq!(pins.waiting_since(one), Some(at(3)));
+        pins.restart_wait(one, at(5));
+        assert_eq!(pins.waiting_since(one), Some(at(5)));
+        assert!(pins.mark_mapped((one, 7), part(1)) && pins.waiting_since(one).is_none());
         assert!(pins.protects(part(0), one, then), "an answered call has not ended");
         assert_eq!(lacking(&pins), [(two, 7)]);
         assert_eq!(pins.waiting_of(part(1), one).count(), 0);
-        assert_eq!(pins.indexed(), (3, 1, 1));
+        assert_eq!(pins.index_counts(), (3, 1, 1));
         for id in [(one, 7), (two, 7)] {
             pins.remove(id);
         }
-        assert_eq!((pins.indexed(), pins.waits_since(two)), ((0, 0, 0), None));
+        assert_eq!((pins.index_counts(), pins.waiting_since(two)), ((0, 0, 0), None));
     }
 }

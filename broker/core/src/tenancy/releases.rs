@@ -11,7 +11,7 @@ pub(crate) type ItemResult = Result<Released, Box<Refusal>>;
 
 /// One allocation of a `FreeBatch` or `Detach`.
 #[derive(Debug)]
-pub(crate) struct Watched {
+pub(crate) struct ReleaseItem {
     pub(crate) allocation: AllocationId,
     /// Known once it is.
     pub(crate) result: Option<ItemResult>,
@@ -20,14 +20,14 @@ pub(crate) struct Watched {
 /// The items in the order of the request. A result finds its item without looking at the others.
 #[derive(Debug, Default)]
 pub(crate) struct Releases {
-    items: Vec<Watched>,
+    items: Vec<ReleaseItem>,
     /// Places in `items`, in the order of their ids.
     by_id: Vec<usize>,
     open: usize,
 }
 
 impl Releases {
-    pub(crate) fn new(items: Vec<Watched>) -> Self {
+    pub(crate) fn new(items: Vec<ReleaseItem>) -> Self {
         let open = items.iter().filter(|item| item.result.is_none()).count();
         let mut by_id: Vec<_> = (0..items.len()).collect();
         by_id.sort_unstable_by_key(|at| items.get(*at).map(|item| item.allocation));
@@ -62,9 +62,9 @@ impl Releases {
 }
 
 impl Deref for Releases {
-    type Target = [Watched];
+    type Target = [ReleaseItem];
 
-    fn deref(&self) -> &[Watched] {
+    fn deref(&self) -> &[ReleaseItem] {
         &self.items
     }
 }
@@ -79,7 +79,8 @@ mod tests {
     fn each_item_is_found_also_where_it_is_named_twice() {
         let ids = [5, 3, 9, 3].map(AllocationId::from_raw);
         let refused = Some(Err(Box::new(Refusal::NotOwner { allocation: ids[2] })));
-        let item = |at: usize| Watched { allocation: ids[at], result: refused.clone().filter(|_| at == 2) };
+        let item =
+            |at: usize| ReleaseItem { allocation: ids[at], result: refused.clone().filter(|_| at == 2) };
         let mut releases = Releases::new((0..4).map(item).collect());
         let gone = Released { still_charged: Bytes::ZERO, mappers: 0 };
         for (id, complete) in

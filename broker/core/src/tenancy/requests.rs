@@ -1,6 +1,6 @@
 //! What is remembered of a requester's mutations, so that a repeated one does nothing twice.
 
-use std::collections::{BTreeMap, VecDeque, btree_map::Entry as Place};
+use std::collections::{BTreeMap, VecDeque, btree_map::Entry as PositionEntry};
 
 use vramd_types::{AllocationId, Bytes, PartIndex, SessionId};
 
@@ -114,7 +114,7 @@ pub(crate) struct RequestLog {
     entries: VecDeque<Entry>,
     /// How many were before the first of them.
     forgotten: u64,
-    places: BTreeMap<Name, u64>,
+    positions: BTreeMap<Name, u64>,
 }
 
 impl RequestLog {
@@ -131,18 +131,27 @@ impl RequestLog {
 
     /// The key with the content that its id had first, for the bug of taking one for the other.
     #[cfg(feature = "planted")]
-    pub(crate) fn as_first_asked(&self, method: Method, key: Option<RequestKey>) -> Option<RequestKey> {
+    pub(crate) fn with_first_fingerprint(
+        &self,
+        method: Method,
+        key: Option<RequestKey>,
+    ) -> Option<RequestKey> {
         let key = key?;
         let fingerprint = self.find((method, key.id)).map_or(key.fingerprint, |entry| entry.fingerprint);
         Some(RequestKey { fingerprint, ..key })
     }
 
-    pub(crate) fn started(&mut self, method: Method, key: Option<RequestKey>, op: OpId) {
+    pub(crate) fn record_start(&mut self, method: Method, key: Option<RequestKey>, op: OpId) {
         self.put(method, key, Progress::Running(op));
     }
 
     /// Done, and to be repeated; or refused, which changed nothing and is tried again.
-    pub(crate) fn finished(&mut self, method: Method, key: Option<RequestKey>, outcome: Option<Outcome>) {
+    pub(crate) fn record_outcome(
+        &mut self,
+        method: Method,
+        key: Option<RequestKey>,
+        outcome: Option<Outcome>,
+    ) {
         match (outcome, key) {
             (Some(outcome), key) => self.put(method, key, Progress::Done(outcome)),
             (None, Some(key)) => self.forget((method, key.id)),
@@ -154,20 +163,20 @@ impl RequestLog {
         let Some(RequestKey { id, fingerprint }) = key else { return };
         let name = (method, id);
         let entry = Entry { name, fingerprint, progress: Some(progress) };
-        match self.places.entry(name) {
-            Place::Occupied(place) => {
-                let at = index(*place.get(), self.forgotten);
+        match self.positions.entry(name) {
+            PositionEntry::Occupied(position) => {
+                let at = index(*position.get(), self.forgotten);
                 if let Some(there) = at.and_then(|at| self.entries.get_mut(at)) {
                     *there = entry;
                 }
                 return;
             }
-            Place::Vacant(place) => {
-                place.insert(self.forgotten.saturating_add(self.entries.len() as u64));
+            PositionEntry::Vacant(position) => {
+                position.insert(self.forgotten.saturating_add(self.entries.len() as u64));
                 self.entries.push_back(entry);
             }
         }
-        if self.places.len() > REQUESTS_REMEMBERED
+        if self.positions.len() > REQUESTS_REMEMBERED
             && let Some(oldest) = self.entries.front().map(|entry| entry.name)
         {
             self.forget(oldest);
@@ -176,8 +185,8 @@ impl RequestLog {
 
     /// The first entry is always one that is remembered.
     fn forget(&mut self, name: Name) {
-        let place = self.places.remove(&name);
-        let at = place.and_then(|place| index(place, self.forgotten));
+        let position = self.positions.remove(&name);
+        let at = position.and_then(|position| index(position, self.forgotten));
         if let Some(entry) = at.and_then(|at| self.entries.get_mut(at)) {
             entry.progress = None;
         }
@@ -193,18 +202,18 @@ impl RequestLog {
     /// So that one long request, and many refused ones after it, take no room for ever.
     fn close_gaps(&mut self) {
         self.entries.retain(|entry| entry.progress.is_some());
-        let places = self.entries.iter().map(|entry| entry.name).zip(self.forgotten..);
-        self.places = places.collect();
+        let positions = self.entries.iter().map(|entry| entry.name).zip(self.forgotten..);
+        self.positions = positions.collect();
     }
 
     fn find(&self, name: Name) -> Option<&Entry> {
-        self.entries.get(index(*self.places.get(&name)?, self.forgotten)?)
+        self.entries.get(index(*self.positions.get(&name)?, self.forgotten)?)
     }
 }
 
 /// Where in the list the entry of that place is, after so many were forgotten.
-fn index(place: u64, forgotten: u64) -> Option<usize> {
-    usize::try_from(place.checked_sub(forgotten)?).ok()
+fn index(position: u64, forgotten: u64) -> Option<usize> {
+    usize::try_from(position.checked_sub(forgotten)?).ok()
 }
 
 #[cfg(test)]
@@ -225,7 +234,7 @@ mod tests {
     fn the_last_ones_are_remembered() {
         let mut log = RequestLog::default();
         for id in 0..=1024 {
-            log.finished(Method::Drain, key(id, 1), Some(Outcome::Drained));
+            log.record_outcome(Method::Drain, key(id, 1), Some(Outcome::Drained));
         }
         assert!(matches!(log.recall(Method::Drain, key(0, 1)), Recall::New));
         assert!(matches!(log.recall(Method::Drain, key(1, 1)), Recall::Done(Outcome::Drained)));
@@ -237,26 +246,26 @@ mod tests {
     #[test]
     fn what_was_refused_takes_no_place_and_no_room() {
         let mut log = RequestLog::default();
-        log.started(Method::Seal, key(0, 1), op());
-        log.finished(Method::Drain, key(0, 1), Some(Outcome::Drained));
+        log.record_start(Method::Seal, key(0, 1), op());
+        log.record_outcome(Method::Drain, key(0, 1), Some(Outcome::Drained));
         for id in 1..=5000 {
-            log.started(Method::Drain, key(id, 1), op());
+            log.record_start(Method::Drain, key(id, 1), op());
             assert!(matches!(log.recall(Method::Drain, key(id, 1)), Recall::Running(_)));
-            log.finished(Method::Drain, key(id, 1), None);
+            log.record_outcome(Method::Drain, key(id, 1), None);
         }
         assert!(matches!(log.recall(Method::Seal, key(0, 1)), Recall::Running(_)));
         assert!(matches!(log.recall(Method::Drain, key(0, 1)), Recall::Done(Outcome::Drained)));
-        assert!(log.entries.len() <= 2 * REQUESTS_REMEMBERED && log.places.len() == 2);
+        assert!(log.entries.len() <= 2 * REQUESTS_REMEMBERED && log.positions.len() == 2);
     }
 
     #[test]
     fn gaps_close_and_everything_is_found_where_it_lies() {
         let mut log = RequestLog::default();
         for id in 0..6000 {
-            log.started(Method::Drain, key(id, 1), op());
+            log.record_start(Method::Drain, key(id, 1), op());
             // Every third is done, and so is the first; the others are refused.
             let outcome = (id % 3 == 0).then_some(Outcome::Drained);
-            log.finished(Method::Drain, key(id, 1), outcome);
+            log.record_outcome(Method::Drain, key(id, 1), outcome);
         }
         let done = |id: &u16| matches!(log.recall(Method::Drain, key(*id, 1)), Recall::Done(_));
         let found: Vec<_> = (0..6000).filter(done).collect();
@@ -268,7 +277,7 @@ mod tests {
     #[test]
     fn what_was_refused_may_be_tried_again() {
         let mut log = RequestLog::default();
-        log.finished(Method::Drain, key(1, 1), None);
+        log.record_outcome(Method::Drain, key(1, 1), None);
         assert!(matches!(log.recall(Method::Drain, key(1, 2)), Recall::New));
     }
 }

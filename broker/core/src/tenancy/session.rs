@@ -8,7 +8,7 @@ use std::{
 use vramd_types::{AllocationId, Bytes, DeviceIndex, SessionId};
 
 use super::{ByTenant, MapQueue, RequestLog, SessionState, TenantId, Words};
-use crate::{collections::IdMap, event::ChannelId, observed::Touched, time::Time};
+use crate::{collections::IdMap, event::ChannelId, observed::ChangedKeys, time::Time};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SilentReason {
@@ -64,7 +64,7 @@ pub(crate) struct Session {
     pub(crate) ending: bool,
     pub(crate) requests: RequestLog,
     /// It is told how full devices are.
-    pub(crate) hears_pressure: bool,
+    pub(crate) wants_pressure: bool,
     /// With pins.
     pub(crate) words: Option<Box<Words>>,
 }
@@ -82,7 +82,7 @@ impl Session {
 
     /// How many parts it was told to unmap, and is to answer soon.
     pub(crate) fn parts_owed(&self) -> usize {
-        let evicted = self.words.as_ref().map_or(0, |words| words.prompt.len());
+        let evicted = self.words.as_ref().map_or(0, |words| words.unmap_soon.len());
         self.revoking.saturating_add(evicted)
     }
 
@@ -109,19 +109,19 @@ pub(crate) struct SessionTable {
     sessions: IdMap<Session>,
     channels: IdMap<SessionId>,
     by_tenant: ByTenant<usize>,
-    pub(crate) touched: Touched<SessionId>,
+    pub(crate) changed_keys: ChangedKeys<SessionId>,
 }
 
 impl SessionTable {
     pub(crate) fn insert(&mut self, id: SessionId, session: Session) {
-        self.touched.note(id);
+        self.changed_keys.note(id);
         self.channels.insert(session.channel.0, id);
         self.by_tenant.change(session.tenant, |count| *count += 1);
         self.sessions.insert(id.get(), session);
     }
 
     pub(crate) fn remove(&mut self, id: SessionId) -> Option<Session> {
-        self.touched.note(id);
+        self.changed_keys.note(id);
         let session = self.sessions.remove(id.get())?;
         self.channels.remove(session.channel.0);
         self.by_tenant.change(session.tenant, |count| *count = count.saturating_sub(1));
@@ -133,7 +133,7 @@ impl SessionTable {
     }
 
     pub(crate) fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
-        self.touched.note(id);
+        self.changed_keys.note(id);
         self.sessions.get_mut(id.get())
     }
 

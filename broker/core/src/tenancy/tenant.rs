@@ -7,11 +7,11 @@ use std::{collections::BTreeMap, sync::Arc};
 pub(crate) struct TenantId(u32);
 
 impl TenantId {
-    pub(super) fn at(place: usize) -> Self {
-        Self(u32::try_from(place).unwrap_or(u32::MAX))
+    pub(super) fn from_index(index: usize) -> Self {
+        Self(u32::try_from(index).unwrap_or(u32::MAX))
     }
 
-    pub(super) fn place(self) -> usize {
+    pub(super) fn index(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
     }
 }
@@ -28,7 +28,7 @@ impl Tenants {
         if let Some(id) = self.ids.get(name) {
             return *id;
         }
-        let id = TenantId::at(self.names.len());
+        let id = TenantId::from_index(self.names.len());
         let name: Arc<str> = Arc::from(name);
         self.names.push(Arc::clone(&name));
         self.ids.insert(name, id);
@@ -40,12 +40,12 @@ impl Tenants {
     }
 
     pub(crate) fn name(&self, id: TenantId) -> &str {
-        self.names.get(id.place()).map_or("?", |name| name)
+        self.names.get(id.index()).map_or("?", |name| name)
     }
 
     /// The same, for those who keep it.
     pub(crate) fn shared(&self, id: TenantId) -> Arc<str> {
-        self.names.get(id.place()).map_or_else(|| Arc::from("?"), Arc::clone)
+        self.names.get(id.index()).map_or_else(|| Arc::from("?"), Arc::clone)
     }
 
     /// In the order of their names.

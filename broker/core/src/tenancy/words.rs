@@ -12,7 +12,7 @@ pub(crate) struct Words {
     pub(crate) slots: Slots,
     /// Parts that it was told to unmap when nobody pinned them: it can do so at once, and is overdue if it does not. What
     /// is fenced may be pinned for as long as its program likes.
-    pub(crate) prompt: BTreeSet<PartRef>,
+    pub(crate) unmap_soon: BTreeSet<PartRef>,
     /// By when it is to have unmapped one more of them.
     pub(crate) unmap_deadline: Option<Time>,
     /// The number of its last pin call.
@@ -28,7 +28,7 @@ impl Words {
         Self {
             map_deadline: Some(map_deadline),
             slots: Slots::new(slots),
-            prompt: BTreeSet::new(),
+            unmap_soon: BTreeSet::new(),
             unmap_deadline: None,
             last_call: None,
             calls: 0,

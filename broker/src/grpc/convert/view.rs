@@ -54,7 +54,7 @@ fn part(view: PartView, reader: For) -> v1::Part {
         For::Clients => &[],
         For::Operators => &view.mappers,
     };
-    let holding = shown.iter().filter(|mapper| mapper.state.maps());
+    let holding = shown.iter().filter(|mapper| mapper.state.is_mapper());
     let mapper = |mapper: &MapperView| v1::Mapper {
         session_id: mapper.session.get(),
         state: mapping_state(mapper.state).into(),

@@ -242,7 +242,7 @@ impl World {
     }
 
     fn check(&mut self) {
-        let mut found = self.broker.check_touched();
+        let mut found = self.broker.check_changed();
         if self.events.is_multiple_of(CHECK_ALL_EVERY) {
             found.extend(self.broker.check());
             self.oracle.compare_all(&self.broker);

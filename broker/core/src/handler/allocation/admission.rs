@@ -144,10 +144,11 @@ impl Broker {
 
     /// Whether the name is free, or borne by something that may be replaced.
     pub(crate) fn check_bearer(&self, tenant: TenantId, name: &str, replace: bool) -> Result<(), Refusal> {
-        let bearer = self.allocations.bearer(tenant, name).and_then(|id| self.allocations.get(id));
-        match bearer {
+        let find_by_name =
+            self.allocations.find_by_name(tenant, name).and_then(|id| self.allocations.get(id));
+        match find_by_name {
             Some(_) if planted!(self, NameTakenTwice) => Ok(()),
-            Some(bearer) if !(replace && bearer.state == AllocationState::Sealed) => {
+            Some(find_by_name) if !(replace && find_by_name.state == AllocationState::Sealed) => {
                 Err(Refusal::NameTaken { name: format!("{}/{name}", self.tenants.name(tenant)) })
             }
             _ => Ok(()),

@@ -57,7 +57,7 @@ impl Broker {
             None => self.why_behind(tenant, &plans),
             Some(lack) => Some(self.why_lacking(tenant, &lack)),
         };
-        let asked = Asked { plans, arrived: self.pins.now(), until: self.now.after(wait), tries: 0 };
+        let asked = Asked { plans, arrived: self.pins.after_all(), until: self.now.after(wait), tries: 0 };
         Ok(match why {
             None => {
                 self.unsettle_overtaken();
@@ -131,10 +131,10 @@ impl Broker {
             in_host: Bytes::ZERO,
             file: file.as_ref().map(|file| Arc::clone(&file.path)),
             extents_left: 0,
-            hold_count: 0,
+            mapping_count: 0,
             extents_unreturned: 0,
             op: Some(op),
-            watchers: Few::default(),
+            waiting_ops: Few::default(),
         };
         let waited_for = lazy && self.is_waited_for(device);
         let mut ordered = 0;
@@ -143,10 +143,10 @@ impl Broker {
             let size = allocation.size_of(index);
             if let Some(file) = &file {
                 ordered += 1;
-                let (at, bytes) = (allocation.offset_of(index), allocation.asked_of(index));
+                let (at, bytes) = (allocation.offset_of(index), allocation.requested_of(index));
                 let place = Place { device, tier: Tier::Disk };
                 let extent = self.order_in_file(tenant, part, place, Piece { file, at, bytes, size })?;
-                return Ok(Part { extent, holds: Few::default() });
+                return Ok(Part { extent, mappings: Few::default() });
             }
             let on_device = Place::device(device);
             let begins_below = lazy && (waited_for || self.ledger.admit(tenant, on_device, size).is_err());
@@ -163,7 +163,7 @@ impl Broker {
             if lazy && place.tier == Tier::Device {
                 self.set_aside(part, tenant, device, size);
             }
-            Ok(Part { extent, holds: Few::default() })
+            Ok(Part { extent, mappings: Few::default() })
         });
         allocation.parts = parts.collect::<Result<_, Refusal>>()?;
         allocation.extents_left = u32::try_from(part_count).unwrap_or(u32::MAX);
@@ -187,11 +187,11 @@ impl Broker {
     ) -> Option<ExtentId> {
         #[cfg(feature = "planted")]
         let tenant = match planted!(self, CachedToAnotherTenant) {
-            true => self.pool.anybody_with(device, size).unwrap_or(tenant),
+            true => self.pool.tenant_with_cached(device, size).unwrap_or(tenant),
             false => tenant,
         };
         let extent = self.pool.reuse(tenant, device, size, part)?;
-        self.notice(Notice::Reused { extent, part });
+        self.push_notice(Notice::Reused { extent, part });
         Some(extent)
     }
 
@@ -254,9 +254,9 @@ impl Broker {
         match next {
             Some(next) => {
                 allocation.state = next;
-                self.unsettled.demands |= !self.line.is_empty();
+                self.follow_ups.demands |= !self.line.is_empty();
                 let (owner, parts) = (allocation.owner, allocation.parts.len());
-                self.allocations.moved(from, next);
+                self.allocations.count_transition(from, next);
                 if from.promises_slots() != next.promises_slots()
                     && let Some(session) = owner.and_then(|owner| self.sessions.get_mut(owner))
                     && let Some(words) = &mut session.words
@@ -269,7 +269,7 @@ impl Broker {
             }
             None => {
                 let detail = format!("{id}: {event:?} in state {from:?}");
-                self.broken(invariants::TRANSITIONS, detail);
+                self.report_violation(invariants::TRANSITIONS, detail);
             }
         }
     }

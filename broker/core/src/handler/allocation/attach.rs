@@ -103,8 +103,9 @@ impl Broker {
     ) -> Result<Option<(AllocationId, &Allocation)>, Refusal> {
         let invalid = || Refusal::NameInvalid { field: "name", name: text.to_owned() };
         let (tenant, name) = name::resolve(text, own).ok_or_else(invalid)?;
-        let bearer = self.tenants.find(tenant).and_then(|tenant| self.allocations.bearer(tenant, name));
-        Ok(bearer.and_then(|id| Some((id, self.allocations.get(id)?))))
+        let find_by_name =
+            self.tenants.find(tenant).and_then(|tenant| self.allocations.find_by_name(tenant, name));
+        Ok(find_by_name.and_then(|id| Some((id, self.allocations.get(id)?))))
     }
 }
 

@@ -31,7 +31,7 @@ impl Broker {
         }
         self.make_way_in_cache(id);
         self.cache(part, id);
-        self.unsettled.demands = true;
+        self.follow_ups.demands = true;
         true
     }
 
@@ -42,7 +42,7 @@ impl Broker {
         while !planted!(self, CachedBeyondMax)
             && self.cached_with(tenant, device, size) > self.config.limits.cached_bytes_per_tenant_max
         {
-            let Some(age) = self.pool.cache().oldest_beside(tenant, device, size) else { return };
+            let Some(age) = self.pool.cache().oldest_of_other_size(tenant, device, size) else { return };
             self.give_up([age]);
         }
     }
@@ -77,11 +77,11 @@ impl Broker {
         let (tenant, device) = (allocation.tenant, allocation.device);
         let bytes = allocation.size_of(part.part);
         allocation.extents_left = allocation.extents_left.saturating_sub(1);
-        self.pool.recycle(id, self.now);
-        self.notice(Notice::Cached { extent: id, bytes });
+        self.pool.cache_extent(id, self.now);
+        self.push_notice(Notice::Cached { extent: id, bytes });
         let until = self.kept_until(tenant, self.now);
-        if self.cached_look.is_none_or(|look| until < look) {
-            self.cached_look = Some(until);
+        if self.cache_scan_at.is_none_or(|look| until < look) {
+            self.cache_scan_at = Some(until);
             self.arm(until, Timer::Cached);
         }
         // It goes with the next look.
@@ -159,7 +159,7 @@ impl Broker {
                 until => next = Some(next.map_or(until, |next: Time| next.min(until))),
             }
         }
-        self.cached_look = next;
+        self.cache_scan_at = next;
         if let Some(next) = next {
             self.arm(next, Timer::Cached);
         }

@@ -58,7 +58,7 @@ impl Broker {
         let made = Extent::new(place, size, part, ExtentState::Creating(reservation));
         self.pool.insert(extent, Extent { unwritten: place.tier == Tier::Disk, ..made });
         let Place { device, tier } = place;
-        self.command(Command::CreateExtent { extent, device, tier, size, kind, zeroed });
+        self.push_command(Command::CreateExtent { extent, device, tier, size, kind, zeroed });
         Ok(extent)
     }
 
@@ -70,10 +70,10 @@ impl Broker {
 
     pub(crate) fn on_created(&mut self, id: ExtentId, result: Result<(), CreateError>) {
         let Some(extent) = self.pool.get_mut(id) else {
-            return self.broken(invariants::EXTENTS, format!("{id} was created and is not known"));
+            return self.report_violation(invariants::EXTENTS, format!("{id} was created and is not known"));
         };
         let Some(reservation) = extent.take_reservation() else {
-            return self.broken(invariants::EXTENTS, format!("{id} was created twice"));
+            return self.report_violation(invariants::EXTENTS, format!("{id} was created twice"));
         };
         let (place, size, part) = (extent.place, extent.size, extent.part);
         let failure = match result {
@@ -84,7 +84,7 @@ impl Broker {
             Err(error) => {
                 self.pool.take(id);
                 self.ledger.cancel(reservation);
-                self.unsettled.demands = true;
+                self.follow_ups.demands = true;
                 Some(self.creation_failed(id, place, size, error))
             }
         };
@@ -92,7 +92,7 @@ impl Broker {
         let Some((part, allocation)) =
             part.and_then(|part| Some((part, self.allocations.get_mut(part.allocation)?)))
         else {
-            return self.broken(invariants::EXTENTS, format!("{id} backs nothing"));
+            return self.report_violation(invariants::EXTENTS, format!("{id} backs nothing"));
         };
         if failed {
             allocation.extents_left = allocation.extents_left.saturating_sub(1);
@@ -129,7 +129,7 @@ impl Broker {
             | CreateError::OutOfDisk(problem)
             | CreateError::Failed(problem) => problem.clone(),
         };
-        self.notice(Notice::CreateFailed { extent: id, problem });
+        self.push_notice(Notice::CreateFailed { extent: id, problem });
         match error {
             CreateError::OutOfMemory | CreateError::OutOfHostMemory(_) | CreateError::OutOfDisk(_) => {
                 if place.tier == Self::tier() {

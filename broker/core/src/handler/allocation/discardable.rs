@@ -29,7 +29,7 @@ impl Broker {
     /// What a part goes to whose content is given up.
     pub(crate) fn nothing(&mut self, part: PartRef, place: Place, size: Bytes) -> Result<ExtentId, Refusal> {
         let id = self.next_extent()?;
-        self.pool.insert(id, Extent::new(place, size, part, ExtentState::Nothing));
+        self.pool.insert(id, Extent::new(place, size, part, ExtentState::Dropped));
         Ok(id)
     }
 
@@ -41,21 +41,21 @@ impl Broker {
 
     /// The part is nowhere now.
     pub(crate) fn content_lost(&mut self, part: PartRef) {
-        let losses = self.losses.entry(part).or_default();
-        *losses = losses.saturating_add(1);
+        let count = self.drop_counts.entry(part).or_default();
+        *count = count.saturating_add(1);
     }
 
     /// How often the content of the part was given up.
     pub(crate) fn losses_of(&self, part: PartRef) -> u64 {
         match planted!(self, LossNotTold) {
             true => 0,
-            false => self.losses.get(&part).copied().unwrap_or_default(),
+            false => self.drop_counts.get(&part).copied().unwrap_or_default(),
         }
     }
 
     /// Whether the part is nowhere.
     pub(crate) fn is_nowhere(&self, part: PartRef) -> bool {
-        self.extent_of(part).is_some_and(Extent::is_nothing)
+        self.extent_of(part).is_some_and(Extent::is_dropped)
     }
 
     /// Whether the part lies on disk and nobody has ever written it: then it is zeros, wherever it goes.
@@ -66,7 +66,7 @@ impl Broker {
     pub(crate) fn forget_losses(&mut self, id: vramd_types::AllocationId) {
         let indices = self.allocations.get(id).filter(|it| it.discardable).map(Allocation::indices);
         for part in indices.into_iter().flatten() {
-            self.losses.remove(&PartRef { allocation: id, part });
+            self.drop_counts.remove(&PartRef { allocation: id, part });
         }
     }
 }

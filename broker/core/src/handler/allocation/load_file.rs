@@ -15,7 +15,7 @@ use crate::{
     event::{AllocationSpec, FileSpan, Kind, PartRef, Peer, RequestKey},
     handler::{Start, Started, allocation::admission::Plan, line::batch::Lack},
     ledger::{Ledger, Place},
-    limits::LOADED_TOGETHER,
+    limits::FILE_LOADS_PER_TENANT_MAX,
     migration::Backing,
     pool::{Extent, ExtentState},
     residency::{Allocation, AllocationEvent, AllocationState},
@@ -77,9 +77,9 @@ impl Broker {
             allocation.file.is_some() && (allocation.digesting || !is_sealed)
         };
         let of_tenant = self.allocations.of_tenant(tenant, None);
-        match of_tenant.filter(|(_, allocation)| is_read(allocation)).count() < LOADED_TOGETHER {
+        match of_tenant.filter(|(_, allocation)| is_read(allocation)).count() < FILE_LOADS_PER_TENANT_MAX {
             true => Ok(()),
-            false => Err(Refusal::QueueFull { limit: LOADED_TOGETHER }),
+            false => Err(Refusal::QueueFull { limit: FILE_LOADS_PER_TENANT_MAX }),
         }
     }
 
@@ -118,7 +118,7 @@ impl Broker {
         self.pool.insert(extent, Extent { in_file: true, ..opened });
         let at = if planted!(self, PiecesFromTheStart) { Bytes::ZERO } else { at };
         let offset = file.offset.saturating_add(at);
-        self.command(Command::OpenExtent { extent, file: file.file, offset, bytes, size });
+        self.push_command(Command::OpenExtent { extent, file: file.file, offset, bytes, size });
         Ok(extent)
     }
 

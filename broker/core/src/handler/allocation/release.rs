@@ -14,7 +14,7 @@ use crate::{
     invariants,
     pool::ExtentState,
     residency::{Allocation, AllocationEvent, AllocationState},
-    tenancy::{OpId, OpKind, Outcome, Releases, TenantId, Watched},
+    tenancy::{OpId, OpKind, Outcome, ReleaseItem, Releases, TenantId},
 };
 
 impl Broker {
@@ -77,9 +77,9 @@ impl Broker {
             if result.is_none()
                 && let Some(allocation) = self.allocations.get_mut(id)
             {
-                allocation.watchers.push(op);
+                allocation.waiting_ops.push(op);
             }
-            items.push(Watched { allocation: id, result });
+            items.push(ReleaseItem { allocation: id, result });
         }
         Ok(Started::Waiting(OpKind::Release { items: Releases::new(items), session }))
     }
@@ -107,7 +107,7 @@ impl Broker {
     /// Whether a session maps any part of the allocation, was offered one or is about to be.
     pub(crate) fn maps_any(&self, session: SessionId, id: AllocationId, allocation: &Allocation) -> bool {
         let its = || self.sessions.get(session).is_some_and(|session| session.maps.contains_key(&id));
-        allocation.hold_count > 0 && its()
+        allocation.mapping_count > 0 && its()
     }
 
     /// What is left of an allocation for a session that released it, once nothing more will come of that.
@@ -145,13 +145,13 @@ impl Broker {
 
     /// Tells those who wait for an allocation that something changed.
     pub(crate) fn notify(&mut self, id: AllocationId) {
-        let watchers =
-            self.allocations.get(id).map(|allocation| allocation.watchers.clone()).unwrap_or_default();
-        self.notify_ops(id, &watchers);
+        let waiting_ops =
+            self.allocations.get(id).map(|allocation| allocation.waiting_ops.clone()).unwrap_or_default();
+        self.notify_ops(id, &waiting_ops);
     }
 
-    fn notify_ops(&mut self, id: AllocationId, watchers: &[OpId]) {
-        for op in watchers.iter().copied() {
+    fn notify_ops(&mut self, id: AllocationId, waiting_ops: &[OpId]) {
+        for op in waiting_ops.iter().copied() {
             match self.ops.get_mut(op).map(|op| &op.kind) {
                 Some(OpKind::Release { session, .. }) => {
                     let session = *session;
@@ -173,7 +173,7 @@ impl Broker {
 
     fn forget_watcher(&mut self, op: OpId, id: AllocationId) {
         if let Some(allocation) = self.allocations.get_mut(id) {
-            allocation.watchers.retain(|watcher| *watcher != op);
+            allocation.waiting_ops.retain(|watcher| *watcher != op);
         }
     }
 
@@ -283,11 +283,16 @@ impl Broker {
         let Some(entry) = allocation.part(part.part) else { return };
         let id = entry.extent;
         let hashed = allocation.digesting && !planted!(self, ReleasedWhileHashed);
-        let mapped = !entry.holds.is_empty() && !planted!(self, ReleasedWhileMapped);
+        let mapped = !entry.mappings.is_empty() && !planted!(self, ReleasedWhileMapped);
         // Neither end of a copy is released before it has ended.
         let moves = self.migrations.contains_key(&part) || self.write_backs.contains_key(&part);
         let copied = moves && !planted!(self, ReleasedWhileCopied);
-        if hashed || mapped || copied || self.pool.behind(part, id).is_none() || self.recycle(part, id) {
+        if hashed
+            || mapped
+            || copied
+            || self.pool.extent_of_part(part, id).is_none()
+            || self.recycle(part, id)
+        {
             return;
         }
         self.release_extent(id);
@@ -295,11 +300,11 @@ impl Broker {
 
     pub(crate) fn on_released(&mut self, id: ExtentId, returned: bool) {
         let Some(mut extent) = self.pool.take(id) else {
-            return self.broken(invariants::EXTENTS, format!("{id} was released and is not known"));
+            return self.report_violation(invariants::EXTENTS, format!("{id} was released and is not known"));
         };
         let Some(charge) = extent.take_released() else {
             self.pool.insert(id, extent);
-            return self.broken(invariants::EXTENTS, format!("{id} was released unasked"));
+            return self.report_violation(invariants::EXTENTS, format!("{id} was released unasked"));
         };
         let (part, bytes, place) = (extent.part, extent.size, extent.place);
         self.returns_no_more(charge.tenant(), place, bytes);
@@ -313,7 +318,7 @@ impl Broker {
             if let Some(allocation) = part.and_then(|part| self.allocations.get_mut(part.allocation)) {
                 allocation.extents_unreturned += 1;
             }
-            self.notice(Notice::Unreturned { extent: id, bytes });
+            self.push_notice(Notice::Unreturned { extent: id, bytes });
         }
         if let Some(part) = part
             && !self.remove_if_gone(part.allocation)
@@ -324,25 +329,25 @@ impl Broker {
         if !planted!(self, DemandForgotten) {
             match returned {
                 true => self.unsettle_room(),
-                false => self.unsettled.demands = true,
+                false => self.follow_ups.demands = true,
             }
         }
     }
 
     pub(crate) fn on_returned(&mut self, id: ExtentId) {
         let Some(extent) = self.pool.take(id) else {
-            return self.broken(invariants::EXTENTS, format!("{id} returned and is not known"));
+            return self.report_violation(invariants::EXTENTS, format!("{id} returned and is not known"));
         };
         let ExtentState::Unreturned(debts) = extent.state else {
             self.pool.insert(id, extent);
-            return self.broken(invariants::EXTENTS, format!("{id} returned and was not awaited"));
+            return self.report_violation(invariants::EXTENTS, format!("{id} returned and was not awaited"));
         };
         for debt in debts {
             self.ledger.repay(debt);
         }
-        self.unsettled.demands = true;
+        self.follow_ups.demands = true;
         self.has_left(extent.place);
-        self.notice(Notice::Returned { extent: id, bytes: extent.size });
+        self.push_notice(Notice::Returned { extent: id, bytes: extent.size });
         self.extent_gone(id, extent.part, true);
         if let Some(part) = extent.part {
             self.remove_if_gone(part.allocation);
@@ -374,7 +379,7 @@ impl Broker {
         }
         self.note_allocation(id, |allocation, tenant| Notice::AllocationGone { allocation, tenant });
         let removed = self.allocations.remove(id);
-        self.notify_ops(id, &removed.map(|allocation| allocation.watchers).unwrap_or_default());
+        self.notify_ops(id, &removed.map(|allocation| allocation.waiting_ops).unwrap_or_default());
         true
     }
 }
@@ -382,5 +387,5 @@ impl Broker {
 /// Whether nobody maps a freed allocation or is about to, and the driver is about to give it back.
 fn going_back(allocation: &Allocation) -> bool {
     let settled = allocation.extents_left == allocation.extents_unreturned;
-    allocation.state == AllocationState::Freeing && allocation.hold_count == 0 && !settled
+    allocation.state == AllocationState::Freeing && allocation.mapping_count == 0 && !settled
 }

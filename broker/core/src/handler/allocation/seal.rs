@@ -51,7 +51,7 @@ impl Broker {
     fn check_own_name(&self, id: AllocationId) -> Result<(), Refusal> {
         let Some(allocation) = self.allocations.get(id) else { return Ok(()) };
         match &allocation.name {
-            Some(name) if self.allocations.bearer(allocation.tenant, name) != Some(id) => {
+            Some(name) if self.allocations.find_by_name(allocation.tenant, name) != Some(id) => {
                 self.check_bearer(allocation.tenant, name, allocation.replace)
             }
             _ => Ok(()),
@@ -77,11 +77,11 @@ impl Broker {
             .indices()
             .filter_map(|index| {
                 let extent = allocation.part(index)?.extent;
-                Some(DigestSpan { extent, bytes: allocation.asked_of(index) })
+                Some(DigestSpan { extent, bytes: allocation.requested_of(index) })
             })
             .filter(|span| !span.bytes.is_zero())
             .collect();
-        self.command(Command::Digest { allocation: id, spans });
+        self.push_command(Command::Digest { allocation: id, spans });
     }
 
     pub(crate) fn on_digested(&mut self, id: AllocationId, result: Result<[u8; 32], DigestError>) {
@@ -158,7 +158,7 @@ impl Broker {
     fn take_name(&mut self, id: AllocationId) {
         let Some(allocation) = self.allocations.get(id) else { return };
         let (tenant, Some(name)) = (allocation.tenant, allocation.name.clone()) else { return };
-        let before = self.allocations.bearer(tenant, &name);
+        let before = self.allocations.find_by_name(tenant, &name);
         if before == Some(id) {
             return;
         }

@@ -63,7 +63,7 @@ impl Batch {
 impl Broker {
     /// The batch goes to the line, behind all that came before it.
     pub(crate) fn line_up(&mut self, op: OpId, tenant: TenantId, batch: Batch) -> Started {
-        let place = Position { arrived: batch.asked.arrived, entered: self.pins.arrive() };
+        let place = Position { arrived: batch.asked.arrived, entered: self.pins.next_arrival() };
         // Also where it may begin below: that is found out each time.
         let devices: BTreeSet<_> = batch.asked.plans.iter().map(|plan| plan.device).collect();
         let devices = devices.into_iter().collect();
@@ -71,8 +71,8 @@ impl Broker {
         if batch.asked.until > self.now {
             self.arm(batch.asked.until, Timer::Wait(op));
         }
-        self.unsettled.demands = true;
-        Started::Waiting(OpKind::Room(Box::new(batch)))
+        self.follow_ups.demands = true;
+        Started::Waiting(OpKind::BatchWait(Box::new(batch)))
     }
 
     /// Whether there can ever be as much as the batch asks.
@@ -158,7 +158,7 @@ impl Broker {
         }
         self.tried_again(Waiter::Batch(op));
         self.leave_line(Waiter::Batch(op), WaitEnd::Served);
-        self.notice(Notice::RoomMade { tenant: Some(self.tenants.name(tenant).to_owned()) });
+        self.push_notice(Notice::RoomMade { tenant: Some(self.tenants.name(tenant).to_owned()) });
         // What is cached may have been counted upon by several.
         self.unsettle_overtaken();
         match self.make_all(op, session, tenant, Asked { plans, arrived, until, tries }) {
@@ -229,14 +229,14 @@ impl Broker {
     pub(crate) fn refuse_batch(&mut self, op: OpId, why: Refusal) {
         self.leave_line(Waiter::Batch(op), WaitEnd::Refused);
         self.finish(op, Err(why));
-        self.unsettled.demands = true;
+        self.follow_ups.demands = true;
     }
 
     /// A batch that waits, and whose it is.
     pub(crate) fn waiting(&self, op: OpId) -> Option<(TenantId, &Batch)> {
         let waiting = self.ops.get(op)?;
         match (waiting.requester, &waiting.kind) {
-            (Requester::Session { tenant, .. }, OpKind::Room(batch)) => Some((tenant, batch)),
+            (Requester::Session { tenant, .. }, OpKind::BatchWait(batch)) => Some((tenant, batch)),
             _ => None,
         }
     }
@@ -244,7 +244,9 @@ impl Broker {
     pub(crate) fn batch_of(&mut self, op: OpId) -> Option<(SessionId, TenantId, &mut Batch)> {
         let waiting = self.ops.get_mut(op)?;
         match (waiting.requester, &mut waiting.kind) {
-            (Requester::Session { session, tenant }, OpKind::Room(batch)) => Some((session, tenant, batch)),
+            (Requester::Session { session, tenant }, OpKind::BatchWait(batch)) => {
+                Some((session, tenant, batch))
+            }
             _ => None,
         }
     }

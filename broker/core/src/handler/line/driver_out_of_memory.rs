@@ -33,8 +33,8 @@ impl Broker {
         self.survey(device);
         self.surveys.is_lacking(device);
         // Once it is known what is undone for that.
-        self.unsettled.short.insert(device);
-        self.unsettled.demands = true;
+        self.follow_ups.short.insert(device);
+        self.follow_ups.demands = true;
     }
 
     /// A batch for which there was no memory stands in the line again, where it would have stood.
@@ -70,14 +70,14 @@ impl Broker {
     /// Something has left a device, and the driver has its memory back.
     pub(crate) fn has_left(&mut self, place: Place) {
         if place.tier == Tier::Device && self.line.retry_after_release(place.device) {
-            self.unsettled.demands = true;
+            self.follow_ups.demands = true;
         }
     }
 
     /// It is begun with once more, for which there was no memory before.
     pub(crate) fn tried_again(&mut self, waiter: Waiter) {
         if let Some(device) = self.line.out_of_memory_device(waiter) {
-            self.notice(Notice::CreateRetried { device });
+            self.push_notice(Notice::CreateRetried { device });
         }
     }
 
@@ -117,6 +117,6 @@ impl Broker {
 
     fn may_be_tried(&mut self, waiter: Waiter) {
         self.line.allow_retry(waiter);
-        self.unsettled.demands = true;
+        self.follow_ups.demands = true;
     }
 }

@@ -63,7 +63,7 @@ pub(crate) struct Choice {
 
 impl Choice {
     /// Whether there is nothing to wait for.
-    pub(crate) fn is_nothing(&self) -> bool {
+    pub(crate) fn is_dropped(&self) -> bool {
         self.awaited.is_empty() && self.given_up.is_empty() && self.victims.is_empty()
     }
 }
@@ -184,7 +184,7 @@ impl Broker {
         let on_device = releasing.filter(|extent| extent.place.tier == Tier::Device);
         let devices: BTreeSet<_> = on_device.map(|extent| extent.place.device).collect();
         for device in devices {
-            self.command(Command::ReleaseNow { device });
+            self.push_command(Command::ReleaseNow { device });
         }
     }
 
@@ -204,10 +204,12 @@ impl Broker {
     fn release_cached(&mut self, ages: impl IntoIterator<Item = Age>) -> Vec<ExtentId> {
         let mut given_up = Vec::new();
         for age in ages {
-            let Some(Cached { extent, tenant, device, size, .. }) = self.pool.give_up(age) else { continue };
+            let Some(Cached { extent, tenant, device, size, .. }) = self.pool.release_cached(age) else {
+                continue;
+            };
             self.awaited_room.leaves(extent, Piece { tenant, device, size });
-            self.command(Command::ReleaseExtent { extent });
-            self.notice(Notice::GivenUp { extent, bytes: size });
+            self.push_command(Command::ReleaseExtent { extent });
+            self.push_notice(Notice::GivenUp { extent, bytes: size });
             given_up.push(extent);
         }
         given_up
@@ -228,8 +230,8 @@ impl Broker {
 
     /// An extent is out of its device, or stays there: who waited for it may be looked at again.
     pub(crate) fn room_returned(&mut self, extent: ExtentId) {
-        self.unsettled.demands |= self.line.has_out_of_memory();
+        self.follow_ups.demands |= self.line.has_out_of_memory();
         let ready = self.awaited_room.returned(extent);
-        self.unsettled.resumed.extend(ready);
+        self.follow_ups.resumed.extend(ready);
     }
 }

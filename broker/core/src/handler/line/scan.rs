@@ -173,7 +173,7 @@ impl Broker {
             let begun = if stays { Err(None) } else { self.begin(waiter) };
             match begun {
                 // It may have taken what was counted on: those have it planned anew.
-                Ok(()) => self.unsettled.demands |= pass.counts_on_cached(&needs),
+                Ok(()) => self.follow_ups.demands |= pass.counts_on_cached(&needs),
                 Err(Some(Lacking::Extents)) => {
                     pass.sight.shortage = true;
                     break;
@@ -298,7 +298,7 @@ impl Broker {
             return Err(Some(Lacking::Room));
         }
         self.has_room_for(part).map_err(|shortage| Some(Lacking::of(&shortage)))?;
-        match self.set_out(part, (Tier::Device, Cause::Demand), None, self.pins.now()) {
+        match self.set_out(part, (Tier::Device, Cause::Demand), None, self.pins.after_all()) {
             Ok(_) => {
                 self.tried_again(waiter);
                 self.leave_line(waiter, WaitEnd::Served);

@@ -277,14 +277,14 @@ impl Broker {
             account.charged() > floor
         };
         let mut chooser = Chooser::on(self, place.device)?;
-        chooser.choose(Needing { arrived: self.pins.now(), tenant: None }, backed, weighs);
+        chooser.choose(Needing { arrived: self.pins.after_all(), tenant: None }, backed, weighs);
         backed(&chooser.trial).then(|| chooser.choice())
     }
 
     /// Chooses of a tenant's own what has to go so that it is within its limit, as far as it can.
     pub(crate) fn choose_for_limit(&self, tenant: TenantId, device: DeviceIndex) -> Choice {
         let Some(mut chooser) = Chooser::on(self, device) else { return Choice::default() };
-        let by = Needing { arrived: self.pins.now(), tenant: Some(tenant) };
+        let by = Needing { arrived: self.pins.after_all(), tenant: Some(tenant) };
         let within = |trial: &TrialBalance| {
             let account = trial.account(tenant);
             account.charged() <= account.limit
@@ -296,7 +296,7 @@ impl Broker {
     /// Chooses what makes up for memory of the device that others took, as far as it can.
     pub(crate) fn choose_for_shortfall(&self, device: DeviceIndex) -> Choice {
         let Some(mut chooser) = Chooser::on(self, device) else { return Choice::default() };
-        let by = Needing { arrived: self.pins.now(), tenant: None };
+        let by = Needing { arrived: self.pins.after_all(), tenant: None };
         let weighs = |trial: &TrialBalance, of| self.weighs(trial, of, Bytes::ZERO);
         chooser.choose(by, |trial| trial.shortfall().is_zero(), weighs);
         chooser.choice()
@@ -307,7 +307,7 @@ impl Broker {
     pub(crate) fn choose_for_pressure(&self, device: DeviceIndex, cold: &[PartRef], most: Bytes) -> Choice {
         let cold = cold.iter().copied();
         let Some(mut chooser) = Chooser::among(self, device, cold) else { return Choice::default() };
-        let by = Needing { arrived: self.pins.now(), tenant: None };
+        let by = Needing { arrived: self.pins.after_all(), tenant: None };
         let weighs = |trial: &TrialBalance, of| self.weighs(trial, of, Bytes::ZERO);
         chooser.choose(by, |trial| trial.charged() <= most, weighs);
         chooser.choice()
@@ -327,8 +327,8 @@ impl Broker {
             && !self.revocations.contains_key(&part)
             && self.backings.contains(&part)
             // It may just have come for who has not been sent it yet: if it left again at once, this could go on for ever.
-            && self.pins.lacking(part).next().is_none()
-            && (!self.held_by_hand.contains(&part) || planted!(self, EvictedThoughHeld))
+            && self.pins.missing(part).next().is_none()
+            && (!self.operator_holds.contains(&part) || planted!(self, EvictedThoughHeld))
     }
 
     /// Whether nobody uses a part, as far as is known, who came before.

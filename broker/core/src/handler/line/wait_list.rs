@@ -52,12 +52,12 @@ impl Broker {
 
     /// When nobody wants the part any more, whatever happens, if that is so some day.
     fn wanted_until(&self, part: PartRef) -> Option<Time> {
-        if self.comers.contains_key(&part) {
+        if self.attach_waiters.contains_key(&part) {
             return None;
         }
         let mut last = None;
-        for (_, id) in self.pins.lacking(part) {
-            last = last.max(Some(self.pins.get(id)?.until?));
+        for (_, id) in self.pins.missing(part) {
+            last = last.max(Some(self.pins.get(id)?.deadline?));
         }
         last
     }
@@ -65,7 +65,7 @@ impl Broker {
     fn waiting_batch(&self, op: OpId) -> Option<(WaiterView, Option<Time>)> {
         let op = self.ops.get(op)?;
         match (op.requester, &op.kind) {
-            (Requester::Session { session, .. }, OpKind::Room(batch)) => {
+            (Requester::Session { session, .. }, OpKind::BatchWait(batch)) => {
                 Some((WaiterView::Batch { session, items: batch.asked.plans.len() }, Some(batch.asked.until)))
             }
             _ => None,
@@ -75,11 +75,10 @@ impl Broker {
     /// What is on its way between tiers.
     pub fn moves(&self) -> Vec<MoveView> {
         let migrations = self.migrations.iter();
-        let moves = migrations.map(|(part, it)| (*part, it.towards, it.cause, it.state, it.since, it.to));
-        let written_back = self
-            .write_backs
-            .iter()
-            .map(|(part, it)| (*part, it.tier, Cause::WriteBack, it.state.shown(), it.since, it.to));
+        let moves = migrations.map(|(part, it)| (*part, it.to_tier, it.cause, it.state, it.since, it.to));
+        let written_back = self.write_backs.iter().map(|(part, it)| {
+            (*part, it.tier, Cause::WriteBack, it.state.as_migration_state(), it.since, it.to)
+        });
         let view = |(part, to, cause, state, since, extent): (PartRef, _, _, _, _, _)| {
             let allocation = self.allocations.get(part.allocation)?;
             let tenant = self.tenants.name(allocation.tenant).to_owned();
@@ -96,7 +95,7 @@ impl Broker {
                 Waiter::Part(_) => WaiterKind::Part,
                 Waiter::Batch(_) => WaiterKind::Batch,
             };
-            self.notice(Notice::WaitEnded { waiter: what, since: demand.since, end });
+            self.push_notice(Notice::WaitEnded { waiter: what, since: demand.since, end });
         }
     }
 
@@ -107,12 +106,12 @@ impl Broker {
         self.leave_line(waiter, WaitEnd::Cancelled);
         match waiter {
             Waiter::Part(part) => {
-                self.comers.remove(&part);
+                self.attach_waiters.remove(&part);
                 self.refuse_lacking(part, &why);
             }
             Waiter::Batch(op) => self.refuse_batch(op, why),
         }
-        self.unsettled.demands = true;
+        self.follow_ups.demands = true;
         Ok(Started::Done(Outcome::WaitCancelled))
     }
 }

@@ -22,7 +22,7 @@ impl Broker {
     /// Whether nobody can be sent the part now: it is in another tier, or on its way.
     pub(crate) fn is_elsewhere(&self, part: PartRef) -> bool {
         match self.migrations.get(&part) {
-            Some(migration) => migration.vacated,
+            Some(migration) => migration.is_unmapped,
             None => {
                 self.has_tiers()
                     && self.tier_of(part).is_some_and(|tier| tier != Tier::Device)
@@ -40,12 +40,12 @@ impl Broker {
     /// Whether the part lies in the host's memory, and is advised to be mapped there.
     pub(crate) fn stays_in_place(&self, part: PartRef) -> bool {
         let advised = self.allocations.get(part.allocation).is_some_and(|allocation| allocation.in_place);
-        let comes = self.migrations.get(&part).is_some_and(|migration| migration.towards == Tier::Device);
+        let comes = self.migrations.get(&part).is_some_and(|migration| migration.to_tier == Tier::Device);
         advised && !comes && self.lies_in_host(part) && !planted!(self, ComesThoughAdvised)
     }
 
     fn lies_in_host(&self, part: PartRef) -> bool {
-        self.extent_of(part).is_some_and(|it| it.place.tier == Tier::Host && !it.is_nothing())
+        self.extent_of(part).is_some_and(|it| it.place.tier == Tier::Host && !it.is_dropped())
     }
 
     /// Those parts of an allocation that nobody can be sent now.
@@ -70,13 +70,13 @@ impl Broker {
 
     /// A session is to be sent the part once it is on its device.
     pub(crate) fn comes(&mut self, session: SessionId, part: PartRef) {
-        self.comers.entry(part).or_default().insert(session);
+        self.attach_waiters.entry(part).or_default().insert(session);
         self.want(part);
     }
 
     /// Somebody wants the part on its device: it comes, or stays if it is about to leave.
     pub(crate) fn want(&mut self, part: PartRef) {
-        match self.migrations.get(&part).map(|migration| (migration.towards, migration.cause)) {
+        match self.migrations.get(&part).map(|migration| (migration.to_tier, migration.cause)) {
             Some((Tier::Device, _)) => self.hasten_migration(part),
             Some((_, Cause::Operator)) => self.stop_migration(part, PartMove::Wanted),
             Some((_, Cause::Pressure)) if !self.is_room_awaited(part) => {
@@ -101,8 +101,8 @@ impl Broker {
             return false;
         }
         let Some(Piece { tenant, device, .. }) = self.piece_of(part) else { return false };
-        let entered = self.pins.arrive();
-        let arrived = self.pins.first_lacking(part).map_or(entered, |arrived| arrived.min(entered));
+        let entered = self.pins.next_arrival();
+        let arrived = self.pins.first_missing(part).map_or(entered, |arrived| arrived.min(entered));
         let devices = std::iter::once(device).collect();
         self.line
             .enter(Position { arrived, entered }, LineEntry { waiter, since: self.now, tenant, devices });
@@ -111,26 +111,26 @@ impl Broker {
 
     /// Whether anybody waits for the part to be on its device.
     pub(crate) fn is_wanted(&self, part: PartRef) -> bool {
-        self.pins.lacking(part).next().is_some()
-            || self.comers.get(&part).is_some_and(|comers| {
-                comers.iter().any(|session| self.map_state(*session, part) == Some(MapState::Away))
+        self.pins.missing(part).next().is_some()
+            || self.attach_waiters.get(&part).is_some_and(|attach_waiters| {
+                attach_waiters.iter().any(|session| self.map_state(*session, part) == Some(MapState::Away))
             })
     }
 
     /// Who waits for the part: sessions that pin it, and those that are to be sent it.
     pub(crate) fn wanting(&self, part: PartRef) -> Vec<SessionId> {
-        let pinning = self.pins.lacking(part).map(|(_, (session, _))| session);
-        let comers = self.comers.get(&part).into_iter().flatten().copied();
-        let sessions: BTreeSet<_> = pinning.chain(comers).collect();
+        let pinning = self.pins.missing(part).map(|(_, (session, _))| session);
+        let attach_waiters = self.attach_waiters.get(&part).into_iter().flatten().copied();
+        let sessions: BTreeSet<_> = pinning.chain(attach_waiters).collect();
         sessions.into_iter().collect()
     }
 
     /// The session waits for the part no more.
     pub(crate) fn forget_comer(&mut self, session: SessionId, part: PartRef) {
-        if let Some(comers) = self.comers.get_mut(&part) {
-            comers.remove(&session);
-            if comers.is_empty() {
-                self.comers.remove(&part);
+        if let Some(attach_waiters) = self.attach_waiters.get_mut(&part) {
+            attach_waiters.remove(&session);
+            if attach_waiters.is_empty() {
+                self.attach_waiters.remove(&part);
             }
         }
     }
@@ -139,7 +139,7 @@ impl Broker {
     pub(crate) fn at_hand(&mut self, part: PartRef) {
         self.unsettle_line(Waiter::Part(part));
         self.leave_line(Waiter::Part(part), WaitEnd::Served);
-        for comer in self.comers.remove(&part).unwrap_or_default() {
+        for comer in self.attach_waiters.remove(&part).unwrap_or_default() {
             if planted!(self, ComerForgotten) {
                 continue;
             }
@@ -147,7 +147,7 @@ impl Broker {
                 self.bring_back(comer, part);
             }
         }
-        self.unsettled.calls.extend(self.pins.lacking(part).collect::<Vec<_>>());
+        self.follow_ups.calls.extend(self.pins.missing(part).collect::<Vec<_>>());
     }
 
     /// What the part holds cannot be had: those that are to be sent it without a pin are told so, and wait no more.
@@ -155,11 +155,11 @@ impl Broker {
         if planted!(self, LossAwaited) {
             return;
         }
-        for comer in self.comers.remove(&part).unwrap_or_default() {
+        for comer in self.attach_waiters.remove(&part).unwrap_or_default() {
             let waits = self.map_state(comer, part) == Some(MapState::Away);
             let session = self.sessions.get(comer).filter(|session| waits && session.channel_open);
             if let Some(channel) = session.map(|session| session.channel) {
-                self.command(Command::Send { channel, frame: DaemonFrame::Lost(part) });
+                self.push_command(Command::Send { channel, frame: DaemonFrame::Lost(part) });
             }
         }
         self.unsettle_demand(part);
@@ -181,7 +181,7 @@ impl Broker {
 
     /// All calls that lack the part are refused.
     pub(crate) fn refuse_lacking(&mut self, part: PartRef, why: &Refusal) {
-        for (_, call) in self.pins.lacking(part).collect::<Vec<_>>() {
+        for (_, call) in self.pins.missing(part).collect::<Vec<_>>() {
             self.refuse_pin(call, why.clone());
         }
     }
@@ -189,9 +189,10 @@ impl Broker {
     /// Nobody waits for an allocation that is freed.
     pub(crate) fn forget_demands(&mut self, id: AllocationId) {
         let part = |index| PartRef { allocation: id, part: PartIndex(index) };
-        let comers: Vec<_> = self.comers.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect();
-        for part in comers {
-            self.comers.remove(&part);
+        let attach_waiters: Vec<_> =
+            self.attach_waiters.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect();
+        for part in attach_waiters {
+            self.attach_waiters.remove(&part);
             self.unsettle_demand(part);
         }
     }

@@ -11,14 +11,14 @@ use crate::{
     event::{ChannelId, ClientFrame, PartRef, UnmappedPart},
     handler::node::notice::Answered,
     invariants,
-    limits::{FDS_PER_PACKET_MAX, PARTS_PER_FRAME_MAX, REVOKED_TOGETHER},
+    limits::{FDS_PER_PACKET_MAX, PARTS_PER_FRAME_MAX, REVOKE_GROUP_MAX},
     observed::Transition,
-    residency::{AllocationState, Hold, MapEvent, MapState, MapStep},
+    residency::{AllocationState, MapEvent, MapState, MapStep, Mapping},
     tenancy::{SessionEvent, TenantId},
 };
 
 /// How far back among commands that nobody has taken yet a frame is looked for.
-const LOOKED_BACK: usize = 4 * REVOKED_TOGETHER;
+const LOOKED_BACK: usize = 4 * REVOKE_GROUP_MAX;
 
 /// What of an allocation a session is sent that has not pinned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,13 +64,14 @@ impl Broker {
             }
             let slot = session.words.as_mut().map(|words| words.slots.take());
             if slot == Some(None) {
-                return self.broken(invariants::SLOTS, format!("{id} has no slot for {allocation_id}"));
+                return self
+                    .report_violation(invariants::SLOTS, format!("{id} has no slot for {allocation_id}"));
             }
             let part = PartRef { allocation: allocation_id, part: index };
             let state = match self.revocations.get_mut(&part) {
                 _ if unasked == Unasked::Nothing => MapState::Away,
                 Some(revocation) => {
-                    revocation.comers.push(id);
+                    revocation.attach_waiters.push(id);
                     MapState::Away
                 }
                 None if elsewhere.contains(&part) => {
@@ -81,7 +82,7 @@ impl Broker {
                 }
                 None => MapState::Queued,
             };
-            allocation.set_hold(index, Hold::new(id, slot.flatten(), state));
+            allocation.set_mapping(index, Mapping::new(id, slot.flatten(), state));
             if state == MapState::Queued {
                 session.queue.push(part);
             }
@@ -134,7 +135,7 @@ impl Broker {
             let Some(part) = next else { break };
             parts.extend(self.offer(id, tenant, part));
         }
-        self.command(Command::Send { channel, frame: DaemonFrame::Map(parts) });
+        self.push_command(Command::Send { channel, frame: DaemonFrame::Map(parts) });
         // Until it is answered none of it can leave: who waits first may be one now whom nothing helps, and is passed by.
         self.unsettle_short();
     }
@@ -156,19 +157,21 @@ impl Broker {
         let extent = entry.extent;
         #[cfg(feature = "planted")]
         let extent = match planted!(self, ExtentOfAnotherTenant) {
-            true => self.pool.stranger(tenant).unwrap_or(entry.extent),
+            true => self.pool.extent_of_another_tenant(tenant).unwrap_or(entry.extent),
             false => left.unwrap_or(entry.extent),
         };
-        let hold = entry.hold(id).copied();
-        let (from, slot) = (hold.map(|hold| hold.state), hold.and_then(|hold| hold.slot()));
+        let mapping = entry.mapping(id).copied();
+        let (from, slot) = (mapping.map(|mapping| mapping.state), mapping.and_then(|mapping| mapping.slot()));
         let sent = from.and_then(|state| state.on(MapEvent::Send));
         if let Some(from) = from {
             let legal = sent.is_some();
             self.transitions.note(Transition::Mapping { from, event: MapEvent::Send, legal });
         }
         match sent {
-            Some(MapStep::To(next)) => allocation.set_hold(part.part, Hold::new(id, slot, next)),
-            other => self.broken(invariants::TRANSITIONS, format!("{part:?} sent to {id}: {other:?}")),
+            Some(MapStep::To(next)) => allocation.set_mapping(part.part, Mapping::new(id, slot, next)),
+            other => {
+                self.report_violation(invariants::TRANSITIONS, format!("{part:?} sent to {id}: {other:?}"))
+            }
         }
         if writable && slot.is_none() {
             // Nothing will say when it writes.
@@ -179,8 +182,8 @@ impl Broker {
         {
             extent.sent_to.push(tenant);
         }
-        let losses = self.losses_of(part);
-        Some(MapPart { part, extent, device, offset, size, span, writable, slot, drop_count: losses })
+        let drop_count = self.losses_of(part);
+        Some(MapPart { part, extent, device, offset, size, span, writable, slot, drop_count: drop_count })
     }
 
     /// Tells the session to unmap all it maps of an allocation, for good. What is queued or away is forgotten.
@@ -197,7 +200,7 @@ impl Broker {
                 Ok(MapStep::SendRevoke) => to_tell.push(self.revoked_part(id, part)),
                 Ok(MapStep::Gone) => gone.push(part),
                 Ok(_) => {}
-                Err(problem) => self.broken(invariants::TRANSITIONS, problem),
+                Err(problem) => self.report_violation(invariants::TRANSITIONS, problem),
             }
         }
         self.send_revoke(id, to_tell, reason);
@@ -223,7 +226,7 @@ impl Broker {
     /// The part as a `Revoke` names it.
     pub(crate) fn revoked_part(&self, id: SessionId, part: PartRef) -> RevokedPart {
         let entry = self.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
-        RevokedPart { part, slot: entry.and_then(|entry| entry.hold(id)?.slot()) }
+        RevokedPart { part, slot: entry.and_then(|entry| entry.mapping(id)?.slot()) }
     }
 
     pub(crate) fn send_revoke(&mut self, id: SessionId, mut parts: Vec<RevokedPart>, reason: RevokeReason) {
@@ -237,18 +240,18 @@ impl Broker {
                 continue;
             };
             let (tenant, parts) = (self.tenants.shared(tenant), of_one.len());
-            self.notice(Notice::RevokeSent { session: id, tenant, allocation, parts, reason });
+            self.push_notice(Notice::RevokeSent { session: id, tenant, allocation, parts, reason });
         }
-        if parts.len() < REVOKED_TOGETHER
+        if parts.len() < REVOKE_GROUP_MAX
             && let Some(told) = self.unsent_revoke(channel, reason)
-            && told.len().saturating_add(parts.len()) <= REVOKED_TOGETHER
+            && told.len().saturating_add(parts.len()) <= REVOKE_GROUP_MAX
         {
             return told.extend(parts);
         }
         while !parts.is_empty() {
             let rest = parts.split_off(parts.len().min(PARTS_PER_FRAME_MAX));
             let frame = DaemonFrame::Revoke { parts, reason };
-            self.command(Command::Send { channel, frame });
+            self.push_command(Command::Send { channel, frame });
             parts = rest;
         }
     }
@@ -324,7 +327,7 @@ impl Broker {
             }
             if let Some(problem) = failure.clone() {
                 let tenant = self.tenants.shared(tenant);
-                self.notice(Notice::MapFailed { session: id, tenant, part, problem });
+                self.push_notice(Notice::MapFailed { session: id, tenant, part, problem });
             }
             if step == MapStep::Gone || self.leaves_for_good(id, part) {
                 self.unmapped(id, part);
@@ -397,7 +400,7 @@ impl Broker {
         if session.silent_reason == Some(crate::tenancy::SilentReason::Overdue) && !session.owes_unmapped() {
             let tenant = self.tenants.shared(session.tenant);
             self.session_event(id, SessionEvent::Answered, None);
-            self.notice(Notice::SessionAnswered { session: id, tenant });
+            self.push_notice(Notice::SessionAnswered { session: id, tenant });
             self.unsettle_short();
             self.unsettle_lingering_of(id);
         }

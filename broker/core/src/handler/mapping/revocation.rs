@@ -9,7 +9,7 @@ use crate::{
     event::{PartRef, WordsOutcome},
     handler::Timer,
     invariants,
-    residency::{Hold, MapEvent, MapState, Revocation, Stage},
+    residency::{MapEvent, MapState, Mapping, Revocation, Stage},
     tenancy::{Arrival, OpId},
     time::Time,
 };
@@ -46,14 +46,15 @@ impl Broker {
         let stage = match wait {
             true => {
                 self.arm(until, Timer::Fence(part));
-                self.unsettled.revocations.insert(part);
+                self.follow_ups.revocations.insert(part);
                 Stage::Fence { until }
             }
             false => self.ask_words(part),
         };
         let ops = op.into_iter().collect::<Few<_>>();
-        let (began, eased) = (self.pins.arrive(), self.now);
-        self.revocations.insert(part, Revocation { began, stage, ops, comers: Vec::new(), eased });
+        let (began, last_progress) = (self.pins.next_arrival(), self.now);
+        self.revocations
+            .insert(part, Revocation { began, stage, ops, attach_waiters: Vec::new(), last_progress });
         None
     }
 
@@ -75,10 +76,10 @@ impl Broker {
             return None;
         }
         // Who was sent the part and has not answered counts as using it.
-        let uses = |hold: &Hold| {
+        let uses = |mapping: &Mapping| {
             let calls =
-                self.pins.protects(part, hold.session, arrived) && !planted!(self, EvictedThoughPinned);
-            hold.state != MapState::Mapped || calls
+                self.pins.protects(part, mapping.session, arrived) && !planted!(self, EvictedThoughPinned);
+            mapping.state != MapState::Mapped || calls
         };
         let by = self.mapping(part, uses);
         (!by.is_empty()).then_some(PartRevocation::Pinned { by })
@@ -86,28 +87,29 @@ impl Broker {
 
     fn ask_words(&mut self, part: PartRef) -> Stage {
         let (mut words, mut asked) = (Vec::new(), Vec::new());
-        for hold in self.holds(part).iter().filter(|hold| hold.state == MapState::Mapped) {
-            if let (Some(session), Some(slot)) = (self.sessions.get(hold.session), hold.slot()) {
-                words.push((session.channel, hold.session, slot));
-                asked.push(hold.session);
+        for mapping in self.mappings(part).iter().filter(|mapping| mapping.state == MapState::Mapped) {
+            if let (Some(session), Some(slot)) = (self.sessions.get(mapping.session), mapping.slot()) {
+                words.push((session.channel, mapping.session, slot));
+                asked.push(mapping.session);
             }
         }
         // Who came after whoever needs the room is told that it has the part only if it keeps it.
         for session in asked.iter().copied() {
             for (_, call) in self.pins.waiting_of(part, session).collect::<Vec<_>>() {
-                self.pins.lost(call, part);
+                self.pins.mark_unmapped(call, part);
             }
         }
-        self.command(Command::RevokeWords { part, words });
+        self.push_command(Command::RevokeWords { part, words });
         Stage::Words { asked, fence: None }
     }
 
     pub(crate) fn on_words_revoked(&mut self, part: PartRef, outcome: WordsOutcome) {
         let stage = self.revocations.get(&part).map(|under_way| under_way.stage.clone());
         let Some(Stage::Words { asked, fence }) = stage else {
-            return self.broken(invariants::MAPPERS, format!("words of {part:?} were revoked unasked"));
+            return self
+                .report_violation(invariants::MAPPERS, format!("words of {part:?} were revoked unasked"));
         };
-        self.unsettled.revocations.insert(part);
+        self.follow_ups.revocations.insert(part);
         let next = match outcome {
             // REVOKE stands: whoever maps it still is told, answering or not.
             WordsOutcome::Revoked => {
@@ -119,13 +121,13 @@ impl Broker {
                         mappers = mappers.saturating_add(1);
                     }
                 }
-                self.notice(Notice::Evicted { part, mappers });
+                self.push_notice(Notice::Evicted { part, mappers });
                 Stage::Evict
             }
             WordsOutcome::Pinned { by } => match fence {
                 // Who came before that fence, and was told to have lost the part, has it still.
                 Some(until) if until > self.now => {
-                    self.unsettled.calls.extend(self.pins.lacking(part));
+                    self.follow_ups.calls.extend(self.pins.missing(part));
                     Stage::Fence { until }
                 }
                 _ => return self.revocation_over(part, &PartRevocation::Pinned { by }),
@@ -156,9 +158,9 @@ impl Broker {
 
     /// Who maps a fenced part is told to unmap it, unless a call of its own came before the fence and has not ended.
     fn fence(&mut self, part: PartRef, began: Arrival) {
-        let free = |hold: &Hold| {
-            let answers = self.sessions.get(hold.session).is_some_and(|session| session.is_answering());
-            hold.state == MapState::Mapped && answers && !self.pins.protects(part, hold.session, began)
+        let free = |mapping: &Mapping| {
+            let answers = self.sessions.get(mapping.session).is_some_and(|session| session.is_answering());
+            mapping.state == MapState::Mapped && answers && !self.pins.protects(part, mapping.session, began)
         };
         for session in self.mapping(part, free) {
             self.evict(session, part, false);
@@ -189,31 +191,31 @@ impl Broker {
         }
         self.unsettle_short();
         let elsewhere = self.is_elsewhere(part);
-        for comer in over.comers {
+        for comer in over.attach_waiters {
             match self.map_state(comer, part) {
                 Some(MapState::Away) if elsewhere => self.comes(comer, part),
                 Some(MapState::Away) => self.bring_back(comer, part),
                 _ => {}
             }
         }
-        self.unsettled.calls.extend(self.pins.lacking(part));
+        self.follow_ups.calls.extend(self.pins.missing(part));
         for op in over.ops.iter().copied() {
             self.part_revoked(op, part, outcome.clone());
             self.check_op(op);
         }
     }
 
-    fn evict(&mut self, id: SessionId, part: PartRef, prompt: bool) {
+    fn evict(&mut self, id: SessionId, part: PartRef, unmap_soon: bool) {
         if let Err(problem) = self.step(id, part, MapEvent::Evict) {
-            return self.broken(invariants::TRANSITIONS, problem);
+            return self.report_violation(invariants::TRANSITIONS, problem);
         }
         // Who came before needs its room: a call that waits for others has it no more.
         for (_, call) in self.pins.waiting_of(part, id).collect::<Vec<_>>() {
-            self.pins.lost(call, part);
+            self.pins.mark_unmapped(call, part);
         }
         let told = self.revoked_part(id, part);
-        self.unsettled.evicted.entry(id).or_default().push(told);
-        if prompt {
+        self.follow_ups.evicted.entry(id).or_default().push(told);
+        if unmap_soon {
             self.expect_unmapped(id, part);
         }
     }
@@ -223,7 +225,7 @@ impl Broker {
         let deadline = self.now.after(self.config.limits.unmap_answer_timeout);
         let words = self.sessions.get_mut(id).and_then(|session| session.words.as_mut());
         let Some(words) = words else { return };
-        words.prompt.insert(part);
+        words.unmap_soon.insert(part);
         if words.unmap_deadline.is_none() {
             words.unmap_deadline = Some(deadline);
             if !planted!(self, RevokeTimerLost) {
@@ -242,27 +244,28 @@ impl Broker {
         })
     }
 
-    pub(crate) fn holds(&self, part: PartRef) -> &[Hold] {
+    pub(crate) fn mappings(&self, part: PartRef) -> &[Mapping] {
         let entry = self.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
-        entry.map(|entry| &*entry.holds).unwrap_or_default()
+        entry.map(|entry| &*entry.mappings).unwrap_or_default()
     }
 
     /// Of those who map a part or are about to, these.
-    pub(crate) fn mapping(&self, part: PartRef, which: impl Fn(&Hold) -> bool) -> Vec<SessionId> {
-        let unsaid = |hold: &&Hold| planted!(self, MappersFromWords) && hold.state.in_flight();
-        let holds = self.holds(part).iter().filter(|hold| hold.state != MapState::Away && which(hold));
-        let holds = holds.filter(|hold| !unsaid(hold));
-        holds.map(|hold| hold.session).collect()
+    pub(crate) fn mapping(&self, part: PartRef, which: impl Fn(&Mapping) -> bool) -> Vec<SessionId> {
+        let unsaid = |mapping: &&Mapping| planted!(self, MappersFromWords) && mapping.state.is_in_flight();
+        let mappings =
+            self.mappings(part).iter().filter(|mapping| mapping.state != MapState::Away && which(mapping));
+        let mappings = mappings.filter(|mapping| !unsaid(mapping));
+        mappings.map(|mapping| mapping.session).collect()
     }
 
     fn standing(&self, part: PartRef) -> Vec<SessionId> {
         let words = |id| self.sessions.get(id).is_some_and(|session| session.words.is_some());
-        self.mapping(part, |hold| !words(hold.session))
+        self.mapping(part, |mapping| !words(mapping.session))
     }
 
     /// Who maps the part and does not answer.
     fn silent(&self, part: PartRef) -> Vec<SessionId> {
         let answers = |id| self.sessions.get(id).is_some_and(|session| session.is_answering());
-        self.mapping(part, |hold| hold.state.maps() && !answers(hold.session))
+        self.mapping(part, |mapping| mapping.state.is_mapper() && !answers(mapping.session))
     }
 }

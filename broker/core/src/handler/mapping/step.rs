@@ -19,9 +19,9 @@ impl Broker {
         };
         let session = self.sessions.get_mut(id).ok_or_else(unknown)?;
         let allocation = self.allocations.get_mut(part.allocation).ok_or_else(unknown)?;
-        let hold =
-            allocation.part(part.part).and_then(|entry| entry.hold(id)).copied().ok_or_else(unknown)?;
-        let old = hold.state;
+        let mapping =
+            allocation.part(part.part).and_then(|entry| entry.mapping(id)).copied().ok_or_else(unknown)?;
+        let old = mapping.state;
         let step = old.on(event);
         self.transitions.note(Transition::Mapping { from: old, event, legal: step.is_some() });
         let step = step.ok_or_else(|| {
@@ -29,11 +29,11 @@ impl Broker {
         })?;
         let new = step.target();
         match new {
-            Some(state) => allocation.set_hold(part.part, hold.in_state(state)),
-            None => allocation.remove_hold(part.part, id),
+            Some(state) => allocation.set_mapping(part.part, mapping.in_state(state)),
+            None => allocation.remove_mapping(part.part, id),
         }
         let still = planted!(self, AwayStillMapped) && new == Some(MapState::Away);
-        if old.maps() && !new.is_some_and(MapState::maps) && !still {
+        if old.is_mapper() && !new.is_some_and(MapState::is_mapper) && !still {
             session.mapped = session.mapped.saturating_sub(allocation.size_of(part.part));
         }
         if old == MapState::Queued && new.is_none() {
@@ -42,7 +42,7 @@ impl Broker {
         if new == Some(MapState::Queued) {
             session.queue.push(part);
         }
-        if old.in_flight() && !new.is_some_and(MapState::in_flight) {
+        if old.is_in_flight() && !new.is_some_and(MapState::is_in_flight) {
             session.fds_in_flight = session.fds_in_flight.saturating_sub(1);
             if session.fds_in_flight == 0 {
                 session.map_deadline = None;
@@ -61,10 +61,10 @@ impl Broker {
         if old == MapState::Evicting {
             self.evicting = self.evicting.saturating_sub(1);
             if let Some(words) = &mut session.words {
-                words.prompt.remove(&part);
+                words.unmap_soon.remove(&part);
                 let next = self.now.after(self.config.limits.unmap_answer_timeout);
                 words.unmap_deadline =
-                    words.unmap_deadline.filter(|_| !words.prompt.is_empty()).map(|_| next);
+                    words.unmap_deadline.filter(|_| !words.unmap_soon.is_empty()).map(|_| next);
             }
         }
         if session.revoking == 0 {
@@ -83,20 +83,20 @@ impl Broker {
         }
         let reused = planted!(self, SlotReused) && new == Some(MapState::Away);
         if (new.is_none() || reused)
-            && let Some(slot) = hold.slot()
+            && let Some(slot) = mapping.slot()
         {
             self.forget_word(id, slot);
         }
-        if old.maps() && !new.is_some_and(MapState::maps) {
+        if old.is_mapper() && !new.is_some_and(MapState::is_mapper) {
             self.ease(id, part);
             self.seen_unpinned(part, id);
         }
         // It may leave now: nobody maps it, or who does has answered and can be asked to let go.
-        if old.maps() || old == MapState::Queued || new == Some(MapState::Mapped) {
+        if old.is_mapper() || old == MapState::Queued || new == Some(MapState::Mapped) {
             self.unsettle_short();
         }
         if old == MapState::Evicting && new == Some(MapState::Away) {
-            self.collect_word(id, hold.slot());
+            self.collect_word(id, mapping.slot());
         }
         self.unsettle(id, part);
         Ok(step)
@@ -106,7 +106,7 @@ impl Broker {
     fn collect_word(&mut self, id: SessionId, slot: Option<Slot>) {
         if let (Some(session), Some(slot)) = (self.sessions.get(id).filter(|it| it.channel_open), slot) {
             let channel = session.channel;
-            self.command(Command::ForgetWord { channel, slot });
+            self.push_command(Command::ForgetWord { channel, slot });
         }
     }
 
@@ -118,7 +118,7 @@ impl Broker {
         }
         if session.channel_open && !planted!(self, WordNotForgotten) {
             let channel = session.channel;
-            self.command(Command::ForgetWord { channel, slot });
+            self.push_command(Command::ForgetWord { channel, slot });
         }
     }
 }

@@ -20,7 +20,7 @@ impl Broker {
         for part in ended {
             match self.step(id, part, MapEvent::Revoke) {
                 Ok(_) => self.unmapped(id, part),
-                Err(problem) => self.broken(invariants::TRANSITIONS, problem),
+                Err(problem) => self.report_violation(invariants::TRANSITIONS, problem),
             }
         }
     }
@@ -41,18 +41,21 @@ impl Broker {
     /// An allocation was freed, and nobody is to map it anew: what was to be sent of it is not, and what is away does not
     /// come back.
     pub(crate) fn forget_unmapped(&mut self, id: AllocationId) {
-        let Some(allocation) = self.allocations.get(id).filter(|entry| entry.hold_count > 0) else { return };
+        let Some(allocation) = self.allocations.get(id).filter(|entry| entry.mapping_count > 0) else {
+            return;
+        };
         let is_sent = planted!(self, FreedIsSent);
         let mut unmapped = Vec::new();
         for index in allocation.indices() {
-            let holds = allocation.part(index).map(|part| &*part.holds).unwrap_or_default();
+            let mappings = allocation.part(index).map(|part| &*part.mappings).unwrap_or_default();
             let over = |state| state == MapState::Away || (state == MapState::Queued && !is_sent);
-            let waiting = holds.iter().filter(|hold| over(hold.state));
-            unmapped.extend(waiting.map(|hold| (hold.session, PartRef { allocation: id, part: index })));
+            let waiting = mappings.iter().filter(|mapping| over(mapping.state));
+            unmapped
+                .extend(waiting.map(|mapping| (mapping.session, PartRef { allocation: id, part: index })));
         }
         for (session, part) in unmapped {
             if let Err(problem) = self.step(session, part, MapEvent::Revoke) {
-                self.broken(invariants::TRANSITIONS, problem);
+                self.report_violation(invariants::TRANSITIONS, problem);
             }
         }
     }
@@ -65,13 +68,13 @@ impl Broker {
         for part in parts.iter().copied() {
             let Some(entry) = allocation.part(part) else { continue };
             let Some(state) = entry.map_state(id) else { continue };
-            if state.maps() {
+            if state.is_mapper() {
                 held.push(entry.extent);
             }
             if state == MapState::Evicting {
                 self.evicting = self.evicting.saturating_sub(1);
             }
-            allocation.remove_hold(part, id);
+            allocation.remove_mapping(part, id);
         }
         let freeing = allocation.state == AllocationState::Freeing;
         for part in parts.iter().map(|part| PartRef { allocation: allocation_id, part: *part }) {

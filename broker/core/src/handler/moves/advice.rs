@@ -12,7 +12,7 @@ use crate::{
     error::Refusal,
     event::{Advice, Kind, PartRef, Tier},
     handler::{Start, Started, Timer, requests::part_orders::MOMENT},
-    limits::BEGUN_TOGETHER,
+    limits::PARTS_STARTED_PER_EVENT,
     residency::AllocationState,
     tenancy::{Outcome, TenantId},
 };
@@ -63,7 +63,7 @@ impl Broker {
 
     /// Who waits for the part to come to its device is sent it where it lies.
     fn comes_no_more(&mut self, part: PartRef) {
-        self.lingering.remove(&part);
+        self.in_place_to_unmap.remove(&part);
         if !self.migrations.contains_key(&part) && self.is_in_place(part) {
             self.at_hand(part);
         }
@@ -73,47 +73,47 @@ impl Broker {
     /// was seen to pin it may have let go since.
     fn leaves_its_place(&mut self, part: PartRef) {
         if self.tier_of(part) == Some(Tier::Host) && !planted!(self, AdviceKept) {
-            self.lingering.insert(part);
-            self.unsettled.lingering.insert(part);
+            self.in_place_to_unmap.insert(part);
+            self.follow_ups.in_place_to_unmap.insert(part);
         }
     }
 
     /// What kept the part where it is mapped may be over. Who is known to pin it is seen to unpin it: to ask its word would send pins
     /// of its own the long way.
     pub(crate) fn unsettle_lingering(&mut self, part: PartRef) {
-        if self.lingering.contains(&part) && !self.lodgers.is_pinned(part) {
-            self.unsettled.lingering.insert(part);
+        if self.in_place_to_unmap.contains(&part) && !self.idle_on_host.is_pinned(part) {
+            self.follow_ups.in_place_to_unmap.insert(part);
         }
     }
 
     /// The same of all that a session maps: it answers again.
     pub(crate) fn unsettle_lingering_of(&mut self, session: SessionId) {
-        let its = self.lingering.iter().filter(|part| self.map_state(session, **part).is_some());
+        let its = self.in_place_to_unmap.iter().filter(|part| self.map_state(session, **part).is_some());
         let its: Vec<_> = its.copied().collect();
         its.into_iter().for_each(|part| self.unsettle_lingering(part));
     }
 
     /// The same of all.
     pub(crate) fn unsettle_all_lingering(&mut self) {
-        let unpinned = self.lingering.iter().filter(|part| !self.lodgers.is_pinned(**part));
-        self.unsettled.lingering.extend(unpinned);
+        let unpinned = self.in_place_to_unmap.iter().filter(|part| !self.idle_on_host.is_pinned(**part));
+        self.follow_ups.in_place_to_unmap.extend(unpinned);
     }
 
     /// The next of them that may be unmapped, unless so many words were asked already because of this event: then they are looked
     /// at a moment later, and whatever else has happened is not kept waiting.
     pub(crate) fn next_lingering(&mut self) -> Option<PartRef> {
-        if self.unsettled.lingering_asked >= BEGUN_TOGETHER {
-            if !self.unsettled.lingering.is_empty() {
+        if self.follow_ups.lingering_asked >= PARTS_STARTED_PER_EVENT {
+            if !self.follow_ups.in_place_to_unmap.is_empty() {
                 self.arm(self.now.after(MOMENT), Timer::Lingering);
             }
             return None;
         }
-        self.unsettled.lingering.pop_first()
+        self.follow_ups.in_place_to_unmap.pop_first()
     }
 
     /// Once nobody maps it there it is as any other part: who pins it has it come.
     pub(crate) fn settle_lingering(&mut self, part: PartRef) {
-        if !self.lingering.contains(&part) {
+        if !self.in_place_to_unmap.contains(&part) {
             return;
         }
         // What is under way says when it is over.
@@ -123,10 +123,10 @@ impl Broker {
         let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
         let is_freed = state.is_none_or(|state| state == AllocationState::Freeing);
         if is_freed || self.tier_of(part) != Some(Tier::Host) || !self.is_in_place(part) {
-            self.lingering.remove(&part);
+            self.in_place_to_unmap.remove(&part);
         } else {
-            let begun = self.revoke_part(None, part, false, self.pins.now()).is_none();
-            let asked = &mut self.unsettled.lingering_asked;
+            let begun = self.revoke_part(None, part, false, self.pins.after_all()).is_none();
+            let asked = &mut self.follow_ups.lingering_asked;
             *asked = asked.saturating_add(usize::from(begun));
         }
     }

@@ -14,8 +14,8 @@ use crate::{
     event::{Kind, PartRef, Tier},
     handler::{Timer, line::make_room::Piece, requests::part_orders::MOMENT},
     ledger::{Place, Reservation, Shortage},
-    limits::BACKED_TOGETHER,
-    migration::{BackedBy, Backing},
+    limits::BACKINGS_PER_EVENT,
+    migration::{Backing, BackingAccount},
     pool::Extent,
     residency::AllocationState,
     tenancy::TenantId,
@@ -31,7 +31,7 @@ impl Broker {
         let account = (tenant, device);
         match self.ledger.reserve(tenant, place, size) {
             Ok(reservation) => self.backings.insert(part, account, size, Backing::Reserved(reservation)),
-            Err(_) => self.backings.lacks(part, account, size),
+            Err(_) => self.backings.mark_missing(part, account, size),
         }
     }
 
@@ -40,8 +40,8 @@ impl Broker {
         if planted!(self, LackingForgotten) {
             return;
         }
-        let mut oldest: BTreeSet<_> = self.backings.lacking().oldest_of_each(device).collect();
-        let (mut full, mut left) = (BTreeSet::new(), BACKED_TOGETHER);
+        let mut oldest: BTreeSet<_> = self.backings.missing().oldest_of_each(device).collect();
+        let (mut full, mut left) = (BTreeSet::new(), BACKINGS_PER_EVENT);
         while let Some((part, tenant, size)) = oldest.pop_first() {
             if left == 0 {
                 // And not before then, though its own reservations have changed who is in whose way.
@@ -54,19 +54,19 @@ impl Broker {
                 self.backings.insert(part, (tenant, device), size, Backing::Reserved(reservation));
                 self.resides(part);
                 let tenant_name = self.tenants.shared(tenant);
-                self.notice(Notice::Backed { part, tenant: tenant_name, device, tier, bytes: size });
-                oldest.extend(self.backings.lacking().oldest_of(tenant, device));
+                self.push_notice(Notice::Backed { part, tenant: tenant_name, device, tier, bytes: size });
+                oldest.extend(self.backings.missing().oldest_of(tenant, device));
                 left = left.saturating_sub(1);
             }
         }
         // They can leave now.
-        self.unsettled.demands |= left < BACKED_TOGETHER && self.is_room_wanted();
+        self.follow_ups.demands |= left < BACKINGS_PER_EVENT && self.is_room_wanted();
     }
 
     /// Bytes below for a part that has waited for some; `full`: where older ones have found none.
     fn reserve_late(
         &mut self,
-        (tenant, device): BackedBy,
+        (tenant, device): BackingAccount,
         size: Bytes,
         full: &mut BTreeSet<Place>,
     ) -> Option<Reservation> {
@@ -86,8 +86,8 @@ impl Broker {
 
     /// It is freed, or leaves. Younger ones may have waited for it.
     pub(crate) fn lacks_no_more(&mut self, part: PartRef, tenant: TenantId, device: DeviceIndex) {
-        if self.backings.lacking().contains(&part, (tenant, device)) {
-            self.backings.lacks_no_more(&part, (tenant, device));
+        if self.backings.missing().contains(&part, (tenant, device)) {
+            self.backings.clear_missing(&part, (tenant, device));
             self.ledger.relieved.insert(device);
         }
     }
@@ -118,8 +118,8 @@ impl Broker {
 
     /// A part that is freed needs nothing below.
     pub(crate) fn forget_backing(&mut self, part: PartRef) {
-        self.pressing.failed.remove(&part);
-        self.residents.gone(part);
+        self.pressure_state.failed.remove(&part);
+        self.residents.remove(part);
         self.lodges_no_more(part);
         if let Some(Piece { tenant, device, .. }) = self.piece_of(part) {
             self.lacks_no_more(part, tenant, device);
@@ -133,7 +133,7 @@ impl Broker {
             Some(Backing::Reserved(reservation)) => self.ledger.cancel(reservation),
             Some(Backing::File { .. }) if planted!(self, FileKept) => {}
             // What has not been made yet is released once it is.
-            Some(Backing::Kept { extent, .. } | Backing::File { extent }) => self.release_extent(extent),
+            Some(Backing::Extent { extent, .. } | Backing::File { extent }) => self.release_extent(extent),
             Some(Backing::Needless) | None => {}
         }
     }
@@ -160,7 +160,7 @@ impl Broker {
         if !stays {
             return self.release_extent(extent);
         }
-        let made = self.pool.get(extent).map(|it| (it.is_nothing(), it.in_file, it.place.tier));
+        let made = self.pool.get(extent).map(|it| (it.is_dropped(), it.in_file, it.place.tier));
         match self.piece_of(part).zip(made) {
             Some((piece, (true, _, _))) => {
                 self.nothing_left(extent);
@@ -173,7 +173,7 @@ impl Broker {
                         return self.set_aside_anew(part);
                     }
                     true => Backing::File { extent },
-                    false => Backing::Kept { extent, tier, clean },
+                    false => Backing::Extent { extent, tier, clean },
                 };
                 self.backings.insert(part, (tenant, device), size, kept);
             }
@@ -189,7 +189,7 @@ impl Broker {
             self.set_aside(part, tenant, device, size);
         }
         if !self.backings.contains(&part) {
-            self.residents.gone(part);
+            self.residents.remove(part);
         }
     }
 
@@ -211,7 +211,7 @@ impl Broker {
             && self.backings.contains(&part)
             && self.tier_of(part) == Some(Tier::Device)
         {
-            self.residents.used(device, part, self.now);
+            self.residents.arrive(device, part, self.now);
         }
     }
 
@@ -226,7 +226,7 @@ impl Broker {
     /// Whether the memory is what a part has below.
     pub(crate) fn is_kept(&self, part: PartRef, id: ExtentId) -> bool {
         let its = self.backings.get(&part);
-        matches!(its, Some(Backing::Kept { extent, .. } | Backing::File { extent }) if *extent == id)
+        matches!(its, Some(Backing::Extent { extent, .. } | Backing::File { extent }) if *extent == id)
     }
 
     /// Somebody has written the part, or may have: what was copied of it is old.
@@ -239,7 +239,7 @@ impl Broker {
         {
             return;
         }
-        self.backings.mark(&part, false);
+        self.backings.set_clean(&part, false);
         if let Some(write_back) = self.write_backs.get_mut(&part) {
             write_back.written = true;
         }
@@ -251,18 +251,18 @@ impl Broker {
     /// Memory that was taken for the part's shadow is none: it was written behind its pins. It is copied there, and told.
     pub(crate) fn shadow_differs(&mut self, to: ExtentId) {
         let Some(part) = self.pool.get(to).and_then(|extent| extent.part) else { return };
-        let Some(tier) = self.migrations.get(&part).filter(|it| it.to == to).map(|it| it.towards) else {
+        let Some(tier) = self.migrations.get(&part).filter(|it| it.to == to).map(|it| it.to_tier) else {
             return;
         };
-        self.pool.is_written(to);
+        self.pool.mark_written(to);
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let (device, bytes) = (allocation.device, allocation.size_of(part.part));
         let tenant = self.tenants.shared(allocation.tenant);
-        self.notice(Notice::CleanBackingDiffers { part, tenant, device, tier, bytes });
+        self.push_notice(Notice::CleanBackingDiffers { part, tenant, device, tier, bytes });
     }
 
     /// Whether it has been made, and is not being released.
     pub(crate) fn is_live(&self, id: ExtentId) -> bool {
-        self.pool.get(id).is_some_and(Extent::is_there)
+        self.pool.get(id).is_some_and(Extent::can_hold_part)
     }
 }

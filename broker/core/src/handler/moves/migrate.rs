@@ -21,24 +21,24 @@ use crate::{
 
 impl Broker {
     /// Begins to take a part to a tier below its device. `None`: the operation is told when it is over.
-    pub(crate) fn evict_part(&mut self, op: OpId, part: PartRef, towards: Tier) -> Option<PartMove> {
+    pub(crate) fn evict_part(&mut self, op: OpId, part: PartRef, to_tier: Tier) -> Option<PartMove> {
         if self.is_held_there(part) {
             return Some(PartMove::Held);
         }
         if let Some(under_way) = self.migrations.get_mut(&part) {
-            if under_way.towards != towards || under_way.state == MigrationState::Stopping {
+            if under_way.to_tier != to_tier || under_way.state == MigrationState::Stopping {
                 return Some(PartMove::Wanted);
             }
             under_way.ops.push(op);
             return None;
         }
         // What is nowhere need go nowhere.
-        if self.tier_of(part) == Some(towards) || self.is_nowhere(part) {
+        if self.tier_of(part) == Some(to_tier) || self.is_nowhere(part) {
             return Some(PartMove::Moved);
         }
         match self.is_elsewhere(part) && self.is_wanted(part) {
             true => Some(PartMove::Wanted),
-            false => self.move_for(op, part, towards),
+            false => self.move_for(op, part, to_tier),
         }
     }
 
@@ -46,13 +46,13 @@ impl Broker {
     pub(crate) fn set_out(
         &mut self,
         part: PartRef,
-        (towards, cause): (Tier, Cause),
+        (to_tier, cause): (Tier, Cause),
         op: Option<OpId>,
         arrived: Arrival,
     ) -> Result<Option<PartMove>, Refusal> {
-        self.begin_migration(part, towards, cause, op)?;
+        self.begin_migration(part, to_tier, cause, op)?;
         if let Some(migration) = self.migrations.get_mut(&part) {
-            migration.room_for = (cause == Cause::Demand && towards != Tier::Device).then_some(arrived);
+            migration.for_arrival = (cause == Cause::Demand && to_tier != Tier::Device).then_some(arrived);
         }
         Ok(match self.revoke_part(None, part, false, arrived) {
             None => None,
@@ -73,12 +73,12 @@ impl Broker {
     pub(crate) fn evict_for(&mut self, part: PartRef, arrived: Arrival, cause: Cause) -> Option<ExtentId> {
         let allocation = self.allocations.get(part.allocation)?;
         let leaves = allocation.part(part.part)?.extent;
-        let towards = self.tier_below(part)?;
-        if let Err(refusal) = self.set_out(part, (towards, cause), None, arrived) {
-            self.residents.is_stuck(part);
-            self.unsettled.demands = true;
+        let to_tier = self.tier_below(part)?;
+        if let Err(refusal) = self.set_out(part, (to_tier, cause), None, arrived) {
+            self.residents.mark_stuck(part);
+            self.follow_ups.demands = true;
             let outcome = PartMove::Refused { refusal: Box::new(refusal) };
-            self.tell_of_migration(part, towards, (cause, self.now), &outcome, (false, None));
+            self.tell_of_migration(part, to_tier, (cause, self.now), &outcome, (false, None));
             return None;
         }
         Some(leaves)
@@ -87,7 +87,7 @@ impl Broker {
     /// Begins to bring a part to its device for an operator.
     pub(crate) fn bring_in_for(&mut self, op: OpId, part: PartRef) -> Option<PartMove> {
         if let Some(under_way) = self.migrations.get_mut(&part) {
-            if under_way.towards == Tier::Device {
+            if under_way.to_tier == Tier::Device {
                 under_way.ops.push(op);
                 return None;
             }
@@ -112,14 +112,14 @@ impl Broker {
     }
 
     /// Begins to move a part for an operator, wherever it lies.
-    fn move_for(&mut self, op: OpId, part: PartRef, towards: Tier) -> Option<PartMove> {
+    fn move_for(&mut self, op: OpId, part: PartRef, to_tier: Tier) -> Option<PartMove> {
         // Before anything is made for it.
-        if let Some(outcome) = self.cannot_begin(part, false, self.pins.now())
+        if let Some(outcome) = self.cannot_begin(part, false, self.pins.after_all())
             && outcome != PartRevocation::Revoked
         {
             return Some(outcome.into());
         }
-        self.set_out(part, (towards, Cause::Operator), Some(op), self.pins.now())
+        self.set_out(part, (to_tier, Cause::Operator), Some(op), self.pins.after_all())
             .unwrap_or_else(|refusal| Some(PartMove::Refused { refusal: Box::new(refusal) }))
     }
 
@@ -127,7 +127,7 @@ impl Broker {
     fn begin_migration(
         &mut self,
         part: PartRef,
-        towards: Tier,
+        to_tier: Tier,
         cause: Cause,
         op: Option<OpId>,
     ) -> Result<(), Refusal> {
@@ -136,12 +136,12 @@ impl Broker {
         let (tenant, device, kind) = (allocation.tenant, allocation.device, allocation.kind);
         let (size, discardable) = (allocation.size_of(part.part), allocation.discardable);
         let from = allocation.part(part.part).map(|entry| entry.extent).ok_or_else(not_found)?;
-        let here = self.tier_of(part).ok_or_else(not_found)?;
-        let place = Place { device, tier: towards };
+        let from_tier = self.tier_of(part).ok_or_else(not_found)?;
+        let place = Place { device, tier: to_tier };
         let unwritten = self.is_unwritten(part);
         // What was given up, or was never written, is not copied over what its memory held before.
         let order = Order { place, size, part, kind, zeroed: discardable || unwritten };
-        let (to, clean) = match (towards, self.backing_towards(part, here, towards)) {
+        let (to, clean) = match (to_tier, self.backing_towards(part, from_tier, to_tier)) {
             (Tier::Device, backing) => {
                 // On its device it has none.
                 debug_assert!(backing.is_none(), "{part:?} is elsewhere and backed");
@@ -167,33 +167,33 @@ impl Broker {
                 let to = self.nothing(part, place, size)?;
                 (self.has_stray(part, to), true)
             }
-            (_, Some(Backing::Kept { extent, clean, .. })) => (extent, clean),
+            (_, Some(Backing::Extent { extent, clean, .. })) => (extent, clean),
             (_, Some(Backing::File { extent })) => (extent, !planted!(self, CopiedToFile)),
             (_, Some(Backing::Reserved(reserved))) => {
                 (self.order_beside(tenant, Some(reserved), order)?, false)
             }
             (_, None) => (self.order_beside(tenant, None, order)?, unwritten),
         };
-        if here == Tier::Device {
+        if from_tier == Tier::Device {
             self.awaited_room.leaves(from, Piece { tenant, device, size });
-            self.residents.leaves(part);
+            self.residents.exclude(part);
             self.lacks_no_more(part, tenant, device);
         }
         // Who stands in line for it has it sooner by an operator.
         let awaited = cause == Cause::Demand || self.is_wanted(part);
         let migration = Migration {
             to,
-            here,
-            towards,
+            from_tier,
+            to_tier,
             cause,
             since: self.now,
             state: MigrationState::Preparing,
-            made: self.is_live(to),
+            is_made: self.is_live(to),
             clean,
-            vacated: here == Tier::Host && planted!(self, CopiedInPlace),
+            is_unmapped: from_tier == Tier::Host && planted!(self, CopiedInPlace),
             awaited,
-            room_for: None,
-            in_vain: self.line.vain_tries(Waiter::Part(part)),
+            for_arrival: None,
+            vain_tries: self.line.vain_tries(Waiter::Part(part)),
             stopped: None,
             ops: op.into_iter().collect::<Few<_>>(),
         };
@@ -207,9 +207,9 @@ impl Broker {
     }
 
     /// What the part has in the tier that it leaves its device for. What lies in another stays its own until it has arrived.
-    fn backing_towards(&mut self, part: PartRef, here: Tier, towards: Tier) -> Option<Backing> {
+    fn backing_towards(&mut self, part: PartRef, from_tier: Tier, to_tier: Tier) -> Option<Backing> {
         let lies_in = self.backings.get(&part).and_then(Backing::tier);
-        match here == Tier::Device && lies_in.is_some_and(|tier| tier != towards) {
+        match from_tier == Tier::Device && lies_in.is_some_and(|tier| tier != to_tier) {
             true => None,
             false => self.backings.remove(&part),
         }
@@ -217,14 +217,14 @@ impl Broker {
 
     /// Whether it is on its way out of its device.
     pub(crate) fn is_leaving(&self, part: PartRef) -> bool {
-        self.migrations.get(&part).is_some_and(|migration| migration.here == Tier::Device)
+        self.migrations.get(&part).is_some_and(|migration| migration.from_tier == Tier::Device)
     }
 
     /// Whether it leaves its device, and somebody waits for its room by now.
     pub(crate) fn is_room_awaited(&self, part: PartRef) -> bool {
         self.migrations
             .get(&part)
-            .is_some_and(|migration| migration.here == Tier::Device && migration.awaited)
+            .is_some_and(|migration| migration.from_tier == Tier::Device && migration.awaited)
     }
 
     /// Somebody waits for the part from now on, or for its room: it is copied before those for which nobody does.
@@ -233,7 +233,7 @@ impl Broker {
         migration.awaited = true;
         let (to, state) = (migration.to, migration.state);
         if state == MigrationState::Copying && !planted!(self, ClassInverted) {
-            self.command(Command::HastenCopy { to });
+            self.push_command(Command::HastenCopy { to });
         }
         self.hasten_write_back(part);
     }
@@ -262,7 +262,7 @@ impl Broker {
 
     /// An extent of the allocation that no part is in.
     fn has_stray(&mut self, part: PartRef, extent: ExtentId) -> ExtentId {
-        self.strays.entry(part.allocation).or_default().insert(extent);
+        self.detached_extents.entry(part.allocation).or_default().insert(extent);
         if let Some(allocation) = self.allocations.get_mut(part.allocation) {
             allocation.extents_left = allocation.extents_left.saturating_add(1);
         }
@@ -271,11 +271,11 @@ impl Broker {
 
     /// A revocation is over: if a migration waited for it, it goes on, or is given up.
     pub(crate) fn emptied(&mut self, part: PartRef, outcome: &PartRevocation) {
-        let Some(migration) = self.migrations.get_mut(&part).filter(|it| !it.vacated) else { return };
+        let Some(migration) = self.migrations.get_mut(&part).filter(|it| !it.is_unmapped) else { return };
         if *outcome != PartRevocation::Revoked {
             return self.stop_migration(part, outcome.clone().into());
         }
-        migration.vacated = true;
+        migration.is_unmapped = true;
         self.copy_if_ready(part);
     }
 
@@ -284,7 +284,7 @@ impl Broker {
         let Some(migration) = self.migrations.get_mut(&part).filter(|it| it.to == id) else { return false };
         match failure {
             None => {
-                migration.made = true;
+                migration.is_made = true;
                 self.copy_if_ready(part);
             }
             Some(refusal) => {
@@ -300,11 +300,11 @@ impl Broker {
         if self.write_backs.contains_key(&part) {
             return;
         }
-        let ready = |it: &&Migration| it.made && (it.vacated || planted!(self, CopiedWhileMapped));
+        let ready = |it: &&Migration| it.is_made && (it.is_unmapped || planted!(self, CopiedWhileMapped));
         let Some(migration) = self.migrations.get(&part).filter(ready) else { return };
         let (to, clean, is_new) =
             (migration.to, migration.clean, migration.state == MigrationState::Preparing);
-        let class = match (migration.awaited, migration.towards) {
+        let class = match (migration.awaited, migration.to_tier) {
             (true, _) if planted!(self, ClassInverted) => CopyClass::WriteBack,
             (true, _) => CopyClass::Demand,
             (false, Tier::Device) => CopyClass::Prefetch,
@@ -315,7 +315,7 @@ impl Broker {
         // What is discardable has none: it is dropped, or made anew. And what would be copied to a file where it differs is not compared
         // with it.
         let in_file = self.pool.get(to).is_some_and(|extent| extent.in_file);
-        let has_shadow = !allocation.discardable && !in_file && migration.here == Tier::Device;
+        let has_shadow = !allocation.discardable && !in_file && migration.from_tier == Tier::Device;
         let shadow = clean && self.config.check_clean_backings && has_shadow;
         if clean && !shadow && is_new {
             return self.migration_step(part, MigrationEvent::Clean, None);
@@ -324,9 +324,9 @@ impl Broker {
         let bytes = if planted!(self, CopiedInPart) { size.saturating_sub(GRANULARITY) } else { size };
         self.migration_step(part, MigrationEvent::Ready, None);
         if !shadow {
-            self.pool.is_written(to);
+            self.pool.mark_written(to);
         }
-        self.command(Command::Copy { from, to, bytes, compare_first: shadow, class });
+        self.push_command(Command::Copy { from, to, bytes, compare_first: shadow, class });
         if planted!(self, SourceReleasedEarly) {
             self.release_extent(from);
         }
@@ -340,7 +340,7 @@ impl Broker {
         let Some(migration) = self.migrations.get_mut(&part) else { return };
         let (state, to) = (migration.state, migration.to);
         if state == MigrationState::Copying {
-            self.command(Command::CancelCopy { to });
+            self.push_command(Command::CancelCopy { to });
         }
         self.migration_step(part, MigrationEvent::Stop, Some(why));
     }
@@ -363,17 +363,17 @@ impl Broker {
     }
 
     pub(crate) fn forget_stray(&mut self, allocation: vramd_types::AllocationId, id: ExtentId) {
-        if let Some(strays) = self.strays.get_mut(&allocation) {
-            strays.remove(&id);
-            if strays.is_empty() {
-                self.strays.remove(&allocation);
+        if let Some(detached_extents) = self.detached_extents.get_mut(&allocation) {
+            detached_extents.remove(&id);
+            if detached_extents.is_empty() {
+                self.detached_extents.remove(&allocation);
             }
         }
     }
 
     /// The driver is told to let go of it, if it is there.
     pub(crate) fn release_extent(&mut self, id: ExtentId) {
-        if self.pool.get(id).is_some_and(crate::pool::Extent::is_nothing) {
+        if self.pool.get(id).is_some_and(crate::pool::Extent::is_dropped) {
             return self.nothing_left(id);
         }
         // It is released once the copy has ended.
@@ -385,11 +385,11 @@ impl Broker {
         if !self.pool.get_mut(id).is_some_and(crate::pool::Extent::start_release) {
             return;
         }
-        self.command(Command::ReleaseExtent { extent: id });
+        self.push_command(Command::ReleaseExtent { extent: id });
         self.note_leaving(id);
         self.hasten_if_waited_for(&[id]);
         if planted!(self, DoubleFree) {
-            self.command(Command::ReleaseExtent { extent: id });
+            self.push_command(Command::ReleaseExtent { extent: id });
         }
     }
 
@@ -422,8 +422,8 @@ impl Broker {
     /// What the part has left and is there still, for the bug of that name.
     #[cfg(feature = "planted")]
     pub(crate) fn left_by(&self, part: PartRef) -> Option<ExtentId> {
-        let mut strays = self.strays.get(&part.allocation)?.iter().copied();
-        strays.find(|id| self.pool.behind(part, *id).is_some())
+        let mut detached_extents = self.detached_extents.get(&part.allocation)?.iter().copied();
+        detached_extents.find(|id| self.pool.extent_of_part(part, *id).is_some())
     }
 
     /// Migrations of an allocation that are under way.

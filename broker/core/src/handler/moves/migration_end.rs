@@ -23,10 +23,12 @@ impl Broker {
             return self.written_back(part, result);
         }
         let is_copied =
-            |part: &PartRef| self.migrations.get(part).is_some_and(|it| it.to == to && it.state.copies());
+            |part: &PartRef| self.migrations.get(part).is_some_and(|it| it.to == to && it.state.is_copying());
         let Some(part) = part.filter(is_copied) else {
-            return self
-                .broken(invariants::MIGRATIONS, format!("{to} was copied to, and nothing moves there"));
+            return self.report_violation(
+                invariants::MIGRATIONS,
+                format!("{to} was copied to, and nothing moves there"),
+            );
         };
         match result {
             Ok(()) => self.migration_step(part, MigrationEvent::Copied, None),
@@ -43,7 +45,7 @@ impl Broker {
     pub(crate) fn on_damaged(&mut self, to: ExtentId, problem: String) {
         let part = self.pool.get(to).and_then(|extent| extent.part);
         let is_copied =
-            |part: &PartRef| self.migrations.get(part).is_some_and(|it| it.to == to && it.state.copies());
+            |part: &PartRef| self.migrations.get(part).is_some_and(|it| it.to == to && it.state.is_copying());
         let Some(part) = part.filter(is_copied) else {
             return self.on_copied(to, Err(problem));
         };
@@ -63,22 +65,34 @@ impl Broker {
         migration.stopped = migration.stopped.take().or(why);
         match step {
             Some(MigrationStep::To(state)) => migration.state = state,
-            Some(MigrationStep::There) => self.migration_over(part, true),
-            Some(MigrationStep::Back) => self.migration_over(part, false),
-            None => self.broken(invariants::TRANSITIONS, format!("{part:?}: {event:?} in state {from:?}")),
+            Some(MigrationStep::Done) => self.migration_over(part, true),
+            Some(MigrationStep::Abandoned) => self.migration_over(part, false),
+            None => self
+                .report_violation(invariants::TRANSITIONS, format!("{part:?}: {event:?} in state {from:?}")),
         }
     }
 
     fn migration_over(&mut self, part: PartRef, arrived: bool) {
         let Some(migration) = self.migrations.remove(&part) else { return };
         let Migration {
-            to, here, towards, cause, since, state, clean, room_for, in_vain, stopped, ops, ..
+            to,
+            from_tier,
+            to_tier,
+            cause,
+            since,
+            state,
+            clean,
+            for_arrival,
+            vain_tries,
+            stopped,
+            ops,
+            ..
         } = migration;
         let left = match arrived {
             true => self.arrive(part, to),
             false => to,
         };
-        match (here, towards, arrived) {
+        match (from_tier, to_tier, arrived) {
             (_, Tier::Device, true) => {
                 self.keep(part, left, true);
                 self.unsettle_short();
@@ -93,7 +107,7 @@ impl Broker {
                 self.leave(part, left);
             }
             (Tier::Device, _, false) => {
-                let clean = if state.copies() { planted!(self, FailedCopyKept) } else { clean };
+                let clean = if state.is_copying() { planted!(self, FailedCopyKept) } else { clean };
                 self.stay(part, left, clean);
             }
             // What has not been made yet is released once it is.
@@ -101,31 +115,31 @@ impl Broker {
         }
         self.lodges(part);
         let outcome = if arrived { PartMove::Moved } else { stopped.unwrap_or(PartMove::Wanted) };
-        self.tell_of_migration(part, towards, (cause, since), &outcome, (state.copies(), room_for));
+        self.tell_of_migration(part, to_tier, (cause, since), &outcome, (state.is_copying(), for_arrival));
         for op in ops.iter().copied() {
             self.part_moved(op, part, outcome.clone());
             self.check_op(op);
         }
         let failed = matches!(outcome, PartMove::Refused { .. } | PartMove::Failed { .. });
-        let ran_out = towards == Tier::Device && has_run_out(&outcome);
+        let ran_out = to_tier == Tier::Device && has_run_out(&outcome);
         match &outcome {
             PartMove::Pinned { by } => _ = self.seen_pinned(part, by),
-            PartMove::Refused { .. } | PartMove::Failed { .. } if here == Tier::Host => {
-                self.lodgers.is_stuck(part);
+            PartMove::Refused { .. } | PartMove::Failed { .. } if from_tier == Tier::Host => {
+                self.idle_on_host.mark_stuck(part);
             }
-            PartMove::Refused { .. } | PartMove::Failed { .. } => self.residents.is_stuck(part),
+            PartMove::Refused { .. } | PartMove::Failed { .. } => self.residents.mark_stuck(part),
             _ => {}
         }
         let is_lost = has_lost(&outcome);
-        if is_lost || (towards == Tier::Device && failed && !ran_out) {
+        if is_lost || (to_tier == Tier::Device && failed && !ran_out) {
             self.refuse_pins_of(part, &outcome);
         }
         if is_lost {
             self.comes_not(part);
         }
         let entry = self.allocations.get(part.allocation).and_then(|it| it.part(part.part));
-        let stays = entry.map(|entry| entry.extent).filter(|_| !arrived && here == Tier::Device);
-        self.after_migration(part, failed, ran_out.then_some(in_vain));
+        let stays = entry.map(|entry| entry.extent).filter(|_| !arrived && from_tier == Tier::Device);
+        self.after_migration(part, failed, ran_out.then_some(vain_tries));
         // Whoever waited for it may have it leave again. What was freed meanwhile leaves all the same.
         let leaves = |id: &ExtentId| {
             self.pool.get(*id).is_some_and(|extent| matches!(extent.state, ExtentState::Releasing(_)))
@@ -144,12 +158,12 @@ impl Broker {
             }
             false => self.keep(part, made, clean),
         }
-        self.unsettled.demands = true;
+        self.follow_ups.demands = true;
     }
 
     /// A part has left its device: who of its tenant waits there for as much has its extent, and copies into it at once.
     fn leave(&mut self, part: PartRef, extent: ExtentId) {
-        self.residents.gone(part);
+        self.residents.remove(part);
         match self.is_as_much_awaited(part) && self.hand_over(part, extent) {
             true => self.room_returned(extent),
             false if planted!(self, SourceKept) => {}
@@ -166,9 +180,9 @@ impl Broker {
     fn arrive(&mut self, part: PartRef, to: ExtentId) -> ExtentId {
         let Some(allocation) = self.allocations.get_mut(part.allocation) else { return to };
         let Some(from) = allocation.set_extent(part.part, to) else { return to };
-        let strays = self.strays.entry(part.allocation).or_default();
-        strays.remove(&to);
-        strays.insert(from);
+        let detached_extents = self.detached_extents.entry(part.allocation).or_default();
+        detached_extents.remove(&to);
+        detached_extents.insert(from);
         from
     }
 
@@ -178,17 +192,17 @@ impl Broker {
         tier: Tier,
         (cause, began): (Cause, Time),
         outcome: &PartMove,
-        (copied, room_for): (bool, Option<Arrival>),
+        (copied, for_arrival): (bool, Option<Arrival>),
     ) {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let (device, bytes) = (allocation.device, allocation.size_of(part.part));
         let tenant = self.tenants.shared(allocation.tenant);
         let for_parts =
-            || room_for.into_iter().flat_map(|arrived| self.line.parts_arrived_at(arrived)).collect();
+            || for_arrival.into_iter().flat_map(|arrived| self.line.parts_arrived_at(arrived)).collect();
         let problem = match outcome {
             PartMove::Moved if self.is_nowhere(part) => {
                 let for_parts = for_parts();
-                return self.notice(Notice::Dropped {
+                return self.push_notice(Notice::Dropped {
                     part,
                     tenant,
                     device,
@@ -201,7 +215,7 @@ impl Broker {
             }
             PartMove::Moved => {
                 let for_parts = for_parts();
-                return self.notice(Notice::Moved {
+                return self.push_notice(Notice::Moved {
                     part,
                     tenant,
                     device,
@@ -221,10 +235,18 @@ impl Broker {
             | PartMove::Wanted
             | PartMove::Held
             | PartMove::Freed => {
-                return self.notice(Notice::MoveStopped { part, tenant, device, tier, bytes, cause, began });
+                return self.push_notice(Notice::MoveStopped {
+                    part,
+                    tenant,
+                    device,
+                    tier,
+                    bytes,
+                    cause,
+                    began,
+                });
             }
         };
-        self.notice(Notice::MoveFailed { part, tenant, device, tier, bytes, cause, began, problem });
+        self.push_notice(Notice::MoveFailed { part, tenant, device, tier, bytes, cause, began, problem });
     }
 
     /// What may go on now that the part stands still. What has failed is tried again when somebody asks again, or when
@@ -242,9 +264,9 @@ impl Broker {
             return self.at_hand(part);
         }
         match (self.is_wanted(part), ran_out) {
-            (true, Some(in_vain)) => {
+            (true, Some(vain_tries)) => {
                 self.stand_in_line(part);
-                self.bar(Waiter::Part(part), device, in_vain);
+                self.bar(Waiter::Part(part), device, vain_tries);
             }
             (true, None) if failed => {
                 self.stand_in_line(part);

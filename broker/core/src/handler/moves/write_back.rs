@@ -59,7 +59,7 @@ impl Broker {
             to,
             tier: self.tier_below(part).unwrap_or(Tier::Host),
             since: self.now,
-            state: WriteBackState::Making,
+            state: WriteBackState::Creating,
             written: false,
             stopped: None,
             ops: op.into_iter().collect::<Few<_>>(),
@@ -79,7 +79,7 @@ impl Broker {
         if state == Some(AllocationState::Sealed) {
             return Ok(None);
         }
-        match self.cannot_begin(part, false, self.pins.now()) {
+        match self.cannot_begin(part, false, self.pins.after_all()) {
             Some(PartRevocation::Revoked) => return Ok(None),
             Some(outcome) => return Err(outcome),
             // Its word is not resident any more.
@@ -88,19 +88,20 @@ impl Broker {
             }
             None => {}
         }
-        let Some(hold) = self.holds(part).iter().find(|hold| hold.state == MapState::Mapped) else {
+        let Some(mapping) = self.mappings(part).iter().find(|mapping| mapping.state == MapState::Mapped)
+        else {
             return Ok(None);
         };
-        let word = || Some((self.sessions.get(hold.session)?.channel, hold.session, hold.slot()?));
-        word().map(Some).ok_or_else(|| PartRevocation::Standing { by: vec![hold.session] })
+        let word = || Some((self.sessions.get(mapping.session)?.channel, mapping.session, mapping.slot()?));
+        word().map(Some).ok_or_else(|| PartRevocation::Standing { by: vec![mapping.session] })
     }
 
     /// What the part has below: it is ordered, where there are only bytes for it. From now on it is no shadow.
     fn memory_below(&mut self, part: PartRef) -> Result<ExtentId, Refusal> {
-        if let Some(Backing::Kept { extent, .. }) = self.backings.get(&part) {
+        if let Some(Backing::Extent { extent, .. }) = self.backings.get(&part) {
             let extent = *extent;
             if !planted!(self, OlderShadowKept) {
-                self.backings.mark(&part, false);
+                self.backings.set_clean(&part, false);
             }
             return Ok(extent);
         }
@@ -119,19 +120,19 @@ impl Broker {
         let place = place.ok_or(Refusal::TierUnsupported { tier: Tier::Host })?;
         let order = Order { place, size, part, kind, zeroed: false };
         let extent = self.order_beside(tenant, reserved, order)?;
-        let kept = Backing::Kept { extent, tier: place.tier, clean: false };
+        let kept = Backing::Extent { extent, tier: place.tier, clean: false };
         self.backings.insert(part, (tenant, device), size, kept);
         // It could not leave before, if there was nothing set aside for it. To be copied is no use of it.
         if !self.residents.contains(part) {
             self.resides(part);
         }
-        self.unsettled.demands |= self.is_room_wanted();
+        self.follow_ups.demands |= self.is_room_wanted();
         Ok(extent)
     }
 
     /// What a part has below has been made, or could not be.
     pub(crate) fn backing_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&Refusal>) {
-        let is_awaited = |it: &WriteBack| it.to == id && it.state == WriteBackState::Making;
+        let is_awaited = |it: &WriteBack| it.to == id && it.state == WriteBackState::Creating;
         if !self.write_backs.get(&part).is_some_and(is_awaited) {
             return;
         }
@@ -148,8 +149,8 @@ impl Broker {
     fn ask_or_copy(&mut self, part: PartRef, word: Option<Word>) {
         match word {
             Some((channel, session, slot)) => {
-                self.write_back_step(part, WriteBackEvent::Ask, None);
-                self.command(Command::ClearWritten { part, channel, session, slot });
+                self.write_back_step(part, WriteBackEvent::Check, None);
+                self.push_command(Command::ClearWritten { part, channel, session, slot });
             }
             None => self.write_back_step(part, WriteBackEvent::Ready, None),
         }
@@ -157,8 +158,9 @@ impl Broker {
 
     pub(crate) fn on_written_cleared(&mut self, part: PartRef, cleared: bool) {
         let state = self.write_backs.get(&part).map(|under_way| under_way.state);
-        if !matches!(state, Some(WriteBackState::Asking | WriteBackState::Stopping)) {
-            return self.broken(invariants::MAPPERS, format!("the word of {part:?} was cleared unasked"));
+        if !matches!(state, Some(WriteBackState::Checking | WriteBackState::Stopping)) {
+            return self
+                .report_violation(invariants::MAPPERS, format!("the word of {part:?} was cleared unasked"));
         }
         let by = self.mapping(part, |_| true);
         // What nobody maps any more nobody writes.
@@ -181,8 +183,14 @@ impl Broker {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
         let bytes = allocation.size_of(part.part);
-        self.pool.is_written(to);
-        self.command(Command::Copy { from, to, bytes, compare_first: false, class: CopyClass::WriteBack });
+        self.pool.mark_written(to);
+        self.push_command(Command::Copy {
+            from,
+            to,
+            bytes,
+            compare_first: false,
+            class: CopyClass::WriteBack,
+        });
     }
 
     /// The copy to what the part has below has ended.
@@ -199,7 +207,9 @@ impl Broker {
     /// The part is about to leave for what it is written back to. A copy that has begun is what it waits for; else it
     /// copies by itself, and who waits for the one waits for the other.
     pub(crate) fn takes_over(&mut self, part: PartRef) {
-        let Some(under_way) = self.write_backs.get_mut(&part).filter(|it| !it.state.copies()) else { return };
+        let Some(under_way) = self.write_backs.get_mut(&part).filter(|it| !it.state.is_copying()) else {
+            return;
+        };
         let ops = std::mem::take(&mut under_way.ops);
         if let Some(migration) = self.migrations.get_mut(&part) {
             ops.iter().for_each(|op| migration.ops.push(*op));
@@ -211,7 +221,7 @@ impl Broker {
     pub(crate) fn hasten_write_back(&mut self, part: PartRef) {
         let copied = self.write_backs.get(&part).filter(|it| it.state == WriteBackState::Copying);
         if let Some(to) = copied.map(|it| it.to).filter(|_| !planted!(self, ClassInverted)) {
-            self.command(Command::HastenCopy { to });
+            self.push_command(Command::HastenCopy { to });
         }
     }
 
@@ -219,7 +229,7 @@ impl Broker {
         let Some(under_way) = self.write_backs.get(&part) else { return };
         let (state, to) = (under_way.state, under_way.to);
         if state == WriteBackState::Copying {
-            self.command(Command::CancelCopy { to });
+            self.push_command(Command::CancelCopy { to });
         }
         self.write_back_step(part, WriteBackEvent::Stop, Some(why));
     }
@@ -237,9 +247,10 @@ impl Broker {
                     self.copy_back(part);
                 }
             }
-            Some(MigrationStep::There) => self.write_back_over(part, true),
-            Some(MigrationStep::Back) => self.write_back_over(part, false),
-            None => self.broken(invariants::TRANSITIONS, format!("{part:?}: {event:?} in state {from:?}")),
+            Some(MigrationStep::Done) => self.write_back_over(part, true),
+            Some(MigrationStep::Abandoned) => self.write_back_over(part, false),
+            None => self
+                .report_violation(invariants::TRANSITIONS, format!("{part:?}: {event:?} in state {from:?}")),
         }
     }
 
@@ -253,7 +264,7 @@ impl Broker {
             // Its part was freed meanwhile.
             self.release_extent(over.to);
         } else if copied || !planted!(self, OlderShadowKept) {
-            self.backings.mark(&part, clean);
+            self.backings.set_clean(&part, clean);
         }
         let outcome = if copied { PartMove::Moved } else { over.stopped.clone().unwrap_or(PartMove::Wanted) };
         self.tell_of_write_back(part, &over, &outcome, clean);
@@ -280,12 +291,12 @@ impl Broker {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let (device, bytes) = (allocation.device, allocation.size_of(part.part));
         let tenant = self.tenants.shared(allocation.tenant);
-        self.notice(Notice::WrittenBack { part, tenant, device, tier, bytes, began, clean });
+        self.push_notice(Notice::WrittenBack { part, tenant, device, tier, bytes, began, clean });
     }
 
     /// Whether what a part has below is being written, and must not be released.
     pub(crate) fn is_written_back_to(&self, part: PartRef, id: ExtentId) -> bool {
-        self.write_backs.get(&part).is_some_and(|it| it.to == id && it.state.copies())
+        self.write_backs.get(&part).is_some_and(|it| it.to == id && it.state.is_copying())
     }
 
     /// Write-backs of an allocation that are under way.
@@ -299,7 +310,9 @@ impl Broker {
     fn backing_of_another(&self, part: PartRef) -> Option<ExtentId> {
         let piece = self.piece_of(part);
         self.backings.iter().find_map(|(other, backing)| match backing {
-            Backing::Kept { extent, .. } if *other != part && self.piece_of(*other) == piece => Some(*extent),
+            Backing::Extent { extent, .. } if *other != part && self.piece_of(*other) == piece => {
+                Some(*extent)
+            }
             _ => None,
         })
     }

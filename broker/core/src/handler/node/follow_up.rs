@@ -38,7 +38,7 @@ pub(crate) struct Unsettled {
     /// Where something that was done because of pressure has ended.
     pub(crate) pressed: BTreeSet<Place>,
     /// Parts that may be unmapped where they are not to be accessed any more.
-    pub(crate) lingering: BTreeSet<PartRef>,
+    pub(crate) in_place_to_unmap: BTreeSet<PartRef>,
     /// Of how many of these the words were asked because of this event.
     pub(crate) lingering_asked: usize,
     /// Changes of quotas that waited for room, and have it or do not.
@@ -67,7 +67,7 @@ impl Unsettled {
 impl Broker {
     /// A session's hold on the part has changed.
     pub(crate) fn unsettle(&mut self, id: SessionId, part: PartRef) {
-        self.unsettled.calls.extend(self.pins.waiting_of(part, id));
+        self.follow_ups.calls.extend(self.pins.waiting_of(part, id));
         self.unsettle_revocation(part);
         self.unsettle_demand(part);
         self.unsettle_lingering(part);
@@ -76,7 +76,7 @@ impl Broker {
     /// Somebody may want the part on its device no more.
     pub(crate) fn unsettle_demand(&mut self, part: PartRef) {
         if self.line.contains(Waiter::Part(part)) {
-            self.unsettled.doubts.insert(part);
+            self.follow_ups.doubts.insert(part);
         }
     }
 
@@ -84,30 +84,30 @@ impl Broker {
     /// waits for, wherever it stands.
     pub(crate) fn unsettle_line(&mut self, waiter: Waiter) {
         match self.line.was_scanned(waiter) {
-            true => self.unsettled.demands = true,
-            false => self.unsettled.room |= self.line.contains(waiter),
+            true => self.follow_ups.demands = true,
+            false => self.follow_ups.room |= self.line.contains(waiter),
         }
     }
 
     /// Who does not stand in the line has had room: that may have been made for somebody who does.
     pub(crate) fn unsettle_overtaken(&mut self) {
-        self.unsettled.demands |= !self.line.is_empty();
+        self.follow_ups.demands |= !self.line.is_empty();
     }
 
     /// There is more room on a device: who is first may begin.
     pub(crate) fn unsettle_room(&mut self) {
-        self.unsettled.room = true;
+        self.follow_ups.room = true;
         self.unsettle_short();
     }
 
     /// Something can leave its device that could not before, or the other way round: that helps whom nothing would have helped.
     pub(crate) fn unsettle_short(&mut self) {
-        self.unsettled.demands |= self.line.scan_found_shortage() || !self.over_limit.is_empty();
+        self.follow_ups.demands |= self.line.scan_found_shortage() || !self.over_limit.is_empty();
     }
 
     pub(crate) fn unsettle_revocation(&mut self, part: PartRef) {
         if self.revocations.contains_key(&part) {
-            self.unsettled.revocations.insert(part);
+            self.follow_ups.revocations.insert(part);
         }
     }
 
@@ -115,20 +115,20 @@ impl Broker {
     pub(crate) fn unsettle_session(&mut self, id: SessionId) {
         let of_session = self.revocations.keys().filter(|part| self.map_state(id, **part).is_some());
         let parts: Vec<_> = of_session.copied().collect();
-        self.unsettled.revocations.extend(parts);
+        self.follow_ups.revocations.extend(parts);
     }
 
     pub(crate) fn settle(&mut self) {
-        self.unsettled.lingering_asked = 0;
+        self.follow_ups.lingering_asked = 0;
         loop {
             self.settle_parts();
-            for (id, parts) in std::mem::take(&mut self.unsettled.evicted) {
+            for (id, parts) in std::mem::take(&mut self.follow_ups.evicted) {
                 self.send_revoke(id, parts, RevokeReason::Evicted);
             }
-            for id in std::mem::take(&mut self.unsettled.to_pump) {
+            for id in std::mem::take(&mut self.follow_ups.to_pump) {
                 self.pump(id);
             }
-            if !self.abort_stalled() && !self.unsettled.demands {
+            if !self.abort_stalled() && !self.follow_ups.demands {
                 return;
             }
         }
@@ -137,28 +137,28 @@ impl Broker {
     /// A revocation is looked at once nothing is to be said to calls.
     fn settle_parts(&mut self) {
         loop {
-            if let Some((part, id)) = self.unsettled.calls.pop_first() {
+            if let Some((part, id)) = self.follow_ups.calls.pop_first() {
                 self.settle_call(id, part);
-            } else if let Some(part) = self.unsettled.revocations.pop_first() {
+            } else if let Some(part) = self.follow_ups.revocations.pop_first() {
                 self.settle_revocation(part);
-            } else if let Some(op) = self.unsettled.resumed.pop() {
+            } else if let Some(op) = self.follow_ups.resumed.pop() {
                 self.resume_quota(op);
-            } else if let Some(part) = self.unsettled.doubts.pop_first() {
+            } else if let Some(part) = self.follow_ups.doubts.pop_first() {
                 self.settle_demand(part);
-            } else if let Some(device) = self.unsettled.short.pop_first() {
+            } else if let Some(device) = self.follow_ups.short.pop_first() {
                 self.cover_shortfall(device);
             } else if let Some(device) = self.ledger.relieved.pop_first() {
-                if self.backings.lacking().is_any_on(device) {
+                if self.backings.missing().is_any_on(device) {
                     self.set_aside_late(device);
                 }
-            } else if std::mem::take(&mut self.unsettled.demands) {
-                self.unsettled.room = false;
+            } else if std::mem::take(&mut self.follow_ups.demands) {
+                self.follow_ups.room = false;
                 self.serve_demands();
-            } else if std::mem::take(&mut self.unsettled.room) {
+            } else if std::mem::take(&mut self.follow_ups.room) {
                 self.serve_first();
             } else if let Some(place) = self.ledger.changed.pop_first() {
                 self.heed_pressure(place);
-            } else if let Some(place) = self.unsettled.pressed.pop_first() {
+            } else if let Some(place) = self.follow_ups.pressed.pop_first() {
                 self.relieve(place);
             } else if let Some(part) = self.next_lingering() {
                 self.settle_lingering(part);
@@ -174,8 +174,8 @@ impl Broker {
             return;
         }
         match self.step(id, part, MapEvent::Pin) {
-            Ok(_) => _ = self.unsettled.to_pump.insert(id),
-            Err(problem) => self.broken(invariants::TRANSITIONS, problem),
+            Ok(_) => _ = self.follow_ups.to_pump.insert(id),
+            Err(problem) => self.report_violation(invariants::TRANSITIONS, problem),
         }
     }
 }

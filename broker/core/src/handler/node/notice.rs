@@ -23,13 +23,13 @@ impl Broker {
             }
             Requester::Operator { uid } => Caller::Operator { uid },
         };
-        self.notice(Notice::Refused { by, request: method.name(), refusal });
+        self.push_notice(Notice::Refused { by, request: method.name(), refusal });
     }
 
     pub(crate) fn note_quota(&mut self, change: &QuotaChange, quota: Option<Quota>) {
         let (tenant, device) = (self.tenants.shared(change.tenant), self.device_text(&change.device));
         let tier = change.tier;
-        self.notice(match quota {
+        self.push_notice(match quota {
             Some(Quota { guarantee, limit }) => Notice::QuotaSet { tenant, device, tier, guarantee, limit },
             None => Notice::QuotaDeleted { tenant, device, tier },
         });
@@ -53,7 +53,7 @@ impl Broker {
         notice: impl FnOnce(AllocationId, Arc<str>) -> Notice,
     ) {
         let Some(tenant) = self.allocations.get(id).map(|allocation| allocation.tenant) else { return };
-        self.notice(notice(id, self.tenants.shared(tenant)));
+        self.push_notice(notice(id, self.tenants.shared(tenant)));
     }
 
     pub(crate) fn is_revoking(&self, id: SessionId, part: PartRef) -> bool {
@@ -68,7 +68,7 @@ impl Broker {
         (allocation, parts): (AllocationId, usize),
     ) {
         let tenant = self.tenants.shared(tenant);
-        self.notice(Notice::RevokeAnswered { session: id, tenant, allocation, parts });
+        self.push_notice(Notice::RevokeAnswered { session: id, tenant, allocation, parts });
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
     event::{PartRef, Tier},
     handler::Timer,
     ledger::Place,
-    limits::{COLD_LOOKED_AT, EXTENTS_LEFT_TO_OTHERS, WRITTEN_AHEAD_MAX},
+    limits::{COLD_PARTS_SCANNED, EXTENT_SPARE_DIVISOR, WRITE_BACKS_AHEAD_MAX},
     migration::{Backing, Cause},
     pressure::{Fill, Gauge, Outlook, Pressure, PressureNote},
     residency::AllocationState,
@@ -26,12 +26,12 @@ use crate::{
 
 impl Broker {
     pub(crate) fn pressure_of(&self, place: Place) -> Pressure {
-        self.pressing.gauges.get(&place).map(|gauge| gauge.pressure).unwrap_or_default()
+        self.pressure_state.gauges.get(&place).map(|gauge| gauge.pressure).unwrap_or_default()
     }
 
     /// What clients were told of a place last.
     pub(crate) fn outlook_of(&self, place: Place) -> Outlook {
-        self.pressing.gauges.get(&place).map_or(Outlook::CALM, Gauge::told)
+        self.pressure_state.gauges.get(&place).map_or(Outlook::CALM, Gauge::reported)
     }
 
     /// At the start, when nothing is held anywhere.
@@ -39,32 +39,32 @@ impl Broker {
         let now = self.now;
         let places =
             self.ledger.places().map(|(place, balances)| (place, Gauge::new(now, balances.capacity())));
-        self.pressing.gauges = places.collect();
+        self.pressure_state.gauges = places.collect();
     }
 
     /// A place is larger or smaller than it was, which is no growth of what is held there: not that, nor that of others.
     pub(crate) fn is_resized(&mut self, place: Place, before: Option<Fill>) {
         let fills = before.zip(self.fill(place));
         if let Some((before, after)) = fills
-            && let Some(gauge) = self.pressing.gauges.get_mut(&place)
+            && let Some(gauge) = self.pressure_state.gauges.get_mut(&place)
         {
-            gauge.resized(before.left(), after.left());
+            gauge.resize(before.left(), after.left());
         }
     }
 
     /// A place may be fuller than before, or less full.
     pub(crate) fn heed_pressure(&mut self, place: Place) {
         let Some(fill) = self.fill(place) else { return };
-        let Some(gauge) = self.pressing.gauges.get_mut(&place) else { return };
+        let Some(gauge) = self.pressure_state.gauges.get_mut(&place) else { return };
         let mut bounds = self.settings.pressure;
         if planted!(self, LevelWithoutHysteresis) {
             bounds.fall_percent = 0;
         }
-        let changed = gauge.heed(fill, &bounds);
+        let changed = gauge.update_level(fill, &bounds);
         if let Some(from) = changed {
             let (Place { device, tier }, Fill { charged, capacity }) = (place, fill);
             let to = self.pressure_of(place);
-            self.notice(Notice::PressureChanged { device, tier, from, to, charged: charged, capacity });
+            self.push_notice(Notice::PressureChanged { device, tier, from, to, charged: charged, capacity });
             if to > from || !planted!(self, ReliefUntold) {
                 self.tell_of_pressure(place, fill);
             }
@@ -76,25 +76,26 @@ impl Broker {
     }
 
     pub(crate) fn arm_pressure(&mut self) {
-        if !std::mem::replace(&mut self.pressing.is_armed, true) {
-            self.pressing.gauges.values_mut().for_each(|gauge| gauge.wakes(self.now));
+        if !std::mem::replace(&mut self.pressure_state.timer_armed, true) {
+            self.pressure_state.gauges.values_mut().for_each(|gauge| gauge.resume(self.now));
             self.arm(self.now.after(self.settings.pressure.sample_interval), Timer::Pressure);
         }
     }
 
     /// Looks at all places, and again while there is something to be seen or to be done.
     pub(crate) fn look_at_pressure(&mut self) {
-        self.pressing.is_armed = false;
-        self.pressing.tried.clear();
-        let places: Vec<_> = self.pressing.gauges.keys().copied().collect();
+        self.pressure_state.timer_armed = false;
+        self.pressure_state.tried.clear();
+        let places: Vec<_> = self.pressure_state.gauges.keys().copied().collect();
         let mut goes_on = false;
         for place in places {
             let Some(fill) = self.fill(place) else { continue };
             let now = self.now;
-            let moves = self.pressing.gauges.get_mut(&place).is_some_and(|gauge| gauge.look(now, fill));
+            let moves =
+                self.pressure_state.gauges.get_mut(&place).is_some_and(|gauge| gauge.sample(now, fill));
             self.tell_of_pressure(place, fill);
             // Once it is known what else happened at this time.
-            self.unsettled.pressed.insert(place);
+            self.follow_ups.pressed.insert(place);
             goes_on |= moves || self.is_relieved(place) || self.is_cached_under_pressure(place);
         }
         if goes_on {
@@ -106,7 +107,7 @@ impl Broker {
     pub(crate) fn relieve(&mut self, place: Place) {
         self.give_up_under_pressure(place);
         if !self.is_relieved(place) {
-            self.pressing.seen.remove(&place);
+            self.pressure_state.scanned_to.remove(&place);
             return;
         }
         let high = self.pressure_of(place) >= Pressure::High;
@@ -147,16 +148,16 @@ impl Broker {
         let cold_after =
             if planted!(self, HotEvicted) { Duration::ZERO } else { self.settings.pressure.cold_after };
         let since = self.now.before(cold_after);
-        let among = if place.tier == Tier::Device { &self.residents } else { &self.lodgers };
-        let seen = self.pressing.seen.get(&place).copied();
-        let looked_at: Vec<_> = among.behind(place.device, seen).take(COLD_LOOKED_AT).collect();
+        let among = if place.tier == Tier::Device { &self.residents } else { &self.idle_on_host };
+        let seen = self.pressure_state.scanned_to.get(&place).copied();
+        let looked_at: Vec<_> = among.order_after(place.device, seen).take(COLD_PARTS_SCANNED).collect();
         let is_meant = |(part, last): &(PartRef, Time)| {
             *last < since
-                && among.is_free(*part)
+                && among.is_candidate(*part)
                 && !matches!(self.backings.get(part), Some(Backing::Needless))
         };
         let cold = looked_at.iter().filter(|it| is_meant(it)).map(|(part, _)| *part).collect();
-        let is_full = looked_at.len() == COLD_LOOKED_AT;
+        let is_full = looked_at.len() == COLD_PARTS_SCANNED;
         // Behind what was used just now is what was used later still.
         (cold, looked_at.last().filter(|(_, last)| is_full && *last < since).copied())
     }
@@ -164,8 +165,8 @@ impl Broker {
     fn has_looked(&mut self, place: Place, next: Option<(PartRef, Time)>, done: bool) {
         match next {
             _ if done => {}
-            Some(last) => _ = self.pressing.seen.insert(place, last),
-            None => _ = self.pressing.seen.remove(&place),
+            Some(last) => _ = self.pressure_state.scanned_to.insert(place, last),
+            None => _ = self.pressure_state.scanned_to.remove(&place),
         }
     }
 
@@ -184,19 +185,19 @@ impl Broker {
     /// Whether any of them begins to be copied to what it has below.
     fn write_ahead(&mut self, device: DeviceIndex, cold: &[PartRef]) -> bool {
         let of_device = self.write_backs.keys().filter(|part| self.is_on(**part, device));
-        let mut left = WRITTEN_AHEAD_MAX.saturating_sub(of_device.count());
+        let mut left = WRITE_BACKS_AHEAD_MAX.saturating_sub(of_device.count());
         let before = left;
         for part in cold {
             if left == 0 {
                 break;
             }
             let is_done = match self.backings.get(part) {
-                Some(Backing::Kept { clean, .. }) => *clean,
+                Some(Backing::Extent { clean, .. }) => *clean,
                 Some(Backing::Reserved(_)) => self.are_extents_scarce(),
                 Some(Backing::File { .. } | Backing::Needless) | None => true,
             };
-            let has_failed = self.pressing.failed.contains(part);
-            if is_done || has_failed || self.is_under_way(*part) || !self.pressing.tried.insert(*part) {
+            let has_failed = self.pressure_state.failed.contains(part);
+            if is_done || has_failed || self.is_under_way(*part) || !self.pressure_state.tried.insert(*part) {
                 continue;
             }
             if self.write_back_part(None, *part).is_none() {
@@ -208,7 +209,7 @@ impl Broker {
 
     fn are_extents_scarce(&self) -> bool {
         let extents_max = self.config.limits.extents_max;
-        self.pool.len() >= extents_max.saturating_sub(extents_max / EXTENTS_LEFT_TO_OTHERS)
+        self.pool.len() >= extents_max.saturating_sub(extents_max / EXTENT_SPARE_DIVISOR)
     }
 
     /// Whether any of them begins to go from the host's memory to the disk.
@@ -227,14 +228,14 @@ impl Broker {
             let without = of_tenant.saturating_add(piece.size);
             if self.is_under_way(*part)
                 || self.is_wanted(*part)
-                || self.held_by_hand.contains(part)
+                || self.operator_holds.contains(part)
                 || !self.is_above_guarantee_in(piece.tenant, place, without)
-                || !self.is_unused(*part, self.pins.now())
-                || !self.pressing.tried.insert(*part)
+                || !self.is_unused(*part, self.pins.after_all())
+                || !self.pressure_state.tried.insert(*part)
             {
                 continue;
             }
-            if self.set_out(*part, (Tier::Disk, Cause::Pressure), None, self.pins.now()).is_ok() {
+            if self.set_out(*part, (Tier::Disk, Cause::Pressure), None, self.pins.after_all()).is_ok() {
                 left = left.saturating_sub(piece.size);
                 *of_tenant = without;
                 demoted = true;
@@ -251,13 +252,13 @@ impl Broker {
 
     /// The driver is told to let go of so much there: until it has, it is charged.
     pub(crate) fn returns(&mut self, tenant: TenantId, place: Place, bytes: Bytes) {
-        let returning = self.pressing.returning.entry((place, tenant)).or_default();
+        let returning = self.pressure_state.returning.entry((place, tenant)).or_default();
         *returning = returning.saturating_add(bytes);
     }
 
     /// It has, or somebody keeps it.
     pub(crate) fn returns_no_more(&mut self, tenant: TenantId, place: Place, bytes: Bytes) {
-        if let Entry::Occupied(mut returning) = self.pressing.returning.entry((place, tenant)) {
+        if let Entry::Occupied(mut returning) = self.pressure_state.returning.entry((place, tenant)) {
             *returning.get_mut() = returning.get().saturating_sub(bytes);
             if returning.get().is_zero() {
                 returning.remove();
@@ -268,8 +269,8 @@ impl Broker {
     /// Bytes that are on their way from the host's memory to the disk, or have left it and are charged still, by tenant.
     fn going_from(&self, place: Place) -> BTreeMap<TenantId, Bytes> {
         let leaving =
-            self.migrations.iter().filter(|(_, it)| it.here == place.tier && it.towards == Tier::Disk);
-        let returning = self.pressing.returning.iter().filter(|((of, _), _)| *of == place);
+            self.migrations.iter().filter(|(_, it)| it.from_tier == place.tier && it.to_tier == Tier::Disk);
+        let returning = self.pressure_state.returning.iter().filter(|((of, _), _)| *of == place);
         let mut going: BTreeMap<_, Bytes> = returning.map(|((_, tenant), bytes)| (*tenant, *bytes)).collect();
         for piece in leaving.filter_map(|(part, _)| self.piece_of(*part)) {
             if piece.device == place.device {
@@ -296,10 +297,10 @@ impl Broker {
     pub(crate) fn went_ahead(&mut self, part: PartRef, outcome: &PartMove) {
         // What could not be made or written below will not be a moment later.
         if matches!(outcome, PartMove::Refused { .. } | PartMove::Failed { .. }) {
-            self.pressing.failed.insert(part);
+            self.pressure_state.failed.insert(part);
         }
         if let Some(piece) = self.piece_of(part) {
-            self.unsettled.pressed.insert(Place::device(piece.device));
+            self.follow_ups.pressed.insert(Place::device(piece.device));
         }
     }
 
@@ -307,19 +308,19 @@ impl Broker {
     pub(crate) fn lodges(&mut self, part: PartRef) {
         match self.piece_of(part).filter(|_| self.is_lodger(part)) {
             Some(piece) => {
-                if !self.lodgers.contains(part) {
-                    self.allocations.lodges(part, true);
+                if !self.idle_on_host.contains(part) {
+                    self.allocations.set_on_host(part, true);
                 }
-                self.lodgers.used(piece.device, part, self.now);
+                self.idle_on_host.arrive(piece.device, part, self.now);
             }
             None => self.lodges_no_more(part),
         }
     }
 
     pub(crate) fn lodges_no_more(&mut self, part: PartRef) {
-        if self.lodgers.contains(part) {
-            self.allocations.lodges(part, false);
-            self.lodgers.gone(part);
+        if self.idle_on_host.contains(part) {
+            self.allocations.set_on_host(part, false);
+            self.idle_on_host.remove(part);
         }
     }
 
@@ -344,14 +345,14 @@ impl Broker {
     }
 
     fn tell_of_pressure(&mut self, place: Place, fill: Fill) {
-        let news = self.pressing.gauges.get_mut(&place).and_then(|gauge| gauge.news(fill));
+        let news = self.pressure_state.gauges.get_mut(&place).and_then(|gauge| gauge.take_update(fill));
         let Some(outlook) = news else { return };
         let hears = |session: &Session| {
-            session.hears_pressure && session.channel_open && session.devices.contains(&place.device)
+            session.wants_pressure && session.channel_open && session.devices.contains(&place.device)
         };
         let channels = self.sessions.iter().filter(|(_, session)| hears(session)).map(|(_, it)| it.channel);
         for channel in channels.collect::<Vec<_>>() {
-            self.command(Command::Send { channel, frame: DaemonFrame::Pressure(note(place, outlook)) });
+            self.push_command(Command::Send { channel, frame: DaemonFrame::Pressure(note(place, outlook)) });
         }
     }
 
@@ -360,12 +361,12 @@ impl Broker {
         if planted!(self, OutlooksUntold) {
             return;
         }
-        let Some(session) = self.sessions.get(id).filter(|session| session.hears_pressure) else { return };
+        let Some(session) = self.sessions.get(id).filter(|session| session.wants_pressure) else { return };
         let (channel, devices) = (session.channel, session.devices.clone());
-        let gauges = self.pressing.gauges.iter().filter(|(place, _)| devices.contains(&place.device));
-        let notes: Vec<_> = gauges.map(|(place, gauge)| note(*place, gauge.told())).collect();
+        let gauges = self.pressure_state.gauges.iter().filter(|(place, _)| devices.contains(&place.device));
+        let notes: Vec<_> = gauges.map(|(place, gauge)| note(*place, gauge.reported())).collect();
         for told in notes {
-            self.command(Command::Send { channel, frame: DaemonFrame::Pressure(told) });
+            self.push_command(Command::Send { channel, frame: DaemonFrame::Pressure(told) });
         }
     }
 }

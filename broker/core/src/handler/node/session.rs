@@ -24,10 +24,10 @@ impl Broker {
             Ok(id) => self.welcome(id),
             Err(refusal) => {
                 let by = Caller::Process { tenant, pid };
-                self.notice(Notice::Refused { by, request: "Hello", refusal: refusal.clone() });
-                self.command(Command::Send { channel, frame: DaemonFrame::Refused(refusal) });
-                self.command(Command::CloseChannel { channel });
-                self.command(Command::ForgetProcess { channel });
+                self.push_notice(Notice::Refused { by, request: "Hello", refusal: refusal.clone() });
+                self.push_command(Command::Send { channel, frame: DaemonFrame::Refused(refusal) });
+                self.push_command(Command::CloseChannel { channel });
+                self.push_command(Command::ForgetProcess { channel });
             }
         }
     }
@@ -83,14 +83,14 @@ impl Broker {
             alarm: None,
             ending: false,
             requests: RequestLog::default(),
-            hears_pressure: hello.pressure,
+            wants_pressure: hello.pressure,
             words: hello.pins.then(|| Box::new(Words::new(limits.words_per_session_max.max(1), words_due))),
         };
         self.sessions.insert(id, session);
         if hello.pins && !planted!(self, WordsTimerLost) {
             self.arm_session(words_due, id);
         }
-        self.notice(Notice::SessionOpened {
+        self.push_notice(Notice::SessionOpened {
             session: id,
             tenant: self.tenants.shared(tenant),
             pid: hello.pid,
@@ -104,7 +104,7 @@ impl Broker {
         let slots = session.words.as_ref().map_or(0, |words| words.slots.max());
         let frame = DaemonFrame::Welcome { session: id, tenant, devices: session.devices.clone(), slots };
         let channel = session.channel;
-        self.command(Command::Send { channel, frame });
+        self.push_command(Command::Send { channel, frame });
         self.tell_outlooks(id);
     }
 
@@ -135,7 +135,7 @@ impl Broker {
     pub(crate) fn on_process_ended(&mut self, channel: ChannelId) {
         match self.sessions.on_channel(channel) {
             Some(id) => self.session_gone(id, SessionEvent::ProcessEnded),
-            None => self.command(Command::ForgetProcess { channel }),
+            None => self.push_command(Command::ForgetProcess { channel }),
         }
     }
 
@@ -144,9 +144,9 @@ impl Broker {
             Some(id) => self.quarantine(id, problem),
             None => {
                 let frame = DaemonFrame::Refused(Refusal::ProtocolBroken { problem });
-                self.command(Command::Send { channel, frame });
-                self.command(Command::CloseChannel { channel });
-                self.command(Command::ForgetProcess { channel });
+                self.push_command(Command::Send { channel, frame });
+                self.push_command(Command::CloseChannel { channel });
+                self.push_command(Command::ForgetProcess { channel });
             }
         }
     }
@@ -159,13 +159,13 @@ impl Broker {
         }
         let channel = session.channel;
         let frame = DaemonFrame::Refused(Refusal::ProtocolBroken { problem: problem.clone() });
-        self.command(Command::Send { channel, frame });
+        self.push_command(Command::Send { channel, frame });
         self.close_channel(id, SilentReason::Quarantined(problem));
     }
 
     pub(crate) fn close_channel(&mut self, id: SessionId, reason: SilentReason) {
         if let Some(channel) = self.sessions.get(id).map(|session| session.channel) {
-            self.command(Command::CloseChannel { channel });
+            self.push_command(Command::CloseChannel { channel });
             self.channel_over(id, reason);
         }
     }
@@ -201,7 +201,7 @@ impl Broker {
         self.transitions.note(Transition::Session { from, event, legal: next.is_some() });
         let Some(next) = next else {
             let detail = format!("{id}: {event:?} in state {:?}", session.state);
-            return self.broken(invariants::TRANSITIONS, detail);
+            return self.report_violation(invariants::TRANSITIONS, detail);
         };
         session.state = next;
         session.silent_reason.clone_from(&reason);
@@ -209,7 +209,7 @@ impl Broker {
         self.kill_if_silent(id, from);
         if let Some(reason) = reason {
             let (tenant, reason) = (self.tenants.shared(tenant), reason.to_string());
-            self.notice(Notice::SessionSilent { session: id, tenant, reason });
+            self.push_notice(Notice::SessionSilent { session: id, tenant, reason });
         }
     }
 
@@ -243,11 +243,11 @@ impl Broker {
         }
         if session.channel_open {
             let frame = DaemonFrame::Refused(Refusal::SessionLost { session: id });
-            self.command(Command::Send { channel: session.channel, frame });
-            self.command(Command::CloseChannel { channel: session.channel });
+            self.push_command(Command::Send { channel: session.channel, frame });
+            self.push_command(Command::CloseChannel { channel: session.channel });
         }
-        self.command(Command::ForgetProcess { channel: session.channel });
-        self.notice(Notice::SessionGone { session: id, tenant: self.tenants.shared(session.tenant) });
+        self.push_command(Command::ForgetProcess { channel: session.channel });
+        self.push_notice(Notice::SessionGone { session: id, tenant: self.tenants.shared(session.tenant) });
         self.end_ops_of(id);
         self.expire_cached();
         self.pump_starved();

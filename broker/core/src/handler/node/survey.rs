@@ -71,7 +71,7 @@ impl Broker {
     /// Where something is awaited back, it may have come with the end of a process.
     pub(crate) fn survey_awaited(&mut self) {
         for device in self.device_indices() {
-            if self.pool.awaits(device) {
+            if self.pool.awaits_return(device) {
                 self.survey(device);
             }
         }
@@ -87,7 +87,7 @@ impl Broker {
                 let mut clients: Vec<_> = clients.map(|(_, session)| session.pid).collect();
                 clients.sort_unstable();
                 clients.dedup();
-                self.command(Command::Survey { device, clients });
+                self.push_command(Command::Survey { device, clients });
             }
         }
     }
@@ -119,7 +119,7 @@ impl Broker {
         let (place, host) = (Place::device(device), Place { device, tier: Tier::Host });
         let before = [place, host].map(|place| (place, self.fill(place)));
         if self.ledger.balances(place).is_some_and(|balances| balances.unbrokered() != unbrokered) {
-            self.notice(Notice::Unbrokered { device, bytes: unbrokered });
+            self.push_notice(Notice::Unbrokered { device, bytes: unbrokered });
         }
         let reserved = self.context_reserve(device, contexts);
         let found = self.surveys.finds(device) || planted!(self, EarlyLookBelieved);
@@ -137,19 +137,19 @@ impl Broker {
         self.cover_shortfall(device);
         self.line.resume_all();
         self.line.retry_after_survey(device);
-        self.residents.loosen();
-        self.lodgers.loosen();
+        self.residents.clear_stuck();
+        self.idle_on_host.clear_stuck();
         self.unsettle_all_lingering();
-        self.pressing.failed.clear();
-        self.unsettled.demands = true;
+        self.pressure_state.failed.clear();
+        self.follow_ups.demands = true;
         if self.surveys.under_way.remove(&device) == Some(true) {
             self.survey(device);
         }
     }
 
     /// Somebody for whom the driver had no memory waits until the device has been looked at since.
-    pub(crate) fn bar(&mut self, waiter: Waiter, device: DeviceIndex, in_vain: u32) {
-        self.line.record_out_of_memory(waiter, device, self.surveys.asked(device), in_vain);
+    pub(crate) fn bar(&mut self, waiter: Waiter, device: DeviceIndex, vain_tries: u32) {
+        self.line.record_out_of_memory(waiter, device, self.surveys.asked(device), vain_tries);
     }
 
     pub(crate) fn is_looked_at(&self, device: DeviceIndex, survey: u64) -> bool {
@@ -164,7 +164,7 @@ impl Broker {
         change(&mut self.ledger);
         let bytes = shortfall(self);
         if before != bytes {
-            self.notice(Notice::Shortfall { device: place.device, tier: place.tier, bytes });
+            self.push_notice(Notice::Shortfall { device: place.device, tier: place.tier, bytes });
         }
     }
 }

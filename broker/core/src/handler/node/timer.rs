@@ -71,7 +71,7 @@ impl Broker {
                 Timer::Backing(device) => self.set_aside_late(device),
                 // They are looked at as the event is settled.
                 Timer::Lingering => {}
-                Timer::Stall(id, call) => _ = self.unsettled.looks.insert((id, call)),
+                Timer::Stall(id, call) => _ = self.follow_ups.looks.insert((id, call)),
                 Timer::Survey => {
                     self.line.end_rests();
                     self.survey_all();
@@ -114,7 +114,7 @@ impl Broker {
             }
             let (tenant, parts) = (session.tenant, session.parts_owed());
             let tenant = self.tenants.shared(tenant);
-            self.notice(Notice::RevokeOverdue { session: id, tenant, parts });
+            self.push_notice(Notice::RevokeOverdue { session: id, tenant, parts });
             self.session_event(id, SessionEvent::Overdue, Some(SilentReason::Overdue));
             self.unsettle_session(id);
         }
@@ -131,8 +131,8 @@ impl Broker {
         session.kill_at = None;
         let (channel, tenant) = (session.channel, self.tenants.shared(session.tenant));
         let reason = session.silent_reason.as_ref().map(ToString::to_string).unwrap_or_default();
-        self.notice(Notice::SessionKilled { session: id, tenant, reason });
-        self.command(Command::KillProcess { channel });
+        self.push_notice(Notice::SessionKilled { session: id, tenant, reason });
+        self.push_command(Command::KillProcess { channel });
     }
 
     /// As configured: silence that lasts ends the process.
@@ -162,7 +162,7 @@ impl Broker {
             let Some(session) = self.sessions.get(id) else { return };
             if kill {
                 let channel = session.channel;
-                self.command(Command::KillProcess { channel });
+                self.push_command(Command::KillProcess { channel });
             } else {
                 let still_mapped = session.mapped;
                 self.finish(op, Ok(Outcome::SessionEnded { gone: false, still_mapped }));

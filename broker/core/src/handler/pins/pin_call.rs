@@ -69,7 +69,7 @@ impl Broker {
             words.calls = words.calls.saturating_add(1);
             words.call_parts = words.call_parts.saturating_add(count);
         }
-        self.unsettled.calls.extend(sorted.iter().map(|part| (*part, (id, call))));
+        self.follow_ups.calls.extend(sorted.iter().map(|part| (*part, (id, call))));
         let look = self.now.after(self.config.limits.pin_stall);
         let until = (!wait.is_zero()).then(|| self.now.after(wait));
         self.pins.insert((id, call), sorted, self.now, (look, until));
@@ -139,11 +139,12 @@ impl Broker {
 
     /// Looks at a part of a call.
     pub(crate) fn settle_call(&mut self, id: PinId, part: PartRef) {
-        self.unsettled.count(1);
+        self.follow_ups.count(1);
         let Some(call) = self.pins.get(id).filter(|call| call.is_waiting()) else { return };
-        let (times, elsewhere_since) = ((call.look, call.until), call.elsewhere.then_some(call.arrived));
+        let (times, elsewhere_since) =
+            ((call.stall_check, call.deadline), call.elsewhere.then_some(call.arrived));
         let (held_up, state) = (self.is_held_up(part, call.arrival), self.map_state(id.0, part));
-        let waits = held_up || !self.pins.lacks(id, part);
+        let waits = held_up || !self.pins.is_missing(id, part);
         match state {
             None | Some(MapState::OfferedRevoked | MapState::Revoking) => {
                 let why = self.why_lost(id.0, part);
@@ -154,14 +155,14 @@ impl Broker {
                     call.elsewhere = true;
                 }
                 self.want(part);
-                if planted!(self, PinGrantedElsewhere) && self.pins.got(id, part) {
+                if planted!(self, PinGrantedElsewhere) && self.pins.mark_mapped(id, part) {
                     self.forget_times(id, times);
                     self.answer_pin(id, None);
                 }
             }
             Some(MapState::Away) if !waits => self.bring_back(id.0, part),
             Some(MapState::Mapped) if !waits => {
-                if self.pins.got(id, part) {
+                if self.pins.mark_mapped(id, part) {
                     self.forget_times(id, times);
                     self.note_waited(id, elsewhere_since, WaitEnd::Served);
                     self.answer_pin(id, None);
@@ -174,7 +175,7 @@ impl Broker {
     /// A call has not been answered in time.
     pub(crate) fn pin_expired(&mut self, id: PinId) {
         let waits = self.pins.get(id).filter(|call| call.is_waiting());
-        if let Some(within) = waits.and_then(|call| Some(call.until?.since(call.arrived))) {
+        if let Some(within) = waits.and_then(|call| Some(call.deadline?.since(call.arrived))) {
             self.refuse_pin(id, Refusal::WaitOver { within });
         }
     }
@@ -198,7 +199,7 @@ impl Broker {
     /// Tells of a call that waited for memory which was elsewhere.
     fn note_waited(&mut self, (session, call): PinId, since: Option<Time>, end: WaitEnd) {
         if let Some(since) = since {
-            self.notice(Notice::PinWaited { session, call, since, end });
+            self.push_notice(Notice::PinWaited { session, call, since, end });
         }
     }
 
@@ -207,9 +208,9 @@ impl Broker {
         let channel = session.channel;
         if let Some(refusal) = refusal.clone() {
             let by = Caller::Session { session: id, tenant: self.tenants.shared(session.tenant) };
-            self.notice(Notice::Refused { by, request: "Pin", refusal });
+            self.push_notice(Notice::Refused { by, request: "Pin", refusal });
         }
-        self.command(Command::Send { channel, frame: DaemonFrame::PinAnswer { call, refusal } });
+        self.push_command(Command::Send { channel, frame: DaemonFrame::PinAnswer { call, refusal } });
     }
 
     /// Its parts are protected no more. If it waits still, that is how its wait ends.
@@ -220,7 +221,7 @@ impl Broker {
             words.call_parts = words.call_parts.saturating_sub(call.parts.len());
         }
         if call.is_waiting() {
-            self.forget_times(id, (call.look, call.until));
+            self.forget_times(id, (call.stall_check, call.deadline));
             self.note_waited(id, call.elsewhere.then_some(call.arrived), end);
         }
         // What it kept from leaving may leave, and what it waited for is wanted no more.
@@ -235,14 +236,14 @@ impl Broker {
             }
             // Who came after it was not held up by this call.
             if self.revocations.get(&part).is_some_and(|under_way| call.arrival < under_way.began) {
-                self.unsettled.revocations.insert(part);
+                self.follow_ups.revocations.insert(part);
             }
         }
     }
 
     /// Nothing is heard of the session any more: its calls are over, and nobody is to be told.
     pub(crate) fn drop_pins(&mut self, id: SessionId) {
-        self.unsettled.demands |= !self.line.is_empty();
+        self.follow_ups.demands |= !self.line.is_empty();
         let calls: Vec<_> = self.pins.of_session(id).map(|(call, _)| call).collect();
         for call in calls {
             self.end_pin(call, WaitEnd::Left);

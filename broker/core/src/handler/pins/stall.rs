@@ -27,7 +27,7 @@ impl Broker {
     /// The call is looked at then, unless it is answered before.
     pub(crate) fn look_at_pin(&mut self, id: PinId, look: Time) {
         if let Some(call) = self.pins.get_mut(id) {
-            call.look = look;
+            call.stall_check = look;
             self.arm(look, Timer::Stall(id.0, id.1));
         }
     }
@@ -40,10 +40,10 @@ impl Broker {
     pub(crate) fn abort_stalled(&mut self) -> bool {
         let (now, wait) = (self.now, self.config.limits.pin_stall);
         let mut due = Vec::new();
-        for id in std::mem::take(&mut self.unsettled.looks) {
+        for id in std::mem::take(&mut self.follow_ups.looks) {
             let Some(call) = self.pins.get(id).filter(|call| call.is_waiting()) else { continue };
             let (arrival, since) = (call.arrival, self.stalls_since(id, call));
-            self.unsettled.count(call.parts.len());
+            self.follow_ups.count(call.parts.len());
             match since.filter(|since| since.after(wait) > now) {
                 None if since.is_some() && !planted!(self, StallIgnored) => due.push((arrival, id)),
                 since => self.look_at_pin(id, since.unwrap_or(now).after(wait)),
@@ -51,10 +51,10 @@ impl Broker {
         }
         let Some((_, youngest)) = due.iter().max().copied() else { return false };
         let others = due.into_iter().map(|(_, id)| id).filter(|id| *id != youngest);
-        self.unsettled.looks.extend(others);
+        self.follow_ups.looks.extend(others);
         self.refuse_pin(youngest, Refusal::PinStalled { session: youngest.0 });
-        self.notice(Notice::PinStalled { session: youngest.0, call: youngest.1 });
-        self.pins.waits_anew(youngest.0, now);
+        self.push_notice(Notice::PinStalled { session: youngest.0, call: youngest.1 });
+        self.pins.restart_wait(youngest.0, now);
         true
     }
 
@@ -69,23 +69,23 @@ impl Broker {
         }
         let words = self.sessions.get(id.0).and_then(|session| session.words.as_ref())?;
         let (mut since, mut is_held_up, mut awaited) = (call.arrived, false, BTreeSet::new());
-        for part in call.parts.iter().filter(|part| self.pins.lacks(id, **part)) {
+        for part in call.parts.iter().filter(|part| self.pins.is_missing(id, **part)) {
             let fence = self.revocations.get(part).filter(|under_way| {
                 matches!(under_way.stage, Stage::Fence { .. }) && under_way.began < call.arrival
             });
             if let Some(fence) = fence {
-                since = since.max(fence.eased);
-                for hold in self.holds(*part).iter().filter(|hold| hold.state.maps()) {
-                    since = since.max(self.pins.waits_since(hold.session)?);
+                since = since.max(fence.last_progress);
+                for mapping in self.mappings(*part).iter().filter(|mapping| mapping.state.is_mapper()) {
+                    since = since.max(self.pins.waiting_since(mapping.session)?);
                     is_held_up = true;
                 }
             }
             if self.line.contains(Waiter::Part(*part)) {
                 awaited.extend(self.piece_of(*part).map(|piece| piece.device));
             }
-            let pinned = !words.prompt.contains(part);
+            let pinned = !words.unmap_soon.contains(part);
             if pinned && self.map_state(id.0, *part) == Some(MapState::Evicting) {
-                since = since.max(self.pins.waits_since(id.0)?);
+                since = since.max(self.pins.waiting_since(id.0)?);
                 is_held_up = true;
             }
         }
@@ -105,7 +105,7 @@ impl Broker {
             return None;
         }
         let mut since = Time::START;
-        for pinning in self.residents.pinning(device) {
+        for pinning in self.residents.pinning_sessions(device) {
             since = since.max(self.is_kept_waiting(pinning, device)?);
         }
         let helps = |other: DeviceIndex| {
@@ -117,10 +117,10 @@ impl Broker {
     /// Since when a session waits, unless a call of its own is being served on that device: all that it lacks is on its way there,
     /// however long that takes.
     fn is_kept_waiting(&self, session: SessionId, device: DeviceIndex) -> Option<Time> {
-        let since = self.pins.waits_since(session)?;
+        let since = self.pins.waiting_since(session)?;
         let is_there = |part: &PartRef| self.piece_of(*part).is_some_and(|piece| piece.device == device);
         let is_served = |(id, call): (PinId, &PinCall)| {
-            let lacking = || call.parts.iter().filter(|part| self.pins.lacks(id, **part));
+            let lacking = || call.parts.iter().filter(|part| self.pins.is_missing(id, **part));
             call.is_waiting()
                 && lacking().any(is_there)
                 && lacking().all(|part| self.is_coming(session, *part))
@@ -131,7 +131,7 @@ impl Broker {
     /// Whether nothing more is needed for the session to have the part but time: its bytes come, or it is sent.
     fn is_coming(&self, session: SessionId, part: PartRef) -> bool {
         match self.migrations.get(&part) {
-            Some(migration) => migration.towards == Tier::Device,
+            Some(migration) => migration.to_tier == Tier::Device,
             None => matches!(self.map_state(session, part), Some(MapState::Queued | MapState::Offered)),
         }
     }
@@ -140,7 +140,7 @@ impl Broker {
     /// all of their batch is made.
     fn is_made_there(&self, device: DeviceIndex, by: Time) -> bool {
         let is_there = |id: &AllocationId| self.allocations.get(*id).is_some_and(|it| it.device == device);
-        self.allocations.is_any(AllocationState::Creating)
+        self.allocations.has_any(AllocationState::Creating)
             && self.ops.iter().any(|(_, op)| match &op.kind {
                 OpKind::Allocate { since, allocations, .. } => {
                     *since <= by && allocations.iter().any(is_there)
@@ -151,9 +151,9 @@ impl Broker {
 
     /// A session lets go of a part. If it did not wait itself, whoever waits for others there has its time anew.
     pub(crate) fn ease(&mut self, id: SessionId, part: PartRef) {
-        let waits = self.pins.waits_since(id).is_some();
+        let waits = self.pins.waiting_since(id).is_some();
         if let Some(under_way) = self.revocations.get_mut(&part).filter(|_| !waits) {
-            under_way.eased = self.now;
+            under_way.last_progress = self.now;
         }
     }
 }

@@ -33,8 +33,8 @@ impl Broker {
             Ok(tenant) => tenant,
             Err(refusal) => {
                 let by = Caller::ForeignProcess { session, pid: peer.pid };
-                self.notice(Notice::Refused { by, request: method.name(), refusal: refusal.clone() });
-                return self.command(Command::Reply { call, outcome: Err(refusal) });
+                self.push_notice(Notice::Refused { by, request: method.name(), refusal: refusal.clone() });
+                return self.push_command(Command::Reply { call, outcome: Err(refusal) });
             }
         };
         let requester = Requester::Session { session, tenant };
@@ -101,7 +101,7 @@ impl Broker {
         };
         #[cfg(feature = "planted")]
         let key = match planted!(self, ReusedRequestIdServed) {
-            true => log.and_then(|log| log.as_first_asked(method, key)),
+            true => log.and_then(|log| log.with_first_fingerprint(method, key)),
             false => key,
         };
         match log.map_or(Recall::New, |log| log.recall(method, key)) {
@@ -155,7 +155,7 @@ impl Broker {
             }
             Ok(Started::Waiting(kind)) => {
                 if let Some(log) = self.log_of(requester) {
-                    log.started(method, key, id);
+                    log.record_start(method, key, id);
                 }
                 self.ops.insert(id, Op { requester, method, key, calls: vec![call], kind });
                 self.check_op(id);

@@ -8,7 +8,7 @@ use crate::{
     error::Refusal,
     event::{CallId, OperatorRequest, RequestKey, Target},
     handler::{Start, Started},
-    tenancy::{Method, OpId, OpKind, Outcome, Recall, Requester, SessionEvent, SessionState, Wish},
+    tenancy::{Method, MoveGoal, OpId, OpKind, Outcome, Recall, Requester, SessionEvent, SessionState},
 };
 
 impl Broker {
@@ -53,10 +53,10 @@ impl Broker {
                 self.revoke_mappings(&target, parts, wait)
             }
             OperatorRequest::MoveParts { target, parts, tier } => {
-                self.move_parts(&target, parts, Wish::In(tier))
+                self.move_parts(&target, parts, MoveGoal::In(tier))
             }
             OperatorRequest::WriteBackParts { target, parts } => {
-                self.move_parts(&target, parts, Wish::WrittenBack)
+                self.move_parts(&target, parts, MoveGoal::WrittenBack)
             }
             OperatorRequest::HoldParts { target, parts, hold } => self.hold_parts(&target, parts, hold),
             OperatorRequest::CancelWait { wait } => self.cancel_wait(wait),
@@ -92,7 +92,7 @@ impl Broker {
         }
         // It was asked before, and has not answered: there is nothing to wait for.
         if kill && is_silent {
-            self.command(Command::KillProcess { channel });
+            self.push_command(Command::KillProcess { channel });
         }
         Ok(Started::Waiting(OpKind::EndSession { session: id, kill }))
     }
@@ -111,7 +111,7 @@ impl Broker {
             return Ok(Started::Done(outcome));
         }
         if let Some(allocation) = self.allocations.get_mut(id) {
-            allocation.watchers.push(op);
+            allocation.waiting_ops.push(op);
         }
         Ok(Started::Waiting(OpKind::Free { allocation: id, owner }))
     }
@@ -119,14 +119,14 @@ impl Broker {
     fn drain(&mut self, draining: bool) -> Start {
         if self.draining != draining {
             self.draining = draining;
-            self.unsettled.demands = true;
-            self.notice(Notice::Draining { draining });
+            self.follow_ups.demands = true;
+            self.push_notice(Notice::Draining { draining });
             if draining {
                 self.give_up_cached(None);
             }
             let open = self.sessions.iter().filter(|(_, session)| session.is_connected());
             for channel in open.map(|(_, session)| session.channel).collect::<Vec<_>>() {
-                self.command(Command::Send { channel, frame: DaemonFrame::Drain { draining } });
+                self.push_command(Command::Send { channel, frame: DaemonFrame::Drain { draining } });
             }
         }
         Ok(Started::Done(Outcome::Drained))
@@ -139,7 +139,7 @@ impl Broker {
             let (method, outcome) = self.stored_outcome(&request);
             let log = self.operators.entry(request.uid).or_default();
             if matches!(log.recall(method, key), Recall::New) {
-                log.finished(method, key, Some(outcome));
+                log.record_outcome(method, key, Some(outcome));
             }
             self.quota_queue.recall(request);
         }

@@ -19,8 +19,8 @@ impl Broker {
         let mut changed = 0usize;
         for part in parts.iter().copied().map(|part| PartRef { allocation: id, part }) {
             let is_new = match held {
-                true => self.held_by_hand.insert(part),
-                false => self.held_by_hand.remove(&part),
+                true => self.operator_holds.insert(part),
+                false => self.operator_holds.remove(&part),
             };
             changed = changed.saturating_add(usize::from(is_new));
             if held && self.is_leaving(part) {
@@ -44,15 +44,15 @@ impl Broker {
 
     /// Whether an operator holds the part, and it is on its device.
     pub(crate) fn is_held_there(&self, part: PartRef) -> bool {
-        self.held_by_hand.contains(&part) && self.tier_of(part) == Some(Tier::Device)
+        self.operator_holds.contains(&part) && self.tier_of(part) == Some(Tier::Device)
     }
 
     /// Nobody holds what is freed.
     pub(crate) fn forget_held(&mut self, id: AllocationId) {
         let part = |index| PartRef { allocation: id, part: PartIndex(index) };
-        let held: Vec<_> = self.held_by_hand.range(part(0)..=part(u32::MAX)).copied().collect();
+        let held: Vec<_> = self.operator_holds.range(part(0)..=part(u32::MAX)).copied().collect();
         for part in held {
-            self.held_by_hand.remove(&part);
+            self.operator_holds.remove(&part);
         }
     }
 }

@@ -12,9 +12,9 @@ use crate::{
     event::{Kind, PartRef, Target, Tier},
     handler::{Start, Started, Timer},
     ledger::Place,
-    limits::BEGUN_TOGETHER,
+    limits::PARTS_STARTED_PER_EVENT,
     residency::AllocationState,
-    tenancy::{OpId, OpKind, PerPart, Wish},
+    tenancy::{MoveGoal, OpId, OpKind, PerPart},
 };
 
 /// When what is done in turns goes on: after whatever else is to be done by then.
@@ -27,23 +27,25 @@ impl Broker {
         Ok(Started::Waiting(OpKind::Revoke { parts, wait }))
     }
 
-    pub(crate) fn move_parts(&self, target: &Target, parts: Vec<PartIndex>, wish: Wish) -> Start {
+    pub(crate) fn move_parts(&self, target: &Target, parts: Vec<PartIndex>, goal: MoveGoal) -> Start {
         let (id, allocation) = self.find_any(target)?;
-        let tier = match wish {
-            Wish::In(tier) => tier,
-            Wish::WrittenBack => self.ledger.below(allocation.device).next().map_or(Tier::Host, |it| it.tier),
+        let tier = match goal {
+            MoveGoal::In(tier) => tier,
+            MoveGoal::WrittenBack => {
+                self.ledger.below(allocation.device).next().map_or(Tier::Host, |it| it.tier)
+            }
         };
         // What lies in a file goes back to it.
         let is_file = tier == Tier::Disk && self.has_file(id);
         if self.ledger.balances(Place { device: allocation.device, tier }).is_none() && !is_file {
             return Err(Refusal::TierUnsupported { tier });
         }
-        if wish == Wish::WrittenBack && allocation.discardable {
+        if goal == MoveGoal::WrittenBack && allocation.discardable {
             return Err(Refusal::KindUnsupported { kind: "backed discardable" });
         }
         let id = self.find_movable(target, "movable fixed")?;
         let parts = PerPart::new(id, self.parts_of(target, parts)?);
-        Ok(Started::Waiting(OpKind::Move { parts, wish }))
+        Ok(Started::Waiting(OpKind::Move { parts, goal }))
     }
 
     /// `kind`: what there is none of.
@@ -86,16 +88,16 @@ impl Broker {
         match self.ops.get_mut(op).map(|op| &mut op.kind) {
             Some(OpKind::Revoke { parts, wait }) => {
                 let wait = *wait;
-                for part in parts.begin(BEGUN_TOGETHER) {
+                for part in parts.begin(PARTS_STARTED_PER_EVENT) {
                     if let Some(outcome) = self.begin_revocation(op, part, wait) {
                         self.part_revoked(op, part, outcome);
                     }
                 }
             }
-            Some(OpKind::Move { parts, wish }) => {
-                let wish = *wish;
-                for part in parts.begin(BEGUN_TOGETHER) {
-                    if let Some(outcome) = self.begin_move(op, part, wish) {
+            Some(OpKind::Move { parts, goal }) => {
+                let goal = *goal;
+                for part in parts.begin(PARTS_STARTED_PER_EVENT) {
+                    if let Some(outcome) = self.begin_move(op, part, goal) {
                         self.part_moved(op, part, outcome);
                     }
                 }
@@ -111,7 +113,7 @@ impl Broker {
     /// `None`: the operation is told when it is over.
     fn begin_revocation(&mut self, op: OpId, part: PartRef, wait: bool) -> Option<PartRevocation> {
         if self.is_settled(part.allocation) {
-            return self.revoke_part(Some(op), part, wait, self.pins.now());
+            return self.revoke_part(Some(op), part, wait, self.pins.after_all());
         }
         // Meanwhile it was freed, or is being sealed: its mappings end without us, or do not.
         let by = self.mapping(part, |_| true);
@@ -119,7 +121,7 @@ impl Broker {
     }
 
     /// `None`: the operation is told when it is over.
-    fn begin_move(&mut self, op: OpId, part: PartRef, wish: Wish) -> Option<PartMove> {
+    fn begin_move(&mut self, op: OpId, part: PartRef, goal: MoveGoal) -> Option<PartMove> {
         match self.allocations.get(part.allocation).map(|allocation| allocation.state) {
             Some(AllocationState::Open | AllocationState::Sealed) => {}
             Some(AllocationState::Freeing) | None => return Some(PartMove::Freed),
@@ -128,10 +130,10 @@ impl Broker {
                 return Some(PartMove::Refused { refusal });
             }
         }
-        match wish {
-            Wish::In(Tier::Device) => self.bring_in_for(op, part),
-            Wish::In(towards @ (Tier::Host | Tier::Disk)) => self.evict_part(op, part, towards),
-            Wish::WrittenBack => self.write_back_part(Some(op), part),
+        match goal {
+            MoveGoal::In(Tier::Device) => self.bring_in_for(op, part),
+            MoveGoal::In(to_tier @ (Tier::Host | Tier::Disk)) => self.evict_part(op, part, to_tier),
+            MoveGoal::WrittenBack => self.write_back_part(Some(op), part),
         }
     }
 

@@ -10,7 +10,7 @@ use crate::{
     event::{PartRef, Peer, Target, Tier},
     ledger::{Place, QuotaDevice},
     pool::{Extent, ExtentState},
-    residency::{Allocation, AllocationState, Entry, Hold, Part},
+    residency::{Allocation, AllocationState, Entry, Mapping, Part},
     tenancy::{Session, TenantId},
     view::{
         AllocationView, Backing, Counts, DeviceView, MapperView, NodeView, PartView, QuotaInForce, QuotaView,
@@ -132,8 +132,8 @@ impl Broker {
         let mut rows = Vec::new();
         for (_, id) in self.tenants.iter().filter(|(name, _)| tenant.is_none_or(|tenant| tenant == *name)) {
             for (place, balances) in self.ledger.places() {
-                let holds = balances.account(id).is_some_and(|account| !account.charged().is_zero());
-                if holds || self.ledger.quotas().effective(id, place).1 {
+                let mappings = balances.account(id).is_some_and(|account| !account.charged().is_zero());
+                if mappings || self.ledger.quotas().effective(id, place).1 {
                     rows.push(self.quota_view(id, &QuotaDevice::Present(place.device), place.tier));
                 }
             }
@@ -149,7 +149,8 @@ impl Broker {
         let view = |(index, config): (_, &crate::config::DeviceConfig)| {
             let balances = self.ledger.balances(Place::device(index))?;
             let outlook = self.outlook_of(Place::device(index));
-            let (cached_smaller, cached_larger) = self.pool.cache().beside(index, self.config.part_size);
+            let (cached_smaller, cached_larger) =
+                self.pool.cache().bytes_of_other_sizes(index, self.config.part_size);
             Some(DeviceView {
                 index,
                 uuid: config.uuid.clone(),
@@ -163,8 +164,8 @@ impl Broker {
                 cached_larger,
                 host: self.tier_view(Place { device: index, tier: Tier::Host }),
                 disk: self.tier_view(Place { device: index, tier: Tier::Disk }),
-                moving_in: self.moving(index, |it| it.towards == Tier::Device),
-                moving_out: self.moving(index, |it| it.here == Tier::Device),
+                moving_in: self.moving(index, |it| it.to_tier == Tier::Device),
+                moving_out: self.moving(index, |it| it.from_tier == Tier::Device),
                 parts_waiting: self.line.parts().filter(|part| self.is_of(*part, index)).count(),
                 unbrokered: balances.unbrokered(),
                 contexts: balances.contexts(),
@@ -242,7 +243,7 @@ impl Broker {
 
     fn rounded(&self) -> impl Iterator<Item = ((TenantId, DeviceIndex), Bytes)> {
         let of =
-            |tenant| self.allocations.rounded_of(tenant).map(move |(device, sum)| ((tenant, device), sum));
+            |tenant| self.allocations.rounding_of(tenant).map(move |(device, sum)| ((tenant, device), sum));
         self.tenants.iter().flat_map(move |(_, tenant)| of(tenant))
     }
 
@@ -285,18 +286,18 @@ impl Broker {
     ) -> AllocationView {
         let tenant = self.tenants.name(allocation.tenant).to_owned();
         let part_view = |(index, part): (PartIndex, &Part)| {
-            let mapper = |hold: &Hold| MapperView { session: hold.session, state: hold.state };
+            let mapper = |mapping: &Mapping| MapperView { session: mapping.session, state: mapping.state };
             let of_part = PartRef { allocation: id, part: index };
             PartView {
                 index,
                 offset: allocation.offset_of(index),
                 size: allocation.size_of(index),
                 tier: self.tier_of(of_part).unwrap_or(Self::tier()),
-                operator_hold: self.held_by_hand.contains(&of_part),
+                operator_hold: self.operator_holds.contains(&of_part),
                 dropped: self.is_nowhere(of_part),
-                moves_to: self.migrations.get(&of_part).map(|migration| migration.towards),
+                moves_to: self.migrations.get(&of_part).map(|migration| migration.to_tier),
                 backing: mappers.then(|| self.backing(of_part, part.extent)),
-                mappers: if mappers { part.holds.iter().map(mapper).collect() } else { Vec::new() },
+                mappers: if mappers { part.mappings.iter().map(mapper).collect() } else { Vec::new() },
             }
         };
         let parts = parts.then(|| allocation.indices().zip(&allocation.parts).map(part_view).collect());
@@ -317,7 +318,7 @@ impl Broker {
                 ExtentState::Creating(_)
                 | ExtentState::Cached(_)
                 | ExtentState::Releasing(_)
-                | ExtentState::Nothing => {}
+                | ExtentState::Dropped => {}
             }
         }
         AllocationView {
@@ -351,12 +352,12 @@ impl Broker {
 
     /// What is behind a part: an extent that was recycled is behind another, or behind none.
     fn backing(&self, part: PartRef, extent: ExtentId) -> Backing {
-        match self.pool.behind(part, extent).map(|extent| &extent.state) {
+        match self.pool.extent_of_part(part, extent).map(|extent| &extent.state) {
             Some(ExtentState::Creating(_)) => Backing::Creating,
             Some(ExtentState::Live(_)) => Backing::Live,
             Some(ExtentState::Releasing(_)) => Backing::Releasing,
             Some(ExtentState::Unreturned(_)) => Backing::Unreturned,
-            Some(ExtentState::Cached(_) | ExtentState::Nothing) | None => Backing::Gone,
+            Some(ExtentState::Cached(_) | ExtentState::Dropped) | None => Backing::Gone,
         }
     }
 
@@ -373,7 +374,7 @@ impl Broker {
     ) -> impl Iterator<Item = (ExtentId, &'a Extent)> {
         let is_freed = of.state == AllocationState::Freeing;
         let is_charged = move |(id, extent): &(ExtentId, &Extent)| {
-            !extent.is_nothing() && (is_freed || !self.is_below(*id, extent))
+            !extent.is_dropped() && (is_freed || !self.is_below(*id, extent))
         };
         self.extents_of(id, of).filter(is_charged)
     }
@@ -394,9 +395,9 @@ impl Broker {
         let parts = of.indices().map(move |part| PartRef { allocation: id, part });
         let own = parts
             .zip(&of.parts)
-            .filter_map(|(part, entry)| Some((entry.extent, self.pool.behind(part, entry.extent)?)));
-        let strays = self.strays.get(&id).into_iter().flatten();
-        own.chain(strays.filter_map(|extent| Some((*extent, self.pool.get(*extent)?))))
+            .filter_map(|(part, entry)| Some((entry.extent, self.pool.extent_of_part(part, entry.extent)?)));
+        let detached_extents = self.detached_extents.get(&id).into_iter().flatten();
+        own.chain(detached_extents.filter_map(|extent| Some((*extent, self.pool.get(*extent)?))))
     }
 
     pub(crate) fn held_in_all(&self) -> Bytes {
@@ -439,13 +440,13 @@ impl Broker {
                     clean: match tier {
                         Tier::Device => {
                             let each = [Tier::Host, Tier::Disk]
-                                .map(|tier| self.backings.below((tenant, *index), tier).clean);
+                                .map(|tier| self.backings.sum((tenant, *index), tier).clean);
                             each.into_iter().fold(Bytes::ZERO, Bytes::saturating_add)
                         }
                         Tier::Host | Tier::Disk => Bytes::ZERO,
                     },
                     backing: match tier {
-                        Tier::Host | Tier::Disk => self.backings.below((tenant, *index), tier).kept,
+                        Tier::Host | Tier::Disk => self.backings.sum((tenant, *index), tier).total,
                         Tier::Device => Bytes::ZERO,
                     },
                 });

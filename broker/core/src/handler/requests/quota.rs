@@ -124,7 +124,7 @@ impl Broker {
             let Some(OpKind::Quota(change)) = self.ops.get_mut(op).map(|op| &op.kind) else { continue };
             let change = change.clone();
             match self.check_change(&change) {
-                Ok((quota, choice)) if choice.is_nothing() => self.store(op, change, quota),
+                Ok((quota, choice)) if choice.is_dropped() => self.store(op, change, quota),
                 Ok((_, choice)) => {
                     self.quota_queue.making_room = Some(op);
                     self.make_room(op, choice);
@@ -219,7 +219,7 @@ impl Broker {
             );
         }
         // What is held back for a tenant is there for who waits of it.
-        self.unsettled.demands |= self.is_room_wanted();
+        self.follow_ups.demands |= self.is_room_wanted();
         let request = self.request_of(op, &change);
         let row = |(tenant, device, tier, quota): (TenantId, &QuotaDevice, Tier, Quota)| StoredQuota {
             tenant: self.tenants.name(tenant).to_owned(),
@@ -231,7 +231,7 @@ impl Broker {
         let quotas = book.iter().map(row).collect();
         let requests = self.quota_queue.stored_requests.iter().chain(&request).cloned().collect();
         self.quota_queue.storing = Some(Storing { op, change, quota, request });
-        self.command(Command::StoreQuotas(StoredQuotas { quotas, requests }));
+        self.push_command(Command::StoreQuotas(StoredQuotas { quotas, requests }));
     }
 
     fn request_of(&mut self, op: OpId, change: &QuotaChange) -> Option<StoredRequest> {
@@ -255,7 +255,7 @@ impl Broker {
                 self.ledger.set_quota(change.tenant, change.device.clone(), change.tier, quota);
                 self.trim_to_limit(change.tenant);
                 self.refuse_what_cannot_be();
-                self.unsettled.demands |= self.is_room_wanted();
+                self.follow_ups.demands |= self.is_room_wanted();
                 request.into_iter().for_each(|request| self.quota_queue.recall(request));
                 self.note_quota(&change, quota);
                 Ok(match quota {
@@ -273,7 +273,7 @@ impl Broker {
                 Err(Refusal::StoreFailed { problem })
             }
         };
-        self.unsettled.demands = true;
+        self.follow_ups.demands = true;
         self.finish(op, outcome);
         self.next_quota();
     }

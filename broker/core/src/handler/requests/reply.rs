@@ -12,12 +12,12 @@ impl Broker {
     /// Refuses one call.
     pub(crate) fn refuse(&mut self, call: CallId, requester: Requester, method: Method, refusal: Refusal) {
         self.note_refusal(requester, method, refusal.clone());
-        self.command(Command::Reply { call, outcome: Err(refusal) });
+        self.push_command(Command::Reply { call, outcome: Err(refusal) });
     }
 
     pub(crate) fn answer(&mut self, call: CallId, requester: Requester, outcome: &Outcome) {
         let outcome = self.reply_of(requester, outcome);
-        self.command(Command::Reply { call, outcome });
+        self.push_command(Command::Reply { call, outcome });
     }
 
     /// Ends an operation: all its calls are answered, and what it did is remembered.
@@ -39,7 +39,7 @@ impl Broker {
         for call in calls {
             match &result {
                 Ok(outcome) => self.answer(call, op.requester, outcome),
-                Err(refusal) => self.command(Command::Reply { call, outcome: Err(refusal.clone()) }),
+                Err(refusal) => self.push_command(Command::Reply { call, outcome: Err(refusal.clone()) }),
             }
         }
         self.remember(op.requester, op.method, op.key, result.ok());
@@ -56,7 +56,7 @@ impl Broker {
             return;
         }
         if let Some(log) = self.log_of(requester) {
-            log.finished(method, key, outcome);
+            log.record_outcome(method, key, outcome);
         }
     }
 

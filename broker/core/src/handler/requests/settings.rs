@@ -34,11 +34,11 @@ impl Broker {
         if after != before {
             self.settings = after;
             if after.shares != before.shares && !planted!(self, SharesUntold) {
-                self.command(Command::ShareLinks(after.shares));
+                self.push_command(Command::ShareLinks(after.shares));
             }
             let (before, after) = (Box::new(before), Box::new(after));
             let is_smaller = after.tiers.host < before.tiers.host || after.tiers.disk < before.tiers.disk;
-            self.notice(Notice::SettingsChanged { uid, before, after });
+            self.push_notice(Notice::SettingsChanged { uid, before, after });
             self.settings_changed(is_smaller);
         }
         Ok(Started::Done(Outcome::SettingsChanged))
@@ -74,11 +74,11 @@ impl Broker {
         if is_smaller {
             self.refuse_what_is_not_below();
         }
-        self.unsettled.demands = true;
-        self.pressing.tried.clear();
-        self.pressing.failed.clear();
-        self.pressing.seen.clear();
-        self.unsettled.pressed.extend(places.iter().copied());
+        self.follow_ups.demands = true;
+        self.pressure_state.tried.clear();
+        self.pressure_state.failed.clear();
+        self.pressure_state.scanned_to.clear();
+        self.follow_ups.pressed.extend(places.iter().copied());
         if !planted!(self, SettingsBelievedLate) {
             self.ledger.changed.extend(places);
         }

@@ -27,11 +27,11 @@ impl Oracle {
     /// the batch pays, or whose the part is.
     pub(crate) fn record_create(&mut self, ordered: Ordered, broker: &Broker) {
         let Ordered { id, device, tier, size, kind } = ordered;
-        let made_for = broker.made_for(id);
+        let part_of_extent = broker.part_of_extent(id);
         self.record_extent_id(id);
         self.step.ordered_count += 1;
-        let moves = made_for.filter(|part| self.facts.allocations.contains_key(&part.allocation));
-        let new = made_for.filter(|_| moves.is_none());
+        let moves = part_of_extent.filter(|part| self.facts.allocations.contains_key(&part.allocation));
+        let new = part_of_extent.filter(|_| moves.is_none());
         let lazy = new.is_some_and(|part| Self::may_begin_below(part, broker));
         if moves.is_some() {
             self.reserve_batch_backing();

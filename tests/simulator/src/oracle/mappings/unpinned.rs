@@ -101,7 +101,7 @@ impl Oracle {
         if !unpinned {
             return;
         }
-        let made = |extent: &ExtentId| broker.made_for(*extent).filter(|part| part.allocation == id);
+        let made = |extent: &ExtentId| broker.part_of_extent(*extent).filter(|part| part.allocation == id);
         let made: Vec<_> = self.facts.extents.keys().filter_map(|it| Some((*it, made(it)?))).collect();
         for (extent, part) in made {
             if let Some(allocation) = self.facts.allocations.get_mut(&id) {

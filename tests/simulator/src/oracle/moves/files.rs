@@ -33,7 +33,7 @@ impl Oracle {
         self.record_extent_id(id);
         self.step.ordered_count += 1;
         let owner = self.record_new_memory(id);
-        let part = broker.made_for(id);
+        let part = broker.part_of_extent(id);
         let view = part.and_then(|part| broker.show(&Target::Id(part.allocation)).ok());
         let device = view.and_then(|view| self.device_of(&view));
         let place = device.and_then(|device| self.facts.files_of(device));

@@ -136,7 +136,9 @@ impl Oracle {
                 Refusal::QueueFull { .. } => calls > max || all_parts > max_parts,
                 Refusal::SessionLost { .. } => session.ending,
                 Refusal::DeviceFull { free, requested: asked, .. } => asked > free,
-                Refusal::QuotaLimit { tenant, limit, requested: asked, .. } => asked > limit && *tenant == own_tenant,
+                Refusal::QuotaLimit { tenant, limit, requested: asked, .. } => {
+                    asked > limit && *tenant == own_tenant
+                }
                 Refusal::DriverFailed { .. } => self.step.failure_reported,
                 Refusal::ContentLost { allocation, part, .. } => {
                     self.step.damaged == Some(PartRef { allocation: *allocation, part: *part })

@@ -4,19 +4,19 @@ use std::collections::BTreeMap;
 
 use vramd_types::{Bytes, DeviceIndex};
 
-use super::BackedBy;
+use super::BackingAccount;
 use crate::{event::PartRef, tenancy::TenantId};
 
 /// By device and whose they are; the oldest allocation's come first.
 #[derive(Debug, Default)]
-pub(crate) struct Lacking(BTreeMap<DeviceIndex, BTreeMap<TenantId, BTreeMap<PartRef, Bytes>>>);
+pub(crate) struct MissingBackings(BTreeMap<DeviceIndex, BTreeMap<TenantId, BTreeMap<PartRef, Bytes>>>);
 
-impl Lacking {
-    pub(super) fn insert(&mut self, part: PartRef, (tenant, device): BackedBy, size: Bytes) {
+impl MissingBackings {
+    pub(super) fn insert(&mut self, part: PartRef, (tenant, device): BackingAccount, size: Bytes) {
         self.0.entry(device).or_default().entry(tenant).or_default().insert(part, size);
     }
 
-    pub(super) fn remove(&mut self, part: &PartRef, (tenant, device): BackedBy) {
+    pub(super) fn remove(&mut self, part: &PartRef, (tenant, device): BackingAccount) {
         let Some(of_device) = self.0.get_mut(&device) else { return };
         let Some(of_tenant) = of_device.get_mut(&tenant) else { return };
         of_tenant.remove(part);
@@ -28,7 +28,7 @@ impl Lacking {
         }
     }
 
-    pub(crate) fn contains(&self, part: &PartRef, (tenant, device): BackedBy) -> bool {
+    pub(crate) fn contains(&self, part: &PartRef, (tenant, device): BackingAccount) -> bool {
         let of_tenant = self.0.get(&device).and_then(|of_device| of_device.get(&tenant));
         of_tenant.is_some_and(|parts| parts.contains_key(part))
     }
@@ -55,7 +55,7 @@ impl Lacking {
         oldest(tenant, self.0.get(&device)?.get(&tenant)?)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (PartRef, BackedBy)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (PartRef, BackingAccount)> {
         let each = self.0.iter().flat_map(|(device, tenants)| {
             tenants.iter().map(move |(tenant, parts)| ((*tenant, *device), parts))
         });
