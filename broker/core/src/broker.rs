@@ -12,7 +12,7 @@ use crate::{
     config::Config,
     event::{Event, PartRef, Tier},
     eviction::{EvictionPolicy, Residents},
-    handler::{AwaitedRoom, FdBudget, QuotaQueue, Surveys, Timer, Unsettled},
+    handler::{AwaitedRoom, FdBudget, FollowUps, QuotaQueue, Surveys, Timer},
     invariants,
     ledger::{Ledger, Place, Quota, QuotaDevice, QuotaTable},
     migration::{Backings, Line, Migrations, WriteBacks},
@@ -66,7 +66,7 @@ pub struct Broker {
     pub(crate) in_place_to_unmap: BTreeSet<PartRef>,
     /// Extents of an allocation beside those that its parts are in: where some go, and what they have left.
     pub(crate) detached_extents: BTreeMap<AllocationId, BTreeSet<ExtentId>>,
-    pub(crate) follow_ups: Unsettled,
+    pub(crate) follow_ups: FollowUps,
     /// How many mappings are being evicted.
     pub(crate) evicting: usize,
     /// What operators asked for, by uid.
@@ -136,7 +136,7 @@ impl Broker {
             attach_waiters: BTreeMap::new(),
             in_place_to_unmap: BTreeSet::new(),
             detached_extents: BTreeMap::new(),
-            follow_ups: Unsettled::default(),
+            follow_ups: FollowUps::default(),
             evicting: 0,
             operators: BTreeMap::new(),
             quota_queue: QuotaQueue::default(),
@@ -161,7 +161,7 @@ impl Broker {
             let reserved = broker.context_reserve(device, 0);
             broker.ledger.set_withheld(Place::device(device), Bytes::ZERO, reserved);
         }
-        broker.gauge_all();
+        broker.start_gauges();
         broker.recall_stored(stored.requests);
         broker.survey_all();
         broker.arm_survey();
@@ -189,7 +189,7 @@ impl Broker {
             Event::PartsUsed(parts) => self.on_touched(&parts),
             Event::Tick => {}
         }
-        self.settle();
+        self.run_follow_ups();
         for detail in self.ledger.take_broken() {
             self.report_violation(invariants::LEDGER_BALANCES, detail);
         }

@@ -36,12 +36,12 @@ impl Broker {
         let stayed = match step {
             Transition::Allocation { from, event, .. } => {
                 self.allocations.get_mut(id)?.state = from;
-                self.advance(id, event);
+                self.advance_allocation(id, event);
                 self.allocations.get(id)?.state == from
             }
             Transition::Session { from, event, .. } => {
                 self.sessions.get_mut(session)?.state = from;
-                self.session_event(session, event, None);
+                self.advance_session(session, event, None);
                 self.sessions.get(session)?.state == from
             }
             Transition::Migration { from, event, .. } => {
@@ -64,7 +64,7 @@ impl Broker {
                     ops: Few::default(),
                 };
                 self.migrations.insert(part, migration);
-                self.migration_step(part, event, None);
+                self.advance_migration(part, event, None);
                 self.migrations.remove(&part)?.state == from
             }
             Transition::WriteBack { from, event, .. } => {
@@ -74,7 +74,7 @@ impl Broker {
                 let (tier, ops) = (Tier::Host, Few::default());
                 let write_back = WriteBack { to, tier, since, state: from, written, stopped, ops };
                 self.write_backs.insert(part, write_back);
-                self.write_back_step(part, event, None);
+                self.advance_write_back(part, event, None);
                 self.write_backs.remove(&part)?.state == from
             }
             Transition::Mapping { from, event, .. } => {
@@ -84,9 +84,9 @@ impl Broker {
                 match event {
                     MapEvent::Send => {
                         let tenant = self.sessions.get(session)?.tenant;
-                        self.offer(session, tenant, part);
+                        self.offer_part(session, tenant, part);
                     }
-                    _ => refused = self.step(session, part, event).is_err(),
+                    _ => refused = self.advance_mapping(session, part, event).is_err(),
                 }
                 self.allocations.get(id)?.part(part.part)?.map_state(session) == Some(from)
             }

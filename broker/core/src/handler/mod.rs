@@ -17,11 +17,11 @@ mod pins;
 mod requests;
 
 pub(crate) use line::{
-    batch::{Asked, Batch},
+    batch::{BatchRequest, WaitingBatch},
     make_room::AwaitedRoom,
 };
 pub(crate) use mapping::fd_budget::FdBudget;
-pub(crate) use node::{follow_up::Unsettled, survey::Surveys, timer::Timer};
+pub(crate) use node::{follow_up::FollowUps, survey::Surveys, timer::Timer};
 pub(crate) use requests::quota::{QuotaChange, QuotaQueue};
 
 use crate::{

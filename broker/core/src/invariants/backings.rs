@@ -21,7 +21,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         let there = on_device && broker.migrations.get(part).is_none_or(beside);
         // Until the driver has made its memory a new allocation is nowhere.
         expect(found, BACKED, there, || format!("{part:?} is backed and not on its device"));
-        let piece = broker.piece_of(*part);
+        let piece = broker.footprint_of(*part);
         let is_own = match backing {
             Backing::Reserved(it) => {
                 piece.is_some_and(|piece| (it.tenant(), it.bytes()) == (piece.tenant, piece.size))
@@ -50,7 +50,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         return;
     }
     for (part, account) in broker.backings.missing().iter() {
-        let is_there = broker.piece_of(part).is_some_and(|piece| (piece.tenant, piece.device) == account);
+        let is_there = broker.footprint_of(part).is_some_and(|piece| (piece.tenant, piece.device) == account);
         expect(found, BACKED, is_there, || format!("{part:?} is to have bytes below, and is not there"));
     }
     for device in broker.device_indices() {

@@ -6,11 +6,11 @@ use crate::broker::Broker;
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     if matches!(scope, Scope::All) {
         for (_, demand) in broker.line.iter() {
-            expect(found, LINE, broker.is_in_earnest(demand.waiter), || {
+            expect(found, LINE, broker.still_waits(demand.waiter), || {
                 format!("{demand:?} stands in the line and waits for nothing")
             });
         }
-        expect(found, LINE, broker.is_as_last_seen(), || {
+        expect(found, LINE, broker.is_scan_current(), || {
             "a look along the line would find more to do".to_owned()
         });
     }

@@ -33,7 +33,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         for index in allocation.indices() {
             let part = crate::event::PartRef { allocation: id, part: index };
             let can_be =
-                broker.tier_of(part).is_none_or(|tier| tier != Tier::Disk) && !broker.is_nowhere(part);
+                broker.tier_of(part).is_none_or(|tier| tier != Tier::Disk) && !broker.is_dropped(part);
             let maps = broker.mappings(part).iter().any(|mapping| mapping.state != MapState::Away);
             expect(found, MIGRATIONS, can_be || !maps, || format!("{part:?} is mapped and cannot be"));
             let lies_below = broker.tier_of(part) == Some(Tier::Host);

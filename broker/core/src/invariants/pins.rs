@@ -40,7 +40,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
 
 fn check_part(broker: &Broker, id: PinId, call: &PinCall, part: PartRef, found: &mut Vec<Violation>) {
     let state = broker.map_state(id.0, part);
-    let held_up = broker.is_held_up(part, call.arrival);
+    let held_up = broker.is_blocked_by_revocation(part, call.arrival);
     let fits = match (broker.pins.is_missing(id, part), state) {
         (true, Some(MapState::Queued | MapState::Offered | MapState::Evicting)) => true,
         (true, Some(MapState::Away)) => {

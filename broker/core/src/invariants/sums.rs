@@ -63,7 +63,7 @@ fn in_host_of(broker: &Broker) -> (BTreeSet<PartRef>, BTreeMap<(TenantId, Device
     let (mut idle_on_host, mut sums) = (BTreeSet::new(), BTreeMap::new());
     for (id, allocation) in broker.allocations.iter_after(None) {
         let parts = allocation.indices().map(|part| PartRef { allocation: id, part });
-        for part in parts.filter(|part| broker.is_lodger(*part)) {
+        for part in parts.filter(|part| broker.is_resident_on_host(*part)) {
             idle_on_host.insert(part);
             if allocation.in_place {
                 let sum: &mut Bytes = sums.entry((allocation.tenant, allocation.device)).or_default();
@@ -82,7 +82,7 @@ fn below_of(broker: &Broker) -> BTreeMap<(BackingAccount, Tier), BackingSum> {
             Backing::File { .. } => (Tier::Disk, false),
             Backing::Reserved(_) | Backing::Needless => continue,
         };
-        if let Some(piece) = broker.piece_of(*part) {
+        if let Some(piece) = broker.footprint_of(*part) {
             let sum = sums.entry(((piece.tenant, piece.device), tier)).or_default();
             if kept {
                 sum.total = sum.total.saturating_add(piece.size);

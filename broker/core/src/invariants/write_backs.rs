@@ -10,7 +10,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         let on_device = broker.tier_of(*part) == Some(Tier::Device);
         expect(found, WRITTEN_BACK, on_device, || format!("{part:?} is written back and not on its device"));
         if !under_way.state.is_copying() {
-            let below = broker.is_kept(*part, under_way.to);
+            let below = broker.is_backing_of(*part, under_way.to);
             expect(found, WRITTEN_BACK, below, || {
                 format!("{part:?} is to be written back to what is not its own")
             });

@@ -9,7 +9,7 @@ use crate::{
     command::{PartMove, PartRevocation},
     error::Refusal,
     event::{CallId, RequestKey, Tier},
-    handler::{Asked, Batch, QuotaChange},
+    handler::{BatchRequest, QuotaChange, WaitingBatch},
     observed::ChangedKeys,
     time::Time,
 };
@@ -29,13 +29,13 @@ pub(crate) enum OpKind {
     Allocate {
         since: Time,
         /// What it is made for, in case it has to wait after all.
-        asked: Option<Box<Asked>>,
+        asked: Option<Box<BatchRequest>>,
         allocations: Vec<AllocationId>,
         extents_left: usize,
         failure: Option<Refusal>,
     },
     /// There was no room for these: they stand in the line.
-    BatchWait(Box<Batch>),
+    BatchWait(Box<WaitingBatch>),
     Release {
         items: Releases,
         session: SessionId,

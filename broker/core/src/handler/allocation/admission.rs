@@ -10,7 +10,7 @@ use crate::{
     event::{AllocationSpec, FileSpan, Kind, Lifetime},
     handler::{
         allocation::attach::{FIXED_STAYS, NEVER_PINNED},
-        line::batch::Lack,
+        line::batch::BatchShortage,
     },
     ledger::Place,
     limits::{PART_SIZE_MAX, PARTS_PER_ALLOCATION_MAX},
@@ -21,7 +21,7 @@ use crate::{
 
 /// An item that was found to be good, with its sizes worked out.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct AllocationPlan {
     pub(crate) spec: AllocationSpec,
     pub(crate) device: DeviceIndex,
     pub(crate) part_size: Bytes,
@@ -31,9 +31,9 @@ pub(crate) struct Plan {
     pub(crate) file: Option<FileSpan>,
 }
 
-impl Plan {
+impl AllocationPlan {
     /// The sizes of its parts, in their order, and how many there are of each.
-    fn pieces(&self) -> [(Bytes, usize); 2] {
+    fn part_sizes(&self) -> [(Bytes, usize); 2] {
         let rest = Bytes::new(self.span.get() % self.part_size.get());
         let whole = self.part_count.saturating_sub(usize::from(!rest.is_zero()));
         [(self.part_size, whole), (rest, self.part_count.saturating_sub(whole))]
@@ -46,16 +46,16 @@ impl Plan {
 }
 
 impl Broker {
-    pub(crate) fn plan(
+    pub(crate) fn plan_item(
         &self,
         session: SessionId,
         tenant: TenantId,
         spec: AllocationSpec,
-    ) -> Result<Plan, Refusal> {
+    ) -> Result<AllocationPlan, Refusal> {
         let size_invalid = Refusal::SizeInvalid { field: "size_bytes", size: spec.size };
         let span =
             spec.size.checked_round_up(GRANULARITY).filter(|span| !span.is_zero()).ok_or(size_invalid)?;
-        let device = self.placed_on(session, spec.device.as_deref())?;
+        let device = self.choose_device(session, spec.device.as_deref())?;
         let has_pins = self.sessions.get(session).is_some_and(|session| session.words.is_some());
         self.check_kind(device, has_pins, &spec)?;
         // A legacy handle is one block: fixed memory has one part.
@@ -77,7 +77,7 @@ impl Broker {
             return Err(Refusal::NameInvalid { field: "readers", name: bad.clone() });
         }
         let part_count = usize::try_from(part_count).unwrap_or(usize::MAX);
-        Ok(Plan { device, part_size, span, part_count, spec, file: None })
+        Ok(AllocationPlan { device, part_size, span, part_count, spec, file: None })
     }
 
     /// Whether the device's driver can make it, and the rest of the wish goes with it.
@@ -112,7 +112,7 @@ impl Broker {
     }
 
     /// The device that was asked for, if the session sees it, or the first one it sees.
-    fn placed_on(&self, session: SessionId, asked: Option<&str>) -> Result<DeviceIndex, Refusal> {
+    fn choose_device(&self, session: SessionId, asked: Option<&str>) -> Result<DeviceIndex, Refusal> {
         let visible = self.sessions.get(session).map(|session| &*session.devices).unwrap_or_default();
         let Some(text) = asked else {
             let first = visible.first().copied();
@@ -139,11 +139,11 @@ impl Broker {
         if !name::is_valid(name) {
             return Err(Refusal::NameInvalid { field: "name", name: name.clone() });
         }
-        self.check_bearer(tenant, name, spec.replace)
+        self.check_name_free(tenant, name, spec.replace)
     }
 
     /// Whether the name is free, or borne by something that may be replaced.
-    pub(crate) fn check_bearer(&self, tenant: TenantId, name: &str, replace: bool) -> Result<(), Refusal> {
+    pub(crate) fn check_name_free(&self, tenant: TenantId, name: &str, replace: bool) -> Result<(), Refusal> {
         let find_by_name =
             self.allocations.find_by_name(tenant, name).and_then(|id| self.allocations.get(id));
         match find_by_name {
@@ -156,7 +156,7 @@ impl Broker {
     }
 
     /// No name may stand twice in one batch.
-    pub(crate) fn check_names(&self, plans: &[Plan]) -> Result<(), Refusal> {
+    pub(crate) fn check_names(&self, plans: &[AllocationPlan]) -> Result<(), Refusal> {
         let mut names: Vec<_> = plans.iter().filter_map(|plan| plan.spec.name.as_deref()).collect();
         names.sort_unstable();
         match names.windows(2).find_map(|pair| (pair.first() == pair.last()).then(|| pair.first()).flatten())
@@ -167,7 +167,7 @@ impl Broker {
         }
     }
 
-    fn check_counts(&self, tenant: TenantId, plans: &[Plan]) -> Result<(), Refusal> {
+    fn check_counts(&self, tenant: TenantId, plans: &[AllocationPlan]) -> Result<(), Refusal> {
         if planted!(self, CountsIgnored) {
             return Ok(());
         }
@@ -205,53 +205,68 @@ impl Broker {
     }
 
     /// Whether the batch as a whole is admitted now. Where it is not in several places, what can never be is told, or the first.
-    pub(crate) fn check_room(&self, tenant: TenantId, plans: &[Plan]) -> Result<(), Lack> {
+    pub(crate) fn check_batch_room(
+        &self,
+        tenant: TenantId,
+        plans: &[AllocationPlan],
+    ) -> Result<(), BatchShortage> {
         let (mut all_kept, mut lacks) = (BTreeSet::new(), Vec::new());
-        for (place, asked, kept) in self.asked_by_place(tenant, plans) {
-            let recycled = self.sizes_of(&kept);
+        for (place, asked, kept) in self.requested_by_place(tenant, plans) {
+            let recycled = self.cached_sizes(&kept);
             all_kept.extend(kept);
             let fresh = asked.saturating_sub(recycled);
             if !fresh.is_zero()
                 && let Err(shortage) = self.ledger.admit(tenant, place, fresh)
             {
-                lacks.push(Lack::Bytes { place, shortage, asked });
+                lacks.push(BatchShortage::Bytes { place, shortage, asked });
             }
         }
-        let never = lacks.iter().position(|lack| !self.could_ever(tenant, lack));
+        let never = lacks.iter().position(|lack| !self.is_ever_possible(tenant, lack));
         let never = never.filter(|_| !planted!(self, FirstLackAlone));
         if let Some(lack) = lacks.into_iter().nth(never.unwrap_or_default()) {
             return Err(lack);
         }
         let fresh = parts_of(plans).saturating_sub(all_kept.len());
-        self.check_count(&all_kept, fresh).map_err(Lack::Extents)
+        self.check_extent_count(&all_kept, fresh).map_err(BatchShortage::Extents)
     }
 
     /// How much a batch asks in each place, and which cached extents it will have of that.
-    pub(crate) fn asked_by_place(&self, tenant: TenantId, plans: &[Plan]) -> Vec<(Place, Bytes, Vec<Age>)> {
+    pub(crate) fn requested_by_place(
+        &self,
+        tenant: TenantId,
+        plans: &[AllocationPlan],
+    ) -> Vec<(Place, Bytes, Vec<Age>)> {
         let mut asked = Vec::new();
         for device in self.device_indices() {
-            let (lazy, held): (Vec<_>, Vec<_>) =
-                plans.iter().filter(|plan| plan.device == device).partition(|plan| self.is_lazy(plan));
+            let (lazy, held): (Vec<_>, Vec<_>) = plans
+                .iter()
+                .filter(|plan| plan.device == device)
+                .partition(|plan| self.can_start_below(plan));
             if !held.is_empty() {
-                let kept = self.keep_for(tenant, device, held.iter().copied());
+                let kept = self.cached_for(tenant, device, held.iter().copied());
                 asked.push((Place::device(device), self.sum_of_plans(&held), kept));
             }
-            let below = self.asked_below(tenant, device, &lazy).into_iter();
+            let below = self.requested_below(tenant, device, &lazy).into_iter();
             asked.extend(below.map(|(place, bytes)| (place, bytes, Vec::new())));
         }
         asked
     }
 
     /// How much of what may begin below a device each tier there has of it: each part as near as there is room for it.
-    fn asked_below(&self, tenant: TenantId, device: DeviceIndex, lazy: &[&Plan]) -> Vec<(Place, Bytes)> {
+    fn requested_below(
+        &self,
+        tenant: TenantId,
+        device: DeviceIndex,
+        lazy: &[&AllocationPlan],
+    ) -> Vec<(Place, Bytes)> {
         let (mut left, mut asked) = (self.sum_of_plans(lazy), Vec::new());
-        let mut pieces: Vec<_> = lazy.iter().flat_map(|plan| plan.pieces()).collect();
+        let mut pieces: Vec<_> = lazy.iter().flat_map(|plan| plan.part_sizes()).collect();
         let mut places = self.ledger.below(device).peekable();
         while let Some(place) = places.next().filter(|_| !left.is_zero()) {
             // What finds no room in the last is short of it there.
             let there = match places.peek() {
                 None => left,
-                Some(_) => self.takes(tenant, place, &mut pieces),
+                Some(_) => self.fitting_bytes(tenant, place, &mut pieces),
             };
             left = left.saturating_sub(there);
             if !there.is_zero() {
@@ -262,7 +277,7 @@ impl Broker {
     }
 
     /// How much of the pieces there is room for in a place, in their order; the others are left.
-    fn takes(&self, tenant: TenantId, place: Place, pieces: &mut [(Bytes, usize)]) -> Bytes {
+    fn fitting_bytes(&self, tenant: TenantId, place: Place, pieces: &mut [(Bytes, usize)]) -> Bytes {
         let (Some(mut trial), mut taken) = (self.ledger.trial(place), Bytes::ZERO) else {
             return Bytes::ZERO;
         };
@@ -288,30 +303,30 @@ impl Broker {
     }
 
     /// No more than the largest sum is ever there.
-    fn sum_of_plans(&self, plans: &[&Plan]) -> Bytes {
+    fn sum_of_plans(&self, plans: &[&AllocationPlan]) -> Bytes {
         sum_of(plans.iter().map(|plan| plan.span), planted!(self, SumOverflows)).unwrap_or(Bytes::MAX)
     }
 
     /// Whether its parts may begin below its device.
-    pub(crate) fn is_lazy(&self, plan: &Plan) -> bool {
+    pub(crate) fn can_start_below(&self, plan: &AllocationPlan) -> bool {
         plan.spec.unpinned && !plan.spec.discardable && self.ledger.below(plan.device).next().is_some()
     }
 
-    pub(crate) fn sizes_of(&self, ages: &[Age]) -> Bytes {
+    pub(crate) fn cached_sizes(&self, ages: &[Age]) -> Bytes {
         let sizes = ages.iter().filter_map(|age| self.pool.cache().get(*age)).map(|entry| entry.size);
         sizes.fold(Bytes::ZERO, Bytes::saturating_add)
     }
 
     /// Those cached extents that the plans will have.
-    fn keep_for<'a>(
+    fn cached_for<'a>(
         &self,
         tenant: TenantId,
         device: DeviceIndex,
-        plans: impl Iterator<Item = &'a Plan>,
+        plans: impl Iterator<Item = &'a AllocationPlan>,
     ) -> Vec<Age> {
         let mut wanted: BTreeMap<Bytes, usize> = BTreeMap::new();
-        for plan in plans.filter(|plan| plan.takes_cached() && !self.is_lazy(plan)) {
-            for (size, count) in plan.pieces() {
+        for plan in plans.filter(|plan| plan.takes_cached() && !self.can_start_below(plan)) {
+            for (size, count) in plan.part_sizes() {
                 let wanted = wanted.entry(size).or_default();
                 *wanted = wanted.saturating_add(count);
             }
@@ -321,18 +336,18 @@ impl Broker {
     }
 
     /// What may change while a batch waits.
-    pub(crate) fn check_plans(
+    pub(crate) fn recheck_plans(
         &self,
         session: SessionId,
         tenant: TenantId,
-        plans: &[Plan],
+        plans: &[AllocationPlan],
     ) -> Result<(), Refusal> {
         if self.draining && !planted!(self, DrainIgnored) {
             return Err(Refusal::Draining);
         }
         for plan in plans {
             if let Some(name) = &plan.spec.name {
-                self.check_bearer(tenant, name, plan.spec.replace)?;
+                self.check_name_free(tenant, name, plan.spec.replace)?;
             }
         }
         self.check_counts(tenant, plans)?;
@@ -345,7 +360,7 @@ const fn is_to_be_sealed(spec: &AllocationSpec) -> bool {
     matches!(spec.lifetime, Lifetime::Persistent) || spec.replace || !spec.readers.is_empty()
 }
 
-fn parts_of(plans: &[Plan]) -> usize {
+fn parts_of(plans: &[AllocationPlan]) -> usize {
     plans.iter().fold(0, |sum: usize, plan| sum.saturating_add(plan.part_count))
 }
 

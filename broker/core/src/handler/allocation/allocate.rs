@@ -13,10 +13,10 @@ use crate::{
     event::{AllocationSpec, PartRef, Tier},
     handler::{
         Start, Started,
-        allocation::admission::{Plan, sum_of},
-        allocation::create_extent::Order,
-        allocation::load_file::Piece,
-        line::batch::{Asked, Batch},
+        allocation::admission::{AllocationPlan, sum_of},
+        allocation::create_extent::ExtentOrder,
+        allocation::load_file::FilePiece,
+        line::batch::{BatchRequest, WaitingBatch},
     },
     invariants,
     ledger::Place,
@@ -43,51 +43,52 @@ impl Broker {
         }
         let mut plans = Vec::with_capacity(items.len());
         for spec in items {
-            plans.push(self.plan(session, tenant, spec)?);
+            plans.push(self.plan_item(session, tenant, spec)?);
         }
         self.check_names(&plans)?;
         sum_of(plans.iter().map(|plan| plan.span), planted!(self, SumOverflows))
             .ok_or(Refusal::SizeInvalid { field: "size_bytes", size: Bytes::MAX })?;
-        let lack = self.check_room(tenant, &plans).err();
-        if let Some(lack) = lack.as_ref().filter(|lack| !self.could_ever(tenant, lack)) {
-            return Err(self.why_lacking(tenant, lack));
+        let lack = self.check_batch_room(tenant, &plans).err();
+        if let Some(lack) = lack.as_ref().filter(|lack| !self.is_ever_possible(tenant, lack)) {
+            return Err(self.batch_refusal(tenant, lack));
         }
-        self.check_plans(session, tenant, &plans)?;
+        self.recheck_plans(session, tenant, &plans)?;
         let why = match lack {
-            None => self.why_behind(tenant, &plans),
-            Some(lack) => Some(self.why_lacking(tenant, &lack)),
+            None => self.refusal_behind_others(tenant, &plans),
+            Some(lack) => Some(self.batch_refusal(tenant, &lack)),
         };
-        let asked = Asked { plans, arrived: self.pins.after_all(), until: self.now.after(wait), tries: 0 };
+        let asked =
+            BatchRequest { plans, arrived: self.pins.after_all(), until: self.now.after(wait), tries: 0 };
         Ok(match why {
             None => {
-                self.unsettle_overtaken();
-                Started::Waiting(self.make_all(op, session, tenant, asked)?)
+                self.note_room_taken();
+                Started::Waiting(self.create_batch(op, session, tenant, asked)?)
             }
-            Some(why) => self.line_up(op, tenant, Batch::new(asked, why)),
+            Some(why) => self.enqueue_batch(op, tenant, WaitingBatch::new(asked, why)),
         })
     }
 
     /// Has all allocations of a batch made, whose bytes are there. What is held has its device first, since it can lie nowhere
     /// else; and what it could leave for is set aside last, since unheld parts may have to lie there.
-    pub(crate) fn make_all(
+    pub(crate) fn create_batch(
         &mut self,
         op: OpId,
         session: SessionId,
         tenant: TenantId,
-        asked: Asked,
+        asked: BatchRequest,
     ) -> Result<OpKind, Refusal> {
         let plans = asked.plans.clone();
         let (lazy, held): (Vec<_>, Vec<_>) =
-            plans.into_iter().enumerate().partition(|(_, plan)| self.is_lazy(plan));
+            plans.into_iter().enumerate().partition(|(_, plan)| self.can_start_below(plan));
         let mut made = Vec::with_capacity(lazy.len().saturating_add(held.len()));
         let mut extents_left = 0usize;
         for (at, plan) in held.into_iter().chain(lazy) {
-            let (allocation, ordered) = self.make(op, session, tenant, plan)?;
+            let (allocation, ordered) = self.create_allocation(op, session, tenant, plan)?;
             extents_left = extents_left.saturating_add(ordered);
             made.push((at, allocation));
         }
         for (_, allocation) in &made {
-            self.set_aside_all(*allocation);
+            self.reserve_backings_of(*allocation);
         }
         made.sort_unstable();
         let allocations = made.into_iter().map(|(_, allocation)| allocation).collect();
@@ -97,18 +98,18 @@ impl Broker {
 
     /// Reserves the bytes of one allocation and orders its extents, but for those that are cached. Says how many were
     /// ordered.
-    pub(crate) fn make(
+    pub(crate) fn create_allocation(
         &mut self,
         op: OpId,
         session: SessionId,
         tenant: TenantId,
-        plan: Plan,
+        plan: AllocationPlan,
     ) -> Result<(AllocationId, usize), Refusal> {
         let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
         let id = self.ids.allocations.next_raw().map(AllocationId::from_raw).ok_or(exhausted)?;
         let takes_cached = plan.takes_cached() || planted!(self, OldContentAsZeros);
-        let lazy = self.is_lazy(&plan);
-        let Plan { spec, device, part_size, span, part_count, file } = plan;
+        let lazy = self.can_start_below(&plan);
+        let AllocationPlan { spec, device, part_size, span, part_count, file } = plan;
         let mut allocation = Allocation {
             tenant,
             owner: Some(session),
@@ -136,7 +137,7 @@ impl Broker {
             op: Some(op),
             waiting_ops: Few::default(),
         };
-        let waited_for = lazy && self.is_waited_for(device);
+        let waited_for = lazy && self.has_waiters_on(device);
         let mut ordered = 0;
         let parts = (0..).map(PartIndex).take(part_count).map(|index| {
             let part = PartRef { allocation: id, part: index };
@@ -145,7 +146,7 @@ impl Broker {
                 ordered += 1;
                 let (at, bytes) = (allocation.offset_of(index), allocation.requested_of(index));
                 let place = Place { device, tier: Tier::Disk };
-                let extent = self.order_in_file(tenant, part, place, Piece { file, at, bytes, size })?;
+                let extent = self.order_in_file(tenant, part, place, FilePiece { file, at, bytes, size })?;
                 return Ok(Part { extent, mappings: Few::default() });
             }
             let on_device = Place::device(device);
@@ -153,15 +154,18 @@ impl Broker {
             let below = || self.ledger.place_below(tenant, device, size);
             let place = begins_below.then(below).flatten().unwrap_or(on_device);
             let cached = takes_cached && place.tier == Tier::Device;
-            let extent = match cached.then(|| self.reuse(tenant, device, size, part)).flatten() {
+            let extent = match cached.then(|| self.reuse_cached(tenant, device, size, part)).flatten() {
                 Some(extent) => extent,
                 None => {
                     ordered += 1;
-                    self.order(tenant, Order { place, size, part, kind: allocation.kind, zeroed: true })?
+                    self.order_extent(
+                        tenant,
+                        ExtentOrder { place, size, part, kind: allocation.kind, zeroed: true },
+                    )?
                 }
             };
             if lazy && place.tier == Tier::Device {
-                self.set_aside(part, tenant, device, size);
+                self.reserve_backing(part, tenant, device, size);
             }
             Ok(Part { extent, mappings: Few::default() })
         });
@@ -178,7 +182,7 @@ impl Broker {
     }
 
     /// A cached extent of the tenant, which backs the part from now on.
-    pub(crate) fn reuse(
+    pub(crate) fn reuse_cached(
         &mut self,
         tenant: TenantId,
         device: DeviceIndex,
@@ -196,7 +200,7 @@ impl Broker {
     }
 
     /// All extents of a batch are made, or could not be.
-    pub(crate) fn allocated(&mut self, op: OpId) {
+    pub(crate) fn finish_allocation(&mut self, op: OpId) {
         let Some(OpKind::Allocate { asked, allocations, failure, .. }) =
             self.ops.get_mut(op).map(|op| &mut op.kind)
         else {
@@ -224,16 +228,16 @@ impl Broker {
                 self.remove_if_gone(id);
             }
             return match again {
-                Some(asked) => self.line_up_again(op, *asked, refusal),
+                Some(asked) => self.requeue_batch(op, *asked, refusal),
                 None => self.finish(op, Err(refusal)),
             };
         }
         // All were made by the same session, which lives: else they would be lost.
         let owner = ids.first().and_then(|id| self.allocations.get(*id)?.owner);
         for id in &ids {
-            self.advance(*id, AllocationEvent::Created);
+            self.advance_allocation(*id, AllocationEvent::Created);
             self.note_made(*id);
-            self.all_reside(*id);
+            self.mark_all_evictable(*id);
         }
         if let [loaded] = *ids
             && self.seal_loaded(op, loaded)
@@ -247,14 +251,14 @@ impl Broker {
     }
 
     /// Moves an allocation along its table.
-    pub(crate) fn advance(&mut self, id: AllocationId, event: AllocationEvent) {
+    pub(crate) fn advance_allocation(&mut self, id: AllocationId, event: AllocationEvent) {
         let Some(allocation) = self.allocations.get_mut(id) else { return };
         let (from, next) = (allocation.state, allocation.state.on(event));
         self.transitions.note(Transition::Allocation { from, event, legal: next.is_some() });
         match next {
             Some(next) => {
                 allocation.state = next;
-                self.follow_ups.demands |= !self.line.is_empty();
+                self.follow_ups.full_scan |= !self.line.is_empty();
                 let (owner, parts) = (allocation.owner, allocation.parts.len());
                 self.allocations.count_transition(from, next);
                 if from.promises_slots() != next.promises_slots()

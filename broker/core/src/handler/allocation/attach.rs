@@ -6,7 +6,7 @@ use crate::{
     broker::Broker,
     error::Refusal,
     event::{Kind, PartRef, Target},
-    handler::{Start, Started, mapping::frames::Unasked},
+    handler::{Start, Started, mapping::frames::InitialMaps},
     residency::{Allocation, AllocationState, MapState},
     tenancy::{Outcome, TenantId},
 };
@@ -50,26 +50,26 @@ impl Broker {
         if allocation.parts.iter().any(|part| part.map_state(session).is_some_and(MapState::is_leaving)) {
             return Err(Refusal::StillMapped { allocation: id });
         }
-        self.check_slots(session, self.parts_not_held(session, id))?;
+        self.check_slots(session, self.slots_needed(session, id))?;
         if !unheld {
             self.check_attach(session, tenant, id)?;
         }
-        self.queue_maps(session, id, if unheld { Unasked::Nothing } else { Unasked::All });
+        self.queue_maps(session, id, if unheld { InitialMaps::Nothing } else { InitialMaps::All });
         Ok(Started::Done(Outcome::Attached(id)))
     }
 
     /// Whether all of what is to be mapped can be on its device at once. What is there already needs no room.
     fn check_attach(&self, session: SessionId, tenant: TenantId, id: AllocationId) -> Result<(), Refusal> {
-        let is_all_there = !self.every_part_of(id).any(|part| self.is_elsewhere(part));
+        let is_all_there = !self.every_part_of(id).any(|part| self.is_off_device(part));
         if is_all_there || planted!(self, AttachUnbounded) {
             return Ok(());
         }
         let is_new = |part: &PartRef| self.map_state(session, *part).is_none();
-        self.check_together(tenant, self.every_part_of(id).filter(is_new))
+        self.check_feasible(tenant, self.every_part_of(id).filter(is_new))
     }
 
     /// How many parts of an allocation a session would need slots for.
-    pub(crate) fn parts_not_held(&self, session: SessionId, id: AllocationId) -> usize {
+    pub(crate) fn slots_needed(&self, session: SessionId, id: AllocationId) -> usize {
         let parts = self.allocations.get(id).map(|allocation| &*allocation.parts).unwrap_or_default();
         parts.iter().filter(|part| part.map_state(session).is_none()).count()
     }

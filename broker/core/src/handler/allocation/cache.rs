@@ -12,7 +12,7 @@ use crate::{
     broker::Broker,
     command::Notice,
     event::{Kind, PartRef, Tier},
-    handler::{Timer, line::make_room::Choice},
+    handler::{Timer, line::make_room::RoomPlan},
     ledger::Place,
     migration::Cause,
     pool::{Age, Extent, ExtentState},
@@ -24,26 +24,26 @@ use crate::{
 
 impl Broker {
     /// Keeps the extent of a part that nobody maps any more, if it may be kept.
-    pub(crate) fn recycle(&mut self, part: PartRef, id: ExtentId) -> bool {
+    pub(crate) fn try_cache(&mut self, part: PartRef, id: ExtentId) -> bool {
         let Some(allocation) = self.allocations.get(part.allocation) else { return false };
-        if !self.may_be_cached(allocation, id) {
+        if !self.can_be_cached(allocation, id) {
             return false;
         }
-        self.make_way_in_cache(id);
-        self.cache(part, id);
-        self.follow_ups.demands = true;
+        self.trim_cache_for(id);
+        self.cache_extent(part, id);
+        self.follow_ups.full_scan = true;
         true
     }
 
     /// Where as much is cached as may be, what was cached first of other sizes goes for it: of its own size there is as
     /// much as before, and what is freed now is likelier to be wanted again.
-    fn make_way_in_cache(&mut self, id: ExtentId) {
-        let Some((tenant, device, size)) = self.pool.get(id).and_then(live_on) else { return };
+    fn trim_cache_for(&mut self, id: ExtentId) {
+        let Some((tenant, device, size)) = self.pool.get(id).and_then(live_account) else { return };
         while !planted!(self, CachedBeyondMax)
             && self.cached_with(tenant, device, size) > self.config.limits.cached_bytes_per_tenant_max
         {
             let Some(age) = self.pool.cache().oldest_of_other_size(tenant, device, size) else { return };
-            self.give_up([age]);
+            self.release_cached([age]);
         }
     }
 
@@ -55,7 +55,7 @@ impl Broker {
     /// Keeps what a part has left for a part of its tenant that waits for as much.
     pub(crate) fn hand_over(&mut self, part: PartRef, id: ExtentId) -> bool {
         let Some(allocation) = self.allocations.get(part.allocation) else { return false };
-        if !self.is_its_tenants_alone(allocation, id) {
+        if !self.is_private_to_tenant(allocation, id) {
             return false;
         }
         #[cfg(feature = "planted")]
@@ -66,20 +66,20 @@ impl Broker {
             let nothing = self.ledger.settle(nothing);
             self.pool.pay_with(id, nothing).into_iter().for_each(|charge| self.ledger.discharge(charge));
         }
-        self.cache(part, id);
-        self.unsettle_room();
-        self.forget_stray(part.allocation, id);
+        self.cache_extent(part, id);
+        self.note_room_freed();
+        self.untrack_detached(part.allocation, id);
         true
     }
 
-    fn cache(&mut self, part: PartRef, id: ExtentId) {
+    fn cache_extent(&mut self, part: PartRef, id: ExtentId) {
         let Some(allocation) = self.allocations.get_mut(part.allocation) else { return };
         let (tenant, device) = (allocation.tenant, allocation.device);
         let bytes = allocation.size_of(part.part);
         allocation.extents_left = allocation.extents_left.saturating_sub(1);
         self.pool.cache_extent(id, self.now);
         self.push_notice(Notice::Cached { extent: id, bytes });
-        let until = self.kept_until(tenant, self.now);
+        let until = self.cached_until(tenant, self.now);
         if self.cache_scan_at.is_none_or(|look| until < look) {
             self.cache_scan_at = Some(until);
             self.arm(until, Timer::Cached);
@@ -91,7 +91,7 @@ impl Broker {
     }
 
     /// Whether it was sent to nobody else, and whoever was sent it has let go.
-    fn is_its_tenants_alone(&self, allocation: &Allocation, id: ExtentId) -> bool {
+    fn is_private_to_tenant(&self, allocation: &Allocation, id: ExtentId) -> bool {
         let Some(extent) = self.pool.get(id) else { return false };
         let ExtentState::Live(charge) = &extent.state else { return false };
         let tenant = charge.tenant();
@@ -100,10 +100,10 @@ impl Broker {
             && allocation.kind == Kind::Movable
             && own
             && !extent.unacknowledged
-            && self.has_room_to_keep(tenant, extent.place)
+            && self.can_stay_charged(tenant, extent.place)
     }
 
-    fn may_be_cached(&self, allocation: &Allocation, id: ExtentId) -> bool {
+    fn can_be_cached(&self, allocation: &Allocation, id: ExtentId) -> bool {
         let max = self.config.limits.cached_bytes_per_tenant_max;
         if max.is_zero() || self.draining || allocation.kind != Kind::Movable {
             return false;
@@ -118,18 +118,18 @@ impl Broker {
         let acknowledged = !extent.unacknowledged || planted!(self, CachedThoughCrashed);
         // What else is cached goes for it.
         let cached = self.pool.cache().bytes_of_size(tenant, device, extent.size).saturating_add(extent.size);
-        own && acknowledged && cached <= max && self.has_room_to_keep(tenant, Place::device(device))
+        own && acknowledged && cached <= max && self.can_stay_charged(tenant, Place::device(device))
     }
 
     /// Whether nobody is short: the tenant is within its limit, and the device covers what is committed.
-    fn has_room_to_keep(&self, tenant: TenantId, place: Place) -> bool {
+    fn can_stay_charged(&self, tenant: TenantId, place: Place) -> bool {
         let within =
             self.ledger.account(tenant, place).is_some_and(|account| account.charged() <= account.limit);
         within && self.ledger.balances(place).is_some_and(|balances| balances.shortfall().is_zero())
     }
 
     /// A session ended that was sent the extent and has not said that it let go.
-    pub(crate) fn not_acknowledged(&mut self, id: ExtentId) {
+    pub(crate) fn mark_unacknowledged(&mut self, id: ExtentId) {
         let is_kept = !self.config.limits.cached_bytes_per_tenant_max.is_zero() || self.has_tiers();
         if is_kept && let Some(extent) = self.pool.get_mut(id) {
             extent.unacknowledged = true;
@@ -137,7 +137,7 @@ impl Broker {
     }
 
     /// Until when memory that was cached then is kept for a tenant: longer for one that may come back to it.
-    pub(crate) fn kept_until(&self, tenant: TenantId, since: Time) -> Time {
+    pub(crate) fn cached_until(&self, tenant: TenantId, since: Time) -> Time {
         let limits = &self.config.limits;
         let is_there = self.sessions.count_of(tenant) > 0;
         since.after(if is_there {
@@ -154,7 +154,7 @@ impl Broker {
             if planted!(self, IdleKept) && self.sessions.count_of(entry.tenant) > 0 {
                 continue;
             }
-            match self.kept_until(entry.tenant, entry.since) {
+            match self.cached_until(entry.tenant, entry.since) {
                 until if until <= self.now => due.push(age),
                 until => next = Some(next.map_or(until, |next: Time| next.min(until))),
             }
@@ -163,13 +163,13 @@ impl Broker {
         if let Some(next) = next {
             self.arm(next, Timer::Cached);
         }
-        self.give_up(due);
+        self.release_cached(due);
     }
 
     /// Where pressure is high nobody keeps what nobody uses, guaranteed or not, and whether or not there is a tier below: the
     /// oldest goes first, until no more is held than is to be then.
-    pub(crate) fn give_up_under_pressure(&mut self, place: Place) {
-        let Some((fill, target)) = self.fill(place).zip(self.target(place)) else { return };
+    pub(crate) fn release_cached_under_pressure(&mut self, place: Place) {
+        let Some((fill, target)) = self.fill(place).zip(self.eviction_target(place)) else { return };
         if !self.is_cached_under_pressure(place) {
             return;
         }
@@ -184,7 +184,7 @@ impl Broker {
             left = left.saturating_sub(entry.size);
             given_up.insert(age);
         }
-        self.clear(Choice { awaited, given_up, victims: Vec::new() }, Cause::Pressure);
+        self.execute(RoomPlan { awaited, given_up, victims: Vec::new() }, Cause::Pressure);
     }
 
     pub(crate) fn is_cached_under_pressure(&self, place: Place) -> bool {
@@ -195,16 +195,16 @@ impl Broker {
     }
 
     /// Nothing is kept: of one device, or of all.
-    pub(crate) fn give_up_cached(&mut self, device: Option<DeviceIndex>) {
+    pub(crate) fn release_all_cached(&mut self, device: Option<DeviceIndex>) {
         let on_device =
             self.pool.cache().iter().filter(|(_, it)| device.is_none_or(|device| it.device == device));
         let all: Vec<Age> = on_device.map(|(age, _)| age).collect();
-        self.give_up(all);
+        self.release_cached(all);
     }
 }
 
 /// Who pays for a live extent, where it lies, and how large it is.
-fn live_on(extent: &Extent) -> Option<(TenantId, DeviceIndex, Bytes)> {
+fn live_account(extent: &Extent) -> Option<(TenantId, DeviceIndex, Bytes)> {
     match &extent.state {
         ExtentState::Live(charge) => Some((charge.tenant(), extent.place.device, extent.size)),
         _ => None,

@@ -16,7 +16,7 @@ use crate::{
 
 /// What is to be made, and for which part.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Order {
+pub(crate) struct ExtentOrder {
     pub(crate) place: Place,
     pub(crate) size: Bytes,
     pub(crate) part: PartRef,
@@ -26,8 +26,8 @@ pub(crate) struct Order {
 
 impl Broker {
     /// Reserves the bytes of one part and has an extent made for it.
-    pub(crate) fn order(&mut self, tenant: TenantId, order: Order) -> Result<ExtentId, Refusal> {
-        let Order { place, size, .. } = order;
+    pub(crate) fn order_extent(&mut self, tenant: TenantId, order: ExtentOrder) -> Result<ExtentId, Refusal> {
+        let ExtentOrder { place, size, .. } = order;
         let another = match place.tier {
             Tier::Device => planted!(self, WrongTenantCharged),
             Tier::Host | Tier::Disk => planted!(self, HostChargedToAnother),
@@ -41,14 +41,19 @@ impl Broker {
             false => tenant,
         };
         let reserved = self.ledger.reserve(payer, place, charged);
-        let reservation = reserved.map_err(|shortage| self.shortage(tenant, place, shortage, size))?;
-        self.order_from(reservation, order)
+        let reservation =
+            reserved.map_err(|shortage| self.shortage_refusal(tenant, place, shortage, size))?;
+        self.order_from_reservation(reservation, order)
     }
 
     /// Has an extent made in bytes that are reserved.
-    pub(crate) fn order_from(&mut self, reservation: Reservation, order: Order) -> Result<ExtentId, Refusal> {
-        let Order { place, size, part, kind, zeroed } = order;
-        let extent = match self.next_extent() {
+    pub(crate) fn order_from_reservation(
+        &mut self,
+        reservation: Reservation,
+        order: ExtentOrder,
+    ) -> Result<ExtentId, Refusal> {
+        let ExtentOrder { place, size, part, kind, zeroed } = order;
+        let extent = match self.next_extent_id() {
             Ok(extent) => extent,
             Err(exhausted) => {
                 self.ledger.cancel(reservation);
@@ -63,7 +68,7 @@ impl Broker {
     }
 
     /// The id of one more.
-    pub(crate) fn next_extent(&mut self) -> Result<ExtentId, Refusal> {
+    pub(crate) fn next_extent_id(&mut self) -> Result<ExtentId, Refusal> {
         let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
         self.ids.extents.next_raw().map(ExtentId::from_raw).ok_or(exhausted)
     }
@@ -84,8 +89,8 @@ impl Broker {
             Err(error) => {
                 self.pool.take(id);
                 self.ledger.cancel(reservation);
-                self.follow_ups.demands = true;
-                Some(self.creation_failed(id, place, size, error))
+                self.follow_ups.full_scan = true;
+                Some(self.on_creation_failed(id, place, size, error))
             }
         };
         let failed = failure.is_some();
@@ -96,19 +101,19 @@ impl Broker {
         };
         if failed {
             allocation.extents_left = allocation.extents_left.saturating_sub(1);
-            self.forget_stray(part.allocation, id);
+            self.untrack_detached(part.allocation, id);
         }
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let op = allocation.op;
         let freeing = allocation.state == AllocationState::Freeing;
         if allocation.part(part.part).is_some_and(|entry| entry.extent != id) {
-            return self.stray_made(part, id, failure.as_ref());
+            return self.on_detached_made(part, id, failure.as_ref());
         }
         if failed {
-            self.lodges_no_more(part);
+            self.untrack_on_host(part);
         }
         if freeing {
-            self.give_back_part(part);
+            self.release_freed_part(part);
             self.remove_if_gone(part.allocation);
         }
         if let Some(op) = op
@@ -117,11 +122,11 @@ impl Broker {
         {
             *extents_left = extents_left.saturating_sub(1);
             *first = first.take().or(failure);
-            self.check_op(op);
+            self.finish_if_complete(op);
         }
     }
 
-    fn creation_failed(&mut self, id: ExtentId, place: Place, size: Bytes, error: CreateError) -> Refusal {
+    fn on_creation_failed(&mut self, id: ExtentId, place: Place, size: Bytes, error: CreateError) -> Refusal {
         let uuid = self.uuid(place.device).to_owned();
         let problem = match &error {
             CreateError::OutOfMemory => "out of memory".to_owned(),
@@ -133,7 +138,7 @@ impl Broker {
         match error {
             CreateError::OutOfMemory | CreateError::OutOfHostMemory(_) | CreateError::OutOfDisk(_) => {
                 if place.tier == Self::tier() {
-                    self.device_ran_out(place.device, size);
+                    self.on_device_ran_out(place.device, size);
                 }
                 Refusal::DeviceFull { device: uuid, tier: place.tier, free: Bytes::ZERO, requested: size }
             }
@@ -141,7 +146,7 @@ impl Broker {
         }
     }
 
-    pub(crate) fn shortage(
+    pub(crate) fn shortage_refusal(
         &self,
         tenant: TenantId,
         place: Place,

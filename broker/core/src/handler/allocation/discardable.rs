@@ -9,7 +9,7 @@ use crate::{
     broker::Broker,
     error::Refusal,
     event::PartRef,
-    handler::line::make_room::Piece,
+    handler::line::make_room::Footprint,
     ledger::Place,
     migration::Backing,
     pool::{Extent, ExtentState},
@@ -22,31 +22,36 @@ impl Broker {
     }
 
     /// The part may leave its device, and needs no bytes for that.
-    pub(crate) fn needs_no_backing(&mut self, part: PartRef, Piece { tenant, device, size }: Piece) {
+    pub(crate) fn waive_backing(&mut self, part: PartRef, Footprint { tenant, device, size }: Footprint) {
         self.backings.insert(part, (tenant, device), size, Backing::Needless);
     }
 
     /// What a part goes to whose content is given up.
-    pub(crate) fn nothing(&mut self, part: PartRef, place: Place, size: Bytes) -> Result<ExtentId, Refusal> {
-        let id = self.next_extent()?;
+    pub(crate) fn order_nothing(
+        &mut self,
+        part: PartRef,
+        place: Place,
+        size: Bytes,
+    ) -> Result<ExtentId, Refusal> {
+        let id = self.next_extent_id()?;
         self.pool.insert(id, Extent::new(place, size, part, ExtentState::Dropped));
         Ok(id)
     }
 
     /// Nothing is left behind at once.
-    pub(crate) fn nothing_left(&mut self, id: ExtentId) {
+    pub(crate) fn forget_nothing(&mut self, id: ExtentId) {
         let part = self.pool.take(id).and_then(|extent| extent.part);
-        self.extent_gone(id, part, false);
+        self.forget_extent(id, part, false);
     }
 
     /// The part is nowhere now.
-    pub(crate) fn content_lost(&mut self, part: PartRef) {
+    pub(crate) fn count_drop(&mut self, part: PartRef) {
         let count = self.drop_counts.entry(part).or_default();
         *count = count.saturating_add(1);
     }
 
     /// How often the content of the part was given up.
-    pub(crate) fn losses_of(&self, part: PartRef) -> u64 {
+    pub(crate) fn drop_count_of(&self, part: PartRef) -> u64 {
         match planted!(self, LossNotTold) {
             true => 0,
             false => self.drop_counts.get(&part).copied().unwrap_or_default(),
@@ -54,7 +59,7 @@ impl Broker {
     }
 
     /// Whether the part is nowhere.
-    pub(crate) fn is_nowhere(&self, part: PartRef) -> bool {
+    pub(crate) fn is_dropped(&self, part: PartRef) -> bool {
         self.extent_of(part).is_some_and(Extent::is_dropped)
     }
 
@@ -63,7 +68,7 @@ impl Broker {
         self.extent_of(part).is_some_and(|extent| extent.unwritten)
     }
 
-    pub(crate) fn forget_losses(&mut self, id: vramd_types::AllocationId) {
+    pub(crate) fn forget_drops(&mut self, id: vramd_types::AllocationId) {
         let indices = self.allocations.get(id).filter(|it| it.discardable).map(Allocation::indices);
         for part in indices.into_iter().flatten() {
             self.drop_counts.remove(&PartRef { allocation: id, part });

@@ -13,7 +13,7 @@ use crate::{
     command::Command,
     error::Refusal,
     event::{AllocationSpec, FileSpan, Kind, PartRef, Peer, RequestKey},
-    handler::{Start, Started, allocation::admission::Plan, line::batch::Lack},
+    handler::{Start, Started, allocation::admission::AllocationPlan, line::batch::BatchShortage},
     ledger::{Ledger, Place},
     limits::FILE_LOADS_PER_TENANT_MAX,
     migration::Backing,
@@ -24,7 +24,7 @@ use crate::{
 
 /// A piece of a file that is to be a part.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Piece<'a> {
+pub(crate) struct FilePiece<'a> {
     pub(crate) file: &'a FileSpan,
     /// Where in the allocation it begins.
     pub(crate) at: Bytes,
@@ -55,15 +55,15 @@ impl Broker {
         if file.offset.checked_add(spec.size).is_none() {
             return problem("offset_bytes", "there is no such place in a file");
         }
-        let plan = Plan { file: Some(file), ..self.plan(session, tenant, spec)? };
-        self.check_plans(session, tenant, std::slice::from_ref(&plan))?;
+        let plan = AllocationPlan { file: Some(file), ..self.plan_item(session, tenant, spec)? };
+        self.recheck_plans(session, tenant, std::slice::from_ref(&plan))?;
         self.check_loads(tenant)?;
         // What is cached makes way for whoever asks again.
-        if let Err(ages) = self.check_count(&BTreeSet::new(), plan.part_count) {
-            self.give_up(ages);
-            return Err(self.why_lacking(tenant, &Lack::Extents(Vec::new())));
+        if let Err(ages) = self.check_extent_count(&BTreeSet::new(), plan.part_count) {
+            self.release_cached(ages);
+            return Err(self.batch_refusal(tenant, &BatchShortage::Extents(Vec::new())));
         }
-        let (allocation, extents_left) = self.make(op, session, tenant, plan)?;
+        let (allocation, extents_left) = self.create_allocation(op, session, tenant, plan)?;
         let allocations = vec![allocation];
         let kind =
             OpKind::Allocate { since: self.now, asked: None, allocations, extents_left, failure: None };
@@ -106,10 +106,10 @@ impl Broker {
         tenant: TenantId,
         part: PartRef,
         place: Place,
-        piece: Piece<'_>,
+        piece: FilePiece<'_>,
     ) -> Result<ExtentId, Refusal> {
-        let extent = self.next_extent()?;
-        let Piece { file, at, bytes, size } = piece;
+        let extent = self.next_extent_id()?;
+        let FilePiece { file, at, bytes, size } = piece;
         let mut reservation = Ledger::uncharged(tenant, place);
         if planted!(self, FileCharged) {
             reservation = self.ledger.reserve(tenant, place, size).unwrap_or(reservation);
@@ -127,10 +127,10 @@ impl Broker {
         if self.allocations.get(id).is_none_or(|allocation| allocation.file.is_none()) {
             return false;
         }
-        self.advance(id, AllocationEvent::SealAsked);
+        self.advance_allocation(id, AllocationEvent::SealAsked);
         if planted!(self, UnreadSealed) {
-            self.advance(id, AllocationEvent::Unmapped);
-            self.advance(id, AllocationEvent::Digested);
+            self.advance_allocation(id, AllocationEvent::Unmapped);
+            self.advance_allocation(id, AllocationEvent::Digested);
             self.finish(op, Ok(Outcome::Sealed(id)));
             return true;
         }

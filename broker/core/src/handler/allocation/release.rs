@@ -18,7 +18,7 @@ use crate::{
 };
 
 impl Broker {
-    pub(crate) fn free(
+    pub(crate) fn free_batch(
         &mut self,
         op: OpId,
         session: SessionId,
@@ -32,7 +32,7 @@ impl Broker {
         })
     }
 
-    pub(crate) fn detach(
+    pub(crate) fn detach_batch(
         &mut self,
         op: OpId,
         session: SessionId,
@@ -68,9 +68,9 @@ impl Broker {
         for id in ids.iter().copied() {
             let result = match begin(self, id) {
                 Ok(()) => {
-                    self.revoke(session, id, reason);
-                    self.give_back(id);
-                    self.released_of(id, session).map(Ok)
+                    self.revoke_allocation(session, id, reason);
+                    self.release_freed(id);
+                    self.release_result(id, session).map(Ok)
                 }
                 Err(refusal) => Some(Err(Box::new(refusal))),
             };
@@ -111,20 +111,20 @@ impl Broker {
     }
 
     /// What is left of an allocation for a session that released it, once nothing more will come of that.
-    fn released_of(&self, id: AllocationId, session: SessionId) -> Option<Released> {
+    fn release_result(&self, id: AllocationId, session: SessionId) -> Option<Released> {
         let Some(allocation) = self.allocations.get(id) else {
             return Some(Released { still_charged: Bytes::ZERO, mappers: 0 });
         };
         if self.maps_any(session, id, allocation) {
             return None;
         }
-        (!going_back(allocation)).then(|| self.what_is_left(id, allocation, allocation.mapper_count()))
+        (!awaits_release(allocation)).then(|| self.what_is_left(id, allocation, allocation.mapper_count()))
     }
 
     /// What an operator's free has come to, once nothing more will come of it.
-    pub(crate) fn freed_of(&self, id: AllocationId, owner: Option<SessionId>) -> Option<Outcome> {
+    pub(crate) fn free_result(&self, id: AllocationId, owner: Option<SessionId>) -> Option<Outcome> {
         let waits = self.allocations.get(id).is_some_and(|allocation| {
-            going_back(allocation) || owner.is_some_and(|owner| self.maps_any(owner, id, allocation))
+            awaits_release(allocation) || owner.is_some_and(|owner| self.maps_any(owner, id, allocation))
         });
         (!waits).then(|| self.freed_so_far(id))
     }
@@ -144,24 +144,24 @@ impl Broker {
     }
 
     /// Tells those who wait for an allocation that something changed.
-    pub(crate) fn notify(&mut self, id: AllocationId) {
+    pub(crate) fn notify_watchers(&mut self, id: AllocationId) {
         let waiting_ops =
             self.allocations.get(id).map(|allocation| allocation.waiting_ops.clone()).unwrap_or_default();
-        self.notify_ops(id, &waiting_ops);
+        self.notify_operations(id, &waiting_ops);
     }
 
-    fn notify_ops(&mut self, id: AllocationId, waiting_ops: &[OpId]) {
+    fn notify_operations(&mut self, id: AllocationId, waiting_ops: &[OpId]) {
         for op in waiting_ops.iter().copied() {
             match self.ops.get_mut(op).map(|op| &op.kind) {
                 Some(OpKind::Release { session, .. }) => {
                     let session = *session;
-                    if let Some(released) = self.released_of(id, session) {
-                        self.resolve(op, id, released);
+                    if let Some(released) = self.release_result(id, session) {
+                        self.resolve_release(op, id, released);
                     }
                 }
                 Some(OpKind::Free { owner, .. }) => {
                     let owner = *owner;
-                    if let Some(outcome) = self.freed_of(id, owner) {
+                    if let Some(outcome) = self.free_result(id, owner) {
                         self.forget_watcher(op, id);
                         self.finish(op, Ok(outcome));
                     }
@@ -177,16 +177,16 @@ impl Broker {
         }
     }
 
-    fn resolve(&mut self, op: OpId, id: AllocationId, released: Released) {
+    fn resolve_release(&mut self, op: OpId, id: AllocationId, released: Released) {
         self.forget_watcher(op, id);
         if let Some(OpKind::Release { items, .. }) = self.ops.get_mut(op).map(|op| &mut op.kind) {
             items.resolve(id, released);
         }
-        self.check_op(op);
+        self.finish_if_complete(op);
     }
 
     /// A session will not answer: what it was waited for is told as it stands.
-    pub(crate) fn resolve_overdue(&mut self, session: SessionId) {
+    pub(crate) fn resolve_releases_of(&mut self, session: SessionId) {
         for op in self.ops.of_session(session) {
             match self.ops.get(op).map(|op| &op.kind) {
                 Some(OpKind::Release { items, session: of }) if *of == session => {
@@ -194,7 +194,7 @@ impl Broker {
                     for id in open.map(|item| item.allocation).collect::<Vec<_>>() {
                         let Some(allocation) = self.allocations.get(id) else { continue };
                         let left = self.what_is_left(id, allocation, allocation.mapper_count());
-                        self.resolve(op, id, left);
+                        self.resolve_release(op, id, left);
                     }
                 }
                 Some(OpKind::Free { allocation: id, .. }) => {
@@ -215,7 +215,7 @@ impl Broker {
     }
 
     /// All items of a batch are known.
-    pub(crate) fn released(&mut self, op: OpId) {
+    pub(crate) fn finish_release(&mut self, op: OpId) {
         let Some(OpKind::Release { items, .. }) = self.ops.get_mut(op).map(|op| &mut op.kind) else { return };
         let items = std::mem::take(items);
         self.finish(op, Ok(Outcome::Released(items.into_results())));
@@ -231,7 +231,7 @@ impl Broker {
         if !planted!(self, NameNotFreed) {
             self.allocations.release_name(id);
         }
-        self.advance(id, AllocationEvent::Freed);
+        self.advance_allocation(id, AllocationEvent::Freed);
         // One that never was there is told of as a refused request.
         if state != AllocationState::Creating {
             self.note_allocation(id, |allocation, tenant| Notice::AllocationFreed { allocation, tenant });
@@ -248,37 +248,37 @@ impl Broker {
             session.owned.remove(&id);
         }
         self.forget_unmapped(id);
-        self.forget_demands(id);
-        self.forget_held(id);
-        self.forget_losses(id);
+        self.forget_attach_waiters(id);
+        self.forget_operator_holds(id);
+        self.forget_drops(id);
         // What is being written is kept until that has ended.
         for part in self.write_backs_of(id) {
             self.stop_write_back(part, PartMove::Freed);
         }
         if self.has_tiers() {
-            self.forget_backings(id);
+            self.drop_backings_of(id);
         }
         for part in self.migrations_of(id) {
             self.stop_migration(part, PartMove::Freed);
         }
-        self.give_back(id);
+        self.release_freed(id);
     }
 
     /// Recycles or releases every extent of a freed allocation that can be, and forgets it if none is left.
-    pub(crate) fn give_back(&mut self, id: AllocationId) {
+    pub(crate) fn release_freed(&mut self, id: AllocationId) {
         let Some(allocation) = self.allocations.get(id) else { return };
         if allocation.state != AllocationState::Freeing {
             return;
         }
         for part in allocation.indices() {
-            self.give_back_part(PartRef { allocation: id, part });
+            self.release_freed_part(PartRef { allocation: id, part });
         }
         self.remove_if_gone(id);
     }
 
     /// Recycles or releases the extent of one part of a freed allocation, if nobody maps it and the driver does not
     /// read it.
-    pub(crate) fn give_back_part(&mut self, part: PartRef) {
+    pub(crate) fn release_freed_part(&mut self, part: PartRef) {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(entry) = allocation.part(part.part) else { return };
         let id = entry.extent;
@@ -291,7 +291,7 @@ impl Broker {
             || mapped
             || copied
             || self.pool.extent_of_part(part, id).is_none()
-            || self.recycle(part, id)
+            || self.try_cache(part, id)
         {
             return;
         }
@@ -307,11 +307,11 @@ impl Broker {
             return self.report_violation(invariants::EXTENTS, format!("{id} was released unasked"));
         };
         let (part, bytes, place) = (extent.part, extent.size, extent.place);
-        self.returns_no_more(charge.tenant(), place, bytes);
+        self.untrack_release(charge.tenant(), place, bytes);
         if returned {
-            self.has_left(place);
+            self.note_memory_returned(place);
             self.ledger.discharge(charge);
-            self.extent_gone(id, part, false);
+            self.forget_extent(id, part, false);
         } else {
             extent.state = ExtentState::Unreturned(self.ledger.owe(charge, &extent.sent_to));
             self.pool.put_unreturned(id, extent);
@@ -323,13 +323,13 @@ impl Broker {
         if let Some(part) = part
             && !self.remove_if_gone(part.allocation)
         {
-            self.notify(part.allocation);
+            self.notify_watchers(part.allocation);
         }
-        self.room_returned(id);
+        self.on_leaving_resolved(id);
         if !planted!(self, DemandForgotten) {
             match returned {
-                true => self.unsettle_room(),
-                false => self.follow_ups.demands = true,
+                true => self.note_room_freed(),
+                false => self.follow_ups.full_scan = true,
             }
         }
     }
@@ -345,18 +345,18 @@ impl Broker {
         for debt in debts {
             self.ledger.repay(debt);
         }
-        self.follow_ups.demands = true;
-        self.has_left(extent.place);
+        self.follow_ups.full_scan = true;
+        self.note_memory_returned(extent.place);
         self.push_notice(Notice::Returned { extent: id, bytes: extent.size });
-        self.extent_gone(id, extent.part, true);
+        self.forget_extent(id, extent.part, true);
         if let Some(part) = extent.part {
             self.remove_if_gone(part.allocation);
         }
     }
 
-    pub(crate) fn extent_gone(&mut self, id: ExtentId, part: Option<PartRef>, was_unreturned: bool) {
+    pub(crate) fn forget_extent(&mut self, id: ExtentId, part: Option<PartRef>, was_unreturned: bool) {
         if let Some(part) = part {
-            self.forget_stray(part.allocation, id);
+            self.untrack_detached(part.allocation, id);
         }
         let Some(allocation) = part.and_then(|part| self.allocations.get_mut(part.allocation)) else {
             return;
@@ -379,13 +379,13 @@ impl Broker {
         }
         self.note_allocation(id, |allocation, tenant| Notice::AllocationGone { allocation, tenant });
         let removed = self.allocations.remove(id);
-        self.notify_ops(id, &removed.map(|allocation| allocation.waiting_ops).unwrap_or_default());
+        self.notify_operations(id, &removed.map(|allocation| allocation.waiting_ops).unwrap_or_default());
         true
     }
 }
 
 /// Whether nobody maps a freed allocation or is about to, and the driver is about to give it back.
-fn going_back(allocation: &Allocation) -> bool {
+fn awaits_release(allocation: &Allocation) -> bool {
     let settled = allocation.extents_left == allocation.extents_unreturned;
     allocation.state == AllocationState::Freeing && allocation.mapping_count == 0 && !settled
 }

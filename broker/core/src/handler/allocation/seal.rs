@@ -7,7 +7,7 @@ use crate::{
     command::{Command, DigestSpan, Notice, RevokeReason},
     error::Refusal,
     event::{DigestError, Kind, Target},
-    handler::{Start, Started, mapping::frames::Unasked},
+    handler::{Start, Started, mapping::frames::InitialMaps},
     residency::{AllocationEvent, AllocationState},
     tenancy::{OpId, OpKind, Outcome, TenantId},
 };
@@ -33,12 +33,12 @@ impl Broker {
             return Err(Refusal::KindUnsupported { kind: "sealed discardable" });
         }
         self.check_own_name(id)?;
-        self.check_slots(session, self.parts_not_held(session, id))?;
-        self.advance(id, AllocationEvent::SealAsked);
+        self.check_slots(session, self.slots_needed(session, id))?;
+        self.advance_allocation(id, AllocationEvent::SealAsked);
         if let Some(allocation) = self.allocations.get_mut(id) {
             allocation.op = Some(op);
         }
-        self.revoke(session, id, RevokeReason::Sealing);
+        self.revoke_allocation(session, id, RevokeReason::Sealing);
         let unmapped = self.sessions.get(session).is_none_or(|session| !session.maps.contains_key(&id));
         let waits = self.allocations.get(id).is_some_and(|entry| entry.state == AllocationState::Unmapping);
         if (unmapped || planted!(self, HashedWhileMapped)) && waits {
@@ -52,7 +52,7 @@ impl Broker {
         let Some(allocation) = self.allocations.get(id) else { return Ok(()) };
         match &allocation.name {
             Some(name) if self.allocations.find_by_name(allocation.tenant, name) != Some(id) => {
-                self.check_bearer(allocation.tenant, name, allocation.replace)
+                self.check_name_free(allocation.tenant, name, allocation.replace)
             }
             _ => Ok(()),
         }
@@ -70,7 +70,7 @@ impl Broker {
 
     /// Nobody maps it any more: the driver may read it.
     fn start_digest(&mut self, id: AllocationId) {
-        self.advance(id, AllocationEvent::Unmapped);
+        self.advance_allocation(id, AllocationEvent::Unmapped);
         let Some(allocation) = self.allocations.get_mut(id) else { return };
         allocation.digesting = true;
         let spans = allocation
@@ -91,16 +91,16 @@ impl Broker {
         let in_file = allocation.file.is_some();
         if allocation.state != AllocationState::Digesting {
             // Freed meanwhile: the extents were kept only for the driver that was reading them.
-            return self.give_back(id);
+            return self.release_freed(id);
         }
         allocation.op = None;
         let sealed = match result {
             Ok(digest) => self.check_own_name(id).map(|()| digest),
-            Err(error) => Err(self.why_not_digested(id, device, error)),
+            Err(error) => Err(self.digest_refusal(id, device, error)),
         };
         let outcome = match sealed {
             Ok(digest) => {
-                self.advance(id, AllocationEvent::Digested);
+                self.advance_allocation(id, AllocationEvent::Digested);
                 if let Some(allocation) = self.allocations.get_mut(id) {
                     allocation.digest = Some(Box::new(digest));
                 }
@@ -112,7 +112,7 @@ impl Broker {
                 Ok(Outcome::Sealed(id))
             }
             Err(refusal) => {
-                self.advance(id, AllocationEvent::SealFailed);
+                self.advance_allocation(id, AllocationEvent::SealFailed);
                 Err(refusal)
             }
         };
@@ -129,19 +129,19 @@ impl Broker {
                 && !failed
                 && let Some(owner) = owner
             {
-                self.queue_maps(owner, id, Unasked::All);
+                self.queue_maps(owner, id, InitialMaps::All);
             }
             return;
         }
         if let Some(owner) = owner {
             // What its owner did not hold was elsewhere, and stays there until it is pinned.
-            let unasked = if planted!(self, SealBringsIn) { Unasked::All } else { Unasked::AtHand };
-            self.queue_maps(owner, id, unasked);
+            let initial = if planted!(self, SealBringsIn) { InitialMaps::All } else { InitialMaps::OnDevice };
+            self.queue_maps(owner, id, initial);
         }
     }
 
     /// What cannot be read is one part's loss.
-    fn why_not_digested(&self, id: AllocationId, device: DeviceIndex, error: DigestError) -> Refusal {
+    fn digest_refusal(&self, id: AllocationId, device: DeviceIndex, error: DigestError) -> Refusal {
         match error {
             DigestError::Damaged { extent, problem } => {
                 let part = self.pool.get(extent).and_then(|extent| extent.part);

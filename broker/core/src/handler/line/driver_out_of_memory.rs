@@ -13,7 +13,7 @@ use crate::{
     event::{PartRef, Tier},
     handler::{
         Started,
-        line::batch::{Asked, Batch},
+        line::batch::{BatchRequest, WaitingBatch},
     },
     ledger::Place,
     migration::Waiter,
@@ -26,25 +26,25 @@ const TRIES_MAX: u32 = 4;
 
 impl Broker {
     /// The driver had not so much more. It is looked who holds it; until that is known as much is missing.
-    pub(crate) fn device_ran_out(&mut self, device: DeviceIndex, asked: Bytes) {
+    pub(crate) fn on_device_ran_out(&mut self, device: DeviceIndex, asked: Bytes) {
         // What is cached goes, so that the next try finds room.
-        self.give_up_cached(Some(device));
+        self.release_all_cached(Some(device));
         self.withhold(Place::device(device), |ledger| ledger.cap_capacity(Place::device(device), asked));
         self.survey(device);
-        self.surveys.is_lacking(device);
+        self.surveys.await_next(device);
         // Once it is known what is undone for that.
-        self.follow_ups.short.insert(device);
-        self.follow_ups.demands = true;
+        self.follow_ups.short_devices.insert(device);
+        self.follow_ups.full_scan = true;
     }
 
     /// A batch for which there was no memory stands in the line again, where it would have stood.
-    pub(crate) fn line_up_again(&mut self, op: OpId, mut asked: Asked, why: Refusal) {
+    pub(crate) fn requeue_batch(&mut self, op: OpId, mut asked: BatchRequest, why: Refusal) {
         let Some(Requester::Session { tenant, .. }) = self.ops.get(op).map(|op| op.requester) else { return };
         let Refusal::DeviceFull { device, .. } = &why else { return };
         let device = self.find_device(device);
         // What begins below where a device is full waits for none.
         let asks = |(place, ..): &(Place, _, _)| place.tier == Tier::Device;
-        if !self.asked_by_place(tenant, &asked.plans).iter().any(asks) {
+        if !self.requested_by_place(tenant, &asked.plans).iter().any(asks) {
             return self.finish(op, Err(why));
         }
         asked.tries = asked.tries.saturating_add(1);
@@ -55,12 +55,14 @@ impl Broker {
         if rests {
             asked.tries = 0;
         }
-        let Started::Waiting(kind) = self.line_up(op, tenant, Batch::new(asked, why)) else { return };
+        let Started::Waiting(kind) = self.enqueue_batch(op, tenant, WaitingBatch::new(asked, why)) else {
+            return;
+        };
         if let Some(op) = self.ops.get_mut(op) {
             op.kind = kind;
         }
         if let Some(device) = device {
-            self.bar(Waiter::Batch(op), device, 0);
+            self.bar_waiter(Waiter::Batch(op), device, 0);
         }
         if rests {
             self.line.rest(Waiter::Batch(op));
@@ -68,14 +70,14 @@ impl Broker {
     }
 
     /// Something has left a device, and the driver has its memory back.
-    pub(crate) fn has_left(&mut self, place: Place) {
+    pub(crate) fn note_memory_returned(&mut self, place: Place) {
         if place.tier == Tier::Device && self.line.retry_after_release(place.device) {
-            self.follow_ups.demands = true;
+            self.follow_ups.full_scan = true;
         }
     }
 
     /// It is begun with once more, for which there was no memory before.
-    pub(crate) fn tried_again(&mut self, waiter: Waiter) {
+    pub(crate) fn note_retry(&mut self, waiter: Waiter) {
         if let Some(device) = self.line.out_of_memory_device(waiter) {
             self.push_notice(Notice::CreateRetried { device });
         }
@@ -83,9 +85,9 @@ impl Broker {
 
     /// Nothing leaves a device any more on which there was no memory for somebody, and what others hold is known. It waits as any
     /// other where the books say that there is no room; else nothing is left that would help it.
-    pub(crate) fn judge_barred(&mut self) {
+    pub(crate) fn judge_barred_waiters(&mut self) {
         for (waiter, device, survey) in self.line.awaiting_release() {
-            if !self.is_looked_at(device, survey) || self.awaited_room.is_made_on(device) {
+            if !self.has_surveyed(device, survey) || self.awaited_room.is_leaving(device) {
                 continue;
             }
             match waiter {
@@ -96,27 +98,27 @@ impl Broker {
     }
 
     fn judge_part(&mut self, part: PartRef, device: DeviceIndex) {
-        if self.has_room_for(part).is_err() || self.line.count_vain_try(part, TRIES_MAX) {
-            return self.may_be_tried(Waiter::Part(part));
+        if self.check_part_room(part).is_err() || self.line.count_vain_try(part, TRIES_MAX) {
+            return self.allow_retry(Waiter::Part(part));
         }
-        let asked = self.piece_of(part).map_or(Bytes::ZERO, |piece| piece.size);
+        let asked = self.footprint_of(part).map_or(Bytes::ZERO, |footprint| footprint.size);
         let (tier, free, device) = (Tier::Device, Bytes::ZERO, self.uuid(device).to_owned());
         self.line.defer(part);
-        self.refuse_lacking(part, &Refusal::DeviceFull { device, tier, free, requested: asked });
+        self.refuse_calls_missing(part, &Refusal::DeviceFull { device, tier, free, requested: asked });
     }
 
     fn judge_batch(&mut self, op: OpId) {
-        let Some((tenant, batch)) = self.waiting(op) else { return };
-        let (has_time, why) = (batch.asked.until > self.now, batch.why.clone());
-        match self.check_room(tenant, &batch.asked.plans).is_ok() {
-            false => self.may_be_tried(Waiter::Batch(op)),
+        let Some((tenant, batch)) = self.waiting_batch(op) else { return };
+        let (has_time, why) = (batch.request.until > self.now, batch.why.clone());
+        match self.check_batch_room(tenant, &batch.request.plans).is_ok() {
+            false => self.allow_retry(Waiter::Batch(op)),
             true if has_time => self.line.wait_for_survey(Waiter::Batch(op)),
             true => self.refuse_batch(op, why),
         }
     }
 
-    fn may_be_tried(&mut self, waiter: Waiter) {
+    fn allow_retry(&mut self, waiter: Waiter) {
         self.line.allow_retry(waiter);
-        self.follow_ups.demands = true;
+        self.follow_ups.full_scan = true;
     }
 }

@@ -17,22 +17,22 @@ use crate::{
 impl Broker {
     /// Whether those of these parts that are not accessed in place can all be on their devices at once, if others let go of what they
     /// may be made to let go of.
-    pub(crate) fn check_together(
+    pub(crate) fn check_feasible(
         &self,
         asker: TenantId,
         parts: impl Iterator<Item = PartRef>,
     ) -> Result<(), Refusal> {
         let mut by_device: BTreeMap<DeviceIndex, BTreeMap<TenantId, Bytes>> = BTreeMap::new();
         for part in parts.filter(|part| !self.stays_in_place(*part)) {
-            let Some(piece) = self.piece_of(part) else { continue };
-            let sum = by_device.entry(piece.device).or_default().entry(piece.tenant).or_default();
-            *sum = sum.saturating_add(piece.size);
+            let Some(footprint) = self.footprint_of(part) else { continue };
+            let sum = by_device.entry(footprint.device).or_default().entry(footprint.tenant).or_default();
+            *sum = sum.saturating_add(footprint.size);
         }
-        by_device.into_iter().try_for_each(|(device, asked)| self.check_device(asker, device, &asked))
+        by_device.into_iter().try_for_each(|(device, asked)| self.check_feasible_on(asker, device, &asked))
     }
 
     /// `asked`: of each tenant that is charged.
-    fn check_device(
+    fn check_feasible_on(
         &self,
         asker: TenantId,
         device: DeviceIndex,
@@ -43,7 +43,7 @@ impl Broker {
         let place = Place::device(device);
         let fits_in = |free: Bytes| match sum <= free {
             true => Ok(()),
-            false => Err(self.shortage(asker, place, Shortage::Room { free }, sum)),
+            false => Err(self.shortage_refusal(asker, place, Shortage::Room { free }, sum)),
         };
         fits_in(balances.surveyed_capacity())?;
         for (tenant, asked) in asked {
@@ -55,7 +55,7 @@ impl Broker {
                 return Err(Refusal::SetTooLarge { device, tier, requested: *asked });
             }
             let limit = Shortage::Limit { limit: account.limit, charged: account.charged() };
-            return Err(self.shortage(asker, place, limit, *asked));
+            return Err(self.shortage_refusal(asker, place, limit, *asked));
         }
         match planted!(self, GuaranteeAwaited) {
             true => Ok(()),
@@ -64,18 +64,18 @@ impl Broker {
     }
 
     /// Limits or guarantees have changed: who waits for what can never be from now on is told so.
-    pub(crate) fn refuse_what_cannot_be(&mut self) {
-        self.refuse_pins_that_cannot_be();
+    pub(crate) fn refuse_infeasible(&mut self) {
+        self.refuse_infeasible_pins();
         for op in self.waiting_batches() {
-            self.refuse_hopeless_batch(op);
+            self.refuse_impossible_batch(op);
         }
     }
 
     /// The same of pin calls alone: what they wait for together may be more than before.
-    pub(crate) fn refuse_pins_that_cannot_be(&mut self) {
+    pub(crate) fn refuse_infeasible_pins(&mut self) {
         let judged = self.pins.iter().filter(|(_, call)| call.is_waiting()).filter_map(|(id, call)| {
             let tenant = self.sessions.get(id.0)?.tenant;
-            Some((id, self.check_together(tenant, call.parts.iter().copied()).err()?))
+            Some((id, self.check_feasible(tenant, call.parts.iter().copied()).err()?))
         });
         for (id, why) in judged.collect::<Vec<_>>() {
             self.refuse_pin(id, why);
@@ -83,7 +83,7 @@ impl Broker {
     }
 
     /// Less is handed out below devices than before: who was to begin there is told so.
-    pub(crate) fn refuse_what_is_not_below(&mut self) {
+    pub(crate) fn refuse_batches_without_room_below(&mut self) {
         for op in self.waiting_batches() {
             self.refuse_without_room_below(op);
         }

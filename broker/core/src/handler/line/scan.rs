@@ -9,7 +9,7 @@ use crate::{
     command::WaitEnd,
     error::Refusal,
     event::{PartRef, Tier},
-    handler::line::make_room::{Choice, Need, Piece},
+    handler::line::make_room::{Footprint, Need, RoomPlan},
     ledger::{Account, Place, Shortage},
     migration::{Cause, LastScan, Position, Waiter},
     tenancy::{Arrival, TenantId},
@@ -19,23 +19,23 @@ use crate::{
 const LOOKAHEAD: usize = 32;
 
 /// When so many of those have left the line it is looked along anew.
-const LEFT: usize = LOOKAHEAD / 2;
+const RESCAN_AFTER: usize = LOOKAHEAD / 2;
 
 /// Those of a device's line that go on waiting, the first of them.
 type Waiting = BTreeMap<DeviceIndex, Vec<(Waiter, Need)>>;
 
-/// How far a look goes.
+/// How far a scope goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Look {
+enum ScanScope {
     /// As far as there is room, among those who were looked at before.
-    First,
+    Front,
     /// As far as room is made.
-    Anew,
+    Full,
 }
 
-/// One look along the line.
+/// One scope along the line.
 #[derive(Debug, Default)]
-struct Pass {
+struct Scan {
     /// Devices without room.
     full: BTreeSet<DeviceIndex>,
     /// Tenants at their limits, and how many of theirs were noted.
@@ -43,22 +43,22 @@ struct Pass {
     /// How many were noted of each device but those.
     noted: BTreeMap<DeviceIndex, usize>,
     /// How many of each device were looked at and stay in the line, noted or not.
-    seen: BTreeMap<DeviceIndex, usize>,
+    scanned: BTreeMap<DeviceIndex, usize>,
     waiting: Waiting,
     sight: LastScan,
     /// Tenants that wait and have not what is guaranteed to them: once it is enough for all others.
-    unmet: Option<BTreeSet<TenantId>>,
+    below_guarantee: Option<BTreeSet<TenantId>>,
 }
 
 /// Why nothing was begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lacking {
+enum BlockedBy {
     Limit,
     Room,
     Extents,
 }
 
-impl Lacking {
+impl BlockedBy {
     const fn of(shortage: &Shortage) -> Self {
         match shortage {
             Shortage::Limit { .. } => Self::Limit,
@@ -67,14 +67,14 @@ impl Lacking {
     }
 }
 
-impl Pass {
+impl Scan {
     /// It goes on waiting, and who comes after it with it.
-    fn note(&mut self, waiter: Waiter, needs: &[Need], lacking: Option<Lacking>) {
+    fn record_waiter(&mut self, waiter: Waiter, needs: &[Need], blocked_by: Option<BlockedBy>) {
         for need in needs {
-            let Piece { tenant, device, .. } = need.piece;
-            match lacking {
-                Some(Lacking::Limit) => _ = self.at_limit.entry((tenant, device)).or_default(),
-                Some(Lacking::Room | Lacking::Extents) => _ = self.full.insert(device),
+            let Footprint { tenant, device, .. } = need.footprint;
+            match blocked_by {
+                Some(BlockedBy::Limit) => _ = self.at_limit.entry((tenant, device)).or_default(),
+                Some(BlockedBy::Room | BlockedBy::Extents) => _ = self.full.insert(device),
                 None => {}
             }
             // Who waits for its own tenant takes nobody else's place among those that room is made for.
@@ -89,58 +89,58 @@ impl Pass {
         }
     }
 
-    fn see(&mut self, devices: &[DeviceIndex]) {
+    fn count_scanned(&mut self, devices: &[DeviceIndex]) {
         for device in devices {
-            let seen = self.seen.entry(*device).or_default();
-            *seen = seen.saturating_add(1);
+            let scanned = self.scanned.entry(*device).or_default();
+            *scanned = scanned.saturating_add(1);
         }
     }
 
     /// Whether somebody who goes on waiting is to have cached extents of one of these devices.
     fn counts_on_cached(&self, needs: &[Need]) -> bool {
-        let noted = needs.iter().filter_map(|need| self.waiting.get(&need.piece.device)).flatten();
-        noted.into_iter().any(|(_, need)| !need.kept.is_empty())
+        let noted = needs.iter().filter_map(|need| self.waiting.get(&need.footprint.device)).flatten();
+        noted.into_iter().any(|(_, need)| !need.own_cached.is_empty())
     }
 
     /// Whether nobody needs to be looked at who comes after, but for what is guaranteed.
-    fn is_enough(&self, look: Look, device: DeviceIndex) -> bool {
-        match look {
-            Look::First => self.full.contains(&device),
-            Look::Anew => self.noted.get(&device).is_some_and(|noted| *noted >= LOOKAHEAD),
+    fn is_enough(&self, scope: ScanScope, device: DeviceIndex) -> bool {
+        match scope {
+            ScanScope::Front => self.full.contains(&device),
+            ScanScope::Full => self.noted.get(&device).is_some_and(|noted| *noted >= LOOKAHEAD),
         }
     }
 }
 
 impl Broker {
     /// Begins with what there is room for, in the order in which it was asked for; then has room made for the next.
-    pub(crate) fn serve_demands(&mut self) {
-        let Pass { waiting, mut sight, .. } = self.serve_line(Look::Anew);
-        let (choices, hopeless) = self.plan_line(&waiting);
+    pub(crate) fn scan_line(&mut self) {
+        let Scan { waiting, mut sight, .. } = self.run_scan(ScanScope::Full);
+        let (choices, hopeless) = self.plan_evictions(&waiting);
         sight.shortage |= !hopeless.is_empty();
         self.line.record_scan(sight);
         for choice in choices {
-            self.clear(choice, Cause::Demand);
+            self.execute(choice, Cause::Demand);
         }
         for waiter in hopeless.into_keys() {
             if let Waiter::Batch(op) = waiter {
-                self.lacks_room(op);
+                self.expire_batch(op);
             }
         }
-        self.judge_barred();
-        self.trim_all();
+        self.judge_barred_waiters();
+        self.trim_all_to_limits();
     }
 
-    /// There is room as the last look along the line had it made: who is first begins. Once many have left it, it is looked along
+    /// There is room as the last scope along the line had it made: who is first begins. Once many have left it, it is looked along
     /// anew.
-    pub(crate) fn serve_first(&mut self) {
-        let pass = self.serve_line(Look::First);
-        if pass.sight.shortage || self.line.left_since_scan().is_some_and(|left| left >= LEFT) {
-            self.serve_demands();
+    pub(crate) fn scan_front(&mut self) {
+        let scan = self.run_scan(ScanScope::Front);
+        if scan.sight.shortage || self.line.left_since_scan().is_some_and(|left| left >= RESCAN_AFTER) {
+            self.scan_line();
         }
     }
 
     /// What is to leave, by device, for those who wait; and for whom that would not be enough.
-    fn plan_line(&self, line: &Waiting) -> (Vec<Choice>, BTreeMap<Waiter, Shortage>) {
+    fn plan_evictions(&self, line: &Waiting) -> (Vec<RoomPlan>, BTreeMap<Waiter, Shortage>) {
         let (mut hopeless, mut choices) = (BTreeMap::new(), Vec::with_capacity(line.len()));
         for (device, waiting) in line {
             let (choice, results) = self.plan_room(*device, waiting.iter().map(|(_, need)| need));
@@ -164,64 +164,66 @@ impl Broker {
     }
 
     /// Begins with what there is room for, and says who is first of the rest.
-    fn serve_line(&mut self, look: Look) -> Pass {
-        let (mut pass, mut last) = (Pass::default(), None);
-        while let Some((place, waiter)) = self.next_to_look_at(&mut pass, look, last) {
+    fn run_scan(&mut self, scope: ScanScope) -> Scan {
+        let (mut scan, mut last) = (Scan::default(), None);
+        while let Some((place, waiter)) = self.next_waiter(&mut scan, scope, last) {
             last = Some(place);
             let needs = self.needs(waiter, place.arrived);
-            let stays = needs.iter().any(|need| self.must_wait(&pass, need));
-            let begun = if stays { Err(None) } else { self.begin(waiter) };
+            let stays = needs.iter().any(|need| self.must_wait(&scan, need));
+            let begun = if stays { Err(None) } else { self.start_waiter(waiter) };
             match begun {
                 // It may have taken what was counted on: those have it planned anew.
-                Ok(()) => self.follow_ups.demands |= pass.counts_on_cached(&needs),
-                Err(Some(Lacking::Extents)) => {
-                    pass.sight.shortage = true;
+                Ok(()) => self.follow_ups.full_scan |= scan.counts_on_cached(&needs),
+                Err(Some(BlockedBy::Extents)) => {
+                    scan.sight.shortage = true;
                     break;
                 }
-                Err(shortage) => pass.note(waiter, &needs, shortage),
+                Err(shortage) => scan.record_waiter(waiter, &needs, shortage),
             }
             if let Some(demand) = self.line.at(place) {
-                pass.see(&demand.devices);
+                scan.count_scanned(&demand.devices);
             }
         }
-        pass
+        scan
     }
 
     /// All, until it is enough for the devices on which anybody waits; and after that those alone to whom more is guaranteed.
-    fn next_to_look_at(
+    fn next_waiter(
         &self,
-        pass: &mut Pass,
-        look: Look,
+        scan: &mut Scan,
+        scope: ScanScope,
         last: Option<Position>,
     ) -> Option<(Position, Waiter)> {
-        match &pass.unmet {
+        match &scan.below_guarantee {
             None => {
                 let (place, demand) = self.line.next(last)?;
-                let is_beyond = look == Look::First && !self.line.was_scanned(demand.waiter);
-                let is_seen = |device, waiting| pass.seen.get(&device).is_some_and(|seen| *seen >= waiting);
-                let is_enough = |(device, waiting)| pass.is_enough(look, device) || is_seen(device, waiting);
+                let is_beyond = scope == ScanScope::Front && !self.line.was_scanned(demand.waiter);
+                let is_seen =
+                    |device, waiting| scan.scanned.get(&device).is_some_and(|scanned| *scanned >= waiting);
+                let is_enough = |(device, waiting)| scan.is_enough(scope, device) || is_seen(device, waiting);
                 if is_beyond || self.line.devices().all(is_enough) {
-                    pass.sight.last = last;
-                    pass.unmet = Some(self.unmet_guarantees());
-                    return self.next_to_look_at(pass, look, last);
+                    scan.sight.last = last;
+                    scan.below_guarantee = Some(self.tenants_below_guarantee());
+                    return self.next_waiter(scan, scope, last);
                 }
                 Some((place, demand.waiter))
             }
-            Some(unmet) => {
-                let place = unmet.iter().filter_map(|tenant| self.line.next_of(*tenant, last)).min()?;
+            Some(below_guarantee) => {
+                let place =
+                    below_guarantee.iter().filter_map(|tenant| self.line.next_of(*tenant, last)).min()?;
                 Some((place, self.line.at(place)?.waiter))
             }
         }
     }
 
     /// Tenants that wait, and have less than is guaranteed to them somewhere.
-    fn unmet_guarantees(&self) -> BTreeSet<TenantId> {
+    fn tenants_below_guarantee(&self) -> BTreeSet<TenantId> {
         let mut tenants = BTreeSet::new();
         for (device, _) in self.line.devices() {
             let Some(balances) = self.ledger.balances(Place::device(device)) else { continue };
             for (tenant, account) in balances.accounts() {
                 let waits = || self.line.next_of(tenant, None).is_some();
-                if self.in_use(tenant, device, account) < account.guarantee && waits() {
+                if self.charged_without_cached(tenant, device, account) < account.guarantee && waits() {
                     tenants.insert(tenant);
                 }
             }
@@ -229,25 +231,25 @@ impl Broker {
         tenants
     }
 
-    /// Whether a look along the line would find what the last one did: all that is to leave for those in sight is leaving, or not
+    /// Whether a scope along the line would find what the last one did: all that is to leave for those in sight is leaving, or not
     /// even that would be enough.
-    pub(crate) fn is_as_last_seen(&self) -> bool {
-        let mut pass = Pass::default();
+    pub(crate) fn is_scan_current(&self) -> bool {
+        let mut scan = Scan::default();
         for (place, demand) in self.line.iter() {
             if self.line.was_scanned(demand.waiter) {
-                pass.note(demand.waiter, &self.needs(demand.waiter, place.arrived), None);
+                scan.record_waiter(demand.waiter, &self.needs(demand.waiter, place.arrived), None);
             }
         }
-        let (choices, hopeless) = self.plan_line(&pass.waiting);
-        let is_done = |choice: &Choice| choice.given_up.is_empty() && choice.victims.is_empty();
+        let (choices, hopeless) = self.plan_evictions(&scan.waiting);
+        let is_done = |choice: &RoomPlan| choice.given_up.is_empty() && choice.victims.is_empty();
         self.line.scan_found_shortage() || (hopeless.is_empty() && choices.iter().all(is_done))
     }
 
     /// Who waits for the part leaves the line, if nobody does any more.
-    pub(crate) fn settle_demand(&mut self, part: PartRef) {
+    pub(crate) fn check_waiter(&mut self, part: PartRef) {
         let waiter = Waiter::Part(part);
-        if self.line.contains(waiter) && !self.is_in_earnest(waiter) {
-            self.unsettle_line(waiter);
+        if self.line.contains(waiter) && !self.still_waits(waiter) {
+            self.note_line_changed(waiter);
             // What is wanted still is on its way, or there: others saw to that.
             let end = if self.is_wanted(part) { WaitEnd::Served } else { WaitEnd::Left };
             self.leave_line(waiter, end);
@@ -255,10 +257,10 @@ impl Broker {
     }
 
     /// Whether somebody waits still.
-    pub(crate) fn is_in_earnest(&self, waiter: Waiter) -> bool {
+    pub(crate) fn still_waits(&self, waiter: Waiter) -> bool {
         match waiter {
             Waiter::Part(part) => {
-                self.is_wanted(part) && !self.migrations.contains_key(&part) && self.is_elsewhere(part)
+                self.is_wanted(part) && !self.migrations.contains_key(&part) && self.is_off_device(part)
             }
             Waiter::Batch(_) => true,
         }
@@ -268,91 +270,91 @@ impl Broker {
         match waiter {
             Waiter::Part(part) if self.line.is_deferred(part) => Vec::new(),
             Waiter::Part(part) => {
-                let need = |piece| Need { piece, arrived, kept: Vec::new(), hopeless: None };
-                self.piece_of(part).map(need).into_iter().collect()
+                let need = |footprint| Need { footprint, arrived, own_cached: Vec::new(), hopeless: None };
+                self.footprint_of(part).map(need).into_iter().collect()
             }
-            Waiter::Batch(op) => self.needs_of(op, arrived),
+            Waiter::Batch(op) => self.batch_needs(op, arrived),
         }
     }
 
     /// Whether somebody who came before waits for the same.
-    fn must_wait(&self, pass: &Pass, need: &Need) -> bool {
-        let Piece { tenant, device, size } = need.piece;
-        let overtakes = pass.full.contains(&device) && !self.is_guaranteed(tenant, device, size);
-        overtakes || pass.at_limit.contains_key(&(tenant, device))
+    fn must_wait(&self, scan: &Scan, need: &Need) -> bool {
+        let Footprint { tenant, device, size } = need.footprint;
+        let overtakes = scan.full.contains(&device) && !self.is_within_guarantee(tenant, device, size);
+        overtakes || scan.at_limit.contains_key(&(tenant, device))
     }
 
     /// Begins with one of the line; `Err`: what it is short of.
-    fn begin(&mut self, waiter: Waiter) -> Result<(), Option<Lacking>> {
+    fn start_waiter(&mut self, waiter: Waiter) -> Result<(), Option<BlockedBy>> {
         let part = match waiter {
             // Those behind it need not wait for that.
             Waiter::Batch(_) if self.line.waits_only_for_survey(waiter) => return Err(None),
             Waiter::Batch(op) => {
-                return self.try_batch(op).map_err(|shortage| Some(Lacking::of(&shortage)));
+                return self.try_batch(op).map_err(|shortage| Some(BlockedBy::of(&shortage)));
             }
             Waiter::Part(part) if self.line.is_deferred(part) => return Ok(()),
             Waiter::Part(part) => part,
         };
         // What is cached for it needs nothing of the driver.
         if self.line.is_suspended(waiter) && !self.has_cached_for(part) {
-            return Err(Some(Lacking::Room));
+            return Err(Some(BlockedBy::Room));
         }
-        self.has_room_for(part).map_err(|shortage| Some(Lacking::of(&shortage)))?;
-        match self.set_out(part, (Tier::Device, Cause::Demand), None, self.pins.after_all()) {
+        self.check_part_room(part).map_err(|shortage| Some(BlockedBy::of(&shortage)))?;
+        match self.start_move(part, (Tier::Device, Cause::Demand), None, self.pins.after_all()) {
             Ok(_) => {
-                self.tried_again(waiter);
+                self.note_retry(waiter);
                 self.leave_line(waiter, WaitEnd::Served);
                 Ok(())
             }
-            Err(Refusal::QuotaLimit { .. }) => Err(Some(Lacking::Limit)),
-            Err(Refusal::DeviceFull { .. }) => Err(Some(Lacking::Room)),
+            Err(Refusal::QuotaLimit { .. }) => Err(Some(BlockedBy::Limit)),
+            Err(Refusal::DeviceFull { .. }) => Err(Some(BlockedBy::Room)),
             // There are too many extents on all devices together.
             Err(_) => {
-                let ages = self.check_count(&BTreeSet::new(), 1).err().unwrap_or_default();
-                self.give_up(ages);
-                Err(Some(Lacking::Extents))
+                let ages = self.check_extent_count(&BTreeSet::new(), 1).err().unwrap_or_default();
+                self.release_cached(ages);
+                Err(Some(BlockedBy::Extents))
             }
         }
     }
 
     /// Whether anybody waits for room on the device.
-    pub(crate) fn is_waited_for(&self, device: DeviceIndex) -> bool {
+    pub(crate) fn has_waiters_on(&self, device: DeviceIndex) -> bool {
         if self.line.devices().all(|(of, _)| of != device) {
             return false;
         }
         let needs = self.line.iter().flat_map(|(place, demand)| self.needs(demand.waiter, place.arrived));
-        let mut devices = needs.map(|need| need.piece.device);
+        let mut devices = needs.map(|need| need.footprint.device);
         devices.any(|of| of == device)
     }
 
     /// Whether a tenant would be within its guarantee with so much more on a device: that is set aside for it, whoever
     /// else waits.
-    pub(crate) fn is_guaranteed(&self, tenant: TenantId, device: DeviceIndex, more: Bytes) -> bool {
+    pub(crate) fn is_within_guarantee(&self, tenant: TenantId, device: DeviceIndex, more: Bytes) -> bool {
         let account = self.ledger.account(tenant, Place::device(device));
         account.is_some_and(|account| {
-            self.in_use(tenant, device, &account).saturating_add(more) <= account.guarantee
+            self.charged_without_cached(tenant, device, &account).saturating_add(more) <= account.guarantee
         })
     }
 
     /// What is cached for the tenant is given up for what it wants itself.
-    fn in_use(&self, tenant: TenantId, device: DeviceIndex, account: &Account) -> Bytes {
+    fn charged_without_cached(&self, tenant: TenantId, device: DeviceIndex, account: &Account) -> Bytes {
         account.charged().saturating_sub(self.pool.cache().bytes_of(tenant, device))
     }
 
     /// Whether who is next on the device, after those for whom as much is kept already, is a part of that tenant and size. Who
     /// waits for its own tenant's limit keeps nobody else waiting.
-    pub(crate) fn is_next(&self, piece: Piece) -> bool {
-        let Piece { tenant, device, size } = piece;
+    pub(crate) fn is_next_for_extent(&self, footprint: Footprint) -> bool {
+        let Footprint { tenant, device, size } = footprint;
         let kept = self.pool.cache().oldest(tenant, device, size).count();
         let mut first = 0usize;
         for (place, demand) in self.line.iter().take(LOOKAHEAD) {
             let needs = self.needs(demand.waiter, place.arrived);
-            let Some(need) = needs.iter().find(|need| need.piece.device == device) else { continue };
-            if need.piece.tenant != tenant && self.is_at_limit(need.piece) {
+            let Some(need) = needs.iter().find(|need| need.footprint.device == device) else { continue };
+            if need.footprint.tenant != tenant && self.is_at_limit(need.footprint) {
                 continue;
             }
             let takes_cached = matches!(demand.waiter, Waiter::Part(part) if !self.is_unwritten(part));
-            if need.piece != piece || !takes_cached {
+            if need.footprint != footprint || !takes_cached {
                 return false;
             }
             first = first.saturating_add(1);
@@ -363,19 +365,19 @@ impl Broker {
         false
     }
 
-    fn is_at_limit(&self, Piece { tenant, device, size }: Piece) -> bool {
+    fn is_at_limit(&self, Footprint { tenant, device, size }: Footprint) -> bool {
         matches!(self.ledger.admit(tenant, Place::device(device), size), Err(Shortage::Limit { .. }))
     }
 
     fn has_cached_for(&self, part: PartRef) -> bool {
         // What holds old bytes is nothing for what is to be zeros.
-        let piece = self.piece_of(part).filter(|_| !self.is_unwritten(part));
-        piece.is_some_and(|it| self.pool.cache().oldest(it.tenant, it.device, it.size).next().is_some())
+        let footprint = self.footprint_of(part).filter(|_| !self.is_unwritten(part));
+        footprint.is_some_and(|it| self.pool.cache().oldest(it.tenant, it.device, it.size).next().is_some())
     }
 
     /// Whether there is room for the part on its device: asked before anything is begun, since most of the line waits.
-    pub(crate) fn has_room_for(&self, part: PartRef) -> Result<(), Shortage> {
-        let Some(Piece { tenant, device, size }) = self.piece_of(part) else { return Ok(()) };
+    pub(crate) fn check_part_room(&self, part: PartRef) -> Result<(), Shortage> {
+        let Some(Footprint { tenant, device, size }) = self.footprint_of(part) else { return Ok(()) };
         // Where there are too many extents that is what is told.
         if self.has_cached_for(part) || self.pool.len() >= self.config.limits.extents_max {
             return Ok(());

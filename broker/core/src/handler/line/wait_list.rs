@@ -7,7 +7,7 @@ use crate::{
     command::{Notice, WaitEnd, WaiterKind},
     error::Refusal,
     event::PartRef,
-    handler::{Start, Started, line::make_room::Piece},
+    handler::{Start, Started, line::make_room::Footprint},
     migration::{Cause, Position, Waiter},
     tenancy::{Arrival, OpId, OpKind, Outcome, Requester},
     time::Time,
@@ -22,21 +22,22 @@ impl Broker {
     }
 
     fn wait_view(&self, place: Position, waiter: Waiter, since: Time) -> Option<WaitView> {
-        let needs: Vec<Piece> = match waiter {
+        let needs: Vec<Footprint> = match waiter {
             Waiter::Batch(op) => {
-                self.needs_of(op, place.arrived).into_iter().map(|need| need.piece).collect()
+                self.batch_needs(op, place.arrived).into_iter().map(|need| need.footprint).collect()
             }
-            Waiter::Part(part) => self.piece_of(part).into_iter().collect(),
+            Waiter::Part(part) => self.footprint_of(part).into_iter().collect(),
         };
         // A batch is shown with the first device that it needs.
-        let Piece { tenant, device, .. } = *needs.first()?;
-        let on_device = needs.iter().filter(|piece| piece.device == device);
-        let bytes = on_device.map(|piece| piece.size).fold(Bytes::ZERO, Bytes::saturating_add);
+        let Footprint { tenant, device, .. } = *needs.first()?;
+        let on_device = needs.iter().filter(|footprint| footprint.device == device);
+        let bytes = on_device.map(|footprint| footprint.size).fold(Bytes::ZERO, Bytes::saturating_add);
         let (what, until) = match waiter {
-            Waiter::Part(part) => {
-                (WaiterView::Part { part, sessions: self.wanting(part) }, self.wanted_until(part))
-            }
-            Waiter::Batch(op) => self.waiting_batch(op)?,
+            Waiter::Part(part) => (
+                WaiterView::Part { part, sessions: self.sessions_waiting_for(part) },
+                self.wanted_until(part),
+            ),
+            Waiter::Batch(op) => self.waiting_batch_view(op)?,
         };
         let (device, tenant) = (self.uuid(device).to_owned(), self.tenants.name(tenant).to_owned());
         Some(WaitView {
@@ -62,12 +63,13 @@ impl Broker {
         last
     }
 
-    fn waiting_batch(&self, op: OpId) -> Option<(WaiterView, Option<Time>)> {
+    fn waiting_batch_view(&self, op: OpId) -> Option<(WaiterView, Option<Time>)> {
         let op = self.ops.get(op)?;
         match (op.requester, &op.kind) {
-            (Requester::Session { session, .. }, OpKind::BatchWait(batch)) => {
-                Some((WaiterView::Batch { session, items: batch.asked.plans.len() }, Some(batch.asked.until)))
-            }
+            (Requester::Session { session, .. }, OpKind::BatchWait(batch)) => Some((
+                WaiterView::Batch { session, items: batch.request.plans.len() },
+                Some(batch.request.until),
+            )),
             _ => None,
         }
     }
@@ -107,11 +109,11 @@ impl Broker {
         match waiter {
             Waiter::Part(part) => {
                 self.attach_waiters.remove(&part);
-                self.refuse_lacking(part, &why);
+                self.refuse_calls_missing(part, &why);
             }
             Waiter::Batch(op) => self.refuse_batch(op, why),
         }
-        self.follow_ups.demands = true;
+        self.follow_ups.full_scan = true;
         Ok(Started::Done(Outcome::WaitCancelled))
     }
 }

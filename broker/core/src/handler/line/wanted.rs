@@ -13,14 +13,14 @@ use crate::{
     config::DeviceConfig,
     error::Refusal,
     event::{PartRef, Tier},
-    handler::line::make_room::Piece,
+    handler::line::make_room::Footprint,
     migration::{Cause, LineEntry, Position, Waiter},
     residency::{Allocation, MapState},
 };
 
 impl Broker {
     /// Whether nobody can be sent the part now: it is in another tier, or on its way.
-    pub(crate) fn is_elsewhere(&self, part: PartRef) -> bool {
+    pub(crate) fn is_off_device(&self, part: PartRef) -> bool {
         match self.migrations.get(&part) {
             Some(migration) => migration.is_unmapped,
             None => {
@@ -34,7 +34,7 @@ impl Broker {
     /// Whether the part is mapped where it lies in the host's memory, or would be. What is mapped there is at hand for all, until
     /// the last has unmapped it: advised or not.
     pub(crate) fn is_in_place(&self, part: PartRef) -> bool {
-        self.stays_in_place(part) || self.lies_in_host(part) && !self.mapping(part, |_| true).is_empty()
+        self.stays_in_place(part) || self.lies_in_host(part) && !self.mappers(part, |_| true).is_empty()
     }
 
     /// Whether the part lies in the host's memory, and is advised to be mapped there.
@@ -49,9 +49,9 @@ impl Broker {
     }
 
     /// Those parts of an allocation that nobody can be sent now.
-    pub(crate) fn elsewhere_of(&self, id: AllocationId) -> BTreeSet<PartRef> {
+    pub(crate) fn parts_off_device(&self, id: AllocationId) -> BTreeSet<PartRef> {
         match self.has_tiers() {
-            true => self.every_part_of(id).filter(|part| self.is_elsewhere(*part)).collect(),
+            true => self.every_part_of(id).filter(|part| self.is_off_device(*part)).collect(),
             false => BTreeSet::new(),
         }
     }
@@ -69,13 +69,13 @@ impl Broker {
     }
 
     /// A session is to be sent the part once it is on its device.
-    pub(crate) fn comes(&mut self, session: SessionId, part: PartRef) {
+    pub(crate) fn add_attach_waiter(&mut self, session: SessionId, part: PartRef) {
         self.attach_waiters.entry(part).or_default().insert(session);
-        self.want(part);
+        self.request_fetch(part);
     }
 
     /// Somebody wants the part on its device: it comes, or stays if it is about to leave.
-    pub(crate) fn want(&mut self, part: PartRef) {
+    pub(crate) fn request_fetch(&mut self, part: PartRef) {
         match self.migrations.get(&part).map(|migration| (migration.to_tier, migration.cause)) {
             Some((Tier::Device, _)) => self.hasten_migration(part),
             Some((_, Cause::Operator)) => self.stop_migration(part, PartMove::Wanted),
@@ -84,10 +84,10 @@ impl Broker {
             }
             // Somebody who came before needs the room: it comes back in its turn, and so leaves soon.
             Some(_) => self.hasten_migration(part),
-            None if self.is_elsewhere(part) => {
-                let (is_new, steps_up) = (self.stand_in_line(part), self.line.resume(part));
+            None if self.is_off_device(part) => {
+                let (is_new, steps_up) = (self.enter_line(part), self.line.resume(part));
                 if is_new || steps_up {
-                    self.unsettle_line(Waiter::Part(part));
+                    self.note_line_changed(Waiter::Part(part));
                 }
             }
             None => {}
@@ -95,12 +95,12 @@ impl Broker {
     }
 
     /// The part waits for room, or for better luck. Whether it did not yet.
-    pub(crate) fn stand_in_line(&mut self, part: PartRef) -> bool {
+    pub(crate) fn enter_line(&mut self, part: PartRef) -> bool {
         let waiter = Waiter::Part(part);
         if self.line.contains(waiter) {
             return false;
         }
-        let Some(Piece { tenant, device, .. }) = self.piece_of(part) else { return false };
+        let Some(Footprint { tenant, device, .. }) = self.footprint_of(part) else { return false };
         let entered = self.pins.next_arrival();
         let arrived = self.pins.first_missing(part).map_or(entered, |arrived| arrived.min(entered));
         let devices = std::iter::once(device).collect();
@@ -118,7 +118,7 @@ impl Broker {
     }
 
     /// Who waits for the part: sessions that pin it, and those that are to be sent it.
-    pub(crate) fn wanting(&self, part: PartRef) -> Vec<SessionId> {
+    pub(crate) fn sessions_waiting_for(&self, part: PartRef) -> Vec<SessionId> {
         let pinning = self.pins.missing(part).map(|(_, (session, _))| session);
         let attach_waiters = self.attach_waiters.get(&part).into_iter().flatten().copied();
         let sessions: BTreeSet<_> = pinning.chain(attach_waiters).collect();
@@ -126,7 +126,7 @@ impl Broker {
     }
 
     /// The session waits for the part no more.
-    pub(crate) fn forget_comer(&mut self, session: SessionId, part: PartRef) {
+    pub(crate) fn forget_attach_waiter(&mut self, session: SessionId, part: PartRef) {
         if let Some(attach_waiters) = self.attach_waiters.get_mut(&part) {
             attach_waiters.remove(&session);
             if attach_waiters.is_empty() {
@@ -136,22 +136,22 @@ impl Broker {
     }
 
     /// The part is on its device and stays there: it is sent to those who wait for it.
-    pub(crate) fn at_hand(&mut self, part: PartRef) {
-        self.unsettle_line(Waiter::Part(part));
+    pub(crate) fn serve_part_waiters(&mut self, part: PartRef) {
+        self.note_line_changed(Waiter::Part(part));
         self.leave_line(Waiter::Part(part), WaitEnd::Served);
         for comer in self.attach_waiters.remove(&part).unwrap_or_default() {
             if planted!(self, ComerForgotten) {
                 continue;
             }
             if self.map_state(comer, part) == Some(MapState::Away) {
-                self.bring_back(comer, part);
+                self.queue_remap(comer, part);
             }
         }
         self.follow_ups.calls.extend(self.pins.missing(part).collect::<Vec<_>>());
     }
 
     /// What the part holds cannot be had: those that are to be sent it without a pin are told so, and wait no more.
-    pub(crate) fn comes_not(&mut self, part: PartRef) {
+    pub(crate) fn report_content_lost(&mut self, part: PartRef) {
         if planted!(self, LossAwaited) {
             return;
         }
@@ -162,11 +162,11 @@ impl Broker {
                 self.push_command(Command::Send { channel, frame: DaemonFrame::Lost(part) });
             }
         }
-        self.unsettle_demand(part);
+        self.queue_waiter_check(part);
     }
 
     /// The part can't be brought to its device: who waits for that is told why.
-    pub(crate) fn refuse_pins_of(&mut self, part: PartRef, why: &PartMove) {
+    pub(crate) fn refuse_part_pins(&mut self, part: PartRef, why: &PartMove) {
         let device = self.allocations.get(part.allocation).map(|allocation| allocation.device);
         let refusal = match why {
             PartMove::Refused { refusal } => (**refusal).clone(),
@@ -176,24 +176,24 @@ impl Broker {
             },
             _ => return,
         };
-        self.refuse_lacking(part, &refusal);
+        self.refuse_calls_missing(part, &refusal);
     }
 
     /// All calls that lack the part are refused.
-    pub(crate) fn refuse_lacking(&mut self, part: PartRef, why: &Refusal) {
+    pub(crate) fn refuse_calls_missing(&mut self, part: PartRef, why: &Refusal) {
         for (_, call) in self.pins.missing(part).collect::<Vec<_>>() {
             self.refuse_pin(call, why.clone());
         }
     }
 
     /// Nobody waits for an allocation that is freed.
-    pub(crate) fn forget_demands(&mut self, id: AllocationId) {
+    pub(crate) fn forget_attach_waiters(&mut self, id: AllocationId) {
         let part = |index| PartRef { allocation: id, part: PartIndex(index) };
         let attach_waiters: Vec<_> =
             self.attach_waiters.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect();
         for part in attach_waiters {
             self.attach_waiters.remove(&part);
-            self.unsettle_demand(part);
+            self.queue_waiter_check(part);
         }
     }
 }

@@ -22,31 +22,31 @@ const LOOKED_BACK: usize = 4 * REVOKE_GROUP_MAX;
 
 /// What of an allocation a session is sent that has not pinned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unasked {
+pub(crate) enum InitialMaps {
     All,
     /// What is on its device: for the rest room would have to be made.
-    AtHand,
+    OnDevice,
     Nothing,
 }
 
 impl Broker {
     /// Queues what of an allocation the session does not hold yet; what is being revoked waits for the end of that, and the rest
     /// for a pin.
-    pub(crate) fn queue_maps(&mut self, id: SessionId, allocation_id: AllocationId, unasked: Unasked) {
-        self.queue_parts(id, allocation_id, unasked);
+    pub(crate) fn queue_maps(&mut self, id: SessionId, allocation_id: AllocationId, initial: InitialMaps) {
+        self.queue_parts(id, allocation_id, initial);
         self.pump(id);
     }
 
     /// The same for all of a batch, so that they share packets.
     pub(crate) fn queue_all_maps(&mut self, id: SessionId, allocations: &[AllocationId]) {
         for allocation in allocations.iter().copied() {
-            self.queue_parts(id, allocation, Unasked::All);
+            self.queue_parts(id, allocation, InitialMaps::All);
         }
         self.pump(id);
     }
 
-    fn queue_parts(&mut self, id: SessionId, allocation_id: AllocationId, unasked: Unasked) {
-        let elsewhere = self.elsewhere_of(allocation_id);
+    fn queue_parts(&mut self, id: SessionId, allocation_id: AllocationId, initial: InitialMaps) {
+        let elsewhere = self.parts_off_device(allocation_id);
         let (Some(session), Some(allocation)) =
             (self.sessions.get_mut(id), self.allocations.get_mut(allocation_id))
         else {
@@ -56,7 +56,7 @@ impl Broker {
             return;
         }
         let is_unpinned = allocation.unpinned && allocation.owner == Some(id);
-        let unasked = if is_unpinned { Unasked::Nothing } else { unasked };
+        let initial = if is_unpinned { InitialMaps::Nothing } else { initial };
         let (mut queued, mut comes) = (0, Vec::new());
         for index in allocation.indices() {
             if allocation.part(index).is_none_or(|part| part.map_state(id).is_some()) {
@@ -69,13 +69,13 @@ impl Broker {
             }
             let part = PartRef { allocation: allocation_id, part: index };
             let state = match self.revocations.get_mut(&part) {
-                _ if unasked == Unasked::Nothing => MapState::Away,
+                _ if initial == InitialMaps::Nothing => MapState::Away,
                 Some(revocation) => {
                     revocation.attach_waiters.push(id);
                     MapState::Away
                 }
                 None if elsewhere.contains(&part) => {
-                    if unasked == Unasked::All {
+                    if initial == InitialMaps::All {
                         comes.push(part);
                     }
                     MapState::Away
@@ -92,7 +92,7 @@ impl Broker {
             *session.maps.entry(allocation_id).or_default() += queued;
         }
         for part in comes {
-            self.comes(id, part);
+            self.add_attach_waiter(id, part);
         }
     }
 
@@ -133,17 +133,17 @@ impl Broker {
                 .get_mut(id)
                 .and_then(|session| session.queue.pop(|part| allocations.is_queued(id, part)));
             let Some(part) = next else { break };
-            parts.extend(self.offer(id, tenant, part));
+            parts.extend(self.offer_part(id, tenant, part));
         }
         self.push_command(Command::Send { channel, frame: DaemonFrame::Map(parts) });
         // Until it is answered none of it can leave: who waits first may be one now whom nothing helps, and is passed by.
-        self.unsettle_short();
+        self.note_victims_changed();
     }
 
     /// Makes the session a mapper of the part: its descriptor is about to leave.
-    pub(crate) fn offer(&mut self, id: SessionId, tenant: TenantId, part: PartRef) -> Option<MapPart> {
+    pub(crate) fn offer_part(&mut self, id: SessionId, tenant: TenantId, part: PartRef) -> Option<MapPart> {
         #[cfg(feature = "planted")]
-        let left = self.left_by(part).filter(|_| planted!(self, SentFromOldExtent));
+        let left = self.extent_left_by(part).filter(|_| planted!(self, SentFromOldExtent));
         let allocation = self.allocations.get_mut(part.allocation)?;
         let writable = allocation.is_writable_by(id)
             || (planted!(self, SealedMappedWritable) && allocation.owner == Some(id));
@@ -175,19 +175,24 @@ impl Broker {
         }
         if writable && slot.is_none() {
             // Nothing will say when it writes.
-            self.was_written(part);
+            self.mark_dirty(part);
         }
         if let Some(extent) = self.pool.get_mut(extent)
             && !extent.sent_to.contains(&tenant)
         {
             extent.sent_to.push(tenant);
         }
-        let drop_count = self.losses_of(part);
+        let drop_count = self.drop_count_of(part);
         Some(MapPart { part, extent, device, offset, size, span, writable, slot, drop_count: drop_count })
     }
 
     /// Tells the session to unmap all it maps of an allocation, for good. What is queued or away is forgotten.
-    pub(crate) fn revoke(&mut self, id: SessionId, allocation_id: AllocationId, reason: RevokeReason) {
+    pub(crate) fn revoke_allocation(
+        &mut self,
+        id: SessionId,
+        allocation_id: AllocationId,
+        reason: RevokeReason,
+    ) {
         let Some(allocation) = self.allocations.get(allocation_id) else { return };
         let held: Vec<_> = allocation
             .indices()
@@ -196,7 +201,7 @@ impl Broker {
             .collect();
         let (mut to_tell, mut gone) = (Vec::new(), Vec::new());
         for part in held {
-            match self.step(id, part, MapEvent::Revoke) {
+            match self.advance_mapping(id, part, MapEvent::Revoke) {
                 Ok(MapStep::SendRevoke) => to_tell.push(self.revoked_part(id, part)),
                 Ok(MapStep::Gone) => gone.push(part),
                 Ok(_) => {}
@@ -206,7 +211,7 @@ impl Broker {
         self.send_revoke(id, to_tell, reason);
         self.expect_answer(id);
         for part in gone {
-            self.unmapped(id, part);
+            self.continue_after_unmap(id, part);
         }
     }
 
@@ -277,7 +282,7 @@ impl Broker {
         }
         let taken = match frame {
             ClientFrame::WordsMapped => self.on_words_mapped(id),
-            _ if self.owes_words(id) => Err("the word table is not mapped yet".to_owned()),
+            _ if self.owes_word_table(id) => Err("the word table is not mapped yet".to_owned()),
             ClientFrame::Mapped(parts) => self.on_mapped(id, parts),
             ClientFrame::Unmapped(parts) => self.on_unmapped(id, parts),
             ClientFrame::Pin { call, parts, wait, .. } => self.on_pin(id, call, parts, wait),
@@ -288,16 +293,16 @@ impl Broker {
         {
             return self.quarantine(id, problem);
         }
-        self.answered(id);
+        self.resume_session(id);
         self.pump(id);
         self.pump_starved();
     }
 
     fn on_mapped(&mut self, id: SessionId, parts: Vec<PartRef>) -> Result<(), String> {
         // What is mapped may leave.
-        self.unsettle_short();
+        self.note_victims_changed();
         for part in parts {
-            if self.step(id, part, MapEvent::Mapped)? == MapStep::SendRevoke {
+            if self.advance_mapping(id, part, MapEvent::Mapped)? == MapStep::SendRevoke {
                 let reason = self.revoke_reason(id, part.allocation);
                 let told = vec![self.revoked_part(id, part)];
                 self.send_revoke(id, told, reason);
@@ -317,10 +322,10 @@ impl Broker {
                 Some(_) if !lost => MapEvent::Failed,
                 _ => MapEvent::Unmapped,
             };
-            let step = self.step(id, part, event)?;
+            let step = self.advance_mapping(id, part, event)?;
             // Who does not map it has not written it, whatever it says.
             if written {
-                self.was_written(part);
+                self.mark_dirty(part);
             }
             if was_told && let Some(before) = answered.add(part.allocation) {
                 self.note_answered(id, tenant, before);
@@ -329,10 +334,10 @@ impl Broker {
                 let tenant = self.tenants.shared(tenant);
                 self.push_notice(Notice::MapFailed { session: id, tenant, part, problem });
             }
-            if step == MapStep::Gone || self.leaves_for_good(id, part) {
-                self.unmapped(id, part);
+            if step == MapStep::Gone || self.remove_if_final(id, part) {
+                self.continue_after_unmap(id, part);
             } else if let Some(problem) = failure {
-                self.refuse_unmappable(id, part, &problem);
+                self.refuse_unmappable_pins(id, part, &problem);
             }
         }
         if let Some(last) = answered.0 {
@@ -342,15 +347,15 @@ impl Broker {
     }
 
     /// What is away does not come back if its allocation has been freed meanwhile, or if its session has no pins to ask for it.
-    fn leaves_for_good(&mut self, id: SessionId, part: PartRef) -> bool {
+    fn remove_if_final(&mut self, id: SessionId, part: PartRef) -> bool {
         let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
         let asks = self.sessions.get(id).is_some_and(|session| session.words.is_some());
         let stays = asks && state != Some(AllocationState::Freeing);
-        !stays && self.step(id, part, MapEvent::Revoke).is_ok()
+        !stays && self.advance_mapping(id, part, MapEvent::Revoke).is_ok()
     }
 
     /// Its calls that lack the part end: they would have it sent again and again. Whoever asks anew is sent it anew.
-    fn refuse_unmappable(&mut self, id: SessionId, part: PartRef, problem: &str) {
+    fn refuse_unmappable_pins(&mut self, id: SessionId, part: PartRef, problem: &str) {
         let lacking: Vec<_> = self.pins.waiting_of(part, id).collect();
         for (_, call) in lacking {
             let (allocation, problem) = (part.allocation, problem.to_owned());
@@ -359,12 +364,12 @@ impl Broker {
     }
 
     /// What follows when a session has let go of a part.
-    pub(crate) fn unmapped(&mut self, id: SessionId, part: PartRef) {
+    pub(crate) fn continue_after_unmap(&mut self, id: SessionId, part: PartRef) {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let still = self.maps_any(id, part.allocation, allocation);
         match allocation.state {
             AllocationState::Freeing => {
-                self.give_back_part(part);
+                self.release_freed_part(part);
                 if self.remove_if_gone(part.allocation) {
                     return;
                 }
@@ -375,7 +380,7 @@ impl Broker {
             _ => {}
         }
         if !still {
-            self.notify(part.allocation);
+            self.notify_watchers(part.allocation);
         }
     }
 
@@ -392,17 +397,17 @@ impl Broker {
     }
 
     /// A session that was overdue may be live again, and one that was ended may have nothing left.
-    fn answered(&mut self, id: SessionId) {
+    fn resume_session(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get(id) else { return };
         if session.ending && session.maps.is_empty() {
-            return self.session_gone(id, SessionEvent::UnmappedAll);
+            return self.remove_session(id, SessionEvent::UnmappedAll);
         }
         if session.silent_reason == Some(crate::tenancy::SilentReason::Overdue) && !session.owes_unmapped() {
             let tenant = self.tenants.shared(session.tenant);
-            self.session_event(id, SessionEvent::Answered, None);
+            self.advance_session(id, SessionEvent::Answered, None);
             self.push_notice(Notice::SessionAnswered { session: id, tenant });
-            self.unsettle_short();
-            self.unsettle_lingering_of(id);
+            self.note_victims_changed();
+            self.queue_in_place_unmaps_of(id);
         }
     }
 

@@ -24,7 +24,7 @@ impl Broker {
         arrived: Arrival,
     ) -> Option<PartRevocation> {
         let until = self.now.after(self.config.limits.revoke_answer_timeout);
-        let mapping = self.mapping(part, |_| true);
+        let mapping = self.mappers(part, |_| true);
         if let Some(under_way) = self.revocations.get_mut(&part) {
             let lasts = match &mut under_way.stage {
                 // Where nobody maps it any more the fence is as good as over.
@@ -40,7 +40,7 @@ impl Broker {
             }
             return None;
         }
-        if let Some(outcome) = self.cannot_begin(part, wait, arrived) {
+        if let Some(outcome) = self.why_not_revocable(part, wait, arrived) {
             return Some(outcome);
         }
         let stage = match wait {
@@ -49,7 +49,7 @@ impl Broker {
                 self.follow_ups.revocations.insert(part);
                 Stage::Fence { until }
             }
-            false => self.ask_words(part),
+            false => self.revoke_words(part),
         };
         let ops = op.into_iter().collect::<Few<_>>();
         let (began, last_progress) = (self.pins.next_arrival(), self.now);
@@ -60,16 +60,21 @@ impl Broker {
 
     /// Who maps the part without pins, or does not answer, is not asked; and for an evict nobody is who uses it: by a pin
     /// call that came before then, or that has been answered.
-    pub(crate) fn cannot_begin(&self, part: PartRef, wait: bool, arrived: Arrival) -> Option<PartRevocation> {
-        let standing = self.standing(part);
+    pub(crate) fn why_not_revocable(
+        &self,
+        part: PartRef,
+        wait: bool,
+        arrived: Arrival,
+    ) -> Option<PartRevocation> {
+        let standing = self.mappers_without_pins(part);
         if !standing.is_empty() {
             return Some(PartRevocation::Standing { by: standing });
         }
-        let silent = self.silent(part);
+        let silent = self.silent_mappers(part);
         if !silent.is_empty() {
             return Some(PartRevocation::Silent { by: silent });
         }
-        if self.mapping(part, |_| true).is_empty() {
+        if self.mappers(part, |_| true).is_empty() {
             return Some(PartRevocation::Revoked);
         }
         if wait {
@@ -81,11 +86,11 @@ impl Broker {
                 self.pins.protects(part, mapping.session, arrived) && !planted!(self, EvictedThoughPinned);
             mapping.state != MapState::Mapped || calls
         };
-        let by = self.mapping(part, uses);
+        let by = self.mappers(part, uses);
         (!by.is_empty()).then_some(PartRevocation::Pinned { by })
     }
 
-    fn ask_words(&mut self, part: PartRef) -> Stage {
+    fn revoke_words(&mut self, part: PartRef) -> Stage {
         let (mut words, mut asked) = (Vec::new(), Vec::new());
         for mapping in self.mappings(part).iter().filter(|mapping| mapping.state == MapState::Mapped) {
             if let (Some(session), Some(slot)) = (self.sessions.get(mapping.session), mapping.slot()) {
@@ -117,7 +122,7 @@ impl Broker {
                 for session in asked {
                     let open = self.sessions.get(session).is_some_and(|session| session.channel_open);
                     if open && self.map_state(session, part) == Some(MapState::Mapped) {
-                        self.evict(session, part, true);
+                        self.evict_mapping(session, part, true);
                         mappers = mappers.saturating_add(1);
                     }
                 }
@@ -130,7 +135,7 @@ impl Broker {
                     self.follow_ups.calls.extend(self.pins.missing(part));
                     Stage::Fence { until }
                 }
-                _ => return self.revocation_over(part, &PartRevocation::Pinned { by }),
+                _ => return self.end_revocation(part, &PartRevocation::Pinned { by }),
             },
         };
         if let Some(under_way) = self.revocations.get_mut(&part) {
@@ -139,74 +144,74 @@ impl Broker {
     }
 
     /// Tells who can be told, and ends the revocation if it is over.
-    pub(crate) fn settle_revocation(&mut self, part: PartRef) {
+    pub(crate) fn check_revocation(&mut self, part: PartRef) {
         let Some(under_way) = self.revocations.get(&part) else { return };
         let began = under_way.began;
         match under_way.stage {
             Stage::Words { .. } => return,
-            Stage::Fence { .. } => self.fence(part, began),
+            Stage::Fence { .. } => self.evict_fenced(part, began),
             Stage::Evict => {}
         }
-        let silent = self.silent(part);
+        let silent = self.silent_mappers(part);
         if !silent.is_empty() {
-            return self.revocation_over(part, &PartRevocation::Silent { by: silent });
+            return self.end_revocation(part, &PartRevocation::Silent { by: silent });
         }
-        if self.mapping(part, |_| true).is_empty() {
-            self.revocation_over(part, &PartRevocation::Revoked);
+        if self.mappers(part, |_| true).is_empty() {
+            self.end_revocation(part, &PartRevocation::Revoked);
         }
     }
 
     /// Who maps a fenced part is told to unmap it, unless a call of its own came before the fence and has not ended.
-    fn fence(&mut self, part: PartRef, began: Arrival) {
+    fn evict_fenced(&mut self, part: PartRef, began: Arrival) {
         let free = |mapping: &Mapping| {
             let answers = self.sessions.get(mapping.session).is_some_and(|session| session.is_answering());
             mapping.state == MapState::Mapped && answers && !self.pins.protects(part, mapping.session, began)
         };
-        for session in self.mapping(part, free) {
-            self.evict(session, part, false);
+        for session in self.mappers(part, free) {
+            self.evict_mapping(session, part, false);
         }
     }
 
     /// A fence does not wait for pins for ever. Who was told unmaps when its pins have ended.
-    pub(crate) fn fence_lasted(&mut self, part: PartRef) {
+    pub(crate) fn expire_fence(&mut self, part: PartRef) {
         let due = |until: Time| until <= self.now;
         let stage = self.revocations.get(&part).map(|under_way| &under_way.stage);
         if matches!(stage, Some(Stage::Fence { until }) if due(*until)) {
-            let by = self.mapping(part, |_| true);
-            self.revocation_over(part, &PartRevocation::Pinned { by });
+            let by = self.mappers(part, |_| true);
+            self.end_revocation(part, &PartRevocation::Pinned { by });
         }
     }
 
-    fn revocation_over(&mut self, part: PartRef, outcome: &PartRevocation) {
+    fn end_revocation(&mut self, part: PartRef, outcome: &PartRevocation) {
         let Some(over) = self.revocations.remove(&part) else { return };
-        self.emptied(part, outcome);
+        self.resume_migration(part, outcome);
         // Who was found to pin it is asked again once it has been seen to unpin it.
         let pinned = match (outcome, over.stage) {
-            (PartRevocation::Pinned { by }, Stage::Words { .. }) => self.seen_pinned(part, by),
+            (PartRevocation::Pinned { by }, Stage::Words { .. }) => self.record_pinned(part, by),
             (PartRevocation::Pinned { .. }, _) => true,
             _ => false,
         };
         if !pinned {
-            self.unsettle_lingering(part);
+            self.queue_in_place_unmap(part);
         }
-        self.unsettle_short();
-        let elsewhere = self.is_elsewhere(part);
+        self.note_victims_changed();
+        let elsewhere = self.is_off_device(part);
         for comer in over.attach_waiters {
             match self.map_state(comer, part) {
-                Some(MapState::Away) if elsewhere => self.comes(comer, part),
-                Some(MapState::Away) => self.bring_back(comer, part),
+                Some(MapState::Away) if elsewhere => self.add_attach_waiter(comer, part),
+                Some(MapState::Away) => self.queue_remap(comer, part),
                 _ => {}
             }
         }
         self.follow_ups.calls.extend(self.pins.missing(part));
         for op in over.ops.iter().copied() {
             self.part_revoked(op, part, outcome.clone());
-            self.check_op(op);
+            self.finish_if_complete(op);
         }
     }
 
-    fn evict(&mut self, id: SessionId, part: PartRef, unmap_soon: bool) {
-        if let Err(problem) = self.step(id, part, MapEvent::Evict) {
+    fn evict_mapping(&mut self, id: SessionId, part: PartRef, unmap_soon: bool) {
+        if let Err(problem) = self.advance_mapping(id, part, MapEvent::Evict) {
             return self.report_violation(invariants::TRANSITIONS, problem);
         }
         // Who came before needs its room: a call that waits for others has it no more.
@@ -214,7 +219,7 @@ impl Broker {
             self.pins.mark_unmapped(call, part);
         }
         let told = self.revoked_part(id, part);
-        self.follow_ups.evicted.entry(id).or_default().push(told);
+        self.follow_ups.evictions.entry(id).or_default().push(told);
         if unmap_soon {
             self.expect_unmapped(id, part);
         }
@@ -236,7 +241,7 @@ impl Broker {
 
     /// Whether who came then for the part waits for the end of a revocation: of a fence that came before, or of an evict, which
     /// only begins where no call is in its way.
-    pub(crate) fn is_held_up(&self, part: PartRef, arrived: Arrival) -> bool {
+    pub(crate) fn is_blocked_by_revocation(&self, part: PartRef, arrived: Arrival) -> bool {
         self.revocations.get(&part).is_some_and(|under_way| {
             let let_in = planted!(self, FenceLetsPinsIn) && matches!(under_way.stage, Stage::Fence { .. });
             let evicts = matches!(under_way.stage, Stage::Words { .. } | Stage::Evict);
@@ -250,7 +255,7 @@ impl Broker {
     }
 
     /// Of those who map a part or are about to, these.
-    pub(crate) fn mapping(&self, part: PartRef, which: impl Fn(&Mapping) -> bool) -> Vec<SessionId> {
+    pub(crate) fn mappers(&self, part: PartRef, which: impl Fn(&Mapping) -> bool) -> Vec<SessionId> {
         let unsaid = |mapping: &&Mapping| planted!(self, MappersFromWords) && mapping.state.is_in_flight();
         let mappings =
             self.mappings(part).iter().filter(|mapping| mapping.state != MapState::Away && which(mapping));
@@ -258,14 +263,14 @@ impl Broker {
         mappings.map(|mapping| mapping.session).collect()
     }
 
-    fn standing(&self, part: PartRef) -> Vec<SessionId> {
+    fn mappers_without_pins(&self, part: PartRef) -> Vec<SessionId> {
         let words = |id| self.sessions.get(id).is_some_and(|session| session.words.is_some());
-        self.mapping(part, |mapping| !words(mapping.session))
+        self.mappers(part, |mapping| !words(mapping.session))
     }
 
     /// Who maps the part and does not answer.
-    fn silent(&self, part: PartRef) -> Vec<SessionId> {
+    fn silent_mappers(&self, part: PartRef) -> Vec<SessionId> {
         let answers = |id| self.sessions.get(id).is_some_and(|session| session.is_answering());
-        self.mapping(part, |mapping| mapping.state.is_mapper() && !answers(mapping.session))
+        self.mappers(part, |mapping| mapping.state.is_mapper() && !answers(mapping.session))
     }
 }

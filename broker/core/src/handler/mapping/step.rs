@@ -13,7 +13,12 @@ use crate::{
 };
 
 impl Broker {
-    pub(crate) fn step(&mut self, id: SessionId, part: PartRef, event: MapEvent) -> Result<MapStep, String> {
+    pub(crate) fn advance_mapping(
+        &mut self,
+        id: SessionId,
+        part: PartRef,
+        event: MapEvent,
+    ) -> Result<MapStep, String> {
         let unknown = || {
             format!("{event:?} of part {} of {}, which the session does not map", part.part, part.allocation)
         };
@@ -79,7 +84,7 @@ impl Broker {
             }
         }
         if new.is_none() && old == MapState::Away {
-            self.forget_comer(id, part);
+            self.forget_attach_waiter(id, part);
         }
         let reused = planted!(self, SlotReused) && new == Some(MapState::Away);
         if (new.is_none() || reused)
@@ -88,17 +93,17 @@ impl Broker {
             self.forget_word(id, slot);
         }
         if old.is_mapper() && !new.is_some_and(MapState::is_mapper) {
-            self.ease(id, part);
-            self.seen_unpinned(part, id);
+            self.ease_fence(id, part);
+            self.record_unpinned(part, id);
         }
         // It may leave now: nobody maps it, or who does has answered and can be asked to let go.
         if old.is_mapper() || old == MapState::Queued || new == Some(MapState::Mapped) {
-            self.unsettle_short();
+            self.note_victims_changed();
         }
         if old == MapState::Evicting && new == Some(MapState::Away) {
             self.collect_word(id, mapping.slot());
         }
-        self.unsettle(id, part);
+        self.note_mapping_changed(id, part);
         Ok(step)
     }
 

@@ -12,14 +12,14 @@ use crate::{
 impl Broker {
     /// Nothing more is sent to a session, and what is away does not come back. What is in flight to it stays in the budget and in the mapper sets until it
     /// is gone: what lies in its socket can be received as long as anybody holds that socket.
-    pub(crate) fn drop_queue(&mut self, id: SessionId) {
+    pub(crate) fn drop_unsent(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(id) else { return };
         session.map_deadline = None;
         let mut ended = session.queue.take(|part| self.allocations.is_queued(id, part));
         ended.extend(self.away_of(id));
         for part in ended {
-            match self.step(id, part, MapEvent::Revoke) {
-                Ok(_) => self.unmapped(id, part),
+            match self.advance_mapping(id, part, MapEvent::Revoke) {
+                Ok(_) => self.continue_after_unmap(id, part),
                 Err(problem) => self.report_violation(invariants::TRANSITIONS, problem),
             }
         }
@@ -54,14 +54,14 @@ impl Broker {
                 .extend(waiting.map(|mapping| (mapping.session, PartRef { allocation: id, part: index })));
         }
         for (session, part) in unmapped {
-            if let Err(problem) = self.step(session, part, MapEvent::Revoke) {
+            if let Err(problem) = self.advance_mapping(session, part, MapEvent::Revoke) {
                 self.report_violation(invariants::TRANSITIONS, problem);
             }
         }
     }
 
     /// Takes a session out of the mapper sets: it maps nothing any more, whatever its state was.
-    pub(crate) fn forget_maps(&mut self, id: SessionId, allocation_id: AllocationId) {
+    pub(crate) fn forget_mappings(&mut self, id: SessionId, allocation_id: AllocationId) {
         let Some(allocation) = self.allocations.get_mut(allocation_id) else { return };
         let parts: Vec<_> = allocation.indices().collect();
         let mut held = Vec::new();
@@ -78,22 +78,22 @@ impl Broker {
         }
         let freeing = allocation.state == AllocationState::Freeing;
         for part in parts.iter().map(|part| PartRef { allocation: allocation_id, part: *part }) {
-            self.seen_unpinned(part, id);
-            self.forget_comer(id, part);
-            self.unsettle(id, part);
+            self.record_unpinned(part, id);
+            self.forget_attach_waiter(id, part);
+            self.note_mapping_changed(id, part);
         }
-        self.unsettle_short();
+        self.note_victims_changed();
         for extent in held {
-            self.not_acknowledged(extent);
+            self.mark_unacknowledged(extent);
         }
         if freeing {
             for part in parts {
-                self.give_back_part(PartRef { allocation: allocation_id, part });
+                self.release_freed_part(PartRef { allocation: allocation_id, part });
             }
             if self.remove_if_gone(allocation_id) {
                 return;
             }
         }
-        self.notify(allocation_id);
+        self.notify_watchers(allocation_id);
     }
 }

@@ -50,28 +50,28 @@ impl Broker {
         self.note_allocation(id, |allocation, tenant| Notice::Advised { allocation, tenant, advice });
         for part in self.every_part_of(id) {
             match in_place {
-                true => self.comes_no_more(part),
-                false => self.leaves_its_place(part),
+                true => self.map_in_place(part),
+                false => self.schedule_in_place_unmap(part),
             }
         }
         if !in_place {
             // It would have to come together with what else they wait for.
-            self.refuse_pins_that_cannot_be();
+            self.refuse_infeasible_pins();
         }
         Ok(Started::Done(Outcome::Advised(id)))
     }
 
     /// Who waits for the part to come to its device is sent it where it lies.
-    fn comes_no_more(&mut self, part: PartRef) {
+    fn map_in_place(&mut self, part: PartRef) {
         self.in_place_to_unmap.remove(&part);
         if !self.migrations.contains_key(&part) && self.is_in_place(part) {
-            self.at_hand(part);
+            self.serve_part_waiters(part);
         }
     }
 
     /// Whoever maps the part in the host's memory unmaps it there as soon as nobody pins it. Whether somebody does is asked now: who
     /// was seen to pin it may have let go since.
-    fn leaves_its_place(&mut self, part: PartRef) {
+    fn schedule_in_place_unmap(&mut self, part: PartRef) {
         if self.tier_of(part) == Some(Tier::Host) && !planted!(self, AdviceKept) {
             self.in_place_to_unmap.insert(part);
             self.follow_ups.in_place_to_unmap.insert(part);
@@ -80,31 +80,31 @@ impl Broker {
 
     /// What kept the part where it is mapped may be over. Who is known to pin it is seen to unpin it: to ask its word would send pins
     /// of its own the long way.
-    pub(crate) fn unsettle_lingering(&mut self, part: PartRef) {
+    pub(crate) fn queue_in_place_unmap(&mut self, part: PartRef) {
         if self.in_place_to_unmap.contains(&part) && !self.idle_on_host.is_pinned(part) {
             self.follow_ups.in_place_to_unmap.insert(part);
         }
     }
 
     /// The same of all that a session maps: it answers again.
-    pub(crate) fn unsettle_lingering_of(&mut self, session: SessionId) {
+    pub(crate) fn queue_in_place_unmaps_of(&mut self, session: SessionId) {
         let its = self.in_place_to_unmap.iter().filter(|part| self.map_state(session, **part).is_some());
         let its: Vec<_> = its.copied().collect();
-        its.into_iter().for_each(|part| self.unsettle_lingering(part));
+        its.into_iter().for_each(|part| self.queue_in_place_unmap(part));
     }
 
     /// The same of all.
-    pub(crate) fn unsettle_all_lingering(&mut self) {
+    pub(crate) fn queue_all_in_place_unmaps(&mut self) {
         let unpinned = self.in_place_to_unmap.iter().filter(|part| !self.idle_on_host.is_pinned(**part));
         self.follow_ups.in_place_to_unmap.extend(unpinned);
     }
 
     /// The next of them that may be unmapped, unless so many words were asked already because of this event: then they are looked
     /// at a moment later, and whatever else has happened is not kept waiting.
-    pub(crate) fn next_lingering(&mut self) -> Option<PartRef> {
-        if self.follow_ups.lingering_asked >= PARTS_STARTED_PER_EVENT {
+    pub(crate) fn next_in_place_unmap(&mut self) -> Option<PartRef> {
+        if self.follow_ups.words_asked >= PARTS_STARTED_PER_EVENT {
             if !self.follow_ups.in_place_to_unmap.is_empty() {
-                self.arm(self.now.after(MOMENT), Timer::Lingering);
+                self.arm(self.now.after(MOMENT), Timer::InPlaceUnmaps);
             }
             return None;
         }
@@ -112,7 +112,7 @@ impl Broker {
     }
 
     /// Once nobody maps it there it is as any other part: who pins it has it come.
-    pub(crate) fn settle_lingering(&mut self, part: PartRef) {
+    pub(crate) fn unmap_in_place(&mut self, part: PartRef) {
         if !self.in_place_to_unmap.contains(&part) {
             return;
         }
@@ -126,7 +126,7 @@ impl Broker {
             self.in_place_to_unmap.remove(&part);
         } else {
             let begun = self.revoke_part(None, part, false, self.pins.after_all()).is_none();
-            let asked = &mut self.follow_ups.lingering_asked;
+            let asked = &mut self.follow_ups.words_asked;
             *asked = asked.saturating_add(usize::from(begun));
         }
     }

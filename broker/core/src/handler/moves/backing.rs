@@ -12,7 +12,7 @@ use crate::{
     broker::Broker,
     command::Notice,
     event::{Kind, PartRef, Tier},
-    handler::{Timer, line::make_room::Piece, requests::part_orders::MOMENT},
+    handler::{Timer, line::make_room::Footprint, requests::part_orders::MOMENT},
     ledger::{Place, Reservation, Shortage},
     limits::BACKINGS_PER_EVENT,
     migration::{Backing, BackingAccount},
@@ -23,7 +23,13 @@ use crate::{
 
 impl Broker {
     /// Sets bytes aside below for a part on its device, if there are any for its tenant: only then can it leave.
-    pub(crate) fn set_aside(&mut self, part: PartRef, tenant: TenantId, device: DeviceIndex, size: Bytes) {
+    pub(crate) fn reserve_backing(
+        &mut self,
+        part: PartRef,
+        tenant: TenantId,
+        device: DeviceIndex,
+        size: Bytes,
+    ) {
         let Some(place) = self.ledger.place_below(tenant, device, size) else { return };
         if self.backings.contains(&part) {
             return;
@@ -36,7 +42,7 @@ impl Broker {
     }
 
     /// Bytes have come free below a device: parts there that have none set aside get some, the oldest first.
-    pub(crate) fn set_aside_late(&mut self, device: DeviceIndex) {
+    pub(crate) fn reserve_late_backings(&mut self, device: DeviceIndex) {
         if planted!(self, LackingForgotten) {
             return;
         }
@@ -49,10 +55,10 @@ impl Broker {
                 self.arm(self.now.after(MOMENT), Timer::Backing(device));
                 break;
             }
-            if let Some(reservation) = self.reserve_late((tenant, device), size, &mut full) {
+            if let Some(reservation) = self.try_reserve_late((tenant, device), size, &mut full) {
                 let tier = reservation.place().tier;
                 self.backings.insert(part, (tenant, device), size, Backing::Reserved(reservation));
-                self.resides(part);
+                self.mark_evictable(part);
                 let tenant_name = self.tenants.shared(tenant);
                 self.push_notice(Notice::Backed { part, tenant: tenant_name, device, tier, bytes: size });
                 oldest.extend(self.backings.missing().oldest_of(tenant, device));
@@ -60,11 +66,11 @@ impl Broker {
             }
         }
         // They can leave now.
-        self.follow_ups.demands |= left < BACKINGS_PER_EVENT && self.is_room_wanted();
+        self.follow_ups.full_scan |= left < BACKINGS_PER_EVENT && self.is_room_wanted();
     }
 
     /// Bytes below for a part that has waited for some; `full`: where older ones have found none.
-    fn reserve_late(
+    fn try_reserve_late(
         &mut self,
         (tenant, device): BackingAccount,
         size: Bytes,
@@ -85,7 +91,7 @@ impl Broker {
     }
 
     /// It is freed, or leaves. Younger ones may have waited for it.
-    pub(crate) fn lacks_no_more(&mut self, part: PartRef, tenant: TenantId, device: DeviceIndex) {
+    pub(crate) fn stop_awaiting_backing(&mut self, part: PartRef, tenant: TenantId, device: DeviceIndex) {
         if self.backings.missing().contains(&part, (tenant, device)) {
             self.backings.clear_missing(&part, (tenant, device));
             self.ledger.relieved.insert(device);
@@ -98,37 +104,37 @@ impl Broker {
     }
 
     /// The same for all parts of a new allocation.
-    pub(crate) fn set_aside_all(&mut self, id: AllocationId) {
+    pub(crate) fn reserve_backings_of(&mut self, id: AllocationId) {
         let movable = self.allocations.get(id).filter(|it| it.kind == Kind::Movable);
         let backed = movable.filter(|it| self.ledger.below(it.device).next().is_some());
         let Some(allocation) = backed else { return };
         let discardable = allocation.discardable;
         for part in allocation.indices().map(|part| PartRef { allocation: id, part }) {
-            self.lodges(part);
+            self.track_on_host(part);
             if self.tier_of(part) == Some(Tier::Device)
-                && let Some(piece) = self.piece_of(part)
+                && let Some(footprint) = self.footprint_of(part)
             {
                 match discardable {
-                    true => self.needs_no_backing(part, piece),
-                    false => self.set_aside(part, piece.tenant, piece.device, piece.size),
+                    true => self.waive_backing(part, footprint),
+                    false => self.reserve_backing(part, footprint.tenant, footprint.device, footprint.size),
                 }
             }
         }
     }
 
     /// A part that is freed needs nothing below.
-    pub(crate) fn forget_backing(&mut self, part: PartRef) {
+    pub(crate) fn drop_backing(&mut self, part: PartRef) {
         self.pressure_state.failed.remove(&part);
         self.residents.remove(part);
-        self.lodges_no_more(part);
-        if let Some(Piece { tenant, device, .. }) = self.piece_of(part) {
-            self.lacks_no_more(part, tenant, device);
+        self.untrack_on_host(part);
+        if let Some(Footprint { tenant, device, .. }) = self.footprint_of(part) {
+            self.stop_awaiting_backing(part, tenant, device);
         }
-        self.give_backing_back(part);
+        self.release_backing(part);
     }
 
     /// What the part has below it needs no more.
-    pub(crate) fn give_backing_back(&mut self, part: PartRef) {
+    pub(crate) fn release_backing(&mut self, part: PartRef) {
         match self.backings.remove(&part) {
             Some(Backing::Reserved(reservation)) => self.ledger.cancel(reservation),
             Some(Backing::File { .. }) if planted!(self, FileKept) => {}
@@ -145,14 +151,14 @@ impl Broker {
         self.backings.get(&part).and_then(Backing::tier).or_else(nearest)
     }
 
-    pub(crate) fn forget_backings(&mut self, id: AllocationId) {
+    pub(crate) fn drop_backings_of(&mut self, id: AllocationId) {
         for part in self.every_part_of(id) {
-            self.forget_backing(part);
+            self.drop_backing(part);
         }
     }
 
     /// Memory below that is the part's, and that it is not in, stays with it.
-    pub(crate) fn keep(&mut self, part: PartRef, extent: ExtentId, clean: bool) {
+    pub(crate) fn retain_backing(&mut self, part: PartRef, extent: ExtentId, clean: bool) {
         let stays = self
             .allocations
             .get(part.allocation)
@@ -161,16 +167,16 @@ impl Broker {
             return self.release_extent(extent);
         }
         let made = self.pool.get(extent).map(|it| (it.is_dropped(), it.in_file, it.place.tier));
-        match self.piece_of(part).zip(made) {
-            Some((piece, (true, _, _))) => {
-                self.nothing_left(extent);
-                self.needs_no_backing(part, piece);
+        match self.footprint_of(part).zip(made) {
+            Some((footprint, (true, _, _))) => {
+                self.forget_nothing(extent);
+                self.waive_backing(part, footprint);
             }
-            Some((Piece { tenant, device, size }, (false, in_file, tier))) => {
+            Some((Footprint { tenant, device, size }, (false, in_file, tier))) => {
                 let kept = match in_file {
                     true if planted!(self, FileForgotten) => {
                         self.release_extent(extent);
-                        return self.set_aside_anew(part);
+                        return self.reserve_backing_anew(part);
                     }
                     true => Backing::File { extent },
                     false => Backing::Extent { extent, tier, clean },
@@ -178,15 +184,15 @@ impl Broker {
                 self.backings.insert(part, (tenant, device), size, kept);
             }
             // It could not be made.
-            None => self.set_aside_anew(part),
+            None => self.reserve_backing_anew(part),
         }
-        self.resides(part);
+        self.mark_evictable(part);
     }
 
     /// A part that has nothing below, and gets nothing, does not leave.
-    fn set_aside_anew(&mut self, part: PartRef) {
-        if let Some(Piece { tenant, device, size }) = self.piece_of(part) {
-            self.set_aside(part, tenant, device, size);
+    fn reserve_backing_anew(&mut self, part: PartRef) {
+        if let Some(Footprint { tenant, device, size }) = self.footprint_of(part) {
+            self.reserve_backing(part, tenant, device, size);
         }
         if !self.backings.contains(&part) {
             self.residents.remove(part);
@@ -195,17 +201,17 @@ impl Broker {
 
     /// Memory below could not be made for a part that had bytes set aside there: they are set aside anew. One that leaves for another
     /// tier meanwhile needs none, unless it stays after all: then what was made for it there is its own.
-    pub(crate) fn lacks_backing(&mut self, part: PartRef, id: ExtentId) {
-        if self.is_kept(part, id) {
+    pub(crate) fn on_backing_failed(&mut self, part: PartRef, id: ExtentId) {
+        if self.is_backing_of(part, id) {
             self.backings.remove(&part);
             if !self.is_leaving(part) {
-                self.set_aside_anew(part);
+                self.reserve_backing_anew(part);
             }
         }
     }
 
     /// The part may leave its device, if somebody needs the room.
-    pub(crate) fn resides(&mut self, part: PartRef) {
+    pub(crate) fn mark_evictable(&mut self, part: PartRef) {
         let device = self.allocations.get(part.allocation).map(|allocation| allocation.device);
         if let Some(device) = device
             && self.backings.contains(&part)
@@ -215,22 +221,22 @@ impl Broker {
         }
     }
 
-    pub(crate) fn all_reside(&mut self, id: AllocationId) {
+    pub(crate) fn mark_all_evictable(&mut self, id: AllocationId) {
         if self.has_tiers() {
             for part in self.every_part_of(id) {
-                self.resides(part);
+                self.mark_evictable(part);
             }
         }
     }
 
     /// Whether the memory is what a part has below.
-    pub(crate) fn is_kept(&self, part: PartRef, id: ExtentId) -> bool {
+    pub(crate) fn is_backing_of(&self, part: PartRef, id: ExtentId) -> bool {
         let its = self.backings.get(&part);
         matches!(its, Some(Backing::Extent { extent, .. } | Backing::File { extent }) if *extent == id)
     }
 
     /// Somebody has written the part, or may have: what was copied of it is old.
-    pub(crate) fn was_written(&mut self, part: PartRef) {
+    pub(crate) fn mark_dirty(&mut self, part: PartRef) {
         // Sealed memory is never written: who says so is mistaken. What may be lost is never copied.
         let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
         if state == Some(AllocationState::Sealed)
@@ -249,7 +255,7 @@ impl Broker {
     }
 
     /// Memory that was taken for the part's shadow is none: it was written behind its pins. It is copied there, and told.
-    pub(crate) fn shadow_differs(&mut self, to: ExtentId) {
+    pub(crate) fn on_clean_backing_differs(&mut self, to: ExtentId) {
         let Some(part) = self.pool.get(to).and_then(|extent| extent.part) else { return };
         let Some(tier) = self.migrations.get(&part).filter(|it| it.to == to).map(|it| it.to_tier) else {
             return;

@@ -12,7 +12,7 @@ use crate::{
     command::{Command, PartMove, PartRevocation},
     error::Refusal,
     event::{PartRef, Tier},
-    handler::{allocation::create_extent::Order, line::make_room::Piece},
+    handler::{allocation::create_extent::ExtentOrder, line::make_room::Footprint},
     ledger::{Place, Reservation},
     migration::{Backing, Cause, Migration, MigrationEvent, MigrationState, Waiter},
     pool::{Extent, ExtentState},
@@ -21,8 +21,8 @@ use crate::{
 
 impl Broker {
     /// Begins to take a part to a tier below its device. `None`: the operation is told when it is over.
-    pub(crate) fn evict_part(&mut self, op: OpId, part: PartRef, to_tier: Tier) -> Option<PartMove> {
-        if self.is_held_there(part) {
+    pub(crate) fn evict_for_operator(&mut self, op: OpId, part: PartRef, to_tier: Tier) -> Option<PartMove> {
+        if self.is_held_on_device(part) {
             return Some(PartMove::Held);
         }
         if let Some(under_way) = self.migrations.get_mut(&part) {
@@ -33,17 +33,17 @@ impl Broker {
             return None;
         }
         // What is nowhere need go nowhere.
-        if self.tier_of(part) == Some(to_tier) || self.is_nowhere(part) {
+        if self.tier_of(part) == Some(to_tier) || self.is_dropped(part) {
             return Some(PartMove::Moved);
         }
-        match self.is_elsewhere(part) && self.is_wanted(part) {
+        match self.is_off_device(part) && self.is_wanted(part) {
             true => Some(PartMove::Wanted),
-            false => self.move_for(op, part, to_tier),
+            false => self.move_for_operator(op, part, to_tier),
         }
     }
 
     /// Has a part leave where it lies once everybody has unmapped it. `None`: it is on its way.
-    pub(crate) fn set_out(
+    pub(crate) fn start_move(
         &mut self,
         part: PartRef,
         (to_tier, cause): (Tier, Cause),
@@ -57,12 +57,12 @@ impl Broker {
         Ok(match self.revoke_part(None, part, false, arrived) {
             None => None,
             Some(PartRevocation::Revoked) => {
-                self.emptied(part, &PartRevocation::Revoked);
+                self.resume_migration(part, &PartRevocation::Revoked);
                 // What need not be copied is there already.
                 (!self.migrations.contains_key(&part)).then_some(PartMove::Moved)
             }
             Some(other) => {
-                op.into_iter().for_each(|op| self.forget_op(part, op));
+                op.into_iter().for_each(|op| self.forget_operation(part, op));
                 self.stop_migration(part, other.clone().into());
                 Some(other.into())
             }
@@ -70,22 +70,22 @@ impl Broker {
     }
 
     /// Begins to take a part out of its device because somebody needs the room, and says which extent goes.
-    pub(crate) fn evict_for(&mut self, part: PartRef, arrived: Arrival, cause: Cause) -> Option<ExtentId> {
+    pub(crate) fn evict_victim(&mut self, part: PartRef, arrived: Arrival, cause: Cause) -> Option<ExtentId> {
         let allocation = self.allocations.get(part.allocation)?;
         let leaves = allocation.part(part.part)?.extent;
         let to_tier = self.tier_below(part)?;
-        if let Err(refusal) = self.set_out(part, (to_tier, cause), None, arrived) {
+        if let Err(refusal) = self.start_move(part, (to_tier, cause), None, arrived) {
             self.residents.mark_stuck(part);
-            self.follow_ups.demands = true;
+            self.follow_ups.full_scan = true;
             let outcome = PartMove::Refused { refusal: Box::new(refusal) };
-            self.tell_of_migration(part, to_tier, (cause, self.now), &outcome, (false, None));
+            self.notify_migration(part, to_tier, (cause, self.now), &outcome, (false, None));
             return None;
         }
         Some(leaves)
     }
 
     /// Begins to bring a part to its device for an operator.
-    pub(crate) fn bring_in_for(&mut self, op: OpId, part: PartRef) -> Option<PartMove> {
+    pub(crate) fn fetch_for_operator(&mut self, op: OpId, part: PartRef) -> Option<PartMove> {
         if let Some(under_way) = self.migrations.get_mut(&part) {
             if under_way.to_tier == Tier::Device {
                 under_way.ops.push(op);
@@ -102,24 +102,24 @@ impl Broker {
             self.stop_write_back(part, PartMove::Wanted);
             return Some(PartMove::Moved);
         }
-        let outcome = self.move_for(op, part, Tier::Device);
+        let outcome = self.move_for_operator(op, part, Tier::Device);
         if !matches!(outcome, Some(PartMove::Refused { .. })) {
             // Who waited for it to come waits for room no more.
-            self.unsettle_demand(part);
-            self.unsettle_overtaken();
+            self.queue_waiter_check(part);
+            self.note_room_taken();
         }
         outcome
     }
 
     /// Begins to move a part for an operator, wherever it lies.
-    fn move_for(&mut self, op: OpId, part: PartRef, to_tier: Tier) -> Option<PartMove> {
+    fn move_for_operator(&mut self, op: OpId, part: PartRef, to_tier: Tier) -> Option<PartMove> {
         // Before anything is made for it.
-        if let Some(outcome) = self.cannot_begin(part, false, self.pins.after_all())
+        if let Some(outcome) = self.why_not_revocable(part, false, self.pins.after_all())
             && outcome != PartRevocation::Revoked
         {
             return Some(outcome.into());
         }
-        self.set_out(part, (to_tier, Cause::Operator), Some(op), self.pins.after_all())
+        self.start_move(part, (to_tier, Cause::Operator), Some(op), self.pins.after_all())
             .unwrap_or_else(|refusal| Some(PartMove::Refused { refusal: Box::new(refusal) }))
     }
 
@@ -140,15 +140,15 @@ impl Broker {
         let place = Place { device, tier: to_tier };
         let unwritten = self.is_unwritten(part);
         // What was given up, or was never written, is not copied over what its memory held before.
-        let order = Order { place, size, part, kind, zeroed: discardable || unwritten };
-        let (to, clean) = match (to_tier, self.backing_towards(part, from_tier, to_tier)) {
+        let order = ExtentOrder { place, size, part, kind, zeroed: discardable || unwritten };
+        let (to, clean) = match (to_tier, self.take_backing_towards(part, from_tier, to_tier)) {
             (Tier::Device, backing) => {
                 // On its device it has none.
                 debug_assert!(backing.is_none(), "{part:?} is elsewhere and backed");
                 // What the tenant has cached of that size will do, if all of it is written.
                 let cached = match unwritten {
                     true => None,
-                    false => self.reuse(tenant, device, size, part),
+                    false => self.reuse_cached(tenant, device, size, part),
                 };
                 let to = match cached {
                     Some(extent) => {
@@ -157,27 +157,27 @@ impl Broker {
                         {
                             let _charge = self.ledger.settle(again);
                         }
-                        self.has_stray(part, extent)
+                        self.track_detached(part, extent)
                     }
-                    None => self.order_beside(tenant, None, order)?,
+                    None => self.order_second_extent(tenant, None, order)?,
                 };
                 (to, discardable || (unwritten && !planted!(self, UnwrittenCopied)))
             }
             (_, Some(Backing::Needless)) => {
-                let to = self.nothing(part, place, size)?;
-                (self.has_stray(part, to), true)
+                let to = self.order_nothing(part, place, size)?;
+                (self.track_detached(part, to), true)
             }
             (_, Some(Backing::Extent { extent, clean, .. })) => (extent, clean),
             (_, Some(Backing::File { extent })) => (extent, !planted!(self, CopiedToFile)),
             (_, Some(Backing::Reserved(reserved))) => {
-                (self.order_beside(tenant, Some(reserved), order)?, false)
+                (self.order_second_extent(tenant, Some(reserved), order)?, false)
             }
-            (_, None) => (self.order_beside(tenant, None, order)?, unwritten),
+            (_, None) => (self.order_second_extent(tenant, None, order)?, unwritten),
         };
         if from_tier == Tier::Device {
-            self.awaited_room.leaves(from, Piece { tenant, device, size });
+            self.awaited_room.track(from, Footprint { tenant, device, size });
             self.residents.exclude(part);
-            self.lacks_no_more(part, tenant, device);
+            self.stop_awaiting_backing(part, tenant, device);
         }
         // Who stands in line for it has it sooner by an operator.
         let awaited = cause == Cause::Demand || self.is_wanted(part);
@@ -198,7 +198,7 @@ impl Broker {
             ops: op.into_iter().collect::<Few<_>>(),
         };
         self.migrations.insert(part, migration);
-        self.takes_over(part);
+        self.absorb_write_back(part);
         if awaited {
             self.hasten_write_back(part);
         }
@@ -207,7 +207,7 @@ impl Broker {
     }
 
     /// What the part has in the tier that it leaves its device for. What lies in another stays its own until it has arrived.
-    fn backing_towards(&mut self, part: PartRef, from_tier: Tier, to_tier: Tier) -> Option<Backing> {
+    fn take_backing_towards(&mut self, part: PartRef, from_tier: Tier, to_tier: Tier) -> Option<Backing> {
         let lies_in = self.backings.get(&part).and_then(Backing::tier);
         match from_tier == Tier::Device && lies_in.is_some_and(|tier| tier != to_tier) {
             true => None,
@@ -239,11 +239,11 @@ impl Broker {
     }
 
     /// Has an extent made for a part that is in another, in bytes that are reserved or are reserved now.
-    pub(crate) fn order_beside(
+    pub(crate) fn order_second_extent(
         &mut self,
         tenant: TenantId,
         reserved: Option<Reservation>,
-        order: Order,
+        order: ExtentOrder,
     ) -> Result<ExtentId, Refusal> {
         let limit = self.config.limits.extents_max;
         if self.pool.len() >= limit {
@@ -254,14 +254,14 @@ impl Broker {
             return Err(Refusal::AllocationsTooMany { tenant: self.tenants.name(tenant).to_owned(), limit });
         }
         let extent = match reserved {
-            Some(reservation) => self.order_from(reservation, order)?,
-            None => self.order(tenant, order)?,
+            Some(reservation) => self.order_from_reservation(reservation, order)?,
+            None => self.order_extent(tenant, order)?,
         };
-        Ok(self.has_stray(order.part, extent))
+        Ok(self.track_detached(order.part, extent))
     }
 
     /// An extent of the allocation that no part is in.
-    fn has_stray(&mut self, part: PartRef, extent: ExtentId) -> ExtentId {
+    fn track_detached(&mut self, part: PartRef, extent: ExtentId) -> ExtentId {
         self.detached_extents.entry(part.allocation).or_default().insert(extent);
         if let Some(allocation) = self.allocations.get_mut(part.allocation) {
             allocation.extents_left = allocation.extents_left.saturating_add(1);
@@ -270,7 +270,7 @@ impl Broker {
     }
 
     /// A revocation is over: if a migration waited for it, it goes on, or is given up.
-    pub(crate) fn emptied(&mut self, part: PartRef, outcome: &PartRevocation) {
+    pub(crate) fn resume_migration(&mut self, part: PartRef, outcome: &PartRevocation) {
         let Some(migration) = self.migrations.get_mut(&part).filter(|it| !it.is_unmapped) else { return };
         if *outcome != PartRevocation::Revoked {
             return self.stop_migration(part, outcome.clone().into());
@@ -280,7 +280,7 @@ impl Broker {
     }
 
     /// The destination of a migration has been made, or could not be; whether the extent was one.
-    fn destination_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&Refusal>) -> bool {
+    fn on_destination_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&Refusal>) -> bool {
         let Some(migration) = self.migrations.get_mut(&part).filter(|it| it.to == id) else { return false };
         match failure {
             None => {
@@ -289,7 +289,7 @@ impl Broker {
             }
             Some(refusal) => {
                 let outcome = PartMove::Refused { refusal: Box::new(refusal.clone()) };
-                self.migration_step(part, MigrationEvent::Failed, Some(outcome));
+                self.advance_migration(part, MigrationEvent::Failed, Some(outcome));
             }
         }
         true
@@ -318,11 +318,11 @@ impl Broker {
         let has_shadow = !allocation.discardable && !in_file && migration.from_tier == Tier::Device;
         let shadow = clean && self.config.check_clean_backings && has_shadow;
         if clean && !shadow && is_new {
-            return self.migration_step(part, MigrationEvent::Clean, None);
+            return self.advance_migration(part, MigrationEvent::Clean, None);
         }
         let size = allocation.size_of(part.part);
         let bytes = if planted!(self, CopiedInPart) { size.saturating_sub(GRANULARITY) } else { size };
-        self.migration_step(part, MigrationEvent::Ready, None);
+        self.advance_migration(part, MigrationEvent::Ready, None);
         if !shadow {
             self.pool.mark_written(to);
         }
@@ -330,7 +330,7 @@ impl Broker {
         if planted!(self, SourceReleasedEarly) {
             self.release_extent(from);
         }
-        if planted!(self, HandedOverUnread) && self.is_as_much_awaited(part) {
+        if planted!(self, HandedOverUnread) && self.is_extent_wanted(part) {
             self.hand_over(part, from);
         }
     }
@@ -342,27 +342,27 @@ impl Broker {
         if state == MigrationState::Copying {
             self.push_command(Command::CancelCopy { to });
         }
-        self.migration_step(part, MigrationEvent::Stop, Some(why));
+        self.advance_migration(part, MigrationEvent::Stop, Some(why));
     }
 
     /// An extent was made that its part is not in: where it goes, or where it does not any more.
-    pub(crate) fn stray_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&Refusal>) {
-        if self.destination_made(part, id, failure) {
+    pub(crate) fn on_detached_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&Refusal>) {
+        if self.on_destination_made(part, id, failure) {
             return;
         }
         match failure {
-            None if self.is_kept(part, id) => {}
+            None if self.is_backing_of(part, id) => {}
             None => self.release_extent(id),
-            Some(_) => self.lacks_backing(part, id),
+            Some(_) => self.on_backing_failed(part, id),
         }
-        self.backing_made(part, id, failure);
+        self.on_backing_made(part, id, failure);
         if !self.remove_if_gone(part.allocation) {
             // Of a freed allocation it may have been the last that nothing was known of.
-            self.notify(part.allocation);
+            self.notify_watchers(part.allocation);
         }
     }
 
-    pub(crate) fn forget_stray(&mut self, allocation: vramd_types::AllocationId, id: ExtentId) {
+    pub(crate) fn untrack_detached(&mut self, allocation: vramd_types::AllocationId, id: ExtentId) {
         if let Some(detached_extents) = self.detached_extents.get_mut(&allocation) {
             detached_extents.remove(&id);
             if detached_extents.is_empty() {
@@ -374,7 +374,7 @@ impl Broker {
     /// The driver is told to let go of it, if it is there.
     pub(crate) fn release_extent(&mut self, id: ExtentId) {
         if self.pool.get(id).is_some_and(crate::pool::Extent::is_dropped) {
-            return self.nothing_left(id);
+            return self.forget_nothing(id);
         }
         // It is released once the copy has ended.
         let its = self.pool.get(id).and_then(|extent| extent.part);
@@ -386,23 +386,23 @@ impl Broker {
             return;
         }
         self.push_command(Command::ReleaseExtent { extent: id });
-        self.note_leaving(id);
-        self.hasten_if_waited_for(&[id]);
+        self.track_leaving(id);
+        self.release_now_if_awaited(&[id]);
         if planted!(self, DoubleFree) {
             self.push_command(Command::ReleaseExtent { extent: id });
         }
     }
 
     /// Memory of a device that the driver is told to let go is room for who waits, and of the host nothing else has to go for it.
-    fn note_leaving(&mut self, id: ExtentId) {
+    fn track_leaving(&mut self, id: ExtentId) {
         if self.has_tiers()
             && let Some(extent) = self.pool.get(id)
             && let ExtentState::Releasing(charge) = &extent.state
         {
             let (place, tenant, size) = (extent.place, charge.tenant(), extent.size);
             match place.tier {
-                Tier::Device => self.awaited_room.leaves(id, Piece { tenant, device: place.device, size }),
-                Tier::Host => self.returns(tenant, place, size),
+                Tier::Device => self.awaited_room.track(id, Footprint { tenant, device: place.device, size }),
+                Tier::Host => self.track_release(tenant, place, size),
                 Tier::Disk => {}
             }
         }
@@ -421,7 +421,7 @@ impl Broker {
 
     /// What the part has left and is there still, for the bug of that name.
     #[cfg(feature = "planted")]
-    pub(crate) fn left_by(&self, part: PartRef) -> Option<ExtentId> {
+    pub(crate) fn extent_left_by(&self, part: PartRef) -> Option<ExtentId> {
         let mut detached_extents = self.detached_extents.get(&part.allocation)?.iter().copied();
         detached_extents.find(|id| self.pool.extent_of_part(part, *id).is_some())
     }
@@ -433,7 +433,7 @@ impl Broker {
     }
 
     /// Bytes that are on their way to a device, or out of it.
-    pub(crate) fn moving(&self, device: DeviceIndex, is_meant: impl Fn(&Migration) -> bool) -> Bytes {
+    pub(crate) fn moving_bytes(&self, device: DeviceIndex, is_meant: impl Fn(&Migration) -> bool) -> Bytes {
         let there = |it: &&Migration| is_meant(it);
         let extents = self.migrations.values().filter(there).filter_map(|it| self.pool.get(it.to));
         let sizes = extents.filter(|extent| extent.place.device == device).map(|extent| extent.size);

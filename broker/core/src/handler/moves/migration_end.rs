@@ -20,7 +20,7 @@ impl Broker {
     pub(crate) fn on_copied(&mut self, to: ExtentId, result: Result<(), String>) {
         let part = self.pool.get(to).and_then(|extent| extent.part);
         if let Some(part) = part.filter(|part| self.is_written_back_to(*part, to)) {
-            return self.written_back(part, result);
+            return self.on_written_back(part, result);
         }
         let is_copied =
             |part: &PartRef| self.migrations.get(part).is_some_and(|it| it.to == to && it.state.is_copying());
@@ -31,12 +31,12 @@ impl Broker {
             );
         };
         match result {
-            Ok(()) => self.migration_step(part, MigrationEvent::Copied, None),
+            Ok(()) => self.advance_migration(part, MigrationEvent::Copied, None),
             Err(_) if planted!(self, FailedCopyTaken) => {
-                self.migration_step(part, MigrationEvent::Copied, None);
+                self.advance_migration(part, MigrationEvent::Copied, None);
             }
             Err(problem) => {
-                self.migration_step(part, MigrationEvent::Failed, Some(PartMove::Failed { problem }));
+                self.advance_migration(part, MigrationEvent::Failed, Some(PartMove::Failed { problem }));
             }
         }
     }
@@ -50,29 +50,29 @@ impl Broker {
             return self.on_copied(to, Err(problem));
         };
         if planted!(self, DamageIgnored) {
-            return self.migration_step(part, MigrationEvent::Copied, None);
+            return self.advance_migration(part, MigrationEvent::Copied, None);
         }
         let PartRef { allocation, part: index } = part;
         let refusal = Box::new(Refusal::ContentLost { allocation, part: index, problem });
-        self.migration_step(part, MigrationEvent::Failed, Some(PartMove::Refused { refusal }));
+        self.advance_migration(part, MigrationEvent::Failed, Some(PartMove::Refused { refusal }));
     }
 
     /// Moves a migration along its table. `why` is what is told if it gets nowhere; the first one counts.
-    pub(crate) fn migration_step(&mut self, part: PartRef, event: MigrationEvent, why: Option<PartMove>) {
+    pub(crate) fn advance_migration(&mut self, part: PartRef, event: MigrationEvent, why: Option<PartMove>) {
         let Some(migration) = self.migrations.get_mut(&part) else { return };
         let (from, step) = (migration.state, migration.state.on(event));
         self.transitions.note(Transition::Migration { from, event, legal: step.is_some() });
         migration.stopped = migration.stopped.take().or(why);
         match step {
             Some(MigrationStep::To(state)) => migration.state = state,
-            Some(MigrationStep::Done) => self.migration_over(part, true),
-            Some(MigrationStep::Abandoned) => self.migration_over(part, false),
+            Some(MigrationStep::Done) => self.end_migration(part, true),
+            Some(MigrationStep::Abandoned) => self.end_migration(part, false),
             None => self
                 .report_violation(invariants::TRANSITIONS, format!("{part:?}: {event:?} in state {from:?}")),
         }
     }
 
-    fn migration_over(&mut self, part: PartRef, arrived: bool) {
+    fn end_migration(&mut self, part: PartRef, arrived: bool) {
         let Some(migration) = self.migrations.remove(&part) else { return };
         let Migration {
             to,
@@ -89,95 +89,95 @@ impl Broker {
             ..
         } = migration;
         let left = match arrived {
-            true => self.arrive(part, to),
+            true => self.switch_extent(part, to),
             false => to,
         };
         match (from_tier, to_tier, arrived) {
             (_, Tier::Device, true) => {
-                self.keep(part, left, true);
-                self.unsettle_short();
+                self.retain_backing(part, left, true);
+                self.note_victims_changed();
             }
             (Tier::Device, _, true) => {
-                if self.is_nowhere(part) {
-                    self.content_lost(part);
+                if self.is_dropped(part) {
+                    self.count_drop(part);
                 }
                 if !planted!(self, OtherBackingKept) {
-                    self.give_backing_back(part);
+                    self.release_backing(part);
                 }
-                self.leave(part, left);
+                self.leave_device(part, left);
             }
             (Tier::Device, _, false) => {
                 let clean = if state.is_copying() { planted!(self, FailedCopyKept) } else { clean };
-                self.stay(part, left, clean);
+                self.keep_on_device(part, left, clean);
             }
             // What has not been made yet is released once it is.
             (Tier::Host | Tier::Disk, _, _) => self.release_extent(left),
         }
-        self.lodges(part);
+        self.track_on_host(part);
         let outcome = if arrived { PartMove::Moved } else { stopped.unwrap_or(PartMove::Wanted) };
-        self.tell_of_migration(part, to_tier, (cause, since), &outcome, (state.is_copying(), for_arrival));
+        self.notify_migration(part, to_tier, (cause, since), &outcome, (state.is_copying(), for_arrival));
         for op in ops.iter().copied() {
             self.part_moved(op, part, outcome.clone());
-            self.check_op(op);
+            self.finish_if_complete(op);
         }
         let failed = matches!(outcome, PartMove::Refused { .. } | PartMove::Failed { .. });
-        let ran_out = to_tier == Tier::Device && has_run_out(&outcome);
+        let ran_out = to_tier == Tier::Device && driver_ran_out(&outcome);
         match &outcome {
-            PartMove::Pinned { by } => _ = self.seen_pinned(part, by),
+            PartMove::Pinned { by } => _ = self.record_pinned(part, by),
             PartMove::Refused { .. } | PartMove::Failed { .. } if from_tier == Tier::Host => {
                 self.idle_on_host.mark_stuck(part);
             }
             PartMove::Refused { .. } | PartMove::Failed { .. } => self.residents.mark_stuck(part),
             _ => {}
         }
-        let is_lost = has_lost(&outcome);
+        let is_lost = is_content_lost(&outcome);
         if is_lost || (to_tier == Tier::Device && failed && !ran_out) {
-            self.refuse_pins_of(part, &outcome);
+            self.refuse_part_pins(part, &outcome);
         }
         if is_lost {
-            self.comes_not(part);
+            self.report_content_lost(part);
         }
         let entry = self.allocations.get(part.allocation).and_then(|it| it.part(part.part));
         let stays = entry.map(|entry| entry.extent).filter(|_| !arrived && from_tier == Tier::Device);
-        self.after_migration(part, failed, ran_out.then_some(vain_tries));
+        self.continue_after_migration(part, failed, ran_out.then_some(vain_tries));
         // Whoever waited for it may have it leave again. What was freed meanwhile leaves all the same.
         let leaves = |id: &ExtentId| {
             self.pool.get(*id).is_some_and(|extent| matches!(extent.state, ExtentState::Releasing(_)))
         };
         if let Some(stays) = stays.filter(|id| !leaves(id)) {
-            self.room_returned(stays);
+            self.on_leaving_resolved(stays);
         }
     }
 
     /// A part does not leave its device after all. What was made for it below is its own, unless it has something there already.
-    fn stay(&mut self, part: PartRef, made: ExtentId, clean: bool) {
+    fn keep_on_device(&mut self, part: PartRef, made: ExtentId, clean: bool) {
         match self.backings.contains(&part) {
             true => {
                 self.release_extent(made);
-                self.resides(part);
+                self.mark_evictable(part);
             }
-            false => self.keep(part, made, clean),
+            false => self.retain_backing(part, made, clean),
         }
-        self.follow_ups.demands = true;
+        self.follow_ups.full_scan = true;
     }
 
     /// A part has left its device: who of its tenant waits there for as much has its extent, and copies into it at once.
-    fn leave(&mut self, part: PartRef, extent: ExtentId) {
+    fn leave_device(&mut self, part: PartRef, extent: ExtentId) {
         self.residents.remove(part);
-        match self.is_as_much_awaited(part) && self.hand_over(part, extent) {
-            true => self.room_returned(extent),
+        match self.is_extent_wanted(part) && self.hand_over(part, extent) {
+            true => self.on_leaving_resolved(extent),
             false if planted!(self, SourceKept) => {}
             false => self.release_extent(extent),
         }
     }
 
     /// Whether a part of the same tenant that waits for as much is next on the part's device.
-    pub(crate) fn is_as_much_awaited(&self, part: PartRef) -> bool {
-        self.piece_of(part).is_some_and(|piece| self.is_next(piece))
+    pub(crate) fn is_extent_wanted(&self, part: PartRef) -> bool {
+        self.footprint_of(part).is_some_and(|footprint| self.is_next_for_extent(footprint))
     }
 
     /// The part is at its destination; what it was in is left.
-    fn arrive(&mut self, part: PartRef, to: ExtentId) -> ExtentId {
+    fn switch_extent(&mut self, part: PartRef, to: ExtentId) -> ExtentId {
         let Some(allocation) = self.allocations.get_mut(part.allocation) else { return to };
         let Some(from) = allocation.set_extent(part.part, to) else { return to };
         let detached_extents = self.detached_extents.entry(part.allocation).or_default();
@@ -186,7 +186,7 @@ impl Broker {
         from
     }
 
-    pub(crate) fn tell_of_migration(
+    pub(crate) fn notify_migration(
         &mut self,
         part: PartRef,
         tier: Tier,
@@ -200,7 +200,7 @@ impl Broker {
         let for_parts =
             || for_arrival.into_iter().flat_map(|arrived| self.line.parts_arrived_at(arrived)).collect();
         let problem = match outcome {
-            PartMove::Moved if self.is_nowhere(part) => {
+            PartMove::Moved if self.is_dropped(part) => {
                 let for_parts = for_parts();
                 return self.push_notice(Notice::Dropped {
                     part,
@@ -251,33 +251,33 @@ impl Broker {
 
     /// What may go on now that the part stands still. What has failed is tried again when somebody asks again, or when
     /// devices are looked at; where there was no memory for it, once something has left.
-    fn after_migration(&mut self, part: PartRef, failed: bool, ran_out: Option<u32>) {
+    fn continue_after_migration(&mut self, part: PartRef, failed: bool, ran_out: Option<u32>) {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let (device, state) = (allocation.device, allocation.state);
-        self.unsettle_lingering(part);
+        self.queue_in_place_unmap(part);
         match state {
-            AllocationState::Freeing => return self.give_back(part.allocation),
+            AllocationState::Freeing => return self.release_freed(part.allocation),
             AllocationState::Unmapping => self.digest_if_unmapped(part.allocation),
             _ => {}
         }
-        if !self.is_elsewhere(part) {
-            return self.at_hand(part);
+        if !self.is_off_device(part) {
+            return self.serve_part_waiters(part);
         }
         match (self.is_wanted(part), ran_out) {
             (true, Some(vain_tries)) => {
-                self.stand_in_line(part);
-                self.bar(Waiter::Part(part), device, vain_tries);
+                self.enter_line(part);
+                self.bar_waiter(Waiter::Part(part), device, vain_tries);
             }
             (true, None) if failed => {
-                self.stand_in_line(part);
+                self.enter_line(part);
                 self.line.defer(part);
             }
-            (true, None) => self.want(part),
+            (true, None) => self.request_fetch(part),
             (false, _) => {}
         }
     }
 
-    pub(crate) fn forget_op(&mut self, part: PartRef, op: OpId) {
+    pub(crate) fn forget_operation(&mut self, part: PartRef, op: OpId) {
         if let Some(migration) = self.migrations.get_mut(&part) {
             migration.ops.retain(|other| *other != op);
         }
@@ -285,11 +285,11 @@ impl Broker {
 }
 
 /// Whether it was the driver that had no memory: whoever asks the books finds out before it begins.
-fn has_run_out(outcome: &PartMove) -> bool {
+fn driver_ran_out(outcome: &PartMove) -> bool {
     matches!(outcome, PartMove::Refused { refusal } if matches!(**refusal, Refusal::DeviceFull { .. }))
 }
 
 /// Whether what the part holds cannot be had.
-fn has_lost(outcome: &PartMove) -> bool {
+fn is_content_lost(outcome: &PartMove) -> bool {
     matches!(outcome, PartMove::Refused { refusal } if matches!(**refusal, Refusal::ContentLost { .. }))
 }

@@ -12,7 +12,7 @@ use crate::{
     command::{Command, Notice, PartMove, PartRevocation},
     error::Refusal,
     event::{ChannelId, PartRef, Slot, Tier},
-    handler::{allocation::create_extent::Order, line::make_room::Piece},
+    handler::{allocation::create_extent::ExtentOrder, line::make_room::Footprint},
     invariants,
     migration::{Backing, Cause, MigrationState, MigrationStep, WriteBack, WriteBackEvent, WriteBackState},
     observed::Transition,
@@ -51,7 +51,7 @@ impl Broker {
         if word.is_none() && self.backings.get(&part).is_some_and(Backing::is_clean) {
             return Some(PartMove::Moved);
         }
-        let to = match self.memory_below(part) {
+        let to = match self.ensure_memory_below(part) {
             Ok(to) => to,
             Err(refusal) => return Some(PartMove::Refused { refusal: Box::new(refusal) }),
         };
@@ -79,12 +79,12 @@ impl Broker {
         if state == Some(AllocationState::Sealed) {
             return Ok(None);
         }
-        match self.cannot_begin(part, false, self.pins.after_all()) {
+        match self.why_not_revocable(part, false, self.pins.after_all()) {
             Some(PartRevocation::Revoked) => return Ok(None),
             Some(outcome) => return Err(outcome),
             // Its word is not resident any more.
             None if self.revocations.contains_key(&part) => {
-                return Err(PartRevocation::Pinned { by: self.mapping(part, |_| true) });
+                return Err(PartRevocation::Pinned { by: self.mappers(part, |_| true) });
             }
             None => {}
         }
@@ -97,7 +97,7 @@ impl Broker {
     }
 
     /// What the part has below: it is ordered, where there are only bytes for it. From now on it is no shadow.
-    fn memory_below(&mut self, part: PartRef) -> Result<ExtentId, Refusal> {
+    fn ensure_memory_below(&mut self, part: PartRef) -> Result<ExtentId, Refusal> {
         if let Some(Backing::Extent { extent, .. }) = self.backings.get(&part) {
             let extent = *extent;
             if !planted!(self, OlderShadowKept) {
@@ -107,31 +107,31 @@ impl Broker {
         }
         let not_found = || Refusal::AllocationNotFound { allocation: part.allocation.to_string() };
         let kind = self.allocations.get(part.allocation).ok_or_else(not_found)?.kind;
-        let piece = self.piece_of(part).ok_or_else(not_found)?;
+        let footprint = self.footprint_of(part).ok_or_else(not_found)?;
         let reserved = match self.backings.remove(&part) {
             Some(Backing::Reserved(reserved)) => Some(reserved),
             _ => None,
         };
-        let Piece { tenant, device, size } = piece;
+        let Footprint { tenant, device, size } = footprint;
         let place = match &reserved {
             Some(reserved) => Some(reserved.place()),
             None => self.ledger.place_below(tenant, device, size),
         };
         let place = place.ok_or(Refusal::TierUnsupported { tier: Tier::Host })?;
-        let order = Order { place, size, part, kind, zeroed: false };
-        let extent = self.order_beside(tenant, reserved, order)?;
+        let order = ExtentOrder { place, size, part, kind, zeroed: false };
+        let extent = self.order_second_extent(tenant, reserved, order)?;
         let kept = Backing::Extent { extent, tier: place.tier, clean: false };
         self.backings.insert(part, (tenant, device), size, kept);
         // It could not leave before, if there was nothing set aside for it. To be copied is no use of it.
         if !self.residents.contains(part) {
-            self.resides(part);
+            self.mark_evictable(part);
         }
-        self.follow_ups.demands |= self.is_room_wanted();
+        self.follow_ups.full_scan |= self.is_room_wanted();
         Ok(extent)
     }
 
     /// What a part has below has been made, or could not be.
-    pub(crate) fn backing_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&Refusal>) {
+    pub(crate) fn on_backing_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&Refusal>) {
         let is_awaited = |it: &WriteBack| it.to == id && it.state == WriteBackState::Creating;
         if !self.write_backs.get(&part).is_some_and(is_awaited) {
             return;
@@ -143,16 +143,16 @@ impl Broker {
                 Err(outcome) => outcome.into(),
             },
         };
-        self.write_back_step(part, WriteBackEvent::Failed, Some(why));
+        self.advance_write_back(part, WriteBackEvent::Failed, Some(why));
     }
 
     fn ask_or_copy(&mut self, part: PartRef, word: Option<Word>) {
         match word {
             Some((channel, session, slot)) => {
-                self.write_back_step(part, WriteBackEvent::Check, None);
+                self.advance_write_back(part, WriteBackEvent::Check, None);
                 self.push_command(Command::ClearWritten { part, channel, session, slot });
             }
-            None => self.write_back_step(part, WriteBackEvent::Ready, None),
+            None => self.advance_write_back(part, WriteBackEvent::Ready, None),
         }
     }
 
@@ -162,11 +162,11 @@ impl Broker {
             return self
                 .report_violation(invariants::MAPPERS, format!("the word of {part:?} was cleared unasked"));
         }
-        let by = self.mapping(part, |_| true);
+        let by = self.mappers(part, |_| true);
         // What nobody maps any more nobody writes.
         match cleared || by.is_empty() {
-            true => self.write_back_step(part, WriteBackEvent::Ready, None),
-            false => self.write_back_step(part, WriteBackEvent::Failed, Some(PartMove::Pinned { by })),
+            true => self.advance_write_back(part, WriteBackEvent::Ready, None),
+            false => self.advance_write_back(part, WriteBackEvent::Failed, Some(PartMove::Pinned { by })),
         }
     }
 
@@ -194,19 +194,19 @@ impl Broker {
     }
 
     /// The copy to what the part has below has ended.
-    pub(crate) fn written_back(&mut self, part: PartRef, result: Result<(), String>) {
+    pub(crate) fn on_written_back(&mut self, part: PartRef, result: Result<(), String>) {
         match result {
-            Ok(()) => self.write_back_step(part, WriteBackEvent::Copied, None),
+            Ok(()) => self.advance_write_back(part, WriteBackEvent::Copied, None),
             Err(problem) => {
                 let why = PartMove::Failed { problem };
-                self.write_back_step(part, WriteBackEvent::Failed, Some(why));
+                self.advance_write_back(part, WriteBackEvent::Failed, Some(why));
             }
         }
     }
 
     /// The part is about to leave for what it is written back to. A copy that has begun is what it waits for; else it
     /// copies by itself, and who waits for the one waits for the other.
-    pub(crate) fn takes_over(&mut self, part: PartRef) {
+    pub(crate) fn absorb_write_back(&mut self, part: PartRef) {
         let Some(under_way) = self.write_backs.get_mut(&part).filter(|it| !it.state.is_copying()) else {
             return;
         };
@@ -231,11 +231,11 @@ impl Broker {
         if state == WriteBackState::Copying {
             self.push_command(Command::CancelCopy { to });
         }
-        self.write_back_step(part, WriteBackEvent::Stop, Some(why));
+        self.advance_write_back(part, WriteBackEvent::Stop, Some(why));
     }
 
     /// Moves a write-back along its table. `why` is what is told if it gets nowhere; the first one counts.
-    pub(crate) fn write_back_step(&mut self, part: PartRef, event: WriteBackEvent, why: Option<PartMove>) {
+    pub(crate) fn advance_write_back(&mut self, part: PartRef, event: WriteBackEvent, why: Option<PartMove>) {
         let Some(under_way) = self.write_backs.get_mut(&part) else { return };
         let (from, step) = (under_way.state, under_way.state.on(event));
         self.transitions.note(Transition::WriteBack { from, event, legal: step.is_some() });
@@ -247,46 +247,46 @@ impl Broker {
                     self.copy_back(part);
                 }
             }
-            Some(MigrationStep::Done) => self.write_back_over(part, true),
-            Some(MigrationStep::Abandoned) => self.write_back_over(part, false),
+            Some(MigrationStep::Done) => self.end_write_back(part, true),
+            Some(MigrationStep::Abandoned) => self.end_write_back(part, false),
             None => self
                 .report_violation(invariants::TRANSITIONS, format!("{part:?}: {event:?} in state {from:?}")),
         }
     }
 
-    fn write_back_over(&mut self, part: PartRef, copied: bool) {
+    fn end_write_back(&mut self, part: PartRef, copied: bool) {
         let Some(over) = self.write_backs.remove(&part) else { return };
         let clean = copied && (!over.written || planted!(self, WrittenSinceIgnored));
         if let Some(migration) = self.migrations.get_mut(&part).filter(|migration| migration.to == over.to) {
             // It leaves as what it is found to be.
             migration.clean = clean;
-        } else if !self.is_kept(part, over.to) {
+        } else if !self.is_backing_of(part, over.to) {
             // Its part was freed meanwhile.
             self.release_extent(over.to);
         } else if copied || !planted!(self, OlderShadowKept) {
             self.backings.set_clean(&part, clean);
         }
         let outcome = if copied { PartMove::Moved } else { over.stopped.clone().unwrap_or(PartMove::Wanted) };
-        self.tell_of_write_back(part, &over, &outcome, clean);
+        self.notify_write_back(part, &over, &outcome, clean);
         // What an operator had written back is over without anything else to be done.
         if over.ops.is_empty() {
-            self.went_ahead(part, &outcome);
+            self.note_written_ahead(part, &outcome);
         }
         for op in over.ops.iter().copied() {
             self.part_moved(op, part, outcome.clone());
-            self.check_op(op);
+            self.finish_if_complete(op);
         }
         let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
         match state {
-            Some(AllocationState::Freeing) => self.give_back(part.allocation),
+            Some(AllocationState::Freeing) => self.release_freed(part.allocation),
             _ => self.copy_if_ready(part),
         }
     }
 
-    fn tell_of_write_back(&mut self, part: PartRef, over: &WriteBack, outcome: &PartMove, clean: bool) {
+    fn notify_write_back(&mut self, part: PartRef, over: &WriteBack, outcome: &PartMove, clean: bool) {
         let (tier, began) = (over.tier, over.since);
         if !matches!(outcome, PartMove::Moved) {
-            return self.tell_of_migration(part, tier, (Cause::WriteBack, began), outcome, (false, None));
+            return self.notify_migration(part, tier, (Cause::WriteBack, began), outcome, (false, None));
         }
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let (device, bytes) = (allocation.device, allocation.size_of(part.part));
@@ -308,9 +308,9 @@ impl Broker {
     /// What some other part of that size has below, for the bug of that name.
     #[cfg(feature = "planted")]
     fn backing_of_another(&self, part: PartRef) -> Option<ExtentId> {
-        let piece = self.piece_of(part);
+        let footprint = self.footprint_of(part);
         self.backings.iter().find_map(|(other, backing)| match backing {
-            Backing::Extent { extent, .. } if *other != part && self.piece_of(*other) == piece => {
+            Backing::Extent { extent, .. } if *other != part && self.footprint_of(*other) == footprint => {
                 Some(*extent)
             }
             _ => None,

@@ -10,12 +10,12 @@ impl Broker {
             Completion::Returned { extent } => self.on_returned(extent),
             Completion::Copied { to, result } => self.on_copied(to, result),
             Completion::Damaged { to, problem } => self.on_damaged(to, problem),
-            Completion::CleanBackingDiffers { to } => self.shadow_differs(to),
+            Completion::CleanBackingDiffers { to } => self.on_clean_backing_differs(to),
             Completion::Digested { allocation, result } => {
                 self.on_digested(allocation, result);
                 // Of a freed allocation nothing more may come that anybody would be told of.
                 if !self.remove_if_gone(allocation) {
-                    self.notify(allocation);
+                    self.notify_watchers(allocation);
                 }
             }
             Completion::WordsRevoked { part, outcome } => self.on_words_revoked(part, outcome),

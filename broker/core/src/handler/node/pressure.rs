@@ -35,7 +35,7 @@ impl Broker {
     }
 
     /// At the start, when nothing is held anywhere.
-    pub(crate) fn gauge_all(&mut self) {
+    pub(crate) fn start_gauges(&mut self) {
         let now = self.now;
         let places =
             self.ledger.places().map(|(place, balances)| (place, Gauge::new(now, balances.capacity())));
@@ -43,7 +43,7 @@ impl Broker {
     }
 
     /// A place is larger or smaller than it was, which is no growth of what is held there: not that, nor that of others.
-    pub(crate) fn is_resized(&mut self, place: Place, before: Option<Fill>) {
+    pub(crate) fn note_resized(&mut self, place: Place, before: Option<Fill>) {
         let fills = before.zip(self.fill(place));
         if let Some((before, after)) = fills
             && let Some(gauge) = self.pressure_state.gauges.get_mut(&place)
@@ -53,7 +53,7 @@ impl Broker {
     }
 
     /// A place may be fuller than before, or less full.
-    pub(crate) fn heed_pressure(&mut self, place: Place) {
+    pub(crate) fn update_pressure(&mut self, place: Place) {
         let Some(fill) = self.fill(place) else { return };
         let Some(gauge) = self.pressure_state.gauges.get_mut(&place) else { return };
         let mut bounds = self.settings.pressure;
@@ -66,10 +66,10 @@ impl Broker {
             let to = self.pressure_of(place);
             self.push_notice(Notice::PressureChanged { device, tier, from, to, charged: charged, capacity });
             if to > from || !planted!(self, ReliefUntold) {
-                self.tell_of_pressure(place, fill);
+                self.send_pressure(place, fill);
             }
             if to == Pressure::Critical {
-                self.relieve(place);
+                self.relieve_pressure(place);
             }
         }
         self.arm_pressure();
@@ -83,7 +83,7 @@ impl Broker {
     }
 
     /// Looks at all places, and again while there is something to be seen or to be done.
-    pub(crate) fn look_at_pressure(&mut self) {
+    pub(crate) fn sample_pressure(&mut self) {
         self.pressure_state.timer_armed = false;
         self.pressure_state.tried.clear();
         let places: Vec<_> = self.pressure_state.gauges.keys().copied().collect();
@@ -93,10 +93,10 @@ impl Broker {
             let now = self.now;
             let moves =
                 self.pressure_state.gauges.get_mut(&place).is_some_and(|gauge| gauge.sample(now, fill));
-            self.tell_of_pressure(place, fill);
+            self.send_pressure(place, fill);
             // Once it is known what else happened at this time.
-            self.follow_ups.pressed.insert(place);
-            goes_on |= moves || self.is_relieved(place) || self.is_cached_under_pressure(place);
+            self.follow_ups.pressed_places.insert(place);
+            goes_on |= moves || self.can_relieve(place) || self.is_cached_under_pressure(place);
         }
         if goes_on {
             self.arm_pressure();
@@ -104,9 +104,9 @@ impl Broker {
     }
 
     /// Does what its pressure asks for.
-    pub(crate) fn relieve(&mut self, place: Place) {
-        self.give_up_under_pressure(place);
-        if !self.is_relieved(place) {
+    pub(crate) fn relieve_pressure(&mut self, place: Place) {
+        self.release_cached_under_pressure(place);
+        if !self.can_relieve(place) {
             self.pressure_state.scanned_to.remove(&place);
             return;
         }
@@ -115,20 +115,20 @@ impl Broker {
             Tier::Device => {
                 let (cold, next) = self.cold_in(place);
                 let evicted = high && self.evict_cold(place, &cold);
-                let written = self.write_ahead(place.device, &cold);
-                self.has_looked(place, next, evicted || written);
+                let written = self.write_back_cold(place.device, &cold);
+                self.record_cold_scan(place, next, evicted || written);
             }
             Tier::Host if high => {
                 let (cold, next) = self.cold_in(place);
                 let demoted = self.demote_cold(place, &cold);
-                self.has_looked(place, next, demoted);
+                self.record_cold_scan(place, next, demoted);
             }
             Tier::Host | Tier::Disk => {}
         }
     }
 
     /// Whether anything is done about the pressure of the place.
-    fn is_relieved(&self, Place { device, tier }: Place) -> bool {
+    fn can_relieve(&self, Place { device, tier }: Place) -> bool {
         let begins = match tier {
             Tier::Device => Pressure::Elevated,
             Tier::Host => Pressure::High,
@@ -162,7 +162,7 @@ impl Broker {
         (cold, looked_at.last().filter(|(_, last)| is_full && *last < since).copied())
     }
 
-    fn has_looked(&mut self, place: Place, next: Option<(PartRef, Time)>, done: bool) {
+    fn record_cold_scan(&mut self, place: Place, next: Option<(PartRef, Time)>, done: bool) {
         match next {
             _ if done => {}
             Some(last) => _ = self.pressure_state.scanned_to.insert(place, last),
@@ -172,18 +172,18 @@ impl Broker {
 
     /// Whether any of them leaves their device.
     fn evict_cold(&mut self, place: Place, cold: &[PartRef]) -> bool {
-        let Some(target) = self.target(place) else { return false };
+        let Some(target) = self.eviction_target(place) else { return false };
         let choice = self.choose_for_pressure(place.device, cold, target);
         if planted!(self, ColdStays) {
             return false;
         }
         let leaves = !choice.victims.is_empty();
-        self.clear(choice, Cause::Pressure);
+        self.execute(choice, Cause::Pressure);
         leaves
     }
 
     /// Whether any of them begins to be copied to what it has below.
-    fn write_ahead(&mut self, device: DeviceIndex, cold: &[PartRef]) -> bool {
+    fn write_back_cold(&mut self, device: DeviceIndex, cold: &[PartRef]) -> bool {
         let of_device = self.write_backs.keys().filter(|part| self.is_on(**part, device));
         let mut left = WRITE_BACKS_AHEAD_MAX.saturating_sub(of_device.count());
         let before = left;
@@ -197,7 +197,7 @@ impl Broker {
                 Some(Backing::File { .. } | Backing::Needless) | None => true,
             };
             let has_failed = self.pressure_state.failed.contains(part);
-            if is_done || has_failed || self.is_under_way(*part) || !self.pressure_state.tried.insert(*part) {
+            if is_done || has_failed || self.is_busy(*part) || !self.pressure_state.tried.insert(*part) {
                 continue;
             }
             if self.write_back_part(None, *part).is_none() {
@@ -214,8 +214,8 @@ impl Broker {
 
     /// Whether any of them begins to go from the host's memory to the disk.
     fn demote_cold(&mut self, place: Place, cold: &[PartRef]) -> bool {
-        let Some((fill, target)) = self.fill(place).zip(self.target(place)) else { return false };
-        let mut going = self.going_from(place);
+        let Some((fill, target)) = self.fill(place).zip(self.eviction_target(place)) else { return false };
+        let mut going = self.leaving_from(place);
         let all_going = going.values().copied().fold(Bytes::ZERO, Bytes::saturating_add);
         let mut left = fill.charged.saturating_sub(all_going);
         let mut demoted = false;
@@ -223,20 +223,20 @@ impl Broker {
             if left <= target {
                 break;
             }
-            let Some(piece) = self.piece_of(*part) else { continue };
-            let of_tenant = going.entry(piece.tenant).or_default();
-            let without = of_tenant.saturating_add(piece.size);
-            if self.is_under_way(*part)
+            let Some(footprint) = self.footprint_of(*part) else { continue };
+            let of_tenant = going.entry(footprint.tenant).or_default();
+            let without = of_tenant.saturating_add(footprint.size);
+            if self.is_busy(*part)
                 || self.is_wanted(*part)
                 || self.operator_holds.contains(part)
-                || !self.is_above_guarantee_in(piece.tenant, place, without)
+                || !self.is_above_guarantee_in(footprint.tenant, place, without)
                 || !self.is_unused(*part, self.pins.after_all())
                 || !self.pressure_state.tried.insert(*part)
             {
                 continue;
             }
-            if self.set_out(*part, (Tier::Disk, Cause::Pressure), None, self.pins.after_all()).is_ok() {
-                left = left.saturating_sub(piece.size);
+            if self.start_move(*part, (Tier::Disk, Cause::Pressure), None, self.pins.after_all()).is_ok() {
+                left = left.saturating_sub(footprint.size);
                 *of_tenant = without;
                 demoted = true;
             }
@@ -251,13 +251,13 @@ impl Broker {
     }
 
     /// The driver is told to let go of so much there: until it has, it is charged.
-    pub(crate) fn returns(&mut self, tenant: TenantId, place: Place, bytes: Bytes) {
+    pub(crate) fn track_release(&mut self, tenant: TenantId, place: Place, bytes: Bytes) {
         let returning = self.pressure_state.returning.entry((place, tenant)).or_default();
         *returning = returning.saturating_add(bytes);
     }
 
     /// It has, or somebody keeps it.
-    pub(crate) fn returns_no_more(&mut self, tenant: TenantId, place: Place, bytes: Bytes) {
+    pub(crate) fn untrack_release(&mut self, tenant: TenantId, place: Place, bytes: Bytes) {
         if let Entry::Occupied(mut returning) = self.pressure_state.returning.entry((place, tenant)) {
             *returning.get_mut() = returning.get().saturating_sub(bytes);
             if returning.get().is_zero() {
@@ -267,57 +267,57 @@ impl Broker {
     }
 
     /// Bytes that are on their way from the host's memory to the disk, or have left it and are charged still, by tenant.
-    fn going_from(&self, place: Place) -> BTreeMap<TenantId, Bytes> {
+    fn leaving_from(&self, place: Place) -> BTreeMap<TenantId, Bytes> {
         let leaving =
             self.migrations.iter().filter(|(_, it)| it.from_tier == place.tier && it.to_tier == Tier::Disk);
         let returning = self.pressure_state.returning.iter().filter(|((of, _), _)| *of == place);
         let mut going: BTreeMap<_, Bytes> = returning.map(|((_, tenant), bytes)| (*tenant, *bytes)).collect();
-        for piece in leaving.filter_map(|(part, _)| self.piece_of(*part)) {
-            if piece.device == place.device {
-                let bytes = going.entry(piece.tenant).or_default();
-                *bytes = bytes.saturating_add(piece.size);
+        for footprint in leaving.filter_map(|(part, _)| self.footprint_of(*part)) {
+            if footprint.device == place.device {
+                let bytes = going.entry(footprint.tenant).or_default();
+                *bytes = bytes.saturating_add(footprint.size);
             }
         }
         going
     }
 
     /// Whether something is being done with the part, or with its allocation as a whole.
-    fn is_under_way(&self, part: PartRef) -> bool {
-        !self.is_settled(part.allocation)
+    fn is_busy(&self, part: PartRef) -> bool {
+        !self.is_stable(part.allocation)
             || self.migrations.contains_key(&part)
             || self.revocations.contains_key(&part)
             || self.write_backs.contains_key(&part)
     }
 
     fn is_on(&self, part: PartRef, device: DeviceIndex) -> bool {
-        self.piece_of(part).is_some_and(|piece| piece.device == device)
+        self.footprint_of(part).is_some_and(|footprint| footprint.device == device)
     }
 
     /// A part was copied ahead, or was not: others may be now.
-    pub(crate) fn went_ahead(&mut self, part: PartRef, outcome: &PartMove) {
+    pub(crate) fn note_written_ahead(&mut self, part: PartRef, outcome: &PartMove) {
         // What could not be made or written below will not be a moment later.
         if matches!(outcome, PartMove::Refused { .. } | PartMove::Failed { .. }) {
             self.pressure_state.failed.insert(part);
         }
-        if let Some(piece) = self.piece_of(part) {
-            self.follow_ups.pressed.insert(Place::device(piece.device));
+        if let Some(footprint) = self.footprint_of(part) {
+            self.follow_ups.pressed_places.insert(Place::device(footprint.device));
         }
     }
 
     /// The part may lie in another tier than before.
-    pub(crate) fn lodges(&mut self, part: PartRef) {
-        match self.piece_of(part).filter(|_| self.is_lodger(part)) {
-            Some(piece) => {
+    pub(crate) fn track_on_host(&mut self, part: PartRef) {
+        match self.footprint_of(part).filter(|_| self.is_resident_on_host(part)) {
+            Some(footprint) => {
                 if !self.idle_on_host.contains(part) {
                     self.allocations.set_on_host(part, true);
                 }
-                self.idle_on_host.arrive(piece.device, part, self.now);
+                self.idle_on_host.arrive(footprint.device, part, self.now);
             }
-            None => self.lodges_no_more(part),
+            None => self.untrack_on_host(part),
         }
     }
 
-    pub(crate) fn lodges_no_more(&mut self, part: PartRef) {
+    pub(crate) fn untrack_on_host(&mut self, part: PartRef) {
         if self.idle_on_host.contains(part) {
             self.allocations.set_on_host(part, false);
             self.idle_on_host.remove(part);
@@ -325,10 +325,10 @@ impl Broker {
     }
 
     /// Whether the part lies in the host's memory. What is freed is as good as gone, wherever it is until it is.
-    pub(crate) fn is_lodger(&self, part: PartRef) -> bool {
+    pub(crate) fn is_resident_on_host(&self, part: PartRef) -> bool {
         let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
         self.tier_of(part) == Some(Tier::Host)
-            && !self.is_nowhere(part)
+            && !self.is_dropped(part)
             && state.is_some_and(|state| state != AllocationState::Freeing)
     }
 
@@ -339,12 +339,12 @@ impl Broker {
     }
 
     /// What leaves because of pressure leaves until no more than this is held.
-    pub(crate) fn target(&self, place: Place) -> Option<Bytes> {
+    pub(crate) fn eviction_target(&self, place: Place) -> Option<Bytes> {
         let percent = u8::try_from(self.settings.pressure.evict_to_percent).unwrap_or(u8::MAX);
         self.fill(place).map(|fill| fill.capacity.percent(percent))
     }
 
-    fn tell_of_pressure(&mut self, place: Place, fill: Fill) {
+    fn send_pressure(&mut self, place: Place, fill: Fill) {
         let news = self.pressure_state.gauges.get_mut(&place).and_then(|gauge| gauge.take_update(fill));
         let Some(outlook) = news else { return };
         let hears = |session: &Session| {
@@ -352,26 +352,29 @@ impl Broker {
         };
         let channels = self.sessions.iter().filter(|(_, session)| hears(session)).map(|(_, it)| it.channel);
         for channel in channels.collect::<Vec<_>>() {
-            self.push_command(Command::Send { channel, frame: DaemonFrame::Pressure(note(place, outlook)) });
+            self.push_command(Command::Send {
+                channel,
+                frame: DaemonFrame::Pressure(pressure_note(place, outlook)),
+            });
         }
     }
 
     /// A new session is told what others were, of every place that it may have memory in.
-    pub(crate) fn tell_outlooks(&mut self, id: SessionId) {
+    pub(crate) fn send_outlooks(&mut self, id: SessionId) {
         if planted!(self, OutlooksUntold) {
             return;
         }
         let Some(session) = self.sessions.get(id).filter(|session| session.wants_pressure) else { return };
         let (channel, devices) = (session.channel, session.devices.clone());
         let gauges = self.pressure_state.gauges.iter().filter(|(place, _)| devices.contains(&place.device));
-        let notes: Vec<_> = gauges.map(|(place, gauge)| note(*place, gauge.reported())).collect();
+        let notes: Vec<_> = gauges.map(|(place, gauge)| pressure_note(*place, gauge.reported())).collect();
         for told in notes {
             self.push_command(Command::Send { channel, frame: DaemonFrame::Pressure(told) });
         }
     }
 }
 
-const fn note(Place { device, tier }: Place, outlook: Outlook) -> PressureNote {
+const fn pressure_note(Place { device, tier }: Place, outlook: Outlook) -> PressureNote {
     let Outlook { pressure, batch_factor, full_in } = outlook;
     PressureNote { device, tier, pressure, batch_factor, full_in }
 }

@@ -18,7 +18,7 @@ use crate::{
 
 impl Broker {
     pub(crate) fn on_hello(&mut self, channel: ChannelId, hello: Hello) {
-        self.unmapped_by_same_process(&hello);
+        self.end_unmapped_sessions(&hello);
         let (tenant, pid) = (hello.tenant.clone(), hello.pid);
         match self.open(channel, hello) {
             Ok(id) => self.welcome(id),
@@ -105,21 +105,21 @@ impl Broker {
         let frame = DaemonFrame::Welcome { session: id, tenant, devices: session.devices.clone(), slots };
         let channel = session.channel;
         self.push_command(Command::Send { channel, frame });
-        self.tell_outlooks(id);
+        self.send_outlooks(id);
     }
 
     /// The process has opened a new channel and says that it unmapped all of earlier sessions, whose own ends may not
     /// have been heard of yet. What the end of one makes room for is not sent to the next.
-    fn unmapped_by_same_process(&mut self, hello: &Hello) {
+    fn end_unmapped_sessions(&mut self, hello: &Hello) {
         let same = |session: &Session| session.pid == hello.pid && session.uid == hello.uid;
         let its = |id: &SessionId| self.sessions.get(*id).is_some_and(same);
         let over: Vec<_> = hello.unmapped_sessions.iter().copied().filter(its).collect();
         for id in &over {
-            self.drop_queue(*id);
+            self.drop_unsent(*id);
         }
         for id in over {
             if self.sessions.get(id).is_some() {
-                self.session_gone(id, SessionEvent::UnmappedAll);
+                self.remove_session(id, SessionEvent::UnmappedAll);
             }
         }
     }
@@ -128,13 +128,13 @@ impl Broker {
         if let Some(id) = self.sessions.on_channel(channel)
             && self.sessions.get(id).is_some_and(|session| session.channel_open)
         {
-            self.channel_over(id, SilentReason::ChannelEnded);
+            self.end_channel(id, SilentReason::ChannelEnded);
         }
     }
 
     pub(crate) fn on_process_ended(&mut self, channel: ChannelId) {
         match self.sessions.on_channel(channel) {
-            Some(id) => self.session_gone(id, SessionEvent::ProcessEnded),
+            Some(id) => self.remove_session(id, SessionEvent::ProcessEnded),
             None => self.push_command(Command::ForgetProcess { channel }),
         }
     }
@@ -166,18 +166,18 @@ impl Broker {
     pub(crate) fn close_channel(&mut self, id: SessionId, reason: SilentReason) {
         if let Some(channel) = self.sessions.get(id).map(|session| session.channel) {
             self.push_command(Command::CloseChannel { channel });
-            self.channel_over(id, reason);
+            self.end_channel(id, reason);
         }
     }
 
     /// From here on nothing is sent and nothing is heard. Who maps nothing is gone at once.
-    fn channel_over(&mut self, id: SessionId, reason: SilentReason) {
+    fn end_channel(&mut self, id: SessionId, reason: SilentReason) {
         if let Some(session) = self.sessions.get_mut(id) {
             session.channel_open = false;
         }
-        self.drop_pins(id);
-        self.drop_queue(id);
-        self.unsettle_session(id);
+        self.end_pins_of(id);
+        self.drop_unsent(id);
+        self.queue_revocation_checks_of(id);
         let Some(session) = self.sessions.get_mut(id) else { return };
         session.revoke_deadline = None;
         if let Some(words) = &mut session.words {
@@ -185,17 +185,22 @@ impl Broker {
             words.unmap_deadline = None;
         }
         if session.maps.is_empty() || planted!(self, SilentTakenForGone) {
-            return self.session_gone(id, SessionEvent::UnmappedAll);
+            return self.remove_session(id, SessionEvent::UnmappedAll);
         }
-        self.session_event(id, SessionEvent::ChannelEnded, Some(reason));
-        self.resolve_overdue(id);
+        self.advance_session(id, SessionEvent::ChannelEnded, Some(reason));
+        self.resolve_releases_of(id);
         self.fail_seals(id, |_| Refusal::SessionLost { session: id });
-        self.check_ends(id);
+        self.resolve_end_requests(id);
         self.pump_starved();
     }
 
     /// Moves a session along its table.
-    pub(crate) fn session_event(&mut self, id: SessionId, event: SessionEvent, reason: Option<SilentReason>) {
+    pub(crate) fn advance_session(
+        &mut self,
+        id: SessionId,
+        event: SessionEvent,
+        reason: Option<SilentReason>,
+    ) {
         let Some(session) = self.sessions.get_mut(id) else { return };
         let (from, next) = (session.state, session.state.on(event));
         self.transitions.note(Transition::Session { from, event, legal: next.is_some() });
@@ -206,7 +211,7 @@ impl Broker {
         session.state = next;
         session.silent_reason.clone_from(&reason);
         let tenant = session.tenant;
-        self.kill_if_silent(id, from);
+        self.schedule_kill_if_silent(id, from);
         if let Some(reason) = reason {
             let (tenant, reason) = (self.tenants.shared(tenant), reason.to_string());
             self.push_notice(Notice::SessionSilent { session: id, tenant, reason });
@@ -214,10 +219,10 @@ impl Broker {
     }
 
     /// The session maps nothing any more, for certain. All that lived by it ends.
-    pub(crate) fn session_gone(&mut self, id: SessionId, event: SessionEvent) {
-        self.session_event(id, event, None);
-        self.drop_pins(id);
-        self.drop_queue(id);
+    pub(crate) fn remove_session(&mut self, id: SessionId, event: SessionEvent) {
+        self.advance_session(id, event, None);
+        self.end_pins_of(id);
+        self.drop_unsent(id);
         let Some(session) = self.sessions.remove(id) else { return };
         if !planted!(self, FdBudgetKept) {
             self.fds.give_back(session.tenant, session.fds_in_flight);
@@ -239,7 +244,7 @@ impl Broker {
             {
                 entry.owner = None;
             }
-            self.forget_maps(id, allocation);
+            self.forget_mappings(id, allocation);
         }
         if session.channel_open {
             let frame = DaemonFrame::Refused(Refusal::SessionLost { session: id });
@@ -257,7 +262,7 @@ impl Broker {
     /// Operations that only the session could have completed, and those that waited for its end.
     fn end_ops_of(&mut self, id: SessionId) {
         self.fail_seals(id, |_| Refusal::SessionLost { session: id });
-        self.resolve_overdue(id);
+        self.resolve_releases_of(id);
         let ended = |kind: &OpKind| matches!(kind, OpKind::EndSession { session, .. } if *session == id);
         let mut ends = self.ops.of_session(id);
         ends.retain(|op| self.ops.get(*op).is_some_and(|op| ended(&op.kind)));

@@ -27,7 +27,7 @@ pub(crate) struct Surveys {
 
 impl Surveys {
     /// How many will have been done of a device when all are that were asked for by now.
-    fn asked(&self, device: DeviceIndex) -> u64 {
+    fn requested(&self, device: DeviceIndex) -> u64 {
         let more = match self.under_way.get(&device) {
             Some(true) => 2,
             Some(false) => 1,
@@ -37,13 +37,13 @@ impl Surveys {
     }
 
     /// The driver had not what was asked of it: the next that begins says who has it.
-    pub(crate) fn is_lacking(&mut self, device: DeviceIndex) {
-        let asked = self.asked(device);
-        self.awaited.insert(device, asked);
+    pub(crate) fn await_next(&mut self, device: DeviceIndex) {
+        let requested = self.requested(device);
+        self.awaited.insert(device, requested);
     }
 
     /// Whether it is known who holds what the driver had not, if it had not something.
-    fn finds(&mut self, device: DeviceIndex) -> bool {
+    fn resolve_awaited(&mut self, device: DeviceIndex) -> bool {
         let found = self.awaited.get(&device).is_none_or(|awaited| self.done(device) >= *awaited);
         if found {
             self.awaited.remove(&device);
@@ -122,7 +122,7 @@ impl Broker {
             self.push_notice(Notice::Unbrokered { device, bytes: unbrokered });
         }
         let reserved = self.context_reserve(device, contexts);
-        let found = self.surveys.finds(device) || planted!(self, EarlyLookBelieved);
+        let found = self.surveys.resolve_awaited(device) || planted!(self, EarlyLookBelieved);
         self.withhold(place, |ledger| {
             ledger.set_withheld(place, unbrokered, reserved);
             if found {
@@ -132,27 +132,27 @@ impl Broker {
         self.withhold(host, |ledger| ledger.set_withheld(host, host_missing, Bytes::ZERO));
         // What was there before anybody looked has not just come.
         if is_first {
-            before.into_iter().for_each(|(place, before)| self.is_resized(place, before));
+            before.into_iter().for_each(|(place, before)| self.note_resized(place, before));
         }
         self.cover_shortfall(device);
         self.line.resume_all();
         self.line.retry_after_survey(device);
         self.residents.clear_stuck();
         self.idle_on_host.clear_stuck();
-        self.unsettle_all_lingering();
+        self.queue_all_in_place_unmaps();
         self.pressure_state.failed.clear();
-        self.follow_ups.demands = true;
+        self.follow_ups.full_scan = true;
         if self.surveys.under_way.remove(&device) == Some(true) {
             self.survey(device);
         }
     }
 
     /// Somebody for whom the driver had no memory waits until the device has been looked at since.
-    pub(crate) fn bar(&mut self, waiter: Waiter, device: DeviceIndex, vain_tries: u32) {
-        self.line.record_out_of_memory(waiter, device, self.surveys.asked(device), vain_tries);
+    pub(crate) fn bar_waiter(&mut self, waiter: Waiter, device: DeviceIndex, vain_tries: u32) {
+        self.line.record_out_of_memory(waiter, device, self.surveys.requested(device), vain_tries);
     }
 
-    pub(crate) fn is_looked_at(&self, device: DeviceIndex, survey: u64) -> bool {
+    pub(crate) fn has_surveyed(&self, device: DeviceIndex, survey: u64) -> bool {
         self.surveys.done(device) >= survey
     }
 

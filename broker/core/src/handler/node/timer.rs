@@ -30,7 +30,7 @@ pub(crate) enum Timer {
     /// An operator's call goes on with the next of its parts.
     Parts(OpId),
     /// More parts are looked at that are not to be accessed in place any more.
-    Lingering,
+    InPlaceUnmaps,
     /// More parts of a device get bytes below it.
     Backing(DeviceIndex),
 }
@@ -62,16 +62,16 @@ impl Broker {
             self.timers.pop_first();
             match timer {
                 Timer::Session(id) => self.check_deadlines(id),
-                Timer::Pressure => self.look_at_pressure(),
+                Timer::Pressure => self.sample_pressure(),
                 Timer::Cached => self.expire_cached(),
-                Timer::Fence(part) => self.fence_lasted(part),
-                Timer::Wait(op) => self.lacks_room(op),
-                Timer::Pin(id, call) => self.pin_expired((id, call)),
+                Timer::Fence(part) => self.expire_fence(part),
+                Timer::Wait(op) => self.expire_batch(op),
+                Timer::Pin(id, call) => self.expire_pin((id, call)),
                 Timer::Parts(op) => self.begin_parts(op),
-                Timer::Backing(device) => self.set_aside_late(device),
+                Timer::Backing(device) => self.reserve_late_backings(device),
                 // They are looked at as the event is settled.
-                Timer::Lingering => {}
-                Timer::Stall(id, call) => _ = self.follow_ups.looks.insert((id, call)),
+                Timer::InPlaceUnmaps => {}
+                Timer::Stall(id, call) => _ = self.follow_ups.stall_checks.insert((id, call)),
                 Timer::Survey => {
                     self.line.end_rests();
                     self.survey_all();
@@ -84,13 +84,13 @@ impl Broker {
     fn check_deadlines(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(id) else { return };
         session.alarm = None;
-        self.heed_deadlines(id);
+        self.apply_due_deadlines(id);
         if let Some(next) = self.sessions.get(id).and_then(|session| session.deadlines().min()) {
             self.arm_session(next, id);
         }
     }
 
-    fn heed_deadlines(&mut self, id: SessionId) {
+    fn apply_due_deadlines(&mut self, id: SessionId) {
         let now = self.now;
         let due = |deadline: Option<Time>| deadline.is_some_and(|deadline| deadline <= now);
         let Some(session) = self.sessions.get(id) else { return };
@@ -103,7 +103,7 @@ impl Broker {
             return self.quarantine(id, format!("the word table was not mapped within {within} ms"));
         }
         if due(session.kill_at) {
-            self.kill(id);
+            self.kill_process(id);
         }
         let Some(session) = self.sessions.get_mut(id) else { return };
         let all_are_due = due(session.revoke_deadline);
@@ -115,18 +115,18 @@ impl Broker {
             let (tenant, parts) = (session.tenant, session.parts_owed());
             let tenant = self.tenants.shared(tenant);
             self.push_notice(Notice::RevokeOverdue { session: id, tenant, parts });
-            self.session_event(id, SessionEvent::Overdue, Some(SilentReason::Overdue));
-            self.unsettle_session(id);
+            self.advance_session(id, SessionEvent::Overdue, Some(SilentReason::Overdue));
+            self.queue_revocation_checks_of(id);
         }
         // What nobody pins is due sooner.
         if all_are_due {
-            self.resolve_overdue(id);
+            self.resolve_releases_of(id);
             self.fail_seals(id, |allocation| Refusal::StillMapped { allocation });
-            self.check_ends(id);
+            self.resolve_end_requests(id);
         }
     }
 
-    fn kill(&mut self, id: SessionId) {
+    fn kill_process(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(id) else { return };
         session.kill_at = None;
         let (channel, tenant) = (session.channel, self.tenants.shared(session.tenant));
@@ -136,7 +136,7 @@ impl Broker {
     }
 
     /// As configured: silence that lasts ends the process.
-    pub(crate) fn kill_if_silent(&mut self, id: SessionId, was: SessionState) {
+    pub(crate) fn schedule_kill_if_silent(&mut self, id: SessionId, was: SessionState) {
         let (now, after) = (self.now, self.config.limits.end_silent_after);
         let Some(session) = self.sessions.get_mut(id) else { return };
         match session.state {
@@ -151,7 +151,7 @@ impl Broker {
     }
 
     /// A session that an operator ended does not unmap: it is killed, or the operator is told.
-    pub(crate) fn check_ends(&mut self, id: SessionId) {
+    pub(crate) fn resolve_end_requests(&mut self, id: SessionId) {
         let of_session = |kind: &OpKind| match kind {
             OpKind::EndSession { session, kill } if *session == id => Some(*kill),
             _ => None,

@@ -19,7 +19,7 @@ impl Broker {
             // What was copied below is old, and may be copied ahead anew. Only the end of its last mapping tells that it is not: a
             // look may be older than the copy, and then costs one copy more.
             match written {
-                true => self.was_written(*part),
+                true => self.mark_dirty(*part),
                 false if planted!(self, UnwrittenTakenForClean) => self.backings.set_clean(part, true),
                 false => {}
             }
@@ -33,18 +33,18 @@ impl Broker {
                 }
             }
             if lets_go {
-                self.unsettle_lingering(*part);
+                self.queue_in_place_unmap(*part);
             }
             unpinned |= lets_go;
         }
         if unpinned && !planted!(self, TouchIgnored) {
-            self.unsettle_short();
+            self.note_victims_changed();
         }
     }
 
     /// These were found to pin the part: they are not asked again until they are seen to unpin it. Who maps it no more by now will
     /// not be seen to. Whether there is any other.
-    pub(crate) fn seen_pinned(&mut self, part: PartRef, by: &[SessionId]) -> bool {
+    pub(crate) fn record_pinned(&mut self, part: PartRef, by: &[SessionId]) -> bool {
         let maps = |id: &&SessionId| self.map_state(**id, part).is_some_and(MapState::is_mapper);
         let there: Vec<_> = by.iter().filter(maps).copied().collect();
         for session in there.iter().copied() {
@@ -55,7 +55,7 @@ impl Broker {
     }
 
     /// The session maps the part no more, so it pins it no more.
-    pub(crate) fn seen_unpinned(&mut self, part: PartRef, session: SessionId) {
+    pub(crate) fn record_unpinned(&mut self, part: PartRef, session: SessionId) {
         self.residents.record_unpin(part, session);
         self.idle_on_host.record_unpin(part, session);
     }

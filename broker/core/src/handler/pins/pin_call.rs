@@ -30,7 +30,7 @@ impl Broker {
     }
 
     /// Whether the session has not mapped its word table.
-    pub(crate) fn owes_words(&self, id: SessionId) -> bool {
+    pub(crate) fn owes_word_table(&self, id: SessionId) -> bool {
         let words = self.sessions.get(id).and_then(|session| session.words.as_ref());
         words.is_some_and(|words| words.map_deadline.is_some())
     }
@@ -73,7 +73,7 @@ impl Broker {
         let look = self.now.after(self.config.limits.pin_stall);
         let until = (!wait.is_zero()).then(|| self.now.after(wait));
         self.pins.insert((id, call), sorted, self.now, (look, until));
-        self.look_at_pin((id, call), look);
+        self.schedule_stall_check((id, call), look);
         if let Some(until) = until.filter(|_| !planted!(self, PinTimerLost)) {
             self.arm(until, Timer::Pin(id, call));
         }
@@ -113,13 +113,13 @@ impl Broker {
         if let Some(part) =
             parts.iter().find(|part| self.map_state(id, **part).is_none_or(MapState::is_leaving))
         {
-            return Err(self.why_lost(id, *part));
+            return Err(self.why_unpinnable(id, *part));
         }
-        self.check_together(session.tenant, parts.iter().copied())
+        self.check_feasible(session.tenant, parts.iter().copied())
     }
 
     /// Why a part that is not the session's, or soon will not be, cannot be pinned.
-    fn why_lost(&self, id: SessionId, part: PartRef) -> Refusal {
+    fn why_unpinnable(&self, id: SessionId, part: PartRef) -> Refusal {
         if self.sessions.get(id).is_none_or(|session| session.ending) {
             return Refusal::SessionLost { session: id };
         }
@@ -138,33 +138,34 @@ impl Broker {
     }
 
     /// Looks at a part of a call.
-    pub(crate) fn settle_call(&mut self, id: PinId, part: PartRef) {
-        self.follow_ups.count(1);
+    pub(crate) fn check_call(&mut self, id: PinId, part: PartRef) {
+        self.follow_ups.count_checked(1);
         let Some(call) = self.pins.get(id).filter(|call| call.is_waiting()) else { return };
         let (times, elsewhere_since) =
             ((call.stall_check, call.deadline), call.elsewhere.then_some(call.arrived));
-        let (held_up, state) = (self.is_held_up(part, call.arrival), self.map_state(id.0, part));
+        let (held_up, state) =
+            (self.is_blocked_by_revocation(part, call.arrival), self.map_state(id.0, part));
         let waits = held_up || !self.pins.is_missing(id, part);
         match state {
             None | Some(MapState::OfferedRevoked | MapState::Revoking) => {
-                let why = self.why_lost(id.0, part);
+                let why = self.why_unpinnable(id.0, part);
                 self.refuse_pin(id, why);
             }
-            Some(MapState::Away) if !waits && self.is_elsewhere(part) => {
+            Some(MapState::Away) if !waits && self.is_off_device(part) => {
                 if let Some(call) = self.pins.get_mut(id) {
                     call.elsewhere = true;
                 }
-                self.want(part);
+                self.request_fetch(part);
                 if planted!(self, PinGrantedElsewhere) && self.pins.mark_mapped(id, part) {
-                    self.forget_times(id, times);
+                    self.cancel_pin_timers(id, times);
                     self.answer_pin(id, None);
                 }
             }
-            Some(MapState::Away) if !waits => self.bring_back(id.0, part),
+            Some(MapState::Away) if !waits => self.queue_remap(id.0, part),
             Some(MapState::Mapped) if !waits => {
                 if self.pins.mark_mapped(id, part) {
-                    self.forget_times(id, times);
-                    self.note_waited(id, elsewhere_since, WaitEnd::Served);
+                    self.cancel_pin_timers(id, times);
+                    self.note_pin_waited(id, elsewhere_since, WaitEnd::Served);
                     self.answer_pin(id, None);
                 }
             }
@@ -173,7 +174,7 @@ impl Broker {
     }
 
     /// A call has not been answered in time.
-    pub(crate) fn pin_expired(&mut self, id: PinId) {
+    pub(crate) fn expire_pin(&mut self, id: PinId) {
         let waits = self.pins.get(id).filter(|call| call.is_waiting());
         if let Some(within) = waits.and_then(|call| Some(call.deadline?.since(call.arrived))) {
             self.refuse_pin(id, Refusal::WaitOver { within });
@@ -181,8 +182,8 @@ impl Broker {
     }
 
     /// It waits no more: its timers have nothing to do.
-    fn forget_times(&mut self, id: PinId, (look, until): (Time, Option<Time>)) {
-        self.forget_look(id, look);
+    fn cancel_pin_timers(&mut self, id: PinId, (look, until): (Time, Option<Time>)) {
+        self.cancel_stall_check(id, look);
         if let Some(until) = until {
             self.timers.remove(&(until, Timer::Pin(id.0, id.1)));
         }
@@ -197,7 +198,7 @@ impl Broker {
     }
 
     /// Tells of a call that waited for memory which was elsewhere.
-    fn note_waited(&mut self, (session, call): PinId, since: Option<Time>, end: WaitEnd) {
+    fn note_pin_waited(&mut self, (session, call): PinId, since: Option<Time>, end: WaitEnd) {
         if let Some(since) = since {
             self.push_notice(Notice::PinWaited { session, call, since, end });
         }
@@ -221,17 +222,17 @@ impl Broker {
             words.call_parts = words.call_parts.saturating_sub(call.parts.len());
         }
         if call.is_waiting() {
-            self.forget_times(id, (call.stall_check, call.deadline));
-            self.note_waited(id, call.elsewhere.then_some(call.arrived), end);
+            self.cancel_pin_timers(id, (call.stall_check, call.deadline));
+            self.note_pin_waited(id, call.elsewhere.then_some(call.arrived), end);
         }
         // What it kept from leaving may leave, and what it waited for is wanted no more.
-        self.unsettle_short();
+        self.note_victims_changed();
         for part in call.parts {
-            self.unsettle_lingering(part);
+            self.queue_in_place_unmap(part);
             // Who wants it later comes later.
             let waiter = Waiter::Part(part);
             if self.line.contains(waiter) && !self.is_wanted(part) {
-                self.unsettle_line(waiter);
+                self.note_line_changed(waiter);
                 self.leave_line(waiter, WaitEnd::Left);
             }
             // Who came after it was not held up by this call.
@@ -242,8 +243,8 @@ impl Broker {
     }
 
     /// Nothing is heard of the session any more: its calls are over, and nobody is to be told.
-    pub(crate) fn drop_pins(&mut self, id: SessionId) {
-        self.follow_ups.demands |= !self.line.is_empty();
+    pub(crate) fn end_pins_of(&mut self, id: SessionId) {
+        self.follow_ups.full_scan |= !self.line.is_empty();
         let calls: Vec<_> = self.pins.of_session(id).map(|(call, _)| call).collect();
         for call in calls {
             self.end_pin(call, WaitEnd::Left);

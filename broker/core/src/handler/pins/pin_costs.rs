@@ -101,7 +101,7 @@ impl Fenced {
     /// The event and whatever follows from it, but for what the client is told to unmap: it pins that. How many parts of
     /// calls were looked at.
     fn event(&mut self, event: Event) -> usize {
-        let before = self.broker.follow_ups.looked_at;
+        let before = self.broker.follow_ups.parts_checked;
         let mut events = vec![event];
         while let Some(event) = events.pop() {
             self.broker.handle(self.now, event);
@@ -125,7 +125,7 @@ impl Fenced {
             }
         }
         assert_eq!(self.broker.check(), []);
-        self.broker.follow_ups.looked_at - before
+        self.broker.follow_ups.parts_checked - before
     }
 
     fn frame(&mut self, frame: ClientFrame) -> usize {

@@ -25,14 +25,14 @@ use crate::{
 
 impl Broker {
     /// The call is looked at then, unless it is answered before.
-    pub(crate) fn look_at_pin(&mut self, id: PinId, look: Time) {
+    pub(crate) fn schedule_stall_check(&mut self, id: PinId, look: Time) {
         if let Some(call) = self.pins.get_mut(id) {
             call.stall_check = look;
             self.arm(look, Timer::Stall(id.0, id.1));
         }
     }
 
-    pub(crate) fn forget_look(&mut self, id: PinId, look: Time) {
+    pub(crate) fn cancel_stall_check(&mut self, id: PinId, look: Time) {
         self.timers.remove(&(look, Timer::Stall(id.0, id.1)));
     }
 
@@ -40,18 +40,18 @@ impl Broker {
     pub(crate) fn abort_stalled(&mut self) -> bool {
         let (now, wait) = (self.now, self.config.limits.pin_stall);
         let mut due = Vec::new();
-        for id in std::mem::take(&mut self.follow_ups.looks) {
+        for id in std::mem::take(&mut self.follow_ups.stall_checks) {
             let Some(call) = self.pins.get(id).filter(|call| call.is_waiting()) else { continue };
-            let (arrival, since) = (call.arrival, self.stalls_since(id, call));
-            self.follow_ups.count(call.parts.len());
+            let (arrival, since) = (call.arrival, self.stalled_since(id, call));
+            self.follow_ups.count_checked(call.parts.len());
             match since.filter(|since| since.after(wait) > now) {
                 None if since.is_some() && !planted!(self, StallIgnored) => due.push((arrival, id)),
-                since => self.look_at_pin(id, since.unwrap_or(now).after(wait)),
+                since => self.schedule_stall_check(id, since.unwrap_or(now).after(wait)),
             }
         }
         let Some((_, youngest)) = due.iter().max().copied() else { return false };
         let others = due.into_iter().map(|(_, id)| id).filter(|id| *id != youngest);
-        self.follow_ups.looks.extend(others);
+        self.follow_ups.stall_checks.extend(others);
         self.refuse_pin(youngest, Refusal::PinStalled { session: youngest.0 });
         self.push_notice(Notice::PinStalled { session: youngest.0, call: youngest.1 });
         self.pins.restart_wait(youngest.0, now);
@@ -62,7 +62,7 @@ impl Broker {
     ///
     /// In its way are those that map a part which was fenced before it came, those that pin something on a device where it
     /// waits for room, and its own session where that was told to unmap while it pinned.
-    fn stalls_since(&self, id: PinId, call: &PinCall) -> Option<Time> {
+    fn stalled_since(&self, id: PinId, call: &PinCall) -> Option<Time> {
         // Where nothing is fenced, and nothing that was is pinned still, nobody is in anybody's way.
         if self.evicting == 0 && self.revocations.is_empty() && self.line.is_empty() {
             return None;
@@ -81,7 +81,7 @@ impl Broker {
                 }
             }
             if self.line.contains(Waiter::Part(*part)) {
-                awaited.extend(self.piece_of(*part).map(|piece| piece.device));
+                awaited.extend(self.footprint_of(*part).map(|footprint| footprint.device));
             }
             let pinned = !words.unmap_soon.contains(part);
             if pinned && self.map_state(id.0, *part) == Some(MapState::Evicting) {
@@ -90,7 +90,7 @@ impl Broker {
             }
         }
         for last in
-            awaited.into_iter().filter_map(|device| self.waits_for_its_own(device, id.0, call.arrived))
+            awaited.into_iter().filter_map(|device| self.blocked_by_itself_since(device, id.0, call.arrived))
         {
             since = since.max(last);
             is_held_up = true;
@@ -100,36 +100,42 @@ impl Broker {
 
     /// Since when all wait who pin something on a device where room is short, if the session helps anybody by letting go of what
     /// it pins itself: there, or on another device where somebody waits for room.
-    fn waits_for_its_own(&self, device: DeviceIndex, session: SessionId, arrived: Time) -> Option<Time> {
-        if self.awaited_room.is_made_on(device) || self.is_made_there(device, arrived) {
+    fn blocked_by_itself_since(
+        &self,
+        device: DeviceIndex,
+        session: SessionId,
+        arrived: Time,
+    ) -> Option<Time> {
+        if self.awaited_room.is_leaving(device) || self.has_older_creation(device, arrived) {
             return None;
         }
         let mut since = Time::START;
         for pinning in self.residents.pinning_sessions(device) {
-            since = since.max(self.is_kept_waiting(pinning, device)?);
+            since = since.max(self.unserved_since(pinning, device)?);
         }
         let helps = |other: DeviceIndex| {
-            self.residents.is_pinning(other, session) && (other == device || self.is_waited_for(other))
+            self.residents.is_pinning(other, session) && (other == device || self.has_waiters_on(other))
         };
         self.device_indices().any(helps).then_some(since)
     }
 
     /// Since when a session waits, unless a call of its own is being served on that device: all that it lacks is on its way there,
     /// however long that takes.
-    fn is_kept_waiting(&self, session: SessionId, device: DeviceIndex) -> Option<Time> {
+    fn unserved_since(&self, session: SessionId, device: DeviceIndex) -> Option<Time> {
         let since = self.pins.waiting_since(session)?;
-        let is_there = |part: &PartRef| self.piece_of(*part).is_some_and(|piece| piece.device == device);
+        let is_there =
+            |part: &PartRef| self.footprint_of(*part).is_some_and(|footprint| footprint.device == device);
         let is_served = |(id, call): (PinId, &PinCall)| {
             let lacking = || call.parts.iter().filter(|part| self.pins.is_missing(id, **part));
             call.is_waiting()
                 && lacking().any(is_there)
-                && lacking().all(|part| self.is_coming(session, *part))
+                && lacking().all(|part| self.is_arriving(session, *part))
         };
         (!self.pins.of_session(session).any(is_served)).then_some(since)
     }
 
     /// Whether nothing more is needed for the session to have the part but time: its bytes come, or it is sent.
-    fn is_coming(&self, session: SessionId, part: PartRef) -> bool {
+    fn is_arriving(&self, session: SessionId, part: PartRef) -> bool {
         match self.migrations.get(&part) {
             Some(migration) => migration.to_tier == Tier::Device,
             None => matches!(self.map_state(session, part), Some(MapState::Queued | MapState::Offered)),
@@ -138,7 +144,7 @@ impl Broker {
 
     /// Whether allocations are being made there that had their room by then: what they have of the device can leave for others once
     /// all of their batch is made.
-    fn is_made_there(&self, device: DeviceIndex, by: Time) -> bool {
+    fn has_older_creation(&self, device: DeviceIndex, by: Time) -> bool {
         let is_there = |id: &AllocationId| self.allocations.get(*id).is_some_and(|it| it.device == device);
         self.allocations.has_any(AllocationState::Creating)
             && self.ops.iter().any(|(_, op)| match &op.kind {
@@ -150,7 +156,7 @@ impl Broker {
     }
 
     /// A session lets go of a part. If it did not wait itself, whoever waits for others there has its time anew.
-    pub(crate) fn ease(&mut self, id: SessionId, part: PartRef) {
+    pub(crate) fn ease_fence(&mut self, id: SessionId, part: PartRef) {
         let waits = self.pins.waiting_since(id).is_some();
         if let Some(under_way) = self.revocations.get_mut(&part).filter(|_| !waits) {
             under_way.last_progress = self.now;

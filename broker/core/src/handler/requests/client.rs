@@ -38,7 +38,7 @@ impl Broker {
             }
         };
         let requester = Requester::Session { session, tenant };
-        if self.was_asked_before(call, requester, method, key) {
+        if self.answer_if_repeated(call, requester, method, key) {
             return;
         }
         if let Err(refusal) = self.check_queue(requester.tenant()) {
@@ -47,15 +47,15 @@ impl Broker {
         let op = self.ops.next_id();
         let start = match request {
             ClientRequest::AllocateBatch { items, wait } => self.allocate(op, session, tenant, items, wait),
-            ClientRequest::FreeBatch(ids) => self.free(op, session, tenant, &ids),
+            ClientRequest::FreeBatch(ids) => self.free_batch(op, session, tenant, &ids),
             ClientRequest::Attach(target) => self.attach(session, tenant, &target, false),
             ClientRequest::AttachUnpinned(target) => self.attach(session, tenant, &target, true),
-            ClientRequest::Detach(ids) => self.detach(op, session, tenant, &ids),
+            ClientRequest::Detach(ids) => self.detach_batch(op, session, tenant, &ids),
             ClientRequest::Seal(id) => self.seal(op, session, tenant, id),
             ClientRequest::Advise(id, advice) => self.advise(session, tenant, id, advice),
             ClientRequest::Load { spec, file } => self.load(op, session, tenant, spec, file),
         };
-        self.started(op, call, requester, method, key, start);
+        self.record_start(op, call, requester, method, key, start);
     }
 
     /// The tenant of a session that may call, from the process that it belongs to.
@@ -88,7 +88,7 @@ impl Broker {
     }
 
     /// Answers, or will, if this is a repetition.
-    pub(crate) fn was_asked_before(
+    pub(crate) fn answer_if_repeated(
         &mut self,
         call: CallId,
         requester: Requester,
@@ -138,7 +138,7 @@ impl Broker {
     }
 
     /// Answers what is done, keeps what waits.
-    pub(crate) fn started(
+    pub(crate) fn record_start(
         &mut self,
         id: crate::tenancy::OpId,
         call: CallId,
@@ -154,11 +154,11 @@ impl Broker {
                 self.remember(requester, method, key, Some(outcome));
             }
             Ok(Started::Waiting(kind)) => {
-                if let Some(log) = self.log_of(requester) {
+                if let Some(log) = self.request_log_mut(requester) {
                     log.record_start(method, key, id);
                 }
                 self.ops.insert(id, Op { requester, method, key, calls: vec![call], kind });
-                self.check_op(id);
+                self.finish_if_complete(id);
             }
         }
     }

@@ -33,7 +33,7 @@ impl Broker {
             OperatorRequest::Drain { .. } => Method::Drain,
         };
         let requester = Requester::Operator { uid };
-        if self.was_asked_before(call, requester, method, key) {
+        if self.answer_if_repeated(call, requester, method, key) {
             return;
         }
         if let Err(refusal) = self.check_queue(None) {
@@ -63,7 +63,7 @@ impl Broker {
             OperatorRequest::ChangeSettings(change) => self.change_settings(uid, &change),
             OperatorRequest::Drain { draining } => self.drain(draining),
         };
-        self.started(op, call, requester, method, key, start);
+        self.record_start(op, call, requester, method, key, start);
         match self.ops.get(op).map(|op| &op.kind) {
             Some(OpKind::Quota(_)) => self.queue_quota(op),
             Some(OpKind::Revoke { .. } | OpKind::Move { .. }) => self.begin_parts(op),
@@ -79,12 +79,12 @@ impl Broker {
         let maps: Vec<_> = session.maps.keys().copied().collect();
         if open {
             for allocation in maps {
-                self.revoke(id, allocation, RevokeReason::SessionEnded);
+                self.revoke_allocation(id, allocation, RevokeReason::SessionEnded);
             }
         }
         let still_mapped = self.sessions.get(id).map_or(Bytes::ZERO, |session| session.mapped);
         if still_mapped.is_zero() {
-            self.session_gone(id, SessionEvent::UnmappedAll);
+            self.remove_session(id, SessionEvent::UnmappedAll);
             return Ok(Started::Done(Outcome::SessionEnded { gone: true, still_mapped }));
         }
         if !open && !kill {
@@ -104,10 +104,10 @@ impl Broker {
         let owner = allocation.owner.filter(answers).filter(|_| !planted!(self, OwnerKeepsFreed));
         self.start_free(id);
         if let Some(owner) = owner {
-            self.revoke(owner, id, RevokeReason::Freed);
-            self.give_back(id);
+            self.revoke_allocation(owner, id, RevokeReason::Freed);
+            self.release_freed(id);
         }
-        if let Some(outcome) = self.freed_of(id, owner) {
+        if let Some(outcome) = self.free_result(id, owner) {
             return Ok(Started::Done(outcome));
         }
         if let Some(allocation) = self.allocations.get_mut(id) {
@@ -119,10 +119,10 @@ impl Broker {
     fn drain(&mut self, draining: bool) -> Start {
         if self.draining != draining {
             self.draining = draining;
-            self.follow_ups.demands = true;
+            self.follow_ups.full_scan = true;
             self.push_notice(Notice::Draining { draining });
             if draining {
-                self.give_up_cached(None);
+                self.release_all_cached(None);
             }
             let open = self.sessions.iter().filter(|(_, session)| session.is_connected());
             for channel in open.map(|(_, session)| session.channel).collect::<Vec<_>>() {

@@ -37,18 +37,18 @@ impl Broker {
         }
         // Who waits may have the room of what is let go; and whom nothing helps any more is passed by.
         if changed > 0 {
-            self.unsettle_short();
+            self.note_victims_changed();
         }
         Ok(Started::Done(Outcome::PartsHeld { allocation: id, parts: parts.into_iter().collect() }))
     }
 
     /// Whether an operator holds the part, and it is on its device.
-    pub(crate) fn is_held_there(&self, part: PartRef) -> bool {
+    pub(crate) fn is_held_on_device(&self, part: PartRef) -> bool {
         self.operator_holds.contains(&part) && self.tier_of(part) == Some(Tier::Device)
     }
 
     /// Nobody holds what is freed.
-    pub(crate) fn forget_held(&mut self, id: AllocationId) {
+    pub(crate) fn forget_operator_holds(&mut self, id: AllocationId) {
         let part = |index| PartRef { allocation: id, part: PartIndex(index) };
         let held: Vec<_> = self.operator_holds.range(part(0)..=part(u32::MAX)).copied().collect();
         for part in held {

@@ -107,16 +107,16 @@ impl Broker {
         if self.ops.get(op).is_some_and(|op| op.kind.has_more_parts()) {
             self.arm(self.now.after(MOMENT), Timer::Parts(op));
         }
-        self.check_op(op);
+        self.finish_if_complete(op);
     }
 
     /// `None`: the operation is told when it is over.
     fn begin_revocation(&mut self, op: OpId, part: PartRef, wait: bool) -> Option<PartRevocation> {
-        if self.is_settled(part.allocation) {
+        if self.is_stable(part.allocation) {
             return self.revoke_part(Some(op), part, wait, self.pins.after_all());
         }
         // Meanwhile it was freed, or is being sealed: its mappings end without us, or do not.
-        let by = self.mapping(part, |_| true);
+        let by = self.mappers(part, |_| true);
         Some(if by.is_empty() { PartRevocation::Revoked } else { PartRevocation::Pinned { by } })
     }
 
@@ -131,14 +131,14 @@ impl Broker {
             }
         }
         match goal {
-            MoveGoal::In(Tier::Device) => self.bring_in_for(op, part),
-            MoveGoal::In(to_tier @ (Tier::Host | Tier::Disk)) => self.evict_part(op, part, to_tier),
+            MoveGoal::In(Tier::Device) => self.fetch_for_operator(op, part),
+            MoveGoal::In(to_tier @ (Tier::Host | Tier::Disk)) => self.evict_for_operator(op, part, to_tier),
             MoveGoal::WrittenBack => self.write_back_part(Some(op), part),
         }
     }
 
     /// Whether nothing is under way with the allocation as a whole.
-    pub(crate) fn is_settled(&self, id: AllocationId) -> bool {
+    pub(crate) fn is_stable(&self, id: AllocationId) -> bool {
         let state = self.allocations.get(id).map(|allocation| allocation.state);
         matches!(state, Some(AllocationState::Open | AllocationState::Sealed))
     }

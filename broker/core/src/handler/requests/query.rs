@@ -164,8 +164,8 @@ impl Broker {
                 cached_larger,
                 host: self.tier_view(Place { device: index, tier: Tier::Host }),
                 disk: self.tier_view(Place { device: index, tier: Tier::Disk }),
-                moving_in: self.moving(index, |it| it.to_tier == Tier::Device),
-                moving_out: self.moving(index, |it| it.from_tier == Tier::Device),
+                moving_in: self.moving_bytes(index, |it| it.to_tier == Tier::Device),
+                moving_out: self.moving_bytes(index, |it| it.from_tier == Tier::Device),
                 parts_waiting: self.line.parts().filter(|part| self.is_of(*part, index)).count(),
                 unbrokered: balances.unbrokered(),
                 contexts: balances.contexts(),
@@ -294,7 +294,7 @@ impl Broker {
                 size: allocation.size_of(index),
                 tier: self.tier_of(of_part).unwrap_or(Self::tier()),
                 operator_hold: self.operator_holds.contains(&of_part),
-                dropped: self.is_nowhere(of_part),
+                dropped: self.is_dropped(of_part),
                 moves_to: self.migrations.get(&of_part).map(|migration| migration.to_tier),
                 backing: mappers.then(|| self.backing(of_part, part.extent)),
                 mappers: if mappers { part.mappings.iter().map(mapper).collect() } else { Vec::new() },
@@ -383,7 +383,7 @@ impl Broker {
     fn is_below(&self, id: ExtentId, extent: &Extent) -> bool {
         let on_its_way = |part| self.migrations.get(part).is_some_and(|it| it.to == id);
         extent.place.tier != Tier::Device
-            && extent.part.as_ref().is_some_and(|part| self.is_kept(*part, id) || on_its_way(part))
+            && extent.part.as_ref().is_some_and(|part| self.is_backing_of(*part, id) || on_its_way(part))
     }
 
     /// The extents that back an allocation's parts still.

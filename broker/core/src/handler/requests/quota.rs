@@ -10,7 +10,7 @@ use crate::{
     command::Command,
     error::Refusal,
     event::{DeviceSelector, Tier},
-    handler::{Start, Started, line::make_room::Choice},
+    handler::{Start, Started, line::make_room::RoomPlan},
     ledger::{Place, Quota, QuotaDevice, QuotaTable},
     limits::REQUESTS_REMEMBERED,
     tenancy::{Method, OpId, OpKind, Outcome, Requester, TenantId},
@@ -114,20 +114,20 @@ impl Broker {
 
     pub(crate) fn queue_quota(&mut self, op: OpId) {
         self.quota_queue.waiting.push_back(op);
-        self.next_quota();
+        self.start_next_quota();
     }
 
     /// Begins the next change, if none is being written.
-    fn next_quota(&mut self) {
+    fn start_next_quota(&mut self) {
         while self.quota_queue.storing.is_none() && self.quota_queue.making_room.is_none() {
             let Some(op) = self.quota_queue.waiting.pop_front() else { return };
             let Some(OpKind::Quota(change)) = self.ops.get_mut(op).map(|op| &op.kind) else { continue };
             let change = change.clone();
             match self.check_change(&change) {
-                Ok((quota, choice)) if choice.is_dropped() => self.store(op, change, quota),
+                Ok((quota, choice)) if choice.is_dropped() => self.store_quota(op, change, quota),
                 Ok((_, choice)) => {
                     self.quota_queue.making_room = Some(op);
-                    self.make_room(op, choice);
+                    self.make_room_for_quota(op, choice);
                 }
                 Err(refusal) => self.finish(op, Err(refusal)),
             }
@@ -139,12 +139,12 @@ impl Broker {
         if self.quota_queue.making_room == Some(op) {
             self.quota_queue.making_room = None;
             self.quota_queue.waiting.push_front(op);
-            self.next_quota();
+            self.start_next_quota();
         }
     }
 
     /// What would be stored, if it can be kept, and which cached extents must be given up for that.
-    fn check_change(&self, change: &QuotaChange) -> Result<(Option<Quota>, Choice), Refusal> {
+    fn check_change(&self, change: &QuotaChange) -> Result<(Option<Quota>, RoomPlan), Refusal> {
         let book = self.ledger.quotas();
         let stored = book.get(change.tenant, &change.device, change.tier);
         let quota = match change.edit {
@@ -167,7 +167,7 @@ impl Broker {
             }
         };
         let after = self.book_after(change, quota);
-        let mut room = Choice::default();
+        let mut room = RoomPlan::default();
         for (place, balances) in self.ledger.places().filter(|(place, _)| place.tier == change.tier) {
             let account = after.new_account(change.tenant, place, balances.share());
             let before = book.new_account(change.tenant, place, balances.share());
@@ -207,7 +207,7 @@ impl Broker {
     }
 
     /// Holds the larger guarantee back, and has everything written.
-    fn store(&mut self, op: OpId, change: QuotaChange, quota: Option<Quota>) {
+    fn store_quota(&mut self, op: OpId, change: QuotaChange, quota: Option<Quota>) {
         let book = self.book_after(&change, quota);
         let places: Vec<_> =
             self.ledger.places().map(|(place, balances)| (place, balances.share())).collect();
@@ -219,7 +219,7 @@ impl Broker {
             );
         }
         // What is held back for a tenant is there for who waits of it.
-        self.follow_ups.demands |= self.is_room_wanted();
+        self.follow_ups.full_scan |= self.is_room_wanted();
         let request = self.request_of(op, &change);
         let row = |(tenant, device, tier, quota): (TenantId, &QuotaDevice, Tier, Quota)| StoredQuota {
             tenant: self.tenants.name(tenant).to_owned(),
@@ -254,8 +254,8 @@ impl Broker {
             Ok(()) => {
                 self.ledger.set_quota(change.tenant, change.device.clone(), change.tier, quota);
                 self.trim_to_limit(change.tenant);
-                self.refuse_what_cannot_be();
-                self.follow_ups.demands |= self.is_room_wanted();
+                self.refuse_infeasible();
+                self.follow_ups.full_scan |= self.is_room_wanted();
                 request.into_iter().for_each(|request| self.quota_queue.recall(request));
                 self.note_quota(&change, quota);
                 Ok(match quota {
@@ -273,9 +273,9 @@ impl Broker {
                 Err(Refusal::StoreFailed { problem })
             }
         };
-        self.follow_ups.demands = true;
+        self.follow_ups.full_scan = true;
         self.finish(op, outcome);
-        self.next_quota();
+        self.start_next_quota();
     }
 
     /// What a request that was stored did.

@@ -55,12 +55,12 @@ impl Broker {
         if planted!(self, RequestIdForgotten) {
             return;
         }
-        if let Some(log) = self.log_of(requester) {
+        if let Some(log) = self.request_log_mut(requester) {
             log.record_outcome(method, key, outcome);
         }
     }
 
-    pub(crate) fn log_of(&mut self, requester: Requester) -> Option<&mut RequestLog> {
+    pub(crate) fn request_log_mut(&mut self, requester: Requester) -> Option<&mut RequestLog> {
         match requester {
             Requester::Session { session, .. } => {
                 self.sessions.get_mut(session).map(|session| &mut session.requests)
@@ -70,11 +70,11 @@ impl Broker {
     }
 
     /// Finishes an operation if what it waited for is so.
-    pub(crate) fn check_op(&mut self, id: OpId) {
+    pub(crate) fn finish_if_complete(&mut self, id: OpId) {
         match self.ops.get_mut(id).map(|op| &mut op.kind) {
-            Some(OpKind::Allocate { extents_left: 0, .. }) => self.allocated(id),
+            Some(OpKind::Allocate { extents_left: 0, .. }) => self.finish_allocation(id),
             Some(OpKind::Release { items, .. }) if items.is_complete() => {
-                self.released(id);
+                self.finish_release(id);
             }
             Some(OpKind::Revoke { parts, .. }) if parts.is_complete() => {
                 let (allocation, parts) = (parts.allocation, parts.take());

@@ -39,7 +39,7 @@ impl Broker {
             let (before, after) = (Box::new(before), Box::new(after));
             let is_smaller = after.tiers.host < before.tiers.host || after.tiers.disk < before.tiers.disk;
             self.push_notice(Notice::SettingsChanged { uid, before, after });
-            self.settings_changed(is_smaller);
+            self.apply_settings(is_smaller);
         }
         Ok(Started::Done(Outcome::SettingsChanged))
     }
@@ -63,22 +63,22 @@ impl Broker {
     }
 
     /// Everything that depends on them is looked at, now.
-    fn settings_changed(&mut self, is_smaller: bool) {
+    fn apply_settings(&mut self, is_smaller: bool) {
         let places: Vec<Place> = self.ledger.places().map(|(place, _)| place).collect();
         for place in places.iter().copied() {
             let Some(offered) = self.settings.tiers.of(place.tier) else { continue };
             let before = self.fill(place);
             self.withhold(place, |ledger| ledger.set_offered(place, offered));
-            self.is_resized(place, before);
+            self.note_resized(place, before);
         }
         if is_smaller {
-            self.refuse_what_is_not_below();
+            self.refuse_batches_without_room_below();
         }
-        self.follow_ups.demands = true;
+        self.follow_ups.full_scan = true;
         self.pressure_state.tried.clear();
         self.pressure_state.failed.clear();
         self.pressure_state.scanned_to.clear();
-        self.follow_ups.pressed.extend(places.iter().copied());
+        self.follow_ups.pressed_places.extend(places.iter().copied());
         if !planted!(self, SettingsBelievedLate) {
             self.ledger.changed.extend(places);
         }
