@@ -1,55 +1,55 @@
-# One door to everything. Needs Rust and Python 3.11 or later; all else is fetched into .tools/ and .demo/.
+# Every job has a target here. Needs Rust and Python 3.11 or later; the targets fetch all else into .tools/ and .demo/.
 .PHONY: help demo test gpu gpu-bundle verify fix prose errors-md invariants-md metrics-md protocol-md config-md cli-md proto-baseline
 
-help: ## this list
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: ## the whole path with a real model, start to end; FILE=/path/to/any/file uses that instead
+demo: ## run the whole path with a real model; FILE=/path/to/any/file uses that file instead
 	python3 tests/demo/demo.py $(if $(FILE),--file '$(FILE)')
 
-test: ## all tests, with all their set-up
+test: ## run all tests, with their set-up
 	tests/dev/install-tools
 	cargo build -p vramd -p vramctl -p vramd-tests --bins
 	cargo test --workspace --exclude simulator --exclude vramd-python --no-fail-fast
 	cargo test -p simulator
 	sdk-python/tests/run
 
-gpu: gpu-bundle ## the GPU suite on this machine, results in target/gpu-results; QUICK=1 for fewer rounds
+gpu: gpu-bundle ## run the GPU suite on this machine into target/gpu-results; QUICK=1 for fewer rounds
 	target/gpu-bundle/run $(if $(QUICK),--quick) target/gpu-results
 
-gpu-bundle: ## packs that suite for a machine without a toolchain, into target/gpu-bundle
+gpu-bundle: ## pack that suite for a machine without a toolchain, into target/gpu-bundle
 	tests/dev/install-tools
 	tests/gpu/bundle.py
 
-verify: ## all that .ci/run checks, but for cargo-deny, which takes long to build
+verify: ## run all checks of .ci/run except cargo-deny, whose build takes long
 	.ci/run --without-deny
 
-fix: ## formats, and applies what clippy can
+fix: ## format, and apply the fixes that clippy knows
 	cargo fmt --all
 	cargo clippy --workspace --all-targets --fix --allow-dirty --allow-staged
 
-prose: ## checks the wording of comments, pages, messages, names and commits
+prose: ## check the wording of comments, pages, messages, names and commits
 	tests/dev/prose/run
 	tests/dev/prose/test
 
-errors-md: ## writes docs/ERRORS.md from the registry of reasons
+errors-md: ## write docs/ERRORS.md from the registry of reasons
 	cargo run --quiet -p vramd-tests --bin errors-md
 
-invariants-md: ## writes docs/INVARIANTS.md from the registry of invariants
+invariants-md: ## write docs/INVARIANTS.md from the registry of invariants
 	cargo run --quiet -p simulator --bin invariants-md
 
-metrics-md: ## writes docs/METRICS.md from the registry of metrics
+metrics-md: ## write docs/METRICS.md from the registry of metrics
 	cargo run --quiet -p vramd-tests --bin metrics-md
 
-protocol-md: ## writes docs/reference/protocol.md from the protocol and its comments
+protocol-md: ## write docs/reference/protocol.md from the protocol and its comments
 	cargo run --quiet -p vramd-tests --bin protocol-md
 
-config-md: ## writes docs/reference/configuration.md from the example configuration
+config-md: ## write docs/reference/configuration.md from the example configuration
 	cargo run --quiet -p vramd-tests --bin config-md
 
-cli-md: ## writes docs/reference/cli.md from the command lines
+cli-md: ## write docs/reference/cli.md from the command lines
 	cargo run --quiet -p vramd-tests --bin cli-md
 
-proto-baseline: ## makes the protocol as it is now the one that later changes must not break
+proto-baseline: ## make the present protocol the one that later changes must not break
 	tests/dev/install-tools
 	BUF_CACHE_DIR=.tools/buf-cache .tools/venv/bin/buf build proto --exclude-source-info -o proto/baseline.binpb
