@@ -1,4 +1,4 @@
-"""`link`: relative links of pages lead to a file, and their anchors to a heading of it."""
+"""`link`: relative links of pages lead to a file, their anchors to a heading, and paths in prose to what they name."""
 
 import pathlib
 import re
@@ -13,13 +13,21 @@ _INLINE_CODE = re.compile(r"`[^`]*`")
 _TARGET = re.compile(r"\]\(([^()\s]+)(?:\s+\"[^\"]*\")?\)")
 _ELSEWHERE = re.compile(r"[a-z][a-z+.-]*:")
 _HEADING = re.compile(r"\s{0,3}#{1,6}\s+(.*?)\s*#*\s*$")
+_PATH = re.compile(r"`((?:broker|deploy|docs|proto|sdk-python|sdk-rust|tests)/[\w./-]*\w)/?`")
 _LINKED = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
 def check(file: File, root: pathlib.Path = ROOT) -> Iterator[Offence]:
-    """Finds links that lead nowhere. Addresses outside the repository are not tried."""
-    if file.language != "markdown":
-        return
+    """Finds links and paths that lead nowhere. A path counts from any folder above its file; addresses are not tried."""
+    for text in file.prose:
+        for path in _PATH.findall(text.raw):
+            if not any((folder / path).exists() for folder in (root / file.path).parents):
+                yield Offence(file.path, text.line, "link", "no such file or folder", path)
+    if file.language == "markdown":
+        yield from _check_links(file, root)
+
+
+def _check_links(file: File, root: pathlib.Path) -> Iterator[Offence]:
     for number, line, code in markdown.numbered(file.lines):
         if code:
             continue

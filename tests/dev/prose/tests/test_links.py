@@ -25,6 +25,14 @@ class Links(unittest.TestCase):
         self.assertEqual(self.found("See [it](other.md#what)."), [("no such heading", "other.md#what")])
         self.assertEqual(self.found("# Here\n\nSee [it](#there)."), [("no such heading", "#there")])
 
+    def test_path_to_nothing_is_found(self):
+        self.assertEqual(self.found("See `tests/gone.rs`."), [("no such file or folder", "tests/gone.rs")])
+        self.assertEqual(self.found("See `docs/other.md` and `docs/`, not `docs/*.md` or `made/x.rs`."), [])
+
+    def test_path_in_a_comment_is_tried(self):
+        offences = links.check(File("x.rs", "rust", "//! As `docs/gone.md` says.\nlet x = 1; // `docs/other.md`\n"), self.root)
+        self.assertEqual([offence.text for offence in offences], ["docs/gone.md"])
+
     def test_good_links_pass(self):
         for target in ("other.md", "../docs/other.md", "other.md#what-fits", "other.md#twice-1", "#here", "."):
             self.assertEqual(self.found(f"# Here\n\nSee [it]({target})."), [], target)
