@@ -1,7 +1,7 @@
-//! What operators ask: `AdminService` over `admin.sock`, blocking, with the same errors.
+//! The operators' client: `AdminService` over `admin.sock`, blocking, with the same errors.
 //!
-//! Messages are those of the protocol. Lists come whole, and mutations whose `request_id` is empty get one, so that a
-//! retry of the transport changes nothing twice.
+//! Messages are those of the protocol. Lists are fetched to their end, and mutations with an empty `request_id` get
+//! one, so that a retry of the transport changes nothing twice.
 
 use std::{
     future::Future,
@@ -33,7 +33,7 @@ pub struct AdminClient {
 }
 
 impl AdminClient {
-    /// For the daemon whose sockets are there. Connects at the first call.
+    /// Makes a client of the daemon in that socket folder. Connects at the first call.
     pub fn new(socket_dir: &Path) -> Result<Self> {
         let socket = socket_paths::admin_socket(socket_dir);
         Ok(Self { rpc: Rpc::open(&socket)?, socket, request_timeout: REQUEST_TIMEOUT })
@@ -63,7 +63,7 @@ impl AdminClient {
         self.call(request, |mut client, request| async move { client.delete_quota(request).await }).map(drop)
     }
 
-    /// Of one tenant, or of all if it is empty.
+    /// Lists those of one tenant, or of all if it is empty.
     pub fn quotas(&self, tenant: &str) -> Result<Vec<v1::Quota>> {
         pages(|page_token| {
             let request =
@@ -74,7 +74,7 @@ impl AdminClient {
         })
     }
 
-    /// Of one tenant, or of all if it is empty.
+    /// Lists those of one tenant, or of all if it is empty.
     pub fn sessions(&self, tenant: &str) -> Result<Vec<v1::Session>> {
         pages(|page_token| {
             let request =
@@ -90,7 +90,7 @@ impl AdminClient {
         self.call(request, |mut client, request| async move { client.end_session(request).await })
     }
 
-    /// Of one tenant, or of all if it is empty. Without parts.
+    /// Lists the allocations of one tenant, or of all if it is empty, without parts.
     pub fn allocations(&self, tenant: &str) -> Result<Vec<v1::Allocation>> {
         pages(|page_token| {
             let request =
@@ -117,7 +117,7 @@ impl AdminClient {
         self.call(request, |mut client, request| async move { client.free_allocation(request).await })
     }
 
-    /// Takes an allocation out of the processes that map it; they keep it. Returns when it is known what came of each part.
+    /// Revokes the mappings of an allocation; its tenant keeps it. Returns when the outcome of each part is known.
     pub fn revoke_mappings(
         &self,
         mut request: v1::RevokeMappingsRequest,
@@ -126,13 +126,13 @@ impl AdminClient {
         self.call(request, |mut client, request| async move { client.revoke_mappings(request).await })
     }
 
-    /// Moves parts of an allocation to another tier. Returns when it is known what came of each.
+    /// Moves parts of an allocation to another tier. Returns when the outcome of each is known.
     pub fn move_parts(&self, mut request: v1::MovePartsRequest) -> Result<v1::MovePartsResponse> {
         fill(&mut request.request_id);
         self.call(request, |mut client, request| async move { client.move_parts(request).await })
     }
 
-    /// Copies what parts of an allocation hold to their backing, while they stay mapped. Returns when it is known what came of each.
+    /// Writes dirty parts of an allocation back, while they stay mapped. Returns when the outcome of each is known.
     pub fn write_back_parts(
         &self,
         mut request: v1::WriteBackPartsRequest,
@@ -147,7 +147,7 @@ impl AdminClient {
         self.call(request, |mut client, request| async move { client.hold_parts(request).await })
     }
 
-    /// Who waits for room on a device, in the order of asking: of one tenant, or of all if it is empty.
+    /// Lists the waits for room on devices, in order of arrival: of one tenant, or of all if it is empty.
     pub fn waits(&self, tenant: &str) -> Result<Vec<v1::Wait>> {
         pages(|page_token| {
             let request =
@@ -158,13 +158,13 @@ impl AdminClient {
         })
     }
 
-    /// Ends one wait: who asked is refused.
+    /// Cancels one wait: its request is refused.
     pub fn cancel_wait(&self, mut request: v1::CancelWaitRequest) -> Result<()> {
         fill(&mut request.request_id);
         self.call(request, |mut client, request| async move { client.cancel_wait(request).await }).map(drop)
     }
 
-    /// What moves between tiers, and the last that ended: of one tenant, or of all if it is empty.
+    /// Lists the migrations under way, and those that ended last: of one tenant, or of all if it is empty.
     pub fn moves(&self, tenant: &str) -> Result<Moves> {
         let mut ended = Vec::new();
         let moving = pages(|page_token| {
@@ -178,20 +178,20 @@ impl AdminClient {
         Ok(Moves { moving, ended })
     }
 
-    /// What the links carry by which bytes move, and what was begun on them.
+    /// Lists the links, with what they carry and the copies that were begun on them.
     pub fn links(&self) -> Result<v1::ListLinksResponse> {
         let request = v1::ListLinksRequest {};
         self.call(request, |mut client, request| async move { client.list_links(request).await })
     }
 
-    /// Levels of pressure, sizes of tiers and shares of links: what holds now, and what is configured.
+    /// The settings: levels of pressure, sizes of tiers and shares of links, as they are and as configured.
     pub fn settings(&self) -> Result<v1::GetSettingsResponse> {
         self.call(v1::GetSettingsRequest {}, |mut client, request| async move {
             client.get_settings(request).await
         })
     }
 
-    /// Changes some of them, until the daemon ends: all that is named, or nothing.
+    /// Changes settings until the daemon ends: all that are named, or none.
     pub fn change_settings(
         &self,
         mut request: v1::ChangeSettingsRequest,
@@ -217,7 +217,7 @@ impl AdminClient {
         self.call(request, |mut client, request| async move { client.drain(request).await })
     }
 
-    /// Events as they happen, from now on. Who does not take them is told how many it missed.
+    /// Watches events from now on. A watch that is too slow receives the number of events that it missed.
     pub fn watch(&self, request: v1::WatchRequest) -> Result<Watch<'_>> {
         let stream = self.call(request, |mut client, request| async move { client.watch(request).await })?;
         Ok(Watch { rpc: &self.rpc, stream })
@@ -242,23 +242,23 @@ impl AdminClient {
         })
     }
 
-    /// Whether a daemon may well be there, but the socket's mode keeps this user out: that is no operator either.
+    /// Whether the socket's mode keeps this user out: then the user is no operator, and a daemon may well be there.
     fn is_closed_to_us(&self) -> bool {
         UnixStream::connect(&self.socket).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
     }
 }
 
-/// What moves between tiers.
+/// Migrations: those under way, and those that ended last.
 #[derive(Clone, Debug)]
 pub struct Moves {
-    /// By allocation and part.
+    /// Sorted by allocation and part.
     pub moving: Vec<v1::Move>,
-    /// The latest first.
+    /// Newest first.
     pub ended: Vec<v1::EndedMove>,
 }
 
-/// What happens on the node: an iterator that waits for the next event. It ends after the daemon has said that it ends,
-/// and with [`Error::BrokerGone`] where it could not say so.
+/// The events of the node: an iterator that waits for the next event. It ends after the daemon has announced its end,
+/// and with [`Error::BrokerGone`] if the daemon could not.
 #[derive(Debug)]
 pub struct Watch<'a> {
     rpc: &'a Rpc,

@@ -1,4 +1,4 @@
-//! A client process's way to the daemon.
+//! The client of the blocking API, and its builder.
 
 use std::{env, path::PathBuf, sync::Arc, time::Duration};
 
@@ -29,14 +29,14 @@ use crate::{
     },
 };
 
-/// As long as the daemon itself works on a call, unless configured.
+/// As long as the daemon itself works on a call by default.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A session with the daemon, open until the client, its clones and all handles made by it are dropped.
 #[derive(Clone, Debug)]
 pub struct Client {
     session: ProcessBound<Session>,
-    /// As it was asked for.
+    /// How it was opened, for [`Self::reconnect`].
     builder: Arc<ClientBuilder>,
 }
 
@@ -56,9 +56,9 @@ impl Client {
         Self::builder().connect()
     }
 
-    /// A new session with the daemon that is there now, as this one was opened: for when that has ended. Handles of the
-    /// old session are its own still: what they map stands, and what else they are asked answers
-    /// [`crate::Error::SessionLost`]. In a forked child it is a session of the child's own.
+    /// Opens a new session with the running daemon, with this one's settings: for use after a session has ended.
+    /// Handles of the old session stay with it: their mappings stand, and their calls return
+    /// [`crate::Error::SessionLost`]. In a forked child the new session is the child's own.
     pub fn reconnect(&self) -> Result<Self> {
         ClientBuilder::clone(&self.builder).connect()
     }
@@ -73,7 +73,8 @@ impl Client {
         }
     }
 
-    /// Allocates, and waits until the memory is mapped: zero, writable. What is [`AllocationRequest::unpinned`] is not waited for.
+    /// Allocates zeroed memory, and waits until it is mapped for writing. It does not wait for
+    /// [`AllocationRequest::unpinned`] memory.
     pub fn allocate(&self, request: AllocationRequest) -> Result<Allocation> {
         let mut allocations = self.allocate_batch([request])?;
         allocations.pop().ok_or_else(|| missing_field("allocation"))
@@ -93,17 +94,22 @@ impl Client {
         self.claim_attached(target.into(), AllocationKind::Movable, false).map(Sealed::new)
     }
 
-    /// Attaches a sealed allocation of which nothing is mapped until it is pinned: what is larger than the device is read by pins
-    /// of some parts at a time ([`Sealed::pin_parts`]), or copied out. Where the program itself maps, all of it comes at once.
+    /// Attaches a sealed allocation without mapping any of it. The program reads one larger than the device by
+    /// pinning some parts at a time ([`Sealed::pin_parts`]), or by copying it out. For a [`RawClient`] this has no
+    /// effect: all parts arrive at once.
     pub fn attach_unpinned(&self, target: impl Into<Target>) -> Result<Sealed> {
         self.claim_attached(target.into(), AllocationKind::Movable, true).map(Sealed::new)
     }
 
-    /// Loads what a file has from an offset on: as many bytes as the request says, or all there are if it says 0. It is sealed, as if a
-    /// program had copied it in and sealed it. Where the daemon knows that the file never changes (fs-verity, or the operator's
-    /// `files.immutable_paths`) it reads the file itself, once, and keeps that for what the memory has below its device: parts that
-    /// nobody uses leave without being copied, and cost nothing. Any other file is copied. A file that is changed all the same is found
-    /// out: whoever pins such a part is refused with [`crate::Error::ContentLost`].
+    /// Loads a file from an offset on, as sealed memory: as many bytes as the request says, or all of them if it says
+    /// 0. If the daemon knows that the file never changes (fs-verity, or the operator's `files.immutable_paths`), it
+    /// reads the file itself, once, and uses it as backing: unused parts leave the device without a copy, and cost
+    /// nothing there. Any other file is copied. If an immutable file is changed after all, pins of such a part are
+    /// refused with [`crate::Error::ContentLost`].
+    ///
+    /// Loading takes as long as reading the file: the client's request timeout bounds each question whether it is
+    /// done. The request's wait for room counts only where the file is copied. An [`AllocationRequest::unpinned`] one
+    /// may be larger than the device.
     ///
     /// It takes as long as it takes to read the file: the client's request timeout is for each question whether that is done. What the
     /// request says of waiting for room counts where the file is copied. An [`AllocationRequest::unpinned`] one may be larger than the device.
@@ -122,20 +128,20 @@ impl Client {
         self.claim_attached(target.into(), AllocationKind::Fixed, false).map(Allocation::new)
     }
 
-    /// Pins several allocations together, all or none, so that two programs which need the same ones do not each wait for
-    /// what the other has. Waits until all are here. At most 1,024 parts.
+    /// Pins several allocations together, all or none, and waits until all have arrived. Two programs that need the
+    /// same allocations then do not wait for each other's. At most 1,024 parts.
     pub fn pin_set(&self, set: &[(&dyn Pinnable, Access)]) -> Result<PinnedSet> {
         check_process(&self.session)?;
         pin_set(set, |handle| handle.is_of(&self.session), || self.session.deadline())
     }
 
-    /// The same, and waits for no longer than that.
+    /// Like [`Self::pin_set`], but waits at most `wait`.
     pub fn pin_set_timeout(&self, set: &[(&dyn Pinnable, Access)], wait: Duration) -> Result<PinnedSet> {
         check_process(&self.session)?;
         pin_set(set, |handle| handle.is_of(&self.session), || self.session.deadline_after(wait))
     }
 
-    /// Frees an allocation that this session, or this tenant, owns and has no handle of.
+    /// Frees an allocation of this session or its tenant that has no handle.
     pub fn free(&self, id: AllocationId) -> Result<Released> {
         run_ready(operations::free_by_id(CallStyle::Blocking, &self.session, id))
     }
@@ -144,13 +150,13 @@ impl Client {
         run_ready(operations::describe(CallStyle::Blocking, &self.session, target.into()))
     }
 
-    /// What the tenant owns whose name starts with the prefix, without parts; everything, if it is empty. A prefix
-    /// `tenant/…` shows what that tenant lets this one read.
+    /// Lists the tenant's allocations whose name starts with the prefix, without parts; all of them if it is empty. A
+    /// prefix `tenant/…` lists those that this tenant may read.
     pub fn list(&self, name_prefix: &str) -> Result<Vec<AllocationInfo>> {
         run_ready(operations::list(CallStyle::Blocking, &self.session, name_prefix))
     }
 
-    /// A source of small allocations, which asks the daemon for nothing until the first.
+    /// Makes a pool of small allocations. It asks the daemon for nothing before the first.
     pub fn pool(&self, config: PoolConfig) -> Result<Pool> {
         check_process(&self.session)?;
         Pool::new(self.clone(), config)
@@ -164,7 +170,7 @@ impl Client {
         self.session.id()
     }
 
-    /// Whom this session is charged to.
+    /// The tenant that is charged for this session.
     pub fn tenant(&self) -> &str {
         self.session.tenant()
     }
@@ -178,30 +184,31 @@ impl Client {
         self.session.daemon_version()
     }
 
-    /// Whether the session stands. What it maps stays usable even if not; a new client can be connected.
+    /// Whether the session is live. Its mappings stay usable after its end; a new client can connect.
     pub fn is_connected(&self) -> bool {
         self.session.is_own_process() && self.session.table().ending().is_none()
     }
 
-    /// Whether the node is being taken out of service.
+    /// Whether an operator is taking the node out of service.
     pub fn is_draining(&self) -> bool {
         self.session.is_own_process() && self.session.table().is_draining()
     }
 
-    /// How full a device is, by its UUID or index, as the daemon told last; the session's only one, if none is named. No call. `None`:
-    /// the session does not see that device, or none was named and it sees several. Once the session has ended, it is what
-    /// was told before.
+    /// Returns the daemon's last report on how full a device is, named by UUID or index; without a name, of the
+    /// session's only device. It makes no call. It is `None` if the session does not see the device, or sees several
+    /// and none is named. After the end of the session it is the last report.
     pub fn pressure<'a>(&self, device: impl Into<Option<&'a str>>) -> Option<Pressure> {
         check_process(&self.session).ok()?;
         self.session.table().pressures.device(device.into())
     }
 
-    /// The same of all devices that the session sees, and of the tiers below them.
+    /// Returns the last report of each device that the session sees, and of the tiers below them.
     pub fn pressures(&self) -> Vec<Pressure> {
         if self.session.is_own_process() { self.session.table().pressures.all() } else { Vec::new() }
     }
 
-    /// Waits until everything that was dropped so far is unmapped and freed or detached, but for what guards still pin.
+    /// Waits until everything that was dropped so far is unmapped and freed or detached, except for memory that
+    /// guards still pin.
     pub fn flush(&self) -> Result<()> {
         run_ready(operations::flush(CallStyle::Blocking, &self.session))
     }
@@ -221,40 +228,41 @@ impl Client {
 }
 
 impl ClientBuilder {
-    /// Where the daemon's sockets are, if not at [`crate::socket_dir`].
+    /// The folder of the daemon's sockets, if not [`crate::socket_dir`].
     #[must_use]
     pub fn socket_dir(mut self, dir: impl Into<PathBuf>) -> Self {
         self.socket_dir = Some(dir.into());
         self
     }
 
-    /// What operators read beside the session; the program's own name unless told.
+    /// The name that operators see beside the session; by default the program's own.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// UUIDs of the devices that this process sees. OnAbandon told, `VRAMD_VISIBLE_DEVICES` says (UUIDs, separated by
-    /// commas). Without it, CUDA is asked where there are several; a raw session then takes any.
+    /// The UUIDs of the devices that this process sees. By default `VRAMD_VISIBLE_DEVICES` lists them (UUIDs,
+    /// separated by commas). Without it, CUDA is asked if the daemon has several devices; a raw session then takes
+    /// any.
     #[must_use]
     pub fn devices(mut self, uuids: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.devices = Some(uuids.into_iter().map(Into::into).collect());
         self
     }
 
-    /// How long a call may take, waiting for mappings included. 300 s unless told.
+    /// How long a call may take, waiting for mappings included. 300 s by default.
     #[must_use]
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
         self.request_timeout = timeout;
         self
     }
 
-    /// Is called whenever the daemon tells how full a device is, or a tier below it: once for each at the beginning of a session,
-    /// also one that is made by [`Client::reconnect`], and with every change. The thread that calls, `vramd-pressure`, does
-    /// nothing else: while the program is in there nothing else waits, and of what comes meanwhile it is told only the
-    /// newest of each device and tier. A panic in there is caught, and the next is told as ever. It may use a client, but a clone
-    /// that it keeps holds the session open.
+    /// Registers a callback for reports of pressure. The daemon reports each device and tier once when a session
+    /// begins, also by [`Client::reconnect`], and then at every change. The thread `vramd-pressure` makes the calls
+    /// and does nothing else, so a slow callback delays nothing; after it returns, it gets only the newest report of
+    /// each device and tier. A panic in it is caught, and the next report is delivered as usual. The callback may use
+    /// a client, but a clone that it keeps holds the session open.
     #[must_use]
     pub fn on_pressure(mut self, call: impl Fn(Pressure) + Send + Sync + 'static) -> Self {
         self.on_pressure = Some(OnPressure::new(call));
@@ -265,7 +273,7 @@ impl ClientBuilder {
         self.open(Mode::Map)
     }
 
-    /// For programs that map parts themselves.
+    /// Connects a client for programs that map parts themselves.
     pub fn connect_raw(self) -> Result<RawClient> {
         self.open(Mode::HandOver).map(RawClient::new)
     }

@@ -1,9 +1,9 @@
-//! What can go wrong: the registry of reasons as a Rust enum.
+//! Errors: the registry of reasons as a Rust enum.
 //!
-//! What a program can meet and handle has a variant with its facts, each written once, in the table below. What a
-//! program got wrong itself, and what operators alone are told, is [`Error::Refused`]: its reason is matched as well
-//! ([`Refusal::reason`]), and the daemon's sentence says more than the facts do. This is the inverse of the daemon's map
-//! to gRPC, and a test walks the registry through it.
+//! A refusal that a program can handle has a variant with its facts, each written once in the table below. The
+//! program's own mistakes, and refusals that only operators meet, are [`Error::Refused`]: its reason can be matched
+//! too ([`Refusal::reason`]), and the daemon's sentence says more than the facts do. This is the inverse of the
+//! daemon's map to gRPC, and a test walks the registry through it.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -11,7 +11,7 @@ use vramd_types::{Bytes, Reason, StatusCode};
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Reasons with their facts, which have the registry's names; then what is not the registry's.
+/// First the reasons with their facts, under the registry's names; then the variants that the registry does not have.
 macro_rules! errors {
     (
         { $($(#[$doc:meta])* $variant:ident { $($fact:ident: $kind:ty),* }, $message:literal;)* }
@@ -28,7 +28,7 @@ macro_rules! errors {
         }
 
         impl Error {
-            /// The reason's entry in the registry, and its facts, of those that have a variant.
+            /// The reason and facts of a variant that comes from the registry.
             fn registry_entry(&self) -> Option<(Reason, BTreeMap<String, String>)> {
                 match self {
                     $(Self::$variant { $($fact),* } => {
@@ -57,7 +57,7 @@ errors! {
             "tenant `{tenant}` is limited to {limit} in tier {tier} of {device}: {held} held, {asked} asked";
         DeviceFull { device: String, tier: String, free: Bytes, asked: Bytes },
             "tier {tier} of {device} has {free} that is not guaranteed to others: {asked} asked";
-        /// A pin of another tenant's memory.
+        /// The pin is of another tenant's memory.
         SetTooLarge { device: String, tier: String, asked: Bytes },
             "{asked} of another tenant's memory are more than that may have in tier {tier} of {device} at once";
         SessionsTooMany { tenant: String, limit_count: u64 },
@@ -76,14 +76,15 @@ errors! {
         StillMapped { allocation: String },
             "an earlier mapping of {allocation} is still being unmapped by this session";
         Raced { allocation: String }, "{allocation} was changed by something else meanwhile";
-        /// It waited for pins whose holders all waited themselves, perhaps for its own: unpin what is held, then try again.
+        /// The call waited for pins whose holders all waited themselves, perhaps for this session's. Unpin what the
+        /// session pins, then try again.
         PinStalled { session: String },
             "session {session} waited for parts that are pinned by sessions that wait themselves: unpin and try again";
-        /// An operator ended the wait for room on the device.
+        /// An operator cancelled the wait for room on the device.
         WaitCancelled { wait: u64 }, "an operator ended the wait for room, number {wait}";
         PinsTooMany { allocation: String, limit_count: u64 },
             "a part of {allocation} has {limit_count} pins, as many as can be counted";
-        /// Guards are alive. Nothing was done, and nothing is lost.
+        /// Guards are alive. Nothing was done, and no byte is lost.
         Pinned { allocation: String, pins: u64 },
             "{allocation} is in use: {pins} pins of this process are left";
         StreamCapturing { allocation: String },
@@ -98,9 +99,9 @@ errors! {
         BrokerGone { problem: String }, "the daemon cannot be reached: {problem}";
         MapFailed { allocation: String, problem: String }, "{allocation} could not be mapped: {problem}";
         FileInvalid { problem: String }, "there is no such file to be loaded: {problem}";
-        /// [`crate::Client::load`] has it copied instead.
+        /// [`crate::Client::load`] copies such a file instead.
         FileMutable { path: String }, "{path} may change, so it cannot be what an allocation has below its device";
-        /// Of that part alone: all others can be had.
+        /// Only that part is lost; all others can be read.
         ContentLost { allocation: String, part_index: u64 }, "part {part_index} of {allocation} is lost";
         DigestMismatch { expected: String, found: String }, "the bytes have the digest {found}, not {expected}";
     }
@@ -111,42 +112,42 @@ errors! {
         Draining,
         #[error("the deadline passed first; what completes later stays")]
         Deadline,
-        /// Only of slices: copies and kernels work.
+        /// Slices alone are refused: copies and kernels work.
         #[error(
             "{allocation} lies in device memory, which the CPU cannot follow: use copy_to_host and copy_from_host"
         )]
         DeviceMemory { allocation: String },
         #[error("{allocation} is not mapped any more, or not for that")]
         NotMapped { allocation: String },
-        /// Its handle has let go of it: the daemon may take it back while nobody pins it.
+        /// The handle has given up its handle pin, so the daemon may unmap the memory.
         #[error("{allocation} is not held: pin it, or hold it again")]
         NotPinned { allocation: String },
-        /// This process was forked from the one that the session belongs to.
+        /// This process was forked from the session's process.
         #[error("session {session} belongs to the process that this one was forked from")]
         Forked { session: String },
         #[error("{allocation} could not be copied: {problem}")]
         CopyFailed { allocation: String, problem: String },
-        /// For [`crate::Client::allocate`] it is not too large.
+        /// [`crate::Client::allocate`] accepts such a size.
         #[error("{size} is no small allocation: the pool's blocks have at most {largest}")]
         NotSmall { size: Bytes, largest: Bytes },
-        /// A refusal that this build's registry does not have, or a status that no part of vramd made.
+        /// A refusal that is not in this build's registry, or a status that another program made.
         #[error("{message} (gRPC code {code})")]
         Unknown { code: i32, reason: String, message: String },
     }
 }
 
-/// A refusal with its facts as they came: keys as in the registry, numbers in bytes.
+/// A refusal with its facts as received: keys as in the registry, numbers in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Refusal {
     pub reason: Reason,
     pub message: String,
     pub facts: BTreeMap<String, String>,
-    /// When it may be worth trying again.
+    /// How long to wait before trying again.
     pub retry_after: Option<Duration>,
 }
 
-/// How a fact stands in the metadata.
+/// How a fact is written in the metadata.
 trait Fact: Sized {
     fn parse(text: &str) -> Option<Self>;
     fn to_text(&self) -> String;
@@ -183,13 +184,13 @@ impl Fact for Bytes {
 }
 
 impl Error {
-    /// The reason's entry in the registry, if it has one.
+    /// The reason in the registry, if the error has one.
     pub fn reason(&self) -> Option<Reason> {
         Some(match self {
             Self::QueueFull { .. } => Reason::QueueFull,
             Self::Draining => Reason::Draining,
             Self::Deadline => Reason::Deadline,
-            // To programs that know the registry alone, what cannot be used as mapped was not mapped.
+            // Programs that know only the registry see memory that cannot be used as not mapped.
             Self::DeviceMemory { .. }
             | Self::NotMapped { .. }
             | Self::NotPinned { .. }
@@ -206,7 +207,7 @@ impl Error {
         self.reason().map(Reason::code)
     }
 
-    /// When it may be worth trying again, where the daemon says so.
+    /// How long to wait before trying again, if the daemon says so.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::QueueFull { retry_after, .. } | Self::Refused(Refusal { retry_after, .. }) => *retry_after,
@@ -235,14 +236,14 @@ impl Error {
         }
     }
 
-    /// A refusal that this process makes itself.
+    /// A refusal that the SDK makes itself.
     pub(crate) fn refused(reason: Reason, facts: &[(&str, &dyn ToString)]) -> Self {
         let facts: BTreeMap<_, _> =
             facts.iter().map(|(key, value)| ((*key).to_owned(), value.to_string())).collect();
         Self::from_refusal(Refusal { reason, message: reason.meaning().to_owned(), facts, retry_after: None })
     }
 
-    /// The variant that has the refusal's facts as fields, if there is one and they are all there.
+    /// The variant with the refusal's facts as fields, if there is one and no fact is missing.
     pub(crate) fn from_refusal(refusal: Refusal) -> Self {
         let limit = || u64::parse(refusal.facts.get("limit_count")?);
         match (refusal.reason, limit()) {

@@ -1,9 +1,8 @@
 //! Points of a session at which a test may end it: between any two steps of the protocol, where no program can.
 //!
-//! Only with the feature `fault-points`, which is for this repository's own tests. Without it a point is no code at
-//! all.
+//! Only with the feature `fault-points`, for this repository's own tests. Without it a point compiles to nothing.
 
-/// Marks the point that a session has come to.
+/// Marks a point that a session reaches.
 macro_rules! fault_point {
     ($point:ident) => {
         #[cfg(feature = "fault-points")]
@@ -22,44 +21,45 @@ mod hook {
 
     static HOOK: OnceLock<Box<dyn Fn(FaultPoint) + Send + Sync>> = OnceLock::new();
 
-    /// Where a session is.
+    /// A point that a session has reached.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum FaultPoint {
-        /// The channel is connected, and nothing is sent.
+        /// The channel is connected; nothing has been sent.
         Connected,
-        /// The hello is sent, and nothing is read.
+        /// The hello is sent; nothing has been read.
         HelloSent,
         Welcomed,
         /// A call is about to be sent.
         CallBegins,
-        /// A call is answered, and the caller does not know yet.
+        /// A call is answered; the caller does not know yet.
         Answered,
-        /// A packet can be read, and is not.
+        /// A packet can be read and has not been.
         PacketWaits,
         /// A `Map` is read; its descriptors are open and not mapped.
         MapReceived,
-        /// They are mapped and closed, and the daemon is not told.
+        /// The descriptors are mapped and closed; the daemon has not been told.
         Mapped,
         MapAnswered,
-        /// A `Revoke` is read, and nothing is unmapped.
+        /// A `Revoke` is read; nothing is unmapped yet.
         RevokeReceived,
-        /// It is unmapped, and the daemon is not told.
+        /// It is unmapped; the daemon has not been told.
         Unmapped,
         UnmapAnswered,
-        /// Unmapped of the program's own will, and the daemon is not told.
+        /// The program has unmapped it itself; the daemon has not been told.
         LetGo,
         /// A call for pins is sent.
         PinCalled,
-        /// It is answered, and its caller does not know yet.
+        /// The call for pins is answered; its caller does not know yet.
         PinAnswered,
         DrainReceived,
         /// The channel has ended.
         EndHeard,
     }
 
-    /// What to do at every point of every session of this process, on the thread that comes to it. The first counts.
+    /// Registers a hook that runs at every point of every session of this process, on the session's own thread. Only
+    /// the first hook counts.
     pub fn on_fault_point(hook: impl Fn(FaultPoint) + Send + Sync + 'static) {
-        // A second one is not heard of; there is one test in a process.
+        // A second hook is ignored; a test process has one test.
         let _ = HOOK.set(Box::new(hook));
     }
 

@@ -17,7 +17,7 @@ use crate::{
     session::{Released, call_style::CallStyle, missing_field, pressure::Pressure},
 };
 
-/// A session with the daemon, as [`crate::Client`] is, of which it may be made.
+/// A session with the daemon whose operations are futures; made by itself or from a [`crate::Client`].
 #[derive(Clone, Debug)]
 pub struct Client {
     client: crate::Client,
@@ -29,7 +29,7 @@ impl Client {
         crate::Client::builder().connect_async().await
     }
 
-    /// The same session by its other style: for what does not wait, and for pools.
+    /// The same session with blocking calls: for calls that do not wait, and for pools.
     pub fn blocking(&self) -> &crate::Client {
         &self.client
     }
@@ -40,7 +40,8 @@ impl Client {
         blocking(move || client.reconnect()).await.map(Self::from)
     }
 
-    /// Allocates, and waits until the memory is mapped: zero, writable. What is [`AllocationRequest::unpinned`] is not waited for.
+    /// Allocates zeroed memory, and waits until it is mapped for writing. It does not wait for
+    /// [`AllocationRequest::unpinned`] memory.
     pub async fn allocate(&self, request: AllocationRequest) -> Result<Allocation> {
         let mut allocations = self.allocate_batch([request]).await?;
         allocations.pop().ok_or_else(|| missing_field("allocation"))
@@ -64,7 +65,7 @@ impl Client {
             .map(Sealed::new)
     }
 
-    /// Attaches a sealed allocation of which nothing is mapped until it is pinned, as [`crate::Client::attach_unpinned`] says.
+    /// Attaches a sealed allocation without mapping any of it: see [`crate::Client::attach_unpinned`].
     pub async fn attach_unpinned(&self, target: impl Into<Target>) -> Result<Sealed> {
         let (session, kind) = (self.client.session(), AllocationKind::Movable);
         operations::claim_attached(CallStyle::Async, session, target.into(), kind, true)
@@ -91,7 +92,7 @@ impl Client {
             .map(Allocation::new)
     }
 
-    /// Frees an allocation that this session, or this tenant, owns and has no handle of.
+    /// Frees an allocation of this session or its tenant that has no handle.
     pub async fn free(&self, id: AllocationId) -> Result<Released> {
         operations::free_by_id(CallStyle::Async, self.client.session(), id).await
     }
@@ -105,7 +106,7 @@ impl Client {
         operations::list(CallStyle::Async, self.client.session(), name_prefix).await
     }
 
-    /// See [`crate::Client::pressure`]. It waits for nothing.
+    /// See [`crate::Client::pressure`]. It does not wait.
     pub fn pressure<'a>(&self, device: impl Into<Option<&'a str>>) -> Option<Pressure> {
         self.client.pressure(device)
     }
@@ -129,7 +130,7 @@ impl ClientBuilder {
     }
 }
 
-/// On one of the runtime's threads for what blocks, in the caller's trace.
+/// Runs blocking work on a thread of the runtime, in the caller's trace.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {

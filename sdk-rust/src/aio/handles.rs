@@ -1,4 +1,4 @@
-//! What handles do that takes a while, as futures.
+//! The operations of handles that wait, as futures.
 
 use std::{ops::Range, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
     session::{Released, call_style::CallStyle},
 };
 
-/// A handle that is being sealed, whatever becomes of who waits for it.
+/// Owns a handle while it is being sealed, so that the seal ends even if its future is dropped.
 struct Sealing(Option<Box<Handle>>);
 
 impl Allocation {
@@ -136,7 +136,7 @@ impl Sealed {
 }
 
 impl Pool {
-    /// See [`Self::alloc`]: waits only where a chunk must be allocated.
+    /// See [`Self::alloc`]. It waits only if the pool needs another chunk.
     pub async fn alloc_async(&self, size: Bytes) -> Result<PoolBlock> {
         loop {
             if let Some(small) = self.try_alloc(size)? {

@@ -1,4 +1,4 @@
-//! The async style: the same operations as futures, on the program's own tokio runtime.
+//! The async API: the same operations as futures, on the program's own tokio runtime.
 //!
 //! ```no_run
 //! use vramd_client::{AllocationRequest, Bytes, aio};
@@ -12,16 +12,16 @@
 //! # }
 //! ```
 //!
-//! Handles are those of the blocking style, and what does not wait is called as there. What waits has an `_async` beside
-//! it: [`Allocation::seal_async`](crate::Allocation::seal_async), for one. The runtime, of one thread or of many, needs IO and time; each has a
-//! connection of its own, and a client may be used on several.
+//! Handles are those of the blocking API; methods that do not wait are the same. Each method that waits has an
+//! `_async` twin, such as [`Allocation::seal_async`](crate::Allocation::seal_async). The runtime may have one thread
+//! or many, and needs IO and time. Each runtime has a connection of its own, and a client may be used on several.
 //!
-//! **A future may be dropped at any time**, by a timeout or a `select!`, and nothing is lost by it. Of an allocation or
-//! an attachment nothing stays: what the daemon makes all the same goes back. A handle that was on its way to be freed or
-//! detached is, a while later. A persistent allocation that was being sealed is sealed in the end, and stays with its
-//! tenant; any other goes, as if it had been dropped. Of a copy some bytes may have been copied.
+//! **A future may be dropped at any time**, by a timeout or a `select!`, and nothing leaks. An allocation or
+//! attachment that the daemon still makes is given back. A handle that was being freed or detached is freed or
+//! detached a while later. A persistent allocation that was being sealed is sealed in the end, and stays with its
+//! tenant; any other is released as by a drop. Of a copy some bytes may have been copied.
 //!
-//! Mapping and unmapping are done by threads of the SDK or of tokio. Copies are done by the task, in small pieces.
+//! Threads of the SDK or of tokio map and unmap. The task itself copies, in small pieces.
 
 mod client;
 mod handles;

@@ -1,4 +1,4 @@
-//! The daemon's end of a channel, played by a test.
+//! A fake daemon: the daemon's end of a channel, played by a test.
 
 use std::{
     io::{IoSlice, IoSliceMut},
@@ -49,7 +49,7 @@ pub(crate) struct Fake {
     worker: JoinHandle<()>,
 }
 
-/// A daemon that knows pins, with a whole session at its other end.
+/// A daemon that supports pins, with a whole session at its other end.
 pub(crate) struct Pinning {
     daemon: OwnedFd,
     pub(crate) words: Daemon<Memory>,
@@ -98,12 +98,12 @@ impl Fake {
         next(&self.daemon)
     }
 
-    /// Hangs up, and waits until the worker has seen it.
+    /// Ends the channel, and waits until the worker has seen it.
     pub(crate) fn hang_up(self) -> Arc<Table> {
         self.close()()
     }
 
-    /// Hangs up. What comes of it waits until the worker has seen it.
+    /// Ends the channel. The returned function waits until the worker has seen it.
     pub(crate) fn close(self) -> impl FnOnce() -> Arc<Table> {
         let Self { daemon, worker, table, .. } = self;
         drop(daemon);
@@ -126,7 +126,7 @@ impl Pinning {
         let words_of = Words::shared(memfd.as_fd(), SLOTS).unwrap();
         let table = Table::new(Mode::Map, gpus, words_of, Pressures::default());
         let link = Link::new(Socket::from_fd(client).unwrap()).unwrap();
-        // Nobody answers calls there.
+        // No daemon answers calls there.
         let nowhere = Path::new("/nowhere");
         let session = Session::begin(
             link,
@@ -138,7 +138,7 @@ impl Pinning {
         Self { daemon, words, session: session.unwrap() }
     }
 
-    /// Parts of allocation 7, each of which has the slot of its number.
+    /// Maps parts of allocation 7, each in the slot of its number.
     pub(crate) fn map(&self, parts: Vec<MapPart>, fds: &[OwnedFd]) {
         let slotted = |part: MapPart| {
             let index = part.part.as_ref().map_or(0, |part| part.part_index);
@@ -149,7 +149,7 @@ impl Pinning {
         send(&self.daemon, Frame::Map(Map { parts: parts.into_iter().map(slotted).collect() }), &fds);
     }
 
-    /// A part, with the slot that it names.
+    /// Maps a part in the slot that it names.
     pub(crate) fn send_map(&self, part: MapPart, fd: &OwnedFd) {
         send(&self.daemon, Frame::Map(Map { parts: vec![part] }), &[fd.as_fd()]);
     }
@@ -158,7 +158,7 @@ impl Pinning {
         self.words.slot(slot(part.allocation_id, part.part_index)).unwrap()
     }
 
-    /// Sets REVOKE, then says so.
+    /// Sets REVOKE in the word, then sends the frame.
     pub(crate) fn revoke(&self, part: PartRef, reason: RevokeReason) {
         if matches!(self.word(part).state(), Ok(vramd_words::State::Resident { .. })) {
             assert!(matches!(self.word(part).revoke_to_fence(), Ok(Fence::Revoked { .. })));
@@ -166,7 +166,7 @@ impl Pinning {
         self.tell_revoke(part, reason);
     }
 
-    /// The frame alone.
+    /// Sends the frame alone.
     pub(crate) fn tell_revoke(&self, part: PartRef, reason: RevokeReason) {
         self.send(Frame::Revoke(Revoke { parts: vec![part], reason: reason.into() }));
     }
@@ -175,7 +175,7 @@ impl Pinning {
         send(&self.daemon, frame, &[]);
     }
 
-    /// How long a pin waits is said, and taken out here: it is never quite the same.
+    /// Returns the client's next frame. The wait of a pin is checked and zeroed, since it varies.
     pub(crate) fn next(&self) -> Option<client_frame::Frame> {
         let mut frame = next(&self.daemon);
         if let Some(client_frame::Frame::Pin(pin)) = &mut frame {
@@ -184,7 +184,7 @@ impl Pinning {
         frame
     }
 
-    /// Whether the client has nothing to say for a while.
+    /// Whether the client sends nothing for a while.
     pub(crate) fn is_silent(&self) -> bool {
         let moment = Timespec::try_from(Duration::from_millis(30)).unwrap();
         poll(&mut [PollFd::new(&self.daemon, PollFlags::IN)], Some(&moment)).unwrap() == 0
@@ -195,7 +195,7 @@ impl Pinning {
     }
 }
 
-/// Eight parts for each allocation.
+/// The slot of a part: eight slots for each allocation.
 fn slot(allocation: u64, index: u32) -> u32 {
     u32::try_from(allocation).unwrap() * 8 + index
 }
@@ -244,7 +244,7 @@ pub(crate) fn part(allocation: u64, index: u32, count: u64, access: Access) -> M
     }
 }
 
-/// A part's memory, all bytes alike.
+/// Makes a part's memory, filled with one byte.
 pub(crate) fn memory(name: &str, fill: u8) -> OwnedFd {
     let fd = memfd_create(name, MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&fd, PART).unwrap();
@@ -257,7 +257,7 @@ pub(crate) fn arrived(id: AllocationId, parts: usize, access: Access) -> Until {
     Until::Arrived { id, parts, access }
 }
 
-/// What the daemon says to a session that an operator has ended.
+/// The daemon's frame to a session that an operator has ended.
 pub(crate) fn ended_by_an_operator() -> Frame {
     Frame::Refused(Refused {
         code: Reason::SessionLost.code() as i32,

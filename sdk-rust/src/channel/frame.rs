@@ -1,7 +1,7 @@
-//! From the bytes of a packet to a frame of the daemon: the one place where this side believes what it reads.
+//! Decodes packets into frames of the daemon: the one place where the SDK checks what it reads.
 //!
-//! A frame that breaks the protocol's limits, or brings memory without saying of what, ends the channel. The worker
-//! could only guess which descriptor belongs to which part, and a wrong guess maps one allocation as another.
+//! A frame that breaks the protocol's limits, or a part without its reference, ends the channel. The worker could
+//! only guess which descriptor belongs to which part, and a wrong guess maps one allocation as another.
 
 use prost::Message as _;
 use vramd_proto::{
@@ -9,7 +9,7 @@ use vramd_proto::{
     v1::{DaemonFrame, Pressure, daemon_frame::Frame},
 };
 
-/// Reads one packet, or says why it is no frame.
+/// Decodes one packet, or says why it is no frame.
 pub fn decode(packet: &[u8]) -> Result<Frame, String> {
     let frame = DaemonFrame::decode(packet).map_err(|error| format!("not a frame: {error}"))?;
     let frame = frame.frame.ok_or("an empty frame, or one of a kind that this build does not know")?;
@@ -21,7 +21,7 @@ pub fn decode(packet: &[u8]) -> Result<Frame, String> {
             }
         }
         Frame::Revoke(revoke) => bounded(revoke.parts.len(), PARTS_PER_FRAME_MAX)?,
-        // Programs multiply their sizes by it.
+        // Programs multiply their batch sizes by the factor.
         Frame::Pressure(Pressure { batch_factor: factor, .. }) if !(factor.is_finite() && *factor > 0.0) => {
             return Err(format!("a batch factor of {factor:e}"));
         }

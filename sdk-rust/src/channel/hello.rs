@@ -23,7 +23,7 @@ use crate::{
     process::fork::Gate,
 };
 
-/// What a client says of itself.
+/// What a client sends about itself.
 #[derive(Clone, Debug)]
 pub(crate) struct Greeting {
     pub(crate) client_name: String,
@@ -31,7 +31,7 @@ pub(crate) struct Greeting {
     pub(crate) devices: Option<Vec<String>>,
     /// Earlier sessions of this process that map nothing any more.
     pub(crate) unmapped_sessions: Vec<SessionId>,
-    /// It pins what it uses, where the daemon knows how.
+    /// Whether it supports pins, if the daemon does.
     pub(crate) pins: bool,
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn open(path: &Path, greeting: Greeting, deadline: Instant) -> Result
     }
     let words = match words {
         Some(words) => {
-            // Before anything else is sent, and by nobody else: the daemon waits for it.
+            // Sent before anything else, by this thread alone: the daemon waits for it.
             socket.send(client_frame::Frame::WordsMapped(WordsMapped {})).map_err(gone)?;
             words
         }
@@ -77,14 +77,14 @@ fn hello(greeting: Greeting) -> Hello {
     }
 }
 
-/// The welcome, with the words that came with it.
+/// Reads the welcome, with the word table that came with it.
 fn answer(socket: &Socket, deadline: Instant) -> Result<(Welcome, Option<Words>)> {
     let gone = |problem: &str| Error::BrokerGone { problem: problem.to_owned() };
     loop {
         if !socket.wait_readable(Some(deadline)).map_err(|error| gone(&error.to_string()))? {
             return Err(Error::Deadline);
         }
-        // No child is to inherit the words' descriptor.
+        // No child may inherit the descriptor of the word table.
         let _gate = Gate::hold();
         match socket.receive().map_err(|error| gone(&error.to_string()))? {
             None => {}
@@ -152,7 +152,7 @@ mod tests {
         (hello, outcome)
     }
 
-    /// The client's frames until it ends the channel, and what became of it.
+    /// Runs a fake daemon; returns the client's frames until it ends the channel, and the outcome of `open`.
     fn opened_with(
         name: &str,
         answer: Option<daemon_frame::Frame>,
@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(outcome.unwrap_err().reason(), Some(Reason::ProtocolBroken));
     }
 
-    /// A table of so many slots, of a protocol.
+    /// Makes a word table with that many slots and that protocol major.
     fn table(slots: u32, major: u32) -> OwnedFd {
         let fd = memfd_create("vramd-words", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&fd, bytes_for(slots)).unwrap();

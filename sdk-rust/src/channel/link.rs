@@ -1,4 +1,4 @@
-//! The channel as its users share it: one at a time changes mappings and tells of it.
+//! The channel as its users share it: one thread at a time changes mappings and reports the changes.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
@@ -17,12 +17,12 @@ use crate::mapping::Report;
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(super) socket: Socket,
-    /// Who reads it.
+    /// The role of the reader.
     pub(super) reader: ReaderRole,
     lock: Mutex<()>,
 }
 
-/// The right to change mappings and tell of it: who holds it sends before anybody else changes anything.
+/// The right to change mappings and report it: its holder sends before any other thread changes anything.
 #[derive(Debug)]
 pub(crate) struct ChannelLock<'a> {
     socket: &'a Socket,
@@ -38,7 +38,7 @@ impl Link {
         ChannelLock { socket: &self.socket, _held: self.lock.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 
-    /// `None` while somebody has it, who may be waiting for a copy.
+    /// Returns `None` while another thread holds the lock, which may be waiting for a copy.
     pub(super) fn try_lock_channel(&self) -> Option<ChannelLock<'_>> {
         let held = match self.lock.try_lock() {
             Ok(held) => held,
@@ -53,10 +53,10 @@ impl Link {
         self.reader.take_seat()
     }
 
-    /// Tells what can be told without waiting, for who must not wait.
+    /// Sends the unmapped parts of a report without waiting, for callers that must not wait.
     pub(crate) fn try_report(&self, report: Report) {
         for parts in report.unmapped.chunks(PARTS_PER_FRAME_MAX) {
-            // The next session of this process says the same of the whole session.
+            // The next session of this process reports the same of the whole session.
             let _ = self.socket.try_send(Frame::Unmapped(Unmapped { parts: parts.to_vec() }));
         }
     }
@@ -66,7 +66,7 @@ impl Link {
     }
 }
 
-/// Where the daemon hears no more, there is nobody to tell: the end, and why, which it may have said before, is read.
+/// Sending to a daemon that has closed the channel is no error: the reader gets the end, and perhaps its reason.
 impl ChannelLock<'_> {
     pub(crate) fn report(&self, report: Report) -> Result<(), Errno> {
         for parts in report.mapped.chunks(PARTS_PER_FRAME_MAX) {
@@ -81,7 +81,7 @@ impl ChannelLock<'_> {
         Ok(())
     }
 
-    /// Asks for a set that is not all here.
+    /// Sends a pin call for a set whose parts are not all mapped.
     pub(crate) fn send_pin(&self, pin: Pin) -> Result<(), Errno> {
         self.send(Frame::Pin(pin))
     }

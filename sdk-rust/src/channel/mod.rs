@@ -1,4 +1,8 @@
-//! The session's channel: everything that concerns mappings, in one order.
+//! The session's channel: every frame about mappings, in one order.
+//!
+//! `socket` carries packets and descriptors, `frame` decodes them, `hello` opens the session, and `reader` handles
+//! one packet at a time. `reader_seat` decides which thread reads: the worker, or a caller that waits for memory.
+//! `link` orders changes and reports.
 
 #[cfg(test)]
 pub(crate) mod fake;

@@ -1,8 +1,8 @@
 //! Reading the channel: a packet at a time is received, mapped or unmapped, and answered.
 //!
-//! Most often the session's worker reads. A caller that is about to wait for memory reads in its reader: then the memory
-//! is mapped by a thread that runs already, on a core that is awake, instead of by one that must be woken for it and
-//! wakes the caller afterwards. `docs/benchmarks/hand_off` has what that is worth.
+//! Usually the session's worker reads. A caller that is about to wait for memory reads in its place. Then the memory
+//! is mapped by a thread that runs already, on a core that is awake. Otherwise the worker must be woken for it, and
+//! must wake the caller afterwards. `docs/benchmarks/hand_off` has the measured gain.
 
 use std::time::Instant;
 
@@ -21,18 +21,18 @@ use crate::{
     process::fork::Gate,
 };
 
-/// What came of reading in the worker's reader.
+/// The outcome of reading in the worker's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadOutcome {
     /// Something may have changed.
     Packet,
-    /// Nothing came until the deadline.
+    /// No packet arrived before the deadline.
     TimedOut,
     /// This thread is not the reader.
     NotReader,
 }
 
-/// The worker: reads until the end.
+/// The worker's loop: reads until the end of the channel.
 pub(super) fn serve(link: &Link, table: &Table) {
     loop {
         let ended = worker_step(link, table).unwrap_or_else(|error| {
@@ -60,14 +60,14 @@ fn worker_step(link: &Link, table: &Table) -> Result<bool, Errno> {
     Ok(ended)
 }
 
-/// The last pin of something that the daemon wants back has ended. True if the session has ended by it.
+/// Unmaps parts whose last pin has ended. Returns true if that has ended the session.
 fn unmap_unpinned(link: &Link, table: &Table) -> Result<bool, Errno> {
     table.clear_wake();
     let channel = link.lock_channel();
     let unmapped = table.unmap_unpinned();
     fault_point!(Unmapped);
     let ending = match unmapped {
-        // Nothing is left to be told, or it was told before.
+        // After the end nothing is reported, or it was reported before.
         Ok(answer) if table.ending().is_none() => channel.report(answer).err().map(failed),
         Ok(_) => None,
         Err(problem) => Some(broken(&problem)),
@@ -82,7 +82,7 @@ fn unmap_unpinned(link: &Link, table: &Table) -> Result<bool, Errno> {
     Ok(ended)
 }
 
-/// A caller that sits in the worker's reader: waits for one packet, and handles it.
+/// Waits, in the worker's place, for one packet and handles it.
 pub(crate) fn read_one(link: &Link, table: &Table, deadline: Instant) -> ReadOutcome {
     let me = Reader::this_caller();
     if !link.reader.is_reader(me) {
@@ -91,7 +91,7 @@ pub(crate) fn read_one(link: &Link, table: &Table, deadline: Instant) -> ReadOut
     match link.socket.wait_readable_or(link.reader.nudged(), Some(deadline)) {
         Ok(Ready::Neither) => return ReadOutcome::TimedOut,
         Ok(Ready::Other) => link.reader.clear_nudge(),
-        // Who has the channel may wait for something that takes longer than this caller may.
+        // The thread that holds the lock may wait longer than this caller may.
         Ok(Ready::Packet) if handle_next(link, table, me, || link.try_lock_channel()).is_none() => {
             link.reader.leave_seat();
             return ReadOutcome::NotReader;
@@ -102,8 +102,8 @@ pub(crate) fn read_one(link: &Link, table: &Table, deadline: Instant) -> ReadOut
     ReadOutcome::Packet
 }
 
-/// Handles one packet, if there is one and it is still this reader's. True if the session has ended by it; `None` if
-/// there is no channel to be had.
+/// Handles one packet, if there is one and this thread still is its reader. Returns true if the session has ended by
+/// it, and `None` if the lock is not to be had.
 fn handle_next<'a>(
     link: &'a Link,
     table: &Table,
@@ -116,7 +116,7 @@ fn handle_next<'a>(
         if !link.reader.is_reader(reader) {
             return Some(false);
         }
-        // Somebody else may have read what was prepared for, and another packet is there now.
+        // Another thread may have read the prepared packet, and a different one waits now.
         if table.has_unknown_devices() && waiting_map(link) != prepared {
             continue;
         }
@@ -124,14 +124,14 @@ fn handle_next<'a>(
         let ending = receive(link, table, &channel).unwrap_or_else(|error| Some(failed(error)));
         let ended = ending.is_some();
         if let Some(ending) = ending {
-            // Before anybody else can read: what follows says less of why.
+            // Before any other thread can read: later frames say less about the reason.
             end(link, table, ending);
         }
         return Some(ended);
     }
 }
 
-/// Both sides are to know: a channel that this side gave up must not look alive to the daemon.
+/// Ends the session for both sides: a channel that the SDK gave up must not look alive to the daemon.
 fn end(link: &Link, table: &Table, ending: Ending) {
     fault_point!(EndHeard);
     table.end(ending);
@@ -147,14 +147,14 @@ fn receive(link: &Link, table: &Table, channel: &ChannelLock<'_>) -> Result<Opti
     match link.socket.receive()? {
         None => Ok(None),
         Some(Received::Ended) => Ok(Some(Ending::Closed)),
-        // Its parts, if it had any, will never be answered for.
+        // The SDK could never answer for the parts of such a packet.
         Some(Received::Unknown(problem)) => Ok(Some(broken(&problem))),
         Some(Received::Packet(packet)) => handle(channel, gate, table, packet),
     }
 }
 
-/// Before the first descriptors of a device are taken, the driver is made ready for it: that takes long, and the
-/// driver may fork, neither of which the gate allows. What it was made ready for.
+/// Prepares the driver before the first descriptors of a device are received: that takes long, and the driver may
+/// fork, neither of which the gate allows. Returns the frame that was prepared for.
 fn prepare(link: &Link, table: &Table) -> Option<Map> {
     let map = table.has_unknown_devices().then(|| waiting_map(link)).flatten()?;
     table.prepare(&map);

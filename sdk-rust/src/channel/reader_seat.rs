@@ -1,4 +1,4 @@
-//! The place of who reads the channel: the worker's, unless a caller that waits for memory sits in it.
+//! The role of the channel's reader: the worker's, unless a caller that waits for memory takes the seat.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -12,16 +12,16 @@ use rustix::{
     io::{Errno, read, write},
 };
 
-/// How long the worker leaves a packet to a caller that sits: longer than an answer takes that the daemon sent with it,
-/// and too short for anybody else to notice.
+/// How long the worker leaves a packet to a seated caller: longer than an answer takes that the daemon sent with it,
+/// and too short for any other caller to notice.
 const LEFT_TO_CALLER: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
 pub(super) struct ReaderRole {
-    /// Held for a moment only, and never while something is read.
+    /// Locked for a moment only, and never during a read.
     reader: Mutex<Reader>,
     caller_left: Condvar,
-    /// Readable when a caller that sits, and sleeps, must look again: the worker has read something, or has its reader.
+    /// Readable when a seated, sleeping caller must check again: the worker has read something, or has taken over.
     nudge: OwnedFd,
 }
 
@@ -32,7 +32,7 @@ pub(super) enum Reader {
     Caller(ThreadId),
 }
 
-/// A caller's place as the reader, until this is dropped or the worker has lost patience.
+/// A caller's seat as the reader, until it is dropped or the worker takes over.
 #[derive(Debug)]
 pub(crate) struct ReaderSeat<'a>(&'a ReaderRole);
 
@@ -61,13 +61,13 @@ impl ReaderRole {
         *self.lock() == reader
     }
 
-    /// The worker leaves what can be read to the caller that sits, if one does, for a while.
+    /// Lets a seated caller read first, for a while.
     pub(super) fn wait_for_caller(&self) {
         let occupied = |reader: &mut Reader| *reader != Reader::Worker;
         drop(self.caller_left.wait_timeout_while(self.lock(), LEFT_TO_CALLER, occupied));
     }
 
-    /// The worker's own again, and a caller that did not come for what could be read learns of it.
+    /// Makes the worker the reader again, and wakes a seated caller that did not read.
     pub(super) fn take_over(&self) {
         let previous = std::mem::replace(&mut *self.lock(), Reader::Worker);
         if previous != Reader::Worker {
@@ -75,29 +75,29 @@ impl ReaderRole {
         }
     }
 
-    /// The worker has changed something that a caller, who sat down meanwhile, may wait for.
+    /// Wakes a caller that took the seat meanwhile: the worker has changed something that it may wait for.
     pub(super) fn nudge(&self) {
         if !self.is_reader(Reader::Worker) {
             self.signal_nudge();
         }
     }
 
-    /// Readable after a nudge.
+    /// The descriptor that is readable after a nudge.
     pub(super) fn nudged(&self) -> BorrowedFd<'_> {
         self.nudge.as_fd()
     }
 
     pub(super) fn clear_nudge(&self) {
-        // There may be none.
+        // No nudge may be pending.
         let _ = read(&self.nudge, &mut [0; 8]);
     }
 
     fn signal_nudge(&self) {
-        // It fails only where so many are unheard that it is readable anyway.
+        // This fails only if so many nudges are pending that the descriptor is readable anyway.
         let _ = write(&self.nudge, &1u64.to_ne_bytes());
     }
 
-    /// For the caller that sits.
+    /// Gives up the seat, if this thread has it.
     pub(super) fn leave_seat(&self) {
         let mut reader = self.lock();
         if *reader == Reader::this_caller() {

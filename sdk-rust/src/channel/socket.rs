@@ -42,7 +42,7 @@ pub(crate) enum Received {
     Unknown(String),
 }
 
-/// What can be read.
+/// What can be read now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ready {
     Packet,
@@ -54,7 +54,7 @@ pub(crate) enum Ready {
 pub(crate) struct Packet {
     pub(crate) frame: Frame,
     pub(crate) fds: Vec<OwnedFd>,
-    /// The kernel could not give this process all the descriptors that were sent.
+    /// The kernel could not give this process all descriptors that were sent.
     pub(crate) fds_lost: bool,
 }
 
@@ -62,7 +62,7 @@ impl Socket {
     pub(crate) fn connect(path: &Path) -> Result<Self, Errno> {
         let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let socket = Self::from_fd(fd)?;
-        // Waits only where the daemon has not accepted for long, and then no longer than a frame may take.
+        // This waits only if the daemon has not accepted for long, and then no longer than a frame may take.
         connect(&socket.fd, &SocketAddrUnix::new(path)?)?;
         Ok(socket)
     }
@@ -76,7 +76,7 @@ impl Socket {
         self.send_with(frame, SendFlags::NOSIGNAL)
     }
 
-    /// Fails with `AGAIN` where `send` would wait.
+    /// Like [`Self::send`], but fails with `AGAIN` instead of waiting.
     pub(crate) fn try_send(&self, frame: v1::client_frame::Frame) -> Result<(), Errno> {
         self.send_with(frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
     }
@@ -93,7 +93,7 @@ impl Socket {
         }
     }
 
-    /// Waits for a packet or the end. False once the deadline has passed.
+    /// Waits for a packet or the end of the channel. Returns false once the deadline has passed.
     pub(crate) fn wait_readable(&self, deadline: Option<Instant>) -> Result<bool, Errno> {
         loop {
             let remaining = remaining(deadline)?;
@@ -105,7 +105,7 @@ impl Socket {
         }
     }
 
-    /// Waits for a packet or the end, or for something else that can be read, the packet first.
+    /// Waits for a packet or the end of the channel, or for another descriptor; the packet comes first.
     pub(crate) fn wait_readable_or(
         &self,
         other: BorrowedFd<'_>,
@@ -125,14 +125,14 @@ impl Socket {
         }
     }
 
-    /// The frame that is there, which stays with its descriptors. `None` if it is none.
+    /// Decodes the waiting frame and leaves it with its descriptors. `None` if there is none.
     pub(crate) fn peek(&self) -> Option<Frame> {
         let mut bytes = vec![0; FRAME_BYTES_MAX];
         let (count, _) = recv(&self.fd, bytes.as_mut_slice(), RecvFlags::PEEK | RecvFlags::DONTWAIT).ok()?;
         frame::decode(bytes.get(..count)?).ok()
     }
 
-    /// The packet that is there. `None` if there is none after all.
+    /// Receives the waiting packet. `None` if there is none after all.
     pub(crate) fn receive(&self) -> Result<Option<Received>, Errno> {
         let mut bytes = vec![0; FRAME_BYTES_MAX];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_PER_PACKET_MAX))];
@@ -140,7 +140,8 @@ impl Socket {
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let message = match recvmsg(&self.fd, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
             Ok(message) => message,
-            // Told once, of what the daemon had not read when it closed: what it had said before is here still, and then the end.
+            // Reported once, for frames that the daemon had not read when it closed. Its earlier frames are still
+            // here, and then the end.
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNRESET) => return Ok(None),
             Err(error) => return Err(error),
         };
@@ -168,7 +169,7 @@ impl Socket {
 
     /// Ends the session for both sides, even where a forked child has a copy of the descriptor.
     pub(crate) fn end(&self) {
-        // It fails only where it has ended already.
+        // This fails only if it has ended already.
         let _ = shutdown(self.fd.as_fd(), Shutdown::Both);
     }
 }

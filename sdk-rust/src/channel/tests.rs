@@ -1,4 +1,4 @@
-//! What comes over the channel, whoever reads it.
+//! Tests of frames over the channel, read by the worker or by a caller.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! The session's worker: the thread that reads the channel when nobody else does.
+//! The session's worker: the thread that reads the channel when no caller does.
 
 use std::{
     io,

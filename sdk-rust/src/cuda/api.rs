@@ -1,7 +1,7 @@
-//! The driver's functions, found by name in a library that is opened at run time.
+//! The driver's functions, looked up by name in a library that is opened at run time.
 //!
-//! All of them must be there: one that is missing is named, and means a driver older than CUDA 11.0's. The exception
-//! is `cuDeviceGetUuid_v2` of CUDA 11.4, which has an elder that does the same outside of MIG.
+//! All of them must exist: a missing one is named in the error, and means a driver older than CUDA 11.0. The
+//! exception is `cuDeviceGetUuid_v2` of CUDA 11.4, whose predecessor does the same outside of MIG.
 
 #![allow(unsafe_code, reason = "a C library has no safe interface")]
 
@@ -52,9 +52,9 @@ pub(super) const IPC_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 
 const SUCCESS: u32 = 0;
 pub(super) const NOT_READY: u32 = 600;
-/// The default stream, while another one of its context is being captured.
+/// Returned for the default stream while another stream of its context is being captured.
 pub(super) const CAPTURE_IMPLICIT: u32 = 906;
-/// Answers of a context that is lost, with all that was running in it.
+/// The codes of a lost context: all work in it is lost too.
 const LOST: [u32; 17] = [4, 201, 214, 220, 400, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 720, 721];
 
 type ErrorName = unsafe extern "C" fn(u32, *mut *const c_char) -> u32;
@@ -64,7 +64,7 @@ macro_rules! functions {
         pub(super) struct Api {
             $($name: unsafe extern "C" fn($($kind),*) -> u32,)*
             get_error_name: Option<ErrorName>,
-            /// Open as long as what was found in it is used.
+            /// Kept open while the functions found in it are used.
             library: Library,
         }
 
@@ -84,7 +84,7 @@ macro_rules! functions {
 
             $(
                 /// # Safety
-                /// As the driver's function of that name asks.
+                /// The caller follows the rules of the driver's function of that name.
                 pub(super) unsafe fn $name(&self, $($arg: $kind),*) -> Result<(), Fault> {
                     // SAFETY: the caller keeps the function's rules; the library is open as long as this table.
                     self.check($symbol, unsafe { (self.$name)($($arg),*) })
@@ -173,8 +173,8 @@ impl Api {
     }
 }
 
-/// Whether what was asked for can never happen, since its context is lost: deinitialised, destroyed, or ended by an error
-/// of a kernel or of the hardware.
+/// Whether the code says that the context is lost, so that a pending event never happens: deinitialised, destroyed,
+/// or ended by an error of a kernel or of the hardware.
 pub(super) fn is_lost(code: u32) -> bool {
     LOST.contains(&code)
 }
@@ -185,7 +185,7 @@ impl fmt::Debug for Api {
     }
 }
 
-/// The loader's own words, which name the library, or one that it needs.
+/// The loader's own message, which names the library, or one that it needs.
 fn loader_message(error: &libloading::Error) -> String {
     let source = std::error::Error::source(error);
     source.map_or_else(|| error.to_string(), ToString::to_string)

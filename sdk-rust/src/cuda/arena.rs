@@ -1,4 +1,4 @@
-//! Device addresses that an allocation keeps for life, and what is mapped there.
+//! The device addresses of an allocation, kept for its life, and the parts mapped there.
 
 use std::{
     os::fd::{AsFd as _, OwnedFd},
@@ -7,7 +7,7 @@ use std::{
 
 use super::{api::RawMemory, context::Context, fault::Fault};
 
-/// A range of device addresses that nobody else uses.
+/// A range of device addresses that nothing else uses.
 #[derive(Debug)]
 pub(crate) struct Arena {
     context: Arc<Context>,
@@ -35,8 +35,8 @@ impl Arena {
         &self.context
     }
 
-    /// Puts the memory of `fd` at `offset`; access is yet to be set. The mapping alone holds the memory once what is
-    /// returned is dropped, which whoever waits for the memory need not wait for.
+    /// Maps the memory of `fd` at `offset`; access is set later. Once the returned import is dropped, only the
+    /// mapping keeps the memory; threads that wait for the memory need not wait for that drop.
     pub(crate) fn map(&self, fd: OwnedFd, offset: usize, size: usize) -> Result<Imported, String> {
         let place = self.place(offset, size)?;
         let map = || -> Result<Imported, Fault> {
@@ -49,7 +49,7 @@ impl Arena {
         map().map_err(|fault| fault.to_string())
     }
 
-    /// Opens a range of whole mapped parts to this process's kernels and copies.
+    /// Grants this process's kernels and copies access to a range of whole mapped parts.
     pub(crate) fn set_access(&self, offset: usize, size: usize, writable: bool) -> Result<(), String> {
         let place = self.place(offset, size)?;
         let set = || -> Result<(), Fault> {
@@ -59,7 +59,7 @@ impl Arena {
         set().map_err(|fault| fault.to_string())
     }
 
-    /// Lets go of one part; its addresses stay reserved. It does not wait for kernels.
+    /// Unmaps one part; its addresses stay reserved. It does not wait for kernels.
     pub(crate) fn unmap(&self, offset: usize, size: usize) -> Result<(), String> {
         let place = self.place(offset, size)?;
         let unmap = || -> Result<(), Fault> { self.context.enter()?.api().unmap(place, size) };
@@ -73,7 +73,7 @@ impl Arena {
     }
 }
 
-/// The handle and the descriptor that a part was mapped by. Dropped, they are released and closed.
+/// The imported memory and the descriptor that a part was mapped by. Dropping it releases and closes them.
 #[derive(Debug)]
 pub(crate) struct Imported {
     context: Arc<Context>,
@@ -84,7 +84,7 @@ pub(crate) struct Imported {
 impl Drop for Imported {
     fn drop(&mut self) {
         let release = || -> Result<(), Fault> { self.context.enter()?.api().release_memory(self.memory) };
-        // It fails where the context is lost, and the handle with it.
+        // This fails if the context is lost, and the import with it.
         let _ = release();
     }
 }
@@ -93,7 +93,8 @@ impl Drop for Arena {
     fn drop(&mut self) {
         let free =
             || -> Result<(), Fault> { self.context.enter()?.api().free_addresses(self.base, self.span) };
-        // It fails where the context is lost, or where something is still mapped: addresses, which are plenty.
+        // This fails if the context is lost, or if a part is still mapped; then only addresses leak, which are
+        // plenty.
         let _ = free();
     }
 }

@@ -1,9 +1,9 @@
-//! The driver's calls as functions of Rust: what they return, they return.
+//! The driver's calls as safe Rust functions that return their results.
 //!
-//! They are safe because of what they deal in. Device addresses are numbers that no safe code can follow; handles of
-//! contexts, streams, events and imported memory never leave this folder, and each is given up once, by its owner;
-//! host memory comes as slices, and [`super::stream`] waits for a copy before it gives them back. Misuse of a number
-//! is the driver's to refuse.
+//! They are safe because of the values that they take. Device addresses are numbers that no safe code can follow. Raw
+//! values of contexts, streams, events and imported memory never leave this folder, and each owner gives its own up
+//! once. Host memory comes as slices, and [`super::stream`] waits for a copy before it returns them. The driver
+//! refuses a wrong number.
 
 #![allow(unsafe_code, reason = "calls of a C library")]
 
@@ -21,12 +21,12 @@ use super::{
     fault::Fault,
 };
 
-/// An opaque pointer of the driver's. It means the same on every thread.
+/// An opaque pointer of the driver's, valid on every thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Opaque(*mut std::ffi::c_void);
 
 impl Opaque {
-    /// A stream as the program has it.
+    /// Makes a stream of the number that the program has for it.
     pub(super) fn from_number(number: u64) -> Self {
         Self(ptr::without_provenance_mut(usize::try_from(number).unwrap_or(usize::MAX)))
     }
@@ -93,7 +93,7 @@ impl Api {
 
     pub(super) fn import(&self, fd: BorrowedFd<'_>) -> Result<RawMemory, Fault> {
         let mut memory = 0;
-        // The function takes the number itself where other kinds of handles have a pointer.
+        // The function takes the number itself where other kinds of exports have a pointer.
         let number = ptr::without_provenance_mut(usize::try_from(fd.as_raw_fd()).unwrap_or(usize::MAX));
         // SAFETY: needed to call it. It writes one handle; the descriptor is open, and stays the caller's.
         unsafe { self.mem_import(&raw mut memory, number, HANDLE_POSIX_FD)? };
@@ -158,7 +158,8 @@ impl Api {
         unsafe { self.stream_destroy(stream.0) }
     }
 
-    /// A capture of this thread, or a global one of another, allows all calls from now on. What it was before.
+    /// Lets all calls of this thread run during a capture, its own or a global one of another thread. Returns the
+    /// mode before.
     pub(super) fn relax_capture(&self) -> Result<u32, Fault> {
         self.exchange_capture_mode(api::CAPTURE_MODE_RELAXED)
     }
@@ -169,7 +170,7 @@ impl Api {
         Ok(mode)
     }
 
-    /// Whether what is launched on a stream of the program's becomes part of a graph instead of running.
+    /// Whether work that is launched on a stream of the program becomes part of a graph instead of running.
     pub(super) fn is_capturing(&self, stream: Opaque) -> Result<bool, Fault> {
         let mut status = 0;
         // SAFETY: needed to call it. It writes one number; the stream is the program's, who says that it lives.
@@ -204,7 +205,7 @@ impl Api {
         unsafe { self.event_record(event.0, stream.0) }
     }
 
-    /// Whether all has happened that the event was recorded after.
+    /// Whether all work before the event is done.
     pub(super) fn has_happened(&self, event: Opaque) -> Result<bool, Fault> {
         // SAFETY: needed to call it. The event is the caller's.
         match unsafe { self.event_query(event.0) } {
@@ -214,14 +215,14 @@ impl Api {
         }
     }
 
-    /// Begins a copy. The caller keeps `from` until the stream has come past it.
+    /// Begins a copy. The caller keeps `from` until the stream has passed it.
     pub(super) fn begin_to_device(&self, to: u64, from: &[u8], stream: Opaque) -> Result<(), Fault> {
         // SAFETY: needed to call it. It reads `from.len()` bytes there, which `super::stream` keeps borrowed until an
         // event after the copy has happened or the context is lost.
         unsafe { self.memcpy_htod_async(to, from.as_ptr().cast(), from.len(), stream.0) }
     }
 
-    /// Begins a copy. The caller keeps `to` until the stream has come past it.
+    /// Begins a copy. The caller keeps `to` until the stream has passed it.
     pub(super) fn begin_to_host(&self, to: &mut [u8], from: u64, stream: Opaque) -> Result<(), Fault> {
         // SAFETY: needed to call it. It writes `to.len()` bytes there, which `super::stream` keeps borrowed until an
         // event after the copy has happened or the context is lost.

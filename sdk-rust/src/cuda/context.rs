@@ -1,4 +1,4 @@
-//! The primary context of a device, and the right to call the driver within it.
+//! The primary context of a device, and the guard under which the driver is called in it.
 
 use std::{
     marker::PhantomData,
@@ -18,18 +18,18 @@ pub(crate) struct Context {
     driver: Arc<Driver>,
     device: Device,
     raw: Opaque,
-    /// Those that no copy uses now: as many as ever were in use at once.
+    /// The streams that no copy uses now: as many as were ever in use at once.
     idle: Mutex<Vec<Stream>>,
 }
 
-/// The context is current on this thread, until this is dropped. Meanwhile nothing that the thread does disturbs a capture
-/// of a stream, its own or another thread's: a program's thread may come here in the middle of one.
+/// Keeps the context current on this thread until it is dropped. Meanwhile nothing that the thread does disturbs a
+/// capture of a stream, its own or another thread's: a program's thread may get here in the middle of one.
 #[derive(Debug)]
 pub(super) struct Current<'a> {
     context: &'a Context,
-    /// As the thread had it.
+    /// The thread's own mode.
     capture_mode: u32,
-    // What is current is a matter of the thread.
+    // The current context belongs to the thread.
     _thread: PhantomData<*const ()>,
 }
 
@@ -43,7 +43,7 @@ impl Context {
         self.enter_other(self.raw)
     }
 
-    /// Another context of the program's.
+    /// Enters another context of the program.
     pub(super) fn enter_other(&self, raw: Opaque) -> Result<Current<'_>, Fault> {
         let capture_mode = self.driver.api.relax_capture()?;
         let current = Current { context: self, capture_mode, _thread: PhantomData };
@@ -61,12 +61,12 @@ impl Context {
         self.raw
     }
 
-    /// Returns when the bytes are there.
+    /// Copies, and returns when the bytes have arrived.
     pub(crate) fn copy_to_device(&self, to: u64, from: &[u8]) -> Result<(), Fault> {
         self.with_stream(|current, stream| stream.copy_to_device(current, to, from))
     }
 
-    /// Returns when the bytes are there.
+    /// Copies, and returns when the bytes have arrived.
     pub(crate) fn copy_to_host(&self, to: &mut [u8], from: u64) -> Result<(), Fault> {
         self.with_stream(|current, stream| stream.copy_to_host(current, to, from))
     }
@@ -98,14 +98,14 @@ impl Current<'_> {
     }
 
     fn restore_capture_mode(&self) {
-        // What set it once sets it again.
+        // The call that set the mode can set it again.
         let _ = self.api().exchange_capture_mode(self.capture_mode);
     }
 }
 
 impl Drop for Current<'_> {
     fn drop(&mut self) {
-        // It fails only where the driver has shut down, with the process.
+        // This fails only if the driver has shut down, with the process.
         let _ = self.api().pop();
         self.restore_capture_mode();
     }

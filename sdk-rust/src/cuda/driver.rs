@@ -1,4 +1,4 @@
-//! The CUDA driver of this process: loaded and initialised once, with the devices that it shows.
+//! The CUDA driver of this process: loaded and initialised once, with its visible devices.
 
 use std::{
     env,
@@ -13,7 +13,7 @@ use super::{
     fault::{Fault, LoadError},
 };
 
-/// The driver's own name for its library. Not `libcuda.so`, which where a toolkit is installed may be a stub.
+/// The driver's own name for its library. Not `libcuda.so`, which may be a stub where a toolkit is installed.
 const LIBRARY: &str = "libcuda.so.1";
 
 #[derive(Debug)]
@@ -29,15 +29,15 @@ struct VisibleDevice {
     device: Device,
     /// 32 hexadecimal digits and four dashes, without the `GPU-` or `MIG-` that tools print before them.
     uuid: String,
-    /// Alive as long as somebody uses it.
+    /// Alive while a session uses it.
     context: Mutex<Weak<Context>>,
 }
 
-/// Loaded once it could be; a failure is tried again, since a library may be mounted late.
+/// Set once loading succeeds; a failure is retried, since a library may be mounted late.
 static DRIVER: Mutex<Option<Arc<Driver>>> = Mutex::new(None);
 
 impl Driver {
-    /// The one that all sessions of this process share.
+    /// The driver that all sessions of this process share.
     pub(crate) fn of_process() -> Result<Arc<Self>, LoadError> {
         let mut driver = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(driver) = &*driver {
@@ -59,14 +59,14 @@ impl Driver {
         self.find(uuid).is_some()
     }
 
-    /// The number that CUDA has for the device in this process.
+    /// The ordinal of the device in this process's CUDA.
     pub(crate) fn ordinal(&self, uuid: &str) -> Option<i32> {
         let found = self.find(uuid)?;
         let at = self.devices.iter().position(|visible| std::ptr::eq(visible, found))?;
         i32::try_from(at).ok()
     }
 
-    /// The primary context of a device, retained until the last of its users is gone.
+    /// The primary context of a device, retained until its last user is gone.
     pub(super) fn context(self: &Arc<Self>, uuid: &str) -> Result<Arc<Context>, String> {
         if process::id() != self.pid {
             return Err(LoadError::Forked.to_string());
@@ -98,7 +98,7 @@ fn visible_devices(api: &Api) -> Result<Vec<VisibleDevice>, Fault> {
     api.devices()?.into_iter().map(visible).collect()
 }
 
-/// As tools print it: 8-4-4-4-12.
+/// The UUID as tools print it: 8-4-4-4-12.
 fn uuid_text(uuid: &[u8; 16]) -> String {
     let digits = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]].map(digits).join("-")

@@ -1,29 +1,29 @@
-//! Events on the program's own streams: when what was launched there so far is done.
+//! Events on the program's own streams, which say when the work launched so far is done.
 
 use std::sync::Arc;
 
 use super::{api, calls::Opaque, context::Context, fault::Fault};
 
-/// The streams that are no handles: the default one, and it and the thread's own by their special numbers.
+/// Stream numbers up to this are no pointers: 0 is the default stream; 1 and 2 name it and the thread's own.
 const DEFAULT_STREAMS: u64 = 2;
 
-/// Recorded on a stream of the program's; destroyed when it is dropped.
+/// An event recorded on a stream of the program; destroyed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Event {
     context: Arc<Context>,
     raw: Opaque,
 }
 
-/// Why a stream can't be waited for.
+/// Why an event could not be recorded on a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NotRecorded {
-    /// What is launched on it becomes part of a graph.
+    /// The stream is being captured: work launched on it becomes part of a graph.
     Capturing,
     Failed(String),
 }
 
 impl Context {
-    /// One event on each stream, after what was launched there so far.
+    /// Records an event on each stream, after the work launched there so far.
     pub(crate) fn record_all(self: &Arc<Self>, streams: &[u64]) -> Result<Vec<Event>, NotRecorded> {
         streams.iter().map(|stream| self.record_one(*stream)).collect()
     }
@@ -38,7 +38,7 @@ impl Context {
             0..=DEFAULT_STREAMS => self.raw(),
             _ => self.enter()?.api().context_of(stream)?,
         };
-        // An event and its stream are of one context.
+        // An event and its stream must belong to one context.
         let current = self.enter_other(context)?;
         let event = Event { context: Arc::clone(self), raw: current.api().create_event()? };
         current.api().record(event.raw, stream)?;
@@ -47,7 +47,7 @@ impl Context {
 }
 
 impl Event {
-    /// Whether it has happened, or never will since its context is lost. Any other answer is asked again.
+    /// Whether it has happened, or never will since its context is lost. After any other error it is polled again.
     pub(crate) fn is_over(&self) -> bool {
         let asked = || -> Result<bool, Fault> { self.context.enter()?.api().has_happened(self.raw) };
         asked().unwrap_or_else(|fault| api::is_lost(fault.code))
@@ -57,7 +57,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         let destroy = || -> Result<(), Fault> { self.context.enter()?.api().destroy_event(self.raw) };
-        // It fails only in a context that is lost, which takes it along.
+        // This fails only in a lost context, which takes the event along.
         let _ = destroy();
     }
 }

@@ -1,14 +1,14 @@
-//! What the driver answered, and whether there is one.
+//! Errors of the driver, and of loading it.
 
 use std::path::PathBuf;
 
-/// A call that failed. The code stays a number, since a driver may know more of them than this build.
+/// A failed driver call. The code stays a number, since a driver may know more codes than this build.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {name} ({code})")]
 pub(crate) struct Fault {
     pub(super) call: &'static str,
     pub(super) code: u32,
-    /// As the driver itself names it.
+    /// The driver's own name for the code.
     pub(super) name: String,
 }
 
@@ -21,7 +21,7 @@ pub(crate) enum LoadError {
     TooOld {
         library: PathBuf,
         symbol: &'static str,
-        /// ` (of CUDA 12.2)`, if it says.
+        /// ` (of CUDA 12.2)`, if the driver reports a version.
         version: String,
     },
     #[error("{} cannot be used: {fault}", library.display())]

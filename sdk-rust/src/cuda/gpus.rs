@@ -10,14 +10,15 @@ use vramd_proto::v1::Device;
 
 use super::{context::Context, driver::Driver};
 
-/// The other parts of a packet do not try again what takes long to fail.
+/// How long a failure stands before it is retried, so that the other parts of a packet do not repeat a slow failure.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Contexts are retained as long as the session lives, since making one takes a third of a second.
+/// The devices of a session. Contexts are retained as long as the session lives, since making one takes a third of a
+/// second.
 #[derive(Debug)]
 pub(crate) struct Gpus {
     devices: Mutex<BTreeMap<u32, Gpu>>,
-    /// The process's, unless a test brings another.
+    /// The process's driver, unless a test sets another.
     driver: Option<Arc<Driver>>,
 }
 
@@ -29,11 +30,11 @@ struct Gpu {
 
 #[derive(Debug)]
 enum ContextState {
-    /// Nothing of it has come yet.
+    /// No part of it has arrived yet.
     Unknown,
-    /// Its memory is none of CUDA's, or the session is over.
+    /// Its memory is not CUDA's, or the session has ended.
     None,
-    /// No context was to be had then.
+    /// Retaining the context failed at that time.
     Failed {
         problem: String,
         when: Instant,
@@ -54,15 +55,16 @@ impl Gpus {
         Self { driver: Some(Arc::clone(driver)), ..self }
     }
 
-    /// Whether there is a device of which nothing has come yet.
+    /// Whether there is a device of which no part has arrived yet.
     pub(crate) fn has_unknown(&self) -> bool {
         self.lock().values().any(|gpu| matches!(gpu.context, ContextState::Unknown))
     }
 
-    /// Does beforehand what takes long, or forks: the driver starts helpers of its own when it is initialised.
+    /// Prepares a device in advance, which takes long or forks: the driver starts helper processes when it is
+    /// initialised.
     pub(crate) fn prepare(&self, device: u32, by_cuda: bool) {
         if by_cuda {
-            // Who maps hears what is wrong.
+            // The mapping of the part reports the failure.
             let _ = self.context(device);
         }
         if let Some(gpu) = self.lock().get_mut(&device)
@@ -100,7 +102,7 @@ impl Gpus {
         }
     }
 
-    /// The session is over; what is still mapped has contexts of its own.
+    /// Releases the contexts at the end of the session; memory that is still mapped keeps contexts of its own.
     pub(crate) fn release(&self) {
         for gpu in self.lock().values_mut() {
             gpu.context = ContextState::None;

@@ -1,4 +1,4 @@
-//! Fixed memory, by a legacy handle: the driver chooses the address, and whoever opened it may write.
+//! Fixed memory, by a legacy CUDA IPC handle: the driver chooses the address, and every opener may write.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use super::{context::Context, fault::Fault};
 
 pub(crate) const HANDLE_BYTES: usize = 64;
 
-/// One opened handle.
+/// An opened legacy handle.
 #[derive(Debug)]
 pub(crate) struct LegacyBlock {
     context: Arc<Context>,

@@ -1,8 +1,8 @@
 //! A stream of the SDK's own, for copies that wait for nothing but themselves.
 //!
-//! It is non-blocking: it does not order itself with the program's default stream, nor with any other. Its end is seen
-//! by asking an event, since the calls that wait may spin a core or stop others. Asking has no deadline: as long as
-//! the device may touch the program's buffer, the buffer must not go back.
+//! It is non-blocking: it is not ordered with the program's default stream, nor with any other. The SDK polls an
+//! event for the end of a copy, since the driver's waiting calls may spin a core or stop other threads. Polling has
+//! no deadline: while the device may touch the program's buffer, the buffer must not be returned.
 
 use std::{
     thread,
@@ -11,7 +11,7 @@ use std::{
 
 use super::{calls::Opaque, context::Current, fault::Fault};
 
-/// Most copies of a chunk end within this.
+/// The time within which most copies of a chunk end.
 const SPIN: Duration = Duration::from_micros(100);
 const PAUSE: Duration = Duration::from_micros(50);
 
@@ -27,7 +27,7 @@ impl Stream {
         match current.api().create_event() {
             Ok(event) => Ok(Self { stream, event }),
             Err(fault) => {
-                // The first failure is the one to tell.
+                // The first failure is the one to report.
                 let _ = current.api().destroy_stream(stream);
                 Err(fault)
             }
@@ -44,7 +44,7 @@ impl Stream {
         self.wait(current)
     }
 
-    /// Until all that was begun has ended. An error here is one of the whole context, which then does nothing more.
+    /// Waits until all begun work has ended. An error here affects the whole context, which then does nothing more.
     fn wait(&self, current: &Current<'_>) -> Result<(), Fault> {
         current.api().record(self.event, self.stream)?;
         let begun = Instant::now();
@@ -55,7 +55,7 @@ impl Stream {
     }
 
     pub(super) fn destroy(self, current: &Current<'_>) {
-        // They fail only in a context that is lost, which takes both along.
+        // These fail only in a lost context, which takes both along.
         let _ = current.api().destroy_event(self.event);
         let _ = current.api().destroy_stream(self.stream);
     }

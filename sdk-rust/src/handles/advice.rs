@@ -1,21 +1,22 @@
-//! What an owner knows about the use of its memory.
+//! Advice: what an owner says about the use of an allocation.
 
 use vramd_proto::v1;
 
-/// How an allocation is used, as its owner says ([`crate::Allocation::advise`]). It holds until other advice is given, or the
-/// allocation is gone; what it says already is no error.
+/// How an allocation is used ([`crate::Allocation::advise`]). Advice holds until other advice is given or the
+/// allocation is freed; repeating it is no error.
 ///
-/// It pays for what is read less than about once each time it would have come, or about half of it where it must be mapped anew: a
-/// kernel reads the host's memory over the same link that a copy takes, at about the same speed, and what is read in place takes
-/// no room on the device. What is read again and again belongs there.
+/// In-place access pays for memory that is read less than about once per fetch that it saves, or half of that where
+/// the part must be mapped anew. A kernel reads host memory over the link that a copy would take, at about the same
+/// speed, and needs no room on the device. Memory that is read again and again belongs on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
-    /// Its device accesses it in place: what of it lies in the host's memory is mapped there for whoever pins it, at the same
-    /// address, and does not come to the device. What lies on the device stays until its room is needed; what lies on disk or
-    /// in a file comes to the device as ever. For movable memory that is not discardable. `TIER_UNSUPPORTED` where clients cannot
-    /// map the host's memory.
+    /// The device accesses the memory in place: parts in host memory are mapped there, at the same address, for every
+    /// session that pins them, and are not fetched. Parts on the device stay until their room is needed; parts on
+    /// disk or in a file are fetched as usual. Only for movable memory that is not discardable. `TIER_UNSUPPORTED`
+    /// where clients cannot map host memory.
     SetAccessedBy,
-    /// No more: whoever maps a part there unmaps it as soon as nobody pins it, and who pins it then has it come.
+    /// Ends in-place access. Each session unmaps a part in host memory once it no longer pins it; its next pin
+    /// fetches the part.
     UnsetAccessedBy,
 }
 

@@ -1,17 +1,17 @@
 //! Handles of mapped memory: an [`Allocation`] is written, then sealed; a [`Sealed`] one is only read.
 //!
-//! The address of a handle never changes. What lies there can be taken away, in two ways.
+//! The address of a handle never changes. The memory there can be taken away in two ways.
 //!
-//! **By whoever needs the room**, while nobody pins it. A handle *holds* its allocation at first, which is a pin of its own:
-//! so nothing goes behind the back of slices and pointers. A program that uses memory now and then gives that pin up
-//! (`unpin`) and pins what it uses when it uses it (`pin`): the guard brings back what has gone, to the same address, with
-//! the same bytes. A guard may outlive its handle. While guards are alive, `seal`, `free` and `detach` are refused with
-//! [`Error::Pinned`]; a handle that is dropped is parted from when the last guard is gone.
+//! **By eviction**, while no session pins it. A handle starts with a *handle pin* of its own, so slices and pointers
+//! stay valid. A program that uses memory only now and then gives that pin up (`unpin`) and pins memory while it uses
+//! it (`pin`): the guard brings evicted parts back, to the same address, with the same bytes. A guard may outlive its
+//! handle. While guards are alive, `seal`, `free` and `detach` are refused with [`Error::Pinned`]; a dropped handle
+//! is released when its last guard is gone.
 //!
-//! **For good**, when an operator frees the allocation or ends the session. The handle's own pin does not count then. Once
-//! no guard is left the SDK unmaps. From then on an access through a slice of the handle that the program still has
-//! faults (SIGSEGV), and a kernel's access ends its context, as memory of a device that fell off the bus would; new slices
-//! and copies answer [`Error::NotMapped`]. `is_mapped` tells.
+//! **For good**, when an operator frees the allocation or ends the session. The handle pin does not count then. Once
+//! no guard is left the SDK unmaps the memory. From then on an access through an old slice of the handle faults
+//! (SIGSEGV), and a kernel's access ends its context, as with a device that fell off the bus. New slices and copies
+//! return [`Error::NotMapped`]; `is_mapped` returns false.
 
 use std::{fmt, ops::Range, time::Duration};
 
@@ -28,33 +28,33 @@ use crate::{
     },
 };
 
-/// Memory of this session alone, mapped for reading and writing. Dropped unsealed it is freed.
+/// Memory of this session alone, mapped for reading and writing. Dropping it unsealed frees it.
 ///
-/// Fixed memory is the exception: other sessions of the tenant may write it as well, and one that attached it only lets
-/// go of it when it is dropped.
+/// Fixed memory is the exception: other sessions of the tenant may write it too, and dropping an attached handle only
+/// detaches it.
 #[derive(Debug)]
 pub struct Allocation {
-    // Boxed, so that a failed seal can hand it back at no cost to one that does not fail.
+    // Boxed, so that returning it from a failed seal costs a successful one nothing.
     handle: Box<Handle>,
 }
 
-/// Memory that nobody writes any more, mapped read-only.
+/// Sealed memory, mapped read-only: no session can write it any more.
 ///
-/// Dropped, the session lets go of it; if the session owns it and it is not persistent, it is freed.
+/// Dropping it detaches the session; if the session owns it and it is not persistent, dropping frees it.
 #[derive(Debug)]
 pub struct Sealed {
     handle: Box<Handle>,
 }
 
-/// Sealing failed; the allocation comes back. Whether it is still mapped, [`Allocation::is_mapped`] tells.
+/// Sealing failed; the allocation is returned. [`Allocation::is_mapped`] says whether it is still mapped.
 #[derive(Debug)]
 pub struct SealFailed {
     pub allocation: Allocation,
     pub error: Error,
 }
 
-/// It was not freed, or not detached, and comes back: with [`Error::Pinned`] nothing was done. Otherwise
-/// [`Allocation::is_mapped`] tells whether it is still mapped, and to try again does no harm.
+/// Freeing or detaching failed; the handle is returned. With [`Error::Pinned`] nothing was done. Otherwise
+/// [`Allocation::is_mapped`] says whether it is still mapped, and trying again does no harm.
 #[derive(Debug)]
 pub struct FreeFailed<H> {
     pub handle: H,
@@ -82,42 +82,42 @@ impl Allocation {
         self.handle.info().id
     }
 
-    /// As the daemon described it when it was made.
+    /// The allocation as the daemon described it when it was allocated.
     pub fn info(&self) -> &AllocationInfo {
         self.handle.info()
     }
 
-    /// Where it lies: a device pointer if it [is device memory](Self::is_device_memory), valid in the primary context of
-    /// its device; otherwise an address of this process. It stays the same, mapped or not. 0 while it is `unpinned` and nothing
-    /// of it has been pinned.
+    /// The address of the memory: a device pointer if it [is device memory](Self::is_device_memory), valid in the
+    /// primary context of its device; otherwise an address of this process. It stays the same, mapped or not. It is 0
+    /// for memory requested as unpinned until the first pin.
     pub fn as_device_ptr(&self) -> u64 {
         self.handle.as_device_ptr()
     }
 
-    /// Whether it lies on a GPU, where the CPU cannot follow its address. Known as the address is.
+    /// Whether the address is a GPU's, which the CPU cannot access. Known as soon as the address is.
     pub fn is_device_memory(&self) -> bool {
         self.handle.is_device_memory()
     }
 
-    /// Copies bytes out, wherever they lie. Returns when they are there; an operator who takes the memory away meanwhile
-    /// makes it fail, and nothing worse. It waits for no kernel of the program.
+    /// Copies bytes to host memory from any tier, and returns when they have arrived. It fails, and nothing worse, if
+    /// an operator takes the memory away meanwhile. It waits for no kernel of the program.
     pub fn copy_to_host(&self, offset_bytes: u64, to: &mut [u8]) -> Result<()> {
         run_ready(self.handle.copy_to_host(CallStyle::Blocking, offset_bytes, to))
     }
 
-    /// Copies bytes in, wherever it lies. Returns when they are there; an operator who takes the memory away meanwhile
-    /// makes it fail, and nothing worse. It waits for no kernel of the program.
+    /// Copies bytes from host memory, and returns when they have arrived. It fails, and nothing worse, if an operator
+    /// takes the memory away meanwhile. It waits for no kernel of the program.
     pub fn copy_from_host(&mut self, offset_bytes: u64, from: &[u8]) -> Result<()> {
         run_ready(self.handle.copy_from_host(CallStyle::Blocking, offset_bytes, from))
     }
 
-    /// The bytes that were asked for, in place. Refused for device memory, if it is not mapped any more, and in a forked
+    /// The requested bytes, in place. Refused for device memory, for memory that is no longer mapped, and in a forked
     /// child.
     pub fn as_slice(&self) -> Result<&[u8]> {
         self.handle.as_slice()
     }
 
-    /// The bytes that were asked for, to be written in place. Refused as [`Self::as_slice`] is.
+    /// The requested bytes, writable in place. Refused as [`Self::as_slice`] is.
     pub fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
         self.handle.as_mut_slice()
     }
@@ -126,8 +126,8 @@ impl Allocation {
         self.handle.is_mapped()
     }
 
-    /// Ends writing for ever: the session unmaps, the daemon hashes the bytes, and they are mapped again read-only at
-    /// the same address. What the handle does not hold may come back later, with its next pin.
+    /// Ends writing for ever: the session unmaps, the daemon hashes the bytes, and the session maps them again
+    /// read-only at the same address. Without a handle pin they may return only with the next pin.
     pub fn seal(mut self) -> Result<Sealed, SealFailed> {
         match run_ready(self.handle.seal(CallStyle::Blocking)) {
             Ok(()) => Ok(Sealed { handle: self.handle }),
@@ -135,52 +135,54 @@ impl Allocation {
         }
     }
 
-    /// Unmaps and frees it, and reports what is still charged. What guards of this process pin comes back.
+    /// Unmaps and frees it, and returns what is still charged. While guards of this process pin it, the call fails
+    /// and returns the handle.
     pub fn free(mut self) -> Result<Released, FreeFailed<Self>> {
         let outcome = run_ready(self.handle.free(CallStyle::Blocking));
         outcome.map_err(|error| FreeFailed { handle: self, error })
     }
 
-    /// Says how it is used: see [`Advice`]. What it was when it was made, [`Self::info`] goes on to say.
+    /// Tells the daemon how the allocation is used: see [`Advice`]. [`Self::info`] goes on describing it as it was
+    /// allocated.
     pub fn advise(&self, advice: Advice) -> Result<()> {
         run_ready(self.handle.advise(CallStyle::Blocking, advice))
     }
 
-    /// Keeps it where it is, mapped, until the guard is dropped; waits until it is here if it is not. A pin of
-    /// what is here is an atomic change of each part's word, and one of the guards' count; so is its end. At most 1,024 parts.
+    /// Keeps all parts mapped until the guard is dropped, and waits until they have arrived. Pinning a mapped part is
+    /// an atomic change of its word and one of the guards' count; so is unpinning. At most 1,024 parts.
     pub fn pin(&self, access: Access) -> Result<Pinned> {
         self.handle.pin(None, access)
     }
 
-    /// The same for some of its parts.
+    /// Pins some of the parts, as [`Self::pin`] does.
     pub fn pin_parts(&self, parts: Range<u32>, access: Access) -> Result<Pinned> {
         self.handle.pin(Some(parts), access)
     }
 
-    /// As [`Self::pin_parts`], and waits for no longer than that for what is not here: [`Error::Deadline`] by then, and it is as
-    /// if it had not been asked for. The other pins wait for as long as [`crate::ClientBuilder::request_timeout`].
+    /// Like [`Self::pin_parts`], but waits at most `wait` for parts that are away. [`Error::Deadline`] then means
+    /// that nothing is pinned. The other pins wait as long as [`crate::ClientBuilder::request_timeout`].
     pub fn pin_timeout(&self, parts: Range<u32>, access: Access, wait: Duration) -> Result<Pinned> {
         self.handle.pin_timeout(parts, access, wait)
     }
 
-    /// As [`Self::pin_parts`], with a guard that borrows this handle: half as dear.
+    /// Like [`Self::pin_parts`], with a guard that borrows this handle, at half the cost.
     #[inline]
     pub fn pin_ref(&self, parts: Range<u32>, access: Access) -> Result<PinnedRef<'_>> {
         self.handle.pin_ref(Some(parts), access)
     }
 
-    /// Gives up the handle's own pin: from now on the daemon may unmap it whenever nobody pins it, and slices of the
+    /// Gives up the handle pin. From now on the daemon may unmap the memory while no guard pins it, and slices of the
     /// handle are refused ([`Error::NotPinned`]). Copies bring it back as they need it.
     pub fn unpin(&mut self) -> Result<()> {
         self.handle.unpin()
     }
 
-    /// Takes the handle's own pin again, and waits until it is here.
+    /// Takes the handle pin again, and waits until all parts have arrived.
     pub fn repin(&mut self) -> Result<()> {
         run_ready(self.handle.hold(CallStyle::Blocking))
     }
 
-    /// Whether the handle pins it, as every handle does at first.
+    /// Whether the handle has its handle pin, as every handle does at first unless it was requested as unpinned.
     pub fn has_handle_pin(&self) -> bool {
         self.handle.has_handle_pin()
     }
@@ -207,34 +209,34 @@ impl Sealed {
         self.handle.info().id
     }
 
-    /// As the daemon described it when it was sealed or attached.
+    /// The allocation as the daemon described it when it was sealed or attached.
     pub fn info(&self) -> &AllocationInfo {
         self.handle.info()
     }
 
-    /// `blake3:` and 64 hexadecimal digits over the asked bytes, as the daemon hashed them.
+    /// `blake3:` and 64 hexadecimal digits over the requested bytes, as the daemon hashed them.
     pub fn digest(&self) -> &str {
         self.handle.info().digest.as_deref().unwrap_or_default()
     }
 
-    /// Where it lies: a device pointer if it [is device memory](Self::is_device_memory), valid in the primary context of
-    /// its device; otherwise an address of this process. It stays the same, mapped or not.
+    /// The address of the memory: a device pointer if it [is device memory](Self::is_device_memory), valid in the
+    /// primary context of its device; otherwise an address of this process. It stays the same, mapped or not.
     pub fn as_device_ptr(&self) -> u64 {
         self.handle.as_device_ptr()
     }
 
-    /// Whether it lies on a GPU, where the CPU cannot follow its address.
+    /// Whether the address is a GPU's, which the CPU cannot access.
     pub fn is_device_memory(&self) -> bool {
         self.handle.is_device_memory()
     }
 
-    /// Copies bytes out, wherever they lie. Returns when they are there; an operator who takes the memory away meanwhile
-    /// makes it fail, and nothing worse. It waits for no kernel of the program.
+    /// Copies bytes to host memory from any tier, and returns when they have arrived. It fails, and nothing worse, if
+    /// an operator takes the memory away meanwhile. It waits for no kernel of the program.
     pub fn copy_to_host(&self, offset_bytes: u64, to: &mut [u8]) -> Result<()> {
         run_ready(self.handle.copy_to_host(CallStyle::Blocking, offset_bytes, to))
     }
 
-    /// The bytes that were asked for, in place. Refused for device memory, if it is not mapped any more, and in a forked
+    /// The requested bytes, in place. Refused for device memory, for memory that is no longer mapped, and in a forked
     /// child.
     pub fn as_slice(&self) -> Result<&[u8]> {
         self.handle.as_slice()
@@ -244,60 +246,61 @@ impl Sealed {
         self.handle.is_mapped()
     }
 
-    /// Unmaps it and frees it for everybody, which its owner may. Others that map it keep their mappings.
-    /// What guards of this process pin comes back.
+    /// Unmaps it and frees it for everybody; only its owner may. Other sessions keep their mappings. While guards of
+    /// this process pin it, the call fails and returns the handle.
     pub fn free(mut self) -> Result<Released, FreeFailed<Self>> {
         let outcome = run_ready(self.handle.free(CallStyle::Blocking));
         outcome.map_err(|error| FreeFailed { handle: self, error })
     }
 
-    /// Unmaps it, and leaves it as it is. What guards of this process pin comes back.
+    /// Unmaps it, and leaves the allocation as it is. While guards of this process pin it, the call fails and returns
+    /// the handle.
     pub fn detach(mut self) -> Result<(), FreeFailed<Self>> {
         let outcome = run_ready(self.handle.detach(CallStyle::Blocking));
         outcome.map_err(|error| FreeFailed { handle: self, error })
     }
 
-    /// Says how it is used, by all who read it, which its owner may: see [`Advice`]. What it was before, [`Self::info`] goes on to
-    /// say.
+    /// Tells the daemon how all its readers use the allocation; only its owner may. See [`Advice`]. [`Self::info`]
+    /// goes on describing it as it was before.
     pub fn advise(&self, advice: Advice) -> Result<()> {
         run_ready(self.handle.advise(CallStyle::Blocking, advice))
     }
 
-    /// Keeps it where it is, mapped, until the guard is dropped; waits until it is here if it is not. A pin of
-    /// what is here is an atomic change of each part's word, and one of the guards' count; so is its end. At most 1,024 parts.
+    /// Keeps all parts mapped until the guard is dropped, and waits until they have arrived. Pinning a mapped part is
+    /// an atomic change of its word and one of the guards' count; so is unpinning. At most 1,024 parts.
     pub fn pin(&self, access: Access) -> Result<Pinned> {
         self.handle.pin(None, access)
     }
 
-    /// The same for some of its parts.
+    /// Pins some of the parts, as [`Self::pin`] does.
     pub fn pin_parts(&self, parts: Range<u32>, access: Access) -> Result<Pinned> {
         self.handle.pin(Some(parts), access)
     }
 
-    /// As [`Self::pin_parts`], and waits for no longer than that for what is not here: [`Error::Deadline`] by then, and it is as
-    /// if it had not been asked for. The other pins wait for as long as [`crate::ClientBuilder::request_timeout`].
+    /// Like [`Self::pin_parts`], but waits at most `wait` for parts that are away. [`Error::Deadline`] then means
+    /// that nothing is pinned. The other pins wait as long as [`crate::ClientBuilder::request_timeout`].
     pub fn pin_timeout(&self, parts: Range<u32>, access: Access, wait: Duration) -> Result<Pinned> {
         self.handle.pin_timeout(parts, access, wait)
     }
 
-    /// As [`Self::pin_parts`], with a guard that borrows this handle: half as dear.
+    /// Like [`Self::pin_parts`], with a guard that borrows this handle, at half the cost.
     #[inline]
     pub fn pin_ref(&self, parts: Range<u32>, access: Access) -> Result<PinnedRef<'_>> {
         self.handle.pin_ref(Some(parts), access)
     }
 
-    /// Gives up the handle's own pin: from now on the daemon may unmap it whenever nobody pins it, and slices of the
+    /// Gives up the handle pin. From now on the daemon may unmap the memory while no guard pins it, and slices of the
     /// handle are refused ([`Error::NotPinned`]). Copies bring it back as they need it.
     pub fn unpin(&mut self) -> Result<()> {
         self.handle.unpin()
     }
 
-    /// Takes the handle's own pin again, and waits until it is here.
+    /// Takes the handle pin again, and waits until all parts have arrived.
     pub fn repin(&mut self) -> Result<()> {
         run_ready(self.handle.hold(CallStyle::Blocking))
     }
 
-    /// Whether the handle pins it, as every handle does at first.
+    /// Whether the handle has its handle pin, as every handle does at first unless it was requested as unpinned.
     pub fn has_handle_pin(&self) -> bool {
         self.handle.has_handle_pin()
     }
@@ -343,14 +346,14 @@ impl<H: Pinnable + fmt::Debug> std::error::Error for FreeFailed<H> {
     }
 }
 
-/// Drops the handle, which parts from the allocation once no guard is left.
+/// Drops the handle; the allocation is released once no guard is left.
 impl<H> From<FreeFailed<H>> for Error {
     fn from(failed: FreeFailed<H>) -> Self {
         failed.error
     }
 }
 
-/// Gives up the allocation.
+/// Drops the allocation.
 impl From<SealFailed> for Error {
     fn from(failed: SealFailed) -> Self {
         failed.error

@@ -1,37 +1,37 @@
-//! Allocations as the daemon describes them.
+//! Descriptions of allocations, from the daemon's messages.
 
 use vramd_proto::v1;
 use vramd_types::{AllocationId, Bytes, SessionId};
 
 pub use vramd_proto::v1::{AllocationKind, AllocationState, Lifetime, Tier};
 
-/// One allocation as its tenant sees it. PinStart, charged and resident bytes are three numbers.
+/// One allocation as its tenant sees it. Requested, charged and resident bytes are three different numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AllocationInfo {
     pub id: AllocationId,
     /// `tenant/name`.
     pub name: Option<String>,
-    /// Who is charged.
+    /// The tenant that is charged.
     pub tenant: String,
     /// UUID.
     pub device: String,
     pub kind: AllocationKind,
     pub lifetime: Lifetime,
     pub state: AllocationState,
-    /// Whether what of it lies in the host's memory is mapped there: see [`crate::Advice`].
+    /// Whether the device accesses parts in host memory in place: see [`crate::Advice`].
     pub accessed_by_device: bool,
-    /// What was asked for.
+    /// The requested bytes.
     pub size: Bytes,
     pub charged: Bytes,
-    /// How much of it lies on the device now.
+    /// The bytes that lie on the device now.
     pub resident: Bytes,
-    /// The file whose bytes it has, if it was loaded from one that stays what it has below its device.
+    /// The file that is the allocation's backing, if it was loaded from one that never changes.
     pub file: Option<String>,
-    /// How much of it lies in that file alone now, where it costs nothing.
+    /// The bytes that lie in that file alone now, where they are charged to nobody.
     pub in_file: Bytes,
-    /// Freed, but held by somebody outside the daemon's reach.
+    /// Freed bytes that a process outside the daemon's reach still has open.
     pub unreturned: Bytes,
-    /// `blake3:` and 64 digits over the asked bytes, once it is sealed.
+    /// `blake3:` and 64 hexadecimal digits over the requested bytes, once it is sealed.
     pub digest: Option<String>,
     pub readers: Vec<String>,
     pub owner_session: Option<SessionId>,

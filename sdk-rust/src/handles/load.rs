@@ -1,4 +1,4 @@
-//! Files as sealed memory. One that never changes stays where it is, and is what the memory has below its device; any other is copied.
+//! Files as sealed memory. A file that never changes becomes the backing of the allocation; any other file is copied.
 
 use std::{
     fs::File,
@@ -29,12 +29,12 @@ use crate::{
     },
 };
 
-/// What is read of a file at once where it is copied.
+/// The bytes that are read from a file at once while it is copied.
 const CHUNK_BYTES: usize = 8 << 20;
-/// Between two questions whether it is its turn.
+/// The pause between two attempts while the daemon already reads as many files as it may.
 const TURN: Duration = Duration::from_millis(200);
 
-/// Bytes of a file, open for as long as they are asked for.
+/// A range of an open file.
 #[derive(Clone, Debug)]
 struct Span {
     file: Arc<File>,
@@ -42,7 +42,8 @@ struct Span {
     offset: u64,
 }
 
-/// A sealed allocation of what a file has from there on: of as many bytes as are asked for, or of all if none are.
+/// Makes a sealed allocation of a file's bytes from `offset` on: as many as the request names, or all of them if it
+/// names none.
 pub(crate) async fn load(
     style: CallStyle,
     session: &ProcessBound<Session>,
@@ -92,7 +93,7 @@ async fn by_daemon(
                 Ok(handle)
             }
             Err(error) => {
-                // Nobody else knows of it.
+                // No handle exists for it yet.
                 let _ = free(style, session, id, session.deadline()).await;
                 Err(error)
             }
@@ -103,8 +104,8 @@ async fn by_daemon(
     claimed
 }
 
-/// However long it takes to read the file: who asks again under the same id is told what became of it. Where too many are read
-/// already, it waits for its turn.
+/// Repeats the request until the daemon has read the file, however long that takes: the same request id returns the
+/// first result. While the daemon reads too many other files, this waits for its turn.
 async fn ask_until(
     style: CallStyle,
     session: &Session,
@@ -134,8 +135,8 @@ async fn ask(
     answer.await?.allocation.map(AllocationInfo::from).ok_or_else(|| missing_field("allocation"))
 }
 
-/// Nobody waits for it any more. The daemon, asked again under the same id, says what it has made; that goes back. It may be long in
-/// coming.
+/// Undoes a load whose caller has gone. The daemon, asked again under the same id, says what it has made, and that is
+/// freed. The answer may take long.
 fn undo(session: &ProcessBound<Session>, request: v1::LoadFileRequest, span: Span) {
     let of = session.clone();
     undo_on_thread(session, move || {
@@ -194,7 +195,7 @@ impl Span {
         let mut bytes = vec![0; length];
         let read = self.file.read_exact_at(&mut bytes, self.offset + at);
         read.map(|()| bytes).map_err(|error| match error.kind() {
-            // It had them when it was looked at.
+            // The file had these bytes when its size was read.
             ErrorKind::UnexpectedEof => self.invalid(&"it was cut off while it was copied"),
             _ => self.invalid(&error),
         })

@@ -1,4 +1,7 @@
-//! Allocations as a program sees them: requests, handles, what is known of an allocation, and the operations of a client.
+//! Allocations as a program sees them: requests, handles, descriptions, and the operations of a client.
+//!
+//! `operations` and `load` make handles, `handle` holds what every handle does, and `allocation` and `raw` are its
+//! public faces. None of them maps memory: that is `mapping`'s part.
 
 pub(crate) mod advice;
 pub(crate) mod allocation;

@@ -1,4 +1,8 @@
-//! What a client asks of its session, for both faces.
+//! The operations of a client, written once for blocking and async callers: allocate, attach, free, describe, list
+//! and flush.
+//!
+//! Each takes a [`CallStyle`] and makes handles; an async caller may drop its future at any await, and [`OnAbandon`]
+//! then undoes what the daemon has made.
 
 use vramd_proto::v1;
 use vramd_types::{AllocationId, Reason};
@@ -24,14 +28,14 @@ use crate::{
     },
 };
 
-/// What a new handle has of its allocation.
+/// How a new handle begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum InitialPin {
-    /// It holds all of it.
+    /// All parts arrive, and the handle pin keeps them.
     Pinned,
-    /// All of it comes, and may go again.
+    /// All parts arrive, and then the handle pin is released: the daemon does not support pins.
     PinnedThenReleased,
-    /// Nothing of it comes before it is pinned.
+    /// No part arrives before it is pinned.
     Unpinned,
 }
 
@@ -45,7 +49,7 @@ impl InitialPin {
     }
 }
 
-/// Something to be done unless what follows comes to its end: its future may be dropped at any time.
+/// Runs an undo action unless it is disarmed: an async caller's future may be dropped at any time.
 pub(crate) struct OnAbandon<F: FnOnce()>(Option<F>);
 
 impl<F: FnOnce()> OnAbandon<F> {
@@ -66,7 +70,7 @@ impl<F: FnOnce()> Drop for OnAbandon<F> {
     }
 }
 
-/// Allocates and waits for all parts. What was dropped before makes room first.
+/// Allocates and waits for all parts. Earlier drops are completed first, since they may make the room.
 pub(crate) async fn claim_new(
     style: CallStyle,
     session: &ProcessBound<Session>,
@@ -76,7 +80,7 @@ pub(crate) async fn claim_new(
     let wait = requests.iter().map(|request| request.wait).max().unwrap_or_default();
     let deadline = deadline_after(session, wait);
     style.flush(session, deadline).await?;
-    // Who can't pin is sent everything.
+    // A daemon without pins sends every part.
     let pins = session.table().is_asked_for_pins();
     let initial_pins: Vec<_> =
         requests.iter().map(|request| InitialPin::of(request.spec.unheld, pins)).collect();
@@ -113,21 +117,22 @@ async fn allocate(
     Ok(answer.await?.allocations.into_iter().map(AllocationInfo::from).collect())
 }
 
-/// When a call has taken too long that may wait so long for room. What no clock can count the daemon refuses at once.
+/// The deadline of a call that may wait that long for room. The daemon refuses a wait beyond the clock's range.
 fn deadline_after(session: &Session, wait: Duration) -> Instant {
     let deadline = session.deadline();
     deadline.checked_add(wait).unwrap_or(deadline)
 }
 
-/// No shorter than it is.
+/// Rounded up.
 fn whole_millis(wait: Duration) -> u64 {
     u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-/// Nobody waits for it any more. The daemon, asked again under the same id, says what it has made; that goes back.
+/// Undoes an allocation whose caller has gone. The daemon, asked again under the same id, says what it has made, and
+/// that is freed.
 ///
-/// That it has made anything may be long in coming where it waits for room, perhaps for what this process drops next. So that
-/// has a thread of its own.
+/// The answer may take long where the request waits for room, perhaps for room that this process frees next. So that
+/// case has a thread of its own.
 fn undo_allocate(session: &ProcessBound<Session>, request: v1::AllocateBatchRequest, wait: Duration) {
     let of = session.clone();
     let undo = move || {
@@ -140,15 +145,15 @@ fn undo_allocate(session: &ProcessBound<Session>, request: v1::AllocateBatchRequ
     }
 }
 
-/// Undoes what may be long in coming, on a thread of its own.
+/// Runs an undo action that may take long, on a thread of its own.
 pub(crate) fn undo_on_thread(session: &ProcessBound<Session>, undo: impl FnOnce() + Send + 'static) {
     if session.is_own_process() {
-        // Where there is no thread to be had, what is made stays until the session ends.
+        // Where no thread can be started, the allocation stays until the session ends.
         let _ = thread::Builder::new().name("vramd-undo".to_owned()).spawn(undo);
     }
 }
 
-/// Maps what is there already. Sealed memory for reading, fixed memory for writing.
+/// Attaches an existing allocation: sealed memory for reading, fixed memory for writing.
 pub(crate) async fn claim_attached(
     style: CallStyle,
     session: &ProcessBound<Session>,
@@ -160,7 +165,7 @@ pub(crate) async fn claim_attached(
     check_process(session)?;
     let deadline = session.deadline();
     style.flush(session, deadline).await?;
-    // Who can't pin is sent everything.
+    // A daemon without pins sends every part.
     let initial_pin = InitialPin::of(unpinned, session.table().is_asked_for_pins());
     let target = match target {
         Target::Id(id) => Wire::AllocationId(id.get()),
@@ -187,14 +192,14 @@ pub(crate) async fn claim_attached(
             Some(Error::refused(Reason::KindUnsupported, &[("kind", &"movable")]))
         }
         AllocationKind::Fixed => None,
-        // Its own session may map an open one again, which has a handle of its own already, or lost it.
+        // The owner's session may be mapping its open allocation already, or have lost its handle.
         _ if info.state != AllocationState::Sealed => {
             Some(Error::refused(Reason::NotSealed, &[("allocation", &info.id)]))
         }
         _ => None,
     };
     if let Some(refusal) = refusal {
-        // The daemon has attached it. Who had a handle before keeps it; otherwise it goes again.
+        // The daemon has attached it. An earlier handle of this session keeps it; otherwise it is detached again.
         drop(Handle::claim(session, info, ReleaseKind::Detach));
         return Err(refusal);
     }
@@ -222,14 +227,15 @@ fn undo_attach(session: ProcessBound<Session>, request: v1::AttachRequest) {
     });
 }
 
-/// Parts from what nobody has a handle of.
+/// Releases an allocation that has no handle.
 fn release_unclaimed(session: &ProcessBound<Session>, info: AllocationInfo, release_kind: ReleaseKind) {
     if let Ok(handle) = Handle::claim(session, info, release_kind) {
         handle.release_now();
     }
 }
 
-/// Handles for all of them, each with all its parts, or for none: then nothing of them is left when this returns.
+/// Makes handles for all allocations, each with all its parts, or for none: on an error nothing is left when this
+/// returns.
 async fn claim(
     style: CallStyle,
     session: &ProcessBound<Session>,
@@ -241,7 +247,7 @@ async fn claim(
     let handles = allocations.into_iter().map(|info| Handle::claim(session, info, release_kind));
     let claimed = async {
         let mut handles = handles.collect::<Result<Vec<_>>>()?;
-        // Before anything is waited for.
+        // Before waiting for anything.
         let begin = |(handle, initial_pin): (&Handle, &InitialPin)| {
             if *initial_pin == InitialPin::Unpinned {
                 handle.begin_unpinned();
@@ -260,13 +266,13 @@ async fn claim(
     };
     let claimed = claimed.await;
     if claimed.is_err() {
-        // The cause is what the caller should read, not what becomes of the clearing up.
+        // The caller should see the first error, not one of the clean-up.
         let _ = style.flush(session, session.deadline()).await;
     }
     claimed
 }
 
-/// Frees what this session, or its tenant, owns and has no handle of.
+/// Frees an allocation of this session or its tenant that has no handle.
 pub(crate) async fn free_by_id(
     style: CallStyle,
     session: &ProcessBound<Session>,

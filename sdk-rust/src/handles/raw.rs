@@ -1,7 +1,7 @@
-//! Parts as they come: descriptors, offsets and sizes, for programs that map them themselves.
+//! Parts as they arrive: descriptors, offsets and sizes, for programs that map them themselves.
 //!
-//! A raw session's parts count as mapped from the moment they arrive: nobody can see what the program does with them.
-//! The program says that it has unmapped them by freeing, detaching, sealing or dropping its handle.
+//! A raw session's parts count as mapped from the moment they arrive, since the SDK cannot see what the program does
+//! with them. The program reports that it has unmapped them by freeing, detaching, sealing or dropping its handle.
 
 use vramd_proto::v1::Device;
 use vramd_types::{AllocationId, SessionId};
@@ -21,16 +21,16 @@ use crate::{
     },
 };
 
-/// A session that maps nothing by itself. Made by [`crate::ClientBuilder::connect_raw`].
+/// A session whose SDK maps nothing by itself. Made by [`crate::ClientBuilder::connect_raw`].
 #[derive(Clone, Debug)]
 pub struct RawClient {
     client: Client,
 }
 
-/// An allocation as its parts.
+/// An allocation as a list of parts that the program maps.
 #[derive(Debug)]
 pub struct RawAllocation {
-    // Dropped before the handle tells that they are gone.
+    // Dropped before the handle reports that they are gone.
     parts: Vec<RawPart>,
     handle: Handle,
 }
@@ -52,14 +52,14 @@ impl RawClient {
         self.client.is_connected()
     }
 
-    /// Allocates, and waits until all parts have come: writable.
+    /// Allocates, and waits until all parts have arrived; they are writable.
     pub fn allocate(&self, request: AllocationRequest) -> Result<RawAllocation> {
         let mut handles = self.client.claim_new(vec![request])?;
         let handle = handles.pop().ok_or_else(|| Error::refused(vramd_types::Reason::Raced, &[]))?;
         RawAllocation::new(handle)
     }
 
-    /// Attaches a sealed allocation, and waits until all parts have come: to be mapped read-only.
+    /// Attaches a sealed allocation, and waits until all parts have arrived; the program must map them read-only.
     pub fn attach(&self, target: impl Into<Target>) -> Result<RawAllocation> {
         RawAllocation::new(self.client.claim_attached(target.into(), AllocationKind::Movable, false)?)
     }
@@ -79,24 +79,25 @@ impl RawAllocation {
         self.handle.info()
     }
 
-    /// In order of their offsets. The descriptors are the program's; they may be closed once mapped.
+    /// The parts, in order of their offsets. The descriptors are the program's; it may close them once it has mapped
+    /// them.
     pub fn parts(&self) -> &[RawPart] {
         &self.parts
     }
 
-    /// In order of their offsets, for descriptors to be taken out.
+    /// The parts, in order of their offsets, so that the program can take descriptors out.
     pub fn parts_mut(&mut self) -> &mut [RawPart] {
         &mut self.parts
     }
 
-    /// Whether the daemon has asked for the memory back: freed by somebody else, or its session ended by an operator.
-    /// The program should unmap it and drop the handle.
+    /// Whether the daemon has revoked the memory: another session freed it, or an operator ended its session. The
+    /// program should unmap it and drop the handle.
     pub fn is_revoked(&self) -> bool {
         self.handle.session().table().is_revoked(self.id())
     }
 
-    /// Says that nothing of it is mapped any more, ends writing for ever, and waits for read-only parts. Those that
-    /// are here are closed; if it fails, the allocation is freed.
+    /// Reports that the program maps nothing of it any more, ends writing for ever, and waits for read-only parts.
+    /// Descriptors that are still here are closed. If sealing fails, the allocation is freed.
     pub fn seal(mut self) -> Result<Self> {
         self.parts.clear();
         self.handle.session().table().set_yielded(self.id(), true);
@@ -105,7 +106,7 @@ impl RawAllocation {
         Ok(self)
     }
 
-    /// Says that nothing of it is mapped any more, and frees it.
+    /// Reports that the program maps nothing of it any more, and frees it.
     pub fn free(self) -> Result<Released> {
         let Self { parts, mut handle } = self;
         drop(parts);
@@ -113,7 +114,7 @@ impl RawAllocation {
         run_ready(handle.free(CallStyle::Blocking))
     }
 
-    /// Says that nothing of it is mapped any more, and leaves it as it is.
+    /// Reports that the program maps nothing of it any more, and leaves the allocation as it is.
     pub fn detach(self) -> Result<()> {
         let Self { parts, mut handle } = self;
         drop(parts);

@@ -1,4 +1,4 @@
-//! What a program asks for.
+//! Requests: what a program allocates or attaches.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use vramd_types::{AllocationId, Bytes};
 
 use crate::rpc::request_id::RequestId;
 
-/// One allocation to be made: of a size, and by default movable, unnamed, ending with its session, on the first
-/// device that the session sees.
+/// A request for one allocation: by default movable, unnamed, ending with its session, on the first device that the
+/// session sees.
 #[derive(Clone, Debug)]
 pub struct AllocationRequest {
     pub(crate) spec: v1::AllocationSpec,
@@ -27,29 +27,29 @@ impl AllocationRequest {
         Self { spec, request_id: None, wait: Duration::ZERO }
     }
 
-    /// Without the tenant: it is the session's.
+    /// The name, without the tenant: that is the session's.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.spec.name = name.into();
         self
     }
 
-    /// Once sealed it stays with its tenant until it is freed. Needs a name.
+    /// Keeps the allocation with its tenant once it is sealed, until it is freed. Needs a name.
     #[must_use]
     pub fn persistent(mut self) -> Self {
         self.spec.lifetime = v1::Lifetime::Persistent.into();
         self
     }
 
-    /// Never moves, and is shared by a legacy handle with every session of the tenant, for writing and from the start
-    /// ([`crate::Client::attach_fixed`]). It cannot be sealed, and ends with its session. For GPUs alone.
+    /// Makes it fixed: it never moves, and every session of the tenant may write it from the start, by a legacy CUDA
+    /// handle ([`crate::Client::attach_fixed`]). It cannot be sealed, and ends with its session. For GPUs alone.
     #[must_use]
     pub fn fixed(mut self) -> Self {
         self.spec.kind = v1::AllocationKind::Fixed.into();
         self
     }
 
-    /// One more tenant that may attach it once it is sealed; `*` is everybody.
+    /// Adds a tenant that may attach it once it is sealed; `*` means every tenant.
     #[must_use]
     pub fn reader(mut self, tenant: impl Into<String>) -> Self {
         self.spec.readers.push(tenant.into());
@@ -63,7 +63,7 @@ impl AllocationRequest {
         self
     }
 
-    /// A multiple of 2 MiB; the daemon's own is 256 MiB unless configured.
+    /// The size of its parts, a multiple of 2 MiB. The daemon's default is 256 MiB unless configured.
     #[must_use]
     pub fn part_size(mut self, size: Bytes) -> Self {
         self.spec.part_size_bytes = size.get();
@@ -77,43 +77,45 @@ impl AllocationRequest {
         self
     }
 
-    /// It may begin with what the tenant's own freed memory held, and is then made at once where the daemon has kept some
-    /// of the same size. Else it begins as zeros.
+    /// Allows the memory to begin with bytes of the tenant's own freed memory; otherwise it begins as zeros. The
+    /// daemon can then reuse a cached extent of the same size at once.
     #[must_use]
     pub fn uninitialized(mut self) -> Self {
         self.spec.uninitialized = true;
         self
     }
 
-    /// Nothing of it is mapped until it is pinned, so the call returns as soon as the daemon has answered; its handle begins as
-    /// one that has let go ([`crate::Allocation::unpin`]). What finds no room on its device begins in the tier below: it may
-    /// be larger than the device. Where the program itself maps, all of it comes at once.
+    /// Maps nothing until the program pins: the call returns as soon as the daemon has answered, and the handle
+    /// begins without its handle pin ([`crate::Allocation::unpin`]). Parts that find no room on the device begin in
+    /// the tier below, so the allocation may be larger than the device. For a [`crate::RawClient`] this has no
+    /// effect: all parts arrive at once.
     #[must_use]
     pub fn unpinned(mut self) -> Self {
         self.spec.unheld = true;
         self
     }
 
-    /// What can be made again: where somebody needs the room, a part of it that nobody pins is dropped, not copied, and needs no
-    /// bytes in the tier below. Who pins it then gets new memory, and sees that by [`crate::Pinned::drop_count`]. It can't be
-    /// sealed, and as long as its handle holds it nothing of it is dropped ([`crate::Allocation::unpin`]).
+    /// Marks content that the program can recompute. When the room is needed, the daemon drops an unpinned part
+    /// instead of copying it, so the part needs no backing. The next pin gets new memory, and
+    /// [`crate::Pinned::drop_count`] shows it. Discardable memory cannot be sealed, and nothing of it is dropped
+    /// while its handle has the handle pin ([`crate::Allocation::unpin`]).
     #[must_use]
     pub fn discardable(mut self) -> Self {
         self.spec.discardable = true;
         self
     }
 
-    /// Where there is no room for it, waits so long for some, in the order of asking; then it is refused as it would have been
-    /// at once. The call may take that much longer than the client's request timeout. In a batch the longest counts for the
-    /// whole. The daemon refuses what is not shorter than it lets any call take.
+    /// How long the daemon may let the request wait for room, in order of arrival; after that it is refused as it
+    /// would have been at once. The call may take that much longer than the client's request timeout. In a batch the
+    /// longest wait counts for the whole. The daemon refuses a wait that is not shorter than its own limit for calls.
     #[must_use]
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
     }
 
-    /// A name for the request itself: after [`crate::Error::Deadline`], the same request with the same id returns what
-    /// the first one made. In a batch the first item's counts for the whole.
+    /// An id for the request itself: after [`crate::Error::Deadline`], repeating the request with the same id returns
+    /// what the first one made. In a batch the first item's id counts for the whole.
     #[must_use]
     pub fn request_id(mut self, id: RequestId) -> Self {
         self.request_id = Some(id);
@@ -121,7 +123,7 @@ impl AllocationRequest {
     }
 }
 
-/// One allocation that is there already: by id, by `name`, or by `tenant/name`.
+/// An existing allocation: by id, by `name`, or by `tenant/name`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     Id(AllocationId),

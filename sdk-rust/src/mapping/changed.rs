@@ -1,4 +1,4 @@
-//! Who waits for something of a session to change: threads, and tasks.
+//! Wakes the threads and tasks that wait for a change of a session.
 
 use std::{
     sync::{Condvar, LockResult, MutexGuard, WaitTimeoutResult},
@@ -19,7 +19,7 @@ impl Changed {
         self.tasks.notify_waiters();
     }
 
-    /// Ready after the next change from when it was first asked or enabled.
+    /// Ready after the next change since it was first polled or enabled.
     pub(super) fn notified(&self) -> Notified<'_> {
         self.tasks.notified()
     }

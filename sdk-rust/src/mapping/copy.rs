@@ -6,10 +6,11 @@ use std::{ptr, sync::Arc};
 
 use crate::cuda::Context;
 
-/// Between two of these, memory that the daemon wants back can go.
+/// The bytes of one copy. Between two copies a revoke can be answered.
 pub(crate) const CHUNK_BYTES: usize = 16 << 20;
 
-/// A whole allocation while it is mapped. Lent by [`super::Table::copying`] alone, which keeps it mapped meanwhile.
+/// A whole mapped allocation, for copies. [`super::Table::copy_pinned`] lends it and keeps the allocation mapped
+/// meanwhile.
 #[derive(Debug)]
 pub(crate) struct Window {
     place: Place,
@@ -27,14 +28,15 @@ impl Window {
         Self { place, span }
     }
 
-    /// Returns when the bytes are there. The caller has the allocation for itself, and mapped writably.
+    /// Copies in, and returns when the bytes have arrived. The caller has borrowed the allocation mutably, mapped
+    /// writably.
     pub(crate) fn write(&self, offset: usize, from: &[u8]) -> Result<(), String> {
         self.check(offset, from.len())?;
         match &self.place {
             Place::Host { address } => {
                 let to = ptr::with_exposed_provenance_mut::<u8>(address + offset);
-                // SAFETY: needed to write shared memory. `check` keeps it inside of what is mapped. The handle that
-                // asks is borrowed mutably, so no slice of it is alive; the program's buffer is no part of it.
+                // SAFETY: needed to write shared memory. `check` keeps it inside the mapping. The calling handle is
+                // borrowed mutably, so no slice of it is alive; the program's buffer is no part of it.
                 unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
                 Ok(())
             }
@@ -44,14 +46,14 @@ impl Window {
         }
     }
 
-    /// Returns when the bytes are there.
+    /// Copies out, and returns when the bytes have arrived.
     pub(crate) fn read(&self, offset: usize, to: &mut [u8]) -> Result<(), String> {
         self.check(offset, to.len())?;
         match &self.place {
             Place::Host { address } => {
                 let from = ptr::with_exposed_provenance::<u8>(address + offset);
-                // SAFETY: needed to read shared memory. `check` keeps it inside of what is mapped. What is not sealed
-                // is the handle's alone, which is borrowed; what is sealed nobody writes.
+                // SAFETY: needed to read shared memory. `check` keeps it inside the mapping. Unsealed memory belongs
+                // to the handle, which is borrowed; sealed memory is never written.
                 unsafe { ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
                 Ok(())
             }

@@ -1,8 +1,13 @@
-//! What this session maps, and where.
+//! Mappings: what this session maps, and where.
+//!
+//! `table` owns the state of all allocations and is the only way in. A `region` is one allocation; `region_words`
+//! changes its pin words and unmaps it; `space` and `reservation` own its addresses; `pin_calls` holds the pin calls
+//! that wait; `pinning` is the table's part for pins. Every change happens under the table's lock. The lock is never
+//! held across a call of the daemon, but it is held across `mmap` and driver calls.
 
-mod calls;
 mod changed;
 mod copy;
+mod pin_calls;
 mod pinning;
 mod region;
 mod region_words;
@@ -10,8 +15,8 @@ mod reservation;
 mod space;
 mod table;
 
-pub(crate) use calls::{PinTarget, refusal};
 pub(crate) use copy::{CHUNK_BYTES as COPY_CHUNK_BYTES, Window};
+pub(crate) use pin_calls::{PinTarget, refusal};
 pub(crate) use pinning::{PinStart, Until};
 pub(crate) use region::Mode;
 pub use region::RawPart;

@@ -1,4 +1,4 @@
-//! Pins that take more than an instruction: of calls that wait, of handles, and of copies.
+//! The table's part for pins that take more than an instruction: pin calls, handle pins, and copies.
 
 use std::{
     ops::Range,
@@ -15,8 +15,8 @@ use vramd_types::AllocationId;
 
 use super::{
     PinTarget, Report, Table,
-    calls::{FollowUp, part_refs, refusal},
     copy::Window,
+    pin_calls::{FollowUp, part_refs, refusal},
     region::Region,
     region_words::pinned_as,
     table::State,
@@ -27,31 +27,31 @@ use crate::{
     pins::one_waiter,
 };
 
-/// What somebody waits for.
+/// A condition that a caller waits for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Until {
-    /// So many parts of a claimed allocation are here with that access, and stay.
+    /// This many parts of a claimed allocation are mapped with that access, and stay.
     Arrived { id: AllocationId, parts: usize, access: Access },
     /// A call has all its pins.
     Pinned { call: u64 },
 }
 
-/// What came of asking for a set.
+/// The start of a pin of a set.
 #[derive(Debug)]
 pub(crate) enum PinStart {
     /// All of it is pinned.
     Pinned,
-    /// The daemon is to be asked, and the call then waits.
+    /// The daemon is to be asked by this frame, and the call waits for its answer.
     Call { call: u64, frame: v1::Pin },
 }
 
-/// What is left until then, so that the daemon gives up no sooner; zero would be for as long as it takes.
+/// The milliseconds that are left, rounded up, so that the daemon gives up no sooner; zero would mean no limit.
 fn millis_until(deadline: Instant) -> u64 {
     let left = deadline.saturating_duration_since(Instant::now()).as_millis();
     u64::try_from(left).unwrap_or(u64::MAX).saturating_add(1)
 }
 
-/// Of the thread that waits for a set.
+/// The trace of the calling thread.
 fn trace_of_caller() -> Option<v1::TraceContext> {
     #[cfg(feature = "trace-context")]
     {
@@ -63,12 +63,12 @@ fn trace_of_caller() -> Option<v1::TraceContext> {
     }
 }
 
-/// While it lives, allocations that come without a handle are kept for one.
+/// While it lives, the table keeps allocations that arrive without a handle.
 #[derive(Debug)]
 pub(crate) struct ExpectedArrivals<'a>(&'a Table);
 
 impl Table {
-    /// Waits until it is so, or never will be.
+    /// Waits until the condition holds, or never can.
     pub(crate) fn wait(&self, until: Until, deadline: Instant) -> Result<()> {
         let mut state = self.lock();
         while !state.check(until)? {
@@ -81,11 +81,11 @@ impl Table {
         Ok(())
     }
 
-    /// The same for a task.
+    /// Like [`Self::wait`], for a task.
     pub(crate) async fn wait_async(&self, until: Until, deadline: Instant) -> Result<()> {
         loop {
             let mut changed = pin!(self.changed.notified());
-            // Before the look, so that no change is missed after it.
+            // Before the check, so that no change after it is missed.
             changed.as_mut().enable();
             if self.check(until)? {
                 return Ok(());
@@ -96,13 +96,13 @@ impl Table {
         }
     }
 
-    /// Whether it is so now; an error if it never will be.
+    /// Whether the condition holds now; an error if it never can.
     pub(crate) fn check(&self, until: Until) -> Result<bool> {
         self.lock().check(until)
     }
 
-    /// Begins a call for a set that could not be pinned at once. After the end of the channel nothing comes any more, and
-    /// nothing goes: what is mapped is pinned here and now.
+    /// Begins a call for a set that could not be pinned at once. After the end of the channel no part arrives or
+    /// leaves any more: mapped parts are pinned here and now.
     pub(crate) fn begin_pin(&self, parts: &[PinTarget], deadline: Instant) -> Result<PinStart> {
         let mut state = self.lock();
         let parts: Vec<_> = parts.iter().map(|part| state.resolve_slot(*part)).collect();
@@ -122,7 +122,7 @@ impl Table {
             });
         }
         if state.ending.is_some() {
-            // The daemon may not have known that it has ended when it revoked this.
+            // The daemon may have revoked this before it knew of the end.
             parts.iter().filter_map(|part| part.slot).for_each(|slot| state.words.forget_revoke(slot));
         }
         for (taken, part) in parts.iter().enumerate() {
@@ -141,7 +141,7 @@ impl Table {
         Ok(PinStart::Pinned)
     }
 
-    /// The daemon has answered a call. An error means that there is none.
+    /// Handles the daemon's answer to a pin call. An error means that there is no such call.
     pub(crate) fn finish_pin(&self, answer: v1::PinAnswer) -> Result<Report, String> {
         let mut state = self.lock();
         if !state.calls.was_made(answer.call_id) {
@@ -154,7 +154,7 @@ impl Table {
         Ok(answer)
     }
 
-    /// Who has made a call waits no longer. An error means that something is mapped that should not be.
+    /// Ends a call whose caller has stopped waiting. An error means that something is mapped that should not be.
     pub(crate) fn cancel_pin(&self, call: u64) -> Result<Report, String> {
         let mut state = self.lock();
         let State { calls, words, .. } = &mut *state;
@@ -164,7 +164,7 @@ impl Table {
         Ok(answer)
     }
 
-    /// Holds an allocation as far as that can be done at once: the parts that are left.
+    /// Takes the handle's pins that can be had at once, and returns the parts that are left.
     pub(crate) fn take_handle_pins(&self, id: AllocationId, parts: usize) -> Result<Vec<PinTarget>> {
         let mut state = self.lock();
         let State { regions, words, .. } = &mut *state;
@@ -175,7 +175,7 @@ impl Table {
         }
     }
 
-    /// Pins that a call has taken are the handle's own from now on.
+    /// Turns a call's pins into the handle's.
     pub(crate) fn adopt_pins(&self, id: AllocationId, parts: &[PinTarget]) {
         let mut state = self.lock();
         let State { regions, words, .. } = &mut *state;
@@ -184,7 +184,7 @@ impl Table {
         self.wake_if(wake);
     }
 
-    /// The handle holds nothing of it any more.
+    /// Releases the handle's pins.
     pub(crate) fn release_handle_pins(&self, id: AllocationId) {
         let mut state = self.lock();
         let State { regions, words, .. } = &mut *state;
@@ -194,7 +194,7 @@ impl Table {
         self.wake_if(wake);
     }
 
-    /// Parts that come from now on are the handle's to hold. What could not be mapped before concerns nobody any more.
+    /// Lets parts that arrive from now on be pinned by the handle, and forgets earlier failures to map.
     pub(crate) fn request_handle_pins(&self, id: AllocationId) {
         if let Some(region) = self.lock().regions.get_mut(&id) {
             region.wants_handle_pins = true;
@@ -206,13 +206,13 @@ impl Table {
         self.lock().regions.get(&id).is_some_and(|region| region.wants_handle_pins)
     }
 
-    /// How many parts are here with that access, and stay as long as the handle holds them.
+    /// How many parts are mapped with that access and stay while the handle pins them.
     pub(crate) fn stable_count(&self, id: AllocationId, access: Option<Access>) -> usize {
         self.lock().regions.get(&id).map_or(0, |region| region.stable_count(access))
     }
 
-    /// Whether parts that had come were taken back again before a handle could hold them: they come if they are asked
-    /// for.
+    /// Whether parts arrived and were revoked before the handle could pin them: they arrive again when they are
+    /// requested.
     pub(crate) fn is_away(&self, id: AllocationId, parts: usize) -> bool {
         let state = self.lock();
         state.words.is_shared()
@@ -224,19 +224,19 @@ impl Table {
             })
     }
 
-    /// Where the words of those parts are that have come, now or before.
+    /// The slots of the parts that have arrived, now or before.
     pub(crate) fn slots(&self, id: AllocationId, parts: Range<u32>) -> Vec<(u32, u32)> {
         let slots = |region: &Region| region.slots.range(parts).map(|(part, slot)| (*part, *slot)).collect();
         self.lock().regions.get(&id).map(slots).unwrap_or_default()
     }
 
-    /// How often the content of these parts was given up before they came last.
+    /// The drop count of these parts, as of their last arrival.
     pub(crate) fn drop_count(&self, id: AllocationId, parts: Range<u32>) -> u64 {
         let drops = |region: &Region| region.drop_counts.range(parts).map(|(_, count)| *count).sum();
         self.lock().regions.get(&id).map(drops).unwrap_or_default()
     }
 
-    /// It was to be sealed, and nobody waits until it is back: what is not here has no words any more.
+    /// Forgets the slots of parts that are away, after a seal that does not wait for them.
     pub(crate) fn forget_slots(&self, id: AllocationId, sealed: bool) {
         let mut state = self.lock();
         let State { regions, words, .. } = &mut *state;
@@ -246,7 +246,7 @@ impl Table {
         }
     }
 
-    /// Nothing of it has to be here, and whether what comes is to be written.
+    /// Begins without handle pins; `writes` says whether parts that arrive are writable.
     pub(crate) fn begin_unpinned(&self, id: AllocationId, writes: bool) {
         if let Some(region) = self.lock().regions.get_mut(&id) {
             region.writes = writes;
@@ -254,17 +254,17 @@ impl Table {
         self.release_handle_pins(id);
     }
 
-    /// Whether the daemon sends what is pinned and not here.
+    /// Whether the daemon sends parts that are pinned while they are away.
     pub(crate) fn is_asked_for_pins(&self) -> bool {
         self.lock().words.is_shared()
     }
 
-    /// Set once what `slots` has said is not so any more.
+    /// The flag that is set once the answer of `slots` is no longer true.
     pub(crate) fn slots_lost(&self, id: AllocationId) -> Arc<AtomicBool> {
         self.lock().regions.get(&id).map(|region| Arc::clone(&region.slots_lost)).unwrap_or_default()
     }
 
-    /// Whether all of it that is here may be written.
+    /// Whether all its mapped parts are writable.
     pub(crate) fn is_writable(&self, id: AllocationId) -> bool {
         let state = self.lock();
         state
@@ -273,18 +273,19 @@ impl Table {
             .is_some_and(|region| region.mapped_count(Some(Access::ReadWrite)) == region.mapped_count(None))
     }
 
-    /// Where events of its streams are recorded; `None` for memory that has no streams.
+    /// The context in which events of streams are recorded; `None` for memory without streams.
     pub(crate) fn context(&self, id: AllocationId) -> Option<std::sync::Arc<Context>> {
         self.lock().regions.get(&id)?.context()
     }
 
-    /// For copies by somebody who has pinned what they touch.
+    /// The window for copies; the caller has pinned the parts that they touch.
     pub(crate) fn window(&self, id: AllocationId) -> Option<Window> {
         self.lock().regions.get(&id)?.window()
     }
 
-    /// Copies to or from a whole allocation, all of whose parts must be here with that access. They are pinned meanwhile,
-    /// so a revoke waits, and a long copy is many calls: none of them begins once the daemon wants it for good.
+    /// Copies to or from a whole allocation, all of whose parts must be mapped with that access. They are pinned
+    /// meanwhile, so a revoke waits. A long copy is many calls, and none begins once the daemon revokes the
+    /// allocation for good.
     pub(crate) fn copy_pinned(
         &self,
         id: AllocationId,
@@ -320,15 +321,15 @@ impl Table {
         outcome.map_err(|problem| Error::CopyFailed { allocation: id.to_string(), problem })
     }
 
-    /// For calls that may bring what has no handle yet.
+    /// Keeps arriving allocations that have no handle yet, for calls that will make one.
     pub(crate) fn expect_arrivals(&self) -> ExpectedArrivals<'_> {
         self.lock().expected_arrivals += 1;
         ExpectedArrivals(self)
     }
 
-    /// The last pin of something that the daemon wants back has ended: the worker is to see.
+    /// Wakes the worker: the last pin of a part that is being revoked has ended.
     pub(crate) fn wake(&self) {
-        // It fails only where so many are unheard that it is readable anyway.
+        // This fails only if so many wakes are pending that the descriptor is readable anyway.
         let _ = write(&*self.wake, &1u64.to_ne_bytes());
     }
 
@@ -338,13 +339,13 @@ impl Table {
         }
     }
 
-    /// Readable once the worker is to see what it can let go.
+    /// The descriptor that is readable once the worker may have something to unmap.
     pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 
     pub(crate) fn clear_wake(&self) {
-        // There may be none.
+        // No wake may be pending.
         let _ = read(&*self.wake, &mut [0; 8]);
     }
 }
@@ -369,7 +370,7 @@ impl State {
 }
 
 impl State {
-    /// Knows where the words of the part are, if anybody does.
+    /// Fills in the slot of a part, if it is known.
     fn resolve_slot(&self, part: PinTarget) -> PinTarget {
         let known = || self.regions.get(&part.id)?.slots.get(&part.index).copied();
         PinTarget { slot: part.slot.or_else(known), ..part }
@@ -377,7 +378,7 @@ impl State {
 }
 
 impl Region {
-    /// Of so many parts those that the handle has no pin of.
+    /// The parts, of `parts`, that the handle has no pin of.
     fn without_handle_pin(&self, id: AllocationId, parts: usize) -> Vec<PinTarget> {
         let access = if self.writes { vramd_words::Access::Write } else { vramd_words::Access::Read };
         let count = u32::try_from(parts).unwrap_or(u32::MAX);
@@ -385,7 +386,7 @@ impl Region {
         missing.map(|index| PinTarget { id, index, slot: self.slots.get(&index).copied(), access }).collect()
     }
 
-    /// The words of all of so many parts, if they are here with that access and the daemon does not want them for good.
+    /// The slots of all parts, if all are mapped with that access and none is revoked for good.
     fn slots_to_copy(&self, parts: usize, access: Option<Access>) -> Option<Vec<u32>> {
         let good = |part: &&super::region::Part| !part.is_revoked_for_good();
         let slots: Vec<_> = self.parts.values().filter(good).filter_map(|part| part.slot).collect();
@@ -400,7 +401,7 @@ impl Drop for ExpectedArrivals<'_> {
         if state.expected_arrivals > 0 {
             return;
         }
-        // Whose call gave up before they came: nobody holds them.
+        // For allocations whose call gave up before they arrived: no handle pins them.
         let State { regions, words, .. } = &mut *state;
         let mut wake = false;
         for region in regions.values_mut().filter(|region| !region.claimed) {

@@ -1,4 +1,4 @@
-//! One allocation as this session holds it: its address and its parts.
+//! One allocation in this session: its addresses, its parts and their slots.
 
 use std::{
     collections::BTreeMap,
@@ -21,31 +21,31 @@ use crate::{
     pins::Words,
 };
 
-/// What becomes of a part's handle when it arrives.
+/// What the SDK does with an arriving part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// It is mapped, and the descriptor closed.
+    /// It maps the part, and closes the descriptor.
     Map,
-    /// It waits for the program to take it, which maps it as it likes.
+    /// It keeps the descriptor for the program, which maps it itself.
     HandOver,
 }
 
-/// A part as it came from the daemon: nothing is mapped yet.
+/// A part as it arrived from the daemon, not mapped.
 #[derive(Debug)]
 pub struct RawPart {
     pub index: PartIndex,
-    /// Where in the allocation it lies.
+    /// Its offset in the allocation.
     pub offset: Bytes,
-    /// How much of the descriptor's memory is the part's: all of it.
+    /// The size of the part: all of the descriptor's memory.
     pub size: Bytes,
-    /// Whether the session may write. The kernel does not enforce it: who maps chooses.
+    /// Whether the session may write. The kernel does not enforce it; the mapping program must.
     pub writable: bool,
     pub handle_type: HandleType,
-    /// Index of the device in [`crate::Client::devices`].
+    /// The index of the device in [`crate::Client::devices`].
     pub device: u32,
-    /// `None` for kinds of handles that are none.
+    /// `None` for exports that are no descriptor.
     pub fd: Option<OwnedFd>,
-    /// For [`HandleType::CudaIpc`] alone.
+    /// Present for [`HandleType::CudaIpc`] alone.
     pub legacy_handle: Option<[u8; HANDLE_BYTES]>,
 }
 
@@ -53,27 +53,27 @@ pub struct RawPart {
 pub(super) struct Region {
     space: Option<Space>,
     pub(super) parts: BTreeMap<u32, Part>,
-    /// Where the words of each part are that ever came: it keeps them, mapped or not.
+    /// The slot of each part that ever arrived, mapped or not.
     pub(super) slots: BTreeMap<u32, u32>,
-    /// How often the content of parts was given up, by the time they came last; of those where it was.
+    /// The drop count of each part, as of its last arrival, if it is not zero.
     pub(super) drop_counts: BTreeMap<u32, u64>,
-    /// Set once a word of one of them has become another part's: who knows where they were knows it no more.
+    /// Set once a slot has become another part's: anchors that know the slots must ask again.
     pub(super) slots_lost: Arc<AtomicBool>,
-    /// Each part is to have a pin of the handle's own: what it maps stays, whoever else pins.
+    /// Whether the handle pins each part, so that it stays mapped without a guard.
     pub(super) wants_handle_pins: bool,
-    /// As the parts last came, or are to come: whoever pins a part that is not here may be pinning it for writing.
+    /// Whether parts are writable, as they last arrived or will arrive: a pin of a part that is away may be to write.
     pub(super) writes: bool,
-    /// Why a part could not be mapped.
+    /// Why mapping a part failed.
     pub(super) failure: Option<String>,
-    /// A part that was to come and does not, since what it held is lost.
+    /// A part that will not arrive because its content is lost.
     pub(super) lost: Option<u32>,
-    /// Why the daemon last took parts back. Forgotten when parts come again.
+    /// Why the daemon last revoked parts. Reset when parts arrive again.
     pub(super) revoked: Option<RevokeReason>,
-    /// Some handle answers for it.
+    /// A handle owns it.
     pub(super) claimed: bool,
-    /// Nobody answers for it any more: it goes with its last part.
+    /// No handle owns it any more: it goes with its last part.
     pub(super) forgotten: bool,
-    /// The program has said that it has unmapped all that was handed over to it.
+    /// The program has reported that it has unmapped all that was handed over to it.
     pub(super) yielded: bool,
 }
 
@@ -83,17 +83,17 @@ pub(super) struct Part {
     size: usize,
     pub(super) access: Access,
     pub(super) place: Place,
-    /// Where its words are, once it is mapped.
+    /// Its slot, once it is mapped.
     pub(super) slot: Option<u32>,
-    /// The handle's own pin is there.
+    /// Whether the handle's own pin is in the word.
     pub(super) handle_pinned: bool,
-    /// The daemon wants it back, and waits for pins to end.
+    /// Why the daemon is revoking it; the revoke waits for pins to end.
     pub(super) revoking: Option<RevokeReason>,
 }
 
 #[derive(Debug)]
 pub(super) enum Place {
-    /// Not usable before access is granted.
+    /// Mapped, but not usable before access is granted.
     Placed,
     Mapped,
     Waiting(RawPart),
@@ -105,7 +105,7 @@ impl Region {
         Self { wants_handle_pins, ..Self::default() }
     }
 
-    /// Takes a part that the daemon has sent. What is mapped becomes usable by [`Self::grant`].
+    /// Accepts a part that the daemon has sent. It becomes usable by [`Self::grant`].
     pub(super) fn accept(
         &mut self,
         mode: Mode,
@@ -152,8 +152,8 @@ impl Region {
         Ok(imported)
     }
 
-    /// Opens what was mapped since the last time, by one call for each run of neighbours. Parts that cannot be opened
-    /// are unmapped again, and told.
+    /// Grants access to parts that were mapped since the last call, by one driver call for each run of neighbours.
+    /// Parts that fail are unmapped again, and returned.
     pub(super) fn grant(&mut self) -> Vec<(u32, String)> {
         let placed = |(index, part): (&u32, &Part)| {
             matches!(part.place, Place::Placed).then_some((part.offset, part.size, part.access, *index))
@@ -190,7 +190,7 @@ impl Region {
         refused
     }
 
-    /// How many parts are here with that access; with any, if none is named.
+    /// How many parts are mapped with that access; with any access, if none is named.
     pub(super) fn mapped_count(&self, access: Option<Access>) -> usize {
         self.parts.values().filter(|part| access.is_none_or(|access| part.access == access)).count()
     }
@@ -199,17 +199,17 @@ impl Region {
         self.space.as_ref()?.base()
     }
 
-    /// For copies, while what they touch is pinned.
+    /// The window for copies, while the parts that they touch are pinned.
     pub(super) fn window(&self) -> Option<Window> {
         self.space.as_ref()?.window()
     }
 
-    /// Where its events are recorded; `None` for memory that is none of a GPU's.
+    /// The context for events; `None` for memory that is no GPU's.
     pub(super) fn context(&self) -> Option<Arc<Context>> {
         self.space.as_ref()?.context()
     }
 
-    /// The parts that wait to be taken; they are the program's from now on.
+    /// Takes the parts that wait for the program, which owns them from now on.
     pub(super) fn hand_over(&mut self) -> Vec<RawPart> {
         let mut taken = Vec::new();
         for part in self.parts.values_mut() {
@@ -221,7 +221,7 @@ impl Region {
         taken
     }
 
-    /// Where a part's words are. They stay there until the part is let go of for good, as it is to be sealed.
+    /// The slot of a part. It stays the same until the part is unmapped for good, or for a seal.
     fn slot(&mut self, part: (AllocationId, u32), sent_slot: u32, words: &mut Words) -> Result<u32, String> {
         let (_, index) = part;
         let before = self.slots.get(&index).copied();
@@ -232,7 +232,7 @@ impl Region {
             Some(slot) if self.parts.contains_key(&index) => {
                 return Err(format!("its words moved from slot {slot} to {sent_slot}"));
             }
-            // Who has asked where they were knows it no more; who asks from now on does.
+            // Anchors that know the old slot must ask again; later questions get the new one.
             Some(_) => std::mem::take(&mut self.slots_lost).store(true, Ordering::Release),
             None => {}
         }
@@ -241,7 +241,7 @@ impl Region {
         Ok(slot)
     }
 
-    /// Of parts that are not here. Who has asked where they were knows it no more.
+    /// Forgets the slots of parts that are away; anchors that know them must ask again.
     pub(super) fn forget_slots(&mut self, id: AllocationId, words: &mut Words) {
         let away = |(index, slot): (&u32, &u32)| (!self.parts.contains_key(index)).then_some((*index, *slot));
         let away: Vec<_> = self.slots.iter().filter_map(away).collect();
@@ -267,7 +267,7 @@ impl Region {
         Ok(self.space.insert(space))
     }
 
-    /// What lies there goes, by one call for each run of neighbours; the parts are forgotten by the caller.
+    /// Unmaps parts, by one call for each run of neighbours; the caller forgets the parts.
     pub(super) fn unmap_parts(&mut self, indexes: impl Iterator<Item = u32>) -> Result<(), String> {
         let mut mapped: Vec<_> = indexes
             .filter_map(|index| self.parts.get(&index))

@@ -1,8 +1,8 @@
-//! The words of one allocation's parts, from mapped to unmapped: who maps and unmaps, and the handle's own pins.
+//! The pin words of one allocation's parts, from mapped to unmapped, and the handle pins.
 //!
-//! While the handle holds its allocation, each mapped part has one pin of the handle's, the *standing* one. So slices and
-//! pointers of a handle stay good without anybody's pinning, and only who frees the allocation, seals it or ends the
-//! session takes it away: for that the standing pin goes first, and what remains are pins of the program's own.
+//! While the handle has its handle pin, each mapped part has one pin of the handle's. So slices and pointers of the
+//! handle stay valid without a guard. Only freeing or sealing the allocation, or ending the session, takes the memory
+//! away: the handle's pins are released first, and only pins of guards remain.
 
 use vramd_proto::v1::{Access, RevokeReason};
 use vramd_words::{PinRefused, Waiting};
@@ -10,19 +10,19 @@ use vramd_words::{PinRefused, Waiting};
 use super::region::{Place, Region};
 use crate::pins::{Unmappable, Words, one_waiter};
 
-/// What became of a part that the daemon wants back.
+/// The outcome of a revoke for one part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum UnmapOutcome {
-    /// It is unmapped; the daemon is to hear so, and whether it was written.
+    /// It is unmapped; the daemon is to hear that, and whether it was written.
     Unmapped { written: bool },
-    /// Somebody uses it; the last unpin wakes the worker.
+    /// A pin remains; the last unpin wakes the worker.
     Pinned,
-    /// It is not here, or none of this side's to unmap: there is nothing to say.
+    /// It is not mapped, or not the SDK's to unmap: nothing is reported.
     NotMapped,
 }
 
 impl Region {
-    /// A part is mapped and accessible: so its word says, with a pin for each call that waits and for the handle.
+    /// Marks a part as mapped in its word, with a pin for each waiting call and for the handle.
     pub(super) fn set_mapped(&mut self, index: u32, words: &Words, mut calls: Waiting) -> Result<(), String> {
         let Some(part) = self.parts.get_mut(&index) else { return Ok(()) };
         let Some(slot) = part.slot else { return Ok(()) };
@@ -36,7 +36,7 @@ impl Region {
         Ok(())
     }
 
-    /// The daemon wants parts back. An error means that something is mapped that should not be.
+    /// Handles a revoke. An error means that something is mapped that should not be.
     pub(super) fn revoke(
         &mut self,
         indexes: &[u32],
@@ -54,7 +54,7 @@ impl Region {
         Ok(left)
     }
 
-    /// What becomes of the part, if nothing has to be unmapped for that.
+    /// Marks a part as being revoked. Returns the outcome if nothing has to be unmapped.
     fn mark_revoking(&mut self, index: u32, reason: RevokeReason, words: &Words) -> Option<UnmapOutcome> {
         let Some(part) = self.parts.get_mut(&index) else { return Some(UnmapOutcome::NotMapped) };
         let comes_back = reason == RevokeReason::Evicted;
@@ -78,7 +78,7 @@ impl Region {
         None
     }
 
-    /// Unmaps those of the parts that are wanted back and used by nobody.
+    /// Unmaps those parts that are being revoked and have no pin left.
     pub(super) fn unmap_unpinned(
         &mut self,
         indexes: &[u32],
@@ -101,9 +101,9 @@ impl Region {
         Ok(left)
     }
 
-    /// Lets go of all parts, and says which they were, and which were written. No guard of the program's is left, but a
-    /// thread that pins a set, or by words that were another allocation's, may have a pin that it is about to give back:
-    /// such a part stays until the daemon has asked for it.
+    /// Unmaps all parts, and returns which they were and which were written. No guard is left, but a thread that pins
+    /// a set, or that pins by a slot which is another allocation's now, may have a pin that it is about to give back.
+    /// Such a part stays until the daemon revokes it.
     pub(super) fn unmap_all(&mut self, words: &Words) -> Result<Vec<(u32, bool)>, String> {
         self.release_handle_pins(words);
         let mut going = Vec::with_capacity(self.parts.len());
@@ -123,7 +123,7 @@ impl Region {
         Ok(gone)
     }
 
-    /// The handle's own pins where they are not yet and can be had at once.
+    /// Takes the handle's pins that are missing and can be had at once.
     pub(super) fn take_handle_pins(&mut self, words: &Words) -> Result<(), PinRefused> {
         self.wants_handle_pins = true;
         let mut outcome = Ok(());
@@ -137,8 +137,8 @@ impl Region {
         outcome
     }
 
-    /// Pins that a call has taken for these parts become the handle's own. Those that it has already are given back, and
-    /// so are those that the daemon wants for good. True if the worker has waited for one.
+    /// Turns a call's pins of these parts into the handle's. Pins that the handle has already are released, and so
+    /// are pins of parts that are revoked for good. Returns true if the worker waits for one.
     pub(super) fn adopt_handle_pins(&mut self, indexes: &[u32], words: &Words) -> bool {
         let mut wake = false;
         for index in indexes {
@@ -155,7 +155,7 @@ impl Region {
         wake
     }
 
-    /// The handle's own pins go. True if the worker has waited for one.
+    /// Releases the handle's pins. Returns true if the worker waits for one.
     pub(super) fn release_handle_pins(&mut self, words: &Words) -> bool {
         let mut wake = false;
         for part in self.parts.values_mut().filter(|part| part.handle_pinned) {
@@ -165,7 +165,7 @@ impl Region {
         wake
     }
 
-    /// The channel has ended: nothing moves any more, and what is mapped stays usable.
+    /// Cancels all revokes after the end of the channel: nothing moves any more, and mapped memory stays usable.
     pub(super) fn keep_mapped(&mut self, words: &Words) {
         for part in self.parts.values_mut() {
             part.revoking = None;
@@ -174,12 +174,12 @@ impl Region {
             }
         }
         if self.wants_handle_pins {
-            // What can't be pinned is not mapped.
+            // A part that cannot be pinned is not mapped.
             let _ = self.take_handle_pins(words);
         }
     }
 
-    /// How many parts are here with that access, and stay.
+    /// How many parts are mapped with that access and stay, because the handle pins them.
     pub(super) fn stable_count(&self, access: Option<Access>) -> usize {
         let stays = |part: &&super::region::Part| part.slot.is_none() || part.handle_pinned;
         let fits = |part: &&super::region::Part| access.is_none_or(|access| part.access == access);
@@ -188,13 +188,13 @@ impl Region {
 }
 
 impl super::region::Part {
-    /// The daemon waits for it, and will not send it again unless it was sealed.
+    /// Whether the daemon is revoking it and will not send it again, except after a seal.
     pub(super) fn is_revoked_for_good(&self) -> bool {
         self.revoking.is_some_and(|reason| reason != RevokeReason::Evicted)
     }
 }
 
-/// What the handle may do there by itself: who may write at any time counts as writing.
+/// The access of a handle pin: a handle that may write at any time counts as writing.
 pub(super) fn pinned_as(access: Access) -> vramd_words::Access {
     match access {
         Access::ReadWrite => vramd_words::Access::Write,

@@ -1,8 +1,8 @@
-//! Address space that an allocation keeps for life, and what is mapped into it.
+//! The address range of an allocation in host memory, kept for its life, and the parts mapped into it.
 //!
 //! A reservation is inaccessible memory of the allocation's whole span. Parts are mapped over it and, when they are
-//! revoked, replaced by inaccessible memory again: so the address never changes, and nothing else can come to lie
-//! there while a handle still knows it. Nothing of it is inherited by a forked child.
+//! revoked, replaced by inaccessible memory again. So the address never changes, and nothing else can come to lie
+//! there while a handle still knows it. A forked child inherits none of it.
 
 #![allow(unsafe_code, reason = "mapping memory at a chosen address has no safe interface")]
 
@@ -18,7 +18,7 @@ use rustix::{
     process,
 };
 
-/// A range of this process's addresses that nobody else uses.
+/// A range of this process's addresses that nothing else uses.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     base: NonNull<u8>,
@@ -61,9 +61,9 @@ impl Reservation {
     ) -> Result<(), Errno> {
         let place = self.place(offset, size)?;
         let access = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: there is no safe interface. MAP_FIXED replaces only what lies in this reservation, which `place`
-        // has checked and nobody else uses. The memory is shared with the daemon and, once sealed, with readers:
-        // who makes slices of it answers for that.
+        // SAFETY: there is no safe interface. MAP_FIXED replaces only memory of this reservation, which `place` has
+        // checked and nothing else uses. The memory is shared with the daemon and, once sealed, with readers: the
+        // code that makes slices of it answers for that.
         unsafe { mmap(place, size, access, MapFlags::SHARED | MapFlags::FIXED, fd, 0)? };
         if let Err(error) = self.keep_from_children(offset, size) {
             self.unmap(offset, size)?;
@@ -72,11 +72,12 @@ impl Reservation {
         Ok(())
     }
 
-    /// Makes the range inaccessible again; what was mapped there is let go.
+    /// Makes the range inaccessible again; the memory that was mapped there is unmapped.
     pub(crate) fn unmap(&self, offset: usize, size: usize) -> Result<(), Errno> {
         let place = self.place(offset, size)?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: as in `map`. Slices of the range are gone, or their holder was told that a revoke makes them fault.
+        // SAFETY: as in `map`. Slices of the range are gone, or the documentation warned their holder that a revoke
+        // makes them fault.
         unsafe { mmap_anonymous(place, size, ProtFlags::empty(), flags)? };
         self.keep_from_children(offset, size)
     }
@@ -99,8 +100,8 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         if process::getpid() == self.pid {
-            // SAFETY: there is no safe interface. The range is this reservation's, and the last one to know it is
-            // gone. It fails only where the kernel is out of map entries, and then the range stays reserved.
+            // SAFETY: there is no safe interface. The range is this reservation's, and its last user is gone. It
+            // fails only if the kernel is out of map entries, and then the range stays reserved.
             let _ = unsafe { munmap(self.base.as_ptr().cast(), self.span) };
         }
     }

@@ -1,6 +1,6 @@
-//! The addresses of one allocation: one arm for each kind of handle that the daemon may send.
+//! The addresses of one allocation: one variant for each kind of export that the daemon may send.
 //!
-//! Memory of a kind is reserved and mapped by its own means; the rest of the SDK does not ask which.
+//! Each kind is reserved and mapped by its own means; the rest of the SDK does not distinguish them.
 
 use std::{
     os::fd::{AsFd as _, OwnedFd},
@@ -20,7 +20,7 @@ use crate::cuda::{Arena, Context, Gpus, HANDLE_BYTES, Imported, LegacyBlock};
 pub(super) enum Space {
     Host(Reservation),
     Device(Arena),
-    /// At no address of this process's choice; one part, which is the whole.
+    /// At an address of the driver's choice; one part, which is the whole.
     Fixed {
         context: Arc<Context>,
         span: usize,
@@ -28,11 +28,11 @@ pub(super) enum Space {
     },
 }
 
-/// Where an allocation lies, for as long as it is claimed.
+/// The address of an allocation, for as long as a handle claims it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Base {
     pub(crate) address: u64,
-    /// An address of a GPU, which the CPU cannot follow.
+    /// Whether the address is a GPU's, which the CPU cannot access.
     pub(crate) is_device: bool,
 }
 
@@ -41,13 +41,13 @@ pub(super) fn has_descriptor(handle_type: HandleType) -> bool {
     !matches!(handle_type, HandleType::CudaIpc)
 }
 
-/// Whether it takes CUDA to map it.
+/// Whether mapping it needs CUDA.
 pub(super) fn is_of_cuda(handle_type: HandleType) -> bool {
     matches!(handle_type, HandleType::VmmFd | HandleType::CudaIpc)
 }
 
 impl Space {
-    /// Reserves addresses for a whole allocation, of the kind that its first part has.
+    /// Reserves addresses for a whole allocation, of the kind of its first part.
     pub(super) fn open(part: &MapPart, span: usize, gpus: &Gpus) -> Result<Self, String> {
         match part.handle_type() {
             HandleType::Memfd => Reservation::new(span)
@@ -61,8 +61,8 @@ impl Space {
         }
     }
 
-    /// Maps a part. Device memory has no access yet; what it was mapped by is returned, to be dropped when there is
-    /// time.
+    /// Maps a part. Device memory has no access yet; the import that it was mapped by is returned, to be dropped when
+    /// there is time.
     pub(super) fn map(
         &mut self,
         part: &MapPart,
@@ -98,7 +98,7 @@ impl Space {
         }
     }
 
-    /// Opens a range of whole mapped parts to this process, where mapping alone does not.
+    /// Grants this process access to a range of whole mapped parts, if mapping alone does not.
     pub(super) fn set_access(&self, offset: usize, size: usize, writable: bool) -> Result<(), String> {
         match self {
             Self::Device(arena) => arena.set_access(offset, size, writable),
@@ -128,7 +128,7 @@ impl Space {
         })
     }
 
-    /// For copies, while all of it is mapped.
+    /// The window for copies, while all of it is mapped.
     pub(super) fn window(&self) -> Option<Window> {
         let Base { address, .. } = self.base()?;
         let place = match self {
@@ -164,7 +164,7 @@ fn map_memfd(
     writable: bool,
 ) -> Result<(), String> {
     let stat = fstat(fd).map_err(|error| format!("fstat: {error}"))?;
-    // Touching what lies beyond a file's end kills the process.
+    // An access beyond a file's end kills the process.
     if usize::try_from(stat.st_size).is_ok_and(|there| there < size) {
         return Err(format!("the part has {size} bytes, its memory {}", stat.st_size));
     }

@@ -1,7 +1,8 @@
-//! All regions of a session, and those who wait for one to change.
+//! The table of all regions of a session, and the callers that wait for a change.
 //!
-//! Frames of the daemon and calls of the program both end up here; whoever changes a region while the channel stands
-//! holds the channel's turn (`channel::Link`), so that frames leave in the order of the changes they tell of.
+//! Frames of the daemon and calls of the program both end up here. Code that changes a region while the channel
+//! stands holds the channel's lock (`channel::Link`), so that frames leave in the order of the changes that they
+//! report.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,8 +19,8 @@ use vramd_types::{AllocationId, Reason};
 use vramd_words::Waiting;
 
 use super::{
-    calls::Calls,
     changed::Changed,
+    pin_calls::Calls,
     region::{Mode, RawPart, Region},
     region_words::UnmapOutcome,
     space::{Base, has_descriptor, is_of_cuda},
@@ -37,12 +38,12 @@ pub(crate) struct Table {
     gpus: Gpus,
     pub(crate) pressures: Pressures,
     pub(super) view: WordsView,
-    /// Readable once the last pin of something that is wanted back has ended.
+    /// Readable once the last pin of a part that is being revoked has ended.
     pub(super) wake: Arc<OwnedFd>,
     pub(super) state: Mutex<State>,
     pub(super) changed: Changed,
     ended: watch::Sender<bool>,
-    /// How often the daemon has wanted something back.
+    /// The number of revokes so far.
     revokes: Arc<AtomicU64>,
 }
 
@@ -50,22 +51,22 @@ pub(crate) struct Table {
 pub(super) struct State {
     pub(super) regions: BTreeMap<AllocationId, Region>,
     pub(super) words: Words,
-    /// Who waits for pins.
+    /// The pin calls that wait.
     pub(super) calls: Calls,
-    /// Parts that the daemon wants back and somebody uses.
+    /// Parts that are being revoked and still pinned.
     pub(super) revoking: BTreeSet<(AllocationId, u32)>,
-    /// Calls that may bring an allocation which has no handle yet.
+    /// The number of calls that may bring an allocation without a handle.
     pub(super) expected_arrivals: usize,
     pub(super) ending: Option<Ending>,
     draining: bool,
 }
 
-/// How a session came to its end.
+/// How a session ended.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Ending {
-    /// By the daemon, with its reason.
+    /// The daemon ended it, with its reason.
     Refused(Error),
-    /// Without a word.
+    /// The channel ended without a reason.
     Closed,
 }
 
@@ -78,12 +79,12 @@ impl Ending {
     }
 }
 
-/// What the daemon is to be told.
+/// Changes to be reported to the daemon.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Report {
     pub(crate) mapped: Vec<PartRef>,
     pub(crate) unmapped: Vec<UnmappedPart>,
-    /// Calls for pins that are over.
+    /// Pin calls that have ended.
     pub(crate) ended: Vec<u64>,
 }
 
@@ -103,21 +104,21 @@ impl Table {
         Self { mode, gpus, pressures, view, wake, state, changed, ended, revokes: Arc::default() }
     }
 
-    /// Whether [`Self::prepare`] may have something to do.
+    /// Whether [`Self::prepare`] may have devices to prepare.
     pub(crate) fn has_unknown_devices(&self) -> bool {
         self.mode == Mode::Map && self.gpus.has_unknown()
     }
 
-    /// Makes the devices ready of which a packet brings memory.
+    /// Prepares the devices whose memory a packet brings.
     pub(crate) fn prepare(&self, map: &Map) {
         for part in &map.parts {
             self.gpus.prepare(part.device, is_of_cuda(part.handle_type()));
         }
     }
 
-    /// Maps what one packet brought. Parts of a packet whose descriptors did not all arrive are failures, all of them:
-    /// nobody can tell which descriptors are missing. An error means that the daemon takes something for unmapped that is
-    /// not: the channel cannot go on.
+    /// Maps the parts of one packet. If not all its descriptors arrived, all its parts fail: the SDK cannot tell
+    /// which descriptors are missing. An error means that the daemon takes something for unmapped that is not: the
+    /// channel cannot go on.
     pub(crate) fn map(&self, map: Map, fds: Vec<OwnedFd>, fds_lost: bool) -> Result<Report, String> {
         let mut state = self.lock();
         let mut answer = Report::default();
@@ -135,7 +136,7 @@ impl Table {
         let mut imports = Vec::new();
         for part in map.parts {
             let Some(part_ref) = part.part else { continue };
-            // Also of what fails: whoever claims it later is to hear so.
+            // Also for parts that fail, so that a later claim gets the failure.
             state.region(part_ref);
             let outcome = match &problem {
                 Some(problem) => Err(problem.clone()),
@@ -161,7 +162,7 @@ impl Table {
         answer.ended = state.calls.take_complete();
         self.changed.notify_all();
         drop(state);
-        // Who waits for the memory in another thread is on its way; the handles that it was mapped by go behind its back.
+        // Threads that wait for the memory run already; the imports are released behind them.
         drop(imports);
         Ok(answer)
     }
@@ -181,9 +182,9 @@ impl Table {
         Ok(region.accept(self.mode, &self.gpus, words, part, fd))
     }
 
-    /// Lets go of what the daemon wants back. Parts that are not here had been let go before: that answer is on its
-    /// way. What is pinned goes when the last pin ends, by [`Self::unmap_unpinned`]. An error means that something is mapped that
-    /// should not be: the channel cannot go on.
+    /// Handles a revoke frame. Parts that are not mapped were unmapped before, and that report is on its way. Pinned
+    /// parts are unmapped when their last pin ends, by [`Self::unmap_unpinned`]. An error means that something is
+    /// mapped that should not be: the channel cannot go on.
     pub(crate) fn revoke(&self, revoke: &Revoke) -> Result<Report, String> {
         let mut state = self.lock();
         if revoke.reason() == RevokeReason::Lost {
@@ -207,7 +208,7 @@ impl Table {
         Ok(answer)
     }
 
-    /// Lets go of what the daemon wants back and nobody uses any more.
+    /// Unmaps the parts that are being revoked and have no pin left.
     pub(crate) fn unmap_unpinned(&self) -> Result<Report, String> {
         let mut state = self.lock();
         let answer = state.unmap_unpinned()?;
@@ -215,8 +216,8 @@ impl Table {
         Ok(answer)
     }
 
-    /// Lets go of an allocation of the program's own will. With `forget` its address is given up as well, once nothing is
-    /// mapped there. Only once no guard of it is left.
+    /// Unmaps an allocation at the program's request. With `forget` its address is given up as well, once nothing is
+    /// mapped there. The caller makes sure that no guard of it is left.
     pub(crate) fn unmap(&self, id: AllocationId, forget: bool) -> Result<Report, String> {
         let mut state = self.lock();
         let State { regions, words, revoking, .. } = &mut *state;
@@ -227,7 +228,7 @@ impl Table {
             revoking.retain(|(other, index)| *other != id || region.parts.contains_key(index));
             answer.unmapped = gone.into_iter().map(|(index, written)| done(id, index, written)).collect();
             if forget {
-                // The handle is still there where the daemon has refused to part from it.
+                // The handle still exists if the daemon has refused to release the allocation.
                 region.slots_lost.store(true, Ordering::Release);
                 region.forgotten = true;
             }
@@ -237,7 +238,7 @@ impl Table {
         Ok(answer)
     }
 
-    /// Makes the caller the one who answers for an allocation, mapped already or not yet.
+    /// Makes the caller the owner of an allocation, whether parts have arrived or not.
     pub(crate) fn claim(&self, id: AllocationId) -> Result<()> {
         let mut state = self.lock();
         let State { regions, words, .. } = &mut *state;
@@ -246,12 +247,12 @@ impl Table {
             return Err(Error::refused(Reason::StillMapped, &[("allocation", &id)]));
         }
         region.claimed = true;
-        // What came while nobody waited for it is pinned now, unless it is wanted back: `is_away` tells.
+        // Pins the parts that arrived before the claim, unless they are being revoked: `is_away` reports those.
         let _ = region.take_handle_pins(words);
         Ok(())
     }
 
-    /// The words, as any thread sees them.
+    /// The view of the pin words for any thread.
     pub(crate) fn view(&self) -> WordsView {
         self.view.clone()
     }
@@ -261,12 +262,12 @@ impl Table {
         self.lock().regions.get(&id)?.base()
     }
 
-    /// How many parts of an allocation are here with that access; with any, if none is named.
+    /// How many parts of an allocation are mapped with that access; with any access, if none is named.
     pub(crate) fn mapped_count(&self, id: AllocationId, access: Option<Access>) -> usize {
         self.lock().regions.get(&id).map_or(0, |region| region.mapped_count(access))
     }
 
-    /// Whether the daemon wants an allocation back, or has it back.
+    /// Whether the daemon is revoking an allocation or has revoked it.
     pub(crate) fn is_revoked(&self, id: AllocationId) -> bool {
         self.lock().regions.get(&id).is_some_and(|region| region.revoked.is_some())
     }
@@ -275,7 +276,7 @@ impl Table {
         self.lock().regions.get_mut(&id).map(Region::hand_over).unwrap_or_default()
     }
 
-    /// Parts that were handed over may from now on be given back when the daemon asks.
+    /// Sets whether handed-over parts may be returned when the daemon revokes them.
     pub(crate) fn set_yielded(&self, id: AllocationId, yielded: bool) {
         if let Some(region) = self.lock().regions.get_mut(&id) {
             region.yielded = yielded;
@@ -290,7 +291,7 @@ impl Table {
         self.lock().draining
     }
 
-    /// The session is over: what is mapped stands, who waits is woken. The first ending counts.
+    /// Ends the session: mappings stand, and waiting callers are woken. The first ending counts.
     pub(crate) fn end(&self, ending: Ending) {
         let mut state = self.lock();
         let State { regions, words, revoking, .. } = &mut *state;
@@ -303,14 +304,14 @@ impl Table {
         self.ended.send_replace(true);
     }
 
-    /// Lets go of everything, after the end of the session and of all its handles.
+    /// Unmaps everything, after the end of the session and of all its handles.
     pub(crate) fn unmap_all(&self) -> Report {
         let mut answer = Report::default();
         let mut state = self.lock();
         let State { regions, words, revoking, .. } = &mut *state;
         revoking.clear();
         for (id, mut region) in std::mem::take(regions) {
-            // What fails to go is not said to be gone.
+            // A region that fails to unmap is not reported as unmapped.
             let gone = region.unmap_all(words).unwrap_or_default();
             answer.unmapped.extend(gone.into_iter().map(|(index, written)| done(id, index, written)));
         }
@@ -327,12 +328,12 @@ impl Table {
         self.ended.subscribe()
     }
 
-    /// Counts what the daemon has wanted back, each before it goes.
+    /// The counter of revokes; each is counted before its parts are unmapped.
     pub(crate) fn revokes(&self) -> &Arc<AtomicU64> {
         &self.revokes
     }
 
-    /// Whether the session has ended and nothing of it is mapped any more.
+    /// Whether the session has ended and maps nothing any more.
     pub(crate) fn is_unmapped(&self) -> bool {
         let state = self.lock();
         state.ending.is_some() && state.regions.values().all(|region| region.mapped_count(None) == 0)
@@ -344,7 +345,7 @@ impl Table {
 }
 
 impl State {
-    /// Of a part that comes, known or not; and the words.
+    /// The region of an arriving part, known or new; and the words.
     fn region(&mut self, part: PartRef) -> (&mut Region, &mut Words) {
         let wants_handle_pins = self.expected_arrivals > 0;
         let id = AllocationId::from_raw(part.allocation_id);
@@ -352,7 +353,7 @@ impl State {
         (region, &mut self.words)
     }
 
-    /// Who waits for the part waits no more. It may be told so before it has its handle.
+    /// Fails the wait for a part whose content is lost, even before its handle exists.
     fn mark_content_lost(&mut self, part: &PartRef) {
         let id = AllocationId::from_raw(part.allocation_id);
         if self.expected_arrivals > 0 || self.regions.contains_key(&id) {
@@ -378,17 +379,18 @@ impl State {
         self.ending.as_ref().map_or(Ok(false), |ending| Err(ending.error()))
     }
 
-    /// Before the words of what has come say that it is mapped.
+    /// Flags regions that lost a slot to another part. This must happen before the word of that part says that it is
+    /// mapped.
     fn mark_lost_slots(&mut self) {
         for id in self.words.take_reassigned() {
-            // One that was forgotten has been told so.
+            // A region that was forgotten has been flagged already.
             if let Some(region) = self.regions.get(&id) {
                 region.slots_lost.store(true, Ordering::Release);
             }
         }
     }
 
-    /// Opens what a packet has mapped; parts that cannot be opened become failures.
+    /// Grants access to the parts of a packet; parts that fail become failures.
     fn grant(&mut self, outcomes: &mut [(PartRef, Result<(), String>)]) -> Result<(), String> {
         let raw_ids: BTreeSet<_> = outcomes.iter().map(|(part, _)| part.allocation_id).collect();
         for raw_id in raw_ids {
@@ -401,7 +403,7 @@ impl State {
                 }
                 let waiting = self.calls.waiting_for(id, part.part_index);
                 match outcome {
-                    // Who waits for it by a call is told by the daemon, which keeps the part for the next.
+                    // A waiting pin call gets the failure from the daemon, which keeps the part for the next call.
                     Err(_) if waiting != Waiting::default() => {}
                     Err(problem) => region.failure = Some(problem.clone()),
                     Ok(()) => {
@@ -415,7 +417,7 @@ impl State {
         Ok(())
     }
 
-    /// Lets go of what is wanted back and nobody uses any more.
+    /// Unmaps the parts that are being revoked and have no pin left.
     pub(super) fn unmap_unpinned(&mut self) -> Result<Report, String> {
         let mut answer = Report::default();
         let revoking: Vec<_> = std::mem::take(&mut self.revoking).into_iter().collect();
@@ -429,7 +431,7 @@ impl State {
         Ok(answer)
     }
 
-    /// Gives up the address of what nobody answers for any more, if nothing is mapped there.
+    /// Gives up the address of an allocation without a handle, if nothing is mapped there.
     fn release_address(&mut self, id: AllocationId) {
         if self.regions.get(&id).is_some_and(|region| region.forgotten && region.parts.is_empty())
             && let Some(region) = self.regions.remove(&id)

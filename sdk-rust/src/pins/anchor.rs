@@ -1,4 +1,4 @@
-//! What a handle and its guards share, and the pins themselves.
+//! Anchors: the state that a handle and its guards share, and the pins themselves.
 
 use std::{
     ops::Range,
@@ -25,30 +25,31 @@ pub(crate) struct Anchor {
     session: ProcessBound<Session>,
     id: AllocationId,
     words: WordsView,
-    /// The words are not there any more: those that are there are another's.
+    /// Set once the slots that this anchor knows belong to other parts.
     slots_lost: Arc<AtomicBool>,
-    /// Once it is known which parts there are.
+    /// Set once the parts are known.
     layout: OnceLock<Layout>,
     pub(super) views: Views,
-    /// Guards that wait for streams to come past them.
+    /// The number of guards that end after streams.
     stream_guards: Arc<AtomicUsize>,
-    /// What is left to do when the last of handle and guards is gone.
+    /// How to release the allocation when the last of handle and guards is gone.
     release_kind: Mutex<Option<ReleaseKind>>,
 }
 
-/// Where an allocation lies, and its words: as far as that is known, which it is once parts have come for the first time.
+/// The address, slots and parts of an allocation, as far as they are known: parts must have arrived once.
 #[derive(Debug)]
 pub(crate) struct Layout {
     base: OnceLock<Base>,
-    /// Of each part in their order.
+    /// The slot of each part, in order.
     slots: Box<[AtomicU32]>,
-    /// Where each part ends.
+    /// The end of each part, in bytes.
     ends: Box<[u64]>,
-    /// What was asked for.
+    /// The requested bytes.
     size: Bytes,
 }
 
-/// No table has so many slots: what is not known can't be pinned, as what is not mapped.
+/// Stands for an unknown slot: no table has that many. A part with an unknown slot cannot be pinned, like one that is
+/// not mapped.
 const UNKNOWN: u32 = u32::MAX;
 
 impl Anchor {
@@ -78,11 +79,11 @@ impl Anchor {
     }
 
     pub(crate) fn set_layout(&self, layout: Layout) {
-        // The first counts: neither the address nor the words of an allocation move.
+        // Only the first layout counts: neither the address nor the slots of an allocation move.
         let _ = self.layout.set(layout);
     }
 
-    /// Finds out where the words of these parts are, those that have come meanwhile.
+    /// Looks up the slots of these parts, if they have arrived meanwhile.
     pub(crate) fn refresh_slots(&self, parts: Range<u32>) {
         if parts.clone().all(|part| self.slot(part).is_some()) {
             return;
@@ -95,7 +96,7 @@ impl Anchor {
         }
     }
 
-    /// Where it lies, once any of it has come.
+    /// The address, once a part has arrived.
     pub(crate) fn base(&self) -> Option<Base> {
         let known = &self.layout()?.base;
         match known.get() {
@@ -112,29 +113,30 @@ impl Anchor {
         &self.stream_guards
     }
 
-    /// Of the guards of this allocation, those that streams will end.
+    /// How many guards of this allocation end after streams.
     pub(crate) fn stream_guard_count(&self) -> usize {
         self.stream_guards.load(Ordering::Acquire)
     }
 
-    /// To be done once nobody uses it any more.
+    /// Releases the allocation once the last user of this anchor is gone.
     pub(crate) fn release_when_unused(&self, release_kind: ReleaseKind) {
         *self.release_kind.lock().unwrap_or_else(PoisonError::into_inner) = Some(release_kind);
     }
 
-    /// As frames and calls name parts.
+    /// The parts as pin calls name them.
     pub(crate) fn targets(&self, parts: &Range<u32>, access: Access) -> Vec<PinTarget> {
         let wanted = |index| PinTarget { id: self.id, index, slot: self.slot(index), access };
         parts.clone().map(wanted).collect()
     }
 
-    /// Looked at after a pin: it came after whoever has the word now had it mapped, and that after this was set.
+    /// Whether the slots are another part's. Checked after a pin: the flag was set before the slot's new part was
+    /// mapped, and so before a pin of it could succeed.
     #[inline]
     pub(super) fn has_lost_slots(&self) -> bool {
         self.slots_lost.load(Ordering::Acquire)
     }
 
-    /// Pins at once, or nothing.
+    /// Pins all parts at once, or none.
     #[inline]
     pub(super) fn pin(&self, parts: &Range<u32>, access: Access) -> Result<(), PinRefused> {
         if parts.len() == 1 {
@@ -167,35 +169,35 @@ impl Anchor {
         Ok(())
     }
 
-    /// Never blocks; no system call unless somebody waits for it.
+    /// Unpins. It never blocks, and makes no system call unless the worker waits for it.
     #[inline]
     pub(super) fn unpin(&self, parts: &Range<u32>) {
         let mut wake = false;
         for slot in parts.clone().filter_map(|index| self.slot(index)) {
-            // An unpin too many is somebody's who wrote to the words past this library; ours was lost with it.
+            // A failed unpin means that the program wrote to the words past this library, and lost this pin.
             wake |= matches!(self.words.slot(slot).map(|slot| slot.unpin()), Some(Ok(Unpinned::WakeWorker)));
         }
         self.session.table().wake_if(wake);
     }
 
-    /// Where the bytes of these parts begin.
+    /// The address where the bytes of these parts begin.
     pub(super) fn address_of(&self, parts: &Range<u32>) -> u64 {
         let base = self.base().map_or(0, |base| base.address);
         base + self.layout().map_or(0, |layout| layout.bytes(parts).start)
     }
 
-    /// How often the content of these was given up.
+    /// The drop count of these parts.
     pub(super) fn drop_count_of(&self, parts: &Range<u32>) -> u64 {
         self.session.table().drop_count(self.id, parts.clone())
     }
 
-    /// How many they are, of those that were asked for.
+    /// The requested bytes among these parts.
     pub(super) fn len_of(&self, parts: &Range<u32>) -> u64 {
         let bytes = self.layout().map_or(0..0, |layout| layout.bytes(parts));
         bytes.end - bytes.start
     }
 
-    /// All of them, or a range that there is.
+    /// All parts, or a range that exists.
     #[inline]
     pub(crate) fn parts(&self, range: Option<Range<u32>>) -> Result<Range<u32>> {
         let all = self.all_parts();
@@ -220,7 +222,7 @@ impl Anchor {
 
     #[inline]
     fn slot(&self, part: u32) -> Option<u32> {
-        // What it is says where to look, and nothing of what is there: the word does.
+        // The slot only says where to look; the word says whether the part is mapped.
         let slot = self.layout.get()?.slots.get(part as usize)?.load(Ordering::Relaxed);
         (slot != UNKNOWN).then_some(slot)
     }
@@ -232,7 +234,7 @@ impl Layout {
         Self { base: OnceLock::new(), slots, ends, size }
     }
 
-    /// The parts that bytes lie in.
+    /// The parts in which bytes lie.
     pub(crate) fn parts(&self, bytes: &Range<u64>) -> Range<u32> {
         let number = |part: usize| u32::try_from(part).unwrap_or(u32::MAX);
         let first = self.ends.partition_point(|end| *end <= bytes.start);
@@ -240,7 +242,7 @@ impl Layout {
         number(first)..number(last + 1)
     }
 
-    /// Offset and length of a range of parts, among the bytes that were asked for.
+    /// The byte range of a range of parts, among the requested bytes.
     pub(crate) fn bytes(&self, parts: &Range<u32>) -> Range<u64> {
         let end_of = |part: u32| self.ends.get(part as usize).copied().unwrap_or(0).min(self.size.get());
         let start = parts.start.checked_sub(1).map_or(0, end_of);
@@ -250,7 +252,7 @@ impl Layout {
 
 impl Drop for Anchor {
     fn drop(&mut self) {
-        // Never in a forked child: nobody drops one there.
+        // A forked child never gets here: it drops no anchor.
         if let Some(release_kind) = self.release_kind.get_mut().unwrap_or_else(PoisonError::into_inner).take()
         {
             self.session.releases().queue(Release {
@@ -262,7 +264,7 @@ impl Drop for Anchor {
     }
 }
 
-/// Milliseconds of a coarse clock, which is read without the kernel.
+/// The milliseconds of a coarse clock, which is read without a system call.
 #[inline]
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a tick wraps")]
 fn tick() -> u32 {

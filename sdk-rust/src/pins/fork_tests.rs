@@ -1,4 +1,4 @@
-//! Pins in forked children, and the system calls of pins: what only a process of its own can show.
+//! Tests of pins in forked children, and of the system calls of pins: each needs a process of its own.
 
 #![allow(unsafe_code, reason = "forks and a filter of system calls are C interfaces")]
 
@@ -7,7 +7,7 @@ use vramd_words::Access;
 use super::tests::{allocate, start};
 use crate::{channel::fake::part_ref, error::Error};
 
-/// What becomes of a child of a call that forks: its wait status.
+/// Forks by `fork`, runs `child` in the child, and returns its wait status.
 fn child_of(fork: impl Fn() -> libc::c_long, child: impl FnOnce() -> bool) -> i32 {
     let pid = fork();
     if pid == 0 {
@@ -28,7 +28,7 @@ fn fork() -> libc::c_long {
     unsafe { libc::fork() }.into()
 }
 
-/// A fork that runs no handlers.
+/// Forks without running fork handlers.
 fn raw_clone() -> libc::c_long {
     // SAFETY: as above. Without flags but the signal it copies what `fork` copies.
     unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) }
@@ -52,7 +52,7 @@ fn a_child_pins_nothing_and_its_drops_do_nothing() {
     }
 }
 
-/// The kernel kills the child at its first system call but the one that ends it.
+/// Lets the kernel kill the child at any system call but the one that ends it.
 fn allow_exit_alone() {
     const fn op(code: u32, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
         #[expect(clippy::cast_possible_truncation, reason = "operations of the filter fit in 16 bits")]
@@ -60,7 +60,7 @@ fn allow_exit_alone() {
     }
     let exit = u32::try_from(libc::SYS_exit_group).unwrap();
     let mut filter = [
-        // The number of the call is the first word of what the filter sees.
+        // The number of the call is the first word that the filter sees.
         op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, exit, 0, 1),
         op(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
@@ -75,12 +75,12 @@ fn allow_exit_alone() {
     assert_eq!(set, 0);
 }
 
-/// The daemon and the client are both in the child, where the test plays them under the filter.
+/// The daemon and the client are both in the child, which runs under the filter.
 #[test]
 fn pins_make_no_system_call() {
     let million = |pinned: bool| {
         move || {
-            // The session is the child's own: what it inherits it may not pin.
+            // The session is the child's own: it may not pin an inherited one.
             let daemon = start();
             let allocation = allocate(&daemon, 7, 1, 1);
             allow_exit_alone();
@@ -91,8 +91,7 @@ fn pins_make_no_system_call() {
                 // Shows that the filter would have seen one.
                 daemon.is_silent();
             }
-            // Nothing is dropped: that would tell the daemon.
-            // SAFETY: needed to end the child at once.
+            // Nothing is dropped: a drop would report to the daemon.
             unsafe { libc::_exit(0) }
         }
     };

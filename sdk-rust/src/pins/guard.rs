@@ -1,4 +1,4 @@
-//! The guard of a pin.
+//! The guard of a pin, counted by its anchor.
 
 #![allow(unsafe_code, reason = "slices over shared mappings")]
 
@@ -18,30 +18,30 @@ use crate::{
     process::fork::ProcessBound,
 };
 
-/// Parts of an allocation that stay where they are, mapped, until this is dropped.
+/// A guard: parts of an allocation that stay mapped where they are until it is dropped.
 ///
-/// It has no lifetime and may outlive its handle, which is then parted from when the last guard is gone. Dropping it
-/// never blocks, and makes no system call unless the daemon waits for the memory. A kernel that still runs needs its
-/// memory pinned: see [`Self::unpin_after`]. In a forked child it does nothing.
+/// It has no lifetime and may outlive its handle; the allocation is then released when the last guard is gone.
+/// Dropping it never blocks, and makes no system call unless the daemon waits for the memory. A kernel that still
+/// runs needs its memory pinned: see [`Self::unpin_after`]. In a forked child dropping does nothing.
 #[must_use = "dropped, it pins nothing"]
 pub struct Pinned {
     anchor: ProcessBound<Anchor>,
     parts: Range<u32>,
     access: Access,
-    /// Among those who see slices; 0: it does not.
+    /// Its number among the users of slices; 0 if it has lent no slice.
     view: AtomicU64,
 }
 
-/// Streams can't be waited for; the guard comes back, and pins as before.
+/// The guard could not be tied to the streams; it is returned, and pins as before.
 #[derive(Debug)]
 pub struct UnpinFailed {
-    // Boxed, so that what does not fail costs nothing.
+    // Boxed, so that a success costs nothing.
     pub pinned: Box<Pinned>,
     pub error: Error,
 }
 
 impl Pinned {
-    /// Pins these parts if they are here: `None` where they must be waited for.
+    /// Pins these parts if they are mapped; `None` if they must be waited for.
     pub(crate) fn try_pin(
         anchor: &ProcessBound<Anchor>,
         parts: Range<u32>,
@@ -55,7 +55,7 @@ impl Pinned {
         }
     }
 
-    /// Whoever pinned them gives the pins to this.
+    /// Makes a guard of pins that the caller has taken.
     #[inline]
     pub(super) fn from_pins(anchor: &ProcessBound<Anchor>, parts: Range<u32>, access: Access) -> Self {
         Self { anchor: anchor.clone(), parts, access, view: AtomicU64::new(0) }
@@ -74,42 +74,43 @@ impl Pinned {
         self.parts.clone()
     }
 
-    /// How many bytes are pinned, of those that were asked for.
+    /// The pinned bytes, of the requested ones.
     pub fn len_bytes(&self) -> u64 {
         self.anchor.len_of(&self.parts)
     }
 
-    /// Where the pinned bytes begin: a device pointer if it [is device memory](Self::is_device_memory), valid in the
-    /// primary context of its device; otherwise an address of this process.
+    /// The address where the pinned bytes begin: a device pointer if it [is device memory](Self::is_device_memory),
+    /// valid in the primary context of its device; otherwise an address of this process.
     pub fn as_device_ptr(&self) -> u64 {
         self.anchor.address_of(&self.parts)
     }
 
-    /// How often the content of these parts was given up since they were allocated, all told: of
-    /// [discardable](crate::AllocationRequest::discardable) memory. It does not change while they are pinned, and whoever pins
-    /// the same parts is told the same. If it is not what it was when something was written, some of that is lost: what the
-    /// lost parts hold now is zero, or what the tenant's own memory held before.
+    /// How often the daemon has dropped the content of these parts since they were allocated, in sum, of
+    /// [discardable](crate::AllocationRequest::discardable) memory. It does not change while they are pinned, and
+    /// every guard of the same parts sees the same number. If the number has changed since something was written,
+    /// some of that is lost: the dropped parts hold zeros, or bytes of the tenant's own earlier memory.
     pub fn drop_count(&self) -> u64 {
         self.anchor.drop_count_of(&self.parts)
     }
 
-    /// Whether it lies on a GPU, where the CPU cannot follow its address.
+    /// Whether the address is a GPU's, which the CPU cannot access.
     pub fn is_device_memory(&self) -> bool {
         self.anchor.base().is_some_and(|base| base.is_device)
     }
 
-    /// The pinned bytes in place. Refused for device memory, in a forked child, and while somebody else has a slice to
-    /// write some of them: another guard, or the handle, until that is used otherwise.
+    /// The pinned bytes, in place. Refused for device memory, in a forked child, and while another guard has a slice
+    /// to write some of them. A slice to write of the handle refuses it too, until the handle is used otherwise.
     pub fn as_slice(&self) -> Result<&[u8]> {
         let (address, len) = self.place(View::Shared)?;
-        // SAFETY: needed to read shared memory. What is pinned is mapped whole until this guard is gone, which is
-        // borrowed. `place` has checked that no other slice of this process can write it meanwhile; another process
-        // maps what is unsealed only if it is fixed, which is never the CPU's.
+        // SAFETY: needed to read shared memory. Pinned memory is mapped whole until this guard is gone, which is
+        // borrowed. `place` has checked that no other slice of this process can write it meanwhile. Another process
+        // maps unsealed memory only if it is fixed, which is never the CPU's.
         Ok(unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(address), len) })
     }
 
-    /// The pinned bytes, to be written in place. Refused as [`Self::as_slice`] is, for a pin to read, and while anybody
-    /// else has a slice of some of them: the handle's own count until it is borrowed mutably, as `unpin` does.
+    /// The pinned bytes, writable in place. Refused as [`Self::as_slice`] is, for a pin to read, and while another
+    /// guard has any slice of some of them. A slice of the handle refuses it too, until the handle is borrowed
+    /// mutably, as `unpin` does.
     pub fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
         let table = self.anchor.session().table();
         if self.access != Access::Write || (self.anchor.is_own_process() && !table.is_writable(self.id())) {
@@ -121,9 +122,10 @@ impl Pinned {
         Ok(unsafe { slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut(address), len) })
     }
 
-    /// Unpins once everything is done that was launched on these CUDA streams (`CUstream` or `cudaStream_t` as a number)
-    /// so far. Returns at once. The default streams are those of the primary context. A stream that is being captured is
-    /// refused (`STREAM_CAPTURING`): what it captures runs when the graph is launched, so that is what to pin around.
+    /// Unpins once everything that was launched on these CUDA streams so far is done. Streams are `CUstream` or
+    /// `cudaStream_t` values as numbers; the default streams are those of the primary context. Returns at once. A
+    /// stream that is being captured is refused (`STREAM_CAPTURING`): captured work runs when the graph is launched,
+    /// so pin around that launch.
     pub fn unpin_after(self, streams: &[u64]) -> Result<(), UnpinFailed> {
         match self.record(streams) {
             Ok(events) => self.anchor.clone().session().reaper().take(self, events),
@@ -154,7 +156,7 @@ impl Pinned {
         &self.anchor
     }
 
-    /// Where the CPU finds them, to be seen so.
+    /// The address and length for the CPU, after recording the slice.
     fn place(&self, view: View) -> Result<(usize, usize)> {
         self.check_process()?;
         let allocation = || self.id().to_string();

@@ -1,4 +1,4 @@
-//! A guard that borrows its handle.
+//! The guard that borrows its handle.
 
 use std::{mem::ManuallyDrop, ops::Range, time::Instant};
 
@@ -12,10 +12,10 @@ use crate::{
     process::fork::ProcessBound,
 };
 
-/// As [`Pinned`], for as long as its handle is borrowed. Nobody has to count it, so it costs one atomic change of each
+/// Like [`Pinned`], for as long as its handle is borrowed. It is not counted, so it costs one atomic change of each
 /// part's word, and one more when it is dropped. Slices, streams and a life beyond the handle's need
-/// [`Self::into_pinned`]. One that is forgotten (`mem::forget`) pins its memory until the session ends, and nobody can
-/// tell: a [`Pinned`] is at least counted.
+/// [`Self::into_pinned`]. A forgotten one (`mem::forget`) pins its memory until the session ends, unseen; a forgotten
+/// [`Pinned`] is at least counted.
 #[must_use = "dropped, it pins nothing"]
 #[derive(Debug)]
 pub struct PinnedRef<'a> {
@@ -25,7 +25,7 @@ pub struct PinnedRef<'a> {
 }
 
 impl<'a> PinnedRef<'a> {
-    /// Pins these parts, and waits until they are here if they are not.
+    /// Pins these parts, and waits until they have arrived if they are away.
     #[inline]
     pub(crate) fn pin_or_wait(
         anchor: &'a ProcessBound<Anchor>,
@@ -53,35 +53,35 @@ impl<'a> PinnedRef<'a> {
         self.parts.clone()
     }
 
-    /// How many bytes are pinned, of those that were asked for.
+    /// The pinned bytes, of the requested ones.
     pub fn len_bytes(&self) -> u64 {
         self.anchor.len_of(&self.parts)
     }
 
-    /// Where the pinned bytes begin, as [`Pinned::as_device_ptr`] says.
+    /// The address where the pinned bytes begin: see [`Pinned::as_device_ptr`].
     pub fn as_device_ptr(&self) -> u64 {
         self.anchor.address_of(&self.parts)
     }
 
-    /// How often the content of these parts was given up, as [`Pinned::drop_count`] says.
+    /// How often the daemon has dropped the content of these parts: see [`Pinned::drop_count`].
     pub fn drop_count(&self) -> u64 {
         self.anchor.drop_count_of(&self.parts)
     }
 
-    /// Whether it lies on a GPU, where the CPU cannot follow its address.
+    /// Whether the address is a GPU's, which the CPU cannot access.
     pub fn is_device_memory(&self) -> bool {
         self.anchor.base().is_some_and(|base| base.is_device)
     }
 
     /// The same pins, with a guard that may outlive its handle.
     pub fn into_pinned(self) -> Pinned {
-        // The pins go on: they are not given back here.
+        // The pins continue: they are not released here.
         let this = ManuallyDrop::new(self);
         Pinned::from_pins(this.anchor, this.parts.clone(), this.access)
     }
 }
 
-/// What could not be had at once.
+/// Pins parts that could not be pinned at once.
 #[cold]
 fn pin_slowly(
     anchor: &ProcessBound<Anchor>,
@@ -91,7 +91,7 @@ fn pin_slowly(
     deadline: impl FnOnce() -> Instant,
 ) -> Result<()> {
     match refused {
-        // What is not this allocation's any more can't be asked for by where it was.
+        // The slots are no longer this allocation's, so the daemon cannot be asked by them.
         PinRefused::NeedsFrame if anchor.has_lost_slots() => {
             Err(Error::NotMapped { allocation: anchor.id().to_string() })
         }

@@ -1,4 +1,4 @@
-//! The memory that a table of words lies in.
+//! The memory of a word table.
 
 #![allow(unsafe_code, reason = "mapping shared memory and reading it as atomics have no safe interface")]
 
@@ -18,7 +18,7 @@ use vramd_words::AtomicU64;
 
 use crate::process::Process;
 
-/// Mapped until the last of its users is gone. No child inherits it.
+/// Mapped until its last user is gone. No child inherits it.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory(Arc<Mapping>);
 
@@ -35,7 +35,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Memory {
-    /// The first bytes of a file that both sides write. It must have them: what lies beyond its end kills who touches it.
+    /// Maps the first bytes of a file that both sides write. The file must be that long: an access beyond its end
+    /// kills the process.
     pub(crate) fn shared(fd: BorrowedFd<'_>, bytes: u64) -> Result<Self, Errno> {
         if u64::try_from(fstat(fd)?.st_size).unwrap_or(0) < bytes {
             return Err(Errno::INVAL);
@@ -46,7 +47,7 @@ impl Memory {
         })
     }
 
-    /// Zeros of this process alone, which take room once they are written.
+    /// Maps zeros of this process alone, which take memory only once they are written.
     pub(crate) fn private(bytes: u64) -> Result<Self, Errno> {
         Self::keep(bytes, |bytes, access| {
             let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -72,9 +73,9 @@ impl Memory {
 impl AsRef<[AtomicU64]> for Memory {
     #[inline]
     fn as_ref(&self) -> &[AtomicU64] {
-        // SAFETY: needed to see it. The range is mapped for reading and writing as long as `self` is, aligned to a page,
-        // and nobody has any of it as something else than atomics. In a forked child, where it is not mapped, nobody
-        // comes here: every way to the words asks first which process this is.
+        // SAFETY: needed to see it. The range is mapped for reading and writing as long as `self` lives, aligned to a
+        // page, and used as atomics alone. A forked child, where it is not mapped, never gets here: every path to the
+        // words first checks which process this is.
         unsafe { slice::from_raw_parts(self.0.base.as_ptr(), self.0.bytes / size_of::<AtomicU64>()) }
     }
 }
@@ -82,7 +83,7 @@ impl AsRef<[AtomicU64]> for Memory {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if Process::current() == self.process {
-            // SAFETY: there is no safe interface. The range is this mapping's, and the last one to know it is gone.
+            // SAFETY: there is no safe interface. The range is this mapping's, and its last user is gone.
             let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
         }
     }

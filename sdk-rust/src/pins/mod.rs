@@ -1,4 +1,4 @@
-//! Pins: what a program says of its use of memory, by words that it shares with the daemon (`vramd-words`).
+//! Pins: a program's promises to use memory, in words that it shares with the daemon (`vramd-words`).
 //!
 //! ```text
 //!  Handle ──────────┐                       ┌── words: pinned and unpinned by any thread, one instruction each
@@ -7,8 +7,8 @@
 //!                                               unpin of what the daemon wants back
 //! ```
 //!
-//! An [`Anchor`] lives as long as the handle or one of its guards. Whoever drops it last has the allocation parted from,
-//! so a guard that outlives its handle still keeps the memory where it is.
+//! An [`Anchor`] lives as long as the handle or one of its guards. Its last user releases the allocation, so a guard
+//! that outlives its handle still keeps the memory where it is.
 
 mod anchor;
 #[cfg(test)]

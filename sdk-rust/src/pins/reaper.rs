@@ -1,7 +1,7 @@
-//! The thread that unpins what streams have come past.
+//! The thread that ends guards after CUDA streams.
 //!
-//! It asks events, and no host function tells it: those would hold up their streams. While nothing waits it sleeps. Only
-//! what can't touch the memory any more is unpinned: work that is done, or whose context is lost.
+//! It polls events, since host functions would hold up their streams. While no guard waits it sleeps. It unpins only
+//! memory that nothing can touch any more: the work is done, or its context is lost.
 
 use std::{
     io,
@@ -19,14 +19,14 @@ use vramd_types::Reason;
 use super::{Pinned, UnpinFailed};
 use crate::{cuda::Event, error::Error};
 
-/// How often events are asked while any waits.
+/// How often events are polled while a guard waits.
 const ASK_INTERVAL: Duration = Duration::from_micros(100);
 
-/// The way to the thread, which is started by the first use and ends with the session.
+/// The sender to the thread, which starts at the first use and ends with the session.
 #[derive(Debug, Default)]
 pub(crate) struct Reaper(Mutex<Option<Sender<Waiting>>>);
 
-// Dropped in this order: who finds the count at zero finds no pin of it either.
+// Dropped in this order: once the count is zero, its pins are gone too.
 #[derive(Debug)]
 struct Waiting {
     _pinned: Pinned,
@@ -34,7 +34,7 @@ struct Waiting {
     _counted: Counted,
 }
 
-/// One more that waits, among the guards of an allocation.
+/// Counts one guard of an allocation that ends after streams.
 #[derive(Debug)]
 struct Counted(Arc<AtomicUsize>);
 
@@ -56,7 +56,7 @@ impl Reaper {
             },
         };
         let counted = Counted::new(pinned.anchor().stream_guards());
-        // The thread ends after the last sender alone.
+        // The thread outlives every sender.
         let _ = sender.send(Waiting { _pinned: pinned, events, _counted: counted });
         Ok(())
     }
@@ -80,7 +80,7 @@ fn run(queue: &Receiver<Waiting>) {
             Ok(next) => waiting.push(next),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) if waiting.is_empty() => return,
-            // Each that waits keeps the session, and so the sender, alive.
+            // Each waiting guard keeps the session, and so the sender, alive.
             Err(RecvTimeoutError::Disconnected) => thread::sleep(ASK_INTERVAL),
         }
         waiting.extend(queue.try_iter());

@@ -1,4 +1,4 @@
-//! Sets of pins: all or nothing, so that two programs which each hold half do not wait for one another.
+//! Pin sets: all parts or none, so that two programs that each hold half do not wait for each other.
 
 use std::{ops::Range, time::Instant};
 
@@ -12,27 +12,27 @@ use crate::{
     process::fork::ProcessBound,
 };
 
-/// What can be part of a set: [`crate::Allocation`] and [`crate::Sealed`].
+/// A handle that can be part of a set: [`crate::Allocation`] and [`crate::Sealed`].
 pub trait Pinnable: private::Sealed {}
 
 pub(crate) mod private {
-    /// Nobody else has handles.
+    /// Keeps other crates from implementing it.
     pub trait Sealed {
         fn handle(&self) -> Handle<'_>;
     }
 
-    /// Nobody else can look inside.
+    /// Opaque to other crates.
     #[derive(Debug)]
     pub struct Handle<'a>(pub(crate) &'a crate::handles::handle::Handle);
 }
 
-/// Guards of several allocations, pinned together. Dropped, all of them end; each can be taken out.
+/// Guards of several allocations, pinned together. Dropping the set ends all of them; each can be taken out.
 #[must_use = "dropped, it pins nothing"]
 #[derive(Debug)]
 pub struct PinnedSet(Vec<Pinned>);
 
 impl PinnedSet {
-    /// In the order in which they were named.
+    /// The guards, in the order in which they were named.
     pub fn guards(&self) -> &[Pinned] {
         &self.0
     }
@@ -41,7 +41,7 @@ impl PinnedSet {
         &mut self.0
     }
 
-    /// Each to end for itself.
+    /// Returns the guards, each of which ends on its own.
     pub fn into_guards(self) -> Vec<Pinned> {
         self.0
     }
@@ -89,7 +89,7 @@ pub(crate) fn pin_set(
 }
 
 impl Member<'_> {
-    /// Pins this one at once, or gives back those before it.
+    /// Pins this member at once, or unpins those before it.
     fn pin(&self, before: &[Member<'_>]) -> bool {
         let pinned = self.anchor.pin(&self.parts, self.access).is_ok();
         if !pinned {

@@ -1,8 +1,8 @@
-//! Who sees an allocation's bytes as slices.
+//! Slices of an allocation's bytes: the rule of one writer or many readers, checked at run time.
 //!
-//! A guard has no lifetime: the compiler does not see that its slices and the handle's are of one memory. So it is
-//! counted here, by parts: bytes that one sees for writing nobody else sees. Only slices are counted, which the CPU alone
-//! has; pointers and kernels are their program's own care.
+//! A guard has no lifetime, so the compiler does not see that its slices and the handle's are of one memory. They are
+//! counted here, by parts: bytes in a slice to write are in no other slice. Only slices are counted, which only the
+//! CPU uses; the program itself must order pointers and kernels.
 
 use std::{
     ops::Range,
@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-/// How bytes are seen.
+/// The access of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum View {
     Shared,
@@ -20,20 +20,20 @@ pub(crate) enum View {
     Exclusive,
 }
 
-/// Somebody else sees them in a way that forbids it.
+/// Another slice forbids this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ViewConflict;
 
 #[derive(Debug, Default)]
 pub(crate) struct Views {
     state: Mutex<State>,
-    /// The handle may have a slice to write. PinStart by every pin, which takes no lock.
+    /// Whether the handle may have a slice to write. Every pin reads it, without a lock.
     handle_writes: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// The handle's slices. Each call on the handle proves that those which it forbids are gone.
+    /// The handle's slices. Each call on the handle proves that the slices which it forbids are gone.
     handle: Option<View>,
     guards: Vec<Guard>,
     last: u64,
@@ -47,7 +47,7 @@ struct Guard {
 }
 
 impl Views {
-    /// The handle, borrowed as the view asks.
+    /// Records a slice of the handle, which is borrowed as the view needs.
     pub(crate) fn add_handle_view(&self, view: View) -> Result<(), ViewConflict> {
         let mut state = self.lock();
         if state.guards.iter().any(|guard| guard.view.max(view) == View::Exclusive) {
@@ -58,7 +58,7 @@ impl Views {
         Ok(())
     }
 
-    /// The handle is borrowed: nobody writes by a slice of its own.
+    /// Ends the handle's slices to write: the handle is borrowed.
     #[inline]
     pub(crate) fn end_handle_write(&self) {
         if self.handle_writes.load(Ordering::Relaxed) {
@@ -68,13 +68,13 @@ impl Views {
         }
     }
 
-    /// The handle is borrowed mutably: nobody has a slice of its own.
+    /// Ends all slices of the handle: it is borrowed mutably.
     pub(crate) fn end_handle_views(&self) {
         self.lock().handle = None;
         self.handle_writes.store(false, Ordering::Relaxed);
     }
 
-    /// A guard, which sees the parts in that way until it [leaves](Self::remove_guard). Its number here is 0 until it sees any.
+    /// Records a slice of a guard until the guard [leaves](Self::remove_guard). `number` is 0 before its first slice.
     pub(crate) fn add_guard_view(
         &self,
         number: &AtomicU64,
@@ -82,7 +82,7 @@ impl Views {
         view: View,
     ) -> Result<(), ViewConflict> {
         let mut state = self.lock();
-        // Written under this lock alone.
+        // Written only under this lock.
         let known = number.load(Ordering::Relaxed);
         let forbids = |other: View| other.max(view) == View::Exclusive;
         let meets = |guard: &Guard| guard.parts.start < parts.end && parts.start < guard.parts.end;

@@ -1,4 +1,4 @@
-//! The slow way to a set of pins: the daemon is asked, and this thread waits until all of it is here.
+//! The slow path of a pin: the daemon is asked, and this thread waits until all parts have arrived.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl Session {
-    /// Pins all of these parts, or none.
+    /// Pins all of these parts, or none, waiting until the deadline.
     pub(crate) fn pin_waiting(&self, parts: &[PinTarget], deadline: Instant) -> Result<()> {
         let _seat = self.take_seat();
         let call = match self.begin_pin(parts, deadline)? {
@@ -22,7 +22,7 @@ impl Session {
         let Err(error) = self.wait(Until::Pinned { call }, deadline) else { return Ok(()) };
         self.cancel_pin(call);
         if self.table().ending().is_some() {
-            // Nothing moves any more: what is mapped can be had.
+            // No part moves any more: mapped parts can be pinned.
             return self.table().begin_pin(parts, deadline).map(drop);
         }
         Err(error)
@@ -55,7 +55,7 @@ impl Session {
     }
 }
 
-/// More parts than a frame names can't be asked for at once, and so not be pinned together.
+/// Refuses more parts than a frame can name: they could not be requested at once, and so not be pinned together.
 #[inline]
 pub(super) fn check_count(parts: usize) -> Result<()> {
     if parts <= PARTS_PER_FRAME_MAX { Ok(()) } else { Err(too_many(parts)) }

@@ -1,7 +1,7 @@
-//! The words of a session as those of the SDK see them who map and unmap.
+//! The pin words of a session, for the code of the SDK that maps and unmaps.
 //!
-//! A daemon that knows no pins shares no table. The session then has one of its own, so that everything here goes the
-//! same way: what the daemon wants back is asked back by this side, and waits for pins as it does otherwise.
+//! A daemon without pins shares no table. The session then has a private one, so that all code takes the same path:
+//! this side itself sets the revoke mark that such a daemon cannot set, and a revoke waits for pins as usual.
 
 use std::{
     collections::BTreeMap,
@@ -21,10 +21,10 @@ use vramd_words::{
 
 use super::memory::Memory;
 
-/// Enough for any session of a daemon that has no table of its own; untouched ones take no memory.
+/// Enough for any session of a daemon without a table; untouched slots take no memory.
 const OWN_SLOTS: u32 = 1 << 20;
 
-/// As any thread sees them.
+/// The view of any thread.
 pub(crate) type WordsView = Client<Memory>;
 
 pub(crate) struct Words {
@@ -32,11 +32,11 @@ pub(crate) struct Words {
     wake: Arc<OwnedFd>,
     worker: Worker<Memory>,
     slots: u32,
-    /// Whose each slot is, or was last: an allocation, and which of its parts.
+    /// The part that owns each slot, or owned it last.
     owners: BTreeMap<u32, (AllocationId, u32)>,
-    /// Allocations of which a slot has become another's.
+    /// Allocations that lost a slot to another part.
     reassigned: Vec<AllocationId>,
-    /// Where the daemon shares none.
+    /// The daemon's side of a private table.
     own: Option<Own>,
 }
 
@@ -46,16 +46,16 @@ struct Own {
     next: u32,
 }
 
-/// What came of the first step of an unmap.
+/// The outcome of the first step of an unmap.
 #[must_use = "unmap, then finish"]
 pub(crate) enum Unmappable<'a> {
     Now(Unmapping<'a>),
-    /// The last unpin wakes the worker.
+    /// A pin remains; the last unpin wakes the worker.
     Pinned,
 }
 
 impl Words {
-    /// Those of a file that the daemon has sent.
+    /// Maps the table that the daemon has sent.
     pub(crate) fn shared(fd: BorrowedFd<'_>, slots: u32) -> Result<Self, String> {
         let memory =
             Memory::shared(fd, bytes_for(slots)).map_err(|error| format!("the word table: {error}"))?;
@@ -86,7 +86,7 @@ impl Words {
         Ok(Self { view, wake: waker()?, worker, slots: OWN_SLOTS, owners, reassigned, own: Some(own) })
     }
 
-    /// Whether the daemon answers who asks for what is not here.
+    /// Whether the daemon shares the table, and so answers pin calls.
     pub(crate) fn is_shared(&self) -> bool {
         self.own.is_none()
     }
@@ -95,13 +95,13 @@ impl Words {
         self.view.clone()
     }
 
-    /// How the last unpin of what is wanted back wakes the worker.
+    /// The descriptor by which the last unpin of a part that is being revoked wakes the worker.
     pub(crate) fn wake(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.wake)
     }
 
-    /// Where the words of a part are that comes for the first time, or comes elsewhere than before. A slot serves another
-    /// part once the one before it is let go of for good: [`Self::take_reassigned`] says of whom.
+    /// Assigns the slot of a part that arrives for the first time, or in another slot than before. A slot may serve
+    /// another part once the earlier one is unmapped for good: [`Self::take_reassigned`] returns the earlier owners.
     pub(crate) fn slot(
         &mut self,
         part: (AllocationId, u32),
@@ -118,20 +118,20 @@ impl Words {
         Ok(slot)
     }
 
-    /// The part has its words there no more.
+    /// Ends a part's ownership of a slot.
     pub(crate) fn disown(&mut self, slot: u32, part: (AllocationId, u32)) {
         if self.owners.get(&slot) == Some(&part) {
             self.owners.remove(&slot);
         }
     }
 
-    /// Whether the slot was nobody else's since it was this part's.
+    /// Whether the slot still belongs to this part.
     pub(crate) fn belongs_to(&self, slot: u32, part: (AllocationId, u32)) -> bool {
         self.owners.get(&slot) == Some(&part)
     }
 
-    /// Whose slots have become another's since the last time. They are to hear of it before a word says that the new part
-    /// is mapped: who pins it by mistake sees it then.
+    /// Takes the allocations that lost a slot since the last call. They must be flagged before a word says that the
+    /// new part is mapped: a pin by the old slot then sees the flag.
     pub(crate) fn take_reassigned(&mut self) -> Vec<AllocationId> {
         std::mem::take(&mut self.reassigned)
     }
@@ -152,36 +152,36 @@ impl Words {
         }
     }
 
-    /// Nothing of this part will come again.
+    /// Frees the slot of a part that will not arrive again.
     pub(crate) fn give_back(&mut self, slot: u32) {
         if let Some(own) = &mut self.own {
             own.free.push(slot);
         }
     }
 
-    /// The part is mapped and accessible.
+    /// Marks a part as mapped and accessible.
     pub(crate) fn set_mapped(&self, slot: u32, calls: Waiting) -> Result<(), String> {
         let word = self.worker.slot(slot).ok_or_else(|| format!("there is no slot {slot}"))?;
         word.set_mapped(calls).map_err(|refused| format!("a part was to be mapped whose word is {refused}"))
     }
 
-    /// Pins what is mapped, for calls that wait.
+    /// Pins a mapped part for waiting calls.
     pub(crate) fn pin(&self, slot: u32, calls: Waiting) -> Result<(), PinRefused> {
         self.worker.slot(slot).ok_or(PinRefused::NeedsFrame)?.pin_waiting(calls)
     }
 
-    /// Pins were given back. True if the worker has waited for that.
+    /// Unpins. Returns true if the worker waits for that.
     pub(crate) fn unpin(&self, slot: u32) -> bool {
         let word = self.view.slot(slot);
         word.is_some_and(|word| matches!(word.unpin(), Ok(Unpinned::WakeWorker)))
     }
 
-    /// A `revoke` frame came for a part that is mapped here.
+    /// Begins the unmap of a mapped part that a `revoke` frame names.
     pub(crate) fn begin_revoked(&self, slot: u32) -> Result<Unmappable<'_>, String> {
         if let Some(own) = &self.own
             && let Some(word) = own.daemon.slot(slot)
         {
-            // A daemon without a table can't; a second frame finds that it was done.
+            // A daemon without a table cannot set the mark; a second frame finds it set.
             let _ = word.revoke_to_fence();
         }
         let word = self.worker.slot(slot).ok_or_else(|| format!("there is no slot {slot}"))?;
@@ -192,7 +192,7 @@ impl Words {
         }
     }
 
-    /// The program parts from it. What is pinned all the same is for the daemon to ask back.
+    /// Begins an unmap at the program's request. A part that is still pinned is left for the daemon to revoke.
     pub(crate) fn begin_unmap(&self, slot: u32) -> Result<Unmappable<'_>, String> {
         let word = self.worker.slot(slot).ok_or_else(|| format!("there is no slot {slot}"))?;
         match word.begin_unmap() {
@@ -202,7 +202,7 @@ impl Words {
         }
     }
 
-    /// The channel has ended.
+    /// Clears the revoke mark, after the end of the channel.
     pub(crate) fn forget_revoke(&self, slot: u32) {
         if let Some(word) = self.worker.slot(slot) {
             word.forget_revoke();
@@ -215,7 +215,7 @@ fn waker() -> Result<Arc<OwnedFd>, String> {
     waker.map(Arc::new).map_err(|error| format!("a waker: {error}"))
 }
 
-/// One call that waits.
+/// The count for one waiting call.
 pub(crate) fn one_waiter(access: Access) -> Waiting {
     match access {
         Access::Read => Waiting { readers: 1, writers: 0 },

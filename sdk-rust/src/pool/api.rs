@@ -1,4 +1,4 @@
-//! What a program sees of a pool.
+//! The public types of a pool.
 
 #![allow(unsafe_code, reason = "slices over blocks of shared mappings")]
 
@@ -20,23 +20,23 @@ use crate::{
     },
 };
 
-/// A source of small allocations; its clones are the same one. Made by [`Client::pool`].
+/// A source of small allocations; clones share one pool. Made by [`Client::pool`].
 ///
-/// Threads may share it. What was allocated outlives it, and keeps the session open.
+/// Threads may share it. Blocks outlive it, and keep the session open.
 #[derive(Clone, Debug)]
 pub struct Pool {
     owner: Arc<Owner>,
 }
 
-/// Closes the pool, when no clone is left.
+/// Closes the pool when no clone is left.
 #[derive(Debug)]
 struct Owner(Arc<Shared>);
 
-/// A block of a pool: as long as this value lives it is nobody else's. Dropped, it is free for the next; any thread may
-/// drop it, and never waits for the daemon.
+/// A block of a pool, owned by this value. Dropping it frees it for reuse; any thread may drop it, and never waits
+/// for the daemon.
 #[derive(Debug)]
 pub struct PoolBlock {
-    /// Taken by Drop alone.
+    /// Only Drop takes it.
     block: Option<Block>,
     address: u64,
     size: usize,
@@ -48,36 +48,36 @@ impl Pool {
         Ok(Self { owner: Arc::new(Owner(shared)) })
     }
 
-    /// A block of at least so many bytes, with the content that it happens to have. [`Error::NotSmall`] if it is larger
-    /// than a quarter of a chunk; where a chunk is needed for it, what [`Client::allocate`] may be refused for.
+    /// Allocates a block of at least `size` bytes, with arbitrary content. It fails with [`Error::NotSmall`] if
+    /// `size` is larger than a quarter of a chunk, and as [`Client::allocate`] does if the pool needs another chunk.
     #[inline]
     pub fn alloc(&self, size: Bytes) -> Result<PoolBlock> {
         let size = number(size);
         self.owner.0.alloc(size).map(|block| PoolBlock::new(block, size))
     }
 
-    /// One that there is without a chunk more.
+    /// Allocates a block if that needs no new chunk.
     pub(crate) fn try_alloc(&self, size: Bytes) -> Result<Option<PoolBlock>> {
         let size = number(size);
         Ok(self.owner.0.try_alloc(size)?.map(|block| PoolBlock::new(block, size)))
     }
 
-    /// Has one of that size, by a chunk more.
+    /// Makes room for a block of that size, by a new chunk.
     pub(crate) fn grow(&self, size: Bytes) -> Result<()> {
         self.owner.0.grow(number(size))
     }
 
-    /// The largest size of a block.
+    /// The size of the largest block.
     pub fn max_block_size(&self) -> Bytes {
         self.owner.0.max_block_size()
     }
 
-    /// What the daemon has given to it: all its chunks.
+    /// The bytes of all its chunks, which the daemon has allocated.
     pub fn chunk_bytes(&self) -> Bytes {
         self.owner.0.chunk_bytes()
     }
 
-    /// Gives back at once what is wholly free, what threads keep included.
+    /// Frees all unused chunks at once, after emptying the caches of threads.
     pub fn trim(&self) {
         if self.owner.0.is_own_process() {
             self.owner.0.tidy(true);
@@ -85,7 +85,7 @@ impl Pool {
     }
 }
 
-/// What does not fit in a number of this machine is too large in any case.
+/// A size that does not fit in this machine's numbers is too large in any case.
 #[inline]
 fn number(size: Bytes) -> usize {
     usize::try_from(size.get()).unwrap_or(usize::MAX)
@@ -98,7 +98,7 @@ impl PoolBlock {
         Self { block: Some(block), address, size }
     }
 
-    /// Where it lies, a multiple of 256: a device pointer if it [is device memory](Self::is_device_memory), otherwise
+    /// Its address, a multiple of 256: a device pointer if it [is device memory](Self::is_device_memory), otherwise
     /// an address of this process.
     pub fn as_device_ptr(&self) -> u64 {
         self.address
@@ -108,41 +108,41 @@ impl PoolBlock {
         self.slab().chunk.allocation.is_device_memory()
     }
 
-    /// What was asked for.
+    /// The requested size.
     pub fn size(&self) -> Bytes {
         Bytes::new(self.size as u64)
     }
 
-    /// What the block has.
+    /// The size of the whole block.
     pub fn capacity(&self) -> Bytes {
         Bytes::new(self.block().size() as u64)
     }
 
-    /// The chunk that it lies in.
+    /// The chunk in which it lies.
     pub fn allocation(&self) -> AllocationId {
         self.slab().chunk.allocation.id()
     }
 
-    /// Where in the chunk it begins.
+    /// Its offset in the chunk.
     pub fn offset(&self) -> Bytes {
         Bytes::new(self.block().offset() as u64)
     }
 
-    /// Whether it is mapped still: an operator may have taken the chunk away.
+    /// Whether it is still mapped: an operator may have taken the chunk away.
     pub fn is_mapped(&self) -> bool {
         self.slab().chunk.allocation.is_mapped()
     }
 
-    /// The bytes that were asked for, in place. Refused for device memory, if it is not mapped any more, and in a
-    /// forked child.
+    /// The requested bytes, in place. Refused for device memory, for memory that is no longer mapped, and in a forked
+    /// child.
     pub fn as_slice(&self) -> Result<&[u8]> {
         let address = self.cpu_address()?;
-        // SAFETY: needed to read shared memory. `cpu_address` has checked that the chunk is mapped, where the CPU can
-        // follow. The block lies in it, is at least `size` long, and is this value's alone, which is borrowed.
+        // SAFETY: needed to read shared memory. `cpu_address` has checked that the chunk is mapped where the CPU can
+        // access it. The block lies in it, is at least `size` long, and is this value's alone, which is borrowed.
         Ok(unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(address), self.size) })
     }
 
-    /// The bytes that were asked for, to be written in place. Refused as [`Self::as_slice`] is.
+    /// The requested bytes, writable in place. Refused as [`Self::as_slice`] is.
     pub fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
         let address = self.cpu_address()?;
         // SAFETY: needed to write shared memory. As for `as_slice`; chunks are never sealed, so they are mapped
@@ -150,13 +150,13 @@ impl PoolBlock {
         Ok(unsafe { slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut(address), self.size) })
     }
 
-    /// Copies bytes out, wherever they lie.
+    /// Copies bytes to host memory, from any tier.
     pub fn copy_to_host(&self, offset_bytes: u64, to: &mut [u8]) -> Result<()> {
         let at = self.check_range(offset_bytes, to.len())?;
         self.slab().chunk.allocation.copy_to_host(at, to)
     }
 
-    /// Copies bytes in, wherever it lies.
+    /// Copies bytes from host memory, to any tier.
     pub fn copy_from_host(&mut self, offset_bytes: u64, from: &[u8]) -> Result<()> {
         let at = self.check_range(offset_bytes, from.len())?;
         run_ready(self.slab().chunk.allocation.handle().copy_from_host(CallStyle::Blocking, at, from))
@@ -176,7 +176,7 @@ impl PoolBlock {
         address.ok_or_else(|| Error::NotMapped { allocation: allocation() })
     }
 
-    /// The place in the chunk, if so many bytes there are among those that were asked for.
+    /// The offset in the chunk, if `len` bytes from `offset_bytes` are among the requested ones.
     fn check_range(&self, offset_bytes: u64, len: usize) -> Result<u64> {
         let end = offset_bytes.checked_add(len as u64).filter(|end| *end <= self.size as u64);
         end.map(|_| self.offset().get() + offset_bytes).ok_or_else(|| Error::CopyFailed {

@@ -1,7 +1,7 @@
-//! What a thread keeps for itself: freed blocks, which it takes first when it allocates again.
+//! The cache of one thread: freed blocks, which the thread reuses first.
 //!
-//! A thread's cache of a pool lies behind a lock that is the thread's own but for one visitor: who looks for what is
-//! idle empties the caches that were not used for long. So memory is not kept by a thread that sleeps.
+//! A thread's cache of a pool lies behind a lock that usually only the thread takes. The one visitor is the search
+//! for idle memory, which empties caches that were not used for long. So a sleeping thread keeps no memory.
 
 use std::{
     cell::RefCell,
@@ -11,7 +11,7 @@ use std::{
 
 use super::{classes::Class, shared::Shared, slab::Block};
 
-/// Of one class a cache keeps no more bytes, and no more blocks. Larger blocks are not kept.
+/// The bytes and blocks that a cache keeps of one class at most. Larger blocks are not cached.
 pub(super) const BLOCK_BYTES_MAX: usize = 512 << 10;
 const CLASS_BLOCKS_MAX: usize = 128;
 
@@ -26,9 +26,9 @@ pub(super) struct Cache(Mutex<State>);
 #[derive(Debug)]
 struct State {
     stacks: Box<[Stack]>,
-    /// Since the last look for what is idle.
+    /// Whether it was used since the last search for idle memory.
     used: bool,
-    /// The pool has no owner any more, or the thread is gone.
+    /// The pool has no owner any more, or the thread has ended.
     closed: bool,
 }
 
@@ -38,7 +38,7 @@ struct Stack {
     capacity: usize,
 }
 
-/// This thread's caches, of all pools that it uses; the one that was used last comes first.
+/// This thread's caches, of all pools that it uses; the last used one comes first.
 #[derive(Debug)]
 struct Caches(Vec<Entry>);
 
@@ -53,7 +53,7 @@ thread_local! {
     static CACHES: RefCell<Caches> = const { RefCell::new(Caches(Vec::new())) };
 }
 
-/// A block that this thread has kept.
+/// Takes a block that this thread has cached.
 #[inline]
 pub(super) fn take(pool: &Arc<Shared>, class: Class) -> Option<Block> {
     let (block, first) = with(pool.id, |entry| entry.cache.take(class))?;
@@ -63,7 +63,7 @@ pub(super) fn take(pool: &Arc<Shared>, class: Class) -> Option<Block> {
     block
 }
 
-/// Keeps a block for this thread, and passes some on if it has too many.
+/// Caches a block for this thread, and passes some on if there are too many.
 #[inline]
 pub(super) fn keep(block: Block) {
     let mut block = Some(block);
@@ -84,7 +84,7 @@ pub(super) fn keep(block: Block) {
     }
 }
 
-/// The first of its pool that this thread sees.
+/// Caches the first block of a pool that this thread frees.
 #[cold]
 fn keep_first(block: Block) {
     let pool = Arc::clone(&block.slab.pool);
@@ -92,7 +92,7 @@ fn keep_first(block: Block) {
     Shared::put_back(left);
 }
 
-/// Puts blocks where this thread takes from. Those that it cannot keep come back.
+/// Adds blocks to this thread's cache. Blocks that it cannot keep are returned.
 #[cold]
 pub(super) fn fill(pool: &Arc<Shared>, class: Class, blocks: Vec<Block>) -> Vec<Block> {
     if with(pool.id, |_| ()).is_none() && !enter(pool) {
@@ -103,7 +103,7 @@ pub(super) fn fill(pool: &Arc<Shared>, class: Class, blocks: Vec<Block>) -> Vec<
     left.or(blocks).unwrap_or_default()
 }
 
-/// Makes a cache for this thread; false where it may have none any more.
+/// Makes a cache for this thread; returns false if the thread may have none any more.
 fn enter(pool: &Arc<Shared>) -> bool {
     let Some(cache) = pool.new_cache() else { return false };
     let entry = Entry { pool: pool.id, shared: Arc::downgrade(pool), cache: Arc::clone(&cache) };
@@ -140,7 +140,8 @@ impl Cache {
         Self(Mutex::new(State { stacks: stacks.collect(), used: false, closed: false }))
     }
 
-    /// The block that was freed last, and whether this is the first use since the last look for what is idle.
+    /// Takes the block that was freed last, and says whether this is the first use since the last search for idle
+    /// memory.
     #[inline]
     fn take(&self, class: Class) -> (Option<Block>, bool) {
         let mut state = self.lock();
@@ -148,7 +149,7 @@ impl Cache {
         (state.stacks[class.index()].blocks.pop(), first)
     }
 
-    /// What there is no room for, and the same.
+    /// Caches a block. Returns the blocks that exceed the capacity, and the same flag.
     #[inline]
     fn keep(&self, block: Block) -> (Vec<Block>, bool) {
         let mut state = self.lock();
@@ -161,11 +162,11 @@ impl Cache {
         if stack.blocks.len() <= stack.capacity {
             return (Vec::new(), first);
         }
-        // The older half: what was freed last is taken next.
+        // The older half: the block that was freed last is reused next.
         (stack.blocks.drain(..=stack.capacity / 2).collect(), first)
     }
 
-    /// Those that are not taken, or `None`.
+    /// Adds blocks; returns them if the cache is closed.
     fn fill(&self, class: Class, blocks: Vec<Block>) -> Option<Vec<Block>> {
         let mut state = self.lock();
         if state.closed {
@@ -175,7 +176,7 @@ impl Cache {
         None
     }
 
-    /// What lies here, unless this was used since the last time that somebody asked.
+    /// Takes all blocks, unless the cache was used since the last search.
     pub(super) fn take_idle(&self) -> Option<Vec<Block>> {
         let mut state = self.lock();
         (!mem::take(&mut state.used)).then(|| state.empty())
@@ -185,7 +186,7 @@ impl Cache {
         self.lock().empty()
     }
 
-    /// Takes all, and has it keep nothing any more.
+    /// Takes all blocks, and closes the cache.
     pub(super) fn close(&self) -> Vec<Block> {
         let mut state = self.lock();
         state.closed = true;
@@ -203,7 +204,7 @@ impl State {
     }
 }
 
-/// The thread ends: what it kept is for the others.
+/// At the end of a thread its blocks are returned for the other threads.
 impl Drop for Caches {
     fn drop(&mut self) {
         for entry in self.0.drain(..) {
@@ -212,7 +213,7 @@ impl Drop for Caches {
                     pool.forget(&entry.cache);
                     Shared::put_back(entry.cache.close());
                 }
-                // Of a forked child's parent: not the child's to free.
+                // Inherited by a forked child: not the child's to free.
                 Some(_) => mem::forget(entry),
                 None => {}
             }

@@ -1,4 +1,4 @@
-//! Chunks: ordinary allocations of one part each, which slabs are taken out of.
+//! Chunks: ordinary allocations of one part each, out of which slabs are cut.
 
 use std::{
     ops::Range,
@@ -17,7 +17,7 @@ use crate::handles::allocation::Allocation;
 pub(super) struct Chunk {
     pub(super) allocation: Allocation,
     pub(super) address: u64,
-    /// The daemon has taken it away: nothing of it is handed out any more.
+    /// The daemon has revoked it: no block of it is handed out any more.
     revoked: AtomicBool,
 }
 
@@ -27,12 +27,12 @@ pub(super) struct Chunks {
     all: Vec<Pages>,
 }
 
-/// What of a chunk is in slabs.
+/// The pages of a chunk that are in slabs.
 #[derive(Debug)]
 struct Pages {
     chunk: Arc<Chunk>,
     ranges: RangeAllocator<u32>,
-    /// Something was taken or given back since the last look for what is idle.
+    /// Whether pages were taken or returned since the last search for idle memory.
     used: bool,
 }
 
@@ -46,13 +46,13 @@ impl Chunk {
 impl Chunks {
     pub(super) fn add(&mut self, allocation: Allocation) {
         let address = allocation.as_device_ptr();
-        // The pool has seen to it that a chunk has fewer.
+        // The pool limits chunks to fewer pages.
         let pages = u32::try_from(allocation.info().size.get() / PAGE as u64).unwrap_or(u32::MAX);
         let chunk = Arc::new(Chunk { allocation, address, revoked: AtomicBool::new(false) });
         self.all.push(Pages { chunk, ranges: RangeAllocator::new(0..pages), used: true });
     }
 
-    /// Pages in a row, of the oldest chunk that has them: so the younger ones become free.
+    /// Takes consecutive pages of the oldest chunk that has them, so that younger chunks become free.
     pub(super) fn take(&mut self, count: u32) -> Option<(Arc<Chunk>, Range<u32>)> {
         self.all.iter_mut().filter(|pages| !pages.chunk.is_revoked()).find_map(|pages| {
             let range = pages.ranges.allocate_range(count).ok()?;
@@ -68,8 +68,8 @@ impl Chunks {
         }
     }
 
-    /// Takes out what is wholly free: all of it, or what was so at the last look and since. And whether any was
-    /// used meanwhile.
+    /// Takes out the free chunks: all of them, or those that have been free since the last search. Also says whether
+    /// any chunk was used meanwhile.
     pub(super) fn take_free(&mut self, all: bool) -> (Vec<Arc<Chunk>>, bool) {
         let (mut free, mut any_used) = (Vec::new(), false);
         self.all.retain_mut(|pages| {
@@ -84,7 +84,7 @@ impl Chunks {
         (free, any_used)
     }
 
-    /// Marks those that are not mapped any more; whether there were any that were not known of.
+    /// Marks chunks that are no longer mapped; returns whether any was marked now.
     pub(super) fn mark_revoked(&mut self) -> bool {
         let mut news = false;
         for Pages { chunk, .. } in &self.all {
@@ -96,7 +96,7 @@ impl Chunks {
         news
     }
 
-    /// Those of them that nobody has a block of.
+    /// Takes out revoked chunks without blocks in use.
     pub(super) fn take_revoked(&mut self) -> Vec<Arc<Chunk>> {
         let is_done = |pages: &mut Pages| pages.chunk.is_revoked() && pages.ranges.is_empty();
         self.all.extract_if(.., is_done).map(|pages| pages.chunk).collect()

@@ -1,17 +1,17 @@
-//! Sizes that blocks have: multiples of 256 bytes, four to a doubling, so that no block is more than a quarter larger
-//! than what was asked for, or than 256 bytes.
+//! The sizes of blocks: multiples of 256 bytes, four to a doubling, so that no block is more than a quarter larger
+//! than requested, or than 256 bytes.
 
-/// What every block begins at a multiple of.
+/// The alignment of every block.
 pub(crate) const ALIGNMENT: usize = 256;
-/// Slabs begin at multiples of this, and are as long.
+/// Slabs begin at multiples of this, and their length is one.
 pub(super) const PAGE: usize = 64 << 10;
 
-/// The sizes of each doubling, as a power of two.
+/// The number of sizes of each doubling, as a power of two.
 const STEPS_SHIFT: u32 = 2;
-/// Below this sizes are all multiples of the alignment.
+/// Up to this size, every multiple of the alignment is a class.
 const LINEAR: usize = ALIGNMENT << STEPS_SHIFT;
 const LINEAR_COUNT: usize = LINEAR / ALIGNMENT;
-/// What a slab may waste at its end, as a part of it.
+/// A slab may waste this fraction of itself at its end: one in 16.
 const WASTE_DIVISOR: usize = 16;
 
 /// The index of a size, from the smallest.
@@ -19,7 +19,7 @@ const WASTE_DIVISOR: usize = 16;
 pub(super) struct Class(usize);
 
 impl Class {
-    /// The smallest that so many bytes fit in, of which there is at least one.
+    /// The smallest class that fits `size` bytes, at least one.
     #[inline]
     pub(super) fn of(size: usize) -> Self {
         let index = if size <= LINEAR {
@@ -54,12 +54,12 @@ impl Class {
         (0..).map(Self).take_while(move |class| class.size() <= largest)
     }
 
-    /// So many, from the smallest.
+    /// The `count` smallest classes.
     pub(super) fn smallest(count: usize) -> impl Iterator<Item = Self> {
         (0..).map(Self).take(count)
     }
 
-    /// How many pages a slab of it has: the fewest of which no more than a sixteenth is wasted.
+    /// The pages of a slab: the fewest of which no more than a sixteenth is wasted.
     pub(super) fn slab_pages(self) -> u32 {
         let size = self.size();
         let fits = |pages: &u32| {

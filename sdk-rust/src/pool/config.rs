@@ -1,4 +1,4 @@
-//! How large a pool may become, and when it gives back.
+//! The settings of a pool: how large it may become, and when it frees chunks.
 
 use std::time::Duration;
 
@@ -6,14 +6,14 @@ use vramd_types::{Bytes, Reason};
 
 use crate::error::{Error, Result};
 
-/// The daemon's own unit: no part is smaller.
+/// The daemon's own unit: every part is a multiple of it.
 const CHUNK_STEP: u64 = 2 << 20;
 const CHUNK_MAX: u64 = 1 << 40;
-/// A block is no larger than this part of a chunk.
+/// The largest block is a chunk divided by this.
 const LARGEST_BLOCK_DIVISOR: u64 = 4;
 
-/// Settings of a [`super::Pool`]: chunks of 32 MiB, without a limit, on the first device that the session sees, given
-/// back when idle for ten seconds.
+/// Settings of a [`super::Pool`]. By default: chunks of 32 MiB, without a limit, on the first device that the session
+/// sees, freed when idle for ten seconds.
 #[derive(Clone, Debug)]
 pub struct PoolConfig {
     pub(super) device: Option<String>,
@@ -41,22 +41,22 @@ impl PoolConfig {
         self
     }
 
-    /// What is allocated at once, as one part: a multiple of 2 MiB, within what the daemon allows. The largest block is
-    /// a quarter of it.
+    /// The size of a chunk, which is one part: a multiple of 2 MiB, within what the daemon allows. The largest block
+    /// is a quarter of it.
     #[must_use]
     pub fn chunk_size(mut self, size: Bytes) -> Self {
         self.chunk_size = size;
         self
     }
 
-    /// What all chunks together may have.
+    /// The bytes that all chunks together may have.
     #[must_use]
     pub fn max_bytes(mut self, max: Bytes) -> Self {
         self.max_bytes = max;
         self
     }
 
-    /// What nobody has used for so long goes back to the daemon, at the latest when it is twice as long.
+    /// How long memory is unused before it is freed; it may take twice as long.
     #[must_use]
     pub fn idle_after(mut self, idle: Duration) -> Self {
         self.idle_after = idle;
@@ -76,11 +76,11 @@ impl PoolConfig {
             let facts: [(&str, &dyn ToString); 2] = [("field", &"max_bytes"), ("problem", &problem)];
             return Err(Error::refused(Reason::RequestInvalid, &facts));
         }
-        // One that is never idle would keep a thread busy.
+        // A pause of zero would keep a thread busy.
         Ok(Self { idle_after: self.idle_after.max(Duration::from_millis(1)), ..self })
     }
 
-    /// What no block is larger than.
+    /// The size that no block exceeds.
     pub(super) fn largest_block(&self) -> usize {
         usize::try_from(self.chunk_size.get() / LARGEST_BLOCK_DIVISOR).unwrap_or(usize::MAX)
     }

@@ -1,5 +1,5 @@
-//! Small allocations: blocks out of chunks that a [`Pool`] has allocated before, so that no daemon is asked, and most
-//! often no other thread.
+//! Pools of small allocations: blocks of chunks that a [`Pool`] has allocated before, so that an allocation needs no
+//! call of the daemon, and usually no other thread.
 //!
 //! ```text
 //! alloc ─► this thread's cache ─► shelf of the class ─► pages of a chunk ─► the daemon
@@ -8,9 +8,9 @@
 //! ```
 //!
 //! Sizes are rounded up to classes, four to a doubling; every block begins at a multiple of 256 bytes. A freed block
-//! keeps its bytes, and a new one has those of the one before it: nothing is zero unless the program writes zeros. What
-//! is known of blocks lies in ordinary memory, so the chunk may be a GPU's; a kernel must have ended before a block that
-//! it uses is dropped.
+//! keeps its bytes, and its next user sees them: nothing is zero unless the program writes zeros. The records of
+//! blocks lie in ordinary memory, so the chunk may be a GPU's. A kernel must have ended before a block that it uses
+//! is dropped.
 
 mod api;
 mod cache;

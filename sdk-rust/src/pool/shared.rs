@@ -1,7 +1,8 @@
-//! A pool as its threads share it: shelves of slabs, the chunks that slabs are taken out of, and everybody's caches.
+//! A pool as its threads share it: shelves of slabs, chunks out of which slabs are cut, and the caches of all
+//! threads.
 //!
-//! Locks are taken one at a time, but for `growing`, under which the others may be taken; none is held across a call
-//! of the daemon but that one.
+//! Locks are taken one at a time, except under `growing`, under which the others may be taken. Only `growing` is held
+//! across a call of the daemon.
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -28,7 +29,7 @@ use crate::{
 
 #[derive(Debug)]
 pub(super) struct Shared {
-    /// Unlike that of any other pool of this process.
+    /// Unique among the pools of this process.
     pub(super) id: u64,
     process: ProcessMark,
     client: Client,
@@ -39,11 +40,11 @@ pub(super) struct Shared {
     chunks: Mutex<Chunks>,
     growing: Mutex<()>,
     caches: Mutex<Vec<Arc<Cache>>>,
-    /// There is no owner any more, who could allocate.
+    /// No owner is left that could allocate.
     closed: AtomicBool,
-    /// A look for what is idle is on its way.
+    /// A search for idle memory is scheduled.
     tidy_scheduled: AtomicBool,
-    /// How often the daemon has taken something from the session, and how much of that this pool has looked into.
+    /// The session's count of revokes, and the count up to which this pool has checked its chunks.
     revokes: Arc<AtomicU64>,
     revokes_seen: AtomicU64,
 }
@@ -73,7 +74,7 @@ impl Shared {
         }))
     }
 
-    /// A block that so many bytes fit in.
+    /// Allocates a block that fits `size` bytes.
     #[inline]
     pub(super) fn alloc(self: &Arc<Self>, size: usize) -> Result<Block> {
         loop {
@@ -84,10 +85,10 @@ impl Shared {
         }
     }
 
-    /// One that there is without a chunk more.
+    /// Allocates a block if that needs no new chunk.
     #[inline]
     pub(super) fn try_alloc(self: &Arc<Self>, size: usize) -> Result<Option<Block>> {
-        // Zero wraps, and is too large as well.
+        // Zero wraps, and counts as too large.
         if size.wrapping_sub(1) >= self.largest {
             return Err(self.size_error(size));
         }
@@ -105,7 +106,7 @@ impl Shared {
     pub(super) fn free(block: Block) {
         let pool = &block.slab.pool;
         if !pool.process.is_current() {
-            // A child has inherited the value and not the memory.
+            // A forked child has inherited the value and not the memory.
             std::mem::forget(block);
         } else if block.size() > cache::BLOCK_BYTES_MAX || block.slab.chunk.is_revoked() {
             Self::put_back(vec![block]);
@@ -114,7 +115,7 @@ impl Shared {
         }
     }
 
-    /// What this thread has kept is used up.
+    /// Refills this thread's empty cache.
     #[cold]
     fn refill(self: &Arc<Self>, class: Class) -> Option<Block> {
         self.schedule_tidy();
@@ -133,7 +134,7 @@ impl Shared {
         }
     }
 
-    /// A new slab out of the chunks there are.
+    /// Cuts a new slab out of existing chunks.
     fn cut_slab(self: &Arc<Self>, class: Class) -> bool {
         let Some((chunk, pages)) = self.chunks().take(class.slab_pages()) else { return false };
         let pool = Arc::clone(self);
@@ -141,8 +142,8 @@ impl Shared {
         true
     }
 
-    /// Has a block of that size, by one more chunk. Where there is none to be had, what other threads keep and do not
-    /// use is made use of.
+    /// Makes room for a block of that size, by one more chunk. If that is refused, it reclaims idle blocks from the
+    /// caches of other threads.
     #[cold]
     pub(super) fn grow(self: &Arc<Self>, size: usize) -> Result<()> {
         let class = Class::of(size);
@@ -174,7 +175,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Blocks that no thread keeps. The pool may end by it.
+    /// Returns blocks that no thread caches. This may end the pool.
     pub(super) fn put_back(blocks: Vec<Block>) {
         let Some(pool) = blocks.first().map(|block| Arc::clone(&block.slab.pool)) else { return };
         pool.return_blocks(blocks, true);
@@ -190,7 +191,7 @@ impl Shared {
         while let Some(class) = blocks.peek().map(|block| block.slab.class) {
             let mut whole = Vec::new();
             let mut shelf = self.shelf(class);
-            // Under the lock: a pool that is closed later finds here what was kept.
+            // Under the lock: a pool that is closed later finds the kept slab here.
             let keep_one = !self.closed.load(Ordering::Relaxed);
             while let Some(block) = blocks.next_if(|block| block.slab.class == class) {
                 whole.extend(shelf.put(block, counts_as_use, keep_one));
@@ -210,22 +211,23 @@ impl Shared {
         }
     }
 
-    /// Gives wholly free chunks back to the daemon; whether some were in use meanwhile.
+    /// Frees wholly free chunks; returns whether some were in use meanwhile.
     fn release_free(&self, all: bool) -> bool {
         let (free, used) = self.chunks().take_free(all);
-        // The last to hold them: they are freed by the session's own thread.
+        // The last reference: the session's release thread frees them.
         drop(free);
         used
     }
 
-    /// Gives back what nobody uses: all of it, or what nobody has used since the last look. Whether there is something
-    /// that may become idle later.
+    /// Frees unused memory: all of it, or memory unused since the last search. Returns whether some memory may become
+    /// idle later.
     pub(super) fn tidy(&self, all: bool) -> bool {
         let used = self.collect(all);
         self.release_free(all) || used
     }
 
-    /// Moves what nobody uses from caches to shelves, and from there to chunks. Whether something was in use.
+    /// Moves unused blocks from caches to shelves, and whole slabs from there to chunks. Returns whether any was in
+    /// use.
     fn collect(&self, all: bool) -> bool {
         let mut used = false;
         let caches = self.caches().clone();
@@ -242,7 +244,7 @@ impl Shared {
         used
     }
 
-    /// Has somebody look for what is idle, in a while.
+    /// Schedules a search for idle memory.
     pub(super) fn schedule_tidy(self: &Arc<Self>) {
         if self.tidy_scheduled.load(Ordering::Relaxed) || self.tidy_scheduled.swap(true, Ordering::AcqRel) {
             return;
@@ -250,7 +252,7 @@ impl Shared {
         let pool = Arc::downgrade(self);
         self.client.session().releases().run_after(self.config.idle_after, move || {
             if let Some(pool) = pool.upgrade() {
-                // First, so that whoever uses something from here on has it looked at again.
+                // First, so that any use from here on schedules the next search.
                 pool.tidy_scheduled.store(false, Ordering::Release);
                 if pool.tidy(false) {
                     pool.schedule_tidy();
@@ -259,7 +261,7 @@ impl Shared {
         });
     }
 
-    /// The daemon has taken something away: nothing of it is handed out any more.
+    /// Stops handing out blocks of chunks that the daemon has revoked.
     #[cold]
     fn close_revoked(&self) {
         self.revokes_seen.store(self.revokes.load(Ordering::Acquire), Ordering::Relaxed);
@@ -291,9 +293,9 @@ impl Shared {
         self.caches().retain(|other| !Arc::ptr_eq(other, cache));
     }
 
-    /// The last owner is gone: nobody allocates any more.
+    /// Closes the pool: the last owner is gone.
     pub(super) fn close(&self) {
-        // Before any lock is taken, each of which shows it to whoever takes it later.
+        // Before any lock is taken, so that every later holder of a lock sees it.
         self.closed.store(true, Ordering::Relaxed);
         let caches = std::mem::take(&mut *self.caches());
         for cache in caches {
@@ -306,7 +308,7 @@ impl Shared {
         Bytes::new(self.largest as u64)
     }
 
-    /// What the daemon has given it.
+    /// The bytes of all chunks.
     pub(super) fn chunk_bytes(&self) -> Bytes {
         Bytes::new(self.config.chunk_size.get() * self.chunks().count() as u64)
     }

@@ -1,4 +1,4 @@
-//! The slabs of one class, and which of their blocks nobody has: what threads take from and give back to in batches.
+//! The slabs of one class and their free blocks, which threads take and return in batches.
 
 use std::sync::Arc;
 
@@ -8,9 +8,9 @@ use super::slab::{Block, Slab};
 pub(super) struct Shelf {
     slots: Vec<Option<Entry>>,
     vacant: Vec<usize>,
-    /// Slots of slabs that have free blocks and may be taken from; the last is taken from first.
+    /// The slots of slabs that have free blocks to hand out; the last is used first.
     open: Vec<usize>,
-    /// Slabs all of whose blocks are here.
+    /// The number of slabs whose blocks are all free.
     whole: usize,
 }
 
@@ -22,7 +22,7 @@ struct Entry {
 }
 
 impl Shelf {
-    /// Puts a slab there, all of whose blocks are free. It is made for the slot that it is told.
+    /// Adds a slab whose blocks are all free; `make` gets its slot.
     pub(super) fn add(&mut self, make: impl FnOnce(usize) -> Slab) {
         let slot = self.vacant.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -35,7 +35,7 @@ impl Shelf {
         self.whole += 1;
     }
 
-    /// Hands out as many as there are, up to so many.
+    /// Hands out up to `max` free blocks.
     pub(super) fn take(&mut self, max: usize, mut to: impl FnMut(Block)) -> usize {
         let mut taken = 0;
         while taken < max {
@@ -57,7 +57,8 @@ impl Shelf {
         taken
     }
 
-    /// Takes a block back. A slab that is whole by it is returned, unless it is the only one and one is to be kept.
+    /// Takes a block back. A slab whose blocks are all free then is returned, unless it is the only one and one is to
+    /// be kept.
     pub(super) fn put(&mut self, block: Block, counts_as_use: bool, keep_one: bool) -> Option<Arc<Slab>> {
         let slot = block.slab.slot;
         let entry = self.slots[slot].as_mut()?;
@@ -74,8 +75,8 @@ impl Shelf {
         (self.whole > 1 || revoked || !keep_one).then(|| self.remove(slot)).flatten()
     }
 
-    /// Takes out the slabs that are whole: all of them, or those that were so at the last look and since. And whether
-    /// any was used meanwhile.
+    /// Takes out the slabs whose blocks are all free: all of them, or those that have been so since the last search.
+    /// Also says whether any was used meanwhile.
     pub(super) fn take_whole(&mut self, all: bool) -> (Vec<Arc<Slab>>, bool) {
         let mut any_used = false;
         let is_idle = |entry: &mut Option<Entry>| {
@@ -93,8 +94,8 @@ impl Shelf {
         !self.open.is_empty()
     }
 
-    /// Hands out nothing more of chunks that are lost. Slabs of them that are whole are returned; the others go when
-    /// they are.
+    /// Hands out no more blocks of revoked chunks. Their slabs whose blocks are all free are returned; the others
+    /// follow when theirs are.
     pub(super) fn close_revoked(&mut self) -> Vec<Arc<Slab>> {
         let slots = &self.slots;
         let is_revoked =

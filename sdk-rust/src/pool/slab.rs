@@ -1,5 +1,5 @@
-//! A slab is a run of pages of a chunk, cut into blocks of one class. What is known of it lies in this process's own
-//! memory: the chunk's may be a GPU's.
+//! Slabs: runs of pages of a chunk, cut into blocks of one class. Their records lie in this process's own memory,
+//! since the chunk may be a GPU's.
 
 use std::{ops::Range, sync::Arc};
 
@@ -15,12 +15,13 @@ pub(super) struct Slab {
     pub(super) chunk: Arc<Chunk>,
     pub(super) class: Class,
     pub(super) pages: Range<u32>,
-    /// Its place on the shelf of its class.
+    /// Its slot on the shelf of its class.
     pub(super) slot: usize,
     block_size: usize,
 }
 
-/// One block: whoever has this value has the bytes. It holds its slab, and so the chunk, the pool and the session.
+/// One block, whose bytes belong to the owner of this value. It keeps its slab, and so the chunk, the pool and the
+/// session.
 #[derive(Debug)]
 pub(super) struct Block {
     pub(super) slab: Arc<Slab>,
@@ -44,7 +45,7 @@ impl Slab {
 }
 
 impl Block {
-    /// Where in its chunk it begins.
+    /// Its offset in the chunk.
     #[inline]
     pub(super) fn offset(&self) -> usize {
         self.slab.pages.start as usize * PAGE + self.index * self.slab.block_size

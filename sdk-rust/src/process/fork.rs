@@ -1,12 +1,12 @@
-//! What `fork` may and may not do to a session.
+//! Sessions and `fork`: which process a session belongs to, and what a fork must wait for.
 //!
 //! A session belongs to the process that opened it. In a forked child its handles refuse every call and their drops
-//! do nothing: the child has neither the mappings (they are not inherited) nor the threads that serve them.
-//! A child may open a session of its own.
+//! do nothing: the child has neither the mappings (they are not inherited) nor the threads that serve them. A child
+//! may open a session of its own.
 //!
-//! Descriptors that are being mapped must not leak into a child, where nobody would ever close them: while the
-//! worker holds any, it holds the [`Gate`], and `fork` waits for that. A raw `clone` runs no such handler; there the
-//! descriptors stay with the child until it ends or executes something else.
+//! Descriptors that are being mapped must not leak into a child, where they would never be closed. While the worker
+//! holds any, it holds the [`Gate`], and `fork` waits for that. A raw `clone` runs no such handler; there the
+//! descriptors stay with the child until it ends or executes another program.
 
 #![allow(unsafe_code, reason = "fork handlers and a lock that survives a fork are C interfaces")]
 
@@ -20,7 +20,7 @@ use std::{
 
 use crate::process::Process;
 
-/// A shared value that only the process which made it may use or drop.
+/// A shared value that only the process that made it may use or drop.
 #[derive(Debug)]
 pub(crate) struct ProcessBound<T> {
     value: ManuallyDrop<Arc<T>>,
@@ -32,7 +32,7 @@ impl<T> ProcessBound<T> {
         Self { value: ManuallyDrop::new(Arc::new(value)), process: Process::current() }
     }
 
-    /// Whether this is not a forked child. No system call.
+    /// Whether this is the process that made the value, not a forked child. No system call.
     #[inline]
     pub(crate) fn is_own_process(&self) -> bool {
         Process::current() == self.process
@@ -42,12 +42,13 @@ impl<T> ProcessBound<T> {
         Arc::ptr_eq(&self.value, &other.value)
     }
 
-    /// How many others share it.
+    /// The number of other references.
     pub(crate) fn other_count(&self) -> usize {
         Arc::strong_count(&self.value) - 1
     }
 
-    /// Whether nobody else shares it; what the others did with it has then happened before.
+    /// Whether this is the only reference. If so, everything that the other references did has happened before
+    /// (acquire).
     pub(crate) fn confirm_unshared(&mut self) -> bool {
         Arc::get_mut(&mut self.value).is_some()
     }
@@ -76,7 +77,7 @@ impl<T> Drop for ProcessBound<T> {
     }
 }
 
-/// Held while descriptors are on their way from a packet to a mapping. Not across anything that can wait for long.
+/// Held while descriptors travel from a packet to a mapping. Never across a long wait.
 #[derive(Debug)]
 pub(crate) struct Gate(PhantomData<*const ()>);
 

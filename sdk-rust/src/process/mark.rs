@@ -1,7 +1,7 @@
-//! Whether this is still the process that something was made in, found out without a system call.
+//! A mark that says whether this is still the process that made a value, without a system call.
 //!
-//! One page of the process is wiped by the kernel when it is inherited: by a fork, and by a raw `clone`, which runs no
-//! handlers. What was written there before is then gone in the child, and only there.
+//! The kernel clears one page of the process in every child: after a fork, and after a raw `clone`, which runs no
+//! handlers. A mark written there before is then gone in the child, and only there.
 
 #![allow(unsafe_code, reason = "a page that a child does not inherit is made by mmap and madvise")]
 
@@ -21,7 +21,7 @@ use rustix::{
 
 const PAGE: usize = 4096;
 
-/// A process, as long as it lives.
+/// The mark of a process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ProcessMark {
     page: &'static AtomicU64,
@@ -29,11 +29,11 @@ pub(crate) struct ProcessMark {
 }
 
 impl ProcessMark {
-    /// This process.
+    /// Returns the mark of this process.
     pub(crate) fn current() -> Result<Self, Errno> {
         let page = page()?;
         let fresh = mark()?;
-        // Zero in a process that has not asked before, were it a child of one that has.
+        // The page holds zero in a process that has not asked before, even in a child of one that has.
         let mark = match page.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => fresh,
             Err(there) => there,
@@ -47,7 +47,7 @@ impl ProcessMark {
     }
 }
 
-/// Unlike that of any other process, and never zero.
+/// A random number, never zero.
 fn mark() -> Result<u64, Errno> {
     let mut bytes = [0; 8];
     loop {

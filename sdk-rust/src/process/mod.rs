@@ -1,8 +1,8 @@
-//! Which process this is, without asking the kernel each time.
+//! The identity of the process, without a system call for each question.
 //!
-//! The answer lies in a page that the kernel clears in every child that gets a copy of this process's memory, whether
-//! `fork` made it or a raw `clone`, which runs no handlers. So a child finds out by one load, and the load is cheap
-//! enough for every pin.
+//! The number lies in a page that the kernel clears in every child that gets a copy of this process's memory, whether
+//! `fork` made it or a raw `clone`, which runs no handlers. So a child finds out by one load, which is cheap enough
+//! for every pin.
 
 #![allow(unsafe_code, reason = "a page that the kernel clears in children has no safe interface")]
 
@@ -22,13 +22,13 @@ use rustix::{
     param::page_size,
 };
 
-/// A process, as its own memory tells it from those that it was forked from.
+/// The number of a process, different from those of all processes that it was forked from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Process(u64);
 
-/// Its number: 0 in a child that nobody has asked yet. `None` where the kernel has no such pages.
+/// The page of the number: 0 in a child before the first question. `None` if the kernel has no such pages.
 static PAGE: OnceLock<Option<&'static AtomicU64>> = OnceLock::new();
-/// Copied into children as it is, so that each gives itself another number than all that it was forked from.
+/// Copied into children, so that each child takes a number unlike those of its ancestors.
 static LAST: AtomicU64 = AtomicU64::new(0);
 
 impl Process {
@@ -59,7 +59,7 @@ fn cleared_in_children() -> Option<&'static AtomicU64> {
     let page = page.ok()?;
     // SAFETY: there is no safe interface. The advice concerns forked children only, and the page is ours.
     if unsafe { madvise(page, size, Advice::LinuxWipeOnFork) }.is_err() {
-        // SAFETY: the page was mapped above, and nobody has heard of it.
+        // SAFETY: the page was mapped above, and no reference to it exists.
         let _ = unsafe { munmap(page, size) };
         return None;
     }
@@ -71,7 +71,7 @@ fn cleared_in_children() -> Option<&'static AtomicU64> {
 mod tests {
     use super::*;
 
-    /// What the child of a call that forks thinks, as the exit code says: 0 if it takes itself for another process.
+    /// Forks by `fork`; the exit code of the child is 0 if it takes itself for another process.
     fn child_of(fork: impl Fn() -> libc::c_long) -> i32 {
         let parent = Process::current();
         let child = fork();

@@ -1,9 +1,9 @@
-//! Calls over an asynchronous gRPC client, by threads and by tasks. A task's run on its own runtime.
+//! Calls over an asynchronous gRPC client, by threads and by tasks. A task's calls run on its own runtime.
 //!
-//! A thread that calls drives the connection: a runtime without threads, entered by whoever waits for an answer, so that
-//! a call costs no change of threads. Of several who wait at once one drives for all. Between calls nobody does, and a
-//! connection that ended meanwhile is found out, and made anew, by the next call; what a call that gave up has left to
-//! say to the daemon is said then as well. A call from inside another runtime costs a thread of its own.
+//! A calling thread drives the connection: it enters a runtime without threads and waits there, so that a call costs
+//! no change of threads. When several threads wait, one drives for all. Between calls no thread drives: the next call
+//! finds a connection that ended meanwhile and makes a new one, and it also sends the cancellation of a call that
+//! gave up. A call from inside another runtime costs a thread of its own.
 
 pub(crate) mod request_id;
 mod retry;
@@ -36,29 +36,29 @@ use crate::{
     rpc::retry::with_retries,
 };
 
-/// An answer that is on its way when the session ends may still arrive.
+/// An answer on its way when the session ends may still arrive.
 const ENDED_GRACE: Duration = Duration::from_millis(300);
-/// The daemon's own word on a passed deadline says more than ours.
+/// The daemon's own refusal of a passed deadline says more than the SDK's.
 const DEADLINE_GRACE: Duration = Duration::from_millis(200);
 
-/// What a runtime opens: its poll, a waker, and the signals' sockets, with room to spare.
+/// The descriptors that a runtime opens: its poll, a waker, and the signals' sockets, with room to spare.
 const RUNTIME_FDS_MAX: usize = 8;
-/// Of so many runtimes connections are kept.
+/// How many runtimes of tasks keep a connection.
 const RUNTIMES_MAX: usize = 8;
 
 #[derive(Debug)]
 pub(crate) struct Rpc {
-    /// Taken by Drop alone.
+    /// Only Drop takes it.
     runtime: Option<Runtime>,
     connection: Channel,
     endpoint: Endpoint,
-    /// Those of tasks, each driven by the runtime that they run on.
+    /// The connections of tasks, each driven by the runtime that the task runs on.
     of_runtimes: Mutex<Vec<(runtime::Id, Channel)>>,
     socket: PathBuf,
 }
 
 impl Rpc {
-    /// Connects at the first call, and again whenever it must.
+    /// Connects at the first call, and again whenever needed.
     pub(crate) fn open(socket: &Path) -> Result<Self> {
         let local = |error: &dyn std::fmt::Display| Error::BrokerGone { problem: error.to_string() };
         let runtime = new_runtime().map_err(|error| local(&error))?;
@@ -72,7 +72,7 @@ impl Rpc {
         Ok(Self { runtime: Some(runtime), connection, endpoint, of_runtimes, socket })
     }
 
-    /// Calls `method` until it is answered, the deadline has passed, or `ended` says that nobody will answer.
+    /// Calls `method` until it is answered, the deadline has passed, or `ended` says that no answer will come.
     pub(crate) fn call<Q, A, Method, Answer>(
         &self,
         deadline: Instant,
@@ -90,7 +90,7 @@ impl Rpc {
         self.wait(call).unwrap_or_else(|error| Err(self.gone(&format!("no thread for the call: {error}"))))
     }
 
-    /// The same for a task: the runtime that it runs on drives the connection.
+    /// Like [`Self::call`], for a task: its runtime drives the connection.
     pub(crate) async fn call_async<Q, A, Method, Answer>(
         &self,
         deadline: Instant,
@@ -108,7 +108,7 @@ impl Rpc {
         self.answer(connection, deadline, ended, request, method).await
     }
 
-    /// Made on the caller's own thread, whose trace the call goes with; driven wherever.
+    /// Builds the call on the caller's own thread, to take its trace; any thread may drive it.
     fn answer<Q, A, Method, Answer>(
         &self,
         connection: Channel,
@@ -142,7 +142,7 @@ impl Rpc {
         }
     }
 
-    /// Of the runtime that this task runs on.
+    /// The connection of the task's runtime.
     fn connection_here(&self) -> Result<Channel> {
         let runtime = runtime::Handle::try_current().map_err(|error| self.gone(&error.to_string()))?.id();
         let mut known = self.of_runtimes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -150,7 +150,7 @@ impl Rpc {
             return Ok(connection.clone());
         }
         if known.len() == RUNTIMES_MAX {
-            // The oldest: most likely its runtime is gone, and if not it connects again.
+            // The oldest: its runtime is probably gone, and if not it connects again.
             known.remove(0);
         }
         let connection = self.endpoint.connect_lazy();
@@ -164,14 +164,14 @@ impl Rpc {
         if runtime::Handle::try_current().is_err() {
             return Ok(runtime.block_on(call));
         }
-        // A thread inside one runtime may not enter another: somebody else does.
+        // A thread inside one runtime may not enter another: a new thread does.
         thread::scope(|scope| {
             let waiting = thread::Builder::new().spawn_scoped(scope, || runtime.block_on(call))?;
             Ok(waiting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         })
     }
 
-    /// What a status says, and of which daemon.
+    /// Translates a status, and names the daemon's socket.
     pub(crate) fn failed(&self, status: Status) -> Error {
         match Error::from(status) {
             Error::BrokerGone { problem } => self.gone(&problem),
@@ -186,15 +186,15 @@ impl Rpc {
 
 impl Drop for Rpc {
     fn drop(&mut self) {
-        // Never waits, and so is also allowed inside another runtime.
+        // This never waits, so it is also allowed inside another runtime.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }
 }
 
-/// Where descriptors run out it says so. Tokio would panic over those of its signals, which it opens with the first
-/// runtime if any crate of the program has asked for them.
+/// Makes the runtime, or fails if descriptors run out. Tokio would panic for lack of its signals' descriptors, which
+/// it opens with the first runtime if any crate of the program asks for signals.
 fn new_runtime() -> io::Result<Runtime> {
     let spare: Vec<OwnedFd> = (0..RUNTIME_FDS_MAX)
         .map(|_| rustix::event::eventfd(0, EventfdFlags::CLOEXEC))

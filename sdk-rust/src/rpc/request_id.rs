@@ -1,11 +1,11 @@
-//! A mutation's name for itself, so that the daemon recognises a repeated one.
+//! Request ids, by which the daemon recognises a repeated mutation.
 
 use std::fmt;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// 16 bytes, unique within a session and method. A mutation that is repeated with the same id and content returns
-/// what the first one did, even if its caller's deadline had passed.
+/// 16 bytes, unique within a session and method. Repeating a mutation with the same id and content returns the first
+/// result, even if its caller's deadline had passed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestId([u8; 16]);
 

@@ -1,8 +1,8 @@
-//! Trying again where nobody was there to refuse.
+//! Retries of calls that reached no daemon.
 //!
-//! Only failures of the transport are repeated, with the same request id, so that a mutation which had arrived is
-//! not done twice. What the daemon itself refuses, full queues included, is the caller's to judge. All pauses together
-//! stay well below a second: when the daemon is gone its clients are to hear so.
+//! Only failures of the transport are retried, with the same request id, so that a mutation which had arrived is not
+//! done twice. Refusals of the daemon, full queues included, are the caller's to judge. All pauses together stay well
+//! below a second, so that clients soon learn that the daemon is gone.
 
 use std::{
     future::Future,

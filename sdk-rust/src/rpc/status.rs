@@ -1,4 +1,4 @@
-//! From the wire to [`Error`]: gRPC statuses, items of a batch, and refusals on the channel say the same thing in
+//! From the wire to [`Error`]: gRPC statuses, items of a batch, and refusals on the channel carry the same refusal in
 //! three shapes.
 
 use std::{collections::BTreeMap, error::Error as _, time::Duration};
@@ -10,13 +10,13 @@ use vramd_types::{Reason, StatusCode};
 
 use crate::error::{Error, Refusal};
 
-/// Whether the status was made on this side, because there was no daemon to make one.
+/// Whether the status was made on this side, because no daemon was reached.
 pub(crate) fn is_transport(status: &Status) -> bool {
     status.get_details_error_info().is_none()
         && (status.code() == Code::Unavailable || (status.source().is_some() && !is_deadline(status)))
 }
 
-/// tonic says CANCELLED where its own timer was faster than the daemon's.
+/// tonic returns CANCELLED if its own timer fires before the daemon's.
 fn is_deadline(status: &Status) -> bool {
     status.code() == Code::DeadlineExceeded
         || (status.code() == Code::Cancelled && status.message() == "Timeout expired")
@@ -78,7 +78,7 @@ fn from_parts(
     }
 }
 
-/// The innermost error: `transport error` alone helps nobody.
+/// The innermost error: `transport error` alone explains nothing.
 fn root_cause(status: &Status) -> String {
     let mut cause: &dyn std::error::Error = status;
     while let Some(source) = cause.source() {

@@ -1,7 +1,7 @@
-//! Calls carry the trace that the calling thread is in, as W3C's `traceparent`.
+//! Traces: calls carry the trace of the calling thread, as W3C's `traceparent`.
 //!
-//! That is OpenTelemetry's current context; `tracing-opentelemetry` keeps it current inside its spans. A program that has
-//! only the header, from a request of its own perhaps, enters it with [`enter_trace`].
+//! That is OpenTelemetry's current context; `tracing-opentelemetry` keeps it current inside its spans. A program that
+//! has only the header, perhaps from a request of its own, enters it with [`enter_trace`].
 
 use opentelemetry::{
     Context, ContextGuard,
@@ -11,18 +11,18 @@ use thiserror::Error;
 use tonic::metadata::{AsciiMetadataValue, MetadataMap};
 use vramd_proto::v1;
 
-/// No `traceparent` as W3C writes it.
+/// The text is not a W3C `traceparent`.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("`{0}` is no traceparent like 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")]
 pub struct TraceparentInvalid(String);
 
-/// The thread is in a trace until this is dropped.
+/// Keeps the thread in a trace until it is dropped.
 #[derive(Debug)]
 pub struct TraceGuard {
     _context: ContextGuard,
 }
 
-/// What this thread calls from here on belongs to the trace of a `traceparent`.
+/// Enters the trace of a `traceparent`: this thread's calls belong to it until the guard is dropped.
 pub fn enter_trace(traceparent: &str) -> Result<TraceGuard, TraceparentInvalid> {
     let span =
         parse(traceparent).ok_or_else(|| TraceparentInvalid(traceparent.escape_default().to_string()))?;
@@ -30,7 +30,7 @@ pub fn enter_trace(traceparent: &str) -> Result<TraceGuard, TraceparentInvalid> 
     Ok(TraceGuard { _context: context })
 }
 
-/// Work of this thread that another one does.
+/// Wraps work so that another thread does it in this thread's trace.
 pub(crate) fn in_this_trace<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
     let context = Context::current();
     move || {
@@ -39,7 +39,7 @@ pub(crate) fn in_this_trace<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
     }
 }
 
-/// What is sent with a call. Empty outside of any trace.
+/// The headers of a call. Empty outside of any trace.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TraceHeaders {
     parent: Option<AsciiMetadataValue>,
@@ -47,7 +47,7 @@ pub(crate) struct TraceHeaders {
 }
 
 impl TraceHeaders {
-    /// Taken on the thread that calls: others do its work.
+    /// Takes the trace of the calling thread; another thread may send the call.
     pub(crate) fn of_caller() -> Self {
         Context::map_current(|context| {
             let span = context.span();
@@ -72,7 +72,7 @@ impl TraceHeaders {
         }
     }
 
-    /// For a frame of the channel, which has no headers.
+    /// The message for a frame of the channel, which has no headers.
     pub(crate) fn into_message(self) -> Option<v1::TraceContext> {
         let text = |value: AsciiMetadataValue| value.to_str().map(str::to_owned).unwrap_or_default();
         let traceparent = text(self.parent?);
@@ -84,7 +84,7 @@ fn format(span: &SpanContext) -> String {
     format!("00-{}-{}-{:02x}", span.trace_id(), span.span_id(), span.trace_flags() & TraceFlags::SAMPLED)
 }
 
-/// Later versions may say more at the end, and mean the same by what stands before.
+/// Later versions may append fields; the leading ones keep their meaning.
 fn parse(text: &str) -> Option<SpanContext> {
     let mut fields = text.split('-');
     let mut field = |digits: usize| {

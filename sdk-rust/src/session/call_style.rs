@@ -1,8 +1,8 @@
-//! The two faces of the SDK over one core: what differs between them is how they wait.
+//! The two call styles of the SDK over one core: they differ only in how they wait.
 //!
-//! What the SDK does is written once, as `async fn`s that are given a [`CallStyle`]. The blocking one waits inside of each
-//! step, on the thread that calls: its futures are ready as soon as they are asked, and [`run_ready`] asks them, without a
-//! runtime. The async one waits as tokio's tasks do, on the runtime that it is called on.
+//! Every operation is written once, as an `async fn` that takes a [`CallStyle`]. A blocking call waits inside each
+//! step, on the calling thread: its future is ready at the first poll, and [`run_ready`] polls it without a runtime.
+//! An async call waits as tokio's tasks do, on the caller's runtime.
 
 use std::{
     future::Future,
@@ -25,7 +25,7 @@ use crate::{
     session::Session,
 };
 
-/// Tasks beside the one that copies are not to wait for long.
+/// Smaller than for threads, so that a copying task does not delay the tasks beside it.
 const ASYNC_COPY_CHUNK_BYTES: usize = 256 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(crate) enum CallStyle {
     Async,
 }
 
-/// What the blocking style does.
+/// Runs the future of a blocking call.
 pub(crate) fn run_ready<T>(work: impl Future<Output = T>) -> T {
     match pin!(work).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(outcome) => outcome,
@@ -63,7 +63,7 @@ impl CallStyle {
         }
     }
 
-    /// Where a thread waits for memory it reads the channel itself. A task leaves that to the session's worker.
+    /// A thread that waits for memory reads the channel itself. A task leaves that to the session's worker.
     pub(crate) fn take_seat(self, session: &Session) -> Option<ReaderSeat<'_>> {
         match self {
             Self::Blocking => session.take_seat(),
@@ -71,7 +71,7 @@ impl CallStyle {
         }
     }
 
-    /// Waits until it is so, or never will be.
+    /// Waits until the condition holds, or never can.
     pub(crate) async fn wait(self, session: &Session, until: Until, deadline: Instant) -> Result<()> {
         match self {
             Self::Blocking => session.wait(until, deadline),
@@ -79,7 +79,7 @@ impl CallStyle {
         }
     }
 
-    /// Does what blocks; a task has it done elsewhere.
+    /// Runs blocking work; for a task, on another thread.
     pub(crate) async fn run_blocking<T: Send + 'static>(
         self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
@@ -90,13 +90,13 @@ impl CallStyle {
         }
     }
 
-    /// Waits until everything that was dropped so far is done with.
+    /// Waits until everything that was dropped so far is released.
     pub(crate) async fn flush(self, session: &Session, deadline: Instant) -> Result<()> {
         let flushed = match self {
             Self::Blocking => session.releases().flush(deadline),
             Self::Async => {
                 let (done, flushed) = oneshot::channel();
-                // Who waited may be gone.
+                // The waiting task may be gone.
                 session.releases().when_flushed(move || {
                     let _ = done.send(());
                 });
@@ -106,13 +106,13 @@ impl CallStyle {
         if flushed { Ok(()) } else { Err(Error::Deadline) }
     }
 
-    /// Unmaps an allocation and tells the daemon, which can take a while.
+    /// Unmaps an allocation and reports that to the daemon, which can take a while.
     pub(crate) async fn unmap(self, session: &ProcessBound<Session>, id: AllocationId, forget: bool) {
         match self {
             Self::Blocking => session.unmap(id, forget),
             Self::Async => {
                 let session = session.clone();
-                // It fails only where the runtime ends: then the daemon asks for the memory, and the worker gives it.
+                // This fails only if the runtime ends: then the daemon revokes the memory, and the worker unmaps it.
                 let _ = spawn_blocking(move || session.unmap(id, forget)).await;
             }
         }
@@ -125,7 +125,7 @@ impl CallStyle {
         }
     }
 
-    /// How much is copied at once.
+    /// The bytes that are copied at once.
     pub(crate) fn copy_chunk(self) -> usize {
         match self {
             Self::Blocking => COPY_CHUNK_BYTES,
@@ -133,7 +133,7 @@ impl CallStyle {
         }
     }
 
-    /// Between two chunks.
+    /// Lets other tasks run between two chunks.
     pub(crate) async fn yield_now(self) {
         if self == Self::Async {
             tokio::task::yield_now().await;

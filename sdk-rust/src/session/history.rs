@@ -1,8 +1,7 @@
-//! Sessions that this process has had.
+//! The sessions that this process has opened.
 //!
-//! The daemon keeps the charge of a session whose channel has ended, for all it knows the process still maps what it
-//! was sent. A new session of the same process can say that an earlier one maps nothing any more; this is where it
-//! learns which.
+//! The daemon keeps the charge of a session whose channel has ended, since the process may still map its memory. A
+//! new session of the same process can report that an earlier one maps nothing any more; this list says which ones.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,7 +13,7 @@ use vramd_types::SessionId;
 
 use crate::{mapping::Table, process::fork::Gate};
 
-/// More than this is left for the next session to say.
+/// How many sessions one hello reports; the rest is left for the next session.
 const REPORTED_AT_ONCE_MAX: usize = 1024;
 
 #[derive(Debug)]
@@ -37,7 +36,7 @@ pub(crate) fn remember(socket_dir: &Path, session: SessionId, table: &Arc<Table>
     with(|sessions| sessions.push(entry));
 }
 
-/// Sessions there that have ended and map nothing any more.
+/// The sessions with the daemon of that folder that have ended and map nothing any more.
 pub(crate) fn unmapped_sessions(socket_dir: &Path) -> Vec<SessionId> {
     with(|sessions| {
         sessions
@@ -51,7 +50,7 @@ pub(crate) fn unmapped_sessions(socket_dir: &Path) -> Vec<SessionId> {
     })
 }
 
-/// The daemon has been told of these.
+/// Removes sessions that were reported to the daemon.
 pub(crate) fn forget(socket_dir: &Path, reported: &[SessionId]) {
     with(|sessions| {
         sessions.retain(|entry| entry.socket_dir != socket_dir || !reported.contains(&entry.session))
@@ -59,7 +58,7 @@ pub(crate) fn forget(socket_dir: &Path, reported: &[SessionId]) {
 }
 
 fn with<T>(work: impl FnOnce(&mut MutexGuard<'_, Vec<OpenedSession>>) -> T) -> T {
-    // A fork waits, so that no child finds the list locked for ever.
+    // A fork waits for this, so that no child finds the list locked for ever.
     let _gate = Gate::hold();
     work(&mut SESSIONS.lock().unwrap_or_else(PoisonError::into_inner))
 }

@@ -1,4 +1,7 @@
-//! One session with the daemon: what the handles of a client share.
+//! One session with the daemon: the state that all handles of a client share.
+//!
+//! It owns the channel's link, the table of mappings, the connection for calls, the queue of releases and the
+//! pressure reports. A call that blocks holds none of its locks.
 
 pub(crate) mod call_style;
 pub(crate) mod history;
@@ -35,11 +38,11 @@ use crate::{
     },
 };
 
-/// Replies list every part of every allocation of a batch.
+/// A reply lists every part of every allocation of a batch.
 const REPLY_BYTES_MAX: usize = 64 << 20;
-/// A daemon that says nothing for so long is not one to wait for.
+/// A daemon that does not answer a hello for this long counts as gone.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(30);
-/// Whether a daemon is there at all is known within this.
+/// After the end of a session a call waits at most this long for a daemon.
 const ENDED_TIMEOUT: Duration = Duration::from_millis(600);
 
 #[derive(Debug)]
@@ -56,20 +59,20 @@ pub(crate) struct Session {
     reaper: Reaper,
 }
 
-/// What became of memory that was freed or detached.
+/// The outcome of freeing or detaching memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Released {
-    /// Still charged to its tenant, because somebody maps it or holds it.
+    /// Bytes still charged to the tenant, because a session maps them or a process has them open.
     pub still_charged: Bytes,
     /// How many sessions still map it.
     pub mapper_count: u32,
 }
 
-/// How a handle parts from its allocation.
+/// How a handle is released from its allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReleaseKind {
     Free,
-    /// Only this session's mapping ends.
+    /// Ends only this session's mapping.
     Detach,
 }
 
@@ -85,14 +88,14 @@ impl Session {
         let unmapped_sessions = history::unmapped_sessions(socket_dir);
         let reported = unmapped_sessions.clone();
         let may_narrow = mode == Mode::Map && devices.is_none();
-        // Nobody sees what a program does with parts that it maps itself.
+        // The SDK cannot see what a program does with parts that it maps itself.
         let pins = mode == Mode::Map;
         let greeting = Greeting { client_name, devices, unmapped_sessions, pins };
         let deadline = Instant::now() + request_timeout.min(HELLO_TIMEOUT);
         let path = socket_paths::channel_socket(socket_dir);
         let (mut link, mut welcome, mut words) = channel::open(&path, greeting.clone(), deadline)?;
         if may_narrow && let Some(seen) = visible_devices::narrowed(&welcome.devices) {
-            // It maps nothing, so its end is all that the daemon needs to forget it.
+            // The first session maps nothing, so ending the channel is enough for the daemon to forget it.
             link.end();
             let greeting = Greeting { devices: Some(seen), unmapped_sessions: Vec::new(), ..greeting };
             (link, welcome, words) = channel::open(&path, greeting, deadline)?;
@@ -104,7 +107,7 @@ impl Session {
         Self::begin(link, table, welcome, socket_dir, request_timeout)
     }
 
-    /// Over a channel that is open.
+    /// Opens the session on a channel that is open.
     pub(crate) fn begin(
         link: Link,
         table: Table,
@@ -156,7 +159,7 @@ impl Session {
         Instant::now() + self.request_timeout
     }
 
-    /// A caller that names no end of it waits for as long as for any request.
+    /// A wait beyond the clock's range is as long as any request.
     pub(crate) fn deadline_after(&self, wait: Duration) -> Instant {
         Instant::now().checked_add(wait).unwrap_or_else(|| self.deadline())
     }
@@ -165,7 +168,8 @@ impl Session {
         &self.releases
     }
 
-    /// Calls the daemon. Once the session has ended only to hear who is there, and within a second.
+    /// Calls the daemon. After the end of the session a call only finds out whether a daemon is there, within a
+    /// second.
     pub(crate) fn call<Q, A, Method, Answer>(
         &self,
         deadline: Instant,
@@ -185,7 +189,7 @@ impl Session {
         answer.map_err(|error| self.map_error(error))
     }
 
-    /// The same for a task.
+    /// Like [`Self::call`], for a task.
     pub(crate) async fn call_async<Q, A, Method, Answer>(
         &self,
         deadline: Instant,
@@ -203,7 +207,7 @@ impl Session {
         answer.map_err(|error| self.map_error(error))
     }
 
-    /// How long a call may take, and what ends it before; or why there is nobody to call.
+    /// The deadline of a call and the signal that ends it early; or why no call can be made.
     fn prepare_call(&self, deadline: Instant) -> Result<(Instant, Option<watch::Receiver<bool>>)> {
         match self.table.ending() {
             Some(Ending::Refused(error)) => Err(error),
@@ -212,10 +216,10 @@ impl Session {
         }
     }
 
-    /// What an error of a call means for who called.
+    /// Translates an error of a call for the caller.
     fn map_error(&self, error: Error) -> Error {
         match (error.reason(), self.table.ending()) {
-            // Another life of the daemon never knew it; for the caller that is the same.
+            // A restarted daemon never knew the session; for the caller that is the same.
             (Some(Reason::SessionNotFound), _) => Error::SessionLost { session: self.id.to_string() },
             (Some(Reason::BrokerGone), Some(Ending::Refused(error))) => error,
             (Some(Reason::Deadline), Some(ending)) => ending.error(),
@@ -231,12 +235,12 @@ impl Session {
         &self.link
     }
 
-    /// For a caller that is about to wait for memory: from now on it reads the channel itself, by [`Self::wait`].
+    /// Makes the calling thread the reader of the channel until the seat is dropped; it then waits by [`Self::wait`].
     pub(crate) fn take_seat(&self) -> Option<ReaderSeat<'_>> {
         self.link.take_seat()
     }
 
-    /// Waits until it is so, or never will be.
+    /// Waits until the condition holds, or never can.
     pub(crate) fn wait(&self, until: Until, deadline: Instant) -> Result<()> {
         while !self.table.check(until)? {
             match channel::read_one(&self.link, &self.table, deadline) {
@@ -250,7 +254,7 @@ impl Session {
         Ok(())
     }
 
-    /// Unmaps an allocation and tells the daemon. With `forget` its address is given up as well.
+    /// Unmaps an allocation and reports that to the daemon. With `forget` its address is given up as well.
     pub(crate) fn unmap(&self, id: AllocationId, forget: bool) {
         let channel = self.link.lock_channel();
         let answer = self.table.unmap(id, forget);
@@ -258,13 +262,13 @@ impl Session {
         let told = answer.is_ok_and(|answer| self.table.ending().is_some() || channel.report(answer).is_ok());
         fault_point!(UnmapAnswered);
         if !told {
-            // What the daemon believes to be mapped and what is have parted: only an end is true.
+            // The daemon's view of the mappings is wrong now: only ending the channel makes it true.
             self.link.end();
         }
     }
 }
 
-/// Unmaps an allocation and parts from it.
+/// Unmaps an allocation, then frees or detaches it.
 pub(crate) async fn release(
     style: CallStyle,
     session: &ProcessBound<Session>,
@@ -277,7 +281,7 @@ pub(crate) async fn release(
         ReleaseKind::Free => free(style, session, id, deadline).await,
         ReleaseKind::Detach => detach(style, session, id, deadline).await,
     };
-    // Parts that were on their way meanwhile.
+    // For parts that arrived meanwhile.
     style.unmap(session, id, true).await;
     outcome
 }
@@ -333,7 +337,7 @@ pub(crate) async fn describe(
     answer.await?.allocation.map(AllocationInfo::from).ok_or_else(|| missing_field("allocation"))
 }
 
-/// A call of the service, as a call over a connection.
+/// Turns a call of the service into a call over a connection.
 fn on_connection<Q, Answer>(
     method: impl Fn(MemoryServiceClient<Channel>, Request<Q>) -> Answer,
 ) -> impl Fn(Channel, Request<Q>) -> Answer {
@@ -346,7 +350,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         let was_open = self.table.ending().is_none();
         self.table.end(Ending::Closed);
-        // What has no handle: allocations whose call had given up before they came.
+        // Unmaps allocations without a handle, whose callers gave up before they arrived.
         let left = self.table.unmap_all();
         if was_open {
             self.link.try_report(left);
@@ -361,7 +365,7 @@ pub(crate) fn check_process(session: &ProcessBound<Session>) -> Result<()> {
     if session.is_own_process() { Ok(()) } else { Err(forked_error(session)) }
 }
 
-/// What a forked child is told.
+/// The error for a forked child.
 #[cold]
 pub(crate) fn forked_error(session: &Session) -> Error {
     Error::Forked { session: session.id.to_string() }
@@ -382,7 +386,7 @@ fn no_thread(error: std::io::Error) -> Error {
     Error::BrokerGone { problem: format!("no thread: {error}") }
 }
 
-/// An answer that does not have what it must have.
+/// The error for an answer that lacks a required field.
 pub(crate) fn missing_field(field: &str) -> Error {
     Error::refused(Reason::ProtocolBroken, &[("problem", &format!("the answer has no {field}"))])
 }

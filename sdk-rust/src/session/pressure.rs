@@ -1,8 +1,8 @@
-//! How full the devices of a session are, as the daemon tells it, and who hears of it.
+//! Pressure: the daemon's reports on how full a session's devices are, and the program's callback.
 //!
-//! Whoever reads the channel leaves what it reads here and goes on. The program's callback has a thread of its own,
-//! `vramd-pressure`: it may be slow, or panic, and nothing waits for it. What comes while it runs waits, of each device and
-//! tier only the newest.
+//! The reader of the channel stores each report here and goes on. The program's callback has a thread of its own,
+//! `vramd-pressure`: it may be slow, or panic, and nothing waits for it. Reports that arrive while it runs wait; only
+//! the newest of each device and tier is kept.
 
 use std::{
     collections::BTreeMap,
@@ -19,29 +19,29 @@ use crate::process::fork::ProcessBound;
 
 pub use vramd_proto::v1::PressureLevel;
 
-/// How full a device is, or a tier below it: what is charged to all tenants, of what the daemon may hand out there.
+/// How full a device is, or a tier below it: the bytes charged to all tenants, as a share of the capacity there.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pressure {
     /// UUID.
     pub device: String,
     pub tier: Tier,
     pub level: PressureLevel,
-    /// By what a program that chooses how much it asks for at once should multiply that: 0.8 where it is tight, 1.2 where
-    /// there is much room, and slowly from one to the other.
+    /// The factor by which a program should scale its batches: 0.8 where room is short, 1.2 where it is plenty, and
+    /// changing slowly between the two.
     pub batch_factor: f64,
-    /// How long it takes until the tier is full, if it goes on filling as it does. `None`: it does not, or that is more
-    /// than five minutes off.
+    /// The time until the tier is full at the present rate. `None` if it does not fill, or needs more than five
+    /// minutes.
     pub full_in: Option<Duration>,
 }
 
-/// What a program does when it is pressure.
+/// The program's callback.
 #[derive(Clone)]
 pub(crate) struct OnPressure(Arc<dyn Fn(Pressure) + Send + Sync>);
 
 /// A device's index, and a tier.
 type Place = (u32, Tier);
 
-/// What a session was pressure.
+/// The reports of a session.
 #[derive(Debug, Default)]
 pub(crate) struct Pressures {
     devices: Vec<Device>,
@@ -57,14 +57,14 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     last: BTreeMap<Place, Pressure>,
-    /// For the thread, if there is one.
+    /// Reports that the thread has not delivered yet, if there is a thread.
     unreported: BTreeMap<Place, Pressure>,
     has_thread: bool,
     ended: bool,
 }
 
 impl Pressures {
-    /// The thread is there only if somebody wants to hear.
+    /// Starts the thread only if there is a callback.
     pub(crate) fn start(devices: &[Device], on_pressure: Option<OnPressure>) -> io::Result<Self> {
         let devices = devices.to_vec();
         let last =
@@ -80,7 +80,7 @@ impl Pressures {
         Ok(Self { devices, shared })
     }
 
-    /// The daemon says so. What it says of a device or a tier that nobody knows is left out.
+    /// Stores a report of the daemon. One of an unknown device or tier is ignored.
     pub(crate) fn report(&self, wire: &v1::Pressure) {
         let device = self.devices.iter().find(|device| device.index == wire.device);
         let Some(device) = device.filter(|_| wire.tier() != Tier::Unspecified) else { return };
@@ -100,7 +100,7 @@ impl Pressures {
         state.last.insert(place, pressure);
     }
 
-    /// Of the device itself, by UUID or index; of the only one, if none is named.
+    /// The last report of a device, named by UUID or index; of the only one, if none is named.
     pub(crate) fn device(&self, name: Option<&str>) -> Option<Pressure> {
         let device = match (name, &self.devices[..]) {
             (Some(name), devices) => {
@@ -116,14 +116,14 @@ impl Pressures {
         self.shared.lock().last.values().cloned().collect()
     }
 
-    /// The session is ended: the thread ends, once it has come back from the program.
+    /// Ends the session's reports: the thread ends once the callback has returned.
     pub(crate) fn end(&self) {
         self.shared.lock().ended = true;
         self.shared.changed.notify_one();
     }
 }
 
-/// A session that could not begin has no other end.
+/// A session that failed to open ends its reports here.
 impl Drop for Pressures {
     fn drop(&mut self) {
         self.end();
@@ -131,7 +131,7 @@ impl Drop for Pressures {
 }
 
 impl Shared {
-    /// The next that is to be pressure; `None` at the end.
+    /// The next report to deliver; `None` at the end.
     fn next(&self) -> Option<Pressure> {
         let mut state = self.lock();
         while !state.ended {
@@ -148,18 +148,18 @@ impl Shared {
     }
 }
 
-/// A child that the program forks while it is pressure comes back here too. There the thread ends: nobody tells it anything, and who
-/// held a lock when it was forked never lets go of it.
+/// Delivers reports. A child that the callback forks returns here too, and its thread ends: it gets no reports, and a
+/// lock that another thread held at the fork is never released in it.
 fn run(shared: &Shared, on_pressure: &ProcessBound<OnPressure>) {
     while on_pressure.is_own_process()
         && let Some(pressure) = shared.next()
     {
-        // The panic hook has pressure of it. What comes next is the program's to hear all the same.
+        // The panic hook has reported it. The next report is delivered all the same.
         let _ = catch_unwind(AssertUnwindSafe(|| (on_pressure.0)(pressure)));
     }
 }
 
-/// A device of which nothing was pressure yet.
+/// The report of a device before the daemon's first one.
 fn initial_pressure(device: &Device) -> Pressure {
     Pressure {
         device: device.uuid.clone(),
@@ -207,7 +207,7 @@ mod tests {
         }
     }
 
-    /// A callback that hands ended what it hears, and then does what it is pressure.
+    /// A callback that sends each report to the test, and then runs `then`.
     fn recording_callback(
         then: impl Fn(&Pressure) + Send + Sync + 'static,
     ) -> (OnPressure, Receiver<Pressure>) {

@@ -1,5 +1,5 @@
-//! ReleaseKind from what was dropped: `Drop` queues, and this thread does the work that may block or fail. So it does what
-//! somebody wants done in a while.
+//! The queue of releases: `Drop` queues a handle, and this thread does the work that may block or fail. It also runs
+//! work that is due later.
 
 use std::{
     io,
@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-/// What a dropped handle leaves to be done.
+/// The release of a dropped handle.
 #[derive(Debug)]
 pub(crate) struct Release {
     pub(crate) session: ProcessBound<Session>,
@@ -33,7 +33,7 @@ pub(crate) struct Release {
 
 enum Job {
     Release(Release),
-    /// Like release_kind from something, what may block or fail.
+    /// Other work that may block or fail.
     Work(Work),
     Later(Timer),
     /// Called when everything queued before is done.
@@ -47,11 +47,11 @@ struct Timer {
     work: Work,
 }
 
-/// The way to the thread, which ends when this is dropped.
+/// The sender to the thread, which ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct ReleaseQueue {
     jobs: Sender<Job>,
-    /// Parts queued and not done yet.
+    /// Releases that are queued and not done yet.
     pending: Arc<AtomicUsize>,
 }
 
@@ -69,46 +69,46 @@ impl ReleaseQueue {
         self.send(Job::Release(release));
     }
 
-    /// Does it on the thread, after what was queued before.
+    /// Runs work on the thread, after everything queued before.
     pub(crate) fn run(&self, work: impl FnOnce() + Send + 'static) {
         self.pending.fetch_add(1, Ordering::Relaxed);
         self.send(Job::Work(Box::new(work)));
     }
 
-    /// Does it on the thread, in a while, unless the session is over by then. It does not take long.
+    /// Runs short work on the thread after a pause, unless the session has ended by then.
     pub(crate) fn run_after(&self, pause: Duration, work: impl FnOnce() + Send + 'static) {
-        // One that is farther away than the clock reaches is never due.
+        // A time beyond the clock's range never comes.
         if let Some(at) = Instant::now().checked_add(pause) {
             self.send(Job::Later(Timer { at, work: Box::new(work) }));
         }
     }
 
-    /// Waits until everything queued before is done; whether that was in time. Most often nothing is queued, and then
-    /// the thread is not asked: waking it would cost a call more than all else in this process.
+    /// Waits until everything queued before is done; returns whether that was before the deadline. Usually nothing is
+    /// queued, and the thread is not woken: waking it would cost a call more than all else in this process.
     pub(crate) fn flush(&self, deadline: Instant) -> bool {
         if self.is_idle() {
             return true;
         }
         let (done, flushed) = sync_channel(1);
         self.when_flushed(move || {
-            // Who waited may be gone.
+            // The waiting thread may be gone.
             let _ = done.try_send(());
         });
         flushed.recv_timeout(deadline.saturating_duration_since(Instant::now())).is_ok()
     }
 
-    /// Calls when everything queued before is done, perhaps at once. It does not take long.
+    /// Calls `done` when everything queued before is done, perhaps at once. `done` must be short.
     pub(crate) fn when_flushed(&self, done: impl FnOnce() + Send + 'static) {
         if self.is_idle() { done() } else { self.send(Job::Flush(Box::new(done))) }
     }
 
     fn is_idle(&self) -> bool {
-        // Acquire: what was parted from is seen to be.
+        // Acquire: the effects of finished releases are visible.
         self.pending.load(Ordering::Acquire) == 0
     }
 
     fn send(&self, job: Job) {
-        // The thread ends after the last sender alone.
+        // The thread outlives every sender.
         let _ = self.jobs.send(job);
     }
 }
@@ -128,7 +128,7 @@ fn run(queue: Receiver<Job>, pending: &AtomicUsize) {
             Err(RecvTimeoutError::Disconnected) => return,
             Ok(Job::Later(timer)) => timers.push(timer),
             Ok(Job::Release(Release { session, id, release_kind })) => {
-                // Who dropped the handle asked for no answer; a session that ended takes its memory along.
+                // A dropped handle has no caller to report to; memory of an ended session ends with it.
                 drop(run_ready(release(CallStyle::Blocking, &session, id, release_kind, session.deadline())));
                 pending.fetch_sub(1, Ordering::Release);
             }

@@ -1,4 +1,4 @@
-//! Where the daemon's sockets are.
+//! The paths of the daemon's sockets.
 
 use std::{
     env,

@@ -1,20 +1,20 @@
-//! Which of the daemon's devices this process sees, so that nothing is placed where it could not be mapped.
+//! The devices that this process sees, so that nothing is placed where it could not be mapped.
 //!
-//! What the program or `VRAMD_VISIBLE_DEVICES` lists is taken as it is. Otherwise the session opens for any device,
-//! and only where the daemon then shows several is there a choice to get wrong: CUDA is asked which of them this process
-//! sees (`CUDA_VISIBLE_DEVICES`, the devices of its container), and if it is some of them, but not all, the session is
-//! opened anew with their UUIDs. So one device costs nothing, the devices of a simulated node are seen from a machine
-//! with GPUs, and CUDA, which a forked child could not use any more, is not initialised without need. A program that
-//! connects on a node of several GPUs and forks CUDA workers afterwards should list its devices.
+//! A list by the program or `VRAMD_VISIBLE_DEVICES` is taken as it is. Otherwise the session opens for any device. If
+//! the daemon then shows several, CUDA is asked which of them this process sees (`CUDA_VISIBLE_DEVICES`, the devices
+//! of its container). If it sees some of them, but not all, the session is opened again with their UUIDs. So one
+//! device costs nothing, and a machine with GPUs sees the devices of a simulated node. CUDA is not initialised
+//! without need, since a forked child could not use it any more. A program that connects on a node of several GPUs
+//! and forks CUDA workers afterwards should list its devices.
 //!
-//! Where none of the daemon's devices is seen nothing is narrowed: they are simulated, or mapping will say which
+//! If CUDA shows none of the daemon's devices, nothing is narrowed: they are simulated, or mapping will say which
 //! device the process lacks.
 
 use vramd_proto::v1::Device;
 
 use crate::cuda::Driver;
 
-/// The UUIDs to open the session with instead; `None` if it is right as it is.
+/// The UUIDs to open the session with instead; `None` if the session is right as it is.
 pub(crate) fn narrowed(shown: &[Device]) -> Option<Vec<String>> {
     if shown.len() < 2 {
         return None;

@@ -1,4 +1,7 @@
-//! What every handle of an allocation does: claim it, wait for its parts, seal it, part from it.
+//! The core of every handle: claim an allocation, wait for its parts, copy, seal and release it.
+//!
+//! A handle owns its [`Anchor`], which its guards share. It changes mappings only through the session's table and
+//! calls the daemon through the session.
 
 #![allow(unsafe_code, reason = "slices over shared mappings")]
 
@@ -30,9 +33,9 @@ use crate::{
     },
 };
 
-/// How often who waits for parts asks whether they will ever come.
+/// How often a caller that waits for parts asks whether the allocation still exists.
 const ASK_INTERVAL: Duration = Duration::from_secs(2);
-/// How often an unfinished seal is looked at.
+/// How often a caller that waits for a seal asks whether it has ended.
 const SEAL_POLL: Duration = Duration::from_millis(20);
 const REOPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -40,16 +43,15 @@ const REOPEN_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct Handle {
     session: ProcessBound<Session>,
     info: AllocationInfo,
-    /// Shared with its guards.
     anchor: ProcessBound<Anchor>,
-    /// What Drop does; `None` once it is done.
+    /// How to release the allocation; `None` once that is done.
     release_kind: Option<ReleaseKind>,
-    /// Of the first seal: a repeated one is recognised, whatever became of the answer.
+    /// The request id of every seal, so that the daemon recognises a repeated one after a lost answer.
     seal_request: RequestId,
 }
 
 impl Handle {
-    /// The one handle of this session that answers for an allocation, mapped already or not yet.
+    /// Makes the session's one handle of an allocation, whether parts have arrived or not.
     pub(crate) fn claim(
         session: &ProcessBound<Session>,
         info: AllocationInfo,
@@ -61,11 +63,12 @@ impl Handle {
         Ok(Self { session: session.clone(), info, anchor, release_kind: Some(release_kind), seal_request })
     }
 
-    /// Waits until all parts are here: writable for who is to write them.
+    /// Waits until all parts are mapped and pinned by the handle; writable for the owner of an open or fixed
+    /// allocation.
     pub(crate) async fn wait_arrived(&mut self, style: CallStyle, deadline: Instant) -> Result<()> {
         let writes = self.release_kind == Some(ReleaseKind::Free) || self.info.kind == AllocationKind::Fixed;
         if self.session.table().is_away(self.info.id, self.info.parts.len()) {
-            // It had come before this handle, and went again.
+            // The parts arrived before this handle existed, and were revoked again.
             self.repin_until(style, deadline).await?;
         }
         self.wait_for(style, if writes { Access::ReadWrite } else { Access::ReadOnly }, deadline).await?;
@@ -73,13 +76,13 @@ impl Handle {
         Ok(())
     }
 
-    /// The handle holds nothing, and nothing is sent before it is asked for.
+    /// Begins without a handle pin: no part is sent before it is requested.
     pub(crate) fn begin_unpinned(&self) {
         self.session.table().begin_unpinned(self.info.id, self.info.state != AllocationState::Sealed);
         self.set_anchor_layout();
     }
 
-    /// Its session has made it, and is to do with it what owners do.
+    /// Makes a drop release it as its owner does: this session has allocated it.
     pub(crate) fn adopt_as_owner(&mut self) {
         self.release_kind = Some(release_kind_of(self.info.lifetime));
     }
@@ -90,7 +93,8 @@ impl Handle {
         self.anchor.refresh_slots(self.anchor.all_parts());
     }
 
-    /// Nobody tells a session of an allocation that was freed before its first part was sent: now and then it asks.
+    /// Waits for parts. The daemon does not report an allocation that was freed before its first part was sent, so
+    /// this asks now and then.
     async fn wait_for(&self, style: CallStyle, access: Access, deadline: Instant) -> Result<()> {
         let id = self.info.id;
         loop {
@@ -120,13 +124,14 @@ impl Handle {
         self.wait_unpinned(style, deadline).await?;
         let table = self.session.table();
         let held = table.has_handle_pins(self.info.id);
-        // What is not held comes back when it is pinned. Who can't ask for it waits for it, and lets go again.
+        // Without a handle pin the parts come back with the next pin. A daemon without pins sends them anyway: then
+        // wait for them, and give them up again.
         let waits = held || !table.is_asked_for_pins();
         if waits {
             table.request_handle_pins(self.info.id);
         }
         let outcome = self.seal_unpinned(style, waits, deadline).await;
-        // What has come back has its words elsewhere. No guard knew where they were: there is none.
+        // Parts that came back have new slots. No guard knows the old ones: none is left.
         if !waits {
             self.session.table().forget_slots(self.info.id, outcome.is_ok());
         }
@@ -149,7 +154,7 @@ impl Handle {
         });
         let info = match answer.await {
             Ok(answer) => AllocationInfo::from(answer.allocation.ok_or_else(|| missing_field("allocation"))?),
-            // An earlier seal of this handle was told an error, and went on.
+            // An earlier seal of this handle failed for its caller, and went on in the daemon.
             Err(error) if error.reason() == Some(Reason::AlreadySealed) => {
                 self.wait_sealed(style, deadline).await?
             }
@@ -159,7 +164,8 @@ impl Handle {
                 }
                 if matches!(error.reason(), Some(Reason::Deadline | Reason::BrokerGone | Reason::StillMapped))
                 {
-                    // It may be sealed, or be sealed yet: what is to stay must not be freed by a drop.
+                    // The daemon may have sealed it, or may do so yet. A persistent allocation must then not be freed
+                    // by a drop.
                     self.release_kind = Some(release_kind_of(self.info.lifetime));
                 }
                 return Err(error);
@@ -183,17 +189,18 @@ impl Handle {
         }
     }
 
-    /// A seal that was begun and failed gives the writer its mapping back.
+    /// Waits for the writable mapping that a failed seal gives back.
     async fn wait_reopened(&self, style: CallStyle, error: &Error) {
         if matches!(error.reason(), Some(Reason::DriverFailed | Reason::ContentLost | Reason::NameTaken)) {
-            // It failed; the handle tells whether it is mapped.
+            // Ignored: `is_mapped` says whether it came back.
             let deadline = Instant::now() + REOPEN_TIMEOUT;
             let (id, parts, access) = (self.info.id, self.info.parts.len(), Access::ReadWrite);
             let _ = style.wait(&self.session, Until::Arrived { id, parts, access }, deadline).await;
         }
     }
 
-    /// Nobody waits for the seal any more. What is to stay is sealed all the same; the rest goes as it would have.
+    /// Finishes a seal whose caller has gone: a persistent allocation is sealed all the same; any other is released
+    /// as by a drop.
     pub(crate) fn finish_seal(mut self: Box<Self>) {
         if self.session.is_own_process()
             && self.release_kind.is_some()
@@ -201,16 +208,16 @@ impl Handle {
         {
             self.session.clone().releases().run(move || {
                 match run_ready(self.seal(CallStyle::Blocking)) {
-                    // It is used yet: the last who does parts from it.
+                    // It is still in use: its last user releases it.
                     Err(Error::Pinned { .. } | Error::Deadline) => drop(self),
-                    // What came of it the handle knows.
+                    // The handle has the outcome.
                     _ => self.release_now(),
                 }
             });
         }
     }
 
-    /// Does what a drop would have done, and waits for it.
+    /// Releases it as a drop does, and waits for that.
     pub(crate) fn release_now(mut self) {
         if let Some(release_kind) = self.release_kind.take() {
             drop(run_ready(release(
@@ -238,13 +245,13 @@ impl Handle {
         answer.await.map(drop)
     }
 
-    /// Unmaps it and frees it for everybody.
+    /// Unmaps and frees it.
     pub(crate) async fn free(&mut self, style: CallStyle) -> Result<Released> {
         check_process(&self.session)?;
         let deadline = self.session.deadline();
         self.wait_unpinned(style, deadline).await?;
         if self.release_kind == Some(ReleaseKind::Detach) {
-            // Whether this session may is not certain: it stays attached until the daemon agrees, and then obeys the
+            // This session may not be allowed to: it stays attached until the daemon agrees, and then obeys the
             // revoke that follows.
             let released = free(style, &self.session, self.info.id, deadline).await?;
             self.release_kind = None;
@@ -262,7 +269,7 @@ impl Handle {
         self.release(style, ReleaseKind::Detach, deadline).await.map(drop)
     }
 
-    /// If it fails, or nobody waits for it to its end, the drop does it again.
+    /// If this fails, or its future is dropped, the handle's drop tries again.
     async fn release(
         &mut self,
         style: CallStyle,
@@ -288,12 +295,12 @@ impl Handle {
         self.base().is_some_and(|base| base.is_device)
     }
 
-    /// As first mapped, where it stays.
+    /// The address where it was first mapped and stays.
     fn base(&self) -> Option<Base> {
         self.anchor.base()
     }
 
-    /// The caller has what it writes to for itself.
+    /// Copies into the allocation; the caller has borrowed the handle mutably.
     pub(crate) async fn copy_from_host(
         &self,
         style: CallStyle,
@@ -308,7 +315,7 @@ impl Handle {
             at += chunk.len();
             style.yield_now().await;
         }
-        // Nothing was lent.
+        // The handle lent no slice.
         self.anchor.views().end_handle_views();
         Ok(())
     }
@@ -330,7 +337,7 @@ impl Handle {
         Ok(())
     }
 
-    /// Copies a chunk, for which parts that the handle does not hold are brought here.
+    /// Copies one chunk, and pins its parts first if the handle has no handle pin.
     async fn copy_chunk(
         &self,
         style: CallStyle,
@@ -344,7 +351,7 @@ impl Handle {
         }
         let parts = self.anchor.layout().map_or(0..0, |layout| layout.parts(&chunk));
         let access = access.map_or(vramd_words::Access::Read, |_| vramd_words::Access::Write);
-        // Not by `pin`: that would end what the caller has of the handle's views.
+        // Not by `pin`, which would end the slices that the caller has of the handle.
         let _pinned = self.take(style, parts, access, self.session.deadline()).await?;
         if access == vramd_words::Access::Write && !table.is_writable(id) {
             return Err(Error::NotMapped { allocation: id.to_string() });
@@ -353,7 +360,7 @@ impl Handle {
         copy(&window).map_err(|problem| Error::CopyFailed { allocation: id.to_string(), problem })
     }
 
-    /// The offset, if so many bytes there are among those that were asked for.
+    /// Returns the offset if `len` bytes from there are among the requested ones.
     fn check_range(&self, offset_bytes: u64, len: usize) -> Result<usize> {
         check_process(&self.session)?;
         let size = self.info.size.get();
@@ -371,9 +378,9 @@ impl Handle {
         let (address, len) = self.place(None)?;
         self.lend_view(View::Shared)?;
         // SAFETY: needed to read shared memory. `place` has checked that it is mapped whole and at least `len` long.
-        // Unsealed memory is this handle's and its guards', none of which has a slice to write it (`lend_view`); sealed memory
-        // is never written again by anyone that keeps to the protocol. Fixed memory, which others may write, is never the
-        // CPU's.
+        // Unsealed memory belongs to this handle and its guards, none of which has a slice to write it (`lend_view`).
+        // A client that keeps to the protocol never writes sealed memory again. Fixed memory, which other sessions
+        // may write, is never the CPU's.
         Ok(unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(address), len) })
     }
 
@@ -381,12 +388,12 @@ impl Handle {
         let (address, len) = self.place(Some(Access::ReadWrite))?;
         self.lend_view(View::Exclusive)?;
         // SAFETY: needed to write shared memory. `place` has checked that it is mapped whole, writably and at least
-        // `len` long; the handle is borrowed mutably, no guard of it has a slice (`lend_view`), and until it is sealed nobody
-        // else is given a mapping.
+        // `len` long; the handle is borrowed mutably, no guard of it has a slice (`lend_view`), and no other session
+        // is given a mapping until it is sealed.
         Ok(unsafe { slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut(address), len) })
     }
 
-    /// Where the CPU finds all of it.
+    /// The address and length of all requested bytes for the CPU.
     fn place(&self, access: Option<Access>) -> Result<(usize, usize)> {
         check_process(&self.session)?;
         let allocation = || self.info.id.to_string();
@@ -405,7 +412,7 @@ impl Handle {
     }
 }
 
-/// What a drop does to sealed memory.
+/// How a drop releases sealed memory.
 fn release_kind_of(lifetime: Lifetime) -> ReleaseKind {
     match lifetime {
         Lifetime::Persistent => ReleaseKind::Detach,
@@ -415,9 +422,9 @@ fn release_kind_of(lifetime: Lifetime) -> ReleaseKind {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // In a forked child there is nothing to part from.
+        // A forked child has nothing to release.
         if let Some(release_kind) = self.release_kind.take().filter(|_| self.session.is_own_process()) {
-            // Done by the last of this and its guards.
+            // The last of the handle and its guards releases it.
             self.anchor.release_when_unused(release_kind);
         }
     }

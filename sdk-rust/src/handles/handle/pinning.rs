@@ -1,4 +1,4 @@
-//! A handle and its pins: its own, which hold the whole allocation, and those of its guards.
+//! The pins of a handle: its own handle pin over the whole allocation, and those of its guards.
 
 use std::{
     ops::Range,
@@ -18,7 +18,7 @@ use crate::{
     session::{Session, call_style::CallStyle, check_process},
 };
 
-/// How often who waits for streams looks again.
+/// How often a caller that waits for guards of streams looks again.
 const STREAMS_POLL: Duration = Duration::from_micros(200);
 
 impl Handle {
@@ -30,7 +30,7 @@ impl Handle {
         self.session.is_same(session)
     }
 
-    /// All parts, or some.
+    /// Pins all parts, or some.
     #[inline]
     pub(crate) fn pin(&self, parts: Option<Range<u32>>, access: Access) -> Result<Pinned> {
         self.pin_ref(parts, access).map(PinnedRef::into_pinned)
@@ -43,7 +43,7 @@ impl Handle {
         PinnedRef::pin_or_wait(&self.anchor, parts, access, || self.session.deadline())
     }
 
-    /// Waits for no longer than that.
+    /// Pins parts, waiting at most `wait` for them.
     pub(crate) fn pin_timeout(&self, parts: Range<u32>, access: Access, wait: Duration) -> Result<Pinned> {
         self.check_pin(access)?;
         let parts = self.anchor.parts(Some(parts))?;
@@ -51,7 +51,7 @@ impl Handle {
         PinnedRef::pin_or_wait(&self.anchor, parts, access, deadline).map(PinnedRef::into_pinned)
     }
 
-    /// For a task.
+    /// Pins parts for an async caller.
     pub(crate) async fn pin_async(
         &self,
         parts: Option<Range<u32>>,
@@ -82,7 +82,7 @@ impl Handle {
             .await
     }
 
-    /// Whether it can be pinned at all. No system call.
+    /// Refuses a pin in a forked child, and a pin to write sealed memory. No system call.
     #[inline]
     pub(crate) fn check_pin(&self, access: Access) -> Result<()> {
         check_process(&self.session)?;
@@ -102,7 +102,7 @@ impl Handle {
         self.session.is_own_process() && self.session.table().has_handle_pins(self.info.id)
     }
 
-    /// The caller has the handle for itself.
+    /// Takes the handle pin again. The caller has borrowed the handle mutably.
     pub(crate) async fn hold(&self, style: CallStyle) -> Result<()> {
         check_process(&self.session)?;
         self.anchor.views().end_handle_views();
@@ -118,10 +118,10 @@ impl Handle {
         Ok(())
     }
 
-    /// Takes the handle's own pins, and waits for what is not here.
+    /// Takes the handle pin of every part, and waits for parts that are away.
     pub(super) async fn repin_until(&self, style: CallStyle, deadline: Instant) -> Result<()> {
         let (session, id, parts) = (self.session.clone(), self.info.id, self.info.parts.len());
-        // As a guard does, it keeps the handle from being parted from meanwhile, whoever still waits for it.
+        // Like a guard, this reference keeps the allocation from being released, even if the caller stops waiting.
         let anchor = self.anchor.clone();
         style
             .run_blocking(move || {
@@ -131,10 +131,10 @@ impl Handle {
             .await
     }
 
-    /// Before it is parted from or sealed: refused while guards are alive, but those that streams will end are waited for.
+    /// Refuses a release or a seal while guards are alive; waits for guards that streams will end.
     pub(super) async fn wait_unpinned(&mut self, style: CallStyle, deadline: Instant) -> Result<()> {
         loop {
-            // In this order: a guard whose stream is done goes before its count does.
+            // In this order: a guard of a finished stream ends before its count falls.
             let for_streams = self.anchor.stream_guard_count();
             let guards = self.anchor.other_count();
             if guards > for_streams {
@@ -152,7 +152,7 @@ impl Handle {
         }
     }
 
-    /// Lends the bytes as a slice, unless a guard's forbids it.
+    /// Records that the handle lends a slice, unless a guard's slice forbids it.
     pub(super) fn lend_view(&self, view: View) -> Result<()> {
         let allocation = || self.info.id.to_string();
         let pins = || self.anchor.other_count() as u64;
@@ -180,7 +180,7 @@ fn repin_until(
     });
     let whole = || table.stable_count(id, None) == parts;
     let outcome = outcome.and_then(|()| {
-        // Who freed it meanwhile has it.
+        // It was freed meanwhile.
         whole().then_some(()).ok_or_else(|| Error::NotMapped { allocation: id.to_string() })
     });
     if outcome.is_err() && !held {

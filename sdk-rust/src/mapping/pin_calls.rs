@@ -1,7 +1,8 @@
-//! Calls of this process that wait until all parts of a set are pinned for them.
+//! Pin calls of this process that wait until all parts of a set are pinned for them.
 //!
-//! A part that comes by a `Map` frame is pinned for each of them with the same step that makes it usable, so nothing can
-//! take it back in between; what is here already is pinned when the daemon answers, which protects it until `PinEnded`.
+//! A part that arrives by a `Map` frame is pinned for each waiting call in the step that makes it usable, so nothing
+//! can revoke it in between. Parts that are mapped already are pinned when the daemon answers; it protects them until
+//! `PinEnded`.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +15,12 @@ use crate::{
     pins::{Words, one_waiter},
 };
 
-/// One part of a set.
+/// One part of a set to pin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PinTarget {
     pub(crate) id: AllocationId,
     pub(crate) index: u32,
-    /// Where its words are, if it has ever come.
+    /// Its slot, if the part has ever arrived.
     pub(crate) slot: Option<u32>,
     pub(crate) access: Access,
 }
@@ -29,7 +30,7 @@ impl PinTarget {
         words.pin(self.slot.ok_or(PinRefused::NeedsFrame)?, one_waiter(self.access))
     }
 
-    /// True if the worker has waited for that.
+    /// Returns true if the worker waits for this unpin.
     pub(super) fn unpin(&self, words: &Words) -> bool {
         self.slot.is_some_and(|slot| words.unpin(slot))
     }
@@ -43,25 +44,25 @@ pub(super) struct Calls {
 
 #[derive(Debug)]
 struct Call {
-    /// In the order of allocations and parts; true for those that are pinned for this call.
+    /// Sorted by allocation and part; true for a part that is pinned for this call.
     parts: Vec<(PinTarget, bool)>,
     missing: usize,
     refused: Option<Error>,
-    /// The daemon knows that it is over.
+    /// The daemon has answered it, or is to hear `PinEnded`.
     ended: bool,
 }
 
-/// What a call leaves to be done.
+/// What is left to do after a call has ended.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct FollowUp {
-    /// The daemon is to hear that this call has ended.
+    /// The call whose end is to be reported to the daemon.
     pub(super) ended: Option<u64>,
-    /// A pin that was given back was the last of what the daemon wants back.
+    /// An unpin was the last one that a revoke waits for.
     pub(super) wake: bool,
 }
 
 impl Calls {
-    /// Parts, each once.
+    /// Opens a call for parts, each named once.
     pub(super) fn open(&mut self, mut parts: Vec<PinTarget>) -> u64 {
         parts.sort_unstable_by_key(|part| (part.id, part.index));
         self.last += 1;
@@ -71,12 +72,12 @@ impl Calls {
         self.last
     }
 
-    /// Whether the daemon may answer such a call: one that has been made.
+    /// Whether this call number was ever given out, so that the daemon may answer it.
     pub(super) fn was_made(&self, call: u64) -> bool {
         (1..=self.last).contains(&call)
     }
 
-    /// Who waits for a part now.
+    /// Counts the calls that wait for a part.
     pub(super) fn waiting_for(&mut self, id: AllocationId, index: u32) -> Waiting {
         let mut all = Waiting::default();
         for (part, _) in self.waiting.values_mut().filter_map(|call| call.missing(id, index)) {
@@ -87,7 +88,7 @@ impl Calls {
         all
     }
 
-    /// They have their pins, in the words where the part has come.
+    /// Records that the waiting calls have their pins of a part, in the slot where it has arrived.
     pub(super) fn grant(&mut self, id: AllocationId, index: u32, slot: Option<u32>) {
         for call in self.waiting.values_mut() {
             if let Some((part, pinned)) = call.missing(id, index) {
@@ -98,14 +99,14 @@ impl Calls {
         }
     }
 
-    /// Calls that have all their pins since the last time: the daemon is to hear that they have ended.
+    /// Takes the calls that became complete: their end is to be reported to the daemon.
     pub(super) fn take_complete(&mut self) -> Vec<u64> {
         let complete = |call: &Call| call.missing == 0 && !call.ended && call.refused.is_none();
         let ended = self.waiting.iter_mut().filter(|(_, call)| complete(call));
         ended.map(|(id, call)| (call.ended = true, *id).1).collect()
     }
 
-    /// The daemon says that all of a set are mapped here and stay, or why not.
+    /// Handles the daemon's answer: all parts of the set are mapped and stay, or the refusal.
     pub(super) fn finish(&mut self, id: u64, refusal: Option<Error>, words: &Words) -> FollowUp {
         let Some(call) = self.waiting.get_mut(&id).filter(|call| !call.ended) else {
             return FollowUp::default();
@@ -118,7 +119,7 @@ impl Calls {
         FollowUp { ended: (!told).then_some(id), wake }
     }
 
-    /// Whether a call has all its pins, which are the caller's then.
+    /// Takes the outcome of a call once there is one; its pins are then the caller's.
     pub(super) fn take_outcome(&mut self, id: u64) -> Option<Result<(), Error>> {
         let call = self.waiting.get(&id)?;
         if call.refused.is_none() && call.missing > 0 {
@@ -127,7 +128,7 @@ impl Calls {
         self.waiting.remove(&id).map(|call| call.refused.map_or(Ok(()), Err))
     }
 
-    /// Its caller waits no longer.
+    /// Ends a call whose caller has stopped waiting.
     pub(super) fn cancel_pin(&mut self, id: u64, words: &Words) -> FollowUp {
         let Some(mut call) = self.waiting.remove(&id) else { return FollowUp::default() };
         FollowUp { ended: (!call.ended).then_some(id), wake: call.release_pins(words) }
@@ -149,7 +150,7 @@ impl Call {
         Ok(())
     }
 
-    /// True if the worker has waited for that.
+    /// Returns true if the worker waits for this unpin.
     fn release_pins(&mut self, words: &Words) -> bool {
         let mut wake = false;
         for (part, pinned) in self.parts.iter_mut().filter(|(_, pinned)| *pinned) {
@@ -161,21 +162,21 @@ impl Call {
     }
 }
 
-/// Why a part could not be pinned that was to be here.
+/// The error for a part that should be mapped and cannot be pinned.
 pub(crate) fn refusal(refused: PinRefused, id: AllocationId) -> Error {
     match refused {
-        // Who frees it or ends the session does not ask for pins that are only wanted.
+        // An end of the allocation or the session does not wait for calls that have no pin yet.
         PinRefused::NeedsFrame => Error::refused(Reason::Raced, &[("allocation", &id)]),
         PinRefused::Saturated => Error::refused(
             Reason::PinsTooMany,
             &[("allocation", &id), ("limit_count", &vramd_words::Word::PINS_MAX)],
         ),
-        // This side writes no such word: a session's words are not there in a forked child.
+        // The SDK writes no such word: a forked child does not have the session's words.
         PinRefused::Forked => Error::NotMapped { allocation: id.to_string() },
     }
 }
 
-/// As frames name them.
+/// The parts as frames name them.
 pub(super) fn part_refs(parts: &[PinTarget]) -> Vec<PartRef> {
     parts.iter().map(|part| PartRef { allocation_id: part.id.get(), part_index: part.index }).collect()
 }
