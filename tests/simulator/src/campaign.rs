@@ -1,4 +1,4 @@
-//! Many seeds on a few threads, each run by itself.
+//! Runs many seeds on a few threads, each seed by itself.
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,7 @@ use crate::{
     coverage::Coverage, digest::TraceDigest, failure::Failure, run::run, scenario::Plan, story::Story,
 };
 
-/// What came of a range of seeds.
+/// The result of running a range of seeds.
 #[derive(Debug, Default)]
 pub struct Campaign {
     pub seeds: u64,
@@ -22,7 +22,7 @@ pub struct Campaign {
     pub failures: Vec<(u64, Failure)>,
 }
 
-/// Runs every seed of `seeds`; `told` hears of each failure as it is found.
+/// Runs every seed of `seeds`, and calls `report` with each failure as it is found.
 pub fn run_all(
     seeds: std::ops::Range<u64>,
     events: u64,
@@ -79,11 +79,11 @@ pub fn digest_all(seeds: std::ops::Range<u64>, events: u64, jobs: usize) -> BTre
     })
 }
 
-/// So many worlds, the first ones, are looked at whether or not a bug was found before: how often it is found is as
-/// good to know as how soon.
+/// Number of first seeds that a hunt runs even after the bug is found: how often a bug is found is as good to
+/// know as how soon.
 pub const SEEDS_RATED: u64 = 12;
 
-/// After how many seeds a planted bug was found, how often of the first [`SEEDS_RATED`], and how.
+/// After how many seeds a planted bug was found, how often among the first [`SEEDS_RATED`], and how.
 #[derive(Debug)]
 pub struct Hunt {
     pub bug: Bug,
@@ -94,18 +94,19 @@ pub struct Hunt {
 }
 
 impl Hunt {
-    /// It was found, and always by an invariant that it breaks: a panic, or a failure of something else, finds nothing.
+    /// Whether the bug was found, and always by an invariant that it breaks. A panic or another failure does
+    /// not count.
     pub fn is_good(&self) -> bool {
         self.found.is_some() && self.unexpected().next().is_none()
     }
 
-    /// What failed that the bug should not break first.
+    /// Invariants that failed first although the bug does not break them.
     pub fn unexpected(&self) -> impl Iterator<Item = &str> {
         self.by.keys().map(String::as_str).filter(|by| !self.bug.breaks().contains(by))
     }
 }
 
-/// Plants a bug and looks for it, seed after seed, in the first `rated` and until it is found.
+/// Plants a bug and looks for it, seed after seed: in the first `rated` ones and until it is found.
 pub fn hunt(bug: Bug, rated: u64, seeds_max: u64, events: u64) -> Hunt {
     let mut hunt = Hunt { bug, found: None, hits: 0, by: BTreeMap::new() };
     for seed in 0..seeds_max {
@@ -122,7 +123,7 @@ pub fn hunt(bug: Bug, rated: u64, seeds_max: u64, events: u64) -> Hunt {
     hunt
 }
 
-/// All planted bugs, on a few threads.
+/// Hunts all planted bugs, on a few threads.
 pub fn hunt_all(seeds_max: u64, events: u64, jobs: usize, report: impl Fn(&Hunt) + Sync) -> Vec<Hunt> {
     let next = AtomicU64::new(0);
     let mut hunts = thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! Which transitions of which table were taken, which illegal ones were tried and refused, and how often; and whether
-//! each illegal one is refused when it is forced.
+//! Coverage of transitions: which were taken, which illegal ones were tried and refused, how often, and
+//! whether each illegal one is refused when it is forced.
 
 mod steps;
 
@@ -23,7 +23,7 @@ pub struct Coverage {
     counts: BTreeMap<(u8, u8, u8), u64>,
 }
 
-/// A cell with what became of it.
+/// A cell and what became of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     pub table: &'static str,
@@ -31,7 +31,7 @@ pub struct Row {
     pub cell: String,
     pub legal: bool,
     pub count: u64,
-    /// Of an illegal one: whether it is refused when it is forced, see [`crate::forced`].
+    /// For an illegal cell: whether it is refused when it is forced, see [`crate::forced`].
     pub refused: bool,
 }
 

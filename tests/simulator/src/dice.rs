@@ -1,5 +1,5 @@
-//! Chance, from a seed. Each actor has a stream of its own, so that leaving one out changes what the others meet, not
-//! what they try.
+//! Random draws from a seed. Each actor has a stream of its own: leaving one out changes what the others
+//! meet, not what they try.
 
 use oorandom::Rand64;
 
@@ -29,7 +29,7 @@ impl Dice {
         u32::try_from(self.roll(u64::from(sides))).unwrap_or(0)
     }
 
-    /// A place in a list of that length; 0 if it is empty.
+    /// An index into a list of that length; 0 if it is empty.
     pub fn index(&mut self, len: usize) -> usize {
         usize::try_from(self.roll(u64::try_from(len).unwrap_or(1))).unwrap_or(0)
     }
@@ -39,7 +39,7 @@ impl Dice {
         items.get(at)
     }
 
-    /// One of a list that is not empty.
+    /// One item of a list that is not empty.
     pub fn one<T: Copy>(&mut self, items: &[T]) -> T {
         *self.pick(items).expect("a list that is not empty")
     }

@@ -1,13 +1,13 @@
-//! What a run found.
+//! The failure of a run.
 
 use std::fmt;
 
-/// The first thing that was not as it must be.
+/// The first violation of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// After so many events.
+    /// Number of events before it.
     pub event: u64,
-    /// Its id in the registry, or `panic`.
+    /// Id of the invariant in the registry, or `panic`.
     pub invariant: String,
     pub detail: String,
 }

@@ -1,6 +1,6 @@
-//! Illegal steps, each forced through the function of the core that takes all steps of its kind.
+//! Forces illegal steps through the functions of the core that take all steps of their kind.
 //!
-//! The core never tries most of them, so no run would tell whether they are refused.
+//! The core never tries most of them, so no run would show whether it refuses them.
 
 use broker_core::{
     AllocationSpec, Broker, CallId, ChannelId, ClientRequest, Command, Completion, Config, DeviceConfig,
@@ -8,12 +8,12 @@ use broker_core::{
 };
 use vramd_types::{Bytes, Quantity};
 
-/// What became of the step, in a broker of its own that has one session and one allocation.
+/// Forces the step in a broker of its own, which has one session and one allocation.
 pub fn force(step: Transition) -> Forced {
     broker_with_one_of_each().force(step).expect("there is a session that was offered a part")
 }
 
-/// Whether the state stayed and somebody was told.
+/// Whether the state stayed and the core reported the step.
 pub fn is_refused(step: Transition) -> bool {
     force(step) == Forced { state_unchanged: true, reported: true }
 }

@@ -17,10 +17,10 @@ use simulator::{
     story::Story,
 };
 
-/// So many worlds together must take every legal transition.
+/// Number of seeds that together must take every legal transition.
 const SEEDS_FOR_COVERAGE: u64 = 100;
 
-/// The real core in virtual time, in worlds drawn from seeds.
+/// Run the real core in virtual time, in worlds drawn from seeds.
 #[derive(Debug, Parser)]
 struct Cli {
     #[command(subcommand)]
@@ -29,13 +29,14 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Run a range of seeds, and fail on the first thing that is not as it must be.
+    /// Run a range of seeds and report every broken invariant. Exits 1 if there is any, or if a legal
+    /// transition was never taken.
     Run(Range),
-    /// Run one seed and print the story before its failure, or the end of it.
+    /// Run one seed and print the last lines of its trace: those before the failure, or the end of the run.
     Replay {
         #[command(flatten)]
         one: One,
-        /// How many lines of the story.
+        /// Number of lines to print.
         #[arg(long, default_value_t = 60)]
         lines: usize,
     },
@@ -43,19 +44,23 @@ enum Task {
     Trace(One),
     /// Print two digests of each seed's trace: of the trace as it is, and of its shape without names.
     Digest(Range),
-    /// Look for a shorter run that fails in the same way, and print its story.
+    /// Find a shorter run that fails in the same way, and print its trace.
     Shrink(One),
-    /// Plant each bug, and look for it.
+    /// Plant each bug and look for it. Exits 1 if one is not found.
     Bugs {
+        /// Most seeds to try for each bug.
         #[arg(long, default_value_t = 1000)]
         seeds_max: u64,
+        /// Events before the faults stop.
         #[arg(long, default_value_t = 10_000)]
         events: u64,
+        /// Number of threads.
         #[arg(long, default_value_t = 2)]
         jobs: usize,
     },
-    /// A long run with the planted bugs, written as JSON.
+    /// Run the seeds, hunt all planted bugs, and write a report as JSON.
     Report {
+        /// The file to write.
         out: PathBuf,
         #[command(flatten)]
         range: Range,
@@ -64,30 +69,34 @@ enum Task {
 
 #[derive(Clone, Debug, Args)]
 struct Range {
-    /// `A..B`, without B.
+    /// Seeds to run, as `A..B`; B is not run.
     #[arg(long, default_value = "0..200", value_parser = parse_seeds)]
     seeds: std::ops::Range<u64>,
+    /// Events before the faults stop.
     #[arg(long, default_value_t = 10_000)]
     events: u64,
+    /// Number of threads.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
 }
 
 #[derive(Clone, Debug, Args)]
 struct One {
+    /// The seed to run.
     seed: u64,
+    /// Events before the faults stop.
     #[arg(long, default_value_t = 10_000)]
     events: u64,
-    /// Plant this bug.
+    /// Plant this bug in the core.
     #[arg(long, value_parser = parse_bug)]
     bug: Option<Bug>,
-    /// Faults that do not happen.
+    /// Faults to leave out, by name.
     #[arg(long, value_delimiter = ',', value_parser = parse_fault)]
     without: Vec<Fault>,
-    /// Seats whose processes do nothing; 100 is the operators'.
+    /// Seats whose processes do nothing; 100 is that of the operators.
     #[arg(long, value_delimiter = ',')]
     idle: Vec<usize>,
-    /// Acts that are not done.
+    /// Acts to leave out, by number.
     #[arg(long, value_delimiter = ',')]
     skip: Vec<u64>,
 }
@@ -105,20 +114,21 @@ impl One {
 }
 
 fn parse_seeds(text: &str) -> anyhow::Result<std::ops::Range<u64>> {
-    let (from, to) = text.split_once("..").context("seeds are `A..B`")?;
+    let (from, to) = text.split_once("..").context("seeds must be given as `A..B`, for example 0..200")?;
     Ok(from.parse()?..to.parse()?)
 }
 
 fn parse_bug(text: &str) -> anyhow::Result<Bug> {
     let named = Bug::ALL.iter().find(|bug| bug.name() == text).copied();
-    named
-        .with_context(|| format!("no bug {text}; there are {}", names(Bug::ALL.iter().map(|bug| bug.name()))))
+    named.with_context(|| {
+        format!("no bug is named {text}; the names are {}", names(Bug::ALL.iter().map(|bug| bug.name())))
+    })
 }
 
 fn parse_fault(text: &str) -> anyhow::Result<Fault> {
     let named = Fault::ALL.iter().find(|fault| fault.name() == text).copied();
     named.with_context(|| {
-        format!("no fault {text}; there are {}", names(Fault::ALL.iter().map(|it| it.name())))
+        format!("no fault is named {text}; the names are {}", names(Fault::ALL.iter().map(|it| it.name())))
     })
 }
 
@@ -127,7 +137,7 @@ fn names<'a>(names: impl Iterator<Item = &'a str>) -> String {
 }
 
 fn main() -> anyhow::Result<ExitCode> {
-    // A panic of the core is a failure of the run like others: it is told as one.
+    // A panic of the core is a failure like others and reported as one.
     std::panic::set_hook(Box::new(|_| {}));
     let fine = match Cli::parse().command {
         Task::Run(range) => run_seeds(&range)?,
@@ -162,7 +172,10 @@ fn print_hunt(hunt: &Hunt) {
     let name = hunt.bug.name();
     match &hunt.found {
         Some((seeds, failure)) => {
-            println!("{name}: found after {seeds} seeds, in {} of {SEEDS_RATED}, by {failure}", hunt.hits);
+            println!(
+                "{name}: found after {seeds} seeds, in {} of the first {SEEDS_RATED}, by {failure}",
+                hunt.hits
+            );
         }
         None => println!("{name}: NOT FOUND"),
     }
@@ -173,7 +186,7 @@ fn print_hunt(hunt: &Hunt) {
 
 fn run_seeds(range: &Range) -> anyhow::Result<bool> {
     if range.seeds.is_empty() {
-        bail!("no seeds in {:?}", range.seeds);
+        bail!("the range {:?} has no seeds", range.seeds);
     }
     let all = campaign::run_all(range.seeds.clone(), range.events, range.jobs, print_failure);
     println!("{} seeds, {} events, {} failures", all.seeds, all.events, all.failures.len());
@@ -206,15 +219,18 @@ fn replay(plan: &Plan, lines: usize) -> bool {
     ran.story.lines().iter().for_each(|line| println!("{line}"));
     match &ran.failure {
         Some(failure) => println!("\n{failure}"),
-        None => println!("\nseed {}: {} events, nothing found", plan.seed, ran.events),
+        None => println!("\nseed {}: {} events, no invariant broken", plan.seed, ran.events),
     }
     ran.failure.is_none()
 }
 
 fn shrink_one(plan: &Plan) -> anyhow::Result<bool> {
-    let shrunk = shrink(plan).context("the run does not fail: there is nothing to shrink")?;
+    let shrunk = shrink(plan).context("the run breaks no invariant, so there is nothing to shrink")?;
     replay(&shrunk.plan, usize::MAX);
-    println!("\nafter {} tries, {} acts of {}; again with:", shrunk.tries, shrunk.acts.1, shrunk.acts.0);
+    println!(
+        "\nafter {} tries {} of {} acts are left; run it again with:",
+        shrunk.tries, shrunk.acts.1, shrunk.acts.0
+    );
     println!("{}", command_of(&shrunk.plan));
     Ok(false)
 }

@@ -1,4 +1,4 @@
-//! The report of a long run: what was run, which transitions were taken, which bugs were found after how many seeds.
+//! The report of a long run: seeds, transitions taken, and after how many seeds each planted bug was found.
 
 use std::{env, ops::Range, path::Path, time::Instant};
 
@@ -44,7 +44,8 @@ pub(crate) fn write(out: &Path, seeds: Range<u64>, events: u64, jobs: usize) -> 
     Ok(all.failures.is_empty() && complete && hunts.iter().all(Hunt::is_good))
 }
 
-/// When it was found first, and how often in the first seeds, by what, and whether that is what it breaks.
+/// When the bug was first found, how often among the first seeds, by which invariants, and whether these are
+/// the ones that it breaks.
 fn bug(hunt: &Hunt) -> Value {
     let first = hunt.found.as_ref();
     json!({
@@ -66,8 +67,8 @@ fn num(count: impl TryInto<u64>) -> f64 {
     count.try_into().map_or(f64::INFINITY, |count| count as f64)
 }
 
-/// Legal ones with how often they were taken. Illegal ones with how often runs tried them and were refused, and whether
-/// they are refused when they are forced.
+/// Legal transitions with how often they were taken. Illegal ones with how often runs tried them and were
+/// refused, and whether they are refused when forced.
 fn transitions(coverage: &Coverage) -> Value {
     let rows = coverage.rows();
     let of = |legal: bool| {
@@ -87,7 +88,7 @@ fn transitions(coverage: &Coverage) -> Value {
     json!({"legal": of(true), "illegal": of(false)})
 }
 
-/// How this was called.
+/// The command line of this run.
 fn command() -> String {
     let arguments: Vec<_> = env::args().skip(1).collect();
     format!("cargo run -p simulator -- {}", arguments.join(" "))

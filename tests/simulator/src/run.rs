@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::{coverage::Coverage, failure::Failure, scenario::Plan, story::Story, world::World};
 
-/// What is left of a run.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Ran {
     pub events: u64,
@@ -22,7 +22,7 @@ pub fn run(plan: &Plan, story: Story) -> Ran {
         Err(panic) => {
             let said = panic.downcast_ref::<String>().cloned();
             let said = said.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-            let detail = said.unwrap_or_else(|| "without a word".to_owned());
+            let detail = said.unwrap_or_else(|| "the panic has no message".to_owned());
             Some(Failure { event: world.events, invariant: "panic".to_owned(), detail })
         }
     };

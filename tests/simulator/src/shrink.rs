@@ -1,4 +1,4 @@
-//! Makes a failing run shorter: fewer events, faults, processes and acts, while it goes on failing in the same way.
+//! Shortens a failing run, by events, faults, processes and acts, while it keeps failing in the same way.
 
 use crate::{
     run::run,
@@ -6,15 +6,15 @@ use crate::{
     story::Story,
 };
 
-/// Runs that shrinking may take.
+/// The most runs that shrinking may take.
 const TRIES_MAX: usize = 600;
 
-/// What is left when nothing more can be left out, or the tries are used up.
+/// A shrunk run: nothing more can be left out, or the tries are used up.
 #[derive(Debug)]
 pub struct Shrunk {
     pub plan: Plan,
     pub tries: usize,
-    /// How many acts were done at first, and are now.
+    /// Number of acts at first and now.
     pub acts: (usize, usize),
 }
 
@@ -25,7 +25,7 @@ struct Shrinker {
     tries: usize,
 }
 
-/// `None` if the plan does not fail.
+/// Shrinks a plan. `None` if it does not fail.
 pub fn shrink(plan: &Plan) -> Option<Shrunk> {
     let ran = run(plan, Story::Silent);
     let failure = ran.failure?;
@@ -41,7 +41,7 @@ pub fn shrink(plan: &Plan) -> Option<Shrunk> {
 }
 
 impl Shrinker {
-    /// Keeps the plan if it fails as before.
+    /// Runs a plan, and keeps it if it fails as before. Returns whether it does.
     fn try_plan(&mut self, plan: Plan) -> bool {
         if self.tries >= TRIES_MAX {
             return false;
@@ -59,7 +59,7 @@ impl Shrinker {
     fn cut_to(&mut self, event: u64) {
         let events = event.min(self.plan.events);
         self.try_plan(Plan { events, ..self.plan.clone() });
-        // What fails in the end only may fail after fewer events, too.
+        // A run that fails only at its end may also fail after fewer events.
         let mut events = self.plan.events / 2;
         while events > 0 && self.try_plan(Plan { events, ..self.plan.clone() }) {
             events = self.plan.events / 2;
@@ -83,7 +83,7 @@ impl Shrinker {
         }
     }
 
-    /// Halves, quarters, … of the acts, as long as that helps.
+    /// Leaves out halves, quarters, … of the acts, as long as that helps.
     fn leave_out_acts(&mut self) {
         let mut size = self.acts.len().div_ceil(2);
         while size > 0 && self.tries < TRIES_MAX {

@@ -1,6 +1,6 @@
 //! The trace of a run, for people and for comparing two runs byte by byte.
 //!
-//! Writing costs more than simulating, so most runs tell nothing: what they did can be told again from the seed.
+//! Writing a trace costs more than simulating, so most runs write none: a seed can be run again to get it.
 
 use std::collections::VecDeque;
 

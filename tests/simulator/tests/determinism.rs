@@ -1,4 +1,4 @@
-//! One seed, one trace: what everything else here rests on.
+//! One seed, one trace: everything else here rests on it.
 
 use std::process::Command;
 
@@ -15,10 +15,10 @@ fn trace(seed: u64) -> Vec<u8> {
 
 #[test]
 fn the_same_seed_gives_the_same_trace_in_two_processes() {
-    // In the world of 3 copies go by lanes, and files are loaded.
+    // In the world of seed 3 copies go by lanes and files are loaded.
     for seed in [1, 3, 5, 77] {
         let (first, second) = (trace(seed), trace(seed));
-        assert!(first.len() > 100_000, "seed {seed} tells nothing");
+        assert!(first.len() > 100_000, "the trace of seed {seed} is too short");
         assert!(first == second, "seed {seed} gives two traces");
     }
     assert!(trace(1) != trace(2), "two seeds give one trace");

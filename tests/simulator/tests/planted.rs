@@ -1,5 +1,5 @@
-//! The simulator finds what somebody might have broken. All planted bugs are looked for in CI; here, a few of each kind,
-//! so that a simulator that has gone blind is noticed by `cargo test`.
+//! The simulator finds bugs planted in the core. CI hunts all of them; here are a few of each kind, so that
+//! `cargo test` notices a simulator that has gone blind.
 
 use broker_core::{
     Bug, Forced, MapEvent, MapState, SessionEvent, SessionState, Transition, invariants::REGISTRY,
@@ -55,7 +55,7 @@ fn planted_bugs_are_found_by_the_invariant_that_they_break() {
     }
 }
 
-/// Something must stay on a full device for long, which nobody uses, and for which nobody else makes room.
+/// A part must stay on a full device for long, unused, while no waiter makes room.
 #[test]
 fn planted_bugs_of_pressure_are_found() {
     for bug in [Bug::CachedUnderPressure, Bug::ColdStays] {
@@ -64,7 +64,7 @@ fn planted_bugs_of_pressure_are_found() {
     }
 }
 
-/// One world in three has lanes, and not in each of these are copies enough in each other's way.
+/// One world in three has lanes, and not all of these have enough competing copies.
 #[test]
 fn planted_flaws_of_links_are_found_chunk_by_chunk() {
     for bug in [
@@ -81,7 +81,7 @@ fn planted_flaws_of_links_are_found_chunk_by_chunk() {
     }
 }
 
-/// What is promised of the list: its length, and that each bug names invariants that exist.
+/// The list has at least 16 bugs, and each names invariants that exist.
 #[test]
 fn each_planted_bug_names_invariants_that_exist() {
     assert!(Bug::ALL.len() >= 16);

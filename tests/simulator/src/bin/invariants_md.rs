@@ -12,15 +12,17 @@ const HEAD: &str = "\
 
 <!-- Generated from broker/core/src/invariants/registry.rs by `make invariants-md`. Do not edit. -->
 
-What must always be so. An id keeps its meaning for ever: it stands in code, logs, refusals (`INTERNAL`) and stories of
-the simulator. One invariant, one file.
+An invariant must hold after every event. Its id keeps its meaning for ever: it stands in code, logs, refusals
+(`INTERNAL`) and traces of the simulator. One invariant is one file.
 
-- *recomputed*: `Broker::check` works it out anew from the tables. Tests do so after every event; the simulator checks
-  what the event touched, and everything once in 256 events and in the end.
+How each is checked:
+
+- *recomputed*: `Broker::check` works it out anew from the tables. Tests do so after every event. The simulator checks
+  what the event touched, and checks everything once in 256 events and at the end.
 - *met by handlers*: the code that changes state counts, logs and survives a violation, in production too.
 - *observed*: the simulator's oracle works it out from events and commands alone and shares no code with the core.
 
-| Invariant | What must be so | Checked |
+| Invariant | What must hold | Checked |
 |---|---|---|
 ";
 

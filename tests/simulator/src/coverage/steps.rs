@@ -1,8 +1,8 @@
-//! What worlds must meet besides the transitions of the core's tables: without it they would prove nothing of it.
+//! Steps beside the core's transitions that worlds must take; otherwise runs would prove nothing about them.
 
 use broker_core::Pressure;
 
-/// One of any kind.
+/// One step of any kind.
 #[derive(Clone, Debug)]
 pub struct Step {
     pub(super) table: &'static str,
@@ -26,7 +26,7 @@ macro_rules! steps {
             }
         )*
 
-        /// Each of each kind.
+        /// All steps of all kinds.
         pub(super) fn all() -> Vec<Step> {
             let mut all: Vec<Step> = vec![$($($kind::$step.into(),)*)*];
             all.extend(LevelStep::all().map(Step::from));
@@ -35,58 +35,58 @@ macro_rules! steps {
     };
 }
 
-// The keys of transitions are those before.
+// Smaller keys are those of transitions.
 steps! {
-    /// What becomes of what is loaded.
+    /// Steps of loaded allocations.
     FileStep = "file", 5 {
-        /// It was read, and is sealed.
+        /// It was read and is sealed.
         Loaded,
-        /// A part of it was copied out of its file.
+        /// A part was copied out of the file.
         Read,
         /// Its file has changed.
         Lost,
-        /// A part of it has left its device without a copy.
+        /// A part left its device without a copy.
         Left,
     }
 
-    /// What becomes of what is accessed in place.
+    /// Steps of parts that are accessed in place.
     InPlaceStep = "place", 6 {
-        /// A client mapped it in the host's memory.
+        /// A client mapped it in host memory.
         Mapped,
-        /// And wrote it there.
+        /// A client wrote it there.
         Written,
-        /// It left the host's memory after somebody had mapped it there.
+        /// It left host memory after a client had mapped it there.
         Left,
     }
 
-    /// What becomes of what lies on disk, or should.
+    /// Steps of parts that lie on disk, or should.
     DiskStep = "disk", 7 {
-        /// There was no room for it: others have all that is left.
+        /// There was no room: other programs have all that is left.
         Full,
         /// A copy took longer than one between a device and the host.
         Slow,
-        /// A lane did.
+        /// A copy in a lane took longer.
         SlowLane,
-        /// A copy ended before its end.
+        /// A copy ended early.
         Short,
         /// A copy failed in another way.
         Failed,
-        /// What was read is not what was written.
+        /// A copy read other content than was written.
         Damaged,
     }
 
-    /// What operators changed while the daemon ran.
+    /// Settings that operators changed while the daemon ran.
     SettingStep = "settings", 8 {
-        /// Where levels of pressure begin, or what goes with them.
+        /// Bounds of the pressure levels, or what goes with them.
         Levels,
-        /// How large tiers are.
+        /// Sizes of tiers.
         Sizes,
-        /// The shares of links, where copies go by some.
+        /// Shares of links, where copies go by lanes.
         Shares,
     }
 }
 
-/// A device, or a tier below it, is more or less full than before.
+/// The pressure level of a place changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LevelStep {
     pub from: Pressure,

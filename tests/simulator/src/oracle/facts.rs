@@ -1,5 +1,5 @@
-//! What an observer of events and commands knows. It shares no code with the core: balances are plain integers, added
-//! and taken away as things happen.
+//! The oracle's knowledge of the broker, from events and commands alone. It shares no code with the core:
+//! balances are plain integers, added to and subtracted from as events and commands pass.
 
 use std::{
     cell::RefCell,
@@ -15,7 +15,7 @@ use vramd_types::{AllocationId, CopyClass, ExtentId, PartIndex, Quantity, Sessio
 
 use super::links::shares::{ClassWaits, MissingOnBus};
 
-/// A tenant, by its place in [`Facts::tenants`].
+/// A tenant, as index into [`Facts::tenants`].
 pub(crate) type Tenant = usize;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,32 +34,32 @@ impl Balance {
 /// A tier of a device.
 #[derive(Clone, Debug)]
 pub(crate) struct PlaceFacts {
-    /// The device's, or that of the device beside it.
+    /// The UUID of the device, for the tiers below it too.
     pub(crate) uuid: String,
     pub(crate) tier: Tier,
     pub(crate) share: u64,
     pub(crate) context: u64,
     pub(crate) unbrokered: u64,
     pub(crate) contexts: u64,
-    /// What there is at most, since the driver had not so much more, until it is looked who holds it.
+    /// Upper bound of the capacity after the driver ran out of memory. `None` once a survey has reported.
     pub(crate) available_max: Option<u64>,
-    /// It is being looked at; and that look began before the driver had not what was asked.
+    /// A survey is under way; and it began before the driver ran out of memory.
     pub(crate) surveying: bool,
     pub(crate) survey_outdated: bool,
-    /// After so many looks nobody waits any more only since the driver had none.
+    /// After this many surveys no waiter waits only because the driver ran out of memory.
     pub(crate) surveys_left: u8,
-    /// Files that are nobody's: nothing is ever charged there.
+    /// The files of clients: the ledger charges nothing there.
     pub(crate) in_files: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MapPhase {
-    /// Sent, and not answered.
+    /// Sent to the session, which has not answered.
     Offered,
     Mapped,
-    /// Told to unmap, for good.
+    /// The session is told to unmap it, for good.
     Revoking,
-    /// Told to unmap, and may ask for it again.
+    /// The session is told to unmap it and may pin it again.
     Evicting,
 }
 
@@ -73,12 +73,12 @@ pub(crate) struct SessionFacts {
     /// An operator has ended it.
     pub(crate) ending: bool,
     pub(crate) kill_asked: bool,
-    /// Devices that it sees.
+    /// Devices that the process sees.
     pub(crate) devices: Vec<usize>,
     pub(crate) mappings: BTreeMap<PartRef, (MapPhase, ExtentId)>,
-    /// What it is to be sent still.
+    /// Parts that the daemon has yet to send.
     pub(crate) owed: BTreeSet<PartRef>,
-    /// Since when it owes the answer to a packet.
+    /// Since when it has not answered a packet of descriptors.
     pub(crate) owes_since: Option<Time>,
     /// Since when it has not mapped its word table.
     pub(crate) owes_words: Option<Time>,
@@ -87,15 +87,15 @@ pub(crate) struct SessionFacts {
     /// It has a word table.
     pub(crate) pins: bool,
     pub(crate) hears_pressure: bool,
-    /// It does not answer, as the broker says.
+    /// The broker has reported it as silent.
     pub(crate) silent: bool,
     pub(crate) silent_since: Option<Time>,
-    /// Evicted, or unheld and not pinned yet, and its own still.
+    /// Parts that were evicted, or that have no handle pin and were not pinned yet.
     pub(crate) away: BTreeSet<PartRef>,
-    /// What it asked to pin, and was not sent since: it may stand in the queue, though the call is over.
+    /// Parts that it asked to pin and was not sent since. They may be queued although the call is over.
     pub(crate) pin_requested: BTreeSet<PartRef>,
     pub(crate) slots: BTreeMap<Slot, PartRef>,
-    /// Told to unmap when nobody pinned.
+    /// Parts that it was told to unmap when it had no pin on them.
     pub(crate) revoked_unpinned: BTreeSet<PartRef>,
     pub(crate) last_pin: Option<u64>,
     /// Pin calls that have not ended.
@@ -108,13 +108,13 @@ pub(crate) struct PinFacts {
     /// The number of the event.
     pub(crate) arrived: u64,
     pub(crate) answered: bool,
-    /// Since when all in its way wait themselves.
+    /// Since when all sessions that it waits for wait themselves.
     pub(crate) stalled_since: Option<Time>,
-    /// When it is refused at the latest, if it was given a time.
+    /// When it is refused at the latest, if the client gave a time.
     pub(crate) until: Option<Time>,
 }
 
-/// A part that an operator fenced while everybody who mapped it was there to hear of it.
+/// A part that an operator fenced while every mapper of it answered and could be told.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FenceFacts {
     pub(crate) call: CallId,
@@ -128,7 +128,7 @@ pub(crate) enum ExtentPhase {
     Live,
     Cached,
     Releasing,
-    /// Released, and was cached before.
+    /// Released out of the cache.
     GivenUp,
     Unreturned,
 }
@@ -137,46 +137,46 @@ pub(crate) enum ExtentPhase {
 pub(crate) struct ExtentFacts {
     pub(crate) place: usize,
     pub(crate) size: u64,
-    /// Whose session asked for it.
+    /// The tenant whose session requested it.
     pub(crate) owner: Tenant,
     pub(crate) phase: ExtentPhase,
-    /// What it was made for to move there, or was first sent as, since it was made or used again.
+    /// The part that moves there, or that was first sent in it since it was created or reused.
     pub(crate) part: Option<PartRef>,
-    /// Its part is not in it: it moves there, or was there.
+    /// Its part does not lie in it: it is on its way there, or has left.
     pub(crate) detached: bool,
     pub(crate) copied: bool,
     /// Tenants whose sessions were sent it, in that order.
     pub(crate) sent_to: Vec<Tenant>,
     pub(crate) mappers: BTreeSet<SessionId>,
     pub(crate) being_read: bool,
-    /// It is an end of a write-back: who maps it goes on.
+    /// It is one end of a write-back: sessions may go on mapping it.
     pub(crate) written_back: bool,
-    /// Some session that was sent it ended without saying that it let go.
+    /// A session that was sent it ended without reporting that it unmapped it.
     pub(crate) unacknowledged: bool,
     /// It was cached once: its content is not zero.
     pub(crate) reused: bool,
-    /// It lies on disk, and nothing was copied there: it cannot be read.
+    /// It lies on disk and was never written: it cannot be read.
     pub(crate) unwritten: bool,
     pub(crate) debts: Vec<(Tenant, u64)>,
-    /// It is a piece of a file.
+    /// It is a piece of a client's file.
     pub(crate) in_file: bool,
 }
 
 impl ExtentFacts {
-    /// What its tenant pays for it.
+    /// The bytes that its tenant pays for it.
     pub(crate) const fn cost(&self) -> u64 {
         if self.in_file { 0 } else { self.size }
     }
 }
 
-/// What is being loaded: nobody has been told of it.
+/// An allocation that is being loaded. No client has its id yet.
 #[derive(Clone, Debug)]
 pub(crate) struct LoadFacts {
     pub(crate) call: CallId,
     pub(crate) by: SessionId,
-    /// Pieces that were opened, in their order.
+    /// Pieces that were opened, by index.
     pub(crate) parts: BTreeMap<u32, ExtentId>,
-    /// How much of the file that is.
+    /// Bytes of the file that these pieces cover.
     pub(crate) bytes: u64,
 }
 
@@ -185,26 +185,26 @@ pub(crate) struct AllocationFacts {
     pub(crate) tenant: Tenant,
     pub(crate) owner: SessionId,
     pub(crate) kind: Kind,
-    /// Where it is mapped.
+    /// The device that it is mapped on.
     pub(crate) device: usize,
     pub(crate) lifetime: Lifetime,
     pub(crate) readers: Vec<String>,
     pub(crate) size: u64,
     pub(crate) uninitialized: bool,
     pub(crate) discardable: bool,
-    /// To be accessed by its device where it lies in the host's memory.
+    /// Its owner advised that its device accesses it in host memory.
     pub(crate) in_place: bool,
-    /// Its bytes are those of a file.
+    /// It was loaded from a file.
     pub(crate) loaded: bool,
-    /// Its owner is sent what it pins, and nothing before.
+    /// It has no handle pin: its owner is sent only what it pins.
     pub(crate) unpinned: bool,
     pub(crate) part_count: usize,
     pub(crate) sealed: bool,
     /// Its owner or an operator was told that it is freed.
     pub(crate) freed: bool,
-    /// It is on its way out, whoever was told.
+    /// The core is freeing it, whether or not a client was told.
     pub(crate) leaving: bool,
-    /// A part was dropped before anybody was sent it: which extent it left is not known here.
+    /// A part was dropped before any session was sent it, so the oracle does not know which extent it left.
     pub(crate) left_unseen: bool,
     pub(crate) parts: BTreeMap<u32, ExtentId>,
 }
@@ -222,37 +222,37 @@ pub(crate) struct Call {
     pub(crate) at: Time,
     /// The number of the event.
     pub(crate) arrived: u64,
-    /// It repeats what is under way.
+    /// It repeats a call that is under way.
     pub(crate) joined: bool,
 }
 
-/// A part that is to move to an extent, as long as that may be.
+/// A part that is moving to an extent, for as long as that may last.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MoveFacts {
     pub(crate) part: PartRef,
-    /// Where it is copied from, once it is.
+    /// The extent that it is copied from, once the copy has begun.
     pub(crate) from: Option<ExtentId>,
-    /// The driver was told that it need not.
+    /// The core has cancelled the copy.
     pub(crate) cancelled: bool,
 }
 
-/// A part whose content is copied to what it has below, by where that is.
+/// A write-back that is under way, keyed by its target.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WriteBackFacts {
     pub(crate) part: PartRef,
     pub(crate) from: ExtentId,
-    /// The driver was told that it need not.
+    /// The core has cancelled the copy.
     pub(crate) cancelled: bool,
 }
 
-/// What a part on its device has below.
+/// The backing of a part on its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BackingFacts {
-    /// Bytes that are charged and in which nothing is made.
+    /// Bytes that are charged, in which no memory is made yet.
     Reserved { owner: Tenant, place: usize, size: u64 },
-    /// What it came from, or was to go to.
+    /// The extent that it came from, or that was made for it.
     Kept(ExtentId),
-    /// It is discardable, and needs none.
+    /// It is discardable and needs no backing.
     Unneeded,
 }
 
@@ -266,14 +266,14 @@ pub(crate) fn quota_table(stored: &StoredQuotas) -> QuotaTable {
     stored.quotas.iter().map(row).collect()
 }
 
-/// How often a driver had no memory for a batch, and since when it rests for that.
+/// How often a driver had no memory for a batch, and whether the batch rests for that.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Failed {
     pub(crate) times: u32,
     pub(crate) rests: Option<Rests>,
 }
 
-/// Until it is time to look at all devices, and one more look.
+/// A batch rests until the time of the next periodic survey, and for one more survey.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rests {
     pub(crate) until: Time,
@@ -283,15 +283,15 @@ pub(crate) struct Rests {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
     pub(crate) now: Time,
-    /// How long the answer to a packet may take.
+    /// How long a session may take to answer a packet.
     pub(crate) answer_timeout: Duration,
     pub(crate) tenants: Vec<String>,
-    /// The devices in their order, and then what is below them.
+    /// The devices in their order, then the places below them.
     pub(crate) places: Vec<PlaceFacts>,
     pub(crate) quotas_in_force: QuotaTable,
-    /// What holds of these now, worked out when it is first asked for.
+    /// Quotas in force by tenant and place, filled on first use.
     pub(crate) quotas: RefCell<BTreeMap<(Tenant, usize), (u64, u64)>>,
-    /// What is being written.
+    /// The change of quotas that is being stored.
     pub(crate) staged: Option<QuotaTable>,
     pub(crate) draining: bool,
     pub(crate) hellos: BTreeMap<ChannelId, Hello>,
@@ -302,85 +302,84 @@ pub(crate) struct Facts {
     pub(crate) loading: BTreeMap<AllocationId, LoadFacts>,
     pub(crate) extents: BTreeMap<ExtentId, ExtentFacts>,
     pub(crate) balances: BTreeMap<(Tenant, usize), Balance>,
-    /// Of what is held, what backs nothing.
+    /// Bytes that are charged and cached.
     pub(crate) cached: BTreeMap<(Tenant, usize), u64>,
-    /// Of what is held, what was cached and is on its way to the driver.
+    /// Bytes that were cached and are being released.
     pub(crate) cached_leaving: BTreeMap<(Tenant, usize), u64>,
     pub(crate) calls: BTreeMap<CallId, Call>,
-    /// By part.
     pub(crate) fences: BTreeMap<PartRef, FenceFacts>,
-    /// When a fence of a part was asked for last, and one of an allocation that was named: the number of the event.
+    /// Number of the event that last asked for a fence of a part, and of one that was given by name.
     pub(crate) fenced_at: BTreeMap<PartRef, u64>,
     pub(crate) named_fence_at: u64,
-    /// Parts whose last fence may have joined one that had begun before, and whether the last one by name may have: then
-    /// it is not known here which calls came before it.
+    /// Parts whose last fence may have joined one that began earlier, and whether the last fence by name may
+    /// have. Then the oracle does not know which calls came before it.
     pub(crate) fences_joined: BTreeSet<PartRef>,
     pub(crate) named_fence_joined: bool,
-    /// When the words of a part were asked for last: the number of the event.
+    /// Number of the event in which the words of a part were last to be revoked.
     pub(crate) words_asked: BTreeMap<PartRef, u64>,
-    /// Allocations of which mappings are being revoked, by the call; `None` of some that was named.
+    /// Allocations whose mappings an operator revokes, by call; `None` for one that was named.
     pub(crate) revoking: BTreeMap<CallId, Option<AllocationId>>,
-    /// Who was told to unmap what for a while, and has not.
+    /// Sessions that were told to unmap a part, may pin it again, and have not answered.
     pub(crate) evicting: BTreeSet<(SessionId, PartRef)>,
     /// Parts whose words are being revoked.
     pub(crate) words_pending: BTreeSet<PartRef>,
-    /// By the extent that they go to.
+    /// Moves by target extent.
     pub(crate) moves: BTreeMap<ExtentId, MoveFacts>,
     pub(crate) write_backs: BTreeMap<ExtentId, WriteBackFacts>,
-    /// Copies that were ordered, by where they go: as what, or hastened since.
+    /// Class of each ordered copy by target extent, as ordered or hastened since.
     pub(crate) copies: BTreeMap<ExtentId, CopyClass>,
-    /// Who waits in lanes.
+    /// Classes that wait in lanes.
     pub(crate) class_waits: ClassWaits,
-    /// And lacks its share of the link that these share.
+    /// Shortage of each class on the link that lanes share.
     pub(crate) missing_on_bus: MissingOnBus,
-    /// How links are shared, once that was changed.
+    /// The shares of links, once they were changed.
     pub(crate) shares: Option<Shares>,
-    /// What parts on their devices have below.
+    /// Backing of parts on their devices.
     pub(crate) backings: BTreeMap<PartRef, BackingFacts>,
-    /// Parts on their device for which there were no bytes below: whose, below which device, and how large.
+    /// Parts on their device that have no backing for want of bytes: tenant, device, size.
     pub(crate) missing_backing: BTreeMap<PartRef, (Tenant, usize, u64)>,
-    /// Parts that are on their way out of their devices, or about to set out.
+    /// Parts that are leaving their devices, or are about to.
     pub(crate) departing: BTreeSet<PartRef>,
-    /// Discardable parts that are nowhere, how large they are, and in which tier they are said to be.
+    /// Dropped parts, with their size and the tier that the core shows for them.
     pub(crate) dropped: BTreeMap<PartRef, (u64, Tier)>,
-    /// Parts that are mapped in the host's memory still, and are not to be any more.
+    /// Parts that sessions still map in host memory although their owner no longer wants them there.
     pub(crate) in_place_to_unmap: BTreeSet<PartRef>,
-    /// How often the content of each was given up.
+    /// How often each part was dropped.
     pub(crate) drop_counts: BTreeMap<PartRef, u64>,
-    /// What operators hold.
+    /// Parts that operators hold.
     pub(crate) operator_holds: BTreeSet<PartRef>,
-    /// Who was seen to pin what, when it was looked at last.
+    /// Sessions that pinned a part at the last harvest.
     pub(crate) pinned: BTreeSet<(PartRef, SessionId)>,
-    /// Who stood in the line after the last event.
+    /// The line after the last event.
     pub(crate) waits: BTreeMap<u64, WaitView>,
-    /// Batches for which a driver had no memory, by who asked and until when.
+    /// Batches for which a driver had no memory, by session and deadline.
     pub(crate) failed_batches: BTreeMap<(Option<SessionId>, Option<Time>), Failed>,
-    /// There were too many extents since devices were looked at last.
+    /// The limit of extents was reached since the last survey.
     pub(crate) extents_ran_out: bool,
-    /// What was last written to each part, where that is known.
+    /// Content that was last written to each part, where the oracle knows it.
     pub(crate) contents: BTreeMap<PartRef, u64>,
-    /// Since which event somebody wants a part that is elsewhere.
+    /// Parts off their device that a session wants, with the number of the event since which it does.
     pub(crate) part_waiters: BTreeMap<PartRef, u64>,
-    /// What could not be brought to its device since others were last looked for there: it is tried again then.
+    /// Parts that could not be moved since the last survey. The core tries them again after the next.
     pub(crate) failed_parts: BTreeSet<PartRef>,
-    /// Some pin call is in somebody's way who waits itself.
+    /// At least one pin call is stalled.
     pub(crate) any_stalled: bool,
-    /// How many events there were.
+    /// Number of events so far.
     pub(crate) clock: u64,
-    /// What was said last of each place.
+    /// Pressure of each place as last reported.
     pub(crate) pressure: BTreeMap<usize, Pressure>,
-    /// Until when places were full last.
+    /// When each place was last at level high or above.
     pub(crate) high_until: BTreeMap<usize, Time>,
-    /// By full place: parts of it that could leave, and since when that has been seen.
+    /// By full place: idle parts that could leave, and since when.
     pub(crate) idle_since: BTreeMap<usize, BTreeMap<PartRef, Time>>,
-    /// The same of what is cached there.
+    /// By full place: cached extents, and since when.
     pub(crate) cached_since: BTreeMap<usize, BTreeMap<ExtentId, Time>>,
-    /// What who wants to hear of it was told last.
+    /// Pressure that each channel was last sent, by place.
     pub(crate) reported_pressure: BTreeMap<(ChannelId, usize), Pressure>,
-    /// When each part was seen to be used last, or came to where it is.
+    /// When each part was last used, or arrived where it is.
     pub(crate) used: BTreeMap<PartRef, Time>,
     pub(crate) digesting: BTreeMap<AllocationId, Vec<ExtentId>>,
-    /// What was read of each allocation that was ever hashed.
+    /// Digests by what the driver read, of each allocation that was ever hashed.
     pub(crate) digests: BTreeMap<AllocationId, [u8; 32]>,
 }
 
@@ -400,12 +399,12 @@ impl Facts {
         self.place_of(&self.places.get(device)?.uuid, tier)
     }
 
-    /// What is below a device, the nearest first.
+    /// The places below a device, the nearest first.
     pub(crate) fn below(&self, device: usize) -> Vec<usize> {
         [Tier::Host, Tier::Disk].into_iter().filter_map(|tier| self.place(device, tier)).collect()
     }
 
-    /// By its UUID or index.
+    /// The device with this UUID or index.
     pub(crate) fn device_named(&self, text: &str) -> Option<usize> {
         let devices = self.places.iter().enumerate().filter(|(_, place)| place.tier == Tier::Device);
         let mut named = devices.filter(|(at, place)| place.uuid == text || at.to_string() == text);
@@ -417,7 +416,7 @@ impl Facts {
         self.places.iter().position(is)
     }
 
-    /// Where files are that are loaded on a device.
+    /// The place of files that are loaded on a device.
     pub(crate) fn files_of(&self, device: usize) -> Option<usize> {
         let uuid = &self.places.get(device)?.uuid;
         self.places.iter().position(|place| place.in_files && place.uuid == *uuid)
@@ -431,7 +430,7 @@ impl Facts {
         self.balances.get(&(tenant, place)).copied().unwrap_or_default().charged()
     }
 
-    /// All parts of an allocation that somebody was told of.
+    /// All parts of an allocation, if a client was told of it.
     pub(crate) fn parts_of(&self, id: AllocationId) -> impl Iterator<Item = PartRef> + use<> {
         let count = self.allocations.get(&id).map_or(0, |it| it.part_count);
         (0..).map(PartIndex).take(count).map(move |part| PartRef { allocation: id, part })
@@ -443,19 +442,20 @@ impl Facts {
         sessions.map(|session| session.in_flight).sum()
     }
 
-    /// Whether the session's channel can be heard: its time may be up in this very moment, which goes first.
+    /// Whether the daemon can still talk to the session. Its deadline may be reached in this very moment;
+    /// that comes first.
     pub(crate) fn is_heard(&self, session: &SessionFacts) -> bool {
         let due = self.due_of(session);
         self.open_channels.contains(&session.channel) && due.is_none_or(|due| due > self.now)
     }
 
-    /// By when it is to have answered what it was sent.
+    /// When the session must have answered what it was sent.
     pub(crate) fn due_of(&self, session: &SessionFacts) -> Option<Time> {
         let since = [session.owes_since, session.owes_words].into_iter().flatten().min();
         since.map(|since| since.after(self.answer_timeout))
     }
 
-    /// A session lets go of a part.
+    /// Ends a session's mapping of a part.
     pub(crate) fn drop_mapping(&mut self, id: SessionId, part: PartRef) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         if let Some((phase, extent)) = session.mappings.remove(&part) {
@@ -482,7 +482,7 @@ impl Facts {
         }
     }
 
-    /// The session maps nothing any more, for certain.
+    /// Records that the session certainly maps nothing any longer.
     pub(crate) fn session_gone(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         session.gone = true;

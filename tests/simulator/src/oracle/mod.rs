@@ -43,73 +43,74 @@ pub struct Oracle {
     default_disk_limit: Quantity,
     settings: SettingsFacts,
     sessions_reserved: u64,
-    /// As the world has them, if it does.
+    /// The lanes of this world, if it has any.
     lanes: Option<Lanes>,
     step: Step,
     violations: Vec<Violation>,
 }
 
-/// The event that is being handled, and what came of it so far.
+/// The event that is being handled, and what the oracle has seen of its effects so far.
 #[derive(Debug, Default)]
 struct Step {
     call: Option<(broker_core::CallId, Call)>,
     expected: Option<Refusal>,
     repeat: requests::repeats::Expected,
-    /// A session whose answer did not fit.
+    /// A session whose frame broke the protocol.
     offender: Option<vramd_types::SessionId>,
     by_client: bool,
-    /// What a session that asks to part from memory was to be sent of it.
+    /// Parts of an allocation that a session detaches: those that it was to be sent.
     owed_before: Vec<(vramd_types::SessionId, broker_core::PartRef)>,
-    /// What it kept of it, and was never sent.
+    /// Parts of that allocation that were away in the session and were never sent.
     away_before: Vec<(vramd_types::SessionId, broker_core::PartRef)>,
     answer: Option<Outcome>,
-    /// Extents that were ordered, and how many of these for new memory.
+    /// Extents whose creation was ordered, and how many of these are for new memory.
     ordered_count: usize,
     created_count: usize,
     changed_accounts: Vec<(facts::Tenant, usize)>,
-    /// Held parts of a batch that is being ordered, with whose and how large they are on which device.
+    /// Parts with a handle pin of a batch that is being ordered, with tenant, device and size. Their backing
+    /// is reserved once the whole batch is ordered.
     to_back: Vec<(broker_core::PartRef, (facts::Tenant, usize, u64))>,
-    /// For whom something is being made, and where.
+    /// Tenants and places for which the event creates memory.
     admitted: Vec<(facts::Tenant, usize)>,
     committed: Vec<u128>,
     gone: Vec<vramd_types::SessionId>,
-    /// An allocation that the driver has read.
+    /// An allocation that the driver has hashed.
     digested: Option<vramd_types::AllocationId>,
-    /// Of whose parts on which device some began to leave: how large each is, and what its tenant wanted there.
+    /// By tenant and device: size of each part that began to leave, and what its tenant wanted there.
     departures: std::collections::BTreeMap<(facts::Tenant, usize), Vec<(u64, u64)>>,
-    /// Of whose parts some go on leaving that were chosen before, or have left at once.
+    /// Tenants and devices of which parts leave that were chosen by an earlier event, or have left at once.
     chosen_before: std::collections::BTreeSet<(facts::Tenant, usize)>,
-    /// What an operator's request changed, should it be refused.
+    /// How to undo what an operator's request changed, in case it is refused.
     undo: Option<Undo>,
-    /// Whose batch was made without waiting, and where; and what its tenant had in use there with it.
+    /// By tenant and device: what the tenant has in use, with a batch that did not have to wait.
     made_at_once: std::collections::BTreeMap<(facts::Tenant, usize), u64>,
-    /// The driver has made something, or could not.
+    /// The event is the end of a creation, good or bad.
     create_ended: bool,
-    /// The tenant whose batch waited for room and is looked at again.
+    /// The tenant whose waiting batch is tried again.
     retried_tenant: Option<facts::Tenant>,
-    /// Evicted by these, whose words are to be collected now.
+    /// Evicted parts whose words the daemon must collect within this event.
     to_collect: std::collections::BTreeSet<(vramd_types::SessionId, broker_core::PartRef)>,
-    /// What these could not map, and may ask for again.
+    /// Parts that a session failed to map and may pin again.
     unmappable: std::collections::BTreeSet<(vramd_types::SessionId, broker_core::PartRef)>,
-    /// The words of this part have just been looked at.
+    /// The part whose words the daemon has just revoked or failed to revoke.
     words_revoked: Option<broker_core::PartRef>,
-    /// The part in whose word WRITTEN has just been cleared, since nobody pinned it.
+    /// The part in whose word the daemon has just cleared WRITTEN, since no session pinned it.
     cleared_word: Option<broker_core::PartRef>,
-    /// What was just written back, and not given up.
+    /// A part whose write-back has just ended well and was not cancelled.
     written_back: Option<broker_core::PartRef>,
-    /// A change of quotas has just been stored.
+    /// The event stored a change of quotas.
     quotas_changed: bool,
-    /// Settings have just been changed.
+    /// The event changed settings.
     settings_changed: bool,
-    /// What has just been copied from one tier below its device to another.
+    /// A part that was just copied between two tiers below its device.
     moved_below: Option<broker_core::PartRef>,
-    /// What the disk has just not had as it was written there.
+    /// A part whose content on disk was just found damaged.
     damaged: Option<broker_core::PartRef>,
-    /// The driver or the disk has just said that it failed.
+    /// The event reports a failure of the driver or the disk.
     failure_reported: bool,
 }
 
-/// What an operator's request is taken to change at once.
+/// State that an operator's request changes at once, as it was before.
 #[derive(Clone, Copy, Debug)]
 enum Undo {
     Ending { session: vramd_types::SessionId, ending: bool, kill_asked: bool },
@@ -136,7 +137,7 @@ impl Oracle {
         oracle
     }
 
-    /// A new life of the daemon: all is forgotten but what is on disk, and which ids were given out.
+    /// Restarts the oracle with the daemon: it forgets all but what is on disk and which ids were given out.
     pub fn restart(&mut self, config: &Config, stored: &StoredQuotas) {
         self.facts = Facts {
             now: self.facts.now,
@@ -152,13 +153,13 @@ impl Oracle {
         self.step = Step::default();
     }
 
-    /// Before the broker hears of it.
+    /// Learns from the event, before the broker handles it.
     pub fn begin_event(&mut self, now: Time, event: &Event) {
         self.facts.now = now;
         self.facts.clock += 1;
         self.step = Step::default();
         self.observe_event(event);
-        // What nobody gives back is owed by others from now on, whatever is admitted.
+        // Memory that was not returned is charged to others from now on, whatever is admitted.
         self.step.committed = self.committed_all();
     }
 
@@ -255,14 +256,14 @@ impl Oracle {
                 self.record_late_backing(*part, *tier);
             }
             Command::Notice(Notice::WrittenBack { part, .. }) => self.check_written_back(*part),
-            // It stays where it is either way.
+            // The part stays where it is either way.
             Command::Notice(
                 Notice::MoveStopped { cause: Cause::WriteBack, .. }
                 | Notice::MoveFailed { cause: Cause::WriteBack, .. },
             ) => {}
             Command::Notice(Notice::Dropped { part, bytes, tier, cause, .. }) => {
                 self.expect(PRESSED, *cause != Cause::Pressure, || {
-                    format!("{part:?} is given up for pressure alone")
+                    format!("{part:?} was dropped although only pressure asked for it")
                 });
                 self.expect_no_operator_hold(*part);
                 self.record_departure(*part, false, broker);
@@ -289,7 +290,7 @@ impl Oracle {
         }
     }
 
-    /// After the broker has done all that the event caused.
+    /// Checks the whole step, after the broker has done all that the event caused.
     pub fn end_event(&mut self, broker: &Broker) {
         self.learn_sealed(broker);
         self.reserve_batch_backing();
@@ -337,5 +338,5 @@ impl Oracle {
     }
 }
 
-/// What came of a call.
+/// The answer to a call.
 type Outcome = Result<Reply, Refusal>;

@@ -1,4 +1,4 @@
-//! Learning from events and commands; judging is elsewhere.
+//! Learns from events and commands; the files by invariant judge them.
 
 use broker_core::{
     CallId, ChannelId, ClientFrame, ClientRequest, Completion, CreateError, Event, OperatorRequest, PartUse,
@@ -112,7 +112,7 @@ impl Oracle {
         }
     }
 
-    /// The queue was full: nothing came of the request.
+    /// Undoes what an operator's request changed: the queue was full.
     pub(crate) fn undo_operator_request(&mut self) {
         match self.step.undo.take() {
             Some(Undo::Ending { session, ending, kill_asked }) => {
@@ -217,12 +217,13 @@ impl Oracle {
             }
             Completion::Damaged { to, .. } => {
                 self.step.failure_reported = true;
-                // Of a copy that was given up nobody is told: who wants the part has it read again.
+                // A cancelled copy is reported to no session: a session that wants the part has it read
+                // again.
                 let moves = self.facts.moves.get(to).filter(|moves| !moves.cancelled);
                 self.step.damaged = moves.map(|moves| moves.part);
                 self.record_copy_end(*to, false);
             }
-            // Nobody here writes behind pins, and who compares says nothing: the copy is what counts.
+            // No session here writes without a pin, so this report decides nothing: the copy is what counts.
             Completion::CleanBackingDiffers { .. } => {}
             Completion::WordsRevoked { part, outcome } => {
                 if let WordsOutcome::Pinned { by } = outcome {
@@ -256,7 +257,8 @@ impl Oracle {
         }
     }
 
-    /// What did not come back is owed in equal shares by those who were sent it, the first one taking the rest.
+    /// Splits memory that was not returned into equal debts of the tenants that were sent it. The first one
+    /// takes the remainder.
     fn observe_release(&mut self, extent: vramd_types::ExtentId, returned: bool) {
         let Some(facts) = self.facts.extents.get_mut(&extent) else { return };
         let (owner, place, size) = (facts.owner, facts.place, facts.cost());
@@ -288,7 +290,8 @@ impl Oracle {
     pub(crate) fn record_forgotten_process(&mut self, channel: ChannelId) {
         self.facts.open_channels.remove(&channel);
         let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
-        // Only who holds nothing may be taken for gone: what it holds stays held until it is said to be otherwise.
+        // Only a session without mappings may be taken for gone. The others stay charged until the daemon
+        // learns more.
         if let Some(session) = self.facts.sessions.get_mut(&id)
             && session.mappings.is_empty()
             && !session.gone
@@ -313,7 +316,7 @@ impl Oracle {
     }
 }
 
-/// `None` where it is known by its name.
+/// `None` for an allocation that was given by name.
 fn id_of(target: &Target) -> Option<AllocationId> {
     match target {
         Target::Id(id) => Some(*id),

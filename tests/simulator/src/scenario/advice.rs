@@ -1,22 +1,22 @@
-//! Whether owners advise how their memory is used, and how often.
+//! Draws whether owners advise how their memory is used, and how often.
 
 use broker_core::Config;
 
 use crate::dice::Dice;
 
-/// A stream of its own: a world without advice is what it was before there was any.
+/// A stream of its own: worlds without advice are the same as before it existed.
 const STREAM: u64 = 6;
 
-/// One in so many worlds has owners who advise.
+/// One in this many worlds has owners that advise.
 const ONE_IN: u64 = 3;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Advising {
-    /// Of a thousand requests, so many are advice.
+    /// Of a thousand requests, how many are advice.
     pub rate: u64,
-    /// Of a thousand times, so often it is to access something in place.
+    /// Of a thousand pieces of advice, how many set access in place.
     pub sets: u64,
-    /// There is room for much in the host's memory.
+    /// The host tier is at least as large as the device.
     roomy: bool,
 }
 

@@ -1,22 +1,23 @@
-//! Disks as some are: slower than the host's memory, filled by others at times, and damaged for good where they are.
+//! Draws bad disks: slower than host memory, filled by other programs at times, and damaged for good in
+//! places.
 
 use std::time::Duration;
 
 use crate::dice::Dice;
 
-/// A stream of its own: a world without such disks is what it was before there were any.
+/// A stream of its own: worlds without such disks are the same as before they existed.
 const STREAM: u64 = 7;
 
-/// One in so many worlds has such disks.
+/// One in this many worlds has such disks.
 const ONE_IN: u64 = 3;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Disks {
-    /// A copy to or from a disk takes so much longer than others, at most.
+    /// The most that a copy to or from a disk takes longer than others.
     pub slower: Duration,
-    /// Of a thousand times that others come or go, so often they have all that is left of a disk.
+    /// Of a thousand changes of other programs, how many fill a disk.
     pub filled: u64,
-    /// Of a thousand pieces that cannot be read as they were written, so many never can be.
+    /// Of a thousand damaged pieces, how many stay damaged.
     pub damaged_for_good: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What goes wrong, and how often in this world.
+//! Faults, and how often they happen in a world.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,8 @@ macro_rules! faults {
                 }
             }
 
-            /// How often, of a thousand chances, where it happens at all. None: that is drawn elsewhere.
+            /// Usual rate of a thousand chances, where the fault happens at all. Zero means that it is drawn
+            /// elsewhere.
             const fn usual(self) -> u64 {
                 match self {
                     $(Self::$fault => $usual,)*
@@ -52,7 +53,7 @@ faults! {
     FileChanges = "file-changes", 0;
 }
 
-/// The rates of one world. A third of all kinds does not happen at all in it, so that worlds differ.
+/// The rates of one world. A third of all kinds does not happen in it at all, so that worlds differ.
 #[derive(Clone, Debug)]
 pub struct Faults {
     rates: BTreeMap<Fault, u64>,
@@ -77,14 +78,14 @@ impl Faults {
         self.rates.get(&fault).copied().unwrap_or_default()
     }
 
-    /// What is drawn elsewhere.
+    /// Sets the rate of a fault that is drawn elsewhere.
     pub(super) fn set_rate(&mut self, fault: Fault, rate: u64) {
         if !self.without.contains(&fault) {
             self.rates.insert(fault, rate);
         }
     }
 
-    /// From here on nothing goes wrong.
+    /// Stops all faults.
     pub fn stop(&mut self) {
         self.rates.clear();
     }

@@ -1,4 +1,4 @@
-//! Whether files can be loaded in a world, and how often that is done.
+//! Draws whether files can be loaded in a world, and how often they are.
 
 use broker_core::Config;
 use vramd_types::Bytes;
@@ -6,19 +6,19 @@ use vramd_types::Bytes;
 use super::{Fault, Faults};
 use crate::dice::Dice;
 
-/// A stream of its own: a world without files is what it was before there were any.
+/// A stream of its own: worlds without files are the same as before they existed.
 const STREAM: u64 = 5;
 
-/// One in so many worlds has files.
+/// One in this many worlds has files.
 const ONE_IN: u64 = 3;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Files {
-    /// Of a thousand who would allocate, so many load.
+    /// Of a thousand requests to allocate, how many load instead.
     pub loads: u64,
-    /// How often a file is found changed, of a thousand times that it is read.
+    /// Of a thousand reads, how many find the file changed.
     changes: u64,
-    /// There is nothing else below any device.
+    /// No device has a host or disk tier.
     alone: bool,
 }
 

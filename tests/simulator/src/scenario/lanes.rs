@@ -1,18 +1,18 @@
-//! Whether copies go by lanes in a world, and how fast these are. Else each copy takes its time by itself, and they end in any
-//! order.
+//! Draws whether copies go by lanes in a world, and how fast these are. Otherwise each copy takes its time by
+//! itself, and copies end in any order.
 
 use broker_core::{Config, DeviceConfig};
 use vramd_types::{Bytes, Shares};
 
 use crate::dice::Dice;
 
-/// A stream of its own: a world without lanes is what it was before there were any.
+/// A stream of its own: worlds without lanes are the same as before they existed.
 const STREAM: u64 = 3;
 
-/// One in so many worlds has lanes.
+/// One in this many worlds has lanes.
 const ONE_IN: u64 = 3;
 
-/// What a lane carries in a microsecond: as many bytes.
+/// Bytes that a lane carries in a microsecond.
 const BYTES_A_MICRO: u64 = 1024;
 
 const DEVICES_CROWDED: usize = 3;
@@ -22,12 +22,13 @@ pub struct Lanes {
     pub shares: Shares,
     /// How long a chunk takes at most.
     pub chunk_micros_max: u64,
-    /// What all lanes into devices and out of them carry together, in percent of one of them, where they share a link.
+    /// Where lanes share a link: what all lanes into and out of devices carry together, in percent of one of
+    /// them.
     pub shared_percent: Option<u64>,
-    /// Copies are long, and the link is shared by the lanes of three devices: of which one is filled while the others are emptied,
-    /// so that each class waits in lanes of its own.
+    /// Copies are long, and the lanes of three devices share the link. One device is filled while the others
+    /// are emptied, so that each class waits in lanes of its own.
     pub is_crowded: bool,
-    /// Mean microseconds between two acts of one process: soon enough for copies to be in each other's way.
+    /// Mean microseconds between two acts of one process: short enough for copies to compete.
     pub think_micros: u64,
 }
 
@@ -54,7 +55,7 @@ impl Lanes {
         has_lanes.then_some(Self { shares, chunk_micros_max, shared_percent, is_crowded, think_micros })
     }
 
-    /// There is room to copy to, and devices enough.
+    /// Gives the devices room to copy to, and adds devices where many are needed.
     pub(super) fn apply_to(&self, config: &mut Config) {
         config.shares = self.shares;
         while let (devices, Some(last)) = (config.devices.len(), config.devices.last())
@@ -69,27 +70,28 @@ impl Lanes {
         }
     }
 
-    /// Into how many a copy is cut at most.
+    /// The most chunks that a copy is cut into.
     pub const fn chunks_max(&self) -> u64 {
         if self.is_crowded { 64 } else { 8 }
     }
 
-    /// How long a chunk takes while some are under way in so many lanes that share a link: in percent of what it takes alone.
+    /// How long a chunk takes, in percent of its time alone, while chunks are under way in that many lanes of
+    /// a shared link.
     pub fn slowed_percent(&self, lanes: usize) -> u64 {
         self.shared_percent.map_or(100, |percent| (lanes as u64 * 10_000 / percent).max(100))
     }
 
-    /// What a lane copies in a second.
+    /// Bytes that a lane copies in a second.
     pub fn carries() -> u64 {
         Self::bytes_in(1_000_000).get()
     }
 
-    /// What a lane copies meanwhile.
+    /// Bytes that a lane copies in that time.
     pub fn bytes_in(micros: u64) -> Bytes {
         Bytes::new(micros.saturating_mul(BYTES_A_MICRO))
     }
 
-    /// The largest.
+    /// The largest chunk.
     pub fn chunk(&self) -> Bytes {
         Self::bytes_in(self.chunk_micros_max)
     }

@@ -1,4 +1,4 @@
-//! What a seed says of its world: devices, limits, tenants with their ways, and how often what goes wrong.
+//! Scenarios: devices, limits, tenants with their scripts, and rates of faults, all drawn from a seed.
 
 mod advice;
 mod disks;
@@ -22,16 +22,16 @@ use broker_core::{Bug, Config, StoredQuotas, Tier};
 
 use crate::dice::Dice;
 
-/// A run: the seed, and what is left out of what it says.
+/// A run: the seed, and what is left out of its world.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     pub seed: u64,
     pub events: u64,
     pub bug: Option<Bug>,
     pub without: BTreeSet<Fault>,
-    /// Seats whose processes do nothing, and [`OPERATORS`].
+    /// Seats whose processes do nothing; may include [`OPERATORS`].
     pub idle: BTreeSet<usize>,
-    /// Actions, by number, that are not done.
+    /// Acts to leave out, by number.
     pub skip: BTreeSet<u64>,
 }
 
@@ -51,16 +51,16 @@ impl Plan {
     }
 }
 
-/// Where client processes sit, one after the other.
+/// A seat, at which client processes sit one after the other.
 #[derive(Clone, Debug)]
 pub struct Seat {
     pub tenant: &'static str,
     pub script: Script,
-    /// UUIDs that its processes see; `None` is all.
+    /// UUIDs that its processes see; `None` means all.
     pub devices: Option<Vec<String>>,
-    /// Its processes speak pins.
+    /// Its processes use pins.
     pub pins: bool,
-    /// They want to be told how full devices are.
+    /// Its processes ask to be sent the pressure of devices.
     pub hears_pressure: bool,
 }
 
@@ -69,20 +69,20 @@ pub struct Scenario {
     pub config: Config,
     pub stored: StoredQuotas,
     pub seats: Vec<Seat>,
-    /// Those who sit there.
+    /// The tenants of the seats.
     pub tenants: Vec<&'static str>,
     pub faults: Faults,
     /// Mean microseconds between two acts of one process.
     pub think_micros: u64,
-    /// Mean microseconds between two looks at what the words say of use.
+    /// Mean microseconds between two harvests.
     pub harvest_micros: u64,
-    /// By which copies go, if they do not each go by itself.
+    /// Lanes that copies go by, if any.
     pub lanes: Option<Lanes>,
-    /// That are loaded, if any are.
+    /// Files that are loaded, if any.
     pub files: Option<Files>,
-    /// Who gives any, if anybody does.
+    /// Advice that owners give, if any.
     pub advising: Option<Advising>,
-    /// That are not as good as the host's memory, if they are not.
+    /// Bad disks, if any.
     pub disks: Option<Disks>,
 }
 

@@ -1,4 +1,5 @@
-//! The node of a world: small devices and narrow bounds, so that everything that can be full is full sometimes.
+//! The node of a world: small devices and narrow bounds, so that everything that can be full is full
+//! sometimes.
 
 use std::time::Duration;
 
@@ -72,7 +73,7 @@ pub(super) fn config(dice: &mut Dice) -> Config {
     }
 }
 
-/// Where steps of pressure begin, and how soon something is cold; in some worlds nothing ever is.
+/// The bounds of the pressure levels, and how soon a part is cold; in some worlds none ever is.
 pub(crate) fn pressure(dice: &mut Dice) -> PressureBounds {
     let (elevated_percent, high_percent, critical_percent, fall_percent, evict_to_percent) =
         dice.one(&[(80, 90, 95, 3, 85), (40, 60, 80, 5, 50), (10, 20, 30, 2, 15), (60, 80, 100, 10, 65)]);
@@ -87,7 +88,7 @@ pub(crate) fn pressure(dice: &mut Dice) -> PressureBounds {
     }
 }
 
-/// By use, or in an order of no sense.
+/// Eviction by use, or in a random order.
 fn eviction(dice: &mut Dice) -> EvictionPolicy {
     if dice.chance(700) {
         return EvictionPolicy::Lru;
@@ -133,7 +134,7 @@ fn drawn_limits(dice: &mut Dice) -> Limits {
     }
 }
 
-/// Quotas from an earlier life, small enough to be backed.
+/// Quotas from an earlier life of the daemon, small enough to be backed.
 pub(super) fn stored(dice: &mut Dice, config: &Config) -> StoredQuotas {
     let has_host = config.devices.iter().any(|device| !device.host.is_zero());
     let has_disk = config.devices.iter().any(|device| !device.disk.is_zero());

@@ -1,15 +1,15 @@
-//! The ways of client processes.
+//! The scripts of client processes.
 
-/// What a process is like. All of them do everything now and then; the weights differ.
+/// How a process behaves. Every process does everything now and then; the weights differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Script {
     /// Allocates, seals, attaches and frees.
     Steady,
-    /// Takes until it is refused, and frees late.
+    /// Allocates until it is refused, and frees late.
     Greedy,
-    /// Takes several times what there is, keeps it, and uses one after the other.
+    /// Allocates several times what exists, keeps it, and uses one allocation after the other.
     Turning,
-    /// Sleeps long, then calls many times at once.
+    /// Sleeps long, then makes many calls at once.
     Bursty,
     /// Ends in the middle of things.
     Crashing,
@@ -17,11 +17,11 @@ pub enum Script {
     Leaking,
     /// Answers nothing for a while.
     Stopped,
-    /// Says what is not so.
+    /// Breaks the protocol.
     Lying,
 }
 
-/// How often, relative to each other, a process does what.
+/// How often a process chooses each act, relative to the others.
 #[derive(Clone, Copy, Debug)]
 pub struct Weights {
     pub allocate: u64,
@@ -71,7 +71,7 @@ impl Script {
         }
     }
 
-    /// How many times the usual rate a process of this kind makes trouble of its own kind.
+    /// By which factor a process of this kind exceeds the usual rate of its own kind of trouble.
     pub const fn factor(self, of: Self) -> u64 {
         if matches!(
             (self, of),

@@ -1,4 +1,4 @@
-//! What a process does next, by its script.
+//! Chooses what a process does next, by its script.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{
 /// Acts are numbered by seat and turn, so that one can be left out and the others stay what they are.
 const TURNS_PER_SEAT: u64 = 1_000_000;
 
-/// What a process may choose from.
+/// The acts that a process may choose from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
     Allocate,
@@ -47,7 +47,7 @@ impl World {
         }
     }
 
-    /// How many turns the seat has had. Counted by seat: processes come and go.
+    /// Counts a turn of the seat, and returns the count. It is kept by seat, since processes come and go.
     fn turn(&mut self, seat: usize) -> u64 {
         let turn = &mut self.turns[seat];
         *turn += 1;
@@ -92,7 +92,7 @@ impl World {
         }
         let (channel, session) = (process.channel, process.session);
         let Some(channel) = channel else {
-            // It was refused, or has closed: it comes again, but not at once.
+            // The process was refused or has closed its channel. It connects again, but not at once.
             if dice.chance(200) {
                 self.reopen(pid, dice);
             }
@@ -158,7 +158,7 @@ impl World {
         }
     }
 
-    /// Opens a new channel. An honest process says which earlier sessions it has unmapped wholly.
+    /// Opens a new channel. An honest process names the earlier sessions of which it has unmapped everything.
     fn reopen(&mut self, pid: u32, dice: &mut Dice) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         if let Some(channel) = process.channel {
@@ -180,7 +180,7 @@ impl World {
         self.open_channel(pid, if unmaps_all { past } else { Vec::new() });
     }
 
-    /// Unmaps something of its own accord, as a free in the SDK does.
+    /// Unmaps something without being told, as a free in the SDK does.
     fn unmap_some(&mut self, pid: u32, script: Script, dice: &mut Dice) {
         let Some(id) = self.processes.get(&pid).and_then(|process| process.channel) else { return };
         let Some(channel) = self.channels.get(&id) else { return };
@@ -190,7 +190,7 @@ impl World {
         }
     }
 
-    /// Looks around: what it may not know of, it must not be shown.
+    /// Describes or lists allocations. The process must not be shown what it may not know of.
     fn ask(&mut self, pid: u32, dice: &mut Dice) {
         let Some(process) = self.processes.get(&pid) else { return };
         let (peer, session) = (process.peer(), process.session);

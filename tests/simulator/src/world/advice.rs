@@ -1,4 +1,4 @@
-//! Owners who say how their memory is used.
+//! Owners that advise how their memory is used.
 
 use broker_core::{Advice, ClientRequest, Tier};
 use vramd_types::{AllocationId, ExtentId};
@@ -7,7 +7,7 @@ use super::World;
 use crate::{coverage::InPlaceStep, dice::Dice};
 
 impl World {
-    /// Whether who would ask for something advises instead.
+    /// Whether a process that would make a request gives advice instead.
     pub(super) fn chooses_advice(&self, dice: &mut Dice) -> bool {
         self.scenario.advising.is_some_and(|advising| dice.chance(advising.rate))
     }
@@ -18,7 +18,7 @@ impl World {
         ClientRequest::Advise(id, advice)
     }
 
-    /// A client has just mapped the extent, or written to it.
+    /// Counts that a client has just mapped the extent in host memory, or written to it there.
     pub(super) fn record_in_place_use(&mut self, extent: ExtentId, step: InPlaceStep) {
         if self.driver.pieces.get(&extent).is_some_and(|piece| piece.tier == Tier::Host) {
             self.driver.in_place.insert(extent);
@@ -26,7 +26,7 @@ impl World {
         }
     }
 
-    /// What it holds is in another extent now.
+    /// Counts that content that was mapped in host memory has moved to another extent.
     pub(super) fn record_left_host(&mut self, extent: ExtentId) {
         if self.driver.in_place.remove(&extent) {
             self.coverage.count_step(InPlaceStep::Left);

@@ -1,4 +1,4 @@
-//! Connections: opening, sending in order, and the ways in which they end.
+//! Channels: opening, sending in order, and the ways in which they end.
 
 use broker_core::{CallId, ChannelId, DaemonFrame, Event, Hello, PartRef, Refusal, Reply};
 use vramd_types::SessionId;
@@ -11,11 +11,11 @@ use super::{
     words::Words,
 };
 
-/// How many recent allocations are remembered for those who guess.
+/// Number of recent allocations that guessing processes may pick from.
 const RECENT_MAX: usize = 48;
 
 impl World {
-    /// A new process sits down.
+    /// Starts a process at a seat.
     pub(super) fn spawn(&mut self, seat: usize) {
         self.last_pid += 1;
         let pid = self.last_pid;
@@ -24,7 +24,8 @@ impl World {
         self.open_channel(pid, Vec::new());
     }
 
-    /// Says hello on a new channel; `unmapped` are its earlier sessions of which it says that it unmapped all.
+    /// Opens a channel and sends hello. `unmapped` are earlier sessions that the process claims to have
+    /// unmapped.
     pub(super) fn open_channel(&mut self, pid: u32, unmapped: Vec<SessionId>) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         self.last_channel += 1;
@@ -45,7 +46,7 @@ impl World {
         self.send_up(channel, Event::Hello { channel, hello });
     }
 
-    /// Queues what a client sends on its channel: it arrives in order.
+    /// Queues an event of a client's channel: events of one channel arrive in order.
     pub(super) fn send_up(&mut self, id: ChannelId, event: Event) {
         let usual = soon(&mut self.links, self.now, 5, 120);
         let Some(channel) = self.channels.get_mut(&id) else { return };
@@ -54,7 +55,7 @@ impl World {
         self.queue.schedule(when, self.life, Action::Arrive(event));
     }
 
-    /// Something reaches the shell: of a process that is of no interest its end is not reported.
+    /// Passes an event to the broker, except the end of a process that the broker no longer watches.
     pub(super) fn arrive_event(&mut self, event: Event) {
         if let Event::ProcessEnded { channel } = &event
             && self.channels.get(channel).is_none_or(|channel| !channel.watched)
@@ -84,7 +85,7 @@ impl World {
         if let DaemonFrame::Map(parts) = &frame
             && let Some(process) = self.processes.get_mut(&channel.pid)
         {
-            // In the socket already: whoever holds that holds these.
+            // The descriptors are in the socket already, so the process holds their extents.
             parts.iter().for_each(|part| process.add_reference(part.extent));
         }
         channel.inbox.push_back(frame);
@@ -107,7 +108,7 @@ impl World {
         }
     }
 
-    /// The client closes: what lies in its socket is lost with it.
+    /// Closes the channel from the client's side: frames in its socket are lost.
     pub(super) fn close_by_client(&mut self, id: ChannelId) {
         let Some(channel) = self.channels.get_mut(&id) else { return };
         if !std::mem::take(&mut channel.client_open) {
@@ -125,7 +126,7 @@ impl World {
         self.send_up(id, Event::ChannelEnded { channel: id });
     }
 
-    /// The process is no more, and with it all that it held.
+    /// Ends a process, and with it all that it holds.
     pub(super) fn die(&mut self, pid: u32) {
         let Some(process) = self.processes.remove(&pid) else { return };
         self.seats.iter_mut().filter(|seat| **seat == Some(pid)).for_each(|seat| *seat = None);
@@ -133,7 +134,8 @@ impl World {
         let of_process = self.channels.iter().filter(|(_, channel)| channel.pid == pid);
         let ids: Vec<_> = of_process.map(|(id, _)| *id).collect();
         for id in ids {
-            // The end of the channel and that of the process are heard of in either order, or the one alone.
+            // The broker hears of the end of the channel and of the process in either order, or of the latter
+            // alone.
             let end = Event::ProcessEnded { channel: id };
             match self.links.roll(3) {
                 0 => {
@@ -163,7 +165,7 @@ impl World {
         }
     }
 
-    /// What the answer teaches its caller.
+    /// Lets the caller learn from the answer.
     pub(super) fn handle_reply(&mut self, call: CallId, outcome: Result<Reply, Refusal>) {
         let caller = self.calls.remove(&call).flatten();
         match &outcome {
@@ -205,7 +207,7 @@ impl World {
         }
     }
 
-    /// What it may pin though it was never sent it.
+    /// Learns parts without a handle pin: the process may pin them although it was never sent them.
     fn learn_unpinned(&mut self, pid: u32, outcome: &Result<Reply, Refusal>, attached: bool) {
         let views = match outcome {
             Ok(Reply::Allocated(views)) => views.as_slice(),

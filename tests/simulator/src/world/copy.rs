@@ -1,5 +1,5 @@
-//! Copies of the simulated driver, and what memory holds: a number for each piece, which clients write, copies carry, and
-//! a failed copy spoils where it went.
+//! Copies of the simulated driver, and the content of memory: a number for each piece, which clients write
+//! and copies carry. A failed copy spoils its target.
 
 use broker_core::{ChannelId, Completion, Event, PartRef, Tier};
 use vramd_types::{Bytes, CopyClass, ExtentId};
@@ -18,7 +18,7 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Copying {
     pub(super) from: ExtentId,
-    /// What was there when it began: what is written later may be missed.
+    /// The content when the copy began: later writes may be missed.
     content: u64,
     cancelled: bool,
 }
@@ -34,7 +34,7 @@ impl World {
         }
     }
 
-    /// In time, so that it ends soon; or too late, and it goes on as if nothing had been said.
+    /// Cancels a copy: in time, so that it ends soon; or too late, so that it goes on as if uncancelled.
     pub(super) fn cancel_copy(&mut self, to: ExtentId) {
         let in_time = self.driver.dice.chance(600);
         if let Some(copying) = self.driver.copies.get_mut(&to).filter(|_| in_time) {
@@ -47,7 +47,7 @@ impl World {
         }
     }
 
-    /// One that was cancelled in time has been answered before.
+    /// Ends a copy. One that was cancelled in time has ended before.
     pub(super) fn finish_copy(&mut self, to: ExtentId) {
         let Some(Copying { from, content, cancelled }) = self.driver.copies.remove(&to) else { return };
         let fails = self.driver.dice.chance(self.scenario.faults.rate(Fault::CopyFails));
@@ -64,7 +64,7 @@ impl World {
             piece.content = content;
             self.driver.damaged.remove(&to);
         }
-        // What was written there may be another, or cannot be had, this time.
+        // The disk or the file may give other content than was written, or none, this time.
         let source = self.driver.pieces.get(&from).map(|piece| (piece.tier, piece.storage));
         let from_disk = source == Some((Tier::Disk, Storage::Own));
         let to_disk = self.driver.pieces.get(&to).is_some_and(|piece| piece.tier == Tier::Disk);
@@ -95,7 +95,7 @@ impl World {
         self.handle_event(Event::Completion(Completion::Copied { to, result }));
     }
 
-    /// A process looks at a part that it maps, and then writes it if it wants to and may.
+    /// A process reads a part that it maps, and then writes it if it wants to and may.
     pub(super) fn touch(&mut self, id: ChannelId, part: PartRef, writes: bool) {
         let Some(channel) = self.channels.get(&id).filter(|channel| channel.client_open && !channel.lied)
         else {
@@ -114,7 +114,7 @@ impl World {
         }
     }
 
-    /// Like nothing that was anywhere before.
+    /// A content that was never anywhere before.
     fn new_content(&mut self) -> u64 {
         self.driver.last_content += 1;
         self.driver.last_content

@@ -1,5 +1,5 @@
-//! Peace: no more faults, nobody begins anything. Then every call is answered, every process leaves, operators free
-//! what was meant to stay, and nothing may be left.
+//! The end of a run: no more faults, and no actor begins anything. Then every call is answered, every process
+//! leaves, operators free what was meant to stay, and nothing may be left.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use vramd_types::Bytes;
 use super::{DRAIN_EVENTS_MAX, World, queue::Action, request::WAIT_MAX};
 use crate::failure::Failure;
 
-/// More pin calls than that do not wait for ever in one world.
+/// Upper bound of the pin calls that wait without end in one world.
 const WAITING_PINS: u64 = 16;
 
 impl World {
@@ -45,7 +45,7 @@ impl World {
         self.take_failure()?;
 
         self.story.add_line(self.now, || "operators free the rest".to_owned());
-        // One after the other: so many requests at once may be refused.
+        // One after the other: many requests at once may be refused.
         let (rest, _) = self.broker.list_allocations(None, None, usize::MAX);
         for view in rest {
             self.operator_call(None, OperatorRequest::FreeAllocation(Target::Id(view.id)));
@@ -65,7 +65,7 @@ impl World {
         self.take_failure()
     }
 
-    /// What operators hold is let go, one allocation after the other; whether they held any.
+    /// Lets go of what operators hold, one allocation after the other. Returns whether there was any.
     fn release_holds(&mut self) -> Result<bool, Failure> {
         let (all, _) = self.broker.list_allocations(None, None, usize::MAX);
         let is_held = |target: &Target| {
@@ -82,14 +82,15 @@ impl World {
         Ok(any)
     }
 
-    /// Runs until nothing is under way, and every grace time and two surveys have passed, and nothing is kept for nobody.
+    /// Runs until nothing is under way, every grace time and two surveys have passed, and no memory is
+    /// cached.
     fn run_until_quiet(&mut self) -> Result<(), Failure> {
         let limits = &self.scenario.config.limits;
         let answers = limits.map_answer_timeout + limits.revoke_answer_timeout + limits.unmap_answer_timeout;
         let answers = answers + limits.pin_stall + limits.end_silent_after;
         let grace = answers + limits.survey_interval * 2 + limits.cached_for + WAIT_MAX;
         let mut quiet_since: Option<Time> = None;
-        // A pin that waits for what nobody lets go of is looked at again and again, which is an event each time.
+        // The core retries a pin that can never be granted again and again, which is an event each time.
         let looks = grace.as_micros() / limits.pin_stall.as_micros().max(1);
         let last = self.events + DRAIN_EVENTS_MAX + u64::try_from(looks).unwrap_or(u64::MAX) * WAITING_PINS;
         while self.events < last {

@@ -1,4 +1,5 @@
-//! A simulated driver: message-shaped, in virtual time, with a capacity, and with the truth about who holds what.
+//! A simulated driver: driven by messages, in virtual time, with a capacity, and with the truth about which
+//! process holds which memory.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +20,7 @@ use super::{
 };
 use crate::{coverage::DiskStep, dice::Dice, scenario::Fault};
 
-/// As long as a driver may put a release off.
+/// How long a driver may put off a release.
 const PUT_OFF_MICROS: u64 = 1_000_000;
 
 #[derive(Clone, Debug)]
@@ -44,18 +45,18 @@ pub(super) enum Job {
     Chunk {
         lane_id: LaneId,
     },
-    /// The lane was held back.
+    /// The lane was held back and asks again.
     AskAgain {
         lane_id: LaneId,
     },
-    /// All chunks of a copy are done, or nothing more of it is begun.
+    /// Reports a copy: all its chunks are done, or no more of them begin.
     ReportCopy {
         to: ExtentId,
     },
     Release {
         extent: ExtentId,
     },
-    /// Of one that was put off, if it is still.
+    /// Releases an extent that was put off, if it still is.
     LateRelease {
         extent: ExtentId,
     },
@@ -69,17 +70,17 @@ pub(super) enum Job {
     },
 }
 
-/// One piece of physical memory, there as long as anybody holds it.
+/// One piece of physical memory. It exists for as long as a process holds it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     pub(super) device: DeviceIndex,
     pub(super) tier: Tier,
     pub(super) size: Bytes,
-    /// What stands in it: zero when it is made.
+    /// Its content: zero when it is made.
     pub(super) content: u64,
     /// Held by the daemon.
     pub(super) daemon_holds: bool,
-    /// Made by an earlier life of the daemon: nobody's by the books.
+    /// Made before the daemon's last restart: no ledger knows it.
     pub(super) orphan: bool,
     pub(super) storage: Storage,
 }
@@ -88,24 +89,24 @@ pub(super) struct Piece {
 pub(super) struct SimDriver {
     pub(super) dice: Dice,
     pub(super) pieces: BTreeMap<ExtentId, Piece>,
-    /// By where they go.
+    /// Copies by target extent.
     pub(super) copies: BTreeMap<ExtentId, Copying>,
-    /// By which they go, in some worlds.
+    /// The lanes that copies go by, in some worlds.
     pub(super) lanes: Option<Lanes>,
     pub(super) last_content: u64,
-    /// Released, reported as not returned, and not reported back yet.
+    /// Released, reported as not returned, and not reported as returned since.
     pub(super) awaited: BTreeSet<ExtentId>,
-    /// To be released, when somebody is in need of it or it has taken too long.
+    /// Releases that are put off until a device needs the memory or a time has passed.
     pub(super) put_off: BTreeSet<ExtentId>,
-    /// Extents in the host's memory that somebody has mapped.
+    /// Extents in host memory that a client has mapped.
     pub(super) in_place: BTreeSet<ExtentId>,
-    /// What processes hold that the broker does not know, by device.
+    /// Memory of other programs, by device.
     pub(super) other_programs: Vec<Bytes>,
-    /// The same of the host's memory near each.
+    /// Host memory of other programs near each device.
     pub(super) other_programs_in_host: Vec<Bytes>,
-    /// Disks of which others have all that is left, by device.
+    /// Devices whose disk other programs have filled.
     pub(super) filled: BTreeSet<usize>,
-    /// Extents on disk that cannot be read as they were written, for good.
+    /// Extents on disk that are damaged for good.
     pub(super) damaged: BTreeSet<ExtentId>,
 }
 
@@ -130,7 +131,7 @@ impl World {
         self.queue.schedule(self.now.after(delay), self.life, Action::Done(job));
     }
 
-    /// How much longer a copy takes that a disk is an end of.
+    /// How much longer a copy to or from a disk takes.
     fn slower_by_disk(&mut self, to: ExtentId) -> u64 {
         let from = self.driver.copies.get(&to).map(|copying| copying.from);
         let is_disk = |id| self.driver.pieces.get(&id).is_some_and(|piece| piece.tier == Tier::Disk);
@@ -143,7 +144,7 @@ impl World {
         }
     }
 
-    /// Whether a piece on disk is not given as it was written: this time, or from now on.
+    /// Draws whether a piece on disk is read as damaged: this time, or from now on.
     pub(super) fn draw_damage(&mut self, extent: ExtentId) -> bool {
         if self.driver.damaged.contains(&extent) {
             return true;
@@ -157,7 +158,7 @@ impl World {
         damaged
     }
 
-    /// Some it puts off, as it may until somebody waits for them.
+    /// Releases an extent, or puts that off, as a driver may until the memory is needed.
     pub(super) fn release(&mut self, extent: ExtentId) {
         let on_device = self.driver.pieces.get(&extent).is_some_and(|piece| piece.tier == Tier::Device);
         if on_device && self.driver.dice.roll(4) == 0 {
@@ -178,7 +179,7 @@ impl World {
         }
     }
 
-    /// Some completions come late, and some are lost until somebody asks again.
+    /// Delays some completions, and loses some until the broker asks again.
     fn delay_by_fault(&mut self, micros: u64) -> u64 {
         if self.driver.dice.chance(self.scenario.faults.rate(Fault::LostCompletion)) {
             return 300_000;
@@ -197,7 +198,7 @@ impl World {
             Job::Chunk { lane_id } => self.end_chunk(lane_id),
             Job::AskAgain { lane_id } => self.ask_again(lane_id),
             Job::Release { extent } => {
-                // Who else holds memory of the host no driver sees.
+                // No driver sees who else holds memory of the host.
                 let in_host = self.driver.pieces.get(&extent).is_some_and(|piece| piece.tier == Tier::Host);
                 let held = self.is_referenced(extent) && !in_host;
                 if let Some(piece) = self.driver.pieces.get_mut(&extent) {
@@ -230,7 +231,7 @@ impl World {
         }
     }
 
-    /// What of these the disk does not give as it was written, this time, or a file as it was.
+    /// Draws an extent that the disk or a file does not give as it was, this time.
     fn draw_damaged(&mut self, spans: &[DigestSpan]) -> Option<ExtentId> {
         if let Some(span) = spans.iter().find(|span| self.draw_file_change(span.extent)) {
             return Some(span.extent);
@@ -281,7 +282,7 @@ impl World {
         self.handle_event(Event::Completion(Completion::Created { extent, result }));
     }
 
-    /// Looks who holds what, as a driver does: independent of all books.
+    /// Surveys a device as a driver does: independently of any ledger.
     fn finish_survey(&mut self, device: DeviceIndex, clients: usize) {
         let awaited = self.driver.awaited.iter().copied();
         let back: Vec<_> = awaited
@@ -310,7 +311,7 @@ impl World {
         }));
     }
 
-    /// What others have of the host's memory, but for what is used there.
+    /// Host memory that other programs have, except where the daemon's extents lie.
     fn missing_in_host(&self, device: DeviceIndex) -> Bytes {
         let at = usize::from(device.0);
         let there = self.driver.pieces.values().filter(|it| (it.device, it.tier) == (device, Tier::Host));
@@ -364,7 +365,7 @@ impl World {
         self.handle_event(Event::QuotasStored { result });
     }
 
-    /// The driver cannot go on, and the daemon with it. The next one begins with what is on disk; clients keep what
+    /// Restarts the daemon after the driver failed. It begins with what is on disk, and clients keep what
     /// they map.
     pub(super) fn restart(&mut self) {
         self.life += 1;
@@ -393,7 +394,7 @@ impl World {
     }
 }
 
-/// What was read, so that a digest of something else is noticed.
+/// A digest of what was read, so that a digest of anything else is noticed.
 pub(crate) fn digest_of(spans: &[DigestSpan]) -> [u8; 32] {
     let mut sum = 0xcbf2_9ce4_8422_2325_u64;
     for word in spans.iter().flat_map(|span| [span.extent.get(), span.bytes.get()]) {
@@ -404,7 +405,7 @@ pub(crate) fn digest_of(spans: &[DigestSpan]) -> [u8; 32] {
     digest
 }
 
-/// A little after `now`.
+/// A moment from `low` to `high` microseconds after `now`.
 pub(super) fn soon(dice: &mut Dice, now: Time, low: u64, high: u64) -> Time {
     now.after(Duration::from_micros(dice.between(low, high)))
 }

@@ -1,4 +1,5 @@
-//! Files that clients load: what each piece holds is known from where it lies, until it is changed or is gone.
+//! Files that clients load: the content of each piece follows from its offset, until the file is changed or
+//! gone.
 
 use std::sync::Arc;
 
@@ -10,20 +11,20 @@ use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId};
 use super::{World, driver::Piece};
 use crate::{coverage::FileStep, dice::Dice, scenario::Fault};
 
-/// How many loaded allocations are remembered for those who attach them.
+/// Number of loaded allocations that attaching processes may pick from.
 const LOADED_MAX: usize = 16;
 
-/// Where a piece of the driver's lies.
+/// Where a piece of memory is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Storage {
     /// In memory, or in room on disk, that was made for it.
     Own,
     InFile,
-    /// In a file that is not what it was: it cannot be read any more.
+    /// In a file that has changed: it cannot be read any longer.
     Changed,
 }
 
-/// What a file holds from some place on: like nothing that clients write.
+/// Content of a file from an offset on: unlike anything that clients write.
 pub(crate) fn file_content(file: FileId, offset: Bytes) -> u64 {
     let mixed = (file.0 << 56 ^ offset.get()).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed ^ mixed >> 32 | 1 << 63
@@ -44,7 +45,7 @@ impl World {
         self.handle_event(Event::Completion(Completion::Created { extent, result }));
     }
 
-    /// Whether it is a piece of a file that has changed, or does so now: for ever.
+    /// Draws whether the piece's file has changed, which is for good.
     pub(super) fn draw_file_change(&mut self, extent: ExtentId) -> bool {
         let Some(piece) = self.driver.pieces.get_mut(&extent) else { return false };
         let changes = self.scenario.faults.rate(Fault::FileChanges);
@@ -54,12 +55,12 @@ impl World {
         piece.storage == Storage::Changed
     }
 
-    /// Whether who would allocate something loads it instead.
+    /// Whether a process that would allocate loads instead.
     pub(super) fn chooses_load(&self, dice: &mut Dice) -> bool {
         self.scenario.files.is_some_and(|files| dice.chance(files.loads))
     }
 
-    /// Mostly what makes sense of a file, and now and then what does not.
+    /// A load that mostly makes sense, and now and then does not.
     pub(super) fn some_load(&self, pins: bool, dice: &mut Dice) -> ClientRequest {
         let mut spec = self.some_spec(pins, dice);
         if dice.chance(950) {
@@ -79,14 +80,14 @@ impl World {
         ClientRequest::Load { spec, file: FileSpan { file, path: Arc::from("/models/m"), offset } }
     }
 
-    /// Something that was loaded of late, by whoever.
+    /// A recently loaded allocation of any tenant.
     pub(super) fn some_loaded(&self, dice: &mut Dice) -> Option<Target> {
         self.scenario.files?;
         let picked = dice.index(self.loaded.len());
         self.loaded.get(picked).map(|id| Target::Id(*id)).filter(|_| dice.chance(500))
     }
 
-    /// A part is on disk without a copy: in its file, if it was loaded.
+    /// Counts that a part left for disk without a copy: to its file, if it was loaded.
     pub(super) fn record_left_for_file(&mut self, id: AllocationId) {
         let view = self.broker.show(&Target::Id(id));
         if view.is_ok_and(|view| view.file.is_some()) {

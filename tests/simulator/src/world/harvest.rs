@@ -1,4 +1,5 @@
-//! What the daemon reads in words from time to time: who has used a part since, and who pins it.
+//! Harvests: from the words, the daemon reads which sessions have used a part since the last harvest, and
+//! which pin it.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,7 +9,7 @@ use vramd_words::{State, Touch};
 
 use super::{World, driver::soon, queue::Action, words::Words};
 
-/// What was read last, by slot.
+/// State of each slot at the last harvest.
 #[derive(Debug)]
 pub(super) struct Harvest {
     session: SessionId,
@@ -28,14 +29,14 @@ impl Harvest {
         Self { session, seen: BTreeMap::new() }
     }
 
-    /// The slot's word is the part's from now on, or anew.
+    /// The slot's word serves the part from now on.
     pub(super) fn track_map(&mut self, sent: &MapPart, slot: Slot, touch: Touch) {
         self.seen.insert(slot, Seen { part: sent.part, touch, pinned: false, written: false });
     }
 }
 
 impl Words {
-    /// What has changed since. What stands in a word that is impossible is nothing to go by.
+    /// Returns what has changed since the last harvest. An impossible word says nothing.
     fn harvest(&mut self) -> Vec<PartUse> {
         let Self { harvest: Harvest { session, seen }, daemon, .. } = self;
         let mut touched = Vec::new();
@@ -65,7 +66,7 @@ impl World {
         }
     }
 
-    /// Whether anything has changed: it is heard of a little later.
+    /// Harvests all words. Returns whether anything has changed; the broker hears of it a little later.
     pub(super) fn harvest(&mut self) -> bool {
         let open = self.channels.values_mut().filter(|channel| channel.broker_open);
         let touched: Vec<_> =

@@ -1,6 +1,6 @@
-//! Copies that go by lanes, in the worlds that have them: one into each device and one out of it, one from the disk and one to
-//! it. A copy is cut into chunks, of which each lane has few under way, one behind the other; which class goes next its links say, as
-//! in the drivers.
+//! Copies that go by lanes, in worlds that have them: one lane into each device and one out of it, one from
+//! the disk and one to it. A copy is cut into chunks, of which each lane has few under way, one behind the
+//! other. The links choose which class goes next, as in the drivers.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -22,16 +22,16 @@ use crate::{
     scenario::{self, Plan, Scenario},
 };
 
-/// A lane that is held back by others asks again after as many microseconds.
+/// After how many microseconds a lane that is held back asks again.
 const ASK_AGAIN_MICROS: u64 = 50;
 
 const CHUNK_MICROS_MIN: u64 = 20;
 
-/// So many chunks of a lane are under way at most, and so many of what nobody waits for.
+/// The most chunks of a lane that are under way at once, and the most of classes that no client waits for.
 const UNDER_WAY_MAX: usize = 2;
 const BACKGROUND_UNDER_WAY_MAX: usize = 1;
 
-/// How copies are cut: beside the stream that says how lanes are.
+/// Stream of dice by which copies are cut; another one draws the lanes.
 const STREAM: u64 = 4;
 
 /// A lane, by what it connects.
@@ -73,14 +73,14 @@ impl LaneId {
     }
 }
 
-/// A chunk that is begun, and what waited in its lane when it was.
+/// A chunk that begins, and the copies that waited in its lane at that time.
 #[derive(Clone, Debug)]
 pub(crate) struct ChunkStart {
     pub(crate) lane_id: LaneId,
     pub(crate) to: ExtentId,
     pub(crate) class: CopyClass,
     pub(crate) length: Bytes,
-    /// By where they go; this one too.
+    /// Target extents of the waiting copies, including this one.
     pub(crate) waiting: Vec<ExtentId>,
 }
 
@@ -88,7 +88,7 @@ pub(crate) struct ChunkStart {
 pub(super) struct Lanes {
     dice: Dice,
     drawn: scenario::Lanes,
-    /// So many microseconds more a copy takes that a disk is an end of, at most.
+    /// The most microseconds that a copy takes longer if one end is a disk.
     disk_slower_micros: u64,
     devices: usize,
     flaw: Option<Flaw>,
@@ -98,13 +98,13 @@ pub(super) struct Lanes {
 
 #[derive(Debug, Default)]
 struct Lane {
-    /// Of which something is left to begin, in the order in which they came.
+    /// Copies with chunks left to begin, in the order of their arrival.
     waiting: Vec<Queued>,
-    /// Where its chunks go, in the order of their beginning. If more is left of a copy, that is among what waits.
+    /// Chunks under way, in the order of their beginning. A copy with more chunks is in `waiting` too.
     under_way: VecDeque<UnderWay>,
-    /// When all of them have ended.
+    /// When all of them will have ended.
     free_at: Time,
-    /// It is held back, and will ask again.
+    /// It is held back and will ask again.
     asks_again: bool,
 }
 
@@ -121,13 +121,13 @@ struct Queued {
     class: CopyClass,
     /// Microseconds of each chunk that is left, the last one first.
     chunks: Vec<u64>,
-    /// So many more each of them takes.
+    /// Microseconds that each of them takes longer.
     slower: u64,
     is_begun: bool,
 }
 
 impl Lanes {
-    /// Where copies go by lanes.
+    /// The lanes of a scenario that has some.
     pub(super) fn of(scenario: &Scenario, plan: &Plan) -> Option<Self> {
         let drawn = scenario.lanes?;
         let devices = scenario.config.devices.len();
@@ -147,13 +147,13 @@ impl Lanes {
         Some(Self { dice, drawn, disk_slower_micros, devices, flaw, lanes: BTreeMap::new(), links })
     }
 
-    /// The driver is opened: nothing is under way.
+    /// Starts anew with the driver: nothing is under way.
     pub(super) fn restart(&mut self) {
         self.lanes.clear();
         self.links = open_links(self.drawn, self.devices, self.flaw);
     }
 
-    /// From the next chunk on.
+    /// Changes the shares, from the next chunk on.
     pub(super) fn share_by(&mut self, shares: Shares) {
         self.links.set_shares(shares);
     }
@@ -162,7 +162,7 @@ impl Lanes {
         self.lanes.entry(lane_id).or_default()
     }
 
-    /// Cut as the dice say.
+    /// Queues a copy, cut as the dice say.
     fn push(&mut self, lane_id: LaneId, to: ExtentId, class: CopyClass) {
         let micros = |dice: &mut Dice| dice.between(CHUNK_MICROS_MIN, self.drawn.chunk_micros_max);
         let (whole, last) = (micros(&mut self.dice), micros(&mut self.dice));
@@ -183,7 +183,7 @@ impl Lanes {
         }
     }
 
-    /// Nothing more of it is begun. Whether it is over with that.
+    /// Begins no more chunks of a copy. Returns whether it has ended with that.
     fn give_up(&mut self, to: ExtentId) -> bool {
         self.lanes.values_mut().any(|lane| {
             let left = lane.waiting.len();
@@ -192,7 +192,7 @@ impl Lanes {
         })
     }
 
-    /// The next chunk of the lane, and when it ends.
+    /// Begins the next chunk of the lane. Returns when it ends.
     fn begin(&mut self, now: Time, lane_id: LaneId) -> Option<(ChunkStart, Time)> {
         let (at, number) = (now.since(Time::START), lane_id.number(self.devices));
         let lane = self.lanes.get_mut(&lane_id)?;
@@ -212,14 +212,14 @@ impl Lanes {
         Some((ChunkStart { lane_id, to, class, length, waiting }, lane.free_at))
     }
 
-    /// Lanes that share a link are slower while others are at it.
+    /// How long a chunk takes, in percent: lanes that share a link slow each other down.
     fn slowed_percent(&self, lane_id: LaneId) -> u64 {
         let on_bus =
             self.lanes.iter().filter(|(lane_id, lane)| lane_id.is_on_bus() && !lane.under_way.is_empty());
         if lane_id.is_on_bus() { self.drawn.slowed_percent(on_bus.count()) } else { 100 }
     }
 
-    /// The first chunk that is under way has ended. Its copy too, if that is told.
+    /// Ends the first chunk that is under way. Returns its copy if that has ended too.
     fn end(&mut self, now: Duration, lane_id: LaneId) -> Option<ExtentId> {
         let number = lane_id.number(self.devices);
         let lane = self.lanes.get_mut(&lane_id)?;
@@ -230,13 +230,14 @@ impl Lanes {
         (!is_left).then_some(to)
     }
 
-    /// What has something left to begin.
+    /// Copies with chunks left to begin.
     fn waiting(&self, lane_id: LaneId) -> Vec<ExtentId> {
         let lane = self.lanes.get(&lane_id);
         lane.into_iter().flat_map(|lane| &lane.waiting).map(|it| it.to).collect()
     }
 
-    /// Whether it has something to do, and is not to ask again yet.
+    /// Marks a lane that has work but nothing under way as held back. Returns whether it must now be told to
+    /// ask again.
     fn mark_held_back(&mut self, lane_id: LaneId) -> bool {
         let lane = self.lane(lane_id);
         let held_back = lane.under_way.is_empty() && !lane.waiting.is_empty();
@@ -254,7 +255,7 @@ impl Lane {
         in_background >= BACKGROUND_UNDER_WAY_MAX
     }
 
-    /// Of a class: what was begun goes on first.
+    /// Takes the next chunk of a class: a copy that has begun goes on first.
     fn take_next(&mut self, class: CopyClass) -> Option<(ExtentId, u64, u64)> {
         let of_class = |it: &Queued| it.class == class;
         let begun = self.waiting.iter().position(|it| of_class(it) && it.is_begun);
@@ -269,7 +270,7 @@ impl Lane {
     }
 }
 
-/// Links of which nothing has been begun.
+/// Links on which nothing has begun.
 fn open_links(drawn: scenario::Lanes, devices: usize, flaw: Option<Flaw>) -> Links {
     let carries = drawn.shared_percent.map(|percent| scenario::Lanes::carries() / 100 * percent);
     let on_bus = (0..2 * devices).map(|lane| (lane, scenario::Lanes::carries()));
@@ -287,7 +288,7 @@ impl World {
     pub(super) fn queue_copy(&mut self, from: ExtentId, to: ExtentId, class: CopyClass) {
         let place = |id| self.driver.pieces.get(&id).map(|piece| (piece.device, piece.tier));
         let lane_id = place(from).zip(place(to)).map(|(from, (_, to))| LaneId::of(from, to));
-        // Who copies what is not there is told so.
+        // A copy of something that does not exist is answered like any other.
         let Some((lane_id, lanes)) = lane_id.zip(self.driver.lanes.as_mut()) else {
             return self.submit(Job::Copy { to });
         };
@@ -305,7 +306,7 @@ impl World {
         lane_ids.into_iter().for_each(|lane_id| self.begin_chunks(lane_id));
     }
 
-    /// It ends with the chunk that is under way, or soon.
+    /// Gives up a copy: it ends with the chunk that is under way, or soon.
     pub(super) fn give_up_copy(&mut self, to: ExtentId) {
         if self.driver.lanes.as_mut().is_some_and(|lanes| lanes.give_up(to)) {
             let when = soon(&mut self.driver.dice, self.now, 1, 100);
@@ -313,7 +314,7 @@ impl World {
         }
     }
 
-    /// The chunk that is under way in the lane has ended.
+    /// Ends the chunk that is under way in the lane.
     pub(super) fn end_chunk(&mut self, lane_id: LaneId) {
         let now = self.now.since(Time::START);
         let Some(lanes) = &mut self.driver.lanes else { return };
@@ -330,7 +331,8 @@ impl World {
         self.begin_chunks(lane_id);
     }
 
-    /// Operators move or write back some allocations at once, and have them back, so that much waits in the lanes.
+    /// Operators move or write back some allocations at once, and fetch them again, so that much waits in the
+    /// lanes.
     pub(super) fn move_back_and_forth(&mut self, mut dice: Dice) {
         for _ in 0..dice.between(1, 5) {
             let target = self.some_parts(&mut dice).0;
@@ -350,7 +352,7 @@ impl World {
         }
     }
 
-    /// All that there is comes to one device and leaves the others.
+    /// Operators fetch everything to one device and move it off the others.
     pub(super) fn move_apart(&mut self, mut dice: Dice) {
         let coming = dice.pick(&self.scenario.config.devices).map(|device| device.uuid.clone());
         for view in self.broker.list_allocations(None, None, usize::MAX).0 {

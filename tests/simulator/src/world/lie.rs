@@ -1,4 +1,4 @@
-//! What a process says that is not so.
+//! Breaches of the protocol that a process commits.
 
 use broker_core::{ClientFrame, ClientRequest, Event, PartRef, Peer, Target, UnmappedPart};
 use vramd_types::{AllocationId, PartIndex, SessionId};
@@ -28,22 +28,22 @@ impl World {
         match lie {
             6 | 7 => self.lie_about_pins(pid, channel, part, dice),
             8 => self.spoil_word(channel, part, dice),
-            // It maps what it was not sent, or twice.
+            // It reports as mapped what it was not sent, or twice.
             0 | 1 => {
                 let frame = ClientFrame::Mapped(vec![part]);
                 self.send_up(channel, Event::Frame { channel, frame });
             }
-            // It has unmapped what it maps still, or never mapped, or it could not map it.
+            // It reports as unmapped what it still maps or never mapped, or that it failed to map it.
             2 | 3 => {
                 if let Some(channel) = self.channels.get_mut(&channel) {
                     channel.mapped.remove(&part);
                 }
-                // What it wrote and says it did not would be its own loss.
+                // A write that it denies would be its own loss.
                 let failure = (lie == 3).then(|| "no room".to_owned());
                 let frame = ClientFrame::Unmapped(vec![UnmappedPart { part, failure, written: true }]);
                 self.send_up(channel, Event::Frame { channel, frame });
             }
-            // It is somebody else, or has a session that it has not.
+            // It poses as another process, or names a session that is not its own.
             _ => self.call_as_another(pid, id, dice),
         }
     }

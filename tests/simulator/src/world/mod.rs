@@ -49,7 +49,7 @@ pub(crate) use lanes::{ChunkStart, LaneId};
 use process::{Channel, Process};
 use queue::{Action, Queue};
 
-/// All invariants, and the whole ledger against the oracle's, once in so many events.
+/// Events between two checks of all invariants and of the whole ledger against the oracle.
 const CHECK_ALL_EVERY: u64 = 256;
 
 /// A run that cannot come to its end is stopped by this many events beyond its plan.
@@ -64,12 +64,12 @@ pub struct World {
     pub coverage: Coverage,
     pub story: Story,
     now: Time,
-    /// How many events the broker has taken.
+    /// Events that the broker has handled.
     pub events: u64,
-    /// How many acts, of whoever, were done: what shrinking leaves out.
+    /// Numbers of the acts that were done: shrinking leaves some out.
     pub acts: Vec<u64>,
     failure: Option<Failure>,
-    /// The faults have stopped, and nobody begins anything.
+    /// The faults have stopped, and no actor begins anything.
     calm: bool,
     /// How often the daemon has started.
     life: u64,
@@ -80,15 +80,15 @@ pub struct World {
     processes: BTreeMap<u32, Process>,
     seats: Vec<Option<u32>>,
     channels: BTreeMap<ChannelId, Channel>,
-    /// Whose each unanswered call is; `None` for operators.
+    /// The process of each unanswered call; `None` for operators.
     calls: BTreeMap<CallId, Option<u32>>,
-    /// Of these, those that attach something unheld.
+    /// Of these calls, the attaches without a handle pin.
     attaching_unpinned: BTreeSet<CallId>,
     operator_acts: u64,
     operator_asked: Vec<(broker_core::RequestKey, broker_core::OperatorRequest)>,
-    /// Allocations that were made of late, for those who guess.
+    /// Recently made allocations, for processes that guess.
     recent: VecDeque<AllocationId>,
-    /// Of these, what was loaded.
+    /// Of these, the loaded ones.
     loaded: VecDeque<AllocationId>,
     /// How many turns each seat has had.
     turns: Vec<u64>,
@@ -160,7 +160,7 @@ impl World {
         world
     }
 
-    /// A daemon starts, with what is on disk.
+    /// Starts a daemon, with what is on disk.
     fn boot(&mut self) {
         let config = self.scenario.config.clone();
         self.story.add_line(self.now, || format!("the daemon starts, epoch {}", config.boot_epoch));
@@ -170,7 +170,7 @@ impl World {
         self.take_commands();
     }
 
-    /// The whole run: trouble for as many events as planned, then peace until nothing is left.
+    /// Runs the plan: trouble for as many events as planned, then quiet until nothing is left.
     pub fn run(&mut self) -> Result<(), Failure> {
         while self.events < self.plan.events {
             self.step()?;
@@ -182,7 +182,7 @@ impl World {
         self.failure.take().map_or(Ok(()), Err)
     }
 
-    /// The next thing that happens, or the broker's own deadline.
+    /// Runs the next action, or the broker's own deadline.
     fn step(&mut self) -> Result<(), Failure> {
         let (next, deadline) = (self.queue.next_time(), self.broker.next_deadline());
         if let Some(deadline) = deadline

@@ -1,4 +1,4 @@
-//! Operators: quotas in mid-flight, sessions ended, memory freed, nodes drained.
+//! Operators change quotas in mid-flight, end sessions, free memory and drain the node.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
     scenario::{Fault, OPERATORS, TENANTS},
 };
 
-/// How many requests operators remember to repeat.
+/// Number of requests that operators may repeat.
 const REPEATABLE: usize = 8;
 
 impl World {
@@ -139,7 +139,7 @@ impl World {
         })
     }
 
-    /// Several at once, so that sessions find themselves in each other's way.
+    /// Revokes mappings of several parts at once, so that sessions wait for each other.
     fn revoke_some(&mut self, dice: &mut Dice) {
         let wait = dice.chance(500);
         for _ in 0..dice.between(1, 4) {
@@ -148,7 +148,7 @@ impl World {
         }
     }
 
-    /// Out of their device mostly: clients that pin bring them back.
+    /// Moves parts, mostly off their device: clients that pin fetch them again.
     fn move_some(&mut self, dice: &mut Dice) {
         let tier = match dice.roll(50) {
             0..14 => Tier::Disk,
@@ -162,7 +162,7 @@ impl World {
         }
     }
 
-    /// Held for a while mostly.
+    /// Holds parts, mostly for a while.
     fn hold_some(&mut self, dice: &mut Dice) {
         let (target, parts) = self.some_parts(dice);
         let key = dice.chance(200).then(|| self.new_key());
@@ -170,7 +170,7 @@ impl World {
         self.operator_call(key, request);
     }
 
-    /// Levels of pressure, sizes of tiers, or both; not all of it makes sense.
+    /// Changes levels of pressure, sizes of tiers, or both; some changes are invalid.
     fn change_some(&mut self, dice: &mut Dice) {
         let mut change = SettingsChange::default();
         if dice.chance(700) {
@@ -190,7 +190,7 @@ impl World {
         self.operator_call(key, request);
     }
 
-    /// Somebody who waits, or nobody.
+    /// Cancels a wait, or one that does not exist.
     fn cancel_some(&mut self, dice: &mut Dice) {
         let waits: Vec<_> = self.broker.waits().iter().map(|wait| wait.id).collect();
         let nobody = dice.roll(1_000);
@@ -199,7 +199,7 @@ impl World {
         self.operator_call(key, OperatorRequest::CancelWait { wait });
     }
 
-    /// The limit of somebody whose memory is on its way.
+    /// Lowers the limit of a tenant whose memory is moving.
     fn lower_some(&mut self, dice: &mut Dice) {
         let tenants: Vec<_> = self.broker.moves().into_iter().map(|moves| moves.tenant).collect();
         let Some(tenant) = dice.pick(&tenants).cloned() else { return };
@@ -209,7 +209,7 @@ impl World {
         self.operator_call(None, request);
     }
 
-    /// Parts that somebody maps or mapped, or whatever.
+    /// Parts that some session maps or mapped, or others.
     pub(super) fn some_parts(&self, dice: &mut Dice) -> (Target, Vec<PartIndex>) {
         let open = self.channels.values().filter(|channel| channel.broker_open);
         let parts: Vec<_> = open.flat_map(|channel| channel.slots.keys().copied()).collect();
@@ -228,7 +228,7 @@ impl World {
         (target, parts)
     }
 
-    /// Lists and tables, which must say what the oracle says.
+    /// Checks lists and tables against the oracle.
     fn check_lists(&mut self, dice: &mut Dice) {
         if dice.chance(200) {
             let rows = self.broker.list_quotas(None);
@@ -240,7 +240,7 @@ impl World {
     }
 }
 
-/// All of them as another world has them, or some at random.
+/// The levels of another world, or random ones.
 fn some_levels(dice: &mut Dice) -> PressureChange {
     let levels = crate::scenario::pressure(dice);
     if dice.chance(600) {
@@ -264,13 +264,13 @@ fn some_levels(dice: &mut Dice) -> PressureChange {
     }
 }
 
-/// At times more than a link has.
+/// Shares that at times exceed a link.
 fn some_shares(dice: &mut Dice) -> ShareChange {
     let mut percent = || dice.chance(700).then(|| dice.small(60));
     ShareChange { demand_percent: percent(), prefetch_percent: percent(), write_back_percent: percent() }
 }
 
-/// What is configured mostly, so that no tier stays closed for ever.
+/// A size that is mostly the configured one, so that no tier stays closed for ever.
 fn some_size(dice: &mut Dice, configured: Bytes) -> Option<Bytes> {
     let size = match dice.roll(8) {
         0 | 1 => return None,

@@ -1,5 +1,5 @@
-//! What a process does with pins: its threads take sets by their words, ask for what is not there, hold on, ask for more
-//! while they hold, and let go.
+//! How a process pins: its threads pin sets by their words, call for parts that are not mapped, keep pins,
+//! ask for more meanwhile, and unpin.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ impl World {
         if !thread.pinned.is_empty() && dice.chance(450) {
             let writes = thread.writes.clone();
             let parts = thread.take_pins();
-            // It has written all the while.
+            // The thread has written for as long as it had them pinned.
             writes.iter().for_each(|part| self.touch(id, *part, true));
             return self.unpin(pid, &parts);
         }
@@ -48,7 +48,7 @@ impl World {
         }
     }
 
-    /// By the words, or else by a call.
+    /// Pins by the words, or else by a call.
     fn pin(&mut self, pid: u32, at: usize, parts: Vec<PartRef>, dice: &mut Dice) {
         let write = dice.chance(300);
         let access = if write { Access::Write } else { Access::Read };
@@ -64,7 +64,7 @@ impl World {
                 process.last_pin += dice.between(1, 2);
                 let call = process.last_pin;
                 process.threads[at].waiting = Some(WaitingPin { call, parts: parts.clone(), write });
-                // One in eight is given a time.
+                // One in eight has a deadline.
                 let wait =
                     Duration::from_micros(if dice.chance(125) { dice.between(500, 150_000) } else { 0 });
                 self.send_frame(id, ClientFrame::Pin { call, parts, write, wait });
@@ -105,7 +105,7 @@ impl World {
                 } else if pinned == Some(Err(Unpinned::WakeWorker)) {
                     self.unmap_revoked(pid, id);
                 }
-                // Some never say that they are done.
+                // Some processes never report that they are done.
                 if !self.links.chance(self.scenario.faults.rate(Fault::Lies) / 2) {
                     self.send_frame(id, ClientFrame::PinEnded { call });
                 }
@@ -117,7 +117,7 @@ impl World {
         }
     }
 
-    /// All threads let go but those that wait.
+    /// Unpins what all threads have pinned, except threads that wait.
     pub(super) fn unpin_all(&mut self, pid: u32) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let free = process.threads.iter_mut().filter(|thread| thread.waiting.is_none());
@@ -132,7 +132,7 @@ impl World {
         }
     }
 
-    /// The worker is told to unmap. What is pinned waits for its last unpin.
+    /// Handles a revoke frame in the worker. A pinned part waits for its last unpin.
     pub(super) fn handle_revoke(
         &mut self,
         id: ChannelId,
@@ -174,7 +174,7 @@ impl World {
         }
     }
 
-    /// Of its own accord. What is pinned stays.
+    /// Unmaps a part without being told, unless it is pinned.
     pub(super) fn unmap_own(&mut self, id: ChannelId, pid: u32, script: Script, part: PartRef) {
         if self.channels.get(&id).is_some_and(|channel| channel.is_pinned(part)) {
             return;
@@ -185,7 +185,7 @@ impl World {
         }
     }
 
-    /// Calls that were made before or never, and sets that are none.
+    /// Sends calls that were made before or never, and sets that are none.
     pub(super) fn lie_about_pins(&mut self, pid: u32, id: ChannelId, part: PartRef, dice: &mut Dice) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let last = process.last_pin;

@@ -1,4 +1,4 @@
-//! Client processes and their channels, as they are in truth: the broker knows only what it is told.
+//! Client processes and their channels as they are in truth: the broker knows only what it is told.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -18,7 +18,7 @@ pub(super) struct Process {
     pub(super) past: Vec<SessionId>,
     pub(super) known: Vec<Known>,
     pub(super) asked: Vec<(RequestKey, ClientRequest)>,
-    /// Descriptors and mappings of each extent: as long as there is one, its memory is not free.
+    /// References to each extent, by descriptors and mappings. An extent's memory is free once it has none.
     pub(super) references: BTreeMap<ExtentId, u32>,
     pub(super) burst: u64,
     /// Threads that pin.
@@ -53,7 +53,7 @@ impl Process {
         }
     }
 
-    /// Whether some thread has asked for the part and has no answer.
+    /// Whether a thread waits for the part.
     pub(super) fn waits_for(&self, part: PartRef) -> bool {
         self.threads
             .iter()
@@ -78,7 +78,7 @@ impl Process {
         }
     }
 
-    /// The session is no use any more; its handles and requests go with it.
+    /// Drops the session, with its handles and requests.
     pub(super) fn lose_session(&mut self) {
         self.channel = None;
         self.past.extend(self.session.take());
@@ -89,11 +89,11 @@ impl Process {
     }
 }
 
-/// What a thread of the process has pinned, and what it waits for.
+/// Pins of a thread, and the call that it waits for.
 #[derive(Debug, Default)]
 pub(super) struct Thread {
     pub(super) pinned: Vec<PartRef>,
-    /// Of these, what it pinned to write.
+    /// Of these, parts that it pinned to write.
     pub(super) writes: Vec<PartRef>,
     pub(super) waiting: Option<WaitingPin>,
 }
@@ -106,14 +106,14 @@ impl Thread {
         }
     }
 
-    /// It has nothing pinned any more.
+    /// Takes all pins from the thread.
     pub(super) fn take_pins(&mut self) -> Vec<PartRef> {
         self.writes.clear();
         std::mem::take(&mut self.pinned)
     }
 }
 
-/// A pin call that is not answered.
+/// An unanswered pin call.
 #[derive(Debug)]
 pub(super) struct WaitingPin {
     pub(super) call: u64,
@@ -130,28 +130,28 @@ pub(super) struct Mapping {
 #[derive(Debug)]
 pub(super) struct Channel {
     pub(super) pid: u32,
-    /// Sent by the broker, not yet received.
+    /// Frames that the broker sent and the client has not received.
     pub(super) inbox: VecDeque<DaemonFrame>,
-    /// What the process maps by it.
+    /// Parts that the process maps by it.
     pub(super) mapped: BTreeMap<PartRef, Mapping>,
     /// The client has not closed it.
     pub(super) client_open: bool,
     /// The broker has not closed it.
     pub(super) broker_open: bool,
-    /// The broker wants to hear of the process's end.
+    /// The broker watches for the end of the process.
     pub(super) watched: bool,
-    /// When the last thing that the client sent arrives.
+    /// When the last event that the client sent arrives.
     pub(super) last_arrival: Time,
     pub(super) working: bool,
     /// With pins: the table that the daemon and the process share.
     pub(super) words: Option<Words>,
     /// Parts that the process was sent and has not lost: it may pin them, mapped or not.
     pub(super) slots: BTreeMap<PartRef, Slot>,
-    /// Parts of its unheld memory: it is sent none before it asks.
+    /// Parts without a handle pin: the process is sent them only when it pins them.
     pub(super) unpinned: BTreeSet<PartRef>,
-    /// What it is to unmap when its pins have ended, and whether it keeps that.
+    /// Parts to unmap when their pins have ended, and whether the process may pin them again.
     pub(super) to_unmap: BTreeMap<PartRef, bool>,
-    /// It has said or written what is not so.
+    /// It has broken the protocol.
     pub(super) lied: bool,
 }
 

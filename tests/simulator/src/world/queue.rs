@@ -1,4 +1,4 @@
-//! Virtual time: what is to happen, by when, and in the order in which it was decided where the time is the same.
+//! Virtual time: future actions by time, and in the order of scheduling where the time is the same.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,9 @@ use super::driver::Job;
 
 #[derive(Debug)]
 pub(super) enum Action {
-    /// A process of this seat does its next thing.
+    /// A process at this seat does its next act.
     Act(usize),
-    /// Operators do their next thing.
+    /// Operators do their next act.
     Operate,
     /// The daemon reads the words of its sessions.
     Harvest,
@@ -20,11 +20,11 @@ pub(super) enum Action {
     Arrive(Event),
     /// A process writes a part at once, if it is mapped by this channel.
     Write(ChannelId, PartRef),
-    /// The driver has done something.
+    /// The driver has finished a job.
     Done(Job),
-    /// The disk has written, or not.
+    /// The disk has stored the quotas, or failed to.
     Stored(StoredQuotas),
-    /// Processes that the broker does not know take or give back memory.
+    /// Other programs take or give back memory.
     OtherPrograms,
     Resume(u32),
     Die(u32),
@@ -37,7 +37,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// `life` is the daemon's: what a daemon that is gone had under way never comes.
+    /// Schedules an action. `life` is the daemon's: actions of a daemon that has ended never run.
     pub(super) fn schedule(&mut self, time: Time, life: u64, action: Action) {
         self.last += 1;
         self.items.insert((time, self.last), (life, action));

@@ -13,10 +13,10 @@ const NAMES: [&str; 4] = ["llama", "gpt", "cache", "x"];
 /// How long a batch waits at most.
 pub(super) const WAIT_MAX: Duration = Duration::from_millis(300);
 
-/// How many requests a process remembers to repeat.
+/// Number of requests that a process may repeat.
 const REPEATABLE: usize = 12;
 
-/// A name, sometimes with one of these tenants before it, sometimes nonsense.
+/// A name, sometimes prefixed with one of these tenants, sometimes invalid.
 pub(super) fn some_name(dice: &mut Dice, anybody: Option<&[&'static str]>) -> String {
     let name = dice.one(&NAMES);
     match (dice.roll(50), anybody) {
@@ -80,7 +80,8 @@ impl World {
         self.call(pid, key, request);
     }
 
-    /// Mostly who has pins: nobody else could ever map it.
+    /// An attach; without a handle pin mostly where the process has pins, since it could not map it
+    /// otherwise.
     fn attach(target: Target, pins: bool, dice: &mut Dice) -> ClientRequest {
         match dice.chance(if pins { 350 } else { 15 }) {
             true => ClientRequest::AttachUnpinned(target),
@@ -88,7 +89,7 @@ impl World {
         }
     }
 
-    /// Asks again what was asked before; now and then something else under the same id.
+    /// Repeats an earlier request; now and then another under the same id.
     fn repeat(&mut self, pid: u32, dice: &mut Dice) {
         let Some(process) = self.processes.get(&pid) else { return };
         let last_ones = process.asked.len().min(if dice.chance(600) { 2 } else { REPEATABLE });
@@ -128,7 +129,7 @@ impl World {
         call
     }
 
-    /// An allocation that somebody has or had, or nobody.
+    /// An allocation that exists or existed, or none.
     pub(super) fn guess(&self, dice: &mut Dice) -> AllocationId {
         let at = dice.index(self.recent.len() + 1);
         self.recent.get(at).copied().unwrap_or(AllocationId::from_raw(3))
@@ -186,13 +187,13 @@ impl World {
             _ => None,
         };
         let replace = named && kind != Kind::Fixed && dice.chance(400);
-        // What is to be sealed is refused as discardable.
+        // An allocation that is to be sealed is refused as discardable.
         let plain = kind == Kind::Movable && !persistent && !replace && readers.is_empty();
         let discardable = dice.chance(if plain { 250 } else { 10 });
-        // Who has no pins could never map it, and what is fixed is mapped for life.
+        // A process without pins could never map it, and a fixed allocation is always mapped.
         let unpinned = dice.chance(if pins && kind == Kind::Movable { 300 } else { 15 });
         let (size, part_size) = match dice.roll(4) {
-            // What is discardable lies on its device or nowhere.
+            // A discardable allocation lies on its device or nowhere.
             0 if unpinned && !discardable => self.larger_than_device(dice),
             _ => (size, part_size),
         };
@@ -215,7 +216,7 @@ impl World {
         }
     }
 
-    /// Or nearly: in parts so large that there are slots for most of it.
+    /// A size around that of a device, in parts so large that there are slots for most of it.
     pub(super) fn larger_than_device(&self, dice: &mut Dice) -> (Bytes, Option<Bytes>) {
         let device = u32::try_from(self.scenario.config.devices[0].total.get() >> 20).unwrap_or(64);
         let size = Bytes::mib(device / 2 + dice.small(device + device / 2) + 1);
@@ -223,7 +224,7 @@ impl World {
     }
 }
 
-/// Most do not wait; some would wait longer than anything takes.
+/// How long a batch may wait: mostly not at all, sometimes longer than anything takes.
 fn some_wait(dice: &mut Dice) -> Duration {
     match dice.roll(10) {
         0..6 => Duration::ZERO,

@@ -22,7 +22,7 @@ pub(super) struct Words {
     pub(super) daemon: Daemon<Memory>,
     client: Client<Memory>,
     worker: Worker<Memory>,
-    /// Slots whose words carry REVOKE, as the daemon remembers.
+    /// Slots whose words have REVOKE set, as the daemon remembers.
     revoked_slots: BTreeSet<Slot>,
     pub(super) harvest: Harvest,
 }
@@ -39,7 +39,7 @@ impl Words {
         Some(Self { memory, daemon, client, worker, revoked_slots: BTreeSet::new(), harvest })
     }
 
-    /// Sets REVOKE where a frame is to say so. Whether the client made each of these words.
+    /// Sets REVOKE in the words that a frame revokes. Returns whether the client left each of them valid.
     pub(super) fn set_revoke(&mut self, parts: &[RevokedPart]) -> bool {
         let mut honest = true;
         for slot in parts.iter().filter_map(|told| told.slot) {
@@ -55,7 +55,7 @@ impl Words {
         honest
     }
 
-    /// The slot's word will be mapped anew.
+    /// Tracks a word that will be mapped anew.
     pub(super) fn track_map(&mut self, part: &MapPart) {
         if let Some(slot) = part.slot {
             self.revoked_slots.remove(&slot);
@@ -80,10 +80,10 @@ impl Channel {
         matches!(state, Some(State::Resident { pins } | State::Revoking { pins }) if pins > 0)
     }
 
-    /// Knows where the words of a part are that was sent.
+    /// Learns the slot of a part that was sent.
     pub(super) fn learn_slot(&mut self, part: &MapPart) {
         let Some(slot) = part.slot else { return };
-        // Of another that it kept and has lost without a word: that was freed or sealed while it was away.
+        // The slot may have served another part that was freed or sealed while it was away.
         self.slots.retain(|_, of| *of != slot);
         self.slots.insert(part.part, slot);
     }
@@ -95,7 +95,7 @@ impl Channel {
         assert!(self.lied || mapped == Some(Ok(())), "the daemon sent {part:?}: {mapped:?}");
     }
 
-    /// Whether the part was written, by its word.
+    /// Ends the mapping in the word. Returns whether the part was written.
     pub(super) fn unmap_word(&mut self, part: PartRef) -> bool {
         self.to_unmap.remove(&part);
         let Some((words, slot)) = self.words.as_ref().zip(self.slots.get(&part)) else { return false };
@@ -126,7 +126,7 @@ impl Channel {
         }
     }
 
-    /// Whether one of these was wanted back and this was the last pin on it.
+    /// Unpins all of these. Returns whether this was the last pin of a part that is revoked.
     pub(super) fn unpin_words(&self, parts: &[PartRef]) -> bool {
         let Some(words) = &self.words else { return false };
         let mut wakes = false;
@@ -148,7 +148,7 @@ impl Channel {
 }
 
 impl World {
-    /// All of these words are revoked, or none.
+    /// Revokes all of these words, or none.
     pub(super) fn revoke_words(&mut self, part: PartRef, asked: &[(ChannelId, SessionId, Slot)]) {
         let (mut by, mut revoked, mut spoiled) = (Vec::new(), Vec::new(), Vec::new());
         for (channel, session, slot) in asked.iter().copied() {
@@ -182,7 +182,7 @@ impl World {
         spoiled.into_iter().for_each(|channel| self.report_impossible_word(channel));
     }
 
-    /// In one step with the look for pins.
+    /// Clears WRITTEN in one step with the check for pins.
     pub(super) fn clear_written(&mut self, part: PartRef, channel: ChannelId, slot: Slot) {
         let words = self.channels.get(&channel).and_then(|channel| channel.words.as_ref());
         let word = words.and_then(|words| words.daemon.slot(slot.0));
@@ -206,7 +206,7 @@ impl World {
         }
     }
 
-    /// No honest client makes such a word, so one that is honest finds a bug of ours.
+    /// Reports an impossible word. No honest client makes one, so an honest one here means a bug of ours.
     pub(super) fn report_impossible_word(&mut self, channel: ChannelId) {
         let lied = self.channels.get(&channel).is_none_or(|channel| channel.lied);
         assert!(lied, "a word of {channel:?}, which is honest, is impossible");

@@ -1,4 +1,4 @@
-//! What a client's worker thread does with the frames it is sent.
+//! How a client's worker thread handles frames.
 
 use broker_core::{ChannelId, ClientFrame, DaemonFrame, Event, MapPart, PartRef, UnmappedPart};
 
@@ -50,7 +50,7 @@ impl World {
         self.wake_worker(id);
     }
 
-    /// Maps its word table and says so, before all else; some never do.
+    /// Maps the word table and reports it, before all else; some clients never do.
     fn map_words(&mut self, id: ChannelId) {
         let rate = self.scenario.faults.rate(Fault::Lies) / 4;
         let forgets = !self.calm && self.links.chance(rate);
@@ -60,18 +60,18 @@ impl World {
         self.send_up(id, Event::Frame { channel: id, frame: ClientFrame::WordsMapped });
     }
 
-    /// Maps what it was sent and says so, sometimes in several frames; sometimes it cannot.
+    /// Maps the parts that were sent and reports it, sometimes in several frames; sometimes mapping fails.
     fn map(&mut self, id: ChannelId, pid: u32, parts: Vec<MapPart>) {
         let rate = self.scenario.faults.rate(Fault::MapFails);
         let (mut mapped, mut failed) = (Vec::new(), Vec::new());
         for part in parts {
-            // More often where it matters most: somebody waits for it.
+            // Mapping fails more often where it matters most: where a thread waits for the part.
             let waits = self.processes.get(&pid).is_some_and(|process| process.waits_for(part.part));
             if self.links.chance(if waits { 6 * rate } else { rate }) {
                 if let Some(process) = self.processes.get_mut(&pid) {
                     process.drop_reference(part.extent);
                 }
-                // Some want it no more, and the others may ask for it again.
+                // Some processes do not want it any longer; the others may pin it again.
                 let failure = (!part.extent.get().is_multiple_of(4)).then(|| "no room".to_owned());
                 if let Some(channel) = self.channels.get_mut(&id) {
                     match failure {
@@ -88,7 +88,7 @@ impl World {
                 channel.map_word(&part);
             }
             self.record_in_place_use(part.extent, InPlaceStep::Mapped);
-            // Who speaks no pins uses it as long as it maps it.
+            // A process without pins uses a part for as long as it maps it.
             let writes = part.slot.is_none() && self.links.chance(500);
             self.touch(id, part.part, writes);
             mapped.push(part.part);
@@ -104,7 +104,7 @@ impl World {
         }
     }
 
-    /// Unmaps what it maps of these, and says so. A process that leaks keeps a descriptor.
+    /// Unmaps those of the parts that it maps, and reports it. A process that leaks keeps a descriptor.
     pub(super) fn unmap(&mut self, id: ChannelId, pid: u32, script: Script, parts: &[PartRef]) {
         let rate = self.scenario.faults.rate(Fault::Clung) * script.factor(Script::Leaking);
         let mut unmapped = Vec::new();

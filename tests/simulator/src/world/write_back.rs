@@ -1,5 +1,5 @@
-//! Write-backs of parts that are in use: within the time of a copy or two their processes write them, and operators have
-//! them leave, or stay.
+//! Write-backs of parts in use: within the time of a copy or two, their processes write them, and operators
+//! move them or leave them.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ impl World {
         }
     }
 
-    /// A part that its process may write and does not pin now, if there is any.
+    /// A part that its process may write and has not pinned now, if there is any.
     fn some_writable(&self, dice: &mut Dice) -> Option<(ChannelId, PartRef)> {
         let honest = |channel: &Channel| channel.broker_open && channel.client_open && !channel.lied;
         let open = self.channels.iter().filter(|(_, it)| it.words.is_some() && honest(it));
@@ -51,7 +51,7 @@ impl World {
         dice.pick(&written).copied()
     }
 
-    /// A process pins a part that it maps, writes it, and lets go.
+    /// A process pins a part that it maps, writes it, and unpins.
     pub(super) fn write_at_once(&mut self, id: ChannelId, part: PartRef) {
         let Some(channel) = self.channels.get(&id).filter(|channel| channel.client_open) else { return };
         let pid = channel.pid;

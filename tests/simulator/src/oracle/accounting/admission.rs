@@ -1,4 +1,4 @@
-//! What is admitted and what is refused: limits, and the sum of what is guaranteed and held.
+//! Admission: limits, and the committed sum of guarantees and charges.
 
 use broker_core::{
     AllocationSpec, Broker, Refusal, Tier,
@@ -8,7 +8,7 @@ use broker_core::{
 use crate::oracle::{Oracle, facts::QuotaTable, line::waiting::Shortage};
 
 impl Oracle {
-    /// What is committed of each place: by tenant, the larger of what it is guaranteed and what it holds.
+    /// Committed bytes of each place: the sum over tenants of the larger of guarantee and charge.
     pub(crate) fn committed_all(&self) -> Vec<u128> {
         let mut sums = Vec::with_capacity(self.facts.places.len());
         for place in 0..self.facts.places.len() {
@@ -22,14 +22,15 @@ impl Oracle {
         sums
     }
 
-    /// What would be committed of a place if nothing were cached.
+    /// Bytes that would be committed in a place if nothing were cached.
     pub(crate) fn committed_in_use(&self, place: usize) -> u128 {
         let in_use =
             |tenant| u128::from(self.quota_now(tenant, place).0.max(self.charged_in_use(tenant, place)));
         (0..self.facts.tenants.len()).map(in_use).sum()
     }
 
-    /// What the event admitted keeps the limit, and the sum where it had been kept.
+    /// Checks that the event's admissions kept every limit, and the committed sum wherever it was kept
+    /// before.
     pub(crate) fn check_admissions(&mut self) {
         if self.step.ordered_count == 0 {
             return;
@@ -45,12 +46,12 @@ impl Oracle {
             let (held, limit) = (self.facts.charged(tenant, place), self.quota_now(tenant, place).1);
             let name = self.facts.tenants[tenant].clone();
             self.expect(LIMIT, held <= limit, || {
-                format!("{name} was admitted to {held} on place {place}, its limit is {limit}")
+                format!("{name} was admitted to {held} bytes in place {place}; its limit is {limit}")
             });
         }
     }
 
-    /// A batch that was refused for want of room really lacked it, and would have without all that is cached.
+    /// Checks that a batch that was refused for want of room was short of it, even without all cached memory.
     pub(crate) fn check_refusal_for_room(
         &mut self,
         tenant: usize,
@@ -58,7 +59,8 @@ impl Oracle {
         refusal: &Refusal,
         broker: &Broker,
     ) {
-        // Who stands behind others is refused for what they take, and what is asked of several devices for any of them.
+        // A batch behind other waiters is refused for what they take. A batch on several devices may be short
+        // on any of them.
         let on_one = items.windows(2).all(|pair| pair[0].device == pair[1].device);
         let alone = on_one && self.facts.part_waiters.is_empty() && self.facts.waits.is_empty();
         if let Refusal::QuotaLimit { device, tier: Tier::Device, requested: asked, .. }
@@ -68,10 +70,10 @@ impl Oracle {
         {
             let leavable = self.leavable(place, broker);
             let shortage = self.shortage(tenant, place, asked.get(), &leavable);
-            // What is more than there is never fits.
+            // A request above the capacity never fits.
             let fits = asked.get() <= self.capacity(place);
             self.expect(ADMISSION, shortage != Shortage::None || !fits, || {
-                format!("refused though {leavable:?} could leave place {place}: {refusal:?}")
+                format!("a batch is refused although {leavable:?} could leave place {place}: {refusal:?}")
             });
         }
         match refusal {
@@ -82,7 +84,7 @@ impl Oracle {
                 let in_use = u128::from(self.charged_in_use(tenant, place));
                 let over = *tier == Tier::Device || in_use + u128::from(asked.get()) > u128::from(is.0);
                 self.expect(LIMIT, is == should && over, || {
-                    format!("refused for limit and held {is:?} with {asked} asked; they are {should:?}")
+                    format!("a batch of {asked} is refused with limit and charge {is:?}; they are {should:?}")
                 });
             }
             Refusal::DeviceFull { device, tier, requested: asked, .. } if *tier != Tier::Device => {
@@ -94,14 +96,14 @@ impl Oracle {
                 let after = before - guarantee.max(held) + guarantee.max(with);
                 let capacity = u128::from(self.capacity(place));
                 self.expect(ADMISSION, after > capacity && after > before, || {
-                    format!("{asked} refused: {after} would be committed after {before}, of {capacity}")
+                    format!("a batch of {asked} is refused: {after} would be committed after {before}, of {capacity}")
                 });
             }
             _ => {}
         }
     }
 
-    /// A change of quotas that is about to be written can be kept.
+    /// Checks that a change of quotas that is about to be stored can be kept.
     pub(crate) fn check_staged_guarantees(&mut self, staged: &QuotaTable) {
         self.learn_tenants();
         for (name, ..) in staged.keys() {
@@ -123,7 +125,7 @@ impl Oracle {
         self.facts.quotas.get_mut().clear();
     }
 
-    /// A guarantee that was refused could not have been kept.
+    /// Checks that a refused guarantee could not have been kept.
     pub(crate) fn check_refused_guarantee(&mut self, refusal: &Refusal) {
         let Refusal::GuaranteeUnbacked { tenant, device, tier, guarantee, capacity, committed } = refusal
         else {

@@ -1,5 +1,5 @@
-//! Recycled memory stays inside its tenant, was let go by whoever had it, and goes to those who take old content. And
-//! nobody is refused because of memory that is only cached.
+//! A cached extent stays inside its tenant, was unmapped by every session that was sent it, and is reused
+//! only for parts that accept old content. No request is refused because of memory that is only cached.
 
 use broker_core::{
     Broker, ClientRequest, PartRef,
@@ -22,12 +22,13 @@ impl Oracle {
         let unused = extent.mappers.is_empty() && !extent.being_read;
         let (all_own, acknowledged) = (extent.sent_to.iter().all(|of| *of == owner), !extent.unacknowledged);
         let (copied, was_sent) = (extent.copied, !extent.sent_to.is_empty());
-        // What it is sent as next is its part then, and must be of the same tenant: `extents.rs` checks that.
+        // The next part that it is sent as must be of the same tenant: `extents.rs` checks that.
         extent.detached = false;
-        // A discardable part may leave before anybody was sent it: then it is not known here which one had the extent.
+        // A discardable part may leave before any session was sent it. Then the oracle does not know which
+        // part had the extent.
         let unknown = extent.part.is_none();
         let backed = extent.part.take().and_then(|part| self.facts.allocations.get(&part.allocation));
-        // A part has left it, and another of its tenant waits for as much.
+        // A part has left it, and another part of its tenant waits for that many bytes.
         let handed_over = unknown || backed.is_some_and(|allocation| !allocation.leaving);
         let own = all_own && (was_sent || handed_over);
         let movable = backed.is_none_or(|allocation| allocation.kind == broker_core::Kind::Movable);
@@ -35,13 +36,11 @@ impl Oracle {
         self.expect(RECYCLED, live && unused, || format!("{id} is cached and in use"));
         self.expect(RECYCLED, own, || format!("{id} is cached and was sent to another tenant"));
         self.expect(RECYCLED, acknowledged, || {
-            format!("{id} is cached, and not all have said that they let go")
+            format!("{id} is cached, and not every session has reported that it unmapped it")
         });
         self.expect(RECYCLED, movable, || format!("{id} is cached and was never movable"));
         let draining = self.facts.draining;
-        self.expect(RECYCLED, !draining || handed_over, || {
-            format!("{id} is cached on a node that is drained")
-        });
+        self.expect(RECYCLED, !draining || handed_over, || format!("{id} is cached on a draining node"));
         let cached = self.facts.cached.entry((owner, place)).or_default();
         *cached += size;
         let (cached, max) = (*cached, self.limits.cached_bytes_per_tenant_max.get());
@@ -51,7 +50,7 @@ impl Oracle {
         self.step.changed_accounts.push((owner, place));
     }
 
-    /// For a new part, or for one that moves there.
+    /// Checks the reuse of a cached extent, for a new part or for one that moves there.
     pub(crate) fn check_reuse(&mut self, id: ExtentId, part: PartRef, broker: &Broker) {
         self.step.ordered_count += 1;
         let moves = self.facts.allocations.contains_key(&part.allocation);
@@ -63,20 +62,20 @@ impl Oracle {
             false => _ = self.record_new_memory(id),
         }
         let Some(extent) = self.facts.extents.get_mut(&id) else {
-            return self.expect(EXTENT_USE, false, || format!("{id} is used again and does not exist"));
+            return self.expect(EXTENT_USE, false, || format!("{id} is reused and does not exist"));
         };
         let cached = std::mem::replace(&mut extent.phase, ExtentPhase::Live) == ExtentPhase::Cached;
         extent.reused = true;
         (extent.part, extent.detached) = (moves.then_some(part), moves);
         let (owner, place, size) = (extent.owner, extent.place, extent.size);
-        self.expect(RECYCLED, cached, || format!("{id} is used again and was not cached"));
+        self.expect(RECYCLED, cached, || format!("{id} is reused and was not cached"));
         self.remove_from_cache(id);
         if !moves {
             self.record_new_part(part, (owner, place, size), broker);
         }
     }
 
-    /// What is cached of an extent's tenant is less by it.
+    /// Subtracts an extent from its tenant's cached bytes.
     pub(crate) fn remove_from_cache(&mut self, id: ExtentId) {
         let Some(extent) = self.facts.extents.get(&id) else { return };
         let cached = self.facts.cached.entry((extent.owner, extent.place)).or_default();
@@ -84,7 +83,7 @@ impl Oracle {
         self.facts.cached_since.get_mut(&extent.place).and_then(|since| since.remove(&id));
     }
 
-    /// A request that waited for room is looked at again: whose, if it is a batch that waits indeed.
+    /// Records that a waiting request is tried again: the tenant, if it is a batch that waits.
     pub(crate) fn record_room_made(&mut self, tenant: Option<&str>) {
         let Some(tenant) = tenant.map(|tenant| self.facts.tenant(tenant)) else { return };
         let waits = self.facts.calls.values().any(|call| match &call.asked {
@@ -93,7 +92,7 @@ impl Oracle {
             }
             _ => false,
         });
-        self.expect(EXTENT_USE, waits, || "room was made for a batch that nobody waits for".to_owned());
+        self.expect(EXTENT_USE, waits, || "a batch is tried again although no call waits for one".to_owned());
         self.step.retried_tenant = Some(tenant);
     }
 
@@ -101,7 +100,8 @@ impl Oracle {
         self.facts.cached.get(&(tenant, place)).copied().unwrap_or_default()
     }
 
-    /// What a tenant would hold if it kept nothing cached, and what is on its way to the driver had arrived.
+    /// Bytes that a tenant would be charged if it had nothing cached, and all cached memory on its way to the
+    /// driver had arrived.
     pub(crate) fn charged_in_use(&self, tenant: Tenant, place: usize) -> u64 {
         let going = self.facts.cached_leaving.get(&(tenant, place)).copied().unwrap_or_default();
         self.facts.charged(tenant, place).saturating_sub(self.cached(tenant, place)).saturating_sub(going)

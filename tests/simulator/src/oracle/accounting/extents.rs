@@ -1,5 +1,5 @@
-//! Extents are made once and released once, by nobody mapped and by nobody read, and belong to one tenant for life and
-//! to one part until they are recycled.
+//! An extent is created once and released once, while no session maps it and the driver does not read it. It
+//! belongs to one tenant for life, and to one part until it is reused.
 
 use broker_core::{
     Broker, ClientRequest, DigestSpan, Kind, MapPart, PartRef, Tier,
@@ -12,7 +12,7 @@ use crate::oracle::{
     facts::{Asked, ExtentFacts, ExtentPhase, Tenant},
 };
 
-/// An extent that is to be made.
+/// An extent that is to be created.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ordered {
     pub(crate) id: ExtentId,
@@ -23,8 +23,8 @@ pub(crate) struct Ordered {
 }
 
 impl Oracle {
-    /// Memory is made for a batch of a session, at once or when there is room, or for a part to move there. Who asked for
-    /// the batch pays, or whose the part is.
+    /// Records the creation of memory: for a batch, at once or when there is room, or for a part that moves
+    /// there. The tenant of the requesting session pays, or that of the part.
     pub(crate) fn record_create(&mut self, ordered: Ordered, broker: &Broker) {
         let Ordered { id, device, tier, size, kind } = ordered;
         let part_of_extent = broker.part_of_extent(id);
@@ -52,7 +52,9 @@ impl Oracle {
         let place =
             self.facts.place(device, tier).filter(|_| moves.is_some() || tier == Tier::Device || lazy);
         let Some((owner, place)) = owner.zip(place) else {
-            return self.expect(EXTENT_USE, false, || format!("{id} is made for nobody, or nowhere"));
+            return self.expect(EXTENT_USE, false, || {
+                format!("{id} is created without a tenant or without a place")
+            });
         };
         self.step.changed_accounts.push((owner, place));
         if moves.is_none() && tier != Tier::Device {
@@ -97,7 +99,7 @@ impl Oracle {
         }
     }
 
-    /// Whose batch it is that new memory is made for.
+    /// Records new memory. Returns the tenant whose batch it is for.
     pub(crate) fn record_new_memory(&mut self, id: ExtentId) -> Option<Tenant> {
         self.expect_not_draining(id);
         self.step.created_count += 1;
@@ -132,17 +134,19 @@ impl Oracle {
         let copied = extent.copied;
         let zero = !extent.reused;
         let (its, fits) = (extent.owner, extent.size == sent.size.get());
-        self.expect(EXTENT_USE, live, || format!("{id} is sent to {session} and is not there"));
+        self.expect(EXTENT_USE, live, || format!("{id} is sent to {session} and is not live"));
         self.expect(COPIES, !copied, || format!("{id} is sent to {session} while it is copied"));
         self.expect(RECYCLED, zero || takes_old, || {
-            format!("{id} has old content, and {part:?} wants zeros")
+            format!("{id} has old content, and {part:?} must be zero")
         });
-        self.expect(EXTENT_USE, fits, || format!("{id} is sent with a size that it has not"));
+        self.expect(EXTENT_USE, fits, || format!("{id} is sent with a wrong size"));
         self.expect(EXTENT_TENANT, same, || format!("{id} backs {first:?} and is sent as {part:?}"));
         self.expect(EXTENT_TENANT, owner == Some(its), || format!("{id} is of another tenant than {part:?}"));
         if let Some(allocation) = self.facts.allocations.get_mut(&part.allocation) {
             let known = *allocation.parts.entry(part.part.0).or_insert(id);
-            self.expect(EXTENT_TENANT, known == id, || format!("{part:?} was {known} and is {id}"));
+            self.expect(EXTENT_TENANT, known == id, || {
+                format!("{part:?} lay in {known} and is sent as {id}")
+            });
         }
     }
 
@@ -164,7 +168,7 @@ impl Oracle {
         self.expect_not_backing(id);
         self.facts.moves.remove(&id);
         self.expect(COPIES, !copied, || format!("{id} is released while it is copied"));
-        self.expect(EXTENT_USE, live, || format!("{id} is released and was not there"));
+        self.expect(EXTENT_USE, live, || format!("{id} is released and was not live"));
         self.expect(EXTENT_USE, mapper.is_none(), || format!("{id} is released and mapped by {mapper:?}"));
         self.expect(EXTENT_USE, !read, || format!("{id} is released and being read"));
     }
@@ -177,7 +181,7 @@ impl Oracle {
                 extent.being_read = true;
                 extent.phase == ExtentPhase::Live
             });
-            self.expect(EXTENT_USE, live, || format!("{id} is read and is not there"));
+            self.expect(EXTENT_USE, live, || format!("{id} is read and is not live"));
         }
         self.facts.digesting.insert(allocation, ids);
     }

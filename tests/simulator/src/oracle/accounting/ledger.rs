@@ -1,4 +1,4 @@
-//! The ledger, worked out from events and commands alone, against what the core shows of its own.
+//! The ledger, worked out from events and commands alone, compared with what the core shows.
 
 use broker_core::{Broker, QuotaView, SessionView, Tier, invariants::LEDGER_ORACLE};
 use vramd_types::{GRANULARITY, Quantity};
@@ -8,11 +8,11 @@ use crate::oracle::{
     facts::{QuotaTable, Tenant},
 };
 
-/// Looks at a device until those are tried for whom its driver had no memory, and nothing leaves: one may be under way, one says who
-/// holds it, and with one more they are tried.
+/// Surveys of a device until the core retries waiters that a driver had no memory for, while nothing leaves:
+/// one may be under way, one reports, and one more triggers the retry.
 pub(crate) const SURVEYS: u8 = 3;
 
-/// Bytes of a quantity of a place's share, by the book of rules rather than by the core's code.
+/// Bytes of a quantity of a place's share, by the documented rule rather than by the core's code.
 fn bytes_of(quantity: Quantity, share: u64) -> u64 {
     match quantity {
         Quantity::Bytes(bytes) => bytes.get(),
@@ -23,7 +23,8 @@ fn bytes_of(quantity: Quantity, share: u64) -> u64 {
 }
 
 impl Oracle {
-    /// Guarantee and limit of a tenant in a place by one book: its own row, the row of all devices, or the default.
+    /// Guarantee and limit of a tenant in a place by one table: its own row, the row of all devices, or the
+    /// default.
     pub(crate) fn quota_in(&self, book: &QuotaTable, tenant: Tenant, place: usize) -> (u64, u64) {
         let facts = &self.facts.places[place];
         if facts.in_files {
@@ -45,7 +46,7 @@ impl Oracle {
         (guarantee, limit)
     }
 
-    /// What holds now: while a change is being written, the larger of both guarantees.
+    /// Quota in force now. While a change is being stored, the larger of both guarantees applies.
     pub(crate) fn quota_now(&self, tenant: Tenant, place: usize) -> (u64, u64) {
         if let Some(known) = self.facts.quotas.borrow().get(&(tenant, place)) {
             return *known;
@@ -63,7 +64,7 @@ impl Oracle {
         self.facts.places[place].available_max.map_or(usual, |max| usual.min(max))
     }
 
-    /// Whatever the driver had not.
+    /// The capacity, disregarding a shortage that the driver reported.
     pub(crate) fn capacity_without_shortage(&self, place: usize) -> u64 {
         let facts = &self.facts.places[place];
         let contexts = facts.context * (facts.contexts.max(self.sessions_reserved) + 1);
@@ -71,7 +72,7 @@ impl Oracle {
         share.min(self.offered(facts.tier))
     }
 
-    /// A device had not so much more, whatever its books say: so there is less of it than what is held and that.
+    /// The driver ran out of memory for `size` bytes: bounds the capacity by what is charged and that.
     pub(crate) fn record_out_of_memory(&mut self, place: usize, size: u64) {
         if self.facts.places[place].tier == Tier::Device {
             let max = self.charged_to_all(place).0 + size - GRANULARITY.get();
@@ -82,7 +83,7 @@ impl Oracle {
         }
     }
 
-    /// One account, after something changed it.
+    /// Compares one account, after an event changed it.
     pub(crate) fn compare_account(&mut self, tenant: Tenant, place: usize, broker: &Broker) {
         if self.facts.places[place].in_files {
             return;
@@ -104,13 +105,13 @@ impl Oracle {
         let is = is.map(|it| it.map(vramd_types::Bytes::get));
         self.expect(LEDGER_ORACLE, is == Some(should), || {
             format!(
-                "{} in place {place}: held, reserved, unreturned, cached, guarantee, limit are {is:?}, not {should:?}",
+                "{} in place {place}: charged, reserved, unreturned, cached, guarantee, limit are {is:?}, not {should:?}",
                 view.tenant
             )
         });
     }
 
-    /// Every account, and every place.
+    /// Compares every account and every place.
     pub fn compare_all(&mut self, broker: &Broker) {
         self.learn_tenants();
         let committed = self.committed_all();
@@ -124,7 +125,7 @@ impl Oracle {
             let is = is.map(vramd_types::Bytes::get);
             self.expect(LEDGER_ORACLE, is == should, || {
                 format!(
-                    "{}: held, unreturned, capacity, committed, shortfall are {is:?}, not {should:?}",
+                    "{}: charged, unreturned, capacity, committed, shortfall are {is:?}, not {should:?}",
                     view.uuid
                 )
             });
@@ -133,7 +134,7 @@ impl Oracle {
                 let should = below.map(|place| [self.capacity(place), self.charged_to_all(place).0]);
                 let is = shown.map(|shown| [shown.capacity.get(), shown.charged.get()]);
                 self.expect(LEDGER_ORACLE, is == should, || {
-                    format!("{tier} of {}: capacity and held are {is:?}, not {should:?}", view.uuid)
+                    format!("{tier} of {}: capacity and charged are {is:?}, not {should:?}", view.uuid)
                 });
             }
         }
@@ -144,7 +145,7 @@ impl Oracle {
         }
     }
 
-    /// What all tenants hold in a place, and what of that is unreturned.
+    /// Bytes charged to all tenants in a place, and how many of these are unreturned.
     fn charged_to_all(&self, place: usize) -> (u64, u64) {
         let balances = self.facts.balances.iter().filter(|((_, of), _)| *of == place);
         let sums = balances.map(|(_, balance)| (balance.charged(), balance.unreturned));
@@ -162,7 +163,9 @@ impl Oracle {
 
     pub fn check_session_list(&mut self, rows: &[SessionView]) {
         let live = self.facts.sessions.values().filter(|session| !session.gone).count();
-        self.expect(LEDGER_ORACLE, live == rows.len(), || format!("{} sessions, not {live}", rows.len()));
+        self.expect(LEDGER_ORACLE, live == rows.len(), || {
+            format!("{} sessions are listed, not {live}", rows.len())
+        });
         for row in rows {
             let session = self.facts.sessions.get(&row.id);
             let should = session.map(|it| (self.facts.tenants[it.tenant].clone(), it.in_flight));
@@ -173,7 +176,7 @@ impl Oracle {
         }
     }
 
-    /// Whoever has a quota counts, heard of or not.
+    /// Makes every tenant with a quota known, whether or not it has connected.
     pub(crate) fn learn_tenants(&mut self) {
         let books =
             self.facts.quotas_in_force.keys().chain(self.facts.staged.iter().flat_map(|book| book.keys()));

@@ -1,4 +1,4 @@
-//! What tenants are charged, what is admitted, and the extents that stand for it.
+//! Charges of tenants, admission, and the extents behind the charges.
 
 mod admission;
 mod cached;

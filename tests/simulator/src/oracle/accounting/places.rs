@@ -1,4 +1,5 @@
-//! Where bytes can be charged: devices, and the host memory and the disk that are below them; and files, where none are.
+//! The places where bytes can be charged: devices, the host memory and disk below them, and files, which
+//! charge none.
 
 use broker_core::{Config, DeviceConfig, Tier};
 use vramd_types::Bytes;
@@ -19,7 +20,7 @@ pub(crate) fn of(config: &Config) -> Vec<PlaceFacts> {
     devices.chain(below).chain(files).collect()
 }
 
-/// Nobody has looked at it, and nobody else holds anything there.
+/// A place that no survey has seen and that other programs do not use.
 fn place(device: &DeviceConfig, tier: Tier, share: Bytes) -> PlaceFacts {
     PlaceFacts {
         uuid: device.uuid.clone(),

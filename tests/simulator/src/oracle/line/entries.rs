@@ -1,4 +1,5 @@
-//! Who stands in the line as the core says, and what may end that: room, time, or an operator.
+//! The entries of the line as the core shows them, and what may end a wait: room, its deadline, or an
+//! operator.
 
 use std::time::Duration;
 
@@ -14,11 +15,11 @@ use crate::oracle::{
     facts::{Asked, Call, Rests},
 };
 
-/// So often a batch is tried before it rests.
+/// Number of attempts before a batch rests.
 const TRIES: u32 = 4;
 
 impl Oracle {
-    /// A batch that was being made and waits after this event found no memory.
+    /// Learns which batches the driver had no memory for: they were being made and wait after this event.
     pub(crate) fn learn_failed_batches(&mut self, broker: &Broker) {
         let waits = broker.waits().into_iter().filter(|_| self.step.create_ended);
         let new = waits.filter(|wait| !self.facts.waits.contains_key(&wait.id));
@@ -36,7 +37,7 @@ impl Oracle {
         }
     }
 
-    /// A device was looked at: who has rested for that long may be tried again.
+    /// Ends rests after a survey: batches that have rested long enough may be tried again.
     pub(crate) fn end_rests(&mut self) {
         let now = self.facts.now;
         for failed in self.facts.failed_batches.values_mut() {
@@ -48,18 +49,18 @@ impl Oracle {
         }
     }
 
-    /// Whether the batch was tried so often that it waits, whatever leaves.
+    /// Whether the batch was tried so often that it rests, whatever leaves.
     pub(crate) fn is_resting(&self, wait: &WaitView) -> bool {
         self.facts.failed_batches.get(&batch_key(wait)).is_some_and(|failed| failed.rests.is_some())
     }
 
-    /// Whether an operator has somebody wait no more at this moment.
+    /// Whether an operator is cancelling a wait in this event.
     pub(crate) fn is_cancelling(&self) -> bool {
         let asked = self.step.call.as_ref().map(|(_, call)| &call.asked);
         matches!(asked, Some(Asked::Operator { request: OperatorRequest::CancelWait { .. }, .. }))
     }
 
-    /// Who was to be sent the part keeps it, and is not to be sent it any more.
+    /// Records a cancelled wait: sessions that were to be sent the part keep it as away.
     pub(crate) fn record_cancelled_wait(&mut self, id: u64) {
         let Some(WaitView { waiter: WaiterView::Part { part, .. }, .. }) = self.facts.waits.get(&id) else {
             return;
@@ -72,7 +73,7 @@ impl Oracle {
         }
     }
 
-    /// A batch that stood in the line was refused for want of room: not before its time.
+    /// Checks that a waiting batch is not refused for want of room before its deadline.
     pub(crate) fn check_refusal_time(
         &mut self,
         id: CallId,
@@ -86,15 +87,17 @@ impl Oracle {
         let stood = self.facts.waits.values().any(|it| {
             matches!(it.waiter, WaiterView::Batch { session, items: count } if session == *by && count == items.len())
         });
-        // A change of quotas may have made it hopeless.
+        // A change of quotas may have made it infeasible.
         let changed = self.step.create_ended || self.step.quotas_changed;
         let judged = stood && !call.joined && *tier == Tier::Device && !changed;
         let early = judged && call.at.after(wait) > self.facts.now;
-        self.expect(DEMANDS, !early, || format!("{id:?} came at {:?}, waits {wait:?}: {refusal:?}", call.at));
+        self.expect(DEMANDS, !early, || {
+            format!("{id:?} arrived at {:?}, may wait {wait:?}, and is refused early: {refusal:?}", call.at)
+        });
     }
 }
 
-/// Who asked for a batch, and until when: it is the same with each try, where its place in the line is not.
+/// Session and deadline of a batch. They stay the same over all attempts; its position in the line does not.
 fn batch_key(wait: &WaitView) -> (Option<SessionId>, Option<Time>) {
     let session = match wait.waiter {
         WaiterView::Batch { session, .. } => Some(session),

@@ -1,5 +1,5 @@
-//! Nobody waits for what can never be: more than a device has, than the tenant that is charged may have there, or than the guarantees of
-//! others leave.
+//! No waiter waits for what can never be: more than a device has, than its tenant's limit, or than the
+//! guarantees of other tenants leave.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::oracle::{
 };
 
 impl Oracle {
-    /// Who has just asked is judged; and everybody who waits when a quota has changed.
+    /// Checks the pin calls of this event, and all of them when a quota has changed.
     pub(crate) fn check_pin_feasibility(&mut self) {
         let (now, all) = (self.facts.clock, self.step.quotas_changed);
         let served = self.facts.sessions.iter().filter(|(_, session)| self.is_reachable(session));
@@ -22,11 +22,12 @@ impl Oracle {
         let judged: Vec<_> = judged.map(|(id, at, call)| ((id, at), call.parts.clone())).collect();
         for (call, parts) in judged {
             let can = self.fit_together(&parts);
-            self.expect(DEMANDS, can, || format!("{call:?} waits for what can never be: {parts:?}"));
+            self.expect(DEMANDS, can, || format!("{call:?} waits for parts that can never fit: {parts:?}"));
         }
     }
 
-    /// Nor does a batch that has just come, whichever of its devices it is short on. What is unheld may begin below.
+    /// Checks the batches of this event, on each of their devices. Memory without a handle pin may begin
+    /// below.
     pub(crate) fn check_batch_feasibility(&mut self, broker: &Broker) {
         let now = self.facts.clock;
         let arrived = self.facts.calls.values().filter(|call| call.arrived == now && !call.joined);
@@ -38,7 +39,7 @@ impl Oracle {
         });
         let line = broker.waits();
         for (by, items) in batches.collect::<Vec<_>>() {
-            // Those that stood there before are others of the session.
+            // Batches that were in the line before are others of the session.
             let waits = |it: &WaitView| {
                 let its = matches!(it.waiter, WaiterView::Batch { session, items: count } if session == by && count == items.len());
                 its && !self.facts.waits.contains_key(&it.id)
@@ -55,22 +56,25 @@ impl Oracle {
                 let all = asked.entry(device).or_default();
                 *all = all.saturating_add(size);
             }
-            // Where there is room for it now, it may be more than there will ever be again: a capacity that has shrunk below what is
-            // guaranteed.
+            // A batch for which there is room now may exceed what there will ever be again, where a capacity
+            // has shrunk below the guarantees.
             let fits = |(device, bytes): (usize, u64)| {
                 self.fits_on(device, &BTreeMap::from([(tenant, bytes)]))
                     || self.would_admit(tenant, device, bytes)
             };
             let can = asked.into_iter().all(fits);
-            self.expect(DEMANDS, can, || format!("a batch of {by} waits for what can never be: {items:?}"));
+            self.expect(DEMANDS, can, || format!("a batch of {by} waits but can never fit: {items:?}"));
         }
     }
 
-    /// Who attaches what is not all on its device is sent all of it, if that can be there.
+    /// Checks that a session is granted an attach only if all parts that it will be sent can lie on the
+    /// device together.
     pub(crate) fn check_attach_feasibility(&mut self, id: AllocationId, new: &[PartRef]) {
         if self.facts.parts_of(id).any(|part| self.is_off_device(part)) {
             let can = self.fit_together(new);
-            self.expect(DEMANDS, can, || format!("{id} is attached, and {new:?} can never be on its device"));
+            self.expect(DEMANDS, can, || {
+                format!("{id} is attached, but {new:?} can never fit on its device")
+            });
         }
     }
 
@@ -89,7 +93,7 @@ impl Oracle {
         let capacity = u128::from(self.capacity_without_shortage(device));
         let (mut with, mut is_own) = (0, true);
         for tenant in 0..self.facts.tenants.len() {
-            // What is about to be written since this event began is judged when it is.
+            // A change that began to be stored in this event is judged once it is stored.
             let (guarantee, limit) = match self.step.quotas_changed {
                 true => self.quota_in(&self.facts.quotas_in_force, tenant, device),
                 false => self.quota_now(tenant, device),
@@ -101,7 +105,7 @@ impl Oracle {
             is_own &= asked <= guarantee;
             with += u128::from(guarantee.max(asked));
         }
-        // What is guaranteed beyond what there is now is still its tenant's first.
+        // Guarantees beyond the present capacity still belong to their tenants first.
         asked.values().map(|asked| u128::from(*asked)).sum::<u128>() <= capacity
             && (with <= capacity || is_own)
     }

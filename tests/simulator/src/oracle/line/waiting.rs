@@ -1,5 +1,6 @@
-//! Who waits for room, for a part that is elsewhere or to allocate, waits only while there is none; and nobody who came later
-//! is in its way. What is cached is room, and so is what nobody uses and what could leave, as far as that is known here.
+//! A waiter, for a part off its device or a batch, waits only while there is no room, and no later waiter
+//! goes first. Cached memory counts as room, and so does unused memory that could leave, as far as the oracle
+//! knows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +11,7 @@ use crate::oracle::{
     facts::{BackingFacts, ExtentFacts, ExtentPhase, MapPhase, SessionFacts, Tenant},
 };
 
-/// Why somebody waits.
+/// The shortage of a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shortage {
     /// Its tenant is at its limit.
@@ -20,19 +21,20 @@ pub(crate) enum Shortage {
     None,
 }
 
-/// What could leave a device, by tenant.
+/// Bytes that could leave a device, by tenant.
 pub(crate) type Leavable = BTreeMap<Tenant, u64>;
 
 #[derive(Clone, Copy, Debug)]
 struct WaitReason {
     device: usize,
     tenant: Tenant,
-    /// It would be within what is guaranteed to its tenant.
+    /// It would be within its tenant's guarantee.
     guaranteed: bool,
     /// It would be above its tenant's limit, as things are.
     at_limit: bool,
     shortage: Shortage,
-    /// The device may be full for it: it is at its limit only if nothing of its own leaves but what is certain to.
+    /// The device may be full for it: it is at its tenant's limit only if no more of that tenant leaves than
+    /// is certain to.
     may_be_full: bool,
 }
 
@@ -40,7 +42,7 @@ impl Oracle {
     pub(crate) fn check_waiters(&mut self, broker: &Broker) {
         self.check_overtaking();
         let mut wanted: BTreeSet<_> = self.wanted(broker).into_iter().collect();
-        // Who waits for these may stand before others.
+        // Sessions that wait for these parts may be ahead of others.
         let lingers = wanted.iter().any(|part| self.facts.in_place_to_unmap.contains(part));
         wanted.retain(|part| self.is_off_device(*part));
         self.facts.part_waiters.retain(|part, _| wanted.contains(part));
@@ -63,7 +65,7 @@ impl Oracle {
             .map(|(part, since)| (part, since, self.wait_reason(part, &leavable, &leavable_max)))
             .collect();
         for (part, since, reason) in &each {
-            // Nobody overtakes on a full device, but for what is guaranteed; and no tenant overtakes itself.
+            // Only waiters within their guarantee overtake on a full device, and no tenant overtakes itself.
             let before = |other: &&(PartRef, u64, WaitReason)| {
                 let full = other.2.shortage == Shortage::Full || other.2.may_be_full;
                 let waits = other.2.shortage != Shortage::None;
@@ -78,7 +80,9 @@ impl Oracle {
             let kept =
                 reason.shortage == Shortage::None && !excused && !each.iter().any(|other| before(&other));
             self.expect(DEMANDS, !kept, || {
-                format!("{part:?} is wanted since event {since}, and there is room: {each:?}, {leavable:?}")
+                format!(
+                    "{part:?} has waited since event {since} although there is room: {each:?}, {leavable:?}"
+                )
             });
         }
         self.check_first_batch(&line, &leavable);
@@ -89,7 +93,7 @@ impl Oracle {
         !(session.gone || session.ending) && self.facts.is_heard(session)
     }
 
-    /// Since which event somebody wants it: all parts of a set came at once.
+    /// Number of the event since which a session wants the part. All parts of a set arrived at once.
     fn wanted_since(&self, part: PartRef) -> u64 {
         let heard = self.facts.sessions.values().filter(|session| self.is_reachable(session));
         let calls = heard.flat_map(|session| session.pin_calls.values());
@@ -97,7 +101,8 @@ impl Oracle {
         waiting.map(|call| call.arrived).min().unwrap_or(self.facts.clock)
     }
 
-    /// Parts that sessions lack that can be sent to: of pin calls, and those that they are to be sent anyhow.
+    /// Parts that reachable sessions want and do not map: those of pin calls, and those that the daemon is to
+    /// send anyhow.
     pub(crate) fn wanted(&self, broker: &Broker) -> Vec<PartRef> {
         let mut wanted = Vec::new();
         for session in self.facts.sessions.values() {
@@ -113,19 +118,20 @@ impl Oracle {
         wanted
     }
 
-    /// Whether the part lies in another tier, and does not move.
+    /// Whether the part lies in another tier and does not move.
     pub(crate) fn is_off_device(&self, part: PartRef) -> bool {
         self.tier_of(part).is_some_and(|tier| tier != Tier::Device)
             && !self.may_move(part)
             && !self.is_in_place(part)
     }
 
-    /// The same, or it is not known whether somebody is to be sent it where it lies.
+    /// Whether the part may be off its device: whether a session is to be sent it where it lies may be
+    /// unknown.
     pub(crate) fn may_be_off_device(&self, part: PartRef) -> bool {
         self.is_off_device(part) || self.facts.in_place_to_unmap.contains(&part)
     }
 
-    /// Of what a part is short that would come to its device, and what that is. What is on its way to the driver will be room.
+    /// Why a part that wants to its device waits. Bytes on their way to the driver will be room.
     fn wait_reason(&self, part: PartRef, leavable: &[Leavable], leavable_max: &[Leavable]) -> WaitReason {
         let allocation = self.facts.allocations.get(&part.allocation);
         let Some((allocation, size)) = allocation.zip(self.size_of(part)) else {
@@ -147,8 +153,8 @@ impl Oracle {
             true => Shortage::Full,
             false => self.shortage(tenant, device, size, &leavable[device]),
         };
-        // If more of its own could leave than is certain it would be within its limit, and short of room like anybody: if not all of
-        // that does, for all that is known here.
+        // If more of its tenant's parts could leave than is certain, it would be within the limit and short
+        // of room like any other.
         let mut own_leaves = leavable[device].clone();
         own_leaves.extend(leavable_max[device].get(&tenant).map(|bytes| (tenant, *bytes)));
         let may_be_full = shortage == Shortage::Limit
@@ -156,7 +162,8 @@ impl Oracle {
         WaitReason { device, tenant, guaranteed, at_limit, shortage, may_be_full }
     }
 
-    /// Of what a tenant is short that wants so much more, even without what is cached and what could leave.
+    /// The shortage of a tenant that wants `size` more bytes, even without cached memory and all that could
+    /// leave.
     pub(crate) fn shortage(&self, tenant: Tenant, device: usize, size: u64, leavable: &Leavable) -> Shortage {
         let in_use = |oracle: &Self, of: Tenant| {
             let leaves = leavable.get(&of).copied().unwrap_or_default();
@@ -178,7 +185,7 @@ impl Oracle {
         }
     }
 
-    /// Whether something is on its way out of a device, or may be.
+    /// Whether memory is leaving a device, or may be.
     fn is_something_leaving(&self, device: usize) -> bool {
         let released = |it: &ExtentFacts| {
             it.place == device && matches!(it.phase, ExtentPhase::Releasing | ExtentPhase::GivenUp)
@@ -197,16 +204,17 @@ impl Oracle {
             || self.facts.words_pending.iter().any(on_device)
             || self.facts.evicting.iter().any(|(_, part)| on_device(part))
             || self.facts.backings.iter().any(|(part, backing)| on_device(part) && made(backing))
-            // What was about to leave when its session was told to unmap it for good leaves once that is answered.
+            // A part that was about to leave when its session was told to unmap it for good leaves once the
+            // session answers.
             || self.facts.backings.keys().any(|part| on_device(part) && self.is_being_revoked(*part))
     }
 
-    /// What nobody uses on a device, for certain, and what has room below.
+    /// Bytes on a device that certainly no session uses, and that have a backing.
     pub(crate) fn leavable(&self, device: usize, broker: &Broker) -> Leavable {
         self.leavable_of(device, broker, |part| self.is_unused(part) && !self.has_waiting_pin(part))
     }
 
-    /// And what may be used by nobody, for all that is known here.
+    /// The same, counting parts that may be in use for all that is known here.
     fn leavable_max(&self, device: usize, broker: &Broker) -> Leavable {
         self.leavable_of(device, broker, |_| true)
     }
@@ -254,7 +262,7 @@ impl Oracle {
             && self.facts.sessions.values().all(|session| at_rest(session) && !wants(session))
     }
 
-    /// By a pin call that has not been answered.
+    /// Whether an unanswered pin call waits for the part.
     fn has_waiting_pin(&self, part: PartRef) -> bool {
         let waits = |session: &SessionFacts| {
             session.pin_calls.values().any(|call| !call.answered && call.parts.contains(&part))
@@ -262,7 +270,8 @@ impl Oracle {
         self.facts.sessions.values().any(waits)
     }
 
-    /// A batch that was made at once took no room that others wait for, but for what is guaranteed to its tenant.
+    /// Checks that a batch that did not wait took no room that others wait for, except within its tenant's
+    /// guarantee.
     fn check_overtaking(&mut self) {
         for ((tenant, device), in_use) in std::mem::take(&mut self.step.made_at_once) {
             let guaranteed = in_use <= self.quota_now(tenant, device).0;
@@ -272,26 +281,26 @@ impl Oracle {
             });
             let waits = waits.copied().filter(|_| self.facts.places[device].surveys_left == 0);
             self.expect(DEMANDS, guaranteed || waits.is_none(), || {
-                format!("tenant {tenant} is served on device {device}, and {waits:?} has waited longer")
+                format!("tenant {tenant} is served on device {device}, although {waits:?} has waited longer")
             });
         }
     }
 
-    /// The first of the line waits for room indeed, and not longer than it wants to. Of a batch on several devices it is not
-    /// known here what it asks of each.
+    /// Checks that the first of the line is short of room, and within its deadline. The core does not show
+    /// how a batch divides over several devices.
     fn check_first_batch(&mut self, line: &[WaitView], leavable: &[Leavable]) {
         let one_device = self.facts.places.iter().filter(|place| place.tier == Tier::Device).count() == 1;
         let Some(first) = line.first().filter(|_| one_device) else { return };
         let WaiterView::Batch { .. } = first.waiter else { return };
         let tenant = self.facts.tenant(&first.tenant);
-        // What operators have unmapped they may have moved too.
+        // Operators may have moved the parts that they had unmapped.
         let is_unsure = self.facts.extents_ran_out || !self.facts.revoking.is_empty();
-        // What a driver has not is asked of it again only when something has changed.
+        // After a driver ran out of memory, the core retries only when something has changed.
         let is_unsure = is_unsure || self.facts.places[0].surveys_left > 0 || self.is_resting(first);
         if self.is_something_leaving(0) || is_unsure {
             return;
         }
-        // What it would have of its tenant's cache is not among what it is said to ask.
+        // The requested bytes that the core shows do not include what the tenant's cache would provide.
         let asked = first.bytes.get() + self.cached(tenant, 0);
         let shortage = self.shortage(tenant, 0, asked, &leavable[0]);
         let in_time = first.deadline.is_some_and(|until| until > self.facts.now);

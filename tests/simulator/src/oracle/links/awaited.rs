@@ -1,4 +1,4 @@
-//! What somebody waits for is copied as demand: it is ordered so, or hastened before the event is over.
+//! A copy that a client waits for is of class demand: it is ordered so, or hastened before the event is over.
 
 use std::collections::BTreeSet;
 
@@ -22,25 +22,26 @@ impl Oracle {
             return;
         }
         let wanted: BTreeSet<_> = self.wanted(broker).into_iter().collect();
-        // For who wants it, or wants the room that it takes, as the core shows it.
+        // Copies for a session that wants the part, or the room that it takes, as the core shows.
         let needed = broker.moves().into_iter().filter(|it| it.cause == Cause::Demand);
         let needed: BTreeSet<_> = needed.map(|it| it.extent).collect();
         for (to, class) in background {
             let part = self.moving_part(to);
             let is_wanted = part.is_some_and(|part| wanted.contains(&part));
             self.expect(LINK_AWAITED, !is_wanted && !needed.contains(&to), || {
-                format!("{part:?} is copied to {to} as {class:?}, and somebody waits for it")
+                format!("{part:?} is copied to {to} as {class:?} although a client waits for it")
             });
         }
     }
 
-    /// Nobody is told what comes of it.
+    /// Whether the copy was cancelled: its end is reported to no session.
     fn is_given_up(&self, to: ExtentId) -> bool {
         self.facts.moves.get(&to).is_some_and(|it| it.cancelled)
             || self.facts.write_backs.get(&to).is_some_and(|it| it.cancelled)
     }
 
-    /// What is written back stays where it is: nobody waits for that.
+    /// The part that moves to the extent. A part that is written back stays where it is, and no client waits
+    /// for that.
     fn moving_part(&self, to: ExtentId) -> Option<PartRef> {
         self.facts.moves.get(&to).map(|moves| moves.part)
     }

@@ -1,9 +1,10 @@
-//! What lanes begin, in the worlds that have them: by the books of who looks at each chunk, and knows of no link how it
-//! chooses.
+//! The chunks that lanes begin, in worlds that have lanes. The oracle keeps its own accounts of each chunk,
+//! and does not know how a link chooses.
 //!
-//! A class that waits in a lane without a break is owed its share of what is begun there, and has had what was begun of it. Who
-//! has had more while nobody else waited owes nothing for that, and nobody has anything saved up. Of a link that lanes share it is
-//! owed its share of what is begun in all of them, but for demand of lanes in which it does not wait: that nobody holds back.
+//! A class that waits in a lane without a break is owed its share of what begins there, less what began of
+//! it. It owes nothing for an excess that it had while no other class waited, and no class saves up share. On
+//! a link that lanes share, a class is owed its share of what begins in all of them, except demand of lanes
+//! in which it does not wait: nothing holds that back.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -19,43 +20,43 @@ use crate::{
     world::{ChunkStart, LaneId},
 };
 
-/// Whoever was passed by so many chunks and has stood for so long has one.
+/// A prefetch goes before demand once it was passed by this many chunks and has waited for [`WAITED_MIN`].
 const PASSED_MIN: u64 = 16;
-/// Or if nothing was begun for as long as that.
+/// How long it must have waited; without a chunk passing if the lane began none for as long.
 const WAITED_MIN: Duration = Duration::from_secs(1);
 
-/// So much a class may lack of its share at any moment, and so much it may have had above it: in chunks of the largest size.
+/// Chunks of the largest size that a class may at any moment miss of its share, or have had above it.
 const APART_CHUNKS: u64 = 3;
 
-/// And where prefetches wait, which are owed their share behind demand too and have it once that is through; or where lanes
-/// share a link, of which and of its own each is owed a share.
+/// The same where prefetches wait: they are owed their share behind demand too and get it once that is
+/// through. Also where lanes share a link: a class is then owed a share of both.
 const FAR_APART_CHUNKS: u64 = 7;
 
-/// A class in a lane, since it waits there.
+/// The account of a class in a lane, since it began to wait there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClassWait {
-    /// Since then it waits, or had a chunk for the last time.
+    /// When it began to wait, or last had a chunk.
     since: Time,
-    /// Chunks of others since then.
+    /// Chunks of other classes since then.
     passed: u64,
-    /// When the last chunk was begun, of whomever.
+    /// When the last chunk of any class began.
     last: Time,
     /// Prefetches have waited meanwhile.
     with_prefetch: bool,
-    /// Of its share, in hundredths of a byte.
+    /// Shortage of its share, in hundredths of a byte.
     missing: u64,
-    /// What it had above its share while somebody waited who goes before it; likewise.
+    /// Excess over its share while a class of higher priority waited, in hundredths of a byte.
     excess: u64,
 }
 
-/// By lane and class.
+/// Accounts by lane and class.
 pub(crate) type ClassWaits = BTreeMap<(LaneId, CopyClass), ClassWait>;
 
-/// What each class lacks of its share of the link that lanes share, since it waits for that; in hundredths of a byte.
+/// Shortage of each class on the link that lanes share, since it began to wait; in hundredths of a byte.
 pub(crate) type MissingOnBus = BTreeMap<CopyClass, u64>;
 
 impl Oracle {
-    /// Copies of this world go by lanes.
+    /// Sets the lanes that copies of this world go by.
     pub fn set_lanes(&mut self, lanes: Option<Lanes>) {
         self.lanes = lanes;
     }
@@ -66,7 +67,7 @@ impl Oracle {
         self.facts.missing_on_bus.clear();
     }
 
-    /// What waits in a lane now: who waits no more has nothing saved up, and who begins to stands from now on.
+    /// Updates which classes wait in a lane: an account ends with the wait and begins anew with the next.
     pub(crate) fn record_lane_waiters(&mut self, now: Time, lane_id: LaneId, waiting: &[ExtentId]) {
         let waiting = self.classes_of(waiting);
         for class in CopyClass::ALL {
@@ -81,7 +82,7 @@ impl Oracle {
         self.facts.missing_on_bus.retain(|class, _| on_bus.contains(class));
     }
 
-    /// Before it is among what was begun.
+    /// Checks a chunk that a lane begins.
     pub(crate) fn check_chunk(&mut self, now: Time, start: &ChunkStart) {
         let Some(lanes) = self.lanes else { return };
         let shares = self.facts.shares.unwrap_or(lanes.shares);
@@ -101,9 +102,10 @@ impl Oracle {
         let by_right = waits.get(&class).is_some_and(has_waited);
         let overtakes = class == CopyClass::Prefetch && is_waiting(CopyClass::Demand) && !by_right;
         self.expect(LINK_ORDER, !overtakes, || {
-            format!("a prefetch goes to {to} before what somebody waits for: {start:?}")
+            format!("a prefetch goes to {to} before waiting demand: {start:?}")
         });
-        // Where lanes share a link they hold each other's classes back, but for demand, and have their shares of that too.
+        // Where lanes share a link, they hold back each other's classes, except demand, and take shares of
+        // that link too.
         let is_alone = lanes.shared_percent.is_none() || !lane_id.is_on_bus();
         for (of, wait) in &mut waits {
             let is_higher = |other: CopyClass| {
@@ -137,7 +139,7 @@ impl Oracle {
         }
     }
 
-    /// The link that lanes share, which carries so many percent of one of them.
+    /// Accounts for a chunk on the link that lanes share, which carries `percent` of one lane's speed.
     fn record_crossing(&mut self, start: &ChunkStart, shares: Shares, percent: u64) {
         let waiting: Vec<CopyClass> = self.classes_on_bus().collect();
         let is_behind_demand = waiting.contains(&CopyClass::Demand);
@@ -172,14 +174,14 @@ impl Oracle {
         for (of, missing) in self.facts.missing_on_bus.clone() {
             self.expect(LINK_SHARES, missing <= apart, || {
                 format!(
-                    "{of:?} lacks {} bytes of its share of the link that lanes share: {start:?}",
+                    "{of:?} is short of {} bytes of its share of the link that lanes share: {start:?}",
                     missing / 100
                 )
             });
         }
     }
 
-    /// The classes of which something waits in any lane of the link that they share.
+    /// The classes that wait in any lane of the shared link.
     fn classes_on_bus(&self) -> impl Iterator<Item = CopyClass> {
         let waits = |class: &CopyClass| {
             self.facts.class_waits.keys().any(|(lane_id, of)| lane_id.is_on_bus() && of == class)
@@ -200,7 +202,7 @@ impl Oracle {
             let apart = lanes.chunk().get() * 100 * apart;
             let has_its_share = wait.missing <= apart;
             self.expect(LINK_SHARES, has_its_share || !(is_alone || *of == CopyClass::Demand), || {
-                format!("{of:?} lacks {} bytes of its share: {start:?}", wait.missing / 100)
+                format!("{of:?} is short of {} bytes of its share: {start:?}", wait.missing / 100)
             });
             self.expect(LINK_SHARES, wait.excess <= apart, || {
                 format!("{of:?} had {} bytes above its share: {start:?}", wait.excess / 100)
@@ -213,7 +215,7 @@ impl Oracle {
         self.facts.class_waits.get(&(lane_id, class)).copied().unwrap_or(new)
     }
 
-    /// As they were ordered, or hastened.
+    /// The classes of these copies, as ordered or hastened.
     fn classes_of(&self, copies: &[ExtentId]) -> Vec<CopyClass> {
         let classes = copies.iter().filter_map(|to| self.facts.copies.get(to).copied());
         let mut classes: Vec<_> = classes.collect();

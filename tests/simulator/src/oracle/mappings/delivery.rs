@@ -1,4 +1,4 @@
-//! What was made for a session, or attached by it, is sent to it: if not now, then as soon as the budgets allow.
+//! Memory that was made for a session, or attached by it, is sent to it as soon as the budgets allow.
 
 use broker_core::{AllocationState, Broker, PartRef, Target, invariants::SENT};
 use vramd_types::{AllocationId, PartIndex, SessionId};
@@ -6,9 +6,8 @@ use vramd_types::{AllocationId, PartIndex, SessionId};
 use crate::oracle::{Oracle, facts::Tenant};
 
 impl Oracle {
-    /// All parts that the session does not hold are to be sent to it from now on; of its own unheld memory, and of what it
-    /// attached unheld, what it pins.
-    /// Which those are.
+    /// Records that the daemon is to send a session all parts that it does not map. Without a handle pin
+    /// these are away until the session pins them. Returns them.
     pub(crate) fn owe(&mut self, to: SessionId, allocation: AllocationId, unpinned: bool) -> Vec<PartRef> {
         let Some(facts) = self.facts.allocations.get(&allocation) else { return Vec::new() };
         let (count, unpinned) = (facts.part_count, unpinned || (facts.unpinned && facts.owner == to));
@@ -23,8 +22,8 @@ impl Oracle {
         lacks
     }
 
-    /// The session asks to part from it: what it asks for after that is not undone by the answer. What is away and was never
-    /// sent has no slot that could be given up.
+    /// Records that a session asks to detach: what it asks for after that is not undone by the answer. A part
+    /// that is away and was never sent has no slot that could be given up.
     pub(crate) fn stop_owing(&mut self, to: SessionId, allocation: AllocationId) {
         if let Some(session) = self.facts.sessions.get_mut(&to) {
             let slots = &session.slots;
@@ -41,7 +40,7 @@ impl Oracle {
         }
     }
 
-    /// It was not served, so the session wants what it wanted.
+    /// Restores what `stop_owing` removed: the detach was refused.
     pub(crate) fn restore_owed(&mut self) {
         for (to, part) in std::mem::take(&mut self.step.owed_before) {
             if let Some(session) = self.facts.sessions.get_mut(&to) {
@@ -55,7 +54,8 @@ impl Oracle {
         }
     }
 
-    /// The driver has read it: its owner is to map again, sealed or not, what is on its device. What was elsewhere stays there.
+    /// Records that the owner of a hashed allocation is to map its parts again, sealed or not. Parts off
+    /// their device stay away.
     pub(crate) fn owe_again(&mut self, allocation: AllocationId) {
         let Some(owner) = self.facts.allocations.get(&allocation).map(|it| it.owner) else { return };
         let lacks = self.owe(owner, allocation, false);
@@ -67,13 +67,15 @@ impl Oracle {
         }
     }
 
-    /// Whether whoever owns or attached the part may map it: what is being freed or sealed is nobody's.
+    /// Whether sessions that own or attached the part may map it: an allocation that is being freed or sealed
+    /// cannot be mapped.
     pub(crate) fn is_to_be_mapped(part: PartRef, broker: &Broker) -> bool {
         let state = broker.show(&Target::Id(part.allocation)).map(|view| view.state);
         matches!(state, Ok(AllocationState::Open | AllocationState::Sealed))
     }
 
-    /// Whether it can be mapped now: it is where it can be, not being revoked, and not about to leave, whoever maps it still.
+    /// Whether the part can be mapped now: it is where it can be mapped, is not being revoked, and is not
+    /// about to leave.
     fn can_be_mapped_now(&self, part: PartRef) -> bool {
         let is_of = |revoked: &Option<AllocationId>| revoked.is_none_or(|of| of == part.allocation);
         let revoked = self.facts.revoking.values().any(is_of) || self.is_being_evicted(part);
@@ -81,7 +83,8 @@ impl Oracle {
         !(revoked || leaves || self.may_move(part) || self.is_off_device(part))
     }
 
-    /// A session that can be sent to, owes no answer and has budget left waits for nothing.
+    /// Checks that a session that can be reached, has answered everything and has budget left waits for no
+    /// part that could be sent.
     pub fn check_deliveries(&mut self, broker: &Broker) {
         let sessions = self.facts.sessions.iter().filter(|(_, session)| {
             !session.owed.is_empty()
@@ -96,7 +99,8 @@ impl Oracle {
         self.expect(SENT, starved.is_empty(), || format!("never sent: {starved:?}"));
     }
 
-    /// Whether a descriptor more may be in flight. Those that a silent session has not received count until it is gone.
+    /// Whether one more descriptor may be in flight. Descriptors that a silent session has not received count
+    /// until it is gone.
     pub(crate) fn has_budget(&self, tenant: Tenant) -> bool {
         let (all, own) = (self.facts.in_flight(None), self.facts.in_flight(Some(tenant)));
         all < self.limits.fds_in_flight_max && own < self.limits.fds_in_flight_per_tenant_max

@@ -1,4 +1,4 @@
-//! Descriptors go to open channels only, one unanswered packet a session, within the budgets.
+//! Descriptors go to open channels only, one unanswered packet per session, within the budgets.
 
 use broker_core::{ChannelId, MapPart, invariants::FDS_SENT};
 use vramd_types::{DeviceIndex, SessionId};
@@ -10,7 +10,7 @@ impl Oracle {
         self.record_session_id(id);
         self.expect_not_draining(id);
         let Some(hello) = self.facts.hellos.remove(&channel) else {
-            return self.expect(FDS_SENT, false, || format!("{id} is welcomed, and nobody said hello"));
+            return self.expect(FDS_SENT, false, || format!("{id} is welcomed without a hello"));
         };
         let tenant = self.facts.tenant(&hello.tenant);
         self.facts.on_channel.insert(channel, id);
@@ -48,17 +48,22 @@ impl Oracle {
         let open = self.facts.open_channels.contains(&channel);
         self.expect(FDS_SENT, open, || format!("descriptors are sent on {channel:?}, which has ended"));
         let Some(id) = self.facts.on_channel.get(&channel).copied() else {
-            return self
-                .expect(FDS_SENT, false, || format!("descriptors are sent on {channel:?}, no session's"));
+            return self.expect(FDS_SENT, false, || {
+                format!("descriptors are sent on {channel:?}, which has no session")
+            });
         };
         let Some(session) = self.facts.sessions.get(&id) else { return };
         let (alive, unanswered, tenant) = (!session.gone, session.in_flight, session.tenant);
         self.expect(FDS_SENT, alive, || format!("descriptors are sent to {id}, which is gone"));
-        self.expect(FDS_SENT, unanswered == 0, || format!("{id} has {unanswered} unanswered and gets more"));
+        self.expect(FDS_SENT, unanswered == 0, || {
+            format!("{id} has {unanswered} unanswered descriptors and is sent more")
+        });
         let (total, own) =
             (self.facts.in_flight(None) + parts.len(), self.facts.in_flight(Some(tenant)) + parts.len());
         let (max, max_own) = (self.limits.fds_in_flight_max, self.limits.fds_in_flight_per_tenant_max);
         self.expect(FDS_SENT, total <= max, || format!("{total} descriptors in flight, at most {max}"));
-        self.expect(FDS_SENT, own <= max_own, || format!("{own} in flight of one tenant, at most {max_own}"));
+        self.expect(FDS_SENT, own <= max_own, || {
+            format!("{own} descriptors in flight to one tenant, at most {max_own}")
+        });
     }
 }

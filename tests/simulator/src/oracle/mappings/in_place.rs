@@ -1,5 +1,5 @@
-//! What its owner wants accessed in place is mapped in the host's memory where it lies there, and does not come to its device for
-//! who pins it. Once it is no more wanted so, whoever maps it there is told to unmap it.
+//! A part whose owner wants it accessed in place is mapped in host memory while it lies there, and no pin
+//! moves it to its device. When the owner withdraws the advice, every mapper there is told to unmap it.
 
 use broker_core::{Advice, MapPart, OperatorRequest, PartRef, Tier, invariants::IN_PLACE};
 use vramd_types::{AllocationId, SessionId};
@@ -14,7 +14,9 @@ impl Oracle {
         let is_set = advice == Advice::SetAccessedBy;
         let Some(allocation) = self.facts.allocations.get_mut(&id) else { return };
         let changed = std::mem::replace(&mut allocation.in_place, is_set) != is_set;
-        self.expect(IN_PLACE, changed, || format!("{id} is said to be advised {advice:?}, and was"));
+        self.expect(IN_PLACE, changed, || {
+            format!("{id} is reported as advised {advice:?}, which it was already")
+        });
         self.facts.in_place_to_unmap.retain(|part| part.allocation != id);
         let parts = self.facts.parts_of(id);
         for part in parts.filter(|part| !is_set && self.may_need_unmap(*part)).collect::<Vec<_>>() {
@@ -22,8 +24,8 @@ impl Oracle {
         }
     }
 
-    /// Whether somebody maps it in the host's memory, or may stand in the queue for it. Where it lies is not known of what was
-    /// never sent.
+    /// Whether a session maps the part in host memory, or may be queued for it. Where a part lies that was
+    /// never sent is unknown.
     fn may_need_unmap(&self, part: PartRef) -> bool {
         let comes = |it: &SessionFacts| {
             let waits = it.pin_requested.contains(&part) || it.owed.contains(&part);
@@ -37,7 +39,7 @@ impl Oracle {
         self.facts.sessions.values().any(|session| session.mappings.contains_key(&part))
     }
 
-    /// Whether the part lies in the host's memory and is, or may be, mapped there.
+    /// Whether the part lies in host memory and is, or may be, mapped there.
     pub(crate) fn is_in_place(&self, part: PartRef) -> bool {
         self.lies_in_host(part) && self.may_be_mapped_in_host(part)
     }
@@ -46,7 +48,7 @@ impl Oracle {
         self.tier_of(part) == Some(Tier::Host) && !self.facts.dropped.contains_key(&part)
     }
 
-    /// Whether the part is to be accessed in the host's memory, or is mapped there still.
+    /// Whether the part is to be accessed in host memory, or is still mapped there.
     fn may_be_mapped_in_host(&self, part: PartRef) -> bool {
         self.is_advised(part) || self.facts.in_place_to_unmap.contains(&part) || self.is_mapped(part)
     }
@@ -55,12 +57,14 @@ impl Oracle {
         self.facts.allocations.get(&part.allocation).is_some_and(|it| it.in_place)
     }
 
-    /// Whether it is to be accessed in the host's memory, and lies there, or may for all that is known: then it asks for no room.
+    /// Whether the part is to be accessed in host memory and lies there, or may lie there. Then it needs no
+    /// room on its device.
     pub(crate) fn may_stay_in_place(&self, part: PartRef) -> bool {
         self.is_advised(part) && self.tier_of(part).is_none_or(|tier| tier == Tier::Host)
     }
 
-    /// What is sent of the host's memory is to be accessed there, or others map it there still.
+    /// Checks that a part that is sent from host memory is to be accessed there, or still mapped there by
+    /// others.
     pub(crate) fn check_sent_tier(&mut self, id: SessionId, sent: &MapPart) {
         let Some(extent) = self.facts.extents.get(&sent.extent) else { return };
         let (tier, part) = (self.facts.places[extent.place].tier, sent.part);
@@ -72,7 +76,7 @@ impl Oracle {
         self.expect(IN_PLACE, may, || format!("{part:?} is sent to {id} from the tier {tier}"));
     }
 
-    /// A part begins to come to its device.
+    /// Checks that a part that starts moving to its device is not to stay in place.
     pub(crate) fn check_arrival(&mut self, part: PartRef) {
         let by_hand = |asked: &Asked| {
             matches!(asked, Asked::Operator { request: OperatorRequest::MoveParts { .. }, .. })
@@ -81,12 +85,12 @@ impl Oracle {
             || self.step.call.as_ref().is_some_and(|(_, call)| by_hand(&call.asked));
         let stays = self.is_advised(part) && self.lies_in_host(part);
         self.expect(IN_PLACE, !stays || moved, || {
-            format!("{part:?} comes to its device, and is to be accessed in place")
+            format!("{part:?} moves to its device although it is to be accessed in place")
         });
     }
 
-    /// After the event: what is no more to be accessed in place, and nobody uses there, is being unmapped. And what nobody maps there
-    /// any more, or is about to, is as any other part.
+    /// Checks that parts that are no longer to be accessed in place are being unmapped wherever no session
+    /// uses them. Parts without mappers there are like any other.
     pub(crate) fn check_in_place_unmaps(&mut self) {
         for part in std::mem::take(&mut self.facts.in_place_to_unmap) {
             if !self.may_need_unmap(part) {
@@ -95,12 +99,13 @@ impl Oracle {
             let stays = self.is_mapped(part) && self.could_be_unmapped(part);
             self.facts.in_place_to_unmap.insert(part);
             self.expect(IN_PLACE, !stays, || {
-                format!("{part:?} is no more to be accessed in place, and nobody is told to unmap it")
+                format!("{part:?} is no longer to be accessed in place, and no mapper is told to unmap it")
             });
         }
     }
 
-    /// Whether all who map the part could be told to unmap it: they answer, and none of them uses it, for certain.
+    /// Whether every mapper of the part could be told to unmap it: it answers, and certainly does not use the
+    /// part.
     fn could_be_unmapped(&self, part: PartRef) -> bool {
         let rests = |it: &SessionFacts| {
             let answers = it.pins && !it.silent && !it.gone && !it.ending && self.facts.is_heard(it);

@@ -1,5 +1,5 @@
-//! A part is sent to a session that may have it and does not map it, for writing only while that is allowed; and only
-//! what is mapped is revoked.
+//! A part is sent to a session that may have it and does not map it, writable only while that is allowed.
+//! Only mapped parts are revoked.
 
 use broker_core::{ChannelId, Kind, MapPart, RevokeReason, RevokedPart, invariants::MAP_SENT};
 use vramd_types::SessionId;
@@ -25,10 +25,11 @@ impl Oracle {
         let part = sent.part;
         let Some(session) = self.facts.sessions.get(&id) else { return };
         let (tenant, maps) = (session.tenant, session.mappings.contains_key(&part));
-        self.expect(MAP_SENT, !maps, || format!("{part:?} is sent to {id}, which has it"));
+        self.expect(MAP_SENT, !maps, || format!("{part:?} is sent to {id}, which maps it already"));
         let Some(allocation) = self.facts.allocations.get(&part.allocation) else {
-            return self
-                .expect(MAP_SENT, false, || format!("{part:?} is sent to {id}: nobody was told of it"));
+            return self.expect(MAP_SENT, false, || {
+                format!("{part:?} is sent to {id}, but no client was told of its allocation")
+            });
         };
         let writable = allocation.kind == Kind::Fixed || !allocation.sealed;
         let may = self.may_map(id, tenant, allocation);

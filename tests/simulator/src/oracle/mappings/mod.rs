@@ -1,4 +1,4 @@
-//! What sessions are sent, map and are told to unmap.
+//! Mappings: parts that sessions are sent, map and are told to unmap.
 
 mod delivery;
 mod descriptors;

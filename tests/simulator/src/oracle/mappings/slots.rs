@@ -1,4 +1,4 @@
-//! A slot serves one part until its word was given up, and only then another.
+//! A slot serves one part until the daemon gives up its word, and only then another.
 
 use broker_core::{ChannelId, MapPart, RevokedPart, Slot, invariants::SLOT_USE};
 use vramd_types::SessionId;
@@ -29,23 +29,24 @@ impl Oracle {
             Some(slot) => session.slots.get(&slot) == Some(&told.part),
             None => !session.pins,
         };
-        self.expect(SLOT_USE, fits, || format!("{told:?} is revoked from {id}: not its slot"));
+        self.expect(SLOT_USE, fits, || format!("{told:?} is revoked from {id} with a wrong slot"));
     }
 
-    /// After the event: what was said of writes before a part was evicted is not taken for what comes after.
+    /// Checks that the daemon collected the words of parts that were evicted within the event: written marks
+    /// from before must not count for later writes.
     pub(crate) fn expect_words_collected(&mut self) {
         let left = std::mem::take(&mut self.step.to_collect);
         self.expect(SLOT_USE, left.is_empty(), || {
-            format!("evicted, and their words not collected: {left:?}")
+            format!("evicted parts whose words were not collected: {left:?}")
         });
     }
 
     pub(crate) fn check_forgotten_word(&mut self, channel: ChannelId, slot: Slot) {
         let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
         let Some(session) = self.facts.sessions.get_mut(&id) else { return };
-        // What was never sent is forgotten too: nobody has seen its slot.
+        // A slot that was never sent is given up too: no client has seen it.
         let Some(part) = session.slots.get(&slot).copied() else { return };
-        // What is evicted keeps its slot: only what the word says of writes is collected.
+        // An evicted part keeps its slot: only its written mark is collected.
         if self.step.to_collect.remove(&(id, part)) {
             return;
         }

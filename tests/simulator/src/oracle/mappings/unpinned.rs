@@ -1,5 +1,5 @@
-//! Unheld memory: its owner is sent what it pins, so its parts may begin below their device where that is full. What a batch
-//! asks below is its own before others of it have anything set aside there.
+//! Memory without a handle pin: the daemon sends its owner only what it pins, so parts may begin below a full
+//! device. The bytes that a batch takes below come before any backing of the same batch.
 
 use broker_core::{
     Broker, ClientRequest, Kind, PartRef, Target, Tier,
@@ -13,8 +13,8 @@ use crate::oracle::{
 };
 
 impl Oracle {
-    /// Memory for a new part is made below its device: only while others wait there, or where it would not be admitted. What a
-    /// batch of the line finds there is not known here.
+    /// Checks that a new part begins below its device only while others wait, or where the device would not
+    /// admit it. The oracle does not know which room a batch of the line finds.
     pub(crate) fn check_made_below(
         &mut self,
         (id, tier): (ExtentId, Tier),
@@ -35,13 +35,13 @@ impl Oracle {
         self.expect(DEVICES, rightly, || format!("{id} is made below device {device}, where there is room"));
     }
 
-    /// Whether it may be made below its device. What is discardable never lies there.
+    /// Whether the part may begin below its device. A discardable part never lies there.
     pub(crate) fn may_begin_below(part: PartRef, broker: &Broker) -> bool {
         broker.is_unpinned(part.allocation) && !Self::is_discardable(part, broker)
     }
 
-    /// A new part lies on its device. What is held has bytes set aside once all of its batch is ordered; what is discardable
-    /// needs none.
+    /// Records a new part on its device. With a handle pin its backing is reserved once the whole batch is
+    /// ordered; a discardable part needs none.
     pub(crate) fn record_new_part(
         &mut self,
         part: PartRef,
@@ -55,21 +55,25 @@ impl Oracle {
         }
     }
 
-    /// All of a batch is ordered.
+    /// Reserves the backings of a batch, once all of it is ordered.
     pub(crate) fn reserve_batch_backing(&mut self) {
         for (part, (owner, device, size)) in std::mem::take(&mut self.step.to_back) {
             self.reserve_backing(part, (owner, false), device, size);
         }
     }
 
-    /// Who attaches it unheld has pins, and it is not mapped for life.
+    /// Checks that an attach without a handle pin could ever pin: the session has pins, and the allocation is
+    /// not fixed.
     pub(crate) fn check_unpinned_attach(&mut self, by: SessionId, id: AllocationId, unpinned: bool) {
         let can =
             self.has_pins(by) && self.facts.allocations.get(&id).is_some_and(|it| it.kind != Kind::Fixed);
-        self.expect(CALLS, can || !unpinned, || format!("{by} attaches {id} unheld, and could never pin it"));
+        self.expect(CALLS, can || !unpinned, || {
+            format!("{by} attaches {id} without a handle pin, and could never pin it")
+        });
     }
 
-    /// Of requests to attach, only one that is to be unheld is invalid: who has no pins, or what is fixed.
+    /// Whether an attach without a handle pin is invalid: the session has no pins, or the allocation is
+    /// fixed. Any other attach is valid.
     pub(crate) fn is_invalid_unpinned(&self, call: &Call, broker: &Broker) -> bool {
         match &call.asked {
             Asked::Client { request: ClientRequest::Attach(_), .. } => false,
@@ -80,7 +84,7 @@ impl Oracle {
         }
     }
 
-    /// A name without a tenant is of the session's own.
+    /// A name without a tenant is one of the session's own tenant.
     fn is_fixed(&self, by: SessionId, target: &Target, broker: &Broker) -> bool {
         let Some(session) = self.facts.sessions.get(&by) else { return false };
         let own = self.facts.tenants.get(session.tenant).cloned().unwrap_or_default();
@@ -91,7 +95,8 @@ impl Oracle {
         shown.is_ok_and(|view| view.kind == Kind::Fixed)
     }
 
-    /// In which extents the parts are: nothing is sent that would say so.
+    /// Learns which extents the parts of memory without a handle pin lie in: the daemon sends nothing that
+    /// says so.
     pub(crate) fn learn_unpinned_extents(&mut self, id: AllocationId, broker: &Broker) {
         let Some(unpinned) = self.facts.allocations.get(&id).map(|it| it.unpinned) else { return };
         let is = broker.is_unpinned(id);

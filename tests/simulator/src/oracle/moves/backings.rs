@@ -1,5 +1,5 @@
-//! What parts have below their devices: bytes that are charged from when a part is made until it is freed, and in which
-//! memory stays once it has been made.
+//! Backings: bytes below the device that are charged from the creation of a part until it is freed. An extent
+//! that was once made in them stays.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,8 @@ use crate::oracle::{
 };
 
 impl Oracle {
-    /// A part that can move is made on its device, or has lost what it had below: bytes are set aside, if there are any.
+    /// Reserves the backing of a part that is created on its device, or that has lost its backing, if there
+    /// are bytes for it.
     pub(crate) fn reserve_backing(
         &mut self,
         part: PartRef,
@@ -43,19 +44,27 @@ impl Oracle {
         self.step.changed_accounts.push((owner, place));
     }
 
-    /// A part gets bytes below that had none: it lacked them, and there are some.
+    /// Checks that a part that gets its backing late had none for want of bytes, and that there are bytes
+    /// now.
     pub(crate) fn record_late_backing(&mut self, part: PartRef, tier: Tier) {
         let lacked = self.facts.missing_backing.remove(&part);
-        self.expect(BACKED, lacked.is_some(), || format!("{part:?} gets bytes below, and lacked none"));
+        self.expect(BACKED, lacked.is_some(), || {
+            format!("{part:?} gets a backing, and was not short of one")
+        });
         let place = lacked.and_then(|(_, device, _)| self.facts.place(device, tier));
-        self.expect(BACKED, place.is_some(), || format!("{part:?} gets bytes in {tier}, and there is none"));
+        self.expect(BACKED, place.is_some(), || {
+            format!("{part:?} gets a backing in {tier}, and its device has no such tier")
+        });
         let Some(((owner, _, size), place)) = lacked.zip(place) else { return };
         let fits = self.would_admit(owner, place, size);
-        self.expect(BACKED, fits, || format!("{part:?} gets {size} bytes below, which there are not"));
+        self.expect(BACKED, fits, || {
+            format!("{part:?} gets a backing of {size} bytes, which are not available")
+        });
         self.record_reserved(part, owner, place, size);
     }
 
-    /// Nobody lacks bytes below for which there are some, but for what older parts wait for.
+    /// Checks that no part goes without a backing that there is room for, but for room that older parts wait
+    /// for.
     pub(crate) fn check_missing_backing(&mut self) {
         let mut seen = BTreeSet::new();
         let mut full = BTreeSet::new();
@@ -67,7 +76,7 @@ impl Oracle {
                 let admitted = self.would_admit(owner, place, size);
                 let kept = admitted && !full.contains(&place);
                 self.expect(BACKED, !kept, || {
-                    format!("{part:?} lacks {size} bytes below, and there are some")
+                    format!("{part:?} has no backing of {size} bytes, although they are available")
                 });
                 let (_, limit) = self.quota_now(owner, place);
                 if !admitted && self.facts.charged(owner, place) + size <= limit {
@@ -77,7 +86,7 @@ impl Oracle {
         }
     }
 
-    /// Whether it was asked for as discardable: it may not have been answered yet.
+    /// Whether the part was requested as discardable. The request may not have been answered yet.
     pub(crate) fn is_discardable(part: PartRef, broker: &Broker) -> bool {
         broker.show(&Target::Id(part.allocation)).is_ok_and(|view| view.discardable)
     }
@@ -91,8 +100,8 @@ impl Oracle {
         held + size <= u128::from(limit) && (after <= u128::from(self.capacity(place)) || after <= before)
     }
 
-    /// Memory is made below for a part: in the bytes that it has there, or in others. Whether in its own. What it has in another
-    /// place stays its own meanwhile.
+    /// Records an extent made below for a part. Returns whether it is in the bytes reserved for it. A backing
+    /// in another place stays the part's own meanwhile.
     pub(crate) fn record_backing_made(&mut self, part: PartRef, place: usize) -> bool {
         self.facts.missing_backing.remove(&part);
         let lies_in = match self.facts.backings.get(&part) {
@@ -105,11 +114,11 @@ impl Oracle {
         }
         let had = self.facts.backings.remove(&part);
         let kept = matches!(had, Some(BackingFacts::Kept(_)));
-        self.expect(BACKED, !kept, || format!("{part:?} has memory below, and gets more"));
+        self.expect(BACKED, !kept, || format!("{part:?} has a backing with an extent, and gets another"));
         had.is_some()
     }
 
-    /// What was to be made below for a part could not be.
+    /// Records that an extent for a backing could not be created.
     pub(crate) fn record_backing_failure(&mut self, id: ExtentId) {
         let Some(extent) = self.facts.extents.get(&id) else { return };
         let Some(part) = extent.part.filter(|_| self.facts.places[extent.place].tier != Tier::Device) else {
@@ -120,12 +129,12 @@ impl Oracle {
             || self.facts.backings.get(&part) == Some(&BackingFacts::Kept(id));
         match self.facts.backings.get(&part) {
             Some(BackingFacts::Kept(own)) if *own == id => _ = self.facts.backings.remove(&part),
-            // It has something in another place.
+            // It has a backing in another place.
             Some(_) => return,
             None if !self.may_lie_on_device(part) => return,
             None => {}
         }
-        // What leaves for another tier meanwhile needs nothing there.
+        // A part that leaves for another tier meanwhile needs nothing there.
         let mut moves = self.facts.moves.iter();
         if moves.any(|(to, moves)| *to != id && moves.part == part) {
             return;
@@ -136,7 +145,7 @@ impl Oracle {
         }
     }
 
-    /// Memory below that the part is not in stays its own.
+    /// Keeps an extent that the part does not lie in as its backing.
     pub(crate) fn keep_as_backing(&mut self, part: PartRef, id: ExtentId) {
         let stays = self.facts.allocations.get(&part.allocation).is_some_and(|it| !it.leaving);
         if stays && self.facts.extents.contains_key(&id) {
@@ -144,14 +153,14 @@ impl Oracle {
         }
     }
 
-    /// What was made below for a part that stays on its device, unless it has something there already.
+    /// Keeps an extent below as backing of a part on its device, unless it has one.
     pub(crate) fn keep_as_backing_if_none(&mut self, part: PartRef, id: ExtentId) {
         if self.may_lie_on_device(part) && !self.facts.backings.contains_key(&part) {
             self.keep_as_backing(part, id);
         }
     }
 
-    /// A part has left its device for another tier than the one in which it had something.
+    /// Releases the reserved backing of a part that left its device for another tier.
     pub(crate) fn release_reserved_backing(&mut self, part: PartRef) {
         if let Some(BackingFacts::Reserved { owner, place, size }) = self.facts.backings.remove(&part) {
             self.facts.balance(owner, place).reserved -= size;
@@ -159,19 +168,20 @@ impl Oracle {
         }
     }
 
-    /// Whether the part goes from one tier below its device to another.
+    /// Whether the part moves from one tier below its device to another.
     pub(crate) fn is_moving_below(&self, part: PartRef, tier: Tier) -> bool {
         self.step.moved_below == Some(part) || self.unwritten_extent(part, tier).is_some()
     }
 
-    /// The extent on disk that the part lay in and was never written to, if it lay in one and is in another tier now.
+    /// The extent on disk that the part lay in and was never written to, if the part is in another tier now.
     fn unwritten_extent(&self, part: PartRef, tier: Tier) -> Option<ExtentId> {
         let extent = *self.facts.allocations.get(&part.allocation)?.parts.get(&part.part.0)?;
         let is_left = |place: usize| self.facts.places[place].tier != tier;
         self.facts.extents.get(&extent).filter(|it| it.unwritten && is_left(it.place)).map(|_| extent)
     }
 
-    /// What was never written is zeros wherever it goes, so it is not copied. Whether the part was that.
+    /// Records the move of a part that was never written: it is zeros wherever it goes and is not copied.
+    /// Returns whether this is such a part.
     fn record_move_of_zeros(&mut self, part: PartRef, tier: Tier) -> bool {
         let Some(from) = self.unwritten_extent(part, tier) else { return false };
         let to = self.facts.moves.iter().find(|(_, moves)| moves.part == part && moves.from.is_none());
@@ -181,7 +191,9 @@ impl Oracle {
                 && !it.reused
                 && self.facts.places[it.place].tier == tier
         });
-        self.expect(COPIES, made, || format!("{part:?} was never written, and is in no new memory"));
+        self.expect(COPIES, made, || {
+            format!("{part:?} was never written, and no new extent was made for it")
+        });
         let (Some(to), Some(allocation)) = (to, self.facts.allocations.get_mut(&part.allocation)) else {
             return true;
         };
@@ -198,14 +210,14 @@ impl Oracle {
         true
     }
 
-    /// What a part has below goes with it alone.
+    /// Checks that a released extent is no part's backing: a backing ends only with its part.
     pub(crate) fn expect_not_backing(&mut self, id: ExtentId) {
         let Some(part) = self.facts.extents.get(&id).and_then(|extent| extent.part) else { return };
         let backs = self.facts.backings.get(&part) == Some(&BackingFacts::Kept(id));
-        self.expect(BACKED, !backs, || format!("{id} is released, and is what {part:?} has below"));
+        self.expect(BACKED, !backs, || format!("{id} is released although it is the backing of {part:?}"));
     }
 
-    /// An allocation is freed, and what its parts have below with it.
+    /// Records that an allocation is being freed, and the backings of its parts with it.
     pub(crate) fn mark_leaving(&mut self, id: AllocationId) {
         if let Some(allocation) = self.facts.allocations.get_mut(&id) {
             allocation.leaving = true;
@@ -226,7 +238,7 @@ impl Oracle {
         }
     }
 
-    /// What could not be made as a whole is undone without a word.
+    /// Forgets allocations of which a part could not be created. The core undoes these without a report.
     pub(crate) fn forget_unmade(&mut self, broker: &Broker) {
         let told = |id: &AllocationId| self.facts.allocations.contains_key(id);
         let parts = self.facts.backings.keys().chain(self.facts.missing_backing.keys());
@@ -242,7 +254,8 @@ impl Oracle {
         }
     }
 
-    /// A part is in another tier, as the core says: without a copy only if it holds there already what it holds.
+    /// Records that a part lies in another tier now, as the core reports. Without a copy this is possible
+    /// only if its content was there already.
     pub(crate) fn record_move(&mut self, part: PartRef, tier: Tier) {
         self.facts.departing.remove(&part);
         if (tier == Tier::Device && self.record_remade(part)) || self.record_move_of_zeros(part, tier) {
@@ -265,7 +278,7 @@ impl Oracle {
                 .get(id)
                 .is_some_and(|it| it.phase == crate::oracle::facts::ExtentPhase::Live && !it.copied)
         });
-        self.expect(COPIES, there.is_some(), || format!("{part:?} has moved, and nothing was copied"));
+        self.expect(COPIES, there.is_some(), || format!("{part:?} has moved without a copy"));
         let (Some(to), Some(allocation)) = (there, self.facts.allocations.get_mut(&part.allocation)) else {
             return;
         };
@@ -278,7 +291,7 @@ impl Oracle {
         }
     }
 
-    /// A part stays where it is. What it was to go to is its own still.
+    /// Records that a part stays where it is. The extent that it was to go to remains its own.
     pub(crate) fn record_stay(&mut self, part: PartRef, tier: Tier) {
         self.facts.departing.remove(&part);
         let to = self.facts.moves.iter().find(|(_, moves)| moves.part == part && moves.from.is_none());

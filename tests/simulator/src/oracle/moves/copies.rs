@@ -1,5 +1,5 @@
-//! Copies: from the extent that a part is in to the one that was made for it, while nobody maps either, and both stay
-//! until the driver has said that it is done with them.
+//! Copies: from the extent that a part lies in to one that was created for it. No session maps either, and
+//! both stay until the driver is done with them.
 
 use broker_core::{Broker, PartRef, Tier, invariants::COPIES};
 use vramd_types::{CopyClass, ExtentId};
@@ -10,7 +10,7 @@ use crate::oracle::{
 };
 
 impl Oracle {
-    /// Who pays for where it goes.
+    /// Records that a part starts to move. Returns the tenant that pays for the target.
     pub(crate) fn record_move_start(&mut self, to: ExtentId, part: PartRef) -> Option<Tenant> {
         self.facts.moves.insert(to, MoveFacts { part, from: None, cancelled: false });
         self.facts.allocations.get(&part.allocation).map(|allocation| allocation.tenant)
@@ -31,21 +31,22 @@ impl Oracle {
             self.record_move_start(to, part);
         }
         let Some(moves) = self.facts.moves.get_mut(&to) else {
-            return self.expect(COPIES, false, || format!("{to} is copied to, and nothing moves there"));
+            return self
+                .expect(COPIES, false, || format!("{to} is the target of a copy, and no part moves there"));
         };
         let (part, first) = (moves.part, moves.from.replace(from).is_none());
         let unwritten = self.facts.extents.get(&from).is_some_and(|it| it.unwritten);
         self.expect(COPIES, !unwritten, || {
             format!("{part:?} is copied from {from}, which was never written")
         });
-        // Where it is compared alone, and nobody writes behind pins, nothing is copied.
+        // A copy that only compares writes nothing, as no session writes without a pin.
         if let Some(extent) = self.facts.extents.get_mut(&to).filter(|_| !shadow) {
             extent.unwritten = false;
         }
         let allocation = self.facts.allocations.get_mut(&part.allocation);
         let lies_in = allocation.map(|it| *it.parts.entry(part.part.0).or_insert(from));
         self.expect(COPIES, first && lies_in == Some(from), || {
-            format!("{part:?} is copied from {from}, and is in {lies_in:?}")
+            format!("{part:?} is copied from {from}, and lies in {lies_in:?}")
         });
         let mut ends = Vec::new();
         for id in [from, to] {
@@ -58,7 +59,7 @@ impl Oracle {
             ends.push((self.facts.places[place].clone(), extent.size));
             self.expect(COPIES, mapper.is_none(), || format!("{id} is copied while {mapper:?} maps it"));
             self.expect(COPIES, of_part && free, || {
-                format!("{part:?}: {id} is copied, is another's or not there, or is being copied")
+                format!("{part:?}: {id} is copied although it is another part's, is not live, or is being copied already")
             });
         }
         let [(here, size), (there, room)] = ends.as_slice() else { return };
@@ -76,16 +77,16 @@ impl Oracle {
         if let Some(moves) = self.facts.moves.get_mut(&to) {
             moves.cancelled = true;
         }
-        self.expect(COPIES, is_copied, || format!("the copy to {to} is cancelled, and there is none"));
+        self.expect(COPIES, is_copied, || format!("the copy to {to} is cancelled, but there is none"));
     }
 
     pub(crate) fn check_hasten(&mut self, to: ExtentId) {
         let is_copied = self.facts.extents.get(&to).is_some_and(|extent| extent.copied);
-        self.expect(COPIES, is_copied, || format!("the copy to {to} is hastened, and there is none"));
+        self.expect(COPIES, is_copied, || format!("the copy to {to} is hastened, but there is none"));
         self.record_copy_class(to, CopyClass::Demand);
     }
 
-    /// The driver is done with both. If it went well and was not given up, the part is there.
+    /// Records the end of a copy. If it went well and was not cancelled, the part lies in its target.
     pub(crate) fn record_copy_end(&mut self, to: ExtentId, well: bool) {
         self.facts.copies.remove(&to);
         let its = self.facts.write_backs.get(&to).filter(|it| well && !it.cancelled);

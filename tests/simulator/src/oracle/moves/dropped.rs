@@ -1,11 +1,12 @@
-//! Discardable parts: nothing else is dropped, what is dropped is nowhere, and whoever is sent it again is told.
+//! Discardable parts: no other part is dropped, a dropped part lies nowhere, and a session that is sent it
+//! again is told.
 
 use broker_core::{MapPart, PartRef, Tier, invariants::CONTENT};
 
 use crate::oracle::{Oracle, facts::BackingFacts};
 
 impl Oracle {
-    /// A part has left its device without being copied, and is nowhere.
+    /// Records that a part left its device without a copy and lies nowhere.
     pub(crate) fn record_drop(&mut self, part: PartRef, size: u64, tier: Tier) {
         let Some(allocation) = self.facts.allocations.get_mut(&part.allocation) else { return };
         let discardable = allocation.discardable;
@@ -23,7 +24,7 @@ impl Oracle {
         self.expect(CONTENT, discardable, || format!("{part:?} was dropped, and is not discardable"));
     }
 
-    /// A part that was nowhere has new memory. Whether it was.
+    /// Records that a dropped part has memory again. Returns whether it was dropped.
     pub(crate) fn record_remade(&mut self, part: PartRef) -> bool {
         if self.facts.dropped.remove(&part).is_none() {
             return false;
@@ -31,7 +32,7 @@ impl Oracle {
         let to = self.facts.moves.iter().find(|(_, moves)| moves.part == part).map(|(to, _)| *to);
         let made = to.and_then(|id| self.facts.extents.get_mut(&id)).map(|extent| extent.detached = false);
         self.expect(CONTENT, made.is_some(), || {
-            format!("{part:?} is there again, and no memory was made for it")
+            format!("{part:?} is no longer dropped, and no memory was made for it")
         });
         if let (Some(to), Some(allocation)) = (to, self.facts.allocations.get_mut(&part.allocation)) {
             allocation.parts.insert(part.part.0, to);
@@ -41,21 +42,22 @@ impl Oracle {
         true
     }
 
-    /// Who is sent a part is told how often its content was given up.
+    /// Checks that a sent part carries the number of times it was dropped.
     pub(crate) fn check_drop_count(&mut self, sent: &MapPart) {
         let (part, told) = (sent.part, sent.drop_count);
         let were = self.facts.drop_counts.get(&part).copied().unwrap_or_default();
         self.expect(CONTENT, told == were, || {
-            format!("{part:?} is sent as lost {told} times, and was {were}")
+            format!("{part:?} is sent with drop count {told}, and was dropped {were} times")
         });
     }
 
-    /// What was lost of it is known still: somebody may be about to look at what it was sent before.
+    /// Forgets the dropped parts of a freed allocation. Their drop counts stay: a process may be about to
+    /// look at what it was sent before.
     pub(crate) fn forget_dropped(&mut self, allocation: vramd_types::AllocationId) {
         self.facts.dropped.retain(|part, _| part.allocation != allocation);
     }
 
-    /// How large a part is, where that is known.
+    /// Size of a part, where it is known.
     pub(crate) fn size_of(&self, part: PartRef) -> Option<u64> {
         let known = || {
             let allocation = self.facts.allocations.get(&part.allocation)?;

@@ -1,5 +1,5 @@
-//! What leaves its device because somebody else needs the room is above what is guaranteed to its tenant. That nobody pins it
-//! shows when it is copied, or is said to have moved: nobody maps it then.
+//! A victim is above its tenant's guarantee. That no session pins it shows when it is copied or reported as
+//! moved: no session maps it then.
 
 use broker_core::{AllocationSpec, Broker, ClientRequest, PartRef, Tier, invariants::EVICTED};
 use vramd_types::GRANULARITY;
@@ -10,8 +10,8 @@ use crate::oracle::{
 };
 
 impl Oracle {
-    /// A part begins to leave its device, or is about to. Operators have parts moved whatever is guaranteed. `chosen`: it
-    /// was chosen just now, and not before.
+    /// Records that a part begins to leave its device, or is about to. Operators may move parts below a
+    /// guarantee. `chosen`: the core chose it just now.
     pub(crate) fn record_departure(&mut self, part: PartRef, chosen: bool, broker: &Broker) {
         let lies = self.resident(part);
         let known = !self.facts.departing.insert(part) || self.is_being_revoked(part);
@@ -27,8 +27,9 @@ impl Oracle {
         }
     }
 
-    /// After the event: what was chosen was above what is guaranteed. What is above the limit leaves for its tenant's own
-    /// sake, and so does what its tenant wants to exchange there. Of several of a tenant nobody knows which was the last.
+    /// Checks that chosen victims were above their tenant's guarantee. Parts above the limit, and parts that
+    /// their tenant exchanges for others, leave for the tenant's own sake. With several victims of a tenant
+    /// the oracle does not know which came last.
     pub(crate) fn check_guarantees(&mut self) {
         let before = std::mem::take(&mut self.step.chosen_before);
         for ((tenant, device), departures) in std::mem::take(&mut self.step.departures) {
@@ -42,13 +43,13 @@ impl Oracle {
             let above = with > guarantee || before > limit || (wants > 0 && with > limit);
             self.expect(EVICTED, above, || {
                 format!(
-                    "tenant {tenant} keeps {left} on device {device}, wants {wants}, and has {guarantee} guaranteed; what left had up to {last}"
+                    "tenant {tenant} keeps {left} bytes on device {device}, wants {wants}, and is guaranteed {guarantee}; its victim has {last}"
                 )
             });
         }
     }
 
-    /// Whose the part is, on which device, and how large, where its extent is known and there.
+    /// Tenant, device and size of a part that lies on its device, where its extent is known and live.
     pub(crate) fn resident(&self, part: PartRef) -> Option<(Tenant, usize, u64)> {
         let allocation = self.facts.allocations.get(&part.allocation)?;
         let extent = self.facts.extents.get(allocation.parts.get(&part.part.0)?)?;
@@ -56,7 +57,7 @@ impl Oracle {
         is_there.then_some((allocation.tenant, extent.place, extent.size))
     }
 
-    /// Bytes of a tenant that will be gone from a device.
+    /// Bytes of a tenant that will leave a device.
     fn leaving_bytes(&self, tenant: Tenant, device: usize) -> u64 {
         let leaves = |phase| matches!(phase, ExtentPhase::Releasing | ExtentPhase::GivenUp);
         let extents = self.facts.extents.values();
@@ -72,7 +73,7 @@ impl Oracle {
         released.chain(departing).sum()
     }
 
-    /// Bytes that a tenant waits for on a device, or more: who wants more itself makes room for it itself.
+    /// Bytes that a tenant waits for on a device, or more: such a tenant makes room for itself.
     fn wanted_bytes(&self, tenant: Tenant, device: usize, broker: &Broker) -> u64 {
         let wanted: std::collections::BTreeSet<_> = self.wanted(broker).into_iter().collect();
         let elsewhere = wanted.into_iter().filter(|part| self.may_be_off_device(*part));
@@ -94,7 +95,7 @@ impl Oracle {
             spec.size.checked_round_up(GRANULARITY).map_or(u64::MAX, vramd_types::Bytes::get)
         };
         let its = self.facts.sessions.get(session).is_some_and(|session| session.tenant == tenant);
-        // What is unheld lies below where there is no room, unless it is discardable.
+        // Memory without a handle pin begins below where there is no room, unless it is discardable.
         let device = |place: &&PlaceFacts| place.tier == Tier::Device;
         let below = |place: &PlaceFacts| {
             [Tier::Host, Tier::Disk].into_iter().any(|tier| self.facts.place_of(&place.uuid, tier).is_some())

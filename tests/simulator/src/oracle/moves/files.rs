@@ -1,5 +1,5 @@
-//! Loaded memory: pieces of a file, one behind the other, which cost nothing and are never copied to. It is sealed once all of it
-//! was read, and leaves its device for its file without a copy.
+//! Loaded memory: consecutive pieces of a file, which are charged to no tenant and never written to. An
+//! allocation is sealed once all of it was read, and leaves its device for its file without a copy.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use crate::oracle::{
 };
 use crate::world::file_content;
 
-/// A piece of a file that is to be an extent.
+/// A piece of a file that is to become an extent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Opened {
     pub(crate) id: ExtentId,
@@ -27,7 +27,7 @@ pub(crate) struct Opened {
 }
 
 impl Oracle {
-    /// For who asks to load it just now.
+    /// Records a piece that is opened for the load that is being requested.
     pub(crate) fn record_open(&mut self, opened: Opened, broker: &Broker) {
         let Opened { id, size, .. } = opened;
         self.record_extent_id(id);
@@ -38,7 +38,8 @@ impl Oracle {
         let device = view.and_then(|view| self.device_of(&view));
         let place = device.and_then(|device| self.facts.files_of(device));
         let Some((((part, owner), place), device)) = part.zip(owner).zip(place).zip(device) else {
-            return self.expect(EXTENT_USE, false, || format!("{id} is opened for nobody, or nowhere"));
+            return self
+                .expect(EXTENT_USE, false, || format!("{id} is opened without a tenant or without a place"));
         };
         let touched =
             [Some(device), self.facts.place(device, Tier::Host), self.facts.place(device, Tier::Disk)];
@@ -65,7 +66,7 @@ impl Oracle {
         self.facts.extents.insert(id, extent);
     }
 
-    /// Of the file that was asked for, and where the one before it ended.
+    /// Checks that a piece is of the requested file and begins where the one before it ended.
     fn check_next_piece(&mut self, part: PartRef, opened: Opened) {
         let Some((call, asked)) = self.step.call.clone() else { return };
         let Asked::Client { session, request: ClientRequest::Load { spec, file: span }, .. } = asked.asked
@@ -81,11 +82,12 @@ impl Oracle {
         let fits = opened.bytes <= opened.size && load.bytes <= spec.size.get();
         let of_it = (opened.file, opened.offset) == (span.file, begins);
         self.expect(LOADED, is_next && fits && of_it, || {
-            format!("{part:?} is to be {opened:?}, and {span:?} was asked for, of {} bytes", spec.size)
+            format!("{part:?} is opened as {opened:?}; {span:?} of {} bytes was requested", spec.size)
         });
     }
 
-    /// Who asked for it is told that it is sealed. It maps none of it, nor is it sent any, until it attaches it.
+    /// Checks a load's reply: the allocation is sealed. The session maps none of it, and is sent none, until
+    /// it attaches it.
     pub(crate) fn check_loaded(
         &mut self,
         by: SessionId,
@@ -99,17 +101,17 @@ impl Oracle {
         }
         self.record_allocation_id(id);
         let Some(load) = self.facts.loading.remove(&id) else {
-            return self.expect(CALLS, false, || format!("{id} is loaded, and no file was opened for it"));
+            return self.expect(CALLS, false, || format!("{id} is loaded, but no file was opened for it"));
         };
         let read = self.facts.digests.get(&id).copied();
         let whole = load.by == by && load.bytes == spec.size.get() && load.parts.len() == view.parts.len();
-        self.expect(CALLS, whole, || format!("{id} is loaded as {load:?}, and {spec:?} was asked for"));
+        self.expect(CALLS, whole, || format!("{id} is loaded as {load:?}; {spec:?} was requested"));
         self.expect(LOADED, read.is_some() && view.digest == read, || {
             format!("{id} is sealed and was not read")
         });
         let rounded = Bytes::checked_sum(view.parts.iter().map(|part| part.size));
         let costs = (view.charged, Some(view.in_file)) != (Bytes::ZERO, rounded) || view.file.is_none();
-        self.expect(FILES, !costs, || format!("{id} lies in its file, and is shown as {view:?}"));
+        self.expect(FILES, !costs, || format!("{id} is file-backed, and is shown as {view:?}"));
         for shown in &view.parts {
             let part = PartRef { allocation: id, part: shown.index };
             let begins = span.offset.saturating_add(shown.offset);
@@ -127,10 +129,10 @@ impl Oracle {
         self.facts.allocations.insert(id, allocation);
         self.check_placement(by, spec, view);
         let is = broker.is_unpinned(id);
-        self.expect(LOADED, is == spec.unpinned, || format!("{id} is loaded, and unheld: {is}"));
+        self.expect(LOADED, is == spec.unpinned, || format!("{id} is loaded with unpinned = {is}"));
     }
 
-    /// What was made of it until then is on its way out.
+    /// Checks that what was made for a failed load is being freed.
     pub(crate) fn check_failed_load(&mut self, call: CallId, broker: &Broker) {
         let (of_it, others) =
             std::mem::take(&mut self.facts.loading).into_iter().partition(|(_, it)| it.call == call);
@@ -138,11 +140,11 @@ impl Oracle {
         for id in BTreeMap::into_keys(of_it) {
             let state = broker.show(&Target::Id(id)).map(|view| view.state);
             let leaves = matches!(state, Err(_) | Ok(AllocationState::Freeing));
-            self.expect(LOADED, leaves, || format!("{id} could not be loaded, and stays: {state:?}"));
+            self.expect(LOADED, leaves, || format!("{id} could not be loaded, and remains: {state:?}"));
         }
     }
 
-    /// Nobody is sent any of it who has not attached it, or does so just now.
+    /// Checks that loaded memory is sent only to sessions that attached it, or do so now.
     pub(crate) fn expect_attached(&mut self, to: SessionId, part: PartRef) {
         let loaded = self.facts.allocations.get(&part.allocation).is_some_and(|it| it.loaded);
         let has = |session: &SessionFacts| session.owed.contains(&part) || session.away.contains(&part);
@@ -158,29 +160,28 @@ impl Oracle {
 
     pub(crate) fn expect_not_file(&mut self, to: ExtentId) {
         let in_file = self.facts.extents.get(&to).is_some_and(|extent| extent.in_file);
-        self.expect(FILES, !in_file, || format!("{to} is a piece of a file, and is copied to"));
+        self.expect(FILES, !in_file, || format!("{to} is a piece of a file, and is the target of a copy"));
     }
 
-    /// A part is in another tier now.
+    /// Checks that a part that left its device for its file was not copied.
     pub(crate) fn check_departure_to_file(&mut self, part: PartRef, tier: Tier, copied: bool) {
         let leaves = tier == Tier::Disk && self.has_file(part);
-        self.expect(LOADED, !(leaves && copied), || {
-            format!("{part:?} has left for its file, and was copied")
-        });
+        self.expect(LOADED, !(leaves && copied), || format!("{part:?} left for its file with a copy"));
     }
 
-    /// Memory is made for a part below its device: for one that has its file only in the host, and only for operators.
+    /// Checks that a file-backed part gets memory below its device only in the host, and only for an
+    /// operator.
     pub(crate) fn check_memory_below(&mut self, part: PartRef, to: ExtentId, tier: Tier, broker: &Broker) {
         if !self.has_file(part) && !self.lies_in_file(part) {
             return;
         }
         let by_hand = broker.moves().iter().any(|it| it.extent == to && it.cause == Cause::Operator);
         self.expect(LOADED, by_hand && tier == Tier::Host, || {
-            format!("{part:?} has its file, and {to} is made for it in {tier}")
+            format!("{part:?} is file-backed, and {to} is made for it in {tier}")
         });
     }
 
-    /// How many files of a tenant are being read, or are to be.
+    /// Number of a tenant's allocations that are being read from files, or are to be.
     pub(crate) fn loads_under_way(&self, tenant: Option<usize>) -> usize {
         let of_session = |by| self.facts.sessions.get(by).map(|session| session.tenant);
         let loading = self.facts.loading.iter().filter(|(_, load)| of_session(&load.by) == tenant);
@@ -198,7 +199,7 @@ impl Oracle {
         extent.is_some_and(|extent| extent.in_file)
     }
 
-    /// Whether a part on its device has a piece of a file below.
+    /// Whether a part on its device has a piece of a file as its backing.
     fn has_file(&self, part: PartRef) -> bool {
         let below = match self.facts.backings.get(&part) {
             Some(BackingFacts::Kept(id)) => self.facts.extents.get(id),

@@ -1,4 +1,4 @@
-//! What operators hold: it is shown so, and does not leave its device.
+//! Parts that operators hold are shown as such and do not leave their device.
 
 use broker_core::{Broker, PartRef, Target, invariants::HELD};
 use vramd_types::{AllocationId, PartIndex};
@@ -6,7 +6,7 @@ use vramd_types::{AllocationId, PartIndex};
 use crate::oracle::Oracle;
 
 impl Oracle {
-    /// An operator was told that these are held now, or are not any more.
+    /// Records which parts an operator holds or lets go, and checks that the core shows it.
     pub(crate) fn check_hold_reply(
         &mut self,
         allocation: AllocationId,
@@ -20,11 +20,13 @@ impl Oracle {
                 false => self.facts.operator_holds.remove(&part),
             };
             let shown = is_shown_held(part, broker);
-            self.expect(HELD, shown == held, || format!("{part:?}: held {held}, and shown as held {shown}"));
+            self.expect(HELD, shown == held, || {
+                format!("{part:?}: an operator set hold = {held}, and it is shown as {shown}")
+            });
         }
     }
 
-    /// A part has left its device.
+    /// Checks that a part that left its device was not held.
     pub(crate) fn expect_no_operator_hold(&mut self, part: PartRef) {
         let held = self.facts.operator_holds.contains(&part);
         self.expect(HELD, !held, || format!("{part:?} has left its device, and an operator holds it"));

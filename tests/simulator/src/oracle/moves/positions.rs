@@ -1,4 +1,4 @@
-//! Where parts are, and what operators are told who had them moved.
+//! Where parts lie, and what operators that moved them are told.
 
 use broker_core::{
     Broker, PartMove, PartRef, Refusal, Target, Tier,
@@ -12,7 +12,8 @@ use crate::oracle::{
 };
 
 impl Oracle {
-    /// The tier that the part is in, where its extent is known: while it moves, the one that it comes from.
+    /// The tier that the part lies in, where its extent is known. While it moves, this is the tier that it
+    /// comes from.
     pub(crate) fn tier_of(&self, part: PartRef) -> Option<Tier> {
         if let Some((_, tier)) = self.facts.dropped.get(&part) {
             return Some(*tier);
@@ -21,12 +22,12 @@ impl Oracle {
         Some(self.facts.places[self.facts.extents.get(extent)?.place].tier)
     }
 
-    /// Whether the part lies on its device, as far as is known.
+    /// Whether the part lies on its device, or may, as far as is known.
     pub(crate) fn may_lie_on_device(&self, part: PartRef) -> bool {
         self.tier_of(part).is_none_or(|tier| tier == Tier::Device)
     }
 
-    /// Whether the part may be on its way, or about to set out.
+    /// Whether the part may be moving, or about to.
     pub(crate) fn may_move(&self, part: PartRef) -> bool {
         let is_made = |id| self.facts.extents.get(id).is_some_and(|it| it.phase == ExtentPhase::Creating);
         let below = self.facts.backings.get(&part);
@@ -34,12 +35,13 @@ impl Oracle {
             || matches!(below, Some(BackingFacts::Kept(id)) if is_made(id))
     }
 
-    /// Whether somebody is being told to unmap the part for a while, or soon will be.
+    /// Whether a session is being told to unmap the part for an eviction, or soon will be.
     pub(crate) fn is_being_evicted(&self, part: PartRef) -> bool {
         self.facts.words_pending.contains(&part) || self.facts.evicting.iter().any(|(_, of)| *of == part)
     }
 
-    /// What an operator is told of each part is so; `towards` nowhere it was to be written back. `at_once`: since it was asked nothing else has happened.
+    /// Checks what an operator is told of each moved part. `towards` is the requested tier; `None` for a
+    /// write-back. `at_once`: nothing else has happened since the request.
     pub(crate) fn check_move_reply(
         &mut self,
         allocation: AllocationId,
@@ -62,23 +64,23 @@ impl Oracle {
                     crate::oracle::moves::operator_holds::is_shown_held(part, broker) || !at_once
                 }
                 PartMove::Failed { .. } => self.step.failure_reported || parts.len() > 1,
-                // Of several parts the first may have moved on before the last is there.
+                // Of several parts, the first may have moved on before the last is there.
                 PartMove::Moved if parts.len() == 1 => {
-                    // What is nowhere need go nowhere.
+                    // A dropped part need not go anywhere.
                     let is_dropped = self.facts.dropped.contains_key(&part);
                     let there = towards.zip(self.tier_of(part)).is_none_or(|(towards, tier)| tier == towards);
                     there || (is_dropped && towards != Some(Tier::Device))
                 }
                 PartMove::Moved | PartMove::Wanted | PartMove::Refused { .. } => true,
             };
-            self.expect(CALLS, is_so, || format!("{part:?} is said to be {outcome:?}"));
+            self.expect(CALLS, is_so, || format!("{part:?} is reported as {outcome:?}, which does not hold"));
             if let (PartMove::Refused { refusal }, true) = (outcome, at_once) {
                 self.check_move_refusal(allocation, refusal);
             }
         }
     }
 
-    /// What is refused to move really has no room; what is cached is not given up for operators.
+    /// Checks that a part that is refused to move has no room. Cached memory is not released for operators.
     fn check_move_refusal(&mut self, allocation: AllocationId, refusal: &Refusal) {
         let Some(tenant) = self.facts.allocations.get(&allocation).map(|it| it.tenant) else { return };
         match refusal {
@@ -88,7 +90,7 @@ impl Oracle {
                 let over = u128::from(self.facts.charged(tenant, place)) + u128::from(asked.get());
                 self.expect(LIMIT, limit.get() == should && over > u128::from(should), || {
                     format!(
-                        "a move to place {place} is refused for {limit}, {over} would be held of {should}"
+                        "a move to place {place} is refused for limit {limit}; {over} of {should} would be charged"
                     )
                 });
             }

@@ -1,4 +1,4 @@
-//! What is served keeps its bounds: a refusal that is missing shows in what is there afterwards.
+//! Served requests keep their bounds: a missing refusal shows in what exists afterwards.
 
 use broker_core::{AllocationSpec, Broker, ClientRequest, invariants::BOUNDS};
 use vramd_types::SessionId;
@@ -9,7 +9,7 @@ use crate::oracle::{
 };
 
 impl Oracle {
-    /// A batch that was served is not empty and no larger than it may be, and none of its items has too many readers.
+    /// Checks that a served batch is not empty, not too large, and has no item with too many readers.
     pub(crate) fn check_batch_size(&mut self, asked: &ClientRequest) {
         let (items, max) = (items_of(asked), self.limits.batch_items_max);
         self.expect(BOUNDS, items > 0 && items <= max, || {
@@ -26,7 +26,7 @@ impl Oracle {
         }
     }
 
-    /// A session that was just welcomed is not one too many.
+    /// Checks that a session that was just welcomed is within the bounds.
     pub(crate) fn check_session_count(&mut self, tenant: Tenant) {
         let live = || self.facts.sessions.values().filter(|session| !session.gone);
         let (all, own) = (live().count(), live().filter(|session| session.tenant == tenant).count());
@@ -35,8 +35,8 @@ impl Oracle {
         self.expect(BOUNDS, own <= max_own, || format!("{own} sessions of one tenant, at most {max_own}"));
     }
 
-    /// After an event that admitted something: allocations as they are listed, parts and extents as they were seen to
-    /// be made.
+    /// Checks counts after an event that admitted something: allocations as listed, parts and extents as the
+    /// oracle saw them created.
     pub(crate) fn check_counts(&mut self, broker: &Broker) {
         let Some(tenant) = self.batch_tenant().filter(|_| self.step.created_count > 0) else { return };
         let (listed, _) = broker.list_allocations(Some(&self.facts.tenants[tenant]), None, usize::MAX);
@@ -56,7 +56,7 @@ impl Oracle {
         }
     }
 
-    /// The tenant whose batch is looked at: one that waited for room, or the one that is asked for now.
+    /// The tenant whose batch the event concerns: one that waited for room, or the one that is requested now.
     fn batch_tenant(&self) -> Option<Tenant> {
         let session = |session: &SessionId| self.facts.sessions.get(session).map(|it| it.tenant);
         let asking = self.step.call.as_ref().and_then(|(_, call)| match &call.asked {

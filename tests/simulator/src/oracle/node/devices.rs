@@ -1,4 +1,4 @@
-//! Memory lies where it was asked for, and goes to processes that see that device.
+//! Memory lies on the device that was requested, and goes to processes that see that device.
 
 use broker_core::{AllocationSpec, AllocationView, MapPart, Tier, invariants::DEVICES};
 use vramd_types::{DeviceIndex, SessionId};
@@ -6,7 +6,7 @@ use vramd_types::{DeviceIndex, SessionId};
 use crate::oracle::{Oracle, facts::ExtentFacts};
 
 impl Oracle {
-    /// Devices that a process sees, of which it told a list of UUIDs, or all of them.
+    /// Devices that a process sees: those of its list of UUIDs, or all.
     pub(crate) fn visible_devices(&self, told: Option<&[String]>) -> Vec<usize> {
         let seen = |uuid: &String| told.is_none_or(|told| told.contains(uuid));
         let places = self.facts.places.iter().enumerate();
@@ -24,7 +24,7 @@ impl Oracle {
         });
     }
 
-    /// Memory that was made is where it was asked for, or on the first device that its session sees.
+    /// Checks that new memory lies on the requested device, or on the first device that its session sees.
     pub(crate) fn check_placement(&mut self, by: SessionId, spec: &AllocationSpec, view: &AllocationView) {
         let Some(session) = self.facts.sessions.get(&by) else { return };
         let is_called = |text: &str, at: usize| text == self.facts.places[at].uuid || text == at.to_string();
@@ -35,7 +35,10 @@ impl Oracle {
         });
         let seen = session.devices.clone();
         self.expect(DEVICES, fits, || {
-            format!("{} of {by} is on {}; asked {:?}, seen {seen:?}", view.id, view.device, spec.device)
+            format!(
+                "{} of {by} is on {}; requested {:?}, visible {seen:?}",
+                view.id, view.device, spec.device
+            )
         });
     }
 

@@ -5,7 +5,7 @@ use broker_core::{AllocationState, Broker, invariants::DRAINS};
 use crate::oracle::Oracle;
 
 impl Oracle {
-    /// Nothing is under way any more, so nothing may be unanswered, and nothing left of what was refused.
+    /// Checks that, once nothing is under way, no call is unanswered and nothing is left of a refused one.
     pub fn check_all_answered(&mut self, broker: &Broker) {
         let left: Vec<_> = self.facts.calls.iter().take(3).collect();
         let detail = format!("never answered: {left:?}");
@@ -14,11 +14,13 @@ impl Oracle {
         for view in views {
             let told =
                 self.facts.allocations.contains_key(&view.id) || view.state == AllocationState::Freeing;
-            self.expect(DRAINS, told, || format!("nobody was told of it, and it is there: {view:?}"));
+            self.expect(DRAINS, told, || {
+                format!("an allocation exists that no client was told of: {view:?}")
+            });
         }
     }
 
-    /// All processes have ended: only what was sealed to stay is left.
+    /// Checks that, once all processes have ended, only sealed persistent allocations are left.
     pub fn check_after_processes(&mut self, broker: &Broker) {
         let sessions = broker.node().sessions;
         self.expect(DRAINS, sessions == 0, || format!("{sessions} sessions are left"));
@@ -27,7 +29,7 @@ impl Oracle {
             let stays = view.state == AllocationState::Sealed
                 && view.lifetime == broker_core::Lifetime::Persistent
                 && view.mapper_count == 0;
-            self.expect(DRAINS, stays, || format!("left when all had gone: {view:?}"));
+            self.expect(DRAINS, stays, || format!("left after all processes have ended: {view:?}"));
         }
     }
 
@@ -35,21 +37,24 @@ impl Oracle {
         let node = broker.node();
         let left = (node.sessions, node.allocations, node.fds_in_flight);
         self.expect(DRAINS, left == (0, 0, 0), || {
-            format!("sessions, allocations and descriptors that are left: {left:?}")
+            format!("left sessions, allocations and descriptors: {left:?}")
         });
         for device in broker.devices() {
             let held = (device.charged, device.unreturned, device.unbrokered);
             let none =
                 [device.charged, device.unreturned, device.unbrokered].iter().all(|bytes| bytes.is_zero());
             self.expect(DRAINS, none, || {
-                format!("held, unreturned and unbrokered on {}: {held:?}", device.uuid)
+                format!("charged, unreturned and unbrokered on {}: {held:?}", device.uuid)
             });
         }
         for device in broker.devices() {
             let below = [device.host, device.disk].map(|tier| tier.map_or(0, |tier| tier.charged.get()));
             let left = (below, device.moving_in.get(), device.moving_out.get(), device.parts_waiting);
             self.expect(DRAINS, left == ([0, 0], 0, 0, 0), || {
-                format!("held in host memory and on disk, moving and awaited on {}: {left:?}", device.uuid)
+                format!(
+                    "charged in host memory and on disk, moving and waited for on {}: {left:?}",
+                    device.uuid
+                )
             });
         }
         let extents = self.facts.extents.len();

@@ -1,4 +1,4 @@
-//! A node that is being taken out of service takes nothing new.
+//! A draining node admits nothing new.
 
 use broker_core::invariants::DRAINING;
 

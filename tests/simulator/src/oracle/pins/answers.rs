@@ -1,4 +1,4 @@
-//! Every pin call is answered once, when all its parts are mapped, or refused for a reason that it can have.
+//! Every pin call is answered once: when all its parts are mapped, or with a refusal for a possible reason.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::oracle::{
 };
 
 impl Oracle {
-    /// Whether the frame fits.
+    /// Records a pin call. Returns whether its frame fits the protocol.
     pub(crate) fn record_pin(&mut self, id: SessionId, call: u64, parts: &[PartRef], wait: Duration) -> bool {
         let until = (!wait.is_zero()).then(|| self.facts.now.after(wait));
         let arrived = self.facts.clock;
@@ -37,8 +37,8 @@ impl Oracle {
         fits
     }
 
-    /// The part is on its device no more: only who waits for it is still to be sent it, also if it had it and lost it to who came
-    /// before.
+    /// Updates who is to be sent a part that has left its device: only sessions with a pin call on it, even
+    /// if they lost it to an earlier waiter.
     pub(crate) fn update_pin_requests(&mut self, part: PartRef) {
         for session in self.facts.sessions.values_mut() {
             _ = match session.pin_calls.values().any(|call| call.parts.contains(&part)) {
@@ -48,16 +48,18 @@ impl Oracle {
         }
     }
 
-    /// What the part holds is lost: who was to be sent it is told so, keeps it, and is not to be sent it any more.
+    /// Checks a loss frame: a session that was to be sent the part keeps it as away and is not sent it now.
     pub(crate) fn check_loss_frame(&mut self, channel: ChannelId, part: PartRef) {
         let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
         let Some(session) = self.facts.sessions.get_mut(&id) else { return };
         let is_so = session.owed.remove(&part) && self.step.damaged == Some(part);
         session.away.insert(part);
-        self.expect(PIN_ANSWERS, is_so, || format!("{id} is told that {part:?} is lost"));
+        self.expect(PIN_ANSWERS, is_so, || {
+            format!("{id} is sent the loss of {part:?}, which is not lost or not its own")
+        });
     }
 
-    /// After the event: nobody waits for what is lost.
+    /// Checks that no session is still to be sent a part whose content is lost.
     pub(crate) fn expect_loss_reported(&mut self, broker: &Broker) {
         let Some(part) = self.step.damaged.filter(|part| Self::is_to_be_mapped(*part, broker)) else {
             return;
@@ -66,11 +68,12 @@ impl Oracle {
         let left =
             sessions.find(|(_, it)| self.is_reachable(it) && it.owed.contains(&part)).map(|(id, _)| *id);
         self.expect(PIN_ANSWERS, left.is_none(), || {
-            format!("{left:?} is to be sent {part:?}, which is lost")
+            format!("{left:?} still waits for {part:?}, whose content is lost")
         });
     }
 
-    /// What a session with pins could not map it may ask for again. Its calls on that are over.
+    /// Records that a session failed to map a part. A session with pins may ask for it again; its calls on
+    /// the part are over.
     pub(crate) fn record_map_failure(&mut self, id: SessionId, part: PartRef) {
         if let Some(session) = self.facts.sessions.get_mut(&id).filter(|session| session.pins) {
             session.away.insert(part);
@@ -78,7 +81,7 @@ impl Oracle {
         }
     }
 
-    /// After the event: who waits for what could not be mapped has heard so.
+    /// Checks that every call on a part that could not be mapped has been answered.
     pub(crate) fn expect_map_failures_reported(&mut self) {
         for (id, part) in std::mem::take(&mut self.step.unmappable) {
             let Some(session) = self.facts.sessions.get(&id).filter(|it| self.facts.is_heard(it)) else {
@@ -87,17 +90,17 @@ impl Oracle {
             let mut calls = session.pin_calls.iter().filter(|(_, call)| !call.answered);
             let left = calls.find(|(_, call)| call.parts.contains(&part)).map(|(call, _)| *call);
             self.expect(PIN_ANSWERS, left.is_none(), || {
-                format!("{id} could not map {part:?}, and its call {left:?} waits on")
+                format!("{id} could not map {part:?}, and its call {left:?} still waits")
             });
         }
     }
 
-    /// Whether the part is there and the session's, as far as that is known: a pin brings it.
+    /// Whether a pin would fetch the part: it exists and is the session's, as far as is known.
     fn can_be_pinned(&self, id: SessionId, session: &SessionFacts, part: PartRef) -> bool {
         let allocation = self.facts.allocations.get(&part.allocation);
         let there = allocation.is_some_and(|it| !it.freed && !it.leaving);
         let maps = matches!(session.mappings.get(&part), Some((MapPhase::Offered | MapPhase::Mapped, _)));
-        // Whatever has become of its word.
+        // This holds whatever state its word is in.
         let unmappable = self.step.unmappable.contains(&(id, part));
         there && (maps || unmappable || session.away.contains(&part))
     }
@@ -117,7 +120,7 @@ impl Oracle {
         let all_parts: usize = session.pin_calls.values().map(|call| call.parts.len()).sum();
         let Some(facts) = session.pin_calls.get_mut(&call).filter(|facts| !facts.answered) else {
             return self
-                .expect(PIN_ANSWERS, false, || format!("call {call} of {id} is answered and waits not"));
+                .expect(PIN_ANSWERS, false, || format!("call {call} of {id} is answered and does not wait"));
         };
         facts.answered = true;
         let PinFacts { parts, arrived, until, .. } = facts.clone();
@@ -149,17 +152,19 @@ impl Oracle {
                 Refusal::AllocationNotFound { allocation } => lost(allocation),
                 refusal => PIN_REASONS.contains(&refusal.reason()),
             };
-            return self.expect(PIN_ANSWERS, so, || format!("call {call} of {id} is refused: {refusal:?}"));
+            return self.expect(PIN_ANSWERS, so, || {
+                format!("call {call} of {id} is refused for a reason that does not hold: {refusal:?}")
+            });
         }
         self.expect(PIN_ANSWERS, until.is_none_or(|until| now <= until), || {
-            format!("call {call} of {id} has its parts at {now:?}, and waited until {until:?}")
+            format!("call {call} of {id} is granted at {now:?}, after its deadline {until:?}")
         });
         let Some(session) = self.facts.sessions.get(&id) else { return };
         let lacks =
             parts.iter().find(|part| !matches!(session.mappings.get(part), Some((MapPhase::Mapped, _))));
         let lacks = lacks.copied();
         self.expect(PIN_ANSWERS, lacks.is_none(), || {
-            format!("call {call} of {id} is told that it has {lacks:?}, which is not mapped")
+            format!("call {call} of {id} is granted without {lacks:?}, which is not mapped")
         });
         self.expect(BOUNDS, all_parts <= max_parts, || {
             format!("calls of {id} have {all_parts} parts, at most {max_parts}")
@@ -170,8 +175,8 @@ impl Oracle {
         }
     }
 
-    /// Nothing is under way any more, so nobody waits but who wants what there is no room for, or finds the descriptors
-    /// spent that were sent to somebody who has fallen silent.
+    /// Checks that, once nothing is under way, a call waits only where there is no room for its parts, or
+    /// where silent sessions hold the descriptor budget.
     pub fn check_pins_answered(&mut self) {
         let heard = self.facts.sessions.iter().filter(|(_, it)| !it.gone && self.facts.is_heard(it));
         let heard = heard.filter(|(_, it)| self.has_budget(it.tenant));
@@ -185,6 +190,6 @@ impl Oracle {
             .flat_map(|(id, it)| it.pin_calls.iter().filter_map(waiting).map(move |call| (*id, call)))
             .take(3)
             .collect();
-        self.expect(PIN_ANSWERS, left.is_empty(), || format!("never answered: {left:?}"));
+        self.expect(PIN_ANSWERS, left.is_empty(), || format!("pin calls that were never answered: {left:?}"));
     }
 }

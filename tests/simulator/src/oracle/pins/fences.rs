@@ -1,5 +1,5 @@
-//! Fences, where an observer can be certain of them: everybody who maps the part was there to hear of it, has pins and
-//! answers. Whatever makes that doubtful ends what is known of the fence; the core may know better.
+//! Fences, where the oracle can be certain of them: every mapper of the part has pins, answers and could be
+//! told. The oracle forgets a fence once that is in doubt; the core may know better.
 
 use broker_core::{
     CallId, PartRef, PartRevocation,
@@ -13,7 +13,7 @@ use crate::oracle::{
 };
 
 impl Oracle {
-    /// An operator wants mappings revoked; `None` is an allocation that is known by its name.
+    /// Records an operator's revocation. `None` is an allocation that was given by name.
     pub(crate) fn record_revocation(
         &mut self,
         call: CallId,
@@ -51,7 +51,7 @@ impl Oracle {
         self.facts.fences.retain(|_, fence| fence.call != call);
     }
 
-    /// After each event: of which fences it is certain that they last.
+    /// Forgets the fences of which it is no longer certain that they last.
     pub(crate) fn forget_uncertain_fences(&mut self) {
         if self.facts.fences.is_empty() {
             return;
@@ -77,7 +77,7 @@ impl Oracle {
         }
     }
 
-    /// What an operator is told of a single part is so.
+    /// Checks what an operator is told of each part.
     pub(crate) fn check_revocation_reply(
         &mut self,
         allocation: AllocationId,
@@ -92,9 +92,9 @@ impl Oracle {
                 }
                 PartRevocation::Revoked => true,
             };
-            self.expect(CALLS, is_so, || format!("{part:?} is said to be {outcome:?}"));
+            self.expect(CALLS, is_so, || format!("{part:?} is reported as {outcome:?}, which does not hold"));
         }
-        // Of several parts the first may be mapped again before the last is over.
+        // Of several parts, the first may be mapped again before the last is done.
         if let [(part, PartRevocation::Revoked)] = parts {
             let part = PartRef { allocation, part: *part };
             let mapper = self.facts.sessions.iter().find(|(_, it)| it.mappings.contains_key(&part));

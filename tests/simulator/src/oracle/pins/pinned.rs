@@ -1,4 +1,4 @@
-//! No part of a pin call that was taken is evicted before the call has ended.
+//! No part of an accepted pin call is evicted before the call has ended.
 
 use broker_core::{Broker, ChannelId, ClientRequest, PartRef, Slot, invariants::PINNED};
 use vramd_types::SessionId;
@@ -6,7 +6,7 @@ use vramd_types::SessionId;
 use crate::oracle::{Oracle, facts::Call};
 
 impl Oracle {
-    /// The words of a part are to be revoked, for an evict.
+    /// Checks the revocation of a part's words, which an eviction begins with.
     pub(crate) fn check_word_revocation(
         &mut self,
         part: PartRef,
@@ -18,7 +18,9 @@ impl Oracle {
         }
         for (_, session, _) in words {
             let taken = self.has_protecting_call(*session, part);
-            self.expect(PINNED, !taken, || format!("{part:?} is in a pin call of {session}, and is evicted"));
+            self.expect(PINNED, !taken, || {
+                format!("{part:?} is evicted although a pin call of {session} has it")
+            });
             let maps =
                 self.facts.sessions.get(session).is_some_and(|session| session.mappings.contains_key(&part));
             self.expect(PINNED, maps, || format!("{session} does not map {part:?}, and its word is revoked"));
@@ -27,7 +29,8 @@ impl Oracle {
         self.facts.words_asked.insert(part, self.facts.clock);
     }
 
-    /// A session is told to unmap a part for a while: for an evict or a fence that came before all its calls on it.
+    /// Checks that a session is told to evict a part only for an eviction or a fence that is older than all
+    /// its calls on the part.
     pub(crate) fn check_eviction(&mut self, id: SessionId, part: PartRef) {
         let words = self.facts.words_asked.get(&part).copied().unwrap_or_default();
         let fenced = self.facts.fenced_at.get(&part).copied().unwrap_or_default();
@@ -36,11 +39,11 @@ impl Oracle {
             true => self.facts.named_fence_joined,
             false => since == fenced && self.facts.fences_joined.contains(&part),
         };
-        // What came before the words were asked for was looked at then.
+        // Calls from before the words were to be revoked counted then.
         let taken = !joined && since > words && self.has_call_before(id, part, since);
-        self.expect(PINNED, !taken, || format!("{part:?} is in a pin call of {id}, and is revoked"));
+        self.expect(PINNED, !taken, || format!("{part:?} is revoked from {id} although a pin call has it"));
         let asked = since > 0;
-        self.expect(PINNED, asked, || format!("{part:?} is evicted from {id}, and nobody asked for that"));
+        self.expect(PINNED, asked, || format!("{part:?} is evicted from {id} without a request"));
         self.facts.evicting.insert((id, part));
         if self.step.words_revoked == Some(part)
             && let Some(session) = self.facts.sessions.get_mut(&id)
@@ -49,7 +52,8 @@ impl Oracle {
         }
     }
 
-    /// Whether the session has a call on the part that is answered, or that came before all who wait for room there.
+    /// Whether the session has a call that protects the part: an answered one, or one that is older than
+    /// every waiter for room there.
     fn has_protecting_call(&self, id: SessionId, part: PartRef) -> bool {
         let session = self.facts.sessions.get(&id);
         let calls = session.into_iter().flat_map(|session| session.pin_calls.values());
@@ -57,7 +61,7 @@ impl Oracle {
         its.any(|call| call.answered || !self.has_earlier_waiter(part, call.arrived))
     }
 
-    /// Whether anybody waits for room on the part's device who came before then.
+    /// Whether a waiter for room on the part's device arrived before then.
     fn has_earlier_waiter(&self, part: PartRef, arrived: u64) -> bool {
         let device = self.facts.allocations.get(&part.allocation).map(|it| it.device);
         let there = |of: &PartRef| self.facts.allocations.get(&of.allocation).map(|it| it.device) == device;

@@ -1,4 +1,5 @@
-//! Pin calls in each other's way do not wait for ever: one after the other is aborted, each after its time.
+//! Pin calls that wait for each other do not wait for ever: the daemon aborts one after the other, each after
+//! its time.
 
 use std::collections::BTreeSet;
 
@@ -46,7 +47,7 @@ impl Oracle {
             self.facts.any_stalled |= since.is_some();
             let late = since.is_some_and(|since| since.after(longest) < self.facts.now);
             self.expect(STALLS, !late, || {
-                format!("call {number} of {id} waits since {since:?} for those who wait themselves")
+                format!("call {number} of {id} has waited since {since:?} for sessions that wait themselves")
             });
         }
     }

@@ -1,4 +1,5 @@
-//! What is shown and told of pressure is so; and what leaves because of it left a full place, and was not in use.
+//! Pressure is shown and reported correctly. A part that leaves because of pressure left a full place and was
+//! not in use.
 
 use broker_core::{
     Broker, Cause, ChannelId, PartRef, Pressure, PressureNote, Tier, Time,
@@ -8,7 +9,7 @@ use broker_core::{
 use crate::oracle::{Oracle, facts::SessionFacts};
 
 impl Oracle {
-    /// Said of a place: from which step to which, with so much held of so much.
+    /// Checks a reported change of level, with the charge and capacity that it names.
     pub(crate) fn check_pressure_change(
         &mut self,
         (device, tier): (usize, Tier),
@@ -20,7 +21,7 @@ impl Oracle {
         let known = self.pressure_in(place);
         let should = self.level_after(from, held, capacity);
         self.expect(PRESSURE, from == known && to == should && to != from, || {
-            format!("place {place} goes from {from} to {to} with {held} of {capacity}; it was {known}, and should be {should}")
+            format!("place {place} goes from {from} to {to} with {held} of {capacity} charged; it was {known}, and should be {should}")
         });
         if from >= Pressure::High {
             self.facts.high_until.insert(place, self.facts.now);
@@ -31,15 +32,17 @@ impl Oracle {
     pub(crate) fn check_pressure_frame(&mut self, channel: ChannelId, note: &PressureNote) {
         let session = self.facts.on_channel.get(&channel).and_then(|id| self.facts.sessions.get(id));
         let hears = session.is_some_and(|session| session.hears_pressure);
-        self.expect(PRESSURE, hears, || format!("{channel:?} is told of pressure, and does not speak that"));
+        self.expect(PRESSURE, hears, || format!("{channel:?} is sent pressure without asking for it"));
         let usual = (800..=1200).contains(&note.batch_factor);
-        self.expect(PRESSURE, usual, || format!("the factor is {} thousandths", note.batch_factor));
+        self.expect(PRESSURE, usual, || {
+            format!("the batch factor is {} thousandths, not 800 to 1200", note.batch_factor)
+        });
         let place = self.facts.place(usize::from(note.device.0), note.tier);
         place.map(|place| self.facts.reported_pressure.insert((channel, place), note.pressure));
     }
 
-    /// After the event: what is shown of each place is what was said of it, and it is the step that stands with what is held
-    /// there; who wants to hear of it has.
+    /// Checks that each place is shown at its last reported level, that this is the level for its charge, and
+    /// that every session that asked for it was sent it.
     pub(crate) fn check_pressure_levels(&mut self, broker: &Broker) {
         if !self.facts.clock.is_multiple_of(8) && !self.step.settings_changed {
             return;
@@ -53,7 +56,7 @@ impl Oracle {
                 let known = self.pressure_in(place);
                 let should = self.level_after(known, held.get(), capacity.get());
                 self.expect(PRESSURE, shown == known && shown == should, || {
-                    format!("place {place} is shown as {shown} with {held} of {capacity}; it was {known}, and should be {should}")
+                    format!("place {place} is shown as {shown} with {held} of {capacity} charged; it was {known}, and should be {should}")
                 });
                 self.check_pressure_reports(place, device, known);
             }
@@ -68,11 +71,11 @@ impl Oracle {
             .map(|it| it.channel)
             .find(|channel| self.facts.open_channels.contains(channel) && told(*channel) != Some(known));
         self.expect(PRESSURE, missed.is_none(), || {
-            format!("{missed:?} was not told that place {place} is {known}")
+            format!("{missed:?} was not sent that place {place} is {known}")
         });
     }
 
-    /// A part is in another tier now. If that was for pressure alone, its place was full, and nobody had used it for long.
+    /// Checks that a part that left for pressure alone left a full place, and was cold.
     pub(crate) fn check_departure_for_pressure(
         &mut self,
         part: PartRef,
@@ -90,7 +93,7 @@ impl Oracle {
                 format!("{part:?} has left place {place} for {tier}, which was not full")
             });
             let used = self.facts.used.get(&part).copied();
-            // What is touched once it has set out leaves all the same.
+            // A part that is used once it has begun to leave still leaves.
             let cold_after = self.settings.cold_after(began);
             let cold = cold_after
                 .is_some_and(|cold_after| used.is_none_or(|it| it >= began || it.after(cold_after) < began));
@@ -107,7 +110,7 @@ impl Oracle {
         self.facts.pressure.get(&place).copied().unwrap_or_default()
     }
 
-    /// The highest step that is entered with so much, or that was and is not left yet.
+    /// The highest level that is entered with this charge, or that was entered and is not left yet.
     fn level_after(&self, from: Pressure, held: u64, capacity: u64) -> Pressure {
         let bounds = self.bounds();
         let at_least =

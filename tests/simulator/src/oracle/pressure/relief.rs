@@ -1,5 +1,5 @@
-//! Where pressure is high and stays so, what is cached is given up, and what nobody has used for long leaves. Of that only what
-//! certainly could is asked for: what nobody maps, while nothing else is under way there.
+//! Where pressure stays high, the core releases what is cached and evicts what is cold. The oracle asks that
+//! only of what certainly could leave: parts that no session maps, while nothing else is under way there.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -11,7 +11,7 @@ use crate::oracle::{
     facts::{AllocationFacts, BackingFacts, ExtentFacts, ExtentPhase},
 };
 
-/// So long anything may take beside the looks.
+/// Time that anything may take beyond the sample intervals.
 const SLACK: Duration = Duration::from_millis(400);
 
 impl Oracle {
@@ -40,7 +40,7 @@ impl Oracle {
         let stays = cached.iter().find(|(_, since)| since.after(patience) < now).map(|(id, _)| *id);
         let pressure = self.pressure_in(place);
         self.expect(RELIEVED, stays.is_none(), || {
-            format!("place {place} is {pressure}, and {stays:?} stays there, which is only cached")
+            format!("place {place} is {pressure}, and {stays:?} stays there although it is only cached")
         });
         self.facts.cached_since.insert(place, cached);
     }
@@ -56,7 +56,7 @@ impl Oracle {
             let stays = idle.iter().find(|(_, since)| since.after(patience) < now).map(|(part, _)| *part);
             let pressure = self.pressure_in(place);
             self.expect(RELIEVED, stays.is_none(), || {
-                format!("place {place} is {pressure}, and {stays:?} stays there, which nobody uses")
+                format!("place {place} is {pressure}, and {stays:?} stays there although no session uses it")
             });
             self.facts.idle_since.insert(place, idle);
         }
@@ -115,7 +115,7 @@ impl Oracle {
         self.facts.digesting.contains_key(&allocation) || !self.facts.revoking.is_empty()
     }
 
-    /// Whether it lies in that place, is not guaranteed there, and has somewhere to go.
+    /// Whether the part lies in that place, is above its tenant's guarantee there, and has a place to go to.
     fn can_leave(&self, part: PartRef, place: usize) -> bool {
         let Some(allocation) = self.facts.allocations.get(&part.allocation) else { return false };
         let (tenant, device) = (allocation.tenant, allocation.device);
@@ -141,7 +141,7 @@ impl Oracle {
     }
 }
 
-/// Whether nothing is under way with its allocation as a whole: a seal may never end.
+/// Whether nothing is under way with the allocation as a whole: a seal may never end.
 fn is_settled(part: PartRef, broker: &Broker) -> bool {
     let view = broker.show(&Target::Id(part.allocation));
     view.is_ok_and(|view| matches!(view.state, AllocationState::Open | AllocationState::Sealed))

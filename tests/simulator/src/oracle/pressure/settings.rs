@@ -1,4 +1,5 @@
-//! Settings are those of the start with every change that was taken: all of a change that makes sense, and nothing of any other.
+//! Settings are those of the start plus every accepted change: the whole of a valid change, and nothing of
+//! any other.
 
 use broker_core::{
     Broker, Config, OperatorRequest, PressureBounds, PressureChange, Refusal, Settings, SettingsChange,
@@ -8,14 +9,14 @@ use vramd_types::{Bytes, CopyClass, GRANULARITY, Shares};
 
 use crate::oracle::{Oracle, facts::Asked};
 
-/// What holds now, and what held.
+/// Settings in force now, and earlier ones where they still matter.
 #[derive(Clone, Debug)]
 pub(crate) struct SettingsFacts {
     pub(crate) now: Settings,
     configured: TierSettings,
-    /// What the driver was told of shares, just before the change that it is of.
+    /// The shares that the driver was sent, just before the change that they belong to.
     shares_told: Option<Shares>,
-    /// After how long things were cold before, and until when that held.
+    /// Earlier values of `cold_after`, and until when each held.
     colds: Vec<(Time, std::time::Duration)>,
 }
 
@@ -29,7 +30,7 @@ impl SettingsFacts {
         Self { now, configured: tiers, shares_told: None, colds: Vec::new() }
     }
 
-    /// The shortest time after which something was cold at any moment since then, if anything ever was.
+    /// The shortest time after which a part was cold at any moment since then, if any part ever was.
     pub(crate) fn cold_after(&self, since: Time) -> Option<std::time::Duration> {
         let before = self.colds.iter().filter(|(until, _)| *until >= since).map(|(_, cold)| *cold);
         before.chain([self.now.pressure.cold_after]).filter(|cold| !cold.is_zero()).min()
@@ -41,7 +42,7 @@ impl Oracle {
         &self.settings.now.pressure
     }
 
-    /// What operators let be handed out of a place.
+    /// Bytes of a tier that operators let the broker hand out.
     pub(crate) fn offered(&self, tier: Tier) -> u64 {
         match tier {
             Tier::Device => u64::MAX,
@@ -50,13 +51,15 @@ impl Oracle {
         }
     }
 
-    /// What the driver was told. The change follows at once.
+    /// Records the shares that the driver was sent. The change follows at once.
     pub(crate) fn record_driver_shares(&mut self, shares: Shares) {
         let before = self.settings.shares_told.replace(shares);
-        self.expect(SETTINGS, before.is_none(), || format!("shares are told again: {shares:?}"));
+        self.expect(SETTINGS, before.is_none(), || {
+            format!("shares are sent to the driver again: {shares:?}")
+        });
     }
 
-    /// What was said of a change: it is the one that was asked for just now, and makes sense.
+    /// Checks a reported change: it is the one just requested, and valid.
     pub(crate) fn check_settings_change(&mut self, before: &Settings, after: &Settings) {
         let known = self.settings.now;
         let asked = self.step.call.as_ref().and_then(|(_, call)| match &call.asked {
@@ -67,12 +70,14 @@ impl Oracle {
         let should = asked.map(|change| apply(&known, &change));
         let good = asked.is_some_and(|change| self.judge_change(&change));
         self.expect(SETTINGS, *before == known && Some(*after) == should && good && before != after, || {
-            format!("settings go from {before:?} to {after:?}; they were {known:?}, and {asked:?} was asked")
+            format!(
+                "settings go from {before:?} to {after:?}; they were {known:?}, and {asked:?} was requested"
+            )
         });
         let told = self.settings.shares_told.take();
         let should_be = (before.shares != after.shares).then_some(after.shares);
         self.expect(SETTINGS, told == should_be, || {
-            format!("of shares the driver was told {told:?}, not {should_be:?}")
+            format!("the driver was sent shares {told:?}, not {should_be:?}")
         });
         self.settings.colds.push((self.facts.now, known.pressure.cold_after));
         self.settings.now = *after;
@@ -80,22 +85,22 @@ impl Oracle {
         self.facts.idle_since.clear();
     }
 
-    /// Who asked is told what holds.
+    /// Whether the reply shows the settings in force, with the change made.
     pub(crate) fn matches_settings(&self, change: &SettingsChange, told: &Settings) -> bool {
         let made = !self.step.repeat.is_new() || apply(&self.settings.now, change) == self.settings.now;
         *told == self.settings.now && made
     }
 
-    /// A change that is refused was none that makes sense.
+    /// Checks that a refused change was invalid.
     pub(crate) fn check_settings_refusal(&mut self, change: &SettingsChange, refusal: &Refusal) {
         if matches!(refusal, Refusal::QueueFull { .. } | Refusal::RequestIdReused { .. }) {
             return;
         }
         let good = self.judge_change(change);
-        self.expect(SETTINGS, !good, || format!("{change:?} makes sense, and is refused: {refusal:?}"));
+        self.expect(SETTINGS, !good, || format!("{change:?} is valid and is refused: {refusal:?}"));
     }
 
-    /// After every event.
+    /// Checks the settings that the core shows.
     pub(crate) fn check_settings(&mut self, broker: &Broker) {
         let (shown, known) = (broker.settings(), self.settings.now);
         self.expect(SETTINGS, shown == known, || format!("settings are {shown:?}, not {known:?}"));
@@ -124,7 +129,7 @@ impl Oracle {
         *change != SettingsChange::default() && has_ascending_levels(&after.pressure) && fits && shared
     }
 
-    /// What is guaranteed of a tier, where that is most.
+    /// The sum of guarantees in that tier of a device, on the device where it is largest.
     fn largest_guarantee(&mut self, tier: Tier) -> u64 {
         self.learn_tenants();
         let places = 0..self.facts.places.len();
@@ -162,13 +167,13 @@ fn apply(settings: &Settings, change: &SettingsChange) -> Settings {
         let said = said.get(class.index()).copied().flatten();
         said.unwrap_or_else(|| settings.shares.percent(class))
     });
-    // Where they make no sense the change is refused.
+    // Invalid shares make the change refused.
     after.shares = Shares::new(demand, prefetch, write_back).unwrap_or(settings.shares);
     after
 }
 
-/// Each step begins where the one before it is entered or above, and is left above where that one is entered; and what leaves
-/// for pressure ends it.
+/// Each level is entered above the one below it, and left above where that one is entered. The eviction
+/// target ends level high.
 fn has_ascending_levels(bounds: &PressureBounds) -> bool {
     let [elevated, high, critical, fall, evict_to] = [
         bounds.elevated_percent,

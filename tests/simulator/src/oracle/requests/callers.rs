@@ -1,4 +1,4 @@
-//! A call is served only for the process of its session, while that is connected.
+//! A call is served only for the process of its session, while the session is connected.
 
 use broker_core::{Refusal, invariants::CALLERS};
 use vramd_types::Reason;
@@ -9,7 +9,7 @@ use crate::oracle::{
 };
 
 impl Oracle {
-    /// How the call must be refused whatever it asks for, if it must.
+    /// The refusal that the call must get whatever it requests, if any.
     pub(crate) fn expected_refusal(&self, call: &Call) -> Option<Refusal> {
         let Asked::Client { session: id, peer, .. } = &call.asked else { return None };
         let (session, pid) = (*id, peer.pid);
@@ -30,7 +30,7 @@ impl Oracle {
         }
     }
 
-    /// After the event: who must be refused was, with the right words, and nobody else.
+    /// Checks that calls that must be refused were, with the expected refusal, and no others.
     pub(crate) fn check_expected_refusal(&mut self) {
         let Some((id, _)) = self.step.call.take() else { return };
         let about_callers = |reason| {
@@ -44,7 +44,7 @@ impl Oracle {
                 });
             }
             (None, Some(Err(refusal))) if self.step.by_client && about_callers(refusal.reason()) => {
-                self.expect(CALLERS, false, || format!("{id:?} is refused with {refusal:?} for no reason"));
+                self.expect(CALLERS, false, || format!("{id:?} is refused with {refusal:?} without a cause"));
             }
             (None, _) => {}
         }

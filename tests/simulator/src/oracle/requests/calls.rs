@@ -1,4 +1,4 @@
-//! Every call is answered once, with what was asked for, or refused for a reason that it can have.
+//! Every call is answered once: with what was requested, or refused for a possible reason.
 
 use broker_core::{
     Advice, AllocationSpec, AllocationState, AllocationView, Broker, CallId, ClientRequest, Lifetime,
@@ -29,7 +29,7 @@ impl Oracle {
             Call { joined: self.step.repeat == crate::oracle::requests::repeats::Expected::Running, ..call };
         self.step.call = Some((id, call.clone()));
         let new = self.facts.calls.insert(id, call).is_none();
-        self.expect(CALLS, new, || format!("{id:?} is made twice: the world is broken"));
+        self.expect(CALLS, new, || format!("{id:?} is made twice: the simulated world is broken"));
     }
 
     pub(crate) fn check_reply(&mut self, id: CallId, outcome: &Outcome, broker: &Broker) {
@@ -83,7 +83,9 @@ impl Oracle {
                     if let (Ok(_), Some(facts)) = (result, self.facts.allocations.get_mut(allocation)) {
                         let owned = facts.owner == by || Some(facts.tenant) == tenant;
                         facts.freed = true;
-                        self.expect(CALLS, owned, || format!("{by} frees {allocation}, another's"));
+                        self.expect(CALLS, owned, || {
+                            format!("{by} frees {allocation}, which another tenant owns")
+                        });
                     }
                 }
                 ids.iter().eq(items.iter().map(|(id, _)| id))
@@ -118,10 +120,10 @@ impl Oracle {
             }
             _ => false,
         };
-        self.expect(CALLS, fits, || format!("{id:?} asked for {asked:?} and is answered {reply:?}"));
+        self.expect(CALLS, fits, || format!("{id:?} requested {asked:?} and is answered {reply:?}"));
     }
 
-    /// What was sealed is, or is being freed already.
+    /// Whether the reply shows a sealed allocation, or one that is being freed already.
     fn check_seal_reply(&mut self, view: &AllocationView, broker: &Broker) -> bool {
         if self.step.call.is_none() {
             self.check_name(view, broker);
@@ -130,7 +132,7 @@ impl Oracle {
         view.digest.is_some() && (over || view.state == AllocationState::Sealed)
     }
 
-    /// Memory that a session was given.
+    /// Records memory that a session was given.
     fn record_allocation(
         &mut self,
         by: SessionId,
@@ -149,7 +151,7 @@ impl Oracle {
         self.owe(by, view.id, false);
     }
 
-    /// What is known of new memory by what was asked for and answered.
+    /// Facts of new memory, from request and reply.
     pub(crate) fn new_allocation_facts(
         &mut self,
         by: SessionId,
@@ -182,11 +184,13 @@ impl Oracle {
         self.expect_not_draining(format_args!("{by} attaches"));
         let Some(facts) = self.facts.allocations.get(&view.id) else {
             return self
-                .expect(CALLS, false, || format!("{by} attaches {}, of which nobody was told", view.id));
+                .expect(CALLS, false, || format!("{by} attaches {}, which no client was told of", view.id));
         };
         let open = facts.sealed || facts.kind == broker_core::Kind::Fixed || facts.owner == by;
         let freed = facts.freed;
-        self.expect(CALLS, open, || format!("{by} attaches {}, which is another's and not sealed", view.id));
+        self.expect(CALLS, open, || {
+            format!("{by} attaches {}, which another session owns and has not sealed", view.id)
+        });
         self.expect(CALLS, !freed, || format!("{by} attaches {}, which was freed", view.id));
         self.check_device_visible(by, view);
         self.check_unpinned_attach(by, view.id, unpinned);
@@ -292,10 +296,10 @@ impl Oracle {
             }
             _ => false,
         };
-        self.expect(CALLS, fits, || format!("{id:?} asked for {asked:?} and is answered {reply:?}"));
+        self.expect(CALLS, fits, || format!("{id:?} requested {asked:?} and is answered {reply:?}"));
     }
 
-    /// Whose memory an operator has freed has unmapped it, or does not answer.
+    /// Checks that the owner of memory that an operator freed has unmapped it, or does not answer.
     fn expect_owner_unmapped(&mut self, allocation: AllocationId) {
         let Some(facts) = self.facts.allocations.get(&allocation) else { return };
         let owner = facts.owner;
@@ -304,7 +308,7 @@ impl Oracle {
             maps && !session.silent && self.facts.is_heard(session)
         });
         self.expect(CALLS, !keeps, || {
-            format!("{allocation} is freed, and its owner {owner} was not waited for")
+            format!("{allocation} is freed before its owner {owner} has unmapped it")
         });
     }
 
@@ -338,7 +342,7 @@ impl Oracle {
             Refusal::WaitNotFound { wait } => broker.waits().iter().all(|it| it.id != *wait),
             _ => true,
         };
-        self.expect(CALLS, so, || format!("{id:?} is refused with {refusal:?}, which is not so"));
+        self.expect(CALLS, so, || format!("{id:?} is refused with {refusal:?}, which does not hold"));
         if let (Some(tenant), Some(ClientRequest::AllocateBatch { items, wait })) =
             (tenant, Self::request_of(call))
         {
@@ -353,7 +357,7 @@ impl Oracle {
         self.check_refused_guarantee(refusal);
     }
 
-    /// What waits besides the call that was just refused.
+    /// Whether the queue is full without the call that was just refused.
     fn is_queue_full(&self, tenant: Option<usize>) -> bool {
         let own = self.facts.calls.values().filter(|call| match &call.asked {
             Asked::Client { session, .. } => {
@@ -383,7 +387,7 @@ impl Oracle {
         }
     }
 
-    /// Whether what an attach or a seal did not find is there, and may be known to the caller.
+    /// Whether the allocation that an attach or a seal did not find exists, and the caller may know of it.
     fn exists_for_caller(&self, call: &Call, tenant: Option<usize>, broker: &Broker) -> bool {
         let id = match Self::request_of(call) {
             Some(ClientRequest::Attach(target) | ClientRequest::AttachUnpinned(target)) => match target {
@@ -398,14 +402,14 @@ impl Oracle {
         self.may_know(tenant, facts) && there
     }
 
-    /// After the event: no more wait than may.
+    /// Checks that no more calls wait than may.
     pub(crate) fn check_queue_length(&mut self) {
         let (waiting, max) = (self.facts.calls.len(), self.limits.pending_requests_max);
         self.expect(CALLS, waiting <= max, || format!("{waiting} calls wait, at most {max}"));
     }
 }
 
-/// Whether a view is of what was asked for, and its caller's.
+/// Whether a view shows what was requested, and belongs to the caller.
 fn matches_request(spec: &AllocationSpec, view: &AllocationView, tenant: &str) -> bool {
     let name = spec.name.as_ref().map(|name| format!("{tenant}/{name}")).unwrap_or_default();
     let rounded = spec.size.checked_round_up(GRANULARITY);

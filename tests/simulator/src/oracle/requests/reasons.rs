@@ -1,11 +1,12 @@
-//! For what each request can be refused: a reason that is not listed is a mistake, in the core or here.
+//! The reasons for which each request can be refused. A reason that is not listed is a mistake, in the core
+//! or here.
 
 use broker_core::{ClientRequest, OperatorRequest};
 use vramd_types::Reason;
 
 use crate::oracle::facts::Asked;
 
-/// For what a request can be refused.
+/// The reasons for which a request can be refused.
 pub(crate) fn possible_reasons(asked: &Asked) -> &'static [Reason] {
     use Reason as R;
     match asked {
@@ -178,7 +179,7 @@ pub(crate) fn possible_reasons(asked: &Asked) -> &'static [Reason] {
     }
 }
 
-/// For what a pin call can be refused.
+/// The reasons for which a pin call can be refused.
 pub(crate) const PIN_REASONS: &[Reason] = &[
     Reason::SessionLost,
     Reason::QueueFull,

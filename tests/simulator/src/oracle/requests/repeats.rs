@@ -1,4 +1,5 @@
-//! A repeated request does nothing and is answered as the first; its id with other content is refused.
+//! A repeated request does nothing and is answered like the first. A request that reuses an id with other
+//! content is refused.
 
 use std::collections::BTreeMap;
 
@@ -18,21 +19,21 @@ enum Requester {
     Operator(u32),
 }
 
-/// Who, which method, which id.
+/// Requester, method and id.
 type RequestName = (Requester, u8, [u8; 16]);
 
 #[derive(Debug)]
 struct Entry {
     fingerprint: [u8; 16],
-    /// What was answered; `None` while it is under way.
+    /// The answer; `None` while it is under way.
     done: Option<String>,
 }
 
-/// What was asked under an id.
+/// Requests by their ids.
 #[derive(Debug, Default)]
 pub(crate) struct Repeats(BTreeMap<RequestName, Entry>);
 
-/// What the call that is being handled is.
+/// The call that is being handled: new, or a repetition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Expected {
     #[default]
@@ -49,7 +50,7 @@ impl Expected {
 }
 
 impl Repeats {
-    /// Only what was stored with the quotas is remembered.
+    /// Forgets all requests but those that were stored with the quotas.
     pub(crate) fn restart(&mut self, stored: &StoredQuotas) {
         self.0.clear();
         for row in &stored.requests {
@@ -100,7 +101,7 @@ fn request_name(call: &Call) -> Option<(RequestName, [u8; 16])> {
     Some(((requester, method, key.id), key.fingerprint))
 }
 
-/// What must be the same each time.
+/// The part of a reply that must be the same each time.
 fn summary(reply: &Reply) -> String {
     match reply {
         Reply::Allocated(views) => format!("{:?}", views.iter().map(|view| view.id).collect::<Vec<_>>()),
@@ -122,7 +123,7 @@ fn summary(reply: &Reply) -> String {
 }
 
 impl Oracle {
-    /// What the call is, and, if its id stands for something else, how it must be refused.
+    /// Looks up the call's id. Returns the refusal that it must get if the id was used for something else.
     pub(crate) fn recall(&mut self, call: &Call) -> Option<Refusal> {
         let (name, fingerprint) = request_name(call)?;
         self.step.repeat = match self.repeats.0.get(&name) {
@@ -137,7 +138,7 @@ impl Oracle {
         (self.step.repeat == Expected::Reused).then_some(Refusal::RequestIdReused { request_id: name.2 })
     }
 
-    /// An answer to a call with an id.
+    /// Checks the answer to a call with an id, and remembers it.
     pub(crate) fn remember(&mut self, id: CallId, call: &Call, outcome: &Outcome) {
         let Some((name, fingerprint)) = request_name(call) else { return };
         let is_current = self.step.call.as_ref().is_some_and(|(current, _)| *current == id);
@@ -155,26 +156,30 @@ impl Oracle {
                 let (first, again) = (first.clone(), summary(reply));
                 self.expect(REPEATS, first == again, || format!("{id:?}: {again} after {first}"));
             }
-            // The first one, and all that joined it, are refused together; one more may find the queue full.
+            // The first request and all that joined it are refused together. A later one may find the queue
+            // full.
             (Err(_), None) if !is_current || repeat == Expected::New => {
                 self.repeats.0.remove(&name);
                 self.recall_as_new(name);
             }
             (Err(Refusal::QueueFull { .. }), None) => {}
             (Err(refusal), None) => {
-                let detail = format!("{id:?} repeats what is under way, and is refused: {refusal:?}");
+                let detail =
+                    format!("{id:?} repeats a request that is under way, and is refused: {refusal:?}");
                 self.expect(REPEATS, false, || detail);
             }
             (Err(Refusal::AllocationNotFound { .. }), Some(_)) => {}
             (Err(refusal), Some(first)) => {
                 let detail = format!("{id:?} is refused with {refusal:?} after {first}");
-                // Those who joined the first are answered with it: what is done is so only for later ones.
+                // Requests that joined the first are answered with it; only later ones repeat a finished
+                // request.
                 self.expect(REPEATS, !is_current, || detail);
             }
         }
     }
 
-    /// What the call that is being handled would repeat was refused first, since its time was up just then: it repeats nothing.
+    /// Recalls the current call as new: the one that it would repeat was refused first, since its deadline passed just
+    /// then.
     fn recall_as_new(&mut self, refused: RequestName) {
         let repeats = matches!(self.step.repeat, Expected::Running | Expected::Reused);
         let unanswered = self.step.answer.is_none() && repeats;
@@ -187,9 +192,9 @@ impl Oracle {
         }
     }
 
-    /// After the event: a repetition made nothing, and what is done is answered at once.
+    /// Checks that a repeated request made nothing, and that a finished one was answered at once.
     pub(crate) fn check_repeat(&mut self) {
-        // What waited for room may be made in the same event.
+        // A waiting batch may be made in the same event.
         let created = if self.step.retried_tenant.is_none() { self.step.created_count } else { 0 };
         let repeat = self.step.repeat;
         self.expect(REPEATS, repeat.is_new() || created == 0, || {

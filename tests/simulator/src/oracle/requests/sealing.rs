@@ -1,4 +1,4 @@
-//! Memory is hashed when nobody maps it, and its digest is of what was read.
+//! Memory is hashed while no session maps it, and its digest is of what the driver read.
 
 use broker_core::{AllocationState, Broker, DigestSpan, Target, invariants::SEALED};
 use vramd_types::AllocationId;
@@ -17,7 +17,7 @@ impl Oracle {
         let size = self.facts.allocations.get(&id).map(|allocation| allocation.size);
         let size = size.or_else(|| self.facts.loading.get(&id).map(|load| load.bytes));
         self.expect(SEALED, size == Some(read), || format!("{read} bytes of {id} are hashed, not {size:?}"));
-        // Nobody keeps any of it: its owner is sent all of it anew.
+        // No session keeps any of it: its owner is sent all of it anew.
         for session in self.facts.sessions.values_mut() {
             session.away.retain(|part| part.allocation != id);
         }
@@ -25,7 +25,7 @@ impl Oracle {
         self.facts.digests.insert(id, digest_of(spans));
     }
 
-    /// The driver does not read any more.
+    /// Records that the driver has finished reading.
     pub(crate) fn record_digest(&mut self, id: AllocationId) {
         for extent in self.facts.digesting.remove(&id).unwrap_or_default() {
             if let Some(extent) = self.facts.extents.get_mut(&extent) {
@@ -36,7 +36,8 @@ impl Oracle {
         self.step.digested = Some(id);
     }
 
-    /// Whether it is sealed now: called once the broker has heard of the digest, before anything is sent for it.
+    /// Learns whether the allocation is sealed now. Called once the broker has handled the digest, before it
+    /// sends anything for it.
     pub(crate) fn learn_sealed(&mut self, broker: &Broker) {
         let Some(id) = self.step.digested.take() else { return };
         let Ok(view) = broker.show(&Target::Id(id)) else { return };

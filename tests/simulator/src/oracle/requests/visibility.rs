@@ -17,7 +17,7 @@ impl Oracle {
             || allocation.readers.iter().any(|reader| reader == "*" || Some(reader.as_str()) == name)
     }
 
-    /// The answer to a question for one allocation, by a session that can be heard.
+    /// Checks the answer to a description of one allocation, by a session that can be reached.
     pub fn check_described(
         &mut self,
         tenant: &str,
@@ -34,20 +34,22 @@ impl Oracle {
                     Target::Name(name) => view.name == *name || view.name == format!("{tenant}/{name}"),
                 };
                 self.expect(VISIBLE, fits, || {
-                    format!("{tenant} asked for {target} and was shown {}", view.id)
+                    format!("{tenant} requested {target} and was shown {}", view.id)
                 });
             }
             (Err(Refusal::AllocationNotFound { .. }), Target::Id(id)) => {
                 let reader = self.facts.tenant(tenant);
                 let may = self.facts.allocations.get(id).is_some_and(|known| self.may_know(reader, known));
                 let there = broker.show(target).is_ok_and(|view| view.state != AllocationState::Freeing);
-                self.expect(VISIBLE, !(may && there), || format!("{tenant} may know of {id}, and does not"));
+                self.expect(VISIBLE, !(may && there), || {
+                    format!("{tenant} may know of {id}, and is told that it does not exist")
+                });
             }
             _ => {}
         }
     }
 
-    /// A page of what a tenant may know of; a whole one shows all of its own that is there.
+    /// Checks a page of the allocations that a tenant may know of. A complete list has all of its own.
     pub fn check_listed(
         &mut self,
         tenant: &str,
@@ -72,8 +74,8 @@ impl Oracle {
         self.expect(VISIBLE, missing.is_none(), || format!("{missing:?} of {tenant} is not listed"));
     }
 
-    /// What a view says of bytes and mappers is what was seen to happen, where each part's extent is known; and so is where
-    /// a part is.
+    /// Checks bytes and mappers of a view against what the oracle saw, where each part's extent is known, and
+    /// the tier of each part.
     fn check_view(&mut self, view: &AllocationView) {
         for shown in &view.parts {
             let part = PartRef { allocation: view.id, part: shown.index };
@@ -96,7 +98,7 @@ impl Oracle {
             let leaves = self.facts.places[extent.place].tier != Tier::Device && !facts.leaving;
             backing == Some(&BackingFacts::Kept(*id)) || (leaves && self.facts.moves.contains_key(id))
         };
-        // What a part on its device has below is not shown, nor what it is on its way to.
+        // The backing of a part on its device is not shown, nor the target of its move.
         let detached_extents = self.facts.extents.iter();
         let detached_extents =
             detached_extents.filter(|(id, it)| it.detached && of_it(it) && !backs(id, it)).map(|(_, it)| it);
@@ -137,7 +139,7 @@ impl Oracle {
         let known = self.facts.allocations.get(&view.id);
         let may = match known {
             Some(allocation) => self.may_know(id, allocation),
-            // It is being made: its tenant alone may know of it, or who may read it one day.
+            // It is being made: only its tenant and its future readers may know of it.
             None => {
                 view.tenant == tenant || view.readers.iter().any(|reader| reader == "*" || reader == tenant)
             }

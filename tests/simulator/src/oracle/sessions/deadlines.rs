@@ -1,4 +1,4 @@
-//! A session that does not answer a map, or map its word table, in time loses its channel.
+//! A session that does not answer a map frame, or does not map its word table, in time loses its channel.
 
 use broker_core::invariants::SESSION_TIME;
 
@@ -12,7 +12,8 @@ impl Oracle {
             due && self.facts.open_channels.contains(&session.channel)
         });
         if let Some((id, session)) = late {
-            let detail = format!("{id} was to answer by {:?}", self.facts.due_of(session));
+            let detail =
+                format!("{id} had to answer by {:?} and still has its channel", self.facts.due_of(session));
             self.expect(SESSION_TIME, false, || detail);
         }
     }

@@ -1,4 +1,5 @@
-//! Nobody's process is ended unless an operator asked for that, or it is silent for longer than the configuration bears.
+//! The daemon kills no process unless an operator asked for that, or the process was silent for longer than
+//! the configuration allows.
 
 use broker_core::{ChannelId, Time, invariants::KILLS};
 

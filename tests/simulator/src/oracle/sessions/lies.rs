@@ -1,4 +1,4 @@
-//! A session whose answer does not fit is quarantined at once.
+//! A session that breaks the protocol is quarantined at once.
 
 use broker_core::invariants::SESSION_LIES;
 

@@ -1,4 +1,4 @@
-//! Session memory ends with its session, and unsealed memory with its writer.
+//! Session memory ends with its session, and unsealed memory with the session that writes it.
 
 use broker_core::{AllocationState, Broker, Lifetime, Target, invariants::LIFETIMES};
 
