@@ -40,7 +40,7 @@ def test_first_program_runs(daemon: Daemon, page: str) -> None:
 def test_every_block_runs(daemon: Daemon) -> None:
     assert {named for named, _ in BLOCKS} == {"sh", "python", "python torch"}
     printed = daemon.run("\n".join(blocks("python")))
-    for words in ("Simulated GPU", "/llama blake3:", "still look at a-", "268435456", "belongs to its process"):
+    for words in ("Simulated GPU", "/llama blake3:", "views keep a-", "268435456", "belongs to its process"):
         assert words in printed, printed
 
 

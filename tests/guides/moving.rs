@@ -1,7 +1,7 @@
-//! The code of `docs/guides/moving.md`, word for word, as a program that the end-to-end tests run: on a device of 16 MiB with
-//! 64 MiB of the host beside it. It prints what became of a write that no pin told of.
+//! Runs the code of `docs/guides/moving.md`, word for word, on a device of 16 MiB with 64 MiB of the host beside it. An
+//! end-to-end test starts this program. It prints the byte that is left of a write without a pin to write.
 
-#![allow(unsafe_code, reason = "what a kernel writes, it writes by an address")]
+#![allow(unsafe_code, reason = "a kernel writes by an address")]
 
 use std::{
     io::{self, Write as _},
@@ -28,14 +28,14 @@ fn main() -> Result<()> {
 }
 
 fn pins(client: &Client) -> Result<(Allocation, Allocation)> {
-    let mut cache = client.allocate(AllocationRequest::new(Bytes::mib(12)))?; // held: it stays where it is
-    cache.unpin()?; // from now on it may go
+    let mut cache = client.allocate(AllocationRequest::new(Bytes::mib(12)))?; // its handle pins it: it stays on the device
+    cache.unpin()?; // from now on it may leave
     let address = cache.as_device_ptr();
     {
-        let pinned = cache.pin(Access::Write)?; // it is here, and stays
+        let pinned = cache.pin(Access::Write)?; // the memory is here, and stays
         assert_eq!(pinned.as_device_ptr(), address);
         kernel(pinned.as_device_ptr(), 1); // launched, and waited for
-    } // it may go again
+    } // it may leave again
 
     let crowd = client.allocate(AllocationRequest::new(Bytes::mib(12)).unpinned())?; // not even mapped
     drop(crowd.pin(Access::Read)?); // the device has room for one of them
@@ -59,7 +59,7 @@ fn writes(cache: &mut Allocation, crowd: &mut Allocation) -> Result<u8> {
 fn tight() -> Result<()> {
     let (sender, told) = mpsc::channel();
     let client = Client::builder().on_pressure(move |pressure| drop(sender.send(pressure))).connect()?;
-    let first = told.recv()?; // as it is now: each session begins with that
+    let first = told.recv()?; // each session begins with a report
     println(&format!("{} is {:?}", first.device, first.level))?;
 
     let batch = 64.0 * client.pressure(None).map_or(1.0, |pressure| pressure.batch_factor);
@@ -85,18 +85,18 @@ fn made_again(client: &Client, crowd: &Allocation) -> Result<()> {
     let drop_count = scratch.pin(Access::Write)?.drop_count();
     drop(crowd.pin(Access::Read)?); // another needs the room
     let pinned = scratch.pin(Access::Write)?;
-    ensure!(pinned.drop_count() > drop_count, "its content was given up");
-    kernel(pinned.as_device_ptr(), 3); // made again
+    ensure!(pinned.drop_count() > drop_count, "its content was dropped");
+    kernel(pinned.as_device_ptr(), 3); // computed again
     Ok(())
 }
 
 fn host(client: &Client) -> Result<()> {
     match client.allocate(AllocationRequest::new(Bytes::mib(48)).unpinned()) {
         Err(Error::QuotaLimit { tier, limit, held, .. }) if tier == "host" => {
-            println(&format!("it would have to begin below: {held} of {limit} are taken there"))?;
+            println(&format!("the host is full: {held} of {limit} in use"))?;
         }
         Err(error) => return Err(error.into()),
-        Ok(_) => bail!("it has as much below as it asks for"),
+        Ok(_) => bail!("the host has room for it"),
     }
     Ok(())
 }
@@ -106,7 +106,7 @@ fn large(client: &Client) -> Result<()> {
     let request = AllocationRequest::new(Bytes::mib(32)).part_size(Bytes::mib(2)).unpinned();
     let archive = client.allocate(request.wait(Duration::from_secs(10)))?;
     for part in 0..16 {
-        let page = archive.pin_parts(part..part + 1, Access::Write)?; // whatever was used least recently makes room
+        let page = archive.pin_parts(part..part + 1, Access::Write)?; // the parts used least recently make room
         kernel(page.as_device_ptr(), 7);
     }
     match archive.pin(Access::Read) {
@@ -125,14 +125,14 @@ fn sealed() -> Result<()> {
 
     let reader = Client::connect()?;
     let mut attached = reader.attach("weights")?;
-    attached.unpin()?; // and for that one: now it may leave
+    attached.unpin()?; // for that process: now it may leave
     drop(attached.pin(Access::Read)?);
     attached.detach()?;
     sealed.free()?;
     Ok(())
 }
 
-/// What it writes it writes at an address, and nobody sees it but whoever looks there.
+/// Writes by an address, as a kernel does: the SDK does not see it.
 fn kernel(address: u64, byte: u8) {
     let address = usize::try_from(address).expect("an address of this process");
     // SAFETY: needed to write as a kernel does. The caller has it pinned, so it is mapped for writing, the driver being

@@ -1,4 +1,4 @@
-//! The code of `docs/guides/rust.md`, word for word, as a program that the end-to-end tests run.
+//! Runs the code of `docs/guides/rust.md`, word for word. An end-to-end test starts this program.
 
 use std::{
     io::{self, Write as _},
@@ -17,7 +17,7 @@ fn main() -> Result<()> {
     refused()?;
     small()?;
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(tasks())?;
-    // Whoever reads this starts the daemon anew, and says so.
+    // The test reads this line, restarts the daemon, and answers.
     let mut client = Client::connect()?;
     client.allocate(AllocationRequest::new(Bytes::mib(1)))?;
     writeln!(io::stdout(), "restart")?;
@@ -31,7 +31,7 @@ fn connect() -> Result<()> {
     println(&format!("charged to {}, on {} devices", client.tenant(), client.devices().len()))?;
 
     let other = Client::builder().name("loader").request_timeout(Duration::from_secs(30)).connect()?;
-    ensure!(other.session_id() != client.session_id(), "each has a session of its own");
+    ensure!(other.session_id() != client.session_id(), "each client has a session of its own");
     Ok(())
 }
 
@@ -78,32 +78,32 @@ fn pins() -> Result<()> {
         if !pinned.is_device_memory() {
             pinned.as_mut_slice()?[0] = 1;
         }
-    } // and lets go of it
+    } // unpins
 
     let mut index = client.allocate(AllocationRequest::new(Bytes::mib(2)))?;
     index.unpin()?;
     let both = client.pin_set(&[(&cache, Access::Read), (&index, Access::Read)])?; // both or neither
     drop(both);
-    cache.repin()?; // as it was at first
-    ensure!(cache.as_slice()?[0] == 1, "what was written is there");
+    cache.repin()?; // the handle pins all parts again
+    ensure!(cache.as_slice()?[0] == 1, "the written byte is there");
 
     let request = AllocationRequest::new(Bytes::mib(8)).part_size(Bytes::mib(2)).unpinned();
     let mut archive = client.allocate(request.wait(Duration::from_secs(10)))?;
-    archive.copy_from_host(0, b"kept")?; // brings what it needs, and lets go of it
-    let pages = archive.pin_parts(2..4, Access::Read)?; // these, at an address that stays
+    archive.copy_from_host(0, b"kept")?; // pins the parts that it needs, then unpins
+    let pages = archive.pin_parts(2..4, Access::Read)?; // the third and the fourth part
     drop(pages);
 
-    archive.advise(Advice::SetAccessedBy)?; // what lies in the host's memory is read and written there
-    drop(archive.pin(Access::Read)?); // and takes no room on the device
-    archive.advise(Advice::UnsetAccessedBy)?; // the next pin has it come
+    archive.advise(Advice::SetAccessedBy)?; // parts in the host are used there
+    drop(archive.pin(Access::Read)?); // takes no room on the device
+    archive.advise(Advice::UnsetAccessedBy)?; // the next pin fetches the parts
 
     let scratch = client.allocate(AllocationRequest::new(Bytes::mib(8)).discardable().unpinned())?;
     let pinned = scratch.pin(Access::Write)?;
-    let made_at = pinned.drop_count(); // and make what is to be in it
+    let made_at = pinned.drop_count(); // then compute the content
     drop(pinned);
     let pinned = scratch.pin(Access::Read)?; // later
     if pinned.drop_count() != made_at {
-        println("some of it is lost: make it again")?;
+        println("some of it was dropped: compute it again")?;
     }
     drop(pinned);
     Ok(())
@@ -147,7 +147,7 @@ async fn tasks() -> Result<()> {
     match tokio::time::timeout(Duration::from_secs(5), attach).await {
         Ok(Err(error)) => println(&format!("there is none: {error}"))?,
         Ok(Ok(attached)) => attached.detach_async().await?,
-        Err(_elapsed) => println("nobody waits for it any more, and nothing of it stays")?,
+        Err(_elapsed) => println("the call is given up, and leaves nothing behind")?,
     }
     sealed.free_async().await?;
     Ok(())

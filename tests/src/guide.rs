@@ -7,9 +7,9 @@
 //! …                  ◄ alone: any number of lines
 //! ```
 //!
-//! All commands of a guide run in one shell, in order. Each must end with status 0 and print what stands below it;
-//! a command that is to fail says so itself (`… || echo "status $?"`). How wide a gap between words is does not matter.
-//! Where nothing stands below a command, it may print anything.
+//! All commands of a guide run in one shell, in order. Each must end with status 0 and print the lines below it. A command
+//! that is to fail reports that itself (`… || echo "status $?"`). The width of gaps between words does not matter. A command
+//! without lines below it may print anything.
 
 use std::{
     fs,
@@ -21,8 +21,8 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::programs::repository;
 
-/// Longest that all commands of one guide may take, in seconds.
-const PATIENCE_S: u32 = 300;
+/// How long all commands of one guide may take, in seconds.
+const GUIDE_SECONDS_MAX: u32 = 300;
 
 const ANYTHING: &str = "…";
 
@@ -48,8 +48,8 @@ pub struct Surroundings<'a> {
     /// Where programs are found, before the usual places.
     pub programs: Vec<PathBuf>,
     pub environment: Vec<(&'static str, PathBuf)>,
-    /// What stands in the guide, and what is meant here.
-    pub instead: Vec<(&'static str, String)>,
+    /// Texts of the guide, each with its replacement in this run.
+    pub replacements: Vec<(&'static str, String)>,
 }
 
 impl Guide {
@@ -61,7 +61,7 @@ impl Guide {
         Self { steps: steps(&text), path }
     }
 
-    /// How many commands it has.
+    /// The number of commands.
     pub fn len(&self) -> usize {
         self.steps.len()
     }
@@ -70,20 +70,21 @@ impl Guide {
         self.steps.is_empty()
     }
 
-    /// Runs every command, and compares.
+    /// Runs every command and compares its output. Panics at the first difference.
     #[track_caller]
-    pub fn run(&self, around: &Surroundings<'_>) {
+    pub fn run(&self, surroundings: &Surroundings<'_>) {
         let results = tempfile::tempdir().expect("a folder for results");
-        let said = around.shell(&self.script(around, results.path()), results.path());
+        let errors = surroundings.shell(&self.script(surroundings, results.path()), results.path());
         for (at, step) in self.steps.iter().enumerate() {
             let place = format!("{}:{}: $ {}", self.path.display(), step.line, step.command);
             let read = |name: String| fs::read_to_string(results.path().join(name));
             let status =
-                read(format!("{at}.status")).unwrap_or_else(|_| panic!("{place}\nnever ended\n{said}"));
+                read(format!("{at}.status")).unwrap_or_else(|_| panic!("{place}\nnever ended\n{errors}"));
             let printed = read(format!("{at}.out")).expect("a command that ended has an output");
-            assert_eq!(status.trim(), "0", "{place}\nended so, and said:\n{printed}");
+            assert_eq!(status.trim(), "0", "{place}\nended with that status and printed:\n{printed}");
             let printed: Vec<&str> = printed.lines().collect();
-            let expected: Vec<String> = step.printed.iter().map(|line| around.meant(line)).collect();
+            let expected: Vec<String> =
+                step.printed.iter().map(|line| surroundings.with_replacements(line)).collect();
             assert!(
                 expected.is_empty() || matches_lines(&expected, &printed),
                 "{place}\nprinted:\n{}\nand not:\n{}",
@@ -93,10 +94,10 @@ impl Guide {
         }
     }
 
-    fn script(&self, around: &Surroundings<'_>, results: &Path) -> String {
+    fn script(&self, surroundings: &Surroundings<'_>, results: &Path) -> String {
         let results = results.display();
         let step = |(at, step): (usize, &Step)| {
-            let command = around.meant(&step.command);
+            let command = surroundings.with_replacements(&step.command);
             format!("{{ {command}\n}} >{results}/{at}.out 2>&1 </dev/null\necho $? >{results}/{at}.status\n")
         };
         self.steps.iter().enumerate().map(step).collect()
@@ -110,7 +111,7 @@ impl Surroundings<'_> {
         let own: Vec<_> = self.programs.iter().map(|path| path.display().to_string()).collect();
         let mut command = Command::new("timeout");
         command
-            .arg(PATIENCE_S.to_string())
+            .arg(GUIDE_SECONDS_MAX.to_string())
             .arg("sh")
             .arg(&file)
             .current_dir(self.folder)
@@ -122,25 +123,25 @@ impl Surroundings<'_> {
         let child = command.spawn().expect("a shell starts");
         let group = Pid::from_child(&child);
         let output = child.wait_with_output().expect("a shell ends");
-        // `timeout` leads a group of its own: what the guide left running ends with it.
+        // `timeout` leads a process group of its own. The signal ends programs that the guide left running.
         let _ = kill_process_group(group, Signal::TERM);
         String::from_utf8_lossy(&output.stderr).into_owned()
     }
 
-    fn meant(&self, text: &str) -> String {
-        self.instead.iter().fold(text.to_owned(), |text, (there, here)| text.replace(there, here))
+    fn with_replacements(&self, text: &str) -> String {
+        self.replacements.iter().fold(text.to_owned(), |text, (there, here)| text.replace(there, here))
     }
 }
 
 fn steps(text: &str) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
-    let (mut inside, mut goes_on, mut is_file) = (false, false, false);
+    let (mut inside, mut continues, mut is_file) = (false, false, false);
     for (line, number) in text.lines().zip(1..) {
         if line.starts_with("```") {
             if is_file && let Some(step) = steps.last_mut() {
                 step.command += "\nEND_OF_FILE";
             }
-            (inside, goes_on, is_file) = (line == "```console", false, false);
+            (inside, continues, is_file) = (line == "```console", false, false);
             if let Some(name) = line.strip_prefix("```toml ") {
                 is_file = true;
                 let command = format!("cat >{name} <<'END_OF_FILE'");
@@ -150,14 +151,14 @@ fn steps(text: &str) -> Vec<Step> {
             step.command = format!("{}\n{line}", step.command);
         } else if inside {
             match (line.strip_prefix("$ "), steps.last_mut()) {
-                (Some(command), _) if !goes_on => {
+                (Some(command), _) if !continues => {
                     steps.push(Step { line: number, command: command.to_owned(), printed: vec![] });
                 }
-                (_, Some(step)) if goes_on => step.command = format!("{}\n{line}", step.command),
+                (_, Some(step)) if continues => step.command = format!("{}\n{line}", step.command),
                 (_, Some(step)) => step.printed.push(line.to_owned()),
-                (_, None) => panic!("line {number}: what a command prints stands below it"),
+                (_, None) => panic!("line {number}: output without a command above it"),
             }
-            goes_on = line.ends_with('\\');
+            continues = line.ends_with('\\');
         }
     }
     steps
@@ -195,8 +196,13 @@ mod tests {
     const TEXT: &str =
         "# A guide\n\n```sh\nnot run\n```\n\n```console\n$ echo one \\\n    two\none two\n$ true\n```\n";
 
-    fn around(folder: &Path) -> Surroundings<'_> {
-        Surroundings { folder, programs: vec![], environment: vec![], instead: vec![("two", "2".to_owned())] }
+    fn surroundings(folder: &Path) -> Surroundings<'_> {
+        Surroundings {
+            folder,
+            programs: vec![],
+            environment: vec![],
+            replacements: vec![("two", "2".to_owned())],
+        }
     }
 
     fn guide(text: &str) -> Guide {
@@ -204,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_and_what_they_print_are_told_apart() {
+    fn commands_are_told_from_their_output() {
         let steps = steps(TEXT);
         assert_eq!(steps[0].command, "echo one \\\n    two");
         assert_eq!((steps[0].line, steps[0].printed.as_slice()), (8, &["one two".to_owned()][..]));
@@ -215,30 +221,31 @@ mod tests {
     fn named_block_becomes_a_file() {
         let folder = tempfile::tempdir().unwrap();
         let text = "```toml some.toml\na = \"two\"\n```\n\n```console\n$ cat some.toml\na = \"two\"\n```\n";
-        guide(text).run(&around(folder.path()));
+        guide(text).run(&surroundings(folder.path()));
     }
 
     #[test]
-    fn they_run_in_one_shell() {
+    fn commands_run_in_one_shell() {
         let folder = tempfile::tempdir().unwrap();
-        guide(TEXT).run(&around(folder.path()));
-        guide("```console\n$ word=there\n$ echo $word; pwd\nthere\n/…\n```\n").run(&around(folder.path()));
+        guide(TEXT).run(&surroundings(folder.path()));
+        guide("```console\n$ word=there\n$ echo $word; pwd\nthere\n/…\n```\n")
+            .run(&surroundings(folder.path()));
     }
 
     #[test]
     #[should_panic(expected = "guide.md:2: $ false")]
-    fn a_command_that_fails_fails_the_guide() {
-        guide("```console\n$ false\n```\n").run(&around(Path::new("/")));
+    fn failing_command_fails_the_guide() {
+        guide("```console\n$ false\n```\n").run(&surroundings(Path::new("/")));
     }
 
     #[test]
     #[should_panic(expected = "and not:\nmice")]
-    fn so_does_one_that_prints_something_else() {
-        guide("```console\n$ echo men\nmice\n```\n").run(&around(Path::new("/")));
+    fn different_output_fails_the_guide() {
+        guide("```console\n$ echo men\nmice\n```\n").run(&surroundings(Path::new("/")));
     }
 
     #[test]
-    fn gaps_and_marks_match() {
+    fn gaps_and_ellipses_match() {
         let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
         assert!(matches_line("a  … c", "a b b   c"));
         assert!(matches_line("s-…", "s-77"));

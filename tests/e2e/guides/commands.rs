@@ -1,4 +1,4 @@
-//! The guides: what stands in them works as it stands.
+//! Runs the commands of the README, the tutorial and the guides, and compares their output.
 
 use std::{fs, path::PathBuf};
 
@@ -10,14 +10,14 @@ use vramd_tests::{
     tools,
 };
 
-/// A daemon's surroundings: `/run/vramd` and `/etc/vramd` are its own.
-fn around(daemon: &Daemon) -> Surroundings<'_> {
+/// The surroundings of a guide beside a running daemon: `/run/vramd` and `/etc/vramd` mean its folders.
+fn surroundings(daemon: &Daemon) -> Surroundings<'_> {
     let home = daemon.home().path();
     Surroundings {
         folder: home,
         programs: programs(),
         environment: vec![("VRAMD_SOCKET_DIR", daemon.sockets())],
-        instead: vec![
+        replacements: vec![
             ("/run/vramd", daemon.sockets().display().to_string()),
             ("/etc/vramd", home.display().to_string()),
         ],
@@ -36,7 +36,7 @@ fn readme_commands_run_as_written() {
     fs::write(daemon.home().path().join("model.safetensors"), content(3 * MIB, 1)).unwrap();
     let guide = Guide::read("README.md");
     assert!(guide.len() >= 3, "{guide:?}");
-    guide.run(&around(&daemon));
+    guide.run(&surroundings(&daemon));
     assert!(daemon.books().quotas.iter().any(|row| row.tenant == "team-b" && row.limit == "24GiB"));
 }
 
@@ -50,16 +50,16 @@ fn tutorial_runs_as_written() {
         folder: folder.path(),
         programs: programs(),
         environment: vec![],
-        instead: vec![("/tmp/vramd-start", folder.path().display().to_string())],
+        replacements: vec![("/tmp/vramd-start", folder.path().display().to_string())],
     });
 }
 
 /// On a node of two devices, where a process of `team-a` trains.
 #[test]
-fn the_operators_guide() {
+fn operators_guide_runs_as_written() {
     let own = rustix::process::geteuid().as_raw();
     let mut node = Config::devices(&["16GiB", "16GiB"]).memory("host_size = \"1GiB\"");
-    // So slow that one can look meanwhile.
+    // Slow enough that the guide can list a move under way.
     node.sim.push("link_to_host = \"1MiB\"".to_owned());
     let daemon = Daemon::start(&node.tenant(own, "team-a"));
     let mut training = daemon.probe();
@@ -68,12 +68,12 @@ fn the_operators_guide() {
     fs::write(daemon.home().path().join("model.safetensors"), content(3 * MIB, 1)).unwrap();
     let guide = Guide::read("docs/guides/operators.md");
     assert!(guide.len() >= 30, "{} commands", guide.len());
-    guide.run(&around(&daemon));
+    guide.run(&surroundings(&daemon));
 }
 
 /// Where a program of `team-a` has more than fits on the device, and pins half of it.
 #[test]
-fn the_guide_for_memory_that_moves() {
+fn moving_guide_commands_run_as_written() {
     let own = rustix::process::geteuid().as_raw();
     let node = Config::devices(&["16MiB"]).memory("host_size = \"64MiB\"");
     let daemon = Daemon::start(&node.tenant(own, "team-a"));
@@ -85,7 +85,7 @@ fn the_guide_for_memory_that_moves() {
     let pinned = crowd.pin(Access::Write).unwrap();
     let guide = Guide::read("docs/guides/moving.md");
     assert!(guide.len() >= 5, "{} commands", guide.len());
-    guide.run(&around(&daemon));
+    guide.run(&surroundings(&daemon));
     drop((pinned, cache, crowd));
     client.flush().unwrap();
     daemon.drains();

@@ -1,4 +1,4 @@
-//! The guides and the README: what stands in them works as it stands.
+//! Runs the commands and the code of the README, the tutorial and the guides.
 
 pub(crate) mod commands;
 pub(crate) mod programs;

@@ -1,4 +1,4 @@
-//! The guides for users: their code is run.
+//! Runs the Rust of the guides, as programs that have each of its blocks.
 
 use std::{
     fs,
@@ -11,32 +11,32 @@ use vramd_tests::{
     programs::{program, repository},
 };
 
-/// Lines without what they are indented by.
+/// The lines without their indentation, and without empty ones.
 fn lines(text: &str) -> String {
     text.lines().map(|line| line.trim().to_owned() + "\n").filter(|line| line != "\n").collect()
 }
 
-/// The blocks of Rust that a guide has, at least so many, are in its program.
-fn blocks_are_in(guide: &str, program: &str, least: usize) {
+/// Checks that the program has every block of Rust in the guide, and the guide at least `blocks_min` of them.
+fn assert_has_blocks(program: &str, guide: &str, blocks_min: usize) {
     let text = fs::read_to_string(repository().join(guide)).unwrap();
     let code = lines(program);
     let blocks: Vec<_> =
         text.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
-    assert!(blocks.len() >= least, "{} blocks", blocks.len());
+    assert!(blocks.len() >= blocks_min, "{} blocks", blocks.len());
     for block in blocks {
         assert!(code.contains(&lines(block)), "the program of {guide} does not have:\n{block}");
     }
 }
 
 #[test]
-fn every_block_of_the_guides_is_in_their_programs() {
-    blocks_are_in("docs/guides/rust.md", include_str!("../../guides/rust.rs"), 7);
-    blocks_are_in("docs/guides/moving.md", include_str!("../../guides/moving.rs"), 7);
+fn guide_blocks_are_in_their_programs() {
+    assert_has_blocks(include_str!("../../guides/rust.rs"), "docs/guides/rust.md", 7);
+    assert_has_blocks(include_str!("../../guides/moving.rs"), "docs/guides/moving.md", 7);
 }
 
-/// What it writes behind its pins is lost, and kept where shadows are checked.
+/// The write without a pin to write is lost, and kept if the daemon checks clean parts.
 #[test]
-fn the_guide_for_memory_that_moves_runs() {
+fn moving_guide_program_runs() {
     for (checked, found) in [(false, "1\n"), (true, "2\n")] {
         let config = Config::devices(&["16MiB"]).memory("host_size = \"64MiB\"").limit("pin_stall_ms = 1500");
         let daemon = Daemon::start(&config.memory(&format!("check_shadows = {checked}")));
@@ -50,7 +50,7 @@ fn the_guide_for_memory_that_moves_runs() {
 }
 
 #[test]
-fn the_guide_for_rust_runs() {
+fn rust_guide_program_runs() {
     let daemon = Daemon::new();
     let mut guide = Command::new(program("guide-rust"))
         .env("VRAMD_SOCKET_DIR", daemon.sockets())
