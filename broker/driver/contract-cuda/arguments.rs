@@ -7,12 +7,12 @@ use broker_driver::cuda::CudaConfig;
 #[derive(Debug, Default)]
 pub(crate) struct Arguments {
     pub(crate) config: CudaConfig,
-    /// Those to use; all that can be if there are none.
+    /// The devices to use; all usable ones if there are none.
     pub(crate) devices: Vec<String>,
-    /// Where extents lie on disk; the system's folder for temporary files if there is none.
+    /// The directory for extents on disk; the system's folder for temporary files if there is none.
     pub(crate) directory: Option<PathBuf>,
     pub(crate) json: Option<PathBuf>,
-    /// Parts of the names of those cases that are to run.
+    /// Parts of the names of the cases to run.
     pub(crate) only: Vec<String>,
 }
 

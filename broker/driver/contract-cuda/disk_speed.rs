@@ -1,5 +1,5 @@
-//! How fast extents go to disk and come back, beside a plain program that reads and writes files of the same size in the same
-//! directory, past the page cache too. No case, but figures for who reads the report.
+//! Measures how fast extents go to disk and come back, beside a plain program that reads and writes files of
+//! the same size in the same directory with direct IO. No case, but figures for the reader of the report.
 
 use std::{
     fs,
@@ -23,7 +23,7 @@ const ROUNDS: usize = 3;
 const DEVICE: DeviceIndex = DeviceIndex(0);
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// In the report, and lines for people.
+/// Returns an entry for the report, and lines for people.
 pub(crate) fn measure(harness: &dyn Harness) -> Result<(Value, String), String> {
     let folder = Folder::new(&harness.directory())?;
     let (mut value, mut text) = (json!({ "bytes": SIZE.get(), "rounds": ROUNDS }), String::new());
@@ -44,7 +44,7 @@ pub(crate) fn measure(harness: &dyn Harness) -> Result<(Value, String), String> 
     Ok((value, text.trim_end().to_owned()))
 }
 
-/// Dropping it deletes it.
+/// Deleted when it is dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -111,7 +111,7 @@ impl Measured {
         Ok((figures, line.trim_end_matches("; ").to_owned()))
     }
 
-    /// And filled, if it is memory of the host.
+    /// Creates an extent, and fills it if it is host memory.
     fn made(&self, submission: Submission, harness: &dyn Harness) -> Result<(), String> {
         self.driver.submit(submission);
         match self.next()? {
@@ -150,7 +150,7 @@ impl Measured {
 
 const STEP: usize = 1 << 20;
 
-/// What no disk makes smaller.
+/// Bytes that no disk compresses.
 fn noise(seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     let mut next = || {

@@ -32,7 +32,7 @@ pub(crate) struct CudaHarness {
 type Opened = (Arc<dyn Driver>, Receiver<Completion>);
 
 impl CudaHarness {
-    /// Opens the driver once, to see that it can be, and what it is.
+    /// Opens the driver once, to see that it works and what it can do.
     pub(crate) fn new(arguments: &Arguments) -> Result<Self, String> {
         let config = arguments.config.clone();
         let probed = probe(&config)?;
@@ -117,7 +117,7 @@ impl CudaHarness {
         let config = CudaConfig { disk, files, ..self.config.clone() };
         let probed = probe(&config).unwrap_or_else(|problem| panic!("{problem}"));
         let (sink, completions) = channel();
-        // A case that has ended early no longer listens.
+        // A case that has ended early does not listen any more.
         let sink = Arc::new(move |completion| drop(sink.send(completion)));
         Ok((Arc::new(cuda::open(probed, &self.uuids, sink)?), completions))
     }
@@ -155,6 +155,6 @@ impl Harness for CudaHarness {
         Box::new(Process::start(self.config.library.as_deref(), &self.ordinals))
     }
 
-    /// Starting another process is waited for: it has its context when it answers.
+    /// Starting a process is waited for: it has its context when it answers.
     fn quiet(&self) {}
 }

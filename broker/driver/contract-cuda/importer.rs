@@ -1,4 +1,4 @@
-//! Another process with a context of its own: this program again, told over a socket what to do.
+//! Another process with a context of its own: this program again, which follows orders from a socket.
 
 use std::{
     env, io,
@@ -21,12 +21,12 @@ use crate::wire::{self, Order, Verb};
 const ROLE: &str = "VRAMD_CONTRACT_IMPORTER";
 const LIBRARY: &str = "VRAMD_CONTRACT_LIBRARY";
 
-/// What this process was started for, if it is an importer: the devices of the suite, as CUDA numbers them.
+/// The role of this process, if it is an importer: the devices of the suite, as CUDA numbers them.
 pub(crate) fn role() -> Option<String> {
     env::var(ROLE).ok()
 }
 
-/// Until the suite ends or kills it.
+/// Serves until the suite ends or kills the process.
 pub(crate) fn serve(role: &str) {
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().expect("standard input is open"));
     let library = env::var_os(LIBRARY).map(PathBuf::from);
@@ -48,11 +48,11 @@ enum Import {
 struct Held {
     library: Option<PathBuf>,
     ordinals: Vec<usize>,
-    /// In the order of their end: before the context.
+    /// Dropped in this order: before the context.
     import: Option<Import>,
     mapped: Option<Mapped>,
     own: Vec<Own>,
-    /// With a context on the first device that was asked for.
+    /// With a context on the first requested device.
     peer: Option<Peer>,
 }
 
@@ -88,7 +88,7 @@ impl Held {
             }
             Verb::MapReadOnly => self.map(false),
             Verb::MapReadWrite => self.map(true),
-            // A legacy handle is text: there is nothing to let go of.
+            // A legacy handle is only text: there is nothing to close.
             Verb::Close => match &mut self.import {
                 Some(Import::Descriptor { fd, .. } | Import::File { fd, .. }) => fd.take().is_some(),
                 Some(Import::Export(_)) => true,
@@ -157,7 +157,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// It makes its context on the device of what it is given first.
+    /// The importer makes its context on the device of its first import.
     pub(crate) fn start(library: Option<&Path>, ordinals: &[usize]) -> Self {
         let (socket, theirs) = UnixStream::pair().expect("a pair of sockets can be made");
         let mut command = Command::new(env::current_exe().expect("this program has a path"));
@@ -241,7 +241,7 @@ impl Importer for Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have been killed before.
+        // The process may have been killed before.
         let _ = self.end();
     }
 }

@@ -5,10 +5,10 @@
 //!     [PART OF A NAME]...
 //! ```
 //!
-//! Without a part of a name, or with `pinning`, it also measures what pinning memory of the host ahead of need takes; with
-//! `disk_speed` how fast extents go to disk and come back.
+//! Without a part of a name, or with `pinning`, it also measures pinning host memory ahead of need; with
+//! `disk_speed`, how fast extents go to disk and come back.
 //!
-//! Ends with 0 where no case failed, with 1 where one did, with 2 where the suite could not run.
+//! The exit status is 0 if no case failed, 1 if one did, and 2 if the suite could not run.
 #![allow(clippy::print_stdout, reason = "it reports to people")]
 
 mod arguments;
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     };
     println!("{}", harness.facts_text());
     let mut facts = harness.facts_json();
-    // Unless only some cases are wanted.
+    // Unless only some cases are requested.
     if arguments.only.is_empty() || arguments.only.iter().any(|part| part == "pinning") {
         match pinning::measure(&harness) {
             Ok((figures, text)) => {

@@ -1,5 +1,5 @@
-//! How long pinning memory of the host ahead of need takes, and what it saves: no case, but figures for who reads the
-//! report.
+//! Measures how long pinning host memory ahead of need takes, and what it saves: no case, but figures for the
+//! reader of the report.
 
 use std::{
     sync::{Arc, mpsc::Receiver},
@@ -12,13 +12,13 @@ use vramd_types::{Bytes, DeviceIndex, ExtentId, HostNode};
 
 const ALL: Bytes = Bytes::gib(4);
 const PIECE: Bytes = Bytes::mib(256);
-/// It fits nothing that is kept.
+/// A size that no free memory fits.
 const ODD: Bytes = Bytes::mib(254);
-/// Zeroing is looked at so often: it takes its time.
+/// Zeroing is measured so often: it takes time.
 const ZEROED: u64 = 2;
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// In the report, and a line for people.
+/// Returns an entry for the report, and a line for people.
 pub(crate) fn measure(harness: &dyn Harness) -> Result<(Value, String), String> {
     let (driver, completions) = harness.open(Vec::new());
     let mut pool = Measured { node: driver.host_node(DeviceIndex(0)), driver, completions, last: 0 };
@@ -33,7 +33,7 @@ pub(crate) fn measure(harness: &dyn Harness) -> Result<(Value, String), String> 
     pool.release(pieces.min(ZEROED))?;
     let odd = pool.create(1, ODD, false)?;
     pool.release(1)?;
-    // Then nothing else is kept, and the first who wants a piece has the rest made into pieces while others come.
+    // Then nothing else is free, and the first create of a piece starts a rebuild while others follow.
     pool.create(pieces, ODD, false)?;
     pool.release(pieces)?;
     let lacking = pool.create(1, PIECE, false)?;
@@ -90,7 +90,7 @@ impl Measured {
         }
     }
 
-    /// Milliseconds of each, the longest last.
+    /// The milliseconds of each create, sorted.
     fn create(&mut self, count: u64, size: Bytes, zeroed: bool) -> Result<Vec<f64>, String> {
         let mut took = Vec::new();
         for _ in 0..count {
@@ -107,7 +107,7 @@ impl Measured {
         Ok(took)
     }
 
-    /// The last so many.
+    /// Releases the last extents.
     fn release(&self, count: u64) -> Result<(), String> {
         for raw in (self.last - count + 1)..=self.last {
             self.driver.submit(Submission::Release { extent: ExtentId::from_raw(raw) });

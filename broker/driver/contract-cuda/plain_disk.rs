@@ -1,4 +1,4 @@
-//! What a plain program reaches: it reads or writes a file from one end to the other, past the page cache.
+//! Measures a plain program: it reads or writes a file from one end to the other, with direct IO.
 
 use std::{
     fs::{File, OpenOptions},
@@ -21,7 +21,7 @@ pub(crate) struct Plain {
 }
 
 impl Plain {
-    /// A preallocated file.
+    /// Creates a preallocated file.
     pub(crate) fn new(path: PathBuf, size: Bytes) -> Result<Self, String> {
         let file = File::create(&path).map_err(|error| format!("make {}: {error}", path.display()))?;
         fallocate(&file, FallocateFlags::empty(), 0, size.get())
@@ -60,7 +60,7 @@ fn best(
     Ok(best)
 }
 
-/// Every so many requests, from that one on.
+/// Every n-th request, from the first on.
 fn all(
     file: &File,
     size: Bytes,

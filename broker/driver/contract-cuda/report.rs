@@ -1,4 +1,4 @@
-//! Runs the suite's cases one after the other, for people on the standard output and for the record as JSON.
+//! Runs the suite's cases one after the other, and reports to people on the standard output and as JSON.
 
 use std::{
     fs,
@@ -10,8 +10,8 @@ use std::{
 use broker_driver::contract::{self, Harness, Verdict};
 use serde_json::{Value, json};
 
-/// How many cases failed. `driver` says in the report what they ran on; those run whose names have one of these parts,
-/// all if there are none.
+/// Runs the cases whose names have one of these parts, or all. Returns how many failed. `driver` describes the
+/// driver in the report.
 pub(crate) fn run(
     harness: &dyn Harness,
     driver: &Value,
@@ -42,7 +42,7 @@ pub(crate) fn run(
     Ok(failed)
 }
 
-/// What a panic said.
+/// The message of a panic.
 fn said(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic".to_owned())

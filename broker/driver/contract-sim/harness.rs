@@ -22,7 +22,7 @@ use crate::importer;
 
 const HOST: Bytes = Bytes::mib(128);
 
-/// A node with two small devices, whose UUIDs no other test has.
+/// A node with two small devices, whose UUIDs no other test uses.
 pub(crate) struct SimHarness {
     devices: Vec<DeviceInfo>,
 }
@@ -52,7 +52,7 @@ impl SimHarness {
         let (sink, completions) = channel();
         let devices = self.devices.clone();
         let config = SimConfig { devices, host: HOST, disk, files, faults, ..SimConfig::default() };
-        // A case that has ended early no longer listens.
+        // A case that has ended early does not listen any more.
         let sink = Arc::new(move |completion| drop(sink.send(completion)));
         Ok((Arc::new(sim::open(config, sink)?), completions))
     }

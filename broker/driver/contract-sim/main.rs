@@ -1,11 +1,11 @@
-//! Runs the contract suite on the simulated driver, and writes it down as `contract-cuda` does: so that what the two
-//! say can be laid side by side.
+//! Runs the contract suite on the simulated driver, and reports as `contract-cuda` does, so that both reports
+//! can be compared.
 //!
 //! ```text
 //! contract-sim [--json FILE] [PART OF A NAME]...
 //! ```
 //!
-//! Ends with 0 where no case failed, with 1 where one did, with 2 where the suite could not run.
+//! The exit status is 0 if no case failed, 1 if one did, and 2 if the suite could not run.
 #![allow(clippy::print_stdout, reason = "it reports to people")]
 
 mod harness;

@@ -1,7 +1,7 @@
-//! Work that is done piece by piece and told together.
+//! Runs work from a queue in small batches, and reports each batch together.
 //!
-//! A completion wakes whoever waits for it, and a wake costs about as much as making an extent. So what a thread finds
-//! in its queue it does first, up to a bound, and tells afterwards.
+//! A completion wakes the thread that waits for it, and a wake-up costs about as much as creating an extent. So
+//! a thread first does the work that is ready in its queue, up to a bound, and reports afterwards.
 
 use std::{
     iter,
@@ -10,11 +10,10 @@ use std::{
 
 use crate::Completion;
 
-/// Most pieces of work, told by us or by somebody else, before what is done is told: half a millisecond of creating
-/// extents.
+/// The most items of work in a batch, with or without a completion: half a millisecond of creating extents.
 const BATCH_MAX: usize = 16;
 
-/// Until nobody can send any more. What `work` has no completion for is told by somebody else.
+/// Runs until all senders are gone. Items without a completion from `work` are reported by another thread.
 pub(crate) fn run<T>(
     queue: &Receiver<T>,
     work: impl FnMut(T) -> Option<Completion>,
@@ -23,7 +22,7 @@ pub(crate) fn run<T>(
     run_filling(queue, work, report, || false);
 }
 
-/// The same, and when nothing is in the queue it fills.
+/// The same, and calls `fill` while the queue is empty.
 pub(crate) fn run_filling<T>(
     queue: &Receiver<T>,
     mut work: impl FnMut(T) -> Option<Completion>,
@@ -38,8 +37,9 @@ pub(crate) fn run_filling<T>(
     }
 }
 
-/// What comes next, or nothing once nobody can send any more. As long as nothing is there `fill` does a piece of what
-/// can wait, and says whether it did: so nobody waits for more than one of them, an end neither.
+/// The next item, or nothing once all senders are gone. While the queue is empty, `fill` does one piece of
+/// background work and returns whether it did any. So neither an item nor the end waits for more than one
+/// piece.
 pub(crate) fn next_or_idle<T>(queue: &Receiver<T>, mut fill: impl FnMut() -> bool) -> Option<T> {
     loop {
         match queue.try_recv() {

@@ -1,6 +1,6 @@
-//! What the cgroup of this process, and those that it is in, may have of the host's memory.
+//! Reads the memory limits of this process's cgroup and of the cgroups above it.
 //!
-//! A limit that is exceeded ends processes, this one perhaps.
+//! The kernel kills processes of a cgroup that exceeds its limit, perhaps this one.
 
 use std::{
     fs,
@@ -9,35 +9,35 @@ use std::{
 
 use vramd_types::Bytes;
 
-/// How a hierarchy names its files.
+/// The file names of a cgroup hierarchy.
 struct Hierarchy {
     limit: &'static str,
     current: &'static str,
-    /// In `memory.stat`: pages of files that nobody has looked at lately, which go when others are wanted.
+    /// In `memory.stat`: file pages without recent use, which the kernel reclaims first.
     cold: &'static str,
 }
 
 const UNIFIED: Hierarchy =
     Hierarchy { limit: "memory.max", current: "memory.current", cold: "inactive_file " };
 
-/// Version 1, where it has memory.
+/// The hierarchy of version 1, where that controls memory.
 const VERSION_1: Hierarchy = Hierarchy {
     limit: "memory.limit_in_bytes",
     current: "memory.usage_in_bytes",
     cold: "total_inactive_file ",
 };
 
-/// From here on version 1 means that there is no limit: it says as many whole pages as a signed number of bytes has.
+/// Version 1 writes "no limit" as the number of whole pages in a signed number of bytes: anything from here on.
 const NO_LIMIT: u64 = 1 << 62;
 
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// The least that they may have. None where there is no limit.
+/// The lowest limit of these cgroups. None if there is no limit.
 pub fn cgroup_memory_limit() -> Option<Bytes> {
     tightest(Path::new(CGROUPS), &table()?, limit_of)
 }
 
-/// The least that they have left.
+/// The least memory that any of these cgroups has left.
 pub(crate) fn memory_left() -> Option<Bytes> {
     tightest(Path::new(CGROUPS), &table()?, headroom_of)
 }
@@ -46,7 +46,8 @@ fn table() -> Option<String> {
     fs::read_to_string("/proc/self/cgroup").ok()
 }
 
-/// Of the process's cgroup and all above it up to the root, which itself has a limit where a container has one of its own.
+/// The least value over the process's cgroup and all above it up to the root. The root itself has a limit
+/// inside a container.
 fn tightest(
     root: &Path,
     table: &str,
@@ -63,7 +64,7 @@ fn tightest(
     of_lines.min()
 }
 
-/// Of a line `number:controllers:path`: where the hierarchy lies, what its files are called, and the path below it.
+/// Parses a line `number:controllers:path`: the folder of the hierarchy, its file names, and the path below it.
 fn hierarchy_of<'a>(root: &Path, line: &'a str) -> Option<(PathBuf, &'static Hierarchy, &'a str)> {
     let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
     match controllers {
@@ -74,7 +75,7 @@ fn hierarchy_of<'a>(root: &Path, line: &'a str) -> Option<(PathBuf, &'static Hie
 }
 
 fn limit_of(folder: &Path, hierarchy: &Hierarchy) -> Option<Bytes> {
-    // Without a limit it says `max`.
+    // Without a limit the file says `max`.
     number(folder, hierarchy.limit).filter(|limit| *limit < NO_LIMIT).map(Bytes::new)
 }
 

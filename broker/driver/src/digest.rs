@@ -1,10 +1,11 @@
 //! BLAKE3 over pieces of memory, on several cores.
 
-/// What is handed to the thread pool at once. All digests share the pool, and between two of these a small digest
-/// gets its turn beside one of many gigabytes; far more than the 128 KiB from which several cores pay off.
+/// The bytes handed to the thread pool at once. All digests share the pool. Between two steps a small digest
+/// gets its turn beside one of many gigabytes. A step is far above the 128 KiB from which several cores pay
+/// off.
 const STEP_BYTES: usize = 64 << 20;
 
-/// A digest that is being made.
+/// A digest in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Hasher(blake3::Hasher);
 

@@ -1,4 +1,4 @@
-//! How a driver fails.
+//! Errors of a driver: why memory could not be had, and why a copy failed.
 
 use std::fmt;
 
@@ -10,34 +10,34 @@ use crate::disk::DirectoryError;
 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum DriverError {
-    /// An ordinary event: something else has the memory.
+    /// The device has no more memory. An ordinary event: other programs may have taken it.
     #[error("out of memory")]
     OutOfMemory,
-    /// As ordinary, of the host.
+    /// The host has no more memory for the driver. An ordinary event.
     #[error("out of host memory: {0}")]
     OutOfHostMemory(HostLimit),
-    /// As ordinary, of the disk.
+    /// The disk has no more room. An ordinary event.
     #[error("out of disk: {0}")]
     OutOfDisk(DiskLimit),
-    /// When the driver is opened.
+    /// The directory for extents is unusable. Only when a driver is opened.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
     #[error("{0}")]
     Failed(String),
 }
 
-/// What stood in the way of memory of the host.
+/// The limit that stood in the way of host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostLimit {
-    /// All that was configured.
+    /// The configured size of the host tier.
     Capacity(Bytes),
-    /// So much the kernel could give without swapping, and without what is left to others.
+    /// What the kernel could give without swapping, beyond the reserve for other programs.
     Free(Bytes),
-    /// So much its cgroup leaves.
+    /// What the limit of the process's cgroup leaves.
     Cgroup(Bytes),
-    /// What the process may lock, `RLIMIT_MEMLOCK`, which is less than it would have then.
+    /// `RLIMIT_MEMLOCK`, which is below what the process would have locked then.
     Locked(Bytes),
-    /// The kernel or the driver has no more to pin.
+    /// The kernel or the CUDA driver could not pin more.
     Pinned,
 }
 
@@ -55,14 +55,14 @@ impl fmt::Display for HostLimit {
     }
 }
 
-/// What stood in the way of a file.
+/// The limit that stood in the way of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskLimit {
-    /// All that was configured.
+    /// The configured size of the disk tier.
     Capacity(Bytes),
-    /// So much the file system has left.
+    /// What the file system has left.
     Free(Bytes),
-    /// What the daemon's user may have there.
+    /// The quota of the daemon's user on that file system.
     Quota,
 }
 
@@ -76,15 +76,15 @@ impl fmt::Display for DiskLimit {
     }
 }
 
-/// Why a copy, or a digest, has not ended well. The source is as it was; of the destination nothing is known.
+/// Why a copy or a digest failed. The source is unchanged; the content of the destination is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CopyError {
     #[error("cancelled")]
     Cancelled,
-    /// What the disk has is not what was written to it. It is lost, and that extent alone with it.
+    /// The disk returned other bytes than were written. The content of this extent is lost, and of no other.
     #[error("{extent} is damaged on disk, in the 2 MiB from {} on", .at.get())]
     Damaged { extent: ExtentId, at: Bytes },
-    /// Nothing is lost: nothing was there.
+    /// The range was never written, so nothing is lost.
     #[error("{extent} was not written from {} on", .at.get())]
     Unwritten { extent: ExtentId, at: Bytes },
     #[error("read {extent} from {} on: {flaw}", .at.get())]
@@ -96,7 +96,7 @@ pub enum CopyError {
 }
 
 impl CopyError {
-    /// Whether the disk itself says that what was written there cannot be had, and not only that it was not had this time.
+    /// Whether the content on disk is lost for good, and not only unreadable this time.
     pub fn is_loss(&self) -> bool {
         match self {
             Self::Damaged { .. } => true,
@@ -105,7 +105,7 @@ impl CopyError {
         }
     }
 
-    /// What was read, where it was the disk.
+    /// The disk extent that was read, if one was.
     pub fn read_from(&self) -> Option<ExtentId> {
         match self {
             Self::Damaged { extent, .. }
@@ -119,15 +119,16 @@ impl CopyError {
 /// How the disk failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskFlaw {
-    /// After so many bytes there was no more.
+    /// The file ended after so many bytes.
     Short(Bytes),
-    /// The kernel's number for it.
+    /// The kernel's `errno`.
     Failed(i32),
 }
 
 impl DiskFlaw {
-    /// The kernel tells a bad medium from all else: ENODATA is a sector that cannot be read, EILSEQ and EBADMSG are one whose
-    /// checksum is wrong, EUCLEAN is a file system that is damaged. EIO is anything, a cable too, and the next reading may go well.
+    /// Whether the kernel blames the medium. ENODATA is an unreadable sector, EILSEQ and EBADMSG a sector with
+    /// a wrong checksum, EUCLEAN a damaged file system. EIO can be anything, a cable too, and the next read may
+    /// succeed.
     fn is_of_medium(self) -> bool {
         let of_medium = [Errno::NODATA, Errno::ILSEQ, Errno::BADMSG, Errno::UCLEAN];
         match self {

@@ -1,4 +1,4 @@
-//! What another process needs to map an extent.
+//! What another process needs to map an extent, and whether another process may have it.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -8,14 +8,14 @@ use std::{
     },
 };
 
-/// A way to map an extent, by kind. Clones share the descriptor; the last one closes it.
+/// An export, by kind. Clones share the descriptor; the last one closes it.
 #[derive(Clone, Debug)]
 pub enum Export {
-    /// Map with `mmap`, shared; its length is the extent's size.
+    /// A memfd: map it with `mmap`, shared; its length is the extent's size.
     Memfd(Arc<SharedFd>),
-    /// Import with `cuMemImportFromShareableHandle`.
+    /// A VMM descriptor: import it with `cuMemImportFromShareableHandle`.
     VmmFd(Arc<SharedFd>),
-    /// Open with `cuIpcOpenMemHandle`.
+    /// A legacy CUDA IPC handle: open it with `cuIpcOpenMemHandle`.
     CudaIpc([u8; 64]),
 }
 
@@ -29,7 +29,8 @@ impl Export {
     }
 }
 
-/// A descriptor, and whether anybody has asked for it: then another process may have it, and the memory with it.
+/// A descriptor that remembers whether a caller has borrowed it. From then on another process may have it, and
+/// the memory with it.
 #[derive(Debug)]
 pub struct SharedFd {
     fd: OwnedFd,
@@ -37,15 +38,16 @@ pub struct SharedFd {
 }
 
 impl SharedFd {
-    /// Nobody has it but who has this, and nobody will.
+    /// Whether this is the only clone and no caller has ever borrowed the descriptor, so that no other process
+    /// has it.
     pub(crate) fn is_sole(self: &Arc<Self>) -> bool {
         let is_last = Arc::strong_count(self) == 1;
-        // What the others did before they dropped theirs is seen.
+        // Pairs with the release in the drop of the other clones: their borrows are visible.
         fence(Ordering::Acquire);
         is_last && !self.lent.load(Ordering::Relaxed)
     }
 
-    /// For the driver's own use, which gives it to nobody.
+    /// The descriptor for the driver's own calls, which send it to no process.
     pub(crate) fn own(&self) -> &OwnedFd {
         &self.fd
     }

@@ -1,18 +1,18 @@
-//! Memory of the host that no extent has, kept for extents to come.
+//! Bookkeeping of the pinned free memory of one host node, the same for every driver.
 //!
-//! Pinning takes 0.2 s a GiB. So memory is pinned ahead of need, in pieces of the size that most extents have, and what
-//! is released is kept. This is the bookkeeping of one node, the same for every driver: how memory is pinned, given up
-//! or zeroed it does not know, nor what extents have. Its caller says how much of the node's memory they leave.
+//! Pinning takes 0.2 s for each GiB. So the driver pins memory ahead of need, in pieces of the ordinary part
+//! size, and keeps released memory pinned. This module does not know how memory is pinned, unpinned or zeroed,
+//! nor what extents use. Its caller passes how much of the node's memory the extents leave.
 //!
-//! What is kept serves extents of its own size alone. So where much of another size was released, there may be no piece
-//! left, and each extent of the usual size would have some of it given up and a piece pinned while somebody waits. Then
-//! the pool is rebuilt: in the background other sizes go, those first that nobody has had or given back for longest, and
-//! pieces are pinned in their place. That begins when somebody wanted a piece and none was there, so a node that needs no
-//! pieces keeps what it has; and it ends when half of what is kept are pieces, so other sizes that come and go are not
-//! all lost by it.
+//! Free memory serves only extents of exactly its size. If much of another size was released, there may be no
+//! piece left. Then each extent of the ordinary size would have other memory unpinned and a piece pinned while
+//! a client waits. So the module rebuilds: in the background the least recently used other sizes go, and pieces
+//! are pinned in their place. A rebuild begins when a caller wanted a piece and none was free, so a node that
+//! needs no pieces keeps what it has. It ends when half of the free memory are pieces, so that other sizes are
+//! not all lost.
 //!
-//! What is kept was given to nobody, so no other process can see what is written there later. It may hold the bytes
-//! of any tenant.
+//! No other process holds free memory, so none can see what is written there later. It may hold the bytes of
+//! any tenant.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -20,30 +20,30 @@ use vramd_types::{Bytes, HostNode};
 
 use crate::FreePinnedFacts;
 
-/// By default it keeps nothing.
+/// The pinned free memory of one node. The default keeps nothing.
 #[derive(Debug)]
 pub(crate) struct FreePinned<M> {
-    /// What is pinned ahead of need; zero where nothing is.
+    /// The size of a piece; zero if nothing is pinned ahead.
     piece: Bytes,
     pieces_max: usize,
     memory: BTreeMap<Bytes, SizeClass<M>>,
     bytes: Bytes,
-    /// Of these, those in pieces.
+    /// The part of `bytes` that lies in pieces.
     ordinary: Bytes,
     pieces: usize,
     is_filling: bool,
     is_stopped: bool,
     rebuilding: Rebuild,
-    /// How often that began.
+    /// How often a rebuild has begun.
     rebuilds: u64,
-    /// Counts what was taken and kept.
+    /// Counts takes and adds.
     clock: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rebuild {
     Not,
-    /// Somebody wanted a piece, and there was none.
+    /// A caller wanted a piece, and none was free.
     Wanted,
     Begun,
 }
@@ -54,19 +54,19 @@ pub(crate) struct FreeMemory<M> {
     pub(crate) is_zero: bool,
 }
 
-/// What the pool would have done while nobody waits: a piece of it, so that who comes meanwhile waits for no more.
+/// One step of background work, small enough that a new submission waits for no more than this.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step<M> {
-    /// Of that size, to be kept.
+    /// Pin so much, and add it.
     Pin(Bytes),
     Unpin(M),
 }
 
 #[derive(Debug)]
 struct SizeClass<M> {
-    /// What is known to be zero is at the front.
+    /// Memory known to be zero is at the front.
     memory: VecDeque<FreeMemory<M>>,
-    /// When some of it was taken or kept last.
+    /// The clock at the last take or add.
     used: u64,
 }
 
@@ -97,7 +97,7 @@ impl<M> FreePinned<M> {
         self.bytes
     }
 
-    /// What is kept by its size beside the piece's.
+    /// The free memory by size, relative to a piece.
     pub(crate) fn facts(&self, node: HostNode) -> FreePinnedFacts {
         let (ordinary, rebuilds) = (self.ordinary, self.rebuilds);
         let smaller = self.memory.range(..self.piece);
@@ -107,7 +107,8 @@ impl<M> FreePinned<M> {
         FreePinnedFacts { node, ordinary, smaller, larger, rebuilds }
     }
 
-    /// For an extent of exactly that size. What is zero is left to those who need it, if there is other memory.
+    /// Takes memory for an extent of exactly that size. Zeroed memory is spared for callers that need it, if
+    /// other memory is free.
     pub(crate) fn take(&mut self, size: Bytes, zeroed: bool) -> Option<FreeMemory<M>> {
         self.clock += 1;
         if let Some(class) = self.memory.get_mut(&size) {
@@ -118,7 +119,7 @@ impl<M> FreePinned<M> {
         self.remove(size, zeroed)
     }
 
-    /// Gives it back where enough pieces are kept.
+    /// Adds released or newly pinned memory. Returns it if the maximum of pieces is reached.
     pub(crate) fn add(&mut self, size: Bytes, memory: FreeMemory<M>) -> Result<(), M> {
         if self.pieces >= self.pieces_max {
             return Err(memory.memory);
@@ -139,11 +140,12 @@ impl<M> FreePinned<M> {
         Ok(())
     }
 
-    /// What must go so that no more than so much is kept: pieces of unusual sizes first.
+    /// Removes memory until at most `room` bytes are left: other sizes than pieces first. The caller unpins
+    /// what is returned.
     pub(crate) fn shrink_to(&mut self, room: Bytes) -> Vec<M> {
         let mut gone = Vec::new();
         while self.bytes > room {
-            // What was written before what is zero.
+            // Written memory goes before zeroed memory.
             match self.remove(self.least_recent_other_size().unwrap_or(self.piece), false) {
                 Some(memory) => gone.push(memory.memory),
                 None => break,
@@ -152,13 +154,13 @@ impl<M> FreePinned<M> {
         gone
     }
 
-    /// What is to be pinned next, where extents leave so much room.
+    /// The size to pin next, if extents leave so much room.
     pub(crate) fn next_missing(&self, room: Bytes) -> Option<Bytes> {
         let fits = self.bytes.saturating_add(self.piece) <= room && self.pieces < self.pieces_max;
         (fits && self.pins_ahead()).then_some(self.piece)
     }
 
-    /// What is to be done next, where extents leave so much room, if nobody wants anything.
+    /// The next step of background work, if extents leave so much room.
     pub(crate) fn step(&mut self, room: Bytes) -> Option<Step<M>> {
         match self.next_missing(room) {
             Some(size) => Some(Step::Pin(size)),
@@ -166,19 +168,19 @@ impl<M> FreePinned<M> {
         }
     }
 
-    /// Nothing more is pinned ahead of need. What is released is kept all the same.
+    /// Stops pinning ahead of need. Released memory is still added.
     pub(crate) fn stop(&mut self) {
         self.is_stopped = true;
     }
 
-    /// Once, when nothing more is to be pinned.
+    /// Returns true once, when nothing is left to pin ahead.
     pub(crate) fn take_filled(&mut self, room: Bytes) -> bool {
         let take_filled = self.is_filling && self.next_missing(room).is_none();
         self.is_filling &= !take_filled;
         take_filled
     }
 
-    /// What goes next so that a piece can be pinned in its place, while the pool is rebuilt.
+    /// During a rebuild, removes memory of another size to make way for a piece.
     fn make_way(&mut self, room: Bytes) -> Option<M> {
         let fits = self.ordinary.saturating_add(self.piece) <= room;
         if !self.pins_ahead() || !fits || self.other_sizes() <= self.ordinary {
@@ -193,7 +195,7 @@ impl<M> FreePinned<M> {
         self.remove(least_recent_other_size, false).map(|memory| memory.memory)
     }
 
-    /// What is kept in other sizes.
+    /// Bytes free in other sizes than pieces.
     fn other_sizes(&self) -> Bytes {
         self.bytes.saturating_sub(self.ordinary)
     }
@@ -202,7 +204,7 @@ impl<M> FreePinned<M> {
         !self.is_stopped && !self.piece.is_zero()
     }
 
-    /// The size other than the piece's that was used least lately.
+    /// The least recently used size other than that of a piece.
     fn least_recent_other_size(&self) -> Option<Bytes> {
         let least_recent_other_size = self.memory.iter().filter(|(size, _)| **size != self.piece);
         least_recent_other_size.min_by_key(|(_, of)| of.used).map(|(size, _)| *size)
@@ -239,7 +241,7 @@ mod tests {
         FreeMemory { memory, is_zero: false }
     }
 
-    /// As a driver does.
+    /// Fills it as a driver does.
     fn filled(mut free: FreePinned<u32>, room: Bytes) -> FreePinned<u32> {
         let mut next = 0;
         while let Some(size) = free.next_missing(room) {
@@ -304,7 +306,7 @@ mod tests {
         assert_eq!(free.shrink_to(Bytes::ZERO).len(), 2);
     }
 
-    /// As a driver does: how many pieces were pinned, and how many others given up, a step at a time.
+    /// Runs all steps as a driver does. Returns how many pieces were pinned and how many other sizes unpinned.
     fn rebuilt(free: &mut FreePinned<u32>, room: Bytes) -> (usize, usize) {
         let (mut pinned, mut gone) = (0, 0);
         while let Some(step) = free.step(room) {
@@ -321,7 +323,7 @@ mod tests {
         (pinned, gone)
     }
 
-    /// Full of what is half a piece, and of nothing else.
+    /// Full of memory half the size of a piece.
     fn in_halves(count: u32) -> FreePinned<u32> {
         let mut free = FreePinned::new(PIECE, 100);
         (0..count).for_each(|memory| free.add(ODD, used(memory)).unwrap());

@@ -1,4 +1,4 @@
-//! For tests: a system call that waits, as for a disk that does nothing for a while.
+//! For tests: makes a system call wait, like a disk that hangs for a while.
 #![allow(unsafe_code, reason = "calls that wait are answered by foreign calls alone")]
 
 use std::{
@@ -19,18 +19,18 @@ use libc::{
     c_long, c_void, ioctl, poll, pollfd, seccomp_notif, seccomp_notif_resp,
 };
 
-/// A system call that the calling thread, and those that it starts from now on, make only while this is open.
+/// Holds a system call of this thread, and of the threads that it starts from now on, while the gate is closed.
 pub(crate) struct Gate {
     is_open: Arc<AtomicBool>,
 }
 
 impl Gate {
-    /// It is open.
+    /// An open gate.
     pub(crate) fn before(number: c_long) -> Self {
         let (give, given) = channel();
         let gate = Self { is_open: Arc::new(AtomicBool::new(true)) };
         let is_open = Arc::clone(&gate.is_open);
-        // Begun first: a thread under the filter would keep it for ever.
+        // Started first: a thread under the filter would keep it forever.
         thread::spawn(move || {
             let listener: OwnedFd = given.recv().unwrap();
             while let Some(waits) = has_waiting_call(&listener) {
@@ -44,7 +44,7 @@ impl Gate {
         gate
     }
 
-    /// Who comes now waits until it is opened.
+    /// Later calls wait until the gate opens.
     pub(crate) fn close(&self) {
         self.is_open.store(false, Ordering::Relaxed);
     }
@@ -54,7 +54,7 @@ impl Gate {
     }
 }
 
-/// Whether a call waits to be answered; none does any more once all threads under the filter have ended.
+/// Whether a call waits for an answer. None once all threads under the filter have ended.
 fn has_waiting_call(listener: &OwnedFd) -> Option<bool> {
     let mut requested = pollfd { fd: listener.as_raw_fd(), events: POLLIN, revents: 0 };
     // SAFETY: A foreign call that writes one structure.
@@ -62,7 +62,7 @@ fn has_waiting_call(listener: &OwnedFd) -> Option<bool> {
     (requested.revents & POLLHUP == 0).then_some(requested.revents & POLLIN != 0)
 }
 
-/// The first that waits is made.
+/// Lets the first waiting call continue.
 fn let_first_pass(listener: &OwnedFd) {
     // SAFETY: All zeros are what the kernel wants to find in them.
     let (mut call, mut answer) = unsafe { (zeroed::<seccomp_notif>(), zeroed::<seccomp_notif_resp>()) };
@@ -70,7 +70,7 @@ fn let_first_pass(listener: &OwnedFd) {
         // SAFETY: A foreign call on a structure of its kind.
         unsafe { ioctl(listener.as_raw_fd(), what, with) == 0 }
     };
-    // Its thread may have ended meanwhile, and then nobody is to be answered.
+    // The calling thread may have ended meanwhile; then there is nothing to answer.
     if ask(SECCOMP_IOCTL_NOTIF_RECV, (&raw mut call).cast()) {
         (answer.id, answer.flags) = (call.id, u32::try_from(SECCOMP_USER_NOTIF_FLAG_CONTINUE).unwrap());
         let _ = ask(SECCOMP_IOCTL_NOTIF_SEND, (&raw mut answer).cast());

@@ -1,8 +1,8 @@
-//! How much of the host's memory is left to everybody else, whatever is asked.
+//! The reserve of host memory for other programs, which the driver never pins.
 
 use vramd_types::Bytes;
 
-/// Of a machine with so much in all: a tenth, and 2 GiB at least.
+/// The reserve on a machine with so much memory: a tenth, and at least 2 GiB.
 pub fn left_to_other_programs(total: Bytes) -> Bytes {
     Bytes::gib(2).max(Bytes::new(total.get() / 10))
 }

@@ -1,4 +1,4 @@
-//! The threads of a driver: started by name, joined when it is dropped.
+//! The threads of a driver: started by name, joined when the driver is dropped.
 
 use std::{
     fmt,
@@ -15,7 +15,7 @@ pub(crate) struct Threads {
     on_panic: OnPanic,
 }
 
-/// On a thread as long as it runs.
+/// Lives on a thread as long as it runs.
 struct Watch {
     name: String,
     on_panic: OnPanic,
@@ -30,7 +30,8 @@ impl Drop for Watch {
 }
 
 impl Threads {
-    /// `on_panic` is told of each that panics, on that thread: whoever waits for what it was to do would wait for ever.
+    /// `on_panic` is called on each thread that panics. Without it, a caller would wait forever for the work of
+    /// that thread.
     pub(crate) fn new(on_panic: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self { all: Vec::new(), on_panic: Arc::new(on_panic) }
     }
@@ -46,14 +47,14 @@ impl Threads {
         Ok(())
     }
 
-    /// Waits for all of them, who must have been told to end. Called by one of them, from inside the driver's sink, it
-    /// waits for none, since they wait for one another, and one of them for this.
+    /// Waits for all threads, which must have been asked to end. Called on one of them, from inside the
+    /// driver's sink, it waits for none: the threads wait for one another, and one of them for this call.
     pub(crate) fn join(&mut self) {
         if self.all.iter().any(|thread| thread.thread().id() == thread::current().id()) {
             return;
         }
         for thread in self.all.drain(..) {
-            // Of one that panicked was told when it did.
+            // A panic was reported when it happened.
             let _ = thread.join();
         }
     }

@@ -1,5 +1,5 @@
-//! The CUDA driver keeps the contract over a driver library of our own, whose memory is memfds. The same program runs
-//! on a real GPU: `contract-cuda`, without arguments.
+//! The CUDA driver keeps the contract over the fake library, whose memory is memfds. The same program runs on a
+//! real GPU: `contract-cuda`, without arguments.
 
 use std::{
     process::{Command, Output},
@@ -21,7 +21,7 @@ fn run(fake: &Fake, only: &[&str]) -> Output {
         .unwrap()
 }
 
-/// Runs the suite, or those cases whose names have such a part; what it says.
+/// Runs the suite, or the cases with these parts in their names, and returns its output.
 fn passes(fake: &Fake, only: &[&str]) -> String {
     let output = run(fake, only);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -29,7 +29,7 @@ fn passes(fake: &Fake, only: &[&str]) -> String {
     text
 }
 
-/// Each is run beside the others: one case waits more than it works.
+/// Run beside each other: one case waits more than it works.
 const TOGETHER: [&[&str]; 3] = [
     &[
         "pinning",

@@ -1,5 +1,5 @@
-//! The simulated driver keeps the contract: with every case, on real memory mapped by real other processes. The program
-//! `contract-sim` runs the same and writes it down.
+//! The simulated driver keeps the contract: every case, on real memory mapped by real other processes. The
+//! program `contract-sim` runs the same and writes a report.
 
 #[path = "../contract-sim/harness.rs"]
 mod harness;
@@ -14,7 +14,7 @@ use self::harness::SimHarness;
 
 contract_tests!(SimHarness::new(), judge);
 
-/// All but what CUDA alone has.
+/// Reasons that only concern CUDA.
 const NOT_SIMULATED: [Verdict; 2] = [
     Verdict::NotApplicable("this driver makes no fixed extents"),
     Verdict::NotApplicable("importers of this machine take no memory of their own"),

@@ -1,24 +1,24 @@
-//! Who goes next on the links that copies of several classes share.
+//! Decides which copy class goes next on the links that several lanes share.
 //!
-//! [`Links`] are asked before each chunk of a copy is begun in a lane. They are pure: what waits, and the time, are told by who
-//! asks. So the lanes of the drivers and the simulator have the same order.
+//! A lane asks [`Links`] before it begins each chunk of a copy. The type is pure: the caller passes the time
+//! and the waiting classes. So the lanes of the drivers and those of the simulator follow the same order.
 //!
 //! - Classes go in their order: demand, prefetch, write-back.
-//! - A class that has had less of a link than its share while it waited goes first until it has had it; prefetches never before
-//!   demand.
-//! - What a class does not want is lent to the others, and a class that begins to wait again has nothing saved up. Who has as much
-//!   under way as its lane takes wants more all the same.
-//! - Whoever has waited for [`STANDS_AT_MOST`], and was passed by [`PASSED_AT_MOST`] chunks meanwhile or sees none begun for as long,
-//!   goes first with one, so that nothing stands for ever.
+//! - A class that waited and got less of a link than its share is owed, and goes first until it has caught up.
+//!   A prefetch never goes before demand for that.
+//! - Unwanted share is lent to other classes. A class that begins to wait again has saved nothing up.
+//! - A class whose lane is full, with as many chunks in flight as it takes, still counts as waiting.
+//! - A class is starved once it has waited for [`STARVED_AFTER`] without a chunk and was passed by
+//!   [`STARVED_AFTER_CHUNKS`] chunks, or saw none begin for as long. Then it goes first with one chunk.
 //!
-//! Each lane has a link of its own, and some are shared by several. There:
+//! Each lane has a link of its own, and lanes share further links. On a shared link:
 //!
-//! - A class that lacks its share goes first in each of its lanes, whatever else waits in them, and what nobody waits for is not begun
-//!   in other lanes beyond its own share.
-//! - Demand is never held back by another lane. The others go when it is their turn and no demand is under way, or when the link has
-//!   room beside what is.
-//! - Who goes first because it stood is the lane that stood longest, and does not hang: something is under way there, and none of
-//!   it has ended for as long.
+//! - An owed class goes first in each of its lanes, whatever else waits there. Other lanes begin prefetches and
+//!   write-backs only within the share of their own class.
+//! - No other lane holds back demand. The other classes go when it is their turn and no demand is in flight, or
+//!   when the link has room besides.
+//! - Of several starved lanes the one that has waited longest goes first. A hung lane does not count: it has
+//!   chunks in flight, and none has ended for as long.
 
 #![forbid(unsafe_code)]
 
@@ -38,10 +38,10 @@ pub use {
     waiting::WaitingClasses,
 };
 
-/// So long a class that waits has nothing.
+/// How long a class waits without a chunk before it is starved.
 pub const STARVED_AFTER: Duration = Duration::from_secs(1);
 
-/// On a slow link longer, while no more chunks than that are begun of others.
+/// On a slow link a class waits longer than [`STARVED_AFTER`]: until so many chunks of others have passed it.
 pub const STARVED_AFTER_CHUNKS: u32 = 16;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! One link: what each class has had of it, and what is under way there.
+//! One link: the bytes that each class was owed and has had, and the chunks in flight.
 
 use std::time::Duration;
 
@@ -8,24 +8,26 @@ use vramd_types::{Bytes, CopyClass, Shares};
 use crate::Flaw;
 use crate::{STARVED_AFTER, STARVED_AFTER_CHUNKS};
 
-/// So much more than it carries may be begun on a link whose speed is known: then it never stands idle between two chunks.
+/// How far ahead of its measured speed a link is kept busy, so that it never idles between two chunks.
 const AHEAD_MAX: Duration = Duration::from_millis(1);
 
-/// What a class is owed at most, in chunks.
+/// The most that a class can be owed, in chunks.
 const OWED_CHUNKS_MAX: u64 = 4;
 
-/// What the lanes in which each class waits could fill of a link together, in percent; nothing of what does not wait.
+/// For each class, how much of the link its waiting lanes could fill together, in percent; zero if the class
+/// does not wait.
 pub(crate) type Wanted = [u32; CopyClass::COUNT];
 
 #[derive(Clone, Debug)]
 pub(crate) struct Link {
     shares: Shares,
-    /// What is begun at once of what nobody waits for.
+    /// The size of a background chunk.
     chunk: Bytes,
     wanted: Wanted,
-    /// What was begun of other classes and belonged to this one, of which something waited: in hundredths of a byte.
+    /// The bytes of other classes that were begun although they belonged to this waiting class, in hundredths
+    /// of a byte.
     owed: [u64; CopyClass::COUNT],
-    /// Since it began to wait, or had a chunk for the last time.
+    /// Since when each class waits: since its first request or its last chunk.
     waits: [Option<Wait>; CopyClass::COUNT],
     pace: Option<Pace>,
     #[cfg(feature = "planted")]
@@ -35,19 +37,20 @@ pub(crate) struct Link {
 #[derive(Clone, Copy, Debug)]
 struct Wait {
     since: Duration,
-    /// The chunks of others, and when the last of them was begun.
+    /// How many chunks of other classes were begun meanwhile, and when the last one was.
     chunks_passed: u32,
     last_passed: Duration,
 }
 
-/// Of a link that several lanes share.
+/// The measured speed of a shared link, and its load.
 #[derive(Clone, Debug)]
 struct Pace {
     /// Bytes per second.
     bytes_per_s: u64,
-    /// When what was begun should have crossed it: never later than what is under way now would take.
+    /// When the link should have carried all begun chunks. Never later than the chunks in flight now would
+    /// take.
     clear_at: Duration,
-    /// Bytes of each class that were begun and have not ended.
+    /// Bytes in flight, by class.
     in_flight: [u64; CopyClass::COUNT],
 }
 
@@ -59,7 +62,7 @@ impl Pace {
 }
 
 impl Link {
-    /// Of one lane, which knows what is under way there.
+    /// The link of one lane. The lane itself knows what is in flight.
     pub(crate) fn of_lane(shares: Shares, chunk: Bytes) -> Self {
         Self {
             shares,
@@ -73,7 +76,7 @@ impl Link {
         }
     }
 
-    /// Of several lanes, which carries so many bytes per second.
+    /// A link that several lanes share.
     pub(crate) fn shared(shares: Shares, chunk: Bytes, bytes_per_s: u64) -> Self {
         let in_flight = [0; CopyClass::COUNT];
         let pace = Some(Pace { bytes_per_s: bytes_per_s.max(1), clear_at: Duration::ZERO, in_flight });
@@ -85,7 +88,7 @@ impl Link {
         self.owed = [0; CopyClass::COUNT];
     }
 
-    /// What waits from now on. Who waits no more saves nothing up.
+    /// Sets which classes wait from now on. A class that stops waiting loses what it was owed.
     pub(crate) fn set_waiting(&mut self, now: Duration, wanted: Wanted) {
         self.wanted = wanted;
         for at in CopyClass::ALL.map(CopyClass::index) {
@@ -99,7 +102,7 @@ impl Link {
         }
     }
 
-    /// A chunk of that class was begun, while this still waited.
+    /// Records that a chunk of that class has begun, while the classes still wait as set before.
     pub(crate) fn record_begin(&mut self, now: Duration, class: CopyClass, length: Bytes) {
         let saves_up = planted!(self, ShareSavedUp);
         let wanted = self.wanted;
@@ -126,7 +129,7 @@ impl Link {
         }
     }
 
-    /// One that was begun as that class has ended, well or not.
+    /// Records the end of a chunk, by the class it was begun as, successful or not.
     pub(crate) fn record_end(&mut self, now: Duration, class: CopyClass, length: Bytes) {
         if let Some(pace) = &mut self.pace {
             let in_flight = &mut pace.in_flight[class.index()];
@@ -136,7 +139,7 @@ impl Link {
         }
     }
 
-    /// Something of the class waits, and it has had nothing for so long that it may have one chunk.
+    /// Whether the class has waited so long without a chunk that it may have one.
     pub(crate) fn is_starved(&self, now: Duration, class: CopyClass) -> bool {
         let for_long = |since: Duration| now.saturating_sub(since) >= STARVED_AFTER;
         let is_starved = |it: Wait| {
@@ -145,12 +148,12 @@ impl Link {
         class != CopyClass::Demand && self.waits[class.index()].is_some_and(is_starved)
     }
 
-    /// Something of the class waits, or has had nothing, since then.
+    /// Since when the class waits without a chunk.
     pub(crate) fn waiting_since(&self, class: CopyClass) -> Option<Duration> {
         self.waits[class.index()].map(|wait| wait.since)
     }
 
-    /// Something of the class waits, and it lacks a chunk of its share.
+    /// Whether the class waits and is owed a chunk of its share.
     pub(crate) fn is_owed(&self, class: CopyClass) -> bool {
         let behind_demand = class == CopyClass::Prefetch && self.is_wanted(CopyClass::Demand);
         match behind_demand {
@@ -159,11 +162,11 @@ impl Link {
         }
     }
 
-    /// Whether what goes in order is not begun now by one of the lanes that share it.
+    /// Whether a lane must not begin a chunk of that class in order now.
     pub(crate) fn holds_back(&self, now: Duration, class: CopyClass) -> bool {
         let Some(pace) = self.pace.as_ref().filter(|_| class != CopyClass::Demand) else { return false };
         let has_room = pace.clear_at <= now.saturating_add(AHEAD_MAX);
-        // How fast a link is may have been measured badly: alone, a class goes as fast as it can.
+        // The measured speed may be wrong: a class that is alone goes as fast as it can.
         let crosses_demand = pace.in_flight[CopyClass::Demand.index()] > 0;
         let is_next = !CopyClass::ALL.into_iter().any(|other| other < class && self.is_wanted(other));
         !(has_room || is_next && !crosses_demand)
@@ -177,11 +180,12 @@ impl Link {
         self.wanted[class.index()] > 0
     }
 
-    /// What belongs to a class of what is begun of another, in percent: no more than its lanes could take.
+    /// The part of a begun chunk that belongs to another class, in percent. It is at most what the lanes of
+    /// that class could take.
     fn share_of(&self, begun: CopyClass, class: CopyClass) -> u32 {
-        // Of what demand has nothing belongs to a prefetch.
+        // A prefetch has no share of what demand begins.
         let has_share = (begun, class) != (CopyClass::Demand, CopyClass::Prefetch);
-        // Who is to save up what it does not want has a share of that.
+        // The planted bug saves up an unwanted share, so it needs one.
         let wanted_max = if planted!(self, ShareSavedUp) { u32::MAX } else { self.wanted[class.index()] };
         let share = self.shares.percent(class).min(wanted_max);
         if has_share && !planted!(self, ShareLentForEver) { share } else { 0 }

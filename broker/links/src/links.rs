@@ -6,13 +6,13 @@ use vramd_types::{Bytes, CopyClass, Shares};
 
 use crate::{STARVED_AFTER, WaitingClasses, link::Link, turn::Turn};
 
-/// A lane is told by its number, from 0.
+/// All links of a node. A lane is named by its number, from 0.
 #[derive(Clone, Debug)]
 pub struct Links {
     lanes: Vec<Lane>,
-    /// Each lane's own, at its number; behind them those that lanes share.
+    /// The own link of each lane, by its number, then the shared links.
     pub(crate) links: Vec<Link>,
-    /// Which lanes cross each of them.
+    /// The lanes that cross each link.
     crossings: Vec<Vec<Crossing>>,
     #[cfg(feature = "planted")]
     pub(crate) planted: Option<crate::Flaw>,
@@ -20,13 +20,13 @@ pub struct Links {
 
 #[derive(Clone, Debug)]
 struct Lane {
-    /// Its own link first.
+    /// The links that the lane crosses; its own comes first.
     crosses: Vec<usize>,
     waiting: WaitingClasses,
     is_full: bool,
-    /// Chunks that were begun and have not ended.
+    /// Chunks that have begun and not ended.
     in_flight: usize,
-    /// When one was begun or ended last.
+    /// When a chunk last began or ended.
     last_progress: Duration,
 }
 
@@ -41,24 +41,24 @@ impl Lane {
         }
     }
 
-    /// What is under way does not end, so that nothing more may ever be begun.
+    /// Whether the chunks in flight do not end, so that the lane may never begin another.
     fn is_hung(&self, now: Duration) -> bool {
         self.in_flight > 0 && now.saturating_sub(self.last_progress) >= STARVED_AFTER
     }
 }
 
-/// A lane at a link.
+/// One lane's use of one link.
 #[derive(Clone, Copy, Debug)]
 pub struct Crossing {
     pub lane: usize,
-    /// What the link carries if this lane has it for itself, in bytes per second.
+    /// The speed of the link if this lane has it for itself.
     pub bytes_per_s: u64,
-    /// What the lane carries by itself, if that is known.
+    /// The speed of the lane alone, if it is known.
     pub lane_bytes_per_s: Option<u64>,
 }
 
 impl Crossing {
-    /// What of the link the lane can fill, in percent.
+    /// How much of the link the lane can fill, in percent.
     fn percent_filled(&self) -> u32 {
         let percent =
             |lane_bytes_per_s: u64| u128::from(lane_bytes_per_s) * 100 / u128::from(self.bytes_per_s.max(1));
@@ -69,7 +69,7 @@ impl Crossing {
 }
 
 impl Links {
-    /// Of so many lanes, which share these; so much is begun at once of what nobody waits for.
+    /// Links for so many lanes, with these shared links. `chunk` is the size of a background chunk.
     pub fn new(shares: Shares, chunk: Bytes, lanes: usize, shared: Vec<Vec<Crossing>>) -> Self {
         let own = (0..lanes).map(|lane| vec![Crossing { lane, bytes_per_s: 1, lane_bytes_per_s: None }]);
         let crossings: Vec<Vec<Crossing>> = own.chain(shared).collect();
@@ -92,12 +92,13 @@ impl Links {
         }
     }
 
-    /// From the next chunk on.
+    /// Sets the shares, from the next chunk on.
     pub fn set_shares(&mut self, shares: Shares) {
         self.links.iter_mut().for_each(|link| link.set_shares(shares));
     }
 
-    /// What waits in a lane from now on; and whether that is full: as much of what nobody waits for is under way there as should be.
+    /// Sets which classes wait in a lane from now on, and whether the lane is full: whether it has as many
+    /// background chunks in flight as it takes.
     pub fn set_waiting(&mut self, now: Duration, lane: usize, waiting: WaitingClasses, is_full: bool) {
         let full_wants_nothing = is_full && planted!(self, FullWantsNothing);
         let wants = |class: &CopyClass| {
@@ -115,14 +116,14 @@ impl Links {
         }
     }
 
-    /// The classes of which a chunk may be begun in a lane now, the best first.
+    /// The classes that may begin a chunk in a lane now, the best first.
     pub fn eligible_classes(&self, now: Duration, lane: usize) -> impl Iterator<Item = CopyClass> + use<> {
         let mut turns = CopyClass::ALL.map(|class| (self.turn(now, lane, class), class));
         turns.sort();
         turns.into_iter().filter(|(turn, _)| turn.may_begin()).map(|(_, class)| class)
     }
 
-    /// A chunk was begun in a lane. Told before what waits there from now on.
+    /// Records that a chunk has begun in a lane. The caller records this before it sets what waits from now on.
     pub fn record_begin(&mut self, now: Duration, lane: usize, class: CopyClass, length: Bytes) {
         let own = &mut self.lanes[lane];
         (own.in_flight, own.last_progress) = (own.in_flight + 1, now);
@@ -132,7 +133,7 @@ impl Links {
         }
     }
 
-    /// As what it was begun, and however it went.
+    /// Records the end of a chunk, by the class it was begun as, successful or not.
     pub fn record_end(&mut self, now: Duration, lane: usize, class: CopyClass, length: Bytes) {
         let own = &mut self.lanes[lane];
         (own.in_flight, own.last_progress) = (own.in_flight.saturating_sub(1), now);
@@ -149,7 +150,7 @@ impl Links {
         }
         let turns = crosses.iter().map(|at| self.turn_at(now, *at, lane, class));
         let turn = turns.fold(Turn::InOrder, Turn::combine);
-        // Beside demand a share may be more than a lane takes of what nobody waits for.
+        // Beside demand the share of a class may be more than the background chunks that a lane takes.
         let is_beside_demand = waiting.contains(CopyClass::Demand) && !planted!(self, FullLacksItsShare);
         let has_room = class == CopyClass::Demand || !is_full || is_beside_demand && turn.goes_out_of_order();
         if has_room { turn } else { Turn::HeldBack }
@@ -179,7 +180,7 @@ impl Links {
         }
     }
 
-    /// Of the lanes in which that class waits at a link, if several share it. Nobody waits behind one that hangs.
+    /// Whether a lane has waited longest of those that wait for a class on a link. Hung lanes do not count.
     fn waits_longest(&self, now: Duration, at: usize, lane: usize, class: CopyClass) -> bool {
         let since = |lane: usize| self.links[lane].waiting_since(class);
         let Some(its) = since(lane) else { return false };
@@ -187,14 +188,14 @@ impl Links {
         others.filter_map(|other| since(other.lane)).all(|other| its <= other)
     }
 
-    /// Whether it is not begun now at a link that lanes share, since another class lacks its share there.
+    /// Whether a class yields on a shared link, because another class is owed there.
     fn must_yield(&self, now: Duration, at: usize, class: CopyClass) -> bool {
         let is_shared = self.links[at].is_shared() && !planted!(self, OthersNotHeldBack);
         let mut others = CopyClass::ALL.into_iter().filter(|other| *other != class);
         is_shared && class != CopyClass::Demand && others.any(|other| self.is_deprived(now, at, other))
     }
 
-    /// Whether a class lacks its share of a link because of what others have there: no other link holds it back.
+    /// Whether a class is owed on a link and could go: in some lane no other link holds it back.
     fn is_deprived(&self, now: Duration, at: usize, class: CopyClass) -> bool {
         let elsewhere = |link: &usize| {
             *link != at && self.links[*link].holds_back(now, class) && !self.links[*link].is_owed(class)
@@ -204,7 +205,7 @@ impl Links {
     }
 }
 
-/// What a chunk of that lane costs at a link, in bytes of the first lane there.
+/// The cost of a chunk on a link, in bytes of the first lane there.
 fn cost(there: &[Crossing], lane: usize, length: Bytes) -> Bytes {
     let bytes_per_s = |it: Option<&Crossing>| it.map_or(1, |it| u128::from(it.bytes_per_s).max(1));
     let (first, own) = (there.first(), there.iter().find(|it| it.lane == lane));

@@ -1,8 +1,8 @@
-//! Flaws on purpose. The simulator must find each of them, or it could not find one that nobody planted.
+//! Planted bugs. The simulator must find each of them, or it could not find a real one.
 //!
-//! Without the feature `planted` the question whether there is one is the constant `false`.
+//! Without the feature `planted` the macro is the constant `false`.
 
-/// Whether the link has that flaw.
+/// Whether that bug is planted.
 #[cfg(feature = "planted")]
 macro_rules! planted {
     ($at:expr, $flaw:ident) => {
@@ -17,29 +17,29 @@ macro_rules! planted {
     };
 }
 
-/// What can be planted.
+/// The bugs that can be planted.
 #[cfg(feature = "planted")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
     /// A prefetch goes before demand.
     PrefetchBeforeDemand,
-    /// What was lent is not given back.
+    /// Lent share is not returned.
     ShareLentForEver,
-    /// Who wants nothing saves it up.
+    /// A class saves up share that it does not want.
     ShareSavedUp,
-    /// What waits in a lane that is full wants nothing.
+    /// A class in a full lane counts as not waiting.
     FullWantsNothing,
-    /// A lane that is full begins nothing of what nobody waits for, whatever it lacks beside demand.
+    /// A full lane begins no background chunk, even if the class is owed beside demand.
     FullLacksItsShare,
-    /// Who lacks its share of a link that lanes share may go, and goes no sooner in its lane.
+    /// A class that is owed on a shared link may go, but goes no sooner in its lane.
     SharedOnlyVetoes,
-    /// Who lacks its share of such a link has other lanes' chunks begun all the same.
+    /// Other lanes begin chunks although a class is owed on the shared link.
     OthersNotHeldBack,
 }
 
 #[cfg(feature = "planted")]
 impl crate::Links {
-    /// Makes one flaw active, or none. Before the first chunk.
+    /// Plants one bug or none. Called before the first chunk.
     pub fn plant(&mut self, flaw: Option<Flaw>) {
         self.planted = flaw;
         self.links.iter_mut().for_each(|link| link.planted = flaw);

@@ -1,19 +1,20 @@
-/// How a class stands at a link, for one lane: the lower, the sooner.
+/// The standing of a class at a link, for one lane: the lower, the sooner it goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Turn {
-    /// It has had nothing for so long that it has one chunk.
+    /// The class has waited so long without a chunk that it gets one.
     Starved,
-    /// It has had less than its share.
+    /// The class has had less than its share.
     Owed,
     InOrder,
-    /// To another class that has had less than its share.
+    /// The class yields to another class that has had less than its share.
     Yielding,
-    /// By what is under way there; or it does not wait.
+    /// Chunks in flight hold the class back, or it does not wait.
     HeldBack,
 }
 
 impl Turn {
-    /// At both of two links. Who is owed at one of them yields at none: else two could yield to each other.
+    /// The standing over two links. A class that is owed at one link yields at none; else two classes could
+    /// yield to each other.
     pub(crate) fn combine(self, other: Self) -> Self {
         match (self.min(other), self.max(other)) {
             (_, Self::HeldBack) => Self::HeldBack,
@@ -22,7 +23,7 @@ impl Turn {
         }
     }
 
-    /// Before those that go in order.
+    /// Whether the class goes before those that go in order.
     pub(crate) fn goes_out_of_order(self) -> bool {
         self < Self::InOrder
     }

@@ -1,6 +1,6 @@
 use vramd_types::CopyClass;
 
-/// The classes of which something waits in a lane.
+/// The classes that wait in a lane: something of them is left to begin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WaitingClasses([bool; CopyClass::COUNT]);
 

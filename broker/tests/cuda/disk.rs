@@ -1,4 +1,4 @@
-//! A disk tier beside a device, whose bytes go through buffers of the host's memory.
+//! A disk tier beside a device, whose bytes go through buffers of host memory.
 
 use std::{fs, io::Write as _, path::PathBuf};
 
@@ -31,8 +31,8 @@ fn evicted(daemon: &Daemon, session: &mut RawSession, allocation: u64) -> PartMo
     answer.ok().parts[0].clone()
 }
 
-/// Though the host tier is not of its memory, the buffers are. Nobody is killed: what needs one is refused, loses nothing, and is done once there is
-/// room.
+/// The host tier is not charged to the cgroup, but the buffers are. No process is killed: copies that need a
+/// buffer are refused, lose nothing, and are done once there is room.
 #[test]
 fn copies_are_refused_if_the_cgroup_has_no_room_for_buffers() {
     let fake = Fake::new();

@@ -1,4 +1,4 @@
-//! Fixed memory: it is where it is, whatever an operator asks and whoever needs the room.
+//! Fixed memory never moves, whatever an operator orders and whoever needs the room.
 
 use std::{fs::File, os::unix::fs::FileExt as _, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::Daemon;
 
 const SIZE: u64 = 4 << 20;
 
-/// One part, which its session has mapped, and the memory behind it.
+/// One part, mapped by its session, and the memory behind it.
 fn fixed(session: &RawSession) -> (u64, File) {
     let fixed = AllocationSpec { kind: AllocationKind::Fixed.into(), ..spec(SIZE) };
     let id = session.reserve(fixed).allocation_id;
@@ -36,7 +36,7 @@ fn found(memory: &File) -> String {
     digest(&found)
 }
 
-/// All that could be asked of its parts, each with what there is none of.
+/// All orders on its parts, with a name for each that is impossible.
 fn asked(admin: &Admin, id: u64, part_indexes: &[u32]) -> Vec<(Refused, &'static str)> {
     let part_indexes = || part_indexes.to_vec();
     let mut refused = Vec::new();
@@ -76,7 +76,7 @@ fn operator_orders_on_a_fixed_part_are_refused() {
     memory.write_all_at(&bytes, 0).unwrap();
     let books = daemon.settled_books();
     assert_eq!((books.allocations[0].resident_bytes, books.allocations[0].host_bytes), (SIZE, 0));
-    // What is wrong besides, as in the last, is not what is told.
+    // Another mistake in the request, as in the last, does not change the answer.
     for parts in [&[][..], &[0], &[1]] {
         for (refused, kind) in asked(&daemon.admin(), id, parts) {
             assert_eq!(refused.is(Reason::KindUnsupported).fact("kind"), kind, "{parts:?}");
@@ -91,7 +91,7 @@ fn operator_orders_on_a_fixed_part_are_refused() {
     assert_eq!(found(&memory), digest(&bytes));
 }
 
-/// Its device accesses it where it is, and that is the device.
+/// Its device accesses it in place, and that is the device.
 #[test]
 fn the_owner_of_a_fixed_part_cannot_advise() {
     let daemon = Daemon::start_with_host(&Fake::new(), "16MiB");
@@ -110,7 +110,7 @@ fn the_owner_of_a_fixed_part_cannot_advise() {
     }
 }
 
-/// Who needs the room has other memory leave.
+/// A client that needs the room has other memory evicted.
 #[test]
 fn a_fixed_part_is_never_evicted() {
     // Beside the daemon's own, room for four parts and a little.

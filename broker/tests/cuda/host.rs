@@ -1,4 +1,4 @@
-//! Memory of the host: where it is from, and what comes of it where it cannot be had.
+//! Host memory: its node, and what happens if it cannot be had.
 
 use std::{panic, path::Path, process::Command, thread, time::Duration};
 
@@ -27,7 +27,7 @@ pub(crate) fn evicting(
     })
 }
 
-/// Until that is answered. What was sent before the answer may be read after it.
+/// Unmaps as ordered until that is answered. Frames sent before the answer may be read after it.
 pub(crate) fn unmap_as_told(session: &mut RawSession, is_answered: impl Fn() -> bool) {
     let mut answered = false;
     while !answered {
@@ -39,7 +39,7 @@ pub(crate) fn unmap_as_told(session: &mut RawSession, is_answered: impl Fn() -> 
     }
 }
 
-/// Pins all of it, wherever it is.
+/// Pins all of it, wherever it lies.
 #[track_caller]
 pub(crate) fn pins_and_finds(session: &mut RawSession, allocation_id: u64, bytes: &[u8]) {
     let parts = u32::try_from(bytes.len() >> 22).unwrap();
@@ -49,7 +49,8 @@ pub(crate) fn pins_and_finds(session: &mut RawSession, allocation_id: u64, bytes
     assert_eq!(session.digest(allocation_id, bytes.len() as u64), digest(bytes));
 }
 
-/// What cannot be pinned ahead is told in the log, and who needs it gets an exact answer and loses nothing.
+/// The log says what cannot be pinned ahead. A client that needs the memory gets an exact error and loses
+/// nothing.
 fn has_less_than_was_configured(fake: &Fake, pinned: u64, why: &str) {
     has_less(&Daemon::start_with_host(fake, "16MiB"), pinned, why);
 }
@@ -82,7 +83,7 @@ fn has_less(daemon: &Daemon, pinned: u64, why: &str) {
     until("nothing is charged", || Books::read(&daemon.admin()).are_empty());
 }
 
-/// What the driver says is nearest to the device is asked for, ahead of need and for who moves.
+/// The driver asks for memory of the node nearest to the device, ahead of need and for moves.
 #[test]
 fn the_host_tier_is_on_the_node_nearest_to_the_device() {
     let fake = Fake::new().with("note = 1").with("attribute.134 = 1");
@@ -103,7 +104,7 @@ fn host_memory_that_cannot_be_registered() {
     has_less_than_was_configured(&fake, 0, "");
 }
 
-/// Where the host's memory does not go by descriptor there is a tier of it, and nobody but the daemon can map that.
+/// Without host memory by descriptor there is a host tier, and only the daemon can map it.
 #[test]
 fn host_memory_that_clients_cannot_map() {
     let daemon = Daemon::start_with_host(&Fake::new().with("attribute.141 = 0"), "16MiB");
@@ -130,7 +131,7 @@ fn host_memory_that_clients_cannot_map() {
     pins_and_finds(&mut session, id, &bytes);
 }
 
-/// Where the driver pins in the daemon's name, and its cgroup has no more: what it may have at most is enough.
+/// The driver pins in the daemon's name, and its cgroup has no more: the limit suffices.
 #[test]
 fn a_cgroup_that_is_full() {
     let fake = Fake::new().with("attribute.141 = 0");
@@ -140,7 +141,7 @@ fn a_cgroup_that_is_full() {
     has_less(&Daemon::start_by(command, place), 0, "its cgroup's limit leaves 1048576 bytes");
 }
 
-/// Beside the host tier there must be room for the daemon and for the buffers that copies and digests go through.
+/// Beside the host tier there must be room for the daemon, and for the buffers of copies and digests.
 #[test]
 fn a_cgroup_that_leaves_no_room_for_buffers_ends_the_start() {
     let fake = Fake::new().with("attribute.141 = 0");
@@ -161,10 +162,10 @@ fn a_cgroup_that_leaves_no_room_for_buffers_ends_the_start() {
     }
 }
 
-/// What is pinned is the daemon's; of what is not, no more is handed out than its cgroup leaves now.
+/// Pinned memory is the daemon's. Of the rest, no more is handed out than its cgroup leaves now.
 #[test]
 fn memory_used_by_others_in_a_cgroup_is_not_handed_out() {
-    // Half of the tier can be pinned ahead of need, by two calls: the first is a buffer's, for the measure of links.
+    // Half of the tier can be pinned ahead of need, by two calls: the first is a buffer for measuring links.
     let fake = Fake::new().with("attribute.141 = 0").with("fail.cuMemHostRegister_v2 = 2@4");
     let place = tempfile::tempdir().unwrap();
     let cgroup = Cgroup::new(&place, 512 << 20, 0);
@@ -195,7 +196,7 @@ fn memory_used_by_others_in_a_cgroup_is_not_handed_out() {
     until("nothing is charged", || Books::read(&daemon.admin()).are_empty());
 }
 
-/// Who needs room that could only be made in the host is refused meanwhile, and nobody loses anything.
+/// Requests for room that only host memory could make are refused meanwhile, and no client loses anything.
 #[test]
 fn host_memory_that_can_be_had_again() {
     // On the device there is room for four parts and a little.
@@ -227,7 +228,7 @@ fn host_memory_that_can_be_had_again() {
     pins_and_finds(&mut session, id, &bytes);
 
     fake.trigger(false);
-    // That the pin call has ended comes by another socket, and may come later.
+    // The end of the pin call comes by another socket, perhaps later.
     let waiting = AllocateBatchRequest { wait_ms: 30_000, ..request() };
     let asked = other.memory.allocate_batch(waiting);
     unmap_as_told(&mut session, || asked.is_answered());
@@ -240,7 +241,7 @@ fn host_memory_that_can_be_had_again() {
     until("nothing is charged", || Books::read(&daemon.admin()).are_empty());
 }
 
-/// Runs what starts a daemon where that may lock 8 MiB, whoever it is.
+/// Runs a command that starts a daemon with a limit of 8 MiB on locked memory, for any user.
 fn may_lock_8_mib<T: Send>(run: impl FnOnce(&dyn Fn(&Path) -> Command) -> T + Send) -> T {
     let command = |config: &Path| {
         let mut command = Command::new("sh");
@@ -248,7 +249,7 @@ fn may_lock_8_mib<T: Send>(run: impl FnOnce(&dyn Fn(&Path) -> Command) -> T + Se
         command.arg(config);
         command
     };
-    // What a thread takes from its own bounding set its children cannot have.
+    // Children cannot get a capability that a thread removed from its bounding set.
     let run = move || {
         if rustix::process::geteuid().is_root() {
             remove_capability_from_bounding_set(CapabilitySet::IPC_LOCK).unwrap();
@@ -258,7 +259,7 @@ fn may_lock_8_mib<T: Send>(run: impl FnOnce(&dyn Fn(&Path) -> Command) -> T + Se
     thread::scope(|scope| scope.spawn(run).join().unwrap_or_else(|why| panic::resume_unwind(why)))
 }
 
-/// Where the driver pins in the daemon's name, and it may not lock that much.
+/// The driver pins in the daemon's name, and the daemon may not lock that much.
 #[test]
 fn a_memlock_limit_below_the_host_tier_is_logged_at_start() {
     let fake = Fake::new().with("attribute.141 = 0");
@@ -279,8 +280,8 @@ fn a_memlock_limit_below_the_host_tier_is_logged_at_start() {
     assert!(!daemon.sockets().join("admin.sock").exists(), "nobody could ask it anything");
 }
 
-/// As much as it may lock; and where the driver's own memory goes by descriptor, nothing of the host tier counts. What is locked beside it,
-/// for buffers, is looked at where it is taken.
+/// The tier is as large as the limit. If the driver shares its own memory by descriptor, nothing of the host
+/// tier counts. Locked buffers are checked when they are made.
 #[test]
 fn a_tight_memlock_limit_does_not_prevent_the_start() {
     for (by_descriptor, host_size, pinned) in [(0, "8MiB", 8 << 20), (1, "12MiB", 12 << 20)] {

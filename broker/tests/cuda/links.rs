@@ -1,4 +1,4 @@
-//! Links that devices share: found by what they carry together, where the kernel says that they are below one bridge.
+//! Links that devices share: found by their speed together, if the kernel lists them below one bridge.
 
 use std::{fs, os::unix::fs::symlink};
 
@@ -8,7 +8,7 @@ use vramd_tests::books::Books;
 
 use crate::{Daemon, configured, seeing};
 
-/// Two devices below one bridge, which carries as much into both as each takes.
+/// Two devices below one bridge, which carries into both as much as each takes.
 fn below_one_bridge() -> Fake {
     let fake = Fake::new().with("devices = 2").with("attribute.34 = 0").with("attribute.50 = 0");
     let fake = fake.with("attribute.33.0 = 23").with("attribute.33.1 = 24");
@@ -43,6 +43,6 @@ fn devices_below_one_bridge_share_its_link() {
             assert_eq!(lanes(own), [(way, uuid.clone())]);
         }
     }
-    // Of the bridge above that one, and of the node, both devices are the only ones: neither is another road.
+    // The bridge above that one, and the node, have only these devices: neither is another link.
     assert!(links.iter().all(|link| !link.name.contains("15:01.0") && !link.name.starts_with("node")));
 }

@@ -1,5 +1,4 @@
-//! The real daemon on the CUDA driver, over a driver library of our own: what a real card can't be made to do when a
-//! test wants it.
+//! The real daemon on the CUDA driver, over the fake library: failures that a test cannot cause on a real card.
 
 mod disk;
 mod fixed;
@@ -37,12 +36,12 @@ struct Daemon {
 }
 
 impl Daemon {
-    /// Starts it and waits until it serves.
+    /// Starts the daemon and waits until it serves.
     fn start(fake: &Fake) -> Self {
         Self::start_with_host(fake, "0")
     }
 
-    /// With so much memory of the host beside its device.
+    /// With so much host memory beside its device.
     fn start_with_host(fake: &Fake, host_size: &str) -> Self {
         let place = tempfile::tempdir().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_vramd"));
@@ -72,7 +71,7 @@ impl Daemon {
         Admin::new(&self.sockets())
     }
 
-    /// Once the daemon has heard every answer on its channels.
+    /// Waits until the daemon has read every answer on its channels.
     #[track_caller]
     fn settled_books(&self) -> Books {
         eventually("nothing is on its way", || {
@@ -108,7 +107,7 @@ fn configured(place: &tempfile::TempDir, fake: &Fake, host_size: &str) -> PathBu
     file
 }
 
-/// What starts a daemon that sees such a cgroup, of which the test says from then on how much is taken.
+/// Starts a daemon that sees such a cgroup. The test sets how much is used.
 struct Cgroup {
     folder: PathBuf,
 }
@@ -132,7 +131,7 @@ impl Cgroup {
     }
 }
 
-/// What starts a daemon that sees this folder there.
+/// A command that starts a daemon which sees this folder there.
 fn seeing(folder: &Path, there: &str, config: &Path) -> Command {
     let mut command = Command::new("unshare");
     let line = format!("mount --bind '{}' {there} && exec \"$0\" \"$@\"", folder.display());
@@ -148,7 +147,7 @@ impl Drop for Daemon {
     }
 }
 
-/// All that a watch of the health says, until the daemon hangs up. `begun` is called after the first word.
+/// All health reports until the daemon hangs up. `begun` is called after the first.
 async fn health(socket: &Path, begun: impl FnOnce()) -> Vec<ServingStatus> {
     let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).unwrap();
     let mut client = HealthClient::new(endpoint.connect().await.unwrap());
@@ -163,7 +162,7 @@ async fn health(socket: &Path, begun: impl FnOnce()) -> Vec<ServingStatus> {
     said
 }
 
-/// Health says so, the daemon ends with a status of its own within seconds, and what a client maps stays its own.
+/// Health reports it, the daemon exits with its own status within seconds, and a client keeps its mappings.
 fn is_poisoned(code: u32) {
     let fake = Fake::new().with(&format!("fail.cuStreamQuery = {code}@triggered"));
     let mut daemon = Daemon::start(&fake);
@@ -199,7 +198,7 @@ fn a_failed_launch_in_the_daemon_s_context() {
     is_poisoned(719);
 }
 
-/// Each part of an allocation is exported when it is made, and then sent to whoever maps it.
+/// Each part of an allocation is exported when it is created, and then sent to every mapper.
 #[test]
 fn a_part_is_exported_once_and_sent_to_many() {
     let fake = Fake::new().with("note = 1");

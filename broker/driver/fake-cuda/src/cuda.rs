@@ -28,7 +28,7 @@ fn devices() -> usize {
     script().number("devices", 1)
 }
 
-/// Of a device, or of a MIG instance of the first.
+/// The UUID of a device, or of a MIG instance of the first device.
 pub(crate) fn uuid(device: usize, instance: Option<usize>) -> [u8; 16] {
     let mut state = 0xcbf2_9ce4_8422_2325_u64;
     let mut bytes = [0; 16];
@@ -248,7 +248,7 @@ extern "C" fn cuMemExportToShareableHandle(
 extern "C" fn cuMemImportFromShareableHandle(handle: *mut u64, fd: usize, _kind: c_uint) -> u32 {
     begin!("cuMemImportFromShareableHandle");
     let Ok(fd) = c_int::try_from(fd) else { return INVALID_VALUE };
-    // SAFETY: A descriptor that the caller of the driver has open, as with CUDA; it is duplicated at once.
+    // SAFETY: The caller has the descriptor open, as with CUDA; it is duplicated at once.
     let Ok(file) = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned() else { return INVALID_VALUE };
     let file = File::from(file);
     let Ok(size) = file.metadata().map(|file| usize::try_from(file.len()).unwrap_or(0)) else {
@@ -335,7 +335,7 @@ extern "C" fn cuMemSetAccess(
     count: usize,
 ) -> u32 {
     begin!("cuMemSetAccess");
-    // All of them alike, so that one will do.
+    // All have the same access, so the first stands for all.
     let Some(access) = get(access).filter(|_| count > 0) else { return INVALID_VALUE };
     let (readable, writable) = (access.flags & 1 != 0, access.flags == 3);
     let mut world = world();
@@ -394,7 +394,7 @@ extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, address:
     put(size, if script().is_set("cut") { range.size + PAGE } else { range.size })
 }
 
-/// What is in the 64 bytes: whose descriptor, of what size.
+/// The 64 bytes of a legacy handle: the process and number of a descriptor, and its size.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Legacy {

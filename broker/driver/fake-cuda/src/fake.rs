@@ -1,4 +1,4 @@
-//! For tests: a copy of the library that does what the test says.
+//! For tests: a copy of the library that follows the test's script.
 
 use std::{
     env,
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::script::{CALLS, TEXT, TRIGGER};
 
-/// A driver library of a test's own. It is loaded apart from all others, as it is another file.
+/// A driver library of one test. As a separate file it is loaded apart from all others.
 #[derive(Debug)]
 pub struct Fake {
     dir: TempDir,
@@ -27,7 +27,7 @@ impl Default for Fake {
 
 impl Fake {
     /// # Panics
-    /// Where the library was not built, or there is no temporary directory.
+    /// If the library was not built, or there is no temporary directory.
     pub fn new() -> Self {
         static LAST: AtomicU32 = AtomicU32::new(0);
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
@@ -37,10 +37,10 @@ impl Fake {
         fake.with(&format!("node = {}-{}", process::id(), LAST.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// Adds a line to the script. Before the library is loaded.
+    /// Adds a line to the script, before the library is loaded.
     ///
     /// # Panics
-    /// Where it cannot be written.
+    /// If it cannot be written.
     #[must_use]
     pub fn with(mut self, line: &str) -> Self {
         self.script.push_str(line);
@@ -49,10 +49,10 @@ impl Fake {
         self
     }
 
-    /// Takes a function away: its name is made another in the library's file, so that it is not found.
+    /// Removes a function: changes its name in the library's file, so that it is not found.
     ///
     /// # Panics
-    /// Where there is no such function.
+    /// If there is no such function.
     #[must_use]
     pub fn without(self, function: &str) -> Self {
         let mut bytes = fs::read(self.library()).expect("the library can be read");
@@ -67,10 +67,10 @@ impl Fake {
         self
     }
 
-    /// From now on those functions fail or hang of which the script says so; or no more.
+    /// Turns the failures and hangs of the script on or off.
     ///
     /// # Panics
-    /// Where that cannot be written down.
+    /// If the trigger file cannot be written or removed.
     pub fn trigger(&self, now: bool) {
         if now {
             fs::write(self.beside(TRIGGER), "").expect("a file can be written");
@@ -79,12 +79,13 @@ impl Fake {
         }
     }
 
-    /// The threads that have called the function, by name, one for each call. The script must say `note = 1`.
+    /// The names of the threads that have called the function, one for each call. The script must contain `note
+    /// = 1`.
     pub fn threads_calling(&self, function: &str) -> Vec<String> {
         self.calls(function).into_iter().map(|(thread, _)| thread).collect()
     }
 
-    /// The same with the CPUs that each of them may run on, as the kernel lists them.
+    /// The same with the CPUs that each thread may run on, as the kernel lists them.
     pub fn calls(&self, function: &str) -> Vec<(String, String)> {
         let calls = fs::read_to_string(self.beside(CALLS)).unwrap_or_default();
         let calls = calls.lines().filter_map(|line| {
@@ -94,10 +95,10 @@ impl Fake {
         calls.collect()
     }
 
-    /// The memory behind a legacy handle, as who opened it would have it.
+    /// Opens the memory behind a legacy handle, like a process that imports it.
     ///
     /// # Panics
-    /// Where it is no handle of this library's, or who made it is gone.
+    /// If the handle is not from this library, or the process that made it is gone.
     pub fn open_export(handle: &[u8]) -> File {
         let number = |at: usize| u32::from_ne_bytes(handle[at..at + 4].try_into().expect("four bytes"));
         let path = format!("/proc/{}/fd/{}", number(0), number(4));
@@ -108,18 +109,18 @@ impl Fake {
         self.dir.path().join(format!("libcuda.so.1{end}"))
     }
 
-    /// In the place of `libcuda.so.1`, and of `libnvidia-ml.so.1`.
+    /// Replaces `libcuda.so.1` and `libnvidia-ml.so.1`.
     pub fn library(&self) -> PathBuf {
         self.dir.path().join("libcuda.so.1")
     }
 
-    /// In the place of `/proc/driver/nvidia/params`.
+    /// Replaces `/proc/driver/nvidia/params`.
     pub fn params(&self) -> PathBuf {
         self.dir.path().join("params")
     }
 }
 
-/// Cargo puts it beside the test, or beside what the test belongs to.
+/// Cargo puts the library beside the test, or beside the package of the test.
 fn built() -> PathBuf {
     let test = env::current_exe().expect("a process has a program");
     let folders: Vec<&Path> = test.ancestors().skip(1).take(2).collect();

@@ -1,4 +1,4 @@
-//! Who holds the node's memory: found by a look through `/proc`, so that no process need tell.
+//! Finds the holders of the node's memory in `/proc`, so that no process need report.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +10,7 @@ use std::{
 
 use crate::script::script;
 
-/// One piece of device memory.
+/// One piece of device memory and its holders.
 #[derive(Debug)]
 pub(crate) struct HeldPiece {
     pub(crate) device: usize,
@@ -20,13 +20,13 @@ pub(crate) struct HeldPiece {
 }
 
 impl HeldPiece {
-    /// Who is charged for it: its creator while that has it, else whoever does.
+    /// The process that is charged: the creator while it holds the piece, else the first holder.
     fn charged(&self) -> u32 {
         if self.holders.contains(&self.creator) { self.creator } else { self.holders[0] }
     }
 }
 
-/// Stands for memory of the host, which no device has.
+/// Stands for host memory, which belongs to no device.
 pub(crate) const HOST: usize = usize::MAX;
 
 /// The name of a piece's memfd.
@@ -41,7 +41,7 @@ pub(crate) fn survey() -> BTreeMap<u64, HeldPiece> {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
-        // Processes come and go, and some are none of ours: what can't be read is not there.
+        // Processes come and go, and some are foreign: what cannot be read counts as absent.
         descriptors(&mut seen, pid, &entry.path());
         mappings(&mut seen, pid, &entry.path());
     }

@@ -1,5 +1,5 @@
-//! How fast copies go, where the script says so: each way of each device carries so much, and so do roads that several share.
-//! A road is shared evenly by those that are at it.
+//! The speed of copies, if the script sets one: of each direction of each device, and of links that several
+//! share. The copies on a link share it evenly.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -15,7 +15,7 @@ pub(crate) enum Direction {
     FromDevice,
 }
 
-/// One way of one device.
+/// One direction of one device.
 type Lane = (usize, Direction);
 
 struct Link {
@@ -25,17 +25,17 @@ struct Link {
 
 struct Links {
     links: Vec<Link>,
-    /// What is on its way in each lane, by number, and what is left of it.
+    /// The copies in flight in each lane, by number, with the bytes that are left of each.
     in_flight: BTreeMap<Lane, VecDeque<(u64, f64)>>,
-    /// Until when that is so.
+    /// The time of that state.
     at: Instant,
     last: u64,
-    /// The last copy of each stream, and what each event waits for.
+    /// The last copy of each stream, and the copy that each event waits for.
     of_streams: HashMap<usize, u64>,
     of_events: HashMap<usize, u64>,
 }
 
-/// A copy of the stream's sets out.
+/// Starts a copy on the stream.
 pub(crate) fn cross(stream: usize, direction: Direction, length: usize) {
     let Some((mut links, device)) = links().zip(current()) else { return };
     let links = &mut *links;
@@ -52,7 +52,7 @@ pub(crate) fn record(event: usize, stream: usize) {
     }
 }
 
-/// Whether all that was before the event has arrived.
+/// Whether all copies before the event have arrived.
 pub(crate) fn has_passed(event: usize) -> bool {
     let Some(mut links) = links() else { return true };
     links.advance();
@@ -60,7 +60,7 @@ pub(crate) fn has_passed(event: usize) -> bool {
     !links.in_flight.values().flatten().any(|(number, _)| Some(*number) == copy)
 }
 
-/// None where copies take no time.
+/// None if copies take no time.
 fn links() -> Option<MutexGuard<'static, Links>> {
     static ROADS: OnceLock<Option<Mutex<Links>>> = OnceLock::new();
     let links = ROADS.get_or_init(|| Links::read().map(Mutex::new)).as_ref()?;
@@ -87,7 +87,7 @@ impl Links {
         })
     }
 
-    /// Until now: from each arrival to the next all goes evenly.
+    /// Advances to now: from one arrival to the next all speeds are constant.
     fn advance(&mut self) {
         let now = Instant::now();
         loop {
@@ -120,7 +120,7 @@ impl Links {
             if let Some((_, left)) = copies.front_mut() {
                 *left -= speed * seconds;
             }
-            // What is left of a byte is the error of the numbers.
+            // Less than a byte is a rounding error.
             if copies.front().is_some_and(|(_, left)| *left < 1.0) {
                 copies.pop_front();
             }

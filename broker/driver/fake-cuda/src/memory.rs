@@ -21,12 +21,12 @@ pub(crate) struct Piece {
     pub(crate) device: usize,
 }
 
-/// Addresses that mean something.
+/// A mapped address range.
 pub(crate) struct Range {
     pub(crate) size: usize,
     pub(crate) readable: bool,
     pub(crate) writable: bool,
-    /// Of a block of `cuMemAlloc`.
+    /// The memory of a `cuMemAlloc` block.
     pub(crate) block: Option<Piece>,
 }
 
@@ -35,9 +35,9 @@ pub(crate) struct World {
     pub(crate) handles: HashMap<u64, Piece>,
     pub(crate) next: u64,
     pub(crate) ranges: BTreeMap<u64, Range>,
-    /// Of `cuMemHostRegister`.
+    /// By `cuMemHostRegister`.
     pub(crate) registered: HashMap<usize, usize>,
-    /// Of each device: how often retained, and what the context takes.
+    /// For each device: how often its context is retained, and the context's memory.
     pub(crate) contexts: HashMap<usize, (usize, Piece)>,
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn world() -> MutexGuard<'static, World> {
 }
 
 impl Piece {
-    /// New memory, if there is room.
+    /// Allocates memory, if there is room.
     pub(crate) fn new(device: usize, size: usize) -> Result<Self, u32> {
         let capacity = if device == holders::HOST { "host_mib" } else { "memory_mib" };
         if holders::used(device).saturating_add(size) > script().bytes(capacity, 1024) {
@@ -75,18 +75,18 @@ impl Piece {
     }
 }
 
-/// Addresses that lead nowhere yet.
+/// Reserves an address range without memory.
 pub(crate) fn reserve(size: usize) -> Option<u64> {
     map(std::ptr::null_mut(), size, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
 }
 
-/// Puts memory at reserved addresses.
+/// Maps memory at reserved addresses.
 pub(crate) fn attach(at: u64, piece: &Piece, protection: c_int) -> bool {
     let flags = libc::MAP_SHARED | libc::MAP_FIXED;
     map(pointer(at), piece.size, protection, flags, piece.file.as_raw_fd()).is_some()
 }
 
-/// The addresses lead nowhere again.
+/// Unmaps memory; the addresses stay reserved.
 pub(crate) fn detach(at: u64, size: usize) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
     map(pointer(at), size, libc::PROT_NONE, flags, -1).is_some()
@@ -131,7 +131,7 @@ pub(crate) fn fill(at: u64, byte: u8, length: usize) {
     unsafe { pointer(at).cast::<u8>().write_bytes(byte, length) };
 }
 
-/// Writes an answer where the caller wants it.
+/// Writes a result to the caller's address.
 pub(crate) fn put<T>(to: *mut T, value: T) -> u32 {
     if to.is_null() {
         return INVALID_VALUE;
@@ -141,7 +141,7 @@ pub(crate) fn put<T>(to: *mut T, value: T) -> u32 {
     0
 }
 
-/// Reads what the caller points to.
+/// Reads from the caller's address.
 pub(crate) fn get<T: Copy>(from: *const T) -> Option<T> {
     // SAFETY: The caller of the driver says where, as with CUDA.
     (!from.is_null()).then(|| unsafe { from.read() })

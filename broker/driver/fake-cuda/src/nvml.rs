@@ -13,7 +13,7 @@ use crate::{
 
 const NOT_FOUND: u32 = 6;
 const INSUFFICIENT_SIZE: u32 = 7;
-/// Handles of devices are their index and one; of MIG instances this and their index.
+/// The handle of a device is its index plus one; that of a MIG instance is this plus its index.
 const INSTANCES: usize = 0x1000;
 
 fn device_of(handle: usize) -> usize {

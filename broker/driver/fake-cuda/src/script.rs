@@ -1,4 +1,4 @@
-//! What the library was told to be.
+//! The script of the library, and the record of calls.
 #![allow(unsafe_code, reason = "the library asks the loader for its own path")]
 
 use std::{
@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Ends of the names of files beside the library: what it is told, that it is told to fail, and what it was asked.
+/// Suffixes of the files beside the library: the script, the trigger, and the record of calls.
 pub(crate) const TEXT: &str = ".script";
 pub(crate) const TRIGGER: &str = ".triggered";
 pub(crate) const CALLS: &str = ".calls";
@@ -51,7 +51,7 @@ impl Script {
         self.number(key, default_mib) << 20
     }
 
-    /// What the function must fail with at this call, its first or a later one.
+    /// The error that the function must return at this call.
     pub(crate) fn failure(&self, function: &'static str) -> Option<u32> {
         self.note(function);
         let (code, from) = self.values.get(&format!("fail.{function}"))?.split_once('@')?;
@@ -75,8 +75,8 @@ impl Script {
         *number
     }
 
-    /// Who calls what, and on which CPUs that thread may run, if that is wanted: one write a line, so that lines of several
-    /// threads stay whole.
+    /// Notes the thread that calls a function, and the CPUs it may run on, if the script asks for it. One write
+    /// for each line keeps lines of several threads whole.
     pub(crate) fn note(&self, function: &str) {
         if !self.is_set("note") {
             return;
@@ -86,13 +86,13 @@ impl Script {
         let cpus = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or("?");
         let calls = beside(CALLS).and_then(|path| File::options().append(true).create(true).open(path).ok());
         if let Some(mut calls) = calls {
-            // A test that looks for a line will not find it.
+            // A test that looks for the line will not find it.
             let _ = calls.write_all(format!("{function} {} {}\n", cpus.trim(), thread.trim()).as_bytes());
         }
     }
 }
 
-/// Once the function has done its work it does not return until it is told to, or nobody tells anybody for a long time.
+/// Delays the return of a function that has done its work until the trigger is off, or for a long time at most.
 pub(crate) struct Delay(bool);
 
 impl Drop for Delay {

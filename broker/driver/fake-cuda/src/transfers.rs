@@ -1,4 +1,5 @@
-//! Copies, and streams and events: all work is done when it is asked for, and said to be when the roads would have carried it.
+//! Copies, streams and events. All work is done when it is requested, and reported when the links would have
+//! carried it.
 #![allow(unsafe_code, reason = "symbols are exported under their own names")]
 #![allow(non_snake_case, reason = "the names are CUDA's")]
 
@@ -121,7 +122,7 @@ extern "C" fn cuMemsetD8Async(at: u64, byte: u8, length: usize, _stream: usize) 
     0
 }
 
-/// Streams and events are names; all work is done when it is asked for.
+/// Streams and events are only names; all work is done when it is requested.
 fn new_name(to: *mut usize) -> u32 {
     static LAST: AtomicUsize = AtomicUsize::new(0);
     put(to, LAST.fetch_add(16, Ordering::Relaxed) + 16)
@@ -144,14 +145,14 @@ extern "C" fn cuStreamQuery(_stream: usize) -> u32 {
     0
 }
 
-/// A stream is of the context that is current.
+/// A stream belongs to the current context.
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamGetCtx(_stream: usize, context: *mut usize) -> u32 {
     begin!("cuStreamGetCtx");
     current().map_or(INVALID_VALUE, |device| put(context, device + 1))
 }
 
-/// Nothing is ever captured.
+/// No stream is ever captured.
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamIsCapturing(_stream: usize, status: *mut c_uint) -> u32 {
     begin!("cuStreamIsCapturing");
@@ -161,7 +162,7 @@ extern "C" fn cuStreamIsCapturing(_stream: usize, status: *mut c_uint) -> u32 {
 #[unsafe(no_mangle)]
 extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_uint) -> u32 {
     begin!("cuThreadExchangeStreamCaptureMode");
-    // What a thread begins with, whatever it asks for.
+    // The initial mode of a thread, whatever it requests.
     put(mode, 0)
 }
 
@@ -183,7 +184,7 @@ extern "C" fn cuEventRecord(event: usize, stream: usize) -> u32 {
     0
 }
 
-/// Not ready every other time that one is asked for, so that whoever polls does.
+/// Every other query answers "not ready", so that callers have to poll.
 #[unsafe(no_mangle)]
 extern "C" fn cuEventQuery(event: usize) -> u32 {
     static ASKED: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());

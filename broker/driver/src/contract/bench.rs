@@ -1,4 +1,4 @@
-//! A driver on the bench: submits and waits for the answer.
+//! A driver under test: submits orders and waits for answers.
 
 use std::{
     collections::VecDeque,
@@ -19,7 +19,7 @@ use crate::{
     FreePinnedFacts, Submission, sim::Fault,
 };
 
-/// Nothing here takes long; this only turns a hang into a failure.
+/// No case takes long; this only turns a hang into a failure.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 pub(super) const FIRST: DeviceIndex = DeviceIndex(0);
@@ -30,7 +30,7 @@ pub(super) struct Bench<'a> {
     harness: &'a dyn Harness,
     driver: Arc<dyn Driver>,
     completions: Receiver<Completion>,
-    /// Those that came before the one that was waited for.
+    /// Completions that came before the awaited one.
     early: VecDeque<Completion>,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct Extent {
     pub(super) export: Export,
 }
 
-/// Ids are never used again, by no driver of this process.
+/// Ids are never reused by any driver of this process.
 pub(super) fn new_id() -> ExtentId {
     static LAST: AtomicU64 = AtomicU64::new(0);
     ExtentId::from_raw(LAST.fetch_add(1, Ordering::Relaxed) + 1)
@@ -67,7 +67,7 @@ impl<'a> Bench<'a> {
         Self::with_files(harness, Some(disk), faults)
     }
 
-    /// With pieces of files, and a directory if one is given.
+    /// With ranges of files, and a directory if one is given.
     pub(super) fn with_files(harness: &'a dyn Harness, disk: Option<DiskConfig>, faults: Vec<Fault>) -> Self {
         let opened = harness.open_with_disk(disk, faults);
         let (driver, completions) = opened.unwrap_or_else(|error| panic!("open with a disk: {error}"));
@@ -78,7 +78,7 @@ impl<'a> Bench<'a> {
         self.driver.disk()
     }
 
-    /// Ends the driver, and fails if it has said anything that nobody waited for.
+    /// Ends the driver, and fails if there are completions that no case waited for.
     pub(super) fn finish(self) {
         let harness = self.harness;
         let mut left = self.end();
@@ -87,10 +87,10 @@ impl<'a> Bench<'a> {
         assert!(left.is_empty(), "unexpected: {left:?}");
     }
 
-    /// Ends the driver; all that was not waited for.
+    /// Ends the driver, and returns all completions that were not waited for.
     pub(super) fn end(self) -> Vec<Completion> {
         drop(self.driver);
-        // It ends when the driver has dropped the sink.
+        // The channel ends when the driver has dropped the sink.
         self.early.into_iter().chain(self.completions).collect()
     }
 
@@ -170,7 +170,7 @@ impl<'a> Bench<'a> {
         self.driver.host_node(FIRST)
     }
 
-    /// In the host, where it is nearest to the first device, through which others reach it.
+    /// In the host, on the node nearest to the first device, through which importers access it.
     pub(super) fn create_host(&mut self, size: Bytes) -> Result<Extent, DriverError> {
         self.create_host_as(size, true)
     }
@@ -185,7 +185,7 @@ impl<'a> Bench<'a> {
         self.create_host(SMALL).expect("there is room for 2 MiB")
     }
 
-    /// How much is kept once nothing more is to be pinned, or what stood in the way.
+    /// The free memory once nothing is left to pin, or the problem.
     pub(super) fn pin_ahead(
         &mut self,
         size: Bytes,
@@ -199,7 +199,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// What is kept once it is as it should be. What a driver does while nobody waits it does not tell.
+    /// Waits until the free memory is as expected. The driver reports no background work.
     pub(super) fn free_pinned_until(
         &self,
         what: &str,
@@ -231,7 +231,8 @@ impl<'a> Bench<'a> {
         self.harness.importer()
     }
 
-    /// Whether it came back at once. If not, no process that was only just starting is why it stays away.
+    /// Releases the extent, and returns whether its memory returned at once. If not, the reason is no process
+    /// that was just starting.
     pub(super) fn release(&mut self, extent: Extent) -> bool {
         let Extent { id, export, .. } = extent;
         drop(export);
@@ -252,7 +253,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Until it has come back.
+    /// Releases the extent, and waits until its memory has returned.
     pub(super) fn free(&mut self, extent: Extent) {
         let id = extent.id;
         if !self.release(extent) {
@@ -260,7 +261,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Surveys until a released extent has come back.
+    /// Surveys until a released extent has returned.
     pub(super) fn await_return(&mut self, id: ExtentId) {
         let deadline = Instant::now() + DEADLINE;
         while !self.check_returned(id) {
@@ -268,7 +269,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Whether a survey tells, or something before it has told, of its return.
+    /// Surveys, and returns whether the extent has been reported as returned by then.
     pub(super) fn check_returned(&mut self, id: ExtentId) -> bool {
         self.survey(FIRST);
         let reported = |it: &Completion| matches!(it, Completion::Returned { extent } if *extent == id);
@@ -276,13 +277,13 @@ impl<'a> Bench<'a> {
         at.and_then(|at| self.early.remove(at)).is_some()
     }
 
-    /// The unbrokered memory.
+    /// Surveys, and returns the unbrokered memory.
     pub(super) fn survey(&mut self, of: DeviceIndex) -> Bytes {
         self.survey_beside(of, &[]).0
     }
 
-    /// The unbrokered memory, once it is as it should be, or else after a while. What a process had does not come back
-    /// at the moment of its end, but soon after.
+    /// Surveys until the unbrokered memory is as expected, for a while at most. The memory of a process returns
+    /// soon after its end, not at once.
     pub(super) fn survey_until(&mut self, of: DeviceIndex, is_right: impl Fn(&Self, Bytes) -> bool) -> Bytes {
         const SOON: Duration = Duration::from_secs(5);
         let deadline = Instant::now() + SOON;
@@ -295,7 +296,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// The unbrokered memory, and how many of these clients have a context.
+    /// Surveys, and returns the unbrokered memory and how many of these clients have a context.
     pub(super) fn survey_beside(&mut self, of: DeviceIndex, clients: &[u32]) -> (Bytes, u32) {
         self.submit(Submission::Survey { device: of, clients: clients.to_vec() });
         self.wait(|completion| match completion {
@@ -306,13 +307,13 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// What a context of another process takes, on a device that has such.
+    /// The size of a context of another process; zero if there are no contexts.
     pub(super) fn context(&self) -> Bytes {
         self.driver.devices()[0].context
     }
 
-    /// Whether others hold so much more than they did. Of a device that others use too, or whose figures have contexts
-    /// in them, it is only asked for at least that much.
+    /// Whether others hold so much more than before. If other programs use the device too, or its figures
+    /// include contexts, at least that much is enough.
     pub(super) fn is_more_by(&self, before: Bytes, now: Bytes, more: Bytes) -> bool {
         let grown = now.saturating_sub(before);
         if self.harness.facts().exact_capacity { grown == more } else { grown >= more }
@@ -353,7 +354,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Whichever is told next to have gone well.
+    /// The next copy that is reported as done.
     pub(super) fn next_copied(&mut self) -> CopyId {
         self.wait(|completion| match completion {
             Completion::Copied { copy, result: Ok(()) } => Some(*copy),

@@ -1,4 +1,4 @@
-//! What a device has, and when it is free.
+//! The capacity of a device: what can be created, and when memory is free again.
 
 use vramd_types::{Bytes, GRANULARITY};
 

@@ -1,4 +1,4 @@
-//! Bytes on their way between extents: all of them arrive, where they should and in order, or it is told that not.
+//! Copies between extents: all bytes arrive in place and in order, or the driver reports a failure.
 
 use vramd_types::{Bytes, CopyId};
 
@@ -11,7 +11,7 @@ use crate::{Completion, CopyClass, CopyError, DriverError, ExtentKind, Submissio
 /// More than a chunk.
 pub(super) const LARGE: Bytes = Bytes::mib(18);
 
-/// What is to be in an extent. The digest is computed once: tests that are not optimised take their time for it.
+/// The expected content of an extent. The digest is computed once, since unoptimised tests take time for it.
 pub(super) struct Text {
     pub(super) bytes: Vec<u8>,
     digest: [u8; 32],
@@ -135,7 +135,7 @@ pub fn both_directions_at_once_do_not_mix(harness: &dyn Harness) -> Verdict {
     free_all(bench, [first, second, out, coming])
 }
 
-/// Two parts change places, through the very same extents.
+/// Two parts change places, through the same extents.
 pub fn an_exchange_is_a_copy_out_and_then_one_in(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     let one = Text::new(1, LARGE);
@@ -166,7 +166,7 @@ pub fn copies_of_a_direction_are_done_in_order(harness: &dyn Harness) -> Verdict
     free_all(bench, sources.into_iter().chain([large, target]))
 }
 
-/// Many that nobody waits for, and one that comes after them all.
+/// Many background copies, and a demand copy behind them all.
 pub fn a_demand_copy_goes_first(harness: &dyn Harness) -> Verdict {
     const COPIES: usize = 40;
     let mut bench = Bench::new(harness);
@@ -193,7 +193,7 @@ pub fn a_demand_copy_goes_first(harness: &dyn Harness) -> Verdict {
     free_all(bench, [large, scratch, hastened, target])
 }
 
-/// How many of them are cancelled depends on the link's speed; nothing else may.
+/// How many copies are cancelled depends on the link's speed; nothing else may.
 pub fn a_cancelled_copy_is_reported_once_and_harms_no_other(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     let one = Text::new(1, LARGE);
@@ -205,7 +205,7 @@ pub fn a_cancelled_copy_is_reported_once_and_harms_no_other(harness: &dyn Harnes
     let last = bench.begin(&source, &target, LARGE);
     for copy in &cancelled {
         bench.submit(Submission::CancelCopy { copy: *copy });
-        // Of what was not begun it is known twice.
+        // Some were cancelled before they began, twice.
         bench.submit(Submission::CancelCopy { copy: *copy });
     }
     bench.submit(Submission::CancelCopy { copy: CopyId::from_raw(new_id().get()) });

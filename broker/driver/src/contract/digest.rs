@@ -1,4 +1,4 @@
-//! Digests are of the bytes that importers wrote, compared with ones computed here.
+//! Digests of the bytes that importers wrote, compared with ones computed here.
 
 use vramd_types::Bytes;
 
@@ -8,10 +8,10 @@ use super::{
 };
 use crate::{CopyError, DriverError};
 
-/// Several times what one importer's write or one thread's share is.
+/// Several times one importer's write or one thread's share.
 const SIZE: Bytes = Bytes::mib(6);
 
-/// An extent that another process has filled, and with what.
+/// An extent that another process has filled, and its content.
 fn filled(bench: &mut Bench<'_>, seed: u8) -> (Extent, Vec<u8>) {
     let extent = bench.create(FIRST, SIZE).expect("there is room for 6 MiB");
     let bytes = pattern(seed, usize::try_from(SIZE.get()).expect("6 MiB fit in memory"));
@@ -27,14 +27,14 @@ pub fn a_digest_is_of_the_bytes(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     let (extent, mut bytes) = filled(&mut bench, 1);
     assert_eq!(bench.digest(&[(extent.id, SIZE)]), expected(&bytes));
-    // What is written after a first digest is seen by a second.
+    // A second digest sees what is written after the first.
     assert!(bench.mapped(&extent, Access::ReadWrite).write(4_000_000, b"changed"));
     bytes[4_000_000..4_000_007].copy_from_slice(b"changed");
     assert_eq!(bench.digest(&[(extent.id, SIZE)]), expected(&bytes));
     let fresh = bench.make();
     let zeros = vec![0; usize::try_from(fresh.size.get()).expect("2 MiB fit in memory")];
     assert_eq!(bench.digest(&[(fresh.id, fresh.size)]), expected(&zeros));
-    // Having been digested keeps nothing.
+    // A digest keeps no memory.
     bench.free(extent);
     bench.free(fresh);
     bench.finish();

@@ -1,4 +1,4 @@
-//! The directory in which extents lie on disk.
+//! The directory for extents on disk.
 
 use std::{fs, os::unix::fs::MetadataExt, path::Path, process};
 
@@ -112,7 +112,7 @@ pub fn without_a_directory_nothing_lies_on_disk(harness: &dyn Harness) -> Verdic
     Verdict::Passed
 }
 
-/// io_uring where the kernel has it for us; where not, threads, and why.
+/// io_uring if the kernel permits it, else threads, and why.
 pub fn the_engine_is_reported(harness: &dyn Harness) -> Verdict {
     let folder = Folder::new(harness);
     let bench = opened(harness, &folder);

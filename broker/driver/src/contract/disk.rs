@@ -1,4 +1,4 @@
-//! Bytes on their way between memory and disk, by either engine.
+//! Copies between memory and disk, by either engine.
 
 use std::{
     fs::{self, File},
@@ -15,9 +15,9 @@ use super::{
 };
 use crate::{Completion, CopyClass, CopyError, DiskFlaw, DriverError, ExtentKind, Submission, disk};
 
-/// The case with each of them.
+/// Runs the case with each engine.
 pub(super) fn by_each(harness: &dyn Harness, case: impl Fn(Bench<'_>, &Folder)) -> Verdict {
-    // That the other is fallen back from, `directory` looks at.
+    // `directory` checks that threads replace io_uring.
     for engine in disk::usable_engines() {
         let folder = Folder::new(harness);
         let bench = Bench::with_disk(harness, folder.config_with(Some(engine)), Vec::new());
@@ -36,7 +36,7 @@ pub(super) fn release_all(bench: &mut Bench<'_>, extents: impl IntoIterator<Item
     extents.into_iter().for_each(|extent| assert!(bench.release_id(extent), "{extent} is deleted"));
 }
 
-/// On disk, with that text, by way of the host.
+/// An extent on disk with that content, copied through the host.
 fn stored(bench: &mut Bench<'_>, text: &Text) -> ExtentId {
     let size = Bytes::new(text.bytes.len() as u64);
     let source = in_host(bench, size);
@@ -83,7 +83,7 @@ pub fn bytes_come_from_another_device(harness: &dyn Harness) -> Verdict {
     })
 }
 
-/// Lengths that are no whole blocks, and less than was written.
+/// Lengths that are not whole blocks, and reads shorter than what was written.
 pub fn only_the_first_bytes_go_and_come(harness: &dyn Harness) -> Verdict {
     const PIECES: Bytes = Bytes::mib(4);
     by_each(harness, |mut bench, _| {
@@ -128,7 +128,7 @@ pub fn a_digest_goes_over_what_lies_on_disk(harness: &dyn Harness) -> Verdict {
         let (host, disk, empty) =
             (in_host(&mut bench, LARGE), stored(&mut bench, &two), on_disk(&mut bench, SMALL));
         fill(&bench, &host, &one);
-        // Not all of it, nor whole pieces; and zeros of what was never written.
+        // Not all of it, nor whole pieces; and zeros of an unwritten extent.
         let some = Bytes::new(LARGE.get() - 12_345);
         let spans = [(host.id, SMALL), (disk, some), (empty, SMALL), (disk, SMALL)];
         let zeros = vec![0; usize::try_from(SMALL.get()).expect("a few MiB")];
@@ -234,7 +234,7 @@ pub fn copies_both_ways_at_once_do_not_mix(harness: &dyn Harness) -> Verdict {
     })
 }
 
-/// Many that nobody waits for, and two that somebody does, which come after them all: to disk, and from it.
+/// Many background copies, and two demand copies behind them, to disk and from it.
 pub fn a_demand_copy_of_the_disk_goes_first(harness: &dyn Harness) -> Verdict {
     const SIZE: Bytes = Bytes::mib(8);
     by_each(harness, |mut bench, _| {
@@ -257,11 +257,11 @@ pub fn a_demand_copy_of_the_disk_goes_first(harness: &dyn Harness) -> Verdict {
     })
 }
 
-/// To the first of them many copies that nobody waits for, then one to each of the others for which somebody waits.
+/// Begins many background copies to the first target, then a demand copy to each of the others.
 fn two_go_first(bench: &mut Bench<'_>, from: ExtentId, to: [ExtentId; 3], size: Bytes) {
     const COPIES: usize = 16;
-    /// What is under way of the others, a piece that is theirs all the same, the other of the two, and what a lane begins before it looks
-    /// at what has come: a ring of pieces, which are three copies.
+    /// The background chunks in flight, a piece of their share, the other of the two, and what a lane begins
+    /// before it reads new orders: a ring of pieces, which are three copies.
     const BEFORE_MAX: usize = 5 + 4;
     let [scratch, hastened, target] = to;
     let begin = |bench: &mut Bench<'_>, class, to| bench.begin_as(class, (from, to), size);
@@ -270,7 +270,7 @@ fn two_go_first(bench: &mut Bench<'_>, from: ExtentId, to: [ExtentId; 3], size: 
     let later = begin(bench, CopyClass::WriteBack, hastened);
     requested.extend([later, begin(bench, CopyClass::Demand, target)]);
     bench.submit(Submission::HastenCopy { copy: later });
-    // Those that were done before could not wait for anybody.
+    // Copies that ended before could not yield.
     let over = requested.iter().filter(|copy| bench.copied_bytes(**copy).is_none()).count();
     let reported: Vec<CopyId> = requested.iter().map(|_| bench.next_copied()).collect();
     for copy in &requested[COPIES..] {
@@ -282,7 +282,7 @@ fn two_go_first(bench: &mut Bench<'_>, from: ExtentId, to: [ExtentId; 3], size: 
     }
 }
 
-/// How many of them are cancelled depends on the disk's speed; nothing else may.
+/// How many copies are cancelled depends on the disk's speed; nothing else may.
 pub fn a_cancelled_copy_of_the_disk_harms_no_other(harness: &dyn Harness) -> Verdict {
     by_each(harness, |mut bench, _| {
         let one = Text::new(1, LARGE);
@@ -320,7 +320,7 @@ pub fn a_copy_keeps_its_disk_extents_alive(harness: &dyn Harness) -> Verdict {
         let target = on_device(&mut bench, LARGE);
         let copies: Vec<CopyId> = (0..3).map(|_| bench.begin_by_id(disk, target.id, LARGE)).collect();
         bench.submit(Submission::Release { extent: disk });
-        // Others are made and deleted meanwhile.
+        // Other extents are created and deleted meanwhile.
         let other = on_disk(&mut bench, SMALL);
         release_all(&mut bench, [other]);
         for copy in copies {

@@ -1,4 +1,4 @@
-//! Scheduled faults strike whom they should and leave the driver usable.
+//! Scheduled faults strike the right submission and leave the driver usable.
 
 use std::time::{Duration, Instant};
 
@@ -145,7 +145,7 @@ pub fn the_disk_is_full_on_schedule(harness: &dyn Harness) -> Verdict {
     Verdict::Passed
 }
 
-/// Each strikes its own copy, and what is spoilt so that nobody is told is found when it is read.
+/// Each fault strikes its own copy, and silent damage is found when it is read.
 pub fn a_copy_to_disk_fails_or_is_short_or_corrupt_on_schedule(harness: &dyn Harness) -> Verdict {
     if !harness.facts().scheduled_faults {
         return NO_FAULTS;
@@ -186,7 +186,7 @@ pub fn a_copy_from_disk_fails_or_is_short_or_corrupt_on_schedule(harness: &dyn H
     Verdict::Passed
 }
 
-/// Of a copy some pieces have come, one fails, and others are on their way: nothing else is the worse for it.
+/// Some pieces of a copy have arrived, one fails, and others are in flight: no other copy suffers.
 pub fn the_disk_fails_in_the_middle_of_a_copy_on_schedule(harness: &dyn Harness) -> Verdict {
     if !harness.facts().scheduled_faults {
         return NO_FAULTS;
@@ -225,7 +225,7 @@ pub fn the_disk_fails_in_the_middle_of_a_copy_on_schedule(harness: &dyn Harness)
     free_all(bench, [source, back])
 }
 
-/// From that copy on, one after the other.
+/// One fault of each kind, from that copy on.
 fn of_copies(first: u64) -> Vec<Fault> {
     let effects = [Effect::Fail("the link is down".to_owned()), Effect::Short, Effect::Corrupt];
     let fault = |(nth, effect)| Fault { on: Operation::Copy, nth, count: 1, effect };

@@ -1,4 +1,4 @@
-//! Pieces of files that are not the driver's: they are read, from wherever they begin, and never written.
+//! Ranges of foreign files: the driver reads them at any offset, and never writes them.
 
 use std::{
     fs::{self, File},
@@ -19,13 +19,13 @@ use super::{
 };
 use crate::{CopyError, DiskFlaw, DriverError, FileSpan, Submission};
 
-/// Some pieces.
+/// Several pieces.
 const SIZE: Bytes = Bytes::mib(6);
 
-/// What a file has before what is meant: no whole block.
+/// Bytes before the range: no whole block.
 const BEFORE: usize = 4096 + 107;
 
-/// A file that is somebody's, beside the driver's directory.
+/// A foreign file, beside the driver's directory.
 struct Model(PathBuf);
 
 impl Model {
@@ -41,7 +41,7 @@ impl Model {
         &self.0
     }
 
-    /// What was written is on the disk, where it is read past the page cache.
+    /// Writes the content to the disk, where direct IO reads it.
     fn sync(&self) {
         File::open(&self.0).and_then(|file| file.sync_data()).expect("it can be synced");
     }
@@ -66,7 +66,7 @@ fn open(bench: &mut Bench<'_>, size: Bytes, span: FileSpan) -> Result<ExtentId, 
     bench.created_on_disk(extent).map(|()| extent)
 }
 
-/// With that many bytes before them.
+/// The content with that many bytes before it.
 fn after(before: usize, text: &Text) -> Vec<u8> {
     [vec![0xab; before], text.bytes.clone()].concat()
 }
@@ -94,7 +94,8 @@ pub fn bytes_beyond_the_end_of_a_file_are_zeros(harness: &dyn Harness) -> Verdic
     by_each(harness, |mut bench, folder| {
         let (one, other) = (Text::new(1, SIZE), Text::new(2, SIZE));
         let targets = [in_host(&mut bench, SIZE), on_device(&mut bench, SIZE)];
-        // In the middle of a block, at the end of one, of a piece, and with whole pieces of nothing; once with more of the file behind.
+        // Ends in the middle of a block, at the end of one, at the end of a piece, and before whole pieces of
+        // zeros; once with more of the file behind.
         let mib = 1 << 20;
         for (bytes, more) in [(5, 0), (4 * mib + 4096, 0), (2 * mib, 0), (6 * mib - 1, 100), (SIZE.get(), 0)]
         {
@@ -121,7 +122,7 @@ pub fn a_changed_file_is_reported_and_its_first_content_counts(harness: &dyn Har
         let one = Text::new(1, SIZE);
         let model = Model::new(folder, &after(BEFORE, &one));
         let target = on_device(&mut bench, SIZE);
-        // By a digest, as by a copy.
+        // By a digest and by a copy.
         for hashed in [true, false] {
             let [bad, good] =
                 [(); 2].map(|()| open(&mut bench, SIZE, model.span(BEFORE, SIZE)).expect("it is there"));
@@ -141,7 +142,7 @@ pub fn a_changed_file_is_reported_and_its_first_content_counts(harness: &dyn Har
             assert_eq!(bench.copy_by_id(bad, target.id, SIZE), damaged);
             assert_eq!(bench.digest(&[(bad, SIZE)]).map(drop), damaged);
             assert_eq!(bench.copy_by_id(bad, target.id, SMALL), Ok(()), "what has not changed");
-            // Who has read nothing yet takes what is there.
+            // An extent that has read nothing yet accepts the new content.
             assert_eq!(bench.copy_by_id(good, target.id, SIZE), Ok(()));
             assert_ne!(bench.digest(&[(target.id, SIZE)]), Ok(blake3::hash(&one.bytes).into()));
             change(was);
@@ -160,7 +161,7 @@ pub fn a_truncated_file_is_reported_and_a_renamed_one_is_read(harness: &dyn Harn
         let target = on_device(&mut bench, SIZE);
         let piece = open(&mut bench, SIZE, model.span(0, SIZE)).expect("it is there");
         assert!(bench.digest(&[(piece, SIZE)]).is_ok());
-        // Its name is not what it is read by.
+        // The file is not read by its name.
         let elsewhere = model.path().with_extension("moved");
         fs::rename(model.path(), &elsewhere).expect("it can be moved");
         assert_eq!(bench.copy_by_id(piece, target.id, SIZE), Ok(()));
@@ -189,7 +190,7 @@ pub fn nothing_is_ever_written_to_a_file(harness: &dyn Harness) -> Verdict {
             bench.free(source);
         }
         assert!(fs::read(model.path()).expect("it can be read") == one.bytes);
-        // What is beside it on disk can be written as before.
+        // Extents beside it on disk can be written as before.
         let (source, disk) = (on_device(&mut bench, SMALL), on_disk(&mut bench, SMALL));
         assert_eq!(bench.copy_by_id(source.id, disk, SMALL), Ok(()));
         release_all(&mut bench, [piece, disk]);
@@ -228,7 +229,7 @@ pub fn invalid_file_submissions_are_refused(harness: &dyn Harness) -> Verdict {
         let piece = open(&mut bench, SMALL, model.span(0, few)).expect("it is there");
         bench.submit(Submission::OpenFile { extent: piece, size: SMALL, span: model.span(0, few) });
         assert!(matches!(bench.created_on_disk(piece), Err(DriverError::Failed(_))), "it exists");
-        // More is asked for than there is in the file, and than there is in the extent.
+        // Longer than the file, and longer than the extent.
         let longer =
             open(&mut bench, SMALL, model.span(0, Bytes::new(12))).expect("it is not looked at before");
         let target = on_device(&mut bench, SIZE);

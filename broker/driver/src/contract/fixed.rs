@@ -1,4 +1,4 @@
-//! Memory that is shared by a legacy handle, for drivers that make such.
+//! Memory shared by a legacy handle, for drivers that support it.
 
 use vramd_types::Bytes;
 
@@ -30,7 +30,7 @@ pub fn a_legacy_handle_shares_memory(harness: &dyn Harness) -> Verdict {
     assert!(second.write(last, &pattern(2, 10_000)));
     assert_eq!(second.read(0, 10_000), pattern(1, 10_000));
     assert_eq!(first.read(last, 10_000), pattern(2, 10_000));
-    // Clients close what they opened before it is freed: the core sees to that.
+    // Clients close the handle before the memory is freed; the core ensures that.
     first.unmap();
     second.kill();
     bench.free(extent);

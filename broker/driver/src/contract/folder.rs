@@ -1,4 +1,4 @@
-//! A folder of one case, and what is in it.
+//! The folder of one case, and its files.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use crate::{DiskConfig, DiskEngine};
 /// More than any case needs.
 pub(super) const CAPACITY: Bytes = Bytes::mib(128);
 
-/// Dropping it deletes it.
+/// Deleted when it is dropped.
 pub(super) struct Folder(PathBuf);
 
 impl Folder {
@@ -43,7 +43,7 @@ impl Folder {
         self.0.join(format!("vramd-extent-{}", extent.get()))
     }
 
-    /// All that is in it, but for the lock.
+    /// All files except the lock.
     pub(super) fn files(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.0).expect("the folder is there");
         let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();

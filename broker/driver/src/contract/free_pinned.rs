@@ -1,4 +1,4 @@
-//! Memory of the host that is kept for extents to come.
+//! Pinned free memory of the host: pinning ahead, reuse, and rebuilds.
 
 use vramd_types::{Bytes, HostNode};
 
@@ -11,7 +11,7 @@ use crate::{Completion, CopyError, DriverError, HostLimit, Submission};
 /// More than any case needs.
 const MANY: usize = 100;
 
-/// Of no usual size where pieces are small.
+/// Another size than the small pieces.
 const LARGE: Bytes = Bytes::mib(4);
 
 fn content(seed: u8) -> Vec<u8> {
@@ -22,19 +22,19 @@ fn hash(bytes: &[u8]) -> Result<[u8; 32], CopyError> {
     Ok(blake3::hash(bytes).into())
 }
 
-/// Small, on the device, and written there by another process.
+/// A small extent on the device, written by another process.
 fn written(bench: &mut Bench<'_>, seed: u8) -> Extent {
     let extent = bench.make();
     assert!(bench.mapped(&extent, Access::ReadWrite).write(0, &content(seed)));
     extent
 }
 
-/// As one that is written as a whole before anybody reads it.
+/// Like an extent that is written whole before any read.
 fn make_unzeroed(bench: &mut Bench<'_>, size: Bytes) -> Result<Extent, DriverError> {
     bench.create_host_as(size, false)
 }
 
-/// How much of it, in small pieces.
+/// Pins small pieces ahead, and returns how much is free.
 fn filled(bench: &mut Bench<'_>, size: Bytes, pieces_max: usize) -> Bytes {
     let (kept, problem) = bench.pin_ahead(size, SMALL, pieces_max);
     assert_eq!(problem, None);
@@ -124,7 +124,8 @@ pub fn another_size_has_free_memory_unpinned(harness: &dyn Harness) -> Verdict {
     Verdict::Passed
 }
 
-/// As many of 4 MiB as fit, and no piece: who wants none has no other size given up.
+/// Free memory in as many extents of 4 MiB as fit, and no piece. Without a request for a piece, none of them is
+/// unpinned.
 fn fragmented(bench: &mut Bench<'_>, all: Bytes) {
     assert_eq!(filled(bench, all, MANY), all);
     for _ in 0..3 {
@@ -143,7 +144,7 @@ pub fn other_sizes_become_pieces_once_a_piece_is_missing(harness: &dyn Harness) 
     let source = written(&mut bench, 5);
     let first = make_unzeroed(&mut bench, SMALL).expect("something goes for it");
     assert_eq!(bench.copy(&source, &first, SMALL), Ok(()));
-    // Of the 14 MiB beside it one of 4 MiB is left when there are more than as many in pieces.
+    // Of the 14 MiB beside it one extent of 4 MiB is left once pieces have more than that.
     let kept = bench.free_pinned_until("half of it are pieces", |kept| kept.ordinary == Bytes::mib(10));
     assert_eq!((kept.larger, kept.rebuilds), (LARGE, 1));
     let extents: Vec<_> = (0..5).map(|_| bench.make_host()).collect();
@@ -168,7 +169,7 @@ pub fn creates_are_served_while_other_sizes_become_pieces(harness: &dyn Harness)
         extents.push(make_unzeroed(&mut bench, SMALL).expect("there is room"));
         extents.push(bench.create_host(LARGE).expect("for either"));
     }
-    // What is left lies in pieces or in what is large, or goes from one to the other just now.
+    // The rest is free in pieces or in large memory, or is being rebuilt.
     for _ in 0..8 {
         extents.push(bench.make_host());
     }
@@ -187,7 +188,7 @@ pub fn free_pieces_stay_within_their_maximum(harness: &dyn Harness) -> Verdict {
     for extent in &extents {
         assert_eq!(bench.copy(&source, extent, SMALL), Ok(()));
     }
-    // Meanwhile another may have been pinned: then neither is kept.
+    // Meanwhile another piece may have been pinned: then neither stays free.
     extents.into_iter().for_each(|extent| bench.free(extent));
     let again = [(); 2].map(|()| make_unzeroed(&mut bench, SMALL).expect("there is room"));
     let old = again.iter().filter(|it| bench.digest(&[(it.id, SMALL)]) == hash(&content(4))).count();
@@ -214,7 +215,7 @@ pub fn pin_ahead_is_accepted_once_for_each_known_node(harness: &dyn Harness) -> 
     Verdict::Passed
 }
 
-/// What is not done by then need not be.
+/// Work that is not done by then is dropped.
 pub fn the_end_does_not_wait_for_pinning_ahead(harness: &dyn Harness) -> Verdict {
     let bench = Bench::new(harness);
     let (node, extent) = (bench.host_node(), new_id());

@@ -1,4 +1,4 @@
-//! Memory of the host.
+//! Host memory: content, sharing and refusals.
 
 use vramd_types::{Bytes, HostNode};
 

@@ -5,7 +5,8 @@ use super::{
     bench::{FIRST, SMALL, pattern},
 };
 
-/// Elsewhere a process may be starting, which holds everything for a moment: one of these must find nobody.
+/// A process that is starting elsewhere holds everything for a moment: one of these attempts must find no
+/// holder.
 const ATTEMPTS: usize = 50;
 
 pub fn memory_without_holders_is_returned_at_once(harness: &dyn Harness) -> Verdict {

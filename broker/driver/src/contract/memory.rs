@@ -1,4 +1,4 @@
-//! What an extent is, to the processes that map it.
+//! The content of an extent, as the processes that map it see it.
 
 use super::{
     Access, Bench, Harness, Verdict,
@@ -7,7 +7,7 @@ use super::{
 
 const PIECE: usize = 10_000;
 
-/// Where the last piece of a small extent begins.
+/// The start of the last piece of a small extent.
 fn last_piece() -> u64 {
     SMALL.get() - PIECE as u64
 }
@@ -26,7 +26,7 @@ pub fn used_memory_is_zero_when_it_is_made_again(harness: &dyn Harness) -> Verdi
     zero_each_time(harness, Bench::make)
 }
 
-/// Memory that is made, written and freed over and over.
+/// Creates, writes and frees memory again and again.
 pub(super) fn zero_each_time<'h>(
     harness: &'h dyn Harness,
     make: impl Fn(&mut Bench<'h>) -> Extent,

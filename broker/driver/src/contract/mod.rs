@@ -1,12 +1,12 @@
 //! The suite that every driver must pass.
 //!
-//! A driver's tests give a [`Harness`], which opens the driver and starts other processes, and list the cases with
-//! [`contract_tests!`](crate::contract_tests): one `#[test]` each. What a driver can't show (a real card has no
-//! scheduled faults) it says in its [`Facts`]; a case that needs it answers [`Verdict::NotApplicable`], and the
-//! driver's tests decide whether that may be.
+//! A driver's tests implement a [`Harness`], which opens the driver and starts other processes. They list the
+//! cases with [`contract_tests!`](crate::contract_tests): one `#[test]` each. [`Facts`] say what a driver
+//! cannot show; a real card, for example, has no scheduled faults. A case that needs it answers
+//! [`Verdict::NotApplicable`], and the driver's tests decide whether that is permitted.
 //!
-//! A process that is just being started holds, between its fork and its exec, all that its parent does. So a case
-//! that wants memory back looks for it until a deadline, or first waits until nothing is starting.
+//! Between its fork and its exec a starting process holds all descriptors and mappings of its parent. So a case
+//! that wants memory back polls until a deadline, or first waits until no process is starting.
 
 mod bench;
 pub mod capacity;
@@ -35,67 +35,67 @@ use vramd_types::{Bytes, DeviceIndex};
 use self::bench::Bench;
 use crate::{Completion, DiskConfig, Driver, DriverError, Export, sim::Fault};
 
-/// One machine with devices of its own. What is opened again on the same machine has the same devices.
+/// One machine with devices of its own. Drivers opened on the same machine have the same devices.
 pub trait Harness {
     fn facts(&self) -> Facts;
 
     /// `faults` are empty unless the facts say that they can be scheduled.
     fn open(&self, faults: Vec<Fault>) -> (Arc<dyn Driver>, Receiver<Completion>);
 
-    /// The same, with extents on disk, and pieces of files; of these alone where there is no directory.
+    /// The same, with extents on disk and ranges of files. Without a directory, only ranges of files.
     fn open_with_disk(
         &self,
         disk: Option<DiskConfig>,
         faults: Vec<Fault>,
     ) -> Result<(Arc<dyn Driver>, Receiver<Completion>), DriverError>;
 
-    /// On a file system with direct IO. Each case makes a folder of its own there.
+    /// A folder on a file system with direct IO. Each case makes a folder of its own there.
     fn directory(&self) -> PathBuf;
 
     /// Starts another process.
     fn importer(&self) -> Box<dyn Importer>;
 
-    /// Returns when every process that was being started has started.
+    /// Returns once every process that was starting has started.
     fn quiet(&self);
 }
 
 /// What the machine and its driver can show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// Memory is charged to the byte, and nobody else uses the devices.
+    /// Memory is charged to the byte, and no other program uses the devices.
     pub exact_capacity: bool,
     pub several_devices: bool,
     pub scheduled_faults: bool,
-    /// Importers can take memory behind the driver's back.
+    /// Importers can allocate memory behind the driver's back.
     pub other_programs: bool,
 }
 
 /// Another process, which holds at most one extent. Dropping it ends the process.
 pub trait Importer {
-    /// Gives it the handle; device and size are the extent's.
+    /// Passes the export to the process; device and size are the extent's.
     fn import(&mut self, export: &Export, device: DeviceIndex, size: Bytes);
 
-    /// Maps what was imported, with the access that it chooses.
+    /// Maps the imported extent, with the access that the process chooses.
     fn map(&mut self, access: Access);
 
-    /// Lets go of the descriptor; what is mapped stays mapped.
+    /// Closes the descriptor; a mapping stays.
     fn close(&mut self);
 
     fn unmap(&mut self);
 
-    /// Through the mapping.
+    /// Reads through the mapping.
     fn read(&mut self, offset: u64, length: usize) -> Vec<u8>;
 
-    /// Through the mapping. `false` where its access forbids it, and then nothing was written.
+    /// Writes through the mapping. `false` if its access forbids it; then nothing was written.
     fn write(&mut self, offset: u64, bytes: &[u8]) -> bool;
 
-    /// By SIGKILL; returns when it is gone.
+    /// Kills the process with SIGKILL, and returns when it is gone.
     fn kill(&mut self);
 
     fn pid(&self) -> u32;
 
-    /// Takes memory of the first device behind the driver's back, until the process ends. `false` where there is not
-    /// as much. Only asked of machines whose facts say that it can be.
+    /// Allocates memory of the first device behind the driver's back, until the process ends. `false` if there
+    /// is not as much. Only called if the facts permit it.
     fn allocate(&mut self, size: Bytes) -> bool;
 }
 
@@ -105,7 +105,7 @@ pub enum Access {
     ReadWrite,
 }
 
-/// How a case ended that did not panic.
+/// The outcome of a case that did not panic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Verdict {
@@ -113,7 +113,7 @@ pub enum Verdict {
     NotApplicable(&'static str),
 }
 
-/// A case by its name.
+/// The name of a case, and its function.
 pub type Case = (&'static str, fn(&dyn Harness) -> Verdict);
 
 /// All cases, for programs that run the suite without a test harness.

@@ -1,4 +1,4 @@
-//! Others use the device too: what they take is an ordinary event.
+//! Other programs use the device too: the memory that they take is an ordinary event.
 
 use vramd_types::{Bytes, GRANULARITY};
 
@@ -48,7 +48,7 @@ pub fn clients_contexts_are_counted_apart(harness: &dyn Harness) -> Verdict {
         return Verdict::NotApplicable("processes that use the device are not listed");
     }
     assert_eq!(contexts, 1);
-    // Contexts of the same kind of process differ by little.
+    // Contexts of processes of the same kind differ little.
     let half = Bytes::new(bench.context().get() / 2);
     assert!(as_stranger >= before.saturating_add(half), "{before}, {as_stranger}, half a context is {half}");
     assert!(

@@ -1,4 +1,4 @@
-//! Every submission is answered, once, whatever it asks and however many there are.
+//! Every submission is answered once, whatever it requests and however many there are.
 
 use std::collections::BTreeMap;
 
@@ -51,7 +51,7 @@ pub fn each_submission_is_answered_once(harness: &dyn Harness) -> Verdict {
         });
         bench.submit(Submission::Survey { device: FIRST, clients: Vec::new() });
     }
-    // Some find room and some do not; what is told of them is the same either way.
+    // Some find room and some do not; both are answered alike.
     let made: Vec<bool> = ids.iter().map(|id| bench.created(*id).is_ok()).collect();
     assert!(made.contains(&true));
     for id in &ids {

@@ -1,7 +1,8 @@
-//! One queue of copies: cuts them into chunks and keeps a few under way, over the ends of copies, so that the wire never waits
-//! for us.
+//! One lane: cuts copies into chunks and keeps a few chunks in flight, across the ends of copies, so that the
+//! hardware never waits for this thread.
 //!
-//! Which class goes next the lane's links say, chunk by chunk: whoever comes waits for those chunks alone that are under way.
+//! For each chunk the links of the lane decide which class goes next. So a new copy waits only for the chunks
+//! in flight.
 
 use std::{
     collections::VecDeque,
@@ -20,39 +21,42 @@ use super::{
 };
 use crate::{Completion, CopyError, DriverError};
 
-/// For so long who is held back by other lanes looks away.
+/// How often a lane that other lanes hold back asks again.
 const HELD_BACK_POLL: Duration = Duration::from_micros(100);
 
-/// So many of what nobody waits for are under way, unless a link says otherwise.
+/// The most background chunks in flight, unless a mover says otherwise.
 const BACKGROUND_IN_FLIGHT_MAX: usize = 4;
 
-/// A driver's own way to move bytes in one direction.
+/// A driver's way to move bytes in one direction.
 pub(crate) trait Mover {
-    /// From here on larger chunks are no faster, and a copy that is cancelled stops the sooner the smaller they are.
+    /// The size of a demand chunk. Larger ones are no faster, and smaller ones let a cancelled copy stop
+    /// sooner.
     const CHUNK: u64 = 16 << 20;
 
-    /// Of what nobody waits for, where whoever comes waits for it.
+    /// The size of a background chunk, for which a demand copy may have to wait.
     const BACKGROUND_CHUNK: u64 = 8 << 20;
 
-    /// Two milliseconds of a fast link: for so long the thread may be kept from its work before the link stands idle.
+    /// The most chunks in flight: two milliseconds of a fast link. So long the thread may be delayed before the
+    /// link idles.
     const IN_FLIGHT_MAX: usize = 6;
 
-    /// What is copied, and what keeps it in place.
+    /// The two ends of a copy, kept alive while it lasts.
     type Work;
-    /// A piece that was begun. Pieces end in the order of their beginning.
+    /// A begun chunk. Chunks end in the order of their beginning.
     type Chunk;
 
-    /// How many of what nobody waits for are under way at most, for the same reason.
+    /// The most background chunks in flight, for the same reason.
     fn background_in_flight_max(&self) -> usize {
         BACKGROUND_IN_FLIGHT_MAX
     }
 
     fn begin(&mut self, work: &Self::Work, at: u64, length: u64) -> Result<Self::Chunk, CopyError>;
 
-    /// Whether the bytes have arrived. Not asked again once it has ended, well or not.
+    /// Whether the chunk has arrived. Not called again once it has ended, successfully or not.
     fn poll(&mut self, chunk: &mut Self::Chunk) -> Result<bool, CopyError>;
 
-    /// How long it pays to wait before asking again. Who waits for the copy waits for its last chunk.
+    /// How long to wait before the next poll. The last chunk of a copy is polled sooner, since a client waits
+    /// for the copy.
     fn poll_after(&self, chunk: &Self::Chunk, is_last: bool) -> Duration;
 }
 
@@ -72,13 +76,14 @@ pub(crate) enum Order<W> {
         copy: CopyId,
         error: DriverError,
     },
-    /// Its entry says so too. It may have gone to another lane, or be on its way here.
+    /// A copy was cancelled, which its table entry says too. It may be in another lane, or still on its way
+    /// here.
     Cancelled(CopyId),
-    /// Likewise.
+    /// A copy was hastened, likewise.
     Hastened(CopyId),
 }
 
-/// Until nobody can send any more and all is done.
+/// Runs until all senders are gone and all copies are done.
 pub(crate) fn run<L: Mover>(
     mover: L,
     links: LaneLinks,
@@ -89,7 +94,7 @@ pub(crate) fn run<L: Mover>(
     while let Ok(arrived) = lane.next(orders) {
         for order in arrived.into_iter().chain(orders.try_iter()) {
             match order {
-                // Those that wait need not wait for what is before them.
+                // A cancelled copy need not wait for those before it.
                 Order::Copy(job) if job.entry.is_cancelled() => report_cancelled(job, &report),
                 Order::Copy(job) => lane.queue(job.entry.class()).push(job),
                 Order::Cancelled(copy) => match lane.take(copy) {
@@ -106,7 +111,7 @@ pub(crate) fn run<L: Mover>(
                 }
             }
         }
-        // Nobody's orders wait for more than that.
+        // Orders wait for at most so many polls.
         for _ in 0..L::IN_FLIGHT_MAX {
             let has_ended = lane.poll_next();
             lane.report_finished(&report);
@@ -121,17 +126,17 @@ pub(crate) fn run<L: Mover>(
 struct Lane<L: Mover> {
     mover: L,
     links: LaneLinks,
-    /// One of each class.
+    /// One for each class.
     queues: [Queue<L::Work>; CopyClass::COUNT],
-    /// Those of which something was begun: few, and of most of them nothing is left to begin.
+    /// Copies of which a chunk has begun. They are few, and most have nothing left to begin.
     active: Vec<ActiveCopy<L::Work>>,
-    /// Of those, in the order of their beginning.
+    /// Chunks of these copies, in the order of their beginning.
     in_flight: VecDeque<Chunk<L>>,
 }
 
 struct Chunk<L: Mover> {
     of: CopyId,
-    /// As it was begun.
+    /// The class as which it was begun.
     class: CopyClass,
     chunk: L::Chunk,
     length: u64,
@@ -144,12 +149,12 @@ struct ActiveCopy<W> {
     problem: Option<CopyError>,
 }
 
-/// Nobody can send any more, and nothing is left to do.
+/// All senders are gone, and nothing is left to do.
 #[derive(Debug)]
 struct Closed;
 
 impl<L: Mover> Lane<L> {
-    /// What comes next, or nothing once it is time to look at what is under way.
+    /// Waits for the next order, or returns nothing once it is time to poll the chunks in flight.
     fn next(&self, orders: &Receiver<Order<L::Work>>) -> Result<Option<Order<L::Work>>, Closed> {
         let Some(poll_after) = self.poll_after() else { return orders.recv().map(Some).map_err(|_| Closed) };
         match orders.recv_timeout(poll_after) {
@@ -169,12 +174,12 @@ impl<L: Mover> Lane<L> {
         &mut self.queues[class.index()]
     }
 
-    /// If it waits here.
+    /// Removes a copy that waits in this lane.
     fn take(&mut self, copy: CopyId) -> Option<Job<L::Work>> {
         self.queues.iter_mut().find_map(|queue| queue.take(copy))
     }
 
-    /// If it was begun, and not all of it: nothing more is, whether that is permitted now or not.
+    /// Begins no more chunks of an active copy, even if the links would permit one.
     fn cancel(&mut self, copy: CopyId) {
         let of = |it: &&mut ActiveCopy<_>| it.job.copy == copy && !it.is_all_begun();
         if let Some(active) = self.active.iter_mut().find(of) {
@@ -182,7 +187,7 @@ impl<L: Mover> Lane<L> {
         }
     }
 
-    /// `None` where there is nothing to do.
+    /// How long to wait before the next poll. `None` if there is nothing to do.
     fn poll_after(&self) -> Option<Duration> {
         match self.in_flight.front() {
             Some(Chunk { of, chunk, .. }) => {
@@ -197,7 +202,8 @@ impl<L: Mover> Lane<L> {
         }
     }
 
-    /// Whether a chunk has ended. One at a time: what is begun in its place is under way while the link looks at the next.
+    /// Polls the first chunk in flight, and returns whether it has ended. One at a time: the chunk begun in its
+    /// place is in flight while the next is polled.
     fn poll_next(&mut self) -> bool {
         let Some(Chunk { of, class, chunk, length }) = self.in_flight.front_mut() else { return false };
         let record_end = match self.mover.poll(chunk) {
@@ -229,26 +235,27 @@ impl<L: Mover> Lane<L> {
             let of = active.job.copy;
             match active.begin_next(&mut self.mover, length.get()) {
                 Some(chunk) => self.in_flight.push_back(Chunk { of, class, chunk, length: length.get() }),
-                // That is told with the next that has ended.
+                // Reported with the next ended chunk.
                 None => self.links.undo_begin(class, length),
             }
         }
     }
 
-    /// The classes of which something is left to begin.
+    /// The classes that have something left to begin.
     fn waiting(&self) -> WaitingClasses {
         let left = self.active.iter().filter(|it| !it.is_all_begun()).map(|it| it.job.entry.class());
         let whole = CopyClass::ALL.into_iter().filter(|class| !self.queues[class.index()].is_empty());
         left.chain(whole).collect()
     }
 
-    /// As much is under way of what nobody waits for as should be. What waits wants its share all the same.
+    /// Whether as many background chunks are in flight as should be. A waiting class is still owed its share
+    /// then.
     fn is_full(&self) -> bool {
         let in_background = self.in_flight.iter().filter(|chunk| chunk.class != CopyClass::Demand).count();
         in_background >= self.mover.background_in_flight_max()
     }
 
-    /// Of the one that goes on. It counts as begun before it is.
+    /// The chunk to begin next. The links record it as begun before it is.
     fn next_to_begin(&mut self) -> Option<NextChunk> {
         let Self { links, queues, active, .. } = self;
         links.begin(|class| {
@@ -259,7 +266,7 @@ impl<L: Mover> Lane<L> {
     }
 }
 
-/// Where one of that class is of which something is left to begin.
+/// The index of a copy of that class with something left to begin.
 fn begun_of<W>(class: CopyClass, active: &mut Vec<ActiveCopy<W>>, queue: &mut Queue<W>) -> Option<usize> {
     let is_left = |it: &ActiveCopy<_>| !it.is_all_begun() && it.job.entry.class() == class;
     active.iter().position(is_left).or_else(|| {
@@ -273,12 +280,12 @@ impl<W> ActiveCopy<W> {
         Self { job, next: 0, in_flight: 0, problem: None }
     }
 
-    /// Or nothing more will be.
+    /// Whether nothing is left to begin, or a problem forbids it.
     fn is_all_begun(&self) -> bool {
         self.problem.is_some() || self.next == self.job.size.get()
     }
 
-    /// Of what is begun next: nothing if it was cancelled, or there is nothing to copy.
+    /// The length of the next chunk. None if the copy was cancelled or is empty.
     fn next_length<L: Mover<Work = W>>(&mut self) -> Option<u64> {
         if self.job.entry.is_cancelled() {
             self.problem = Some(CopyError::Cancelled);
@@ -292,7 +299,7 @@ impl<W> ActiveCopy<W> {
         (length > 0).then_some(length)
     }
 
-    /// Unless there is a problem.
+    /// Begins the next chunk, unless that fails.
     fn begin_next<L: Mover<Work = W>>(&mut self, mover: &mut L, length: u64) -> Option<L::Chunk> {
         match mover.begin(&self.job.work, self.next, length) {
             Ok(chunk) => {
@@ -307,7 +314,7 @@ impl<W> ActiveCopy<W> {
         }
     }
 
-    /// A chunk has: so many bytes have arrived.
+    /// Records the end of a chunk, and the bytes that have arrived.
     fn record_end(&mut self, arrived: Result<u64, CopyError>) {
         self.in_flight -= 1;
         match arrived {
@@ -321,7 +328,7 @@ fn report_cancelled<W>(job: Job<W>, report: &impl Fn(Completion)) {
     report_result(job, Err(CopyError::Cancelled), report);
 }
 
-/// It has let go of the extents before it is told: who then releases them finds them free.
+/// The job drops the extents before the report, so that a caller who then releases them finds them free.
 fn report_result<W>(job: Job<W>, result: Result<(), CopyError>, report: &impl Fn(Completion)) {
     let Job { copy, work, entry, .. } = job;
     drop((work, entry));

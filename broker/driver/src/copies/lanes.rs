@@ -1,4 +1,4 @@
-//! Which queue a copy goes to.
+//! Finds the lane of a copy, and passes the copy to the thread of that lane.
 
 use std::sync::{
     Arc,
@@ -15,12 +15,13 @@ use super::{
 };
 use crate::{DriverError, LinkFacts, disk::DiskDirection, location::Location};
 
-/// A device has a wire for each of the first two, which do not slow each other.
+/// A direction of copies between memories. On a device the first two have separate hardware and do not slow
+/// each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     ToDevice(DeviceIndex),
     FromDevice(DeviceIndex),
-    /// From this device to a device, which may be itself.
+    /// From this device to a device, perhaps itself.
     BetweenDevices(DeviceIndex),
     WithinHost,
 }
@@ -56,13 +57,12 @@ impl From<DiskDirection> for LaneId {
     }
 }
 
-/// The queues: of copies between memories, and of those between memory and disk. They are as long as what the caller has
-/// outstanding.
+/// The sending ends of all lanes. Their queues are as long as the caller's outstanding copies.
 #[derive(Debug)]
 pub(crate) struct Lanes<W, D> {
     table: Arc<Table>,
     queues: Vec<(Direction, Sender<Order<W>>)>,
-    /// None where no extent can be on disk.
+    /// Empty if no extent can be on disk.
     disk: Vec<(DiskDirection, Sender<Order<D>>)>,
     links: Arc<Links>,
 }
@@ -78,7 +78,7 @@ impl<W, D> Clone for Lanes<W, D> {
     }
 }
 
-/// The other end of a queue.
+/// The receiving end of one lane.
 #[derive(Debug)]
 pub(crate) struct LaneEnd<O, W> {
     pub(crate) of: O,
@@ -86,14 +86,14 @@ pub(crate) struct LaneEnd<O, W> {
     pub(crate) links: LaneLinks,
 }
 
-/// The other ends of all.
+/// The receiving ends of all lanes.
 #[derive(Debug)]
 pub(crate) struct LaneEnds<W, D> {
     pub(crate) memory: Vec<LaneEnd<Direction, W>>,
     pub(crate) disk: Vec<LaneEnd<DiskDirection, D>>,
 }
 
-/// What is to be copied, and in which lane.
+/// The two ends of a copy, and its lane.
 #[derive(Debug)]
 pub(crate) enum Located<W, D> {
     Memory(Direction, W),
@@ -101,7 +101,7 @@ pub(crate) enum Located<W, D> {
 }
 
 impl<W, D> Lanes<W, D> {
-    /// Of so many devices, and whether there is a disk; and what their links carry.
+    /// Lanes for so many devices, with or without a disk, and their links.
     pub(crate) fn new(devices: usize, has_disk: bool, facts: &[LinkFacts]) -> (Self, LaneEnds<W, D>) {
         let indices = (0..).map(DeviceIndex).take(devices);
         let of_devices = indices.flat_map(|device| {
@@ -125,7 +125,7 @@ impl<W, D> Lanes<W, D> {
         &self.links
     }
 
-    /// Nothing of it is begun any more. Which lane it waits in nobody notes: such changes are few.
+    /// Cancels a copy. All lanes are told, since none records where a copy waits: cancellations are few.
     pub(crate) fn cancel(&self, copy: CopyId) {
         if self.table.cancel(copy) {
             self.queues.iter().for_each(|(_, queue)| send_order(queue, Order::Cancelled(copy)));
@@ -133,7 +133,7 @@ impl<W, D> Lanes<W, D> {
         }
     }
 
-    /// It is done before what nobody waits for.
+    /// Moves a copy ahead of all background copies.
     pub(crate) fn hasten(&self, copy: CopyId) {
         if self.table.hasten(copy) {
             self.queues.iter().for_each(|(_, queue)| send_order(queue, Order::Hastened(copy)));
@@ -141,10 +141,10 @@ impl<W, D> Lanes<W, D> {
         }
     }
 
-    /// To the thread that does it, or that says why it can't be done.
+    /// Passes a copy to the thread that does it, or that reports why it cannot be done.
     pub(crate) fn send(&self, requested: RequestedCopy, found: Result<Located<W, D>, DriverError>) {
         let RequestedCopy { copy, size, entry } = requested;
-        // Of what is refused the entry is gone by the end of this statement, and so before the answer.
+        // The entry of a refused copy is dropped at the end of this statement, before the answer.
         let found = match (entry, found) {
             (Ok(entry), Ok(found)) => Ok((entry, found)),
             (Err(error), _) | (_, Err(error)) => Err(error),
@@ -181,7 +181,7 @@ fn queue_for<O: PartialEq, W>(queues: &[(O, Sender<Order<W>>)], which: O) -> &Se
     queue
 }
 
-/// A lane that is gone has panicked, in the sink or by a bug of ours; its work can't be answered any more.
+/// A missing lane has panicked, in the sink or by a bug in the driver. Its copies can never be answered.
 fn send_order<W>(queue: &Sender<Order<W>>, order: Order<W>) {
     assert!(queue.send(order).is_ok(), "a thread of the driver that copies has panicked");
 }

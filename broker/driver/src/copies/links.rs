@@ -1,4 +1,4 @@
-//! What the lanes share: each asks its links before it begins a chunk.
+//! The links of all lanes, under one lock: each lane asks before it begins a chunk.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -11,19 +11,22 @@ use vramd_types::{Bytes, CopyClass, Shares};
 use super::LaneId;
 use crate::{LinkFacts, Traffic};
 
-/// What is begun at once of what nobody waits for, where chunks are as large as that.
+/// The size of a background chunk, at most.
 const CHUNK: Bytes = Bytes::mib(8);
 
-/// Below this share of what each carries alone lanes stand in each other's way: in percent. Both ways of an H100 carry 87 to 92.
+/// Lanes share a link if together they reach less than this part of their speeds alone, in percent. Both
+/// directions of an H100 reach 87 to 92.
 const SHARED_BELOW: u128 = 95;
 const MILLION: u128 = 1_000_000;
 
-/// The link that they share, if they do: with what it would carry for each of them alone. None where one of them carried nothing.
+/// The link that these lanes share, if they share one, with the speed that it would have for each lane alone.
+/// None if a lane carried nothing.
 pub(crate) fn shared_link(name: &str, alone: &[(LaneId, u64)], together: &[u64]) -> Option<LinkFacts> {
     if alone.iter().map(|(_, carries)| carries).chain(together).any(|carries| *carries == 0) {
         return None;
     }
-    // Millionths of what each carries alone, summed up: a million for each where nobody is in anybody's way.
+    // The sum over lanes of the speed together, in millionths of the speed alone: a million for each lane that
+    // no other slows down.
     let used =
         alone.iter().zip(together).map(|((_, alone), it)| u128::from(*it) * MILLION / u128::from(*alone));
     let used: u128 = used.sum();
@@ -35,7 +38,7 @@ pub(crate) fn shared_link(name: &str, alone: &[(LaneId, u64)], together: &[u64])
     })
 }
 
-/// All links: one of each lane, and those that lanes share.
+/// All links: one for each lane, and the shared ones.
 #[derive(Debug)]
 pub(crate) struct Links {
     epoch: Instant,
@@ -46,24 +49,24 @@ pub(crate) struct Links {
 #[derive(Debug)]
 struct LinkState {
     links: broker_links::Links,
-    /// What was begun in each lane.
+    /// Bytes begun, by lane and class.
     begun: Vec<[Bytes; CopyClass::COUNT]>,
 }
 
-/// The links that one lane's chunks cross.
+/// One lane's access to the links that its chunks cross.
 #[derive(Debug)]
 pub(crate) struct LaneLinks {
     links: Arc<Links>,
-    /// The lane's number there.
+    /// The number of the lane.
     lane: usize,
     waiting: WaitingClasses,
     is_full: bool,
 }
 
-/// What a lane begins next, of one of its copies: nothing of what has nothing left to copy.
+/// The next chunk of a lane. Without a length the copy has nothing left to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NextChunk {
-    /// The copy's place in the lane.
+    /// The index of the copy in the lane.
     pub(super) at: usize,
     pub(super) class: CopyClass,
     pub(super) length: Option<Bytes>,
@@ -79,31 +82,31 @@ impl Links {
         Self { epoch: Instant::now(), lanes, state: Mutex::new(LinkState { links, begun }) }
     }
 
-    /// From the next chunk on.
+    /// Sets the shares, from the next chunk on.
     pub(crate) fn set_shares(&self, shares: Shares) {
         self.state().links.set_shares(shares);
     }
 
-    /// Of a lane that it was made with.
+    /// The links of one of the lanes that these were made with.
     pub(crate) fn links_of(self: &Arc<Self>, lane: LaneId) -> LaneLinks {
         let lane = self.lanes.iter().position(|it| *it == lane).expect("links are made with all lanes");
         LaneLinks { links: Arc::clone(self), lane, waiting: WaitingClasses::default(), is_full: false }
     }
 
-    /// What was begun in each lane since the driver was opened.
+    /// Bytes that each lane has begun since the driver was opened.
     pub(crate) fn traffic(&self) -> Vec<Traffic> {
         let state = self.state();
         let lanes = self.lanes.iter().zip(&state.begun);
         lanes.map(|(lane, begun)| Traffic { lane: *lane, begun: *begun }).collect()
     }
 
-    /// Every change is whole before anything could panic, so a poisoned lock is a good one.
+    /// Every change is complete before any code could panic, so a poisoned lock is still good.
     fn state(&self) -> MutexGuard<'_, LinkState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The lanes of a link that they share: what each carries by itself is told of its own.
+/// The lanes of a shared link. The speed of each lane alone comes from its own link.
 fn crossings(lanes: &[LaneId], link: &LinkFacts, facts: &[LinkFacts]) -> Vec<Crossing> {
     let alone = |lane: LaneId| {
         let own = facts.iter().filter(|link| link.lanes.len() == 1).flat_map(|link| &link.lanes);
@@ -117,7 +120,8 @@ fn crossings(lanes: &[LaneId], link: &LinkFacts, facts: &[LinkFacts]) -> Vec<Cro
 }
 
 impl LaneLinks {
-    /// What waits in the lane now, and whether as much of what nobody waits for is under way there as should be.
+    /// Sets which classes wait in the lane, and whether the lane has as many background chunks in flight as it
+    /// takes.
     pub(super) fn set_waiting(&mut self, waiting: WaitingClasses, is_full: bool) {
         if (waiting, is_full) != (self.waiting, self.is_full) {
             (self.waiting, self.is_full) = (waiting, is_full);
@@ -126,8 +130,9 @@ impl LaneLinks {
         }
     }
 
-    /// Counts as begun what the lane picks of the classes of which a chunk may be begun now, the best first: in one moment, as what a class is
-    /// owed of a shared link is not for two lanes at once. Before it is told what waits from now on.
+    /// Offers the lane the classes that may begin a chunk now, the best first, and records the chunk that the
+    /// lane picks. Both happen under one lock, since an owed chunk of a shared link belongs to one lane only.
+    /// Called before the lane sets what waits from now on.
     pub(super) fn begin(&self, pick: impl FnMut(CopyClass) -> Option<NextChunk>) -> Option<NextChunk> {
         let mut state = self.links.state();
         let now = self.links.epoch.elapsed();
@@ -140,7 +145,7 @@ impl LaneLinks {
         Some(next)
     }
 
-    /// Though it was told that it is.
+    /// Takes back a recorded chunk that could not begin.
     pub(super) fn undo_begin(&self, class: CopyClass, length: Bytes) {
         self.record_end(class, length);
         let mut state = self.links.state();
@@ -148,7 +153,7 @@ impl LaneLinks {
         *begun = begun.saturating_sub(length);
     }
 
-    /// As what it was begun, and however it went.
+    /// Records the end of a chunk, by the class it was begun as, successful or not.
     pub(super) fn record_end(&self, class: CopyClass, length: Bytes) {
         let now = self.links.epoch.elapsed();
         self.links.state().links.record_end(now, self.lane, class, length);
@@ -210,7 +215,7 @@ mod tests {
             let mut second = None;
             one.begin(|class| {
                 let looks = scope.spawn(|| first(other));
-                // It would have looked by now.
+                // By now the other lane would have asked.
                 std::thread::sleep(std::time::Duration::from_millis(100));
                 second = Some(looks);
                 next(class, Some(CHUNK))

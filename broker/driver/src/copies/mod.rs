@@ -1,13 +1,13 @@
-//! Copies between extents: what is the same for every driver.
+//! Copies between extents: the parts that every driver shares.
 //!
 //! ```text
-//!  submit ─► Table: by id, how far it is, whether it is cancelled
+//!  submit ─► Table: progress of each copy, whether it is cancelled
 //!    │
 //!    └─► Lanes ── a queue for each direction of each device, and of the disk ──► lane::run, a thread each
-//!                                                                 cuts into chunks, keeps a few of them
-//!                                                                 under way, tells in the end
+//!                                                                 cuts copies into chunks, keeps a few
+//!                                                                 in flight, reports at the end
 //!                                                                   ├─► Links: which class goes next, and whether now
-//!                                                                   └─► Link: the driver's own; moves a chunk
+//!                                                                   └─► Mover: the driver's own; moves a chunk
 //! ```
 
 pub(crate) mod lane;
@@ -28,14 +28,14 @@ pub(crate) use self::{
 };
 use crate::DriverError;
 
-/// A queue of copies.
+/// A queue of copies in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LaneId {
     /// From the host to this device.
     ToDevice(DeviceIndex),
     /// From this device to the host.
     FromDevice(DeviceIndex),
-    /// From this device to a device, which may be itself.
+    /// From this device to a device, perhaps itself.
     BetweenDevices(DeviceIndex),
     WithinHost,
     FromDisk,
@@ -43,7 +43,7 @@ pub enum LaneId {
 }
 
 impl LaneId {
-    /// Which it is of; none is the disk's, or the host's own.
+    /// The device of the lane; none for lanes of the disk or within the host.
     pub fn device(self) -> Option<DeviceIndex> {
         match self {
             Self::ToDevice(device) | Self::FromDevice(device) | Self::BetweenDevices(device) => Some(device),
@@ -65,7 +65,7 @@ impl fmt::Display for LaneId {
     }
 }
 
-/// Whether so many bytes can be copied from the one to the other.
+/// Checks that so many bytes can be copied from one extent to the other.
 pub(crate) fn check(from: (ExtentId, Bytes), to: (ExtentId, Bytes), size: Bytes) -> Result<(), DriverError> {
     if from.0 == to.0 {
         return Err(DriverError::Failed(format!("{} cannot be copied onto itself", from.0)));
@@ -79,7 +79,7 @@ pub(crate) fn check(from: (ExtentId, Bytes), to: (ExtentId, Bytes), size: Bytes)
     Ok(())
 }
 
-/// Memory would have to lie in between, and it is the caller's to say which.
+/// The caller must choose the memory between the two.
 pub(crate) fn both_on_disk(from: ExtentId, to: ExtentId) -> DriverError {
     DriverError::Failed(format!("{from} and {to} lie on disk: one is copied to memory first"))
 }

@@ -1,4 +1,4 @@
-//! Copies of one class of which nothing was begun.
+//! Waiting copies of one class, of which no chunk has begun.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,7 +6,7 @@ use vramd_types::CopyId;
 
 use super::lane::Job;
 
-/// In the order of their arrival, which nothing else decides. One can be taken from among thousands.
+/// In the order of arrival. One can be removed from among thousands.
 pub(super) struct Queue<W> {
     jobs: BTreeMap<u64, Job<W>>,
     arrivals: HashMap<CopyId, u64>,

@@ -1,4 +1,4 @@
-//! Copies that were asked for and not answered yet.
+//! All unanswered copies, by id.
 
 use std::{
     collections::{HashMap, hash_map::Entry as Slot},
@@ -15,25 +15,25 @@ use crate::{CopyClass, DriverError};
 #[derive(Debug, Default)]
 pub(crate) struct Table(Mutex<HashMap<CopyId, Arc<Progress>>>);
 
-/// How far a copy has come, whether it is still wanted, and how soon. None of it orders anything else.
+/// The progress of a copy, whether it is cancelled, and its class. These atomics order nothing else.
 #[derive(Debug, Default)]
 struct Progress {
     copied: AtomicU64,
     cancelled: AtomicBool,
-    /// Somebody has begun to wait for it.
+    /// A client has begun to wait for the copy.
     awaited: AtomicBool,
 }
 
-/// A copy that was asked for.
+/// A requested copy.
 #[derive(Debug)]
 pub(crate) struct RequestedCopy {
     pub(crate) copy: CopyId,
     pub(crate) size: Bytes,
-    /// Or why there can be no copy of that id.
+    /// Its entry, or why there can be no copy of that id.
     pub(crate) entry: Result<Entry, DriverError>,
 }
 
-/// A copy's place in the table, until it is dropped.
+/// A copy's entry in the table, removed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Entry {
     table: Arc<Table>,
@@ -59,17 +59,18 @@ impl Table {
         self.copies().get(&copy).map(|progress| Bytes::new(progress.copied.load(Ordering::Relaxed)))
     }
 
-    /// Who does it looks here before each chunk. Whether there is such a copy.
+    /// Marks a copy as cancelled; its lane reads the mark before each chunk. Returns whether there is such a
+    /// copy.
     pub(crate) fn cancel(&self, copy: CopyId) -> bool {
         self.copies().get(&copy).map(|progress| progress.cancelled.store(true, Ordering::Relaxed)).is_some()
     }
 
-    /// Somebody waits for it from now on. Whether there is such a copy, for which nobody waited.
+    /// Raises a copy to demand. Returns whether there is such a copy and it was no demand copy before.
     pub(crate) fn hasten(&self, copy: CopyId) -> bool {
         self.copies().get(&copy).is_some_and(|progress| !progress.awaited.swap(true, Ordering::Relaxed))
     }
 
-    /// Every change is whole before anything could panic, so a poisoned lock is a good one.
+    /// Every change is complete before any code could panic, so a poisoned lock is still good.
     fn copies(&self) -> MutexGuard<'_, HashMap<CopyId, Arc<Progress>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

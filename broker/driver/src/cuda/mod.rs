@@ -1,28 +1,30 @@
 //! The CUDA driver: memory of real GPUs, behind the same contract as the simulated one.
 //!
-//! A movable extent is a `cuMemCreate` handle, exported once; the descriptor is what clients get, each its own
-//! duplicate through the socket. A fixed one is a `cuMemAlloc` block with a legacy handle. The daemon maps an extent
-//! when it first looks at its bytes or moves them, and from then on for the extent's life. Memory of the host is pinned,
-//! and mapped for the CPU and for all devices when it is made (`host_memory`); that is done ahead of need (`host_node`).
+//! A movable extent is a `cuMemCreate` handle, exported once. Each client gets its own duplicate of that
+//! descriptor through the socket. A fixed extent is a `cuMemAlloc` block with a legacy handle. The daemon maps
+//! an extent when it first reads or moves its bytes, and keeps the mapping for the extent's life. Host memory
+//! is pinned, and mapped for the CPU and all devices when it is created (`host::memory`); the driver does that
+//! ahead of need (`host::node`).
 //!
 //! ```text
 //!            ┌──────────────────── submit ───────────────────┬────────────────────┐
-//!       cuda-maker (a device each)   cuda-looker        cuda-digest ×2      cuda-copy (a direction
+//!       cuda-maker (a device each)   cuda-releaser      cuda-digest ×2      cuda-copy (a direction
 //!       create, export        release, survey, is the     copy out, hash     of a device each)
 //!            │     │          context sound   │              │                    │
-//!            │     │ not made          │      │ fixed        │                    │
+//!            │     │ failed           │      │ fixed        │                    │
 //!            │     └────► cuda-freer ◄─┼──────┤              │                    │
 //!            │                │        │      │ host         │                    │
 //!            │   submit ──────┼────────┼─► cuda-host         │                    │
-//!            │                │        │   pin, keep         │                    │
+//!            │                │        │   pin, free         │                    │
 //!            └──────────► sink ◄───────┴──────┴──────────────┴────────────────────┘
 //! ```
 //!
-//! Beside these are the threads of the disk, if there is one: who makes its files, and its two lanes (`crate::disk`).
+//! Beside these are the threads of the disk, if there is one: `disk-maker` for its files, and two lanes
+//! (`crate::disk`).
 //!
-//! The driver has no way to revoke: memory lives while any process maps it or holds its descriptor, and the card's own
-//! figures are all that tells whether it came back (`accounts`). An error that ends a context ends this driver:
-//! [`Completion::Lost`] says so once, and nothing is answered any more.
+//! CUDA cannot revoke memory: it lives while any process maps it or holds its descriptor, and only the device's
+//! own figures tell whether it has returned (`device::accounts`). An error that ends a context ends this
+//! driver: it reports [`Completion::Lost`] once, and answers nothing any more.
 
 mod api;
 mod copies;
@@ -65,21 +67,21 @@ use crate::{
     threads::Threads,
 };
 
-/// Where the libraries are, if not where they usually are, and where extents may lie on disk.
+/// Paths of libraries and kernel folders, if they are not the usual ones, and the disk for extents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CudaConfig {
-    /// `libcuda.so.1`.
+    /// Instead of `libcuda.so.1`.
     pub library: Option<PathBuf>,
-    /// `libnvidia-ml.so.1`.
+    /// Instead of `libnvidia-ml.so.1`.
     pub nvml: Option<PathBuf>,
-    /// What `/proc/driver/nvidia/params` is.
+    /// Instead of `/proc/driver/nvidia/params`.
     pub params: Option<PathBuf>,
-    /// What `/sys/devices/system/node` is.
+    /// Instead of `/sys/devices/system/node`.
     pub nodes: Option<PathBuf>,
-    /// What `/sys/bus/pci/devices` is.
+    /// Instead of `/sys/bus/pci/devices`.
     pub buses: Option<PathBuf>,
     pub disk: Option<DiskConfig>,
-    /// Whether extents may be pieces of files.
+    /// Whether extents may be ranges of files.
     pub files: bool,
 }
 
@@ -92,14 +94,14 @@ pub struct CudaDriver {
     fixed: bool,
     copies: Arc<Table>,
     lanes: Arc<Links>,
-    /// Taken away to end the threads.
+    /// Taken to end the threads.
     dispatcher: Mutex<Option<Dispatcher>>,
     threads: Threads,
 }
 
-/// Where submissions enter. The queues are as long as what the caller has outstanding.
+/// Passes submissions to the threads. The queues are as long as the caller's outstanding submissions.
 struct Dispatcher {
-    /// What copies move is found when they are submitted.
+    /// The extents of a copy are found when it is submitted.
     state: Arc<State>,
     makes: Vec<Sender<Make>>,
     releases: Sender<ReleaserOrder>,
@@ -221,8 +223,8 @@ fn nowhere<T>(device: DeviceIndex) -> Result<T, DriverError> {
     Err(DriverError::Failed(format!("there is no device {device}")))
 }
 
-/// What was submitted is still done.
-/// Dropped from inside its own sink it waits for none of its threads.
+/// All submissions are still done. If the driver is dropped inside its own sink, it waits for none of its
+/// threads.
 impl Drop for CudaDriver {
     fn drop(&mut self) {
         drop(self.dispatcher().take());

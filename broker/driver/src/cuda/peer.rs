@@ -1,7 +1,7 @@
-//! The other side of the hand-over, as a client's process does it: for suites that need one.
+//! The client's side of an export, for test suites.
 //!
-//! Clients proper bring their own few calls (`vramd-client`); this is so that the driver can be shown to keep its
-//! contract on a machine that has nothing but this crate's binaries.
+//! Real clients have their own few calls (`vramd-client`). With this module a machine that has only this
+//! crate's binaries can show that the driver keeps its contract.
 
 use std::{io, os::fd::BorrowedFd, path::Path, sync::Arc};
 
@@ -19,7 +19,7 @@ pub struct Peer {
     device: Ordinal,
 }
 
-/// Memory at an address of this process.
+/// Memory mapped in this process.
 #[derive(Debug)]
 pub enum Mapped {
     Movable(PeerMapping),
@@ -27,15 +27,15 @@ pub enum Mapped {
     Host(PeerHost),
 }
 
-/// Another process's extent.
+/// A mapped movable extent of another process.
 #[derive(Debug)]
 pub struct PeerMapping(Mapping);
 
-/// Another process's memory of the host, as the CPU reaches it.
+/// Host memory of another process, accessed by the CPU.
 #[derive(Debug)]
 pub struct PeerHost(HostView);
 
-/// Another process's block.
+/// A block of another process.
 #[derive(Debug)]
 pub struct PeerBlock(OpenBlock);
 
@@ -43,7 +43,7 @@ pub struct PeerBlock(OpenBlock);
 #[derive(Debug)]
 pub struct Imported(Physical);
 
-/// Memory of this process's own.
+/// Memory that this process allocated itself.
 #[derive(Debug)]
 pub struct Own(#[expect(dead_code, reason = "held, and freed with its owner")] Block);
 
@@ -68,7 +68,7 @@ impl Peer {
         Ok(Mapped::Host(PeerHost(HostView::of_vmm(mapping, writable))))
     }
 
-    /// Memory of the host that comes as a file.
+    /// Maps host memory that comes as a file.
     pub fn map_file(&self, fd: BorrowedFd<'_>, size: Bytes, writable: bool) -> io::Result<Mapped> {
         let length = usize::try_from(size.get()).map_err(io::Error::other)?;
         HostView::of_file(fd, length, writable).map(|view| Mapped::Host(PeerHost(view)))
@@ -88,7 +88,7 @@ impl Peer {
         }
     }
 
-    /// `false` where it may only be read by the CPU; where only by the device, that is an error.
+    /// `false` if the CPU may only read it. For a read-only device mapping the driver returns an error.
     pub fn write(&self, to: &Mapped, offset: u64, bytes: &[u8]) -> Result<bool, CudaError> {
         match to.reached() {
             Reached::Device(address) => self.context.write(address + offset, bytes).map(|()| true),
@@ -96,13 +96,13 @@ impl Peer {
         }
     }
 
-    /// Takes memory behind the daemon's back.
+    /// Allocates memory behind the daemon's back.
     pub fn allocate(&self, size: Bytes) -> Result<Own, CudaError> {
         Block::allocate(&self.context, size).map(Own)
     }
 }
 
-/// By whom it is read and written.
+/// The processor that reads and writes the memory.
 enum Reached<'a> {
     Device(u64),
     Cpu(&'a HostView),

@@ -1,4 +1,4 @@
-//! What the driver's threads share.
+//! State that the driver's threads share.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -28,30 +28,30 @@ pub(super) struct State {
     api: Arc<Api>,
     pub(super) buffers: Arc<Buffers>,
     extents: Mutex<HashMap<ExtentId, Extent>>,
-    /// What is to be pinned yet of the memory of each node that is to be kept.
+    /// Bytes left to pin ahead, by node.
     to_pin: Mutex<BTreeMap<HostNode, Bytes>>,
     kept: Mutex<Vec<FreePinnedFacts>>,
-    /// Whether that is charged to the process's cgroup.
+    /// Whether host memory is charged to the process's cgroup.
     in_cgroup: bool,
     lost: AtomicBool,
-    /// Of the disk and of files.
+    /// Of extents on disk and of files.
     pub(super) hashed: HashedBytes,
     sink: Sink,
 }
 
-/// An id that is in use.
+/// The state of an id in use.
 #[derive(Debug)]
 pub(super) enum Extent {
     Making,
     Live(ExtentMemory),
     OnDisk(Arc<DiskExtent>),
-    /// Released, and not seen to be back.
+    /// Released, and not yet found returned.
     Awaited,
-    /// Not made after all, and not seen to be back. Nobody waits for that.
+    /// Not created after all, and not yet found returned. No completion reports it.
     Unmade,
 }
 
-/// What can be copied, wherever it lies.
+/// An extent that can be copied.
 #[derive(Debug)]
 pub(super) enum Live {
     Memory(ExtentMemory),
@@ -74,7 +74,7 @@ impl State {
         Self { devices, api, buffers, extents, to_pin, kept, in_cgroup, lost, hashed, sink }
     }
 
-    /// What is to be pinned yet, by node, and what is kept there.
+    /// Sets the bytes left to pin ahead, by node, and the free memory.
     pub(super) fn set_host_memory(&self, to_pin: BTreeMap<HostNode, Bytes>, kept: Vec<FreePinnedFacts>) {
         *self.to_pin.lock().unwrap_or_else(PoisonError::into_inner) = to_pin;
         *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = kept;
@@ -84,7 +84,7 @@ impl State {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What could not be pinned now of what is to be kept near one device of a node.
+    /// The part of the host memory near one device that could not be pinned now.
     pub(super) fn host_missing(&self, node: HostNode) -> Bytes {
         let to_pin = self.to_pin.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(its) = to_pin.get(&node).copied().filter(|bytes| !bytes.is_zero()) else {
@@ -95,12 +95,12 @@ impl State {
         headroom::missing_share(its, all, near, headroom::available(self.in_cgroup))
     }
 
-    /// Every change is whole before anything could panic, so a poisoned lock is a good one.
+    /// Every change is complete before any code could panic, so a poisoned lock is still good.
     pub(super) fn extents(&self) -> MutexGuard<'_, HashMap<ExtentId, Extent>> {
         self.extents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `false` where the id is in use.
+    /// Reserves an id. `false` if it is in use.
     pub(super) fn claim(&self, extent: ExtentId) -> bool {
         let mut extents = self.extents();
         let free = !extents.contains_key(&extent);
@@ -110,12 +110,12 @@ impl State {
         free
     }
 
-    /// Whether it is a piece of a file that is somebody's.
+    /// Whether the extent is a range of a foreign file.
     pub(super) fn is_in_file(&self, extent: ExtentId) -> bool {
         matches!(self.find(extent), Ok(Live::Disk(disk)) if !disk.is_own())
     }
 
-    /// What can be copied.
+    /// Finds an extent that can be copied.
     pub(super) fn find(&self, extent: ExtentId) -> Result<Live, DriverError> {
         match self.extents().get(&extent) {
             Some(Extent::Live(held)) => Ok(Live::Memory(held.clone())),
@@ -129,7 +129,8 @@ impl State {
         found.expect("memory is of one of our devices").0
     }
 
-    /// From live to awaited, with the caller as its only holder but for digests and copies under way.
+    /// Moves an extent from live to awaited. The caller is its only holder, except for digests and copies in
+    /// flight.
     pub(super) fn retire(&self, extent: ExtentId) -> Option<Live> {
         let mut extents = self.extents();
         let entry = extents.get_mut(&extent)?;
@@ -142,8 +143,8 @@ impl State {
         retired
     }
 
-    /// Never called with a lock held. Once a context is of no more use that is said, and then nothing more: what
-    /// became of anything else can't be known.
+    /// Never called with a lock held. Once a context is lost, the driver reports that and nothing more: the
+    /// outcome of everything else is unknown.
     pub(super) fn report(&self, completion: Completion) {
         if let Some(poison) = self.api.poison() {
             if !self.lost.swap(true, Ordering::Relaxed) {
@@ -180,8 +181,8 @@ impl fmt::Debug for State {
     }
 }
 
-/// Hands something to another of the driver's threads. One that is gone has panicked, in the sink or by a bug of
-/// ours; its work can't be answered any more, so this does not go on as if it were.
+/// Sends an order to another thread of the driver. A missing thread has panicked, in the sink or by a bug in
+/// the driver. Its orders can never be answered, so this panics too.
 pub(super) fn send<T>(to: &Sender<T>, order: T) {
     assert!(to.send(order).is_ok(), "a thread of the CUDA driver has panicked");
 }

@@ -1,4 +1,4 @@
-//! Over a driver library of our own: what a real card may not be set to for a test.
+//! Over the fake library: settings and failures that a test may not cause on a real card.
 
 mod copies;
 mod deferred;
@@ -37,7 +37,7 @@ fn refusals(fake: &Fake) -> Vec<Option<String>> {
     probe(config(fake)).unwrap().found().iter().map(|found| found.refused.clone()).collect()
 }
 
-/// All devices that can be used.
+/// Opens all usable devices.
 fn opened(fake: &Fake) -> (Result<CudaDriver, DriverError>, Receiver<Completion>) {
     opened_with(config(fake))
 }
@@ -166,7 +166,7 @@ fn no_room_for_a_context() {
 
 #[test]
 fn an_unknown_code_is_told_as_it_is() {
-    // The scrub look has made six extents by then, and the driver its sentinel.
+    // The scrub check has created six extents by then, and the driver its sentinel.
     let (driver, completions) = opened(&Fake::new().with("fail.cuMemCreate = 54321@8"));
     let driver = driver.unwrap();
     driver.submit(create(1, ExtentKind::Movable));

@@ -1,22 +1,22 @@
-//! Sums pieces up on threads of their own: who polls the disk has other work, and a checksum takes as long as a fast disk takes
-//! for the piece.
+//! Computes checksums of pieces on threads of their own. The thread that polls the disk has other work, and a
+//! checksum takes as long as a fast disk takes for the piece.
 
 use std::sync::Arc;
 
 use super::{checksums::Checksum, extent::DiskExtent, io_memory::IoMemory, workers::Workers};
 use crate::DriverError;
 
-/// In each direction. One keeps up with 5 GB/s at least.
+/// Threads in each direction. One keeps up with at least 5 GB/s.
 const THREADS: usize = 2;
 
-/// A piece whose bytes are there: in a buffer, or in memory itself, which is lent until it is told.
+/// A piece with its bytes, in a buffer or in memory itself, which is lent until the result is polled.
 #[derive(Debug)]
 pub(super) struct ToChecksum<R> {
-    /// By which the caller knows it again.
+    /// The caller's name for the piece.
     pub(super) tag: u64,
     pub(super) disk: Arc<DiskExtent>,
     pub(super) at: u64,
-    /// Where in the room they begin.
+    /// Where its bytes begin in the buffer.
     pub(super) skip: usize,
     pub(super) length: usize,
     pub(super) buffer: R,

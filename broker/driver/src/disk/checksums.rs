@@ -1,7 +1,7 @@
-//! What an extent on disk must be: a checksum of each piece, kept in memory for as long as the extent lives.
+//! The checksums of one extent on disk, one for each piece, kept in memory as long as the extent lives.
 //!
-//! No extent outlives the daemon, so its checksums need not either; and what lies elsewhere can't be torn by what tears the
-//! file. Extent and place are part of each sum, so that another piece's bytes are damage too.
+//! No extent outlives the daemon, so its checksums need not either. What corrupts the file cannot corrupt them.
+//! Extent and offset go into each checksum, so that the bytes of another piece count as damage too.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -11,7 +11,7 @@ use vramd_types::{Bytes, ExtentId};
 use super::PIECE;
 use crate::CopyError;
 
-/// Of the bytes of a piece that were written there.
+/// The checksum of the written bytes of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Checksum {
     pub(super) length: usize,
@@ -21,7 +21,7 @@ pub(super) struct Checksum {
 #[derive(Debug)]
 pub(super) struct Checksums {
     extent: ExtentId,
-    /// None of what was not written, or is being written.
+    /// None for a piece that was never written, or is being written.
     pieces: Mutex<Vec<Option<Checksum>>>,
 }
 
@@ -31,18 +31,18 @@ impl Checksums {
         Self { extent, pieces: Mutex::new(vec![None; pieces]) }
     }
 
-    /// Of the piece that begins there.
+    /// Computes the checksum of the piece at that offset.
     pub(super) fn of(&self, at: u64, bytes: &[u8]) -> Checksum {
         let seed = self.extent.get().rotate_left(32) ^ (at / PIECE);
         Checksum { length: bytes.len(), hash: XxHash3_64::oneshot_with_seed(seed, bytes) }
     }
 
-    /// Before anything of it is written.
+    /// Removes the checksum of a piece, before any byte of it is written.
     pub(super) fn forget(&self, at: u64) {
         self.set(at, None);
     }
 
-    /// It was written.
+    /// Records the checksum of a written piece.
     pub(super) fn enter(&self, at: u64, sum: Checksum) {
         self.set(at, Some(sum));
     }
@@ -52,7 +52,7 @@ impl Checksums {
         self.pieces().get(index(at)).is_some_and(Option::is_some)
     }
 
-    /// What the piece must be, of which somebody wants to read so much.
+    /// The checksum of a piece of which the caller wants to read so many bytes.
     pub(super) fn expected(&self, at: u64, length: usize) -> Result<Checksum, CopyError> {
         let known = self.pieces().get(index(at)).copied().flatten();
         known
@@ -67,7 +67,7 @@ impl Checksums {
         Err(CopyError::Damaged { extent: self.extent, at: Bytes::new(at) })
     }
 
-    /// Nobody has said what the piece must be: what was read of it first is that.
+    /// Compares with what was first read of the piece, or records it as the first.
     pub(super) fn learn(&self, at: u64, found: Checksum) -> Result<(), CopyError> {
         let known = match self.pieces().get_mut(index(at)) {
             Some(piece) => *piece.get_or_insert(found),
@@ -82,7 +82,7 @@ impl Checksums {
         }
     }
 
-    /// Every change is whole before anything could panic, so a poisoned lock is a good one.
+    /// Every change is complete before any code could panic, so a poisoned lock is still good.
     fn pieces(&self) -> MutexGuard<'_, Vec<Option<Checksum>>> {
         self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
     }

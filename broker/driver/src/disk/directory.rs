@@ -1,7 +1,8 @@
-//! The directory in which extents lie: found fit for it when it is opened, and one daemon's alone.
+//! The directory for extents on disk: checked when it is opened, and used by one daemon only.
 //!
-//! The directory itself is locked, and that goes with the process, however it ends. What an earlier one has left, which holds the
-//! lock no more, is then deleted: nobody knows what is in it. A file says whose it is, for people.
+//! The daemon locks the directory itself. The lock goes with the process, however it ends. Files of an earlier
+//! daemon, which no longer has the lock, are then deleted, since their checksums are lost. A lock file names
+//! the process, for people.
 
 use std::{
     fs::{self, File},
@@ -27,7 +28,7 @@ use super::{
 };
 use crate::{DiskLimit, DriverError};
 
-/// An extent's file is named by this and its id.
+/// The name of an extent's file is this and the extent's id.
 const PREFIX: &str = "vramd-extent-";
 const LOCK: &str = "vramd.lock";
 const PROBE: &str = "vramd-probe";
@@ -35,7 +36,7 @@ const PROBE: &str = "vramd-probe";
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
-    /// Locked for as long as it is open.
+    /// Locked as long as it is open.
     fd: OwnedFd,
     capacity: Bytes,
     used: Mutex<Bytes>,
@@ -52,7 +53,7 @@ impl Directory {
         })?;
         let mut owner = lock(&context, &fd)?;
         delete_leftovers(&context, &fd)?;
-        // Not before: what was left may have filled the disk.
+        // Not earlier: left-over files may have filled the disk.
         writeln!(owner, "{}", std::process::id())
             .map_err(|error| context.failed("write its lock file", error))?;
         probe(&context, &fd)?;
@@ -71,7 +72,7 @@ impl Directory {
         self.capacity
     }
 
-    /// A file of that size, all of whose blocks are there.
+    /// Creates a file of that size with all blocks allocated.
     pub(super) fn create_file(
         self: &Arc<Self>,
         extent: ExtentId,
@@ -101,7 +102,7 @@ impl Directory {
 const DIRECT: OFlags = OFlags::RDWR.union(OFlags::DIRECT).union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
 const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// Dropping it deletes the file, if that was not done before.
+/// The file of an extent. Dropping it deletes the file, unless that was done before.
 #[derive(Debug)]
 pub(super) struct ExtentFile {
     pub(super) fd: Arc<OwnedFd>,
@@ -111,7 +112,7 @@ pub(super) struct ExtentFile {
 }
 
 impl ExtentFile {
-    /// Or says why its bytes are not the disk's again. They stay charged then.
+    /// Deletes the file, or says why the disk does not have its bytes back. They stay charged then.
     pub(super) fn delete(mut self) -> Result<(), Errno> {
         self.delete_now()
     }
@@ -119,7 +120,7 @@ impl ExtentFile {
     fn delete_now(&mut self) -> Result<(), Errno> {
         self.is_deleted = true;
         match unlinkat(&self.charge.directory.fd, &self.name, AtFlags::empty()) {
-            // The next daemon will: it is to have no bytes until then.
+            // The next daemon deletes the file. Until then it must have no bytes.
             Err(error) if error != Errno::NOENT => {
                 let emptied = ftruncate(&self.fd, 0);
                 emptied.inspect_err(|_| self.charge.size = Bytes::ZERO).map_err(|_| error)
@@ -132,13 +133,13 @@ impl ExtentFile {
 impl Drop for ExtentFile {
     fn drop(&mut self) {
         if !self.is_deleted {
-            // Nobody waits for it.
+            // No caller waits for the result.
             let _ = self.delete_now();
         }
     }
 }
 
-/// Bytes of the capacity that a file has.
+/// The part of the capacity that a file uses.
 #[derive(Debug)]
 struct Charge {
     directory: Arc<Directory>,
@@ -148,7 +149,7 @@ struct Charge {
 impl Charge {
     fn new(directory: Arc<Directory>, size: Bytes) -> Result<Self, DriverError> {
         let capacity = directory.capacity;
-        // Every change is whole before anything could panic, so a poisoned lock is a good one.
+        // Every change is complete before any code could panic, so a poisoned lock is still good.
         let mut used = directory.used.lock().unwrap_or_else(PoisonError::into_inner);
         let with = used.checked_add(size).filter(|with| *with <= capacity);
         *used = with.ok_or(DriverError::OutOfDisk(DiskLimit::Capacity(capacity)))?;
@@ -168,13 +169,13 @@ fn name_of(extent: ExtentId) -> String {
     format!("{PREFIX}{}", extent.get())
 }
 
-/// Whether only we would call a file that.
+/// Whether the name is one that only the driver gives.
 fn is_own_name(name: &str) -> bool {
     let id = name.strip_prefix(PREFIX).and_then(|id| id.parse::<u64>().ok());
     id.is_some_and(|id| name_of(ExtentId::from_raw(id)) == name) || name == PROBE
 }
 
-/// The file in which whoever has the directory writes its process id: nobody's, at first.
+/// Locks the directory, and returns the lock file, still empty.
 fn lock(context: &DirectoryContext<'_>, directory: &OwnedFd) -> Result<File, DirectoryError> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let fd = openat(directory, LOCK, flags, PRIVATE).map_err(|error| match error {
@@ -182,7 +183,7 @@ fn lock(context: &DirectoryContext<'_>, directory: &OwnedFd) -> Result<File, Dir
         error => context.failed("open its lock file", error),
     })?;
     let mut file = File::from(fd);
-    // The file could be deleted, and another made.
+    // The lock is on the directory: the file could be deleted and made again.
     match flock(directory, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::WOULDBLOCK) => {
             let mut text = String::new();
@@ -208,7 +209,7 @@ fn delete_leftovers(context: &DirectoryContext<'_>, directory: &OwnedFd) -> Resu
     Ok(())
 }
 
-/// Whether a file there can be preallocated, and written and read past the page cache.
+/// Checks that files can be preallocated there, and written and read with direct IO.
 fn probe(context: &DirectoryContext<'_>, directory: &OwnedFd) -> Result<(), DirectoryError> {
     let mut is_own_name = true;
     let probed = try_out(context, || {
@@ -219,7 +220,7 @@ fn probe(context: &DirectoryContext<'_>, directory: &OwnedFd) -> Result<(), Dire
     if !is_own_name {
         return probed;
     }
-    // Some file systems make the file before they see that it can't be opened so.
+    // Some file systems create the file before they refuse direct IO.
     match unlinkat(directory, PROBE, AtFlags::empty()) {
         Err(error) if error != Errno::NOENT => Err(context.failed("delete a file", error)),
         _ => probed,
@@ -254,7 +255,7 @@ fn try_out(
 
 const BLOCK: u64 = ALIGNMENT as u64;
 
-/// What the file system has for us.
+/// The bytes that the file system has left for the daemon's user.
 fn free(directory: &OwnedFd) -> Result<Bytes, Errno> {
     let reported = fstatvfs(directory)?;
     Ok(Bytes::new(reported.f_bavail.saturating_mul(reported.f_frsize)))

@@ -1,4 +1,4 @@
-//! Why a directory can't be where extents lie.
+//! Why a directory cannot be used for extents.
 
 use std::{
     fmt,
@@ -19,7 +19,7 @@ pub enum DirectoryError {
     #[error("{} is another daemon's{}", .directory.display(), by_whom(*.by))]
     InUse {
         directory: PathBuf,
-        /// Its process, if it says so.
+        /// The id of its process, if the lock file names one.
         by: Option<u32>,
     },
     #[error("the file system of {} has no direct IO", .0.display())]
@@ -28,7 +28,7 @@ pub enum DirectoryError {
     NoPreallocation(PathBuf),
     #[error("{} has {} bytes free, not {}", .directory.display(), .free.get(), .capacity.get())]
     TooSmall { directory: PathBuf, free: Bytes, capacity: Bytes },
-    /// Which was asked for.
+    /// The configuration names io_uring.
     #[error("io_uring cannot be used: {0}")]
     NoUring(String),
     #[error("{}: {context}: {problem}", .directory.display())]
@@ -39,7 +39,7 @@ fn by_whom(process: Option<u32>) -> String {
     process.map(|process| format!(", process {process}")).unwrap_or_default()
 }
 
-/// Says of a directory what went wrong there.
+/// Builds errors about one directory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DirectoryContext<'a>(&'a Path);
 

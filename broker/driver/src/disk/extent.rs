@@ -1,4 +1,4 @@
-//! One extent on disk.
+//! One extent on disk: the driver's own file, or a range of a file that it only reads.
 
 use std::{os::fd::OwnedFd, sync::Arc};
 
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{CopyError, DriverError, FileSpan};
 
-/// Dropping it deletes its file, if that is its own.
+/// Dropping it deletes the file, if it is the driver's own.
 #[derive(Debug)]
 pub(crate) struct DiskExtent {
     id: ExtentId,
@@ -28,22 +28,22 @@ enum Source {
     Anothers(FileSpan),
 }
 
-/// How a piece is read.
+/// How to read a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PieceRead {
-    /// In the file: whole blocks from here on.
+    /// The offset in the file, at a whole block.
     pub(super) at: u64,
     pub(super) blocks: usize,
-    /// In the first block the piece begins here.
+    /// Where the piece begins in the first block.
     pub(super) skip: usize,
-    /// So much of it is there; what is behind it is zeros.
+    /// The bytes of the piece that exist; behind them are zeros.
     pub(super) length: usize,
-    /// What it must be; of a file none, before it is read.
+    /// The expected checksum. None for a file that the driver does not own.
     pub(super) expected: Option<Checksum>,
 }
 
 impl PieceRead {
-    /// Whether all of the piece is there. Behind the end of a file there is nothing, of which its last block is short.
+    /// Accepts a short read that has all of the piece: the last block of a file may be incomplete.
     pub(super) fn check(self, result: Result<(), IoFlaw>) -> Result<(), IoFlaw> {
         match result {
             Err(IoFlaw::Short(came)) if self.expected.is_none() && came >= self.skip + self.length => Ok(()),
@@ -86,12 +86,12 @@ impl DiskExtent {
         }
     }
 
-    /// Whether its file is its own: another's is never written.
+    /// Whether the file is the driver's own. It never writes others.
     pub(crate) fn is_own(&self) -> bool {
         matches!(self.bytes, Source::Own(_))
     }
 
-    /// Its own file, if it has one; or says why its bytes are not the disk's again.
+    /// Deletes its own file, or says why the disk does not have its bytes back.
     pub(super) fn delete(self) -> Result<(), Errno> {
         match self.bytes {
             Source::Own(file) => file.delete(),
@@ -103,12 +103,13 @@ impl DiskExtent {
         &self.checksums
     }
 
-    /// Whether there is anything to read of a piece: what was never written is zeros.
+    /// Whether the piece has content. An unwritten piece is zeros.
     pub(super) fn has_content(&self, at: u64) -> bool {
         !self.is_own() || self.checksums.is_written(at)
     }
 
-    /// The piece that begins there, of which somebody wants so much. All of it is read that can be verified.
+    /// How to read the piece at that offset, of which the caller wants so many bytes. All bytes are read that
+    /// the checksum covers.
     pub(super) fn reading(&self, at: u64, wanted: usize) -> Result<PieceRead, CopyError> {
         match &self.bytes {
             Source::Own(_) => {
@@ -129,7 +130,7 @@ impl DiskExtent {
         }
     }
 
-    /// Whether what was read of a piece is what it must be. Of a file that is what was read there first.
+    /// Checks the checksum of a piece that was read. In a foreign file the first read defines it.
     pub(super) fn verify(
         &self,
         at: u64,
@@ -150,7 +151,7 @@ fn check(size: Bytes) -> Result<(), DriverError> {
     }
 }
 
-/// No more than a piece, which fits in memory.
+/// At most a piece, which fits in memory.
 fn as_length(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
@@ -172,7 +173,7 @@ mod tests {
         assert_eq!(read(4096, PIECE), reading(4096 + PIECE, 8192, 0, 5000));
         assert_eq!(read(4100, 0), reading(4096, piece + 4096, 4, piece));
         assert_eq!(read(4000, PIECE), reading(PIECE, 12_288, 4000, 5000));
-        // Behind its end there is nothing.
+        // Nothing lies beyond its end.
         for offset in [0, 4100] {
             assert_eq!(read(offset, 2 * PIECE), reading(0, 0, 0, 0), "{offset}");
         }

@@ -1,7 +1,7 @@
-//! Memory that the disk is read into and written from.
+//! Memory for disk IO.
 //!
-//! The kernel works on it behind the program's back, so whoever lends it gives his word for it, and whoever borrows it
-//! owns it until the kernel is done.
+//! The kernel reads and writes it behind the program's back. So each implementation guarantees the range, and
+//! an engine owns the value until the kernel is done.
 #![allow(unsafe_code, reason = "memory that the kernel reads and writes by address")]
 
 use std::{io, ops::Range, ptr, ptr::NonNull, slice};
@@ -10,45 +10,47 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use super::ALIGNMENT;
 
-/// A piece of memory that the kernel may be told of.
+/// A range of memory that the kernel may read and write.
 ///
 /// # Safety
 ///
-/// From `start` on, `length` bytes are mapped and initialised for as long as the value lives, wherever it is moved to. The
-/// kernel may read and write them meanwhile: nobody holds a reference to them but by `bytes`.
+/// From `start` on, `length` bytes are mapped and initialised as long as the value lives, wherever it is moved.
+/// The kernel may read and write them meanwhile: no code holds a reference to them except through `bytes`.
 pub(crate) unsafe trait IoMemory: Send + 'static {
     /// A multiple of [`ALIGNMENT`].
     fn start(&self) -> NonNull<u8>;
 
     fn length(&self) -> usize;
 
-    /// What is there now.
+    /// The current content.
     fn bytes(&self) -> &[u8] {
-        // SAFETY: So many bytes are mapped and initialised, as the trait demands; while the kernel works on them an engine
-        // owns the value, and lends it to nobody.
+        // SAFETY: So many bytes are mapped and initialised, as the trait demands. While the kernel works on
+        // them an engine owns the value and lends it to no code.
         unsafe { slice::from_raw_parts(self.start().as_ptr(), self.length()) }
     }
 }
 
-/// These bytes of it become zero: it may have held anybody's.
+/// Zeros a range, which may have held bytes of any tenant.
 pub(super) fn clear(buffer: &mut impl IoMemory, range: Range<usize>) {
     assert!(range.start <= range.end && range.end <= buffer.length(), "there is such a range");
-    // SAFETY: So many bytes are mapped, as the trait demands, and whoever has the room alone has no reference to its bytes.
+    // SAFETY: So many bytes are mapped, as the trait demands, and the caller has the buffer alone, without a
+    // reference to its bytes.
     unsafe { buffer.start().as_ptr().add(range.start).write_bytes(0, range.end - range.start) }
 }
 
-/// A huge page: as much as lies together in the machine's memory, if the kernel has it.
+/// The size of a huge page, which lies together in physical memory.
 const HUGE: usize = 2 << 20;
 
-/// A buffer of whole pages, not for children: a page that a fork has shared could be written in the wrong process.
+/// A buffer of whole pages, kept out of child processes: after a fork the wrong process could get what is
+/// written.
 ///
-/// A large one is of huge pages where there are any: into what lies scattered over small pages a virtual disk read up to a third slower:
-/// each page may be a request of its own to it.
+/// A large buffer asks for huge pages. Into scattered small pages a virtual disk read up to a third slower,
+/// since it may need one request for each page.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     start: NonNull<u8>,
     length: usize,
-    /// Of which the buffer is a part.
+    /// The mapping that contains the buffer.
     mapping: NonNull<u8>,
     mapped: usize,
 }
@@ -72,7 +74,7 @@ impl Buffer {
     pub(crate) fn new(length: usize) -> io::Result<Self> {
         let length = length.next_multiple_of(ALIGNMENT);
         let alignment = if length < HUGE { ALIGNMENT } else { HUGE };
-        // Mappings begin at any page; what lies before the next huge one is never touched.
+        // Mappings begin at any page. The range before the next huge page is never touched.
         let mapped = length + alignment - ALIGNMENT;
         // SAFETY: Mapping needs an unsafe call. The address is the kernel's choice, so no memory that Rust knows is
         // replaced.
@@ -82,12 +84,14 @@ impl Buffer {
         let mapping =
             NonNull::new(mapping.cast::<u8>()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
         let skipped = mapping.as_ptr().addr().next_multiple_of(alignment) - mapping.as_ptr().addr();
-        // SAFETY: Both begin at a page, so the next place so aligned lies no further on than the mapping is longer than the buffer.
+        // SAFETY: The mapping begins at a page, and is longer than the buffer by more than the distance to the
+        // next aligned address.
         let start = unsafe { mapping.add(skipped) };
         let buffer = Self { start, length, mapping, mapped };
         if length >= HUGE {
-            // SAFETY: The advice needs an unsafe call. The range is in the mapping just made, and which pages it is of is the same
-            // to whoever uses it. A kernel that has no huge pages refuses, and does with small ones.
+            // SAFETY: The advice needs an unsafe call. The range is inside the mapping just made, and the size
+            // of its pages changes nothing for its users. A kernel without huge pages refuses and uses small
+            // ones.
             let _ = unsafe { madvise(start.as_ptr().cast(), length, Advice::LinuxHugepage) };
         }
         // SAFETY: The advice needs an unsafe call. The range is the one just mapped, and leaving it out of children
@@ -97,11 +101,12 @@ impl Buffer {
     }
 
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: So many bytes are mapped and initialised, and nobody else has them while the buffer is borrowed for writing.
+        // SAFETY: So many bytes are mapped and initialised, and no other code has them while the buffer is
+        // borrowed for writing.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }
     }
 
-    /// Its first bytes become these.
+    /// Copies these bytes to its beginning.
     pub(crate) fn fill(&mut self, bytes: &[u8]) {
         self.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
     }
@@ -143,7 +148,7 @@ mod tests {
         }
     }
 
-    /// What the kernel says of the mapping of which that address is.
+    /// The kernel's flags of the mapping at that address.
     fn flags_at(address: usize) -> String {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let mut is_it = false;

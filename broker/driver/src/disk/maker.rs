@@ -1,4 +1,5 @@
-//! Makes and deletes files for extents, and takes those of others, on a thread of its own: a file system takes its time for either.
+//! Creates and deletes the files of extents, and opens ranges of foreign files, on a thread of its own: a file
+//! system takes its time for either.
 
 use std::{
     sync::{
@@ -14,7 +15,7 @@ use vramd_types::{Bytes, ExtentId};
 use super::{Disk, extent::DiskExtent};
 use crate::{Completion, DriverError, FileSpan};
 
-/// Between two looks whether the copies of what was released have ended.
+/// How often released extents are checked for the end of their copies.
 const POLL_EVERY: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
@@ -22,30 +23,30 @@ pub(crate) enum DiskOrder {
     Make {
         extent: ExtentId,
         size: Bytes,
-        /// Where it is to fail.
+        /// A scheduled failure.
         failure: Option<DriverError>,
     },
-    /// A piece of a file.
+    /// An extent that is a range of a foreign file.
     Open { extent: ExtentId, size: Bytes, span: FileSpan },
-    /// What nobody can find any more.
+    /// Deletes a released extent, which is no longer in the driver's table.
     Release { extent: ExtentId, released: Arc<DiskExtent> },
 }
 
 /// The driver's table of extents, and its sink.
 pub(crate) trait Registry {
-    /// `false` where the id is in use.
+    /// Reserves an id. `false` if it is in use.
     fn claim(&self, extent: ExtentId) -> bool;
 
-    /// An extent that was claimed can be found.
+    /// Enters a created extent under its reserved id.
     fn enter(&self, extent: ExtentId, made: Arc<DiskExtent>);
 
-    /// The id is in use no longer.
+    /// Frees the id.
     fn forget(&self, extent: ExtentId);
 
     fn report(&self, completion: Completion);
 }
 
-/// Until nobody can send any more.
+/// Runs until all senders are gone.
 pub(crate) fn run(disk: Option<&Disk>, registry: &impl Registry, orders: &Receiver<DiskOrder>) {
     let mut in_use: Vec<(ExtentId, Arc<DiskExtent>)> = Vec::new();
     loop {
@@ -100,7 +101,7 @@ fn enter(
     Ok(())
 }
 
-/// Unless a copy of it is under way: that ends, and then it is deleted here, where nobody else waits for it.
+/// Deletes an extent, unless a copy of it is in flight. Then the thread deletes it once that has ended.
 fn delete(
     registry: &impl Registry,
     extent: ExtentId,

@@ -1,4 +1,4 @@
-//! What the disk carries, measured when the driver is opened: reads alone, writes alone, and both at once.
+//! Measures the speed of the disk when the driver is opened: reads alone, writes alone, and both at once.
 
 use std::{
     mem::ManuallyDrop,
@@ -18,31 +18,33 @@ use super::{
 };
 use crate::{DriverError, LaneId, LinkFacts, copies};
 
-/// Of each measure, unless the disk is so slow that [`LEAST`] pieces take longer.
+/// How long each measurement takes, unless [`PIECES_MIN`] pieces take longer.
 const MEASURE_FOR: Duration = Duration::from_millis(100);
 const PIECES_MIN: u64 = 8;
-/// Larger than what a disk keeps for itself it should not be: this is for who goes first, not for a page of figures.
+/// It need not exceed the disk's own cache: the result only decides which copy goes next.
 const FILE_SIZE: Bytes = Bytes::mib(128);
-/// A disk of 20 MB/s, which takes some seconds for all of this.
+/// The limit for the first write. A disk of 20 MB/s stays within it, and takes some seconds for the whole
+/// measurement.
 const FIRST_WRITE_MAX: Duration = Duration::from_millis(100);
-/// The buffers of both ways, which are given up afterwards.
+/// The buffers of both directions, which are freed afterwards.
 pub(crate) const MEASURE_BUFFERS: Bytes = Bytes::new((READS_MAX + RING_PIECES) as u64 * PIECE);
-/// What cannot be written by then is not read either.
+/// How long the file is filled. Pieces that are not written by then are not read either.
 const FILL_MAX: Duration = Duration::from_millis(500);
-/// A disk that ends no read, or no write, for so long is measured no further: a start does not wait for it.
+/// A disk that ends no read, or no write, for so long is not measured further: the start does not wait for it.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(2);
-/// Nor for one that answers, but takes longer than that for all of it: [`ONE_WITHIN`] lets by what needs some seconds.
+/// The limit for the whole measurement, for a disk that answers slowly: [`FIRST_WRITE_MAX`] admits one that
+/// takes some seconds.
 const MEASURE_MAX: Duration = Duration::from_secs(15);
 
-/// Of what is written, in bytes.
+/// The unit of the written pattern, in bytes.
 const WORD: usize = size_of::<u64>();
 
 impl Disk {
-    /// Of its directory, where it leaves nothing behind.
+    /// Measures the disk of the directory, and leaves no file behind.
     pub(crate) fn measure(&self) -> Result<Vec<LinkFacts>, DriverError> {
         let Some(store) = &self.store else { return Ok(Vec::new()) };
         let size = FILE_SIZE.min(store.facts.capacity);
-        // No extent of the caller's has that id.
+        // The caller uses no extent with that id.
         let file = store.directory.create_file(ExtentId::from_raw(0), size)?;
         let new = |direction| Run::new(self, &file, direction, size);
         let (writes, reads) = (new(DiskDirection::ToDisk)?, new(DiskDirection::FromDisk)?);
@@ -53,7 +55,7 @@ impl Disk {
     }
 }
 
-/// What reads and writes carry alone, and both at once. The file is given up with them.
+/// Measures reads alone, writes alone, and both. A failed measurement leaves the runs and the file to a thread.
 fn measure_or_abandon<F: Send + 'static>(
     mut writes: Run,
     mut reads: Run,
@@ -73,16 +75,16 @@ fn measure_all(writes: &mut Run, reads: &mut Run) -> Result<[Vec<u64>; 3], Drive
     Ok([read, write, measure_together(&mut [reads, writes])?])
 }
 
-/// What is under way may end late, or never, and a file system that hangs does not let go of a file either: all of it is given up where
-/// nobody waits for that.
+/// Drops the operations in flight and the file on a thread of its own. The operations may end late or never,
+/// and a hung file system does not close the file.
 fn abandon<L: Send + 'static>(left: L) {
     let left = ManuallyDrop::new(left);
     let give_up = move || drop(ManuallyDrop::into_inner(left));
-    // Without a thread it never is, and the next start deletes the file.
+    // Without a thread they are never dropped, and the next start deletes the file.
     let _ = thread::Builder::new().name("disk-measure".to_owned()).spawn(give_up);
 }
 
-/// So many pieces are under way, as in a lane.
+/// How many pieces are in flight, as in a lane.
 fn depth(direction: DiskDirection) -> usize {
     match direction {
         DiskDirection::FromDisk => READS_MAX,
@@ -90,18 +92,18 @@ fn depth(direction: DiskDirection) -> usize {
     }
 }
 
-/// Pieces that follow each other, round and round.
+/// Reads or writes the pieces of the file, round and round.
 struct Run {
     engine: Engine<Buffer>,
     file: Arc<OwnedFd>,
     direction: DiskDirection,
     idle: Vec<Buffer>,
     next: u64,
-    /// So many are there to go round.
+    /// The number of pieces.
     pieces: u64,
-    /// When something has ended last, or the first was begun.
+    /// When an operation last ended, or the first began.
     last_progress: Instant,
-    /// When all of the measure is to be over.
+    /// When the whole measurement must be over.
     deadline: Instant,
 }
 
@@ -113,7 +115,8 @@ impl Run {
         size: Bytes,
     ) -> Result<Self, DriverError> {
         let length = usize::try_from(PIECE).unwrap_or(usize::MAX);
-        // Some disks look whether it is all the same: in each buffer it lies a word further on, so that no block is like another.
+        // Some disks detect equal blocks. So the pattern begins a word later in each buffer, and no block
+        // equals another.
         let mut text = Vec::with_capacity(length + WORD * depth(direction));
         for word in 0..length / WORD + depth(direction) {
             text.extend_from_slice(&mixed(word));
@@ -125,7 +128,7 @@ impl Run {
         };
         let buffers: std::io::Result<Vec<Buffer>> = (0..depth(direction)).map(buffer).collect();
         let idle = buffers.map_err(|error| DriverError::Failed(format!("make a buffer: {error}")))?;
-        // Of a ring that breaks the lanes tell.
+        // A broken ring is reported by the lanes.
         let engine = Engine::new(disk.engine, depth(direction), Warn::by(drop))?;
         let (pieces, last_progress) = (size.get() / PIECE, Instant::now());
         let file = Arc::clone(&file.fd);
@@ -141,12 +144,12 @@ impl Run {
         })
     }
 
-    /// Begins as many as there are buffers for.
+    /// Begins an operation with each idle buffer.
     fn begin(&mut self) {
         while self.begin_one() {}
     }
 
-    /// Unless all buffers are under way.
+    /// Begins an operation, unless all buffers are in flight.
     fn begin_one(&mut self) -> bool {
         if self.is_idle() {
             self.last_progress = Instant::now();
@@ -163,7 +166,7 @@ impl Run {
         self.idle.len() == depth(self.direction)
     }
 
-    /// How many have ended by now. Fails where what is under way has taken too long.
+    /// How many operations have ended by now. Fails if those in flight take too long.
     fn end(&mut self) -> Result<u64, DriverError> {
         let mut ended = 0;
         while let Some(done) = self.engine.poll() {
@@ -203,7 +206,7 @@ impl Run {
         Ok(())
     }
 
-    /// What is slower than that is not measured: a start would take too long.
+    /// Times one write. A slower disk is not measured, since the start would take too long.
     fn time_one_write(&mut self) -> Result<(), DriverError> {
         let began = Instant::now();
         self.begin_one();
@@ -216,7 +219,7 @@ impl Run {
         Ok(())
     }
 
-    /// Writes each piece once, as far as that goes. How many were written.
+    /// Writes each piece once, as far as the time allows. Returns how many were written.
     fn fill(&mut self) -> Result<u64, DriverError> {
         let began = Instant::now();
         while self.next < self.pieces && began.elapsed() < FILL_MAX {
@@ -229,7 +232,7 @@ impl Run {
     }
 }
 
-/// What each carries in bytes per second, while all are at it.
+/// The speed of each run, in bytes per second, while all run together.
 fn measure_together(runs: &mut [&mut Run]) -> Result<Vec<u64>, DriverError> {
     let mut ended = vec![0; runs.len()];
     let began = Instant::now();
@@ -246,7 +249,7 @@ fn measure_together(runs: &mut [&mut Run]) -> Result<Vec<u64>, DriverError> {
     Ok(ended.into_iter().map(|ended| u64::try_from(rate(ended)).unwrap_or(u64::MAX)).collect())
 }
 
-/// Eight bytes that follow from nothing before them.
+/// Eight pseudo-random bytes.
 fn mixed(word: usize) -> [u8; WORD] {
     let seed = word as u64;
     let mixed = (seed ^ seed >> 7).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
@@ -278,7 +281,7 @@ mod tests {
         }
     }
 
-    /// Of that, which is to end by itself. What a run has under way is left to end, or not, where nobody waits for it.
+    /// Runs them together and expects an end by itself. Operations in flight are abandoned.
     fn within(limit: Duration, runs: Vec<Run>) -> (Option<String>, Duration) {
         let (reported, reports) = std::sync::mpsc::channel();
         let began = Instant::now();
@@ -291,13 +294,13 @@ mod tests {
         reports.recv_timeout(limit).expect("it ends by itself")
     }
 
-    /// As a disk that has gone away: nothing that is asked of it ends.
+    /// A disk that has gone away: no operation ends.
     #[test]
     fn a_disk_that_does_not_answer_does_not_hold_up_the_start() {
         if check_uring().is_err() {
             return;
         }
-        // From its first piece on, and once it has taken some.
+        // From its first piece on, and after it has taken some.
         for taken in [1 << 16, 0] {
             let (silent, mut full) = std::io::pipe().unwrap();
             std::io::Write::write_all(&mut full, &vec![0; taken]).unwrap();
@@ -309,7 +312,7 @@ mod tests {
         }
     }
 
-    /// As one of which a path has gone away, or a file system that has become read-only and does not say so.
+    /// A disk that has lost a path, or a file system that has silently become read-only.
     #[test]
     fn a_disk_that_ends_no_writes_does_not_hold_up_the_start() {
         if check_uring().is_err() {
@@ -342,7 +345,7 @@ mod tests {
         assert!(took < Duration::from_secs(3), "{took:?}");
     }
 
-    /// Where a file cannot be unlinked, for as long as it may be.
+    /// A file whose unlink hangs.
     struct Hangs(std::sync::mpsc::Receiver<()>);
 
     impl Drop for Hangs {
@@ -364,7 +367,7 @@ mod tests {
         let began = Instant::now();
         measure_or_abandon(writes, reads, Hangs(hangs)).unwrap_err();
         assert!(began.elapsed() < 4 * GIVE_UP_AFTER, "{:?}", began.elapsed());
-        // Somebody is at it.
+        // A thread waits for it.
         goes_on.send(()).unwrap();
     }
 

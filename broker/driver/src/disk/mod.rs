@@ -1,20 +1,20 @@
-//! Extents on disk: what is the same for every driver.
+//! Extents on disk: the parts that every driver shares.
 //!
 //! ```text
-//!  CreateDisk, Release ─► maker: preallocates and deletes files ─► Directory: the lock, the capacity, what was left over
-//!  OpenFile ────────────► maker: a piece of a file that is somebody's
+//!  CreateDisk, Release ─► maker: preallocates and deletes files ─► Directory: the lock, the capacity, left-over files
+//!  OpenFile ────────────► maker: a range of a foreign file
 //!
 //!  Copy ─► Lanes ── a queue from disk and one to it ──► lane::run, a thread each
-//!                                                         └─► DiskLink: pieces, checksums, the ring of buffers
+//!                                                         └─► DiskMover: pieces, checksums, the ring of buffers
 //!                                                               ├─► Side: the driver's own; memory to buffer and back
-//!                                                               ├─► Summers: checksums, on threads
+//!                                                               ├─► ChecksumThreads
 //!                                                               └─► Engine: io_uring, or threads
 //! ```
 //!
-//! All IO is direct, of whole blocks: the page cache would hold in memory what is on disk because memory is short. An extent
-//! is a preallocated file named by its id. None outlives the daemon, so nothing is ever synced, and what each piece must be
-//! is kept in memory. An extent may also be a piece of a file that is not ours: that is read alone, and must be what it was when it
-//! was read first.
+//! All IO is direct, in whole blocks: the page cache would keep in memory what is on disk because memory is
+//! short. An extent is a preallocated file named by its id. No extent outlives the daemon, so nothing is ever
+//! synced, and the checksums of the pieces stay in memory. An extent may also be a range of a foreign file. The
+//! driver only reads it, and its content must stay as it was when it was first read.
 
 mod checksum_threads;
 mod checksums;
@@ -49,66 +49,69 @@ pub(crate) use self::{
     side::Side,
 };
 
-/// What direct IO is of, in memory and on disk: no disk has larger blocks that we know of, and who has is found out when
-/// the directory is opened.
+/// The block size of direct IO, in memory and on disk. No known disk has larger blocks; opening the directory
+/// finds out.
 const ALIGNMENT: usize = 4096;
 
-/// What is read or written at once, and has a checksum: from here on larger ones are no faster.
+/// The unit of IO and of checksums. Larger ones are no faster.
 const PIECE: u64 = 2 << 20;
 
-/// So many are under way in each direction, each with a buffer: 32 MiB are what a disk of 14 GB/s moves in more than twice its
-/// latency, and some of them are on the device's side.
+/// Pieces in flight in each direction, each with a buffer. 32 MiB are what a disk of 14 GB/s moves in more than
+/// twice its latency, and some of them are on the device's side.
 const RING_PIECES: usize = 16;
 
-/// What the buffers of both directions take.
+/// The buffers of both directions.
 pub(crate) const RING_BUFFERS: Bytes = Bytes::new(2 * RING_PIECES as u64 * PIECE);
 
-/// So many are read by the disk at once: 8 MiB are what a disk of 14 GB/s moves in half a millisecond, which is several times its latency. The
-/// other buffers are on their way to the device. On the one disk that was measured, a virtual one, a driver alone reached 99 % of plain reads with
-/// four, 83 to 85 with eight and 78 with sixteen, one run each. Why more are slower there is a guess (`docs/benchmarks/tiers`).
+/// The most pieces that the disk reads at once. 8 MiB are what a disk of 14 GB/s moves in half a millisecond,
+/// several times its latency. The other buffers are on their way to the device.
+///
+/// On the one disk that was measured, a virtual one, a driver alone reached 99 % of plain reads with four, 83
+/// to 85 with eight and 78 with sixteen, one run each. The reason is a guess (`docs/benchmarks/tiers`).
 const READS_MAX: usize = RING_PIECES / 4;
 
-/// Where extents may lie on disk, and how much of them.
+/// The directory for extents on disk, and its capacity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskConfig {
-    /// Nobody else's: files named like ours are deleted.
+    /// For this daemon only: files named like its extents are deleted.
     pub directory: PathBuf,
     pub capacity: Bytes,
-    /// io_uring where it is to be had, unless one is named.
+    /// The engine to use. None chooses io_uring if the kernel permits it.
     pub engine: Option<DiskEngine>,
 }
 
-/// What was found out about it when it was opened.
+/// The directory as it was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskFacts {
     pub directory: PathBuf,
     pub capacity: Bytes,
     pub engine: DiskEngine,
-    /// Why io_uring can't be used, where it was wanted.
+    /// Why io_uring was not chosen, if it was preferred.
     pub no_uring: Option<String>,
 }
 
-/// What extents on disk need: a directory, or else they can be pieces of files alone.
+/// What extents on disk need. Without a directory, only ranges of foreign files are possible.
 #[derive(Clone, Debug)]
 pub(crate) struct Disk {
     engine: EngineChoice,
     store: Option<DiskStore>,
 }
 
-/// The directory, opened.
+/// The opened directory.
 #[derive(Clone, Debug)]
 struct DiskStore {
     directory: Arc<Directory>,
     facts: DiskFacts,
 }
 
-/// Whether a driver could be opened with it now: as that does, it deletes what a daemon has left there that is no more.
+/// Checks that a driver could be opened with that disk now. Like opening, it deletes the files of an earlier
+/// daemon.
 pub fn probe_disk(config: &DiskConfig) -> Result<DiskFacts, DirectoryError> {
     DiskStore::open(config).map(|store| store.facts)
 }
 
 impl Disk {
-    /// `None` where there is no directory, and no files are to be read either.
+    /// `None` without a directory and without foreign files.
     pub(crate) fn open(config: Option<&DiskConfig>, files: bool) -> Result<Option<Self>, DirectoryError> {
         let store = config.map(DiskStore::open).transpose()?;
         let engine = match &store {
@@ -124,7 +127,7 @@ impl Disk {
         self.engine
     }
 
-    /// Of its directory.
+    /// The facts of the directory.
     pub(crate) fn facts(&self) -> Option<&DiskFacts> {
         self.store.as_ref().map(|store| &store.facts)
     }

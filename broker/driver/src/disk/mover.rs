@@ -1,14 +1,14 @@
-//! The lane of copies from disk or to it: what a piece goes through.
+//! Moves pieces from disk or to it. A piece goes through these stages:
 //!
 //! ```text
-//! from disk   read ─► sum, verify ─────────────► memory of the host        the disk reads right into it
-//!             read ─► sum, verify ─► store ────► memory of a device        through a buffer of the ring
-//! to disk     sum ─► write                       memory of the host
-//!             fetch ─► sum ─► write              memory of a device        through a buffer of the ring
+//! from disk   read ─► checksum, verify ─────────────► host memory      the disk reads right into it
+//!             read ─► checksum, verify ─► store ────► device memory    through a buffer of the ring
+//! to disk     checksum ─► write                       host memory
+//!             fetch ─► checksum ─► write              device memory    through a buffer of the ring
 //! ```
 //!
-//! As many pieces as there are buffers are under way, each somewhere else on its way: so the disk reads one while others are
-//! summed up, by other threads, and the device takes another.
+//! As many pieces are in flight as there are buffers, in different stages. So the disk reads one piece while
+//! other threads compute the checksums of some and the device takes another.
 
 use std::{collections::VecDeque, num::NonZeroU64, ops::Range, sync::Arc, time::Duration};
 
@@ -28,7 +28,7 @@ use crate::{
     copies::{LaneEnd, Mover, lane},
 };
 
-/// A fraction of what a fast disk takes for a piece, of which there are many under way.
+/// A fraction of what a fast disk takes for a piece, of which many are in flight.
 const BETWEEN_PIECES: Duration = Duration::from_micros(100);
 
 #[derive(Debug)]
@@ -39,17 +39,17 @@ pub(crate) struct DiskMover<S: Side> {
     checksum_threads: ChecksumThreads<S::Io>,
     /// In the order of their beginning.
     pieces: VecDeque<Piece<S>>,
-    /// The number of the first of them.
+    /// The number of the first piece.
     first: u64,
-    /// Something had been done; more may be by now.
+    /// The last poll found a result; there may be more by now.
     has_progress: bool,
-    /// No buffer could be had: until it is looked at again pieces wait that need one.
+    /// No buffer was free. Pieces that need one wait until the next poll.
     is_buffer_short: bool,
 }
 
-/// Until nobody can send any more and all is done.
+/// Runs until all senders are gone and all copies are done.
 pub(crate) fn run_lane<L: Mover>(link: L, end: LaneEnd<DiskDirection, L::Work>, report: impl Fn(Completion)) {
-    // Else every sleep takes 50 us more.
+    // Else every sleep takes 50 us longer.
     let _ = set_current_timer_slack(NonZeroU64::new(1));
     lane::run(link, end.links, &end.orders, report);
 }
@@ -76,7 +76,7 @@ impl<S: Side> DiskMover<S> {
         })
     }
 
-    /// The piece of that index, unless another is to be at its place before it: the disk keeps no order.
+    /// Starts a piece, unless an earlier one goes to the same place: the disk keeps no order.
     fn start(&mut self, index: usize) {
         let Some(piece) = self.pieces.get(index).filter(|it| matches!(it.stage, Stage::Waiting)) else {
             return;
@@ -95,7 +95,7 @@ impl<S: Side> DiskMover<S> {
         };
         self.pieces[index].stage = match begun {
             Ok(Some(stage)) => stage,
-            // It waits for a buffer.
+            // The piece waits for a buffer.
             Ok(None) => return,
             Err(error) => Stage::Ended(Err(error)),
         };
@@ -105,7 +105,7 @@ impl<S: Side> DiskMover<S> {
         self.pieces.iter().filter(|piece| matches!(piece.stage, Stage::OnDisk(_))).count()
     }
 
-    /// None where there is no buffer for it now.
+    /// Begins to read. None if no buffer is free now.
     fn begin_read(
         &mut self,
         tag: u64,
@@ -115,7 +115,7 @@ impl<S: Side> DiskMover<S> {
     ) -> Result<Option<Stage<S::Hop>>, CopyError> {
         let reading = work.disk.reading(at, length)?;
         let PieceRead { blocks, skip, .. } = reading;
-        // What is verified is all that is there, of which memory may be to get a part only, or more.
+        // All bytes under the checksum are read. The memory may be due to get only a part of them, or more.
         let is_whole = skip == 0 && blocks == length && reading.length == length;
         let unbuffered = is_whole.then(|| self.side.unbuffered(&work.memory, at, blocks)).flatten();
         let is_unbuffered = unbuffered.is_some();
@@ -132,7 +132,7 @@ impl<S: Side> DiskMover<S> {
         Ok(Some(Stage::OnDisk(OnDisk { op: DiskOp::Reads(reading), is_unbuffered })))
     }
 
-    /// Likewise.
+    /// Begins to write, likewise.
     fn begin_write(
         &mut self,
         tag: u64,
@@ -153,7 +153,7 @@ impl<S: Side> DiskMover<S> {
         Ok(Some(Stage::Fetching(self.side.fetch(&work.memory, at, length, buffer)?)))
     }
 
-    /// What comes of it is verified, or else the piece is written.
+    /// Has the checksum computed. Then the piece is verified, or written.
     fn checksum(
         &self,
         tag: u64,
@@ -179,7 +179,8 @@ impl<S: Side> DiskMover<S> {
         });
     }
 
-    /// Of so many bytes at least, if there is one: of a piece, or of that and the blocks around it.
+    /// A buffer of at least so many bytes, if one is free: for a piece, or for a piece and the blocks around
+    /// it.
     fn buffer(&mut self, length: usize) -> Result<Option<S::Io>, DriverError> {
         if self.is_buffer_short {
             return Ok(None);
@@ -190,7 +191,7 @@ impl<S: Side> DiskMover<S> {
         Ok(buffer)
     }
 
-    /// Takes every piece as far as it goes now.
+    /// Moves every piece as far as it goes now.
     fn advance(&mut self) {
         self.has_progress = false;
         while let Some(done) = self.engine.poll() {
@@ -204,14 +205,14 @@ impl<S: Side> DiskMover<S> {
         for index in 0..self.pieces.len() {
             self.poll_hop(index);
         }
-        // What was in the way of a piece has ended now, or will be looked at again; and a buffer may have come back.
+        // Whatever a piece waited for may have ended now, and a buffer may be free.
         self.is_buffer_short = false;
         for index in 0..self.pieces.len() {
             self.start(index);
         }
     }
 
-    /// Takes a piece further whose bytes have come to a buffer, or from it.
+    /// Moves on a piece whose bytes have arrived in a buffer, or left it.
     fn poll_hop(&mut self, index: usize) {
         let Some(piece) = self.pieces.get_mut(index) else { return };
         let (hop, is_storing) = match &mut piece.stage {
@@ -291,7 +292,7 @@ impl<S: Side> DiskMover<S> {
         self.pieces[index].stage = stage;
     }
 
-    /// Its buffer is free for others.
+    /// Ends a piece and frees its buffer.
     fn end(&mut self, buffer: S::Io, is_unbuffered: bool, result: Result<(), CopyError>) -> Stage<S::Hop> {
         if !is_unbuffered {
             self.side.give_back(buffer);
@@ -299,7 +300,7 @@ impl<S: Side> DiskMover<S> {
         Stage::Ended(result)
     }
 
-    /// Of the piece of that number.
+    /// The index of the piece with that number.
     fn index(&self, tag: u64) -> usize {
         let index = tag.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
         index.filter(|index| *index < self.pieces.len()).expect("a piece waits for it")
@@ -312,10 +313,11 @@ impl<S: Side> Mover for DiskMover<S> {
     const IN_FLIGHT_MAX: usize = RING_PIECES;
 
     type Work = DiskWork<S::Memory>;
-    /// The piece's number.
+    /// The number of the piece.
     type Chunk = u64;
 
-    /// Some of these are in memory: with fewer the disk would wait for us. With more whoever comes would wait for what the disk has not even begun.
+    /// Some of these are in memory: with fewer the disk would wait for the driver. With more, a demand copy
+    /// would wait for pieces that the disk has not even begun.
     fn background_in_flight_max(&self) -> usize {
         match self.direction {
             DiskDirection::FromDisk => READS_MAX + READS_MAX / 2,
@@ -331,7 +333,7 @@ impl<S: Side> Mover for DiskMover<S> {
         Ok(self.first + index as u64)
     }
 
-    /// Asked of the first alone: the others wait in line behind it.
+    /// Called only for the first piece; the others are behind it in line.
     fn poll(&mut self, number: &mut u64) -> Result<bool, CopyError> {
         self.advance();
         debug_assert_eq!(*number, self.first, "pieces are asked for in their order");

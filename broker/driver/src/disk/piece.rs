@@ -1,4 +1,4 @@
-//! One piece of a copy between memory and disk.
+//! One piece of a copy between memory and disk, and its stage.
 
 use std::{fmt, sync::Arc};
 
@@ -13,8 +13,7 @@ use super::{
 };
 use crate::{CopyError, DiskFlaw};
 
-/// What is copied between an extent on disk and memory. Both are kept for as long as it takes, even if they are released
-/// meanwhile.
+/// The two ends of a copy. Both stay alive as long as it lasts, even if they are released meanwhile.
 #[derive(Clone, Debug)]
 pub(crate) struct DiskWork<M> {
     pub(crate) disk: Arc<DiskExtent>,
@@ -30,38 +29,38 @@ pub(super) struct Piece<S: Side> {
 
 #[derive(Debug)]
 pub(super) enum Stage<H> {
-    /// For another that goes to the same place, or for its turn at the disk.
+    /// Waits for an earlier piece to the same place, or for its turn at the disk.
     Waiting,
-    /// From memory to a buffer.
+    /// On its way from memory to a buffer.
     Fetching(H),
     OnDisk(OnDisk),
     /// The disk has read it, or is to write it.
     Checksumming(Checksumming),
-    /// From a buffer to memory.
+    /// On its way from a buffer to memory.
     Storing(H),
     Ended(Result<(), CopyError>),
 }
 
-/// A checksum that is being made.
+/// A checksum in progress.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Checksumming {
-    /// What the disk has read; else it is to write.
+    /// Set if the disk has read the piece; else the piece is to be written.
     pub(super) read: Option<PieceRead>,
-    /// Without a buffer.
+    /// The disk accesses the memory itself.
     pub(super) is_unbuffered: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OnDisk {
     pub(super) op: DiskOp,
-    /// Without a buffer.
+    /// The disk accesses the memory itself.
     pub(super) is_unbuffered: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum DiskOp {
     Reads(PieceRead),
-    /// What it writes.
+    /// With the checksum of the written bytes.
     Writes(Checksum),
 }
 
@@ -70,7 +69,7 @@ impl<S: Side> Piece<S> {
         Self { work, at, length, stage: Stage::Waiting }
     }
 
-    /// Both go to the same place, and this has not yet.
+    /// Whether both go to the same place and this one has not ended.
     pub(super) fn is_in_the_way_of(&self, other: &Self, direction: DiskDirection) -> bool {
         let is_same = match direction {
             DiskDirection::FromDisk => S::is_same(&self.work.memory, &other.work.memory),

@@ -1,4 +1,4 @@
-//! What lies on disk, read by whoever waits for it: a thread that hashes, which has nothing else to do meanwhile.
+//! Reads extents on disk for digests, on the hashing thread itself, which has no other work meanwhile.
 
 use std::{
     ops::Range,
@@ -18,11 +18,11 @@ use super::{
 };
 use crate::{CopyError, DriverError};
 
-/// What is read at once: a piece, and the blocks around it.
+/// The bytes read at once: a piece, and the blocks around it.
 pub(crate) const READ_BUFFER: usize = (2 << 20) + ALIGNMENT;
 const _: () = assert!(READ_BUFFER as u64 == PIECE + ALIGNMENT as u64, "a piece fits");
 
-/// Bytes that were handed on. It orders nothing.
+/// Counts bytes read for digests. The atomic orders nothing else.
 #[derive(Debug, Default)]
 pub(crate) struct HashedBytes(AtomicU64);
 
@@ -32,8 +32,8 @@ impl HashedBytes {
     }
 }
 
-/// Hands on the first bytes of an extent, verified and counted, one piece after the other. What was never written is zeros. All goes by
-/// way of a room of [`READ_BUFFER`] bytes.
+/// Passes the first bytes of an extent to `take`, verified and counted, piece by piece. Unwritten pieces are
+/// zeros. All bytes go through a buffer of [`READ_BUFFER`] bytes.
 pub(crate) fn read_each<R: IoMemory>(
     extent: &DiskExtent,
     length: Bytes,
@@ -57,7 +57,7 @@ pub(crate) fn read_each<R: IoMemory>(
     Ok(())
 }
 
-/// Where in the room the piece is then.
+/// Reads one piece, and returns its range in the buffer.
 fn read<R: IoMemory>(
     extent: &DiskExtent,
     at: u64,

@@ -1,4 +1,4 @@
-//! What a driver does itself of a copy between memory and disk.
+//! The driver's part of a copy between memory and disk.
 
 use std::{fmt, ops::Range};
 
@@ -7,27 +7,28 @@ use rustix::io::Errno;
 use super::io_memory::IoMemory;
 use crate::DriverError;
 
-/// A driver's own way to get at its memory.
+/// A driver's access to its memory.
 pub(crate) trait Side {
     type Memory: Clone + fmt::Debug;
-    /// A buffer of the ring, or memory that needs none.
+    /// A buffer of the ring, or memory that the disk accesses itself.
     type Io: IoMemory + fmt::Debug;
     /// Bytes on their way between a buffer and memory.
     type Hop: fmt::Debug;
 
-    /// Whether they are the same bytes.
+    /// Whether both are the same memory.
     fn is_same(one: &Self::Memory, other: &Self::Memory) -> bool;
 
-    /// Where the disk itself can read and write, if there is such.
+    /// The memory itself, if the disk can read and write it there.
     fn unbuffered(&self, memory: &Self::Memory, at: u64, length: usize) -> Option<Self::Io>;
 
-    /// A buffer of so many bytes at least. None while those that there is room for have others: then one of these will do, later.
+    /// A buffer of at least so many bytes. None if all buffers that fit are in use; one of them comes back
+    /// later.
     fn buffer(&mut self, length: usize) -> Result<Option<Self::Io>, DriverError>;
 
-    /// Nobody needs it now.
+    /// Returns an unused buffer.
     fn give_back(&mut self, buffer: Self::Io);
 
-    /// Begins to copy from memory to the beginning of a buffer. What fails has lost the buffer.
+    /// Begins to copy from memory to the beginning of a buffer. On failure the buffer is lost.
     fn fetch(
         &mut self,
         memory: &Self::Memory,
@@ -45,10 +46,11 @@ pub(crate) trait Side {
         buffer: Self::Io,
     ) -> Result<Self::Hop, DriverError>;
 
-    /// The buffer once the bytes have arrived. Not asked again then, nor after an error.
+    /// The buffer, once the bytes have arrived. Not called again after that or after an error.
     fn arrived(&mut self, hop: &mut Self::Hop) -> Result<Option<Self::Io>, DriverError>;
 
-    /// With what the disk fails at a piece of a copy, whatever it has done: a simulated one does so on a schedule.
+    /// The error that the disk shall report for a piece, whatever it has done. A simulated disk follows a
+    /// schedule.
     fn disk_fails(&self, _: &Self::Memory, _piece: Range<u64>) -> Option<Errno> {
         None
     }

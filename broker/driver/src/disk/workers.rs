@@ -1,4 +1,4 @@
-//! A few threads that each take the next order, do it, and tell what came of it, in whatever order.
+//! A few threads that take orders from one queue and return results in any order.
 
 use std::sync::{
     Arc, Mutex, PoisonError,
@@ -10,10 +10,10 @@ use crate::{DriverError, threads::Threads};
 
 #[derive(Debug)]
 pub(super) struct Workers<I, O> {
-    /// Taken away to end the threads.
+    /// Dropped to end the threads.
     orders: Option<Sender<I>>,
     done: Receiver<O>,
-    /// What one of them was to do is never done.
+    /// A thread has panicked, so that some result will never come.
     panicked: Arc<AtomicBool>,
     threads: Threads,
 }
@@ -39,7 +39,7 @@ impl<I: Send + 'static, O: Send + 'static> Workers<I, O> {
         assert!(sent, "all threads have ended");
     }
 
-    /// What came of one that is done. Does not sleep; panics where one of the threads has, as who waits for it would wait for ever.
+    /// The next result. Does not sleep. Panics if one of the threads has, since the caller would wait forever.
     pub(super) fn poll(&self) -> Option<O> {
         assert!(!self.panicked.load(Ordering::Acquire), "a thread of the disk's has panicked");
         self.done.try_recv().ok()
@@ -53,7 +53,7 @@ impl<I, O> Drop for Workers<I, O> {
     }
 }
 
-/// Until nobody can send any more.
+/// Runs until all senders are gone.
 fn run<I, O>(orders: &Mutex<Receiver<I>>, reported: &Sender<O>, work: fn(I) -> O) {
     loop {
         let next = orders.lock().unwrap_or_else(PoisonError::into_inner).recv();

@@ -1,4 +1,5 @@
-//! What each device and the host have, and what of it is held by whom. Says nothing about how memory is made or looked for.
+//! The accounts of the simulated devices and the host: which memory is live, awaited, free or unbrokered. Knows
+//! nothing about how memory is made or surveyed.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -19,10 +20,10 @@ use crate::{
     location::Location,
 };
 
-/// Why an extent can't be made, or not yet.
+/// Why an extent cannot be created, or not yet.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// There is room but for memory that other processes were last seen to hold: look again.
+    /// Only memory that other processes held at the last survey stands in the way: survey again.
     NeedsSurvey,
     Final(DriverError),
 }
@@ -32,15 +33,15 @@ pub(super) struct Accounts {
     devices: Vec<Balance>,
     host: Balance,
     live: HashMap<ExtentId, Arc<Memory>>,
-    /// Released, and still held by somebody when last looked for.
+    /// Released extents that some process held at the last survey.
     awaited: BTreeMap<ExtentId, Awaited>,
-    /// None of what is being made or deleted.
+    /// Extents on disk; none while an extent is being created or deleted.
     on_disk: HashMap<ExtentId, Option<Arc<DiskExtent>>>,
-    /// Memory of the host that no extent has. It is room to who asks for some.
+    /// Host memory that no extent uses. It counts as room for new extents.
     free_pinned: FreePinned<Memory>,
     pins_ahead: bool,
     last_of_host: u64,
-    /// All that is live, awaited or kept.
+    /// All live, awaited and free memory.
     ours: HashSet<Identity>,
 }
 
@@ -49,7 +50,7 @@ struct Balance {
     total: Bytes,
     live: Bytes,
     awaited: Bytes,
-    /// As of the last look.
+    /// As of the last survey.
     unbrokered: Bytes,
 }
 
@@ -75,7 +76,7 @@ impl Accounts {
         }
     }
 
-    /// Whether an extent of that id and size can be made there now.
+    /// Checks that an extent of that id and size can be created there now.
     pub(super) fn admit(&self, extent: ExtentId, location: Location, size: Bytes) -> Result<(), Refusal> {
         let failed = |problem: String| Err(Refusal::Final(DriverError::Failed(problem)));
         let balance = match location {
@@ -117,7 +118,7 @@ impl Accounts {
         self.live.insert(extent, memory);
     }
 
-    /// From now on memory of the host is kept, and never more than this.
+    /// Limits the host memory, and pins ahead of need from now on.
     pub(super) fn set_pin_target(
         &mut self,
         size: Bytes,
@@ -132,7 +133,7 @@ impl Accounts {
         Ok(())
     }
 
-    /// Kept memory for an admitted extent of the host, if there is some. Else there is room for it after this.
+    /// Takes free memory for an admitted host extent, if some fits. Otherwise it makes room for new memory.
     pub(super) fn take_free_pinned(
         &mut self,
         size: Bytes,
@@ -156,8 +157,8 @@ impl Accounts {
         Memory::new(uuid, Location::Host, self.last_of_host, size)
     }
 
-    /// Whether a piece was missing, and is made now, or what stood in its way has gone. If it can't be, no other will be
-    /// tried.
+    /// Does one step of pinning ahead: creates a piece, or frees what stands in its way. Returns whether there
+    /// was a step. After a failure no other piece is tried.
     pub(super) fn pin_step(&mut self, uuid: &str) -> io::Result<bool> {
         match self.free_pinned.step(self.room_in_host()) {
             None => return Ok(false),
@@ -172,18 +173,18 @@ impl Accounts {
         Ok(true)
     }
 
-    /// Where memory is kept.
+    /// The free memory, if it is pinned ahead.
     pub(super) fn free_pinned(&self, node: HostNode) -> Option<FreePinnedFacts> {
         self.pins_ahead.then(|| self.free_pinned.facts(node))
     }
 
-    /// How much is kept, once, when nothing is missing any more.
+    /// Returns the free bytes once, when nothing is left to pin ahead.
     pub(super) fn take_filled(&mut self) -> Option<Bytes> {
         let room = self.room_in_host();
         self.free_pinned.take_filled(room).then(|| self.free_pinned.bytes())
     }
 
-    /// Nothing more is made ahead of need. How much is kept, if that has not been said.
+    /// Stops pinning ahead. Returns the free bytes, unless they were returned before.
     pub(super) fn stop_pinning_ahead(&mut self) -> Option<Bytes> {
         self.free_pinned.stop();
         self.take_filled()
@@ -197,7 +198,7 @@ impl Accounts {
         }
     }
 
-    /// What extents and other processes leave of the host.
+    /// The host memory that extents and other processes leave.
     fn room_in_host(&self) -> Bytes {
         let Balance { total, live, awaited, unbrokered } = self.host;
         total.saturating_sub(live).saturating_sub(awaited).saturating_sub(unbrokered)
@@ -211,7 +212,7 @@ impl Accounts {
         self.on_disk.get(&extent).cloned().flatten()
     }
 
-    /// `false` where the id is in use.
+    /// Reserves an id. `false` if it is in use.
     pub(super) fn claim_on_disk(&mut self, extent: ExtentId) -> bool {
         let is_free = !self.is_id_used(extent);
         if is_free {
@@ -224,7 +225,7 @@ impl Accounts {
         self.on_disk.insert(extent, Some(made));
     }
 
-    /// Nobody finds it any more; its id is in use until it is deleted.
+    /// Removes the extent from the table. Its id stays in use until the file is deleted.
     pub(super) fn retire_on_disk(&mut self, extent: ExtentId) -> Option<Arc<DiskExtent>> {
         self.on_disk.get_mut(&extent).and_then(Option::take)
     }
@@ -233,8 +234,8 @@ impl Accounts {
         self.on_disk.remove(&extent);
     }
 
-    /// From live to awaited. The caller drops what it gets, which is the driver's own hold on the memory. What nobody
-    /// else can have is kept, where memory is.
+    /// Moves an extent from live to awaited, and returns the driver's own reference for the caller to drop.
+    /// Memory that no other process can have stays free instead, if memory is pinned ahead.
     pub(super) fn retire(&mut self, extent: ExtentId) -> Option<Arc<Memory>> {
         let memory = self.live.remove(&extent)?;
         let (identity, size) = (memory.identity(), memory.size());
@@ -258,9 +259,10 @@ impl Accounts {
         self.awaited.contains_key(&extent)
     }
 
-    /// Takes a look's findings: frees what is awaited and was not seen, and returns it; what was seen and is neither
-    /// live nor awaited is unbrokered. The look must have begun after every awaited extent was retired. Extents made
-    /// since it began are in the books already, so they are never taken for somebody else's.
+    /// Applies a survey. Awaited extents that it did not see are free, and are returned. Memory that it saw and
+    /// that is neither live nor awaited is unbrokered. The survey must have begun after every awaited extent
+    /// was retired. Extents created since it began are in the accounts already, so they are never counted as
+    /// unbrokered.
     pub(super) fn apply_survey(&mut self, seen: &Sightings) -> Vec<ExtentId> {
         let (free, returned): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut self.awaited)
             .into_iter()
@@ -283,7 +285,7 @@ impl Accounts {
         returned.into_keys().collect()
     }
 
-    /// As of the last look: of a device, and its share of what others took of the host's memory.
+    /// As of the last survey: unbrokered memory of a device, and its share of the unbrokered host memory.
     pub(super) fn unbrokered(&self, device: DeviceIndex) -> (Bytes, Bytes) {
         let of_device = self.devices.get(usize::from(device.0)).map_or(Bytes::ZERO, |it| it.unbrokered);
         let devices = u64::try_from(self.devices.len()).unwrap_or(1).max(1);
@@ -291,7 +293,7 @@ impl Accounts {
         (of_device, share.checked_round_up(GRANULARITY).unwrap_or(share))
     }
 
-    /// Of a place that an identity names, which is always one of ours.
+    /// The balance of a location from an identity, which always exists.
     fn balance(&mut self, location: Location) -> &mut Balance {
         match location {
             Location::Device(device) => &mut self.devices[usize::from(device.0)],

@@ -20,10 +20,10 @@ use crate::{
     disk::{DiskDirection, DiskWork},
 };
 
-/// Short enough for who cancels a copy and waits for the answer.
+/// Short enough for a caller that cancels a copy and waits for the answer.
 const PATIENCE_MAX: Duration = Duration::from_millis(1);
 
-/// A copy to do, or to fail to do.
+/// A copy to do, or to fail.
 #[derive(Debug)]
 pub(super) struct Copy {
     pub(super) requested: RequestedCopy,
@@ -33,7 +33,7 @@ pub(super) struct Copy {
     pub(super) flaw: Option<CopyFlaw>,
 }
 
-/// The extents are kept for as long as it takes, even if they are released meanwhile.
+/// The two ends of a copy. They stay alive as long as it lasts, even if they are released meanwhile.
 #[derive(Debug)]
 pub(super) struct Work {
     from: Arc<Memory>,
@@ -69,22 +69,22 @@ impl Copy {
     }
 }
 
-/// The bytes are there at once, and said to be once they would be.
+/// Moves the bytes at once, and reports them when the link would have carried them.
 #[derive(Debug)]
 pub(super) struct MemoryMover {
-    /// Its own, and the uplink's.
+    /// Its own link and the uplink.
     clocks: Vec<Arc<LinkClock>>,
 }
 
-/// What several wires may share.
+/// A simulated link that several movers may share.
 #[derive(Debug)]
 pub(super) struct LinkClock {
-    /// Bytes per second; as fast as can be if it is zero.
+    /// Bytes per second; zero is as fast as possible.
     speed: u64,
     free_at: Mutex<Instant>,
 }
 
-/// The uplink of all devices, each way.
+/// The uplink of all devices, in both directions.
 #[derive(Clone, Debug)]
 pub(super) struct Uplink {
     to_device: Arc<LinkClock>,
@@ -105,7 +105,7 @@ impl LinkClock {
         Self { speed, free_at: Mutex::new(Instant::now()) }
     }
 
-    /// When so many bytes will have crossed it, behind all that were before them.
+    /// When so many bytes will have crossed the link, behind all earlier ones.
     fn cross(&self, length: u64) -> Instant {
         let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
         let begins = (*free_at).max(Instant::now());
@@ -177,7 +177,7 @@ impl Work {
     }
 }
 
-/// What is told of a copy of which only half is done.
+/// The error of a copy that stopped halfway.
 pub(super) fn short(size: Bytes) -> DriverError {
     DriverError::Failed(format!("copied {} of {} bytes", size.get() / 2, size.get()))
 }

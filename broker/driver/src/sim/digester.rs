@@ -1,4 +1,4 @@
-//! Hashes extents, off the other threads' way: two at a time, so that a small one need not wait for a large one.
+//! Hashes extents on two threads, so that a small digest need not wait for a large one.
 
 use std::sync::{Mutex, PoisonError, mpsc::Receiver};
 
@@ -20,18 +20,19 @@ pub(super) struct Digest {
     pub(super) failure: Option<DriverError>,
 }
 
-/// Until nobody can send any more.
+/// Runs until all senders are gone.
 pub(super) fn run(state: &State, orders: &Mutex<Receiver<Digest>>) {
     loop {
         let next = orders.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(Digest { ticket, spans, failure }) = next else { return };
-        // It has let go of the memory before it is told: who then releases the extents finds them free.
+        // The memory is dropped before the report, so that a caller who then releases the extents finds them
+        // free.
         let result = failure.map_or_else(|| hash(state, &spans), |error| Err(error.into()));
         state.report(Completion::Digested { ticket, result });
     }
 }
 
-/// The extents are kept for as long as it takes, even if they are released meanwhile.
+/// The extents stay alive as long as it takes, even if they are released meanwhile.
 fn hash(state: &State, spans: &[(ExtentId, Bytes)]) -> Result<[u8; 32], CopyError> {
     let found = spans.iter().map(|(extent, length)| state.find(*extent).map(|found| (found, *length)));
     let found: Vec<(Live, Bytes)> = found.collect::<Result<_, _>>()?;

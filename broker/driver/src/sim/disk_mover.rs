@@ -1,4 +1,4 @@
-//! Moves bytes between simulated memory and disk, and spoils what the schedule says.
+//! Moves bytes between simulated memory and disk, and injects scheduled faults.
 
 use std::{ops::Range, os::fd::AsRawFd, sync::Arc, time::Duration};
 
@@ -15,16 +15,16 @@ use crate::{
     disk::{Buffer, DiskDirection, DiskExtent, DiskMover, DiskWork, IoMemory, Side},
 };
 
-/// Memory at one end of such a copy, and what is wrong with the copy.
+/// The memory end of such a copy, and the copy's fault.
 #[derive(Clone, Debug)]
 pub(super) struct DiskEnd {
     pub(super) memory: Arc<Memory>,
-    /// Of the copy.
+    /// The size of the copy.
     pub(super) size: Bytes,
     pub(super) flaw: Option<CopyFlaw>,
 }
 
-/// All bytes go through a buffer: memory is written by way of the kernel.
+/// All bytes go through a buffer, since the kernel writes the memory.
 #[derive(Debug, Default)]
 pub(super) struct SimSide {
     idle: Vec<Buffer>,
@@ -33,7 +33,7 @@ pub(super) struct SimSide {
 impl Side for SimSide {
     type Memory = DiskEnd;
     type Io = Buffer;
-    /// It is done when it is begun.
+    /// Done when it is begun.
     type Hop = Option<Buffer>;
 
     fn is_same(one: &DiskEnd, other: &DiskEnd) -> bool {
@@ -45,7 +45,7 @@ impl Side for SimSide {
     }
 
     fn buffer(&mut self, length: usize) -> Result<Option<Buffer>, DriverError> {
-        // One that is too small gives way.
+        // A buffer that is too small is replaced.
         let made = match self.idle.pop().filter(|idle| idle.length() >= length) {
             Some(idle) => Ok(idle),
             None => Buffer::new(length),
@@ -89,14 +89,14 @@ impl Side for SimSide {
     }
 }
 
-/// A link that spoils what it is told to.
+/// A mover that injects scheduled faults.
 #[derive(Debug)]
 pub(super) struct SimDiskMover {
     pub(super) direction: DiskDirection,
     pub(super) mover: DiskMover<SimSide>,
 }
 
-/// A piece under way, and what happens once it has ended well.
+/// A piece in flight, and what follows its successful end.
 #[derive(Debug)]
 pub(super) struct SpoiltPiece {
     number: u64,
@@ -158,13 +158,13 @@ impl Mover for SimDiskMover {
     }
 }
 
-/// Changes one byte of an extent's file, as a disk would that has gone bad.
+/// Changes one byte of an extent's file, like a failing disk.
 fn flip(disk: &DiskExtent, at: u64) -> Result<(), DriverError> {
-    // Another's file is nothing to be spoilt.
+    // A foreign file is never changed.
     if !disk.is_own() {
         return Ok(());
     }
-    // Not past the page cache: a single byte is no whole block.
+    // Through the page cache: a single byte is no whole block.
     let path = format!("/proc/self/fd/{}", disk.file().as_raw_fd());
     let flipped = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).and_then(|file| {
         let mut byte = [0];

@@ -1,4 +1,4 @@
-//! Faults on a schedule: which submission, counted by its kind, meets what.
+//! Scheduled faults: which submission, counted by its kind, meets which effect.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use vramd_types::Bytes;
 
 use crate::{DiskLimit, DriverError, Submission};
 
-/// From the `nth` submission of a kind on, `count` of them in a row meet the effect. Faults that overlap all apply:
-/// delays add up, and the first failure is the answer.
+/// From the `nth` submission of a kind on, `count` submissions in a row meet the effect. Overlapping faults all
+/// apply: delays add up, and the first failure is the answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     pub on: Operation,
@@ -17,7 +17,7 @@ pub struct Fault {
     pub effect: Effect,
 }
 
-/// The kinds of submissions that faults are scheduled on.
+/// The kinds of submissions that can meet faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     Create,
@@ -28,23 +28,23 @@ pub enum Operation {
     Copy,
 }
 
-/// What a fault does. A release can only be late: its completion has no way to say that it failed.
+/// The effect of a fault. A release can only be delayed: its completion cannot report a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// On disk that its file system is full.
+    /// The device or host has no memory left; for an extent on disk, the file system is full.
     OutOfMemory,
-    /// Of a copy from disk or to it that the disk fails in the middle, with EIO.
+    /// The submission fails with that problem. A copy from disk or to it fails in the middle with EIO.
     Fail(String),
-    /// It is begun this much later. Others are not held up: a copy is overtaken by those behind it.
+    /// The submission begins this much later. Others are not held up: later copies overtake it.
     Delay(Duration),
-    /// Of a copy: only half of it is done, which is told.
+    /// A copy stops halfway, and says so.
     Short,
-    /// Of a copy: one byte is not what it was, which nobody is told. Of one to disk that byte of the file is changed, which
-    /// whoever reads it is told; of one from disk too, before it is read.
+    /// A copy silently changes one byte. A copy to disk changes it in the file, so that reading reports it; a
+    /// copy from disk changes the file before it is read.
     Corrupt,
 }
 
-/// What one submission meets.
+/// All effects on one submission.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Fate {
     pub(super) delay: Duration,
@@ -52,16 +52,16 @@ pub(super) struct Fate {
     pub(super) flaw: Option<CopyFlaw>,
 }
 
-/// What is wrong with a copy that is done.
+/// The fault of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CopyFlaw {
     Short,
     Corrupt,
-    /// Of the disk.
+    /// An error of the disk.
     Io,
 }
 
-/// The faults, and how many submissions of each kind there were.
+/// The faults, and the number of submissions of each kind.
 #[derive(Debug)]
 pub(super) struct Schedule {
     faults: Vec<Fault>,
@@ -89,7 +89,7 @@ impl Schedule {
         Ok(Self { faults, creates: 0, host_creates: 0, disk_creates: 0, releases: 0, digests: 0, copies: 0 })
     }
 
-    /// Counts the submission and says what it meets.
+    /// Counts the submission and returns its effects.
     pub(super) fn meet(&mut self, submission: &Submission) -> Fate {
         let (operation, counter) = match submission {
             Submission::Create { .. } => (Operation::Create, &mut self.creates),

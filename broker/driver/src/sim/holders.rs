@@ -1,23 +1,24 @@
-//! Who holds memory of the simulated devices, as the kernel tells it: what NVML is to a real one.
+//! Surveys which processes hold memory of the simulated devices. It is to the simulated driver what NVML is to
+//! the real one.
 //!
-//! A memfd stays as long as any process has a descriptor of it or maps it, and `/proc` shows both:
-//! `/proc/PID/fd/N` links to `/memfd:NAME (deleted)`, and so does a line of `/proc/PID/maps`, with the inode. No
-//! ledger is asked. This process is looked at like any other: a clone of a handle that is still about holds memory.
+//! A memfd lives as long as any process has a descriptor of it or maps it. `/proc` shows both: `/proc/PID/fd/N`
+//! links to `/memfd:NAME (deleted)`, and a line of `/proc/PID/maps` has the same path, with the inode. No
+//! ledger is involved. This process is surveyed like any other: a live clone of an export holds memory.
 //!
-//! What it can't see, and what follows:
-//! - Processes of other users, unless it runs as root (and those hidden by `hidepid` or outside the PID
-//!   namespace). They are passed over: memory that only they hold counts as free.
-//! - Descriptors queued in a socket, sent and not yet received. They go when the receiver's end is closed, at the
-//!   latest with its process; the sender's closing does not take them back. The daemon releases what its sessions
-//!   have answered for or what was sent to a process that has ended, so this is about clients that answer without
-//!   having received, or that send to one another.
-//! - A look takes a while and is no snapshot. A descriptor that moves from a process not yet looked at to one
-//!   already passed is missed.
+//! The survey cannot see:
+//! - Processes of other users, unless it runs as root, and those hidden by `hidepid` or outside the PID
+//!   namespace. They are passed over: memory that only they hold counts as free.
+//! - Descriptors queued in a socket, sent and not yet received. They go when the receiver's end is closed, at
+//!   the latest with its process; closing the sender's end does not take them back. The daemon releases only
+//!   what its sessions have answered for, or what was sent to a process that has ended. So this concerns
+//!   clients that answer without having received, or that send to one another.
+//! - Moves during the survey, which takes a while and is no snapshot. It misses a descriptor that moves from a
+//!   process not yet visited to one already visited.
 //!
-//! Memory missed in one of these ways was freed too early in the books; the next look that meets it finds that no
-//! extent explains it, counts it as unbrokered, and so takes it off the capacity again.
+//! Memory missed in one of these ways is freed too early in the accounts. The next survey that sees it finds no
+//! extent that explains it, counts it as unbrokered, and so takes it off the capacity again.
 //!
-//! Cost: a look reads every process's links and maps: 5 ms among 80 small processes, unoptimised, on one core.
+//! A survey reads the links and maps of every process: 5 ms among 80 small processes, unoptimised, on one core.
 //! Releases that wait together share one.
 
 use std::{
@@ -38,20 +39,21 @@ use vramd_types::{Bytes, DeviceIndex};
 use super::memory::{HOST_MARK, Identity, NAME_PREFIX, open_memfd};
 use crate::{DeviceInfo, location::Location};
 
-/// What somebody holds, each once however many do, and its size.
+/// The size of each piece of held memory, once for all its holders.
 pub(super) type Sightings = HashMap<Identity, Bytes>;
 
-/// A longer link is none of ours: a memfd's name has at most 249 bytes.
+/// The longest interesting link: a memfd's name has at most 249 bytes.
 const LINK_BYTES_MAX: usize = 512;
 
 const LINK_PREFIX: &str = "/memfd:";
 const LINK_SUFFIX: &str = " (deleted)";
 
-/// Looks through `/proc`.
+/// Surveys `/proc`.
 #[derive(Debug)]
 pub(super) struct Holders {
     uuids: HashMap<String, DeviceIndex>,
-    /// The device number of the kernel's own shmem mount, where all memfds live, and as `maps` writes it.
+    /// The device number of the kernel's own shmem mount, where all memfds live, as a number and as `maps`
+    /// writes it.
     memfd_device: u64,
     memfd_device_text: String,
 }
@@ -64,8 +66,8 @@ impl Holders {
         Ok(Self { uuids: uuids.collect(), memfd_device, memfd_device_text })
     }
 
-    /// Everything of these devices that any process holds. Fails as a whole where something other than a process's
-    /// end or permissions stands in the way (no descriptors left, say): then nothing follows from what was not seen.
+    /// All memory of these devices that any process holds. Fails as a whole on any problem but the end of a
+    /// process or missing permissions, for example without descriptors: then the survey proves nothing.
     pub(super) fn survey(&self) -> io::Result<Sightings> {
         let mut walk = ProcWalk { holders: self, seen: Sightings::new(), text: Vec::new() };
         let proc = open_dir(CWD, c"/proc")?;
@@ -73,20 +75,20 @@ impl Holders {
         Ok(walk.seen)
     }
 
-    /// The place and number that a link or a line's path names.
+    /// The location and number in the path of a link or line.
     fn parse(&self, path: &str) -> Option<(Location, u64)> {
         let name = path.strip_prefix(LINK_PREFIX)?.strip_suffix(LINK_SUFFIX)?.strip_prefix(NAME_PREFIX)?;
         let (uuid, number) = name.rsplit_once(':')?;
         let device = *self.uuids.get(uuid)?;
         let (location, number) = match number.strip_prefix(HOST_MARK) {
-            // Another daemon may have the device as its second, and its host's memory by that of its first.
+            // Another daemon may have the device as its second, and name its host memory after its first.
             Some(number) => ((device == DeviceIndex(0)).then_some(Location::Host)?, number),
             None => (Location::Device(device), number),
         };
         Some((location, number.parse().ok()?))
     }
 
-    /// `START-END PERMS OFFSET MAJOR:MINOR INODE   /memfd:NAME (deleted)`
+    /// Parses `START-END PERMS OFFSET MAJOR:MINOR INODE   /memfd:NAME (deleted)`.
     fn parse_mapping(&self, line: &[u8]) -> Option<(Identity, Bytes)> {
         // Nearly every line ends here.
         if !line.ends_with(LINK_SUFFIX.as_bytes()) {
@@ -104,7 +106,7 @@ impl Holders {
             return None;
         }
         let inode = fields.next()?.parse().ok()?;
-        // The path begins right after it, or it is that of a file in some folder.
+        // The path begins right after it; otherwise it is that of a file in some folder.
         if fields.next().is_some() {
             return None;
         }
@@ -115,7 +117,7 @@ impl Holders {
 struct ProcWalk<'a> {
     holders: &'a Holders,
     seen: Sightings,
-    /// One buffer for all the maps.
+    /// One buffer for all maps.
     text: Vec<u8>,
 }
 
@@ -124,7 +126,7 @@ impl ProcWalk<'_> {
         if self.task(dir)? {
             return Ok(());
         }
-        // A kernel thread has neither; but neither has a process whose first thread ended before its others.
+        // A kernel thread has neither, but neither has a process whose first thread ended before its others.
         let tasks = open_dir(dir, c"task")?;
         each_number(&tasks, |tid| {
             if tid == pid {
@@ -134,8 +136,8 @@ impl ProcWalk<'_> {
         })
     }
 
-    /// Descriptors before mappings: who maps memory and then closes its descriptor is met one way or the other.
-    /// Says whether there was either.
+    /// Reads descriptors before mappings: a process that maps memory and then closes its descriptor is seen one
+    /// way or the other. Returns whether there was either.
     fn task(&mut self, dir: &OwnedFd) -> io::Result<bool> {
         let any_fd = self.descriptors(dir)?;
         let any_mapping = self.mappings(dir)?;
@@ -170,7 +172,7 @@ impl ProcWalk<'_> {
         text.clear();
         let read = match openat(dir, c"maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
             Ok(maps) => File::from(maps).read_to_end(&mut text),
-            // Some kernels say so, and some show an empty file, where a task has no memory of its own.
+            // For a task without memory some kernels say so, and some show an empty file.
             Err(Errno::SRCH) => Ok(0),
             Err(error) => Err(error.into()),
         };
@@ -183,7 +185,7 @@ impl ProcWalk<'_> {
         read.map(|length| length > 0)
     }
 
-    /// A mapping may be of a piece only; the most that any holder shows is the size.
+    /// A mapping may cover only a part; the largest holding shows the size.
     fn record(&mut self, identity: Identity, size: Bytes) {
         let known = self.seen.entry(identity).or_insert(size);
         *known = size.max(*known);
@@ -205,7 +207,7 @@ fn each_number(folder: &OwnedFd, mut call: impl FnMut(&CStr) -> io::Result<()>) 
     Ok(())
 }
 
-/// What has ended meanwhile holds nothing, and what may not be looked at can't be counted.
+/// Passes over processes that have ended meanwhile, and those without permission.
 fn pass_over(visited: io::Result<()>) -> io::Result<()> {
     match visited.as_ref().err().and_then(Errno::from_io_error) {
         Some(Errno::NOENT | Errno::SRCH | Errno::ACCESS | Errno::PERM) => Ok(()),

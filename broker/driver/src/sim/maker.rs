@@ -1,5 +1,5 @@
-//! Makes extents, and keeps memory of the host for those to come. A memfd is made in microseconds, so one thread keeps
-//! up with any caller.
+//! Creates extents, and host memory ahead of need. Creating a memfd takes microseconds, so one thread keeps up
+//! with any caller.
 
 use std::sync::{
     Arc,
@@ -22,18 +22,18 @@ pub(super) enum Task {
     PinAhead(PinAhead),
 }
 
-/// An extent to make, or to fail to make.
+/// An extent to create, or to fail.
 #[derive(Debug)]
 pub(super) struct Make {
     pub(super) extent: ExtentId,
     pub(super) location: Location,
     pub(super) size: Bytes,
-    /// Else it may hold what was there before.
+    /// Without it the extent may hold old bytes.
     pub(super) zeroed: bool,
     pub(super) failure: Option<DriverError>,
 }
 
-/// What of the host is to be kept.
+/// A request to pin host memory ahead of need.
 #[derive(Debug)]
 pub(super) struct PinAhead {
     pub(super) node: HostNode,
@@ -42,8 +42,8 @@ pub(super) struct PinAhead {
     pub(super) pieces_max: usize,
 }
 
-/// Until nobody can send any more. What finds no room because of memory that others held when last looked at is
-/// passed on, to be tried again after another look.
+/// Runs until all senders are gone. If only memory that others held at the last survey stands in the way, the
+/// order goes to the surveyor, which tries again after another survey.
 pub(super) fn run(state: &State, tasks: &Receiver<Task>, surveys: &Sender<SurveyorOrder>) {
     let work = |task: Task| match task {
         Task::PinAhead(target) => target.begin(state),
@@ -63,7 +63,7 @@ pub(super) fn run(state: &State, tasks: &Receiver<Task>, surveys: &Sender<Survey
     }
 }
 
-/// Whether a piece of the host was made ahead of need, or way was made for one.
+/// Creates one piece ahead of need, or makes way for one. Returns whether it did.
 fn pin_ahead(state: &State) -> bool {
     let mut accounts = state.accounts();
     let problem = match accounts.pin_step(state.uuid(Location::Host)) {
@@ -84,7 +84,7 @@ fn has_ended() -> DriverError {
 }
 
 impl PinAhead {
-    /// Answered once it is filled, or refused.
+    /// Answered once nothing is left to pin, or now if it is refused.
     fn begin(self, state: &State) -> Option<Completion> {
         let Self { node, size, piece, pieces_max } = self;
         let problem =
@@ -93,7 +93,7 @@ impl PinAhead {
     }
 }
 
-/// A simulated host is one node.
+/// The only node of a simulated host.
 pub(super) const NODE: HostNode = HostNode(0);
 
 pub(super) fn nowhere(node: HostNode) -> Option<DriverError> {
@@ -101,8 +101,8 @@ pub(super) fn nowhere(node: HostNode) -> Option<DriverError> {
 }
 
 impl Make {
-    /// The books stay locked from before the memfd exists until it is entered: a look that met it waits here before
-    /// it asks the books whose it is.
+    /// The accounts stay locked from before the memfd exists until it is entered. A survey that saw it waits
+    /// here before it looks up the memory in the accounts.
     pub(super) fn attempt(&self, state: &State) -> Result<Export, Refusal> {
         if let Some(failure) = &self.failure {
             return Err(Refusal::Final(failure.clone()));

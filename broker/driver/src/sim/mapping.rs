@@ -5,7 +5,8 @@ use std::{ffi::c_void, io, os::fd::BorrowedFd, ptr::NonNull, slice};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-/// A read-only mapping of a whole memfd. Not for children: a fork would hold the memory for as long as it lives.
+/// A read-only mapping of a whole memfd, kept out of child processes: a fork would hold the memory as long as
+/// it lives.
 #[derive(Debug)]
 pub(super) struct Mapping {
     start: NonNull<c_void>,
@@ -26,14 +27,14 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// What is there now. Other processes may map the same memory and write it meanwhile: the caller may hash or copy
-    /// these bytes, but must not decide anything by looking at one of them twice.
+    /// The current content. Other processes may map the same memory and write it meanwhile. The caller may hash
+    /// or copy these bytes, but must not decide anything by reading one of them twice.
     pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: The bytes are reached by address alone. The range stays mapped as long as `self` lives; the file
-        // can't shrink under it (it is sealed, and whatever holes are punched read as zero), so no access faults;
-        // every byte is a valid `u8`. This process never writes them by address: a copy has the kernel do it. Another
-        // process that still holds the memory could, and then what is read is stale or torn: bytes all the same, and no length, index or pointer is
-        // ever taken from them.
+        // SAFETY: The bytes are reached by address alone. The range stays mapped as long as `self` lives. The
+        // file cannot shrink (it is sealed, and punched holes read as zero), so no access faults. Every byte is
+        // a valid `u8`. This process never writes them by address: the kernel does that for a copy. Another
+        // process that still holds the memory could write them. Then the reader sees stale or torn bytes, and
+        // no length, index or pointer is ever taken from them.
         unsafe { slice::from_raw_parts(self.start.cast::<u8>().as_ptr(), self.length) }
     }
 }

@@ -1,4 +1,4 @@
-//! One extent of simulated memory: a memfd whose name says what it is and whose size never changes.
+//! One extent of simulated memory: a memfd whose name identifies it and whose size never changes.
 
 use std::{
     io,
@@ -15,21 +15,22 @@ use vramd_types::Bytes;
 use super::mapping::Mapping;
 use crate::{DriverError, Export, SharedFd, location::Location};
 
-/// What the name of every memfd of every simulated node starts with.
+/// The beginning of every memfd name on every simulated node.
 pub(super) const NAME_PREFIX: &str = "vramd-sim:";
 
-/// What stands before the number where the memory is the host's, which goes by the UUID of its first device.
+/// Stands before the number of host memory, which is named after the first device.
 pub(super) const HOST_MARK: &str = "host-";
 
-/// The longest UUID that leaves room, in the 249 bytes of a memfd's name, for all else: a colon and a number too.
+/// The longest UUID that leaves room, in the 249 bytes of a memfd's name, for everything else: a colon and a
+/// number too.
 pub(super) const UUID_BYTES_MAX: usize = 249 - NAME_PREFIX.len() - HOST_MARK.len() - 1 - 20;
 
-/// By what memory is recognised in another process. The kernel's inode numbers have 32 bits and are shared with pipes
-/// and sockets, so that a busy node wraps them; together with the number none is ever met twice.
+/// Identifies memory in another process. The kernel's inode numbers have 32 bits and are shared with pipes and
+/// sockets, so that a busy node wraps them. Together with the number they are unique.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Identity {
     pub(super) location: Location,
-    /// On a device the extent's id. Memory of the host is one extent's after the other, and counted by itself.
+    /// The extent's id on a device. Host memory serves several extents in turn, and has a counter of its own.
     pub(super) number: u64,
     pub(super) inode: u64,
 }
@@ -45,9 +46,9 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Makes zeroed memory of exactly `size`. Clients get its descriptor, so the size is sealed, for both ways and
-    /// for good: none can cut it off under the others (whose access would then be SIGBUS), nor seal it against
-    /// writing. Punching holes can't be forbidden where writing isn't; a hole reads as zero.
+    /// Creates zeroed memory of exactly `size`. Clients get the descriptor, so the size is sealed in both
+    /// directions for good: no client can truncate it under the others, whose access would be SIGBUS, nor seal
+    /// it against writing. Holes cannot be forbidden while writing is allowed; a hole reads as zero.
     pub(super) fn new(uuid: &str, location: Location, number: u64, size: Bytes) -> io::Result<Self> {
         let mark = if location == Location::Host { HOST_MARK } else { "" };
         let fd = open_memfd(&format!("{NAME_PREFIX}{uuid}:{mark}{number}"))?;
@@ -69,7 +70,7 @@ impl Memory {
         self.size
     }
 
-    /// Nobody else has it or will, and nobody has asked for its descriptor.
+    /// Whether no other process has or will get the memory, since no caller borrowed its descriptor.
     pub(super) fn is_sole(&self) -> bool {
         self.fd.is_sole()
     }
@@ -82,14 +83,14 @@ impl Memory {
         })
     }
 
-    /// Makes all of it one hole.
+    /// Turns all of it into one hole.
     pub(super) fn zero(&self) -> Result<(), DriverError> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         fallocate(self.fd.own(), flags, 0, self.size.get()).map_err(|error| failed("zero", error))
     }
 
-    /// By way of the kernel, as another process would: so that nobody here who reads the mapping has it changed under
-    /// a reference by this process's own hand.
+    /// Writes through the kernel, like another process: so this process never changes bytes by address under a
+    /// reference to the mapping.
     pub(super) fn write(&self, at: u64, bytes: &[u8]) -> Result<(), DriverError> {
         let (mut at, mut bytes) = (at, bytes);
         while !bytes.is_empty() {
@@ -110,7 +111,7 @@ impl Memory {
         let length = usize::try_from(self.size.get())
             .map_err(|_| DriverError::Failed("it is larger than the address space".to_owned()))?;
         let mapping = Mapping::new(self.fd.own().as_fd(), length).map_err(|error| failed("map", error))?;
-        // Another thread may have been first; then its mapping serves and this one ends.
+        // If another thread was first, its mapping serves and this one ends.
         Ok(self.mapping.get_or_init(|| mapping))
     }
 }
@@ -119,7 +120,7 @@ fn failed(what: &str, error: impl Into<io::Error>) -> DriverError {
     DriverError::Failed(format!("{what} memory: {}", error.into()))
 }
 
-/// Kernels before 6.3 don't know the flag that says that nobody will execute this.
+/// Kernels before 6.3 do not know the flag that forbids execution.
 pub(super) fn open_memfd(name: &str) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {

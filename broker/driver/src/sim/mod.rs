@@ -1,26 +1,26 @@
-//! The simulated driver: memory of devices and of the host made of memfds, really mapped by other processes, no GPU
-//! needed.
+//! The simulated driver: device and host memory made of memfds, really mapped by other processes, without a
+//! GPU.
 //!
-//! It keeps the life-time rules of the real driver. An extent is one memfd, zero when fresh. Whoever got its
-//! descriptor maps it with the access it chooses, and the memory lives while any process maps it or holds its
-//! descriptor: releasing an extent ends the driver's own hold and no other. What is still held then, and by whom, is
-//! found by looking at the processes themselves (`holders`), independent of any ledger.
+//! It keeps the lifetime rules of the real driver. An extent is one memfd, zero when fresh. A process that gets
+//! its descriptor maps it with the access it chooses. The memory lives while any process maps it or holds its
+//! descriptor: releasing an extent ends only the driver's own use. The driver finds remaining holders by a
+//! survey of the processes themselves (`holders`), independent of any ledger.
 //!
-//! A device's capacity is what is configured, less live extents, released ones that somebody still holds, and memory
-//! of its name that none of them explains (an earlier daemon's, whose clients live on). The last two are as of the
-//! latest look, which is repeated before anything is refused because of them. Pages of the node's memory are taken
-//! when bytes are first written, not when an extent is made, so a capacity above what the node has is not noticed
-//! here. The host has one node, whose capacity is configured too; what of it is kept for extents to come is made ahead of
-//! need like anywhere else (`pool`), though it takes no time here.
+//! The free memory of a device is its configured capacity, less live extents, less released ones that some
+//! process still holds, and less unexplained memory of its name, for example of an earlier daemon whose clients
+//! live on. The last two are as of the latest survey, which is repeated before anything is refused because of
+//! them. The node's pages are taken when bytes are first written, not when an extent is created. So the driver
+//! does not notice a capacity above what the node has. The host has one node, with a configured capacity too.
+//! Its memory is pinned ahead of need as in the real driver (`free_pinned`), though it takes no time here.
 //!
 //! ```text
 //!            ┌─────────── submit: counts, faults ───────────┐
 //!            │ at once                                      │ delayed
 //!            │                                         sim-timer
 //!            ├──────────────────┬──────────────────┬────────┴────────┐
-//!        sim-maker          sim-looker        sim-digest ×2      sim-copy (a direction each)
-//!      makes, keeps      releases, surveys     hashes extents      moves bytes
-//!            │          one look for a batch        │                │
+//!        sim-maker          sim-surveyor      sim-digest ×2      sim-copy (a direction each)
+//!     creates, pins      releases, surveys     hashes extents      moves bytes
+//!            │        one survey for a batch       │                │
 //!            └── no room but for others' ─►         │                │
 //!                      ├──► disk-maker              │                │
 //!                      └────────► sink ◄────────────┴────────────────┘
@@ -66,39 +66,39 @@ use crate::{
     threads::Threads,
 };
 
-/// What a simulated node has, and what goes wrong on it.
+/// A simulated node and its faults.
 #[derive(Clone, Debug, Default)]
 pub struct SimConfig {
-    /// UUIDs name the memory for all the node to see: two drivers that use the same one at the same time take each
-    /// other's memory for unbrokered.
+    /// UUIDs name the memory for the whole node: two drivers that use the same UUID at the same time count each
+    /// other's memory as unbrokered.
     pub devices: Vec<DeviceInfo>,
-    /// The capacity of the host, none where there is no device.
+    /// The capacity of the host; ignored if there is no device.
     pub host: Bytes,
     /// A real directory, if extents may lie on disk.
     pub disk: Option<DiskConfig>,
-    /// Whether extents may be pieces of files.
+    /// Whether extents may be ranges of files.
     pub files: bool,
     pub link: LinkSpeed,
-    /// Of the link that all devices share.
+    /// The speed of the link that all devices share.
     pub uplink: LinkSpeed,
     pub faults: Vec<Fault>,
 }
 
-/// What a link between devices and the host carries, in bytes per second; 0 is as much as the machine can.
+/// The speed of a link between devices and the host, in bytes per second; 0 is as fast as the machine allows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkSpeed {
     pub to_device: u64,
     pub to_host: u64,
 }
 
-/// What buffers take of the host's memory: those of the disk.
+/// The host memory that all buffers take: those of the disk.
 pub fn buffers_max(disk: bool, files: bool) -> Bytes {
     let readers = Bytes::new((digester::THREADS * disk::READ_BUFFER) as u64);
     if disk || files { disk::RING_BUFFERS.saturating_add(readers) } else { Bytes::ZERO }
 }
 
-/// Opens the simulated devices. Fails where a UUID can't be part of a memfd's name or is there twice, where a fault
-/// can't happen, where `/proc` can't be read, and where extents can't lie in the directory.
+/// Opens the simulated devices. Fails if a UUID cannot be part of a memfd's name or occurs twice, if a fault is
+/// impossible, if `/proc` cannot be read, or if the directory cannot hold extents.
 pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
     check(&config.devices)?;
     let SimConfig { devices, host, disk, files, link, uplink, faults } = config;
@@ -116,13 +116,13 @@ pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
         Threads::new(move |problem| own.report(Completion::Lost { problem: problem.to_owned() }));
     let (routes, ends) = timer::routes(Arc::clone(&state), devices.len(), disk.is_some(), &links);
     let (late, due) = std::sync::mpsc::channel();
-    // In the order in which they end: each leaves when all who could still send to it have.
+    // In the order of their end: each thread ends once all that could send to it have ended.
     let onward = routes.clone();
     threads.start("sim-timer", Box::new(move || timer::run(&due, &onward)))?;
     let (own, surveys) = (Arc::clone(&state), routes.surveys.clone());
     threads.start("sim-maker", Box::new(move || maker::run(&own, &ends.tasks, &surveys)))?;
     let (own, orders) = (Arc::clone(&state), routes.disk.clone());
-    threads.start("sim-looker", Box::new(move || surveyor::run(&own, &ends.surveys, &orders)))?;
+    threads.start("sim-surveyor", Box::new(move || surveyor::run(&own, &ends.surveys, &orders)))?;
     let own = Arc::clone(&state);
     threads.start("disk-maker", Box::new(move || disk::run(disk.as_ref(), &own, &ends.disk)))?;
     for end in [ends.digests, ends.file_digests] {
@@ -166,12 +166,12 @@ pub struct SimDriver {
     links: Vec<LinkFacts>,
     copies: Arc<Table>,
     lanes: Arc<Links>,
-    /// Taken away to end the threads.
+    /// Taken to end the threads.
     dispatcher: Mutex<Option<Dispatcher>>,
     threads: Threads,
 }
 
-/// Where submissions enter.
+/// Passes submissions to the threads.
 struct Dispatcher {
     schedule: Schedule,
     routes: Routes,
@@ -246,7 +246,7 @@ impl Dispatcher {
         let fate = self.schedule.meet(&submission);
         let delay = fate.delay;
         let Some(order) = Order::of(submission, fate, &self.routes) else { return };
-        // A delay that ends after the end of time is none that anybody waits for.
+        // A delay beyond the end of time does not delay.
         let due = (!delay.is_zero()).then(|| Instant::now().checked_add(delay)).flatten();
         match due {
             None => self.routes.send(order),
@@ -255,8 +255,8 @@ impl Dispatcher {
     }
 }
 
-/// What was submitted is still done, delayed submissions at once.
-/// Dropped from inside its own sink it waits for none of its threads.
+/// All submissions are still done, delayed ones at once. If the driver is dropped inside its own sink, it waits
+/// for none of its threads.
 impl Drop for SimDriver {
     fn drop(&mut self) {
         drop(self.dispatcher().take());
@@ -270,7 +270,8 @@ impl fmt::Debug for SimDriver {
     }
 }
 
-/// They carry what is configured: there is nothing to measure. The uplink is one where it carries less than all together.
+/// The configured speeds: there is nothing to measure. The uplink counts as shared if it is slower than all
+/// lanes together.
 fn links(devices: usize, link: LinkSpeed, uplink: LinkSpeed) -> Vec<LinkFacts> {
     type Of = fn(DeviceIndex) -> LaneId;
     let devices: Vec<DeviceIndex> = (0..).map(DeviceIndex).take(devices).collect();

@@ -1,4 +1,4 @@
-//! What the driver's threads share.
+//! State that the driver's threads share.
 
 use std::{
     fmt,
@@ -18,7 +18,7 @@ pub(super) struct State {
     devices: Vec<DeviceInfo>,
     pub(super) holders: Holders,
     accounts: Mutex<Accounts>,
-    /// Of the disk and of files.
+    /// Of extents on disk and of files.
     pub(super) hashed: HashedBytes,
     sink: Sink,
 }
@@ -40,7 +40,7 @@ impl Live {
 }
 
 impl State {
-    /// Looks around once: memory of an earlier driver that is still held is not free.
+    /// Surveys once: memory of an earlier driver that is still held is not free.
     pub(super) fn new(devices: Vec<DeviceInfo>, host: Bytes, sink: Sink) -> Result<Self, DriverError> {
         let surveyed = Holders::new(&devices).and_then(|holders| Ok((holders.survey()?, holders)));
         let (seen, holders) =
@@ -50,12 +50,12 @@ impl State {
         Ok(Self { devices, holders, accounts: Mutex::new(accounts), hashed: HashedBytes::default(), sink })
     }
 
-    /// Every change of the books is whole before anything could panic, so a poisoned lock is a good one.
+    /// Every change of the accounts is complete before any code could panic, so a poisoned lock is still good.
     pub(super) fn accounts(&self) -> MutexGuard<'_, Accounts> {
         self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whose name memory of that place has.
+    /// The UUID in the names of memory at that location.
     pub(super) fn uuid(&self, location: Location) -> &str {
         let index = match location {
             Location::Device(device) => usize::from(device.0),
@@ -64,12 +64,12 @@ impl State {
         &self.devices[index].uuid
     }
 
-    /// Whether it is a piece of a file that is somebody's.
+    /// Whether the extent is a range of a foreign file.
     pub(super) fn is_in_file(&self, extent: ExtentId) -> bool {
         matches!(self.find(extent), Ok(Live::Disk(disk)) if !disk.is_own())
     }
 
-    /// What can be copied.
+    /// Finds an extent that can be copied.
     pub(super) fn find(&self, extent: ExtentId) -> Result<Live, DriverError> {
         let accounts = self.accounts();
         let memory = accounts.live(extent).map(Live::Memory);
@@ -77,7 +77,7 @@ impl State {
         live.ok_or_else(|| DriverError::Failed(format!("there is no {extent}")))
     }
 
-    /// Never called with the books locked.
+    /// Never called with the accounts locked.
     pub(super) fn report(&self, completion: Completion) {
         (self.sink)(completion);
     }
@@ -107,8 +107,8 @@ impl fmt::Debug for State {
     }
 }
 
-/// Hands something to another of the driver's threads. One that is gone has panicked, in the sink or by a bug of
-/// ours; its work can't be answered any more, so this does not go on as if it were.
+/// Sends an order to another thread of the driver. A missing thread has panicked, in the sink or by a bug in
+/// the driver. Its orders can never be answered, so this panics too.
 pub(super) fn send<T>(to: &Sender<T>, order: T) {
     assert!(to.send(order).is_ok(), "a thread of the simulated driver has panicked");
 }

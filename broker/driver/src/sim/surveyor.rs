@@ -1,5 +1,5 @@
-//! Whatever needs a look at who holds what: releases, surveys, and extents for which there is room only if others
-//! have let go. Everything that waits shares one look.
+//! Does all orders that need a survey: releases, surveys, and extents for which there is room only if other
+//! processes have freed memory. Orders that wait together share one survey.
 
 use std::{
     collections::BTreeSet,
@@ -23,7 +23,7 @@ pub(super) enum SurveyorOrder {
     Make(Make),
 }
 
-/// Until nobody can send any more. What lies on disk is released by who makes it.
+/// Runs until all senders are gone. Extents on disk go to the thread that makes them.
 pub(super) fn run(state: &State, surveys: &Receiver<SurveyorOrder>, disk: &Sender<DiskOrder>) {
     while let Ok(first) = surveys.recv() {
         let mut batch: Vec<SurveyorOrder> = iter::once(first).chain(surveys.try_iter()).collect();
@@ -37,7 +37,7 @@ pub(super) fn run(state: &State, surveys: &Receiver<SurveyorOrder>, disk: &Sende
                 state.report(Completion::Released { extent: *extent, returned: !awaited });
             }
         }
-        // Before the surveys: they tell of it.
+        // Before the surveys, which already count it.
         for extent in returned {
             state.report(Completion::Returned { extent });
         }
@@ -60,18 +60,19 @@ fn passes_to_disk(state: &State, order: &SurveyorOrder, disk: &Sender<DiskOrder>
     released.map(|released| send(disk, DiskOrder::Release { extent, released })).is_some()
 }
 
-/// Ends the driver's own hold on what is released, all before the look.
+/// Ends the driver's own use of all released extents, before the survey.
 fn release_all(state: &State, batch: &[SurveyorOrder]) {
     for order in batch {
         if let SurveyorOrder::Release { extent } = order {
             let memory = state.accounts().retire(*extent);
-            // Unmapping takes its time; the books are unlocked again.
+            // Unmapping takes time; the accounts are unlocked again.
             drop(memory);
         }
     }
 }
 
-/// Looks, and returns what has come back. From a look that failed nothing follows: what is awaited stays so.
+/// Surveys, and returns the extents that have returned. A failed survey proves nothing: awaited extents stay
+/// awaited.
 fn survey(state: &State) -> BTreeSet<ExtentId> {
     match state.holders.survey() {
         Ok(seen) => state.accounts().apply_survey(&seen).into_iter().collect(),

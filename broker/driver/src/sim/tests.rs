@@ -1,4 +1,4 @@
-//! What the contract leaves to each driver. No test here starts a process, so what is said of memory is exact.
+//! What the contract leaves to each driver. No test here starts a process, so figures of memory are exact.
 
 use std::{
     sync::{
@@ -74,7 +74,7 @@ fn an_impossible_node_is_refused() {
     }));
 }
 
-/// Whoever waits for what that thread was to do would wait for ever.
+/// A caller that waits for the work of that thread would wait forever.
 #[test]
 fn a_panicking_thread_is_reported() {
     let (sink, completions) = channel();
@@ -102,7 +102,7 @@ fn memory_without_holders_always_returns_at_once() {
     }
 }
 
-/// The second is held until the first is told, so only a look of its own could have found it free.
+/// The second is held until the first is reported, so only a survey of its own could have found it free.
 #[test]
 fn releases_that_wait_together_share_a_survey() {
     let held = Arc::new(Mutex::new(None));
@@ -175,7 +175,7 @@ fn the_driver_can_be_dropped_from_inside_its_sink() {
     dropped.recv_timeout(DEADLINE).unwrap();
 }
 
-/// Makes an extent there, and tells when it is.
+/// Creates an extent there and waits for the answer.
 fn make(driver: &SimDriver, completions: &Receiver<Completion>, raw: u64, location: Location, size: Bytes) {
     let extent = ExtentId::from_raw(raw);
     driver.submit(match location {
@@ -197,7 +197,7 @@ fn copied(completions: &Receiver<Completion>) -> (u64, Result<(), CopyError>) {
     }
 }
 
-/// Of 64 MiB a second, with as much of a prefetch to the other device as it can carry.
+/// The uplink carries 64 MiB a second, and another device prefetches as much as it can.
 #[test]
 fn demand_goes_before_another_device_s_prefetch_on_the_uplink() {
     let (sink, completions) = channel();
@@ -225,7 +225,7 @@ fn demand_goes_before_another_device_s_prefetch_on_the_uplink() {
     let began = Instant::now();
     driver.submit(copy(3, 1, 2, size));
     let mut prefetched = Bytes::ZERO;
-    // Once it is there the other goes on at once.
+    // Once the demand copy is done the other goes on at once.
     let first = loop {
         let begun = driver.traffic().into_iter().find(|it| it.lane == all.0);
         match completions.try_recv() {
@@ -242,7 +242,7 @@ fn demand_goes_before_another_device_s_prefetch_on_the_uplink() {
     assert!(began.elapsed() >= Duration::from_secs(2), "the uplink carries no more");
 }
 
-/// A link of 160 MiB a second takes a tenth of one for each chunk.
+/// A link of 160 MiB a second takes a tenth of a second for each chunk.
 #[test]
 fn a_copy_in_flight_can_be_watched_and_cancelled() {
     let (sink, completions) = channel();
@@ -310,7 +310,7 @@ fn the_host_has_a_capacity_and_one_node() {
     assert_eq!(refused(2, HostNode(0), GRANULARITY), Some(capacity));
 }
 
-/// Of 64 MiB a second, beside as much of a prefetch to two other devices as these can take.
+/// The uplink carries 64 MiB a second, beside as many prefetches to two other devices as these can take.
 #[test]
 fn a_class_gets_its_share_of_the_uplink_beside_many_lanes() {
     let (sink, completions) = channel();
@@ -338,7 +338,7 @@ fn a_class_gets_its_share_of_the_uplink_beside_many_lanes() {
             std::thread::yield_now();
         }
     }
-    // Before its last chunk: then the others may have it all.
+    // Before its last chunk: then the others may have all of the link.
     while begun(CopyClass::WriteBack) < Bytes::mib(56) {
         assert!(began.elapsed() < DEADLINE);
         std::thread::sleep(Duration::from_millis(1));

@@ -1,4 +1,4 @@
-//! Which thread does what, and the thread that holds back what is to be late.
+//! Assigns submissions to threads, and delays those with a scheduled delay.
 
 use std::{
     collections::BTreeMap,
@@ -25,10 +25,10 @@ use crate::{
     location::Location,
 };
 
-/// The queues of the threads. They are as long as what the caller has outstanding.
+/// The sending ends of the threads' queues, which are as long as the caller's outstanding submissions.
 #[derive(Clone, Debug)]
 pub(super) struct Routes {
-    /// What copies move is found when they are begun.
+    /// The extents of a copy are found when it begins.
     pub(super) state: Arc<State>,
     pub(super) tasks: Sender<Task>,
     pub(super) surveys: Sender<SurveyorOrder>,
@@ -38,7 +38,7 @@ pub(super) struct Routes {
     pub(super) lanes: Lanes<copier::Work, DiskWork<DiskEnd>>,
 }
 
-/// Their other ends.
+/// The receiving ends.
 #[derive(Debug)]
 pub(super) struct Ends {
     pub(super) tasks: Receiver<Task>,
@@ -74,7 +74,7 @@ pub(super) fn routes(
     )
 }
 
-/// A submission on its way to the thread that does it, or says that it failed.
+/// A submission on its way to the thread that does it, or reports its failure.
 #[derive(Debug)]
 pub(super) enum Order {
     Task(Task),
@@ -85,7 +85,7 @@ pub(super) enum Order {
 }
 
 impl Order {
-    /// `None` for what is done by now.
+    /// `None` for a submission that is already done.
     pub(super) fn of(submission: Submission, fate: Fate, routes: &Routes) -> Option<Self> {
         let Fate { failure, flaw, .. } = fate;
         Some(match submission {
@@ -122,7 +122,7 @@ impl Order {
                 routes.lanes.hasten(copy);
                 return None;
             }
-            // None is put off.
+            // No release is deferred.
             Submission::ReleaseNow { .. } => return None,
         })
     }
@@ -133,7 +133,7 @@ impl Routes {
         match order {
             Order::Task(task) => send(&self.tasks, task),
             Order::Survey(order) => send(&self.surveys, order),
-            // Files take as long as their disk does, and hold up nobody's seal.
+            // Files take as long as their disk, and must not delay seals of memory.
             Order::Digest(digest) => {
                 let of_file = digest.spans.first().is_some_and(|(extent, _)| self.state.is_in_file(*extent));
                 send(if of_file { &self.file_digests } else { &self.digests }, digest);
@@ -147,21 +147,21 @@ impl Routes {
     }
 }
 
-/// Memfds go by descriptor; a legacy handle is CUDA's own.
+/// Memfds go by descriptor; only CUDA has legacy handles.
 fn unsupported(kind: ExtentKind) -> Option<DriverError> {
     (kind == ExtentKind::Fixed).then(|| DriverError::Failed("sim makes no fixed extents".to_owned()))
 }
 
-/// What is begun later.
+/// A delayed submission.
 #[derive(Debug)]
 pub(super) struct Late {
     pub(super) due: Instant,
     pub(super) order: Order,
 }
 
-/// Sends each on when it is due, and all that are left, in that order, when nobody can bring more.
+/// Sends each order on when it is due. Once all senders are gone it sends the rest at once, in order.
 pub(super) fn run(arrivals: &Receiver<Late>, onward: &Routes) {
-    // By when it is due, and of two at once by which came first.
+    // Ordered by due time, then by arrival.
     let mut waiting: BTreeMap<(Instant, u64), Order> = BTreeMap::new();
     for number in 0.. {
         let arrived = match waiting.first_entry() {

@@ -1,4 +1,4 @@
-//! The started process: maps what it is given and touches it as it is told.
+//! The started process: maps and accesses memory by orders from the test.
 #![allow(unsafe_code, reason = "memory of another process is mapped and touched by address")]
 
 use std::{
@@ -17,7 +17,7 @@ use rustix::{
 
 use super::wire::{self, Order, Verb};
 
-/// Until the test ends or kills it.
+/// Serves until the test ends or kills the process.
 pub(super) fn serve() {
     let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
     let mut held = Held::default();
@@ -78,21 +78,24 @@ impl Held {
 
     fn read(&self, offset: u64, length: usize) -> Vec<u8> {
         let mut bytes = vec![0_u8; length];
-        // SAFETY: The bytes are reached by address alone. `at` has checked that they are inside the mapping, whose
-        // file can't shrink; they are copied, not borrowed, and the vector is memory of this process's own.
+        // SAFETY: The bytes are reached by address alone. `at` has checked that they are inside the mapping,
+        // whose file cannot shrink. They are copied, not borrowed, and the vector is memory of this process's
+        // own.
         unsafe { self.at(offset, length).cast::<u8>().copy_to_nonoverlapping(bytes.as_mut_ptr(), length) };
         bytes
     }
 
-    /// By way of a pipe: where the mapping's access forbids it the kernel says so, and this process lives on.
+    /// Through a pipe: if the access of the mapping forbids it, the kernel returns an error, and this process
+    /// lives on.
     fn write(&self, offset: u64, bytes: &[u8]) -> bool {
         let (read_end, mut write_end) = std::io::pipe().unwrap();
         let mut offset = offset;
         for piece in bytes.chunks(4096) {
             write_end.write_all(piece).unwrap();
             let at = self.at(offset, piece.len()).cast::<MaybeUninit<u8>>();
-            // SAFETY: The kernel needs to be told where to write. `at` has checked that the range is inside the
-            // mapping, and no other reference to it exists. If it may not be written, the kernel does not.
+            // SAFETY: The kernel needs the address to write to. `at` has checked that the range is inside the
+            // mapping, and no other reference to it exists. The kernel does not write to it if the access
+            // forbids that.
             let target = unsafe { slice::from_raw_parts_mut(at, piece.len()) };
             match rustix::io::read(&read_end, target) {
                 Ok((written, _)) => assert_eq!(written.len(), piece.len()),

@@ -1,4 +1,4 @@
-//! Another process: this program again, told over a socket what to import, map, read and write.
+//! Another process: this program again, which imports, maps, reads and writes by orders from a socket.
 
 mod child;
 mod wire;
@@ -28,13 +28,13 @@ pub(crate) fn wait_for_starts() {
     drop(STARTING.lock().unwrap_or_else(PoisonError::into_inner));
 }
 
-/// What the started process runs. In the process that runs the tests it has nothing to do.
+/// The entry of the started process. In the process that runs the tests it does nothing.
 #[test]
 fn process() {
     serves();
 }
 
-/// Whether this is the started process, which has then done all that it had to do.
+/// Whether this is the started process, which has then done all its work.
 pub(crate) fn serves() -> bool {
     let started = env::var_os(ROLE).is_some();
     if started {
@@ -128,7 +128,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have been killed before.
+        // The process may have been killed before.
         let _ = self.end();
     }
 }

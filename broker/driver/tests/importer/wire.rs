@@ -25,7 +25,7 @@ pub(super) enum Verb {
     /// A legacy handle follows.
     ImportBlock,
     Allocate,
-    /// What the descriptor is of is no CUDA driver's.
+    /// The descriptor does not come from a CUDA driver.
     ImportFile,
 }
 
@@ -44,7 +44,8 @@ impl Verb {
     ];
 }
 
-/// On import `length` is the extent's and `offset` the number of its device, else that of what is read or written.
+/// For an import, `length` is the extent's size and `offset` the number of its device; else both describe the
+/// range.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Order {
     pub(super) verb: Verb,

@@ -1,8 +1,9 @@
-//! What goes next in one lane that shares nothing.
+//! The order in one lane that shares no link.
 
 use super::*;
 
-/// Of so many chunks, each a millisecond after the last, what each class had: while all of these wait.
+/// Begins so many chunks, one each millisecond, while all these classes wait. Returns how many chunks each
+/// class had.
 fn served(links: &mut Links, classes: &[CopyClass], chunks: u64) -> [u64; CopyClass::COUNT] {
     let mut served = [0; CopyClass::COUNT];
     for turn in 0..chunks {
@@ -22,7 +23,7 @@ fn lane() -> Links {
     sharing_by(Shares::default())
 }
 
-/// Some of the first go by before anybody is owed one.
+/// The first chunks pass before a class is owed one.
 #[track_caller]
 fn assert_near(had: [u64; CopyClass::COUNT], expected: [u64; CopyClass::COUNT]) {
     let is_near = |(had, expected): (&u64, u64)| had.abs_diff(expected) <= 3 && (*had > 0) == (expected > 0);
@@ -52,7 +53,7 @@ fn a_lent_share_is_returned_with_the_first_chunk() {
     assert!(served(&mut links, &[Demand, WriteBack], 10)[Demand.index()] >= 8);
     let mut links = lane();
     served(&mut links, &[Demand], 500);
-    // Nothing is saved up for who did not want it.
+    // A class that did not want its share saves nothing up.
     links.set_waiting(at(500), 0, waiting(&[Demand, WriteBack]), false);
     assert_eq!(links.eligible_classes(at(500), 0).next(), Some(Demand));
     assert!(served(&mut links, &[Demand, WriteBack], 10)[WriteBack.index()] <= 2);
@@ -100,7 +101,7 @@ fn a_full_lane_begins_demand_and_owed_chunks() {
     let next = |links: &Links, now| links.eligible_classes(at(now), 0).collect::<Vec<_>>();
     links.set_waiting(at(0), 0, waiting(&[Demand, Prefetch, WriteBack]), true);
     assert_eq!(next(&links, 0), [Demand]);
-    // Five chunks are one of write-back's.
+    // Five chunks owe one to write-back.
     (0..5).for_each(|turn| links.record_begin(at(turn), 0, Demand, CHUNK));
     assert_eq!(next(&links, 5), [WriteBack, Demand]);
     links.set_waiting(at(5), 0, waiting(&[Prefetch, WriteBack]), true);

@@ -1,4 +1,4 @@
-//! A link that two lanes share: demand in the first, what nobody waits for in the other.
+//! A link that two lanes share: demand in the first, background copies in the other.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn shared() -> Links {
     sharing(Shares::default(), 2, 1 << 30)
 }
 
-/// At that millisecond this waits in the second lane.
+/// Whether a class that waits in the second lane may go at that millisecond.
 fn permits(links: &mut Links, millis: u64, class: CopyClass) -> bool {
     links.set_waiting(at(millis), OTHER, waiting(&[class]), false);
     links.eligible_classes(at(millis), OTHER).next() == Some(class)
@@ -58,7 +58,7 @@ fn a_class_gets_its_share_of_a_full_shared_link() {
             begun += 1;
         }
     }
-    // A fifth of all that was begun.
+    // A fifth of all begun chunks.
     assert!((23..=25).contains(&begun), "{begun}");
 }
 
@@ -77,7 +77,7 @@ fn a_nearly_dead_link_blocks_no_class_forever() {
 #[test]
 fn a_link_faster_than_measured_is_limited_by_chunks_in_flight() {
     let mut links = shared();
-    // A minute of a prefetch at ten times the speed.
+    // A minute of prefetches at ten times the measured speed.
     for turn in 0..60_000 {
         assert!(permits(&mut links, turn, Prefetch));
         links.record_begin(at(turn), OTHER, Prefetch, Bytes::mib(10));
@@ -103,7 +103,7 @@ fn a_class_beside_an_endless_chunk_gets_one_a_second() {
     assert!(!permits(&mut links, 1002, Prefetch));
 }
 
-/// What is lent to a class is its own as soon as it lacks a chunk of its share.
+/// A class gets back its lent share once it is owed a chunk.
 #[test]
 fn a_class_alone_in_its_lane_yields_to_an_owed_class() {
     let mut links = shared();
@@ -135,7 +135,7 @@ fn demand_yields_to_no_other_lane() {
     }
 }
 
-/// Beside endless demand a prefetch has a chunk a second; each lane in its turn.
+/// Beside endless demand a prefetch gets a chunk a second; the lanes take turns.
 #[test]
 fn the_longest_starved_lane_goes_first() {
     let mut links = sharing(Shares::default(), 3, 1);
@@ -155,7 +155,7 @@ fn the_longest_starved_lane_goes_first() {
     assert!(had[1] >= 2 && had[1].abs_diff(had[2]) <= 1, "{had:?}");
 }
 
-/// Chunks of a prefetch in the last of three lanes, for four seconds beside endless demand in the first.
+/// Counts prefetch chunks in the last of three lanes, in four seconds beside endless demand in the first.
 fn had_beside_demand(links: &mut Links) -> u32 {
     let mut had = 0;
     for turn in 1..4_000 {
@@ -174,7 +174,7 @@ fn had_beside_demand(links: &mut Links) -> u32 {
 #[test]
 fn a_hung_prefetch_lane_is_not_waited_for() {
     let mut links = sharing(Shares::default(), 3, 1);
-    // As much is under way there as should be, and none of it ends.
+    // The lane is full of background chunks, and none ends.
     links.set_waiting(at(0), 1, waiting(&[Prefetch]), true);
     (0..4).for_each(|_| links.record_begin(at(0), 1, Prefetch, CHUNK));
     let had = had_beside_demand(&mut links);
@@ -188,7 +188,7 @@ fn a_lane_hung_on_demand_is_not_waited_for() {
     (0..6).for_each(|_| links.record_begin(at(0), 1, Demand, Bytes::mib(16)));
     let had = had_beside_demand(&mut links);
     assert!((2..=4).contains(&had), "{had}");
-    // Once it goes on it is the first.
+    // Once it makes progress it is the first.
     links.record_end(at(5_000), 1, Demand, Bytes::mib(16));
     assert!(!permits_in(&mut links, 5_000, 2) && permits_in(&mut links, 5_000, 1));
 }

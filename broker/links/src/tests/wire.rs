@@ -1,5 +1,5 @@
-//! What each class has of a wire that carries what the lanes have begun: as lanes keep some chunks under way, and the wire is shared
-//! by those that have any.
+//! The share of each class on a wire that carries the begun chunks. Lanes keep some chunks in flight, and those
+//! with any share the wire.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use super::*;
 const IN_FLIGHT_MAX: usize = 6;
 const BACKGROUND_MAX: usize = 4;
 
-/// What a lane carries, and what the wire does: in bytes per second.
+/// Speeds of a lane and of the wire, in bytes per second.
 const LANE: u64 = 55_000_000_000;
 const WIRE: u64 = 95_000_000_000;
 
@@ -17,9 +17,9 @@ const STEP: Duration = Duration::from_micros(20);
 
 struct Lane {
     classes: &'static [CopyClass],
-    /// Each with what is left of it.
+    /// Each chunk with the bytes that are left of it.
     in_flight: VecDeque<(CopyClass, Bytes, u64)>,
-    /// Which shared wire below that of the node it crosses.
+    /// The shared wire that it crosses below that of the node.
     uplink: Option<usize>,
     bytes_per_s: u64,
 }
@@ -27,13 +27,13 @@ struct Lane {
 struct Wires {
     links: Links,
     lanes: Vec<Lane>,
-    /// What each of them carries; the node's last.
+    /// The speed of each wire; the node's last.
     carry: Vec<u64>,
     had: Vec<[u64; CopyClass::COUNT]>,
 }
 
 impl Wires {
-    /// Lanes that share the node's wire, with what waits in each for ever.
+    /// Lanes that share the node's wire. These classes wait in each forever.
     fn of(shares: Shares, lanes: &[&'static [CopyClass]]) -> Self {
         Self::below(
             shares,
@@ -77,7 +77,7 @@ impl Wires {
         Self { links, lanes, carry, had }
     }
 
-    /// For 100 ms.
+    /// Runs 100 ms.
     fn run(mut self) -> Self {
         for step in 0..5_000 {
             let now = STEP * step;
@@ -104,7 +104,7 @@ impl Wires {
         }
     }
 
-    /// Who has something under way has as much of a wire as any other; what one cannot use is the others'.
+    /// Lanes with chunks in flight share each wire evenly; what a lane cannot use goes to the others.
     fn rates(&self) -> Vec<u64> {
         let mut left = self.carry.clone();
         let mut rates = vec![0; self.lanes.len()];
@@ -144,12 +144,12 @@ impl Wires {
         self.had.iter().map(|had| had[class.index()]).sum()
     }
 
-    /// Of all that crossed the node's wire, in percent.
+    /// Of all bytes on the node's wire, in percent.
     fn percent(&self, class: CopyClass) -> u64 {
         self.sum(class) * 100 / CopyClass::ALL.map(|it| self.sum(it)).iter().sum::<u64>()
     }
 
-    /// Of what the node's wire could have carried, in percent.
+    /// Of what the node's wire could have carried, in per mille.
     fn used(&self) -> u64 {
         let all: u64 = CopyClass::ALL.map(|it| self.sum(it)).iter().sum();
         all * 1000 / self.carry.last().unwrap()
@@ -180,7 +180,7 @@ fn a_shared_link_is_shared_beside_demand_in_the_same_lane() {
     let lanes: [&[CopyClass]; 5] = [&[Demand], &[Demand], &[Demand], &[Demand], &[Demand, WriteBack]];
     let wires = Wires::of(Shares::default(), &lanes).run();
     let had = wires.percent(WriteBack);
-    // A lane has a fifth of the wire, of which demand has what it has of a lane.
+    // The lane has a fifth of the wire, and demand has its part of the lane.
     assert!((12..=20).contains(&had), "{had} percent: {:?}", wires.had);
     let own = wires.had[4];
     let demand = own[0] * 100 / (own[0] + own[2]);
@@ -202,7 +202,7 @@ fn a_class_gets_its_share_however_many_lanes_others_have() {
     assert!(had >= 46, "{had} percent");
 }
 
-/// It is lent: a lane wants no more than it carries.
+/// A share is lent: a lane wants no more than it carries.
 #[test]
 fn a_share_beyond_the_speed_of_its_lane_is_lent() {
     let slow = LANE / 4;
@@ -214,8 +214,8 @@ fn a_share_beyond_the_speed_of_its_lane_is_lent() {
     assert!(prefetch >= 13, "{prefetch} percent of the 14 that it could have");
 }
 
-/// Write-backs have their share of an uplink beside demand there, and lack theirs of the node's wire: for that no prefetch of another
-/// uplink waits.
+/// Write-backs have their share of an uplink beside demand, and are owed on the node's wire. No prefetch of
+/// another uplink waits for that.
 #[test]
 fn no_lane_yields_to_a_class_held_back_elsewhere() {
     let uplinks = [28_000_000_000, 28_000_000_000];
@@ -230,7 +230,7 @@ fn no_lane_yields_to_a_class_held_back_elsewhere() {
     assert!(wires.used() >= 85, "{} percent: {:?}", wires.used(), wires.had);
 }
 
-/// Prefetches lack their share of the one wire, write-backs of the other, and both wait in lanes that cross both.
+/// Prefetches are owed on one wire, write-backs on the other, and both wait in lanes that cross both wires.
 #[test]
 fn two_owed_classes_do_not_wait_for_each_other() {
     let crossing = |lane| Crossing { lane, bytes_per_s: 1 << 40, lane_bytes_per_s: None };

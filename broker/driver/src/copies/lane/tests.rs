@@ -1,5 +1,4 @@
-//! Over a link that notes what it is asked, and whose chunks have ended when they are asked for the second time, or at once
-//! those of what is quick.
+//! Over a mover that notes its calls. Its chunks end at the second poll; those of a quick copy at the first.
 
 use std::{
     cell::RefCell,
@@ -21,7 +20,7 @@ use crate::{
 const CHUNK: u64 = <Noted as Mover>::CHUNK;
 const IN_FLIGHT_MAX: usize = <Noted as Mover>::IN_FLIGHT_MAX;
 
-/// A work's name, and the chunk at whose beginning something happens.
+/// The name of a copy, and the chunk at whose beginning an event happens.
 type Work = (&'static str, Option<(u64, Event)>);
 
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +28,7 @@ enum Event {
     CannotBegin,
     Fails,
     Cancelled(CopyId),
-    /// Another, which the lane is told of.
+    /// Cancels another copy, and sends the lane the order.
     Cancels(CopyId),
     Hastens(CopyId),
 }
@@ -39,7 +38,7 @@ struct Notes {
     active: Vec<(&'static str, u64)>,
     in_flight: usize,
     in_flight_max: usize,
-    /// When each was begun.
+    /// How many others were in flight when each chunk began.
     others_in_flight: Vec<usize>,
     reported: Vec<(u64, Result<(), CopyError>)>,
 }
@@ -72,7 +71,7 @@ impl Mover for Noted {
             Some(Event::Cancelled(copy)) => assert!(self.table.cancel(copy)),
             Some(Event::Cancels(copy)) => {
                 assert!(self.table.cancel(copy));
-                // The last that anybody sends.
+                // The last order.
                 self.queue.take().unwrap().send(Order::Cancelled(copy)).unwrap();
             }
             Some(Event::Hastens(copy)) => {
@@ -103,7 +102,8 @@ impl Mover for Noted {
     }
 }
 
-/// Runs these, numbered from 1, each of so many chunks; those of `cancelled` are before they begin.
+/// Runs these copies, numbered from 1, of so many chunks each. The `cancelled` ones are cancelled before they
+/// begin.
 fn run_all(works: &[(Work, u64)], cancelled: &[u64]) -> Notes {
     let works: Vec<_> = works.iter().map(|(work, chunks)| (*work, *chunks, CopyClass::Demand)).collect();
     run_classes(&works, cancelled)
@@ -170,14 +170,14 @@ fn a_background_copy_has_its_share_and_few_chunks_in_flight() {
     let notes = run_classes(&works, &[]);
     let background: Vec<usize> =
         notes.active.iter().enumerate().filter(|(_, (name, _))| *name == "a").map(|(at, _)| at).collect();
-    // A fifth of the bytes, of chunks that are half as large.
+    // A fifth of the bytes, in chunks half as large.
     assert_eq!(background.len(), 6, "{background:?}");
     assert!(background[0] >= 2 && background[5] < 24, "{background:?}");
     let alone = run_classes(&[(("a", None), 20, CopyClass::WriteBack)], &[]);
     assert_eq!(alone.in_flight_max, BACKGROUND_IN_FLIGHT_MAX);
 }
 
-/// Of a class that waits as long as another, in percent of the bytes that were begun while both wait.
+/// The share of a class beside another that waits as long, in percent of the bytes begun while both wait.
 fn percent(shares: (u32, u32, u32), other: CopyClass, class: CopyClass) -> usize {
     let shares = Shares::new(shares.0, shares.1, shares.2).unwrap();
     let works = [(("other", None), 200, other), (("it", None), 200, class)];
@@ -211,7 +211,7 @@ fn background_chunks_in_flight_are_few_even_if_a_share_is_owed() {
     assert_eq!(notes.in_flight_max, BACKGROUND_IN_FLIGHT_MAX);
 }
 
-/// However many have ended meanwhile.
+/// However many chunks have ended meanwhile.
 #[test]
 fn each_ended_chunk_is_replaced_before_the_next_is_polled() {
     let notes = run_all(&[(("quick", None), 40)], &[]);

@@ -15,7 +15,7 @@ pub(crate) struct Block {
     address: u64,
 }
 
-/// A legacy handle, and whether it names the block and nothing around it.
+/// A legacy handle, and whether it covers exactly the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Legacy {
     pub(crate) handle: [u8; 64],
@@ -68,7 +68,7 @@ impl Drop for Block {
     }
 }
 
-/// Another process's block, opened here.
+/// A block of another process, opened here.
 #[derive(Debug)]
 pub(crate) struct OpenBlock {
     context: Arc<Context>,

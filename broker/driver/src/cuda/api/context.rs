@@ -1,7 +1,7 @@
 //! Devices, and their primary contexts.
 //!
-//! The primary context is the one that PyTorch and every other user of the runtime shares in a process. Its flags are
-//! left as they are, and whatever context was current in a thread is so again after each piece of work.
+//! The primary context is the one that PyTorch and every other user of the runtime shares in a process. The
+//! daemon leaves its flags unchanged, and restores the thread's current context after each use.
 #![allow(unsafe_code, reason = "calls of the CUDA driver")]
 
 use std::{ffi::c_int, marker::PhantomData, ptr, sync::Arc};
@@ -39,7 +39,7 @@ impl Api {
         self.check("cuDeviceGetName", code).map(|()| text(&name))
     }
 
-    /// Sixteen bytes. Of a MIG instance, where that is what the process sees, its own.
+    /// Sixteen bytes. The UUID of a MIG instance, if the process sees that.
     pub(crate) fn device_uuid(&self, device: Ordinal) -> Result<[u8; 16], CudaError> {
         let mut uuid = CUuuid { bytes: [0; 16] };
         // SAFETY: A foreign call, which writes a UUID where it is told to.
@@ -64,7 +64,7 @@ impl Api {
     }
 }
 
-/// This process's hold on the primary context of a device.
+/// This process's reference to the primary context of a device.
 #[derive(Debug)]
 pub(crate) struct Context {
     api: Arc<Api>,
@@ -99,7 +99,7 @@ impl Context {
         self.device
     }
 
-    /// Makes it current in this thread until the guard is dropped.
+    /// Makes the context current in this thread until the guard is dropped.
     pub(crate) fn enter(&self) -> Result<Entered<'_>, CudaError> {
         // SAFETY: A foreign call. The context is alive for as long as it is retained, which is as long as `self`.
         let code = unsafe { (self.api.functions.cuCtxPushCurrent_v2)(self.raw) };
@@ -107,7 +107,7 @@ impl Context {
         Ok(Entered { context: self, _of_this_thread: PhantomData })
     }
 
-    /// Free and total, as CUDA sees the device now.
+    /// Free and total memory, as CUDA sees the device now.
     pub(crate) fn memory(&self) -> Result<(Bytes, Bytes), CudaError> {
         let _entered = self.enter()?;
         let (mut free, mut total) = (0_usize, 0_usize);
@@ -117,11 +117,11 @@ impl Context {
         Ok((Bytes::new(free as u64), Bytes::new(total as u64)))
     }
 
-    /// Whether it is still of use. A context that is not answers every question with the error that ended it.
+    /// Whether the context is usable. A lost one answers every call with the error that ended it.
     pub(crate) fn is_sound(&self) -> Result<(), CudaError> {
         let _entered = self.enter()?;
-        // SAFETY: A foreign call. The null pointer names the default stream, where nothing of ours runs but short copies
-        // that are waited for.
+        // SAFETY: A foreign call. The null pointer names the default stream, where the daemon runs only short
+        // copies that it waits for.
         let code = unsafe { (self.api.functions.cuStreamQuery)(ptr::null_mut()) };
         match self.api.check("cuStreamQuery", code) {
             Err(error) if !error.is_not_ready() => Err(error),
@@ -148,8 +148,8 @@ pub(crate) struct Entered<'a> {
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         let mut popped: CUcontext = ptr::null_mut();
-        // SAFETY: A foreign call, which writes one pointer where it is told to. Guards can't leave their thread, and
-        // are dropped in the order opposite to that of their making, so it is ours that is popped.
+        // SAFETY: A foreign call, which writes one pointer where it is told to. Guards cannot leave their
+        // thread, and are dropped in the opposite order of their making, so this pops their own context.
         let _ = unsafe { (self.context.api.functions.cuCtxPopCurrent_v2)(&raw mut popped) };
     }
 }

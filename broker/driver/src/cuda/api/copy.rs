@@ -1,7 +1,7 @@
-//! Bytes in motion: streams, and transfers whose end is polled for.
+//! Streams, and transfers whose end is polled.
 //!
-//! Nothing that runs on a stream is waited for inside a call: a thread that needs an end looks for it and sleeps in
-//! between. The copies of a few bytes at the end of this file do wait, until they have been done.
+//! No call waits for work on a stream: a thread that needs the end polls for it and sleeps in between. Only the
+//! copies of a few bytes at the end of this file wait.
 #![allow(unsafe_code, reason = "calls of the CUDA driver, which reads and writes by address")]
 
 use std::{mem, ptr, sync::Arc, thread, time::Duration};
@@ -15,23 +15,23 @@ use super::{
 };
 use crate::disk::IoMemory;
 
-/// Between two looks: well below what the smallest chunk worth a stream takes.
+/// How often to poll: far less than the time of the smallest chunk worth a stream.
 const POLL_EVERY: Duration = Duration::from_micros(50);
 
-/// From where to where, by the kinds of the two addresses.
+/// The direction of a transfer, by the kinds of its two addresses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TransferKind<'a> {
-    /// From memory of the host.
+    /// From host memory.
     HostToDevice,
-    /// To memory of the host.
+    /// To host memory.
     DeviceToHost,
     /// On the stream's own device.
     WithinDevice,
-    /// From the first one's device, which is the stream's, to the other's.
+    /// From the first context's device, which is the stream's, to the second's.
     AcrossDevices(&'a Context, &'a Context),
 }
 
-/// A queue of work, in order, beside all others.
+/// A queue of ordered work, independent of all others.
 #[derive(Debug)]
 pub(crate) struct Stream {
     context: Arc<Context>,
@@ -53,8 +53,8 @@ impl Stream {
         Ok(Self { context: Arc::clone(context), raw })
     }
 
-    /// Begins to copy `length` bytes from an address of the device into a buffer, which comes back with the end.
-    /// `source` is what keeps the address good until then.
+    /// Begins to copy `length` bytes from a device address into a buffer, which comes back at the end. `source`
+    /// keeps the address valid until then.
     pub(crate) fn copy_out<B: KeepAlive + AsRef<Pinned>, K: KeepAlive>(
         &self,
         source: K,
@@ -67,8 +67,8 @@ impl Stream {
         let _entered = self.context.enter()?;
         let event = Event::new(&self.context)?;
         let api = self.context.api();
-        // SAFETY: A foreign call, which goes on after it has returned. Until it has ended the buffer and the source
-        // are kept by the transfer; the range ends inside the buffer.
+        // SAFETY: A foreign call, which goes on after it has returned. Until it has ended the transfer keeps
+        // the buffer and the source; the range ends inside the buffer.
         let code = unsafe {
             (api.functions.cuMemcpyDtoHAsync_v2)(buffer.start().as_ptr().cast(), from, length, self.raw)
         };
@@ -76,7 +76,7 @@ impl Stream {
         Transfer::begun(event, self, (into, source))
     }
 
-    /// Begins to copy between two addresses. `kept` is what keeps both good until then.
+    /// Begins to copy between two addresses. `keep_alive` keeps both valid until the end.
     pub(crate) fn copy<K: KeepAlive>(
         &self,
         keep_alive: K,
@@ -89,9 +89,10 @@ impl Stream {
         let event = Event::new(&self.context)?;
         let api = self.context.api();
         let table = &api.functions;
-        // SAFETY: Foreign calls, which go on after they have returned. Until they have ended `kept` stays in the transfer,
-        // and with it both ranges, which the caller has mapped: of the host's the driver takes the address as it is, of
-        // a device's it checks it. Nothing borrows the bytes: they are reached by address alone.
+        // SAFETY: Foreign calls, which go on after they have returned. Until they have ended `keep_alive` stays
+        // in the transfer, and with it both ranges, which the caller has mapped. The driver takes a host
+        // address as it is, and checks a device address. No reference to the bytes exists: they are accessed by
+        // address alone.
         let (call, code) = unsafe {
             match kind {
                 TransferKind::HostToDevice => (
@@ -125,7 +126,7 @@ impl Stream {
         Transfer::begun(event, self, keep_alive)
     }
 
-    /// Begins to fill memory of the device with a byte. `target` is what keeps the address good until the end.
+    /// Begins to fill device memory with a byte. `target` keeps the address valid until the end.
     pub(crate) fn fill<K: KeepAlive>(
         &self,
         target: K,
@@ -144,7 +145,7 @@ impl Stream {
 }
 
 impl Stream {
-    /// Sleeps until all that was begun on it has ended. In the context that is current, which is the stream's.
+    /// Sleeps until all work on the stream has ended. Called in the stream's context.
     fn wait(&self) -> Result<(), CudaError> {
         let api = self.context.api();
         loop {
@@ -168,9 +169,10 @@ impl Drop for Stream {
     }
 }
 
-/// What work on a stream uses.
+/// The resources of work on a stream.
 pub(crate) trait KeepAlive: Sized {
-    /// Never gives it up, since nobody can tell whether the work has ended. Whoever waits to have it alone is to know.
+    /// Leaks the resources, since the end of the work is unknown. A thread that waits to have them alone must
+    /// be able to notice.
     fn leak(self) {
         mem::forget(self);
     }
@@ -186,7 +188,7 @@ impl<B: KeepAlive, K: KeepAlive> KeepAlive for (B, K) {
     }
 }
 
-/// Work that was begun, with what it uses.
+/// Work in flight, with its resources.
 #[derive(Debug)]
 pub(crate) struct Transfer<K: KeepAlive> {
     event: Event,
@@ -196,8 +198,8 @@ pub(crate) struct Transfer<K: KeepAlive> {
 impl<K: KeepAlive> Transfer<K> {
     fn begun(event: Event, on: &Stream, keep_alive: K) -> Result<Self, CudaError> {
         if let Err(error) = event.record(on) {
-            // No event will tell, so the whole stream must. Where the context has ended nothing goes on. Only where even
-            // that can't be known, what the work uses is never given up.
+            // No event will signal the end, so the whole stream must. A lost context has no work. Only if even
+            // that is unknown, the resources are leaked.
             match on.wait() {
                 Err(unknown) if !error.ends_context() && !unknown.ends_context() => keep_alive.leak(),
                 _ => drop(keep_alive),
@@ -207,7 +209,7 @@ impl<K: KeepAlive> Transfer<K> {
         Ok(Self { event, keep_alive: Some(keep_alive) })
     }
 
-    /// Whether it has ended; once it has, what it kept is given up. Does not sleep.
+    /// Whether the work has ended; then its resources are dropped. Does not sleep.
     pub(crate) fn poll(&mut self) -> Result<bool, CudaError> {
         let ended = self.event.has_ended()?;
         if ended {
@@ -216,12 +218,12 @@ impl<K: KeepAlive> Transfer<K> {
         Ok(ended)
     }
 
-    /// What it kept, once it has ended. Does not sleep, and is not asked again then.
+    /// The resources, once the work has ended. Does not sleep, and is not called again then.
     pub(crate) fn poll_take(&mut self) -> Result<Option<K>, CudaError> {
         Ok(if self.event.has_ended()? { self.keep_alive.take() } else { None })
     }
 
-    /// Sleeps until it has ended, and gives back what it kept.
+    /// Sleeps until the work has ended, and returns its resources.
     pub(crate) fn end(mut self) -> Result<K, CudaError> {
         self.event.wait()?;
         Ok(self.keep_alive.take().expect("it is taken once, here or in drop"))
@@ -229,8 +231,8 @@ impl<K: KeepAlive> Transfer<K> {
 }
 
 impl<K: KeepAlive> Drop for Transfer<K> {
-    /// What it uses is not given up before it has ended: where nobody can say so, never. A context that has ended has ended all
-    /// its work.
+    /// The resources are dropped only after the work has ended; if that is unknown, never. A lost context has
+    /// no work.
     fn drop(&mut self) {
         let Some(keep_alive) = self.keep_alive.take() else { return };
         match self.event.wait() {
@@ -250,7 +252,7 @@ struct Event {
 unsafe impl Send for Event {}
 
 impl Event {
-    /// In the context that is current, which is the one that is named.
+    /// Called in the named context.
     fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
         const WITHOUT_TIME: u32 = 2;
         let api = context.api();
@@ -268,7 +270,7 @@ impl Event {
         api.check("cuEventRecord", code)
     }
 
-    /// An event that was never recorded has ended.
+    /// An event that was never recorded counts as ended.
     fn wait(&self) -> Result<(), CudaError> {
         while !self.has_ended()? {
             thread::sleep(POLL_EVERY);
@@ -298,7 +300,7 @@ impl Drop for Event {
     }
 }
 
-/// Copies that end before the call returns, through pageable memory: for a look at a few bytes.
+/// Copies that end before the call returns, through pageable memory, for a few bytes.
 impl Context {
     pub(crate) fn read(&self, from: u64, into: &mut [u8]) -> Result<(), CudaError> {
         let _entered = self.enter()?;
@@ -316,8 +318,8 @@ impl Context {
         // mapped for writing is an error.
         let code = unsafe { (api.functions.cuMemcpyHtoD_v2)(to, from.as_ptr().cast(), from.len()) };
         api.check("cuMemcpyHtoD_v2", code)?;
-        // From pageable memory it returns once the bytes are staged: another process would still read the old ones. A
-        // read behind it returns when both are done.
+        // From pageable memory the call returns once the bytes are staged: another process would still read the
+        // old ones. A read behind it returns when both are done.
         self.read(to, &mut [0; 1])
     }
 }

@@ -1,4 +1,4 @@
-//! What the driver answers, as numbers.
+//! Errors of the CUDA driver, and their mapping to driver errors.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::{DriverError, HostLimit};
 
-/// A result of the driver, known to cudarc or not.
+/// A result code, known to cudarc or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Code(u32);
 
@@ -35,13 +35,13 @@ impl fmt::Display for Code {
     }
 }
 
-/// A call that the driver refused.
+/// A refused call.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{call}: {name} ({code})")]
 pub struct CudaError {
     call: &'static str,
     code: Code,
-    /// The driver's own word for it.
+    /// The driver's name for the code.
     name: String,
 }
 
@@ -54,8 +54,8 @@ impl CudaError {
         self.code.is(CUresult::CUDA_ERROR_NOT_READY)
     }
 
-    /// Errors that a context keeps answering once it has met one. `UNKNOWN` is one of them, but single calls answer
-    /// it for reasons of their own too: it counts where a mere question is answered so.
+    /// Whether the error ends its context, which then answers every call with it. `UNKNOWN` is such an error
+    /// too, but single calls return it for other reasons. So it counts only as the answer to a plain query.
     pub(super) fn ends_context(&self) -> bool {
         const STICKY: [CUresult; 16] = [
             CUresult::CUDA_ERROR_DEINITIALIZED,
@@ -81,7 +81,7 @@ impl CudaError {
 }
 
 impl CudaError {
-    /// The same where memory of the host was to be pinned: it is that of which there is no more, and not the device's.
+    /// The same for pinning host memory: the host is out of memory, and not the device.
     pub(crate) fn of_pinned(self) -> DriverError {
         match DriverError::from(self) {
             DriverError::OutOfMemory => DriverError::OutOfHostMemory(HostLimit::Pinned),

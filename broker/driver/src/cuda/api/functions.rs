@@ -1,4 +1,4 @@
-//! The table: which functions there must be, and how they are found.
+//! The table of required functions, and how they are found.
 #![allow(
     unsafe_code,
     reason = "functions of a library are found by name, and their types are our word alone"
@@ -22,7 +22,7 @@ use libloading::Library;
 use super::{Code, ProbeError, physical::AllocationAnswer};
 use crate::cuda::start::probe::Version;
 
-/// The library, never unloaded: the driver keeps threads of its own that run its code.
+/// The library. It is never unloaded, since the driver keeps threads that run its code.
 pub(super) struct Loaded(ManuallyDrop<Library>);
 
 /// Loads the library without calling it.
@@ -35,13 +35,13 @@ pub(super) fn open(path: &Path) -> Result<Loaded, ProbeError> {
     }
 }
 
-/// What an error says, and what was its cause.
+/// The error and its chain of causes.
 pub(crate) fn chain(error: &dyn Error) -> String {
     let causes = successors(error.source(), |cause: &&dyn Error| Error::source(*cause));
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-/// A function that the library does not have.
+/// A function that the library lacks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Missing(&'static str);
 
@@ -55,7 +55,7 @@ impl Loaded {
     /// # Safety
     /// `F` must be the type that cuda.h gives the function, with `u32` for its result.
     unsafe fn find<F: Copy>(&self, symbol: &'static str) -> Result<F, Missing> {
-        // SAFETY: A symbol's type can only be told, not checked; the caller tells the right one.
+        // SAFETY: The type of a symbol cannot be checked; the caller passes the right one.
         let found = unsafe { self.0.get::<F>(symbol) };
         // The pointer outlives the borrow, as the library is never unloaded.
         found.map(|function| *function).map_err(|_| Missing(symbol))
@@ -71,7 +71,8 @@ fn result(code: u32) -> Result<(), Code> {
     if code.is_success() { Ok(()) } else { Err(code) }
 }
 
-/// What is called before all else is looked for: initialisation, and the version that an incomplete driver has.
+/// The functions that are called before the table is complete: initialisation, and the version for the error
+/// message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct First {
     init: Init,
@@ -96,7 +97,7 @@ impl First {
     }
 }
 
-/// The driver's word for a code, before the table is complete.
+/// The driver's name for a code, before the table is complete.
 pub(super) fn name_of(loaded: &Loaded, code: Code) -> String {
     // SAFETY: The type is that of cuda.h.
     let get_name = unsafe { loaded.find::<GetErrorName>("cuGetErrorName") };
@@ -121,7 +122,7 @@ macro_rules! functions {
         /// One field for each function, named like it.
         #[allow(non_snake_case, reason = "fields have the functions' names")]
         pub(super) struct Functions {
-            /// Keeps nothing alive that could end; here so that nobody asks why the pointers are good.
+            /// Keeps the function pointers valid.
             _library: Loaded,
             cuGetErrorName: GetErrorName,
             $(pub(super) $symbol: unsafe extern "C" fn($($argument),*) -> u32,)*

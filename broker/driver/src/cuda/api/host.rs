@@ -1,4 +1,4 @@
-//! Memory of the host at addresses of this process, where devices reach it too.
+//! Host memory mapped in this process, which devices can access too.
 #![allow(unsafe_code, reason = "calls of the CUDA driver, and memory that is read and written by address")]
 
 use std::{io, os::fd::BorrowedFd, ptr, ptr::NonNull, slice, sync::Arc};
@@ -11,7 +11,7 @@ use super::{
     registered::{Pages, Registered},
 };
 
-/// The whole of one piece of memory. Whoever drops it has seen to it that no device is using it.
+/// One piece of host memory, whole. It is dropped only when no device uses it.
 #[derive(Debug)]
 pub(crate) struct HostView {
     start: NonNull<u8>,
@@ -37,19 +37,20 @@ struct Mapped {
 // SAFETY: The pointer keeps the type from being sent. The mapping belongs to the process, not to a thread, and `self` is
 // its only owner.
 unsafe impl Send for HostView {}
-// SAFETY: The pointer keeps the type from being shared. Shared, it is read and written by address; who may do so when,
-// its users agree on by other means: the broker never has two of them at the same bytes but to read them.
+// SAFETY: The pointer keeps the type from being shared. Shared, it is read and written by address. Its users
+// agree by other means on who may do so when: the broker never lets two of them access the same bytes, except
+// to read.
 unsafe impl Sync for HostView {}
 
 impl HostView {
-    /// Of memory that was mapped for the CPU too.
+    /// Of memory that is mapped for the CPU too.
     pub(crate) fn of_vmm(mapping: Mapping, writable: bool) -> Self {
         let start = ptr::with_exposed_provenance_mut(number(mapping.address()));
         let start = NonNull::new(start).expect("the driver reserves no addresses around zero");
         Self { start, length: mapping.size(), writable, kind: ViewKind::Vmm { _mapping: mapping } }
     }
 
-    /// The first `length` bytes of a file sealed against shrinking, not for children.
+    /// The first `length` bytes of a file sealed against shrinking, kept out of child processes.
     pub(crate) fn of_file(fd: BorrowedFd<'_>, length: usize, writable: bool) -> io::Result<Self> {
         let access = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: Mapping needs an unsafe call. The address is the kernel's choice, so no memory that Rust knows is
@@ -66,7 +67,8 @@ impl HostView {
         Ok(Self { start, length, writable, kind: ViewKind::File(mapped) })
     }
 
-    /// Has the driver pin a file's memory, for all contexts of the process. What it has mapped itself it has pinned.
+    /// Has the driver pin a file's memory, for all contexts of the process. Memory that the driver mapped is
+    /// pinned already.
     pub(crate) fn register(self, context: &Arc<Context>) -> Result<Self, CudaError> {
         let kind = match self.kind {
             ViewKind::File(mapped) => ViewKind::Registered { _mapping: Registered::of(context, mapped)? },
@@ -79,17 +81,17 @@ impl HostView {
         self.start.as_ptr().expose_provenance() as u64
     }
 
-    /// What is there now, of a range of it. Other processes may write the same memory meanwhile: the caller may hash
-    /// these bytes, but must not decide anything by looking at one of them twice.
+    /// The current content of a range. Other processes may write the same memory meanwhile. The caller may hash
+    /// these bytes, but must not decide anything by reading one of them twice.
     pub(crate) fn bytes(&self, at: usize, length: usize) -> &[u8] {
         let start = self.at(at, length);
-        // SAFETY: The range is inside the mapping, which lives as long as `self`, and every byte is a valid `u8`. Who
-        // asks for a digest sees to it that nothing is copied here meanwhile; if it is, what is read is torn, and no
-        // length, index or pointer is ever taken from it.
+        // SAFETY: The range is inside the mapping, which lives as long as `self`, and every byte is a valid
+        // `u8`. The caller of a digest ensures that nothing is copied here meanwhile. Otherwise the read is
+        // torn, and no length, index or pointer is ever taken from it.
         unsafe { slice::from_raw_parts(start, length) }
     }
 
-    /// Where a range of it begins, for who reads and writes it by address.
+    /// The start of a range, for access by address.
     pub(crate) fn start_of(&self, at: usize, length: usize) -> NonNull<u8> {
         assert!(self.writable, "the driver's own views may be written");
         NonNull::new(self.at(at, length)).expect("no mapping begins at zero")
@@ -100,7 +102,7 @@ impl HostView {
         unsafe { self.at(at, into.len()).copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
     }
 
-    /// `false` where it may only be read.
+    /// `false` if the memory is read-only.
     pub(crate) fn write(&self, at: usize, bytes: &[u8]) -> bool {
         if self.writable {
             // SAFETY: The range is inside the mapping, which may be written; the slice is memory of this process's own.
@@ -109,7 +111,7 @@ impl HostView {
         self.writable
     }
 
-    /// To the same place in another view, which may be written and is of other memory.
+    /// Copies to the same place in another view, which is writable and of other memory.
     pub(crate) fn copy_to(&self, other: &Self, at: usize, length: usize) {
         assert!(other.writable, "the driver's own views may be written");
         // SAFETY: Both ranges are inside their mappings, and these are apart: each was mapped by itself. Nothing borrows

@@ -1,23 +1,23 @@
-//! The CUDA driver's own functions, in a table of ours.
+//! The functions of the CUDA driver, in a table of this crate.
 //!
-//! Types and constants are cudarc's. Its functions are not used: they panic where the library or a symbol is missing,
-//! and take a code that a newer driver returns for a Rust enum that does not have it, which is undefined behaviour.
-//! Here each function is looked for by name when the library is loaded, its result is a plain number, and what is
-//! missing is an answer that names it.
+//! Types and constants are cudarc's, but not its functions. These panic if the library or a symbol is missing.
+//! They also convert a code that only a newer driver returns into a Rust enum without it, which is undefined
+//! behaviour. Here each function is looked up by name when the library is loaded, its result is a plain number,
+//! and an error names what is missing.
 //!
 //! ```text
-//! functions   the table, and the only place that knows how symbols are found
+//! functions   the table, and the only place that looks up symbols
 //! context     devices, primary contexts
 //! physical    extents that are sent as descriptors, and mappings of them
 //! block       memory with a legacy handle
-//! host        memory of the host at addresses of this process
+//! host        host memory mapped in this process
 //! registered  memory of this process that the driver has pinned
 //! copy        streams, events
 //! ```
 //!
-//! Nothing here calls a function that synchronises a device or a context. `cuMemFree` waits for the process's work by
-//! itself, so blocks are dropped by a thread of their own (`freer`); `cuMemcpy` waits for its own copy. All `unsafe` of
-//! the driver is in this folder.
+//! Nothing here calls a function that synchronises a device or a context. `cuMemFree` waits for the process's
+//! work by itself, so blocks are dropped by a thread of their own (`freer`); `cuMemcpy` waits for its own copy.
+//! All `unsafe` calls of the CUDA driver are in this folder.
 
 mod block;
 mod context;
@@ -56,16 +56,16 @@ use self::{
 };
 use super::{ProbeError, start::probe::Version};
 
-/// Where the driver's library is looked for when nobody says.
+/// The usual name of the driver's library.
 pub(crate) const LIBRARY: &str = "libcuda.so.1";
 
 /// A loaded driver.
 pub(crate) struct Api {
     functions: Functions,
     version: Version,
-    /// The first error after which a context is of no more use.
+    /// The first error that ended a context.
     poison: OnceLock<CudaError>,
-    /// Bytes of this process that are registered with it.
+    /// Bytes of this process that are registered with the driver.
     registered: AtomicU64,
 }
 
@@ -90,17 +90,17 @@ impl Api {
         self.version
     }
 
-    /// The first error after which nothing can be expected of a context.
+    /// The first error that ended a context.
     pub(crate) fn poison(&self) -> Option<&CudaError> {
         self.poison.get()
     }
 
-    /// How much memory of this process the driver has pinned now.
+    /// The memory of this process that the driver has pinned.
     pub(crate) fn registered(&self) -> Bytes {
         Bytes::new(self.registered.load(Ordering::Relaxed))
     }
 
-    /// Reads a result, and remembers one that ends a context.
+    /// Checks a result, and remembers one that ends a context.
     fn check(&self, call: &'static str, code: u32) -> Result<(), CudaError> {
         let code = Code::new(code);
         if code.is_success() {
@@ -108,7 +108,7 @@ impl Api {
         }
         let error = CudaError::new(call, code, self.functions.name(code));
         if error.ends_context() {
-            // The first one says why; those that follow are its echo.
+            // The first one says why; later ones repeat it.
             let _ = self.poison.set(error.clone());
         }
         Err(error)
@@ -121,7 +121,7 @@ impl fmt::Debug for Api {
     }
 }
 
-/// Text that the driver wrote into a buffer.
+/// The text that the driver wrote into a buffer.
 fn text(buffer: &[u8]) -> String {
     CStr::from_bytes_until_nul(buffer)
         .map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned())

@@ -1,4 +1,4 @@
-//! Physical memory that is shared as a descriptor, and mappings of it at addresses of this process.
+//! Physical memory that is shared as a descriptor, and its mappings in this process.
 #![allow(unsafe_code, reason = "calls of the CUDA driver")]
 
 use std::{
@@ -35,7 +35,7 @@ fn in_host(node: HostNode) -> CUmemLocation {
     }
 }
 
-/// `CUmemAllocationProp` as the driver answers it: a newer one may know kinds that cudarc's enums do not.
+/// `CUmemAllocationProp` as the driver returns it: a newer driver may use kinds that cudarc's enums lack.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct AllocationAnswer {
@@ -62,17 +62,17 @@ fn properties(location: CUmemLocation, rdma: bool) -> CUmemAllocationProp {
     }
 }
 
-/// Sizes that come to us as [`Bytes`] are those of memory, and CUDA is a driver of 64-bit processes.
+/// Sizes as [`Bytes`] are sizes of memory, and CUDA runs in 64-bit processes.
 pub(super) fn size_of(size: Bytes) -> usize {
     usize::try_from(size.get()).unwrap_or(usize::MAX)
 }
 
-/// As for sizes.
+/// Likewise for addresses.
 pub(super) fn number(address: u64) -> usize {
     usize::try_from(address).unwrap_or(usize::MAX)
 }
 
-/// A handle on physical memory: the memory lives at least as long.
+/// A handle on physical memory, which keeps the memory alive.
 #[derive(Debug)]
 pub(crate) struct Physical {
     api: Arc<Api>,
@@ -81,7 +81,7 @@ pub(crate) struct Physical {
 }
 
 impl Physical {
-    /// What sizes must be multiples of.
+    /// Sizes must be multiples of this.
     pub(crate) fn granularity(api: &Api, device: Ordinal, rdma: bool) -> Result<Bytes, CudaError> {
         let mut granularity = 0_usize;
         let properties = properties(on(device), rdma);
@@ -106,7 +106,7 @@ impl Physical {
         Self::of(api, size, &properties(on(device), rdma))
     }
 
-    /// Pinned memory of the host.
+    /// Creates pinned host memory.
     pub(crate) fn create_in_host(api: &Arc<Api>, node: HostNode, size: Bytes) -> Result<Self, CudaError> {
         Self::of(api, size, &properties(in_host(node), false))
     }
@@ -120,7 +120,7 @@ impl Physical {
         Ok(Self { api: Arc::clone(api), raw, size })
     }
 
-    /// What another process imports.
+    /// The descriptor for other processes.
     pub(crate) fn export(&self) -> Result<OwnedFd, CudaError> {
         let mut fd: c_int = -1;
         // SAFETY: A foreign call. For this type of handle it writes an `int` where it is told to.
@@ -133,14 +133,14 @@ impl Physical {
             let name = "it said success and gave no descriptor".to_owned();
             return Err(CudaError::new("cuMemExportToShareableHandle", super::error::Code::new(0), name));
         }
-        // SAFETY: The driver has just made this descriptor for us alone.
+        // SAFETY: The driver has just made this descriptor for this caller alone.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        // A child that inherited it would hold the memory. It can only fail on what is no descriptor.
+        // A child that inherited it would hold the memory. The call fails only without a descriptor.
         let _ = fcntl_setfd(&fd, FdFlags::CLOEXEC);
         Ok(fd)
     }
 
-    /// `size` is what the exporter says; mapping fails where it is more than there is.
+    /// `size` comes from the exporter; mapping fails if it is larger than the memory.
     pub(crate) fn import(api: &Arc<Api>, fd: BorrowedFd<'_>, size: Bytes) -> Result<Self, CudaError> {
         let mut raw = 0;
         // SAFETY: A foreign call, which writes one handle where it is told to. For this type of handle the second
@@ -154,7 +154,7 @@ impl Physical {
         Ok(Self { api: Arc::clone(api), raw, size })
     }
 
-    /// The piece of the host's memory that it is of, if it is none of a device.
+    /// The node of host memory; none for device memory.
     pub(crate) fn host_node(&self) -> Result<Option<HostNode>, CudaError> {
         const IN_HOST: u32 = CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA as u32;
         let mut answer = AllocationAnswer::default();
@@ -166,12 +166,12 @@ impl Physical {
         Ok((answer.location_kind == IN_HOST).then_some(HostNode(node)))
     }
 
-    /// At an address of the driver's choice, reachable from that device.
+    /// Maps the memory for a device, at an address of the driver's choice.
     pub(crate) fn map(&self, device: Ordinal, access: Access) -> Result<Mapping, CudaError> {
         self.map_for(&[CUmemAccessDesc { location: on(device), flags: access.flags() }])
     }
 
-    /// Memory of the host, reachable from these devices and by the CPU.
+    /// Maps host memory for these devices and the CPU.
     pub(crate) fn map_in_host(
         &self,
         node: HostNode,
@@ -208,7 +208,7 @@ impl Drop for Physical {
         // SAFETY: A foreign call, once for the one handle that this value stands for. Mappings and descriptors keep
         // the memory by themselves.
         let code = unsafe { (self.api.functions.cuMemRelease)(self.raw) };
-        // Remembered if it ends the context; else there is nobody who could do more about it.
+        // An error that ends the context is remembered; otherwise nothing can be done about it.
         let _ = self.api.check("cuMemRelease", code);
     }
 }
@@ -228,7 +228,7 @@ impl Access {
     }
 }
 
-/// Memory at an address; it lives at least as long. Whoever drops this has seen to it that nothing is using it.
+/// A mapping, which keeps its memory alive. It is dropped only when no work uses it.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     api: Arc<Api>,

@@ -1,4 +1,4 @@
-//! Memory of this process that the driver pins. To let go of it waits for the driver.
+//! Memory of this process that the driver pins. Unpinning waits for the driver.
 #![allow(unsafe_code, reason = "calls of the CUDA driver, which is told of memory by address")]
 
 use std::{
@@ -17,20 +17,21 @@ use crate::disk::{Buffer, IoMemory};
 ///
 /// # Safety
 ///
-/// From `start` on, `length` bytes are mapped for as long as the value lives, wherever it is moved to.
+/// From `start` on, `length` bytes are mapped as long as the value lives, wherever it is moved.
 pub(crate) unsafe trait Pages {
     fn start(&self) -> NonNull<u8>;
 
     fn length(&self) -> usize;
 }
 
-/// Pages that devices reach by themselves, from every context of the process.
+/// Pages that devices can access, from every context of the process.
 ///
-/// Whoever drops it has seen to it that no device is using them.
+/// They are dropped only when no device uses them.
 #[derive(Debug)]
 pub(crate) struct Registered<P: Pages> {
     context: Arc<Context>,
-    /// Given up once the driver has let go of it, or never: what it still knows by that address must not become other memory.
+    /// Dropped once the driver has unregistered it, or never: an address that the driver still knows must not
+    /// become other memory.
     pages: ManuallyDrop<P>,
 }
 
@@ -57,20 +58,21 @@ impl<P: Pages> Drop for Registered<P> {
         let code = unsafe { (api.functions.cuMemHostUnregister)(self.pages.start().as_ptr().cast()) };
         if api.check("cuMemHostUnregister", code).is_ok() {
             api.registered.fetch_sub(self.pages.length() as u64, Ordering::Relaxed);
-            // SAFETY: The value is dropped by hand alone: once, here, and nobody can reach it any more.
+            // SAFETY: The value is dropped only here, once, and no code can reach it any more.
             unsafe { ManuallyDrop::drop(&mut self.pages) };
         }
     }
 }
 
-/// A buffer for copies. While one is under way it is inside a `Transfer`, which lends it to nobody.
+/// A buffer for copies. While one is in flight it is inside a `Transfer`, which lends it to no code.
 pub(crate) type Pinned = Registered<Buffer>;
 
 impl Pinned {
-    /// Of our own pages: those that the driver makes itself are small ones, see [`Buffer`]. Whether there is room for them is the
-    /// caller's to ask.
+    /// Uses pages of this process: those that the driver makes itself are small ones, see [`Buffer`]. The
+    /// caller has checked that there is room.
     pub(crate) fn new(context: &Arc<Context>, length: usize) -> Result<Self, CudaError> {
-        // There are no addresses left, or no memory for the tables of pages: the kernel has nothing else to say of such a mapping.
+        // There are no addresses left, or no memory for page tables: the kernel has no other errors for such a
+        // mapping.
         let none = |error: io::Error| {
             CudaError::new("mmap", Code::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32), error.to_string())
         };
@@ -94,7 +96,8 @@ unsafe impl Pages for Buffer {
     }
 }
 
-// SAFETY: All of it is the buffer's. While the device works on it, it is inside a `Transfer`, which lends it to nobody.
+// SAFETY: All bytes belong to the buffer. While the device works on it, it is inside a `Transfer`, which lends
+// it to no code.
 unsafe impl IoMemory for Pinned {
     fn start(&self) -> NonNull<u8> {
         IoMemory::start(&*self.pages)

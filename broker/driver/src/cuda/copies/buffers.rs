@@ -1,14 +1,15 @@
-//! Buffers that are used again and again: by the lanes of the disk, and by the threads that hash.
+//! Pinned buffers that the lanes of the disk and the hashing threads borrow.
 //!
 //! ```text
-//!             ┌──── idle, the size that is asked for ◄──── who needs one no more
+//!             ┌──── an idle one of the requested size ◄──── returned by a borrower
 //!  borrower ──┼──── a new one, if there is room
-//!             └──── not yet: all that there is room for others have
+//!             └──── none yet: other borrowers have all that there is room for
 //! ```
 //!
-//! What one has done with lies here for all. Where there is no room for a new one idle ones of other sizes go for it. Who has none, and
-//! finds none, waits in line for what comes back: until then nobody takes one who has some, or came later. So where there is room for a few
-//! buffers only, no lane keeps another from its work.
+//! Returned buffers are idle for all borrowers. If there is no room for a new buffer, idle ones of other sizes
+//! are freed for it. A borrower that has no buffer and gets none waits in line for a returned one. Until then
+//! no borrower takes one that has some already or came later. So with room for only a few buffers no lane keeps
+//! another from its work.
 
 use std::{
     ops::Deref,
@@ -24,12 +25,13 @@ use crate::cuda::{
 };
 use crate::{DriverError, HostLimit, disk::IoMemory as _};
 
-/// Where there was no room, and some have buffers: to ask takes about as long as a copy of a buffer.
+/// How long to wait before asking for room again while others have buffers. Asking takes about as long as
+/// copying a buffer.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
-/// So long who hashes waits for what others have: a disk that hangs keeps what it has.
+/// How long a hashing thread waits for a buffer of another: a hung disk keeps what it has.
 const WAIT_MAX: Duration = Duration::from_secs(2);
 const POLL_EVERY: Duration = Duration::from_micros(200);
-/// Who waits asks all the time. Who has not for so long has nothing to do with it any more, and is waited for by nobody.
+/// A waiter asks continually. If it has not asked for so long it needs no buffer any more, and leaves the line.
 const WAITER_EXPIRES_AFTER: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
@@ -41,37 +43,37 @@ pub(crate) struct Buffers {
 struct BufferState {
     idle: Vec<Pinned>,
     borrowers: Vec<BorrowerState>,
-    /// When there was no room the last time, and why.
+    /// When there last was no room, and why.
     refused: Option<(Instant, DriverError)>,
-    /// Who begins to wait is given the next number.
+    /// The number of the next waiter.
     next: u64,
 }
 
 #[derive(Debug, Default)]
 struct BorrowerState {
     borrowed: usize,
-    /// It has none, and waits for one that others have.
+    /// Set if the borrower has no buffer and waits for one.
     wait: Option<Wait>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Wait {
-    /// Its place in the line.
+    /// Its position in the line.
     number: u64,
     requested: Instant,
 }
 
-/// Who takes buffers.
+/// One user of buffers.
 #[derive(Debug)]
 pub(crate) struct Borrower {
     of: Arc<Buffers>,
     number: usize,
 }
 
-/// A buffer, until it is dropped.
+/// A borrowed buffer, returned when it is dropped.
 #[derive(Debug)]
 pub(crate) struct LentBuffer {
-    /// Until then.
+    /// Taken at the drop.
     pinned: Option<Pinned>,
     of: Arc<Buffers>,
     by: usize,
@@ -84,23 +86,23 @@ impl Buffers {
         Borrower { of: Arc::clone(self), number: state.borrowers.len() - 1 }
     }
 
-    /// Every change is whole before anything could panic, so a poisoned lock is a good one.
+    /// Every change is complete before any code could panic, so a poisoned lock is still good.
     fn state(&self) -> MutexGuard<'_, BufferState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What there is for one who comes.
-enum Located {
+/// The answer to a request.
+enum Offer {
     Idle(Pinned),
-    /// What others have will come back.
+    /// Wait for a returned buffer.
     Later,
-    /// None: one may be made, in the place of this one that is too small.
+    /// Make one, in place of this smaller or larger one.
     None(Option<Pinned>),
 }
 
 impl Borrower {
-    /// Of so many bytes at least. None while others have all that there is room for. It is of any context.
+    /// A buffer of at least so many bytes, from any context. None while others have all that there is room for.
     pub(crate) fn take(
         &self,
         context: &Arc<Context>,
@@ -108,17 +110,17 @@ impl Borrower {
     ) -> Result<Option<LentBuffer>, DriverError> {
         let found = self.of.state().find(self.number, length);
         match found {
-            Located::Idle(pinned) => Ok(Some(self.lent(pinned))),
-            Located::Later => Ok(None),
-            Located::None(small) => {
+            Offer::Idle(pinned) => Ok(Some(self.lent(pinned))),
+            Offer::Later => Ok(None),
+            Offer::None(small) => {
                 drop(small);
-                // Who is refused waits no longer.
+                // A refused borrower does not wait.
                 self.make(context, length).inspect_err(|_| self.of.state().borrowers[self.number].wait = None)
             }
         }
     }
 
-    /// The same, and where others have all that there is room for it sleeps until one is back; but not for long.
+    /// The same, but sleeps until another borrower returns a buffer, within a limit.
     pub(crate) fn take_or_wait(
         &self,
         context: &Arc<Context>,
@@ -137,10 +139,10 @@ impl Borrower {
     }
 
     fn make(&self, context: &Arc<Context>, length: usize) -> Result<Option<LentBuffer>, DriverError> {
-        // Until what is made can be seen by who asks next.
-        let asking = headroom::lock_requests();
+        // Locked until the next request can see the new buffer.
+        let lock = headroom::lock_requests();
         loop {
-            let error = match pinned::make_buffer(&asking, context, length) {
+            let error = match pinned::make_buffer(&lock, context, length) {
                 Ok(pinned) => {
                     self.of.state().record_borrow(self.number);
                     return Ok(Some(self.lent(pinned)));
@@ -149,7 +151,7 @@ impl Borrower {
                 Err(error) => return Err(error),
             };
             let mut state = self.of.state();
-            // One may have come back meanwhile.
+            // A buffer may have been returned meanwhile.
             if let Some(pinned) = state.take_idle(self.number, length) {
                 return Ok(Some(self.lent(pinned)));
             }
@@ -161,34 +163,34 @@ impl Borrower {
         }
     }
 
-    /// It has been counted.
+    /// Wraps a buffer that is already counted.
     fn lent(&self, pinned: Pinned) -> LentBuffer {
         LentBuffer { pinned: Some(pinned), of: Arc::clone(&self.of), by: self.number }
     }
 }
 
 impl BufferState {
-    fn find(&mut self, number: usize, length: usize) -> Located {
+    fn find(&mut self, number: usize, length: usize) -> Offer {
         let place = self.borrowers[number].wait.map_or(u64::MAX, |own| own.number);
         let is_before =
             |other: Wait| other.number < place && other.requested.elapsed() < WAITER_EXPIRES_AFTER;
         if self.borrowers.iter().any(|it| it.wait.is_some_and(is_before)) {
             self.enter_line(number);
-            return Located::Later;
+            return Offer::Later;
         }
         if let Some(pinned) = self.take_idle(number, length) {
-            return Located::Idle(pinned);
+            return Offer::Idle(pinned);
         }
         let was_just_refused = self.refused.as_ref().is_some_and(|(when, _)| when.elapsed() < RETRY_AFTER);
         if was_just_refused && self.any_lent() && self.idle.is_empty() {
             self.enter_line(number);
-            return Located::Later;
+            return Offer::Later;
         }
         let small = self.idle.iter().position(|it| is_similar_size(it, length));
-        Located::None(small.map(|at| self.idle.swap_remove(at)))
+        Offer::None(small.map(|at| self.idle.swap_remove(at)))
     }
 
-    /// The smallest of that size.
+    /// The smallest idle buffer of a similar size.
     fn take_idle(&mut self, number: usize, length: usize) -> Option<Pinned> {
         let fitting = self
             .idle
@@ -205,7 +207,7 @@ impl BufferState {
         (account.borrowed, account.wait) = (account.borrowed + 1, None);
     }
 
-    /// If it has none.
+    /// Lets the borrower wait, if it has no buffer.
     fn enter_line(&mut self, number: usize) {
         let account = &mut self.borrowers[number];
         if account.borrowed > 0 {
@@ -216,7 +218,7 @@ impl BufferState {
         self.next = self.next.max(place + 1);
     }
 
-    /// There is no room, and nothing idle. It may wait if anybody has a buffer.
+    /// Without room and idle buffers: lets the borrower wait if others have buffers, else fails.
     fn refuse_or_wait(&mut self, number: usize, error: DriverError) -> Result<(), DriverError> {
         self.refused = Some((Instant::now(), error.clone()));
         if self.any_lent() {
@@ -226,7 +228,7 @@ impl BufferState {
         Err(error)
     }
 
-    /// It waits no longer; and why it had to.
+    /// Ends the borrower's wait, and returns why it had to wait.
     fn leave_line(&mut self, number: usize) -> DriverError {
         self.borrowers[number].wait = None;
         let error = self.refused.as_ref().map(|(_, error)| error.clone());
@@ -238,7 +240,7 @@ impl BufferState {
     }
 }
 
-/// A chunk is not used where a piece would do, nor given up for one without need.
+/// A chunk does not serve where a piece would do, and is not freed for one without need.
 fn is_similar_size(pinned: &Pinned, length: usize) -> bool {
     pinned.length() < 2 * length && length < 2 * pinned.length()
 }
@@ -261,7 +263,7 @@ impl Drop for LentBuffer {
 }
 
 impl KeepAlive for LentBuffer {
-    /// Nobody has it again, and nobody waits for it.
+    /// The buffer is never lent again, and no borrower waits for it.
     fn leak(mut self) {
         let pinned = self.take_back().map(|(pinned, _)| pinned);
         if let Some(pinned) = pinned {

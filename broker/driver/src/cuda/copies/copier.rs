@@ -1,7 +1,9 @@
-//! Moves bytes between extents: by a device's copy engine, on a stream for each direction, or by the CPU within the host.
+//! Moves bytes between extents: by a device's copy engine, on a stream for each direction, or by the CPU within
+//! the host.
 //!
-//! The end of a copy is read from its last event and not concluded from anything later: the caller may have the source
-//! overwritten the moment that it is told. So the thread sleeps while chunks are to follow, and hardly at the last one.
+//! The end of a copy is read from its own last event, never concluded from a later one: the caller may
+//! overwrite the source at the moment of the report. So the thread sleeps while chunks are to follow, and
+//! hardly at the last one.
 
 use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
@@ -20,12 +22,12 @@ use crate::{
     location::Location,
 };
 
-/// A third of what a chunk takes on a fast link, of which there are several under way.
+/// A third of the time of a chunk on a fast link, of which several are in flight.
 const BETWEEN_CHUNKS: Duration = Duration::from_micros(100);
-/// What is waited for is told at most so much later.
+/// The last chunk of a copy is reported at most so much late.
 const AT_THE_END: Duration = Duration::from_micros(10);
 
-/// The extents are kept for as long as it takes, even if they are released meanwhile.
+/// The two ends of a copy. They stay alive as long as it lasts, even if they are released meanwhile.
 #[derive(Clone, Debug)]
 pub(crate) struct Work {
     from: ExtentMemory,
@@ -34,14 +36,14 @@ pub(crate) struct Work {
 }
 
 impl KeepAlive for Work {
-    /// Nobody waits for the device's sake any more.
+    /// Ends the inbound copy, so that releases on the device are not deferred for it.
     fn leak(self) {
         self.from.leak();
         self.to.leak();
     }
 }
 
-/// What is to be copied, if it can be.
+/// Finds the two ends of a copy, if it is possible.
 pub(crate) fn find(
     state: &State,
     from: ExtentId,
@@ -75,7 +77,7 @@ fn between(state: &State, from: ExtentMemory, to: ExtentMemory) -> Located<Work,
     Located::Memory(direction, work)
 }
 
-/// One direction.
+/// Moves bytes in one direction.
 #[derive(Debug)]
 pub(crate) struct MemoryMover {
     /// None within the host.
@@ -94,9 +96,9 @@ impl MemoryMover {
         Ok(Self { device: device.map(with_stream).transpose()? })
     }
 
-    /// Until nobody can send any more.
+    /// Runs until all senders are gone.
     pub(crate) fn run(self, state: &State, end: LaneEnd<Direction, Work>) {
-        // Else every sleep takes 50 us more.
+        // Else every sleep takes 50 us longer.
         let _ = set_current_timer_slack(NonZeroU64::new(1));
         if let Some((device, _)) = &self.device {
             device.run_near();
@@ -107,7 +109,7 @@ impl MemoryMover {
 
 impl Mover for MemoryMover {
     type Work = Work;
-    /// None where the CPU has done it already.
+    /// None if the CPU has already done it.
     type Chunk = Option<Transfer<Work>>;
 
     fn begin(&mut self, work: &Work, at: u64, length: u64) -> Result<Self::Chunk, CopyError> {

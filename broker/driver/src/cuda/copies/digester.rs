@@ -1,5 +1,6 @@
-//! Hashes extents: the device's copy engine brings the bytes to pinned buffers, while several cores hash what came
-//! before. What lies in the host is hashed where it is, and what lies on disk is read by the thread itself. Two threads, so that a small digest need not wait for a large one.
+//! Hashes extents. The device's copy engine moves the bytes to pinned buffers, while several cores hash earlier
+//! ones. Host memory is hashed in place, and extents on disk are read by the thread itself. There are two
+//! threads, so that a small digest need not wait for a large one.
 
 use std::{
     collections::VecDeque,
@@ -28,13 +29,13 @@ use crate::{
 
 pub(crate) const THREADS: usize = 2;
 
-/// Copies of this size run at the bus's full speed.
+/// Copies of this size run at the full speed of the bus.
 const CHUNK: usize = 16 << 20;
-/// One is hashed, one is full, and two are on their way.
+/// One is hashed, one is full, and two are in flight.
 const CHUNKS: usize = 4;
-/// What the buffers of all threads take that share a queue.
+/// The buffers of all threads that share a queue.
 pub(crate) const BUFFERS: Bytes = Bytes::new((THREADS * CHUNKS * CHUNK) as u64);
-/// What those take by which they read the disk, one each.
+/// Their buffers for reading the disk, one for each thread.
 pub(crate) const READERS: Bytes = Bytes::new((THREADS * READ_BUFFER) as u64);
 
 #[derive(Debug)]
@@ -43,20 +44,21 @@ pub(crate) struct Digest {
     pub(crate) spans: Vec<(ExtentId, Bytes)>,
 }
 
-/// Until nobody can send any more.
+/// Runs until all senders are gone.
 pub(crate) fn run(state: &State, orders: &Mutex<Receiver<Digest>>) {
     let mut worker = Worker { state, borrower: state.buffers.borrower(), streams: Vec::new() };
     loop {
         let next = orders.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(Digest { ticket, spans }) = next else { return };
-        // It has let go of the memory before it is told: who then releases the extents finds them free.
+        // The memory is dropped before the report, so that a caller who then releases the extents finds them
+        // free.
         let result =
             find_all(state, &spans).map_err(CopyError::Driver).and_then(|spans| worker.digest(&spans));
         state.report(Completion::Digested { ticket, result });
     }
 }
 
-/// The extents, kept for as long as it takes, even if they are released meanwhile.
+/// Finds the extents. They stay alive as long as it takes, even if they are released meanwhile.
 fn find_all(state: &State, spans: &[(ExtentId, Bytes)]) -> Result<Vec<(Live, Bytes)>, DriverError> {
     let held = spans.iter().map(|(extent, length)| {
         let memory = state.find(*extent)?;
@@ -76,7 +78,7 @@ struct Worker<'a> {
     streams: Vec<(Arc<Device>, Stream)>,
 }
 
-/// A piece of the text.
+/// A range to hash.
 #[derive(Clone, Copy, Debug)]
 enum Span<'a> {
     Device {
@@ -89,14 +91,14 @@ enum Span<'a> {
         at: usize,
         length: usize,
     },
-    /// All of what is hashed of it.
+    /// The whole hashed part of the extent.
     Disk {
         extent: &'a DiskExtent,
         length: Bytes,
     },
 }
 
-/// A piece that can be hashed, or soon.
+/// A range whose bytes are there, or on their way.
 enum PendingSpan<'a> {
     Device { transfer: Transfer<(LentBuffer, Arc<DeviceMemory>)>, length: usize },
     Host(&'a [u8]),
@@ -111,7 +113,7 @@ impl Worker<'_> {
         loop {
             while in_flight.len() < CHUNKS {
                 let Some(span) = spans_of.peek() else { break };
-                // Where no buffer is to be had now, those that are there do it too.
+                // Without a free buffer, those in use will do later.
                 let Some(pending) = self.begin(*span, &in_flight)? else { break };
                 in_flight.push_back(pending);
                 spans_of.next();
@@ -132,7 +134,7 @@ impl Worker<'_> {
         Ok(hasher.finalize().into())
     }
 
-    /// None while what it needs is not to be had: with what is under way it comes.
+    /// Begins with a range. None if a resource is missing that ranges in flight will return.
     fn begin<'a>(
         &mut self,
         span: Span<'a>,
@@ -141,7 +143,7 @@ impl Worker<'_> {
         let is_first = in_flight.is_empty();
         Ok(Some(match span {
             Span::Host { memory, at, length } => PendingSpan::Host(memory.view().bytes(at, length)),
-            // The thread reads one at a time.
+            // The thread reads one extent at a time.
             Span::Disk { .. } if in_flight.iter().any(|it| matches!(it, PendingSpan::Disk(..))) => {
                 return Ok(None);
             }
@@ -160,7 +162,7 @@ impl Worker<'_> {
         }))
     }
 
-    /// None where the thread has others.
+    /// None if the thread has other buffers that will do later.
     fn buffer(
         &self,
         context: &Arc<Context>,

@@ -1,5 +1,5 @@
-//! Moves bytes between memory and disk: the disk reads and writes memory of the host where it is, and memory of a device by way of
-//! pinned buffers.
+//! The CUDA driver's part of copies between memory and disk. The disk reads and writes host memory in place,
+//! and device memory through pinned buffers.
 
 use std::{ops::Range, sync::Arc};
 
@@ -21,7 +21,7 @@ use crate::{
     disk::{IoMemory as _, Side},
 };
 
-/// Of one lane.
+/// The memory side of one lane.
 #[derive(Debug)]
 pub(crate) struct CudaSide {
     /// One for each device.
@@ -45,11 +45,11 @@ impl CudaSide {
     }
 }
 
-/// Bytes between a buffer and memory.
+/// Bytes on their way between a buffer and memory.
 #[derive(Debug)]
 pub(crate) enum Hop {
     Device(Transfer<(LentBuffer, ExtentMemory)>),
-    /// The CPU has done it already.
+    /// The CPU has already done it.
     Host(Option<LentBuffer>),
 }
 

@@ -1,4 +1,4 @@
-//! What of this driver's memory the disk is told of.
+//! The memory of this driver that the disk reads and writes.
 #![allow(unsafe_code, reason = "memory that the kernel reads and writes by address")]
 
 use std::ptr::NonNull;
@@ -12,9 +12,9 @@ pub(crate) enum CudaIoMemory {
     Host(HostSpan),
 }
 
-// SAFETY: Pinned buffers are rooms themselves, and one that is lent stays where it is until this is dropped. A span keeps its memory
-// mapped, at the same place, for as long as it lives; its bytes come from the kernel or the driver, which have written them. Who has
-// the memory hashed meanwhile reads what is torn, see `HostView::bytes`.
+// SAFETY: A pinned buffer is such memory itself, and a borrowed one stays in place until this value is dropped.
+// A span keeps its memory mapped, at the same place, as long as it lives; the kernel or the driver has
+// initialised its bytes. A digest of the memory meanwhile reads torn bytes, see `HostView::bytes`.
 unsafe impl IoMemory for CudaIoMemory {
     fn start(&self) -> NonNull<u8> {
         match self {

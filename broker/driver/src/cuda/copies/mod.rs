@@ -1,4 +1,5 @@
-//! Moves and hashes bytes: copies between memories, copies to and from disk, digests, and the pinned buffers that they go through.
+//! Moves and hashes bytes: copies between memories, copies to and from disk, digests, and the pinned buffers
+//! for them.
 
 pub(crate) mod buffers;
 pub(crate) mod copier;

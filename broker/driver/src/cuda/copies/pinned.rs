@@ -1,7 +1,8 @@
-//! Memory of this process that the driver pins: buffers that copies go through, and what is said where there is none.
+//! Makes pinned buffers of this process's memory, and says which limit stood in the way.
 //!
-//! Buffers are charged to the process's cgroup, whatever memory of the host is made of. As that is exceeded the kernel ends processes, this
-//! one perhaps: so it is asked for room before, and whoever needs a buffer is refused.
+//! Buffers are charged to the process's cgroup, whatever kind of host memory extents have. The kernel kills
+//! processes of a cgroup that exceeds its limit, perhaps this one. So the driver checks the room first, and
+//! refuses the borrower instead.
 
 use std::sync::Arc;
 
@@ -16,8 +17,8 @@ use crate::cuda::{
 };
 use crate::{DriverError, HostLimit, disk};
 
-/// What all buffers together take at most: those with which links are measured, those of digests, and of the disk the rings and those by
-/// which it is read to be hashed.
+/// The most that all buffers take together: those for measuring links, those of digests, the rings of the disk,
+/// and those for hashing disk extents.
 pub fn buffers_max(devices: usize, disk: bool, files: bool) -> Bytes {
     let digesters = if files { 2 } else { 1 };
     let (rings, readers) =
@@ -29,7 +30,7 @@ pub fn buffers_max(devices: usize, disk: bool, files: bool) -> Bytes {
     Bytes::checked_sum(all).unwrap_or(Bytes::MAX)
 }
 
-/// A buffer, if there is room for it.
+/// Makes a buffer, if there is room for it.
 pub(crate) fn new_buffer(context: &Arc<Context>, length: usize) -> Result<Pinned, DriverError> {
     make_buffer(&headroom::lock_requests(), context, length)
 }
@@ -46,8 +47,9 @@ pub(crate) fn make_buffer(
     }
 }
 
-/// Which limit it was, where so much more could not be registered. What the driver pins in this process's name, buffers and memory of the
-/// host alike, may count as locked, as its kernel module has it: so RLIMIT_MEMLOCK is named where all of it would be more.
+/// The limit that refused to register so much more. What the driver pins in this process's name, buffers and
+/// host memory alike, may count as locked; that depends on its kernel module. So the error names RLIMIT_MEMLOCK
+/// if all of it would exceed that.
 pub(crate) fn pin_error(api: &Api, requested: Bytes, error: CudaError) -> DriverError {
     let all = api.registered().saturating_add(requested);
     let locked = || getrlimit(Resource::Memlock).current.map(Bytes::new).filter(|limit| *limit < all);
@@ -66,7 +68,7 @@ mod tests {
     #[test]
     fn the_size_of_all_buffers_is_known_before_any_exists() {
         assert_eq!(buffers_max(1, false, false), Bytes::mib(64 + 128));
-        // By a piece and the block behind it, each on two threads.
+        // A piece and the block behind it, on two threads each.
         let read = |threads: u64| threads * (2 << 20 | 4096);
         let disk = Bytes::new(Bytes::mib(8 * 64 + 128 + 64).get() + read(2));
         assert_eq!(buffers_max(8, true, false), disk);

@@ -1,34 +1,40 @@
-//! What of a device's memory is whose, as far as its own figures tell. Pure: no driver calls.
+//! The accounts of a device's memory, as far as the device's own figures tell. Pure: no driver calls.
 //!
-//! CUDA does not say who holds an extent that was released. What it says is how much of the device is taken in all.
-//! So an extent that did not come back at its release is *awaited*, and each later look compares what others hold
-//! with what they held before:
+//! CUDA does not say which process holds a released extent, only how much of the device is used in all. So an
+//! extent that did not return at its release is *awaited*. Each later survey compares what others hold with
+//! what they held before:
 //!
 //! ```text
 //!  used by all ─ our live extents ─ our context ─ others' contexts  =  others
-//!  others  =  outsiders  +  awaited extents that somebody still holds
+//!  others  =  other programs  +  awaited extents that some process still holds
 //! ```
 //!
-//! Where `others` has grown, outsiders took memory. Where it has shrunk, awaited extents are taken to have come back,
-//! the oldest first, as far as the drop covers them; what is left of the drop is outsiders' again.
+//! If `others` has grown, other programs took memory. If it has shrunk, the accounts take awaited extents as
+//! returned, the oldest first, as far as the drop covers them. The rest of the drop belongs to other programs.
 //!
-//! One look is not enough for that. The list of processes and the figure of the device are read one after the other,
-//! and while a process loses its context they do not fit: it is listed still, and what it had is gone, so that for a
-//! moment hundreds of MiB are missing. Nor is a client's context quite as large as ours, by which we know contexts, and
-//! a small extent is no larger than the difference. So a return is concluded only where all looks of [`LASTS`] agree on
-//! it, against the same figure from before. It is time that decides and not a number of looks: two processes that end
-//! together bring two looks within a millisecond, which see the same moment.
+//! One survey is not enough for that:
+//! - The list of processes and the figure of the device are read one after the other, and disagree while a
+//!   process loses its context. The process is still listed, but its memory is gone, so that for a moment
+//!   hundreds of MiB are missing.
+//! - A client's context is not quite as large as the daemon's, which serves as the measure of contexts. A small
+//!   extent is no larger than the difference.
 //!
-//! Until then the extent is charged to its tenants, and what outsiders hold is counted as if it were back: together
-//! never less than what is taken.
+//! So a return is concluded only if all surveys during [`CONFIRM_AFTER`] agree on it, against the same earlier
+//! figure. Time decides and not the number of surveys: two processes that end together cause two surveys within
+//! a millisecond, which see the same moment.
 //!
-//! Nor must anything of ours grow in nobody's name while an extent is awaited: it would look as if that were held. Two such
-//! things were found, and are explained: what contexts grow by (`contexts`), and page tables for memory of the host (`device`). For what is
-//! left: an extent that is larger than all that others hold is held by nobody.
+//! Until then the extent stays charged to its tenants, and the figure of other programs is computed as if it
+//! had returned. The sum is never less than what is used.
 //!
-//! Its limit: what an outsider gives up for good, or a context that was larger than ours, looks like the return of an
-//! extent of about that size. Then a tenant is discharged early and the bytes count as outsiders', so that nothing is
-//! handed out twice; the other choice, to wait until even outsiders have left, would charge tenants for ever.
+//! The daemon's own use must not grow unnoticed while an extent is awaited: the growth would look as if the
+//! extent were held. Two causes are known and explained: the growth of contexts (`contexts`), and page tables
+//! for host memory (`device`). For any other growth: an extent that is larger than all that others hold is not
+//! held.
+//!
+//! Its limit: memory that another program frees for good, or a context larger than the daemon's, looks like the
+//! return of an extent of about that size. Then a tenant is discharged early and the bytes count as other
+//! programs', so that nothing is handed out twice. The alternative, to wait until other programs have left,
+//! would charge tenants forever.
 
 use std::time::{Duration, Instant};
 
@@ -36,23 +42,24 @@ use vramd_types::{Bytes, ExtentId, GRANULARITY};
 
 use crate::cuda::device::memory::Trace;
 
-/// How long an extent must be seen to be back before it is taken to be. Contexts go in tens of milliseconds.
+/// How long an extent must look returned before it counts as returned. Contexts disappear in tens of
+/// milliseconds.
 pub(crate) const CONFIRM_AFTER: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]
 pub(crate) struct Accounts {
-    /// Of extents that were made and not released.
+    /// Extents that were created and not released.
     live: Bytes,
     awaited: Vec<Awaited>,
-    /// As of the latest look.
+    /// As of the latest survey.
     other_programs: Bytes,
-    /// As of the latest look that left nothing for a later one to confirm: a drop is counted from here.
+    /// The figure of others in the latest survey that left nothing to confirm. Drops are counted from here.
     baseline: Bytes,
-    /// Those that every look since some time has found to be back, and a later one may confirm.
+    /// Extents that every survey since that time has found returned, and a later one may confirm.
     unconfirmed: Vec<(ExtentId, Instant)>,
-    /// Goes up with every change of the books, so that a figure can be told to be of the same ones.
+    /// Counts changes of the accounts, so that a figure can be matched with them.
     changes: u64,
-    /// Releases under way whose end can't be told yet: no conclusions meanwhile.
+    /// Releases in flight whose outcome is open. No return is concluded meanwhile.
     releases_in_flight: u32,
 }
 
@@ -68,7 +75,8 @@ impl Accounts {
         self.live
     }
 
-    /// `None` while a release is under way: what the device is said to have then may be of before or after it.
+    /// The revision of the accounts. `None` during a release: the figures of the device may be from before or
+    /// after it.
     pub(crate) fn revision(&self) -> Option<u64> {
         (self.releases_in_flight == 0).then_some(self.changes)
     }
@@ -78,29 +86,30 @@ impl Accounts {
         self.live = self.live.saturating_add(size);
     }
 
-    /// What was entered and then not made after all.
+    /// Takes back an entered extent that was not created after all.
     pub(crate) fn withdraw(&mut self, size: Bytes) {
         self.changes += 1;
         self.live = self.live.saturating_sub(size);
     }
 
-    /// From live to awaited.
+    /// Moves an extent from live to awaited.
     pub(crate) fn retire(&mut self, extent: ExtentId, size: Bytes, trace: Trace) {
         self.withdraw(size);
         self.awaited.push(Awaited { extent, size, trace });
     }
 
-    /// An awaited one is back.
+    /// An awaited extent has returned.
     pub(crate) fn mark_returned(&mut self, extent: ExtentId) {
         self.awaited.retain(|it| it.extent != extent);
     }
 
-    /// Of awaited extents that this process itself still holds, by the caller's clone of a descriptor or a digest.
+    /// Awaited extents that this process itself still holds, through the caller's clone of a descriptor or a
+    /// digest.
     pub(crate) fn held_by_daemon(&self) -> Bytes {
         sum(self.awaited.iter().filter(|it| it.trace.is_alive()).map(|it| it.size))
     }
 
-    /// The smallest that somebody else may hold.
+    /// The smallest awaited extent that another process may hold.
     pub(crate) fn smallest_awaited(&self) -> Option<Bytes> {
         self.awaited.iter().filter(|it| !it.trace.is_alive()).map(|it| it.size).min()
     }
@@ -114,7 +123,7 @@ impl Accounts {
         self.releases_in_flight -= 1;
     }
 
-    /// Takes the figure of a look at this moment, and returns the extents that have come back.
+    /// Applies the figure of a survey at this moment, and returns the extents that have returned.
     pub(crate) fn apply_survey(&mut self, now: Instant, others: Bytes) -> Vec<ExtentId> {
         if self.releases_in_flight > 0 {
             return Vec::new();
@@ -133,17 +142,17 @@ impl Accounts {
         returned
     }
 
-    /// Whether a look is wanted that confirms what the latest one found.
+    /// Whether another survey should confirm the latest one.
     pub(crate) fn has_unconfirmed(&self) -> bool {
         !self.unconfirmed.is_empty()
     }
 
-    /// The extents that what others hold has no room for, as far as one look tells.
+    /// The extents that no longer fit into what others hold, as far as one survey tells.
     fn find_returned(&self, others: Bytes) -> Vec<ExtentId> {
         let free = || self.awaited.iter().filter(|it| !it.trace.is_alive()).map(|it| (it.extent, it.size));
         let mut drop = self.baseline.saturating_add(self.awaited_bytes()).saturating_sub(others);
         let mut back = explained_by(free(), &mut drop);
-        // Of the rest the newest are taken to be held, as many as there is room for. Figures are never quite still.
+        // Of the rest, the newest count as held, as many as fit. Figures always vary a little.
         let mut room = others.saturating_sub(self.held_by_daemon()).saturating_add(GRANULARITY);
         let rest: Vec<_> = free().filter(|(extent, _)| !back.contains(extent)).collect();
         for (extent, size) in rest.into_iter().rev() {
@@ -159,7 +168,7 @@ impl Accounts {
         self.unconfirmed.iter().find(|(seen, _)| *seen == extent).map_or(now, |(_, since)| *since)
     }
 
-    /// Awaited extents that the latest look did not find to be back.
+    /// Awaited extents that the latest survey did not find returned.
     fn still_awaited_bytes(&self) -> Bytes {
         let is_back = |extent| self.unconfirmed.iter().any(|(seen, _)| *seen == extent);
         sum(self.awaited.iter().filter(|it| !is_back(it.extent)).map(|it| it.size))
@@ -169,13 +178,13 @@ impl Accounts {
         sum(self.awaited.iter().map(|it| it.size))
     }
 
-    /// As of the latest look.
+    /// As of the latest survey.
     pub(crate) fn other_programs(&self) -> Bytes {
         self.other_programs
     }
 }
 
-/// Of the extents those that a drop explains, in their order.
+/// The extents that a drop explains, in their order.
 pub(crate) fn explained_by(
     extents: impl Iterator<Item = (ExtentId, Bytes)>,
     drop: &mut Bytes,
@@ -190,7 +199,7 @@ pub(crate) fn explained_by(
     explained_by
 }
 
-/// Figures are never quite still, so three quarters of an extent explain it.
+/// Figures always vary a little, so three quarters of an extent explain it.
 pub(crate) fn explains_return(drop: Bytes, size: Bytes) -> bool {
     drop >= Bytes::new(size.get() - size.get() / 4)
 }
@@ -207,7 +216,7 @@ mod tests {
         ExtentId::from_raw(raw)
     }
 
-    /// Its looks are at the times that it says.
+    /// Surveys at chosen times.
     struct Surveys {
         accounts: Accounts,
         now: Instant,
@@ -219,7 +228,7 @@ mod tests {
             self.accounts.apply_survey(self.now, others)
         }
 
-        /// Two looks that see the same: the first concludes nothing.
+        /// Two equal surveys: the first concludes nothing.
         fn twice(&mut self, others: Bytes) -> Vec<ExtentId> {
             assert_eq!(self.after(CONFIRM_AFTER, others), [], "one look is not enough");
             self.after(CONFIRM_AFTER, others)
@@ -255,7 +264,7 @@ mod tests {
         assert_eq!(surveys.twice(Bytes::ZERO), [id(1)]);
     }
 
-    /// As when two sessions end together: the looks are many, and all of the same moment.
+    /// As when two sessions end together: many surveys, all of the same moment.
     #[test]
     fn an_extent_missed_by_surveys_of_one_moment_has_not_returned() {
         let mut surveys = accounts(Bytes::ZERO, &[(1, Bytes::mib(64))]);
@@ -282,7 +291,7 @@ mod tests {
         assert!(!surveys.accounts.has_unconfirmed());
     }
 
-    /// Its bytes are charged to its tenants, and none of them is anybody else's meanwhile.
+    /// Its bytes are charged to its tenants, and to no other program meanwhile.
     #[test]
     fn other_programs_keep_their_bytes_until_a_return_is_confirmed() {
         let mut surveys = accounts(Bytes::gib(20), &[(1, Bytes::mib(256)), (2, Bytes::mib(2))]);
@@ -301,7 +310,7 @@ mod tests {
         assert_eq!(surveys.accounts.other_programs(), Bytes::gib(20));
     }
 
-    /// A process that loses its context while it is still listed: for a moment less is taken than contexts explain.
+    /// A process loses its context while it is still listed: for a moment less is used than contexts explain.
     #[test]
     fn a_moment_that_explains_all_memory_hides_no_return() {
         let mut surveys = accounts(Bytes::mib(40), &[]);
@@ -312,7 +321,7 @@ mod tests {
         assert_eq!(surveys.accounts.other_programs(), Bytes::mib(40));
     }
 
-    /// As of the context of who holds it, which is larger than ours.
+    /// As with a holder whose context is larger than the daemon's.
     #[test]
     fn growth_of_a_holder_hides_no_return() {
         let mut surveys = accounts(Bytes::mib(10), &[(1, Bytes::mib(2))]);
@@ -325,7 +334,7 @@ mod tests {
         assert_eq!(surveys.accounts.other_programs(), Bytes::mib(18));
     }
 
-    /// However little was known of outsiders when it was released.
+    /// However little was known of other programs at the release.
     #[test]
     fn an_extent_larger_than_all_held_memory_has_returned() {
         let mut surveys = accounts(Bytes::ZERO, &[(1, Bytes::mib(64)), (2, Bytes::mib(64))]);

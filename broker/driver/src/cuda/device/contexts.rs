@@ -1,9 +1,10 @@
-//! What of the memory that other processes are said to have is their contexts. Pure: no driver calls.
+//! Tells contexts from other memory of a process. Pure: no driver calls.
 //!
-//! An extent is charged to this process for as long as it has the handle or its descriptor. Once it has neither, all of it is
-//! charged to a process that maps it still, on top of that one's context. But contexts grow too, by what is done there.
-//! So what a process had while nothing was awaited is its context, and what it has more since then is looked at: where that
-//! is enough for an extent that is awaited, it is taken to be held there; where it is less, the context has grown.
+//! An extent is charged to this process as long as it has the VMM handle or its descriptor. After that it is
+//! charged in full to a process that still maps it, on top of that process's context. But contexts grow too,
+//! with what is done there. So the memory of a process while nothing was awaited is its context. If it has
+//! grown since by enough for an awaited extent, the extent is taken as held there; if by less, the context has
+//! grown.
 
 use std::collections::BTreeMap;
 
@@ -11,18 +12,18 @@ use vramd_types::Bytes;
 
 use crate::cuda::device::accounts::explains_return;
 
-/// By process, what it was said to have when nothing was awaited.
+/// By process, its memory while nothing was awaited.
 #[derive(Debug, Default)]
 pub(crate) struct Contexts(BTreeMap<u32, Bytes>);
 
 impl Contexts {
-    /// Nothing is awaited that somebody could hold.
+    /// Records the contexts. No awaited extent may be held by another process now.
     pub(crate) fn learn(&mut self, processes: &[(u32, Bytes)]) {
         self.0 = processes.iter().copied().collect();
     }
 
-    /// Of what a process is said to have. No context is larger than `most`; what it has beyond is memory of its own. `smallest`
-    /// is the smallest extent that is awaited.
+    /// The context of a process with so much memory. No context is larger than `max`; beyond that the process
+    /// has memory of its own. `smallest` is the smallest awaited extent.
     pub(crate) fn size_of(&self, (pid, used): (u32, Bytes), max: Bytes, smallest: Option<Bytes>) -> Bytes {
         let now = used.min(max);
         let before = self.0.get(&pid).map_or(now, |before| (*before).min(now));

@@ -1,4 +1,4 @@
-//! The memory of one extent; on a device, of either kind.
+//! The memory of one extent on a device, movable or fixed.
 
 use std::{
     mem,
@@ -18,7 +18,7 @@ use crate::cuda::{
 };
 use crate::{Export, ExtentKind, SharedFd};
 
-/// The memory of an extent, wherever it lies.
+/// The memory of an extent, on a device or in the host.
 #[derive(Clone, Debug)]
 pub(crate) enum ExtentMemory {
     Device(Arc<DeviceMemory>),
@@ -33,7 +33,7 @@ impl ExtentMemory {
         }
     }
 
-    /// Where the daemon itself reads and writes it.
+    /// The daemon's own address for reading and writing it.
     pub(crate) fn address(&self) -> Result<u64, CudaError> {
         match self {
             Self::Device(memory) => memory.address(),
@@ -58,11 +58,11 @@ impl KeepAlive for Arc<DeviceMemory> {
     }
 }
 
-/// Dropping it gives the memory up: the mapping first, then the driver's handle, then the descriptor.
+/// Dropping it frees the memory: first the mapping, then the driver's handle, then the descriptor.
 #[derive(Debug)]
 pub(crate) struct DeviceMemory {
     size: Bytes,
-    /// Work on it may be under way for ever.
+    /// Set if work on the memory may never end.
     leaked: AtomicBool,
     memory_kind: MemoryKind,
     /// Last: its context may end with it.
@@ -72,11 +72,11 @@ pub(crate) struct DeviceMemory {
 #[derive(Debug)]
 enum MemoryKind {
     Movable {
-        /// Made when bytes are first looked at, and kept: mapping is no part of making an extent.
+        /// Made at the first access, and kept: creating an extent includes no mapping.
         mapping: OnceLock<Mapping>,
         mapper: Mutex<()>,
         physical: Physical,
-        /// Exported once; every client gets this one.
+        /// Exported once; every client gets this descriptor.
         fd: Arc<SharedFd>,
     },
     Fixed {
@@ -127,7 +127,7 @@ impl DeviceMemory {
         }
     }
 
-    /// Where the daemon itself reads and writes it.
+    /// The daemon's own address for reading and writing it.
     pub(crate) fn address(&self) -> Result<u64, CudaError> {
         match &self.memory_kind {
             MemoryKind::Fixed { block, .. } => Ok(block.address()),
@@ -142,19 +142,19 @@ impl DeviceMemory {
         }
     }
 
-    /// Undoes the mapping, which nobody may be using: the caller has the memory for itself.
+    /// Removes the mapping. The caller has the memory alone, so that no work uses it.
     pub(crate) fn unmap(&mut self) {
         if let MemoryKind::Movable { mapping, .. } = &mut self.memory_kind {
             drop(mapping.take());
         }
     }
 
-    /// Whether nobody will ever have it alone.
+    /// Whether this process will never have the memory alone again.
     pub(crate) fn is_leaked(&self) -> bool {
         self.leaked.load(Ordering::Acquire)
     }
 
-    /// What tells whether this process holds it, after its release.
+    /// Tells after the release whether this process still holds the memory.
     pub(crate) fn trace(self: &Arc<Self>) -> Trace {
         let fd = match &self.memory_kind {
             MemoryKind::Movable { fd, .. } => Arc::downgrade(fd),
@@ -164,7 +164,7 @@ impl DeviceMemory {
     }
 }
 
-/// Of memory that was released.
+/// The trace of released memory.
 #[derive(Debug, Default)]
 pub(crate) struct Trace {
     memory: Weak<DeviceMemory>,
@@ -172,7 +172,7 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// A digest has not ended, or the caller has a clone of the handle.
+    /// Whether a digest goes on, or the caller has a clone of the export.
     pub(crate) fn is_alive(&self) -> bool {
         self.memory.strong_count() > 0 || self.fd.strong_count() > 0
     }

@@ -1,4 +1,4 @@
-//! One device: its context, its figures, and who has what of it.
+//! One device: its context, its memory figures, and the accounts of its memory.
 
 pub(crate) mod accounts;
 pub(crate) mod contexts;
@@ -30,9 +30,9 @@ use crate::cuda::{
     start::{facts::ContextSize, probe},
 };
 
-/// What a context was seen to take on an H200, for want of a measurement.
+/// The size of a context as seen on an H200, for lack of a measurement.
 const USUAL_CONTEXT: Bytes = Bytes::mib(523);
-/// Between these a growth of the device's use is taken for our new context.
+/// Growth of the device's use within this range counts as the new context.
 const PLAUSIBLE_CONTEXT: std::ops::Range<Bytes> = Bytes::mib(16)..Bytes::gib(4);
 
 #[derive(Debug)]
@@ -42,50 +42,50 @@ pub(crate) struct Device {
     card: Option<Card>,
     rdma: bool,
     node: HostNode,
-    /// Its place on the bus.
+    /// Its PCI address.
     bus: Option<String>,
     /// CPUs of that node.
     near_cpus: Vec<usize>,
     accounts: Mutex<Accounts>,
-    /// What this process has there beside its extents, as of the latest look.
+    /// What this process uses there beside its extents, as of the latest survey.
     overhead: Mutex<Bytes>,
-    /// Who had what at the latest look that NVML answered.
+    /// The memory of processes, as of the latest survey that NVML answered.
     process_use: Mutex<ProcessUse>,
     contexts: Mutex<Contexts>,
-    /// Copies from the host that were asked for and have not ended.
+    /// Copies from the host that were requested and have not ended.
     inbound_copies: AtomicUsize,
-    /// Bytes of the host that are mapped there. It orders nothing.
+    /// Bytes of host memory that are mapped there. The atomic orders nothing else.
     host_mapped: AtomicU64,
-    /// While one descriptor of memory is open in a process, making another takes 20 us, else 570.
+    /// While a process has one memory descriptor open, making another takes 20 us, else 570.
     _sentinel: (OwnedFd, Physical),
-    /// After all that needs it.
+    /// After everything that needs it.
     context: Arc<Context>,
 }
 
-/// Who has what, by NVML's list of processes.
+/// The memory of processes, by NVML's list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct ProcessUse {
-    /// This process, if it is listed now: of an earlier look it is of other books.
+    /// This process, if it is listed now. The value of an earlier survey belongs to other accounts.
     own_use: Option<Bytes>,
-    /// What contexts take: of clients, and of all others.
+    /// Contexts of clients, and of all other processes.
     clients: Bytes,
     other_contexts: Bytes,
     /// Of clients.
     contexts: u32,
 }
 
-/// A look's result.
+/// The result of a survey.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Survey {
-    /// What neither our extents nor anybody's context explains: awaited extents and outsiders' memory.
+    /// Memory that neither the driver's extents nor any context explains: awaited extents, and other programs.
     pub(crate) others: Bytes,
-    /// Contexts of processes that are no clients.
+    /// Contexts of processes that are not clients.
     pub(crate) other_contexts: Bytes,
     /// Of clients.
     pub(crate) contexts: u32,
 }
 
-/// While it lives bytes of the host are on their way to the device. It orders nothing.
+/// Bytes of the host are on their way to the device while this lives. The atomic orders nothing else.
 #[derive(Debug)]
 pub(crate) struct InboundCopy(Arc<Device>);
 
@@ -103,7 +103,7 @@ impl Drop for InboundCopy {
 }
 
 impl Device {
-    /// Makes the context, and measures what one takes.
+    /// Makes the context, and measures its size.
     pub(crate) fn open(
         api: &Arc<Api>,
         ordinal: Ordinal,
@@ -143,7 +143,7 @@ impl Device {
             _sentinel: sentinel,
             context,
         };
-        // Who is there already: what an earlier daemon's clients hold, say.
+        // Finds memory that is in use already, for example by clients of an earlier daemon.
         let (mut accounts, survey) = device.survey(&[])?;
         accounts.apply_survey(Instant::now(), survey.others);
         drop(accounts);
@@ -154,17 +154,17 @@ impl Device {
         &self.info
     }
 
-    /// The piece of the host's memory that is nearest.
+    /// The nearest host node.
     pub(crate) fn node(&self) -> HostNode {
         self.node
     }
 
-    /// Its place on the bus, if it has one.
+    /// Its PCI address, if it has one.
     pub(crate) fn bus(&self) -> Option<&str> {
         self.bus.as_deref()
     }
 
-    /// Keeps the calling thread there, see [`numa::stay_on`].
+    /// Keeps the calling thread on CPUs of that node, see [`numa::run_on`].
     pub(crate) fn run_near(&self) {
         numa::run_on(&self.near_cpus);
     }
@@ -177,7 +177,7 @@ impl Device {
         self.card.as_ref().and_then(Card::used).is_some()
     }
 
-    /// Clients that had a context at the latest look.
+    /// Clients with a context, as of the latest survey.
     pub(crate) fn contexts(&self) -> u32 {
         self.process_use.lock().unwrap_or_else(PoisonError::into_inner).contexts
     }
@@ -195,38 +195,38 @@ impl Device {
         self.inbound_copies.load(Ordering::Relaxed) > 0
     }
 
-    /// So much memory of the host is mapped there too.
+    /// Records that so much host memory is mapped there.
     pub(crate) fn add_host_mapping(&self, size: Bytes) {
         self.host_mapped.fetch_add(size.get(), Ordering::Relaxed);
     }
 
-    /// So much is no longer.
+    /// Records that so much is unmapped.
     pub(crate) fn remove_host_mapping(&self, size: Bytes) {
         self.host_mapped.fetch_sub(size.get(), Ordering::Relaxed);
     }
 
-    /// What the device's page tables take for memory of the host, which the list of processes has nowhere: an entry a page
-    /// of the CPU, 2 MiB a GiB on an H200.
+    /// The device's page tables for host memory, which the list of processes does not show: an entry for each
+    /// page of the CPU, 2 MiB a GiB on an H200.
     fn host_tables(&self) -> Bytes {
         const ENTRY: u64 = 8;
         let page = u64::try_from(rustix::param::page_size()).unwrap_or(u64::MAX);
         Bytes::new(self.host_mapped.load(Ordering::Relaxed) / (page / ENTRY))
     }
 
-    /// New physical memory, not entered anywhere.
+    /// Creates physical memory, without entering it in the accounts.
     pub(crate) fn physical(&self, size: Bytes) -> Result<Physical, CudaError> {
         Physical::create(self.context.api(), self.context.device(), size, self.rdma)
     }
 
-    /// Every change of the accounts is whole before anything could panic, so a poisoned lock is a good one.
+    /// Every change of the accounts is complete before any code could panic, so a poisoned lock is still good.
     ///
-    /// Who makes memory does so with this locked, and enters it before unlocking: so that a look never takes it for
-    /// somebody else's.
+    /// A thread that creates memory holds this lock and enters the memory before unlocking. So no survey counts
+    /// it as another program's.
     pub(crate) fn accounts(&self) -> MutexGuard<'_, Accounts> {
         self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is taken of the device beside our live extents.
+    /// The device memory in use beside the driver's live extents.
     pub(crate) fn used_beside_live(&self, accounts: &Accounts) -> Result<Bytes, CudaError> {
         Ok(self.used()?.saturating_sub(accounts.live()))
     }
@@ -238,16 +238,16 @@ impl Device {
         }
     }
 
-    /// Looks around. The accounts are handed on as they were at that moment.
+    /// Surveys the device. Returns the accounts locked, as they were at that moment.
     pub(crate) fn survey(&self, clients: &[u32]) -> Result<(MutexGuard<'_, Accounts>, Survey), CudaError> {
         let before = self.accounts().revision();
-        // Listing takes its time, and nobody should wait for it who makes extents.
+        // Listing takes time, and must not delay the creation of extents.
         let processes = self.card.as_ref().map_or_else(Vec::new, Card::processes);
         let accounts = self.accounts();
         let is_unchanged = before.is_some() && accounts.revision() == before;
         let process_use = self.process_use(&processes, clients, (&accounts, is_unchanged));
         let mut overhead = self.overhead.lock().unwrap_or_else(PoisonError::into_inner);
-        // What the list says of this process is compared with the books that it is of, and with no others.
+        // The listed memory of this process is compared only with the accounts of the same moment.
         if let Some(own_use) = process_use.own_use.filter(|_| is_unchanged) {
             *overhead = own_use.saturating_sub(accounts.live()).saturating_sub(accounts.held_by_daemon());
         }
@@ -261,21 +261,21 @@ impl Device {
         Ok((accounts, survey))
     }
 
-    /// As much as ours takes, which grows by what is done there, as that of a client does.
+    /// The size of the daemon's own context, which grows with use, as a client's does.
     fn context_max(&self) -> Bytes {
         let overhead = *self.overhead.lock().unwrap_or_else(PoisonError::into_inner);
         self.info.context.max(overhead.saturating_sub(GRANULARITY))
     }
 
-    /// `is_still`: the list is of the same books.
+    /// `is_unchanged`: the list fits these accounts.
     fn process_use(
         &self,
         processes: &[(u32, Bytes)],
         clients: &[u32],
         (accounts, is_unchanged): (&Accounts, bool),
     ) -> ProcessUse {
-        // A list without this process, which has a context, is one of another pid namespace, or none at all. One that fails
-        // once must not make the contexts of clients look like memory that comes and goes.
+        // A list without this process, which has a context, is from another pid namespace, or empty. A list
+        // that fails once must not make the contexts of clients look like memory that comes and goes.
         let mut latest = self.process_use.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(own_use) = own_use(processes) else { return ProcessUse { own_use: None, ..*latest } };
         let mut process_use = ProcessUse { own_use: Some(own_use), ..ProcessUse::default() };

@@ -1,4 +1,4 @@
-//! Which piece of the host's memory is nearest to a device, and threads that stay near it.
+//! The host node nearest to a device, and threads that stay near it.
 
 use std::{fs, path::Path};
 
@@ -7,13 +7,13 @@ use vramd_types::HostNode;
 
 use crate::cuda::api::{Api, Attribute, Ordinal};
 
-/// What the kernel says of the nodes.
+/// The kernel's folder of nodes.
 pub(crate) const NODES: &str = "/sys/devices/system/node";
 
-/// What the kernel says of the buses.
+/// The kernel's folder of PCI devices.
 pub(crate) const BUSES: &str = "/sys/bus/pci/devices";
 
-/// A device's folder there.
+/// The PCI address of a device, which names its folder there.
 pub(crate) fn bus(api: &Api, device: Ordinal) -> Option<String> {
     let known = |attribute| api.attribute(device, attribute).ok();
     let domain = known(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?;
@@ -22,7 +22,7 @@ pub(crate) fn bus(api: &Api, device: Ordinal) -> Option<String> {
     Some(format!("{domain:04x}:{bus:02x}:{slot:02x}.0"))
 }
 
-/// Node 0 where nothing else is known.
+/// Node 0 if nothing else is known.
 pub(crate) fn nearest(api: &Api, device: Ordinal) -> HostNode {
     let known = |attribute| api.attribute(device, attribute).ok();
     let by_driver = known(Attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID);
@@ -33,18 +33,18 @@ pub(crate) fn nearest(api: &Api, device: Ordinal) -> HostNode {
             .parse()
             .ok()
     });
-    // The kernel says -1 where there is one.
+    // The kernel says -1 if there is only one node.
     HostNode(node.and_then(|node| u16::try_from(node).ok()).unwrap_or(0))
 }
 
-/// The CPUs of that node; none where the kernel knows of no such node.
+/// The CPUs of that node; none if the kernel knows no such node.
 pub(crate) fn cpus_of(nodes: &Path, node: HostNode) -> Vec<usize> {
     let list = fs::read_to_string(nodes.join(format!("node{node}/cpulist")));
     list.map(|list| cpus(&list).collect()).unwrap_or_default()
 }
 
-/// Keeps the calling thread on those CPUs of a node, as far as it may run there at all: memory that it touches first is
-/// then of the node. Where that can't be, it only costs speed.
+/// Keeps the calling thread on those CPUs, as far as it may run there: memory that it touches first then
+/// belongs to the node. Otherwise it only costs speed.
 pub(crate) fn run_on(cpus: &[usize]) {
     let Ok(allowed) = sched_getaffinity(None) else { return };
     let mut near = CpuSet::new();
@@ -56,7 +56,7 @@ pub(crate) fn run_on(cpus: &[usize]) {
     }
 }
 
-/// Of `0-3,8,10-11`.
+/// Parses `0-3,8,10-11`.
 fn cpus(list: &str) -> impl Iterator<Item = usize> {
     list.trim().split(',').flat_map(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

@@ -1,6 +1,7 @@
-//! What NVML knows of a device that CUDA does not tell: who has how much of it, and its MIG instances.
+//! Facts from NVML that CUDA does not have: the memory of each process on a device, and MIG instances.
 //!
-//! Every answer may be missing. In a container the list of processes is often empty, or has pids of another namespace.
+//! Every answer may be missing. In a container the list of processes is often empty, or has pids of another
+//! namespace.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +27,7 @@ pub(crate) struct Instance {
 }
 
 impl Nvml {
-    /// Each library is opened once and stays so, so that what NVML says of devices need not be asked for again.
+    /// Opens each library once and keeps it open, so that device handles stay valid.
     pub(crate) fn open(library: Option<&Path>) -> Result<&'static Self, String> {
         static OPEN: Mutex<BTreeMap<Option<PathBuf>, &'static Nvml>> = Mutex::new(BTreeMap::new());
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -43,7 +44,7 @@ impl Nvml {
         Ok(nvml)
     }
 
-    /// All of the node, whether this process may open them or not.
+    /// All instances of the node, whether this process may open them or not.
     pub(crate) fn instances(&self) -> Vec<Instance> {
         const ENABLED: u32 = 1;
         let devices =
@@ -74,13 +75,13 @@ impl Nvml {
 pub(crate) struct Card(Device<'static>);
 
 impl Card {
-    /// Taken by all processes; without what the driver keeps for itself.
+    /// Memory used by all processes, without the driver's own reserve.
     pub(crate) fn used(&self) -> Option<Bytes> {
         self.0.memory_info().ok().map(|memory| Bytes::new(memory.used))
     }
 
-    /// The processes that have a context there, and what each has taken, its context included. Empty where NVML does
-    /// not say.
+    /// The processes that have a context there, each with its memory, context included. Empty if NVML does not
+    /// say.
     pub(crate) fn processes(&self) -> Vec<(u32, Bytes)> {
         let mut processes: BTreeMap<u32, Bytes> = BTreeMap::new();
         for process in self.0.running_compute_processes().unwrap_or_default() {

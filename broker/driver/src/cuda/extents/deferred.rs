@@ -1,22 +1,22 @@
-//! Releases that wait while bytes arrive.
+//! Releases that are deferred while bytes arrive on the device.
 //!
-//! The driver clears what is given back to it, and does so with the engine by which bytes arrive from the host, at some
-//! 300 GB/s: a release of 256 MiB costs what arrives 0.9 ms. So while anything arrives releases are put off, until somebody waits
-//! for the room or it has taken too long.
+//! The CUDA driver clears released memory with the engine that receives bytes from the host, at some 300 GB/s:
+//! a release of 256 MiB delays arriving bytes by 0.9 ms. So releases are deferred while bytes arrive, until a
+//! client waits for the room or the time limit is over.
 
 use std::time::{Duration, Instant};
 
 use crate::RELEASE_WITHIN;
 use crate::cuda::device::Device;
 
-/// Between two looks whether anything arrives still.
+/// How often to check whether bytes still arrive.
 const POLL_EVERY: Duration = Duration::from_millis(1);
 
-/// Of one device, in the order in which they were asked for.
+/// The deferred releases of one device, in the order of their submission.
 #[derive(Debug)]
 pub(crate) struct DeferredReleases<R> {
     releases: Vec<R>,
-    /// For the first of them at the latest.
+    /// The time limit of the first release.
     until: Option<Instant>,
 }
 
@@ -30,17 +30,17 @@ impl<R> DeferredReleases<R> {
         self.until.get_or_insert_with(|| Instant::now() + RELEASE_WITHIN);
     }
 
-    /// Those that there are now wait no longer.
+    /// Ends the deferral of all releases so far.
     pub(crate) fn expire(&mut self) {
         self.until = self.until.map(|_| Instant::now());
     }
 
-    /// When to look again.
+    /// When to check again.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.until.map(|until| until.min(Instant::now() + POLL_EVERY))
     }
 
-    /// What waits no longer.
+    /// Takes the releases, if they need not wait any longer.
     pub(crate) fn take_due(&mut self, device: &Device) -> Vec<R> {
         let over = self.until.is_some_and(|until| until <= Instant::now());
         if over || !device.is_receiving() { self.take_all() } else { Vec::new() }

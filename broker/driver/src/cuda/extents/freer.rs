@@ -1,8 +1,8 @@
-//! Frees fixed extents, and gives up what was begun and not made after all. `cuMemFree` waits for every kernel and copy
-//! of the process, so this thread serves nobody else.
+//! Frees fixed extents, and what is left of extents that could not be created. `cuMemFree` waits for every
+//! kernel and copy of the process, so this thread does nothing else.
 //!
-//! What was not made is given up like what is released, awaited until the device's figure shows it back: else bytes
-//! that go away a moment later would look like the return of somebody's extent. Only that nobody is told.
+//! Failed extents are awaited like released ones, until the device's figure shows them returned. Else bytes
+//! that disappear a moment later would look like the return of another extent. No completion reports them.
 
 use std::{
     fmt,
@@ -25,20 +25,20 @@ use crate::cuda::{
 
 #[derive(Debug)]
 pub(crate) enum FreeOrder {
-    /// A fixed extent that was released, which is answered.
+    /// A released fixed extent, to be answered.
     Released { extent: ExtentId, memory: Arc<DeviceMemory> },
-    /// Of an extent that was not made, which has been answered.
+    /// An extent that could not be created, which has been answered.
     Unmade { extent: ExtentId, size: Bytes, device: Arc<Device>, piece: Box<dyn Freeable> },
 }
 
-/// Whatever gives up the device's memory when it is dropped.
+/// Device memory that is freed by dropping it.
 pub(crate) trait Freeable: fmt::Debug + Send {}
 
 impl Freeable for Block {}
 impl Freeable for Physical {}
 impl Freeable for DeviceMemory {}
 
-/// Until nobody can send any more.
+/// Runs until all senders are gone.
 pub(crate) fn run(state: &State, frees: &Receiver<FreeOrder>) {
     for free in frees {
         match free {
@@ -65,8 +65,8 @@ pub(crate) fn run(state: &State, frees: &Receiver<FreeOrder>) {
     }
 }
 
-/// A digest or a copy of it may be under way. It ends, and then the memory is freed by the caller and nobody else; unless it is
-/// kept, since nobody can tell whether that has ended.
+/// Waits until a digest or copy in flight has ended, so that the caller alone frees the memory. Leaked memory
+/// is never free, since the end of its work is unknown.
 pub(crate) fn wait_for_sole<M>(mut memory: Arc<M>, is_leaked: impl Fn(&M) -> bool) -> Result<M, Arc<M>> {
     loop {
         match Arc::try_unwrap(memory) {
@@ -78,7 +78,7 @@ pub(crate) fn wait_for_sole<M>(mut memory: Arc<M>, is_leaked: impl Fn(&M) -> boo
     }
 }
 
-/// Whether it is seen to be back.
+/// Frees the memory, and returns whether the device's figure shows it returned.
 fn free_and_await<P>(device: &Device, extent: ExtentId, size: Bytes, piece: P) -> bool {
     device.accounts().begin_release();
     let before = retire(device, extent, size, Trace::default());

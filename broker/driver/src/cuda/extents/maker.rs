@@ -1,8 +1,9 @@
-//! Makes extents, a thread for each device.
+//! Creates extents, with a thread for each device.
 //!
-//! A batch of a thousand is a thousand times `cuMemCreate` and one export, and nothing else: no mapping, no look at
-//! anything, unless memory must be zeroed because the driver is not known to. What fails half-way is given up by
-//! another thread: `cuMemFree` would wait for kernels and copies, and clients would wait for it.
+//! A batch of a thousand extents is a thousand times `cuMemCreate` and one export, and nothing else. There is
+//! no mapping and no access, unless memory must be zeroed because the driver is not known to do it. Another
+//! thread frees extents that fail halfway: `cuMemFree` would wait for kernels and copies, and clients would
+//! wait for it.
 
 use std::sync::{
     Arc,
@@ -22,7 +23,7 @@ use crate::cuda::{
 };
 use crate::{Completion, DriverError, Export, ExtentKind, batch};
 
-/// An extent to make.
+/// An extent to create.
 #[derive(Debug)]
 pub(crate) struct Make {
     pub(crate) extent: ExtentId,
@@ -30,16 +31,16 @@ pub(crate) struct Make {
     pub(crate) kind: ExtentKind,
 }
 
-/// How extents are made on one device.
+/// Creates extents on one device.
 #[derive(Debug)]
 pub(crate) struct Maker {
     pub(crate) device: Arc<Device>,
     pub(crate) fixed: bool,
-    /// Where extents are zeroed, if they must be.
+    /// Set if extents must be zeroed.
     pub(crate) zeroing: Option<Stream>,
 }
 
-/// Why an extent was not made, and what there is of it that must be given up.
+/// Why an extent was not created, and the memory that must be freed.
 #[derive(Debug)]
 struct MakeFailure {
     error: DriverError,
@@ -53,7 +54,7 @@ impl From<CudaError> for MakeFailure {
 }
 
 impl Maker {
-    /// Until nobody can send any more.
+    /// Runs until all senders are gone.
     pub(crate) fn run(&self, state: &State, makes: &Receiver<Make>, frees: &Sender<FreeOrder>) {
         let make = |make: Make| {
             let result = self.make(state, &make, frees);
@@ -84,7 +85,8 @@ impl Maker {
                 Err(error)
             }
             Err(MakeFailure { error, piece: Some(piece) }) => {
-                // Before it is told, and not once the freer gets to it: a release of it finds nothing to await.
+                // Before the report, and not only once the freer gets to it: a release of the extent then finds
+                // nothing to await.
                 state.extents().insert(extent, Extent::Unmade);
                 send(frees, FreeOrder::Unmade { extent, size, device: Arc::clone(&self.device), piece });
                 Err(error)
@@ -99,7 +101,7 @@ impl Maker {
         if kind == ExtentKind::Fixed && !self.fixed {
             return Err(DriverError::Failed("this device has no legacy handles".to_owned()));
         }
-        // What the driver says to absurd sizes differs from one to the next.
+        // Drivers answer absurd sizes in different ways.
         if size > self.device.info().total { Err(DriverError::OutOfMemory) } else { Ok(()) }
     }
 
@@ -138,7 +140,8 @@ impl Maker {
         match Arc::try_unwrap(memory) {
             Ok(memory) => Err(MakeFailure { error, piece: Some(Box::new(memory)) }),
             Err(kept) => {
-                // Its end can't be seen, so the transfer keeps it for ever: that is nobody's extent.
+                // The end of the fill is unknown, so the transfer keeps the memory forever. It belongs to no
+                // extent.
                 drop(kept);
                 self.device.accounts().withdraw(size);
                 Err(MakeFailure { error, piece: None })
@@ -147,7 +150,7 @@ impl Maker {
     }
 }
 
-/// The legacy handle, if it names the block and nothing else.
+/// The legacy handle, if it covers the block and nothing else.
 fn whole_block_handle(block: &Block, size: Bytes) -> Result<[u8; 64], DriverError> {
     let whole_block_handle = block.share(size)?;
     if whole_block_handle.whole {

@@ -1,4 +1,4 @@
-//! Makes extents on devices and releases them, and finds out whether their memory came back.
+//! Creates extents on devices and releases them, and finds out whether their memory has returned.
 
 pub(crate) mod deferred;
 pub(crate) mod freer;

@@ -1,8 +1,9 @@
-//! Whatever needs a look at how much of a device is taken: releases, and surveys.
+//! Releases movable extents, and passes on all other releases and the surveys.
 //!
-//! A release asks whether the memory came back, which CUDA does not say. What is taken of the device is read before
-//! and after; what did not come back at once is looked for until [`PATIENCE`] has passed, since the driver zeroes what
-//! is released, and is awaited from then on (`accounts`), until surveys show it back (`surveys`).
+//! CUDA does not say whether released memory has returned. So the thread reads the device's use before and
+//! after a release. The driver zeroes released memory, so the thread polls up to [`RETURN_WAIT_MAX`] for what
+//! did not return at once. From then on the extent is awaited (`accounts`), until surveys find it returned
+//! (`surveys`).
 
 use std::{
     iter,
@@ -32,11 +33,11 @@ use crate::{Completion, ExtentKind, disk::DiskOrder};
 /// Scrubbing takes about 0.35 ms for a GiB.
 pub(crate) const RETURN_WAIT_MAX: Duration = Duration::from_millis(40);
 pub(crate) const POLL_EVERY: Duration = Duration::from_millis(2);
-/// Between two looks whether something has come back: each takes some 10 us.
+/// How often to check for a return; each check takes some 10 us.
 const RETURN_POLL_EVERY: Duration = Duration::from_micros(250);
 
-/// Released between two readings of the figures, which take longer than a release. Of those that share one, the
-/// oldest are taken to be back where only some are.
+/// Extents released between two readings of the figures, since a reading takes longer than a release. If only
+/// some of them return, the oldest count.
 const BATCH_MAX: usize = 16;
 
 #[derive(Debug)]
@@ -51,11 +52,11 @@ pub(crate) enum ReleaserOrder {
         device: DeviceIndex,
         clients: Vec<u32>,
     },
-    /// What needs no look, and is told by a thread of ours all the same.
+    /// A completion that needs no survey, but is reported by a thread of the driver.
     Report(Completion),
 }
 
-/// Who gives up what takes its time.
+/// The threads that free what takes time.
 #[derive(Debug)]
 pub(crate) struct Destinations {
     pub(crate) frees: Sender<FreeOrder>,
@@ -63,7 +64,7 @@ pub(crate) struct Destinations {
     pub(crate) disk: Sender<DiskOrder>,
 }
 
-/// Until nobody can send any more.
+/// Runs until all senders are gone.
 pub(crate) fn run(state: &State, orders: &Receiver<ReleaserOrder>, destinations: &Destinations) {
     let deferred = state.devices.iter().map(|_| DeferredReleases::new()).collect();
     let mut releaser = Releaser { state, destinations, surveys: Surveys::of(state), deferred };
@@ -85,7 +86,7 @@ struct Releaser<'a> {
     deferred: Vec<DeferredReleases<Release>>,
 }
 
-/// What was asked for, or a timeout once we have to look by ourselves.
+/// Waits for an order, or until a deferred release or a survey is due.
 fn next(orders: &Receiver<ReleaserOrder>, due: Option<Instant>) -> Result<ReleaserOrder, RecvTimeoutError> {
     match due {
         Some(due) => orders.recv_timeout(due.saturating_duration_since(Instant::now())),
@@ -123,7 +124,7 @@ impl Releaser<'_> {
     fn begin_release(&mut self, extent: ExtentId) {
         let Self { state, destinations, .. } = *self;
         match state.retire(extent) {
-            // Nobody holds what is not there.
+            // No process holds an extent that does not exist.
             None => state.report(Completion::Released { extent, returned: !is_awaited(state, extent) }),
             Some(Live::Disk(released)) => send(&destinations.disk, DiskOrder::Release { extent, released }),
             Some(Live::Memory(ExtentMemory::Host(memory))) => {
@@ -166,7 +167,7 @@ impl Release {
     }
 }
 
-/// Gives up the driver's own hold on extents of one device, and tells of each whether it came back.
+/// Ends the driver's own use of extents on one device, and reports for each whether it returned.
 fn release(state: &State, device: &Device, mut releases: Vec<Release>) {
     let all: Vec<(ExtentId, Bytes)> = releases.iter().map(|it| (it.extent, it.size)).collect();
     let mut back: Vec<ExtentId> = Vec::new();
@@ -174,7 +175,7 @@ fn release(state: &State, device: &Device, mut releases: Vec<Release>) {
     let base = used_beside_live(device);
     while !releases.is_empty() {
         let few = releases.drain(..releases.len().min(BATCH_MAX)).collect();
-        // Where the figures are not to be had, all of them are awaited until they are.
+        // Without figures, all of them are awaited.
         if let Ok(seen) = release_batch(device, few) {
             back.extend(seen.back);
             missing.extend(seen.missing);
@@ -208,14 +209,14 @@ fn used_beside_live(device: &Device) -> Result<Bytes, CudaError> {
 
 struct BatchOutcome {
     back: Vec<ExtentId>,
-    /// They may come yet.
+    /// They may still return.
     missing: Vec<(ExtentId, Bytes)>,
 }
 
-/// Gives up a few, between two looks at the figures.
+/// Releases a few extents between two readings of the figures.
 fn release_batch(device: &Device, mut few: Vec<Release>) -> Result<BatchOutcome, CudaError> {
     for release in &mut few {
-        // Its page tables come back too, and before the first look. A digest under way keeps the mapping.
+        // Its page tables return too, and before the first reading. A digest in flight keeps the mapping.
         if let Some(memory) = Arc::get_mut(&mut release.memory) {
             memory.unmap();
         }
@@ -238,7 +239,7 @@ fn release_batch(device: &Device, mut few: Vec<Release>) -> Result<BatchOutcome,
     Ok(BatchOutcome { back, missing })
 }
 
-/// Enters it as awaited. What was taken beside live extents before that.
+/// Enters the extent as awaited. Returns the use beside live extents before that.
 pub(crate) fn retire(
     device: &Device,
     extent: ExtentId,
@@ -251,7 +252,7 @@ pub(crate) fn retire(
     before
 }
 
-/// Looks for what did not come back at once. `full` is what would be taken beside live extents if none of it did.
+/// Polls for extents that did not return at once. `full` is the use beside live extents if none returns.
 pub(crate) fn await_return(
     device: &Device,
     full: Bytes,

@@ -1,8 +1,8 @@
-//! Looks at who holds what of a device: those that are asked for, and those that confirm what one of them found.
+//! Surveys of devices: requested ones, and those that confirm an earlier one.
 //!
-//! An extent that a look finds to be back is told to be only once that has lasted (`accounts`). Nobody else can be
-//! relied on to ask again by then, so while something is seen back the next look is ours. It answers nothing: it tells
-//! of what has come back, and no more.
+//! A return is reported only once it has lasted (`accounts`). No other caller can be relied on to survey again
+//! by then, so the driver itself surveys while a return is unconfirmed. Such a survey answers nothing; it only
+//! reports returned extents.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ use crate::cuda::{
     state::{Extent, State},
 };
 
-/// Of each device, by index.
+/// The latest survey of each device, by index.
 #[derive(Debug)]
 pub(crate) struct Surveys(Vec<LatestSurvey>);
 
@@ -23,11 +23,11 @@ pub(crate) struct Surveys(Vec<LatestSurvey>);
 #[derive(Debug, Default)]
 struct LatestSurvey {
     clients: Vec<u32>,
-    /// When to look again, if it left something to confirm.
+    /// When to survey again, if there is something to confirm.
     again: Option<Instant>,
 }
 
-/// What a look tells.
+/// The findings of a survey.
 struct Found {
     returned: Vec<ExtentId>,
     unbrokered: Bytes,
@@ -54,7 +54,7 @@ impl Surveys {
         latest.clients = clients;
         let (unbrokered, contexts) = match latest.survey(device) {
             Ok(found) => {
-                // Before the answer, which tells of it.
+                // Before the answer, which already counts it.
                 report_returned(state, found.returned);
                 (found.unbrokered, found.contexts)
             }
@@ -64,12 +64,12 @@ impl Surveys {
         state.report(Completion::Surveyed { device: index, unbrokered, contexts, host_missing });
     }
 
-    /// Looks at those devices again where it is time to.
+    /// Surveys those devices again that are due.
     pub(crate) fn confirm(&mut self, state: &State) {
         let now = Instant::now();
         for (latest, device) in self.0.iter_mut().zip(&state.devices) {
             if latest.again.is_some_and(|again| again <= now)
-                // One that fails is made once more: what was seen back is not forgotten.
+                // A failed survey is repeated: the unconfirmed returns are kept.
                 && let Ok(found) = latest.survey(device)
             {
                 report_returned(state, found.returned);
@@ -87,7 +87,7 @@ impl LatestSurvey {
 }
 
 fn survey(device: &Device, clients: &[u32]) -> Result<Found, CudaError> {
-    // Nothing else may tell for a long time that the context has come to harm.
+    // Otherwise a lost context might go unnoticed for a long time.
     device.context().is_sound()?;
     let (mut accounts, survey) = device.survey(clients)?;
     let returned = accounts.apply_survey(Instant::now(), survey.others);

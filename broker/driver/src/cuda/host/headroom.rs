@@ -1,6 +1,7 @@
-//! What the machine, and the cgroup of this process, have left of the host's memory.
+//! How much host memory the machine and the process's cgroup have left.
 //!
-//! A limit that is exceeded ends processes, this one perhaps. So it is looked at before memory is asked for.
+//! The kernel kills processes that exceed a limit, perhaps this one. So the driver checks before it asks for
+//! memory.
 
 use std::{
     fs,
@@ -11,19 +12,19 @@ use vramd_types::{Bytes, GRANULARITY};
 
 use crate::{HostLimit, cgroup, left_to_other_programs};
 
-/// Held by who asks for memory that is charged to the cgroup, until all of it is there.
+/// Held by a request for memory that is charged to the cgroup, until the memory is there.
 #[derive(Debug)]
 pub(crate) struct RequestLock {
     _held: MutexGuard<'static, ()>,
 }
 
-/// One after the other: two that ask at once would both find the same room.
+/// Serialises requests: two at once would both find the same room.
 pub(crate) fn lock_requests() -> RequestLock {
     static REQUESTS: Mutex<()> = Mutex::new(());
     RequestLock { _held: REQUESTS.lock().unwrap_or_else(PoisonError::into_inner) }
 }
 
-/// The limit that leaves less than that. Memory is charged to the process's cgroup or is not.
+/// The limit that leaves less than that. `in_cgroup`: the memory is charged to the process's cgroup.
 pub(crate) fn limit_below(size: Bytes, in_cgroup: bool) -> Option<HostLimit> {
     if let Some(left) = kernel_available().filter(|left| size > *left) {
         return Some(HostLimit::Free(left));
@@ -31,18 +32,19 @@ pub(crate) fn limit_below(size: Bytes, in_cgroup: bool) -> Option<HostLimit> {
     cgroup::memory_left().filter(|left| in_cgroup && size > *left).map(HostLimit::Cgroup)
 }
 
-/// The same of what the driver needs for itself, which may be of what is left to others.
+/// The same for the driver's own buffers, which may use the reserve for other programs.
 pub(crate) fn limit_below_for_daemon(size: Bytes) -> Option<HostLimit> {
     cgroup::memory_left().filter(|left| size > *left).map(HostLimit::Cgroup)
 }
 
-/// What could be had now, as far as anybody says.
+/// How much could be had now, as far as it is known.
 pub(crate) fn available(in_cgroup: bool) -> Option<Bytes> {
     let cgroup = if in_cgroup { cgroup::memory_left() } else { None };
     [kernel_available(), cgroup].into_iter().flatten().min()
 }
 
-/// Of what is to be had on one node, of so much on all of them, the share of one device that could not be had: several are near.
+/// One device's share of the host memory that cannot be had. `its` is the demand on the device's node, `all`
+/// the demand on all nodes, and `near` the number of devices near the node.
 pub(crate) fn missing_share(its: Bytes, all: Bytes, near: usize, left: Option<Bytes>) -> Bytes {
     let Some(short) = left.map(|left| all.saturating_sub(left)).filter(|short| !short.is_zero()) else {
         return Bytes::ZERO;
@@ -53,12 +55,13 @@ pub(crate) fn missing_share(its: Bytes, all: Bytes, near: usize, left: Option<By
     share.checked_round_up(GRANULARITY).unwrap_or(share)
 }
 
-/// What the kernel could give without swapping, and without what is others'. Asking the driver for more may end other processes instead.
+/// What the kernel could give without swapping and without the reserve for other programs. Asking for more may
+/// kill other processes instead.
 fn kernel_available() -> Option<Bytes> {
     kernel_available_in(&fs::read_to_string("/proc/meminfo").ok()?)
 }
 
-/// Without what is left to others. A machine whose size is not told keeps what is free.
+/// Without the reserve for other programs, if the size of the machine is known.
 fn kernel_available_in(meminfo: &str) -> Option<Bytes> {
     let left_to_other_programs = field(meminfo, "MemTotal:").map_or(Bytes::ZERO, left_to_other_programs);
     Some(field(meminfo, "MemAvailable:")?.saturating_sub(left_to_other_programs))

@@ -1,7 +1,8 @@
-//! Makes, keeps and gives up memory of the host, on a thread of its own: pinning takes seconds, and nothing that concerns
-//! a device waits for it.
+//! Creates and releases host memory, on a thread of its own: pinning takes seconds, and must not delay work on
+//! devices.
 //!
-//! When nothing is asked of it the thread pins ahead of need, a piece at a time. So who asks waits for one at most.
+//! While its queue is empty the thread pins ahead of need, one piece at a time. So a new order waits for one
+//! piece at most.
 
 use std::{
     collections::BTreeMap,
@@ -35,7 +36,7 @@ pub(crate) enum HostOrder {
         piece: Bytes,
         pieces_max: usize,
     },
-    /// What was released, and is answered once it is kept or given up.
+    /// A released extent, answered once its memory is free or unpinned.
     Release {
         extent: ExtentId,
         memory: Arc<HostMemory>,
@@ -45,9 +46,9 @@ pub(crate) enum HostOrder {
 #[derive(Debug)]
 pub(crate) struct HostMaker {
     pinner: Pinner,
-    /// Those that are near a device.
+    /// Nodes with a device near them.
     nodes: BTreeMap<HostNode, NodeMemory>,
-    /// Where this thread stays.
+    /// The node where this thread runs.
     near: Option<HostNode>,
 }
 
@@ -57,7 +58,7 @@ impl HostMaker {
         Self { nodes: nodes.collect(), pinner, near: None }
     }
 
-    /// Until nobody can send any more.
+    /// Runs until all senders are gone.
     pub(crate) fn run(mut self, state: &State, orders: &Receiver<HostOrder>) {
         while let Some(order) = batch::next_or_idle(orders, || self.pin_and_publish(state)) {
             match order {
@@ -73,7 +74,7 @@ impl HostMaker {
                     }
                 }
                 HostOrder::Release { extent, memory } => {
-                    // Who else holds it nobody can tell, but for a copy that may never end.
+                    // The driver cannot see other holders, except a copy that may never end.
                     let returned = match wait_for_sole(memory, HostMemory::is_leaked) {
                         Ok(memory) => {
                             if let Some(node) = self.nodes.get_mut(&memory.node()) {
@@ -103,13 +104,13 @@ impl HostMaker {
         filled
     }
 
-    /// Whoever looks at what others hold looks whether what is missing could be had.
+    /// Publishes the amounts, so that a survey can tell whether missing memory could be had.
     fn publish(&self, state: &State) {
         let to_pin = self.nodes.iter().map(|(node, it)| (*node, it.to_pin())).collect();
         state.set_host_memory(to_pin, self.nodes.values().filter_map(NodeMemory::free_pinned).collect());
     }
 
-    /// Whether a piece was pinned ahead of need, or way was made for one.
+    /// Does one step of pinning ahead. Returns whether there was one.
     fn pin_ahead(&mut self, state: &State) -> bool {
         for (node, it) in &mut self.nodes {
             if it.has_missing() {

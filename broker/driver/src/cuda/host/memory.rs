@@ -1,7 +1,7 @@
-//! The memory of one extent of the host.
+//! The memory of one host extent.
 //!
-//! Where the driver has pinned memory that goes by descriptor it is that (`HOST_NUMA`); elsewhere a memfd that is
-//! registered with the driver. Either is mapped here once, for the CPU and for every device.
+//! If the driver has pinned memory that is shared by descriptor, the extent uses that (`HOST_NUMA`); elsewhere
+//! it is a memfd registered with the driver. Either is mapped here once, for the CPU and for every device.
 
 use std::{
     mem,
@@ -29,13 +29,13 @@ use crate::cuda::{
 };
 use crate::{DriverError, Export, HostLimit, SharedFd, free_pinned::FreeMemory};
 
-/// How memory of the host is pinned.
+/// Pins host memory.
 #[derive(Debug)]
 pub(crate) struct Pinner {
     pub(crate) kind: HostKind,
-    /// All of them reach it.
+    /// All of them can access it.
     pub(crate) devices: Vec<Arc<Device>>,
-    /// Whether what comes from the driver is zero.
+    /// Whether fresh memory from the driver is zero.
     pub(crate) is_zero: bool,
 }
 
@@ -46,7 +46,7 @@ impl Pinner {
     }
 }
 
-/// Dropping it gives the memory up: the mapping first, then the driver's handle, then the descriptor.
+/// Dropping it frees the memory: first the mapping, then the driver's handle, then the descriptor.
 #[derive(Debug)]
 pub(crate) struct HostMemory {
     view: HostView,
@@ -55,7 +55,7 @@ pub(crate) struct HostMemory {
     kind: HostKind,
     node: HostNode,
     size: Bytes,
-    /// Work on it may be under way for ever.
+    /// Set if work on the memory may never end.
     leaked: AtomicBool,
     /// Last: their contexts may end with them.
     devices: Vec<Arc<Device>>,
@@ -75,15 +75,15 @@ impl Drop for HostMemory {
 }
 
 impl HostMemory {
-    /// Not zeroed, where the driver does not do it.
+    /// Not zeroed, unless the driver does it.
     fn new(
         kind: HostKind,
         devices: &[Arc<Device>],
         node: HostNode,
         size: Bytes,
     ) -> Result<Self, DriverError> {
-        // What the driver's module allocates is in no cgroup.
-        let _asking = (kind == HostKind::Registered).then(headroom::lock_requests);
+        // Memory that the driver's kernel module allocates is in no cgroup.
+        let _lock = (kind == HostKind::Registered).then(headroom::lock_requests);
         if let Some(limit) = headroom::limit_below(size, kind == HostKind::Registered) {
             return Err(DriverError::OutOfHostMemory(limit));
         }
@@ -101,17 +101,17 @@ impl HostMemory {
         self.node
     }
 
-    /// Whether nobody will ever have it alone.
+    /// Whether this process will never have the memory alone again.
     pub(crate) fn is_leaked(&self) -> bool {
         self.leaked.load(Ordering::Acquire)
     }
 
-    /// Nobody else has it or will, and nobody has asked for its descriptor.
+    /// Whether no other process has or will get the memory, since no caller borrowed its descriptor.
     pub(crate) fn is_sole(&self) -> bool {
         self.fd.is_sole()
     }
 
-    /// On several threads, which are bound as this one is: other orders wait meanwhile.
+    /// Zeroes on several threads, bound to CPUs like this one; other orders wait meanwhile.
     pub(crate) fn zero(&self) {
         const THREADS: usize = 4;
         const SHARE_MIN: usize = 16 << 20;
@@ -144,7 +144,7 @@ impl HostMemory {
     }
 }
 
-/// A range of it that the disk reads or writes, which keeps it in place.
+/// A range that the disk reads or writes, which keeps the memory in place.
 #[derive(Debug)]
 pub(crate) struct HostSpan {
     memory: Arc<HostMemory>,
@@ -153,7 +153,7 @@ pub(crate) struct HostSpan {
 }
 
 impl HostSpan {
-    /// If there is such a range.
+    /// None if the range is outside the memory.
     pub(crate) fn of(memory: &Arc<HostMemory>, at: u64, length: usize) -> Option<Self> {
         let at = usize::try_from(at).ok()?;
         let fits = at.checked_add(length).is_some_and(|end| end <= memory.view.length());
@@ -180,16 +180,16 @@ fn numa(devices: &[Arc<Device>], node: HostNode, size: Bytes) -> Result<Parts, D
     Ok((HostView::of_vmm(mapping, true), Some(physical), fd))
 }
 
-/// Its pages are of the node that the calling thread runs on.
+/// Its pages belong to the node that the calling thread runs on.
 fn registered(devices: &[Arc<Device>], size: Bytes) -> Result<Parts, DriverError> {
     let length = usize::try_from(size.get()).map_err(|error| failed("map", &error))?;
     let fd = open_memfd().map_err(|error| failed("make a memfd", &error))?;
-    // Pages are made here, where running out of them is an answer, and not at the first touch.
+    // Allocates the pages here, where running out of them is an answer, and not at the first access.
     match fallocate(&fd, FallocateFlags::empty(), 0, size.get()) {
         Err(Errno::NOMEM | Errno::NOSPC) => return Err(DriverError::OutOfHostMemory(HostLimit::Pinned)),
         made => made.map_err(|error| failed("fill a memfd", &error))?,
     }
-    // Clients get the descriptor: none can cut it off under the others.
+    // Clients get the descriptor: none can truncate it under the others.
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
         .map_err(|error| failed("seal a memfd", &error))?;
     let view = HostView::of_file(fd.as_fd(), length, true).map_err(|error| failed("map a memfd", &error))?;
@@ -198,7 +198,7 @@ fn registered(devices: &[Arc<Device>], size: Bytes) -> Result<Parts, DriverError
     Ok((view, None, fd))
 }
 
-/// Kernels before 6.3 don't know the flag that says that nobody will execute this.
+/// Kernels before 6.3 do not know the flag that forbids execution.
 fn open_memfd() -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     match memfd_create("vramd-host", flags | MemfdFlags::NOEXEC_SEAL) {

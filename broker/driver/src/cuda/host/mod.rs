@@ -1,4 +1,4 @@
-//! Pins memory of the host: for extents, and ahead of need.
+//! Pins host memory, for extents and ahead of need.
 
 pub(crate) mod headroom;
 pub(crate) mod maker;

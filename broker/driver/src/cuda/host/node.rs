@@ -1,4 +1,4 @@
-//! What there is of one node of the host: what extents have, what is kept for those to come, and how much may be.
+//! The memory of one host node: used by extents, free for later ones, and its limit.
 
 use vramd_types::{Bytes, HostNode};
 
@@ -11,7 +11,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct NodeMemory {
     node: HostNode,
-    /// Used and kept together.
+    /// The limit for used and free memory together.
     size: Bytes,
     used: Bytes,
     free: FreePinned<HostMemory>,
@@ -19,7 +19,7 @@ pub(crate) struct NodeMemory {
 }
 
 impl NodeMemory {
-    /// Without a bound, and nothing is kept.
+    /// Without a limit, and without pinning ahead.
     pub(crate) fn new(node: HostNode) -> Self {
         Self { node, size: Bytes::MAX, used: Bytes::ZERO, free: FreePinned::default(), pins_ahead: false }
     }
@@ -37,7 +37,7 @@ impl NodeMemory {
         Ok(())
     }
 
-    /// What is to be pinned yet of what is to be kept.
+    /// The bytes left to pin ahead.
     pub(crate) fn to_pin(&self) -> Bytes {
         if self.pins_ahead { self.size.saturating_sub(self.pinned()) } else { Bytes::ZERO }
     }
@@ -46,7 +46,7 @@ impl NodeMemory {
         self.used.saturating_add(self.free.bytes())
     }
 
-    /// Kept memory of that size, else new, for which kept memory goes that is in its way.
+    /// Takes free memory of that size, or pins new memory and unpins free memory in its way.
     pub(crate) fn take(
         &mut self,
         pinner: &Pinner,
@@ -65,18 +65,18 @@ impl NodeMemory {
         Ok(memory)
     }
 
-    /// What an extent had, and nobody else in this process has.
+    /// Takes back the memory of an extent, which no other code in this process has.
     pub(crate) fn put_back(&mut self, memory: HostMemory) {
         let size = memory.size();
         self.used = self.used.saturating_sub(size);
         if memory.is_sole() {
-            // What can't be kept is given up here.
+            // Memory that cannot stay pinned is dropped here.
             let _ = self.free.add(size, FreeMemory { memory, is_zero: false });
         }
     }
 
-    /// Whether a piece was missing, and is there now, or what stood in its way has gone. If it can't be had, no other
-    /// will be tried.
+    /// Does one step of pinning ahead: pins a piece, or unpins what stands in its way. Returns whether there
+    /// was a step. After a failure no other piece is tried.
     pub(crate) fn pin_step(&mut self, pinner: &Pinner) -> Result<bool, DriverError> {
         match self.free.step(self.room()) {
             None => Ok(false),
@@ -91,7 +91,7 @@ impl NodeMemory {
         }
     }
 
-    /// Of a node whose memory is kept.
+    /// The free memory, if it is pinned ahead.
     pub(crate) fn free_pinned(&self) -> Option<FreePinnedFacts> {
         self.pins_ahead.then(|| self.free.facts(self.node))
     }
@@ -100,13 +100,13 @@ impl NodeMemory {
         self.free.next_missing(self.room()).is_some()
     }
 
-    /// How much is kept, once, when nothing is missing any more.
+    /// Returns the free bytes once, when nothing is left to pin ahead.
     pub(crate) fn take_filled(&mut self) -> Option<Bytes> {
         let room = self.room();
         self.free.take_filled(room).then(|| self.free.bytes())
     }
 
-    /// Nothing more is pinned ahead of need. How much is kept, if that has not been said.
+    /// Stops pinning ahead. Returns the free bytes, unless they were returned before.
     pub(crate) fn stop_pinning_ahead(&mut self) -> Option<Bytes> {
         self.free.stop();
         self.take_filled()
@@ -117,7 +117,7 @@ impl NodeMemory {
         loop {
             drop(self.free.shrink_to(keep));
             match pinner.pin(self.node, size) {
-                // The machine has less than was configured: what is kept comes before who needs some.
+                // The machine has less than configured: the extent gets the place of free memory.
                 Err(DriverError::OutOfHostMemory(_)) if !self.free.bytes().is_zero() => {
                     keep = self.free.bytes().saturating_sub(size);
                 }
@@ -126,7 +126,7 @@ impl NodeMemory {
         }
     }
 
-    /// What extents leave.
+    /// What extents leave of the limit.
     fn room(&self) -> Bytes {
         self.size.saturating_sub(self.used)
     }

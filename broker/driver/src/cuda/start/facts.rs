@@ -1,4 +1,4 @@
-//! What was found out about driver and devices at the start, for operators.
+//! Facts about driver and devices from the start, for operators.
 
 use std::fmt;
 
@@ -6,59 +6,59 @@ use vramd_types::HostNode;
 
 use crate::cuda::start::probe::Version;
 
-/// Whether memory that comes from the driver is known to be zero.
+/// Whether fresh memory from the driver is known to be zero.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scrub {
-    /// The driver zeroes what is released; looked at on this device.
+    /// The driver zeroes released memory; tested on this device.
     Certain,
-    /// It is not known to, for this reason, so extents are zeroed as they are made.
+    /// It is not known to, for this reason. The daemon zeroes extents when it creates them.
     Zeroing(String),
 }
 
 /// Where the size of a context comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContextSize {
-    /// NVML lists what this process takes.
+    /// NVML lists the memory of this process.
     Listed,
     /// The device's use grew by so much when the context was made.
     Grown,
-    /// Nothing could be measured: what is usual.
+    /// Nothing could be measured: a usual value.
     Assumed,
 }
 
-/// What memory of the host is made of.
+/// The kind of host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostKind {
-    /// The driver's own pinned memory, which goes by descriptor.
+    /// The driver's own pinned memory, shared by descriptor.
     Numa,
-    /// Memfds that are registered with the driver, where it has no such.
+    /// Memfds registered with the driver, if it has no such memory.
     Registered,
 }
 
-/// Of one device.
+/// Facts of one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFacts {
     pub uuid: String,
     pub scrub: Scrub,
     pub context_size: ContextSize,
-    /// Without it the device's use is read from CUDA.
+    /// Without NVML the device's use is read from CUDA.
     pub nvml: bool,
-    /// Without it the contexts of clients are taken for outsiders' memory.
+    /// Without the list the contexts of clients count as other programs' memory.
     pub lists_processes: bool,
     pub fixed: bool,
-    /// Memory is made so that network cards can reach it.
+    /// Memory is created so that network cards can access it.
     pub rdma: bool,
-    /// The piece of the host's memory that is nearest.
+    /// The nearest host node.
     pub host_node: HostNode,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaFacts {
     pub version: Version,
-    /// Why NVML is not there, if it is not.
+    /// Why NVML is not available.
     pub no_nvml: Option<String>,
     pub host: HostKind,
-    /// Why links could not be measured, if they could not.
+    /// Why links could not be measured.
     pub unmeasured: Option<String>,
     pub devices: Vec<DeviceFacts>,
 }

@@ -1,5 +1,6 @@
-//! What the links between the devices and the host's memory carry, measured when the driver is opened: of each alone, and of
-//! those together that may share a road. Where together they carry less than the sum of what each carries alone, they do share one.
+//! Measures the speed of the links between devices and host memory when the driver is opened: each lane alone,
+//! and lanes together that may share a link. Lanes share a link if together they are slower than the sum of
+//! each alone.
 
 use std::{
     collections::VecDeque,
@@ -25,19 +26,20 @@ use crate::{
     disk::{self, Disk},
 };
 
-/// Long enough that a chunk more or less is a hundredth of it, on a link of 55 GB/s.
+/// Long enough that one chunk more or less is a hundredth of it, on a link of 55 GB/s.
 const MEASURE_FOR: Duration = Duration::from_millis(20);
-/// A link on which nothing ends by then is measured no further.
+/// A link on which no chunk ends within this time is not measured further.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(2);
-/// As the lanes have it, and enough of them that none waits for us.
+/// Chunks as in the lanes, and enough of them that the link never waits for this thread.
 const CHUNK: Bytes = Bytes::mib(16);
 const IN_FLIGHT: usize = 3;
 /// Each chunk lies elsewhere than the last few, so that no cache of the host has it.
 const CHUNKS: usize = 4;
-/// Of each device, while it is measured.
+/// The buffer of each device, while it is measured.
 pub(crate) const BUFFER: Bytes = Bytes::new(CHUNK.get() * CHUNKS as u64);
 
-/// What no link could be measured for is told, and is no reason not to start.
+/// The measured links. A link that could not be measured is a problem to report, but does not prevent the
+/// start.
 #[derive(Debug)]
 pub(crate) struct Measured {
     pub(crate) links: Vec<LinkFacts>,
@@ -64,12 +66,12 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The roads that devices may share, the narrower first: for people a name, and who is on it.
+/// A path that devices may share, with a name for people and these devices. Narrower ones come first.
 type SharedPath = (String, Vec<DeviceIndex>);
 
 pub(crate) fn measure(devices: &[Arc<Device>], buses: &Path) -> Measured {
     let opened: Vec<Result<_, DriverError>> = thread::scope(|scope| {
-        // Each near its device: memory is pinned where the thread runs that touches it first.
+        // Each near its device: memory belongs to the node of the thread that touches it first.
         let opening: Vec<_> = devices.iter().map(|device| scope.spawn(|| open(device))).collect();
         opening
             .into_iter()
@@ -92,7 +94,7 @@ pub(crate) fn measure(devices: &[Arc<Device>], buses: &Path) -> Measured {
 }
 
 impl Measured {
-    /// And the disk's, if there is one.
+    /// Adds the links of the disk, if there is one.
     pub(crate) fn with_disk(mut self, disk: Option<&Disk>) -> Self {
         let measured = |disk: &Disk| match headroom::limit_below_for_daemon(disk::MEASURE_BUFFERS) {
             Some(limit) => Err(DriverError::OutOfHostMemory(limit)),
@@ -110,7 +112,7 @@ impl Measured {
         self.problem = Some(format!("{before}{what}: {problem}"));
     }
 
-    /// Each way of each device. Which of them cannot be measured is not looked at again.
+    /// Measures each direction of each device. A device that fails is not measured again.
     fn measure_alone(&mut self, ends: &mut Vec<(DeviceIndex, DeviceEnds)>) {
         ends.retain_mut(|(device, end)| {
             let lanes = [
@@ -134,8 +136,8 @@ impl Measured {
         });
     }
 
-    /// One way and the other, and both at once, beside what each lane carried in that company before: what a narrower road keeps from
-    /// it, this one does not.
+    /// Measures a path in one direction, the other, and both at once. The speeds are compared with those that
+    /// the lanes had together before: a limit of a narrower path is not attributed to this one.
     fn measure_path(
         &mut self,
         name: &str,
@@ -171,19 +173,19 @@ impl Measured {
     }
 }
 
-/// What lanes have carried so far: those of one way at once, and both.
+/// The speeds of lanes so far, in one direction at once and in both.
 struct CarriedSoFar {
     lanes: Vec<(LaneId, [u64; 2])>,
 }
 
 impl CarriedSoFar {
-    /// Each alone.
+    /// Each lane alone.
     fn new(links: &[LinkFacts]) -> Self {
         let alone = links.iter().flat_map(|link| &link.lanes);
         Self { lanes: alone.map(|(lane, carries)| (*lane, [*carries; 2])).collect() }
     }
 
-    /// Both ways carry no more than each of them does.
+    /// Both directions are no faster than each of them.
     fn of(&self, is_on: impl Fn(&LaneId) -> bool, is_both: bool) -> Vec<(LaneId, u64)> {
         let on = self.lanes.iter().filter(|(lane, _)| is_on(lane));
         on.map(|(lane, [one, both])| (*lane, if is_both { *one.min(both) } else { *one })).collect()
@@ -199,7 +201,7 @@ impl CarriedSoFar {
     }
 }
 
-/// A device and memory of the host near it, and between them a stream each way.
+/// A device and host memory near it, with a stream in each direction.
 struct DeviceEnds {
     inward: Run,
     outward: Run,
@@ -253,16 +255,16 @@ impl Run {
     }
 }
 
-/// Chunks of each of several runs, in the order of their beginning.
+/// Chunks of several runs, in the order of their beginning.
 type InFlight = Vec<VecDeque<Transfer<RunMemory>>>;
 
-/// What each of them carries, in bytes per second, while all of them are at it.
+/// The speed of each run, in bytes per second, while all run together.
 fn measure_together(runs: &mut [&mut Run]) -> Result<Vec<u64>, Problem> {
     let mut in_flight = Vec::new();
     let carried = measured(runs, &mut in_flight);
     let carried = carried.and_then(|carried| ended(&mut in_flight).map(|()| carried));
     if carried.is_err() {
-        // Who drops them waits for their end.
+        // Dropping them would wait for their end.
         mem::forget(in_flight);
     }
     carried
@@ -277,7 +279,7 @@ fn measured(runs: &mut [&mut Run], in_flight: &mut InFlight) -> Result<Vec<u64>,
     }
     let mut ended: Vec<(u64, Option<Instant>, Instant)> = vec![(0, None, Instant::now()); runs.len()];
     let began = Instant::now();
-    // Until each has measured something, however slow it is.
+    // Until each run has measured something, however slow it is.
     while began.elapsed() < MEASURE_FOR || ended.iter().any(|(chunks, ..)| *chunks < 2) {
         in_time(began)?;
         for ((run, chunks), (count, first, last)) in runs.iter_mut().zip(in_flight.iter_mut()).zip(&mut ended)
@@ -287,7 +289,7 @@ fn measured(runs: &mut [&mut Run], in_flight: &mut InFlight) -> Result<Vec<u64>,
                 chunks.pop_front();
                 chunks.push_back(run.begin()?);
                 *last = Instant::now();
-                // What came before the first end is the way to the link.
+                // Everything before the first end is start-up.
                 match first {
                     None => *first = Some(*last),
                     Some(_) => *count += 1,
@@ -301,7 +303,7 @@ fn measured(runs: &mut [&mut Run], in_flight: &mut InFlight) -> Result<Vec<u64>,
         .collect())
 }
 
-/// Waits until all have, but not for ever.
+/// Waits for the end of all chunks, within a limit.
 fn ended(in_flight: &mut InFlight) -> Result<(), Problem> {
     let began = Instant::now();
     for chunk in in_flight.iter_mut().flatten() {
@@ -322,7 +324,7 @@ fn rate(chunks: u64, took: Duration) -> u64 {
     u64::try_from(bytes * 1_000_000_000 / took.as_nanos().max(1)).unwrap_or(u64::MAX)
 }
 
-/// By the kernel's tree of buses: the switch right above several devices, those above that, and the node of the host's memory.
+/// From the kernel's tree of buses: the switches above several devices, and the node of host memory.
 fn shared_paths(devices: &[Arc<Device>], buses: &Path) -> Vec<SharedPath> {
     let mut shared_paths: Vec<SharedPath> = Vec::new();
     let mut join =
@@ -347,7 +349,7 @@ fn shared_paths(devices: &[Arc<Device>], buses: &Path) -> Vec<SharedPath> {
     shared_paths
 }
 
-/// The bridges above a device of the bus, by the path of its folder: the nearest first.
+/// The bridges above a PCI device, from the path of its folder: the nearest first.
 fn bridges(path: &Path) -> Vec<String> {
     let names = path.iter().filter_map(|name| name.to_str());
     let functions = names.filter(|name| name.split(':').count() == 3 && name.contains('.'));

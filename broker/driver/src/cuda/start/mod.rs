@@ -37,13 +37,13 @@ use crate::{
     threads::Threads,
 };
 
-/// Opens the devices of these UUIDs, numbered in this order. Makes a context on each, and looks whether memory is
-/// zeroed as it should be.
+/// Opens the devices of these UUIDs, numbered in this order. Makes a context on each, and checks whether fresh
+/// memory is zero.
 pub fn open(probed: Probed, uuids: &[String], sink: Sink) -> Result<CudaDriver, DriverError> {
     let Probed { api, nvml, config, found } = probed;
     let params = config.params.as_deref().unwrap_or_else(|| Path::new(scrub::PARAMS));
     let nodes = config.nodes.as_deref().unwrap_or_else(|| Path::new(numa::NODES));
-    // Before any device, where it takes longer to fail.
+    // Before any device, where a failure takes longer.
     let disk = Disk::open(config.disk.as_ref(), config.files)?;
     let (mut makers, mut facts) = (Vec::new(), Vec::new());
     for uuid in uuids {
@@ -77,9 +77,9 @@ pub fn open(probed: Probed, uuids: &[String], sink: Sink) -> Result<CudaDriver, 
     start_threads(Arc::new(state), makers, host_maker, disk, links, facts)
 }
 
-/// What is found out about a device once it is open.
+/// Finds out the facts of an opened device.
 fn prepare(device: Arc<Device>, params: &Path, rdma: bool) -> Result<(Maker, DeviceFacts), CudaError> {
-    // Outsiders may have left no room to look; that is their right, and no reason not to start.
+    // Other programs may have left no room for the check. That is no reason not to start.
     let scrub = match scrub::check(&device, params) {
         Err(error) if is_out_of_memory(&error) => Scrub::Zeroing("there was no room to look".to_owned()),
         checked => checked?,
@@ -104,11 +104,11 @@ fn prepare(device: Arc<Device>, params: &Path, rdma: bool) -> Result<(Maker, Dev
 
 fn has_legacy_handles(device: &Device) -> Result<bool, CudaError> {
     let block = match Block::allocate(device.context(), GRANULARITY) {
-        // Found out at the first fixed allocation.
+        // The first fixed allocation will tell.
         Err(error) if is_out_of_memory(&error) => return Ok(true),
         block => block?,
     };
-    // What it says where there are none differs; a context that came to harm is found out at the next call.
+    // Drivers without legacy handles answer in different ways. A lost context is noticed at the next call.
     Ok(block.share(GRANULARITY).is_ok())
 }
 
@@ -142,14 +142,14 @@ fn start_threads(
     }
     let (own, destinations) =
         (Arc::clone(&state), Destinations { frees, hosts: hosts.clone(), disk: disks.clone() });
-    threads.start("cuda-looker", Box::new(move || releaser::run(&own, &releases_end, &destinations)))?;
+    threads.start("cuda-releaser", Box::new(move || releaser::run(&own, &releases_end, &destinations)))?;
     let own = Arc::clone(&state);
     threads.start("cuda-freer", Box::new(move || freer::run(&own, &frees_end)))?;
     let own = Arc::clone(&state);
     threads.start("cuda-host", Box::new(move || host_maker.run(&own, &hosts_end)))?;
     let own = Arc::clone(&state);
     threads.start("disk-maker", Box::new(move || disk::run(disk.as_ref(), &own, &disks_end)))?;
-    // Files take as long as their disk does, and hold up nobody's seal.
+    // Files take as long as their disk, and must not delay seals of memory.
     for end in [digests_end, file_digests_end] {
         let end = Arc::new(Mutex::new(end));
         for _ in 0..digester::THREADS {

@@ -1,4 +1,4 @@
-//! What driver and devices there are, before anything of them is used.
+//! Finds the driver and its devices, before it uses any of them.
 
 use std::{
     fmt,
@@ -16,7 +16,7 @@ use crate::cuda::{
 };
 use crate::{DeviceInfo, DiskConfig};
 
-/// The version of CUDA that a driver speaks.
+/// The CUDA version of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(i32);
 
@@ -32,7 +32,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Why there is no CUDA here.
+/// Why CUDA is not available here.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ProbeError {
     #[error("no CUDA driver: {}: {problem}", .path.display())]
@@ -65,11 +65,11 @@ impl ProbeError {
     }
 }
 
-/// A driver that answers, and its devices.
+/// A working driver and its devices.
 #[derive(Debug)]
 pub struct Probed {
     pub(crate) api: Arc<Api>,
-    /// Or why it is not there.
+    /// Or why it is not available.
     pub(crate) nvml: Result<&'static Nvml, String>,
     pub(crate) config: CudaConfig,
     pub(crate) found: Vec<FoundDevice>,
@@ -78,15 +78,15 @@ pub struct Probed {
 /// A device that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundDevice {
-    /// What a context takes is not known before there is one: zero here.
+    /// The size of a context is unknown before there is one: zero here.
     pub info: DeviceInfo,
-    /// Why it can't be used, if it can't.
+    /// Why the device cannot be used.
     pub refused: Option<String>,
     pub(crate) ordinal: Option<Ordinal>,
 }
 
 impl Probed {
-    /// Those that CUDA shows this process, in its order, then MIG instances that it does not show.
+    /// The devices that CUDA shows this process, in its order, then MIG instances that it does not show.
     pub fn found(&self) -> &[FoundDevice] {
         &self.found
     }
@@ -95,14 +95,14 @@ impl Probed {
         self.api.version()
     }
 
-    /// With another disk, and pieces of files or none: how much of one there is to be may depend on the devices that were found.
+    /// Replaces the disk and the use of files. The size of the disk tier may depend on the number of devices.
     #[must_use]
     pub fn with_disk(self, disk: Option<DiskConfig>, files: bool) -> Self {
         Self { config: CudaConfig { disk, files, ..self.config }, ..self }
     }
 }
 
-/// Loads the driver and looks at its devices. Makes no context and takes no memory.
+/// Loads the driver and inspects its devices. Makes no context and allocates no memory.
 pub fn probe(config: CudaConfig) -> Result<Probed, ProbeError> {
     let api = Api::load(config.library.as_deref())?;
     let ordinals = api.devices()?;
@@ -131,12 +131,12 @@ fn inspect(api: &Api, ordinal: Ordinal, instances: &[Instance]) -> Result<FoundD
         total: api.total_memory(ordinal)?,
         context: Bytes::ZERO,
     };
-    // One device that does not answer keeps the others from nobody.
+    // A device that does not answer does not prevent the use of the others.
     let refused = refusal(api, ordinal).unwrap_or_else(|error| Some(error.to_string()));
     Ok(FoundDevice { info, refused, ordinal: Some(ordinal) })
 }
 
-/// Why a device that CUDA shows can't be used.
+/// Why a device that CUDA shows cannot be used.
 fn refusal(api: &Api, ordinal: Ordinal) -> Result<Option<String>, CudaError> {
     const PROHIBITED: i32 = 2;
     const EXCLUSIVE_PROCESS: i32 = 3;
@@ -168,13 +168,13 @@ fn refusal(api: &Api, ordinal: Ordinal) -> Result<Option<String>, CudaError> {
     Ok(None)
 }
 
-/// Whether network cards may reach memory of it, where it is made so.
+/// Whether network cards can access the device's memory, if it is created for that.
 pub(crate) fn rdma(api: &Api, ordinal: Ordinal) -> bool {
     let attribute = Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
     api.attribute(ordinal, attribute).is_ok_and(|supported| supported != 0)
 }
 
-/// Whether the driver has pinned memory of the host that goes by descriptor.
+/// Whether the driver has pinned host memory that is shared by descriptor.
 pub(crate) fn host_by_descriptor(api: &Api, ordinal: Ordinal) -> bool {
     let attribute = Attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
     api.attribute(ordinal, attribute).is_ok_and(|supported| supported != 0)

@@ -1,9 +1,9 @@
-//! Is memory that another tenant had zero when the driver hands it out again?
+//! Checks whether memory of another tenant is zero when the driver hands it out again.
 //!
-//! CUDA does not promise it. The driver zeroes what is released, unless it is told not to by a parameter of its
-//! module. So two things are looked at: that the parameters do not speak of scrubbing, and that memory which was
-//! written and released reads zero when it is made again. The second is a sample and no proof; together they are as
-//! certain as it gets from outside. Where either fails, extents are zeroed as they are made.
+//! CUDA does not promise it. The driver zeroes released memory, unless a parameter of its kernel module
+//! disables that. So the check has two parts: no parameter mentions scrubbing, and memory that was written and
+//! released reads zero when it is created again. The second is a sample and no proof; together they are as
+//! certain as it gets from outside. If either fails, the daemon zeroes extents when it creates them.
 
 use std::{fs, path::Path};
 
@@ -15,7 +15,7 @@ use crate::cuda::{
     start::facts::Scrub,
 };
 
-/// The parameters that the driver's module was loaded with.
+/// The parameters of the driver's kernel module.
 pub(crate) const PARAMS: &str = "/proc/driver/nvidia/params";
 
 const ROUNDS: usize = 3;
@@ -44,14 +44,14 @@ pub(crate) fn check(device: &Device, params: &Path) -> Result<Scrub, CudaError> 
     Ok(Scrub::Certain)
 }
 
-/// Whether the driver's pinned memory of the host comes zeroed: its module says so, or it is not relied on. What other
-/// memory of the host there is, the kernel zeroes.
+/// Whether the driver's pinned host memory is zero when fresh, which only a module parameter tells. The kernel
+/// zeroes all other host memory.
 pub(crate) fn zeroes_host(params: &Path) -> bool {
     let text = fs::read_to_string(params).unwrap_or_default();
     text.lines().any(|line| line.split_whitespace().eq(["InitializeSystemMemoryAllocations:", "1"]))
 }
 
-/// `RegistryDwords: "RMDisableScrubOnFree=1"`, and whatever others there may be.
+/// As in `RegistryDwords: "RMDisableScrubOnFree=1"`.
 fn mentions_scrubbing(line: &str) -> bool {
     line.to_ascii_lowercase().contains("scrub")
 }

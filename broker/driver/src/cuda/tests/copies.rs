@@ -1,4 +1,4 @@
-//! Copies that meet what a real card can't be made to do when a test wants it.
+//! Copies that meet failures which a test cannot cause on a real card.
 
 use vramd_types::{CopyId, HostNode};
 
@@ -7,7 +7,7 @@ use crate::{CopyClass, CopyError};
 
 const DEVICE: u64 = 1;
 const HOST: u64 = 2;
-/// More chunks than are under way at once.
+/// More chunks than are in flight at once.
 const SIZE: Bytes = Bytes::mib(160);
 
 /// With an extent of that size on the device, and one in the host.

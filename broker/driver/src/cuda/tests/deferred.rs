@@ -1,4 +1,4 @@
-//! Releases while bytes arrive: put off, but not for ever.
+//! Releases while bytes arrive: deferred, but not forever.
 
 use std::{sync::mpsc::RecvTimeoutError, time::Instant};
 
@@ -11,7 +11,7 @@ const ARRIVES: ExtentId = ExtentId::from_raw(1);
 const FROM: ExtentId = ExtentId::from_raw(2);
 const GOES: ExtentId = ExtentId::from_raw(3);
 
-/// Bytes are on their way into one extent, and stay so while the script tells the fake; another one is released.
+/// Bytes are on their way into one extent while the trigger is on; another extent is released.
 fn ready(fake: &Fake) -> (CudaDriver, Receiver<Completion>) {
     let (driver, completions) = opened(fake);
     let driver = driver.unwrap();

@@ -1,4 +1,4 @@
-//! Copies between memory and disk that meet what a real card can't be made to do when a test wants it.
+//! Copies between memory and disk that meet failures which a test cannot cause on a real card.
 
 use std::{thread, time::Instant};
 
@@ -10,16 +10,16 @@ use crate::{CopyClass, CopyError, HostLimit, disk::DiskEngine, gate::Gate};
 const DEVICE: u64 = 1;
 const HOST: u64 = 2;
 const DISK: u64 = 3;
-/// As many pieces as there are buffers in one direction, twice.
+/// Twice as many pieces as there are buffers in one direction.
 const SIZE: Bytes = Bytes::mib(64);
 const BUFFERS: usize = 16;
 
-/// With an extent of that size on the device, one in the host and one on disk, which was written.
+/// With an extent of that size on the device, one in the host, and a written one on disk.
 fn ready(fake: &Fake) -> (CudaDriver, Receiver<Completion>, tempfile::TempDir) {
     ready_by(fake, None)
 }
 
-/// The same with an engine that is named.
+/// The same with a given engine.
 fn ready_by(
     fake: &Fake,
     engine: Option<DiskEngine>,
@@ -94,13 +94,13 @@ fn a_hop_that_fails_says_why_and_what_follows_is_done() {
     }
 }
 
-/// What is missing is memory of the host, whatever the card has.
+/// The missing memory is the host's, whatever the card has.
 #[test]
 fn where_no_buffer_can_be_pinned_it_is_the_hosts_memory_that_is_short() {
     let fake = Fake::new().with("fail.cuMemHostRegister_v2 = 2@triggered");
     let (driver, completions, _folder) = ready(&fake);
     fake.trigger(true);
-    // Which limit it was is looked at in `pinned`.
+    // `pinned` tests which limit it was.
     let is_short = |result: &Result<(), CopyError>| {
         let limit = match result {
             Err(CopyError::Driver(DriverError::OutOfHostMemory(limit))) => limit,
@@ -133,7 +133,8 @@ fn where_few_buffers_can_be_pinned_pieces_wait_for_these() {
     );
 }
 
-/// Nobody keeps what he does not need: there is room for three buffers of the disk, or for one of those that hash and two of these.
+/// No borrower keeps an unused buffer: there is room for three buffers of the disk, or for one of a digest and
+/// two of these.
 #[test]
 fn where_there_is_room_for_few_buffers_each_has_them_in_its_turn() {
     let fake = Fake::new().with("register_mib = 6");
@@ -153,7 +154,7 @@ fn where_there_is_room_for_few_buffers_each_has_them_in_its_turn() {
     }
 }
 
-/// There is room for one buffer, and who came first has it again and again but for who comes.
+/// There is room for one buffer. The first lane uses it again and again, until another asks.
 #[test]
 fn a_lane_without_a_buffer_gets_the_next_returned_one() {
     const OTHER_DEVICE: u64 = 4;
@@ -185,7 +186,7 @@ fn a_lane_without_a_buffer_gets_the_next_returned_one() {
         begin_copy(&driver, 1, long.0, long.1, half);
         until_hops(&fake, call, before + 1);
         begin_copy(&driver, 2, short.0, short.1, GRANULARITY);
-        // Until it has asked for one.
+        // Until it has asked for a buffer.
         std::thread::sleep(Duration::from_millis(300));
         fake.trigger(false);
         let ended: Vec<u64> = (0..2)
@@ -198,7 +199,7 @@ fn a_lane_without_a_buffer_gets_the_next_returned_one() {
     }
 }
 
-/// So many pieces are on their way between device and buffers, or have been.
+/// Waits until so many pieces have moved between device and buffers.
 fn until_hops(fake: &Fake, call: &str, count: usize) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while hops(fake, call) < count {
@@ -211,7 +212,7 @@ fn hops(fake: &Fake, call: &str) -> usize {
     fake.threads_calling(call).iter().filter(|by| *by == "disk-copy").count()
 }
 
-/// The device does nothing for a while, and the disk goes on until all buffers are full.
+/// The device hangs for a while, and the disk goes on until all buffers are full.
 #[test]
 fn the_disk_reads_ahead_as_far_as_buffers_reach() {
     let fake = Fake::new().with("fail.cuEventQuery = 600@triggered").with("note = 1");
@@ -227,7 +228,7 @@ fn the_disk_reads_ahead_as_far_as_buffers_reach() {
     assert_eq!(done(&driver, &completions, DISK, DEVICE), Ok(()));
 }
 
-/// The disk does nothing for a while, and the device goes on until all buffers are full.
+/// The disk hangs for a while, and the device goes on until all buffers are full.
 #[test]
 fn the_device_copies_ahead_as_far_as_buffers_reach() {
     let filtered = thread::spawn(|| {

@@ -1,9 +1,9 @@
-//! What was begun and not made after all: by whom it is given up, and what is concluded meanwhile.
+//! Extents whose creation fails halfway: which thread frees them, and what surveys conclude meanwhile.
 
 use super::{device::accounts::CONFIRM_AFTER, *};
 
-/// Two fixed extents that can't be made, with a movable one between them, while `cuMemFree` does not return: the
-/// maker answers all the same.
+/// Two fixed extents fail, with a movable one between them, while `cuMemFree` hangs: the maker answers all the
+/// same.
 fn are_freed_apart(fake: Fake, problem: &str) {
     let fake = fake.with("note = 1").with("hang.cuMemFree_v2 = 1");
     let (driver, completions) = opened(&fake);
@@ -44,7 +44,7 @@ fn a_block_that_cannot_be_zeroed_is_freed_apart() {
     are_freed_apart(fake, "cuMemsetD8Async");
 }
 
-/// There is nothing of it that could come back, and nobody would tell if it did.
+/// No part of it could return, and no completion would report it.
 #[test]
 fn a_failed_create_can_be_released_before_it_is_freed() {
     let fake = Fake::new().with("cut = 1").with("hang.cuMemFree_v2 = 1");
@@ -55,14 +55,14 @@ fn a_failed_create_can_be_released_before_it_is_freed() {
         driver.submit(create(raw, ExtentKind::Fixed));
         assert!(matches!(next(&completions), Completion::Created { result: Err(_), .. }));
     }
-    // The freer is at the first.
+    // The freer is busy with the first.
     driver.submit(Submission::Release { extent: ExtentId::from_raw(2) });
     let reported = next(&completions);
     assert!(matches!(reported, Completion::Released { returned: true, .. }), "{reported:?}");
     fake.trigger(false);
 }
 
-/// While one that was not made is being given up, its bytes go away. That is nobody's return.
+/// While a failed extent is being freed, its bytes disappear. That is no extent's return.
 #[test]
 fn freeing_a_failed_create_is_not_taken_for_another_return() {
     let fake = Fake::new().with("lists = 0").with("context_mib = 32").with("hang.cuMemRelease = 1");
@@ -81,7 +81,7 @@ fn freeing_a_failed_create_is_not_taken_for_another_return() {
 
     fake.trigger(true);
     driver.submit(create(2, ExtentKind::Movable));
-    // For longer than a return must last to be told.
+    // For longer than a return must last to be reported.
     for _ in 0..20 {
         survey();
         std::thread::sleep(CONFIRM_AFTER / 5);

@@ -1,4 +1,4 @@
-//! Memory of the host where the driver or the machine has its limits.
+//! Host memory at the limits of the driver or the machine.
 
 use std::{
     thread,
@@ -79,7 +79,7 @@ fn kept(completions: &Receiver<Completion>) -> (Bytes, Option<DriverError>) {
 
 #[test]
 fn the_limit_on_locked_memory_is_named() {
-    // The first is the buffer with which the links are measured.
+    // The first is the buffer that measures the links.
     let fake = Fake::new().with("attribute.141 = 0").with("fail.cuMemHostRegister_v2 = 2@3");
     let (driver, completions) = opened(&fake);
     let driver = driver.unwrap();
@@ -155,7 +155,7 @@ fn a_half_made_host_extent_leaves_nothing() {
     }
 }
 
-/// Of pieces that are pinned in the place of other sizes, and of other sizes that go for it.
+/// Of pieces that replace other sizes, and of other sizes that are unpinned for them.
 #[test]
 fn a_create_waits_for_one_step_of_a_rebuild() {
     const COUNT: u64 = 16;
@@ -168,7 +168,7 @@ fn a_create_waits_for_one_step_of_a_rebuild() {
         let (sink, completions) = channel();
         let reported = Arc::clone(&fake);
         let report = move |completion| {
-            // The thread that tells it goes on with the pool afterwards.
+            // The thread that reports this goes on with its work afterwards.
             let steps = match &completion {
                 Completion::Created { extent, .. } if extent.get() >= LACKING => {
                     let done = steps(&reported);

@@ -1,5 +1,5 @@
-//! Work whose end can't be seen: what it uses is kept for as long as the device may work on it, if that is for ever, and
-//! nobody waits for it to be given up, or the driver could not be ended.
+//! Work whose end is unknown. Its resources stay allocated as long as the device may use them, perhaps forever.
+//! No thread waits for them, or the driver could not end.
 
 use std::sync::mpsc::RecvTimeoutError;
 
@@ -24,7 +24,7 @@ fn ends(code: u32) -> Vec<Completion> {
     reported
 }
 
-/// What is told until the driver has ended, which takes no time.
+/// The completions until the driver has ended, which takes no time.
 fn ended(driver: CudaDriver, completions: Receiver<Completion>) -> Vec<Completion> {
     let (over, is_over) = channel();
     std::thread::spawn(move || {
@@ -57,7 +57,7 @@ fn a_driver_that_could_not_mark_the_end_of_a_copy_ends() {
     );
 }
 
-/// Neither the memory of the device nor that of the host is unmapped, pooled or freed: the copy may be under way still.
+/// Neither device memory nor host memory is unmapped, reused or freed: the copy may still be in flight.
 #[test]
 fn memory_of_a_copy_with_unknown_end_is_never_reused() {
     for kind in [ExtentKind::Movable, ExtentKind::Fixed] {
@@ -93,7 +93,7 @@ fn memory_of_a_copy_with_unknown_end_is_never_reused() {
     }
 }
 
-/// Whoever waits for what that thread was to do would wait for ever.
+/// A caller that waits for the work of that thread would wait forever.
 #[test]
 fn a_panicking_thread_is_reported() {
     let probed = probe(config(&Fake::new())).unwrap();

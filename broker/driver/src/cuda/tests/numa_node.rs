@@ -1,4 +1,4 @@
-//! Where the host's memory is taken from, and who touches it runs: on a node that this machine may not have.
+//! The node of host memory, and the CPUs of threads that touch it: on a node that this machine may not have.
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 use vramd_types::{CopyId, HostNode};
@@ -8,7 +8,7 @@ use crate::CopyClass;
 
 const NODE: HostNode = HostNode(1);
 
-/// The last CPU that this process may run on. With one alone all threads are there anyway.
+/// The last CPU that this process may run on. With only one, all threads are there anyway.
 fn last_cpu() -> usize {
     let allowed = sched_getaffinity(None).unwrap();
     (0..CpuSet::MAX_CPU).rfind(|cpu| allowed.is_set(*cpu)).unwrap()

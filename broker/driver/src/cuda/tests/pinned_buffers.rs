@@ -1,4 +1,4 @@
-//! Buffers that the driver pins: what is told where it does not, and where it does not let go of them.
+//! Pinned buffers: the errors if the driver does not pin them, or does not unpin them.
 
 use std::{
     fs, thread,
@@ -26,7 +26,7 @@ fn context(driver: &CudaDriver) -> Arc<Context> {
     Arc::clone(dispatcher.as_ref().expect("it runs").state.devices[0].context())
 }
 
-/// As of memory of the host, which is registered by the same call.
+/// The same for host memory, which is registered by the same call.
 #[test]
 fn the_limit_on_locked_memory_is_named_of_buffers_too() {
     let fake = Fake::new().with("fail.cuMemHostRegister_v2 = 2@triggered");
@@ -54,7 +54,7 @@ fn is_mapped(address: usize) -> bool {
     bounds.into_iter().any(|(start, end)| (start..end).contains(&address))
 }
 
-/// What devices may still reach by that address must not become other memory.
+/// Memory that devices may still access by its address must not become other memory.
 #[test]
 fn a_buffer_that_the_driver_does_not_let_go_of_is_kept() {
     let fake = Fake::new().with("fail.cuMemHostUnregister = 1@triggered");
@@ -74,7 +74,7 @@ fn a_buffer_that_the_driver_does_not_let_go_of_is_kept() {
     assert_ne!(next.start().as_ptr().addr(), address);
 }
 
-/// Or both would find the same room.
+/// Otherwise both would find the same room.
 #[test]
 fn a_buffer_is_not_asked_for_while_memory_of_the_host_is_registered() {
     let fake = Fake::new().with("attribute.141 = 0").with("hang.cuMemHostRegister_v2 = 1").with("note = 1");
@@ -104,7 +104,7 @@ fn a_buffer_is_not_asked_for_while_memory_of_the_host_is_registered() {
 
 const PIECE: usize = 2 << 20;
 
-/// A shelf of buffers of that library.
+/// Buffers of that library.
 fn lending(fake: &Fake) -> (Arc<Context>, Arc<Buffers>) {
     let (driver, _completions) = opened(fake);
     (context(&driver.unwrap()), Arc::default())
@@ -122,12 +122,12 @@ fn a_returned_buffer_is_lent_again_and_a_small_one_is_replaced() {
     let again = other.take(&context, PIECE).unwrap().unwrap();
     assert_eq!((again.start(), context.api().registered()), (start, Bytes::mib(2)));
     drop(again);
-    // As many as there were, however large.
+    // As many as before, however large.
     drop(take(PIECE + 4096));
     assert_eq!(context.api().registered(), Bytes::new(2 << 20 | 4096));
     drop(take(PIECE));
     assert_eq!(context.api().registered(), Bytes::new(2 << 20 | 4096));
-    // No large one for a small one, and either goes where there is no room beside it.
+    // A small request gets no large buffer, and either is freed if there is no room beside it.
     drop(take(8 * PIECE));
     assert_eq!(context.api().registered(), Bytes::new(9 << 21 | 4096));
     let pieces = [(); 2].map(|()| take(PIECE));
@@ -151,18 +151,18 @@ fn a_borrower_without_buffers_waits_only_for_lent_ones() {
     let its = take(&other).unwrap().unwrap();
     drop(second);
     let second = take(&one).unwrap().unwrap();
-    // Who has waited in vain is told why, and holds up nobody any more.
+    // A borrower that waited in vain gets the reason, and holds up no other.
     let waiting = buffers.borrower();
     assert!(matches!(waiting.take_or_wait(&context, PIECE), Err(DriverError::OutOfHostMemory(_))));
     drop(its);
     assert!(take(&one).unwrap().is_some());
-    // What is never given up is not waited for.
+    // A leaked buffer is not waited for.
     second.leak();
     take(&one).unwrap().unwrap().leak();
     assert!(matches!(take(&one), Err(DriverError::OutOfHostMemory(_))));
 }
 
-/// A piece whose extent is gone by then asks no more.
+/// The extent of a waiting piece may be gone by then; then it asks no more.
 #[test]
 fn a_borrower_that_stopped_asking_leaves_the_line() {
     let fake = Fake::new().with("register_mib = 2");

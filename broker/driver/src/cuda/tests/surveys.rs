@@ -1,10 +1,10 @@
-//! What looks conclude where the figures are not what they should be.
+//! What surveys conclude if the figures are wrong.
 
 use std::{thread, time::Instant};
 
 use super::{device::accounts::CONFIRM_AFTER, *};
 
-/// Makes an extent of so many MiB.
+/// Creates an extent of so many MiB.
 fn made(driver: &CudaDriver, completions: &Receiver<Completion>, raw: u64, mib: u32) -> Export {
     let (extent, size) = (ExtentId::from_raw(raw), Bytes::mib(mib));
     driver.submit(Submission::Create { extent, device: FIRST, size, kind: ExtentKind::Movable });
@@ -17,7 +17,7 @@ fn release(driver: &CudaDriver, completions: &Receiver<Completion>, raw: u64) {
     assert!(matches!(next(completions), Completion::Released { .. }));
 }
 
-/// Unbrokered memory and contexts, and what came back before the answer.
+/// Unbrokered memory and contexts, and the extents reported as returned before the answer.
 fn survey(
     driver: &CudaDriver,
     completions: &Receiver<Completion>,
@@ -34,7 +34,7 @@ fn survey(
     }
 }
 
-/// The list then says what it said before, but for this process, whose own extents have become others since.
+/// The stale list repeats what it said before, except for this process, whose own extents have changed since.
 #[test]
 fn a_list_of_processes_that_fails_once_changes_nothing() {
     const CONTEXT: u64 = 1;
@@ -43,8 +43,8 @@ fn a_list_of_processes_that_fails_once_changes_nothing() {
     let fake = fake.with("context_mib = 24");
     let (driver, completions) = opened(&fake);
     let driver = driver.unwrap();
-    // Another process has two pieces of the device: one is as large as a context and stands for its own, and one is an
-    // extent whose return is awaited.
+    // Another process has two pieces of the device: one as large as a context, which stands for its context,
+    // and an awaited extent.
     let (context, held) = (made(&driver, &completions, CONTEXT, 24), made(&driver, &completions, HELD, 2));
     let client = Holder::of([&context, &held]);
     drop((context, held));
@@ -71,7 +71,7 @@ fn a_list_of_processes_that_fails_once_changes_nothing() {
     assert_eq!(survey(&driver, &completions, client.pid()), before, "and does no more");
 }
 
-/// One survey is asked for, at the end of a process, and none after it.
+/// One survey is requested, at the end of a process, and none after it.
 #[test]
 fn a_return_that_lasts_is_told_though_nobody_asks_again() {
     let (driver, completions) = opened(&Fake::new().with("context_mib = 24"));
@@ -88,7 +88,7 @@ fn a_return_that_lasts_is_told_though_nobody_asks_again() {
     while surveyed < 3 || !returned {
         match next(&completions) {
             Completion::Surveyed { unbrokered: Bytes::ZERO, .. } => surveyed += 1,
-            // Before the last of these answers only where the looks were that slow.
+            // Before the last of these answers only if the surveys were that slow.
             Completion::Returned { extent } if extent == ExtentId::from_raw(1) && !returned => {
                 assert!(
                     requested.elapsed() >= CONFIRM_AFTER,

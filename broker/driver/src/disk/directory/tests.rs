@@ -1,4 +1,4 @@
-//! What a file system refuses.
+//! Refusals of file systems.
 
 use std::os::unix::fs::symlink;
 
@@ -79,7 +79,7 @@ fn a_foreign_file_named_like_the_probe_is_left_alone() {
     assert!(probe.is_symlink());
 }
 
-/// A file of which another name is there, so that it can be looked at, and whose own name has become a directory's.
+/// A file with a second name, for inspection, whose own name has become that of a directory.
 fn undeletable(folder: &Path, directory: &Arc<Directory>, id: ExtentId) -> ExtentFile {
     let file = directory.create_file(id, Bytes::mib(2)).unwrap();
     let name = folder.join(name_of(id));

@@ -1,5 +1,6 @@
-//! Who has the kernel read and write files: `uring` by an io_uring of its own, `threads` by `preadv2` and `pwritev2` on a few
-//! threads, where the first is refused, at the start or from some time on. Both do the same to the byte, and pass the same tests.
+//! Reads and writes files. `uring` uses an io_uring of its own; `threads` uses `preadv2` and `pwritev2` on a
+//! few threads, if the kernel refuses the first, at the start or later. Both behave the same to the byte, and
+//! pass the same tests.
 
 mod requests;
 mod threads;
@@ -18,7 +19,7 @@ pub(crate) use self::{threads::transfer_all, uring::check as check_uring};
 use super::{ALIGNMENT, io_memory::IoMemory};
 use crate::DriverError;
 
-/// Who moves bytes between memory and disk.
+/// The way to move bytes between memory and disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskEngine {
     /// io_uring.
@@ -42,20 +43,20 @@ pub(crate) enum DiskDirection {
     ToDisk,
 }
 
-/// What is to be read or written, all of it or none.
+/// A read or write: all of it or none.
 #[derive(Debug)]
 pub(crate) struct Op<R> {
-    /// By which the caller knows it again.
+    /// The caller's name for the operation.
     pub(crate) tag: u64,
     pub(crate) file: Arc<OwnedFd>,
     pub(crate) direction: DiskDirection,
-    /// As the length, a multiple of [`ALIGNMENT`].
+    /// Like the length, a multiple of [`ALIGNMENT`].
     pub(crate) at: u64,
     pub(crate) length: usize,
     pub(crate) buffer: R,
 }
 
-/// What became of it.
+/// The result of an operation.
 #[derive(Debug)]
 pub(crate) struct Done<R> {
     pub(crate) tag: u64,
@@ -65,30 +66,31 @@ pub(crate) struct Done<R> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IoFlaw {
-    /// So many bytes, and no more to be had.
+    /// The file ended after so many bytes.
     Short(usize),
     Failed(Errno),
 }
 
-/// Dropping it waits for what is under way.
+/// Dropping it waits for operations in flight.
 #[derive(Debug)]
 pub(crate) struct Engine<R: IoMemory> {
     by: Backend<R>,
     depth: usize,
-    /// Until it is told that the ring has broken.
+    /// Taken when the ring's failure is reported.
     warn: Option<Warn>,
 }
 
 #[derive(Debug)]
 enum Backend<R: IoMemory> {
-    /// And threads, from when on the kernel takes nothing from the ring any more.
+    /// With threads, once the kernel accepts nothing from the ring.
     Ring(Box<Uring<R>>, Option<Pool<R>>),
     Threads(Pool<R>),
 }
 
 impl<R: IoMemory> Engine<R> {
-    /// With so many operations under way at most, which the caller keeps to. Unless io_uring was named it does without a ring that cannot be
-    /// made, for want of descriptors or memory, say. What operators should know is told by `warn`, once.
+    /// An engine for at most `depth` operations in flight, which the caller observes. If the ring cannot be set
+    /// up, for lack of descriptors or memory for example, threads replace it, unless the configuration names
+    /// io_uring. `warn` reports a failing ring, once.
     pub(crate) fn new(chosen: EngineChoice, depth: usize, warn: Warn) -> Result<Self, DriverError> {
         if chosen.engine == DiskEngine::Threads {
             return Ok(Self { by: Backend::Threads(pool(depth)?), depth, warn: None });
@@ -114,7 +116,7 @@ impl<R: IoMemory> Engine<R> {
         }
     }
 
-    /// One that has ended, in any order. Does not sleep.
+    /// The next ended operation, in any order. Does not sleep.
     pub(crate) fn poll(&mut self) -> Option<Done<R>> {
         let (ring, threads) = match &mut self.by {
             Backend::Ring(ring, threads) => (ring, threads),
@@ -132,7 +134,7 @@ impl<R: IoMemory> Engine<R> {
                 *threads = pool(self.depth).ok();
             }
             match threads {
-                // All of it: what is read or written twice is as if it had been once.
+                // All of it again: reading or writing twice has the same result.
                 Some(threads) => threads.begin(op),
                 None => return Some(op.end(Err(IoFlaw::Failed(why)))),
             }
@@ -141,7 +143,7 @@ impl<R: IoMemory> Engine<R> {
     }
 }
 
-/// Tells operators something.
+/// Reports a problem to operators.
 pub(crate) struct Warn(Box<dyn FnOnce(String) + Send>);
 
 impl Warn {
@@ -160,24 +162,25 @@ impl fmt::Debug for Warn {
     }
 }
 
-/// What is used, if it can be.
+/// The engine to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EngineChoice {
     pub(crate) engine: DiskEngine,
-    /// It, and nothing in its place.
+    /// The configuration names it, so that no other may replace it.
     pub(crate) is_named: bool,
 }
 
-/// Which one: that is asked for, else io_uring where the kernel has it for us. With it why it is not, where it is not.
+/// Chooses the engine: the requested one, else io_uring if the kernel permits it. Returns also why io_uring was
+/// not chosen.
 pub(crate) fn choose(requested: Option<DiskEngine>) -> Result<(DiskEngine, Option<String>), String> {
     choose_by(requested, check_uring)
 }
 
-/// For tests: those that can be used. Where `VRAMD_EXPECT_URING` is set io_uring is one of them, so that no machine on which all is to be tested
-/// leaves it out in silence.
+/// For tests: the engines that work here. With `VRAMD_EXPECT_URING` set, io_uring must be one of them, so that
+/// a machine for complete tests does not skip it silently.
 ///
 /// # Panics
-/// Where it is not.
+/// If io_uring does not work although it is expected.
 pub(crate) fn usable_engines() -> Vec<DiskEngine> {
     let check = check_uring();
     if let Err(why) = &check {
@@ -186,7 +189,7 @@ pub(crate) fn usable_engines() -> Vec<DiskEngine> {
     check.ok().map(|()| DiskEngine::Uring).into_iter().chain([DiskEngine::Threads]).collect()
 }
 
-/// Who wants threads has the kernel asked for no io_uring: where that is forbidden, to ask may be the end of the process.
+/// A request for threads does not probe io_uring: where it is forbidden, the probe may kill the process.
 fn choose_by(
     requested: Option<DiskEngine>,
     check_uring: impl FnOnce() -> Result<(), String>,
@@ -201,13 +204,13 @@ fn choose_by(
     }
 }
 
-/// How often in a row the kernel may ask to be asked again.
+/// How often in a row the kernel may ask for a retry.
 const AGAIN_MAX: u32 = 10_000;
 
-/// What is asked of the kernel at once: an operation, or a piece of one.
+/// A request to the kernel: an operation, or a part of one.
 #[derive(Clone, Copy, Debug)]
 struct Request {
-    /// Where in the operation it begins.
+    /// Its offset in the operation.
     from: usize,
     length: usize,
     done: usize,
@@ -219,7 +222,7 @@ impl Request {
         Self { from, length, done: 0, again: 0 }
     }
 
-    /// Takes the kernel's answer; the end, unless the rest is to be asked for.
+    /// Takes the kernel's answer. Returns the result, unless the rest must be requested.
     fn advance(&mut self, answer: Result<usize, Errno>) -> Option<Result<(), IoFlaw>> {
         match answer {
             Err(Errno::INTR | Errno::AGAIN) if self.again < AGAIN_MAX => {
@@ -241,22 +244,22 @@ impl Request {
         }
     }
 
-    /// Where in the file the rest begins.
+    /// The offset of the rest in the file.
     fn at<R>(&self, of: &Op<R>) -> u64 {
         of.at + (self.from + self.done) as u64
     }
 
-    /// Where in memory, and how long it is.
+    /// The address and length of the rest.
     fn rest<R: IoMemory>(&self, of: &Op<R>) -> (*mut u8, usize) {
         (of.buffer.start().as_ptr().wrapping_add(self.from + self.done), self.length - self.done)
     }
 }
 
 impl<R: IoMemory> Op<R> {
-    /// Whoever tells the kernel of its memory has asked this before.
+    /// Checked before the kernel gets the address.
     ///
     /// # Panics
-    /// Where it would go beyond its room, or is not of whole blocks.
+    /// If the operation exceeds its buffer, or is not in whole blocks.
     fn check(&self) {
         let is_whole = |it: usize| it.is_multiple_of(ALIGNMENT);
         assert!(self.length > 0 && self.length <= self.buffer.length(), "there is room for what is moved");

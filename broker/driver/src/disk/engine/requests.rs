@@ -1,7 +1,8 @@
-//! Operations that are under way, each as a few requests to the kernel: which of them are in its hands, and what became of the others.
+//! Operations in flight, each as a few requests to the kernel: which requests the kernel has, and the results
+//! of the others.
 //!
-//! An operation is answered once none of its requests is the kernel's any more. Else whoever gets it back would have another write the memory
-//! that the kernel still writes.
+//! An operation is answered once the kernel has none of its requests. Else the next user of its memory would
+//! share it with the kernel.
 
 use rustix::io::Errno;
 
@@ -9,22 +10,22 @@ use super::{Done, IoFlaw, Op, Request};
 
 pub(super) struct Requests<R> {
     ops: Vec<Option<InFlight<R>>>,
-    /// What the kernel is asked for and of which operation, by the number that it is told.
+    /// The requests, each with its operation, by the number that the kernel knows.
     slots: Vec<Option<(usize, Request)>>,
 }
 
-/// What became of an operation.
+/// The end of an operation.
 pub(super) enum Answer<R> {
     Done(Done<R>),
-    /// The kernel would not take all of it, for that reason. It is in the kernel's hands no more.
+    /// The kernel refused part of it, for that reason, and has no part of it now.
     NotTaken(Op<R>, Errno),
 }
 
-/// Of a request that the kernel has answered.
+/// The effect of an answered request.
 pub(super) enum Step<R> {
-    /// The rest of it is to be asked for.
+    /// The rest must be requested.
     Again,
-    /// With its operation, if that was the last of it.
+    /// With its operation, if this was its last request.
     Ended(Option<Answer<R>>),
 }
 
@@ -32,25 +33,25 @@ struct InFlight<R> {
     op: Op<R>,
     /// Requests that have not ended.
     left: usize,
-    /// The first by its place, and where its request begins.
+    /// The flaw at the lowest offset, with the offset of its request.
     flaw: Option<(usize, IoFlaw)>,
-    /// One of them was never taken.
+    /// The kernel refused one of its requests.
     refused: Option<Errno>,
 }
 
-/// Of a request.
+/// The end of a request.
 enum End {
     Done(Result<(), IoFlaw>),
     NotTaken(Errno),
 }
 
 impl<R> Requests<R> {
-    /// For so many operations at once, of so many requests each at most.
+    /// For so many operations at once, of at most so many requests each.
     pub(super) fn new(depth: usize, requests_max: usize) -> Self {
         Self { ops: (0..depth).map(|_| None).collect(), slots: vec![None; depth * requests_max] }
     }
 
-    /// The numbers of its requests.
+    /// Enters an operation, and returns the numbers of its requests.
     pub(super) fn begin(&mut self, op: Op<R>, requests: impl Iterator<Item = Request>) -> Vec<usize> {
         let free = self.ops.iter().position(Option::is_none);
         let place = free.expect("no more is under way than was said at most");
@@ -65,13 +66,13 @@ impl<R> Requests<R> {
         slots
     }
 
-    /// What is under way by that number.
+    /// The request with that number, and its operation.
     pub(super) fn get(&self, slot: usize) -> Option<(&Op<R>, Request)> {
         let (place, request) = (*self.slots.get(slot)?)?;
         Some((&self.ops[place].as_ref()?.op, request))
     }
 
-    /// The kernel has answered.
+    /// Takes the kernel's answer to a request.
     pub(super) fn answered(&mut self, slot: usize, answer: Result<usize, Errno>) -> Step<R> {
         let known = self.slots.get_mut(slot).and_then(Option::as_mut);
         let (_, request) = known.expect("each is answered once, by the number that the kernel was told");
@@ -81,7 +82,7 @@ impl<R> Requests<R> {
         }
     }
 
-    /// The kernel has not taken it and never will. Its operation, if that was the last of it.
+    /// Ends a request that the kernel will never accept. Returns its operation, if this was its last request.
     pub(super) fn refuse(&mut self, slot: usize, why: Errno) -> Option<Answer<R>> {
         self.end(slot, End::NotTaken(why))
     }

@@ -19,10 +19,10 @@ use crate::disk::Buffer;
 
 const DEPTH: usize = 4;
 const BLOCKS: usize = 64;
-/// So many are read by several requests.
+/// So many blocks take several requests.
 const LONG: usize = 517;
 
-/// Those that can be used. Where io_uring can't, it says why, and threads are chosen instead.
+/// The engines that work here. If io_uring does not, it says why, and threads are chosen.
 fn engines() -> Vec<DiskEngine> {
     match check_uring() {
         Ok(()) => assert_eq!(choose(None), Ok((DiskEngine::Uring, None))),
@@ -40,11 +40,11 @@ struct Bench {
     plain: File,
     direct: Arc<OwnedFd>,
     engine: Engine<Buffer>,
-    /// All that operators were told.
+    /// All warnings to operators.
     warned: Receiver<String>,
 }
 
-/// A file of so many blocks, each of its number.
+/// A file of so many blocks, each filled with its number.
 fn bench(engine: DiskEngine, blocks: usize, flags: OFlags) -> Bench {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
@@ -146,7 +146,7 @@ fn a_read_past_the_end_reports_how_much_was_there() {
     }
 }
 
-/// As much as many requests of the kernel: all of it comes to its place, and the first that lacks something says where that is.
+/// Read by several requests: all bytes arrive in place, and the lowest missing offset is reported.
 #[test]
 fn a_long_range_is_one_operation() {
     for engine in engines() {
@@ -190,7 +190,7 @@ fn dropping_the_engine_waits_for_operations_in_flight() {
     }
 }
 
-/// Else the kernel would write behind the room's end.
+/// Else the kernel would write beyond the end of the buffer.
 #[test]
 fn an_operation_beyond_its_buffer_is_never_begun() {
     let bench = bench(DiskEngine::Threads, 2, OFlags::RDWR);
@@ -229,7 +229,7 @@ fn choosing_threads_does_not_probe_io_uring() {
     assert_eq!(choose_by(Some(DiskEngine::Threads), || panic!("nobody wants it")), threads);
 }
 
-/// Nothing is lost by it, and what the kernel had taken is done.
+/// No operation is lost, and those that the kernel had accepted are done.
 #[test]
 fn threads_take_over_from_a_broken_ring() {
     if !engines().contains(&DiskEngine::Uring) {
@@ -263,7 +263,7 @@ fn threads_take_over_from_a_broken_ring() {
     refused.join().unwrap();
 }
 
-/// Unless it was named: then there is no other.
+/// Unless the configuration names io_uring.
 #[test]
 fn threads_replace_a_ring_that_cannot_be_set_up() {
     let refused = thread::spawn(|| {
@@ -288,7 +288,7 @@ fn threads_replace_a_ring_that_cannot_be_set_up() {
     refused.join().unwrap();
 }
 
-/// A buffer that says when it is given up.
+/// A buffer that reports its drop.
 #[derive(Debug)]
 struct Watched(Buffer, std::sync::mpsc::Sender<()>);
 
@@ -309,7 +309,7 @@ impl Drop for Watched {
     }
 }
 
-/// It must not be given up while the kernel may write it, nor be kept for ever.
+/// The buffer must not be dropped while the kernel may write it, nor be kept forever.
 #[test]
 fn dropping_a_broken_ring_waits_for_requests_in_flight() {
     if !engines().contains(&DiskEngine::Uring) {

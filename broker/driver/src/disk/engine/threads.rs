@@ -1,4 +1,4 @@
-//! Reads and writes on a few threads, each of which does one at a time.
+//! Reads and writes on a few threads, one operation on each.
 #![allow(unsafe_code, reason = "the kernel is told of memory by address")]
 
 use std::{
@@ -14,7 +14,7 @@ use crate::{
     disk::{io_memory::IoMemory, workers::Workers},
 };
 
-/// Each waits for the disk most of its time.
+/// Each thread waits for the disk most of its time.
 const THREADS_MAX: usize = 8;
 
 pub(crate) type Pool<R> = Workers<Op<R>, Done<R>>;
@@ -23,7 +23,7 @@ pub(super) fn pool<R: IoMemory>(depth: usize) -> Result<Pool<R>, DriverError> {
     Workers::new("disk-io", depth.min(THREADS_MAX), transfer_all)
 }
 
-/// By whoever calls.
+/// Does the whole operation on the calling thread.
 pub(crate) fn transfer_all<R: IoMemory>(op: Op<R>) -> Done<R> {
     op.check();
     let mut request = Request::new(0, op.length);
@@ -36,14 +36,14 @@ pub(crate) fn transfer_all<R: IoMemory>(op: Op<R>) -> Done<R> {
     op.end(result)
 }
 
-/// As much of the rest as the kernel does at once.
+/// Transfers as much of the rest as the kernel does at once.
 fn transfer<R: IoMemory>(op: &Op<R>, request: Request) -> Result<usize, Errno> {
     let (start, length) = request.rest(op);
     let (file, at, flags) = (op.file.as_ref(), request.at(op), ReadWriteFlags::empty());
     match op.direction {
         DiskDirection::FromDisk => {
-            // SAFETY: The range is inside the room, see `Op::check`, which is memory that may be written and which this thread owns
-            // while the call takes.
+            // SAFETY: The range is inside the buffer, see `Op::check`, which is writable memory that this
+            // thread owns during the call.
             let rest = unsafe { slice::from_raw_parts_mut(start, length) };
             preadv2(file, &mut [IoSliceMut::new(rest)], at, flags)
         }

@@ -1,4 +1,5 @@
-//! Reads and writes by an io_uring, which whoever asks for them also polls: no thread of ours stands in between.
+//! Reads and writes by an io_uring, polled by the thread that begins the operations: no other thread stands in
+//! between.
 #![allow(unsafe_code, reason = "the kernel is told of memory by address")]
 
 use std::{collections::VecDeque, io, os::fd::AsRawFd, thread, time::Duration};
@@ -12,11 +13,12 @@ use super::{
 };
 use crate::disk::{ALIGNMENT, RING_PIECES, io_memory::IoMemory};
 
-/// Between two looks at what a ring that is broken still does.
+/// How often the requests in a broken ring are polled.
 const POLL_EVERY: Duration = Duration::from_millis(1);
 
-/// What one request reads at least: virtual disks are up to a sixth faster with several of these than with a large one, and many others are given no
-/// larger ones by the kernel. Whether it is so of writes nobody has measured: each is one request.
+/// The least that one request reads. Virtual disks are up to a sixth faster with several such requests than
+/// with a large one, and the kernel splits large requests to many other disks anyway. Writes were not measured:
+/// each is one request.
 const READ_BYTES_MIN: usize = 512 << 10;
 /// Of one operation.
 const REQUESTS_MAX: usize = 4;
@@ -24,15 +26,16 @@ const REQUESTS_MAX: usize = 4;
 pub(super) struct Uring<R: IoMemory> {
     ring: IoUring,
     in_flight: Requests<R>,
-    /// Those requests that the kernel has not taken yet, in the order in which it will.
+    /// Requests that the kernel has not accepted yet, in their order.
     offered: VecDeque<usize>,
-    /// How often in a row it would take none.
+    /// How often in a row the kernel accepted none.
     refusals: u32,
-    /// Why it never will again: then it is asked no more, since what it was offered is still in the ring.
+    /// Why the kernel will never accept more. The ring is not entered again, since offered requests are still
+    /// in it.
     broken: Option<Errno>,
 }
 
-/// Whether the kernel lets this process use one of a lane's size, all the way: containers refuse it at the first or the second call.
+/// Checks that this process may use a ring of a lane's size: containers refuse the first or the second call.
 pub(crate) fn check() -> Result<(), String> {
     let said = |what: &str, error: io::Error| format!("{what}: {error}");
     let size = u32::try_from(RING_PIECES * REQUESTS_MAX).unwrap_or(u32::MAX);
@@ -42,7 +45,7 @@ pub(crate) fn check() -> Result<(), String> {
     if !probe.is_supported(opcode::Read::CODE) || !probe.is_supported(opcode::Write::CODE) {
         return Err("this kernel's io_uring has no plain reads and writes".to_owned());
     }
-    // SAFETY: What is asked for uses no memory.
+    // SAFETY: The request uses no memory.
     let pushed = unsafe { ring.submission().push(&opcode::Nop::new().build()) };
     pushed.map_err(|error| format!("io_uring: {error}"))?;
     ring.submit_and_wait(1).map_err(|error| said("io_uring_enter", error))?;
@@ -59,7 +62,7 @@ impl<R: IoMemory> Uring<R> {
         Ok(Self { ring, in_flight, offered: VecDeque::new(), refusals: 0, broken: None })
     }
 
-    /// Where the kernel takes nothing any more it comes back as not taken.
+    /// Begins an operation. If the ring is broken, the operation comes back as refused.
     pub(super) fn begin(&mut self, op: Op<R>) {
         let requests = split(op.direction, op.length);
         for slot in self.in_flight.begin(op, requests) {
@@ -93,7 +96,7 @@ impl<R: IoMemory> Uring<R> {
         }
     }
 
-    /// Offers the kernel what is left of a request.
+    /// Offers the rest of a request to the kernel.
     fn push(&mut self, slot: usize) {
         self.offered.push_back(slot);
         if self.broken.is_some() {
@@ -101,13 +104,15 @@ impl<R: IoMemory> Uring<R> {
         }
         let (op, request) = self.in_flight.get(slot).expect("a request is of an operation under way");
         let entry = entry(slot, op, request);
-        // SAFETY: File and memory of the entry are those of an operation that is under way, and stay so until the kernel has
-        // answered all its requests, also when this value is dropped; those of a ring that is broken are never submitted.
+        // SAFETY: File and memory of the entry belong to an operation in flight. They stay valid until the
+        // kernel has answered all its requests, also when this value is dropped. Requests of a broken ring are
+        // never submitted.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         assert!(pushed.is_ok(), "there are as many entries as slots");
     }
 
-    /// What the kernel does not take now it is offered again with the next, or when it is polled; but not for ever.
+    /// Submits the offered requests. Those that the kernel does not accept now are offered again with the next
+    /// submission or poll, up to a bound.
     fn submit(&mut self) {
         if self.broken.is_none() {
             let submitted = self.ring.submit();
@@ -115,7 +120,7 @@ impl<R: IoMemory> Uring<R> {
         }
     }
 
-    /// Sees what the kernel has taken, and whether it may take more another time.
+    /// Records which requests the kernel has accepted, and whether it may accept more later.
     fn record_submit(&mut self, submitted: io::Result<usize>) {
         let left = self.ring.submission().len();
         while self.offered.len() > left {
@@ -130,14 +135,14 @@ impl<R: IoMemory> Uring<R> {
         }
     }
 
-    /// One that the kernel has not taken, and never will; and why.
+    /// A request that the kernel will never accept, and why.
     fn take_refused(&mut self) -> Option<(usize, Errno)> {
         let error = self.broken?;
         Some((self.offered.pop_front()?, error))
     }
 }
 
-/// Requests that are all of an operation of that length.
+/// Splits an operation of that length into requests.
 fn split(direction: DiskDirection, length: usize) -> impl Iterator<Item = Request> {
     let each = match direction {
         DiskDirection::FromDisk => {
@@ -151,7 +156,7 @@ fn split(direction: DiskDirection, length: usize) -> impl Iterator<Item = Reques
 fn entry<R: IoMemory>(slot: usize, op: &Op<R>, request: Request) -> squeue::Entry {
     let file = types::Fd(op.file.as_raw_fd());
     let (start, length) = request.rest(op);
-    // Of what is longer than that the rest is asked for once it is done.
+    // The rest of a longer request follows once this part is done.
     let length = u32::try_from(length).unwrap_or(1 << 30);
     let entry = match op.direction {
         DiskDirection::FromDisk => opcode::Read::new(file, start, length).offset(request.at(op)).build(),
@@ -161,14 +166,14 @@ fn entry<R: IoMemory>(slot: usize, op: &Op<R>, request: Request) -> squeue::Entr
 }
 
 impl<R: IoMemory> Drop for Uring<R> {
-    /// The kernel's work on memory is waited for, however long it takes.
+    /// Waits for the kernel to finish with the memory, however long it takes.
     fn drop(&mut self) {
         loop {
             while self.poll().is_some() {}
             if self.in_flight.is_empty() {
                 return;
             }
-            // A ring that is broken still has what was given back long ago: it must not be entered.
+            // A broken ring still contains requests that were given back long ago: it must not be entered.
             if self.broken.is_some() {
                 thread::sleep(POLL_EVERY);
                 continue;

@@ -1,4 +1,4 @@
-//! Over a driver library of our own, whose devices lie where a test wants them on a bus of its own, and whose copies take their time.
+//! Over the fake library, whose devices lie on a bus of the test, and whose copies take time.
 
 use std::{collections::BTreeSet, os::unix::fs::symlink};
 
@@ -17,7 +17,7 @@ fn devices(fake: &Fake) -> Vec<Arc<Device>> {
     opened.collect()
 }
 
-/// What the kernel says of a bus with a device at the end of each of these paths.
+/// The kernel's folder of a bus, with a device at the end of each path.
 fn buses(paths: &[&str]) -> TempDir {
     let buses = tempfile::tempdir().unwrap();
     for path in paths {
@@ -28,7 +28,7 @@ fn buses(paths: &[&str]) -> TempDir {
     buses
 }
 
-/// A library of so many devices, each in its slot of a bus, by number.
+/// A library with a device on each of these buses.
 fn on_buses(buses: &[u8]) -> Fake {
     let fake = Fake::new().with(&format!("devices = {}", buses.len()));
     let fake = fake.with("attribute.34 = 0").with("attribute.50 = 0");
@@ -40,7 +40,7 @@ fn on_buses(buses: &[u8]) -> Fake {
 fn shared_paths_are_common_bridges_and_nodes_narrow_first() {
     let fake = on_buses(&[0x17, 0x18, 0x1a, 0x31, 0x81, 0x99]);
     let fake = fake.with("attribute.134.4 = 1").with("attribute.134.5 = 1");
-    // The last is on no bus that the kernel knows of.
+    // The last is on no bus that the kernel knows.
     let buses = buses(&[
         "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0",
         "pci0000:15/0000:15:01.0/0000:16:00.0/0000:18:00.0",
@@ -76,7 +76,7 @@ fn devices_below_no_bridge_share_their_node_alone() {
     assert_eq!(names, ["device 0", "device 1", "node 0"]);
 }
 
-/// Both ways of a device, and one way of a node, carry as much together as alone.
+/// Both directions of a device, and one direction of a node, are as fast together as alone.
 #[test]
 fn only_lanes_that_are_slower_together_share_a_link() {
     let fake = on_buses(&[0x17, 0x18, 0x31]).with("still = 1").with("carries = 320");
@@ -98,14 +98,14 @@ fn only_lanes_that_are_slower_together_share_a_link() {
     let alone = both.each_ref().map(|lane| (*lane, std::slice::from_ref(lane)));
     let should = alone.into_iter().chain(shared).map(|(name, lanes)| format!("{name}: {}", lanes.join(", ")));
     let should: BTreeSet<String> = should.collect();
-    // Of the uplink, each way.
+    // Of the uplink, in each direction.
     let near = (240 << 20)..(400 << 20);
     let is_off = |link: &LinkFacts| {
         link.name.starts_with("uplink") && !link.lanes.iter().all(|(_, carries)| near.contains(carries))
     };
     let (mut found, mut always, mut problems) = (BTreeSet::new(), None, Vec::new());
-    // Where others have the CPU in the middle of it, too little is measured, or too much: then what is there is not found that time, or
-    // what is not there is. What is so each time is no chance.
+    // If other processes use the CPU meanwhile, too little or too much is measured: then a link is missed, or a
+    // wrong one is found. A result that repeats is no accident.
     for _ in 0..8 {
         let Measured { links, problem } = measure(&devices, buses.path());
         problems.extend(problem);
@@ -124,7 +124,7 @@ fn only_lanes_that_are_slower_together_share_a_link() {
     panic!("found {found:#?}, always {always:#?}, {problems:?}");
 }
 
-/// From its first copy on, or once it was measured: what is under way then is not waited for either.
+/// From the first copy on, or after the measurement: copies in flight are not waited for then either.
 #[test]
 fn a_link_that_does_not_answer_holds_up_no_start() {
     let fake = Fake::new().with("fail.cuEventQuery = 600@triggered");

@@ -7,7 +7,7 @@ use crate::disk::{ALIGNMENT, engine::DiskDirection};
 
 const REFUSED: Errno = Errno::PERM;
 
-/// How a request of the kernel ends.
+/// How a request ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
     Whole,
@@ -38,7 +38,7 @@ fn end(requests: &mut Requests<()>, slot: usize, how: How) -> Option<Answer<()>>
     }
 }
 
-/// Every way to order so many.
+/// All orders of so many requests.
 fn orders(count: usize) -> Vec<Vec<usize>> {
     if count == 0 {
         return vec![Vec::new()];
@@ -53,7 +53,7 @@ fn orders(count: usize) -> Vec<Vec<usize>> {
     orders(count - 1).into_iter().flat_map(insert).collect()
 }
 
-/// Every choice of how so many end.
+/// All combinations of ends for so many requests.
 fn ends(count: usize) -> Vec<Vec<How>> {
     (0..count).fold(vec![Vec::new()], |all, _| {
         let with = |ends: Vec<How>| ALL.map(|how| [&ends[..], &[how]].concat());
@@ -61,8 +61,8 @@ fn ends(count: usize) -> Vec<Vec<How>> {
     })
 }
 
-/// In all that an operation could meet: it is never given back before the last of its requests has ended, nor is another's answer taken for
-/// its own.
+/// In every case an operation is given back only after its last request has ended, and never with the answer of
+/// another.
 #[test]
 fn an_operation_is_answered_after_its_last_request() {
     let mut seen = 0;
@@ -100,7 +100,7 @@ fn an_operation_is_answered_after_its_last_request() {
     assert_eq!(seen, 3 + 9 * 2 + 27 * 6);
 }
 
-/// The rest of a request that was offered again when the kernel took no more is as one that was never taken; what it had taken is waited for.
+/// A request whose rest the kernel refuses counts as refused. The accepted part is waited for.
 #[test]
 fn a_partly_done_request_counts_as_refused() {
     let mut requests = Requests::new(1, 2);
@@ -112,7 +112,7 @@ fn a_partly_done_request_counts_as_refused() {
     assert!(matches!(answered, Step::Ended(Some(Answer::NotTaken(_, REFUSED)))));
 }
 
-/// What is told is the flaw that comes first in the file, whichever came first in time.
+/// The flaw at the lowest offset is reported, whichever came first in time.
 #[test]
 fn the_flaw_at_the_lowest_offset_is_reported() {
     for order in orders(3) {
