@@ -1,4 +1,4 @@
-//! The processes that ours is compared with: this program under another command, which ends when its input does.
+//! The bare processes that the daemon is compared with: this program under another command. They end when their input ends.
 
 use std::{
     env,
@@ -17,7 +17,7 @@ use vramd_tests::wait::until;
 pub(crate) struct Bare(Child);
 
 impl Bare {
-    /// Starts one and waits until its socket is there.
+    /// Starts a process and waits until its socket exists.
     pub(crate) fn start(command: &str, socket: &Path, more: &[&OsStr]) -> Result<Self> {
         let mut process = Command::new(env::current_exe()?);
         process.arg(command).arg(socket).args(more).stdin(Stdio::piped());
@@ -30,13 +30,13 @@ impl Bare {
 impl Drop for Bare {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
-        // It is killed where that is not enough, and there is nobody to tell.
+        // If closing its input is not enough, the process is killed. Errors have no receiver here.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Ends this process when who started it has gone, however that came about.
+/// Ends this process when its parent has ended, for any reason.
 pub(crate) fn end_with_input() {
     thread::spawn(|| {
         let _ = io::stdin().read_to_end(&mut Vec::new());

@@ -1,8 +1,8 @@
 //! 1,000 allocations of 2 MiB in one batch: from the decoded request to the encoded reply, inside the daemon.
 //!
-//! Only the daemon knows when it has decoded a request, and when the answer is there: it logs the time between the two
-//! with `batch answered`. tonic encodes after that, where nothing of ours runs, so the coding of the same message is timed
-//! here and added. What the client waits for, by its own clock, is the upper bound.
+//! Only the daemon knows when it has decoded a request and when it has the answer. It logs the time between both with
+//! `batch answered`. tonic encodes the answer afterwards, so this benchmark times the coding of the same message and adds it. The time
+//! that the client waits, by its own clock, is the upper bound.
 
 use std::{
     io::{self, Write as _},
@@ -33,10 +33,10 @@ const COUNT: u32 = 1000;
 const WARM_UP: usize = 2;
 const PAIRS: usize = 15;
 const PAIRS_QUICK: usize = 3;
-/// What tonic's buffer for a message has at first.
+/// The initial size of tonic's buffer for a message, in bytes.
 const ENCODE_BUFFER: usize = 8 << 10;
 
-/// One batch. Times are of the whole of it.
+/// The times of one whole batch.
 struct Batch {
     handled: Duration,
     encoded: Duration,
@@ -66,10 +66,10 @@ pub(crate) fn run(quick: bool) -> Result<Results> {
             bare.push(plain);
         }
     }
-    tell(&ours, &bare)
+    summarize(&ours, &bare)
 }
 
-/// Allocates, says at once of each part that it is mapped, and gives everything back.
+/// Allocates, answers at once that each part is mapped, and frees everything.
 fn allocate(daemon: &Daemon, session: &mut RawSession) -> Result<Batch> {
     let before = daemon.log().len();
     let request = session.request(vec![spec(MIB_2); usize::try_from(COUNT)?]);
@@ -85,7 +85,7 @@ fn allocate(daemon: &Daemon, session: &mut RawSession) -> Result<Batch> {
     Ok(batch)
 }
 
-/// What the daemon says that the one batch in this piece of its log has taken.
+/// Reads from this piece of the daemon's log how long its one batch took.
 fn answered(log: &str) -> Result<Duration> {
     let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let mut answers = events.filter(|event| event["message"] == "batch answered");
@@ -108,7 +108,7 @@ fn give_back(session: &mut RawSession, answer: &AllocateBatchResponse) -> Result
     while has.len() < answer.allocations.len() {
         let map = match session.channel.receive(PATIENCE) {
             Packet::Frame(daemon_frame::Frame::Map(map), _) => map,
-            // Of what was freed in the round before, and said to be unmapped before it was asked.
+            // A `Revoke` of the round before, whose parts were reported as unmapped before the daemon asked.
             Packet::Frame(daemon_frame::Frame::Revoke(_), _) => continue,
             other => bail!("not a map frame: {other:?}"),
         };
@@ -133,7 +133,7 @@ fn give_back(session: &mut RawSession, answer: &AllocateBatchResponse) -> Result
     Ok(())
 }
 
-/// As many memfds as the simulated driver makes for a batch, made the same way and by one thread, as there.
+/// Creates as many memfds as the simulated driver creates for a batch, in the same way and by one thread.
 fn make_bare() -> Result<Duration> {
     let started = Instant::now();
     let made = (0..COUNT).map(memfd).collect::<Result<Vec<OwnedFd>>>()?;
@@ -151,7 +151,7 @@ fn memfd(number: u32) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-fn tell(ours: &[Batch], bare: &[Duration]) -> Result<Results> {
+fn summarize(ours: &[Batch], bare: &[Duration]) -> Result<Results> {
     let each = |time: Duration| micros(time) / f64::from(COUNT);
     let of = |side: fn(&Batch) -> Duration| ours.iter().map(|batch| each(side(batch))).collect::<Vec<_>>();
     let in_daemon = of(Batch::in_daemon);

@@ -21,7 +21,7 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Connects, to describe one allocation again and again.
+    /// Connects to describe one allocation repeatedly.
     pub(crate) fn connect(socket: &Path, session_id: u64, allocation_id: u64) -> Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))?;
@@ -36,7 +36,7 @@ impl Caller {
         answer.into_inner().allocation.context("an answer without an allocation")
     }
 
-    /// Calls so often, one call after the other, and times each from before it is sent until its answer is decoded.
+    /// Makes `calls` calls in sequence, and times each from before it is sent until its answer is decoded.
     pub(crate) fn time(&mut self, calls: usize) -> Result<Vec<Duration>> {
         let Self { runtime, client, request } = self;
         runtime.block_on(async {

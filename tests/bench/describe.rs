@@ -25,7 +25,7 @@ use crate::{
 
 const TARGET: f64 = 1.5;
 
-/// How much is done.
+/// How many calls a run makes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
     pub(crate) pairs: usize,
@@ -36,7 +36,7 @@ pub(crate) struct Extent {
 const FULL: Extent = Extent { pairs: 9, warm_up: 2_000, calls: 20_000 };
 const QUICK: Extent = Extent { pairs: 3, warm_up: 200, calls: 2_000 };
 
-/// The daemon, and beside it those it is compared with, all running from start to end.
+/// The daemon and the bare processes beside it. All of them run from start to end.
 pub(crate) struct Scene {
     pub(crate) daemon: Daemon,
     pub(crate) session: RawSession,
@@ -47,7 +47,7 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    /// One named allocation of two parts, and an echo that answers as the daemon does.
+    /// Creates a named allocation of two parts, and an echo that gives the daemon's answer.
     fn set() -> Result<Self> {
         let daemon = Daemon::start(&Config::default());
         let mut session = daemon.open();
@@ -66,12 +66,12 @@ impl Scene {
         Ok(scene)
     }
 
-    /// A client of the daemon.
+    /// Connects a client to the daemon.
     pub(crate) fn ours(&self, session: u64) -> Result<Caller> {
         Caller::connect(&self.daemon.sockets().join("vramd.sock"), session, self.allocation)
     }
 
-    /// A client of the echo.
+    /// Connects a client to the echo.
     pub(crate) fn bare(&self, session: u64) -> Result<Caller> {
         Caller::connect(&self.folder.path().join("echo.sock"), session, self.allocation)
     }
@@ -94,7 +94,7 @@ struct Measured {
     details: serde_json::Value,
 }
 
-/// Takes the four in turns; of each pair either ours or the bare echo goes first.
+/// Runs the four sides in turns. In each pair the daemon and the bare echo swap the first place.
 fn one_in_flight(scene: &Scene, extent: Extent) -> Result<Measured> {
     let (mut ours, mut bare) = (scene.ours(scene.session.id())?, scene.bare(scene.session.id())?);
     let mut pinger = Pinger::connect(&scene.folder.path().join("ping-pong.sock"))?;
@@ -111,7 +111,7 @@ fn one_in_flight(scene: &Scene, extent: Extent) -> Result<Measured> {
         taken.sdk.push(extent.take(|calls| time_sdk(&sdk, scene.allocation, calls))?);
         taken.ping_pong.push(extent.take(|calls| pinger.time(calls))?);
     }
-    taken.tell(extent)
+    taken.summarize(extent)
 }
 
 fn time_sdk(client: &Client, allocation: u64, calls: usize) -> Result<Vec<Duration>> {
@@ -126,14 +126,14 @@ fn time_sdk(client: &Client, allocation: u64, calls: usize) -> Result<Vec<Durati
 }
 
 impl Extent {
-    /// The calls that count, after those that do not.
+    /// Makes the warm-up calls, then times the calls that count.
     fn take(self, mut time: impl FnMut(usize) -> Result<Vec<Duration>>) -> Result<Samples> {
         time(self.warm_up)?;
         Ok(Samples::new(time(self.calls)?))
     }
 }
 
-/// A block of calls of each side and pair.
+/// The timed calls of each side, one block for each pair.
 #[derive(Default)]
 struct Taken {
     ours: Vec<Samples>,
@@ -143,7 +143,7 @@ struct Taken {
 }
 
 impl Taken {
-    fn tell(&self, extent: Extent) -> Result<Measured> {
+    fn summarize(&self, extent: Extent) -> Result<Measured> {
         let medians =
             |side: &[Samples]| -> Vec<f64> { side.iter().map(|block| micros(block.median())).collect() };
         let (ours, bare) = (medians(&self.ours), medians(&self.bare));

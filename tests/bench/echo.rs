@@ -1,5 +1,5 @@
-//! What a call costs where nothing is done for it: a tonic server that answers every `DescribeAllocation` with the same
-//! message, in a process of its own, on as many threads as the daemon has.
+//! The cost of a call that does nothing: a tonic server that answers every `DescribeAllocation` with the same message. It is a process of
+//! its own, with as many threads as the daemon.
 
 use std::{fs, path::Path};
 
@@ -15,10 +15,10 @@ use vramd_proto::v1::{
 
 use crate::bare::end_with_input;
 
-/// As many as the daemon has for its calls.
+/// The number of threads that the daemon has for its calls.
 const WORKER_THREADS: usize = 2;
 
-/// Serves until its input ends. The answer is an encoded `DescribeAllocationResponse`.
+/// Serves until the input ends. `answer` is a file with an encoded `DescribeAllocationResponse`.
 pub(crate) fn serve(socket: &Path, answer: &Path) -> Result<()> {
     end_with_input();
     let answer = fs::read(answer).with_context(|| answer.display().to_string())?;

@@ -1,4 +1,4 @@
-//! jemalloc, as C programs call it where they want an alignment.
+//! jemalloc, called as C programs call it for aligned memory.
 
 #![allow(unsafe_code, reason = "jemalloc is a C library")]
 
@@ -13,7 +13,7 @@ const ALIGNMENT: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Jemalloc;
 
-/// Of so many bytes.
+/// A block of jemalloc with its size in bytes.
 #[derive(Debug)]
 pub(crate) struct Block(NonNull<u8>, usize);
 
@@ -22,7 +22,7 @@ impl Allocator for Jemalloc {
 
     fn alloc(&self, size: usize) -> Block {
         assert!(size > 0, "jemalloc's zero is undefined");
-        // SAFETY: a call of C without other conditions than that the size is not zero.
+        // SAFETY: a call of C whose only condition is that the size is not zero.
         let block = unsafe { mallocx(size, MALLOCX_ALIGN(ALIGNMENT)) };
         Block(NonNull::new(block.cast()).expect("there is memory for the trace"), size)
     }
@@ -30,7 +30,7 @@ impl Allocator for Jemalloc {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: the pointer came from `mallocx` of that size and with the same flags, and is freed here alone.
+        // SAFETY: the pointer came from `mallocx` with that size and the same flags, and only this `drop` frees it.
         unsafe { sdallocx(self.0.as_ptr().cast(), self.1, MALLOCX_ALIGN(ALIGNMENT)) };
     }
 }

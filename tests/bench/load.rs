@@ -1,4 +1,4 @@
-//! 32 clients at once: each a thread with a connection and a session of its own, and one call in flight.
+//! 32 clients at once. Each is a thread with its own connection and session, and one call in flight.
 
 use std::{
     io::{self, Write as _},
@@ -18,12 +18,12 @@ use crate::{
 };
 
 const CLIENTS: usize = 32;
-/// Of each client.
+/// Calls of each client that do not count.
 pub(crate) const WARM_UP: usize = 100;
 const CALLS: usize = 1_000;
 const CALLS_QUICK: usize = 100;
 
-/// One side's calls of one pair.
+/// The calls of one side in one pair.
 pub(crate) struct Wave {
     pub(crate) calls_per_second: f64,
     times: Samples,
@@ -47,10 +47,10 @@ pub(crate) fn run(scene: &Scene, pairs: usize, quick: bool) -> Result<Value> {
             ours.push(wave(&mut ours_callers, calls)?);
         }
     }
-    tell(&ours, &bare, calls)
+    summarize(&ours, &bare, calls)
 }
 
-/// All clients begin at once; the last one's end is the end.
+/// Starts all clients at once, and ends when the last one has ended.
 pub(crate) fn wave(callers: &mut [Caller], calls: usize) -> Result<Wave> {
     let start = Barrier::new(callers.len() + 1);
     let (blocks, began) = thread::scope(|scope| {
@@ -59,7 +59,7 @@ pub(crate) fn wave(callers: &mut [Caller], calls: usize) -> Result<Wave> {
             .map(|caller| {
                 scope.spawn(|| {
                     let warmed_up = caller.time(WARM_UP);
-                    // Reached in any case, or the others would wait for ever.
+                    // Every client reaches the barrier, or the others would wait forever.
                     start.wait();
                     warmed_up?;
                     caller.time(calls)
@@ -78,7 +78,7 @@ pub(crate) fn wave(callers: &mut [Caller], calls: usize) -> Result<Wave> {
     Ok(Wave { calls_per_second: f64::from(count) / took, times: Samples::new(times) })
 }
 
-fn tell(ours: &[Wave], bare: &[Wave], calls: usize) -> Result<Value> {
+fn summarize(ours: &[Wave], bare: &[Wave], calls: usize) -> Result<Value> {
     let rates = |side: &[Wave]| side.iter().map(|wave| wave.calls_per_second).collect::<Vec<_>>();
     let p99s = |side: &[Wave]| side.iter().map(|wave| micros(wave.times.percentile(99))).collect::<Vec<_>>();
     let (rate, p99) =

@@ -1,9 +1,9 @@
-//! How fast a call is: `docs/benchmarks/rpc/README.md` says what is timed, and against what.
+//! The benchmark of calls. `docs/benchmarks/rpc/README.md` says what is timed, and against what.
 //!
-//! `describe`, `batch`, `pins`, `small` and `telemetry` are benchmarks: each prints a line a measure and writes what it has seen as JSON. One that
-//! misses its target says so and is no failure. The other commands are the processes that ours is compared with.
+//! `describe`, `batch`, `pins`, `small` and `telemetry` are benchmarks. Each prints a line for each measure and writes its results as JSON. A
+//! missed target is reported and is no failure. The other commands are the bare processes that the daemon is compared with.
 //!
-//! The daemon is the one that lies beside this program: build both with `--release`.
+//! The benchmark runs the daemon that lies beside this program: build both with `--release`.
 
 mod bare;
 mod batch;
@@ -32,42 +32,42 @@ use clap::{Args, Parser, Subcommand};
 #[command(about = "Measures the calls of vramd on the simulated driver")]
 struct Command {
     #[command(subcommand)]
-    what: What,
+    task: Task,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Task {
     /// `DescribeAllocation` beside a bare echo of the same messages: one call in flight, and 32 clients at once.
     Describe(Benchmark),
     /// A batch of 1,000 allocations, from the decoded request to the encoded reply.
     Batch(Benchmark),
-    /// What telemetry costs: instructions, throughput, a scrape, an idle daemon.
+    /// The cost of telemetry: instructions, throughput, a scrape, an idle daemon.
     Telemetry(Benchmark),
-    /// Allocating and freeing small blocks out of parts, beside jemalloc.
+    /// Small blocks of an SDK pool, allocated and freed beside jemalloc.
     #[cfg(feature = "jemalloc")]
     Small(Benchmark),
     /// A pin and its unpin by the SDK: alone, and by eight threads at once.
     Pins(Benchmark),
-    /// A tonic server that answers every `DescribeAllocation` alike.
+    /// A tonic server that gives every `DescribeAllocation` the same answer.
     #[command(hide = true)]
     Echo { socket: PathBuf, answer: PathBuf },
-    /// A process that sends back what it gets.
+    /// A process that sends back its input.
     #[command(hide = true)]
     PingPong { socket: PathBuf },
 }
 
 #[derive(Args)]
 struct Benchmark {
-    /// The report that the results go into; what else it holds stays.
+    /// The report that receives the results. Its other entries stay.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Fewer calls and pairs: to see that it works, not how fast it is.
+    /// Fewer calls and pairs, to show that it works and not how fast it is.
     #[arg(long)]
     quick: bool,
 }
 
 fn main() -> ExitCode {
-    match run(Command::parse().what) {
+    match run(Command::parse().task) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("bench-rpc: {error:#}");
@@ -76,16 +76,16 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(what: What) -> Result<()> {
-    match what {
-        What::Describe(benchmark) => measure(&benchmark, describe::run),
-        What::Batch(benchmark) => measure(&benchmark, batch::run),
-        What::Telemetry(benchmark) => measure(&benchmark, telemetry::run),
+fn run(task: Task) -> Result<()> {
+    match task {
+        Task::Describe(benchmark) => measure(&benchmark, describe::run),
+        Task::Batch(benchmark) => measure(&benchmark, batch::run),
+        Task::Telemetry(benchmark) => measure(&benchmark, telemetry::run),
         #[cfg(feature = "jemalloc")]
-        What::Small(benchmark) => measure(&benchmark, small::run),
-        What::Pins(benchmark) => measure(&benchmark, pins::run),
-        What::Echo { socket, answer } => echo::serve(&socket, &answer),
-        What::PingPong { socket } => ping_pong::serve(&socket),
+        Task::Small(benchmark) => measure(&benchmark, small::run),
+        Task::Pins(benchmark) => measure(&benchmark, pins::run),
+        Task::Echo { socket, answer } => echo::serve(&socket, &answer),
+        Task::PingPong { socket } => ping_pong::serve(&socket),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a change of processes costs: 64 bytes there and back over a Unix socket, by two threads that block.
+//! The cost of a process switch: 64 bytes there and back over a Unix socket, between two blocking threads.
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
@@ -13,7 +13,7 @@ use crate::bare::end_with_input;
 
 const BYTES: usize = 64;
 
-/// Sends back what one connection sends, until it ends or the input does.
+/// Sends back the bytes of one connection until it, or the input, ends.
 pub(crate) fn serve(socket: &Path) -> Result<()> {
     end_with_input();
     let (mut stream, _) = UnixListener::bind(socket)?.accept()?;

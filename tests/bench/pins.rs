@@ -1,5 +1,4 @@
-//! What it costs to pin a part and to unpin it: by a guard that borrows its handle and by one that does not, alone and by
-//! eight threads at once.
+//! The cost of a pin and its unpin: with a guard that borrows its handle and with one that does not, on one thread and on eight at once.
 
 use std::{
     hint::black_box,
@@ -22,25 +21,25 @@ use crate::{
 const TARGET_NS: f64 = 50.0;
 const THREADS: u32 = 8;
 
-/// How much is done.
+/// How many pins a run makes.
 #[derive(Clone, Copy, Debug)]
 struct Extent {
     blocks: usize,
-    /// In each block, by each thread.
+    /// Pins of each thread in each block.
     pins: u32,
 }
 
 const FULL: Extent = Extent { blocks: 15, pins: 2_000_000 };
 const QUICK: Extent = Extent { blocks: 3, pins: 100_000 };
 
-/// What a thread pins.
+/// The parts that a thread pins.
 #[derive(Clone, Copy, Debug)]
 struct Target<'a> {
     allocation: &'a Allocation,
     part: u32,
 }
 
-/// Which form of a pin.
+/// The form of the guard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Guard {
     Borrows,
@@ -97,7 +96,7 @@ fn row(name: &str, guard: Guard, threads: usize, figures: &Figures) -> Value {
     json!({ "what": name, "guard": guard.name(), "threads": threads, "median_ns": figures.median(), "all_ns": figures.text() })
 }
 
-/// Nanoseconds that a pin and its unpin take one of these threads, all of which start at once.
+/// Returns the nanoseconds that a pin and its unpin take on one of the threads, all of which start at once.
 fn block(targets: &[Target<'_>], guard: Guard, pins: u32) -> Result<f64> {
     let start = Barrier::new(targets.len());
     let times: Result<Vec<Duration>> = thread::scope(|scope| {

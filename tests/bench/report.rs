@@ -1,4 +1,4 @@
-//! A benchmark's report: its results, and where and of what they were taken.
+//! A benchmark's report: its results with machine, time and commit.
 
 use std::{
     env, fs,
@@ -10,17 +10,17 @@ use anyhow::{Context as _, Result};
 use dev_kit::{machine, said_by};
 use serde_json::{Map, Value, json};
 
-/// What a benchmark has found out.
+/// The results of a benchmark.
 #[derive(Debug)]
 pub(crate) struct Results {
-    /// What targets are about; each lies at the top of the report.
+    /// The figures that have targets, which lie at the top of the report.
     pub(crate) keys: Vec<(&'static str, f64)>,
-    /// The name of the benchmark, under which lies all else.
+    /// The benchmark's name, under which all other results lie.
     pub(crate) name: &'static str,
     pub(crate) details: Value,
 }
 
-/// Puts results into a report, which may hold those of other benchmarks: these stay.
+/// Puts results into a report. Results of other benchmarks in it stay.
 pub(crate) fn write(path: &Path, results: Results) -> Result<()> {
     let mut report = match fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| format!("read {}", path.display()))?,
@@ -42,7 +42,7 @@ fn run() -> Result<Value> {
     Ok(json!({
         "command": format!("bench-rpc {}", words.join(" ")),
         "at_unix_seconds": now,
-        // Unknown where it was built elsewhere; then whoever carried it there knows.
+        // A binary that was built elsewhere does not know its commit.
         "commit": said_by("git", &["rev-parse", "HEAD"]),
         "changed_since": said_by("git", &["status", "--porcelain", "--untracked-files=no"])
             .map(|text| !text.is_empty()),

@@ -1,15 +1,15 @@
-//! Times of many calls, and what is said of them.
+//! Times of many calls, with their medians and percentiles.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// Sorted.
+/// Times in ascending order.
 #[derive(Debug)]
 pub(crate) struct Samples(Vec<Duration>);
 
 impl Samples {
-    /// There is at least one.
+    /// Sorts the times, of which there must be at least one.
     pub(crate) fn new(mut times: Vec<Duration>) -> Self {
         assert!(!times.is_empty(), "something was timed");
         times.sort_unstable();
@@ -20,7 +20,7 @@ impl Samples {
         self.percentile(50)
     }
 
-    /// The least time that so many of a hundred do not exceed.
+    /// Returns the least time that `percent` percent of the calls do not exceed.
     pub(crate) fn percentile(&self, percent: usize) -> Duration {
         self.0[(self.0.len() * percent).div_ceil(100).max(1) - 1]
     }
@@ -38,23 +38,23 @@ impl Samples {
 }
 
 pub(crate) fn micros(time: Duration) -> f64 {
-    // Nanoseconds are as fine as the clock.
+    // The clock's resolution is a nanosecond.
     (time.as_secs_f64() * 1e9).round() / 1e3
 }
 
-/// The figures of several pairs.
+/// One figure for each of several pairs.
 #[derive(Debug)]
 pub(crate) struct Figures(Vec<f64>);
 
 impl Figures {
-    /// In the order of the pairs; there is at least one.
+    /// Takes figures in the order of the pairs, of which there must be at least one.
     pub(crate) fn new(figures: impl IntoIterator<Item = f64>) -> Self {
         let figures: Vec<f64> = figures.into_iter().collect();
         assert!(!figures.is_empty(), "a pair was taken");
         Self(figures)
     }
 
-    /// Of ours over bare, pair by pair.
+    /// Divides the daemon's figures by the bare ones, pair by pair.
     pub(crate) fn ratios(ours: &[f64], bare: &[f64]) -> Self {
         Self::new(ours.iter().zip(bare).map(|(ours, bare)| ours / bare))
     }
@@ -65,7 +65,7 @@ impl Figures {
         if sorted.len() % 2 == 1 { sorted[middle] } else { f64::midpoint(sorted[middle - 1], sorted[middle]) }
     }
 
-    /// `1.23 (1.10 to 1.40)`
+    /// Formats median and range: `1.23 (1.10 to 1.40)`.
     pub(crate) fn text(&self) -> String {
         let sorted = self.sorted();
         format!("{:.2} ({:.2} to {:.2})", self.median(), sorted[0], sorted[sorted.len() - 1])

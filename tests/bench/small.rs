@@ -1,4 +1,4 @@
-//! Small allocations out of parts, beside jemalloc's: the same trace, block for block.
+//! Small allocations of an SDK pool beside jemalloc's, with the same trace, block for block.
 
 use std::{
     hint::black_box,
@@ -21,10 +21,10 @@ use crate::{
 
 const TARGET_NS: f64 = 150.0;
 const THREADS: usize = 2;
-/// Pairs of allocating and freeing that are timed together: the clock takes as long as a few.
+/// How many pairs of allocating and freeing are timed together. Reading the clock takes as long as a few pairs.
 const TIMED_TOGETHER: usize = 500;
 
-/// Who hands out blocks that are free once they are dropped.
+/// A source of blocks that are freed when they are dropped.
 pub(crate) trait Allocator: Sync {
     type Block;
 
@@ -39,7 +39,7 @@ impl Allocator for Pool {
     }
 }
 
-/// Ours and jemalloc's, in turns.
+/// Runs the pool and jemalloc in turns.
 #[cfg(feature = "jemalloc")]
 pub(crate) fn run(quick: bool) -> Result<Results> {
     beside(&crate::jemalloc::Jemalloc, quick)
@@ -57,7 +57,7 @@ fn beside(jemalloc: &impl Allocator, quick: bool) -> Result<Results> {
         for threads in [1, THREADS] {
             let traces: Vec<_> = (0..threads as u64).map(|seed| Trace::new(lifetimes, seed, steps)).collect();
             let taken = alternate(&pool, jemalloc, &traces, pairs);
-            let (ours, theirs, json) = taken.tell(name, threads)?;
+            let (ours, theirs, json) = taken.summarize(name, threads)?;
             if lifetimes == Lifetimes::Random && threads == 1 {
                 keys = vec![("small_allocation_ns", ours), ("small_allocation_jemalloc_ns", theirs)];
             }
@@ -73,7 +73,7 @@ struct Taken {
     theirs: Vec<Samples>,
 }
 
-/// Of each pair either side goes first in turn; the first of all does not count.
+/// Runs pairs in which the sides swap the first place. The first pair does not count.
 fn alternate(pool: &Pool, jemalloc: &impl Allocator, traces: &[Trace], pairs: usize) -> Taken {
     let mut taken = Taken { ours: Vec::new(), theirs: Vec::new() };
     time_all(pool, traces);
@@ -90,7 +90,7 @@ fn alternate(pool: &Pool, jemalloc: &impl Allocator, traces: &[Trace], pairs: us
     taken
 }
 
-/// A thread for each trace, all at once.
+/// Replays each trace on its own thread, all at once.
 fn time_all(allocator: &impl Allocator, traces: &[Trace]) -> Samples {
     let start = Barrier::new(traces.len());
     let times = thread::scope(|scope| {
@@ -109,7 +109,7 @@ fn time_all(allocator: &impl Allocator, traces: &[Trace]) -> Samples {
     Samples::new(times)
 }
 
-/// What each allocation took, with the freeing of another.
+/// Returns how long each allocation took together with the freeing of another.
 fn time<A: Allocator>(allocator: &A, trace: &Trace, live: &mut [Option<A::Block>]) -> Vec<Duration> {
     let timed = |steps: &[Step]| {
         let started = Instant::now();
@@ -126,7 +126,7 @@ fn time<A: Allocator>(allocator: &A, trace: &Trace, live: &mut [Option<A::Block>
 }
 
 impl Taken {
-    fn tell(&self, name: &str, threads: usize) -> Result<(f64, f64, Value)> {
+    fn summarize(&self, name: &str, threads: usize) -> Result<(f64, f64, Value)> {
         let nanos = |side: &[Samples]| -> Vec<f64> {
             side.iter().map(|block| block.median().as_secs_f64() * 1e9).collect()
         };

@@ -1,4 +1,4 @@
-//! What telemetry costs: a call's instructions, the throughput of 32 clients, one scrape, and a daemon that does nothing.
+//! The cost of telemetry: a call's instructions, the throughput of 32 clients, one scrape, and an idle daemon.
 
 mod idle;
 mod instructions;
@@ -13,17 +13,17 @@ use vramd_tests::{Config, collector::Collector};
 
 use crate::report::Results;
 
-/// How much a daemon tells.
+/// How much telemetry a daemon sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum Amount {
     Nothing,
-    /// Metrics to Prometheus and a collector, logs, and one call of a hundred as a trace.
+    /// Metrics to Prometheus and a collector, logs, and a trace of one call in a hundred.
     Usual,
-    /// The same, and every call as a trace.
+    /// The same, with a trace of every call.
     Everything,
 }
 
-impl Told {
+impl Amount {
     fn name(self) -> &'static str {
         match self {
             Self::Nothing => "off",

@@ -1,17 +1,17 @@
-//! What a program allocates and frees: drawn once, and replayed by each side.
+//! Traces of a program's allocations, drawn once and replayed on each side.
 
 use fastrand::Rng;
 
-/// Live at a time.
+/// The number of blocks that live at a time.
 const LIVE: usize = 1_000;
 /// Sizes are drawn by their doubling, up to 64 KiB.
 const DOUBLINGS: u32 = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lifetimes {
-    /// What is freed is any of those that live.
+    /// The program frees a random live block.
     Random,
-    /// What was allocated last is freed first.
+    /// The program frees the newest block first.
     Stack,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// As many are freed as are allocated.
+    /// Draws a trace that frees every block it allocates.
     pub(crate) fn new(lifetimes: Lifetimes, seed: u64, allocations: usize) -> Self {
         let mut rng = Rng::with_seed(seed);
         let mut steps = Vec::new();
@@ -35,7 +35,7 @@ impl Trace {
         let mut vacant: Vec<usize> = (0..LIVE).collect();
         let mut left = allocations;
         while left > 0 || !live.is_empty() {
-            // Stacks grow and shrink all the way; else about half of the slots are in use.
+            // Stacks grow and shrink completely. With random lifetimes about half of the slots are in use.
             let grows = left > 0 && !vacant.is_empty() && (live.is_empty() || rng.bool());
             if grows {
                 let slot = vacant.swap_remove(rng.usize(0..vacant.len()));
@@ -55,7 +55,7 @@ impl Trace {
         Self { steps }
     }
 
-    /// Where its blocks live.
+    /// Returns an empty slot for each block that can live at a time.
     pub(crate) fn slots<T>(&self) -> Vec<Option<T>> {
         (0..LIVE).map(|_| None).collect()
     }

@@ -1,4 +1,4 @@
-//! A daemon that nobody asks for anything.
+//! CPU time and memory of an idle daemon.
 
 use std::{
     io::{self, Write as _},
@@ -14,20 +14,20 @@ use vramd_tests::{
     proc::{cpu_time, resident_bytes},
 };
 
-use super::Told;
+use super::Amount;
 
-/// What it does at its start is over by then.
+/// How long the daemon's start may take before the measurement begins.
 const SETTLE: Duration = Duration::from_secs(3);
 const WATCH: Duration = Duration::from_secs(30);
 const WATCH_QUICK: Duration = Duration::from_secs(10);
 
 pub(super) fn run(sink: &Collector, quick: bool) -> Result<Value> {
     let watch = if quick { WATCH_QUICK } else { WATCH };
-    Ok(json!({ "off": of(Told::Nothing, sink, watch)?, "on": of(Told::Usual, sink, watch)? }))
+    Ok(json!({ "off": of(Amount::Nothing, sink, watch)?, "on": of(Amount::Usual, sink, watch)? }))
 }
 
-fn of(told: Told, sink: &Collector, watch: Duration) -> Result<Value> {
-    let daemon = Daemon::start(&told.config(sink));
+fn of(amount: Amount, sink: &Collector, watch: Duration) -> Result<Value> {
+    let daemon = Daemon::start(&amount.config(sink));
     thread::sleep(SETTLE);
     let before = cpu_time(daemon.pid());
     thread::sleep(watch);
@@ -37,7 +37,7 @@ fn of(told: Told, sink: &Collector, watch: Duration) -> Result<Value> {
     writeln!(
         io::stdout(),
         "idle          {}: {:.2} % of a core, {} MiB resident; targets 0.5 % and 60 MiB: {verdict}",
-        told.name(),
+        amount.name(),
         cores * 100.0,
         resident >> 20,
     )?;

@@ -1,4 +1,4 @@
-//! Instructions of one `DescribeAllocation`, counted by valgrind in the daemon: what many calls take beyond few.
+//! Instructions of one `DescribeAllocation` in the daemon, counted by valgrind as the difference between many calls and few.
 
 use std::{
     fs,
@@ -18,14 +18,14 @@ use vramd_tests::{
     wait::{PATIENCE, within},
 };
 
-use super::Told;
+use super::Amount;
 use crate::caller::Caller;
 
 const FEW: usize = 200;
 const MANY: usize = 4_200;
 const MANY_QUICK: usize = 1_200;
 
-/// By how much is told; null where there is no valgrind.
+/// Counts for each amount of telemetry. The result is null without valgrind.
 pub(super) fn run(sink: &Collector, quick: bool) -> Result<Value> {
     let mut out = io::stdout();
     if Command::new("valgrind").arg("--version").output().is_err() {
@@ -35,30 +35,30 @@ pub(super) fn run(sink: &Collector, quick: bool) -> Result<Value> {
     let many = if quick { MANY_QUICK } else { MANY };
     let mut off = 0.0;
     let mut report = serde_json::Map::new();
-    for told in [Told::Nothing, Told::Usual, Told::Everything] {
-        let each = each(told, sink, many)?;
-        if told == Told::Nothing {
+    for amount in [Amount::Nothing, Amount::Usual, Amount::Everything] {
+        let each = each(amount, sink, many)?;
+        if amount == Amount::Nothing {
             off = each;
         }
         let ratio = each / off;
-        writeln!(out, "instructions  {}: {each:.0} a call, {ratio:.3} times those without", told.name())?;
-        report.insert(told.name().to_owned(), json!({ "each": each.round(), "ratio_to_off": ratio }));
+        writeln!(out, "instructions  {}: {each:.0} a call, {ratio:.3} times those without", amount.name())?;
+        report.insert(amount.name().to_owned(), json!({ "each": each.round(), "ratio_to_off": ratio }));
     }
     report.insert("calls".to_owned(), json!(many - FEW));
     Ok(Value::Object(report))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of instructions are far below 2^53")]
-fn each(told: Told, sink: &Collector, many: usize) -> Result<f64> {
-    let (few, many_took) = (daemon(told, sink, FEW)?, daemon(told, sink, many)?);
+fn each(amount: Amount, sink: &Collector, many: usize) -> Result<f64> {
+    let (few, many_took) = (daemon(amount, sink, FEW)?, daemon(amount, sink, many)?);
     ensure!(many_took > few, "{many} calls took fewer instructions than {FEW}");
     Ok((many_took - few) as f64 / (many - FEW) as f64)
 }
 
-/// A daemon's whole life with so many calls.
-fn daemon(told: Told, sink: &Collector, calls: usize) -> Result<u64> {
+/// Counts the instructions of a daemon's whole life with `calls` calls.
+fn daemon(amount: Amount, sink: &Collector, calls: usize) -> Result<u64> {
     let home = Home::new();
-    told.config(sink).write(home.path());
+    amount.config(sink).write(home.path());
     let counted = home.path().join("counted");
     let plain = home.command();
     let mut child = Command::new("valgrind")

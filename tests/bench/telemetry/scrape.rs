@@ -13,10 +13,10 @@ use super::throughput::metrics_of;
 use crate::samples::{Samples, micros};
 
 const SCRAPES: usize = 30;
-/// Of quotas alone each has four series.
+/// Tenants that have quotas only, with four series each.
 const TENANTS: usize = 200;
-/// As many series as those have that hold something in two tiers: for each tenant, device and tier a guarantee, a limit
-/// and at least one state.
+/// Tenants with as many series as `TENANTS` tenants that are charged in two tiers. Each has a guarantee, a limit and at least one state for
+/// each device and tier.
 const TENANTS_AS_IN_TWO_TIERS: usize = TENANTS * 3;
 
 pub(super) fn run() -> Result<Value> {

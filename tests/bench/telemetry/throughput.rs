@@ -1,4 +1,4 @@
-//! 32 clients at once, with telemetry and without, and what CPU time a call takes of the daemon.
+//! The throughput of 32 clients with telemetry and without, and the daemon's CPU time for each call.
 
 use std::{
     io::{self, Write as _},
@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use vramd_tests::{Daemon, MIB, RawSession, collector::Collector, http, proc::cpu_time, session::persistent};
 
-use super::Told;
+use super::Amount;
 use crate::{caller::Caller, load::wave, samples::Figures};
 
 const PAIRS: usize = 15;
@@ -20,19 +20,19 @@ const PAIRS_QUICK: usize = 3;
 const CLIENTS: usize = 32;
 const CALLS: usize = 500;
 const CALLS_QUICK: usize = 100;
-/// Far more often than any Prometheus.
+/// The time between two scrapes, much shorter than Prometheus uses.
 const SCRAPE_EVERY: Duration = Duration::from_secs(1);
 
 pub(super) struct Throughput {
-    /// The time of a call with usual telemetry over that without.
+    /// The time of a call with ordinary telemetry, divided by the time without.
     pub(super) cost: f64,
     pub(super) details: Value,
 }
 
 pub(super) fn run(sink: &Collector, quick: bool) -> Result<Throughput> {
     let (pairs, calls) = if quick { (PAIRS_QUICK, CALLS_QUICK) } else { (PAIRS, CALLS) };
-    let usual = pairs_of(Told::Usual, sink, pairs, calls)?;
-    let everything = pairs_of(Told::Everything, sink, pairs, calls)?;
+    let usual = pairs_of(Amount::Usual, sink, pairs, calls)?;
+    let everything = pairs_of(Amount::Everything, sink, pairs, calls)?;
     Ok(Throughput {
         cost: usual.time,
         details: json!({
@@ -58,8 +58,8 @@ struct Side {
 }
 
 impl Side {
-    fn start(told: Told, sink: &Collector) -> Result<Self> {
-        let daemon = Daemon::start(&told.config(sink));
+    fn start(amount: Amount, sink: &Collector) -> Result<Self> {
+        let daemon = Daemon::start(&amount.config(sink));
         let mut sessions: Vec<_> = (0..CLIENTS).map(|_| daemon.open()).collect();
         let allocation = sessions[0].allocate(persistent("bench", 4 * MIB)).allocation_id;
         let socket = daemon.sockets().join("vramd.sock");
@@ -73,15 +73,15 @@ impl Side {
         let wave = wave(&mut self.callers, calls)?;
         let took = cpu_time(self.daemon.pid()) - before;
         self.rates.push(wave.calls_per_second);
-        // Calls of the warm-up are among them, on both sides alike.
+        // The warm-up calls are included, equally on both sides.
         let count = u32::try_from(CLIENTS * (calls + crate::load::WARM_UP))?;
         self.cpu.push(took.as_secs_f64() * 1e6 / f64::from(count));
         Ok(())
     }
 }
 
-fn pairs_of(told: Told, sink: &Collector, pairs: usize, calls: usize) -> Result<Pairs> {
-    let (mut off, mut on) = (Side::start(Told::Nothing, sink)?, Side::start(told, sink)?);
+fn pairs_of(amount: Amount, sink: &Collector, pairs: usize, calls: usize) -> Result<Pairs> {
+    let (mut off, mut on) = (Side::start(Amount::Nothing, sink)?, Side::start(amount, sink)?);
     let metrics = metrics_of(&on.daemon)?;
     let end = AtomicBool::new(false);
     let taken = thread::scope(|scope| {
@@ -107,7 +107,7 @@ fn pairs_of(told: Told, sink: &Collector, pairs: usize, calls: usize) -> Result<
         io::stdout(),
         "throughput    {}: {:.0} calls a second, off {:.0}; a call takes {} times as long, {} times the CPU time \
          ({:.1} us, off {:.1} us)",
-        told.name(),
+        amount.name(),
         middle(&on.rates),
         middle(&off.rates),
         time.text(),
@@ -123,7 +123,7 @@ fn pairs_of(told: Told, sink: &Collector, pairs: usize, calls: usize) -> Result<
     Ok(Pairs { time: time.median(), details })
 }
 
-/// Where it says that its metrics are.
+/// Returns the address at which the daemon serves its metrics.
 pub(super) fn metrics_of(daemon: &Daemon) -> Result<SocketAddr> {
     let log = daemon.log();
     let line = log.lines().rfind(|line| line.contains("metrics are served")).context("metrics are served")?;

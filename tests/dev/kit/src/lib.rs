@@ -1,5 +1,5 @@
-//! What the developer tools, the tests and the benchmarks share. It depends on nothing of the project, so that the simulator and
-//! the benchmark of the core are built without the daemon.
+//! Code that developer tools, tests and benchmarks share. It depends on no other crate of the project, so that the simulator and the
+//! benchmark of the core build without the daemon.
 
 pub mod filter;
 mod page;
@@ -8,7 +8,7 @@ mod provenance;
 pub use page::Page;
 pub use provenance::{machine, said_by};
 
-/// The root of the checkout that this was built in.
+/// Returns the root of the checkout in which this crate was built.
 pub fn repository() -> std::path::PathBuf {
     std::path::PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../.."))
 }

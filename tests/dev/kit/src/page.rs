@@ -1,4 +1,4 @@
-//! A page of `docs/` that is made of a registry, so that it cannot say anything else than the code.
+//! Pages of `docs/` that are generated from a registry, so that page and code always agree.
 
 use std::{env, fs, path::PathBuf, process::ExitCode};
 
@@ -6,18 +6,18 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::repository;
 
-/// A committed page, and what it should say.
+/// A committed page with the text that it should have.
 #[derive(Debug)]
 pub struct Page {
     /// Its name in `docs/`.
     pub name: &'static str,
-    /// The program that writes it, which is a target of the Makefile too.
+    /// The program that writes the page; the Makefile has a target of that name.
     pub tool: &'static str,
     pub text: String,
 }
 
 impl Page {
-    /// The tool itself: writes the page; with `--check` it only compares, and fails on a difference.
+    /// Runs the tool: writes the page, or compares it if the argument is `--check` and fails on a difference.
     pub fn write_or_check(&self) -> Result<ExitCode> {
         let Self { name, tool, text } = self;
         match env::args().nth(1).as_deref() {
@@ -35,7 +35,7 @@ impl Page {
         }
     }
 
-    /// Whether the committed page says this.
+    /// Tells whether the committed page has this text.
     pub fn is_current(&self) -> Result<bool> {
         let path = self.path();
         let written = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;

@@ -1,4 +1,4 @@
-//! Where, when and of what a report was made: figures mean nothing without it.
+//! The provenance of a report: machine, time and commit. Figures mean nothing without it.
 
 use std::{fs, process::Command, thread};
 
@@ -18,8 +18,8 @@ pub fn machine() -> Value {
     })
 }
 
-/// What a program says in the repository: of `git`, the commit; of `date`, the time. `None` where it is not there, or fails: a program that
-/// was built elsewhere does not know its commit, whoever carried it there does.
+/// Returns the output of a program that runs in the repository: the commit from `git`, the time from `date`. Returns `None` if the program
+/// is missing or fails. A binary that was carried to another machine does not know its commit.
 pub fn said_by(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).current_dir(repository()).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
