@@ -1,9 +1,9 @@
 //! An allocation from its request to the return of its memory.
 //!
-//! - `admission`: checks of a batch before anything is made
-//! - `allocate`: `AllocateBatch`
-//! - `load_file`: `LoadFile`
-//! - `create_extent`: ordering extents from the driver
+//! - `admission`: checks of a batch before anything is created
+//! - `allocate`: `AllocateBatch`: reserve, order extents, answer
+//! - `load_file`: `LoadFile`: an allocation whose bytes are a file's
+//! - `create_extent`: ordering extents from the driver, and its answers
 //! - `attach`: `Attach`
 //! - `seal`: `Seal`
 //! - `release`: `FreeBatch`, `Detach`, and the release of memory

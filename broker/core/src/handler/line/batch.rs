@@ -1,6 +1,7 @@
-//! Batches of allocations that find no room at once: they stand in the line of those who wait for room.
+//! Batches of allocations that find no room at once. They wait in the line (see `line/scan.rs` for its scan).
 //!
-//! One that is not to wait stays there only while room is being made for it; any other is refused when its time is over.
+//! A batch without a wait time stays in the line only while the daemon makes room for it. Any other is refused
+//! when its time is over.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +24,7 @@ use crate::{
     time::Time,
 };
 
-/// What a batch asks for, when it came and how long it waits.
+/// The request of a batch, its arrival, and how long it waits.
 #[derive(Debug)]
 pub(crate) struct BatchRequest {
     pub(crate) plans: Vec<AllocationPlan>,
@@ -33,24 +34,24 @@ pub(crate) struct BatchRequest {
     pub(crate) tries: u32,
 }
 
-/// A batch that waits.
+/// A batch in the line.
 #[derive(Debug)]
 pub(crate) struct WaitingBatch {
     pub(crate) request: BatchRequest,
-    /// What it was short of when it was looked at last.
+    /// Its shortage at the last scan.
     pub(crate) why: Refusal,
 }
 
-/// What a batch is short of.
+/// Why a batch cannot start.
 #[derive(Debug)]
 pub(crate) enum BatchShortage {
     Bytes {
         place: Place,
         shortage: Shortage,
-        /// With what is cached for it, which is its own.
+        /// Including the cached extents that the batch would reuse.
         asked: Bytes,
     },
-    /// There are too many; these are to be given up.
+    /// There are too many extents. The daemon has to release these cached ones.
     Extents(Vec<Age>),
 }
 
@@ -61,10 +62,10 @@ impl WaitingBatch {
 }
 
 impl Broker {
-    /// The batch goes to the line, behind all that came before it.
+    /// Adds the batch to the line, behind all that arrived before.
     pub(crate) fn enqueue_batch(&mut self, op: OpId, tenant: TenantId, batch: WaitingBatch) -> Started {
         let place = Position { arrived: batch.request.arrived, entered: self.pins.next_arrival() };
-        // Also where it may begin below: that is found out each time.
+        // This includes devices below which it may begin; each scan decides that anew.
         let devices: BTreeSet<_> = batch.request.plans.iter().map(|plan| plan.device).collect();
         let devices = devices.into_iter().collect();
         self.line.enter(place, LineEntry { waiter: Waiter::Batch(op), since: self.now, tenant, devices });
@@ -75,7 +76,7 @@ impl Broker {
         Started::Waiting(OpKind::BatchWait(Box::new(batch)))
     }
 
-    /// Whether there can ever be as much as the batch asks.
+    /// Whether the places of the batch could ever have as much.
     pub(crate) fn is_ever_possible(&self, tenant: TenantId, lack: &BatchShortage) -> bool {
         let BatchShortage::Bytes { place, asked, .. } = lack else { return true };
         let limit = self.ledger.account(tenant, *place).is_some_and(|account| *asked <= account.limit);
@@ -83,7 +84,7 @@ impl Broker {
         let fits = |balances: &PlaceBalances| {
             *asked <= balances.max_available_to(&of_tenant) || planted!(self, GuaranteeAwaited)
         };
-        // Below devices nothing makes room.
+        // The daemon makes no room below devices.
         limit && self.ledger.balances(*place).is_some_and(fits) && place.tier == Tier::Device
     }
 
@@ -99,7 +100,7 @@ impl Broker {
         }
     }
 
-    /// Why the batch is not served at once though there would be room: others wait for what it would take.
+    /// Why the batch does not start at once though it fits: others wait for the room that it would take.
     pub(crate) fn refusal_behind_others(
         &self,
         tenant: TenantId,
@@ -117,7 +118,7 @@ impl Broker {
         Some(self.shortage_refusal(tenant, place, Shortage::Room { free: Bytes::ZERO }, asked))
     }
 
-    /// Tries a batch of the line. `Err`: where it is short, and of what.
+    /// Starts a batch of the line if it fits. `Err` says where it is short.
     pub(crate) fn try_batch(&mut self, op: OpId) -> Result<(), Shortage> {
         let Some((session, tenant, batch)) = self.waiting_batch_mut(op) else {
             self.leave_line(Waiter::Batch(op), WaitEnd::Left);
@@ -165,7 +166,7 @@ impl Broker {
         self.note_retry(Waiter::Batch(op));
         self.leave_line(Waiter::Batch(op), WaitEnd::Served);
         self.push_notice(Notice::RoomMade { tenant: Some(self.tenants.name(tenant).to_owned()) });
-        // What is cached may have been counted upon by several.
+        // Several waiters may have counted on the cached extents.
         self.note_room_taken();
         match self.create_batch(op, session, tenant, BatchRequest { plans, arrived, until, tries }) {
             Ok(kind) => {
@@ -179,7 +180,7 @@ impl Broker {
         Ok(())
     }
 
-    /// What a batch of the line needs on each device.
+    /// The room that a batch of the line needs on each device.
     pub(crate) fn batch_needs(&self, op: OpId, arrived: Arrival) -> Vec<Need> {
         let Some((tenant, batch)) = self.waiting_batch(op) else { return Vec::new() };
         let asked = self.requested_by_place(tenant, &batch.request.plans).into_iter();
@@ -196,7 +197,7 @@ impl Broker {
         on_device.map(need).collect()
     }
 
-    /// There is no room for it, and none is being made; or its time is over.
+    /// Refuses the batch if its time is over.
     pub(crate) fn expire_batch(&mut self, op: OpId) {
         let now = self.now;
         if self.waiting_batch_mut(op).is_some_and(|(_, _, batch)| batch.request.until <= now) {
@@ -204,7 +205,7 @@ impl Broker {
         }
     }
 
-    /// What it asks for can never be there.
+    /// Refuses the batch if no wait can meet it.
     pub(crate) fn refuse_impossible_batch(&mut self, op: OpId) {
         let Some((tenant, batch)) = self.waiting_batch(op) else { return };
         let lack = self.check_batch_room(tenant, &batch.request.plans).err();
@@ -214,7 +215,7 @@ impl Broker {
         }
     }
 
-    /// What of it begins below its devices finds no room there, and nothing makes any.
+    /// Refuses the batch if its parts that begin below devices find no room there: the daemon makes none.
     pub(crate) fn refuse_without_room_below(&mut self, op: OpId) {
         let Some((tenant, batch)) = self.waiting_batch(op) else { return };
         let asked = self.requested_by_place(tenant, &batch.request.plans).into_iter();
@@ -231,7 +232,8 @@ impl Broker {
     fn refuse_short_batch(&mut self, op: OpId) {
         let Some((_, tenant, batch)) = self.waiting_batch_mut(op) else { return };
         let (plans, why) = (std::mem::take(&mut batch.request.plans), batch.why.clone());
-        // As it is now; but what was undone of its own, since the driver had no memory, is not back yet.
+        // The reason is the present shortage. After the driver ran out, the memory of the undone batch is not
+        // back yet, so its first reason stays.
         let ran_out = self.line.out_of_memory_device(Waiter::Batch(op)).is_some();
         let lack = self.check_batch_room(tenant, &plans).err().filter(|_| !ran_out);
         self.refuse_batch(op, lack.map_or(why, |lack| self.batch_refusal(tenant, &lack)));
@@ -243,7 +245,7 @@ impl Broker {
         self.follow_ups.full_scan = true;
     }
 
-    /// A batch that waits, and whose it is.
+    /// A batch of the line, with its tenant.
     pub(crate) fn waiting_batch(&self, op: OpId) -> Option<(TenantId, &WaitingBatch)> {
         let waiting = self.ops.get(op)?;
         match (waiting.requester, &waiting.kind) {

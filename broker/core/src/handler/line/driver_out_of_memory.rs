@@ -1,8 +1,10 @@
-//! A device whose driver has no memory though by the books there is room: something outside took it, and the books learn of it.
+//! A device whose driver has no memory although the ledger has room: another program took it.
 //!
-//! Who asked stands in the line again, room is made for it as for any other, and it is tried again: but only after something has
-//! left the device, or the books are short themselves. So nobody tries as fast as the driver can fail. Where nothing is left that
-//! could leave, and the books say that there is room, a part is tried some times more, each after a look.
+//! The daemon surveys the device, so that the ledger learns of it. The waiter re-enters the line at its old
+//! position, and the scan makes room for it as for any other. It is tried again only after something has left
+//! the device, or the ledger is short itself: nothing retries as fast as the driver can fail. If nothing is
+//! left that could leave and the ledger still has room, a part is tried a few times more, each time after a
+//! survey.
 
 use vramd_types::{Bytes, DeviceIndex};
 
@@ -20,29 +22,30 @@ use crate::{
     tenancy::{OpId, Requester},
 };
 
-/// So often a batch is tried until it is time to look at all devices again: what is undone of it leaves the device too, so that could
-/// go on as fast as the driver can fail. And so often a part is for which nothing leaves.
+/// How often a batch is tried before it rests until the next survey of all devices. Undoing it also frees
+/// memory, so it could go on as fast as the driver can fail. A part for which nothing leaves is tried as often.
 const TRIES_MAX: u32 = 4;
 
 impl Broker {
-    /// The driver had not so much more. It is looked who holds it; until that is known as much is missing.
+    /// The driver ran out of memory. Surveys the device; until the survey reports, the ledger treats the bytes
+    /// as missing.
     pub(crate) fn on_device_ran_out(&mut self, device: DeviceIndex, asked: Bytes) {
-        // What is cached goes, so that the next try finds room.
+        // Releasing cached extents lets the next try find room.
         self.release_all_cached(Some(device));
         self.withhold(Place::device(device), |ledger| ledger.cap_capacity(Place::device(device), asked));
         self.survey(device);
         self.surveys.await_next(device);
-        // Once it is known what is undone for that.
+        // The shortfall is covered at the end of the event, when the undone extents are known.
         self.follow_ups.short_devices.insert(device);
         self.follow_ups.full_scan = true;
     }
 
-    /// A batch for which there was no memory stands in the line again, where it would have stood.
+    /// Puts a batch back into the line at its old position.
     pub(crate) fn requeue_batch(&mut self, op: OpId, mut asked: BatchRequest, why: Refusal) {
         let Some(Requester::Session { tenant, .. }) = self.ops.get(op).map(|op| op.requester) else { return };
         let Refusal::DeviceFull { device, .. } = &why else { return };
         let device = self.find_device(device);
-        // What begins below where a device is full waits for none.
+        // A batch that begins below a full device waits for none.
         let asks = |(place, ..): &(Place, _, _)| place.tier == Tier::Device;
         if !self.requested_by_place(tenant, &asked.plans).iter().any(asks) {
             return self.finish(op, Err(why));
@@ -69,22 +72,22 @@ impl Broker {
         }
     }
 
-    /// Something has left a device, and the driver has its memory back.
+    /// The driver has memory of the device back: waiters that it failed may be tried.
     pub(crate) fn note_memory_returned(&mut self, place: Place) {
         if place.tier == Tier::Device && self.line.retry_after_release(place.device) {
             self.follow_ups.full_scan = true;
         }
     }
 
-    /// It is begun with once more, for which there was no memory before.
+    /// Notes that a waiter is tried again after the driver had no memory for it.
     pub(crate) fn note_retry(&mut self, waiter: Waiter) {
         if let Some(device) = self.line.out_of_memory_device(waiter) {
             self.push_notice(Notice::CreateRetried { device });
         }
     }
 
-    /// Nothing leaves a device any more on which there was no memory for somebody, and what others hold is known. It waits as any
-    /// other where the books say that there is no room; else nothing is left that would help it.
+    /// Decides on waiters that the driver failed, once nothing leaves their device and a survey has reported.
+    /// If the ledger has no room, such a waiter waits as any other. Else nothing is left that would help it.
     pub(crate) fn judge_barred_waiters(&mut self) {
         for (waiter, device, survey) in self.line.awaiting_release() {
             if !self.has_surveyed(device, survey) || self.awaited_room.is_leaving(device) {

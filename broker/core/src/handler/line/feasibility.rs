@@ -1,5 +1,7 @@
-//! Whether what is asked for can ever be on its devices together. Who asks for more is refused at once: it would wait for nothing, and
-//! keep others waiting behind it.
+//! Feasibility: whether the devices could ever hold everything that a request needs at once.
+//!
+//! The daemon refuses an infeasible request at once. It would wait for nothing, and keep others waiting behind
+//! it.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +17,8 @@ use crate::{
 };
 
 impl Broker {
-    /// Whether those of these parts that are not accessed in place can all be on their devices at once, if others let go of what they
-    /// may be made to let go of.
+    /// Checks that all these parts, except those accessed in place, fit on their devices at once if other
+    /// tenants give up what they can be made to.
     pub(crate) fn check_feasible(
         &self,
         asker: TenantId,
@@ -31,7 +33,7 @@ impl Broker {
         by_device.into_iter().try_for_each(|(device, asked)| self.check_feasible_on(asker, device, &asked))
     }
 
-    /// `asked`: of each tenant that is charged.
+    /// `asked` has the bytes of each tenant that is charged.
     fn check_feasible_on(
         &self,
         asker: TenantId,
@@ -49,7 +51,7 @@ impl Broker {
         for (tenant, asked) in asked {
             let account = self.ledger.account(*tenant, place);
             let Some(account) = account.filter(|account| *asked > account.limit) else { continue };
-            // The figures of a tenant are its own: who reads its memory learns none of them.
+            // A tenant sees only its own figures, never those of a tenant whose memory it reads.
             if *tenant != asker {
                 let (device, tier) = (self.uuid(device).to_owned(), place.tier);
                 return Err(Refusal::SetTooLarge { device, tier, requested: *asked });
@@ -63,7 +65,7 @@ impl Broker {
         }
     }
 
-    /// Limits or guarantees have changed: who waits for what can never be from now on is told so.
+    /// Refuses waiters that changed limits or guarantees have made infeasible.
     pub(crate) fn refuse_infeasible(&mut self) {
         self.refuse_infeasible_pins();
         for op in self.waiting_batches() {
@@ -71,7 +73,7 @@ impl Broker {
         }
     }
 
-    /// The same of pin calls alone: what they wait for together may be more than before.
+    /// The same for pin calls alone: what they wait for together may have grown.
     pub(crate) fn refuse_infeasible_pins(&mut self) {
         let judged = self.pins.iter().filter(|(_, call)| call.is_waiting()).filter_map(|(id, call)| {
             let tenant = self.sessions.get(id.0)?.tenant;
@@ -82,7 +84,7 @@ impl Broker {
         }
     }
 
-    /// Less is handed out below devices than before: who was to begin there is told so.
+    /// Refuses waiting batches that find no room in a tier that shrank.
     pub(crate) fn refuse_batches_without_room_below(&mut self) {
         for op in self.waiting_batches() {
             self.refuse_without_room_below(op);

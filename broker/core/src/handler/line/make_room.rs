@@ -1,7 +1,13 @@
-//! Making room on a device: what was chosen for that goes, and who waits for it is told when it is gone.
+//! Making room on a device: the daemon executes a [`RoomPlan`], and remembers what is leaving until the driver
+//! has returned it.
 //!
-//! Who is short of room, of its own limit or of what is not guaranteed gets no refusal while that could help. What is on its
-//! way out already is waited for first, whoever it was given up for. Where even all of it would not help, none is touched.
+//! A request that is short of room, of its own limit or of unguaranteed bytes is not refused while a plan could
+//! help. Extents that are leaving already count first, for any waiter. If even all of it would not help,
+//! nothing is touched.
+//!
+//! [`Broker::execute`] releases cached extents and evicts victims (`moves/migrate.rs`). [`AwaitedRoom`] has
+//! every extent on its way out, so that no second scan chooses another one for the same bytes. When the driver
+//! has returned an extent (`allocation/release.rs`), the line is scanned again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +24,7 @@ use crate::{
     tenancy::{Arrival, OpId, TenantId},
 };
 
-/// Extents that are on their way out of their devices, and the operations that wait for them.
+/// Extents that are leaving their devices, and the operations that wait for them.
 #[derive(Debug, Default)]
 pub(crate) struct AwaitedRoom {
     leaving: BTreeMap<ExtentId, LeavingExtent>,
@@ -31,7 +37,7 @@ struct LeavingExtent {
     waiting: Few<OpId>,
 }
 
-/// Bytes of a tenant on a device.
+/// A number of bytes of one tenant on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Footprint {
     pub(crate) tenant: TenantId,
@@ -39,47 +45,47 @@ pub(crate) struct Footprint {
     pub(crate) size: Bytes,
 }
 
-/// What somebody who waits needs on a device.
+/// The room that a waiter needs on one device.
 #[derive(Clone, Debug)]
 pub(crate) struct Need {
     pub(crate) footprint: Footprint,
-    /// Parts of pin calls that came before are left alone.
+    /// Parts of earlier pin calls are left alone.
     pub(crate) arrived: Arrival,
-    /// Cached extents that it will have itself.
+    /// Cached extents that the waiter will reuse.
     pub(crate) own_cached: Vec<Age>,
-    /// What it is short of elsewhere, and will be: then nothing is touched for it here.
+    /// Its shortage on another device that no eviction ends: then nothing is evicted for it here.
     pub(crate) hopeless: Option<Shortage>,
 }
 
-/// What makes room.
+/// The extents and parts that have to leave a device.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RoomPlan {
-    /// On their way out already.
+    /// Extents that are leaving already.
     pub(crate) awaited: Vec<ExtentId>,
     pub(crate) given_up: BTreeSet<Age>,
-    /// Parts that leave for the tier below, each with when who needs its room came.
+    /// Parts that leave for a tier below, each with the arrival of the waiter that needs the room.
     pub(crate) victims: Vec<(PartRef, Arrival)>,
 }
 
 impl RoomPlan {
-    /// Whether there is nothing to wait for.
+    /// Whether the plan waits for nothing.
     pub(crate) fn is_dropped(&self) -> bool {
         self.awaited.is_empty() && self.given_up.is_empty() && self.victims.is_empty()
     }
 }
 
 impl AwaitedRoom {
-    /// Something leaves its device.
+    /// Records an extent that begins to leave its device.
     pub(crate) fn track(&mut self, extent: ExtentId, was: Footprint) {
         self.leaving.entry(extent).or_insert_with(|| LeavingExtent { was, waiting: Few::default() });
     }
 
-    /// Whether something is on its way out of the device.
+    /// Whether any extent is leaving the device.
     pub(crate) fn is_leaving(&self, device: DeviceIndex) -> bool {
         self.leaving.values().any(|going| going.was.device == device)
     }
 
-    /// What is on its way out.
+    /// The extents that are leaving.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ExtentId, Footprint)> {
         self.leaving.iter().map(|(extent, going)| (*extent, going.was))
     }
@@ -96,7 +102,7 @@ impl AwaitedRoom {
         self.pending.contains_key(&op)
     }
 
-    /// The operations that wait for nothing any more, now that the extent was given back or was not.
+    /// The operations that wait for nothing further, now that this extent was returned, or stays after all.
     fn take_ready(&mut self, extent: ExtentId) -> Vec<OpId> {
         let waiting = self.leaving.remove(&extent).map(|going| going.waiting).unwrap_or_default();
         let mut ready = waiting.to_vec();
@@ -112,7 +118,8 @@ impl AwaitedRoom {
 }
 
 impl Broker {
-    /// Whether so many more extents can be made; else which cached ones, of any device, are to be given up for that.
+    /// Whether this many more extents can exist. `Err` lists cached extents, of any device, that have to be
+    /// released first.
     pub(crate) fn check_extent_count(&self, kept: &BTreeSet<Age>, more: usize) -> Result<(), Vec<Age>> {
         let over = self.pool.len().saturating_add(more).saturating_sub(self.config.limits.extents_max);
         if over == 0 || planted!(self, CountsIgnored) {
@@ -126,7 +133,7 @@ impl Broker {
         Err(ages.take(over.saturating_sub(going)).collect())
     }
 
-    /// A limit was lowered: what is above it goes, as far as it can.
+    /// Evicts what a tenant has above a lowered limit, as far as possible.
     pub(crate) fn trim_to_limit(&mut self, tenant: TenantId) {
         for device in self.device_indices() {
             let Some(account) = self.ledger.account(tenant, Place::device(device)) else { continue };
@@ -134,7 +141,7 @@ impl Broker {
                 self.over_limit.remove(&(tenant, device));
                 continue;
             }
-            // What can't go yet is looked at again whenever something may have changed.
+            // Every full scan tries again for the rest.
             if self.has_tiers() {
                 self.over_limit.insert((tenant, device));
             }
@@ -149,7 +156,7 @@ impl Broker {
         }
     }
 
-    /// Others took memory of the device: what can go makes up for it.
+    /// Evicts what makes up for memory that other programs took, as far as possible.
     pub(crate) fn cover_shortfall(&mut self, device: DeviceIndex) {
         let choice = self.choose_for_shortfall(device);
         self.execute(choice, Cause::Rebalance);
@@ -161,7 +168,7 @@ impl Broker {
         Some(Footprint { tenant, device, size: allocation.size_of(part.part) })
     }
 
-    /// Does what was chosen, and says which extents will go.
+    /// Executes a plan. Returns the extents that leave because of it.
     pub(crate) fn execute(&mut self, choice: RoomPlan, cause: Cause) -> Vec<ExtentId> {
         let mut going = self.start_cached_release(choice.given_up);
         if cause == Cause::Demand {
@@ -177,7 +184,7 @@ impl Broker {
         going
     }
 
-    /// Somebody waits for these: those that the driver was told to release it releases now.
+    /// Has the driver release at once what it was told to release, since a waiter needs it.
     fn release_now(&mut self, extents: impl IntoIterator<Item = ExtentId>) {
         let releasing = extents.into_iter().filter_map(|extent| self.pool.get(extent));
         let releasing = releasing.filter(|extent| matches!(extent.state, ExtentState::Releasing(_)));
@@ -188,14 +195,14 @@ impl Broker {
         }
     }
 
-    /// The driver was told to release them, and takes its time unless somebody waits for room.
+    /// The same, if there is a waiter: else the driver takes its time.
     pub(crate) fn release_now_if_awaited(&mut self, extents: &[ExtentId]) {
         if self.is_room_wanted() || !self.awaited_room.pending.is_empty() {
             self.release_now(extents.iter().copied());
         }
     }
 
-    /// Gives cached extents back to the driver.
+    /// Releases cached extents.
     pub(crate) fn release_cached(&mut self, ages: impl IntoIterator<Item = Age>) {
         let given_up = self.start_cached_release(ages);
         self.release_now_if_awaited(&given_up);
@@ -215,20 +222,20 @@ impl Broker {
         given_up
     }
 
-    /// Does what was chosen; the operation waits for it.
+    /// Executes a plan for a change of a quota, which waits for it.
     pub(crate) fn make_room_for_quota(&mut self, op: OpId, choice: RoomPlan) {
         let awaited = choice.awaited.clone();
         let going = self.execute(choice, Cause::Rebalance);
         for extent in awaited.into_iter().chain(going) {
             self.awaited_room.expect(extent, op);
         }
-        // All of it is over already: left at once, or used after all.
+        // Everything left at once, or stays after all.
         if !self.awaited_room.is_expected_by(op) {
             self.resume_quota(op);
         }
     }
 
-    /// An extent is out of its device, or stays there: who waited for it may be looked at again.
+    /// An extent has left its device, or stays there. Operations that waited for it go on.
     pub(crate) fn on_leaving_resolved(&mut self, extent: ExtentId) {
         self.follow_ups.full_scan |= self.line.has_out_of_memory();
         let ready = self.awaited_room.take_ready(extent);

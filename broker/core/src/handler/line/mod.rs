@@ -1,13 +1,15 @@
 //! The line of waiters for room on devices.
 //!
-//! - `wanted`: parts that clients want on their device
-//! - `batch`: batches of allocations that wait
-//! - `scan`: the scan along the line
-//! - `victims`: choosing what leaves a device
-//! - `make_room`: evicting what was chosen, and telling the waiter
-//! - `wait_list`: the line as operators see it
-//! - `driver_out_of_memory`: waiters for whom the driver had no memory
-//! - `feasibility`: requests that can never be met
+//! The line itself is a table of the core (`migration/`). Here is what the daemon does with it.
+//!
+//! - `wanted`: parts that clients want on their device: they enter the line
+//! - `batch`: batches of allocations that wait in the line
+//! - `scan`: the scan, which starts waiters that find room and plans evictions for the next
+//! - `victims`: the choice of what leaves a device
+//! - `make_room`: executing that choice, and telling the waiter when the memory is returned
+//! - `driver_out_of_memory`: waiters whose memory the driver could not create
+//! - `feasibility`: refusing requests that no wait can meet
+//! - `wait_list`: the line as operators see it, and cancelling a wait
 
 pub(super) mod batch;
 mod driver_out_of_memory;

@@ -1,4 +1,23 @@
-//! Looking along the line of those who wait for room: who finds some begins, and for the next it is made.
+//! The scan: one walk along the line that starts what fits, and plans evictions for what does not.
+//!
+//! [`Broker::scan_line`] is a full scan. It walks in order of arrival:
+//!
+//! - A waiter that finds room starts: a part is fetched (`moves/migrate.rs`), a batch is created
+//!   (`allocation/allocate.rs`). It leaves the line.
+//! - A waiter without room stays, and its device counts as full: later waiters pass only within their tenant's
+//!   guarantee.
+//! - A waiter at its tenant's limit stays, and keeps only its own tenant's waiters waiting.
+//!
+//! For the first [`LOOKAHEAD`] waiters of each device the scan then plans what has to leave (`line/victims.rs`)
+//! and has that done (`line/make_room.rs`). A waiter that no eviction helps is *hopeless*: a batch without time
+//! left is refused.
+//!
+//! The scan records how far it came. Until something within that range changes, returned memory needs only a
+//! front scan ([`Broker::scan_front`]), which walks as far as there is room. Once half of those waiters have
+//! left the line, the next scan is full.
+//!
+//! The price of a full scan is the number of waiters up to [`LOOKAHEAD`] on each device, not the length of the
+//! line.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,42 +34,43 @@ use crate::{
     tenancy::{Arrival, TenantId},
 };
 
-/// For how many of a device's line room is made at once: enough that copies both ways never wait for decisions.
+/// For how many waiters of each device the daemon makes room at once: enough that copies in both directions
+/// never wait for decisions.
 const LOOKAHEAD: usize = 32;
 
-/// When so many of those have left the line it is looked along anew.
+/// After how many departures from the scanned waiters the next scan is full.
 const RESCAN_AFTER: usize = LOOKAHEAD / 2;
 
-/// Those of a device's line that go on waiting, the first of them.
+/// The first waiters of each device that go on waiting.
 type Waiting = BTreeMap<DeviceIndex, Vec<(Waiter, Need)>>;
 
-/// How far a scope goes.
+/// How far a scan goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ScanScope {
-    /// As far as there is room, among those who were looked at before.
+    /// As far as there is room, among the waiters of the last scan.
     Front,
-    /// As far as room is made.
+    /// As far as the daemon makes room.
     Full,
 }
 
-/// One scope along the line.
+/// The state of one scan.
 #[derive(Debug, Default)]
 struct Scan {
-    /// Devices without room.
+    /// Devices without room for a waiter of the scan.
     full: BTreeSet<DeviceIndex>,
-    /// Tenants at their limits, and how many of theirs were noted.
+    /// Tenants at their limits, and how many of their waiters the daemon makes room for.
     at_limit: BTreeMap<(TenantId, DeviceIndex), usize>,
-    /// How many were noted of each device but those.
+    /// How many other waiters of each device the daemon makes room for.
     noted: BTreeMap<DeviceIndex, usize>,
-    /// How many of each device were looked at and stay in the line, noted or not.
+    /// How many waiters of each device were scanned and stay in the line.
     scanned: BTreeMap<DeviceIndex, usize>,
     waiting: Waiting,
     sight: LastScan,
-    /// Tenants that wait and have not what is guaranteed to them: once it is enough for all others.
+    /// Tenants below their guarantee. Set once the scan has stopped for everyone else.
     below_guarantee: Option<BTreeSet<TenantId>>,
 }
 
-/// Why nothing was begun.
+/// Why a waiter did not start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BlockedBy {
     Limit,
@@ -68,7 +88,7 @@ impl BlockedBy {
 }
 
 impl Scan {
-    /// It goes on waiting, and who comes after it with it.
+    /// Records a waiter that goes on waiting, and what keeps those behind it waiting.
     fn record_waiter(&mut self, waiter: Waiter, needs: &[Need], blocked_by: Option<BlockedBy>) {
         for need in needs {
             let Footprint { tenant, device, .. } = need.footprint;
@@ -77,7 +97,7 @@ impl Scan {
                 Some(BlockedBy::Room | BlockedBy::Extents) => _ = self.full.insert(device),
                 None => {}
             }
-            // Who waits for its own tenant takes nobody else's place among those that room is made for.
+            // A waiter at its tenant's limit takes no other waiter's place in the lookahead.
             let noted = match self.at_limit.get_mut(&(tenant, device)) {
                 Some(of_tenant) => of_tenant,
                 None => self.noted.entry(device).or_default(),
@@ -96,13 +116,13 @@ impl Scan {
         }
     }
 
-    /// Whether somebody who goes on waiting is to have cached extents of one of these devices.
+    /// Whether a waiter that stays counts on cached extents of one of these devices.
     fn counts_on_cached(&self, needs: &[Need]) -> bool {
         let noted = needs.iter().filter_map(|need| self.waiting.get(&need.footprint.device)).flatten();
         noted.into_iter().any(|(_, need)| !need.own_cached.is_empty())
     }
 
-    /// Whether nobody needs to be looked at who comes after, but for what is guaranteed.
+    /// Whether the scan may stop for a device, except for waiters within a guarantee.
     fn is_enough(&self, scope: ScanScope, device: DeviceIndex) -> bool {
         match scope {
             ScanScope::Front => self.full.contains(&device),
@@ -112,7 +132,7 @@ impl Scan {
 }
 
 impl Broker {
-    /// Begins with what there is room for, in the order in which it was asked for; then has room made for the next.
+    /// Runs a full scan: starts what fits, and makes room for the next waiters.
     pub(crate) fn scan_line(&mut self) {
         let Scan { waiting, mut sight, .. } = self.run_scan(ScanScope::Full);
         let (choices, hopeless) = self.plan_evictions(&waiting);
@@ -130,8 +150,8 @@ impl Broker {
         self.trim_all_to_limits();
     }
 
-    /// There is room as the last scope along the line had it made: who is first begins. Once many have left it, it is looked along
-    /// anew.
+    /// Runs a front scan after the room that the last scan made has been returned. Runs a full scan once many
+    /// waiters have left.
     pub(crate) fn scan_front(&mut self) {
         let scan = self.run_scan(ScanScope::Front);
         if scan.sight.shortage || self.line.left_since_scan().is_some_and(|left| left >= RESCAN_AFTER) {
@@ -139,7 +159,7 @@ impl Broker {
         }
     }
 
-    /// What is to leave, by device, for those who wait; and for whom that would not be enough.
+    /// Plans what has to leave each device, and lists the waiters that no plan helps.
     fn plan_evictions(&self, line: &Waiting) -> (Vec<RoomPlan>, BTreeMap<Waiter, Shortage>) {
         let (mut hopeless, mut choices) = (BTreeMap::new(), Vec::with_capacity(line.len()));
         for (device, waiting) in line {
@@ -148,7 +168,7 @@ impl Broker {
             hopeless.extend(waiters.zip(results).filter_map(|(waiter, it)| Some((waiter, it.err()?))));
             choices.push(choice);
         }
-        // Nothing leaves one device for a batch that is short on another.
+        // Nothing leaves one device for a batch that stays short on another.
         if line.len() > 1 && !hopeless.is_empty() {
             let told = |(waiter, need): &(Waiter, Need)| {
                 let hopeless = hopeless.get(waiter).copied();
@@ -163,7 +183,7 @@ impl Broker {
         (choices, hopeless)
     }
 
-    /// Begins with what there is room for, and says who is first of the rest.
+    /// Walks the line and starts what fits. Returns the waiters that stay.
     fn run_scan(&mut self, scope: ScanScope) -> Scan {
         let (mut scan, mut last) = (Scan::default(), None);
         while let Some((place, waiter)) = self.next_waiter(&mut scan, scope, last) {
@@ -172,7 +192,8 @@ impl Broker {
             let stays = needs.iter().any(|need| self.must_wait(&scan, need));
             let begun = if stays { Err(None) } else { self.start_waiter(waiter) };
             match begun {
-                // It may have taken what was counted on: those have it planned anew.
+                // It may have taken cached extents that a waiter counted on: the next scan plans for that one
+                // anew.
                 Ok(()) => self.follow_ups.full_scan |= scan.counts_on_cached(&needs),
                 Err(Some(BlockedBy::Extents)) => {
                     scan.sight.shortage = true;
@@ -187,7 +208,8 @@ impl Broker {
         scan
     }
 
-    /// All, until it is enough for the devices on which anybody waits; and after that those alone to whom more is guaranteed.
+    /// The next waiter of the scan: all in order until every device has enough, then those within a guarantee
+    /// alone.
     fn next_waiter(
         &self,
         scan: &mut Scan,
@@ -216,7 +238,7 @@ impl Broker {
         }
     }
 
-    /// Tenants that wait, and have less than is guaranteed to them somewhere.
+    /// Tenants with waiters that have less than their guarantee somewhere.
     fn tenants_below_guarantee(&self) -> BTreeSet<TenantId> {
         let mut tenants = BTreeSet::new();
         for (device, _) in self.line.devices() {
@@ -245,18 +267,18 @@ impl Broker {
         self.line.scan_found_shortage() || (hopeless.is_empty() && choices.iter().all(is_done))
     }
 
-    /// Who waits for the part leaves the line, if nobody does any more.
+    /// Takes a part out of the line once no session waits for it.
     pub(crate) fn check_waiter(&mut self, part: PartRef) {
         let waiter = Waiter::Part(part);
         if self.line.contains(waiter) && !self.still_waits(waiter) {
             self.note_line_changed(waiter);
-            // What is wanted still is on its way, or there: others saw to that.
+            // A part that is still wanted is moving or there: other steps saw to that.
             let end = if self.is_wanted(part) { WaitEnd::Served } else { WaitEnd::Left };
             self.leave_line(waiter, end);
         }
     }
 
-    /// Whether somebody waits still.
+    /// Whether the waiter still has a reason to wait.
     pub(crate) fn still_waits(&self, waiter: Waiter) -> bool {
         match waiter {
             Waiter::Part(part) => {
@@ -277,17 +299,17 @@ impl Broker {
         }
     }
 
-    /// Whether somebody who came before waits for the same.
+    /// Whether an earlier waiter waits for the same room or limit.
     fn must_wait(&self, scan: &Scan, need: &Need) -> bool {
         let Footprint { tenant, device, size } = need.footprint;
         let overtakes = scan.full.contains(&device) && !self.is_within_guarantee(tenant, device, size);
         overtakes || scan.at_limit.contains_key(&(tenant, device))
     }
 
-    /// Begins with one of the line; `Err`: what it is short of.
+    /// Starts a waiter. `Err` says what blocks it.
     fn start_waiter(&mut self, waiter: Waiter) -> Result<(), Option<BlockedBy>> {
         let part = match waiter {
-            // Those behind it need not wait for that.
+            // The waiters behind it need not wait for that.
             Waiter::Batch(_) if self.line.waits_only_for_survey(waiter) => return Err(None),
             Waiter::Batch(op) => {
                 return self.try_batch(op).map_err(|shortage| Some(BlockedBy::of(&shortage)));
@@ -295,7 +317,7 @@ impl Broker {
             Waiter::Part(part) if self.line.is_deferred(part) => return Ok(()),
             Waiter::Part(part) => part,
         };
-        // What is cached for it needs nothing of the driver.
+        // A cached extent needs nothing from the driver.
         if self.line.is_suspended(waiter) && !self.has_cached_for(part) {
             return Err(Some(BlockedBy::Room));
         }
@@ -308,7 +330,7 @@ impl Broker {
             }
             Err(Refusal::QuotaLimit { .. }) => Err(Some(BlockedBy::Limit)),
             Err(Refusal::DeviceFull { .. }) => Err(Some(BlockedBy::Room)),
-            // There are too many extents on all devices together.
+            // All devices together have too many extents.
             Err(_) => {
                 let ages = self.check_extent_count(&BTreeSet::new(), 1).err().unwrap_or_default();
                 self.release_cached(ages);
@@ -317,7 +339,7 @@ impl Broker {
         }
     }
 
-    /// Whether anybody waits for room on the device.
+    /// Whether the device has waiters for room.
     pub(crate) fn has_waiters_on(&self, device: DeviceIndex) -> bool {
         if self.line.devices().all(|(of, _)| of != device) {
             return false;
@@ -327,8 +349,8 @@ impl Broker {
         devices.any(|of| of == device)
     }
 
-    /// Whether a tenant would be within its guarantee with so much more on a device: that is set aside for it, whoever
-    /// else waits.
+    /// Whether the tenant stays within its guarantee with this much more on the device. That room is kept for
+    /// it, ahead of other waiters.
     pub(crate) fn is_within_guarantee(&self, tenant: TenantId, device: DeviceIndex, more: Bytes) -> bool {
         let account = self.ledger.account(tenant, Place::device(device));
         account.is_some_and(|account| {
@@ -336,13 +358,13 @@ impl Broker {
         })
     }
 
-    /// What is cached for the tenant is given up for what it wants itself.
+    /// The charge without cached extents: the daemon releases these for what the tenant itself wants.
     fn charged_without_cached(&self, tenant: TenantId, device: DeviceIndex, account: &Account) -> Bytes {
         account.charged().saturating_sub(self.pool.cache().bytes_of(tenant, device))
     }
 
-    /// Whether who is next on the device, after those for whom as much is kept already, is a part of that tenant and size. Who
-    /// waits for its own tenant's limit keeps nobody else waiting.
+    /// Whether the next waiter of the device, after those with a cached extent of this size, is a part of that
+    /// tenant and size. Waiters at the limit of another tenant do not count.
     pub(crate) fn is_next_for_extent(&self, footprint: Footprint) -> bool {
         let Footprint { tenant, device, size } = footprint;
         let kept = self.pool.cache().oldest(tenant, device, size).count();
@@ -370,15 +392,16 @@ impl Broker {
     }
 
     fn has_cached_for(&self, part: PartRef) -> bool {
-        // What holds old bytes is nothing for what is to be zeros.
+        // An extent with old bytes cannot serve a part that reads as zeros.
         let footprint = self.footprint_of(part).filter(|_| !self.is_unwritten(part));
         footprint.is_some_and(|it| self.pool.cache().oldest(it.tenant, it.device, it.size).next().is_some())
     }
 
-    /// Whether there is room for the part on its device: asked before anything is begun, since most of the line waits.
+    /// Whether the part fits on its device now. Checked before anything is created, since most of the line
+    /// waits.
     pub(crate) fn check_part_room(&self, part: PartRef) -> Result<(), Shortage> {
         let Some(Footprint { tenant, device, size }) = self.footprint_of(part) else { return Ok(()) };
-        // Where there are too many extents that is what is told.
+        // With too many extents that is the reason to report.
         if self.has_cached_for(part) || self.pool.len() >= self.config.limits.extents_max {
             return Ok(());
         }

@@ -1,8 +1,15 @@
-//! Choosing what leaves a device: what is on its way out already, then cached extents, the oldest first, then parts that
-//! nobody uses, in the order of the policy.
+//! The choice of what leaves a device: first extents that are leaving already, then cached extents, the oldest
+//! first, then unused parts in the order of the eviction policy.
 //!
-//! One look at a device serves all who wait there, each going on where the last one found enough. What it tries is tried on a
-//! draft of the books, and taken back if it was not enough.
+//! One walk over the candidates of a device serves all its waiters: each goes on where the last one found
+//! enough. Choices are made on a draft of the ledger and undone for a waiter that they do not help. A part is a
+//! victim only if
+//!
+//! - no session uses it ([`Broker::is_unused`]), it has backing, it is not moving, and no operator holds it;
+//! - its tenant is above its guarantee, or waits for the room itself.
+//!
+//! Nothing here changes state: the result is a [`RoomPlan`], which `line/make_room.rs` executes. The price is
+//! the number of candidates up to the last one chosen.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,18 +25,18 @@ use crate::{
     tenancy::{Arrival, TenantId},
 };
 
-/// What could leave a device, and what of it was chosen.
+/// The candidates of one device, and the choice so far.
 struct VictimChooser<'a> {
     broker: &'a Broker,
     trial: TrialBalance<'a>,
-    /// As far as it was looked at, in the order in which it goes.
+    /// In the order in which they leave, as far as loaded.
     candidates: Vec<Candidate>,
     others: Box<dyn Iterator<Item = Candidate> + 'a>,
-    /// Those before that are chosen.
+    /// All candidates before this one are chosen.
     next: usize,
-    /// Places of what was chosen, in that order.
+    /// Indices of the chosen candidates, in the order of choice.
     chosen: Vec<usize>,
-    /// Cached extents that somebody who waits will have.
+    /// Cached extents that a waiter is going to reuse.
     kept: BTreeSet<Age>,
 }
 
@@ -37,7 +44,7 @@ struct Candidate {
     kind: CandidateKind,
     tenant: TenantId,
     size: Bytes,
-    /// When who needs it came.
+    /// If chosen: the arrival of the waiter that needs it.
     chosen: Option<Arrival>,
 }
 
@@ -48,7 +55,7 @@ enum CandidateKind {
     Part(PartRef),
 }
 
-/// Who needs room.
+/// The waiter, or the rule, that needs room.
 #[derive(Clone, Copy)]
 struct Beneficiary {
     arrived: Arrival,
@@ -60,7 +67,7 @@ impl<'a> VictimChooser<'a> {
         Self::among(broker, device, broker.residents.order(device))
     }
 
-    /// Of its parts only these.
+    /// The same with these parts only.
     fn among(
         broker: &'a Broker,
         device: DeviceIndex,
@@ -87,7 +94,7 @@ impl<'a> VictimChooser<'a> {
         })
     }
 
-    /// Chooses what has to go so that a tenant is admitted to so many bytes more: all of it, or nothing.
+    /// Chooses what has to leave so that a tenant is admitted to its need: all of it, or nothing.
     fn choose_for_need(&mut self, need: &Need) -> Result<(), Shortage> {
         let Footprint { tenant, size, .. } = need.footprint;
         let before = self.chosen.len();
@@ -123,7 +130,7 @@ impl<'a> VictimChooser<'a> {
         self.trial.admit(tenant, size)
     }
 
-    /// Adds what helps, until it is enough.
+    /// Adds candidates that help, until it is enough.
     fn choose(
         &mut self,
         by: Beneficiary,
@@ -147,7 +154,7 @@ impl<'a> VictimChooser<'a> {
         }
     }
 
-    /// Whether there are candidates up to that place.
+    /// Loads candidates up to that index. Returns whether it exists.
     fn load_candidates(&mut self, at: usize) -> bool {
         while self.candidates.len() <= at {
             let Some(next) = self.others.next() else { return false };
@@ -167,7 +174,8 @@ impl<'a> VictimChooser<'a> {
         }
     }
 
-    /// Whether a tenant has more than its guarantee there without all that kind: what is only promised to it is not there.
+    /// Whether a tenant keeps more than its guarantee after everything that leaves. A reservation does not
+    /// count: its bytes are not there.
     fn is_above_guarantee(&self, tenant: TenantId) -> bool {
         let account = self.trial.actual(tenant);
         if account.guarantee.is_zero() || planted!(self.broker, EvictedBelowGuarantee) {
@@ -187,7 +195,7 @@ impl<'a> VictimChooser<'a> {
         }
     }
 
-    /// Nothing is chosen that was not before.
+    /// Undoes all choices after the first `before`.
     fn undo_choices(&mut self, before: usize) {
         for at in self.chosen.split_off(before.min(self.chosen.len())) {
             if let Some(Candidate { tenant, size, .. }) = self.candidates.get(at) {
@@ -198,7 +206,7 @@ impl<'a> VictimChooser<'a> {
         }
     }
 
-    /// What was given up for those who came before is not there to be had.
+    /// The need without the cached extents that were released for earlier waiters.
     fn without_released(&self, need: &Need) -> Need {
         if need.own_cached.is_empty() {
             return need.clone();
@@ -225,8 +233,8 @@ impl<'a> VictimChooser<'a> {
 }
 
 impl Broker {
-    /// Chooses what kind a device so that those who wait find room, in their order; and says for whom there will be.
-    /// Nobody overtakes who finds none, but for what is guaranteed to its tenant.
+    /// Plans what leaves a device so that its waiters find room, in their order. Also returns for which of them
+    /// it will be enough. No later waiter overtakes one without room, except within its guarantee.
     pub(crate) fn plan_room<'n>(
         &self,
         device: DeviceIndex,
@@ -244,7 +252,7 @@ impl Broker {
                 continue;
             }
             let behind = full.filter(|_| !self.is_within_guarantee(tenant, device, size));
-            // What its tenant waits for keeps it waiting too, and nobody else.
+            // A shortage of its own limit keeps only waiters of the tenant waiting.
             if let Some(shortage) = at_limit.get(&tenant).copied().or(behind) {
                 results.push(Err(shortage));
                 continue;
@@ -260,7 +268,7 @@ impl Broker {
         (chooser.plan(), results)
     }
 
-    /// Chooses what has to go so that a guarantee is backed; nothing if nothing helps.
+    /// Plans what has to leave so that a guarantee is backed. `None` if nothing helps.
     pub(crate) fn choose_for_guarantee(
         &self,
         tenant: TenantId,
@@ -273,7 +281,7 @@ impl Broker {
         let backed = |trial: &TrialBalance| trial.overcommitment(tenant, guarantee).is_none();
         let helps = |trial: &TrialBalance, of| {
             let account = trial.account(of);
-            // What is to be guaranteed less is guaranteed until that is on disk.
+            // A smaller guarantee counts only once it is on disk.
             let floor = if of == tenant { guarantee.max(account.guarantee) } else { account.guarantee };
             account.charged() > floor
         };
@@ -282,7 +290,7 @@ impl Broker {
         backed(&chooser.trial).then(|| chooser.plan())
     }
 
-    /// Chooses of a tenant's own what has to go so that it is within its limit, as far as it can.
+    /// Plans what has to leave so that a tenant is within its limit, as far as possible.
     pub(crate) fn choose_for_limit(&self, tenant: TenantId, device: DeviceIndex) -> RoomPlan {
         let Some(mut chooser) = VictimChooser::on_device(self, device) else { return RoomPlan::default() };
         let by = Beneficiary { arrived: self.pins.after_all(), tenant: Some(tenant) };
@@ -294,7 +302,7 @@ impl Broker {
         chooser.plan()
     }
 
-    /// Chooses what makes up for memory of the device that others took, as far as it can.
+    /// Plans what makes up for memory that other programs took, as far as possible.
     pub(crate) fn choose_for_shortfall(&self, device: DeviceIndex) -> RoomPlan {
         let Some(mut chooser) = VictimChooser::on_device(self, device) else { return RoomPlan::default() };
         let by = Beneficiary { arrived: self.pins.after_all(), tenant: None };
@@ -303,8 +311,8 @@ impl Broker {
         chooser.plan()
     }
 
-    /// Chooses of parts that nobody has used for long what has to go so that no more than so much is held there, as far as it
-    /// can. What is guaranteed stays.
+    /// Plans which cold parts leave so that no more than `held_max` stays charged, as far as possible.
+    /// Guaranteed bytes stay.
     pub(crate) fn choose_for_pressure(
         &self,
         device: DeviceIndex,
@@ -319,25 +327,26 @@ impl Broker {
         chooser.plan()
     }
 
-    /// Whether less would be committed with less of what the tenant has there: what is guaranteed stays committed.
+    /// Whether the committed sum falls if the tenant has less there. Guaranteed bytes stay committed.
     fn reduces_commitment(&self, trial: &TrialBalance, tenant: TenantId, more: Bytes) -> bool {
         let account = trial.account(tenant);
         let floor = if planted!(self, EvictedBelowGuarantee) { Bytes::ZERO } else { account.guarantee };
         account.charged().saturating_add(more) > floor
     }
 
-    /// Whether a part can leave its device, if it is used by nobody.
+    /// Whether a part can leave its device once no session uses it.
     fn is_movable_now(&self, part: PartRef) -> bool {
         self.is_stable(part.allocation)
             && !self.migrations.contains_key(&part)
             && !self.revocations.contains_key(&part)
             && self.backings.contains(&part)
-            // It may just have come for who has not been sent it yet: if it left again at once, this could go on for ever.
+            // A part that a call still waits for may just have arrived. If it left again at once, this could go
+            // on for ever.
             && self.pins.missing(part).next().is_none()
             && (!self.operator_holds.contains(&part) || planted!(self, EvictedThoughHeld))
     }
 
-    /// Whether nobody uses a part, as far as is known, who came before.
+    /// Whether no session uses the part, as far as the daemon knows, by a call that arrived before `arrived`.
     pub(crate) fn is_unused(&self, part: PartRef, arrived: Arrival) -> bool {
         matches!(self.why_not_revocable(part, false, arrived), None | Some(PartRevocation::Revoked))
     }

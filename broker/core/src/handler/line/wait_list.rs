@@ -1,4 +1,4 @@
-//! Who waits for room, as operators see it: in the order of asking, and told to wait no more.
+//! The line as operators see it: waits in order of arrival, each of which they can cancel.
 
 use vramd_types::Bytes;
 
@@ -15,7 +15,7 @@ use crate::{
 };
 
 impl Broker {
-    /// What waits, in the order of asking.
+    /// All waits, in order of arrival.
     pub fn waits(&self) -> Vec<WaitView> {
         let line = self.line.iter();
         line.filter_map(|(place, demand)| self.wait_view(place, demand.waiter, demand.since)).collect()
@@ -28,7 +28,7 @@ impl Broker {
             }
             Waiter::Part(part) => self.footprint_of(part).into_iter().collect(),
         };
-        // A batch is shown with the first device that it needs.
+        // A batch shows the first device that it needs.
         let Footprint { tenant, device, .. } = *needs.first()?;
         let on_device = needs.iter().filter(|footprint| footprint.device == device);
         let bytes = on_device.map(|footprint| footprint.size).fold(Bytes::ZERO, Bytes::saturating_add);
@@ -51,7 +51,7 @@ impl Broker {
         })
     }
 
-    /// When nobody wants the part any more, whatever happens, if that is so some day.
+    /// When the last wait for the part ends by its deadline, if it does.
     fn wanted_until(&self, part: PartRef) -> Option<Time> {
         if self.attach_waiters.contains_key(&part) {
             return None;
@@ -74,7 +74,7 @@ impl Broker {
         }
     }
 
-    /// What is on its way between tiers.
+    /// Migrations and write-backs that are under way.
     pub fn moves(&self) -> Vec<MoveView> {
         let migrations = self.migrations.iter();
         let moves = migrations.map(|(part, it)| (*part, it.to_tier, it.cause, it.state, it.since, it.to));
@@ -90,7 +90,7 @@ impl Broker {
         moves.chain(written_back).filter_map(view).collect()
     }
 
-    /// Somebody waits for room no more, if it did.
+    /// Removes a waiter from the line, if it is there, and notes how its wait ended.
     pub(crate) fn leave_line(&mut self, waiter: Waiter, end: WaitEnd) {
         if let Some(demand) = self.line.remove(waiter) {
             let what = match waiter {
@@ -101,7 +101,8 @@ impl Broker {
         }
     }
 
-    /// An operator has somebody wait no more: who pins the part is refused, and who was to be sent it keeps it away.
+    /// Cancels a wait for an operator. Calls that pin the part are refused; sessions that were to be sent it
+    /// keep it away.
     pub(crate) fn cancel_wait(&mut self, wait: u64) -> Start {
         let waiter = self.line.find(Arrival::from_raw(wait)).ok_or(Refusal::WaitNotFound { wait })?;
         let why = Refusal::WaitCancelled { wait };

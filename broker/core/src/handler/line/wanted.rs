@@ -1,7 +1,16 @@
-//! Parts that somebody wants on their device: who pins them, and who attached them while they were elsewhere.
+//! Parts that clients want on their device: sessions pin them, or attached them while they were off their
+//! device.
 //!
-//! What finds no room waits in the order in which it was asked for. Where a device is full nothing that came later is
-//! brought there first, but for what is guaranteed to its tenant; a tenant that is at its limit keeps only itself waiting.
+//! [`Broker::request_fetch`] decides what a wanted part needs. A part that is being evicted for an operator or
+//! for pressure stays instead. A part that lies below its device enters the line, as a waiter with the arrival
+//! of its oldest call. The daemon scans the line at the end of the event (`node/follow_up.rs`, then
+//! `line/scan.rs`).
+//!
+//! The line is in order of arrival. On a full device no later waiter is served first, except within its
+//! tenant's guarantee. A tenant at its limit keeps only its own waiters waiting.
+//!
+//! [`Broker::serve_part_waiters`] is the end of the wait: the part is there, and goes to all sessions that wait
+//! for it (`mapping/frames.rs`, `pins/pin_call.rs`).
 
 use std::collections::BTreeSet;
 
@@ -19,7 +28,7 @@ use crate::{
 };
 
 impl Broker {
-    /// Whether nobody can be sent the part now: it is in another tier, or on its way.
+    /// Whether the part cannot be sent to a session now: it lies in another tier, or is moving.
     pub(crate) fn is_off_device(&self, part: PartRef) -> bool {
         match self.migrations.get(&part) {
             Some(migration) => migration.is_unmapped,
@@ -31,13 +40,13 @@ impl Broker {
         }
     }
 
-    /// Whether the part is mapped where it lies in the host's memory, or would be. What is mapped there is at hand for all, until
-    /// the last has unmapped it: advised or not.
+    /// Whether the part is mapped where it lies in host memory, or would be. A part that is mapped there can be
+    /// sent to every session until the last has unmapped it, advised or not.
     pub(crate) fn is_in_place(&self, part: PartRef) -> bool {
         self.stays_in_place(part) || self.lies_in_host(part) && !self.mappers(part, |_| true).is_empty()
     }
 
-    /// Whether the part lies in the host's memory, and is advised to be mapped there.
+    /// Whether the part lies in host memory, and its owner advised to map it there.
     pub(crate) fn stays_in_place(&self, part: PartRef) -> bool {
         let advised = self.allocations.get(part.allocation).is_some_and(|allocation| allocation.in_place);
         let comes = self.migrations.get(&part).is_some_and(|migration| migration.to_tier == Tier::Device);
@@ -48,7 +57,7 @@ impl Broker {
         self.extent_of(part).is_some_and(|it| it.place.tier == Tier::Host && !it.is_dropped())
     }
 
-    /// Those parts of an allocation that nobody can be sent now.
+    /// The parts of an allocation that cannot be sent now.
     pub(crate) fn parts_off_device(&self, id: AllocationId) -> BTreeSet<PartRef> {
         match self.has_tiers() {
             true => self.every_part_of(id).filter(|part| self.is_off_device(*part)).collect(),
@@ -56,25 +65,25 @@ impl Broker {
         }
     }
 
-    /// All parts of an allocation, if there is one.
+    /// All parts of an allocation, if it exists.
     pub(crate) fn every_part_of(&self, id: AllocationId) -> impl Iterator<Item = PartRef> + use<> {
         let indices = self.allocations.get(id).map(Allocation::indices);
         indices.into_iter().flatten().map(move |part| PartRef { allocation: id, part })
     }
 
-    /// Whether parts can be anywhere else than on their devices.
+    /// Whether parts can lie anywhere else than on their devices.
     pub(crate) fn has_tiers(&self) -> bool {
         let has_below = |device: &DeviceConfig| !(device.host.is_zero() && device.disk.is_zero());
         self.config.files || self.config.devices.iter().any(has_below)
     }
 
-    /// A session is to be sent the part once it is on its device.
+    /// Has the part fetched for a session that attached it, and sent once it is on its device.
     pub(crate) fn add_attach_waiter(&mut self, session: SessionId, part: PartRef) {
         self.attach_waiters.entry(part).or_default().insert(session);
         self.request_fetch(part);
     }
 
-    /// Somebody wants the part on its device: it comes, or stays if it is about to leave.
+    /// Has the part fetched, or kept if it is about to leave.
     pub(crate) fn request_fetch(&mut self, part: PartRef) {
         match self.migrations.get(&part).map(|migration| (migration.to_tier, migration.cause)) {
             Some((Tier::Device, _)) => self.hasten_migration(part),
@@ -82,7 +91,7 @@ impl Broker {
             Some((_, Cause::Pressure)) if !self.is_room_awaited(part) => {
                 self.stop_migration(part, PartMove::Wanted);
             }
-            // Somebody who came before needs the room: it comes back in its turn, and so leaves soon.
+            // An earlier waiter needs the room. The part comes back in its turn, so it leaves soon.
             Some(_) => self.hasten_migration(part),
             None if self.is_off_device(part) => {
                 let (is_new, steps_up) = (self.enter_line(part), self.line.resume(part));
@@ -94,7 +103,7 @@ impl Broker {
         }
     }
 
-    /// The part waits for room, or for better luck. Whether it did not yet.
+    /// Adds the part to the line, unless it is there. Returns whether it was added.
     pub(crate) fn enter_line(&mut self, part: PartRef) -> bool {
         let waiter = Waiter::Part(part);
         if self.line.contains(waiter) {
@@ -109,7 +118,7 @@ impl Broker {
         true
     }
 
-    /// Whether anybody waits for the part to be on its device.
+    /// Whether a session waits for the part to be on its device.
     pub(crate) fn is_wanted(&self, part: PartRef) -> bool {
         self.pins.missing(part).next().is_some()
             || self.attach_waiters.get(&part).is_some_and(|attach_waiters| {
@@ -117,7 +126,7 @@ impl Broker {
             })
     }
 
-    /// Who waits for the part: sessions that pin it, and those that are to be sent it.
+    /// Sessions that wait for the part: they pin it, or are to be sent it.
     pub(crate) fn sessions_waiting_for(&self, part: PartRef) -> Vec<SessionId> {
         let pinning = self.pins.missing(part).map(|(_, (session, _))| session);
         let attach_waiters = self.attach_waiters.get(&part).into_iter().flatten().copied();
@@ -125,7 +134,7 @@ impl Broker {
         sessions.into_iter().collect()
     }
 
-    /// The session waits for the part no more.
+    /// Stops waiting for the part on behalf of a session.
     pub(crate) fn forget_attach_waiter(&mut self, session: SessionId, part: PartRef) {
         if let Some(attach_waiters) = self.attach_waiters.get_mut(&part) {
             attach_waiters.remove(&session);
@@ -135,7 +144,7 @@ impl Broker {
         }
     }
 
-    /// The part is on its device and stays there: it is sent to those who wait for it.
+    /// Sends a part that is on its device and stays there to all sessions that wait for it.
     pub(crate) fn serve_part_waiters(&mut self, part: PartRef) {
         self.note_line_changed(Waiter::Part(part));
         self.leave_line(Waiter::Part(part), WaitEnd::Served);
@@ -150,7 +159,7 @@ impl Broker {
         self.follow_ups.calls.extend(self.pins.missing(part).collect::<Vec<_>>());
     }
 
-    /// What the part holds cannot be had: those that are to be sent it without a pin are told so, and wait no more.
+    /// Tells sessions that wait for the part without a pin that its content is lost.
     pub(crate) fn report_content_lost(&mut self, part: PartRef) {
         if planted!(self, LossAwaited) {
             return;
@@ -165,7 +174,7 @@ impl Broker {
         self.queue_waiter_check(part);
     }
 
-    /// The part can't be brought to its device: who waits for that is told why.
+    /// Refuses the calls that wait for a part which could not be fetched, with the reason.
     pub(crate) fn refuse_part_pins(&mut self, part: PartRef, why: &PartMove) {
         let device = self.allocations.get(part.allocation).map(|allocation| allocation.device);
         let refusal = match why {
@@ -179,14 +188,14 @@ impl Broker {
         self.refuse_calls_missing(part, &refusal);
     }
 
-    /// All calls that lack the part are refused.
+    /// Refuses all calls that still need the part.
     pub(crate) fn refuse_calls_missing(&mut self, part: PartRef, why: &Refusal) {
         for (_, call) in self.pins.missing(part).collect::<Vec<_>>() {
             self.refuse_pin(call, why.clone());
         }
     }
 
-    /// Nobody waits for an allocation that is freed.
+    /// Drops the attach waiters of a freed allocation.
     pub(crate) fn forget_attach_waiters(&mut self, id: AllocationId) {
         let part = |index| PartRef { allocation: id, part: PartIndex(index) };
         let attach_waiters: Vec<_> =

@@ -1,7 +1,8 @@
-//! Descriptors sent and not answered: the kernel counts what is in flight, so a tenant and the node have budgets.
+//! The descriptor budget: descriptors sent and not answered. The kernel limits descriptors in flight, so a
+//! tenant and the node have budgets.
 //!
-//! Sessions that found a budget spent wait in a line of their tenant. Whoever came first is served first, over all
-//! tenants that have budget left; those whose tenant has none are not looked at one by one.
+//! Sessions that find a budget spent wait in their tenant's queue. The first to arrive is served first, over
+//! all tenants that have budget left. Sessions of a tenant without budget are not visited one by one.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -24,7 +25,7 @@ struct Starved {
     next: Turn,
 }
 
-/// The order in which sessions came.
+/// The order in which sessions arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Turn(u64);
 
@@ -43,7 +44,7 @@ impl FdBudget {
         self.by_tenant.change(tenant, |spent| *spent = spent.saturating_sub(fds));
     }
 
-    /// The session waits, if it does not already.
+    /// Queues the session, unless it waits already.
     pub(crate) fn starve(&mut self, tenant: TenantId, session: SessionId) {
         let Starved { lines, waiting, next } = &mut self.starved;
         if waiting.insert(session) {
@@ -52,12 +53,12 @@ impl FdBudget {
         }
     }
 
-    /// The turn that the next session to starve will get.
+    /// The turn of the next session to wait.
     pub(crate) const fn turn(&self) -> Turn {
         self.starved.next
     }
 
-    /// Takes the first of those that came before the turn and whose tenant has not spent `own_max`.
+    /// Takes the first session that arrived before the turn and whose tenant has not spent `own_max`.
     pub(crate) fn next_starved(&mut self, before: Turn, own_max: usize) -> Option<SessionId> {
         let Starved { lines, waiting, .. } = &mut self.starved;
         let spent = |tenant: &TenantId| self.by_tenant.get(*tenant).copied().unwrap_or_default();

@@ -1,6 +1,11 @@
-//! Who maps what: sending parts, revoking them, and taking the answers.
+//! Frames of mappings: the daemon sends parts to sessions, has them unmapped, and takes the answers.
 //!
-//! A session has at most one unanswered packet of descriptors, and a tenant and the node have budgets of them.
+//! A part is queued for a session and leaves with its next packet ([`Broker::pump`]). A session has at most one
+//! unanswered packet of descriptors; a tenant and the node have descriptor budgets (`mapping/fd_budget.rs`).
+//! From the moment a packet is sent, its parts count as mapped.
+//!
+//! [`Broker::on_mapped`] takes the answer: the mapping is there, and calls that wait for it are checked
+//! (`pins/pin_call.rs`, which answers the client). [`Broker::on_unmapped`] takes the answer to a revocation.
 
 use vramd_types::{AllocationId, SessionId};
 
@@ -17,27 +22,27 @@ use crate::{
     tenancy::{SessionEvent, TenantId},
 };
 
-/// How far back among commands that nobody has taken yet a frame is looked for.
+/// How far back among queued commands the daemon searches for a frame to extend.
 const LOOKED_BACK: usize = 4 * REVOKE_GROUP_MAX;
 
-/// What of an allocation a session is sent that has not pinned it.
+/// Which parts of an allocation a session is sent that has not pinned them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InitialMaps {
     All,
-    /// What is on its device: for the rest room would have to be made.
+    /// Parts on their device: the rest would need room.
     OnDevice,
     Nothing,
 }
 
 impl Broker {
-    /// Queues what of an allocation the session does not hold yet; what is being revoked waits for the end of that, and the rest
-    /// for a pin.
+    /// Queues the parts of an allocation that the session does not map yet. Parts under revocation follow when
+    /// it ends, and the rest with a pin.
     pub(crate) fn queue_maps(&mut self, id: SessionId, allocation_id: AllocationId, initial: InitialMaps) {
         self.queue_parts(id, allocation_id, initial);
         self.pump(id);
     }
 
-    /// The same for all of a batch, so that they share packets.
+    /// The same for all allocations of a batch, so that they share packets.
     pub(crate) fn queue_all_maps(&mut self, id: SessionId, allocations: &[AllocationId]) {
         for allocation in allocations.iter().copied() {
             self.queue_parts(id, allocation, InitialMaps::All);
@@ -136,11 +141,12 @@ impl Broker {
             parts.extend(self.offer_part(id, tenant, part));
         }
         self.push_command(Command::Send { channel, frame: DaemonFrame::Map(parts) });
-        // Until it is answered none of it can leave: who waits first may be one now whom nothing helps, and is passed by.
+        // No part of the packet can leave before the answer. The first waiter may therefore be one that no
+        // eviction helps, and be passed.
         self.note_victims_changed();
     }
 
-    /// Makes the session a mapper of the part: its descriptor is about to leave.
+    /// Makes the session a mapper of the part, whose descriptor is about to leave.
     pub(crate) fn offer_part(&mut self, id: SessionId, tenant: TenantId, part: PartRef) -> Option<MapPart> {
         #[cfg(feature = "planted")]
         let left = self.extent_left_by(part).filter(|_| planted!(self, SentFromOldExtent));
@@ -174,7 +180,7 @@ impl Broker {
             }
         }
         if writable && slot.is_none() {
-            // Nothing will say when it writes.
+            // No pin word will say when it writes.
             self.mark_dirty(part);
         }
         if let Some(extent) = self.pool.get_mut(extent)
@@ -186,7 +192,7 @@ impl Broker {
         Some(MapPart { part, extent, device, offset, size, span, writable, slot, drop_count: drop_count })
     }
 
-    /// Tells the session to unmap all it maps of an allocation, for good. What is queued or away is forgotten.
+    /// Has the session unmap an allocation for good. Mappings that are queued or away are dropped.
     pub(crate) fn revoke_allocation(
         &mut self,
         id: SessionId,
@@ -215,8 +221,8 @@ impl Broker {
         }
     }
 
-    /// Sets a deadline for what the session was told to unmap, also for what it has been told before and let pass:
-    /// whoever waits for it now waits no longer than the first one did.
+    /// Sets the deadline for unmapping, also for earlier revocations that the session let pass. A new request
+    /// waits no longer than the first did.
     pub(crate) fn expect_answer(&mut self, id: SessionId) {
         let deadline = self.now.after(self.config.limits.revoke_answer_timeout);
         let Some(session) = self.sessions.get_mut(id) else { return };
@@ -228,7 +234,7 @@ impl Broker {
         }
     }
 
-    /// The part as a `Revoke` names it.
+    /// The part as a `Revoke` frame names it.
     pub(crate) fn revoked_part(&self, id: SessionId, part: PartRef) -> RevokedPart {
         let entry = self.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
         RevokedPart { part, slot: entry.and_then(|entry| entry.mapping(id)?.slot()) }
@@ -261,8 +267,7 @@ impl Broker {
         }
     }
 
-    /// What the last frame of a channel revokes that nobody has taken from the queue yet: as much may be added to it as if it came
-    /// next.
+    /// The parts of the last unsent revoke frame of a channel. More may be added to it as if they came next.
     fn unsent_revoke(&mut self, channel: ChannelId, reason: RevokeReason) -> Option<&mut Vec<RevokedPart>> {
         let recent = self.outbox.iter_mut().rev().take(LOOKED_BACK);
         let frames = recent.filter_map(|command| match command {
@@ -299,7 +304,7 @@ impl Broker {
     }
 
     fn on_mapped(&mut self, id: SessionId, parts: Vec<PartRef>) -> Result<(), String> {
-        // What is mapped may leave.
+        // A mapped part may leave.
         self.note_victims_changed();
         for part in parts {
             if self.advance_mapping(id, part, MapEvent::Mapped)? == MapStep::SendRevoke {
@@ -323,7 +328,7 @@ impl Broker {
                 _ => MapEvent::Unmapped,
             };
             let step = self.advance_mapping(id, part, event)?;
-            // Who does not map it has not written it, whatever it says.
+            // A session that does not map the part has not written it, whatever it says.
             if written {
                 self.mark_dirty(part);
             }
@@ -346,7 +351,8 @@ impl Broker {
         Ok(())
     }
 
-    /// What is away does not come back if its allocation has been freed meanwhile, or if its session has no pins to ask for it.
+    /// Removes a mapping that is away for good: its allocation was freed, or its session has no pins to ask for
+    /// it.
     fn remove_if_final(&mut self, id: SessionId, part: PartRef) -> bool {
         let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
         let asks = self.sessions.get(id).is_some_and(|session| session.words.is_some());
@@ -354,7 +360,8 @@ impl Broker {
         !stays && self.advance_mapping(id, part, MapEvent::Revoke).is_ok()
     }
 
-    /// Its calls that lack the part end: they would have it sent again and again. Whoever asks anew is sent it anew.
+    /// Refuses calls for a part that the session could not map: they would have it sent again and again. A new
+    /// call has it sent anew.
     fn refuse_unmappable_pins(&mut self, id: SessionId, part: PartRef, problem: &str) {
         let lacking: Vec<_> = self.pins.waiting_of(part, id).collect();
         for (_, call) in lacking {
@@ -363,7 +370,7 @@ impl Broker {
         }
     }
 
-    /// What follows when a session has let go of a part.
+    /// Continues what waited for a session to unmap a part.
     pub(crate) fn continue_after_unmap(&mut self, id: SessionId, part: PartRef) {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let still = self.maps_any(id, part.allocation, allocation);
@@ -384,7 +391,7 @@ impl Broker {
         }
     }
 
-    /// Why a session that was offered a part is told to unmap it as soon as it has it.
+    /// Why a session is told to unmap a part as soon as it has mapped it.
     fn revoke_reason(&self, id: SessionId, allocation: AllocationId) -> RevokeReason {
         if self.sessions.get(id).is_some_and(|session| session.ending) {
             return RevokeReason::SessionEnded;
@@ -396,7 +403,7 @@ impl Broker {
         }
     }
 
-    /// A session that was overdue may be live again, and one that was ended may have nothing left.
+    /// A session answered: an overdue one is live again, and an ended one may have nothing left.
     fn resume_session(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get(id) else { return };
         if session.ending && session.maps.is_empty() {
@@ -411,7 +418,7 @@ impl Broker {
         }
     }
 
-    /// Serves sessions that waited for budget. Each is tried once: who still finds none waits on.
+    /// Serves sessions that wait for descriptor budget, each once.
     pub(crate) fn pump_starved(&mut self) {
         let (all_max, own_max) =
             (self.config.limits.fds_in_flight_max, self.config.limits.fds_in_flight_per_tenant_max);

@@ -1,9 +1,11 @@
-//! Which session maps which part: sending parts, revoking them, taking answers.
+//! Which session maps which part.
 //!
-//! - `frames`: parts sent, revoked and answered, frame by frame
-//! - `step`: one step of one mapping along its table
-//! - `revocation`: revoking parts from every session
-//! - `teardown`: mappings that end with a session or an allocation
+//! Only [`step`] changes the state of a mapping. All other files decide when.
+//!
+//! - `frames`: sending parts, revoking them and taking answers, frame by frame
+//! - `step`: one step of one mapping along its table, with all counts
+//! - `revocation`: having every session unmap a part, by eviction or by fence
+//! - `teardown`: mappings that end with a session, its channel or an allocation
 //! - `fd_budget`: descriptors in flight, by tenant and in all
 
 pub(super) mod fd_budget;

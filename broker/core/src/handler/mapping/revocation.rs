@@ -1,4 +1,13 @@
-//! `RevokeMappings`: parts that everybody is to unmap. See [`crate::residency::Revocation`] for how one goes.
+//! Revocation: every session unmaps a part, so that it can move or be taken away.
+//! [`crate::residency::Revocation`] has the stages.
+//!
+//! - By eviction: the daemon sets REVOKE in the pin words of all mappers, which succeeds only if no session
+//!   pins the part. Then it tells the mappers to unmap. Every move begins so (`moves/migrate.rs`).
+//! - By fence: no new pin is granted, and each mapper is told to unmap when its pins end. Operators order it
+//!   (`requests/part_orders.rs`).
+//!
+//! A session that maps without pins is never asked, nor one that is silent. When the last mapper has unmapped,
+//! [`Broker::end_revocation`] resumes the migration that waited for it.
 
 use vramd_types::SessionId;
 
@@ -15,7 +24,7 @@ use crate::{
 };
 
 impl Broker {
-    /// Begins with one part, or joins who did. `None`: the operation is told when it is over.
+    /// Starts to revoke a part, or joins a revocation. `None`: the operation is told when it is over.
     pub(crate) fn revoke_part(
         &mut self,
         op: Option<OpId>,
@@ -27,7 +36,7 @@ impl Broker {
         let mapping = self.mappers(part, |_| true);
         if let Some(under_way) = self.revocations.get_mut(&part) {
             let lasts = match &mut under_way.stage {
-                // Where nobody maps it any more the fence is as good as over.
+                // Without mappers the fence is as good as over.
                 Stage::Fence { .. } if !wait && !mapping.is_empty() => {
                     return Some(PartRevocation::Pinned { by: mapping });
                 }
@@ -58,8 +67,8 @@ impl Broker {
         None
     }
 
-    /// Who maps the part without pins, or does not answer, is not asked; and for an evict nobody is who uses it: by a pin
-    /// call that came before then, or that has been answered.
+    /// Why a revocation cannot begin: a mapper has no pins, or is silent. An eviction also fails if any session
+    /// uses the part: by a pin call that arrived before `arrived`, or by one that was answered.
     pub(crate) fn why_not_revocable(
         &self,
         part: PartRef,
@@ -80,7 +89,7 @@ impl Broker {
         if wait {
             return None;
         }
-        // Who was sent the part and has not answered counts as using it.
+        // A session that was sent the part and has not answered counts as using it.
         let uses = |mapping: &Mapping| {
             let calls =
                 self.pins.protects(part, mapping.session, arrived) && !planted!(self, EvictedThoughPinned);
@@ -98,7 +107,7 @@ impl Broker {
                 asked.push(mapping.session);
             }
         }
-        // Who came after whoever needs the room is told that it has the part only if it keeps it.
+        // A later call of these sessions counts the part only if they keep it.
         for session in asked.iter().copied() {
             for (_, call) in self.pins.waiting_of(part, session).collect::<Vec<_>>() {
                 self.pins.mark_unmapped(call, part);
@@ -116,7 +125,7 @@ impl Broker {
         };
         self.follow_ups.revocations.insert(part);
         let next = match outcome {
-            // REVOKE stands: whoever maps it still is told, answering or not.
+            // REVOKE stands in the words: every mapper is told, whether or not it answers.
             WordsOutcome::Revoked => {
                 let mut mappers = 0usize;
                 for session in asked {
@@ -130,7 +139,7 @@ impl Broker {
                 Stage::Evict
             }
             WordsOutcome::Pinned { by } => match fence {
-                // Who came before that fence, and was told to have lost the part, has it still.
+                // Earlier calls that had counted the part as lost still have it.
                 Some(until) if until > self.now => {
                     self.follow_ups.calls.extend(self.pins.missing(part));
                     Stage::Fence { until }
@@ -143,7 +152,7 @@ impl Broker {
         }
     }
 
-    /// Tells who can be told, and ends the revocation if it is over.
+    /// Tells mappers to unmap a fenced part as their calls end, and ends the revocation if it is over.
     pub(crate) fn check_revocation(&mut self, part: PartRef) {
         let Some(under_way) = self.revocations.get(&part) else { return };
         let began = under_way.began;
@@ -161,7 +170,8 @@ impl Broker {
         }
     }
 
-    /// Who maps a fenced part is told to unmap it, unless a call of its own came before the fence and has not ended.
+    /// Tells each mapper of a fenced part to unmap it, unless its own call arrived before the fence and has not
+    /// ended.
     fn evict_fenced(&mut self, part: PartRef, began: Arrival) {
         let free = |mapping: &Mapping| {
             let answers = self.sessions.get(mapping.session).is_some_and(|session| session.is_answering());
@@ -172,7 +182,7 @@ impl Broker {
         }
     }
 
-    /// A fence does not wait for pins for ever. Who was told unmaps when its pins have ended.
+    /// Ends a fence that has lasted long enough. Mappers that were told unmap when their pins end.
     pub(crate) fn expire_fence(&mut self, part: PartRef) {
         let due = |until: Time| until <= self.now;
         let stage = self.revocations.get(&part).map(|under_way| &under_way.stage);
@@ -185,7 +195,7 @@ impl Broker {
     fn end_revocation(&mut self, part: PartRef, outcome: &PartRevocation) {
         let Some(over) = self.revocations.remove(&part) else { return };
         self.resume_migration(part, outcome);
-        // Who was found to pin it is asked again once it has been seen to unpin it.
+        // A session that was found to pin the part is asked again once a harvest has seen it unpin.
         let pinned = match (outcome, over.stage) {
             (PartRevocation::Pinned { by }, Stage::Words { .. }) => self.record_pinned(part, by),
             (PartRevocation::Pinned { .. }, _) => true,
@@ -214,7 +224,7 @@ impl Broker {
         if let Err(problem) = self.advance_mapping(id, part, MapEvent::Evict) {
             return self.report_violation(invariants::TRANSITIONS, problem);
         }
-        // Who came before needs its room: a call that waits for others has it no more.
+        // An earlier waiter needs the room: a call that waits for other parts no longer has this one.
         for (_, call) in self.pins.waiting_of(part, id).collect::<Vec<_>>() {
             self.pins.mark_unmapped(call, part);
         }
@@ -225,7 +235,7 @@ impl Broker {
         }
     }
 
-    /// Nobody pins it, so it can be unmapped at once.
+    /// Sets a short deadline: no session pins the part, so it can be unmapped at once.
     fn expect_unmapped(&mut self, id: SessionId, part: PartRef) {
         let deadline = self.now.after(self.config.limits.unmap_answer_timeout);
         let words = self.sessions.get_mut(id).and_then(|session| session.words.as_mut());
@@ -239,8 +249,8 @@ impl Broker {
         }
     }
 
-    /// Whether who came then for the part waits for the end of a revocation: of a fence that came before, or of an evict, which
-    /// only begins where no call is in its way.
+    /// Whether a call of that arrival waits for the end of a revocation: of an earlier fence, or of an
+    /// eviction, which begins only where no call is in its way.
     pub(crate) fn is_blocked_by_revocation(&self, part: PartRef, arrived: Arrival) -> bool {
         self.revocations.get(&part).is_some_and(|under_way| {
             let let_in = planted!(self, FenceLetsPinsIn) && matches!(under_way.stage, Stage::Fence { .. });
@@ -254,7 +264,7 @@ impl Broker {
         entry.map(|entry| &*entry.mappings).unwrap_or_default()
     }
 
-    /// Of those who map a part or are about to, these.
+    /// Sessions that map a part, or are about to, and that fit.
     pub(crate) fn mappers(&self, part: PartRef, which: impl Fn(&Mapping) -> bool) -> Vec<SessionId> {
         let unsaid = |mapping: &&Mapping| planted!(self, MappersFromWords) && mapping.state.is_in_flight();
         let mappings =
@@ -268,7 +278,7 @@ impl Broker {
         self.mappers(part, |mapping| !words(mapping.session))
     }
 
-    /// Who maps the part and does not answer.
+    /// Mappers of the part that do not answer.
     fn silent_mappers(&self, part: PartRef) -> Vec<SessionId> {
         let answers = |id| self.sessions.get(id).is_some_and(|session| session.is_answering());
         self.mappers(part, |mapping| mapping.state.is_mapper() && !answers(mapping.session))

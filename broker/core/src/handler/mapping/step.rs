@@ -1,4 +1,8 @@
-//! Moving one session's hold on one part along its table, and all counts with it.
+//! One step of one mapping along its table, with every count that depends on it: mapped bytes, descriptors in
+//! flight, deadlines, slots.
+//!
+//! No other file changes the state of a mapping. Afterwards the follow-ups know of the change
+//! (`node/follow_up.rs`).
 
 use std::collections::btree_map::Entry;
 
@@ -96,7 +100,7 @@ impl Broker {
             self.ease_fence(id, part);
             self.record_unpinned(part, id);
         }
-        // It may leave now: nobody maps it, or who does has answered and can be asked to let go.
+        // The part may leave now: no session maps it, or its mapper has answered and can be asked to unmap it.
         if old.is_mapper() || old == MapState::Queued || new == Some(MapState::Mapped) {
             self.note_victims_changed();
         }
@@ -107,7 +111,7 @@ impl Broker {
         Ok(step)
     }
 
-    /// What the word says of writes has been told with the answer: from now on it says what happens after.
+    /// The answer carried the WRITTEN bit. Forgetting it here makes the word report later writes alone.
     fn collect_word(&mut self, id: SessionId, slot: Option<Slot>) {
         if let (Some(session), Some(slot)) = (self.sessions.get(id).filter(|it| it.channel_open), slot) {
             let channel = session.channel;
@@ -115,7 +119,7 @@ impl Broker {
         }
     }
 
-    /// The slot is free, and its word is no part's.
+    /// Frees the slot, whose word belongs to no part from now on.
     fn forget_word(&mut self, id: SessionId, slot: Slot) {
         let Some(session) = self.sessions.get_mut(id) else { return };
         if let Some(words) = &mut session.words {

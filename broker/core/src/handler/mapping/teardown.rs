@@ -1,4 +1,4 @@
-//! What is mapped no more because somebody ended: a session, its channel, or an allocation.
+//! Mappings that end because a session, its channel or an allocation ended.
 
 use vramd_types::{AllocationId, SessionId};
 
@@ -10,8 +10,9 @@ use crate::{
 };
 
 impl Broker {
-    /// Nothing more is sent to a session, and what is away does not come back. What is in flight to it stays in the budget and in the mapper sets until it
-    /// is gone: what lies in its socket can be received as long as anybody holds that socket.
+    /// Sends nothing further to a session, and drops its mappings that are away. Descriptors in flight stay in
+    /// the budget and in the mapper sets until the session is gone: any process that has the socket can still
+    /// receive them.
     pub(crate) fn drop_unsent(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(id) else { return };
         session.map_deadline = None;
@@ -25,7 +26,7 @@ impl Broker {
         }
     }
 
-    /// Parts that the session keeps and does not map.
+    /// Parts that are away for the session.
     fn away_of(&self, id: SessionId) -> Vec<PartRef> {
         let Some(session) = self.sessions.get(id) else { return Vec::new() };
         let mut away = Vec::new();
@@ -38,8 +39,7 @@ impl Broker {
         away
     }
 
-    /// An allocation was freed, and nobody is to map it anew: what was to be sent of it is not, and what is away does not
-    /// come back.
+    /// Drops the mappings of a freed allocation that are queued or away: no session maps it anew.
     pub(crate) fn forget_unmapped(&mut self, id: AllocationId) {
         let Some(allocation) = self.allocations.get(id).filter(|entry| entry.mapping_count > 0) else {
             return;
@@ -60,7 +60,7 @@ impl Broker {
         }
     }
 
-    /// Takes a session out of the mapper sets: it maps nothing any more, whatever its state was.
+    /// Takes a session that certainly maps nothing out of the mapper sets, whatever its state was.
     pub(crate) fn forget_mappings(&mut self, id: SessionId, allocation_id: AllocationId) {
         let Some(allocation) = self.allocations.get_mut(allocation_id) else { return };
         let parts: Vec<_> = allocation.indices().collect();

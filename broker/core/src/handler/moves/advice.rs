@@ -1,8 +1,8 @@
-//! `Advise`: what an owner knows about the use of an allocation.
+//! `Advise`: what an owner says about the use of an allocation.
 //!
-//! Memory that is accessed by its device in place is mapped where it lies in the host's memory, at the same addresses. So what is
-//! read once, or here and there, costs no room on its device and no copy. What lies there already stays; what lies on its
-//! device leaves as it would have, and then comes back no more.
+//! A device accesses an advised part in place: it is mapped where it lies in host memory, at the same
+//! addresses. Memory that is read once, or here and there, then costs no room on the device and no copy. A part
+//! that lies in host memory stays there. A part on its device leaves as it would have, and does not come back.
 
 use vramd_types::{AllocationId, SessionId};
 
@@ -55,13 +55,13 @@ impl Broker {
             }
         }
         if !in_place {
-            // It would have to come together with what else they wait for.
+            // The parts would have to fit on their device together with what else the calls wait for.
             self.refuse_infeasible_pins();
         }
         Ok(Started::Done(Outcome::Advised(id)))
     }
 
-    /// Who waits for the part to come to its device is sent it where it lies.
+    /// Sends the part where it lies to sessions that wait for it.
     fn map_in_place(&mut self, part: PartRef) {
         self.in_place_to_unmap.remove(&part);
         if !self.migrations.contains_key(&part) && self.is_in_place(part) {
@@ -69,8 +69,8 @@ impl Broker {
         }
     }
 
-    /// Whoever maps the part in the host's memory unmaps it there as soon as nobody pins it. Whether somebody does is asked now: who
-    /// was seen to pin it may have let go since.
+    /// Schedules the unmapping of a part in host memory, as soon as no session pins it. The daemon asks the pin
+    /// words now: a session that was seen to pin it may have unpinned since.
     fn schedule_in_place_unmap(&mut self, part: PartRef) {
         if self.tier_of(part) == Some(Tier::Host) && !planted!(self, AdviceKept) {
             self.in_place_to_unmap.insert(part);
@@ -78,29 +78,29 @@ impl Broker {
         }
     }
 
-    /// What kept the part where it is mapped may be over. Who is known to pin it is seen to unpin it: to ask its word would send pins
-    /// of its own the long way.
+    /// Queues a part to be unmapped in place if no session is known to pin it. A harvest sees the unpin of a
+    /// known one; to ask its word earlier would send its own pins the slow way.
     pub(crate) fn queue_in_place_unmap(&mut self, part: PartRef) {
         if self.in_place_to_unmap.contains(&part) && !self.idle_on_host.is_pinned(part) {
             self.follow_ups.in_place_to_unmap.insert(part);
         }
     }
 
-    /// The same of all that a session maps: it answers again.
+    /// The same for all that a session maps: it answers again.
     pub(crate) fn queue_in_place_unmaps_of(&mut self, session: SessionId) {
         let its = self.in_place_to_unmap.iter().filter(|part| self.map_state(session, **part).is_some());
         let its: Vec<_> = its.copied().collect();
         its.into_iter().for_each(|part| self.queue_in_place_unmap(part));
     }
 
-    /// The same of all.
+    /// The same for all.
     pub(crate) fn queue_all_in_place_unmaps(&mut self) {
         let unpinned = self.in_place_to_unmap.iter().filter(|part| !self.idle_on_host.is_pinned(**part));
         self.follow_ups.in_place_to_unmap.extend(unpinned);
     }
 
-    /// The next of them that may be unmapped, unless so many words were asked already because of this event: then they are looked
-    /// at a moment later, and whatever else has happened is not kept waiting.
+    /// The next part to unmap in place, unless this event asked enough words: the rest follows a moment later,
+    /// so that nothing else waits for them.
     pub(crate) fn next_in_place_unmap(&mut self) -> Option<PartRef> {
         if self.follow_ups.words_asked >= PARTS_STARTED_PER_EVENT {
             if !self.follow_ups.in_place_to_unmap.is_empty() {
@@ -111,12 +111,13 @@ impl Broker {
         self.follow_ups.in_place_to_unmap.pop_first()
     }
 
-    /// Once nobody maps it there it is as any other part: who pins it has it come.
+    /// Unmaps a part that is mapped in place although it is no longer advised. Afterwards it is as any other
+    /// part: a pin has it fetched.
     pub(crate) fn unmap_in_place(&mut self, part: PartRef) {
         if !self.in_place_to_unmap.contains(&part) {
             return;
         }
-        // What is under way says when it is over.
+        // The migration or revocation calls again when it ends.
         if self.migrations.contains_key(&part) || self.revocations.contains_key(&part) {
             return;
         }

@@ -1,8 +1,8 @@
-//! Backing: bytes below its device that a part has for life, from when it is admitted.
+//! Backing: bytes below its device that a movable part owns from its admission to its end.
 //!
-//! They are reserved first; once memory has been made there it is kept, so a part that comes and goes is charged the same
-//! below wherever it is. A part for which there were none gets them when some come free. While nobody has written the part
-//! since it came, that memory is its shadow.
+//! First they are a reservation. Once memory exists there the part keeps it, so its tenant pays the same below
+//! wherever the part lies. A part that found no room below gets backing later, when some comes free. As long as
+//! no session has written the part since it arrived, its backing is clean.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +22,8 @@ use crate::{
 };
 
 impl Broker {
-    /// Sets bytes aside below for a part on its device, if there are any for its tenant: only then can it leave.
+    /// Reserves backing for a part on its device, if its tenant has room below. Without it the part cannot
+    /// leave.
     pub(crate) fn reserve_backing(
         &mut self,
         part: PartRef,
@@ -41,7 +42,7 @@ impl Broker {
         }
     }
 
-    /// Bytes have come free below a device: parts there that have none set aside get some, the oldest first.
+    /// Reserves backing for parts that have none, the oldest first, after bytes have come free below a device.
     pub(crate) fn reserve_late_backings(&mut self, device: DeviceIndex) {
         if planted!(self, LackingForgotten) {
             return;
@@ -50,7 +51,7 @@ impl Broker {
         let (mut full, mut left) = (BTreeSet::new(), BACKINGS_PER_EVENT);
         while let Some((part, tenant, size)) = oldest.pop_first() {
             if left == 0 {
-                // And not before then, though its own reservations have changed who is in whose way.
+                // The timer goes on with the rest, although these reservations have changed the ledger.
                 self.ledger.relieved.remove(&device);
                 self.arm(self.now.after(MOMENT), Timer::Backing(device));
                 break;
@@ -65,11 +66,12 @@ impl Broker {
                 left = left.saturating_sub(1);
             }
         }
-        // They can leave now.
+        // These parts can leave now.
         self.follow_ups.full_scan |= left < BACKINGS_PER_EVENT && self.is_room_wanted();
     }
 
-    /// Bytes below for a part that has waited for some; `full`: where older ones have found none.
+    /// Reserves backing for a part that has waited for it. `full` has the places where older parts found no
+    /// room.
     fn try_reserve_late(
         &mut self,
         (tenant, device): BackingAccount,
@@ -77,7 +79,7 @@ impl Broker {
         full: &mut BTreeSet<Place>,
     ) -> Option<Reservation> {
         for place in self.ledger.below(device).collect::<Vec<_>>() {
-            // What is set aside for its tenant is there for nobody else.
+            // Room within its tenant's guarantee is there for no other tenant.
             if full.contains(&place) && !self.is_guaranteed_in(tenant, place, size) {
                 continue;
             }
@@ -90,7 +92,7 @@ impl Broker {
         None
     }
 
-    /// It is freed, or leaves. Younger ones may have waited for it.
+    /// The part is freed or leaves, so it needs no backing. Younger parts may have waited behind it.
     pub(crate) fn stop_awaiting_backing(&mut self, part: PartRef, tenant: TenantId, device: DeviceIndex) {
         if self.backings.missing().contains(&part, (tenant, device)) {
             self.backings.clear_missing(&part, (tenant, device));
@@ -103,7 +105,7 @@ impl Broker {
         account.is_some_and(|account| account.charged().saturating_add(more) <= account.guarantee)
     }
 
-    /// The same for all parts of a new allocation.
+    /// Reserves backing for all parts of a new allocation.
     pub(crate) fn reserve_backings_of(&mut self, id: AllocationId) {
         let movable = self.allocations.get(id).filter(|it| it.kind == Kind::Movable);
         let backed = movable.filter(|it| self.ledger.below(it.device).next().is_some());
@@ -122,7 +124,7 @@ impl Broker {
         }
     }
 
-    /// A part that is freed needs nothing below.
+    /// Drops the backing of a freed part.
     pub(crate) fn drop_backing(&mut self, part: PartRef) {
         self.pressure_state.failed.remove(&part);
         self.residents.remove(part);
@@ -133,12 +135,12 @@ impl Broker {
         self.release_backing(part);
     }
 
-    /// What the part has below it needs no more.
+    /// Releases the backing of a part.
     pub(crate) fn release_backing(&mut self, part: PartRef) {
         match self.backings.remove(&part) {
             Some(Backing::Reserved(reservation)) => self.ledger.cancel(reservation),
             Some(Backing::File { .. }) if planted!(self, FileKept) => {}
-            // What has not been made yet is released once it is.
+            // An extent that is still being created is released afterwards.
             Some(Backing::Extent { extent, .. } | Backing::File { extent }) => self.release_extent(extent),
             Some(Backing::Needless) | None => {}
         }
@@ -157,7 +159,7 @@ impl Broker {
         }
     }
 
-    /// Memory below that is the part's, and that it is not in, stays with it.
+    /// Keeps memory below that the part owns and does not lie in as its backing.
     pub(crate) fn retain_backing(&mut self, part: PartRef, extent: ExtentId, clean: bool) {
         let stays = self
             .allocations
@@ -183,13 +185,13 @@ impl Broker {
                 };
                 self.backings.insert(part, (tenant, device), size, kept);
             }
-            // It could not be made.
+            // The extent could not be created.
             None => self.reserve_backing_anew(part),
         }
         self.mark_evictable(part);
     }
 
-    /// A part that has nothing below, and gets nothing, does not leave.
+    /// Reserves backing again. Without backing the part cannot leave.
     fn reserve_backing_anew(&mut self, part: PartRef) {
         if let Some(Footprint { tenant, device, size }) = self.footprint_of(part) {
             self.reserve_backing(part, tenant, device, size);
@@ -199,8 +201,8 @@ impl Broker {
         }
     }
 
-    /// Memory below could not be made for a part that had bytes set aside there: they are set aside anew. One that leaves for another
-    /// tier meanwhile needs none, unless it stays after all: then what was made for it there is its own.
+    /// The backing of a part could not be created: reserves it again. A part that is leaving for another tier
+    /// needs none, unless it stays: then its extent there becomes its backing.
     pub(crate) fn on_backing_failed(&mut self, part: PartRef, id: ExtentId) {
         if self.is_backing_of(part, id) {
             self.backings.remove(&part);
@@ -210,7 +212,7 @@ impl Broker {
         }
     }
 
-    /// The part may leave its device, if somebody needs the room.
+    /// Lists the part among those that may leave their device.
     pub(crate) fn mark_evictable(&mut self, part: PartRef) {
         let device = self.allocations.get(part.allocation).map(|allocation| allocation.device);
         if let Some(device) = device
@@ -229,15 +231,15 @@ impl Broker {
         }
     }
 
-    /// Whether the memory is what a part has below.
+    /// Whether the extent is the backing of the part.
     pub(crate) fn is_backing_of(&self, part: PartRef, id: ExtentId) -> bool {
         let its = self.backings.get(&part);
         matches!(its, Some(Backing::Extent { extent, .. } | Backing::File { extent }) if *extent == id)
     }
 
-    /// Somebody has written the part, or may have: what was copied of it is old.
+    /// Marks the part dirty: a session has written it, or may have.
     pub(crate) fn mark_dirty(&mut self, part: PartRef) {
-        // Sealed memory is never written: who says so is mistaken. What may be lost is never copied.
+        // No session writes sealed memory, so a word that says so is wrong. A discardable part is never copied.
         let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
         if state == Some(AllocationState::Sealed)
             || self.is_discardable(part)
@@ -254,7 +256,8 @@ impl Broker {
         }
     }
 
-    /// Memory that was taken for the part's shadow is none: it was written behind its pins. It is copied there, and told.
+    /// The backing that passed for clean differs from the part: the part was written behind its pins. It is
+    /// copied, and operators are told.
     pub(crate) fn on_clean_backing_differs(&mut self, to: ExtentId) {
         let Some(part) = self.pool.get(to).and_then(|extent| extent.part) else { return };
         let Some(tier) = self.migrations.get(&part).filter(|it| it.to == to).map(|it| it.to_tier) else {
@@ -267,7 +270,7 @@ impl Broker {
         self.push_notice(Notice::CleanBackingDiffers { part, tenant, device, tier, bytes });
     }
 
-    /// Whether it has been made, and is not being released.
+    /// Whether the extent exists and is not being released.
     pub(crate) fn is_live(&self, id: ExtentId) -> bool {
         self.pool.get(id).is_some_and(Extent::can_hold_part)
     }

@@ -1,8 +1,17 @@
-//! Parts that go to another tier: out of their device once nobody maps them, from one tier below it to another if an operator
-//! says so, and back for who wants them there.
+//! Migrations: parts leave their device, come back to it, or move between the tiers below.
 //!
-//! Bookkeeping goes with the extents: the destination is reserved before anything is done, and the source is charged until
-//! the driver has it back. So while a part moves it is paid for twice, once in each tier.
+//! A migration starts for a waiter, for pressure, for a limit or for an operator. [`Broker::start_move`] does
+//! all of them:
+//!
+//! 1. It reserves the destination and orders an extent there, or takes the part's backing
+//!    ([`Broker::begin_migration`]).
+//! 2. It revokes the part from every session (`mapping/revocation.rs`) and waits for that.
+//! 3. Once the part is unmapped and the extent exists, the driver copies ([`Broker::copy_if_ready`]). A clean
+//!    part needs no copy.
+//! 4. `moves/migration_end.rs` ends it.
+//!
+//! The source stays charged until the driver has it back. So while a part moves its tenant pays twice, once in
+//! each tier.
 
 use vramd_types::{Bytes, CopyClass, DeviceIndex, ExtentId, GRANULARITY, PartIndex};
 
@@ -20,7 +29,7 @@ use crate::{
 };
 
 impl Broker {
-    /// Begins to take a part to a tier below its device. `None`: the operation is told when it is over.
+    /// Evicts a part for an operator. `None`: the operation is told when it is over.
     pub(crate) fn evict_for_operator(&mut self, op: OpId, part: PartRef, to_tier: Tier) -> Option<PartMove> {
         if self.is_held_on_device(part) {
             return Some(PartMove::Held);
@@ -32,7 +41,7 @@ impl Broker {
             under_way.ops.push(op);
             return None;
         }
-        // What is nowhere need go nowhere.
+        // A dropped part lies nowhere.
         if self.tier_of(part) == Some(to_tier) || self.is_dropped(part) {
             return Some(PartMove::Moved);
         }
@@ -42,7 +51,7 @@ impl Broker {
         }
     }
 
-    /// Has a part leave where it lies once everybody has unmapped it. `None`: it is on its way.
+    /// Starts to move a part, which leaves once every session has unmapped it. `None`: it is moving.
     pub(crate) fn start_move(
         &mut self,
         part: PartRef,
@@ -58,7 +67,7 @@ impl Broker {
             None => None,
             Some(PartRevocation::Revoked) => {
                 self.resume_migration(part, &PartRevocation::Revoked);
-                // What need not be copied is there already.
+                // A part that needs no copy has arrived already.
                 (!self.migrations.contains_key(&part)).then_some(PartMove::Moved)
             }
             Some(other) => {
@@ -69,7 +78,7 @@ impl Broker {
         })
     }
 
-    /// Begins to take a part out of its device because somebody needs the room, and says which extent goes.
+    /// Starts to evict a victim, and returns the extent that leaves its device.
     pub(crate) fn evict_victim(&mut self, part: PartRef, arrived: Arrival, cause: Cause) -> Option<ExtentId> {
         let allocation = self.allocations.get(part.allocation)?;
         let leaves = allocation.part(part.part)?.extent;
@@ -84,14 +93,14 @@ impl Broker {
         Some(leaves)
     }
 
-    /// Begins to bring a part to its device for an operator.
+    /// Fetches a part for an operator.
     pub(crate) fn fetch_for_operator(&mut self, op: OpId, part: PartRef) -> Option<PartMove> {
         if let Some(under_way) = self.migrations.get_mut(&part) {
             if under_way.to_tier == Tier::Device {
                 under_way.ops.push(op);
                 return None;
             }
-            // From one tier below to another: that is done first.
+            // Its migration between tiers below ends first.
             if !self.is_leaving(part) {
                 return Some(PartMove::Wanted);
             }
@@ -104,16 +113,16 @@ impl Broker {
         }
         let outcome = self.move_for_operator(op, part, Tier::Device);
         if !matches!(outcome, Some(PartMove::Refused { .. })) {
-            // Who waited for it to come waits for room no more.
+            // Sessions that waited for the part no longer wait for room.
             self.queue_waiter_check(part);
             self.note_room_taken();
         }
         outcome
     }
 
-    /// Begins to move a part for an operator, wherever it lies.
+    /// Moves a part for an operator, wherever it lies.
     fn move_for_operator(&mut self, op: OpId, part: PartRef, to_tier: Tier) -> Option<PartMove> {
-        // Before anything is made for it.
+        // This comes before anything is created for it.
         if let Some(outcome) = self.why_not_revocable(part, false, self.pins.after_all())
             && outcome != PartRevocation::Revoked
         {
@@ -123,7 +132,7 @@ impl Broker {
             .unwrap_or_else(|refusal| Some(PartMove::Refused { refusal: Box::new(refusal) }))
     }
 
-    /// Reserves room for a part in another tier, and has an extent made there.
+    /// Reserves room in the other tier, has an extent created there, and records the migration.
     fn begin_migration(
         &mut self,
         part: PartRef,
@@ -139,13 +148,13 @@ impl Broker {
         let from_tier = self.tier_of(part).ok_or_else(not_found)?;
         let place = Place { device, tier: to_tier };
         let unwritten = self.is_unwritten(part);
-        // What was given up, or was never written, is not copied over what its memory held before.
+        // A dropped or unwritten part is not copied, so its new extent must be zeroed.
         let order = ExtentOrder { place, size, part, kind, zeroed: discardable || unwritten };
         let (to, clean) = match (to_tier, self.take_backing_towards(part, from_tier, to_tier)) {
             (Tier::Device, backing) => {
-                // On its device it has none.
+                // A part that lies below its device has no backing.
                 debug_assert!(backing.is_none(), "{part:?} is elsewhere and backed");
-                // What the tenant has cached of that size will do, if all of it is written.
+                // A cached extent of that size will do if the copy writes all of it.
                 let cached = match unwritten {
                     true => None,
                     false => self.reuse_cached(tenant, device, size, part),
@@ -179,7 +188,7 @@ impl Broker {
             self.residents.exclude(part);
             self.stop_awaiting_backing(part, tenant, device);
         }
-        // Who stands in line for it has it sooner by an operator.
+        // A waiter in the line has the part sooner through the operator.
         let awaited = cause == Cause::Demand || self.is_wanted(part);
         let migration = Migration {
             to,
@@ -206,7 +215,8 @@ impl Broker {
         Ok(())
     }
 
-    /// What the part has in the tier that it leaves its device for. What lies in another stays its own until it has arrived.
+    /// Takes the backing that the part has in the tier that it leaves for. Backing in another tier stays with
+    /// it until it has arrived.
     fn take_backing_towards(&mut self, part: PartRef, from_tier: Tier, to_tier: Tier) -> Option<Backing> {
         let lies_in = self.backings.get(&part).and_then(Backing::tier);
         match from_tier == Tier::Device && lies_in.is_some_and(|tier| tier != to_tier) {
@@ -215,19 +225,19 @@ impl Broker {
         }
     }
 
-    /// Whether it is on its way out of its device.
+    /// Whether the part is leaving its device.
     pub(crate) fn is_leaving(&self, part: PartRef) -> bool {
         self.migrations.get(&part).is_some_and(|migration| migration.from_tier == Tier::Device)
     }
 
-    /// Whether it leaves its device, and somebody waits for its room by now.
+    /// Whether the part is leaving its device and a waiter needs its room by now.
     pub(crate) fn is_room_awaited(&self, part: PartRef) -> bool {
         self.migrations
             .get(&part)
             .is_some_and(|migration| migration.from_tier == Tier::Device && migration.awaited)
     }
 
-    /// Somebody waits for the part from now on, or for its room: it is copied before those for which nobody does.
+    /// Copies a migration as demand from now on: a client waits for the part, or for its room.
     pub(crate) fn hasten_migration(&mut self, part: PartRef) {
         let Some(migration) = self.migrations.get_mut(&part).filter(|it| !it.awaited) else { return };
         migration.awaited = true;
@@ -238,7 +248,7 @@ impl Broker {
         self.hasten_write_back(part);
     }
 
-    /// Has an extent made for a part that is in another, in bytes that are reserved or are reserved now.
+    /// Orders a second extent for a part, from a reservation or from a new one.
     pub(crate) fn order_second_extent(
         &mut self,
         tenant: TenantId,
@@ -260,7 +270,7 @@ impl Broker {
         Ok(self.track_detached(order.part, extent))
     }
 
-    /// An extent of the allocation that no part is in.
+    /// Records an extent of the allocation that no part lies in.
     fn track_detached(&mut self, part: PartRef, extent: ExtentId) -> ExtentId {
         self.detached_extents.entry(part.allocation).or_default().insert(extent);
         if let Some(allocation) = self.allocations.get_mut(part.allocation) {
@@ -269,7 +279,7 @@ impl Broker {
         extent
     }
 
-    /// A revocation is over: if a migration waited for it, it goes on, or is given up.
+    /// A revocation has ended: the migration that waited for it goes on, or stops.
     pub(crate) fn resume_migration(&mut self, part: PartRef, outcome: &PartRevocation) {
         let Some(migration) = self.migrations.get_mut(&part).filter(|it| !it.is_unmapped) else { return };
         if *outcome != PartRevocation::Revoked {
@@ -279,7 +289,7 @@ impl Broker {
         self.copy_if_ready(part);
     }
 
-    /// The destination of a migration has been made, or could not be; whether the extent was one.
+    /// The destination of a migration was created, or failed. Returns whether the extent was one.
     fn on_destination_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&Refusal>) -> bool {
         let Some(migration) = self.migrations.get_mut(&part).filter(|it| it.to == id) else { return false };
         match failure {
@@ -296,7 +306,7 @@ impl Broker {
     }
 
     pub(crate) fn copy_if_ready(&mut self, part: PartRef) {
-        // What it goes to is being written already.
+        // A write-back is still writing the destination.
         if self.write_backs.contains_key(&part) {
             return;
         }
@@ -312,8 +322,8 @@ impl Broker {
         };
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
-        // What is discardable has none: it is dropped, or made anew. And what would be copied to a file where it differs is not compared
-        // with it.
+        // A discardable part has no backing to compare: it is dropped, or created anew. A file is not compared
+        // either where the copy would go into it.
         let in_file = self.pool.get(to).is_some_and(|extent| extent.in_file);
         let has_shadow = !allocation.discardable && !in_file && migration.from_tier == Tier::Device;
         let shadow = clean && self.config.check_clean_backings && has_shadow;
@@ -335,7 +345,7 @@ impl Broker {
         }
     }
 
-    /// Gives a migration up: the part stays where it is.
+    /// Stops a migration: the part stays where it is.
     pub(crate) fn stop_migration(&mut self, part: PartRef, why: PartMove) {
         let Some(migration) = self.migrations.get_mut(&part) else { return };
         let (state, to) = (migration.state, migration.to);
@@ -345,7 +355,8 @@ impl Broker {
         self.advance_migration(part, MigrationEvent::Stop, Some(why));
     }
 
-    /// An extent was made that its part is not in: where it goes, or where it does not any more.
+    /// An extent that no part lies in was created, or failed: passes it to its migration or backing, or
+    /// releases it.
     pub(crate) fn on_detached_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&Refusal>) {
         if self.on_destination_made(part, id, failure) {
             return;
@@ -357,7 +368,7 @@ impl Broker {
         }
         self.on_backing_made(part, id, failure);
         if !self.remove_if_gone(part.allocation) {
-            // Of a freed allocation it may have been the last that nothing was known of.
+            // For a freed allocation this may have been the last unknown extent.
             self.notify_watchers(part.allocation);
         }
     }
@@ -371,12 +382,12 @@ impl Broker {
         }
     }
 
-    /// The driver is told to let go of it, if it is there.
+    /// Has the driver release an extent, if it exists.
     pub(crate) fn release_extent(&mut self, id: ExtentId) {
         if self.pool.get(id).is_some_and(crate::pool::Extent::is_dropped) {
             return self.forget_nothing(id);
         }
-        // It is released once the copy has ended.
+        // A write-back still writes it; it is released when that has ended.
         let its = self.pool.get(id).and_then(|extent| extent.part);
         let written = its.is_some_and(|part| self.is_written_back_to(part, id));
         if written && !planted!(self, WrittenBackReleased) {
@@ -393,7 +404,8 @@ impl Broker {
         }
     }
 
-    /// Memory of a device that the driver is told to let go is room for who waits, and of the host nothing else has to go for it.
+    /// Records what the driver was told to release: on a device that is room for waiters; in host memory
+    /// nothing else has to leave for it.
     fn track_leaving(&mut self, id: ExtentId) {
         if self.has_tiers()
             && let Some(extent) = self.pool.get(id)
@@ -408,31 +420,31 @@ impl Broker {
         }
     }
 
-    /// Where the part's bytes are: until a migration is over, where they come from.
+    /// The tier that has the bytes of the part: during a migration, its source.
     pub(crate) fn tier_of(&self, part: PartRef) -> Option<Tier> {
         Some(self.extent_of(part)?.place.tier)
     }
 
-    /// What the part is in.
+    /// The extent that the part lies in.
     pub(crate) fn extent_of(&self, part: PartRef) -> Option<&Extent> {
         let entry = self.allocations.get(part.allocation)?.part(part.part)?;
         self.pool.get(entry.extent)
     }
 
-    /// What the part has left and is there still, for the bug of that name.
+    /// An extent that the part has left and that still exists, for the planted bug.
     #[cfg(feature = "planted")]
     pub(crate) fn extent_left_by(&self, part: PartRef) -> Option<ExtentId> {
         let mut detached_extents = self.detached_extents.get(&part.allocation)?.iter().copied();
         detached_extents.find(|id| self.pool.extent_of_part(part, *id).is_some())
     }
 
-    /// Migrations of an allocation that are under way.
+    /// Parts of an allocation that are moving.
     pub(crate) fn migrations_of(&self, id: vramd_types::AllocationId) -> Vec<PartRef> {
         let part = |index| PartRef { allocation: id, part: PartIndex(index) };
         self.migrations.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect()
     }
 
-    /// Bytes that are on their way to a device, or out of it.
+    /// Bytes that are moving to or from a device.
     pub(crate) fn moving_bytes(&self, device: DeviceIndex, is_meant: impl Fn(&Migration) -> bool) -> Bytes {
         let there = |it: &&Migration| is_meant(it);
         let extents = self.migrations.values().filter(there).filter_map(|it| self.pool.get(it.to));

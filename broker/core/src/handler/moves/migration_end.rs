@@ -1,4 +1,13 @@
-//! How a migration ends: where its part is then, what becomes of what it leaves, who is told, and what may go on.
+//! The end of a migration.
+//!
+//! An arrived part lies in its new extent; its old extent is released, kept as backing, or handed to the next
+//! waiter of the same tenant and size. A part that did not move stays where it was. The daemon then tells the
+//! operations, records a failure, and lets the rest go on:
+//!
+//! - Another part has left its device: its memory is released (`allocation/release.rs`), and the line is
+//!   scanned again.
+//! - A fetched part has arrived: sessions that wait for it are sent it (`line/wanted.rs`, `mapping/frames.rs`).
+//! - The driver had no memory for it: the part re-enters the line (`line/driver_out_of_memory.rs`).
 
 use vramd_types::ExtentId;
 
@@ -41,7 +50,8 @@ impl Broker {
         }
     }
 
-    /// What a part holds on disk cannot be read as it was written: it stays there, and whoever wants it is told that it is lost.
+    /// The bytes of a part on disk differ from those written. It stays there, and calls for it are refused as
+    /// lost.
     pub(crate) fn on_damaged(&mut self, to: ExtentId, problem: String) {
         let part = self.pool.get(to).and_then(|extent| extent.part);
         let is_copied =
@@ -57,7 +67,7 @@ impl Broker {
         self.advance_migration(part, MigrationEvent::Failed, Some(PartMove::Refused { refusal }));
     }
 
-    /// Moves a migration along its table. `why` is what is told if it gets nowhere; the first one counts.
+    /// Moves a migration along its table. `why` is the outcome if it fails; the first one counts.
     pub(crate) fn advance_migration(&mut self, part: PartRef, event: MigrationEvent, why: Option<PartMove>) {
         let Some(migration) = self.migrations.get_mut(&part) else { return };
         let (from, step) = (migration.state, migration.state.on(event));
@@ -110,7 +120,7 @@ impl Broker {
                 let clean = if state.is_copying() { planted!(self, FailedCopyKept) } else { clean };
                 self.keep_on_device(part, left, clean);
             }
-            // What has not been made yet is released once it is.
+            // An extent that is still being created is released afterwards.
             (Tier::Host | Tier::Disk, _, _) => self.release_extent(left),
         }
         self.track_on_host(part);
@@ -140,7 +150,8 @@ impl Broker {
         let entry = self.allocations.get(part.allocation).and_then(|it| it.part(part.part));
         let stays = entry.map(|entry| entry.extent).filter(|_| !arrived && from_tier == Tier::Device);
         self.continue_after_migration(part, failed, ran_out.then_some(vain_tries));
-        // Whoever waited for it may have it leave again. What was freed meanwhile leaves all the same.
+        // A waiter for the room may have the part leave again. A part that was freed meanwhile leaves all the
+        // same.
         let leaves = |id: &ExtentId| {
             self.pool.get(*id).is_some_and(|extent| matches!(extent.state, ExtentState::Releasing(_)))
         };
@@ -149,7 +160,7 @@ impl Broker {
         }
     }
 
-    /// A part does not leave its device after all. What was made for it below is its own, unless it has something there already.
+    /// Keeps a part on its device after all. The extent created below becomes its backing, unless it has one.
     fn keep_on_device(&mut self, part: PartRef, made: ExtentId, clean: bool) {
         match self.backings.contains(&part) {
             true => {
@@ -161,7 +172,8 @@ impl Broker {
         self.follow_ups.full_scan = true;
     }
 
-    /// A part has left its device: who of its tenant waits there for as much has its extent, and copies into it at once.
+    /// Releases the extent that a part has left, or hands it to the next waiter of its tenant and size, which
+    /// is copied into it at once.
     fn leave_device(&mut self, part: PartRef, extent: ExtentId) {
         self.residents.remove(part);
         match self.is_extent_wanted(part) && self.hand_over(part, extent) {
@@ -171,12 +183,12 @@ impl Broker {
         }
     }
 
-    /// Whether a part of the same tenant that waits for as much is next on the part's device.
+    /// Whether the next waiter of the device is a part of the same tenant and size.
     pub(crate) fn is_extent_wanted(&self, part: PartRef) -> bool {
         self.footprint_of(part).is_some_and(|footprint| self.is_next_for_extent(footprint))
     }
 
-    /// The part is at its destination; what it was in is left.
+    /// Puts the part into its new extent. Returns the old one.
     fn switch_extent(&mut self, part: PartRef, to: ExtentId) -> ExtentId {
         let Some(allocation) = self.allocations.get_mut(part.allocation) else { return to };
         let Some(from) = allocation.set_extent(part.part, to) else { return to };
@@ -249,8 +261,8 @@ impl Broker {
         self.push_notice(Notice::MoveFailed { part, tenant, device, tier, bytes, cause, began, problem });
     }
 
-    /// What may go on now that the part stands still. What has failed is tried again when somebody asks again, or when
-    /// devices are looked at; where there was no memory for it, once something has left.
+    /// Continues what waited for the end of the move. A failed fetch is tried again when a client asks again or
+    /// after a survey; after a driver without memory, once something has left.
     fn continue_after_migration(&mut self, part: PartRef, failed: bool, ran_out: Option<u32>) {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let (device, state) = (allocation.device, allocation.state);
@@ -284,12 +296,12 @@ impl Broker {
     }
 }
 
-/// Whether it was the driver that had no memory: whoever asks the books finds out before it begins.
+/// Whether the driver had no memory. Shortages of the ledger are found before anything begins.
 fn driver_ran_out(outcome: &PartMove) -> bool {
     matches!(outcome, PartMove::Refused { refusal } if matches!(**refusal, Refusal::DeviceFull { .. }))
 }
 
-/// Whether what the part holds cannot be had.
+/// Whether the content of the part is lost.
 fn is_content_lost(outcome: &PartMove) -> bool {
     matches!(outcome, PartMove::Refused { refusal } if matches!(**refusal, Refusal::ContentLost { .. }))
 }

@@ -1,8 +1,8 @@
-//! Parts that move between tiers, and their bytes below the device.
+//! Parts that move between tiers, and the bytes that they own below their device.
 //!
-//! - `migrate`: migrations, from their start to their copy
+//! - `migrate`: a migration from its start to its copy
 //! - `migration_end`: how a migration ends
-//! - `write_back`: copying dirty parts to their backing
+//! - `write_back`: copying dirty parts to their backing while they stay
 //! - `backing`: bytes below the device that a part owns
 //! - `advice`: `Advise`: parts that a device accesses in place
 

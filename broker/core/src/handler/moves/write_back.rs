@@ -1,8 +1,9 @@
-//! `WriteBackParts`: what parts hold on their device is copied to what they have below, while they stay mapped. Then they can
-//! leave without being copied. See [`crate::migration::WriteBackState`] for how one goes.
+//! Write-back: a dirty part is copied to its backing while it stays on its device, mapped. Afterwards it can
+//! leave without a copy. [`crate::migration::WriteBackState`] has its states.
 //!
-//! The copy is a shadow only while nobody writes the part. Who may write says so by WRITTEN in its word: that is cleared
-//! in one step with the look for pins, before the copy begins, and comes with the answer when the part is unmapped.
+//! The copy is clean only while no session writes the part. A session that may write says so by WRITTEN in its
+//! pin word. The daemon clears that bit in one step with the check for pins, before the copy begins; the bit
+//! comes with the answer when the part is unmapped.
 
 use vramd_types::{AllocationId, CopyClass, ExtentId, PartIndex, SessionId};
 
@@ -20,13 +21,13 @@ use crate::{
     tenancy::OpId,
 };
 
-/// Where WRITTEN stands for a part.
+/// The pin word that has WRITTEN for a part.
 type Word = (ChannelId, SessionId, Slot);
 
 impl Broker {
-    /// Begins with one part. `None`: the operation, if there is one, is told when it is over.
+    /// Starts to write one part back. `None`: the operation, if any, is told when it is over.
     pub(crate) fn write_back_part(&mut self, op: Option<OpId>, part: PartRef) -> Option<PartMove> {
-        // Whichever way it goes, in the end its content is below.
+        // A migration brings its content below as well, whichever way it ends.
         if let Some(migration) = self.migrations.get_mut(&part) {
             if migration.state == MigrationState::Stopping {
                 return Some(PartMove::Wanted);
@@ -71,18 +72,18 @@ impl Broker {
         None
     }
 
-    /// The word of who may write the part, if anybody does, or why it is not the time: it is in use, or nobody would say
-    /// that it is written.
+    /// The pin word of the session that may write the part, if any. `Err`: the part is in use, or its writer
+    /// has no pin word.
     fn word_to_clear(&self, part: PartRef) -> Result<Option<Word>, PartRevocation> {
         let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
-        // What is sealed is never written, whoever maps it.
+        // A sealed part is never written, so its mappers do not matter.
         if state == Some(AllocationState::Sealed) {
             return Ok(None);
         }
         match self.why_not_revocable(part, false, self.pins.after_all()) {
             Some(PartRevocation::Revoked) => return Ok(None),
             Some(outcome) => return Err(outcome),
-            // Its word is not resident any more.
+            // Its pin word no longer says RESIDENT.
             None if self.revocations.contains_key(&part) => {
                 return Err(PartRevocation::Pinned { by: self.mappers(part, |_| true) });
             }
@@ -96,7 +97,7 @@ impl Broker {
         word().map(Some).ok_or_else(|| PartRevocation::Standing { by: vec![mapping.session] })
     }
 
-    /// What the part has below: it is ordered, where there are only bytes for it. From now on it is no shadow.
+    /// The memory of its backing, ordered where only bytes are reserved. From now on the backing is not clean.
     fn ensure_memory_below(&mut self, part: PartRef) -> Result<ExtentId, Refusal> {
         if let Some(Backing::Extent { extent, .. }) = self.backings.get(&part) {
             let extent = *extent;
@@ -122,7 +123,7 @@ impl Broker {
         let extent = self.order_second_extent(tenant, reserved, order)?;
         let kept = Backing::Extent { extent, tier: place.tier, clean: false };
         self.backings.insert(part, (tenant, device), size, kept);
-        // It could not leave before, if there was nothing set aside for it. To be copied is no use of it.
+        // Without backing it could not leave before. The copy is no use of the part.
         if !self.residents.contains(part) {
             self.mark_evictable(part);
         }
@@ -130,7 +131,7 @@ impl Broker {
         Ok(extent)
     }
 
-    /// What a part has below has been made, or could not be.
+    /// The backing of a part was created, or failed.
     pub(crate) fn on_backing_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&Refusal>) {
         let is_awaited = |it: &WriteBack| it.to == id && it.state == WriteBackState::Creating;
         if !self.write_backs.get(&part).is_some_and(is_awaited) {
@@ -163,14 +164,14 @@ impl Broker {
                 .report_violation(invariants::MAPPERS, format!("the word of {part:?} was cleared unasked"));
         }
         let by = self.mappers(part, |_| true);
-        // What nobody maps any more nobody writes.
+        // A part without mappers has no writer.
         match cleared || by.is_empty() {
             true => self.advance_write_back(part, WriteBackEvent::Ready, None),
             false => self.advance_write_back(part, WriteBackEvent::Failed, Some(PartMove::Pinned { by })),
         }
     }
 
-    /// Whatever was told of writes until now is in the copy.
+    /// Starts the copy. It includes every write that was reported until now.
     fn copy_back(&mut self, part: PartRef) {
         let Some(under_way) = self.write_backs.get_mut(&part) else { return };
         under_way.written = false;
@@ -193,7 +194,7 @@ impl Broker {
         });
     }
 
-    /// The copy to what the part has below has ended.
+    /// The copy to the backing has ended.
     pub(crate) fn on_written_back(&mut self, part: PartRef, result: Result<(), String>) {
         match result {
             Ok(()) => self.advance_write_back(part, WriteBackEvent::Copied, None),
@@ -204,8 +205,8 @@ impl Broker {
         }
     }
 
-    /// The part is about to leave for what it is written back to. A copy that has begun is what it waits for; else it
-    /// copies by itself, and who waits for the one waits for the other.
+    /// Merges a write-back into a migration of the part to the same memory. A copy that runs is what the
+    /// migration waits for; else the migration copies. Operations of the one wait for the other.
     pub(crate) fn absorb_write_back(&mut self, part: PartRef) {
         let Some(under_way) = self.write_backs.get_mut(&part).filter(|it| !it.state.is_copying()) else {
             return;
@@ -217,7 +218,7 @@ impl Broker {
         self.stop_write_back(part, PartMove::Wanted);
     }
 
-    /// Who waits for the part to leave waits for that copy.
+    /// Copies a write-back as demand, since a waiter needs the part to leave.
     pub(crate) fn hasten_write_back(&mut self, part: PartRef) {
         let copied = self.write_backs.get(&part).filter(|it| it.state == WriteBackState::Copying);
         if let Some(to) = copied.map(|it| it.to).filter(|_| !planted!(self, ClassInverted)) {
@@ -234,7 +235,7 @@ impl Broker {
         self.advance_write_back(part, WriteBackEvent::Stop, Some(why));
     }
 
-    /// Moves a write-back along its table. `why` is what is told if it gets nowhere; the first one counts.
+    /// Moves a write-back along its table. `why` is the outcome if it fails; the first one counts.
     pub(crate) fn advance_write_back(&mut self, part: PartRef, event: WriteBackEvent, why: Option<PartMove>) {
         let Some(under_way) = self.write_backs.get_mut(&part) else { return };
         let (from, step) = (under_way.state, under_way.state.on(event));
@@ -258,17 +259,17 @@ impl Broker {
         let Some(over) = self.write_backs.remove(&part) else { return };
         let clean = copied && (!over.written || planted!(self, WrittenSinceIgnored));
         if let Some(migration) = self.migrations.get_mut(&part).filter(|migration| migration.to == over.to) {
-            // It leaves as what it is found to be.
+            // The migration leaves with the result.
             migration.clean = clean;
         } else if !self.is_backing_of(part, over.to) {
-            // Its part was freed meanwhile.
+            // The part was freed meanwhile.
             self.release_extent(over.to);
         } else if copied || !planted!(self, OlderShadowKept) {
             self.backings.set_clean(&part, clean);
         }
         let outcome = if copied { PartMove::Moved } else { over.stopped.clone().unwrap_or(PartMove::Wanted) };
         self.notify_write_back(part, &over, &outcome, clean);
-        // What an operator had written back is over without anything else to be done.
+        // An order of an operator ends without follow-up.
         if over.ops.is_empty() {
             self.note_written_ahead(part, &outcome);
         }
@@ -294,18 +295,18 @@ impl Broker {
         self.push_notice(Notice::WrittenBack { part, tenant, device, tier, bytes, began, clean });
     }
 
-    /// Whether what a part has below is being written, and must not be released.
+    /// Whether a write-back is writing this extent, so that it must not be released.
     pub(crate) fn is_written_back_to(&self, part: PartRef, id: ExtentId) -> bool {
         self.write_backs.get(&part).is_some_and(|it| it.to == id && it.state.is_copying())
     }
 
-    /// Write-backs of an allocation that are under way.
+    /// Parts of an allocation that are being written back.
     pub(crate) fn write_backs_of(&self, id: AllocationId) -> Vec<PartRef> {
         let part = |index| PartRef { allocation: id, part: PartIndex(index) };
         self.write_backs.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect()
     }
 
-    /// What some other part of that size has below, for the bug of that name.
+    /// The backing of another part of that size, for the planted bug.
     #[cfg(feature = "planted")]
     fn backing_of_another(&self, part: PartRef) -> Option<ExtentId> {
         let footprint = self.footprint_of(part);

@@ -1,11 +1,11 @@
-//! Sessions, time, pressure and the driver's reports.
+//! Sessions, deadlines, pressure, the driver's reports, and follow-up work.
 //!
-//! - `session`: sessions: hello, silence, end
+//! - `session`: a session's hello, silence and end
 //! - `timer`: deadlines
-//! - `completion`: the driver's reports
-//! - `follow_up`: follow-up work at the end of an event
-//! - `pressure`: what happens as a place fills up
-//! - `survey`: surveys of devices
+//! - `completion`: the driver's reports, each to its subject
+//! - `follow_up`: work that an event leaves to its end
+//! - `pressure`: what the daemon does as a place fills up
+//! - `survey`: surveys of devices, and what they find
 //! - `notice`: notices for operators
 
 mod completion;

@@ -1,4 +1,7 @@
-//! What sessions use: harvested from their words, for whoever chooses what leaves a device.
+//! Harvest: which parts sessions have used and which they pin, read from their pin words.
+//!
+//! The order in which parts leave a device depends on it (`eviction/`). The daemon asks the words of a pinned
+//! part only after a harvest has seen it unpinned.
 
 use vramd_types::SessionId;
 
@@ -12,18 +15,18 @@ impl Broker {
     pub(crate) fn on_touched(&mut self, touched: &[PartUse]) {
         let mut unpinned = false;
         for PartUse { session, part, pinned, written } in touched {
-            // What the session has been told to unmap meanwhile is no use of it any more.
+            // A session that was told to unmap the part does not use it.
             if !self.map_state(*session, *part).is_some_and(|state| state.is_mapper()) {
                 continue;
             }
-            // What was copied below is old, and may be copied ahead anew. Only the end of its last mapping tells that it is not: a
-            // look may be older than the copy, and then costs one copy more.
+            // A written part is dirty, and may be copied again. Only the end of its last mapping shows that it
+            // is clean: this reading may be older than the copy, and then costs one copy more.
             match written {
                 true => self.mark_dirty(*part),
                 false if planted!(self, UnwrittenTakenForClean) => self.backings.set_clean(part, true),
                 false => {}
             }
-            // It is among those of one tier, if of any.
+            // The part is in the list of one tier at most.
             let mut lets_go = false;
             for among in [&mut self.residents, &mut self.idle_on_host] {
                 among.record_use(*part, self.now);
@@ -42,8 +45,9 @@ impl Broker {
         }
     }
 
-    /// These were found to pin the part: they are not asked again until they are seen to unpin it. Who maps it no more by now will
-    /// not be seen to. Whether there is any other.
+    /// Records sessions that were found to pin the part: the daemon does not ask them again until a harvest
+    /// sees them unpin it. A harvest never sees a session that has unmapped it by now. Returns whether any is
+    /// left.
     pub(crate) fn record_pinned(&mut self, part: PartRef, by: &[SessionId]) -> bool {
         let maps = |id: &&SessionId| self.map_state(**id, part).is_some_and(MapState::is_mapper);
         let there: Vec<_> = by.iter().filter(maps).copied().collect();
@@ -54,13 +58,13 @@ impl Broker {
         !there.is_empty()
     }
 
-    /// The session maps the part no more, so it pins it no more.
+    /// Records that a session unmapped the part, so it does not pin it.
     pub(crate) fn record_unpinned(&mut self, part: PartRef, session: SessionId) {
         self.residents.record_unpin(part, session);
         self.idle_on_host.record_unpin(part, session);
     }
 
-    /// Whether anybody waits for others to let go of something.
+    /// Whether any waiter needs others to give something up.
     pub(crate) fn is_room_wanted(&self) -> bool {
         !self.line.is_empty() || !self.over_limit.is_empty()
     }

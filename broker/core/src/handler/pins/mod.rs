@@ -1,9 +1,9 @@
-//! Pin calls, and what pin words tell.
+//! Pin calls, and what sessions say in their pin words.
 //!
-//! - `pin_call`: pin calls from request to answer
-//! - `stall`: pin calls that wait for each other
-//! - `harvest`: which parts sessions have used
-//! - `pin_costs`: tests: what pin calls cost
+//! - `pin_call`: a pin call from request to answer
+//! - `stall`: pin calls that wait only for each other
+//! - `harvest`: which parts sessions have used, and which they pin
+//! - `pin_costs`: tests of what pin calls cost
 
 mod harvest;
 mod pin_call;

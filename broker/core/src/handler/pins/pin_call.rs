@@ -1,7 +1,22 @@
-//! Pin calls: a session wants a set of parts mapped together, because it could not pin all of them by their words.
+//! Pin calls: a session wants a set of parts mapped together, because it could not pin all of them by their pin
+//! words.
 //!
-//! From when a call is taken until it has ended none of its parts is evicted. It is answered once all of them are mapped,
-//! and then none is revoked for a fence either; only who frees a part, or ends the session, is not held up.
+//! The daemon evicts no part of a call from the moment it takes the call until the client ends it. It answers
+//! once all parts are mapped. From then on no fence revokes them either, until the client says that the pin has
+//! ended. Only a free, or the end of the session, does not wait for calls.
+//!
+//! [`Broker::on_pin`] checks a call and queues one check for each part. [`Broker::check_call`] does that check
+//! at the end of the event:
+//!
+//! - The mapping is away and the part lies on its device: the daemon queues it to be sent
+//!   (`mapping/frames.rs`).
+//! - The part lies below its device: the daemon requests a fetch, which may have to wait for room
+//!   (`line/wanted.rs`).
+//! - The part is mapped: the call has one part more. With the last one the daemon answers.
+//! - The mapping is gone, or about to be: the daemon refuses the call.
+//!
+//! The same check runs whenever the mapping or the place of the part has changed. A check costs one look-up,
+//! whatever else waits.
 
 use std::time::Duration;
 
@@ -29,13 +44,13 @@ impl Broker {
         words.map_deadline.take().map(drop).ok_or_else(|| "the word table was mapped before".to_owned())
     }
 
-    /// Whether the session has not mapped its word table.
+    /// Whether the session still has to map its word table.
     pub(crate) fn owes_word_table(&self, id: SessionId) -> bool {
         let words = self.sessions.get(id).and_then(|session| session.words.as_ref());
         words.is_some_and(|words| words.map_deadline.is_some())
     }
 
-    /// `wait`: zero is as long as it takes.
+    /// Takes a pin call. A `wait` of zero has no deadline.
     pub(crate) fn on_pin(
         &mut self,
         id: SessionId,
@@ -80,7 +95,7 @@ impl Broker {
         Ok(())
     }
 
-    /// The client has pinned the set, or wants it no more. It may have been refused meanwhile.
+    /// Ends a call: the client has pinned the set, or gives up. The daemon may have refused the call meanwhile.
     pub(crate) fn on_pin_ended(&mut self, id: SessionId, call: u64) -> Result<(), String> {
         let words = self.sessions.get(id).and_then(|session| session.words.as_ref());
         if words.and_then(|words| words.last_call).is_none_or(|last| call > last) {
@@ -118,7 +133,7 @@ impl Broker {
         self.check_feasible(session.tenant, parts.iter().copied())
     }
 
-    /// Why a part that is not the session's, or soon will not be, cannot be pinned.
+    /// Why the session cannot pin a part that it does not map, or soon will not.
     fn why_unpinnable(&self, id: SessionId, part: PartRef) -> Refusal {
         if self.sessions.get(id).is_none_or(|session| session.ending) {
             return Refusal::SessionLost { session: id };
@@ -137,7 +152,7 @@ impl Broker {
         Refusal::AllocationNotFound { allocation: part.allocation.to_string() }
     }
 
-    /// Looks at a part of a call.
+    /// Checks one part of a call: has it sent, fetched, or counted as there. See the module.
     pub(crate) fn check_call(&mut self, id: PinId, part: PartRef) {
         self.follow_ups.count_checked(1);
         let Some(call) = self.pins.get(id).filter(|call| call.is_waiting()) else { return };
@@ -173,7 +188,7 @@ impl Broker {
         }
     }
 
-    /// A call has not been answered in time.
+    /// Refuses a call whose deadline has passed.
     pub(crate) fn expire_pin(&mut self, id: PinId) {
         let waits = self.pins.get(id).filter(|call| call.is_waiting());
         if let Some(within) = waits.and_then(|call| Some(call.deadline?.since(call.arrived))) {
@@ -181,7 +196,7 @@ impl Broker {
         }
     }
 
-    /// It waits no more: its timers have nothing to do.
+    /// Removes the timers of a call that no longer waits.
     fn cancel_pin_timers(&mut self, id: PinId, (look, until): (Time, Option<Time>)) {
         self.cancel_stall_check(id, look);
         if let Some(until) = until {
@@ -197,7 +212,7 @@ impl Broker {
         self.answer_pin(id, Some(why));
     }
 
-    /// Tells of a call that waited for memory which was elsewhere.
+    /// Notes the end of a wait for a part that was off its device.
     fn note_pin_waited(&mut self, (session, call): PinId, since: Option<Time>, end: WaitEnd) {
         if let Some(since) = since {
             self.push_notice(Notice::PinWaited { session, call, since, end });
@@ -214,7 +229,7 @@ impl Broker {
         self.push_command(Command::Send { channel, frame: DaemonFrame::PinAnswer { call, refusal } });
     }
 
-    /// Its parts are protected no more. If it waits still, that is how its wait ends.
+    /// Ends the protection of its parts. `end` says how its wait ends, if it still waits.
     fn end_pin(&mut self, id: PinId, end: WaitEnd) {
         let Some(call) = self.pins.remove(id) else { return };
         if let Some(words) = self.sessions.get_mut(id.0).and_then(|session| session.words.as_mut()) {
@@ -225,24 +240,24 @@ impl Broker {
             self.cancel_pin_timers(id, (call.stall_check, call.deadline));
             self.note_pin_waited(id, call.elsewhere.then_some(call.arrived), end);
         }
-        // What it kept from leaving may leave, and what it waited for is wanted no more.
+        // Its parts may leave now, and those that it waited for may be wanted by no session.
         self.note_victims_changed();
         for part in call.parts {
             self.queue_in_place_unmap(part);
-            // Who wants it later comes later.
+            // A session that wants it later enters the line anew.
             let waiter = Waiter::Part(part);
             if self.line.contains(waiter) && !self.is_wanted(part) {
                 self.note_line_changed(waiter);
                 self.leave_line(waiter, WaitEnd::Left);
             }
-            // Who came after it was not held up by this call.
+            // A later revocation was held up by this call.
             if self.revocations.get(&part).is_some_and(|under_way| call.arrival < under_way.began) {
                 self.follow_ups.revocations.insert(part);
             }
         }
     }
 
-    /// Nothing is heard of the session any more: its calls are over, and nobody is to be told.
+    /// Ends all calls of a session that sends nothing further. No answer is sent.
     pub(crate) fn end_pins_of(&mut self, id: SessionId) {
         self.follow_ups.full_scan |= !self.line.is_empty();
         let calls: Vec<_> = self.pins.of_session(id).map(|(call, _)| call).collect();

@@ -1,4 +1,4 @@
-//! What pin calls cost: steps are counted, so that no machine's mood decides.
+//! Tests of what pin calls cost. They count steps, so that no load of the machine decides.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -21,7 +21,7 @@ const PARTS: u32 = 64;
 const CHANNEL: ChannelId = ChannelId(1);
 const PEER: Peer = Peer { pid: 7, uid: 1000 };
 
-/// A session whose one allocation is fenced while it pins all of it: each call for it waits.
+/// A session whose one allocation is fenced while the session pins all of it. Each further call for it waits.
 struct Fenced {
     broker: Broker,
     allocation: AllocationId,
@@ -98,8 +98,8 @@ impl Fenced {
         self.broker.sessions.on_channel(CHANNEL).expect("a session")
     }
 
-    /// The event and whatever follows from it, but for what the client is told to unmap: it pins that. How many parts of
-    /// calls were looked at.
+    /// Handles the event and all that follows, except that the client does not unmap: it pins. Returns how many
+    /// parts of calls were checked.
     fn event(&mut self, event: Event) -> usize {
         let before = self.broker.follow_ups.parts_checked;
         let mut events = vec![event];
@@ -139,7 +139,7 @@ impl Fenced {
 }
 
 #[test]
-fn an_event_costs_what_it_changes_whatever_waits() {
+fn event_costs_what_it_changes_however_many_calls_wait() {
     let mut world = Fenced::new();
     let of_one_call = PARTS as usize;
     for call in 1..=200 {
@@ -154,20 +154,21 @@ fn an_event_costs_what_it_changes_whatever_waits() {
         failure: None,
         written: false,
     };
-    // It goes, its fence is over, it is asked for, sent and mapped: nothing of any other part is looked at.
+    // The part is unmapped, its fence ends, and it is requested, sent and mapped. No other part is checked.
     let looked_at = world.frame(ClientFrame::Unmapped(vec![unmapped(5)]));
     assert!((199..=5 * 199).contains(&looked_at), "{looked_at}");
 }
 
 #[test]
-fn who_stalls_is_looked_for_now_and_then_and_not_at_every_event() {
+fn stall_checks_run_twice_per_stall_time_not_at_every_event() {
     let mut world = Fenced::new();
     for call in 1..=100 {
         world.pin(call);
     }
     let stall = Limits::default().pin_stall;
     let mut looked_at = 0;
-    // Nobody else is in the way: one after the other is aborted, the youngest first, each after its time.
+    // No other session is in the way: one call after the other is aborted, the youngest first, each after its
+    // time.
     for round in 1..=3 {
         for _ in 0..50 {
             world.now = world.now.after(stall / 50);

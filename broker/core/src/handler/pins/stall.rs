@@ -1,11 +1,13 @@
-//! Pin calls in each other's way. A set that is pinned from nothing waits for nobody who waits; but who holds pins and
-//! asks for more may wait for somebody who waits for it, or for itself.
+//! Pin calls that wait only for each other.
 //!
-//! A call that for some time waits only for sessions that wait themselves is aborted, the youngest first: its client
-//! unpins what it holds, and others get on. These have their time anew.
+//! A set that is pinned from nothing never waits for a session that waits. But a session that holds pins and
+//! asks for more may wait for a session that waits for it, or for itself.
 //!
-//! A call is looked at when it may have stalled, not whenever something happens: at most twice in that time, however much
-//! waits and whatever comes meanwhile.
+//! The daemon aborts a call that has waited for a while only for sessions that wait themselves, the youngest
+//! call first. Its client unpins what it holds, and the others go on; their time starts anew.
+//!
+//! A call is checked when it may have stalled, not at every event: at most twice in that time
+//! (`limits.pin_stall`), however many calls wait.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +26,7 @@ use crate::{
 };
 
 impl Broker {
-    /// The call is looked at then, unless it is answered before.
+    /// Schedules the check of a call, unless it is answered before.
     pub(crate) fn schedule_stall_check(&mut self, id: PinId, look: Time) {
         if let Some(call) = self.pins.get_mut(id) {
             call.stall_check = look;
@@ -36,7 +38,8 @@ impl Broker {
         self.timers.remove(&(look, Timer::Stall(id.0, id.1)));
     }
 
-    /// Looks at calls whose time has come. Whether one was aborted, so that others may get on.
+    /// Checks the calls that are due, and aborts the youngest that has stalled. Returns whether it aborted one,
+    /// so that others may go on.
     pub(crate) fn abort_stalled(&mut self) -> bool {
         let (now, wait) = (self.now, self.config.limits.pin_stall);
         let mut due = Vec::new();
@@ -58,12 +61,13 @@ impl Broker {
         true
     }
 
-    /// Since when a call waits for sessions that wait themselves, if it does.
+    /// Since when a call waits only for sessions that wait themselves, if it does.
     ///
-    /// In its way are those that map a part which was fenced before it came, those that pin something on a device where it
-    /// waits for room, and its own session where that was told to unmap while it pinned.
+    /// These block a call: sessions that map a part which was fenced before the call, sessions that pin
+    /// something on a device where the call waits for room, and its own session where that was told to unmap
+    /// while it pinned.
     fn stalled_since(&self, id: PinId, call: &PinCall) -> Option<Time> {
-        // Where nothing is fenced, and nothing that was is pinned still, nobody is in anybody's way.
+        // Without a fence, an eviction or a waiter no session blocks another.
         if self.evicting == 0 && self.revocations.is_empty() && self.line.is_empty() {
             return None;
         }
@@ -98,8 +102,8 @@ impl Broker {
         is_held_up.then_some(since)
     }
 
-    /// Since when all wait who pin something on a device where room is short, if the session helps anybody by letting go of what
-    /// it pins itself: there, or on another device where somebody waits for room.
+    /// Since when all sessions that pin something on a full device wait, if this session would help by
+    /// unpinning: there, or on another device with waiters.
     fn blocked_by_itself_since(
         &self,
         device: DeviceIndex,
@@ -119,8 +123,8 @@ impl Broker {
         self.device_indices().any(helps).then_some(since)
     }
 
-    /// Since when a session waits, unless a call of its own is being served on that device: all that it lacks is on its way there,
-    /// however long that takes.
+    /// Since when a session waits, unless one of its calls is being served on that device: everything it lacks
+    /// is on its way there, however long that takes.
     fn unserved_since(&self, session: SessionId, device: DeviceIndex) -> Option<Time> {
         let since = self.pins.waiting_since(session)?;
         let is_there =
@@ -134,7 +138,7 @@ impl Broker {
         (!self.pins.of_session(session).any(is_served)).then_some(since)
     }
 
-    /// Whether nothing more is needed for the session to have the part but time: its bytes come, or it is sent.
+    /// Whether the session needs only time to have the part: its bytes are being copied, or it is being sent.
     fn is_arriving(&self, session: SessionId, part: PartRef) -> bool {
         match self.migrations.get(&part) {
             Some(migration) => migration.to_tier == Tier::Device,
@@ -142,8 +146,8 @@ impl Broker {
         }
     }
 
-    /// Whether allocations are being made there that had their room by then: what they have of the device can leave for others once
-    /// all of their batch is made.
+    /// Whether allocations are being created there that had their room by then. Their memory can leave for
+    /// others once the whole batch is created.
     fn has_older_creation(&self, device: DeviceIndex, by: Time) -> bool {
         let is_there = |id: &AllocationId| self.allocations.get(*id).is_some_and(|it| it.device == device);
         self.allocations.has_any(AllocationState::Creating)
@@ -155,7 +159,8 @@ impl Broker {
             })
     }
 
-    /// A session lets go of a part. If it did not wait itself, whoever waits for others there has its time anew.
+    /// A session has unmapped a fenced part. If it did not wait itself, the calls behind the fence have their
+    /// time anew.
     pub(crate) fn ease_fence(&mut self, id: SessionId, part: PartRef) {
         let waits = self.pins.waiting_since(id).is_some();
         if let Some(under_way) = self.revocations.get_mut(&part).filter(|_| !waits) {

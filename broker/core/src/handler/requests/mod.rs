@@ -1,4 +1,7 @@
-//! Requests and answers: what clients and operators ask for, and the views they read.
+//! Requests and answers: what clients and operators ask for, and the views that they read.
+//!
+//! A request is authenticated, checked for repetition and handed to its subject. It ends as an
+//! [`Outcome`](crate::tenancy::Outcome) or a refusal.
 //!
 //! - `client`: requests of client processes: authentication, repetition, dispatch
 //! - `operator`: requests of operators, and their dispatch
