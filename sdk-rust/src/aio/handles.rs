@@ -54,7 +54,7 @@ impl Allocation {
             Some(handle) => handle.seal(CallStyle::Async).await,
             None => Ok(()),
         };
-        let handle = sealing.0.take().expect("only a drop takes it, and then nobody comes here");
+        let handle = sealing.0.take().expect("only the drop takes it");
         match outcome {
             Ok(()) => Ok(Sealed::from_handle(handle)),
             Err(error) => Err(SealFailed { allocation: Self::from_handle(handle), error }),

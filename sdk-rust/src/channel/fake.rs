@@ -64,10 +64,10 @@ impl Fake {
     }
 
     pub(crate) fn start_with(mode: Mode, gpus: Gpus) -> Self {
-        Self::start_telling(mode, gpus, Pressures::default())
+        Self::start_with_pressure(mode, gpus, Pressures::default())
     }
 
-    pub(crate) fn start_telling(mode: Mode, gpus: Gpus, pressures: Pressures) -> Self {
+    pub(crate) fn start_with_pressure(mode: Mode, gpus: Gpus, pressures: Pressures) -> Self {
         let (daemon, client) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let link = Arc::new(Link::new(Socket::from_fd(client).unwrap()).unwrap());

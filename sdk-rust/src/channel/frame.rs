@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_breaks_the_protocol_is_told_apart() {
+    fn invalid_frames_are_refused_with_their_problem() {
         let nameless = packet(Frame::Map(Map { parts: vec![MapPart::default()] }));
         for (packet, problem) in [
             (&b""[..], "empty frame"),

@@ -23,7 +23,7 @@ use crate::{
     process::fork::Gate,
 };
 
-/// What a client sends about itself.
+/// The contents of a hello.
 #[derive(Clone, Debug)]
 pub(crate) struct Greeting {
     pub(crate) client_name: String,
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn says_who_it_is_and_is_welcome() {
+    fn hello_names_the_client_and_is_welcomed() {
         let welcome = Welcome { session_id: 7, features: FEATURES & !PINS, ..Default::default() };
         let (hello, outcome) = opened("welcome", Some(daemon_frame::Frame::Welcome(welcome)));
         assert_eq!(outcome.unwrap().session_id, 7);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_its_reason() {
+    fn refused_hello_returns_the_reason() {
         let refused = Refused {
             code: Reason::ProtocolVersion.code() as i32,
             reason: Reason::ProtocolVersion.name().to_owned(),
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn no_daemon_a_silent_one_and_one_that_speaks_otherwise() {
+    fn hello_fails_without_a_compatible_daemon() {
         let deadline = Instant::now() + Duration::from_secs(20);
         let nobody = open(&path("nobody"), greeting(), deadline).unwrap_err();
         assert_eq!(nobody.reason(), Some(Reason::BrokerGone));
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_table_is_mapped_and_that_is_said_first() {
+    fn word_table_is_mapped_and_reported_first() {
         let (frames, outcome) = opened_with("words", pinning(64), Some(table(64, PROTOCOL_MAJOR)));
         assert_eq!(outcome.unwrap().slot_count, 64);
         let [client_frame::Frame::Hello(hello), client_frame::Frame::WordsMapped(_)] = &frames[..] else {
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_table_that_cannot_be_trusted_opens_no_session() {
+    fn invalid_word_table_opens_no_session() {
         let roomy = table(63, PROTOCOL_MAJOR);
         ftruncate(&roomy, bytes_for(64)).unwrap();
         for (name, fd, problem) in [

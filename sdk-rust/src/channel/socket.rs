@@ -42,7 +42,7 @@ pub(crate) enum Received {
     Unknown(String),
 }
 
-/// What can be read now.
+/// The result of a wait for something to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ready {
     Packet,

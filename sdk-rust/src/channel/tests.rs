@@ -61,7 +61,7 @@ fn descriptors_of(name: &str) -> usize {
 }
 
 #[test]
-fn maps_revokes_and_maps_again_read_only_at_the_same_address() {
+fn sealed_part_is_mapped_again_at_its_address() {
     let fake = Fake::start(Mode::Map);
     fake.table.claim(ID).unwrap();
     let fds = [memory("worker-seal-0", 1), memory("worker-seal-1", 2)];
@@ -72,7 +72,7 @@ fn maps_revokes_and_maps_again_read_only_at_the_same_address() {
     fake.table.wait(arrived(ID, 2, Access::ReadWrite), soon()).unwrap();
     let base = fake.table.base(ID).unwrap();
     assert!(maps_line("worker-seal-1").unwrap().contains("rw-s"));
-    assert_eq!(descriptors_of("worker-seal-0"), 1, "only the test's own is open");
+    assert_eq!(descriptors_of("worker-seal-0"), 1, "only the test's own descriptor is open");
 
     fake.revoke(part_ref(7, 1), RevokeReason::Sealing);
     fake.revoke(part_ref(7, 0), RevokeReason::Sealing);
@@ -90,7 +90,7 @@ fn maps_revokes_and_maps_again_read_only_at_the_same_address() {
 }
 
 #[test]
-fn a_packet_without_all_its_descriptors_fails_whole() {
+fn packet_without_all_its_descriptors_fails_whole() {
     let fake = Fake::start(Mode::Map);
     fake.table.claim(ID).unwrap();
     let parts = vec![part(7, 0, 2, Access::ReadWrite), part(7, 1, 2, Access::ReadWrite)];
@@ -98,11 +98,11 @@ fn a_packet_without_all_its_descriptors_fails_whole() {
     assert_eq!(unmapped(fake.next(), UnmapReason::MapFailed).len(), 2);
     let error = fake.table.wait(arrived(ID, 2, Access::ReadWrite), soon()).unwrap_err();
     assert_eq!(error.reason(), Some(Reason::MapFailed), "{error}");
-    assert_eq!(descriptors_of("worker-short"), 0, "what came is closed");
+    assert_eq!(descriptors_of("worker-short"), 0, "the descriptors that arrived are closed");
 }
 
 #[test]
-fn a_failure_is_remembered_for_who_claims_later() {
+fn later_claim_gets_an_earlier_map_failure() {
     let fake = Fake::start(Mode::Map);
     let parts = vec![part(7, 0, 2, Access::ReadWrite), part(7, 1, 2, Access::ReadWrite)];
     fake.map(parts, &[memory("worker-early", 1)]);
@@ -113,18 +113,18 @@ fn a_failure_is_remembered_for_who_claims_later() {
 }
 
 #[test]
-fn a_failure_that_nobody_waited_for_is_not_told_of_what_comes_after() {
+fn unclaimed_map_failure_is_forgotten_before_a_new_wait() {
     let fake = Fake::start(Mode::Map);
     fake.table.claim(ID).unwrap();
     fake.map(vec![part(7, 0, 1, Access::ReadWrite)], &[]);
     assert_eq!(unmapped(fake.next(), UnmapReason::MapFailed).len(), 1);
-    // As who seals it does, and then waits for it anew.
+    // As a seal does before it waits again.
     fake.table.request_handle_pins(ID);
     assert_eq!(fake.table.check(arrived(ID, 1, Access::ReadOnly)), Ok(false));
 }
 
 #[test]
-fn what_cannot_be_mapped_is_told_and_what_can_is_mapped() {
+fn unmappable_parts_are_reported_and_the_others_mapped() {
     let fake = Fake::start(Mode::Map);
     let mut cuda = part(7, 0, 5, Access::ReadWrite);
     cuda.handle_type = HandleType::VmmFd.into();
@@ -145,7 +145,7 @@ fn what_cannot_be_mapped_is_told_and_what_can_is_mapped() {
 }
 
 #[test]
-fn a_revoke_of_what_is_not_mapped_is_not_answered() {
+fn revoke_of_an_unmapped_part_is_not_answered() {
     let fake = Fake::start(Mode::Map);
     fake.revoke(part_ref(7, 0), RevokeReason::Freed);
     fake.map(vec![part(7, 0, 1, Access::ReadWrite)], &[memory("worker-late", 1)]);
@@ -153,7 +153,7 @@ fn a_revoke_of_what_is_not_mapped_is_not_answered() {
 }
 
 #[test]
-fn letting_go_splits_into_frames_and_gives_up_the_address() {
+fn unmap_of_many_parts_is_reported_in_several_frames() {
     let fake = Fake::start(Mode::Map);
     let fd = memory("worker-many", 1);
     for first in (0..1100).step_by(100) {
@@ -171,7 +171,7 @@ fn letting_go_splits_into_frames_and_gives_up_the_address() {
 }
 
 #[test]
-fn what_is_mapped_outlives_the_channel_and_who_waits_is_woken() {
+fn mappings_outlive_the_channel_and_waiters_are_woken() {
     let fake = Fake::start(Mode::Map);
     fake.table.claim(ID).unwrap();
     fake.map(vec![part(7, 0, 2, Access::ReadWrite)], &[memory("worker-gone", 5)]);
@@ -187,7 +187,7 @@ fn what_is_mapped_outlives_the_channel_and_who_waits_is_woken() {
 }
 
 #[test]
-fn pressure_is_told_on_a_thread_of_its_own_and_its_panic_is_nobodys() {
+fn pressure_callback_runs_on_its_own_thread_and_may_panic() {
     let device = Device { uuid: "GPU-5".to_owned(), index: 5, name: String::new() };
     let (sender, heard) = mpsc::channel();
     let on_pressure = OnPressure::new(move |told| {
@@ -195,7 +195,7 @@ fn pressure_is_told_on_a_thread_of_its_own_and_its_panic_is_nobodys() {
         panic!("a panic of a test, which is meant");
     });
     let pressures = Pressures::start(&[device], Some(on_pressure)).unwrap();
-    let fake = Fake::start_telling(Mode::Map, Gpus::new(&[]), pressures);
+    let fake = Fake::start_with_pressure(Mode::Map, Gpus::new(&[]), pressures);
     for level in [PressureLevel::High, PressureLevel::Critical] {
         let (tier, batch_factor) = (Tier::Device.into(), 0.868);
         let told = Pressure { device: 5, tier, level: level.into(), batch_factor, full_in_ms: None };
@@ -214,7 +214,7 @@ fn pressure_is_told_on_a_thread_of_its_own_and_its_panic_is_nobodys() {
 }
 
 #[test]
-fn a_refusal_ends_the_session_with_its_reason() {
+fn refusal_ends_the_session_with_its_reason() {
     let fake = Fake::start(Mode::Map);
     fake.send(ended_by_an_operator(), &[]);
     assert_eq!(fake.next(), None, "the client hangs up");
@@ -232,7 +232,7 @@ fn garbage_ends_the_session() {
 }
 
 #[test]
-fn raw_parts_are_the_programs_until_it_lets_go() {
+fn raw_parts_belong_to_the_program_until_it_releases_them() {
     let fake = Fake::start(Mode::HandOver);
     fake.table.claim(ID).unwrap();
     fake.map(
@@ -257,7 +257,7 @@ fn raw_parts_are_the_programs_until_it_lets_go() {
     assert_eq!(unmapped(fake.next(), UnmapReason::Done).len(), 2);
 }
 
-/// As a session waits for its first part.
+/// Waits as a session does for its first part.
 fn wait_at_the_channel(fake: &Fake, id: AllocationId, deadline: Instant) -> ReadOutcome {
     while !fake.table.check(arrived(id, 1, Access::ReadWrite)).unwrap() {
         match read_one(&fake.link, &fake.table, deadline) {
@@ -269,12 +269,12 @@ fn wait_at_the_channel(fake: &Fake, id: AllocationId, deadline: Instant) -> Read
 }
 
 #[test]
-fn a_caller_that_sits_reads_what_it_waits_for() {
+fn seated_caller_reads_the_packet_it_waits_for() {
     let fake = Fake::start(Mode::Map);
     fake.table.claim(ID).unwrap();
     assert_eq!(read_one(&fake.link, &fake.table, soon()), ReadOutcome::NotReader);
     let _seat = fake.link.take_seat().unwrap();
-    assert!(fake.link.take_seat().is_none(), "there is one place");
+    assert!(fake.link.take_seat().is_none(), "there is one seat");
     assert_eq!(read_one(&fake.link, &fake.table, Instant::now()), ReadOutcome::TimedOut);
     thread::scope(|scope| {
         let daemon = scope.spawn(|| {
@@ -289,7 +289,7 @@ fn a_caller_that_sits_reads_what_it_waits_for() {
 
 /// The worker, which waits a millisecond for the caller, often wins here.
 #[test]
-fn no_caller_sleeps_on_when_the_worker_was_faster() {
+fn caller_wakes_when_the_worker_reads_first() {
     let fake = Fake::start(Mode::Map);
     let memory = memory("faster", 1);
     let (go, ask) = std::sync::mpsc::channel();
@@ -306,7 +306,7 @@ fn no_caller_sleeps_on_when_the_worker_was_faster() {
             fake.table.claim(id).unwrap();
             let seat = fake.link.take_seat();
             go.send(raw).unwrap();
-            // About as long as the worker waits: whoever is first, the caller must see it.
+            // About as long as the worker waits: the caller must see the packet whichever thread reads it first.
             thread::sleep(Duration::from_micros(raw % 7 * 300));
             assert_ne!(wait_at_the_channel(fake, id, soon()), ReadOutcome::TimedOut);
             fake.table.wait(arrived(id, 1, Access::ReadWrite), soon()).unwrap();
@@ -320,7 +320,7 @@ fn no_caller_sleeps_on_when_the_worker_was_faster() {
 }
 
 #[test]
-fn a_caller_waits_no_longer_than_it_may_for_somebody_elses_turn() {
+fn caller_waits_for_the_lock_only_until_its_deadline() {
     let fake = Fake::start(Mode::Map);
     fake.table.claim(ID).unwrap();
     let channel = fake.link.lock_channel();
@@ -333,7 +333,7 @@ fn a_caller_waits_no_longer_than_it_may_for_somebody_elses_turn() {
 }
 
 #[test]
-fn why_a_session_was_refused_is_told_whoever_reads_it() {
+fn refusal_is_kept_whichever_thread_reads_it() {
     for _ in 0..50 {
         let fake = Fake::start(Mode::Map);
         let link = Arc::clone(&fake.link);
@@ -350,12 +350,12 @@ fn why_a_session_was_refused_is_told_whoever_reads_it() {
     }
 }
 
-/// A mapping that nobody hears of any more comes before it.
+/// A map frame that the daemon no longer reads an answer to precedes the reason.
 #[test]
-fn why_a_session_has_ended_is_heard_though_what_comes_before_cannot_be_answered() {
+fn end_reason_is_read_after_an_unanswerable_frame() {
     let fake = Fake::start(Mode::Map);
     let link = Arc::clone(&fake.link);
-    // Nobody reads meanwhile.
+    // The worker cannot read meanwhile.
     let channel = link.lock_channel();
     fake.map(vec![part(7, 0, 1, Access::ReadWrite)], &[memory("unanswered", 1)]);
     fake.send(ended_by_an_operator(), &[]);
@@ -364,9 +364,9 @@ fn why_a_session_has_ended_is_heard_though_what_comes_before_cannot_be_answered(
     assert_eq!(seen().ending(), Some(Ending::Refused(Error::SessionLost { session: "s-3".to_owned() })));
 }
 
-/// The kernel says then that the connection was reset, and says that first.
+/// The kernel reports the connection reset before it delivers the frames.
 #[test]
-fn what_the_daemon_has_said_is_read_though_it_had_not_read_all_when_it_closed() {
+fn frames_before_a_connection_reset_are_read() {
     let (daemon, client) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
     let socket = Socket::from_fd(client).unwrap();
@@ -383,7 +383,7 @@ fn what_the_daemon_has_said_is_read_though_it_had_not_read_all_when_it_closed() 
 }
 
 #[test]
-fn a_caller_that_does_not_come_loses_its_place() {
+fn absent_caller_loses_its_seat() {
     let fake = Fake::start(Mode::Map);
     fake.table.claim(ID).unwrap();
     let seat = fake.link.take_seat().unwrap();
@@ -398,7 +398,7 @@ fn a_caller_that_does_not_come_loses_its_place() {
 }
 
 #[test]
-fn an_end_that_a_caller_reads_ends_the_session() {
+fn end_read_by_a_caller_ends_the_session() {
     let fake = Fake::start(Mode::Map);
     fake.table.claim(ID).unwrap();
     let link = Arc::clone(&fake.link);
@@ -415,9 +415,9 @@ fn an_end_that_a_caller_reads_ends_the_session() {
     drop(seat);
 }
 
-/// Who waits for it need not wait to its deadline. It may come before the answer that says what is attached.
+/// The report may precede the answer to the attach.
 #[test]
-fn what_is_lost_is_told_to_who_waits_for_it() {
+fn wait_for_a_lost_part_fails_at_once() {
     for claimed_first in [true, false] {
         let fake = Fake::start(Mode::Map);
         let _expected = fake.table.expect_arrivals();
@@ -428,7 +428,7 @@ fn what_is_lost_is_told_to_who_waits_for_it() {
         fake.next().unwrap();
         fake.revoke(part_ref(7, 1), RevokeReason::Lost);
         fake.map(vec![part(8, 0, 1, Access::ReadOnly)], &[memory("another", 1)]);
-        assert_eq!(fake.next(), Some(mapped_of(8)), "there is nothing to say of what did not come");
+        assert_eq!(fake.next(), Some(mapped_of(8)), "a part that did not arrive is not reported");
         if !claimed_first {
             fake.table.claim(ID).unwrap();
         }

@@ -101,7 +101,7 @@ impl Api {
     }
 
     pub(super) fn map(&self, address: u64, size: usize, memory: RawMemory) -> Result<(), Fault> {
-        // SAFETY: needed to call it. The range lies in a reservation of the caller's, who has the handle.
+        // SAFETY: needed to call it. The range lies in a reservation of the caller, which has the handle.
         unsafe { self.mem_map(address, size, 0, memory, 0) }
     }
 
@@ -128,7 +128,7 @@ impl Api {
     }
 
     pub(super) fn release_memory(&self, memory: RawMemory) -> Result<(), Fault> {
-        // SAFETY: needed to call it. The handle is the caller's, who uses it no more; what is mapped stays.
+        // SAFETY: needed to call it. The caller owns the handle and does not use it again; mappings stay.
         unsafe { self.mem_release(memory) }
     }
 
@@ -154,7 +154,7 @@ impl Api {
     }
 
     pub(super) fn destroy_stream(&self, stream: Opaque) -> Result<(), Fault> {
-        // SAFETY: needed to call it. The stream is the caller's, who uses it no more.
+        // SAFETY: needed to call it. The caller owns the stream and does not use it again.
         unsafe { self.stream_destroy(stream.0) }
     }
 
@@ -173,7 +173,7 @@ impl Api {
     /// Whether work that is launched on a stream of the program becomes part of a graph instead of running.
     pub(super) fn is_capturing(&self, stream: Opaque) -> Result<bool, Fault> {
         let mut status = 0;
-        // SAFETY: needed to call it. It writes one number; the stream is the program's, who says that it lives.
+        // SAFETY: needed to call it. It writes one number; the program promises that its stream lives.
         match unsafe { self.stream_is_capturing(stream.0, &raw mut status) } {
             Ok(()) => Ok(status != 0),
             Err(fault) if fault.code == api::CAPTURE_IMPLICIT => Ok(true),
@@ -183,7 +183,7 @@ impl Api {
 
     pub(super) fn context_of(&self, stream: Opaque) -> Result<Opaque, Fault> {
         let mut context: RawContext = ptr::null_mut();
-        // SAFETY: needed to call it. It writes one handle; the stream is the program's, who says that it lives.
+        // SAFETY: needed to call it. It writes one handle; the program promises that its stream lives.
         unsafe { self.stream_get_ctx(stream.0, &raw mut context)? };
         Ok(Opaque(context))
     }
@@ -196,7 +196,7 @@ impl Api {
     }
 
     pub(super) fn destroy_event(&self, event: Opaque) -> Result<(), Fault> {
-        // SAFETY: needed to call it. The event is the caller's, who uses it no more.
+        // SAFETY: needed to call it. The caller owns the event and does not use it again.
         unsafe { self.event_destroy(event.0) }
     }
 

@@ -246,7 +246,7 @@ impl Sealed {
         self.handle.is_mapped()
     }
 
-    /// Unmaps it and frees it for everybody; only its owner may. Other sessions keep their mappings. While guards of
+    /// Unmaps it and frees the allocation; only its owner may. Other sessions keep their mappings. While guards of
     /// this process pin it, the call fails and returns the handle.
     pub fn free(mut self) -> Result<Released, FreeFailed<Self>> {
         let outcome = run_ready(self.handle.free(CallStyle::Blocking));

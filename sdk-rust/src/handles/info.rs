@@ -27,7 +27,7 @@ pub struct AllocationInfo {
     pub resident: Bytes,
     /// The file that is the allocation's backing, if it was loaded from one that never changes.
     pub file: Option<String>,
-    /// The bytes that lie in that file alone now, where they are charged to nobody.
+    /// The bytes that lie in that file alone now, where no tenant is charged for them.
     pub in_file: Bytes,
     /// Freed bytes that a process outside the daemon's reach still has open.
     pub unreturned: Bytes,

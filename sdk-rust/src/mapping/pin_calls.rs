@@ -52,7 +52,7 @@ struct Call {
     ended: bool,
 }
 
-/// What is left to do after a call has ended.
+/// The follow-up work of a call that has ended.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct FollowUp {
     /// The call whose end is to be reported to the daemon.

@@ -21,7 +21,7 @@ use crate::{
     pins::Words,
 };
 
-/// What the SDK does with an arriving part.
+/// How the SDK handles an arriving part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// It maps the part, and closes the descriptor.

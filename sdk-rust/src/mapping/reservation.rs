@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_lets_go_and_maps_again_at_the_same_address() {
+    fn part_is_mapped_again_at_its_address() {
         let reservation = Reservation::new(2 * SIZE).unwrap();
         let fd = memfd();
         let at = reservation.base().as_ptr().wrapping_add(SIZE);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_outside_is_touched() {
+    fn ranges_outside_the_reservation_are_refused() {
         let reservation = Reservation::new(SIZE).unwrap();
         let fd = memfd();
         for (offset, size) in [(SIZE, SIZE), (0, 2 * SIZE), (1, SIZE), (0, 0), (0, 17), (usize::MAX, 4096)] {
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn no_forked_child_inherits_any_of_it() {
+    fn forked_child_inherits_no_mapping() {
         let reservation = Reservation::new(2 * SIZE).unwrap();
         let fd = memfd();
         reservation.map(fd.as_fd(), 0, SIZE, true).unwrap();

@@ -1,4 +1,4 @@
-//! Copies and revokes that meet.
+//! Tests of revokes during copies.
 
 use std::{
     sync::{Arc, mpsc::channel},
@@ -33,10 +33,10 @@ fn first_byte(table: &Table, of: u64) -> Result<u8> {
     Ok(byte[0])
 }
 
-/// Nobody has a guard, and a thread has pinned all the same: it is about to see that it may not, or a set that it pins
-/// will not be had. What it pins is not torn from it, and the session lives.
+/// No guard exists, but a thread has a pin that it is about to give back: by a slot that changed its part, or of a set that it
+/// cannot complete. That part stays mapped, and the session lives.
 #[test]
-fn who_parts_from_what_is_pinned_halfway_leaves_it_to_the_daemon() {
+fn unmap_leaves_a_transiently_pinned_part_to_the_daemon() {
     let fake = Fake::start(Mode::Map);
     fake.table.claim(id(COPIED)).unwrap();
     let parts = [0, 1].map(|index| part(COPIED, index, 2, Access::ReadWrite)).to_vec();
@@ -73,10 +73,10 @@ fn first_byte_of_last_part(table: &Table) -> u8 {
     byte[0]
 }
 
-/// What is copied goes when its copy has ended, and takes no new ones meanwhile: a program that copies one after the other
-/// can't keep the daemon waiting. What nobody uses goes at once.
+/// The copied allocation is unmapped when its copy ends and accepts no new copy meanwhile, so a program that copies again and
+/// again cannot keep the daemon waiting. The idle allocation is unmapped at once.
 #[test]
-fn a_revoke_of_several_allocations_leaves_the_one_that_is_copied() {
+fn revoke_waits_for_the_copy_of_one_allocation_only() {
     let fake = Fake::start(Mode::Map);
     for (raw, fill) in [(COPIED, 1), (IDLE, 2)] {
         fake.table.claim(id(raw)).unwrap();

@@ -35,7 +35,7 @@ fn raw_clone() -> libc::c_long {
 }
 
 #[test]
-fn a_child_pins_nothing_and_its_drops_do_nothing() {
+fn forked_child_pins_nothing_and_its_drops_do_nothing() {
     let daemon = start();
     let allocation = allocate(&daemon, 7, 1, 1);
     for fork in [fork, raw_clone] {

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_read_and_one_writes() {
+    fn many_readers_or_one_writer_have_slices() {
         let views = Views::default();
         let [one, two, three] = [const { AtomicU64::new(0) }; 3];
         views.add_guard_view(&one, &(0..2), View::Shared).unwrap();
@@ -126,7 +126,7 @@ mod tests {
             Err(ViewConflict),
             "the other reads there"
         );
-        assert_eq!(views.add_guard_view(&three, &(3..4), View::Exclusive), Ok(()), "nobody is there");
+        assert_eq!(views.add_guard_view(&three, &(3..4), View::Exclusive), Ok(()), "no other slice is there");
         views.remove_guard(two.into_inner());
         assert_eq!(views.add_guard_view(&one, &(0..2), View::Exclusive), Ok(()));
         let other = AtomicU64::new(0);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn the_handles_slices_count_until_its_borrow_proves_them_gone() {
+    fn handle_slices_count_until_a_borrow_ends_them() {
         let views = Views::default();
         let guard = AtomicU64::new(0);
         views.add_handle_view(View::Exclusive).unwrap();

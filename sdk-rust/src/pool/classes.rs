@@ -77,7 +77,7 @@ mod tests {
     const LARGEST: usize = 256 << 20;
 
     #[test]
-    fn every_size_has_the_smallest_class_that_holds_it() {
+    fn every_size_has_the_smallest_class_that_fits() {
         let classes: Vec<_> = Class::up_to(LARGEST).collect();
         let mut below = 0;
         for (index, class) in classes.iter().enumerate() {

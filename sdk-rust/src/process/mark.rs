@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_is_not_at_home_and_has_a_home_of_its_own() {
+    fn forked_child_has_a_mark_of_its_own() {
         let mark = ProcessMark::current().unwrap();
         assert!(mark.is_current());
         assert_eq!(ProcessMark::current().unwrap().mark, mark.mark);

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_is_another_process_whichever_way_it_was_made() {
+    fn child_of_fork_or_clone_is_another_process() {
         // SAFETY: needed to fork. The child allocates nothing, and ends at once.
         assert_eq!(child_of(|| unsafe { libc::fork() }.into()), 0);
         // SAFETY: as above: without flags but the signal this is a fork that runs no handlers.
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn all_threads_are_of_one_process() {
+    fn threads_share_one_process_number() {
         let here = Process::current();
         assert_eq!(std::thread::spawn(Process::current).join().unwrap(), here);
     }

@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_transport_is_tried_again_and_only_before_the_deadline() {
+    fn only_transport_failures_are_retried_before_the_deadline() {
         let minute = Duration::from_secs(60);
         assert_eq!(run(minute, Status::unavailable("connection refused")), 4);
         assert_eq!(run(minute, Status::aborted("raced")), 1);

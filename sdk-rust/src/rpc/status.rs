@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_in_the_registry_keeps_its_words() {
+    fn unknown_reason_keeps_its_message() {
         let details = ErrorDetails::with_error_info("NEWER_THAN_THIS", Reason::DOMAIN, HashMap::new());
         let error = Error::from(Status::with_error_details(Code::Aborted, "later", details));
         assert_eq!(

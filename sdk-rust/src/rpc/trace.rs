@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_entered_is_sent_until_it_is_left() {
+    fn entered_trace_is_sent_until_its_guard_drops() {
         assert_eq!(sent(), None);
         {
             let _trace = enter_trace(PARENT).unwrap();
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn only_w3c_s_own_form_is_taken() {
+    fn only_the_w3c_form_is_accepted() {
         for bad in [
             "",
             "00",

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_last_is_what_is_answered() {
+    fn last_report_is_returned() {
         let pressures = Pressures::start(&[device(0), device(3)], None).unwrap();
         let three = pressures.device(Some("GPU-3")).unwrap();
         assert_eq!((three.level, three.batch_factor, three.full_in), (PressureLevel::Normal, 1.0, None));
@@ -246,14 +246,14 @@ mod tests {
     }
 
     #[test]
-    fn the_only_device_needs_no_name() {
+    fn only_device_needs_no_name() {
         let pressures = Pressures::start(&[device(3)], None).unwrap();
         assert_eq!(pressures.device(None), pressures.device(Some("GPU-3")));
         assert!(pressures.device(None).is_some());
     }
 
     #[test]
-    fn a_slow_callback_is_told_the_newest_and_holds_up_nobody() {
+    fn slow_callback_gets_the_newest_report_and_delays_nothing() {
         let (go_on, gate) = mpsc::channel::<()>();
         let gate = Mutex::new(gate);
         let (on_pressure, heard) = recording_callback(move |_| {
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_panic_the_next_is_told() {
+    fn report_after_a_panic_is_delivered() {
         let (on_pressure, heard) = recording_callback(|pressure| {
             assert_ne!(pressure.level, PressureLevel::High, "a panic of a test, which is meant")
         });
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn after_the_end_nothing_is_told_and_the_last_stands() {
+    fn last_report_stands_after_the_end() {
         let (on_pressure, heard) = recording_callback(|_| {});
         let pressures = Pressures::start(&[device(0)], Some(on_pressure)).unwrap();
         pressures.end();
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_could_not_begin_leaves_no_thread() {
+    fn failed_session_leaves_no_pressure_thread() {
         let (on_pressure, heard) = recording_callback(|_| {});
         drop(Pressures::start(&[device(0)], Some(on_pressure)).unwrap());
         assert_eq!(heard.recv_timeout(PATIENCE), Err(RecvTimeoutError::Disconnected));

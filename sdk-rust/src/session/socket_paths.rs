@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_explicit_place_wins() {
+    fn most_explicit_socket_dir_wins() {
         let dir = |text: &str| Some(PathBuf::from(text));
         assert_eq!(choose(dir("/x"), dir("/run/user/7"), 0), Path::new("/x"));
         assert_eq!(choose(None, dir("/run/user/0"), 0), Path::new("/run/vramd"));

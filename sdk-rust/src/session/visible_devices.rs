@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_true_part_narrows() {
+    fn some_but_not_all_visible_devices_narrow_the_session() {
         let device = |index: u32| Device { uuid: format!("GPU-{index}"), index, name: String::new() };
         let shown: Vec<_> = (0..3).map(device).collect();
         let seen = |wanted: &'static [&'static str]| some_but_not_all(&shown, |uuid| wanted.contains(&uuid));

@@ -19,13 +19,13 @@ use libloading::Library;
 
 use crate::cuda::{Driver, fault::LoadError};
 
-/// A driver of a test's own: each is a library of its own to the loader, with its own state.
+/// A fake driver of one test: a library of its own to the loader, with its own state.
 pub(crate) struct FakeDriver {
     pub(crate) driver: Arc<Driver>,
     library: Library,
 }
 
-/// A copy of the built library at a path that nobody else has.
+/// A copy of the built library at a path of its own.
 pub(super) struct Copy(pub(super) PathBuf);
 
 impl FakeDriver {
@@ -39,12 +39,12 @@ impl FakeDriver {
         fake
     }
 
-    /// From now on the function answers so.
+    /// Makes the function return this code from now on.
     pub(crate) fn fail(&self, function: &str, code: u32) {
         fail(&self.library, function, code);
     }
 
-    /// What was called since the last time.
+    /// Returns the calls since the last time.
     pub(crate) fn calls(&self) -> Vec<String> {
         // SAFETY: needed to find the function, of the type that `libcuda.rs` gives it.
         let calls =
@@ -56,7 +56,7 @@ impl FakeDriver {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// How many contexts this thread has pushed and not popped.
+    /// The number of contexts that this thread has pushed and not popped.
     pub(crate) fn current(&self) -> usize {
         // SAFETY: as above.
         let current = unsafe { self.library.get::<extern "C" fn() -> usize>("fake_current") }.unwrap();
@@ -65,14 +65,14 @@ impl FakeDriver {
 }
 
 impl FakeDriver {
-    /// Whether what was launched on a stream goes on, and whether the stream is captured.
+    /// Sets whether work on a stream is running, and whether the stream is captured.
     pub(crate) fn stream(&self, stream: u64, busy: bool, capturing: bool) {
         // SAFETY: needed to find the function, of the type that `libcuda.rs` gives it.
         let set = unsafe { self.library.get::<extern "C" fn(usize, bool, bool)>("fake_stream") }.unwrap();
         set(usize::try_from(stream).unwrap(), busy, capturing);
     }
 
-    /// The capture mode of this thread: 0, which is global, unless somebody changed it.
+    /// The capture mode of this thread; 0, which is global, by default.
     pub(crate) fn capture_mode(&self) -> u32 {
         // SAFETY: as above.
         let mode = unsafe { self.library.get::<extern "C" fn() -> u32>("fake_capture_mode") }.unwrap();
@@ -88,7 +88,7 @@ fn fail(library: &Library, function: &str, code: u32) {
     unsafe { fail(function.as_ptr(), code) };
 }
 
-/// Loads a driver one function of which fails from the start.
+/// Loads a driver, one of whose functions fails from the start.
 pub(super) fn load_failing(function: &str, code: u32) -> Result<Driver, LoadError> {
     let copy = Copy::new(&[]);
     // SAFETY: needed to open it. It is the library of this test.
@@ -113,7 +113,7 @@ impl Copy {
 
 impl Drop for Copy {
     fn drop(&mut self) {
-        // What is loaded stays loaded.
+        // A loaded library stays loaded.
         let _ = fs::remove_file(&self.0);
     }
 }

@@ -6,13 +6,13 @@ use super::fake::{Copy, FakeDriver, load_failing};
 use crate::cuda::Driver;
 
 #[test]
-fn a_library_that_is_not_there_is_a_message() {
+fn missing_library_is_an_error() {
     let error = Driver::load(Path::new("/nowhere/libcuda.so.1")).unwrap_err().to_string();
     assert!(error.starts_with("no CUDA driver: /nowhere/libcuda.so.1: "), "{error}");
 }
 
 #[test]
-fn a_function_that_is_not_there_is_named() {
+fn missing_function_is_named() {
     let copy = Copy::new(&["--cfg", "without_set_access"]);
     let error = Driver::load(&copy.0).unwrap_err().to_string();
     assert!(
@@ -22,7 +22,7 @@ fn a_function_that_is_not_there_is_named() {
 }
 
 #[test]
-fn a_driver_that_cannot_start_says_why_in_its_own_words() {
+fn failed_driver_start_has_the_drivers_message() {
     let error = load_failing("cuInit", 34).unwrap_err().to_string();
     assert!(error.ends_with("cannot be used: cuInit: CUDA_ERROR_STUB_LIBRARY (34)"), "{error}");
     let error = load_failing("cuInit", 98765).unwrap_err().to_string();
@@ -30,7 +30,7 @@ fn a_driver_that_cannot_start_says_why_in_its_own_words() {
 }
 
 #[test]
-fn devices_are_known_by_uuid_as_the_daemon_prints_it() {
+fn devices_are_found_by_the_daemons_uuid() {
     let fake = FakeDriver::load();
     let uuid = "a0a0a0a0-a0a0-a0a0-a0a0-a0a0a0a0a0a0";
     assert!(
@@ -42,7 +42,7 @@ fn devices_are_known_by_uuid_as_the_daemon_prints_it() {
 }
 
 #[test]
-fn a_context_is_retained_once_and_released_by_the_last_of_its_users() {
+fn context_is_retained_once_and_released_by_its_last_user() {
     let fake = FakeDriver::load();
     let uuid = "GPU-a1a1a1a1-a1a1-a1a1-a1a1-a1a1a1a1a1a1";
     let first = fake.driver.context(uuid).unwrap();
@@ -55,7 +55,7 @@ fn a_context_is_retained_once_and_released_by_the_last_of_its_users() {
 }
 
 #[test]
-fn a_device_that_lets_nobody_in_is_named() {
+fn device_without_context_is_named() {
     let fake = FakeDriver::load();
     fake.fail("cuDevicePrimaryCtxRetain", 46);
     let uuid = "GPU-a0a0a0a0-a0a0-a0a0-a0a0-a0a0a0a0a0a0";

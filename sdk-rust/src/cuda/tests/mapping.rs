@@ -49,7 +49,7 @@ fn read(table: &Table, parts: usize, offset: usize) -> u8 {
 }
 
 #[test]
-fn a_packet_is_imported_mapped_opened_by_one_call_and_its_handles_released() {
+fn packet_is_mapped_with_one_access_call_and_releases_imports() {
     let fake = FakeDriver::load();
     let table = table(&fake);
     let answer = map(&table, (0..3).map(|index| vmm(index, 3, Access::ReadWrite)).collect(), fds(3));
@@ -72,7 +72,7 @@ fn a_packet_is_imported_mapped_opened_by_one_call_and_its_handles_released() {
 }
 
 #[test]
-fn sealed_memory_comes_back_read_only_at_its_address_and_nothing_is_left_behind() {
+fn sealed_memory_returns_read_only_at_its_address() {
     let fake = FakeDriver::load();
     let table = table(&fake);
     let parts = |access| (0..2).map(|index| vmm(index, 2, access)).collect();
@@ -90,7 +90,7 @@ fn sealed_memory_comes_back_read_only_at_its_address_and_nothing_is_left_behind(
     assert_eq!(table.base(ID), base);
     assert_eq!(fake.calls().iter().rev().nth(2).unwrap(), "cuMemSetAccess 4 device 0 flags 1");
     assert_eq!(read(&table, 2, 0), 1);
-    assert!(table.copy_pinned(ID, 2, Some(Access::ReadWrite), |_| Ok(())).is_err(), "nobody writes it");
+    assert!(table.copy_pinned(ID, 2, Some(Access::ReadWrite), |_| Ok(())).is_err(), "it is not writable");
     fake.calls();
 
     table.unmap(ID, true).unwrap();
@@ -106,7 +106,7 @@ fn sealed_memory_comes_back_read_only_at_its_address_and_nothing_is_left_behind(
 }
 
 #[test]
-fn each_run_of_neighbours_is_opened_and_unmapped_for_itself() {
+fn each_run_of_neighbours_is_granted_and_unmapped_alone() {
     let fake = FakeDriver::load();
     let table = table(&fake);
     // Two allocations, and a gap in the first.
@@ -129,7 +129,7 @@ fn each_run_of_neighbours_is_opened_and_unmapped_for_itself() {
 }
 
 #[test]
-fn what_cannot_be_opened_is_unmapped_and_told() {
+fn part_without_access_is_unmapped_and_reported() {
     let fake = FakeDriver::load();
     let table = table(&fake);
     table.claim(ID).unwrap();
@@ -146,7 +146,7 @@ fn what_cannot_be_opened_is_unmapped_and_told() {
 }
 
 #[test]
-fn what_cannot_be_mapped_leaves_no_imported_handle() {
+fn failed_map_leaves_no_import() {
     let fake = FakeDriver::load();
     let table = table(&fake);
     fake.fail("cuMemMap", 1);
@@ -166,7 +166,7 @@ fn what_cannot_be_mapped_leaves_no_imported_handle() {
 }
 
 #[test]
-fn fixed_memory_is_opened_where_the_driver_says_and_closed() {
+fn fixed_memory_is_opened_where_the_driver_chooses_and_closed() {
     let fake = FakeDriver::load();
     let table = table(&fake);
     let mut handle = vec![0; 64];
@@ -192,7 +192,7 @@ fn fixed_memory_is_opened_where_the_driver_says_and_closed() {
 }
 
 #[test]
-fn copies_go_by_a_stream_that_waits_for_nobody_and_is_kept() {
+fn copies_use_one_non_blocking_stream() {
     let fake = FakeDriver::load();
     let table = table(&fake);
     map(&table, vec![vmm(0, 1, Access::ReadWrite)], fds(1));
@@ -212,7 +212,7 @@ fn copies_go_by_a_stream_that_waits_for_nobody_and_is_kept() {
 }
 
 #[test]
-fn a_revoke_waits_for_the_copy_that_is_under_way_and_lets_no_other_begin() {
+fn revoke_waits_for_the_running_copy_and_allows_no_other() {
     let fake = FakeDriver::load();
     let table = Arc::new(table(&fake));
     map(&table, vec![vmm(0, 1, Access::ReadWrite)], fds(1));
@@ -238,7 +238,7 @@ fn a_revoke_waits_for_the_copy_that_is_under_way_and_lets_no_other_begin() {
 }
 
 #[test]
-fn a_device_is_made_ready_once_before_its_first_packet() {
+fn device_is_prepared_once_before_its_first_packet() {
     let fake = FakeDriver::load();
     let table = table(&fake);
     assert!(table.has_unknown_devices());
@@ -254,7 +254,7 @@ fn a_device_is_made_ready_once_before_its_first_packet() {
 }
 
 #[test]
-fn a_context_that_cannot_be_had_is_asked_for_once_a_packet() {
+fn failed_context_is_tried_once_per_packet() {
     let fake = FakeDriver::load();
     let table = table(&fake);
     fake.fail("cuDevicePrimaryCtxRetain", 2);

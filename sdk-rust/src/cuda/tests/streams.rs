@@ -73,7 +73,7 @@ fn wait_for_pins(daemon: &Pinning, wanted: u32) {
 }
 
 #[test]
-fn a_pin_ends_once_all_its_streams_are_done() {
+fn pin_ends_once_all_its_streams_are_done() {
     let fake = FakeDriver::load();
     let (daemon, allocation) = start(&fake, PATIENCE);
     fake.stream(STREAM, true, false);
@@ -98,7 +98,7 @@ fn a_pin_ends_once_all_its_streams_are_done() {
 }
 
 #[test]
-fn a_stream_that_is_captured_is_refused_and_the_guard_comes_back() {
+fn captured_stream_is_refused_and_the_guard_returned() {
     let fake = FakeDriver::load();
     let (daemon, allocation) = start(&fake, PATIENCE);
     fake.stream(STREAM, false, true);
@@ -116,11 +116,11 @@ fn a_stream_that_is_captured_is_refused_and_the_guard_comes_back() {
 }
 
 #[test]
-fn an_answer_that_is_none_is_asked_again_and_a_lost_context_ends_the_pin() {
+fn failed_poll_is_repeated_and_a_lost_context_ends_the_pin() {
     let fake = FakeDriver::load();
     let (daemon, allocation) = start(&fake, PATIENCE);
     fake.stream(STREAM, true, false);
-    // Some capture forbids the question.
+    // A capture forbids the query.
     fake.fail("cuEventQuery", 900);
     allocation.pin(Access::Write).unwrap().unpin_after(&[STREAM]).unwrap();
     thread::sleep(Duration::from_millis(20));
@@ -130,7 +130,7 @@ fn an_answer_that_is_none_is_asked_again_and_a_lost_context_ends_the_pin() {
 }
 
 #[test]
-fn whoever_parts_waits_for_streams_and_not_for_guards() {
+fn release_waits_for_streams_and_not_for_guards() {
     let fake = FakeDriver::load();
     let (daemon, allocation) = start(&fake, Duration::from_secs(2));
     fake.stream(STREAM, true, false);
@@ -148,14 +148,14 @@ fn whoever_parts_waits_for_streams_and_not_for_guards() {
         assert!(!freer.is_finished());
         fake.stream(STREAM, false, false);
         assert!(matches!(daemon.next(), Some(Said::Unmapped(_))));
-        // Nobody is there to be told.
+        // The fake daemon answers no calls.
         assert_eq!(freer.join().unwrap().unwrap_err().error.reason(), Some(Reason::BrokerGone));
     });
 }
 
-/// A caller that waits maps in its own thread, which may have a capture of its own.
+/// A waiting caller maps in its own thread, which may have a capture of its own.
 #[test]
-fn the_mode_of_a_thread_that_maps_is_as_it_was() {
+fn mapping_restores_the_capture_mode_of_its_thread() {
     let fake = FakeDriver::load();
     let (daemon, allocation) = start(&fake, PATIENCE);
     daemon.revoke(part_ref(7, 0), vramd_proto::v1::RevokeReason::Evicted);
