@@ -1,4 +1,8 @@
-//! What a batch is found to ask for, before anything is made: whether each item can be, and the room that all take together.
+//! Admission of a batch, before anything is created: whether each item is possible, and the room that all items
+//! need together.
+//!
+//! Limits of counts are checked here; limits and guarantees in bytes are checked by the ledger, which
+//! [`Broker::check_batch_room`] asks. Nothing here changes state.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +23,7 @@ use crate::{
     tenancy::TenantId,
 };
 
-/// An item that was found to be good, with its sizes worked out.
+/// An item that passed its checks, with its sizes.
 #[derive(Clone, Debug)]
 pub(crate) struct AllocationPlan {
     pub(crate) spec: AllocationSpec,
@@ -27,19 +31,19 @@ pub(crate) struct AllocationPlan {
     pub(crate) part_size: Bytes,
     pub(crate) span: Bytes,
     pub(crate) part_count: usize,
-    /// Whose bytes it has, if it is to be loaded.
+    /// The file to load, if any.
     pub(crate) file: Option<FileSpan>,
 }
 
 impl AllocationPlan {
-    /// The sizes of its parts, in their order, and how many there are of each.
+    /// The sizes of its parts, in their order, and how many parts have each.
     fn part_sizes(&self) -> [(Bytes, usize); 2] {
         let rest = Bytes::new(self.span.get() % self.part_size.get());
         let whole = self.part_count.saturating_sub(usize::from(!rest.is_zero()));
         [(self.part_size, whole), (rest, self.part_count.saturating_sub(whole))]
     }
 
-    /// Whether memory of its tenant that is cached will do.
+    /// Whether cached memory of its tenant will do.
     pub(crate) fn takes_cached(&self) -> bool {
         self.spec.uninitialized && self.spec.kind == Kind::Movable
     }
@@ -58,7 +62,7 @@ impl Broker {
         let device = self.choose_device(session, spec.device.as_deref())?;
         let has_pins = self.sessions.get(session).is_some_and(|session| session.words.is_some());
         self.check_kind(device, has_pins, &spec)?;
-        // A legacy handle is one block: fixed memory has one part.
+        // A legacy export is one block, so fixed memory has one part.
         let usual = if spec.kind == Kind::Fixed { span } else { self.config.part_size };
         let part_size = spec.part_size.unwrap_or(usual);
         let too_large = part_size > PART_SIZE_MAX && spec.kind != Kind::Fixed;
@@ -80,18 +84,21 @@ impl Broker {
         Ok(AllocationPlan { device, part_size, span, part_count, spec, file: None })
     }
 
-    /// Whether the device's driver can make it, and the rest of the wish goes with it.
+    /// Checks that the driver of the device supports the kind, and that the other fields fit the kind.
     fn check_kind(&self, device: DeviceIndex, has_pins: bool, spec: &AllocationSpec) -> Result<(), Refusal> {
         let makes_fixed =
             self.config.devices.get(usize::from(device.0)).is_some_and(|device| device.makes_fixed);
         let problem = |field, problem| Err(Refusal::RequestInvalid { field, problem });
         match spec.kind {
             Kind::Movable if spec.unpinned && !has_pins => problem("unheld", NEVER_PINNED),
-            Kind::Movable if spec.discardable && is_to_be_sealed(spec) => {
-                problem("discardable", "what can be lost is never sealed, so it is its session's alone")
-            }
+            Kind::Movable if spec.discardable && is_to_be_sealed(spec) => problem(
+                "discardable",
+                "discardable memory is never sealed, so it cannot be persistent, take a name or have readers",
+            ),
             Kind::Movable => Ok(()),
-            Kind::Fixed if spec.discardable => problem("discardable", "fixed memory never leaves its device"),
+            Kind::Fixed if spec.discardable => {
+                problem("discardable", "fixed memory never leaves its device, so it is never dropped")
+            }
             Kind::Fixed if spec.unpinned => problem("unheld", FIXED_STAYS),
             Kind::Managed => Err(Refusal::KindUnsupported { kind: "managed" }),
             Kind::Fixed if !makes_fixed => Err(Refusal::KindUnsupported { kind: "fixed" }),
@@ -99,10 +106,10 @@ impl Broker {
                 problem("lifetime", "fixed memory is never sealed, so it ends with its session")
             }
             Kind::Fixed if !spec.readers.is_empty() => {
-                problem("readers", "fixed memory is its own tenant's alone")
+                problem("readers", "fixed memory cannot be shared with other tenants")
             }
             Kind::Fixed if spec.replace => {
-                problem("replace", "fixed memory is never sealed, so it takes no name over")
+                problem("replace", "fixed memory is never sealed, so it cannot replace another allocation")
             }
             Kind::Fixed if spec.part_size.is_some() => {
                 problem("part_size_bytes", "fixed memory has one part")
@@ -111,7 +118,7 @@ impl Broker {
         }
     }
 
-    /// The device that was asked for, if the session sees it, or the first one it sees.
+    /// The requested device, if the session sees it, or the first one that it sees.
     fn choose_device(&self, session: SessionId, asked: Option<&str>) -> Result<DeviceIndex, Refusal> {
         let visible = self.sessions.get(session).map(|session| &*session.devices).unwrap_or_default();
         let Some(text) = asked else {
@@ -130,9 +137,10 @@ impl Broker {
         let Some(name) = &spec.name else {
             return match (spec.lifetime, spec.replace) {
                 (Lifetime::Persistent, _) => Err(Refusal::NameInvalid { field: "name", name: String::new() }),
-                (_, true) => {
-                    Err(Refusal::RequestInvalid { field: "replace", problem: "there is no name to take" })
-                }
+                (_, true) => Err(Refusal::RequestInvalid {
+                    field: "replace",
+                    problem: "only an allocation with a name can replace another",
+                }),
                 _ => Ok(()),
             };
         };
@@ -142,7 +150,7 @@ impl Broker {
         self.check_name_free(tenant, name, spec.replace)
     }
 
-    /// Whether the name is free, or borne by something that may be replaced.
+    /// Checks that the name is free, or that its bearer may be replaced.
     pub(crate) fn check_name_free(&self, tenant: TenantId, name: &str, replace: bool) -> Result<(), Refusal> {
         let find_by_name =
             self.allocations.find_by_name(tenant, name).and_then(|id| self.allocations.get(id));
@@ -155,7 +163,7 @@ impl Broker {
         }
     }
 
-    /// No name may stand twice in one batch.
+    /// Refuses a batch that uses a name twice.
     pub(crate) fn check_names(&self, plans: &[AllocationPlan]) -> Result<(), Refusal> {
         let mut names: Vec<_> = plans.iter().filter_map(|plan| plan.spec.name.as_deref()).collect();
         names.sort_unstable();
@@ -182,7 +190,7 @@ impl Broker {
         if allocations.saturating_add(plans.len()) > limits.allocations_per_tenant_max {
             return Err(too_many(limits.allocations_per_tenant_max));
         }
-        // What is cached is given up, or had.
+        // Cached extents do not count: the batch reuses them, or they are released.
         let extents = self.pool.len().saturating_sub(self.pool.cache().len()).saturating_add(new_parts);
         if extents > limits.extents_max {
             return Err(too_many(limits.extents_max));
@@ -193,7 +201,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Whether the session's word table has slots for so many more parts, if it has one.
+    /// Whether the session's word table has slots for this many more parts, if it has one.
     pub(crate) fn check_slots(&self, id: SessionId, parts: usize) -> Result<(), Refusal> {
         let words = self.sessions.get(id).and_then(|session| session.words.as_ref());
         match words {
@@ -204,7 +212,8 @@ impl Broker {
         }
     }
 
-    /// Whether the batch as a whole is admitted now. Where it is not in several places, what can never be is told, or the first.
+    /// Checks that the whole batch is admitted now. Of several shortages it reports one that no wait ends, or
+    /// else the first.
     pub(crate) fn check_batch_room(
         &self,
         tenant: TenantId,
@@ -230,7 +239,7 @@ impl Broker {
         self.check_extent_count(&all_kept, fresh).map_err(BatchShortage::Extents)
     }
 
-    /// How much a batch asks in each place, and which cached extents it will have of that.
+    /// The bytes that a batch requests in each place, and the cached extents that it reuses for them.
     pub(crate) fn requested_by_place(
         &self,
         tenant: TenantId,
@@ -252,7 +261,7 @@ impl Broker {
         asked
     }
 
-    /// How much of what may begin below a device each tier there has of it: each part as near as there is room for it.
+    /// How many of the bytes that may begin below a device go to each tier there: each part as near as it fits.
     fn requested_below(
         &self,
         tenant: TenantId,
@@ -263,7 +272,7 @@ impl Broker {
         let mut pieces: Vec<_> = lazy.iter().flat_map(|plan| plan.part_sizes()).collect();
         let mut places = self.ledger.below(device).peekable();
         while let Some(place) = places.next().filter(|_| !left.is_zero()) {
-            // What finds no room in the last is short of it there.
+            // Bytes that fit nowhere count as a shortage of the last tier.
             let there = match places.peek() {
                 None => left,
                 Some(_) => self.fitting_bytes(tenant, place, &mut pieces),
@@ -276,7 +285,7 @@ impl Broker {
         asked
     }
 
-    /// How much of the pieces there is room for in a place, in their order; the others are left.
+    /// How many bytes of the parts fit in a place, in their order. The others are left.
     fn fitting_bytes(&self, tenant: TenantId, place: Place, pieces: &mut [(Bytes, usize)]) -> Bytes {
         let (Some(mut trial), mut taken) = (self.ledger.trial(place), Bytes::ZERO) else {
             return Bytes::ZERO;
@@ -302,7 +311,7 @@ impl Broker {
         taken
     }
 
-    /// No more than the largest sum is ever there.
+    /// The sum of the spans. No place ever has the largest number of bytes.
     fn sum_of_plans(&self, plans: &[&AllocationPlan]) -> Bytes {
         sum_of(plans.iter().map(|plan| plan.span), planted!(self, SumOverflows)).unwrap_or(Bytes::MAX)
     }
@@ -317,7 +326,7 @@ impl Broker {
         sizes.fold(Bytes::ZERO, Bytes::saturating_add)
     }
 
-    /// Those cached extents that the plans will have.
+    /// The cached extents that the plans reuse.
     fn cached_for<'a>(
         &self,
         tenant: TenantId,
@@ -335,7 +344,7 @@ impl Broker {
         wanted.into_iter().flat_map(of).collect()
     }
 
-    /// What may change while a batch waits.
+    /// Checks that have to be repeated when a batch has waited.
     pub(crate) fn recheck_plans(
         &self,
         session: SessionId,
@@ -355,7 +364,7 @@ impl Broker {
     }
 }
 
-/// Whether it asks for what sealed memory alone has.
+/// Whether it requests what only sealed memory can have.
 const fn is_to_be_sealed(spec: &AllocationSpec) -> bool {
     matches!(spec.lifetime, Lifetime::Persistent) || spec.replace || !spec.readers.is_empty()
 }
@@ -364,7 +373,7 @@ fn parts_of(plans: &[AllocationPlan]) -> usize {
     plans.iter().fold(0, |sum: usize, plan| sum.saturating_add(plan.part_count))
 }
 
-/// The sum, unless it does not fit.
+/// The sum, unless it overflows.
 pub(crate) fn sum_of(spans: impl Iterator<Item = Bytes>, wraps: bool) -> Option<Bytes> {
     match wraps {
         true => Some(spans.fold(Bytes::ZERO, |sum, span| Bytes::new(sum.get().wrapping_add(span.get())))),

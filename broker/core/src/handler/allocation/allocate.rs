@@ -1,5 +1,8 @@
-//! `AllocateBatch`: check everything, reserve, have the extents made, settle; one failure undoes all.
-//! What may begin with old content takes the tenant's cached extents first.
+//! `AllocateBatch`: check everything (`admission.rs`), reserve, have the driver create the extents, settle. One
+//! failure undoes the whole batch.
+//!
+//! A batch that accepts old content reuses the tenant's cached extents first. A batch without room waits in the
+//! line (`line/batch.rs`).
 
 use std::{sync::Arc, time::Duration};
 
@@ -68,8 +71,9 @@ impl Broker {
         })
     }
 
-    /// Has all allocations of a batch made, whose bytes are there. What is held has its device first, since it can lie nowhere
-    /// else; and what it could leave for is set aside last, since unheld parts may have to lie there.
+    /// Creates all allocations of a batch whose bytes are available. Items that begin on their device come
+    /// first, since they can lie nowhere else. Their backing is reserved last, since unpinned parts may have to
+    /// begin there.
     pub(crate) fn create_batch(
         &mut self,
         op: OpId,
@@ -96,7 +100,7 @@ impl Broker {
         Ok(OpKind::Allocate { since: self.now, asked, allocations, extents_left, failure: None })
     }
 
-    /// Reserves the bytes of one allocation and orders its extents, but for those that are cached. Says how many were
+    /// Reserves the bytes of one allocation and orders its extents, except for cached ones. Returns how many it
     /// ordered.
     pub(crate) fn create_allocation(
         &mut self,
@@ -181,7 +185,7 @@ impl Broker {
         Ok((id, ordered))
     }
 
-    /// A cached extent of the tenant, which backs the part from now on.
+    /// Takes a cached extent of the tenant for the part.
     pub(crate) fn reuse_cached(
         &mut self,
         tenant: TenantId,
@@ -199,7 +203,7 @@ impl Broker {
         Some(extent)
     }
 
-    /// All extents of a batch are made, or could not be.
+    /// Ends a batch whose extents are all created, or failed.
     pub(crate) fn finish_allocation(&mut self, op: OpId) {
         let Some(OpKind::Allocate { asked, allocations, failure, .. }) =
             self.ops.get_mut(op).map(|op| &mut op.kind)
@@ -212,7 +216,7 @@ impl Broker {
                 allocation.op = None;
             }
         }
-        // A session that has ended meanwhile has had its part of the batch freed already.
+        // If the session has ended meanwhile, its allocations have been freed already.
         let lost = |id: &AllocationId| {
             self.allocations.get(*id).is_none_or(|allocation| allocation.state != AllocationState::Creating)
         };
@@ -232,7 +236,7 @@ impl Broker {
                 None => self.finish(op, Err(refusal)),
             };
         }
-        // All were made by the same session, which lives: else they would be lost.
+        // All belong to one session, which lives: else they would have been freed.
         let owner = ids.first().and_then(|id| self.allocations.get(*id)?.owner);
         for id in &ids {
             self.advance_allocation(*id, AllocationEvent::Created);

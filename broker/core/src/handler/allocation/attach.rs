@@ -1,4 +1,5 @@
-//! `Attach`: a sealed allocation for its tenant and its readers; an open one again for its own session.
+//! `Attach`: a session maps a sealed allocation of its tenant, or one that its tenant reads; or its own open
+//! allocation again.
 
 use vramd_types::{AllocationId, SessionId, name};
 
@@ -11,7 +12,7 @@ use crate::{
     tenancy::{Outcome, TenantId},
 };
 
-/// Why nothing can be unheld.
+/// Why fixed memory cannot be attached unpinned.
 pub(crate) const FIXED_STAYS: &str = "fixed memory is mapped for life";
 pub(crate) const NEVER_PINNED: &str = "the session has no pins, so it could never map it";
 
@@ -58,7 +59,8 @@ impl Broker {
         Ok(Started::Done(Outcome::Attached(id)))
     }
 
-    /// Whether all of what is to be mapped can be on its device at once. What is there already needs no room.
+    /// Checks that everything that is to be mapped fits on its device at once. Parts that are there already
+    /// need no room.
     fn check_attach(&self, session: SessionId, tenant: TenantId, id: AllocationId) -> Result<(), Refusal> {
         let is_all_there = !self.every_part_of(id).any(|part| self.is_off_device(part));
         if is_all_there || planted!(self, AttachUnbounded) {
@@ -68,13 +70,13 @@ impl Broker {
         self.check_feasible(tenant, self.every_part_of(id).filter(is_new))
     }
 
-    /// How many parts of an allocation a session would need slots for.
+    /// How many more slots the session needs to map the allocation.
     pub(crate) fn slots_needed(&self, session: SessionId, id: AllocationId) -> usize {
         let parts = self.allocations.get(id).map(|allocation| &*allocation.parts).unwrap_or_default();
         parts.iter().filter(|part| part.map_state(session).is_none()).count()
     }
 
-    /// An allocation that a tenant may know of: its own, or one that it is a reader of.
+    /// An allocation that a tenant may see: its own, or one that it reads.
     pub(crate) fn find_visible(
         &self,
         tenant: TenantId,
@@ -95,7 +97,7 @@ impl Broker {
             .ok_or_else(|| Refusal::AllocationNotFound { allocation: target.to_string() })
     }
 
-    /// The bearer of `name` or `tenant/name`.
+    /// The allocation that bears `name` or `tenant/name`.
     pub(crate) fn find_named(
         &self,
         text: &str,

@@ -1,8 +1,9 @@
-//! Recycling: what a tenant has freed may be kept for it, so that its next allocation need not be made anew.
+//! The cache: a freed extent may stay charged to its tenant, so that the tenant's next allocation need not have
+//! one created.
 //!
-//! A descriptor cannot be taken back. So an extent is recycled only inside its tenant, and only if it was sent to
-//! nobody else and whoever was sent it has said that it let go; of all others the driver's count of references is the
-//! only true end.
+//! A sent descriptor cannot be taken back. So an extent is cached only for its tenant, and only if no other
+//! tenant was sent it and every session that was sent it has said that it unmapped it. For all other extents
+//! the driver's reference count is the only proof that they are free.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +24,7 @@ use crate::{
 };
 
 impl Broker {
-    /// Keeps the extent of a part that nobody maps any more, if it may be kept.
+    /// Caches the extent of a part that no session maps, if it may be cached. Returns whether it did.
     pub(crate) fn try_cache(&mut self, part: PartRef, id: ExtentId) -> bool {
         let Some(allocation) = self.allocations.get(part.allocation) else { return false };
         if !self.can_be_cached(allocation, id) {
@@ -35,8 +36,8 @@ impl Broker {
         true
     }
 
-    /// Where as much is cached as may be, what was cached first of other sizes goes for it: of its own size there is as
-    /// much as before, and what is freed now is likelier to be wanted again.
+    /// At the maximum, releases cached extents of other sizes, the oldest first. Of its own size the tenant has
+    /// as many as before, and what is freed now is likelier to be wanted again.
     fn trim_cache_for(&mut self, id: ExtentId) {
         let Some((tenant, device, size)) = self.pool.get(id).and_then(live_account) else { return };
         while !planted!(self, CachedBeyondMax)
@@ -47,12 +48,13 @@ impl Broker {
         }
     }
 
-    /// What a tenant would have cached on a device with so much more.
+    /// The bytes that a tenant would have cached on a device with this much more.
     fn cached_with(&self, tenant: TenantId, device: DeviceIndex, size: Bytes) -> Bytes {
         self.pool.cache().bytes_of(tenant, device).saturating_add(size)
     }
 
-    /// Keeps what a part has left for a part of its tenant that waits for as much.
+    /// Caches the extent that a part has left for the next waiter of its tenant and size. Returns whether it
+    /// did.
     pub(crate) fn hand_over(&mut self, part: PartRef, id: ExtentId) -> bool {
         let Some(allocation) = self.allocations.get(part.allocation) else { return false };
         if !self.is_private_to_tenant(allocation, id) {
@@ -84,13 +86,13 @@ impl Broker {
             self.cache_scan_at = Some(until);
             self.arm(until, Timer::Cached);
         }
-        // It goes with the next look.
+        // The next sample of the pressure releases it.
         if self.is_cached_under_pressure(Place::device(device)) {
             self.arm_pressure();
         }
     }
 
-    /// Whether it was sent to nobody else, and whoever was sent it has let go.
+    /// Whether no other tenant was sent the extent, and every session that was sent it has unmapped it.
     fn is_private_to_tenant(&self, allocation: &Allocation, id: ExtentId) -> bool {
         let Some(extent) = self.pool.get(id) else { return false };
         let ExtentState::Live(charge) = &extent.state else { return false };
@@ -116,19 +118,19 @@ impl Broker {
             return false;
         }
         let acknowledged = !extent.unacknowledged || planted!(self, CachedThoughCrashed);
-        // What else is cached goes for it.
+        // Other cached extents are released for it.
         let cached = self.pool.cache().bytes_of_size(tenant, device, extent.size).saturating_add(extent.size);
         own && acknowledged && cached <= max && self.can_stay_charged(tenant, Place::device(device))
     }
 
-    /// Whether nobody is short: the tenant is within its limit, and the device covers what is committed.
+    /// Whether nothing is short: the tenant is within its limit, and the device covers the committed bytes.
     fn can_stay_charged(&self, tenant: TenantId, place: Place) -> bool {
         let within =
             self.ledger.account(tenant, place).is_some_and(|account| account.charged() <= account.limit);
         within && self.ledger.balances(place).is_some_and(|balances| balances.shortfall().is_zero())
     }
 
-    /// A session ended that was sent the extent and has not said that it let go.
+    /// Marks an extent whose session ended before it said that it unmapped it.
     pub(crate) fn mark_unacknowledged(&mut self, id: ExtentId) {
         let is_kept = !self.config.limits.cached_bytes_per_tenant_max.is_zero() || self.has_tiers();
         if is_kept && let Some(extent) = self.pool.get_mut(id) {
@@ -136,7 +138,7 @@ impl Broker {
         }
     }
 
-    /// Until when memory that was cached then is kept for a tenant: longer for one that may come back to it.
+    /// Until when cached memory stays for a tenant: longer for a tenant with sessions.
     pub(crate) fn cached_until(&self, tenant: TenantId, since: Time) -> Time {
         let limits = &self.config.limits;
         let is_there = self.sessions.count_of(tenant) > 0;
@@ -147,7 +149,7 @@ impl Broker {
         })
     }
 
-    /// Gives up what has been kept long enough, and looks again when more will have been.
+    /// Releases extents that were cached long enough, and sets the timer for the next.
     pub(crate) fn expire_cached(&mut self) {
         let (mut due, mut next) = (Vec::new(), None);
         for (age, entry) in self.pool.cache().iter() {
@@ -166,8 +168,8 @@ impl Broker {
         self.release_cached(due);
     }
 
-    /// Where pressure is high nobody keeps what nobody uses, guaranteed or not, and whether or not there is a tier below: the
-    /// oldest goes first, until no more is held than is to be then.
+    /// Releases cached extents under high pressure, guaranteed or not, with a tier below or without: the oldest
+    /// first, down to the eviction target.
     pub(crate) fn release_cached_under_pressure(&mut self, place: Place) {
         let Some((fill, target)) = self.fill(place).zip(self.eviction_target(place)) else { return };
         if !self.is_cached_under_pressure(place) {
@@ -194,7 +196,7 @@ impl Broker {
             && !planted!(self, CachedUnderPressure)
     }
 
-    /// Nothing is kept: of one device, or of all.
+    /// Releases all cached extents of one device, or of all.
     pub(crate) fn release_all_cached(&mut self, device: Option<DeviceIndex>) {
         let on_device =
             self.pool.cache().iter().filter(|(_, it)| device.is_none_or(|device| it.device == device));
@@ -203,7 +205,7 @@ impl Broker {
     }
 }
 
-/// Who pays for a live extent, where it lies, and how large it is.
+/// The tenant that pays for a live extent, its device and its size.
 fn live_account(extent: &Extent) -> Option<(TenantId, DeviceIndex, Bytes)> {
     match &extent.state {
         ExtentState::Live(charge) => Some((charge.tenant(), extent.place.device, extent.size)),

@@ -1,4 +1,5 @@
-//! Extents: ordered for a part of a new allocation or for one that moves, and made, or not.
+//! Extents: the daemon reserves their bytes and orders them from the driver, for a new allocation or for a part
+//! that moves. The answer settles the reservation, or cancels it.
 
 use vramd_types::{Bytes, ExtentId};
 
@@ -14,7 +15,7 @@ use crate::{
     tenancy::{OpKind, TenantId},
 };
 
-/// What is to be made, and for which part.
+/// An extent to create, and the part that it is for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExtentOrder {
     pub(crate) place: Place,
@@ -25,7 +26,7 @@ pub(crate) struct ExtentOrder {
 }
 
 impl Broker {
-    /// Reserves the bytes of one part and has an extent made for it.
+    /// Reserves the bytes of one part and orders an extent for it.
     pub(crate) fn order_extent(&mut self, tenant: TenantId, order: ExtentOrder) -> Result<ExtentId, Refusal> {
         let ExtentOrder { place, size, .. } = order;
         let another = match place.tier {
@@ -46,7 +47,7 @@ impl Broker {
         self.order_from_reservation(reservation, order)
     }
 
-    /// Has an extent made in bytes that are reserved.
+    /// Orders an extent in bytes that are reserved.
     pub(crate) fn order_from_reservation(
         &mut self,
         reservation: Reservation,
@@ -67,7 +68,7 @@ impl Broker {
         Ok(extent)
     }
 
-    /// The id of one more.
+    /// The next id of an extent.
     pub(crate) fn next_extent_id(&mut self) -> Result<ExtentId, Refusal> {
         let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
         self.ids.extents.next_raw().map(ExtentId::from_raw).ok_or(exhausted)

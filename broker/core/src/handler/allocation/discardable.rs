@@ -1,7 +1,8 @@
-//! Discardable memory: what its client can make again. A part of it leaves its device without being copied, and is nowhere
-//! until somebody wants it: then it gets new memory, and whoever is sent it is told how often its content was given up.
+//! Discardable memory: its client can compute it again. A part of it leaves its device without a copy: it is
+//! *dropped*. When a session wants it, it gets new memory, and each session that is sent it learns its drop
+//! count.
 //!
-//! While it is nowhere it is in an extent that is nothing, so it moves as any other part does.
+//! A dropped part lies in an extent of the state `Nothing`, so that it moves as any other part does.
 
 use vramd_types::{Bytes, ExtentId};
 
@@ -21,12 +22,12 @@ impl Broker {
         self.allocations.get(part.allocation).is_some_and(|allocation| allocation.discardable)
     }
 
-    /// The part may leave its device, and needs no bytes for that.
+    /// Lets the part leave its device without reserving bytes for that.
     pub(crate) fn waive_backing(&mut self, part: PartRef, Footprint { tenant, device, size }: Footprint) {
         self.backings.insert(part, (tenant, device), size, Backing::Needless);
     }
 
-    /// What a part goes to whose content is given up.
+    /// Creates the destination of a part that is dropped.
     pub(crate) fn order_nothing(
         &mut self,
         part: PartRef,
@@ -38,19 +39,19 @@ impl Broker {
         Ok(id)
     }
 
-    /// Nothing is left behind at once.
+    /// Removes an extent without memory at once.
     pub(crate) fn forget_nothing(&mut self, id: ExtentId) {
         let part = self.pool.take(id).and_then(|extent| extent.part);
         self.forget_extent(id, part, false);
     }
 
-    /// The part is nowhere now.
+    /// Counts a drop of the part.
     pub(crate) fn count_drop(&mut self, part: PartRef) {
         let count = self.drop_counts.entry(part).or_default();
         *count = count.saturating_add(1);
     }
 
-    /// How often the content of the part was given up.
+    /// How often the part was dropped.
     pub(crate) fn drop_count_of(&self, part: PartRef) -> u64 {
         match planted!(self, LossNotTold) {
             true => 0,
@@ -58,12 +59,12 @@ impl Broker {
         }
     }
 
-    /// Whether the part is nowhere.
+    /// Whether the part is dropped.
     pub(crate) fn is_dropped(&self, part: PartRef) -> bool {
         self.extent_of(part).is_some_and(Extent::is_dropped)
     }
 
-    /// Whether the part lies on disk and nobody has ever written it: then it is zeros, wherever it goes.
+    /// Whether the part lies on disk and no session has ever written it. Then it is zeros wherever it moves.
     pub(crate) fn is_unwritten(&self, part: PartRef) -> bool {
         self.extent_of(part).is_some_and(|extent| extent.unwritten)
     }

@@ -1,8 +1,9 @@
-//! `LoadFile`: a sealed allocation whose bytes are those of a file that nobody changes.
+//! `LoadFile`: a sealed allocation whose bytes are those of a file that never changes.
 //!
-//! Its parts begin in that file, which stays what they have below for as long as they live: a part comes to its device with the
-//! first pin or attach, leaves it without being copied, and costs nothing while it is away. The driver hashes the file, as it does what is sealed;
-//! what it has read then is what it lets anybody have, whatever becomes of the file.
+//! Its parts begin in the file, which stays their backing for as long as they live. A part is fetched by the
+//! first pin or attach, leaves without a copy, and costs nothing while it is away. The driver hashes the file
+//! as it does a sealed allocation. Only bytes with that digest are handed out later, whatever becomes of the
+//! file.
 
 use std::collections::BTreeSet;
 
@@ -22,14 +23,14 @@ use crate::{
     tenancy::{Method, OpId, OpKind, Outcome, Recall, TenantId},
 };
 
-/// A piece of a file that is to be a part.
+/// The piece of a file that becomes a part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FilePiece<'a> {
     pub(crate) file: &'a FileSpan,
-    /// Where in the allocation it begins.
+    /// Its offset in the allocation.
     pub(crate) at: Bytes,
     pub(crate) bytes: Bytes,
-    /// With the rounding.
+    /// Rounded up.
     pub(crate) size: Bytes,
 }
 
@@ -47,18 +48,24 @@ impl Broker {
             return Err(Refusal::FileMutable { path: (*file.path).to_owned() });
         }
         if spec.kind != Kind::Movable {
-            return problem("kind", "what lies in a file is movable");
+            return problem("kind", "memory that is loaded from a file is movable");
         }
         if spec.discardable {
-            return problem("discardable", "what lies in a file is sealed, and never lost");
+            return problem(
+                "discardable",
+                "memory that is loaded from a file is sealed, so it cannot be discardable",
+            );
         }
         if file.offset.checked_add(spec.size).is_none() {
-            return problem("offset_bytes", "there is no such place in a file");
+            return problem(
+                "offset_bytes",
+                "offset_bytes and size_bytes exceed the largest offset in a file",
+            );
         }
         let plan = AllocationPlan { file: Some(file), ..self.plan_item(session, tenant, spec)? };
         self.recheck_plans(session, tenant, std::slice::from_ref(&plan))?;
         self.check_loads(tenant)?;
-        // What is cached makes way for whoever asks again.
+        // Cached extents are released for the next try.
         if let Err(ages) = self.check_extent_count(&BTreeSet::new(), plan.part_count) {
             self.release_cached(ages);
             return Err(self.batch_refusal(tenant, &BatchShortage::Extents(Vec::new())));
@@ -70,7 +77,8 @@ impl Broker {
         Ok(Started::Waiting(kind))
     }
 
-    /// Whether a tenant may have one more file read. What it has freed meanwhile counts for as long as it is read.
+    /// Checks that a tenant may have one more file read. A freed allocation counts for as long as its file is
+    /// read.
     fn check_loads(&self, tenant: TenantId) -> Result<(), Refusal> {
         let is_read = |allocation: &Allocation| {
             let is_sealed = allocation.digest.is_some() || allocation.state == AllocationState::Freeing;
@@ -83,14 +91,15 @@ impl Broker {
         }
     }
 
-    /// Whether a session has asked for that before: then it is answered as it was, whatever its file is by now.
+    /// Whether a session has sent this request before. Then it is answered as it was, whatever its file is by
+    /// now.
     pub fn was_asked_to_load(&self, session: SessionId, peer: Peer, key: Option<RequestKey>) -> bool {
         let log = self.sessions.get(session).map(|session| &session.requests);
         self.authenticate(session, peer).is_ok()
             && log.is_some_and(|log| !matches!(log.recall(Method::Load, key), Recall::New))
     }
 
-    /// Whether any part of it lies in its file, or goes back to it.
+    /// Whether any of its parts lies in its file, or has the file as backing.
     pub(crate) fn has_file(&self, id: AllocationId) -> bool {
         let in_file = |part: PartRef| {
             let lies = self.extent_of(part).is_some_and(|extent| extent.in_file);
@@ -100,7 +109,7 @@ impl Broker {
             && self.every_part_of(id).any(in_file)
     }
 
-    /// Has a piece of a file made the extent of a part.
+    /// Orders the extent of a part as a piece of a file.
     pub(crate) fn order_in_file(
         &mut self,
         tenant: TenantId,
@@ -122,7 +131,8 @@ impl Broker {
         Ok(extent)
     }
 
-    /// All parts of an allocation lie in its file: it is sealed once that was read. Whether it is of a file at all.
+    /// Starts to hash an allocation whose parts all lie in their file; afterwards it is sealed. Returns whether
+    /// it has a file at all.
     pub(crate) fn seal_loaded(&mut self, op: OpId, id: AllocationId) -> bool {
         if self.allocations.get(id).is_none_or(|allocation| allocation.file.is_none()) {
             return false;

@@ -1,7 +1,10 @@
-//! `FreeBatch`, `Detach`, and giving memory back.
+//! `FreeBatch`, `Detach`, and the release of memory.
 //!
-//! A freed allocation takes no new attach. Each of its extents is recycled or released when nobody maps its part and
-//! the driver does not read it. What is released stays charged until the driver says that it is free again.
+//! A freed allocation accepts no attach. Each of its extents is cached or released as soon as no session maps
+//! its part and the driver does not read it. A released extent stays charged until the driver reports that its
+//! memory is free ([`Broker::on_released`]). If another process still has it open, it is *unreturned*.
+//!
+//! Returned memory is room: the follow-ups scan the line (`node/follow_up.rs`, `line/scan.rs`).
 
 use vramd_types::{AllocationId, Bytes, ExtentId, SessionId};
 
@@ -48,7 +51,7 @@ impl Broker {
         })
     }
 
-    /// Does one thing to each allocation, has the session unmap it, and waits for that.
+    /// Frees or detaches each allocation, has the session unmap it, and waits for that.
     fn release_each(
         &mut self,
         op: OpId,
@@ -110,7 +113,7 @@ impl Broker {
         allocation.mapping_count > 0 && its()
     }
 
-    /// What is left of an allocation for a session that released it, once nothing more will come of that.
+    /// The rest of an allocation for the session that released it. `None` while that may still change.
     fn release_result(&self, id: AllocationId, session: SessionId) -> Option<Released> {
         let Some(allocation) = self.allocations.get(id) else {
             return Some(Released { still_charged: Bytes::ZERO, mappers: 0 });
@@ -121,7 +124,7 @@ impl Broker {
         (!awaits_release(allocation)).then(|| self.what_is_left(id, allocation, allocation.mapper_count()))
     }
 
-    /// What an operator's free has come to, once nothing more will come of it.
+    /// The outcome of an operator's free. `None` while it may still change.
     pub(crate) fn free_result(&self, id: AllocationId, owner: Option<SessionId>) -> Option<Outcome> {
         let waits = self.allocations.get(id).is_some_and(|allocation| {
             awaits_release(allocation) || owner.is_some_and(|owner| self.maps_any(owner, id, allocation))
@@ -143,7 +146,7 @@ impl Broker {
         Released { still_charged, mappers }
     }
 
-    /// Tells those who wait for an allocation that something changed.
+    /// Tells operations that wait for an allocation that something changed.
     pub(crate) fn notify_watchers(&mut self, id: AllocationId) {
         let waiting_ops =
             self.allocations.get(id).map(|allocation| allocation.waiting_ops.clone()).unwrap_or_default();
@@ -185,7 +188,7 @@ impl Broker {
         self.finish_if_complete(op);
     }
 
-    /// A session will not answer: what it was waited for is told as it stands.
+    /// Answers releases that wait for a session which does not answer, as they stand.
     pub(crate) fn resolve_releases_of(&mut self, session: SessionId) {
         for op in self.ops.of_session(session) {
             match self.ops.get(op).map(|op| &op.kind) {
@@ -214,14 +217,15 @@ impl Broker {
         }
     }
 
-    /// All items of a batch are known.
+    /// Ends a release: all its items are known.
     pub(crate) fn finish_release(&mut self, op: OpId) {
         let Some(OpKind::Release { items, .. }) = self.ops.get_mut(op).map(|op| &mut op.kind) else { return };
         let items = std::mem::take(items);
         self.finish(op, Ok(Outcome::Released(items.into_results())));
     }
 
-    /// Frees an allocation: no name, no new attach, and its memory goes back as soon as nobody maps it.
+    /// Frees an allocation: it has no name and accepts no attach, and its memory is released as soon as no
+    /// session maps it.
     pub(crate) fn start_free(&mut self, id: AllocationId) {
         let Some(allocation) = self.allocations.get(id) else { return };
         let (state, owner) = (allocation.state, allocation.owner);
@@ -232,7 +236,7 @@ impl Broker {
             self.allocations.release_name(id);
         }
         self.advance_allocation(id, AllocationEvent::Freed);
-        // One that never was there is told of as a refused request.
+        // An allocation that was never complete is reported as a refused request.
         if state != AllocationState::Creating {
             self.note_allocation(id, |allocation, tenant| Notice::AllocationFreed { allocation, tenant });
         }
@@ -251,7 +255,7 @@ impl Broker {
         self.forget_attach_waiters(id);
         self.forget_operator_holds(id);
         self.forget_drops(id);
-        // What is being written is kept until that has ended.
+        // Memory that is being written stays until that has ended.
         for part in self.write_backs_of(id) {
             self.stop_write_back(part, PartMove::Freed);
         }
@@ -264,7 +268,8 @@ impl Broker {
         self.release_freed(id);
     }
 
-    /// Recycles or releases every extent of a freed allocation that can be, and forgets it if none is left.
+    /// Caches or releases every extent of a freed allocation that is not in use, and forgets the allocation if
+    /// none is left.
     pub(crate) fn release_freed(&mut self, id: AllocationId) {
         let Some(allocation) = self.allocations.get(id) else { return };
         if allocation.state != AllocationState::Freeing {
@@ -276,15 +281,15 @@ impl Broker {
         self.remove_if_gone(id);
     }
 
-    /// Recycles or releases the extent of one part of a freed allocation, if nobody maps it and the driver does not
-    /// read it.
+    /// Caches or releases the extent of one part of a freed allocation, if no session maps it and the driver
+    /// does not read it.
     pub(crate) fn release_freed_part(&mut self, part: PartRef) {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(entry) = allocation.part(part.part) else { return };
         let id = entry.extent;
         let hashed = allocation.digesting && !planted!(self, ReleasedWhileHashed);
         let mapped = !entry.mappings.is_empty() && !planted!(self, ReleasedWhileMapped);
-        // Neither end of a copy is released before it has ended.
+        // Neither end of a copy is released before the copy has ended.
         let moves = self.migrations.contains_key(&part) || self.write_backs.contains_key(&part);
         let copied = moves && !planted!(self, ReleasedWhileCopied);
         if hashed
@@ -367,7 +372,7 @@ impl Broker {
         }
     }
 
-    /// Forgets a freed allocation whose last extent is gone, and tells those who waited for that.
+    /// Forgets a freed allocation whose last extent is gone, and tells the operations that waited for that.
     pub(crate) fn remove_if_gone(&mut self, id: AllocationId) -> bool {
         let gone = |allocation: &Allocation| {
             allocation.state == AllocationState::Freeing
@@ -384,7 +389,7 @@ impl Broker {
     }
 }
 
-/// Whether nobody maps a freed allocation or is about to, and the driver is about to give it back.
+/// Whether no session maps a freed allocation or is about to, and the driver is about to return it.
 fn awaits_release(allocation: &Allocation) -> bool {
     let settled = allocation.extents_left == allocation.extents_unreturned;
     allocation.state == AllocationState::Freeing && allocation.mapping_count == 0 && !settled

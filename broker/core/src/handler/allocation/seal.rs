@@ -1,4 +1,4 @@
-//! `Seal`: the writer unmaps, the broker hashes on its own mapping, read-only mappings follow.
+//! `Seal`: the owner unmaps, the driver hashes through its own mapping, and read-only mappings follow.
 
 use vramd_types::{AllocationId, DeviceIndex, PartIndex, SessionId};
 
@@ -47,7 +47,7 @@ impl Broker {
         Ok(Started::Waiting(OpKind::Seal(id)))
     }
 
-    /// Whether the allocation bears its name, or may take it.
+    /// Checks that the allocation bears its name, or may take it.
     fn check_own_name(&self, id: AllocationId) -> Result<(), Refusal> {
         let Some(allocation) = self.allocations.get(id) else { return Ok(()) };
         match &allocation.name {
@@ -58,7 +58,7 @@ impl Broker {
         }
     }
 
-    /// What moves is hashed where it comes to rest.
+    /// Hashes an allocation once its owner has unmapped it and none of its parts moves.
     pub(crate) fn digest_if_unmapped(&mut self, id: AllocationId) {
         let Some(allocation) = self.allocations.get(id) else { return };
         let mapped = allocation.owner.is_some_and(|owner| self.maps_any(owner, id, allocation))
@@ -68,7 +68,7 @@ impl Broker {
         }
     }
 
-    /// Nobody maps it any more: the driver may read it.
+    /// Has the driver hash an allocation that no session maps.
     fn start_digest(&mut self, id: AllocationId) {
         self.advance_allocation(id, AllocationEvent::Unmapped);
         let Some(allocation) = self.allocations.get_mut(id) else { return };
@@ -90,7 +90,7 @@ impl Broker {
         let (op, owner, device) = (allocation.op, allocation.owner, allocation.device);
         let in_file = allocation.file.is_some();
         if allocation.state != AllocationState::Digesting {
-            // Freed meanwhile: the extents were kept only for the driver that was reading them.
+            // The allocation was freed meanwhile. Its extents stayed only for the driver that read them.
             return self.release_freed(id);
         }
         allocation.op = None;
@@ -121,7 +121,7 @@ impl Broker {
             self.finish(op, outcome);
         }
         if in_file {
-            // Nobody maps it that has not attached it, and what can't be sealed is of no use to anybody.
+            // Only sessions that attached it map it, and an allocation that cannot be sealed is useless.
             if failed && !planted!(self, UnreadableKept) {
                 self.start_free(id);
             }
@@ -134,13 +134,13 @@ impl Broker {
             return;
         }
         if let Some(owner) = owner {
-            // What its owner did not hold was elsewhere, and stays there until it is pinned.
+            // Parts that the owner had not mapped stay below until they are pinned.
             let initial = if planted!(self, SealBringsIn) { InitialMaps::All } else { InitialMaps::OnDevice };
             self.queue_maps(owner, id, initial);
         }
     }
 
-    /// What cannot be read is one part's loss.
+    /// The refusal for a failed hash. Unreadable bytes are the loss of one part.
     fn digest_refusal(&self, id: AllocationId, device: DeviceIndex, error: DigestError) -> Refusal {
         match error {
             DigestError::Damaged { extent, problem } => {
@@ -154,7 +154,7 @@ impl Broker {
         }
     }
 
-    /// The name passes to the allocation at once; whoever bore it is freed.
+    /// Gives the name to the allocation at once, and frees its former bearer.
     fn take_name(&mut self, id: AllocationId) {
         let Some(allocation) = self.allocations.get(id) else { return };
         let (tenant, Some(name)) = (allocation.tenant, allocation.name.clone()) else { return };

@@ -253,8 +253,8 @@ impl Broker {
         tenants
     }
 
-    /// Whether a scope along the line would find what the last one did: all that is to leave for those in sight is leaving, or not
-    /// even that would be enough.
+    /// Whether a scan would find what the last one found: everything that has to leave for its waiters is
+    /// leaving, or not even that would be enough. The invariants check this.
     pub(crate) fn is_scan_current(&self) -> bool {
         let mut scan = Scan::default();
         for (place, demand) in self.line.iter() {

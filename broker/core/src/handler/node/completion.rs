@@ -1,4 +1,4 @@
-//! What the driver reports goes to the subject that asked for it.
+//! The driver's reports, each handed to the subject that asked for it.
 
 use crate::{broker::Broker, event::Completion};
 
@@ -13,7 +13,7 @@ impl Broker {
             Completion::CleanBackingDiffers { to } => self.on_clean_backing_differs(to),
             Completion::Digested { allocation, result } => {
                 self.on_digested(allocation, result);
-                // Of a freed allocation nothing more may come that anybody would be told of.
+                // For a freed allocation nothing further may come that an operation waits for.
                 if !self.remove_if_gone(allocation) {
                     self.notify_watchers(allocation);
                 }

@@ -1,8 +1,17 @@
-//! What follows, at the end of an event, for parts that pin calls or revocations wait for.
+//! Follow-up work: what an event leaves to be done at its end.
 //!
-//! Steps only note what they touched. So no step has to know what waits for it, and one event that touches a part in
-//! several ways is looked at once, when all of them are done. What a step can't have changed is not looked at: another
-//! session's calls on the part, or calls that are answered.
+//! A step only notes what it changed: a mapping, room, a waiter. So no step has to know which calls,
+//! revocations or waiters depend on it, and several changes of one part are checked once.
+//! [`Broker::run_follow_ups`] repeats until nothing is left, in this order:
+//!
+//! 1. parts of pin calls (`pins/pin_call.rs`), then revocations (`mapping/revocation.rs`)
+//! 2. changes of quotas, waiters that no session may want, devices that ran out, late backing
+//! 3. the line: a full scan, or a front scan (`line/scan.rs`)
+//! 4. pressure (`node/pressure.rs`), then parts to be unmapped in place (`moves/advice.rs`)
+//! 5. revoke frames, packets of descriptors (`mapping/frames.rs`), and stalled calls (`pins/stall.rs`)
+//!
+//! Its price is the number of notes. Calls of other sessions on the same part, and answered calls, are not
+//! checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,33 +30,33 @@ use crate::{
 
 #[derive(Debug, Default)]
 pub(crate) struct FollowUps {
-    /// Parts of calls.
+    /// Parts of pin calls to check.
     pub(crate) calls: BTreeSet<PinnedPart>,
-    /// Parts that are being revoked.
+    /// Revocations to check.
     pub(crate) revocations: BTreeSet<PartRef>,
     /// Calls that may have stalled.
     pub(crate) stall_checks: BTreeSet<PinId>,
-    /// Parts of the line that somebody may want no more.
+    /// Parts in the line that no session may want any longer.
     pub(crate) waiter_checks: BTreeSet<PartRef>,
-    /// The line is to be looked along anew.
+    /// The line needs a full scan.
     pub(crate) full_scan: bool,
-    /// There is more room, as the last look along the line had it made.
+    /// Room that the last scan made was returned: the line needs a front scan.
     pub(crate) front_scan: bool,
-    /// Devices whose books may be short, since their drivers ran out of memory.
+    /// Devices whose ledger may be short, since their driver ran out of memory.
     pub(crate) short_devices: BTreeSet<DeviceIndex>,
-    /// Where something that was done because of pressure has ended.
+    /// Places where work for pressure has ended.
     pub(crate) pressed_places: BTreeSet<Place>,
-    /// Parts that may be unmapped where they are not to be accessed any more.
+    /// Parts that may be unmapped in place.
     pub(crate) in_place_to_unmap: BTreeSet<PartRef>,
-    /// Of how many of these the words were asked because of this event.
+    /// How many of these parts had their words asked in this event.
     pub(crate) words_asked: usize,
     /// Changes of quotas that waited for room, and have it or do not.
     pub(crate) quota_changes: Vec<OpId>,
-    /// To be told so, in few frames.
+    /// Evicted mappings by session, to be sent in few frames.
     pub(crate) evictions: BTreeMap<SessionId, Vec<RevokedPart>>,
-    /// Sessions that parts were queued for.
+    /// Sessions with newly queued parts.
     pub(crate) to_pump: BTreeSet<SessionId>,
-    /// How many parts of calls were looked at, ever.
+    /// How many parts of calls were ever checked.
     #[cfg(test)]
     pub(crate) parts_checked: usize,
 }
@@ -65,7 +74,7 @@ impl FollowUps {
 }
 
 impl Broker {
-    /// A session's hold on the part has changed.
+    /// Notes that a session's mapping of the part has changed.
     pub(crate) fn note_mapping_changed(&mut self, id: SessionId, part: PartRef) {
         self.follow_ups.calls.extend(self.pins.waiting_of(part, id));
         self.queue_revocation_check(part);
@@ -73,15 +82,15 @@ impl Broker {
         self.queue_in_place_unmap(part);
     }
 
-    /// Somebody may want the part on its device no more.
+    /// Queues the check of a waiter: no session may want the part any longer.
     pub(crate) fn queue_waiter_check(&mut self, part: PartRef) {
         if self.line.contains(Waiter::Part(part)) {
             self.follow_ups.waiter_checks.insert(part);
         }
     }
 
-    /// Who comes to stand in the line, or leaves it, may change what is made for those in sight; or may be guaranteed what it
-    /// waits for, wherever it stands.
+    /// Notes a waiter that enters or leaves the line. Within the last scan it changes what room is made for;
+    /// beyond it, it may be within its guarantee.
     pub(crate) fn note_line_changed(&mut self, waiter: Waiter) {
         match self.line.was_scanned(waiter) {
             true => self.follow_ups.full_scan = true,
@@ -89,18 +98,19 @@ impl Broker {
         }
     }
 
-    /// Who does not stand in the line has had room: that may have been made for somebody who does.
+    /// Notes room that was taken outside the line. It may have been made for a waiter.
     pub(crate) fn note_room_taken(&mut self) {
         self.follow_ups.full_scan |= !self.line.is_empty();
     }
 
-    /// There is more room on a device: who is first may begin.
+    /// Notes returned room on a device: the first waiter may start.
     pub(crate) fn note_room_freed(&mut self) {
         self.follow_ups.front_scan = true;
         self.note_victims_changed();
     }
 
-    /// Something can leave its device that could not before, or the other way round: that helps whom nothing would have helped.
+    /// Notes that a part can leave its device, or no longer can. That may help a waiter that nothing would have
+    /// helped.
     pub(crate) fn note_victims_changed(&mut self) {
         self.follow_ups.full_scan |= self.line.scan_found_shortage() || !self.over_limit.is_empty();
     }
@@ -111,7 +121,7 @@ impl Broker {
         }
     }
 
-    /// Has the revocations looked at that wait for a session.
+    /// Queues the check of all revocations that wait for a session.
     pub(crate) fn queue_revocation_checks_of(&mut self, id: SessionId) {
         let of_session = self.revocations.keys().filter(|part| self.map_state(id, **part).is_some());
         let parts: Vec<_> = of_session.copied().collect();
@@ -134,7 +144,7 @@ impl Broker {
         }
     }
 
-    /// A revocation is looked at once nothing is to be said to calls.
+    /// Runs queued follow-ups until none is left. Revocations come after calls.
     fn run_queued_follow_ups(&mut self) {
         loop {
             if let Some((part, id)) = self.follow_ups.calls.pop_first() {
@@ -168,7 +178,7 @@ impl Broker {
         }
     }
 
-    /// Queues a part that the session keeps.
+    /// Sends a session a part that is away for it.
     pub(crate) fn queue_remap(&mut self, id: SessionId, part: PartRef) {
         if planted!(self, EvictedStaysAway) {
             return;

@@ -1,4 +1,4 @@
-//! What operators are told. Nothing here changes anything but the queue of commands.
+//! Notices for operators. Nothing here changes anything but the queue of commands.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ impl Broker {
         });
     }
 
-    /// Says something of an allocation that is there.
+    /// Queues a notice of an allocation, if it exists.
     pub(crate) fn note_allocation(
         &mut self,
         id: AllocationId,
@@ -72,12 +72,13 @@ impl Broker {
     }
 }
 
-/// Parts that a session was told to unmap and has, one allocation after the other: one notice stands for many.
+/// Counts parts that a session was told to unmap and has, one allocation after the other: one notice stands for
+/// many parts.
 #[derive(Default)]
 pub(crate) struct Answered(pub(crate) Option<(AllocationId, usize)>);
 
 impl Answered {
-    /// Counts one more; where it is of another allocation, what was counted of the one before.
+    /// Counts one more part. If it belongs to another allocation, returns the count of the one before.
     pub(crate) fn add(&mut self, allocation: AllocationId) -> Option<(AllocationId, usize)> {
         match &mut self.0 {
             Some((of, parts)) if *of == allocation => {

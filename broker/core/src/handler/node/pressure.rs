@@ -1,7 +1,7 @@
-//! What is done as a device or the host's memory fills up, before anybody is refused: what nobody has used for long is copied
-//! below ahead of need, then leaves; and clients are told.
+//! Pressure: what the daemon does as a device or host memory fills up, before it refuses anything. It copies
+//! cold parts below ahead of need, then evicts them, and tells clients.
 //!
-//! Nobody who waits depends on any of this: for them room is made whatever the pressure is.
+//! No waiter depends on any of this: for waiters the daemon makes room at any pressure.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -29,12 +29,12 @@ impl Broker {
         self.pressure_state.gauges.get(&place).map(|gauge| gauge.pressure).unwrap_or_default()
     }
 
-    /// What clients were told of a place last.
+    /// The outlook that clients were sent last.
     pub(crate) fn outlook_of(&self, place: Place) -> Outlook {
         self.pressure_state.gauges.get(&place).map_or(Outlook::CALM, Gauge::reported)
     }
 
-    /// At the start, when nothing is held anywhere.
+    /// Starts the gauges, when nothing is charged anywhere.
     pub(crate) fn start_gauges(&mut self) {
         let now = self.now;
         let places =
@@ -42,7 +42,7 @@ impl Broker {
         self.pressure_state.gauges = places.collect();
     }
 
-    /// A place is larger or smaller than it was, which is no growth of what is held there: not that, nor that of others.
+    /// Tells a gauge that its place has another size. That is no growth of the charges there.
     pub(crate) fn note_resized(&mut self, place: Place, before: Option<Fill>) {
         let fills = before.zip(self.fill(place));
         if let Some((before, after)) = fills
@@ -52,7 +52,7 @@ impl Broker {
         }
     }
 
-    /// A place may be fuller than before, or less full.
+    /// Updates the level of a place whose charge changed, and reports a change.
     pub(crate) fn update_pressure(&mut self, place: Place) {
         let Some(fill) = self.fill(place) else { return };
         let Some(gauge) = self.pressure_state.gauges.get_mut(&place) else { return };
@@ -82,7 +82,7 @@ impl Broker {
         }
     }
 
-    /// Looks at all places, and again while there is something to be seen or to be done.
+    /// Samples all places, and sets the timer again while something moves or remains to be done.
     pub(crate) fn sample_pressure(&mut self) {
         self.pressure_state.timer_armed = false;
         self.pressure_state.tried.clear();
@@ -94,7 +94,7 @@ impl Broker {
             let moves =
                 self.pressure_state.gauges.get_mut(&place).is_some_and(|gauge| gauge.sample(now, fill));
             self.send_pressure(place, fill);
-            // Once it is known what else happened at this time.
+            // The follow-ups do it, when all else that happened at this time is known.
             self.follow_ups.pressed_places.insert(place);
             goes_on |= moves || self.can_relieve(place) || self.is_cached_under_pressure(place);
         }
@@ -103,7 +103,7 @@ impl Broker {
         }
     }
 
-    /// Does what its pressure asks for.
+    /// Does what the pressure of the place asks for.
     pub(crate) fn relieve_pressure(&mut self, place: Place) {
         self.release_cached_under_pressure(place);
         if !self.can_relieve(place) {
@@ -127,7 +127,7 @@ impl Broker {
         }
     }
 
-    /// Whether anything is done about the pressure of the place.
+    /// Whether the daemon does anything about the pressure of the place.
     fn can_relieve(&self, Place { device, tier }: Place) -> bool {
         let begins = match tier {
             Tier::Device => Pressure::Elevated,
@@ -141,9 +141,9 @@ impl Broker {
             && self.pressure_of(Place { device, tier }) >= begins
     }
 
-    /// Of so many parts those that nobody has used for long, first those that should leave first; and behind which one the next
-    /// look begins if none of them can do anything. What may be lost is not among them: it leaves without being copied, so there
-    /// is nothing to be won by doing that before its room is needed.
+    /// Cold parts of a bounded number, in the order in which they should leave, and where the next scan begins
+    /// if none of them can do anything. Discardable parts are not among them: they leave without a copy, so
+    /// doing that before their room is needed wins nothing.
     fn cold_in(&self, place: Place) -> (Vec<PartRef>, Option<(PartRef, Time)>) {
         let cold_after =
             if planted!(self, HotEvicted) { Duration::ZERO } else { self.settings.pressure.cold_after };
@@ -158,7 +158,7 @@ impl Broker {
         };
         let cold = looked_at.iter().filter(|it| is_meant(it)).map(|(part, _)| *part).collect();
         let is_full = looked_at.len() == COLD_PARTS_SCANNED;
-        // Behind what was used just now is what was used later still.
+        // Everything behind a part that was just used was used later still.
         (cold, looked_at.last().filter(|(_, last)| is_full && *last < since).copied())
     }
 
@@ -170,7 +170,7 @@ impl Broker {
         }
     }
 
-    /// Whether any of them leaves their device.
+    /// Evicts cold parts. Returns whether any leaves.
     fn evict_cold(&mut self, place: Place, cold: &[PartRef]) -> bool {
         let Some(target) = self.eviction_target(place) else { return false };
         let choice = self.choose_for_pressure(place.device, cold, target);
@@ -182,7 +182,7 @@ impl Broker {
         leaves
     }
 
-    /// Whether any of them begins to be copied to what it has below.
+    /// Writes cold parts back. Returns whether any copy begins.
     fn write_back_cold(&mut self, device: DeviceIndex, cold: &[PartRef]) -> bool {
         let of_device = self.write_backs.keys().filter(|part| self.is_on(**part, device));
         let mut left = WRITE_BACKS_AHEAD_MAX.saturating_sub(of_device.count());
@@ -212,7 +212,7 @@ impl Broker {
         self.pool.len() >= extents_max.saturating_sub(extents_max / EXTENT_SPARE_DIVISOR)
     }
 
-    /// Whether any of them begins to go from the host's memory to the disk.
+    /// Moves cold parts from host memory to disk. Returns whether any begins to.
     fn demote_cold(&mut self, place: Place, cold: &[PartRef]) -> bool {
         let Some((fill, target)) = self.fill(place).zip(self.eviction_target(place)) else { return false };
         let mut going = self.leaving_from(place);
@@ -244,19 +244,19 @@ impl Broker {
         demoted
     }
 
-    /// Whether the tenant keeps what is guaranteed to it in a tier without so much of what lies there.
+    /// Whether the tenant keeps its guarantee in a tier without this much of its charge there.
     fn is_above_guarantee_in(&self, tenant: TenantId, place: Place, less: Bytes) -> bool {
         let account = self.ledger.account(tenant, place);
         account.is_some_and(|account| account.charged().saturating_sub(less) >= account.guarantee)
     }
 
-    /// The driver is told to let go of so much there: until it has, it is charged.
+    /// Records bytes that the driver was told to release there. They stay charged until it has.
     pub(crate) fn track_release(&mut self, tenant: TenantId, place: Place, bytes: Bytes) {
         let returning = self.pressure_state.returning.entry((place, tenant)).or_default();
         *returning = returning.saturating_add(bytes);
     }
 
-    /// It has, or somebody keeps it.
+    /// The driver has released them, or another process keeps them.
     pub(crate) fn untrack_release(&mut self, tenant: TenantId, place: Place, bytes: Bytes) {
         if let Entry::Occupied(mut returning) = self.pressure_state.returning.entry((place, tenant)) {
             *returning.get_mut() = returning.get().saturating_sub(bytes);
@@ -266,7 +266,7 @@ impl Broker {
         }
     }
 
-    /// Bytes that are on their way from the host's memory to the disk, or have left it and are charged still, by tenant.
+    /// Bytes that are moving from host memory to disk, or have left it and are still charged, by tenant.
     fn leaving_from(&self, place: Place) -> BTreeMap<TenantId, Bytes> {
         let leaving =
             self.migrations.iter().filter(|(_, it)| it.from_tier == place.tier && it.to_tier == Tier::Disk);
@@ -281,7 +281,7 @@ impl Broker {
         going
     }
 
-    /// Whether something is being done with the part, or with its allocation as a whole.
+    /// Whether anything is being done with the part, or with its allocation as a whole.
     fn is_busy(&self, part: PartRef) -> bool {
         !self.is_stable(part.allocation)
             || self.migrations.contains_key(&part)
@@ -293,9 +293,9 @@ impl Broker {
         self.footprint_of(part).is_some_and(|footprint| footprint.device == device)
     }
 
-    /// A part was copied ahead, or was not: others may be now.
+    /// A write-back ahead of need has ended, so another may begin.
     pub(crate) fn note_written_ahead(&mut self, part: PartRef, outcome: &PartMove) {
-        // What could not be made or written below will not be a moment later.
+        // Memory that could not be created or written below will fail again a moment later.
         if matches!(outcome, PartMove::Refused { .. } | PartMove::Failed { .. }) {
             self.pressure_state.failed.insert(part);
         }
@@ -304,7 +304,7 @@ impl Broker {
         }
     }
 
-    /// The part may lie in another tier than before.
+    /// Updates whether the part counts as idle in host memory.
     pub(crate) fn track_on_host(&mut self, part: PartRef) {
         match self.footprint_of(part).filter(|_| self.is_resident_on_host(part)) {
             Some(footprint) => {
@@ -324,7 +324,7 @@ impl Broker {
         }
     }
 
-    /// Whether the part lies in the host's memory. What is freed is as good as gone, wherever it is until it is.
+    /// Whether the part lies in host memory. A freed part counts as gone wherever it still lies.
     pub(crate) fn is_resident_on_host(&self, part: PartRef) -> bool {
         let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
         self.tier_of(part) == Some(Tier::Host)
@@ -338,7 +338,7 @@ impl Broker {
             .map(|balances| Fill { charged: balances.charged(), capacity: balances.capacity() })
     }
 
-    /// What leaves because of pressure leaves until no more than this is held.
+    /// The charge down to which pressure evicts.
     pub(crate) fn eviction_target(&self, place: Place) -> Option<Bytes> {
         let percent = u8::try_from(self.settings.pressure.evict_to_percent).unwrap_or(u8::MAX);
         self.fill(place).map(|fill| fill.capacity.percent(percent))
@@ -359,7 +359,7 @@ impl Broker {
         }
     }
 
-    /// A new session is told what others were, of every place that it may have memory in.
+    /// Sends a new session the outlooks that others have, of every place that it may have memory in.
     pub(crate) fn send_outlooks(&mut self, id: SessionId) {
         if planted!(self, OutlooksUntold) {
             return;

@@ -1,4 +1,4 @@
-//! Sessions begin with a hello, fall silent with their channel, and are gone with their process.
+//! Sessions begin with a hello, are silent when their channel ends, and are gone with their process.
 
 use vramd_types::{AllocationId, Bytes, SessionId};
 
@@ -108,8 +108,8 @@ impl Broker {
         self.send_outlooks(id);
     }
 
-    /// The process has opened a new channel and says that it unmapped all of earlier sessions, whose own ends may not
-    /// have been heard of yet. What the end of one makes room for is not sent to the next.
+    /// Ends earlier sessions of the same process, which says in its hello that it unmapped everything. The
+    /// daemon may not have seen their channels end. Room that one of them leaves is not sent to the next.
     fn end_unmapped_sessions(&mut self, hello: &Hello) {
         let same = |session: &Session| session.pid == hello.pid && session.uid == hello.uid;
         let its = |id: &SessionId| self.sessions.get(*id).is_some_and(same);
@@ -151,7 +151,7 @@ impl Broker {
         }
     }
 
-    /// A client that breaks the protocol is not believed any more: what it maps stands until its process ends.
+    /// Quarantines a client that broke the protocol. Its mappings stand until its process ends.
     pub(crate) fn quarantine(&mut self, id: SessionId, problem: String) {
         let Some(session) = self.sessions.get(id) else { return };
         if !session.channel_open {
@@ -170,7 +170,8 @@ impl Broker {
         }
     }
 
-    /// From here on nothing is sent and nothing is heard. Who maps nothing is gone at once.
+    /// Ends a session's channel: nothing is sent or received from here on. A session that maps nothing is gone
+    /// at once.
     fn end_channel(&mut self, id: SessionId, reason: SilentReason) {
         if let Some(session) = self.sessions.get_mut(id) {
             session.channel_open = false;
@@ -218,7 +219,7 @@ impl Broker {
         }
     }
 
-    /// The session maps nothing any more, for certain. All that lived by it ends.
+    /// Removes a session that certainly maps nothing. Everything that lived with it ends.
     pub(crate) fn remove_session(&mut self, id: SessionId, event: SessionEvent) {
         self.advance_session(id, event, None);
         self.end_pins_of(id);
@@ -259,7 +260,7 @@ impl Broker {
         self.survey_awaited();
     }
 
-    /// Operations that only the session could have completed, and those that waited for its end.
+    /// Ends operations that only the session could complete, and those that waited for its end.
     fn end_ops_of(&mut self, id: SessionId) {
         self.fail_seals(id, |_| Refusal::SessionLost { session: id });
         self.resolve_releases_of(id);
@@ -271,7 +272,7 @@ impl Broker {
         }
     }
 
-    /// Its seals that wait for it to unmap cannot be completed; those that are being hashed go on.
+    /// Fails seals that wait for the session to unmap. A hash that has begun goes on.
     pub(crate) fn fail_seals(&mut self, id: SessionId, why: impl Fn(AllocationId) -> Refusal) {
         let of_session = |requester| matches!(requester, Requester::Session { session, .. } if session == id);
         let unmapping = |op: &Op| match op.kind {

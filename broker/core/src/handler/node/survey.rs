@@ -1,5 +1,5 @@
-//! Looking at who holds memory of a device, independent of the books: at the start, from time to time, and when a
-//! process has ended while memory is awaited back.
+//! Surveys: which processes have memory of a device, independent of the ledger. The daemon surveys at its
+//! start, from time to time, and when a process has ended while memory is unreturned.
 
 use std::collections::BTreeMap;
 
@@ -15,18 +15,18 @@ use crate::{
     tenancy::Session,
 };
 
-/// Surveys under way, by device; `true` where another one is wanted after it.
+/// Surveys under way by device; `true` if another one is wanted after it.
 #[derive(Debug, Default)]
 pub(crate) struct Surveys {
     under_way: BTreeMap<DeviceIndex, bool>,
-    /// How many were done.
+    /// How many were done of each device.
     done: BTreeMap<DeviceIndex, u64>,
-    /// Which one says who holds what a driver had not: those that began before do not.
+    /// After which survey it is known which process has what the driver lacked. Earlier surveys began too soon.
     awaited: BTreeMap<DeviceIndex, u64>,
 }
 
 impl Surveys {
-    /// How many will have been done of a device when all are that were asked for by now.
+    /// How many will have been done of a device after all that are requested by now.
     fn requested(&self, device: DeviceIndex) -> u64 {
         let more = match self.under_way.get(&device) {
             Some(true) => 2,
@@ -36,13 +36,14 @@ impl Surveys {
         self.done(device).saturating_add(more)
     }
 
-    /// The driver had not what was asked of it: the next that begins says who has it.
+    /// The driver ran out: the next survey that begins shows which process has the memory.
     pub(crate) fn await_next(&mut self, device: DeviceIndex) {
         let requested = self.requested(device);
         self.awaited.insert(device, requested);
     }
 
-    /// Whether it is known who holds what the driver had not, if it had not something.
+    /// Takes note of a finished survey. Returns whether it is known which process has what the driver lacked,
+    /// if it lacked anything.
     fn resolve_awaited(&mut self, device: DeviceIndex) -> bool {
         let found = self.awaited.get(&device).is_none_or(|awaited| self.done(device) >= *awaited);
         if found {
@@ -57,7 +58,8 @@ impl Surveys {
 }
 
 impl Broker {
-    /// Whether every device was looked at: before that nobody knows what others hold, and nothing should be served.
+    /// Whether every device has been surveyed. Before that the daemon does not know what other programs have,
+    /// and should serve nothing.
     pub fn is_surveyed(&self) -> bool {
         self.surveys.done.len() == self.config.devices.len()
     }
@@ -68,7 +70,7 @@ impl Broker {
         }
     }
 
-    /// Where something is awaited back, it may have come with the end of a process.
+    /// Surveys devices with unreturned memory, which may have come back with the end of a process.
     pub(crate) fn survey_awaited(&mut self) {
         for device in self.device_indices() {
             if self.pool.awaits_return(device) {
@@ -97,11 +99,12 @@ impl Broker {
         self.arm(next, Timer::Survey);
     }
 
-    /// Room for contexts: the broker's own, and of those clients that have one, and of some that may come.
+    /// The bytes reserved for CUDA contexts: of the daemon, of clients that have one, and of some that may
+    /// come.
     pub(crate) fn context_reserve(&self, device: DeviceIndex, contexts: u32) -> Bytes {
         let config = self.config.devices.get(usize::from(device.0));
         let each = config.map_or(0, |device| device.context_bytes.get());
-        // One more for the broker's own.
+        // One more for the daemon.
         let count = u64::from(contexts.max(self.config.sessions_reserved)).saturating_add(1);
         Bytes::new(each.saturating_mul(count))
     }
@@ -130,7 +133,7 @@ impl Broker {
             }
         });
         self.withhold(host, |ledger| ledger.set_withheld(host, host_missing, Bytes::ZERO));
-        // What was there before anybody looked has not just come.
+        // Memory that other programs had before the first survey is no growth.
         if is_first {
             before.into_iter().for_each(|(place, before)| self.note_resized(place, before));
         }
@@ -147,7 +150,7 @@ impl Broker {
         }
     }
 
-    /// Somebody for whom the driver had no memory waits until the device has been looked at since.
+    /// Blocks a waiter that the driver failed until the device has been surveyed.
     pub(crate) fn bar_waiter(&mut self, waiter: Waiter, device: DeviceIndex, vain_tries: u32) {
         self.line.record_out_of_memory(waiter, device, self.surveys.requested(device), vain_tries);
     }
@@ -156,7 +159,7 @@ impl Broker {
         self.surveys.done(device) >= survey
     }
 
-    /// Changes what may not be handed out of a place, and tells what that leaves uncovered.
+    /// Changes the bytes of a place that may not be handed out, and reports a changed shortfall.
     pub(crate) fn withhold(&mut self, place: Place, change: impl FnOnce(&mut Ledger)) {
         let shortfall =
             |broker: &Self| broker.ledger.balances(place).map_or(Bytes::ZERO, PlaceBalances::shortfall);

@@ -1,4 +1,6 @@
-//! What happens because nothing did.
+//! Deadlines: what the daemon does when something has not happened in time.
+//!
+//! Timers are ordered by time and then by kind. A timer that an answer has overtaken finds nothing to do.
 
 use vramd_types::{DeviceIndex, SessionId};
 
@@ -15,9 +17,9 @@ use crate::{
 pub(crate) enum Timer {
     Session(SessionId),
     Survey,
-    /// What is full, or is filling, is looked at.
+    /// The pressure of all places is sampled.
     Pressure,
-    /// Some tenant without a session has kept memory long enough.
+    /// Cached memory of a tenant has stayed long enough.
     Cached,
     /// A fence has lasted long enough.
     Fence(PartRef),
@@ -29,9 +31,9 @@ pub(crate) enum Timer {
     Stall(SessionId, u64),
     /// An operator's call goes on with the next of its parts.
     Parts(OpId),
-    /// More parts are looked at that are not to be accessed in place any more.
+    /// More parts that are no longer advised can be unmapped in place.
     InPlaceUnmaps,
-    /// More parts of a device get bytes below it.
+    /// More parts of a device can get backing.
     Backing(DeviceIndex),
 }
 
@@ -40,8 +42,8 @@ impl Broker {
         self.timers.insert((deadline, timer));
     }
 
-    /// Has the session's deadlines looked at by then. It has one timer, whose time may be too early but never too
-    /// late: what is answered in time, which is nearly everything, leaves none behind.
+    /// Sets the session's timer to this deadline or an earlier one. A session has one timer, which may be too
+    /// early but never too late. An answer in time, which is nearly every one, leaves no timer behind.
     pub(crate) fn arm_session(&mut self, deadline: Time, id: SessionId) {
         let Some(session) = self.sessions.get_mut(id) else { return };
         match session.alarm {
@@ -53,7 +55,7 @@ impl Broker {
         self.arm(deadline, Timer::Session(id));
     }
 
-    /// Runs every timer that is due. One that was overtaken by an answer finds nothing to do.
+    /// Runs every timer that is due.
     pub(crate) fn run_timers(&mut self) {
         while let Some((deadline, timer)) = self.timers.first().copied() {
             if deadline > self.now {
@@ -69,7 +71,7 @@ impl Broker {
                 Timer::Pin(id, call) => self.expire_pin((id, call)),
                 Timer::Parts(op) => self.begin_parts(op),
                 Timer::Backing(device) => self.reserve_late_backings(device),
-                // They are looked at as the event is settled.
+                // The follow-ups of this event do it.
                 Timer::InPlaceUnmaps => {}
                 Timer::Stall(id, call) => _ = self.follow_ups.stall_checks.insert((id, call)),
                 Timer::Survey => {
@@ -118,7 +120,7 @@ impl Broker {
             self.advance_session(id, SessionEvent::Overdue, Some(SilentReason::Overdue));
             self.queue_revocation_checks_of(id);
         }
-        // What nobody pins is due sooner.
+        // Parts that no session pins are due sooner.
         if all_are_due {
             self.resolve_releases_of(id);
             self.fail_seals(id, |allocation| Refusal::StillMapped { allocation });
@@ -135,7 +137,7 @@ impl Broker {
         self.push_command(Command::KillProcess { channel });
     }
 
-    /// As configured: silence that lasts ends the process.
+    /// Schedules the end of a process whose session stays silent, if so configured.
     pub(crate) fn schedule_kill_if_silent(&mut self, id: SessionId, was: SessionState) {
         let (now, after) = (self.now, self.config.limits.end_silent_after);
         let Some(session) = self.sessions.get_mut(id) else { return };
@@ -150,7 +152,8 @@ impl Broker {
         }
     }
 
-    /// A session that an operator ended does not unmap: it is killed, or the operator is told.
+    /// Ends operators' requests to end a session that does not unmap: its process is killed, or the operator is
+    /// told.
     pub(crate) fn resolve_end_requests(&mut self, id: SessionId) {
         let of_session = |kind: &OpKind| match kind {
             OpKind::EndSession { session, kill } if *session == id => Some(*kill),

@@ -67,7 +67,7 @@ impl Broker {
         }
         let count = parts.len();
         if count == 0 || count > PIN_PARTS_MAX {
-            return Err(format!("a pin of {count} parts, 1 to {PIN_PARTS_MAX} may be"));
+            return Err(format!("a pin of {count} parts: 1 to {PIN_PARTS_MAX} are allowed"));
         }
         let mut sorted = parts;
         sorted.sort_unstable();

@@ -1,4 +1,5 @@
-//! Requests of client processes: who asks, whether it was asked before, and on to the subject.
+//! Requests of client processes: the daemon authenticates the caller, answers a repetition from its log, and
+//! hands a new request to its subject.
 
 use vramd_types::SessionId;
 
@@ -58,13 +59,13 @@ impl Broker {
         self.record_start(op, call, requester, method, key, start);
     }
 
-    /// The tenant of a session that may call, from the process that it belongs to.
+    /// The tenant of a session, if the calling process owns it and it is connected.
     pub(crate) fn authenticate(&self, id: SessionId, peer: Peer) -> Result<TenantId, Refusal> {
         if id.get() == 0 {
             return Err(Refusal::SessionMissing);
         }
         let Some(session) = self.sessions.get(id) else {
-            // Ids only grow, over restarts too: one below the last was a session once.
+            // Ids only grow, also over restarts: an id below the last one was a session once.
             return Err(match self.was_a_session(id) {
                 true => Refusal::SessionLost { session: id },
                 false => Refusal::SessionNotFound { session: id },
@@ -87,7 +88,7 @@ impl Broker {
         }
     }
 
-    /// Answers, or will, if this is a repetition.
+    /// Answers a repeated request, now or with the first one. Returns whether it was repeated.
     pub(crate) fn answer_if_repeated(
         &mut self,
         call: CallId,
@@ -116,7 +117,7 @@ impl Broker {
                     self.answer(call, requester, &outcome);
                 }
             }
-            // A repetition waits like the first, and counts like it.
+            // A repetition waits like the first request, and counts like it.
             Recall::Running(op) => match self.check_queue(requester.tenant()) {
                 Ok(()) => self.ops.join(op, call),
                 Err(refusal) => self.refuse(call, requester, method, refusal),
@@ -137,7 +138,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Answers what is done, keeps what waits.
+    /// Answers a request that is done, and keeps one that waits.
     pub(crate) fn record_start(
         &mut self,
         id: crate::tenancy::OpId,

@@ -1,4 +1,4 @@
-//! Requests of operators.
+//! Requests of operators, each handed to its subject.
 
 use vramd_types::{Bytes, SessionId};
 
@@ -90,14 +90,15 @@ impl Broker {
         if !open && !kill {
             return Ok(Started::Done(Outcome::SessionEnded { gone: false, still_mapped }));
         }
-        // It was asked before, and has not answered: there is nothing to wait for.
+        // The session was asked before and did not answer: nothing is left to wait for.
         if kill && is_silent {
             self.push_command(Command::KillProcess { channel });
         }
         Ok(Started::Waiting(OpKind::EndSession { session: id, kill }))
     }
 
-    /// As if its owner had freed it: that one is told to unmap it, and everybody else keeps what they map.
+    /// Frees an allocation as if its owner had: the owner is told to unmap it, and every other session keeps
+    /// its mappings.
     fn free_for_operator(&mut self, op: OpId, target: &Target) -> Start {
         let (id, allocation) = self.find_any(target)?;
         let answers = |id: &SessionId| self.sessions.get(*id).is_some_and(|session| session.channel_open);
@@ -132,7 +133,7 @@ impl Broker {
         Ok(Started::Done(Outcome::Drained))
     }
 
-    /// What was stored of operators' requests before a restart.
+    /// Restores operators' requests that were stored before a restart.
     pub(crate) fn recall_stored(&mut self, requests: Vec<crate::view::StoredRequest>) {
         for request in requests {
             let key = Some(RequestKey { id: request.id, fingerprint: request.fingerprint });

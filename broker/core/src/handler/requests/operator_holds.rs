@@ -1,6 +1,8 @@
-//! `HoldParts`: parts that operators hold do not leave their device, whoever needs the room, until they are let go by hand or freed.
+//! `HoldParts`: held parts do not leave their device, for any waiter, until an operator lets them go or they
+//! are freed.
 //!
-//! A part in another tier may be held too: it stays there until somebody wants it on its device, and does not leave that.
+//! A part in another tier may be held too. It stays there until a session wants it on its device, and then does
+//! not leave that.
 
 use vramd_types::{AllocationId, PartIndex};
 
@@ -35,19 +37,20 @@ impl Broker {
                 hold: held,
             });
         }
-        // Who waits may have the room of what is let go; and whom nothing helps any more is passed by.
+        // Waiters may have the room of parts that were let go, and a waiter that no eviction helps any longer
+        // is passed.
         if changed > 0 {
             self.note_victims_changed();
         }
         Ok(Started::Done(Outcome::PartsHeld { allocation: id, parts: parts.into_iter().collect() }))
     }
 
-    /// Whether an operator holds the part, and it is on its device.
+    /// Whether an operator holds the part, and it lies on its device.
     pub(crate) fn is_held_on_device(&self, part: PartRef) -> bool {
         self.operator_holds.contains(&part) && self.tier_of(part) == Some(Tier::Device)
     }
 
-    /// Nobody holds what is freed.
+    /// Ends the holds of a freed allocation.
     pub(crate) fn forget_operator_holds(&mut self, id: AllocationId) {
         let part = |index| PartRef { allocation: id, part: PartIndex(index) };
         let held: Vec<_> = self.operator_holds.range(part(0)..=part(u32::MAX)).copied().collect();

@@ -1,5 +1,7 @@
-//! `RevokeMappings`, `MoveParts`, `WriteBackParts`: what operators ask for the parts of one allocation, each of which has its own
-//! end. They are begun with so many at a time: however many a call names, nobody else waits for all of them.
+//! `RevokeMappings`, `MoveParts`, `WriteBackParts`: operators' orders for the parts of one allocation.
+//!
+//! Each part has its own outcome. The daemon starts a bounded number at a time, so that nothing else waits for
+//! all parts of a large order.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -17,7 +19,7 @@ use crate::{
     tenancy::{MoveGoal, OpId, OpKind, PerPart},
 };
 
-/// When what is done in turns goes on: after whatever else is to be done by then.
+/// After what time work in turns goes on: after all other work that is due by then.
 pub(crate) const MOMENT: Duration = Duration::from_micros(1);
 
 impl Broker {
@@ -35,7 +37,7 @@ impl Broker {
                 self.ledger.below(allocation.device).next().map_or(Tier::Host, |it| it.tier)
             }
         };
-        // What lies in a file goes back to it.
+        // A file-backed part goes back to its file.
         let is_file = tier == Tier::Disk && self.has_file(id);
         if self.ledger.balances(Place { device: allocation.device, tier }).is_none() && !is_file {
             return Err(Refusal::TierUnsupported { tier });
@@ -48,7 +50,7 @@ impl Broker {
         Ok(Started::Waiting(OpKind::Move { parts, goal }))
     }
 
-    /// `kind`: what there is none of.
+    /// Finds an allocation that can be moved; `kind` names the refusal otherwise.
     pub(crate) fn find_movable(&self, target: &Target, kind: &'static str) -> Result<AllocationId, Refusal> {
         let (id, allocation) = self.find_any(target)?;
         match allocation.kind {
@@ -57,7 +59,7 @@ impl Broker {
         }
     }
 
-    /// The parts that an operator names, or all, of what is there to be revoked or moved.
+    /// The parts that an operator names, or all, if the allocation can be revoked or moved.
     pub(crate) fn parts_of(
         &self,
         target: &Target,
@@ -83,7 +85,7 @@ impl Broker {
         Ok(named)
     }
 
-    /// Begins with the next parts of a call.
+    /// Starts the next parts of an order.
     pub(crate) fn begin_parts(&mut self, op: OpId) {
         match self.ops.get_mut(op).map(|op| &mut op.kind) {
             Some(OpKind::Revoke { parts, wait }) => {
@@ -115,7 +117,7 @@ impl Broker {
         if self.is_stable(part.allocation) {
             return self.revoke_part(Some(op), part, wait, self.pins.after_all());
         }
-        // Meanwhile it was freed, or is being sealed: its mappings end without us, or do not.
+        // The allocation was freed or is being sealed meanwhile: its mappings end anyway, or do not.
         let by = self.mappers(part, |_| true);
         Some(if by.is_empty() { PartRevocation::Revoked } else { PartRevocation::Pinned { by } })
     }
@@ -137,20 +139,20 @@ impl Broker {
         }
     }
 
-    /// Whether nothing is under way with the allocation as a whole.
+    /// Whether the allocation is open or sealed, so that nothing is being done with it as a whole.
     pub(crate) fn is_stable(&self, id: AllocationId) -> bool {
         let state = self.allocations.get(id).map(|allocation| allocation.state);
         matches!(state, Some(AllocationState::Open | AllocationState::Sealed))
     }
 
-    /// What became of a part that a call named. Who tells looks whether that was the last.
+    /// Records the outcome of one part. The caller checks whether it was the last.
     pub(crate) fn part_revoked(&mut self, op: OpId, part: PartRef, outcome: PartRevocation) {
         if let Some(OpKind::Revoke { parts, .. }) = self.ops.get_mut(op).map(|op| &mut op.kind) {
             parts.resolve(part.part, outcome);
         }
     }
 
-    /// What became of a part that a call named. Who tells looks whether that was the last.
+    /// Records the outcome of one part. The caller checks whether it was the last.
     pub(crate) fn part_moved(&mut self, op: OpId, part: PartRef, outcome: PartMove) {
         if let Some(OpKind::Move { parts, .. }) = self.ops.get_mut(op).map(|op| &mut op.kind) {
             parts.resolve(part.part, outcome);

@@ -1,4 +1,4 @@
-//! Getters: what clients and operators may see. Nothing here changes anything.
+//! Views: what clients and operators may see. Nothing here changes anything.
 
 use std::collections::BTreeMap;
 
@@ -18,11 +18,12 @@ use crate::{
     },
 };
 
-/// Most names with a prefix that are gathered to find a page among them; where there are more, a page is soon full.
+/// The most names with a prefix that are gathered to find a page among them. With more names a page is soon
+/// full.
 const PREFIX_MATCHES_MAX: usize = 1024;
 
 impl Broker {
-    /// One allocation with its parts, for a session whose tenant may know of it.
+    /// One allocation with its parts, for a session whose tenant may see it.
     pub fn describe(
         &self,
         session: SessionId,
@@ -34,8 +35,8 @@ impl Broker {
         Ok(self.view_of(id, allocation, true, false))
     }
 
-    /// Up to `limit` allocations that a session's tenant may know of, by id, and whether there are more. The
-    /// prefix is of a name, `name` or `tenant/name`; without a tenant only its own are listed.
+    /// Up to `limit` allocations that a session's tenant may see, by id, and whether there are more. The prefix
+    /// is of a name, `name` or `tenant/name`; without a tenant only its own are listed.
     pub fn list_visible(
         &self,
         session: SessionId,
@@ -76,7 +77,7 @@ impl Broker {
         })
     }
 
-    /// One allocation with its parts and their mappers, whosever it is.
+    /// One allocation of any tenant, with its parts and their mappers.
     pub fn show(&self, target: &Target) -> Result<AllocationView, Refusal> {
         let (id, allocation) = self.find_any(target)?;
         Ok(self.view_of(id, allocation, true, true))
@@ -110,7 +111,7 @@ impl Broker {
         (page, found.next().is_some())
     }
 
-    /// What holds for a tenant on a device (the first where none is named), and what it holds.
+    /// The quota of a tenant on a device (the first where none is named), and its charges.
     pub fn quota(&self, tenant: &str, device: Option<&str>, tier: Tier) -> Result<QuotaView, Refusal> {
         if !name::is_valid(tenant) {
             return Err(Refusal::NameInvalid { field: "tenant", name: tenant.to_owned() });
@@ -127,7 +128,7 @@ impl Broker {
         })
     }
 
-    /// A row for each tenant and device where something is stored or held, by name; one tenant's or all.
+    /// A row for each tenant and device with a stored quota or a charge, by name; of one tenant or all.
     pub fn list_quotas(&self, tenant: Option<&str>) -> Vec<QuotaView> {
         let mut rows = Vec::new();
         for (_, id) in self.tenants.iter().filter(|(name, _)| tenant.is_none_or(|tenant| tenant == *name)) {
@@ -212,7 +213,8 @@ impl Broker {
         }
     }
 
-    /// How many sessions and allocations are in which state, and what allocations have that nobody asked for.
+    /// How many sessions and allocations are in each state, and what allocations have beyond their requested
+    /// bytes.
     pub fn counts(&self) -> Counts {
         let mut sessions = BTreeMap::new();
         for (_, session) in self.sessions.iter() {
@@ -350,7 +352,7 @@ impl Broker {
         }
     }
 
-    /// What is behind a part: an extent that was recycled is behind another, or behind none.
+    /// The state of the extent of a part. An extent that was reused belongs to another part, or to none.
     fn backing(&self, part: PartRef, extent: ExtentId) -> Backing {
         match self.pool.extent_of_part(part, extent).map(|extent| &extent.state) {
             Some(ExtentState::Creating(_)) => Backing::Creating,
@@ -361,7 +363,7 @@ impl Broker {
         }
     }
 
-    /// What an allocation is charged for, what its parts have below their devices left out: the extents that are not gone.
+    /// The bytes that an allocation is charged for, without the backing of its parts.
     pub(crate) fn charged(&self, id: AllocationId, allocation: &Allocation) -> Bytes {
         let extents = self.charged_extents(id, allocation);
         Bytes::checked_sum(extents.map(|(_, extent)| extent.cost())).unwrap_or(Bytes::MAX)
@@ -379,14 +381,14 @@ impl Broker {
         self.extents_of(id, of).filter(is_charged)
     }
 
-    /// Whether a part has it below and lies elsewhere, or is on its way there.
+    /// Whether the extent is the backing of a part, or its destination below.
     fn is_below(&self, id: ExtentId, extent: &Extent) -> bool {
         let on_its_way = |part| self.migrations.get(part).is_some_and(|it| it.to == id);
         extent.place.tier != Tier::Device
             && extent.part.as_ref().is_some_and(|part| self.is_backing_of(*part, id) || on_its_way(part))
     }
 
-    /// The extents that back an allocation's parts still.
+    /// The extents that an allocation's parts still have.
     pub(crate) fn extents_of<'a>(
         &'a self,
         id: AllocationId,
@@ -478,7 +480,7 @@ impl Broker {
         }
     }
 
-    /// For a tenant that nobody has heard of.
+    /// The quota of a tenant that the daemon does not know yet.
     fn default_view(&self, tenant: &str, place: Place) -> QuotaView {
         let quota = self.ledger.quotas().default_quota(place.tier);
         let share = self.ledger.balances(place).map_or(Bytes::ZERO, |balances| balances.share());

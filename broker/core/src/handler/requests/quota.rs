@@ -1,5 +1,6 @@
-//! Quotas: checked against what is guaranteed and held, put on disk, then in force. One change at a time, so that
-//! each is checked against what the one before it left.
+//! Changes of quotas: checked against guarantees and charges, stored on disk, then put into force.
+//!
+//! The daemon makes one change at a time, so that each is checked against the result of the one before.
 
 use std::collections::VecDeque;
 
@@ -17,7 +18,7 @@ use crate::{
     view::{StoredQuota, StoredQuotas, StoredRequest},
 };
 
-/// What is to be changed; worked out when its turn comes.
+/// A requested change. The daemon computes its result when its turn comes.
 #[derive(Clone, Debug)]
 pub(crate) struct QuotaChange {
     pub(crate) tenant: TenantId,
@@ -28,7 +29,7 @@ pub(crate) struct QuotaChange {
 
 #[derive(Clone, Copy, Debug)]
 enum Edit {
-    /// What is left out stays as it is.
+    /// Values that are left out stay as they are.
     Set {
         guarantee: Option<Quantity>,
         limit: Option<Quantity>,
@@ -36,14 +37,14 @@ enum Edit {
     Delete,
 }
 
-/// Changes that wait for their turn, and the one that is being written.
+/// Changes that wait for their turn, and the one that is being stored.
 #[derive(Debug, Default)]
 pub(crate) struct QuotaQueue {
     waiting: VecDeque<OpId>,
-    /// The change that waits for cached extents to be given up, so that its guarantee is backed.
+    /// The change that waits for cached extents to be released, so that its guarantee is backed.
     making_room: Option<OpId>,
     storing: Option<Storing>,
-    /// Request ids that are on disk, oldest first; of each uid the last ones.
+    /// Requests that are on disk, oldest first: the last ones of each uid.
     stored_requests: VecDeque<StoredRequest>,
 }
 
@@ -79,7 +80,7 @@ impl Broker {
         if guarantee.is_none() && limit.is_none() {
             return Err(Refusal::RequestInvalid {
                 field: "limit",
-                problem: "neither guarantee nor limit is given",
+                problem: "give a guarantee, a limit or both",
             });
         }
         let device = match device {
@@ -117,7 +118,7 @@ impl Broker {
         self.start_next_quota();
     }
 
-    /// Begins the next change, if none is being written.
+    /// Starts the next change, if none is being stored.
     fn start_next_quota(&mut self) {
         while self.quota_queue.storing.is_none() && self.quota_queue.making_room.is_none() {
             let Some(op) = self.quota_queue.waiting.pop_front() else { return };
@@ -134,7 +135,7 @@ impl Broker {
         }
     }
 
-    /// The cached extents that a change waited for are given up: it is looked at again, before all others.
+    /// Checks a change again, ahead of all others, after the extents that it waited for have left.
     pub(crate) fn resume_quota(&mut self, op: OpId) {
         if self.quota_queue.making_room == Some(op) {
             self.quota_queue.making_room = None;
@@ -143,7 +144,7 @@ impl Broker {
         }
     }
 
-    /// What would be stored, if it can be kept, and which cached extents must be given up for that.
+    /// The quota to store, if it can be kept, and the plan of what has to leave for it.
     fn check_change(&self, change: &QuotaChange) -> Result<(Option<Quota>, RoomPlan), Refusal> {
         let book = self.ledger.quotas();
         let stored = book.get(change.tenant, &change.device, change.tier);
@@ -206,7 +207,7 @@ impl Broker {
         book
     }
 
-    /// Holds the larger guarantee back, and has everything written.
+    /// Reserves the larger guarantee, and has everything stored.
     fn store_quota(&mut self, op: OpId, change: QuotaChange, quota: Option<Quota>) {
         let book = self.book_after(&change, quota);
         let places: Vec<_> =
@@ -218,7 +219,7 @@ impl Broker {
                 book.new_account(change.tenant, place, share).guarantee,
             );
         }
-        // What is held back for a tenant is there for who waits of it.
+        // Waiters of the tenant may use what is reserved for it.
         self.follow_ups.full_scan |= self.is_room_wanted();
         let request = self.request_of(op, &change);
         let row = |(tenant, device, tier, quota): (TenantId, &QuotaDevice, Tier, Quota)| StoredQuota {
@@ -278,7 +279,7 @@ impl Broker {
         self.start_next_quota();
     }
 
-    /// What a request that was stored did.
+    /// The outcome of a request that was stored.
     pub(crate) fn stored_outcome(&mut self, request: &StoredRequest) -> (Method, Outcome) {
         if request.deleted {
             return (Method::DeleteQuota, Outcome::QuotaDeleted);
@@ -293,7 +294,7 @@ impl Broker {
         (Method::SetQuota, Outcome::QuotaSet { tenant, device, tier: request.tier })
     }
 
-    /// UUID, or `*`.
+    /// The UUID of the device, or `*`.
     pub(crate) fn device_text(&self, device: &QuotaDevice) -> String {
         match device {
             QuotaDevice::All => "*".to_owned(),

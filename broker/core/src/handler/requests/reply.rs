@@ -1,4 +1,4 @@
-//! Answers: made when they are sent, from what was done and what is so now.
+//! Answers to calls. They are built when they are sent, from the outcome and the present state.
 
 use crate::{
     broker::Broker,
@@ -20,7 +20,7 @@ impl Broker {
         self.push_command(Command::Reply { call, outcome });
     }
 
-    /// Ends an operation: all its calls are answered, and what it did is remembered.
+    /// Ends an operation: answers all its calls, and remembers its outcome.
     pub(crate) fn finish(&mut self, id: OpId, result: Result<Outcome, Refusal>) {
         let Some(op) = self.ops.remove(id) else { return };
         let mut calls = op.calls;
@@ -32,7 +32,7 @@ impl Broker {
         {
             calls = vec![other];
         }
-        // Once, however often it was asked.
+        // One notice, however often the request was repeated.
         if let Err(refusal) = &result {
             self.note_refusal(op.requester, op.method, refusal.clone());
         }
@@ -69,7 +69,7 @@ impl Broker {
         }
     }
 
-    /// Finishes an operation if what it waited for is so.
+    /// Finishes an operation if all that it waits for has happened.
     pub(crate) fn finish_if_complete(&mut self, id: OpId) {
         match self.ops.get_mut(id).map(|op| &mut op.kind) {
             Some(OpKind::Allocate { extents_left: 0, .. }) => self.finish_allocation(id),

@@ -1,7 +1,7 @@
-//! `ChangeSettings`: levels of pressure, sizes of tiers and shares of links, while everything runs.
+//! `ChangeSettings`: levels of pressure, sizes of tiers and shares of links, changed at run time.
 //!
-//! A tier that is smaller now than what lies there stays as it is: nothing is added but what is guaranteed, and what is cold
-//! leaves as for any pressure. A change is whole or is not made.
+//! A change takes effect whole or not at all. A tier that becomes smaller than its charges keeps them: the
+//! daemon admits only guaranteed bytes there, and cold parts leave as under any pressure.
 
 use crate::{
     broker::Broker,
@@ -14,12 +14,13 @@ use crate::{
 };
 
 impl Broker {
-    /// What holds now.
+    /// The settings in force.
     pub const fn settings(&self) -> Settings {
         self.settings
     }
 
-    /// What held at the start, and will again after the next. No tier can be larger than it is here.
+    /// The settings of the configuration file, which apply again after the next start. No tier can be larger
+    /// than here.
     pub fn configured_settings(&self) -> Settings {
         Settings::of(&self.config)
     }
@@ -44,7 +45,7 @@ impl Broker {
         Ok(Started::Done(Outcome::SettingsChanged))
     }
 
-    /// No tier is made smaller than what is guaranteed there.
+    /// Refuses a tier that is smaller than the guarantees there.
     fn check_guarantees_with(&self, after: &Settings) -> Result<(), Refusal> {
         for (place, balances) in self.ledger.places() {
             let Some(asked) = after.tiers.of(place.tier) else { continue };
@@ -62,7 +63,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Everything that depends on them is looked at, now.
+    /// Applies the settings to everything that depends on them, now.
     fn apply_settings(&mut self, is_smaller: bool) {
         let places: Vec<Place> = self.ledger.places().map(|(place, _)| place).collect();
         for place in places.iter().copied() {
