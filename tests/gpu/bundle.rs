@@ -1,4 +1,4 @@
-//! What lies beside this program where `make gpu-bundle` has put it.
+//! The files that `make gpu-bundle` puts beside this program.
 
 use std::{env, path::PathBuf};
 

@@ -1,9 +1,9 @@
-//! Content that looks like nothing else, the same on the processor as in `kernels/suite.cu`.
+//! Pseudo-random content from a seed, the same on the processor as in `kernels/suite.cu`.
 
-/// Words of a line, of which [`sum_lines`] takes one in so many.
+/// The words of a line. [`sum_lines`] reads only some of the lines.
 pub(crate) const LINE_WORDS: u64 = 512;
 
-/// One word of it.
+/// Returns one word of the content.
 fn word(seed: u64, index: u64) -> u64 {
     let z = seed.wrapping_add((index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -11,14 +11,14 @@ fn word(seed: u64, index: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// So many bytes of it; a multiple of 8.
+/// Returns the first bytes of the content; their number is a multiple of 8.
 pub(crate) fn bytes(seed: u64, size: u64) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(size / 8 * 8).expect("it fits in memory")];
     write(seed, &mut bytes);
     bytes
 }
 
-/// The same where it is to lie; what is beyond the last whole word is left alone.
+/// Writes the content into memory. Bytes beyond the last whole word stay.
 pub(crate) fn write(seed: u64, bytes: &mut [u8]) {
     let (words, _) = bytes.as_chunks_mut();
     for (place, index) in words.iter_mut().zip(0..) {
@@ -26,23 +26,23 @@ pub(crate) fn write(seed: u64, bytes: &mut [u8]) {
     }
 }
 
-/// The sum of it, in which each word counts by its place.
+/// Returns the content's sum, with each word weighted by its place.
 pub(crate) fn sum(seed: u64, size: u64) -> u64 {
     (0..size / 8).fold(0, |sum, index| add(sum, index, word(seed, index)))
 }
 
-/// The same of one line of 4 KiB in so many, from the first on. Each word counts by its place among all.
+/// Returns the sum over every n-th line of 4 KiB, from the first on. Each word is weighted by its place among all words.
 pub(crate) fn sum_lines(seed: u64, size: u64, every: u64) -> u64 {
     places(size, every).fold(0, |sum, index| add(sum, index, word(seed, index)))
 }
 
-/// The same sum of what lies in memory; what is beyond the last whole word counts for nothing.
+/// Returns the sum of memory. Bytes beyond the last whole word do not count.
 pub(crate) fn sum_of(bytes: &[u8]) -> u64 {
     let (words, _) = bytes.as_chunks();
     words.iter().zip(0..).fold(0, |sum, (word, index)| add(sum, index, u64::from_le_bytes(*word)))
 }
 
-/// As [`sum_lines`], of what lies in memory.
+/// Returns the sum of lines of memory, like [`sum_lines`].
 pub(crate) fn sum_lines_of(bytes: &[u8], every: u64) -> u64 {
     let (words, _) = bytes.as_chunks();
     let of = |index: u64| usize::try_from(index).ok().and_then(|at| words.get(at));
@@ -50,7 +50,7 @@ pub(crate) fn sum_lines_of(bytes: &[u8], every: u64) -> u64 {
         .fold(0, |sum, index| add(sum, index, of(index).map_or(0, |word| u64::from_le_bytes(*word))))
 }
 
-/// How many lines that are.
+/// Returns the number of lines that are summed.
 pub(crate) fn lines(size: u64, every: u64) -> u64 {
     size / 8 / LINE_WORDS / every
 }

@@ -1,4 +1,4 @@
-//! What writes to pinned memory and looks at it: kernels, or the processor where the device is simulated.
+//! Writers and readers of pinned memory: kernels, or the processor on a simulated device.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ impl Eye {
         })
     }
 
-    /// Writes the content of that seed to a range of what is pinned.
+    /// Writes the content of a seed to a range of pinned memory.
     pub(crate) fn fill(&self, pinned: &mut Pinned, range: Range<u64>, seed: u64) -> Result<()> {
         match self {
             Self::Gpu(gpu) => {
@@ -34,7 +34,7 @@ impl Eye {
         Ok(())
     }
 
-    /// The sum of what is there, as [`content::sum`] has it.
+    /// Returns the memory's sum, like [`content::sum`].
     pub(crate) fn sum(&self, pinned: &Pinned, range: Range<u64>) -> Result<u64> {
         Ok(match self {
             Self::Gpu(gpu) => gpu.sum(pinned.as_device_ptr() + range.start, range.end - range.start)?,
@@ -44,7 +44,7 @@ impl Eye {
         })
     }
 
-    /// So many times the sum of one line in so many of all that is pinned, as [`content::sum_lines`] has it.
+    /// Computes the sum of some lines of the pinned memory repeatedly, like [`content::sum_lines`].
     pub(crate) fn sum_lines(&self, pinned: &Pinned, every: u64, times: u64) -> Result<u64> {
         Ok(match self {
             Self::Gpu(gpu) => gpu.sum_lines(pinned.as_device_ptr(), pinned.len_bytes(), every, times)?,

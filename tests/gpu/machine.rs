@@ -1,4 +1,4 @@
-//! Where a run took place: figures mean nothing without it.
+//! The machine of a run. Figures mean nothing without it.
 
 use std::{fs, thread};
 

@@ -1,10 +1,10 @@
-//! What is tried and measured on real GPUs, as one program that needs no toolchain where it runs.
+//! The GPU suite: one program that tests and measures on real GPUs and needs no toolchain there.
 //!
-//! `e2e`, `hand-off`, `pins`, `copies`, `residency`, `tiers` and `leak` are stages: each prints a line a case or measure, writes
-//! what it has seen as JSON, and ends with status 1 if something is not as it should be. A benchmark that misses its target says
-//! so and is none of these. The other commands are the processes that stages start.
+//! `e2e`, `hand-off`, `pins`, `copies`, `residency`, `tiers` and `leak` are stages. Each prints a line for each case or measure, writes its
+//! results as JSON, and ends with status 1 on a failure. A missed target of a benchmark is reported and is no failure. The other commands
+//! are the processes that stages start.
 //!
-//! The daemon and the tools are those that lie beside this program: `make gpu-bundle` puts them there.
+//! The suite runs the daemon and tools beside this program, where `make gpu-bundle` puts them.
 
 mod bench;
 mod bundle;
@@ -37,49 +37,49 @@ struct Command {
 
 #[derive(Subcommand)]
 enum What {
-    /// The whole path, case by case.
+    /// The end-to-end cases.
     E2e {
         #[command(flatten)]
         stage: Stage,
-        /// Only this case; may be given several times.
+        /// Run only this case; may be repeated.
         #[arg(long = "case", value_name = "NAME")]
         cases: Vec<String>,
-        /// `sim` plays those that need no GPU, on any machine.
+        /// `sim` runs the cases that need no GPU, on any machine.
         #[arg(long, value_enum, default_value = "cuda")]
         driver: bench::Driver,
     },
-    /// What the daemon costs over a bare program.
+    /// The daemon's cost over a bare program.
     HandOff(Stage),
-    /// What it costs to revoke and to pin, and whether programs bear it.
+    /// The cost of revoking and pinning, and whether programs survive it.
     Pins(Stage),
-    /// What the driver's copies cost over plain ones.
+    /// The cost of the driver's copies over plain ones.
     Copies(Stage),
-    /// What it costs to move what clients hold, to the host and back.
+    /// The cost of moving clients' memory to the host and back.
     Residency {
         #[command(flatten)]
         stage: Stage,
-        /// `sim` asks the same of a few MiB on any machine.
+        /// `sim` runs with a few MiB on any machine.
         #[arg(long, value_enum, default_value = "cuda")]
         driver: bench::Driver,
-        /// Only this question, and no peers; may be given several times.
+        /// Answer only this question, without peers; may be repeated.
         #[arg(long = "ask", value_name = "NAME")]
         asked: Vec<String>,
     },
-    /// What the tiers below cost beside the plain disk, and what waits for whom.
+    /// The cost of the tiers below beside the plain disk, and waits under load.
     Tiers {
         #[command(flatten)]
         stage: Stage,
-        /// `sim` asks the same of a few MiB on any machine, of its disk.
+        /// `sim` runs with a few MiB on any machine's disk.
         #[arg(long, value_enum, default_value = "cuda")]
         driver: bench::Driver,
-        /// Only this question; may be given several times.
+        /// Answer only this question; may be repeated.
         #[arg(long = "ask", value_name = "NAME")]
         asked: Vec<String>,
-        /// Nobody else's, on the disk that is meant; without it that of `/tmp`.
+        /// An unused directory on the disk to measure [default: one in `/tmp`].
         #[arg(long, value_name = "PATH")]
         directory: Option<PathBuf>,
     },
-    /// Whether killed sessions leave anything behind.
+    /// Leaks after killed sessions.
     Leak(Stage),
     /// A client of the cases.
     #[command(hide = true)]
@@ -129,14 +129,14 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            // Nobody is left to tell if even this fails.
+            // If even this fails, the error has no receiver.
             let _ = writeln!(io::stderr(), "gpu-suite: {error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// True if all is as it should be.
+/// Runs a stage. Returns true if nothing failed.
 fn run(what: What) -> Result<bool> {
     match what {
         What::E2e { stage, cases, driver } => {

@@ -1,4 +1,4 @@
-//! What NVML says, as an outsider: the figures that `nvidia-smi` prints, in bytes.
+//! NVML's figures, as `nvidia-smi` prints them, in bytes: the outside witness.
 
 use std::{
     thread,
@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use nvml_wrapper::{Nvml, enums::device::UsedGpuMemory};
 use serde_json::{Value, json};
 
-/// How long the driver may take to tear down a dead process's context and to scrub what it held.
+/// How long the driver may take to tear down a dead process's context and to scrub its memory.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -34,12 +34,12 @@ impl Witness {
         Ok(self.nvml.device_by_uuid(uuid)?.name()?)
     }
 
-    /// Memory in use on a device.
+    /// Returns the memory in use on a device.
     pub(crate) fn used(&self, uuid: &str) -> Result<u64> {
         Ok(self.nvml.device_by_uuid(uuid)?.memory_info()?.used)
     }
 
-    /// The memory in use once it has come down to `expected`, or what it is when patience ends.
+    /// Waits until the memory in use is at most `expected`, or the patience ends. Returns the memory in use then.
     pub(crate) fn used_once_down_to(&self, uuid: &str, expected: u64) -> Result<u64> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -51,7 +51,7 @@ impl Witness {
         }
     }
 
-    /// Bytes that it charges to a process; `None` where it does not list it.
+    /// Returns the bytes that NVML charges to a process, or `None` if it does not list the process.
     pub(crate) fn of_process(&self, uuid: &str, pid: u32) -> Result<Option<u64>> {
         let processes = self.nvml.device_by_uuid(uuid)?.running_compute_processes()?;
         Ok(processes.iter().find(|process| process.pid == pid).and_then(|process| {
@@ -62,7 +62,7 @@ impl Witness {
         }))
     }
 
-    /// All of it, for the record.
+    /// Returns all figures, for the report.
     pub(crate) fn figures(&self, uuid: &str) -> Result<Value> {
         let device = self.nvml.device_by_uuid(uuid)?;
         let memory = device.memory_info()?;

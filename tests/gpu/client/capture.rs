@@ -1,8 +1,8 @@
-//! Whether a stream capture of the process bears that memory is mapped and unmapped meanwhile: by the SDK, which allows
-//! itself all calls while it makes them, and by bare calls of the driver, which do not.
+//! Stream captures while memory is mapped and unmapped: by the SDK, which relaxes the capture mode around its own calls, and by bare
+//! driver calls, which do not.
 //!
-//! A row is a capture of two kernels with something between them. It is valid if the driver gives the graph, and the graph
-//! writes what both kernels were to write.
+//! A row is a capture of two kernels with an action between them. The capture is valid if the driver returns the graph, and the graph
+//! writes what both kernels should write.
 
 use std::{fmt::Display, slice, thread, time::Duration};
 
@@ -17,12 +17,12 @@ use crate::{
     cuda::{Extent, Gpu, Mode},
 };
 
-/// Of what is mapped: four parts.
+/// The memory that is mapped and unmapped: four parts.
 const SIZE: u64 = 8 << 20;
 const PART: usize = 2 << 20;
-/// What the captured kernels write to.
+/// The memory that the captured kernels write.
 const PLAIN: u64 = 1 << 20;
-/// Outlasts the beginning of the capture.
+/// How long a kernel spins, so that it outlasts the beginning of the capture.
 const KERNEL_NANOSECONDS: u64 = 50_000_000;
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -62,7 +62,7 @@ struct Bench<'a> {
     plain: u64,
 }
 
-/// All rows.
+/// Runs all rows.
 pub(super) fn rows(client: &Client, gpu: &Gpu) -> Result<Value> {
     let request = AllocationRequest::new(Bytes::new(SIZE)).part_size(Bytes::new(PART as u64));
     let mut memory = client.allocate(request)?;
@@ -75,7 +75,7 @@ pub(super) fn rows(client: &Client, gpu: &Gpu) -> Result<Value> {
         extent: gpu.create(PART)?,
         plain: gpu.alloc(usize::try_from(PLAIN)?)?,
     };
-    // Kernels are loaded by their first use, which is no matter of the capture.
+    // The first use loads the kernels. That must not happen inside the capture.
     gpu.fill(bench.plain, PLAIN, 0)?;
     let mut rows = Vec::new();
     for (seed, mode) in (1..).zip(Mode::ALL) {
@@ -117,7 +117,7 @@ impl Bench<'_> {
         let first = self.gpu.begin_fill(self.plain, half, seed);
         let done = self.act(what);
         let second = self.gpu.begin_fill(self.plain + half, half, seed);
-        // Ended whatever has come of it, so that the next one can begin.
+        // The capture ends in any case, so that the next one can begin.
         let ended = self.gpu.end_capture();
         let kernels = first.and(second);
         let valid = kernels.is_ok() && ended.is_ok();
@@ -136,9 +136,9 @@ impl Bench<'_> {
         }))
     }
 
-    /// What must be so before the capture begins.
+    /// Prepares the memory for the action, before the capture begins.
     fn prepare(&self, what: What) -> Result<()> {
-        // All of it is mapped, and nobody pins it.
+        // All of it is mapped and not pinned.
         let pinned = self.memory.pin(Access::Write)?;
         match what {
             What::OtherThreadPins | What::OwnThreadPins => {
@@ -170,12 +170,12 @@ impl Bench<'_> {
         }
     }
 
-    /// On another thread, to its end.
+    /// Runs the action to its end on another thread.
     fn aside(&self, action: impl FnOnce() -> Result<()> + Send) -> Result<()> {
         thread::scope(|scope| scope.spawn(action).join().expect("an action does not panic"))
     }
 
-    /// Until it is unmapped: who maps it may not have said so by now, and a stream may hold it.
+    /// Revokes until the memory is unmapped. Its mapper may not have answered `Mapped` yet, and a stream may still use it.
     fn evict(&self) -> Result<()> {
         let mut problem = None;
         let evicted = within(PATIENCE, || match self.is_evicted() {

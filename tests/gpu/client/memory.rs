@@ -1,4 +1,4 @@
-//! What an actor has by way of the SDK.
+//! The memory that an actor has through the SDK.
 
 use anyhow::{Result, bail, ensure};
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use vramd_client::{Access, Advice, Allocation, AllocationRequest, Bytes, Client,
 use super::number;
 use crate::{content, cuda::Gpu};
 
-/// Bytes that are copied at once.
+/// The bytes of one copy.
 const CHUNK: usize = 32 << 20;
 
 pub(super) enum Memory {
@@ -72,7 +72,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Has it accessed in place from now on; false where clients cannot map the host's memory.
+    /// Advises access in place. Returns false if clients cannot map host memory.
     pub(super) fn advise(&self) -> Result<bool> {
         let outcome = match self {
             Self::Open(allocation) => allocation.advise(Advice::SetAccessedBy),
@@ -102,7 +102,7 @@ impl Memory {
         })
     }
 
-    /// Its device address.
+    /// Returns the device address.
     pub(super) fn address(&self) -> Result<u64> {
         let (of_gpu, address) = match self {
             Self::Open(allocation) => (allocation.is_device_memory(), allocation.as_device_ptr()),
@@ -112,7 +112,7 @@ impl Memory {
         Ok(address)
     }
 
-    /// The bytes that were asked for.
+    /// Returns the requested size in bytes.
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Self::Open(allocation) => allocation.info().size.get(),
@@ -120,7 +120,7 @@ impl Memory {
         }
     }
 
-    /// Through the SDK's own copies, there and back, across the border of the first two parts if there are two.
+    /// Copies there and back by the SDK, across the border of the first two parts if there are two.
     pub(super) fn copies(&mut self, seed: u64) -> Result<Value> {
         let Self::Open(allocation) = self else { bail!("it is sealed") };
         let size = allocation.info().size.get();
@@ -135,7 +135,7 @@ impl Memory {
     }
 }
 
-/// Copies content there from the host.
+/// Copies content from the host into the memory.
 pub(super) fn write(gpu: &Gpu, address: u64, bytes: u64, seed: u64) -> Result<()> {
     let content = content::bytes(seed, bytes);
     let mut at = address;
@@ -146,7 +146,7 @@ pub(super) fn write(gpu: &Gpu, address: u64, bytes: u64, seed: u64) -> Result<()
     Ok(())
 }
 
-/// Copies all of it back and hashes it, as the daemon prints it.
+/// Copies all of it back and returns its digest in the daemon's form.
 pub(super) fn digest(gpu: &Gpu, address: u64, bytes: u64) -> Result<String> {
     let mut hasher = blake3::Hasher::new();
     let mut chunk = vec![0; CHUNK];

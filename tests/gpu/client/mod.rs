@@ -1,7 +1,7 @@
-//! A client process of the suite: one command a line on its input, one line of JSON for each on its output.
+//! A client process of the suite. It reads one command a line and answers each with one line of JSON.
 //!
-//! It takes memory by way of the SDK, as programs do, and looks at it by way of the suite's own driver calls, in the
-//! same primary context. `e2e/actor.rs` is the other side.
+//! The process allocates through the SDK, as programs do, and reads memory through the suite's own driver calls in the same primary
+//! context. `e2e/actor.rs` is the other side.
 
 mod capture;
 mod memory;
@@ -21,13 +21,13 @@ pub(crate) use turner::run as turner;
 
 #[derive(Default)]
 struct Actor {
-    // Dropped before the session that it belongs to.
+    // Declared before its session, so that it is dropped first.
     pinned: Option<Pinned>,
     memory: Option<Memory>,
     client: Option<Client>,
     graph: Option<Graph>,
     gpu: Option<Gpu>,
-    /// Plain memory of this process: its address.
+    /// The address of plain memory of this process.
     hog: Option<u64>,
 }
 
@@ -86,7 +86,7 @@ impl Actor {
                 self.gpu()?.run(self.graph.as_ref().context("there is no graph")?)?;
                 json!({})
             }
-            // The context that the SDK has used must not be left current.
+            // The SDK must not leave the context that it used current.
             "current" => json!({ "nothing": cuda::nothing_is_current()? }),
             "captures" => capture::rows(self.client.as_ref().context("no session is open")?, self.gpu()?)?,
             "gpu" => {
@@ -105,7 +105,7 @@ impl Actor {
         })
     }
 
-    /// What is done by the suite's own driver calls.
+    /// Runs a command through the suite's own driver calls.
     fn look(&mut self, command: &str, words: &[&str]) -> Result<Value> {
         match command {
             "hog" => return self.hog(number(words, 0)?),
@@ -115,7 +115,7 @@ impl Actor {
                 return Ok(json!({}));
             }
             "fault" => {
-                // No memory of anybody lies so low.
+                // No allocation has so low an address.
                 self.gpu()?.poke(0x10, 1)?;
                 return Ok(json!({}));
             }
@@ -139,7 +139,7 @@ impl Actor {
         Ok(json!({}))
     }
 
-    /// Takes plain memory until no more than `leave` bytes are free.
+    /// Allocates plain memory until at most `leave` bytes are free.
     fn hog(&mut self, leave: u64) -> Result<Value> {
         let gpu = self.gpu()?;
         let (free, total) = gpu.memory()?;

@@ -1,4 +1,4 @@
-//! What an actor pins.
+//! The pins of an actor.
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
@@ -41,7 +41,7 @@ pub(super) fn answer(
     Ok(Some(json!({})))
 }
 
-/// A capture of one kernel that writes to the memory: begun, or ended and run.
+/// Begins a capture of one kernel that writes to the memory, or ends and runs it.
 pub(super) fn capture(gpu: &Gpu, memory: &Memory, seed: Option<u64>) -> Result<Value> {
     match seed {
         Some(seed) => {
@@ -53,7 +53,7 @@ pub(super) fn capture(gpu: &Gpu, memory: &Memory, seed: Option<u64>) -> Result<V
     Ok(json!({}))
 }
 
-/// A graph of one kernel that writes to the memory, to be run as often as one likes.
+/// Captures a graph of one kernel that writes to the memory, to be run any number of times.
 pub(super) fn graph(gpu: &Gpu, memory: &Memory, seed: u64) -> Result<Graph> {
     gpu.begin_capture(Mode::Global)?;
     gpu.begin_fill(memory.address()?, memory.bytes(), seed)?;

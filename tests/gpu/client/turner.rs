@@ -1,5 +1,4 @@
-//! A process that owns more than its device has, uses a few parts at a time, and looks at every byte whenever it has one
-//! again.
+//! A process that owns more memory than its device has, uses a few parts at a time, and checks every byte of a part that comes back.
 
 use std::{
     io::{self, Write as _},
@@ -14,7 +13,7 @@ use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client};
 
 use crate::{bench::Driver, content, eye::Eye};
 
-/// At once.
+/// How many parts one pin names.
 const PARTS_MAX: u32 = 3;
 
 struct Turner {
@@ -22,21 +21,21 @@ struct Turner {
     eye: Eye,
     dice: Rng,
     part_bytes: u64,
-    /// What each part holds.
+    /// The seed of each part's content.
     written: Vec<Written>,
-    /// That of the last content; no two processes ever write the same.
+    /// The seed of the newest content. No two processes ever write the same content.
     seed: u64,
 }
 
-/// Zeros, where nobody has written yet.
+/// The seed of parts that were never written, which are zero.
 #[derive(Clone, Copy, Default)]
 struct Written {
     seed: Option<u64>,
     sum: u64,
 }
 
-/// Takes turns for so long, and says how often. Told to, by a line, it compares all that it has, frees it and says how much that
-/// was. Its session stands until its input ends.
+/// Takes turns for a given time and reports how many. On a further line of input the process compares all its memory, frees it and
+/// reports the bytes. Its session stands until the input ends.
 pub(crate) fn run(driver: Driver, parts: u32, part_bytes: u64, span: Duration) -> Result<()> {
     let client = Client::connect()?;
     let mut turner = Turner::new(&client, driver, parts, part_bytes)?;
@@ -64,7 +63,7 @@ impl Turner {
         Ok(Self { memory, eye, dice: Rng::with_seed(pid), part_bytes, written, seed: pid << 32 })
     }
 
-    /// Pins some parts, each of which must be as it was left, and writes them anew; or only reads them, so that they leave
+    /// Pins some parts, checks that each is as it was left, and writes them anew. Some turns only read, so that the parts leave
     /// without a copy.
     fn turn(&mut self) -> Result<()> {
         let count = u32::try_from(self.written.len())?;
@@ -87,8 +86,7 @@ impl Turner {
         Ok(())
     }
 
-    /// Looks at all parts, one after the other, and compares each with what the processor makes of its seed. How many bytes
-    /// that were.
+    /// Compares every part in turn with the content that the processor derives from its seed. Returns the number of bytes.
     fn compare_all(&mut self) -> Result<u64> {
         for (part, written) in (0_u32..).zip(&self.written) {
             let pinned = self.memory.pin_parts(part..part + 1, Access::Read)?;

@@ -5,7 +5,7 @@ use super::{
     table::{Failed, Opaque, Table},
 };
 
-/// Whose calls may disturb a capture: of all threads, of the one that captures, of none.
+/// Which calls may invalidate a capture: calls of all threads, of the capturing one, or of none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Global,
@@ -13,7 +13,7 @@ pub(crate) enum Mode {
     Relaxed,
 }
 
-/// What was captured. Destroyed when dropped.
+/// A captured graph. Destroyed when dropped.
 #[derive(Debug)]
 pub(crate) struct Graph {
     table: &'static Table,
@@ -23,7 +23,7 @@ pub(crate) struct Graph {
 impl Mode {
     pub(crate) const ALL: [Self; 3] = [Self::Global, Self::ThreadLocal, Self::Relaxed];
 
-    /// As PyTorch calls it.
+    /// Returns the mode's name in PyTorch.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Global => "global",
@@ -32,7 +32,7 @@ impl Mode {
         }
     }
 
-    /// `CUstreamCaptureMode`
+    /// Returns the `CUstreamCaptureMode`.
     fn number(self) -> u32 {
         match self {
             Self::Global => 0,
@@ -43,24 +43,24 @@ impl Mode {
 }
 
 impl Gpu {
-    /// Until [`Self::end_capture`] the kernels of [`Self::begin_fill`] become part of a graph.
+    /// Begins a capture. Until [`Self::end_capture`] the kernels of [`Self::begin_fill`] become part of a graph.
     pub(crate) fn begin_capture(&self, mode: Mode) -> Result<(), Failed> {
         self.table.begin_capture(self.captured, mode.number())
     }
 
-    /// Ends it, valid or not.
+    /// Ends the capture, whether it is valid or not.
     pub(crate) fn end_capture(&self) -> Result<Graph, Failed> {
         let mut graph = Graph { table: self.table, graph: Opaque::default() };
         self.table.end_capture(self.captured, &mut graph.graph)?;
         Ok(graph)
     }
 
-    /// The stream of these, as other code of the process knows it.
+    /// Returns the captured stream as a handle for other code of the process.
     pub(crate) fn captured(&self) -> u64 {
         self.captured.number()
     }
 
-    /// Runs a graph once, to its end.
+    /// Runs a graph once and waits for its end.
     pub(crate) fn run(&self, graph: &Graph) -> Result<(), Failed> {
         let mut ready = Opaque::default();
         self.table.instantiate(&mut ready, graph.graph, 0)?;
@@ -74,7 +74,7 @@ impl Gpu {
 impl Drop for Graph {
     fn drop(&mut self) {
         if self.graph != Opaque::default() {
-            // Fails only in a context that is dead, which takes it along.
+            // This fails only in a dead context, which takes the graph along.
             let _ = self.table.graph_destroy(self.graph);
         }
     }

@@ -1,4 +1,4 @@
-//! Copies and kernels on memory that is mapped, whoever owns it. The kernels are those of `kernels/suite.cu`.
+//! Copies and kernels on mapped memory of any owner. The kernels are in `kernels/suite.cu`.
 
 #![allow(unsafe_code, reason = "kernel arguments and host buffers are handed over as raw pointers")]
 
@@ -22,7 +22,7 @@ pub(super) struct Kernels {
     sum_lines: Opaque,
     poke: Opaque,
     spin: Opaque,
-    /// Eight bytes of the device for a result.
+    /// The address of eight bytes of device memory for a result.
     cell: u64,
 }
 
@@ -51,18 +51,18 @@ impl Kernels {
 }
 
 impl Gpu {
-    /// Writes the content of [`crate::content`] for that seed; whole words of 8 bytes.
+    /// Writes the content of [`crate::content`] for a seed, in whole words of 8 bytes.
     pub(crate) fn fill(&self, address: u64, bytes: u64, seed: u64) -> Result<(), Failed> {
         self.launch(self.kernels.fill, self.work, BLOCKS, [address, bytes / 8, seed])?;
         self.table.stream_synchronize(self.work)
     }
 
-    /// The same on the stream that is captured, and does not wait for it.
+    /// Launches the same on the captured stream, without waiting.
     pub(crate) fn begin_fill(&self, address: u64, bytes: u64, seed: u64) -> Result<(), Failed> {
         self.launch(self.kernels.fill, self.captured, BLOCKS, [address, bytes / 8, seed])
     }
 
-    /// The sum of [`crate::content::sum`] over whole words of 8 bytes.
+    /// Returns [`crate::content::sum`] over whole words of 8 bytes.
     pub(crate) fn sum(&self, address: u64, bytes: u64) -> Result<u64, Failed> {
         self.upload(self.kernels.cell, &0_u64.to_le_bytes())?;
         self.launch(self.kernels.sum, self.work, BLOCKS, [address, bytes / 8, self.kernels.cell])?;
@@ -71,7 +71,7 @@ impl Gpu {
         Ok(u64::from_le_bytes(sum))
     }
 
-    /// So many times the sum of [`crate::content::sum_lines`], all by kernels.
+    /// Computes [`crate::content::sum_lines`] repeatedly by kernels.
     pub(crate) fn sum_lines(&self, address: u64, bytes: u64, every: u64, times: u64) -> Result<u64, Failed> {
         self.upload(self.kernels.cell, &0_u64.to_le_bytes())?;
         let (lines, apart) = (content::lines(bytes, every), every * content::LINE_WORDS);
@@ -84,7 +84,7 @@ impl Gpu {
         Ok(u64::from_le_bytes(sum))
     }
 
-    /// Writes and then reads the memory by kernels, so many times, and copies nothing.
+    /// Writes and then reads the memory repeatedly by kernels. Copies nothing.
     pub(crate) fn compute(&self, address: u64, bytes: u64, times: u64) -> Result<(), Failed> {
         for seed in 0..times {
             self.launch(self.kernels.fill, self.work, BLOCKS, [address, bytes / 8, seed])?;
@@ -93,23 +93,23 @@ impl Gpu {
         self.table.stream_synchronize(self.work)
     }
 
-    /// Stores one word by a kernel. Where it may not be written, this process's context is dead afterwards.
+    /// Stores one word by a kernel. If the memory is not writable, this process's context is dead afterwards.
     pub(crate) fn poke(&self, address: u64, value: u64) -> Result<(), Failed> {
         self.launch(self.kernels.poke, self.work, 1, [address, value])?;
         self.table.stream_synchronize(self.work)
     }
 
-    /// Starts a kernel that writes to the memory for so long, and does not wait for it.
+    /// Starts a kernel that writes to the memory for a given time, without waiting.
     pub(crate) fn spin(&self, address: u64, bytes: u64, nanoseconds: u64) -> Result<(), Failed> {
         self.launch(self.kernels.spin, self.aside, BLOCKS / 8, [address, bytes / 8, nanoseconds])
     }
 
-    /// The stream of [`Self::spin`], as other code of the process knows it.
+    /// Returns the stream of [`Self::spin`] as a handle for other code of the process.
     pub(crate) fn aside(&self) -> u64 {
         self.aside.number()
     }
 
-    /// Whether all that was launched there has ended.
+    /// Tells whether all work on that stream has ended.
     pub(crate) fn aside_has_ended(&self) -> Result<bool, Failed> {
         match self.table.stream_query(self.aside) {
             Ok(()) => Ok(true),
@@ -119,8 +119,8 @@ impl Gpu {
     }
 
     pub(crate) fn upload(&self, to: u64, from: &[u8]) -> Result<(), Failed> {
-        // SAFETY: the driver takes a plain pointer. The slice is valid for its length, and is not used any more once
-        // the stream has come to its end below.
+        // SAFETY: the driver takes a plain pointer. The slice is valid for its length, and the driver stops using it when the
+        // stream ends below.
         unsafe { self.table.upload(to, from.as_ptr(), from.len(), self.work)? };
         self.table.stream_synchronize(self.work)
     }
@@ -139,8 +139,8 @@ impl Gpu {
         mut arguments: [u64; N],
     ) -> Result<(), Failed> {
         let mut pointers = arguments.each_mut().map(|argument| ptr::from_mut(argument).cast::<c_void>());
-        // SAFETY: the driver copies the arguments before it returns. Each kernel of the suite takes as many words of
-        // 8 bytes as its only callers above hand over. What a kernel does to an address is the device's to check.
+        // SAFETY: the driver copies the arguments before it returns. Each kernel of the suite takes as many words of 8 bytes as its
+        // only callers above pass. The device checks the addresses that a kernel uses.
         unsafe {
             self.table.launch(
                 function,

@@ -1,4 +1,4 @@
-//! Managed memory, which the driver itself moves: by page faults, or where it is told to.
+//! Managed memory, which the driver moves by page faults or on request.
 
 use anyhow::Result;
 
@@ -7,11 +7,11 @@ use super::{
     table::{Failed, Table},
 };
 
-/// For every stream.
+/// The attach flag for every stream.
 const ATTACH_GLOBAL: u32 = 1;
 const HOST: i32 = -1;
 
-/// Freed when dropped.
+/// A block of managed memory. Freed when dropped.
 #[derive(Debug)]
 pub(crate) struct Managed {
     table: &'static Table,
@@ -26,12 +26,12 @@ impl Gpu {
         Ok(Managed { table: self.table, address, size })
     }
 
-    /// Moves all of it to the device, in one call, and waits for that.
+    /// Moves all of it to the device in one call, and waits.
     pub(crate) fn prefetch_in(&self, memory: &Managed) -> Result<(), Failed> {
         self.prefetch(memory, self.device)
     }
 
-    /// The same to the host.
+    /// Moves all of it to the host in one call, and waits.
     pub(crate) fn prefetch_out(&self, memory: &Managed) -> Result<(), Failed> {
         self.prefetch(memory, HOST)
     }
@@ -54,7 +54,7 @@ impl Managed {
 
 impl Drop for Managed {
     fn drop(&mut self) {
-        // Fails only in a context that is dead.
+        // This fails only in a dead context.
         let _ = self.table.free(self.address);
     }
 }

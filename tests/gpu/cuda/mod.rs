@@ -1,7 +1,7 @@
-//! A GPU as a plain program uses it: without the daemon, without the SDK. The bare side of every comparison, and the
-//! independent look at what the daemon handed out.
+//! A GPU as a plain program uses it, without the daemon and the SDK. It is the bare side of every comparison, and an independent reader
+//! of the memory that the daemon handed out.
 //!
-//! The device's primary context is current on the thread that opens it, as in PyTorch, and on those that enter it.
+//! The device's primary context is current on the thread that opens it, as in PyTorch, and on threads that enter it.
 
 mod capture;
 mod kernels;
@@ -20,7 +20,7 @@ pub(crate) use table::Failed;
 use table::{Opaque, Table};
 pub(crate) use vmm::{Extent, Span};
 
-/// So that nothing here waits for what other streams do.
+/// The flag of a stream that does not synchronise with the default stream.
 const STREAM_NON_BLOCKING: u32 = 1;
 const RDMA_WITH_VMM: i32 = 110;
 
@@ -31,16 +31,16 @@ pub(crate) struct Gpu {
     context: Opaque,
     uuid: String,
     kernels: Kernels,
-    /// For what is waited for.
+    /// The stream of work that the caller waits for.
     work: Opaque,
-    /// For kernels that run on their own.
+    /// The stream of kernels that run beside the caller.
     aside: Opaque,
-    /// For what becomes part of graphs.
+    /// The stream of captures.
     captured: Opaque,
     rdma_capable: bool,
 }
 
-/// UUIDs in the driver's order, printed as NVML prints them.
+/// Returns UUIDs in the driver's order and NVML's form.
 pub(crate) fn uuids() -> Result<Vec<String>> {
     let table = Table::get()?;
     let mut count = 0;
@@ -54,7 +54,7 @@ pub(crate) fn driver_version() -> Result<i32> {
     Ok(version)
 }
 
-/// Whether the thread has no context: what code that pushes one must leave behind.
+/// Tells whether the thread has no current context, as code that pushes one must leave it.
 pub(crate) fn nothing_is_current() -> Result<bool> {
     let mut context = Opaque::default();
     Table::get()?.get_current(&mut context)?;
@@ -62,7 +62,7 @@ pub(crate) fn nothing_is_current() -> Result<bool> {
 }
 
 impl Gpu {
-    /// Makes the primary context of that device current, or of the first one.
+    /// Makes the primary context of that device, or of the first one, current.
     pub(crate) fn open(uuid: Option<&str>) -> Result<Self> {
         let table = Table::get()?;
         let there = uuids()?;
@@ -93,14 +93,14 @@ impl Gpu {
         &self.uuid
     }
 
-    /// Free and total bytes of the device.
+    /// Returns free and total bytes of the device.
     pub(crate) fn memory(&self) -> Result<(u64, u64), Failed> {
         let (mut free, mut total) = (0, 0);
         self.table.memory_info(&mut free, &mut total)?;
         Ok((free as u64, total as u64))
     }
 
-    /// Plain memory of this process, as any program takes it.
+    /// Allocates plain memory of this process.
     pub(crate) fn alloc(&self, size: usize) -> Result<u64, Failed> {
         let mut address = 0;
         self.table.alloc(&mut address, size)?;

@@ -1,4 +1,4 @@
-//! Plain pinned memory of the host, and copies of it in pieces: the bare side of what the daemon moves.
+//! Plain pinned host memory and its copies in pieces: the bare side of the daemon's moves.
 
 #![allow(unsafe_code, reason = "host memory of the driver's own is handed over as a raw pointer")]
 
@@ -13,7 +13,7 @@ use super::{
 
 const PORTABLE: u32 = 1;
 
-/// Freed when dropped; whoever drops it has waited for its copies.
+/// Freed when dropped. The owner waits for its copies first.
 #[derive(Debug)]
 pub(crate) struct Pinned {
     table: &'static Table,
@@ -29,18 +29,18 @@ impl Gpu {
         Ok(Pinned { table: self.table, address, size })
     }
 
-    /// Begins to copy all of it from the device, piece by piece.
+    /// Begins to copy all of it from the device, in pieces.
     pub(crate) fn begin_out(&self, from: u64, to: &mut Pinned, piece: usize) -> Result<(), Failed> {
         for offset in (0..to.size).step_by(piece) {
             let size = piece.min(to.size - offset);
             let target = ptr::with_exposed_provenance_mut(to.address + offset);
-            // SAFETY: the range is inside the pinned memory, which nobody borrows and which outlives the copy.
+            // SAFETY: the range is inside the pinned memory, which has no borrower and outlives the copy.
             unsafe { self.table.download(target, from + offset as u64, size, self.work)? };
         }
         Ok(())
     }
 
-    /// Begins to copy all of it to the device, piece by piece, beside what is copied from it.
+    /// Begins to copy all of it to the device in pieces, beside copies from the device.
     pub(crate) fn begin_in(&self, from: &Pinned, to: u64, piece: usize) -> Result<(), Failed> {
         for offset in (0..from.size).step_by(piece) {
             let size = piece.min(from.size - offset);
@@ -51,7 +51,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Waits for both.
+    /// Waits for copies in both directions.
     pub(crate) fn end_copies(&self) -> Result<(), Failed> {
         self.table.stream_synchronize(self.work)?;
         self.table.stream_synchronize(self.aside)
@@ -60,7 +60,7 @@ impl Gpu {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // Fails only in a context that is dead.
+        // This fails only in a dead context.
         let _ = self.table.host_free(self.address);
     }
 }

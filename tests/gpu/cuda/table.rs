@@ -1,7 +1,7 @@
 //! The driver calls that the suite makes itself, looked up at run time.
 //!
-//! A table of its own, apart from the daemon's and the SDK's: what measures them and what vouches for them must not
-//! share their mistakes. Results are plain integers, so that a code of a newer driver is no undefined value.
+//! This table is separate from the daemon's and the SDK's, because code that measures and checks them must not share their mistakes.
+//! Results are plain integers, so that a code of a newer driver is no undefined value.
 
 #![allow(unsafe_code, reason = "calls into a library that is found at run time")]
 
@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use libloading::Library;
 
-/// A pointer that only the driver may follow.
+/// A pointer that only the driver may dereference.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Opaque(usize);
@@ -56,7 +56,7 @@ pub(crate) struct AccessDesc {
     pub(crate) flags: i32,
 }
 
-/// A call that the driver did not do.
+/// A driver call that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failed {
     pub(crate) call: &'static str,
@@ -72,8 +72,8 @@ impl fmt::Display for Failed {
 
 impl std::error::Error for Failed {}
 
-/// `safe` calls take numbers and references alone. `raw` ones follow a pointer whose extent the signature does not
-/// tell, so their callers answer for it.
+/// Declares the table. `safe` calls take only numbers and references. `raw` calls use a pointer whose extent the signature does not
+/// show, so their callers must justify it.
 macro_rules! table {
     (
         safe { $($safe:ident = $safe_symbol:literal ($($arg:ident: $type:ty),*);)* }
@@ -84,7 +84,7 @@ macro_rules! table {
             $($safe: unsafe extern "C" fn($($type),*) -> u32,)*
             $($raw: unsafe extern "C" fn($($raw_type),*) -> u32,)*
             error_name: unsafe extern "C" fn(u32, &mut *const c_char) -> u32,
-            /// The functions are good for as long as it is loaded.
+            /// The loaded library. The functions are valid while it is loaded.
             _library: Library,
         }
 
@@ -107,16 +107,16 @@ macro_rules! table {
 
             $(#[allow(clippy::too_many_arguments, reason = "the driver's own")]
             pub(crate) fn $safe(&self, $($arg: $type),*) -> Result<(), Failed> {
-                // SAFETY: a foreign call. References are valid for the one value that it touches; what numbers mean
-                // (device addresses, handles) the driver checks itself and answers with a code.
+                // SAFETY: a foreign call. References are valid for the one value that it touches. The driver checks numbers
+                // (device addresses, handles) itself and answers with a code.
                 self.check($safe_symbol, unsafe { (self.$safe)($($arg),*) })
             })*
 
             $(/// # Safety
-            /// The pointers are valid for what the call reads or writes.
+            /// The pointers must be valid for everything that the call reads or writes.
             #[allow(clippy::too_many_arguments, reason = "the driver's own")]
             pub(crate) unsafe fn $raw(&self, $($raw_arg: $raw_type),*) -> Result<(), Failed> {
-                // SAFETY: a foreign call; its caller answers for the pointers.
+                // SAFETY: a foreign call, whose caller guarantees the pointers.
                 self.check($raw_symbol, unsafe { (self.$raw)($($raw_arg),*) })
             })*
         }
@@ -139,13 +139,13 @@ table! {
         free = "cuMemFree_v2"(address: u64);
         alloc_managed = "cuMemAllocManaged"(address: &mut u64, size: usize, flags: u32);
         prefetch = "cuMemPrefetchAsync"(address: u64, size: usize, device: i32, stream: Opaque);
-        // The address of what is pinned, as a number.
+        // The address of the pinned memory as a number.
         host_alloc = "cuMemHostAlloc"(address: &mut usize, size: usize, flags: u32);
         host_free = "cuMemFreeHost"(address: usize);
         create = "cuMemCreate"(handle: &mut u64, size: usize, prop: &AllocationProp, flags: u64);
         release = "cuMemRelease"(handle: u64);
         export = "cuMemExportToShareableHandle"(fd: &mut i32, handle: u64, kind: i32, flags: u64);
-        // The descriptor travels in the place of a pointer.
+        // The descriptor is passed in place of a pointer.
         import = "cuMemImportFromShareableHandle"(handle: &mut u64, fd: usize, kind: i32);
         reserve = "cuMemAddressReserve"(address: &mut u64, size: usize, alignment: usize, wish: u64, flags: u64);
         address_free = "cuMemAddressFree"(address: u64, size: usize);
@@ -178,7 +178,7 @@ table! {
 }
 
 impl Table {
-    /// The one of this process, initialised.
+    /// Returns the table of this process, initialised.
     pub(crate) fn get() -> Result<&'static Self> {
         static TABLE: OnceLock<Result<Table, String>> = OnceLock::new();
         let table = TABLE.get_or_init(|| Self::load().map_err(|error| format!("{error:#}")));
@@ -187,7 +187,7 @@ impl Table {
 
     fn load() -> Result<Self> {
         let name = env::var_os("VRAMD_LIBCUDA").unwrap_or_else(|| OsString::from("libcuda.so.1"));
-        // SAFETY: loading runs the library's initialisers. It is the GPU driver's, or what a tester named.
+        // SAFETY: loading runs the initialisers of the GPU driver's library, or of one that a tester named.
         let library = unsafe { Library::new(&name) };
         let table = Self::of(library.with_context(|| format!("{} cannot be loaded", name.display()))?)?;
         table.init(0)?;
@@ -205,7 +205,7 @@ impl Table {
         if known != 0 || name.is_null() {
             return "a code without a name".to_owned();
         }
-        // SAFETY: the driver's own text, which ends with a zero and stays for ever.
+        // SAFETY: the driver's own text, which ends with a zero and is never freed.
         unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
     }
 }

@@ -1,4 +1,4 @@
-//! Physical memory and addresses apart: create, export, import, map, as two plain programs do it to share memory.
+//! Physical memory and addresses, separately: two plain programs create, export, import and map them to share memory.
 
 #![allow(unsafe_code, reason = "the driver hands out a descriptor as a number")]
 
@@ -17,7 +17,7 @@ const ON_DEVICE: i32 = 1;
 const READ_ONLY: i32 = 1;
 const READ_WRITE: i32 = 3;
 
-/// A physical piece of device memory: made here or imported. Let go when dropped; what maps it keeps it.
+/// A piece of physical device memory, created here or imported. Released when dropped; its mappings keep it alive.
 #[derive(Debug)]
 pub(crate) struct Extent {
     table: &'static Table,
@@ -31,7 +31,7 @@ pub(crate) struct Span {
     table: &'static Table,
     address: u64,
     size: usize,
-    /// Offset and size of each.
+    /// Offset and size of each extent.
     mapped: Vec<(usize, usize)>,
 }
 
@@ -58,7 +58,7 @@ impl Gpu {
         Ok(Extent { table: self.table, handle, size })
     }
 
-    /// Maps extents one after the other, and sets access once over all of them.
+    /// Maps extents in sequence, and sets access once over all of them.
     pub(crate) fn map(&self, extents: &[Extent], writable: bool) -> Result<Span> {
         let size = extents.iter().map(|extent| extent.size).sum();
         let mut span =
@@ -68,7 +68,7 @@ impl Gpu {
         Ok(span)
     }
 
-    /// The same where nothing is mapped now, and which is as long as they are.
+    /// Maps extents into this range, which is unmapped and as long as they are.
     pub(crate) fn map_at(&self, span: &mut Span, extents: &[Extent], writable: bool) -> Result<()> {
         ensure!(span.mapped.is_empty(), "something is mapped there");
         let size: usize = extents.iter().map(|extent| extent.size).sum();
@@ -95,7 +95,7 @@ impl Extent {
         let mut fd = -1;
         self.table.export(&mut fd, self.handle, POSIX_FD, 0)?;
         ensure!(fd >= 0, "the driver exported {fd}");
-        // SAFETY: a number is all that the driver gives. It has just made this descriptor, which is nobody else's.
+        // SAFETY: the driver returns a number. It has just created this descriptor, and nothing else owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 }
@@ -105,7 +105,7 @@ impl Span {
         self.address
     }
 
-    /// Lets go of what is mapped; the addresses stay.
+    /// Unmaps everything and keeps the addresses.
     pub(crate) fn unmap(&mut self) -> Result<()> {
         for (offset, size) in self.mapped.drain(..) {
             self.table.unmap(self.address + offset as u64, size)?;
@@ -116,7 +116,7 @@ impl Span {
 
 impl Drop for Extent {
     fn drop(&mut self) {
-        // Fails only in a context that is dead, and then the driver has let go of it already.
+        // This fails only in a dead context, in which the driver has already released the memory.
         let _ = self.table.release(self.handle);
     }
 }

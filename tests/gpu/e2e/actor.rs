@@ -1,4 +1,4 @@
-//! A client process as the cases see it; `client/` is the other side.
+//! A client process as cases use it. `client/` is the other side.
 
 use std::path::Path;
 
@@ -14,13 +14,13 @@ impl Actor {
         Self::launch(&daemon.sockets(), None)
     }
 
-    /// As another user, where the suite may become one.
+    /// Starts a client as another user, if the suite may become one.
     #[track_caller]
     pub(super) fn start_as(daemon: &Daemon, uid: u32) -> Self {
         Self::launch(&daemon.sockets(), Some(uid))
     }
 
-    /// One with a session and a context of its own on the first device.
+    /// Starts a client with a session and a context of its own on the first device.
     #[track_caller]
     pub(super) fn ready(daemon: &Daemon) -> Self {
         let mut actor = Self::start(daemon);
@@ -37,7 +37,7 @@ impl Actor {
         self.0.pid()
     }
 
-    /// Has it do something that must go well.
+    /// Runs a command that must succeed.
     #[track_caller]
     pub(super) fn ask(&mut self, command: &str) -> Value {
         let answer = self.0.answer(command);
@@ -51,7 +51,7 @@ impl Actor {
         self.0.refused(command)
     }
 
-    /// Has it do something that the driver must not do; the driver's name for that.
+    /// Runs a command that the driver must refuse. Returns the driver's name of the error.
     #[track_caller]
     pub(super) fn failed(&mut self, command: &str) -> String {
         let answer = self.0.answer(command);
@@ -59,14 +59,14 @@ impl Actor {
         name.unwrap_or_else(|| panic!("the driver was to fail `{command}`: {answer}")).to_owned()
     }
 
-    /// One field of an answer that must go well, as text.
+    /// Runs a command that must succeed, and returns one field of its answer as text.
     #[track_caller]
     pub(super) fn text(&mut self, command: &str, field: &str) -> String {
         let answer = self.ask(command);
         answer[field].as_str().unwrap_or_else(|| panic!("no {field} in {answer}")).to_owned()
     }
 
-    /// One field of an answer that must go well, as a number.
+    /// Runs a command that must succeed, and returns one field of its answer as a number.
     #[track_caller]
     pub(super) fn number(&mut self, command: &str, field: &str) -> u64 {
         let answer = self.ask(command);

@@ -1,12 +1,12 @@
-//! Stream captures of a process beside what the SDK does in it.
+//! Stream captures of a process beside the SDK's own calls in it.
 
 use serde_json::Value;
 use vramd_tests::{Config, Daemon};
 
 use super::{Actor, World};
 
-/// A table of what was done during a capture, in each capture mode, and what came of the capture. Bare calls of the
-/// driver are there to compare: theirs is recorded, whatever it is.
+/// Records a table of actions during a capture, in each capture mode, with the fate of the capture. Bare driver calls are there for
+/// comparison: their outcome is recorded and not judged.
 pub(super) fn beside_the_sdk(_: &World) -> Value {
     let daemon = Daemon::start(&Config::cuda());
     let mut client = Actor::ready(&daemon);

@@ -1,4 +1,4 @@
-//! A client that goes wrong dies alone.
+//! A client that fails harms no other client.
 
 use std::{thread, time::Duration};
 
@@ -57,7 +57,7 @@ pub(super) fn an_illegal_address(_: &World) -> Value {
     new.ask("fill 10");
     let digest = new.text("seal", "digest");
     assert_eq!(new.text("digest", "digest"), digest, "the daemon hashes as before");
-    // Its process lives: what it maps stays charged until it ends.
+    // Its process lives, so its mappings stay charged until it ends.
     assert_eq!(daemon.books().held(), 3 * SIZE);
     bad.kill();
     until("what the dead one held is back", || daemon.books().held() == 2 * SIZE);
@@ -75,7 +75,7 @@ pub(super) fn killed_in_flight(world: &World) -> Value {
     client.ask(&format!("allocate {GIB}"));
     let with_client = world.used();
     client.ask("spin 20000");
-    // Long enough to be sure that it runs, and far from its end.
+    // Long enough that the kernel certainly runs and is far from its end.
     thread::sleep(Duration::from_millis(100));
     client.kill();
     daemon.drains();

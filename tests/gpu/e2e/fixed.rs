@@ -1,4 +1,4 @@
-//! Legacy handles: shared inside a tenant while the memory is open, and never told to another.
+//! Legacy handles are shared inside a tenant while the memory is open, and never sent to another tenant.
 
 use serde_json::{Value, json};
 use vramd_tests::{Daemon, MIB, wait::until};
@@ -17,7 +17,7 @@ pub(super) fn inside_a_tenant(world: &World) -> Value {
     let mut colleague = Actor::ready(&daemon);
     colleague.ask("attach-fixed table");
     assert_eq!(colleague.number("sum", "sum"), content::sum(5, SIZE));
-    // Both write: a legacy handle is always writable.
+    // Both processes write, since a legacy handle is always writable.
     colleague.ask("fill 6");
     assert_eq!(owner.number("sum", "sum"), content::sum(6, SIZE));
     let stranger = sharing::other(&daemon).map(|mut stranger| {

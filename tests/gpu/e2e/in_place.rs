@@ -1,4 +1,4 @@
-//! Memory that its device accesses where it lies in the host, as its owner has advised.
+//! Memory that its device accesses in place in the host, as its owner advised.
 
 use std::time::Instant;
 
@@ -13,15 +13,15 @@ use super::{
 };
 use crate::content;
 
-/// Of what it has when it is sealed.
+/// The seed of the content at sealing.
 const LAST: u64 = (1 << 32) + 1;
-/// Of what the graph writes.
+/// The seed of the content that the graph writes.
 const GRAPH: u64 = 1 << 32;
 
-/// In each round it goes to the host, is pinned there, and comes back by an operator's command. Kernels, and a graph that was
-/// captured before all that, read and write it at the same address in both places, and what was written in one is found in the
-/// other. So do the SDK's own copies, where the first part lies on the device and the others in the host; and two processes may read it there once it is
-/// sealed. The device has its room for as long as it lies in the host.
+/// In each round the memory goes to the host, is pinned there, and comes back by an operator's command. Kernels, and a graph captured
+/// before, read and write it at the same address in both places, and each finds what was written in the other. So do the SDK's own copies
+/// while the first part lies on the device and the others in the host. Two processes read it there once it is sealed. The device has its
+/// room while the memory lies in the host.
 pub(super) fn accessed_and_moved(world: &World) -> Value {
     let daemon = Daemon::start(&Config::cuda().memory("host_size = \"4GiB\""));
     let mut client = Actor::ready(&daemon);
@@ -32,7 +32,7 @@ pub(super) fn accessed_and_moved(world: &World) -> Value {
         client.leave();
         return json!({ "absent": "clients cannot map the host's memory" });
     }
-    // Kernels are loaded by their first use, which is no matter of the capture.
+    // The first use loads the kernels. That must not happen inside the capture.
     client.ask("fill 0");
     client.ask(&format!("graph {GRAPH}"));
     let address = pin(&mut client, "write");
@@ -71,7 +71,7 @@ pub(super) fn accessed_and_moved(world: &World) -> Value {
     })
 }
 
-/// The first part is on the device, and the others are in the host, side by side.
+/// Checks copies while the first part is on the device and the others are in the host.
 #[track_caller]
 fn in_both(daemon: &Daemon, client: &mut Actor, id: u64, address: u64) {
     move_all(daemon, id, Tier::Host);
@@ -91,7 +91,7 @@ fn in_both(daemon: &Daemon, client: &mut Actor, id: u64, address: u64) {
     client.ask("unpin");
 }
 
-/// It has the content of that seed; then that of the graph, then that of the next seed.
+/// Checks that the memory has the content of the seed, then that of the graph, then that of the next seed.
 #[track_caller]
 fn used(client: &mut Actor, seed: u64, place: &str) {
     assert_eq!(client.number("sum", "sum"), content::sum(seed, SIZE), "{place}: what was left there");

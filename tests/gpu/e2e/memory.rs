@@ -1,4 +1,4 @@
-//! How much there is, when others take some, and when the daemon hands out all that it may.
+//! Capacity while other programs take memory, and while the daemon hands out all that it may.
 
 use serde_json::{Value, json};
 use vramd_tests::{Config, Daemon, GIB, MIB, MIB_2, wait::until};
@@ -6,8 +6,8 @@ use vramd_types::Reason;
 
 use super::{Actor, World, sharing::device};
 
-/// A program that knows nothing of the daemon takes most of the device: an ordinary event. Requests that do not fit
-/// are refused, smaller ones are not, and everything is as before once the program has left.
+/// A program outside the daemon takes most of the device, which is an ordinary event. The daemon refuses requests that do not fit and
+/// serves smaller ones. Everything is as before once the program has ended.
 pub(super) fn taken_from_outside(world: &World) -> Value {
     let daemon = Daemon::start(&Config::cuda());
     let total = daemon.books().devices[0].total_bytes;
@@ -17,11 +17,11 @@ pub(super) fn taken_from_outside(world: &World) -> Value {
     let mut outsider = Actor::start(&daemon);
     outsider.ask("gpu");
     let taken = outsider.number(&format!("hog {leave}"), "bytes");
-    // Whether the survey knows of it by now or the device itself is full.
+    // Either the survey knows of the program by now, or the device itself is full.
     let at_once = client.refused(&format!("allocate {too_much}"));
     assert_eq!(at_once.reason, Reason::DeviceFull.name(), "{at_once:?}");
     until("the daemon sees what is taken", || daemon.books().unbrokered() >= taken);
-    // What had been made of it before the driver had no more is charged until it is back.
+    // Extents that were created before the driver ran out stay charged until they are returned.
     until("what was undone is back", || daemon.books().held() == 0);
     let books = daemon.books();
     assert!(books.devices[0].capacity_bytes < leave, "{:?}", books.devices[0]);
@@ -45,7 +45,7 @@ pub(super) fn taken_from_outside(world: &World) -> Value {
     })
 }
 
-/// The capacity is no promise on paper: all of it can be had, in one allocation, and written.
+/// The whole capacity can be allocated at once, and written.
 pub(super) fn all_of_it(world: &World) -> Value {
     let daemon = Daemon::start(&Config::cuda());
     let mut client = Actor::ready(&daemon);

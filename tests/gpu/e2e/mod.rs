@@ -1,5 +1,5 @@
-//! The path on real GPUs, case by case: a daemon of its own for each, clients that are processes, and NVML as the
-//! witness from outside. What a case has seen is recorded, whether it passed or not.
+//! The end-to-end cases on real GPUs. Each has its own daemon, clients that are processes, and NVML as an outside witness. The report has
+//! the observations of each case, whether it passed or not.
 
 mod actor;
 mod capture;
@@ -32,17 +32,17 @@ use crate::{bench::Driver, cuda, machine, nvml::Witness};
 use actor::Actor;
 use turns::Below;
 
-/// What every case may use. Panics fail a case.
+/// The scene of a case. A panic fails the case.
 pub(crate) struct World {
     pub(crate) witness: Witness,
-    /// By UUID, in CUDA's order: clients use the first unless told.
+    /// The UUIDs in CUDA's order. Clients use the first by default.
     pub(crate) gpus: Vec<String>,
-    /// Whether cases that take long are to take less.
+    /// Whether long cases run shorter.
     quick: bool,
 }
 
 type Case = fn(&World) -> Value;
-/// Quickly or not.
+/// Chooses a value for a quick run or a full one.
 type SimCase = fn(bool) -> Value;
 
 const FOUR_TIMES: &str = "three tenants, four times the device";
@@ -70,7 +70,7 @@ const CASES: &[(&str, Case)] = &[
     ("torch shares a model", torch::shares_a_model),
 ];
 
-/// Those that the simulated driver can play too: they show here what the suite asks there.
+/// The cases that also run on the simulated driver, so that they can be tried without a GPU.
 const ON_SIM: &[(&str, SimCase)] = &[
     (FOUR_TIMES, |quick| turns::three_tenants(Driver::Sim, Below::Host, quick)),
     (TEN_TIMES, |quick| turns::three_tenants(Driver::Sim, Below::HostAndDisk, quick)),
@@ -99,8 +99,8 @@ impl World {
         self.witness.figures(self.gpu()).expect("NVML answers")
     }
 
-    /// Waits until the device holds no more than that again. What is less than the smallest extent is the driver's own
-    /// bookkeeping: an H200 was seen to keep 64 KiB after a client had died.
+    /// Waits until the device uses no more than `bytes` again. Less than the smallest extent is the driver's own bookkeeping: an H200
+    /// kept 64 KiB after a client had died.
     #[track_caller]
     pub(crate) fn comes_down_to(&self, expected: u64) {
         let bound = expected + (GRANULARITY.get() - 1);
@@ -109,7 +109,7 @@ impl World {
     }
 }
 
-/// Runs every case of that driver, or those that are named; true if none failed.
+/// Runs every case of that driver, or the named ones. Returns true if none failed.
 pub(crate) fn run(
     driver: Driver,
     quick: bool,
@@ -131,7 +131,7 @@ pub(crate) fn run(
     }
 }
 
-/// The report is saved after each one, since a later one may hang.
+/// Runs the cases in turn. The report is saved after each one, since a later one may hang.
 fn run_all<C>(
     cases: &[(&str, C)],
     only: &[String],
@@ -151,7 +151,7 @@ fn run_all<C>(
         let seconds = started.elapsed().as_secs_f64();
         good &= outcome.is_ok();
         let (word, seen) = match outcome {
-            // What the machine does not have was not tried.
+            // The machine lacks something that the case needs.
             Ok(seen) if seen.get("absent").is_some() => ("absent", seen),
             Ok(seen) => ("ok", seen),
             Err(panic) => ("FAILED", Value::String(text(&*panic))),
@@ -163,7 +163,7 @@ fn run_all<C>(
     Ok(good)
 }
 
-/// Has a context come and go: what the driver keeps from then on was not left by the first case.
+/// Creates and destroys a context. The driver's own use after that is not a leak of the first case.
 fn warm_up() -> Result<()> {
     let mut command = Command::new(env::current_exe()?);
     let mut client = command.arg("client").stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;

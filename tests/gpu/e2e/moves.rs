@@ -1,4 +1,4 @@
-//! Memory that leaves the device for pinned memory of the host, or for the disk, and comes back with the next pin.
+//! Memory that leaves the device for pinned host memory or for the disk, and comes back with the next pin.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::content;
 
-/// Four parts and a remainder that is no whole 2 MiB.
+/// Four parts and a remainder that is not a multiple of 2 MiB.
 pub(super) const SIZE: u64 = GIB + 8 * 13;
 
 pub(super) fn to_the_host_and_back(world: &World) -> Value {
@@ -23,8 +23,8 @@ pub(super) fn to_disk_and_back(world: &World) -> Value {
     there_and_back(world, &Config::cuda().disk("4GiB"), Tier::Disk)
 }
 
-/// Same address, same bytes, in each round, while the device has the room again: unsealed memory, which is written between
-/// rounds, memory that is sealed while it is away, and sealed memory that two processes map.
+/// Memory keeps its address and bytes in each round, and the device has the room meanwhile. Covers unsealed memory that is written
+/// between rounds, memory that is sealed while it is away, and sealed memory that two processes map.
 fn there_and_back(world: &World, config: &Config, tier: Tier) -> Value {
     let daemon = Daemon::start(config);
     let mut writer = Actor::ready(&daemon);
@@ -51,7 +51,7 @@ fn there_and_back(world: &World, config: &Config, tier: Tier) -> Value {
         writer.ask(&format!("fill {}", round + 1));
         writer.ask("unpin");
     }
-    // It is hashed where it lies.
+    // The daemon hashes the memory where it lies.
     let sum = content::sum(ROUNDS, SIZE);
     let (digest, actors) = sealed_while_away(&daemon, writer, sum, || {
         move_all(&daemon, id, tier);
@@ -60,7 +60,7 @@ fn there_and_back(world: &World, config: &Config, tier: Tier) -> Value {
     json!({ "rounds": ROUNDS, "bytes": SIZE, "digest": digest, "evicted_in_ms": out, "pinned_in_ms": back })
 }
 
-/// Until all of it is there: who maps it may not have said so by now. How long the call took that it went by.
+/// Repeats the move until all of it is there, since a mapper may not have answered `Mapped` yet. Returns how long the last call took.
 #[track_caller]
 pub(super) fn move_all(daemon: &Daemon, id: u64, tier: Tier) -> Duration {
     let mut last: Vec<PartMove> = Vec::new();

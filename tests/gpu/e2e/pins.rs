@@ -1,4 +1,4 @@
-//! Memory that the operator takes out of processes, and that comes back with the next pin.
+//! Memory that an operator revokes, and that the next pin maps again.
 
 use std::{
     thread,
@@ -16,12 +16,12 @@ use super::{Actor, World};
 use crate::content;
 
 pub(super) const ROUNDS: u64 = 5;
-/// Two parts and a remainder that is no whole 2 MiB.
+/// Two parts and a remainder that is not a multiple of 2 MiB.
 const SIZE: u64 = 300 * MIB + 8 * 13;
 const KERNEL: Duration = Duration::from_secs(2);
 
-/// Same address, same bytes, in each round: unsealed memory, which is written between rounds, and sealed memory that two
-/// processes map. What a handle holds is left alone.
+/// Memory keeps its address and bytes in each round. Covers unsealed memory that is written between rounds, and sealed memory that two
+/// processes map. Memory with a handle pin is left alone.
 pub(super) fn evicted_and_pinned_again(_: &World) -> Value {
     let daemon = Daemon::start(&Config::cuda());
     let mut writer = Actor::ready(&daemon);
@@ -54,7 +54,7 @@ pub(super) fn evicted_and_pinned_again(_: &World) -> Value {
     json!({ "rounds": ROUNDS, "bytes": SIZE, "digest": digest })
 }
 
-/// Pins that wait for a kernel end after it, not before: neither an eviction nor a fence takes its memory.
+/// A pin that waits for a kernel ends after the kernel. Neither an eviction nor a fence takes its memory.
 pub(super) fn unpinned_after_a_stream(_: &World) -> Value {
     let daemon = Daemon::start(&Config::cuda());
     let mut client = Actor::ready(&daemon);
@@ -78,14 +78,14 @@ pub(super) fn unpinned_after_a_stream(_: &World) -> Value {
     let answered = begun.elapsed();
     assert_eq!(client.ask("has-ended")["ended"], true, "the fence came before the end of the kernel");
     assert!(parts.iter().all(|part| part.outcome() == Outcome::Revoked), "{parts:?}");
-    // The device has a clock of its own.
+    // The device's clock differs from the processor's.
     assert!(answered >= KERNEL * 9 / 10, "answered after {answered:?}");
 
     pin(&mut client, "write");
     client.ask("capture 2");
     let refused = client.refused("unpin-after captured");
     assert_eq!(refused.reason, Reason::StreamCapturing.name(), "{refused:?}");
-    // The capture stands, and so does the pin.
+    // The capture is open, so the pin stands.
     client.ask("replay");
     let sum = client.number("sum", "sum");
     assert_eq!(sum, content::sum(2, 64 * MIB), "what was captured runs");
@@ -100,8 +100,8 @@ pub(super) fn unpinned_after_a_stream(_: &World) -> Value {
     })
 }
 
-/// The rest of a case whose writer has let go of `weights`, with that sum: it is sealed as it was taken away, a reader attaches
-/// it, and it is taken away and pinned again by both in each round. Its digest, writer and reader.
+/// Finishes a case whose writer has unpinned `weights` with the given sum. The memory is sealed while it is revoked, and a reader attaches
+/// it. In each round it is revoked and pinned again by both. Returns its digest, writer and reader.
 #[track_caller]
 pub(super) fn sealed_while_away(
     daemon: &Daemon,
@@ -109,7 +109,7 @@ pub(super) fn sealed_while_away(
     sum: u64,
     take_away: impl Fn(),
 ) -> (String, [Actor; 2]) {
-    // The daemon hashes what the last kernel wrote.
+    // The daemon hashes the last kernel's output.
     take_away();
     let digest = writer.text("seal", "digest");
 
@@ -146,7 +146,7 @@ pub(super) fn pin(actor: &mut Actor, access: &str) -> u64 {
     actor.number(&format!("pin {access}"), "address")
 }
 
-/// Until nobody maps it: who maps it may not have said so by now.
+/// Revokes until no session maps the memory, since a mapper may not have answered `Mapped` yet.
 #[track_caller]
 fn evict(daemon: &Daemon, id: u64) {
     let mut last: Vec<PartRevocation> = Vec::new();

@@ -1,4 +1,4 @@
-//! Programs in Python that PyTorch is used by, stage by stage: each says what it has seen, and waits to be let on.
+//! Python programs that use PyTorch, in stages. Each reports its observations and waits for permission to go on.
 
 use std::{
     ffi::OsStr,
@@ -18,7 +18,7 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// A file of the bundle's folder `torch`, with the bundle's Python package in its path.
+    /// Starts a file of the bundle's folder `torch`, with the bundle's Python package in its path.
     pub(super) fn start<S: AsRef<OsStr>>(
         daemon: &Daemon,
         file: &str,
@@ -38,7 +38,7 @@ impl Program {
         self.child.id()
     }
 
-    /// What it says of its next stage; it stays there until it is let on.
+    /// Returns the report of the next stage, in which the program stays until it is let on.
     #[track_caller]
     pub(super) fn stage(&mut self) -> Value {
         let line = self.output.next().expect("it says what it has seen, or why it ends, on standard error");
@@ -50,7 +50,7 @@ impl Program {
         self.input.write_all(b"\n").expect("it waits for that");
     }
 
-    /// Lets it on from its last stage.
+    /// Lets the program go on from its last stage.
     #[track_caller]
     pub(super) fn ends_well(mut self) {
         self.go_on();
@@ -61,7 +61,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! The daemon dies; what clients map does not.
+//! Clients keep their mappings when the daemon dies.
 
 use serde_json::{Value, json};
 use vramd_tests::{Config, Daemon, MIB, wait::until};

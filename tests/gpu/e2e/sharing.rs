@@ -7,21 +7,21 @@ use vramd_tests::{Config, Daemon, GIB, MIB, is_root, wait::until};
 use super::{Actor, World};
 use crate::content;
 
-/// Who plays another tenant, where the suite may become somebody else.
+/// The user that plays another tenant, if the suite may switch users.
 const OTHER_UID: u32 = 20_002;
 
 pub(super) fn config() -> Config {
     Config::cuda().tenant(geteuid().as_raw(), "owners").tenant(OTHER_UID, "others")
 }
 
-/// One of another tenant; `None` where the suite may not become somebody else.
+/// Starts a client of another tenant. Returns `None` if the suite may not switch users.
 #[track_caller]
 pub(super) fn other(daemon: &Daemon) -> Option<Actor> {
     is_root().then(|| Actor::start_as(daemon, OTHER_UID))
 }
 
-/// Two parts and a remainder that is no whole 2 MiB. The content is checked three ways: by the daemon's digest, by
-/// copying back, and by a kernel that reads the mapping.
+/// Shares two parts and a remainder that is not a multiple of 2 MiB. Checks the content in three ways: by the daemon's digest, by copying
+/// back, and by a kernel that reads the mapping.
 pub(super) fn three_processes(world: &World) -> Value {
     const SIZE: u64 = 300 * MIB + 8 * 13;
     const CHARGED: u64 = 302 * MIB;
@@ -72,7 +72,7 @@ pub(super) fn three_processes(world: &World) -> Value {
     seen
 }
 
-/// What the daemon says of its first device.
+/// Returns the daemon's status of its first device.
 pub(super) fn device(books: &vramd_tests::Books) -> Value {
     let device = &books.devices[0];
     json!({
@@ -82,7 +82,7 @@ pub(super) fn device(books: &vramd_tests::Books) -> Value {
     })
 }
 
-/// Placement on the second GPU, and on both.
+/// Places memory on the second GPU, and on both.
 pub(super) fn several_gpus(world: &World) -> Value {
     let [first, second, ..] = &*world.gpus else { return json!("not run: one GPU") };
     let daemon = Daemon::start(&Config::cuda());

@@ -1,4 +1,4 @@
-//! PyTorch in clients: it and the SDK share the device's primary context, and several share a sealed model.
+//! PyTorch in clients. It shares the device's primary context with the SDK, and several processes share a sealed model.
 
 use std::ffi::OsStr;
 
@@ -9,9 +9,9 @@ use super::{World, python::Program};
 use crate::bundle::beside;
 
 const SIZE: u64 = 64 * MIB;
-/// A whole number of parts, so that it is charged as it is asked for.
+/// A whole number of parts, so that the charge equals the request.
 const MODEL_SIZE: u64 = 512 * MIB;
-/// Less than a context, more than what a library of PyTorch's takes when it is first used.
+/// Less than a context, and more than a library of PyTorch takes at its first use.
 const SLACK: u64 = 256 * MIB;
 
 pub(super) fn shares_the_context(world: &World) -> Value {
@@ -50,7 +50,7 @@ pub(super) fn shares_the_context(world: &World) -> Value {
     })
 }
 
-/// By the Python package and DLPack: one copy on the card, whatever the number of processes.
+/// Shares a model by the Python package and DLPack. The card has one copy for any number of processes.
 pub(super) fn shares_a_model(world: &World) -> Value {
     let daemon = Daemon::start(&Config::cuda());
     let start =

@@ -1,5 +1,5 @@
-//! Three tenants that together own several times what the daemon may hand out: what nobody uses makes room for who does, and
-//! every byte is where kernels wrote it, whoever dies meanwhile.
+//! Three tenants that together own several times what the daemon may hand out. Idle memory makes room, and every byte stays where kernels
+//! wrote it, while clients are killed.
 
 use std::time::{Duration, Instant};
 
@@ -14,30 +14,30 @@ use vramd_tests::{
 use crate::bench::Driver;
 
 const TENANTS: [(u32, &str); 3] = [(20_001, "first"), (20_002, "second"), (20_003, "third")];
-/// Longer than any run: who is to be killed does not end by itself.
+/// Longer than any run, so that a client that is to be killed does not end by itself.
 const NO_END: Duration = Duration::from_secs(600);
 
-/// Where all that does not fit on the device is to be.
+/// The tiers for memory that does not fit on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Below {
     Host,
-    /// The host has room for less than half of it.
+    /// Host and disk, with a host tier for less than half of the memory.
     HostAndDisk,
 }
 
-/// How much there is, for how long it is used, and how many moves that makes at least.
+/// The amount of memory, the duration of use, and the least number of moves.
 struct Scale {
     driver: Driver,
     below: Below,
     part: u64,
-    /// Of each client.
+    /// The memory of each client.
     parts: u64,
     span: Duration,
     moves_min: f64,
 }
 
-/// Those who stay, one for each tenant, take turns at what there is, while others of the same tenants come, use as much, and
-/// are killed wherever they are.
+/// One lasting client of each tenant takes turns. Beside it other clients of the same tenants start, use as much memory, and are killed at
+/// any point.
 pub(super) fn three_tenants(driver: Driver, below: Below, quick: bool) -> Value {
     let scale = Scale::new(driver, below, quick);
     let daemon = Daemon::start(&scale.config());
@@ -53,9 +53,9 @@ pub(super) fn three_tenants(driver: Driver, below: Below, quick: bool) -> Value 
             break;
         }
     }
-    // It ends with an error where a byte is not what it wrote.
+    // A client ends with an error if a byte is not what it wrote.
     let told: Vec<_> = who_stay.iter_mut().map(|client| client.listen("its turns")).collect();
-    // That all compare all that they have brings all of it in.
+    // Comparing all memory fetches all of it.
     let moves = moved(&daemon);
     assert!(moves >= scale.moves_min, "{moves} moves for {told:?}");
     who_stay.iter_mut().for_each(|client| client.tell("compare"));
@@ -76,7 +76,7 @@ pub(super) fn three_tenants(driver: Driver, below: Below, quick: bool) -> Value 
     })
 }
 
-/// Has one more client begin, and ends it in the middle of what it does; or once a part of it was in that tier and has come back.
+/// Starts one more client and kills it in the middle of its work, or once one of its parts was in that tier and has come back.
 #[track_caller]
 fn kill_one(scale: &Scale, daemon: &Daemon, uid: u32, comes_back: Option<Tier>) {
     let client = scale.client(daemon, uid, NO_END);
@@ -95,7 +95,7 @@ fn kill_one(scale: &Scale, daemon: &Daemon, uid: u32, comes_back: Option<Tier>) 
     until("it is gone", || daemon.books().sessions.iter().all(|session| session.pid != pid));
 }
 
-/// How many parts have come where they were to go, by what the daemon counts.
+/// Returns how many parts have arrived, by the daemon's counters.
 #[track_caller]
 fn moved(daemon: &Daemon) -> f64 {
     let scrape = daemon.metrics();
@@ -131,14 +131,14 @@ impl Scale {
             (Driver::Sim, true) => (5, 50.0),
         };
         let moves_min = match (driver, below) {
-            // A disk of 1 GB/s.
+            // Enough for a disk of 1 GB/s.
             (Driver::Cuda, Below::HostAndDisk) => moves_min / 10.0,
             _ => moves_min,
         };
         Self { driver, below, part, parts, span: Duration::from_secs(seconds), moves_min }
     }
 
-    /// So many times what there is those own who stay.
+    /// How many times the device the lasting clients own.
     fn times(&self) -> u64 {
         match self.below {
             Below::Host => 4,
@@ -154,7 +154,7 @@ impl Scale {
         self.owned() * TENANTS.len() as u64 / self.times()
     }
 
-    /// For those who stay, for one beside them, and for what the driver has not given back yet of the one before.
+    /// Room for the lasting clients, one beside them, and memory of the one before that the driver has not returned yet.
     fn all_below(&self) -> u64 {
         self.owned() * (TENANTS.len() as u64 + 2)
     }
@@ -169,7 +169,7 @@ impl Scale {
     fn config(&self) -> Config {
         let config = match self.driver {
             Driver::Cuda => {
-                // What is kept for contexts is taken from the share too.
+                // The reserve for contexts is taken from the share too.
                 let reserve = Daemon::start(&Config::cuda()).books().devices[0].context_reserve_bytes;
                 Config::cuda().memory(&format!("device_share = \"{}\"", self.device() + reserve))
             }
@@ -185,7 +185,7 @@ impl Scale {
         TENANTS.iter().fold(config, |config, (uid, tenant)| config.tenant(*uid, tenant))
     }
 
-    /// A process of that user, where the suite may become somebody else.
+    /// Starts a process of that user, if the suite may switch users.
     #[track_caller]
     fn client(&self, daemon: &Daemon, uid: u32, span: Duration) -> Probe {
         let words =
