@@ -1,8 +1,8 @@
-//! Bugs on purpose. The simulator must find each of them, or it could not find one that nobody planted.
+//! Planted bugs: mistakes built in on purpose, for the simulator to find.
 //!
-//! Each is a line at the place where somebody could have made the mistake:
-//! `if planted!(self, SettleSkipped) { … }`. Which one is active is chosen when a run begins, with [`Broker::plant`];
-//! without the feature `planted` the question is the constant `false`, and neither the list nor the choice exists.
+//! Each bug is one condition at the place of a plausible mistake: `if planted!(self, SettleSkipped) { … }`.
+//! [`Broker::plant`] chooses the active bug when a run begins. Without the feature `planted` the condition is the
+//! constant `false`, and neither the list nor the choice is compiled.
 
 /// Whether the bug is active in this broker, ledger or pool.
 #[cfg(feature = "planted")]
@@ -29,11 +29,11 @@ mod bugs {
     use crate::{broker::Broker, invariants};
 
     macro_rules! bugs {
-        ($($name:ident: $what:literal, [$($breaks:ident),+];)*) => {
-            /// What can be planted.
+        ($($name:ident: $description:literal, [$($breaks:ident),+];)*) => {
+            /// The bugs that can be planted.
             #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
             pub enum Bug {
-                $(#[doc = $what] $name,)*
+                $(#[doc = $description] $name,)*
             }
 
             impl Bug {
@@ -45,13 +45,13 @@ mod bugs {
                     }
                 }
 
-                pub const fn what(self) -> &'static str {
+                pub const fn description(self) -> &'static str {
                     match self {
-                        $(Self::$name => $what,)*
+                        $(Self::$name => $description,)*
                     }
                 }
 
-                /// The invariants that it can break first, as far as anybody has seen.
+                /// The invariants that a run has been seen to break first with this bug.
                 pub const fn breaks(self) -> &'static [&'static str] {
                     match self {
                         $(Self::$name => &[$(invariants::$breaks),+],)*
@@ -62,150 +62,150 @@ mod bugs {
     }
 
     bugs! {
-        SettleSkipped: "what was made stays reserved", [LEDGER_BALANCES];
-        ReservationKept: "what could not be made stays reserved", [LEDGER_BALANCES, LEDGER_ORACLE, BACKED];
-        DoubleFree: "an extent is released twice", [EXTENT_USE];
-        WrongTenantCharged: "an allocation is charged to another tenant", [LEDGER_ORACLE, EXTENTS, ADMISSION];
-        UnreturnedToNobody: "bytes that did not come back are charged to nobody", [LEDGER_ORACLE, LEDGER_BALANCES, ADMISSION, LIMIT];
-        DebtToOwnerOnly: "bytes that did not come back are charged to their owner alone, whoever else was sent them", [LEDGER_ORACLE];
-        GuaranteeIgnored: "what is guaranteed to others is handed out", [ADMISSION, LEDGER_ORACLE, DEMANDS, BACKED];
-        LimitOffByOnePart: "a tenant gets one granule more than its limit", [LIMIT, LEDGER_ORACLE, BACKED, DEVICES];
-        SumOverflows: "the sizes of a batch are added up without a look at the overflow", [DRAINS, DEMANDS, LEDGER_ORACLE, BACKED];
-        StagedGuaranteeForgotten: "a guarantee that is being written to disk is not held back meanwhile", [LEDGER_ORACLE, ADMISSION, DEMANDS, EVICTED];
-        UnstoredQuotaHolds: "a quota that could not be stored holds all the same", [LEDGER_ORACLE, LIMIT, ADMISSION, DEVICES, DEMANDS];
-        DefaultQuotaForgotten: "a deleted quota goes on being enforced", [LEDGER_ORACLE, LIMIT, ADMISSION, DEMANDS, DEVICES];
-        ShortfallIgnored: "memory that others took still counts as capacity", [ADMISSION, LEDGER_ORACLE];
-        AnswerLost: "the second of two calls that wait for one thing is not answered", [DRAINS, CALLS];
-        AnswerToAnother: "an answer goes to another call that waits", [CALLS, DEMANDS, DEVICES];
+        SettleSkipped: "the ledger keeps a created extent as a reservation", [LEDGER_BALANCES];
+        ReservationKept: "the ledger keeps the reservation of an extent that could not be created", [LEDGER_BALANCES, LEDGER_ORACLE, BACKINGS];
+        DoubleRelease: "the core releases an extent twice", [EXTENT_USE];
+        WrongTenantCharged: "the core charges an allocation to another tenant", [LEDGER_ORACLE, EXTENTS, ADMISSION];
+        UnreturnedUncharged: "no tenant is charged for bytes that did not come back", [LEDGER_ORACLE, LEDGER_BALANCES, ADMISSION, LIMIT];
+        DebtToOwnerOnly: "only the owner is charged for bytes that did not come back, although other tenants were sent them", [LEDGER_ORACLE];
+        GuaranteeIgnored: "the ledger hands out what other tenants are guaranteed", [ADMISSION, LEDGER_ORACLE, LINE_ORDER, BACKINGS];
+        LimitOffByOnePart: "a tenant gets one granule more than its limit", [LIMIT, LEDGER_ORACLE, BACKINGS, DEVICES];
+        BatchSumOverflows: "the sizes of a batch are added up without a check for overflow", [DRAINS, LINE_ORDER, LEDGER_ORACLE, BACKINGS];
+        StagedGuaranteeForgotten: "the ledger does not keep a guarantee free while it is being written to disk", [LEDGER_ORACLE, ADMISSION, LINE_ORDER, EVICTED];
+        UnstoredQuotaApplied: "a quota that could not be stored applies all the same", [LEDGER_ORACLE, LIMIT, ADMISSION, DEVICES, LINE_ORDER];
+        DeletedQuotaEnforced: "the ledger goes on enforcing a deleted quota", [LEDGER_ORACLE, LIMIT, ADMISSION, LINE_ORDER, DEVICES];
+        ShortfallIgnored: "memory that other programs took still counts as capacity", [ADMISSION, LEDGER_ORACLE];
+        JoinedCallUnanswered: "the second of two calls that wait for one operation is not answered", [DRAINS, CALLS];
+        AnswerToWrongCall: "an answer goes to another waiting call", [CALLS, LINE_ORDER, DEVICES];
         AnsweredTwice: "a repeated call is answered twice", [CALLS];
-        RequestIdForgotten: "a repeated request is done again", [REPEATS, CALLS, CALLERS];
+        RequestIdForgotten: "a repeated request is executed again", [REPEATS, CALLS, CALLERS];
         ReusedRequestIdServed: "a request id with other content is taken for a repetition", [CALLERS];
-        ForeignProcessServed: "a call is not held against the process of its session", [CALLERS];
-        ReleasedWhileMapped: "an extent is released while a session maps it", [EXTENT_RELEASED, EXTENT_USE, RECYCLED, MAPPERS, CACHED];
-        ReleasedWhileHashed: "an extent is released while the driver reads it", [EXTENT_RELEASED, EXTENT_USE, RECYCLED];
+        ForeignProcessServed: "a call is not checked against the process of its session", [CALLERS];
+        ReleasedWhileMapped: "the core releases an extent while a session maps it", [EXTENT_RELEASED, EXTENT_USE, CACHE_REUSE, MAPPERS, CACHED];
+        ReleasedWhileHashed: "the core releases an extent while the driver reads it", [EXTENT_RELEASED, EXTENT_USE, CACHE_REUSE];
         HashedWhileMapped: "sealed memory is hashed while its writer maps it", [SEALED];
-        HalfABatchKept: "a failed batch leaves its later allocations behind", [DRAINS, VISIBLE, DEMANDS];
-        FreedIsSent: "what waits to be sent of an allocation is sent though it was freed", [MAP_SENT];
-        MapToDeadSession: "a descriptor is sent to a session whose channel has ended", [FDS, FDS_SENT, OPS];
+        FailedBatchHalfKept: "a failed batch leaves its later allocations behind", [DRAINS, VISIBLE, LINE_ORDER];
+        FreedPartSent: "a queued part is sent although its allocation was freed", [MAP_SENT];
+        MapSentToClosedChannel: "a descriptor is sent to a session whose channel has ended", [FDS, FDS_SENT, OPS];
         TwoPacketsInFlight: "a second packet of descriptors is sent before the first is answered", [FDS_SENT];
-        FdBudgetKept: "descriptors in flight to a session that is gone stay in the budget", [FDS];
-        ExtentOfAnotherTenant: "a session is sent an extent that backs another tenant's memory", [EXTENT_USE, EXTENT_TENANT, DEVICES, RECYCLED, FILES];
-        CachedToAnotherTenant: "a cached extent is given to another tenant", [EXTENT_TENANT, RECYCLED, LEDGER_ORACLE];
-        CachedThoughRead: "an extent is cached though a reader of another tenant had it", [CACHED, RECYCLED];
-        CachedThoughCrashed: "an extent is cached though a session that mapped it ended without a word", [CACHED, RECYCLED];
-        OldContentAsZeros: "memory that was promised to be zero is taken from the cache", [RECYCLED, LEDGER_ORACLE];
-        IdleKept: "what is cached for a tenant that has a session is never given back", [CACHED];
-        CachedBeyondMax: "what is freed is cached though as much is as may be, and nothing makes way for it", [LIMIT];
-        FullThoughCached: "a batch is refused because of memory that is only cached, or that nobody uses", [LIMIT, ADMISSION, DEMANDS];
+        FdBudgetLeaked: "descriptors in flight to a session that is gone stay in the budget", [FDS];
+        ExtentOfAnotherTenant: "a session is sent an extent that backs another tenant's memory", [EXTENT_USE, EXTENT_TENANT, DEVICES, CACHE_REUSE, FILES];
+        CachedToAnotherTenant: "a cached extent is given to another tenant", [EXTENT_TENANT, CACHE_REUSE, LEDGER_ORACLE];
+        CachedThoughRead: "an extent is cached although a reader of another tenant had it", [CACHED, CACHE_REUSE];
+        CachedThoughCrashed: "an extent is cached although a session that mapped it ended without answering", [CACHED, CACHE_REUSE];
+        OldContentAsZeros: "memory that was promised to be zero is taken from the cache", [CACHE_REUSE, LEDGER_ORACLE];
+        IdleCacheKept: "a cached extent of a tenant that has a session is never released", [CACHED];
+        CachedBeyondMax: "a freed extent is cached beyond the tenant's maximum, and no older one is released for it", [LIMIT];
+        RefusedThoughCached: "a batch is refused for memory that is only cached, or that no session uses", [LIMIT, ADMISSION, LINE_ORDER];
         SealedMappedWritable: "sealed memory is sent to its owner for writing", [MAP_SENT];
-        UnsealedShared: "memory that is not sealed is sent to whoever may read it once it is", [UNSEALED];
-        StrangerServed: "a tenant that is not on the readers' list is served", [MAP_SENT, VISIBLE];
-        LieBelieved: "an answer that does not fit is ignored, and its session trusted on", [SESSION_LIES];
-        SilentTakenForGone: "a channel's end is taken for the process's end", [EXTENT_USE, LEDGER_ORACLE];
-        MemoryOutlivesSession: "what a session did not free stays when it is gone", [LIFETIMES];
+        UnsealedShared: "memory that is not sealed is sent to a reader", [UNSEALED];
+        NonReaderServed: "a tenant that is not on the readers' list is served", [MAP_SENT, VISIBLE];
+        WrongAnswerAccepted: "an answer that does not fit is ignored, and its session stays trusted", [SESSION_ANSWERS];
+        SilentTakenForGone: "the end of a channel is taken for the end of the process", [EXTENT_USE, LEDGER_ORACLE];
+        MemoryOutlivesSession: "memory that a session did not free stays when the session is gone", [LIFETIMES];
         NameNotFreed: "a freed allocation keeps its name", [NAMES];
-        TimerLost: "nobody looks whether a map is answered in time", [TIMERS];
-        WordsTimerLost: "nobody looks whether a word table is mapped in time", [TIMERS];
-        RevokeTimerLost: "nobody looks whether a revocation is answered in time", [TIMERS];
-        PinTimerLost: "nobody looks whether a pin call is answered in time", [TIMERS];
-        LevelWithoutHysteresis: "a step of pressure is left where it is entered", [PRESSURE];
-        ReliefUntold: "nobody is told at once that a device is less full than before", [PRESSURE];
-        OutlooksUntold: "who comes is not told how full its devices are", [PRESSURE];
-        HotEvicted: "what was just used leaves because of pressure", [PRESSED];
-        ColdStays: "what nobody uses stays on a full device until somebody needs the room", [RELIEVED];
-        CachedUnderPressure: "what is cached stays on a full device until somebody needs the room", [RELIEVED];
-        SettingsBelievedLate: "changed levels of pressure count only once something more is held, or less", [PRESSURE];
-        SharesUntold: "changed shares of links are not told to the driver", [SETTINGS];
-        SettingsHalfApplied: "of a change of settings that is refused a part holds all the same", [SETTINGS, PRESSURE];
-        DrainIgnored: "a draining node takes new memory", [DRAINING];
+        MapTimerLost: "no timer checks that a map is answered in time", [TIMERS];
+        WordsTimerLost: "no timer checks that a word table is mapped in time", [TIMERS];
+        RevokeTimerLost: "no timer checks that a revocation is answered in time", [TIMERS];
+        PinTimerLost: "no timer checks that a pin call is answered in time", [TIMERS];
+        LevelWithoutHysteresis: "a level of pressure is left at the fill at which it is entered", [PRESSURE];
+        ReliefUnreported: "a drop of pressure is not reported at once", [PRESSURE];
+        OutlooksUnreported: "a new session is not sent the pressure of its devices", [PRESSURE];
+        HotEvicted: "a part that was just used is evicted because of pressure", [PRESSURE_EVICTIONS];
+        ColdStays: "a cold part stays on a full device until a waiter needs the room", [PRESSURE_RELIEF];
+        CachedUnderPressure: "a cached extent stays on a full device until a waiter needs the room", [PRESSURE_RELIEF];
+        SettingsAppliedLate: "changed levels of pressure apply only after the next change of a charge", [PRESSURE];
+        SharesUnreported: "changed shares of links are not sent to the driver", [SETTINGS];
+        SettingsHalfApplied: "part of a refused change of settings applies all the same", [SETTINGS, PRESSURE];
+        DrainIgnored: "a draining node accepts new memory", [DRAINING];
         EpochForgotten: "after a restart ids begin where they began before", [IDS];
-        CountsIgnored: "a tenant has as many allocations and parts as it likes, and the node as many extents", [BOUNDS];
-        BatchTooLargeServed: "a batch of more items than may be is served", [BOUNDS];
-        ReleaseTooLargeServed: "more allocations are freed at once than may be", [BOUNDS];
-        ReadersTooManyServed: "an allocation gets more readers than may be", [BOUNDS];
-        SessionLimitIgnored: "a session too many is welcomed", [BOUNDS];
-        DeviceNotVisibleServed: "memory is made on a device that its session does not see", [DEVICES];
-        AttachedUnseen: "a session attaches memory on a device that it does not see", [DEVICES];
-        NameTakenTwice: "a name that is borne is taken for free", [UNIQUE];
+        CountsIgnored: "the bounds on a tenant's allocations and parts, and on the node's extents, are not checked", [BOUNDS];
+        BatchTooLargeServed: "a batch with more items than allowed is served", [BOUNDS];
+        ReleaseTooLargeServed: "a request frees more allocations at once than allowed", [BOUNDS];
+        ReadersTooManyServed: "an allocation gets more readers than allowed", [BOUNDS];
+        SessionLimitIgnored: "a session beyond the limit is accepted", [BOUNDS];
+        DeviceNotVisibleServed: "memory is created on a device that its session does not see", [DEVICES];
+        InvisibleDeviceAttached: "a session attaches memory on a device that it does not see", [DEVICES];
+        NameTakenTwice: "a name that an allocation has is taken for free", [UNIQUE];
         NameTwiceInBatch: "one batch gives a name to two allocations", [UNIQUE];
-        MapperNotShown: "of those who map an allocation one is not shown", [VISIBLE];
-        NotListed: "what is freed and mapped still is not in its tenant's list", [VISIBLE];
-        EvictedThoughPinned: "an evict takes a part that a pin call is on", [PINNED];
-        AwayStillMapped: "what is evicted counts as mapped all the same", [SUMS];
-        SlotReused: "the slot of an evicted part is given to another", [SLOTS];
-        WordNotForgotten: "the word of a part that is gone is not collected before its slot serves another", [SLOT_USE, PIN_ANSWERS];
-        PinCallLost: "a pin call whose part was freed is not answered", [PIN_ANSWERS, PINNED, STALLS, DEMANDS, BOUNDS, LINK_AWAITED];
-        EvictedStaysAway: "what was evicted is not mapped again for who pins it", [PINS, SENT];
-        FenceLetsPinsIn: "a pin call that came after a fence is let through", [FENCES, PINS, LOADED];
-        PinPartsUnbounded: "a session has as many parts in its pin calls as it likes", [BOUNDS];
-        StallIgnored: "pin calls in each other's way wait for ever", [STALLS];
-        OwnerKeepsFreed: "what an operator frees stays mapped by its owner, who is not told", [CALLS];
+        MapperNotShown: "one of the mappers of an allocation is not shown", [VISIBLE];
+        FreedNotListed: "an allocation that is freed and still mapped is missing in its tenant's list", [VISIBLE];
+        EvictedThoughPinned: "an eviction takes a part that a pin call uses", [PINNED];
+        AwayCountedAsMapped: "an evicted part still counts as mapped", [RUNNING_SUMS];
+        SlotReused: "the slot of an evicted part is given to another part", [SLOTS];
+        WordNotCollected: "the word of a part that is gone is not collected before its slot serves another", [SLOT_USE, PIN_ANSWERS];
+        PinCallLost: "a pin call whose part was freed is not answered", [PIN_ANSWERS, PINNED, STALLS, LINE_ORDER, BOUNDS, LINK_AWAITED];
+        EvictedStaysAway: "an evicted part is not mapped again for a session that pins it", [PINS, SENT];
+        FenceLetsPinsIn: "a pin call that arrived after a fence is let through", [FENCES, PINS, LOADED];
+        PinPartsUnbounded: "the number of parts in the pin calls of a session is not bounded", [BOUNDS];
+        StallIgnored: "pin calls that block each other wait for ever", [STALLS];
+        OwnerKeepsFreed: "an allocation freed by an operator stays mapped by its owner, which gets no revoke", [CALLS];
         CopiedWhileMapped: "a part is copied before its last mapper has unmapped it", [MIGRATIONS, COPIES, TRANSITIONS];
-        CopiedInPlace: "a part is copied out of the host's memory while it is mapped there", [MIGRATIONS, COPIES];
-        AdviceKept: "what is no more to be read in place stays mapped there", [IN_PLACE, MIGRATIONS];
-        ComesThoughAdvised: "what is to be read in place comes to its device for who pins it", [IN_PLACE];
-        FailedCopyTaken: "a copy that failed is taken for a good one", [CALLS, COPIES, EXTENT_TENANT, CONTENT, VISIBLE, RECYCLED, PRESSED, BACKED];
-        SourceKept: "what a part has left is not released", [DRAINS, DEMANDS, BACKED];
+        CopiedWhileMappedInPlace: "a part is copied out of host memory while a session maps it there", [MIGRATIONS, COPIES];
+        EndedAdviceKept: "a part that is no longer accessed in place stays mapped there", [IN_PLACE, MIGRATIONS];
+        FetchedThoughAdvised: "a part that is to be accessed in place is fetched for a pin", [IN_PLACE];
+        FailedCopyAccepted: "a failed copy is taken for a good one", [CALLS, COPIES, EXTENT_TENANT, CONTENT, VISIBLE, CACHE_REUSE, PRESSURE_EVICTIONS, BACKINGS];
+        SourceKept: "the extent that a part has left is not released", [DRAINS, LINE_ORDER, BACKINGS];
         ReleasedWhileCopied: "an extent is released while it is copied", [MIGRATIONS, EXTENT_RELEASED, WRITTEN_BACK];
-        CopiedInPart: "the end of a part is not copied with it", [CONTENT];
-        HostChargeForgotten: "what lies in host memory is charged to nobody", [LEDGER_ORACLE, LIMIT, ADMISSION];
-        HostChargedToAnother: "what lies in host memory is charged to another tenant", [LEDGER_ORACLE, LIMIT, ADMISSION, EXTENTS, BACKED];
-        DemandForgotten: "who waits for room is not looked at when some is given back", [DEMANDS];
-        PinGrantedElsewhere: "a pin call is told that it has a part which is elsewhere", [PIN_ANSWERS, DEMANDS];
+        CopyTruncated: "the end of a part is not copied with it", [CONTENT];
+        HostChargeForgotten: "no tenant is charged for a part in host memory", [LEDGER_ORACLE, LIMIT, ADMISSION];
+        HostChargedToAnother: "a part in host memory is charged to another tenant", [LEDGER_ORACLE, LIMIT, ADMISSION, EXTENTS, BACKINGS];
+        WaiterForgotten: "a release does not cause a scan for the waiters of its room", [LINE_ORDER];
+        PinGrantedElsewhere: "a pin call is answered although one of its parts is elsewhere", [PIN_ANSWERS, LINE_ORDER];
         SentFromOldExtent: "a part that has moved is sent from the extent that it has left", [DEVICES, EXTENT_USE, FILES, IN_PLACE];
-        ComerForgotten: "who attached a part while it was elsewhere is not sent it when it is there", [SENT, DEMANDS];
-        ShadowOlderThanPart: "what was written since a part came to its device is lost when it leaves", [CONTENT];
-        EvictedBelowGuarantee: "what is guaranteed to a tenant is taken from its device for another", [EVICTED];
-        LossNotTold: "who is sent a part is not told that its content was given up", [CONTENT];
-        EvictedThoughHeld: "a part that an operator holds leaves its device for another", [HELD];
-        GuaranteeAwaited: "who asks for what others' guarantees will never let it have waits for it", [DEMANDS];
-        AttachUnbounded: "who attaches more than can be on its device waits for it", [DEMANDS];
-        SealBringsIn: "what was elsewhere when it was sealed comes back unasked", [EVICTED, DEMANDS, SENT, PINNED, PIN_ANSWERS];
-        BatchOvertakes: "a batch takes room that others wait for", [DEMANDS];
-        TouchIgnored: "who is seen to unpin makes no room for who waits", [DEMANDS];
-        StarvedForgotten: "a session that finds the budget of descriptors spent is not served later", [SENT];
-        MappersFromWords: "who was sent a part and has not answered is no mapper, since its word does not say so", [MIGRATIONS, COPIES, FENCES, SLOT_USE, EXTENT_USE];
-        SourceReleasedEarly: "what a part leaves is released before the copy has ended", [EXTENT_RELEASED, MIGRATIONS, COPIES];
+        AttachWaiterForgotten: "a session that attached a part while it was elsewhere is not sent it when it arrives", [SENT, LINE_ORDER];
+        StaleBackingTakenForClean: "bytes written since a part was fetched are lost when it leaves", [CONTENT];
+        EvictedBelowGuarantee: "a part within its tenant's guarantee is evicted for another tenant", [EVICTED];
+        DropUnreported: "a session that is sent a part is not told that its content was dropped", [CONTENT];
+        EvictedThoughHeld: "a part under an operator hold is evicted for another", [OPERATOR_HOLDS];
+        GuaranteeAwaited: "a request that other tenants' guarantees rule out for ever waits in the line", [LINE_ORDER];
+        AttachUnbounded: "an attach of more than fits on the device waits in the line", [LINE_ORDER];
+        SealFetches: "parts that were elsewhere at the seal are fetched without a pin", [EVICTED, LINE_ORDER, SENT, PINNED, PIN_ANSWERS];
+        BatchOvertakes: "a batch takes room that earlier waiters need", [LINE_ORDER];
+        UnpinIgnored: "a harvested unpin makes no room for waiters", [LINE_ORDER];
+        StarvedForgotten: "a session that found the descriptor budget spent is not served later", [SENT];
+        MappersFromWords: "a session that was sent a part and has not answered is not a mapper, since its word does not say so", [MIGRATIONS, COPIES, FENCES, SLOT_USE, EXTENT_USE];
+        SourceReleasedEarly: "the extent that a part leaves is released before the copy has ended", [EXTENT_RELEASED, MIGRATIONS, COPIES];
         HandedOverUnread: "the extent that a part leaves is handed over before the copy out of it has ended", [EXTENTS, MIGRATIONS, COPIES];
-        HandOverChargedTwice: "an extent that is handed over is charged to its tenant once more", [LEDGER_BALANCES, LEDGER_ORACLE];
-        HandOverUncharged: "an extent that is handed over is charged to nobody from then on", [LEDGER_ORACLE, LIMIT, ADMISSION];
-        FailedCopyKept: "what a failed copy has left below is taken for what the part holds", [CONTENT];
-        PinGrantedToLeft: "a pin call is answered though its client wants it no more", [PIN_ANSWERS, DEMANDS];
-        OlderShadowKept: "what a part has below is a shadow still when writing it back has failed", [CONTENT];
-        WrittenSinceIgnored: "what was written back is a shadow though the part was written meanwhile", [CONTENT];
-        UnwrittenTakenForClean: "what does not say that it was written is taken for what lies below, when its word is looked at", [CONTENT];
-        WrittenBackToAnother: "a part is written back to what another has below", [COPIES, CONTENT, MIGRATIONS];
-        LackingForgotten: "a part for which there were no bytes below never gets any", [BACKED];
-        MissingForgotten: "what a driver had not counts as free until it is looked who holds it", [ADMISSION, LEDGER_ORACLE];
-        UnmappableLost: "what a client could not map once is lost to it", [PIN_ANSWERS];
-        BackedFarther: "what a part has below is set aside on disk though there is room for it in the host", [LEDGER_ORACLE, LIMIT, ADMISSION, BACKED, EXTENTS];
-        OtherBackingKept: "what a part had in another tier than the one that it has left for stays its own", [BACKED, LEDGER_ORACLE];
-        UnwrittenCopied: "what lies on disk and was never written is copied", [COPIES];
-        LossAwaited: "who is to be sent what is lost on disk goes on waiting for it", [PIN_ANSWERS];
-        EarlyLookBelieved: "a look that began before a driver had no memory says that there is some", [LEDGER_ORACLE, ADMISSION];
-        FirstLackAlone: "a batch that is short in several places is judged by the first", [DEMANDS];
-        WrittenBackReleased: "what is being written back to is released before the copy has ended", [COPIES, WRITTEN_BACK, EXTENT_RELEASED];
-        FileCharged: "what lies in a file is charged as if it lay on disk", [FILES, LEDGER_ORACLE, CALLS];
+        HandOverChargedTwice: "a handed-over extent is charged to its new tenant twice", [LEDGER_BALANCES, LEDGER_ORACLE];
+        HandOverUncharged: "a handed-over extent is charged to no tenant from then on", [LEDGER_ORACLE, LIMIT, ADMISSION];
+        FailedCopyTakenForClean: "what a failed copy left in the backing is taken for the content of the part", [CONTENT];
+        EndedPinAnswered: "a pin call is answered although its client has ended it", [PIN_ANSWERS, LINE_ORDER];
+        FailedWriteBackTakenForClean: "a backing still counts as clean after its write-back failed", [CONTENT];
+        WrittenSinceIgnored: "a written-back part counts as clean although it was written meanwhile", [CONTENT];
+        UnwrittenTakenForClean: "a dirty part whose word has no WRITTEN bit counts as clean when the word is read", [CONTENT];
+        WrittenBackToAnother: "a part is written back to the backing of another part", [COPIES, CONTENT, MIGRATIONS];
+        MissingBackingForgotten: "a part without backing never gets one", [BACKINGS];
+        MissingMemoryForgotten: "memory that the driver could not give counts as free until the next survey", [ADMISSION, LEDGER_ORACLE];
+        UnmappableLost: "a part that a client could not map once is lost to it", [PIN_ANSWERS];
+        BackedOnDiskFirst: "backing is reserved on disk although there is room for it in host memory", [LEDGER_ORACLE, LIMIT, ADMISSION, BACKINGS, EXTENTS];
+        OtherBackingKept: "a part keeps its backing in another tier than the one that it moved to", [BACKINGS, LEDGER_ORACLE];
+        UnwrittenCopied: "an extent on disk that was never written is copied", [COPIES];
+        LostContentAwaited: "a session goes on waiting for a part whose content is lost on disk", [PIN_ANSWERS];
+        EarlySurveyBelieved: "a survey that began before the driver ran out of memory lifts the cap on the capacity", [LEDGER_ORACLE, ADMISSION];
+        FirstShortageAlone: "a batch that is short in several places is judged by the first alone", [LINE_ORDER];
+        BackingReleasedWhileWritten: "a backing is released before the copy into it has ended", [COPIES, WRITTEN_BACK, EXTENT_RELEASED];
+        FileCharged: "a part in a file is charged as if it lay on disk", [FILES, LEDGER_ORACLE, CALLS];
         CopiedToFile: "a part that leaves its device is copied to its file", [FILES, COPIES];
-        FileForgotten: "the file of a part is let go once the part is on its device", [BACKED];
-        UnreadSealed: "what is loaded is sealed before it was read", [LOADED, SEALED, CALLS];
-        PiecesFromTheStart: "every part of what is loaded begins where its file does", [LOADED, CONTENT];
-        LoadedToOwner: "who loads something is sent it, and has not attached it", [LOADED, EVICTED, PIN_ANSWERS];
-        UnreadableKept: "what could not be loaded is not freed", [LOADED];
-        FileKept: "the file of a part that is freed is never let go", [EXTENTS, DRAINS];
-        DamageIgnored: "what cannot be read as it was written, or as its file was, is taken for good", [COPIES, CONTENT, EXTENT_TENANT, PIN_ANSWERS, RECYCLED, CALLS];
-        ClassInverted: "what somebody waits for is copied as what nobody does, and not hastened", [LINK_AWAITED];
-        PrefetchBeforeDemand: "a link has a prefetch go before what somebody waits for", [LINK_ORDER, LINK_SHARES];
-        ShareLentForEver: "a link does not give back what a class has lent to others", [LINK_SHARES];
-        ShareSavedUp: "a link lets a class save up what it does not want", [LINK_SHARES];
-        FullWantsNothing: "what waits in a lane that has enough under way is not owed its share of links", [LINK_SHARES];
-        FullLacksItsShare: "a lane that has enough under way begins nothing of what lacks its share beside demand", [LINK_SHARES];
-        SharedOnlyVetoes: "who lacks its share of a link that lanes share goes no sooner in its lane", [LINK_SHARES];
-        OthersNotHeldBack: "who lacks its share of a link that lanes share has others' chunks begun all the same", [LINK_SHARES];
+        FileForgotten: "the file of a part is released once the part is on its device", [BACKINGS];
+        UnreadSealed: "a loaded allocation is sealed before it was read", [LOADED, SEALED, CALLS];
+        PiecesFromTheStart: "every part of a loaded allocation begins at the start of its file", [LOADED, CONTENT];
+        LoadedSentToOwner: "the session that loads a file is sent the parts without an attach", [LOADED, EVICTED, PIN_ANSWERS];
+        UnreadableKept: "an allocation that could not be loaded is not freed", [LOADED];
+        FileLeaked: "the file of a freed part is never released", [EXTENTS, DRAINS];
+        DamageIgnored: "content that cannot be read as it was written, or as its file was, is taken for good", [COPIES, CONTENT, EXTENT_TENANT, PIN_ANSWERS, CACHE_REUSE, CALLS];
+        ClassInverted: "a copy that a client waits for runs as one that no client waits for, and is not raised", [LINK_AWAITED];
+        PrefetchBeforeDemand: "a link lets a prefetch pass demand", [LINK_ORDER, LINK_SHARES];
+        ShareLentForEver: "a link does not return the share that a class lent to others", [LINK_SHARES];
+        ShareSavedUp: "a link lets a class save up the share that it does not want", [LINK_SHARES];
+        FullWantsNothing: "a class in a lane with enough under way is owed no share of its links", [LINK_SHARES];
+        FullLacksItsShare: "a lane with enough under way starts nothing of a class below its share beside demand", [LINK_SHARES];
+        SharedOnlyVetoes: "a class below its share of a shared link is served no sooner in its lane", [LINK_SHARES];
+        OthersNotHeldBack: "chunks of other classes start although a class is below its share of a shared link", [LINK_SHARES];
     }
 
     impl Broker {
-        /// Makes one bug active, or none. Before the first event.
+        /// Makes one bug active, or none. Call it before the first event.
         pub fn plant(&mut self, bug: Option<Bug>) {
             self.planted = bug;
             self.ledger.plant(bug);

@@ -50,7 +50,7 @@ fn bug(hunt: &Hunt) -> Value {
     let first = hunt.found.as_ref();
     json!({
         "bug": hunt.bug.name(),
-        "what": hunt.bug.what(),
+        "what": hunt.bug.description(),
         "breaks": hunt.bug.breaks(),
         "found_after_seeds": first.map(|(seeds, _)| seeds),
         "by": first.map(|(_, failure)| &failure.invariant),

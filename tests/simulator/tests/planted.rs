@@ -24,29 +24,29 @@ fn planted_bugs_are_found_by_the_invariant_that_they_break() {
         Bug::TwoPacketsInFlight,
         Bug::NameNotFreed,
         Bug::CachedToAnotherTenant,
-        Bug::FullThoughCached,
+        Bug::RefusedThoughCached,
         Bug::EvictedThoughPinned,
         Bug::SlotReused,
         Bug::EvictedStaysAway,
         Bug::UnmappableLost,
         Bug::OwnerKeepsFreed,
-        Bug::CopiedInPart,
+        Bug::CopyTruncated,
         Bug::HostChargedToAnother,
         Bug::SentFromOldExtent,
         Bug::SourceReleasedEarly,
         Bug::HandedOverUnread,
         Bug::LevelWithoutHysteresis,
         Bug::HotEvicted,
-        Bug::CopiedInPlace,
+        Bug::CopiedWhileMappedInPlace,
         Bug::DamageIgnored,
-        Bug::SettingsBelievedLate,
+        Bug::SettingsAppliedLate,
         Bug::SettingsHalfApplied,
-        Bug::SharesUntold,
+        Bug::SharesUnreported,
         Bug::ClassInverted,
         Bug::FileCharged,
         Bug::CopiedToFile,
         Bug::FileForgotten,
-        Bug::FileKept,
+        Bug::FileLeaked,
         Bug::UnreadSealed,
         Bug::PiecesFromTheStart,
     ] {
@@ -94,12 +94,12 @@ fn each_planted_bug_names_invariants_that_exist() {
 #[test]
 fn a_panic_does_not_count_as_a_find() {
     let by = |invariant: &str| Hunt {
-        bug: Bug::DoubleFree,
+        bug: Bug::DoubleRelease,
         found: Some((1, Failure { event: 1, invariant: invariant.to_owned(), detail: String::new() })),
         hits: 1,
         by: [(invariant.to_owned(), 1)].into(),
     };
-    assert!(by(Bug::DoubleFree.breaks()[0]).is_good());
+    assert!(by(Bug::DoubleRelease.breaks()[0]).is_good());
     assert!(!by("panic").is_good());
 }
 

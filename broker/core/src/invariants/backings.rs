@@ -1,6 +1,6 @@
 //! What parts have below their devices is their own, and what is said to leave a device does.
 
-use super::{BACKED, Violation, expect, scope::Scope};
+use super::{BACKINGS, Violation, expect, scope::Scope};
 use crate::{
     broker::Broker,
     event::{Kind, PartRef, Tier},
@@ -20,7 +20,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         };
         let there = on_device && broker.migrations.get(part).is_none_or(beside);
         // Until the driver has made its memory a new allocation is nowhere.
-        expect(found, BACKED, there, || format!("{part:?} is backed and not on its device"));
+        expect(found, BACKINGS, there, || format!("{part:?} is backed and not on its device"));
         let piece = broker.footprint_of(*part);
         let is_own = match backing {
             Backing::Reserved(it) => {
@@ -41,7 +41,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
                 extent.is_some_and(is)
             }
         };
-        expect(found, BACKED, is_own, || format!("{part:?} is backed by what is not its own: {backing:?}"));
+        expect(found, BACKINGS, is_own, || format!("{part:?} is backed by what is not its own: {backing:?}"));
     }
     for (id, allocation) in scope.allocations(broker) {
         check_lacking(broker, id, allocation, found);
@@ -51,7 +51,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
     }
     for (part, account) in broker.backings.missing().iter() {
         let is_there = broker.footprint_of(part).is_some_and(|piece| (piece.tenant, piece.device) == account);
-        expect(found, BACKED, is_there, || format!("{part:?} is to have bytes below, and is not there"));
+        expect(found, BACKINGS, is_there, || format!("{part:?} is to have bytes below, and is not there"));
     }
     for device in broker.device_indices() {
         let oldest = broker.backings.missing().oldest_of_each(device).min();
@@ -60,19 +60,19 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
             let mut below = broker.ledger.below(device);
             is_next || below.all(|place| broker.ledger.admit(tenant, place, size).is_err())
         });
-        expect(found, BACKED, waits, || format!("{oldest:?} has no bytes below, and there are some"));
+        expect(found, BACKINGS, waits, || format!("{oldest:?} has no bytes below, and there are some"));
     }
     for (id, piece) in broker.awaited_room.iter() {
         let leaves = broker.pool.get(id).is_some_and(|extent| {
             let moves = extent.part.is_some_and(|part| broker.migrations.contains_key(&part));
             extent.size == piece.size && (moves || matches!(extent.state, ExtentState::Releasing(_)))
         });
-        expect(found, BACKED, leaves, || format!("{id} is awaited back and does not leave"));
+        expect(found, BACKINGS, leaves, || format!("{id} is awaited back and does not leave"));
     }
     for device in broker.device_indices() {
         for part in broker.residents.order(device) {
             let there = broker.backings.contains(&part) || broker.migrations.contains_key(&part);
-            expect(found, BACKED, there, || format!("{part:?} could leave, and has nothing below"));
+            expect(found, BACKINGS, there, || format!("{part:?} could leave, and has nothing below"));
         }
     }
 }
@@ -90,6 +90,6 @@ fn check_lacking(broker: &Broker, id: AllocationId, allocation: &Allocation, fou
         // What could not be made is nowhere, and its allocation goes.
         let is = broker.backings.missing().contains(&part, account);
         let fits = is == should || (is && may_lack && has_none && broker.tier_of(part).is_none());
-        expect(found, BACKED, fits, || format!("{part:?} is to have bytes below: {is}, should: {should}"));
+        expect(found, BACKINGS, fits, || format!("{part:?} is to have bytes below: {is}, should: {should}"));
     }
 }

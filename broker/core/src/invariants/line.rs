@@ -1,16 +1,16 @@
 //! The line of those who wait for room need not be looked along anew.
 
-use super::{LINE, Violation, expect, scope::Scope};
+use super::{LINE_SCANNED, Violation, expect, scope::Scope};
 use crate::broker::Broker;
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     if matches!(scope, Scope::All) {
         for (_, demand) in broker.line.iter() {
-            expect(found, LINE, broker.still_waits(demand.waiter), || {
+            expect(found, LINE_SCANNED, broker.still_waits(demand.waiter), || {
                 format!("{demand:?} stands in the line and waits for nothing")
             });
         }
-        expect(found, LINE, broker.is_scan_current(), || {
+        expect(found, LINE_SCANNED, broker.is_scan_current(), || {
             "a look along the line would find more to do".to_owned()
         });
     }

@@ -1,164 +1,164 @@
-//! The registry: every invariant by name, what it says, and where it is checked.
+//! The registry of invariants: id, statement, and where each is checked.
 //!
-//! `docs/INVARIANTS.md` is made of it. Code, tests and logs name an invariant by its id.
+//! `make invariants-md` generates `docs/INVARIANTS.md` from it. Code, tests and logs name an invariant by its id.
 
 /// One row of the registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Invariant {
     pub id: &'static str,
-    pub says: &'static str,
-    pub checked: Checked,
+    pub statement: &'static str,
+    pub checked_by: CheckedBy,
 }
 
-/// Who would notice.
+/// Which code detects a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Checked {
+pub enum CheckedBy {
     /// Recomputed from the tables by [`crate::Broker::check`], in the file of that name in `invariants/`.
     Recomputed { file: &'static str },
-    /// Met by a handler of the core, in production too.
+    /// Detected by a handler of the core, in production too.
     Handler { file: &'static str },
-    /// Worked out by the simulator from events and commands alone, in that file of `tests/simulator/src/oracle/`.
+    /// Derived by the simulator from events and commands alone, in that file of `tests/simulator/src/oracle/`.
     Oracle { file: &'static str },
 }
 
 macro_rules! registry {
-    ($($name:ident = $id:literal, $checked:ident $file:literal, $says:literal;)*) => {
-        $(#[doc = $says] pub const $name: &str = $id;)*
+    ($($name:ident = $id:literal, $checked:ident $file:literal, $statement:literal;)*) => {
+        $(#[doc = $statement] pub const $name: &str = $id;)*
 
         /// Every invariant.
         pub const REGISTRY: &[Invariant] = &[
-            $(Invariant { id: $id, says: $says, checked: Checked::$checked { file: $file } },)*
+            $(Invariant { id: $id, statement: $statement, checked_by: CheckedBy::$checked { file: $file } },)*
         ];
     };
 }
 
 registry! {
     LEDGER_BALANCES = "INV-LEDGER-1", Recomputed "ledger_balances.rs",
-        "accounts equal the extents and reservations that are charged to them, per tenant, device and tier";
+        "Each account equals the extents and reservations charged to it, per tenant, device and tier.";
     LEDGER_SUMS = "INV-LEDGER-2", Recomputed "ledger_sums.rs",
-        "the sums of a device, of what is held, committed and guaranteed, equal the sums over its accounts";
+        "The sums of a place (charged, committed, guaranteed) equal the sums over its accounts.";
     LEDGER_ORACLE = "INV-LEDGER-3", Oracle "accounting/ledger.rs",
-        "every tenant is charged what the events say: from its reservation until the bytes are acknowledged or gone";
+        "Every tenant is charged what the events imply: from the reservation until the bytes are acknowledged or gone.";
     LIMIT = "INV-LEDGER-4", Oracle "accounting/admission.rs",
-        "no admission takes a tenant above its limit, and none is refused for a limit that is not reached";
+        "No admission takes a tenant above its limit, and no request is refused for a limit that it does not reach.";
     ADMISSION = "INV-LEDGER-5", Oracle "accounting/admission.rs",
-        "no admission and no quota makes the sum of the larger of guarantee and held exceed the capacity";
+        "No admission and no quota makes the sum of the larger of guarantee and charge exceed the capacity.";
     EXTENTS = "INV-EXTENT-1", Recomputed "extent_backing.rs",
-        "every extent but a cached one backs one part of an allocation that is not gone, and every such part has one";
+        "Every extent that is not cached backs one part of an existing allocation, and every such part has one extent.";
     EXTENT_RELEASED = "INV-EXTENT-2", Recomputed "extent_released.rs",
-        "an extent that is released is mapped by nobody and read by nobody";
+        "No session maps a released extent, and the driver does not read it.";
     EXTENT_USE = "INV-EXTENT-3", Oracle "accounting/extents.rs",
-        "an extent is made once, released once, and neither while a session may map it nor while it is read";
+        "An extent is created once and released once, and not released while a session may map it or the driver reads it.";
     EXTENT_TENANT = "INV-EXTENT-4", Oracle "accounting/extents.rs",
-        "an extent that was exported has one tenant for life, and backs one part until it is recycled inside its tenant";
+        "An exported extent has one tenant for life, and backs one part until it is cached and reused inside that tenant.";
     CACHED = "INV-EXTENT-5", Recomputed "cached.rs",
-        "a cached extent backs nothing, was sent to its tenant alone, is in the index, and goes in time";
-    RECYCLED = "INV-EXTENT-6", Oracle "accounting/cached.rs",
-        "an extent is recycled inside its tenant, once all who were sent it let go, for who takes old content";
+        "A cached extent backs no part, was sent to its tenant alone, is in the index, and is released in time.";
+    CACHE_REUSE = "INV-EXTENT-6", Oracle "accounting/cached.rs",
+        "An extent is reused only inside its tenant, after every session that was sent it let go, and only for requests that accept old content.";
     MAPPERS = "INV-MAP-1", Recomputed "mapper_sets.rs",
-        "mapper sets and what sessions map agree, and name only sessions that exist";
+        "The mappers of parts and the mappings of sessions agree, and name only sessions that exist.";
     UNSEALED = "INV-MAP-2", Recomputed "unsealed.rs",
-        "until it is sealed a movable allocation is mapped by its owner's session only";
+        "Until a movable allocation is sealed, only its owner's session maps it.";
     MAP_SENT = "INV-MAP-3", Oracle "mappings/map_frames.rs",
-        "a part is sent to a session that may have it and does not map it, and for writing to nobody once it is sealed";
-    SUMS = "INV-MAP-4", Recomputed "sums.rs",
-        "what is counted along the way of what a session maps and waits for says what looking would";
+        "A part is sent only to a session that may have it and does not map it, and never for writing once it is sealed.";
+    RUNNING_SUMS = "INV-MAP-4", Recomputed "sums.rs",
+        "Running sums (bytes mapped, parts queued, waiters and so on) equal what a full recount finds.";
     SENT = "INV-MAP-5", Oracle "mappings/delivery.rs",
-        "who is connected and answers is sent all of its own memory and of what it attached";
+        "A connected session that answers is sent all of its own memory and all that it attached.";
     SLOTS = "INV-SLOT-1", Recomputed "slots.rs",
-        "every part that a session with pins holds has a slot of its own, and no other slot is taken";
+        "Every part that a session with pins has is in a slot of its own, and no other slot is taken.";
     SLOT_USE = "INV-SLOT-2", Oracle "mappings/slots.rs",
-        "a slot serves one part until its word was given up, and only then another";
+        "A slot serves one part until its word has been collected, and only then another.";
     PINS = "INV-PIN-1", Recomputed "pins.rs",
-        "a pin call waits for parts that will be mapped, and what it has stays mapped until it ends";
+        "A pin call waits only for parts that will be mapped, and a part that it has stays mapped until the call ends.";
     PINNED = "INV-PIN-2", Oracle "pins/pinned.rs",
-        "no part of a pin call that was taken is evicted before the call has ended";
+        "No part of an accepted pin call is evicted before the call has ended.";
     PIN_ANSWERS = "INV-PIN-3", Oracle "pins/answers.rs",
-        "every pin call is answered once, when all its parts are mapped, or refused for a reason that it can have";
+        "Every pin call is answered once: when all its parts are mapped, or with a refusal that can apply to it.";
     FENCES = "INV-PIN-4", Oracle "pins/fences.rs",
-        "no pin call that came after a fence is answered while that lasts, and what was revoked is mapped by nobody";
+        "No pin call that arrives after a fence is answered while the fence lasts, and no session maps a revoked part.";
     STALLS = "INV-PIN-5", Oracle "pins/stalls.rs",
-        "pin calls in each other's way do not wait for ever";
+        "Pin calls that block each other do not wait for ever.";
     FDS = "INV-FDS-1", Recomputed "descriptors.rs",
-        "no descriptor is in flight but to a session that exists, and the budgets add up";
+        "Every descriptor in flight belongs to a session that exists, and the budgets add up.";
     FDS_SENT = "INV-FDS-2", Oracle "mappings/descriptors.rs",
-        "descriptors go to open channels only, one unanswered packet a session, within the budgets";
-    SESSION_LIES = "INV-SESSION-1", Oracle "sessions/lies.rs",
-        "a session whose answer does not fit is quarantined at once";
+        "Descriptors go only to open channels, in one unanswered packet per session, within the budgets.";
+    SESSION_ANSWERS = "INV-SESSION-1", Oracle "sessions/lies.rs",
+        "A session whose answer does not fit is quarantined at once.";
     SESSION_TIME = "INV-SESSION-2", Oracle "sessions/deadlines.rs",
-        "a session that does not answer a map in time loses its channel";
+        "A session that does not answer a map in time loses its channel.";
     KILLS = "INV-SESSION-3", Oracle "sessions/kills.rs",
-        "no process is ended unless an operator asked for that, or it was silent for longer than the configuration bears";
+        "The daemon ends a process only if an operator asked for it, or if its session was silent for longer than the configuration allows.";
     LIFETIMES = "INV-SESSION-4", Oracle "sessions/lifetimes.rs",
-        "session memory ends with its session, and unsealed memory with its writer";
+        "Session memory ends with its session, and unsealed memory ends with its writer.";
     SEALED = "INV-SEAL-1", Oracle "requests/sealing.rs",
-        "memory is hashed when nobody maps it, and its digest is of what was read";
+        "Memory is hashed while no session maps it, and its digest is of the bytes that were read.";
     NAMES = "INV-NAME-1", Recomputed "names.rs",
-        "a name belongs to one allocation, which bears it and is not freed";
+        "A name belongs to one allocation, which carries it and is not freed.";
     VISIBLE = "INV-NAME-2", Oracle "requests/visibility.rs",
-        "an allocation that a tenant may not know of does not exist for it, and one that it may is shown as it is";
+        "An allocation that a tenant may not know does not exist for it, and one that it may know is shown as it is.";
     UNIQUE = "INV-NAME-3", Oracle "requests/names.rs",
-        "whoever is given a name bears it: it is given to a second one only to replace the first";
+        "A name that an allocation has is given to a second allocation only if that one replaces the first.";
     OPS = "INV-OP-1", Recomputed "waits.rs",
-        "everything that waits is waited for by something that will happen";
+        "Every operation that waits is waiting for something that will happen.";
     TIMERS = "INV-OP-2", Recomputed "timers.rs",
-        "whatever has a deadline has a timer for it";
+        "Every deadline has a timer.";
     CALLS = "INV-CALL-1", Oracle "requests/calls.rs",
-        "every call is answered once, with what was asked for, or refused for a reason that it can have";
+        "Every call is answered once: with what it asked for, or with a refusal that can apply to it.";
     REPEATS = "INV-CALL-2", Oracle "requests/repeats.rs",
-        "a repeated request does nothing and is answered as the first; its id with other content is refused";
+        "A repeated request changes nothing and gets the first answer; the same id with other content is refused.";
     CALLERS = "INV-CALL-3", Oracle "requests/callers.rs",
-        "a call is served only for the process of its session, while that is connected";
+        "A call is served only for the process of its session, while that session is connected.";
     BOUNDS = "INV-CALL-4", Oracle "node/bounds.rs",
-        "what is served is within its bounds: batches, readers, allocations, parts, extents, sessions";
+        "Every request that is served is within its bounds: batches, readers, allocations, parts, extents, sessions.";
     MIGRATIONS = "INV-MOVE-1", Recomputed "migrations.rs",
-        "what is copied to move is mapped by nobody and both its ends are there; what is not on its device is mapped by nobody";
+        "While a part is copied to move it, no session maps it and both ends exist; a part away from its device is mapped by no session.";
     CONTENT = "INV-MOVE-2", Oracle "moves/content.rs",
-        "what a session maps or pins holds what was last written there, wherever it has been meanwhile, or it is told that this was given up";
+        "What a session maps or pins has the bytes that were last written to it, wherever the part has been, or the session is told that the content was dropped.";
     COPIES = "INV-MOVE-3", Oracle "moves/copies.rs",
-        "a copy begins in the part's extent while nobody maps either end, or nobody writes what is written back, and neither is released before it has ended";
-    DEMANDS = "INV-MOVE-4", Oracle "line/waiting.rs",
-        "who wants a part that is elsewhere waits only while there is no room for it, and it comes for whoever asked first";
-    BACKED = "INV-MOVE-5", Recomputed "backings.rs",
-        "what a part has below its device is its own, and what is awaited back from a device leaves it";
+        "A copy begins in the part's extent, with neither end mapped (or, for a write-back, not written), and neither end is released before it ends.";
+    LINE_ORDER = "INV-MOVE-4", Oracle "line/waiting.rs",
+        "A part waits to be fetched only while there is no room for it, and room goes to the waiter that arrived first.";
+    BACKINGS = "INV-MOVE-5", Recomputed "backings.rs",
+        "What backs a part is that part's own, and every extent whose room a waiter counts on leaves its device.";
     EVICTED = "INV-MOVE-6", Oracle "moves/evictions.rs",
-        "what leaves a device because somebody else needs the room is pinned by nobody, and was above its tenant's guarantee";
-    HELD = "INV-MOVE-7", Oracle "moves/operator_holds.rs",
-        "what an operator holds on its device does not leave it until it is let go or freed";
+        "A part that is evicted for another waiter's room is pinned by no session, and was above its tenant's guarantee.";
+    OPERATOR_HOLDS = "INV-MOVE-7", Oracle "moves/operator_holds.rs",
+        "A part under an operator hold stays on its device until the operator lets it go or it is freed.";
     WRITTEN_BACK = "INV-MOVE-8", Recomputed "write_backs.rs",
-        "what is written back lies on its device, and is copied to what it has below";
-    LINE = "INV-MOVE-9", Recomputed "line.rs",
-        "for those of the line who were looked at all leaves that is to leave, or it would not be enough";
+        "A part that is written back lies on its device, and is copied to its own backing.";
+    LINE_SCANNED = "INV-MOVE-9", Recomputed "line.rs",
+        "For every scanned waiter, all victims that it needs are leaving, or no choice of victims would be enough.";
     IN_PLACE = "INV-PLACE-1", Oracle "mappings/in_place.rs",
-        "what is to be accessed in place is mapped in the host's memory where it lies there, and nobody has it come";
+        "A part that is accessed in place is mapped in host memory where it lies, and no pin fetches it.";
     FILES = "INV-FILE-1", Recomputed "files.rs",
-        "nothing is copied to a file, and what lies in one costs nothing";
+        "No copy writes to a file, and a part that lies in a file is charged to no tenant.";
     LOADED = "INV-FILE-2", Oracle "moves/files.rs",
-        "what is loaded is sealed, read whole and hashed, piece by piece of its file, and leaves its device for that without a copy";
+        "A loaded allocation is sealed, read whole and hashed, piece by piece of its file, and leaves its device without a copy.";
     LINK_ORDER = "INV-LINK-1", Oracle "links/shares.rs",
-        "no prefetch goes before demand in its lane, unless it has stood for a second in which 16 chunks passed it, or none";
+        "No prefetch passes demand in its lane, unless it has waited a second in which 16 demand chunks passed it, or none did.";
     LINK_SHARES = "INV-LINK-2", Oracle "links/shares.rs",
-        "a class that waits has its share of what its lane begins, and lanes that share a link; what was lent is given back when somebody wants it";
+        "A class that waits gets its share of what its lane starts, as do lanes that share a link; a lent share is returned when its class wants it.";
     LINK_AWAITED = "INV-LINK-3", Oracle "links/awaited.rs",
-        "what somebody waits for is copied as demand: it is ordered so, or hastened at once";
+        "A copy that a client waits for runs as demand: it is ordered so, or raised at once.";
     PRESSURE = "INV-PRESSURE-1", Oracle "pressure/levels.rs",
-        "the pressure of every place is what is held of its capacity and the steps say, and who wants to hear of it is told";
-    PRESSED = "INV-PRESSURE-2", Oracle "pressure/levels.rs",
-        "what leaves because of pressure left a place where it was high, and nobody had used it for long";
-    RELIEVED = "INV-PRESSURE-3", Oracle "pressure/relief.rs",
-        "where pressure is high and stays so, what is cached is given up, and what nobody has used for long leaves";
+        "The pressure of every place follows from its charge, its capacity and the levels, and every session that asked for reports gets them.";
+    PRESSURE_EVICTIONS = "INV-PRESSURE-2", Oracle "pressure/levels.rs",
+        "A part that is evicted because of pressure leaves a place whose pressure was high, and was cold.";
+    PRESSURE_RELIEF = "INV-PRESSURE-3", Oracle "pressure/relief.rs",
+        "While pressure stays high in a place, its cached extents are released and its cold parts are evicted.";
     SETTINGS = "INV-SETTINGS-1", Oracle "pressure/settings.rs",
-        "the settings are those of the start with every change that was taken, each of these whole; and none makes a tier larger than it was";
+        "The settings are those of the start with every accepted change applied whole, and no change makes a tier larger than it was at the start.";
     DEVICES = "INV-CALL-5", Oracle "node/devices.rs",
-        "memory lies on the device that was asked for, and goes to sessions that see it";
+        "Memory lies on the device that the request named, and goes only to sessions that see that device.";
     TRANSITIONS = "INV-STATE-1", Handler "allocation/allocate.rs, mapping/frames.rs, mapping/step.rs, moves/migrate.rs, moves/write_back.rs, node/session.rs",
-        "allocations, sessions, mappings, migrations and write-backs move only along their tables";
+        "Allocations, sessions, mappings, migrations and write-backs change state only along their tables.";
     IDS = "INV-ID-1", Oracle "node/ids.rs",
-        "ids are never reused, over restarts too";
+        "Ids are never reused, not even after a restart.";
     DRAINING = "INV-DRAIN-2", Oracle "node/draining.rs",
-        "a node that is being taken out of service takes no session, no new memory and no attach";
+        "A draining node accepts no session, no new memory and no attach.";
     DRAINS = "INV-DRAIN-1", Oracle "node/drained.rs",
-        "without faults everything drains: no charge, extent, session, allocation, descriptor or call is left";
+        "Without faults everything drains: no charge, extent, session, allocation, descriptor or call is left.";
 }
 
 #[cfg(test)]
@@ -167,14 +167,14 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn ids_stand_once_and_their_files_exist() {
+    fn every_id_is_unique_and_its_files_exist() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         for row in REGISTRY {
             assert_eq!(REGISTRY.iter().filter(|other| other.id == row.id).count(), 1, "{}", row.id);
-            let (folder, files) = match row.checked {
-                Checked::Recomputed { file } => (root.join("src/invariants"), file),
-                Checked::Handler { file } => (root.join("src/handler"), file),
-                Checked::Oracle { file } => (root.join("../../tests/simulator/src/oracle"), file),
+            let (folder, files) = match row.checked_by {
+                CheckedBy::Recomputed { file } => (root.join("src/invariants"), file),
+                CheckedBy::Handler { file } => (root.join("src/handler"), file),
+                CheckedBy::Oracle { file } => (root.join("../../tests/simulator/src/oracle"), file),
             };
             for file in files.split(", ") {
                 assert!(folder.join(file).is_file(), "{}: {file}", row.id);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, SessionId};
 
-use super::{SUMS, Violation, expect_equal, scope::Scope};
+use super::{RUNNING_SUMS, Violation, expect_equal, scope::Scope};
 use crate::{
     broker::Broker,
     event::{PartRef, Tier},
@@ -16,9 +16,9 @@ use crate::{
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     for (id, session) in scope.sessions(broker) {
         let mapped = sum_over(broker, session, |allocation| mapped_of(allocation, id));
-        expect_equal(found, SUMS, || format!("bytes mapped by {id}"), &session.mapped, &mapped);
+        expect_equal(found, RUNNING_SUMS, || format!("bytes mapped by {id}"), &session.mapped, &mapped);
         let queued: usize = maps_of(broker, session).map(|allocation| queued_of(allocation, id)).sum();
-        expect_equal(found, SUMS, || format!("parts queued for {id}"), &session.queue.len(), &queued);
+        expect_equal(found, RUNNING_SUMS, || format!("parts queued for {id}"), &session.queue.len(), &queued);
     }
     if matches!(scope, Scope::All) {
         let parts = broker.allocations.iter_after(None).flat_map(|(_, allocation)| &*allocation.parts);
@@ -26,26 +26,32 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
             parts.flat_map(|part| &part.mappings).filter(|mapping| mapping.state == MapState::Evicting);
         expect_equal(
             found,
-            SUMS,
+            RUNNING_SUMS,
             || "mappings being evicted".to_owned(),
             &broker.evicting,
             &evicting.count(),
         );
         let below = broker.backings.sums().filter(|(_, below)| *below != BackingSum::default()).collect();
-        expect_equal(found, SUMS, || "what parts have below".to_owned(), &below, &below_of(broker));
+        expect_equal(found, RUNNING_SUMS, || "what parts have below".to_owned(), &below, &below_of(broker));
         let counted = broker.tenants.iter().flat_map(|(_, of)| {
             broker.allocations.rounding_of(of).map(move |(device, bytes)| ((of, device), bytes))
         });
         let what = || "bytes beyond what was asked for".to_owned();
-        expect_equal(found, SUMS, what, &counted.collect(), &rounding_of(broker));
+        expect_equal(found, RUNNING_SUMS, what, &counted.collect(), &rounding_of(broker));
         let (idle_on_host, in_place) = in_host_of(broker);
         let what = || "parts in the host's memory".to_owned();
-        expect_equal(found, SUMS, what, &broker.idle_on_host.iter().collect(), &idle_on_host);
+        expect_equal(found, RUNNING_SUMS, what, &broker.idle_on_host.iter().collect(), &idle_on_host);
         let what = || "bytes in the host's memory that are accessed there".to_owned();
-        expect_equal(found, SUMS, what, &broker.allocations.in_place().collect(), &in_place);
+        expect_equal(found, RUNNING_SUMS, what, &broker.allocations.in_place().collect(), &in_place);
         let batches = broker.line.iter().filter(|(_, it)| matches!(it.waiter, Waiter::Batch(_))).count();
         let waiting = (broker.line.iter().count().saturating_sub(batches), batches);
-        expect_equal(found, SUMS, || "what waits for room".to_owned(), &broker.line.counts(), &waiting);
+        expect_equal(
+            found,
+            RUNNING_SUMS,
+            || "what waits for room".to_owned(),
+            &broker.line.counts(),
+            &waiting,
+        );
     }
 }
 

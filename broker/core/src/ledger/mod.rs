@@ -253,7 +253,7 @@ impl Ledger {
         let mut last = None;
         for place in self.below(device) {
             last = Some(place);
-            if self.admit(tenant, place, bytes).is_ok() && !planted!(self, BackedFarther) {
+            if self.admit(tenant, place, bytes).is_ok() && !planted!(self, BackedOnDiskFirst) {
                 break;
             }
         }
@@ -299,7 +299,7 @@ impl Ledger {
     pub(crate) fn owe(&mut self, charge: Charge, debtors: &[TenantId]) -> Vec<Debt> {
         let (payer, place, bytes) = charge.redeem();
         self.change(payer, place, |account| account.settled.checked_sub(bytes).map(|b| account.settled = b));
-        if planted!(self, UnreturnedToNobody) {
+        if planted!(self, UnreturnedUncharged) {
             return Vec::new();
         }
         let only_payer = debtors.is_empty() || planted!(self, DebtToOwnerOnly);
@@ -358,7 +358,7 @@ impl Ledger {
 
     /// The driver had not so much more: whoever holds it, there is less of the place than what is held of it and that.
     pub(crate) fn cap_capacity(&mut self, place: Place, requested: Bytes) {
-        if planted!(self, MissingForgotten) {
+        if planted!(self, MissingMemoryForgotten) {
             return;
         }
         if let Some(balances) = self.balances.get_mut(&place) {
@@ -383,7 +383,7 @@ impl Ledger {
         quota: Option<Quota>,
     ) {
         self.quotas.set(tenant, device, tier, quota);
-        if planted!(self, DefaultQuotaForgotten) && quota.is_none() {
+        if planted!(self, DeletedQuotaEnforced) && quota.is_none() {
             return;
         }
         self.apply_quotas(tenant);

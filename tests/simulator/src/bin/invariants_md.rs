@@ -4,7 +4,7 @@
 
 use std::{fmt::Write as _, process::ExitCode};
 
-use broker_core::invariants::{Checked, Invariant, REGISTRY};
+use broker_core::invariants::{CheckedBy, Invariant, REGISTRY};
 use dev_kit::Page;
 
 const HEAD: &str = "\
@@ -36,15 +36,15 @@ fn page() -> Page {
 
 fn text() -> String {
     let mut page = String::from(HEAD);
-    for Invariant { id, says, checked } in REGISTRY {
-        let (how, folder, files) = match checked {
-            Checked::Recomputed { file } => ("recomputed", "broker/core/src/invariants", file),
-            Checked::Handler { file } => ("met by handlers", "broker/core/src/handler", file),
-            Checked::Oracle { file } => ("observed", "tests/simulator/src/oracle", file),
+    for Invariant { id, statement, checked_by } in REGISTRY {
+        let (how, folder, files) = match checked_by {
+            CheckedBy::Recomputed { file } => ("recomputed", "broker/core/src/invariants", file),
+            CheckedBy::Handler { file } => ("met by handlers", "broker/core/src/handler", file),
+            CheckedBy::Oracle { file } => ("observed", "tests/simulator/src/oracle", file),
         };
         let links: Vec<String> =
             files.split(", ").map(|file| format!("[`{file}`](../{folder}/{file})")).collect();
-        writeln!(page, "| `{id}` | {says} | {how}: {} |", links.join(", "))
+        writeln!(page, "| `{id}` | {statement} | {how}: {} |", links.join(", "))
             .expect("a String takes whatever is written");
     }
     page

@@ -20,7 +20,7 @@ mod sessions;
 use broker_core::{
     Broker, Cause, Command, Config, DaemonFrame, Event, Limits, Notice, Refusal, Reply, StoredQuotas, Tier,
     Time,
-    invariants::{PRESSED, Violation},
+    invariants::{PRESSURE_EVICTIONS, Violation},
 };
 use vramd_types::Quantity;
 
@@ -262,7 +262,7 @@ impl Oracle {
                 | Notice::MoveFailed { cause: Cause::WriteBack, .. },
             ) => {}
             Command::Notice(Notice::Dropped { part, bytes, tier, cause, .. }) => {
-                self.expect(PRESSED, *cause != Cause::Pressure, || {
+                self.expect(PRESSURE_EVICTIONS, *cause != Cause::Pressure, || {
                     format!("{part:?} was dropped although only pressure asked for it")
                 });
                 self.expect_no_operator_hold(*part);

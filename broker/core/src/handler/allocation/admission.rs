@@ -231,7 +231,7 @@ impl Broker {
             }
         }
         let never = lacks.iter().position(|lack| !self.is_ever_possible(tenant, lack));
-        let never = never.filter(|_| !planted!(self, FirstLackAlone));
+        let never = never.filter(|_| !planted!(self, FirstShortageAlone));
         if let Some(lack) = lacks.into_iter().nth(never.unwrap_or_default()) {
             return Err(lack);
         }
@@ -313,7 +313,7 @@ impl Broker {
 
     /// The sum of the spans. No place ever has the largest number of bytes.
     fn sum_of_plans(&self, plans: &[&AllocationPlan]) -> Bytes {
-        sum_of(plans.iter().map(|plan| plan.span), planted!(self, SumOverflows)).unwrap_or(Bytes::MAX)
+        sum_of(plans.iter().map(|plan| plan.span), planted!(self, BatchSumOverflows)).unwrap_or(Bytes::MAX)
     }
 
     /// Whether its parts may begin below its device.

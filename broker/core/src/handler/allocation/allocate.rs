@@ -49,7 +49,7 @@ impl Broker {
             plans.push(self.plan_item(session, tenant, spec)?);
         }
         self.check_names(&plans)?;
-        sum_of(plans.iter().map(|plan| plan.span), planted!(self, SumOverflows))
+        sum_of(plans.iter().map(|plan| plan.span), planted!(self, BatchSumOverflows))
             .ok_or(Refusal::SizeInvalid { field: "size_bytes", size: Bytes::MAX })?;
         let lack = self.check_batch_room(tenant, &plans).err();
         if let Some(lack) = lack.as_ref().filter(|lack| !self.is_ever_possible(tenant, lack)) {
@@ -226,7 +226,7 @@ impl Broker {
             _ => None,
         };
         if let Some(refusal) = failure.or(raced) {
-            let undone = if planted!(self, HalfABatchKept) { 1 } else { ids.len() };
+            let undone = if planted!(self, FailedBatchHalfKept) { 1 } else { ids.len() };
             for id in ids.into_iter().take(undone) {
                 self.start_free(id);
                 self.remove_if_gone(id);

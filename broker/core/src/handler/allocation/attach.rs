@@ -45,7 +45,7 @@ impl Broker {
         }
         let device = allocation.device;
         let sees = self.sessions.get(session).is_some_and(|session| session.devices.contains(&device));
-        if !sees && !planted!(self, AttachedUnseen) {
+        if !sees && !planted!(self, InvisibleDeviceAttached) {
             return Err(Refusal::DeviceNotVisible { device: self.uuid(device).to_owned() });
         }
         if allocation.parts.iter().any(|part| part.map_state(session).is_some_and(MapState::is_leaving)) {
@@ -91,7 +91,8 @@ impl Broker {
             .filter(|(_, allocation)| {
                 let is_reader =
                     || allocation.state != AllocationState::Freeing && allocation.readers.admit(own);
-                let is_served = planted!(self, StrangerServed) && allocation.state == AllocationState::Sealed;
+                let is_served =
+                    planted!(self, NonReaderServed) && allocation.state == AllocationState::Sealed;
                 allocation.tenant == tenant || is_reader() || is_served
             })
             .ok_or_else(|| Refusal::AllocationNotFound { allocation: target.to_string() })

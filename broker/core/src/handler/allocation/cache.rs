@@ -153,7 +153,7 @@ impl Broker {
     pub(crate) fn expire_cached(&mut self) {
         let (mut due, mut next) = (Vec::new(), None);
         for (age, entry) in self.pool.cache().iter() {
-            if planted!(self, IdleKept) && self.sessions.count_of(entry.tenant) > 0 {
+            if planted!(self, IdleCacheKept) && self.sessions.count_of(entry.tenant) > 0 {
                 continue;
             }
             match self.cached_until(entry.tenant, entry.since) {

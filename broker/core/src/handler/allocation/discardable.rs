@@ -53,7 +53,7 @@ impl Broker {
 
     /// How often the part was dropped.
     pub(crate) fn drop_count_of(&self, part: PartRef) -> u64 {
-        match planted!(self, LossNotTold) {
+        match planted!(self, DropUnreported) {
             true => 0,
             false => self.drop_counts.get(&part).copied().unwrap_or_default(),
         }

@@ -331,7 +331,7 @@ impl Broker {
             self.notify_watchers(part.allocation);
         }
         self.on_leaving_resolved(id);
-        if !planted!(self, DemandForgotten) {
+        if !planted!(self, WaiterForgotten) {
             match returned {
                 true => self.note_room_freed(),
                 false => self.follow_ups.full_scan = true,

@@ -125,7 +125,7 @@ impl Broker {
             if failed && !planted!(self, UnreadableKept) {
                 self.start_free(id);
             }
-            if planted!(self, LoadedToOwner)
+            if planted!(self, LoadedSentToOwner)
                 && !failed
                 && let Some(owner) = owner
             {
@@ -135,7 +135,7 @@ impl Broker {
         }
         if let Some(owner) = owner {
             // Parts that the owner had not mapped stay below until they are pinned.
-            let initial = if planted!(self, SealBringsIn) { InitialMaps::All } else { InitialMaps::OnDevice };
+            let initial = if planted!(self, SealFetches) { InitialMaps::All } else { InitialMaps::OnDevice };
             self.queue_maps(owner, id, initial);
         }
     }

@@ -114,7 +114,7 @@ impl<'a> VictimChooser<'a> {
         let Footprint { tenant, size, .. } = need.footprint;
         let (broker, by) = (self.broker, Beneficiary { arrived: need.arrived, tenant: Some(tenant) });
         let admitted = self.trial.admit(tenant, size);
-        if admitted.is_ok() || planted!(broker, FullThoughCached) {
+        if admitted.is_ok() || planted!(broker, RefusedThoughCached) {
             return admitted;
         }
         if matches!(admitted, Err(Shortage::Limit { .. })) {

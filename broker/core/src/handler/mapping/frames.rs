@@ -57,7 +57,7 @@ impl Broker {
         else {
             return;
         };
-        if !session.is_connected() && !planted!(self, MapToDeadSession) {
+        if !session.is_connected() && !planted!(self, MapSentToClosedChannel) {
             return;
         }
         let is_unpinned = allocation.unpinned && allocation.owner == Some(id);
@@ -106,7 +106,7 @@ impl Broker {
         let limits = &self.config.limits;
         let Some(session) = self.sessions.get(id) else { return };
         let answered = session.fds_in_flight == 0 || planted!(self, TwoPacketsInFlight);
-        let open = session.channel_open || planted!(self, MapToDeadSession);
+        let open = session.channel_open || planted!(self, MapSentToClosedChannel);
         if !open || !answered || session.queue.is_empty() {
             return;
         }
@@ -128,7 +128,7 @@ impl Broker {
         };
         session.map_deadline = Some(deadline);
         self.fds.spend(tenant, count);
-        if !planted!(self, TimerLost) {
+        if !planted!(self, MapTimerLost) {
             self.arm_session(deadline, id);
         }
         let mut parts = Vec::with_capacity(count);
@@ -294,7 +294,7 @@ impl Broker {
             ClientFrame::PinEnded { call } => self.on_pin_ended(id, call),
         };
         if let Err(problem) = taken
-            && !planted!(self, LieBelieved)
+            && !planted!(self, WrongAnswerAccepted)
         {
             return self.quarantine(id, problem);
         }

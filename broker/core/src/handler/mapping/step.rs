@@ -41,7 +41,7 @@ impl Broker {
             Some(state) => allocation.set_mapping(part.part, mapping.in_state(state)),
             None => allocation.remove_mapping(part.part, id),
         }
-        let still = planted!(self, AwayStillMapped) && new == Some(MapState::Away);
+        let still = planted!(self, AwayCountedAsMapped) && new == Some(MapState::Away);
         if old.is_mapper() && !new.is_some_and(MapState::is_mapper) && !still {
             session.mapped = session.mapped.saturating_sub(allocation.size_of(part.part));
         }
@@ -125,7 +125,7 @@ impl Broker {
         if let Some(words) = &mut session.words {
             words.slots.give_back(slot);
         }
-        if session.channel_open && !planted!(self, WordNotForgotten) {
+        if session.channel_open && !planted!(self, WordNotCollected) {
             let channel = session.channel;
             self.push_command(Command::ForgetWord { channel, slot });
         }

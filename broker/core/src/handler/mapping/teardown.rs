@@ -44,7 +44,7 @@ impl Broker {
         let Some(allocation) = self.allocations.get(id).filter(|entry| entry.mapping_count > 0) else {
             return;
         };
-        let is_sent = planted!(self, FreedIsSent);
+        let is_sent = planted!(self, FreedPartSent);
         let mut unmapped = Vec::new();
         for index in allocation.indices() {
             let mappings = allocation.part(index).map(|part| &*part.mappings).unwrap_or_default();

@@ -44,7 +44,7 @@ impl Broker {
 
     /// Reserves backing for parts that have none, the oldest first, after bytes have come free below a device.
     pub(crate) fn reserve_late_backings(&mut self, device: DeviceIndex) {
-        if planted!(self, LackingForgotten) {
+        if planted!(self, MissingBackingForgotten) {
             return;
         }
         let mut oldest: BTreeSet<_> = self.backings.missing().oldest_of_each(device).collect();
@@ -139,7 +139,7 @@ impl Broker {
     pub(crate) fn release_backing(&mut self, part: PartRef) {
         match self.backings.remove(&part) {
             Some(Backing::Reserved(reservation)) => self.ledger.cancel(reservation),
-            Some(Backing::File { .. }) if planted!(self, FileKept) => {}
+            Some(Backing::File { .. }) if planted!(self, FileLeaked) => {}
             // An extent that is still being created is released afterwards.
             Some(Backing::Extent { extent, .. } | Backing::File { extent }) => self.release_extent(extent),
             Some(Backing::Needless) | None => {}
@@ -243,7 +243,7 @@ impl Broker {
         let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
         if state == Some(AllocationState::Sealed)
             || self.is_discardable(part)
-            || planted!(self, ShadowOlderThanPart)
+            || planted!(self, StaleBackingTakenForClean)
         {
             return;
         }

@@ -199,7 +199,7 @@ impl Broker {
             state: MigrationState::Preparing,
             is_made: self.is_live(to),
             clean,
-            is_unmapped: from_tier == Tier::Host && planted!(self, CopiedInPlace),
+            is_unmapped: from_tier == Tier::Host && planted!(self, CopiedWhileMappedInPlace),
             awaited,
             for_arrival: None,
             vain_tries: self.line.vain_tries(Waiter::Part(part)),
@@ -331,7 +331,7 @@ impl Broker {
             return self.advance_migration(part, MigrationEvent::Clean, None);
         }
         let size = allocation.size_of(part.part);
-        let bytes = if planted!(self, CopiedInPart) { size.saturating_sub(GRANULARITY) } else { size };
+        let bytes = if planted!(self, CopyTruncated) { size.saturating_sub(GRANULARITY) } else { size };
         self.advance_migration(part, MigrationEvent::Ready, None);
         if !shadow {
             self.pool.mark_written(to);
@@ -390,7 +390,7 @@ impl Broker {
         // A write-back still writes it; it is released when that has ended.
         let its = self.pool.get(id).and_then(|extent| extent.part);
         let written = its.is_some_and(|part| self.is_written_back_to(part, id));
-        if written && !planted!(self, WrittenBackReleased) {
+        if written && !planted!(self, BackingReleasedWhileWritten) {
             return;
         }
         if !self.pool.get_mut(id).is_some_and(crate::pool::Extent::start_release) {
@@ -399,7 +399,7 @@ impl Broker {
         self.push_command(Command::ReleaseExtent { extent: id });
         self.track_leaving(id);
         self.release_now_if_awaited(&[id]);
-        if planted!(self, DoubleFree) {
+        if planted!(self, DoubleRelease) {
             self.push_command(Command::ReleaseExtent { extent: id });
         }
     }

@@ -41,7 +41,7 @@ impl Broker {
         };
         match result {
             Ok(()) => self.advance_migration(part, MigrationEvent::Copied, None),
-            Err(_) if planted!(self, FailedCopyTaken) => {
+            Err(_) if planted!(self, FailedCopyAccepted) => {
                 self.advance_migration(part, MigrationEvent::Copied, None);
             }
             Err(problem) => {
@@ -117,7 +117,7 @@ impl Broker {
                 self.leave_device(part, left);
             }
             (Tier::Device, _, false) => {
-                let clean = if state.is_copying() { planted!(self, FailedCopyKept) } else { clean };
+                let clean = if state.is_copying() { planted!(self, FailedCopyTakenForClean) } else { clean };
                 self.keep_on_device(part, left, clean);
             }
             // An extent that is still being created is released afterwards.

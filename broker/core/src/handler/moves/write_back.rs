@@ -101,7 +101,7 @@ impl Broker {
     fn ensure_memory_below(&mut self, part: PartRef) -> Result<ExtentId, Refusal> {
         if let Some(Backing::Extent { extent, .. }) = self.backings.get(&part) {
             let extent = *extent;
-            if !planted!(self, OlderShadowKept) {
+            if !planted!(self, FailedWriteBackTakenForClean) {
                 self.backings.set_clean(&part, false);
             }
             return Ok(extent);
@@ -264,7 +264,7 @@ impl Broker {
         } else if !self.is_backing_of(part, over.to) {
             // The part was freed meanwhile.
             self.release_extent(over.to);
-        } else if copied || !planted!(self, OlderShadowKept) {
+        } else if copied || !planted!(self, FailedWriteBackTakenForClean) {
             self.backings.set_clean(&part, clean);
         }
         let outcome = if copied { PartMove::Moved } else { over.stopped.clone().unwrap_or(PartMove::Wanted) };

@@ -65,7 +65,7 @@ impl Broker {
             let (Place { device, tier }, Fill { charged, capacity }) = (place, fill);
             let to = self.pressure_of(place);
             self.push_notice(Notice::PressureChanged { device, tier, from, to, charged: charged, capacity });
-            if to > from || !planted!(self, ReliefUntold) {
+            if to > from || !planted!(self, ReliefUnreported) {
                 self.send_pressure(place, fill);
             }
             if to == Pressure::Critical {
@@ -361,7 +361,7 @@ impl Broker {
 
     /// Sends a new session the outlooks that others have, of every place that it may have memory in.
     pub(crate) fn send_outlooks(&mut self, id: SessionId) {
-        if planted!(self, OutlooksUntold) {
+        if planted!(self, OutlooksUnreported) {
             return;
         }
         let Some(session) = self.sessions.get(id).filter(|session| session.wants_pressure) else { return };

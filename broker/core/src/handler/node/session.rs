@@ -225,7 +225,7 @@ impl Broker {
         self.end_pins_of(id);
         self.drop_unsent(id);
         let Some(session) = self.sessions.remove(id) else { return };
-        if !planted!(self, FdBudgetKept) {
+        if !planted!(self, FdBudgetLeaked) {
             self.fds.give_back(session.tenant, session.fds_in_flight);
         }
         if let Some(alarm) = session.alarm {

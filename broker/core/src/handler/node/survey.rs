@@ -125,7 +125,7 @@ impl Broker {
             self.push_notice(Notice::Unbrokered { device, bytes: unbrokered });
         }
         let reserved = self.context_reserve(device, contexts);
-        let found = self.surveys.resolve_awaited(device) || planted!(self, EarlyLookBelieved);
+        let found = self.surveys.resolve_awaited(device) || planted!(self, EarlySurveyBelieved);
         self.withhold(place, |ledger| {
             ledger.set_withheld(place, unbrokered, reserved);
             if found {

@@ -40,7 +40,7 @@ impl Broker {
             }
             unpinned |= lets_go;
         }
-        if unpinned && !planted!(self, TouchIgnored) {
+        if unpinned && !planted!(self, UnpinIgnored) {
             self.note_victims_changed();
         }
     }

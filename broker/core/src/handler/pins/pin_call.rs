@@ -102,7 +102,7 @@ impl Broker {
             return Err(format!("pin call {call} has ended and never began"));
         }
         let waits = |call: &PinCall| call.is_waiting();
-        if planted!(self, PinGrantedToLeft) && self.pins.get((id, call)).is_some_and(waits) {
+        if planted!(self, EndedPinAnswered) && self.pins.get((id, call)).is_some_and(waits) {
             return Ok(());
         }
         self.end_pin((id, call), WaitEnd::Left);

@@ -53,7 +53,7 @@ impl Broker {
         }
         let Some(of) = self.tenants.find(of) else { return Ok((Vec::new(), false)) };
         let fits = |allocation: &Allocation| {
-            if planted!(self, NotListed) && allocation.state == AllocationState::Freeing {
+            if planted!(self, FreedNotListed) && allocation.state == AllocationState::Freeing {
                 return false;
             }
             let shown = allocation.tenant == tenant

@@ -267,7 +267,7 @@ impl Broker {
                 })
             }
             Err(problem) => {
-                if planted!(self, UnstoredQuotaHolds) {
+                if planted!(self, UnstoredQuotaApplied) {
                     self.ledger.set_quota(change.tenant, change.device, change.tier, quota);
                 }
                 self.ledger.apply_quotas(change.tenant);

@@ -24,10 +24,10 @@ impl Broker {
     pub(crate) fn finish(&mut self, id: OpId, result: Result<Outcome, Refusal>) {
         let Some(op) = self.ops.remove(id) else { return };
         let mut calls = op.calls;
-        if planted!(self, AnswerLost) && calls.len() > 1 {
+        if planted!(self, JoinedCallUnanswered) && calls.len() > 1 {
             calls.pop();
         }
-        if planted!(self, AnswerToAnother)
+        if planted!(self, AnswerToWrongCall)
             && let Some(other) = self.ops.iter().find_map(|(_, other)| other.calls.first().copied())
         {
             calls = vec![other];

@@ -34,7 +34,7 @@ impl Broker {
         self.check_guarantees_with(&after)?;
         if after != before {
             self.settings = after;
-            if after.shares != before.shares && !planted!(self, SharesUntold) {
+            if after.shares != before.shares && !planted!(self, SharesUnreported) {
                 self.push_command(Command::ShareLinks(after.shares));
             }
             let (before, after) = (Box::new(before), Box::new(after));
@@ -80,7 +80,7 @@ impl Broker {
         self.pressure_state.failed.clear();
         self.pressure_state.scanned_to.clear();
         self.follow_ups.pressed_places.extend(places.iter().copied());
-        if !planted!(self, SettingsBelievedLate) {
+        if !planted!(self, SettingsAppliedLate) {
             self.ledger.changed.extend(places);
         }
     }

@@ -3,7 +3,7 @@
 
 use broker_core::{
     Broker, ClientRequest, PartRef,
-    invariants::{COPIES, EXTENT_USE, LIMIT, RECYCLED},
+    invariants::{CACHE_REUSE, COPIES, EXTENT_USE, LIMIT},
 };
 use vramd_types::ExtentId;
 
@@ -33,14 +33,14 @@ impl Oracle {
         let own = all_own && (was_sent || handed_over);
         let movable = backed.is_none_or(|allocation| allocation.kind == broker_core::Kind::Movable);
         self.expect(COPIES, !copied, || format!("{id} is cached while it is copied"));
-        self.expect(RECYCLED, live && unused, || format!("{id} is cached and in use"));
-        self.expect(RECYCLED, own, || format!("{id} is cached and was sent to another tenant"));
-        self.expect(RECYCLED, acknowledged, || {
+        self.expect(CACHE_REUSE, live && unused, || format!("{id} is cached and in use"));
+        self.expect(CACHE_REUSE, own, || format!("{id} is cached and was sent to another tenant"));
+        self.expect(CACHE_REUSE, acknowledged, || {
             format!("{id} is cached, and not every session has reported that it unmapped it")
         });
-        self.expect(RECYCLED, movable, || format!("{id} is cached and was never movable"));
+        self.expect(CACHE_REUSE, movable, || format!("{id} is cached and was never movable"));
         let draining = self.facts.draining;
-        self.expect(RECYCLED, !draining || handed_over, || format!("{id} is cached on a draining node"));
+        self.expect(CACHE_REUSE, !draining || handed_over, || format!("{id} is cached on a draining node"));
         let cached = self.facts.cached.entry((owner, place)).or_default();
         *cached += size;
         let (cached, max) = (*cached, self.limits.cached_bytes_per_tenant_max.get());
@@ -68,7 +68,7 @@ impl Oracle {
         extent.reused = true;
         (extent.part, extent.detached) = (moves.then_some(part), moves);
         let (owner, place, size) = (extent.owner, extent.place, extent.size);
-        self.expect(RECYCLED, cached, || format!("{id} is reused and was not cached"));
+        self.expect(CACHE_REUSE, cached, || format!("{id} is reused and was not cached"));
         self.remove_from_cache(id);
         if !moves {
             self.record_new_part(part, (owner, place, size), broker);

@@ -3,7 +3,7 @@
 
 use broker_core::{
     Broker, ClientRequest, DigestSpan, Kind, MapPart, PartRef, Tier,
-    invariants::{COPIES, EXTENT_TENANT, EXTENT_USE, RECYCLED},
+    invariants::{CACHE_REUSE, COPIES, EXTENT_TENANT, EXTENT_USE},
 };
 use vramd_types::{AllocationId, ExtentId, SessionId};
 
@@ -136,7 +136,7 @@ impl Oracle {
         let (its, fits) = (extent.owner, extent.size == sent.size.get());
         self.expect(EXTENT_USE, live, || format!("{id} is sent to {session} and is not live"));
         self.expect(COPIES, !copied, || format!("{id} is sent to {session} while it is copied"));
-        self.expect(RECYCLED, zero || takes_old, || {
+        self.expect(CACHE_REUSE, zero || takes_old, || {
             format!("{id} has old content, and {part:?} must be zero")
         });
         self.expect(EXTENT_USE, fits, || format!("{id} is sent with a wrong size"));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use broker_core::{
     AllocationSpec, Broker, CallId, OperatorRequest, Refusal, Tier, Time, WaitView, WaiterView,
-    invariants::DEMANDS,
+    invariants::LINE_ORDER,
 };
 use vramd_types::SessionId;
 
@@ -91,7 +91,7 @@ impl Oracle {
         let changed = self.step.create_ended || self.step.quotas_changed;
         let judged = stood && !call.joined && *tier == Tier::Device && !changed;
         let early = judged && call.at.after(wait) > self.facts.now;
-        self.expect(DEMANDS, !early, || {
+        self.expect(LINE_ORDER, !early, || {
             format!("{id:?} arrived at {:?}, may wait {wait:?}, and is refused early: {refusal:?}", call.at)
         });
     }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use broker_core::{Broker, ClientRequest, PartRef, WaitView, WaiterView, invariants::DEMANDS};
+use broker_core::{Broker, ClientRequest, PartRef, WaitView, WaiterView, invariants::LINE_ORDER};
 use vramd_types::{AllocationId, GRANULARITY};
 
 use crate::oracle::{
@@ -22,7 +22,9 @@ impl Oracle {
         let judged: Vec<_> = judged.map(|(id, at, call)| ((id, at), call.parts.clone())).collect();
         for (call, parts) in judged {
             let can = self.fit_together(&parts);
-            self.expect(DEMANDS, can, || format!("{call:?} waits for parts that can never fit: {parts:?}"));
+            self.expect(LINE_ORDER, can, || {
+                format!("{call:?} waits for parts that can never fit: {parts:?}")
+            });
         }
     }
 
@@ -63,7 +65,7 @@ impl Oracle {
                     || self.would_admit(tenant, device, bytes)
             };
             let can = asked.into_iter().all(fits);
-            self.expect(DEMANDS, can, || format!("a batch of {by} waits but can never fit: {items:?}"));
+            self.expect(LINE_ORDER, can, || format!("a batch of {by} waits but can never fit: {items:?}"));
         }
     }
 
@@ -72,7 +74,7 @@ impl Oracle {
     pub(crate) fn check_attach_feasibility(&mut self, id: AllocationId, new: &[PartRef]) {
         if self.facts.parts_of(id).any(|part| self.is_off_device(part)) {
             let can = self.fit_together(new);
-            self.expect(DEMANDS, can, || {
+            self.expect(LINE_ORDER, can, || {
                 format!("{id} is attached, but {new:?} can never fit on its device")
             });
         }

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use broker_core::{Broker, PartRef, Tier, WaitView, WaiterView, invariants::DEMANDS};
+use broker_core::{Broker, PartRef, Tier, WaitView, WaiterView, invariants::LINE_ORDER};
 
 use crate::oracle::{
     Oracle,
@@ -79,7 +79,7 @@ impl Oracle {
             let excused = ran_out || self.facts.failed_parts.contains(part) || is_behind_batch(*part, &line);
             let kept =
                 reason.shortage == Shortage::None && !excused && !each.iter().any(|other| before(&other));
-            self.expect(DEMANDS, !kept, || {
+            self.expect(LINE_ORDER, !kept, || {
                 format!(
                     "{part:?} has waited since event {since} although there is room: {each:?}, {leavable:?}"
                 )
@@ -280,7 +280,7 @@ impl Oracle {
                 on == Some(device) && !self.facts.failed_parts.contains(part)
             });
             let waits = waits.copied().filter(|_| self.facts.places[device].surveys_left == 0);
-            self.expect(DEMANDS, guaranteed || waits.is_none(), || {
+            self.expect(LINE_ORDER, guaranteed || waits.is_none(), || {
                 format!("tenant {tenant} is served on device {device}, although {waits:?} has waited longer")
             });
         }
@@ -304,7 +304,7 @@ impl Oracle {
         let asked = first.bytes.get() + self.cached(tenant, 0);
         let shortage = self.shortage(tenant, 0, asked, &leavable[0]);
         let in_time = first.deadline.is_some_and(|until| until > self.facts.now);
-        self.expect(DEMANDS, shortage != Shortage::None && in_time, || {
+        self.expect(LINE_ORDER, shortage != Shortage::None && in_time, || {
             format!("{first:?} is short of {shortage:?}, {leavable:?} could leave")
         });
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use broker_core::{
     AllocationState, Broker, PartRef, Target, Tier,
-    invariants::{BACKED, COPIES},
+    invariants::{BACKINGS, COPIES},
 };
 use vramd_types::{AllocationId, ExtentId};
 
@@ -48,16 +48,16 @@ impl Oracle {
     /// now.
     pub(crate) fn record_late_backing(&mut self, part: PartRef, tier: Tier) {
         let lacked = self.facts.missing_backing.remove(&part);
-        self.expect(BACKED, lacked.is_some(), || {
+        self.expect(BACKINGS, lacked.is_some(), || {
             format!("{part:?} gets a backing, and was not short of one")
         });
         let place = lacked.and_then(|(_, device, _)| self.facts.place(device, tier));
-        self.expect(BACKED, place.is_some(), || {
+        self.expect(BACKINGS, place.is_some(), || {
             format!("{part:?} gets a backing in {tier}, and its device has no such tier")
         });
         let Some(((owner, _, size), place)) = lacked.zip(place) else { return };
         let fits = self.would_admit(owner, place, size);
-        self.expect(BACKED, fits, || {
+        self.expect(BACKINGS, fits, || {
             format!("{part:?} gets a backing of {size} bytes, which are not available")
         });
         self.record_reserved(part, owner, place, size);
@@ -75,7 +75,7 @@ impl Oracle {
             for place in self.facts.below(device) {
                 let admitted = self.would_admit(owner, place, size);
                 let kept = admitted && !full.contains(&place);
-                self.expect(BACKED, !kept, || {
+                self.expect(BACKINGS, !kept, || {
                     format!("{part:?} has no backing of {size} bytes, although they are available")
                 });
                 let (_, limit) = self.quota_now(owner, place);
@@ -114,7 +114,7 @@ impl Oracle {
         }
         let had = self.facts.backings.remove(&part);
         let kept = matches!(had, Some(BackingFacts::Kept(_)));
-        self.expect(BACKED, !kept, || format!("{part:?} has a backing with an extent, and gets another"));
+        self.expect(BACKINGS, !kept, || format!("{part:?} has a backing with an extent, and gets another"));
         had.is_some()
     }
 
@@ -214,7 +214,7 @@ impl Oracle {
     pub(crate) fn expect_not_backing(&mut self, id: ExtentId) {
         let Some(part) = self.facts.extents.get(&id).and_then(|extent| extent.part) else { return };
         let backs = self.facts.backings.get(&part) == Some(&BackingFacts::Kept(id));
-        self.expect(BACKED, !backs, || format!("{id} is released although it is the backing of {part:?}"));
+        self.expect(BACKINGS, !backs, || format!("{id} is released although it is the backing of {part:?}"));
     }
 
     /// Records that an allocation is being freed, and the backings of its parts with it.

@@ -1,6 +1,6 @@
 //! Parts that operators hold are shown as such and do not leave their device.
 
-use broker_core::{Broker, PartRef, Target, invariants::HELD};
+use broker_core::{Broker, PartRef, Target, invariants::OPERATOR_HOLDS};
 use vramd_types::{AllocationId, PartIndex};
 
 use crate::oracle::Oracle;
@@ -20,7 +20,7 @@ impl Oracle {
                 false => self.facts.operator_holds.remove(&part),
             };
             let shown = is_shown_held(part, broker);
-            self.expect(HELD, shown == held, || {
+            self.expect(OPERATOR_HOLDS, shown == held, || {
                 format!("{part:?}: an operator set hold = {held}, and it is shown as {shown}")
             });
         }
@@ -29,7 +29,9 @@ impl Oracle {
     /// Checks that a part that left its device was not held.
     pub(crate) fn expect_no_operator_hold(&mut self, part: PartRef) {
         let held = self.facts.operator_holds.contains(&part);
-        self.expect(HELD, !held, || format!("{part:?} has left its device, and an operator holds it"));
+        self.expect(OPERATOR_HOLDS, !held, || {
+            format!("{part:?} has left its device, and an operator holds it")
+        });
     }
 
     pub(crate) fn forget_holds(&mut self, allocation: AllocationId) {

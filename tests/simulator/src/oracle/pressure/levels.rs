@@ -3,7 +3,7 @@
 
 use broker_core::{
     Broker, Cause, ChannelId, PartRef, Pressure, PressureNote, Tier, Time,
-    invariants::{PRESSED, PRESSURE},
+    invariants::{PRESSURE, PRESSURE_EVICTIONS},
 };
 
 use crate::oracle::{Oracle, facts::SessionFacts};
@@ -89,7 +89,7 @@ impl Oracle {
             let Some(place) = self.facts.place(device, here) else { return };
             let was_high = self.pressure_in(place) >= Pressure::High
                 || self.facts.high_until.get(&place).is_some_and(|until| *until >= began);
-            self.expect(PRESSED, was_high && tier > here, || {
+            self.expect(PRESSURE_EVICTIONS, was_high && tier > here, || {
                 format!("{part:?} has left place {place} for {tier}, which was not full")
             });
             let used = self.facts.used.get(&part).copied();
@@ -97,7 +97,7 @@ impl Oracle {
             let cold_after = self.settings.cold_after(began);
             let cold = cold_after
                 .is_some_and(|cold_after| used.is_none_or(|it| it >= began || it.after(cold_after) < began));
-            self.expect(PRESSED, cold, || {
+            self.expect(PRESSURE_EVICTIONS, cold, || {
                 format!("{part:?} was used at {used:?}, and leaves at {began:?} because of pressure")
             });
         }

@@ -3,7 +3,9 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use broker_core::{AllocationState, Broker, Kind, PartRef, Pressure, Target, Tier, invariants::RELIEVED};
+use broker_core::{
+    AllocationState, Broker, Kind, PartRef, Pressure, Target, Tier, invariants::PRESSURE_RELIEF,
+};
 use vramd_types::{AllocationId, PartIndex};
 
 use crate::oracle::{
@@ -39,7 +41,7 @@ impl Oracle {
         let cached: BTreeMap<_, _> = cached.map(|id| (id, before.get(&id).copied().unwrap_or(now))).collect();
         let stays = cached.iter().find(|(_, since)| since.after(patience) < now).map(|(id, _)| *id);
         let pressure = self.pressure_in(place);
-        self.expect(RELIEVED, stays.is_none(), || {
+        self.expect(PRESSURE_RELIEF, stays.is_none(), || {
             format!("place {place} is {pressure}, and {stays:?} stays there although it is only cached")
         });
         self.facts.cached_since.insert(place, cached);
@@ -55,7 +57,7 @@ impl Oracle {
             let idle: BTreeMap<_, _> = self.find_cold(place, broker).into_iter().map(since).collect();
             let stays = idle.iter().find(|(_, since)| since.after(patience) < now).map(|(part, _)| *part);
             let pressure = self.pressure_in(place);
-            self.expect(RELIEVED, stays.is_none(), || {
+            self.expect(PRESSURE_RELIEF, stays.is_none(), || {
                 format!("place {place} is {pressure}, and {stays:?} stays there although no session uses it")
             });
             self.facts.idle_since.insert(place, idle);
