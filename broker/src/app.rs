@@ -211,7 +211,7 @@ impl App {
         let devices_surveyed = devices_surveyed(&self.inbox);
         tokio::select! {
             in_time = tokio::time::timeout(SURVEY_TIMEOUT, devices_surveyed) => if in_time.is_err() {
-                let problem = format!("no device was looked at within {} s", SURVEY_TIMEOUT.as_secs());
+                let problem = format!("the driver did not survey all devices within {} s", SURVEY_TIMEOUT.as_secs());
                 return Err(Failure::Driver(DriverError::Failed(problem)));
             },
             // Asked to stop: both servers see it, and end at once.
@@ -302,10 +302,10 @@ impl App {
             extents_max = limits.extents_max,
             parts_per_tenant_max = limits.parts_per_tenant_max,
             fds_in_flight_max = limits.fds_in_flight_max,
-            "limits that open files set"
+            "limits set by the number of open files"
         );
         if limits.extents_max > descriptors.extents_max() {
-            tracing::warn!("limits.extents_max leaves connections too few of the open files");
+            tracing::warn!("limits.extents_max leaves too few open files to connections");
         }
         limits
     }
@@ -364,7 +364,7 @@ async fn close_driver(driver: Arc<dyn Driver>, mut ended: watch::Receiver<()>, c
     if tokio::time::timeout(DRIVER_END_TIMEOUT, gone).await.is_err() {
         tracing::warn!(
             waited_s = DRIVER_END_TIMEOUT.as_secs(),
-            "the driver has not ended; what is left on disk the next start deletes"
+            "the driver has not ended; the next start deletes its files on disk"
         );
     }
 }

@@ -32,7 +32,7 @@ pub fn open(config: &Config, socket_dir: &Path, sink: Sink) -> Result<Chosen, Fa
         DriverKind::Sim => "configured".to_owned(),
         DriverKind::Auto => match usable(config) {
             Ok(probed) => {
-                let reason = format!("auto: CUDA {} with a device that can be used", probed.version());
+                let reason = format!("auto: CUDA {} has a usable device", probed.version());
                 return open_cuda(config, probed, sink, reason);
             }
             Err(why) => format!("auto: {why}"),
@@ -130,11 +130,11 @@ fn log_facts(driver: &CudaDriver) {
     if let Some(problem) = &facts.no_nvml {
         tracing::warn!(
             problem,
-            "NVML is not there: the contexts of clients cannot be told from outsiders' memory"
+            "NVML is missing: CUDA contexts of clients cannot be told from memory of other programs"
         );
     }
     if let Some(problem) = &facts.unmeasured {
-        tracing::warn!(problem, "links were not measured: who goes first is decided on each by itself");
+        tracing::warn!(problem, "links were not measured: each link schedules its copies by itself");
     }
     for device in &facts.devices {
         tracing::info!(

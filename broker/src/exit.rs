@@ -35,7 +35,7 @@ pub enum Exit {
 pub enum Failure {
     #[error(transparent)]
     Config(#[from] ConfigError),
-    #[error("no home directory, so no place for state: set daemon.state_dir")]
+    #[error("daemon.state_dir: there is no default, since the user has no home directory. Set it")]
     NoStateDir,
     #[error(transparent)]
     Device(#[from] UnknownDevice),
@@ -58,11 +58,11 @@ pub enum Failure {
     Serve(#[from] ServeError),
     #[error(transparent)]
     DriverLost(#[from] DriverLost),
-    #[error("the reactor ended by itself, which is a bug")]
+    #[error("the reactor ended by itself: this is a bug")]
     ReactorEnded,
     #[error("{0}")]
     Telemetry(String),
-    #[error("cannot make {0} absolute: there is no working directory")]
+    #[error("cannot make the path {0} absolute: the working directory does not exist")]
     NoWorkingDir(PathBuf),
 }
 

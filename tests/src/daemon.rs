@@ -142,7 +142,7 @@ impl Daemon {
     pub fn metrics(&self) -> String {
         let address = eventually("the daemon says where its metrics are", || {
             let log = self.log();
-            let line = log.lines().rfind(|line| line.contains("metrics are served"))?;
+            let line = log.lines().rfind(|line| line.contains("metrics served"))?;
             line.split_once("address=")?.1.split_whitespace().next()?.parse().ok()
         });
         http::get(address, "/metrics").body

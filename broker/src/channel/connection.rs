@@ -126,7 +126,7 @@ async fn greet(
             Ok(Some((tenant, hello)))
         }
         Received::Hello(hello) => Err(HelloRefusal::Version { client_major: hello.protocol_major }),
-        Received::Frame { .. } => Err(broken("the first frame is no hello".to_owned())),
+        Received::Frame { .. } => Err(broken("the first frame is not a hello".to_owned())),
     }
 }
 
@@ -200,7 +200,7 @@ fn create_word_table(features: u64, slots: u32) -> (u64, Option<WordTable>) {
     match WordTable::create(slots) {
         Ok(words) => (features, Some(words)),
         Err(error) => {
-            tracing::warn!(%error, "no word table can be made: the session has no pins");
+            tracing::warn!(%error, "no word table can be created: the session has no pins");
             (features & !protocol::PINS, None)
         }
     }
@@ -233,7 +233,9 @@ async fn read(entry: &Entry, channel: ChannelId, pid: u32, shared: &Shared) {
 
 /// A frame after the first, for the core. A word table that was mapped is sealed before that hears so.
 fn take(entry: &Entry, received: Received) -> Result<core::ClientFrame, String> {
-    let Received::Frame { frame, .. } = received else { return Err("a second hello".to_owned()) };
+    let Received::Frame { frame, .. } = received else {
+        return Err("the client sent a second hello".to_owned());
+    };
     if let (core::ClientFrame::WordsMapped, Some(words)) = (&frame, &entry.words) {
         words.seal()?;
     }
@@ -265,7 +267,7 @@ async fn send(socket: &Socket, channel: ChannelId, frame: &OutFrame) -> io::Resu
     loop {
         match socket.send(frame).await {
             Err(error) if error.raw_os_error() == Some(libc::ETOOMANYREFS) => {
-                tracing::warn!(channel = channel.0, "too many descriptors are in flight: a frame waits");
+                tracing::warn!(channel = channel.0, "too many descriptors are in flight: the frame waits");
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(IN_FLIGHT_PAUSE_MAX);
             }
@@ -279,10 +281,10 @@ fn log_send_error(channel: ChannelId, frame: &OutFrame, error: &io::Error) {
     let (fds, bytes) = (frame.handles.len(), frame.bytes.len());
     match error.raw_os_error() {
         Some(libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN) => {
-            tracing::debug!(channel = channel.0, %error, "the client has left");
+            tracing::debug!(channel = channel.0, %error, "the client has left the channel");
         }
         _ => {
-            tracing::warn!(channel = channel.0, %error, fds, bytes, "a frame could not be sent: channel ended")
+            tracing::warn!(channel = channel.0, %error, fds, bytes, "the frame could not be sent: channel ended")
         }
     }
 }
@@ -291,13 +293,13 @@ fn log_send_error(channel: ChannelId, frame: &OutFrame, error: &io::Error) {
 fn whole_frame(buffer: &[u8], packet: Packet, pid: u32) -> Result<Received, String> {
     let sender = packet.sender.map_or(0, |sender| sender.pid);
     if i64::from(sender) != i64::from(pid) {
-        return Err(format!("a frame from process {sender}, and the session is that of process {pid}"));
+        return Err(format!("a frame from process {sender}, but the session is that of process {pid}"));
     }
     if packet.truncated {
-        return Err(format!("a frame of more than {} bytes", buffer.len()));
+        return Err(format!("the frame has more than {} bytes", buffer.len()));
     }
     if packet.fds_dropped {
-        return Err("a frame with file descriptors".to_owned());
+        return Err("the frame carries file descriptors, which clients may not send".to_owned());
     }
     frame_codec::decode(&buffer[..packet.bytes])
 }

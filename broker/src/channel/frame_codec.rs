@@ -34,7 +34,7 @@ impl std::fmt::Debug for Context<'_> {
 
 /// A frame names an extent of which the shell has no handle. A bug: the core maps only what was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no handle of extent {0}")]
+#[error("extent {0} has no export")]
 pub struct UnknownExtent(pub ExtentId);
 
 /// The packet of a frame. Handles stand in the order of the parts; `MapPart.device` is the `Device.index` of
@@ -160,9 +160,10 @@ impl Received {
 /// Reads one packet, or says why it is no frame.
 pub fn decode(packet: &[u8]) -> Result<Received, String> {
     use v1::client_frame::Frame;
-    let frame = v1::ClientFrame::decode(packet).map_err(|error| format!("not a frame: {error}"))?;
+    let frame =
+        v1::ClientFrame::decode(packet).map_err(|error| format!("the packet is not a frame: {error}"))?;
     match frame.frame {
-        None => Err("an empty frame, or one of a kind that this daemon does not know".to_owned()),
+        None => Err("the frame is empty, or of a kind that this daemon does not know".to_owned()),
         Some(Frame::Hello(hello)) => Ok(Received::Hello(hello)),
         Some(Frame::Mapped(mapped)) => {
             bounded(mapped.parts.len())?;
@@ -194,9 +195,12 @@ pub fn decode(packet: &[u8]) -> Result<Received, String> {
 
 fn bounded(parts: usize) -> Result<(), String> {
     match parts {
-        0 => Err("a frame that names no part".to_owned()),
+        0 => Err("the frame names no part".to_owned()),
         1..=protocol::PARTS_PER_FRAME_MAX => Ok(()),
-        _ => Err(format!("{parts} parts in one frame, at most {}", protocol::PARTS_PER_FRAME_MAX)),
+        _ => Err(format!(
+            "the frame names {parts} parts, at most {} are allowed",
+            protocol::PARTS_PER_FRAME_MAX
+        )),
     }
 }
 
@@ -205,12 +209,12 @@ fn core_part(part: &v1::PartRef) -> PartRef {
 }
 
 fn unmapped_part(unmapped: v1::UnmappedPart) -> Result<UnmappedPart, String> {
-    let part = unmapped.part.ok_or("an unmapped part without its reference")?;
+    let part = unmapped.part.ok_or("an unmapped part has no reference")?;
     let failure = match v1::UnmapReason::try_from(unmapped.reason) {
         Ok(v1::UnmapReason::Done) => None,
         Ok(v1::UnmapReason::MapFailed) => Some(printable::printable(&unmapped.detail, DETAIL_BYTES_MAX)),
         Ok(v1::UnmapReason::Unspecified) | Err(_) => {
-            return Err(format!("an unmapped part with the unknown reason {}", unmapped.reason));
+            return Err(format!("an unmapped part has the unknown reason {}", unmapped.reason));
         }
     };
     Ok(UnmappedPart { part: core_part(&part), failure, written: unmapped.written })
@@ -296,7 +300,7 @@ mod tests {
             (b"\xff\xff\xff", "not a frame"),
             (&no_parts, "names no part"),
             (&many, "1025 parts"),
-            (&unmapped(None, 1), "without its reference"),
+            (&unmapped(None, 1), "has no reference"),
             (&unmapped(Some(reference(0)), 0), "unknown reason 0"),
             (&unmapped(Some(reference(0)), 9), "unknown reason 9"),
         ] {

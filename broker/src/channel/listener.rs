@@ -59,11 +59,11 @@ pub async fn serve(
                         connections.spawn(connection::run(greeting, Arc::clone(&shared)));
                     }
                     Ok(None) => {}
-                    Err(error) => tracing::warn!(%error, "a connection could not be served"),
+                    Err(error) => tracing::warn!(%error, "the connection could not be served"),
                 },
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    tracing::warn!(%error, "no connection can be accepted now");
+                    tracing::warn!(%error, "no connection can be accepted at present");
                     tokio::time::sleep(EXHAUSTED_PAUSE).await;
                 }
             },

@@ -86,7 +86,10 @@ impl Channels {
             sent
         };
         if entry.outbox.push(frame, at_once).is_err() {
-            tracing::warn!(channel = channel.0, "the client does not read: outbox full, channel ended");
+            tracing::warn!(
+                channel = channel.0,
+                "the client does not read its frames: outbox full, channel ended"
+            );
         }
     }
 
@@ -110,7 +113,9 @@ impl Channels {
         let Some(entry) = self.entry(channel) else { return };
         match rustix::process::pidfd_send_signal(&entry.pidfd, rustix::process::Signal::KILL) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => {}
-            Err(error) => tracing::warn!(channel = channel.0, %error, "the process could not be killed"),
+            Err(error) => {
+                tracing::warn!(channel = channel.0, %error, "the client's process could not be killed")
+            }
         }
     }
 

@@ -56,14 +56,14 @@ async fn wait_until_read(channel: ChannelId, entry: &Entry) {
                 tracing::info!(
                     channel = channel.0,
                     unread_bytes = bytes,
-                    "the process has ended, and another one may receive what was sent to it"
+                    "the client's process has ended, and another process may still receive frames sent to it"
                 );
                 is_logged = true;
             }
             Ok(_) => {}
             // No kernel says that of a socket.
             Err(error) => {
-                return tracing::error!(channel = channel.0, %error, "the socket does not say what is unread");
+                return tracing::error!(channel = channel.0, %error, "the kernel does not report unread bytes of the socket");
             }
         }
         tokio::time::sleep(pause).await;

@@ -234,10 +234,10 @@ async fn frames_other_than_hello_are_refused() {
     for (packet, fds, reason, says) in [
         (Some(&version[..]), &[][..], "PROTOCOL_VERSION", "the client 7"),
         (Some(b"garbage"), &[], "PROTOCOL_BROKEN", "not a frame"),
-        (Some(b""), &[], "PROTOCOL_BROKEN", "empty frame"),
+        (Some(b""), &[], "PROTOCOL_BROKEN", "frame is empty"),
         (Some(&large), &[], "PROTOCOL_BROKEN", "more than 65536 bytes"),
         (Some(&hello_packet()), &[memfd.as_fd()], "PROTOCOL_BROKEN", "file descriptors"),
-        (Some(&mapped_packet(0)), &[], "PROTOCOL_BROKEN", "no hello"),
+        (Some(&mapped_packet(0)), &[], "PROTOCOL_BROKEN", "not a hello"),
         (None, &[], "PROTOCOL_BROKEN", "within 50 ms"),
     ] {
         let client = daemon.connect();

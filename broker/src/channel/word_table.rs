@@ -58,8 +58,8 @@ impl WordTable {
     /// The client has mapped it: nobody else can from now on. The error says what is wrong with that.
     pub(super) fn seal(&self) -> Result<(), String> {
         let fd = self.fd.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let fd = fd.ok_or("the word table was mapped before")?;
-        close_to_writers(&fd).map_err(|error| format!("the word table can't be sealed: {error}"))
+        let fd = fd.ok_or("the client mapped the word table before")?;
+        close_to_writers(&fd).map_err(|error| format!("the word table cannot be sealed: {error}"))
     }
 
     /// Asks for a part that nobody pins.
@@ -115,7 +115,9 @@ impl WordTable {
     }
 
     fn slot(&self, slot: Slot) -> Result<DaemonSlot<'_>, String> {
-        self.table.slot(slot.0).ok_or_else(|| format!("no slot {} among {}", slot.0, self.slots))
+        self.table
+            .slot(slot.0)
+            .ok_or_else(|| format!("the word table has no slot {}: it has {}", slot.0, self.slots))
     }
 }
 

@@ -14,7 +14,7 @@ use super::{DeviceChoice, Disk, Memory, Sim, SimEffect, SimOperation};
 
 /// A device that the configuration names is not on this node.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("memory.devices: there is no device `{named}`; this node has {present}")]
+#[error("memory.devices: this node has no device `{named}`; it has {present}")]
 pub struct UnknownDevice {
     pub named: String,
     pub present: String,

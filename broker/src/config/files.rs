@@ -24,7 +24,7 @@ impl Files {
 fn absolute<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<PathBuf>, D::Error> {
     let paths = Vec::<PathBuf>::deserialize(deserializer)?;
     match paths.iter().find(|path| !path.is_absolute()) {
-        Some(path) => Err(de::Error::custom(format!("`{}` is no absolute path", path.display()))),
+        Some(path) => Err(de::Error::custom(format!("`{}` is not an absolute path", path.display()))),
         None => Ok(paths),
     }
 }

@@ -13,15 +13,15 @@ use crate::platform::host::Host;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum HostTooSmall {
     #[error(
-        "memory.host_size: {asked} for {devices} devices, and this machine has {total} of memory, of which {left} are left to others"
+        "memory.host_size: {asked} for {devices} devices is too much: this machine has {total} of memory, of which {left} are left to other programs"
     )]
     Memory { asked: Bytes, devices: usize, total: Bytes, left: Bytes },
     #[error(
-        "memory.host_size: {asked} for {devices} devices, and this process may lock {limit} of memory, RLIMIT_MEMLOCK"
+        "memory.host_size: {asked} for {devices} devices is too much: this process may lock {limit} (RLIMIT_MEMLOCK)"
     )]
     Locked { asked: Bytes, devices: usize, limit: Bytes },
     #[error(
-        "memory.host_size: {asked} for {devices} devices, and the cgroup of this process may have {limit} of memory, of which {left} are left to the daemon"
+        "memory.host_size: {asked} for {devices} devices is too much: the cgroup of this process may have {limit}, of which {left} are left to the daemon"
     )]
     Cgroup { asked: Bytes, devices: usize, limit: Bytes, left: Bytes },
 }
@@ -106,19 +106,19 @@ mod tests {
         let refused = check_host(&memory, 2, host(9, None)).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "memory.host_size: 8 GiB for 2 devices, and this machine has 9 GiB of memory, of which 2 GiB are left to others"
+            "memory.host_size: 8 GiB for 2 devices is too much: this machine has 9 GiB of memory, of which 2 GiB are left to other programs"
         );
         let refused = check_host(&memory, 2, host(64, Some(Bytes::mib(8)))).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "memory.host_size: 8 GiB for 2 devices, and this process may lock 8 MiB of memory, RLIMIT_MEMLOCK"
+            "memory.host_size: 8 GiB for 2 devices is too much: this process may lock 8 MiB (RLIMIT_MEMLOCK)"
         );
         let limited = |mib| Host { in_cgroup: Some(Bytes::mib(mib)), ..host(64, None) };
         assert_eq!(check_host(&memory, 2, limited((8 << 10) + 64)), Ok(()));
         let refused = check_host(&memory, 2, limited(8 << 10)).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "memory.host_size: 8 GiB for 2 devices, and the cgroup of this process may have 8 GiB of memory, of which 64 MiB are left to the daemon"
+            "memory.host_size: 8 GiB for 2 devices is too much: the cgroup of this process may have 8 GiB, of which 64 MiB are left to the daemon"
         );
         let buffers = Host { buffers: Bytes::mib(192), ..limited((8 << 10) + 64) };
         let refused = check_host(&memory, 2, buffers).unwrap_err();

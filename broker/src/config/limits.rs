@@ -187,7 +187,7 @@ impl Limits {
 
 fn above_zero<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
     match usize::deserialize(deserializer)? {
-        0 => Err(de::Error::custom("0 would let nothing through")),
+        0 => Err(de::Error::custom("must be at least 1")),
         number => Ok(number),
     }
 }
@@ -196,7 +196,7 @@ fn whole_sets<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Er
     match usize::deserialize(deserializer)? {
         parts if parts >= PIN_PARTS_MAX => Ok(parts),
         parts => {
-            Err(de::Error::custom(format!("a set of pins has up to {PIN_PARTS_MAX} parts, not {parts}")))
+            Err(de::Error::custom(format!("{parts} is too few: one pin set has up to {PIN_PARTS_MAX} parts")))
         }
     }
 }
@@ -206,9 +206,9 @@ const WORDS_MAX: u32 = 1 << 24;
 
 fn slots<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     match u32::deserialize(deserializer)? {
-        0 => Err(de::Error::custom("0 would let nothing through")),
+        0 => Err(de::Error::custom("must be at least 1")),
         slots if slots <= WORDS_MAX => Ok(slots),
-        slots => Err(de::Error::custom(format!("{slots} are too many: at most {WORDS_MAX}"))),
+        slots => Err(de::Error::custom(format!("{slots} is too large: at most {WORDS_MAX}"))),
     }
 }
 
@@ -219,7 +219,7 @@ fn millis_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration
 pub(super) fn millis<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let millis = u64::deserialize(deserializer)?;
     if millis == 0 {
-        Err(de::Error::custom("0 ms would end everything at once"))
+        Err(de::Error::custom("must be at least 1 ms"))
     } else {
         Ok(Duration::from_millis(millis))
     }

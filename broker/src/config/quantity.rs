@@ -23,7 +23,8 @@ impl de::Visitor<'_> for Visitor {
     }
 
     fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<QuantityText, E> {
-        let bytes = u64::try_from(bytes).map_err(|_| E::custom(format!("{bytes} is below zero")))?;
+        let bytes = u64::try_from(bytes)
+            .map_err(|_| E::custom(format!("{bytes} is below zero; a quantity is not negative")))?;
         self.visit_u64(bytes)
     }
 
@@ -42,7 +43,7 @@ impl<'de> Deserialize<'de> for QuantityText {
 pub(super) fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
     match QuantityText::deserialize(deserializer)?.0 {
         Quantity::Bytes(bytes) => Ok(bytes),
-        Quantity::Percent(_) => Err(de::Error::custom("a share, and here only bytes make sense")),
+        Quantity::Percent(_) => Err(de::Error::custom("a share is not allowed here; give a number of bytes")),
     }
 }
 
@@ -51,7 +52,7 @@ pub(super) fn whole_extents<'de, D: Deserializer<'de>>(deserializer: D) -> Resul
     let size = bytes(deserializer)?;
     match size.is_multiple_of(vramd_types::GRANULARITY) {
         true => Ok(size),
-        false => Err(de::Error::custom(format!("{size} is no multiple of 2 MiB"))),
+        false => Err(de::Error::custom(format!("{size} is not a multiple of 2 MiB"))),
     }
 }
 
@@ -62,7 +63,7 @@ pub(super) fn part_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<By
     if !size.is_zero() && size.is_multiple_of(vramd_types::GRANULARITY) && size <= largest {
         Ok(size)
     } else {
-        Err(de::Error::custom(format!("{size} is no multiple of 2 MiB up to {largest}")))
+        Err(de::Error::custom(format!("{size} is not a multiple of 2 MiB from 2 MiB to {largest}")))
     }
 }
 

@@ -204,7 +204,7 @@ impl TryFrom<SimFaultText> for SimFault {
             return Err("`nth` counts from 1");
         }
         if text.on == SimOperation::Release && !matches!(effect, SimEffect::Delay(_)) {
-            return Err("a release can be delayed, but it cannot fail");
+            return Err("a release can only be delayed: it cannot fail");
         }
         Ok(Self { on: text.on, nth: text.nth, count: text.count, effect })
     }
@@ -343,17 +343,11 @@ const HARVEST_MS_MAX: u64 = 60_000;
 fn harvest<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     match u64::deserialize(deserializer)? {
         millis @ 1..=HARVEST_MS_MAX => Ok(Duration::from_millis(millis)),
-        millis => {
-            Err(de::Error::custom(format!("{millis} ms is not above 0 and at most {HARVEST_MS_MAX} ms")))
-        }
+        millis => Err(de::Error::custom(format!("{millis} ms is not between 1 and {HARVEST_MS_MAX} ms"))),
     }
 }
 
 fn at_least_one_device<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<SimDevice>, D::Error> {
     let devices = Vec::deserialize(deserializer)?;
-    if devices.is_empty() {
-        Err(de::Error::custom("a node without devices has no memory to own"))
-    } else {
-        Ok(devices)
-    }
+    if devices.is_empty() { Err(de::Error::custom("there must be at least one device")) } else { Ok(devices) }
 }

@@ -61,18 +61,19 @@ impl TryFrom<String> for Endpoint {
 
     fn try_from(text: String) -> Result<Self, String> {
         let uri: Uri =
-            text.parse().map_err(|error| format!("`{}` is no URL: {error}", text.escape_default()))?;
+            text.parse().map_err(|error| format!("`{}` is not a URL: {error}", text.escape_default()))?;
         match uri.scheme() {
             Some(scheme) if *scheme == Scheme::HTTP => {}
             Some(scheme) if *scheme == Scheme::HTTPS => {
                 return Err(
-                    "TLS to a collector is not built in: name one on this node with `http://`".to_owned()
+                    "vramd cannot use TLS to a collector: name a collector on this node with `http://`"
+                        .to_owned(),
                 );
             }
             _ => return Err(format!("`{text}` does not begin with `http://`")),
         }
         if uri.query().is_some() {
-            return Err(format!("`{text}` has a query, and a collector's address has none"));
+            return Err(format!("`{text}` has a query, which a collector's address may not have"));
         }
         Ok(Self(text.trim_end_matches('/').to_owned()))
     }
@@ -148,7 +149,7 @@ impl TryFrom<f64> for SampleRatio {
     fn try_from(ratio: f64) -> Result<Self, String> {
         match ratio {
             0.0..=1.0 => Ok(Self(ratio)),
-            _ => Err(format!("{ratio} is no share: 0 traces no call, 1 traces all")),
+            _ => Err(format!("{ratio} is not between 0 (trace no call) and 1 (trace every call)")),
         }
     }
 }

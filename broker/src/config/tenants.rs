@@ -25,12 +25,12 @@ impl TryFrom<Text> for Tenant {
         let Text { tenant, uid, gid, cgroup } = text;
         if !vramd_types::name::is_valid(&tenant) {
             return Err(format!(
-                "tenant `{}` is no name (1 to 128 letters, digits, `.`, `_`, `-`; first a letter or digit)",
+                "`{}` is not a valid tenant name: use 1 to 128 letters, digits, `.`, `_`, `-`, and begin with a letter or digit",
                 tenant.escape_default()
             ));
         }
         if uid.is_none() && gid.is_none() && cgroup.is_none() {
-            return Err(format!("the rule of tenant `{tenant}` needs a uid, gid or cgroup"));
+            return Err(format!("the rule of tenant `{tenant}` needs at least one of uid, gid and cgroup"));
         }
         let cgroup = cgroup
             .map(|pattern| pattern.parse::<Pattern>())

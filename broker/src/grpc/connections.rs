@@ -58,7 +58,7 @@ pub(super) fn incoming(
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "could not accept a connection");
+                    tracing::warn!(%error, "a connection could not be accepted");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -114,7 +114,7 @@ impl Connection {
         let origin = match Origin::of(stream.as_fd()) {
             Ok(origin) => origin,
             Err(error) => {
-                tracing::warn!(%error, "closed a connection: nobody can be told to be behind it");
+                tracing::warn!(%error, "closed a connection: its process cannot be identified");
                 return None;
             }
         };
@@ -123,12 +123,12 @@ impl Connection {
         if !uid.is_some_and(|uid| door.always.contains(&uid))
             && Descriptors::of_process().exceeded().is_some()
         {
-            tracing::debug!(uid, "closed a connection: the daemon is short of descriptors");
+            tracing::debug!(uid, "closed a connection: the daemon has too few free descriptors");
             return None;
         }
         let counted = counts.enter(uid.unwrap_or(u32::MAX), door.per_uid_max);
         if counted.is_none() {
-            tracing::debug!(uid, door.per_uid_max, "closed a connection: the uid has as many as it may");
+            tracing::debug!(uid, door.per_uid_max, "closed a connection: the uid has its maximum number");
         }
         Some(Self { stream, origin, _counted: counted? })
     }

@@ -88,7 +88,8 @@ impl Loading {
         let bytes = if asked.is_zero() { there } else { asked };
         if bytes > there || bytes.is_zero() {
             let (asked, offset, size) = (bytes.get(), offset.get(), size.get());
-            let problem = format!("{asked} bytes from {offset} on are asked for, and it has {size} bytes");
+            let problem =
+                format!("{asked} bytes from offset {offset} were requested, but the file has {size} bytes");
             return Err(Refusal::FileInvalid { problem });
         }
         let named = self.files.register(file);

@@ -65,9 +65,9 @@ pub struct Settings {
 pub enum ServeError {
     #[error("cannot listen: {0}")]
     Listen(#[from] io::Error),
-    #[error("cannot describe the services for reflection: {0}")]
+    #[error("cannot set up gRPC reflection: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
-    #[error("gRPC server failed: {0}")]
+    #[error("the gRPC server failed: {0}")]
     Server(#[from] tonic::transport::Error),
 }
 

@@ -42,7 +42,11 @@ pub(super) fn item_refused(refusal: &Refusal) -> v1::ItemError {
 
 /// The kernel does not say who calls.
 pub(super) fn unidentified() -> Status {
-    of_shell(Reason::PeerUnidentified, "the kernel does not say who the caller is", [])
+    of_shell(
+        Reason::PeerUnidentified,
+        "the kernel does not identify the calling process, so no tenant can be charged",
+        [],
+    )
 }
 
 pub(super) fn not_operator(uid: u32) -> Status {
@@ -50,12 +54,18 @@ pub(super) fn not_operator(uid: u32) -> Status {
 }
 
 pub(super) fn too_many_watches(limit: usize) -> Status {
-    let message = format!("{limit} operators watch already");
+    let message = format!(
+        "the node has its maximum of {limit} watches. End another watch, or raise limits.watches_max"
+    );
     of_shell(Reason::WatchesTooMany, &message, [("limit_count", limit.to_string())])
 }
 
 pub(super) fn deadline(limit: Duration) -> Status {
-    of_shell(Reason::Deadline, &format!("no answer within {limit:?}"), [])
+    of_shell(
+        Reason::Deadline,
+        &format!("the call had no answer within {limit:?}; a mutation may still complete"),
+        [],
+    )
 }
 
 /// The reactor has ended, so the daemon is about to.
@@ -66,7 +76,7 @@ pub(super) fn stopping() -> Status {
 
 /// The broker answered a request with what answers another.
 pub(super) fn wrong_reply(method: &'static str, reply: &broker_core::Reply) -> Status {
-    tracing::error!(method, ?reply, "the broker's reply does not answer the request: this is a bug");
+    tracing::error!(method, ?reply, "the broker's reply does not match the request: this is a bug");
     refused(&Refusal::InvariantBroken { invariant: broker_core::invariants::OPS })
 }
 

@@ -38,7 +38,11 @@ pub struct PatternError(String);
 
 impl fmt::Display for PatternError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is no cgroup pattern like `/system.slice/*.service` or `/kubepods.slice/**`", self.0)
+        write!(
+            f,
+            "`{}` is not a cgroup pattern like `/system.slice/*.service` or `/kubepods.slice/**`",
+            self.0
+        )
     }
 }
 

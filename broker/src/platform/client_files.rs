@@ -46,7 +46,7 @@ pub enum NotLoadable {
 pub fn open_of(peer: &Peer, number: u32, immutable: &[PathBuf]) -> Result<Immutable, NotLoadable> {
     let name = format!("descriptor {number} of process {}", peer.pid);
     let unknown = |error: Errno| {
-        tracing::debug!(name, %error, "the daemon cannot look at a file that is to be loaded");
+        tracing::debug!(name, %error, "the daemon cannot open a file that a client wants to load");
         NotLoadable::Mutable(PathBuf::from(&name))
     };
     let theirs = duplicate(peer, number).map_err(|error| match error {
@@ -55,7 +55,7 @@ pub fn open_of(peer: &Peer, number: u32, immutable: &[PathBuf]) -> Result<Immuta
     })?;
     let found = fstat(&theirs.file).map_err(unknown)?;
     if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
-        return Err(NotLoadable::Invalid(format!("{name} is no regular file")));
+        return Err(NotLoadable::Invalid(format!("{name} is not a regular file")));
     }
     if !theirs.is_readable() {
         return Err(NotLoadable::Invalid(format!("{name} is not open for reading")));

@@ -27,11 +27,11 @@ pub struct Peer {
 /// Why nobody could be charged for what a peer does.
 #[derive(Debug, Error)]
 pub enum Unidentified {
-    #[error("the kernel does not name the peer: {0}")]
+    #[error("the kernel does not identify the peer: {0}")]
     Unknown(#[source] io::Error),
     #[error("the peer is in a pid namespace that the daemon does not see")]
     ForeignPid,
-    #[error("the peer's uid {0} stands for any user of another user namespace")]
+    #[error("the peer's uid {0} stands for every user that this user namespace does not map")]
     OverflowUid(u32),
     #[error("the peer has ended already")]
     Ended,

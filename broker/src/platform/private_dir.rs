@@ -12,7 +12,7 @@ use thiserror::Error;
 /// Why a directory is none of those.
 #[derive(Debug, Error)]
 pub enum PrivateDirError {
-    #[error("{0} is not a directory of this user that only this user may write to")]
+    #[error("{0} is not a directory that belongs to this user or root and that only its owner may write to")]
     NotPrivate(PathBuf),
     #[error("cannot {action} {path}: {source}")]
     Io { action: &'static str, path: PathBuf, source: io::Error },

@@ -53,9 +53,9 @@ pub enum SocketsError {
     InUse(PathBuf),
     #[error(transparent)]
     Dir(#[from] PrivateDirError),
-    #[error("{0} is in the way, and no socket")]
+    #[error("{0} exists and is not a socket: remove it, or set daemon.socket_dir")]
     InTheWay(PathBuf),
-    #[error("no group `{0}`")]
+    #[error("daemon.admin_group: there is no group `{0}`")]
     NoGroup(String),
     #[error("cannot {action} {path}: {source}")]
     Io { action: &'static str, path: PathBuf, source: io::Error },

@@ -19,7 +19,9 @@ impl Calls {
     pub(super) fn answer(&mut self, call: CallId, outcome: Outcome) {
         match self.open.remove(&call) {
             Some(caller) => caller.answer(outcome),
-            None => tracing::error!(call = call.0, "the broker answered a call that does not wait"),
+            None => {
+                tracing::error!(call = call.0, "the broker answered a call that does not wait: this is a bug")
+            }
         }
     }
 }

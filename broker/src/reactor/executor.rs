@@ -36,7 +36,7 @@ pub type QuotaWriter = Arc<dyn Fn(&StoredQuotas) -> Result<(), String> + Send + 
 
 /// The driver cannot go on, and so the daemon cannot: what clients map stays theirs.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("the driver is lost: {problem}")]
+#[error("the driver is lost: {problem}. Clients keep their mappings; start the daemon again")]
 pub struct DriverLost {
     pub problem: String,
 }
@@ -163,7 +163,8 @@ impl Executor {
                     self.driver.submit(Submission::OpenFile { extent, size, span });
                 }
                 None => {
-                    let result = Err(CreateError::Failed("nobody waits for its file any more".to_owned()));
+                    let result =
+                        Err(CreateError::Failed("no client waits for this file any longer".to_owned()));
                     self.inbox.event(Event::Completion(Completion::Created { extent, result }));
                 }
             },
@@ -283,7 +284,7 @@ impl Executor {
                 return Ok(None);
             }
             Driver::Warning { problem } => {
-                tracing::warn!(problem, "the driver goes on, but something is wrong");
+                tracing::warn!(problem, "the driver reports a problem and goes on");
                 return Ok(None);
             }
             Driver::Lost { problem } => return Err(DriverLost { problem }),
@@ -379,7 +380,7 @@ impl Executor {
         match frame_codec::encode(frame, context) {
             Ok(packet) => self.channels.send(channel, packet),
             Err(problem) => {
-                tracing::error!(channel = channel.0, %problem, "a frame could not be made, channel ended: this is a bug");
+                tracing::error!(channel = channel.0, %problem, "a frame could not be encoded, channel ended: this is a bug");
                 self.channels.close(channel);
             }
         }
@@ -415,9 +416,9 @@ fn digest_error(error: CopyError) -> DigestError {
 fn log_pinned_host(node: HostNode, pinned: Bytes, problem: Option<&DriverError>) {
     let pinned_bytes = pinned.get();
     match problem {
-        None => tracing::info!(%node, pinned_bytes, "memory of the host is pinned ahead of need"),
+        None => tracing::info!(%node, pinned_bytes, "host memory is pinned ahead of need"),
         Some(problem) => tracing::warn!(
-            %node, pinned_bytes, %problem, "no more memory of the host is pinned ahead of need: parts wait for it as they move"
+            %node, pinned_bytes, %problem, "no further host memory is pinned ahead of need: moving parts wait while it is pinned"
         ),
     }
 }

@@ -64,15 +64,15 @@ fn log(notice: &Notice, left_out: u64) {
     match notice {
         Notice::SessionOpened { session, tenant, pid } => info!(%session, %tenant, pid, "session opened"),
         Notice::SessionSilent { session, reason, .. } => {
-            warn!(%session, reason, "session is silent: what it maps stands and stays charged");
+            warn!(%session, reason, "session is silent: its mappings stand and stay charged");
         }
         Notice::SessionKilled { session, reason, .. } => {
-            warn!(%session, reason, "session has been silent for too long: its process is killed");
+            warn!(%session, reason, "session was silent for too long: its process is killed");
         }
         Notice::SessionAnswered { session, .. } => info!(%session, "session answered and is live again"),
         Notice::SessionGone { session, .. } => info!(%session, "session gone"),
         Notice::Refused { by, request, refusal } => {
-            debug!(%by, request, reason = refusal.reason().name(), "refused");
+            debug!(%by, request, reason = refusal.reason().name(), "request refused");
         }
         Notice::QuotaSet { tenant, device, tier, guarantee, limit } => {
             info!(%tenant, device, %tier, %guarantee, %limit, "quota set");
@@ -83,10 +83,10 @@ fn log(notice: &Notice, left_out: u64) {
         }
         Notice::AllocationSealed { allocation, tenant } => debug!(%allocation, %tenant, "allocation sealed"),
         Notice::PartsHeld { allocation, tenant, parts, hold } => {
-            info!(%allocation, %tenant, parts, hold, "an operator holds parts on their device, or lets them go");
+            info!(%allocation, %tenant, parts, hold, "operator hold changed");
         }
         Notice::Advised { allocation, tenant, advice } => {
-            debug!(%allocation, %tenant, ?advice, "an owner says how its memory is used");
+            debug!(%allocation, %tenant, ?advice, "advice given");
         }
         Notice::AllocationFreed { allocation, tenant } => debug!(%allocation, %tenant, "allocation freed"),
         Notice::AllocationGone { allocation, tenant } => debug!(%allocation, %tenant, "allocation gone"),
@@ -97,31 +97,31 @@ fn log(notice: &Notice, left_out: u64) {
             debug!(%session, %allocation, parts, "revoke answered");
         }
         Notice::RevokeOverdue { session, parts, .. } => warn!(%session, parts, "revoke not answered in time"),
-        Notice::Draining { draining: true } => info!("the node is being taken out of service"),
+        Notice::Draining { draining: true } => info!("the node drains: it admits nothing new"),
         Notice::Draining { draining: false } => info!("the node is back in service"),
         Notice::MapFailed { session, part, problem, .. } => {
-            warn!(%session, allocation = %part.allocation, part = part.part.0, problem, left_out, "client could not map a part");
+            warn!(%session, allocation = %part.allocation, part = part.part.0, problem, left_out, "a client could not map a part");
         }
         Notice::Evicted { part, mappers } => {
-            debug!(allocation = %part.allocation, part = part.part.0, mappers, "mappings of a part are revoked");
+            debug!(allocation = %part.allocation, part = part.part.0, mappers, "part evicted: its mappers are told to unmap it");
         }
         Notice::PinStalled { session, call } => {
-            warn!(%session, call, left_out, "a pin waited for sessions that all waited themselves, and was aborted");
+            warn!(%session, call, left_out, "pin call aborted: it waited only for sessions that wait themselves");
         }
         Notice::Unreturned { extent, bytes } => {
-            warn!(%extent, bytes = bytes.get(), left_out, "released memory is still held by some process; it stays charged");
+            warn!(%extent, bytes = bytes.get(), left_out, "released memory is still open in some process: it stays charged");
         }
         Notice::Returned { extent, bytes } => {
-            info!(%extent, bytes = bytes.get(), left_out, "unreturned memory is back")
+            info!(%extent, bytes = bytes.get(), left_out, "unreturned memory was returned")
         }
         Notice::CreateFailed { extent, problem } => {
-            warn!(%extent, problem, left_out, "driver could not make memory")
+            warn!(%extent, problem, left_out, "the driver could not create memory")
         }
         Notice::Backed { part, tenant, device, tier, bytes } => {
-            debug!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, bytes = bytes.get(), "a part can leave now: there are bytes for it below");
+            debug!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, bytes = bytes.get(), "part has backing now and can be evicted");
         }
         Notice::CreateRetried { device } => {
-            info!(device = device.0, "memory that the driver could not make is asked of it again")
+            info!(device = device.0, "the driver is asked again for memory that it could not create")
         }
         Notice::Moved { part, tenant, device, tier, bytes, .. } => {
             debug!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, bytes = bytes.get(), "part moved");
@@ -133,41 +133,41 @@ fn log(notice: &Notice, left_out: u64) {
             debug!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, bytes = bytes.get(), "discardable part dropped");
         }
         Notice::MoveFailed { part, tenant, device, tier, problem, .. } => {
-            warn!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, problem, left_out, "a part could not be moved, and is where it was");
+            warn!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, problem, left_out, "part could not be moved and is where it was");
         }
         Notice::CleanBackingDiffers { part, tenant, device, tier, bytes } => {
-            warn!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, bytes = bytes.get(), left_out, "a part was written behind its pins, and is copied");
+            warn!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, bytes = bytes.get(), left_out, "part was written without a pin for writing, and is copied");
         }
         Notice::MoveStopped { part, tenant, device, tier, .. } => {
-            debug!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, "a part's move was given up");
+            debug!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, "part's move stopped");
         }
         Notice::Cached { extent, bytes } => {
-            debug!(%extent, bytes = bytes.get(), "freed memory is kept for its tenant");
+            debug!(%extent, bytes = bytes.get(), "freed memory cached for its tenant");
         }
         Notice::Reused { extent, part } => {
-            debug!(%extent, allocation = %part.allocation, part = part.part.0, "kept memory is used again");
+            debug!(%extent, allocation = %part.allocation, part = part.part.0, "cached memory reused");
         }
-        Notice::GivenUp { extent, bytes } => debug!(%extent, bytes = bytes.get(), "kept memory is given up"),
-        Notice::WaitEnded { waiter, end, .. } => trace!(?waiter, ?end, "a wait for room ended"),
+        Notice::GivenUp { extent, bytes } => debug!(%extent, bytes = bytes.get(), "cached memory released"),
+        Notice::WaitEnded { waiter, end, .. } => trace!(?waiter, ?end, "wait for room ended"),
         Notice::PinWaited { session, call, end, .. } => {
-            trace!(%session, call, ?end, "a pin's wait for memory that was elsewhere ended");
+            trace!(%session, call, ?end, "pin call's wait for absent parts ended");
         }
-        Notice::RoomMade { tenant } => debug!(tenant, "kept memory has made room for a request that waited"),
+        Notice::RoomMade { tenant } => debug!(tenant, "cached memory made room for a waiting request"),
         Notice::Unbrokered { device, bytes } if bytes.is_zero() => {
-            info!(device = device.0, "memory of the device is held by tenants alone");
+            info!(device = device.0, "the device has no unbrokered memory any longer");
         }
         Notice::Unbrokered { device, bytes } => {
             warn!(
                 device = device.0,
                 bytes = bytes.get(),
-                "memory of the device is held by processes of no tenant"
+                "the device has unbrokered memory: no tenant explains its processes"
             );
         }
         Notice::Shortfall { device, tier, bytes } if bytes.is_zero() => {
-            info!(device = device.0, %tier, "capacity covers what is guaranteed and held again");
+            info!(device = device.0, %tier, "shortfall ended: the capacity covers guarantees and charges");
         }
         Notice::Shortfall { device, tier, bytes } => {
-            warn!(device = device.0, %tier, bytes = bytes.get(), "capacity does not cover what is guaranteed and held");
+            warn!(device = device.0, %tier, bytes = bytes.get(), "shortfall: the capacity does not cover guarantees and charges");
         }
         Notice::PressureChanged { device, tier, from, to, charged, capacity } => {
             info!(
@@ -178,10 +178,10 @@ fn log(notice: &Notice, left_out: u64) {
             );
         }
         Notice::SettingsChanged { uid, before, after } => {
-            info!(uid, %before, %after, "an operator has changed settings, until the daemon ends");
+            info!(uid, %before, %after, "an operator changed settings until the daemon ends");
         }
         Notice::InvariantBroken { invariant, detail } => {
-            error!(invariant, detail, "an invariant broke: this is a bug")
+            error!(invariant, detail, "an invariant is broken: this is a bug")
         }
     }
 }

@@ -66,7 +66,7 @@ impl ScheduledRevocations {
         }
         for SimRevocation { wait, .. } in due {
             for (allocation, parts) in &by_allocation {
-                tracing::debug!(?step, nth, %allocation, wait, "a scheduled revocation begins");
+                tracing::debug!(?step, nth, %allocation, wait, "scheduled revocation begins");
                 self.revoke(*allocation, parts.clone(), *wait);
             }
         }
@@ -79,11 +79,11 @@ impl ScheduledRevocations {
             Ok(answer) => {
                 _ = tokio::spawn(async move {
                     let outcome = answer.await;
-                    tracing::debug!(%allocation, wait, ?outcome, "a scheduled revocation was answered");
+                    tracing::debug!(%allocation, wait, ?outcome, "scheduled revocation answered");
                 })
             }
             Err(refusal) => {
-                tracing::debug!(%allocation, wait, %refusal, "a scheduled revocation was refused")
+                tracing::debug!(%allocation, wait, %refusal, "scheduled revocation refused")
             }
         }
     }

@@ -62,7 +62,7 @@ pub(super) fn store(dir: &Path, stored: &StoredQuotas) -> io::Result<()> {
 fn parse(text: &str) -> Result<StoredQuotas, String> {
     let file: File = serde_json::from_str(text).map_err(|error| error.to_string())?;
     if file.version != VERSION {
-        return Err(format!("version {}, and this daemon reads {VERSION}", file.version));
+        return Err(format!("it has version {}, but this daemon reads version {VERSION}", file.version));
     }
     Ok(StoredQuotas {
         quotas: file.quotas.into_iter().map(StoredQuota::try_from).collect::<Result<_, _>>()?,
@@ -130,7 +130,7 @@ impl TryFrom<Request> for StoredRequest {
 
 fn tier(name: &str) -> Result<Tier, String> {
     let found = [Tier::Device, Tier::Host, Tier::Disk].into_iter().find(|tier| tier.name() == name);
-    found.ok_or_else(|| format!("no tier `{name}`"))
+    found.ok_or_else(|| format!("there is no tier `{name}`"))
 }
 
 fn hex(bytes: &[u8; 16]) -> String {

@@ -154,19 +154,19 @@ impl Health {
         match sent {
             Err(problem) if !self.failing => {
                 self.failing = true;
-                tracing::warn!(signal, problem, "the collector cannot be told; what is lost is counted");
+                tracing::warn!(signal, problem, "sending to the collector fails; lost items are counted");
             }
             Err(_) => {}
             Ok(()) if self.failing => {
                 self.failing = false;
-                tracing::info!(signal, dropped, "the collector is told again");
+                tracing::info!(signal, dropped, "sending to the collector works again");
             }
             Ok(())
                 if lost > 0
                     && self.last_complaint.is_none_or(|last| last.elapsed() >= COMPLAINT_INTERVAL) =>
             {
                 self.last_complaint = Some(Instant::now());
-                tracing::warn!(signal, dropped, "the collector is too slow; what is lost is counted");
+                tracing::warn!(signal, dropped, "the collector is too slow; lost items are counted");
             }
             Ok(()) => {}
         }

@@ -65,7 +65,7 @@ pub(super) async fn serve(listener: TcpListener, page: Page) {
                 });
             }
             Err(error) => {
-                tracing::debug!(%error, "a scrape could not be accepted");
+                tracing::debug!(%error, "a connection for metrics could not be accepted");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -87,7 +87,7 @@ impl Page {
 
 async fn metrics(State(page): State<Page>) -> Response {
     let Some(snapshot) = page.read(Snapshot::of).await else {
-        return unavailable("the daemon is stopping, or stuck");
+        return unavailable("the daemon is stopping, or does not answer");
     };
     match page.shared.metrics.prometheus_text(snapshot) {
         Ok(text) => ([(CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
@@ -99,7 +99,7 @@ async fn metrics(State(page): State<Page>) -> Response {
 async fn alive(State(page): State<Page>) -> Response {
     match page.read(|_| ()).await {
         Some(()) => "ok\n".into_response(),
-        None => unavailable("the daemon is stopping, or stuck"),
+        None => unavailable("the daemon is stopping, or does not answer"),
     }
 }
 
@@ -111,8 +111,8 @@ async fn ready(State(page): State<Page>) -> Response {
     match page.read(|broker| (broker.is_surveyed(), broker.node().draining)).await {
         Some((true, false)) => "ok\n".into_response(),
         Some((true, true)) => unavailable("the node is draining"),
-        Some((false, _)) => unavailable("the devices are being looked at"),
-        None => unavailable("the daemon is stopping, or stuck"),
+        Some((false, _)) => unavailable("the devices have not been surveyed yet"),
+        None => unavailable("the daemon is stopping, or does not answer"),
     }
 }
 

@@ -81,7 +81,7 @@ impl TelemetrySetup {
         self.logs.as_ref().map(|(provider, _)| provider)
     }
 
-    /// Takes the address that metrics are served at, so that whoever may not have it does not start.
+    /// Takes the address that metrics served at, so that whoever may not have it does not start.
     pub fn listen(&mut self) -> Result<(), Failure> {
         let Some(address) = self.config.prometheus_listen else { return Ok(()) };
         let listener = TcpListener::bind(address).and_then(|listener| {
@@ -89,11 +89,11 @@ impl TelemetrySetup {
             Ok(listener)
         });
         let listener = listener.map_err(|error| {
-            Failure::Telemetry(format!("cannot listen on {address}, telemetry.prometheus_listen: {error}"))
+            Failure::Telemetry(format!("telemetry.prometheus_listen: cannot listen on {address}: {error}"))
         })?;
         // Where the configuration leaves the port to the system, this says which it is.
         let address = listener.local_addr().unwrap_or(address);
-        tracing::info!(%address, "metrics are served");
+        tracing::info!(%address, "metrics served");
         self.listener = Some(listener);
         Ok(())
     }
@@ -160,7 +160,7 @@ impl TelemetrySetup {
     }
 }
 
-/// As long as this lives, telemetry is sent and served.
+/// As long as this lives, telemetry sent and served.
 #[derive(Debug)]
 pub struct Running(Option<(watch::Sender<bool>, JoinHandle<()>)>);
 
@@ -193,7 +193,7 @@ impl Exporters {
         spans.iter_mut().for_each(|exporter| exporter.set_resource(resource));
         logs.iter_mut().for_each(|exporter| exporter.set_resource(resource));
         let metrics = sent(Signal::Metrics).map(|()| collector.metrics()).transpose()?;
-        tracing::info!(collector = collector.describe(), "telemetry is sent");
+        tracing::info!(collector = collector.describe(), "telemetry sent");
         Ok(Self { metrics, spans, logs })
     }
 }

@@ -57,7 +57,7 @@ fn has_less_than_was_configured(fake: &Fake, pinned: u64, why: &str) {
 
 fn has_less(daemon: &Daemon, pinned: u64, why: &str) {
     let said = format!(
-        "WARN no more memory of the host is pinned ahead of need: parts wait for it as they move \
+        "WARN no further host memory is pinned ahead of need: moving parts wait while it is pinned \
          node=0 pinned_bytes={pinned} problem=out of host memory: {why}"
     );
     until("it is told", || daemon.log().contains(&said));
@@ -203,7 +203,7 @@ fn host_memory_that_can_be_had_again() {
     let fake = Fake::new().with("fail.cuMemCreate(host) = 2@triggered").with("memory_mib = 27");
     fake.trigger(true);
     let daemon = Daemon::start_with_host(&fake, "64MiB");
-    until("it is told", || daemon.log().contains("no more memory of the host is pinned ahead of need"));
+    until("it is told", || daemon.log().contains("no further host memory is pinned ahead of need"));
     let mut session = RawSession::open_with_pins(&daemon.sockets());
     let id = session.allocate(spec(12 << 20)).allocation_id;
     let bytes = content(12 << 20, 8);
@@ -224,7 +224,7 @@ fn host_memory_that_can_be_had_again() {
         books.allocations.iter().find(of).map(|row| (row.resident_bytes, row.host_bytes))
     };
     assert_eq!(lies(), Some((12 << 20, 0)));
-    assert!(daemon.log().contains("a part could not be moved, and is where it was"), "{}", daemon.log());
+    assert!(daemon.log().contains("part could not be moved and is where it was"), "{}", daemon.log());
     pins_and_finds(&mut session, id, &bytes);
 
     fake.trigger(false);
@@ -289,7 +289,7 @@ fn a_tight_memlock_limit_does_not_prevent_the_start() {
         let place = tempfile::tempdir().unwrap();
         let config = configured(&place, &fake, host_size);
         let daemon = may_lock_8_mib(move |daemon| Daemon::start_by(daemon(&config), place));
-        let told = format!("memory of the host is pinned ahead of need node=0 pinned_bytes={pinned}");
+        let told = format!("host memory is pinned ahead of need node=0 pinned_bytes={pinned}");
         until("it is pinned", || daemon.log().contains(&told));
     }
 }

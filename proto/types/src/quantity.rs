@@ -50,9 +50,11 @@ impl fmt::Display for QuantityError {
                 f,
                 "`{text}` has an unknown unit: use B, KiB, MiB, GiB, TiB (or Ki, Mi, Gi, Ti), KB, MB, GB, TB, or %"
             ),
-            Self::Fraction(text) => write!(f, "`{text}` is no whole number of bytes"),
+            Self::Fraction(text) => write!(f, "`{text}` is not a whole number of bytes"),
             Self::TooLarge(text) => write!(f, "`{text}` is too large"),
-            Self::ShareNotAllowed(text) => write!(f, "`{text}` is a share, and here only bytes make sense"),
+            Self::ShareNotAllowed(text) => {
+                write!(f, "`{text}` is a share is not allowed here; give a number of bytes")
+            }
         }
     }
 }

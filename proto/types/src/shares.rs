@@ -70,7 +70,7 @@ pub struct TooManyShares {
 
 impl fmt::Display for TooManyShares {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the shares are {} percent of a link, which has 100", self.sum)
+        write!(f, "the shares add up to {} percent of a link, which has 100", self.sum)
     }
 }
 

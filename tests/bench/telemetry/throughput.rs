@@ -126,7 +126,7 @@ fn pairs_of(amount: Amount, sink: &Collector, pairs: usize, calls: usize) -> Res
 /// Returns the address at which the daemon serves its metrics.
 pub(super) fn metrics_of(daemon: &Daemon) -> Result<SocketAddr> {
     let log = daemon.log();
-    let line = log.lines().rfind(|line| line.contains("metrics are served")).context("metrics are served")?;
+    let line = log.lines().rfind(|line| line.contains("metrics served")).context("metrics served")?;
     let address = line.split_once("address=").and_then(|(_, rest)| rest.split_whitespace().next());
     Ok(address.context("the log says where")?.parse()?)
 }

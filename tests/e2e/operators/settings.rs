@@ -134,7 +134,7 @@ fn they_are_shown_changed_told_and_forgotten_with_the_daemon() {
     assert_eq!(metric(&daemon, "vramd_pressure_threshold_ratio", &[high]), Some(0.75));
     let capacity = metric(&daemon, "vramd_memory_capacity_bytes", &["vramd_tier=\"host\""]);
     assert_eq!(capacity, Some((64 * MIB) as f64));
-    let line = "an operator has changed settings";
+    let line = "an operator changed settings";
     assert!(daemon.log().lines().any(|it| it.contains(line) && it.contains("INFO")), "{}", daemon.log());
 
     drop(held);

@@ -45,7 +45,7 @@ fn what_was_sent_and_is_not_mapped_yet() {
     let id = session.reserve(two_parts()).allocation_id;
     let parcel = session.receive_map();
     // The fence is there before the answer, and waits for it.
-    until("it is asked for", || daemon.log().contains("a scheduled revocation begins"));
+    until("it is asked for", || daemon.log().contains("scheduled revocation begins"));
     session.accept(parcel);
     loses_and_gets_back(&mut session, id, RevokeReason::Evicted);
     session.free(id);

@@ -20,7 +20,7 @@ fn measured() -> Config {
 fn address(daemon: &Daemon) -> SocketAddr {
     eventually("the daemon says where its metrics are", || {
         let log = daemon.log();
-        let line = log.lines().rfind(|line| line.contains("metrics are served"))?;
+        let line = log.lines().rfind(|line| line.contains("metrics served"))?;
         line.split_once("address=")?.1.split_whitespace().next()?.parse().ok()
     })
 }

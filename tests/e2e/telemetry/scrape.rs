@@ -133,7 +133,7 @@ fn tenants_beyond_the_limit_are_summed_up() {
 #[test]
 fn without_configuration_nothing_listens() {
     let daemon = Daemon::new();
-    assert!(!daemon.log().contains("metrics are served"));
+    assert!(!daemon.log().contains("metrics served"));
     let of_daemon = std::fs::read_to_string(format!("/proc/{}/comm", daemon.pid())).unwrap();
     assert_eq!(of_daemon.trim(), "vramd");
     let threads = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();

@@ -192,9 +192,9 @@ fn metrics_and_logs_come_with_who_they_are_of() {
     });
     // Of sending nothing is sent.
     let own =
-        collector.received().logs.iter().filter(|record| line(record).contains("telemetry is sent")).count();
+        collector.received().logs.iter().filter(|record| line(record).contains("telemetry sent")).count();
     assert_eq!(own, 0);
-    assert!(daemon.log().contains("telemetry is sent"));
+    assert!(daemon.log().contains("telemetry sent"));
     let client = Client::builder().socket_dir(daemon.sockets()).connect().unwrap();
     let _trace = enter_trace(&format!("00-{TRACE}-b7ad6b7169203331-01")).unwrap();
     client.list("").unwrap();

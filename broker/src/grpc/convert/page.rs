@@ -18,7 +18,7 @@ impl Page {
         let size = match usize::try_from(size) {
             Ok(0) => DEFAULT,
             Ok(size) if size <= MAX => size,
-            _ => return Err(Refusal::RequestInvalid { field: "page_size", problem: "more than 1000" }),
+            _ => return Err(Refusal::RequestInvalid { field: "page_size", problem: "is more than 1000" }),
         };
         let after = match token {
             "" => None,
@@ -45,7 +45,7 @@ pub(in crate::grpc) fn next_token(last: Option<u64>, more: bool) -> String {
 }
 
 fn bad_token() -> Refusal {
-    Refusal::RequestInvalid { field: "page_token", problem: "not from a page of this list" }
+    Refusal::RequestInvalid { field: "page_token", problem: "is not a token of this list" }
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ pub(in crate::grpc) fn key(request_id: &[u8], request: &impl Message) -> Result<
     }
     let id = request_id.try_into().map_err(|_| Refusal::RequestInvalid {
         field: "request_id",
-        problem: "neither empty nor 16 bytes",
+        problem: "is neither empty nor 16 bytes long",
     })?;
     let digest = blake3::hash(&request.encode_to_vec());
     let mut fingerprint = [0; 16];
@@ -60,7 +60,7 @@ pub(in crate::grpc) fn wait(wait_ms: u64, call_timeout: Duration) -> Result<Dura
     } else {
         Err(Refusal::RequestInvalid {
             field: "wait_ms",
-            problem: "not shorter than the daemon lets a call take (`limits.request_timeout_ms`)",
+            problem: "is not shorter than `limits.request_timeout_ms`",
         })
     }
 }
@@ -76,9 +76,10 @@ pub(in crate::grpc) fn filter(request: v1::WatchRequest) -> Result<Filter, Refus
         return Err(Refusal::NameInvalid { field: "tenant", name: name.clone() });
     }
     let kind = |kind: i32| match v1::EventKind::try_from(kind) {
-        Ok(v1::EventKind::Unspecified) | Err(_) => {
-            Err(Refusal::RequestInvalid { field: "kinds", problem: "an unknown kind of event" })
-        }
+        Ok(v1::EventKind::Unspecified) | Err(_) => Err(Refusal::RequestInvalid {
+            field: "kinds",
+            problem: "has a kind of event that this daemon does not know",
+        }),
         Ok(kind) => Ok(kind),
     };
     Ok(Filter { tenant, kinds: request.kinds.into_iter().map(kind).collect::<Result<_, _>>()? })
@@ -86,7 +87,8 @@ pub(in crate::grpc) fn filter(request: v1::WatchRequest) -> Result<Filter, Refus
 
 /// What a oneof of `name` and `allocation_id` says.
 pub(in crate::grpc) fn target(target: Option<impl Into<AnyTarget>>) -> Result<Target, Refusal> {
-    let missing = Refusal::RequestInvalid { field: "target", problem: "neither a name nor an allocation_id" };
+    let missing =
+        Refusal::RequestInvalid { field: "target", problem: "has neither a name nor an allocation_id" };
     target.map(|target| target.into().0).ok_or(missing)
 }
 
@@ -122,7 +124,7 @@ pub(in crate::grpc) fn advice(advice: i32) -> Result<Advice, Refusal> {
         Ok(v1::Advice::SetAccessedBy) => Ok(Advice::SetAccessedBy),
         Ok(v1::Advice::UnsetAccessedBy) => Ok(Advice::UnsetAccessedBy),
         Ok(v1::Advice::Unspecified) => {
-            Err(Refusal::RequestInvalid { field: "advice", problem: "there is none" })
+            Err(Refusal::RequestInvalid { field: "advice", problem: "is missing" })
         }
         Err(_) => Err(unknown_value("advice")),
     }
@@ -157,7 +159,7 @@ fn lifetime(lifetime: i32) -> Result<Lifetime, Refusal> {
 }
 
 fn unknown_value(field: &'static str) -> Refusal {
-    Refusal::RequestInvalid { field, problem: "a value that this daemon does not know" }
+    Refusal::RequestInvalid { field, problem: "has a value that this daemon does not know" }
 }
 
 /// Empty is every device.

@@ -69,7 +69,7 @@ fn all_readers_let_go_and_who_is_stopped_is_named_alone() {
     let live = SessionState::Live;
     assert_eq!(states, [live, live, SessionState::Silent, live]);
     until_held(&daemon, 6, 6);
-    assert_eq!(mappings(&probes)[stopped], PARTS, "what it maps stands");
+    assert_eq!(mappings(&probes)[stopped], PARTS, "its mappings stand");
     for (at, probe) in probes.iter_mut().enumerate() {
         if at != stopped {
             has_every_byte(probe);

@@ -66,7 +66,7 @@ fn a_stop_waits_for_a_disk_that_never_answers_no_longer_than_it_may() {
     let (_session, evicting) = leaving(&daemon, |there| there == 0);
     let (status, home, took) = stopped(daemon);
     assert!(status.success() && took >= BOUND && took < 2 * BOUND, "{status} after {took:?}");
-    let says = "the driver has not ended; what is left on disk the next start deletes";
+    let says = "the driver has not ended; the next start deletes its files on disk";
     assert!(home.log().contains(says), "{}", home.log());
     drop(evicting);
     assert_eq!(files(home.path()).len(), 1);

@@ -289,5 +289,5 @@ fn a_host_tier_that_its_cgroup_may_not_have_ends_the_start() {
     assert!(heard.contains(why), "{heard}");
     config("16MiB").write(home.path());
     let daemon = Daemon::start_in(home);
-    until("all of it is there", || daemon.log().contains("memory of the host is pinned ahead of need"));
+    until("all of it is there", || daemon.log().contains("host memory is pinned ahead of need"));
 }

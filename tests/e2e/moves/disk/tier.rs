@@ -137,7 +137,7 @@ fn is_sent_to_disk_and_to_the_host_and_comes_back(engine: &'static str) {
     assert!(status.success() && files(home.path()).is_empty());
 }
 
-/// Also where its client lives on, and metrics are served, which live as long as the process.
+/// Also where its client lives on, and metrics served, which live as long as the process.
 #[test]
 fn a_daemon_that_is_stopped_leaves_nothing_on_disk() {
     for telemetry in ["", "prometheus_listen = \"127.0.0.1:0\""] {
@@ -464,7 +464,7 @@ fn a_disk_has_a_directory_and_a_size() {
     for (lines, why) in [
         ("directory = \"/tmp\"\n", "`directory` needs `size`"),
         ("size = \"2MiB\"\n", "`size` needs `directory`"),
-        ("directory = \"/tmp\"\nsize = \"3MiB\"\n", "no multiple of 2 MiB"),
+        ("directory = \"/tmp\"\nsize = \"3MiB\"\n", "not a multiple of 2 MiB"),
         ("engine = \"fast\"\n", "expected \"auto\", \"ring\" or \"threads\""),
     ] {
         fs::write(home.path().join("vramd.toml"), format!("[disk]\n{lines}")).unwrap();

@@ -305,7 +305,7 @@ fn a_part_on_its_way_shows_where_it_goes() {
 #[test]
 fn memory_of_the_host_is_pinned_ahead_and_kept_for_the_parts_to_come() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB").memory("part_size = \"2MiB\""));
-    let said = "memory of the host is pinned ahead of need node=0 pinned_bytes=8388608";
+    let said = "host memory is pinned ahead of need node=0 pinned_bytes=8388608";
     until("it is pinned", || daemon.log().contains(said));
     let uuid = daemon.books().devices[0].device.clone().unwrap_or_default().uuid;
     let ahead = host_memory_of(&uuid);
@@ -335,8 +335,8 @@ fn a_host_tier_that_the_machine_has_not_is_told_at_the_start() {
     let output = home.command().output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(CONFIGURATION_WRONG), "{said}");
-    assert!(said.contains("memory.host_size: 2 EiB for 2 devices, and this machine has "), "{said}");
-    for (line, why) in [("host_size = \"50%\"", "only bytes make sense"), ("host_size = \"much\"", "much")] {
+    assert!(said.contains("memory.host_size: 2 EiB for 2 devices is too much: this machine has "), "{said}");
+    for (line, why) in [("host_size = \"50%\"", "is not allowed here"), ("host_size = \"much\"", "much")] {
         Config::default().memory(line).write(home.path());
         let output = home.command().arg("--check").output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

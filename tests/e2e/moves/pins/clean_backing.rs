@@ -20,7 +20,7 @@ fn leaves_and_comes_back(daemon: &Daemon, session: &mut RawSession, id: u64) {
 }
 
 fn warnings(daemon: &Daemon) -> usize {
-    daemon.log().lines().filter(|line| line.contains("written behind its pins")).count()
+    daemon.log().lines().filter(|line| line.contains("written without a pin for writing")).count()
 }
 
 #[test]

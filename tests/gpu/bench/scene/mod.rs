@@ -101,9 +101,9 @@ impl Scene {
         // Until then whatever is made or mapped may wait for the driver, for tens of milliseconds.
         let line = within(PINNED_WITHIN, || {
             let log = daemon.log();
-            log.lines().find(|line| line.contains("memory of the host is pinned ahead")).map(str::to_owned)
+            log.lines().find(|line| line.contains("host memory is pinned ahead")).map(str::to_owned)
         });
-        let is_all = line.as_ref().is_some_and(|line| !line.contains("no more memory"));
+        let is_all = line.as_ref().is_some_and(|line| !line.contains("no further host memory"));
         ensure!(is_all, "not all of the host's memory is pinned: {line:?}");
         let operator = Operator::new(&daemon, Tier::Host, scale.client())?;
         Ok(Self::of(driver, quick, daemon, operator, scale, host))
