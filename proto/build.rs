@@ -1,4 +1,4 @@
-//! Compiles the protocol with protox, so that no `protoc` has to be on the machine.
+//! Compiles the protocol with protox, so that the machine needs no `protoc`.
 
 use std::{env, error::Error, fs, path::PathBuf};
 

@@ -1,4 +1,4 @@
-//! The daemon put together: what is taken at the start, in order, and given back at the end.
+//! Assembles the daemon: takes its resources at the start, in order, and gives them back at the end.
 
 use std::{
     collections::BTreeSet,
@@ -32,17 +32,18 @@ use crate::{
     telemetry::{Node, TelemetrySetup},
 };
 
-/// Requests of operators that may wait: few, and never behind those of clients.
+/// Requests of operators that may wait. They never wait behind those of clients.
 const OPERATOR_REQUESTS_MAX: usize = 64;
-/// Looks at the broker's state that may wait in its queue.
+/// Reads of the broker's state that may wait in its queue.
 const READS_MAX: usize = 256;
-/// How long the driver may take for its first look at all devices, and how often it is asked whether it is done.
+/// How long the driver may take for its first survey of all devices, and how often the daemon checks whether it is
+/// done.
 const SURVEY_TIMEOUT: Duration = Duration::from_secs(30);
 const SURVEY_POLL: Duration = Duration::from_millis(5);
-/// How long the driver may take to end: what it does meanwhile nobody waits for, and the next daemon deletes what it leaves on disk.
+/// How long the driver may take to end. No task waits for its work then, and the next daemon deletes its files on disk.
 const DRIVER_END_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The configuration that was named, else the usual one if it is there, else the defaults.
+/// Loads the named configuration, else the file at the default path if it exists, else the defaults.
 pub fn configuration(named: Option<&Path>) -> Result<Config, Failure> {
     match named {
         Some(path) => Ok(config::load(path)?),
@@ -51,7 +52,7 @@ pub fn configuration(named: Option<&Path>) -> Result<Config, Failure> {
     }
 }
 
-/// Everything that the daemon needs and can be refused, taken: after this it only serves.
+/// A daemon that has taken all its resources. After this it only serves.
 #[derive(Debug)]
 pub struct App {
     config: Config,
@@ -148,14 +149,15 @@ impl App {
         })
     }
 
-    /// Serves until `signalled` turns true or the driver is lost, then ends channels and calls, and gives everything back.
+    /// Serves until `signalled` turns true or the driver is lost. Then ends channels and calls, and gives all resources
+    /// back.
     pub async fn run(self, signalled: watch::Receiver<bool>) -> Result<(), Failure> {
         let (driver, sockets, copies) =
             (Arc::clone(&self.driver), Arc::clone(&self.sockets), Copies::default());
         let driver_ended = self.driver_ended.clone();
         let served = self.serve(signalled, copies.clone()).await;
         close_driver(driver, driver_ended, &copies).await;
-        // Until here, so that the next daemon on this place finds no trace of this one.
+        // The sockets stay until here, so that the next daemon finds no trace of this one.
         drop(sockets);
         if served.is_ok() {
             tracing::info!("vramd stopped");
@@ -174,7 +176,7 @@ impl App {
         let channels = Arc::new(Channels::default());
         let harvest = self.harvest(&channels)?;
         let core_config = self.core_config();
-        // Descriptors have been counted by now.
+        // The descriptors have been counted before.
         let shares = self.config.shares.percents();
         for submission in self.host_to_pin().into_iter().chain([Submission::SetShares { shares }]) {
             self.driver.submit(submission);
@@ -214,7 +216,7 @@ impl App {
                 let problem = format!("the driver did not survey all devices within {} s", SURVEY_TIMEOUT.as_secs());
                 return Err(Failure::Driver(DriverError::Failed(problem)));
             },
-            // Asked to stop: both servers see it, and end at once.
+            // The daemon must stop: both servers see it and end at once.
             () = stop_requested(stop.clone()) => {}
         }
         tracing::info!("serving");
@@ -266,7 +268,7 @@ impl App {
             served = &mut serve => served.map(|_| ())?,
             ended = &mut reactor => {
                 events.end("the driver is lost, or the daemon has a bug");
-                // Health says so first, and calls that wait get their answer.
+                // Health reports it first, and waiting calls get their answer.
                 end.send_replace(true);
                 serve.await?;
                 telemetry_running.stop().await;
@@ -279,7 +281,7 @@ impl App {
         Ok(reactor.await.map_err(|_| Failure::ReactorEnded)??)
     }
 
-    /// Nobody asks what is used where nothing moves.
+    /// Starts the harvest if parts can move.
     fn harvest(&self, channels: &Arc<Channels>) -> Result<Option<Harvest>, Failure> {
         let memory = &self.config.memory;
         let files = self.config.files.are_loaded();
@@ -291,7 +293,7 @@ impl App {
             .map_err(|source| Failure::Io { action: "start a thread", source })
     }
 
-    /// What is in force where the limit of open files has a say, is told once.
+    /// Computes the core's limits, and logs those that depend on the limit of open files.
     fn core_limits(&self) -> broker_core::Limits {
         let descriptors = Descriptors::of_process();
         let kept = if self.host_to_pin().is_empty() { 0 } else { descriptors.pieces_max() };
@@ -310,7 +312,7 @@ impl App {
         limits
     }
 
-    /// What the driver is to pin ahead of need.
+    /// Lists the host memory that the driver pins ahead of need.
     fn host_to_pin(&self) -> Vec<Submission> {
         let near =
             (0..).map(DeviceIndex).zip(self.driver.devices()).map(|(index, _)| self.driver.host_node(index));
@@ -343,7 +345,8 @@ impl App {
     }
 }
 
-/// Where a driver's completions go, and what fails once it has ended: the sink is the last that it gives up.
+/// Creates the sink of a driver's completions, and a receiver that fails once the driver has ended: the sink is the
+/// last thing that the driver drops.
 fn completion_sink(completions: Inbox) -> (Sink, watch::Receiver<()>) {
     let (ends, ended) = watch::channel(());
     let sink = move |completion| {
@@ -353,13 +356,13 @@ fn completion_sink(completions: Inbox) -> (Sink, watch::Receiver<()>) {
     (Arc::new(sink), ended)
 }
 
-/// Has the driver give back its memory, and what is its on disk: on a thread of its own, which waits for what is under way.
+/// Has the driver release its memory and its files on disk. A thread of its own waits for work in progress.
 async fn close_driver(driver: Arc<dyn Driver>, mut ended: watch::Receiver<()>, copies: &Copies) {
     for copy in copies.under_way() {
         driver.submit(Submission::CancelCopy { copy });
     }
     thread::spawn(move || drop(driver));
-    // Whoever had it last: a call that is being cut off, perhaps.
+    // The last reference may be in a call that is being cut off.
     let gone = async move { while ended.changed().await.is_ok() {} };
     if tokio::time::timeout(DRIVER_END_TIMEOUT, gone).await.is_err() {
         tracing::warn!(
@@ -377,14 +380,14 @@ fn event_limits(config: &Config) -> EventLimits {
     EventLimits { watches_max: config.limits.watches_max, events_max: config.limits.watch_events_max }
 }
 
-/// Who may call `AdminService`: as configured, else root and the user that the daemon runs as.
+/// The uids that may call `AdminService`: as configured, else root and the user that the daemon runs as.
 fn operators(config: &Config) -> BTreeSet<u32> {
     let default = || vec![0, rustix::process::geteuid().as_raw()];
     config.daemon.operators.clone().unwrap_or_else(default).into_iter().collect()
 }
 
-/// Returns once every device was looked at, or the reactor has ended. A request that is admitted before would be
-/// given what clients of an earlier daemon still hold.
+/// Returns once every device was surveyed, or the reactor has ended. A request admitted before could get memory that
+/// clients of an earlier daemon still have.
 async fn devices_surveyed(inbox: &Inbox) {
     while inbox.read(Broker::is_surveyed).await == Some(false) {
         tokio::time::sleep(SURVEY_POLL).await;
@@ -392,11 +395,11 @@ async fn devices_surveyed(inbox: &Inbox) {
 }
 
 async fn stop_requested(mut stop: watch::Receiver<bool>) {
-    // An error means that nobody is left to say so, which is a stop too.
+    // An error means that the sender is gone, which is a stop too.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// So that a device's UUID, which is made of the path, does not depend on where the daemon was started.
+/// Makes a path absolute, so that a device's UUID, which is made from it, does not depend on the working directory.
 fn absolute_dir(dir: PathBuf) -> Result<PathBuf, Failure> {
     absolute(&dir).map_err(|_| Failure::NoWorkingDir(dir))
 }
@@ -411,7 +414,7 @@ mod tests {
     use super::*;
     use crate::reactor::tests::Silent;
 
-    /// Takes its time to end.
+    /// A driver that takes time to end.
     struct Slow {
         ended: Arc<AtomicBool>,
         _sink: Sink,

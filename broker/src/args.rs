@@ -4,19 +4,19 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
-/// Owns the GPU memory of this node and hands it to client processes.
+/// The daemon that owns the GPU memory of this node and hands it to client processes.
 ///
-/// Exit status: 0 stopped, 1 failed, 2 wrong command line, 3 wrong configuration, 4 a live daemon has the sockets,
-/// the state directory or the directory of the disk tier, 5 a configured device is not there, 6 the driver cannot start,
-/// 7 the driver could not go on.
+/// Exit status: 0 stopped, 1 failed, 2 wrong command line, 3 wrong configuration, 4 a live daemon uses the sockets, the
+/// state directory or the disk directory, 5 a configured device is missing, 6 the driver cannot start, 7 the driver could
+/// not go on.
 #[derive(Debug, Parser)]
 #[command(name = "vramd", version)]
 pub struct Args {
-    /// Configuration file [default: /etc/vramd/vramd.toml, if it is there]
+    /// Configuration file [default: /etc/vramd/vramd.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Read the configuration, say what is wrong, and do nothing else; but the directory of the disk tier is tried as at a start:
-    /// what a dead daemon left there is deleted
+    /// Check the configuration, report what is wrong, and exit. The disk directory is tested as at a start, so files that an
+    /// ended daemon left in it are deleted
     #[arg(long)]
     pub check: bool,
 }

@@ -1,4 +1,4 @@
-//! Which driver runs, and why.
+//! Chooses the driver and opens it.
 
 use std::{path::Path, sync::Arc};
 
@@ -14,18 +14,18 @@ use crate::{
     platform::host::HostUse,
 };
 
-/// A driver that runs.
+/// An open driver.
 #[derive(Debug)]
 pub struct Chosen {
     pub driver: Arc<dyn Driver>,
-    /// For operators: one sentence.
+    /// Why this driver was chosen: one sentence for operators.
     pub reason: String,
-    /// What else is to go wrong; nothing but on a simulated node.
+    /// Scheduled revocations; empty except on a simulated node.
     pub revocations: Vec<SimRevocation>,
     pub host_use: HostUse,
 }
 
-/// Opens the driver that the configuration asks for, with the devices that it names. Completions go to `sink`.
+/// Opens the configured driver with the configured devices. Completions go to `sink`.
 pub fn open(config: &Config, socket_dir: &Path, sink: Sink) -> Result<Chosen, Failure> {
     let reason = match config.driver.kind {
         DriverKind::Cuda => return open_cuda(config, probe(config)?, sink, "configured".to_owned()),
@@ -48,7 +48,7 @@ pub fn open(config: &Config, socket_dir: &Path, sink: Sink) -> Result<Chosen, Fa
         driver: Arc::new(sim::open(node, sink).map_err(|error| failure(config, error))?),
         reason,
         revocations,
-        // A file in memory is had by whoever touches it.
+        // A memfd is charged to the cgroup of the process that touches it.
         host_use: HostUse {
             locked: false,
             in_cgroup: true,
@@ -57,14 +57,14 @@ pub fn open(config: &Config, socket_dir: &Path, sink: Sink) -> Result<Chosen, Fa
     })
 }
 
-/// Whether the directory of the disk tier, if there is one, could be used now. How many devices there are is not looked at: its file
+/// Checks whether the disk directory, if configured, could be used now. The number of devices is unknown, so its file
 /// system must have room for one.
 pub fn check(config: &Config) -> Result<(), Failure> {
     let Some(disk) = config.disk.config(1) else { return Ok(()) };
     probe_disk(&disk).map(drop).map_err(|problem| failure(config, DriverError::Directory(problem)))
 }
 
-/// What is wrong with the directory is for whoever wrote the configuration.
+/// Converts an error of the directory to one that names the configuration's line.
 fn failure(config: &Config, error: DriverError) -> Failure {
     match error {
         DriverError::Directory(problem) => Failure::Disk {
@@ -80,7 +80,7 @@ fn probe(config: &Config) -> Result<Probed, Failure> {
     Ok(cuda::probe(CudaConfig { library, nvml: nvml_library, ..CudaConfig::default() })?)
 }
 
-/// CUDA with at least one device that can be used, or why `auto` is `sim`.
+/// Probes CUDA for at least one usable device. The error says why `auto` chooses `sim`.
 fn usable(config: &Config) -> Result<Probed, String> {
     let probed = probe(config).map_err(|failure| failure.to_string())?;
     if probed.found().iter().any(|found| found.refused.is_none()) {
@@ -97,7 +97,7 @@ fn refusals(probed: &Probed) -> String {
     refused.collect::<Vec<_>>().join("; ")
 }
 
-/// Those that were named must all be usable; where none was, those are taken that are.
+/// Opens CUDA. Devices named in the configuration must all be usable; otherwise the usable ones are taken.
 fn open_cuda(config: &Config, probed: Probed, sink: Sink, reason: String) -> Result<Chosen, Failure> {
     let all: Vec<DeviceInfo> = probed.found().iter().map(|found| found.info.clone()).collect();
     let is_named = matches!(config.memory.devices, DeviceChoice::These(_));
@@ -108,7 +108,7 @@ fn open_cuda(config: &Config, probed: Probed, sink: Sink, reason: String) -> Res
             Some(why) if !is_named => {
                 tracing::warn!(uuid = device.uuid, name = device.name, why, "device not used")
             }
-            // TelemetrySetup says why.
+            // Opening the device reports why.
             _ => uuids.push(device.uuid),
         }
     }
@@ -124,7 +124,7 @@ fn open_cuda(config: &Config, probed: Probed, sink: Sink, reason: String) -> Res
     Ok(Chosen { driver: Arc::new(driver), reason, revocations: Vec::new(), host_use })
 }
 
-/// What an operator may wonder about later.
+/// Logs facts that an operator may need later.
 fn log_facts(driver: &CudaDriver) {
     let facts = driver.facts();
     if let Some(problem) = &facts.no_nvml {

@@ -1,4 +1,4 @@
-//! How the daemon ends, for those who started it: one status for each thing that they would do about it.
+//! The exit status of the daemon: one for each action that the operator would take.
 
 use std::{io, path::PathBuf};
 
@@ -17,16 +17,16 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
-    /// Something failed that should not.
+    /// An unexpected failure.
     Runtime = 1,
     Config = 3,
-    /// A live daemon has the sockets, the state directory, or the directory of the disk tier.
+    /// A live daemon uses the sockets, the state directory, or the disk directory.
     InUse = 4,
-    /// A device that the configuration names is not there.
+    /// A configured device is missing.
     NoDevice = 5,
     /// The driver cannot start.
     Driver = 6,
-    /// The driver could not go on; what clients map stays theirs, and a new start may well succeed.
+    /// The driver could not go on. Clients keep their mappings, and a new start may succeed.
     DriverLost = 7,
 }
 
@@ -41,7 +41,7 @@ pub enum Failure {
     Device(#[from] UnknownDevice),
     #[error(transparent)]
     Host(#[from] HostTooSmall),
-    /// Where the configuration names the directory, and what is wrong with that.
+    /// What is wrong with the disk directory, with the line of the configuration.
     #[error("{wrong}")]
     Disk { wrong: String, in_use: bool },
     #[error(transparent)]

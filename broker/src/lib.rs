@@ -8,9 +8,10 @@
 //!          └─────────── replies ──────┴── commands ──▶ channel/, driver, state/
 //! ```
 //!
-//! [`platform`] asks the kernel who a peer is and where the sockets lie; [`config`] is what the operator says;
-//! [`state`] is what outlives the daemon; [`events`] is what operators watch, [`moves`] what is on its
-//! way; [`harvest`] reads what clients use; [`app`] puts the pieces together.
+//! [`config`] reads the operator's configuration, and [`platform`] asks the kernel about peers, sockets and files.
+//! [`state`] keeps what outlives the daemon. [`driver_choice`] opens a driver. [`events`] feeds watches, [`moves`]
+//! lists moves between tiers, and [`harvest`] reads which parts clients use. [`telemetry`] has metrics, traces and
+//! logs. [`app`] assembles all of them, and [`exit`] maps failures to exit statuses.
 
 pub mod app;
 pub mod args;

@@ -20,7 +20,7 @@ use vramd::{
     telemetry::{TelemetrySetup, logs},
 };
 
-/// What blocks is given so long at the end; a disk that takes longer hangs.
+/// How long blocking work may take to end. A disk that takes longer hangs.
 const BLOCKING_END_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Configuration, then sockets, state and driver, then serving, until a signal.
+/// Reads the configuration, takes sockets, state and driver, and serves until a signal.
 fn run(args: &Args) -> Result<(), Failure> {
     let config = app::configuration(args.config.as_deref())?;
     let telemetry = TelemetrySetup::new(&config.telemetry)?;
@@ -47,14 +47,14 @@ fn run(args: &Args) -> Result<(), Failure> {
             .map_err(|source| Failure::Io { action: "write to stdout", source });
     }
     logs::start(config.daemon.log_format, config.daemon.log_level, &telemetry);
-    // Everything that takes long has threads of its own; more of these would only be colder.
+    // All slow work has threads of its own; further threads here would only have colder caches.
     let runtime = runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .thread_name("vramd-io")
         .build()
         .map_err(|source| Failure::Io { action: "start the runtime", source })?;
-    // Before anything is taken, so that a signal in the middle of the start gives it back too.
+    // This comes first, so that a signal during the start gives everything back too.
     let stop = runtime
         .block_on(async { stop_on_signals() })
         .map_err(|source| Failure::Io { action: "handle signals", source })?;
@@ -64,7 +64,7 @@ fn run(args: &Args) -> Result<(), Failure> {
     ended
 }
 
-/// Turns true at the first SIGTERM or SIGINT.
+/// Returns a receiver that turns true at the first SIGTERM or SIGINT.
 fn stop_on_signals() -> io::Result<watch::Receiver<bool>> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let (stop, stopped) = watch::channel(false);
@@ -75,7 +75,7 @@ fn stop_on_signals() -> io::Result<watch::Receiver<bool>> {
         };
         tracing::info!(signal = name, "stopping");
         stop.send_replace(true);
-        // Kept so that a second signal does not kill the daemon in the middle of its stop.
+        // The handlers stay, so that a second signal does not kill the daemon during its stop.
         std::future::pending::<()>().await;
     });
     Ok(stopped)

@@ -1,7 +1,7 @@
-//! Parts on their way between tiers, as operators see them: how far a copy has come, and what ended lately.
+//! Lists the moves between tiers for operators: the progress of copies, and the moves that ended last.
 //!
-//! The driver alone knows how far a copy is. That a part has ended its way the core tells once and forgets, so the last of
-//! them are kept here.
+//! Only the driver knows how much of a copy is done. The core reports the end of a move once and forgets it, so the
+//! last ones are kept here.
 
 use std::{
     collections::VecDeque,
@@ -16,10 +16,10 @@ use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
 use crate::reactor::{Clock, Copies};
 
-/// Of those that ended, the latest are kept.
+/// The number of finished moves that are kept.
 pub const ENDED_MAX: usize = 256;
 
-/// Why what was written back is of no use.
+/// Why a write-back is of no use.
 pub(crate) const WRITTEN_SINCE: &str = "it was written meanwhile";
 
 /// Clones are the same.
@@ -28,7 +28,7 @@ pub struct Moves(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    /// Not kept: connections have this, and those of clients that read nothing last until the process ends.
+    /// A weak reference: connections have this, and those of clients that read nothing last until the process ends.
     driver: Weak<dyn Driver>,
     uuids: Vec<String>,
     links: Vec<LinkFacts>,
@@ -48,14 +48,14 @@ pub struct FinishedMove {
     pub bytes: Bytes,
     pub cause: Cause,
     pub outcome: Change,
-    /// Why it failed, or is of no use.
+    /// Why the move failed, or why the write-back is of no use.
     pub detail: String,
     pub began: Time,
     pub took: Duration,
 }
 
 impl Moves {
-    /// `clock` is the broker's.
+    /// `clock` is the broker's clock.
     pub fn new(driver: &Arc<dyn Driver>, clock: Clock, copies: Copies) -> Self {
         Self(Arc::new(Shared {
             driver: Arc::downgrade(driver),
@@ -67,7 +67,7 @@ impl Moves {
         }))
     }
 
-    /// How much has arrived in an extent; `None` while nothing is being copied there.
+    /// Returns the bytes copied into an extent; `None` while no copy into it is in progress.
     pub(crate) fn copied(&self, extent: ExtentId) -> Option<Bytes> {
         self.0.driver.upgrade()?.copied_bytes(self.0.copies.into_extent(extent)?)
     }
@@ -84,7 +84,7 @@ impl Moves {
         self.0.driver.upgrade().map(|driver| driver.traffic()).unwrap_or_default()
     }
 
-    /// Keeps it, if it is the end of a move.
+    /// Records the end of a move, if the notice reports one.
     pub(crate) fn record_ended(&self, notice: &Notice) {
         let (outcome, detail, (part, tenant, device, tier, bytes, cause, began)) = match notice {
             Notice::Moved { part, tenant, device, tier, bytes, cause, began, .. } => {
@@ -123,13 +123,13 @@ impl Moves {
         });
     }
 
-    /// The last that ended, the latest first; of one tenant, or of all.
+    /// Lists the finished moves of one tenant or of all, the latest first.
     pub(crate) fn ended(&self, tenant: Option<&str>) -> Vec<FinishedMove> {
         let of = |ended: &&FinishedMove| tenant.is_none_or(|tenant| *ended.tenant == *tenant);
         self.lock().iter().filter(of).cloned().collect()
     }
 
-    /// The reactor and who lists: neither has it for long.
+    /// Locks the list. The reactor and the callers that list keep the lock only briefly.
     fn lock(&self) -> MutexGuard<'_, VecDeque<FinishedMove>> {
         self.0.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -144,7 +144,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Of every copy one MiB has arrived.
+    /// A driver that has copied one MiB of every copy.
     #[derive(Debug)]
     struct OneMiB(Vec<DeviceInfo>);
 
@@ -185,7 +185,7 @@ pub(crate) mod tests {
         Moves::new(driver, Clock::start(), copies)
     }
 
-    /// Of one device, `GPU-0`, where a copy into extent 5 alone is under way.
+    /// Moves of one device, `GPU-0`, with one copy in progress, into extent 5.
     pub(crate) fn moves() -> Moves {
         static DRIVER: OnceLock<Arc<dyn Driver>> = OnceLock::new();
         of(DRIVER.get_or_init(driver))

@@ -1,4 +1,4 @@
-//! How the real daemon starts, refuses to, and stops: exit statuses, and what is left behind.
+//! Starts, refused starts and stops of the real daemon: exit statuses, and what is left behind.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Longest that a start or stop may take before a test gives up.
+/// How long a start or stop may take before a test fails.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 struct Place(tempfile::TempDir);
@@ -25,7 +25,7 @@ impl Place {
         self.0.path().join(name)
     }
 
-    /// Sockets and state in this place, and what else the test wants.
+    /// The daemon with sockets and state in this place, and further configuration.
     fn command(&self, more: &str) -> Command {
         let text = format!(
             "[daemon]\nsocket_dir = {:?}\nstate_dir = {:?}\n{more}",
@@ -94,7 +94,7 @@ fn a_stop_is_clean() {
         let place = Place::new();
         let mut daemon = place.start();
         assert_eq!(place.sockets(), ["admin.sock", "channel.sock", "vramd.sock"]);
-        // One that stays connected does not hold up the stop.
+        // A connected client does not delay the stop.
         let _client = UnixStream::connect(place.path("run/vramd.sock")).unwrap();
         assert_eq!(daemon.end(signal), Some(0), "however early it comes");
         assert!(place.sockets().is_empty());
@@ -110,11 +110,11 @@ fn a_live_daemon_is_left_alone_and_a_dead_one_is_replaced() {
     assert!(said.contains("in use by a live daemon"), "{said}");
     UnixStream::connect(place.path("run/vramd.sock")).unwrap();
 
-    // The same state, other sockets.
+    // The same state directory with other sockets.
     let (status, said) = ended(place.command("").env("VRAMD_SOCKET_DIR", place.path("elsewhere")));
     assert_eq!(status, 4, "{said}");
 
-    // It listens a moment before it has written down that it started.
+    // The daemon listens a moment before it stores that it started.
     let epoch = || fs::read_to_string(place.path("state/boot_epoch")).unwrap_or_default();
     eventually(|| epoch() == "1\n");
     assert_eq!(first.end(Signal::KILL), None);
@@ -186,7 +186,7 @@ fn logs_are_json_where_it_is_asked_for() {
     assert_eq!(lines.last().unwrap()["exit_status"], 5);
 }
 
-/// The daemon cannot go on when a context of its own is poisoned: it says so, and ends with a status of its own.
+/// The daemon cannot go on if one of its own CUDA contexts is poisoned. It reports that, and ends with its own status.
 #[test]
 fn a_lost_driver_ends_the_daemon_with_its_own_status() {
     let place = Place::new();

@@ -1,14 +1,14 @@
-//! Numbers that both ends of `channel.sock` must agree on.
+//! Constants on which both ends of `channel.sock` must agree.
 
-/// Refused unless both sides have the same.
+/// The daemon refuses a client with another major version.
 pub const PROTOCOL_MAJOR: u32 = 1;
-/// Grows with what is added.
+/// Grows with each addition to the protocol.
 pub const PROTOCOL_MINOR: u32 = 0;
-/// Most bytes of one frame, descriptors not counted.
+/// Maximum bytes of one frame, without descriptors.
 pub const FRAME_BYTES_MAX: usize = 64 * 1024;
-/// Most file descriptors in one packet.
+/// Maximum file descriptors in one packet.
 pub const FDS_PER_PACKET_MAX: usize = 128;
-/// Most parts that one `Mapped`, `Unmapped` or `Revoke` frame names.
+/// Maximum parts in one `Mapped`, `Unmapped` or `Revoke` frame.
 pub const PARTS_PER_FRAME_MAX: usize = 1024;
 
 /// The bit of a feature in `Hello.features` and `Welcome.features`.
@@ -16,7 +16,7 @@ pub const fn feature_bit(feature: crate::v1::Feature) -> u64 {
     1 << (feature as u32)
 }
 
-/// All features that this build speaks.
+/// All features of this build.
 pub const FEATURES: u64 = feature_bit(crate::v1::Feature::StandingMappings) | PINS | PRESSURE;
 
 /// The bit of [`crate::v1::Feature::Pins`].

@@ -1,7 +1,7 @@
 //! The protocol of vramd, package `vramd.v1`.
 //!
-//! gRPC services on `vramd.sock` and `admin.sock`, and the frames of `channel.sock`. The sources are
-//! `proto/vramd/v1/*.proto`; what is here is generated from them at build time.
+//! It has gRPC services on `vramd.sock` and `admin.sock`, and the frames of `channel.sock`. The sources are
+//! `proto/vramd/v1/*.proto`; the build generates this code from them.
 
 /// Generated messages, clients and servers.
 #[allow(missing_debug_implementations, unreachable_pub, reason = "generated code")]
@@ -10,7 +10,7 @@ pub mod v1 {
     tonic::include_proto!("vramd.v1");
 }
 
-/// The compiled descriptors of the package and all it imports, for gRPC reflection.
+/// The compiled descriptors of the package and of all its imports, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptor.bin"));
 
 pub mod channel;

@@ -1,4 +1,4 @@
-//! One connection, from accept to end.
+//! Serves one connection, from accept to end.
 
 use std::{
     io,
@@ -29,26 +29,26 @@ use crate::{
     telemetry::Telemetry,
 };
 
-/// Longest client name that is kept; it is for people.
+/// Maximum bytes of a client's name that the daemon keeps.
 const CLIENT_NAME_BYTES_MAX: usize = 128;
 
-/// How long a frame waits whose descriptors the kernel does not take, at first and at most.
+/// Pause before a frame is sent again whose descriptors the kernel did not accept: the first pause and the longest.
 const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(50);
 const IN_FLIGHT_PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// What all connections share.
+/// The state that all connections share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) channels: Arc<Channels>,
     pub(super) inbox: Inbox,
     pub(super) rules: Rules,
     pub(super) hello_timeout: Duration,
-    /// Of each word table.
+    /// Slots of each word table.
     pub(super) word_slots: u32,
     pub(super) telemetry: Telemetry,
 }
 
-/// A connection of somebody who is known, and has a while to say hello.
+/// A connection of an identified process that has not said hello yet.
 #[derive(Debug)]
 pub(super) struct GreetingConnection {
     socket: Socket,
@@ -56,7 +56,7 @@ pub(super) struct GreetingConnection {
     waiting: Ticket,
 }
 
-/// Lets an accepted connection in, or refuses it at once.
+/// Admits an accepted connection, or refuses it at once.
 pub(super) fn admit(
     fd: OwnedFd,
     gate: &Arc<Gate>,
@@ -94,17 +94,17 @@ fn unidentified(error: &dyn std::fmt::Display) -> HelloRefusal {
     HelloRefusal::Unidentified { problem: error.to_string() }
 }
 
-/// Says why, and ends the connection.
+/// Sends the refusal and ends the connection.
 fn refuse(socket: &Socket, refusal: &HelloRefusal, telemetry: &Telemetry) {
     telemetry.count_refused_channel(refusal.reason());
     tracing::info!(?refusal, "connection refused");
-    // Room for one small packet is there unless the peer has left.
+    // There is room for one small packet, unless the peer has left.
     let _ = socket.try_send(&refusal.frame());
     socket.shutdown();
     socket.discard_received();
 }
 
-/// Finds out who is charged and reads the hello; `None` if the client left before.
+/// Finds the tenant to charge and reads the hello. `None` if the client left before.
 async fn greet(
     socket: &Socket,
     peer: &Peer,
@@ -130,7 +130,7 @@ async fn greet(
     }
 }
 
-/// Registers the channel, tells the core of it, and carries frames both ways until it ends.
+/// Registers the channel, reports it to the core, and carries frames both ways until the channel ends.
 async fn serve(
     socket: Socket,
     peer: Peer,
@@ -142,7 +142,8 @@ async fn serve(
     let Shared { channels, inbox, .. } = shared;
     let Peer { pid, uid, pidfd, .. } = peer;
     let pidfd = Arc::new(pidfd);
-    // Before the core hears of it: without its end nothing of a session would ever be given back.
+    // This comes before the core knows the channel: without the end of the process the core would never free a
+    // session's memory.
     let watched = match readiness::of_pidfd(Arc::clone(&pidfd)) {
         Ok(watched) => watched,
         Err(error) => {
@@ -186,13 +187,13 @@ async fn serve(
     ));
     let Entry { socket, outbox, .. } = &*entry;
     tokio::join!(read(&entry, channel, pid, shared), write(socket, channel, outbox));
-    // The socket stays open while the process is watched: what lies in it unread would stay there as long.
+    // The socket stays open while the process is watched, and unread packets would stay in it as long.
     socket.discard_received();
     inbox.event(Event::ChannelEnded { channel });
     channels.mark_over(channel, &entry.channel_over);
 }
 
-/// What both sides speak, and the words that belong to it. A session without pins is better than none.
+/// Returns the features that both sides speak and the word table for pins. A session without pins is better than none.
 fn create_word_table(features: u64, slots: u32) -> (u64, Option<WordTable>) {
     if features & protocol::PINS == 0 {
         return (features, None);
@@ -206,8 +207,8 @@ fn create_word_table(features: u64, slots: u32) -> (u64, Option<WordTable>) {
     }
 }
 
-/// Turns packets into events, one at a time: the next is read once the reactor has seen the one before, so that no
-/// client fills the reactor's queue.
+/// Turns packets into events, one at a time. The next packet is read after the reactor has handled the event before, so
+/// no client fills the reactor's queue.
 async fn read(entry: &Entry, channel: ChannelId, pid: u32, shared: &Shared) {
     let Shared { inbox, telemetry, .. } = shared;
     let mut buffer = vec![0; protocol::FRAME_BYTES_MAX];
@@ -231,7 +232,7 @@ async fn read(entry: &Entry, channel: ChannelId, pid: u32, shared: &Shared) {
     entry.outbox.abort();
 }
 
-/// A frame after the first, for the core. A word table that was mapped is sealed before that hears so.
+/// Converts a frame after the first for the core. If the client has mapped its word table, the table is sealed first.
 fn take(entry: &Entry, received: Received) -> Result<core::ClientFrame, String> {
     let Received::Frame { frame, .. } = received else {
         return Err("the client sent a second hello".to_owned());
@@ -242,7 +243,7 @@ fn take(entry: &Entry, received: Received) -> Result<core::ClientFrame, String> 
     Ok(frame)
 }
 
-/// Sends what is queued, in order; a client that does not take its frames holds up nobody but itself.
+/// Sends queued frames in order. A client that does not read delays only itself.
 async fn write(socket: &Socket, channel: ChannelId, outbox: &Outbox) {
     while let Some(frame) = outbox.next().await {
         let sent = tokio::select! {
@@ -261,7 +262,7 @@ async fn write(socket: &Socket, channel: ChannelId, outbox: &Outbox) {
 }
 
 /// Sends a frame once there is room. The kernel bounds the descriptors in flight of the daemon's user as a whole, so
-/// where it has too many of them this client need not be the one to blame: its frame waits.
+/// other clients may have caused the shortage: this client's frame waits.
 async fn send(socket: &Socket, channel: ChannelId, frame: &OutFrame) -> io::Result<()> {
     let mut pause = IN_FLIGHT_PAUSE;
     loop {
@@ -276,7 +277,7 @@ async fn send(socket: &Socket, channel: ChannelId, frame: &OutFrame) -> io::Resu
     }
 }
 
-/// A client that has left is an everyday event, all else is not.
+/// Logs a send error. A client that left is normal; every other error is a warning.
 fn log_send_error(channel: ChannelId, frame: &OutFrame, error: &io::Error) {
     let (fds, bytes) = (frame.handles.len(), frame.bytes.len());
     match error.raw_os_error() {
@@ -289,7 +290,7 @@ fn log_send_error(channel: ChannelId, frame: &OutFrame, error: &io::Error) {
     }
 }
 
-/// The frame in a packet, if it is a whole one, alone, and from the process of the session.
+/// Decodes a packet that holds exactly one frame, sent by the process of the session.
 fn whole_frame(buffer: &[u8], packet: Packet, pid: u32) -> Result<Received, String> {
     let sender = packet.sender.map_or(0, |sender| sender.pid);
     if i64::from(sender) != i64::from(pid) {

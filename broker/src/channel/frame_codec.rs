@@ -1,4 +1,4 @@
-//! Frames: what the core means, and what stands in a packet. The only file that knows both.
+//! The frame codec: converts between the frames of the core and the packets of the protocol. No other file knows both.
 
 use std::time::Duration;
 
@@ -11,17 +11,17 @@ use vramd_types::{AllocationId, ExtentId, PartIndex};
 use super::{OutFrame, printable};
 use crate::events;
 
-/// Longest `UnmappedPart.detail` that is kept.
+/// Maximum bytes of `UnmappedPart.detail` that the daemon keeps.
 const DETAIL_BYTES_MAX: usize = 256;
 
-/// What encoding needs to know beyond the frame.
+/// The facts beyond the frame that encoding needs.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
     /// All of the daemon's devices, by index.
     pub devices: &'a [v1::Device],
-    /// What both sides of the channel speak; see [`super::Channels::features`].
+    /// The features that both sides of the channel speak; see [`super::Channels::features`].
     pub features: u64,
-    /// Of a new session with pins.
+    /// The word table of a new session with pins.
     pub word_table: Option<&'a Export>,
     pub handle: &'a dyn Fn(ExtentId) -> Option<Export>,
 }
@@ -32,12 +32,12 @@ impl std::fmt::Debug for Context<'_> {
     }
 }
 
-/// A frame names an extent of which the shell has no handle. A bug: the core maps only what was created.
+/// A frame names an extent of which the shell has no export. This is a bug: the core maps only extents that exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("extent {0} has no export")]
 pub struct UnknownExtent(pub ExtentId);
 
-/// The packet of a frame. Handles stand in the order of the parts; `MapPart.device` is the `Device.index` of
+/// Encodes a frame as a packet. The exports are in the order of the parts; `MapPart.device` is the `Device.index` of
 /// `Welcome.devices`.
 pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, UnknownExtent> {
     use v1::daemon_frame::Frame;
@@ -140,13 +140,13 @@ fn map_part(part: &MapPart, handle: &Export) -> v1::MapPart {
     }
 }
 
-/// What a client sent.
+/// A decoded packet of a client.
 #[derive(Debug)]
 pub enum Received {
     Hello(v1::Hello),
     Frame {
         frame: core::ClientFrame,
-        /// Of a pin, and of no use to the core.
+        /// The trace of a pin call, which the core does not need.
         trace: Option<v1::TraceContext>,
     },
 }
@@ -157,7 +157,7 @@ impl Received {
     }
 }
 
-/// Reads one packet, or says why it is no frame.
+/// Decodes one packet. The error says why it is not a frame.
 pub fn decode(packet: &[u8]) -> Result<Received, String> {
     use v1::client_frame::Frame;
     let frame =

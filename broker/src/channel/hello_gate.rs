@@ -1,5 +1,5 @@
-//! How many connections may be open that have not said hello: a connection costs the daemon descriptors before
-//! anybody is charged for it.
+//! Bounds the connections that have not said hello. Such a connection costs the daemon descriptors before a tenant is
+//! charged for it.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +10,7 @@ use std::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bounds {
     pub(super) all: usize,
-    /// So that one user cannot keep the others out.
+    /// The bound for one user, so that it cannot keep other users out.
     pub(super) per_uid: usize,
 }
 
@@ -26,7 +26,7 @@ struct Inside {
     by_uid: BTreeMap<u32, usize>,
 }
 
-/// The right to be inside; given back when dropped.
+/// A connection's place in the gate, which it gives back when dropped.
 #[derive(Debug)]
 pub(super) struct Ticket {
     gate: Arc<Gate>,
@@ -38,7 +38,7 @@ impl Gate {
         Arc::new(Self { bounds, inside: Mutex::default() })
     }
 
-    /// Lets a connection in, or says which bound it met.
+    /// Admits a connection, or returns the bound that it would exceed.
     pub(super) fn enter(self: &Arc<Self>, uid: u32) -> Result<Ticket, usize> {
         let mut inside = self.inside();
         if inside.all >= self.bounds.all {

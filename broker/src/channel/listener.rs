@@ -16,23 +16,23 @@ use crate::{
     telemetry::Telemetry,
 };
 
-/// How long to wait where the process has no descriptor left for another connection.
+/// Pause before the next accept when the process has no descriptor left.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
-/// How long ending channels may take when the daemon stops.
+/// How long channels may take to end when the daemon stops.
 const STOP_DEADLINE: Duration = Duration::from_secs(3);
 
-/// What the operator says about connections.
+/// The configuration of connections.
 #[derive(Debug)]
 pub struct Settings {
     pub rules: Rules,
-    /// By then a connection must have said hello.
+    /// Time in which a connection must say hello.
     pub hello_timeout: Duration,
-    /// Most connections that have not said hello, in all and of one user.
+    /// Maximum connections that have not said hello: of all users, and of one.
     pub greeting_max: usize,
     pub greeting_per_uid_max: usize,
     /// Parts that a session with pins can map at once.
     pub word_slots: u32,
-    /// Refusals are told to it.
+    /// Counts refusals.
     pub telemetry: Telemetry,
 }
 
@@ -87,7 +87,7 @@ async fn accept(listener: &AsyncFd<OwnedFd>) -> io::Result<OwnedFd> {
         match ready.try_io(|fd| Ok(rustix::net::accept_with(fd, flags)?)) {
             Ok(result) => {
                 let fd = result?;
-                // The listener has it, and kernels pass it on; a frame without a sender would be refused.
+                // The listener has this option, and kernels pass it on. The daemon refuses a frame without a sender.
                 rustix::net::sockopt::set_socket_passcred(&fd, true)
                     .map_err(|error: Errno| io::Error::from(error))?;
                 return Ok(fd);

@@ -1,14 +1,14 @@
-//! `channel.sock`: one connection is one session, and all that concerns mappings travels on it in one order.
+//! Serves `channel.sock`. One connection is one session, and everything about mappings travels on it in one order.
 //!
 //! ```text
-//!   listener ──accept──▶ connection: who is it? ─▶ Hello ─▶ reads frames ──▶ events to the reactor
-//!                            │                          └─ writes what lies in its outbox
-//!                            └─▶ watch: the process's pidfd, and what it left unread, until the core forgets it
+//!   listener ──accept──▶ connection: identify ─▶ Hello  ─▶ reads frames ──▶ events to the reactor
+//!                            │                          └─ writes the frames of its outbox
+//!                            └─▶ process_watch: the process's pidfd and its unread packets, until the core forgets it
 //! ```
 //!
-//! A peer can stall, stop or send garbage: each connection waits in tasks of its own, its outbox is bounded, and
-//! it has at most one frame in the reactor's queue. The price is a task and two descriptors a session, and a mapping
-//! where the client pins (`words`).
+//! A peer can stall, stop or send garbage. So each connection waits in tasks of its own, its outbox is bounded, and it
+//! has at most one event in the reactor's queue. The price is a task and two descriptors for each session, and a shared
+//! mapping if the client pins (`word_table`).
 
 mod connection;
 pub mod frame_codec;
@@ -42,31 +42,31 @@ pub(crate) use word_table::{Use, WordTable};
 use outbox::Outbox;
 use socket::Socket;
 
-/// A frame on its way to a client, with the handles whose descriptors travel in the same packet.
+/// A frame to a client, with the exports whose descriptors travel in the same packet.
 #[derive(Debug)]
 pub struct OutFrame {
     pub bytes: Vec<u8>,
     pub handles: Vec<Export>,
-    /// A note of that, of which only the last one counts.
+    /// The place that a pressure note is about. Only the last note of a place counts.
     pub note_of: Option<(DeviceIndex, Tier)>,
 }
 
-/// Every channel that has said hello, by its number. Look-ups only; what a channel means is the core's business.
+/// Every channel that has said hello, by its number. The core decides what a channel means.
 #[derive(Debug, Default)]
 pub struct Channels {
     by_id: DashMap<ChannelId, Arc<Entry>>,
     last_id: AtomicU64,
 }
 
-/// What is left of a channel outside its tasks. It stays after the channel's end while the process is watched.
+/// The part of a channel that its tasks share with others. It outlives the channel while the process is watched.
 #[derive(Debug)]
 struct Entry {
-    /// Open as long as the entry is here: only this end knows what is unread at the other.
+    /// Open as long as the entry exists: only this end knows what is unread at the other end.
     socket: Socket,
     outbox: Outbox,
     pidfd: Arc<OwnedFd>,
     features: u64,
-    /// With the feature `Pins`.
+    /// Present with the feature `Pins`.
     words: Option<WordTable>,
     forgotten: Notify,
     channel_over: AtomicBool,
@@ -74,11 +74,12 @@ struct Entry {
 }
 
 impl Channels {
-    /// Sends a frame, or queues it where that takes waiting. A channel that is gone or closing drops it; one whose outbox is full is ended.
+    /// Sends a frame, or queues it if sending would wait. A channel that is gone or closing drops the frame; a channel
+    /// whose outbox is full is ended.
     pub fn send(&self, channel: ChannelId, frame: OutFrame) {
         let Some(entry) = self.entry(channel) else { return };
         let at_once = |frame: &OutFrame| {
-            // Whatever hinders it, the channel's own task meets it again and deals with it.
+            // If anything prevents it, the channel's own task meets and handles the same error.
             let sent = entry.socket.try_send(frame).is_ok();
             if sent {
                 tracing::debug!(channel = channel.0, fds = frame.handles.len(), "packet sent");
@@ -93,7 +94,7 @@ impl Channels {
         }
     }
 
-    /// Ends the channel once what is queued has been sent, or could not be for too long.
+    /// Ends the channel once its queued frames are sent, or after a bounded time.
     pub fn close(&self, channel: ChannelId) {
         if let Some(entry) = self.entry(channel) {
             entry.outbox.close();
@@ -108,7 +109,7 @@ impl Channels {
         }
     }
 
-    /// Kills the process behind the channel: that very process, whatever its pid names by now.
+    /// Kills the process behind the channel: exactly that process, whatever process its pid names by now.
     pub fn kill(&self, channel: ChannelId) {
         let Some(entry) = self.entry(channel) else { return };
         match rustix::process::pidfd_send_signal(&entry.pidfd, rustix::process::Signal::KILL) {
@@ -124,37 +125,39 @@ impl Channels {
         self.entry(channel).map_or(0, |entry| entry.features)
     }
 
-    /// What a new client maps its word table by.
+    /// The export by which a new client maps its word table.
     pub fn word_table(&self, channel: ChannelId) -> Option<Export> {
         self.with_words(channel, WordTable::handle)?
     }
 
-    /// Asks for a part that nobody pins, by its word. A channel without words says that it is pinned.
+    /// Revokes a part by eviction: sets its word, unless the session pins the part. A channel without words counts as
+    /// pinning.
     pub fn evict(&self, channel: ChannelId, slot: Slot) -> Result<EvictOutcome, String> {
         self.with_words(channel, |words| words.evict(slot)).unwrap_or(Ok(EvictOutcome::Pinned))
     }
 
-    /// Takes that back, as long as no frame told of it.
+    /// Takes an eviction back. Allowed until a frame has reported it.
     pub fn cancel_evict(&self, channel: ChannelId, slot: Slot) {
         self.with_words(channel, |words| words.cancel_evict(slot));
     }
 
-    /// Asks for a part whoever pins it. The frame that tells of it follows.
+    /// Revokes a part by fence: sets its word, whether the session pins the part or not. The frame that reports it
+    /// follows.
     pub fn fence(&self, channel: ChannelId, slot: Slot) -> Result<(), String> {
         self.with_words(channel, |words| words.fence(slot)).unwrap_or(Ok(()))
     }
 
-    /// Whatever is written from now on says so, if nobody pins the part. Whether that was done.
+    /// Clears the written bit of an unpinned part, so that later writes set it again. Returns whether it did.
     pub fn clear_written(&self, channel: ChannelId, slot: Slot) -> Result<bool, String> {
         self.with_words(channel, |words| words.clear_written(slot)).unwrap_or(Ok(false))
     }
 
-    /// The slot will serve another part.
+    /// Clears a slot before another part gets it.
     pub fn forget_word(&self, channel: ChannelId, slot: Slot) -> Result<(), String> {
         self.with_words(channel, |words| words.forget(slot)).unwrap_or(Ok(()))
     }
 
-    /// Looks at the words of a channel. `None` once it has ended, or where it has none.
+    /// Reads the words of a channel. `None` once the channel has ended, or if it has no words.
     pub(crate) fn read_words<T>(&self, channel: ChannelId, read: impl FnOnce(&WordTable) -> T) -> Option<T> {
         let entry = self.entry(channel)?;
         let words = entry.words.as_ref().filter(|_| !entry.channel_over.load(Ordering::SeqCst))?;
@@ -165,14 +168,14 @@ impl Channels {
         self.entry(channel)?.words.as_ref().map(act)
     }
 
-    /// Ends every channel: the daemon stops.
+    /// Ends every channel, because the daemon stops.
     pub fn close_all(&self) {
         for entry in &self.by_id {
             entry.outbox.close();
         }
     }
 
-    /// Takes note that one of the two ends has come; after both nothing is left to do with the channel.
+    /// Records one of the two ends, of the channel or of the process. After both the entry is removed.
     fn mark_over(&self, channel: ChannelId, over: &AtomicBool) {
         over.store(true, Ordering::SeqCst);
         self.by_id.remove_if(&channel, |_, entry| {
@@ -184,7 +187,7 @@ impl Channels {
         ChannelId(self.last_id.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// The entry without the map's lock, which must not be held while anything else happens.
+    /// Returns the entry without the map's lock, which must not be kept while anything else happens.
     fn entry(&self, channel: ChannelId) -> Option<Arc<Entry>> {
         self.by_id.get(&channel).map(|entry| Arc::clone(&entry))
     }

@@ -1,8 +1,8 @@
-//! What waits to be sent on one channel. Bounded: a client that does not read loses its channel, never the daemon
-//! its memory.
+//! The bounded queue of frames to send on one channel. A client that does not read loses its channel, and never costs
+//! the daemon unbounded memory.
 //!
-//! Notes, of which only the last of a place counts, wait beside the frames, one for each place, and are sent when no frame is left:
-//! they hold up nothing, fill nothing, and a channel never ends because of one.
+//! Of pressure notes only the last of a place counts. They wait beside the frames, one for each place, and are sent
+//! when no frame is left. So notes delay nothing, fill nothing, and never end a channel.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -16,12 +16,12 @@ use vramd_types::DeviceIndex;
 
 use super::OutFrame;
 
-/// Most frames that wait. A packet of descriptors is only sent once the one before is acknowledged, so what piles
-/// up is small: revokes and notes.
+/// Maximum frames that wait. The daemon sends a packet with descriptors only once the one before is acknowledged, so
+/// the frames that pile up are small: revokes and notes.
 const FRAMES_MAX: usize = 4096;
 const BYTES_MAX: usize = 4 << 20;
 
-/// How long a closing channel waits for its client to take what is queued.
+/// How long a closing channel waits for its client to read the queued frames.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -33,10 +33,10 @@ pub(super) struct Outbox {
 #[derive(Debug)]
 struct State {
     frames: VecDeque<OutFrame>,
-    /// Of all frames; notes do not count.
+    /// The bytes of all frames, without notes.
     bytes: usize,
     notes: BTreeMap<(DeviceIndex, Tier), OutFrame>,
-    /// The writing task has a frame that it has not sent yet.
+    /// Whether the writing task has a frame that it has not sent yet.
     sending: bool,
     end: End,
 }
@@ -44,13 +44,13 @@ struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Open,
-    /// After what is queued, or at this time.
+    /// Ends after the queued frames, or at this time.
     Closing(Instant),
-    /// Whatever is queued.
+    /// Ends at once, whatever is queued.
     Now,
 }
 
-/// The outbox is full, and by that its channel has ended.
+/// The outbox is full, so its channel has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Full;
 
@@ -61,8 +61,8 @@ impl Outbox {
         Self { state: Mutex::new(state), changed: Notify::new() }
     }
 
-    /// Sends a frame by `send` if nothing waits before it and `send` succeeds at once, which is the usual case and spares
-    /// a change of tasks; else queues it. After the end it is dropped.
+    /// Sends a frame with `send` if no frame waits before it and `send` succeeds at once, which is usual and spares a
+    /// change of tasks. Otherwise queues it. After the end the frame is dropped.
     pub(super) fn push(&self, frame: OutFrame, send: impl FnOnce(&OutFrame) -> bool) -> Result<(), Full> {
         let mut state = self.state();
         if state.end != End::Open {
@@ -88,7 +88,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Nothing more is queued; what is queued is sent if the client takes it soon. Notes are of no use any more.
+    /// Accepts no further frames. The queued frames are sent if the client reads them soon; notes are dropped.
     pub(super) fn close(&self) {
         let mut state = self.state();
         if state.end == End::Open {
@@ -98,7 +98,7 @@ impl Outbox {
         }
     }
 
-    /// Drops what is queued, and with it the descriptors.
+    /// Drops the queued frames, and their descriptors with them.
     pub(super) fn abort(&self) {
         let mut state = self.state();
         state.end = End::Now;
@@ -110,7 +110,7 @@ impl Outbox {
         self.changed.notify_one();
     }
 
-    /// The next frame to send, or `None` at the end. For the one task that writes.
+    /// Waits for the next frame to send. `None` at the end. Only the writing task calls it.
     pub(super) async fn next(&self) -> Option<OutFrame> {
         loop {
             {
@@ -133,7 +133,7 @@ impl Outbox {
         }
     }
 
-    /// Returns when it is time to give up on a frame that the client does not take.
+    /// Returns when the writing task must give up a frame that the client does not read.
     pub(super) async fn overdue(&self) {
         loop {
             let end = self.state().end;
@@ -146,7 +146,7 @@ impl Outbox {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it is held, and a half-done change is none: fields are only replaced.
+        // No code panics while the lock is taken, and a half-done change is valid: fields are only replaced.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,10 +1,10 @@
-//! Texts that a client chose and people read, in tables and logs.
+//! Makes text that clients chose safe to print in tables and logs.
 
-/// Stands for what is not shown.
+/// Stands for a character that is not shown.
 const MARK: char = char::REPLACEMENT_CHARACTER;
 
-/// The start of a text, at most so many bytes of it, with a mark for each character that would move a reader's
-/// cursor, colour the terminal, or turn what follows around.
+/// Returns at most `bytes_max` bytes of a text, with a mark for each character that would move the cursor, colour the
+/// terminal, or reverse the text that follows.
 pub(super) fn printable(text: &str, bytes_max: usize) -> String {
     let mut printable = String::with_capacity(text.len().min(bytes_max));
     for char in text.chars() {
@@ -17,7 +17,8 @@ pub(super) fn printable(text: &str, bytes_max: usize) -> String {
     printable
 }
 
-/// Not a control character, a separator of lines, or one that is invisible or sets the direction of writing.
+/// Whether a character is no control character, no line separator, not invisible, and does not set the direction of
+/// text.
 fn is_printable(char: char) -> bool {
     let is_format = matches!(char,
         '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'

@@ -1,8 +1,8 @@
-//! The process behind a channel: its end is noticed through a pidfd, which cannot come to mean another process.
+//! Watches the process behind a channel through a pidfd, which can never name another process.
 //!
-//! What was sent to it can outlive it: a child that has its socket can still receive descriptors that lie there
-//! unread, and memory that was given back meanwhile would be in the hands of two. So a process counts as ended once
-//! it has ended and nothing sent to it is unread. Received by a child, the descriptors are that child's for all to see.
+//! Packets can outlive the process that they were sent to: a child with its socket can still receive the descriptors in
+//! them. If the daemon freed the memory then, two processes would have it. So a process counts as ended once it has
+//! ended and no packet sent to it is unread. If a child receives the descriptors, the survey finds them in the child.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -16,11 +16,11 @@ use tokio::io::unix::AsyncFd;
 use super::{Channels, Entry};
 use crate::{platform::unread, reactor::Inbox};
 
-/// How often the socket is looked at, at first and in the long run. Nothing tells when it has been read.
+/// Interval at which the socket is checked: the first one and the longest. No event reports that a packet was read.
 const POLL: Duration = Duration::from_millis(100);
 const POLL_MAX: Duration = Duration::from_secs(1);
 
-/// Reports the end of the process, also after the channel's, unless the core forgets it first.
+/// Reports the end of the process, even after the end of the channel, unless the core forgets the process first.
 pub(super) async fn watch_process(
     channel: ChannelId,
     pidfd: AsyncFd<Arc<OwnedFd>>,
@@ -29,9 +29,9 @@ pub(super) async fn watch_process(
     inbox: Inbox,
 ) {
     let ended = async {
-        // An error would mean that it is not watched, which nothing but its end can follow.
+        // An error would mean that the process is not watched, so its end is the only safe assumption.
         let _ = pidfd.readable().await;
-        // Nothing more is sent, so that what is found to be read stays so: after the shutdown the kernel takes nothing.
+        // After the shutdown the kernel accepts no further packet, so a socket without unread packets stays so.
         entry.outbox.abort();
         entry.socket.shutdown();
         wait_until_read(channel, &entry).await;
@@ -45,7 +45,7 @@ pub(super) async fn watch_process(
     }
 }
 
-/// Returns once nobody can receive anything more from the channel.
+/// Returns once no process can receive a packet from the channel any longer.
 async fn wait_until_read(channel: ChannelId, entry: &Entry) {
     let mut pause = POLL;
     let mut is_logged = false;
@@ -61,7 +61,7 @@ async fn wait_until_read(channel: ChannelId, entry: &Entry) {
                 is_logged = true;
             }
             Ok(_) => {}
-            // No kernel says that of a socket.
+            // No known kernel fails here.
             Err(error) => {
                 return tracing::error!(channel = channel.0, %error, "the kernel does not report unread bytes of the socket");
             }

@@ -1,4 +1,4 @@
-//! `Refused` frames: those the core decides on, and those of the shell, before the core knows of a channel.
+//! Encodes `Refused` frames: those of the core, and those of the shell before the core knows a channel.
 
 use broker_core::Refusal;
 use prost::Message;
@@ -10,13 +10,13 @@ use super::OutFrame;
 /// Why the shell itself refuses a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum HelloRefusal {
-    /// The kernel does not say who it is.
+    /// The kernel does not identify the process.
     Unidentified { problem: String },
     /// Too many connections have not said hello yet.
     TooMany { limit: usize },
-    /// Another major version of the protocol.
+    /// The client speaks another major version of the protocol.
     Version { client_major: u32 },
-    /// No hello, or not from the process that connected.
+    /// The first packet is no valid hello, or comes from another process than the one that connected.
     Broken { problem: String },
 }
 
@@ -52,7 +52,7 @@ impl HelloRefusal {
     }
 }
 
-/// A refusal of the core as it stands in a frame: the same as in a gRPC status.
+/// Converts a refusal of the core, with the contents of a gRPC status.
 pub(super) fn of_core(refusal: &Refusal) -> v1::Refused {
     shell(refusal.reason(), refusal.to_string(), refusal.facts())
 }

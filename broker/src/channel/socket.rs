@@ -1,4 +1,4 @@
-//! A SOCK_SEQPACKET socket for tasks: whole packets, who sent each, and descriptors along with them.
+//! A SOCK_SEQPACKET socket for tasks: it receives whole packets with their senders, and sends packets with descriptors.
 
 use std::{
     io::{self, IoSlice},
@@ -22,12 +22,12 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// The socket must not block.
+    /// Takes a non-blocking socket.
     pub(super) fn new(fd: OwnedFd) -> io::Result<Self> {
         Ok(Self { fd: readiness::of_socket(fd)? })
     }
 
-    /// The next packet. Descriptors in it are not taken: the kernel closes them, and says so.
+    /// Receives the next packet. Descriptors in it are not taken: the kernel closes them and reports that.
     pub(super) async fn receive(&self, buffer: &mut [u8]) -> io::Result<Packet> {
         loop {
             let mut ready = self.fd.readable().await?;
@@ -49,19 +49,19 @@ impl Socket {
         }
     }
 
-    /// Sends if there is room at once.
+    /// Sends the frame if there is room at once.
     pub(super) fn try_send(&self, frame: &OutFrame) -> io::Result<()> {
         send(self.fd.as_fd(), frame)
     }
 
-    /// Ends both directions. What the peer has sent before can still be received, then comes the end.
+    /// Ends both directions. Packets that the peer sent before can still be received; then comes the end.
     pub(super) fn shutdown(&self) {
-        // It fails only where the peer has left, which is the same.
+        // It fails only if the peer has left, which has the same effect.
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
     }
 
-    /// Takes what has come off the socket after a [`Self::shutdown`]: a socket that is closed with packets unread
-    /// gives its peer ECONNRESET in place of the last frame sent to it.
+    /// Receives all packets that are left after a [`Self::shutdown`]. If a socket is closed with unread packets, its
+    /// peer gets ECONNRESET in place of the last frame.
     pub(super) fn discard_received(&self) {
         let mut buffer = [0; 64];
         while credentials::receive(self.fd.as_fd(), &mut buffer).is_ok_and(|packet| !packet.is_end()) {}
@@ -133,7 +133,7 @@ mod tests {
         let mut buffer = [0; 4];
         let packet = ours.receive(&mut buffer).await.unwrap();
         assert!(packet.truncated && packet.fds_dropped);
-        // The pipe's other end is closed everywhere: a copy that had leaked would leave this read waiting.
+        // The pipe's other end is closed everywhere: a leaked copy would let this read wait.
         assert_eq!(io::Read::read(&mut probe, &mut [0; 1]).unwrap(), 0);
     }
 

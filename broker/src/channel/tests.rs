@@ -1,4 +1,4 @@
-//! `channel.sock` with real sockets and processes; the reactor is played by the test.
+//! `channel.sock` with real sockets and processes; the test plays the reactor.
 
 use std::{
     io::{BufRead, BufReader, IoSlice, Write},
@@ -29,10 +29,10 @@ use crate::{
 mod harvest;
 mod word_table;
 
-/// Longest that a test waits for what must come.
+/// How long a test waits for an event.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A listening channel socket, and the events that come of it.
+/// A listening channel socket, and its events.
 struct Daemon {
     dir: tempfile::TempDir,
     _sockets: Sockets,
@@ -139,7 +139,7 @@ impl Client {
         rustix::net::sendmsg(&self.0, &[IoSlice::new(packet)], &mut control, SendFlags::NOSIGNAL).unwrap();
     }
 
-    /// The next packet; empty at the end.
+    /// Receives the next packet; empty at the end.
     fn receive(&self) -> Vec<u8> {
         let mut buffer = vec![0; protocol::FRAME_BYTES_MAX];
         let (bytes, _) = rustix::net::recv(&self.0, &mut buffer[..], RecvFlags::empty()).unwrap();
@@ -262,7 +262,7 @@ async fn connections_without_hello_are_bounded() {
     assert_eq!(third.refused().reason, "QUEUE_FULL");
     first.send(&hello_packet());
     daemon.hello().await;
-    // Its place is free again.
+    // The gate has a free place again.
     let fourth = daemon.connect();
     fourth.send(&hello_packet());
     daemon.hello().await;
@@ -285,7 +285,7 @@ async fn malformed_frames_are_reported_and_leak_no_descriptor() {
     client.send_with(&mapped_packet(0), &[writer.as_fd()]);
     assert!(daemon.malformed().await.contains("file descriptors"));
     drop(writer);
-    // A copy that had come to lie in this process would leave this waiting.
+    // A leaked copy in this process would let this read wait.
     assert_eq!(std::io::Read::read(&mut reader, &mut [0]).unwrap(), 0);
 }
 
@@ -350,7 +350,7 @@ async fn the_stop_ends_every_channel() {
     tokio::time::timeout(TIMEOUT, &mut daemon.served).await.expect("it ends").unwrap().unwrap();
 }
 
-/// A client process: says hello, then does as it is told.
+/// A client process that says hello and then obeys commands.
 struct Process(Child);
 
 impl Process {
@@ -442,7 +442,7 @@ async fn a_process_is_not_over_while_a_child_can_receive_descriptors() {
     }
     drop(entry);
     process.command("leave\n");
-    // Nothing more is sent to it, and of its end nothing is heard.
+    // The daemon sends nothing further to it, and reports no end of the process yet.
     assert!(matches!(daemon.event().await, Event::ChannelEnded { channel: ended } if ended == channel));
     let early = tokio::time::timeout(Duration::from_millis(500), daemon.events.recv()).await;
     assert!(early.is_err(), "{early:?}");

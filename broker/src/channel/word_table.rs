@@ -1,4 +1,5 @@
-//! The word table of one session, as the daemon has it: made with the session, mapped by its client, sealed after that.
+//! The daemon's end of one session's word table. The daemon creates it with the session, the client maps it, and the
+//! daemon then seals it.
 
 use std::{
     io,
@@ -17,27 +18,27 @@ use crate::platform::shared_memory::{SharedMemory, close_to_writers};
 pub(crate) struct WordTable {
     table: Daemon<SharedMemory>,
     slots: u32,
-    /// Until the client has mapped it.
+    /// The descriptor, until the client has mapped it.
     fd: Mutex<Option<Arc<SharedFd>>>,
 }
 
-/// What came of asking for one word.
+/// The outcome of an eviction by word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EvictOutcome {
-    /// REVOKE stands, and nobody pins.
+    /// REVOKE is set, and the session does not pin the part.
     Revoked,
     Pinned,
-    /// Not mapped, or about to be unmapped by its client, which says so.
+    /// The session does not map the part, or is about to unmap it and will report that.
     Leaving,
 }
 
-/// What a word says of its part's use: how often it was used, and whether it is now.
+/// The use of a part as its word shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Use {
-    /// Counted by the client, and wraps.
+    /// The number of uses. The client counts it, and it wraps.
     pub(crate) uses: u32,
     pub(crate) pinned: bool,
-    /// Whether it was written since that was cleared in its word last.
+    /// Whether the client has written the part since the written bit was last cleared.
     pub(crate) written: bool,
 }
 
@@ -50,19 +51,20 @@ impl WordTable {
         Ok(Self { table, slots, fd: Mutex::new(Some(Arc::new(fd.into()))) })
     }
 
-    /// What the client maps it by, while it has not.
+    /// The export by which the client maps the table, until it has done so.
     pub(crate) fn handle(&self) -> Option<Export> {
         self.fd.lock().unwrap_or_else(PoisonError::into_inner).clone().map(Export::Memfd)
     }
 
-    /// The client has mapped it: nobody else can from now on. The error says what is wrong with that.
+    /// Seals the table after the client has mapped it, so that no other process can map it for writing. The error says
+    /// why that is not possible.
     pub(super) fn seal(&self) -> Result<(), String> {
         let fd = self.fd.lock().unwrap_or_else(PoisonError::into_inner).take();
         let fd = fd.ok_or("the client mapped the word table before")?;
         close_to_writers(&fd).map_err(|error| format!("the word table cannot be sealed: {error}"))
     }
 
-    /// Asks for a part that nobody pins.
+    /// Revokes a part unless the session pins it.
     pub(super) fn evict(&self, slot: Slot) -> Result<EvictOutcome, String> {
         Ok(match self.slot(slot)?.revoke_to_evict().map_err(impossible)? {
             Evict::Revoked => EvictOutcome::Revoked,
@@ -71,14 +73,14 @@ impl WordTable {
         })
     }
 
-    /// Takes that back, as long as no frame told of it.
+    /// Takes an eviction back. Allowed until a frame has reported it.
     pub(super) fn cancel_evict(&self, slot: Slot) {
         if let Ok(slot) = self.slot(slot) {
             slot.take_back();
         }
     }
 
-    /// Asks for a part whoever pins it, if that has not been asked before.
+    /// Revokes a part whether the session pins it or not, unless it is being revoked already.
     pub(super) fn fence(&self, slot: Slot) -> Result<(), String> {
         let slot = self.slot(slot)?;
         if let State::Revoking { .. } = slot.state().map_err(impossible)? {
@@ -89,17 +91,17 @@ impl WordTable {
         }
     }
 
-    /// Whatever is written from now on says so, if nobody pins the part. Whether that was done.
+    /// Clears the written bit of an unpinned part, so that later writes set it again. Returns whether it did.
     pub(super) fn clear_written(&self, slot: Slot) -> Result<bool, String> {
         Ok(self.slot(slot)?.begin_write_back().map_err(impossible)? == WriteBack::Begun)
     }
 
-    /// The slot will serve another part.
+    /// Clears a slot before another part gets it.
     pub(super) fn forget(&self, slot: Slot) -> Result<(), String> {
         self.slot(slot)?.collect_written().map(drop).map_err(impossible)
     }
 
-    /// By plain loads. The error says what no honest client writes.
+    /// Reads the use of a part by plain loads. The error describes a word that no honest client writes.
     pub(crate) fn use_of(&self, slot: Slot) -> Result<Use, String> {
         let slot = self.slot(slot)?;
         let written = slot.is_written().map_err(impossible)?;
@@ -109,7 +111,7 @@ impl WordTable {
         Ok(Use { uses: slot.touched().uses, pinned: pins > 0, written })
     }
 
-    /// How often the parts were used whose words were there so far.
+    /// Reads the use counter of a slot, which also counts uses of parts that had the slot before.
     pub(crate) fn uses(&self, slot: Slot) -> Option<u32> {
         Some(self.table.slot(slot.0)?.touched().uses)
     }

@@ -1,4 +1,4 @@
-//! From the configuration to devices: which there are to simulate, and which of the driver's are handed out.
+//! Turns the configuration into devices: those to simulate, and those of the driver that the broker hands out.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use vramd_types::Bytes;
 
 use super::{DeviceChoice, Disk, Memory, Sim, SimEffect, SimOperation};
 
-/// A device that the configuration names is not on this node.
+/// A configured device is not on this node.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("memory.devices: this node has no device `{named}`; it has {present}")]
 pub struct UnknownDevice {
@@ -24,7 +24,7 @@ pub struct UnknownDevice {
 #[derive(Clone, Copy, Debug)]
 pub struct SimDevices<'a> {
     pub sim: &'a Sim,
-    /// Distinguishes this daemon's devices from those of others on the node, and is the same after a restart.
+    /// Distinguishes this daemon's devices from those of other daemons, and is the same after a restart.
     pub socket_dir: &'a Path,
 }
 
@@ -77,7 +77,7 @@ impl SimDevices<'_> {
     }
 }
 
-/// Those of the node's devices that the configuration names, in its order: their numbers count from 0 in it.
+/// Chooses the configured devices of the node. They are numbered from 0 in the configuration's order.
 pub fn choose(choice: &DeviceChoice, present: Vec<DeviceInfo>) -> Result<Vec<DeviceInfo>, UnknownDevice> {
     let DeviceChoice::These(named) = choice else { return Ok(present) };
     let mut chosen: Vec<DeviceInfo> = Vec::new();
@@ -98,7 +98,7 @@ pub fn choose(choice: &DeviceChoice, present: Vec<DeviceInfo>) -> Result<Vec<Dev
     Ok(chosen)
 }
 
-/// What the core is told of the driver's devices.
+/// Describes the driver's devices for the core.
 pub fn core_devices(
     memory: &Memory,
     disk: &Disk,

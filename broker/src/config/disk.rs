@@ -1,4 +1,4 @@
-//! Where extents lie on disk, if they may: one directory for the daemon, and how much of it each device has.
+//! `[disk]`: the directory of extents on disk, and the size of the tier for each device.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -9,16 +9,16 @@ use vramd_types::Bytes;
 
 use super::{Place, host::for_all_devices, quantity};
 
-/// The table `disk`. Both of directory and size, or there is no disk.
+/// The table `disk`. It has both directory and size, or there is no disk tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "DiskText")]
 pub struct Disk {
     pub directory: Option<PathBuf>,
-    /// For each device.
+    /// The size for each device.
     pub size: Bytes,
-    /// `None` is what works.
+    /// `None` means io_uring if the kernel allows it, else threads.
     pub engine: Option<DiskEngine>,
-    /// Where the text has each of them: once the whole of it is known.
+    /// The position of each key in the text, set once the whole text is parsed.
     pub(super) places: BTreeMap<&'static str, Place>,
     pub(super) file: Option<PathBuf>,
 }
@@ -60,7 +60,7 @@ fn engine<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DiskEngin
     }
 }
 
-/// Where a text that is good has what it says of the disk.
+/// Finds the positions of the keys in a valid text.
 pub(super) fn places(text: &str) -> BTreeMap<&'static str, Place> {
     let Ok(table) = DeTable::parse(text) else { return BTreeMap::new() };
     let disk = table.get_ref().get("disk").and_then(|disk| disk.get_ref().as_table());
@@ -72,13 +72,13 @@ pub(super) fn places(text: &str) -> BTreeMap<&'static str, Place> {
 }
 
 impl Disk {
-    /// What the driver is opened with, for so many devices.
+    /// The driver's configuration of the disk for that number of devices.
     pub fn config(&self, devices: usize) -> Option<DiskConfig> {
         let directory = self.directory.clone()?;
         Some(DiskConfig { directory, capacity: for_all_devices(self.size, devices), engine: self.engine })
     }
 
-    /// What is wrong with it, and where that is to be mended.
+    /// Formats an error of the directory with the line and key that the operator must change.
     pub fn explain(&self, problem: &DirectoryError) -> String {
         let name = match problem {
             DirectoryError::TooSmall { .. } => "size",

@@ -1,4 +1,4 @@
-//! Where in the configuration something is wrong.
+//! Errors in the configuration, with their place in the file.
 
 use std::{fmt, io, path::PathBuf, str::Utf8Error};
 
@@ -12,13 +12,13 @@ pub enum ConfigError {
     Wrong { path: PathBuf, place: Place },
 }
 
-/// A place in the text, and what is wrong there.
+/// A place in the text, with the error there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
-    /// From 1, in characters.
+    /// Line and column count from 1, in characters.
     pub line: usize,
     pub column: usize,
-    /// Like `memory.device_share`; empty where the text is no TOML.
+    /// A key like `memory.device_share`; empty if the text is not TOML.
     pub field: String,
     pub problem: String,
 }
@@ -26,15 +26,15 @@ pub struct Place {
 impl Place {
     pub(super) fn of(error: &toml::de::Error, path: String, text: &str) -> Self {
         let start = error.span().map_or(0, |span| span.start.min(text.len()));
-        // What serde_path_to_error says of the whole text.
-        // Where a value is read together with its place, the path has one more step, which no text has.
+        // serde_path_to_error calls the whole text `.`. If a value is read together with its place, the path has one
+        // more step, which the text does not have.
         let path = path.split_once(".$").map_or(&*path, |(field, _)| field);
         let field = if path == "." { String::new() } else { path.to_owned() };
         let problem = error.message().trim_end().replace('\n', " ");
         Self::after(text.get(..start).unwrap_or_default(), field, problem)
     }
 
-    /// Where bytes stop being text.
+    /// The place of the first byte that is not UTF-8.
     pub(super) fn of_bytes(error: &Utf8Error, bytes: &[u8]) -> Self {
         let before = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
         Self::after(&before, String::new(), "this byte is not UTF-8".to_owned())

@@ -1,17 +1,17 @@
-//! Which files may be what allocations have below their devices.
+//! `[files]`: which files clients may load in place, as backing of their allocations.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Deserializer, de};
 
-/// The table `files`. Where it says nothing no file is loaded.
+/// The table `files`. Without keys no file is loaded in place.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Files {
-    /// What lies below these never changes, by the operator's word.
+    /// Files below these paths never change, by the operator's word.
     #[serde(deserialize_with = "absolute")]
     pub immutable_paths: Vec<PathBuf>,
-    /// What lies on fs-verity is loaded, by the kernel's word, wherever it is. Where there are immutable paths it always is.
+    /// Whether files with fs-verity are loaded in place, wherever they are. With immutable paths they always are.
     pub verity: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What the configuration takes of the host's memory, and whether the machine has it.
+//! Computes how much host memory the configuration needs, and checks whether the machine has it.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use vramd_types::{Bytes, HostNode};
 use super::Memory;
 use crate::platform::host::Host;
 
-/// More than the host can give.
+/// The configuration needs more than the host can give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum HostTooSmall {
     #[error(
@@ -26,23 +26,23 @@ pub enum HostTooSmall {
     Cgroup { asked: Bytes, devices: usize, limit: Bytes, left: Bytes },
 }
 
-/// What the daemon itself needs beside it, at least: so much, and what the driver's buffers take.
+/// The minimum that the daemon itself needs beside the host tier: 64 MiB and the driver's buffers.
 fn left_to_daemon(buffers: Bytes) -> Bytes {
     Bytes::mib(64).saturating_add(buffers)
 }
 
-/// For all devices.
+/// The host tiers of all devices together.
 pub fn host_total(memory: &Memory, devices: usize) -> Bytes {
     for_all_devices(memory.host_size, devices)
 }
 
-/// What all devices have together that have so much each.
+/// The sum over all devices.
 pub(super) fn for_all_devices(each: Bytes, devices: usize) -> Bytes {
     Bytes::checked_sum(std::iter::repeat_n(each, devices)).unwrap_or(Bytes::MAX)
 }
 
-/// Has the driver keep that much of each node, for the devices near it, in parts of the usual size. All together keep so
-/// many pieces at most.
+/// Tells the driver how much memory of each host node to pin for the devices near it, in pieces of the ordinary part
+/// size. All nodes together get at most `pieces_max` pieces.
 pub fn pin_host(memory: &Memory, near: impl Iterator<Item = HostNode>, pieces_max: usize) -> Vec<Submission> {
     let mut nodes: BTreeMap<HostNode, usize> = BTreeMap::new();
     for node in near.filter(|_| !memory.host_size.is_zero()) {
@@ -58,7 +58,7 @@ pub fn pin_host(memory: &Memory, near: impl Iterator<Item = HostNode>, pieces_ma
     nodes.iter().map(keep).collect()
 }
 
-/// What can be said before any of it is taken. What is free at the time is not looked at: it may be more or less later.
+/// Checks the size before any memory is taken. Memory that is free now does not count: it may be more or less later.
 pub fn check_host(memory: &Memory, devices: usize, host: Host) -> Result<(), HostTooSmall> {
     let asked = host_total(memory, devices);
     if let Some(total) = host.total.filter(|_| !asked.is_zero()) {

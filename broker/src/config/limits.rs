@@ -9,7 +9,7 @@ use vramd_types::Bytes;
 use super::quantity::bytes;
 use crate::platform::descriptors::Descriptors;
 
-/// As in [`broker_core::Limits`], times in milliseconds.
+/// The table `limits`. The core's bounds are as in [`broker_core::Limits`], with times in milliseconds.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
@@ -21,7 +21,7 @@ pub struct Limits {
     pub allocations_per_tenant_max: usize,
     #[serde(deserialize_with = "above_zero")]
     pub parts_per_tenant_max: usize,
-    /// 0 is as many as the limit of open files allows.
+    /// 0 means as many as the limit of open files allows.
     pub extents_max: usize,
     #[serde(deserialize_with = "above_zero")]
     pub batch_items_max: usize,
@@ -40,19 +40,19 @@ pub struct Limits {
     pub revoke_answer_timeout: Duration,
     #[serde(rename = "unmap_answer_timeout_ms", deserialize_with = "millis")]
     pub unmap_answer_timeout: Duration,
-    /// 0 never ends one.
+    /// 0 means never.
     #[serde(rename = "end_silent_after_ms", deserialize_with = "millis_or_none")]
     pub end_silent_after: Duration,
     #[serde(rename = "survey_interval_ms", deserialize_with = "millis")]
     pub survey_interval: Duration,
-    /// A quantity; 0 keeps nothing.
+    /// A quantity; 0 means that nothing is cached.
     #[serde(deserialize_with = "bytes")]
     pub cached_bytes_per_tenant_max: Bytes,
     #[serde(rename = "cached_for_ms", deserialize_with = "millis")]
     pub cached_for: Duration,
     #[serde(rename = "cached_idle_for_ms", deserialize_with = "millis")]
     pub cached_idle_for: Duration,
-    /// Parts that a session with pins can map, or keep to map again.
+    /// Parts that a session with pins maps, or that are away.
     #[serde(deserialize_with = "slots")]
     pub words_per_session_max: u32,
     #[serde(deserialize_with = "above_zero")]
@@ -61,24 +61,24 @@ pub struct Limits {
     pub pin_parts_waiting_max: usize,
     #[serde(rename = "pin_stall_ms", deserialize_with = "millis")]
     pub pin_stall: Duration,
-    /// Connections to `channel.sock` that have not said hello.
+    /// Maximum connections to `channel.sock` that have not said hello.
     #[serde(deserialize_with = "above_zero")]
     pub greeting_max: usize,
-    /// The same, of one user.
+    /// The same for one user.
     #[serde(deserialize_with = "above_zero")]
     pub greeting_per_uid_max: usize,
-    /// Connections of one user to `vramd.sock`, and as many to `admin.sock`.
+    /// Maximum connections of one user to `vramd.sock`, and as many to `admin.sock`.
     #[serde(deserialize_with = "above_zero")]
     pub connections_per_uid_max: usize,
-    /// Watches of operators at once.
+    /// Maximum watches at once.
     #[serde(deserialize_with = "above_zero")]
     pub watches_max: usize,
-    /// Events that one of them has not read; it is told how many more there were.
+    /// Maximum unread events of one watch. Further events are counted.
     #[serde(deserialize_with = "above_zero")]
     pub watch_events_max: usize,
     #[serde(rename = "hello_timeout_ms", deserialize_with = "millis")]
     pub hello_timeout: Duration,
-    /// Longest that one gRPC call may take, whatever its caller asks for.
+    /// Maximum time of one gRPC call, whatever its caller allows.
     #[serde(rename = "request_timeout_ms", deserialize_with = "millis")]
     pub request_timeout: Duration,
 }
@@ -146,9 +146,9 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Those that the core keeps, no higher than this process's descriptors bear: an extent is one, and the kernel
-    /// takes so many in flight. Where extents are not counted by the operator, one tenant leaves half of them to
-    /// the others.
+    /// Returns the core's limits, lowered to what this process's descriptors allow: each extent takes one, and the
+    /// kernel bounds those in flight. If the operator does not set the number of extents, one tenant may have half of
+    /// them.
     pub fn core(&self, descriptors: Descriptors) -> broker_core::Limits {
         let (extents_max, parts_per_tenant_max) = match self.extents_max {
             0 => {
@@ -201,7 +201,7 @@ fn whole_sets<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Er
     }
 }
 
-/// A session's word table is mapped by the daemon too.
+/// The daemon maps each session's word table too.
 const WORDS_MAX: u32 = 1 << 24;
 
 fn slots<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {

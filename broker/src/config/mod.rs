@@ -1,7 +1,7 @@
-//! What the operator says: one TOML file, every key optional, no key unknown.
+//! The operator's configuration: one TOML file in which every key is optional and no unknown key is allowed.
 //!
-//! `file` is the shape of the text; what it says is checked while it is read, so that every complaint names its
-//! line and field. `deploy/config/vramd.toml` is the same with every key, its unit and its default.
+//! `schema` has the types of the file. Values are checked while they are read, so every error names its line and key.
+//! `deploy/config/vramd.toml` is the example with every key, its unit and its default.
 
 mod devices;
 mod disk;
@@ -43,7 +43,7 @@ pub fn load(path: &Path) -> Result<Config, ConfigError> {
     Ok(config)
 }
 
-/// Reads what a configuration file holds.
+/// Parses the bytes of a configuration file.
 pub fn parse_bytes(bytes: &[u8]) -> Result<Config, Place> {
     match std::str::from_utf8(bytes) {
         Ok(text) => parse(text),
@@ -51,7 +51,7 @@ pub fn parse_bytes(bytes: &[u8]) -> Result<Config, Place> {
     }
 }
 
-/// Reads a configuration's text.
+/// Parses the text of a configuration.
 pub fn parse(text: &str) -> Result<Config, Place> {
     let deserializer = match toml::Deserializer::parse(text) {
         Ok(deserializer) => deserializer,
@@ -72,10 +72,10 @@ pub fn parse(text: &str) -> Result<Config, Place> {
     Ok(config)
 }
 
-/// A mistake that takes more than one key of a table.
+/// An error that concerns several keys of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Wrong {
-    /// Where the text gives the field's value.
+    /// The position of the key's value in the text.
     at: usize,
     field: &'static str,
     problem: String,

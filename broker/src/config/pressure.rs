@@ -1,4 +1,4 @@
-//! `[pressure]`: from when on a device or the host's memory counts as full, and what is done then.
+//! `[pressure]`: the bounds of the pressure levels.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use toml::Spanned;
 
 use super::Wrong;
 
-/// As in [`PressureBounds`], and what is wrong in the text as a whole.
+/// The bounds as in [`PressureBounds`], and the first error that concerns the table as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(from = "PressureText")]
 pub struct Pressure {
@@ -30,7 +30,7 @@ struct PressureText {
     critical_percent: Option<Spanned<u32>>,
     fall_percent: Option<Spanned<u32>>,
     evict_to_percent: Option<Spanned<u32>>,
-    /// 0 is nothing.
+    /// With 0 no part is cold.
     cold_after_ms: Option<u64>,
 }
 
@@ -53,14 +53,14 @@ impl From<PressureText> for Pressure {
 }
 
 impl PressureText {
-    /// The first mistake, at the first key of those that it is about that the text has.
+    /// Returns the first error, at the first of its keys that the text has.
     fn wrong(&self, bounds: PressureBounds) -> Option<Wrong> {
         let InvalidBounds { fields, problem } = bounds.first_problem()?;
         let (field, at) = fields.into_iter().find_map(|field| Some((field, self.place(field)?)))?;
         Some(Wrong { at, field, problem })
     }
 
-    /// Where the text gives the field's value.
+    /// Returns the position of the key's value in the text.
     fn place(&self, field: &str) -> Option<usize> {
         let given = match field {
             "elevated_percent" => &self.elevated_percent,

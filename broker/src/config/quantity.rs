@@ -39,7 +39,7 @@ impl<'de> Deserialize<'de> for QuantityText {
     }
 }
 
-/// A number of bytes that a share makes no sense for, for `deserialize_with`.
+/// Reads a number of bytes, and refuses a share.
 pub(super) fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
     match QuantityText::deserialize(deserializer)?.0 {
         Quantity::Bytes(bytes) => Ok(bytes),
@@ -47,7 +47,7 @@ pub(super) fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes,
     }
 }
 
-/// A number of bytes in which extents fit.
+/// Reads a number of bytes that is a multiple of an extent's granularity.
 pub(super) fn whole_extents<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
     let size = bytes(deserializer)?;
     match size.is_multiple_of(vramd_types::GRANULARITY) {
@@ -56,7 +56,7 @@ pub(super) fn whole_extents<'de, D: Deserializer<'de>>(deserializer: D) -> Resul
     }
 }
 
-/// A size of a part: a multiple of 2 MiB that the core takes.
+/// Reads the size of a part: a multiple of 2 MiB that the core accepts.
 pub(super) fn part_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
     let size = bytes(deserializer)?;
     let largest = broker_core::limits::PART_SIZE_MAX;
@@ -67,7 +67,7 @@ pub(super) fn part_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<By
     }
 }
 
-/// A size of a simulated device: one that an extent fits in.
+/// Reads the size of a simulated device, in which at least one extent fits.
 pub(super) fn device_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
     let size = bytes(deserializer)?;
     if size < vramd_types::GRANULARITY {

@@ -1,4 +1,4 @@
-//! The shape of the configuration file.
+//! The types of the configuration file, with their defaults.
 
 use std::{num::NonZeroU64, path::PathBuf, time::Duration};
 
@@ -18,7 +18,7 @@ pub struct File {
     pub pressure: Pressure,
     pub shares: Shares,
     pub quota: Quota,
-    /// In order; the first that fits names the tenant.
+    /// In order. The first matching rule names the tenant.
     pub tenants: Vec<Tenant>,
     pub limits: Limits,
     pub telemetry: Telemetry,
@@ -29,9 +29,9 @@ pub struct File {
 pub struct Daemon {
     pub socket_dir: Option<PathBuf>,
     pub state_dir: Option<PathBuf>,
-    /// Name or number of a group that may connect to `admin.sock`; its members must be operators besides.
+    /// Name or number of a group whose members may connect to `admin.sock`. They must be operators too.
     pub admin_group: Option<String>,
-    /// Uids. `None` is root and the daemon's own.
+    /// Uids. `None` means root and the daemon's own uid.
     pub operators: Option<Vec<u32>>,
     pub log_format: LogFormat,
     pub log_level: LogLevel,
@@ -64,7 +64,7 @@ pub struct Driver {
     pub sim: Sim,
 }
 
-/// Where NVIDIA's libraries are. `None` is where the loader finds them.
+/// The paths of NVIDIA's libraries. `None` means as the loader finds them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Cuda {
@@ -75,26 +75,26 @@ pub struct Cuda {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DriverKind {
-    /// `cuda` where there is a GPU that can be used, else `sim`.
+    /// `cuda` if the node has a usable GPU, else `sim`.
     #[default]
     Auto,
     Sim,
     Cuda,
 }
 
-/// The simulated driver's node, and what goes wrong on it.
+/// The simulated node, and its faults for tests.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Sim {
     #[serde(deserialize_with = "at_least_one_device")]
     pub devices: Vec<SimDevice>,
-    /// Bytes a second from the host to each device; 0 is as many as the machine can.
+    /// Bytes a second from the host to each device; 0 means as fast as the machine copies.
     #[serde(deserialize_with = "quantity::bytes")]
     pub link_to_device: Bytes,
-    /// And from each device to the host.
+    /// The same from each device to the host.
     #[serde(deserialize_with = "quantity::bytes")]
     pub link_to_host: Bytes,
-    /// The same of the one uplink that all devices share.
+    /// The same for the one uplink that all devices share.
     #[serde(deserialize_with = "quantity::bytes")]
     pub uplink_to_device: Bytes,
     #[serde(deserialize_with = "quantity::bytes")]
@@ -123,13 +123,13 @@ impl Default for Sim {
 pub struct SimDevice {
     #[serde(deserialize_with = "quantity::device_size")]
     pub memory: Bytes,
-    /// `None` is `Simulated GPU` and the index.
+    /// `None` means `Simulated GPU` and the index.
     pub name: Option<String>,
-    /// `None` is made of the socket directory and the index.
+    /// `None` means a UUID made from the socket directory and the index.
     pub uuid: Option<String>,
 }
 
-/// From the `nth` submission of a kind on, counted from 1, `count` of them meet the effect.
+/// A scheduled fault: from the `nth` submission of a kind, counted from 1, `count` submissions meet the effect.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "SimFaultText")]
 pub struct SimFault {
@@ -210,7 +210,8 @@ impl TryFrom<SimFaultText> for SimFault {
     }
 }
 
-/// At the `nth` step of a kind, counted from 1, and after it at every so many, the mappings that it concerns are revoked.
+/// A scheduled revocation: at the `nth` step of a kind, counted from 1, and at every `every`-th step after it, the
+/// mappings of the step's parts are revoked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SimRevocation {
@@ -218,23 +219,24 @@ pub struct SimRevocation {
     #[serde(default = "first")]
     pub nth: NonZeroU64,
     pub every: Option<NonZeroU64>,
-    /// A fence, which waits for pins; else an evict.
+    /// Revoke by fence, which waits for pins, instead of by eviction.
     #[serde(default)]
     pub wait: bool,
 }
 
-/// What the daemon sends or hears about parts. What was heard is known to the core before the revocation is.
+/// A step at which the daemon sends or receives a message about parts. The core handles a received message before the
+/// revocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SimStep {
     MapSent,
     Mapped,
-    /// By a frame: a call waits.
+    /// A pin call by a frame, which waits.
     Pin,
-    /// For whatever reason: evicted, freed, detached, sealed, ended.
+    /// For any reason: evicted, freed, detached, sealed, ended.
     RevokeSent,
     Unmapped,
-    /// The driver is to hash it.
+    /// The driver is about to hash the part.
     Digest,
 }
 
@@ -246,23 +248,23 @@ const fn first() -> NonZeroU64 {
 #[serde(deny_unknown_fields, default)]
 pub struct Memory {
     pub devices: DeviceChoice,
-    /// Of each device, what the broker may hand out.
+    /// The broker's share of each device.
     #[serde(deserialize_with = "quantity_of")]
     pub device_share: Quantity,
-    /// Of each device, what is kept back from that.
+    /// Kept back from the share of each device.
     #[serde(deserialize_with = "quantity_of")]
     pub margin: Quantity,
-    /// Room is kept for the contexts of so many clients.
+    /// Number of clients for whose CUDA contexts memory is set aside.
     pub sessions_reserved: u32,
     #[serde(deserialize_with = "quantity::part_size")]
     pub part_size: Bytes,
-    /// For each device, what of the host's memory its parts may move to.
+    /// The size of the host tier of each device.
     #[serde(deserialize_with = "quantity::bytes")]
     pub host_size: Bytes,
-    /// How often it is looked at what clients use, where there is a host tier.
+    /// Interval of the harvest, if parts can move.
     #[serde(rename = "harvest_ms", deserialize_with = "harvest")]
     pub harvest: Duration,
-    /// Whether what leaves a device uncopied, since nobody said that it was written, is compared with its copy first.
+    /// Whether a part that would leave without a copy is first compared with its clean backing.
     pub check_shadows: bool,
 }
 
@@ -314,7 +316,7 @@ pub struct Quota {
     pub default: DefaultQuota,
 }
 
-/// Of tenants without a stored quota, on each device and in each tier below it. They have no guarantee.
+/// The limits of tenants without a stored quota, on each device and in each tier below it. They have no guarantee.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DefaultQuota {
@@ -337,7 +339,7 @@ fn quantity_of<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Quantity, D
     QuantityText::deserialize(deserializer).map(|text| text.0)
 }
 
-/// Whoever chooses what leaves a device is to know what was used in this minute.
+/// The choice of victims must know the use of parts within the last minute.
 const HARVEST_MS_MAX: u64 = 60_000;
 
 fn harvest<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {

@@ -1,4 +1,4 @@
-//! `[shares]`: what each class of copies has of a link at least.
+//! `[shares]`: the share of a link that each class of copies gets at least while it has work.
 
 use serde::Deserialize;
 use toml::Spanned;
@@ -6,7 +6,7 @@ use vramd_types::{CopyClass, Shares as Percents};
 
 use super::Wrong;
 
-/// As in [`vramd_types::Shares`], and what is wrong in the text as a whole.
+/// The shares as in [`vramd_types::Shares`], and the error that concerns the table as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(from = "SharesText")]
 pub struct Shares {
@@ -43,7 +43,7 @@ impl From<SharesText> for Shares {
         match Percents::new(demand, prefetch, write_back) {
             Ok(percents) => Self { percents, wrong: None },
             Err(error) => {
-                // The last in the text: those before it may have been right.
+                // The error is reported at the last key in the text: the ones before it may have been right.
                 let given = given
                     .into_iter()
                     .filter_map(|(field, given)| Some((field, given.as_ref()?.span().start)));

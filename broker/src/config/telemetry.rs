@@ -1,4 +1,5 @@
-//! `[telemetry]`: what the daemon tells of itself, and to whom. Without it nothing listens and nothing is sent.
+//! `[telemetry]`: where metrics are served, and what is sent to a collector. Without it the daemon neither serves nor
+//! sends any.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -7,25 +8,25 @@ use tonic::codegen::http::{Uri, uri::Scheme};
 
 use super::limits::millis;
 
-/// Fewer attribute sets than that are not enough for those that do not depend on tenants.
+/// Series that do not depend on tenants need at least as many.
 const CARDINALITY_MIN: usize = 512;
 const CARDINALITY_MAX: usize = 1_000_000;
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Telemetry {
-    /// Where `/metrics`, `/livez` and `/readyz` are served. `None` is nowhere.
+    /// The address of `/metrics`, `/livez` and `/readyz`. `None` means that they are not served.
     pub prometheus_listen: Option<SocketAddr>,
-    /// The collector. `None` is the one that the environment names, if it does.
+    /// The collector. `None` means the one that the environment names, if any.
     pub otlp_endpoint: Option<Endpoint>,
     pub otlp_protocol: OtlpProtocol,
-    /// What is sent there.
+    /// The signals to send.
     pub otlp_signals: Vec<Signal>,
-    /// Of the calls whose callers say nothing of it, so many are traced.
+    /// The share of calls to trace, among calls whose callers do not decide it.
     pub traces_sample_ratio: SampleRatio,
     #[serde(rename = "export_interval_ms", deserialize_with = "millis")]
     pub export_interval: Duration,
-    /// Most series of one metric; tenants that do not fit are one together.
+    /// Maximum series of one metric. Tenants that do not fit are summed up.
     #[serde(deserialize_with = "cardinality")]
     pub cardinality_max: usize,
 }
@@ -44,13 +45,13 @@ impl Default for Telemetry {
     }
 }
 
-/// Where a collector listens: `http://host:port`, with a path at most.
+/// The address of a collector: `http://host:port`, optionally with a path.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Endpoint(String);
 
 impl Endpoint {
-    /// Without a `/` at its end.
+    /// The address without a final `/`.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -108,7 +109,7 @@ impl TryFrom<ProtocolText> for OtlpProtocol {
     }
 }
 
-/// What can be sent to a collector.
+/// A kind of telemetry that can be sent to a collector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Signal {
@@ -129,12 +130,12 @@ impl Signal {
     }
 }
 
-/// From 0 to 1, both included.
+/// A ratio from 0 to 1, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "f64")]
 pub struct SampleRatio(f64);
 
-/// It is never NaN.
+/// The ratio is never NaN.
 impl Eq for SampleRatio {}
 
 impl SampleRatio {

@@ -1,10 +1,10 @@
-//! `[[tenants]]`: who is charged for whom.
+//! `[[tenants]]`: the rules that name the tenant of a client.
 
 use serde::Deserialize;
 
 use crate::platform::{cgroup::Pattern, tenant_rules};
 
-/// One rule. All that it says must fit, and it says something.
+/// One rule. It has at least one condition, and all its conditions must match.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "Text")]
 pub struct Tenant(pub tenant_rules::Rule);

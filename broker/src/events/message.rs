@@ -1,4 +1,5 @@
-//! Notices of the core as messages of the protocol, with every text cut short: they wait until they are read.
+//! Converts the core's notices to events of the protocol. Every text is cut short, since events wait until they are
+//! read.
 
 use std::fmt::{self, Display, Write as _};
 
@@ -13,10 +14,10 @@ use vramd_types::{Bytes, DeviceIndex, SessionId};
 use super::settings;
 use crate::{channel::frame_codec, moves::WRITTEN_SINCE};
 
-/// Most bytes of one text.
+/// Maximum bytes of one text.
 const TEXT_BYTES_MAX: usize = 256;
 
-/// Of which kind of event it is; `None` is for the log alone.
+/// Returns the kind of event; `None` for a notice that is only logged.
 pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
     Some(match notice {
         Notice::SessionOpened { .. }
@@ -50,7 +51,7 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         Notice::PressureChanged { .. } => EventKind::Pressure,
         Notice::SettingsChanged { .. } => EventKind::Settings,
         Notice::Draining { .. } | Notice::InvariantBroken { .. } => EventKind::Node,
-        // A stalled pin is a refusal, and an evict is made of revokes: both are told as such.
+        // A stalled pin is reported as a refusal, and an evict as revokes.
         Notice::Cached { .. }
         | Notice::Reused { .. }
         | Notice::GivenUp { .. }
@@ -64,7 +65,7 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
     })
 }
 
-/// Whose it is.
+/// Returns the tenant that a notice concerns.
 pub(super) fn tenant(notice: &Notice) -> Option<&str> {
     match notice {
         Notice::SessionOpened { tenant, .. }
@@ -96,7 +97,7 @@ pub(super) fn tenant(notice: &Notice) -> Option<&str> {
     }
 }
 
-/// What is told of it, if it has a kind. Devices are their UUIDs, in the daemon's order.
+/// Converts a notice that has a kind. `devices` are UUIDs, in the daemon's order.
 pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
     let allocation = |change: AllocationChange, id: vramd_types::AllocationId| {
         Event::Allocation(v1::AllocationEvent {
@@ -326,8 +327,8 @@ pub(crate) fn level(pressure: Pressure) -> v1::PressureLevel {
     }
 }
 
-/// The start of a text, with a mark where it was cut. What is left out is not even made: a client may have chosen it
-/// to be long, and the reactor waits.
+/// Cuts a text, with a mark where it was cut. The rest is not even formatted: a client may have chosen it to be long,
+/// and the reactor waits.
 fn cut(text: impl Display) -> String {
     let mut short = CutText(String::new());
     if write!(short, "{text}").is_err() {

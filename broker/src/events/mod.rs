@@ -1,14 +1,14 @@
-//! What operators watch: events, as they happen.
+//! The events that operators watch.
 //!
 //! ```text
 //!   reactor ── notice ──▶ Events ── filter ──▶ WatchQueue of each watch ──▶ gRPC stream
-//!                                              (bounded; then it counts)
+//!                                              (bounded; further events are counted)
 //! ```
 //!
-//! The reactor hands a notice over and goes on: it never waits for a reader, and makes a message only where somebody
-//! wants it. Each watch keeps a bounded number of events that its reader has not taken. From the first that finds no
-//! room on they are counted, until the reader has taken all before them: it is told the count in their place, and
-//! has what comes later. So a watch that is never read costs its bound, and nothing more.
+//! The reactor passes a notice on and never waits for a reader. It makes a message only if a watch wants it. Each watch
+//! keeps a bounded number of unread events. Further events are only counted, until the reader has taken all events
+//! before them; the reader then gets the count in their place, and later events again. So a watch that is never read
+//! costs only its bound.
 
 mod message;
 mod settings;
@@ -33,12 +33,12 @@ pub(crate) use self::{
 };
 use crate::reactor::Clock;
 
-/// How much those who watch may cost.
+/// Bounds of the cost of watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventLimits {
-    /// Watches at once.
+    /// Maximum watches at once.
     pub watches_max: usize,
-    /// Events that one of them has not read.
+    /// Maximum unread events of one watch.
     pub events_max: usize,
 }
 
@@ -58,18 +58,18 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct WatchTable {
-    /// Of the last event.
+    /// The sequence number of the last event.
     sequence: u64,
     watches: Vec<(Filter, Arc<WatchQueue>)>,
     ended: bool,
 }
 
-/// What one watch wants.
+/// The events that one watch wants.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
-    /// `None` is everybody's.
+    /// `None` means every tenant.
     pub tenant: Option<String>,
-    /// None is every kind.
+    /// An empty list means every kind.
     pub kinds: Vec<EventKind>,
 }
 
@@ -78,11 +78,11 @@ pub enum WatchError {
     TooMany {
         limit: usize,
     },
-    /// The daemon ends.
+    /// The daemon is ending.
     Ended,
 }
 
-/// One reader's events. It counts among those that watch until it is dropped.
+/// One reader's events. It counts as a watch until it is dropped.
 #[derive(Debug)]
 pub struct Watch {
     events: Events,
@@ -94,7 +94,7 @@ impl Events {
         Self(Arc::new(Shared { clock, boot_epoch, devices, limits, table: Mutex::default() }))
     }
 
-    /// Tells those who want it. Never waits for any of them.
+    /// Queues the event for every watch that wants it. Never waits.
     pub fn publish(&self, notice: &Notice) {
         let Some(kind) = message::kind(notice) else { return };
         let mut table = self.table();
@@ -111,7 +111,7 @@ impl Events {
         }
     }
 
-    /// Everything from here on, for one reader.
+    /// Begins a watch of all events from here on.
     pub fn watch(&self, filter: Filter) -> Result<Watch, WatchError> {
         let limit = self.0.limits.watches_max;
         let mut table = self.table();
@@ -128,7 +128,7 @@ impl Events {
         Ok(Watch { events: self.clone(), queue })
     }
 
-    /// The daemon ends: whoever watches is told why, whatever it asked for, and hears no more. Once.
+    /// Ends every watch with the daemon's last event, whatever the watch's filter. A second call changes nothing.
     pub fn end(&self, why: &str) {
         let mut table = self.table();
         if std::mem::replace(&mut table.ended, true) {
@@ -151,7 +151,7 @@ impl Events {
     }
 
     fn table(&self) -> MutexGuard<'_, WatchTable> {
-        // Nothing that can panic leaves it half changed.
+        // No code that can panic leaves the table half changed.
         self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,10 +1,10 @@
-//! Settings as messages.
+//! Converts settings to messages.
 
 use broker_core::{PressureBounds, Settings, TierSettings};
 use vramd_proto::v1;
 use vramd_types::{CopyClass, Shares};
 
-/// All of them.
+/// Converts all settings.
 pub(crate) fn settings(Settings { pressure, tiers, shares }: &Settings) -> v1::Settings {
     v1::Settings {
         pressure: Some(of_pressure(pressure)),

@@ -1,4 +1,4 @@
-//! The way of an event from the reactor to who watches.
+//! Events on their way from the reactor to a watch.
 
 use broker_core::{Pressure, Tier};
 use tokio_stream::StreamExt as _;
@@ -20,7 +20,7 @@ fn quota(tenant: &str) -> Notice {
     Notice::QuotaSet { tenant, device: "*".to_owned(), tier: Tier::Device, guarantee, limit }
 }
 
-/// What can be read without waiting.
+/// Reads the events that are there without waiting.
 async fn ready(watch: &mut Watch) -> Vec<v1::WatchResponse> {
     let mut seen = Vec::new();
     while let Ok(Some(event)) = tokio::time::timeout(std::time::Duration::ZERO, watch.next()).await {
@@ -103,7 +103,7 @@ async fn a_slow_reader_gets_a_count_in_place_of_missed_events() {
         events.publish(&opened("a"));
         events.publish(&opened("b"));
     }
-    // The beginning and two events were in time; what another tenant did is not missed.
+    // The first message and two events were in time. Events of another tenant do not count as missed.
     let seen = ready(&mut watch).await;
     assert_eq!(seen.iter().map(|event| event.sequence).collect::<Vec<_>>(), [0, 1, 3, 19_999]);
     assert_eq!(seen[3].event, Some(Event::Missed(v1::Missed { count: 9998 })));

@@ -1,4 +1,4 @@
-//! What one reader has not taken yet.
+//! The queue of events that one reader has not taken yet.
 
 use std::{
     collections::VecDeque,
@@ -10,7 +10,7 @@ use vramd_proto::v1::{self, watch_response::Event};
 
 #[derive(Debug)]
 pub(super) struct WatchQueue {
-    /// Most events in it.
+    /// Maximum events in the queue.
     events_max: usize,
     state: Mutex<State>,
 }
@@ -18,7 +18,7 @@ pub(super) struct WatchQueue {
 #[derive(Debug)]
 struct State {
     waiting: VecDeque<Arc<v1::WatchResponse>>,
-    /// After what is waiting; while there is one, nothing is put behind it.
+    /// The count that follows the waiting events. While there is one, no event is queued behind it.
     missed: Option<v1::WatchResponse>,
     end: Option<End>,
     reader: Option<Waker>,
@@ -31,7 +31,7 @@ enum End {
 }
 
 impl WatchQueue {
-    /// The first message is taken besides the bound.
+    /// Creates a queue. The first message does not count against the bound.
     pub(super) fn new(events_max: usize, first: v1::WatchResponse) -> Self {
         let waiting = VecDeque::from([Arc::new(first)]);
         Self { events_max, state: Mutex::new(State { waiting, missed: None, end: None, reader: None }) }
@@ -50,14 +50,14 @@ impl WatchQueue {
         state.wake();
     }
 
-    /// Nothing comes after this.
+    /// Ends the queue with this message.
     pub(super) fn end(&self, last: &Arc<v1::WatchResponse>) {
         let mut state = self.state();
         state.end = Some(End::Pending(Arc::clone(last)));
         state.wake();
     }
 
-    /// The next message, once there is one. One reader at a time.
+    /// Takes the next message, once there is one. There is one reader at a time.
     pub(super) fn poll_take(&self, context: &mut Context<'_>) -> Poll<Option<v1::WatchResponse>> {
         let mut state = self.state();
         if let Some(event) = state.waiting.pop_front() {
@@ -83,7 +83,7 @@ impl WatchQueue {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing that can panic leaves it half changed.
+        // No code that can panic leaves the state half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

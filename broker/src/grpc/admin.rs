@@ -1,4 +1,4 @@
-//! `AdminService`: what operators ask for. Each method first asks whether the caller is one.
+//! `AdminService`: the requests of operators. Each method first checks that the caller is an operator.
 
 mod moves;
 mod settings;
@@ -28,14 +28,14 @@ use crate::{
     telemetry::Telemetry,
 };
 
-/// What `GetNode` says besides what the broker knows.
+/// The facts in `GetNode` that the broker does not know.
 #[derive(Clone, Debug)]
 pub struct NodeFacts {
     pub version: String,
     /// `sim` or `cuda`.
     pub driver: String,
     pub driver_reason: String,
-    /// What the wall clock said when the broker's time was 0.
+    /// The wall clock's time when the broker's time was 0.
     pub started_at: SystemTime,
 }
 
@@ -71,7 +71,7 @@ impl Admin {
         key: Option<RequestKey>,
         request: OperatorRequest,
     ) -> Result<Reply, Status> {
-        // What is named otherwise is found by the core.
+        // The core resolves other targets.
         let about = |request: &OperatorRequest| match request {
             OperatorRequest::FreeAllocation(Target::Id(id))
             | OperatorRequest::RevokeMappings { target: Target::Id(id), .. }

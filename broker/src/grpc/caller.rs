@@ -1,8 +1,8 @@
-//! Who calls, by the kernel's word.
+//! Identifies the caller of a gRPC call by the kernel's credentials.
 //!
-//! The credentials are those of the process that connected, at that time: a process that hands its connection on
-//! hands its identity on too, but only as long as it lives. After its end its pid may come to mean another process,
-//! so each connection holds a pidfd of the one that made it, and a call on it counts only while that one is there.
+//! The credentials are those of the process that connected, at that time. A process that passes its connection on
+//! passes its identity on too, but only while it lives. After its end its pid may name another process. So each
+//! connection keeps a pidfd of the process that made it, and a call counts only while that process lives.
 
 use std::{collections::BTreeSet, io, os::fd::BorrowedFd, sync::Arc};
 
@@ -16,21 +16,21 @@ use crate::platform::{
     peer::{Peer, Unidentified},
 };
 
-/// The process at the other end of a connection, as it was when the connection was accepted. Clones are the same.
+/// The process that made a connection, as it was at the accept. Clones are the same.
 #[derive(Clone, Debug)]
 pub(super) struct Origin(Arc<Connector>);
 
 #[derive(Debug)]
 enum Connector {
     Known(Peer),
-    /// It was gone before anybody looked: somebody else holds its connection.
+    /// The process had ended before the accept; another process has its connection.
     Gone(core::Peer),
-    /// In another pid or user namespace, so that its ids say nothing.
+    /// The process is in another pid or user namespace, so its ids identify nobody here.
     Unknown,
 }
 
 impl Origin {
-    /// Asks the kernel. An error is want of a descriptor, or no socket.
+    /// Asks the kernel. It fails if the process has no descriptor left, or if this is no socket.
     pub(super) fn of(socket: BorrowedFd<'_>) -> io::Result<Self> {
         let made = match Peer::of(socket) {
             Ok(peer) => Connector::Known(peer),
@@ -51,7 +51,7 @@ impl Origin {
         Ok(Self(Arc::new(made)))
     }
 
-    /// Its uid, where that means a user.
+    /// Returns the uid, if it identifies a user.
     pub(super) fn uid(&self) -> Option<u32> {
         match &*self.0 {
             Connector::Known(peer) => Some(peer.uid),
@@ -60,7 +60,7 @@ impl Origin {
         }
     }
 
-    /// The process, and whether it lives.
+    /// Returns the process and whether it lives.
     fn process(&self) -> Result<(core::Peer, bool), Status> {
         match &*self.0 {
             Connector::Known(peer) => Ok((core::Peer { pid: peer.pid, uid: peer.uid }, !peer.has_ended())),
@@ -75,14 +75,14 @@ impl Origin {
 pub(super) struct Caller(Origin);
 
 impl Caller {
-    /// UNAUTHENTICATED where the kernel's word says nothing.
+    /// Identifies the caller, or refuses the call with UNAUTHENTICATED.
     pub(super) fn of<T>(request: &Request<T>) -> Result<Self, Status> {
         let origin = origin(request)?;
         origin.process()?;
         Ok(Self(origin))
     }
 
-    /// The process itself, for whoever asks the kernel more of it.
+    /// Passes the process to a closure that asks the kernel more about it.
     pub(super) fn with_peer<T>(&self, read: impl FnOnce(&Peer) -> T) -> Option<T> {
         match &*self.0.0 {
             Connector::Known(peer) => Some(read(peer)),
@@ -90,7 +90,7 @@ impl Caller {
         }
     }
 
-    /// The process, if it lives: what speaks after its end is no process of the session.
+    /// Returns the process if it lives. A call after its end does not come from the session's process.
     pub(super) fn living(&self, session: SessionId) -> Result<core::Peer, Status> {
         match self.0.process()? {
             (peer, true) => Ok(peer),
@@ -99,14 +99,14 @@ impl Caller {
     }
 }
 
-/// The user behind an operator's call.
+/// The operator behind a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Operator {
     pub(super) uid: u32,
 }
 
 impl Operator {
-    /// PERMISSION_DENIED where the caller is none.
+    /// Identifies the operator, or refuses the call with PERMISSION_DENIED.
     pub(super) fn of<T>(request: &Request<T>, operators: &BTreeSet<u32>) -> Result<Self, Status> {
         match origin(request)?.process()? {
             (peer, true) if operators.contains(&peer.uid) => Ok(Self { uid: peer.uid }),

@@ -1,8 +1,9 @@
-//! Connections as they come in, counted.
+//! Accepts and counts the connections of the gRPC sockets.
 //!
-//! Each connection costs the daemon two descriptors and some memory, so one uid can have only so many at once; one
-//! more is closed at once. So is every one while the daemon is short of descriptors, except those of operators on
-//! their socket: what is kept back is for them. When there is none at all, accepting pauses instead of spinning.
+//! Each connection costs the daemon two descriptors and some memory. So one uid may have a bounded number of
+//! connections, and the daemon closes further ones at once. While the daemon has too few free descriptors it closes
+//! every new connection, except those of operators on their socket, for whom the rest is kept. Without any free
+//! descriptor, accepting pauses instead of spinning.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -24,19 +25,19 @@ use tonic::transport::server::Connected;
 use super::caller::Origin;
 use crate::platform::descriptors::Descriptors;
 
-/// How long to wait after a failed accept: somebody has to close a descriptor first.
+/// Pause after a failed accept, until some connection closes a descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Who is let in.
+/// Which connections are admitted.
 #[derive(Clone, Debug)]
 pub(super) struct Admission {
-    /// Most connections of one uid.
+    /// Maximum connections of one uid.
     pub(super) per_uid_max: usize,
-    /// Uids that are let in however few descriptors are left.
+    /// Uids that are admitted however few descriptors are free.
     pub(super) always: BTreeSet<u32>,
 }
 
-/// The connections of one socket.
+/// Streams the admitted connections of one socket.
 pub(super) fn incoming(
     listener: UnixListener,
     door: Admission,
@@ -45,7 +46,7 @@ pub(super) fn incoming(
     let (sender, receiver) = tokio::sync::mpsc::channel(1);
     tokio::spawn(async move {
         loop {
-            // The stream's end is the server's, so its drop ends this task and closes the socket.
+            // The server has the receiving end. When the server ends, this task ends and closes the socket.
             let Ok(place) = sender.reserve().await else { return };
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
@@ -67,7 +68,7 @@ pub(super) fn incoming(
     tokio_stream::wrappers::ReceiverStream::new(receiver)
 }
 
-/// How many connections each uid has.
+/// The number of connections of each uid.
 #[derive(Clone, Debug, Default)]
 struct Counts(Arc<Mutex<HashMap<u32, usize>>>);
 
@@ -83,7 +84,7 @@ impl Counts {
     }
 }
 
-/// One connection's place among those of its uid.
+/// One connection's place in the count of its uid.
 #[derive(Debug)]
 struct Counted {
     counts: Counts,
@@ -118,7 +119,7 @@ impl Connection {
                 return None;
             }
         };
-        // Those whose uid means nobody share their count: each of their calls is refused with a reason.
+        // Connections without an identified uid share one count. The daemon refuses each of their calls with a reason.
         let uid = origin.uid();
         if !uid.is_some_and(|uid| door.always.contains(&uid))
             && Descriptors::of_process().exceeded().is_some()

@@ -1,8 +1,8 @@
 //! Ends calls at their deadline, with DEADLINE_EXCEEDED.
 //!
-//! A caller's `grpc-timeout` counts, and the daemon's own maximum. tonic would answer CANCELLED in both cases, so this
-//! layer stands inside tonic's and is asked first. A mutation that was submitted is not undone: it completes, and a
-//! retry with its `request_id` gets its answer. Of a stream only the opening is timed.
+//! The deadline is the caller's `grpc-timeout`, but at most the daemon's own maximum. tonic would answer CANCELLED in
+//! both cases, so this layer is inside tonic's and acts first. A submitted mutation is not undone: it completes, and a
+//! retry with its `request_id` gets its answer. Of a stream only the opening has a deadline.
 
 use std::{
     convert::Infallible,
@@ -59,7 +59,7 @@ where
     fn call(&mut self, request: http::Request<R>) -> Self::Future {
         let asked = request.headers().get("grpc-timeout").and_then(|value| parse(value.to_str().ok()?));
         let limit = asked.map_or(self.call_max, |asked| asked.min(self.call_max));
-        // Read before the call is on its way: tonic's own timer starts after it, and must not end first.
+        // Read before the call starts: tonic's own timer starts later, and must not end first.
         let deadline = Instant::now() + limit;
         let answer = self.inner.call(request);
         Box::pin(async move {
@@ -71,7 +71,8 @@ where
     }
 }
 
-/// A `grpc-timeout`: at most eight digits and a unit. Anything else is no deadline, as gRPC servers have it.
+/// Parses a `grpc-timeout`: at most eight digits and a unit. Like other gRPC servers, treats anything else as no
+/// deadline.
 fn parse(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -98,7 +99,7 @@ mod tests {
 
     const CALL_MAX: Duration = Duration::from_secs(300);
 
-    /// How a call that takes `work` ends, and after how long.
+    /// Returns how a call that takes `work` ends, and after how long.
     async fn call(timeout: Option<&str>, work: Duration) -> (Option<Code>, Duration) {
         let service = service_fn(move |_: http::Request<()>| async move {
             tokio::time::sleep(work).await;
@@ -121,7 +122,7 @@ mod tests {
     }
 
     impl Round for Duration {
-        /// tokio's timers tick in milliseconds and may be one late.
+        /// tokio's timers tick in milliseconds and may be one tick late.
         fn round_to_millis(self) -> Self {
             Duration::from_millis(u64::try_from(self.as_millis()).unwrap() / 10 * 10)
         }

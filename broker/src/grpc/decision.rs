@@ -1,4 +1,4 @@
-//! The core's word on a call: a status where it refuses, and a span of it where the call is traced.
+//! Turns the core's decision on a call into a status, and into a span if the call is traced.
 
 use broker_core::{Refusal, Reply};
 use tokio::sync::oneshot;
@@ -11,7 +11,7 @@ use crate::{
     telemetry::{Decision, Telemetry},
 };
 
-/// Asks for something that changes the books, and may have some of these unmapped.
+/// Submits a mutation, which may have the core revoke parts of the allocations in `about`.
 pub(super) async fn decide<Q>(
     telemetry: &Telemetry,
     request: Q,
@@ -43,7 +43,7 @@ pub(super) async fn decide<Q>(
     outcome.map_err(|refusal| refused(&refusal))
 }
 
-/// Looks at the books, which not everybody may.
+/// Reads the broker's state, which may be refused.
 pub(super) async fn read<T>(
     telemetry: &Telemetry,
     read: impl Future<Output = Option<Result<T, Refusal>>>,

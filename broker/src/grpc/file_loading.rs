@@ -1,4 +1,4 @@
-//! Files that clients have loaded, before the core hears of them.
+//! Opens the files that clients load, before the core knows of them.
 
 use std::{
     collections::BTreeMap,
@@ -20,32 +20,32 @@ use crate::{
     reactor::{Files, RegisteredFile},
 };
 
-/// So many are opened at once: a file system that hangs is to hold up no more threads than that.
+/// Maximum files that are opened at once: a hanging file system can hold up no more threads.
 const CONCURRENT_OPENS_MAX: usize = 8;
 
-/// Of one user: a file system of its own that hangs is to leave room for others.
+/// The same for one user, so that a user's own hanging file system leaves room for others.
 const CONCURRENT_OPENS_PER_USER_MAX: usize = 2;
 
-/// With the wait for its turn.
+/// Maximum time to open a file, including the wait for a permit.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Which files are loaded, and where those are that are being.
+/// Which files may be loaded, and the table of those being loaded.
 #[derive(Clone, Debug)]
 pub struct Loading {
     files: Files,
     immutable: Arc<[PathBuf]>,
-    /// `None` where no file is.
+    /// `None` if no file may be loaded.
     opening: Option<Arc<OpenPermits>>,
 }
 
-/// Who may have a file opened now.
+/// Permits to open files.
 #[derive(Debug)]
 struct OpenPermits {
     all: Arc<Semaphore>,
     of_users: Mutex<BTreeMap<u32, Arc<Semaphore>>>,
 }
 
-/// Given back when it is dropped.
+/// One permit, given back when dropped.
 #[derive(Debug)]
 struct OpenPermit {
     _of_user: OwnedSemaphorePermit,
@@ -58,7 +58,8 @@ impl Loading {
         Self { files, immutable: immutable.into(), opening }
     }
 
-    /// So many bytes of what that process has open, from there on; zero is all there are. With it its size, and what keeps it open.
+    /// Opens the file behind a descriptor of the caller and checks the requested range; 0 bytes mean everything from
+    /// the offset on. Returns the registered file, the span and its size.
     pub(super) async fn open(
         &self,
         caller: &Caller,
@@ -78,7 +79,7 @@ impl Loading {
             });
             opened.await.ok().flatten().ok_or_else(unknown)
         };
-        // A file system that hangs is to hold up nobody: what is not known to stand still is copied.
+        // A hanging file system must not delay other clients: a file that cannot be checked in time counts as mutable.
         let opened = timeout(OPEN_TIMEOUT, opened).await.map_err(|_| unknown())??;
         let Immutable { file, path, size } = opened.map_err(|error| match error {
             NotLoadable::Invalid(problem) => Refusal::FileInvalid { problem },
@@ -104,7 +105,7 @@ impl OpenPermits {
         Self { all: Arc::new(Semaphore::new(CONCURRENT_OPENS_MAX)), of_users: Mutex::default() }
     }
 
-    /// Waits for one. First among the user's own: who waits there keeps nothing from others.
+    /// Waits for a permit, first among the user's own, so that a waiting user keeps none from others.
     async fn take(&self, uid: u32) -> Option<OpenPermit> {
         let of_user = self.of_user(uid).acquire_owned().await.ok()?;
         let of_all = Arc::clone(&self.all).acquire_owned().await.ok()?;
@@ -113,7 +114,7 @@ impl OpenPermits {
 
     fn of_user(&self, uid: u32) -> Arc<Semaphore> {
         let mut users = self.of_users.lock().unwrap_or_else(PoisonError::into_inner);
-        // Nobody has one of theirs, or waits for it.
+        // No task has one of these permits, or waits for one.
         users.retain(|_, seats| Arc::strong_count(seats) > 1);
         Arc::clone(
             users.entry(uid).or_insert_with(|| Arc::new(Semaphore::new(CONCURRENT_OPENS_PER_USER_MAX))),

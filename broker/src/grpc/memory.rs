@@ -1,7 +1,7 @@
-//! `MemoryService`: what client processes ask for.
+//! `MemoryService`: the requests of client processes.
 //!
-//! A method here reads the caller from the socket, turns its request into the core's words, and waits for the
-//! answer. Whether the session is the caller's, and everything else, the core decides.
+//! A method identifies the caller by its socket, converts the request for the core, and waits for the answer. The core
+//! decides everything else, also whether the session is the caller's.
 
 use std::{
     sync::Arc,
@@ -31,7 +31,7 @@ use crate::{reactor::Inbox, telemetry::Telemetry};
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
     inbox: Inbox,
-    /// No call takes longer.
+    /// Maximum time of a call.
     call_timeout: Duration,
     telemetry: Telemetry,
     files: Loading,
@@ -72,7 +72,7 @@ impl Memory {
     }
 }
 
-/// What every mutation carries.
+/// Reads the fields that every mutation carries.
 macro_rules! opened {
     ($request:expr) => {{
         let caller = Caller::of(&$request)?;
@@ -89,7 +89,8 @@ impl MemoryService for Memory {
         &self,
         request: Request<v1::AllocateBatchRequest>,
     ) -> Result<Response<v1::AllocateBatchResponse>, Status> {
-        // Benchmarks read where the time of a batch begins, and where it ends: here, or with the last `packet sent`.
+        // Benchmarks take the time of a batch from these log lines: from `batch decoded` to `batch answered`, or to the
+        // last `packet sent`.
         let (decoded, items) = (Instant::now(), request.get_ref().items.len());
         tracing::debug!(items, "batch decoded");
         let (caller, message, session, key) = opened!(request);
@@ -194,12 +195,12 @@ impl MemoryService for Memory {
         let offset = Bytes::new(message.offset_bytes);
         let was_asked = self.inbox.read(move |broker| broker.was_asked_to_load(session, peer, key)).await;
         let reply = if was_asked == Some(true) {
-            // What has become of the file since is nothing to it.
+            // The retry does not depend on the file's present state.
             let file = FileSpan { file: FileId(0), path: Arc::from(""), offset };
             self.submit(caller, session, key, ClientRequest::Load { spec, file }).await?
         } else {
             let opened = self.files.open(&caller, message.fd, offset, spec.size).await;
-            // It is found while this is kept, which is until the answer.
+            // The core can find the file while `named` lives, which is until the answer.
             let (named, file, size) = opened.map_err(refused)?;
             let load = ClientRequest::Load { spec: AllocationSpec { size, ..spec }, file };
             let reply = self.submit(caller, session, key, load).await?;

@@ -1,15 +1,15 @@
 //! The two gRPC sockets: `vramd.sock` for clients, `admin.sock` for operators.
 //!
 //! ```text
-//!   connection ─▶ observe ─▶ deadline ─▶ service: who calls? ─▶ convert ─▶ inbox ─▶ … ─▶ convert or status ─▶ answer
+//!   connection ─▶ observe ─▶ deadline ─▶ service: identify caller ─▶ convert ─▶ inbox ─▶ … ─▶ convert or status ─▶ answer
 //! ```
 //!
-//! Nothing is decided here but who an operator is: requests become the core's words, its answers become messages,
-//! and its refusals statuses, in one place (`status`). Both sockets also serve health and reflection, of both
-//! versions, so that tools work with no proto files at hand.
+//! The only decision here is who is an operator. Requests become the core's types, its answers become messages, and one
+//! place (`status`) turns its refusals into statuses. Both sockets also serve health and two versions of reflection, so
+//! that tools work without proto files.
 //!
-//! C-core clients (Python, C++) must be told to send the authority `localhost`: for a Unix socket they send the
-//! percent-encoded path otherwise, which HTTP/2 servers refuse as malformed.
+//! C-core clients (Python, C++) must be told to send the authority `localhost`. For a Unix socket they otherwise send
+//! the percent-encoded path, which HTTP/2 servers refuse as malformed.
 
 mod admin;
 mod caller;

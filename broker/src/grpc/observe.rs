@@ -1,4 +1,4 @@
-//! Tells of every call: the layer around all that answers. It is left out where nobody is to be told.
+//! Reports every call to telemetry, as the outermost layer. It is left out if telemetry is off.
 
 use std::{
     convert::Infallible,
@@ -55,7 +55,7 @@ where
     }
 }
 
-/// A call under way.
+/// A call in progress.
 #[derive(Debug)]
 pub(super) struct Observed<F> {
     answer: F,

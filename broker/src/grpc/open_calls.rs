@@ -1,14 +1,14 @@
-//! How many calls have no answer yet, so that a daemon that stops knows when it may.
+//! Counts the calls without an answer, so that a daemon that stops knows when it may end.
 //!
-//! Connections don't tell: a client that keeps one open between its calls may read nothing from it meanwhile, neither
-//! that it should go away nor a ping. Of a stream only the opening counts, since one that watches never ends.
+//! Connections do not show that: a client that keeps one open between calls may read nothing from it, neither a GOAWAY
+//! nor a ping. Of a stream only the opening counts, since a watch never ends.
 
 use std::{future::Future, time::Duration};
 
 use tokio::{sync::watch, time::timeout};
 
-/// An answer that was given is on its way through HTTP/2 to the socket, and a request the other way: so long no call
-/// must have begun for the last to have ended.
+/// How long no call may begin before the last one counts as ended. An answer passes through HTTP/2 to the socket, and a
+/// request the other way.
 const QUIET: Duration = Duration::from_millis(50);
 
 /// Clones count together.
@@ -35,10 +35,10 @@ impl OpenCalls {
         Open(self)
     }
 
-    /// Returns once all calls have ended, and no other has begun since.
+    /// Returns once all calls have ended and no other has begun since.
     pub(super) async fn ended(&self) {
         let mut open = self.0.subscribe();
-        // The sender is ours, so that there is always one.
+        // This object keeps the sender, so there always is one.
         while open.wait_for(|open| *open == 0).await.is_ok() {
             if timeout(QUIET, open.changed()).await.is_err() {
                 return;
@@ -61,7 +61,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// After how long all calls have ended.
+    /// Returns after how long all calls have ended.
     async fn ended(calls: &OpenCalls) -> Duration {
         let start = Instant::now();
         calls.ended().await;

@@ -28,16 +28,17 @@ use crate::{events::Events, moves::Moves, reactor::Inbox, telemetry::Telemetry};
 const MEMORY_SERVICE: &str = MemoryServiceServer::<Memory>::NAME;
 const ADMIN_SERVICE: &str = AdminServiceServer::<Admin>::NAME;
 
-/// Most calls at once on one connection.
+/// Maximum calls at once on one connection.
 const STREAMS_PER_CONNECTION_MAX: u32 = 256;
 
-/// Most headers of one request, in bytes.
+/// Maximum bytes of the headers of one request.
 const HEADERS_BYTES_MAX: u32 = 16 << 10;
 
-/// How long open calls may go on at most once the daemon stops. What they asked for is in the core already.
+/// How long open calls may go on after the daemon stops. The core has their requests already.
 const STOP_GRACE: Duration = Duration::from_secs(1);
 
-/// Bound already, so that nobody finds a socket where the daemon does not listen yet.
+/// The listening sockets. They are bound before, so that no client finds a socket on which the daemon does not listen
+/// yet.
 #[derive(Debug)]
 pub struct Listeners {
     /// `vramd.sock`.
@@ -48,13 +49,13 @@ pub struct Listeners {
 
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Uids that may call `AdminService`, whatever the mode of the socket lets through.
+    /// Uids that may call `AdminService`, whatever the mode of the socket allows.
     pub operators: BTreeSet<u32>,
-    /// No call takes longer, whatever its deadline.
+    /// Maximum time of a call, whatever its deadline.
     pub call_timeout: Duration,
-    /// Most connections of one uid, on each socket.
+    /// Maximum connections of one uid, on each socket.
     pub connections_per_uid_max: usize,
-    /// Each call is told to it.
+    /// Observes each call.
     pub telemetry: Telemetry,
     pub moves: Moves,
     pub files: Loading,
@@ -71,8 +72,8 @@ pub enum ServeError {
     Server(#[from] tonic::transport::Error),
 }
 
-/// Serves until `stop` is done, then closes both sockets and lets open calls end for a moment. It ends with the last of
-/// them and not with the last connection: a client that is not in a call need not read what HTTP/2 says to it.
+/// Serves until `stop` is done, then closes both sockets and lets open calls end for a moment. It ends with the last
+/// call and not with the last connection: a client between two calls need not read what HTTP/2 sends it.
 pub async fn serve(
     listeners: Listeners,
     inbox: Inbox,
@@ -106,10 +107,10 @@ pub async fn serve(
     let end = async {
         stop.await;
         report(&health, ServingStatus::NotServing).await;
-        // Those who read have it before the daemon is gone; nobody waits for those who don't.
+        // Reading watches get it before the daemon ends; the daemon does not wait for others.
         events.end("the daemon was asked to stop");
         stopping.send_replace(true);
-        // Those that are still open then are cut off, which their callers see.
+        // Calls that are still open then are cut off, which their callers see.
         let _ = tokio::time::timeout(STOP_GRACE, calls.ended()).await;
     };
     tokio::select! {
@@ -130,7 +131,7 @@ async fn socket(
     let door = Admission { per_uid_max: settings.connections_per_uid_max, always };
     let connections = incoming(UnixListener::from_std(listener)?, door);
     let stop = async move {
-        // An error means that the sender is gone, and with it who serves.
+        // An error means that the sender is gone, and the server with it.
         let _ = stopped.wait_for(|stopped| *stopped).await;
     };
     let calls = calls.clone();
@@ -146,19 +147,19 @@ async fn socket(
     Ok(())
 }
 
-/// A service with health and reflection beside it.
+/// Adds health and reflection to a service.
 fn with_tools(service: Routes, name: &str, health: &HealthReporter) -> Result<Routes, ServeError> {
     let health = HealthServer::new(HealthService::from_health_reporter(health.clone()));
     let service = service.add_service(health);
     Ok(service.add_service(reflection(name).build_v1()?).add_service(reflection(name).build_v1alpha()?))
 }
 
-/// Describes what this socket serves, and nothing that it does not.
+/// Describes exactly the services of this socket.
 fn reflection(name: &str) -> Reflection<'static> {
     Reflection::configure()
         .register_encoded_file_descriptor_set(vramd_proto::DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        // What refusals carry, so that a client with no proto files can read their details.
+        // The details of refusals, so that a client without proto files can read them.
         .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET)
@@ -168,7 +169,7 @@ fn reflection(name: &str) -> Reflection<'static> {
         .with_service_name("grpc.reflection.v1alpha.ServerReflection")
 }
 
-/// The health of the whole daemon, and of each service by its name.
+/// Sets the health of the whole daemon, and of each service.
 async fn report(health: &HealthReporter, status: ServingStatus) {
     for service in ["", MEMORY_SERVICE, ADMIN_SERVICE] {
         health.set_service_status(service, status).await;

@@ -1,8 +1,8 @@
-//! What a refusal is on the wire: one place that makes gRPC statuses.
+//! The map from refusals to gRPC statuses. No other file makes statuses.
 //!
-//! Code and reason come from the registry, the facts and the message from the refusal. The facts travel as
+//! The code and the reason come from the registry, the facts and the message from the refusal. The facts travel as
 //! `ErrorInfo`, and once more as the standard detail that generic clients know. A status travels in HTTP/2 trailers,
-//! which many clients bound at 8 KiB, so every text that a client chose is cut short here.
+//! which many clients bound at 8 KiB. So every text that a client chose is cut short here.
 
 use std::{borrow::Cow, collections::HashMap, time::Duration};
 
@@ -12,16 +12,16 @@ use tonic_types::{ErrorDetails, StatusExt as _};
 use vramd_proto::v1;
 use vramd_types::{Reason, StatusCode};
 
-/// Most bytes of one fact, and of a message.
+/// Maximum bytes of one fact, and of a message.
 const FACT_BYTES_MAX: usize = 256;
 const MESSAGE_BYTES_MAX: usize = 512;
 
-/// When it makes sense to ask again: room comes when others free theirs, a queue is quicker, a node is slower.
+/// When a retry makes sense. Room becomes free when other clients free theirs; a queue is quicker, a node slower.
 const RETRY_ROOM: Duration = Duration::from_secs(1);
 const RETRY_QUEUE: Duration = Duration::from_millis(100);
 const RETRY_NODE: Duration = Duration::from_secs(10);
 
-/// The broker's refusal of a whole call.
+/// Converts the refusal of a whole call.
 pub(super) fn refused(refusal: &Refusal) -> Status {
     let message = message(refusal);
     let mut details = ErrorDetails::new();
@@ -30,7 +30,7 @@ pub(super) fn refused(refusal: &Refusal) -> Status {
     Status::with_error_details(code(refusal.reason()), message, details)
 }
 
-/// The broker's refusal of one item of a batch.
+/// Converts the refusal of one item of a batch.
 pub(super) fn item_refused(refusal: &Refusal) -> v1::ItemError {
     v1::ItemError {
         code: code(refusal.reason()).into(),
@@ -40,7 +40,7 @@ pub(super) fn item_refused(refusal: &Refusal) -> v1::ItemError {
     }
 }
 
-/// The kernel does not say who calls.
+/// Refuses a caller that the kernel does not identify.
 pub(super) fn unidentified() -> Status {
     of_shell(
         Reason::PeerUnidentified,
@@ -68,19 +68,19 @@ pub(super) fn deadline(limit: Duration) -> Status {
     )
 }
 
-/// The reactor has ended, so the daemon is about to.
+/// Refuses a call because the reactor has ended, so the daemon is about to end.
 pub(super) fn stopping() -> Status {
     let problem = "the daemon is stopping";
     of_shell(Reason::BrokerGone, problem, [("problem", problem.to_owned())])
 }
 
-/// The broker answered a request with what answers another.
+/// Reports that the broker answered a request with the reply to another.
 pub(super) fn wrong_reply(method: &'static str, reply: &broker_core::Reply) -> Status {
     tracing::error!(method, ?reply, "the broker's reply does not match the request: this is a bug");
     refused(&Refusal::InvariantBroken { invariant: broker_core::invariants::OPS })
 }
 
-/// Refusals that the broker never hears of.
+/// Makes the status of a refusal by the shell.
 fn of_shell<const N: usize>(reason: Reason, message: &str, facts: [(&str, String); N]) -> Status {
     let facts: HashMap<_, _> = facts.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
     let mut details = ErrorDetails::new();
@@ -91,7 +91,7 @@ fn of_shell<const N: usize>(reason: Reason, message: &str, facts: [(&str, String
     Status::with_error_details(code(reason), message, details)
 }
 
-/// The detail that clients understand who know nothing of vramd.
+/// Adds the standard detail that clients understand without knowing vramd.
 fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &str) {
     use Refusal as R;
     match refusal {
@@ -190,7 +190,7 @@ fn message(refusal: &Refusal) -> String {
     cut(&refusal.to_string(), MESSAGE_BYTES_MAX).into_owned()
 }
 
-/// At most `bytes_max` bytes of a text, with a mark where it was cut.
+/// Cuts a text to at most `bytes_max` bytes, with a mark where it was cut.
 fn cut(text: &str, bytes_max: usize) -> Cow<'_, str> {
     const MARK: &str = "…";
     if text.len() <= bytes_max {

@@ -1,4 +1,4 @@
-//! Both services over real sockets, with a hand that answers in the broker's place.
+//! Both services over real sockets; the test answers in the broker's place.
 
 use std::{
     collections::BTreeSet,
@@ -77,7 +77,7 @@ impl Served {
         AdminServiceClient::new(self.connect("admin.sock").await)
     }
 
-    /// Answers the next request as the broker would, and returns what was asked.
+    /// Answers the next request as the broker would, and returns the request.
     async fn answer(&mut self, outcome: Result<Reply, Refusal>) -> Event {
         match self.queue.next().await {
             Some(Message::Request { event, caller, .. }) => {
@@ -181,7 +181,7 @@ async fn bad_requests_never_reach_the_broker() {
 async fn a_passed_deadline_is_reported_as_one() {
     let served = served(&[]);
     let socket = tokio::net::UnixStream::connect(served.folder.path().join("vramd.sock")).await.unwrap();
-    // By hand: tonic's client would read the header too, and give up before the daemon answers.
+    // A raw HTTP/2 client: tonic's client would read the header too, and give up before the daemon answers.
     let (mut client, connection) = h2::client::handshake(socket).await.unwrap();
     tokio::spawn(connection);
     for timeout in ["1m", "20m", "20000u"] {
@@ -202,7 +202,7 @@ async fn a_passed_deadline_is_reported_as_one() {
     }
 }
 
-/// A message as gRPC frames it: not compressed, and how long it is.
+/// Frames a message as gRPC does: uncompressed, with its length.
 fn framed(message: &impl prost::Message) -> Vec<u8> {
     let message = message.encode_to_vec();
     let length = u32::try_from(message.len()).unwrap();
@@ -280,7 +280,7 @@ async fn an_operator_ends_a_wait() {
     assert_eq!(reason(&admin.list_waits(page).await.unwrap_err()), "REQUEST_INVALID");
 }
 
-/// A process that connects and hands its connection on.
+/// A process that connects and passes its connection on.
 struct Connector(std::process::Child);
 
 impl Connector {
@@ -320,7 +320,7 @@ sys.stdin.read()
     }
 }
 
-/// A client over a connection that somebody else has made; tonic's can only connect by itself.
+/// A client on a connection that another process has made; tonic's client can only connect by itself.
 struct Heir(h2::client::SendRequest<tonic::codegen::Bytes>);
 
 impl Heir {
@@ -332,7 +332,7 @@ impl Heir {
         Self(client)
     }
 
-    /// The status that a call is refused with.
+    /// Returns the status with which a call is refused.
     async fn refused(&self, method: &str, message: &impl prost::Message) -> Status {
         let request = tonic::codegen::http::Request::post(format!("http://localhost/vramd.v1.{method}"))
             .header("content-type", "application/grpc")
@@ -345,7 +345,7 @@ impl Heir {
     }
 }
 
-/// The pid of a process that has ended can come to mean another one, while its connection is held by somebody else.
+/// The pid of a process that has ended can name another process while a third one keeps the connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_speaks_for_its_maker_while_that_lives() {
     let mut served = served(&[]);
@@ -458,7 +458,7 @@ async fn stopping_ends_even_with_a_watcher_and_an_open_call() {
     assert!(tokio::net::UnixStream::connect(path).await.is_err(), "nobody listens any more");
 }
 
-/// A client drives its connection while it calls, and not between two calls: what HTTP/2 says to it then is not read.
+/// A client drives its connection only during calls. Between two calls it reads nothing that HTTP/2 sends.
 #[tokio::test]
 async fn stopping_does_not_wait_for_an_idle_connection() {
     let served = served(&[]);

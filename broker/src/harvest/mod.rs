@@ -1,17 +1,18 @@
-//! What sessions use, read from the words that they share with the daemon.
+//! Harvests the use of parts from the words that sessions share with the daemon.
 //!
 //! ```text
-//!   executor ── Map, ForgetWord ──▶ changes ──▶ thread: every harvest_ms a look at each slot that has a part
-//!                                                 │ what was used or written, or is pinned otherwise than at the last look
-//!                                                 ╰──▶ Event::Touched, one for all sessions, or none
+//!   executor ── Map, ForgetWord ──▶ changes ──▶ thread: every harvest_ms it reads each slot that has a part
+//!                                                 │ uses, writes and changed pins since the last harvest
+//!                                                 ╰──▶ Event::PartsUsed, one for all sessions, or none
 //! ```
 //!
-//! The core can't read words, and whoever chooses what leaves a device must know what was used lately. A look is plain
-//! loads, and changes nothing; who lies there harms its own tenant alone. It has a thread of its own, so that the reactor
-//! pays for what it sends and not for what there is. The price is that a use is known `harvest_ms` later.
+//! The core cannot read words, but it needs recent use to choose victims. A harvest reads words by plain loads and
+//! changes nothing; a client that writes wrong words harms only its own tenant. The harvest has a thread of its own, so
+//! the reactor pays only for what it sends. The price is that the core learns of a use up to `harvest_ms` later.
 //!
-//! Between two looks the core may ask a word itself, and is told that it is pinned. It asks again only once it hears of the
-//! unpin, so what it was told counts as seen here: or a pin that came and went between two looks would be one for good.
+//! Between two harvests the core may try to revoke a part and find it pinned. It tries again only after a harvest
+//! reports the unpin. So the harvest treats that pin as seen; otherwise a pin that began and ended between two harvests
+//! would never be reported as ended.
 
 mod session_slots;
 
@@ -36,17 +37,17 @@ use crate::{
     reactor::Inbox,
 };
 
-/// Ends when it is dropped.
+/// The harvest thread. Dropping this ends it.
 #[derive(Debug)]
 pub struct Harvest {
     channels: Arc<Channels>,
     changes: Changes,
-    /// Nothing is sent: the thread sees that it is gone.
+    /// Never used to send: the thread sees when it is dropped.
     end: Option<Sender<Infallible>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the thread is to know before its next look.
+/// Changes that the thread applies before its next harvest.
 type Changes = Arc<Mutex<Vec<Change>>>;
 
 #[derive(Debug)]
@@ -55,14 +56,14 @@ enum Change {
         channel: ChannelId,
         session: SessionId,
     },
-    /// The part's words are there, which say that it was used so often before.
+    /// The part has the slot, whose use counter has this value before any use.
     Mapped {
         channel: ChannelId,
         slot: Slot,
         part: PartRef,
         uses: u32,
     },
-    /// The core was told that it is pinned.
+    /// The core found the part pinned.
     Pinned {
         channel: ChannelId,
         slot: Slot,
@@ -73,12 +74,12 @@ enum Change {
     },
 }
 
-/// Of each channel that stands, the slots that have a part.
+/// The slots that have a part, of each channel that stands.
 #[derive(Debug, Default)]
 struct AllSlots(BTreeMap<ChannelId, SessionSlots>);
 
 impl Harvest {
-    /// What is seen goes to the inbox, every so often.
+    /// Starts the thread, which sends the harvested uses to the inbox at that interval.
     pub fn start(channels: Arc<Channels>, inbox: Inbox, every: Duration) -> io::Result<Self> {
         let (end, ended) = channel();
         let changes = Changes::default();
@@ -89,7 +90,7 @@ impl Harvest {
         Ok(Self { channels, changes, end: Some(end), thread: Some(thread) })
     }
 
-    /// Such a frame is about to be sent.
+    /// Notes a frame that the daemon is about to send.
     pub(crate) fn note_frame(&self, channel: ChannelId, frame: &DaemonFrame) {
         match frame {
             DaemonFrame::Welcome { session, .. } => {
@@ -108,12 +109,12 @@ impl Harvest {
         }
     }
 
-    /// The core has been told that the part is pinned: it hears when that is over.
+    /// Notes that the core found the part pinned; the harvest reports when that ends.
     pub(crate) fn note_pinned(&self, channel: ChannelId, slot: Slot) {
         lock(&self.changes).push(Change::Pinned { channel, slot });
     }
 
-    /// The slot will serve another part.
+    /// Notes that another part will get the slot.
     pub(crate) fn forget_slot(&self, channel: ChannelId, slot: Slot) {
         lock(&self.changes).push(Change::Forgotten { channel, slot });
     }
@@ -123,7 +124,7 @@ impl Drop for Harvest {
     fn drop(&mut self) {
         drop(self.end.take());
         if let Some(thread) = self.thread.take() {
-            // It has panicked: nobody is left to whom that matters.
+            // The thread has panicked, which changes nothing at this point.
             let _ = thread.join();
         }
     }
@@ -174,8 +175,8 @@ impl AllSlots {
         }
     }
 
-    /// What was used since the last look, and channels with words that no honest client makes. These are looked at no more,
-    /// and neither are those that have ended.
+    /// Returns the uses since the last harvest, and the channels with words that no honest client writes. Those
+    /// channels are not read again, and neither are ended ones.
     fn harvest(&mut self, channels: &Channels) -> (Vec<PartUse>, Vec<(ChannelId, String)>) {
         let (mut touched, mut broken) = (Vec::new(), Vec::new());
         self.0.retain(|channel, slots| {
@@ -192,7 +193,7 @@ impl AllSlots {
     }
 }
 
-/// The reactor and the thread: neither has it for long.
+/// Locks the changes. The reactor and the thread keep the lock only briefly.
 fn lock(changes: &Mutex<Vec<Change>>) -> MutexGuard<'_, Vec<Change>> {
     changes.lock().unwrap_or_else(PoisonError::into_inner)
 }

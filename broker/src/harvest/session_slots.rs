@@ -1,4 +1,4 @@
-//! One session's slots that have a part, as they were at the last look.
+//! One session's slots that have a part, with their state at the last harvest.
 
 use broker_core::{PartRef, PartUse, Slot};
 use vramd_types::SessionId;
@@ -8,7 +8,7 @@ use crate::channel::{Use, WordTable};
 #[derive(Debug)]
 pub(super) struct SessionSlots {
     session: SessionId,
-    /// By slot. The core gives out low ones first.
+    /// Indexed by slot. The core gives out low slots first.
     slots: Vec<Option<SlotState>>,
 }
 
@@ -23,7 +23,7 @@ impl SessionSlots {
         Self { session, slots: Vec::new() }
     }
 
-    /// The part's words are there; of one that comes back they have not moved.
+    /// Assigns a slot to a part. If the part had the slot before, its state stays.
     pub(super) fn set_part(&mut self, Slot(slot): Slot, part: PartRef, uses: u32) {
         let slot = slot as usize;
         if slot >= self.slots.len() {
@@ -34,7 +34,7 @@ impl SessionSlots {
         }
     }
 
-    /// As if a look had seen that.
+    /// Treats the part as seen pinned at the last harvest.
     pub(super) fn mark_pinned(&mut self, Slot(slot): Slot) {
         if let Some(Some(watched)) = self.slots.get_mut(slot as usize) {
             watched.seen.pinned = true;
@@ -47,8 +47,8 @@ impl SessionSlots {
         }
     }
 
-    /// Adds what was used since the last look, is pinned otherwise, or is written by now; that the daemon has cleared that is no use.
-    /// An error says what no honest client writes.
+    /// Adds the parts that were used since the last harvest, whose pins changed, or that were written. The daemon's own
+    /// clearing of the written bit is no use. The error describes a word that no honest client writes.
     pub(super) fn harvest(&mut self, words: &WordTable, touched: &mut Vec<PartUse>) -> Result<(), String> {
         for (slot, watched) in (0..).zip(&mut self.slots) {
             let Some(SlotState { part, seen }) = watched else { continue };
@@ -78,7 +78,7 @@ mod tests {
     const REVOKE: u64 = 1 << 26;
     const WRITTEN: u64 = 1 << 24;
 
-    /// A table whose slots are all mapped, and its client's end.
+    /// A table whose slots are all mapped, with its client's end.
     struct Shared {
         words: WordTable,
         slots: SessionSlots,
@@ -106,7 +106,7 @@ mod tests {
             assert_eq!(rustix::io::pwrite(&*table, &bytes, 64 + 16 * slot), Ok(bytes.len()));
         }
 
-        /// As a client leaves it that has used the part so often, and pins it so often now.
+        /// Writes the words of a client that has used the part `uses` times and has `pins` pins now.
         fn used(&self, slot: u64, uses: u64, pins: u64) {
             self.write(slot, &[MAPPED | pins, uses << 32 | 77]);
         }
@@ -159,7 +159,7 @@ mod tests {
         let mut shared = mapped(2);
         shared.used(0, 1, 0);
         assert_eq!(shared.harvest(), [(0, false)]);
-        // The same part comes back, and then another in its place, after the words have been used.
+        // The part returns, and then another takes its place after the words were used.
         shared.used(0, 2, 0);
         shared.slots.set_part(Slot(0), part(0), 2);
         assert_eq!(shared.harvest(), [(0, false)]);
@@ -199,7 +199,7 @@ mod tests {
             assert_eq!(touched.len(), 1000);
         }
         eprintln!("{SLOTS} slots, a hundredth of them used: {best:?}");
-        // Without optimisation, and whatever else this machine does.
+        // The bound holds without optimisation and on a busy machine.
         assert!(best < Duration::from_millis(100), "{best:?}");
     }
 }

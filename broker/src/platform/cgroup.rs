@@ -1,21 +1,21 @@
-//! The cgroup of a process, and patterns that operators match it with.
+//! Reads the cgroup of a process, and matches it with operators' patterns.
 //!
-//! The path is that of `/proc/PID/cgroup` as the kernel shows it to the daemon, so relative to the daemon's cgroup
-//! namespace. The peer's own `/proc/PID/mountinfo` is not believed: a process that makes itself a user namespace
-//! mounts what it likes there, and would so choose its tenant.
+//! The path is that of `/proc/PID/cgroup` as the kernel shows it to the daemon, relative to the daemon's cgroup
+//! namespace. The daemon does not trust the peer's `/proc/PID/mountinfo`: a process that makes itself a user namespace
+//! can mount anything there, and could choose its tenant that way.
 
 use std::{fmt, io, str::FromStr};
 
-/// The path of a process's cgroup, like `/system.slice/jupyter.service`.
+/// Returns the path of a process's cgroup, like `/system.slice/jupyter.service`.
 pub fn of_process(pid: u32) -> io::Result<String> {
     let table = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
     parse(&table).map(ToOwned::to_owned).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// The unified hierarchy's path. Where a node runs both and keeps processes in version 1, that of its `systemd`
-/// hierarchy, else of `memory`.
+/// Returns the path in the unified hierarchy. If a node runs both versions and keeps processes in version 1, returns
+/// the path in its `systemd` hierarchy, else in `memory`.
 fn parse(table: &str) -> Option<&str> {
-    // `hierarchy:controllers:path`, and a path may have colons of its own.
+    // The form is `hierarchy:controllers:path`, and a path may contain colons.
     let lines = || table.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
     let named = |name: &str| {
         lines().find(|(controllers, _)| controllers.split(',').any(|one| one == name)).map(|(_, path)| path)
@@ -32,7 +32,7 @@ fn parse(table: &str) -> Option<&str> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern(String);
 
-/// A pattern must begin as paths do, or with `**`.
+/// A pattern must begin with `/` or `**`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PatternError(String);
 
@@ -67,13 +67,13 @@ impl fmt::Display for Pattern {
 }
 
 impl Pattern {
-    /// Whether the whole path fits.
+    /// Whether the pattern matches the whole path.
     ///
-    /// One row of the usual table of (pattern, path) prefixes, so the time is the product of their lengths: paths
-    /// are named by those who make cgroups, and a pattern of many stars must not hang on one of them.
+    /// Computes one row of the usual table of (pattern, path) prefixes, so the time is the product of their lengths.
+    /// Users name cgroups, and a pattern of many stars must not hang on one of them.
     pub fn matches(&self, path: &str) -> bool {
         let path = path.as_bytes();
-        // reached[i]: the pattern so far fits the first i bytes of the path.
+        // reached[i]: the pattern so far matches the first i bytes of the path.
         let mut reached = vec![false; path.len() + 1];
         reached[0] = true;
         let mut pattern = self.0.as_bytes();

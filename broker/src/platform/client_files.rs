@@ -1,8 +1,8 @@
-//! Files of clients that are to be loaded: opened anew by the daemon, and found to be what nobody changes.
+//! Opens files that clients load, and checks that they never change.
 //!
-//! A client names one by a descriptor of its own. The daemon takes that very descriptor from the process, and sees that it is open
-//! for reading: so nobody has anything loaded that it could not read. Where the daemon may not look, or cannot open the file at once,
-//! nothing is known of it, and it may as well change.
+//! A client names a file by one of its own descriptors. The daemon takes exactly that descriptor from the process and
+//! checks that it is open for reading, so no client can load a file that it could not read. If the daemon may not look
+//! at the file, or cannot open it at once, it treats the file as mutable.
 
 use std::{
     fs,
@@ -22,27 +22,28 @@ use vramd_types::Bytes;
 
 use super::peer::Peer;
 
-/// What direct IO is of, as the driver reads it.
+/// The block size of direct IO, as the driver reads.
 const BLOCK: usize = 4096;
 
-/// A file that never changes, open for reading, past the page cache where its file system can.
+/// A file that never changes, open for reading, with direct IO if its file system has it.
 #[derive(Debug)]
 pub struct Immutable {
     pub file: OwnedFd,
-    /// Where it was when it was opened.
+    /// The path of the file at the time when it was opened.
     pub path: PathBuf,
     pub size: Bytes,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotLoadable {
-    /// It is no file, or not the client's to read.
+    /// The descriptor is no regular file, or the client cannot read it.
     Invalid(String),
-    /// It may change, as far as the daemon knows.
+    /// The file may change, as far as the daemon knows.
     Mutable(PathBuf),
 }
 
-/// What a process has open under that number, if it is on fs-verity or below one of these paths. Takes as long as the file system does.
+/// Opens the file behind a process's descriptor, if it has fs-verity or lies below one of the paths. Takes as long as
+/// the file system does.
 pub fn open_of(peer: &Peer, number: u32, immutable: &[PathBuf]) -> Result<Immutable, NotLoadable> {
     let name = format!("descriptor {number} of process {}", peer.pid);
     let unknown = |error: Errno| {
@@ -68,12 +69,12 @@ pub fn open_of(peer: &Peer, number: u32, immutable: &[PathBuf]) -> Result<Immuta
     Ok(Immutable { file, path, size: Bytes::new(u64::try_from(found.st_size).unwrap_or_default()) })
 }
 
-/// What a process has open.
+/// A descriptor of a client, with its flags.
 #[derive(Debug)]
 struct ClientDescriptor {
-    /// Its own descriptor, or another of the same file.
+    /// A duplicate of the descriptor, or another descriptor of the same file.
     file: OwnedFd,
-    /// How the process has it open.
+    /// The flags with which the process has it open.
     flags: OFlags,
 }
 
@@ -84,8 +85,8 @@ impl ClientDescriptor {
     }
 }
 
-/// The process's own descriptor. Where that is not the daemon's to take, and the process is of the daemon's user, who may read
-/// what it reads: another of the same file.
+/// Duplicates the process's descriptor. If the daemon may not, and the process runs as the daemon's user, opens the
+/// same file again: that user may read it.
 fn duplicate(peer: &Peer, number: u32) -> Result<ClientDescriptor, Errno> {
     let raw = i32::try_from(number).map_err(|_| Errno::BADF)?;
     match pidfd_getfd(&peer.pidfd, raw, PidfdGetfdFlags::empty()) {
@@ -101,9 +102,9 @@ fn reopen_by_path(peer: &Peer, number: u32) -> Result<ClientDescriptor, Errno> {
     let not_open = |error| if error == Errno::NOENT { Errno::BADF } else { error };
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let file = open(format!("/proc/{}/fd/{number}", peer.pid), flags, Mode::empty()).map_err(not_open)?;
-    // Of the descriptor that was just made they say nothing.
+    // The new descriptor does not have the flags of the process's own.
     let flags = flags_of(peer.pid, number).map_err(not_open)?;
-    // Its pid may have come to mean another process.
+    // The pid may name another process by now.
     if peer.has_ended() { Err(Errno::SRCH) } else { Ok(ClientDescriptor { file, flags }) }
 }
 
@@ -119,7 +120,7 @@ fn own_path(file: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
-/// Another of the same file, for the driver alone. It waits for nobody's lease.
+/// Opens the file once more, for the driver alone. It does not wait for leases.
 fn reopen_for_driver(theirs: &OwnedFd) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let opened = open(own_path(theirs), flags | OFlags::DIRECT, Mode::empty());
@@ -127,13 +128,13 @@ fn reopen_for_driver(theirs: &OwnedFd) -> Result<OwnedFd, Errno> {
         Err(Errno::INVAL) => open(own_path(theirs), flags, Mode::empty())?,
         opened => opened?,
     };
-    // What is read is waited for.
+    // The driver's reads must block.
     let flags = fcntl_getfl(&file)? - OFlags::NONBLOCK;
     fcntl_setfl(&file, flags)?;
     Ok(file)
 }
 
-/// Whether direct IO is had as the driver does it: some file systems want larger blocks.
+/// Checks that direct IO works in the driver's blocks: some file systems want larger ones.
 fn reads_blocks(file: &OwnedFd) -> Result<(), Errno> {
     let mut room = [0; 2 * BLOCK];
     let begins = room.as_ptr().align_offset(BLOCK).min(BLOCK);
@@ -149,8 +150,8 @@ fn has_verity(found: &Statx) -> bool {
     found.stx_attributes.contains(StatxAttributes::VERITY)
 }
 
-/// Whether a file of that path is really there, for the daemon too, and below one of these: a client may have mounted
-/// anything at a path of that name.
+/// Whether the path leads to this very file for the daemon too, and lies below one of the roots. A client may have
+/// mounted anything at a path of that name.
 fn is_below(path: &Path, found: &Stat, immutable: &[PathBuf]) -> bool {
     let is_there = stat(path).is_ok_and(|there| (there.st_dev, there.st_ino) == (found.st_dev, found.st_ino));
     let is_straight = fs::canonicalize(path).is_ok_and(|canonical| canonical == path);
@@ -177,7 +178,7 @@ mod tests {
 
     use super::*;
 
-    /// This process, as it would come.
+    /// This process as a peer.
     fn this() -> Peer {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         Peer::of(ours.as_fd()).unwrap()
@@ -204,7 +205,8 @@ mod tests {
             opened(&fd(others.join("m")), &immutable).unwrap_err(),
             NotLoadable::Mutable(others.join("m"))
         );
-        // By another name it is the same file, wherever that is; a name below that leads elsewhere is not.
+        // A link from elsewhere to a file below the root is that file. A link below the root to a file elsewhere is not
+        // below it.
         symlink(models.join("m"), others.join("link")).unwrap();
         assert!(opened(&fd(others.join("link")), &immutable).is_ok());
         symlink(others.join("m"), models.join("link")).unwrap();
@@ -250,7 +252,7 @@ mod tests {
         assert!(taken_good.is_readable());
         assert_eq!(fstat(&taken_good.file).unwrap().st_ino, fstat(&good).unwrap().st_ino);
         assert!(taken(&fd(File::options().read(true).write(true))).unwrap().is_readable());
-        // The daemon could read both.
+        // The daemon itself could read both.
         assert!(!taken(&fd(File::options().write(true))).unwrap().is_readable());
         let named = open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
         assert!(!taken(&named).unwrap().is_readable());
@@ -265,7 +267,7 @@ mod tests {
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
-        // Its pid has come to mean this process.
+        // Its pid now names this process.
         let peer = Peer { pidfd, ..this() };
         let file = File::open("/proc/self/exe").unwrap();
         let number = u32::try_from(file.as_raw_fd()).unwrap();
@@ -283,7 +285,7 @@ mod tests {
         assert!(has_verity(&found));
     }
 
-    /// Who has a lease on a file can hold up whoever opens it.
+    /// A process with a lease on a file can hold up every other process that opens it.
     #[test]
     fn a_file_that_cannot_be_opened_at_once_may_change() {
         let folder = tempfile::tempdir().unwrap();
@@ -299,8 +301,8 @@ mod tests {
 
     #[allow(unsafe_code, reason = "rustix has no leases")]
     fn leased(file: &OwnedFd) {
-        // SAFETY: They take numbers, and a descriptor that is open. Nobody here waits for SIGIO, which says that somebody opens the
-        // file, and would end the process.
+        // SAFETY: both calls take numbers and an open descriptor. No code here waits for SIGIO, which reports that a
+        // process opens the file, and which would end this process if it were not ignored.
         let set = unsafe {
             libc::signal(libc::SIGIO, libc::SIG_IGN);
             libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK)

@@ -1,7 +1,7 @@
-//! What the kernel says about the other end of a Unix socket: at connect time, and for each packet.
+//! Reads the kernel's credentials of a Unix socket's peer: at connect time, and for each packet.
 //!
-//! By `libc` where `rustix` would be unsound: its `Pid` cannot be 0, and 0 is what a process outside the daemon's
-//! pid namespace shows.
+//! Uses `libc` where `rustix` would be unsound: its `Pid` cannot be 0, and the kernel shows 0 for a process outside the
+//! daemon's pid namespace.
 
 #![allow(unsafe_code, reason = "getsockopt and recvmsg with types that rustix does not have")]
 
@@ -12,13 +12,13 @@ use std::{
     ptr,
 };
 
-/// Linux 6.5; in `libc` under that name for newer targets only.
+/// Since Linux 6.5. `libc` has the constant only for newer targets.
 const SO_PEERPIDFD: libc::c_int = 77;
 
-/// A process as the kernel names it, in the daemon's namespaces.
+/// A process as the kernel identifies it in the daemon's namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// 0 for a process that the daemon's pid namespace does not hold.
+    /// 0 for a process outside the daemon's pid namespace.
     pub pid: i32,
     pub uid: u32,
     pub gid: u32,
@@ -30,18 +30,18 @@ impl From<libc::ucred> for Credentials {
     }
 }
 
-/// Who connected.
+/// Returns the credentials of the process that connected.
 pub fn of_peer(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     // SAFETY: `ucred` is what the option is documented to write: three integers, valid for any bits.
     let ucred = unsafe { socket_option::<libc::ucred>(socket, libc::SO_PEERCRED) }?;
     Ok(ucred.into())
 }
 
-/// A descriptor of the very process that connected. Kernels before 6.5 say ENOPROTOOPT.
+/// Returns a pidfd of exactly the process that connected. Kernels before 6.5 answer ENOPROTOOPT.
 pub fn pidfd_of_peer(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     // SAFETY: the option writes a descriptor, one C int.
     let fd = unsafe { socket_option::<RawFd>(socket, SO_PEERPIDFD) }?;
-    // SAFETY: the kernel has just made it for this call; nobody else has it.
+    // SAFETY: the kernel has just made it for this call; no other code has it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -67,20 +67,20 @@ unsafe fn socket_option<T>(socket: BorrowedFd<'_>, name: libc::c_int) -> io::Res
     Ok(unsafe { value.assume_init() })
 }
 
-/// One packet as it was received.
+/// A received packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
     pub bytes: usize,
     /// The process that sent it. `None` only at the end, on a socket with SO_PASSCRED.
     pub sender: Option<Credentials>,
-    /// It was longer than the buffer.
+    /// The packet was longer than the buffer.
     pub truncated: bool,
-    /// It carried descriptors, which the kernel has closed.
+    /// The packet carried descriptors, which the kernel has closed.
     pub fds_dropped: bool,
 }
 
 impl Packet {
-    /// Whether the peer has left: an empty packet has a sender, the end has none.
+    /// Whether this is the end of the connection: an empty packet has a sender, the end has none.
     pub const fn is_end(&self) -> bool {
         self.bytes == 0 && self.sender.is_none()
     }
@@ -92,12 +92,12 @@ union Control {
     space: [u8; CONTROL_BYTES],
     aligned: libc::cmsghdr,
 }
-// SAFETY: arithmetic on a constant; `CMSG_SPACE` is marked unsafe for no reason of its own.
+// SAFETY: arithmetic on a constant; `CMSG_SPACE` has no precondition.
 const CONTROL_BYTES: usize = unsafe { libc::CMSG_SPACE(UCRED_BYTES) } as usize;
 #[allow(clippy::cast_possible_truncation, reason = "twelve")]
 const UCRED_BYTES: libc::c_uint = size_of::<libc::ucred>() as libc::c_uint;
 
-/// Receives a packet if there is one, without waiting. The socket has SO_PASSCRED.
+/// Receives a packet if there is one, without waiting. The socket must have SO_PASSCRED.
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Packet> {
     let mut control = Control { space: [0; CONTROL_BYTES] };
     let mut slice = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };

@@ -1,21 +1,22 @@
-//! File descriptors of the daemon: as many as it may have, and some kept for those who are served already.
+//! The daemon's file descriptors: raises their limit, and keeps some free for existing clients and operators.
 
 use std::fs;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// How many new connections of clients leave to memory, to the calls of others and to operators, where the limit is
-/// not small itself.
+/// Descriptors that new client connections leave for memory, for calls of others and for operators, unless the limit
+/// itself is small.
 const RESERVED: u64 = 64;
 
-/// How many descriptors there may be, and how many there are.
+/// The limit of descriptors, and the number that are open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptors {
     pub limit: u64,
     pub open: u64,
 }
 
-/// An extent is a descriptor and a session two: the soft limit of most systems, 1024, is soon met.
+/// Raises the soft limit to the hard limit. An extent takes one descriptor and a session two, so the usual soft limit
+/// of 1024 is soon reached.
 pub fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -25,48 +26,49 @@ pub fn raise_limit() {
 }
 
 impl Descriptors {
-    /// Those of this process, now.
+    /// Counts those of this process now.
     pub fn of_process() -> Self {
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        // What cannot be counted for want of a descriptor is as many as there may be.
+        // If counting fails for lack of a descriptor, all of them are open.
         Self { limit, open: open_count().unwrap_or(limit) }
     }
 
-    /// How many descriptors connections of clients may use, if they do use more.
+    /// Returns the number of descriptors that client connections may use, if more are open.
     pub fn exceeded(&self) -> Option<usize> {
         let usable = usable(self.limit);
         (self.open > usable).then(|| usize::try_from(usable).unwrap_or(usize::MAX))
     }
 
-    /// How many extents there can be so that connections, and the daemon's own files, find room beside them.
+    /// The maximum number of extents that leaves room for connections and the daemon's own files.
     pub fn extents_max(&self) -> usize {
         let share = self.limit - self.limit / 4;
         let room = self.limit.saturating_sub(self.open).saturating_sub(RESERVED);
         usize::try_from(share.min(room).max(1)).unwrap_or(usize::MAX)
     }
 
-    /// How many pieces of the host's memory may be kept that no extent has, a descriptor each.
+    /// The maximum number of pieces of pinned free memory, each of which takes a descriptor.
     pub fn pieces_max(&self) -> usize {
         usize::try_from(self.limit / 8).unwrap_or(usize::MAX)
     }
 
-    /// As if so many more were open.
+    /// The same with further descriptors open.
     #[must_use]
     pub fn beside(self, more: usize) -> Self {
         Self { open: self.open.saturating_add(more as u64), ..self }
     }
 
-    /// How many descriptors can be in flight: the kernel takes as many of one user as it may have open, and fails
-    /// every send after that.
+    /// The maximum number of descriptors in flight. The kernel allows one user as many as it may have open, and fails
+    /// every send beyond that.
     pub fn in_flight_max(&self) -> usize {
         usize::try_from((self.limit / 2).max(1)).unwrap_or(usize::MAX)
     }
 }
 
-/// Counts without a descriptor of its own where the kernel can, since Linux 6.2: there it is the directory's size.
+/// Counts the open descriptors. Since Linux 6.2 the directory's size is their number, which takes no descriptor to
+/// read.
 fn open_count() -> Option<u64> {
     match fs::metadata("/proc/self/fd").ok()?.len() {
-        // The descriptor that the directory is read by is one of those counted.
+        // The descriptor of the directory itself is counted too.
         0 => Some(fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1) as u64),
         count => Some(count),
     }
@@ -107,7 +109,7 @@ mod tests {
         let many: Vec<_> =
             (0..100).map(|number| rustix::io::fcntl_dupfd_cloexec(&file, 500 + number).unwrap()).collect();
         let counted = open_count().unwrap() - before;
-        // Other tests of this process open and close theirs.
+        // Other tests of this process open and close descriptors.
         assert!((60..=600).contains(&counted), "{counted}");
         drop(many);
         assert_eq!(Descriptors { limit: 1024, open: 960 }.exceeded(), None);

@@ -1,4 +1,4 @@
-//! How much memory the machine has, and how much of it this process may lock and have.
+//! Reads how much memory the machine has, and how much of it this process may lock and use.
 
 use std::fs;
 
@@ -6,28 +6,28 @@ use broker_driver::cgroup_memory_limit;
 use rustix::process::{Resource, getrlimit};
 use vramd_types::Bytes;
 
-/// Who has it may lock as much as there is: the bit of `CAP_IPC_LOCK`.
+/// The bit of `CAP_IPC_LOCK`: a process with it may lock any amount.
 const IPC_LOCK: u64 = 1 << 14;
 
-/// `None` is what has no bound, or is not known.
+/// The host's memory. `None` means that there is no bound, or that it is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Host {
     pub total: Option<Bytes>,
     pub lockable: Option<Bytes>,
-    /// What its cgroup and those above may have.
+    /// What the process's cgroup and those above it may use.
     pub in_cgroup: Option<Bytes>,
-    /// What the driver's buffers take of that at most.
+    /// Maximum bytes of the driver's buffers within that.
     pub buffers: Bytes,
 }
 
-/// As what the host's memory that is taken counts: what the driver takes by itself is nobody's.
+/// How host memory counts that the daemon uses. Memory that the GPU driver takes itself counts for no process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostUse {
-    /// As locked by this process.
+    /// It counts as locked by this process.
     pub locked: bool,
-    /// As had by its cgroup.
+    /// It counts as used by this process's cgroup.
     pub in_cgroup: bool,
-    /// What the driver's buffers take beside it, at most.
+    /// Maximum bytes of the driver's buffers beside it.
     pub buffers: Bytes,
 }
 

@@ -1,4 +1,4 @@
-//! One daemon a directory: a lock file that lives as long as the daemon, however it ends.
+//! Keeps a directory for one daemon, by a lock file whose lock ends with the daemon, however it ends.
 
 use std::{io, os::fd::OwnedFd, path::Path};
 
@@ -7,15 +7,15 @@ use rustix::{
     io::Errno,
 };
 
-/// Name of the lock file. It is never removed: two daemons could then lock two files of that name.
+/// Name of the lock file. It is never removed: otherwise two daemons could lock two files of that name.
 const NAME: &str = "vramd.lock";
 
-/// The directory is this daemon's until it is dropped.
+/// The lock of a directory. Dropping it lets another daemon take the directory.
 #[derive(Debug)]
 pub struct DirLock(#[allow(dead_code, reason = "held for its lock")] OwnedFd);
 
 impl DirLock {
-    /// Takes the directory, or `None` if a live daemon has it.
+    /// Takes the directory; `None` if a live daemon has it.
     pub fn take(dir: &Path) -> io::Result<Option<Self>> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = open(dir.join(NAME), flags, Mode::RUSR | Mode::WUSR)?;

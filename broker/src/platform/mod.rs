@@ -1,4 +1,5 @@
-//! What the operating system says: who a peer is, where sockets lie, whether another daemon lives.
+//! Asks the operating system: who a peer is, where the sockets lie, which files a client has open, whether another
+//! daemon lives.
 
 pub mod cgroup;
 pub mod client_files;

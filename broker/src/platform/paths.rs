@@ -1,8 +1,8 @@
-//! Where things lie when nobody says otherwise. The SDK has the same rule for the socket directory.
+//! The default directories. The SDK has the same rule for the socket directory.
 
 use std::path::{Path, PathBuf};
 
-/// What the rules look at, so that they can be tested.
+/// The inputs of the rules, so that tests can set them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Environment {
     pub uid: u32,
@@ -15,11 +15,11 @@ pub struct Environment {
     pub home: Option<PathBuf>,
 }
 
-/// The configuration that is read if it is there and no other is named.
+/// The default path of the configuration.
 pub const CONFIG: &str = "/etc/vramd/vramd.toml";
 
 impl Environment {
-    /// Those of this process.
+    /// Reads the environment of this process.
     pub fn of_process() -> Self {
         let path = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         Self {
@@ -31,7 +31,8 @@ impl Environment {
         }
     }
 
-    /// `VRAMD_SOCKET_DIR`, which is above the configuration, so that daemon and clients of one shell agree.
+    /// Returns `VRAMD_SOCKET_DIR`, else the configured directory, else the default. The variable comes first, so that
+    /// daemon and clients of one shell agree.
     pub fn socket_dir(&self, configured: Option<&Path>) -> PathBuf {
         if let Some(dir) = self.socket_dir.as_deref().or(configured) {
             return dir.to_owned();
@@ -45,7 +46,7 @@ impl Environment {
         }
     }
 
-    /// `None` where there is no place for it: no home.
+    /// Returns the configured directory, else the default. `None` if there is none, because the user has no home.
     pub fn state_dir(&self, configured: Option<&Path>) -> Option<PathBuf> {
         if let Some(dir) = configured {
             return Some(dir.to_owned());

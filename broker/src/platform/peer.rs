@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection: a process, held by its pidfd for as long as it matters.
+//! Identifies the process at the other end of a connection, and keeps its pidfd.
 
 use std::{
     io,
@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use super::credentials::{self, Credentials};
 
-/// The process that connected. Credentials are those at connect time: who passes a connected socket on, passes its
+/// The process that connected. Credentials are those at connect time: a process that passes its socket on passes its
 /// identity on.
 #[derive(Debug)]
 pub struct Peer {
@@ -24,7 +24,7 @@ pub struct Peer {
     pub pidfd: OwnedFd,
 }
 
-/// Why nobody could be charged for what a peer does.
+/// Why the daemon cannot identify a peer and so cannot charge a tenant.
 #[derive(Debug, Error)]
 pub enum Unidentified {
     #[error("the kernel does not identify the peer: {0}")]
@@ -38,7 +38,7 @@ pub enum Unidentified {
 }
 
 impl Peer {
-    /// Asks the kernel.
+    /// Identifies the peer of a socket.
     pub fn of(socket: BorrowedFd<'_>) -> Result<Self, Unidentified> {
         let credentials = credentials::of_peer(socket).map_err(Unidentified::Unknown)?;
         let pid = identified(credentials, overflow_uid())?;
@@ -47,7 +47,7 @@ impl Peer {
             Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
                 pidfd_by_number(credentials).map_err(Unidentified::Unknown)?
             }
-            // The process was waited for: the kernel has no more of it.
+            // The process's parent has waited for it: the kernel has forgotten it.
             Err(error)
                 if matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENODATA | libc::EINVAL)) =>
             {
@@ -59,14 +59,15 @@ impl Peer {
         if peer.has_ended() { Err(Unidentified::Ended) } else { Ok(peer) }
     }
 
-    /// Whether the process has ended. What `/proc` said of its pid before a `false` was about this process.
+    /// Whether the process has ended. If this returns `false`, everything that `/proc` showed of its pid before was
+    /// about this process.
     pub fn has_ended(&self) -> bool {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
         !matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
     }
 }
 
-/// The pid, if it and the uid mean one process and one user here.
+/// Returns the pid, if pid and uid identify one process and one user here.
 fn identified(credentials: Credentials, overflow_uid: u32) -> Result<u32, Unidentified> {
     if credentials.uid == overflow_uid || credentials.uid == u32::MAX {
         return Err(Unidentified::OverflowUid(credentials.uid));
@@ -77,8 +78,8 @@ fn identified(credentials: Credentials, overflow_uid: u32) -> Result<u32, Uniden
     }
 }
 
-/// For kernels that do not give a peer's pidfd: the pid may have come to mean another process since, so look again
-/// whose it is. A new process of the same user in the same instant is not told apart.
+/// Opens a pidfd by number, for kernels that do not give a peer's pidfd. The pid may name another process by now, so
+/// the owner is checked again. A new process of the same user in the same instant is not detected.
 fn pidfd_by_number(credentials: Credentials) -> io::Result<OwnedFd> {
     let pid = Pid::from_raw(credentials.pid).ok_or(io::ErrorKind::NotFound)?;
     let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
@@ -90,7 +91,7 @@ fn pidfd_by_number(credentials: Credentials) -> io::Result<OwnedFd> {
     }
 }
 
-/// From `/proc/PID/status`: the directory's owner is root for processes that may not be dumped.
+/// Reads the uid from `/proc/PID/status`: the directory's owner is root for processes that may not be dumped.
 fn effective_uid(pid: i32) -> io::Result<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
@@ -98,7 +99,7 @@ fn effective_uid(pid: i32) -> io::Result<u32> {
         .ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// The uid under which users appear whom this user namespace does not map.
+/// The uid that stands for users whom this user namespace does not map.
 fn overflow_uid() -> u32 {
     const USUAL: u32 = 65_534;
     std::fs::read_to_string("/proc/sys/kernel/overflowuid")
@@ -136,7 +137,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let listener = UnixListener::bind(&path).unwrap();
-        // A process that connects, says so, and waits to be told to end.
+        // A process that connects, prints that, and waits until it is ended.
         let script = "import socket,sys; s=socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); \
                       print('connected', flush=True); sys.stdin.read()";
         let mut child = Command::new("python3")

@@ -1,4 +1,4 @@
-//! Directories in which nobody else can put or change anything.
+//! Directories in which no other user can put or change anything.
 
 use std::{
     fs,
@@ -9,7 +9,7 @@ use std::{
 
 use thiserror::Error;
 
-/// Why a directory is none of those.
+/// Why a directory is not private.
 #[derive(Debug, Error)]
 pub enum PrivateDirError {
     #[error("{0} is not a directory that belongs to this user or root and that only its owner may write to")]
@@ -18,8 +18,8 @@ pub enum PrivateDirError {
     Io { action: &'static str, path: PathBuf, source: io::Error },
 }
 
-/// Makes the directory with that mode, or sees that the one that is there belongs to this user or root, and that
-/// only its owner may write to it.
+/// Makes the directory with that mode. An existing directory must belong to this user or root, and only its owner may
+/// write to it.
 pub fn take(dir: &Path, mode: u32) -> Result<(), PrivateDirError> {
     let failed = |action, path: &Path| {
         let path = path.to_owned();
@@ -29,14 +29,14 @@ pub fn take(dir: &Path, mode: u32) -> Result<(), PrivateDirError> {
         fs::create_dir_all(parent).map_err(failed("make", parent))?;
     }
     match fs::DirBuilder::new().mode(mode).create(dir) {
-        // Whatever umask the daemon was started with.
+        // The mode does not depend on the daemon's umask.
         Ok(()) => {
             return fs::set_permissions(dir, fs::Permissions::from_mode(mode)).map_err(failed("open", dir));
         }
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
         Err(error) => return Err(failed("make", dir)(error)),
     }
-    // A link is none: in /tmp somebody else could have made it, and would turn it elsewhere later.
+    // A link is refused: in /tmp another user could have made it, and could point it elsewhere later.
     let found = fs::symlink_metadata(dir).map_err(failed("look at", dir))?;
     let ours = found.uid() == rustix::process::geteuid().as_raw() || found.uid() == 0;
     if found.is_dir() && ours && found.mode() & 0o022 == 0 {

@@ -1,4 +1,4 @@
-//! Memory that this process shares with one other, as a memfd that neither can make smaller under the other's feet.
+//! Memory shared with one other process, as a memfd that neither process can shrink.
 
 #![allow(unsafe_code, reason = "a mapping of memory that another process writes")]
 
@@ -16,27 +16,28 @@ use rustix::{
     mm::{MapFlags, ProtFlags, mmap, munmap},
 };
 
-/// A mapping of words, all zero at first. Pages that nobody has touched take no memory.
+/// A mapping of words, all zero at first. Untouched pages take no memory.
 pub struct SharedMemory {
     start: NonNull<AtomicU64>,
     words: NonZeroUsize,
 }
 
-// SAFETY: they must be, since the reactor and the channels' tasks use it from several threads. It is an address of
-// memory that lives as long as this does, is only ever used as atomics, and belongs to no thread.
+// SAFETY: the reactor and the channels' tasks use it from several threads. It is an address of memory that lives as
+// long as this does, is only ever used as atomics, and belongs to no thread.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above; atomics may be shared.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Room for so many words, and the descriptor that another process maps it by: it can't grow or shrink any more.
+    /// Creates memory for that number of words, and the descriptor by which another process maps it. Its size is
+    /// sealed.
     pub fn create(name: &str, words: NonZeroUsize) -> io::Result<(Self, OwnedFd)> {
         let bytes = words.get().checked_mul(size_of::<AtomicU64>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, bytes as u64)?;
-        // Where it could shrink, a look at what was cut off would end this process.
+        // If the file could shrink, reading beyond its end would end this process.
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
-        // SAFETY: a new mapping at a place of the kernel's choice takes nothing that anybody uses.
+        // SAFETY: a new mapping at a place of the kernel's choice replaces no existing mapping.
         let start = unsafe {
             mmap(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &fd, 0)
         }?;
@@ -45,23 +46,23 @@ impl SharedMemory {
     }
 }
 
-/// From now on nobody can map this memory for writing, or punch holes in it; mappings that stand stay as they are.
+/// Seals the memory: from now on no process can map it for writing or punch holes in it. Existing mappings stay.
 pub fn close_to_writers(fd: impl AsFd) -> io::Result<()> {
     Ok(fcntl_add_seals(fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?)
 }
 
 impl AsRef<[AtomicU64]> for SharedMemory {
     fn as_ref(&self) -> &[AtomicU64] {
-        // SAFETY: there is no safe way to look at a mapping. It spans so many words, page-aligned and mapped as long as
-        // `self` lives, and its file can't shrink. Another process writes them at any time, which atomics allow.
+        // SAFETY: a mapping has no safe reader. It spans `words` words, page-aligned and mapped as long as `self`
+        // lives, and its file cannot shrink. Another process writes them at any time, which atomics allow.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.words.get()) }
     }
 }
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this one's alone, and no borrow of it outlives `self`. It can only fail where that is not
-        // so.
+        // SAFETY: the mapping belongs to this value alone, and no borrow of it outlives `self`. Unmapping could fail
+        // only otherwise.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.words.get() * size_of::<AtomicU64>()) };
     }
 }
@@ -114,7 +115,7 @@ mod tests {
         assert_eq!(map_again(&fd), Err(Errno::PERM));
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         assert_eq!(fallocate(&fd, hole, 0, 4096), Err(Errno::PERM));
-        // SAFETY: the mapping of this test, which nobody uses after it.
+        // SAFETY: the mapping belongs to this test, which does not use it again.
         let removed = unsafe { mm::madvise(mapped, 4096, mm::Advice::LinuxRemove) };
         assert!(removed.is_err(), "holes can be punched through a mapping");
         assert_eq!(memory.as_ref()[5].load(Ordering::Relaxed), 9);

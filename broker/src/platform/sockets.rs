@@ -1,5 +1,6 @@
-//! The three sockets, in a directory that one daemon holds. None is ever more open than it is to be: a socket is
-//! bound with its owner's mode (given to it beforehand, since the umask is the whole process's) and then opened.
+//! Binds the daemon's three sockets in a directory that it has locked. No socket is ever too open: a socket is bound
+//! with its owner's mode and opened afterwards. The mode is set before the bind, since the umask belongs to the whole
+//! process.
 
 use std::{
     fs,
@@ -24,29 +25,29 @@ use super::{
     private_dir::{self, PrivateDirError},
 };
 
-/// Connections that the kernel keeps for the daemon to accept.
+/// Connections that the kernel queues for the daemon to accept.
 const BACKLOG: i32 = 1024;
 
-/// The right to the sockets of a directory. Dropping it removes them.
+/// The sockets of a directory. Dropping this removes them.
 #[derive(Debug)]
 pub struct Sockets {
-    /// Only what this daemon has bound, and so may remove.
+    /// The paths that this daemon has bound, and may remove.
     paths: Vec<PathBuf>,
     _lock: DirLock,
 }
 
-/// The sockets themselves, listening, not blocking.
+/// The listening, non-blocking sockets.
 #[derive(Debug)]
 pub struct Bound {
-    /// For gRPC of clients.
+    /// gRPC for clients.
     pub memory: UnixListener,
-    /// For gRPC of operators.
+    /// gRPC for operators.
     pub admin: UnixListener,
     /// SOCK_SEQPACKET, with SO_PASSCRED.
     pub channel: OwnedFd,
 }
 
-/// Why there are none.
+/// Why the sockets cannot be bound.
 #[derive(Debug, Error)]
 pub enum SocketsError {
     #[error("{0} is in use by a live daemon")]
@@ -66,7 +67,7 @@ impl Sockets {
     pub const ADMIN: &str = "admin.sock";
     pub const CHANNEL: &str = "channel.sock";
 
-    /// Makes the directory where it is missing, takes over stale sockets, binds and listens.
+    /// Makes the directory if it is missing, takes over stale sockets, binds and listens.
     pub fn bind(dir: &Path, admin_group: Option<&str>) -> Result<(Self, Bound), SocketsError> {
         private_dir::take(dir, 0o755)?;
         let lock = DirLock::take(dir).map_err(io_error("lock", dir))?;
@@ -100,7 +101,7 @@ impl Sockets {
 impl Drop for Sockets {
     fn drop(&mut self) {
         for path in &self.paths {
-            // What stays would be taken over as stale.
+            // A socket that stays would be taken over as stale.
             let _ = fs::remove_file(path);
         }
     }
@@ -114,7 +115,7 @@ fn open_to(path: &Path, mode: u32) -> Result<(), SocketsError> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(io_error("open", path))
 }
 
-/// Binds one socket for its owner alone; the directory's lock is held, so nobody else does.
+/// Binds one socket for its owner alone. The directory's lock is taken, so no other daemon binds it.
 fn bind_one(path: &Path, kind: SocketType) -> Result<OwnedFd, SocketsError> {
     let failed = |action| move |error: Errno| io_error(action, path)(error.into());
     let make = || {
@@ -124,7 +125,7 @@ fn bind_one(path: &Path, kind: SocketType) -> Result<OwnedFd, SocketsError> {
     let address = SocketAddrUnix::new(path).map_err(failed("name"))?;
     match fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => return Err(SocketsError::InTheWay(path.to_owned())),
-        // A daemon whose lock file somebody removed still answers here.
+        // A daemon whose lock file was removed still answers here.
         Ok(_) => match connect(&make()?, &address) {
             Err(Errno::CONNREFUSED) => fs::remove_file(path).map_err(io_error("remove", path))?,
             Ok(()) | Err(_) => return Err(SocketsError::InUse(path.to_owned())),
@@ -133,14 +134,14 @@ fn bind_one(path: &Path, kind: SocketType) -> Result<OwnedFd, SocketsError> {
         Err(error) => return Err(io_error("look at", path)(error)),
     }
     let socket = make()?;
-    // Before it is bound, the mode of a socket is that with which its file will be made.
+    // Before the bind, a socket's mode is the mode with which its file will be made.
     fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed("restrict"))?;
     bind(&socket, &address).map_err(failed("bind"))?;
     listen(&socket, BACKLOG).map_err(failed("listen on"))?;
     Ok(socket)
 }
 
-/// The group's number, by name from `/etc/group`, or the number itself.
+/// Returns the group's number, by its name in `/etc/group` or by the number itself.
 fn group_id(name: &str) -> Option<u32> {
     if let Ok(number) = name.parse() {
         return Some(number);
@@ -203,10 +204,10 @@ mod tests {
         let (_outer, dir) = private();
         let (first, bound) = Sockets::bind(&dir, None).unwrap();
         assert!(matches!(Sockets::bind(&dir, None), Err(SocketsError::InUse(_))));
-        // Even with the lock file gone.
+        // Also if the lock file is gone.
         fs::remove_file(dir.join("vramd.lock")).unwrap();
         assert!(matches!(Sockets::bind(&dir, None), Err(SocketsError::InUse(_))));
-        // As a killed daemon leaves them: bound, nobody listening, no lock.
+        // The state that a killed daemon leaves: bound sockets, no listener, no lock.
         drop(bound);
         std::mem::forget(first);
         fs::remove_file(dir.join("vramd.lock")).unwrap();

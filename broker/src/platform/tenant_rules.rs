@@ -1,4 +1,5 @@
-//! Which tenant is charged: the operator's rules over what the kernel says of a peer, never its own word.
+//! Applies the operator's rules that name the tenant of a peer. They use what the kernel says of the peer, never the
+//! peer's own word.
 
 use std::io;
 
@@ -6,11 +7,11 @@ use thiserror::Error;
 
 use super::{cgroup, peer::Peer};
 
-/// Rules in the operator's order; the first that fits names the tenant.
+/// Rules in the operator's order. The first matching rule names the tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules(Vec<Rule>);
 
-/// Fits a peer if all that it says does.
+/// A rule, which matches a peer if all its conditions do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     pub tenant: String,
@@ -20,7 +21,7 @@ pub struct Rule {
     pub cgroup: Option<cgroup::Pattern>,
 }
 
-/// The cgroup of a peer could not be read, and a rule asks for it.
+/// A rule needs the peer's cgroup, and it could not be read.
 #[derive(Debug, Error)]
 pub enum NoTenant {
     #[error("the peer's cgroup cannot be read: {0}")]
@@ -34,13 +35,13 @@ impl Rules {
         Self(rules)
     }
 
-    /// The tenant of a peer; `uid-N` where no rule fits.
+    /// Returns the tenant of a peer; `uid-N` if no rule matches.
     pub fn tenant_of(&self, peer: &Peer) -> Result<String, NoTenant> {
         if self.0.iter().all(|rule| rule.cgroup.is_none()) {
             return Ok(self.tenant(peer.uid, peer.gid, ""));
         }
         let cgroup = cgroup::of_process(peer.pid).map_err(NoTenant::CgroupUnknown)?;
-        // Alive after the file was read: so the file was that of this process, not of one with its number.
+        // The peer was alive after the file was read, so the file was not that of another process with its pid.
         if peer.has_ended() {
             return Err(NoTenant::Ended);
         }

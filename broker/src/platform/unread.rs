@@ -1,6 +1,6 @@
-//! How much of what was sent on a Unix socket nobody has received.
+//! Reads how many bytes sent on a Unix socket no process has received.
 //!
-//! Descriptors in an unread packet outlive the process that they were sent to: whoever else holds its end of the
+//! Descriptors in an unread packet outlive the process that they were sent to: another process with its end of the
 //! socket, like a forked child, can still receive them.
 
 #![allow(unsafe_code, reason = "an ioctl that rustix does not have")]
@@ -10,8 +10,8 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd},
 };
 
-/// Bytes of kernel memory that packets sent on this end still take: 0 once each of them was received, or can be
-/// received by nobody. It says so after a shutdown of either end too.
+/// Returns the bytes of kernel memory that packets sent on this end still take. It is 0 once each of them was received
+/// or can no longer be received, also after a shutdown of either end.
 pub fn bytes(socket: BorrowedFd<'_>) -> io::Result<usize> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: TIOCOUTQ, which sockets call SIOCOUTQ, writes one C int, and `bytes` is one that outlives the call.
@@ -37,7 +37,7 @@ mod tests {
 
     use super::*;
 
-    /// A pair of which the second end has an unread packet with a descriptor.
+    /// A pair of sockets. The second end has an unread packet with a descriptor.
     fn pair() -> (OwnedFd, OwnedFd) {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();

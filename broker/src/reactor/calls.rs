@@ -1,4 +1,4 @@
-//! Who waits for which answer.
+//! Keeps the callers that wait for answers, by call.
 
 use std::collections::BTreeMap;
 

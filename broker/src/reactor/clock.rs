@@ -1,11 +1,11 @@
-//! The only clock that the broker's time comes from.
+//! The only source of the broker's time.
 
 use std::time::{Duration, SystemTime};
 
 use broker_core::Time;
 use tokio::time::Instant;
 
-/// Counts from the daemon's start, whatever is done to the wall clock meanwhile.
+/// A clock that counts from the daemon's start, whatever happens to the wall clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     start: Instant,
@@ -21,17 +21,17 @@ impl Clock {
         Time::START.after(self.start.elapsed())
     }
 
-    /// The time of day, by the wall clock's word at the start and what has passed since.
+    /// Returns the time of day: the wall clock's time at the start plus the time since.
     pub fn time_of_day(&self) -> Option<SystemTime> {
         self.started_at.checked_add(self.start.elapsed())
     }
 
-    /// What the wall clock said at the start.
+    /// The wall clock's time at the start.
     pub fn started_at(&self) -> SystemTime {
         self.started_at
     }
 
-    /// `None` never comes.
+    /// Sleeps until the deadline; without one, for ever.
     pub(super) async fn sleep_until(&self, deadline: Option<Time>) {
         let at = deadline.and_then(|time| self.start.checked_add(Duration::from_micros(time.as_micros())));
         match at {

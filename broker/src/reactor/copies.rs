@@ -1,4 +1,5 @@
-//! Which copy is under way into which extent: the core knows extents alone, and a driver is given each copy's id once.
+//! Maps each copy in progress to the extent that it copies into. The core knows only extents, and the driver needs a
+//! new id for each copy.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +20,7 @@ struct Table {
 }
 
 impl Copies {
-    /// A new copy. Into one extent there is one at a time.
+    /// Begins a copy. One extent has one copy into it at a time.
     pub(crate) fn begin(&self, to: ExtentId) -> CopyId {
         let mut table = self.lock();
         table.last += 1;
@@ -29,17 +30,17 @@ impl Copies {
         copy
     }
 
-    /// The copy that is under way into an extent.
+    /// Returns the copy in progress into an extent.
     pub(crate) fn into_extent(&self, to: ExtentId) -> Option<CopyId> {
         self.lock().into.get(&to).copied()
     }
 
-    /// All that have begun and not ended.
+    /// Lists the copies that have begun and not ended.
     pub(crate) fn under_way(&self) -> Vec<CopyId> {
         self.lock().of.keys().copied().collect()
     }
 
-    /// A copy is over: where it went.
+    /// Ends a copy and returns the extent that it copied into.
     pub(super) fn end(&self, copy: CopyId) -> Option<ExtentId> {
         let mut table = self.lock();
         let to = table.of.remove(&copy)?;
@@ -47,7 +48,7 @@ impl Copies {
         Some(to)
     }
 
-    /// Every change is whole before anything could panic, so a poisoned lock is a good one.
+    /// Every change is complete before any code could panic, so the data behind a poisoned lock is valid.
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,5 +1,5 @@
-//! What the driver hashes: an allocation that is sealed, or both ends of a copy that should not be needed, since its
-//! destination is the comparison of its source. A driver knows tickets alone.
+//! Tracks what the driver hashes: a sealed allocation, or both ends of a copy that should be unnecessary because its
+//! destination is the clean backing of its source. The driver knows only tickets.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,14 @@ type Digest = [u8; 32];
 pub(super) struct Digests {
     last: u64,
     tickets: BTreeMap<u64, Subject>,
-    /// By where they would be copied to.
+    /// By the extent that would be copied into.
     comparisons: BTreeMap<ExtentId, Comparison>,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Subject {
     Allocation(AllocationId),
-    /// One end of that comparison's copy.
+    /// One end of the comparison with that destination.
     End(ExtentId),
 }
 
@@ -28,20 +28,20 @@ struct Comparison {
     from: ExtentId,
     bytes: Bytes,
     cancelled: bool,
-    /// Of the end that was hashed first.
+    /// The result of the end that was hashed first.
     first: Option<Result<Digest, CopyError>>,
 }
 
-/// What is known once there is no more to hash.
+/// The result once all digests of a subject are known.
 #[derive(Debug)]
 pub(super) enum DigestOutcome {
     Allocation(AllocationId, Result<Digest, CopyError>),
-    /// It need not be copied, or nobody wants that any more.
+    /// The extents are equal, or the comparison was cancelled: there is nothing to copy.
     Compared {
         to: ExtentId,
         result: Result<(), String>,
     },
-    /// It is to be copied: what is there differs, or could not be hashed.
+    /// The extents differ or could not be hashed: the part must be copied.
     Copy {
         from: ExtentId,
         to: ExtentId,
@@ -55,7 +55,7 @@ impl Digests {
         self.issue_ticket(Subject::Allocation(allocation))
     }
 
-    /// A ticket for each end.
+    /// Begins to compare two extents. Returns a ticket for each.
     pub(super) fn begin_comparison(
         &mut self,
         from: ExtentId,
@@ -66,12 +66,12 @@ impl Digests {
         [from, to].map(|end| (self.issue_ticket(Subject::End(to)), end))
     }
 
-    /// Nobody wants it copied any more; whether it is still compared.
+    /// Cancels the comparison with that destination. Returns whether there was one.
     pub(super) fn cancel(&mut self, to: ExtentId) -> bool {
         self.comparisons.get_mut(&to).map(|comparison| comparison.cancelled = true).is_some()
     }
 
-    /// The driver's answer. `None`: the other end is being hashed still.
+    /// Takes the driver's answer to a ticket. `None` if the other end is still being hashed.
     pub(super) fn end(&mut self, ticket: u64, result: Result<Digest, CopyError>) -> Option<DigestOutcome> {
         let to = match self.tickets.remove(&ticket)? {
             Subject::Allocation(allocation) => return Some(DigestOutcome::Allocation(allocation, result)),
@@ -105,11 +105,11 @@ mod tests {
     const FROM: ExtentId = ExtentId::from_raw(3);
     const TO: ExtentId = ExtentId::from_raw(7);
 
-    /// The end of a comparison of digests of these bytes; `None` could not be hashed.
+    /// Compares two extents with digests of these bytes; `None` cannot be hashed.
     fn compared(digests: &mut Digests, ends: [Option<u8>; 2]) -> DigestOutcome {
         let [(one, _), (other, _)] = digests.begin_comparison(FROM, TO, Bytes::mib(2));
         let hashed = |end: Option<u8>| end.map(|byte| [byte; 32]).ok_or(CopyError::Cancelled);
-        // They end in any order.
+        // The ends finish in any order.
         assert!(digests.end(other, hashed(ends[1])).is_none(), "one end is not enough");
         digests.end(one, hashed(ends[0])).expect("both are hashed")
     }

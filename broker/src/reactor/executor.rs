@@ -1,4 +1,4 @@
-//! Does what the broker decided: each [`Command`] becomes a call of the driver, the channels, the disk or the log.
+//! Executes the broker's decisions: each [`Command`] becomes a call of the driver, the channels, the disk or the log.
 //! Nothing here decides, and nothing here blocks.
 
 use std::{fmt, sync::Arc};
@@ -31,10 +31,10 @@ use crate::{
     telemetry::Telemetry,
 };
 
-/// Puts quotas on disk, for good before it returns. Called on a thread that may block, one call at a time.
+/// Writes quotas to disk durably before it returns. It runs on a thread that may block, one call at a time.
 pub type QuotaWriter = Arc<dyn Fn(&StoredQuotas) -> Result<(), String> + Send + Sync>;
 
-/// The driver cannot go on, and so the daemon cannot: what clients map stays theirs.
+/// The driver cannot go on, so the daemon cannot either. Clients keep their mappings.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("the driver is lost: {problem}. Clients keep their mappings; start the daemon again")]
 pub struct DriverLost {
@@ -44,7 +44,7 @@ pub struct DriverLost {
 pub struct Executor {
     inbox: Inbox,
     driver: Arc<dyn Driver>,
-    /// As clients are told of them, by index.
+    /// The devices as clients see them, by index.
     devices: Vec<v1::Device>,
     channels: Arc<Channels>,
     write_quotas: QuotaWriter,
@@ -52,18 +52,18 @@ pub struct Executor {
     notices: NoticeLog,
     events: Events,
     telemetry: Telemetry,
-    /// Where something may leave a device.
+    /// Present if parts can leave a device.
     harvest: Option<Harvest>,
     moves: Option<Moves>,
     copies: Copies,
     digests: Digests,
     files: Files,
-    /// For tests alone.
+    /// Only for tests.
     revocations: Option<ScheduledRevocations>,
 }
 
 impl Executor {
-    /// The driver's completions must go to [`Inbox::completion`] of the same inbox, and its devices must be the
+    /// The driver must send its completions to [`Inbox::completion`] of the same inbox. Its devices must be the
     /// broker's, in the same order.
     pub fn new(
         inbox: Inbox,
@@ -97,35 +97,35 @@ impl Executor {
         }
     }
 
-    /// What is sent and answered is told there.
+    /// Reports frames and answers to telemetry.
     #[must_use]
     pub fn with_telemetry(mut self, telemetry: Telemetry) -> Self {
         self.telemetry = telemetry;
         self
     }
 
-    /// What ends its way between tiers is told there.
+    /// Records the moves that end.
     #[must_use]
     pub fn with_moves(mut self, moves: Moves, copies: Copies) -> Self {
         (self.moves, self.copies) = (Some(moves), copies);
         self
     }
 
-    /// What is being loaded is found there.
+    /// Finds the files that clients load.
     #[must_use]
     pub fn with_files(mut self, files: Files) -> Self {
         self.files = files;
         self
     }
 
-    /// Whose words are where is told there.
+    /// Reports words to the harvest.
     #[must_use]
     pub fn with_harvest(mut self, harvest: Option<Harvest>) -> Self {
         self.harvest = harvest;
         self
     }
 
-    /// Mappings are revoked at these steps.
+    /// Revokes mappings at the steps of a schedule.
     #[must_use]
     pub fn with_revocations(mut self, schedule: Vec<SimRevocation>) -> Self {
         self.revocations =
@@ -133,7 +133,7 @@ impl Executor {
         self
     }
 
-    /// The core is about to hear of it.
+    /// Observes an event before the core handles it.
     pub(super) fn observe_event(&mut self, event: &Event) {
         self.telemetry.record_event(event);
         if let Some(revocations) = &mut self.revocations {
@@ -222,8 +222,8 @@ impl Executor {
         }
     }
 
-    /// What the driver reports, as the core knows it: the handle stays here, and what concerns no extent is told to
-    /// operators alone. An error is the driver's end.
+    /// Translates a driver's completion for the core. The export stays here, and a completion that concerns no extent
+    /// is only logged. The error is the end of the driver.
     pub(super) fn translate(
         &mut self,
         completion: broker_driver::Completion,
@@ -260,7 +260,7 @@ impl Executor {
                 }
                 Some(DigestOutcome::Compared { to, result }) => Completion::Copied { to, result },
                 Some(DigestOutcome::Copy { from, to, bytes, differs }) => {
-                    // It was to be known by now.
+                    // The copy is late already, so it goes as demand.
                     self.copy(from, to, bytes, CopyClass::Demand);
                     if !differs {
                         return Ok(None);
@@ -272,7 +272,7 @@ impl Executor {
                 Completion::Surveyed { device, unbrokered, contexts, host_missing: host_lacking }
             }
             Driver::Copied { copy, result } => {
-                // Each is told of once.
+                // Each copy is reported once.
                 let Some(to) = self.copies.end(copy) else { return Ok(None) };
                 match result {
                     Err(error) if error.is_loss() => Completion::Damaged { to, problem: error.to_string() },
@@ -321,7 +321,8 @@ impl Executor {
         self.driver.submit(submission);
     }
 
-    /// All mappers of a part are asked, or none: whose part is pinned by another keeps it.
+    /// Evicts a part from the words of all its mappers, or of none: a part that one session pins stays mapped
+    /// everywhere.
     fn revoke_words(&self, part: PartRef, words: &[(ChannelId, SessionId, Slot)]) {
         let mut asked = Vec::with_capacity(words.len());
         let (mut pinned_by, mut pinned) = (Vec::new(), Vec::new());
@@ -347,7 +348,7 @@ impl Executor {
         let outcome =
             if pinned_by.is_empty() { WordsOutcome::Revoked } else { WordsOutcome::Pinned { by: pinned_by } };
         self.inbox.event(Event::Completion(Completion::WordsRevoked { part, outcome }));
-        // Not before: what is seen from now on reaches the core after this.
+        // This comes after the completion: the core gets every later observation after it.
         if let Some(harvest) = &self.harvest {
             pinned.into_iter().for_each(|(channel, slot)| harvest.note_pinned(channel, slot));
         }
@@ -386,7 +387,8 @@ impl Executor {
         }
     }
 
-    /// The words say what the frame is about to say. One that cannot be is reported, and the client told all the same.
+    /// Sets the words that a `Revoke` frame is about to report. An impossible word is reported to the core, and the
+    /// frame is sent all the same.
     fn fence(&self, channel: ChannelId, parts: &[RevokedPart]) {
         for slot in parts.iter().filter_map(|part| part.slot) {
             if let Err(problem) = self.channels.fence(channel, slot) {
@@ -412,7 +414,7 @@ fn digest_error(error: CopyError) -> DigestError {
     }
 }
 
-/// What of the host is pinned ahead of need, and that nothing more will be, is told once.
+/// Logs how much host memory is pinned ahead of need, and whether no more will be.
 fn log_pinned_host(node: HostNode, pinned: Bytes, problem: Option<&DriverError>) {
     let pinned_bytes = pinned.get();
     match problem {

@@ -1,4 +1,4 @@
-//! The handles of all extents that exist. The core knows extents by id alone.
+//! Keeps the exports of all extents that exist. The core knows extents only by id.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,7 @@ impl Extents {
         self.handles.get(&extent)
     }
 
-    /// Drops the handle: the driver must be the last in the daemon that holds what it releases.
+    /// Drops the export: the driver must be the last in the daemon to have the memory open.
     pub(super) fn remove(&mut self, extent: ExtentId) {
         self.handles.remove(&extent);
     }

@@ -1,4 +1,4 @@
-//! Files that are being loaded: the core knows numbers alone.
+//! Files that clients load. The core knows them only by number.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +18,8 @@ struct Table {
     open: BTreeMap<FileId, Weak<OwnedFd>>,
 }
 
-/// A file that can be found while this is kept: who waits for the answer keeps it. What was made of it has it for itself.
+/// A registered file. It can be found as long as this lives, which is until the call is answered. An extent that was
+/// opened from it has its own reference.
 #[derive(Debug)]
 pub struct RegisteredFile {
     pub id: FileId,
@@ -40,7 +41,7 @@ impl Files {
         self.lock().open.get(&id)?.upgrade()
     }
 
-    /// Every change is whole before anything could panic, so a poisoned lock is a good one.
+    /// Every change is complete before any code could panic, so the data behind a poisoned lock is valid.
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,8 +1,8 @@
-//! What goes into the reactor, and how much of it.
+//! The queue into the reactor, and its bounds.
 //!
 //! The queue itself has no bound, since a lost completion or a lost end of a channel would leave bytes charged for
-//! ever. Its sources have: requests and reads by the limits here, channels because each waits for one event to be
-//! handled before its next, and completions by what was submitted.
+//! ever. Its sources are bounded: requests and reads by the limits here, channels because each waits until one event is
+//! handled, and completions by the number of submissions.
 
 use std::{
     fmt,
@@ -17,17 +17,18 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::shared_broker::{BrokerReader, SharedBroker};
 
-/// What a call is answered with.
+/// The answer to a call.
 pub type Outcome = Result<Reply, Refusal>;
 
-/// How much may wait in the reactor at once.
+/// Bounds of what may wait in the reactor's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InboxLimits {
-    /// Requests of clients without an answer; one more is refused.
+    /// Requests of clients without an answer. The inbox refuses further ones.
     pub client_requests_max: usize,
-    /// The same for operators, who must get through when clients have filled theirs.
+    /// Requests of operators without an answer. They have a bound of their own, so that they get through when clients
+    /// have used theirs.
     pub operator_requests_max: usize,
-    /// Looks at the state that wait in the queue; more wait before it.
+    /// Reads in the queue. Further reads wait before it.
     pub reads_max: usize,
 }
 
@@ -37,7 +38,7 @@ impl Default for InboxLimits {
     }
 }
 
-/// Makes both ends.
+/// Creates both ends of the queue.
 pub fn inbox(limits: InboxLimits) -> (Inbox, Queue) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let shared = Shared {
@@ -52,7 +53,7 @@ pub fn inbox(limits: InboxLimits) -> (Inbox, Queue) {
     (Inbox { shared: Arc::new(shared) }, Queue { receiver, reader })
 }
 
-/// The way into the reactor, for everybody. Clones are the same inbox.
+/// The sending end of the queue, for every task. Clones are the same inbox.
 #[derive(Clone, Debug)]
 pub struct Inbox {
     shared: Arc<Shared>,
@@ -68,7 +69,7 @@ struct Shared {
     reader: BrokerReader,
 }
 
-/// Permits of one kind.
+/// The permits of one kind of message.
 #[derive(Debug)]
 struct Permits {
     permits: Arc<Semaphore>,
@@ -76,22 +77,22 @@ struct Permits {
 }
 
 impl Inbox {
-    /// Something that happened. Never lost, as long as the reactor runs.
+    /// Queues an event. It is never lost while the reactor runs.
     pub fn event(&self, event: Event) {
         self.send(Message::Event(event));
     }
 
-    /// What the driver reports.
+    /// Queues a completion of the driver.
     pub fn completion(&self, completion: broker_driver::Completion) {
         self.send(Message::Driver(completion));
     }
 
-    /// A client's request. The receiver is answered once, or closed when the reactor has gone.
+    /// Queues a client's request. The receiver gets one answer, or is closed when the reactor has ended.
     pub fn request(&self, make: impl FnOnce(CallId) -> Event) -> Result<oneshot::Receiver<Outcome>, Refusal> {
         self.submit(&self.shared.clients, make)
     }
 
-    /// An operator's request.
+    /// Queues an operator's request.
     pub fn operator_request(
         &self,
         make: impl FnOnce(CallId) -> Event,
@@ -99,12 +100,12 @@ impl Inbox {
         self.submit(&self.shared.operators, make)
     }
 
-    /// Looks at the broker's state between two batches: at once, or where the reactor is at work or waits for others
-    /// who look, once what is in the queue before has been handled. `None` when the reactor has gone.
+    /// Reads the broker's state between two batches: at once, or in turn after the queued messages if the reactor works
+    /// or waits for other readers. `None` when the reactor has ended.
     ///
-    /// The whole node waits while the closure runs, at once or in turn, so it must be small: a page of a list (1,000
-    /// rows at most), a row for each tenant and device, or one allocation with its parts, of which a tenant has no more
-    /// than its limit. Of those that look at once there is one at a time; those in the queue are counted.
+    /// The whole node waits while the closure runs, so it must be small: a page of a list (at most 1,000 rows), one row
+    /// for each tenant and device, or one allocation with its parts, which the tenant's limit bounds. One reader reads
+    /// at once; the readers in the queue are counted.
     pub async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Broker) -> T + Send + 'static,
@@ -118,7 +119,7 @@ impl Inbox {
         }
     }
 
-    /// Returns once everything that was sent here before has been handled. `None` when the reactor has gone.
+    /// Returns once the reactor has handled all messages sent here before. `None` when the reactor has ended.
     pub async fn wait_until_handled(&self) -> Option<()> {
         self.read_in_turn(|_| ()).await
     }
@@ -130,19 +131,19 @@ impl Inbox {
         let permit = self.shared.reads.enter().await;
         let (sender, receiver) = oneshot::channel();
         self.send(Message::Read(Box::new(move |broker| {
-            // The caller may have left; nobody misses the answer then.
+            // The caller may have left, and then needs no answer.
             let _ = sender.send(read(broker));
             drop(permit);
         })));
         receiver.await.ok()
     }
 
-    /// Whether the reactor has gone.
+    /// Whether the reactor has ended.
     pub fn is_closed(&self) -> bool {
         self.shared.sender.is_closed()
     }
 
-    /// Ends the reactor after what is in the queue already.
+    /// Ends the reactor after the messages that are already in the queue.
     pub fn stop(&self) {
         self.send(Message::Stop);
     }
@@ -160,7 +161,7 @@ impl Inbox {
     }
 
     fn send(&self, message: Message) {
-        // Fails when the reactor has stopped: the daemon is ending, and who waits for an answer sees that.
+        // Fails when the reactor has ended: the daemon is stopping, and waiting callers see that.
         let _ = self.shared.sender.send(message);
     }
 }
@@ -175,13 +176,13 @@ impl Permits {
         Arc::clone(&self.permits).try_acquire_owned().ok()
     }
 
-    /// `None` never comes: these semaphores are never closed.
+    /// Waits for a permit. These semaphores are never closed, so `None` does not occur.
     async fn enter(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.permits).acquire_owned().await.ok()
     }
 }
 
-/// Where a request's answer goes, and its place among those that wait.
+/// The receiver of a request's answer, with the request's permit.
 #[derive(Debug)]
 pub(crate) struct Caller {
     answer: oneshot::Sender<Outcome>,
@@ -189,7 +190,7 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// A caller that has left is answered all the same.
+    /// Answers the call. A caller that has left is answered too.
     pub(crate) fn answer(self, outcome: Outcome) {
         let _ = self.answer.send(outcome);
         drop(self.permit);
@@ -218,7 +219,7 @@ impl fmt::Debug for Message {
     }
 }
 
-/// The reactor's end.
+/// The reactor's end of the queue.
 #[derive(Debug)]
 pub struct Queue {
     receiver: mpsc::UnboundedReceiver<Message>,
@@ -226,7 +227,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// From now on the inbox can look at this broker.
+    /// Lets the inbox read this broker.
     pub(super) fn share_broker(&self, broker: &SharedBroker) {
         self.reader.set(broker);
     }
@@ -235,7 +236,7 @@ impl Queue {
         self.receiver.recv().await
     }
 
-    /// What is there already.
+    /// Takes a message that is already in the queue.
     pub(crate) fn ready(&mut self) -> Option<Message> {
         self.receiver.try_recv().ok()
     }

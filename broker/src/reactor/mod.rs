@@ -1,17 +1,17 @@
-//! The one task that owns the [`Broker`].
+//! The task that owns the [`Broker`] and runs its commands.
 //!
 //! ```text
 //!   gRPC ──request, read──▶ ┌───────┐  event   ┌────────┐  command  ┌──────────┐──▶ channels, driver,
 //!   channels ──event──────▶ │ inbox │ ───────▶ │ Broker │ ────────▶ │ executor │    disk, log
 //!   driver ──completion───▶ └───────┘          └────────┘           └──────────┘
-//!                               ▲ replies go back to the callers through the executor's table of calls
+//!                               ▲ replies return to the callers through the table of calls
 //! ```
 //!
-//! Nobody else changes the broker's state, so there is no order to argue about; others look at it between two batches
-//! (`shared_broker`). What is ready is handled as one batch at one reading of the clock, then its commands run in the order
-//! in which the broker gave them. Nothing here blocks. The price is that every decision of the node goes through one
-//! core; the broker does bookkeeping only, and what takes time (making memory, hashing, writing to disk) is done
-//! elsewhere and comes back as an event.
+//! Only the reactor changes the broker's state, so all events have one order; other tasks read it between two batches
+//! (`shared_broker`). The reactor handles all queued messages as one batch at one reading of the clock, then runs the
+//! commands in the broker's order. Nothing here blocks. The price is that every decision of the node goes through one
+//! core. The core only does bookkeeping: creating memory, hashing and writing to disk happen elsewhere and return as
+//! events.
 
 mod calls;
 mod clock;
@@ -38,10 +38,10 @@ pub(crate) use inbox::Message;
 pub use inbox::{Inbox, InboxLimits, Outcome, Queue, inbox};
 use shared_broker::SharedBroker;
 
-/// Most messages handled at one reading of the clock: commands must not wait for ever behind a full queue.
+/// Maximum messages of one batch, so that commands do not wait for ever behind a full queue.
 const BATCH_MAX: usize = 1024;
 
-/// The broker with all it needs to run.
+/// The broker with everything that it needs to run.
 #[derive(Debug)]
 pub struct Reactor {
     broker: SharedBroker,
@@ -52,16 +52,16 @@ pub struct Reactor {
 }
 
 impl Reactor {
-    /// `clock` is the one that read the `now` which the broker was made with.
+    /// `clock` must be the clock that gave the broker its first time.
     pub fn new(broker: Broker, queue: Queue, executor: Executor, clock: Clock) -> Self {
         let broker = SharedBroker::new(broker);
         queue.share_broker(&broker);
         Self { broker, queue, executor, calls: Calls::default(), clock }
     }
 
-    /// Runs until [`Inbox::stop`], or the driver's end. Must run inside a tokio runtime.
+    /// Runs until [`Inbox::stop`] or the end of the driver. Must run inside a tokio runtime.
     pub async fn run(mut self) -> Result<(), DriverLost> {
-        // A new broker has commands already: it asks who else holds memory.
+        // A new broker already has commands: it surveys the devices.
         self.start_commands();
         loop {
             let deadline = self.broker.lock().next_deadline();
@@ -78,7 +78,7 @@ impl Reactor {
         }
     }
 
-    /// Handles what is ready, then runs the commands that came of it.
+    /// Handles the queued messages, then runs the commands that follow from them.
     fn turn(&mut self, first: Option<Message>) -> ControlFlow<Result<(), DriverLost>> {
         let now = self.clock.now();
         let end = self.handle_ready(now, first);
@@ -86,7 +86,7 @@ impl Reactor {
         end
     }
 
-    /// One batch, during which nobody looks.
+    /// Handles one batch. No reader runs meanwhile.
     fn handle_ready(&mut self, now: Time, first: Option<Message>) -> ControlFlow<Result<(), DriverLost>> {
         let Self { broker, queue, executor, calls, .. } = self;
         let mut turn = Turn { broker: &mut broker.lock(), executor, calls, now };
@@ -104,7 +104,7 @@ impl Reactor {
         end
     }
 
-    /// One by one, so that nobody who looks waits for what they do.
+    /// Runs the commands one by one, so that no reader waits for their effects.
     fn start_commands(&mut self) {
         while let Some(command) = self.next_command() {
             if !matches!(command, Command::Notice(_)) {

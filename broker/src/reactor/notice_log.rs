@@ -1,4 +1,4 @@
-//! What the broker wants operators to read, as log lines with fields.
+//! Writes the broker's notices to the log, as lines with fields.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use broker_core::Notice;
 use tokio::time::Instant;
 use tracing::{debug, error, info, trace, warn};
 
-/// Of what happens to parts one by one, a line of each kind is logged in this time: one request, or the end of one
-/// process, can concern ten thousands of them.
+/// Minimum time between two lines of one kind about single parts: one request, or the end of one process, can concern
+/// tens of thousands of parts.
 const LINE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Writes notices to the log.
@@ -22,7 +22,7 @@ pub(super) struct NoticeLog {
     returned: RateLimit,
 }
 
-/// Lines of one kind, of which not all are logged.
+/// Limits the lines of one kind.
 #[derive(Debug, Default)]
 struct RateLimit {
     last: Option<Instant>,
@@ -30,7 +30,7 @@ struct RateLimit {
 }
 
 impl RateLimit {
-    /// Whether to log one now, and how many were left out since the last.
+    /// Returns the number of lines left out since the last one, if a line may be logged now.
     fn take_turn(&mut self) -> Option<u64> {
         if self.last.is_some_and(|last| last.elapsed() < LINE_INTERVAL) {
             self.left_out += 1;
@@ -59,7 +59,7 @@ impl NoticeLog {
     }
 }
 
-/// `left_out` counts others of the same kind since the last line of it.
+/// `left_out` is the number of notices of the same kind since the last line.
 fn log(notice: &Notice, left_out: u64) {
     match notice {
         Notice::SessionOpened { session, tenant, pid } => info!(%session, %tenant, pid, "session opened"),

@@ -1,8 +1,7 @@
-//! Revocations on a schedule, for tests of clients and of the daemon: at a step of somebody's mapping an operator wants it
-//! back.
+//! Revokes mappings on a schedule, for tests of clients and of the daemon, as if an operator asked at a chosen step.
 //!
-//! Each is an operator's request like any other, so it can do no more harm than those. It is handled after what is in the
-//! queue by then, and before the client's next answer unless that came meanwhile.
+//! Each revocation is an operator's request, so it can do no more harm than other requests. The reactor handles it
+//! after the messages that are in the queue by then, and before the client's next answer unless that came first.
 
 use std::collections::BTreeMap;
 

@@ -1,13 +1,13 @@
-//! The broker, where others can look at it between two turns of the reactor.
+//! Lets other tasks read the broker between two turns of the reactor.
 //!
-//! Only the reactor changes it. Who looks does not wait for it: while the reactor is at work or about to be, the
-//! question goes through its queue. The way through the queue is four changes of tasks for one call, and tokio hands the
-//! last of them to another thread, which made a call that only asks twice as long. The price is a lock, which is held
-//! for one look, as small as one in the queue, or for one turn.
+//! Only the reactor changes the broker. A reader does not wait for it: while the reactor works, or is about to, the
+//! read goes through the reactor's queue. The queue costs four changes of tasks, of which tokio moves the last to
+//! another thread; that made a call that only reads twice as long. The price of reading at once is a lock, taken for
+//! one read, as small as one in the queue, or for one turn.
 //!
-//! The lock is not a fair one: who only tries for it again and again would overtake a reactor that sleeps for it. So the
-//! reactor says first that it wants it, and from then on nobody tries. It waits for the look under way, and at most for
-//! one more of each thread that had asked before it saw that.
+//! The lock is not fair: a reader that tries again and again could overtake a reactor that sleeps for it. So the
+//! reactor first sets a flag, and from then on readers do not try. The reactor waits for the read in progress, and at
+//! most for one further read of each thread that had tried before it saw the flag.
 
 use std::sync::{
     Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError,
@@ -16,21 +16,21 @@ use std::sync::{
 
 use broker_core::Broker;
 
-/// The reactor's own end.
+/// The reactor's end.
 #[derive(Clone, Debug)]
 pub(super) struct SharedBroker(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     broker: Mutex<Broker>,
-    /// The reactor waits for the lock. A hint: nothing else is read on the strength of it.
+    /// Whether the reactor waits for the lock. It is only a hint: no other data depends on it.
     wanted: AtomicBool,
 }
 
-/// As long as it lives the reactor is let by.
+/// Readers keep away while this lives.
 struct Wanted<'a>(&'a AtomicBool);
 
-/// Everybody's end: empty until the reactor is made.
+/// The readers' end. It is empty until the reactor exists.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BrokerReader(Arc<OnceLock<SharedBroker>>);
 
@@ -39,10 +39,10 @@ impl SharedBroker {
         Self(Arc::new(Inner { broker: Mutex::new(broker), wanted: AtomicBool::new(false) }))
     }
 
-    /// For the reactor, before all who have not begun to look.
+    /// Locks the broker for the reactor, before all readers that have not begun.
     pub(super) fn lock(&self) -> MutexGuard<'_, Broker> {
         let _until_locked = self.set_wanted();
-        // A look that panics has changed nothing; a reactor that does ends the daemon.
+        // A read that panics has changed nothing; a reactor that panics ends the daemon.
         self.0.broker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -70,13 +70,13 @@ impl Drop for Wanted<'_> {
 }
 
 impl BrokerReader {
-    /// There is one reactor to an inbox.
+    /// Sets the broker to read. An inbox has one reactor.
     pub(super) fn set(&self, broker: &SharedBroker) {
         let first = self.0.set(broker.clone());
         debug_assert!(first.is_ok(), "an inbox has one reactor");
     }
 
-    /// What is seen, or the look itself where nothing can be seen now.
+    /// Reads the broker, or returns the closure if the broker cannot be read now.
     pub(super) fn try_read<T, Read: FnOnce(&Broker) -> T>(&self, read: Read) -> Result<T, Read> {
         match self.0.get().and_then(SharedBroker::try_lock) {
             Some(broker) => Ok(read(&broker)),

@@ -1,4 +1,4 @@
-//! The reactor with a real broker, and a driver that does at once what it is asked.
+//! The reactor with a real broker, and a driver that completes every submission at once.
 
 use std::{
     fmt::Debug,
@@ -78,11 +78,11 @@ impl Driver for Prompt {
     }
 }
 
-/// Says what it is asked, and does nothing.
+/// A driver that reports its submissions and does nothing.
 #[derive(Debug)]
 pub(crate) struct Silent<K> {
     pub(crate) asked: tokio::sync::mpsc::UnboundedSender<Submission>,
-    /// Until it ends.
+    /// Kept until the driver ends.
     pub(crate) _keeps: K,
 }
 
@@ -112,7 +112,7 @@ impl<K: Debug + Send + Sync> Driver for Silent<K> {
     }
 }
 
-/// One device.
+/// A configuration with one device.
 fn config() -> Config {
     let total = Bytes::gib(1);
     Config {
@@ -153,7 +153,7 @@ fn start() -> (Inbox, Written, tokio::task::JoinHandle<Result<(), DriverLost>>) 
     (inbox, written, tokio::spawn(reactor.run()))
 }
 
-/// Nothing runs it yet.
+/// A reactor that does not run yet.
 fn made() -> (Inbox, Written, Reactor) {
     let (inbox, queue) = inbox(InboxLimits { client_requests_max: 3 * BATCH_MAX, ..InboxLimits::default() });
     let total = Bytes::gib(1);
@@ -222,7 +222,7 @@ async fn an_allocation_is_answered_after_the_driver_created_it() {
     reactor.await.unwrap().unwrap();
 }
 
-/// The broker asks when it is made; nothing has to happen first.
+/// The new broker surveys by itself.
 #[tokio::test]
 async fn devices_are_surveyed_without_a_request() {
     let (inbox, queue) = inbox(InboxLimits::default());

@@ -1,4 +1,4 @@
-//! Small files that are there in full, old or new, whenever the power fails.
+//! Writes small files atomically: after a power failure a file has its old or its new content in full.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-/// Replaces a file and returns once that is on disk.
+/// Replaces a file, and returns once the new content is on disk.
 pub(super) fn replace(dir: &Path, name: &str, content: &[u8]) -> io::Result<()> {
     let temporary = dir.join(format!("{name}.new"));
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
@@ -17,7 +17,7 @@ pub(super) fn replace(dir: &Path, name: &str, content: &[u8]) -> io::Result<()> 
     File::open(dir)?.sync_all()
 }
 
-/// The file's content; `None` if it was never written.
+/// Returns the file's content; `None` if it was never written.
 pub(super) fn read(dir: &Path, name: &str) -> io::Result<Option<String>> {
     match fs::read_to_string(dir.join(name)) {
         Ok(content) => Ok(Some(content)),

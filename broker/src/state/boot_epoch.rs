@@ -1,4 +1,4 @@
-//! How often the daemon has started on this node: the high bits of every id, so that none is used twice.
+//! Counts the daemon's starts on this node. The count forms the high bits of every id, so that no id is used twice.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What outlives the daemon, in its state directory: quotas and the count of its starts.
+//! The state directory, which outlives the daemon: quotas and the boot epoch.
 
 mod atomic_file;
 mod boot_epoch;
@@ -17,7 +17,7 @@ use crate::platform::{
     private_dir::{self, PrivateDirError},
 };
 
-/// The state directory, held by this daemon alone.
+/// The state directory, locked for this daemon.
 #[derive(Debug)]
 pub struct State {
     dir: PathBuf,
@@ -32,13 +32,13 @@ pub enum StateError {
     Dir(#[from] PrivateDirError),
     #[error("cannot use {path}: {source}")]
     Io { path: PathBuf, source: io::Error },
-    /// Never guessed at: ids would repeat, or limits be forgotten.
+    /// The daemon never guesses a damaged value: ids could repeat, or limits be forgotten.
     #[error("{path} is damaged: {problem}. Repair it, or remove it")]
     Damaged { path: PathBuf, problem: String },
 }
 
 impl State {
-    /// Makes the directory where it is missing, and takes it.
+    /// Makes the directory if it is missing, and locks it.
     pub fn open(dir: &Path) -> Result<Self, StateError> {
         let failed = |source| StateError::Io { path: dir.to_owned(), source };
         private_dir::take(dir, 0o700)?;
@@ -46,17 +46,17 @@ impl State {
         Ok(Self { dir: dir.to_owned(), _lock: lock })
     }
 
-    /// Counts this start; on disk before it is used.
+    /// Counts this start. The count is on disk before it is returned.
     pub fn next_boot_epoch(&self) -> Result<u64, StateError> {
         boot_epoch::next(&self.dir)
     }
 
-    /// What operators have set.
+    /// Loads the stored quotas.
     pub fn quotas(&self) -> Result<StoredQuotas, StateError> {
         quotas::load(&self.dir)
     }
 
-    /// Replaces what operators have set; on disk when it returns. Blocks.
+    /// Replaces the stored quotas. They are on disk when it returns. Blocks.
     pub fn store_quotas(&self, quotas: &StoredQuotas) -> io::Result<()> {
         quotas::store(&self.dir, quotas)
     }

@@ -1,6 +1,6 @@
 //! Quotas on disk, as JSON: `{"version": 1, "quotas": […], "requests": […]}`.
 //!
-//! Quantities stand as the operator set them, so that a share stays one when the device changes.
+//! Quantities are stored as the operator set them, so that a share stays a share when the device changes.
 
 use std::{io, path::Path};
 

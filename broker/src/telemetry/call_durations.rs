@@ -1,8 +1,8 @@
-//! How long calls took, on the way into their histogram.
+//! Buffers the durations of gRPC calls on their way into the histogram.
 //!
-//! The histogram is behind a lock, and all cores would write to the same few lines of memory at every call. So a thread
-//! puts what it measured into a buffer that is nearly its own; a full one is emptied into the histogram, and all are
-//! before metrics are collected. Each value is recorded as it was measured, only later.
+//! The histogram is behind a lock, and all cores would write to the same few cache lines at every call. So each thread
+//! writes its measurements to a buffer that it shares with few others. A full buffer is recorded in the histogram, and
+//! all buffers are before metrics are collected. Each value is recorded as it was measured, only later.
 
 use std::{
     sync::{
@@ -18,24 +18,25 @@ use tonic::Code;
 
 use super::calls::Method;
 
-/// Values in one buffer: enough that the histogram is seldom written to, and recorded in about a microsecond.
+/// Measurements in one buffer. They are enough that threads seldom lock the histogram, and are recorded in about a
+/// microsecond.
 const BUFFER_MAX: usize = 64;
 
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// Threads are numbered as they first come.
+    /// The thread's number, given out when the thread first records a call.
     static NUMBER: usize = THREADS.fetch_add(1, Ordering::Relaxed);
 }
 
 #[derive(Debug)]
 pub(super) struct CallDurations {
     histogram: Histogram<f64>,
-    /// One for each thread that may run at a time.
+    /// One buffer for each thread that may run at a time.
     buffers: Box<[Buffer]>,
 }
 
-/// On lines of memory of its own.
+/// One buffer, on cache lines of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Buffer(Mutex<Vec<Measurement>>);
@@ -53,7 +54,7 @@ impl CallDurations {
         Self { histogram, buffers: (0..threads).map(|_| Buffer::default()).collect() }
     }
 
-    /// A call of that method took so long and ended so.
+    /// Records how long a call of the method took and how it ended.
     pub(super) fn record(&self, method: &'static Method, code: Code, time: Duration) {
         let number = NUMBER.with(|number| *number);
         let Some(buffer) = self.buffers.get(number % self.buffers.len()) else { return };
@@ -67,7 +68,7 @@ impl CallDurations {
         }
     }
 
-    /// Brings the histogram up to date.
+    /// Records all buffered measurements in the histogram.
     pub(super) fn flush(&self) {
         for buffer in &self.buffers {
             self.record_buffer(&mut buffer.0.lock().unwrap_or_else(PoisonError::into_inner));
@@ -90,7 +91,7 @@ mod tests {
 
     const METHODS: [&str; 2] = ["/vramd.v1.MemoryService/Seal", "/vramd.v1.MemoryService/Attach"];
     const THREADS: usize = 5;
-    /// So that some are left in each buffer.
+    /// Leaves some measurements in each buffer.
     const EACH: usize = BUFFER_MAX * 3 + 7;
 
     #[test]

@@ -1,4 +1,4 @@
-//! What is told of one gRPC call: how long it took, how it ended, why it was refused, and its span.
+//! Observes one gRPC call: its duration, its outcome, the reason of a refusal, and its span.
 
 use std::{cmp::Ordering, sync::OnceLock, time::Instant};
 
@@ -22,7 +22,7 @@ use super::{
 /// Every method that the daemon serves.
 #[derive(Debug)]
 pub(super) struct Methods {
-    /// By the lengths of their names, which tell nearly all of them apart, and then by the names.
+    /// Sorted by the length of the name, which distinguishes nearly all methods, and then by the name.
     known: Vec<Method>,
     other: Method,
 }
@@ -31,7 +31,7 @@ pub(super) struct Methods {
 pub(super) struct Method {
     /// `package.Service/Method`.
     pub(super) name: String,
-    /// The histogram's series by status code, each found once.
+    /// The histogram's series by status code, each bound at its first use.
     series: [OnceLock<BoundHistogram<f64>>; StatusCode::NAMES.len()],
 }
 
@@ -49,7 +49,7 @@ impl Default for Methods {
     }
 }
 
-/// The methods that a set of descriptors has. One that cannot be read has none.
+/// Lists the methods of a set of descriptors. Descriptors that cannot be decoded have no methods.
 fn methods_of(descriptors: &[u8]) -> Vec<String> {
     let set = FileDescriptorSet::decode(descriptors).unwrap_or_default();
     let mut names = Vec::new();
@@ -69,7 +69,7 @@ impl Method {
         Self { name, series: Default::default() }
     }
 
-    /// Always into the same histogram.
+    /// Records a duration. The histogram must be the same in all calls.
     pub(super) fn record(&self, histogram: &Histogram<f64>, code: Code, seconds: f64) {
         if let (Some(series), Some(code)) =
             (self.series.get(code as usize), StatusCode::NAMES.get(code as usize))
@@ -98,7 +98,7 @@ impl Methods {
     }
 }
 
-/// A call under way. One that is dropped without an answer was given up by its caller.
+/// A gRPC call in progress. If it is dropped without an answer, its caller has given it up.
 #[derive(Debug)]
 pub struct Call {
     shared: &'static Shared,
@@ -115,12 +115,12 @@ impl Call {
         Self { shared, method, began: Instant::now(), span, ended: false }
     }
 
-    /// Until the guard is dropped this thread works for it, if it is traced.
+    /// Makes the call's span, if it has one, the current one of this thread until the guard is dropped.
     pub fn enter(&self) -> Option<ContextGuard> {
         self.span.clone().map(Context::attach)
     }
 
-    /// It was answered with these headers, which have the status of a refusal.
+    /// Ends the call with these response headers, which carry the status of a refusal.
     pub fn answered(mut self, headers: &HeaderMap) {
         if !headers.contains_key(Status::GRPC_STATUS) {
             return self.end(Code::Ok, None);

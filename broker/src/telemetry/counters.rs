@@ -1,4 +1,4 @@
-//! What is counted where it happens: one addition, whoever reads it and whether anybody does.
+//! Counts refusals and losses where they happen: one atomic addition each.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,7 +6,7 @@ use vramd_types::Reason;
 
 use crate::config::Signal;
 
-/// What was refused.
+/// The object that was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
     /// A whole call.
@@ -15,7 +15,7 @@ pub(super) enum Scope {
     Item,
     /// A session, before it began or by quarantine.
     Channel,
-    /// A set that was to be pinned.
+    /// A pin set.
     Pin,
 }
 
@@ -34,7 +34,7 @@ impl Scope {
 
 #[derive(Debug)]
 pub(super) struct Counters {
-    /// For each scope, by the order of the registry.
+    /// For each scope, in the order of the registry of reasons.
     refusals: [Box<[AtomicU64]>; Scope::ALL.len()],
     dropped: [AtomicU64; Signal::ALL.len()],
     failures: [AtomicU64; Signal::ALL.len()],
@@ -60,7 +60,7 @@ impl Counters {
         add(self.refusals[scope as usize].get(reason as usize), 1);
     }
 
-    /// Spans or log records that nobody will see.
+    /// Counts spans or log records that are lost.
     pub(super) fn count_dropped(&self, signal: Signal, items: usize) {
         add(self.dropped.get(signal as usize), u64::try_from(items).unwrap_or(u64::MAX));
     }
@@ -85,7 +85,7 @@ impl Counters {
         read(&self.create_retries)
     }
 
-    /// All that is not zero.
+    /// Lists all counts above zero.
     pub(super) fn refusals(&self) -> impl Iterator<Item = (Scope, Reason, u64)> {
         let of =
             |scope: Scope| Reason::ALL.iter().zip(&self.refusals[scope as usize]).map(move |of| (scope, of));
@@ -102,7 +102,7 @@ impl Counters {
     }
 }
 
-/// All that is not zero.
+/// Lists all counts above zero.
 fn by_signal(counts: &[AtomicU64; 3]) -> impl Iterator<Item = (Signal, u64)> {
     Signal::ALL.into_iter().zip(counts.iter().map(read)).filter(|(_, count)| *count > 0)
 }

@@ -1,4 +1,4 @@
-//! The span of what the core decides for a call that is traced.
+//! The span of the core's decision on a traced call.
 
 use std::{collections::BTreeMap, sync::Mutex};
 
@@ -15,10 +15,10 @@ use super::{
     traces::{locked, to_i64},
 };
 
-/// What is decided of allocations at the moment: what is revoked of them meanwhile comes of that.
+/// The decisions in progress, by allocation. A revoke of such an allocation is caused by its decision.
 pub(super) type Causes = BTreeMap<AllocationId, Context>;
 
-/// What the core decides for one call. It ends when it is dropped.
+/// The core's decision on one call. Dropping it ends the span.
 #[derive(Debug)]
 pub struct Decision {
     causes: &'static Mutex<Causes>,
@@ -31,7 +31,7 @@ impl Decision {
         Self { causes, span, allocations: Vec::new() }
     }
 
-    /// As long as it lives, what is revoked of these is revoked because of it.
+    /// Marks these allocations until the decision is dropped: the decision is the cause of their revokes.
     #[must_use]
     pub fn with_allocations(mut self, allocations: Vec<AllocationId>) -> Self {
         let below = Context::new().with_remote_span_context(self.span.span_context().clone());
@@ -44,7 +44,7 @@ impl Decision {
         self.set_outcome("granted");
     }
 
-    /// Of so many parts there are no mappings now, and of so many there are still, by why.
+    /// Ends the decision with the number of revoked parts, and the numbers of parts that stay mapped, by cause.
     pub fn revoked(mut self, parts: &[(PartIndex, PartRevocation)]) {
         let of = |is: fn(&PartRevocation) -> bool| to_i64(parts.iter().filter(|(_, part)| is(part)).count());
         for (name, parts) in [
@@ -58,7 +58,7 @@ impl Decision {
         self.set_outcome("granted");
     }
 
-    /// Some items of a batch were refused; the reason is the first one's.
+    /// Ends the decision with the number of refused items and the reason of the first.
     pub fn partly_refused(mut self, refused: usize, first: &Refusal) {
         self.set_outcome("partly_refused");
         self.span.set_attribute(KeyValue::new("vramd.decision.refused_items", to_i64(refused)));

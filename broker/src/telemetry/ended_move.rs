@@ -1,4 +1,4 @@
-//! A part's move that is over, in the words in which it is counted and traced.
+//! Describes the end of a part's move in the terms of metrics and traces.
 
 use broker_core::{Cause, Notice, PartRef, Tier, Time};
 use vramd_types::{Bytes, DeviceIndex};
@@ -10,13 +10,13 @@ pub(super) struct EndedMove<'a> {
     pub(super) kind: Kind,
     pub(super) bytes: Bytes,
     pub(super) began: Time,
-    /// Why it failed.
+    /// The error, if the move failed.
     pub(super) problem: Option<&'a str>,
-    /// Parts that wait for the room that it left.
+    /// Parts that wait for the room that this part left.
     pub(super) for_parts: &'a [PartRef],
 }
 
-/// What is counted apart.
+/// The properties of a move that have a count of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Kind {
     pub(super) device: DeviceIndex,
@@ -27,16 +27,16 @@ pub(super) struct Kind {
 }
 
 impl Kind {
-    /// How many there are on one device: each way it is moved, failed or stopped; outwards it may be clean or dropped, and
-    /// inwards made.
+    /// The number of kinds on one device. In each direction a move ends as moved, failed or stopped; out of the device
+    /// also as clean or dropped, into the device also as made.
     pub(super) const ON_DEVICE: usize = 9 * CAUSES.len();
 
-    /// Whether the part is on its device now, and was copied there.
+    /// Whether the part was copied to its device and is there now.
     pub(super) fn is_arrival(&self) -> bool {
         (self.direction, self.outcome) == ("in", "moved")
     }
 
-    /// Whether the part is out of its device now.
+    /// Whether the part has left its device.
     pub(super) fn is_departure(&self) -> bool {
         let stays = self.cause == name(Cause::WriteBack);
         self.direction == "out" && !stays && matches!(self.outcome, "moved" | "clean" | "dropped")
@@ -57,13 +57,13 @@ const fn name(cause: Cause) -> &'static str {
 }
 
 impl<'a> EndedMove<'a> {
-    /// If the notice tells of one.
+    /// Converts a notice, if it reports the end of a move.
     pub(super) fn of(notice: &'a Notice) -> Option<Self> {
         let (outcome, problem, for_parts, (part, tenant, device, tier, bytes, cause, began)) = match notice {
             Notice::Moved { part, tenant, device, tier, bytes, cause, began, copied, for_parts } => {
                 let outcome = match (copied, tier) {
                     (true, _) => "moved",
-                    // Nothing was left of it, or nobody had ever written it.
+                    // Its content was dropped, or no client had ever written it.
                     (false, Tier::Device) => "made",
                     (false, Tier::Host | Tier::Disk) => "clean",
                 };

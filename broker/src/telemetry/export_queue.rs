@@ -1,5 +1,5 @@
-//! What is on its way to the collector. Nobody in the daemon waits for one: where it is away or slow, what does not fit
-//! into a queue is dropped and counted, and the log says so once.
+//! Queues spans and log records for the collector. No thread of the daemon waits for the collector: if it is absent or
+//! slow, items that do not fit into a queue are dropped and counted, and the log reports it once.
 
 use std::{
     error::Error,
@@ -16,18 +16,18 @@ use tokio::{
 use super::counters::Counters;
 use crate::config::Signal;
 
-/// Spans, or log records, that wait to be sent.
+/// Maximum spans or log records in one queue.
 const QUEUE_MAX: usize = 4096;
-/// Most of them in one message.
+/// Maximum spans or log records in one message.
 const BATCH_MAX: usize = 512;
-/// So long a message waits for more to come.
+/// How long a message waits for further items.
 const BATCH_DELAY: Duration = Duration::from_millis(200);
-/// A collector that has not answered by then has lost the message.
+/// How long the collector may take to answer. After that the message is lost.
 pub(super) const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Least time between two lines about a collector that is too slow.
+/// Minimum time between two log lines about a slow collector.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The end that is written to, from anywhere.
+/// The writing end of a queue, for every thread.
 #[derive(Clone, Debug)]
 pub(super) struct Queue<T> {
     signal: Signal,
@@ -35,7 +35,7 @@ pub(super) struct Queue<T> {
     counters: Arc<Counters>,
 }
 
-/// The end that is sent from.
+/// The reading end of a queue.
 #[derive(Debug)]
 pub(super) struct QueueReader<T> {
     signal: Signal,
@@ -52,7 +52,7 @@ pub(super) fn queue<T>(signal: Signal, counters: &Arc<Counters>) -> (Queue<T>, Q
 }
 
 impl<T> Queue<T> {
-    /// Never waits.
+    /// Queues an item, or drops and counts it. Never waits.
     pub(super) fn put(&self, item: T) {
         if self.sender.try_send(item).is_err() {
             self.counters.count_dropped(self.signal, 1);
@@ -61,7 +61,7 @@ impl<T> Queue<T> {
 }
 
 impl<T> QueueReader<T> {
-    /// Sends until the stop, and then what is left.
+    /// Sends until the stop, and then what is left in the queue.
     pub(super) async fn send(
         mut self,
         mut stop: watch::Receiver<bool>,
@@ -79,7 +79,7 @@ impl<T> QueueReader<T> {
         }
     }
 
-    /// The next ones, with those that come soon after them. `None` once there will be none.
+    /// Returns the next items, together with those that arrive soon after. `None` once there will be no more.
     async fn batch(&mut self, stop: &mut watch::Receiver<bool>) -> Option<Vec<T>> {
         let mut batch = Vec::new();
         tokio::select! {
@@ -109,7 +109,7 @@ impl<T> QueueReader<T> {
     }
 }
 
-/// How an export went, or that it did not end.
+/// Waits for an export, for at most [`EXPORT_TIMEOUT`].
 pub(super) async fn within_timeout(export: impl Future<Output = OTelSdkResult>) -> Result<(), String> {
     match timeout(EXPORT_TIMEOUT, export).await {
         Ok(Ok(())) => Ok(()),
@@ -128,12 +128,12 @@ fn with_causes(error: &dyn Error) -> String {
     text
 }
 
-/// Returns once it is true, or nobody is left to say so.
+/// Returns when the stop is requested, or its sender is gone.
 pub(super) async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// What the log has heard of the collector.
+/// What the log has reported about sending one signal.
 #[derive(Debug)]
 pub(super) struct Health {
     signal: Signal,
@@ -147,7 +147,8 @@ impl Health {
         Self { signal, failing: false, dropped: 0, last_complaint: None }
     }
 
-    /// One line where it begins to fail, one where it works again, and few in between. `dropped` counts from the start.
+    /// Logs when sending begins to fail and when it works again, and seldom in between. `dropped` counts from the
+    /// start.
     pub(super) fn report(&mut self, sent: &Result<(), String>, dropped: u64) {
         let signal = self.signal.name();
         let lost = dropped.saturating_sub(std::mem::replace(&mut self.dropped, dropped));

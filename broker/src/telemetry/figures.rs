@@ -1,4 +1,4 @@
-//! What metrics are read from: one look at the broker for all metrics of one collection.
+//! Computes the values of metrics from one snapshot of the broker per collection.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use vramd_types::{Bytes, Shares};
 
 use super::metrics::OTHER_TENANTS;
 
-/// Series that one tenant has in one place: one for each state that its memory can be in.
+/// The number of series of one tenant in one place: one for each state of memory.
 const fn memory_state_count(tier: Tier) -> usize {
     match tier {
         Tier::Device => 5,
@@ -15,7 +15,7 @@ const fn memory_state_count(tier: Tier) -> usize {
     }
 }
 
-/// As the broker shows itself. Taken under its lock, so nothing is computed here.
+/// A copy of the broker's views. It is taken under the broker's lock, so nothing is computed here.
 #[derive(Debug)]
 pub(super) struct Snapshot {
     quotas: Vec<QuotaView>,
@@ -39,7 +39,7 @@ impl Snapshot {
     }
 }
 
-/// What the metrics say.
+/// The values that the instruments export.
 #[derive(Debug, Default)]
 pub(super) struct Figures {
     pub(super) tenants: BTreeMap<Account, Balance>,
@@ -49,7 +49,7 @@ pub(super) struct Figures {
     pub(super) rounded: BTreeMap<(String, String), Bytes>,
     pub(super) in_place: BTreeMap<(String, String), Bytes>,
     pub(super) in_file: BTreeMap<(String, String), Bytes>,
-    /// By the state's name.
+    /// By the name of the state.
     pub(super) allocations: BTreeMap<String, u64>,
     pub(super) sessions: BTreeMap<String, u64>,
     pub(super) devices: Vec<DeviceView>,
@@ -57,7 +57,7 @@ pub(super) struct Figures {
     pub(super) parts_waiting: u64,
     pub(super) batches_waiting: u64,
     pub(super) violations: u64,
-    /// Where steps of pressure begin, and what is done in them.
+    /// Bounds of the pressure levels.
     pub(super) bounds: PressureBounds,
     pub(super) shares: Shares,
 }
@@ -78,11 +78,11 @@ pub(super) struct Balance {
     pub(super) reserved: Bytes,
     pub(super) unreturned: Bytes,
     pub(super) cached: Bytes,
-    /// Lies there, and can leave without being copied.
+    /// Bytes that lie there and can leave without a copy.
     pub(super) clean: Bytes,
-    /// Is kept there for parts that lie on the device.
+    /// Bytes that back parts on the device.
     pub(super) backing: Bytes,
-    /// All else that is held.
+    /// All other charged bytes.
     pub(super) dirty: Bytes,
 }
 
@@ -100,10 +100,11 @@ impl Balance {
     }
 }
 
-/// Which tenants have series of their own. One that has them keeps them for as long as there is anything to say of it.
+/// Chooses the tenants that have series of their own. A tenant keeps its series while it has a quota, a charge or an
+/// allocation.
 #[derive(Debug)]
 pub(super) struct NamedTenants {
-    /// Most series of one metric.
+    /// Maximum series of one metric.
     series_max: usize,
     named: BTreeSet<String>,
 }
@@ -156,7 +157,7 @@ impl NamedTenants {
         figures
     }
 
-    /// Strikes out who is gone, and enters who is new as long as there is room beside all the others.
+    /// Removes tenants that are gone, and adds new ones while all series of the others fit too.
     fn choose_named(&mut self, tenants: &BTreeSet<&String>, series_each: usize) {
         let named_max = (self.series_max / series_each).saturating_sub(1);
         self.named.retain(|name| tenants.contains(name));
@@ -178,7 +179,7 @@ impl NamedTenants {
     }
 }
 
-/// Most series that one tenant has of one metric, being in places of these tiers.
+/// The maximum number of series that one tenant has of one metric, in places of these tiers.
 pub(super) fn series_per_tenant(tiers: impl IntoIterator<Item = Tier>) -> usize {
     tiers
         .into_iter()
@@ -187,7 +188,7 @@ pub(super) fn series_per_tenant(tiers: impl IntoIterator<Item = Tier>) -> usize 
         .max(memory_state_count(Tier::Device))
 }
 
-/// A row of a device that is there.
+/// Converts a row, unless its device is absent.
 fn account_of(row: QuotaView) -> Option<(Account, Balance)> {
     let QuotaView { tenant, device, tier, in_force, .. } = row;
     let force = in_force?;
@@ -208,7 +209,7 @@ fn account_of(row: QuotaView) -> Option<(Account, Balance)> {
     Some((Account { tenant, device, tier }, balance))
 }
 
-/// States that have one name are one.
+/// Sums up states that have the same name.
 fn by_name<State: ToString>(counts: BTreeMap<State, usize>) -> BTreeMap<String, u64> {
     let mut sums: BTreeMap<String, u64> = BTreeMap::new();
     for (state, count) in counts {
@@ -229,7 +230,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// So many tenants, each holding something on two devices in two tiers.
+    /// A number of tenants, each charged on two devices and in two tiers.
     pub(in crate::telemetry) fn snapshot(tenants: usize) -> Snapshot {
         let mut quotas = Vec::new();
         for tenant in 0..tenants {
@@ -274,7 +275,7 @@ pub(super) mod tests {
         }
     }
 
-    /// With something to say in every metric.
+    /// A snapshot with a value for every metric.
     pub(in crate::telemetry) fn full_snapshot() -> Snapshot {
         let mib = Bytes::mib;
         let device = DeviceView {
@@ -363,7 +364,7 @@ pub(super) mod tests {
         let mut named = NamedTenants::new(512);
         let figures = named.compute_figures(snapshot(200));
         let named: BTreeSet<_> = figures.tenants.keys().map(|of| of.tenant.as_str()).collect();
-        // Each is on two devices and below them.
+        // Each tenant is charged on two devices and in the tier below.
         let each = 2 * (5 + 4);
         assert_eq!(named.len(), 512 / each);
         assert_eq!(figures.tenants.len(), named.len() * 4);

@@ -1,5 +1,5 @@
-//! How long things took that the core says are over. It says so on the reactor's thread, which pays for each; so nothing in
-//! here has series of tenants.
+//! Records the durations and sizes of moves and waits that ended. The core reports them on the reactor's thread, which
+//! pays for each record, so these histograms have no series of tenants.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ impl Histograms {
         }
     }
 
-    /// A part's move took so long.
+    /// Records the duration and size of an ended move.
     pub(super) fn record_move(&self, ended: &EndedMove<'_>, took: Duration) {
         let Kind { direction, cause, outcome, .. } = ended.kind;
         let attributes = [
@@ -45,7 +45,7 @@ impl Histograms {
         self.move_bytes.record(ended.bytes.get(), &attributes);
     }
 
-    /// If a wait is over; `since` says how long ago something was.
+    /// Records a wait, if the notice ends one. `since` returns the time that has passed since a moment.
     pub(super) fn record_wait(&self, notice: &Notice, since: impl FnOnce(Time) -> Duration) {
         match notice {
             Notice::WaitEnded { waiter, since: began, end } => {
@@ -64,7 +64,7 @@ impl Histograms {
     }
 }
 
-/// Kinds of waits.
+/// Values of [`metrics::WAIT_KIND`].
 pub(super) const PART: &str = "part";
 pub(super) const BATCH: &str = "batch";
 

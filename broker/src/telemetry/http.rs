@@ -1,4 +1,4 @@
-//! `/metrics`, `/livez` and `/readyz`, for whoever can connect.
+//! Serves `/metrics`, `/livez` and `/readyz` to every process that can connect.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,13 +21,13 @@ use tokio::{
 use super::{Shared, export_queue::stopped, figures::Snapshot};
 use crate::reactor::Inbox;
 
-/// Most connections at once; more wait to be accepted.
+/// Maximum connections at once; others wait to be accepted.
 const CONNECTIONS_MAX: usize = 32;
-/// A connection has one request, and so long for it and its answer.
+/// Maximum time of a connection, which has one request and its answer.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
-/// The reactor is taken for stuck where it lets nobody look for so long.
+/// How long the reactor may take to answer a read before it counts as stuck.
 const REACTOR_TIMEOUT: Duration = Duration::from_secs(2);
-/// Before the next try, where no connection can be accepted.
+/// Pause before the next accept after a failed one.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Debug)]
@@ -59,7 +59,7 @@ pub(super) async fn serve(listener: TcpListener, page: Page) {
             Ok((stream, _)) => {
                 let answer = answer(stream, routes.clone());
                 tokio::spawn(async move {
-                    // Who is slower is cut off, and sees that.
+                    // A slower peer is cut off, and sees that.
                     let _ = timeout(CONNECTION_TIMEOUT, answer).await;
                     drop(permit);
                 });
@@ -79,7 +79,7 @@ async fn answer(stream: TcpStream, routes: Router) {
 }
 
 impl Page {
-    /// What there is to see, unless nobody shows it.
+    /// Reads the broker. `None` if the reactor has ended or is stuck.
     async fn read<T: Send + 'static>(&self, read: impl FnOnce(&Broker) -> T + Send + 'static) -> Option<T> {
         timeout(REACTOR_TIMEOUT, self.inbox.read(read)).await.ok().flatten()
     }
@@ -95,7 +95,7 @@ async fn metrics(State(page): State<Page>) -> Response {
     }
 }
 
-/// Whether the daemon does anything at all; one that does not should be started anew.
+/// Answers whether the reactor works. A daemon that does not answer should be restarted.
 async fn alive(State(page): State<Page>) -> Response {
     match page.read(|_| ()).await {
         Some(()) => "ok\n".into_response(),
@@ -103,7 +103,7 @@ async fn alive(State(page): State<Page>) -> Response {
     }
 }
 
-/// Whether new clients are welcome.
+/// Answers whether the daemon admits new clients.
 async fn ready(State(page): State<Page>) -> Response {
     if *page.stop.borrow() {
         return unavailable("the daemon is stopping");

@@ -1,7 +1,8 @@
-//! The instruments, made of the registry, and what is read out of them: one set for Prometheus and OTLP alike.
+//! Creates the instruments from the declared metrics. Prometheus and OTLP share one set.
 //!
-//! A collection begins with one look at the broker, which all instruments then read; a series that is zero is left out, but of a gauge.
-//! Whoever collects does both on one thread with nothing in between.
+//! A collection first takes one snapshot of the broker, and all instruments read that snapshot. Series with the value
+//! zero are left out, except those of gauges. The snapshot and the reading happen on one thread with nothing in
+//! between.
 
 use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
@@ -37,7 +38,7 @@ use super::{
     series,
 };
 
-/// All there can be.
+/// All tiers.
 const TIERS: [Tier; 3] = [Tier::Device, Tier::Host, Tier::Disk];
 
 #[derive(Debug)]
@@ -52,14 +53,14 @@ pub(super) struct Instruments {
     pub(super) histograms: Histograms,
 }
 
-/// What instruments read when they are collected.
+/// The sources that instruments read at a collection.
 #[derive(Debug)]
 pub(super) struct Sources {
     figures: Mutex<Arc<Figures>>,
     pub(super) counters: Arc<Counters>,
     pub(super) moves: MoveCounters,
     pub(super) pressures: PressureCounters,
-    /// Telemetry lives for as long as the process, and must not keep the driver.
+    /// A weak reference: telemetry lives as long as the process and must not keep the driver alive.
     driver: Weak<dyn Driver>,
 }
 
@@ -68,7 +69,7 @@ impl Sources {
         Arc::clone(&self.figures.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// `None` once the daemon has given it back.
+    /// Returns the driver, or `None` once the daemon has dropped it.
     pub(super) fn driver(&self) -> Option<Arc<dyn Driver>> {
         self.driver.upgrade()
     }
@@ -88,7 +89,7 @@ impl Instruments {
             .scope_info_enabled(false)
             .build()?;
         let reader = Reader(Arc::new(exporter));
-        // The roll keeps to the limit, but for one tenant on very many devices.
+        // `NamedTenants` keeps to the limit, except if one tenant is on very many devices.
         let series_each = series_per_tenant(TIERS).max(Move::ON_DEVICE);
         let limit = series_max.max(series_each.saturating_mul(devices));
         let by_tenant = metrics::ALL.iter().filter(|metric| metric.is_by_tenant()).map(|metric| metric.name);
@@ -119,23 +120,23 @@ impl Instruments {
         Ok(Self { provider, prometheus, reader, sources, named_tenants, calls, revocations, histograms })
     }
 
-    /// Where moves are counted.
+    /// The counters of moves.
     pub(super) fn moves(&self) -> &MoveCounters {
         &self.sources.moves
     }
 
-    /// Where steps of pressure are counted.
+    /// The counters of pressure levels.
     pub(super) fn pressures(&self) -> &PressureCounters {
         &self.sources.pressures
     }
 
-    /// As Prometheus reads it.
+    /// Collects all metrics in Prometheus's text format.
     pub(super) fn prometheus_text(&self, snapshot: Snapshot) -> Result<String, prometheus::Error> {
         self.refresh(snapshot);
         TextEncoder::new().encode_to_string(&self.prometheus.gather())
     }
 
-    /// As it is sent to a collector.
+    /// Collects all metrics as OTLP data.
     pub(super) fn otlp_data(&self, snapshot: Snapshot) -> Result<ResourceMetrics, OTelSdkError> {
         self.refresh(snapshot);
         let mut data = ResourceMetrics::default();
@@ -153,7 +154,7 @@ impl Instruments {
 
 impl Drop for Instruments {
     fn drop(&mut self) {
-        // Nothing is kept in it that has to go anywhere, so an error changes nothing.
+        // The provider holds no data to flush, so an error changes nothing.
         let _ = self.provider.shutdown();
     }
 }
@@ -233,8 +234,8 @@ pub(super) fn size_histogram(meter: &Meter, definition: &'static Definition) -> 
         .build()
 }
 
-/// The one reader, for Prometheus and for what is pushed. With two of them each would see what was observed for the other,
-/// series that are no more among it.
+/// The one reader, for Prometheus and for OTLP. With two readers, each would see values that were observed for the
+/// other, including series that no longer exist.
 #[derive(Clone, Debug)]
 struct Reader(Arc<PrometheusExporter>);
 

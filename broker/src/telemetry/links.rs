@@ -1,4 +1,4 @@
-//! What the driver says of its links, which no event tells.
+//! Reads from the driver the facts about links that no event reports.
 
 use broker_driver::{Driver, LaneId};
 use opentelemetry::KeyValue;
@@ -6,7 +6,7 @@ use vramd_types::DeviceIndex;
 
 use super::metrics;
 
-/// The way of a lane, and its device's UUID, which is empty where it has none.
+/// Returns the direction of a lane and the UUID of its device; the UUID is empty if the lane has no device.
 pub(super) fn place(driver: &dyn Driver, lane: LaneId) -> [KeyValue; 2] {
     let way = match lane {
         LaneId::ToDevice(_) => "to_device",

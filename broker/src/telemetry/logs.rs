@@ -1,4 +1,4 @@
-//! Structured logs on stderr, as text or JSON lines, and the same lines for a collector.
+//! Writes structured logs to stderr, as text or JSON lines, and the same lines to a collector.
 
 use std::{io::IsTerminal, time::Duration};
 
@@ -15,10 +15,10 @@ use tracing_subscriber::{
 use super::{TelemetrySetup, export_queue::Queue};
 use crate::config::{LogFormat, LogLevel};
 
-/// What is said about sending is not sent: it would never end.
+/// The target whose lines are not sent. Lines about sending would cause further lines without end.
 const NOT_SENT: &str = "vramd::telemetry";
 
-/// From here on everything is logged. Called once; a second call changes nothing.
+/// Starts logging. A second call changes nothing.
 pub fn start(format: LogFormat, level: LogLevel, telemetry: &TelemetrySetup) {
     let level = match level {
         LogLevel::Error => LevelFilter::ERROR,
@@ -27,8 +27,8 @@ pub fn start(format: LogFormat, level: LogLevel, telemetry: &TelemetrySetup) {
         LogLevel::Debug => LevelFilter::DEBUG,
         LogLevel::Trace => LevelFilter::TRACE,
     };
-    // What the libraries below say is for those who ask for everything. All that is not logged is left out by this one
-    // filter: below a second one each place in the code would be asked about again and again where lines are also sent.
+    // Lines of libraries are logged only at level `trace`. One filter leaves out all other lines: with a second filter
+    // below it, each call site would be evaluated again and again if lines are also sent.
     let logged = tracing_subscriber::filter::filter_fn(move |metadata| {
         *metadata.level() <= level && (metadata.target().starts_with("vramd") || level == LevelFilter::TRACE)
     })
@@ -42,25 +42,25 @@ pub fn start(format: LogFormat, level: LogLevel, telemetry: &TelemetrySetup) {
         LogFormat::Json => (None, Some(fmt::layer().json().flatten_event(true).with_writer(writer))),
     };
     let sent = telemetry.log_provider().map(|provider| {
-        // The libraries that send would be heard for each line sent.
+        // The sending libraries would log a line for each line sent.
         let own = tracing_subscriber::filter::filter_fn(|metadata| {
             metadata.target().starts_with("vramd") && !metadata.target().starts_with(NOT_SENT)
         });
         OpenTelemetryTracingBridge::new(provider).with_filter(own)
     });
     let logs = registry().with(text).with(json).with(sent).with(logged);
-    // Fails if there is a subscriber already, as in a test that sets its own.
+    // Fails if there already is a subscriber, for example in a test.
     let _ = logs.try_init();
 }
 
-/// A line, and who said it.
+/// A log record and its scope.
 pub(super) type Record = (SdkLogRecord, InstrumentationScope);
 
 pub(super) fn provider(queue: Queue<Record>) -> SdkLoggerProvider {
     SdkLoggerProvider::builder().with_log_processor(Processor(queue)).build()
 }
 
-/// Puts lines where they are sent from.
+/// Queues log records for sending.
 #[derive(Debug)]
 struct Processor(Queue<Record>);
 

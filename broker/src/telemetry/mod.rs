@@ -1,15 +1,15 @@
-//! What the daemon tells of itself: logs always, metrics and traces to whoever is configured to hear them.
+//! Telemetry of the daemon: logs always, metrics and traces if configured.
 //!
 //! ```text
-//!   gRPC layer ── how long, how it ended ──▶ histograms ─┐
-//!   anywhere ──── refused, dropped ────────▶ counters ───┼─▶ one set of instruments ─▶ /metrics (Prometheus)
-//!   the broker ── one look a collection ───▶ figures ────┘                        └──▶ OTLP, every interval
+//!   gRPC layer ── duration, status ────────▶ histograms ─┐
+//!   all parts ─── refusals, losses ────────▶ counters ───┼─▶ one set of instruments ─▶ /metrics (Prometheus)
+//!   the broker ── one snapshot a collection ▶ figures ───┘                        └──▶ OTLP, every interval
 //!   spans, log lines ─▶ bounded queues ───────────────────────────────────────────────▶ OTLP
 //! ```
 //!
-//! All of it is done by one thread of its own, so that no scrape and no collector is ever in the way of a call. Who
-//! writes only adds to a number or puts something into a queue, and never waits; what does not fit is counted.
-//! `registry` has every metric. Without configuration there is no thread, and a [`Telemetry`] does nothing.
+//! One thread of its own does all the work, so no scrape and no collector delays a call. Callers only add to a number
+//! or put an item into a bounded queue, and never wait; items that do not fit are counted. `metrics` declares every
+//! metric. Without configuration there is no thread, and a [`Telemetry`] does nothing.
 
 mod attributes;
 mod call_durations;
@@ -60,9 +60,9 @@ use traces::Traces;
 
 use crate::reactor::Clock;
 
-/// Where things happen they are told to this. Clones are the same; the default one tells nobody.
+/// Receives everything that metrics and traces report. Clones are the same; the default one does nothing.
 ///
-/// There is one as long as the process lives: calls that counted who uses it would all write to one place in memory.
+/// It is a reference that lasts as long as the process: a reference count would have all calls write to one cache line.
 #[derive(Clone, Debug, Default)]
 pub struct Telemetry(Option<&'static Shared>);
 
@@ -71,10 +71,10 @@ struct Shared {
     metrics: Instruments,
     counters: Arc<Counters>,
     methods: Methods,
-    /// The broker's.
+    /// The broker's clock.
     clock: Clock,
     traces: Option<Traces>,
-    /// The reactor's alone, so nobody ever waits for it.
+    /// Only the reactor locks it, so no thread ever waits for it.
     revocations: Mutex<RevocationTimes>,
 }
 
@@ -83,17 +83,17 @@ impl Telemetry {
         self.0.is_some()
     }
 
-    /// A call begins.
+    /// Begins the observation of a gRPC call.
     pub fn begin_call(&self, path: &str, headers: &HeaderMap) -> Option<Call> {
         self.0.map(|shared| Call::begin(shared, path, headers))
     }
 
-    /// The core is asked to decide for the call at hand.
+    /// Begins the span of the core's decision on the current call, if that is traced.
     pub fn begin_decision(&self, name: &'static str) -> Option<Decision> {
         self.traces()?.begin_decision(name)
     }
 
-    /// A call was answered, and items of it may have been refused.
+    /// Counts the refused items of an answer.
     pub fn count_refused_items(&self, outcome: &Result<Reply, Refusal>) {
         let Some(shared) = self.0 else { return };
         if let Ok(Reply::Released(items)) = outcome {
@@ -103,7 +103,7 @@ impl Telemetry {
         }
     }
 
-    /// Something happened that operators may want to hear of.
+    /// Records a notice of the core in counters, histograms and spans.
     pub fn record_notice(&self, notice: &Notice) {
         let Some(shared) = self.0 else { return };
         shared.metrics.moves().forget_gone(notice);
@@ -125,21 +125,21 @@ impl Telemetry {
         }
     }
 
-    /// A connection was refused that the core never heard of.
+    /// Counts a connection that the shell refused before the core knew it.
     pub fn count_refused_channel(&self, reason: Reason) {
         if let Some(shared) = self.0 {
             shared.counters.count_refusal(Scope::Channel, reason);
         }
     }
 
-    /// A client has sent a frame, in that trace.
+    /// Begins the span of a pin call, in the client's trace.
     pub fn begin_pin(&self, channel: ChannelId, frame: &ClientFrame, trace: Option<&v1::TraceContext>) {
         if let (Some(traces), ClientFrame::Pin { call, parts, write, .. }) = (self.traces(), frame) {
             traces.begin_pin((channel, *call), parts.len(), *write, trace);
         }
     }
 
-    /// A frame is about to be sent to a client.
+    /// Records a frame that the daemon is about to send.
     pub fn record_frame(&self, channel: ChannelId, frame: &DaemonFrame) {
         let Some(shared) = self.0 else { return };
         match frame {
@@ -161,7 +161,7 @@ impl Telemetry {
         }
     }
 
-    /// The core is about to hear of an event.
+    /// Records an event before the core handles it.
     pub fn record_event(&self, event: &Event) {
         if let (Some(shared), Event::Frame { .. } | Event::ChannelEnded { .. } | Event::ProcessEnded { .. }) =
             (self.0, event)
@@ -179,7 +179,7 @@ impl Telemetry {
 }
 
 impl Shared {
-    /// How long ago that was.
+    /// Returns the time since a moment of the broker's clock.
     fn elapsed(&self, began: Time) -> Duration {
         Duration::from_micros(self.clock.now().as_micros().saturating_sub(began.as_micros()))
     }

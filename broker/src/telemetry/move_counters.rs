@@ -1,8 +1,9 @@
-//! Parts that went to another tier, or were to: counted where it is told, for as long as the daemon lives. Of those that
-//! were brought in, who is sent one before it leaves again: to bring in what nobody uses is work for nothing.
+//! Counts ended moves by tenant and kind, for as long as the daemon lives. It also counts which fetched parts the
+//! daemon sent to a client before they left again: a part that no client maps was fetched for nothing.
 //!
-//! A counter must not fall, so what is counted by name here stays so, and what comes when no series are left is of the
-//! others for good. [`super::figures::NamedTenants`] is more generous with names, since what it shows may fall.
+//! A counter must not fall. So a series that is counted for a tenant by name keeps that name, and new combinations are
+//! counted for `_other` for good once no series are left. [`super::figures::NamedTenants`] gives out names more freely,
+//! since its values may fall.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -19,7 +20,7 @@ use super::{
 
 #[derive(Debug)]
 pub(super) struct MoveCounters {
-    /// Most series of tenants by name: beside them there is room for all that the others can have.
+    /// Maximum series of tenants by name. Beside them all series of `_other` fit.
     named_max: usize,
     counted: Mutex<Counted>,
 }
@@ -27,9 +28,9 @@ pub(super) struct MoveCounters {
 #[derive(Debug, Default)]
 struct Counted {
     tenants: BTreeMap<String, Counts>,
-    /// How many of the counts are a tenant's by name.
+    /// The number of series that belong to a tenant by name.
     named: usize,
-    /// What is on its device and has not been sent to anybody since it came, with where it is counted.
+    /// Fetched parts that the daemon has not yet sent to a client, with the series that counts them.
     unused: BTreeMap<PartRef, (String, Kind, Bytes)>,
 }
 
@@ -39,7 +40,7 @@ pub(super) type Counts = BTreeMap<Kind, Count>;
 pub(super) struct Count {
     pub(super) parts: u64,
     pub(super) bytes: u64,
-    /// Of these bytes, those that came and were sent to somebody before they left again.
+    /// The part of `bytes` that the daemon sent to a client before it left again.
     pub(super) used: u64,
 }
 
@@ -49,7 +50,7 @@ impl MoveCounters {
         Self { named_max: series_max.saturating_sub(others_max), counted: Mutex::default() }
     }
 
-    /// Counts it.
+    /// Counts an ended move.
     pub(super) fn count(&self, ended: &EndedMove<'_>) {
         let EndedMove { part, tenant, kind, bytes, .. } = *ended;
         let mut counted = self.lock();
@@ -64,7 +65,7 @@ impl MoveCounters {
         }
     }
 
-    /// Somebody is about to be sent these.
+    /// Counts parts that the daemon is about to send to a client.
     pub(super) fn count_used(&self, parts: impl IntoIterator<Item = PartRef>) {
         let mut counted = self.lock();
         if counted.unused.is_empty() {
@@ -78,26 +79,26 @@ impl MoveCounters {
         }
     }
 
-    /// What is gone will be sent to nobody.
+    /// Forgets the parts of an allocation that is gone.
     pub(super) fn forget_gone(&self, notice: &Notice) {
         if let Notice::AllocationGone { allocation, .. } = notice {
             self.lock().forget(*allocation);
         }
     }
 
-    /// By tenant.
+    /// Returns all counts by tenant.
     pub(super) fn by_tenant(&self) -> BTreeMap<String, Counts> {
         self.lock().tenants.clone()
     }
 
-    /// The reactor and whoever collects: neither has it for long.
+    /// Locks the counts. The reactor and the collecting thread keep the lock only briefly.
     fn lock(&self) -> MutexGuard<'_, Counted> {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Counted {
-    /// In whose name such a move of the tenant is counted.
+    /// Returns the tenant's name, or `_other` if no series is left.
     fn series_name(&self, tenant: &str, kind: Kind, named_max: usize) -> String {
         let is_named = self.tenants.get(tenant).is_some_and(|counts| counts.contains_key(&kind));
         let name = if is_named || self.named < named_max { tenant } else { OTHER_TENANTS };
@@ -147,12 +148,12 @@ pub(super) mod tests {
         Notice::Moved { part, tenant, device, tier, bytes, cause, began, copied, for_parts }
     }
 
-    /// That a part of 2 MiB has come to the host.
+    /// The notice that a part of 2 MiB has moved to the host.
     pub(in crate::telemetry) fn moved(tenant: &str) -> Notice {
         moved_to(Tier::Host, part(0), tenant, Cause::Operator, true)
     }
 
-    /// That one has come to its device, since somebody wanted it there.
+    /// The notice that a part was fetched to its device on demand.
     pub(in crate::telemetry) fn arrived(part: PartRef, tenant: &str) -> Notice {
         moved_to(Tier::Device, part, tenant, Cause::Demand, true)
     }
@@ -194,7 +195,7 @@ pub(super) mod tests {
 
     #[test]
     fn late_tenants_are_counted_as_other_and_no_count_falls() {
-        // Beside all that the others can have.
+        // Beside all series of `_other`.
         let named = 58;
         let moves = MoveCounters::new(2 * Kind::ON_DEVICE + named, 2);
         let mut last = moves.by_tenant();
@@ -212,7 +213,7 @@ pub(super) mod tests {
             last = now;
         }
         assert_eq!(last[OTHER_TENANTS].values().map(|count| count.parts).sum::<u64>(), 3 * 22);
-        // What a named tenant does for the first time now is the others' too.
+        // A new combination of a named tenant is counted for `_other` too.
         count(&moves, &arrived(part(1), "team-099"));
         assert_eq!(moves.by_tenant()["team-099"].len(), 1);
         assert_eq!(moves.by_tenant().values().map(BTreeMap::len).sum::<usize>(), named + 2);
@@ -229,7 +230,7 @@ pub(super) mod tests {
         moves.count_used([part(0), part(9)]);
         moves.count_used([part(0)]);
         assert_eq!(used(&moves), 2);
-        // It left again before.
+        // The part left again before.
         count(&moves, &moved_to(Tier::Host, part(1), "a", Cause::Demand, false));
         moves.count_used([part(1)]);
         assert_eq!(used(&moves), 2);

@@ -1,4 +1,4 @@
-//! The collector: which one, and the way to it.
+//! Finds the collector and creates its exporters.
 
 use std::env;
 
@@ -9,7 +9,7 @@ use opentelemetry_otlp::{
 use super::export_queue::EXPORT_TIMEOUT;
 use crate::config::{Endpoint, OtlpProtocol, Signal, Telemetry};
 
-/// What OpenTelemetry's own libraries read.
+/// The variable that OpenTelemetry's own libraries read.
 const ENDPOINT_VARIABLE: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub(super) struct Collector {
 }
 
 impl Collector {
-    /// The one that the configuration names, else the environment, if either does.
+    /// Finds the collector: the configured one, else the one of the environment, else none.
     pub(super) fn of(config: &Telemetry) -> Result<Option<Self>, String> {
         let named = env::var(ENDPOINT_VARIABLE).ok().filter(|named| !named.is_empty());
         Self::named(config, named)
@@ -42,7 +42,7 @@ impl Collector {
         self.signals.contains(&signal)
     }
 
-    /// `endpoint` and protocol, for the log.
+    /// The endpoint and the protocol, for the log.
     pub(super) fn describe(&self) -> String {
         format!("{} ({:?})", self.endpoint.as_str(), self.protocol)
     }

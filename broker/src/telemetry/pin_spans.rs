@@ -1,9 +1,9 @@
-//! Spans of pin calls: from when a client asks for a set until it is answered.
+//! Spans of pin calls, from the client's request to the answer.
 //!
-//! A client that has all its pins by then says so by itself, and one that waits no longer says the same: its call has
-//! ended. One whose channel ends has been lost. Calls that are not traced are not known here.
+//! A client that has pinned the whole set by then, or has given up, ends the call by a frame. If the channel ends, the
+//! call is lost. Only traced calls are known here.
 //!
-//! A move that ends while a call waits for its part, or for the room that it left, is linked to by the call's span.
+//! The span of a call links to each move that ended while the call waited for its part, or for the room that it left.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +22,7 @@ use super::metrics;
 #[derive(Debug, Default)]
 pub(super) struct PinSpans {
     waiting: BTreeMap<Call, WaitingPin>,
-    /// Parts of calls that the core has heard of.
+    /// The parts of calls that the core has seen.
     parts: BTreeSet<(PartRef, Call)>,
 }
 
@@ -40,7 +40,7 @@ impl PinSpans {
         self.waiting.insert((channel, call), WaitingPin { since: Instant::now(), span, parts: Vec::new() });
     }
 
-    /// A frame is about to be sent.
+    /// Ends the span of a call that the daemon is about to answer.
     pub(super) fn end_answered(&mut self, channel: ChannelId, frame: &DaemonFrame) {
         if let DaemonFrame::PinAnswer { call, refusal } = frame
             && let Some(waiting) = self.remove((channel, *call))
@@ -52,7 +52,7 @@ impl PinSpans {
         }
     }
 
-    /// Something has happened.
+    /// Adds the parts of a call, or ends spans of calls that the client or the channel ended.
     pub(super) fn handle_event(&mut self, event: &Event) {
         match event {
             Event::Frame { channel, frame: ClientFrame::Pin { call, parts, .. } } => {
@@ -81,14 +81,14 @@ impl PinSpans {
         }
     }
 
-    /// Calls that wait for one of the parts.
+    /// Returns the calls that wait for one of the parts.
     pub(super) fn waiting_for<'a>(&self, parts: impl Iterator<Item = &'a PartRef>) -> BTreeSet<Call> {
         let (first, last) = ((ChannelId(u64::MIN), u64::MIN), (ChannelId(u64::MAX), u64::MAX));
         let calls = parts.flat_map(|part| self.parts.range((*part, first)..=(*part, last)));
         calls.map(|(_, call)| *call).collect()
     }
 
-    /// They waited for this.
+    /// Links the calls' spans to the span of a move.
     pub(super) fn link(&mut self, calls: &BTreeSet<Call>, span: &SpanContext) {
         for call in calls {
             if let Some(waiting) = self.waiting.get_mut(call) {
@@ -165,7 +165,7 @@ mod tests {
         pins.handle_event(&pin_frame(channel, 1, &[0, 1]));
         pins.handle_event(&pin_frame(channel, 2, &[1]));
         pins.handle_event(&pin_frame(channel, 9, &[2]));
-        // Two parts of one call are one link, and a call that is not traced has none.
+        // Two parts of one call make one link, and an untraced call makes none.
         moved(&mut pins, &[0, 1], 1);
         moved(&mut pins, &[0], 2);
         moved(&mut pins, &[2, 5], 5);

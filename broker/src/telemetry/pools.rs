@@ -1,4 +1,5 @@
-//! What is held ready for parts to come: the core says it of devices, the driver of the host's memory.
+//! Observes the memory kept ready for future parts: cached memory as the core reports it, and pinned free memory as the
+//! driver reports it.
 
 use broker_core::Tier;
 use broker_driver::FreePinnedFacts;
@@ -17,7 +18,7 @@ pub(super) fn usage(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])
     }
 }
 
-/// Of that, what is of other sizes than the usual one.
+/// Observes the bytes in sizes other than the ordinary part size.
 pub(super) fn other_sizes(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
     let mut both = |place: [KeyValue; 3], smaller: Bytes, larger: Bytes| {
         let [tier, device, node] = place;
@@ -40,7 +41,7 @@ pub(super) fn rebuilds(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValu
     }
 }
 
-/// Of the host's memory.
+/// The pinned free memory of each host node.
 fn free_pinned(sources: &Sources) -> Vec<FreePinnedFacts> {
     sources.driver().map(|driver| driver.free_pinned()).unwrap_or_default()
 }

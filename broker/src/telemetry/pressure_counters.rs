@@ -1,4 +1,4 @@
-//! How often each step of pressure was entered, by where that was.
+//! Counts how often each pressure level was entered, by place.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +7,7 @@ use vramd_types::DeviceIndex;
 
 const TIERS: [Tier; 3] = [Tier::Device, Tier::Host, Tier::Disk];
 
-/// Of one place, by step.
+/// Of one place, by level.
 type PlaceCounts = [AtomicU64; Pressure::ALL.len()];
 
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! How long clients take to unmap what they are told to unmap, and where that is traced what came of it.
+//! Measures how long clients take to unmap revoked parts, and traces the outcome.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use opentelemetry::{KeyValue, metrics::Histogram, trace::Span as _};
 use opentelemetry_sdk::trace::Span;
 use vramd_types::{AllocationId, PartIndex};
 
-/// What clients have been told to unmap and have not. The core knows the same, but not since when.
+/// Revoked parts that clients have not unmapped yet. The core knows the same parts, but not since when.
 #[derive(Debug)]
 pub(super) struct RevocationTimes {
     awaited: BTreeMap<(ChannelId, PartRef), AwaitedUnmap>,
@@ -27,7 +27,7 @@ struct AwaitedUnmap {
     traced: Option<Arc<FrameSpan>>,
 }
 
-/// The span of one frame. It ends when none of its parts is waited for any more.
+/// The span of one `Revoke` frame. It ends when none of its parts is awaited any longer.
 #[derive(Debug)]
 struct FrameSpan {
     span: Span,
@@ -41,7 +41,7 @@ impl RevocationTimes {
         Self { awaited: BTreeMap::new(), seconds }
     }
 
-    /// A frame is about to be sent.
+    /// Begins to measure the parts of a `Revoke` frame.
     pub(super) fn begin(&mut self, channel: ChannelId, frame: &DaemonFrame, span: Option<Span>) {
         if let DaemonFrame::Revoke { parts, .. } = frame {
             let since = Instant::now();
@@ -51,7 +51,8 @@ impl RevocationTimes {
         }
     }
 
-    /// Something has happened. Who is gone has unmapped everything, but when nobody knows.
+    /// Ends the measurement of unmapped parts. When a process that ended has unmapped its parts is unknown, so they are
+    /// not measured.
     pub(super) fn handle_event(&mut self, event: &Event) {
         match event {
             Event::Frame { channel, frame: ClientFrame::Unmapped(parts) } => {
@@ -93,7 +94,7 @@ impl Drop for FrameSpan {
         let outcome = match (unmapped == self.parts, *self.channel_ended.get_mut()) {
             (true, _) => "unmapped",
             (false, true) => "channel_ended",
-            // The client was told of some of them once more, and for good.
+            // The daemon has revoked some of the parts once more, for good.
             (false, false) => "superseded",
         };
         let count = |count| i64::try_from(count).unwrap_or(i64::MAX);

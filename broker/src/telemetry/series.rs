@@ -1,4 +1,4 @@
-//! Which series each observed metric has, and their values.
+//! Computes the series of each observed metric.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -17,10 +17,10 @@ use super::{
     pools,
 };
 
-/// Says each series of a metric once; those that are zero are left out by whoever listens, but of gauges.
+/// Passes each series of a metric to the observer once. The observer leaves out zeros, except of gauges.
 pub(super) type Series = fn(&Sources, &mut dyn FnMut(u64, &[KeyValue]));
 
-/// The same of what is no whole number.
+/// The same for values that are not whole numbers.
 pub(super) type Ratios = fn(&Sources, &mut dyn FnMut(f64, &[KeyValue]));
 
 pub(super) const RATIOS: &[(&Definition, Ratios)] = &[
@@ -40,7 +40,7 @@ pub(super) const RATIOS: &[(&Definition, Ratios)] = &[
     (&metrics::LINK_SHARE, link_share),
 ];
 
-/// Every metric that is read when it is collected.
+/// Every metric whose values are read at a collection.
 pub(super) const OBSERVED: &[(&Definition, Series)] = &[
     (&metrics::QUOTA_USAGE, quota_usage),
     (&metrics::QUOTA_GUARANTEE, |sources, observe| {
@@ -154,7 +154,7 @@ fn observe_tenants(
     }
 }
 
-/// By tenant and device.
+/// Observes sums by tenant and device.
 fn observe_allocations(sums: &BTreeMap<(String, String), Bytes>, observe: &mut dyn FnMut(u64, &[KeyValue])) {
     for ((tenant, device), bytes) in sums {
         observe(bytes.get(), &[text(metrics::TENANT, tenant.clone()), text(metrics::HW_ID, device.clone())]);
@@ -193,7 +193,7 @@ fn memory_usage(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
     }
 }
 
-/// The tiers below a device that there are.
+/// Lists the tiers below a device that exist.
 fn tiers_below(device: &DeviceView) -> impl Iterator<Item = (Tier, TierView)> {
     let tiers = [(Tier::Host, device.host), (Tier::Disk, device.disk)];
     tiers.into_iter().filter_map(|(tier, view)| Some((tier, view?)))
@@ -212,7 +212,7 @@ fn observe_states(
     }
 }
 
-/// What is being made for tenants there.
+/// Sums up the bytes that tenants have reserved there.
 fn reserved_on(sources: &Sources, device: &str, tier: Tier) -> Bytes {
     let figures = sources.figures();
     let is_there = |account: &Account| account.device == device && account.tier == tier;
@@ -220,7 +220,7 @@ fn reserved_on(sources: &Sources, device: &str, tier: Tier) -> Bytes {
     Bytes::checked_sum(there.map(|(_, balance)| balance.reserved)).unwrap_or(Bytes::MAX)
 }
 
-/// Of each device, and of the tiers below it that there are.
+/// Observes a value of each device, and of each tier below it that exists.
 fn observe_places<V>(
     sources: &Sources,
     on_device: impl Fn(&DeviceView) -> V,
@@ -317,7 +317,7 @@ fn link_io(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
     }
 }
 
-/// A value of what was counted, and what says which it is.
+/// Computes the value and the attributes of a series.
 type MoveValue = dyn Fn(&Kind, &Count, [KeyValue; 2]) -> (u64, Vec<KeyValue>);
 
 fn migrations(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue]), value: &MoveValue) {

@@ -1,4 +1,4 @@
-//! How telemetry begins and ends: before anything is logged, and after the last call.
+//! Starts and stops telemetry: before the first log line, and after the last call.
 
 use std::{
     fs,
@@ -42,10 +42,10 @@ use crate::{
     reactor::{Clock, Inbox},
 };
 
-/// How long the daemon's stop may wait for what is still to be sent.
+/// How long the stop of the daemon may wait for unsent items.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What is configured, before there is anything to tell: lines that are logged now are sent later.
+/// The configured telemetry before it starts. Lines that are logged now are sent after the start.
 #[derive(Debug)]
 pub struct TelemetrySetup {
     config: config::Telemetry,
@@ -55,7 +55,7 @@ pub struct TelemetrySetup {
     listener: Option<TcpListener>,
 }
 
-/// What is said of the daemon with everything it tells.
+/// Facts about the daemon that all telemetry carries.
 #[derive(Clone, Debug)]
 pub struct Node<'a> {
     /// `sim` or `cuda`.
@@ -81,7 +81,7 @@ impl TelemetrySetup {
         self.logs.as_ref().map(|(provider, _)| provider)
     }
 
-    /// Takes the address that metrics served at, so that whoever may not have it does not start.
+    /// Binds the address for metrics, so that a daemon which may not have it does not start.
     pub fn listen(&mut self) -> Result<(), Failure> {
         let Some(address) = self.config.prometheus_listen else { return Ok(()) };
         let listener = TcpListener::bind(address).and_then(|listener| {
@@ -91,14 +91,14 @@ impl TelemetrySetup {
         let listener = listener.map_err(|error| {
             Failure::Telemetry(format!("telemetry.prometheus_listen: cannot listen on {address}: {error}"))
         })?;
-        // Where the configuration leaves the port to the system, this says which it is.
+        // If the configuration leaves the port to the system, this is the port.
         let address = listener.local_addr().unwrap_or(address);
         tracing::info!(%address, "metrics served");
         self.listener = Some(listener);
         Ok(())
     }
 
-    /// From here on all is told that is configured. `clock` is the broker's.
+    /// Starts all configured telemetry. `clock` is the broker's clock.
     pub fn start(self, inbox: Inbox, clock: Clock, node: Node<'_>) -> Result<(Telemetry, Running), Failure> {
         let Self { config, collector, counters, logs, listener } = self;
         if collector.is_none() && listener.is_none() {
@@ -136,7 +136,7 @@ impl TelemetrySetup {
         }));
         let (stop, stopped) = watch::channel(false);
         let outlets = {
-            // Connections are made in it, though none before something is sent.
+            // The exporters register their connections with this runtime; they connect when they first send.
             let _inside = runtime.enter();
             let listener = listener.map(tokio::net::TcpListener::from_std).transpose();
             let listener = listener.map_err(|error| failed("listen", &error))?;
@@ -160,21 +160,21 @@ impl TelemetrySetup {
     }
 }
 
-/// As long as this lives, telemetry sent and served.
+/// Telemetry that is sent and served while this lives.
 #[derive(Debug)]
 pub struct Running(Option<(watch::Sender<bool>, JoinHandle<()>)>);
 
 impl Running {
-    /// Sends what is left, within two seconds. The reactor must run still.
+    /// Sends what is left, within two seconds. The reactor must still run.
     pub async fn stop(self) {
         let Some((stop, thread)) = self.0 else { return };
         stop.send_replace(true);
-        // It ends by itself in time; a thread that panicked has said so.
+        // The thread ends by itself in time. If it panicked, the panic was logged.
         let _ = tokio::task::spawn_blocking(move || thread.join()).await;
     }
 }
 
-/// Exporters of what is sent.
+/// The exporters of the signals that are sent.
 #[derive(Debug)]
 struct Exporters {
     metrics: Option<MetricExporter>,
@@ -208,7 +208,7 @@ struct Outlets {
     interval: Duration,
 }
 
-/// The thread.
+/// The body of the telemetry thread.
 fn run(runtime: &Runtime, outlets: Outlets) {
     let Outlets { listener, exporters, spans, logs, page, interval } = outlets;
     let mut stop = page.stop.clone();

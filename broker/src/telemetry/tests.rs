@@ -1,4 +1,4 @@
-//! The instruments with all that they read, and what both readers make of them.
+//! The instruments with all their sources, as Prometheus and OTLP see them.
 
 use std::{
     collections::BTreeMap,
@@ -38,7 +38,7 @@ use super::{
 };
 use crate::config::Signal;
 
-/// A histogram, and what was recorded in it.
+/// A histogram and its recorded values.
 #[derive(Debug)]
 pub(super) struct Measured {
     provider: SdkMeterProvider,
@@ -58,12 +58,12 @@ impl Measured {
         self.provider.meter("test").f64_histogram("measured").build()
     }
 
-    /// Of all series.
+    /// The count over all series.
     pub(super) fn count(&self) -> u64 {
         self.counts().iter().sum()
     }
 
-    /// Of each series.
+    /// The count of each series.
     pub(super) fn counts(&self) -> Vec<u64> {
         let families = self.registry.gather();
         let found = families.iter().find(|family| family.name() == "measured");
@@ -77,13 +77,13 @@ impl Measured {
 pub(super) struct Ended(Arc<Mutex<Vec<SpanData>>>);
 
 impl Ended {
-    /// One that ends here.
+    /// A span that ends here.
     pub(super) fn span(&self) -> Span {
         let provider = SdkTracerProvider::builder().with_span_processor(self.clone()).build();
         provider.tracer("test").start("span")
     }
 
-    /// What they say, by that attribute, of those that have ended since the last time.
+    /// Takes the values of an attribute of the spans that have ended since the last call.
     pub(super) fn take(&self, attribute: &str) -> Vec<String> {
         let said = |span: SpanData| {
             let found = span.attributes.iter().find(|found| found.key.as_str() == attribute);
@@ -92,7 +92,7 @@ impl Ended {
         self.spans().into_iter().map(said).collect()
     }
 
-    /// Those that have ended since the last time.
+    /// Takes the spans that have ended since the last call.
     pub(super) fn spans(&self) -> Vec<SpanData> {
         self.0.lock().unwrap().drain(..).collect()
     }
@@ -114,7 +114,7 @@ impl SpanProcessor for Ended {
     }
 }
 
-/// Two devices by a shared uplink, of which one has a prefetch.
+/// Two devices on a shared uplink, of which one has a prefetch.
 #[derive(Debug)]
 struct Linked;
 
@@ -213,7 +213,7 @@ fn pools_of_devices_and_host_show_their_bytes_of_other_sizes() {
     assert_eq!(of("vramd_in_file_bytes{", &["team-000", "GPU-a"]), 4.0);
 }
 
-/// Metrics do not keep it.
+/// Metrics do not keep it alive.
 fn linked() -> &'static Arc<dyn Driver> {
     static LINKED: LazyLock<Arc<dyn Driver>> = LazyLock::new(|| Arc::new(Linked));
     &LINKED
@@ -225,7 +225,7 @@ fn metrics(series_max: usize) -> (Instruments, Arc<Counters>) {
     (Instruments::new(resource, Arc::clone(&counters), series_max, linked()).unwrap(), counters)
 }
 
-/// The value of each series, by name and labels as Prometheus reads them.
+/// The value of each series, by name and labels in Prometheus's format.
 fn series(text: &str) -> BTreeMap<String, f64> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines
@@ -280,12 +280,12 @@ fn every_metric_has_its_declared_name_and_help() {
         let of = |name: &&String| name.starts_with("vramd_memory_usage_bytes{") && name.contains(&labels);
         all.iter().find(|(name, _)| of(name)).map_or(0.0, |(_, bytes)| bytes / f64::from(1 << 20))
     };
-    // As much as is held, in each tier by itself.
+    // The states of each tier add up to its charge.
     assert_eq!((usage("device", "resident"), usage("device", "reserved")), (14.0, 2.0));
     assert_eq!((usage("host", "resident"), usage("host", "reserved")), (21.0, 2.0));
 }
 
-/// Somewhere below the device of a full look.
+/// A change of level below the device of a full snapshot.
 fn entered(to: Pressure) -> Notice {
     let (device, tier, from) = (DeviceIndex(0), Tier::Host, Pressure::Normal);
     Notice::PressureChanged { device, tier, from, to, charged: Bytes::ZERO, capacity: Bytes::ZERO }
@@ -377,16 +377,16 @@ fn nothing_overflows_and_nothing_is_lost_however_many_tenants_there_are() {
     }
 }
 
-/// 200 tenants on two devices in two tiers, as one scrape.
+/// 200 tenants on two devices in two tiers, in one scrape.
 #[test]
 fn two_hundred_tenants_have_series_of_their_own() {
     let (metrics, _) = metrics(crate::config::Telemetry::default().cardinality_max);
     let text = metrics.prometheus_text(snapshot(200)).unwrap();
     assert!(!text.contains(OTHER_TENANTS), "the default has room for them");
     assert!(text.len() < 2 << 20, "{} bytes", text.len());
-    // In each place a guarantee, a limit and the states, allocations, what they have beyond what was asked for, what is accessed in
-    // place and what lies in files; where three levels begin, what else is set of them, three of links, what three classes have of each, what was
-    // hashed, and four of what is kept.
+    // In each place: a guarantee, a limit and the states. For each tenant: allocations, internal fragmentation, bytes in
+    // place and bytes in files. Then the thresholds of three levels, the other pressure settings, three links, the shares of
+    // three classes, the digest count and four series of pools.
     assert_eq!(
         series(&text).len(),
         200 * (2 * (1 + 1 + 5) + 2 * (1 + 1 + 4) + 4) + 4 + 3 + 3 + 3 + 3 + 1 + 4

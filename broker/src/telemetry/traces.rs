@@ -1,8 +1,8 @@
-//! Spans: one for a call, and below it one for what the core decided and one for each client that it tells to unmap
-//! something; one for a pin that the daemon is asked for, with links to those of the moves that it waited for.
+//! Spans: one for a call, below it one for the core's decision and one for each client that must unmap parts; and one
+//! for a pin call, with links to the moves that it waited for.
 //!
-//! Whether a call is traced is settled before anything is made for it, so one that is not costs a number from the dice.
-//! The caller's word counts where it sends a `traceparent`; for all others it is the configured share.
+//! The daemon decides whether a call is traced before it creates anything for it, so an untraced call costs one random
+//! number. A caller's `traceparent` decides; for other calls the configured share does.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
@@ -33,7 +33,7 @@ use super::{
     pin_spans::PinSpans,
 };
 
-/// Looked for in every call, so its name is parsed only once.
+/// Parsed once, since every call is searched for it.
 static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 #[derive(Debug)]
@@ -44,9 +44,9 @@ pub(super) struct Traces {
     /// UUIDs of the devices.
     devices: Vec<String>,
     pins: Mutex<PinSpans>,
-    /// What is being decided of these, and there they are told to be unmapped.
+    /// The decisions in progress, whose revokes become children of their spans.
     causes: Mutex<Causes>,
-    /// Kept for as long as there is anything to trace.
+    /// Keeps the provider alive.
     _provider: SdkTracerProvider,
 }
 
@@ -68,7 +68,7 @@ impl Traces {
         }
     }
 
-    /// The call's span, if it is to be traced.
+    /// Begins the span of a call, if it is traced.
     pub(super) fn begin_call(&self, headers: &HeaderMap, method: &'static str) -> Option<Context> {
         let sent = headers.contains_key(&TRACEPARENT).then_some(Headers(headers));
         let parent = self.parent(sent.as_ref().map(|sent| sent as &dyn Extractor))?;
@@ -83,7 +83,8 @@ impl Traces {
         Some(parent.with_span(span))
     }
 
-    /// What the span is below of: nothing where the dice say that it is traced. `None` where it is not traced.
+    /// Returns the parent of a span: the caller's, or an empty one if chance selects the call. `None` if it is not
+    /// traced.
     fn parent(&self, sent: Option<&dyn Extractor>) -> Option<Context> {
         if let Some(sent) = sent {
             let context = self.propagator.extract_with_context(&Context::new(), sent);
@@ -95,7 +96,7 @@ impl Traces {
         (self.ratio > 0.0 && fastrand::f64() < self.ratio).then(Context::new)
     }
 
-    /// A span of what is decided for the call at hand, if that is traced.
+    /// Begins the span of the decision on the current call, if that is traced.
     pub(super) fn begin_decision(&'static self, name: &'static str) -> Option<Decision> {
         Context::map_current(|call| {
             call.span().span_context().is_sampled().then(|| {
@@ -106,7 +107,7 @@ impl Traces {
         })
     }
 
-    /// A client asks for a set to be pinned.
+    /// Begins the span of a pin call, if it is traced.
     pub(super) fn begin_pin(
         &self,
         (channel, call): (ChannelId, u64),
@@ -126,8 +127,8 @@ impl Traces {
         locked(&self.pins)
     }
 
-    /// The span of parts that one client is about to be told to unmap, if that is traced: below the decision that they
-    /// come of, if that is known.
+    /// Begins the span of a `Revoke` frame to one client, if it is traced. Its parent is the decision that caused it,
+    /// if that is known.
     pub(super) fn begin_revocation(&self, parts: &[RevokedPart], reason: RevokeReason) -> Option<Span> {
         let cause = {
             let causes = locked(&self.causes);
@@ -149,7 +150,8 @@ impl Traces {
         Some(span.with_attributes(attributes).start_with_context(&self.tracer, &parent))
     }
 
-    /// A part's move is over. It is traced if the decision that it comes of is, or a pin that waits for it, or by chance.
+    /// Records the span of an ended move. It is traced if the decision that caused it is, if a traced pin call waits
+    /// for it, or by chance.
     pub(super) fn record_move(&self, ended: &EndedMove<'_>, took: Duration) {
         let mut pins = self.pins();
         let cause = locked(&self.causes).get(&ended.part.allocation).cloned();
@@ -188,7 +190,7 @@ pub(super) fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What came in a frame, which has no headers.
+/// The trace context of a frame, which has no headers.
 struct FrameContext<'a>(&'a v1::TraceContext);
 
 impl Extractor for FrameContext<'_> {
@@ -217,7 +219,7 @@ impl Extractor for Headers<'_> {
     }
 }
 
-/// Puts spans that have ended where they are sent from.
+/// Queues ended spans for sending.
 #[derive(Debug)]
 struct Processor(Queue<SpanData>);
 

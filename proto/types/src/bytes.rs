@@ -1,8 +1,8 @@
-//! Numbers of bytes that cannot be mistaken for other numbers, nor overflow unseen.
+//! Numbers of bytes that no code can mistake for other numbers, and whose overflow is never silent.
 
 use std::fmt;
 
-/// What every physical piece of device memory is a multiple of: 2 MiB.
+/// The granularity of physical device memory: every extent is a multiple of 2 MiB.
 pub const GRANULARITY: Bytes = Bytes::new(2 << 20);
 
 /// A number of bytes. Arithmetic is checked; there is no `From<u64>`, so that a count never becomes a size
@@ -60,7 +60,7 @@ impl Bytes {
         Self(self.0.saturating_sub(other.0))
     }
 
-    /// The next multiple of `unit`, or `None` if there is none below 2^64 or `unit` is zero.
+    /// Rounds up to a multiple of `unit`. `None` if there is none below 2^64, or `unit` is zero.
     #[must_use]
     pub const fn checked_round_up(self, unit: Self) -> Option<Self> {
         match self.0.checked_next_multiple_of(unit.0) {
@@ -73,10 +73,10 @@ impl Bytes {
         self.0.is_multiple_of(unit.0)
     }
 
-    /// `percent` hundredths of this, rounded down.
+    /// Returns `percent` hundredths, rounded down.
     #[must_use]
     pub const fn percent(self, percent: u8) -> Self {
-        // A u64 times a u8 fits in a u128, and a u128 below 256 * 2^64 / 100 times ... is cut back to u64::MAX.
+        // A u64 times a u8 fits in a u128. A share above u64::MAX is cut to u64::MAX.
         let share = self.0 as u128 * percent as u128 / 100;
         if share > u64::MAX as u128 { Self::MAX } else { Self::new_truncated(share) }
     }
@@ -86,14 +86,14 @@ impl Bytes {
         Self(bytes as u64)
     }
 
-    /// The checked sum, or `None` on overflow.
+    /// Returns the sum, or `None` on overflow.
     #[must_use]
     pub fn checked_sum(items: impl IntoIterator<Item = Self>) -> Option<Self> {
         items.into_iter().try_fold(Self::ZERO, Self::checked_add)
     }
 }
 
-/// For people: binary units, exact where it can be (`24 GiB`), else two decimals (`86.74 MiB`).
+/// Formats for people: binary units, exact if possible (`24 GiB`), else with two decimals (`86.74 MiB`).
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [(u32, &str); 6] =
@@ -102,7 +102,7 @@ impl fmt::Display for Bytes {
             let whole = self.0 >> shift;
             if whole > 0 {
                 let rest = self.0 - (whole << shift);
-                // Hundredths, rounded down: a full device never reads as more than it is.
+                // Hundredths are rounded down: a full device never reads as more than its size.
                 let hundredths = (u128::from(rest) * 100) >> shift;
                 return if rest == 0 {
                     f.pad(&format!("{whole} {unit}"))

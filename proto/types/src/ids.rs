@@ -1,8 +1,8 @@
-//! Ids: what is named by a number, and how the number is printed.
+//! Ids of allocations, sessions and other objects, and their printed forms.
 //!
-//! Ids of allocations, sessions and extents are never reused: the high 24 bits count the daemon's starts on this
-//! node (its boot epoch), the low 40 count up from 1. The printed form is a prefix and the same decimal number that
-//! JSON and `grpcurl` show, so that either can be pasted anywhere.
+//! Ids of allocations, sessions and extents are never reused: the high 24 bits are the boot epoch, the low 40 count up
+//! from 1. The printed form is a prefix and the same decimal number that JSON and `grpcurl` show, so that either can be
+//! pasted anywhere.
 
 use std::{fmt, str::FromStr};
 
@@ -49,7 +49,7 @@ macro_rules! id {
         impl FromStr for $name {
             type Err = ParseIdError;
 
-            /// With or without the prefix.
+            /// Parses an id with or without its prefix.
             fn from_str(text: &str) -> Result<Self, ParseIdError> {
                 let digits = text.strip_prefix($prefix).unwrap_or(text);
                 let plain = digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -71,15 +71,15 @@ id!(
     SessionId, "s-"
 );
 id!(
-    /// One physical piece of memory, printed `e-…`. Never leaves the daemon.
+    /// One extent, a physical piece of memory, printed `e-…`. It never leaves the daemon.
     ExtentId, "e-"
 );
 id!(
-    /// One copy between two extents, printed `c-…`. Never leaves the daemon.
+    /// One copy between two extents, printed `c-…`. It never leaves the daemon.
     CopyId, "c-"
 );
 
-/// Which of the daemon's devices, in the order of its configuration.
+/// The number of a device in the daemon's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceIndex(pub u16);
 
@@ -89,7 +89,7 @@ impl fmt::Display for DeviceIndex {
     }
 }
 
-/// A piece of the host's memory, as the kernel numbers its NUMA nodes.
+/// A NUMA node of the host, as the kernel numbers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostNode(pub u16);
 
@@ -99,7 +99,7 @@ impl fmt::Display for HostNode {
     }
 }
 
-/// Which part of an allocation, in the order of their offsets.
+/// The number of a part in its allocation, in order of the offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PartIndex(pub u32);
 
@@ -109,7 +109,7 @@ impl fmt::Display for PartIndex {
     }
 }
 
-/// In which of its lives the daemon gave out the id.
+/// Returns the boot epoch in which the daemon gave out the id.
 pub const fn epoch_of(raw: u64) -> u64 {
     raw >> COUNTER_BITS
 }
@@ -122,13 +122,13 @@ pub struct IdSource {
 }
 
 impl IdSource {
-    /// `boot_epoch` above 2^24 - 1 is cut: after sixteen million starts ids would repeat.
+    /// Bits of `boot_epoch` above 2^24 - 1 are cut: after sixteen million starts ids would repeat.
     pub const fn new(boot_epoch: u64) -> Self {
         let base = (boot_epoch << COUNTER_BITS) & !COUNTER_MAX;
         Self { last: base, end: base | COUNTER_MAX }
     }
 
-    /// The next id, or `None` after 2^40 of them in one life of the daemon.
+    /// Returns the next id, or `None` after 2^40 of them in one boot epoch.
     pub const fn next_raw(&mut self) -> Option<u64> {
         if self.last == self.end {
             return None;

@@ -1,8 +1,8 @@
-//! The vocabulary of vramd, shared by the pure core, the daemon, the SDKs and the tools.
+//! Types that the pure core, the daemon, the SDKs and the tools share.
 //!
-//! Nothing here depends on anything else, so everything can depend on it:
-//! [`Bytes`] and the ids are newtypes that do not mix, [`Quantity`] is the one parser for sizes that people
-//! type, [`name`] says which names are good, and [`Reason`] is the registry of everything that can be refused.
+//! The crate depends on nothing, so every crate can depend on it. [`Bytes`] and the ids are newtypes that do not mix.
+//! [`Quantity`] is the one parser for sizes that people type. [`name`] checks names, [`Shares`] divides a link among
+//! classes of copies, and [`Reason`] is the registry of refusals.
 
 #![forbid(unsafe_code)]
 

@@ -1,17 +1,18 @@
-//! Which names are good: of tenants, and of allocations inside a tenant.
+//! Checks the names of tenants, and of allocations inside a tenant.
 
-/// Longest name of a tenant or of an allocation, in bytes.
+/// Maximum bytes of the name of a tenant or an allocation.
 pub const NAME_BYTES_MAX: usize = 128;
 
-/// Whether a tenant or an allocation may be called this: 1 to 128 ASCII letters, digits, `.`, `_` and `-`, of which
-/// the first is a letter or digit. So a name needs no quoting in a shell, a path or a metric.
+/// Whether a tenant or an allocation may have this name: 1 to 128 ASCII letters, digits, `.`, `_` and `-`, beginning
+/// with a letter or digit. So a name needs no quoting in a shell, a path or a metric.
 pub fn is_valid(name: &str) -> bool {
     name.len() <= NAME_BYTES_MAX
         && name.bytes().next().is_some_and(|first| first.is_ascii_alphanumeric())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
 }
 
-/// A name as somebody of `own_tenant` writes it: `name`, or `tenant/name`. Both halves are checked.
+/// Splits a name as a client of `own_tenant` writes it, `name` or `tenant/name`, into tenant and name. Both are
+/// checked.
 pub fn resolve<'a>(text: &'a str, own_tenant: &'a str) -> Option<(&'a str, &'a str)> {
     let (tenant, name) = text.split_once('/').unwrap_or((own_tenant, text));
     (is_valid(tenant) && is_valid(name)).then_some((tenant, name))

@@ -1,8 +1,8 @@
-//! Sizes as people type them. One parser for protocol, configuration, command line and Python.
+//! Sizes as people type them. Protocol, configuration, command line and Python share this parser.
 //!
-//! `24GiB` and `24Gi` are binary, `24GB` is decimal, a bare integer is bytes, `90%` is a share of what it is
-//! compared with. A decimal fraction is accepted where the result is a whole number of bytes (`1.5GiB`). Anything
-//! else is refused: no sign, no other unit, no second value.
+//! `24GiB` and `24Gi` are binary, `24GB` is decimal, a bare integer is bytes, and `90%` is a share of a size given
+//! elsewhere. A decimal fraction is accepted if the result is a whole number of bytes (`1.5GiB`). Everything else is
+//! refused: signs, other units, second values.
 
 use std::{fmt, str::FromStr};
 
@@ -17,7 +17,7 @@ pub enum Quantity {
 }
 
 impl Quantity {
-    /// In bytes, where a share is one of `whole`.
+    /// Returns the size in bytes; a share is one of `whole`.
     pub const fn of(self, whole: Bytes) -> Bytes {
         match self {
             Self::Bytes(bytes) => bytes,
@@ -26,18 +26,18 @@ impl Quantity {
     }
 }
 
-/// Why a text is no quantity.
+/// Why a text is not a quantity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum QuantityError {
     Empty,
-    /// No number at the start: a sign, a letter, a bare dot.
+    /// The text does not begin with a number but with a sign, a letter or a bare dot.
     NotANumber(String),
     UnknownUnit(String),
-    /// A fraction that is no whole number of bytes, or of percent.
+    /// The fraction gives no whole number of bytes, or of percent.
     Fraction(String),
-    /// 2^64 bytes or more, or more than 100 %.
+    /// The size is 2^64 bytes or more, or more than 100 %.
     TooLarge(String),
-    /// A share where only bytes make sense.
+    /// A share is given where only bytes are allowed.
     ShareNotAllowed(String),
 }
 
@@ -62,7 +62,7 @@ impl fmt::Display for QuantityError {
 impl std::error::Error for QuantityError {}
 
 impl Quantity {
-    /// A size in bytes; a share is refused.
+    /// Parses a size in bytes and refuses a share.
     pub fn parse_bytes(text: &str) -> Result<Bytes, QuantityError> {
         match text.parse()? {
             Self::Bytes(bytes) => Ok(bytes),
@@ -126,10 +126,10 @@ fn unit_factor(unit: &str) -> Option<u128> {
     })
 }
 
-/// `0.fraction` of `factor`, if that is a whole number.
+/// Returns `0.fraction` of `factor`, if that is a whole number.
 ///
-/// From the last digit to the first, so that no power of ten is needed, however many digits there are: where the whole
-/// fraction gives a whole number, so does each end of it, since the digits before that end give one too.
+/// It goes from the last digit to the first, so that no power of ten is needed, however many digits there are. If the
+/// whole fraction gives a whole number, so does each end of it, since the digits before that end give one too.
 fn fraction_of(fraction: &str, factor: u128) -> Option<u128> {
     fraction.bytes().rev().try_fold(0, |end, digit| {
         let tenfold = end + u128::from(digit - b'0') * factor;
@@ -137,7 +137,7 @@ fn fraction_of(fraction: &str, factor: u128) -> Option<u128> {
     })
 }
 
-/// As it is parsed again: bytes as a bare integer or in the largest binary unit that is exact, shares with `%`.
+/// Formats so that it parses back: bytes as a bare integer or in the largest exact binary unit, shares with `%`.
 impl fmt::Display for Quantity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -178,7 +178,7 @@ mod tests {
         assert_eq!("90%".parse(), Ok(Quantity::Percent(90)));
     }
 
-    /// One byte of a unit has a digit for each power of two in it.
+    /// One byte of a unit has as many digits as the unit has powers of two.
     #[test]
     fn a_fraction_may_have_as_many_digits_as_it_needs() {
         assert_eq!(bytes("0.0000000000009094947017729282379150390625TiB"), Ok(1));

@@ -1,15 +1,15 @@
-//! Who has how much of a link that copies of several classes share.
+//! The shares of a link among the classes of copies.
 
 use std::fmt;
 
-/// How soon bytes are copied, the first of these first.
+/// The class of a copy, most urgent first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CopyClass {
-    /// Somebody waits for them, or for the room that they leave.
+    /// A client waits for the copy, or for the room that it leaves.
     Demand,
-    /// They are brought in, and nobody waits for them.
+    /// The copy fetches, and no client waits for it.
     Prefetch,
-    /// They leave, or are written back, and nobody waits for it.
+    /// The copy evicts or writes back, and no client waits for it.
     WriteBack,
 }
 
@@ -25,7 +25,7 @@ impl CopyClass {
         }
     }
 
-    /// Its place in [`ALL`](Self::ALL).
+    /// The class's index in [`ALL`](Self::ALL).
     pub fn index(self) -> usize {
         match self {
             Self::Demand => 0,
@@ -35,18 +35,19 @@ impl CopyClass {
     }
 }
 
-/// What each class has of a link at least while it wants it, in percent; what a class does not want is lent to the others.
+/// The share of a link that each class gets at least while it has work, in percent. Unused share is lent to the other
+/// classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shares {
     percent: [u8; CopyClass::COUNT],
 }
 
 impl Shares {
-    /// Fails where they are more than a link has.
+    /// Fails if the sum is above 100.
     pub fn new(demand: u32, prefetch: u32, write_back: u32) -> Result<Self, TooManyShares> {
         let percent = [demand, prefetch, write_back];
         match percent.into_iter().fold(0, u32::saturating_add) {
-            // Each fits, as their sum does.
+            // Each share fits if their sum does.
             0..=100 => Ok(Self { percent: percent.map(|it| u8::try_from(it).unwrap_or(u8::MAX)) }),
             sum => Err(TooManyShares { sum }),
         }

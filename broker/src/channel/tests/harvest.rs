@@ -1,4 +1,4 @@
-//! What is read from the words of a session that stands, and of one that has ended.
+//! Harvests of a live session, and of one that has ended.
 
 use broker_core::{DaemonFrame, MapPart, PartRef, PartUse, Slot};
 use broker_driver::{Export, SharedFd};
@@ -36,7 +36,7 @@ async fn next(queue: &mut Queue) -> Event {
     }
 }
 
-/// A client's end of its table.
+/// The client's end of its table.
 struct Table(Arc<SharedFd>);
 
 impl Table {
@@ -68,7 +68,8 @@ async fn reported(queue: &mut Queue) -> Vec<PartUse> {
     }
 }
 
-/// Two looks that see nothing but the first slot of this table: the second has begun after this was called.
+/// Waits for two harvests that see only a change of the first slot of this table. The second harvest begins after this
+/// call.
 async fn two_harvests(queue: &mut Queue, beat: &Table) {
     for pinned in [true, false] {
         beat.write(0, [MAPPED | u64::from(pinned), 0]);
@@ -112,8 +113,8 @@ async fn uses_are_reported_once_until_slot_or_channel_is_gone() {
     assert!(broken == beating && problem.contains("no honest client"), "{problem}");
 }
 
-/// Found by the end-to-end test of tenants that turn over more than there is: a part that came for a pin, and was unpinned
-/// before the next look, was never asked again.
+/// Regression test: a part was pinned when the core asked, and unpinned before the next harvest. The core never asked
+/// again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pin_found_between_two_harvests_is_reported_when_it_ends() {
     let mut daemon = Daemon::start();

@@ -1,4 +1,4 @@
-//! Sessions with a word table, up to where the core hears of them.
+//! Sessions with a word table, up to the events that the core gets.
 
 use broker_core::Slot;
 use broker_driver::Export;

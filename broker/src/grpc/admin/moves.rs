@@ -1,4 +1,4 @@
-//! Who waits for room, what moves, and what is to stay.
+//! Waits, moves and holds.
 
 use broker_core::{Broker, OperatorRequest, Reply};
 use tonic::Status;
@@ -101,7 +101,7 @@ impl Admin {
         let page =
             Page::parse(message.page_size, &message.page_token).map_err(|refusal| refused(&refusal))?;
         let tenant = convert::non_empty(message.tenant);
-        // What ends between the two looks is among those that ended.
+        // A move that ends between the two reads is among the ended ones.
         let mut views = self.read(Broker::moves).await?;
         views.retain(|view| tenant.as_ref().is_none_or(|tenant| view.tenant == *tenant));
         let (views, next_page_token) = page.cut(views);

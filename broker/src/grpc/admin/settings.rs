@@ -1,4 +1,4 @@
-//! What operators may change while the daemon runs.
+//! Settings, which operators may change while the daemon runs.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Between the messages of the protocol and the words of the core.
+//! Converts between the messages of the protocol and the types of the core.
 
 pub(super) mod moves;
 pub(super) mod page;

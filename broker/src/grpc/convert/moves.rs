@@ -1,4 +1,4 @@
-//! Who waits for room and what moves, as messages.
+//! Converts waits and moves to messages.
 
 use std::time::SystemTime;
 
@@ -10,7 +10,7 @@ use vramd_types::{Bytes, DeviceIndex, SessionId};
 use super::view::{count, time_of_day};
 use crate::{events::tier, moves::FinishedMove};
 
-/// `started_at` is the wall clock's time at the start of the daemon.
+/// Converts a wait. `started_at` is the wall clock's time at the start of the daemon.
 pub(in crate::grpc) fn wait(view: WaitView, started_at: SystemTime) -> v1::Wait {
     use v1::wait::What;
     let what = match view.waiter {
@@ -33,7 +33,7 @@ pub(in crate::grpc) fn wait(view: WaitView, started_at: SystemTime) -> v1::Wait 
     }
 }
 
-/// What is on its way, and how much of it has arrived.
+/// Converts a present move. `copied` is the part of its bytes that has been copied.
 pub(in crate::grpc) fn moving(view: MoveView, copied: Option<Bytes>, started_at: SystemTime) -> v1::Move {
     v1::Move {
         part: Some(part_ref(view.part)),
@@ -48,7 +48,7 @@ pub(in crate::grpc) fn moving(view: MoveView, copied: Option<Bytes>, started_at:
     }
 }
 
-/// With what names a device to people.
+/// Converts a link. Devices are named by their UUIDs.
 pub(in crate::grpc) fn link(link: &LinkFacts, uuid_of: &dyn Fn(DeviceIndex) -> String) -> v1::Link {
     let lane = |(lane, carries): &(LaneId, u64)| {
         let (way, device) = way(*lane, uuid_of);
@@ -81,7 +81,7 @@ fn way(lane: LaneId, uuid_of: &dyn Fn(DeviceIndex) -> String) -> (v1::LinkWay, S
     (way, lane.device().map(uuid_of).unwrap_or_default())
 }
 
-/// One that is over, of a device with that UUID.
+/// Converts a finished move of the device with that UUID.
 pub(in crate::grpc) fn ended(ended: FinishedMove, uuid: String, started_at: SystemTime) -> v1::EndedMove {
     v1::EndedMove {
         part: Some(part_ref(ended.part)),

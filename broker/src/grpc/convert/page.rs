@@ -1,14 +1,14 @@
-//! Lists by pages.
+//! Divides lists into pages.
 
 use broker_core::Refusal;
 
 const DEFAULT: usize = 100;
 const MAX: usize = 1000;
 
-/// Which page of a list was asked for.
+/// The requested page of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::grpc) struct Page {
-    /// What the token says: where the page before ended.
+    /// The token: where the page before ended.
     pub(in crate::grpc) after: Option<u64>,
     pub(in crate::grpc) size: usize,
 }
@@ -30,7 +30,7 @@ impl Page {
         Ok(Self { after, size })
     }
 
-    /// This page of a list that has no ids, by position, and the token of the next.
+    /// Cuts this page, by position, out of a list without ids, and returns the token of the next page.
     pub(in crate::grpc) fn cut<T>(&self, rows: Vec<T>) -> (Vec<T>, String) {
         let start = self.after.map_or(0, |after| usize::try_from(after).unwrap_or(usize::MAX));
         let end = start.saturating_add(self.size);
@@ -39,7 +39,7 @@ impl Page {
     }
 }
 
-/// The token of the page after one that ended with `last`; empty after the last page.
+/// Returns the token of the page after one that ended with `last`; empty after the last page.
 pub(in crate::grpc) fn next_token(last: Option<u64>, more: bool) -> String {
     last.filter(|_| more).map_or_else(String::new, |last| last.to_string())
 }

@@ -1,5 +1,5 @@
-//! Requests as the core takes them. What a message can say and the core cannot is refused here; everything that
-//! needs the state, or a rule, is left to the core.
+//! Converts requests for the core. Values that a message can express and the core cannot are refused here. The core
+//! checks everything that needs state or a rule.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub(in crate::grpc) fn session(id: u64) -> Result<SessionId, Refusal> {
     if id == 0 { Err(Refusal::SessionMissing) } else { Ok(SessionId::from_raw(id)) }
 }
 
-/// A mutation's `request_id` and what stands for its content; `None` where it has none.
+/// Returns a mutation's `request_id` and a fingerprint of its content; `None` without an id.
 pub(in crate::grpc) fn key(request_id: &[u8], request: &impl Message) -> Result<Option<RequestKey>, Refusal> {
     if request_id.is_empty() {
         return Ok(None);
@@ -52,7 +52,7 @@ pub(in crate::grpc) fn spec(item: v1::AllocationSpec) -> Result<AllocationSpec, 
     })
 }
 
-/// How long a batch waits. Its answer comes before the call is ended for taking too long.
+/// Returns how long a batch may wait. The wait must end before the daemon ends the call for taking too long.
 pub(in crate::grpc) fn wait(wait_ms: u64, call_timeout: Duration) -> Result<Duration, Refusal> {
     let wait = Duration::from_millis(wait_ms);
     if wait < call_timeout {
@@ -69,7 +69,7 @@ pub(in crate::grpc) fn allocations(ids: &[u64]) -> Vec<AllocationId> {
     ids.iter().copied().map(AllocationId::from_raw).collect()
 }
 
-/// What a watch is to tell.
+/// Converts the filter of a watch.
 pub(in crate::grpc) fn filter(request: v1::WatchRequest) -> Result<Filter, Refusal> {
     let tenant = non_empty(request.tenant);
     if let Some(name) = tenant.as_ref().filter(|tenant| !vramd_types::name::is_valid(tenant)) {
@@ -85,14 +85,14 @@ pub(in crate::grpc) fn filter(request: v1::WatchRequest) -> Result<Filter, Refus
     Ok(Filter { tenant, kinds: request.kinds.into_iter().map(kind).collect::<Result<_, _>>()? })
 }
 
-/// What a oneof of `name` and `allocation_id` says.
+/// Converts a oneof of `name` and `allocation_id`.
 pub(in crate::grpc) fn target(target: Option<impl Into<AnyTarget>>) -> Result<Target, Refusal> {
     let missing =
         Refusal::RequestInvalid { field: "target", problem: "has neither a name nor an allocation_id" };
     target.map(|target| target.into().0).ok_or(missing)
 }
 
-/// A target from any message: each has a type of its own for that oneof, and all are alike.
+/// A target from any message. Each message has its own type for the same oneof.
 pub(in crate::grpc) struct AnyTarget(Target);
 
 macro_rules! targets {
@@ -162,7 +162,7 @@ fn unknown_value(field: &'static str) -> Refusal {
     Refusal::RequestInvalid { field, problem: "has a value that this daemon does not know" }
 }
 
-/// Empty is every device.
+/// Converts a device; empty means every device.
 pub(in crate::grpc) fn selector(device: String) -> DeviceSelector {
     match device.as_str() {
         "" | "*" => DeviceSelector::All,
@@ -170,7 +170,7 @@ pub(in crate::grpc) fn selector(device: String) -> DeviceSelector {
     }
 }
 
-/// Empty leaves what is set.
+/// Parses a quantity; empty means that the value stays.
 pub(in crate::grpc) fn quantity(field: &'static str, text: &str) -> Result<Option<Quantity>, Refusal> {
     if text.is_empty() {
         return Ok(None);

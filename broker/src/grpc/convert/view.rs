@@ -1,4 +1,4 @@
-//! What the core shows, as messages.
+//! Converts the core's views to messages.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,7 +15,7 @@ use crate::{
     grpc::status,
 };
 
-/// For whom: operators see which sessions map a part, clients see no session but their own.
+/// The reader of a message. Operators see which sessions map a part; clients see no session but their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::grpc) enum For {
     Clients,
@@ -110,7 +110,7 @@ pub(in crate::grpc) fn part_move((index, outcome): (PartIndex, PartMove)) -> v1:
     }
 }
 
-/// `blake3:` and the digits.
+/// Formats a digest as `blake3:` and its digits.
 fn digest(digest: [u8; 32]) -> String {
     format!("blake3:{}", blake3::Hash::from_bytes(digest).to_hex())
 }
@@ -151,7 +151,7 @@ pub(in crate::grpc) fn quota(view: QuotaView) -> v1::Quota {
     }
 }
 
-/// `started_at` is the wall clock's time at the start of the daemon.
+/// Converts a session. `started_at` is the wall clock's time at the start of the daemon.
 pub(in crate::grpc) fn session(view: SessionView, started_at: SystemTime) -> v1::Session {
     v1::Session {
         session_id: view.id.get(),
@@ -195,12 +195,12 @@ pub(in crate::grpc) fn device(view: DeviceView) -> v1::DeviceStatus {
     }
 }
 
-/// What the wall clock says then, by its word at the start.
+/// Converts a time of the broker's clock to the time of day.
 pub(super) fn time_of_day(time: Time, started_at: SystemTime) -> Option<Timestamp> {
     started_at.checked_add(Duration::from_micros(time.as_micros())).map(Into::into)
 }
 
-/// Counts fit; what does not is shown as the most there can be.
+/// Converts a count. A count that does not fit becomes the maximum.
 pub(in crate::grpc) fn count(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }

@@ -3,7 +3,7 @@ use vramd_types::{AllocationId, Bytes, SessionId};
 
 use super::*;
 
-/// One of each, where texts that clients choose are as long and as awkward as `text`.
+/// One refusal of each kind, in which each text that a client may choose is `text`.
 fn every_refusal(text: &str) -> Vec<Refusal> {
     use Refusal as R;
     let text = || text.to_owned();
@@ -74,7 +74,7 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
     ]
 }
 
-/// What the shell or the client says, and the broker never.
+/// Reasons that only the shell or the client reports.
 const NOT_FROM_THE_BROKER: [Reason; 11] = [
     Reason::NotOperator,
     Reason::PeerUnidentified,
