@@ -41,7 +41,7 @@ pub enum Failure {
     Device(#[from] UnknownDevice),
     #[error(transparent)]
     Host(#[from] HostTooSmall),
-    /// What is wrong with the disk directory, with the line of the configuration.
+    /// The error of the disk directory, with the line of the configuration.
     #[error("{wrong}")]
     Disk { wrong: String, in_use: bool },
     #[error(transparent)]

@@ -170,7 +170,7 @@ pub(crate) mod tests {
         }
 
         fn submit(&self, submission: Submission) {
-            panic!("nobody asks for {submission:?}");
+            panic!("unexpected {submission:?}");
         }
     }
 

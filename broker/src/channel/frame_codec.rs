@@ -296,7 +296,7 @@ mod tests {
             client(v1::client_frame::Frame::Unmapped(v1::Unmapped { parts }))
         };
         for (packet, problem) in [
-            (&b""[..], "empty frame"),
+            (&b""[..], "frame is empty"),
             (b"\xff\xff\xff", "not a frame"),
             (&no_parts, "names no part"),
             (&many, "1025 parts"),

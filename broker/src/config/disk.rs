@@ -143,7 +143,7 @@ mod tests {
         for (lines, problem) in [
             ("directory = \"/d\"", "`directory` needs `size`"),
             ("size = \"2MiB\"", "`size` needs `directory`"),
-            ("directory = \"/d\"\nsize = \"3MiB\"", "3 MiB is no multiple of 2 MiB"),
+            ("directory = \"/d\"\nsize = \"3MiB\"", "3 MiB is not a multiple of 2 MiB"),
             ("engine = \"fast\"", "expected \"auto\", \"ring\" or \"threads\""),
         ] {
             assert_eq!(disk(lines).unwrap_err().problem, problem);

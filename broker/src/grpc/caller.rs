@@ -25,7 +25,7 @@ enum Connector {
     Known(Peer),
     /// The process had ended before the accept; another process has its connection.
     Gone(core::Peer),
-    /// The process is in another pid or user namespace, so its ids identify nobody here.
+    /// The process is in another pid or user namespace, so its ids identify no process or user here.
     Unknown,
 }
 

@@ -148,7 +148,7 @@ mod tests {
         assert!(at_once(&seats, 7).is_some());
         drop(other);
         drop(at_once(&seats, 9));
-        assert_eq!(seats.of_users.lock().unwrap().len(), 1, "who has none takes no memory");
+        assert_eq!(seats.of_users.lock().unwrap().len(), 1, "a user without a permit takes no memory");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //!   connection ─▶ observe ─▶ deadline ─▶ service: identify caller ─▶ convert ─▶ inbox ─▶ … ─▶ convert or status ─▶ answer
 //! ```
 //!
-//! The only decision here is who is an operator. Requests become the core's types, its answers become messages, and one
+//! The only decision here is whether a caller is an operator. Requests become the core's types, its answers become messages, and one
 //! place (`status`) turns its refusals into statuses. Both sockets also serve health and two versions of reflection, so
 //! that tools work without proto files.
 //!

@@ -455,7 +455,7 @@ async fn stopping_ends_even_with_a_watcher_and_an_open_call() {
     assert_eq!(watcher.message().await.unwrap().unwrap().status, 2, "not serving");
     served.server.await.unwrap().unwrap();
     let path = served.folder.path().join("vramd.sock");
-    assert!(tokio::net::UnixStream::connect(path).await.is_err(), "nobody listens any more");
+    assert!(tokio::net::UnixStream::connect(path).await.is_err(), "the socket has no listener any longer");
 }
 
 /// A client drives its connection only during calls. Between two calls it reads nothing that HTTP/2 sends.

@@ -175,7 +175,7 @@ impl AllSlots {
         }
     }
 
-    /// Returns the uses since the last harvest, and the channels with words that no honest client writes. Those
+    /// Returns the uses since the last harvest, and the channels with words that no honest client writes. Such
     /// channels are not read again, and neither are ended ones.
     fn harvest(&mut self, channels: &Channels) -> (Vec<PartUse>, Vec<(ChannelId, String)>) {
         let (mut touched, mut broken) = (Vec::new(), Vec::new());

@@ -232,7 +232,7 @@ mod tests {
         refused(&write_only, "not open for reading");
         let named = open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
         refused(&named, "not open for reading");
-        refused(&File::open(folder.path()).unwrap().into(), "no regular file");
+        refused(&File::open(folder.path()).unwrap().into(), "not a regular file");
         let both: OwnedFd = File::options().read(true).write(true).open(&path).unwrap().into();
         assert!(opened(&both, &root).is_ok());
         for nothing in [1 << 20, u32::MAX] {

@@ -14,7 +14,7 @@ const IPC_LOCK: u64 = 1 << 14;
 pub struct Host {
     pub total: Option<Bytes>,
     pub lockable: Option<Bytes>,
-    /// What the process's cgroup and those above it may use.
+    /// The memory that the process's cgroup and those above it may use.
     pub in_cgroup: Option<Bytes>,
     /// Maximum bytes of the driver's buffers within that.
     pub buffers: Bytes,
@@ -77,6 +77,10 @@ mod tests {
     fn this_machine_has_memory() {
         let host = Host::of_process(HostUse::default());
         assert!(host.total.is_some_and(|total| total > Bytes::mib(64)), "{host:?}");
-        assert_eq!((host.lockable, host.in_cgroup), (None, None), "it is nobody's, so nothing bounds it");
+        assert_eq!(
+            (host.lockable, host.in_cgroup),
+            (None, None),
+            "it counts for no process, so nothing bounds it"
+        );
     }
 }

@@ -1,5 +1,4 @@
-//! Asks the operating system: who a peer is, where the sockets lie, which files a client has open, whether another
-//! daemon lives.
+//! Asks the operating system about peers, sockets, files that clients have open, and other daemons.
 
 pub mod cgroup;
 pub mod client_files;

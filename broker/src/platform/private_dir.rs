@@ -57,7 +57,11 @@ mod tests {
         take(&dir, 0o700).unwrap();
         assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o7777, 0o700);
         take(&dir, 0o755).unwrap();
-        assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o7777, 0o700, "what is there is left as it is");
+        assert_eq!(
+            fs::metadata(&dir).unwrap().mode() & 0o7777,
+            0o700,
+            "an existing directory keeps its mode"
+        );
         for mode in [0o770, 0o702, 0o1777] {
             fs::set_permissions(&dir, fs::Permissions::from_mode(mode)).unwrap();
             assert!(matches!(take(&dir, 0o700), Err(PrivateDirError::NotPrivate(_))), "{mode:o}");

@@ -226,7 +226,7 @@ mod tests {
         fs::remove_file(dir.join("vramd.sock")).unwrap();
         fs::write(dir.join("admin.sock"), "precious").unwrap();
         assert!(Sockets::bind(&dir, None).is_err());
-        assert!(!dir.join("vramd.sock").exists(), "what was bound before is removed");
+        assert!(!dir.join("vramd.sock").exists(), "sockets bound before are removed");
         assert_eq!(fs::read_to_string(dir.join("admin.sock")).unwrap(), "precious");
 
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();

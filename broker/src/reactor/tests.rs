@@ -72,7 +72,7 @@ impl Driver for Prompt {
             | Submission::HastenCopy { .. }
             | Submission::SetShares { .. }
             | Submission::ReleaseNow { .. } => {
-                panic!("nobody asks for {submission:?}")
+                panic!("unexpected {submission:?}")
             }
         });
     }
@@ -296,7 +296,7 @@ async fn a_reader_waits_only_while_the_reactor_works() {
     assert_eq!(
         inbox.read(Broker::is_surveyed).await,
         Some(false),
-        "nobody runs the reactor, and none is needed"
+        "the reactor does not run, and a read needs none"
     );
     let mut read = std::pin::pin!(inbox.read(Broker::is_surveyed));
     {

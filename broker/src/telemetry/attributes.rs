@@ -39,26 +39,26 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
     (TIER, "`device`, `host` or `disk`"),
     (
         MEMORY_STATE,
-        "`resident`: bytes of parts in this tier. A tenant's are divided into `clean` (the backing holds the same bytes, as far as the \
-         daemon knows, so the part can leave without a copy), `dirty` (all other bytes, among them discardable ones and all below a \
-         device) and `backing` (bytes below a device that back parts on the device). The daemon learns of writes at the next harvest, and \
-         for certain when a session unmaps the part. Other states: `reserved` (the driver is creating the memory, or the bytes are \
-         reserved as backing), `cached` (freed, and kept for the tenant), `unreturned` (released, but still open in some process); of a \
-         device also `unbrokered` (held by processes that no tenant explains) and `context` (set aside for CUDA contexts of clients)",
+        "`resident`: bytes of parts in this tier. Of a tenant they are divided into `clean`, `dirty` and `backing`. `clean`: the backing \
+         has the same bytes, as far as the daemon knows, so the part can leave without a copy. The daemon learns of a write at the next \
+         harvest, and for certain when a session unmaps the part. `backing`: bytes below a device that back parts on it. `dirty`: all \
+         other bytes, among them discardable parts and all parts below a device. `reserved`: the driver is creating the memory, or the \
+         bytes are reserved as backing. `cached`: freed, and kept for the tenant. `unreturned`: released, but still open in some process. \
+         Only of a device: `unbrokered`, in processes that no tenant explains; `context`, set aside for CUDA contexts of clients",
     ),
     (ALLOCATION_STATE, "`creating`, `open`, `sealing`, `sealed` or `freeing`"),
     (SESSION_STATE, "`live` or `silent`"),
     (MIGRATION_DIRECTION, "`in` to the device, or `out` of it"),
     (
         MIGRATION_CAUSE,
-        "`demand` (a client wants the part on its device, or another waiter needs its room), `rebalance` (its tenant is above its limit, \
-         or other programs took memory of the device), `write_back` (the daemon copies the part to its backing, and the part stays), \
-         `pressure` (the part is cold, and the tier that it lay in is full) or `operator`",
+        "`demand`: a client wants the part on its device, or another waiter needs its room. `rebalance`: its tenant is above its limit, or \
+         other programs took memory of the device. `write_back`: the daemon copies the part to its backing, and the part stays. \
+         `pressure`: the part is cold, and the tier that it lay in is full. `operator`: an operator asked for it",
     ),
     (
         MIGRATION_OUTCOME,
-        "`moved`: it was copied; `clean`: it left without a copy, since its backing held the same bytes; `dropped`: it left without a \
-         copy, since it is discardable; `made`: it returned after that, as new memory; `failed`: memory was short, or the copy failed; \
+        "`moved`: the part was copied. `clean`: it left without a copy, since its backing has the same bytes. `dropped`: it left without a \
+         copy, since it is discardable. `made`: it returned after that, as new memory. `failed`: memory was short, or the copy failed. \
          `stopped`: a client used the part, or the part was freed",
     ),
     (PRESSURE_LEVEL, "The level that is entered: `normal`, `elevated`, `high` or `critical`"),
@@ -70,8 +70,8 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
     ),
     (
         COPY_CLASS,
-        "`demand` (a client waits for the copy, or for the room that it leaves), `prefetch` (a fetch for which no client waits) or \
-         `write_back` (an evict or write-back for which no client waits)",
+        "`demand`: a client waits for the copy, or for the room that it leaves. `prefetch`: a fetch for which no client waits. \
+         `write_back`: an evict or write-back for which no client waits",
     ),
     (HOST_NODE, "Number of the NUMA node of the host; empty for a device"),
     (

@@ -133,7 +133,7 @@ pub(super) async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// What the log has reported about sending one signal.
+/// The state of sending one signal, as the log has reported it.
 #[derive(Debug)]
 pub(super) struct Health {
     signal: Signal,

@@ -82,7 +82,7 @@ macro_rules! reasons {
                 match self { $(Self::$variant => &[$($fact),*],)* }
             }
 
-            /// What happened and what to do, for people.
+            /// A text for people: the event, and the action to take.
             pub const fn meaning(self) -> &'static str {
                 match self { $(Self::$variant => $meaning,)* }
             }

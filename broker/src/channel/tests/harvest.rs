@@ -90,7 +90,11 @@ async fn uses_are_reported_once_until_slot_or_channel_is_gone() {
     harvest.note_frame(channel, &map(0, 0));
     harvest.note_frame(channel, &map(1, 1));
     table.write(1, [MAPPED | 1, 0]);
-    assert_eq!(reported(&mut queue).await, [touched(3, 1, true)], "what was used before it came is not told");
+    assert_eq!(
+        reported(&mut queue).await,
+        [touched(3, 1, true)],
+        "uses before the part had the slot are not reported"
+    );
     table.write(0, [MAPPED, 5 << 32]);
     assert_eq!(reported(&mut queue).await, [touched(3, 0, false)]);
     two_harvests(&mut queue, &beat).await;

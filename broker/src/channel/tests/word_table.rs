@@ -33,7 +33,7 @@ async fn a_word_table_is_sealed_once_it_is_mapped() {
 
     client.send(&words_mapped_packet());
     let Event::Malformed { problem, .. } = daemon.event().await else { panic!() };
-    assert!(problem.contains("mapped before"), "{problem}");
+    assert!(problem.contains("mapped the word table before"), "{problem}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
