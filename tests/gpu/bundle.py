@@ -27,7 +27,7 @@ PROGRAMS = {
     "core-bench": ["--bin", "core-bench"],
     "vramd-client": ["--example", "scratch", "--example", "compute", "--example", "torch_share"],
 }
-# What of it is no program, and what uses it there.
+# The artefact that is no program; the torch cases load it.
 LIBRARY = "libtorch_share.so"
 # A peer that is measured beside ours where there is PyTorch: what of its wheel is needed for that.
 PEER = "torch_memory_saver==0.0.10"
@@ -69,7 +69,7 @@ def main():
 def build():
     command = [*BUILD, *(word for package in PROGRAMS for word in ("-p", package)), *sum(PROGRAMS.values(), [])]
     print("$", *command, flush=True)
-    # What people read of it goes to standard error, and standard output tells where the programs lie.
+    # Cargo writes messages for people to standard error, and the paths of the programs to standard output.
     told = subprocess.run(
         [*command, "--message-format=json-render-diagnostics"],
         cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True,

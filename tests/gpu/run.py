@@ -25,7 +25,7 @@ BIN = BUNDLE / "bin"
 SECONDS_MAX = 560
 # Stages that run only when they are named: there is no time for them beside the others.
 APART = ("residency", "tiers")
-# What a stage that is ended may take to end what it started.
+# How long a stage that is ended may take to end its own processes.
 GRACE_SECONDS = 10
 # Of each stage's output: a daemon's whole log can be in it.
 LOG_BYTES_MAX = 2 << 20
@@ -46,7 +46,7 @@ class Stage:
     def run(self, seconds_left):
         started = time.monotonic()
         seconds_max = max(1, min(self.seconds_max, int(seconds_left)))
-        # Who is ended leaves its daemon's folder, with all that was on the disk.
+        # A stage that is killed leaves its daemon's folder, with everything that was on the disk.
         homes = tempfile.TemporaryDirectory(prefix="vramd-gpu-", dir="/tmp", ignore_cleanup_errors=True)
         with tempfile.TemporaryFile() as output, homes as home:
             # Other users reach the sockets in it.
@@ -135,7 +135,7 @@ def draw(file):
 
 
 def told_to_end(*_):
-    """Once: who is told again ends what it has started all the same."""
+    """Ends this program once. Further signals do not interrupt the clean-up."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(143)
 

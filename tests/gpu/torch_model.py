@@ -87,7 +87,7 @@ def read(torch, vramd, client, rows):
 
 
 def numbers(torch, rows, device):
-    """What the model is made of; a float32 holds each of them exactly."""
+    """Returns the weights of the model, each of which a float32 represents exactly."""
     flat = torch.arange(rows * COLUMNS, dtype=torch.int64, device=device).remainder_(MODULUS)
     return flat.to(torch.float32).reshape(rows, COLUMNS)
 

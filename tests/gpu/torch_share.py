@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """PyTorch and the SDK in one process: `torch_share.py LIBRARY GPU-UUID BYTES`.
 
-The SDK is `libtorch_share.so` (sdk-rust/examples/torch_share). After each stage one line of JSON says what was seen, and
-the next one begins when a line comes in, so that whoever started this can look from outside meanwhile. Ends with status
-1 if something is not as it should be. Where PyTorch can't be imported, or has no GPU, it says `absent` and why.
+The SDK is `libtorch_share.so` (sdk-rust/examples/torch_share). After each stage the program
+prints its observations as one line of JSON. The next stage begins when a line comes in, so that the parent can look from outside
+meanwhile. Ends with status 1 on a failure. If PyTorch cannot be imported, or has no GPU, it says `absent` and why.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-//! A client that says at once that it has mapped what it was sent, and imports nothing: what is left is the daemon.
+//! A client that answers `Mapped` at once and imports nothing, so that only the daemon's time is left.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use vramd_proto::{
 };
 use vramd_tests::{Daemon, RawSession, channel::Packet, spec};
 
-/// Longer than any packet takes to come.
+/// How long to wait for a packet; longer than any packet takes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) struct Acker {
@@ -24,8 +24,7 @@ impl Acker {
         Self { session: daemon.open(), has: Vec::new() }
     }
 
-    /// Allocates so many in one batch. The time from the call to the arrival of the last packet, which is when the
-    /// last descriptor is here.
+    /// Allocates one batch. Returns the time from the call to the arrival of the last packet, which has the last descriptor.
     pub(crate) fn allocate(&mut self, count: usize, size: u64) -> Result<Duration> {
         let request = self.session.request(vec![spec(size); count]);
         let started = Instant::now();
@@ -36,7 +35,7 @@ impl Acker {
             };
             let map = match frame {
                 daemon_frame::Frame::Map(map) => map,
-                // Of what was freed in the round before, and said to be unmapped before it was asked.
+                // A `Revoke` of the round before, whose parts were reported as unmapped before the daemon asked.
                 daemon_frame::Frame::Revoke(_) => continue,
                 other => bail!("not a map frame: {other:?}"),
             };
@@ -52,7 +51,7 @@ impl Acker {
         Ok(took)
     }
 
-    /// Says that all of it is unmapped, and frees it.
+    /// Answers `Unmapped` for all of it, and frees it.
     pub(crate) fn free(&mut self) {
         let has = std::mem::take(&mut self.has);
         for parts in has.chunks(PARTS_PER_FRAME_MAX) {

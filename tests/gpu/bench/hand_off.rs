@@ -1,4 +1,4 @@
-//! What the daemon costs over a bare program: `docs/benchmarks/hand_off/README.md` says what is timed.
+//! The daemon's cost over a bare program. `docs/benchmarks/hand_off/README.md` says what is timed.
 
 use std::{
     io::{self, Write as _},
@@ -28,7 +28,7 @@ use crate::{
 const PAIRS: usize = 15;
 const PAIRS_QUICK: usize = 7;
 
-/// True if every question was answered, whatever the answer. The report is saved after each.
+/// Returns true if every question has an answer, of any value. The report is saved after each.
 pub(crate) fn run(quick: bool, save: impl Fn(&Value) -> Result<()>) -> Result<bool> {
     let limit = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit })?;
@@ -62,7 +62,7 @@ pub(crate) fn run(quick: bool, save: impl Fn(&Value) -> Result<()>) -> Result<bo
     Ok(good)
 }
 
-/// 64 parts of 32 MiB: from the call to pointers that can be used.
+/// Times 64 parts of 32 MiB, from the call to usable pointers.
 fn allocate(daemon: &Daemon, gpu: &Gpu, pairs: usize) -> Result<Measure> {
     const COUNT: usize = 64;
     const PART: usize = 32 << 20;
@@ -93,7 +93,7 @@ fn allocate(daemon: &Daemon, gpu: &Gpu, pairs: usize) -> Result<Measure> {
     Measure::take(1.5, pairs, ours, bare)
 }
 
-/// Both ends of each part can be written and read.
+/// Writes and reads both ends of each part.
 pub(super) fn check_parts(gpu: &Gpu, address: u64, count: usize, part: usize) -> Result<()> {
     for index in 0..count {
         for offset in [0, part - 8] {
@@ -107,7 +107,7 @@ pub(super) fn check_parts(gpu: &Gpu, address: u64, count: usize, part: usize) ->
     Ok(())
 }
 
-/// 1,000 allocations of 2 MiB in one batch: from the decoded request to the last packet handed to the socket.
+/// Times 1,000 allocations of 2 MiB in one batch, from the decoded request to the last packet handed to the socket.
 fn create(daemon: &Daemon, gpu: &Gpu, pairs: usize) -> Result<Measure> {
     const COUNT: usize = 1000;
     let mut acker = Acker::open(daemon);
@@ -117,7 +117,7 @@ fn create(daemon: &Daemon, gpu: &Gpu, pairs: usize) -> Result<Measure> {
         let before = daemon.log().len();
         let at_client = acker.allocate(COUNT, MIB_2)?;
         acker.free();
-        // By now the line of the last packet is written: the daemon has answered what came after it.
+        // The daemon has answered a later call, so the log line of the last packet is written.
         daemon.drains();
         let took = log::batch_to_last_packet(&daemon.log()[before..])?;
         ensure!(took <= at_client, "the daemon's part takes {took:?}, the whole {at_client:?}");
@@ -136,8 +136,8 @@ fn create(daemon: &Daemon, gpu: &Gpu, pairs: usize) -> Result<Measure> {
     Measure::take(1.3, pairs, ours, bare)
 }
 
-/// A sealed allocation of 10 GiB in the daemon's parts, by a process that is warm: from the call to a pointer. Bare
-/// is the import of the same descriptors.
+/// Times the attach of a sealed allocation of 10 GiB by a warm process, from the call to a pointer. Bare is the import of the same
+/// descriptors.
 fn attach(daemon: &Daemon, gpu: &Gpu, pairs: usize) -> Result<Measure> {
     const SIZE: u64 = 10 * GIB;
     let client = Client::builder().socket_dir(daemon.sockets()).connect()?;

@@ -1,9 +1,9 @@
-//! Whether anything is left behind by sessions that are killed at a random point.
+//! Leaks after sessions that are killed at a random point.
 //!
-//! Three sorts of victims: those with a context, a mapping and a kernel in flight; those on their way there, killed
-//! while they get a context, map or launch; and those without, killed at a chosen step or at any time. The plan comes
-//! from a seed. How long a step takes depends on how many processes do it at once, a context some seconds: so who is
-//! to die in the middle of one is killed a moment after the step before it.
+//! There are three kinds of victims. Some have a context, a mapping and a kernel in flight. Some are killed on their way there, while they
+//! get a context, map or launch. Some have no context, and are killed at a chosen step or at any time. The plan comes from a seed. The
+//! duration of a step depends on how many processes take it at once; a context takes some seconds. So a victim that is to die in the middle
+//! of a step is killed a moment after the step before it.
 
 use std::{
     collections::BTreeMap,
@@ -22,12 +22,12 @@ use super::victim::{IN_FLIGHT, SIZE, STEPS, STEPS_WITH_CONTEXT};
 use crate::{cuda, machine, nvml::Witness};
 
 const SEED: u64 = 0x5eed;
-/// As many contexts at once as the machine the figures come from has cores.
+/// Contexts at once: as many as the reference machine has cores.
 const AT_ONCE: usize = 16;
-/// No new victims after that: a slow machine is to give an answer, if only about fewer.
+/// No new victims start after that time, so that a slow machine gives an answer about fewer.
 const BUDGET: Duration = Duration::from_secs(210);
 
-/// How many of each sort.
+/// The number of victims of each kind.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     in_flight: usize,
@@ -41,21 +41,21 @@ const QUICK: Plan = Plan { in_flight: 32, on_the_way: 9, without: 160 };
 
 #[derive(Clone, Copy, Debug)]
 struct Victim {
-    /// `None` is one with a context.
+    /// `None` for a victim with a context.
     steps: Option<usize>,
-    /// It is killed so long after this step; after its start, whatever it has come to, where there is none.
+    /// The victim is killed this long after the step, or after its start if there is no step.
     after: Option<&'static str>,
     delay: Duration,
 }
 
-/// How many had come to which step.
+/// The number of victims that reached each step.
 #[derive(Debug, Default)]
 struct Reached {
     without: BTreeMap<String, usize>,
     with_context: BTreeMap<String, usize>,
 }
 
-/// What can be left behind.
+/// Resources that can leak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Trace {
     charged: u64,
@@ -63,12 +63,12 @@ struct Trace {
     device_used: u64,
 }
 
-/// True if nothing is left of all that were planned.
+/// Returns true if all planned victims ran and nothing leaked.
 pub(crate) fn run(quick: bool) -> Result<(bool, Value)> {
     let witness = Witness::new()?;
     let gpu = cuda::uuids()?.into_iter().next().context("no GPU")?;
     let daemon = Daemon::start(&Config::cuda());
-    // What the daemon makes once and keeps is made now.
+    // The daemon creates its lasting resources now.
     kill_all(&daemon, plan(WARM_UP, SEED ^ 1))?;
     let before = settle(&daemon, &witness, &gpu, None)?;
     let sorts = if quick { QUICK } else { FULL };
@@ -115,25 +115,25 @@ fn plan(sorts: Plan, seed: u64) -> Vec<Victim> {
     for _ in 0..sorts.in_flight {
         victims.push(Victim { steps: None, after: Some(IN_FLIGHT), delay: random.below_ms(40) });
     }
-    // Each step but the last, and far less than the next one takes.
+    // Each step but the last, with a delay far shorter than the next step.
     for (after, within_ms) in STEPS_WITH_CONTEXT.into_iter().zip([300, 3, 10]).cycle().take(sorts.on_the_way)
     {
         victims.push(Victim { steps: None, after: Some(after), delay: random.below_ms(within_ms) });
     }
     for index in 0..sorts.without {
-        // One in four at any time, the others after a step, most of which have asked for memory.
+        // One in four dies at any time. The others die after a step, most of them after an allocation.
         let steps = if index % 4 == 0 { STEPS.len() } else { 1 + random.below_index(STEPS.len()) };
         let (after, within_ms) = if index % 4 == 0 { (None, 30) } else { (Some(STEPS[steps - 1]), 10) };
         victims.push(Victim { steps: Some(steps), after, delay: random.below_ms(within_ms) });
     }
-    // Mixed, so that all sorts run beside each other.
+    // Shuffled, so that all kinds run beside each other.
     for last in (1..victims.len()).rev() {
         victims.swap(last, random.below_index(last + 1));
     }
     victims
 }
 
-/// Starts and kills them, several at a time; how many had come to which step.
+/// Starts and kills victims, several at a time. Returns how many reached each step.
 fn kill_all(daemon: &Daemon, victims: Vec<Victim>) -> Result<Reached> {
     let started = Instant::now();
     let (left, reached) = (Mutex::new(victims), Mutex::new(Reached::default()));
@@ -156,7 +156,7 @@ fn kill_all(daemon: &Daemon, victims: Vec<Victim>) -> Result<Reached> {
     reached.into_inner().map_err(|_| anyhow!("a worker panicked"))
 }
 
-/// One life; the last step that it told of.
+/// Runs one victim and returns the last step that it reported.
 fn kill(daemon: &Daemon, victim: Victim) -> Result<String> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("victim").args(victim.steps.map(|steps| format!("--steps={steps}")));
@@ -190,7 +190,7 @@ impl Reached {
     }
 }
 
-/// What is there once nothing more goes away: the books empty, the device down to what it was.
+/// Returns the resources in use once they no longer fall: the ledger is empty, the device back at its former use.
 fn settle(daemon: &Daemon, witness: &Witness, gpu: &str, before: Option<Trace>) -> Result<Trace> {
     until("all sessions are gone and nothing is charged", || {
         let books = daemon.books();
@@ -200,7 +200,7 @@ fn settle(daemon: &Daemon, witness: &Witness, gpu: &str, before: Option<Trace>) 
         Some(before) => witness.used_once_down_to(gpu, before.device_used)?,
         None => at_rest(witness, gpu)?,
     };
-    // Connections end a moment after their sessions.
+    // A connection ends a moment after its session.
     let most = before.map_or(0, |before| before.daemon_fds);
     let end = Instant::now() + Duration::from_secs(5);
     let mut daemon_fds = fd_count(daemon.pid());
@@ -212,7 +212,7 @@ fn settle(daemon: &Daemon, witness: &Witness, gpu: &str, before: Option<Trace>) 
     Ok(Trace { charged: books.held() + books.unreturned(), daemon_fds, device_used })
 }
 
-/// The lowest that the device comes to once it has stayed so for a while.
+/// Returns the device's lowest use once it has been stable for a while.
 fn at_rest(witness: &Witness, gpu: &str) -> Result<u64> {
     let mut lowest = witness.used(gpu)?;
     let mut since = Instant::now();

@@ -1,12 +1,12 @@
-//! What the daemon's log tells of time: when a batch was decoded, and when each packet of descriptors was handed to
-//! the socket. Only the daemon knows either; both are events at the level `debug`, stamped in microseconds.
+//! Times from the daemon's log: when a batch was decoded, and when each packet of descriptors was handed to the socket. Only the daemon
+//! knows them. Both are events at the level `debug`, stamped in microseconds.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-/// From the last batch decoded in this piece of a log to the last packet sent after it.
+/// Returns the time from the last decoded batch in this piece of a log to the last packet sent after it.
 pub(crate) fn batch_to_last_packet(log: &str) -> Result<Duration> {
     let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let (mut decoded, mut sent) = (None, None);
@@ -20,13 +20,13 @@ pub(crate) fn batch_to_last_packet(log: &str) -> Result<Duration> {
     }
     let decoded = decoded.context("the log tells of no batch")?;
     let sent = sent.context("the log tells of no packet after the batch")?;
-    // Over midnight the clock begins again.
+    // At midnight the clock starts again.
     Ok(Duration::from_micros((sent + MICROS_A_DAY - decoded) % MICROS_A_DAY))
 }
 
 const MICROS_A_DAY: u64 = 24 * 3600 * 1_000_000;
 
-/// Of `2026-11-20T12:34:56.123456Z`.
+/// Parses the time of day of `2026-11-20T12:34:56.123456Z`.
 fn micros_of_day(timestamp: &str) -> Option<u64> {
     let (_, time) = timestamp.trim_end_matches('Z').split_once('T')?;
     let (whole, fraction) = time.split_once('.').unwrap_or((time, "0"));

@@ -1,5 +1,4 @@
-//! Pairs of timings, ours and the bare one in the same run, taken in turns: on a shared machine only ratios mean
-//! something.
+//! Pairs of timings, ours and the bare one in turns in the same run. On a shared machine only ratios are meaningful.
 
 use std::time::Duration;
 
@@ -15,16 +14,16 @@ pub(crate) struct Measure {
     target: Option<f64>,
     ours: Vec<Duration>,
     bare: Vec<Duration>,
-    /// What else each round has told, by name.
+    /// Further figures of each round, by name.
     beside: Map<String, Value>,
 }
 
-/// What one round of ours says beside its time.
+/// The further figures of one round of ours.
 pub(crate) type Beside = Vec<(&'static str, Duration)>;
 
 impl Measure {
-    /// Takes `pairs` of them; who goes first changes from pair to pair. A peer has no target. That each side leaves the device as it
-    /// found it is the caller's business: also that the driver is not at work on what one of them gave back.
+    /// Takes `pairs` pairs, in which the sides swap the first place. A peer has no target. The caller ensures that each side leaves the
+    /// device as it found it, and that the driver does not still clear memory that one of them released.
     pub(crate) fn take(
         target: impl Into<Option<f64>>,
         pairs: usize,
@@ -43,7 +42,7 @@ impl Measure {
         Ok(measure)
     }
 
-    /// Takes several timings in each round, each with a target of its own.
+    /// Takes several timings in each round, each with its own target.
     pub(crate) fn take_each<const N: usize>(
         targets: [f64; N],
         pairs: usize,
@@ -64,7 +63,7 @@ impl Measure {
         Self { target, ours: Vec::new(), bare: Vec::new(), beside: Map::new() }
     }
 
-    /// The ratios in rising order.
+    /// Returns the ratios in ascending order.
     fn ratios(&self) -> Vec<f64> {
         let pairs = self.ours.iter().zip(&self.bare);
         let mut ratios: Vec<f64> =
@@ -77,7 +76,7 @@ impl Measure {
         median(&self.ratios())
     }
 
-    /// By how many milliseconds ours is slower: the median of the pairs.
+    /// Returns by how many milliseconds ours is slower: the median of the pairs.
     pub(crate) fn median_difference_ms(&self) -> f64 {
         let pairs = self.ours.iter().zip(&self.bare);
         let mut differences: Vec<f64> =
@@ -114,7 +113,7 @@ impl Measure {
         })
     }
 
-    /// The same where each round has moved so many bytes, with the speed of both sides.
+    /// Reports the same for rounds that moved `bytes`, with the speed of both sides.
     pub(crate) fn json_of(&self, bytes: usize) -> Value {
         let speed = |times: &[Duration]| json!(bytes as f64 / 1e6 / median_ms(times));
         let mut json = self.json();
@@ -125,7 +124,7 @@ impl Measure {
     }
 }
 
-/// Both sides of each pair, without those of the warm-up.
+/// Both sides of each pair, without the warm-up.
 fn in_turns<A, B>(
     pairs: usize,
     ours: &mut impl FnMut() -> Result<A>,
@@ -157,7 +156,7 @@ pub(crate) fn median_ms(times: &[Duration]) -> f64 {
     median(&times)
 }
 
-/// Of values in rising order.
+/// Returns the median of values in ascending order.
 fn median(sorted: &[f64]) -> f64 {
     match sorted.len() {
         0 => 0.0,

@@ -1,4 +1,4 @@
-//! What the daemon costs, and whether anything is left behind.
+//! The benchmarks: the daemon's cost, and leaks.
 
 mod acker;
 mod copies;

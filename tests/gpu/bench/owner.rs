@@ -24,10 +24,10 @@ use rustix::net::{
 
 use crate::cuda::Gpu;
 
-/// The kernel's own limit for one packet is 253.
+/// Descriptors in a packet. The kernel's limit is 253.
 const FDS_MAX: usize = 128;
 
-/// The owner as its client sees it. Ends with its socket.
+/// The client's side of the owner, which ends with its socket.
 #[derive(Debug)]
 pub(crate) struct Owner {
     socket: OwnedFd,
@@ -66,18 +66,18 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // Harmless where it has ended.
+        // Harmless if the process has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The owner's own side; its socket is its standard input.
+/// Runs the owner's side. Its socket is its standard input.
 pub(crate) fn run(uuid: &str) -> Result<()> {
     let stdin = io::stdin();
     let socket = stdin.as_fd();
     let gpu = Gpu::open(Some(uuid))?;
-    // The first export of a process costs thirty times the next: a daemon keeps one open, and so does the bare side.
+    // The first export of a process costs thirty times as much as the next. A daemon keeps one open, and so does the bare side.
     let sentinel = gpu.create(2 << 20)?;
     let _exported = sentinel.export()?;
     send(socket, b"r", &[])?;
@@ -111,7 +111,7 @@ fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[OwnedFd]) -> Result<()> {
     Ok(())
 }
 
-/// Nothing if the other side has left.
+/// Receives a request. Returns `None` if the other side has closed.
 fn receive(socket: BorrowedFd<'_>) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut bytes = [0; 64];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];

@@ -1,5 +1,5 @@
-//! What a plain program does: copies between `cuMemAlloc` blocks and memory of `cuMemHostAlloc`, waited for once, at their
-//! end; and memory in extents with descriptors, given back.
+//! A plain program: copies between `cuMemAlloc` blocks and memory of `cuMemHostAlloc`, waited for once at their end, and the release of
+//! extents with descriptors.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::cuda::{Extent, Gpu, Pinned};
 
-/// As many bytes in each direction.
+/// Buffers for as many bytes in each direction.
 #[derive(Debug)]
 pub(crate) struct Plain<'a> {
     gpu: &'a Gpu,
@@ -15,14 +15,14 @@ pub(crate) struct Plain<'a> {
     other: u64,
     out: Pinned,
     back: Pinned,
-    /// One piece alone.
+    /// A single piece.
     single: Pinned,
     pieces: usize,
     piece: usize,
 }
 
 impl<'a> Plain<'a> {
-    /// So many pieces each way, each of which is a copy of its own. The content is random.
+    /// Creates buffers of `pieces` pieces for each direction, with random content. Each piece is a copy of its own.
     pub(crate) fn new(gpu: &'a Gpu, pieces: usize, piece: usize) -> Result<Self> {
         let size = pieces * piece;
         let (device, other) = (gpu.alloc(size)?, gpu.alloc(size)?);
@@ -37,7 +37,7 @@ impl<'a> Plain<'a> {
         Ok(plain)
     }
 
-    /// Everything out of the device, or to it, or both at once on two streams.
+    /// Copies everything out of the device, to it, or in both directions at once on two streams.
     pub(crate) fn copy(&mut self, out: bool, back: bool) -> Result<Duration> {
         let started = Instant::now();
         if out {
@@ -50,7 +50,7 @@ impl<'a> Plain<'a> {
         Ok(started.elapsed())
     }
 
-    /// One piece to the device.
+    /// Copies one piece to the device.
     pub(crate) fn piece_in(&self) -> Result<Duration> {
         let started = Instant::now();
         self.gpu.begin_in(&self.single, self.other, self.piece)?;
@@ -58,7 +58,7 @@ impl<'a> Plain<'a> {
         Ok(started.elapsed())
     }
 
-    /// As many pieces, each an extent of its own with a descriptor, until the driver has back all of them.
+    /// Releases as many pieces, each an extent with a descriptor, until the driver has all of them back.
     pub(crate) fn give_back(&self) -> Result<Duration> {
         let extents: Vec<Extent> =
             (0..self.pieces).map(|_| self.gpu.create(self.piece)).collect::<Result<_>>()?;
@@ -75,7 +75,7 @@ impl<'a> Plain<'a> {
 
 impl Drop for Plain<'_> {
     fn drop(&mut self) {
-        // Fails only in a context that is dead.
+        // This fails only in a dead context.
         let _ = self.gpu.free(self.device);
         let _ = self.gpu.free(self.other);
     }

@@ -1,8 +1,7 @@
-//! A process that allocates 64 MiB and waits to be killed. It prints each step that it has come to, so that whoever
-//! kills it knows how far it was.
+//! A process that allocates 64 MiB and waits to be killed. It prints each step that it reaches, so that its parent knows how far it was.
 //!
-//! Without a context it speaks the protocol itself, and stops before any step it is told. With one it goes by way of
-//! the SDK, and has a kernel writing to its mapping in the end.
+//! Without a context it speaks the protocol itself, and stops before a given step. With a context it uses the SDK, and finally has a kernel
+//! that writes to its mapping.
 
 use std::{
     io::{self, Write as _},
@@ -17,18 +16,18 @@ use vramd_tests::{RawSession, channel::Packet, spec};
 use crate::cuda::Gpu;
 
 pub(super) const SIZE: u64 = 64 << 20;
-/// The steps of one without a context.
+/// The steps of a victim without a context.
 pub(super) const STEPS: [&str; 5] = ["open", "asked", "answered", "received", "acknowledged"];
-/// The steps of one with a context.
+/// The steps of a victim with a context.
 pub(super) const STEPS_WITH_CONTEXT: [&str; 4] = ["open", "context", "mapped", IN_FLIGHT];
 pub(super) const IN_FLIGHT: &str = "in flight";
 
-/// Longer than anything may take, and bounded: whoever is to kill it may be gone.
+/// How long the victim lives at most, since its parent may be gone. Longer than any step may take.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Far longer than it takes to kill it.
+/// How long the kernel runs: far longer than a kill takes.
 const KERNEL_NANOSECONDS: u64 = 20_000_000_000;
 
-/// `steps` is how many it does without a context; with one it does all.
+/// Runs the victim. `steps` is the number of steps without a context; with one it takes all.
 pub(crate) fn run(steps: Option<usize>) -> Result<()> {
     match steps {
         Some(steps) => by_protocol(steps),
@@ -38,7 +37,7 @@ pub(crate) fn run(steps: Option<usize>) -> Result<()> {
 
 fn by_protocol(steps: usize) -> Result<()> {
     let mut left = steps;
-    // True if there is another step to do.
+    // Returns true if there is another step.
     let mut done = |step: &str| -> Result<bool> {
         say(step)?;
         left = left.saturating_sub(1);
@@ -64,7 +63,7 @@ fn by_protocol(steps: usize) -> Result<()> {
         session.channel.send(client_frame::Frame::Mapped(Mapped { parts }))?;
         done(STEPS[4])?;
     }
-    // Whatever it says, it keeps the descriptors.
+    // The victim keeps the descriptors whatever it answers.
     wait()?;
     drop(fds);
     Ok(())
@@ -89,8 +88,8 @@ fn say(step: &str) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Until it is killed, or nobody is there any more to do so.
+/// Waits to be killed, or until its parent is gone.
 fn wait() -> Result<()> {
     io::copy(&mut io::stdin().lock(), &mut io::sink()).map(drop)?;
-    bail!("nobody killed it")
+    bail!("the parent did not kill it")
 }

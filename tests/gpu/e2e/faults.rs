@@ -60,7 +60,7 @@ pub(super) fn an_illegal_address(_: &World) -> Value {
     // Its process lives, so its mappings stay charged until it ends.
     assert_eq!(daemon.books().held(), 3 * SIZE);
     bad.kill();
-    until("what the dead one held is back", || daemon.books().held() == 2 * SIZE);
+    until("the dead client's memory is returned", || daemon.books().held() == 2 * SIZE);
     good.ask("free");
     new.ask("free");
     [good, new].into_iter().for_each(Actor::leave);

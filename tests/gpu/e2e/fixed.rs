@@ -29,7 +29,7 @@ pub(super) fn inside_a_tenant(world: &World) -> Value {
     });
     let figures = world.figures();
     owner.ask("free");
-    assert_eq!(daemon.books().held(), SIZE, "charged as long as somebody has it open");
+    assert_eq!(daemon.books().held(), SIZE, "charged while a process has it open");
     assert_eq!(colleague.number("sum", "sum"), content::sum(6, SIZE), "and it stays");
     colleague.ask("drop");
     until("it is freed with its last user", || daemon.books().held() == 0);

@@ -22,7 +22,7 @@ pub(super) fn taken_from_outside(world: &World) -> Value {
     assert_eq!(at_once.reason, Reason::DeviceFull.name(), "{at_once:?}");
     until("the daemon sees what is taken", || daemon.books().unbrokered() >= taken);
     // Extents that were created before the driver ran out stay charged until they are returned.
-    until("what was undone is back", || daemon.books().held() == 0);
+    until("the undone extents are returned", || daemon.books().held() == 0);
     let books = daemon.books();
     assert!(books.devices[0].capacity_bytes < leave, "{:?}", books.devices[0]);
     let later = client.refused(&format!("allocate {too_much}"));

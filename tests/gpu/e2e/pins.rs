@@ -88,7 +88,7 @@ pub(super) fn unpinned_after_a_stream(_: &World) -> Value {
     // The capture is open, so the pin stands.
     client.ask("replay");
     let sum = client.number("sum", "sum");
-    assert_eq!(sum, content::sum(2, 64 * MIB), "what was captured runs");
+    assert_eq!(sum, content::sum(2, 64 * MIB), "the captured graph runs");
     client.ask("unpin");
     evict(&daemon, id);
     client.ask("free");

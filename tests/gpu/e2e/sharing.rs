@@ -53,7 +53,7 @@ pub(super) fn three_processes(world: &World) -> Value {
     assert_eq!(books.held(), CHARGED, "charged once, to its owner");
     let charged_by_nvml = world.witness.of_process(world.gpu(), daemon.pid()).expect("NVML answers");
     if let Some(bytes) = charged_by_nvml {
-        assert!(bytes >= CHARGED, "NVML charges the daemon {bytes}, who holds {CHARGED}");
+        assert!(bytes >= CHARGED, "NVML charges the daemon {bytes}, whose tenants are charged {CHARGED}");
     }
     let of_client = |actor: &Actor| world.witness.of_process(world.gpu(), actor.pid()).expect("NVML answers");
     let seen = json!({

@@ -75,7 +75,7 @@ pub(super) fn shares_a_model(world: &World) -> Value {
         ended.push(reader.stage());
         reader.ends_well();
     }
-    assert_eq!(daemon.books().held(), MODEL_SIZE, "what is persistent stays");
+    assert_eq!(daemon.books().held(), MODEL_SIZE, "persistent memory stays");
     let freed =
         daemon.vramctl().args(["alloc", "free", &sealed["id"].to_string()]).output().expect("vramctl starts");
     assert!(freed.status.success(), "{}", String::from_utf8_lossy(&freed.stderr));

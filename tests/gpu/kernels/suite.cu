@@ -1,4 +1,4 @@
-// What the GPU suite computes on mapped memory. `suite.ptx` beside it is this file for ISA 7.8, so that drivers from
+// The kernels of the GPU suite, which compute on mapped memory. `suite.ptx` beside it is this file for ISA 7.8, so that drivers from
 // CUDA 11.8 on take it; NVRTC 11.8 made it:  --gpu-architecture=compute_70 --std=c++17
 //
 // `content.rs` has the same `word` for the processor.

@@ -1,5 +1,5 @@
-//! What the driver's copies cost over plain ones of the same bytes, which go between a `cuMemAlloc` block and memory of
-//! `cuMemHostAlloc` and are waited for once, at their end.
+//! The cost of the driver's copies over plain ones of the same bytes, between a `cuMemAlloc` block and memory of `cuMemHostAlloc`, which are
+//! waited for once at their end.
 //!
 //! | | |
 //! |---|---|
@@ -41,7 +41,7 @@ const PAIRS_QUICK: usize = 7;
 const ONE_WAY: f64 = 1.0 / 0.97;
 const BOTH_WAYS: f64 = 1.0 / 0.93;
 
-/// True if every question was answered, whatever the answer, and every byte was where it should be.
+/// Returns true if every question has an answer, of any value, and every byte was where it should be.
 pub(crate) fn run(quick: bool, save: impl Fn(&Value) -> Result<()>) -> Result<bool> {
     let limit = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit })?;
@@ -85,17 +85,17 @@ pub(crate) fn run(quick: bool, save: impl Fn(&Value) -> Result<()>) -> Result<bo
     Ok(good)
 }
 
-/// As many extents in each place.
+/// Extents on the device and in the host, as many in each.
 struct Ours {
     device: Place,
     other: Place,
     host: Vec<Part>,
     other_host: Vec<Part>,
-    /// Last: it owns what the others map.
+    /// Declared last, because it owns the memory that the others map.
     mover: Mover,
 }
 
-/// Extents of the device, mapped here one after the other so that kernels write and sum them.
+/// Extents of the device, mapped here in sequence so that kernels write and sum them.
 struct Place {
     span: Span,
     _imported: Vec<Extent>,
@@ -117,7 +117,7 @@ impl Place {
         (self.parts.len() * PART) as u64
     }
 
-    /// Fills it; what its sum is then.
+    /// Fills the memory and returns its sum.
     fn fill(&self, gpu: &Gpu, seed: u64) -> Result<u64> {
         gpu.fill(self.span.address(), self.bytes(), seed)?;
         self.sum(gpu)
@@ -158,7 +158,7 @@ fn out(gpu: &Gpu, ours: &mut Ours, plain: &mut Plain<'_>, rounds: usize) -> Resu
     let there = pairs(&ours.device.parts, &ours.host);
     let measure = Measure::take(ONE_WAY, rounds, || ours.copy(&there, &[]), || plain.copy(true, false))?;
     ours.copy(&pairs(&ours.host, &ours.other.parts), &[])?;
-    ensure!(ours.other.sum(gpu)? == expected, "what came back is not what went out");
+    ensure!(ours.other.sum(gpu)? == expected, "the bytes that came back differ from those that went out");
     Ok(measure)
 }
 
@@ -167,7 +167,7 @@ fn back(gpu: &Gpu, ours: &mut Ours, plain: &mut Plain<'_>, rounds: usize) -> Res
     ours.copy(&pairs(&ours.device.parts, &ours.host), &[])?;
     let here = pairs(&ours.host, &ours.other.parts);
     let measure = Measure::take(ONE_WAY, rounds, || ours.copy(&here, &[]), || plain.copy(false, true))?;
-    ensure!(ours.other.sum(gpu)? == expected, "what came in is not what went out");
+    ensure!(ours.other.sum(gpu)? == expected, "the bytes that arrived differ from those that left");
     Ok(measure)
 }
 
@@ -177,17 +177,16 @@ fn both(gpu: &Gpu, ours: &mut Ours, plain: &mut Plain<'_>, rounds: usize) -> Res
     let going = ours.device.fill(gpu, 4)?;
     let out = pairs(&ours.device.parts, &ours.host);
     let back = pairs(&ours.other_host, &ours.other.parts);
-    // In turns, as they would be asked for.
+    // In turns, in the order of real requests.
     let all: Vec<_> = out.into_iter().zip(back).flat_map(|(out, back)| [out, back]).collect();
     let measure = Measure::take(BOTH_WAYS, rounds, || ours.copy(&all, &[]), || plain.copy(true, true))?;
-    ensure!(ours.other.sum(gpu)? == coming, "what came in is not what it was");
+    ensure!(ours.other.sum(gpu)? == coming, "the bytes that arrived are not the original ones");
     ours.copy(&pairs(&ours.host, &ours.other.parts), &[])?;
-    ensure!(ours.other.sum(gpu)? == going, "what went out is not what it was");
+    ensure!(ours.other.sum(gpu)? == going, "the bytes that left are not the original ones");
     Ok(measure)
 }
 
-/// What is in the host takes the place of what is on the device, and what was there goes to the host: the two sets of
-/// the host change their parts with each round.
+/// Exchanges the contents of device and host. The two sets of the host change their parts with each round.
 fn exchange(gpu: &Gpu, ours: &mut Ours, plain: &mut Plain<'_>, rounds: usize) -> Result<Measure> {
     let first = ours.device.fill(gpu, 5)?;
     ours.copy(&pairs(&ours.device.parts, &ours.other_host), &[])?;
@@ -203,9 +202,9 @@ fn exchange(gpu: &Gpu, ours: &mut Ours, plain: &mut Plain<'_>, rounds: usize) ->
     };
     let measure = Measure::take(BOTH_WAYS, rounds, || swap(ours), || plain.copy(true, true))?;
     let (here, there) = if resident_is_first { (first, second) } else { (second, first) };
-    ensure!(ours.device.sum(gpu)? == here, "what is on the device is not what was in the host");
+    ensure!(ours.device.sum(gpu)? == here, "the device does not have the host's bytes");
     ours.copy(&pairs(&ours.other_host, &ours.device.parts), &[])?;
-    ensure!(ours.device.sum(gpu)? == there, "what is in the host is not what was on the device");
+    ensure!(ours.device.sum(gpu)? == there, "the host does not have the device's bytes");
     Ok(measure)
 }
 

@@ -27,7 +27,7 @@ pub(super) struct Mover {
     last: u64,
 }
 
-/// A piece of memory that copies go to and from.
+/// A piece of memory that copies read and write.
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) extent: ExtentId,
@@ -35,7 +35,7 @@ pub(super) struct Part {
 }
 
 impl Mover {
-    /// On that device alone.
+    /// Opens the driver on that device only.
     pub(super) fn open(uuid: &str) -> Result<Self> {
         let library = env::var_os("VRAMD_LIBCUDA").map(PathBuf::from);
         let probed = cuda::probe(CudaConfig { library, ..CudaConfig::default() })?;
@@ -45,7 +45,7 @@ impl Mover {
         Ok(Self { driver, completions, last: 0 })
     }
 
-    /// What memory of the host is made of.
+    /// Returns the kind of host memory.
     pub(super) fn host(&self) -> String {
         self.driver.facts().host.to_string()
     }
@@ -81,7 +81,7 @@ impl Mover {
             .collect()
     }
 
-    /// Copies each of these pairs, and then those of `after` by the pair with whose end each may begin.
+    /// Copies each of these pairs. A pair of `after` begins when the pair that it names has ended.
     pub(super) fn copy(
         &mut self,
         pairs: &[(ExtentId, ExtentId)],

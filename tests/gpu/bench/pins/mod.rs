@@ -1,5 +1,5 @@
-//! What it costs to take memory out of a process and to bring it back, and whether programs that pin bear it:
-//! `docs/benchmarks/pins/README.md` says what is timed.
+//! The cost of revoking memory and pinning it again, and whether programs that pin survive it. `docs/benchmarks/pins/README.md` says what is
+//! timed.
 
 mod pinner;
 mod revocations;
@@ -23,7 +23,7 @@ pub(crate) use pinner::run as pinner;
 const PAIRS: usize = 15;
 const PAIRS_QUICK: usize = 7;
 
-/// True if every question was answered, and no program that pins came to harm. The report is saved after each.
+/// Returns true if every question has an answer, and no program that pins was harmed. The report is saved after each.
 pub(crate) fn run(quick: bool, save: impl Fn(&Value) -> Result<()>) -> Result<bool> {
     let limit = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit })?;
@@ -57,7 +57,7 @@ fn revoke_ratio(daemon: &Daemon, quick: bool, report: &mut Value) -> Result<()> 
     Ok(())
 }
 
-/// What `bench-rpc pins` finds on this machine, for which it needs no GPU.
+/// Runs `bench-rpc pins` on this machine, which needs no GPU.
 fn pin_unpin(_: &Daemon, quick: bool, report: &mut Value) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("pins.json");

@@ -1,6 +1,5 @@
-//! A process that pins at full rate: pins an allocation, has kernels read and write all of it, unpins, and goes on with the
-//! next. It looks at each content that it wrote before. A line says which allocations it has; the last one, once its input
-//! has ended, what it has seen.
+//! A process that pins at full rate: it pins an allocation, has kernels read and write all of it, unpins, and goes on with the next. It
+//! checks each content that it wrote before. Its first line names its allocations. Once its input has ended, the last line has its results.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -22,7 +21,7 @@ pub(super) const PARTS: u64 = 64;
 pub(super) const PART: u64 = 2 << 20;
 const SIZE: u64 = PARTS * PART;
 
-/// What may lie in an allocation.
+/// The content of an allocation.
 #[derive(Clone, Copy, Debug)]
 struct Content {
     seed: u64,
@@ -32,7 +31,7 @@ struct Content {
 struct Pinner {
     gpu: Gpu,
     contents: [Content; 2],
-    /// Each with what was written to it last.
+    /// The allocations with their last content.
     memory: Vec<(Allocation, usize)>,
     pins: u64,
 }
@@ -53,7 +52,7 @@ pub(crate) fn run() -> Result<()> {
     thread::spawn({
         let over = Arc::clone(&over);
         move || {
-            // Its end is all that counts, however it comes.
+            // Only the end of the input matters, not how it comes.
             let _ = io::stdin().read_to_end(&mut Vec::new());
             over.store(true, Ordering::Release);
         }
@@ -61,7 +60,7 @@ pub(crate) fn run() -> Result<()> {
     while !over.load(Ordering::Acquire) {
         pinner.round()?;
     }
-    // All of it once more, whatever was taken away last.
+    // Checks everything once more, also memory that was just revoked.
     pinner.round()?;
     writeln!(io::stdout(), "{}", json!({ "pins": pinner.pins, "bytes": SIZE * ALLOCATIONS as u64 }))?;
     Ok(())
@@ -76,7 +75,7 @@ impl Pinner {
         Ok(memory)
     }
 
-    /// Each allocation once.
+    /// Pins and checks each allocation once.
     fn round(&mut self) -> Result<()> {
         for (memory, has) in &mut self.memory {
             let pinned = memory.pin(Access::Write)?;

@@ -1,4 +1,4 @@
-//! Two processes that pin at full rate, and an operator who takes away what they pin until it was often enough.
+//! Two processes that pin at full rate, and an operator that revokes their memory a given number of times.
 
 use std::{
     env,
@@ -24,18 +24,18 @@ const PROCESSES: u64 = 2;
 const MAPPINGS: u64 = 100_000;
 const MAPPINGS_QUICK: u64 = 10_000;
 const BUDGET: Duration = Duration::from_secs(85);
-/// Each such call also wants what is pinned; the others leave that alone.
+/// Every call of this number is a fence and takes pinned memory too. The others leave pinned memory alone.
 const FENCE_EVERY: u64 = 4;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     calls: u64,
     fences: u64,
-    /// Mappings that stood before a call, and did not after it.
+    /// Mappings that existed before a call and not after it.
     revoked: u64,
     /// Parts that an eviction left alone.
     pinned: u64,
-    /// Mappings that a fence took away, of those above.
+    /// Of those, the mappings that a fence revoked.
     fenced: u64,
 }
 
@@ -43,7 +43,7 @@ pub(super) fn run(daemon: &Daemon, quick: bool, report: &mut Value) -> Result<()
     let each = if quick { MAPPINGS_QUICK } else { MAPPINGS } / PROCESSES;
     let mut pinners = (0..PROCESSES).map(|_| Pinner::start(&daemon.sockets())).collect::<Result<Vec<_>>>()?;
     let started = Instant::now();
-    // An operator for each process, so that neither waits for the other's kernels.
+    // Each process has an operator of its own, so that neither waits for the other's kernels.
     let counts = thread::scope(|scope| {
         let operators: Vec<_> = pinners
             .iter_mut()
@@ -108,7 +108,7 @@ impl Pinner {
         Ok(pinner)
     }
 
-    /// Takes its allocations away in turn until so many mappings are revoked.
+    /// Revokes its allocations in turn until enough mappings are revoked.
     fn revoke(&mut self, sockets: &Path, mappings: u64, started: Instant) -> Result<Counts> {
         let admin = AdminClient::new(sockets)?;
         let mut counts = Counts::default();
@@ -141,13 +141,13 @@ impl Pinner {
 
 impl Drop for Pinner {
     fn drop(&mut self) {
-        // Harmless where it has ended.
+        // Harmless if the process has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// One call. What was mapped before it and is not after it was revoked: nothing else unmaps.
+/// Makes one call. A mapping from before it that is gone after it was revoked, since nothing else unmaps.
 fn one(admin: &AdminClient, id: u64, counts: &mut Counts) -> Result<()> {
     let target = Some(show_allocation_request::Target::AllocationId(id));
     let before = admin.show_allocation(ShowAllocationRequest { target })?.parts;

@@ -1,5 +1,4 @@
-//! 64 parts of 256 MiB, unmapped by the operator's word and mapped again by a pin, beside bare calls of the driver that do
-//! the same with as many parts.
+//! 64 parts of 256 MiB, revoked by an operator and mapped again by a pin, beside bare driver calls that do the same.
 
 use std::{os::fd::AsFd as _, thread, time::Duration, time::Instant};
 
@@ -16,7 +15,7 @@ use crate::{
 const COUNT: usize = 64;
 const PART: usize = 256 << 20;
 const TARGET: f64 = 1.5;
-/// The daemon hears that parts are mapped after whoever waits for them; before that they are not to be had.
+/// The rest between rounds. The daemon receives `Mapped` after the client has gone on, and cannot evict the parts before.
 const SETTLE: Duration = Duration::from_millis(20);
 
 pub(super) fn run(daemon: &Daemon, gpu: &Gpu, pairs: usize) -> Result<Measure> {
@@ -43,7 +42,7 @@ pub(super) fn run(daemon: &Daemon, gpu: &Gpu, pairs: usize) -> Result<Measure> {
         Ok((took, vec![("revoke", revoked), ("pin", took.saturating_sub(revoked))]))
     };
 
-    // As many parts of the same daemon, with descriptors of their own.
+    // Parts of the same daemon, as many and with their own descriptors.
     let raw = Client::builder().socket_dir(daemon.sockets()).connect_raw()?;
     let handed = raw.allocate(request())?;
     let import = |part: &RawPart| -> Result<Extent> {

@@ -1,4 +1,4 @@
-//! The bare side: as many bytes copied or given back, without a daemon.
+//! The bare side: as many bytes copied or released, without a daemon.
 
 use std::{
     thread,
@@ -10,13 +10,13 @@ use anyhow::Result;
 use crate::bench::plain::Plain;
 
 pub(super) trait Bare {
-    /// Everything out of the device, or in, or both at once.
+    /// Copies everything out of the device, in, or both at once.
     fn copy(&mut self, out: bool, back: bool) -> Result<Duration>;
 
-    /// One part in.
+    /// Copies one part in.
     fn part_in(&mut self) -> Result<Duration>;
 
-    /// As many bytes, in as many extents, unmapped and given back to the driver.
+    /// Unmaps and releases as many bytes in as many extents.
     fn give_back(&mut self) -> Result<Duration>;
 }
 
@@ -34,7 +34,7 @@ impl Bare for Plain<'_> {
     }
 }
 
-/// Where there is no GPU: memory of this process.
+/// Copies in memory of this process, on machines without a GPU.
 pub(super) struct InMemory {
     device: Vec<u8>,
     other: Vec<u8>,

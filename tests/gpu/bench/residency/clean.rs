@@ -1,4 +1,4 @@
-//! Memory that was only read since it came in leaves again.
+//! Memory that was only read since its fetch leaves again.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub(super) fn ask(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer> {
     let (mut holder, earlier) = (Holder::start(scene, None)?, Left::of(&scene.daemon));
     holder.fill()?;
     scene.operator.move_all(holder.memory(), Tier::Host)?;
-    // What has just been copied may not be counted yet.
+    // The daemon may not have counted the last copy yet.
     let copied = earlier.copied + scene.parts as u64;
     soon("the first way out is counted", || Left::of(&scene.daemon).copied >= copied)?;
     let before = Left::of(&scene.daemon);

@@ -1,4 +1,4 @@
-//! Two clients change places: what one holds leaves the device while what the other holds comes.
+//! Two clients change places: one's memory leaves the device while the other's arrives.
 
 use std::{cell::RefCell, mem, thread, time::Duration};
 
@@ -26,7 +26,7 @@ pub(super) fn inside(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer> {
     Ok(Answer::ratio("duplex", &measure, 2 * scene.bytes()))
 }
 
-/// Each of another tenant.
+/// Runs with clients of two tenants.
 pub(super) fn across(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer> {
     if !is_root() {
         return Ok(Answer::absent("duplex_across", "only root can have a client of another user"));
@@ -35,8 +35,8 @@ pub(super) fn across(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer> {
     Ok(Answer::ratio("duplex_across", &measure, 2 * scene.bytes()))
 }
 
-/// The tenant may have as much on the device as one client holds, and two parts: what comes waits, in the same room, for what
-/// leaves. The client pins it, since an operator's command does not wait for room.
+/// Runs with a limit of one client's memory and two parts: arriving parts wait for the room of leaving ones. The client pins its memory,
+/// since an operator's command does not wait for room.
 pub(super) fn within_limit(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer> {
     let mut exchange = Exchange::ready(scene, None)?;
     let limit = scene.bytes() + 2 * scene.part;
@@ -49,7 +49,7 @@ pub(super) fn within_limit(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer>
         Ok((took, vec![]))
     };
     let measure = Measure::take(INSIDE, scene.pairs, ours, || bare.borrow_mut().copy(true, true));
-    // For the questions after it too, however it went.
+    // The limit is restored in any case, for the questions after this one.
     scene.daemon.set_quota(TENANT, "0", "100%");
     let measure = measure?;
     exchange.end()?;
@@ -71,15 +71,15 @@ fn measure(scene: &Scene, bare: &mut dyn Bare, target: f64, uid: Option<u32>) ->
     Ok(measure)
 }
 
-/// The bare side is to find the device as ours did. What has left it goes back to the driver, which clears it and slows whatever is
-/// copied meanwhile: that is waited for as far as it can be seen, and a copy that nobody times takes the rest.
+/// Leaves the device to the bare side as ours found it. The driver clears released memory, which slows every copy beside it. This waits for
+/// the visible part of that, and an untimed copy absorbs the rest.
 fn calm_down(scene: &Scene, bare: &mut dyn Bare) -> Result<()> {
     scene.operator.until_held(scene.bytes())?;
     bare.copy(true, true).map(drop)
 }
 
 impl Exchange {
-    /// One client's memory is on the device, the other's, who is that user, in the host.
+    /// Starts two clients, one with its memory on the device. The other runs as that user, with its memory in the host.
     pub(super) fn ready(scene: &Scene, uid: Option<u32>) -> Result<Self> {
         let mut exchange = Self { resident: Holder::start(scene, None)?, absent: Holder::start(scene, uid)? };
         exchange.resident.fill()?;
@@ -94,7 +94,7 @@ impl Exchange {
         Ok(took)
     }
 
-    /// The same where what is absent is pinned. Both begin at once, and the later end counts.
+    /// Changes places by a pin of the absent memory. Both calls begin at once, and the later end counts.
     fn swap_by_pin(&mut self, scene: &Scene) -> Result<Duration> {
         scene.operator.settle()?;
         let Self { resident, absent } = self;
@@ -107,7 +107,7 @@ impl Exchange {
         Ok(left?.max(pinned?))
     }
 
-    /// Looks at all of both once more.
+    /// Checks all memory of both clients once more.
     pub(super) fn end(mut self) -> Result<()> {
         self.resident.check()?;
         self.absent.check()?;

@@ -1,8 +1,7 @@
-//! What it costs to move what clients hold, by a daemon and its clients as they are used: `docs/benchmarks/residency/README.md`
-//! says what is timed.
+//! The cost of moving clients' memory, with a real daemon and real clients. `docs/benchmarks/residency/README.md` says what is timed.
 //!
-//! On the simulated driver the same questions are asked of a few MiB, so that a machine without a GPU shows that they can be
-//! answered; its figures mean nothing.
+//! On the simulated driver the same questions are asked of a few MiB, which shows on any machine that they can be answered. Those figures
+//! mean nothing.
 
 mod bare;
 mod clean;
@@ -38,7 +37,7 @@ const QUESTIONS: [(&str, Question); 9] = [
     ("evict_clean", clean::ask),
 ];
 
-/// Asks these, or all if there are none. True if every question was answered, whatever the answer, and every byte was where it
+/// Asks these questions, or all if none is named. Returns true if every question has an answer, of any value, and every byte was where it
 /// should be.
 pub(crate) fn run(
     driver: Driver,
@@ -64,7 +63,7 @@ pub(crate) fn run(
             let mut plain = Plain::new(&gpu, scene.parts, scene.part)?;
             let good = ask_all(&scene, asked, &mut plain, &mut report, &save)?;
             let (parts, part, pairs) = (scene.parts, scene.part, scene.pairs);
-            // What it holds is the peers' from now on.
+            // The peers need its memory from now on.
             drop(scene);
             if !asked.is_empty() {
                 return Ok(good);

@@ -1,5 +1,5 @@
-//! A process that has nothing to do with the daemon, and computes: one command a line, `KIND MILLISECONDS`, and for each a line
-//! with the mean time of a batch of kernels.
+//! An unrelated process that computes. It reads one command a line, `KIND MILLISECONDS`, and answers each with the mean time of a batch of
+//! kernels.
 
 use std::{
     io::{self, Write as _},
@@ -11,13 +11,13 @@ use serde_json::json;
 
 use crate::{bench::Driver, content, cuda::Gpu};
 
-/// Memory of this process that kernels write and read, and how often in a batch.
+/// The memory that kernels write and read, and how often in a batch.
 struct Work {
     bytes: u64,
     times: u64,
 }
 
-/// What `memory` does goes by the device's memory; what `cache` does stays in its cache, and so asks for arithmetic alone.
+/// The kinds of kernels. `memory` uses device memory. `cache` stays in the cache and needs arithmetic only.
 const KINDS: [(&str, Work); 2] =
     [("memory", Work { bytes: 2 << 30, times: 2 }), ("cache", Work { bytes: 32 << 20, times: 64 })];
 

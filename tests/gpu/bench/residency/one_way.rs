@@ -12,7 +12,7 @@ use crate::bench::{
 /// 97 % of a plain copy's speed.
 const ONE_WAY: f64 = 1.0 / 0.97;
 
-/// By an operator's command, to its answer.
+/// Times an eviction by an operator's command, to its answer.
 pub(super) fn out(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer> {
     let mut holder = Holder::start(scene, None)?;
     let ours = || {
@@ -27,7 +27,7 @@ pub(super) fn out(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer> {
     Ok(Answer::ratio("one_way_out", &measure, scene.bytes()))
 }
 
-/// The same back. The client maps it with its next pin, which is told beside.
+/// Times the fetch. The client maps the memory with its next pin, which is reported beside.
 pub(super) fn back(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer> {
     let mut holder = Holder::start(scene, None)?;
     let ours = || {
@@ -41,7 +41,7 @@ pub(super) fn back(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer> {
     Ok(Answer::ratio("one_way_in", &measure, scene.bytes()))
 }
 
-/// A pin of all of it brings it in and has it mapped: from the client's call to its return.
+/// Times a pin that fetches and maps all of it, from the client's call to its return.
 pub(super) fn by_pin(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer> {
     let mut holder = Holder::start(scene, None)?;
     let ours = || {

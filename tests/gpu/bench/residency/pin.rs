@@ -1,4 +1,4 @@
-//! A client pins one part that is in the host, while the device has room for it.
+//! A client pins one part in the host while the device has room for it.
 
 use anyhow::Result;
 use vramd_proto::v1::Tier;
@@ -20,7 +20,7 @@ pub(super) fn ask(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer> {
     let ours = || {
         let index = indexes.next().unwrap_or_default();
         scene.operator.move_parts(holder.memory(), &[index], Tier::Host)?;
-        // While the device clears what it got back, nothing arrives there at full speed.
+        // While the device clears released memory, no copy arrives at full speed.
         scene.operator.until_held(scene.bytes() - scene.part)?;
         Ok((holder.pin(index)?, vec![]))
     };

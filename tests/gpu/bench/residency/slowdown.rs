@@ -1,5 +1,5 @@
-//! Kernels of a process that has nothing to do with the daemon, alone and while two clients' memory changes places without a
-//! pause. And the same beside plain copies in both directions: what no mover of so many bytes can avoid.
+//! Kernels of an unrelated process, alone and while two clients' memory changes places without a pause. And the same beside plain copies in
+//! both directions, which no mover of as many bytes can avoid.
 
 use std::{
     cell::RefCell,
@@ -18,13 +18,13 @@ use crate::bench::{
     scene::{Answer, Driver, Scene},
 };
 
-/// Under 2 % slower.
+/// The target: less than 2 % slower.
 const TARGET: f64 = 1.02;
-/// That it computes at a time.
+/// How long the process computes at a time.
 const SPAN: Duration = Duration::from_millis(300);
 const SPAN_ON_SIM: Duration = Duration::from_millis(20);
 
-/// The slower of both kinds.
+/// Returns the slower of both kinds.
 pub(super) fn ask(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer> {
     let mut exchange = Exchange::ready(scene, None)?;
     let neighbour = RefCell::new(Neighbour::start(scene));
@@ -55,7 +55,7 @@ pub(super) fn ask(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer> {
     Ok(answer)
 }
 
-/// What that finds while memory moves, and how many GB/s went both ways in sum meanwhile.
+/// Measures the process while memory moves. Also returns the GB/s in both directions in sum.
 fn beside_moves(
     scene: &Scene,
     exchange: &mut Exchange,
@@ -80,7 +80,7 @@ fn beside_moves(
     Ok((seen?, bytes / 1e9 / moved?.as_secs_f64()))
 }
 
-/// What it finds while plain copies go both ways.
+/// Measures the process beside plain copies in both directions.
 fn beside_copies(bare: &mut dyn Bare, neighbour: &mut Neighbour, kind: &str) -> Result<Duration> {
     thread::scope(|scope| {
         let seen = scope.spawn(|| neighbour.batch(kind));
@@ -105,7 +105,7 @@ impl Neighbour {
         Self { process, span: if simulated { SPAN_ON_SIM } else { SPAN } }
     }
 
-    /// The mean time of a batch of its kernels.
+    /// Returns the mean time of a batch of its kernels.
     fn batch(&mut self, kind: &str) -> Result<Duration> {
         let answer = self.process.answer(&format!("{kind} {}", self.span.as_millis()));
         let batch = answer["batch_ns"].as_u64().with_context(|| format!("no time in {answer}"))?;

@@ -1,4 +1,4 @@
-//! What one question has found.
+//! The answer to one question.
 
 use std::io::{self, Write as _};
 
@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 use crate::bench::measure::Measure;
 
 pub(crate) struct Answer {
-    /// Of the report's top level.
+    /// Figures for the report's top level.
     pub(crate) figures: Vec<(&'static str, f64)>,
     pub(crate) samples: Value,
     pub(crate) lines: Vec<String>,
 }
 
 impl Answer {
-    /// The ratio of times, for rounds that moved so many bytes.
+    /// Makes the answer from the ratio of times, for rounds that moved `bytes`.
     pub(crate) fn ratio(name: &'static str, measure: &Measure, bytes: usize) -> Self {
         Self {
             figures: vec![(name, measure.median())],
@@ -24,7 +24,7 @@ impl Answer {
         }
     }
 
-    /// It cannot be asked on this machine.
+    /// Makes the answer of a question that this machine cannot be asked.
     pub(crate) fn absent(name: &str, why: &str) -> Self {
         Self {
             figures: Vec::new(),

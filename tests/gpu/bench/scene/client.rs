@@ -1,5 +1,5 @@
-//! A process that holds memory by the SDK: one command a line on its input, one line of JSON for each on its output. `holder.rs`
-//! is the other side.
+//! A process that has memory through the SDK. It reads one command a line and answers each with one line of JSON. `holder.rs` is the other
+//! side.
 
 use std::{
     io::{self, Write as _},
@@ -29,8 +29,8 @@ pub(crate) fn run(driver: Driver, bytes: u64, part: u64) -> Result<()> {
     Ok(())
 }
 
-/// `fill SEED` writes all of it, `read` pins all of it and looks, `pin INDEX` pins one part, `scan EVERY TIMES` pins all of it and
-/// reads one line in so many, so often, and `advise` has it accessed in place from now on.
+/// Runs a command. `fill SEED` writes all memory, `read` pins and checks all of it, `pin INDEX` pins one part. `scan EVERY TIMES` pins all of
+/// it and reads some of its lines repeatedly. `advise` advises access in place.
 fn answer(command: &str, memory: &Allocation, eye: &Eye) -> Result<Value> {
     let (verb, number) = command.split_once(' ').unwrap_or((command, ""));
     let begun = Instant::now();

@@ -1,14 +1,14 @@
-//! What of a daemon's metrics questions look at.
+//! The daemon's metrics that questions use.
 
 use anyhow::{Result, ensure};
 use vramd_tests::{Daemon, wait::soon};
 
-/// What the daemon has counted of parts that left.
+/// The daemon's counts of parts that left.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Left {
-    /// Parts that were not copied.
+    /// Parts that left without a copy.
     pub(crate) clean: u64,
-    /// Parts that were, and their bytes.
+    /// Parts that were copied, and their bytes.
     pub(crate) copied: u64,
     copied_bytes: u64,
 }
@@ -29,7 +29,7 @@ impl Left {
         }
     }
 
-    /// That all have left since then without a copy. What was in the way of a round is tried again, so there may be more.
+    /// Checks that all parts have left since then without a copy. A round with an obstacle is repeated, so there may be more.
     pub(crate) fn is_clean_since(daemon: &Daemon, before: Self, parts: u64) -> Result<()> {
         let all = before.clean + before.copied + parts;
         soon("all that left is counted", || {

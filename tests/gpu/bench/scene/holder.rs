@@ -1,4 +1,4 @@
-//! A client that holds memory, as the questions see it; `client.rs` is the other side.
+//! A client that has memory, as questions use it. `client.rs` is the other side.
 
 use std::time::Duration;
 
@@ -14,32 +14,32 @@ pub(crate) struct Holder {
     memory: u64,
     bytes: u64,
     seed: u64,
-    /// Of what was written last.
+    /// The seed of the last content.
     sum: Option<u64>,
 }
 
-/// How long after its call of `pin` what was.
+/// Times since the call of `pin`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scan {
-    /// It was pinned.
+    /// When the memory was pinned.
     pub(crate) pinned: Duration,
-    /// It was read, and the sum known.
+    /// When the memory was read and its sum known.
     pub(crate) scanned: Duration,
 }
 
 impl Holder {
-    /// A process with memory of that scene's size on the device, as another user if a uid is given.
+    /// Starts a process with memory of the scene's size on the device, as another user if a uid is given.
     pub(crate) fn start(scene: &Scene, uid: Option<u32>) -> Result<Self> {
         Self::with_parts(scene, scene.parts, uid)
     }
 
-    /// With so many parts instead.
+    /// Starts a process with `parts` parts instead.
     pub(crate) fn with_parts(scene: &Scene, parts: usize, uid: Option<u32>) -> Result<Self> {
         let (bytes, part) = (parts * scene.part, scene.part.to_string());
         let words = ["holder", scene.driver.name(), &bytes.to_string(), &part];
         let mut process = Probe::start_program("gpu-suite", &words, &scene.daemon.sockets(), uid);
         let memory = process.listen("its start")["allocation"].as_u64().context("it has no memory")?;
-        // Different processes never write the same.
+        // Two processes never write the same content.
         let seed = u64::from(process.pid()) << 32;
         Ok(Self { process, memory, bytes: bytes as u64, seed, sum: None })
     }
@@ -56,7 +56,7 @@ impl Holder {
         Ok(())
     }
 
-    /// Pins all of it to read, wherever it is, and compares it with what was written. How long the pin took.
+    /// Pins all memory to read, in any tier, and compares it with the last write. Returns how long the pin took.
     pub(crate) fn check(&mut self) -> Result<Duration> {
         let answer = self.ask("read")?;
         let found = number(&answer, "sum")?;
@@ -64,19 +64,19 @@ impl Holder {
         Ok(Duration::from_nanos(number(&answer, "pinned_ns")?))
     }
 
-    /// Pins one part to write, and unpins it. How long the pin took.
+    /// Pins one part to write, and unpins it. Returns how long the pin took.
     pub(crate) fn pin(&mut self, part: u32) -> Result<Duration> {
         let answer = self.ask(&format!("pin {part}"))?;
         Ok(Duration::from_nanos(number(&answer, "pinned_ns")?))
     }
 
-    /// Has it accessed in place from now on; false where clients cannot map the host's memory.
+    /// Advises access in place. Returns false if clients cannot map host memory.
     pub(crate) fn advise(&mut self) -> Result<bool> {
         let answer = self.ask("advise")?;
         answer["advised"].as_bool().with_context(|| format!("no word of it in {answer}"))
     }
 
-    /// Pins all of it, reads one line in so many so often, and compares the sum with that of what was written.
+    /// Pins all memory, reads some of its lines repeatedly, and compares the sum with that of the last write.
     pub(crate) fn scan(&mut self, every: u64, times: u64) -> Result<Scan> {
         let answer = self.ask(&format!("scan {every} {times}"))?;
         let (found, once) = (number(&answer, "sum")?, content::sum_lines(self.seed, self.bytes, every));
@@ -86,7 +86,7 @@ impl Holder {
         Ok(Scan { pinned: Duration::from_nanos(pinned?), scanned: Duration::from_nanos(scanned?) })
     }
 
-    /// Frees it.
+    /// Frees the memory.
     pub(crate) fn leave(self) {
         self.process.leave();
     }

@@ -1,4 +1,4 @@
-//! A daemon, how much is moved there, and who moves it: what benchmarks of moves have in common.
+//! The common scene of benchmarks of moves: a daemon, its operator, and the size of the memory that moves.
 
 mod answer;
 mod client;
@@ -27,17 +27,17 @@ pub(crate) use self::{
     operator::{Eviction, Operator},
 };
 
-/// Who clients are unless told.
+/// The default user of clients.
 pub(crate) const TENANT: &str = "owners";
-/// Who plays another tenant.
+/// The user that plays another tenant.
 pub(crate) const OTHER_UID: u32 = 20_002;
-/// The host has room for so many clients: two that change places, and what has just come from there and is not given back yet.
+/// The host has room for this many clients: two that change places, and memory that was just fetched and is not returned yet.
 const CLIENTS_IN_HOST: usize = 3;
-/// And for so many parts beside them.
+/// The host has room for this many parts beside them.
 const ROOM: usize = 4;
-/// Where a disk is below, the host has room for so many parts.
+/// Above a disk, the host has room for this many parts.
 const PARTS_IN_HOST: usize = 4;
-/// A GPU's machine pins some GiB a second.
+/// How long to wait for the host tier. A machine with a GPU pins some GiB a second.
 const PINNED_WITHIN: Duration = Duration::from_secs(90);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -50,16 +50,16 @@ pub(crate) struct Scene {
     pub(crate) driver: Driver,
     pub(crate) daemon: Daemon,
     pub(crate) operator: Operator,
-    /// What a client holds.
+    /// The memory of a client.
     pub(crate) parts: usize,
     pub(crate) part: usize,
     pub(crate) pairs: usize,
     quick: bool,
-    /// Of the tier below.
+    /// The tier below.
     below_bytes: usize,
 }
 
-/// What a scene is made of.
+/// The parts of a scene.
 struct Scale {
     parts: usize,
     part: usize,
@@ -92,13 +92,13 @@ impl Driver {
 }
 
 impl Scene {
-    /// With the host's memory below the device. A simulated link takes as long as it must unless it has a speed, in bytes a second.
+    /// Opens a scene with a host tier. A simulated link is as fast as the machine unless it has a speed, in bytes a second.
     pub(crate) fn above_host(driver: Driver, quick: bool, simulated_link: Option<&str>) -> Result<Self> {
         let scale = Scale::new(driver, quick);
         let host = (CLIENTS_IN_HOST * scale.parts + ROOM) * scale.part;
         let config = config(driver).memory(&format!("host_size = \"{host}\""));
         let daemon = Daemon::start(&simulated_link.into_iter().fold(config, Config::link));
-        // Until then whatever is made or mapped may wait for the driver, for tens of milliseconds.
+        // Until then creating and mapping may wait for the driver for tens of milliseconds.
         let line = within(PINNED_WITHIN, || {
             let log = daemon.log();
             log.lines().find(|line| line.contains("host memory is pinned ahead")).map(str::to_owned)
@@ -109,16 +109,16 @@ impl Scene {
         Ok(Self::of(driver, quick, daemon, operator, scale, host))
     }
 
-    /// With a disk below the device, on which two clients have room, in that directory if one is given; the device has room for
-    /// one, and the host for little. Nothing leaves there that nobody has asked to.
+    /// Opens a scene with a disk for two clients, in the given directory if any. The device has room for one client, and the host for
+    /// little. Nothing leaves by itself.
     pub(crate) fn above_disk(driver: Driver, quick: bool, directory: Option<&Path>) -> Result<Self> {
         let scale = Scale::new(driver, quick);
         let disk = 2 * scale.client();
-        // Less than a part more: what others take there by the byte is to be in nobody's way.
+        // Less than one part more, so that a few bytes of other programs do not matter.
         let device = scale.client() + scale.part / 2;
         let config = match driver {
             Driver::Cuda => {
-                // What is kept for contexts is taken from the share too.
+                // The reserve for contexts is taken from the share too.
                 let reserve = Daemon::start(&Config::cuda()).books().devices[0].context_reserve_bytes;
                 let share = device as u64 + reserve;
                 config(driver).memory(&format!("devices = [\"0\"]\ndevice_share = \"{share}\""))
@@ -146,7 +146,7 @@ impl Scene {
         Self { driver, daemon, operator, parts, part, pairs, quick, below_bytes }
     }
 
-    /// A client whose memory fills the host above a disk, until it leaves.
+    /// Starts a client whose memory fills the host above a disk until it ends.
     pub(crate) fn fill_host(&self) -> Result<Holder> {
         let mut filler = Holder::with_parts(self, PARTS_IN_HOST, None)?;
         filler.fill()?;
@@ -156,12 +156,12 @@ impl Scene {
         Ok(filler)
     }
 
-    /// All bytes of a client.
+    /// Returns the bytes of a client.
     pub(crate) fn bytes(&self) -> usize {
         self.parts * self.part
     }
 
-    /// What the report begins with, where the host is below.
+    /// Returns the head of the report for a scene with a host tier.
     pub(crate) fn report(&self, machine: Value) -> Value {
         json!({
             "machine": machine,
@@ -174,8 +174,7 @@ impl Scene {
         })
     }
 
-    /// Asks one question, keeps what it found, and waits until nothing of it is left. True if it was answered, whatever the
-    /// answer.
+    /// Asks one question, keeps its answer, and waits until its memory is returned. Returns true if it has an answer, of any value.
     pub(crate) fn ask(
         &self,
         name: &str,
@@ -211,12 +210,12 @@ fn config(driver: Driver) -> Config {
         .tenant(OTHER_UID, "others")
 }
 
-/// Whether that question is asked: these are, or all if there are none.
+/// Tells whether that question is asked: named ones are, or all if none is named.
 pub(crate) fn is_asked(name: &str, asked: &[String]) -> bool {
     asked.is_empty() || asked.iter().any(|of| of == name)
 }
 
-/// Refuses what is no question, and has this process, and those that it starts, open as many files as they may.
+/// Refuses unknown questions, and raises the limit of open files for this process and its children.
 pub(crate) fn prepare(asked: &[String], questions: &[&str]) -> Result<()> {
     if let Some(unknown) = asked.iter().find(|name| !questions.contains(&name.as_str())) {
         bail!("`{unknown}` is no question; there are {}", questions.join(", "));

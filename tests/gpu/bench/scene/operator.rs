@@ -1,7 +1,7 @@
-//! Who has memory move: `MoveParts` as an operator calls it, timed from the command to its answer.
+//! The operator: `MoveParts` calls, timed from the command to its answer.
 //!
-//! That a pin has ended, or that a part is mapped, comes to the daemon by another socket than commands. So each waits until
-//! nothing is on its way, and what was in the way of something all the same is tried again from the start.
+//! The daemon learns of ended pins and new mappings by another socket than commands. So each command waits until nothing is on its way, and
+//! a move with an obstacle is repeated from the start.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -18,31 +18,31 @@ use vramd_proto::v1::{
 };
 use vramd_tests::{Daemon, wait::soon};
 
-/// For how long something may be in the way.
+/// How long an obstacle may last.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A disk may take its time.
+/// How long a move on disk may take.
 const ANSWER_MAX: Duration = Duration::from_secs(300);
 
 pub(crate) struct Operator {
     admin: AdminClient,
-    /// Of another connection, so that two commands go at once.
+    /// A second connection, so that two commands run at once.
     other: AdminClient,
-    /// Who only looks, while two commands go.
+    /// A third connection, for reading while two commands run.
     looker: AdminClient,
-    /// Where parts go that leave a device.
+    /// The tier to which parts leave.
     below: Tier,
-    /// What the host must have room for before anything moves.
+    /// The room that the host must have before a move.
     room: u64,
     again: AtomicU64,
 }
 
-/// When an eviction was how far.
+/// The progress of an eviction over time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Eviction {
-    /// Nobody maps any of it.
+    /// When no session mapped any of it.
     pub(crate) unmapped: Duration,
     pub(crate) answered: Duration,
-    /// The device has all of it back, and the books say so.
+    /// When the device had all of it back by the ledger.
     pub(crate) settled: Duration,
 }
 
@@ -53,12 +53,12 @@ impl Operator {
         Ok(Self { admin: admin()?, other: admin()?, looker: admin()?, below, room: room as u64, again })
     }
 
-    /// How many moves something was in the way of.
+    /// The number of moves with an obstacle.
     pub(crate) fn tried_again(&self) -> u64 {
         self.again.load(Ordering::Relaxed)
     }
 
-    /// These parts of an allocation, or all if there are none.
+    /// Moves these parts of an allocation, or all if none is named.
     pub(crate) fn move_parts(&self, memory: u64, parts: &[u32], tier: Tier) -> Result<Duration> {
         let mut last = Vec::new();
         let end = Instant::now() + PATIENCE;
@@ -79,7 +79,7 @@ impl Operator {
         self.move_parts(memory, &[], tier)
     }
 
-    /// All of one leaves the device while all of the other comes.
+    /// Evicts all of one allocation while it fetches all of the other.
     pub(crate) fn exchange(&self, out: u64, back: u64) -> Result<Duration> {
         let mut last = (Vec::new(), Vec::new());
         let end = Instant::now() + PATIENCE;
@@ -102,8 +102,8 @@ impl Operator {
         bail!("they did not change places: {last:?}")
     }
 
-    /// All of one leaves the device while all of the other comes, and once both are being copied that is done. `None` where
-    /// one of them was at its end before that was, or something was in the way of one: then nothing is known of it.
+    /// Evicts all of one allocation while it fetches all of the other, and runs the action once both are being copied. Returns `None` if
+    /// one of them ended before the action, or met an obstacle: then the result means nothing.
     pub(crate) fn while_both_move<T>(
         &self,
         out: u64,
@@ -128,7 +128,7 @@ impl Operator {
         Ok(None)
     }
 
-    /// What it gives, if both were being copied before and after.
+    /// Runs the action. Returns its result if both were being copied before and after.
     fn between_copies<T>(
         &self,
         out: u64,
@@ -155,7 +155,7 @@ impl Operator {
         Ok(is_copied(out, self.below) && is_copied(back, Tier::Device))
     }
 
-    /// All of it leaves, while somebody waits for its room: what was in the way is tried again at once.
+    /// Evicts all of it while a waiter needs its room. A move with an obstacle is repeated at once.
     pub(crate) fn have_left(&self, memory: u64) -> Result<Duration> {
         let (begun, mut last) = (Instant::now(), Vec::new());
         while begun.elapsed() < PATIENCE {
@@ -168,7 +168,7 @@ impl Operator {
         bail!("it did not leave: {last:?}")
     }
 
-    /// All of it leaves, and is watched by operators who look all the time. Nobody else holds anything.
+    /// Evicts all of it while operators read its state continuously. No other client has memory.
     pub(crate) fn evict_watched(&self, memory: u64) -> Result<Eviction> {
         let end = Instant::now() + PATIENCE;
         while Instant::now() < end {
@@ -191,7 +191,7 @@ impl Operator {
         bail!("it did not leave")
     }
 
-    /// Whoever has heard the answer knows that nobody maps it any more.
+    /// After the answer no session maps the memory.
     fn until_unmapped(&self, memory: u64, begun: Instant, over: &AtomicBool) -> Result<Duration> {
         while !over.load(Ordering::Acquire) {
             let target = Some(show_allocation_request::Target::AllocationId(memory));
@@ -209,7 +209,7 @@ impl Operator {
         Ok(begun.elapsed())
     }
 
-    /// Until so much is charged on the devices and no more: all that left them they have back.
+    /// Waits until no more than `bytes` is charged on the devices: everything that left has been returned.
     pub(crate) fn until_held(&self, bytes: usize) -> Result<()> {
         let begun = Instant::now();
         while self.held()? > bytes as u64 {
@@ -218,17 +218,17 @@ impl Operator {
         Ok(())
     }
 
-    /// What is charged on the devices.
+    /// Returns the charge on the devices.
     pub(crate) fn held(&self) -> Result<u64> {
         Ok(self.admin.devices()?.iter().map(|device| device.held_bytes).sum())
     }
 
-    /// What the host has room for.
+    /// Returns the room in the host.
     pub(crate) fn host_left(&self) -> Result<u64> {
         Ok(self.admin.devices()?.iter().map(host_left).sum())
     }
 
-    /// Until nobody maps any of it, wherever it lies.
+    /// Revokes until no session maps any of it, in any tier.
     pub(crate) fn unmap(&self, memory: u64) -> Result<()> {
         let mut last = Vec::new();
         let end = Instant::now() + PATIENCE;
@@ -244,8 +244,8 @@ impl Operator {
         bail!("it is still mapped: {last:?}")
     }
 
-    /// Waits until the daemon has heard of all that it was told, and the host has room for what may leave: what came from
-    /// there is charged there until the driver has it back. What has left a device may not be back yet: [`Self::until_held`].
+    /// Waits until the daemon has read everything that was sent, and the host has room for memory that may leave. Fetched memory is charged
+    /// in the host until the driver has it back. Memory that left a device may not be returned yet: [`Self::until_held`].
     pub(crate) fn settle(&self) -> Result<()> {
         soon("nothing is on its way", || {
             let heard = self.admin.node().is_ok_and(|node| node.fds_in_flight == 0);
@@ -253,12 +253,12 @@ impl Operator {
         })
     }
 
-    /// Looks at the host alone.
+    /// Reads the host tier only.
     fn fits(&self, device: &DeviceStatus) -> bool {
         host_left(device) >= self.room
     }
 
-    /// What has moved goes back to where it was.
+    /// Moves parts back to where they were.
     fn undo(&self, memory: u64, parts: &[u32], tier: Tier) -> Result<()> {
         self.again.fetch_add(1, Ordering::Relaxed);
         let before = if tier == Tier::Device { self.below } else { Tier::Device };

@@ -1,5 +1,5 @@
-//! A client pins all that it has on disk, on a device that another's memory fills, none of which is on disk as it is now, and a
-//! third's memory fills the host: each part that comes waits for one that is written.
+//! A client pins all its memory, which is on disk. Dirty memory of another client fills the device, and a third client's memory fills the
+//! host. Each arriving part waits for one that is written.
 
 use std::mem;
 
@@ -13,11 +13,11 @@ use crate::bench::{
     scene::{Answer, Holder, Left, Scene},
 };
 
-/// 85 % of the speed of the slower of both ways alone.
+/// The target: 85 % of the speed of the slower direction alone.
 const TARGET: f64 = 1.0 / 0.85;
 /// Each takes half a minute.
 const PAIRS_MAX: usize = 7;
-/// How often a plain program does both at once.
+/// How often a plain program runs both directions at once.
 const AT_ONCE: usize = 3;
 
 pub(super) fn ask(scene: &Scene, plain: &mut PlainDisk) -> Result<Answer> {
@@ -25,11 +25,11 @@ pub(super) fn ask(scene: &Scene, plain: &mut PlainDisk) -> Result<Answer> {
     let mut filler = scene.fill_host()?;
     let mut absent = Holder::start(scene, None)?;
     absent.fill()?;
-    // There is no room for both.
+    // The device has no room for both.
     scene.operator.move_all(absent.memory(), Tier::Disk)?;
     let mut resident = Holder::start(scene, None)?;
     resident.fill()?;
-    // Other questions may have left another content in a part of it.
+    // Other questions may have left other content in a part.
     plain.write(bytes)?;
     let before = Left::of(&scene.daemon);
     let (mut reads, mut writes) = (Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! A client pins one part that is in the host, on an idle link that was just used, and while an operator has gigabytes come and go.
+//! A client pins one part in the host: on an idle link that was just used, and while an operator moves gigabytes in both directions.
 
 use std::{cell::RefCell, mem, time::Duration};
 
@@ -12,12 +12,12 @@ use crate::bench::{
 };
 
 const TARGET: f64 = 1.3;
-/// How often the rest may have arrived before the part has: such a pin says nothing.
+/// How often the other moves may end before the part arrives. Such a pin is void.
 const VOID_MAX: usize = 20;
-/// Of a simulated link: as on a card, the load takes a quarter of a second.
+/// The speed of a simulated link. As on a card, the load takes a quarter of a second.
 const SIMULATED_LINK: &str = "128MiB";
 
-/// Both clients of the load have much, also where little is asked: it must last longer than the pin.
+/// Both clients of the load have much memory, also in a quick run, since the load must last longer than the pin.
 pub(super) fn scene(driver: Driver) -> Result<Scene> {
     Scene::above_host(driver, false, Some(SIMULATED_LINK))
 }
@@ -43,7 +43,7 @@ pub(super) fn ask(scene: &Scene) -> Result<Answer> {
         let small = &mut *small.borrow_mut();
         leave(scene, small)?;
         let [first, one] = small;
-        // What sleeps wakes up with another's pin.
+        // Another pin wakes the link first.
         asleep.push(first.check()?.as_secs_f64() * 1e3);
         one.check()
     };
@@ -61,7 +61,7 @@ pub(super) fn ask(scene: &Scene) -> Result<Answer> {
     })
 }
 
-/// Their parts, newly written, go to the host, and the device has back what those left.
+/// Writes their parts anew, evicts them to the host, and waits until the device has its memory back.
 fn leave(scene: &Scene, small: &mut [Holder]) -> Result<()> {
     for one in small {
         one.fill()?;
@@ -70,7 +70,7 @@ fn leave(scene: &Scene, small: &mut [Holder]) -> Result<()> {
     scene.operator.until_held(scene.bytes())
 }
 
-/// Two clients, one of which has its memory on the device.
+/// The two clients of the load, one with its memory on the device.
 struct Load {
     resident: Holder,
     absent: Holder,
@@ -85,9 +85,9 @@ impl Load {
         Ok(load)
     }
 
-    /// What is done while both change places; `None` if they had done so before it was.
+    /// Runs the action while both change places. Returns `None` if they had done so before it ended.
     fn beside(&mut self, scene: &Scene, act: impl FnOnce() -> Result<Duration>) -> Result<Option<Duration>> {
-        // What was only read would leave without a copy.
+        // Memory that was only read would leave without a copy.
         self.resident.fill()?;
         let (out, back) = (self.resident.memory(), self.absent.memory());
         let took = scene.operator.while_both_move(out, back, act)?;

@@ -10,11 +10,11 @@ use crate::bench::{
     scene::{Answer, Holder, Scene},
 };
 
-/// 92 % of the plain disk's speed.
+/// The target: 92 % of the plain disk's speed.
 const TARGET: f64 = 1.0 / 0.92;
 
 pub(super) fn ask(scene: &Scene, plain: &mut PlainDisk) -> Result<Answer> {
-    // Half of what a client has elsewhere: four times that goes over the disk in each pair.
+    // Half of a client's memory in other questions, because each pair moves four times that over the disk.
     let parts = scene.parts / 2;
     let bytes = parts * scene.part;
     let filler = scene.fill_host()?;

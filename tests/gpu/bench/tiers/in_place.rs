@@ -1,5 +1,5 @@
-//! A client pins what is in the host and reads it so many times: where it lies, as it has advised, and once it has come to its
-//! device, as it has not. From how many reads on is it better there?
+//! A client pins memory in the host and reads it several times: in place, as it advised, and after a fetch, without advice. From how many
+//! reads on is the device better?
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
@@ -10,10 +10,10 @@ use crate::bench::{
     scene::{Answer, Holder, Scan, Scene},
 };
 
-/// Of each of both clients.
+/// The memory of each of both clients.
 const PARTS: usize = 2;
 
-/// How much of it is read: one line in so many, so many times.
+/// How much is read: one line in `every`, `times` times.
 #[derive(Clone, Copy, Debug)]
 struct Reads {
     every: u64,
@@ -30,7 +30,7 @@ const ALL: [Reads; 6] = [
 ];
 
 impl Reads {
-    /// As often as all of it.
+    /// Returns how often that is all of it.
     fn count(self) -> f64 {
         self.times as f64 / self.every as f64
     }
@@ -64,7 +64,7 @@ pub(super) fn ask(scene: &Scene) -> Result<Answer> {
     Ok(Answer { figures: crossover.map(|reads| ("in_place", reads)).into_iter().collect(), samples, lines })
 }
 
-/// In place, beside moved.
+/// Times reads in place beside reads after a move.
 fn take(scene: &Scene, reads: Reads, lodger: &mut Holder, mover: &mut Holder) -> Result<(Measure, Value)> {
     let bytes = (PARTS * scene.part) as u64;
     let ours = || {
@@ -95,15 +95,15 @@ fn take(scene: &Scene, reads: Reads, lodger: &mut Holder, mover: &mut Holder) ->
     Ok((measure, sample))
 }
 
-/// Newly written, it lies in the host, and nobody maps it.
+/// Writes the memory anew and evicts it to the host, where no session maps it.
 fn leave(scene: &Scene, holder: &mut Holder) -> Result<()> {
     holder.fill()?;
     scene.operator.move_all(holder.memory(), Tier::Host)?;
     scene.operator.unmap(holder.memory())
 }
 
-/// Where the difference of the times, known at some numbers of reads, is nothing: between the first that in place is slower at and
-/// the one before.
+/// Returns the number of reads at which both times are equal, interpolated between the first at which in place is slower and the one
+/// before.
 fn crossover(slower_by: &[(f64, f64)]) -> Option<f64> {
     let pairs = slower_by.iter().zip(slower_by.iter().skip(1));
     let mut changes = pairs.filter(|((_, before), (_, after))| *before <= 0.0 && *after > 0.0);

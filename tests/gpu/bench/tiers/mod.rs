@@ -1,7 +1,6 @@
-//! What the tiers below a device cost beside the plain disk, and what those wait for who want something meanwhile:
-//! `docs/benchmarks/tiers/README.md` says what is timed.
+//! The cost of the tiers below a device beside the plain disk, and waits under load. `docs/benchmarks/tiers/README.md` says what is timed.
 //!
-//! On the simulated driver the same questions are asked of a few MiB, of a real disk; its figures mean nothing.
+//! On the simulated driver the same questions are asked of a few MiB on a real disk. Those figures mean nothing.
 
 mod cascade;
 mod demand;
@@ -24,8 +23,8 @@ type OfHost = fn(&Scene) -> Result<Answer>;
 const OF_DISK: [(&str, OfDisk); 2] = [("disk", disk::ask), ("cascade", cascade::ask)];
 const OF_HOST: [(&str, OfHost); 2] = [("demand_under_load", demand::ask), ("in_place", in_place::ask)];
 
-/// Asks these, or all if there are none. The disk is that of the directory, or of the daemon's own. True if every question was
-/// answered, whatever the answer, and every byte was where it should be.
+/// Asks these questions, or all if none is named, on the directory's disk or the daemon's own. Returns true if every question has an
+/// answer, of any value, and every byte was where it should be.
 pub(crate) fn run(
     driver: Driver,
     asked: &[String],
@@ -43,7 +42,7 @@ pub(crate) fn run(
     let mut report =
         json!({ "machine": machine, "driver_kind": driver.name(), "quick": quick, "samples": {} });
     let mut good = true;
-    // Those of the disk take longest: what is not over in time is missed by no other.
+    // Questions of the disk take longest, so they come last: if the time runs out, the others are done.
     if OF_HOST.iter().any(|(name, _)| is_asked(name, asked)) {
         let scene = demand::scene(driver)?;
         for (name, question) in OF_HOST.into_iter().filter(|(name, _)| is_asked(name, asked)) {

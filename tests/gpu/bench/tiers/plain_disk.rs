@@ -1,5 +1,5 @@
-//! What a plain program reaches: it reads or writes a preallocated file, which was written before, from one end to the other,
-//! past the page cache, on as many threads and with requests as large as are fastest here.
+//! The speed of a plain program that reads or writes a preallocated file, which was written before, past the page cache. It uses the number
+//! of threads and the request size that are fastest on this machine.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::room::AlignedRoom;
 use crate::content;
 
-/// Threads, each with one request at a time, and the size of that. The best of them counts, for each way its own.
+/// Thread counts and request sizes to try; each thread has one request at a time. The best one of each direction counts.
 const SHAPES: [Shape; 8] = [
     Shape { threads: 1, request: 16 << 20 },
     Shape { threads: 4, request: 4 << 20 },
@@ -27,13 +27,13 @@ const SHAPES: [Shape; 8] = [
     Shape { threads: 16, request: 4 << 20 },
     Shape { threads: 32, request: 1 << 20 },
 ];
-/// Each is tried so often, with so many bytes.
+/// How often each is tried, and with how many bytes.
 const TRIES: usize = 2;
 const TRIED_BYTES: usize = 1 << 30;
-/// Over so much memory the best shape for reads is tried once more, each request beside the last: what is read into that is in no processor's
-/// cache, as it is not once a device has taken it from where it was read.
+/// The best shape for reads is tried once more over this much memory, each request beside the last. Such memory is in no processor cache,
+/// like memory that a device has copied away.
 const FAR: usize = 256 << 20;
-/// The file repeats so much random content. Every request divides it.
+/// The file repeats this much random content. Every request size divides it.
 const TILE: usize = 64 << 20;
 
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +42,7 @@ struct Shape {
     request: usize,
 }
 
-/// Dropping it deletes the file.
+/// A preallocated file. Dropping it deletes the file.
 #[derive(Debug)]
 pub(super) struct PlainDisk {
     path: PathBuf,
@@ -56,7 +56,7 @@ pub(super) struct PlainDisk {
 }
 
 impl PlainDisk {
-    /// A file of that size in that directory.
+    /// Creates a file of that size in that directory.
     pub(super) fn new(directory: &Path, size: usize) -> Result<Self> {
         let path = directory.join("vramd-plain");
         let direct = i32::try_from(OFlags::DIRECT.bits())?;
@@ -79,24 +79,24 @@ impl PlainDisk {
         Ok(plain)
     }
 
-    /// What was tried, and what is the best of it.
+    /// Tries all shapes and keeps the best ones.
     pub(super) fn facts(&self) -> Value {
         self.facts.clone()
     }
 
-    /// Writes new random content over so many bytes.
+    /// Writes new random content over `bytes` bytes.
     pub(super) fn write(&mut self, bytes: usize) -> Result<Duration> {
         self.seed += 1;
         content::write(self.seed, &mut self.tile.bytes_mut()[..bytes.min(TILE)]);
         self.write_as(self.write, bytes, 0)
     }
 
-    /// Reads so many bytes, and compares what it has read last with what was written there.
+    /// Reads `bytes` bytes, and compares the last reads with the content there.
     pub(super) fn read(&mut self, bytes: usize) -> Result<Duration> {
         self.read_as(self.read, bytes, true)
     }
 
-    /// Both at once, half a file apart, until the later end.
+    /// Reads and writes at once, half a file apart, until the later end.
     pub(super) fn read_and_write(&mut self, bytes: usize) -> Result<Duration> {
         let (read, write) = (self.read, self.write);
         let (file, tile, rooms) = (&self.file, self.tile.bytes(), self.rooms.bytes_mut());
@@ -169,13 +169,13 @@ impl Shape {
         json!({ "threads": self.threads, "request_bytes": self.request })
     }
 
-    /// Where the requests of one of its threads begin.
+    /// Returns where the requests of one thread begin.
     fn places(self, thread: usize, bytes: usize) -> impl Iterator<Item = usize> {
         (thread * self.request..bytes).step_by(self.threads * self.request)
     }
 }
 
-/// Over the whole range, beginning at that place of it.
+/// Iterates over the whole range, from that place on.
 fn write_all(file: &File, tile: &[u8], shape: Shape, bytes: usize, from: usize) -> Result<Duration> {
     let begun = Instant::now();
     let work = |thread| -> Result<Instant> {
@@ -193,7 +193,7 @@ fn write_all(file: &File, tile: &[u8], shape: Shape, bytes: usize, from: usize) 
     later(begun, ends)
 }
 
-/// Into so much memory, or as little as the shape needs. What each thread has read last is compared with the content, if that is given.
+/// Reads into `memory` bytes, or as little as the shape needs. Compares the last read of each thread with the content, if that is given.
 fn read_all(
     file: &File,
     rooms: &mut [u8],

@@ -26,7 +26,7 @@ type Way<'a> = fn(&mut Subject<'a>) -> Result<(Duration, Beside)>;
 pub(super) fn ask(gpu: &Gpu, plain: &mut Plain<'_>, bytes: usize, pairs: usize) -> Result<Value> {
     let mut subject = Subject { gpu, memory: gpu.managed(bytes)?, seed: 0 };
     let ways: [(&str, bool, Way<'_>); 3] = [
-        ("faults_in", false, Subject::faults_in),
+        ("faults_in", false, Subject::fault_in),
         ("prefetch_in", false, Subject::prefetch_in),
         ("prefetch_out", true, Subject::prefetch_out),
     ];
@@ -39,7 +39,7 @@ pub(super) fn ask(gpu: &Gpu, plain: &mut Plain<'_>, bytes: usize, pairs: usize) 
 }
 
 impl Subject<'_> {
-    fn faults_in(&mut self) -> Result<(Duration, Beside)> {
+    fn fault_in(&mut self) -> Result<(Duration, Beside)> {
         let sum = self.fill()?;
         self.gpu.prefetch_out(&self.memory)?;
         let begun = Instant::now();
@@ -67,7 +67,7 @@ impl Subject<'_> {
         Ok((took, vec![]))
     }
 
-    /// New random content, on the device; its sum.
+    /// Writes new random content on the device and returns its sum.
     fn fill(&mut self) -> Result<u64> {
         self.seed += 1;
         self.gpu.prefetch_in(&self.memory)?;

@@ -1,5 +1,5 @@
-//! What others reach in the same run: managed memory, which the driver moves, and `torch_memory_saver`, which pauses and
-//! resumes tensors. Each in turns with plain copies of as many bytes.
+//! Peers in the same run: managed memory, which the driver moves, and `torch_memory_saver`, which pauses and resumes
+//! tensors. Each in turns with plain copies of as many bytes.
 
 mod managed;
 mod saver;
@@ -17,7 +17,7 @@ use crate::{
 /// Managed memory and buffers that are made again each time are so slow that a part of the bytes must do.
 const LESS: usize = 8;
 
-/// True if each could be asked and kept its bytes; one that is not on this machine is told as absent.
+/// Returns true if each peer ran and kept its bytes. A peer that the machine lacks is reported as absent.
 pub(super) fn run(
     gpu: &Gpu,
     plain: &mut Plain<'_>,
@@ -45,7 +45,7 @@ pub(super) fn run(
     Ok(good)
 }
 
-/// Tells it, and what the report keeps of it.
+/// Prints the result, and returns what the report keeps.
 fn told(name: &str, measure: &Measure, bytes: usize) -> Result<Value> {
     writeln!(io::stdout(), "peer {}", measure.line(name))?;
     Ok(measure.json_of(bytes))

@@ -16,7 +16,7 @@ use crate::{
     cuda::Gpu,
 };
 
-/// With `kept` buffers of the host, or with new ones each time.
+/// Runs with reused host buffers (`kept`), or with new ones each time.
 pub(super) fn ask(
     gpu: &Gpu,
     plain: &mut Plain<'_>,
@@ -50,7 +50,7 @@ pub(super) fn ask(
 
 struct Saver {
     child: Child,
-    /// Closed to have it end.
+    /// The process ends when this is closed.
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
@@ -67,7 +67,7 @@ impl Saver {
         Ok(Self { child, input, output })
     }
 
-    /// New content, a pause, a resume, and a look at the content: how long both took.
+    /// Writes new content, pauses, resumes and checks the content. Returns how long pause and resume took.
     fn round(&mut self) -> Result<(Duration, Duration)> {
         writeln!(self.input.as_mut().context("it has been let go")?)?;
         let line = self.line()?;
@@ -91,7 +91,7 @@ impl Saver {
 
 impl Drop for Saver {
     fn drop(&mut self) {
-        // Harmless where it has ended.
+        // Harmless if the process has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
