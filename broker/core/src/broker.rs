@@ -1,7 +1,7 @@
-//! The broker: all state, and who may touch it.
+//! The broker: all state, and the methods that drive it.
 //!
-//! This file holds the struct and the three methods that drive it. What an event does is in `handler`, one file a
-//! subject; what it may do to balances, allocations and extents is in the tables that the handlers call.
+//! What an event does is in `handler`, in one folder per subject. The tables that the handlers call
+//! (`ledger`, `residency`, `migration`, `pool`, `tenancy`) are the only writers of their own rows.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -26,7 +26,7 @@ use crate::{
     view::StoredQuotas,
 };
 
-/// The state machine. See the crate's documentation for how to drive it.
+/// The state machine. The crate's documentation says how to drive it.
 #[derive(Debug)]
 pub struct Broker {
     pub(crate) config: Config,
@@ -42,34 +42,35 @@ pub struct Broker {
     pub(crate) revocations: Revocations,
     pub(crate) migrations: Migrations,
     pub(crate) write_backs: WriteBacks,
-    /// Parts that wait for room on their devices.
+    /// Parts and batches that wait for room on devices.
     pub(crate) line: Line,
-    /// What parts on their devices have set aside below.
+    /// The backing of each part that lies on its device.
     pub(crate) backings: Backings,
     pub(crate) residents: Residents,
-    /// Parts in the host's memory, by how long they have been there.
+    /// Parts in host memory, in the order of their last use.
     pub(crate) idle_on_host: Residents,
     pub(crate) pressure_state: PressureState,
-    /// As operators have them.
+    /// The settings in force.
     pub(crate) settings: Settings,
-    /// When what is cached is looked at next.
+    /// When the cache is scanned next for extents to release.
     pub(crate) cache_scan_at: Option<Time>,
-    /// How often the content of discardable parts was given up.
+    /// How often each discardable part was dropped.
     pub(crate) drop_counts: BTreeMap<PartRef, u64>,
-    /// Parts that operators hold: they do not leave their devices.
+    /// Parts under an operator hold: they stay on their devices.
     pub(crate) operator_holds: BTreeSet<PartRef>,
-    /// Tenants that hold more on a device than their limit there.
+    /// Tenants whose charge on a device exceeds their limit there.
     pub(crate) over_limit: BTreeSet<(TenantId, DeviceIndex)>,
-    /// Sessions that are to be sent a part once it is on its device.
+    /// Sessions that wait for a part that they attached to arrive on its device.
     pub(crate) attach_waiters: BTreeMap<PartRef, BTreeSet<SessionId>>,
-    /// Parts that are not to be accessed in the host's memory any more, and may be mapped there still.
+    /// Parts that a device must no longer access in host memory, and that may still be mapped there.
     pub(crate) in_place_to_unmap: BTreeSet<PartRef>,
-    /// Extents of an allocation beside those that its parts are in: where some go, and what they have left.
+    /// Extents of an allocation that none of its parts lies in: destinations of moves, backings, and extents
+    /// that parts have left.
     pub(crate) detached_extents: BTreeMap<AllocationId, BTreeSet<ExtentId>>,
     pub(crate) follow_ups: FollowUps,
-    /// How many mappings are being evicted.
+    /// How many mappings are in the state `Evicting`.
     pub(crate) evicting: usize,
-    /// What operators asked for, by uid.
+    /// Requests of operators, by uid.
     pub(crate) operators: BTreeMap<u32, RequestLog>,
     pub(crate) quota_queue: QuotaQueue,
     pub(crate) awaited_room: AwaitedRoom,
@@ -84,7 +85,7 @@ pub struct Broker {
     pub(crate) outbox: VecDeque<Command>,
 }
 
-/// Where ids come from. Each kind has its own count.
+/// The sources of ids. Each kind has its own counter.
 #[derive(Debug)]
 pub(crate) struct Ids {
     pub(crate) allocations: IdSource,
@@ -94,7 +95,7 @@ pub(crate) struct Ids {
 }
 
 impl Broker {
-    /// A broker with the quotas that were stored; those of devices that are absent are kept.
+    /// Creates a broker with the stored quotas. Quotas of absent devices are kept.
     pub fn new(config: Config, stored: StoredQuotas, now: Time) -> Self {
         let mut tenants = Tenants::default();
         let mut book =
@@ -168,7 +169,7 @@ impl Broker {
         broker
     }
 
-    /// Takes one event. What it caused is to be fetched with [`Self::poll_command`].
+    /// Applies one event. [`Self::poll_command`] then returns the commands that follow.
     pub fn handle(&mut self, now: Time, event: Event) {
         #[cfg(feature = "observed")]
         self.forget_observed();
@@ -195,12 +196,12 @@ impl Broker {
         }
     }
 
-    /// The next thing to do, in order.
+    /// Returns the next command, in order.
     pub fn poll_command(&mut self) -> Option<Command> {
         self.outbox.pop_front()
     }
 
-    /// When to call [`Self::handle`] with [`Event::Tick`], if nothing happens before.
+    /// Returns when to call [`Self::handle`] with [`Event::Tick`] if no event comes before.
     pub fn next_deadline(&self) -> Option<Time> {
         self.timers.first().map(|(deadline, _)| *deadline)
     }
@@ -213,7 +214,7 @@ impl Broker {
         self.push_command(Command::Notice(notice));
     }
 
-    /// Something that must not be is so. It is counted, logged and survived.
+    /// Counts and logs a violated invariant, and goes on.
     pub(crate) fn report_violation(&mut self, invariant: &'static str, detail: String) {
         self.violations = self.violations.saturating_add(1);
         self.push_notice(Notice::InvariantBroken { invariant, detail });
@@ -224,7 +225,7 @@ impl Broker {
         self.config.devices.get(usize::from(device.0)).map_or("?", |device| &device.uuid)
     }
 
-    /// The device of that UUID or index.
+    /// The device with this UUID or index.
     pub(crate) fn find_device(&self, text: &str) -> Option<DeviceIndex> {
         devices_of(&self.config)
             .find(|(index, device)| device.uuid == text || index_of(text) == Some(*index))
@@ -245,13 +246,13 @@ fn devices_of(config: &Config) -> impl Iterator<Item = (DeviceIndex, &crate::con
     (0..=u16::MAX).map(DeviceIndex).zip(&config.devices)
 }
 
-/// The index that the text is, written as an index is.
+/// Parses an index in its canonical form, without sign or leading zeros.
 fn index_of(text: &str) -> Option<DeviceIndex> {
     let canonical = text == "0" || !text.starts_with(['0', '+']);
     text.parse().ok().filter(|_| canonical).map(DeviceIndex)
 }
 
-/// Which device a stored row means.
+/// The device that a stored row names.
 fn quota_device(config: &Config, text: &str) -> QuotaDevice {
     if text == "*" {
         return QuotaDevice::All;

@@ -1,4 +1,4 @@
-//! What the broker wants done. The shell executes commands in the order in which they were queued.
+//! Commands: what the shell has to do. It executes them in the order in which they were queued.
 
 use std::{fmt, sync::Arc};
 
@@ -18,56 +18,58 @@ use crate::{
 
 #[derive(Clone, Debug)]
 pub enum Command {
-    /// Answers one request. A call whose caller has left is answered all the same.
+    /// Answers one request. The shell gets the answer even if the caller has left.
     Reply { call: CallId, outcome: Result<Reply, Refusal> },
     /// Queues a frame on a channel that has not ended.
     Send { channel: ChannelId, frame: DaemonFrame },
-    /// Ends a channel after what was queued on it. Its end is reported as an event.
+    /// Closes a channel after the queued frames were sent. An event reports its end.
     CloseChannel { channel: ChannelId },
-    /// The process behind this channel is of no interest any more.
+    /// Stops watching the process behind this channel.
     ForgetProcess { channel: ChannelId },
     /// Kills the process behind a channel.
     KillProcess { channel: ChannelId },
-    /// Makes memory, not exported to anybody yet. In another tier than the device's it is the device's neighbour. What need
-    /// not be zeroed is written as a whole before anybody sees it.
+    /// Creates memory that is not exported yet. In a tier below the device it is memory near that device.
+    /// Memory that need not be zeroed is overwritten whole before any session maps it.
     CreateExtent { extent: ExtentId, device: DeviceIndex, tier: Tier, size: Bytes, kind: Kind, zeroed: bool },
-    /// Makes an extent that is a piece of a file: what is behind its end, up to the size of the extent, is zeros. It is never
-    /// written. What it holds from when it is first read on, it is to hold for ever.
+    /// Opens a piece of a file as an extent. Bytes behind the end of the file, up to the size of the extent,
+    /// are zeros. The extent is never written. Its content must not change after the first read.
     OpenExtent { extent: ExtentId, file: FileId, offset: Bytes, bytes: Bytes, size: Bytes },
-    /// What each class of copies has of a link from now on.
+    /// Sets the share of a link that each class of copies gets from now on.
     ShareLinks(Shares),
-    /// Copies the first bytes of one extent to another; neither is released until it is answered, nor mapped by anybody, but
-    /// where the part stays in the first: what is written there meanwhile may be copied or not. A shadow should hold them
-    /// already: they are compared, and copied only if they differ.
+    /// Copies the first bytes of one extent to another. Until the answer, neither end is released or mapped,
+    /// except that a part that stays in `from` may be mapped; bytes written meanwhile may be copied or not.
+    /// With `compare_first` the destination should already have the bytes: the driver compares, and copies
+    /// only if they differ.
     Copy { from: ExtentId, to: ExtentId, bytes: Bytes, compare_first: bool, class: CopyClass },
-    /// Somebody waits for the copy now.
+    /// Raises the copy to demand: a client waits for it now.
     HastenCopy { to: ExtentId },
-    /// A copy is of no use any more. It is answered all the same, as done or as failed.
+    /// Cancels a copy. It is still answered, as done or as failed.
     CancelCopy { to: ExtentId },
-    /// Ends the broker's own hold on memory that nobody maps by its knowledge.
+    /// Releases memory that no session maps, as far as the broker knows.
     ReleaseExtent { extent: ExtentId },
-    /// Somebody waits for what was released on this device: a driver that takes its time over that is to do it now.
+    /// Releases at once what the driver has deferred on this device, because a client waits for the room.
     ReleaseNow { device: DeviceIndex },
-    /// Hashes these bytes, one after the other.
+    /// Hashes these spans in order.
     Digest { allocation: AllocationId, spans: Vec<DigestSpan> },
-    /// Sets REVOKE in the words of all these sessions for one part, unless one of them is pinned: then in none. A word
-    /// whose client is unmapping on its own is passed over.
+    /// Sets REVOKE in the words of all these sessions for one part, unless one of them pins the part: then in
+    /// none. A word whose client is unmapping on its own is skipped.
     RevokeWords { part: PartRef, words: Vec<(ChannelId, SessionId, Slot)> },
-    /// Clears WRITTEN in the word of a part that nobody pins, in one step, so that whoever writes it from then on says so.
+    /// Clears WRITTEN in the word of an unpinned part in one atomic step, so that any later write sets it
+    /// again.
     ClearWritten { part: PartRef, channel: ChannelId, session: SessionId, slot: Slot },
-    /// The part in this slot is gone from the session: what its word says of writes is collected before the slot serves
-    /// another part.
+    /// Collects the WRITTEN bit of a slot whose part is gone from the session, before the slot serves another
+    /// part.
     ForgetWord { channel: ChannelId, slot: Slot },
-    /// Asks who holds memory of a device besides the broker, and whether unreturned extents are back.
-    /// `clients` are the processes of its sessions that see the device.
+    /// Surveys a device: which other programs hold its memory, and whether unreturned extents are back.
+    /// `clients` are the processes of the sessions that see the device.
     Survey { device: DeviceIndex, clients: Vec<u32> },
-    /// Puts all stored quotas on disk; one at a time.
+    /// Writes all stored quotas to disk, one write at a time.
     StoreQuotas(StoredQuotas),
-    /// Something that an operator should be able to read, in the log or as it happens.
+    /// Reports what happened, for the log and for watches.
     Notice(Notice),
 }
 
-/// Large views are boxed: every command is as large as the largest.
+/// The answer to a request. Large views are boxed, since every command is as large as the largest.
 #[derive(Clone, Debug)]
 pub enum Reply {
     Allocated(Vec<AllocationView>),
@@ -95,13 +97,13 @@ pub enum Reply {
         allocation: AllocationId,
         parts: Vec<(PartIndex, PartMove)>,
     },
-    /// They are held, or let go.
+    /// The operator hold was set or ended.
     PartsHeld {
         allocation: AllocationId,
         parts: Vec<PartIndex>,
     },
     WaitCancelled,
-    /// What holds now.
+    /// The settings in force.
     SettingsChanged(Box<Settings>),
     Drained {
         draining: bool,
@@ -110,48 +112,48 @@ pub enum Reply {
     },
 }
 
-/// What is left of an allocation after it was freed or detached.
+/// What remains of an allocation after it was freed or detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Released {
-    /// Charged still, because somebody maps it or holds it.
+    /// Bytes that stay charged because a session maps them or a process keeps them open.
     pub still_charged: Bytes,
     /// How many sessions map it.
     pub mappers: usize,
 }
 
-/// What came of revoking the mappings of one part.
+/// The outcome of revoking the mappings of one part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PartRevocation {
-    /// Nobody maps it now.
+    /// No session maps it now.
     Revoked,
-    /// In use. Who was told to unmap it does so when its pins end.
+    /// Sessions pin it. A session that was told to unmap it does so when its pins end.
     Pinned { by: Vec<SessionId> },
-    /// These map it and do not answer.
+    /// These sessions map it and do not answer.
     Silent { by: Vec<SessionId> },
-    /// These map it without pins, so they were not asked.
+    /// These sessions map it without pins support, so the daemon cannot ask them.
     Standing { by: Vec<SessionId> },
 }
 
-/// What came of moving one part to another tier.
+/// The outcome of moving one part to another tier.
 #[derive(Clone, Debug)]
 pub enum PartMove {
-    /// It is there.
+    /// The part is in the tier.
     Moved,
-    /// In use.
+    /// Sessions pin it.
     Pinned { by: Vec<SessionId> },
-    /// These map it and do not answer.
+    /// These sessions map it and do not answer.
     Silent { by: Vec<SessionId> },
-    /// These map it without pins, so they were not asked.
+    /// These sessions map it without pins support, so the daemon cannot ask them.
     Standing { by: Vec<SessionId> },
-    /// It was wanted where it is: somebody pinned it, or had it moved the other way.
+    /// A session pinned it where it is, or an operator had it moved the other way.
     Wanted,
-    /// An operator holds it where it is.
+    /// An operator hold keeps it on its device.
     Held,
-    /// It was freed.
+    /// The part was freed.
     Freed,
-    /// There is no room, or none for its tenant; or the driver could make none.
+    /// The tier has no room, the tenant is at its limit, or the driver could create no memory.
     Refused { refusal: Box<Refusal> },
-    /// The copy failed; the part is where it was.
+    /// The copy failed; the part stays where it was.
     Failed { problem: String },
 }
 
@@ -161,23 +163,24 @@ pub enum DaemonFrame {
         session: SessionId,
         tenant: String,
         devices: Vec<DeviceIndex>,
-        /// How many slots its word table has; 0 without pins.
+        /// The number of slots of the session's word table; 0 without pins.
         slots: u32,
     },
-    /// The channel is closed after this.
+    /// The daemon closes the channel after this frame.
     Refused(Refusal),
     /// At most [`crate::limits::FDS_PER_PACKET_MAX`] parts, each with the descriptor of its extent.
     Map(Vec<MapPart>),
-    /// At most [`crate::limits::PARTS_PER_FRAME_MAX`] parts. REVOKE is set in those of their words that do not carry it
-    /// yet, and then the frame is sent.
+    /// At most [`crate::limits::PARTS_PER_FRAME_MAX`] parts. The shell sets REVOKE in words that do not have
+    /// it yet, then sends the frame.
     Revoke {
         parts: Vec<RevokedPart>,
         reason: RevokeReason,
     },
-    /// A part that the session was to be sent does not come: what lies on disk is not what was written there. It stays the session's,
-    /// and the next `Pin` tries again.
+    /// A part that the session waits for does not arrive: its content on disk is not what was written there.
+    /// The session keeps it, and its next `Pin` tries again.
     Lost(PartRef),
-    /// Answers `Pin`: without a refusal all of the set are mapped, and none is revoked before `PinEnded`.
+    /// Answers `Pin`. Without a refusal, all parts of the set are mapped and none is revoked before
+    /// `PinEnded`.
     PinAnswer {
         call: u64,
         refusal: Option<Refusal>,
@@ -185,7 +188,8 @@ pub enum DaemonFrame {
     Drain {
         draining: bool,
     },
-    /// To sessions that said they speak it. Only the last one of a device and tier counts.
+    /// A report of pressure, for sessions that asked for reports. Only the last one per device and tier
+    /// counts.
     Pressure(PressureNote),
 }
 
@@ -196,19 +200,19 @@ pub struct MapPart {
     pub device: DeviceIndex,
     pub offset: Bytes,
     pub size: Bytes,
-    /// Of all parts of the allocation together.
+    /// The size of the whole span of the allocation.
     pub span: Bytes,
     pub writable: bool,
-    /// With pins.
+    /// Only in a session with pins.
     pub slot: Option<Slot>,
-    /// How often its content was given up since it was allocated.
+    /// How often the part was dropped since it was allocated.
     pub drop_count: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RevokedPart {
     pub part: PartRef,
-    /// With pins.
+    /// Only in a session with pins.
     pub slot: Option<Slot>,
 }
 
@@ -218,7 +222,7 @@ pub enum RevokeReason {
     Detached,
     Sealing,
     SessionEnded,
-    /// The session keeps it, and a `Pin` brings it back.
+    /// Evicted: the session keeps its slot, and its next `Pin` maps the part again.
     Evicted,
 }
 
@@ -229,8 +233,8 @@ pub struct DigestSpan {
     pub bytes: Bytes,
 }
 
-/// Told as it happens: to the log, and to those who watch. It changes nothing and nothing waits for it; it is made
-/// whether anybody looks or not, so names in it are shared.
+/// A notice of what happened, for the log and for watches. It changes nothing and nothing waits for it. Names
+/// in it are shared, since the core creates notices whether or not a watch exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     SessionOpened {
@@ -243,7 +247,7 @@ pub enum Notice {
         tenant: Arc<str>,
         reason: String,
     },
-    /// It was silent for too long.
+    /// The daemon kills the session's process because it was silent for too long.
     SessionKilled {
         session: SessionId,
         tenant: Arc<str>,
@@ -257,16 +261,16 @@ pub enum Notice {
         session: SessionId,
         tenant: Arc<str>,
     },
-    /// A request was refused as a whole, or a hello. Refused items of a batch are told to who sent it.
+    /// A whole request or a hello was refused. A refused item of a batch is reported only to its sender.
     Refused {
         by: Caller,
-        /// The method of the protocol.
+        /// The method's name in the protocol.
         request: &'static str,
         refusal: Refusal,
     },
     QuotaSet {
         tenant: Arc<str>,
-        /// UUID, or `*`.
+        /// UUID, or `*` for all devices.
         device: String,
         tier: Tier,
         guarantee: Quantity,
@@ -277,20 +281,20 @@ pub enum Notice {
         device: String,
         tier: Tier,
     },
-    /// An operator has changed what holds until the daemon ends.
+    /// An operator changed the settings until the daemon ends.
     SettingsChanged {
         uid: u32,
         before: Box<Settings>,
         after: Box<Settings>,
     },
-    /// Its memory is there, and its session is about to be sent it.
+    /// The allocation's memory exists, and its session is about to be sent it.
     AllocationMade {
         allocation: AllocationId,
         tenant: Arc<str>,
         session: Option<SessionId>,
         bytes: Bytes,
     },
-    /// Its owner has said how it is used.
+    /// The owner gave advice about its use.
     Advised {
         allocation: AllocationId,
         tenant: Arc<str>,
@@ -300,24 +304,24 @@ pub enum Notice {
         allocation: AllocationId,
         tenant: Arc<str>,
     },
-    /// An operator holds so many parts more, or lets them go.
+    /// An operator set or ended the hold on this number of parts.
     PartsHeld {
         allocation: AllocationId,
         tenant: Arc<str>,
         parts: usize,
         hold: bool,
     },
-    /// Nobody can attach it any more.
+    /// The allocation was freed: no session can attach it any longer.
     AllocationFreed {
         allocation: AllocationId,
         tenant: Arc<str>,
     },
-    /// Nothing of a freed allocation is charged any more.
+    /// No byte of the freed allocation is charged any longer.
     AllocationGone {
         allocation: AllocationId,
         tenant: Arc<str>,
     },
-    /// A session was told to unmap parts of one allocation.
+    /// The daemon told a session to unmap parts of one allocation.
     RevokeSent {
         session: SessionId,
         tenant: Arc<str>,
@@ -325,42 +329,42 @@ pub enum Notice {
         parts: usize,
         reason: RevokeReason,
     },
-    /// It has unmapped parts that it was told to.
+    /// The session unmapped parts that it was told to unmap.
     RevokeAnswered {
         session: SessionId,
         tenant: Arc<str>,
         allocation: AllocationId,
         parts: usize,
     },
-    /// It has not in time.
+    /// The session did not unmap them in time.
     RevokeOverdue {
         session: SessionId,
         tenant: Arc<str>,
         parts: usize,
     },
-    /// The node was taken out of service, or put back.
+    /// The node began or ended draining.
     Draining {
         draining: bool,
     },
-    /// A client could not map what it was sent.
+    /// A client could not map a part that it was sent.
     MapFailed {
         session: SessionId,
         tenant: Arc<str>,
         part: PartRef,
         problem: String,
     },
-    /// Everybody was told to unmap a part that nobody pinned.
+    /// All mappers were told to unmap a part that no session pinned.
     Evicted {
         part: PartRef,
-        /// How many mapped it.
+        /// The number of mappers.
         mappers: usize,
     },
-    /// A pin call waited for sessions that all waited themselves, and was aborted.
+    /// A pin call waited only for sessions that wait themselves, and was aborted.
     PinStalled {
         session: SessionId,
         call: u64,
     },
-    /// Memory was released, and some process outside the broker's reach still holds it.
+    /// Memory was released, and a process outside the broker's reach still has it open.
     Unreturned {
         extent: ExtentId,
         bytes: Bytes,
@@ -369,39 +373,39 @@ pub enum Notice {
         extent: ExtentId,
         bytes: Bytes,
     },
-    /// Freed memory is kept for its tenant.
+    /// A freed extent is cached for its tenant.
     Cached {
         extent: ExtentId,
         bytes: Bytes,
     },
-    /// A new allocation of the tenant has it.
+    /// A cached extent backs a part of the tenant's new allocation.
     Reused {
         extent: ExtentId,
         part: PartRef,
     },
-    /// Cached memory goes back to the driver.
+    /// A cached extent goes back to the driver.
     GivenUp {
         extent: ExtentId,
         bytes: Bytes,
     },
-    /// Somebody who stood in the line of those who wait for room does not any more.
+    /// A waiter left the line.
     WaitEnded {
         waiter: WaiterKind,
         since: Time,
         end: WaitEnd,
     },
-    /// A pin call that waited for memory which was elsewhere waits no more.
+    /// A pin call that waited for a part elsewhere waits no longer.
     PinWaited {
         session: SessionId,
         call: u64,
         since: Time,
         end: WaitEnd,
     },
-    /// All cached memory that a request waits for has been given up: it is tried again.
+    /// All cached extents that a request waits for have been released: the request is tried again.
     RoomMade {
         tenant: Option<String>,
     },
-    /// A part is in another tier now.
+    /// A part moved to another tier.
     Moved {
         part: PartRef,
         tenant: Arc<str>,
@@ -410,12 +414,12 @@ pub enum Notice {
         bytes: Bytes,
         cause: Cause,
         began: Time,
-        /// Not where what lay there held the same already, or where nothing was left of it.
+        /// False if the backing was clean, or if the part was dropped.
         copied: bool,
         /// Parts that wait for the room that it left.
         for_parts: Vec<PartRef>,
     },
-    /// The content of a part that stays on its device is in what it has below, too.
+    /// A part was written back while it stayed on its device.
     WrittenBack {
         part: PartRef,
         tenant: Arc<str>,
@@ -423,10 +427,10 @@ pub enum Notice {
         tier: Tier,
         bytes: Bytes,
         began: Time,
-        /// By what is known so far nobody has written the part since: it can leave without being copied.
+        /// No write since the copy is known, so the part can leave without a copy.
         clean: bool,
     },
-    /// A part for which there were no bytes below its device has some set aside now: it can leave.
+    /// A part without backing has one reserved now, so it can be evicted.
     Backed {
         part: PartRef,
         tenant: Arc<str>,
@@ -434,7 +438,8 @@ pub enum Notice {
         tier: Tier,
         bytes: Bytes,
     },
-    /// A part that was to leave uncopied is copied: its shadow holds something else, so it was written behind its pins.
+    /// A part that counted as clean differs from its backing, so a session wrote it outside its pins. It is
+    /// copied.
     CleanBackingDiffers {
         part: PartRef,
         tenant: Arc<str>,
@@ -442,7 +447,7 @@ pub enum Notice {
         tier: Tier,
         bytes: Bytes,
     },
-    /// A part has left its device, and its content was given up: it is nowhere, until new memory is made for it.
+    /// A discardable part left its device without a copy. It lies nowhere until new memory is created for it.
     Dropped {
         part: PartRef,
         tenant: Arc<str>,
@@ -454,7 +459,7 @@ pub enum Notice {
         /// Parts that wait for the room that it left.
         for_parts: Vec<PartRef>,
     },
-    /// A part was to go to a tier, and is where it was: there was no memory for it there, or it could not be copied.
+    /// A move failed and the part stays where it was: no memory could be created for it, or the copy failed.
     MoveFailed {
         part: PartRef,
         tenant: Arc<str>,
@@ -465,7 +470,7 @@ pub enum Notice {
         began: Time,
         problem: String,
     },
-    /// The same, and nothing is wrong: somebody wants it where it is, or uses it, or it was freed.
+    /// A move was stopped without a fault: a session wants the part where it is or uses it, or it was freed.
     MoveStopped {
         part: PartRef,
         tenant: Arc<str>,
@@ -479,7 +484,7 @@ pub enum Notice {
         extent: ExtentId,
         problem: String,
     },
-    /// What the driver had no memory for is asked of it once more, after something has left the device.
+    /// The driver is asked again for memory that it did not have, because memory of the device was released.
     CreateRetried {
         device: DeviceIndex,
     },
@@ -487,13 +492,13 @@ pub enum Notice {
         device: DeviceIndex,
         bytes: Bytes,
     },
-    /// The capacity does not cover what is guaranteed and held.
+    /// The capacity of a place does not cover what is guaranteed and charged there.
     Shortfall {
         device: DeviceIndex,
         tier: Tier,
         bytes: Bytes,
     },
-    /// A device, or a tier below it, is fuller than before, or less full.
+    /// The level of pressure of a place changed.
     PressureChanged {
         device: DeviceIndex,
         tier: Tier,
@@ -508,10 +513,10 @@ pub enum Notice {
     },
 }
 
-/// What stood in the line of those who wait for room.
+/// The kind of a waiter in the line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WaiterKind {
-    /// A part that somebody wants on its device.
+    /// A part that a client wants on its device.
     Part,
     /// An `AllocateBatch`.
     Batch,
@@ -520,16 +525,16 @@ pub enum WaiterKind {
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WaitEnd {
-    /// With what was waited for.
+    /// The waiter got what it waited for.
     Served,
     Refused,
-    /// An operator said so.
+    /// An operator cancelled it.
     Cancelled,
-    /// Nobody wants it any more.
+    /// No client wants it any longer.
     Left,
 }
 
-/// Who was refused.
+/// The caller whose request was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Caller {
     Session {
@@ -539,12 +544,12 @@ pub enum Caller {
     Operator {
         uid: u32,
     },
-    /// A process that wanted to open a session.
+    /// A process that tried to open a session.
     Process {
         tenant: String,
         pid: u32,
     },
-    /// A process that named a session which is not its own, or not there.
+    /// A process that named a session of another process, or one that does not exist.
     ForeignProcess {
         session: SessionId,
         pid: u32,

@@ -1,4 +1,4 @@
-//! What the core is told once, at its start.
+//! The configuration of the core, given once at its start.
 
 use vramd_types::{Bytes, Quantity, Shares};
 
@@ -6,28 +6,29 @@ use crate::{eviction::EvictionPolicy, limits::Limits, pressure::PressureBounds};
 
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// How often the daemon has started on this node; the high bits of every id.
+    /// How often the daemon has started on this node; it forms the high bits of every id.
     pub boot_epoch: u64,
-    /// At least one.
+    /// The devices, at least one.
     pub devices: Vec<DeviceConfig>,
-    /// Size of a part where the client asks for none; a multiple of 2 MiB.
+    /// Default size of a part; a multiple of 2 MiB.
     pub part_size: Bytes,
-    /// Limit of a tenant without a quota, on each device; its guarantee is zero.
+    /// Limit of a tenant without a quota on each device. Its guarantee is zero.
     pub default_limit: Quantity,
-    /// The same in the host tier of each.
+    /// The same in the host tier of each device.
     pub default_host_limit: Quantity,
-    /// And on disk, for each.
+    /// The same on disk, for each device.
     pub default_disk_limit: Quantity,
-    /// Room is kept for the contexts of so many clients, or of those that have one, if these are more.
+    /// Room is kept free for the contexts of this many clients, or of all clients that have one, if those are
+    /// more.
     pub sessions_reserved: u32,
-    /// Who leaves a device when somebody needs the room.
+    /// The policy that orders the victims of evictions.
     pub eviction: EvictionPolicy,
-    /// What leaves as unchanged is compared with its shadow first, and copied if it differs.
+    /// Whether a clean part is compared with its backing before it leaves, and copied if it differs.
     pub check_clean_backings: bool,
     pub pressure: PressureBounds,
-    /// Whether files can be what parts have below.
+    /// Whether parts can be file-backed.
     pub files: bool,
-    /// What each class of copies has of a link.
+    /// The share of a link that each class of copies gets.
     pub shares: Shares,
     pub limits: Limits,
 }
@@ -36,18 +37,19 @@ pub struct Config {
 pub struct DeviceConfig {
     pub uuid: String,
     pub name: String,
-    /// What the device has.
+    /// The memory of the device.
     pub total: Bytes,
-    /// What of it the broker may hand out when nobody else holds any: the configured share less the margin.
+    /// The part of it that the broker may hand out if no other program holds any: the configured share less
+    /// the margin.
     pub share: Bytes,
-    /// Pinned host memory near it that its parts may move to; zero is none.
+    /// Pinned host memory near the device that its parts may move to; zero means none.
     pub host: Bytes,
-    /// Whether clients can map what lies there, at the same addresses.
+    /// Whether clients can map parts in host memory, at the same addresses.
     pub maps_host: bool,
-    /// Bytes of a disk that its parts may move to; zero is none.
+    /// Bytes of disk that its parts may move to; zero means none.
     pub disk: Bytes,
-    /// What the context of one client takes there; zero where there are none.
+    /// Device memory that the context of one client takes; zero where clients have no context.
     pub context_bytes: Bytes,
-    /// Whether its driver makes fixed allocations.
+    /// Whether its driver supports fixed allocations.
     pub makes_fixed: bool,
 }

@@ -1,4 +1,4 @@
-//! What the broker refuses, with the facts. One variant for each [`Reason`] that the core can give.
+//! Refusals with their facts. There is one variant for each [`Reason`] that the core can give.
 
 use std::{fmt, time::Duration};
 
@@ -6,7 +6,7 @@ use vramd_types::{AllocationId, Bytes, PartIndex, Reason, SessionId};
 
 use crate::event::Tier;
 
-/// A refusal: nothing was changed. Its reason, facts and message go to the client as they are.
+/// A refusal: nothing was changed. The client gets its reason, facts and message unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     SizeInvalid {
@@ -25,7 +25,7 @@ pub enum Refusal {
         quantity: String,
         problem: String,
     },
-    /// Of a setting: bytes as bare integers, and which others would do.
+    /// A setting has a wrong value. Bytes are bare integers; `allowed` says which values are possible.
     SettingInvalid {
         field: &'static str,
         given: String,
@@ -136,12 +136,12 @@ pub enum Refusal {
     PinStalled {
         session: SessionId,
     },
-    /// By the session itself, which a pin had it sent to.
+    /// The session itself could not map a part that it pins.
     MapFailed {
         allocation: AllocationId,
         problem: String,
     },
-    /// A pin was not answered in the time that its call gave.
+    /// A pin call was not answered within the time that the client allowed.
     WaitOver {
         within: Duration,
     },
@@ -168,7 +168,7 @@ pub enum Refusal {
     FileMutable {
         path: String,
     },
-    /// What lay on disk is not what was written there, or as its file was.
+    /// The content on disk is not what was written there, or the file has changed.
     ContentLost {
         allocation: AllocationId,
         part: PartIndex,
@@ -186,7 +186,7 @@ pub enum Refusal {
 }
 
 impl Tier {
-    /// As it stands in metadata and logs.
+    /// The name in metadata and logs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Device => "device",
@@ -254,7 +254,8 @@ impl Refusal {
         }
     }
 
-    /// `ErrorInfo.metadata`: the keys that the registry lists for the reason, bytes as bare integers.
+    /// The facts for `ErrorInfo.metadata`: the keys that the registry lists for the reason, bytes as bare
+    /// integers.
     pub fn facts(&self) -> Vec<(&'static str, String)> {
         let bytes = |bytes: &Bytes| bytes.get().to_string();
         match self {
@@ -361,7 +362,7 @@ impl Refusal {
     }
 }
 
-/// For people: what the reason means, and what differs this time.
+/// The message for people: what happened, to which object, with the numbers, and what to do.
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

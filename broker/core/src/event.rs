@@ -1,4 +1,4 @@
-//! What happens to the broker. The shell turns everything from outside into one of these.
+//! Events: everything that the shell reports to the broker.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,47 +6,47 @@ use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantit
 
 use crate::settings::SettingsChange;
 
-/// One request, to be answered by one [`crate::Command::Reply`] with the same number.
+/// The number of one request. One [`crate::Command::Reply`] with the same number answers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CallId(pub u64);
 
-/// One connection on `channel.sock`, numbered by the shell and never reused.
+/// One connection on `channel.sock`. The shell numbers connections and never reuses a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChannelId(pub u64);
 
-/// The process that makes a call, by the kernel's word. The shell has seen that it lives.
+/// The process that makes a call, as the kernel reports it. The shell has checked that it is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     pub pid: u32,
     pub uid: u32,
 }
 
-/// A mutation's name for itself, so that a repeated one is recognised.
+/// The identity of a mutation, by which a repeated request is recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestKey {
     pub id: [u8; 16],
-    /// A hash of the request's content: another content under the same id is an error.
+    /// A hash of the request's content. The same id with another content is an error.
     pub fingerprint: [u8; 16],
 }
 
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A client process said hello on a new channel, and the shell has found out who it is.
+    /// A client process sent a hello on a new channel, and the shell has identified it.
     Hello {
         channel: ChannelId,
         hello: Hello,
     },
-    /// A frame after the first.
+    /// The client sent a frame after its hello.
     Frame {
         channel: ChannelId,
         frame: ClientFrame,
     },
-    /// What came was no frame, or not from the session's process.
+    /// A packet was no frame, or did not come from the session's process.
     Malformed {
         channel: ChannelId,
         problem: String,
     },
-    /// The channel has ended, whoever closed it.
+    /// The channel has ended, whichever side closed it.
     ChannelEnded {
         channel: ChannelId,
     },
@@ -72,42 +72,43 @@ pub enum Event {
     QuotasStored {
         result: Result<(), String>,
     },
-    /// What the words of sessions say of use since the last time. Parts that were neither used nor written, nor pinned or unpinned,
-    /// are not among it.
+    /// The use of parts since the last harvest of the pin words. It lists only parts that were used, written,
+    /// pinned or unpinned.
     PartsUsed(Vec<PartUse>),
-    /// Nothing but time has passed.
+    /// Only time has passed.
     Tick,
 }
 
-/// One part in the words of one session.
+/// The harvested use of one part by one session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartUse {
     pub session: SessionId,
     pub part: PartRef,
-    /// Whether it was pinned at that moment.
+    /// Whether the session pinned the part at the moment of the harvest.
     pub pinned: bool,
-    /// Whether its word said at that moment that it was written, since that was cleared there last.
+    /// Whether the WRITTEN bit was set at the moment of the harvest.
     pub written: bool,
 }
 
-/// Where a part's words are in the word table of its session.
+/// The index of a part's word in the word table of its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u32);
 
-/// Who said hello, and what it said. Uid, pid and tenant are the kernel's and the operator's word, not its own.
+/// A session's hello. Uid, pid and tenant come from the kernel and the operator's rules, not from the client.
 #[derive(Clone, Debug)]
 pub struct Hello {
     pub tenant: String,
     pub pid: u32,
     pub uid: u32,
     pub client_name: String,
-    /// UUIDs that the process sees; `None` is all.
+    /// UUIDs of the devices that the process sees; `None` means all.
     pub devices: Option<Vec<String>>,
     /// Earlier sessions of the same process that have unmapped everything.
     pub unmapped_sessions: Vec<SessionId>,
-    /// Both sides speak pins: the session has a word table, and what it does not pin may be revoked.
+    /// Both sides support pins: the session has a word table, and the daemon may revoke parts that it does
+    /// not pin.
     pub pins: bool,
-    /// It wants to be told how full devices are.
+    /// The session wants reports of pressure.
     pub pressure: bool,
 }
 
@@ -118,26 +119,26 @@ pub struct PartRef {
 }
 
 impl PartRef {
-    /// Before all others.
+    /// The smallest reference in the order.
     pub(crate) const FIRST: Self = Self { allocation: AllocationId::from_raw(0), part: PartIndex(0) };
 }
 
 #[derive(Clone, Debug)]
 pub enum ClientFrame {
-    /// The client has mapped its word table. Of a session with pins it is the first.
+    /// The client has mapped its word table. In a session with pins it is the first frame.
     WordsMapped,
     Mapped(Vec<PartRef>),
     Unmapped(Vec<UnmappedPart>),
-    /// All of these are to be mapped, and none to be revoked until `PinEnded`.
+    /// Map all of these parts, and revoke none of them until `PinEnded`.
     Pin {
-        /// Greater than any before in the session.
+        /// Greater than the number of any earlier call of the session.
         call: u64,
         parts: Vec<PartRef>,
         write: bool,
-        /// How long it waits to be answered; zero is as long as it takes.
+        /// How long the call waits for its answer; zero means without limit.
         wait: Duration,
     },
-    /// The client has pinned the set by its words, or has given it up.
+    /// The client has pinned the set through its words, or has given up the call.
     PinEnded {
         call: u64,
     },
@@ -146,39 +147,40 @@ pub enum ClientFrame {
 #[derive(Clone, Debug)]
 pub struct UnmappedPart {
     pub part: PartRef,
-    /// Why it never was mapped, if so.
+    /// Why the client could not map the part, if it could not.
     pub failure: Option<String>,
-    /// By its word it was written since that was looked at last.
+    /// The part's WRITTEN bit was set since the daemon last read it.
     pub written: bool,
 }
 
 #[derive(Clone, Debug)]
 pub enum ClientRequest {
-    /// All or none. What finds no room on its device waits so long for it, in the order of asking.
+    /// Allocates all items or none. A batch that finds no room waits in the line for at most `wait`.
     AllocateBatch {
         items: Vec<AllocationSpec>,
         wait: Duration,
     },
     FreeBatch(Vec<AllocationId>),
     Attach(Target),
-    /// The same, and nothing of it is sent before it is pinned.
+    /// Attaches without a handle pin: no part is sent before the session pins it.
     AttachUnpinned(Target),
     Detach(Vec<AllocationId>),
     Seal(AllocationId),
     Advise(AllocationId, Advice),
-    /// A sealed allocation whose bytes are those of a file that nobody changes.
+    /// Creates a sealed allocation with the bytes of a file that never changes.
     Load {
         spec: AllocationSpec,
         file: FileSpan,
     },
 }
 
-/// What an owner knows about the use of an allocation.
+/// An owner's advice about the use of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
-    /// Its device reads and writes it in place: what of it lies in the host's memory is mapped there.
+    /// The device accesses the allocation in place: its parts in host memory are mapped there.
     SetAccessedBy,
-    /// No more: it comes to its device for who pins it, as soon as nobody maps it where it lies.
+    /// The device no longer accesses it in place. A part is fetched for a pin as soon as no session maps it
+    /// in host memory.
     UnsetAccessedBy,
 }
 
@@ -186,23 +188,23 @@ pub enum Advice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FileId(pub u64);
 
-/// The bytes of a file from some place on, as many as the allocation has.
+/// The bytes of a file from an offset on, as many as the allocation has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSpan {
     pub file: FileId,
-    /// For people.
+    /// The path as given, for messages.
     pub path: Arc<str>,
     pub offset: Bytes,
 }
 
 impl ClientRequest {
-    /// A batch that does not wait for others to make room.
+    /// A batch that does not wait for room.
     pub const fn allocate(items: Vec<AllocationSpec>) -> Self {
         Self::AllocateBatch { items, wait: Duration::ZERO }
     }
 }
 
-/// One allocation, by its id or by `name` or `tenant/name`.
+/// One allocation, named by its id or by `name` or `tenant/name`.
 #[derive(Clone, Debug)]
 pub enum Target {
     Id(AllocationId),
@@ -232,21 +234,21 @@ pub enum Tier {
 #[derive(Clone, Debug)]
 pub struct AllocationSpec {
     pub size: Bytes,
-    /// UUID or index; `None` is the first that the session sees.
+    /// UUID or index; `None` means the first device that the session sees.
     pub device: Option<String>,
     pub kind: Kind,
     pub lifetime: Lifetime,
     pub name: Option<String>,
     pub readers: Vec<String>,
-    /// `None` is the daemon's.
+    /// `None` means the daemon's default.
     pub part_size: Option<Bytes>,
     pub replace: bool,
-    /// It may begin with whatever the tenant's own memory held before; else it begins as zeros.
+    /// Its memory may begin with old content of the same tenant; otherwise it begins as zeros.
     pub uninitialized: bool,
-    /// Nothing of it is mapped until it is pinned. What finds no room on its device begins in the tier below, so it may be
-    /// larger than the device.
+    /// The allocation has no handle pin: no part is mapped until the client pins it. A part without room on
+    /// its device starts in the tier below, so the allocation may be larger than the device.
     pub unpinned: bool,
-    /// Its content need not outlive its leaving the device: then it is not copied, and it needs nothing below.
+    /// The client can recompute the content: parts leave their device without a copy and need no backing.
     pub discardable: bool,
 }
 
@@ -269,47 +271,47 @@ pub enum OperatorRequest {
         kill: bool,
     },
     FreeAllocation(Target),
-    /// Has everybody unmap these parts; who pins them again maps them again.
+    /// Revokes every mapping of these parts. The next pin of a session maps them again.
     RevokeMappings {
         target: Target,
-        /// None is all.
+        /// Empty means all.
         parts: Vec<PartIndex>,
-        /// Whether to wait for pins to end; else what is pinned is left alone.
+        /// Whether to wait until pins end; otherwise pinned parts are left alone.
         wait: bool,
     },
-    /// Has parts moved to a tier.
+    /// Moves parts to a tier.
     MoveParts {
         target: Target,
-        /// None is all.
+        /// Empty means all.
         parts: Vec<PartIndex>,
         tier: Tier,
     },
-    /// Has what parts hold on their device copied to what they have below, while they stay mapped.
+    /// Writes parts back to their backing while they stay mapped on their device.
     WriteBackParts {
         target: Target,
-        /// None is all.
+        /// Empty means all.
         parts: Vec<PartIndex>,
     },
-    /// Holds parts on their device, or lets them go.
+    /// Sets or ends an operator hold on parts.
     HoldParts {
         target: Target,
-        /// None is all.
+        /// Empty means all.
         parts: Vec<PartIndex>,
         hold: bool,
     },
-    /// Refuses a request that waits for room, or all pin calls that wait for one part.
+    /// Refuses a batch that waits for room, or all pin calls that wait for one part.
     CancelWait {
         /// [`crate::WaitView::id`].
         wait: u64,
     },
-    /// All of it holds from now on, or nothing.
+    /// Applies all of the change, or nothing.
     ChangeSettings(SettingsChange),
     Drain {
         draining: bool,
     },
 }
 
-/// Which devices an operator means.
+/// The devices that an operator names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceSelector {
     All,
@@ -317,33 +319,36 @@ pub enum DeviceSelector {
     One(String),
 }
 
-/// What the driver reports.
+/// A report of the driver.
 #[derive(Clone, Debug)]
 pub enum Completion {
     Created {
         extent: ExtentId,
         result: Result<(), CreateError>,
     },
-    /// The broker's own hold on it has ended; `returned` says whether the memory is free again.
+    /// The daemon has closed the extent. `returned` says whether the memory is free again.
     Released {
         extent: ExtentId,
         returned: bool,
     },
-    /// Memory that some process held on to after its release is free at last.
+    /// Memory that a process kept open after its release is free again.
     Returned {
         extent: ExtentId,
     },
-    /// Answers [`crate::Command::Copy`]. What failed may have written some of its destination, and has left its source alone.
+    /// Answers [`crate::Command::Copy`]. A failed copy may have written part of its destination, and has not
+    /// changed its source.
     Copied {
         to: ExtentId,
         result: Result<(), String>,
     },
-    /// Answers that too: what was to be read is not what was written there. Its source is lost, and nothing else.
+    /// Also answers a copy: the source does not have the bytes that were written there. Only its content is
+    /// lost.
     Damaged {
         to: ExtentId,
         problem: String,
     },
-    /// A shadow that was compared holds something else: it is copied to all the same, and that is answered apart.
+    /// A compared backing does not have the part's bytes. The driver copies the part all the same, and
+    /// reports that separately.
     CleanBackingDiffers {
         to: ExtentId,
     },
@@ -356,32 +361,34 @@ pub enum Completion {
         part: PartRef,
         outcome: WordsOutcome,
     },
-    /// Answers [`crate::Command::ClearWritten`]: whether it was done, or the part was in use.
+    /// Answers [`crate::Command::ClearWritten`]: whether the bit was cleared, or the part was in use.
     WrittenCleared {
         part: PartRef,
         cleared: bool,
     },
-    /// `contexts` counts the clients that have a context there; what these take is not unbrokered.
+    /// Reports a survey. `contexts` counts the clients that have a context on the device; their memory is not
+    /// unbrokered.
     Surveyed {
         device: DeviceIndex,
         unbrokered: Bytes,
         contexts: u32,
-        /// Of its host tier, what others have left nothing for.
+        /// Bytes of the device's host tier that other programs have taken.
         host_missing: Bytes,
     },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WordsOutcome {
-    /// REVOKE stands in every word whose client is not unmapping on its own: their frames are to follow.
+    /// REVOKE is set in every word, except where the client is unmapping on its own. The clients' frames
+    /// follow.
     Revoked,
-    /// In use: all words are as they were.
+    /// A session pins the part: no word was changed.
     Pinned { by: Vec<SessionId> },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DigestError {
-    /// What lies in that extent is not what was written there.
+    /// The extent does not have the bytes that were written to it.
     Damaged {
         extent: ExtentId,
         problem: String,
@@ -392,9 +399,9 @@ pub enum DigestError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CreateError {
     OutOfMemory,
-    /// The same of the host, whose limits are many: which one it was.
+    /// The host has no memory left. The text names the limit that was reached.
     OutOfHostMemory(String),
-    /// And of the disk.
+    /// The disk has no room left.
     OutOfDisk(String),
     Failed(String),
 }

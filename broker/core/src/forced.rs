@@ -1,5 +1,5 @@
-//! Steps that must not be, taken by force: the core never tries most of them, so whoever wants to see them refused has
-//! to put a row into the state that they begin in. For the simulator, behind the feature `observed`.
+//! Forces illegal transitions. The core never tries most of them, so a test that wants to see them refused
+//! must first put a row into the state where they begin. For the simulator, behind the feature `observed`.
 
 use vramd_types::PartIndex;
 
@@ -14,20 +14,21 @@ use crate::{
     residency::{MapEvent, Mapping},
 };
 
-/// What became of a step that was forced.
+/// The outcome of a forced transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forced {
-    /// The state is what it was.
+    /// The state did not change.
     pub state_unchanged: bool,
-    /// It was said that the step does not fit: by `INV-STATE-1`, or, where a client asks for it, by the error for which
-    /// the client is quarantined.
+    /// The core reported the illegal transition: by `INV-STATE-1`, or, where a client asks for it, by the
+    /// error that quarantines the client.
     pub reported: bool,
 }
 
 impl Broker {
-    /// Puts the first allocation, the first session, or its hold on the first part of that allocation, into the state
-    /// that the step begins in, and takes the step through the function that takes all such steps. `None` if there is
-    /// no such row. The broker is good for nothing afterwards but another such step.
+    /// Puts the first allocation, the first session, or its mapping of the first part of that allocation,
+    /// into the state where the transition begins, and takes the transition through the ordinary function.
+    /// Returns `None` if there is no such row. Afterwards the broker is good only for another forced
+    /// transition.
     pub fn force(&mut self, step: Transition) -> Option<Forced> {
         let id = self.allocations.iter_after(None).next()?.0;
         let session = self.sessions.iter().next()?.0;

@@ -1,12 +1,16 @@
-//! The pure core of vramd: who holds what, who may, and what happens next.
+//! The pure core of vramd: a state machine that decides who is charged for memory, who may map it and what
+//! moves.
 //!
-//! [`Broker`] is a state machine. It has four kinds of methods:
-//! - [`Broker::handle`] takes an [`Event`] and the time, and changes state;
-//! - [`Broker::poll_command`] gives out the [`Command`]s that this caused, to be executed in order;
-//! - [`Broker::next_deadline`] says by when it wants to be called again though nothing happens;
-//! - getters show state, and change nothing.
+//! [`Broker`] has four kinds of methods:
+//! - [`Broker::handle`] takes an [`Event`] and the time, and changes state.
+//! - [`Broker::poll_command`] returns the [`Command`]s that follow, in the order in which the shell executes
+//!   them.
+//! - [`Broker::next_deadline`] returns when to call [`Broker::handle`] with [`Event::Tick`] if nothing else
+//!   happens.
+//! - Getters return views and change nothing.
 //!
-//! There is no clock, randomness, thread, lock or IO in here: a run is a function of configuration and events.
+//! The core has no clock, randomness, thread, lock or IO: a run is a function of configuration and events.
+//! The price: it holds all state in memory, and the shell serializes every call.
 //!
 //! ```text
 //!   event ──► handler ──► tenancy     who asks, and what is remembered of its requests

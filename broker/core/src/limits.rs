@@ -1,94 +1,96 @@
-//! Every bound of the core in one place. Everything that can grow has one.
+//! Every bound of the core. Whatever can grow has a bound here.
 
 use std::time::Duration;
 
 use vramd_types::Bytes;
 
-/// How many request ids a session, or an operator's uid, can repeat: the last so many are remembered.
+/// How many request ids the core remembers per session, and per operator's uid.
 pub const REQUESTS_REMEMBERED: usize = 1024;
 
-/// So many files of one tenant are read at once, until what they are loaded as is sealed: as many as a node has devices, twice.
+/// How many files of one tenant are read at once, until their allocations are sealed: twice the devices of a
+/// node.
 pub const FILE_LOADS_PER_TENANT_MAX: usize = 16;
 
-/// Most file descriptors in one packet. The kernel takes 253.
+/// The most file descriptors in one packet. The kernel takes 253.
 pub const FDS_PER_PACKET_MAX: usize = 128;
 
-/// Most parts that one `Revoke` names.
+/// The most parts that one `Revoke` names.
 pub const PARTS_PER_FRAME_MAX: usize = 1024;
 
-/// So many parts that leave one by one are told in one `Revoke`: a client answers a frame as a whole, and answering takes longer than
-/// unmapping a part. What has left early is copied early, though, so there are not more.
+/// How many single evictions are collected in one `Revoke`. A client answers a frame as a whole, and
+/// answering takes longer than unmapping a part. A larger group would delay the copy of its first part.
 pub const REVOKE_GROUP_MAX: usize = 64;
 
-/// So many parts of an operator's call are begun with in one event, or of what is not to be accessed in place any more: however many
-/// they are, nobody else waits for all.
+/// How many parts of one operator's call, or of advice that ended, are started in one event, so that other
+/// requests do not wait for all of them.
 pub const PARTS_STARTED_PER_EVENT: usize = 512;
 
-/// So many parts get bytes set aside below their device in one event, when some come free there.
+/// How many parts get a backing reserved in one event when bytes become free below their device.
 pub const BACKINGS_PER_EVENT: usize = 512;
 
-/// So many parts are looked at each time for what nobody has used for long.
+/// How many parts one scan for cold parts visits.
 pub const COLD_PARTS_SCANNED: usize = 1024;
 
-/// So many parts of a device are copied ahead of need at a time.
+/// How many parts of a device are written back ahead of need at a time.
 pub const WRITE_BACKS_AHEAD_MAX: usize = 16;
 
-/// Of so many extents one is not made for what is copied ahead of need: it is left to who asks for one.
+/// One of this many extents is not used for write-back ahead of need, so that requests find one.
 pub const EXTENT_SPARE_DIVISOR: usize = 10;
 
-/// Most parts that one `Pin` names.
+/// The most parts that one `Pin` names.
 pub const PIN_PARTS_MAX: usize = 1024;
 
-/// Most parts of one allocation: a table of them stays small beside the memory it describes.
+/// The most parts of one allocation. A table of them stays small beside the memory that it describes.
 pub const PARTS_PER_ALLOCATION_MAX: usize = 65_536;
 
-/// Largest part: one piece of physical memory, zeroed and copied as a whole.
+/// The largest part: one piece of physical memory, zeroed and copied as a whole.
 pub const PART_SIZE_MAX: Bytes = Bytes::gib(16);
 
-/// Bounds that the operator sets.
+/// Bounds that the operator configures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     pub sessions_max: usize,
     pub sessions_per_tenant_max: usize,
     pub allocations_per_tenant_max: usize,
     pub parts_per_tenant_max: usize,
-    /// Extents of the node: each is a descriptor of the daemon.
+    /// Extents of the node. Each takes one descriptor of the daemon.
     pub extents_max: usize,
     pub batch_items_max: usize,
     pub readers_max: usize,
-    /// Requests that wait for the driver, a client or the disk; one more is refused.
+    /// Requests that wait for the driver, a client or the disk. One more is refused.
     pub pending_requests_max: usize,
-    /// Of these, one tenant's: who lets its own requests hang keeps nobody else from being heard.
+    /// The same for one tenant, so that a tenant whose requests hang blocks no other tenant.
     pub pending_requests_per_tenant_max: usize,
-    /// Descriptors sent and not answered. A session that went silent keeps its share until it is gone, since what lies
-    /// in its socket can still be received.
+    /// Descriptors sent and not answered. A silent session keeps its share until it is gone, since the
+    /// packets in its socket can still be received.
     pub fds_in_flight_max: usize,
     pub fds_in_flight_per_tenant_max: usize,
-    /// A session that has not answered a `Map`, or mapped its word table, by then loses its channel.
+    /// How long a client may take to answer a `Map`, or to map its word table, before its channel is closed.
     pub map_answer_timeout: Duration,
-    /// A session that has not let go by then of what was freed, or is to be sealed or detached, is silent until it does:
-    /// its program's pins may last. So long a fence waits for pins.
+    /// How long a client may take to unmap memory that is freed, sealed or detached before its session
+    /// becomes silent. Its program's pins may last that long. A fence waits as long for pins.
     pub revoke_answer_timeout: Duration,
-    /// A session that owes the unmapping of what nobody pins, and has unmapped nothing of it for so long, is silent until it does:
-    /// nothing that its program does holds it up, and others wait.
+    /// How long a client may go without unmapping any of the unpinned parts that it was told to unmap before
+    /// its session becomes silent. Its program cannot delay that, and other sessions wait for it.
     pub unmap_answer_timeout: Duration,
-    /// The process of a session that is silent for so long is killed; zero is never.
+    /// How long a session may stay silent before the daemon kills its process; zero means for ever.
     pub end_silent_after: Duration,
-    /// Slots of a session's word table: parts that it maps, or keeps to map again. At least 1.
+    /// Slots of a session's word table: one for each part that it maps or keeps to map again. At least 1.
     pub words_per_session_max: u32,
     /// Pin calls of one session that have not ended.
     pub pins_waiting_max: usize,
-    /// Parts of these, in all. Below [`PIN_PARTS_MAX`] some sets could never be pinned.
+    /// All parts of these calls. Below [`PIN_PARTS_MAX`], some sets could never be pinned.
     pub pin_parts_waiting_max: usize,
-    /// A pin call that waits so long for sessions that all wait themselves is aborted.
+    /// How long a pin call may wait only for sessions that wait themselves before it is aborted.
     pub pin_stall: Duration,
-    /// How often the driver is asked who holds what, while memory is unreturned or outsiders may come and go.
+    /// How often the driver is asked to survey devices while memory is unreturned or other programs may come
+    /// and go.
     pub survey_interval: Duration,
-    /// Freed memory that a tenant keeps on each device for its next allocations; zero is none.
+    /// The most bytes of freed memory that are cached for a tenant on each device; zero means none.
     pub cached_bytes_per_tenant_max: Bytes,
-    /// How long it is kept for a tenant that has no session.
+    /// How long an extent stays cached for a tenant that has no session.
     pub cached_for: Duration,
-    /// How long it is kept for one that has, if nothing of it is used again.
+    /// How long an extent stays cached for a tenant that has a session, if no allocation reuses it.
     pub cached_idle_for: Duration,
 }
 

@@ -1,7 +1,9 @@
-//! What an event touched and which transitions it took, for whoever watches every step of the core.
+//! Records which rows an event changed and which transitions it took, for observers of every step of the
+//! core.
 //!
-//! Tables note the keys of what they give out for change, so that after an event the invariants of just these can be
-//! checked. Without the feature `observed` nothing is kept and every call here is empty.
+//! Tables record the key of every row that they hand out for a change, so that the invariants of just these
+//! rows can be checked after the event. Without the feature `observed` nothing is recorded and every call
+//! here is empty.
 
 use crate::{
     migration::{MigrationEvent, MigrationState, WriteBackEvent, WriteBackState},
@@ -9,7 +11,7 @@ use crate::{
     tenancy::{SessionEvent, SessionState},
 };
 
-/// A step of one of the tables: from where, by what, and whether the table allowed it.
+/// A transition of one of the tables: its start, its event, and whether the table allowed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transition {
     Allocation { from: AllocationState, event: AllocationEvent, legal: bool },
@@ -19,7 +21,7 @@ pub enum Transition {
     WriteBack { from: WriteBackState, event: WriteBackEvent, legal: bool },
 }
 
-/// Keys of one table's rows that were changed, or given out for it, since the event began.
+/// Keys of one table's rows that were changed, or handed out for a change, since the event began.
 #[derive(Debug)]
 pub(crate) struct ChangedKeys<K> {
     #[cfg(feature = "observed")]
@@ -53,7 +55,7 @@ impl<K: Copy + Ord> ChangedKeys<K> {
         self.keys.clear();
     }
 
-    /// Each once, in order.
+    /// Returns each key once, in order.
     pub(crate) fn keys(&self) -> Vec<K> {
         let mut keys = self.keys.clone();
         keys.sort_unstable();
@@ -93,22 +95,22 @@ mod watched {
     use crate::broker::Broker;
 
     impl Broker {
-        /// The transitions that the last event took or was refused.
+        /// Returns the transitions that the last event took or was refused.
         pub fn transitions(&self) -> &[Transition] {
             &self.transitions.steps
         }
 
-        /// The part that an extent was made for: commands do not say it.
+        /// Returns the part that an extent was created for. Commands do not carry it.
         pub fn part_of_extent(&self, extent: vramd_types::ExtentId) -> Option<crate::event::PartRef> {
             self.pool.get(extent)?.part
         }
 
-        /// Whether the owner of an allocation maps what it pins, and nothing before.
+        /// Whether the allocation was created without a handle pin.
         pub fn is_unpinned(&self, id: vramd_types::AllocationId) -> bool {
             self.allocations.get(id).is_some_and(|allocation| allocation.unpinned)
         }
 
-        /// Forgets what the last event touched.
+        /// Forgets what the last event changed.
         pub(crate) fn forget_observed(&mut self) {
             self.transitions.steps.clear();
             self.allocations.changed_keys.clear();

@@ -1,6 +1,7 @@
-//! What operators may change while the daemon runs. It begins as configured; what was changed holds until the daemon ends.
+//! Settings: values that operators may change while the daemon runs. They begin as configured; a change lasts
+//! until the daemon ends.
 //!
-//! Each group of settings has a struct of its values and one of what a change names of them.
+//! Each group of settings has one struct for its values and one for a change of them.
 
 use std::{fmt, time::Duration};
 
@@ -13,7 +14,7 @@ use crate::{
     pressure::{InvalidBounds, PressureBounds},
 };
 
-/// All of it.
+/// All settings in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     pub pressure: PressureBounds,
@@ -21,15 +22,15 @@ pub struct Settings {
     pub shares: Shares,
 }
 
-/// So many bytes of each tier below a device may be handed out, for each device that has so many; at most as many as
-/// are configured, since the driver was opened with these. Zero is closed for new bytes.
+/// How many bytes of each tier below a device may be handed out, per device. The configured size is the
+/// maximum, since the driver was opened with it. Zero closes the tier for new bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierSettings {
     pub host: Bytes,
     pub disk: Bytes,
 }
 
-/// What is to be another from now on. What is left out stays as it is.
+/// A change of settings. Fields that are `None` keep their value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SettingsChange {
     pub pressure: PressureChange,
@@ -70,7 +71,8 @@ impl Settings {
         Self { pressure: config.pressure, tiers, shares: config.shares }
     }
 
-    /// As they would be. `Err`: the change makes no sense with what is set already, or with what is configured.
+    /// Returns the settings after a change. It fails if the change contradicts other settings or the
+    /// configuration.
     pub(crate) fn changed(&self, change: &SettingsChange, configured: &Self) -> Result<Self, Refusal> {
         if *change == SettingsChange::default() {
             return Err(Refusal::RequestInvalid { field: "change", problem: "nothing is to be changed" });
@@ -83,7 +85,7 @@ impl Settings {
     }
 }
 
-/// For people.
+/// The settings as one line of text, for the log.
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pressure, tiers, shares } = self;
@@ -131,7 +133,7 @@ impl PressureChange {
         }
     }
 
-    /// Of the fields that it is about at least one is named, since all was well before.
+    /// At least one of the fields in question is in the change, since the settings before it were valid.
     fn refused(&self, bounds: PressureBounds, InvalidBounds { fields, problem }: InvalidBounds) -> Refusal {
         let named = fields.iter().find(|field| self.names(field));
         let field = named.or_else(|| fields.first()).copied().unwrap_or_default();
@@ -181,7 +183,7 @@ impl ShareChange {
         let prefetch = with(self.prefetch_percent, CopyClass::Prefetch);
         let write_back = with(self.write_back_percent, CopyClass::WriteBack);
         Shares::new(demand, prefetch, write_back).map_err(|error| {
-            // The largest of those that were named: without one all is well.
+            // The largest of the changed shares is at fault: without a change the shares were valid.
             let named = said.into_iter().filter_map(|(field, said)| Some((field, said?)));
             let (field, given) = named.max_by_key(|(_, percent)| *percent).unwrap_or_default();
             let others =
@@ -195,7 +197,7 @@ impl ShareChange {
     }
 }
 
-/// `most`: what is configured.
+/// Checks the new size of a tier. `max` is the configured size.
 fn check_tier(field: &'static str, tier: Tier, bytes: Bytes, most: Bytes) -> Result<Bytes, Refusal> {
     if most.is_zero() {
         return Err(Refusal::TierUnsupported { tier });

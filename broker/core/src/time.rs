@@ -1,8 +1,8 @@
-//! Time as an argument: the shell reads the clock, the core compares.
+//! Time as an argument: the shell reads the clock, the core only compares.
 
 use std::time::Duration;
 
-/// Microseconds since the daemon started, or since a simulated run did.
+/// Microseconds since the start of the daemon, or of a simulated run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(u64);
 
@@ -17,13 +17,13 @@ impl Time {
         self.0
     }
 
-    /// Zero if that is later.
+    /// The time since `earlier`; zero if that is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))
     }
 
-    /// The start if that is earlier.
+    /// The time `delay` before this one, but not before the start.
     #[must_use]
     pub fn before(self, delay: Duration) -> Self {
         Self(self.0.saturating_sub(u64::try_from(delay.as_micros()).unwrap_or(u64::MAX)))

@@ -1,4 +1,4 @@
-//! What the broker shows: plain owned values, made when they are asked for.
+//! Views: plain owned values that show the broker's state at the time of the call.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -19,23 +19,23 @@ pub struct AllocationView {
     /// `tenant/name`, or empty.
     pub name: String,
     pub tenant: String,
-    /// UUID.
+    /// The UUID of the device.
     pub device: String,
     pub kind: Kind,
     pub lifetime: Lifetime,
     pub discardable: bool,
-    /// What of it lies in the host's memory is mapped there.
+    /// Its parts in host memory are mapped and accessed there.
     pub accessed_by_device: bool,
     pub state: AllocationState,
     pub size: Bytes,
     pub charged: Bytes,
     pub resident: Bytes,
     pub in_host: Bytes,
-    /// And on disk.
+    /// Bytes on disk.
     pub on_disk: Bytes,
-    /// In a file that is nobody's, and costs nothing.
+    /// Bytes that lie in its file, which are charged to no tenant.
     pub in_file: Bytes,
-    /// The file whose bytes it has.
+    /// The file that it was loaded from.
     pub file: Option<String>,
     pub unreturned: Bytes,
     pub digest: Option<[u8; 32]>,
@@ -52,11 +52,11 @@ pub struct PartView {
     pub offset: Bytes,
     pub size: Bytes,
     pub tier: Tier,
-    /// Where it is on its way to.
+    /// The tier that it is moving to.
     pub moves_to: Option<Tier>,
-    /// An operator holds it: it does not leave its device.
+    /// An operator hold keeps the part on its device.
     pub operator_hold: bool,
-    /// Its content was given up: it is nowhere.
+    /// The part was dropped: it lies nowhere.
     pub dropped: bool,
     /// `None` for clients.
     pub backing: Option<Backing>,
@@ -64,24 +64,24 @@ pub struct PartView {
     pub mappers: Vec<MapperView>,
 }
 
-/// What is behind a part.
+/// The state of the extent behind a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Backing {
-    /// The driver is making it.
+    /// The driver is creating it.
     Creating,
     Live,
-    /// The driver has been told to let go.
+    /// The driver was told to release it.
     Releasing,
-    /// The driver let go, and some process still holds the memory.
+    /// The driver released it, and a process still has the memory open.
     Unreturned,
-    /// Nothing any more: given back, or kept for the tenant's next allocations.
+    /// The extent is gone or cached.
     Gone,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapperView {
     pub session: SessionId,
-    /// [`MapState::Queued`] is no mapper yet.
+    /// The state of the mapping. [`MapState::Queued`] is no mapper yet.
     pub state: MapState,
 }
 
@@ -103,14 +103,14 @@ pub struct SessionView {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaView {
     pub tenant: String,
-    /// UUID, or `*`.
+    /// UUID, or `*` for all devices.
     pub device: String,
     pub tier: Tier,
     pub guarantee: Quantity,
     pub limit: Quantity,
     /// `None` in a row of device `*`, and where the device is absent.
     pub in_force: Option<QuotaInForce>,
-    /// The tenant has no stored quota there.
+    /// The tenant has no stored quota there, so the default applies.
     pub default_quota: bool,
     pub device_absent: bool,
 }
@@ -119,15 +119,15 @@ pub struct QuotaView {
 pub struct QuotaInForce {
     pub guarantee: Bytes,
     pub limit: Bytes,
-    /// All that is charged: what lies there, what is reserved, what is unreturned.
+    /// All charged bytes: resident, reserved and unreturned.
     pub charged: Bytes,
     pub reserved: Bytes,
     pub unreturned: Bytes,
-    /// Of what is held, what backs nothing and is the first to go when anybody needs room.
+    /// Charged bytes of cached extents. They are released first when a waiter needs room.
     pub cached: Bytes,
-    /// Of what lies on the device, what can leave without being copied.
+    /// Bytes on the device that can leave without a copy.
     pub clean: Bytes,
-    /// Of what is held below the device, memory of parts that lie on it.
+    /// Charged bytes below the device that back parts on it.
     pub backing: Bytes,
 }
 
@@ -141,7 +141,7 @@ pub struct TierView {
     pub committed: Bytes,
     pub shortfall: Bytes,
     pub pressure: Pressure,
-    /// As clients were told last: thousandths.
+    /// The factor in the last report to clients, in thousandths.
     pub batch_factor: u32,
     pub full_in: Option<Duration>,
 }
@@ -156,65 +156,65 @@ pub struct DeviceView {
     pub charged: Bytes,
     pub unreturned: Bytes,
     pub cached: Bytes,
-    /// Of that, what is in extents smaller than a part usually is, and in larger ones.
+    /// Cached bytes in extents smaller than an ordinary part, and in larger ones.
     pub cached_smaller: Bytes,
     pub cached_larger: Bytes,
-    /// Of the host memory near it that its parts may move to, if there is any.
+    /// The host tier of the device, if there is one.
     pub host: Option<TierView>,
-    /// Of the disk, the same.
+    /// The disk tier of the device, if there is one.
     pub disk: Option<TierView>,
-    /// On their way to it, and out of it.
+    /// Bytes moving to the device, and away from it.
     pub moving_in: Bytes,
     pub moving_out: Bytes,
-    /// Parts of it that are wanted there and wait for room.
+    /// Parts that wait for room on the device.
     pub parts_waiting: usize,
     pub unbrokered: Bytes,
-    /// Kept for the contexts of clients.
+    /// Bytes kept free for the contexts of clients.
     pub contexts: Bytes,
     pub committed: Bytes,
     pub shortfall: Bytes,
     pub pressure: Pressure,
-    /// As clients were told last: thousandths.
+    /// The factor in the last report to clients, in thousandths.
     pub batch_factor: u32,
     pub full_in: Option<Duration>,
 }
 
-/// What waits for room on a device, or for its tenant to be below its limit there.
+/// One waiter in the line: it waits for room on a device, or for its tenant to be below its limit there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WaitView {
-    /// In the order of asking.
+    /// The number of the wait. Numbers grow in the order of the line.
     pub id: u64,
-    /// UUID.
+    /// The UUID of the device.
     pub device: String,
     pub tenant: String,
     pub waiter: WaiterView,
     pub bytes: Bytes,
     pub since: Time,
-    /// When a batch is refused.
+    /// When the batch is refused, if it still waits.
     pub deadline: Option<Time>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WaiterView {
-    /// A part that these sessions pin, or are to be sent.
+    /// A part that these sessions pin, or wait for after an attach.
     Part { part: PartRef, sessions: Vec<SessionId> },
-    /// An `AllocateBatch` of so many items.
+    /// An `AllocateBatch` with this number of items.
     Batch { session: SessionId, items: usize },
 }
 
-/// A part on its way to another tier.
+/// A part that is moving to another tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MoveView {
     pub part: PartRef,
     pub tenant: String,
-    /// UUID.
+    /// The UUID of the device.
     pub device: String,
     pub to: Tier,
     pub bytes: Bytes,
     pub cause: Cause,
     pub state: MigrationState,
     pub since: Time,
-    /// Where it is copied to, by which the driver knows how far it has come.
+    /// The destination, by which the driver reports the progress.
     pub extent: ExtentId,
 }
 
@@ -225,40 +225,41 @@ pub struct NodeView {
     pub sessions: usize,
     pub allocations: usize,
     pub fds_in_flight: usize,
-    /// Those that wait for room on devices.
+    /// Parts that wait for room on devices.
     pub parts_waiting: usize,
     pub batches_waiting: usize,
     pub invariant_violations: u64,
 }
 
-/// Who is in which state; what there is none of is left out.
+/// Counts by state. A state or key with no entry is left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub sessions: BTreeMap<SessionState, usize>,
     pub allocations: BTreeMap<AllocationState, usize>,
-    /// By the tenant's name.
+    /// By tenant name.
     pub allocations_by_tenant: BTreeMap<String, usize>,
-    /// By the names of tenant and device: what allocations have beyond what was asked for, since sizes are rounded up.
+    /// By the names of tenant and device: bytes of allocations beyond what was requested, since sizes are
+    /// rounded up.
     pub rounding: BTreeMap<(String, String), Bytes>,
-    /// By the same names: what lies in the host's memory and is mapped there, or would be.
+    /// By the same names: bytes in host memory that are, or would be, accessed there.
     pub in_place: BTreeMap<(String, String), Bytes>,
-    /// By the same names: what lies in files that are nobody's, or goes back there from its device without being copied.
+    /// By the same names: bytes that lie in files, or that go back there from their device without a copy.
     pub in_file: BTreeMap<(String, String), Bytes>,
 }
 
-/// Everything about quotas that outlives the daemon.
+/// Everything about quotas that survives a restart of the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoredQuotas {
     pub quotas: Vec<StoredQuota>,
-    /// The last request ids of operators that changed quotas, oldest first, so that a retry after a restart is
-    /// still recognised.
+    /// The last request ids of operators that changed quotas, oldest first, so that a retry after a restart
+    /// is recognised.
     pub requests: Vec<StoredRequest>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredQuota {
     pub tenant: String,
-    /// UUID, or `*`.
+    /// UUID, or `*` for all devices.
     pub device: String,
     pub tier: Tier,
     pub guarantee: Quantity,
@@ -272,7 +273,7 @@ pub struct StoredRequest {
     pub deleted: bool,
     pub id: [u8; 16],
     pub fingerprint: [u8; 16],
-    /// What it changed.
+    /// The quota that the request changed.
     pub tenant: String,
     pub device: String,
     pub tier: Tier,

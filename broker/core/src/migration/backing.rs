@@ -1,4 +1,4 @@
-//! What is set aside for a part below its device, so that it can leave whatever else lies there.
+//! Backings: what a part owns below its device, so that it can be evicted whatever else lies there.
 
 use std::collections::BTreeMap;
 
@@ -11,22 +11,23 @@ use crate::{
     tenancy::TenantId,
 };
 
-/// What a part has below while it lies on its device. A part without one stays there.
+/// The backing of a part that lies on its device. A part without one cannot be evicted.
 #[derive(Debug)]
 pub(crate) enum Backing {
-    /// Bytes, in which nothing has been made yet.
+    /// Reserved bytes, in which no extent has been created yet.
     Reserved(Reservation),
-    /// Memory that it came from, or was about to go to. A clean one holds what the part holds: then it leaves without being
-    /// copied.
+    /// An extent that the part came from, or was about to go to. A clean one has the part's bytes, so the
+    /// part can leave without a copy.
     Extent { extent: ExtentId, tier: Tier, clean: bool },
-    /// A piece of a file holds what the part holds, for ever: it costs nothing, and the part leaves without being copied.
+    /// A piece of a file that always has the part's bytes. It is charged to no tenant, and the part leaves
+    /// without a copy.
     File { extent: ExtentId },
-    /// Its content may be given up: it needs none.
+    /// The part is discardable and needs no backing.
     Needless,
 }
 
 impl Backing {
-    /// Where it lies, if it lies anywhere.
+    /// The tier of the backing, if it lies anywhere.
     pub(crate) const fn tier(&self) -> Option<Tier> {
         match self {
             Self::Reserved(reservation) => Some(reservation.place().tier),
@@ -36,13 +37,13 @@ impl Backing {
         }
     }
 
-    /// Whether it holds what the part holds.
+    /// Whether the backing has the part's bytes.
     pub(crate) const fn is_clean(&self) -> bool {
         matches!(self, Self::Extent { clean: true, .. } | Self::File { .. })
     }
 }
 
-/// Those of all parts, and how much of it there is: whoever wants to know need not look at each.
+/// The backings of all parts, with running sums.
 #[derive(Debug, Default)]
 pub(crate) struct Backings {
     parts: BTreeMap<PartRef, Backed>,
@@ -50,7 +51,7 @@ pub(crate) struct Backings {
     sums: BTreeMap<(BackingAccount, Tier), BackingSum>,
 }
 
-/// Whose it is, and of which device.
+/// Tenant and device of a backing.
 pub(crate) type BackingAccount = (TenantId, DeviceIndex);
 
 #[derive(Debug)]
@@ -60,11 +61,11 @@ struct Backed {
     size: Bytes,
 }
 
-/// Memory that a tenant's parts on one device have in one tier below it.
+/// Bytes of the backings that a tenant's parts on one device have in one tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BackingSum {
     pub(crate) total: Bytes,
-    /// Of that and of files, what holds the same as its parts.
+    /// Bytes of clean backings, those in files included.
     pub(crate) clean: Bytes,
 }
 
@@ -84,12 +85,12 @@ impl Backings {
         Some(backed.backing)
     }
 
-    /// There are no bytes for the part now.
+    /// Records that no backing could be reserved for the part.
     pub(crate) fn mark_missing(&mut self, part: PartRef, account: BackingAccount, size: Bytes) {
         self.missing.insert(part, account, size);
     }
 
-    /// It is freed, or leaves.
+    /// Forgets a part without backing: it is freed, or leaves its device.
     pub(crate) fn clear_missing(&mut self, part: &PartRef, account: BackingAccount) {
         self.missing.remove(part, account);
     }
@@ -98,7 +99,7 @@ impl Backings {
         &self.missing
     }
 
-    /// Whether what the part has below holds the same.
+    /// Marks the part's backing as clean or dirty.
     pub(crate) fn set_clean(&mut self, part: &PartRef, holds_same: bool) {
         let Some(backed) = self.parts.get_mut(part) else { return };
         count(&mut self.sums, backed, Bytes::saturating_sub);
@@ -180,21 +181,21 @@ mod tests {
             backings.remove(&part(1));
             assert_eq!(sums(&backings), (3, 0));
         }
-        // Each tier has its own.
+        // Each tier has its own sums.
         backings.insert(part(0), account, Bytes::new(3), kept_in(Tier::Disk, true));
         assert_eq!(sums(&backings), (0, 0));
         assert_eq!(
             backings.sum(account, Tier::Disk),
             BackingSum { total: Bytes::new(3), clean: Bytes::new(3) }
         );
-        // A file costs nothing.
+        // A file is charged to no tenant.
         backings.insert(part(0), account, Bytes::new(3), Backing::File { extent: ExtentId::from_raw(9) });
         backings.set_clean(&part(0), false);
         assert_eq!(
             backings.sum(account, Tier::Disk),
             BackingSum { total: Bytes::ZERO, clean: Bytes::new(3) }
         );
-        // What needs none has none, and can leave.
+        // A discardable part has no backing, and can leave.
         backings.insert(part(0), account, Bytes::new(3), Backing::Needless);
         backings.set_clean(&part(0), true);
         assert!(backings.contains(&part(0)));

@@ -1,5 +1,5 @@
-//! The line of those that found no room on a device, in the order of asking: parts that somebody wants there, and batches
-//! of allocations that wait.
+//! The line: waiters that found no room on a device, in order of arrival. It owns the order, the reasons for
+//! retries, and the result of the last scan. Lookups cost O(log n); the scan itself is in `handler/line`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,7 @@ use crate::{
     time::Time,
 };
 
-/// Who stands in the line.
+/// A waiter: a part that a client wants on its device, or a batch of allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Waiter {
     Part(PartRef),
@@ -27,48 +27,50 @@ pub(crate) struct LineEntry {
     pub(crate) waiter: Waiter,
     pub(crate) since: Time,
     pub(crate) tenant: TenantId,
-    /// Where it needs room, or may, each once.
+    /// The devices on which it needs, or may need, room; each once.
     pub(crate) devices: Few<DeviceIndex>,
 }
 
-/// Where somebody stands: by when it came, since all parts of a set came at once, and by when it went to the line.
+/// A waiter's position: first by the arrival of its request, which all parts of a set share, then by when it
+/// entered the line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Position {
     pub(crate) arrived: Arrival,
     pub(crate) entered: Arrival,
 }
 
-/// What the last look along the line found. Until something of that changes it need not be looked at again.
+/// The result of the last scan. The scanned waiters need no new scan until a fact that it used changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LastScan {
-    /// The last one that was looked at: room is being made for so many that no more need be. None where all were.
+    /// The last scanned waiter. The scan stopped there because room for enough waiters is being made; `None`
+    /// means that it reached the end.
     pub(crate) last: Option<Position>,
-    /// How many of those have left the line since.
+    /// How many waiters have left the line since the scan.
     pub(crate) left_since: usize,
-    /// For somebody there was no room, whatever leaves.
+    /// At least one scanned waiter had no room, whatever leaves.
     pub(crate) shortage: bool,
 }
 
-/// Where there was no memory for somebody, and how that stands.
+/// The state of a waiter for which the driver had no memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct OutOfMemory {
     device: DeviceIndex,
-    /// Which look at the device says who holds what the driver had not.
+    /// The number of the survey that will show which program holds the memory.
     survey: u64,
-    /// How often it was tried though nothing had left.
+    /// How often it was retried without a release in between.
     vain_tries: u32,
     retry: Retry,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Retry {
-    /// It is tried again once something has left the device.
+    /// Retry after a release of memory on the device.
     OnRelease,
-    /// Or once the device has been looked at again: nothing leaves it.
+    /// Retry after a release or after the next survey: nothing is leaving the device.
     OnSurvey,
-    /// It was tried often enough until it is time to look at all devices again, whatever leaves.
+    /// Retry after the next round of surveys, whatever leaves: it was tried often enough.
     Resting,
-    /// It may be tried.
+    /// Retry now.
     Now,
 }
 
@@ -77,14 +79,14 @@ pub(crate) struct Line {
     entries: BTreeMap<Position, LineEntry>,
     positions: BTreeMap<Waiter, Position>,
     by_tenant: BTreeSet<(TenantId, Position)>,
-    /// How many wait for room on each device where anybody does.
+    /// The number of waiters on each device that has any.
     by_device: BTreeMap<DeviceIndex, usize>,
-    /// How many of them are batches.
+    /// How many of the waiters are batches.
     batches: usize,
-    /// Those that could not be brought, though there was room: not tried at once, or they would fail as fast as the driver
-    /// can say so.
+    /// Parts that could not be fetched although there was room. They are not retried at once, or they would
+    /// fail as fast as the driver can answer.
     deferred: BTreeSet<PartRef>,
-    /// Those for which the driver had no memory, though by the books there was room.
+    /// Waiters for which the driver had no memory although the ledger had room.
     out_of_memory: BTreeMap<Waiter, OutOfMemory>,
     last_scan: LastScan,
 }
@@ -98,7 +100,7 @@ impl Line {
         self.entries.is_empty()
     }
 
-    /// Behind all that came before, unless it stands in the line.
+    /// Adds a waiter behind all that arrived before it. Does nothing if it is in the line.
     pub(crate) fn enter(&mut self, position: Position, entry: LineEntry) {
         let waiter = entry.waiter;
         if let std::collections::btree_map::Entry::Vacant(vacant) = self.positions.entry(waiter) {
@@ -122,17 +124,17 @@ impl Line {
         self.deferred.contains(&part)
     }
 
-    /// Somebody wants it anew: it is to be tried. Whether it was not.
+    /// Ends the deferral of a part that a client wants anew. Returns whether it was deferred.
     pub(crate) fn resume(&mut self, part: PartRef) -> bool {
         self.deferred.remove(&part)
     }
 
-    /// All are to be tried.
+    /// Ends all deferrals.
     pub(crate) fn resume_all(&mut self) {
         self.deferred.clear();
     }
 
-    /// The driver had no memory for it there: before it is tried again something has to change.
+    /// Records that the driver had no memory for the waiter. It is not retried until something changes.
     pub(crate) fn record_out_of_memory(
         &mut self,
         waiter: Waiter,
@@ -144,30 +146,31 @@ impl Line {
             .insert(waiter, OutOfMemory { device, survey, vain_tries, retry: Retry::OnRelease });
     }
 
-    /// Nothing leaves for the part: whether it is to be tried all the same, which it is not for ever.
+    /// Counts a retry for which nothing left the device. Returns whether the part may be retried all the
+    /// same.
     pub(crate) fn count_vain_try(&mut self, part: PartRef, tries_max: u32) -> bool {
         let Some(it) = self.out_of_memory.get_mut(&Waiter::Part(part)) else { return false };
         it.vain_tries = it.vain_tries.saturating_add(1);
         it.vain_tries < tries_max
     }
 
-    /// How often the part was tried though nothing had left.
+    /// How often the waiter was retried without a release in between.
     pub(crate) fn vain_tries(&self, waiter: Waiter) -> u32 {
         self.out_of_memory.get(&waiter).map_or(0, |it| it.vain_tries)
     }
 
-    /// Whether it is not to be tried, since nothing has changed for it.
+    /// Whether the waiter must not be retried yet, since nothing has changed for it.
     pub(crate) fn is_suspended(&self, waiter: Waiter) -> bool {
         self.out_of_memory.get(&waiter).is_some_and(|it| it.retry != Retry::Now)
     }
 
-    /// Where there was no memory for it before, if that was so.
+    /// The device on which the driver had no memory for it, if any.
     pub(crate) fn out_of_memory_device(&self, waiter: Waiter) -> Option<DeviceIndex> {
         self.out_of_memory.get(&waiter).map(|it| it.device)
     }
 
-    /// Those that wait for something to leave a device on which there was no memory for them, and after which look at that it is known
-    /// who holds it.
+    /// Waiters that wait for a release on a device, with the number of the survey that will show which
+    /// program holds the memory.
     pub(crate) fn awaiting_release(&self) -> Vec<(Waiter, DeviceIndex, u64)> {
         let barred = self.out_of_memory.iter().filter(|(_, it)| it.retry == Retry::OnRelease);
         barred.map(|(waiter, it)| (*waiter, it.device, it.survey)).collect()
@@ -177,12 +180,12 @@ impl Line {
         !self.out_of_memory.is_empty()
     }
 
-    /// Something has left the device, back to the driver. Whether somebody may be tried for that.
+    /// Lets waiters retry after memory of the device went back to the driver. Returns whether there were any.
     pub(crate) fn retry_after_release(&mut self, device: DeviceIndex) -> bool {
         self.allow_retries(device, &[Retry::OnRelease, Retry::OnSurvey])
     }
 
-    /// The device was looked at.
+    /// Lets waiters retry after a survey of the device.
     pub(crate) fn retry_after_survey(&mut self, device: DeviceIndex) {
         self.allow_retries(device, &[Retry::OnSurvey]);
     }
@@ -197,28 +200,29 @@ impl Line {
         self.out_of_memory.entry(waiter).and_modify(|it| it.retry = Retry::Now);
     }
 
-    /// Nothing leaves, and it has time.
+    /// Makes the waiter wait for a survey: nothing is leaving, and its deadline allows it.
     pub(crate) fn wait_for_survey(&mut self, waiter: Waiter) {
         self.out_of_memory.entry(waiter).and_modify(|it| it.retry = Retry::OnSurvey);
     }
 
-    /// It was tried often enough for now, and has time.
+    /// Lets the waiter rest until the next round of surveys: it was tried often enough, and its deadline
+    /// allows it.
     pub(crate) fn rest(&mut self, waiter: Waiter) {
         self.out_of_memory.entry(waiter).and_modify(|it| it.retry = Retry::Resting);
     }
 
-    /// All devices are about to be looked at, since it is time for that.
+    /// Ends all rests, because a round of surveys is about to begin.
     pub(crate) fn end_rests(&mut self) {
         let rested = self.out_of_memory.values_mut().filter(|it| it.retry == Retry::Resting);
         rested.for_each(|it| it.retry = Retry::OnSurvey);
     }
 
-    /// Whether it waits for nothing that others could have.
+    /// Whether it waits only for a survey, so that other waiters may take the room.
     pub(crate) fn waits_only_for_survey(&self, waiter: Waiter) -> bool {
         self.out_of_memory.get(&waiter).is_some_and(|it| matches!(it.retry, Retry::OnSurvey | Retry::Resting))
     }
 
-    /// Who stood there, if it did.
+    /// Removes a waiter, and returns its entry if it was in the line.
     pub(crate) fn remove(&mut self, waiter: Waiter) -> Option<LineEntry> {
         if let Waiter::Part(part) = waiter {
             self.deferred.remove(&part);
@@ -240,7 +244,7 @@ impl Line {
         Some(entry)
     }
 
-    /// Parts of which it was first asked then.
+    /// Parts that wait because of the request with that arrival.
     pub(crate) fn parts_arrived_at(&self, arrived: Arrival) -> impl Iterator<Item = PartRef> {
         let at = |entered| Position { arrived, entered: Arrival::from_raw(entered) };
         self.entries.range(at(u64::MIN)..=at(u64::MAX)).filter_map(|(_, entry)| match entry.waiter {
@@ -249,40 +253,40 @@ impl Line {
         })
     }
 
-    /// How many parts and batches wait.
+    /// Returns the numbers of waiting parts and batches.
     pub(crate) fn counts(&self) -> (usize, usize) {
         (self.positions.len().saturating_sub(self.batches), self.batches)
     }
 
-    /// The line was looked along.
+    /// Records the result of a scan.
     pub(crate) const fn record_scan(&mut self, last_scan: LastScan) {
         self.last_scan = last_scan;
     }
 
-    /// How many have left the line since it was looked along, if there are more than those who were looked at.
+    /// How many waiters have left the line since the scan, if it did not reach the end.
     pub(crate) fn left_since_scan(&self) -> Option<usize> {
         self.last_scan.last.map(|_| self.last_scan.left_since)
     }
 
-    /// Whether somebody who was looked at found no room, whatever leaves.
+    /// Whether a scanned waiter found no room, whatever leaves.
     pub(crate) const fn scan_found_shortage(&self) -> bool {
         self.last_scan.shortage
     }
 
-    /// Whether who stands there was looked at, or would have been.
+    /// Whether the last scan covered the waiter, or would have.
     pub(crate) fn was_scanned(&self, waiter: Waiter) -> bool {
         self.positions
             .get(&waiter)
             .is_some_and(|position| self.last_scan.last.is_none_or(|until| *position <= until))
     }
 
-    /// The first one after that.
+    /// Returns the first waiter after a position.
     pub(crate) fn next(&self, after: Option<Position>) -> Option<(Position, &LineEntry)> {
         let from = after.map_or(Unbounded, Excluded);
         self.entries.range((from, Unbounded)).next().map(|(position, entry)| (*position, entry))
     }
 
-    /// The first one of a tenant after that.
+    /// Returns a tenant's first position after another.
     pub(crate) fn next_of(&self, tenant: TenantId, after: Option<Position>) -> Option<Position> {
         let start = Position { arrived: Arrival::from_raw(0), entered: Arrival::from_raw(0) };
         let from =
@@ -291,17 +295,17 @@ impl Line {
         (*of == tenant).then_some(*position)
     }
 
-    /// Who stands there.
+    /// Returns the entry at a position.
     pub(crate) fn at(&self, position: Position) -> Option<&LineEntry> {
         self.entries.get(&position)
     }
 
-    /// The devices on which room is waited for, and by how many.
+    /// Returns the devices that have waiters, with their numbers.
     pub(crate) fn devices(&self) -> impl Iterator<Item = (DeviceIndex, usize)> {
         self.by_device.iter().map(|(device, waiting)| (*device, *waiting))
     }
 
-    /// Who went to the line then.
+    /// Finds the waiter that entered the line at that time.
     pub(crate) fn find(&self, entered: Arrival) -> Option<Waiter> {
         self.entries.iter().find(|(position, _)| position.entered == entered).map(|(_, entry)| entry.waiter)
     }

@@ -1,4 +1,4 @@
-//! Parts on their device for which there were no bytes below when they were made, or lost them: they get some once there are any.
+//! Parts on their device without a backing. They get one once bytes are available below.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use vramd_types::{Bytes, DeviceIndex};
 use super::BackingAccount;
 use crate::{event::PartRef, tenancy::TenantId};
 
-/// By device and whose they are; the oldest allocation's come first.
+/// By device and tenant, ordered by part: the oldest allocation first.
 #[derive(Debug, Default)]
 pub(crate) struct MissingBackings(BTreeMap<DeviceIndex, BTreeMap<TenantId, BTreeMap<PartRef, Bytes>>>);
 
@@ -37,7 +37,7 @@ impl MissingBackings {
         self.0.contains_key(&device)
     }
 
-    /// Each tenant's oldest on a device.
+    /// Returns each tenant's oldest part on a device.
     pub(crate) fn oldest_of_each(
         &self,
         device: DeviceIndex,
@@ -46,7 +46,7 @@ impl MissingBackings {
         tenants.filter_map(|(tenant, parts)| oldest(*tenant, parts))
     }
 
-    /// A tenant's oldest on a device.
+    /// Returns a tenant's oldest part on a device.
     pub(crate) fn oldest_of(
         &self,
         tenant: TenantId,

@@ -1,4 +1,5 @@
-//! Parts on their way between tiers. See [`MigrationState`] for how one goes.
+//! Migrations of parts between tiers, write-backs, backings, and the line of waiters for room. See
+//! [`MigrationState`] for the life of a migration.
 
 mod backing;
 mod line;
@@ -26,46 +27,47 @@ use crate::{
     time::Time,
 };
 
-/// Why a part moves.
+/// The cause of a migration or write-back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cause {
-    /// Somebody wants it on its device, or wants the room that it takes there.
+    /// A client wants the part on its device, or a waiter needs the room that it takes there.
     Demand,
-    /// Its content is copied below ahead of need, and it stays where it is.
+    /// The part is written back ahead of need, and stays where it is.
     WriteBack,
-    /// Its tenant holds more on the device than its limit is now.
+    /// The tenant's charge on the device exceeds its limit.
     Rebalance,
-    /// The tier that it lies in is full, and nobody has used it for long.
+    /// The part's tier is full and the part is cold.
     Pressure,
-    /// An operator said so.
+    /// An operator asked for it.
     Operator,
 }
 
 #[derive(Debug)]
 pub(crate) struct Migration {
-    /// Where it goes. Where it comes from is the part's own extent until it is there.
+    /// The destination. The source is the part's own extent until the migration is done.
     pub(crate) to: ExtentId,
-    /// The tier that it comes from.
+    /// The tier that the part leaves.
     pub(crate) from_tier: Tier,
     pub(crate) to_tier: Tier,
     pub(crate) cause: Cause,
     pub(crate) since: Time,
     pub(crate) state: MigrationState,
-    /// The destination has been made.
+    /// The destination has been created.
     pub(crate) is_made: bool,
-    /// The destination holds what the part holds, or should where that is checked first: it need not be copied.
+    /// The destination has the part's bytes, so no copy is needed, or only a comparison where that is
+    /// configured.
     pub(crate) clean: bool,
-    /// Nobody maps the part, and nobody will until this is over.
+    /// No session maps the part, and none will until the migration ends.
     pub(crate) is_unmapped: bool,
-    /// Somebody waits for it, or for its room.
+    /// A client waits for the part, or a waiter for its room.
     pub(crate) awaited: bool,
-    /// When who needs its room came.
+    /// The arrival of the waiter that needs the part's room.
     pub(crate) for_arrival: Option<Arrival>,
-    /// How often it was tried, since the driver had no memory, though nothing had left.
+    /// How often the fetch was retried for lack of driver memory without a release in between.
     pub(crate) vain_tries: u32,
-    /// Why it was given up, once it was.
+    /// Why the migration was stopped, if it was.
     pub(crate) stopped: Option<PartMove>,
-    /// Operations that wait for it to be over.
+    /// Operations that wait for its end.
     pub(crate) ops: Few<OpId>,
 }
 

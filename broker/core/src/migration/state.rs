@@ -1,4 +1,4 @@
-//! The way of one part to another tier, as a table.
+//! The states of a migration, as a table.
 //!
 //! ```text
 //!      ╭──────────── nobody maps the part, destination holds it already ───────╮
@@ -13,43 +13,43 @@
 //!      ╰──────────────────────────────┴────┴──► (back: the destination is released)
 //! ```
 //!
-//! The source stays as it is until the last byte has arrived, so whatever goes wrong loses nothing.
+//! The source is unchanged until the last byte has arrived, so no failure loses content.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MigrationState {
-    /// The destination is being made, and whoever maps the part unmaps it.
+    /// The driver creates the destination, and sessions unmap the part.
     Preparing,
     /// The driver copies. Neither end may be released.
     Copying,
-    /// It was given up, and the driver has not said yet that it copies no more.
+    /// The migration was stopped, and the driver has not reported the end of the copy yet.
     Stopping,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MigrationEvent {
-    /// The destination is there, and nobody maps the part.
+    /// The destination exists and no session maps the part.
     Ready,
-    /// Nobody maps the part, and the destination holds already what it holds.
+    /// No session maps the part, and the destination already has its bytes.
     Clean,
     Copied,
     Failed,
     Stop,
 }
 
-/// Where an event leads.
+/// The result of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MigrationStep<State = MigrationState> {
     To(State),
     /// The part is at its destination.
     Done,
-    /// The part is where it was.
+    /// The part stays where it was.
     Abandoned,
 }
 
 impl MigrationState {
     pub const ALL: [Self; 3] = [Self::Preparing, Self::Copying, Self::Stopping];
 
-    /// Where the event leads, or `None` if it must not happen here.
+    /// Returns the next step, or `None` if the event is illegal in this state.
     pub(crate) const fn on(self, event: MigrationEvent) -> Option<MigrationStep> {
         use MigrationEvent as E;
         Some(match (self, event) {
@@ -63,7 +63,7 @@ impl MigrationState {
         })
     }
 
-    /// Whether the event may happen here.
+    /// Whether the event is legal in this state.
     #[cfg(feature = "observed")]
     pub const fn allows(self, event: MigrationEvent) -> bool {
         self.on(event).is_some()
@@ -83,7 +83,7 @@ impl MigrationEvent {
 mod tests {
     use super::*;
 
-    /// The whole table: a change of it is a change of this.
+    /// The whole table: a change of the table must change this test.
     #[test]
     fn every_transition() {
         let mut legal = String::new();

@@ -1,4 +1,5 @@
-//! The way of one part's content into what the part has below, while the part stays where it is, as a table.
+//! The states of a write-back, as a table: the copy of a part to its backing while the part stays mapped on
+//! its device.
 //!
 //! ```text
 //!           the word is asked         nobody uses it             copied
@@ -12,8 +13,8 @@
 //!    ╰───────────────────────────┴─────┴───────────────────┴──► (back: no shadow, and no older one either)
 //! ```
 //!
-//! What the part had below before is no shadow from the first step on: once WRITTEN has been cleared nothing would tell
-//! that it is old.
+//! From the first step on, the old backing counts as dirty: once WRITTEN is cleared, nothing would show that
+//! it is stale.
 
 use std::collections::BTreeMap;
 
@@ -31,24 +32,24 @@ use crate::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WriteBackState {
-    /// Memory is being made below.
+    /// The driver creates the destination.
     Creating,
-    /// The word of who maps it is looked at: WRITTEN is cleared if nobody pins it.
+    /// The daemon checks the mapper's word, and clears WRITTEN if the mapper does not pin the part.
     Checking,
     /// The driver copies. Neither end may be released.
     Copying,
-    /// It was given up, and what was asked last has not been answered yet.
+    /// The write-back was stopped, and the last request to the shell or driver is not answered yet.
     Stopping,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteBackEvent {
-    /// Somebody maps it who may write.
+    /// A session that may write maps the part.
     Check,
-    /// Nobody writes it now: whoever begins to says so by WRITTEN.
+    /// No session writes the part now, and a session that begins to sets WRITTEN.
     Ready,
     Copied,
-    /// It is in use; or memory could not be made, or not be copied to.
+    /// The part is in use, or memory could not be created, or the copy failed.
     Failed,
     Stop,
 }
@@ -56,7 +57,7 @@ pub enum WriteBackEvent {
 impl WriteBackState {
     pub const ALL: [Self; 4] = [Self::Creating, Self::Checking, Self::Copying, Self::Stopping];
 
-    /// Where the event leads, or `None` if it must not happen here.
+    /// Returns the next step, or `None` if the event is illegal in this state.
     pub(crate) const fn on(self, event: WriteBackEvent) -> Option<MigrationStep<Self>> {
         use WriteBackEvent as E;
         Some(match (self, event) {
@@ -71,7 +72,7 @@ impl WriteBackState {
         })
     }
 
-    /// Whether the event may happen here.
+    /// Whether the event is legal in this state.
     #[cfg(feature = "observed")]
     pub const fn allows(self, event: WriteBackEvent) -> bool {
         self.on(event).is_some()
@@ -82,7 +83,7 @@ impl WriteBackState {
         matches!(self, Self::Copying | Self::Stopping)
     }
 
-    /// As what it is shown among what moves.
+    /// The migration state as which operators see it.
     pub(crate) const fn as_migration_state(self) -> MigrationState {
         match self {
             Self::Creating | Self::Checking => MigrationState::Preparing,
@@ -98,16 +99,16 @@ impl WriteBackEvent {
 
 #[derive(Debug)]
 pub(crate) struct WriteBack {
-    /// What the part has below.
+    /// The extent of the backing.
     pub(crate) to: ExtentId,
     pub(crate) tier: Tier,
     pub(crate) since: Time,
     pub(crate) state: WriteBackState,
-    /// Somebody has said that the part was written since the copy began, or will write it and say nothing.
+    /// A session wrote the part since the copy began, or may write it without setting WRITTEN.
     pub(crate) written: bool,
-    /// Why it was given up, once it was.
+    /// Why the write-back was stopped, if it was.
     pub(crate) stopped: Option<PartMove>,
-    /// Operations that wait for it to be over.
+    /// Operations that wait for its end.
     pub(crate) ops: Few<OpId>,
 }
 
@@ -117,7 +118,7 @@ pub(crate) type WriteBacks = BTreeMap<PartRef, WriteBack>;
 mod tests {
     use super::*;
 
-    /// The whole table: a change of it is a change of this.
+    /// The whole table: a change of the table must change this test.
     #[test]
     fn every_transition() {
         let mut legal = String::new();
