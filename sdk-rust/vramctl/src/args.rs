@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line: what applies to every subcommand. The subcommands are in [`crate::commands`].
 
 use std::path::PathBuf;
 
@@ -6,21 +6,24 @@ use clap::Parser;
 
 use crate::commands::Command;
 
-/// Asks the GPU memory daemon of this node, and puts files into memory that it owns.
+/// Shows and controls the GPU memory daemon of this node, and puts files into memory that it owns.
 ///
-/// Exit status: 0 done, 1 refused, 2 wrong usage, 3 the daemon cannot be reached or has ended. A refusal is told on
-/// standard error with its reason, for programs too with `--json`.
+/// Exit status: 0 success, 1 refusal or failure, 2 wrong usage or unreadable file, 3 no daemon. A refusal goes to
+/// standard error with its reason, with `--json` as an object.
 ///
 /// Quantities are `24GiB` or `24Gi` (binary), `24GB` (decimal), a bare integer of bytes, or a share like `90%`.
 #[derive(Debug, Parser)]
 #[command(name = "vramctl", version, propagate_version = true)]
 pub(crate) struct Args {
-    /// Where the daemon's sockets are [default: /run/vramd, or the user's own place].
+    /// Directory of the daemon's sockets [default: /run/vramd for root, else the user's own runtime directory].
     #[arg(long, global = true, value_name = "DIR", env = "VRAMD_SOCKET_DIR")]
     pub(crate) socket_dir: Option<PathBuf>,
-    /// Prints one JSON object with a version, of a watch one a line; sizes in bytes.
+    /// Print one JSON object with a version, in a watch one for each line. Sizes are in bytes.
     #[arg(long, global = true)]
     pub(crate) json: bool,
+    /// Show full UUIDs of devices in tables instead of indexes. JSON always has UUIDs.
+    #[arg(long, global = true)]
+    pub(crate) uuids: bool,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -32,12 +35,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn clap_accepts_the_definition() {
         Args::command().debug_assert();
     }
 
     #[test]
-    fn what_people_type() {
+    fn valid_lines_parse_and_invalid_lines_do_not() {
         for line in [
             "vramctl quota set team-a --device 0 --limit 24GiB",
             "vramctl quota set team-a --device * --tier device --guarantee 10% --limit 90%",
@@ -66,6 +69,8 @@ mod tests {
             "vramctl node show",
             "vramctl node undrain --json",
             "vramctl settings show --json",
+            "vramctl --uuids status",
+            "vramctl quota list --uuids",
             "vramctl settings change --high-percent 90 --host-bytes 64GiB",
             "vramctl settings change --disk-bytes 0 --cold-after-ms 500",
             "vramctl watch --kind settings",

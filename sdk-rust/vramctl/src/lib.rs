@@ -18,7 +18,7 @@ use crate::{
 /// Runs the program on the arguments of the process.
 pub fn main() -> ExitCode {
     let args = Args::parse();
-    let output = Output::new(args.json);
+    let output = Output::new(args.json, args.uuids);
     match run(args, &output) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

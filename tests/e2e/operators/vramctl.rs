@@ -158,7 +158,12 @@ fn tables_show_tenants_allocations_tiers_and_bytes() {
     assert_eq!(text(&daemon, &["ls"]), text(&daemon, &["alloc", "list"]));
     assert!(text(&daemon, &["alloc", "show", &id]).contains("open"));
     assert!(text(&daemon, &["session", "list"]).contains(&format!("s-{}", session.id())));
-    assert!(text(&daemon, &["device", "list"]).contains("GPU-"));
+    let devices = text(&daemon, &["device", "list"]);
+    assert!(devices.contains("Simulated GPU 0") && !devices.contains("GPU-"), "{devices}");
+    for words in [&["device", "list"][..], &["quota", "list"], &["status"]] {
+        let listed = text(&daemon, &[words, &["--uuids"]].concat());
+        assert!(listed.contains("GPU-"), "{words:?}: {listed}");
+    }
 
     let status = json(&daemon, &["status"]);
     assert_eq!(status["node"]["driver"], "sim");
@@ -184,7 +189,7 @@ fn operators_end_and_free_by_id() {
     );
     let again = text(&daemon, &["alloc", "free", &id]);
     let kept = format!(
-        "{id} is freed; 4 MiB stay charged until these let go: s-{session} (its owner, which does not answer)"
+        "{id} is freed; 4 MiB stay charged until these sessions unmap it: s-{session} (its owner, which does not answer)"
     );
     assert_eq!(again.trim_end(), kept);
     text(&daemon, &["session", "end", &format!("s-{session}"), "--kill"]);

@@ -1,4 +1,4 @@
-//! `vramctl completions`
+//! `vramctl completions`: scripts that complete this command line in a shell.
 
 use clap::{Args, CommandFactory as _, ValueEnum};
 use serde_json::json;

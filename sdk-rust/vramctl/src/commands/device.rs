@@ -5,20 +5,20 @@ use serde_json::{Value, json};
 use vramd_client::{Reason, admin::AdminClient};
 use vramd_proto::v1;
 
-use crate::{
-    commands::quota,
-    output::{
-        Output,
-        failure::Failure,
-        table::{facts, size, size_or_dash, table},
-    },
+use super::{names::level_name, quota};
+use crate::output::{
+    Output,
+    device_names::DeviceNames,
+    failure::Failure,
+    table::{Column, table},
+    text::{facts, size, size_or_dash},
 };
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Shows the node's devices and how full they are.
+    /// List the node's devices and how full they are.
     List,
-    /// Shows one device, and what each tenant may have and has there.
+    /// Show one device, and the quota and charge of each tenant there.
     Show {
         /// Index or UUID.
         device: String,
@@ -30,10 +30,10 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
     match verb {
         Verb::List => {
             let fields = json!({ "devices": devices.iter().map(to_json).collect::<Vec<_>>() });
-            output.show(|| rows(&devices), fields)
+            output.show(|| rows(&devices, output.has_uuids()), fields)
         }
         Verb::Show { device: text } => {
-            let Some(status) = devices.iter().find(|status| is_called(status, &text)) else {
+            let Some(status) = devices.iter().find(|status| is_named(status, &text)) else {
                 return Err(Failure::not_found(Reason::DeviceUnknown, "device", &text));
             };
             let uuid = &status.device.clone().unwrap_or_default().uuid;
@@ -43,12 +43,34 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
                 "device": to_json(status),
                 "quotas": quotas.iter().map(quota::to_json).collect::<Vec<_>>(),
             });
-            output.show(|| format!("{}\n\nTENANTS\n{}", sheet(status), quota::rows(&quotas)), fields)
+            let names = names(&devices, [], output);
+            output.show(|| format!("{}\n\nTENANTS\n{}", sheet(status), quota::rows(&quotas, &names)), fields)
         }
     }
 }
 
-fn is_called(status: &v1::DeviceStatus, text: &str) -> bool {
+/// The names of devices in the tables of this output. `mentioned` are UUIDs that the node may not list.
+pub(crate) fn names<'a>(
+    devices: &[v1::DeviceStatus],
+    mentioned: impl IntoIterator<Item = &'a str>,
+    output: &Output,
+) -> DeviceNames {
+    if output.has_uuids() { DeviceNames::uuids() } else { DeviceNames::short(devices, mentioned) }
+}
+
+/// The same for a command that has no list of devices yet: it fetches one where a table needs it.
+pub(crate) fn fetch_names<'a>(
+    admin: &AdminClient,
+    mentioned: impl IntoIterator<Item = &'a str>,
+    output: &Output,
+) -> Result<DeviceNames, Failure> {
+    if output.is_json() || output.has_uuids() {
+        return Ok(DeviceNames::uuids());
+    }
+    Ok(DeviceNames::short(&admin.devices()?, mentioned))
+}
+
+fn is_named(status: &v1::DeviceStatus, text: &str) -> bool {
     let device = status.device.clone().unwrap_or_default();
     device.uuid == text || device.index.to_string() == text
 }
@@ -61,7 +83,7 @@ fn sheet(status: &v1::DeviceStatus) -> String {
         ("name", device.name),
         ("total", size(status.total_bytes)),
         ("capacity", size(status.capacity_bytes)),
-        ("held", size_or_dash(status.held_bytes)),
+        ("charged", size_or_dash(status.held_bytes)),
         ("cached", size_or_dash(status.cached_bytes)),
         ("unreturned", size_or_dash(status.unreturned_bytes)),
         ("unbrokered", size_or_dash(status.unbrokered_bytes)),
@@ -69,9 +91,9 @@ fn sheet(status: &v1::DeviceStatus) -> String {
         ("committed", size_or_dash(status.committed_bytes)),
         ("shortfall", size_or_dash(status.shortfall_bytes)),
         ("host", size_or_dash(status.host_capacity_bytes)),
-        ("host-held", size_or_dash(status.host_held_bytes)),
+        ("host-charged", size_or_dash(status.host_held_bytes)),
         ("disk", size_or_dash(status.disk_capacity_bytes)),
-        ("disk-held", size_or_dash(status.disk_held_bytes)),
+        ("disk-charged", size_or_dash(status.disk_held_bytes)),
         ("moving-in", size_or_dash(status.moving_in_bytes)),
         ("moving-out", size_or_dash(status.moving_out_bytes)),
         ("pressure", pressure(status)),
@@ -79,24 +101,23 @@ fn sheet(status: &v1::DeviceStatus) -> String {
     ])
 }
 
-pub(crate) fn rows(devices: &[v1::DeviceStatus]) -> String {
+/// One line for each device; with its UUID on demand.
+pub(crate) fn rows(devices: &[v1::DeviceStatus], has_uuids: bool) -> String {
     let columns = [
-        "DEVICE",
-        "UUID",
-        "NAME",
-        ">TOTAL",
-        ">CAPACITY",
-        ">HELD",
-        ">CACHED",
-        ">UNRETURNED",
-        ">UNBROKERED",
-        ">COMMITTED",
-        ">SHORTFALL",
-        ">HOST",
-        ">HOST-HELD",
-        ">DISK",
-        ">DISK-HELD",
-        "PRESSURE",
+        Column::text("DEVICE").key(),
+        Column::text("UUID"),
+        Column::text("NAME"),
+        Column::number("TOTAL").always(),
+        Column::number("CAPACITY").always(),
+        Column::number("CHARGED").always(),
+        Column::number("CACHED"),
+        Column::number("UNRETURNED"),
+        Column::number("UNBROKERED"),
+        Column::number("COMMITTED"),
+        Column::number("SHORTFALL"),
+        Column::number("HOST"),
+        Column::number("DISK"),
+        Column::text("PRESSURE"),
     ];
     table(
         &columns,
@@ -104,7 +125,7 @@ pub(crate) fn rows(devices: &[v1::DeviceStatus]) -> String {
             let device = status.device.clone().unwrap_or_default();
             vec![
                 device.index.to_string(),
-                device.uuid,
+                if has_uuids { device.uuid } else { String::new() },
                 device.name,
                 size(status.total_bytes),
                 size(status.capacity_bytes),
@@ -114,26 +135,26 @@ pub(crate) fn rows(devices: &[v1::DeviceStatus]) -> String {
                 size_or_dash(status.unbrokered_bytes),
                 size_or_dash(status.committed_bytes),
                 size_or_dash(status.shortfall_bytes),
-                size_or_dash(status.host_capacity_bytes),
-                size_or_dash(status.host_held_bytes),
-                size_or_dash(status.disk_capacity_bytes),
-                size_or_dash(status.disk_held_bytes),
+                charged_of(status.host_held_bytes, status.host_capacity_bytes),
+                charged_of(status.disk_held_bytes, status.disk_capacity_bytes),
                 pressure(status),
             ]
         }),
     )
 }
 
-/// Of the device, the host and the disk, like `high/normal/-`.
+/// The charge and the capacity of a tier below the device, like `600 MiB/1 GiB`. A dash where there is no such tier.
+fn charged_of(charged: u64, capacity: u64) -> String {
+    match (charged, capacity) {
+        (0, 0) => "-".to_owned(),
+        _ => format!("{}/{}", size(charged), size(capacity)),
+    }
+}
+
+/// The levels of the device, the host and the disk, like `high/normal/-`.
 fn pressure(status: &v1::DeviceStatus) -> String {
     let levels = [status.pressure(), status.host_pressure(), status.disk_pressure()];
     levels.map(|level| level_name(level).unwrap_or_else(|| "-".to_owned())).join("/")
-}
-
-/// `None` where there is no such tier, or the daemon is too old to say.
-pub(crate) fn level_name(level: v1::PressureLevel) -> Option<String> {
-    let name = level.as_str_name().trim_start_matches("PRESSURE_LEVEL_");
-    (level != v1::PressureLevel::Unspecified).then(|| name.to_lowercase())
 }
 
 pub(crate) fn to_json(status: &v1::DeviceStatus) -> Value {
@@ -171,12 +192,19 @@ mod tests {
     #[test]
     fn pressure_is_one_short_column() {
         let mut status = v1::DeviceStatus::default();
-        assert_eq!(pressure(&status), "-/-/-", "a daemon that does not say");
+        assert_eq!(pressure(&status), "-/-/-", "a daemon that reports none");
         status.pressure = v1::PressureLevel::High.into();
         status.host_pressure = v1::PressureLevel::Normal.into();
         assert_eq!(pressure(&status), "high/normal/-");
         let fields = to_json(&status);
         assert_eq!((&fields["pressure"], &fields["host_pressure"]), (&"high".into(), &"normal".into()));
         assert_eq!(fields["disk_pressure"], Value::Null);
+    }
+
+    #[test]
+    fn a_tier_shows_its_charge_and_its_capacity() {
+        assert_eq!(charged_of(0, 1 << 30), "0 B/1 GiB");
+        assert_eq!(charged_of(3 << 20, 1 << 20), "3 MiB/1 MiB", "a tier that was made smaller");
+        assert_eq!(charged_of(0, 0), "-");
     }
 }

@@ -5,15 +5,18 @@ use serde_json::{Value, json};
 use vramd_client::admin::AdminClient;
 use vramd_proto::v1;
 
+use super::device;
 use crate::output::{
     Output,
+    device_names::DeviceNames,
     failure::Failure,
-    table::{size_or_dash, table, text_or_dash},
+    table::{Column, table},
+    text::{size_or_dash, text_or_dash},
 };
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Shows what the links carry by which bytes move, which of them share one, and what was begun on them.
+    /// List the links with their speeds, the lanes that share one, and the bytes begun on each lane by class.
     List,
 }
 
@@ -24,34 +27,54 @@ pub(crate) fn run(verb: &Verb, admin: &AdminClient, output: &Output) -> Result<(
         "links": answer.links.iter().map(to_json).collect::<Vec<_>>(),
         "traffic": answer.traffic.iter().map(traffic_to_json).collect::<Vec<_>>(),
     });
-    output.show(|| format!("{}\n\nTRAFFIC\n{}", rows(&answer.links), traffic_rows(&answer.traffic)), fields)
+    let lanes = answer.links.iter().flat_map(|link| &link.lanes).map(|lane| lane.device.as_str());
+    let devices = lanes.chain(answer.traffic.iter().map(|lane| lane.device.as_str()));
+    let names = device::fetch_names(admin, devices, output)?;
+    let text =
+        || format!("{}\n\nTRAFFIC\n{}", rows(&answer.links, &names), traffic_rows(&answer.traffic, &names));
+    output.show(text, fields)
 }
 
-fn rows(links: &[v1::Link]) -> String {
+fn rows(links: &[v1::Link], names: &DeviceNames) -> String {
     let lanes = links.iter().flat_map(|link| {
         link.lanes.iter().map(|lane| {
             vec![
                 link.name.clone(),
-                way_name(lane.way()),
-                text_or_dash(&lane.device),
+                direction_name(lane.way()),
+                text_or_dash(&names.name(&lane.device)),
                 format!("{:.1} GB/s", lane.bytes_per_second as f64 / 1e9),
                 if link.lanes.len() > 1 { "yes" } else { "no" }.to_owned(),
             ]
         })
     });
-    table(&["LINK", "WAY", "DEVICE", ">CARRIES", "SHARED"], lanes)
+    table(
+        &[
+            Column::text("LINK").key(),
+            Column::text("DIRECTION"),
+            Column::text("DEVICE"),
+            Column::number("SPEED"),
+            Column::text("SHARED"),
+        ],
+        lanes,
+    )
 }
 
-/// Of those on which anything was begun.
-fn traffic_rows(lanes: &[v1::LaneTraffic]) -> String {
+/// One line for each lane that has carried bytes.
+fn traffic_rows(lanes: &[v1::LaneTraffic], names: &DeviceNames) -> String {
     let used =
         lanes.iter().filter(|it| it.demand_bytes > 0 || it.prefetch_bytes > 0 || it.write_back_bytes > 0);
     table(
-        &["WAY", "DEVICE", ">DEMAND", ">PREFETCH", ">WRITE-BACK"],
+        &[
+            Column::text("DIRECTION").key(),
+            Column::text("DEVICE").key(),
+            Column::number("DEMAND"),
+            Column::number("PREFETCH"),
+            Column::number("WRITE-BACK"),
+        ],
         used.map(|lane| {
             vec![
-                way_name(lane.way()),
-                text_or_dash(&lane.device),
+                direction_name(lane.way()),
+                text_or_dash(&names.name(&lane.device)),
                 size_or_dash(lane.demand_bytes),
                 size_or_dash(lane.prefetch_bytes),
                 size_or_dash(lane.write_back_bytes),
@@ -60,21 +83,21 @@ fn traffic_rows(lanes: &[v1::LaneTraffic]) -> String {
     )
 }
 
-/// As people type: `to-device`.
-fn way_name(way: v1::LinkWay) -> String {
+/// The direction of a lane, like `to-device`.
+fn direction_name(way: v1::LinkWay) -> String {
     way.as_str_name().trim_start_matches("LINK_WAY_").to_lowercase().replace('_', "-")
 }
 
 fn to_json(link: &v1::Link) -> Value {
     let lanes = link.lanes.iter().map(|lane| {
-        json!({ "way": way_name(lane.way()), "device": lane.device, "bytes_per_second": lane.bytes_per_second })
+        json!({ "way": direction_name(lane.way()), "device": lane.device, "bytes_per_second": lane.bytes_per_second })
     });
     json!({ "name": link.name, "lanes": lanes.collect::<Vec<_>>() })
 }
 
 fn traffic_to_json(lane: &v1::LaneTraffic) -> Value {
     json!({
-        "way": way_name(lane.way()),
+        "way": direction_name(lane.way()),
         "device": lane.device,
         "demand_bytes": lane.demand_bytes,
         "prefetch_bytes": lane.prefetch_bytes,
@@ -87,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_link_has_a_row_for_each_lane_and_lanes_without_traffic_none() {
+    fn each_lane_of_a_link_has_a_row() {
         let lane = |way: v1::LinkWay, bytes_per_second| v1::link::Lane {
             way: way.into(),
             device: String::new(),
@@ -95,13 +118,15 @@ mod tests {
         };
         let lanes =
             vec![lane(v1::LinkWay::FromDisk, 3_100_000_000), lane(v1::LinkWay::ToDisk, 1_840_000_000)];
-        let text = rows(&[v1::Link { name: "disk".to_owned(), lanes }]);
+        let names = DeviceNames::uuids();
+        let text = rows(&[v1::Link { name: "disk".to_owned(), lanes }], &names);
         let lines: Vec<_> = text.lines().collect();
         assert!(
             lines[1].contains("from-disk") && lines[1].contains("3.1 GB/s") && lines[1].ends_with("yes"),
             "{text}"
         );
         assert!(lines[2].contains("to-disk") && lines[2].contains("1.8 GB/s"), "{text}");
-        assert_eq!(traffic_rows(&[v1::LaneTraffic::default()]), "(none)");
+        assert!(!text.contains("DEVICE"), "a disk is of no device: {text}");
+        assert_eq!(traffic_rows(&[v1::LaneTraffic::default()], &names), "(none)");
     }
 }

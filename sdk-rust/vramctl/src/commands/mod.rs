@@ -6,6 +6,7 @@ mod device;
 mod file;
 mod link;
 mod moves;
+mod names;
 mod node;
 mod quota;
 mod session;
@@ -19,49 +20,48 @@ use std::path::Path;
 use clap::Subcommand;
 use vramd_client::admin::AdminClient;
 
-pub(crate) use self::watch::event::Told;
 use crate::output::{Output, failure::Failure};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// The node at a glance: driver, devices, tenants, allocations.
+    /// Show the node on one page: driver, devices, tenants, allocations.
     Status,
-    /// Guarantees and limits of tenants.
+    /// Show and set guarantees and limits of tenants.
     #[command(subcommand)]
     Quota(quota::Verb),
-    /// Connected client processes.
+    /// Show and end sessions of client processes.
     #[command(subcommand)]
     Session(session::Verb),
-    /// Allocations of all tenants.
+    /// Show, free, move and hold allocations.
     #[command(subcommand)]
     Alloc(alloc::Verb),
     /// Short for `alloc list`.
     Ls(alloc::List),
-    /// The line of waiters for room on a device.
+    /// Show the waiters for room on devices, and end their waits.
     #[command(subcommand)]
     Wait(wait::Verb),
-    /// Parts that move between tiers.
+    /// Show the parts that move between tiers.
     #[command(subcommand)]
     Move(moves::Verb),
-    /// The links by which bytes move.
+    /// Show the links that copies use.
     #[command(subcommand)]
     Link(link::Verb),
-    /// The node's devices.
+    /// Show the node's devices.
     #[command(subcommand)]
     Device(device::Verb),
-    /// The node itself, and whether it is in service.
+    /// Show the node, and take it out of service or back.
     #[command(subcommand)]
     Node(node::Verb),
-    /// Levels of pressure, sizes of tiers and shares of links.
+    /// Show and change levels of pressure, sizes of tiers and shares of links.
     #[command(subcommand)]
     Settings(settings::Verb),
-    /// Shows what happens, as it happens, until it is interrupted or the daemon ends.
+    /// Print events as they happen, until interrupted or until the daemon ends.
     Watch(watch::Watch),
-    /// Puts a file into a named allocation and seals it.
+    /// Put a file into a named allocation and seal it.
     Put(file::put::Put),
-    /// Maps a sealed allocation and hashes the mapped bytes.
+    /// Map a sealed allocation, hash the mapped bytes and compare digests.
     Verify(file::verify::Verify),
-    /// Prints a script that completes this program's command line.
+    /// Print a script that completes this command line in a shell.
     Completions(completions::Completions),
 }
 

@@ -7,24 +7,24 @@ use serde_json::{Value, json};
 use vramd_client::{AllocationId, admin::AdminClient};
 use vramd_proto::v1::{self, move_event::Change};
 
-use crate::{
-    commands::quota::tier_name,
-    output::{
-        Output,
-        failure::Failure,
-        table::{age, size, table, text_or_dash},
-    },
+use super::{device, names::tier_name};
+use crate::output::{
+    Output,
+    device_names::DeviceNames,
+    failure::Failure,
+    table::{Column, table},
+    text::{age, size, text_or_dash},
 };
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Shows what is on its way between tiers, how far it has come and why; and the last that ended.
+    /// List the migrations in progress with their causes, and the last that ended.
     List(List),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct List {
-    /// Of this tenant alone.
+    /// List this tenant alone.
     #[arg(default_value = "", hide_default_value = true)]
     tenant: String,
 }
@@ -36,44 +36,59 @@ pub(crate) fn run(verb: &Verb, admin: &AdminClient, output: &Output) -> Result<(
         "moves": moves.moving.iter().map(to_json).collect::<Vec<_>>(),
         "ended": moves.ended.iter().map(ended_to_json).collect::<Vec<_>>(),
     });
-    output.show(|| format!("{}\n\nENDED\n{}", rows(&moves.moving), ended_rows(&moves.ended)), fields)
+    let moving = moves.moving.iter().map(|moving| moving.device.as_str());
+    let devices = moving.chain(moves.ended.iter().map(|ended| ended.device.as_str()));
+    let names = device::fetch_names(admin, devices, output)?;
+    let text = || format!("{}\n\nENDED\n{}", rows(&moves.moving, &names), ended_rows(&moves.ended, &names));
+    output.show(text, fields)
 }
 
-fn rows(moves: &[v1::Move]) -> String {
+fn rows(moves: &[v1::Move], names: &DeviceNames) -> String {
     table(
-        &["ALLOCATION", ">PART", "TENANT", "DEVICE", "TO", ">BYTES", ">DONE", "CAUSE", "STATE", ">AGE"],
+        &[
+            Column::text("ALLOCATION").key(),
+            Column::number("PART").key(),
+            Column::text("TENANT"),
+            Column::text("DEVICE"),
+            Column::text("TO"),
+            Column::number("BYTES"),
+            Column::number("DONE"),
+            Column::text("CAUSE"),
+            Column::text("STATE"),
+            Column::number("AGE"),
+        ],
         moves.iter().map(|moving| {
             let part = moving.part.unwrap_or_default();
             vec![
                 AllocationId::from_raw(part.allocation_id).to_string(),
                 part.part_index.to_string(),
                 moving.tenant.clone(),
-                moving.device.clone(),
+                names.name(&moving.device),
                 tier_name(moving.tier()).to_owned(),
                 size(moving.bytes),
-                moving.copied_bytes.map_or_else(|| "-".to_owned(), |copied| share(copied, moving.bytes)),
+                moving.copied_bytes.map_or_else(|| "-".to_owned(), |copied| percent(copied, moving.bytes)),
                 cause_name(moving.cause()).to_owned(),
                 state_name(moving.state()).to_owned(),
-                moving.began_at.as_ref().map_or_else(|| "-".to_owned(), age),
+                age(moving.began_at.as_ref()),
             ]
         }),
     )
 }
 
-fn ended_rows(moves: &[v1::EndedMove]) -> String {
+fn ended_rows(moves: &[v1::EndedMove], names: &DeviceNames) -> String {
     table(
         &[
-            "ALLOCATION",
-            ">PART",
-            "TENANT",
-            "DEVICE",
-            "TO",
-            ">BYTES",
-            "CAUSE",
-            "OUTCOME",
-            ">TOOK",
-            ">AGE",
-            "WHY",
+            Column::text("ALLOCATION").key(),
+            Column::number("PART").key(),
+            Column::text("TENANT"),
+            Column::text("DEVICE"),
+            Column::text("TO"),
+            Column::number("BYTES"),
+            Column::text("CAUSE"),
+            Column::text("OUTCOME"),
+            Column::number("TOOK"),
+            Column::number("AGE"),
+            Column::text("DETAIL"),
         ],
         moves.iter().map(|ended| {
             let part = ended.part.unwrap_or_default();
@@ -81,22 +96,22 @@ fn ended_rows(moves: &[v1::EndedMove]) -> String {
                 AllocationId::from_raw(part.allocation_id).to_string(),
                 part.part_index.to_string(),
                 ended.tenant.clone(),
-                ended.device.clone(),
+                names.name(&ended.device),
                 tier_name(ended.tier()).to_owned(),
                 size(ended.bytes),
                 cause_name(ended.cause()).to_owned(),
                 outcome_name(ended.outcome()).to_owned(),
                 format!("{:.1?}", Duration::from_micros(ended.duration_us)),
-                ended.began_at.as_ref().map_or_else(|| "-".to_owned(), age),
+                age(ended.began_at.as_ref()),
                 text_or_dash(&ended.detail),
             ]
         }),
     )
 }
 
-fn share(copied: u64, bytes: u64) -> String {
-    let percent = (u128::from(copied) * 100).checked_div(bytes.into()).unwrap_or(0);
-    format!("{percent}%")
+/// How much of the part has been copied.
+fn percent(copied: u64, bytes: u64) -> String {
+    format!("{}%", (u128::from(copied) * 100).checked_div(bytes.into()).unwrap_or(0))
 }
 
 fn to_json(moving: &v1::Move) -> Value {
@@ -160,7 +175,7 @@ fn outcome_name(outcome: Change) -> &'static str {
         Change::Stopped => "stopped",
         Change::Dropped => "dropped",
         Change::WrittenBack => "written_back",
-        // How none ends.
+        // An event of a running migration: no migration ends so.
         Change::ShadowDiffers => "shadow_differs",
     }
 }
@@ -170,8 +185,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_moves_shows_how_far_it_is() {
-        let shares = [share(1, 3), share(0, 3), share(1, 0), share(u64::MAX, u64::MAX)];
-        assert_eq!(shares, ["33%", "0%", "0%", "100%"]);
+    fn progress_is_rounded_down_to_percent() {
+        let percents = [percent(1, 3), percent(0, 3), percent(1, 0), percent(u64::MAX, u64::MAX)];
+        assert_eq!(percents, ["33%", "0%", "0%", "100%"]);
     }
 }

@@ -8,16 +8,16 @@ use vramd_proto::v1;
 use crate::output::{
     Output,
     failure::Failure,
-    table::{facts, size},
+    text::{facts, size},
 };
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Shows what the daemon is and does.
+    /// Show the daemon: version, driver, service, counts.
     Show,
-    /// Takes the node out of service: no new sessions, allocations or attaches.
+    /// Take the node out of service: no new sessions, allocations or attaches.
     Drain,
-    /// Puts the node back into service.
+    /// Put the node back into service.
     Undrain,
 }
 
@@ -27,15 +27,15 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
             let node = admin.node()?;
             output.show(|| sheet(&node), json!({ "node": to_json(&node) }))
         }
-        Verb::Drain => drained(&admin.drain(false)?, output),
-        Verb::Undrain => drained(&admin.drain(true)?, output),
+        Verb::Drain => show_service(&admin.drain(false)?, output),
+        Verb::Undrain => show_service(&admin.drain(true)?, output),
     }
 }
 
-fn drained(state: &v1::DrainResponse, output: &Output) -> Result<(), Failure> {
+fn show_service(state: &v1::DrainResponse, output: &Output) -> Result<(), Failure> {
     let text = || {
         let service = service(state.draining);
-        format!("{service}: {} sessions hold {}", state.session_count, size(state.held_bytes))
+        format!("{service}: {} sessions, {} charged", state.session_count, size(state.held_bytes))
     };
     let fields = json!({
         "draining": state.draining,
@@ -45,7 +45,7 @@ fn drained(state: &v1::DrainResponse, output: &Output) -> Result<(), Failure> {
     output.show(text, fields)
 }
 
-/// Two lines, or three.
+/// The node in two lines, and a third if an invariant is broken.
 pub(crate) fn heading(node: &v1::GetNodeResponse) -> String {
     let mut text = format!(
         "vramd {}, {}, {} sessions, {} allocations\ndriver {}: {}",
@@ -57,7 +57,10 @@ pub(crate) fn heading(node: &v1::GetNodeResponse) -> String {
         node.driver_reason
     );
     if node.invariant_violations > 0 {
-        text.push_str(&format!("\n{} broken invariants: this is a bug", node.invariant_violations));
+        text.push_str(&format!(
+            "\n{} broken invariants: a bug in vramd. Please report the lines of its log about them",
+            node.invariant_violations
+        ));
     }
     text
 }
@@ -82,7 +85,7 @@ fn sheet(node: &v1::GetNodeResponse) -> String {
         ("version", node.version.clone()),
         ("service", service(node.draining).to_owned()),
         ("driver", node.driver.clone()),
-        ("why", node.driver_reason.clone()),
+        ("because", node.driver_reason.clone()),
         ("started", started(node).unwrap_or_else(|| "-".to_owned())),
         ("boot epoch", node.boot_epoch.to_string()),
         ("sessions", node.session_count.to_string()),

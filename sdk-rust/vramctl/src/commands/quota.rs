@@ -5,21 +5,24 @@ use serde_json::{Value, json};
 use vramd_client::admin::AdminClient;
 use vramd_proto::v1;
 
+use super::{device, names::tier_name};
 use crate::output::{
     Output,
+    device_names::DeviceNames,
     failure::Failure,
-    table::{size, size_or_dash, table},
+    table::{Column, table},
+    text::{size, size_or_dash},
 };
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Sets guarantee, limit, or both.
+    /// Set a guarantee, a limit, or both.
     Set(Set),
-    /// Shows what is in force for a tenant on one device.
+    /// Show the quota in force for a tenant in one place.
     Get(Get),
-    /// Shows all quotas in force, and what is held against them.
+    /// List all quotas in force, with what is charged against them.
     List(List),
-    /// Returns a tenant to the default quota.
+    /// Return a tenant to the default quota.
     Delete(Delete),
 }
 
@@ -28,10 +31,10 @@ pub(crate) struct Set {
     tenant: String,
     #[command(flatten)]
     place: Place,
-    /// What the tenant can always have: `24GiB`, `24GB`, bytes, or a share like `25%`.
+    /// Bytes that are kept free for the tenant: `24GiB`, `24GB`, bytes, or a share like `25%`.
     #[arg(long, value_name = "QUANTITY", required_unless_present = "limit")]
     guarantee: Option<String>,
-    /// What the tenant can have at most.
+    /// Bytes that the tenant can have at most.
     #[arg(long, value_name = "QUANTITY")]
     limit: Option<String>,
 }
@@ -48,7 +51,7 @@ pub(crate) struct Get {
 
 #[derive(Debug, Args)]
 pub(crate) struct List {
-    /// Of this tenant alone.
+    /// List this tenant alone.
     #[arg(default_value = "", hide_default_value = true)]
     tenant: String,
 }
@@ -87,21 +90,22 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
                 limit: set.limit.unwrap_or_default(),
                 ..Default::default()
             };
-            show(&admin.set_quota(request)?, output)
+            show(&admin.set_quota(request)?, admin, output)
         }
         Verb::Get(get) => {
             let request =
                 v1::GetQuotaRequest { tenant: get.tenant, device: get.device, tier: get.tier.wire() };
-            show(&admin.get_quota(request)?, output)
+            show(&admin.get_quota(request)?, admin, output)
         }
         Verb::List(list) => {
             let quotas = admin.quotas(&list.tenant)?;
             let fields = json!({ "quotas": quotas.iter().map(to_json).collect::<Vec<_>>() });
-            output.show(|| rows(&quotas), fields)
+            let names = device::fetch_names(admin, quotas.iter().map(|quota| quota.device.as_str()), output)?;
+            output.show(|| rows(&quotas, &names), fields)
         }
         Verb::Delete(delete) => {
             let (tenant, device) = (delete.tenant, delete.place.device);
-            let text = format!("tenant {tenant} is back at the default quota on device {device}");
+            let text = format!("tenant {tenant} has the default quota again on device {device}");
             let fields = json!({ "deleted": { "tenant": tenant, "device": device } });
             admin.delete_quota(v1::DeleteQuotaRequest {
                 tenant,
@@ -114,23 +118,24 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
     }
 }
 
-fn show(quota: &v1::Quota, output: &Output) -> Result<(), Failure> {
-    output.show(|| rows(std::slice::from_ref(quota)), json!({ "quota": to_json(quota) }))
+fn show(quota: &v1::Quota, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
+    let names = device::fetch_names(admin, [quota.device.as_str()], output)?;
+    output.show(|| rows(std::slice::from_ref(quota), &names), json!({ "quota": to_json(quota) }))
 }
 
 /// One line for each tenant, device and tier.
-pub(crate) fn rows(quotas: &[v1::Quota]) -> String {
+pub(crate) fn rows(quotas: &[v1::Quota], names: &DeviceNames) -> String {
     let columns = [
-        "TENANT",
-        "DEVICE",
-        "TIER",
-        ">GUARANTEE",
-        ">LIMIT",
-        ">HELD",
-        ">RESERVED",
-        ">CACHED",
-        ">UNRETURNED",
-        "NOTE",
+        Column::text("TENANT").key(),
+        Column::text("DEVICE").key(),
+        Column::text("TIER").key(),
+        Column::number("GUARANTEE").always(),
+        Column::number("LIMIT").always(),
+        Column::number("CHARGED").always(),
+        Column::number("RESERVED"),
+        Column::number("CACHED"),
+        Column::number("UNRETURNED"),
+        Column::text("NOTE"),
     ];
     table(
         &columns,
@@ -141,7 +146,7 @@ pub(crate) fn rows(quotas: &[v1::Quota]) -> String {
             };
             vec![
                 quota.tenant.clone(),
-                quota.device.clone(),
+                names.name(&quota.device),
                 tier_name(quota.tier()).to_owned(),
                 in_force(&quota.guarantee, quota.guarantee_bytes),
                 in_force(&quota.limit, quota.limit_bytes),
@@ -174,7 +179,7 @@ pub(crate) fn to_json(quota: &v1::Quota) -> Value {
     })
 }
 
-/// Rows of every device, or of one that is not there, have no bytes.
+/// Whether the row has figures: a row of all devices, or of an absent one, has none.
 fn in_force(quota: &v1::Quota) -> bool {
     quota.device != "*" && !quota.device_absent
 }
@@ -185,14 +190,6 @@ fn note(quota: &v1::Quota) -> &'static str {
         (false, true) => "default",
         (false, false) if in_force(quota) && quota.held_bytes > quota.limit_bytes => "over its limit",
         (false, false) => "",
-    }
-}
-
-pub(crate) fn tier_name(tier: v1::Tier) -> &'static str {
-    match tier {
-        v1::Tier::Unspecified | v1::Tier::Device => "device",
-        v1::Tier::Host => "host",
-        v1::Tier::Disk => "disk",
     }
 }
 

@@ -5,43 +5,42 @@ use serde_json::{Value, json};
 use vramd_client::{Reason, SessionId, admin::AdminClient};
 use vramd_proto::v1;
 
-use crate::{
-    commands::alloc,
-    output::{
-        Output,
-        failure::Failure,
-        table::{age, facts, size, size_or_dash, table, text_or_dash},
-    },
+use super::alloc;
+use crate::output::{
+    Output,
+    failure::Failure,
+    table::{Column, table},
+    text::{age, count_or_dash, facts, size, size_or_dash, text_or_dash},
 };
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Shows connected client processes, and silent ones.
+    /// List the sessions of connected client processes, and silent ones.
     List(List),
-    /// Shows one session and what it has allocated.
+    /// Show one session and the allocations that it owns.
     Show(Show),
-    /// Asks a session to unmap everything, and ends it.
+    /// Ask a session to unmap everything, and end it.
     End(End),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct List {
-    /// Of this tenant alone.
+    /// List this tenant alone.
     #[arg(default_value = "", hide_default_value = true)]
     tenant: String,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Show {
-    /// Like s-1099511627777.
+    /// Id of the session, like s-1099511627777.
     session: SessionId,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct End {
-    /// Like s-1099511627777.
+    /// Id of the session, like s-1099511627777.
     session: SessionId,
-    /// Kills the process where it does not unmap in time.
+    /// Kill the process if it does not unmap in time.
     #[arg(long)]
     kill: bool,
 }
@@ -103,8 +102,18 @@ fn sheet(session: &v1::Session) -> String {
 }
 
 fn rows(sessions: &[v1::Session]) -> String {
-    let columns =
-        ["SESSION", "TENANT", "STATE", ">PID", ">UID", "CLIENT", ">ALLOCATIONS", ">MAPPED", ">AGE", "NOTE"];
+    let columns = [
+        Column::text("SESSION").key(),
+        Column::text("TENANT"),
+        Column::text("STATE"),
+        Column::number("PID"),
+        Column::number("UID").always(),
+        Column::text("CLIENT"),
+        Column::number("ALLOCATIONS"),
+        Column::number("MAPPED"),
+        Column::number("AGE"),
+        Column::text("NOTE"),
+    ];
     table(
         &columns,
         sessions.iter().map(|session| {
@@ -115,9 +124,9 @@ fn rows(sessions: &[v1::Session]) -> String {
                 session.pid.to_string(),
                 session.uid.to_string(),
                 text_or_dash(&session.client_name),
-                session.allocation_count.to_string(),
+                count_or_dash(session.allocation_count.into()),
                 size_or_dash(session.mapped_bytes),
-                session.opened_at.as_ref().map_or_else(|| "-".to_owned(), age),
+                age(session.opened_at.as_ref()),
                 session.silent_reason.clone(),
             ]
         }),

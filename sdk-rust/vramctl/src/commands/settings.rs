@@ -9,63 +9,65 @@ use vramd_types::Quantity;
 use crate::output::{
     Output,
     failure::Failure,
-    table::{size, table},
+    table::{Column, table},
+    text::size,
 };
 
-/// Follows what is shown where it is not what is configured.
-const UNTIL: &str = "What was changed holds until the daemon ends; then the configuration file counts again.";
+/// Printed below settings that differ from the configuration.
+const CHANGES_END: &str =
+    "Changes last until the daemon ends. At its next start the configuration file applies again.";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Shows what holds now, and what is configured.
+    /// Show the settings in force, and those of the configuration.
     Show,
-    /// Changes what is named, until the daemon ends: all of it, or nothing.
+    /// Change settings until the daemon ends: all that are given, or none.
     Change(Change),
 }
 
 #[derive(Debug, Args)]
 #[group(required = true, multiple = true)]
 pub(crate) struct Change {
-    /// Where the level `elevated` begins, in percent of what may be handed out.
+    /// Fill at which the level `elevated` begins, in percent of the capacity.
     #[arg(long, value_name = "PERCENT")]
     elevated_percent: Option<u32>,
-    /// Where `high` begins.
+    /// Fill at which `high` begins.
     #[arg(long, value_name = "PERCENT")]
     high_percent: Option<u32>,
-    /// Where `critical` begins.
+    /// Fill at which `critical` begins.
     #[arg(long, value_name = "PERCENT")]
     critical_percent: Option<u32>,
-    /// How far below where it begins a level is left.
+    /// How far the fill falls below the beginning of a level before the level ends.
     #[arg(long, value_name = "PERCENT")]
     fall_percent: Option<u32>,
-    /// What leaves because of pressure leaves until no more than this is held.
+    /// Fill down to which cold parts are evicted under pressure.
     #[arg(long, value_name = "PERCENT")]
     evict_to_percent: Option<u32>,
-    /// Only what nobody has used for so long leaves, or is copied ahead; 0 is nothing.
+    /// How long a part is unused before it is cold, and is evicted or written back under pressure; 0: never.
     #[arg(long, value_name = "MS")]
     cold_after_ms: Option<u64>,
-    /// What each device may have in the host's memory, at most what is configured; 0 is nothing new.
+    /// Size of each device's host tier, at most the configured one; 0: no new backing there.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     host_bytes: Option<u64>,
-    /// What each device may have on disk, at most what is configured; 0 is nothing new.
+    /// Size of each device's disk tier, at most the configured one; 0: no new backing there.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     disk_bytes: Option<u64>,
-    /// What copies that somebody waits for have of a link at least, in percent.
+    /// Smallest share of a link for copies of class `demand`, in percent.
     #[arg(long, value_name = "PERCENT")]
     demand_percent: Option<u32>,
-    /// What is brought in though nobody waits for it has.
+    /// The same for class `prefetch`.
     #[arg(long, value_name = "PERCENT")]
     prefetch_percent: Option<u32>,
-    /// What leaves, or is written back, though nobody waits for it has.
+    /// The same for class `write-back`.
     #[arg(long, value_name = "PERCENT")]
     write_back_percent: Option<u32>,
 }
 
-/// No share: of what, would be another question.
+/// Parses bytes. A share like `50%` is refused, since a tier has no total that it could be a share of.
 fn bytes(text: &str) -> Result<u64, String> {
     match text.parse() {
         Ok(Quantity::Bytes(bytes)) => Ok(bytes.get()),
-        Ok(Quantity::Percent(_)) => Err("only bytes, like `64GiB`".to_owned()),
+        Ok(Quantity::Percent(_)) => Err("this size takes bytes, like `64GiB`, and no share".to_owned()),
         Err(error) => Err(error.to_string()),
     }
 }
@@ -73,7 +75,7 @@ fn bytes(text: &str) -> Result<u64, String> {
 pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
     if let Verb::Change(change) = verb {
         admin.change_settings(v1::ChangeSettingsRequest {
-            change: Some(change.message()),
+            change: Some(change.into_message()),
             ..Default::default()
         })?;
     }
@@ -86,7 +88,7 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
 }
 
 impl Change {
-    fn message(self) -> v1::Settings {
+    fn into_message(self) -> v1::Settings {
         v1::Settings {
             pressure: Some(v1::PressureSettings {
                 elevated_percent: self.elevated_percent,
@@ -107,14 +109,15 @@ impl Change {
 }
 
 fn text(now: &v1::Settings, configured: &v1::Settings) -> String {
-    let rows = shown(now).into_iter().zip(shown(configured));
+    let rows = setting_texts(now).into_iter().zip(setting_texts(configured));
     let rows = rows.map(|((name, now), (_, configured))| vec![name.to_owned(), now, configured]);
-    let shown = table(&["SETTING", ">NOW", ">CONFIGURED"], rows);
-    if now == configured { shown } else { format!("{shown}\n\n{UNTIL}") }
+    let settings =
+        table(&[Column::text("SETTING").key(), Column::number("NOW"), Column::number("CONFIGURED")], rows);
+    if now == configured { settings } else { format!("{settings}\n\n{CHANGES_END}") }
 }
 
-/// Every setting, by its name in a change, as people read it.
-pub(crate) fn shown(settings: &v1::Settings) -> Vec<(&'static str, String)> {
+/// Every setting: its flag without dashes, and its value as text.
+pub(crate) fn setting_texts(settings: &v1::Settings) -> Vec<(&'static str, String)> {
     let pressure = settings.pressure.unwrap_or_default();
     let tiers = settings.tiers.unwrap_or_default();
     let shares = settings.shares.unwrap_or_default();

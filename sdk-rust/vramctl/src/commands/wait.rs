@@ -5,33 +5,33 @@ use serde_json::{Value, json};
 use vramd_client::{AllocationId, SessionId, admin::AdminClient};
 use vramd_proto::v1::{self, wait::What};
 
-use crate::{
-    commands::alloc::session_texts,
-    output::{
-        Output,
-        failure::Failure,
-        table::{age, size, table, text_or_dash},
-    },
+use super::{device, names::session_names};
+use crate::output::{
+    Output,
+    device_names::DeviceNames,
+    failure::Failure,
+    table::{Column, table},
+    text::{age, size, text_or_dash},
 };
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Shows who waits for room on a device, in the order of asking.
+    /// List the waiters for room on devices, in order of arrival.
     List(List),
-    /// Ends a wait: who asked is refused.
+    /// End one wait: the pin or allocation is refused.
     Cancel(Cancel),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct List {
-    /// Of this tenant alone.
+    /// List this tenant alone.
     #[arg(default_value = "", hide_default_value = true)]
     tenant: String,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Cancel {
-    /// Its number, as `wait list` shows it.
+    /// Number of the wait, as `wait list` shows it.
     wait: u64,
 }
 
@@ -40,7 +40,8 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
         Verb::List(list) => {
             let waits = admin.waits(&list.tenant)?;
             let fields = json!({ "waits": waits.iter().map(to_json).collect::<Vec<_>>() });
-            output.show(|| rows(&waits), fields)
+            let names = device::fetch_names(admin, waits.iter().map(|wait| wait.device.as_str()), output)?;
+            output.show(|| rows(&waits, &names), fields)
         }
         Verb::Cancel(Cancel { wait }) => {
             admin.cancel_wait(v1::CancelWaitRequest { wait_id: wait, ..Default::default() })?;
@@ -49,35 +50,44 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
     }
 }
 
-fn rows(waits: &[v1::Wait]) -> String {
+fn rows(waits: &[v1::Wait], names: &DeviceNames) -> String {
     table(
-        &[">WAIT", "TENANT", "DEVICE", ">BYTES", ">AGE", "WHAT", "SESSIONS"],
+        &[
+            Column::number("WAIT").key(),
+            Column::text("TENANT"),
+            Column::text("DEVICE"),
+            Column::number("BYTES"),
+            Column::number("AGE"),
+            Column::text("WAITER"),
+            Column::text("SESSIONS"),
+        ],
         waits.iter().map(|wait| {
             vec![
                 wait.wait_id.to_string(),
                 wait.tenant.clone(),
-                wait.device.clone(),
+                names.name(&wait.device),
                 size(wait.bytes),
-                wait.began_at.as_ref().map_or_else(|| "-".to_owned(), age),
-                what(wait),
-                text_or_dash(&session_texts(&sessions(wait)).join(" ")),
+                age(wait.began_at.as_ref()),
+                waiter(wait),
+                text_or_dash(&session_names(&sessions(wait)).join(" ")),
             ]
         }),
     )
 }
 
-fn what(wait: &v1::Wait) -> String {
+/// The part, or the batch of allocations, that waits.
+fn waiter(wait: &v1::Wait) -> String {
     match &wait.what {
         Some(What::Part(waiting)) => {
             let part = waiting.part.unwrap_or_default();
             format!("part {} of {}", part.part_index, AllocationId::from_raw(part.allocation_id))
         }
-        Some(What::Batch(batch)) => format!("allocation of {}", batch.item_count),
+        Some(What::Batch(batch)) => format!("batch of {} allocations", batch.item_count),
         None => "unknown".to_owned(),
     }
 }
 
-/// Those who wait.
+/// The sessions that want the part or asked for the batch.
 fn sessions(wait: &v1::Wait) -> Vec<u64> {
     match &wait.what {
         Some(What::Part(part)) => part.session_ids.clone(),
@@ -94,7 +104,7 @@ fn to_json(wait: &v1::Wait) -> Value {
                 "kind": "part",
                 "allocation_id": AllocationId::from_raw(part.allocation_id).to_string(),
                 "part_index": part.part_index,
-                "session_ids": session_texts(&waiting.session_ids),
+                "session_ids": session_names(&waiting.session_ids),
             })
         }
         Some(What::Batch(batch)) => json!({

@@ -1,4 +1,4 @@
-//! What went wrong, for people, for programs, and as an exit status.
+//! A failure of a command: for people, for programs, and as an exit status.
 
 use std::{collections::BTreeMap, fmt, io, path::Path, process::ExitCode};
 
@@ -8,7 +8,7 @@ use vramd_client::{Error, FreeFailed, Reason, Refusal, SealFailed};
 #[derive(Debug)]
 pub(crate) enum Failure {
     Daemon(Error),
-    /// A file named on the command line.
+    /// A file of the command line cannot be read.
     File {
         path: String,
         error: io::Error,
@@ -16,7 +16,7 @@ pub(crate) enum Failure {
     Output(io::Error),
 }
 
-/// Facts of the registry that are numbers; all others stay text, even if they look like numbers.
+/// Facts of the registry that are numbers. All others stay text, even if they look like numbers.
 const NUMBERS: [&str; 15] = [
     "asked",
     "capacity",
@@ -36,15 +36,16 @@ const NUMBERS: [&str; 15] = [
 ];
 
 impl Failure {
+    /// Turns an error of this file into a failure.
     pub(crate) fn file(path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.display().to_string();
         move |error| Self::File { path, error }
     }
 
-    /// Of what the daemon lists, and does not have.
-    pub(crate) fn not_found(reason: Reason, fact: &str, what: &dyn fmt::Display) -> Self {
-        let facts = BTreeMap::from([(fact.to_owned(), what.to_string())]);
-        let message = format!("no {fact} {what}");
+    /// An object that is missing from the daemon's list. `noun` is both the fact's name and the subcommand that lists them.
+    pub(crate) fn not_found(reason: Reason, noun: &str, id: &dyn fmt::Display) -> Self {
+        let facts = BTreeMap::from([(noun.to_owned(), id.to_string())]);
+        let message = format!("this node has no {noun} {id}; `vramctl {noun} list` shows all");
         Self::Daemon(Error::Refused(Refusal { reason, message, facts, retry_after: None }))
     }
 
@@ -95,8 +96,8 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Daemon(error) => error.fmt(f),
-            Self::File { path, error } => write!(f, "{path}: {error}"),
-            Self::Output(error) => write!(f, "writing the output: {error}"),
+            Self::File { path, error } => write!(f, "cannot read {path}: {error}"),
+            Self::Output(error) => write!(f, "cannot write to standard output: {error}"),
         }
     }
 }
@@ -126,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_read_numbers_as_numbers_and_names_as_names() {
+    fn json_has_numbers_for_figures_and_text_for_names() {
         let failure = Failure::Daemon(Error::QuotaLimit {
             tenant: "42".to_owned(),
             device: "GPU-1".to_owned(),

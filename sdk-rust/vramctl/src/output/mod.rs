@@ -1,8 +1,10 @@
-//! Where results go: text for people, or one JSON object.
+//! Where results go: text for people, or one JSON object. Commands build both; this module prints one of them.
 
+pub(crate) mod device_names;
 pub(crate) mod failure;
 pub(crate) mod progress;
 pub(crate) mod table;
+pub(crate) mod text;
 
 use std::{
     io::{self, Write as _},
@@ -12,23 +14,29 @@ use std::{
 use serde_json::{Map, Value};
 
 use self::failure::Failure;
-use crate::commands::Told;
 
-/// Grows when a field changes its meaning or goes; not when one is added.
+/// Grows when a field is removed or changes its meaning, not when one is added.
 const JSON_VERSION: u32 = 1;
 
+/// The form of output that the command line asks for.
 #[derive(Debug)]
 pub(crate) struct Output {
     json: bool,
+    uuids: bool,
 }
 
 impl Output {
-    pub(crate) fn new(json: bool) -> Self {
-        Self { json }
+    pub(crate) fn new(json: bool, uuids: bool) -> Self {
+        Self { json, uuids }
     }
 
     pub(crate) fn is_json(&self) -> bool {
         self.json
+    }
+
+    /// Whether tables show UUIDs of devices.
+    pub(crate) fn has_uuids(&self) -> bool {
+        self.uuids
     }
 
     /// Prints a result. `fields` is an object.
@@ -37,18 +45,19 @@ impl Output {
         print(text.trim_end()).map(|_| ())
     }
 
-    /// Prints one of many, at once. It breaks where nobody reads any more.
-    pub(crate) fn line(&self, told: &Told) -> Result<ControlFlow<()>, Failure> {
-        if self.json { print(&versioned(told.fields.clone()).to_string()) } else { print(&told.line) }
+    /// Prints one result of a stream at once. Breaks once the reader of standard output has gone.
+    pub(crate) fn show_line(&self, text: &str, fields: Value) -> Result<ControlFlow<()>, Failure> {
+        if self.json { print(&versioned(fields).to_string()) } else { print(text) }
     }
 
+    /// Prints a failure to standard error.
     pub(crate) fn failure(&self, failure: &Failure) {
         let text = if self.json {
             versioned(serde_json::json!({ "error": failure.to_json() })).to_string()
         } else {
             format!("vramctl: {}: {failure}", failure.reason())
         };
-        // There is nowhere left to say that this failed.
+        // No stream is left that could report a failure here.
         let _ = writeln!(io::stderr().lock(), "{text}");
     }
 }

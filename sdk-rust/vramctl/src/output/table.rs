@@ -1,94 +1,154 @@
-//! Tables as people read them: no borders, numbers to the right.
-
-use std::time::{SystemTime, UNIX_EPOCH};
+//! Tables for a terminal: no borders, numbers to the right, at most [`WIDTH_MAX`] columns of text.
+//!
+//! A table leaves out columns that are empty in every row. One that is still too wide continues below itself, with its
+//! key columns repeated.
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
-use vramd_client::Bytes;
 
-/// A table of these columns; those that begin with `>` are aligned to the right.
-pub(crate) fn table(columns: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+use super::text::plain;
+
+/// How wide a table may be. Only a single cell that is wider by itself exceeds it.
+pub(crate) const WIDTH_MAX: usize = 120;
+
+/// Spaces between two columns.
+const GAP: usize = 2;
+
+/// A column's heading, its alignment, and when it is shown.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Column {
+    heading: &'static str,
+    is_number: bool,
+    is_key: bool,
+    is_always_shown: bool,
+}
+
+impl Column {
+    /// A column that is aligned to the left, and left out when it is empty in every row.
+    pub(crate) const fn text(heading: &'static str) -> Self {
+        Self { heading, is_number: false, is_key: false, is_always_shown: false }
+    }
+
+    /// A column that is aligned to the right, and left out when it is empty in every row.
+    pub(crate) const fn number(heading: &'static str) -> Self {
+        Self { is_number: true, ..Self::text(heading) }
+    }
+
+    /// Marks a column as part of what identifies a row: always shown, and repeated where a wide table continues. Key
+    /// columns come first.
+    pub(crate) const fn key(self) -> Self {
+        Self { is_key: true, is_always_shown: true, ..self }
+    }
+
+    /// Shows the column even if every row is empty there.
+    pub(crate) const fn always(self) -> Self {
+        Self { is_always_shown: true, ..self }
+    }
+}
+
+/// Renders the rows below the headings, `(none)` without rows. Each row has one cell for each column; a cell is empty
+/// if its text is empty or `-`.
+pub(crate) fn table(columns: &[Column], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let rows: Vec<Vec<String>> =
+        rows.into_iter().map(|row| row.iter().map(|cell| plain(cell)).collect()).collect();
+    if rows.is_empty() {
+        return "(none)".to_owned();
+    }
+    let shown = shown_columns(columns, &rows);
+    let blocks = blocks(columns, &shown, &rows);
+    blocks.iter().map(|block| render(columns, block, &rows)).collect::<Vec<_>>().join("\n\n")
+}
+
+/// The indexes of the columns that some row fills, and of those that are always shown.
+fn shown_columns(columns: &[Column], rows: &[Vec<String>]) -> Vec<usize> {
+    let is_filled = |index: usize| rows.iter().any(|row| !matches!(row[index].as_str(), "" | "-"));
+    (0..columns.len()).filter(|index| columns[*index].is_always_shown || is_filled(*index)).collect()
+}
+
+/// Splits columns into blocks that fit [`WIDTH_MAX`], each with the key columns first.
+fn blocks(columns: &[Column], shown: &[usize], rows: &[Vec<String>]) -> Vec<Vec<usize>> {
+    let width = |index: usize| {
+        let cells = rows.iter().map(|row| row[index].chars().count());
+        GAP + cells.max().unwrap_or(0).max(columns[index].heading.len())
+    };
+    let (keys, others): (Vec<_>, Vec<_>) = shown.iter().partition(|index| columns[**index].is_key);
+    let keys_width: usize = keys.iter().map(|index| width(*index)).sum();
+    let mut blocks = vec![keys.clone()];
+    let mut used = keys_width;
+    for index in others {
+        let is_first = blocks.last().is_some_and(|block| block.len() == keys.len());
+        if used + width(index) > WIDTH_MAX + GAP && !is_first {
+            blocks.push(keys.clone());
+            used = keys_width;
+        }
+        used += width(index);
+        blocks.last_mut().expect("there is a first block").push(index);
+    }
+    blocks
+}
+
+fn render(columns: &[Column], block: &[usize], rows: &[Vec<String>]) -> String {
     let mut table = Table::new();
     table
         .load_preset(presets::NOTHING)
         .set_content_arrangement(ContentArrangement::Disabled)
-        .set_header(columns.iter().map(|column| column.trim_start_matches('>')));
-    let mut is_empty = true;
+        .set_header(block.iter().map(|index| columns[*index].heading));
     for row in rows {
-        is_empty = false;
-        table.add_row(row.iter().map(|cell| plain(cell)));
+        table.add_row(block.iter().map(|index| &row[*index]));
     }
-    for (at, column) in table.column_iter_mut().enumerate() {
+    for (column, index) in table.column_iter_mut().zip(block) {
         column.set_padding((0, 2));
-        if columns.get(at).is_some_and(|name| name.starts_with('>')) {
+        if columns[*index].is_number {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    if is_empty {
-        return "(none)".to_owned();
-    }
-    let lines: Vec<_> = table.lines().map(|line| line.trim_end().to_owned()).collect();
-    lines.join("\n")
-}
-
-/// A text without what would move the cursor or colour the terminal. The daemon shows none either, but a table must
-/// not depend on that: who writes into one could write over it.
-pub(crate) fn plain(text: &str) -> String {
-    let is_hidden = |char: char| {
-        char.is_control()
-            || matches!(char, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
-    };
-    text.chars().map(|char| if is_hidden(char) { char::REPLACEMENT_CHARACTER } else { char }).collect()
-}
-
-/// One line for each fact of one thing.
-pub(crate) fn facts(facts: &[(&str, String)]) -> String {
-    let width = facts.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
-    let lines: Vec<_> =
-        facts.iter().map(|(name, value)| format!("{name:<width$} {}", plain(value))).collect();
-    lines.join("\n")
-}
-
-pub(crate) fn size(bytes: u64) -> String {
-    Bytes::new(bytes).to_string()
-}
-
-/// Nothing reads better as a dash.
-pub(crate) fn size_or_dash(bytes: u64) -> String {
-    if bytes == 0 { "-".to_owned() } else { size(bytes) }
-}
-
-pub(crate) fn text_or_dash(text: &str) -> String {
-    if text.is_empty() { "-".to_owned() } else { text.to_owned() }
-}
-
-/// How long ago that was.
-pub(crate) fn age(since: &prost_types::Timestamp) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
-    let seconds = now.saturating_sub(u64::try_from(since.seconds).unwrap_or(0));
-    match seconds {
-        0..=119 => format!("{seconds} s"),
-        120..=7199 => format!("{} min", seconds / 60),
-        7200..=172_799 => format!("{} h", seconds / 3600),
-        _ => format!("{} d", seconds / 86_400),
-    }
+    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn columns_stand_below_their_names() {
-        let text = table(
-            &["TENANT", ">HELD"],
-            [vec!["a".to_owned(), size(1 << 30)], vec!["team-b".to_owned(), size(512 << 20)]],
-        );
-        assert_eq!(text, "TENANT     HELD\na         1 GiB\nteam-b  512 MiB");
-        assert_eq!(table(&["TENANT"], []), "(none)");
+    fn cells(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|text| (*text).to_owned()).collect()
     }
+
     #[test]
-    fn a_cell_stays_in_its_place() {
-        let text = table(&["CLIENT", "X"], [vec!["a\u{1b}[2J\nuid-9\u{202e}".to_owned(), "b".to_owned()]]);
+    fn columns_stand_below_their_headings() {
+        let columns = [Column::text("TENANT").key(), Column::number("CHARGED")];
+        let text = table(&columns, [cells(&["a", "1 GiB"]), cells(&["team-b", "512 MiB"])]);
+        assert_eq!(text, "TENANT  CHARGED\na         1 GiB\nteam-b  512 MiB");
+        assert_eq!(table(&columns, []), "(none)");
+    }
+
+    #[test]
+    fn a_column_that_every_row_leaves_empty_is_left_out() {
+        let columns = [
+            Column::text("TENANT").key(),
+            Column::number("CACHED"),
+            Column::text("NOTE"),
+            Column::number("LIMIT").always(),
+            Column::number("CHARGED"),
+        ];
+        let text = table(&columns, [cells(&["a", "-", "", "-", "-"]), cells(&["b", "-", "", "-", "2 MiB"])]);
+        assert_eq!(text.lines().next(), Some("TENANT  LIMIT  CHARGED"));
+    }
+
+    #[test]
+    fn a_wide_table_continues_below_with_its_key_columns() {
+        let columns =
+            [Column::text("DEVICE").key(), Column::text("LEFT"), Column::text("RIGHT"), Column::text("END")];
+        let wide = "x".repeat(70);
+        let text = table(&columns, [cells(&["0", &wide, &wide, "e"]), cells(&["1", "l", "r", "-"])]);
+        let blocks: Vec<_> = text.split("\n\n").collect();
+        assert!(blocks[0].starts_with("DEVICE  LEFT") && blocks[0].lines().count() == 3, "{text}");
+        assert!(blocks[1].starts_with("DEVICE  RIGHT") && blocks[1].contains("END"), "{text}");
+        assert!(text.lines().all(|line| line.len() <= WIDTH_MAX), "{text}");
+    }
+
+    #[test]
+    fn a_cell_cannot_leave_its_place() {
+        let columns = [Column::text("CLIENT"), Column::text("X")];
+        let text = table(&columns, [cells(&["a\u{1b}[2J\nuid-9\u{202e}", "b"])]);
         assert_eq!(text.lines().count(), 2, "{text}");
         assert!(text.ends_with("a\u{fffd}[2J\u{fffd}uid-9\u{fffd}  b"), "{text:?}");
     }

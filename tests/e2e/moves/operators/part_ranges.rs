@@ -31,9 +31,9 @@ fn parts_are_named_one_by_one_and_by_ranges() {
     let refused = [
         ("5-6", 1, "the allocation has no such part"),
         ("0-65536", 2, "no allocation has more than 65536 parts"),
-        ("3-1", 2, "the range begins with 3, which comes after its end, 1"),
-        ("1-", 2, "neither the index of a part, like 7, nor a range of them, like 0-99"),
-        ("x", 2, "neither the index of a part, like 7, nor a range of them, like 0-99"),
+        ("3-1", 2, "the range `3-1` begins at 3, after its end 1"),
+        ("1-", 2, "`1-` is neither a part index, like 7, nor a range of parts, like 0-99"),
+        ("x", 2, "`x` is neither a part index, like 7, nor a range of parts, like 0-99"),
     ];
     for (named, status, why) in refused {
         for verb in ["revoke", "evict", "bring-in", "write-back", "hold", "unhold"] {

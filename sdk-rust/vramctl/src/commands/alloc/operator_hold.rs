@@ -1,4 +1,4 @@
-//! `vramctl alloc hold` and `unpin`: keeping parts on their device, whoever needs the room.
+//! `vramctl alloc hold` and `unhold`: operator holds keep parts on their device.
 
 use serde_json::json;
 use vramd_client::{AllocationId, admin::AdminClient};

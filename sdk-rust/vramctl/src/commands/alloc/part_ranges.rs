@@ -1,4 +1,4 @@
-//! Which parts of an allocation a command is about.
+//! The arguments of commands on parts: an allocation, and ranges of its parts.
 
 use std::str::FromStr;
 
@@ -6,20 +6,20 @@ use clap::Args;
 
 use super::Target;
 
-/// No allocation has more parts.
+/// Largest number of parts of an allocation.
 const PARTS_MAX: u32 = 65_536;
 
-/// An allocation, or some of its parts.
+/// An allocation, all of it or some of its parts.
 #[derive(Debug, Args)]
 pub(crate) struct Parts {
     pub(crate) target: Target,
-    /// Only this part, or those from a first to a last, as in `0-99`; may be given several times.
+    /// Apply to this part alone, or to a range like `0-99`. May be repeated.
     #[arg(long = "part", value_name = "INDEX|FIRST-LAST")]
     ranges: Vec<PartRange>,
 }
 
 impl Parts {
-    /// As they were given; none is all.
+    /// The indexes, in the order of the command line. None means all parts.
     pub(crate) fn indexes(&self) -> Vec<u32> {
         self.ranges.iter().flat_map(|range| range.first..=range.last).collect()
     }
@@ -38,19 +38,21 @@ impl FromStr for PartRange {
     fn from_str(text: &str) -> Result<Self, String> {
         let (first, last) = text.split_once('-').unwrap_or((text, text));
         let (Some(first), Some(last)) = (index(first), index(last)) else {
-            return Err("neither the index of a part, like 7, nor a range of them, like 0-99".to_owned());
+            return Err(format!("`{text}` is neither a part index, like 7, nor a range of parts, like 0-99"));
         };
         if first > last {
-            return Err(format!("the range begins with {first}, which comes after its end, {last}"));
+            return Err(format!("the range `{text}` begins at {first}, after its end {last}"));
         }
         if last - first >= PARTS_MAX {
-            return Err(format!("no allocation has more than {PARTS_MAX} parts"));
+            return Err(format!(
+                "the range `{text}` is too long: an allocation has at most {PARTS_MAX} parts"
+            ));
         }
         Ok(Self { first, last })
     }
 }
 
-/// Digits alone: `parse` takes a sign, too.
+/// Parses digits alone, since `parse` accepts a sign.
 fn index(text: &str) -> Option<u32> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
@@ -60,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn indexes_and_ranges_are_taken_in_the_order_given() {
+    fn indexes_and_ranges_keep_their_order() {
         let range = |text: &str| text.parse().unwrap();
         let target = "team-a/llama".parse().unwrap();
         let parts = Parts { target, ranges: ["3-5", "0", "7-7"].map(range).into() };
@@ -70,13 +72,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_range_is_refused_with_the_reason() {
+    fn a_malformed_range_is_refused_with_its_text() {
         let refused = |text: &str| text.parse::<PartRange>().unwrap_err();
         for text in ["", "x", "-", "1-", "-1", "+1", "1-x", "1-2-3", "1..2", "1,2", "0-4294967296", " 1"] {
-            assert!(refused(text).starts_with("neither the index"), "{text:?}");
+            assert!(refused(text).contains("is neither a part index"), "{text:?}");
         }
-        assert_eq!(refused("9-3"), "the range begins with 9, which comes after its end, 3");
-        assert_eq!(refused("0-65536"), "no allocation has more than 65536 parts");
-        assert_eq!(refused("0-4294967295"), "no allocation has more than 65536 parts");
+        assert_eq!(refused("9-3"), "the range `9-3` begins at 9, after its end 3");
+        for text in ["0-65536", "0-4294967295"] {
+            let message = format!("the range `{text}` is too long: an allocation has at most 65536 parts");
+            assert_eq!(refused(text), message);
+        }
     }
 }

@@ -1,5 +1,5 @@
-//! `vramctl alloc evict` and `bring-in`: moving parts between their device and the tiers below it; and `write-back`, which
-//! copies them there.
+//! `vramctl alloc evict` and `bring-in` move parts between their device and the tiers below it; `write-back` copies parts to
+//! their backing.
 
 use serde_json::json;
 use vramd_client::{AllocationId, admin::AdminClient};
@@ -8,14 +8,15 @@ use vramd_proto::v1::{
     write_back_parts_request::Target as WireBack,
 };
 
-use super::{
-    part_ranges::Parts,
-    {Target, session_texts},
-};
-use crate::output::{
-    Output,
-    failure::Failure,
-    table::{table, text_or_dash},
+use super::{Target, part_ranges::Parts};
+use crate::{
+    commands::names::session_names,
+    output::{
+        Output,
+        failure::Failure,
+        table::{Column, table},
+        text::text_or_dash,
+    },
 };
 
 pub(crate) fn run(parts: Parts, to: Tier, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
@@ -40,15 +41,15 @@ pub(crate) fn write_back(parts: Parts, admin: &AdminClient, output: &Output) -> 
     show(answer.allocation_id, &answer.parts, "written_back", output)
 }
 
-/// `done` is what became of parts where all went well.
+/// Prints the outcome of each part. `done` names the outcome of a part that was moved, or written back.
 fn show(id: u64, parts: &[v1::PartMove], done: &'static str, output: &Output) -> Result<(), Failure> {
     let fields: Vec<_> = parts
         .iter()
         .map(|part| {
             json!({
                 "index": part.part_index,
-                "outcome": name(part.outcome(), done),
-                "session_ids": session_texts(&part.session_ids),
+                "outcome": outcome_name(part.outcome(), done),
+                "session_ids": session_names(&part.session_ids),
                 "error": part.error.as_ref().map(|error| json!({
                     "reason": error.reason,
                     "message": error.message,
@@ -64,23 +65,23 @@ fn show(id: u64, parts: &[v1::PartMove], done: &'static str, output: &Output) ->
 
 fn rows(parts: &[v1::PartMove], done: &'static str) -> String {
     table(
-        &[">PART", "OUTCOME", "BECAUSE OF"],
+        &[Column::number("PART").key(), Column::text("OUTCOME"), Column::text("BECAUSE OF")],
         parts.iter().map(|part| {
-            vec![part.part_index.to_string(), name(part.outcome(), done).to_owned(), because(part)]
+            vec![part.part_index.to_string(), outcome_name(part.outcome(), done).to_owned(), cause(part)]
         }),
     )
 }
 
-fn because(part: &v1::PartMove) -> String {
+fn cause(part: &v1::PartMove) -> String {
     let text = match &part.error {
         Some(error) => format!("{}: {}", error.reason, error.message),
         None if !part.problem.is_empty() => part.problem.clone(),
-        None => session_texts(&part.session_ids).join(" "),
+        None => session_names(&part.session_ids).join(" "),
     };
     text_or_dash(&text)
 }
 
-fn name(outcome: Outcome, done: &'static str) -> &'static str {
+fn outcome_name(outcome: Outcome, done: &'static str) -> &'static str {
     match outcome {
         Outcome::Unspecified => "unknown",
         Outcome::Moved => done,

@@ -1,33 +1,34 @@
-//! `vramctl alloc revoke`: taking an allocation out of the processes that map it.
+//! `vramctl alloc revoke`: has sessions unmap parts of an allocation.
 
 use clap::Args;
 use serde_json::json;
 use vramd_client::{AllocationId, admin::AdminClient};
 use vramd_proto::v1::{self, RevocationOutcome as Outcome, revoke_mappings_request::Target as Wire};
 
-use super::{
-    part_ranges::Parts,
-    {Target, session_texts},
-};
-use crate::output::{
-    Output,
-    failure::Failure,
-    table::{table, text_or_dash},
+use super::{Target, part_ranges::Parts};
+use crate::{
+    commands::names::session_names,
+    output::{
+        Output,
+        failure::Failure,
+        table::{Column, table},
+        text::text_or_dash,
+    },
 };
 
 #[derive(Debug, Args)]
 pub(crate) struct Revoke {
     #[command(flatten)]
-    which: Parts,
-    /// Also what is pinned: new pins wait, and this command too, until the last pin has ended or the daemon's patience.
+    parts: Parts,
+    /// Revoke pinned parts too: new pins and this command wait until the last pin ends, at most the daemon's time limit.
     #[arg(long)]
     wait: bool,
 }
 
 pub(crate) fn run(revoke: Revoke, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
-    let Revoke { which, wait } = revoke;
-    let part_indexes = which.indexes();
-    let target = Some(match which.target {
+    let Revoke { parts, wait } = revoke;
+    let part_indexes = parts.indexes();
+    let target = Some(match parts.target {
         Target::Id(id) => Wire::AllocationId(id.get()),
         Target::Name(name) => Wire::Name(name),
     });
@@ -39,8 +40,8 @@ pub(crate) fn run(revoke: Revoke, admin: &AdminClient, output: &Output) -> Resul
         .map(|part| {
             json!({
                 "index": part.part_index,
-                "outcome": name(part.outcome()),
-                "session_ids": session_texts(&part.session_ids),
+                "outcome": outcome_name(part.outcome()),
+                "session_ids": session_names(&part.session_ids),
             })
         })
         .collect();
@@ -50,18 +51,18 @@ pub(crate) fn run(revoke: Revoke, admin: &AdminClient, output: &Output) -> Resul
 
 fn rows(answer: &v1::RevokeMappingsResponse) -> String {
     table(
-        &[">PART", "OUTCOME", "BECAUSE OF"],
+        &[Column::number("PART").key(), Column::text("OUTCOME"), Column::text("BECAUSE OF")],
         answer.parts.iter().map(|part| {
             vec![
                 part.part_index.to_string(),
-                name(part.outcome()).to_owned(),
-                text_or_dash(&session_texts(&part.session_ids).join(" ")),
+                outcome_name(part.outcome()).to_owned(),
+                text_or_dash(&session_names(&part.session_ids).join(" ")),
             ]
         }),
     )
 }
 
-fn name(outcome: Outcome) -> &'static str {
+fn outcome_name(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Unspecified => "unknown",
         Outcome::Revoked => "revoked",

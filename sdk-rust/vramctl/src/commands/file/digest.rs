@@ -11,7 +11,7 @@ use vramd_client::Sealed;
 
 use crate::output::failure::Failure;
 
-/// Large enough for all cores to have work, small enough for progress to be seen.
+/// Bytes that are read and hashed at a time: enough to keep all cores busy, few enough to show progress.
 pub(crate) const CHUNK_BYTES: usize = 16 << 20;
 
 #[derive(Debug, Default)]
@@ -29,14 +29,14 @@ impl Digest {
     }
 }
 
-/// As much of the buffer as there is left to fill.
+/// The front of the buffer, at most `left` bytes.
 pub(crate) fn chunk(buffer: &mut [u8], left: u64) -> &mut [u8] {
     let len = usize::try_from(left).map_or(buffer.len(), |left| left.min(buffer.len()));
     &mut buffer[..len]
 }
 
-/// Of what is mapped, as it is read back from there.
-pub(crate) fn of_mapping(mapped: &Sealed, progress: &ProgressBar) -> Result<String, Failure> {
+/// Hashes the mapped bytes, read back from wherever they lie.
+pub(crate) fn hash_mapping(mapped: &Sealed, progress: &ProgressBar) -> Result<String, Failure> {
     let size = mapped.info().size.get();
     let mut digest = Digest::default();
     let mut buffer = vec![0; CHUNK_BYTES];
@@ -51,7 +51,7 @@ pub(crate) fn of_mapping(mapped: &Sealed, progress: &ProgressBar) -> Result<Stri
     Ok(digest.finish())
 }
 
-pub(crate) fn of_file(path: &Path, progress: &ProgressBar) -> Result<String, Failure> {
+pub(crate) fn hash_file(path: &Path, progress: &ProgressBar) -> Result<String, Failure> {
     let mut file = File::open(path).map_err(Failure::file(path))?;
     let mut digest = Digest::default();
     let mut buffer = vec![0; CHUNK_BYTES];
@@ -73,17 +73,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_have_the_digest_of_their_bytes() {
+    fn a_files_digest_is_that_of_its_bytes() {
         let bytes: Vec<u8> = (0..=250).cycle().take(3 * CHUNK_BYTES + 7).collect();
         let path = std::env::temp_dir().join(format!("vramctl-digest-{}", std::process::id()));
         std::fs::write(&path, &bytes).unwrap();
-        let of_file = of_file(&path, &ProgressBar::hidden()).unwrap();
+        let digest = hash_file(&path, &ProgressBar::hidden()).unwrap();
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(of_file, format!("blake3:{}", blake3::hash(&bytes).to_hex()));
+        assert_eq!(digest, format!("blake3:{}", blake3::hash(&bytes).to_hex()));
     }
 
     #[test]
-    fn the_last_chunk_is_what_is_left() {
+    fn the_last_chunk_has_the_remaining_bytes() {
         let mut buffer = [0; 4];
         let lens: Vec<_> = [9, 5, 1].into_iter().map(|left| chunk(&mut buffer, left).len()).collect();
         assert_eq!(lens, [4, 4, 1]);

@@ -1,4 +1,4 @@
-//! `vramctl put`: a file becomes a sealed allocation.
+//! `vramctl put`: copies a file into an allocation and seals it, or has the daemon load it.
 
 use std::{
     fs::File,
@@ -18,26 +18,27 @@ use crate::output::{Output, failure::Failure, progress};
 
 #[derive(Debug, Args)]
 pub(crate) struct Put {
+    /// File to put.
     file: PathBuf,
-    /// Without the tenant: it is this process's own.
+    /// Name of the allocation, without the tenant: that is the tenant of this process.
     name: String,
-    /// A tenant that may attach it, or `*` for everybody; may be given several times.
+    /// Tenant that may attach the allocation, or `*` for all. May be repeated.
     #[arg(long = "reader", value_name = "TENANT")]
     readers: Vec<String>,
     /// Index or UUID [default: the first device].
     #[arg(long)]
     device: Option<String>,
-    /// Takes the name from the sealed allocation that bears it, and frees that.
+    /// Take the name from the sealed allocation that has it, and free that one.
     #[arg(long)]
     replace: bool,
-    /// The size of its parts, a multiple of 2 MiB, in bytes [default: the daemon's].
+    /// Size of the parts in bytes, a multiple of 2 MiB [default: the daemon's].
     #[arg(long, value_name = "BYTES", value_parser = vramd_types::Quantity::parse_bytes)]
     part_size: Option<Bytes>,
-    /// Has the daemon read the file itself, and keep that for what the memory has below its device, if it knows that the file never
-    /// changes; else it is copied as without this.
+    /// Let the daemon read the file and use it as backing, if the daemon knows that the file never changes. Otherwise the file is
+    /// copied as without this flag.
     #[arg(long)]
     in_place: bool,
-    /// Keeps it until standard input ends, and no longer: it is this process's own, and goes with it.
+    /// Keep the allocation only until standard input ends: it belongs to this session and ends with it.
     #[arg(long)]
     hold: bool,
 }
@@ -51,14 +52,14 @@ pub(crate) fn run(put: &Put, socket_dir: &Path, output: &Output) -> Result<(), F
     };
     report(&sealed, output)?;
     if put.hold {
-        stdin::until_input_ends()?;
+        stdin::wait_for_end()?;
         sealed.free()?;
         return Ok(());
     }
     Ok(sealed.detach()?)
 }
 
-/// Nothing of it is brought to its device.
+/// Has the daemon load the file. No part is fetched to the device.
 fn load(put: &Put, client: &Client, output: &Output) -> Result<Sealed, Failure> {
     let loading = progress::waiting("loading", output);
     let sealed = client.load(&put.file, 0, request(put, Bytes::ZERO).unpinned())?;
@@ -99,7 +100,7 @@ fn request(put: &Put, size: Bytes) -> AllocationRequest {
     request
 }
 
-/// Copies the file into memory, wherever that lies, and says what its bytes hash to on the way.
+/// Copies the file into the allocation, and returns the digest of the bytes that it read.
 fn fill(memory: &mut Allocation, file: &mut File, path: &Path, output: &Output) -> Result<String, Failure> {
     let size = memory.info().size.get();
     let progress = progress::bytes("reading", size, output);

@@ -1,4 +1,4 @@
-//! `vramctl verify`: whether the bytes that a process maps are those that were sealed.
+//! `vramctl verify`: checks that the mapped bytes are the sealed ones.
 
 use std::path::{Path, PathBuf};
 
@@ -11,40 +11,40 @@ use crate::output::{Output, failure::Failure, progress};
 
 #[derive(Debug, Args)]
 pub(crate) struct Verify {
-    /// `name` of the own tenant, `tenant/name`, or an id like a-1099511627777.
+    /// `name` for the own tenant, `tenant/name`, or an id like a-1099511627777.
     name: String,
-    /// Compares with this file, too.
+    /// File to compare with, too.
     file: Option<PathBuf>,
-    /// Keeps it attached until standard input ends.
+    /// Stay attached until standard input ends.
     #[arg(long)]
     hold: bool,
 }
 
 pub(crate) fn run(verify: &Verify, socket_dir: &Path, output: &Output) -> Result<(), Failure> {
     let client = Client::builder().socket_dir(socket_dir).name("vramctl verify").connect()?;
-    // It may be larger than its device, unless it is to stay mapped.
+    // Unless it is to stay mapped, the allocation may be larger than its device.
     let target = target(&verify.name);
     let attached = if verify.hold { client.attach(target)? } else { client.attach_unpinned(target)? };
 
     let progress = progress::bytes("hashing", attached.info().size.get(), output);
-    let found = digest::of_mapping(&attached, &progress)?;
+    let found = digest::hash_mapping(&attached, &progress)?;
     progress.finish_and_clear();
-    expect(attached.digest(), &found)?;
+    check(attached.digest(), &found)?;
     if let Some(file) = &verify.file {
         let length = file.metadata().map_err(Failure::file(file))?.len();
         let progress = progress::bytes("hashing", length, output);
-        let of_file = digest::of_file(file, &progress)?;
+        let file_digest = digest::hash_file(file, &progress)?;
         progress.finish_and_clear();
-        expect(&of_file, &found)?;
+        check(&file_digest, &found)?;
     }
     report(&attached, &found, verify, output)?;
     if verify.hold {
-        stdin::until_input_ends()?;
+        stdin::wait_for_end()?;
     }
     Ok(attached.detach()?)
 }
 
-/// What reads like an id is one.
+/// Reads an id as an id, and everything else as a name.
 fn target(text: &str) -> Target {
     match text.starts_with("a-").then(|| text.parse::<AllocationId>()) {
         Some(Ok(id)) => id.into(),
@@ -52,7 +52,7 @@ fn target(text: &str) -> Target {
     }
 }
 
-fn expect(expected: &str, found: &str) -> Result<(), Failure> {
+fn check(expected: &str, found: &str) -> Result<(), Failure> {
     if expected == found {
         return Ok(());
     }
@@ -61,7 +61,7 @@ fn expect(expected: &str, found: &str) -> Result<(), Failure> {
 
 fn report(attached: &Sealed, digest: &str, verify: &Verify, output: &Output) -> Result<(), Failure> {
     let size = attached.info().size.get();
-    // Of the GPU, if it lies there.
+    // A device address if the allocation lies in device memory.
     let address = format!("{:#x}", attached.as_device_ptr());
     let file = verify.file.as_ref().map(|file| file.display().to_string());
     let text = || {
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_ids_are_told_apart() {
+    fn only_ids_parse_as_ids() {
         assert_eq!(target("a-7"), Target::Id(AllocationId::from_raw(7)));
         for name in ["llama", "team-a/llama", "a-b", "7", "a-"] {
             assert_eq!(target(name), Target::Name(name.to_owned()), "{name}");

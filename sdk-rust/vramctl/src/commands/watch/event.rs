@@ -1,4 +1,4 @@
-//! One event of a watch: a line for people, an object for programs.
+//! Renders one event of a watch: a line for people, an object for programs.
 
 use std::cmp::Ordering;
 
@@ -10,31 +10,33 @@ use vramd_proto::v1::{
     revoke_event::Change as RevokeChange, session_event::Change as SessionChange, watch_response::Event,
 };
 
-pub(crate) use crate::output::table::plain;
 use crate::{
-    commands::{device::level_name, quota::tier_name, settings},
-    output::table::{size, text_or_dash},
+    commands::{
+        names::{level_name, tier_name},
+        settings,
+    },
+    output::text::{plain, size, text_or_dash},
 };
 
-/// What is told of an event.
+/// One event, rendered.
 #[derive(Debug)]
-pub(crate) struct Told {
-    /// When, whose, and what.
+pub(crate) struct EventReport {
+    /// Time, tenant, and what happened.
     pub(crate) line: String,
     pub(crate) fields: Value,
 }
 
-/// What happened, in three shapes.
-struct What {
+/// What happened: its kind and change, its fields for programs, its text for people.
+struct Description {
     kind: &'static str,
     change: &'static str,
     fields: Value,
     text: String,
 }
 
-impl Told {
-    pub(crate) fn of(event: &v1::WatchResponse) -> Self {
-        let What { kind, change, fields, text } = what(event.event.as_ref(), event.sequence);
+impl EventReport {
+    pub(crate) fn new(event: &v1::WatchResponse) -> Self {
+        let Description { kind, change, fields, text } = describe(event.event.as_ref(), event.sequence);
         let at = event.happened_at.as_ref().map(ToString::to_string);
         let line = format!(
             "{}  {}  {kind} {text}",
@@ -55,31 +57,31 @@ impl Told {
     }
 }
 
-fn what(event: Option<&Event>, sequence: u64) -> What {
+fn describe(event: Option<&Event>, sequence: u64) -> Description {
     match event {
-        Some(Event::Begun(begun)) => What {
+        Some(Event::Begun(begun)) => Description {
             kind: "watch",
             change: "begun",
             fields: json!({ "boot_epoch": begun.boot_epoch }),
             text: format!("begun after event {sequence}"),
         },
-        Some(Event::Missed(missed)) => What {
+        Some(Event::Missed(missed)) => Description {
             kind: "watch",
             change: "missed",
             fields: json!({ "count": missed.count }),
             text: format!("missed {} events: this reader was too slow", missed.count),
         },
-        Some(Event::Session(session)) => of_session(session),
-        Some(Event::Quota(quota)) => of_quota(quota),
-        Some(Event::Refusal(refusal)) => of_refusal(refusal),
-        Some(Event::Revoke(revoke)) => of_revoke(revoke),
-        Some(Event::Allocation(allocation)) => of_allocation(allocation),
-        Some(Event::Device(device)) => of_device(device),
-        Some(Event::Node(node)) => of_node(node),
-        Some(Event::Move(moved)) => of_move(moved),
-        Some(Event::Pressure(pressure)) => of_pressure(pressure),
-        Some(Event::Settings(changed)) => of_settings(changed),
-        None => What {
+        Some(Event::Session(session)) => describe_session(session),
+        Some(Event::Quota(quota)) => describe_quota(quota),
+        Some(Event::Refusal(refusal)) => describe_refusal(refusal),
+        Some(Event::Revoke(revoke)) => describe_revoke(revoke),
+        Some(Event::Allocation(allocation)) => describe_allocation(allocation),
+        Some(Event::Device(device)) => describe_device(device),
+        Some(Event::Node(node)) => describe_node(node),
+        Some(Event::Move(moved)) => describe_move(moved),
+        Some(Event::Pressure(pressure)) => describe_pressure(pressure),
+        Some(Event::Settings(changed)) => describe_settings(changed),
+        None => Description {
             kind: "unknown",
             change: "unknown",
             fields: json!({}),
@@ -88,16 +90,14 @@ fn what(event: Option<&Event>, sequence: u64) -> What {
     }
 }
 
-fn of_session(event: &v1::SessionEvent) -> What {
+fn describe_session(event: &v1::SessionEvent) -> Description {
     let session = SessionId::from_raw(event.session_id);
     let detail = plain(&event.detail);
     let (change, text) = match event.change() {
         SessionChange::Unspecified => ("unknown", format!("{session}")),
         SessionChange::Opened => ("opened", format!("{session} opened by process {}", event.pid)),
         SessionChange::Silent => ("silent", format!("{session} silent: {detail}")),
-        SessionChange::Killed => {
-            ("killed", format!("{session} was silent for too long, its process is killed: {detail}"))
-        }
+        SessionChange::Killed => ("killed", format!("{session} killed after too long a silence: {detail}")),
         SessionChange::Answered => ("answered", format!("{session} answered, and is live again")),
         SessionChange::Gone => ("gone", format!("{session} gone")),
         SessionChange::MapFailed => {
@@ -108,22 +108,22 @@ fn of_session(event: &v1::SessionEvent) -> What {
     };
     let fields = json!({
         "session_id": session.to_string(),
-        "pid": some(event.pid.into()),
+        "pid": nonzero(event.pid.into()),
         "detail": event.detail,
         "allocation_id": allocation(event.allocation_id),
         "part_index": (event.allocation_id != 0).then_some(event.part_index),
     });
-    What { kind: "session", change, fields, text }
+    Description { kind: "session", change, fields, text }
 }
 
-fn of_quota(event: &v1::QuotaEvent) -> What {
+fn describe_quota(event: &v1::QuotaEvent) -> Description {
     let place = format!("tier {} of device {}", tier_name(event.tier()), plain(&event.device));
     let (change, text) = match event.change() {
         QuotaChange::Unspecified => ("unknown", place),
         QuotaChange::Set => {
             ("set", format!("set on {place}: guarantee {}, limit {}", event.guarantee, event.limit))
         }
-        QuotaChange::Deleted => ("deleted", format!("deleted on {place}: the default holds")),
+        QuotaChange::Deleted => ("deleted", format!("deleted on {place}: the default applies")),
     };
     let fields = json!({
         "device": event.device,
@@ -131,10 +131,10 @@ fn of_quota(event: &v1::QuotaEvent) -> What {
         "guarantee": event.guarantee,
         "limit": event.limit,
     });
-    What { kind: "quota", change, fields, text }
+    Description { kind: "quota", change, fields, text }
 }
 
-fn of_refusal(event: &v1::RefusalEvent) -> What {
+fn describe_refusal(event: &v1::RefusalEvent) -> Description {
     let by = match (event.session_id, event.pid, event.operator_uid) {
         (_, _, Some(uid)) => format!("operator {uid}"),
         (0, pid, None) => format!("process {pid}"),
@@ -148,14 +148,14 @@ fn of_refusal(event: &v1::RefusalEvent) -> What {
         "message": event.message,
         "facts": event.metadata,
         "session_id": session(event.session_id),
-        "pid": some(event.pid.into()),
+        "pid": nonzero(event.pid.into()),
         "operator_uid": event.operator_uid,
     });
     let text = format!("of {request} by {by}: {reason}: {}", plain(&event.message));
-    What { kind: "refusal", change: "refused", fields, text }
+    Description { kind: "refusal", change: "refused", fields, text }
 }
 
-fn of_revoke(event: &v1::RevokeEvent) -> What {
+fn describe_revoke(event: &v1::RevokeEvent) -> Description {
     let session = SessionId::from_raw(event.session_id);
     let of = AllocationId::from_raw(event.allocation_id);
     let parts = event.part_count;
@@ -178,15 +178,15 @@ fn of_revoke(event: &v1::RevokeEvent) -> What {
         "part_count": parts,
         "reason": reason,
     });
-    What { kind: "revoke", change, fields, text }
+    Description { kind: "revoke", change, fields, text }
 }
 
-fn of_allocation(event: &v1::AllocationEvent) -> What {
+fn describe_allocation(event: &v1::AllocationEvent) -> Description {
     let id = AllocationId::from_raw(event.allocation_id);
     let (change, text) = match event.change() {
         AllocationChange::Unspecified => ("unknown", format!("{id}")),
         AllocationChange::Made => {
-            let by = session(event.session_id).unwrap_or_else(|| "nobody".to_owned());
+            let by = session(event.session_id).unwrap_or_else(|| "no session".to_owned());
             ("made", format!("{id} made for {by}: {} charged", size(event.charged_bytes)))
         }
         AllocationChange::Sealed => ("sealed", format!("{id} sealed")),
@@ -199,43 +199,44 @@ fn of_allocation(event: &v1::AllocationEvent) -> What {
                 ("accessed_in_place", format!("{id} is accessed in place by its device"))
             }
             v1::Advice::UnsetAccessedBy | v1::Advice::Unspecified => {
-                ("not_accessed_in_place", format!("{id} is no more accessed in place"))
+                ("not_accessed_in_place", format!("{id} is no longer accessed in place"))
             }
         },
         AllocationChange::Freed => ("freed", format!("{id} freed")),
-        AllocationChange::Gone => ("gone", format!("{id} gone: nothing of it is charged any more")),
+        AllocationChange::Gone => ("gone", format!("{id} gone: none of its bytes is charged any longer")),
     };
     let fields = json!({
         "allocation_id": id.to_string(),
         "session_id": session(event.session_id),
-        "charged_bytes": some(event.charged_bytes),
-        "part_count": some(event.part_count.into()),
+        "charged_bytes": nonzero(event.charged_bytes),
+        "part_count": nonzero(event.part_count.into()),
     });
-    What { kind: "allocation", change, fields, text }
+    Description { kind: "allocation", change, fields, text }
 }
 
-fn of_device(event: &v1::DeviceEvent) -> What {
+fn describe_device(event: &v1::DeviceEvent) -> Description {
     let device = event.device.map_or_else(|| "-".to_owned(), |index| index.to_string());
     let bytes = size(event.bytes);
     let (change, text) = match event.change() {
         DeviceChange::Unspecified => ("unknown", device),
-        DeviceChange::Unbrokered => ("unbrokered", format!("{device}: processes of no tenant hold {bytes}")),
+        DeviceChange::Unbrokered => ("unbrokered", format!("{device}: {bytes} are unbrokered")),
         DeviceChange::Shortfall => {
-            ("shortfall", format!("{device}: {bytes} short of what is promised and held"))
+            ("shortfall", format!("{device}: committed bytes exceed the capacity by {bytes}"))
         }
-        DeviceChange::Unreturned => {
-            ("unreturned", format!("memory unreturned: some process still holds {bytes}"))
-        }
+        DeviceChange::Unreturned => (
+            "unreturned",
+            format!("memory unreturned: {bytes} are released, and some process still has them open"),
+        ),
         DeviceChange::Returned => ("returned", format!("memory returned: {bytes}")),
         DeviceChange::CreateFailed => {
-            ("create_failed", format!("memory could not be made: {}", plain(&event.detail)))
+            ("create_failed", format!("the driver could not create memory: {}", plain(&event.detail)))
         }
     };
     let fields = json!({ "device": event.device, "bytes": event.bytes, "detail": event.detail });
-    What { kind: "device", change, fields, text }
+    Description { kind: "device", change, fields, text }
 }
 
-fn of_move(event: &v1::MoveEvent) -> What {
+fn describe_move(event: &v1::MoveEvent) -> Description {
     let (id, part) = (AllocationId::from_raw(event.allocation_id), event.part_index);
     let what = format!("of part {part} of {id} ({})", size(event.bytes));
     let to = format!("to tier {} of device {}", tier_name(event.tier()), event.device);
@@ -243,14 +244,16 @@ fn of_move(event: &v1::MoveEvent) -> What {
         MoveChange::Unspecified => ("unknown", what),
         MoveChange::Moved => ("moved", format!("{what} {to}")),
         MoveChange::Failed => ("failed", format!("{what} {to} failed: {}", plain(&event.detail))),
-        MoveChange::WrittenBack => {
-            ("written_back", format!("{what} written back {to}, and it stays: {}", of_use(&event.detail)))
-        }
-        MoveChange::Dropped => ("dropped", format!("{what} by dropping it: it is discardable")),
-        MoveChange::ShadowDiffers => {
-            ("shadow_differs", format!("{what} {to}: written behind its pins, and copied"))
-        }
-        MoveChange::Stopped => ("stopped", format!("{what} {to} given up: it is in use, or was freed")),
+        MoveChange::WrittenBack => (
+            "written_back",
+            format!("{what} written back {to}, and stays on its device: {}", use_of_copy(&event.detail)),
+        ),
+        MoveChange::Dropped => ("dropped", format!("{what} dropped without a copy: the part is discardable")),
+        MoveChange::ShadowDiffers => (
+            "shadow_differs",
+            format!("{what} {to}: its clean backing differed, so the client wrote without a pin; copied"),
+        ),
+        MoveChange::Stopped => ("stopped", format!("{what} {to} stopped: the part is in use, or was freed")),
     };
     let fields = json!({
         "allocation_id": id.to_string(),
@@ -260,17 +263,17 @@ fn of_move(event: &v1::MoveEvent) -> What {
         "bytes": event.bytes,
         "detail": event.detail,
     });
-    What { kind: "move", change, fields, text }
+    Description { kind: "move", change, fields, text }
 }
 
-fn of_use(detail: &str) -> String {
+fn use_of_copy(detail: &str) -> String {
     match detail {
         "" => "it can leave without a copy".to_owned(),
-        why => format!("of no use, {}", plain(why)),
+        why => format!("of no use: {}", plain(why)),
     }
 }
 
-fn of_pressure(event: &v1::PressureEvent) -> What {
+fn describe_pressure(event: &v1::PressureEvent) -> Description {
     let change = match event.to().cmp(&event.from()) {
         Ordering::Less => "fell",
         Ordering::Equal => "unknown",
@@ -278,7 +281,7 @@ fn of_pressure(event: &v1::PressureEvent) -> What {
     };
     let (from, to) = (level_name(event.from()), level_name(event.to()));
     let text = format!(
-        "{change} in tier {} of device {}: {}, was {}: {} held of {}",
+        "{change} in tier {} of device {}: {}, was {}: {} of {} charged",
         tier_name(event.tier()),
         plain(&event.device),
         to.as_deref().unwrap_or("unknown"),
@@ -294,12 +297,12 @@ fn of_pressure(event: &v1::PressureEvent) -> What {
         "held_bytes": event.held_bytes,
         "capacity_bytes": event.capacity_bytes,
     });
-    What { kind: "pressure", change, fields, text }
+    Description { kind: "pressure", change, fields, text }
 }
 
-fn of_settings(event: &v1::SettingsEvent) -> What {
+fn describe_settings(event: &v1::SettingsEvent) -> Description {
     let [before, after] = [&event.before, &event.after].map(|it| it.unwrap_or_default());
-    let both = settings::shown(&before).into_iter().zip(settings::shown(&after));
+    let both = settings::setting_texts(&before).into_iter().zip(settings::setting_texts(&after));
     let changed = both.filter(|((_, before), (_, after))| before != after);
     let changed: Vec<_> =
         changed.map(|((name, before), (_, after))| format!("{name} {after}, was {before}")).collect();
@@ -309,10 +312,10 @@ fn of_settings(event: &v1::SettingsEvent) -> What {
         "after": settings::to_json(&after),
     });
     let text = format!("changed by operator {}: {}", event.operator_uid, changed.join("; "));
-    What { kind: "settings", change: "changed", fields, text }
+    Description { kind: "settings", change: "changed", fields, text }
 }
 
-fn of_node(event: &v1::NodeEvent) -> What {
+fn describe_node(event: &v1::NodeEvent) -> Description {
     let detail = plain(&event.detail);
     let (change, text) = match event.change() {
         NodeChange::Unspecified => ("unknown", detail),
@@ -320,31 +323,31 @@ fn of_node(event: &v1::NodeEvent) -> What {
         NodeChange::InService => ("in_service", "in service".to_owned()),
         NodeChange::Ending => ("ending", format!("ending: {detail}")),
         NodeChange::InvariantBroken => {
-            ("invariant_broken", format!("has a bug: an invariant broke: {detail}"))
+            ("invariant_broken", format!("has a bug, an invariant is broken: {detail}"))
         }
     };
-    What { kind: "node", change, fields: json!({ "detail": event.detail }), text }
+    Description { kind: "node", change, fields: json!({ "detail": event.detail }), text }
 }
 
-/// What is 0 is not there.
-fn some(number: u64) -> Option<u64> {
+/// `None` for 0, which stands for an absent number.
+fn nonzero(number: u64) -> Option<u64> {
     (number != 0).then_some(number)
 }
 
 fn session(id: u64) -> Option<String> {
-    some(id).map(|id| SessionId::from_raw(id).to_string())
+    nonzero(id).map(|id| SessionId::from_raw(id).to_string())
 }
 
 fn allocation(id: u64) -> Option<String> {
-    some(id).map(|id| AllocationId::from_raw(id).to_string())
+    nonzero(id).map(|id| AllocationId::from_raw(id).to_string())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn told(event: Event) -> Told {
-        Told::of(&v1::WatchResponse {
+    fn report(event: Event) -> EventReport {
+        EventReport::new(&v1::WatchResponse {
             sequence: 9,
             happened_at: Some(prost_types::Timestamp { seconds: 0, nanos: 0 }),
             tenant: "team-a".to_owned(),
@@ -353,8 +356,8 @@ mod tests {
     }
 
     #[test]
-    fn a_revoke_reads_well_and_parses_well() {
-        let told = told(Event::Revoke(v1::RevokeEvent {
+    fn a_revoke_has_a_line_and_fields() {
+        let report = report(Event::Revoke(v1::RevokeEvent {
             change: RevokeChange::Sent.into(),
             session_id: 4,
             allocation_id: 7,
@@ -362,17 +365,17 @@ mod tests {
             reason: v1::RevokeReason::SessionEnded.into(),
         }));
         assert_eq!(
-            told.line,
+            report.line,
             "1970-01-01T00:00:00Z  team-a  revoke sent to s-4: 3 parts of a-7 (session_ended)"
         );
-        assert_eq!(told.fields["kind"], "revoke");
-        assert_eq!(told.fields["allocation_id"], "a-7");
-        assert_eq!(told.fields["reason"], "session_ended");
+        assert_eq!(report.fields["kind"], "revoke");
+        assert_eq!(report.fields["allocation_id"], "a-7");
+        assert_eq!(report.fields["reason"], "session_ended");
     }
 
     #[test]
-    fn a_move_says_what_went_where() {
-        let told = told(Event::Move(v1::MoveEvent {
+    fn a_failed_move_names_its_part_tier_and_problem() {
+        let report = report(Event::Move(v1::MoveEvent {
             change: MoveChange::Failed.into(),
             allocation_id: 7,
             part_index: 2,
@@ -381,13 +384,13 @@ mod tests {
             detail: "a cable was pulled".to_owned(),
             ..Default::default()
         }));
-        let said = "move of part 2 of a-7 (2 MiB) to tier host of device 0 failed: a cable was pulled";
-        assert!(told.line.ends_with(said), "{told:?}");
-        assert_eq!((&told.fields["change"], &told.fields["tier"]), (&"failed".into(), &"host".into()));
+        let expected = "move of part 2 of a-7 (2 MiB) to tier host of device 0 failed: a cable was pulled";
+        assert!(report.line.ends_with(expected), "{report:?}");
+        assert_eq!((&report.fields["change"], &report.fields["tier"]), (&"failed".into(), &"host".into()));
     }
 
     #[test]
-    fn pressure_says_where_it_was_and_how_full_it_is() {
+    fn pressure_has_both_levels_and_the_fill() {
         let event = v1::PressureEvent {
             device: "GPU-a".to_owned(),
             tier: v1::Tier::Host.into(),
@@ -397,15 +400,16 @@ mod tests {
             capacity_bytes: 100 << 20,
         };
         let back = v1::PressureEvent { from: event.to, to: event.from, ..event.clone() };
-        let risen = told(Event::Pressure(event));
-        let said = "pressure rose in tier host of device GPU-a: high, was elevated: 92 MiB held of 100 MiB";
-        assert!(risen.line.ends_with(said), "{risen:?}");
+        let risen = report(Event::Pressure(event));
+        let expected =
+            "pressure rose in tier host of device GPU-a: high, was elevated: 92 MiB of 100 MiB charged";
+        assert!(risen.line.ends_with(expected), "{risen:?}");
         assert_eq!((&risen.fields["change"], &risen.fields["to"]), (&"rose".into(), &"high".into()));
-        assert_eq!(told(Event::Pressure(back)).fields["change"], "fell");
+        assert_eq!(report(Event::Pressure(back)).fields["change"], "fell");
     }
 
     #[test]
-    fn a_change_of_settings_says_who_made_it_and_what_was() {
+    fn changed_settings_name_the_operator_and_both_values() {
         let settings = |high_percent| v1::Settings {
             pressure: Some(v1::PressureSettings { high_percent: Some(high_percent), ..Default::default() }),
             tiers: Some(v1::TierSettings {
@@ -415,25 +419,28 @@ mod tests {
             ..Default::default()
         };
         let (before, after) = (Some(settings(90)), Some(settings(80)));
-        let told = told(Event::Settings(v1::SettingsEvent { operator_uid: 1000, before, after }));
-        let said =
+        let report = report(Event::Settings(v1::SettingsEvent { operator_uid: 1000, before, after }));
+        let expected =
             "settings changed by operator 1000: high-percent 80%, was 90%; host-bytes 80 MiB, was 90 MiB";
-        assert!(told.line.ends_with(said), "{told:?}");
-        assert_eq!(told.fields["before"]["pressure"]["high_percent"], 90);
-        assert_eq!(told.fields["after"]["tiers"]["host_bytes"], 80 << 20);
+        assert!(report.line.ends_with(expected), "{report:?}");
+        assert_eq!(report.fields["before"]["pressure"]["high_percent"], 90);
+        assert_eq!(report.fields["after"]["tiers"]["host_bytes"], 80 << 20);
     }
 
     #[test]
     fn a_refusal_stays_on_its_line() {
-        let told = told(Event::Refusal(v1::RefusalEvent {
+        let report = report(Event::Refusal(v1::RefusalEvent {
             request: "AllocateBatch".to_owned(),
             reason: "NAME_INVALID".to_owned(),
             message: "bad\u{1b}[2J\nname".to_owned(),
             session_id: 4,
             ..Default::default()
         }));
-        assert_eq!(told.line.lines().count(), 1);
-        assert!(!told.line.contains('\u{1b}'), "{told:?}");
-        assert_eq!((&told.fields["session_id"], &told.fields["operator_uid"]), (&"s-4".into(), &Value::Null));
+        assert_eq!(report.line.lines().count(), 1);
+        assert!(!report.line.contains('\u{1b}'), "{report:?}");
+        assert_eq!(
+            (&report.fields["session_id"], &report.fields["operator_uid"]),
+            (&"s-4".into(), &Value::Null)
+        );
     }
 }

@@ -1,6 +1,6 @@
-//! `vramctl watch`: what happens, one line an event.
+//! `vramctl watch`: prints events as they happen, one line each.
 
-pub(crate) mod event;
+mod event;
 
 use std::ops::ControlFlow;
 
@@ -8,18 +8,18 @@ use clap::{Args, ValueEnum};
 use vramd_client::{Error, admin::AdminClient};
 use vramd_proto::v1::{self, node_event::Change, watch_response::Event};
 
-use self::event::Told;
-use crate::output::{Output, failure::Failure};
+use self::event::EventReport;
+use crate::output::{Output, failure::Failure, text::plain};
 
 #[derive(Debug, Args)]
 pub(crate) struct Watch {
-    /// Of this tenant alone, and what concerns no tenant.
+    /// Show events of this tenant alone, and those of no tenant.
     #[arg(long, default_value = "", hide_default_value = true)]
     tenant: String,
-    /// Of this kind alone; may be given more than once [default: every kind].
+    /// Show events of this kind alone. May be repeated [default: every kind].
     #[arg(long = "kind", value_enum)]
     kinds: Vec<Kind>,
-    /// Ends after so many events.
+    /// End after this many events.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
 }
@@ -38,30 +38,33 @@ enum Kind {
     Settings,
 }
 
-/// Runs until the daemon ends, which is a failure of its own, or nobody reads any more.
+/// Prints events until `--count` is reached or the reader of standard output has gone. The end of the daemon is a failure.
 pub(crate) fn run(watch: Watch, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
     let request = v1::WatchRequest {
         tenant: watch.tenant,
         kinds: watch.kinds.iter().map(|kind| kind.wire().into()).collect(),
     };
     let mut left = watch.count;
-    let mut why = "the daemon has ended".to_owned();
+    let mut problem = "the daemon has ended".to_owned();
     for event in admin.watch(request)? {
         let event = event?;
-        if output.line(&Told::of(&event))?.is_break() || is_last(&event, &mut left).is_break() {
+        let report = EventReport::new(&event);
+        if output.show_line(&report.line, report.fields)?.is_break()
+            || count_event(&event, &mut left).is_break()
+        {
             return Ok(());
         }
         if let Some(Event::Node(node)) = &event.event
             && node.change() == Change::Ending
         {
-            why = format!("the daemon has ended: {}", event::plain(&node.detail));
+            problem = format!("the daemon has ended: {}", plain(&node.detail));
         }
     }
-    Err(Error::BrokerGone { problem: why }.into())
+    Err(Error::BrokerGone { problem }.into())
 }
 
-/// The beginning is no event that anybody counts.
-fn is_last(event: &v1::WatchResponse, left: &mut Option<u64>) -> ControlFlow<()> {
+/// Counts the event, and breaks after the last one. The beginning of the watch does not count.
+fn count_event(event: &v1::WatchResponse, left: &mut Option<u64>) -> ControlFlow<()> {
     if matches!(event.event, Some(Event::Begun(_))) {
         return ControlFlow::Continue(());
     }

@@ -1,0 +1,259 @@
+//! `vramctl alloc show`, and allocations as rows, as a sheet of facts and as JSON.
+
+use serde_json::{Value, json};
+use vramd_client::{AllocationId, SessionId, admin::AdminClient};
+use vramd_proto::v1;
+
+use super::Target;
+use crate::{
+    commands::names::{session_names, tier_name},
+    output::{
+        Output,
+        failure::Failure,
+        table::{Column, table},
+        text::{count_or_dash, facts, size, size_or_dash, text_or_dash},
+    },
+};
+
+pub(crate) fn run(target: Target, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
+    let allocation = fetch(target, admin)?;
+    output.show(|| sheet(&allocation), json!({ "allocation": to_json(&allocation) }))
+}
+
+/// Fetches one allocation with its parts.
+pub(crate) fn fetch(target: Target, admin: &AdminClient) -> Result<v1::Allocation, Failure> {
+    use v1::show_allocation_request::Target as Wire;
+    let target = Some(match target {
+        Target::Id(id) => Wire::AllocationId(id.get()),
+        Target::Name(name) => Wire::Name(name),
+    });
+    Ok(admin.show_allocation(v1::ShowAllocationRequest { target })?)
+}
+
+/// One line for each allocation.
+pub(crate) fn rows(allocations: &[v1::Allocation]) -> String {
+    let columns = [
+        Column::text("TENANT").key(),
+        Column::text("ALLOCATION").key(),
+        Column::text("NAME"),
+        Column::text("STATE"),
+        Column::text("TIER"),
+        Column::number("SIZE").always(),
+        Column::number("CHARGED"),
+        Column::number("RESIDENT"),
+        Column::number("UNRETURNED"),
+        Column::number("MAPPERS"),
+    ];
+    table(
+        &columns,
+        allocations.iter().map(|allocation| {
+            vec![
+                allocation.tenant.clone(),
+                AllocationId::from_raw(allocation.allocation_id).to_string(),
+                text_or_dash(&allocation.name),
+                state_name(allocation.state()).to_owned(),
+                tiers(allocation),
+                size(allocation.size_bytes),
+                size_or_dash(allocation.charged_bytes),
+                size_or_dash(allocation.resident_bytes),
+                size_or_dash(allocation.unreturned_bytes),
+                count_or_dash(allocation.mapper_count.into()),
+            ]
+        }),
+    )
+}
+
+/// The tiers that have any of its bytes. An allocation of a list comes without its parts.
+fn tiers(allocation: &v1::Allocation) -> String {
+    let bytes = [
+        (v1::Tier::Device, allocation.resident_bytes),
+        (v1::Tier::Host, allocation.host_bytes),
+        (v1::Tier::Disk, allocation.disk_bytes),
+    ];
+    let tiers = bytes.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(tier, _)| tier_name(tier));
+    let tiers = tiers.chain((allocation.file_bytes > 0).then_some("file"));
+    text_or_dash(&tiers.collect::<Vec<_>>().join("+"))
+}
+
+fn sheet(allocation: &v1::Allocation) -> String {
+    let id = AllocationId::from_raw(allocation.allocation_id);
+    let owner = owner(allocation).map_or_else(|| "its tenant".to_owned(), |session| session.to_string());
+    let facts = facts(&[
+        ("allocation", id.to_string()),
+        ("name", text_or_dash(&allocation.name)),
+        ("tenant", allocation.tenant.clone()),
+        ("device", allocation.device.clone()),
+        ("state", state_name(allocation.state()).to_owned()),
+        ("lifetime", lifetime(allocation)),
+        ("owner", owner),
+        ("size", format!("{} ({} bytes)", size(allocation.size_bytes), allocation.size_bytes)),
+        ("charged", size(allocation.charged_bytes)),
+        ("resident", size(allocation.resident_bytes)),
+        ("in-host", size_or_dash(allocation.host_bytes)),
+        ("on-disk", size_or_dash(allocation.disk_bytes)),
+        ("in-file", size_or_dash(allocation.file_bytes)),
+        ("file", text_or_dash(&allocation.file)),
+        ("unreturned", size_or_dash(allocation.unreturned_bytes)),
+        ("digest", text_or_dash(&allocation.digest)),
+        ("readers", text_or_dash(&allocation.readers.join(" "))),
+    ]);
+    let parts = table(
+        &[
+            Column::number("PART").key(),
+            Column::number("OFFSET").always(),
+            Column::number("SIZE"),
+            Column::text("TIER"),
+            Column::text("EXTENT"),
+            Column::text("MAPPERS"),
+        ],
+        allocation.parts.iter().map(|part| {
+            vec![
+                part.index.to_string(),
+                part.offset_bytes.to_string(),
+                size(part.size_bytes),
+                tier_text(part),
+                extent_name(part.extent_state()).to_owned(),
+                mappers(part),
+            ]
+        }),
+    );
+    format!("{facts}\n\n{parts}")
+}
+
+/// The part's tier, the tier that it moves to, and whether an operator holds it.
+fn tier_text(part: &v1::Part) -> String {
+    let from = tier_of(part).unwrap_or("-");
+    let tiers = moves_to(part).map_or_else(|| from.to_owned(), |to| format!("{from}->{to}"));
+    if part.held { format!("{tiers} (held)") } else { tiers }
+}
+
+/// The tier that has the part's bytes. `None` while none has, as of a dropped part.
+fn tier_of(part: &v1::Part) -> Option<&'static str> {
+    match part.tier() {
+        v1::Tier::Unspecified => None,
+        tier => Some(tier_name(tier)),
+    }
+}
+
+fn moves_to(part: &v1::Part) -> Option<&'static str> {
+    match part.moves_to() {
+        v1::Tier::Unspecified => None,
+        tier => Some(tier_name(tier)),
+    }
+}
+
+/// Each session with the state of its mapping.
+fn mappers(part: &v1::Part) -> String {
+    let text = |mapper: &v1::Mapper| {
+        format!("{} {}", SessionId::from_raw(mapper.session_id), mapping_name(mapper.state()))
+    };
+    text_or_dash(&part.mappers.iter().map(text).collect::<Vec<_>>().join(", "))
+}
+
+pub(crate) fn to_json(allocation: &v1::Allocation) -> Value {
+    let parts: Vec<_> = allocation
+        .parts
+        .iter()
+        .map(|part| {
+            json!({
+                "index": part.index,
+                "offset_bytes": part.offset_bytes,
+                "size_bytes": part.size_bytes,
+                "tier": tier_of(part),
+                "moves_to": moves_to(part),
+                "held": part.held,
+                "extent_state": extent_name(part.extent_state()),
+                "mapper_session_ids": session_names(&part.mapper_session_ids),
+                "mappers": part.mappers.iter().map(mapper_json).collect::<Vec<_>>(),
+            })
+        })
+        .collect();
+    json!({
+        "allocation_id": AllocationId::from_raw(allocation.allocation_id).to_string(),
+        "name": allocation.name,
+        "tenant": allocation.tenant,
+        "device": allocation.device,
+        "state": state_name(allocation.state()),
+        "lifetime": lifetime_name(allocation.lifetime()),
+        "discardable": allocation.discardable,
+        "accessed_by_device": allocation.accessed_by_device,
+        "size_bytes": allocation.size_bytes,
+        "charged_bytes": allocation.charged_bytes,
+        "resident_bytes": allocation.resident_bytes,
+        "unreturned_bytes": allocation.unreturned_bytes,
+        "tier_bytes": {
+            "device": allocation.resident_bytes,
+            "host": allocation.host_bytes,
+            "disk": allocation.disk_bytes,
+        },
+        "file": (!allocation.file.is_empty()).then_some(&allocation.file),
+        "file_bytes": allocation.file_bytes,
+        "digest": allocation.digest,
+        "readers": allocation.readers,
+        "owner_session_id": owner(allocation).map(|session| session.to_string()),
+        "mapper_count": allocation.mapper_count,
+        "parts": parts,
+    })
+}
+
+fn mapper_json(mapper: &v1::Mapper) -> Value {
+    json!({
+        "session_id": SessionId::from_raw(mapper.session_id).to_string(),
+        "state": mapping_name(mapper.state()),
+    })
+}
+
+fn extent_name(state: v1::ExtentState) -> &'static str {
+    match state {
+        v1::ExtentState::Unspecified => "unknown",
+        v1::ExtentState::Creating => "creating",
+        v1::ExtentState::Live => "live",
+        v1::ExtentState::Releasing => "releasing",
+        v1::ExtentState::Unreturned => "unreturned",
+        v1::ExtentState::Gone => "gone",
+    }
+}
+
+fn mapping_name(state: v1::MappingState) -> &'static str {
+    match state {
+        v1::MappingState::Unspecified => "unknown",
+        v1::MappingState::Queued => "queued",
+        v1::MappingState::Offered => "offered",
+        v1::MappingState::OfferedRevoked => "offered_revoked",
+        v1::MappingState::Mapped => "mapped",
+        v1::MappingState::Revoking => "revoking",
+        v1::MappingState::Evicting => "evicting",
+        v1::MappingState::Away => "away",
+    }
+}
+
+fn state_name(state: v1::AllocationState) -> &'static str {
+    match state {
+        v1::AllocationState::Unspecified => "unknown",
+        v1::AllocationState::Creating => "creating",
+        v1::AllocationState::Open => "open",
+        v1::AllocationState::Sealing => "sealing",
+        v1::AllocationState::Sealed => "sealed",
+        v1::AllocationState::Freeing => "freeing",
+    }
+}
+
+fn lifetime(allocation: &v1::Allocation) -> String {
+    let name = lifetime_name(allocation.lifetime());
+    match (allocation.discardable, allocation.accessed_by_device) {
+        (true, _) => format!("{name}, discardable"),
+        (_, true) => format!("{name}, accessed in place"),
+        _ => name.to_owned(),
+    }
+}
+
+fn lifetime_name(lifetime: v1::Lifetime) -> &'static str {
+    match lifetime {
+        v1::Lifetime::Unspecified | v1::Lifetime::Session => "session",
+        v1::Lifetime::Persistent => "persistent",
+    }
+}
+
+pub(crate) fn owner(allocation: &v1::Allocation) -> Option<SessionId> {
+    (allocation.owner_session_id != 0).then(|| SessionId::from_raw(allocation.owner_session_id))
+}
