@@ -23,7 +23,7 @@ fn suite(stage: &str) -> Value {
 }
 
 #[test]
-fn every_question_of_residency_is_answered_on_the_simulated_driver() {
+fn the_residency_benchmark_runs_on_the_simulated_driver() {
     let report = suite("residency");
     let figures = [
         "one_way_out",
@@ -52,7 +52,7 @@ fn every_question_of_residency_is_answered_on_the_simulated_driver() {
 }
 
 #[test]
-fn every_question_of_tiers_is_answered_on_the_simulated_driver() {
+fn the_tiers_benchmark_runs_on_the_simulated_driver() {
     let report = suite("tiers");
     for key in ["disk_read", "disk_write", "cascade", "demand_under_load"] {
         assert!(report[key].as_f64().is_some_and(|figure| figure > 0.0), "{key} in {report:#}");
@@ -76,7 +76,7 @@ fn every_question_of_tiers_is_answered_on_the_simulated_driver() {
 }
 
 #[test]
-fn three_tenants_take_turns_in_the_gpu_suite_on_the_simulated_driver() {
+fn the_three_tenants_case_runs_on_the_simulated_driver() {
     let report = suite("e2e");
     for (times, name) in
         [(4, "three tenants, four times the device"), (10, "three tenants, ten times the device")]

@@ -41,7 +41,7 @@ const STRETCH: usize = 175;
 const DRAINED_FOR: Duration = Duration::from_millis(300);
 
 #[test]
-fn who_dies_leaves_nothing_and_harms_nobody() {
+fn a_dying_client_leaves_nothing_and_harms_no_other() {
     let plan = Plan::from_env().unwrap_or_else(|why| panic!("{why:#}"));
     let started = Instant::now();
     let revoking = plan.revocations();
@@ -119,7 +119,7 @@ fn run(scene: &mut Scene, cases: &[Case], command: &str) -> Vec<String> {
 
 /// That it is drained it may have been told before its channel was closed: it must not ask again, and live on by another one.
 #[test]
-fn who_closed_its_channel_while_the_node_was_drained_opens_no_other() {
+fn a_client_opens_no_new_channel_on_a_drained_node() {
     let mut scene = Scene::with_room(Vec::new());
     let (plan, target) = (Plan::new(7, 0..1), scene.target.clone());
     let (_, stage) = scene.split();

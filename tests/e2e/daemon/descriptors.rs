@@ -48,7 +48,7 @@ impl Orphan {
 }
 
 #[test]
-fn what_a_child_can_still_receive_stays_charged_until_the_child_has_ended() {
+fn descriptors_in_flight_to_a_forked_child_stay_charged_until_it_ends() {
     let orphan = Orphan::new();
     let daemon = &orphan.daemon;
     until("its session is silent", || {
@@ -64,7 +64,7 @@ fn what_a_child_can_still_receive_stays_charged_until_the_child_has_ended() {
 }
 
 #[test]
-fn what_a_child_has_received_is_unreturned_until_the_child_has_ended() {
+fn memory_received_by_a_forked_child_is_unreturned_until_it_ends() {
     let orphan = Orphan::new();
     let daemon = &orphan.daemon;
     orphan.signal(Signal::USR1);
@@ -84,8 +84,8 @@ fn open(daemon: &Daemon, uid: u32) -> Probe {
 }
 
 #[test]
-fn one_tenant_does_not_use_up_the_daemons_descriptors() {
-    if !has_other_users("one_tenant_does_not_use_up_the_daemons_descriptors") {
+fn a_tenant_cannot_use_up_the_daemons_descriptors() {
+    if !has_other_users("a_tenant_cannot_use_up_the_daemons_descriptors") {
         return;
     }
     let home = Home::new().with_open_files(256);
@@ -112,7 +112,7 @@ fn one_tenant_does_not_use_up_the_daemons_descriptors() {
 }
 
 #[test]
-fn operators_get_through_when_connections_are_too_many() {
+fn operators_connect_while_clients_use_up_all_connections() {
     let home = Home::new().with_open_files(128);
     Config::default().write(home.path());
     let daemon = Daemon::start_in(home);

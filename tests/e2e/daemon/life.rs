@@ -36,7 +36,7 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn a_good_configuration_is_checked_without_starting() {
+fn check_accepts_a_valid_configuration_without_starting() {
     let home = Home::new();
     Config::default().tenant(1000, "team-a").limit("sessions_max = 5").write(home.path());
     let output = home.command().arg("--check").output().unwrap();
@@ -45,7 +45,7 @@ fn a_good_configuration_is_checked_without_starting() {
 }
 
 #[test]
-fn a_wrong_configuration_is_told_with_line_and_field() {
+fn an_invalid_configuration_is_reported_with_line_and_field() {
     for (text, line, field) in [
         ("[daemon]\nlog_level = \"info\"\nsocket_directory = \"/tmp\"\n", 3, "socket_directory"),
         ("[memory]\n\npart_size = \"3MiB\"\n", 3, "part_size"),
@@ -69,7 +69,7 @@ fn a_wrong_configuration_is_told_with_line_and_field() {
 }
 
 #[test]
-fn a_configuration_that_is_not_there_is_told() {
+fn a_missing_configuration_is_reported() {
     let home = Home::new();
     let output = home.command().output().unwrap();
     assert_eq!(output.status.code(), Some(CONFIGURATION_WRONG));
@@ -77,7 +77,7 @@ fn a_configuration_that_is_not_there_is_told() {
 }
 
 #[test]
-fn the_example_configuration_is_good() {
+fn the_example_configuration_is_valid() {
     let example = vramd_tests::programs::repository().join("deploy/config/vramd.toml");
     let home = home(&fs::read_to_string(example).unwrap());
     let output = home.command().arg("--check").output().unwrap();
@@ -85,7 +85,7 @@ fn the_example_configuration_is_good() {
 }
 
 #[test]
-fn sockets_of_a_live_daemon_are_not_taken() {
+fn a_daemon_does_not_take_sockets_of_a_live_daemon() {
     let daemon = Daemon::new();
     let output = daemon.home().command().output().unwrap();
     assert_eq!(output.status.code(), Some(SOCKET_IN_USE), "{}", said(&output));
@@ -96,7 +96,7 @@ fn sockets_of_a_live_daemon_are_not_taken() {
 }
 
 #[test]
-fn stale_sockets_are_taken_over() {
+fn a_daemon_takes_over_stale_sockets() {
     let daemon = Daemon::new();
     let home = daemon.kill();
     assert!(home.sockets().join("vramd.sock").exists(), "a killed daemon leaves its sockets");
@@ -106,7 +106,7 @@ fn stale_sockets_are_taken_over() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_told() {
+fn a_missing_device_is_reported() {
     for device in ["3", "GPU-12345678-0000-0000-0000-000000000000"] {
         let home = Home::new();
         Config::default().memory(&format!("devices = [\"{device}\"]")).write(home.path());
@@ -117,7 +117,7 @@ fn a_device_that_is_not_there_is_told() {
 }
 
 #[test]
-fn a_driver_that_cannot_start_is_told() {
+fn a_driver_that_cannot_start_is_reported() {
     let home = Home::new();
     Config::default().write(home.path());
     let file = home.path().join("vramd.toml");
@@ -129,7 +129,7 @@ fn a_driver_that_cannot_start_is_told() {
 }
 
 #[test]
-fn it_stops_cleanly_when_asked() {
+fn the_daemon_stops_cleanly_on_sigterm() {
     let daemon = Daemon::new();
     let mut session = daemon.open();
     let allocation = session.allocate(spec(MIB)).allocation_id;
@@ -144,7 +144,7 @@ fn it_stops_cleanly_when_asked() {
 }
 
 #[test]
-fn its_log_says_what_it_runs_on() {
+fn the_log_names_driver_and_devices() {
     for (format, driver) in [("text", "driver"), ("json", "\"driver\"")] {
         let daemon = Daemon::start(&Config::default().daemon(&format!("log_format = \"{format}\"")));
         let log = daemon.log();
@@ -159,7 +159,7 @@ fn its_log_says_what_it_runs_on() {
 }
 
 #[test]
-fn clients_outlive_a_daemon_that_is_killed() {
+fn clients_keep_their_mappings_when_the_daemon_is_killed() {
     let daemon = Daemon::start(&Config::default().limit("survey_interval_ms = 100"));
     let mut probe = daemon.probe();
     probe.ask("open");
@@ -195,7 +195,7 @@ fn clients_outlive_a_daemon_that_is_killed() {
 }
 
 #[test]
-fn the_first_promise_of_a_new_daemon_counts_what_clients_of_the_old_one_hold() {
+fn a_new_daemon_counts_memory_of_its_predecessors_clients() {
     let daemon = Daemon::new();
     let mut session = daemon.open();
     session.allocate(spec(512 * MIB));
@@ -207,7 +207,7 @@ fn the_first_promise_of_a_new_daemon_counts_what_clients_of_the_old_one_hold() {
 }
 
 #[test]
-fn a_state_directory_that_others_may_write_to_is_not_used() {
+fn a_state_directory_writable_by_others_is_refused() {
     let home = Home::new();
     Config::default().write(home.path());
     let state = home.path().join("state");
@@ -219,7 +219,7 @@ fn a_state_directory_that_others_may_write_to_is_not_used() {
 }
 
 #[test]
-fn what_the_capacity_lost_is_a_shortfall() {
+fn a_capacity_below_the_committed_bytes_is_a_shortfall() {
     let daemon = Daemon::start(&Config::default().limit("survey_interval_ms = 100"));
     daemon.set_quota("team-a", "1000MiB", "");
     let mut session = daemon.probe();
@@ -234,7 +234,7 @@ fn what_the_capacity_lost_is_a_shortfall() {
 }
 
 #[test]
-fn only_part_of_a_device_is_handed_out() {
+fn device_share_and_margin_bound_the_capacity() {
     let config = Config::default().memory("device_share = \"50%\"").memory("margin = \"12MiB\"");
     let daemon = Daemon::start(&config);
     let device = daemon.books().devices[0].clone();

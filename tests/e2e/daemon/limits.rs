@@ -9,7 +9,7 @@ use vramd_tests::{
 use vramd_types::Reason;
 
 #[test]
-fn sessions_of_a_tenant() {
+fn sessions_of_a_tenant_are_bounded() {
     let daemon = Daemon::start(&Config::default().limit("sessions_per_tenant_max = 2"));
     let (first, _second) = (daemon.open(), daemon.open());
     let books = daemon.books();
@@ -20,7 +20,7 @@ fn sessions_of_a_tenant() {
 }
 
 #[test]
-fn allocations_of_a_tenant() {
+fn allocations_of_a_tenant_are_bounded() {
     let daemon = Daemon::start(&Config::default().limit("allocations_per_tenant_max = 2"));
     let mut session = daemon.open();
     let first = session.allocate(spec(1)).allocation_id;
@@ -34,7 +34,7 @@ fn allocations_of_a_tenant() {
 }
 
 #[test]
-fn parts_of_a_tenant() {
+fn parts_of_a_tenant_are_bounded() {
     let daemon = Daemon::start(&Config::default().limit("parts_per_tenant_max = 4"));
     let mut session = daemon.open();
     let books = daemon.books();
@@ -45,7 +45,7 @@ fn parts_of_a_tenant() {
 }
 
 #[test]
-fn requests_that_wait() {
+fn waiting_requests_are_bounded() {
     let slow = Config::default().fault("create", 1, Effect::DelayMs(2000)).limit("pending_requests_max = 1");
     let daemon = Daemon::start(&slow);
     let mut session = daemon.open();
@@ -61,7 +61,7 @@ fn requests_that_wait() {
 }
 
 #[test]
-fn descriptors_in_flight() {
+fn descriptors_in_flight_are_bounded() {
     let config = Config::default().limit("fds_in_flight_max = 4").limit("fds_in_flight_per_tenant_max = 4");
     let daemon = Daemon::start(&config);
     let (mut first, mut second) = (daemon.open(), daemon.open());

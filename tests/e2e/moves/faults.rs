@@ -19,7 +19,7 @@ use super::{
 };
 
 #[test]
-fn memory_of_the_host_that_cannot_be_had_is_told() {
+fn a_failed_host_allocation_is_reported() {
     let broken = Effect::Fail("a page fell out".to_owned());
     let config = tiers("8MiB", "8MiB").fault("create_host", 1, Effect::OutOfMemory);
     let daemon = Daemon::start(&config.fault("create_host", 2, broken));
@@ -73,7 +73,7 @@ fn a_copy_that_fails_leaves_the_part_where_it_was() {
 }
 
 #[test]
-fn a_device_without_memory_refuses_a_pin_for_which_nothing_can_leave() {
+fn a_pin_is_refused_if_the_device_is_out_of_memory_without_victims() {
     // The first is the allocation's. It is asked four times for the pin, each time after a look.
     let config = tiers("8MiB", "8MiB");
     let config = (2..6).fold(config, |config, nth| config.fault("create", nth, Effect::OutOfMemory));
@@ -93,7 +93,7 @@ fn a_device_without_memory_refuses_a_pin_for_which_nothing_can_leave() {
 }
 
 #[test]
-fn a_device_that_had_no_memory_for_a_moment_is_asked_again() {
+fn a_device_that_was_briefly_out_of_memory_is_tried_again() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("create", 2, Effect::OutOfMemory));
     let (mut session, id) = written(&daemon, 1);
     evict(&daemon, &mut session, id);
@@ -105,7 +105,7 @@ fn a_device_that_had_no_memory_for_a_moment_is_asked_again() {
 }
 
 #[test]
-fn a_device_without_memory_has_what_is_idle_leave_and_is_asked_again() {
+fn idle_parts_leave_a_device_that_is_out_of_memory() {
     // The first two are the allocations'.
     let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("create", 3, Effect::OutOfMemory));
     let (wants, has) = (connect(&daemon), connect(&daemon));
@@ -126,7 +126,7 @@ fn a_device_without_memory_has_what_is_idle_leave_and_is_asked_again() {
 }
 
 #[test]
-fn what_is_freed_in_the_middle_of_a_move_leaves_nothing() {
+fn an_allocation_freed_during_a_move_leaves_nothing() {
     for (on, nth) in [("create_host", 1), ("copy", 1), ("release", 1)] {
         let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault(on, nth, Effect::DelayMs(500)));
         let (mut session, id) = written(&daemon, 1);
@@ -148,7 +148,7 @@ fn lacked(daemon: &Daemon) -> Vec<PartRef> {
 }
 
 #[test]
-fn another_leaves_for_a_pin_where_the_first_finds_no_memory_in_the_host() {
+fn a_second_victim_leaves_if_the_first_finds_no_host_memory() {
     // The first is for what is to be pinned.
     let daemon = Daemon::start(&tiers("4MiB", "16MiB").fault("create_host", 2, Effect::OutOfMemory));
     comes_to_a_full_device(&daemon, "host", 2, |there| {
@@ -157,7 +157,7 @@ fn another_leaves_for_a_pin_where_the_first_finds_no_memory_in_the_host() {
 }
 
 #[test]
-fn where_nothing_else_can_leave_a_pin_waits_until_devices_are_looked_at_again() {
+fn a_pin_without_victims_waits_for_the_next_survey() {
     let config = tiers("2MiB", "16MiB").limit("survey_interval_ms = 100");
     let config = (2..5).fold(config, |config, nth| config.fault("create_host", nth, Effect::OutOfMemory));
     let daemon = Daemon::start(&config);
@@ -171,7 +171,7 @@ fn where_nothing_else_can_leave_a_pin_waits_until_devices_are_looked_at_again() 
 }
 
 #[test]
-fn a_batch_that_does_not_wait_is_refused_where_nothing_can_leave() {
+fn a_batch_without_a_wait_is_refused_if_no_part_can_leave() {
     let daemon = Daemon::start(&tiers("4MiB", "16MiB").fault("create_host", 1, Effect::OutOfMemory));
     // Else it would be its tenant's limit that it is short of.
     daemon.set_quota("team-z", "2MiB", "");

@@ -43,7 +43,7 @@ fn grpcurl_needs_no_proto_files() {
 }
 
 #[test]
-fn sockets_are_as_open_as_they_should_be() {
+fn sockets_have_their_configured_modes() {
     let daemon = Daemon::new();
     let mode = |name: &str| fs::metadata(daemon.sockets().join(name)).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode("."), 0o755);
@@ -79,7 +79,7 @@ fn grpcurl_sets_and_shows_quotas() {
 }
 
 #[test]
-fn grpcurl_has_no_session_and_so_no_memory() {
+fn grpcurl_without_a_session_gets_no_memory() {
     let daemon = Daemon::new();
     let refused = daemon
         .grpcurl("vramd.sock")
@@ -89,7 +89,7 @@ fn grpcurl_has_no_session_and_so_no_memory() {
 }
 
 #[test]
-fn the_node_says_what_it_runs_on() {
+fn the_node_reports_driver_and_version() {
     let daemon = Daemon::start(&Config::devices(&["1GiB", "2GiB"]));
     let node = daemon.books().node;
     assert_eq!(node.driver, "sim");
@@ -202,7 +202,7 @@ fn allocations_are_shown_with_their_mappers_and_freed() {
 }
 
 #[test]
-fn a_draining_node_takes_nothing_new() {
+fn a_draining_node_admits_nothing_new() {
     let daemon = Daemon::new();
     let mut session = daemon.open();
     let allocation = session.allocate(persistent("weights", 4 * MIB)).allocation_id;
@@ -236,7 +236,7 @@ fn a_draining_node_takes_nothing_new() {
 }
 
 #[test]
-fn who_is_no_operator_is_refused() {
+fn a_peer_that_is_no_operator_is_refused() {
     // The test's own user, once the configuration names somebody else.
     let daemon = Daemon::start(&Config::default().daemon("operators = [4242]"));
     let refused = daemon.admin.get_node(vramd_proto::v1::GetNodeRequest {}).refused();
@@ -249,7 +249,7 @@ fn who_is_no_operator_is_refused() {
 }
 
 #[test]
-fn unknown_sessions_are_not_ended() {
+fn ending_an_unknown_session_is_refused() {
     let daemon = Daemon::new();
     let books = daemon.books();
     let request = EndSessionRequest { session_id: 77, kill: true, ..Default::default() };

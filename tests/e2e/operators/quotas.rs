@@ -14,7 +14,7 @@ fn get(daemon: &Daemon, tenant: &str, device: &str) -> Quota {
 }
 
 #[test]
-fn a_refusal_tells_tenant_limit_held_and_asked() {
+fn a_refusal_has_tenant_limit_charge_and_request() {
     let daemon = Daemon::new();
     let mut session = daemon.open();
     let tenant = session.tenant().to_owned();
@@ -38,7 +38,7 @@ fn a_refusal_tells_tenant_limit_held_and_asked() {
 }
 
 #[test]
-fn what_is_charged_is_rounded_up() {
+fn charges_are_rounded_up_to_parts() {
     let daemon = Daemon::new();
     let mut session = daemon.open();
     let allocation = session.allocate(spec(5 * MIB + 1));
@@ -64,7 +64,7 @@ fn guarantees_cannot_exceed_the_capacity() {
 }
 
 #[test]
-fn a_guarantee_counts_what_others_hold_already() {
+fn a_guarantee_counts_charges_of_other_tenants() {
     let daemon = Daemon::new();
     let mut session = daemon.open();
     session.allocate(spec(800 * MIB));
@@ -76,7 +76,7 @@ fn a_guarantee_counts_what_others_hold_already() {
 }
 
 #[test]
-fn a_limit_below_what_is_held_admits_nothing_more() {
+fn a_limit_below_the_charge_admits_nothing_more() {
     let daemon = Daemon::new();
     let mut session = daemon.open();
     let tenant = session.tenant().to_owned();
@@ -119,7 +119,7 @@ fn a_share_is_of_the_capacity() {
 }
 
 #[test]
-fn one_devices_quota_precedes_that_of_all() {
+fn a_devices_quota_precedes_that_of_all_devices() {
     let daemon = Daemon::start(&Config::devices(&["1GiB", "1GiB"]));
     daemon.set_quota("team-a", "", "256MiB");
     let set = daemon.admin.set_quota(quota("team-a", "1", "", "64MiB")).ok().quota.unwrap();
@@ -139,7 +139,7 @@ fn one_devices_quota_precedes_that_of_all() {
 }
 
 #[test]
-fn what_is_left_empty_stays_as_it_was() {
+fn an_empty_quota_field_stays_unchanged() {
     let daemon = Daemon::new();
     daemon.set_quota("team-a", "100MiB", "200MiB");
     daemon.set_quota("team-a", "", "300MiB");
@@ -166,7 +166,7 @@ fn quotas_outlive_the_daemon_even_when_it_is_killed() {
 }
 
 #[test]
-fn what_cannot_be_stored_is_not_set() {
+fn a_quota_that_cannot_be_stored_is_not_set() {
     let daemon = Daemon::new();
     daemon.set_quota("team-a", "", "200MiB");
     let books = daemon.books();
@@ -180,7 +180,7 @@ fn what_cannot_be_stored_is_not_set() {
 }
 
 #[test]
-fn a_quota_of_an_absent_device_is_kept_and_shown() {
+fn a_quota_of_an_absent_device_is_stored_and_shown() {
     let two = Config::devices(&["1GiB", "1GiB"]);
     let daemon = Daemon::start(&two);
     daemon.admin.set_quota(quota("team-a", "1", "800MiB", "")).ok();

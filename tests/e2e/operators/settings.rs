@@ -71,7 +71,7 @@ fn levels(pressure: PressureSettings) -> ChangeSettingsRequest {
 }
 
 #[test]
-fn they_are_shown_changed_told_and_forgotten_with_the_daemon() {
+fn changed_settings_are_shown_reported_and_end_with_the_daemon() {
     let daemon = node();
     let configured = json!({
         "pressure": {
@@ -145,7 +145,7 @@ fn they_are_shown_changed_told_and_forgotten_with_the_daemon() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_what_would() {
+fn an_invalid_setting_is_refused_with_the_allowed_values() {
     let daemon = node();
     let before = daemon.admin.get_settings(GetSettingsRequest {}).ok();
     let facts = |field: &str, given: &str, allowed: &str| json!({ "field": field, "given": given, "allowed": allowed });
@@ -209,7 +209,7 @@ fn what_makes_no_sense_is_refused_with_what_would() {
 }
 
 #[test]
-fn shares_of_links_change_while_it_runs() {
+fn shares_of_links_change_while_the_daemon_runs() {
     let daemon = node();
     let mut watch = watching(&daemon, &[EventKind::Settings]);
     let in_force = || metric(&daemon, "vramd_link_share_ratio", &["vramd_copy_class=\"write_back\""]);
@@ -265,7 +265,7 @@ fn a_request_id_stands_for_one_change() {
 }
 
 #[test]
-fn a_tier_without_bytes_is_none_and_guarantees_are_kept() {
+fn a_tier_of_zero_bytes_takes_nothing_and_guarantees_are_kept() {
     let daemon = Daemon::start(&Config::devices(&["64MiB"]).memory("host_size = \"64MiB\""));
     let (error, _) = fails(&daemon, &["--disk-bytes", "0"]);
     assert_eq!((&error["reason"], &error["facts"]), (&json!("TIER_UNSUPPORTED"), &json!({ "tier": "disk" })));
@@ -282,7 +282,7 @@ fn a_tier_without_bytes_is_none_and_guarantees_are_kept() {
 }
 
 #[test]
-fn a_tier_that_is_made_smaller_takes_nothing_more_and_what_lies_there_stays_good() {
+fn a_smaller_tier_takes_nothing_more_and_keeps_its_parts() {
     let daemon = node();
     let client = client(&daemon);
     let mut kept = client.allocate(parts(20)).unwrap();
@@ -317,7 +317,7 @@ fn a_tier_that_is_made_smaller_takes_nothing_more_and_what_lies_there_stays_good
 }
 
 #[test]
-fn only_operators_and_only_on_their_socket() {
+fn only_operators_change_settings_and_only_on_their_socket() {
     let daemon = Daemon::start(&Config::default().daemon("operators = [4242]"));
     let high = PressureSettings { high_percent: Some(91), ..Default::default() };
     daemon.admin.change_settings(levels(high)).refused().is(Reason::NotOperator);

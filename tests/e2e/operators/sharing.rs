@@ -8,7 +8,7 @@ use vramd_tests::{
 use vramd_types::Reason;
 
 #[test]
-fn processes_read_what_one_wrote() {
+fn processes_read_bytes_that_one_wrote() {
     let daemon = Daemon::new();
     // Three parts, the last one partly used.
     let size = 5 * MIB + 123;
@@ -83,7 +83,7 @@ fn memory_ends_with_its_session_unless_sealed_and_persistent() {
 }
 
 #[test]
-fn until_sealed_nobody_else_attaches() {
+fn no_other_session_attaches_before_the_seal() {
     let daemon = Daemon::new();
     let mut owner = daemon.open();
     let allocation = owner.allocate(persistent("weights", MIB)).allocation_id;

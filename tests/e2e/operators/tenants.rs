@@ -52,8 +52,8 @@ fn only_readers_of_another_tenant_attach() {
 }
 
 #[test]
-fn everybody_may_read_what_names_a_star() {
-    if !has_other_users("everybody_may_read_what_names_a_star") {
+fn a_reader_of_star_admits_every_tenant() {
+    if !has_other_users("a_reader_of_star_admits_every_tenant") {
         return;
     }
     let daemon = three_tenants();
@@ -65,8 +65,8 @@ fn everybody_may_read_what_names_a_star() {
 }
 
 #[test]
-fn one_tenants_limit_is_not_anothers() {
-    if !has_other_users("one_tenants_limit_is_not_anothers") {
+fn each_tenant_has_its_own_limit() {
+    if !has_other_users("each_tenant_has_its_own_limit") {
         return;
     }
     let daemon = three_tenants();
@@ -118,8 +118,8 @@ fn only_operators_administer() {
 }
 
 #[test]
-fn a_guarantee_is_room_that_others_do_not_get() {
-    if !has_other_users("a_guarantee_is_room_that_others_do_not_get") {
+fn other_tenants_do_not_get_guaranteed_room() {
+    if !has_other_users("other_tenants_do_not_get_guaranteed_room") {
         return;
     }
     let daemon = three_tenants();

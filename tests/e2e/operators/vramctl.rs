@@ -52,7 +52,7 @@ fn hold(daemon: &Daemon, words: &[&str]) -> (Child, String) {
 }
 
 #[test]
-fn a_file_is_put_once_and_verified_by_others() {
+fn a_file_is_put_and_verified_by_two_processes() {
     let daemon = Daemon::new();
     let file = daemon.home().path().join("model");
     let bytes = content(9 * MIB + 5, 1);
@@ -77,7 +77,7 @@ fn a_file_is_put_once_and_verified_by_others() {
 }
 
 #[test]
-fn another_files_bytes_are_no_match() {
+fn verify_refuses_the_bytes_of_another_file() {
     let daemon = Daemon::new();
     let (file, other) = (daemon.home().path().join("model"), daemon.home().path().join("other"));
     fs::write(&file, content(MIB, 1)).unwrap();
@@ -90,7 +90,7 @@ fn another_files_bytes_are_no_match() {
 }
 
 #[test]
-fn what_put_cannot_do_leaves_nothing() {
+fn a_failed_put_leaves_nothing() {
     let daemon = Daemon::new();
     let (empty, file) = (daemon.home().path().join("empty"), daemon.home().path().join("file"));
     fs::write(&empty, b"").unwrap();
@@ -108,7 +108,7 @@ fn what_put_cannot_do_leaves_nothing() {
 }
 
 #[test]
-fn quotas() {
+fn quotas_are_set_listed_and_deleted() {
     let daemon = Daemon::new();
     let set =
         json(&daemon, &["quota", "set", "team-a", "--device", "0", "--guarantee", "64MiB", "--limit", "50%"]);
@@ -131,7 +131,7 @@ fn quotas() {
 }
 
 #[test]
-fn a_refusal_reads_with_its_figures() {
+fn a_refusal_names_tenant_limit_and_sizes() {
     let daemon = Daemon::new();
     let session = daemon.open();
     let file = daemon.home().path().join("model");
@@ -203,7 +203,7 @@ fn operators_end_and_free_by_id() {
 }
 
 #[test]
-fn one_of_each_is_shown() {
+fn show_prints_one_session_device_or_allocation() {
     let daemon = Daemon::start(&Config::devices(&["1GiB", "2GiB"]));
     let mut owner = daemon.open();
     let allocation = owner.allocate(persistent("weights", 6 * MIB)).allocation_id;
@@ -250,7 +250,7 @@ fn one_of_each_is_shown() {
 }
 
 #[test]
-fn shells_complete_its_words() {
+fn shells_complete_subcommands() {
     let daemon = Daemon::new();
     for (shell, word) in
         [("bash", "_vramctl()"), ("zsh", "#compdef vramctl"), ("fish", "complete -c vramctl")]
@@ -273,7 +273,7 @@ fn shells_complete_its_words() {
 }
 
 #[test]
-fn a_daemon_that_is_not_there() {
+fn a_missing_daemon_is_status_3() {
     let home = Home::new();
     let daemon = Daemon::new();
     for words in [&["status"][..], &["quota", "list"], &["verify", "model"], &["watch"], &["node", "show"]] {
@@ -289,8 +289,8 @@ fn a_daemon_that_is_not_there() {
 }
 
 #[test]
-fn who_may_not_reach_the_operators_socket_is_told_so() {
-    if !crate::has_other_users("who_may_not_reach_the_operators_socket_is_told_so") {
+fn a_user_without_access_to_the_admin_socket_is_refused() {
+    if !crate::has_other_users("a_user_without_access_to_the_admin_socket_is_refused") {
         return;
     }
     let daemon = Daemon::new();

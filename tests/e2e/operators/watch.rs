@@ -86,7 +86,7 @@ impl Program {
 }
 
 #[test]
-fn everything_is_told_in_order() {
+fn events_arrive_in_order() {
     let daemon = Daemon::new();
     let mut watch = Watching::all(&daemon.admin);
     let mut session = daemon.open();
@@ -142,7 +142,7 @@ fn everything_is_told_in_order() {
 }
 
 #[test]
-fn a_session_that_does_not_answer_is_told_of() {
+fn a_silent_session_is_reported() {
     let daemon = Daemon::start(&Config::default().limit("revoke_answer_timeout_ms = 200"));
     let mut watch = Watching::start(
         &daemon.admin,
@@ -168,7 +168,7 @@ fn a_session_that_does_not_answer_is_told_of() {
 }
 
 #[test]
-fn a_session_that_is_silent_for_too_long_is_killed_where_that_is_configured() {
+fn a_session_that_is_silent_for_too_long_is_killed_if_configured() {
     let config = Config::default().limit("unmap_answer_timeout_ms = 200").limit("end_silent_after_ms = 300");
     let daemon = Daemon::start(&config);
     let kinds = vec![EventKind::Session.into()];
@@ -192,7 +192,7 @@ fn a_session_that_is_silent_for_too_long_is_killed_where_that_is_configured() {
 }
 
 #[test]
-fn a_filter_keeps_other_tenants_and_other_kinds_out() {
+fn a_filter_leaves_out_other_tenants_and_kinds() {
     let daemon = Daemon::new();
     let request = WatchRequest { tenant: "team-a".to_owned(), kinds: vec![EventKind::Quota.into()] };
     let mut watch = Watching::start(&daemon.admin, request).unwrap();
@@ -210,7 +210,7 @@ fn a_filter_keeps_other_tenants_and_other_kinds_out() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn an_invalid_filter_is_refused() {
     let daemon = Daemon::new();
     let watch = |tenant: &str, kinds: Vec<i32>| {
         Watching::start(&daemon.admin, WatchRequest { tenant: tenant.to_owned(), kinds }).unwrap_err()
@@ -234,7 +234,7 @@ fn flood(daemon: &Daemon, count: usize) {
 
 /// One reads nothing and one is stopped: what the first is told adds up in the end.
 #[test]
-fn a_watch_that_is_not_read_costs_its_bound_and_slows_nobody() {
+fn an_unread_watch_is_bounded_and_slows_no_session() {
     const EVENTS: usize = 20_000;
     let daemon = Daemon::start(&Config::default().limit("watch_events_max = 100"));
     flood(&daemon, 500);
@@ -264,7 +264,7 @@ fn a_watch_that_is_not_read_costs_its_bound_and_slows_nobody() {
 
 /// A stop waits for nobody who watches, least of all for one that does not read.
 #[test]
-fn the_end_is_told_and_waits_for_nobody() {
+fn the_daemons_end_is_reported_and_waits_for_no_reader() {
     let daemon = Daemon::new();
     let mut reads = Watching::start(
         &daemon.admin,
@@ -297,7 +297,7 @@ fn the_end_is_told_and_waits_for_nobody() {
 }
 
 #[test]
-fn who_watches_hears_of_a_daemon_that_is_killed() {
+fn a_watch_ends_when_the_daemon_is_killed() {
     let daemon = Daemon::new();
     let mut watch = Watching::all(&daemon.admin);
     let program = Program::start(&daemon, &["--kind", "node"]);
@@ -316,7 +316,7 @@ fn who_watches_hears_of_a_daemon_that_is_killed() {
 }
 
 #[test]
-fn as_many_watch_as_may_and_who_is_killed_makes_room() {
+fn watches_are_bounded_and_a_killed_reader_makes_room() {
     let daemon = Daemon::start(&Config::default().limit("watches_max = 2"));
     let _first = Watching::all(&daemon.admin);
     let second = Program::start(&daemon, &[]);
@@ -330,7 +330,7 @@ fn as_many_watch_as_may_and_who_is_killed_makes_room() {
 }
 
 #[test]
-fn people_and_programs_read_what_happens() {
+fn vramctl_watch_prints_lines_and_json() {
     let daemon = Daemon::new();
     let mut program = Program::start(&daemon, &["--kind", "quota", "--kind", "refusal", "--count", "2"]);
     daemon.set_quota("team-a", "", "24GiB");
@@ -394,7 +394,7 @@ fn grpcurl_watches() {
 }
 
 #[test]
-fn an_allocation_s_end_is_told_when_its_last_mapper_lets_go() {
+fn an_allocations_end_is_reported_when_its_last_mapper_unmaps() {
     let daemon = Daemon::new();
     let mut owner = daemon.open();
     let allocation = owner.allocate(persistent("weights", 4 * MIB)).allocation_id;

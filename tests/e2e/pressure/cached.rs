@@ -50,7 +50,7 @@ fn take(session: &mut RawSession, spec: AllocationSpec) -> (u64, BTreeSet<u64>) 
 }
 
 #[test]
-fn what_a_tenant_freed_comes_back_as_it_was() {
+fn a_tenant_gets_its_cached_extent_again() {
     const SIZE: u64 = 32 * MIB;
     let daemon = Daemon::start(&keeping(&["1GiB"]));
     let mut session = daemon.open();
@@ -75,8 +75,8 @@ fn what_a_tenant_freed_comes_back_as_it_was() {
 }
 
 #[test]
-fn it_makes_room_for_others_and_is_never_theirs() {
-    if !has_other_users("it_makes_room_for_others_and_is_never_theirs") {
+fn a_cached_extent_makes_room_for_others_and_is_never_theirs() {
+    if !has_other_users("a_cached_extent_makes_room_for_others_and_is_never_theirs") {
         return;
     }
     let daemon = Daemon::start(&keeping(&["64MiB"]).tenant(TEAM_A, "team-a").tenant(TEAM_B, "team-b"));
@@ -113,7 +113,7 @@ fn is_given_up(daemon: &Daemon) {
 }
 
 #[test]
-fn what_nobody_asked_for_again_goes_after_its_time_though_its_tenant_is_there() {
+fn an_unused_cached_extent_is_released_after_its_time() {
     let daemon = Daemon::start(&keeping_for("1500", NEVER));
     let mut session = daemon.open();
     let id = session.allocate(spec(32 * MIB)).allocation_id;
@@ -124,7 +124,7 @@ fn what_nobody_asked_for_again_goes_after_its_time_though_its_tenant_is_there() 
 }
 
 #[test]
-fn what_a_tenant_left_goes_earlier_than_what_it_may_come_back_to() {
+fn cached_extents_of_absent_tenants_are_released_first() {
     let daemon = Daemon::start(&keeping_for(NEVER, "300"));
     let mut client = daemon.probe();
     client.ask("open");
@@ -165,7 +165,7 @@ fn level(daemon: &Daemon) -> PressureLevel {
 }
 
 #[test]
-fn at_high_what_is_cached_goes_until_there_is_some_room() {
+fn high_pressure_releases_cached_extents_until_there_is_room() {
     let (daemon, mut session) = used_and_cached(78, 10);
     assert_eq!(level(&daemon), PressureLevel::Elevated);
     always("it is kept", Duration::from_millis(1500), || in_percent(&daemon) == (88, 10));
@@ -176,7 +176,7 @@ fn at_high_what_is_cached_goes_until_there_is_some_room() {
 }
 
 #[test]
-fn at_critical_what_is_cached_goes_before_the_answer_to_who_made_it_so() {
+fn critical_pressure_releases_cached_extents_before_the_answer() {
     let (daemon, session) = used_and_cached(79, 10);
     // With the next look it would be as much: that comes once a second, and this is asked at once.
     session.reserve(percent(6));

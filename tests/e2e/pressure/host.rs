@@ -73,7 +73,7 @@ fn was_critical_and_is_elevated(heard: &Heard) -> bool {
 }
 
 #[test]
-fn what_lies_cold_in_the_full_memory_of_the_host_goes_to_the_disk_and_comes_back_as_it_was() {
+fn cold_parts_go_from_a_full_host_to_disk_and_come_back_intact() {
     let daemon = Daemon::start(&three_tiers().pressure("cold_after_ms = 200"));
     let (client, heard) = listening(&daemon);
     let mut cold = in_host(&daemon, &client, 20);
@@ -112,7 +112,7 @@ fn is_seen(daemon: &Daemon, capacity: u64, level: &str) {
 }
 
 #[test]
-fn what_others_take_of_the_hosts_memory_is_not_handed_out_and_backing_goes_to_the_disk_until_they_go() {
+fn backing_goes_to_disk_while_other_programs_take_host_memory() {
     use PressureLevel::{Critical, Elevated, Normal};
     let daemon = Daemon::start(&three_tiers());
     let (client, heard) = listening(&daemon);
@@ -138,7 +138,7 @@ fn what_others_take_of_the_hosts_memory_is_not_handed_out_and_backing_goes_to_th
 }
 
 #[test]
-fn what_lies_cold_in_the_hosts_memory_goes_to_the_disk_when_others_want_it() {
+fn cold_parts_go_to_disk_when_other_programs_take_host_memory() {
     let daemon = Daemon::start(&three_tiers().pressure("cold_after_ms = 200"));
     let (client, heard) = listening(&daemon);
     let mut cold = in_host(&daemon, &client, 12);

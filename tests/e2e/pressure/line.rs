@@ -62,8 +62,8 @@ fn is_refused(client: &mut Probe, uuid: &str) {
 }
 
 #[test]
-fn at_critical_who_waits_below_its_guarantee_is_first_and_while_nobody_does_what_fits_is_served() {
-    let name = "at_critical_who_waits_below_its_guarantee_is_first_and_while_nobody_does_what_fits_is_served";
+fn critical_pressure_serves_waiters_below_their_guarantee_first() {
+    let name = "critical_pressure_serves_waiters_below_their_guarantee_first";
     if !has_other_users(name) {
         return;
     }

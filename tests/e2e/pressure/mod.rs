@@ -117,7 +117,7 @@ fn is_seen(daemon: &Daemon, clients: [&Client; 2], heard: &Heard, held: u64, lev
 }
 
 #[test]
-fn levels_rise_and_fall_three_points_lower_for_everybody_who_looks() {
+fn levels_end_three_points_below_where_they_begin() {
     use PressureLevel::{Critical, Elevated, High, Normal};
     let daemon = Daemon::start(&Config::devices(&[DEVICE]).telemetry(MEASURED));
     let mut watch = watching(&daemon);
@@ -194,7 +194,7 @@ fn clean(daemon: &Daemon) -> u64 {
 }
 
 #[test]
-fn what_is_cold_is_written_back_then_leaves_and_what_is_used_stays() {
+fn cold_parts_are_written_back_and_leave_and_used_parts_stay() {
     let daemon = Daemon::start(&cold_soon());
     let (client, heard) = listening(&daemon);
     let mut cold = client.allocate(percent(64)).unwrap();
@@ -243,7 +243,7 @@ fn what_is_cold_is_written_back_then_leaves_and_what_is_used_stays() {
 }
 
 #[test]
-fn at_critical_what_is_cold_leaves_though_it_was_not_copied_ahead() {
+fn critical_pressure_evicts_cold_parts_without_a_write_back() {
     let daemon = Daemon::start(&cold_soon());
     let client = quiet(&daemon);
     let mut cold = client.allocate(percent(70)).unwrap();
@@ -262,7 +262,7 @@ fn at_critical_what_is_cold_leaves_though_it_was_not_copied_ahead() {
 }
 
 #[test]
-fn at_critical_what_is_cold_begins_to_leave_before_the_answer_to_who_made_it_so() {
+fn critical_pressure_begins_evictions_before_the_answer() {
     let daemon = Daemon::start(&cold_soon());
     let client = quiet(&daemon);
     let mut cold = client.allocate(percent(70)).unwrap();
@@ -278,7 +278,7 @@ fn at_critical_what_is_cold_begins_to_leave_before_the_answer_to_who_made_it_so(
 }
 
 #[test]
-fn what_others_take_of_a_device_is_pressure_too() {
+fn memory_of_other_programs_counts_as_pressure() {
     use PressureLevel::{Critical, Elevated, Normal};
     let daemon = Daemon::start(&Config::devices(&[DEVICE]).limit("survey_interval_ms = 20"));
     let (client, heard) = listening(&daemon);
@@ -298,7 +298,7 @@ fn what_others_take_of_a_device_is_pressure_too() {
 }
 
 #[test]
-fn who_does_not_speak_of_pressure_hears_nothing_of_it() {
+fn a_client_without_the_pressure_feature_gets_no_frames() {
     let daemon = Daemon::start(&Config::devices(&[DEVICE]));
     let session = RawSession::open_with_pins(&daemon.sockets());
     let speaking = vramd_proto::v1::Hello { features: vramd_proto::channel::FEATURES, ..hello_with_pins() };
@@ -317,7 +317,7 @@ fn who_does_not_speak_of_pressure_hears_nothing_of_it() {
 }
 
 #[test]
-fn a_new_session_is_told_again() {
+fn a_new_session_gets_the_level_again() {
     let daemon = Daemon::start(&Config::devices(&[DEVICE]));
     let (client, heard) = listening(&daemon);
     let full = client.allocate(percent(90)).unwrap();

@@ -50,7 +50,7 @@ impl Scene {
 }
 
 #[test]
-fn sizes() {
+fn invalid_sizes_are_refused() {
     let scene = Scene::new();
     // A negative number is one of the largest on the wire.
     for size in [0, u64::MAX, u64::MAX - MIB, (-5_i64).cast_unsigned()] {
@@ -71,7 +71,7 @@ fn sizes() {
 }
 
 #[test]
-fn part_sizes() {
+fn invalid_part_sizes_are_refused() {
     let scene = Scene::new();
     for part_size_bytes in [1, 4096, 3 * MIB, 2 * MIB + 1, 1 << 50, u64::MAX] {
         let refused =
@@ -81,7 +81,7 @@ fn part_sizes() {
 }
 
 #[test]
-fn names() {
+fn invalid_names_are_refused() {
     let scene = Scene::new();
     let long = "x".repeat(129);
     for name in ["", &long, ".hidden", "-x", "a b", "ä", "a\n", "*", "/", "other/weights", "a/b/c"] {
@@ -108,7 +108,7 @@ fn names_of_other_tenants_do_not_exist() {
 }
 
 #[test]
-fn what_a_client_calls_itself_counts_for_nothing() {
+fn a_client_name_grants_nothing() {
     let scene = Scene::new();
     let claim = Hello { client_name: "team-b".to_owned(), ..hello() };
     let session = RawSession::greet(&scene.daemon.sockets(), claim).unwrap();
@@ -119,7 +119,7 @@ fn what_a_client_calls_itself_counts_for_nothing() {
 }
 
 #[test]
-fn what_a_client_calls_itself_moves_no_cursor() {
+fn a_client_name_moves_no_cursor() {
     let daemon = Daemon::new();
     let name = "x\u{1b}[31mEVIL\nuid-9  s-1  live\u{202e}";
     let session =
@@ -133,7 +133,7 @@ fn what_a_client_calls_itself_moves_no_cursor() {
 }
 
 #[test]
-fn unknown_and_foreign_ids() {
+fn unknown_and_foreign_ids_are_refused() {
     let scene = Scene::new();
     let (id, memory) = (scene.session.id(), &scene.session.memory);
     let missing = 0xdead_beef;
@@ -163,7 +163,7 @@ fn unknown_and_foreign_ids() {
 }
 
 #[test]
-fn freed_ids_are_stale() {
+fn freed_ids_are_refused() {
     let mut scene = Scene::new();
     let stale = scene.session.allocate(spec(MIB)).allocation_id;
     assert_eq!(scene.session.free(stale).error, None);
@@ -172,7 +172,7 @@ fn freed_ids_are_stale() {
 }
 
 #[test]
-fn nothing_is_sealed_twice() {
+fn an_allocation_is_sealed_once() {
     let scene = Scene::new();
     let mut session = scene.daemon.open();
     let allocation = session.allocate(spec(MIB)).allocation_id;
@@ -199,7 +199,7 @@ fn a_call_needs_a_session() {
 }
 
 #[test]
-fn devices() {
+fn unknown_devices_are_refused() {
     let scene = Scene::new();
     for device in ["2", "-1", "GPU-0", "first", "*"] {
         let refused = scene
@@ -227,7 +227,7 @@ fn devices() {
 }
 
 #[test]
-fn kinds_tiers_and_numbers_that_mean_nothing() {
+fn undefined_enum_values_are_refused() {
     let scene = Scene::new();
     for kind in [2, 3] {
         scene.allocation(AllocationSpec { kind, ..spec(MIB) }, Reason::KindUnsupported);
@@ -245,7 +245,7 @@ fn kinds_tiers_and_numbers_that_mean_nothing() {
 }
 
 #[test]
-fn request_ids_and_batches() {
+fn invalid_request_ids_and_batches_are_refused() {
     let scene = Scene::new();
     for length in [1, 15, 17] {
         let mut request = scene.session.request(vec![spec(MIB)]);
@@ -265,7 +265,7 @@ fn request_ids_and_batches() {
 }
 
 #[test]
-fn targets_that_are_missing() {
+fn missing_targets_are_refused() {
     let scene = Scene::new();
     let attach = AttachRequest { session_id: scene.session.id(), ..Default::default() };
     scene.unharmed(scene.session.memory.attach(attach).refused(), Reason::RequestInvalid);
@@ -274,7 +274,7 @@ fn targets_that_are_missing() {
 }
 
 #[test]
-fn pages() {
+fn invalid_pages_are_refused() {
     let scene = Scene::new();
     let list = |page_size, page_token: &str| {
         let page_token = page_token.to_owned();

@@ -157,7 +157,7 @@ fn a_part_acknowledged_twice_or_not_sent_yet_is_malformed() {
 }
 
 #[test]
-fn descriptors_from_a_client_are_not_taken() {
+fn descriptors_from_a_client_are_refused() {
     let daemon = Daemon::new();
     let session = daemon.open();
     let fds = proc::fd_count(daemon.pid());
@@ -169,7 +169,7 @@ fn descriptors_from_a_client_are_not_taken() {
 }
 
 #[test]
-fn a_forked_child_is_not_heard_on_its_parents_channel() {
+fn a_forked_child_cannot_use_its_parents_channel() {
     let daemon = Daemon::new();
     let mut probe = daemon.probe();
     let session = probe.ask("open")["session"].as_u64().unwrap();
@@ -205,7 +205,7 @@ fn forged_credentials_are_not_believed() {
 }
 
 #[test]
-fn a_client_that_reads_nothing_blocks_nobody() {
+fn a_client_that_reads_nothing_blocks_no_other() {
     let daemon = Daemon::new();
     let lazy = daemon.open();
     for _ in 0..50 {
@@ -222,7 +222,7 @@ fn a_client_that_reads_nothing_blocks_nobody() {
 }
 
 #[test]
-fn a_map_that_is_never_answered_costs_its_channel() {
+fn an_unanswered_map_ends_its_channel() {
     let daemon = Daemon::start(&vramd_tests::Config::default().limit("map_answer_timeout_ms = 300"));
     let session = daemon.open();
     session.reserve(spec(4 * MIB));
@@ -241,7 +241,7 @@ fn a_map_that_is_never_answered_costs_its_channel() {
 }
 
 #[test]
-fn a_part_that_cannot_be_mapped_is_told() {
+fn a_failed_map_is_reported() {
     let daemon = Daemon::new();
     let session = daemon.open();
     let allocation = session.reserve(spec(4 * MIB)).allocation_id;
@@ -256,14 +256,14 @@ fn a_part_that_cannot_be_mapped_is_told() {
 }
 
 #[test]
-fn a_connection_that_never_says_hello_is_closed() {
+fn a_connection_without_hello_is_closed() {
     let daemon = Daemon::start(&vramd_tests::Config::default().limit("hello_timeout_ms = 200"));
     let channel = RawChannel::connect(&daemon.sockets()).unwrap();
     is_ended(&channel);
 }
 
 #[test]
-fn connections_that_say_nothing_are_bounded() {
+fn connections_without_hello_are_bounded() {
     let daemon = Daemon::new();
     let mut silent = Vec::new();
     let ended = |channel: &RawChannel| {

@@ -53,7 +53,7 @@ fn an_id_is_unique_within_its_method() {
 }
 
 #[test]
-fn a_call_that_outlived_its_deadline_is_found_again() {
+fn a_repeated_call_finds_the_result_after_its_deadline() {
     let daemon = Daemon::start(&Config::default().fault("create", 1, Effect::DelayMs(4000)));
     let mut session = daemon.open();
     let hasty = session.memory.with_deadline(Duration::from_millis(1000));
@@ -65,7 +65,7 @@ fn a_call_that_outlived_its_deadline_is_found_again() {
 }
 
 #[test]
-fn a_passed_deadline_is_told_as_such() {
+fn a_passed_deadline_is_reported_as_such() {
     let daemon = Daemon::start(&Config::default().fault("create", 1, Effect::DelayMs(4000)));
     let session = daemon.open();
     let begun = Instant::now();
@@ -97,7 +97,7 @@ fn no_call_takes_longer_than_the_daemon_allows() {
 }
 
 #[test]
-fn two_at_once_are_one() {
+fn two_equal_requests_at_once_are_done_once() {
     let daemon = Daemon::start(&Config::default().fault("create", 1, Effect::DelayMs(1000)));
     let session = daemon.open();
     let calls: Vec<_> =
@@ -108,7 +108,7 @@ fn two_at_once_are_one() {
 }
 
 #[test]
-fn a_caller_that_leaves_changes_nothing() {
+fn a_caller_that_hangs_up_changes_nothing() {
     let daemon = Daemon::start(&Config::default().fault("create", 1, Effect::DelayMs(1000)));
     let mut session = daemon.open();
     let left = session.memory.allocate_batch(request(&session, 4 * MIB, 5));
@@ -120,7 +120,7 @@ fn a_caller_that_leaves_changes_nothing() {
 }
 
 #[test]
-fn a_repeated_seal_tells_the_same_digest() {
+fn a_repeated_seal_returns_the_same_digest() {
     let daemon = Daemon::new();
     let mut session = daemon.open();
     let allocation_id = session.allocate(spec(4 * MIB)).allocation_id;

@@ -73,7 +73,7 @@ pub(crate) fn quarantined(daemon: &Daemon, session: &RawSession) -> Refused {
 }
 
 #[test]
-fn what_nobody_pins_is_revoked_and_the_next_pin_maps_the_same_bytes() {
+fn an_unpinned_part_is_revoked_and_mapped_again_by_the_next_pin() {
     let daemon = Daemon::new();
     let mut session = RawSession::open_with_pins(&daemon.sockets());
     let request = vramd_proto::v1::AllocationSpec { part_size_bytes: MIB_2, ..spec(3 * MIB_2 - 7) };
@@ -103,7 +103,7 @@ fn what_nobody_pins_is_revoked_and_the_next_pin_maps_the_same_bytes() {
 }
 
 #[test]
-fn what_is_pinned_is_left_alone_unless_an_operator_waits() {
+fn a_pinned_part_is_revoked_only_if_the_operator_waits() {
     let daemon = Daemon::new();
     let mut session = RawSession::open_with_pins(&daemon.sockets());
     session.pins_on_map = 1;
@@ -135,7 +135,7 @@ fn what_is_pinned_is_left_alone_unless_an_operator_waits() {
 }
 
 #[test]
-fn who_holds_on_past_the_time_is_named() {
+fn a_session_that_pins_past_the_deadline_is_named() {
     let daemon = Daemon::start(&Config::default().limit("revoke_answer_timeout_ms = 300"));
     let mut session = RawSession::open_with_pins(&daemon.sockets());
     session.pins_on_map = 1;
@@ -156,7 +156,7 @@ fn who_holds_on_past_the_time_is_named() {
 }
 
 #[test]
-fn who_has_no_pins_or_is_silent_keeps_what_it_maps() {
+fn sessions_without_pins_and_silent_ones_keep_their_mappings() {
     let daemon = Daemon::start(&Config::default().limit("revoke_answer_timeout_ms = 300"));
     let mut plain = RawSession::open(&daemon.sockets());
     let id = plain.allocate(spec(MIB_2)).allocation_id;
@@ -239,7 +239,7 @@ fn an_operator_revokes_by_command() {
 }
 
 #[test]
-fn what_is_away_is_sealed_freed_and_attached_as_ever() {
+fn an_away_part_is_sealed_freed_and_attached() {
     let daemon = Daemon::new();
     let mut owner = RawSession::open_with_pins(&daemon.sockets());
     let id = owner.allocate(persistent("model", 2 * MIB)).allocation_id;
@@ -288,7 +288,7 @@ fn a_set_is_resident_as_a_whole_and_protected_until_its_call_ends() {
 }
 
 #[test]
-fn a_pin_that_cannot_be_is_refused_and_the_session_lives() {
+fn an_invalid_pin_is_refused_and_the_session_lives() {
     let daemon = Daemon::new();
     let mut session = RawSession::open_with_pins(&daemon.sockets());
     let ids: Vec<_> = (0..2).map(|_| session.allocate(spec(MIB_2)).allocation_id).collect();
@@ -308,7 +308,7 @@ fn a_pin_that_cannot_be_is_refused_and_the_session_lives() {
 }
 
 #[test]
-fn what_no_honest_client_sends_ends_its_session_alone() {
+fn a_forged_frame_ends_its_session_alone() {
     let daemon = Daemon::new();
     let mut witness = RawSession::open_with_pins(&daemon.sockets());
     let kept = witness.allocate(spec(MIB_2)).allocation_id;
@@ -352,7 +352,7 @@ fn what_no_honest_client_sends_ends_its_session_alone() {
 }
 
 #[test]
-fn pins_left_at_exit_are_nobodys() {
+fn pins_left_at_exit_end_with_the_process() {
     let daemon = Daemon::new();
     let mut owner = RawSession::open_with_pins(&daemon.sockets());
     let id = owner.allocate(persistent("shared", MIB_2)).allocation_id;
@@ -370,7 +370,7 @@ fn pins_left_at_exit_are_nobodys() {
 }
 
 #[test]
-fn nested_pins_in_each_others_way_are_aborted_youngest_first() {
+fn stalled_pins_are_aborted_youngest_first() {
     let daemon = Daemon::start(&Config::default().limit("pin_stall_ms = 200"));
     let mut owner = RawSession::open_with_pins(&daemon.sockets());
     let ids: Vec<_> = ["p", "q"]
@@ -419,7 +419,7 @@ fn nested_pins_in_each_others_way_are_aborted_youngest_first() {
 }
 
 #[test]
-fn who_stands_in_its_own_way_is_aborted_and_may_try_again() {
+fn a_pin_that_stalls_itself_is_aborted_and_may_be_repeated() {
     let daemon = Daemon::start(&Config::default().limit("pin_stall_ms = 200"));
     let mut session = RawSession::open_with_pins(&daemon.sockets());
     let ids = [0, 1].map(|_| session.allocate(spec(MIB_2)).allocation_id);
@@ -442,7 +442,7 @@ fn who_stands_in_its_own_way_is_aborted_and_may_try_again() {
 }
 
 #[test]
-fn who_never_maps_its_word_table_is_told_so_and_leaves_nothing() {
+fn a_client_that_never_maps_its_word_table_is_refused() {
     let daemon = Daemon::start(&Config::default().limit("map_answer_timeout_ms = 2000"));
     let mut witness = RawSession::open_with_pins(&daemon.sockets());
     let tables = || {
@@ -478,7 +478,7 @@ fn who_never_maps_its_word_table_is_told_so_and_leaves_nothing() {
 }
 
 #[test]
-fn an_ended_session_gives_back_what_is_away_too() {
+fn an_ended_session_releases_its_away_parts() {
     let daemon = Daemon::new();
     let mut session = RawSession::open_with_pins(&daemon.sockets());
     let id = session.allocate(spec(MIB_2)).allocation_id;

@@ -39,7 +39,7 @@ fn loses_and_gets_back(session: &mut RawSession, id: u64, reason: RevokeReason) 
 }
 
 #[test]
-fn what_was_sent_and_is_not_mapped_yet() {
+fn an_unanswered_map_is_revoked() {
     let daemon = start("map_sent", 1, NEVER, true);
     let mut session = RawSession::open_with_pins(&daemon.sockets());
     let id = session.reserve(two_parts()).allocation_id;
@@ -53,7 +53,7 @@ fn what_was_sent_and_is_not_mapped_yet() {
 }
 
 #[test]
-fn what_was_just_mapped() {
+fn a_new_mapping_is_revoked() {
     for wait in [true, false] {
         let daemon = start("mapped", 1, NEVER, wait);
         let mut session = RawSession::open_with_pins(&daemon.sockets());
@@ -63,7 +63,7 @@ fn what_was_just_mapped() {
 }
 
 #[test]
-fn what_a_call_waits_for() {
+fn a_part_that_a_pin_call_waits_for_is_revoked() {
     let daemon = start("pin", 1, NEVER, true);
     let mut session = RawSession::open_with_pins(&daemon.sockets());
     session.pins_on_map = 0;
@@ -88,7 +88,7 @@ fn what_a_call_waits_for() {
 }
 
 #[test]
-fn what_is_being_sealed_detached_and_freed() {
+fn parts_are_revoked_during_seal_detach_and_free() {
     for at in ["revoke_sent", "unmapped", "digest"] {
         for wait in [true, false] {
             let daemon = start(at, 1, 1, wait);

@@ -30,7 +30,7 @@ fn killed_after(steps: &[&str], charged: u64) {
 }
 
 #[test]
-fn killed_with_nothing() {
+fn a_client_killed_without_memory_leaves_nothing() {
     killed_after(&[], 0);
 }
 
@@ -137,7 +137,7 @@ fn killed_as_a_reader_leaves_what_it_read() {
 }
 
 #[test]
-fn a_stopped_client_keeps_what_it_maps_and_hinders_nobody() {
+fn a_stopped_client_keeps_its_mappings_and_blocks_no_other() {
     let daemon = Daemon::new();
     let mut stopped = daemon.probe();
     let session = stopped.ask("open")["session"].as_u64().unwrap();
@@ -171,7 +171,7 @@ fn a_stopped_client_that_is_killed_leaves_nothing() {
 }
 
 #[test]
-fn what_a_forked_child_still_maps_stays_charged_until_it_is_gone() {
+fn memory_mapped_by_a_forked_child_stays_charged_until_it_ends() {
     let daemon = Daemon::start(&Config::default().limit("survey_interval_ms = 100"));
     let mut parent = daemon.probe();
     let tenant = parent.ask("open")["tenant"].as_str().unwrap().to_owned();
@@ -203,7 +203,7 @@ fn a_forked_childs_copy_of_the_channel_keeps_no_session_alive() {
 }
 
 #[test]
-fn a_session_id_is_good_in_its_own_process_alone() {
+fn a_session_id_is_valid_in_its_own_process_alone() {
     let daemon = Daemon::new();
     let mut owner = daemon.open();
     let allocation = owner.allocate(spec(MIB)).allocation_id;
@@ -221,7 +221,7 @@ fn a_session_id_is_good_in_its_own_process_alone() {
 }
 
 #[test]
-fn a_closed_channel_makes_a_session_silent_until_it_says_more() {
+fn a_closed_channel_makes_its_session_silent_until_it_reports() {
     let daemon = Daemon::new();
     let mut first = daemon.open();
     first.allocate(spec(4 * MIB));
@@ -256,7 +256,7 @@ fn another_process_cannot_say_that_a_session_is_unmapped() {
 }
 
 #[test]
-fn ids_of_an_earlier_daemon_name_nothing() {
+fn ids_of_an_earlier_daemon_are_unknown() {
     let daemon = Daemon::new();
     let mut before = daemon.open();
     let allocation = before.allocate(spec(MIB)).allocation_id;

@@ -29,8 +29,8 @@ fn soon<T>(what: impl FnOnce() -> T) -> T {
 }
 
 #[test]
-fn one_request_repeated_without_end_keeps_nobody_else_waiting() {
-    if !has_other_users("one_request_repeated_without_end_keeps_nobody_else_waiting") {
+fn an_endlessly_repeated_request_delays_no_other_session() {
+    if !has_other_users("an_endlessly_repeated_request_delays_no_other_session") {
         return;
     }
     let daemon = Daemon::start(&Config::default().limit("revoke_answer_timeout_ms = 60000"));
@@ -52,7 +52,7 @@ fn one_request_repeated_without_end_keeps_nobody_else_waiting() {
 }
 
 #[test]
-fn a_session_that_was_ended_in_vain_can_still_be_killed() {
+fn a_session_that_does_not_end_can_still_be_killed() {
     let daemon = impatient();
     let mut probe = daemon.probe();
     let session_id = probe.ask("open")["session"].as_u64().unwrap();
@@ -68,7 +68,7 @@ fn a_session_that_was_ended_in_vain_can_still_be_killed() {
 }
 
 #[test]
-fn what_is_freed_again_is_told_as_it_stands() {
+fn a_repeated_free_reports_the_present_charge() {
     let daemon = impatient();
     let mut session = daemon.open();
     let allocation = session.allocate(spec(4 * MIB)).allocation_id;
@@ -100,7 +100,7 @@ fn a_seal_whose_revoke_is_not_answered_is_refused() {
 
 /// The end of the old channel and the hello on the new one come by two sockets, in any order.
 #[test]
-fn a_new_channel_speaks_for_the_old_one_whichever_is_heard_first() {
+fn a_new_channel_replaces_the_old_one_in_any_order() {
     let daemon = Daemon::new();
     let mut last: Option<u64> = None;
     for _ in 0..100 {

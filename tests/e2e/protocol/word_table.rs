@@ -39,7 +39,7 @@ fn with_table(daemon: &Daemon) -> (RawSession, OwnedFd) {
 }
 
 #[test]
-fn nobody_cuts_or_punches_the_table() {
+fn a_client_cannot_shrink_or_punch_the_word_table() {
     let daemon = Daemon::new();
     let (mut session, table) = with_table(&daemon);
     let length = bytes_for(session.welcome.slot_count);
@@ -70,7 +70,7 @@ fn nobody_cuts_or_punches_the_table() {
 }
 
 #[test]
-fn words_that_cannot_be_end_their_session_alone() {
+fn an_impossible_word_ends_its_session_alone() {
     let daemon = Daemon::new();
     let mut witness = RawSession::open_with_pins(&daemon.sockets());
     let kept = witness.allocate(spec(MIB_2)).allocation_id;
@@ -91,7 +91,7 @@ fn words_that_cannot_be_end_their_session_alone() {
 }
 
 #[test]
-fn a_table_has_as_many_slots_as_the_operator_says() {
+fn a_table_has_the_configured_number_of_slots() {
     let daemon = Daemon::start(&Config::default().limit("words_per_session_max = 2"));
     let mut session = RawSession::greet(&daemon.sockets(), hello_with_pins()).unwrap();
     assert_eq!(session.welcome.slot_count, 2);

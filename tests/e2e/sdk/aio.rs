@@ -53,7 +53,7 @@ fn request(size: u64) -> AllocationRequest {
 }
 
 #[test]
-fn written_sealed_attached_and_freed() {
+fn a_task_writes_seals_attaches_and_frees() {
     on_each(|daemon| async move {
         let client = connect(&daemon).await;
         let size = 5 * MIB + 77;
@@ -142,7 +142,7 @@ fn threads_and_tasks_of_one_session_wait_together() {
 
 /// Dropped before it is answered, whatever the daemon makes of it goes back.
 #[test]
-fn an_allocation_that_nobody_waits_for_goes_back() {
+fn an_allocation_of_a_dropped_future_is_freed() {
     for runtime in runtimes() {
         let slow = Config::default().fault("create", 1, Effect::DelayMs(3000));
         let daemon = Daemon::start(&slow);
@@ -163,7 +163,7 @@ fn an_allocation_that_nobody_waits_for_goes_back() {
 
 /// Dropped at any moment: nothing is left, and nothing is broken.
 #[test]
-fn futures_dropped_at_any_moment_lose_nothing() {
+fn futures_dropped_at_any_moment_leak_nothing() {
     on_each(|daemon| async move {
         let client = connect(&daemon).await;
         let mut rng = fastrand::Rng::with_seed(7);
@@ -200,7 +200,7 @@ fn futures_dropped_at_any_moment_lose_nothing() {
 
 /// What is to stay is sealed although nobody waited for it.
 #[test]
-fn a_persistent_seal_that_nobody_waits_for_is_done() {
+fn a_persistent_seal_completes_after_its_future_is_dropped() {
     for runtime in runtimes() {
         let daemon = Daemon::start(&Config::default().fault("digest", 1, Effect::DelayMs(2000)));
         runtime.block_on(async {
@@ -266,7 +266,7 @@ fn refusals_and_deadlines_are_the_same() {
 }
 
 #[test]
-fn a_daemon_that_comes_back_has_a_new_session_for_who_asks() {
+fn a_client_reconnects_to_a_restarted_daemon_on_request() {
     let daemon = Daemon::new();
     let [_, runtime] = runtimes();
     let client = runtime.block_on(connect(&daemon));
@@ -291,7 +291,7 @@ fn a_daemon_that_comes_back_has_a_new_session_for_who_asks() {
 }
 
 #[test]
-fn small_ones_without_blocking_the_runtime() {
+fn small_allocations_do_not_block_the_runtime() {
     on_each(|daemon| async move {
         let client = connect(&daemon).await;
         let pool = client.blocking().pool(PoolConfig::default().chunk_size(Bytes::new(MIB_2))).unwrap();

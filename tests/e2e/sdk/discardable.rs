@@ -34,7 +34,7 @@ fn looked_at(memory: &Allocation, written: &[u8]) -> Vec<(u64, bool)> {
 }
 
 #[test]
-fn who_needs_room_has_it_dropped_and_its_owner_is_told() {
+fn a_discardable_part_is_dropped_for_room_and_its_owner_notified() {
     let daemon = daemon();
     let [client, other] = [(); 2].map(|()| builder(&daemon).connect().unwrap());
     let kinds = vec![EventKind::Move.into()];
@@ -80,7 +80,7 @@ fn who_needs_room_has_it_dropped_and_its_owner_is_told() {
 }
 
 #[test]
-fn a_task_is_told_too() {
+fn a_task_is_notified_of_a_drop() {
     let daemon = daemon();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {

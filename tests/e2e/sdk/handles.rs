@@ -15,7 +15,7 @@ fn request(size: u64) -> AllocationRequest {
 }
 
 #[test]
-fn written_sealed_and_attached_at_an_address_that_stays() {
+fn an_allocation_keeps_its_address_when_sealed_and_attached() {
     let daemon = Daemon::new();
     let client = connect(&daemon);
     let size = 5 * MIB + 77;
@@ -38,7 +38,7 @@ fn written_sealed_and_attached_at_an_address_that_stays() {
 }
 
 #[test]
-fn what_is_dropped_is_given_back() {
+fn a_dropped_handle_frees_its_memory() {
     let daemon = Daemon::new();
     let client = connect(&daemon);
     for _ in 0..20 {
@@ -53,7 +53,7 @@ fn what_is_dropped_is_given_back() {
 }
 
 #[test]
-fn a_full_device_has_room_again_for_who_dropped() {
+fn a_dropped_handle_makes_room_on_a_full_device() {
     let daemon = Daemon::start(&Config::devices(&["64MiB"]));
     let client = connect(&daemon);
     for _ in 0..5 {
@@ -84,7 +84,7 @@ fn refusals_have_their_facts() {
 }
 
 #[test]
-fn a_batch_comes_whole_or_not_at_all() {
+fn a_batch_is_allocated_whole_or_not_at_all() {
     let daemon = Daemon::start(&Config::devices(&["64MiB"]));
     let client = connect(&daemon);
     client.allocate_batch(vec![request(32 * MIB), request(64 * MIB)]).unwrap_err();
@@ -97,7 +97,7 @@ fn a_batch_comes_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_deadline_is_told_and_what_comes_later_is_not_lost() {
+fn a_late_answer_after_a_deadline_leaks_nothing() {
     let daemon = Daemon::start(&Config::default().fault("create", 1, Effect::DelayMs(4000)));
     let timeout = Duration::from_millis(1000);
     let client = Client::builder().socket_dir(daemon.sockets()).request_timeout(timeout).connect().unwrap();
@@ -131,7 +131,7 @@ fn a_killed_daemon_costs_the_session_and_no_bytes() {
 
 /// A new session beside the lost one; what the old handles map stands until they go, and they answer for nothing else.
 #[test]
-fn who_reconnects_goes_on_and_old_handles_say_what_they_lost() {
+fn old_handles_fail_after_a_reconnect_and_new_ones_work() {
     let daemon = Daemon::new();
     let builder = Client::builder().socket_dir(daemon.sockets()).name("steady");
     let client = builder.request_timeout(Duration::from_secs(20)).connect().unwrap();
@@ -184,7 +184,7 @@ fn a_session_that_an_operator_ends_unmaps() {
 }
 
 #[test]
-fn a_client_that_died_says_nothing_and_leaves_nothing() {
+fn a_client_that_dies_leaves_nothing() {
     let daemon = Daemon::new();
     let mut probe = daemon.probe();
     probe.ask("sdk open");
@@ -200,7 +200,7 @@ fn a_client_that_died_says_nothing_and_leaves_nothing() {
 }
 
 #[test]
-fn a_forked_child_has_none_of_it() {
+fn a_forked_child_has_no_handles() {
     let daemon = Daemon::new();
     let mut probe = daemon.probe();
     probe.ask("sdk open");
@@ -243,7 +243,7 @@ fn more_descriptors_than_the_process_may_hold_fail_cleanly() {
 /// A process that can open nothing for a moment loses nothing of what it owns or reads: neither by a pin of some parts, nor
 /// by one of a set.
 #[test]
-fn who_has_no_descriptors_for_a_moment_is_told_so_and_pins_later() {
+fn pin_succeeds_after_fd_exhaustion_ends() {
     let config = Config::devices(&["32MiB"]).memory("host_size = \"32MiB\"").memory("harvest_ms = 5");
     let daemon = Daemon::start(&config);
     let (mut owner, mut reader) = (daemon.probe(), daemon.probe());
@@ -299,7 +299,7 @@ fn who_has_no_descriptors_for_a_moment_is_told_so_and_pins_later() {
 }
 
 #[test]
-fn a_seal_whose_answer_was_lost_is_sealed_all_the_same() {
+fn a_seal_whose_answer_is_lost_is_sealed() {
     let daemon = Daemon::start(&Config::default().fault("digest", 1, Effect::DelayMs(1500)));
     let hasty = Client::builder().socket_dir(daemon.sockets()).request_timeout(Duration::from_millis(500));
     let client = hasty.connect().unwrap();

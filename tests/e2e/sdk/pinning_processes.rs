@@ -67,7 +67,7 @@ fn attached(daemon: &Daemon, names: &[&str]) -> (Probe, u64) {
 }
 
 #[test]
-fn who_is_stopped_beneath_a_revocation_is_told_of_and_goes_on_where_it_was() {
+fn a_process_stopped_during_a_revocation_is_reported_and_continues() {
     let daemon = Daemon::start(&Config::default().limit("revoke_answer_timeout_ms = 300"));
     let (mut evicted, session, id) = pinning(&daemon);
     let (mut fenced, other_session, other_id) = pinning(&daemon);
@@ -110,7 +110,7 @@ fn who_is_stopped_beneath_a_revocation_is_told_of_and_goes_on_where_it_was() {
 }
 
 #[test]
-fn of_two_processes_in_each_others_way_one_is_aborted_and_the_other_goes_on() {
+fn one_of_two_stalled_processes_is_aborted_and_the_other_continues() {
     let daemon = Daemon::start(&Config::default().limit("pin_stall_ms = 200"));
     let names = ["p", "q"];
     let (_owner, ids) = seal(&daemon, &names);
@@ -153,7 +153,7 @@ fn of_two_processes_in_each_others_way_one_is_aborted_and_the_other_goes_on() {
 }
 
 #[test]
-fn forked_children_pin_nothing_and_pins_left_at_exit_are_nobodys() {
+fn forked_children_pin_nothing_and_pins_end_with_their_process() {
     let daemon = Daemon::new();
     let (_owner, ids) = seal(&daemon, &["p"]);
     let (mut probe, session) = attached(&daemon, &["p"]);
@@ -175,7 +175,7 @@ fn forked_children_pin_nothing_and_pins_left_at_exit_are_nobodys() {
 }
 
 #[test]
-fn a_set_that_never_fits_is_refused_at_once() {
+fn a_pin_set_that_never_fits_is_refused_at_once() {
     let daemon = Daemon::start(&Config::devices(&["64MiB"]).limit("survey_interval_ms = 50"));
     let client = connect(&daemon);
     let mut both = [1, 2].map(|_| client.allocate(AllocationRequest::new(Bytes::mib(24))).unwrap());

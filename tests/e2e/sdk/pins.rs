@@ -38,7 +38,7 @@ fn revoke_now(daemon: &Daemon, id: AllocationId, wait: bool) -> Vec<Outcome> {
 }
 
 #[test]
-fn what_was_revoked_comes_back_with_the_next_pin() {
+fn a_revoked_part_is_mapped_again_by_the_next_pin() {
     let daemon = Daemon::new();
     let client = connect(&daemon);
     let mut weights = client.allocate(three_parts()).unwrap();
@@ -87,7 +87,7 @@ fn a_fence_waits_for_pins_and_later_ones_for_it() {
 }
 
 #[test]
-fn what_is_away_can_be_sealed_freed_detached_and_dropped() {
+fn an_away_part_can_be_sealed_freed_detached_and_dropped() {
     let daemon = Daemon::new();
     let (writer, reader) = (connect(&daemon), connect(&daemon));
     let mut weights = writer.allocate(three_parts().name("weights").persistent()).unwrap();
@@ -117,7 +117,7 @@ fn what_is_away_can_be_sealed_freed_detached_and_dropped() {
 }
 
 #[test]
-fn sets_and_single_pins_go_on_while_an_operator_revokes() {
+fn sets_and_single_pins_succeed_while_an_operator_revokes() {
     let daemon = Daemon::new();
     let owner = connect(&daemon);
     let mut sealed: Vec<_> = [5, 6]
@@ -172,7 +172,7 @@ fn sets_and_single_pins_go_on_while_an_operator_revokes() {
 }
 
 #[test]
-fn a_word_that_became_another_parts_pins_nothing_of_the_first() {
+fn a_reused_word_pins_no_earlier_part() {
     let daemon = Daemon::new();
     let client = connect(&daemon);
     let mut gone = client.allocate(three_parts()).unwrap();

@@ -100,7 +100,7 @@ fn blocks_never_overlap_and_all_come_back() {
 }
 
 #[test]
-fn what_is_freed_is_used_again_without_a_call() {
+fn a_freed_block_is_reused_without_a_call() {
     let daemon = Daemon::new();
     let pool = connect(&daemon).pool(config()).unwrap();
     let first = pool.alloc(bytes(1000)).unwrap();
@@ -161,7 +161,7 @@ fn threads_free_what_others_allocated() {
 
 /// A thread that freed, and sleeps, keeps nothing.
 #[test]
-fn what_is_idle_goes_back_by_itself() {
+fn idle_chunks_are_freed() {
     let daemon = Daemon::new();
     let client = connect(&daemon);
     let pool = client.pool(config().idle_after(Duration::from_millis(100))).unwrap();
@@ -191,7 +191,7 @@ fn what_is_idle_goes_back_by_itself() {
 }
 
 #[test]
-fn limits_are_told_and_what_others_keep_is_used_first() {
+fn a_limit_is_reported_after_cached_blocks_of_other_threads_are_used() {
     let daemon = Daemon::new();
     let client = connect(&daemon);
     let pool = client.pool(config().max_bytes(Bytes::new(2 * MIB_2))).unwrap();
@@ -287,7 +287,7 @@ fn blocks_outlive_pool_and_client() {
 
 /// Of chunks that are taken away nothing is handed out any more, and slices are refused.
 #[test]
-fn chunks_that_are_taken_away_are_not_used_again() {
+fn a_chunk_that_is_taken_away_is_not_reused() {
     let daemon = Daemon::new();
     let client = connect(&daemon);
     let pool = client.pool(config()).unwrap();
@@ -310,7 +310,7 @@ fn chunks_that_are_taken_away_are_not_used_again() {
 
 /// What is there serves on when the daemon dies; a chunk more is refused.
 #[test]
-fn a_dead_daemon_leaves_the_blocks() {
+fn blocks_outlive_the_daemon() {
     let daemon = Daemon::new();
     let client = connect(&daemon);
     let pool = client.pool(config()).unwrap();
@@ -346,7 +346,7 @@ fn two_pools_of_a_thread_do_not_mix() {
 
 /// Neither in the usual path: the kernel ends a thread that makes any call. And a forked child gets nothing.
 #[test]
-fn no_system_call_and_nothing_for_a_child() {
+fn allocating_makes_no_system_call_and_a_child_gets_nothing() {
     let daemon = Daemon::new();
     let mut probe = daemon.probe();
     probe.ask("sdk open");

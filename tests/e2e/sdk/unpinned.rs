@@ -21,7 +21,7 @@ fn request() -> AllocationRequest {
 }
 
 #[test]
-fn what_is_unheld_is_pinned_written_evicted_sealed_and_attached() {
+fn an_unpinned_allocation_is_pinned_evicted_sealed_and_attached() {
     let daemon = daemon();
     let client = builder(&daemon).connect().unwrap();
     let mut memory = client.allocate(request().name("weights").persistent()).unwrap();
@@ -62,7 +62,7 @@ fn what_is_unheld_is_pinned_written_evicted_sealed_and_attached() {
 }
 
 #[test]
-fn one_batch_has_some_that_are_held() {
+fn a_batch_mixes_pinned_and_unpinned_handles() {
     let daemon = daemon();
     let client = builder(&daemon).connect().unwrap();
     let held = AllocationRequest::new(Bytes::mib(2));
@@ -85,7 +85,7 @@ fn one_batch_has_some_that_are_held() {
 }
 
 #[test]
-fn who_maps_by_itself_is_sent_all_of_it() {
+fn a_client_without_pins_is_sent_every_part() {
     let daemon = daemon();
     let raw = builder(&daemon).connect_raw().unwrap();
     let memory = raw.allocate(request()).unwrap();
@@ -113,7 +113,7 @@ fn seal_large(client: &Client, written: &[u8]) -> String {
 }
 
 #[test]
-fn what_is_larger_than_the_device_is_sealed_attached_and_read_by_ranges() {
+fn an_allocation_larger_than_the_device_is_sealed_and_read_by_ranges() {
     let daemon = small_device();
     let written = content(LARGE, 4);
     let owner = builder(&daemon).connect().unwrap();
@@ -185,7 +185,7 @@ fn a_task_attaches_what_is_larger_than_the_device() {
 }
 
 #[test]
-fn a_task_pins_what_is_unheld() {
+fn a_task_pins_an_unpinned_allocation() {
     let daemon = daemon();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {

@@ -55,7 +55,7 @@ fn the_environment_names_a_collector() {
 }
 
 #[test]
-fn a_collector_that_is_away_is_told_of_once_and_what_is_lost_is_counted() {
+fn a_missing_collector_is_logged_once_and_losses_are_counted() {
     let daemon = Daemon::start(&sending(measured(), &format!("http://{}", free_address())));
     let session = daemon.open();
     let count = |metric: &str, signal: &str| {
@@ -78,7 +78,7 @@ fn a_collector_that_is_away_is_told_of_once_and_what_is_lost_is_counted() {
 }
 
 #[test]
-fn a_collector_that_never_answers_keeps_nobody_waiting() {
+fn a_hanging_collector_delays_no_call() {
     let collector = Collector::silent();
     let daemon = Daemon::start(&sending(measured(), &collector.endpoint()));
     let session = daemon.open();
@@ -106,7 +106,7 @@ fn a_collector_that_never_answers_keeps_nobody_waiting() {
 }
 
 #[test]
-fn one_that_comes_back_is_told_again() {
+fn a_collector_that_comes_back_gets_data_again() {
     let address = free_address();
     let daemon = Daemon::start(&sending(measured(), &format!("http://{address}")));
     until("it is missed", || complaints(&daemon, "metrics") == 1);

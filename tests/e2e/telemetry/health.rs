@@ -12,7 +12,7 @@ use vramd_tests::{Config, Daemon, Home, http};
 use super::{address, measured, scrape};
 
 #[test]
-fn a_node_that_drains_lives_and_is_not_ready() {
+fn a_draining_node_is_live_and_not_ready() {
     let daemon = Daemon::start(&measured());
     let at = address(&daemon);
     let status = |path: &str| http::get(at, path).status;
@@ -28,7 +28,7 @@ fn a_node_that_drains_lives_and_is_not_ready() {
 
 /// More connections than are served at once, none of which ever asks for anything.
 #[test]
-fn who_says_nothing_keeps_nobody_out_for_long() {
+fn an_idle_connection_does_not_block_the_endpoint() {
     let daemon = Daemon::start(&measured());
     let at = address(&daemon);
     let mut mute: Vec<_> = (0..40).map(|_| TcpStream::connect(at).unwrap()).collect();
@@ -37,7 +37,7 @@ fn who_says_nothing_keeps_nobody_out_for_long() {
 }
 
 #[test]
-fn an_address_that_somebody_has_is_told() {
+fn an_address_in_use_is_reported() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     let home = Home::new();
@@ -49,7 +49,7 @@ fn an_address_that_somebody_has_is_told() {
 }
 
 #[test]
-fn a_mistake_in_the_environment_is_told() {
+fn an_invalid_environment_variable_is_reported() {
     let home = Home::new();
     Config::default().write(home.path());
     let mut command: Command = home.command();

@@ -57,7 +57,7 @@ pub(super) fn mib(count: u64) -> f64 {
 }
 
 #[test]
-fn what_is_written_back_is_clean_and_counted_by_its_cause() {
+fn written_back_bytes_are_clean_and_counted_by_cause() {
     let config = tiers("8MiB", "8MiB").telemetry("prometheus_listen = \"127.0.0.1:0\"");
     let daemon = Daemon::start(&config);
     let (mut session, id) = written(&daemon, 2);
@@ -76,7 +76,7 @@ fn what_is_written_back_is_clean_and_counted_by_its_cause() {
 }
 
 #[test]
-fn what_moves_and_what_waits_is_told_by_kind_and_cause() {
+fn moves_and_waits_are_measured_by_kind_and_cause() {
     let collector = Collector::start();
     let config = tiers("8MiB", "32MiB").memory("harvest_ms = 10").limit("pin_stall_ms = 200");
     let config = config
@@ -191,7 +191,7 @@ fn gauge(metrics: &[Metric], name: &str) -> Option<f64> {
 }
 
 #[test]
-fn a_pin_s_span_links_to_the_moves_that_it_waited_for() {
+fn a_pins_span_links_to_the_moves_that_it_waited_for() {
     let collector = Collector::start();
     let config = tiers("8MiB", "16MiB").telemetry("export_interval_ms = 100");
     let config = config

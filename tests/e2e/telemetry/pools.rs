@@ -23,7 +23,7 @@ fn measured(config: Config) -> Config {
 }
 
 #[test]
-fn what_is_rounded_up_and_what_is_cached_in_other_sizes_is_told() {
+fn fragmentation_counts_rounding_and_cached_extents() {
     let config =
         Config::default().limit("cached_bytes_per_tenant_max = \"96MiB\"").memory("part_size = \"16MiB\"");
     let daemon = Daemon::start(&measured(config));
@@ -49,7 +49,7 @@ fn what_is_rounded_up_and_what_is_cached_in_other_sizes_is_told() {
 }
 
 #[test]
-fn kept_memory_of_other_sizes_is_told_and_becomes_pieces_once_they_are_wanted() {
+fn pinned_free_memory_of_other_sizes_becomes_pieces_on_demand() {
     let config = tiers("64MiB", "16MiB").memory("part_size = \"2MiB\"");
     let daemon = Daemon::start(&measured(config));
     until_said(&daemon, POOL, &["host", "0"], mib(16));

@@ -13,7 +13,7 @@ use vramd_types::Reason;
 use super::{address, measured, scrape, sum};
 
 #[test]
-fn a_scrape_says_what_the_books_say() {
+fn a_scrape_matches_the_admin_service() {
     let daemon = Daemon::start(&Config { devices: vec!["1GiB".into(), "512MiB".into()], ..measured() });
     let mut session = daemon.open();
     daemon.set_quota(session.tenant(), "64MiB", "256MiB");
@@ -46,7 +46,7 @@ fn a_scrape_says_what_the_books_say() {
 }
 
 #[test]
-fn every_family_is_one_of_the_table_and_none_overflows() {
+fn every_family_is_documented_and_none_overflows() {
     let daemon = Daemon::start(&measured());
     let mut session = daemon.open();
     let sealed = session.allocate(persistent("model", 4 * MIB));
@@ -93,7 +93,7 @@ fn refusals_are_counted_by_reason_and_scope() {
 }
 
 #[test]
-fn the_linter_has_nothing_to_say() {
+fn the_linter_finds_no_problem() {
     let daemon = Daemon::start(&measured());
     let mut session = daemon.open();
     session.allocate(spec(4 * MIB));
@@ -117,7 +117,7 @@ fn a_real_prometheus_scrapes_it() {
 }
 
 #[test]
-fn tenants_beyond_the_limit_are_summed_up() {
+fn tenants_beyond_the_limit_are_summed() {
     let daemon = Daemon::start(&measured().telemetry("cardinality_max = 512"));
     for tenant in 0..150 {
         daemon.set_quota(&format!("team-{tenant:03}"), "1MiB", "10MiB");
@@ -131,7 +131,7 @@ fn tenants_beyond_the_limit_are_summed_up() {
 }
 
 #[test]
-fn without_configuration_nothing_listens() {
+fn the_daemon_serves_no_metrics_by_default() {
     let daemon = Daemon::new();
     assert!(!daemon.log().contains("metrics served"));
     let of_daemon = std::fs::read_to_string(format!("/proc/{}/comm", daemon.pid())).unwrap();

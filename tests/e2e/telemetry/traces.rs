@@ -38,7 +38,7 @@ fn below<'a>(received: &'a Received, parent: &Span) -> Option<&'a Span> {
 }
 
 #[test]
-fn a_client_s_trace_is_found_again_with_the_decision_and_the_log() {
+fn a_clients_trace_continues_with_the_decision_and_the_log() {
     let collector = Collector::start();
     let daemon = Daemon::start(&sending(&collector).telemetry("traces_sample_ratio = 0"));
     let client = Client::builder().socket_dir(daemon.sockets()).connect().unwrap();
@@ -86,7 +86,7 @@ pub(super) fn named(received: &Received, trace: &str, name: &str) -> Vec<Span> {
 }
 
 #[test]
-fn pins_and_revocations_are_in_the_traces_of_those_who_ask_for_them() {
+fn pins_and_revocations_are_in_their_callers_traces() {
     let collector = Collector::start();
     let daemon = Daemon::start(&sending(&collector).telemetry("traces_sample_ratio = 0"));
     let client = Client::builder().socket_dir(daemon.sockets()).connect().unwrap();
@@ -161,7 +161,7 @@ fn pins_and_revocations_are_in_the_traces_of_those_who_ask_for_them() {
 }
 
 #[test]
-fn a_caller_that_is_not_traced_is_not_whatever_the_share() {
+fn an_untraced_caller_stays_untraced_at_any_sampling_share() {
     let collector = Collector::start();
     let daemon = Daemon::start(&sending(&collector).telemetry("traces_sample_ratio = 1"));
     let client = Client::builder().socket_dir(daemon.sockets()).connect().unwrap();
@@ -180,7 +180,7 @@ fn a_caller_that_is_not_traced_is_not_whatever_the_share() {
 }
 
 #[test]
-fn metrics_and_logs_come_with_who_they_are_of() {
+fn metrics_and_logs_name_their_service() {
     let collector = Collector::start();
     let daemon = Daemon::start(&sending(&collector));
     let metrics = received(&collector, "metrics", |received| {

@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_is_heard() {
+    fn words_parse_back() {
         let words = [
             Word::Session(7),
             Word::Allocation(u64::MAX),

@@ -67,7 +67,7 @@ fn second_is(daemon: &Daemon, tier: Tier, change: Change) -> bool {
 }
 
 #[test]
-fn on_the_way_out() {
+fn a_client_is_killed_while_its_part_leaves() {
     let steps = [
         (
             Step {
@@ -112,7 +112,7 @@ fn on_the_way_out() {
 }
 
 #[test]
-fn before_it_has_unmapped() {
+fn a_client_is_killed_before_it_unmaps() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB").limit("unmap_answer_timeout_ms = 60000"));
     let mut probe = daemon.probe();
     let session = probe.ask("open pins")["session"].as_u64().unwrap();
@@ -134,7 +134,7 @@ fn before_it_has_unmapped() {
 
 /// It wants the part where it is, and what has begun to be copied must end first.
 #[test]
-fn while_its_copy_is_called_off() {
+fn a_client_is_killed_while_its_copy_is_cancelled() {
     let daemon = Daemon::start(&slow("copy", 1));
     let (mut probe, id) = client(&daemon);
     let neighbour = Neighbour::new(&daemon);
@@ -180,7 +180,7 @@ fn out(daemon: &Daemon) -> (Probe, u64, Neighbour) {
 }
 
 #[test]
-fn on_the_way_in_by_its_pin() {
+fn a_client_is_killed_while_its_pin_fetches() {
     let mapped = Step {
         name: "one part is mapped and the other on its way",
         slow: ("copy", 4),
@@ -204,7 +204,7 @@ fn on_the_way_in_by_its_pin() {
 }
 
 #[test]
-fn on_the_way_in_by_an_operator() {
+fn a_client_is_killed_while_an_operator_fetches() {
     for step in ways_in() {
         let daemon = Daemon::start(&step.config());
         let (probe, id, neighbour) = out(&daemon);
@@ -217,7 +217,7 @@ fn on_the_way_in_by_an_operator() {
 }
 
 #[test]
-fn while_it_waits_for_room() {
+fn a_client_is_killed_while_it_waits_for_room() {
     let daemon = Daemon::start(&tiers("6MiB", "16MiB"));
     let (mut probe, _, neighbour) = out(&daemon);
     let mut other = daemon.probe();
@@ -235,7 +235,7 @@ fn while_it_waits_for_room() {
 }
 
 #[test]
-fn while_it_is_written_back() {
+fn a_client_is_killed_while_its_part_is_written_back() {
     let written_back = |daemon: &Daemon| second_is(daemon, Tier::Host, Change::WrittenBack);
     for (on, state) in [("create_host", MoveState::Preparing), ("copy", MoveState::Copying)] {
         let daemon = Daemon::start(&slow(on, 1));

@@ -45,7 +45,7 @@ fn leaves(daemon: &Daemon, allocation: u64) {
 }
 
 #[test]
-fn all_readers_let_go_and_who_is_stopped_is_named_alone() {
+fn all_readers_unmap_and_only_a_stopped_one_is_reported() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB").limit("revoke_answer_timeout_ms = 400"));
     let (mut probes, sessions, id) = shared(&daemon);
     assert_eq!(mappings(&probes), [PARTS; 4]);

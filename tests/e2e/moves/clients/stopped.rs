@@ -24,7 +24,7 @@ pub(crate) fn client(daemon: &Daemon) -> (Probe, u64) {
 }
 
 #[test]
-fn two_processes_pin_again_and_again_while_an_operator_moves_what_they_pin() {
+fn two_processes_pin_repeatedly_while_an_operator_moves_their_parts() {
     let daemon = Daemon::start(&tiers("16MiB", "16MiB"));
     let (mut probes, ids): (Vec<_>, Vec<_>) = (0..2).map(|_| client(&daemon)).unzip();
     for probe in &mut probes {
@@ -90,7 +90,7 @@ fn two_processes_share_a_device_that_has_no_room_for_both() {
 }
 
 #[test]
-fn a_stopped_client_keeps_its_part_and_is_named() {
+fn a_stopped_client_keeps_its_part_and_is_reported() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB").limit("revoke_answer_timeout_ms = 300"));
     let mut probe = daemon.probe();
     probe.ask("sdk open");

@@ -31,7 +31,7 @@ fn without_uring() -> Home {
 const WHY: &str = "io_uring_setup: Operation not permitted (os error 1)";
 
 #[test]
-fn a_daemon_that_is_refused_io_uring_says_so_and_moves_bytes_by_threads() {
+fn a_daemon_without_io_uring_logs_it_and_copies_on_threads() {
     let home = without_uring();
     tiers("8MiB", "0").disk("8MiB").write(home.path());
     let daemon = Daemon::start_in(home);
@@ -53,7 +53,7 @@ fn a_daemon_that_is_refused_io_uring_says_so_and_moves_bytes_by_threads() {
 }
 
 #[test]
-fn who_names_io_uring_where_it_is_refused_is_told_at_the_start_and_by_a_check() {
+fn a_configured_but_refused_io_uring_ends_start_and_check() {
     let home = without_uring();
     let directory = home.path().join("disk");
     fs::create_dir(&directory).unwrap();

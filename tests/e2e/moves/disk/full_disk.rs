@@ -27,7 +27,7 @@ fn flaws(config: &Config, count: u64) -> [(Config, &'static str); 2] {
 }
 
 #[test]
-fn another_leaves_for_a_pin_where_the_first_cannot_go_to_disk() {
+fn a_second_victim_leaves_if_the_first_cannot_go_to_disk() {
     for (config, why) in flaws(&tiers("4MiB", "0").disk("16MiB"), 1) {
         let daemon = Daemon::start(&config);
         comes_to_a_full_device(&daemon, "disk", 2, |there| {
@@ -37,7 +37,7 @@ fn another_leaves_for_a_pin_where_the_first_cannot_go_to_disk() {
 }
 
 #[test]
-fn where_nothing_else_can_go_to_disk_a_pin_waits_until_it_can() {
+fn a_pin_waits_while_no_victim_can_go_to_disk() {
     let config = tiers("2MiB", "0").disk("16MiB").limit("survey_interval_ms = 100");
     for (config, why) in flaws(&config, 3) {
         let daemon = Daemon::start(&config);
@@ -53,7 +53,7 @@ fn where_nothing_else_can_go_to_disk_a_pin_waits_until_it_can() {
 
 /// The pin, and a batch, that do not wait for ever.
 #[test]
-fn while_nothing_can_go_to_disk_who_needs_the_room_is_told_and_has_it_later() {
+fn a_pin_times_out_while_the_disk_is_full_and_succeeds_later() {
     let config = tiers("4MiB", "0").disk("16MiB").limit("survey_interval_ms = 100");
     for (config, why) in flaws(&config, 12) {
         let daemon = Daemon::start(&config);
@@ -94,7 +94,7 @@ fn unheld(count: u64) -> AllocationSpec {
 
 /// What the host has no room for is asked of the disk.
 #[test]
-fn a_batch_that_no_tier_has_room_for_is_refused_by_the_disk() {
+fn a_batch_without_room_in_any_tier_is_refused_for_the_disk() {
     let tiers = tiers("4MiB", "2MiB").disk("4MiB");
     let others = SetQuotaRequest { tier: Tier::Disk.into(), ..quota("team-z", "0", "2MiB", "") };
     for (config, reason) in [

@@ -44,7 +44,7 @@ fn config() -> vramd_tests::Config {
 }
 
 #[test]
-fn a_stop_in_the_middle_of_a_copy_to_disk_leaves_no_file() {
+fn a_daemon_stopped_during_a_copy_to_disk_leaves_no_file() {
     for (config, is_begun) in [(config(), true), (config().fault("copy", 1, Effect::DelayMs(60_000)), false)]
     {
         let daemon = Daemon::start(&config);
@@ -59,7 +59,7 @@ fn a_stop_in_the_middle_of_a_copy_to_disk_leaves_no_file() {
 
 /// What the kernel was asked to write it never says to be written.
 #[test]
-fn a_stop_waits_for_a_disk_that_never_answers_no_longer_than_it_may() {
+fn a_stop_waits_for_a_hanging_disk_only_for_its_time_limit() {
     let home = Home::new().with_filter(Filter::Unanswered(libc::SYS_pwritev2));
     config().disk_engine("threads").write(home.path());
     let daemon = Daemon::start_in(home);

@@ -33,9 +33,9 @@ fn mounted(how: &str) -> (Home, PathBuf) {
 }
 
 #[test]
-fn a_file_system_that_is_read_only_or_has_no_direct_io_ends_the_start() {
+fn a_read_only_file_system_or_one_without_direct_io_ends_the_start() {
     if !can_mount(
-        "a_file_system_that_is_read_only_or_has_no_direct_io_ends_the_start",
+        "a_read_only_file_system_or_one_without_direct_io_ends_the_start",
         "mount -t tmpfs none /mnt",
     ) {
         return;
@@ -68,9 +68,8 @@ fn evicted(daemon: &Daemon, id: u64) -> serde_json::Value {
 }
 
 #[test]
-fn a_file_system_that_others_fill_is_told_and_the_part_stays_until_there_is_room() {
-    if !can_mount("a_file_system_that_others_fill_is_told_and_the_part_stays_until_there_is_room", SMALL_DISK)
-    {
+fn a_part_stays_while_others_fill_the_file_system() {
+    if !can_mount("a_part_stays_while_others_fill_the_file_system", SMALL_DISK) {
         return;
     }
     let (daemon, disk) = on_small_disk();
@@ -95,8 +94,8 @@ fn a_file_system_that_others_fill_is_told_and_the_part_stays_until_there_is_room
 
 /// Whoever needs the room of what is to go there.
 #[test]
-fn a_pin_whose_victims_find_a_file_system_full_waits_until_there_is_room() {
-    if !can_mount("a_pin_whose_victims_find_a_file_system_full_waits_until_there_is_room", SMALL_DISK) {
+fn a_pin_waits_while_its_victims_find_the_file_system_full() {
+    if !can_mount("a_pin_waits_while_its_victims_find_the_file_system_full", SMALL_DISK) {
         return;
     }
     let (daemon, disk) = on_small_disk();
@@ -126,9 +125,8 @@ fn a_pin_whose_victims_find_a_file_system_full_waits_until_there_is_room() {
 }
 
 #[test]
-fn a_file_system_that_turns_read_only_fails_what_is_to_go_there_and_nothing_else() {
-    if !can_mount("a_file_system_that_turns_read_only_fails_what_is_to_go_there_and_nothing_else", SMALL_DISK)
-    {
+fn a_file_system_that_turns_read_only_fails_evictions_alone() {
+    if !can_mount("a_file_system_that_turns_read_only_fails_evictions_alone", SMALL_DISK) {
         return;
     }
     let (daemon, _) = on_small_disk();
@@ -154,7 +152,7 @@ fn a_file_system_that_turns_read_only_fails_what_is_to_go_there_and_nothing_else
 
 /// The disk fails at the third of its four pieces.
 #[test]
-fn what_cannot_be_written_to_disk_stays_where_it_is_until_it_can() {
+fn a_part_stays_while_its_writes_to_disk_fail() {
     let broken = Effect::Fail("an error of the disk".to_owned());
     let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB").fault("copy", 1, broken));
     let client = connect(&daemon);
@@ -196,10 +194,10 @@ fn set_append_only(file: &fs::File, on: bool) -> rustix::io::Result<()> {
 }
 
 #[test]
-fn a_file_that_cannot_be_deleted_is_told_and_its_bytes_stay_charged() {
+fn an_undeletable_file_is_logged_and_its_bytes_stay_charged() {
     if let Err(error) = AppendOnly::new(tempfile::tempfile().unwrap()) {
         eprintln!(
-            "a_file_that_cannot_be_deleted_is_told_and_its_bytes_stay_charged: cannot have such a file: {error}; not checked in this run"
+            "an_undeletable_file_is_logged_and_its_bytes_stay_charged: cannot have such a file: {error}; not checked in this run"
         );
         return;
     }
@@ -233,7 +231,7 @@ fn a_file_that_cannot_be_deleted_is_told_and_its_bytes_stay_charged() {
 
 /// The first half of it is what was written there, the second is what was there before: nothing.
 #[test]
-fn what_was_torn_on_disk_is_lost_for_its_part() {
+fn a_torn_write_loses_the_content_of_its_part_alone() {
     its_second_part_is_lost(|file| {
         file.write_all_at(&vec![0; PART / 2], PART as u64 / 2).expect("it is written");
         file.sync_all().expect("it is on disk");
@@ -242,7 +240,7 @@ fn what_was_torn_on_disk_is_lost_for_its_part() {
 
 /// As after a power loss: what lies on disk then, whole or torn, is no part's, and is read by nobody.
 #[test]
-fn what_a_daemon_that_was_killed_has_left_on_disk_is_never_read() {
+fn files_of_a_killed_daemon_are_never_read() {
     let config = tiers("8MiB", "0").disk("8MiB");
     let daemon = Daemon::start(&config);
     let client = connect(&daemon);
@@ -268,11 +266,8 @@ fn what_a_daemon_that_was_killed_has_left_on_disk_is_never_read() {
 }
 
 #[test]
-fn a_host_tier_that_its_cgroup_may_not_have_ends_the_start() {
-    if !can_mount(
-        "a_host_tier_that_its_cgroup_may_not_have_ends_the_start",
-        "mount --bind /tmp /sys/fs/cgroup",
-    ) {
+fn a_host_tier_above_the_cgroups_limit_ends_the_start() {
+    if !can_mount("a_host_tier_above_the_cgroups_limit_ends_the_start", "mount --bind /tmp /sys/fs/cgroup") {
         return;
     }
     let home = Home::new();

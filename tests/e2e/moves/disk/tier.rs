@@ -63,7 +63,7 @@ pub(crate) fn unheld(client: &Client, count: u32) -> Allocation {
 }
 
 #[test]
-fn a_set_several_times_as_large_as_device_and_host_is_intact_though_a_client_is_killed() {
+fn a_set_larger_than_device_and_host_survives_a_killed_client() {
     let daemon = Daemon::start(&tiers("6MiB", "8MiB").disk("128MiB"));
     let [first, second] = [connect(&daemon), connect(&daemon)];
     let (mut probe, _) = client(&daemon);
@@ -100,7 +100,7 @@ fn a_set_several_times_as_large_as_device_and_host_is_intact_though_a_client_is_
 }
 
 #[test]
-fn an_operator_sends_it_to_disk_and_to_the_host_and_it_comes_back() {
+fn an_operator_moves_a_part_to_disk_and_host_and_back() {
     for engine in ENGINES {
         is_sent_to_disk_and_to_the_host_and_comes_back(engine);
     }
@@ -139,7 +139,7 @@ fn is_sent_to_disk_and_to_the_host_and_comes_back(engine: &'static str) {
 
 /// Also where its client lives on, and metrics served, which live as long as the process.
 #[test]
-fn a_daemon_that_is_stopped_leaves_nothing_on_disk() {
+fn a_stopped_daemon_leaves_no_file() {
     for telemetry in ["", "prometheus_listen = \"127.0.0.1:0\""] {
         let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB").telemetry(telemetry));
         let client = connect(&daemon);
@@ -186,7 +186,7 @@ fn the_disk_has_a_quota_of_its_own() {
 }
 
 #[test]
-fn who_is_killed_while_it_is_copied_to_disk_leaves_no_file() {
+fn a_client_killed_during_a_copy_to_disk_leaves_no_file() {
     let config = tiers("8MiB", "0").disk("8MiB").fault("copy", 1, Effect::DelayMs(2000));
     let daemon = Daemon::start(&config);
     let (probe, id) = client(&daemon);
@@ -202,7 +202,7 @@ fn who_is_killed_while_it_is_copied_to_disk_leaves_no_file() {
 }
 
 #[test]
-fn a_disk_that_is_full_is_told_and_the_part_stays() {
+fn a_part_stays_if_the_disk_is_full() {
     let config = tiers("8MiB", "0").disk("8MiB").fault("create_disk", 1, Effect::OutOfMemory);
     let daemon = Daemon::start(&config);
     let client = connect(&daemon);
@@ -244,7 +244,7 @@ pub(crate) fn is_lost(error: &Error, allocation: u64, part: u64) -> bool {
 }
 
 #[test]
-fn what_is_damaged_on_disk_is_lost_and_nothing_else_is() {
+fn damage_on_disk_loses_the_content_of_its_part_alone() {
     for engine in ENGINES {
         is_lost_and_nothing_else_is(engine);
     }
@@ -274,7 +274,7 @@ fn is_lost_and_nothing_else_is(engine: &'static str) {
 
 /// A part that is cut off is not there at all, and the disk says so.
 #[test]
-fn a_file_that_is_cut_off_is_lost_for_its_part() {
+fn a_truncated_file_loses_the_content_of_its_part_alone() {
     its_second_part_is_lost(|file| file.set_len(8192).expect("it can be cut off"));
 }
 
@@ -317,7 +317,7 @@ pub(crate) fn has_all(memory: &Allocation, pieces: u64) {
 
 /// Nothing says that the bytes are gone: who pins is told that it failed, and the next pin has them.
 #[test]
-fn what_cannot_be_read_once_is_there_the_next_time() {
+fn a_failed_read_succeeds_at_the_next_pin() {
     for engine in ENGINES {
         fails_once_and_is_there_the_next_time(engine);
     }
@@ -341,7 +341,7 @@ fn fails_once_and_is_there_the_next_time(engine: &'static str) {
 
 /// Long before its call's time is over, and whatever else of it comes.
 #[test]
-fn who_attaches_what_is_damaged_is_told_at_once() {
+fn an_attach_of_damaged_content_is_refused_at_once() {
     let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
     let [writer, reader] = [connect(&daemon), connect(&daemon)];
     let memory = letting_go(&daemon, &writer, 2).seal().expect("it is whole");
@@ -362,7 +362,7 @@ fn who_attaches_what_is_damaged_is_told_at_once() {
 }
 
 #[test]
-fn a_seal_is_told_which_part_is_lost() {
+fn a_refused_seal_names_the_lost_part() {
     let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
     let client = connect(&daemon);
     let memory = letting_go(&daemon, &client, 2);
@@ -378,7 +378,7 @@ fn a_seal_is_told_which_part_is_lost() {
 
 /// Whatever of a client asks for it.
 #[test]
-fn what_is_lost_is_data_loss_on_the_wire() {
+fn lost_content_is_data_loss_on_the_wire() {
     let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
     let (mut session, id) = written(&daemon, 2);
     evict_to(&daemon, &mut [&mut session], id, Tier::Disk);
@@ -427,7 +427,7 @@ pub(crate) fn refused(home: &Home, status: i32, field: &str, why: &str) {
 }
 
 #[test]
-fn a_directory_that_cannot_be_used_ends_the_start_with_line_and_field() {
+fn an_unusable_directory_ends_the_start_with_line_and_field() {
     let home = Home::new();
     let says = |text: &str| fs::write(home.path().join("vramd.toml"), text).unwrap();
     let here = |name: &str| home.path().join(name).display().to_string();
@@ -459,7 +459,7 @@ fn a_directory_that_cannot_be_used_ends_the_start_with_line_and_field() {
 }
 
 #[test]
-fn a_disk_has_a_directory_and_a_size() {
+fn a_disk_needs_a_directory_and_a_size() {
     let home = Home::new();
     for (lines, why) in [
         ("directory = \"/tmp\"\n", "`directory` needs `size`"),
@@ -479,7 +479,7 @@ fn a_disk_has_a_directory_and_a_size() {
 
 /// Where there is none the tier is refused by name, as before.
 #[test]
-fn a_node_without_a_disk_says_so() {
+fn a_node_without_a_disk_refuses_moves_to_disk() {
     let daemon = Daemon::start(&Config::devices(&["8MiB"]).memory("host_size = \"8MiB\""));
     let client = connect(&daemon);
     let memory = letting_go(&daemon, &client, 1);

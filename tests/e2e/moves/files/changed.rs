@@ -42,7 +42,7 @@ fn loaded_while(
 }
 
 #[test]
-fn a_file_that_is_cut_off_while_it_is_loaded_is_lost_and_nothing_is_left_of_it() {
+fn a_file_truncated_during_its_load_is_refused_and_leaves_nothing() {
     let models = Models::new();
     let (path, _) = models.model("llama", 3 * MIB_2);
     let daemon = Daemon::start(&slow(&models));
@@ -60,7 +60,7 @@ fn a_file_that_is_cut_off_while_it_is_loaded_is_lost_and_nothing_is_left_of_it()
 
 /// Its first chunk is there by then.
 #[test]
-fn a_file_that_is_cut_off_while_it_is_copied_is_told_and_nothing_is_left_of_it() {
+fn a_file_truncated_during_its_copy_is_refused_and_leaves_nothing() {
     let models = Models::new();
     let (path, _) = models.model("llama", 6 * MIB_2);
     let elsewhere = Models::new();
@@ -82,7 +82,7 @@ fn a_file_that_is_cut_off_while_it_is_copied_is_told_and_nothing_is_left_of_it()
 
 /// What was read is what was loaded, and nobody is ever served anything else.
 #[test]
-fn a_file_that_is_changed_before_it_is_read_is_what_it_is_then() {
+fn a_file_changed_before_it_is_read_loads_as_changed() {
     let models = Models::new();
     let (path, weights) = models.model("llama", 3 * MIB_2);
     let daemon = Daemon::start(&slow(&models));
@@ -95,7 +95,7 @@ fn a_file_that_is_changed_before_it_is_read_is_what_it_is_then() {
 }
 
 #[test]
-fn who_attaches_what_was_changed_is_told_at_once() {
+fn an_attach_of_a_changed_file_is_refused_at_once() {
     let models = Models::new();
     let (path, weights) = models.model("llama", 3 * MIB_2);
     let daemon = Daemon::start(&node("16MiB", &models));
@@ -113,7 +113,7 @@ fn who_attaches_what_was_changed_is_told_at_once() {
 }
 
 #[test]
-fn an_operator_who_brings_in_what_was_changed_is_told_which_part_it_is() {
+fn an_operators_fetch_of_a_changed_file_names_the_part() {
     let models = Models::new();
     let (path, _) = models.model("llama", 3 * MIB_2);
     let daemon = Daemon::start(&node("16MiB", &models));

@@ -85,7 +85,7 @@ pub(crate) fn change(path: &Path, part: u64) {
 }
 
 #[test]
-fn a_model_larger_than_the_device_is_loaded_and_costs_what_is_on_the_device() {
+fn a_model_larger_than_the_device_is_charged_for_its_resident_parts() {
     let models = Models::new();
     // The last part is no whole one.
     let (path, weights) = models.model("llama", 9 * MIB_2 + 12_345);
@@ -128,7 +128,7 @@ fn a_model_larger_than_the_device_is_loaded_and_costs_what_is_on_the_device() {
 }
 
 #[test]
-fn others_read_it_by_its_name_and_it_outlives_its_session() {
+fn a_loaded_file_is_attached_by_name_and_outlives_its_session() {
     let models = Models::new();
     let (path, weights) = models.model("llama", 3 * MIB_2);
     let daemon = Daemon::start(&node("16MiB", &models));
@@ -150,7 +150,7 @@ fn others_read_it_by_its_name_and_it_outlives_its_session() {
 }
 
 #[test]
-fn a_file_that_may_change_is_copied_and_has_backing_as_all_else() {
+fn a_file_that_may_change_is_copied_and_has_backing() {
     let models = Models::new();
     let (path, weights) = models.model("llama", 2 * MIB_2 + 5);
     let elsewhere = Models::new();
@@ -169,7 +169,7 @@ fn a_file_that_may_change_is_copied_and_has_backing_as_all_else() {
 }
 
 #[test]
-fn a_file_that_was_changed_all_the_same_is_never_served() {
+fn changed_bytes_of_a_loaded_file_are_never_served() {
     let models = Models::new();
     let (path, weights) = models.model("llama", 4 * MIB_2);
     let daemon = Daemon::start(&node("16MiB", &models));
@@ -197,7 +197,7 @@ fn a_file_that_was_changed_all_the_same_is_never_served() {
 }
 
 #[test]
-fn a_file_that_was_replaced_or_deleted_is_the_one_that_was_loaded() {
+fn a_replaced_or_deleted_file_still_serves_the_loaded_bytes() {
     let models = Models::new();
     let (path, weights) = models.model("llama", 2 * MIB_2);
     let daemon = Daemon::start(&node("16MiB", &models));
@@ -228,7 +228,7 @@ pub(crate) fn raw(session: &RawSession, fd: u32, offset_bytes: u64, size_bytes: 
 }
 
 #[test]
-fn what_cannot_be_loaded_is_refused_and_nothing_is_left() {
+fn a_refused_load_leaves_nothing() {
     let models = Models::new();
     let (path, _) = models.model("llama", MIB_2);
     let daemon = Daemon::start(&node("16MiB", &models));
@@ -285,7 +285,7 @@ fn a_request_id_stands_for_one_allocation() {
 }
 
 #[test]
-fn vramctl_puts_a_file_in_place_or_copies_it() {
+fn vramctl_put_loads_a_file_in_place_or_copies_it() {
     let models = Models::new();
     let (path, _) = models.model("llama", 3 * MIB_2);
     let daemon = Daemon::start(&node("16MiB", &models));
@@ -306,7 +306,7 @@ fn vramctl_puts_a_file_in_place_or_copies_it() {
 }
 
 #[test]
-fn more_are_loaded_at_once_than_are_read_at_once() {
+fn more_files_load_at_once_than_are_read_at_once() {
     let models = Models::new();
     let (path, weights) = models.model("llama", MIB_2);
     let daemon = Daemon::start(&node("16MiB", &models));

@@ -17,7 +17,7 @@ fn config() -> Config {
 }
 
 #[test]
-fn an_ordinary_file_may_change_where_verity_alone_counts() {
+fn an_ordinary_file_is_mutable_if_only_verity_counts() {
     let models = Models::new();
     let (path, weights) = models.model("llama", 2 * MIB_2);
     let daemon = Daemon::start(&config());
@@ -50,8 +50,8 @@ fcntl.ioctl(open(sys.argv[1], 'rb'), 0x40806685, asked)";
 }
 
 #[test]
-fn a_file_on_verity_is_loaded_in_place_wherever_it_lies() {
-    let name = "a_file_on_verity_is_loaded_in_place_wherever_it_lies";
+fn a_verity_file_is_loaded_in_place_from_any_path() {
+    let name = "a_verity_file_is_loaded_in_place_from_any_path";
     if !Path::new("/sys/fs/ext4/features/verity").exists() {
         return eprintln!(
             "{name}: needs a kernel with fs-verity (CONFIG_FS_VERITY); not checked in this run"

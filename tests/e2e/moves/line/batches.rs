@@ -52,7 +52,7 @@ fn filled(daemon: &Daemon) -> (RawSession, [u64; 2]) {
 }
 
 #[test]
-fn a_batch_is_served_once_there_is_room_for_all_of_it() {
+fn a_batch_is_served_once_all_of_it_has_room() {
     let daemon = Daemon::start(&tiers("4MiB", "8MiB"));
     let (mut other, ids) = filled(&daemon);
     let mut session = RawSession::open_with_pins(&daemon.sockets());
@@ -141,7 +141,7 @@ fn a_pin_does_not_overtake_a_batch() {
 }
 
 #[test]
-fn a_batch_is_refused_at_its_time_and_not_before() {
+fn a_batch_is_refused_at_its_deadline_and_not_before() {
     let daemon = Daemon::start(&tiers("6MiB", "8MiB"));
     let (mut other, ids) = filled(&daemon);
     // Else it would be its tenant's limit that it is short of.
@@ -163,7 +163,7 @@ fn a_batch_is_refused_at_its_time_and_not_before() {
 }
 
 #[test]
-fn whose_channel_ends_or_who_is_killed_leaves_the_line() {
+fn a_session_that_loses_its_channel_or_process_leaves_the_line() {
     let daemon = Daemon::start(&tiers("4MiB", "8MiB"));
     let (mut other, ids) = filled(&daemon);
     let mut ends = RawSession::open_with_pins(&daemon.sockets());
@@ -187,7 +187,7 @@ fn whose_channel_ends_or_who_is_killed_leaves_the_line() {
 
 /// As with any request: what was asked for is done, and who asks again under its id is told.
 #[test]
-fn a_caller_that_hangs_up_finds_its_batch_in_the_line() {
+fn a_caller_that_hangs_up_finds_its_batch_still_in_the_line() {
     let daemon = Daemon::start(&tiers("4MiB", "8MiB"));
     let (mut other, ids) = filled(&daemon);
     let mut session = RawSession::open_with_pins(&daemon.sockets());
@@ -211,7 +211,7 @@ fn a_caller_that_hangs_up_finds_its_batch_in_the_line() {
 }
 
 #[test]
-fn a_program_waits_by_the_sdk_until_what_others_pin_may_leave() {
+fn an_sdk_batch_waits_until_pinned_parts_may_leave() {
     let daemon = Daemon::start(&tiers("4MiB", "16MiB").memory("harvest_ms = 5"));
     let (first, second): (Client, Client) = (connect(&daemon), connect(&daemon));
     let memory = letting_go(&daemon, &first, 2);
@@ -237,7 +237,7 @@ fn a_program_waits_by_the_sdk_until_what_others_pin_may_leave() {
 }
 
 #[test]
-fn a_task_that_gives_up_waiting_keeps_nothing_from_going_back() {
+fn a_task_that_stops_waiting_does_not_block_the_release() {
     let daemon = Daemon::start(&tiers("4MiB", "8MiB"));
     let mut other = daemon.open();
     let theirs = other.allocate(parts(1)).allocation_id;

@@ -29,7 +29,7 @@ fn answered(session: &mut RawSession, call: u64) {
 }
 
 #[test]
-fn a_pin_waits_for_nothing_that_an_operator_brings_in() {
+fn a_pin_does_not_wait_for_an_operators_fetches() {
     let daemon = Daemon::start(&slow("256MiB"));
     let [(mut a, many), (mut b, one)] = [MANY, 1].map(|parts| written(&daemon, parts));
     evict(&daemon, &mut a, many);
@@ -57,7 +57,7 @@ fn a_pin_waits_for_nothing_that_an_operator_brings_in() {
 }
 
 #[test]
-fn who_needs_room_waits_for_nothing_that_is_written_back() {
+fn a_waiter_does_not_wait_for_write_backs() {
     let daemon = Daemon::start(&slow("52MiB"));
     let (mut b, wanted) = written(&daemon, 1);
     evict(&daemon, &mut b, wanted);

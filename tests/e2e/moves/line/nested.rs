@@ -39,7 +39,7 @@ fn until_waits(daemon: &Daemon, session: u64) {
 }
 
 #[test]
-fn of_two_that_pin_half_a_device_each_and_want_more_the_youngest_gives_way() {
+fn the_youngest_of_two_stalled_pins_is_aborted() {
     let config = tiers("8MiB", "32MiB").limit("pin_stall_ms = 300").memory("harvest_ms = 5");
     let daemon = Daemon::start(&config);
     let (mut first, first_session) = with_all(&daemon, 1);

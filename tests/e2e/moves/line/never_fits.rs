@@ -29,7 +29,7 @@ fn nobody_waits(daemon: &Daemon) -> bool {
 }
 
 #[test]
-fn sealing_brings_nothing_back_that_was_elsewhere() {
+fn a_seal_fetches_no_part() {
     let daemon = daemon("16MiB");
     let client = connect(&daemon);
     let memory = elsewhere(&daemon, &client, 3);
@@ -44,7 +44,7 @@ fn sealing_brings_nothing_back_that_was_elsewhere() {
 }
 
 #[test]
-fn an_attach_of_more_than_the_device_has_keeps_nobody_waiting() {
+fn an_attach_larger_than_the_device_blocks_no_waiter() {
     let daemon = daemon("8MiB");
     let [writer, reader, other] = [(); 3].map(|()| connect(&daemon));
     let weights =
@@ -67,7 +67,7 @@ fn an_attach_of_more_than_the_device_has_keeps_nobody_waiting() {
 }
 
 #[test]
-fn a_set_that_the_guarantees_of_others_leave_no_room_for() {
+fn a_pin_set_beyond_the_unguaranteed_room_is_refused() {
     let daemon = daemon("16MiB");
     let client = connect(&daemon);
     let memory = elsewhere(&daemon, &client, 4);

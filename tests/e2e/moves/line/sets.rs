@@ -9,8 +9,8 @@ use crate::moves::{bring_in_by_pin, evict, nothing_is_left, part, tiers, until_h
 const SIZE: u64 = 4 * MIB_2;
 
 #[test]
-fn a_set_of_another_tenants_memory_that_is_more_than_it_may_hold() {
-    if !has_other_users("a_set_of_another_tenants_memory_that_is_more_than_it_may_hold") {
+fn a_pin_set_beyond_the_limit_of_the_parts_tenant_is_refused() {
+    if !has_other_users("a_pin_set_beyond_the_limit_of_the_parts_tenant_is_refused") {
         return;
     }
     let daemon = Daemon::start(&tiers("16MiB", "16MiB").tenant(20_001, "team-a"));

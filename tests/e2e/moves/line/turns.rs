@@ -139,18 +139,18 @@ struct Ran {
 }
 
 #[test]
-fn three_tenants_four_times_the_device() {
+fn three_tenants_share_a_quarter_of_what_they_need() {
     let config = node(DEVICE, 128);
-    let name = "three_tenants_four_times_the_device";
+    let name = "three_tenants_share_a_quarter_of_what_they_need";
     let ran = Turns { name, device: DEVICE, parts_each: 11, moves: 2_000, killed: 6 }.run(&config);
     assert_eq!((ran.tiers, ran.disk), (["device", "host"].into(), [0; 2]));
 }
 
 /// The host's memory has not half of what does not fit on the device: the rest is on disk, and what is cold goes there.
 #[test]
-fn three_tenants_ten_times_the_device() {
+fn three_tenants_share_a_tenth_of_what_they_need() {
     let config = node(DEVICE, 64).disk("512MiB");
-    let name = "three_tenants_ten_times_the_device";
+    let name = "three_tenants_share_a_tenth_of_what_they_need";
     let turns = Turns { name, device: DEVICE, parts_each: 27, moves: 1_000, killed: 6 };
     assert!(turns.owned() >= 10 * DEVICE);
     let ran = turns.run(&config);
@@ -161,12 +161,12 @@ fn three_tenants_ten_times_the_device() {
 /// What nobody has used for a moment is cold here, and the device is soon full: parts leave for that alone all the time, beside those that
 /// leave for who needs the room.
 #[test]
-fn three_tenants_ten_times_the_device_of_which_what_is_cold_leaves() {
+fn three_tenants_share_a_tenth_while_cold_parts_leave() {
     let config = node(48, 192).disk("1GiB").pressure("cold_after_ms = 10");
     let levels =
         ["elevated_percent = 40", "high_percent = 50", "critical_percent = 60", "evict_to_percent = 40"];
     let config = levels.iter().fold(config, |config, line| config.pressure(line));
-    let name = "three_tenants_ten_times_the_device_of_which_what_is_cold_leaves";
+    let name = "three_tenants_share_a_tenth_while_cold_parts_leave";
     let turns = Turns { name, device: 48, parts_each: 80, moves: 1_000, killed: 3 };
     assert!(turns.owned() >= 10 * turns.device);
     let ran = turns.run(&config);

@@ -36,7 +36,7 @@ fn three_wait(daemon: &Daemon) -> (RawSession, u64, u64, RawSession, u64) {
 
 /// The daemon sees to it: a program that was stopped gives nothing up by itself.
 #[test]
-fn a_pin_that_is_not_served_in_time_keeps_nobody_waiting() {
+fn a_pin_past_its_deadline_blocks_no_waiter() {
     let daemon = Daemon::start(&tiers("8MiB", "64MiB"));
     let (mut first, large) = written(&daemon, 4);
     evict(&daemon, &mut first, large);
@@ -66,7 +66,7 @@ fn a_pin_that_is_not_served_in_time_keeps_nobody_waiting() {
 }
 
 #[test]
-fn a_pin_that_waits_is_listed_and_cancelled() {
+fn a_waiting_pin_is_listed_and_cancelled() {
     let daemon = Daemon::start(&tiers("8MiB", "16MiB"));
     let (mut session, id, call, mut other, theirs) = three_wait(&daemon);
     let listed = all_waits(&daemon);
@@ -117,7 +117,7 @@ fn a_pin_that_waits_is_listed_and_cancelled() {
 }
 
 #[test]
-fn what_cannot_be_cancelled_is_refused_and_one_request_is_one() {
+fn an_unknown_wait_is_refused_and_a_repeated_request_is_known() {
     let daemon = Daemon::start(&tiers("8MiB", "16MiB"));
     let (mut session, id, call, mut other, theirs) = three_wait(&daemon);
     let cancel = |request: CancelWaitRequest| daemon.admin.cancel_wait(request);
@@ -140,7 +140,7 @@ fn what_cannot_be_cancelled_is_refused_and_one_request_is_one() {
 }
 
 #[test]
-fn a_program_is_told_that_its_wait_has_ended() {
+fn a_cancelled_wait_is_an_error_in_the_sdk() {
     let daemon = Daemon::start(&tiers("4MiB", "8MiB"));
     let client = connect(&daemon);
     let mut memory = client.allocate(AllocationRequest::new(Bytes::mib(4))).unwrap();
@@ -169,7 +169,7 @@ fn a_program_is_told_that_its_wait_has_ended() {
 }
 
 #[test]
-fn no_batch_waits_longer_than_a_call_may_take() {
+fn a_batch_waits_no_longer_than_a_call_may_take() {
     let config = tiers("8MiB", "8MiB").limit("request_timeout_ms = 20000");
     let daemon = Daemon::start(&config);
     let session = RawSession::open_with_pins(&daemon.sockets());

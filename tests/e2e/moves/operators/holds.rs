@@ -13,7 +13,7 @@ use crate::moves::{
 };
 
 #[test]
-fn what_an_operator_holds_stays_until_it_is_let_go() {
+fn a_held_part_stays_until_the_operator_lets_it_go() {
     let daemon = Daemon::start(&tiers("8MiB", "16MiB"));
     let kinds = vec![EventKind::Allocation.into()];
     let mut watching = Watching::start(&daemon.admin, WatchRequest { kinds, ..Default::default() }).unwrap();
@@ -67,7 +67,7 @@ fn what_an_operator_holds_stays_until_it_is_let_go() {
 }
 
 #[test]
-fn what_is_held_on_its_way_out_stays() {
+fn a_part_held_while_it_leaves_stays() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
     let (mut session, id) = written(&daemon, 1);
     let evicting = moving(&daemon, id, Tier::Host);
@@ -82,7 +82,7 @@ fn what_is_held_on_its_way_out_stays() {
 }
 
 #[test]
-fn what_cannot_be_held_is_refused() {
+fn an_invalid_hold_is_refused() {
     let daemon = Daemon::new();
     let (mut session, id) = written(&daemon, 1);
     let ask = |id, part_indexes| {

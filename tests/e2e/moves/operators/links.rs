@@ -29,7 +29,7 @@ fn uuids(daemon: &Daemon) -> Vec<String> {
 }
 
 #[test]
-fn what_crosses_a_link_is_told_by_class_and_what_is_waited_for_comes_first() {
+fn traffic_is_reported_by_class_and_demand_goes_first() {
     let mut config =
         Config::devices(&["256MiB", "256MiB"]).memory("host_size = \"256MiB\"").telemetry(MEASURED);
     config.sim.push("uplink_to_device = \"32MiB\"".to_owned());
@@ -128,7 +128,7 @@ fn assert_near(had: u64, percent: u64) {
 }
 
 #[test]
-fn shares_of_the_configuration_are_had() {
+fn configured_shares_are_kept() {
     let configured = |percent: u64| {
         let shares = format!("prefetch_percent = 0\nwrite_back_percent = {percent}");
         written_back_beside_demand(&Daemon::start(&slow().shares(&shares)))
@@ -138,7 +138,7 @@ fn shares_of_the_configuration_are_had() {
 }
 
 #[test]
-fn shares_that_an_operator_changes_are_had() {
+fn changed_shares_are_kept() {
     let changed = |percent: &str| {
         let daemon = Daemon::start(&slow());
         let words = ["settings", "change", "--prefetch-percent", "0", "--write-back-percent", percent];
@@ -150,7 +150,7 @@ fn shares_that_an_operator_changes_are_had() {
 }
 
 #[test]
-fn what_the_links_carry_is_listed() {
+fn links_are_listed_with_their_traffic() {
     let config = Config::devices(&["64MiB", "64MiB"]).link("96MiB").uplink("128MiB");
     let daemon = Daemon::start(&config);
     let told = said(&daemon, &["link", "list"]);

@@ -24,7 +24,7 @@ fn under_way(daemon: &Daemon) -> Option<Move> {
 }
 
 #[test]
-fn what_moves_is_listed_with_its_progress() {
+fn a_migration_is_listed_with_its_progress() {
     const SIZE: u64 = 64 * MIB;
     let daemon = Daemon::start(&tiers("128MiB", "128MiB").link("96MiB"));
     let mut session = RawSession::open_with_pins(&daemon.sockets());
@@ -78,7 +78,7 @@ fn what_moves_is_listed_with_its_progress() {
 }
 
 #[test]
-fn what_failed_and_what_was_given_up_is_told_too() {
+fn failed_and_stopped_migrations_are_listed() {
     let config = tiers("8MiB", "8MiB").fault("copy", 1, Effect::Fail("a cable".into()));
     let daemon = Daemon::start(&config.fault("copy", 2, Effect::DelayMs(2000)));
     let (mut session, id) = written(&daemon, 1);

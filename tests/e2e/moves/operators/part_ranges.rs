@@ -6,7 +6,7 @@ use vramd_tests::Daemon;
 use crate::moves::{nothing_is_left, pin_words, tiers, unpin_words, vramctl, written};
 
 #[test]
-fn parts_are_named_one_by_one_and_by_ranges() {
+fn commands_take_single_parts_and_ranges() {
     let daemon = Daemon::start(&tiers("16MiB", "16MiB"));
     let (mut session, id) = written(&daemon, 6);
     let target = format!("a-{id}");

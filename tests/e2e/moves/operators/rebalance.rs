@@ -52,7 +52,7 @@ fn goes(daemon: &Daemon, client: &Client, memory: Allocation) {
 }
 
 #[test]
-fn what_is_above_a_lowered_limit_leaves_once_nobody_pins_it() {
+fn unpinned_parts_above_a_lowered_limit_leave() {
     let (daemon, client, memory) = full(&tiers("8MiB", "8MiB"));
     let pinned = memory.pin_parts(0..2, Access::Read).unwrap();
     said(&daemon, &["quota", "set", client.tenant(), "--device", "0", "--limit", "2MiB"]);
@@ -69,7 +69,7 @@ fn what_is_above_a_lowered_limit_leaves_once_nobody_pins_it() {
 }
 
 #[test]
-fn what_is_guaranteed_to_another_is_made_free_unless_it_is_pinned() {
+fn unpinned_parts_leave_for_another_tenants_guarantee() {
     let (daemon, client, memory) = full(&tiers("8MiB", "8MiB"));
     let pinned = memory.pin(Access::Read).unwrap();
     let set = || daemon.admin.set_quota(quota("team-z", "0", "4MiB", ""));
@@ -93,7 +93,7 @@ fn what_is_guaranteed_to_another_is_made_free_unless_it_is_pinned() {
 }
 
 #[test]
-fn what_outsiders_take_is_made_up_for() {
+fn parts_leave_when_other_programs_take_device_memory() {
     let (daemon, client, memory) = full(&tiers("8MiB", "8MiB").limit("survey_interval_ms = 20"));
     let pinned = memory.pin_parts(3..4, Access::Read).unwrap();
     let device = || daemon.books().devices[0].clone();

@@ -20,7 +20,7 @@ use crate::moves::{
 const CONFIGURATION_WRONG: i32 = 3;
 
 #[test]
-fn what_an_operator_evicts_makes_room_for_others_and_its_pins_bring_it_back() {
+fn an_evicted_part_makes_room_and_its_pin_fetches_it() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
     let (mut session, id) = written(&daemon, 4);
     pin_words(&session, id, 4);
@@ -77,7 +77,7 @@ fn what_an_operator_evicts_makes_room_for_others_and_its_pins_bring_it_back() {
 }
 
 #[test]
-fn an_operator_brings_in_what_nobody_asks_for() {
+fn an_operator_fetches_a_part_that_no_client_wants() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
     let (mut session, id) = written(&daemon, 2);
     evict(&daemon, &mut session, id);
@@ -98,7 +98,7 @@ fn an_operator_brings_in_what_nobody_asks_for() {
 }
 
 #[test]
-fn who_uses_a_part_is_named_and_keeps_it() {
+fn a_session_that_pins_a_part_is_named_and_keeps_it() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
     let (mut session, id) = written(&daemon, 1);
     let slot = session.slot(id, 0);
@@ -123,7 +123,7 @@ fn who_uses_a_part_is_named_and_keeps_it() {
 }
 
 #[test]
-fn what_cannot_be_asked_is_refused_and_changes_nothing() {
+fn an_invalid_move_is_refused_and_changes_nothing() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
     let (mut session, id) = written(&daemon, 1);
     let books = daemon.settled_books();
@@ -157,7 +157,7 @@ fn what_cannot_be_asked_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn without_a_host_tier_there_is_none() {
+fn a_node_without_a_host_tier_refuses_moves_to_the_host() {
     let daemon = Daemon::new();
     let (session, id) = written(&daemon, 1);
     let refused = moving(&daemon, id, Tier::Host).refused();
@@ -169,7 +169,7 @@ fn without_a_host_tier_there_is_none() {
 }
 
 #[test]
-fn a_full_host_takes_nothing_and_says_whose_limit_it_was() {
+fn a_full_host_refuses_moves_and_names_the_limit() {
     let daemon = Daemon::start(&tiers("16MiB", "4MiB"));
     let (mut session, id) = written(&daemon, 2);
     evict(&daemon, &mut session, id);
@@ -210,7 +210,7 @@ fn a_full_host_takes_nothing_and_says_whose_limit_it_was() {
 }
 
 #[test]
-fn a_drained_node_moves_what_is_there() {
+fn a_drained_node_still_moves_parts() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
     let (mut session, id) = written(&daemon, 2);
     evict(&daemon, &mut session, id);
@@ -230,7 +230,7 @@ fn a_drained_node_moves_what_is_there() {
 }
 
 #[test]
-fn what_moves_is_told_to_who_watches_and_counted() {
+fn moves_are_reported_to_watches_and_counted() {
     let config = tiers("8MiB", "8MiB").telemetry("prometheus_listen = \"127.0.0.1:0\"");
     let daemon = Daemon::start(&config.fault("copy", 2, vramd_tests::config::Effect::Fail("a cable".into())));
     let kinds = vec![EventKind::Move.into()];
@@ -283,7 +283,7 @@ fn what_moves_is_told_to_who_watches_and_counted() {
 }
 
 #[test]
-fn a_part_on_its_way_shows_where_it_goes() {
+fn a_moving_part_shows_its_target_tier() {
     let config = tiers("8MiB", "8MiB").fault("copy", 1, vramd_tests::config::Effect::DelayMs(3000));
     let daemon = Daemon::start(&config);
     let (mut session, id) = written(&daemon, 1);
@@ -303,7 +303,7 @@ fn a_part_on_its_way_shows_where_it_goes() {
 }
 
 #[test]
-fn memory_of_the_host_is_pinned_ahead_and_kept_for_the_parts_to_come() {
+fn host_memory_is_pinned_ahead_and_kept_for_later_parts() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB").memory("part_size = \"2MiB\""));
     let said = "host memory is pinned ahead of need node=0 pinned_bytes=8388608";
     until("it is pinned", || daemon.log().contains(said));
@@ -329,7 +329,7 @@ fn memory_of_the_host_is_pinned_ahead_and_kept_for_the_parts_to_come() {
 }
 
 #[test]
-fn a_host_tier_that_the_machine_has_not_is_told_at_the_start() {
+fn a_host_tier_beyond_the_machines_memory_ends_the_start() {
     let home = Home::new();
     Config::devices(&["1GiB", "1GiB"]).memory("host_size = \"1048576TiB\"").write(home.path());
     let output = home.command().output().unwrap();
@@ -346,7 +346,7 @@ fn a_host_tier_that_the_machine_has_not_is_told_at_the_start() {
 }
 
 #[test]
-fn named_memory_waits_in_the_host_for_who_attaches_it() {
+fn named_memory_stays_in_the_host_until_it_is_attached() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
     let mut owner = daemon.probe();
     owner.ask("sdk open");

@@ -67,7 +67,7 @@ fn write_pinned(session: &mut RawSession, id: u64, what: &[u8]) {
 }
 
 #[test]
-fn what_is_written_back_stays_mapped_and_leaves_without_a_copy() {
+fn a_written_back_part_stays_mapped_and_leaves_without_a_copy() {
     let daemon = Daemon::start(&no_second_copy());
     let (mut session, id) = written(&daemon, 1);
     write_pinned(&mut session, id, &content(MIB_2, 5));
@@ -93,7 +93,7 @@ fn what_is_written_back_stays_mapped_and_leaves_without_a_copy() {
 }
 
 #[test]
-fn what_is_written_after_that_is_copied_when_it_leaves() {
+fn a_part_written_after_its_write_back_is_copied_when_it_leaves() {
     let daemon = Daemon::start(&no_second_copy());
     let (mut session, id) = written(&daemon, 1);
     assert_eq!(only(writing_back(&daemon, id).ok()).outcome(), Outcome::Moved);
@@ -108,7 +108,7 @@ fn what_is_written_after_that_is_copied_when_it_leaves() {
 }
 
 #[test]
-fn what_is_written_while_it_is_copied_is_copied_again() {
+fn a_part_written_during_its_write_back_is_copied_again() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::DelayMs(2000)));
     let (mut session, id) = written(&daemon, 1);
     let mut watching = Watching::all(&daemon.admin);
@@ -126,7 +126,7 @@ fn what_is_written_while_it_is_copied_is_copied_again() {
 }
 
 #[test]
-fn what_leaves_while_it_is_copied_needs_no_second_copy() {
+fn a_part_evicted_during_its_write_back_is_copied_once() {
     let daemon = Daemon::start(&no_second_copy().fault("copy", 1, Effect::DelayMs(2000)));
     let (mut session, id) = written(&daemon, 1);
     let writing = writing_back(&daemon, id);
@@ -141,7 +141,7 @@ fn what_leaves_while_it_is_copied_needs_no_second_copy() {
 }
 
 #[test]
-fn who_pins_a_part_is_named_and_goes_on() {
+fn a_session_that_pins_a_part_is_named_and_keeps_writing() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
     let (mut session, id) = written(&daemon, 1);
     let slot = session.slot(id, 0);
@@ -162,7 +162,7 @@ fn who_pins_a_part_is_named_and_goes_on() {
 }
 
 #[test]
-fn a_word_that_no_honest_client_makes_is_found() {
+fn a_forged_pin_word_is_found() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
     let (session, id) = written(&daemon, 1);
     session.word_table().write(session.slot(id, 0), 1 << 40);
@@ -173,7 +173,7 @@ fn a_word_that_no_honest_client_makes_is_found() {
 }
 
 #[test]
-fn a_copy_that_fails_is_told_and_the_part_goes_on() {
+fn a_failed_write_back_is_reported_and_the_part_stays_usable() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::Fail("a cable".into())));
     let (mut session, id) = written(&daemon, 1);
     let told = only(writing_back(&daemon, id).ok());
@@ -192,7 +192,7 @@ fn a_copy_that_fails_is_told_and_the_part_goes_on() {
 }
 
 #[test]
-fn who_wants_it_where_it_is_or_frees_it_ends_it() {
+fn a_fetch_or_a_free_ends_a_write_back() {
     for frees in [false, true] {
         let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::DelayMs(2000)));
         let (mut session, id) = written(&daemon, 1);
@@ -213,7 +213,7 @@ fn who_wants_it_where_it_is_or_frees_it_ends_it() {
 }
 
 #[test]
-fn what_has_nothing_below_is_refused() {
+fn a_write_back_without_backing_is_refused() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
     let (mut session, id) = written(&daemon, 1);
     let discardable = vramd_proto::v1::AllocationSpec { discardable: true, ..spec(MIB_2) };

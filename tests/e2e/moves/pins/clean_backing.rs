@@ -24,7 +24,7 @@ fn warnings(daemon: &Daemon) -> usize {
 }
 
 #[test]
-fn a_write_behind_pins_is_lost_unless_shadows_are_checked() {
+fn a_write_without_a_pin_is_lost_unless_backing_is_checked() {
     for checked in [false, true] {
         let config = tiers("8MiB", "8MiB").memory(&format!("check_shadows = {checked}"));
         let (daemon, mut session, id) = with_a_shadow(&config);

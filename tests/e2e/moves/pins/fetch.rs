@@ -25,7 +25,7 @@ pub(crate) fn connect(daemon: &Daemon) -> Client {
 }
 
 #[test]
-fn memory_of_the_sdk_is_at_the_same_address_with_every_byte() {
+fn a_fetched_part_has_its_address_and_every_byte() {
     let daemon = Daemon::start(&tiers("16MiB", "16MiB"));
     let client = connect(&daemon);
     let request = AllocationRequest::new(Bytes::new(SIZE)).part_size(Bytes::mib(2));
@@ -66,7 +66,7 @@ fn memory_of_the_sdk_is_at_the_same_address_with_every_byte() {
 }
 
 #[test]
-fn a_pin_while_it_leaves_keeps_it() {
+fn a_pin_stops_a_part_from_leaving() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::DelayMs(2000)));
     let (mut session, id) = written(&daemon, 1);
     let evicting = moving(&daemon, id, Tier::Host);
@@ -81,7 +81,7 @@ fn a_pin_while_it_leaves_keeps_it() {
 }
 
 #[test]
-fn who_finds_no_room_waits_until_there_is_some() {
+fn a_pin_without_room_waits_for_some() {
     let daemon = Daemon::start(&tiers("8MiB", "16MiB"));
     let (mut session, id) = written(&daemon, 4);
     evict(&daemon, &mut session, id);
@@ -105,7 +105,7 @@ fn who_finds_no_room_waits_until_there_is_some() {
 }
 
 #[test]
-fn who_gives_up_waiting_leaves_nothing_behind() {
+fn a_pin_that_stops_waiting_leaves_nothing() {
     let daemon = Daemon::start(&tiers("4MiB", "8MiB"));
     let (mut session, id) = written(&daemon, 2);
     evict(&daemon, &mut session, id);
@@ -139,7 +139,7 @@ fn who_gives_up_waiting_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_pin_waits_for_no_longer_than_its_caller_says() {
+fn a_pin_waits_no_longer_than_its_deadline() {
     let daemon = Daemon::start(&tiers("8MiB", "16MiB"));
     let client = connect(&daemon);
     let mut weights =
@@ -176,7 +176,7 @@ fn a_pin_waits_for_no_longer_than_its_caller_says() {
 }
 
 #[test]
-fn what_is_evicted_is_sealed_where_it_lies_and_attached() {
+fn an_evicted_allocation_is_sealed_in_its_tier_and_attached() {
     let daemon = Daemon::start(&tiers("16MiB", "16MiB"));
     let mut owner = RawSession::open_with_pins(&daemon.sockets());
     let spec = vramd_proto::v1::AllocationSpec { part_size_bytes: MIB_2, ..persistent("weights", SIZE - 5) };
@@ -208,7 +208,7 @@ fn what_is_evicted_is_sealed_where_it_lies_and_attached() {
 }
 
 #[test]
-fn a_session_that_ends_gives_back_what_is_in_the_host() {
+fn a_session_that_ends_releases_its_parts_in_the_host() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
     let (mut session, id) = written(&daemon, 2);
     evict(&daemon, &mut session, id);

@@ -77,7 +77,7 @@ fn advise(session: &RawSession, allocation_id: u64, advice: i32) -> AdviseReques
 }
 
 #[test]
-fn what_lies_in_the_host_is_pinned_there_and_the_device_stays_as_it_is() {
+fn a_pin_in_place_leaves_the_device_as_it_is() {
     let daemon = Daemon::start(&node());
     let client = connect(&daemon);
     let memory = in_the_host(&daemon, &client, 4);
@@ -108,7 +108,7 @@ fn what_lies_in_the_host_is_pinned_there_and_the_device_stays_as_it_is() {
 }
 
 #[test]
-fn what_needs_the_room_leaves_it_in_the_host_and_it_stays_there() {
+fn an_evicted_part_stays_in_the_host_when_it_is_pinned_again() {
     let daemon = Daemon::start(&tiers("8MiB", "32MiB"));
     let client = connect(&daemon);
     let memory = letting_go(&daemon, &client, 3);
@@ -133,7 +133,7 @@ fn what_needs_the_room_leaves_it_in_the_host_and_it_stays_there() {
 }
 
 #[test]
-fn more_than_the_device_has_is_pinned_at_once() {
+fn more_memory_than_the_device_has_is_pinned_in_place() {
     let daemon = Daemon::start(&tiers("4MiB", "16MiB"));
     let client = connect(&daemon);
     let request = AllocationRequest::new(Bytes::new(6 * MIB_2)).part_size(Bytes::new(MIB_2)).unpinned();
@@ -150,7 +150,7 @@ fn more_than_the_device_has_is_pinned_at_once() {
 }
 
 #[test]
-fn an_operator_moves_what_is_mapped_in_place_and_not_what_is_pinned() {
+fn an_operator_moves_unpinned_parts_that_are_mapped_in_place() {
     let daemon = Daemon::start(&node());
     let client = connect(&daemon);
     let memory = in_the_host(&daemon, &client, 2);
@@ -186,7 +186,7 @@ fn an_operator_moves_what_is_mapped_in_place_and_not_what_is_pinned() {
 }
 
 #[test]
-fn unset_it_comes_once_its_pins_have_ended() {
+fn a_part_is_fetched_after_the_advice_is_unset_and_its_pins_end() {
     let daemon = Daemon::start(&node());
     let client = connect(&daemon);
     let memory = in_the_host(&daemon, &client, 2);
@@ -250,8 +250,8 @@ fn reads(probe: &mut Probe) {
 }
 
 #[test]
-fn readers_of_another_tenant_read_it_in_place_and_its_owner_alone_advises() {
-    if !has_other_users("readers_of_another_tenant_read_it_in_place_and_its_owner_alone_advises") {
+fn readers_read_in_place_and_only_the_owner_advises() {
+    if !has_other_users("readers_read_in_place_and_only_the_owner_advises") {
         return;
     }
     let daemon = two_tenants();
@@ -300,8 +300,8 @@ fn readers_of_another_tenant_read_it_in_place_and_its_owner_alone_advises() {
 }
 
 #[test]
-fn who_is_killed_while_it_maps_in_place_harms_nobody() {
-    if !has_other_users("who_is_killed_while_it_maps_in_place_harms_nobody") {
+fn a_client_killed_while_it_maps_in_place_leaves_nothing() {
+    if !has_other_users("a_client_killed_while_it_maps_in_place_leaves_nothing") {
         return;
     }
     let daemon = two_tenants();
@@ -339,7 +339,7 @@ fn who_is_killed_while_it_maps_in_place_harms_nobody() {
 }
 
 #[test]
-fn what_cannot_be_advised_is_refused() {
+fn an_invalid_advice_is_refused() {
     let daemon = Daemon::start(&node());
     let mut session = RawSession::open_with_pins(&daemon.sockets());
     let id = session.allocate(spec(MIB_2)).allocation_id;
@@ -387,7 +387,7 @@ fn a_repeated_request_is_done_once() {
 }
 
 #[test]
-fn it_is_shown_measured_and_told() {
+fn access_in_place_is_shown_measured_and_reported() {
     let daemon = Daemon::start(&node());
     let client = connect(&daemon);
     let kinds = vec![EventKind::Allocation.into()];

@@ -47,7 +47,7 @@ fn each(mut play: impl FnMut(Coming)) {
 }
 
 #[test]
-fn what_is_freed_on_its_way_in_leaves_nothing() {
+fn a_part_freed_during_its_fetch_leaves_nothing() {
     each(|Coming { daemon, mut session, id, call }| {
         assert_eq!(session.free(id).error, None);
         match call {
@@ -59,7 +59,7 @@ fn what_is_freed_on_its_way_in_leaves_nothing() {
 }
 
 #[test]
-fn a_session_that_ends_while_its_part_comes_in_leaves_nothing() {
+fn a_session_that_ends_during_a_fetch_leaves_nothing() {
     each(|Coming { daemon, session, call, .. }| {
         let request = EndSessionRequest { session_id: session.id(), ..Default::default() };
         assert_eq!(daemon.admin.end_session(request).ok().state(), SessionState::Gone);
@@ -71,7 +71,7 @@ fn a_session_that_ends_while_its_part_comes_in_leaves_nothing() {
 }
 
 #[test]
-fn what_comes_in_is_not_turned_round() {
+fn a_part_is_not_evicted_during_its_fetch() {
     each(|Coming { daemon, mut session, id, call }| {
         let answer = moving(&daemon, id, Tier::Host).ok();
         assert_eq!(first(&answer), (Outcome::Wanted, &[][..]));

@@ -34,7 +34,7 @@ fn on(device: u32, parts: u64) -> AllocationRequest {
 }
 
 #[test]
-fn what_was_pinned_last_stays() {
+fn the_least_recently_used_part_leaves_first() {
     for used in [0, 1] {
         let config = Config::devices(&["8MiB", "2MiB"]).memory("host_size = \"16MiB\"\nharvest_ms = 10");
         let daemon = Daemon::start(&config);
