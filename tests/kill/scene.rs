@@ -97,8 +97,8 @@ impl Scene {
         let moves = setting == Setting::Moving;
         until("the host tier is filled", || !moves || daemon.log().contains("is pinned ahead of need"));
         let victim = Victim::install(&daemon.sockets()).expect("the program can be copied");
-        let books = daemon.books();
-        let uuid = books.devices[0].device.clone().expect("a row has its device").uuid;
+        let state = daemon.state();
+        let uuid = state.devices[0].device.clone().expect("a row has its device").uuid;
         let stage = Stage { daemon, moves, victim, uuid, drains: Mutex::default() };
         let (fds_alone, files_alone) = (stage.fds(), stage.files());
         let mut survivors =
@@ -107,7 +107,7 @@ impl Scene {
         survivors.live_until(&AtomicBool::new(true));
         let target = survivors.target().to_owned();
         stage.settle().expect("they have room");
-        until("all packets are answered", || stage.daemon.books().node.fds_in_flight == 0);
+        until("all packets are answered", || stage.daemon.state().node.fds_in_flight == 0);
         let before = Trace::take(&stage);
         Self { stage, survivors, target, before, fds_alone, files_alone }
     }
@@ -173,8 +173,8 @@ impl Stage {
         }
         operator::turn_all_over(&self.daemon.admin)?;
         soon("what has left is given back", || {
-            let books = self.daemon.books();
-            books.held() == books.allocations.iter().map(|row| row.resident_bytes).sum::<u64>()
+            let state = self.daemon.state();
+            state.charged() == state.allocations.iter().map(|row| row.resident_bytes).sum::<u64>()
         })
     }
 
@@ -219,12 +219,12 @@ impl Drop for Draining<'_> {
 
 impl Trace {
     fn take(stage: &Stage) -> Self {
-        let books = stage.daemon.books();
-        let quotas = books.quotas.iter().map(|row| {
+        let state = stage.daemon.state();
+        let quotas = state.quotas.iter().map(|row| {
             let key = (row.tenant.clone(), row.device.clone(), row.tier);
             (key, [row.held_bytes, row.reserved_bytes, row.unreturned_bytes])
         });
-        let devices = books.devices.iter();
+        let devices = state.devices.iter();
         Self {
             charged: quotas.filter(|(_, bytes)| *bytes != [0; 3]).collect(),
             devices: devices
@@ -235,9 +235,9 @@ impl Trace {
                     [held, unreturned, row.unbrokered_bytes, moving_in, moving_out, awaited]
                 })
                 .collect(),
-            sessions: books.sessions.iter().map(|row| row.session_id).collect(),
-            allocations: books.allocations.iter().map(|row| row.allocation_id).collect(),
-            fds_in_flight: books.node.fds_in_flight,
+            sessions: state.sessions.iter().map(|row| row.session_id).collect(),
+            allocations: state.allocations.iter().map(|row| row.allocation_id).collect(),
+            fds_in_flight: state.node.fds_in_flight,
             memory: match proc::memory_of(&stage.uuid) {
                 named if stage.moves => (0..named.len()).map(|number| number.to_string()).collect(),
                 named => named,
@@ -261,7 +261,7 @@ impl Trace {
             alike && now.fds.iter().all(|(kind, count)| Some(count) <= self.fds.get(kind))
         });
         came.with_context(|| format!("something is left\n  before: {self:?}\n  now: {now:?}"))?;
-        let violations = stage.daemon.books().node.invariant_violations;
+        let violations = stage.daemon.state().node.invariant_violations;
         ensure!(violations == 0, "{violations} invariants are broken");
         Ok(())
     }

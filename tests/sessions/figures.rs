@@ -4,7 +4,7 @@ use std::fmt;
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
-use vramd_tests::{Books, proc};
+use vramd_tests::{NodeState, proc};
 
 /// All of it, while nothing is going on.
 #[derive(Clone, Copy, Debug)]
@@ -35,8 +35,8 @@ pub(crate) struct Growth {
 const LOWEST_OF: usize = 3;
 
 impl Figures {
-    pub(crate) fn take(daemon: u32, client: u32, books: &Books, sessions: u64) -> Self {
-        let charged_bytes = books.held() + books.unreturned() + books.unbrokered();
+    pub(crate) fn take(daemon: u32, client: u32, state: &NodeState, sessions: u64) -> Self {
+        let charged_bytes = state.charged() + state.unreturned() + state.unbrokered();
         Self { sessions, daemon: Process::look(daemon), client: Process::look(client), charged_bytes }
     }
 

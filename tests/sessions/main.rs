@@ -137,5 +137,5 @@ fn at_rest(daemon: &Daemon, sessions: u64) -> Figures {
         daemon.admin.list_sessions(request).ok().sessions.len() <= 1
     });
     daemon.drains();
-    Figures::take(daemon.pid(), process::id(), &daemon.books(), sessions)
+    Figures::take(daemon.pid(), process::id(), &daemon.state(), sessions)
 }

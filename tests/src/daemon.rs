@@ -14,10 +14,10 @@ use tempfile::TempDir;
 use vramd_proto::v1::{GetNodeRequest, SetQuotaRequest};
 
 use crate::{
-    books::Books,
     config::Config,
     filter::Filter,
     http,
+    node_state::NodeState,
     probe::Probe,
     programs::program,
     rpc::{Admin, Memory, is_serving},
@@ -123,17 +123,17 @@ impl Daemon {
     }
 
     #[track_caller]
-    pub fn books(&self) -> Books {
-        Books::read(&self.admin)
+    pub fn state(&self) -> NodeState {
+        NodeState::read(&self.admin)
     }
 
     /// The same once the daemon has heard every answer on its channels: they come by another socket than calls, and
     /// who compares the books later must not begin with one that is on its way.
     #[track_caller]
-    pub fn settled_books(&self) -> Books {
+    pub fn settled_state(&self) -> NodeState {
         eventually("nothing is on its way", || {
-            let books = self.books();
-            (books.node.fds_in_flight == 0).then_some(books)
+            let state = self.state();
+            (state.node.fds_in_flight == 0).then_some(state)
         })
     }
 
@@ -151,11 +151,11 @@ impl Daemon {
     /// Waits until nothing is allocated, charged or on its way.
     #[track_caller]
     pub fn drains(&self) {
-        let empty = within(PATIENCE, || self.books().are_empty().then_some(()));
+        let empty = within(PATIENCE, || self.state().is_empty().then_some(()));
         assert!(
             empty.is_some(),
             "waited {PATIENCE:?} in vain: the books are empty; they say {:#?}",
-            self.books()
+            self.state()
         );
     }
 

@@ -4,7 +4,6 @@
 //! Nothing here knows the broker's insides. A test sees what a client, an operator or the kernel sees: the sockets,
 //! the tables of `admin.sock`, and `/proc`.
 
-pub mod books;
 pub mod channel;
 pub mod collector;
 pub mod config;
@@ -14,6 +13,7 @@ pub mod guide;
 pub mod http;
 pub mod mapping;
 pub mod moves;
+pub mod node_state;
 pub mod outsider;
 pub mod probe;
 pub mod proc;
@@ -30,11 +30,11 @@ pub mod watching;
 pub mod words;
 
 pub use self::{
-    books::Books,
     channel::RawChannel,
     config::{Config, Fault},
     daemon::{Daemon, Home},
     filter::Filter,
+    node_state::NodeState,
     probe::Probe,
     refusal::Refused,
     rpc::{Admin, Memory, Pending},

@@ -19,7 +19,7 @@ pub fn on_disk(daemon: &Daemon) -> [u64; 2] {
 /// Whether a part of that session's memory has gone to a tier below, and come to its device since. Only what moved lately is known.
 #[track_caller]
 pub fn has_come_back(daemon: &Daemon, session: u64, from: Tier) -> bool {
-    let owned: Vec<_> = daemon.books().allocations;
+    let owned: Vec<_> = daemon.state().allocations;
     let is_owned = |id: u64| owned.iter().any(|it| (it.allocation_id, it.owner_session_id) == (id, session));
     let mut ended = daemon.admin.list_moves(ListMovesRequest::default()).ok().ended;
     ended.retain(|it| {

@@ -15,13 +15,15 @@ use crate::commands::Command;
 #[derive(Debug, Parser)]
 #[command(name = "vramctl", version, propagate_version = true)]
 pub(crate) struct Args {
-    /// Directory of the daemon's sockets [default: /run/vramd for root, else the user's own runtime directory].
+    /// Directory of the daemon's sockets.
+    ///
+    /// Without it: /run/vramd, or without root $XDG_RUNTIME_DIR/vramd or /tmp/vramd-UID.
     #[arg(long, global = true, value_name = "DIR", env = "VRAMD_SOCKET_DIR")]
     pub(crate) socket_dir: Option<PathBuf>,
-    /// Print one JSON object with a version, in a watch one for each line. Sizes are in bytes.
+    /// Print one JSON object with a version, in a watch one for each line; sizes in bytes.
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// Show full UUIDs of devices in tables instead of indexes. JSON always has UUIDs.
+    /// Show UUIDs of devices in tables, not indexes; JSON always has UUIDs.
     #[arg(long, global = true)]
     pub(crate) uuids: bool,
     #[command(subcommand)]

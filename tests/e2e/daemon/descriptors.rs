@@ -52,15 +52,15 @@ fn descriptors_in_flight_to_a_forked_child_stay_charged_until_it_ends() {
     let orphan = Orphan::new();
     let daemon = &orphan.daemon;
     until("its session is silent", || {
-        daemon.books().session(orphan.session).is_some_and(|row| row.state() == SessionState::Silent)
+        daemon.state().session(orphan.session).is_some_and(|row| row.state() == SessionState::Silent)
     });
     always("its bytes are charged", Duration::from_millis(1500), || {
-        let books = daemon.books();
-        books.held_by(&orphan.tenant) == 8 * MIB && books.session(orphan.session).is_some()
+        let state = daemon.state();
+        state.charged_to(&orphan.tenant) == 8 * MIB && state.session(orphan.session).is_some()
     });
     orphan.signal(Signal::KILL);
     daemon.drains();
-    until("its session is gone", || daemon.books().session(orphan.session).is_none());
+    until("its session is gone", || daemon.state().session(orphan.session).is_none());
 }
 
 #[test]
@@ -68,11 +68,11 @@ fn memory_received_by_a_forked_child_is_unreturned_until_it_ends() {
     let orphan = Orphan::new();
     let daemon = &orphan.daemon;
     orphan.signal(Signal::USR1);
-    until("its session is gone", || daemon.books().session(orphan.session).is_none());
-    until("its bytes are unreturned", || daemon.books().unreturned() == 8 * MIB);
-    let books = daemon.books();
-    assert_eq!(books.held_by(&orphan.tenant), 8 * MIB, "charged to the tenant that was sent them");
-    assert_eq!(books.unbrokered(), 0, "a tenant explains them");
+    until("its session is gone", || daemon.state().session(orphan.session).is_none());
+    until("its bytes are unreturned", || daemon.state().unreturned() == 8 * MIB);
+    let state = daemon.state();
+    assert_eq!(state.charged_to(&orphan.tenant), 8 * MIB, "charged to the tenant that was sent them");
+    assert_eq!(state.unbrokered(), 0, "a tenant explains them");
     orphan.signal(Signal::KILL);
     daemon.drains();
 }

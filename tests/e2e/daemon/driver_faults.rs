@@ -18,11 +18,11 @@ fn out_of_memory_refuses_and_leaves_nothing() {
     let daemon = Daemon::start(&Config::default().fault("create", 2, Effect::OutOfMemory));
     let mut session = daemon.open();
     session.allocate(spec(4 * MIB));
-    let books = daemon.settled_books();
+    let state = daemon.settled_state();
     let refused = session.refused(spec(8 * MIB));
     refused.is(Reason::DeviceFull);
     assert_eq!(refused.number("asked"), 8 * MIB);
-    until("nothing of it is left", || daemon.books() == books);
+    until("nothing of it is left", || daemon.state() == state);
     session.allocate(spec(8 * MIB));
 }
 
@@ -52,7 +52,7 @@ fn a_failed_digest_leaves_the_allocation_open() {
     let revoke = session.receive_revoke();
     session.unmap_parts(revoke.parts);
     pending.refused().is(Reason::DriverFailed);
-    assert_eq!(daemon.books().allocation(allocation_id).unwrap().state(), AllocationState::Open);
+    assert_eq!(daemon.state().allocation(allocation_id).unwrap().state(), AllocationState::Open);
     // It comes back writable, and can be sealed again.
     session.map_all(allocation_id);
     assert!(session.parts(allocation_id).all(|part| part.writable));
@@ -65,7 +65,7 @@ fn a_slow_driver_delays_nobody_else() {
     let slow = daemon.open();
     let begun = Instant::now();
     let waiting = slow.memory.allocate_batch(slow.request(vec![spec(2 * MIB)]));
-    until("it waits for the driver", || daemon.books().held() == 2 * MIB);
+    until("it waits for the driver", || daemon.state().charged() == 2 * MIB);
     let mut other = daemon.open();
     let allocation = other.allocate(spec(2 * MIB)).allocation_id;
     assert_eq!(other.free(allocation).error, None);
@@ -79,10 +79,10 @@ fn a_client_killed_while_the_driver_works_leaves_nothing() {
     let mut probe = daemon.probe();
     probe.ask("open");
     probe.tell("reserve 8388608");
-    until("it waits for the driver", || daemon.books().held() == 8 * MIB);
+    until("it waits for the driver", || daemon.state().charged() == 8 * MIB);
     probe.kill();
     daemon.drains();
-    until("its session is gone", || daemon.books().sessions.is_empty());
+    until("its session is gone", || daemon.state().sessions.is_empty());
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn a_daemon_without_descriptors_refuses_and_recovers() {
     let mut daemon = Daemon::new();
     daemon.expect_errors();
     let mut session = daemon.open();
-    let books = daemon.books();
+    let state = daemon.state();
     let pid = Some(Pid::from_raw(i32::try_from(daemon.pid()).unwrap()).unwrap());
     let room = proc::fd_count(daemon.pid()) as u64 + 16;
     // The daemon has inherited it, and without root it could not be raised again.
@@ -108,10 +108,10 @@ fn a_daemon_without_descriptors_refuses_and_recovers() {
     // Each part costs the daemon one.
     let many = AllocationSpec { part_size_bytes: 2 * MIB, ..spec(64 * MIB) };
     session.refused(many.clone()).is(Reason::DriverFailed);
-    until("nothing of it is left", || daemon.books() == books);
+    until("nothing of it is left", || daemon.state() == state);
     // More clients than it can take wait, or are turned away; those who are there are answered.
     let waiting: Vec<_> = (0..32).map(|_| RawChannel::connect(&daemon.sockets())).collect();
-    assert_eq!(daemon.books(), books);
+    assert_eq!(daemon.state(), state);
     drop(waiting);
     prlimit(pid, Resource::Nofile, before).unwrap();
     let whole = session.allocate(many).allocation_id;

@@ -168,7 +168,7 @@ fn clients_keep_their_mappings_when_the_daemon_is_killed() {
     let mut session = daemon.open();
     let allocation = session.allocate(persistent("weights", 4 * MIB)).allocation_id;
     session.write(allocation, &content(4 * MIB, 2));
-    let capacity = daemon.books().devices[0].capacity_bytes;
+    let capacity = daemon.state().devices[0].capacity_bytes;
 
     let home = daemon.kill();
     assert_eq!(session.digest(allocation, 4 * MIB), digest(&content(4 * MIB, 2)));
@@ -181,17 +181,17 @@ fn clients_keep_their_mappings_when_the_daemon_is_killed() {
 
     // A new daemon sees what the old one's clients hold, and does not hand it out again.
     let daemon = Daemon::start_in(home);
-    until("it is shown as unbrokered", || daemon.books().unbrokered() == 12 * MIB);
-    let books = daemon.books();
-    assert_eq!(books.held(), 0);
-    assert_eq!(books.devices[0].capacity_bytes, capacity - 12 * MIB);
+    until("it is shown as unbrokered", || daemon.state().unbrokered() == 12 * MIB);
+    let state = daemon.state();
+    assert_eq!(state.charged(), 0);
+    assert_eq!(state.devices[0].capacity_bytes, capacity - 12 * MIB);
     let again = RawSession::greet(&daemon.sockets(), hello()).unwrap();
     assert_ne!(again.id(), session.id());
     session.memory.allocate_batch(again.request(vec![spec(MIB)])).ok();
     drop(session);
     probe.kill();
-    until("all is back", || daemon.books().unbrokered() == 0);
-    assert_eq!(daemon.books().devices[0].capacity_bytes, capacity);
+    until("all is back", || daemon.state().unbrokered() == 0);
+    assert_eq!(daemon.state().devices[0].capacity_bytes, capacity);
 }
 
 #[test]
@@ -226,9 +226,9 @@ fn a_capacity_below_the_committed_bytes_is_a_shortfall() {
     session.ask("open");
     session.ask("allocate 16777216");
     let daemon = Daemon::start_in(daemon.kill());
-    until("the outsider is seen", || daemon.books().unbrokered() == 16 * MIB);
+    until("the outsider is seen", || daemon.state().unbrokered() == 16 * MIB);
     // Stored quotas load as they are.
-    let device = daemon.books().devices[0].clone();
+    let device = daemon.state().devices[0].clone();
     assert_eq!(device.committed_bytes, 1000 * MIB);
     assert_eq!(device.shortfall_bytes, device.committed_bytes.saturating_sub(device.capacity_bytes));
 }
@@ -237,7 +237,7 @@ fn a_capacity_below_the_committed_bytes_is_a_shortfall() {
 fn device_share_and_margin_bound_the_capacity() {
     let config = Config::default().memory("device_share = \"50%\"").memory("margin = \"12MiB\"");
     let daemon = Daemon::start(&config);
-    let device = daemon.books().devices[0].clone();
+    let device = daemon.state().devices[0].clone();
     assert_eq!((device.total_bytes, device.capacity_bytes), (1 << 30, 500 * MIB));
     let mut session = daemon.open();
     session.allocate(spec(500 * MIB));

@@ -12,11 +12,11 @@ use vramd_types::Reason;
 fn sessions_of_a_tenant_are_bounded() {
     let daemon = Daemon::start(&Config::default().limit("sessions_per_tenant_max = 2"));
     let (first, _second) = (daemon.open(), daemon.open());
-    let books = daemon.books();
+    let state = daemon.state();
     let refused = RawSession::greet(&daemon.sockets(), hello()).unwrap_err();
     refused.is(Reason::SessionsTooMany);
     assert_eq!((refused.fact("tenant"), refused.number("limit_count")), (first.tenant(), 2));
-    assert_eq!(daemon.books(), books);
+    assert_eq!(daemon.state(), state);
 }
 
 #[test]
@@ -25,10 +25,10 @@ fn allocations_of_a_tenant_are_bounded() {
     let mut session = daemon.open();
     let first = session.allocate(spec(1)).allocation_id;
     session.allocate(spec(1));
-    let books = daemon.settled_books();
+    let state = daemon.settled_state();
     let refused = session.refused(spec(1));
     assert_eq!(refused.is(Reason::AllocationsTooMany).number("limit_count"), 2);
-    assert_eq!(daemon.books(), books);
+    assert_eq!(daemon.state(), state);
     session.free(first);
     session.allocate(spec(1));
 }
@@ -37,10 +37,10 @@ fn allocations_of_a_tenant_are_bounded() {
 fn parts_of_a_tenant_are_bounded() {
     let daemon = Daemon::start(&Config::default().limit("parts_per_tenant_max = 4"));
     let mut session = daemon.open();
-    let books = daemon.books();
+    let state = daemon.state();
     let small = AllocationSpec { part_size_bytes: 2 * MIB, ..spec(10 * MIB) };
     session.refused(small).is(Reason::AllocationsTooMany);
-    assert_eq!(daemon.books(), books);
+    assert_eq!(daemon.state(), state);
     session.allocate(AllocationSpec { part_size_bytes: 2 * MIB, ..spec(8 * MIB) });
 }
 
@@ -50,11 +50,11 @@ fn waiting_requests_are_bounded() {
     let daemon = Daemon::start(&slow);
     let mut session = daemon.open();
     let waiting = session.memory.allocate_batch(session.request(vec![spec(2 * MIB)]));
-    vramd_tests::wait::until("it waits for the driver", || daemon.books().held() == 2 * MIB);
-    let books = daemon.books();
+    vramd_tests::wait::until("it waits for the driver", || daemon.state().charged() == 2 * MIB);
+    let state = daemon.state();
     let refused = session.refused(spec(4 * MIB));
     assert_eq!(refused.is(Reason::QueueFull).number("limit_count"), 1);
-    assert_eq!(daemon.books(), books);
+    assert_eq!(daemon.state(), state);
     let done = waiting.ok().allocations[0].allocation_id;
     session.map_all(done);
     session.allocate(spec(4 * MIB));
@@ -67,10 +67,10 @@ fn descriptors_in_flight_are_bounded() {
     let (mut first, mut second) = (daemon.open(), daemon.open());
     let parts = || AllocationSpec { part_size_bytes: 2 * MIB, ..spec(12 * MIB) };
     let (one, two) = (first.reserve(parts()).allocation_id, second.reserve(parts()).allocation_id);
-    assert!(daemon.books().node.fds_in_flight <= 4);
+    assert!(daemon.state().node.fds_in_flight <= 4);
     // Nothing is refused for it: what waits comes as the budget allows.
     first.map_all(one);
-    assert!(daemon.books().node.fds_in_flight <= 4);
+    assert!(daemon.state().node.fds_in_flight <= 4);
     second.map_all(two);
     assert_eq!(first.parts(one).count() + second.parts(two).count(), 12);
 }

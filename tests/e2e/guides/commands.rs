@@ -37,7 +37,7 @@ fn readme_commands_run_as_written() {
     let guide = Guide::read("README.md");
     assert!(guide.len() >= 3, "{guide:?}");
     guide.run(&surroundings(&daemon));
-    assert!(daemon.books().quotas.iter().any(|row| row.tenant == "team-b" && row.limit == "24GiB"));
+    assert!(daemon.state().quotas.iter().any(|row| row.tenant == "team-b" && row.limit == "24GiB"));
 }
 
 /// The tutorial starts a daemon of its own.

@@ -112,7 +112,7 @@ fn idle_parts_leave_a_device_that_is_out_of_memory() {
     let wanted = away(&daemon, &wants, "host");
     let idle = letting_go(&daemon, &has, 1);
     // What is on its way to a client counts as in use.
-    until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
+    until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
     until_held(&daemon, 2, 4);
     drop(wanted.pin(Access::Read).expect("room is made for it"));
     is_intact(&wanted, 1);

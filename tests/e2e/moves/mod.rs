@@ -37,7 +37,7 @@ fn request(allocation: u64, tier: Tier) -> MovePartsRequest {
 /// Once the daemon has heard that everything is mapped which it has sent: what is on its way counts as pinned.
 #[track_caller]
 fn moving(daemon: &Daemon, allocation: u64, tier: Tier) -> Pending<MovePartsResponse> {
-    until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
+    until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
     daemon.admin.move_parts(request(allocation, tier))
 }
 
@@ -129,8 +129,8 @@ pub(crate) fn written(daemon: &Daemon, count: u64) -> (RawSession, u64) {
 
 /// MiB charged on the device and in the host.
 fn held(daemon: &Daemon) -> (u64, u64) {
-    let books = daemon.books();
-    (books.held() / MIB, books.held_in_host() / MIB)
+    let state = daemon.state();
+    (state.charged() / MIB, state.charged_in_host() / MIB)
 }
 
 /// What leaves a tier is charged there until the driver has it back.
@@ -143,11 +143,11 @@ fn until_held(daemon: &Daemon, device: u64, host: u64) {
 #[track_caller]
 pub(crate) fn nothing_is_left(daemon: &Daemon) {
     daemon.drains();
-    let uuid = daemon.books().devices[0].device.clone().unwrap_or_default().uuid;
+    let uuid = daemon.state().devices[0].device.clone().unwrap_or_default().uuid;
     until("nobody has any memory of it", || memory_of(&uuid).is_empty());
     assert_eq!(memory_fd_count(daemon.pid()), 0);
     assert!(host_memory_of(&uuid).values().all(|who| who.iter().eq([&daemon.pid()])));
-    let device = &daemon.books().devices[0];
+    let device = &daemon.state().devices[0];
     assert_eq!((device.moving_in_bytes, device.moving_out_bytes, device.awaited_part_count), (0, 0, 0));
 }
 

@@ -85,17 +85,17 @@ fn grpcurl_without_a_session_gets_no_memory() {
         .grpcurl("vramd.sock")
         .refused("vramd.v1.MemoryService/AllocateBatch", &json!({ "items": [{ "size_bytes": 4096 }] }));
     assert!(refused.contains("SESSION_MISSING"), "{refused}");
-    assert_eq!(daemon.books().held(), 0);
+    assert_eq!(daemon.state().charged(), 0);
 }
 
 #[test]
 fn the_node_reports_driver_and_version() {
     let daemon = Daemon::start(&Config::devices(&["1GiB", "2GiB"]));
-    let node = daemon.books().node;
+    let node = daemon.state().node;
     assert_eq!(node.driver, "sim");
     assert!(!node.driver_reason.is_empty());
     assert!(!node.version.is_empty());
-    let devices = daemon.books().devices;
+    let devices = daemon.state().devices;
     let uuids: Vec<&str> = devices.iter().map(|row| row.device.as_ref().unwrap().uuid.as_str()).collect();
     assert!(uuids.iter().all(|uuid| uuid.starts_with("GPU-")), "{uuids:?}");
     assert_ne!(uuids[0], uuids[1]);
@@ -108,8 +108,8 @@ fn sessions_are_listed_with_what_they_map() {
     let mut probe = daemon.probe();
     let id = probe.ask("open")["session"].as_u64().unwrap();
     probe.ask("allocate 3000000");
-    let books = daemon.books();
-    let session = books.session(id).unwrap();
+    let state = daemon.state();
+    let session = state.session(id).unwrap();
     assert_eq!(session.pid, probe.pid());
     assert_eq!(session.uid, rustix::process::geteuid().as_raw());
     assert_eq!(session.client_name, "probe");
@@ -132,7 +132,7 @@ fn a_session_is_ended_in_good_order() {
     let ended = pending.ok();
     assert_eq!((ended.state(), ended.still_mapped_bytes), (SessionState::Gone, 0));
     daemon.drains();
-    assert!(!daemon.books().sessions.iter().any(|row| row.session_id == session.id()));
+    assert!(!daemon.state().sessions.iter().any(|row| row.session_id == session.id()));
     // A reconnect opens a new session; what the old one named is lost.
     let again = daemon.open();
     assert_ne!(again.id(), session.id());
@@ -147,9 +147,9 @@ fn a_session_that_does_not_answer_falls_silent() {
     probe.freeze();
     let ended = daemon.admin.end_session(EndSessionRequest { session_id: id, ..Default::default() }).ok();
     assert_eq!((ended.state(), ended.still_mapped_bytes), (SessionState::Silent, 4 * MIB));
-    let books = daemon.books();
-    assert!(!books.session(id).unwrap().silent_reason.is_empty());
-    assert_eq!(books.held(), 4 * MIB, "its mappings stand and stay charged");
+    let state = daemon.state();
+    assert!(!state.session(id).unwrap().silent_reason.is_empty());
+    assert_eq!(state.charged(), 4 * MIB, "its mappings stand and stay charged");
     probe.kill();
     daemon.drains();
 }
@@ -218,11 +218,11 @@ fn a_draining_node_admits_nothing_new() {
             other => panic!("not a drain frame: {other:?}"),
         }
     }
-    let books = daemon.books();
+    let state = daemon.state();
     session.refused(spec(1)).is(Reason::Draining);
     other.attach_refused("weights").is(Reason::Draining);
     RawSession::greet(&daemon.sockets(), hello()).unwrap_err().is(Reason::Draining);
-    assert_eq!(daemon.books(), books);
+    assert_eq!(daemon.state(), state);
     // What is there can leave.
     assert_eq!(session.free(allocation).still_charged_bytes, 0);
     daemon.drains();
@@ -251,9 +251,9 @@ fn a_peer_that_is_no_operator_is_refused() {
 #[test]
 fn ending_an_unknown_session_is_refused() {
     let daemon = Daemon::new();
-    let books = daemon.books();
+    let state = daemon.state();
     let request = EndSessionRequest { session_id: 77, kill: true, ..Default::default() };
     let refused = daemon.admin.with_deadline(Duration::from_secs(10)).end_session(request).refused();
     assert_eq!(refused.is(Reason::SessionNotFound).fact("session"), "s-77");
-    assert_eq!(daemon.books(), books);
+    assert_eq!(daemon.state(), state);
 }

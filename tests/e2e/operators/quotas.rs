@@ -24,16 +24,16 @@ fn a_refusal_has_tenant_limit_charge_and_request() {
     );
     assert_eq!(set["quota"]["limit"], "10MiB");
     session.allocate(spec(8 * MIB));
-    let books = daemon.settled_books();
+    let state = daemon.settled_state();
     let refused = session.refused(spec(4 * MIB));
     refused.is(Reason::QuotaLimit);
     assert_eq!(refused.fact("tenant"), tenant);
-    assert_eq!(refused.fact("device"), books.devices[0].device.as_ref().unwrap().uuid);
+    assert_eq!(refused.fact("device"), state.devices[0].device.as_ref().unwrap().uuid);
     assert_eq!(refused.fact("tier"), "device");
     assert_eq!(refused.number("limit"), 10 * MIB);
     assert_eq!(refused.number("held"), 8 * MIB);
     assert_eq!(refused.number("asked"), 4 * MIB);
-    assert_eq!(daemon.books(), books);
+    assert_eq!(daemon.state(), state);
     session.allocate(spec(2 * MIB));
 }
 
@@ -44,22 +44,22 @@ fn charges_are_rounded_up_to_parts() {
     let allocation = session.allocate(spec(5 * MIB + 1));
     let sizes = (allocation.size_bytes, allocation.charged_bytes, allocation.resident_bytes);
     assert_eq!(sizes, (5 * MIB + 1, 6 * MIB, 6 * MIB));
-    assert_eq!(daemon.books().held_by(session.tenant()), 6 * MIB);
+    assert_eq!(daemon.state().charged_to(session.tenant()), 6 * MIB);
 }
 
 #[test]
 fn guarantees_cannot_exceed_the_capacity() {
     let daemon = Daemon::new();
-    let capacity = daemon.books().devices[0].capacity_bytes;
+    let capacity = daemon.state().devices[0].capacity_bytes;
     daemon.set_quota("team-a", "700MiB", "");
-    let books = daemon.books();
+    let state = daemon.state();
     let refused = daemon.admin.set_quota(quota("team-b", "*", "700MiB", "")).refused();
     refused.is(Reason::GuaranteeUnbacked);
     assert_eq!(refused.fact("tenant"), "team-b");
     assert_eq!(refused.number("guarantee"), 700 * MIB);
     assert_eq!(refused.number("capacity"), capacity);
     assert_eq!(refused.number("committed"), 1400 * MIB);
-    assert_eq!(daemon.books(), books);
+    assert_eq!(daemon.state(), state);
     daemon.set_quota("team-b", "300MiB", "");
 }
 
@@ -109,7 +109,7 @@ fn a_tenant_without_a_quota_has_the_default() {
 fn a_share_is_of_the_capacity() {
     let daemon = Daemon::start(&Config::devices(&["1GiB", "512MiB"]));
     daemon.set_quota("team-a", "25%", "50%");
-    for (index, device) in daemon.books().devices.iter().enumerate() {
+    for (index, device) in daemon.state().devices.iter().enumerate() {
         let row = get(&daemon, "team-a", &index.to_string());
         assert_eq!(row.device, device.device.as_ref().unwrap().uuid);
         assert_eq!((row.guarantee.as_str(), row.limit.as_str()), ("25%", "50%"));
@@ -125,7 +125,7 @@ fn a_devices_quota_precedes_that_of_all_devices() {
     let set = daemon.admin.set_quota(quota("team-a", "1", "", "64MiB")).ok().quota.unwrap();
     assert_eq!(
         set.device,
-        daemon.books().devices[1].device.as_ref().unwrap().uuid,
+        daemon.state().devices[1].device.as_ref().unwrap().uuid,
         "an index becomes a UUID"
     );
     assert_eq!(get(&daemon, "team-a", "0").limit_bytes, 256 * MIB);
@@ -156,25 +156,25 @@ fn quotas_outlive_the_daemon_even_when_it_is_killed() {
     let request =
         DeleteQuotaRequest { tenant: "team-c".to_owned(), device: "*".to_owned(), ..Default::default() };
     daemon.admin.delete_quota(request).ok();
-    let quotas = daemon.books().quotas;
+    let quotas = daemon.state().quotas;
     // Answered is stored: nothing may depend on a clean stop.
     let daemon = Daemon::start_in(daemon.kill());
-    assert_eq!(daemon.books().quotas, quotas);
+    assert_eq!(daemon.state().quotas, quotas);
     let (status, home) = daemon.stop();
     assert!(status.success());
-    assert_eq!(Daemon::start_in(home).books().quotas, quotas);
+    assert_eq!(Daemon::start_in(home).state().quotas, quotas);
 }
 
 #[test]
 fn a_quota_that_cannot_be_stored_is_not_set() {
     let daemon = Daemon::new();
     daemon.set_quota("team-a", "", "200MiB");
-    let books = daemon.books();
-    let state = daemon.home().path().join("state");
-    fs::rename(&state, state.with_extension("away")).unwrap();
+    let state = daemon.state();
+    let directory = daemon.home().path().join("state");
+    fs::rename(&directory, directory.with_extension("away")).unwrap();
     daemon.admin.set_quota(quota("team-a", "*", "", "300MiB")).refused().is(Reason::StoreFailed);
-    assert_eq!(daemon.books(), books);
-    fs::rename(state.with_extension("away"), &state).unwrap();
+    assert_eq!(daemon.state(), state);
+    fs::rename(directory.with_extension("away"), &directory).unwrap();
     daemon.set_quota("team-a", "", "300MiB");
     assert_eq!(get(&daemon, "team-a", "").limit_bytes, 300 * MIB);
 }
@@ -188,7 +188,7 @@ fn a_quota_of_an_absent_device_is_stored_and_shown() {
     let (_, home) = daemon.stop();
     Config::devices(&["1GiB"]).write(home.path());
     let daemon = Daemon::start_in(home);
-    let row = daemon.books().quotas.into_iter().find(|row| row.device == uuid).unwrap();
+    let row = daemon.state().quotas.into_iter().find(|row| row.device == uuid).unwrap();
     assert!(row.device_absent);
     // Not enforced: its guarantee takes nothing from the device that is there.
     daemon.set_quota("team-b", "900MiB", "");
@@ -201,7 +201,7 @@ fn a_quota_of_an_absent_device_is_stored_and_shown() {
 fn a_bad_quota_changes_nothing() {
     let daemon = Daemon::new();
     daemon.set_quota("team-a", "1MiB", "2MiB");
-    let books = daemon.books();
+    let state = daemon.state();
     for bad in ["-1GiB", "1gib", "ten", "1e9", "0.3GiB", "101%", "18446744073709551616", "1 GiB 2"] {
         let refused = daemon.admin.set_quota(quota("team-a", "*", "", bad)).refused();
         refused.is(Reason::QuantityInvalid);
@@ -217,15 +217,15 @@ fn a_bad_quota_changes_nothing() {
     for tenant in ["", "a b", "a/b", "*"] {
         daemon.admin.set_quota(quota(tenant, "*", "", "1MiB")).refused().is(Reason::NameInvalid);
     }
-    assert_eq!(daemon.books(), books);
+    assert_eq!(daemon.state(), state);
 }
 
 #[test]
 fn a_device_is_filled_to_its_capacity_and_no_further() {
     let daemon = Daemon::start(&Config::devices(&["1GiB", "64MiB"]));
     let mut session = daemon.open();
-    let books = daemon.books();
-    let capacity = books.devices[0].capacity_bytes;
+    let state = daemon.state();
+    let capacity = state.devices[0].capacity_bytes;
     assert!(capacity <= GIB);
     let all = session.allocate(spec(capacity)).allocation_id;
     let refused = session.refused(spec(1));

@@ -290,7 +290,7 @@ fn a_smaller_tier_takes_nothing_more_and_keeps_its_parts() {
     kept.copy_from_host(0, &bytes).unwrap();
     kept.unpin().unwrap();
     let held = |tier: &str| {
-        let device = daemon.books().devices[0].clone();
+        let device = daemon.state().devices[0].clone();
         match tier {
             "host" => device.host_held_bytes / MIB,
             _ => device.disk_held_bytes / MIB,

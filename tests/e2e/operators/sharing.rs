@@ -34,12 +34,12 @@ fn processes_read_bytes_that_one_wrote() {
         assert_eq!(proc::memory_mapping_count(reader.pid()), 3, "the bytes are mapped, not copied");
         assert_eq!(proc::memory_fd_count(reader.pid()), 0, "descriptors are closed once mapped");
     }
-    let books = daemon.books();
-    let allocation = books.allocation(id).unwrap();
+    let state = daemon.state();
+    let allocation = state.allocation(id).unwrap();
     assert_eq!(allocation.mapper_count, 3, "writer and both readers at once");
     assert_eq!(allocation.charged_bytes, 6 * MIB, "charged once, however many map it");
-    assert_eq!(books.held(), 6 * MIB);
-    assert_eq!(books.node.fds_in_flight, 0);
+    assert_eq!(state.charged(), 6 * MIB);
+    assert_eq!(state.node.fds_in_flight, 0);
     assert_eq!(allocation.digest, expected);
 
     // The writer leaves; what is persistent stays with the tenant.
@@ -50,7 +50,7 @@ fn processes_read_bytes_that_one_wrote() {
     let mut late = daemon.probe();
     late.ask("open");
     assert_eq!(late.ask("attach weights")["found"], expected);
-    let allocation = &daemon.books().allocations[0];
+    let allocation = &daemon.state().allocations[0];
     assert_eq!((allocation.state(), allocation.owner_session_id), (AllocationState::Sealed, 0));
     // Any session of the tenant may free what its owner left behind.
     assert_eq!(late.ask(&format!("free {id}"))["still_charged"], 0);
@@ -77,7 +77,7 @@ fn memory_ends_with_its_session_unless_sealed_and_persistent() {
     client.ask("allocate 2097152 name=unsealed persistent");
     let sealed_only = client.ask("allocate 2097152 name=sealed-only")["allocation"].clone();
     client.ask(&format!("seal {sealed_only}"));
-    assert_eq!(daemon.books().held(), 4 * MIB);
+    assert_eq!(daemon.state().charged(), 4 * MIB);
     client.leave();
     daemon.drains();
 }
@@ -88,10 +88,10 @@ fn no_other_session_attaches_before_the_seal() {
     let mut owner = daemon.open();
     let allocation = owner.allocate(persistent("weights", MIB)).allocation_id;
     let other = daemon.open();
-    let books = daemon.settled_books();
+    let state = daemon.settled_state();
     let refused = other.attach_refused("weights");
     assert_eq!(refused.is(Reason::NotSealed).fact("allocation"), format!("a-{allocation}"));
-    assert_eq!(daemon.books(), books);
+    assert_eq!(daemon.state(), state);
 }
 
 #[test]
@@ -112,10 +112,10 @@ fn a_name_is_taken_until_it_is_free() {
     let daemon = Daemon::new();
     let mut session = daemon.open();
     let first = session.allocate(persistent("weights", MIB)).allocation_id;
-    let books = daemon.settled_books();
+    let state = daemon.settled_state();
     let refused = session.refused(persistent("weights", MIB));
     assert_eq!(refused.is(Reason::NameTaken).fact("name"), format!("{}/weights", session.tenant()));
-    assert_eq!(daemon.books(), books);
+    assert_eq!(daemon.state(), state);
     session.free(first);
     session.allocate(persistent("weights", MIB));
 }
@@ -142,11 +142,11 @@ fn a_name_is_replaced_at_the_moment_of_sealing() {
     assert_eq!(late.attach("weights").allocation_id, new);
     // Who maps the old one keeps it until asked to leave, and the tenant stays charged for it.
     assert_eq!(reader.digest(old, MIB), digest(&content(MIB, 1)));
-    assert_eq!(daemon.books().allocation(old).unwrap().state(), AllocationState::Freeing);
+    assert_eq!(daemon.state().allocation(old).unwrap().state(), AllocationState::Freeing);
     for session in [&mut reader, &mut other] {
         session.unmap(old);
     }
-    vramd_tests::wait::until("the old one is gone", || daemon.books().allocation(old).is_none());
+    vramd_tests::wait::until("the old one is gone", || daemon.state().allocation(old).is_none());
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn freed_memory_stays_charged_while_others_map_it() {
 
     let freed = owner.free(allocation);
     assert_eq!((freed.error, freed.still_charged_bytes, freed.mapper_count), (None, 4 * MIB, 1));
-    assert_eq!(daemon.books().held(), 4 * MIB);
+    assert_eq!(daemon.state().charged(), 4 * MIB);
     assert_eq!(reader.digest(allocation, 3 * MIB), digest(&content(3 * MIB, 5)));
     owner.attach_refused("weights").is(Reason::AllocationNotFound);
     reader.unmap(allocation);
@@ -178,7 +178,7 @@ fn a_reader_detaches_and_attaches_again() {
     for _ in 0..3 {
         reader.attach("weights");
         assert_eq!(reader.detach(allocation).error, None);
-        assert_eq!(daemon.books().allocation(allocation).unwrap().mapper_count, 1);
+        assert_eq!(daemon.state().allocation(allocation).unwrap().mapper_count, 1);
     }
 }
 
@@ -186,10 +186,10 @@ fn a_reader_detaches_and_attaches_again() {
 fn a_batch_is_all_or_nothing() {
     let daemon = Daemon::start(&Config::devices(&["64MiB"]));
     let mut session = daemon.open();
-    let books = daemon.books();
+    let state = daemon.state();
     let request = session.request(vec![spec(8 * MIB), spec(80 * MIB)]);
     session.memory.allocate_batch(request).refused();
-    assert_eq!(daemon.books(), books);
+    assert_eq!(daemon.state(), state);
     let request = session.request(vec![spec(8 * MIB), spec(16 * MIB)]);
     let allocations = session.memory.allocate_batch(request).ok().allocations;
     let sizes: Vec<u64> = allocations.iter().map(|allocation| allocation.size_bytes).collect();
@@ -208,10 +208,10 @@ fn many_parts_come_one_packet_at_a_time() {
     let first = session.receive_map();
     assert_eq!(first.len(), 128);
     // Nothing more is in flight until these are acknowledged.
-    assert_eq!(daemon.books().node.fds_in_flight, 128);
+    assert_eq!(daemon.state().node.fds_in_flight, 128);
     session.accept(first);
     session.map_all(allocation);
-    vramd_tests::wait::until("nothing is in flight", || daemon.books().node.fds_in_flight == 0);
+    vramd_tests::wait::until("nothing is in flight", || daemon.state().node.fds_in_flight == 0);
     assert_eq!(session.parts(allocation).count(), 150);
     assert_eq!(session.free(allocation).still_charged_bytes, 0);
     daemon.drains();

@@ -40,15 +40,15 @@ fn only_readers_of_another_tenant_attach() {
     // For everybody else it does not exist, nor does it by its id.
     stranger.refused("attach team-a/weights").is(Reason::AllocationNotFound);
     reader.refused("attach weights").is(Reason::AllocationNotFound);
-    let books = daemon.books();
-    assert_eq!(books.held_by("team-a"), 6 * MIB);
-    assert_eq!(books.held_by("team-b"), 0, "a reader is not charged");
+    let state = daemon.state();
+    assert_eq!(state.charged_to("team-a"), 6 * MIB);
+    assert_eq!(state.charged_to("team-b"), 0, "a reader is not charged");
 
     // What a reader still maps stays charged to its owner's tenant.
     assert_eq!(owner.ask(&format!("free {id}"))["still_charged"], 6 * MIB);
-    assert_eq!(daemon.books().held_by("team-a"), 6 * MIB);
+    assert_eq!(daemon.state().charged_to("team-a"), 6 * MIB);
     reader.kill();
-    until("the reader's mapping is gone", || daemon.books().held_by("team-a") == 0);
+    until("the reader's mapping is gone", || daemon.state().charged_to("team-a") == 0);
 }
 
 #[test]
@@ -78,8 +78,8 @@ fn each_tenant_has_its_own_limit() {
     refused.is(Reason::QuotaLimit);
     assert_eq!(refused.fact("tenant"), "team-a");
     b.ask("allocate 67108864");
-    let books = daemon.books();
-    assert_eq!((books.held_by("team-a"), books.held_by("team-b")), (8 * MIB, 64 * MIB));
+    let state = daemon.state();
+    assert_eq!((state.charged_to("team-a"), state.charged_to("team-b")), (8 * MIB, 64 * MIB));
 }
 
 #[test]
@@ -92,10 +92,10 @@ fn a_session_belongs_to_its_process_and_user() {
     let session = owner.ask("open")["session"].clone();
     let id = owner.ask("allocate 4096")["allocation"].clone();
     let mut thief = open(&daemon, TEAM_B, "team-b");
-    let books = daemon.books();
+    let state = daemon.state();
     let refused = thief.refused(&format!("describe {session} {id}"));
     assert_eq!(refused.is(Reason::SessionForeign).fact("pid"), thief.pid().to_string());
-    assert_eq!(daemon.books(), books);
+    assert_eq!(daemon.state(), state);
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn other_tenants_do_not_get_guaranteed_room() {
         return;
     }
     let daemon = three_tenants();
-    let capacity = daemon.books().devices[0].capacity_bytes;
+    let capacity = daemon.state().devices[0].capacity_bytes;
     daemon.set_quota("team-a", "900MiB", "");
     let mut b = open(&daemon, TEAM_B, "team-b");
     let refused = b.refused(&format!("allocate {}", 200 * MIB));

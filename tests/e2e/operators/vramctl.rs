@@ -67,13 +67,13 @@ fn a_file_is_put_and_verified_by_two_processes() {
     assert!(said.starts_with(&format!("verified {}", digest(&bytes))), "{said}");
     let (mut second, said) = hold(&daemon, &["verify", put["allocation_id"].as_str().unwrap()]);
     assert!(said.starts_with(&format!("verified {}", digest(&bytes))), "{said}");
-    assert_eq!(daemon.books().allocations[0].mapper_count, 2, "both at once");
+    assert_eq!(daemon.state().allocations[0].mapper_count, 2, "both at once");
     for child in [&mut first, &mut second] {
         drop(child.stdin.take());
         assert!(child.wait().unwrap().success());
     }
-    until("nobody maps it", || daemon.books().allocations[0].mapper_count == 0);
-    until("their sessions are gone", || daemon.books().sessions.is_empty());
+    until("nobody maps it", || daemon.state().allocations[0].mapper_count == 0);
+    until("their sessions are gone", || daemon.state().sessions.is_empty());
 }
 
 #[test]
@@ -99,12 +99,12 @@ fn a_failed_put_leaves_nothing() {
     fails(&daemon, &["put", empty.to_str().unwrap(), "model"], REFUSED);
     fails(&daemon, &["put", file.to_str().unwrap(), "bad/name"], REFUSED);
     fails(&daemon, &["verify", "model"], REFUSED);
-    until("nothing is left", || daemon.books().are_empty());
+    until("nothing is left", || daemon.state().is_empty());
     text(&daemon, &["put", file.to_str().unwrap(), "model"]);
     let refused = fails(&daemon, &["put", file.to_str().unwrap(), "model"], REFUSED);
     assert!(String::from_utf8_lossy(&refused.stderr).contains("NAME_TAKEN"));
     text(&daemon, &["put", file.to_str().unwrap(), "model", "--replace"]);
-    until("the replaced one is gone", || daemon.books().held() == 2 * MIB);
+    until("the replaced one is gone", || daemon.state().charged() == 2 * MIB);
 }
 
 #[test]

@@ -177,7 +177,7 @@ fn a_session_that_is_silent_for_too_long_is_killed_if_configured() {
     probe.ask("sdk open");
     let id = probe.ask("sdk allocate 4194304 part=2097152")["allocation"].as_u64().unwrap();
     probe.ask("sdk unhold");
-    until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
+    until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
     probe.freeze();
     let target = Some(revoke_mappings_request::Target::AllocationId(id));
     let revoked = daemon.admin.revoke_mappings(RevokeMappingsRequest { target, ..Default::default() }).ok();

@@ -29,9 +29,9 @@ fn old(size_bytes: u64) -> AllocationSpec {
 }
 
 fn cached(daemon: &Daemon) -> (u64, u64) {
-    let books = daemon.books();
-    let of_tenants = books.quotas.iter().map(|quota| quota.cached_bytes).sum();
-    (of_tenants, books.devices.iter().map(|device| device.cached_bytes).sum())
+    let state = daemon.state();
+    let of_tenants = state.quotas.iter().map(|quota| quota.cached_bytes).sum();
+    (of_tenants, state.devices.iter().map(|device| device.cached_bytes).sum())
 }
 
 /// Allocates and maps, and says which memory it was.
@@ -58,7 +58,7 @@ fn a_tenant_gets_its_cached_extent_again() {
     session.write(first, &content(SIZE, 7));
     let digest = session.digest(first, SIZE);
     assert_eq!(session.free(first).still_charged_bytes, 0, "the allocation is gone");
-    assert_eq!((cached(&daemon), daemon.books().held()), ((SIZE, SIZE), SIZE));
+    assert_eq!((cached(&daemon), daemon.state().charged()), ((SIZE, SIZE), SIZE));
 
     let mut other = daemon.open();
     let (fresh, others) = take(&mut other, spec(SIZE));
@@ -66,10 +66,10 @@ fn a_tenant_gets_its_cached_extent_again() {
     assert!(other.parts(fresh).all(|part| part.bytes().iter().all(|byte| *byte == 0)));
     let (again, same) = take(&mut other, old(SIZE));
     assert_eq!((same, other.digest(again, SIZE)), (memory, digest));
-    assert_eq!((cached(&daemon), daemon.books().held()), ((0, 0), 2 * SIZE));
+    assert_eq!((cached(&daemon), daemon.state().charged()), ((0, 0), 2 * SIZE));
 
     other.free(again);
-    assert_eq!((cached(&daemon), daemon.books().held()), ((SIZE, SIZE), 2 * SIZE));
+    assert_eq!((cached(&daemon), daemon.state().charged()), ((SIZE, SIZE), 2 * SIZE));
     let shown = daemon.vramctl().args(["quota", "list", "--json"]).output().expect("vramctl runs");
     assert!(String::from_utf8_lossy(&shown.stdout).contains("\"cached_bytes\""), "{shown:?}");
 }
@@ -85,14 +85,14 @@ fn a_cached_extent_makes_room_for_others_and_is_never_theirs() {
     let id = a.ask("allocate 50331648")["allocation"].clone();
     a.ask(&format!("write {id} 7"));
     a.ask(&format!("free {id}"));
-    assert_eq!(daemon.books().held_by("team-a"), 48 * MIB);
+    assert_eq!(daemon.state().charged_to("team-a"), 48 * MIB);
 
     // Not so much that the device is full then: of that alone the rest would go.
     let id = b.ask("allocate 41943040 uninitialized")["allocation"].clone();
     let zeros = format!("blake3:{}", blake3::hash(&vec![0; 41_943_040]));
     assert_eq!(b.ask(&format!("digest {id} 41943040"))["digest"], zeros);
-    let books = daemon.books();
-    assert_eq!((books.held_by("team-a"), books.held_by("team-b")), (16 * MIB, 40 * MIB));
+    let state = daemon.state();
+    assert_eq!((state.charged_to("team-a"), state.charged_to("team-b")), (16 * MIB, 40 * MIB));
 }
 
 /// Long after any of these tests.
@@ -107,8 +107,8 @@ fn keeping_for(idle_ms: &str, without_session_ms: &str) -> Config {
 /// Nothing is charged, and nobody has any memory of the device.
 #[track_caller]
 fn is_given_up(daemon: &Daemon) {
-    until("it is given up", || (cached(daemon), daemon.books().held()) == ((0, 0), 0));
-    let uuid = daemon.books().devices[0].device.clone().unwrap_or_default().uuid;
+    until("it is given up", || (cached(daemon), daemon.state().charged()) == ((0, 0), 0));
+    let uuid = daemon.state().devices[0].device.clone().unwrap_or_default().uuid;
     until("the driver has it back", || memory_of(&uuid).is_empty());
 }
 
@@ -132,7 +132,7 @@ fn cached_extents_of_absent_tenants_are_released_first() {
     client.ask(&format!("free {id}"));
     let kept = ((32 * MIB, 32 * MIB), 32 * MIB);
     always("its tenant is there", Duration::from_millis(1000), || {
-        (cached(&daemon), daemon.books().held()) == kept
+        (cached(&daemon), daemon.state().charged()) == kept
     });
     client.leave();
     is_given_up(&daemon);
@@ -157,11 +157,11 @@ fn percent(count: u64) -> AllocationSpec {
 
 /// What is held of the device, and what of that is cached.
 fn in_percent(daemon: &Daemon) -> (u64, u64) {
-    (daemon.books().held() / MIB_2, cached(daemon).1 / MIB_2)
+    (daemon.state().charged() / MIB_2, cached(daemon).1 / MIB_2)
 }
 
 fn level(daemon: &Daemon) -> PressureLevel {
-    daemon.books().devices[0].pressure()
+    daemon.state().devices[0].pressure()
 }
 
 #[test]

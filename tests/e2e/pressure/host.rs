@@ -26,12 +26,12 @@ fn three_tiers() -> Config {
 
 /// What is charged in the host and on disk, in parts.
 fn below(daemon: &Daemon) -> (u64, u64) {
-    let books = daemon.books();
-    (books.held_in_host() / MIB_2, books.held_on_disk() / MIB_2)
+    let state = daemon.state();
+    (state.charged_in_host() / MIB_2, state.charged_on_disk() / MIB_2)
 }
 
 fn host_capacity(daemon: &Daemon) -> u64 {
-    daemon.books().devices[0].host_capacity_bytes
+    daemon.state().devices[0].host_capacity_bytes
 }
 
 fn outsider(client: &Client, bytes: u64) -> OwnedFd {

@@ -80,9 +80,9 @@ fn critical_pressure_serves_waiters_below_their_guarantee_first() {
     let written = last.ask("sdk digest")["digest"].clone();
 
     // Of the three percent that team-b is guaranteed there are two now, and all else is in use.
-    let uuid = daemon.books().devices[0].device.clone().unwrap().uuid;
+    let uuid = daemon.state().devices[0].device.clone().unwrap().uuid;
     let taken = outsider(&uuid, 4 * MIB);
-    let unbrokered = || daemon.books().devices[0].unbrokered_bytes;
+    let unbrokered = || daemon.state().devices[0].unbrokered_bytes;
     until("it is seen", || unbrokered() == 4 * MIB);
     let mut tried = watching_devices(&daemon);
     let mut first = waiting(&daemon, TEAM_B, 3, 1);
@@ -96,8 +96,8 @@ fn critical_pressure_serves_waiters_below_their_guarantee_first() {
     last.ask("sdk unhold");
     is_served(&first.listen("what waits below its guarantee"));
     until_wait(&daemon, 1);
-    let books = daemon.books();
-    assert_eq!(books.held(), 98 * MIB_2, "95 and the three: what made room for these has left");
+    let state = daemon.state();
+    assert_eq!(state.charged(), 98 * MIB_2, "95 and the three: what made room for these has left");
     is_refused(&mut more, &uuid);
     assert!(is_critical());
 
@@ -107,7 +107,7 @@ fn critical_pressure_serves_waiters_below_their_guarantee_first() {
     until_wait(&daemon, 0);
     is_served(&more.ask(&asks(1, false)));
     assert!(is_critical());
-    assert_eq!(daemon.books().held(), 100 * MIB_2);
+    assert_eq!(daemon.state().charged(), 100 * MIB_2);
     most.ask("sdk drop");
     assert_eq!(last.ask("sdk pinned-digest")["digest"], written, "who made room has lost nothing");
 }

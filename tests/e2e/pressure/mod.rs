@@ -96,7 +96,7 @@ fn content(parts: u8) -> Vec<u8> {
 /// Everybody who looks sees it.
 #[track_caller]
 fn is_seen(daemon: &Daemon, clients: [&Client; 2], heard: &Heard, held: u64, level: PressureLevel) {
-    until("so much is held", || daemon.books().held() == held * MIB_2);
+    until("so much is held", || daemon.state().charged() == held * MIB_2);
     let name = level.as_str_name().trim_start_matches("PRESSURE_LEVEL_").to_lowercase();
     assert_eq!(listed(daemon)["pressure"], json!(name), "{held}");
     for client in clients {
@@ -142,7 +142,7 @@ fn levels_end_three_points_below_where_they_begin() {
         is_seen(&daemon, [&client, &other], &heard, held as u64, level);
     }
     assert_eq!(levels(&heard, Tier::Device), [Normal, Elevated, High, Critical, High, Elevated, Normal]);
-    let device = daemon.books().devices[0].device.clone().unwrap();
+    let device = daemon.state().devices[0].device.clone().unwrap();
     assert!(heard.lock().unwrap().iter().all(|told| told.device == device.uuid));
 
     let told: Vec<_> = (0..6).map(|_| watch.read()).collect();
@@ -220,14 +220,14 @@ fn cold_parts_are_written_back_and_leave_and_used_parts_stay() {
         let more = client.allocate(percent(6)).unwrap();
         until("it is elevated", || last(&heard) == Some(PressureLevel::Elevated));
         until("what is cold is clean", || clean(&daemon) == 64);
-        always("and nothing leaves", Duration::from_millis(1500), || daemon.books().held() == 84 * MIB_2);
+        always("and nothing leaves", Duration::from_millis(1500), || daemon.state().charged() == 84 * MIB_2);
         assert_eq!(clean(&daemon), 64, "what is used is not written back");
 
         let yet_more = client.allocate(percent(8)).unwrap();
         until("it was high", || levels(&heard, Tier::Device).contains(&PressureLevel::High));
-        until("as much leaves as has to", || daemon.books().held() == 85 * MIB_2);
+        until("as much leaves as has to", || daemon.state().charged() == 85 * MIB_2);
         until("it is elevated again", || last(&heard) == Some(PressureLevel::Elevated));
-        always("no more leaves", Duration::from_millis(1500), || daemon.books().held() == 85 * MIB_2);
+        always("no more leaves", Duration::from_millis(1500), || daemon.state().charged() == 85 * MIB_2);
         assert_eq!((left(&daemon, "clean"), left(&daemon, "moved")), (7, 0), "no copy was waited for");
         for used in [&held, &pinned, &warm, &more, &yet_more] {
             let info = client.describe(used.id()).unwrap();
@@ -252,7 +252,7 @@ fn critical_pressure_evicts_cold_parts_without_a_write_back() {
     // As cold as can be, and the device is not full yet.
     thread::sleep(Duration::from_millis(500));
     let used = client.allocate(percent(26)).unwrap();
-    until("as much leaves as has to", || daemon.books().held() == 85 * MIB_2);
+    until("as much leaves as has to", || daemon.state().charged() == 85 * MIB_2);
     assert_eq!(left(&daemon, "moved") + left(&daemon, "clean"), 11);
     let info = client.describe(used.id()).unwrap();
     assert_eq!(info.resident, info.charged);
@@ -274,7 +274,7 @@ fn critical_pressure_begins_evictions_before_the_answer() {
     let moves = moves(&daemon);
     let causes = moves.moves.iter().map(|it| it.cause()).chain(moves.ended.iter().map(|it| it.cause()));
     assert_eq!(causes.filter(|cause| *cause == MoveCause::Pressure).count(), 11, "{moves:?}");
-    until("as much leaves as has to", || daemon.books().held() == 85 * MIB_2);
+    until("as much leaves as has to", || daemon.state().charged() == 85 * MIB_2);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use vramd_proto::v1::{
     attach_request::Target,
 };
 use vramd_tests::{
-    Books, Config, Daemon, MIB, RawSession, Refused,
+    Config, Daemon, MIB, NodeState, RawSession, Refused,
     daemon::quota,
     session::{hello, persistent, spec},
 };
@@ -22,7 +22,7 @@ struct Scene {
     /// Sealed, of another session of the tenant.
     other: u64,
     _other: RawSession,
-    books: Books,
+    state: NodeState,
 }
 
 impl Scene {
@@ -32,8 +32,8 @@ impl Scene {
         let own = session.allocate(spec(4 * MIB)).allocation_id;
         let other = second.allocate(persistent("weights", MIB)).allocation_id;
         second.seal(other);
-        let books = daemon.settled_books();
-        Self { daemon, session, own, other, _other: second, books }
+        let state = daemon.settled_state();
+        Self { daemon, session, own, other, _other: second, state }
     }
 
     #[track_caller]
@@ -44,7 +44,7 @@ impl Scene {
     #[track_caller]
     fn unharmed(&self, refused: Refused, reason: Reason) -> Refused {
         refused.is(reason);
-        assert_eq!(self.daemon.books(), self.books, "the books changed: {refused:?}");
+        assert_eq!(self.daemon.state(), self.state, "the books changed: {refused:?}");
         refused
     }
 }
@@ -67,7 +67,7 @@ fn invalid_sizes_are_refused() {
         ["QUOTA_LIMIT", "DEVICE_FULL", "ALLOCATIONS_TOO_MANY"].contains(&refused.reason.as_str()),
         "{refused:?}"
     );
-    assert_eq!(scene.daemon.books(), scene.books);
+    assert_eq!(scene.daemon.state(), scene.state);
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn a_client_name_grants_nothing() {
     assert_eq!(session.tenant(), scene.session.tenant());
     assert_ne!(session.tenant(), "team-b");
     session.refused(persistent("team-b/weights", MIB)).is(Reason::NameInvalid);
-    assert_eq!(scene.daemon.books().held_by("team-b"), 0);
+    assert_eq!(scene.daemon.state().charged_to("team-b"), 0);
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn a_client_name_moves_no_cursor() {
     let name = "x\u{1b}[31mEVIL\nuid-9  s-1  live\u{202e}";
     let session =
         RawSession::greet(&daemon.sockets(), Hello { client_name: name.to_owned(), ..hello() }).unwrap();
-    let shown = daemon.books().session(session.id()).unwrap().client_name.clone();
+    let shown = daemon.state().session(session.id()).unwrap().client_name.clone();
     assert_eq!(shown, "x\u{fffd}[31mEVIL\u{fffd}uid-9  s-1  live\u{fffd}");
     let table = daemon.vramctl().args(["session", "list"]).output().unwrap();
     let table = String::from_utf8(table.stdout).unwrap();
@@ -207,7 +207,7 @@ fn unknown_devices_are_refused() {
         assert_eq!(refused.fact("device"), device);
     }
     // A session that sees the first device alone.
-    let uuid = |index: usize| scene.books.devices[index].device.clone().unwrap().uuid;
+    let uuid = |index: usize| scene.state.devices[index].device.clone().unwrap().uuid;
     let one = Hello { any_device: false, devices: vec![uuid(0)], ..hello() };
     let mut session = RawSession::greet(&scene.daemon.sockets(), one).unwrap();
     assert_eq!(session.welcome.devices.len(), 1);

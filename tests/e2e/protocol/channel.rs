@@ -53,7 +53,7 @@ fn mapped(allocation_id: u64, part_index: u32) -> Vec<u8> {
 fn garbage_before_hello_opens_no_session() {
     let daemon = Daemon::new();
     let _bystander = daemon.open();
-    let (books, fds) = (daemon.books(), proc::fd_count(daemon.pid()));
+    let (state, fds) = (daemon.state(), proc::fd_count(daemon.pid()));
     let hello = frame(client_frame::Frame::Hello(hello()));
     let firsts: [&[u8]; 6] = [
         b"GET / HTTP/1.1\r\n\r\n",
@@ -71,13 +71,13 @@ fn garbage_before_hello_opens_no_session() {
         }
     }
     until("every descriptor is closed again", || proc::fd_count(daemon.pid()) <= fds);
-    assert_eq!(daemon.books(), books);
+    assert_eq!(daemon.state(), state);
 }
 
 #[test]
 fn another_major_version_is_refused_with_both_numbers() {
     let daemon = Daemon::new();
-    let books = daemon.books();
+    let state = daemon.state();
     let other = Hello { protocol_major: PROTOCOL_MAJOR + 8, ..hello() };
     let refused = RawSession::greet(&daemon.sockets(), other).unwrap_err();
     refused.is(Reason::ProtocolVersion);
@@ -88,7 +88,7 @@ fn another_major_version_is_refused_with_both_numbers() {
     let session = RawSession::greet(&daemon.sockets(), newer).unwrap();
     assert_eq!(session.welcome.features, vramd_proto::channel::FEATURES, "what both sides speak");
     drop(session);
-    assert_eq!(daemon.books().held(), books.held());
+    assert_eq!(daemon.state().charged(), state.charged());
 }
 
 #[test]
@@ -121,12 +121,12 @@ fn a_malformed_frame_quarantines_its_session_alone() {
         client.channel.send_bytes(&bytes).unwrap();
         is_ended(&client.channel);
         until(&format!("{what}: its session is silent"), || {
-            daemon.books().session(client.id()).is_some_and(|row| row.state() == SessionState::Silent)
+            daemon.state().session(client.id()).is_some_and(|row| row.state() == SessionState::Silent)
         });
-        let books = daemon.books();
-        assert!(!books.session(client.id()).unwrap().silent_reason.is_empty(), "{what}");
-        assert_eq!(books.node.fds_in_flight, 0, "{what}");
-        assert_eq!(books.held(), 6 * MIB, "{what}: its mapping stands and stays charged");
+        let state = daemon.state();
+        assert!(!state.session(client.id()).unwrap().silent_reason.is_empty(), "{what}");
+        assert_eq!(state.node.fds_in_flight, 0, "{what}");
+        assert_eq!(state.charged(), 6 * MIB, "{what}: its mapping stands and stays charged");
         assert_eq!(
             client.refused(spec(1)).is(Reason::SessionLost).fact("session"),
             format!("s-{}", client.id())
@@ -135,9 +135,9 @@ fn a_malformed_frame_quarantines_its_session_alone() {
         let again = Hello { unmapped_session_ids: vec![client.id()], ..hello() };
         drop(client);
         RawSession::greet(&daemon.sockets(), again).unwrap();
-        until(&format!("{what}: its memory is back"), || daemon.books().held() == 2 * MIB);
+        until(&format!("{what}: its memory is back"), || daemon.state().charged() == 2 * MIB);
     }
-    assert_eq!(daemon.books().session(bystander.id()).unwrap().state(), SessionState::Live);
+    assert_eq!(daemon.state().session(bystander.id()).unwrap().state(), SessionState::Live);
     assert_eq!(bystander.free(others).error, None);
 }
 
@@ -151,7 +151,7 @@ fn a_part_acknowledged_twice_or_not_sent_yet_is_malformed() {
         client.channel.send_bytes(&mapped(allocation, u32::from(early))).unwrap();
         is_ended(&client.channel);
         until("its session is silent", || {
-            daemon.books().session(client.id()).is_some_and(|row| row.state() == SessionState::Silent)
+            daemon.state().session(client.id()).is_some_and(|row| row.state() == SessionState::Silent)
         });
     }
 }
@@ -176,9 +176,9 @@ fn a_forked_child_cannot_use_its_parents_channel() {
     let id = probe.ask("allocate 4194304")["allocation"].clone();
     assert_eq!(probe.ask(&format!("fork-send {id}"))["status"], 0, "the child could send");
     until("the session is quarantined", || {
-        daemon.books().session(session).is_some_and(|row| row.state() == SessionState::Silent)
+        daemon.state().session(session).is_some_and(|row| row.state() == SessionState::Silent)
     });
-    assert_eq!(daemon.books().held(), 4 * MIB, "the child's word frees nothing");
+    assert_eq!(daemon.state().charged(), 4 * MIB, "the child's word frees nothing");
     probe.kill();
     daemon.drains();
 }
@@ -200,7 +200,7 @@ fn forged_credentials_are_not_believed() {
     sent.unwrap();
     if is_root() {
         is_ended(&session.channel);
-        assert_eq!(daemon.books().held(), 4 * MIB, "what another process says frees nothing");
+        assert_eq!(daemon.state().charged(), 4 * MIB, "what another process says frees nothing");
     }
 }
 
@@ -212,13 +212,13 @@ fn a_client_that_reads_nothing_blocks_no_other() {
         lazy.reserve(spec(2 * MIB));
     }
     // One packet is on its way to it, whatever else waits.
-    assert_eq!(daemon.books().node.fds_in_flight, 1);
+    assert_eq!(daemon.state().node.fds_in_flight, 1);
     let mut busy = daemon.open();
     for _ in 0..20 {
         let allocation = busy.allocate(spec(2 * MIB)).allocation_id;
         assert_eq!(busy.free(allocation).error, None);
     }
-    assert_eq!(daemon.books().held(), 100 * MIB);
+    assert_eq!(daemon.state().charged(), 100 * MIB);
 }
 
 #[test]
@@ -229,11 +229,11 @@ fn an_unanswered_map_ends_its_channel() {
     let unanswered = session.receive_map();
     is_ended(&session.channel);
     until("its session is silent", || {
-        daemon.books().session(session.id()).is_some_and(|row| row.state() == SessionState::Silent)
+        daemon.state().session(session.id()).is_some_and(|row| row.state() == SessionState::Silent)
     });
-    let books = daemon.books();
-    assert_eq!(books.held(), 4 * MIB, "it may have mapped it");
-    assert_eq!(books.node.fds_in_flight, 1, "what it was sent counts until it is gone");
+    let state = daemon.state();
+    assert_eq!(state.charged(), 4 * MIB, "it may have mapped it");
+    assert_eq!(state.node.fds_in_flight, 1, "what it was sent counts until it is gone");
     let again = Hello { unmapped_session_ids: vec![session.id()], ..hello() };
     drop((session, unanswered));
     RawSession::greet(&daemon.sockets(), again).unwrap();
@@ -250,9 +250,9 @@ fn a_failed_map_is_reported() {
     let detail = "no descriptors left".to_owned();
     let failed = UnmappedPart { part, reason: 2, detail, ..Default::default() };
     session.channel.send(client_frame::Frame::Unmapped(Unmapped { parts: vec![failed] })).unwrap();
-    until("nothing is in flight", || daemon.books().node.fds_in_flight == 0);
+    until("nothing is in flight", || daemon.state().node.fds_in_flight == 0);
     until("it is logged", || daemon.log().contains("no descriptors left"));
-    assert_eq!(daemon.books().session(session.id()).unwrap().state(), SessionState::Live);
+    assert_eq!(daemon.state().session(session.id()).unwrap().state(), SessionState::Live);
 }
 
 #[test]

@@ -21,11 +21,11 @@ fn a_repeated_allocation_is_the_first_one() {
     session.map_all(first.allocations[0].allocation_id);
     let again = session.memory.allocate_batch(request(&session, 4 * MIB, 1)).ok();
     assert_eq!(again.allocations[0].allocation_id, first.allocations[0].allocation_id);
-    assert_eq!(daemon.books().held(), 4 * MIB);
-    let books = daemon.settled_books();
+    assert_eq!(daemon.state().charged(), 4 * MIB);
+    let state = daemon.settled_state();
     let refused = session.memory.allocate_batch(request(&session, 6 * MIB, 1)).refused();
     assert_eq!(refused.is(Reason::RequestIdReused).fact("request_id"), "01".repeat(16));
-    assert_eq!(daemon.books(), books);
+    assert_eq!(daemon.state(), state);
     // Unique within a session: another one may use the same id.
     let other = daemon.open();
     let second = other.memory.allocate_batch(request(&other, 4 * MIB, 1)).ok();
@@ -60,8 +60,8 @@ fn a_repeated_call_finds_the_result_after_its_deadline() {
     hasty.allocate_batch(request(&session, 4 * MIB, 9)).wait().unwrap_err();
     let patient = session.memory.allocate_batch(request(&session, 4 * MIB, 9)).ok();
     session.map_all(patient.allocations[0].allocation_id);
-    let books = daemon.books();
-    assert_eq!((books.held(), books.allocations.len()), (4 * MIB, 1), "done once");
+    let state = daemon.state();
+    assert_eq!((state.charged(), state.allocations.len()), (4 * MIB, 1), "done once");
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn a_passed_deadline_is_reported_as_such() {
     Refused::from_status(&status).is(Reason::Deadline);
     let found = session.memory.allocate_batch(request(&session, 4 * MIB, 9)).ok();
     assert_eq!(found.allocations.len(), 1);
-    assert_eq!(daemon.books().held(), 4 * MIB);
+    assert_eq!(daemon.state().charged(), 4 * MIB);
 }
 
 #[test]
@@ -90,10 +90,10 @@ fn no_call_takes_longer_than_the_daemon_allows() {
     let session = daemon.open();
     session.memory.allocate_batch(request(&session, 4 * MIB, 9)).refused().is(Reason::Deadline);
     // What it had begun is finished, and stays.
-    until("it is allocated", || daemon.books().allocations.iter().any(|row| row.resident_bytes == 4 * MIB));
+    until("it is allocated", || daemon.state().allocations.iter().any(|row| row.resident_bytes == 4 * MIB));
     let found = session.memory.allocate_batch(request(&session, 4 * MIB, 9)).ok();
     assert_eq!(found.allocations.len(), 1);
-    assert_eq!(daemon.books().held(), 4 * MIB);
+    assert_eq!(daemon.state().charged(), 4 * MIB);
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn two_equal_requests_at_once_are_done_once() {
         (0..4).map(|_| session.memory.allocate_batch(request(&session, 4 * MIB, 3))).collect();
     let ids: Vec<u64> = calls.into_iter().map(|call| call.ok().allocations[0].allocation_id).collect();
     assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
-    assert_eq!(daemon.books().held(), 4 * MIB);
+    assert_eq!(daemon.state().charged(), 4 * MIB);
 }
 
 #[test]
@@ -112,11 +112,11 @@ fn a_caller_that_hangs_up_changes_nothing() {
     let daemon = Daemon::start(&Config::default().fault("create", 1, Effect::DelayMs(1000)));
     let mut session = daemon.open();
     let left = session.memory.allocate_batch(request(&session, 4 * MIB, 5));
-    until("it has begun", || daemon.books().held() == 4 * MIB);
+    until("it has begun", || daemon.state().charged() == 4 * MIB);
     left.cancel();
     let again = session.memory.allocate_batch(request(&session, 4 * MIB, 5)).ok();
     session.map_all(again.allocations[0].allocation_id);
-    assert_eq!(daemon.books().held(), 4 * MIB);
+    assert_eq!(daemon.state().charged(), 4 * MIB);
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn an_operators_repeated_request_is_known_after_a_restart() {
     // Not done again: what was set since then stands.
     daemon.admin.set_quota(request.clone()).ok();
     let limit = |daemon: &Daemon| {
-        daemon.books().quotas.iter().find(|row| row.tenant == "team-a").unwrap().limit.clone()
+        daemon.state().quotas.iter().find(|row| row.tenant == "team-a").unwrap().limit.clone()
     };
     assert_eq!(limit(&daemon), "32MiB");
     let daemon = Daemon::start_in(daemon.kill());

@@ -29,7 +29,7 @@ fn revoke_request(allocation: u64, wait: bool) -> RevokeMappingsRequest {
 /// Once the daemon has heard that everything is mapped which it has sent: what is on its way counts as pinned.
 #[track_caller]
 pub(crate) fn revoke(daemon: &Daemon, allocation: u64, wait: bool) -> Pending<RevokeMappingsResponse> {
-    until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
+    until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
     daemon.admin.revoke_mappings(revoke_request(allocation, wait))
 }
 
@@ -64,7 +64,7 @@ pub(crate) fn quarantined(daemon: &Daemon, session: &RawSession) -> Refused {
     };
     until("it is silent or gone", || {
         daemon
-            .books()
+            .state()
             .sessions
             .iter()
             .all(|row| row.session_id != session.id() || row.state() == SessionState::Silent)
@@ -80,13 +80,13 @@ fn an_unpinned_part_is_revoked_and_mapped_again_by_the_next_pin() {
     let id = session.allocate(request).allocation_id;
     let written = content(3 * MIB_2 - 7, 5);
     session.write(id, &written);
-    let held = daemon.books().held();
+    let held = daemon.state().charged();
     for _ in 0..3 {
         evict(&daemon, &mut session, id);
         assert_eq!(session.word_table().read(session.slot(id, 1)) & (MAPPED | REVOKE), 0);
-        let books = daemon.books();
-        assert_eq!(books.held(), held, "its bytes stay where they are, and charged");
-        assert_eq!(books.sessions[0].mapped_bytes, 0);
+        let state = daemon.state();
+        assert_eq!(state.charged(), held, "its bytes stay where they are, and charged");
+        assert_eq!(state.sessions[0].mapped_bytes, 0);
 
         session.pins_on_map = 1;
         let call = session.pin((0..3).map(|index| part(id, index)).collect());
@@ -150,7 +150,7 @@ fn a_session_that_pins_past_the_deadline_is_named() {
     let revoke = session.receive_revoke();
     assert_eq!(session.word_table().client(session.slot(id, 0)).unpin(), Ok(Unpinned::WakeWorker));
     session.unmap_parts(revoke.parts);
-    until("it lives again", || daemon.books().sessions[0].state() == SessionState::Live);
+    until("it lives again", || daemon.state().sessions[0].state() == SessionState::Live);
     let call = session.pin(vec![part(id, 0)]);
     session.pin_answer(call).unwrap();
 }
@@ -204,7 +204,7 @@ fn one_reader_that_pins_keeps_the_part_for_all() {
     // One comes back alone.
     let call = readers[0].pin(vec![part(id, 0)]);
     readers[0].pin_answer(call).unwrap();
-    assert_eq!(daemon.books().allocations[0].mapper_count, 1);
+    assert_eq!(daemon.state().allocations[0].mapper_count, 1);
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn an_operator_revokes_by_command() {
     assert_eq!(said["parts"][0]["outcome"], "pinned");
     assert_eq!(said["parts"][0]["session_ids"][0], format!("s-{}", session.id()));
     assert_eq!(run(&["--part", "2"]).0, Some(1), "there is no such part");
-    until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
+    until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
     let running = std::thread::scope(|scope| {
         let command = scope.spawn(|| run(&["--part", "0"]));
         let revoke = session.receive_revoke();
@@ -257,7 +257,7 @@ fn an_away_part_is_sealed_freed_and_attached() {
     evict(&daemon, &mut reader, id);
     reader.detach(id);
     assert_eq!(owner.free(id).mapper_count, 0);
-    until("it is gone", || daemon.books().allocations.is_empty());
+    until("it is gone", || daemon.state().allocations.is_empty());
     daemon.drains();
 }
 
@@ -364,9 +364,9 @@ fn pins_left_at_exit_end_with_the_process() {
     let answer = revoke(&daemon, id, false).ok();
     assert_eq!(answer.parts[0].outcome(), Outcome::Pinned);
     probe.kill();
-    until("its session is gone", || daemon.books().sessions.len() == 1);
+    until("its session is gone", || daemon.state().sessions.len() == 1);
     evict(&daemon, &mut owner, id);
-    assert_eq!(daemon.books().allocations[0].state(), AllocationState::Sealed);
+    assert_eq!(daemon.state().allocations[0].state(), AllocationState::Sealed);
 }
 
 #[test]
@@ -470,7 +470,7 @@ fn a_client_that_never_maps_its_word_table_is_refused() {
         assert!(refused.message.contains("the word table was not mapped within 2000 ms"), "{refused:?}");
         assert!(matches!(channel.receive(PATIENCE), Packet::Ended));
     }
-    until("they are gone", || daemon.books().sessions.len() == 1);
+    until("they are gone", || daemon.state().sessions.len() == 1);
     until("their tables are closed", || tables() == 0);
     let id = witness.allocate(spec(MIB_2)).allocation_id;
     witness.free(id);

@@ -103,9 +103,9 @@ fn parts_are_revoked_during_seal_detach_and_free() {
             reader.attach(&name);
             reader.detach(id);
             session.free(id);
-            until("it is gone", || daemon.books().allocations.is_empty());
+            until("it is gone", || daemon.state().allocations.is_empty());
             daemon.drains();
-            assert_eq!(daemon.books().node.invariant_violations, 0);
+            assert_eq!(daemon.state().node.invariant_violations, 0);
         }
     }
 }

@@ -14,17 +14,17 @@ use vramd_types::Reason;
 fn killed_after(steps: &[&str], charged: u64) {
     let daemon = Daemon::new();
     // The operator's own connection is part of what was there before.
-    daemon.books();
+    daemon.state();
     let fds = proc::fd_count(daemon.pid());
     let mut probe = daemon.probe();
     probe.ask("open");
     for step in steps {
         probe.ask(step);
     }
-    assert_eq!(daemon.books().held(), charged);
+    assert_eq!(daemon.state().charged(), charged);
     probe.kill();
     daemon.drains();
-    until("its session is gone", || daemon.books().sessions.is_empty());
+    until("its session is gone", || daemon.state().sessions.is_empty());
     until("its descriptors are closed", || proc::fd_count(daemon.pid()) <= fds);
     assert_eq!(proc::memory_fd_count(daemon.pid()), 0, "no memory is left open in the daemon");
 }
@@ -71,25 +71,25 @@ fn killed_while_many_clients_are() {
             probe.ask("reserve 4194304");
         }
     }
-    assert_eq!(daemon.books().held(), 48 * MIB);
+    assert_eq!(daemon.state().charged(), 48 * MIB);
     for probe in probes {
         probe.kill();
     }
     daemon.drains();
-    until("their sessions are gone", || daemon.books().sessions.is_empty());
+    until("their sessions are gone", || daemon.state().sessions.is_empty());
 }
 
 #[test]
 fn killed_at_any_moment() {
     let daemon = Daemon::new();
-    daemon.books();
+    daemon.state();
     let fds = proc::fd_count(daemon.pid());
     let mut state = 1_u64;
     for round in 0..40 {
         let mut probe = daemon.probe();
         probe.ask("open");
         probe.tell(&format!("allocate 8388608 part=2097152 name=weights-{round} persistent"));
-        let id = (daemon.books().node.boot_epoch << 40) + 1 + round;
+        let id = (daemon.state().node.boot_epoch << 40) + 1 + round;
         probe.tell(&format!("write {id} 1"));
         probe.tell(&format!("seal {id}"));
         probe.tell("allocate 4194304");
@@ -98,15 +98,15 @@ fn killed_at_any_moment() {
         std::thread::sleep(std::time::Duration::from_micros(state >> 50));
         probe.kill();
     }
-    until("every session is gone", || daemon.books().sessions.is_empty());
+    until("every session is gone", || daemon.state().sessions.is_empty());
     // Who came as far as sealing has left its allocation to the tenant, and nothing else stays.
     until("only what was sealed is left", || {
-        let books = daemon.books();
-        let sealed = books.allocations.iter().filter(|row| row.digest.starts_with("blake3:"));
+        let state = daemon.state();
+        let sealed = state.allocations.iter().filter(|row| row.digest.starts_with("blake3:"));
         let bytes: u64 = sealed.map(|row| row.charged_bytes).sum();
-        books.held() == bytes && books.unreturned() == 0 && books.node.fds_in_flight == 0
+        state.charged() == bytes && state.unreturned() == 0 && state.node.fds_in_flight == 0
     });
-    let extents = usize::try_from(daemon.books().held() / (2 * MIB)).unwrap();
+    let extents = usize::try_from(daemon.state().charged() / (2 * MIB)).unwrap();
     until("no descriptor is left over", || proc::fd_count(daemon.pid()) <= fds + extents);
 }
 
@@ -130,10 +130,10 @@ fn killed_as_a_reader_leaves_what_it_read() {
     let mut reader = daemon.probe();
     reader.ask("open");
     reader.ask("attach weights");
-    assert_eq!(daemon.books().allocation(allocation).unwrap().mapper_count, 2);
+    assert_eq!(daemon.state().allocation(allocation).unwrap().mapper_count, 2);
     reader.kill();
-    until("it maps it no more", || daemon.books().allocation(allocation).unwrap().mapper_count == 1);
-    assert_eq!(daemon.books().held(), 4 * MIB);
+    until("it maps it no more", || daemon.state().allocation(allocation).unwrap().mapper_count == 1);
+    assert_eq!(daemon.state().charged(), 4 * MIB);
 }
 
 #[test]
@@ -147,14 +147,14 @@ fn a_stopped_client_keeps_its_mappings_and_blocks_no_other() {
     let mut other = daemon.open();
     let allocation = other.allocate(spec(4 * MIB)).allocation_id;
     assert_eq!(other.free(allocation).error, None);
-    let books = daemon.books();
-    assert_eq!(books.session(session).unwrap().state(), SessionState::Live, "slow is not silent");
-    assert_eq!(books.held(), 12 * MIB);
+    let state = daemon.state();
+    assert_eq!(state.session(session).unwrap().state(), SessionState::Live, "slow is not silent");
+    assert_eq!(state.charged(), 12 * MIB);
     stopped.signal(Signal::CONT);
     stopped.ask("receive");
     stopped.ask("map");
     stopped.ask("acknowledge");
-    until("nothing is in flight", || daemon.books().node.fds_in_flight == 0);
+    until("nothing is in flight", || daemon.state().node.fds_in_flight == 0);
     stopped.kill();
     daemon.drains();
 }
@@ -179,13 +179,13 @@ fn memory_mapped_by_a_forked_child_stays_charged_until_it_ends() {
     let child = parent.ask("fork")["pid"].as_i64().unwrap();
     let child = rustix::process::Pid::from_raw(i32::try_from(child).unwrap()).unwrap();
     parent.kill();
-    until("the session is gone", || daemon.books().sessions.is_empty());
-    until("its bytes are unreturned", || daemon.books().unreturned() == 8 * MIB);
-    let books = daemon.books();
-    assert_eq!(books.held_by(&tenant), 8 * MIB, "charged to the tenant whose session mapped it");
-    let row = books.quotas.iter().find(|row| row.tenant == tenant).unwrap();
+    until("the session is gone", || daemon.state().sessions.is_empty());
+    until("its bytes are unreturned", || daemon.state().unreturned() == 8 * MIB);
+    let state = daemon.state();
+    assert_eq!(state.charged_to(&tenant), 8 * MIB, "charged to the tenant whose session mapped it");
+    let row = state.quotas.iter().find(|row| row.tenant == tenant).unwrap();
     assert_eq!(row.unreturned_bytes, 8 * MIB);
-    assert_eq!(books.unbrokered(), 0, "a tenant explains it");
+    assert_eq!(state.unbrokered(), 0, "a tenant explains it");
     rustix::process::kill_process(child, Signal::KILL).unwrap();
     daemon.drains();
 }
@@ -198,7 +198,7 @@ fn a_forked_childs_copy_of_the_channel_keeps_no_session_alive() {
     let child = parent.ask("fork")["pid"].as_i64().unwrap();
     let child = rustix::process::Pid::from_raw(i32::try_from(child).unwrap()).unwrap();
     parent.kill();
-    until("the session is gone", || daemon.books().session(session).is_none());
+    until("the session is gone", || daemon.state().session(session).is_none());
     rustix::process::kill_process(child, Signal::KILL).unwrap();
 }
 
@@ -209,12 +209,12 @@ fn a_session_id_is_valid_in_its_own_process_alone() {
     let allocation = owner.allocate(spec(MIB)).allocation_id;
     let mut thief = daemon.probe();
     thief.ask("open");
-    let books = daemon.books();
+    let state = daemon.state();
     let refused = thief.refused(&format!("describe {} {allocation}", owner.id()));
     refused.is(Reason::SessionForeign);
     assert_eq!(refused.fact("session"), format!("s-{}", owner.id()));
     assert_eq!(refused.fact("pid"), thief.pid().to_string());
-    assert_eq!(daemon.books(), books);
+    assert_eq!(daemon.state(), state);
     // With a session of its own it is somebody, and of the same tenant.
     let own = thief.ask("open")["session"].clone();
     thief.ask(&format!("describe {own} {allocation}"));
@@ -229,18 +229,18 @@ fn a_closed_channel_makes_its_session_silent_until_it_reports() {
     let memory = first.memory.clone();
     let request = first.request(vec![spec(1)]);
     drop(first);
-    until("it is silent", || daemon.books().session(lost).unwrap().state() == SessionState::Silent);
-    assert_eq!(daemon.books().held(), 4 * MIB);
+    until("it is silent", || daemon.state().session(lost).unwrap().state() == SessionState::Silent);
+    assert_eq!(daemon.state().charged(), 4 * MIB);
     memory.allocate_batch(request).refused().is(Reason::SessionLost);
     // Another session of the process says nothing about the first one by itself.
     let second = daemon.open();
-    assert_eq!(daemon.books().session(lost).unwrap().state(), SessionState::Silent);
+    assert_eq!(daemon.state().session(lost).unwrap().state(), SessionState::Silent);
     let third = Hello { unmapped_session_ids: vec![lost], ..hello() };
     let third = RawSession::greet(&daemon.sockets(), third).unwrap();
     daemon.drains();
-    assert!(daemon.books().session(lost).is_none());
+    assert!(daemon.state().session(lost).is_none());
     for live in [&second, &third] {
-        assert_eq!(daemon.books().session(live.id()).unwrap().state(), SessionState::Live);
+        assert_eq!(daemon.state().session(live.id()).unwrap().state(), SessionState::Live);
     }
 }
 
@@ -251,8 +251,8 @@ fn another_process_cannot_say_that_a_session_is_unmapped() {
     owner.allocate(spec(4 * MIB));
     let mut other = daemon.probe();
     other.ask(&format!("open {}", owner.id()));
-    assert_eq!(daemon.books().held(), 4 * MIB);
-    assert_eq!(daemon.books().session(owner.id()).unwrap().state(), SessionState::Live);
+    assert_eq!(daemon.state().charged(), 4 * MIB);
+    assert_eq!(daemon.state().session(owner.id()).unwrap().state(), SessionState::Live);
 }
 
 #[test]
@@ -261,10 +261,10 @@ fn ids_of_an_earlier_daemon_are_unknown() {
     let mut before = daemon.open();
     let allocation = before.allocate(spec(MIB)).allocation_id;
     let old = before.request(vec![spec(1)]);
-    let epoch = daemon.books().node.boot_epoch;
+    let epoch = daemon.state().node.boot_epoch;
     let (_, home) = daemon.stop();
     let daemon = Daemon::start_in(home);
-    assert_eq!(daemon.books().node.boot_epoch, epoch + 1);
+    assert_eq!(daemon.state().node.boot_epoch, epoch + 1);
     let refused = daemon.memory.allocate_batch(old).refused();
     assert!(["SESSION_NOT_FOUND", "SESSION_LOST"].contains(&refused.reason.as_str()), "{refused:?}");
     let mut after = daemon.open();

@@ -45,7 +45,7 @@ fn an_endlessly_repeated_request_delays_no_other_session() {
     let mut other = daemon.probe_as(20_002);
     other.ask("open");
     soon(|| other.ask("allocate 2097152"));
-    soon(|| daemon.books());
+    soon(|| daemon.state());
     for call in pending {
         call.cancel();
     }
@@ -93,7 +93,7 @@ fn a_seal_whose_revoke_is_not_answered_is_refused() {
     let seal = SealRequest { session_id: session.id(), allocation_id, ..Default::default() };
     let refused = soon(|| session.memory.seal(seal).refused());
     assert_eq!(refused.is(Reason::StillMapped).fact("allocation"), format!("a-{allocation_id}"));
-    assert_eq!(daemon.books().held(), 4 * MIB);
+    assert_eq!(daemon.state().charged(), 4 * MIB);
     let revoke = session.receive_revoke();
     session.unmap_parts(revoke.parts);
 }
@@ -112,7 +112,7 @@ fn a_new_channel_replaces_the_old_one_in_any_order() {
     }
     let unmapped_session_ids = last.into_iter().collect();
     let session = RawSession::greet(&daemon.sockets(), Hello { unmapped_session_ids, ..hello() }).unwrap();
-    until("every earlier session is gone", || daemon.books().sessions.len() == 1);
+    until("every earlier session is gone", || daemon.state().sessions.len() == 1);
     daemon.drains();
     drop(session);
 }

@@ -86,7 +86,7 @@ fn an_impossible_word_ends_its_session_alone() {
         refused.is(Reason::ProtocolBroken);
         assert!(refused.message.contains("word"), "{refused:?}");
     }
-    assert_eq!(daemon.books().node.invariant_violations, 0);
+    assert_eq!(daemon.state().node.invariant_violations, 0);
     evict(&daemon, &mut witness, kept);
 }
 

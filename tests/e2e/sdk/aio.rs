@@ -13,7 +13,7 @@ use tokio::{
 };
 use vramd_client::{AllocationRequest, Bytes, Client, Error, PoolConfig, Reason, aio};
 use vramd_proto::v1::SessionState;
-use vramd_tests::{Books, Config, Daemon, MIB, MIB_2, config::Effect, content, digest, wait::until};
+use vramd_tests::{Config, Daemon, MIB, MIB_2, NodeState, config::Effect, content, digest, wait::until};
 
 fn runtimes() -> [Runtime; 2] {
     [Builder::new_current_thread(), Builder::new_multi_thread()]
@@ -36,12 +36,12 @@ fn apart<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-fn books(daemon: &Daemon) -> Books {
-    apart(|| daemon.books())
+fn state(daemon: &Daemon) -> NodeState {
+    apart(|| daemon.state())
 }
 
-fn settled(daemon: &Daemon) -> Books {
-    apart(|| daemon.settled_books())
+fn settled(daemon: &Daemon) -> NodeState {
+    apart(|| daemon.settled_state())
 }
 
 async fn connect(daemon: &Daemon) -> aio::Client {
@@ -110,7 +110,7 @@ fn many_futures_at_once_share_one_session() {
         while let Some(done) = tasks.join_next().await {
             assert_eq!(done.unwrap().unwrap().still_charged, Bytes::ZERO);
         }
-        assert_eq!(books(&daemon).sessions.len(), 1);
+        assert_eq!(state(&daemon).sessions.len(), 1);
         daemon
     });
 }
@@ -151,9 +151,9 @@ fn an_allocation_of_a_dropped_future_is_freed() {
             let begun = Instant::now();
             timeout(Duration::from_millis(1000), client.allocate(request(4 * MIB))).await.unwrap_err();
             assert!(begun.elapsed() < Duration::from_millis(2500), "a drop waits for nothing");
-            assert!(!books(&daemon).are_empty(), "the daemon is at it");
+            assert!(!state(&daemon).is_empty(), "the daemon is at it");
             client.flush().await.unwrap();
-            assert!(settled(&daemon).are_empty(), "who waits for it finds nothing");
+            assert!(settled(&daemon).is_empty(), "who waits for it finds nothing");
             // The session has not suffered.
             drop(client.allocate(request(4 * MIB)).await.unwrap());
         });
@@ -191,7 +191,7 @@ fn futures_dropped_at_any_moment_leak_nothing() {
         client.flush().await.unwrap();
         other.flush().await.unwrap();
         assert_eq!(other.attach("kept").await.unwrap().digest(), kept.digest());
-        until("only what is kept is left", || books(&daemon).allocations.len() == 1);
+        until("only what is kept is left", || state(&daemon).allocations.len() == 1);
         assert!(client.blocking().is_connected() && other.blocking().is_connected());
         kept.free_async().await.unwrap();
         daemon
@@ -287,7 +287,7 @@ fn a_client_reconnects_to_a_restarted_daemon_on_request() {
         again
     });
     assert!(again.blocking().is_connected());
-    assert_eq!(books(&daemon).sessions.iter().filter(|row| row.state() == SessionState::Live).count(), 1);
+    assert_eq!(state(&daemon).sessions.iter().filter(|row| row.state() == SessionState::Live).count(), 1);
 }
 
 #[test]

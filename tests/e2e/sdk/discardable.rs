@@ -44,7 +44,7 @@ fn a_discardable_part_is_dropped_for_room_and_its_owner_notified() {
     memory.copy_from_host(0, &written).unwrap();
     memory.unpin().unwrap();
     assert_eq!(looked_at(&memory, &written), [(0, true); 4]);
-    assert_eq!(daemon.books().held_in_host(), 0, "it needs nothing below");
+    assert_eq!(daemon.state().charged_in_host(), 0, "it needs nothing below");
 
     let needed = AllocationRequest::new(Bytes::mib(4)).part_size(Bytes::mib(2)).wait(Duration::from_secs(10));
     let theirs = other.allocate(needed).unwrap();

@@ -48,7 +48,7 @@ fn a_dropped_handle_frees_its_memory() {
     daemon.drains();
     drop(client);
     until("no session is live", || {
-        daemon.books().sessions.iter().all(|row| row.state() != SessionState::Live)
+        daemon.state().sessions.iter().all(|row| row.state() != SessionState::Live)
     });
 }
 
@@ -147,7 +147,7 @@ fn old_handles_fail_after_a_reconnect_and_new_ones_work() {
     assert!(again.is_connected() && !client.is_connected());
     assert_ne!(again.session_id(), client.session_id());
     let named = |session: &vramd_proto::v1::Session| session.client_name == "steady";
-    assert!(daemon.books().sessions.iter().any(named), "it is as the first one was");
+    assert!(daemon.state().sessions.iter().any(named), "it is as the first one was");
     let lost = Some(Reason::SessionLost);
     assert_eq!(client.list("").unwrap_err().reason(), lost);
     assert_eq!(client.describe(open.id()).unwrap_err().reason(), lost);
@@ -217,8 +217,8 @@ fn a_forked_child_has_no_handles() {
     probe.ask("sdk drop");
     probe.ask("sdk flush");
     probe.kill();
-    until("the session is gone", || daemon.books().sessions.is_empty());
-    assert_eq!(daemon.books().unreturned(), 0);
+    until("the session is gone", || daemon.state().sessions.is_empty());
+    assert_eq!(daemon.state().unreturned(), 0);
     let child = rustix::process::Pid::from_raw(i32::try_from(child).unwrap()).unwrap();
     rustix::process::kill_process(child, rustix::process::Signal::KILL).unwrap();
 }
@@ -236,8 +236,8 @@ fn more_descriptors_than_the_process_may_hold_fail_cleanly() {
     daemon.drains();
     // What fits is served: the session has not suffered.
     probe.ask("sdk allocate 8388608 part=2097152");
-    assert_eq!(daemon.books().held(), 8 * MIB);
-    assert_eq!(daemon.books().node.fds_in_flight, 0);
+    assert_eq!(daemon.state().charged(), 8 * MIB);
+    assert_eq!(daemon.state().node.fds_in_flight, 0);
 }
 
 /// A process that can open nothing for a moment loses nothing of what it owns or reads: neither by a pin of some parts, nor
@@ -258,9 +258,9 @@ fn pin_succeeds_after_fd_exhaustion_ends() {
     let own = owner.ask("sdk allocate 8388608 part=2097152")["allocation"].as_u64().unwrap();
     owner.ask("sdk write 5");
     owner.ask("sdk unhold");
-    let held = daemon.books().held();
+    let held = daemon.state().charged();
 
-    for id in daemon.books().allocations.iter().map(|row| format!("a-{}", row.allocation_id)) {
+    for id in daemon.state().allocations.iter().map(|row| format!("a-{}", row.allocation_id)) {
         until("it leaves", || {
             let evicting = daemon.vramctl().args(["alloc", "evict", &id, "--json"]).output().unwrap();
             let told: serde_json::Value = serde_json::from_slice(&evicting.stdout).unwrap();
@@ -277,9 +277,9 @@ fn pin_succeeds_after_fd_exhaustion_ends() {
         assert_eq!(refused.is(Reason::MapFailed).facts["allocation"], format!("a-{own}"));
         reader.refused("sdk pin 0").is(Reason::MapFailed);
     }
-    let books = daemon.books();
-    assert_eq!((books.node.fds_in_flight, books.sessions.len()), (0, 2));
-    assert!(books.allocations.iter().all(|row| row.mapper_count == 0), "{:?}", books.allocations);
+    let state = daemon.state();
+    assert_eq!((state.node.fds_in_flight, state.sessions.len()), (0, 2));
+    assert!(state.allocations.iter().all(|row| row.mapper_count == 0), "{:?}", state.allocations);
 
     owner.ask("sdk limit-fds 256");
     reader.ask("sdk limit-fds 256");
@@ -288,7 +288,7 @@ fn pin_succeeds_after_fd_exhaustion_ends() {
         probe.ask("sdk pin 0");
         assert_eq!(probe.ask("sdk pinned-digest 0")["digest"], digest(&content(4 * MIB, 3)));
     }
-    assert_eq!(daemon.books().held(), held);
+    assert_eq!(daemon.state().charged(), held);
     // The memory goes as any other.
     owner.ask("sdk unpin");
     owner.ask("sdk unpin");
@@ -307,12 +307,12 @@ fn a_seal_whose_answer_is_lost_is_sealed() {
     weights.as_mut_slice().unwrap().copy_from_slice(&content(MIB, 4));
     let failed = weights.seal().unwrap_err();
     assert_eq!(failed.error.reason(), Some(Reason::Deadline), "{:?}", failed.error);
-    until("the daemon has sealed it", || daemon.books().allocations.iter().all(|row| !row.digest.is_empty()));
+    until("the daemon has sealed it", || daemon.state().allocations.iter().all(|row| !row.digest.is_empty()));
     let sealed = failed.allocation.seal().unwrap();
     assert_eq!(sealed.digest(), digest(&content(MIB, 4)));
     assert_eq!(digest(sealed.as_slice().unwrap()), sealed.digest());
     // Persistent: a drop leaves it where it is.
     drop(sealed);
     client.flush().unwrap();
-    assert_eq!(daemon.books().allocations.len(), 1);
+    assert_eq!(daemon.state().allocations.len(), 1);
 }

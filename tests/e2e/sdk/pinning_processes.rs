@@ -19,7 +19,7 @@ fn connect(daemon: &Daemon) -> Client {
 
 /// Once the daemon has heard of all that is mapped: what is on its way counts as pinned.
 fn revoke(daemon: &Daemon, allocation: u64, wait: bool) -> Pending<RevokeMappingsResponse> {
-    until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
+    until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
     let target = Some(Target::AllocationId(allocation));
     daemon.admin.revoke_mappings(RevokeMappingsRequest { target, wait, ..Default::default() })
 }
@@ -71,7 +71,7 @@ fn a_process_stopped_during_a_revocation_is_reported_and_continues() {
     let daemon = Daemon::start(&Config::default().limit("revoke_answer_timeout_ms = 300"));
     let (mut evicted, session, id) = pinning(&daemon);
     let (mut fenced, other_session, other_id) = pinning(&daemon);
-    until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
+    until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
     evicted.freeze();
     fenced.freeze();
     let (evict, fence) = (revoke(&daemon, id, false), revoke(&daemon, other_id, true));
@@ -90,15 +90,15 @@ fn a_process_stopped_during_a_revocation_is_reported_and_continues() {
         "it may pin, for all the daemon knows: {end:?}"
     );
     assert_eq!(by, [other_session], "and is named at the deadline");
-    let state = |id| daemon.books().session(id).unwrap().state();
+    let state = |id| daemon.state().session(id).unwrap().state();
     assert_eq!(state(session), SessionState::Silent);
     assert_eq!(outcome(revoke(&daemon, id, true)), (Outcome::Silent, vec![session]), "nobody waits again");
-    assert_eq!(daemon.books().held(), 3 * SIZE, "all stays charged");
+    assert_eq!(daemon.state().charged(), 3 * SIZE, "all stays charged");
 
     for (probe, id) in [(&mut evicted, session), (&mut fenced, other_session)] {
         probe.signal(Signal::CONT);
         until("it lives, and has let go", || {
-            let row = daemon.books().session(id).unwrap().clone();
+            let row = daemon.state().session(id).unwrap().clone();
             (row.state(), row.mapped_bytes) == (SessionState::Live, 0)
         });
         assert_eq!(probe.ask("sdk pinned-digest")["digest"], digest(&content(SIZE, 3)), "the same bytes");
@@ -119,7 +119,7 @@ fn one_of_two_stalled_processes_is_aborted_and_the_other_continues() {
         probe.ask(&format!("sdk pin {own}"));
     }
     let fences: Vec<_> = ids.iter().map(|id| revoke(&daemon, *id, true)).collect();
-    let mappers = || daemon.books().allocations.iter().map(|row| row.mapper_count).collect::<Vec<_>>();
+    let mappers = || daemon.state().allocations.iter().map(|row| row.mapper_count).collect::<Vec<_>>();
     until("each is mapped by who pins it alone", || mappers() == [1, 1]);
 
     // Now each wants the other one too, while it keeps its own.
@@ -169,9 +169,9 @@ fn forked_children_pin_nothing_and_pins_end_with_their_process() {
     assert_eq!(outcome(revoke(&daemon, ids[0], false)).0, Outcome::Revoked, "and was the only one");
     probe.ask("sdk pin 0");
     probe.kill();
-    until("its session is gone", || daemon.books().session(session).is_none());
+    until("its session is gone", || daemon.state().session(session).is_none());
     assert_eq!(outcome(revoke(&daemon, ids[0], false)).0, Outcome::Revoked);
-    assert_eq!(daemon.books().allocations[0].mapper_count, 0);
+    assert_eq!(daemon.state().allocations[0].mapper_count, 0);
 }
 
 #[test]
@@ -183,9 +183,9 @@ fn a_pin_set_that_never_fits_is_refused_at_once() {
     for one in &both {
         assert_eq!(outcome(revoke(&daemon, one.id().get(), true)).0, Outcome::Revoked);
     }
-    let device = daemon.books().devices[0].device.clone().unwrap();
+    let device = daemon.state().devices[0].device.clone().unwrap();
     let taken = outsider(&device.uuid, 32 * MIB);
-    until("the outsider is seen", || daemon.books().unbrokered() == 32 * MIB);
+    until("the outsider is seen", || daemon.state().unbrokered() == 32 * MIB);
 
     let set: Vec<_> = both.iter().map(|one| (one as &dyn Pinnable, Access::Write)).collect();
     let refused = client.pin_set(&set).unwrap_err();
@@ -195,7 +195,7 @@ fn a_pin_set_that_never_fits_is_refused_at_once() {
     drop(both[0].pin(Access::Write).expect("one of them fits"));
 
     drop(taken);
-    until("the outsider has gone", || daemon.books().unbrokered() == 0);
+    until("the outsider has gone", || daemon.state().unbrokered() == 0);
     drop(client.pin_set(&set).expect("now both do"));
     daemon.set_quota(client.tenant(), "", "32MiB");
     let refused = client.pin_set(&[(&both[0] as &dyn Pinnable, Access::Read), (&both[1], Access::Read)]);

@@ -26,7 +26,7 @@ fn three_parts() -> AllocationRequest {
 
 /// What became of each part, once the daemon has heard of all that is mapped: what is on its way counts as pinned.
 fn revoke(daemon: &Daemon, id: AllocationId, wait: bool) -> Vec<Outcome> {
-    until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
+    until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
     revoke_now(daemon, id, wait)
 }
 
@@ -168,7 +168,7 @@ fn sets_and_single_pins_succeed_while_an_operator_revokes() {
     assert!(pins.into_inner() > 0);
     drop((sealed, others));
     drop(owner);
-    until("no session is left", || daemon.books().sessions.is_empty());
+    until("no session is left", || daemon.state().sessions.is_empty());
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn a_reused_word_pins_no_earlier_part() {
     let mut gone = client.allocate(three_parts()).unwrap();
     gone.unpin().unwrap();
     client.free(gone.id()).unwrap();
-    until("it is gone", || daemon.books().allocations.is_empty());
+    until("it is gone", || daemon.state().allocations.is_empty());
     let mut other = client.allocate(three_parts()).unwrap();
     other.unpin().unwrap();
     assert!(gone.pin(Access::Read).is_err(), "its words are another's");
@@ -249,14 +249,14 @@ fn an_operators_free_waits_for_guards_and_takes_the_memory_back() {
     let pinned = weights.pin(Access::Read).unwrap();
     let target = Some(free_allocation_request::Target::AllocationId(weights.id().get()));
     let freeing = daemon.admin.free_allocation(FreeAllocationRequest { target, ..Default::default() });
-    until("it is being freed", || daemon.books().allocations[0].state() == AllocationState::Freeing);
+    until("it is being freed", || daemon.state().allocations[0].state() == AllocationState::Freeing);
     assert!(!freeing.is_answered());
     assert_eq!(digest(pinned.as_slice().unwrap()), digest(&content(SIZE, 7)), "what is pinned is mapped");
 
     drop(pinned);
     let freed = freeing.ok();
     assert_eq!((freed.still_charged_bytes, freed.mapper_session_ids), (0, vec![]));
-    assert_eq!(daemon.books().held(), 0);
+    assert_eq!(daemon.state().charged(), 0);
     assert!(!weights.is_mapped());
     assert!(matches!(weights.as_slice(), Err(Error::NotMapped { .. })));
     client.allocate(three_parts()).expect("the session goes on");

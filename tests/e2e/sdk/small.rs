@@ -106,12 +106,12 @@ fn a_freed_block_is_reused_without_a_call() {
     let first = pool.alloc(bytes(1000)).unwrap();
     let address = first.as_device_ptr();
     drop(first);
-    let made = daemon.books().allocations.len();
+    let made = daemon.state().allocations.len();
     for _ in 0..1_000 {
         let blocks: Vec<_> = (0..500).map(|_| pool.alloc(bytes(1000)).unwrap()).collect();
         assert!(blocks.iter().any(|block| block.as_device_ptr() == address));
     }
-    assert_eq!((made, daemon.books().allocations.len()), (1, 1));
+    assert_eq!((made, daemon.state().allocations.len()), (1, 1));
     assert_eq!(pool.chunk_bytes(), Bytes::new(MIB_2));
 }
 
@@ -173,7 +173,7 @@ fn idle_chunks_are_freed() {
             wait.recv().unwrap();
         }
     });
-    until("there are chunks", || daemon.books().allocations.len() > 1);
+    until("there are chunks", || daemon.state().allocations.len() > 1);
     daemon.drains();
     assert_eq!(pool.chunk_bytes(), Bytes::ZERO);
 
@@ -181,8 +181,8 @@ fn idle_chunks_are_freed() {
     let mut blocks: Vec<_> = (0..3_000).map(|_| pool.alloc(bytes(2000)).unwrap()).collect();
     assert!(pool.chunk_bytes() > Bytes::new(MIB_2));
     blocks.truncate(1);
-    until("one chunk is left", || daemon.books().allocations.len() == 1);
-    always("it stays", Duration::from_millis(500), || daemon.books().allocations.len() == 1);
+    until("one chunk is left", || daemon.state().allocations.len() == 1);
+    always("it stays", Duration::from_millis(500), || daemon.state().allocations.len() == 1);
     blocks[0].as_mut_slice().unwrap().fill(1);
     drop(blocks);
     daemon.drains();
@@ -272,16 +272,16 @@ fn blocks_outlive_pool_and_client() {
     let pool = client.pool(config()).unwrap();
     let mut blocks: Vec<_> = (0..5_000).map(|_| pool.alloc(bytes(1000)).unwrap()).collect();
     drop((pool, client));
-    assert_eq!(daemon.books().sessions.len(), 1);
+    assert_eq!(daemon.state().sessions.len(), 1);
     for block in &mut blocks {
         block.as_mut_slice().unwrap().fill(3);
     }
     let last = blocks.pop().unwrap();
     thread::spawn(move || drop(blocks)).join().unwrap();
-    until("only its chunk is left", || daemon.books().allocations.len() == 1);
+    until("only its chunk is left", || daemon.state().allocations.len() == 1);
     assert_eq!(last.as_slice().unwrap(), [3; 1000]);
     drop(last);
-    until("the session is gone", || daemon.books().sessions.is_empty());
+    until("the session is gone", || daemon.state().sessions.is_empty());
     daemon.drains();
 }
 

@@ -62,7 +62,7 @@ fn written_back_bytes_are_clean_and_counted_by_cause() {
     let daemon = Daemon::start(&config);
     let (mut session, id) = written(&daemon, 2);
     let tenant = session.tenant().to_owned();
-    until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
+    until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
     let target = Some(write_back_parts_request::Target::AllocationId(id));
     let request = WriteBackPartsRequest { target, part_indexes: vec![1], ..Default::default() };
     daemon.admin.write_back_parts(request).ok();
@@ -127,7 +127,7 @@ fn moves_and_waits_are_measured_by_kind_and_cause() {
     session.free(own);
 
     // Another one has the device, but for one part, and knows nothing of pins.
-    until("it is gone", || daemon.books().held() == 0);
+    until("it is gone", || daemon.state().charged() == 0);
     let mut other = daemon.open();
     let theirs = other.allocate(parts(3)).allocation_id;
     let pin = session.pin((0..4).map(|index| part(id, index)).collect());
@@ -135,7 +135,7 @@ fn moves_and_waits_are_measured_by_kind_and_cause() {
     until_said(&daemon, "vramd_migration_queue_size", &["part"], 3.0);
     let batch = other.memory.allocate_batch(batch);
     until_said(&daemon, "vramd_migration_queue_size", &["batch"], 1.0);
-    let capacity = daemon.books().devices[0].capacity_bytes as f64;
+    let capacity = daemon.state().devices[0].capacity_bytes as f64;
     until_said(&daemon, "vramd_memory_oversubscription_ratio", &[], mib(6 + 8) / capacity);
     cancel(&daemon, |what| matches!(what, What::Batch(_)));
     batch.refused().is(Reason::WaitCancelled);
@@ -146,11 +146,11 @@ fn moves_and_waits_are_measured_by_kind_and_cause() {
     until_said(&daemon, "vramd_migration_queue_size", &[], 0.0);
     until_said(&daemon, "vramd_pin_wait_seconds_count", &["refused"], 2.0);
 
-    let books = daemon.settled_books();
+    let state = daemon.settled_state();
     until("the collector has the same", || {
         let told = collector.received().metrics;
         sum(&told, "vramd.migration.used") == Some(10 * MIB)
-            && sum(&told, "vramd.quota.usage") == Some(books.held() + books.held_in_host())
+            && sum(&told, "vramd.quota.usage") == Some(state.charged() + state.charged_in_host())
             && count(&told, "vramd.migration.duration") == count(&told, "vramd.migration.size")
             && count(&told, "vramd.migration.queue.wait") >= Some(4)
             && count(&told, "vramd.pin.wait") == Some(3)
@@ -237,7 +237,7 @@ fn a_pins_span_links_to_the_moves_that_it_waited_for() {
     }
     let (pin, moves) = linked(&collector, 1);
     assert_eq!(moves.len(), 2, "one for each part");
-    let uuid = daemon.books().devices[0].device.clone().unwrap().uuid;
+    let uuid = daemon.state().devices[0].device.clone().unwrap().uuid;
     for span in &moves {
         assert_eq!(attribute(&span.attributes, "vramd.migration.direction"), "in");
         assert_eq!(attribute(&span.attributes, "vramd.migration.cause"), "demand");
@@ -283,6 +283,6 @@ fn linked(collector: &Collector, number: usize) -> (Span, Vec<Span>) {
 
 fn until_away(daemon: &Daemon, allocation: u64) {
     until("nothing of it is on the device", || {
-        daemon.books().allocation(allocation).is_some_and(|row| row.resident_bytes == 0)
+        daemon.state().allocation(allocation).is_some_and(|row| row.resident_bytes == 0)
     });
 }

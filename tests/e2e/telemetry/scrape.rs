@@ -19,7 +19,7 @@ fn a_scrape_matches_the_admin_service() {
     daemon.set_quota(session.tenant(), "64MiB", "256MiB");
     session.allocate(spec(6 * MIB));
     session.refused(spec(400 * MIB)).is(Reason::QuotaLimit);
-    let books = daemon.settled_books();
+    let state = daemon.settled_state();
     let scrape = scrape(&daemon);
     let tenant = format!("vramd_tenant=\"{}\"", session.tenant());
     let of = |metric: &str| -> f64 {
@@ -29,11 +29,11 @@ fn a_scrape_matches_the_admin_service() {
             .filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())
             .sum()
     };
-    assert_eq!(of("vramd_quota_usage_bytes"), books.held_by(session.tenant()) as f64);
+    assert_eq!(of("vramd_quota_usage_bytes"), state.charged_to(session.tenant()) as f64);
     assert_eq!(of("vramd_quota_guarantee_bytes"), (2 * 64 * MIB) as f64);
     assert_eq!(of("vramd_quota_limit_bytes"), (2 * 256 * MIB) as f64);
     assert_eq!(of("vramd_tenant_allocations"), 1.0);
-    let capacity: u64 = books.devices.iter().map(|device| device.capacity_bytes).sum();
+    let capacity: u64 = state.devices.iter().map(|device| device.capacity_bytes).sum();
     assert_eq!(sum(&scrape, "vramd_memory_capacity_bytes{"), capacity as f64);
     assert_eq!(sum(&scrape, "vramd_allocations{vramd_allocation_state=\"open\"}"), 1.0);
     assert_eq!(sum(&scrape, "vramd_sessions{vramd_session_state=\"live\"}"), 1.0);

@@ -96,7 +96,7 @@ fn pins_and_revocations_are_in_their_callers_traces() {
     let target = Some(Target::AllocationId(weights.id().get()));
     let revoke = |parent: Option<&'static str>| {
         // What is on its way counts as pinned.
-        until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
+        until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
         let admin = parent.map_or_else(|| daemon.admin.clone(), |parent| daemon.admin.in_trace(parent));
         admin.revoke_mappings(RevokeMappingsRequest { target: target.clone(), ..Default::default() }).ok()
     };

@@ -193,8 +193,8 @@ impl Reached {
 /// Returns the resources in use once they no longer fall: the ledger is empty, the device back at its former use.
 fn settle(daemon: &Daemon, witness: &Witness, gpu: &str, before: Option<Trace>) -> Result<Trace> {
     until("all sessions are gone and nothing is charged", || {
-        let books = daemon.books();
-        books.sessions.is_empty() && books.are_empty()
+        let state = daemon.state();
+        state.sessions.is_empty() && state.is_empty()
     });
     let device_used = match before {
         Some(before) => witness.used_once_down_to(gpu, before.device_used)?,
@@ -208,8 +208,8 @@ fn settle(daemon: &Daemon, witness: &Witness, gpu: &str, before: Option<Trace>) 
         thread::sleep(Duration::from_millis(50));
         daemon_fds = daemon_fds.min(fd_count(daemon.pid()));
     }
-    let books = daemon.books();
-    Ok(Trace { charged: books.held() + books.unreturned(), daemon_fds, device_used })
+    let state = daemon.state();
+    Ok(Trace { charged: state.charged() + state.unreturned(), daemon_fds, device_used })
 }
 
 /// Returns the device's lowest use once it has been stable for a while.

@@ -58,9 +58,9 @@ pub(super) fn an_illegal_address(_: &World) -> Value {
     let digest = new.text("seal", "digest");
     assert_eq!(new.text("digest", "digest"), digest, "the daemon hashes as before");
     // Its process lives, so its mappings stay charged until it ends.
-    assert_eq!(daemon.books().held(), 3 * SIZE);
+    assert_eq!(daemon.state().charged(), 3 * SIZE);
     bad.kill();
-    until("the dead client's memory is returned", || daemon.books().held() == 2 * SIZE);
+    until("the dead client's memory is returned", || daemon.state().charged() == 2 * SIZE);
     good.ask("free");
     new.ask("free");
     [good, new].into_iter().for_each(Actor::leave);

@@ -29,10 +29,10 @@ pub(super) fn inside_a_tenant(world: &World) -> Value {
     });
     let figures = world.figures();
     owner.ask("free");
-    assert_eq!(daemon.books().held(), SIZE, "charged while a process has it open");
+    assert_eq!(daemon.state().charged(), SIZE, "charged while a process has it open");
     assert_eq!(colleague.number("sum", "sum"), content::sum(6, SIZE), "and it stays");
     colleague.ask("drop");
-    until("it is freed with its last user", || daemon.books().held() == 0);
+    until("it is freed with its last user", || daemon.state().charged() == 0);
     [owner, colleague].into_iter().for_each(Actor::leave);
     daemon.drains();
     json!({ "stranger": stranger, "nvml": figures })

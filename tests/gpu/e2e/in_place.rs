@@ -42,18 +42,22 @@ pub(super) fn accessed_and_moved(world: &World) -> Value {
     let (mut in_place, mut came) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         move_all(&daemon, id, Tier::Host);
-        until("the device has it back", || daemon.books().held() == 0);
+        until("the device has it back", || daemon.state().charged() == 0);
         let begun = Instant::now();
         assert_eq!(pin(&mut client, "write"), address, "in place, round {round}");
         in_place.push(begun.elapsed().as_secs_f64() * 1e3);
         used(&mut client, 2 * round, "in place");
-        let books = daemon.books();
-        assert_eq!((books.held(), books.held_in_host()), (0, charged), "it has not come, round {round}");
+        let state = daemon.state();
+        assert_eq!(
+            (state.charged(), state.charged_in_host()),
+            (0, charged),
+            "it has not come, round {round}"
+        );
         world.comes_down_to(full - charged + 64 * MIB);
         client.ask("unpin");
 
         came.push(move_all(&daemon, id, Tier::Device).as_secs_f64() * 1e3);
-        assert_eq!(daemon.books().held(), charged, "it has come, round {round}");
+        assert_eq!(daemon.state().charged(), charged, "it has come, round {round}");
         assert_eq!(pin(&mut client, "write"), address, "on its device, round {round}");
         used(&mut client, 2 * round + 1, "on its device");
         assert!(world.used() + 64 * MIB > full, "the device holds it, round {round}");
@@ -64,7 +68,7 @@ pub(super) fn accessed_and_moved(world: &World) -> Value {
     let (digest, actors) = sealed_while_away(&daemon, client, sum, || {
         move_all(&daemon, id, Tier::Host);
     });
-    assert_eq!(daemon.books().held(), 0, "it has not come for any of them");
+    assert_eq!(daemon.state().charged(), 0, "it has not come for any of them");
     freed_by_the_first(&daemon, actors);
     json!({
         "rounds": ROUNDS, "bytes": SIZE, "digest": digest, "pinned_in_place_ms": in_place, "came_in_ms": came,
@@ -75,19 +79,19 @@ pub(super) fn accessed_and_moved(world: &World) -> Value {
 #[track_caller]
 fn in_both(daemon: &Daemon, client: &mut Actor, id: u64, address: u64) {
     move_all(daemon, id, Tier::Host);
-    until("the device has it back", || daemon.books().held() == 0);
+    until("the device has it back", || daemon.state().charged() == 0);
     let target = Some(Target::AllocationId(id));
     let first =
         MovePartsRequest { target, tier: Tier::Device.into(), part_indexes: vec![0], ..Default::default() };
     let parts = daemon.admin.move_parts(first).ok().parts;
     assert!(parts.iter().all(|part| part.outcome() == MoveOutcome::Moved), "{parts:?}");
-    let on_device = daemon.books().held();
+    let on_device = daemon.state().charged();
     assert!(on_device > 0 && on_device < SIZE, "one part: {on_device}");
     assert_eq!(pin(client, "write"), address, "in both");
     used(client, 2 * ROUNDS, "in both");
     assert_eq!(client.ask("copies 3")["same"], true, "the SDK's copies, over the end of the first part");
     client.ask(&format!("fill {LAST}"));
-    assert_eq!(daemon.books().held(), on_device, "the others have not come");
+    assert_eq!(daemon.state().charged(), on_device, "the others have not come");
     client.ask("unpin");
 }
 

@@ -39,9 +39,9 @@ fn there_and_back(world: &World, config: &Config, tier: Tier) -> Value {
     let (mut out, mut back) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         out.push(move_all(&daemon, id, tier).as_secs_f64() * 1e3);
-        until("the device has it back", || daemon.books().held() == 0);
-        let books = daemon.books();
-        let there = if tier == Tier::Disk { books.held_on_disk() } else { books.held_in_host() };
+        until("the device has it back", || daemon.state().charged() == 0);
+        let state = daemon.state();
+        let there = if tier == Tier::Disk { state.charged_on_disk() } else { state.charged_in_host() };
         assert_eq!(there, charged, "it is charged there");
         world.comes_down_to(full - charged + 64 * MIB);
         let begun = Instant::now();

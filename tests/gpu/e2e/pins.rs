@@ -27,7 +27,7 @@ pub(super) fn evicted_and_pinned_again(_: &World) -> Value {
     let mut writer = Actor::ready(&daemon);
     let told = writer.ask(&format!("allocate {SIZE} name=weights persistent"));
     let id = told["allocation"].as_u64().expect("a number");
-    let held = daemon.books().held();
+    let held = daemon.state().charged();
     writer.ask("fill 0");
     let parts = revoke(&daemon, id, false).ok().parts;
     assert!(parts.iter().all(|part| part.outcome() == Outcome::Pinned), "it is held: {parts:?}");
@@ -38,8 +38,8 @@ pub(super) fn evicted_and_pinned_again(_: &World) -> Value {
     writer.ask("unhold");
     for round in 0..ROUNDS {
         evict(&daemon, id);
-        let books = daemon.books();
-        assert_eq!((books.sessions[0].mapped_bytes, books.held()), (0, held), "unmapped, and charged");
+        let state = daemon.state();
+        assert_eq!((state.sessions[0].mapped_bytes, state.charged()), (0, held), "unmapped, and charged");
         assert_eq!(pin(&mut writer, "write"), address, "round {round}");
         let parts = revoke(&daemon, id, false).ok().parts;
         assert!(parts.iter().all(|part| part.outcome() == Outcome::Pinned), "it is pinned: {parts:?}");
@@ -49,7 +49,7 @@ pub(super) fn evicted_and_pinned_again(_: &World) -> Value {
     }
     let sum = content::sum(ROUNDS, SIZE);
     let (digest, actors) = sealed_while_away(&daemon, writer, sum, || evict(&daemon, id));
-    assert_eq!(daemon.books().held(), held, "charged once, to its owner");
+    assert_eq!(daemon.state().charged(), held, "charged once, to its owner");
     freed_by_the_first(&daemon, actors);
     json!({ "rounds": ROUNDS, "bytes": SIZE, "digest": digest })
 }

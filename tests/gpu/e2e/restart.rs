@@ -24,16 +24,16 @@ pub(super) fn killed_and_started_again(world: &World) -> Value {
     }
     let orphaned = world.figures();
     let daemon = Daemon::start_in(home);
-    until("the next daemon counts what it finds", || daemon.books().unbrokered() >= SIZE);
-    let found = device(&daemon.books());
+    until("the next daemon counts what it finds", || daemon.state().unbrokered() >= SIZE);
+    let found = device(&daemon.state());
     let mut newcomer = Actor::ready(&daemon);
     newcomer.ask(&format!("allocate {SIZE}"));
     newcomer.ask("fill 4");
     assert_eq!(reader.text("digest", "digest"), digest, "and the next one's memory is other memory");
     newcomer.ask("free");
     [writer, reader, newcomer].into_iter().for_each(Actor::leave);
-    until("it is free once the clients have left", || daemon.books().unbrokered() < SIZE);
-    let after = device(&daemon.books());
+    until("it is free once the clients have left", || daemon.state().unbrokered() < SIZE);
+    let after = device(&daemon.state());
     assert!(daemon.stop().0.success(), "the daemon ends well");
     json!({ "nvml_without_daemon": orphaned, "found": found, "after": after })
 }

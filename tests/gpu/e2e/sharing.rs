@@ -49,8 +49,8 @@ pub(super) fn three_processes(world: &World) -> Value {
     }
     assert_eq!(writer.number("sum", "sum"), sum, "after it is sealed");
 
-    let books = daemon.books();
-    assert_eq!(books.held(), CHARGED, "charged once, to its owner");
+    let state = daemon.state();
+    assert_eq!(state.charged(), CHARGED, "charged once, to its owner");
     let charged_by_nvml = world.witness.of_process(world.gpu(), daemon.pid()).expect("NVML answers");
     if let Some(bytes) = charged_by_nvml {
         assert!(bytes >= CHARGED, "NVML charges the daemon {bytes}, whose tenants are charged {CHARGED}");
@@ -61,7 +61,7 @@ pub(super) fn three_processes(world: &World) -> Value {
         "nvml_of_daemon_bytes": charged_by_nvml,
         "nvml_of_writer_bytes": of_client(&writer),
         "nvml_of_readers_bytes": readers.iter().map(of_client).collect::<Vec<_>>(),
-        "device": device(&books),
+        "device": device(&state),
         "nvml": world.figures(),
     });
     writer.ask("free");
@@ -73,8 +73,8 @@ pub(super) fn three_processes(world: &World) -> Value {
 }
 
 /// Returns the daemon's status of its first device.
-pub(super) fn device(books: &vramd_tests::Books) -> Value {
-    let device = &books.devices[0];
+pub(super) fn device(state: &vramd_tests::NodeState) -> Value {
+    let device = &state.devices[0];
     json!({
         "total_bytes": device.total_bytes, "capacity_bytes": device.capacity_bytes,
         "held_bytes": device.held_bytes, "unreturned_bytes": device.unreturned_bytes,
@@ -121,6 +121,6 @@ pub(super) fn several_gpus(world: &World) -> Value {
         writer.ask("free");
         writer.leave();
     }
-    until("both GPUs hold nothing", || daemon.books().are_empty());
+    until("both GPUs hold nothing", || daemon.state().is_empty());
     json!({ "gpus": world.gpus.len(), "nvml_used_bytes_before": before, "nvml_used_bytes_after": after })
 }

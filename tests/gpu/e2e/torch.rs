@@ -37,7 +37,7 @@ pub(super) fn shares_the_context(world: &World) -> Value {
     if let (Some(before), Some(after)) = (of_process, of_process_mapped) {
         assert!(after < before + SLACK, "a second context: NVML charges {before}, then {after}");
     }
-    assert_eq!(daemon.books().held(), SIZE);
+    assert_eq!(daemon.state().charged(), SIZE);
     program.go_on();
     let freed = program.stage();
     assert_eq!(freed["stage"], "freed");
@@ -60,14 +60,14 @@ pub(super) fn shares_a_model(world: &World) -> Value {
     if let Some(why) = sealed.get("absent") {
         return json!({ "absent": why });
     }
-    let held = daemon.books().held();
+    let held = daemon.state().charged();
     writer.go_on();
     let mut readers = [start("read"), start("read")];
     let mapped = readers.each_mut().map(Program::stage);
     for reader in &mapped {
         assert_eq!(reader["digest"], sealed["digest"], "one model");
     }
-    assert_eq!(daemon.books().held(), held, "one copy, however many map it");
+    assert_eq!(daemon.state().charged(), held, "one copy, however many map it");
     let mut ended = vec![writer.stage()];
     writer.ends_well();
     for mut reader in readers {
@@ -75,7 +75,7 @@ pub(super) fn shares_a_model(world: &World) -> Value {
         ended.push(reader.stage());
         reader.ends_well();
     }
-    assert_eq!(daemon.books().held(), MODEL_SIZE, "persistent memory stays");
+    assert_eq!(daemon.state().charged(), MODEL_SIZE, "persistent memory stays");
     let freed =
         daemon.vramctl().args(["alloc", "free", &sealed["id"].to_string()]).output().expect("vramctl starts");
     assert!(freed.status.success(), "{}", String::from_utf8_lossy(&freed.stderr));

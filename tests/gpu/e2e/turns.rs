@@ -62,15 +62,15 @@ pub(super) fn three_tenants(driver: Driver, below: Below, quick: bool) -> Value 
     let told: Vec<_> = who_stay.iter_mut().map(|client| client.listen("a look at all of it")).collect();
     who_stay.into_iter().for_each(Probe::leave);
     daemon.drains();
-    let books = daemon.books();
-    assert_eq!(books.node.invariant_violations, 0, "{books:?}");
+    let state = daemon.state();
+    assert_eq!(state.node.invariant_violations, 0, "{state:?}");
     let [to_disk, from_disk] = [0, 1].map(|way| on_disk(&daemon)[way] - before[way]);
     let has_disk = below == Below::HostAndDisk;
     assert_eq!([to_disk > 0, from_disk > 0], [has_disk; 2], "{to_disk} and {from_disk} bytes");
     assert!(daemon.stop().0.success(), "the daemon ends well");
     json!({
         "tenants": if is_root() { TENANTS.len() } else { 1 },
-        "device_bytes": scale.device(), "capacity_bytes": books.devices[0].capacity_bytes,
+        "device_bytes": scale.device(), "capacity_bytes": state.devices[0].capacity_bytes,
         "bytes_of_each_client": scale.owned(), "clients": told, "killed": killed, "moves": moves,
         "to_disk_bytes": to_disk, "from_disk_bytes": from_disk,
     })
@@ -82,17 +82,17 @@ fn kill_one(scale: &Scale, daemon: &Daemon, uid: u32, comes_back: Option<Tier>) 
     let client = scale.client(daemon, uid, NO_END);
     let pid = client.pid();
     let uses = || {
-        let mut sessions = daemon.books().sessions.into_iter();
+        let mut sessions = daemon.state().sessions.into_iter();
         sessions.find(|session| session.pid == pid && session.mapped_bytes > 0)
     };
     let session = eventually("it has memory and uses it", uses).session_id;
     if let Some(tier) = comes_back {
         until("some of it was there, and is back", || has_come_back(daemon, session, tier));
     }
-    let held = daemon.books().held();
+    let held = daemon.state().charged();
     assert!(held <= scale.device(), "{held} bytes are handed out, and {} are there", scale.device());
     client.kill();
-    until("it is gone", || daemon.books().sessions.iter().all(|session| session.pid != pid));
+    until("it is gone", || daemon.state().sessions.iter().all(|session| session.pid != pid));
 }
 
 /// Returns how many parts have arrived, by the daemon's counters.
@@ -170,7 +170,7 @@ impl Scale {
         let config = match self.driver {
             Driver::Cuda => {
                 // The reserve for contexts is taken from the share too.
-                let reserve = Daemon::start(&Config::cuda()).books().devices[0].context_reserve_bytes;
+                let reserve = Daemon::start(&Config::cuda()).state().devices[0].context_reserve_bytes;
                 Config::cuda().memory(&format!("device_share = \"{}\"", self.device() + reserve))
             }
             Driver::Sim => Config::devices(&[&self.device().to_string()]),

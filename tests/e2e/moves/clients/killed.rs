@@ -24,8 +24,8 @@ impl Neighbour {
     /// Once nothing is left but what is its own.
     fn leaves_unharmed(mut self, daemon: &Daemon) {
         until("nothing else is left", || {
-            let books = daemon.books();
-            (books.sessions.len(), books.allocations.len(), held(daemon)) == (1, 1, (2, 2))
+            let state = daemon.state();
+            (state.sessions.len(), state.allocations.len(), held(daemon)) == (1, 1, (2, 2))
         });
         assert_eq!(self.0.ask("sdk digest")["digest"], digest(&content(MIB_2, 9)));
         self.0.leave();
@@ -94,7 +94,7 @@ fn a_client_is_killed_while_its_part_leaves() {
             Step {
                 name: "it has left, and the device has not got it back",
                 slow: ("release", 1),
-                reached: |daemon| daemon.books().devices[0].moving_out_bytes == 0 && held(daemon) == (4, 6),
+                reached: |daemon| daemon.state().devices[0].moving_out_bytes == 0 && held(daemon) == (4, 6),
             },
             [Outcome::Moved, Outcome::Moved],
         ),
@@ -185,7 +185,7 @@ fn a_client_is_killed_while_its_pin_fetches() {
         name: "one part is mapped and the other on its way",
         slow: ("copy", 4),
         reached: |daemon| {
-            is(daemon, Tier::Device, MoveState::Copying) && daemon.books().sessions[0].mapped_bytes > 0
+            is(daemon, Tier::Device, MoveState::Copying) && daemon.state().sessions[0].mapped_bytes > 0
         },
     };
     for step in ways_in().into_iter().chain([mapped]) {
@@ -225,11 +225,11 @@ fn a_client_is_killed_while_it_waits_for_room() {
     other.ask("allocate 2097152");
     probe.tell("sdk pin-for 60000");
     until("one part is there and the other waits", || {
-        let device = &daemon.books().devices[0];
+        let device = &daemon.state().devices[0];
         (device.awaited_part_count, device.moving_in_bytes, device.held_bytes) == (1, 0, 3 * MIB_2)
     });
     probe.kill();
-    until("nobody waits", || daemon.books().devices[0].awaited_part_count == 0);
+    until("nobody waits", || daemon.state().devices[0].awaited_part_count == 0);
     other.leave();
     neighbour.leaves_unharmed(&daemon);
 }

@@ -15,7 +15,7 @@ pub(crate) fn letting_go(daemon: &Daemon, client: &Client, count: u64) -> Alloca
     let bytes = content(count * MIB_2, memory.id().get());
     memory.as_mut_slice().unwrap().copy_from_slice(&bytes);
     memory.unpin().unwrap();
-    daemon.settled_books();
+    daemon.settled_state();
     memory
 }
 

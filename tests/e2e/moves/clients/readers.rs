@@ -51,13 +51,13 @@ fn all_readers_unmap_and_only_a_stopped_one_is_reported() {
     assert_eq!(mappings(&probes), [PARTS; 4]);
     leaves(&daemon, id);
     assert_eq!(mappings(&probes), [0; 4], "nobody maps it any more");
-    assert_eq!(daemon.books().allocation(id).unwrap().mapper_count, 0);
+    assert_eq!(daemon.state().allocation(id).unwrap().mapper_count, 0);
     probes.iter_mut().for_each(has_every_byte);
     until_held(&daemon, 6, 6);
     assert_eq!(mappings(&probes), [PARTS; 4], "one memory of the device, mapped by all");
 
     let stopped = 2;
-    until("all pins have ended", || daemon.books().node.fds_in_flight == 0);
+    until("all pins have ended", || daemon.state().node.fds_in_flight == 0);
     probes[stopped].freeze();
     let answer = moving(&daemon, id, Tier::Host).ok();
     for part in &answer.parts {
@@ -65,7 +65,7 @@ fn all_readers_unmap_and_only_a_stopped_one_is_reported() {
     }
     assert_eq!(answer.parts.len(), PARTS);
     let states: Vec<_> =
-        sessions.iter().map(|session| daemon.books().session(*session).unwrap().state()).collect();
+        sessions.iter().map(|session| daemon.state().session(*session).unwrap().state()).collect();
     let live = SessionState::Live;
     assert_eq!(states, [live, live, SessionState::Silent, live]);
     until_held(&daemon, 6, 6);
@@ -77,7 +77,7 @@ fn all_readers_unmap_and_only_a_stopped_one_is_reported() {
     }
 
     probes[stopped].signal(Signal::CONT);
-    until("it lives again", || daemon.books().session(sessions[stopped]).unwrap().state() == live);
+    until("it lives again", || daemon.state().session(sessions[stopped]).unwrap().state() == live);
     leaves(&daemon, id);
     assert_eq!(mappings(&probes), [0; 4]);
     probes.iter_mut().for_each(has_every_byte);

@@ -97,13 +97,13 @@ fn a_stopped_client_keeps_its_part_and_is_reported() {
     let id = probe.ask("sdk allocate 4194304 part=2097152")["allocation"].as_u64().unwrap();
     probe.ask("sdk write 7");
     probe.ask("sdk unhold");
-    let session = daemon.books().sessions[0].session_id;
-    until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
+    let session = daemon.state().sessions[0].session_id;
+    until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
     probe.freeze();
     let answer = moving(&daemon, id, Tier::Host).ok();
     assert_eq!(first(&answer), (Outcome::Silent, &[session][..]));
     until_held(&daemon, 4, 4);
-    assert_eq!(daemon.books().sessions[0].state(), SessionState::Silent);
+    assert_eq!(daemon.state().sessions[0].state(), SessionState::Silent);
     // Again, and at once: it is known by now.
     assert_eq!(first(&moving(&daemon, id, Tier::Host).ok()).0, Outcome::Silent);
     // Nobody else waits for it.
@@ -112,7 +112,7 @@ fn a_stopped_client_keeps_its_part_and_is_reported() {
     other.leave();
     until_held(&daemon, 4, 4);
     probe.signal(Signal::CONT);
-    until("it lives again", || daemon.books().sessions[0].state() == SessionState::Live);
+    until("it lives again", || daemon.state().sessions[0].state() == SessionState::Live);
     assert_eq!(first(&moving(&daemon, id, Tier::Host).ok()).0, Outcome::Moved);
     until_held(&daemon, 0, 4);
     let told = probe.ask("sdk pinned-digest");

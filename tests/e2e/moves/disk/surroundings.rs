@@ -211,9 +211,9 @@ fn an_undeletable_file_is_logged_and_its_bytes_stay_charged() {
     let told = "cannot be deleted, its 2097152 bytes stay taken: Operation not permitted (os error 1)";
     until("it is told", || daemon.log().contains(told));
     until_held(&daemon, [0, 0, 2]);
-    let books = daemon.books();
-    let unreturned: u64 = books.quotas.iter().map(|row| row.unreturned_bytes).sum();
-    assert_eq!(unreturned, 2 << 20, "{books:?}");
+    let state = daemon.state();
+    let unreturned: u64 = state.quotas.iter().map(|row| row.unreturned_bytes).sum();
+    assert_eq!(unreturned, 2 << 20, "{state:?}");
     // What is left of the disk can be had all the same.
     let next = unheld(&client, 3);
     send(&daemon, &next, "disk");

@@ -32,8 +32,8 @@ pub(crate) const PART: usize = 2 << 20;
 
 /// MiB charged on the device, in the host and on disk.
 fn held(daemon: &Daemon) -> [u64; 3] {
-    let books = daemon.books();
-    [books.held(), books.held_in_host(), books.held_on_disk()].map(|bytes| bytes / MIB)
+    let state = daemon.state();
+    [state.charged(), state.charged_in_host(), state.charged_on_disk()].map(|bytes| bytes / MIB)
 }
 
 #[track_caller]
@@ -77,7 +77,7 @@ fn a_set_larger_than_device_and_host_survives_a_killed_client() {
     probe.kill();
     is_intact(&third, 4);
     is_intact(&mine, 10);
-    until("its memory is given back", || daemon.books().allocations.len() == 3);
+    until("its memory is given back", || daemon.state().allocations.len() == 3);
     let lies: Vec<_> = [&mine, &other, &third].into_iter().flat_map(|memory| lies(&daemon, memory)).collect();
     assert!(lies.iter().any(|tier| tier == "disk") && lies.iter().any(|tier| tier == "host"), "{lies:?}");
     let shown = said(&daemon, &["alloc", "show", &mine.id().to_string()]);
@@ -169,7 +169,7 @@ fn the_disk_has_a_quota_of_its_own() {
         (&"refused".into(), &"QUOTA_LIMIT".into())
     );
     assert_eq!(refused["error"]["facts"]["tier"], "disk");
-    let tenant = daemon.books().quotas.iter().find(|row| row.held_bytes > 0).expect("a row").tenant.clone();
+    let tenant = daemon.state().quotas.iter().find(|row| row.held_bytes > 0).expect("a row").tenant.clone();
     let shown = said(&daemon, &["quota", "get", &tenant, "--tier", "disk"]);
     assert_eq!(shown["quota"]["held_bytes"], 2 * MIB);
     said(&daemon, &["quota", "set", &tenant, "--tier", "disk", "--limit", "4MiB"]);
@@ -305,7 +305,7 @@ pub(crate) fn in_one_part(daemon: &Daemon, client: &Client, pieces: u64) -> Allo
     let bytes = content(size.get(), memory.id().get());
     memory.as_mut_slice().unwrap().copy_from_slice(&bytes);
     memory.unpin().unwrap();
-    daemon.settled_books();
+    daemon.settled_state();
     memory
 }
 

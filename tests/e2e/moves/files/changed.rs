@@ -34,7 +34,7 @@ fn loaded_while(
     thread::scope(|scope| {
         let loading = scope.spawn(|| load(client, path));
         until("it is open, and about to be read", || {
-            daemon.books().allocations.iter().any(|it| it.state() == AllocationState::Sealing)
+            daemon.state().allocations.iter().any(|it| it.state() == AllocationState::Sealing)
         });
         meddle();
         loading.join().unwrap()
@@ -68,7 +68,7 @@ fn a_file_truncated_during_its_copy_is_refused_and_leaves_nothing() {
     let client = connect(&daemon);
     let lost = thread::scope(|scope| {
         let loading = scope.spawn(|| load(&client, &path).map(drop));
-        until("it is open, and about to be copied", || !daemon.books().allocations.is_empty());
+        until("it is open, and about to be copied", || !daemon.state().allocations.is_empty());
         File::options().write(true).open(&path).unwrap().set_len(HEADER + 9 * MIB).unwrap();
         loading.join().unwrap().expect_err("it is lost")
     });

@@ -116,9 +116,9 @@ fn a_model_larger_than_the_device_is_charged_for_its_resident_parts() {
     // What an operator sends there is gone from the device at once.
     send_by_id(&daemon, &id, "disk");
     assert_eq!(tiers_of(&daemon, &id), vec!["disk"; 10]);
-    until("the device has its room back", || daemon.books().held() == 0);
+    until("the device has its room back", || daemon.state().charged() == 0);
     is_intact(&sealed, &weights);
-    assert!(daemon.books().held_on_disk() == 0);
+    assert!(daemon.state().charged_on_disk() == 0);
     assert_eq!(bytes_in_file(), 10 * MIB_2, "it goes back there");
     sealed.free().unwrap();
     drop(client);
@@ -138,7 +138,7 @@ fn a_loaded_file_is_attached_by_name_and_outlives_its_session() {
     assert_eq!(sealed.as_slice().unwrap(), weights);
     let other = second.attach("llama").unwrap();
     assert_eq!(other.as_slice().unwrap(), weights);
-    assert_eq!(daemon.books().held(), 3 * MIB_2, "one copy for both");
+    assert_eq!(daemon.state().charged(), 3 * MIB_2, "one copy for both");
     let taken = first.load(&path, HEADER, named).unwrap_err();
     assert_eq!(taken.reason(), Some(Reason::NameTaken), "{taken}");
     drop((sealed, other, first, second));

@@ -61,7 +61,7 @@ fn a_batch_is_served_once_all_of_it_has_room() {
     let wait = all_waits(&daemon).remove(0);
     assert!(matches!(wait.what, Some(What::Batch(_))) && wait.until.is_some(), "{wait:?}");
     other.free(ids[0]);
-    until("half of it is there", || daemon.books().held() == MIB_2);
+    until("half of it is there", || daemon.state().charged() == MIB_2);
     always("it waits for the rest", Duration::from_millis(100), || {
         !waiting.is_answered() && all_waits(&daemon).len() == 1
     });
@@ -124,14 +124,14 @@ fn a_pin_does_not_overtake_a_batch() {
     let call = pinner.pin(vec![part(id, 0)]);
     until_wait(&daemon, 2);
     other.free(ids[0]);
-    until("there would be room for the pin", || daemon.books().held() == MIB_2);
+    until("there would be room for the pin", || daemon.state().charged() == MIB_2);
     always("it does not overtake", Duration::from_millis(100), || {
         !waiting.is_answered() && all_waits(&daemon).len() == 2
     });
     other.free(ids[1]);
     let theirs = served(&mut session, waiting);
     until_wait(&daemon, 1);
-    assert_eq!(daemon.books().held(), 2 * MIB_2);
+    assert_eq!(daemon.state().charged(), 2 * MIB_2);
     session.free(theirs);
     pinner.pin_answer(call).unwrap();
     assert_eq!(pinner.digest(id, MIB_2), digest(&content(MIB_2, id)));
@@ -204,7 +204,7 @@ fn a_caller_that_hangs_up_finds_its_batch_still_in_the_line() {
     assert!(!again.is_answered());
     other.free(ids[0]);
     let id = served(&mut session, again);
-    assert_eq!(daemon.books().held(), 2 * MIB_2);
+    assert_eq!(daemon.state().charged(), 2 * MIB_2);
     session.free(id);
     other.free(ids[1]);
     nothing_is_left(&daemon);
@@ -252,7 +252,7 @@ fn a_task_that_stops_waiting_does_not_block_the_release() {
     assert!(given_up, "there is no room for it");
     drop(own);
     // Room for it comes only later.
-    until("what was dropped after it is freed", || daemon.books().held() == MIB_2);
+    until("what was dropped after it is freed", || daemon.state().charged() == MIB_2);
     other.free(theirs);
     drop(client);
     nothing_is_left(&daemon);

@@ -64,8 +64,8 @@ fn a_waiter_does_not_wait_for_write_backs() {
     until_held(&daemon, 0, 2);
     let (mut victim, idle) = written(&daemon, 2);
     let (mut a, many) = written(&daemon, MANY);
-    assert_eq!(daemon.books().held(), 52 * MIB, "the device is full");
-    until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
+    assert_eq!(daemon.state().charged(), 52 * MIB, "the device is full");
+    until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
     let target = Some(write_back_parts_request::Target::AllocationId(many));
     let bulk = daemon.admin.write_back_parts(WriteBackPartsRequest { target, ..Default::default() });
     has_begun(&daemon);

@@ -28,8 +28,8 @@ fn a_pin_set_beyond_the_limit_of_the_parts_tenant_is_refused() {
     // What has left is charged until the driver has it back.
     until_held(&daemon, 0, 8);
     daemon.set_quota("team-a", "", "4MiB");
-    let uuid = daemon.books().devices[0].device.clone().unwrap_or_default().uuid;
-    let books = daemon.settled_books();
+    let uuid = daemon.state().devices[0].device.clone().unwrap_or_default().uuid;
+    let state = daemon.settled_state();
 
     // Who reads it is told nothing of the tenant but that.
     let call = reader.pin((0..4).map(|index| part(id, index)).collect());
@@ -46,7 +46,7 @@ fn a_pin_set_beyond_the_limit_of_the_parts_tenant_is_refused() {
     let refused = refused.is(Reason::QuotaLimit);
     let facts = ["tenant", "device", "tier", "limit", "held", "asked"].map(|fact| refused.fact(fact));
     assert_eq!(facts, ["team-a", &uuid, "device", "4194304", "0", "8388608"]);
-    assert_eq!(daemon.books(), books, "nothing has moved");
+    assert_eq!(daemon.state(), state, "nothing has moved");
 
     let bytes = content(SIZE, 3);
     let size = usize::try_from(MIB_2).unwrap();

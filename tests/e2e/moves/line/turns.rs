@@ -74,7 +74,7 @@ impl Turns {
             let mut short = self.tenant(daemon, round % 3);
             self.begin(&mut short, 60_000, 100 + u64::from(round));
             // The youngest is the last.
-            let youngest = || daemon.books().sessions.get(3).cloned();
+            let youngest = || daemon.state().sessions.get(3).cloned();
             until("it is in the middle of it", || youngest().is_some_and(|session| session.mapped_bytes > 0));
             assert!(held(daemon).0 <= self.device, "never more than there is");
             seen.extend(used(daemon));
@@ -83,7 +83,7 @@ impl Turns {
                 until("some of it was there, and is back", || has_come_back(daemon, session, lowest));
             }
             short.kill();
-            until("it is gone", || daemon.books().sessions.len() == 3);
+            until("it is gone", || daemon.state().sessions.len() == 3);
         }
         seen
     }

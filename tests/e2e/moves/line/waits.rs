@@ -70,7 +70,7 @@ fn a_waiting_pin_is_listed_and_cancelled() {
     let daemon = Daemon::start(&tiers("8MiB", "16MiB"));
     let (mut session, id, call, mut other, theirs) = three_wait(&daemon);
     let listed = all_waits(&daemon);
-    let uuid = daemon.books().devices[0].device.clone().unwrap().uuid;
+    let uuid = daemon.state().devices[0].device.clone().unwrap().uuid;
     for (wait, index) in listed.iter().zip(1..) {
         assert_eq!((wait.tenant.as_str(), &wait.device, wait.bytes), (session.tenant(), &uuid, MIB_2));
         assert!(wait.began_at.is_some() && wait.until.is_none(), "{wait:?}");

@@ -25,7 +25,7 @@ fn begun(daemon: &Daemon, way: &str, device: &str, class: &str) -> u64 {
 }
 
 fn uuids(daemon: &Daemon) -> Vec<String> {
-    daemon.books().devices.iter().map(|it| it.device.clone().unwrap().uuid).collect()
+    daemon.state().devices.iter().map(|it| it.device.clone().unwrap().uuid).collect()
 }
 
 #[test]

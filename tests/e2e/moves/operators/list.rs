@@ -29,7 +29,7 @@ fn a_migration_is_listed_with_its_progress() {
     let daemon = Daemon::start(&tiers("128MiB", "128MiB").link("96MiB"));
     let mut session = RawSession::open_with_pins(&daemon.sockets());
     let id = session.allocate(AllocationSpec { part_size_bytes: SIZE, ..spec(SIZE) }).allocation_id;
-    let uuid = daemon.books().devices[0].device.clone().unwrap().uuid;
+    let uuid = daemon.state().devices[0].device.clone().unwrap().uuid;
 
     let evicting = moving(&daemon, id, Tier::Host);
     until("it is shown before it is unmapped", || {

@@ -27,10 +27,10 @@ fn commands_take_single_parts_and_ranges() {
     assert_eq!(told["part_indexes"], json!([0, 1, 2, 3, 4, 5]));
     unpin_words(&session, id, 6);
 
-    let books = daemon.settled_books();
+    let state = daemon.settled_state();
     let refused = [
         ("5-6", 1, "the allocation has no such part"),
-        ("0-65536", 2, "no allocation has more than 65536 parts"),
+        ("0-65536", 2, "the range `0-65536` is too long: an allocation has at most 65536 parts"),
         ("3-1", 2, "the range `3-1` begins at 3, after its end 1"),
         ("1-", 2, "`1-` is neither a part index, like 7, nor a range of parts, like 0-99"),
         ("x", 2, "`x` is neither a part index, like 7, nor a range of parts, like 0-99"),
@@ -45,7 +45,7 @@ fn commands_take_single_parts_and_ranges() {
     }
     let twice = vramctl(&daemon, &["alloc", "hold", &target, "--part", "0-2", "--part", "2-3"]);
     assert!(String::from_utf8(twice.stderr).unwrap().contains("a part is named twice"));
-    assert_eq!((twice.status.code(), daemon.books()), (Some(1), books));
+    assert_eq!((twice.status.code(), daemon.state()), (Some(1), state));
     session.free(id);
     nothing_is_left(&daemon);
 }

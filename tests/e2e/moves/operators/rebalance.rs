@@ -96,7 +96,7 @@ fn unpinned_parts_leave_for_another_tenants_guarantee() {
 fn parts_leave_when_other_programs_take_device_memory() {
     let (daemon, client, memory) = full(&tiers("8MiB", "8MiB").limit("survey_interval_ms = 20"));
     let pinned = memory.pin_parts(3..4, Access::Read).unwrap();
-    let device = || daemon.books().devices[0].clone();
+    let device = || daemon.state().devices[0].clone();
     let taken = outsider(&device().device.unwrap().uuid, 4 * MIB);
     until_held(&daemon, 4, 8);
     assert_eq!((device().unbrokered_bytes, device().shortfall_bytes), (4 * MIB, 0));

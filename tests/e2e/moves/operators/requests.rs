@@ -126,7 +126,7 @@ fn a_session_that_pins_a_part_is_named_and_keeps_it() {
 fn an_invalid_move_is_refused_and_changes_nothing() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
     let (mut session, id) = written(&daemon, 1);
-    let books = daemon.settled_books();
+    let state = daemon.settled_state();
     let ask = |request: MovePartsRequest| daemon.admin.move_parts(request).refused();
     assert_eq!(ask(request(id, Tier::Disk)).is(Reason::TierUnsupported).fact("tier"), "disk");
     ask(MovePartsRequest { tier: 9, ..request(id, Tier::Host) }).is(Reason::RequestInvalid);
@@ -139,7 +139,7 @@ fn an_invalid_move_is_refused_and_changes_nothing() {
     let named = Some(Target::Name("nobody/nothing".to_owned()));
     ask(MovePartsRequest { target: named, ..Default::default() }).is(Reason::AllocationNotFound);
     ask(MovePartsRequest { request_id: vec![1], ..request(id, Tier::Host) }).is(Reason::RequestInvalid);
-    assert_eq!(daemon.books(), books);
+    assert_eq!(daemon.state(), state);
     let output = vramctl(&daemon, &["alloc", "evict", &format!("a-{}", id + 1)]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(vramctl(&daemon, &["alloc", "evict"]).status.code(), Some(2));
@@ -165,7 +165,7 @@ fn a_node_without_a_host_tier_refuses_moves_to_the_host() {
     assert_eq!(outcomes(&moving(&daemon, id, Tier::Device).ok()), [Outcome::Moved], "it is there");
     let set = SetQuotaRequest { tier: Tier::Host.into(), ..quota(session.tenant(), "0", "", "1GiB") };
     daemon.admin.set_quota(set).refused().is(Reason::TierUnsupported);
-    assert_eq!(daemon.books().devices[0].host_capacity_bytes, 0);
+    assert_eq!(daemon.state().devices[0].host_capacity_bytes, 0);
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn a_full_host_refuses_moves_and_names_the_limit() {
     assert_eq!(answer.parts[0].error.as_ref().unwrap().metadata["limit"], MIB.to_string());
     said(&daemon, &["quota", "set", &tenant, "--tier", "host", "--limit", "2MiB"]);
     evict(&daemon, &mut second, other);
-    let rows = daemon.books().quotas;
+    let rows = daemon.state().quotas;
     let in_host = rows.iter().find(|row| row.tier() == Tier::Host && row.device != "*").expect("a row");
     assert_eq!((in_host.held_bytes, in_host.limit_bytes), (MIB_2, MIB_2));
     second.free(other);
@@ -294,7 +294,7 @@ fn a_moving_part_shows_its_target_tier() {
     assert_eq!((&part["tier"], &part["moves_to"]), (&"device".into(), &"host".into()));
     let text = String::from_utf8(vramctl(&daemon, &["alloc", "show", &format!("a-{id}")]).stdout).unwrap();
     assert!(text.contains("device->host"), "{text}");
-    assert_eq!(daemon.books().devices[0].moving_out_bytes, MIB_2);
+    assert_eq!(daemon.state().devices[0].moving_out_bytes, MIB_2);
     assert_eq!(held(&daemon), (2, 2), "it is charged in both");
     assert_eq!(outcomes(&evicting.ok()), [Outcome::Moved]);
     until_held(&daemon, 0, 2);
@@ -307,7 +307,7 @@ fn host_memory_is_pinned_ahead_and_kept_for_later_parts() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB").memory("part_size = \"2MiB\""));
     let said = "host memory is pinned ahead of need node=0 pinned_bytes=8388608";
     until("it is pinned", || daemon.log().contains(said));
-    let uuid = daemon.books().devices[0].device.clone().unwrap_or_default().uuid;
+    let uuid = daemon.state().devices[0].device.clone().unwrap_or_default().uuid;
     let ahead = host_memory_of(&uuid);
     assert_eq!(ahead.len(), 4);
     for round in 0..3 {

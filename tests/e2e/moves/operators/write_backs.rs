@@ -25,7 +25,7 @@ fn request(allocation: u64) -> WriteBackPartsRequest {
 /// Once the daemon has heard that everything is mapped which it has sent.
 #[track_caller]
 pub(crate) fn writing_back(daemon: &Daemon, allocation: u64) -> Pending<WriteBackPartsResponse> {
-    until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
+    until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
     daemon.admin.write_back_parts(request(allocation))
 }
 
@@ -218,7 +218,7 @@ fn a_write_back_without_backing_is_refused() {
     let (mut session, id) = written(&daemon, 1);
     let discardable = vramd_proto::v1::AllocationSpec { discardable: true, ..spec(MIB_2) };
     let discardable = session.allocate(discardable).allocation_id;
-    let books = daemon.settled_books();
+    let state = daemon.settled_state();
     let ask = |request: WriteBackPartsRequest| daemon.admin.write_back_parts(request).refused();
     ask(request(discardable)).is(Reason::KindUnsupported);
     ask(request(id + 100)).is(Reason::AllocationNotFound);
@@ -226,7 +226,7 @@ fn a_write_back_without_backing_is_refused() {
     for part_indexes in [vec![1], vec![0, 0]] {
         ask(WriteBackPartsRequest { part_indexes, ..request(id) }).is(Reason::RequestInvalid);
     }
-    assert_eq!(daemon.books(), books);
+    assert_eq!(daemon.state(), state);
     session.free(discardable);
     session.free(id);
     nothing_is_left(&daemon);

@@ -32,7 +32,7 @@ fn a_fetched_part_has_its_address_and_every_byte() {
     let mut weights = client.allocate(request).unwrap();
     weights.as_mut_slice().unwrap().copy_from_slice(&content(SIZE, 3));
     let (id, address) = (weights.id().to_string(), weights.as_device_ptr());
-    until("all maps are answered", || daemon.books().node.fds_in_flight == 0);
+    until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
     let told = said(&daemon, &["alloc", "evict", &id]);
     assert_eq!(told["parts"][0]["outcome"], "pinned", "the handle holds it");
     weights.unpin().unwrap();
@@ -71,7 +71,7 @@ fn a_pin_stops_a_part_from_leaving() {
     let (mut session, id) = written(&daemon, 1);
     let evicting = moving(&daemon, id, Tier::Host);
     unmap_as_told(&mut session, id);
-    until("it is being copied", || daemon.books().devices[0].moving_out_bytes == MIB_2);
+    until("it is being copied", || daemon.state().devices[0].moving_out_bytes == MIB_2);
     bring_in_by_pin(&mut session, id, 1);
     assert_eq!(first(&evicting.ok()), (Outcome::Wanted, &[][..]));
     assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
@@ -90,7 +90,7 @@ fn a_pin_without_room_waits_for_some() {
     pin_words(&other, theirs, 3);
     let call = session.pin((0..4).map(|index| part(id, index)).collect());
     // One of them finds room, and comes at once.
-    let awaited = || daemon.books().devices[0].awaited_part_count;
+    let awaited = || daemon.state().devices[0].awaited_part_count;
     until("the others wait for room", || awaited() == 3 && held(&daemon) == (8, 14));
     always("they wait", Duration::from_millis(100), || awaited() == 3);
     unpin_words(&other, theirs, 3);
@@ -112,10 +112,10 @@ fn a_pin_that_stops_waiting_leaves_nothing() {
     until_held(&daemon, 0, 4);
     let (mut other, theirs) = written(&daemon, 2);
     let call = session.pin(vec![part(id, 0)]);
-    until("it waits for room", || daemon.books().devices[0].awaited_part_count == 1);
+    until("it waits for room", || daemon.state().devices[0].awaited_part_count == 1);
     session.pin_ended(call);
     // The channel is another way than that of calls: else there may be room before it is heard.
-    until("nobody waits", || daemon.books().devices[0].awaited_part_count == 0);
+    until("nobody waits", || daemon.state().devices[0].awaited_part_count == 0);
     other.free(theirs);
     until_held(&daemon, 0, 4);
     // By the death of its process too.
@@ -128,9 +128,9 @@ fn a_pin_that_stops_waiting_leaves_nothing() {
     until_held(&daemon, 0, 8);
     let filler = other.allocate(crate::moves::parts(2)).allocation_id;
     probe.tell("sdk pin-for 60000");
-    until("it waits for room", || daemon.books().devices[0].awaited_part_count > 0);
+    until("it waits for room", || daemon.state().devices[0].awaited_part_count > 0);
     probe.kill();
-    until("nobody waits", || daemon.books().devices[0].awaited_part_count == 0);
+    until("nobody waits", || daemon.state().devices[0].awaited_part_count == 0);
     // What it had in the host is set aside for what the other holds.
     until_held(&daemon, 4, 8);
     other.free(filler);
@@ -159,13 +159,13 @@ fn a_pin_waits_no_longer_than_its_deadline() {
         let outcome = client.pin_set_timeout(&[(&weights, Access::Read)], wait);
         assert!(matches!(outcome, Err(Error::Deadline)), "{outcome:?}");
     }
-    until("nobody waits", || daemon.books().devices[0].awaited_part_count == 0);
+    until("nobody waits", || daemon.state().devices[0].awaited_part_count == 0);
     let outcome = weights.pin_timeout(0..4, Access::Read, Duration::ZERO);
     assert!(matches!(outcome, Err(Error::Deadline)), "{outcome:?}");
 
     let pinned = std::thread::scope(|scope| {
         let pin = scope.spawn(|| weights.pin_timeout(0..4, Access::Read, Duration::MAX));
-        until("it waits for room", || daemon.books().devices[0].awaited_part_count > 0);
+        until("it waits for room", || daemon.state().devices[0].awaited_part_count > 0);
         drop(other);
         pin.join().unwrap().unwrap()
     });

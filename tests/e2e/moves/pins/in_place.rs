@@ -159,7 +159,7 @@ fn an_operator_moves_unpinned_parts_that_are_mapped_in_place() {
         write(&memory, 0, round);
         let pinned = memory.pin(Access::Write).unwrap();
         assert_eq!(lies(&daemon, &memory), ["host"; 2]);
-        daemon.settled_books();
+        daemon.settled_state();
         for words in [&["alloc", "bring-in", &id][..], &["alloc", "evict", &id, "--to", "disk"]] {
             assert_eq!(outcomes(&daemon, words), ["pinned"; 2]);
         }
@@ -229,7 +229,7 @@ fn shared(daemon: &Daemon) -> (Probe, Probe, u64) {
     reader.ask("sdk open");
     reader.ask("sdk attach team-a/weights");
     reader.ask("sdk keep");
-    daemon.settled_books();
+    daemon.settled_state();
     send_by_id(daemon, &allocation_id(id), "host");
     (owner, reader, id)
 }
@@ -262,7 +262,7 @@ fn readers_read_in_place_and_only_the_owner_advises() {
     }
     assert_eq!(tiers_of(&daemon, &text), ["host"; 2]);
     until_held(&daemon, [0, 4, 0]);
-    assert_eq!(daemon.books().allocation(id).unwrap().mapper_count, 2);
+    assert_eq!(daemon.state().allocation(id).unwrap().mapper_count, 2);
     reader.refused("sdk advise unset").is(Reason::NotOwner);
     // Of the owner's tenant, while the owner lives.
     let mut colleague = daemon.probe_as(TEAM_A);
@@ -278,14 +278,14 @@ fn readers_read_in_place_and_only_the_owner_advises() {
     reads(&mut owner);
     assert_eq!(tiers_of(&daemon, &text), ["host"; 2]);
     reader.ask("sdk unpin");
-    until("nobody maps it there", || daemon.books().allocation(id).unwrap().mapper_count == 0);
+    until("nobody maps it there", || daemon.state().allocation(id).unwrap().mapper_count == 0);
     for probe in [&mut owner, &mut reader, &mut colleague] {
         reads(probe);
     }
     assert_eq!(tiers_of(&daemon, &text), ["device"; 2]);
     // Who is of the tenant may, once its owner is gone.
     owner.leave();
-    until("its session is gone", || daemon.books().sessions.len() == 2);
+    until("its session is gone", || daemon.state().sessions.len() == 2);
     colleague.ask("sdk advise set");
     reader.refused("sdk advise unset").is(Reason::NotOwner);
     send_by_id(&daemon, &text, "host");
@@ -306,7 +306,7 @@ fn a_client_killed_while_it_maps_in_place_leaves_nothing() {
     }
     let daemon = two_tenants();
     let (mut owner, mut reader, id) = shared(&daemon);
-    let uuid = daemon.books().devices[0].device.clone().unwrap_or_default().uuid;
+    let uuid = daemon.state().devices[0].device.clone().unwrap_or_default().uuid;
     let maps = |pid: u32| host_memory_of(&uuid).values().any(|who| who.iter().any(|one| *one == pid));
     let mut other = daemon.probe();
     other.ask("sdk open");
@@ -314,7 +314,7 @@ fn a_client_killed_while_it_maps_in_place_leaves_nothing() {
     other.ask("sdk write 12");
     other.ask("sdk unhold");
     other.ask("sdk advise set");
-    daemon.settled_books();
+    daemon.settled_state();
     send_by_id(&daemon, &allocation_id(mine), "host");
     assert_eq!(other.ask("sdk pin-parts 0 2")["digest"], digest(&content(SIZE, 12)));
     reader.ask("sdk pin 0");
@@ -326,7 +326,7 @@ fn a_client_killed_while_it_maps_in_place_leaves_nothing() {
     reads(&mut owner);
     reads(&mut reader);
     reader.kill();
-    until("its session is gone", || daemon.books().sessions.len() == 1);
+    until("its session is gone", || daemon.state().sessions.len() == 1);
     reads(&mut owner);
     assert_eq!(tiers_of(&daemon, &allocation_id(id)), ["host"; 2]);
     // It is the owner's, and nobody's pin is left.
@@ -346,7 +346,7 @@ fn an_invalid_advice_is_refused() {
     let scratch = session.allocate(AllocationSpec { discardable: true, ..spec(MIB_2) }).allocation_id;
     let set = v1::Advice::SetAccessedBy.into();
     let refused = |request: AdviseRequest| session.memory.advise(request).refused();
-    let books = daemon.settled_books();
+    let state = daemon.settled_state();
     refused(advise(&session, 999, set)).is(Reason::AllocationNotFound);
     let kind = refused(advise(&session, scratch, set));
     assert_eq!(kind.is(Reason::KindUnsupported).fact("kind"), "advised discardable");
@@ -358,7 +358,7 @@ fn an_invalid_advice_is_refused() {
     refused(advise(&other, id, set)).is(Reason::NotOwner);
     refused(AdviseRequest { session_id: 999, ..advise(&session, id, set) }).is(Reason::SessionNotFound);
     drop(other);
-    until("nothing has changed", || daemon.books() == books);
+    until("nothing has changed", || daemon.state() == state);
     session.free(id);
     session.free(scratch);
     nothing_is_left(&daemon);

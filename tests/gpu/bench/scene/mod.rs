@@ -119,7 +119,7 @@ impl Scene {
         let config = match driver {
             Driver::Cuda => {
                 // The reserve for contexts is taken from the share too.
-                let reserve = Daemon::start(&Config::cuda()).books().devices[0].context_reserve_bytes;
+                let reserve = Daemon::start(&Config::cuda()).state().devices[0].context_reserve_bytes;
                 let share = device as u64 + reserve;
                 config(driver).memory(&format!("devices = [\"0\"]\ndevice_share = \"{share}\""))
             }

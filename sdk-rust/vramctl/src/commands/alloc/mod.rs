@@ -24,17 +24,27 @@ pub(crate) enum Verb {
     List(List),
     /// Show one allocation with its parts and the sessions that map them.
     Show { target: Target },
-    /// Free an allocation: its owner is asked to unmap it, and no session can attach it any longer.
+    /// Free an allocation.
+    ///
+    /// The daemon asks the owner to unmap it. No session can attach it any longer.
     Free { target: Target },
-    /// Unmap parts in the processes that map them. The owner keeps the memory: the next pin maps it again.
+    /// Unmap parts in the processes that map them.
+    ///
+    /// The owner keeps the memory: the next pin maps it again.
     Revoke(Revoke),
-    /// Move unpinned parts away from their device, or between host and disk. The next pin fetches them.
+    /// Move unpinned parts away from their device, or between host and disk.
+    ///
+    /// The next pin fetches them.
     Evict(Evict),
     /// Move parts to their device, if it has room.
     BringIn(Parts),
-    /// Copy unpinned parts to their backing while they stay mapped. A part that is not written afterwards leaves its device without a copy.
+    /// Copy unpinned parts to their backing while they stay mapped.
+    ///
+    /// A part that is not written afterwards leaves its device without a copy.
     WriteBack(Parts),
-    /// Keep parts on their device, whoever needs the room, until `unhold`. A part in another tier stays there until its next pin.
+    /// Keep parts on their device until `unhold`, even if a waiter needs the room.
+    ///
+    /// A part in another tier stays there until its next pin.
     Hold(Parts),
     /// Let go of parts that an operator holds.
     Unhold(Parts),

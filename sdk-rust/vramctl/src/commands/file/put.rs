@@ -34,8 +34,9 @@ pub(crate) struct Put {
     /// Size of the parts in bytes, a multiple of 2 MiB [default: the daemon's].
     #[arg(long, value_name = "BYTES", value_parser = vramd_types::Quantity::parse_bytes)]
     part_size: Option<Bytes>,
-    /// Let the daemon read the file and use it as backing, if the daemon knows that the file never changes. Otherwise the file is
-    /// copied as without this flag.
+    /// Let the daemon read the file and use it as backing.
+    ///
+    /// The daemon must know that the file never changes. Otherwise it copies the file, as without this flag.
     #[arg(long)]
     in_place: bool,
     /// Keep the allocation only until standard input ends: it belongs to this session and ends with it.

@@ -26,7 +26,7 @@ pub(crate) struct EventReport {
     pub(crate) fields: Value,
 }
 
-/// What happened: its kind and change, its fields for programs, its text for people.
+/// An event: its kind and change, its fields for programs, its text for people.
 struct Description {
     kind: &'static str,
     change: &'static str,

@@ -1,5 +1,4 @@
-//! The books as an operator sees them, all at once: for tests that a refusal changed nothing, and that in the end
-//! nothing is left.
+//! All tables of `admin.sock` at once. Tests compare them to show that a refusal changed nothing, and that nothing is left.
 
 use vramd_proto::v1::{
     Allocation, DeviceStatus, GetNodeRequest, GetNodeResponse, ListAllAllocationsRequest, ListDevicesRequest,
@@ -8,8 +7,9 @@ use vramd_proto::v1::{
 
 use crate::rpc::Admin;
 
+/// The tables of `admin.sock`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Books {
+pub struct NodeState {
     pub node: GetNodeResponse,
     pub devices: Vec<DeviceStatus>,
     pub quotas: Vec<Quota>,
@@ -17,8 +17,8 @@ pub struct Books {
     pub allocations: Vec<Allocation>,
 }
 
-impl Books {
-    /// Each table is whole in itself; between two of them things may happen.
+impl NodeState {
+    /// Reads all tables. Each one is consistent in itself; events may happen between two of them.
     #[track_caller]
     pub fn read(admin: &Admin) -> Self {
         const PAGE: u32 = 1000;
@@ -40,17 +40,17 @@ impl Books {
         }
     }
 
-    /// Charged on all devices.
-    pub fn held(&self) -> u64 {
+    /// Bytes charged on all devices.
+    pub fn charged(&self) -> u64 {
         self.devices.iter().map(|device| device.held_bytes).sum()
     }
 
-    /// Charged in the host's memory, beside all devices.
-    pub fn held_in_host(&self) -> u64 {
+    /// Bytes charged in the host tiers of all devices.
+    pub fn charged_in_host(&self) -> u64 {
         self.devices.iter().map(|device| device.host_held_bytes).sum()
     }
 
-    pub fn held_on_disk(&self) -> u64 {
+    pub fn charged_on_disk(&self) -> u64 {
         self.devices.iter().map(|device| device.disk_held_bytes).sum()
     }
 
@@ -62,8 +62,8 @@ impl Books {
         self.devices.iter().map(|device| device.unbrokered_bytes).sum()
     }
 
-    /// Charged to one tenant on all devices, and beside them.
-    pub fn held_by(&self, tenant: &str) -> u64 {
+    /// Bytes charged to one tenant in all places.
+    pub fn charged_to(&self, tenant: &str) -> u64 {
         self.quotas.iter().filter(|quota| quota.tenant == tenant).map(|quota| quota.held_bytes).sum()
     }
 
@@ -75,12 +75,12 @@ impl Books {
         self.allocations.iter().find(|allocation| allocation.allocation_id == id)
     }
 
-    /// Whether nothing is allocated, charged, or on its way.
-    pub fn are_empty(&self) -> bool {
+    /// Whether nothing is allocated, charged, or in flight.
+    pub fn is_empty(&self) -> bool {
         self.allocations.is_empty()
-            && self.held() == 0
-            && self.held_in_host() == 0
-            && self.held_on_disk() == 0
+            && self.charged() == 0
+            && self.charged_in_host() == 0
+            && self.charged_on_disk() == 0
             && self.unreturned() == 0
             && self.node.fds_in_flight == 0
     }
