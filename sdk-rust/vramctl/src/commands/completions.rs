@@ -7,6 +7,7 @@ use crate::output::{Output, failure::Failure};
 
 #[derive(Debug, Args)]
 pub(crate) struct Completions {
+    /// Shell to write the script for.
     shell: Shell,
 }
 

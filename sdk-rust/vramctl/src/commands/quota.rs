@@ -28,6 +28,7 @@ pub(crate) enum Verb {
 
 #[derive(Debug, Args)]
 pub(crate) struct Set {
+    /// Name of the tenant.
     tenant: String,
     #[command(flatten)]
     place: Place,
@@ -41,10 +42,12 @@ pub(crate) struct Set {
 
 #[derive(Debug, Args)]
 pub(crate) struct Get {
+    /// Name of the tenant.
     tenant: String,
     /// Index or UUID [default: the first device].
     #[arg(long, default_value = "", hide_default_value = true)]
     device: String,
+    /// Tier that the quota bounds.
     #[arg(long, value_enum, default_value_t = Tier::Device)]
     tier: Tier,
 }
@@ -58,6 +61,7 @@ pub(crate) struct List {
 
 #[derive(Debug, Args)]
 pub(crate) struct Delete {
+    /// Name of the tenant.
     tenant: String,
     #[command(flatten)]
     place: Place,
@@ -68,6 +72,7 @@ struct Place {
     /// Index, UUID, or `*` for every device.
     #[arg(long, default_value = "*")]
     device: String,
+    /// Tier that the quota bounds.
     #[arg(long, value_enum, default_value_t = Tier::Device)]
     tier: Tier,
 }

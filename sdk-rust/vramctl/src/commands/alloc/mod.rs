@@ -23,11 +23,17 @@ pub(crate) enum Verb {
     /// List the allocations of all tenants.
     List(List),
     /// Show one allocation with its parts and the sessions that map them.
-    Show { target: Target },
+    Show {
+        /// Id like a-1099511627777, or `tenant/name`.
+        target: Target,
+    },
     /// Free an allocation.
     ///
     /// The daemon asks the owner to unmap it. No session can attach it any longer.
-    Free { target: Target },
+    Free {
+        /// Id like a-1099511627777, or `tenant/name`.
+        target: Target,
+    },
     /// Unmap parts in the processes that map them.
     ///
     /// The owner keeps the memory: the next pin maps it again.

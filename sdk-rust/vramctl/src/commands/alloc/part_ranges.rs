@@ -12,6 +12,7 @@ const PARTS_MAX: u32 = 65_536;
 /// An allocation, all of it or some of its parts.
 #[derive(Debug, Args)]
 pub(crate) struct Parts {
+    /// Id like a-1099511627777, or `tenant/name`.
     pub(crate) target: Target,
     /// Apply to this part alone, or to a range like `0-99`. May be repeated.
     #[arg(long = "part", value_name = "INDEX|FIRST-LAST")]
