@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use dev_kit::{machine, said_by};
+use dev_kit::{machine, output_of};
 use serde_json::{Map, Value, json};
 
 /// The results of a benchmark.
@@ -43,10 +43,10 @@ fn run() -> Result<Value> {
         "command": format!("bench-rpc {}", words.join(" ")),
         "at_unix_seconds": now,
         // A binary that was built elsewhere does not know its commit.
-        "commit": said_by("git", &["rev-parse", "HEAD"]),
-        "changed_since": said_by("git", &["status", "--porcelain", "--untracked-files=no"])
+        "commit": output_of("git", &["rev-parse", "HEAD"]),
+        "changed_since": output_of("git", &["status", "--porcelain", "--untracked-files=no"])
             .map(|text| !text.is_empty()),
-        "rustc": said_by("rustc", &["--version"]),
+        "rustc": output_of("rustc", &["--version"]),
         "machine": machine(),
         "driver": "sim",
         "configuration": "the default one, and log_level debug",

@@ -1,4 +1,4 @@
-//! Writes `docs/ERRORS.md` from the registry of reasons, so that the page cannot say anything else than the code.
+//! Writes `docs/ERRORS.md` from the registry of reasons, so that the page always agrees with the code.
 //!
 //! `cargo run -p vramd-tests --bin errors-md` writes it; with `--check` it only compares and exits 1 on a difference.
 
@@ -14,8 +14,8 @@ const HEAD: &str = "\
 
 Every refusal is a gRPC status. Its `google.rpc.ErrorInfo` has the domain `vramd`, one of these reasons, and the facts
 as metadata; numbers are bytes unless the fact's name says otherwise. Reasons are API: a name keeps its meaning for
-ever, and new ones may come. Where clients who know nothing of vramd understand a standard detail (`BadRequest`,
-`ResourceInfo`, `QuotaFailure`, `PreconditionFailure`, `RetryInfo`), that travels too. On the channel, and for single
+ever, and new reasons may be added. Where a standard detail fits, for clients that know nothing of vramd (`BadRequest`,
+`ResourceInfo`, `QuotaFailure`, `PreconditionFailure`, `RetryInfo`), the status has it too. On the channel, and for single
 items of a batch, the same code, reason, message and facts come in `Refused` and `ItemError`.
 
 ";

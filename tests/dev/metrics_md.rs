@@ -1,4 +1,4 @@
-//! Writes `docs/METRICS.md` from the registry of metrics, so that the page cannot say anything else than the code.
+//! Writes `docs/METRICS.md` from the registry of metrics, so that the page always agrees with the code.
 //!
 //! `cargo run -p vramd-tests --bin metrics-md` writes it; with `--check` it only compares and exits 1 on a difference.
 
@@ -12,11 +12,11 @@ const HEAD: &str = "\
 
 <!-- Generated from broker/src/telemetry/metrics.rs by `make metrics-md`. Do not edit. -->
 
-What the daemon tells by `telemetry.prometheus_listen` and `telemetry.otlp_endpoint`: the same metrics, by Prometheus's
-names there and OpenTelemetry's here. A series that is zero is left out. `usage` adds up over its states. The tables of one
-collection are of one moment.
+The daemon serves these metrics at `telemetry.prometheus_listen` and sends them to `telemetry.otlp_endpoint`, under the
+names of Prometheus and of OpenTelemetry. A series that is zero is left out. The states of `usage` add up to what is
+used. All tables of one collection are of the same moment.
 
-With DCGM's exporter, which counts all memory as the daemon's, they are joined by the UUID:
+DCGM's exporter counts all memory as the daemon's. Join its series with these by UUID:
 `label_replace(DCGM_FI_DEV_FB_USED, \"hw_id\", \"$1\", \"UUID\", \"(.+)\")` is in MiB.
 
 ";

@@ -1,4 +1,4 @@
-//! What one event costs, by kind, against the number of allocations that live.
+//! The cost of one event, by kind, against the number of live allocations.
 
 use crate::{
     kind::Kind,
@@ -12,7 +12,7 @@ pub struct Point {
     pub kinds: Vec<Cost>,
 }
 
-/// Nanoseconds of one kind of event, each with its two readings of the clock.
+/// Nanoseconds of one kind of event, each including two readings of the clock.
 #[derive(Clone, Debug)]
 pub struct Cost {
     pub kind: Kind,
@@ -28,7 +28,7 @@ impl Point {
     }
 }
 
-/// Runs the mix over so many live allocations: some rounds to warm up, then those that count.
+/// Runs the mix over `live` allocations: a quarter of `rounds` to warm up, then the rounds that count.
 pub fn measure(live: usize, rounds: u32) -> Point {
     let mut mix = Mix::new(Pace::Single, live);
     for _ in 0..rounds / 4 {

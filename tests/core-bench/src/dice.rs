@@ -1,4 +1,4 @@
-//! Chance from a seed, the same everywhere: splitmix64.
+//! Random numbers from a seed, the same on every machine: splitmix64.
 
 #[derive(Debug)]
 pub struct Dice(u64);

@@ -1,4 +1,5 @@
-//! What is timed apart, so that a cost that grows in one kind of event cannot hide among the others.
+//! Kinds of events and queries that are timed separately, so that a cost that grows in one kind cannot hide
+//! among the others.
 
 use broker_core::{ClientFrame, ClientRequest, Completion, Event};
 

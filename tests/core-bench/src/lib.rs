@@ -1,7 +1,8 @@
-//! How fast the pure core is, how much memory it takes, and how its costs grow with what lives.
+//! Measures how fast the pure core is, how much memory it takes, and how its costs grow with the number of
+//! allocations.
 //!
-//! The real core runs a mixed workload on one thread. Around it everything obeys at once, so that what is timed is the
-//! core: `handle`, `poll_command` and the getters.
+//! The real core runs a mixed workload on one thread. Everything around it answers at once, so the time
+//! measured is that of the core: `handle`, `poll_command` and the getters.
 
 pub mod curve;
 pub mod dice;

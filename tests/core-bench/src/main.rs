@@ -12,22 +12,24 @@ use core_bench::{
 use serde_json::Value;
 
 #[derive(Parser)]
-#[command(about = "How fast the core is, how much memory it takes, and how its costs grow with what lives.")]
+#[command(
+    about = "Measures how fast the core is, how much memory it takes, and how its costs grow with the number of allocations."
+)]
 struct Arguments {
-    /// Fewer allocations and rounds: seconds rather than minutes.
+    /// Run fewer allocations and rounds: seconds rather than minutes.
     #[arg(long)]
     quick: bool,
-    /// Only what it costs to plan moves: the rest of the report stays as it is.
+    /// Measure only the planning of moves, and keep the rest of the report.
     #[arg(long)]
     moves: bool,
-    /// Where the report goes.
+    /// The file to write the report to.
     out: PathBuf,
 }
 
 /// How much of everything a run does.
 struct Plan {
     memory: u64,
-    /// The first is the one whose figure counts.
+    /// The figure of the first counts.
     throughput: &'static [usize],
     slices: usize,
     slice_events: u64,
@@ -36,10 +38,10 @@ struct Plan {
     moves: u64,
 }
 
-/// Parts of which most lie in the host's memory, and how many pins wait for one at a time.
+/// Number of parts, most of which lie in host memory, and of pins that wait for one at a time.
 const PARTS: u32 = 100_000;
 const WAITING: [usize; 3] = [1, 32, 1_000];
-/// What an operator moves by one call.
+/// Parts that an operator moves by one call.
 const AT_ONCE: u32 = 50_000;
 
 const FULL: Plan = Plan {
@@ -71,7 +73,7 @@ fn main() -> Result<()> {
         report["moves"] = planning.json();
         return Ok(fs::write(&arguments.out, format!("{report:#}\n"))?);
     }
-    // First of all, while nothing was freed that could be reused unseen.
+    // Memory comes first: freed memory would be reused without a trace.
     let growth = memory::measure(plan.memory)?;
     let throughput = plan
         .throughput

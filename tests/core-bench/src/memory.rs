@@ -1,4 +1,4 @@
-//! What a live allocation takes of the daemon's memory: the growth of this process, by the kernel's count.
+//! Memory that a live allocation takes in the daemon: the growth of this process, by the kernel's count.
 
 use std::fs;
 
@@ -27,8 +27,9 @@ impl Growth {
     }
 }
 
-/// Named session allocations of one part, each mapped by its owner, over 256 sessions of 64 tenants. To be called
-/// before anything else has grown this process: memory that was freed into the allocator would be reused unseen.
+/// Measures named session allocations of one part, each mapped by its owner, over 256 sessions of 64 tenants.
+/// Call it before anything else has grown this process: memory that was freed into the allocator would be
+/// reused without a trace.
 pub fn measure(allocations: u64) -> Result<Growth> {
     let mut shell = Shell::new(Pace::Bursts);
     for channel in 1..=SESSIONS {
@@ -91,7 +92,7 @@ fn allocate(shell: &mut Shell, pid: u32, session: SessionId, numbers: std::ops::
     shell.replies.clear();
 }
 
-/// Bytes of this process that are in memory.
+/// Resident bytes of this process.
 fn resident() -> Result<u64> {
     let text = fs::read_to_string("/proc/self/statm")?;
     let pages: u64 = text.split(' ').nth(1).context("the second field of statm")?.parse()?;

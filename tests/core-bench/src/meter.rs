@@ -1,4 +1,4 @@
-//! The clock of the benchmark, and what it has counted.
+//! The clock of the benchmark and its counts.
 
 use std::{
     hint::black_box,
@@ -13,27 +13,27 @@ use crate::kind::Kind;
 /// How events are handed to the core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// What is ready, then all commands, as the reactor does: for events a second.
+    /// All ready events, then all commands, as the reactor does: for events per second.
     Bursts,
-    /// One event, then its commands, each with two readings of the clock: for the cost of each kind.
+    /// One event, then its commands, with two readings of the clock: for the cost of each kind.
     Single,
 }
 
 #[derive(Debug)]
 pub struct Meter {
     pub pace: Pace,
-    /// Inside `handle`, `poll_command` and the getters: processor time of this thread, then time on the wall.
+    /// Time inside `handle`, `poll_command` and the getters: processor time of this thread, then wall time.
     pub core: Duration,
     pub core_wall: Duration,
     /// Calls of `handle`.
     pub events: u64,
-    /// Calls of getters: their time counts, they do not.
+    /// Calls of getters. Their time counts as time of the core, but not as events.
     pub queries: u64,
-    /// Nanoseconds of each, by kind.
+    /// Nanoseconds of each event or query, by kind.
     pub samples: Vec<Vec<u32>>,
 }
 
-/// Most events that are handed over before the commands are fetched.
+/// The most events that are handed over before commands are fetched.
 const BURST: usize = 64;
 
 impl Meter {
@@ -49,7 +49,8 @@ impl Meter {
         }
     }
 
-    /// Hands the events over and fetches what they caused. Nothing else is inside the two readings of the clock.
+    /// Hands the events to the core and fetches the commands that they caused. Nothing else is between the
+    /// two readings of the clock.
     pub fn handle(
         &mut self,
         broker: &mut Broker,
@@ -67,20 +68,20 @@ impl Meter {
             commands.push(command);
         }
         let took = start.elapsed();
-        self.took(kind, took);
+        self.record(kind, took);
     }
 
-    /// Asks a getter. Its answer is dropped after the clock was read.
+    /// Calls a getter. Its answer is dropped after the clock was read.
     pub fn query<T>(&mut self, kind: Kind, ask: impl FnOnce() -> T) {
         let start = Started::now(self.pace);
         let answer = black_box(ask());
         let took = start.elapsed();
         drop(answer);
         self.queries += 1;
-        self.took(kind, took);
+        self.record(kind, took);
     }
 
-    fn took(&mut self, kind: Kind, (wall, processor): (Duration, Duration)) {
+    fn record(&mut self, kind: Kind, (wall, processor): (Duration, Duration)) {
         self.core += processor;
         self.core_wall += wall;
         let of_kind = Kind::ALL.iter().position(|known| *known == kind);
@@ -92,7 +93,7 @@ impl Meter {
     }
 }
 
-/// A moment by both clocks. That of the processor is read around bursts only: it costs as much as an event does.
+/// A moment by both clocks. Processor time is read around bursts only: reading it costs as much as an event.
 struct Started {
     wall: Instant,
     processor: Option<Duration>,
@@ -110,7 +111,7 @@ impl Started {
     }
 }
 
-/// What this thread has had of a processor: on a machine that others use, that of the wall counts them too.
+/// Processor time of this thread. Wall time would include other users of the machine.
 pub fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     let whole = u64::try_from(time.tv_sec).expect("time does not go back");

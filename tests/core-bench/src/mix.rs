@@ -1,5 +1,5 @@
-//! The mixed workload: tenants and sessions that do everything a client can, over a number of live allocations that
-//! stays where it is.
+//! The mixed workload: tenants and sessions that do everything a client can, over a constant number of live
+//! allocations.
 
 use std::collections::BTreeMap;
 
@@ -17,18 +17,18 @@ use crate::{
 };
 
 const TENANTS: usize = 64;
-/// Sessions that stay and hold most of what lives.
+/// Sessions that stay and own most allocations.
 const RESIDENTS: usize = 256;
 /// Sessions that come and go, with a few allocations each.
 const VISITORS: usize = 64;
 const VISITOR_OWNS_MAX: usize = 8;
-/// Sealed allocations that everybody may attach.
+/// Sealed allocations that every session may attach.
 const LIBRARY: usize = 64;
 /// Requests that are under way at the same time, each of another session.
 const REQUESTS: usize = 8;
-/// Most allocations in one batch of the mix.
+/// The most allocations in one batch of the mix.
 const BATCH_MAX: usize = 15;
-/// What is asked for, one as often as another. A part is 256 MiB.
+/// Requested sizes, each equally often. A part is 256 MiB.
 const SIZES_MIB: [u32; 8] = [2, 2, 20, 64, 256, 512, 1024, 2048];
 /// Virtual time between two rounds: about what a round takes in reality.
 const ROUND_MICROS: u64 = 150;
@@ -45,7 +45,7 @@ struct Client {
     attached: Vec<AllocationId>,
 }
 
-/// What is to be done with an answer.
+/// How an answer is used.
 #[derive(Clone, Copy, Debug)]
 enum Asked {
     Allocate,
@@ -67,7 +67,7 @@ pub struct Mix {
 }
 
 impl Mix {
-    /// A broker with all sessions open, the library sealed, and so many allocations live.
+    /// Opens all sessions, seals the library, and makes `live` allocations.
     pub fn new(pace: Pace, live: usize) -> Self {
         let mut mix = Self {
             shell: Shell::new(pace),
@@ -101,7 +101,7 @@ impl Mix {
         self.shell.broker.node().allocations
     }
 
-    /// Eight requests at the same time, with all that follows from them.
+    /// Runs eight requests at the same time, with all that follows from them.
     pub fn round(&mut self) {
         self.round += 1;
         self.shell.advance(ROUND_MICROS);
@@ -153,7 +153,8 @@ impl Mix {
         }
     }
 
-    /// A batch of which most have one part and some up to eight; half of them are named, half on the second device.
+    /// A batch in which most allocations have one part and some up to eight. Half of them are named, half lie
+    /// on the second device.
     fn allocate(&mut self, client: usize, count: usize) {
         let specs = (0..count).map(|_| {
             let chance = self.dice.below(4);
@@ -202,8 +203,8 @@ impl Mix {
         }
     }
 
-    /// A visitor's process ends, whatever it was doing, and another one says hello. Some answer nothing from then on,
-    /// until their channel is closed for it.
+    /// Ends a visitor's process, whatever it was doing, and starts another. Some answer nothing from then on,
+    /// until the daemon closes their channel.
     fn come_and_go(&mut self) {
         self.drain();
         let visitor = RESIDENTS + self.dice.below(VISITORS);
@@ -216,7 +217,7 @@ impl Mix {
         self.drain();
         if self.dice.below(16) == 0 {
             let Some(of) = self.clients.get(visitor) else { return };
-            self.shell.deaf.insert(of.channel);
+            self.shell.silent.insert(of.channel);
         }
     }
 
@@ -353,7 +354,7 @@ impl Mix {
                 }
                 (Asked::Seal, Ok(Reply::Sealed(view))) => of.sealed.push(view.id),
                 (Asked::Other, Ok(_)) => {}
-                // A visitor that answers nothing is not heard either.
+                // A visitor that answers nothing is refused.
                 (_, Err(_)) if client >= RESIDENTS => {}
                 (asked, outcome) => panic!("{asked:?} came to {outcome:?}"),
             }

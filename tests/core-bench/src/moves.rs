@@ -1,7 +1,7 @@
-//! What it costs to plan moves: pins that each need one part on a device that is full, so that another has to leave it.
+//! The cost of planning moves: each pin needs a part on a full device, so that another part must leave it.
 //!
-//! Nearly all parts lie in the host's memory. All that moves was written, so it is copied both ways. The shell is perfect:
-//! copies, unmappings and answers come at once, so whatever waits does so because the core has not let it go on.
+//! Nearly all parts lie in host memory. Every part that moves was written, so it is copied both ways. The
+//! shell is perfect: copies, unmaps and answers take no time, so a waiting pin waits only for the core.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -30,9 +30,9 @@ const UID: u32 = 1000;
 #[derive(Clone, Copy, Debug)]
 pub struct Planned {
     pub moves: u64,
-    /// Inside the core.
+    /// Time inside the core.
     pub core: Duration,
-    /// With what stands in for the shell.
+    /// Time including the stand-ins of the shell.
     pub all: Duration,
 }
 
@@ -51,17 +51,17 @@ fn per_move(time: Duration, moves: u64) -> f64 {
     time.as_secs_f64() * 1e6 / moves as f64
 }
 
-/// Stretches of so many moves while so many pins wait at a time.
+/// Measures stretches of `moves` moves while `waiting` pins wait at a time.
 pub fn measure(parts: u32, waiting: usize, slices: usize, moves: u64) -> Vec<Planned> {
     let mut pins = Pins::new(parts);
     pins.wait_with(waiting);
-    // Until all that was on the device in the beginning has left it.
+    // Warm up until everything that lay on the device at first has left it.
     pins.slice(u64::from(2 * parts / FITS));
     (0..slices).map(|_| pins.slice(moves)).collect()
 }
 
-/// What one call of an operator costs that has so many parts leave their device: the longest single event, and all of it for
-/// each part.
+/// The cost of one operator call that moves `parts` parts off their device: the longest single event, and the
+/// whole per part.
 #[derive(Clone, Copy, Debug)]
 pub struct AtOnce {
     pub parts: u32,
@@ -91,13 +91,13 @@ pub fn measure_at_once(parts: u32) -> AtOnce {
     }
 }
 
-/// Sessions of several tenants that pin parts which are elsewhere, at random.
+/// Sessions of several tenants that pin random parts which lie off their device.
 struct Pins {
     shell: Shell,
     dice: Dice,
     clients: Vec<Client>,
     owners: BTreeMap<AllocationId, usize>,
-    /// Parts of each client that have left the device, and that nobody waits for.
+    /// Parts of each client that have left the device and for which no pin waits.
     away: Vec<Vec<PartRef>>,
     calls: u64,
     moves: u64,
@@ -119,14 +119,14 @@ impl Pins {
         Self { shell, dice: Dice::new(7), clients, owners, away, calls: 0, moves: 0 }
     }
 
-    /// So many calls more wait at a time.
+    /// Adds `waiting` calls that wait at a time.
     fn wait_with(&mut self, waiting: usize) {
         for _ in 0..waiting {
             self.pin();
         }
     }
 
-    /// As many as were answered are asked at once, so that as many wait as before.
+    /// Runs a stretch. Each answered call is replaced at once, so that the number of waiting calls stays.
     fn slice(&mut self, moves: u64) -> Planned {
         let (moves_before, core_before) = (self.moves, self.shell.meter.core);
         let start = processor_time();
@@ -156,7 +156,7 @@ impl Pins {
         }
     }
 
-    /// One of another tenant than the last.
+    /// Pins a part of the next tenant in turn.
     fn pin(&mut self) {
         let at = usize::try_from(self.calls % u64::from(TENANTS)).expect("64 bits");
         let part = self.dice.take(&mut self.away[at]).expect("most of what it has is away");
@@ -175,7 +175,7 @@ struct Client {
 }
 
 impl Client {
-    /// A session with pins.
+    /// Opens a session with pins.
     fn open(shell: &mut Shell, tenant: u32) -> Self {
         let (pid, channel) = (tenant + 1, ChannelId(u64::from(tenant + 1)));
         let hello = Hello {
@@ -220,7 +220,7 @@ impl Client {
     }
 }
 
-/// A device on which so manyth of all parts fit, and a host's memory for all of them.
+/// A device on which one in `fits` of all parts fits, and a host tier for all of them.
 fn config(parts: u32, fits: u32) -> Config {
     let mut config = Config { limits: Limits::default(), ..shell::config() };
     config.devices.truncate(1);

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use anyhow::Result;
-use dev_kit::{machine, said_by};
+use dev_kit::{machine, output_of};
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
 pub struct Report {
     pub quick: bool,
     pub growth: Growth,
-    /// Live allocations, and the slices over them; the first is what counts.
+    /// Number of live allocations, and the slices over them; the first counts.
     pub throughput: Vec<(usize, Vec<Slice>)>,
     pub curve: Vec<Point>,
     pub planning: Planning,
@@ -27,7 +27,7 @@ pub struct Report {
 #[derive(Debug)]
 pub struct Planning {
     pub parts: u32,
-    /// How many pins wait at a time, and the slices with so many.
+    /// Number of pins that wait at a time, and the slices with that many.
     pub planned: Vec<(usize, Vec<Planned>)>,
     pub at_once: AtOnce,
 }
@@ -56,21 +56,21 @@ impl Planning {
         })
     }
 
-    /// The short table.
+    /// Prints the short table.
     pub fn print(&self, out: &mut impl Write) -> Result<()> {
         for (waiting, slices) in &self.planned {
             let (core, all) =
                 (median(slices, Planned::micros_per_move), median(slices, Planned::micros_per_move_of_all));
             writeln!(
                 out,
-                "us a move, {waiting:>5} pins waiting: {core:>5.1}  with the stand-ins {all:>5.1}"
+                "us per move, {waiting:>5} pins waiting: {core:>5.1}  with the stand-ins {all:>5.1}"
             )?;
         }
         let AtOnce { parts, longest_event, micros_per_part } = &self.at_once;
         let longest = longest_event.as_secs_f64() * 1e3;
         writeln!(
             out,
-            "{parts} parts evicted by one call: {longest:.1} ms the longest event, {micros_per_part:.1} us a move"
+            "{parts} parts evicted by one call: longest event {longest:.1} ms, {micros_per_part:.1} us per move"
         )?;
         Ok(())
     }
@@ -101,15 +101,15 @@ impl Report {
             "moves": self.planning.json(),
             "curve": self.curve.iter().map(point_json).collect::<Vec<_>>(),
             "machine": machine(),
-            "commit": said_by("git", &["rev-parse", "HEAD"]),
-            "changed_since": said_by("git", &["status", "--porcelain"]).is_none_or(|text| !text.is_empty()),
-            "rustc": said_by("rustc", &["--version"]),
-            "at": said_by("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]),
+            "commit": output_of("git", &["rev-parse", "HEAD"]),
+            "changed_since": output_of("git", &["status", "--porcelain"]).is_none_or(|text| !text.is_empty()),
+            "rustc": output_of("rustc", &["--version"]),
+            "at": output_of("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]),
             "command": "cargo run --release -p core-bench -- docs/benchmarks/core/latest.json",
         })
     }
 
-    /// The short table.
+    /// Prints the short table.
     pub fn print(&self, out: &mut impl Write) -> Result<()> {
         writeln!(out, "bytes per live allocation: {:.0}", self.growth.per_allocation())?;
         for (live, slices) in &self.throughput {
@@ -147,10 +147,10 @@ impl Report {
 fn run(command: &str) -> Value {
     json!({
         "machine": machine(),
-        "commit": said_by("git", &["rev-parse", "HEAD"]),
-        "changed_since": said_by("git", &["status", "--porcelain"]).is_none_or(|text| !text.is_empty()),
-        "rustc": said_by("rustc", &["--version"]),
-        "at": said_by("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]),
+        "commit": output_of("git", &["rev-parse", "HEAD"]),
+        "changed_since": output_of("git", &["status", "--porcelain"]).is_none_or(|text| !text.is_empty()),
+        "rustc": output_of("rustc", &["--version"]),
+        "at": output_of("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]),
         "command": command,
     })
 }

@@ -1,6 +1,6 @@
-//! Stands in for everything around the core: the driver, the disk and the clients obey at once and without a fault,
-//! but for a few clients that answer nothing and, where that is wished, some memory that comes back late. So what is timed is
-//! the core.
+//! Stands in for everything around the core: the driver, the disk and the clients answer at once and without
+//! fault. Exceptions are a few clients that answer nothing and, on request, some memory that returns late. So
+//! the time measured is that of the core.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -15,8 +15,8 @@ use crate::meter::{Meter, Pace};
 pub const UUIDS: [&str; 2] =
     ["GPU-00000000-0000-0000-0000-000000000000", "GPU-00000000-0000-0000-0000-000000000001"];
 
-/// One extent in so many is held on to after its release, and comes back with the next survey.
-const CLUNG_TO: u64 = 509;
+/// One extent in this many is not returned at its release, but with the next survey.
+const LATE_ONE_IN: u64 = 509;
 
 #[derive(Debug)]
 pub struct Shell {
@@ -25,13 +25,13 @@ pub struct Shell {
     pub replies: Vec<(CallId, Result<Reply, Refusal>)>,
     pub welcomes: Vec<(ChannelId, SessionId)>,
     /// Clients that answer nothing.
-    pub deaf: BTreeSet<ChannelId>,
-    /// Pin calls that were answered.
+    pub silent: BTreeSet<ChannelId>,
+    /// Pin calls that were granted.
     pub pinned: Vec<(ChannelId, u64)>,
-    /// Parts that have come to another tier.
+    /// Parts that have moved to another tier.
     pub moved: Vec<(PartRef, Tier)>,
-    /// Every so manyth extent is held on to after its release.
-    clung_to: Option<u64>,
+    /// One extent in this many is returned late.
+    late_one_in: Option<u64>,
     now: Time,
     ready: VecDeque<Event>,
     commands: Vec<Command>,
@@ -40,20 +40,20 @@ pub struct Shell {
 
 impl Shell {
     pub fn new(pace: Pace) -> Self {
-        Self { clung_to: Some(CLUNG_TO), ..Self::with(config(), pace) }
+        Self { late_one_in: Some(LATE_ONE_IN), ..Self::with(config(), pace) }
     }
 
-    /// A broker of that configuration, in a world without any fault.
+    /// A broker of that configuration, in a world without faults.
     pub fn with(config: Config, pace: Pace) -> Self {
         let mut shell = Self {
             broker: Broker::new(config, StoredQuotas::default(), Time::START),
             meter: Meter::new(pace),
             replies: Vec::new(),
             welcomes: Vec::new(),
-            deaf: BTreeSet::new(),
+            silent: BTreeSet::new(),
             pinned: Vec::new(),
             moved: Vec::new(),
-            clung_to: None,
+            late_one_in: None,
             now: Time::START,
             ready: VecDeque::new(),
             commands: Vec::new(),
@@ -68,7 +68,7 @@ impl Shell {
         self.ready.push_back(event);
     }
 
-    /// Lets time pass. A deadline that is reached is an event.
+    /// Advances time. A deadline that is reached is an event.
     pub fn advance(&mut self, micros: u64) {
         self.now = Time::from_micros(self.now.as_micros() + micros);
         if self.broker.next_deadline().is_some_and(|deadline| deadline <= self.now) {
@@ -76,12 +76,12 @@ impl Shell {
         }
     }
 
-    /// Hands over what is ready, and does and answers what comes of it, until nothing is left to do.
+    /// Hands over ready events and answers the commands, until nothing is left to do.
     pub fn drain(&mut self) {
         while self.step() {}
     }
 
-    /// One burst of it. Whether there was anything to do.
+    /// Hands over one burst. Returns whether there was anything to do.
     pub fn step(&mut self) -> bool {
         let count = self.ready.len().min(self.meter.burst());
         let events: Vec<_> = self.ready.drain(..count).collect();
@@ -97,12 +97,12 @@ impl Shell {
     fn execute(&mut self, command: Command) {
         match command {
             Command::Reply { call, outcome } => self.replies.push((call, outcome)),
-            Command::Send { channel, frame } => self.deliver(channel, frame),
+            Command::Send { channel, frame } => self.deliver_frame(channel, frame),
             Command::CreateExtent { extent, .. } | Command::OpenExtent { extent, .. } => {
                 self.complete(Completion::Created { extent, result: Ok(()) })
             }
             Command::ReleaseExtent { extent } => {
-                let returned = self.clung_to.is_none_or(|every| extent.get() % every != 0);
+                let returned = self.late_one_in.is_none_or(|every| extent.get() % every != 0);
                 self.complete(Completion::Released { extent, returned });
                 if !returned {
                     self.late.push(Event::Completion(Completion::Returned { extent }));
@@ -122,14 +122,14 @@ impl Shell {
             }
             Command::StoreQuotas(_) => self.send(Event::QuotasStored { result: Ok(()) }),
             Command::CloseChannel { channel } | Command::ForgetProcess { channel } => {
-                _ = self.deaf.remove(&channel)
+                _ = self.silent.remove(&channel)
             }
             Command::RevokeWords { part, .. } => {
                 self.complete(Completion::WordsRevoked { part, outcome: WordsOutcome::Revoked });
             }
             Command::Copy { to, .. } => self.complete(Completion::Copied { to, result: Ok(()) }),
             Command::Notice(Notice::Moved { part, tier, .. }) => self.moved.push((part, tier)),
-            // No operator writes back or cancels.
+            // No operator writes back or cancels here.
             Command::ClearWritten { .. } | Command::ForgetWord { .. } => {}
             Command::CancelCopy { .. }
             | Command::HastenCopy { .. }
@@ -143,8 +143,8 @@ impl Shell {
         self.send(Event::Completion(completion));
     }
 
-    fn deliver(&mut self, channel: ChannelId, frame: DaemonFrame) {
-        if self.deaf.contains(&channel) {
+    fn deliver_frame(&mut self, channel: ChannelId, frame: DaemonFrame) {
+        if self.silent.contains(&channel) {
             return;
         }
         let frame = match frame {
@@ -167,8 +167,8 @@ impl Shell {
     }
 }
 
-/// The default limits but for their numbers of extents, so that a million fit, and their times, which are a thousandth
-/// so that they are reached.
+/// The default limits, except the number of extents, so that a million fit, and the times, which are a
+/// thousandth so that they are reached.
 pub fn config() -> Config {
     let usual = Limits::default();
     let limits = Limits {

@@ -1,4 +1,4 @@
-//! Events a second, over so many live allocations.
+//! Events per second, over a number of live allocations.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::{
 pub struct Slice {
     pub events: u64,
     pub queries: u64,
-    /// Inside the core: processor time of the thread, and time on the wall.
+    /// Time inside the core: processor time of the thread, and wall time.
     pub core: Duration,
     pub core_wall: Duration,
-    /// Processor time of all of it: the core, what stands in for the shell, and the dropping of commands.
+    /// Processor time of everything: the core, the stand-ins of the shell, and the dropping of commands.
     pub all: Duration,
 }
 

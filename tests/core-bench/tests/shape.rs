@@ -1,15 +1,15 @@
-//! The shape of the costs, in seconds: what one event of each kind costs may not grow with what lives. Where it does,
-//! something looks at everything.
+//! The shape of the costs, in seconds: the cost of one event of each kind may not grow with the number of
+//! allocations. Where it does, something walks all of them.
 
 use core_bench::{curve, kind::Kind};
 
-/// So many that a tenant's page is full, and a session has more than a batch can free.
+/// Enough that a tenant's page is full, and that a session has more than a batch can free.
 const FEW: usize = 5_000;
-/// A scan would show as a factor of twenty.
+/// A walk over all would show as a factor of twenty.
 const MANY: usize = 20 * FEW;
-/// What a larger working set costs in misses of the cache is allowed for.
+/// Allowance for the cache misses of a larger working set.
 const GROWTH_MAX: u32 = 4;
-/// Below so many nanoseconds a factor says nothing.
+/// Below this many nanoseconds a factor means nothing.
 const FLOOR: u32 = 2_000;
 const SAMPLES_MIN: usize = 20;
 

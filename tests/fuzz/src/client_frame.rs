@@ -1,8 +1,8 @@
-//! What a client may send to `channel.sock`, as the daemon reads it.
+//! Frames that a client may send to `channel.sock`, as the daemon reads them.
 //!
-//! Accepted is what the schema allows, with 1 to 1,024 parts, each with a reference and a known reason; nothing is
-//! lost or put in another order; what was read can be written, and reads the same again. A refusal says why in one
-//! short line, since it goes to the log and back to the client.
+//! The daemon accepts what the schema allows, with 1 to 1,024 parts, each with a reference and a known
+//! reason. Nothing is lost or reordered, and an accepted frame can be written and reads the same again. A
+//! refusal names its reason in one short line, since it goes to the log and back to the client.
 
 use broker_core::{ClientFrame, PartRef, UnmappedPart};
 use prost::Message as _;
@@ -28,7 +28,7 @@ pub(crate) fn check(packet: &[u8]) -> Verdict {
             let written = written(received);
             same_parts(sent.as_ref().expect("it is allowed"), &written);
             let packet = v1::ClientFrame { frame: Some(written) }.encode_to_vec();
-            let again = frame_codec::decode(&packet).expect("what was read is read again");
+            let again = frame_codec::decode(&packet).expect("an accepted frame is accepted again");
             assert_eq!(format!("{again:?}"), format!("{received:?}"));
         }
         Err(problem) => {
@@ -53,7 +53,7 @@ fn is_allowed(frame: &Frame) -> bool {
     }
 }
 
-/// The frame that a client would have sent to mean what was read.
+/// The frame that a client would have sent to mean this.
 fn written(received: &Received) -> Frame {
     match received {
         Received::Hello(hello) => Frame::Hello(hello.clone()),
@@ -92,7 +92,7 @@ fn unmapped(part: &UnmappedPart) -> v1::UnmappedPart {
     v1::UnmappedPart { part: Some(reference(&part.part)), reason, detail, written: part.written }
 }
 
-/// All but the details, which are made fit to be shown.
+/// Compares all but the details, which are cleaned for display.
 fn same_parts(sent: &Frame, written: &Frame) {
     match (sent, written) {
         (Frame::Unmapped(sent), Frame::Unmapped(written)) => {

@@ -1,8 +1,8 @@
 //! The configuration file, of any bytes.
 //!
-//! What is accepted lies within its documented bounds and can be used; the same tables, printed by another hand, are
-//! accepted as the same. What is refused names a place that is in the text, and the field there, which moves with the
-//! text.
+//! An accepted file lies within its documented bounds and can be used, and the same tables, printed by
+//! another library, are accepted as the same. A refusal names a place in the text and its field, which move
+//! with the text.
 
 mod bounds;
 mod fields;
@@ -13,7 +13,7 @@ use crate::{Verdict, memory};
 
 /// The parser keeps a tree of the text beside its tokens.
 const MEMORY_PER_BYTE: u64 = 2048;
-/// Two lines more.
+/// Moves the text two lines down.
 const PREFIX: &str = "# one\n\n";
 
 pub(crate) fn check(input: &[u8]) -> Verdict {
@@ -22,7 +22,7 @@ pub(crate) fn check(input: &[u8]) -> Verdict {
         (Ok(config), Ok(text)) => {
             bounds::check(config);
             if let Some(tables) = tables(text) {
-                let printed = toml::to_string(&tables).expect("what was read can be printed");
+                let printed = toml::to_string(&tables).expect("an accepted file can be printed");
                 assert_eq!(config::parse(&printed).as_ref(), Ok(config), "printed as\n{printed}");
             }
             moves(input, |again| assert_eq!(again.as_ref(), Ok(config)));
@@ -44,7 +44,8 @@ pub(crate) fn check(input: &[u8]) -> Verdict {
     Verdict::of(&parsed)
 }
 
-/// `None` of what is no TOML. Also of some that is: a table holds no integer of 2^63 or more, and a size may be one.
+/// `None` if the text is not TOML. Also for some that is: a table holds no integer of 2^63 or more, and a
+/// size may be one.
 fn tables(text: &str) -> Option<toml::Table> {
     text.parse().ok()
 }

@@ -1,8 +1,8 @@
-//! What comes from a daemon, as the SDK reads it: of this version, of another, or of something that only claims to be
-//! one.
+//! Frames from a daemon, as the SDK reads them: a daemon of this version, of another, or a program that only
+//! claims to be one.
 //!
-//! Accepted is what the schema allows, within the protocol's limits and with each part's reference; it is what was
-//! sent, and it can be written and read again. A refusal says why in one short line.
+//! The SDK accepts what the schema allows, within the protocol's limits and with each part's reference. It
+//! equals what was sent, and can be written and read again. A refusal names its reason in one short line.
 
 use prost::Message as _;
 use vramd_client::decode_daemon_frame;

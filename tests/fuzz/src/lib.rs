@@ -1,14 +1,14 @@
-//! What strangers and operators may write, and what must hold of it, whatever it is.
+//! Fuzz targets: parsers of input from clients, daemons and operators, and the properties that must hold for any input.
 //!
 //! ```text
 //!   corpus/<target>/*  ──▶  replay (tests/corpus.rs), in every test run
 //!                      ──▶  libFuzzer (main.rs, `tests/fuzz/run`), which goes on from there, led by coverage
 //! ```
 //!
-//! A target is a function of bytes. It panics where a property does not hold, and says whether the input was accepted,
-//! so that the replay can tell a corpus that has become useless. That nothing panics is the least of the properties:
-//! each target has an oracle of our own rules, written anew, or a law that relates two runs. Whether bytes are a message
-//! at all, `client_frame` and `daemon_frame` ask prost, as the product does: that decoder is a library, and not on trial.
+//! A target is a function of bytes. It panics where a property does not hold, and returns whether the input was accepted,
+//! so that the replay notices a corpus that has become useless. That nothing panics is the least of the properties:
+//! each target has an oracle of our own rules, written a second time, or a law that relates two runs. Whether bytes are
+//! a message at all, `client_frame` and `daemon_frame` leave to prost, as the product does: it is not under test.
 
 mod client_frame;
 mod config;
@@ -18,7 +18,7 @@ mod names;
 mod quantity;
 mod written_frame;
 
-/// What became of an input of which every property holds.
+/// The outcome of an input for which every property holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
     Accepted,
@@ -31,7 +31,7 @@ impl Verdict {
     }
 }
 
-/// One thing to fuzz. Its corpus is the folder of its name.
+/// One target. Its corpus is the folder of its name.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     pub name: &'static str,

@@ -1,4 +1,5 @@
-//! libFuzzer around one target, which `VRAMD_FUZZ_TARGET` names: one binary for all, since linking takes longest.
+//! libFuzzer around one target, which `VRAMD_FUZZ_TARGET` names. One binary serves all, since linking takes
+//! longest.
 
 #![no_main]
 
@@ -11,7 +12,7 @@ static TARGET: LazyLock<Target> = LazyLock::new(|| {
     let names = TARGETS.map(|target| target.name);
     let wanted = env::var("VRAMD_FUZZ_TARGET").unwrap_or_default();
     let found = TARGETS.into_iter().find(|target| target.name == wanted);
-    found.unwrap_or_else(|| panic!("VRAMD_FUZZ_TARGET is `{wanted}`, and the targets are {names:?}"))
+    found.unwrap_or_else(|| panic!("VRAMD_FUZZ_TARGET is `{wanted}`, but the targets are {names:?}"))
 });
 
 fuzz_target!(|input: &[u8]| {

@@ -1,5 +1,5 @@
-//! Ids, names and cgroup patterns: accepted are exactly those that their rule, said a second time, accepts; what is
-//! printed reads the same again; a pattern fits the paths that a matcher by definition says it fits.
+//! Ids, names and cgroup patterns. Each parser accepts exactly what its rule, written a second time, accepts. A printed
+//! value reads the same again. A pattern matches the paths that a matcher by definition matches.
 //!
 //! The first line of an input is parsed as each of them; the rest is a path to match.
 
@@ -10,7 +10,7 @@ use vramd_types::{AllocationId, ExtentId, SessionId, name};
 
 use crate::Verdict;
 
-/// The matcher by definition takes time to the power of the stars.
+/// The matcher by definition takes time exponential in the number of stars.
 const STARS_MAX: usize = 4;
 const TEXT_BYTES_MAX: usize = 48;
 
@@ -44,7 +44,7 @@ fn id<I: FromStr + Display + PartialEq>(text: &str, prefix: &str, get: fn(I) -> 
     is_id
 }
 
-/// Whether a tenant or an allocation may be called this, by the letter of the rule.
+/// Whether a tenant or an allocation may have this name, by the letter of the rule.
 pub(crate) fn is_name(text: &str) -> bool {
     let mut chars = text.chars();
     chars.next().is_some_and(|first| matches!(first, 'a'..='z' | 'A'..='Z' | '0'..='9'))
@@ -75,7 +75,7 @@ fn pattern(text: &str, path: &str) -> bool {
     if stars <= STARS_MAX && text.len() <= TEXT_BYTES_MAX && path.len() <= TEXT_BYTES_MAX {
         assert_eq!(fits, by_definition(text.as_bytes(), path.as_bytes()), "{text:?} and {path:?}");
     }
-    // Without a star it is the path itself.
+    // Without a star a pattern matches only itself.
     assert!(stars > 0 || fits == (text == path), "{text:?} and {path:?}");
     true
 }

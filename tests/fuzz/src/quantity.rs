@@ -1,5 +1,5 @@
-//! Sizes as people type them: accepted are exactly those that the oracle accepts, with its value; what is printed reads
-//! the same again; one more of the same unit is more.
+//! Sizes as people type them. The parser accepts exactly what the oracle accepts, with its value. A printed
+//! size reads the same again. A larger number of the same unit is larger.
 
 mod oracle;
 
@@ -26,7 +26,7 @@ pub(crate) fn check(input: &[u8]) -> Verdict {
         }
         Err(error) => {
             assert_eq!(bytes, Err(error.clone()));
-            // What was typed is repeated, so that a person finds it.
+            // The error repeats the text, so that a person finds it.
             let named = *error == QuantityError::Empty || error.to_string().contains(&*text);
             assert!(named, "{error} does not name {text:?}");
         }
@@ -40,7 +40,7 @@ fn same_when_printed(quantity: Quantity) {
     assert_eq!(oracle::quantity(&printed), Some(quantity), "printed as {printed}");
 }
 
-/// One more whole unit, without the fraction, is more, or too large.
+/// Checks that one more whole unit, without the fraction, is more, or too large.
 fn grows(text: &str, value: Bytes) {
     let text = text.trim_matches(' ');
     let whole: String = text.chars().take_while(char::is_ascii_digit).collect();

@@ -1,5 +1,6 @@
-//! What the daemon writes, the SDK reads: the same parts in the same order, in a packet that fits, with the handles of
-//! those parts that have one. A frame that names an extent without a handle is refused, and names that extent.
+//! The SDK reads what the daemon writes: the same parts in the same order, in a packet that fits, with the
+//! exports of the parts that have one. A frame that names an extent without an export is refused, and the
+//! refusal names that extent.
 
 use arbitrary::{Arbitrary as _, Result, Unstructured};
 use broker_core::{DaemonFrame, MapPart, PartRef, Refusal, RevokeReason, RevokedPart, Slot};
@@ -30,7 +31,7 @@ pub(crate) fn check(input: &[u8]) -> Verdict {
     // Where the input ends, the rest is zeros: every input is a frame.
     let Ok((meant, features)) = draw(&mut Unstructured::new(input)) else { return Verdict::Refused };
     let devices: Vec<_> = (0..DEVICES).map(device).collect();
-    // Of a kind that has no descriptor, so that none is opened for each input.
+    // A kind without a descriptor, so that none is opened for each input.
     let table = Export::CudaIpc([1; 64]);
     let context = Context { devices: &devices, features, word_table: Some(&table), handle: &handle };
     let lost = match &meant {
@@ -43,7 +44,7 @@ pub(crate) fn check(input: &[u8]) -> Verdict {
     assert_eq!(written.as_ref().err().map(|error| error.0), lost);
     if let Ok(written) = &written {
         assert!(written.bytes.len() <= FRAME_BYTES_MAX, "a frame of {} bytes", written.bytes.len());
-        let read = decode_daemon_frame(&written.bytes).expect("what the daemon writes is a frame");
+        let read = decode_daemon_frame(&written.bytes).expect("the SDK accepts a frame of the daemon");
         same(&meant, &read, &written.handles, features);
     }
     Verdict::of(&written)
@@ -127,7 +128,7 @@ fn draw(input: &mut Unstructured<'_>) -> Result<(DaemonFrame, u64)> {
     Ok((frame, features))
 }
 
-/// 1 to `count_max` of them.
+/// A list of 1 to `count_max` items.
 fn list<T>(
     input: &mut Unstructured<'_>,
     count_max: usize,
@@ -172,7 +173,7 @@ fn reference(part: &PartRef) -> v1::PartRef {
     v1::PartRef { allocation_id: part.allocation.get(), part_index: part.part.0 }
 }
 
-/// Every extent but those of an id that seven divides, 0 excepted, has a handle of its own.
+/// Every extent has its own export, except those with an id that seven divides, other than 0.
 fn handle(extent: ExtentId) -> Option<Export> {
     let lost = extent.get() > 0 && extent.get().is_multiple_of(7);
     (!lost).then(|| Export::CudaIpc(legacy(extent)))

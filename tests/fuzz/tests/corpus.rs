@@ -1,4 +1,5 @@
-//! Every committed input, again: those that once found a bug, and those by which the fuzzer reaches every branch.
+//! Replays every committed input: those that once found a bug, and those by which the fuzzer reaches every
+//! branch.
 
 use std::{
     collections::BTreeSet,
@@ -20,7 +21,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The verdict of each file. A property that does not hold fails the test, with the file's name.
+/// The verdicts of all files. A property that does not hold fails the test, with the file's name.
 fn replay(target: &Target) -> BTreeSet<Verdict> {
     let verdict = |file: PathBuf| {
         let input = fs::read(&file).unwrap();
@@ -35,7 +36,7 @@ fn every_property_holds_of_every_input() {
     for target in TARGETS {
         let verdicts = replay(&target);
         let both = BTreeSet::from([Verdict::Accepted, Verdict::Refused]);
-        assert_eq!(verdicts, both, "the corpus of {} is of one kind", target.name);
+        assert_eq!(verdicts, both, "the corpus of {} must have accepted and refused inputs", target.name);
     }
 }
 

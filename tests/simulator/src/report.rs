@@ -3,7 +3,7 @@
 use std::{env, ops::Range, path::Path, time::Instant};
 
 use anyhow::Context as _;
-use dev_kit::{machine, said_by};
+use dev_kit::{machine, output_of};
 use serde_json::{Value, json};
 use simulator::{
     campaign::{self, Hunt, SEEDS_RATED},
@@ -14,8 +14,8 @@ use simulator::{
 const SEEDS_TO_FIND: u64 = 1000;
 
 pub(crate) fn write(out: &Path, seeds: Range<u64>, events: u64, jobs: usize) -> anyhow::Result<bool> {
-    let commit = said_by("git", &["rev-parse", "HEAD"]);
-    let changed = said_by("git", &["status", "--porcelain"]).is_none_or(|text| !text.is_empty());
+    let commit = output_of("git", &["rev-parse", "HEAD"]);
+    let changed = output_of("git", &["status", "--porcelain"]).is_none_or(|text| !text.is_empty());
     let started = Instant::now();
     let all = campaign::run_all(seeds.clone(), events, jobs, super::print_failure);
     let run_seconds = started.elapsed().as_secs_f64();
@@ -25,7 +25,7 @@ pub(crate) fn write(out: &Path, seeds: Range<u64>, events: u64, jobs: usize) -> 
     let page = json!({
         "commit": commit,
         "changed_since": changed,
-        "at": said_by("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]),
+        "at": output_of("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]),
         "machine": machine(),
         "command": command(),
         "seeds": {"from": seeds.start, "to": seeds.end, "count": all.seeds},

@@ -6,7 +6,7 @@ mod page;
 mod provenance;
 
 pub use page::Page;
-pub use provenance::{machine, said_by};
+pub use provenance::{machine, output_of};
 
 /// Returns the root of the checkout in which this crate was built.
 pub fn repository() -> std::path::PathBuf {

@@ -20,7 +20,7 @@ pub fn machine() -> Value {
 
 /// Returns the output of a program that runs in the repository: the commit from `git`, the time from `date`. Returns `None` if the program
 /// is missing or fails. A binary that was carried to another machine does not know its commit.
-pub fn said_by(program: &str, arguments: &[&str]) -> Option<String> {
+pub fn output_of(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).current_dir(repository()).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

@@ -1,5 +1,5 @@
-//! The bounds that `deploy/config/vramd.toml` and `limits.rs` promise, said a second time, and the uses of a
-//! configuration that need nothing but itself.
+//! The bounds that `deploy/config/vramd.toml` and `limits.rs` promise, written a second time, and the uses of
+//! a configuration that need nothing else.
 
 use std::{path::Path, time::Duration};
 
@@ -54,7 +54,10 @@ pub(super) fn check(config: &Config) {
     }
     for tenant in tenants {
         let rule = &tenant.0;
-        assert!(rule.uid.is_some() || rule.gid.is_some() || rule.cgroup.is_some(), "{rule:?} fits everybody");
+        assert!(
+            rule.uid.is_some() || rule.gid.is_some() || rule.cgroup.is_some(),
+            "{rule:?} fits every process"
+        );
         assert!(crate::names::is_name(&rule.tenant), "{rule:?}");
     }
     counts_and_times(limits);
@@ -63,14 +66,15 @@ pub(super) fn check(config: &Config) {
     of_telemetry(telemetry);
 }
 
-/// Its steps ascend, each is left before the one below it is entered, and what leaves ends the step that it leaves for.
+/// Checks that levels ascend, that each is left before the one below it is entered, and that the eviction
+/// target ends the level that causes it.
 fn of_pressure(bounds: &PressureBounds) {
     let steps = [0, bounds.elevated_percent, bounds.high_percent, bounds.critical_percent, 101];
     assert!(steps.windows(2).all(|pair| pair[0] < pair[1]), "{bounds:?}");
     assert!(steps[1..4].windows(2).all(|pair| bounds.fall_percent < pair[1] - pair[0]), "{bounds:?}");
     assert!(bounds.fall_percent < bounds.elevated_percent, "{bounds:?}");
-    let most = bounds.high_percent - bounds.fall_percent;
-    assert!((1..most).contains(&bounds.evict_to_percent), "{bounds:?}");
+    let max = bounds.high_percent - bounds.fall_percent;
+    assert!((1..max).contains(&bounds.evict_to_percent), "{bounds:?}");
 }
 
 fn of_telemetry(telemetry: &Telemetry) {
@@ -86,7 +90,7 @@ fn of_telemetry(telemetry: &Telemetry) {
 }
 
 fn counts_and_times(limits: &Limits) {
-    // Without `..`: a new limit is judged here, or this does not compile.
+    // Without `..`: a new limit must be judged here before this compiles.
     let Limits {
         sessions_max,
         sessions_per_tenant_max,
@@ -153,7 +157,7 @@ fn counts_and_times(limits: &Limits) {
     assert!(times.iter().all(|time| **time > Duration::ZERO), "{limits:?}");
 }
 
-/// Whatever the operator sets, few descriptors bound what needs them, and never down to nothing.
+/// Checks that few descriptors bound what needs them, whatever the operator sets, and never down to nothing.
 fn of_core(limits: &Limits) {
     let core = limits.core(FEW);
     assert!(core.extents_max > 0 && core.parts_per_tenant_max > 0, "{core:?}");

@@ -1,4 +1,4 @@
-//! The field that a complaint names is one of the text, and stands there by the line that it names.
+//! The field that an error names is in the text, at or before the line that it names.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,8 @@ pub(super) fn check(place: &Place, tables: &Table, text: &str) {
     stands_before(place, text);
 }
 
-/// The last key of the field is written by the end of that line. A key with an escape in it is written otherwise.
+/// Checks that the last key of the field is written by the end of that line. A key with an escape is written
+/// otherwise.
 fn stands_before(place: &Place, text: &str) {
     let last = place.field.rsplit('.').next().unwrap_or_default();
     let key = last.split('[').next().unwrap_or_default();

@@ -1,9 +1,9 @@
-//! The rule of quantities said a second time: from the unit backwards, and in integers without a bound.
+//! The rule of quantities, written a second time: from the unit backwards, and in unbounded integers.
 
 use num_bigint::BigUint;
 use vramd_types::{Bytes, Quantity};
 
-/// Longer units stand before those that they end with.
+/// Longer units come before those that they end with.
 const UNITS: [(&str, u32, u32); 14] = [
     ("KiB", 2, 10),
     ("MiB", 2, 20),
@@ -39,7 +39,7 @@ pub(super) fn quantity(text: &str) -> Option<Quantity> {
     is_whole.then_some(Quantity::Bytes(Bytes::new(bytes)))
 }
 
-/// Nothing but digits, and at least one.
+/// Parses digits only, and at least one.
 fn digits(text: &str) -> Option<BigUint> {
     let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     plain.then(|| BigUint::parse_bytes(text.as_bytes(), 10)).flatten()
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_knows_the_rule() {
+    fn oracle_follows_the_rule() {
         let bytes = |bytes| Some(Quantity::Bytes(Bytes::new(bytes)));
         assert_eq!(quantity(" 1.5 GiB "), bytes(3 << 29));
         assert_eq!(quantity("0.1GB"), bytes(100_000_000));

@@ -1,4 +1,4 @@
-//! Writes `docs/INVARIANTS.md` from the registry of invariants, so that the page cannot say anything else than the code.
+//! Writes `docs/INVARIANTS.md` from the registry of invariants, so that the page always agrees with the code.
 //!
 //! `cargo run -p simulator --bin invariants-md` writes it; with `--check` it only compares and exits 1 on a difference.
 
