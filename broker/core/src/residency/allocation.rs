@@ -1,4 +1,5 @@
-//! What a client asked for, cut into parts.
+//! An allocation: the memory of one client request, divided into parts, with each session's mapping of each
+//! part.
 
 use std::{num::NonZeroU32, sync::Arc};
 
@@ -11,7 +12,7 @@ use crate::{
     tenancy::{OpId, TenantId},
 };
 
-/// Names of tenants that may attach, beside the own one.
+/// Names of the tenants that may attach, beside the owner's own.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Readers(Box<[Box<str>]>);
 
@@ -35,11 +36,11 @@ impl Readers {
     }
 }
 
-/// What one session has of one part. As large as two words: there is one for each part of each session.
+/// One session's mapping of one part. It takes two words, since there is one for each part of each session.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mapping {
     pub(crate) session: SessionId,
-    /// One more than its slot, if it has one.
+    /// The slot plus one, if the mapping has a slot.
     slot: Option<NonZeroU32>,
     pub(crate) state: MapState,
 }
@@ -59,12 +60,12 @@ impl Mapping {
     }
 }
 
-/// A fixed slice of an allocation, mapped whole.
+/// A fixed slice of an allocation. It is mapped whole.
 #[derive(Debug)]
 pub(crate) struct Part {
-    /// Gone from the pool once given back.
+    /// The extent that the part lies in. It leaves the pool once it is released.
     pub(crate) extent: ExtentId,
-    /// Who maps it, is about to or may again, at most once each, in the order of their ids.
+    /// The mappings of sessions, at most one each, in the order of their ids.
     pub(crate) mappings: Few<Mapping>,
 }
 
@@ -77,23 +78,23 @@ impl Part {
         self.mappings.get(self.find(session).ok()?)
     }
 
-    /// Where the session is among the holds, or would be.
+    /// The index of the session's mapping, or where it would be inserted.
     fn find(&self, session: SessionId) -> Result<usize, usize> {
         self.mappings.binary_search_by_key(&session, |mapping| mapping.session)
     }
 }
 
-/// One allocation, until the last of its extents is given back.
+/// One allocation. It lives until the last of its extents is released.
 #[derive(Debug)]
 pub(crate) struct Allocation {
     pub(crate) tenant: TenantId,
-    /// The session that allocated it; `None` once that is gone.
+    /// The session that allocated it; `None` once that session is gone.
     pub(crate) owner: Option<SessionId>,
     pub(crate) device: DeviceIndex,
     pub(crate) kind: Kind,
     pub(crate) lifetime: Lifetime,
     pub(crate) name: Option<Arc<str>>,
-    /// Takes its name from another one when sealed.
+    /// Takes its name from another allocation when it is sealed.
     pub(crate) replace: bool,
     pub(crate) readers: Readers,
     pub(crate) size: Bytes,
@@ -102,27 +103,27 @@ pub(crate) struct Allocation {
     pub(crate) parts: Few<Part>,
     pub(crate) state: AllocationState,
     pub(crate) digest: Option<Box<[u8; 32]>>,
-    /// The driver is reading its extents: they must not be released.
+    /// The driver is reading its extents, which must not be released.
     pub(crate) digesting: bool,
-    /// Its owner maps what it pins, and nothing before.
+    /// It has no handle pin: its owner maps only the parts that it pins.
     pub(crate) unpinned: bool,
-    /// Its parts leave their device without being copied.
+    /// Its parts are discardable: they leave their device without a copy.
     pub(crate) discardable: bool,
-    /// What of it lies in the host's memory is mapped there, and does not come to its device for who pins it.
+    /// Its parts in host memory are mapped there, and no pin fetches them.
     pub(crate) in_place: bool,
-    /// Bytes of its parts that lie in the host's memory.
+    /// Bytes of its parts in host memory.
     pub(crate) in_host: Bytes,
-    /// Its path, if its bytes are those of a file.
+    /// The path of its file, if it is file-backed.
     pub(crate) file: Option<Arc<str>>,
-    /// Extents that are not gone from the pool yet.
+    /// Extents that have not left the pool yet.
     pub(crate) extents_left: u32,
-    /// How many holds there are on its parts.
+    /// The number of mappings of its parts.
     pub(crate) mapping_count: usize,
-    /// Of these, let go and not given back yet.
+    /// Of its extents, those that are unreturned.
     pub(crate) extents_unreturned: u32,
-    /// The operation that makes or seals it.
+    /// The operation that creates or seals it.
     pub(crate) op: Option<OpId>,
-    /// Operations that wait for it to be unmapped or given back.
+    /// Operations that wait until it is unmapped or released.
     pub(crate) waiting_ops: Few<OpId>,
 }
 
@@ -131,12 +132,12 @@ impl Allocation {
         self.parts.get(usize::try_from(index.0).ok()?)
     }
 
-    /// Puts a part into another extent, and says which it was in.
+    /// Moves a part to another extent, and returns the one that it was in.
     pub(crate) fn set_extent(&mut self, index: PartIndex, extent: ExtentId) -> Option<ExtentId> {
         self.part_mut(index).map(|part| std::mem::replace(&mut part.extent, extent))
     }
 
-    /// Adds or changes what a session holds of a part. A hold keeps its slot for life.
+    /// Adds or changes a session's mapping of a part. A mapping keeps its slot for life.
     pub(crate) fn set_mapping(&mut self, index: PartIndex, new: Mapping) {
         let Some(part) = self.part_mut(index) else { return };
         match part.find(new.session) {
@@ -172,31 +173,32 @@ impl Allocation {
         Bytes::new(u64::from(index.0).saturating_mul(self.part_size.get()))
     }
 
-    /// How long the part is: the last one is the remainder.
+    /// The size of the part. The last part is the remainder.
     pub(crate) fn size_of(&self, index: PartIndex) -> Bytes {
         self.span.saturating_sub(self.offset_of(index)).min(self.part_size)
     }
 
-    /// Asked bytes in the part, without the rounding.
+    /// The requested bytes in the part, without the rounding.
     pub(crate) fn requested_of(&self, index: PartIndex) -> Bytes {
         self.size.saturating_sub(self.offset_of(index)).min(self.part_size)
     }
 
-    /// What its parts have beyond what was asked for.
+    /// The bytes of its parts beyond what was requested.
     pub(crate) fn rounding(&self) -> Bytes {
         self.span.saturating_sub(self.size)
     }
 
-    /// Only its owner may write, and only until it is sealed; a legacy handle is always writable.
+    /// Whether the session may write: only the owner, and only until the seal. A legacy CUDA export is always
+    /// writable.
     pub(crate) fn is_writable_by(&self, session: SessionId) -> bool {
         let open = matches!(self.state, AllocationState::Creating | AllocationState::Open);
         self.kind == Kind::Fixed || (self.owner == Some(session) && open)
     }
 
-    /// How many sessions map any part.
+    /// The number of sessions that map any part.
     pub(crate) fn mapper_count(&self) -> usize {
         match &*self.parts {
-            // A session stands at most once among the mappers of a part.
+            // A session is at most once among the mappers of a part.
             [only] => mappers_of(only).count(),
             _ => self.mappers().len(),
         }
@@ -211,12 +213,12 @@ impl Allocation {
     }
 }
 
-/// Sessions that map a part or were offered it.
+/// Sessions that map a part or were sent it.
 pub(crate) fn mappers_of(part: &Part) -> impl Iterator<Item = SessionId> {
     part.mappings.iter().filter(|mapping| mapping.state.is_mapper()).map(|mapping| mapping.session)
 }
 
-/// The allocation and its id, for those who hand both on.
+/// An allocation with its id.
 pub(crate) type Entry<'a> = (AllocationId, &'a Allocation);
 
 #[cfg(test)]

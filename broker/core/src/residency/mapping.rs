@@ -1,7 +1,8 @@
-//! One session's hold on one part, as a table.
+//! The states of one session's mapping of one part, as a table.
 //!
-//! The channel is ordered, so alternation is all the versioning there is: `Map` is sent only to a session that does
-//! not map the part, `Revoke` only after it answered `Mapped`. A revocation that comes earlier waits for that answer.
+//! The channel is ordered, so alternation replaces version numbers: the daemon sends `Map` only to a session
+//! that does not map the part, and `Revoke` only after the session answered `Mapped`. An earlier revocation
+//! waits for that answer.
 //!
 //! ```text
 //!            Send             Mapped            Revoke
@@ -18,24 +19,24 @@
 //!  `Failed`, which says that what was sent could not be mapped, from Offered to Away and from OfferedRevoked to (none)
 //! ```
 //!
-//! What is evicted stays the session's: it has a place in its word table, and a pin brings it back. It is mapped no
-//! more, though: who is `Away` is no mapper. What could not be mapped is no different: a process that was short of
-//! descriptors for a moment has lost nothing but that moment.
+//! An evicted part stays the session's: it keeps its slot in the word table, and a pin maps it again. An
+//! `Away` session is not a mapper. The same holds for a part that the client could not map: a process that
+//! was short of descriptors for a moment loses only that moment.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MapState {
-    /// To be sent when descriptors may be in flight. Not a mapper yet.
+    /// Waits to be sent, for lack of descriptor budget. Not a mapper yet.
     Queued,
     /// Sent, and not answered.
     Offered,
-    /// Sent, not answered, and to be revoked as soon as it is.
+    /// Sent and not answered; the daemon revokes it after the answer.
     OfferedRevoked,
     Mapped,
-    /// Told to unmap, for good.
+    /// Told to unmap for good.
     Revoking,
-    /// Told to unmap, until a pin brings it back.
+    /// Told to unmap; a pin maps the part again.
     Evicting,
-    /// Not mapped, and the session's still.
+    /// Not mapped, but still the session's.
     Away,
 }
 
@@ -45,21 +46,21 @@ pub enum MapEvent {
     Mapped,
     Revoke,
     Unmapped,
-    /// It could not be mapped.
+    /// The client could not map the part.
     Failed,
     Evict,
     Pin,
 }
 
-/// What follows from an event.
+/// The result of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MapStep {
     To(MapState),
-    /// On to [`MapState::Revoking`], and the session must be told.
+    /// Go to [`MapState::Revoking`] and send the session a revoke.
     SendRevoke,
-    /// On to [`MapState::Evicting`], and the session must be told.
+    /// Go to [`MapState::Evicting`] and send the session a revoke.
     SendEvict,
-    /// The part is the session's no more.
+    /// The part is no longer the session's.
     Gone,
 }
 
@@ -74,7 +75,7 @@ impl MapState {
         Self::Away,
     ];
 
-    /// What the event leads to, or `None` if it does not fit: the session is quarantined for it.
+    /// Returns the next step, or `None` if the event does not fit; the session is then quarantined.
     pub(crate) const fn on(self, event: MapEvent) -> Option<MapStep> {
         use MapEvent as E;
         Some(match (self, event) {
@@ -97,29 +98,29 @@ impl MapState {
         })
     }
 
-    /// Whether the event fits.
+    /// Whether the event fits in this state.
     pub const fn allows(self, event: MapEvent) -> bool {
         self.on(event).is_some()
     }
 
-    /// Whether its descriptor is on the way.
+    /// Whether the descriptor was sent and is not answered.
     pub const fn is_in_flight(self) -> bool {
         matches!(self, Self::Offered | Self::OfferedRevoked)
     }
 
-    /// Whether the session maps the part, or may by now.
+    /// Whether the session maps the part, or may map it by now.
     pub const fn is_mapper(self) -> bool {
         !matches!(self, Self::Queued | Self::Away)
     }
 
-    /// Whether the part will soon be the session's no more.
+    /// Whether the part will soon no longer be the session's.
     pub(crate) const fn is_leaving(self) -> bool {
         matches!(self, Self::OfferedRevoked | Self::Revoking)
     }
 }
 
 impl MapStep {
-    /// Where it leads, or `None` if the part is the session's no more.
+    /// The next state, or `None` if the part is no longer the session's.
     pub(crate) const fn target(self) -> Option<MapState> {
         match self {
             Self::To(state) => Some(state),
@@ -139,7 +140,7 @@ impl MapEvent {
 mod tests {
     use super::*;
 
-    /// The whole table: a change of it is a change of this.
+    /// The whole table: a change of the table must change this test.
     #[test]
     fn every_transition() {
         let mut legal = String::new();

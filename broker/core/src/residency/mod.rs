@@ -1,4 +1,4 @@
-//! Allocations, their parts, and who maps them.
+//! Allocations, their parts, and the sessions that map them.
 
 mod allocation;
 mod mapping;

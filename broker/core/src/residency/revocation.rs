@@ -1,5 +1,4 @@
-//! Parts that everybody is to unmap, because an operator said so: evicted if nobody pins them, or fenced until all pins
-//! have ended.
+//! Revocations of parts: by eviction, if no session pins the part, or by fence, when all pins have ended.
 //!
 //! ```text
 //!  evict ──► Words ──── nobody pins ────► Evict ──── everybody unmapped, or is silent ────► over
@@ -8,7 +7,8 @@
 //!  fence ──► Fence ──── everybody unmapped, or somebody is silent, or the time is over ────► over
 //! ```
 //!
-//! Meanwhile nobody is sent the part but for a pin call that came before: who comes later waits until it is over.
+//! Meanwhile the part is sent only for pin calls that arrived before. A later call waits until the revocation
+//! is over.
 
 use std::collections::BTreeMap;
 
@@ -25,22 +25,23 @@ use crate::{
 pub(crate) struct Revocation {
     pub(crate) began: Arrival,
     pub(crate) stage: Stage,
-    /// Operations that wait for it to be over.
+    /// Operations that wait for its end.
     pub(crate) ops: Few<OpId>,
     /// Sessions that attached the part meanwhile.
     pub(crate) attach_waiters: Vec<SessionId>,
-    /// When somebody let go of it last who did not wait for other parts.
+    /// When a session that waits for no other part last unpinned it. A stalled call is given time from then.
     pub(crate) last_progress: Time,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// The words of these are looked at. Whatever comes of it, it goes on as a fence if one is to last until then.
+    /// The daemon checks the words of these sessions. Afterwards the revocation goes on as a fence, if one
+    /// lasts until then.
     Words {
         asked: Vec<SessionId>,
         fence: Option<Time>,
     },
-    /// Everybody was told to unmap, and nobody pinned.
+    /// Every mapper was told to unmap, and no session pins the part.
     Evict,
     Fence {
         until: Time,

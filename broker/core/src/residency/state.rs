@@ -1,4 +1,4 @@
-//! The life of an allocation, as a table.
+//! The states of an allocation, as a table.
 //!
 //! ```text
 //!             Created          SealAsked            Unmapped             Digested
@@ -11,17 +11,17 @@ use std::fmt;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AllocationState {
-    /// The driver is making its extents.
+    /// The driver is creating its extents.
     Creating,
     /// Its owner's session may write.
     Open,
-    /// To be sealed; its owner's session is unmapping.
+    /// It is being sealed: its owner's session is unmapping.
     Unmapping,
-    /// To be sealed; the driver is hashing.
+    /// It is being sealed: the driver is hashing.
     Digesting,
-    /// Never written again.
+    /// It is never written again.
     Sealed,
-    /// Nobody can attach; charged until unmapped everywhere and given back.
+    /// It is freed: no session can attach it. It stays charged until it is unmapped everywhere and released.
     Freeing,
 }
 
@@ -39,7 +39,7 @@ impl AllocationState {
     pub const ALL: [Self; 6] =
         [Self::Creating, Self::Open, Self::Unmapping, Self::Digesting, Self::Sealed, Self::Freeing];
 
-    /// Where the event leads, or `None` if it must not happen here.
+    /// Returns the next state, or `None` if the event is illegal in this state.
     pub const fn on(self, event: AllocationEvent) -> Option<Self> {
         use AllocationEvent as E;
         Some(match (self, event) {
@@ -55,7 +55,7 @@ impl AllocationState {
         })
     }
 
-    /// Whether its owner's session will be sent all its parts once it gets on.
+    /// Whether its owner's session will be sent all its parts later, so that it needs slots then.
     pub(crate) const fn promises_slots(self) -> bool {
         matches!(self, Self::Creating | Self::Unmapping | Self::Digesting)
     }
@@ -82,7 +82,7 @@ impl fmt::Display for AllocationState {
 mod tests {
     use super::*;
 
-    /// The whole table: a change of it is a change of this.
+    /// The whole table: a change of the table must change this test.
     #[test]
     fn every_transition() {
         let mut legal = String::new();

@@ -1,4 +1,4 @@
-//! All allocations, by id, by tenant, and by the names that some of them bear.
+//! The table of allocations: by id, by tenant and by name, with running sums.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry as NameEntry},
@@ -20,24 +20,26 @@ use crate::{
 pub(crate) struct AllocationTable {
     allocations: IdMap<Allocation>,
     by_tenant: ByTenant<OfTenant>,
-    /// How many are in each state.
+    /// The number of allocations in each state.
     states: [usize; AllocationState::ALL.len()],
-    /// What of those that are accessed in place lies in the host's memory, of each tenant and device; none where that is nothing.
+    /// Bytes in host memory of allocations that are accessed in place, by tenant and device. There is no
+    /// entry for zero.
     in_place: BTreeMap<(TenantId, DeviceIndex), Bytes>,
     pub(crate) changed_keys: ChangedKeys<AllocationId>,
 }
 
-/// Where a tenant's allocations are found without looking at each.
+/// The index of one tenant's allocations.
 #[derive(Debug, Default)]
 struct OfTenant {
     ids: BTreeSet<AllocationId>,
-    /// Of these, those that others may read once they are sealed.
+    /// Of these, allocations that have readers.
     shared: BTreeSet<AllocationId>,
     parts: usize,
-    /// What they have on each device beyond what was asked for; none where that is nothing.
+    /// Bytes beyond what was requested, by device. There is no entry for zero.
     rounding: BTreeMap<DeviceIndex, Bytes>,
     by_name: BTreeMap<Arc<str>, AllocationId>,
-    /// Those that have a name and do not bear it: replacements in the making, and what is freed and mapped still.
+    /// Allocations with a name that currently belongs to another: replacements before their seal, and freed
+    /// allocations that are still mapped.
     unbound: BTreeSet<AllocationId>,
 }
 
@@ -65,13 +67,13 @@ impl AllocationTable {
         self.allocations.get_mut(id.get())
     }
 
-    /// Whether the session is to be sent the part.
+    /// Whether the part waits to be sent to the session.
     pub(crate) fn is_queued(&self, session: SessionId, part: PartRef) -> bool {
         let entry = self.get(part.allocation).and_then(|allocation| allocation.part(part.part));
         entry.and_then(|entry| entry.map_state(session)) == Some(MapState::Queued)
     }
 
-    /// Adds an allocation. It bears its name unless another one does.
+    /// Adds an allocation. It gets its name unless another one has it.
     pub(crate) fn insert(&mut self, id: AllocationId, allocation: Allocation) {
         self.by_tenant.change(allocation.tenant, |of| {
             of.ids.insert(id);
@@ -120,7 +122,7 @@ impl AllocationTable {
         }
     }
 
-    /// A part has come to lie in the host's memory, or lies there no more.
+    /// Records that a part has arrived in host memory, or left it.
     pub(crate) fn set_on_host(&mut self, part: PartRef, lies_there: bool) {
         let Some(allocation) = self.allocations.get_mut(part.allocation.get()) else { return };
         let bytes = allocation.size_of(part.part);
@@ -142,29 +144,30 @@ impl AllocationTable {
         }
     }
 
-    /// What of those that are accessed in place lies in the host's memory, where that is anything.
+    /// Bytes in host memory of allocations that are accessed in place, by tenant and device. There is no
+    /// entry for zero.
     pub(crate) fn in_place(&self) -> impl Iterator<Item = ((TenantId, DeviceIndex), Bytes)> {
         self.in_place.iter().map(|(of, bytes)| (*of, *bytes))
     }
 
-    /// Allocations and parts of a tenant.
+    /// Returns the numbers of allocations and parts of a tenant.
     pub(crate) fn count_of(&self, tenant: TenantId) -> (usize, usize) {
         self.by_tenant.get(tenant).map(|of| (of.ids.len(), of.parts)).unwrap_or_default()
     }
 
-    /// What a tenant's allocations have on each device beyond what was asked for, where that is anything.
+    /// Bytes of a tenant's allocations beyond what was requested, by device, where there are any.
     pub(crate) fn rounding_of(&self, tenant: TenantId) -> impl Iterator<Item = (DeviceIndex, Bytes)> {
         let of = self.by_tenant.get(tenant).into_iter();
         of.flat_map(|of| &of.rounding).map(|(device, bytes)| (*device, *bytes))
     }
 
-    /// One has gone from a state to another.
+    /// Counts one allocation's change of state.
     pub(crate) fn count_transition(&mut self, from: AllocationState, to: AllocationState) {
         self.count(from, -1);
         self.count(to, 1);
     }
 
-    /// How many are in each state.
+    /// The number of allocations in each state.
     pub(crate) fn states(&self) -> impl Iterator<Item = (AllocationState, usize)> {
         AllocationState::ALL.into_iter().zip(self.states)
     }
@@ -183,13 +186,13 @@ impl AllocationTable {
         self.allocations.len()
     }
 
-    /// In the order of their ids, those after `after`.
+    /// Returns the allocations after `after`, in the order of their ids.
     pub(crate) fn iter_after(&self, after: Option<AllocationId>) -> impl Iterator<Item = Entry<'_>> {
         let found = self.allocations.iter_after(after.map(AllocationId::get));
         found.map(|(id, allocation)| (AllocationId::from_raw(id), allocation))
     }
 
-    /// A tenant's, in the order of their ids, those after `after`.
+    /// Returns a tenant's allocations after `after`, in the order of their ids.
     pub(crate) fn of_tenant(
         &self,
         tenant: TenantId,
@@ -198,7 +201,7 @@ impl AllocationTable {
         self.entries(self.by_tenant.get(tenant).map(|of| &of.ids), after)
     }
 
-    /// Of a tenant's, those that have readers.
+    /// Returns a tenant's allocations that have readers.
     pub(crate) fn shared_of(
         &self,
         tenant: TenantId,
@@ -207,8 +210,8 @@ impl AllocationTable {
         self.entries(self.by_tenant.get(tenant).map(|of| &of.shared), after)
     }
 
-    /// Of a tenant's, those that may have a name with the prefix, in the order of their ids; `None` if that is more
-    /// than so many, which are sooner found by looking at one after the other.
+    /// Returns a tenant's allocations whose name may have the prefix, in the order of their ids. Returns
+    /// `None` if there are more than `at_most`: a walk over all is then cheaper.
     pub(crate) fn named_like(
         &self,
         tenant: TenantId,
@@ -228,12 +231,12 @@ impl AllocationTable {
         Some(found)
     }
 
-    /// Who bears a name.
+    /// Returns the allocation that has a name.
     pub(crate) fn find_by_name(&self, tenant: TenantId, name: &str) -> Option<AllocationId> {
         self.by_tenant.get(tenant)?.by_name.get(name).copied()
     }
 
-    /// Gives the name to the allocation, whoever bore it.
+    /// Gives the name to the allocation and takes it from the one that had it.
     pub(crate) fn bind(&mut self, tenant: TenantId, name: &Arc<str>, id: AllocationId) {
         self.changed_keys.note(id);
         self.by_tenant.change(tenant, |of| {
@@ -244,7 +247,7 @@ impl AllocationTable {
         });
     }
 
-    /// Takes the name away from the allocation, if it bears it.
+    /// Takes the name from the allocation, if it has it.
     pub(crate) fn release_name(&mut self, id: AllocationId) {
         if let Some(allocation) = self.allocations.get(id.get())
             && let Some(name) = &allocation.name
@@ -257,7 +260,7 @@ impl AllocationTable {
         }
     }
 
-    /// Every name with its bearer.
+    /// Returns every name with its allocation.
     pub(crate) fn names(&self) -> impl Iterator<Item = (TenantId, &str, AllocationId)> {
         let of = self.by_tenant.iter();
         of.flat_map(|(tenant, of)| of.by_name.iter().map(move |(name, id)| (tenant, &**name, *id)))

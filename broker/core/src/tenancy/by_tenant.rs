@@ -1,5 +1,4 @@
-//! Something for each tenant that has come to have it. Tenants are numbered from zero and never forgotten, so a number is
-//! the place of what belongs to it.
+//! A map by tenant. Tenants are numbered from zero and never forgotten, so the number is the index.
 
 use super::TenantId;
 
@@ -24,7 +23,7 @@ impl<V> ByTenant<V> {
         }
     }
 
-    /// Changes what the tenant has, or what it is given to begin with.
+    /// Changes the tenant's value, which begins as the default.
     pub(crate) fn change(&mut self, tenant: TenantId, change: impl FnOnce(&mut V))
     where
         V: Default,
@@ -35,7 +34,7 @@ impl<V> ByTenant<V> {
         self.get_mut(tenant).map(change);
     }
 
-    /// In the order of the tenants.
+    /// Returns all values, in the order of the tenants' numbers.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (TenantId, &V)> {
         let all = self.0.iter().enumerate();
         all.filter_map(|(at, value)| Some((TenantId::from_index(at), value.as_ref()?)))

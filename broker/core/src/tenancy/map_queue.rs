@@ -1,20 +1,21 @@
-//! Parts that a session is to be sent, in the order in which they were asked for.
+//! The queue of parts that wait to be sent to a session, in the order of the requests.
 //!
-//! What is freed while it waits is not looked for: it stays in the line, is passed over when its turn comes, and is
-//! swept out once most of the line is such. So a session may have a million parts waiting and free any of them.
+//! A part that is freed while it waits is not searched for. It stays in the queue, is skipped at its turn,
+//! and is swept out once most of the queue is stale. So a session may have a million parts waiting and free
+//! any of them cheaply.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::event::PartRef;
 
-/// A line this short is not worth sweeping.
+/// A shorter queue is not worth sweeping.
 const SWEEP_MIN: usize = 64;
 
 #[derive(Debug, Default)]
 pub(crate) struct MapQueue {
-    /// A part that was forgotten and asked for again stands here twice: the first turn is the one that counts.
+    /// A part that was forgotten and queued again is in here twice: its first turn counts.
     line: VecDeque<PartRef>,
-    /// How many parts wait.
+    /// The number of waiting parts.
     waiting: usize,
 }
 
@@ -24,7 +25,7 @@ impl MapQueue {
         self.waiting = self.waiting.saturating_add(1);
     }
 
-    /// One of those that waited does so no more. `waits` says of each whether it still does.
+    /// Removes one waiting part. `waits` tells whether a part still waits.
     pub(crate) fn forget(&mut self, waits: impl Fn(PartRef) -> bool) {
         self.waiting = self.waiting.saturating_sub(1);
         if self.line.len() > SWEEP_MIN.max(self.waiting.saturating_mul(2)) {
@@ -33,7 +34,7 @@ impl MapQueue {
         }
     }
 
-    /// The next one that still waits.
+    /// Removes and returns the next part that still waits.
     pub(crate) fn pop(&mut self, waits: impl Fn(PartRef) -> bool) -> Option<PartRef> {
         while let Some(part) = self.line.pop_front() {
             if waits(part) {
@@ -44,7 +45,7 @@ impl MapQueue {
         None
     }
 
-    /// All that wait, in their order. Nothing waits any more.
+    /// Removes and returns all waiting parts, in order.
     pub(crate) fn take(&mut self, waits: impl Fn(PartRef) -> bool) -> Vec<PartRef> {
         let mut seen = BTreeSet::new();
         self.waiting = 0;

@@ -1,4 +1,4 @@
-//! Who asks: tenants, their sessions, and what is remembered of their requests.
+//! Tenants, their sessions, their pin calls and their requests.
 
 mod by_tenant;
 mod map_queue;

@@ -1,4 +1,5 @@
-//! Requests that cannot be answered at once: they wait for the driver, a client or the disk.
+//! Operations: requests that cannot be answered at once because they wait for the driver, a client or the
+//! disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,23 +26,24 @@ pub(crate) enum Requester {
 
 #[derive(Debug)]
 pub(crate) enum OpKind {
-    /// Extents are being made; one failure undoes all.
+    /// Extents are being created. One failure undoes all.
     Allocate {
         since: Time,
-        /// What it is made for, in case it has to wait after all.
+        /// The request, in case it has to wait in the line after all.
         asked: Option<Box<BatchRequest>>,
         allocations: Vec<AllocationId>,
         extents_left: usize,
         failure: Option<Refusal>,
     },
-    /// There was no room for these: they stand in the line.
+    /// A batch that found no room and waits in the line.
     BatchWait(Box<WaitingBatch>),
     Release {
         items: Releases,
         session: SessionId,
     },
     Seal(AllocationId),
-    /// An operator's free: waits until its owner has let go, or is overdue, and what nobody maps is given back.
+    /// An operator's free. It waits until the owner has unmapped, or is overdue; extents without mappers are
+    /// released.
     Free {
         allocation: AllocationId,
         owner: Option<SessionId>,
@@ -51,13 +53,13 @@ pub(crate) enum OpKind {
         session: SessionId,
         kill: bool,
     },
-    /// An operator's: waits until all revocations are over.
+    /// An operator's revoke. It waits until all revocations are over.
     Revoke {
         parts: PerPart<PartRevocation>,
-        /// For pins to end.
+        /// Whether it waits for pins to end.
         wait: bool,
     },
-    /// An operator's: waits until all migrations, or write-backs, are over.
+    /// An operator's move. It waits until all migrations, or write-backs, are over.
     Move {
         parts: PerPart<PartMove>,
         goal: MoveGoal,
@@ -65,11 +67,11 @@ pub(crate) enum OpKind {
     Quota(QuotaChange),
 }
 
-/// What an operator wants of parts.
+/// What an operator wants for the parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MoveGoal {
     In(Tier),
-    /// They stay where they are, and what they hold is below too.
+    /// The parts stay on their device and are written back.
     WrittenBack,
 }
 
@@ -78,7 +80,7 @@ pub(crate) struct Op {
     pub(crate) requester: Requester,
     pub(crate) method: Method,
     pub(crate) key: Option<RequestKey>,
-    /// The first call, and those that repeated it meanwhile.
+    /// The first call, and the calls that repeated it meanwhile.
     pub(crate) calls: Vec<CallId>,
     pub(crate) kind: OpKind,
 }
@@ -93,7 +95,7 @@ impl Requester {
 }
 
 impl OpKind {
-    /// Whether it names parts with which nothing was begun.
+    /// Whether it has parts that are not started yet.
     pub(crate) const fn has_more_parts(&self) -> bool {
         match self {
             Self::Revoke { parts, .. } => parts.has_more(),
@@ -104,7 +106,7 @@ impl OpKind {
 }
 
 impl Op {
-    /// The session that asked for it, or that it waits for.
+    /// The session that requested the operation, or that it waits for.
     const fn session(&self) -> Option<SessionId> {
         match (&self.kind, self.requester) {
             (OpKind::EndSession { session, .. } | OpKind::Free { owner: Some(session), .. }, _) => {
@@ -116,7 +118,7 @@ impl Op {
     }
 }
 
-/// All operations, and how many calls wait for them: in all, and of each tenant.
+/// All operations, with the number of waiting calls: in total, and per tenant.
 #[derive(Debug, Default)]
 pub(crate) struct OpTable {
     ops: BTreeMap<OpId, Op>,
@@ -128,7 +130,7 @@ pub(crate) struct OpTable {
 }
 
 impl OpTable {
-    /// The id that the next operation will have.
+    /// Reserves the id of the next operation.
     pub(crate) const fn next_id(&mut self) -> OpId {
         self.last += 1;
         OpId(self.last)
@@ -141,7 +143,7 @@ impl OpTable {
         self.ops.insert(id, op);
     }
 
-    /// One more call waits for the operation.
+    /// Adds a call that waits for the operation.
     pub(crate) fn join(&mut self, id: OpId, call: CallId) {
         if let Some(op) = self.ops.get_mut(&id) {
             op.calls.push(call);
@@ -168,7 +170,7 @@ impl OpTable {
         Some(op)
     }
 
-    /// Calls that wait.
+    /// The number of waiting calls.
     pub(crate) const fn calls(&self) -> usize {
         self.calls
     }
@@ -181,7 +183,7 @@ impl OpTable {
         self.ops.iter().map(|(id, op)| (*id, op))
     }
 
-    /// Those that a session asked for or that wait for it, oldest first.
+    /// Operations that a session requested, or that wait for it; oldest first.
     pub(crate) fn of_session(&self, session: SessionId) -> Vec<OpId> {
         let all = (session, OpId(0))..=(session, OpId(u64::MAX));
         self.by_session.range(all).map(|(_, op)| *op).collect()

@@ -1,4 +1,4 @@
-//! What an operator asked for the parts of one allocation, each with its own end.
+//! An operator's request for the parts of one allocation. Each part has its own outcome.
 
 use std::collections::BTreeMap;
 
@@ -9,22 +9,22 @@ use crate::event::PartRef;
 #[derive(Debug)]
 pub(crate) struct PerPart<T> {
     pub(crate) allocation: AllocationId,
-    /// `None` until it has ended.
+    /// The outcome of each part; `None` until it is known.
     parts: BTreeMap<PartIndex, Option<T>>,
     left: usize,
-    /// With this and those after it nothing was begun yet.
+    /// The first part that is not started yet.
     next: Option<PartIndex>,
 }
 
 impl<T> PerPart<T> {
-    /// With none of them anything was begun.
+    /// Creates the request with no part started.
     pub(crate) fn new(allocation: AllocationId, parts: impl IntoIterator<Item = PartIndex>) -> Self {
         let parts: BTreeMap<_, _> = parts.into_iter().map(|part| (part, None)).collect();
         let (left, next) = (parts.len(), parts.keys().next().copied());
         Self { allocation, parts, left, next }
     }
 
-    /// The next of these, so many at most: they are begun with now.
+    /// Starts at most `count` further parts, and returns them.
     pub(crate) fn begin(&mut self, count: usize) -> Vec<PartRef> {
         let Some(next) = self.next else { return Vec::new() };
         let mut rest = self.parts.range(next..).map(|(part, _)| *part);
@@ -34,7 +34,7 @@ impl<T> PerPart<T> {
         begun
     }
 
-    /// Whether there are parts with which nothing was begun.
+    /// Whether there are parts that are not started.
     pub(crate) const fn has_more(&self) -> bool {
         self.next.is_some()
     }
@@ -50,7 +50,7 @@ impl<T> PerPart<T> {
         self.left == 0
     }
 
-    /// Parts that were begun with and whose end is awaited.
+    /// Parts that are started and have no outcome yet.
     pub(crate) fn open(&self) -> impl Iterator<Item = PartIndex> {
         let begun = self.parts.iter().take_while(|(part, _)| self.next.is_none_or(|next| **part < next));
         begun.filter(|(_, outcome)| outcome.is_none()).map(|(part, _)| *part)

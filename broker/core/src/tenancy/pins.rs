@@ -1,4 +1,5 @@
-//! Pin calls: sets of parts that a session wants mapped together, from when they are taken until they have ended.
+//! Pin calls: sets of parts that a session wants mapped together. A call lives from its arrival until the
+//! client ends it.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +7,7 @@ use vramd_types::SessionId;
 
 use crate::{event::PartRef, time::Time};
 
-/// The order in which pin calls and revocations came.
+/// The order of arrival of pin calls and revocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Arrival(u64);
 
@@ -32,17 +33,17 @@ pub(crate) struct PinCall {
     pub(crate) arrived: Time,
     /// In order, each once.
     pub(crate) parts: Box<[PartRef]>,
-    /// How many of these are not mapped, or about to be revoked. Once none is, the call is answered.
+    /// How many parts are not mapped, or about to be revoked. At zero the call is answered.
     missing: usize,
-    /// One of them was elsewhere when it was looked at.
+    /// At least one part lay elsewhere when it was checked.
     pub(crate) elsewhere: bool,
-    /// While it waits: when it is looked at next, since it may have stalled.
+    /// When a waiting call is checked next for a stall.
     pub(crate) stall_check: Time,
-    /// When it is refused, if it waits still.
+    /// When the call is refused, if it still waits.
     pub(crate) deadline: Option<Time>,
 }
 
-/// A session with calls that are not answered.
+/// A session's calls that are not answered.
 #[derive(Debug)]
 struct Waiting {
     calls: usize,
@@ -52,7 +53,7 @@ struct Waiting {
 #[derive(Debug, Default)]
 pub(crate) struct PinTable {
     calls: BTreeMap<PinId, PinCall>,
-    /// True where the call lacks the part.
+    /// Whether the call is missing the part.
     by_part: BTreeMap<PinnedPart, bool>,
     waiting: BTreeMap<SessionId, Waiting>,
     arrivals: u64,
@@ -70,12 +71,12 @@ impl PinTable {
         Arrival(self.arrivals)
     }
 
-    /// Later than whatever came.
+    /// An arrival later than any so far.
     pub(crate) const fn after_all(&self) -> Arrival {
         Arrival(self.arrivals.saturating_add(1))
     }
 
-    /// A call that waits for all of its parts, of which there is one at least.
+    /// Adds a call that waits for all of its parts. It has at least one.
     pub(crate) fn insert(
         &mut self,
         id: PinId,
@@ -117,7 +118,7 @@ impl PinTable {
         self.by_part.get(&(part, id)) == Some(&true)
     }
 
-    /// One part of the call is mapped; whether that was the last.
+    /// Records that one part of the call is mapped. Returns whether it was the last.
     pub(crate) fn mark_mapped(&mut self, id: PinId, part: PartRef) -> bool {
         let Some((call, is_missing)) = self.calls.get_mut(&id).zip(self.by_part.get_mut(&(part, id))) else {
             return false;
@@ -133,19 +134,19 @@ impl PinTable {
         is_last
     }
 
-    /// Calls that lack the part, whoever made them.
+    /// Calls of any session that are missing the part.
     pub(crate) fn missing(&self, part: PartRef) -> impl Iterator<Item = PinnedPart> {
         let (first, last) = ((SessionId::from_raw(0), 0), (SessionId::from_raw(u64::MAX), u64::MAX));
         let calls = self.by_part.range((part, first)..=(part, last));
         calls.filter(|(_, is_missing)| **is_missing).map(|(entry, _)| *entry)
     }
 
-    /// When the first of the calls came that lack the part.
+    /// The earliest arrival of a call that is missing the part.
     pub(crate) fn first_missing(&self, part: PartRef) -> Option<Arrival> {
         self.missing(part).filter_map(|(_, id)| self.calls.get(&id)).map(|call| call.arrival).min()
     }
 
-    /// A part of a waiting call that was mapped is so no more: it lacks it again.
+    /// Records that a part of a waiting call is no longer mapped: the call is missing it again.
     pub(crate) fn mark_unmapped(&mut self, id: PinId, part: PartRef) {
         let Some((call, is_missing)) = self.calls.get_mut(&id).zip(self.by_part.get_mut(&(part, id))) else {
             return;
@@ -155,15 +156,15 @@ impl PinTable {
         }
     }
 
-    /// Calls of a session on the part that are not answered, which they may lack or have.
+    /// Unanswered calls of a session that name the part, missing or mapped.
     pub(crate) fn waiting_of(&self, part: PartRef, session: SessionId) -> impl Iterator<Item = PinnedPart> {
         let calls = self.by_part.range((part, (session, 0))..=(part, (session, u64::MAX)));
         let waits = |id| self.calls.get(id).is_some_and(PinCall::is_waiting);
         calls.filter(move |((_, id), _)| waits(id)).map(|(entry, _)| *entry)
     }
 
-    /// Whether a call of the session on the part came by then, or has been answered. One that waits for room takes none from
-    /// its own parts.
+    /// Whether a call of the session on the part arrived by `then`, or was answered. A call that waits for
+    /// room does not take it from its own parts.
     pub(crate) fn protects(&self, part: PartRef, session: SessionId, then: Arrival) -> bool {
         let calls = self.by_part.range((part, (session, 0))..=(part, (session, u64::MAX)));
         let mut arrivals = calls.filter_map(|((_, id), _)| self.calls.get(id));
@@ -174,12 +175,12 @@ impl PinTable {
         self.calls.range((session, 0)..=(session, u64::MAX)).map(|(id, call)| (*id, call))
     }
 
-    /// Since when some call of the session waits.
+    /// Since when the session has a waiting call.
     pub(crate) fn waiting_since(&self, session: SessionId) -> Option<Time> {
         self.waiting.get(&session).map(|waiting| waiting.since)
     }
 
-    /// Others who wait for the session give it time anew.
+    /// Restarts the session's waiting time, because another session that it waits for made progress.
     pub(crate) fn restart_wait(&mut self, session: SessionId, now: Time) {
         if let Some(waiting) = self.waiting.get_mut(&session) {
             waiting.since = now;
@@ -190,8 +191,7 @@ impl PinTable {
         self.calls.iter().map(|(id, call)| (*id, call))
     }
 
-    /// How many parts of calls there are, how many of these are lacking, and how many calls of sessions wait: for whoever
-    /// compares.
+    /// The sizes of the indices, for the invariants: parts of calls, missing parts, and waiting calls.
     pub(crate) fn index_counts(&self) -> (usize, usize, usize) {
         let lacking = self.by_part.values().filter(|is_missing| **is_missing).count();
         let waiting = self.waiting.values().map(|waiting| waiting.calls);

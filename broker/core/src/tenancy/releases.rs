@@ -1,4 +1,4 @@
-//! The items of a `FreeBatch` or `Detach` that wait, each for its own end.
+//! The items of a waiting `FreeBatch` or `Detach`. Each has its own result.
 
 use std::ops::Deref;
 
@@ -6,22 +6,22 @@ use vramd_types::AllocationId;
 
 use crate::{command::Released, error::Refusal};
 
-/// What came of one item. Of the last batches all are remembered, and refusals are large and rare: hence the box.
+/// The result of one item. The box keeps remembered results small, since refusals are large and rare.
 pub(crate) type ItemResult = Result<Released, Box<Refusal>>;
 
 /// One allocation of a `FreeBatch` or `Detach`.
 #[derive(Debug)]
 pub(crate) struct ReleaseItem {
     pub(crate) allocation: AllocationId,
-    /// Known once it is.
+    /// `None` until it is known.
     pub(crate) result: Option<ItemResult>,
 }
 
-/// The items in the order of the request. A result finds its item without looking at the others.
+/// The items in the order of the request. A binary search finds the item of a result.
 #[derive(Debug, Default)]
 pub(crate) struct Releases {
     items: Vec<ReleaseItem>,
-    /// Places in `items`, in the order of their ids.
+    /// Indices into `items`, in the order of the ids.
     by_id: Vec<usize>,
     open: usize,
 }
@@ -34,12 +34,12 @@ impl Releases {
         Self { items, by_id, open }
     }
 
-    /// All results are known.
+    /// Whether all results are known.
     pub(crate) const fn is_complete(&self) -> bool {
         self.open == 0
     }
 
-    /// What came of an allocation, wherever the request named it.
+    /// Sets the result of an allocation, wherever the request named it.
     pub(crate) fn resolve(&mut self, id: AllocationId, released: Released) {
         let Self { items, by_id, open } = self;
         let of = |at: &usize| items.get(*at).map(|item| item.allocation);
@@ -53,7 +53,7 @@ impl Releases {
         }
     }
 
-    /// The results, in the order of the request.
+    /// Returns the results in the order of the request.
     pub(crate) fn into_results(self) -> Box<[(AllocationId, ItemResult)]> {
         let mut results = Vec::with_capacity(self.items.len());
         results.extend(self.items.into_iter().filter_map(|item| Some((item.allocation, item.result?))));

@@ -1,4 +1,4 @@
-//! What is remembered of a requester's mutations, so that a repeated one does nothing twice.
+//! The log of a requester's mutations, so that a repeated request changes nothing twice.
 
 use std::collections::{BTreeMap, VecDeque, btree_map::Entry as PositionEntry};
 
@@ -12,7 +12,7 @@ use crate::{
     limits::REQUESTS_REMEMBERED,
 };
 
-/// Request ids are unique within one of these.
+/// A method. Request ids are unique within one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Method {
     AllocateBatch,
@@ -36,7 +36,7 @@ pub(crate) enum Method {
 }
 
 impl Method {
-    /// As the protocol has it.
+    /// The name in the protocol.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::AllocateBatch => "AllocateBatch",
@@ -61,7 +61,8 @@ impl Method {
     }
 }
 
-/// What a mutation did, in few words: the answer is made of it and of what is so when it is asked for again.
+/// The outcome of a mutation in short form. A repeated request is answered from it and from the present
+/// state.
 #[derive(Clone, Debug)]
 pub(crate) enum Outcome {
     Allocated(Box<[AllocationId]>),
@@ -87,13 +88,13 @@ enum Progress {
     Done(Outcome),
 }
 
-/// What a request id stands for.
+/// What the log knows of a request id.
 #[derive(Debug)]
 pub(crate) enum Recall {
     New,
     Running(OpId),
     Done(Outcome),
-    /// Another content had the id.
+    /// The id was used for another content.
     Reused,
 }
 
@@ -107,12 +108,12 @@ struct Entry {
     progress: Option<Progress>,
 }
 
-/// The last ones, in their order. What is found by name is only where they lie: a tree of whole entries would move them
-/// about at every request.
+/// The last requests, in order. The index by name has only positions: a tree of whole entries would move them
+/// at every request.
 #[derive(Debug, Default)]
 pub(crate) struct RequestLog {
     entries: VecDeque<Entry>,
-    /// How many were before the first of them.
+    /// The number of forgotten requests before the first entry.
     forgotten: u64,
     positions: BTreeMap<Name, u64>,
 }
@@ -129,7 +130,7 @@ impl RequestLog {
         }
     }
 
-    /// The key with the content that its id had first, for the bug of taking one for the other.
+    /// Returns the key with the fingerprint that its id had first, for the bug `ReusedRequestIdServed`.
     #[cfg(feature = "planted")]
     pub(crate) fn with_first_fingerprint(
         &self,
@@ -145,7 +146,7 @@ impl RequestLog {
         self.put(method, key, Progress::Running(op));
     }
 
-    /// Done, and to be repeated; or refused, which changed nothing and is tried again.
+    /// Records a finished request with its outcome, or forgets a refused one, which may be tried again.
     pub(crate) fn record_outcome(
         &mut self,
         method: Method,
@@ -183,7 +184,7 @@ impl RequestLog {
         }
     }
 
-    /// The first entry is always one that is remembered.
+    /// Keeps the invariant that the first entry is a remembered one.
     fn forget(&mut self, name: Name) {
         let position = self.positions.remove(&name);
         let at = position.and_then(|position| index(position, self.forgotten));
@@ -199,7 +200,8 @@ impl RequestLog {
         }
     }
 
-    /// So that one long request, and many refused ones after it, take no room for ever.
+    /// Removes refused entries, so that one long request followed by many refused ones does not grow the list
+    /// for ever.
     fn close_gaps(&mut self) {
         self.entries.retain(|entry| entry.progress.is_some());
         let positions = self.entries.iter().map(|entry| entry.name).zip(self.forgotten..);
@@ -211,7 +213,7 @@ impl RequestLog {
     }
 }
 
-/// Where in the list the entry of that place is, after so many were forgotten.
+/// Converts a position to an index, after `forgotten` entries were removed.
 fn index(position: u64, forgotten: u64) -> Option<usize> {
     usize::try_from(position.checked_sub(forgotten)?).ok()
 }
@@ -263,13 +265,13 @@ mod tests {
         let mut log = RequestLog::default();
         for id in 0..6000 {
             log.record_start(Method::Drain, key(id, 1), op());
-            // Every third is done, and so is the first; the others are refused.
+            // Every third request is done, the first included; the others are refused.
             let outcome = (id % 3 == 0).then_some(Outcome::Drained);
             log.record_outcome(Method::Drain, key(id, 1), outcome);
         }
         let done = |id: &u16| matches!(log.recall(Method::Drain, key(*id, 1)), Recall::Done(_));
         let found: Vec<_> = (0..6000).filter(done).collect();
-        // The last two took a place while they ran.
+        // The last two took a position while they ran.
         let last: Vec<_> = (0..6000).filter(|id| id % 3 == 0).skip(2001 - REQUESTS_REMEMBERED).collect();
         assert_eq!(found, last);
     }

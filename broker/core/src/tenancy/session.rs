@@ -1,4 +1,4 @@
-//! One connected client process, and the table of them.
+//! Sessions, and the table of them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,58 +35,58 @@ pub(crate) struct Session {
     pub(crate) pid: u32,
     pub(crate) uid: u32,
     pub(crate) client_name: String,
-    /// Those it sees.
+    /// The devices that it sees.
     pub(crate) devices: Vec<DeviceIndex>,
     pub(crate) state: SessionState,
     pub(crate) silent_reason: Option<SilentReason>,
     pub(crate) opened: Time,
-    /// Allocations that are its own until they are freed.
+    /// The allocations that it owns.
     pub(crate) owned: BTreeSet<AllocationId>,
-    /// How many parts of each allocation it maps, was offered, is about to be or may ask for again.
+    /// The number of its mappings per allocation, in any state.
     pub(crate) maps: BTreeMap<AllocationId, usize>,
-    /// Parts to be sent.
+    /// Parts that wait to be sent.
     pub(crate) queue: MapQueue,
-    /// How much it maps or was offered.
+    /// Bytes that it maps or was sent.
     pub(crate) mapped: Bytes,
-    /// Descriptors sent and not answered; what lies in the socket of a channel that has ended counts until the session
-    /// is gone.
+    /// Descriptors sent and not answered. Those in the socket of a closed channel count until the session is
+    /// gone.
     pub(crate) fds_in_flight: usize,
-    /// By when the packet in flight is to be answered.
+    /// When the packet in flight must be answered.
     pub(crate) map_deadline: Option<Time>,
-    /// Parts it was told to unmap, and has not.
+    /// Parts that it was told to unmap for good and has not unmapped.
     pub(crate) revoking: usize,
     pub(crate) revoke_deadline: Option<Time>,
-    /// When its process is killed, if it is silent until then.
+    /// When its process is killed, if it stays silent.
     pub(crate) kill_at: Option<Time>,
-    /// When its deadlines are looked at next: the one entry it has among the timers.
+    /// When its deadlines are checked next: its only entry among the timers.
     pub(crate) alarm: Option<Time>,
-    /// An operator ended it: once it maps nothing its channel is closed and it is gone.
+    /// An operator ended the session. Once it maps nothing, its channel is closed and it is gone.
     pub(crate) ending: bool,
     pub(crate) requests: RequestLog,
-    /// It is told how full devices are.
+    /// Whether it gets reports of pressure.
     pub(crate) wants_pressure: bool,
-    /// With pins.
+    /// Only with pins.
     pub(crate) words: Option<Box<Words>>,
 }
 
 impl Session {
-    /// Whether the session can still be called and sent to.
+    /// Whether the session may still make calls and be sent frames.
     pub(crate) const fn is_connected(&self) -> bool {
         self.channel_open && !self.ending
     }
 
-    /// Whether it is overdue if it lets a deadline pass.
+    /// Whether it owes an unmap, so that it becomes overdue at its deadline.
     pub(crate) fn owes_unmapped(&self) -> bool {
         self.parts_owed() > 0
     }
 
-    /// How many parts it was told to unmap, and is to answer soon.
+    /// The number of parts that it must unmap soon.
     pub(crate) fn parts_owed(&self) -> usize {
         let evicted = self.words.as_ref().map_or(0, |words| words.unmap_soon.len());
         self.revoking.saturating_add(evicted)
     }
 
-    /// All of them: when something is due of it.
+    /// All deadlines of the session.
     pub(crate) fn deadlines(&self) -> impl Iterator<Item = Time> {
         let words = self.words.as_ref().and_then(|words| words.map_deadline);
         [self.map_deadline, self.revoke_deadline, words, self.unmap_deadline(), self.kill_at]
@@ -98,7 +98,7 @@ impl Session {
         self.words.as_ref().and_then(|words| words.unmap_deadline)
     }
 
-    /// Whether its words may be looked at, and a `Revoke` be answered soon.
+    /// Whether the daemon may check its words and expect a prompt answer to a `Revoke`.
     pub(crate) fn is_answering(&self) -> bool {
         self.channel_open && self.state == SessionState::Live
     }

@@ -1,7 +1,8 @@
-//! Which slots of a session's word table are taken. A part takes the first free one, so that the table stays short.
+//! The slots of a session's word table. A part takes the first free slot, so that the table stays short.
 //!
-//! The first ones are not neighbours: four slots share a cache line, and parts that came together are likely to be pinned
-//! by several threads together. So within each [`BLOCK`] of slots all lines are begun before one is filled.
+//! Successive slots are not neighbours: four slots share a cache line, and several threads are likely to pin
+//! parts that arrived together. So within each [`BLOCK`] of slots, every line gets one slot before any line
+//! is filled.
 
 use std::collections::BTreeSet;
 
@@ -15,11 +16,11 @@ const LINES: u32 = BLOCK / SLOTS_PER_LINE;
 #[derive(Debug)]
 pub(crate) struct Slots {
     max: u32,
-    /// All from here on are free, in the order in which they are taken.
+    /// All slots from here on are free, in the order in which they are taken.
     next: u32,
-    /// The free ones before.
+    /// Free slots before `next`.
     free: BTreeSet<u32>,
-    /// Parts that are not the session's to map yet and will be: they find a slot.
+    /// Slots promised to parts that the session will map later.
     promised: usize,
 }
 
@@ -54,7 +55,7 @@ impl Slots {
         order < self.next && !self.free.contains(&order)
     }
 
-    /// The slot that is taken in that order. What is left beyond the last whole block keeps its own.
+    /// The slot at that place of the order. Slots beyond the last whole block keep their own number.
     const fn at(&self, order: u32) -> Slot {
         let within = order % BLOCK;
         if order - within >= self.whole_blocks() {
@@ -79,7 +80,7 @@ impl Slots {
         usize::try_from(self.next).unwrap_or(usize::MAX).saturating_sub(self.free.len())
     }
 
-    /// Whether so many more parts find a slot, beside those that were promised one.
+    /// Whether this number of further parts finds slots beside the promised ones.
     pub(crate) fn has_room_for(&self, parts: usize) -> bool {
         let taken = self.taken().saturating_add(self.promised).saturating_add(parts);
         taken <= usize::try_from(self.max).unwrap_or(usize::MAX)

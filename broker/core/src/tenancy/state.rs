@@ -1,4 +1,4 @@
-//! The life of a session, as a table.
+//! The states of a session, as a table.
 //!
 //! ```text
 //!          ChannelEnded, Overdue                ProcessEnded, UnmappedAll
@@ -12,7 +12,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SessionState {
     Live,
-    /// Its mappings stand and stay charged.
+    /// It does not answer. Its mappings stand and stay charged.
     Silent,
     /// It maps nothing.
     Gone,
@@ -20,21 +20,22 @@ pub enum SessionState {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionEvent {
-    /// Whoever closed it: the client, or the broker that quarantined it.
+    /// The channel has ended, closed by the client, or by the broker for a quarantine.
     ChannelEnded,
-    /// It has not answered in time, and may yet.
+    /// It did not answer in time, and may still answer.
     Overdue,
-    /// Everything that was asked of it has been answered, after its time.
+    /// It has answered everything, late.
     Answered,
     ProcessEnded,
-    /// It said so, by answering or through a new channel of the same process.
+    /// It reported that it unmapped everything, by its answers or through a new channel of the same process.
     UnmappedAll,
 }
 
 impl SessionState {
     pub const ALL: [Self; 3] = [Self::Live, Self::Silent, Self::Gone];
 
-    /// Where the event leads, or `None` if it must not happen here. An end may be heard of twice while silent.
+    /// Returns the next state, or `None` if the event is illegal in this state. A silent session may be
+    /// reported as ended twice.
     pub const fn on(self, event: SessionEvent) -> Option<Self> {
         use SessionEvent as E;
         Some(match (self, event) {
@@ -65,7 +66,7 @@ impl fmt::Display for SessionState {
 mod tests {
     use super::*;
 
-    /// The whole table: a change of it is a change of this.
+    /// The whole table: a change of the table must change this test.
     #[test]
     fn every_transition() {
         let mut legal = String::new();

@@ -1,8 +1,8 @@
-//! Tenants by name. A tenant comes into being when it is first heard of, and is never forgotten.
+//! Tenants by name. A tenant is created at its first mention and never forgotten.
 
 use std::{collections::BTreeMap, sync::Arc};
 
-/// A tenant's place in the table.
+/// A tenant's index in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct TenantId(u32);
 
@@ -23,7 +23,7 @@ pub(crate) struct Tenants {
 }
 
 impl Tenants {
-    /// The tenant of that name, new if need be.
+    /// Returns the tenant of that name, and creates it if needed.
     pub(crate) fn intern(&mut self, name: &str) -> TenantId {
         if let Some(id) = self.ids.get(name) {
             return *id;
@@ -43,12 +43,12 @@ impl Tenants {
         self.names.get(id.index()).map_or("?", |name| name)
     }
 
-    /// The same, for those who keep it.
+    /// Returns the name as a shared string.
     pub(crate) fn shared(&self, id: TenantId) -> Arc<str> {
         self.names.get(id.index()).map_or_else(|| Arc::from("?"), Arc::clone)
     }
 
-    /// In the order of their names.
+    /// Returns all tenants in the order of their names.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, TenantId)> {
         self.ids.iter().map(|(name, id)| (&**name, *id))
     }

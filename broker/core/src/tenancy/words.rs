@@ -1,4 +1,4 @@
-//! What a session with pins has besides.
+//! The state of a session with pins: its word table, and its pin calls.
 
 use std::collections::BTreeSet;
 
@@ -7,19 +7,19 @@ use crate::{event::PartRef, time::Time};
 
 #[derive(Debug)]
 pub(crate) struct Words {
-    /// By when the client is to have mapped the table; until then the daemon keeps a descriptor for it.
+    /// When the client must have mapped the table. Until then the daemon keeps a descriptor for it.
     pub(crate) map_deadline: Option<Time>,
     pub(crate) slots: Slots,
-    /// Parts that it was told to unmap when nobody pinned them: it can do so at once, and is overdue if it does not. What
-    /// is fenced may be pinned for as long as its program likes.
+    /// Evicted parts, which no session pins: the client can unmap them at once, and is overdue if it does
+    /// not. A fenced part may be pinned for as long as the program likes.
     pub(crate) unmap_soon: BTreeSet<PartRef>,
-    /// By when it is to have unmapped one more of them.
+    /// When it must have unmapped one more of them.
     pub(crate) unmap_deadline: Option<Time>,
     /// The number of its last pin call.
     pub(crate) last_call: Option<u64>,
     /// Its pin calls that have not ended.
     pub(crate) calls: usize,
-    /// All parts of these.
+    /// The number of parts of these calls.
     pub(crate) call_parts: usize,
 }
 
