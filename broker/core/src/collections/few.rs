@@ -1,12 +1,12 @@
-//! A list that nearly always has one item or none: the first lives inside it, and only a second one is paid for with
-//! a piece of the heap. It is as large as a `Vec`.
+//! A list that nearly always has at most one item. The first item lives inside it, and only a second one
+//! allocates. It is as large as a `Vec`.
 
 use std::ops::{Deref, DerefMut};
 
 #[derive(Clone, Debug)]
 pub(crate) enum Few<T> {
     One(T),
-    /// None, or more than one, or what is left of more.
+    /// No item, or several, or what is left of several.
     Many(Vec<T>),
 }
 
@@ -15,7 +15,7 @@ impl<T> Few<T> {
         self.insert(self.len(), item);
     }
 
-    /// Inserts at the place, or at the end if that lies before it.
+    /// Inserts at an index, or at the end if the index is beyond it.
     pub(crate) fn insert(&mut self, at: usize, item: T) {
         *self = match std::mem::take(self) {
             Self::One(first) if at == 0 => Self::Many(vec![item, first]),
@@ -28,7 +28,7 @@ impl<T> Few<T> {
         };
     }
 
-    /// Removes what is at the place, if anything is.
+    /// Removes the item at an index, if there is one.
     pub(crate) fn remove(&mut self, at: usize) {
         match self {
             Self::Many(items) if at < items.len() => _ = items.remove(at),

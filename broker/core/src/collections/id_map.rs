@@ -1,9 +1,9 @@
-//! What is known by ids that only grow, in their order.
+//! A map for ids that only grow, in their order.
 //!
-//! A tree with an entry for each id costs as much for its half-empty nodes as for what is in them, since keys that
-//! only grow split every node in the middle; and each step from node to node is a miss of the cache. So the tree leads
-//! to regions of 256 blocks instead, which nearly always are a handful, and a block is 64 pages. A page has a bit for
-//! each of 16 ids in a row and the values of those that are there, side by side in any order:
+//! In a tree with an entry per id, half-empty nodes cost as much as the entries, since growing keys split
+//! every node in the middle, and each step between nodes is a cache miss. So here the tree leads to regions
+//! of 256 blocks, nearly always a handful. A block has 64 pages. A page has one bit for each of 16 successive
+//! ids, and the values of present ids side by side in any order:
 //!
 //! ```text
 //!   tree ──► region 0 ──► block 1: ids 1024 to 2047 ──► page 4: ids 1088 to 1103   bits   1 0 1 1 0 0 …
@@ -11,14 +11,14 @@
 //!                                                             values [ of 1090, of 1088, of 1091 ]
 //! ```
 //!
-//! Whatever is removed, the last value of the page takes its place: nothing else moves.
+//! A removal moves the last value of the page into the gap; nothing else moves.
 //!
-//! The price: a region takes 2 KiB and a block 3 KiB for as long as one of its ids is there. What is left of a page
-//! takes little more than the values that are still in it.
+//! The price: a region takes 2 KiB and a block 3 KiB as long as one of its ids is present. A sparse page
+//! takes little more than its values.
 
 use std::{collections::BTreeMap, ops::Bound};
 
-/// Ids in a page: as many as there are bits.
+/// Ids per page, one for each bit.
 const PAGE: usize = 16;
 const PAGES: usize = 64;
 const BLOCK: u64 = (PAGE * PAGES) as u64;
@@ -31,7 +31,7 @@ pub(crate) struct IdMap<V> {
     len: usize,
 }
 
-/// `len` is of blocks.
+/// `len` counts blocks.
 #[derive(Debug)]
 struct Region<V> {
     len: usize,
@@ -47,9 +47,9 @@ struct Block<V> {
 #[derive(Debug)]
 struct Page<V> {
     bits: u16,
-    /// Of each id that is there, which value is its own.
+    /// For each present id, the index of its value.
     places: Sixteen,
-    /// Of each value, which id of the page it belongs to.
+    /// For each value, the id of the page that it belongs to.
     owners: Sixteen,
     values: Vec<V>,
 }
@@ -92,7 +92,7 @@ impl<V> IdMap<V> {
         page.values.get_mut(at)
     }
 
-    /// Puts a value in, and returns the one that was there.
+    /// Inserts a value and returns the old one.
     pub(crate) fn insert(&mut self, id: u64, value: V) -> Option<V> {
         let region = self.regions.entry(id / REGION).or_default();
         let slot = region.blocks.get_mut(block_of(id))?;
@@ -128,12 +128,12 @@ impl<V> IdMap<V> {
         Some(value)
     }
 
-    /// In the order of their ids.
+    /// Returns all entries in the order of their ids.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &V)> {
         self.iter_after(None)
     }
 
-    /// In the order of their ids, those after `after`.
+    /// Returns the entries after `after`, in the order of their ids.
     pub(crate) fn iter_after(&self, after: Option<u64>) -> impl Iterator<Item = (u64, &V)> {
         let first = after.unwrap_or(0);
         let regions = self.regions.range((Bound::Included(first / REGION), Bound::Unbounded));
@@ -173,7 +173,7 @@ impl<V> Default for Page<V> {
 }
 
 impl<V> Page<V> {
-    /// Where the value of the id is.
+    /// The index of the id's value.
     const fn find(&self, id: u64) -> Option<usize> {
         if self.bits & bit(id) == 0 { None } else { Some(self.places.get(slot_of(id))) }
     }
@@ -183,7 +183,7 @@ impl<V> Page<V> {
             return Some(std::mem::replace(old, value));
         }
         if self.bits == 0 {
-            // Ids grow: the rest of the page is next.
+            // Ids grow, so the rest of the page comes next.
             self.values.reserve_exact(PAGE);
         }
         self.bits |= bit(id);
@@ -193,7 +193,7 @@ impl<V> Page<V> {
         None
     }
 
-    /// The last value takes the place of the one that goes.
+    /// Removes a value and moves the last one into its place.
     fn remove(&mut self, id: u64) -> Option<V> {
         let at = self.find(id)?;
         let value = self.values.swap_remove(at);
@@ -213,19 +213,19 @@ impl<V> Page<V> {
     }
 }
 
-/// Which block of its region the id is in.
+/// The block of the id within its region.
 #[allow(clippy::cast_possible_truncation, reason = "below the number of blocks")]
 const fn block_of(id: u64) -> usize {
     (id % REGION / BLOCK) as usize
 }
 
-/// Which page of its block the id is in.
+/// The page of the id within its block.
 #[allow(clippy::cast_possible_truncation, reason = "below the number of pages")]
 const fn page_of(id: u64) -> usize {
     (id % BLOCK) as usize / PAGE
 }
 
-/// Which of its page the id is.
+/// The slot of the id within its page.
 #[allow(clippy::cast_possible_truncation, reason = "below the number of ids in a page")]
 const fn slot_of(id: u64) -> usize {
     id as usize % PAGE
@@ -239,7 +239,7 @@ const fn bit(id: u64) -> u16 {
 mod tests {
     use super::*;
 
-    /// Against the standard library's, over ids that are near each other, far from each other, and the last ones.
+    /// Compares with the standard library's map, over near ids, far ids and the largest ids.
     #[test]
     fn it_is_a_map() {
         let (mut map, mut model) = (IdMap::default(), BTreeMap::new());

@@ -1,4 +1,4 @@
-//! What the standard library's collections do not do small and fast enough for a million of each.
+//! Collections that are smaller and faster than the standard library's for a million entries.
 
 mod few;
 mod id_map;

@@ -1,4 +1,4 @@
-//! Least recently used.
+//! Least recently used first. An update costs O(log n).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -62,7 +62,7 @@ mod tests {
         lru.remove(part(2));
         let order = |device| lru.order(device, None).collect::<Vec<_>>();
         assert_eq!((order(one), order(other)), (vec![part(1), part(0)], vec![part(9)]));
-        // Behind what is there, and behind what was there.
+        // Behind a part that is there, and behind one that was there.
         let behind = |index, micros| lru.order(one, Some((part(index), Time::from_micros(micros)))).collect();
         let all: [Vec<_>; 4] = [behind(1, 1), behind(2, 2), behind(0, 0), behind(0, 5)];
         assert_eq!(all, [vec![part(0)], vec![part(0)], vec![part(1), part(0)], vec![]]);

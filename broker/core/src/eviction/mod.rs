@@ -1,7 +1,7 @@
-//! Who leaves a device when somebody needs the room: one policy a file.
+//! The order in which parts are evicted. Each policy has its own file.
 //!
-//! A policy only says in which order. What is pinned, guaranteed, protected by a pin call or has nothing set aside below is
-//! left alone whatever it says.
+//! A policy only orders the parts. A part that is pinned, guaranteed, protected by a pin call or without
+//! backing is skipped, whatever the policy says.
 
 mod lru;
 mod residents;
@@ -17,13 +17,13 @@ use lru::Lru;
 pub(crate) use residents::Residents;
 use scripted::Scripted;
 
-/// Which policy chooses.
+/// The choice of policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum EvictionPolicy {
-    /// What was used least recently, by harvested touches.
+    /// Least recently used first, by harvested use.
     #[default]
     Lru,
-    /// In this order; what is not in it comes last, in the order of its ids. For tests, and to compare with.
+    /// In the given order; other parts come last, in the order of their ids. For tests and comparisons.
     Scripted(Vec<PartRef>),
 }
 
@@ -37,12 +37,12 @@ impl EvictionPolicy {
 }
 
 pub(crate) trait Policy: fmt::Debug + Send {
-    /// The part has come to the device, or has been used there.
+    /// Records that the part arrived on the device, or was used there.
     fn record_use(&mut self, device: DeviceIndex, part: PartRef, now: Time);
-    /// It is not there any more.
+    /// Removes a part that is no longer there.
     fn remove(&mut self, part: PartRef);
-    /// Those that are there, those first that should leave first: all, or those behind a part that was used last at that time,
-    /// be it there or not.
+    /// Returns the parts of a device, first the best victim: all of them, or those behind a part that was
+    /// last used at that time, whether or not it is still there.
     fn order(
         &self,
         device: DeviceIndex,

@@ -1,7 +1,7 @@
-//! Parts that could leave their devices: in the order of the policy, with what is known of who pins them.
+//! Parts that could be evicted: in the order of the policy, with the sessions known to pin them.
 //!
-//! What is known is a hint. The words decide, and are asked before anything is unmapped; but who was found pinning is not
-//! asked again until it has been seen to unpin.
+//! Known pins are hints: the words decide, and are checked before any unmap. But a session that was found
+//! pinning is not checked again until it is seen to unpin.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,12 +13,12 @@ use crate::{event::PartRef, time::Time};
 #[derive(Debug)]
 pub(crate) struct Residents {
     policy: Box<dyn Policy>,
-    /// Where each is, and when it was used last.
+    /// The device of each part, and its last use.
     devices: BTreeMap<PartRef, (DeviceIndex, Time)>,
     pinned: BTreeMap<PartRef, BTreeSet<SessionId>>,
     /// How many parts of a device each session pins.
     pinning: BTreeMap<(DeviceIndex, SessionId), usize>,
-    /// Those that could not leave for another reason: not tried until devices are looked at.
+    /// Parts that could not leave for another reason. They are not tried before the next survey.
     stuck: BTreeSet<PartRef>,
 }
 
@@ -38,7 +38,7 @@ impl Residents {
         self.policy.record_use(device, part, now);
     }
 
-    /// It was used where it is, if it is there.
+    /// Records a use of the part, if it is here.
     pub(crate) fn record_use(&mut self, part: PartRef, now: Time) {
         if let Some((device, last)) = self.devices.get_mut(&part) {
             *last = now;
@@ -46,7 +46,7 @@ impl Residents {
         }
     }
 
-    /// It is on its way out, and not chosen again.
+    /// Excludes a part that is leaving from further choices.
     pub(crate) fn exclude(&mut self, part: PartRef) {
         self.policy.remove(part);
     }
@@ -70,7 +70,7 @@ impl Residents {
         }
     }
 
-    /// Whether it was known to pin the part.
+    /// Records that the session no longer pins the part. Returns whether it was known to pin it.
     pub(crate) fn record_unpin(&mut self, part: PartRef, session: SessionId) -> bool {
         let Some(sessions) = self.pinned.get_mut(&part) else { return false };
         if !sessions.remove(&session) {
@@ -90,7 +90,7 @@ impl Residents {
         true
     }
 
-    /// Sessions that are known to pin something on a device.
+    /// Returns the sessions known to pin parts of a device.
     pub(crate) fn pinning_sessions(&self, device: DeviceIndex) -> impl Iterator<Item = SessionId> {
         let all = (device, SessionId::from_raw(0))..=(device, SessionId::from_raw(u64::MAX));
         self.pinning.range(all).map(|((_, session), _)| *session)
@@ -104,7 +104,7 @@ impl Residents {
         self.stuck.insert(part);
     }
 
-    /// All are to be tried.
+    /// Lets all stuck parts be tried again.
     pub(crate) fn clear_stuck(&mut self) {
         self.stuck.clear();
     }
@@ -113,17 +113,17 @@ impl Residents {
         self.devices.contains_key(&part)
     }
 
-    /// All of them, in the order of their ids.
+    /// Returns all parts in the order of their ids.
     pub(crate) fn iter(&self) -> impl Iterator<Item = PartRef> {
         self.devices.keys().copied()
     }
 
-    /// Those that nobody is known to pin, first those that should leave first.
+    /// Returns the parts without known pins, first the best victim.
     pub(crate) fn order(&self, device: DeviceIndex) -> impl Iterator<Item = PartRef> {
         self.policy.order(device, None).filter(|part| self.is_candidate(*part))
     }
 
-    /// All of them with when each was used last, those first that should leave first, from behind one that was looked at.
+    /// Returns all parts with their last use, first the best victim, from behind the last scanned part.
     pub(crate) fn order_after(
         &self,
         device: DeviceIndex,
@@ -133,12 +133,12 @@ impl Residents {
         parts.filter_map(|part| self.devices.get(&part).map(|(_, last)| (part, *last)))
     }
 
-    /// Whether somebody is known to pin it.
+    /// Whether a session is known to pin it.
     pub(crate) fn is_pinned(&self, part: PartRef) -> bool {
         self.pinned.contains_key(&part)
     }
 
-    /// Whether nobody is known to pin it, and it is to be tried.
+    /// Whether no session is known to pin it and it is not stuck.
     pub(crate) fn is_candidate(&self, part: PartRef) -> bool {
         !self.pinned.contains_key(&part) && !self.stuck.contains(&part)
     }

@@ -1,4 +1,4 @@
-//! In an order that was given.
+//! Evicts in a given order, for tests.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,4 @@
-//! What parts have below their devices is their own, and what is said to leave a device does.
+//! Each backing is its part's own, and every extent that is said to leave a device does leave it.
 
 use super::{BACKINGS, Violation, expect, scope::Scope};
 use crate::{
@@ -14,12 +14,12 @@ use vramd_types::AllocationId;
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     for (part, backing) in broker.backings.iter().filter(|(part, _)| scope.has_allocation(part.allocation)) {
         let on_device = broker.tier_of(*part).is_none_or(|tier| tier == Tier::Device);
-        // What lies in another tier than the one that the part leaves for is its own until it is there.
+        // A backing in another tier than the destination stays the part's own until the move is done.
         let beside = |it: &Migration| {
             it.from_tier == Tier::Device && backing.tier().is_some_and(|tier| tier != it.to_tier)
         };
         let there = on_device && broker.migrations.get(part).is_none_or(beside);
-        // Until the driver has made its memory a new allocation is nowhere.
+        // A new allocation lies nowhere until the driver has created its memory.
         expect(found, BACKINGS, there, || format!("{part:?} is backed and not on its device"));
         let piece = broker.footprint_of(*part);
         let is_own = match backing {
@@ -77,7 +77,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
     }
 }
 
-/// Parts that could leave if there were bytes for them below, and no others, are to have some.
+/// Exactly the parts that lack only a backing to be evictable are recorded as missing one.
 fn check_lacking(broker: &Broker, id: AllocationId, allocation: &Allocation, found: &mut Vec<Violation>) {
     let account = (allocation.tenant, allocation.device);
     let movable = allocation.kind == Kind::Movable && !allocation.discardable;
@@ -87,7 +87,7 @@ fn check_lacking(broker: &Broker, id: AllocationId, allocation: &Allocation, fou
         let has_none = !broker.backings.contains(&part) && !broker.migrations.contains_key(&part);
         let on_device = broker.tier_of(part) == Some(Tier::Device);
         let should = may_lack && has_none && on_device;
-        // What could not be made is nowhere, and its allocation goes.
+        // A part whose memory could not be created lies nowhere, and its allocation is being freed.
         let is = broker.backings.missing().contains(&part, account);
         let fits = is == should || (is && may_lack && has_none && broker.tier_of(part).is_none());
         expect(found, BACKINGS, fits, || format!("{part:?} is to have bytes below: {is}, should: {should}"));

@@ -1,4 +1,4 @@
-//! What is cached backs nothing, is its tenant's alone, is found in the index, and is given up in time.
+//! A cached extent backs no part, is its tenant's alone, is in the index, and is released in time.
 
 use super::{CACHED, Violation, expect, expect_equal, scope::Scope};
 use crate::{broker::Broker, handler::Timer, pool::ExtentState};

@@ -1,4 +1,4 @@
-//! Descriptors in flight, by session, tenant and in all.
+//! Descriptors in flight add up by session, by tenant and in total.
 
 use std::collections::BTreeMap;
 

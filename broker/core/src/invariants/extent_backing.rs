@@ -1,4 +1,4 @@
-//! Parts have extents, and extents have parts.
+//! Every part has an extent, and every extent has a part.
 
 use super::{EXTENTS, Violation, expect, expect_equal, scope::Scope};
 use crate::{
@@ -11,7 +11,7 @@ use vramd_types::AllocationId;
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     for (id, extent) in scope.extents(broker) {
-        // What was cached backs nothing: see `cached.rs`.
+        // A cached extent backs no part: see `cached.rs`.
         let Some(backed) = extent.part else { continue };
         let allocation = broker.allocations.get(backed.allocation);
         let part = allocation.and_then(|allocation| allocation.part(backed.part));

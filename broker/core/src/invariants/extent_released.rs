@@ -1,4 +1,4 @@
-//! What is released is used by nobody.
+//! No session maps a released extent, and the driver does not read it.
 
 use super::{EXTENT_RELEASED, Violation, expect, scope::Scope};
 use crate::{broker::Broker, event::PartRef, pool::ExtentState};

@@ -1,4 +1,4 @@
-//! Nothing is copied to a file, and what lies in one costs nothing.
+//! No copy writes to a file, and a part in a file is charged to no tenant.
 
 use super::{FILES, Violation, expect, scope::Scope};
 use crate::{
@@ -26,7 +26,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
     }
 }
 
-/// What is paid for it, if it is in a state that a piece of a file can be in.
+/// The charge of a piece of a file, or `None` if it is in a state that such a piece cannot have.
 const fn cost_of(extent: &Extent) -> Option<Bytes> {
     match &extent.state {
         ExtentState::Creating(reservation) => Some(reservation.bytes()),

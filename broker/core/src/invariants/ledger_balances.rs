@@ -1,4 +1,4 @@
-//! Balances can be recomputed from the extents at any time, and must agree.
+//! The balances equal those recomputed from the extents.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
     }
 }
 
-/// What the accounts that are looked at should say.
+/// Recomputes the accounts in scope.
 fn recompute(broker: &Broker, scope: &Scope) -> BTreeMap<(TenantId, Place), Account> {
     let mut accounts: BTreeMap<(TenantId, Place), Account> = BTreeMap::new();
     let mut add = |key, bytes: Bytes, field: fn(&mut Account) -> &mut Bytes| {

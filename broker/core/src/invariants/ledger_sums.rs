@@ -1,4 +1,4 @@
-//! The sums that admission looks at are those of the accounts.
+//! The sums that admission uses equal those of the accounts.
 
 use vramd_types::Bytes;
 

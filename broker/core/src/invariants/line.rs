@@ -1,4 +1,4 @@
-//! The line of those who wait for room need not be looked along anew.
+//! The last scan of the line is still valid, and every waiter waits for something.
 
 use super::{LINE_SCANNED, Violation, expect, scope::Scope};
 use crate::broker::Broker;

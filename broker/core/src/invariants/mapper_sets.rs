@@ -1,4 +1,4 @@
-//! What allocations say of their mappers and what sessions say they map is the same.
+//! Allocations and sessions agree on who maps what.
 
 use vramd_types::{AllocationId, SessionId};
 
@@ -31,7 +31,7 @@ fn check_session(broker: &Broker, id: SessionId, session: &Session, found: &mut 
     expect_equal(found, MAPPERS, || format!("revocations of {id}"), &session.revoking, &revoking);
 }
 
-/// What a session holds of an allocation, by part.
+/// The states of a session's mappings of an allocation, by part.
 pub(super) fn states(broker: &Broker, session: SessionId, allocation: AllocationId) -> Vec<MapState> {
     let parts = broker.allocations.get(allocation).map(|allocation| &*allocation.parts).unwrap_or_default();
     parts.iter().filter_map(|part| part.map_state(session)).collect()

@@ -1,4 +1,4 @@
-//! What is copied is mapped by nobody, and neither end of it is released.
+//! No session maps a part while it is copied to move it, and neither end of the copy is released.
 
 use super::{MIGRATIONS, Violation, expect, scope::Scope};
 use crate::{
@@ -37,7 +37,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
             let maps = broker.mappings(part).iter().any(|mapping| mapping.state != MapState::Away);
             expect(found, MIGRATIONS, can_be || !maps, || format!("{part:?} is mapped and cannot be"));
             let lies_below = broker.tier_of(part) == Some(Tier::Host);
-            // What is freed is being unmapped by all.
+            // All sessions are unmapping a freed part.
             let is_freed = allocation.state == AllocationState::Freeing;
             let may = is_freed || allocation.in_place || broker.in_place_to_unmap.contains(&part);
             expect(found, MIGRATIONS, may || !(maps && lies_below), || {

@@ -1,8 +1,9 @@
-//! What must always be so, by name. One registry for tests, the running daemon and the docs.
+//! Invariants: statements that hold after every event, by name. Tests, the running daemon and the docs share
+//! one registry.
 //!
-//! One invariant a file. [`Broker::check`] recomputes everything from the tables; with the feature `observed`
-//! `check_changed` does so for what the last event touched. In production each violation that a handler meets is
-//! counted, logged and survived.
+//! Each invariant has its own file. [`Broker::check`] recomputes all of them from the tables; with the
+//! feature `observed`, `check_changed` does so for the rows that the last event changed. In production, a
+//! violation that a handler detects is counted, logged and survived.
 
 mod backings;
 mod cached;
@@ -31,7 +32,7 @@ pub use registry::*;
 use crate::broker::Broker;
 use scope::Scope;
 
-/// An invariant that does not hold.
+/// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     pub invariant: &'static str,
@@ -64,12 +65,12 @@ const CHECKS: [Check; 19] = [
 ];
 
 impl Broker {
-    /// Recomputes everything, and says what does not hold.
+    /// Recomputes everything, and returns the violations.
     pub fn check(&self) -> Vec<Violation> {
         self.check_in(&Scope::All)
     }
 
-    /// Recomputes what the last event touched.
+    /// Recomputes the rows that the last event changed.
     #[cfg(feature = "observed")]
     pub fn check_changed(&self) -> Vec<Violation> {
         self.check_in(&Scope::changed_in(self))

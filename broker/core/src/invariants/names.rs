@@ -1,4 +1,4 @@
-//! Names lead to those that bear them.
+//! Every name leads to an allocation that has it.
 
 use super::{NAMES, Violation, expect, scope::Scope};
 use crate::{broker::Broker, residency::AllocationState};

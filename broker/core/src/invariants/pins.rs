@@ -1,4 +1,4 @@
-//! Pin calls wait for something that will happen, and have what they were told they have.
+//! Pin calls wait for something that will happen, and keep the parts that they have.
 
 use super::{PINS, Violation, expect, expect_equal, scope::Scope};
 use crate::{
@@ -50,7 +50,7 @@ fn check_part(broker: &Broker, id: PinId, call: &PinCall, part: PartRef, found: 
         }
         (true, Some(MapState::Mapped)) => held_up,
         (true, _) => false,
-        // An answered call's part may be freed, or unmapped by its client.
+        // A part of an answered call may be freed, or unmapped by its client.
         (false, state) => state != Some(MapState::Evicting),
     };
     expect(found, PINS, fits, || format!("{id:?} and {part:?}: {state:?}, of {:?}", call.parts));

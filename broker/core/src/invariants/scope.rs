@@ -1,4 +1,4 @@
-//! Of which rows the invariants are checked: of all, or of those that the last event touched.
+//! The rows that a check covers: all, or those that the last event changed.
 
 use vramd_types::{AllocationId, ExtentId, SessionId};
 
@@ -31,8 +31,8 @@ pub(super) struct ChangedRows {
 
 #[cfg_attr(not(feature = "observed"), allow(unused_variables, reason = "all rows are looked at then"))]
 impl Scope {
-    /// Whoever pays for what was touched is looked at too: a balance that should have changed and did not is touched by
-    /// nobody.
+    /// The accounts charged for changed extents are included: a balance that should have changed, and did
+    /// not, is not among the changed ones.
     #[cfg(feature = "observed")]
     pub(super) fn changed_in(broker: &Broker) -> Self {
         let extents = broker.pool.changed_keys.keys();
@@ -49,7 +49,7 @@ impl Scope {
         })
     }
 
-    /// Those that are there still.
+    /// Returns the allocations in scope that still exist.
     pub(super) fn allocations<'a>(&'a self, broker: &'a Broker) -> Rows<'a, AllocationId, Allocation> {
         match self {
             Self::All => Box::new(broker.allocations.iter_after(None)),
@@ -90,7 +90,7 @@ impl Scope {
         }
     }
 
-    /// Whether the allocation is looked at, there or gone.
+    /// Whether the allocation is in scope, existing or gone.
     pub(super) fn has_allocation(&self, id: AllocationId) -> bool {
         match self {
             Self::All => true,
@@ -123,7 +123,7 @@ impl Scope {
         }
     }
 
-    /// Whether no account is looked at.
+    /// Whether no account is in scope.
     pub(super) fn has_no_account(&self) -> bool {
         match self {
             Self::All => false,
@@ -135,7 +135,7 @@ impl Scope {
 
 #[cfg(feature = "observed")]
 impl ChangedRows {
-    /// An operation is looked at with whatever it waits for.
+    /// An operation is in scope with everything that it waits for.
     fn concerns(&self, id: OpId, op: &Op) -> bool {
         use crate::tenancy::OpKind;
         let allocation = |id: &AllocationId| self.allocations.binary_search(id).is_ok();

@@ -1,4 +1,4 @@
-//! What is counted along the way, so that nobody has to look at everything, says what looking would.
+//! Running sums equal what a full recount finds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -64,7 +64,7 @@ fn rounding_of(broker: &Broker) -> BTreeMap<(TenantId, DeviceIndex), Bytes> {
     sums
 }
 
-/// Parts in the host's memory, and what of them is accessed there.
+/// Parts in host memory, and the bytes of those that are accessed there.
 fn in_host_of(broker: &Broker) -> (BTreeSet<PartRef>, BTreeMap<(TenantId, DeviceIndex), Bytes>) {
     let (mut idle_on_host, mut sums) = (BTreeSet::new(), BTreeMap::new());
     for (id, allocation) in broker.allocations.iter_after(None) {

@@ -1,4 +1,4 @@
-//! A deadline that no timer knows of passes unseen. A session has one timer, which may come too early, never too late.
+//! Every deadline has a timer. A session has one timer, which may fire too early, never too late.
 
 use super::{TIMERS, Violation, expect, scope::Scope};
 use crate::{broker::Broker, handler::Timer, residency::Stage};

@@ -1,4 +1,4 @@
-//! What may still be written is mapped by one session.
+//! Memory that may still be written is mapped by one session only.
 
 use super::{UNSEALED, Violation, expect, scope::Scope};
 use crate::{broker::Broker, event::Kind, residency::AllocationState};

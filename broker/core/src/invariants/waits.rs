@@ -1,4 +1,4 @@
-//! An operation waits for the driver, or for a session that has a deadline.
+//! Every operation waits for the driver, or for a session that has a deadline.
 
 use vramd_types::{AllocationId, SessionId};
 
@@ -47,7 +47,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
     }
 }
 
-/// Whether the session has let go of the allocation, or will be overdue.
+/// Whether the session has unmapped the allocation, or has a deadline for it.
 fn is_answered(broker: &Broker, session: SessionId, allocation: AllocationId) -> bool {
     let maps = |entry: &Session| entry.maps.contains_key(&allocation);
     !broker.sessions.get(session).is_some_and(maps) || has_deadline(broker, session)
@@ -57,8 +57,8 @@ fn is_watched(broker: &Broker, allocation: AllocationId, op: OpId) -> bool {
     broker.allocations.get(allocation).is_some_and(|allocation| allocation.waiting_ops.contains(&op))
 }
 
-/// Whether the part's revocation is under way and will end: the shell answers, a fence has its time, and who was told to
-/// unmap has a deadline.
+/// Whether the part's revocation is running and will end: the shell answers, the fence has a deadline, and
+/// every session that was told to unmap has one.
 fn is_revoked(broker: &Broker, part: PartRef, op: OpId) -> bool {
     broker.revocations.get(&part).is_some_and(|under_way| {
         let ends = match under_way.stage {
@@ -73,7 +73,8 @@ fn is_revoked(broker: &Broker, part: PartRef, op: OpId) -> bool {
     })
 }
 
-/// The driver answers, and so does whoever is told to unmap.
+/// Whether the part's move or write-back will end: the driver answers, and so does every session that was
+/// told to unmap.
 fn is_moving(broker: &Broker, part: PartRef, op: OpId) -> bool {
     let is_written_back = broker.write_backs.get(&part).is_some_and(|it| it.ops.contains(&op));
     let moves = broker.migrations.get(&part).is_some_and(|migration| {

@@ -1,4 +1,4 @@
-//! What is written back lies on its device, and is copied to what it has below.
+//! A part that is written back lies on its device, and is copied to its own backing.
 
 use super::{Violation, WRITTEN_BACK, expect, scope::Scope};
 use crate::{broker::Broker, event::Tier, pool::Extent};

@@ -1,18 +1,18 @@
-//! What one tenant has in one place.
+//! A tenant's balance in one place.
 
 use vramd_types::Bytes;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Account {
-    /// Set aside for the tenant, used or not.
+    /// Kept free for the tenant, used or not.
     pub(crate) guarantee: Bytes,
-    /// Never admitted above.
+    /// The tenant is never admitted above it.
     pub(crate) limit: Bytes,
-    /// Made, and lying there.
+    /// Charged for memory that exists.
     pub(crate) settled: Bytes,
-    /// Being made.
+    /// Reserved for memory that is being created.
     pub(crate) reserved: Bytes,
-    /// Let go, and held by some process all the same.
+    /// Released memory that a process still has open.
     pub(crate) unreturned: Bytes,
 }
 
@@ -25,17 +25,17 @@ impl Account {
         Bytes::checked_sum([self.settled, self.reserved, self.unreturned])
     }
 
-    /// The account without so many of the bytes that lie there.
+    /// The account without these settled bytes.
     pub(crate) fn without(self, bytes: Bytes) -> Self {
         Self { settled: self.settled.saturating_sub(bytes), ..self }
     }
 
-    /// The account with so many bytes more that are to be made there.
+    /// The account with these further reserved bytes.
     pub(crate) fn with(self, bytes: Bytes) -> Self {
         Self { reserved: self.reserved.saturating_add(bytes), ..self }
     }
 
-    /// What it takes out of the capacity. All held bytes are unmovable.
+    /// What the account commits of the capacity.
     pub(crate) fn commitment(&self) -> Bytes {
         self.guarantee.max(self.charged())
     }

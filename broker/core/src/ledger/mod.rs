@@ -1,12 +1,12 @@
-//! Who is charged for what. The only writer of balances.
+//! The ledger: the only writer of balances.
 //!
-//! Bookkeeping is done in three steps: *reserve*, act, *settle*. What is reserved or settled is a value
-//! ([`Reservation`], [`Charge`], [`Debt`]) that cannot be copied and that only the ledger takes back, so no byte is
-//! charged twice and none is forgotten without the audit finding it.
+//! A charge takes three steps: *reserve*, act, *settle*. Each step is a value ([`Reservation`], [`Charge`],
+//! [`Debt`]) that cannot be copied and that only the ledger takes back. So no byte is charged twice, and the
+//! audit finds a byte that is forgotten.
 //!
-//! The admission rule: over all tenants, the sum of the larger of guarantee and unmovable held bytes never exceeds
-//! the capacity because of something that was admitted. As long as no memory moves, all of it is unmovable. Where
-//! the capacity itself shrinks, the gap is a shortfall that admission only lets shrink.
+//! The admission rule: no admission raises the sum over all tenants of the larger of guarantee and charge
+//! above the capacity. If the capacity itself shrinks, the gap is a shortfall, which admission only lets
+//! shrink.
 
 mod account;
 mod quota;
@@ -28,7 +28,7 @@ use crate::{
     tenancy::{ByTenant, TenantId},
 };
 
-/// Where bytes are charged.
+/// A place: one tier of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
     pub(crate) device: DeviceIndex,
@@ -40,7 +40,7 @@ impl Place {
         Self { device, tier: Tier::Device }
     }
 
-    /// Where parts of a device may be while they are not on it, the nearest first. Not all need be there.
+    /// The places below a device, the nearest first. A device need not have all of them.
     pub(crate) const fn below(device: DeviceIndex) -> [Self; 2] {
         [Self { device, tier: Tier::Host }, Self { device, tier: Tier::Disk }]
     }
@@ -53,24 +53,24 @@ pub(crate) enum Shortage {
     Room { free: Bytes },
 }
 
-/// All accounts of one place, and their sums.
+/// All accounts of one place, with their sums.
 #[derive(Debug)]
 pub(crate) struct PlaceBalances {
-    /// What there is to hand out when nobody else holds any.
+    /// The bytes to hand out if no other program holds any.
     share: Bytes,
-    /// What operators let be handed out of it, if that is less.
+    /// The bytes that operators allow to be handed out, if less.
     offered: Bytes,
-    /// What processes hold that no tenant explains.
+    /// Memory that no tenant explains.
     unbrokered: Bytes,
-    /// Room kept for the contexts of clients.
+    /// Room kept free for the contexts of clients.
     contexts: Bytes,
-    /// What there is at most, since the driver had not so much more: until somebody has looked who holds it.
+    /// A cap on the capacity, set when the driver ran out of memory. The next survey lifts it.
     cap: Option<Bytes>,
-    /// Sum of what the accounts hold.
+    /// The sum of the charges.
     charged: Bytes,
-    /// Sum of the larger of guarantee and held, by account.
+    /// The sum over accounts of the larger of guarantee and charge.
     committed: Bytes,
-    /// Sum of the guarantees.
+    /// The sum of the guarantees.
     guaranteed: Bytes,
     accounts: ByTenant<Account>,
 }
@@ -81,7 +81,7 @@ impl PlaceBalances {
         self.cap.map_or(usual, |cap| usual.min(cap))
     }
 
-    /// As it was when somebody looked last who holds what.
+    /// The capacity by the last survey, without the cap.
     pub(crate) fn surveyed_capacity(&self) -> Bytes {
         self.share.saturating_sub(self.unbrokered).saturating_sub(self.contexts).min(self.offered)
     }
@@ -114,8 +114,8 @@ impl PlaceBalances {
         self.guaranteed
     }
 
-    /// What these tenants could have there together, who ask for so much each: what is guaranteed to others is lent to nobody, and
-    /// from what is guaranteed to themselves they are kept by nobody.
+    /// The most that these tenants could have here together, for these requests. A guarantee of another
+    /// tenant is never lent; their own guarantees are theirs.
     pub(crate) fn max_available_to(&self, requested: &BTreeMap<TenantId, Bytes>) -> Bytes {
         let guarantee = |tenant| self.account(tenant).map_or(Bytes::ZERO, |account| account.guarantee);
         let own = requested.iter().map(|(tenant, requested)| guarantee(*tenant).min(*requested));
@@ -148,12 +148,12 @@ impl PlaceBalances {
 pub(crate) struct Ledger {
     balances: BTreeMap<Place, PlaceBalances>,
     quotas: QuotaTable,
-    /// What did not add up, to be counted and logged.
+    /// Inconsistencies, to be counted and logged.
     broken: Vec<String>,
     pub(crate) changed_keys: ChangedKeys<(TenantId, Place)>,
-    /// Devices below which somebody may be admitted to more than before.
+    /// Devices below which a tenant may now be admitted to more than before.
     pub(crate) relieved: BTreeSet<DeviceIndex>,
-    /// Places that may be fuller than before, or less full.
+    /// Places whose fill may have changed.
     pub(crate) changed: BTreeSet<Place>,
     #[cfg(feature = "planted")]
     planted: Option<crate::Bug>,
@@ -197,7 +197,7 @@ impl Ledger {
         self.balances.get(&place)
     }
 
-    /// What there is of it below a device, the nearest first.
+    /// The existing places below a device, the nearest first.
     pub(crate) fn below(&self, device: DeviceIndex) -> impl Iterator<Item = Place> {
         Place::below(device).into_iter().filter(|place| self.balances.contains_key(place))
     }
@@ -217,18 +217,18 @@ impl Ledger {
         )
     }
 
-    /// The books of a place, to try something on.
+    /// A trial balance of a place.
     pub(crate) fn trial(&self, place: Place) -> Option<TrialBalance<'_>> {
         TrialBalance::new(self, place)
     }
 
-    /// Whether so many more bytes would be admitted.
+    /// Checks whether further bytes would be admitted.
     pub(crate) fn admit(&self, tenant: TenantId, place: Place, requested: Bytes) -> Result<(), Shortage> {
         let nowhere = Err(Shortage::Room { free: Bytes::ZERO });
         self.trial(place).map_or(nowhere, |trial| trial.admit(tenant, requested))
     }
 
-    /// Sets bytes aside for something that is about to be made.
+    /// Reserves bytes for memory that is about to be created.
     pub(crate) fn reserve(
         &mut self,
         tenant: TenantId,
@@ -242,13 +242,13 @@ impl Ledger {
         Ok(Reservation::new(tenant, place, bytes))
     }
 
-    /// For a piece of a file that is nobody's: it costs nothing, wherever it counts.
+    /// A reservation of no bytes, for a piece of a file, which is charged to no tenant.
     pub(crate) const fn uncharged(tenant: TenantId, place: Place) -> Reservation {
         Reservation::new(tenant, place, Bytes::ZERO)
     }
 
-    /// Where below a device bytes of a tenant are set aside: as near to it as there are any. Where there are none nowhere, the
-    /// place that was tried last.
+    /// The place below a device where a tenant's bytes are reserved: the nearest one that admits them. If
+    /// none does, the place that was tried last.
     pub(crate) fn place_below(&self, tenant: TenantId, device: DeviceIndex, bytes: Bytes) -> Option<Place> {
         let mut last = None;
         for place in self.below(device) {
@@ -260,7 +260,7 @@ impl Ledger {
         last
     }
 
-    /// What was reserved has been made.
+    /// Turns a reservation into a charge: the memory was created.
     pub(crate) fn settle(&mut self, reservation: Reservation) -> Charge {
         let (tenant, place, bytes) = reservation.redeem();
         if planted!(self, SettleSkipped) || bytes.is_zero() {
@@ -274,7 +274,7 @@ impl Ledger {
         Charge::new(tenant, place, bytes)
     }
 
-    /// What was reserved will not be made.
+    /// Ends a reservation: the memory will not be created.
     pub(crate) fn cancel(&mut self, reservation: Reservation) {
         let (tenant, place, bytes) = reservation.redeem();
         if planted!(self, ReservationKept) || bytes.is_zero() {
@@ -285,7 +285,7 @@ impl Ledger {
         });
     }
 
-    /// What was made has been given back.
+    /// Ends a charge: the memory is back.
     pub(crate) fn discharge(&mut self, charge: Charge) {
         let (tenant, place, bytes) = charge.redeem();
         if bytes.is_zero() {
@@ -294,8 +294,9 @@ impl Ledger {
         self.change(tenant, place, |account| account.settled.checked_sub(bytes).map(|b| account.settled = b));
     }
 
-    /// What was made was let go, and is still held by somebody: the tenants who were given it owe it, in equal
-    /// shares, the first one the rest. With none of them known, whoever paid goes on paying.
+    /// Turns a charge into debts: the memory was released, and a process still has it open. The tenants that
+    /// were sent it owe equal shares, the first one also the rest. If none is known, the payer goes on
+    /// paying.
     pub(crate) fn owe(&mut self, charge: Charge, debtors: &[TenantId]) -> Vec<Debt> {
         let (payer, place, bytes) = charge.redeem();
         self.change(payer, place, |account| account.settled.checked_sub(bytes).map(|b| account.settled = b));
@@ -318,7 +319,7 @@ impl Ledger {
         debts
     }
 
-    /// Memory that was owed is back.
+    /// Ends a debt: the memory is back.
     pub(crate) fn repay(&mut self, debt: Debt) {
         let (tenant, place, bytes) = debt.redeem();
         self.change(tenant, place, |account| {
@@ -326,7 +327,7 @@ impl Ledger {
         });
     }
 
-    /// What may not be handed out now: what others hold, and room for contexts.
+    /// Sets what may not be handed out now: unbrokered memory, and room for contexts.
     pub(crate) fn set_withheld(&mut self, place: Place, unbrokered: Bytes, contexts: Bytes) {
         if let Some(balances) = self.balances.get_mut(&place) {
             (balances.unbrokered, balances.contexts) = (unbrokered, contexts);
@@ -337,7 +338,7 @@ impl Ledger {
         }
     }
 
-    /// Operators let no more than this be handed out of a place.
+    /// Sets how many bytes of a place operators allow to be handed out.
     pub(crate) fn set_offered(&mut self, place: Place, bytes: Bytes) {
         let Some(balances) = self.balances.get_mut(&place) else { return };
         if std::mem::replace(&mut balances.offered, bytes) != bytes {
@@ -348,7 +349,7 @@ impl Ledger {
         }
     }
 
-    /// It is known now who holds what the driver had not.
+    /// Lifts the cap on the capacity: a survey shows now which program holds the memory.
     pub(crate) fn lift_cap(&mut self, place: Place) {
         if let Some(balances) = self.balances.get_mut(&place) {
             balances.cap = None;
@@ -356,7 +357,8 @@ impl Ledger {
         }
     }
 
-    /// The driver had not so much more: whoever holds it, there is less of the place than what is held of it and that.
+    /// Caps the capacity after the driver ran out of memory: whichever program holds it, the place has less
+    /// than its charge and the request together.
     pub(crate) fn cap_capacity(&mut self, place: Place, requested: Bytes) {
         if planted!(self, MissingMemoryForgotten) {
             return;
@@ -368,13 +370,13 @@ impl Ledger {
         }
     }
 
-    /// What a place would have committed if the tenant's guarantee there were this, if that cannot be kept.
+    /// The committed bytes if the tenant's guarantee were this, if they would exceed the capacity.
     pub(crate) fn overcommitment(&self, tenant: TenantId, place: Place, guarantee: Bytes) -> Option<Bytes> {
         self.trial(place)?.overcommitment(tenant, guarantee)
     }
 
-    /// Changes what is stored for a tenant and applies it. The admission sum was checked before; while the change
-    /// is being written to disk both the old and the new guarantee are kept.
+    /// Stores a tenant's quota and applies it. The admission sum was checked before. While the change is
+    /// written to disk, the larger of old and new guarantee is kept free.
     pub(crate) fn set_quota(
         &mut self,
         tenant: TenantId,
@@ -389,7 +391,7 @@ impl Ledger {
         self.apply_quotas(tenant);
     }
 
-    /// Holds back a guarantee that is to be set once it is on disk.
+    /// Keeps a guarantee free that is set once it is on disk.
     pub(crate) fn stage_guarantee(&mut self, tenant: TenantId, place: Place, guarantee: Bytes) {
         if planted!(self, StagedGuaranteeForgotten) {
             return;
@@ -400,7 +402,7 @@ impl Ledger {
         });
     }
 
-    /// Makes the tenant's accounts say what its quotas say.
+    /// Applies the tenant's quotas to its accounts.
     pub(crate) fn apply_quotas(&mut self, tenant: TenantId) {
         let places: Vec<_> = self.balances.iter().map(|(place, balances)| (*place, balances.share)).collect();
         for (place, share) in places {
@@ -421,8 +423,8 @@ impl Ledger {
         std::mem::take(&mut self.broken)
     }
 
-    /// The one place where a balance changes, and the sums with it. A change that would not fit in 64 bits, or
-    /// below zero, is not made, and is a bug.
+    /// Changes a balance and the sums with it; no other method does. A change that would not fit in 64 bits,
+    /// or would go below zero, is not made and counts as a bug.
     fn change(&mut self, tenant: TenantId, place: Place, change: impl FnOnce(&mut Account) -> Option<()>) {
         self.changed_keys.note((tenant, place));
         let Some(balances) = self.balances.get_mut(&place) else {
@@ -446,7 +448,7 @@ impl Ledger {
         });
         match sums {
             Some(sums) => {
-                // Who holds more may be at its limit now, and so in nobody's way.
+                // A tenant that is charged more may be at its limit now, and then blocks no other tenant.
                 let eases =
                     new.charged() != old.charged() || new.limit != old.limit || new.commitment() < before;
                 if eases && place.tier != Tier::Device {

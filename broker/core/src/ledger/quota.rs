@@ -1,4 +1,4 @@
-//! What operators have set, by tenant, device and tier.
+//! Quotas by tenant, device and tier.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ pub(crate) struct Quota {
     pub(crate) limit: Quantity,
 }
 
-/// Where a quota holds. What is said of one device goes before what is said of all.
+/// Where a quota applies. A quota of one device takes precedence over one of all devices.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum QuotaDevice {
     All,
     Present(DeviceIndex),
-    /// A device that is not on this node now: kept and shown, not enforced.
+    /// A device that is not on this node now. Its quota is kept and shown, and not enforced.
     Absent(String),
 }
 
@@ -51,14 +51,14 @@ impl QuotaTable {
         self.quotas.get(&(tenant, device.clone(), tier)).copied()
     }
 
-    /// What holds for the tenant in a place, and whether it was set.
+    /// Returns the quota of a tenant in a place, and whether it is stored.
     pub(crate) fn effective(&self, tenant: TenantId, place: Place) -> (Quota, bool) {
         let own = self.get(tenant, &QuotaDevice::Present(place.device), place.tier);
         let stored = own.or_else(|| self.get(tenant, &QuotaDevice::All, place.tier));
         (stored.unwrap_or_else(|| self.default_quota(place.tier)), stored.is_some())
     }
 
-    /// Of who has none of its own in that tier.
+    /// The quota of a tenant that has no stored quota in that tier.
     pub(crate) const fn default_quota(&self, tier: Tier) -> Quota {
         let limit = match tier {
             Tier::Device => self.default_limit,
@@ -68,18 +68,18 @@ impl QuotaTable {
         Quota { guarantee: Quantity::Bytes(Bytes::ZERO), limit }
     }
 
-    /// An account that holds nothing yet.
+    /// An account without charges.
     pub(crate) fn new_account(&self, tenant: TenantId, place: Place, share: Bytes) -> Account {
         let (quota, _) = self.effective(tenant, place);
         Account { guarantee: quota.guarantee.of(share), limit: quota.limit.of(share), ..Account::default() }
     }
 
-    /// Every stored quota, by tenant and device.
+    /// Returns every stored quota, by tenant and device.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (TenantId, &QuotaDevice, Tier, Quota)> {
         self.quotas.iter().map(|((tenant, device, tier), quota)| (*tenant, device, *tier, *quota))
     }
 
-    /// Everybody for whom something is stored.
+    /// Returns the tenants that have a stored quota.
     pub(crate) fn tenants(&self) -> Vec<TenantId> {
         let mut tenants: Vec<_> = self.quotas.keys().map(|(tenant, ..)| *tenant).collect();
         tenants.dedup();

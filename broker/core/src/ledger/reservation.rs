@@ -1,4 +1,5 @@
-//! Bytes that somebody pays for, as values: made and taken back by the ledger alone, never copied.
+//! Reservations, charges and debts as values. Only the ledger creates them and takes them back, and they are
+//! never copied.
 
 use vramd_types::Bytes;
 
@@ -41,14 +42,15 @@ macro_rules! receipt {
 }
 
 receipt!(
-    /// Set aside for something that is being made: to be settled or cancelled.
+    /// Bytes of memory that is being created. The ledger must settle or cancel it.
     Reservation
 );
 receipt!(
-    /// Paid for something that is there: to be discharged when it is gone, or owed.
+    /// Bytes of memory that exists. The ledger must discharge it when the memory is gone, or turn it into
+    /// debts.
     Charge
 );
 receipt!(
-    /// Paid for something that was let go and has not come back: to be repaid.
+    /// Bytes of memory that was released and has not come back. The ledger must be repaid.
     Debt
 );

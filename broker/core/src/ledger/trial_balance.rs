@@ -1,5 +1,6 @@
-//! The books of one place as they would be: without bytes that could be given up, and with those that are promised to who
-//! waits. Whoever chooses what leaves tries on a draft whether that is enough.
+//! A trial balance of one place: the ledger without bytes that could be released, and with bytes that are
+//! promised to waiters. The choice of victims tests on it whether they are enough. It writes nothing to the
+//! ledger.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ pub(crate) struct TrialBalance<'a> {
     ledger: &'a Ledger,
     balances: &'a PlaceBalances,
     place: Place,
-    /// As the books' own, with all changes.
+    /// The committed sum with all changes.
     committed: Bytes,
     changes: BTreeMap<TenantId, Change>,
 }
@@ -36,32 +37,32 @@ impl<'a> TrialBalance<'a> {
         Some(Self { ledger, balances, place, committed: balances.committed, changes: BTreeMap::new() })
     }
 
-    /// The account as it would be.
+    /// The account with its changes.
     pub(crate) fn account(&self, tenant: TenantId) -> Account {
         self.changes.get(&tenant).copied().unwrap_or_default().of(self.actual(tenant))
     }
 
-    /// So much of what the tenant has there is gone.
+    /// Subtracts bytes that the tenant would no longer have.
     pub(crate) fn spare(&mut self, tenant: TenantId, bytes: Bytes) {
         self.change(tenant, |change| change.less = change.less.saturating_add(bytes));
     }
 
-    /// It is not, after all.
+    /// Takes a subtraction back.
     pub(crate) fn restore(&mut self, tenant: TenantId, bytes: Bytes) {
         self.change(tenant, |change| change.less = change.less.saturating_sub(bytes));
     }
 
-    /// The tenant will have so much more there.
+    /// Adds bytes that the tenant is promised.
     pub(crate) fn promise(&mut self, tenant: TenantId, bytes: Bytes) {
         self.change(tenant, |change| change.more = change.more.saturating_add(bytes));
     }
 
-    /// What of the tenant's is gone.
+    /// The bytes subtracted from the tenant.
     pub(crate) fn subtracted_from(&self, tenant: TenantId) -> Bytes {
         self.changes.get(&tenant).map_or(Bytes::ZERO, |change| change.less)
     }
 
-    /// What all tenants would hold there.
+    /// The charge of all tenants, with all changes.
     pub(crate) fn charged(&self) -> Bytes {
         let sum =
             |of: fn(&Change) -> Bytes| self.changes.values().map(of).fold(Bytes::ZERO, Bytes::saturating_add);
@@ -71,12 +72,12 @@ impl<'a> TrialBalance<'a> {
             .saturating_add(sum(|change| change.more))
     }
 
-    /// By how much more would be committed than there is.
+    /// The shortfall, with all changes.
     pub(crate) fn shortfall(&self) -> Bytes {
         self.committed.saturating_sub(self.balances.capacity())
     }
 
-    /// Whether so many more bytes would be admitted.
+    /// Checks whether further bytes would be admitted.
     pub(crate) fn admit(&self, tenant: TenantId, requested: Bytes) -> Result<(), Shortage> {
         let actual = self.actual(tenant);
         let limit = Shortage::Limit { limit: actual.limit, charged: actual.charged() };
@@ -100,14 +101,15 @@ impl<'a> TrialBalance<'a> {
         Err(Shortage::Room { free: spare.saturating_add(old.commitment().saturating_sub(old.charged())) })
     }
 
-    /// What would be committed if the tenant's guarantee were this, if that cannot be kept.
+    /// The committed bytes if the tenant's guarantee were this, if they would exceed the capacity.
     pub(crate) fn overcommitment(&self, tenant: TenantId, guarantee: Bytes) -> Option<Bytes> {
         let old = self.account(tenant);
         let would = self.committed_with(old, Account { guarantee, ..old });
         (would > self.balances.capacity() && would > self.committed).then_some(would)
     }
 
-    /// As it is in the books. One that is not open yet has no guarantee and holds nothing: whoever was given one has an account.
+    /// The account in the ledger. An account that is not open yet has no guarantee and no charge, since a
+    /// tenant with a guarantee always has an account.
     pub(crate) fn actual(&self, tenant: TenantId) -> Account {
         let known = self.balances.account(tenant).copied();
         known.unwrap_or_else(|| self.ledger.quotas.new_account(tenant, self.place, self.balances.share))

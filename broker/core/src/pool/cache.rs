@@ -1,6 +1,6 @@
-//! Which extents are cached: kept for their tenant after what they backed was freed, oldest first.
+//! The index of cached extents: freed extents that their tenant may reuse, oldest first.
 //!
-//! This is an index of what [`super::Pool`] holds in the state `Cached`, and is changed by it alone.
+//! It indexes the extents that [`super::Pool`] has in the state `Cached`, and only the pool changes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -54,7 +54,7 @@ impl Cache {
         Some(entry)
     }
 
-    /// A tenant's of that size, in the order in which it is given them.
+    /// A tenant's extents of one size, oldest first. Reuse takes them in this order.
     pub(crate) fn oldest(
         &self,
         tenant: TenantId,
@@ -73,7 +73,7 @@ impl Cache {
         on_device.fold(Bytes::ZERO, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 
-    /// What is cached on a device in extents smaller than that, and in larger ones.
+    /// The bytes cached on a device in extents smaller than `size`, and in larger ones.
     pub(crate) fn bytes_of_other_sizes(&self, device: DeviceIndex, size: Bytes) -> (Bytes, Bytes) {
         let (mut smaller, mut larger) = (Bytes::ZERO, Bytes::ZERO);
         for ((_, _, of), ages) in self.by_size.iter().filter(|((_, on, of), _)| *on == device && *of != size)
@@ -84,12 +84,12 @@ impl Cache {
         (smaller, larger)
     }
 
-    /// What a tenant has there in extents of that size.
+    /// A tenant's cached bytes in extents of one size.
     pub(crate) fn bytes_of_size(&self, tenant: TenantId, device: DeviceIndex, size: Bytes) -> Bytes {
         self.by_size.get(&(tenant, device, size)).map_or(Bytes::ZERO, |ages| all_of(size, ages))
     }
 
-    /// The oldest that a tenant has there of any other size.
+    /// A tenant's oldest cached extent of any other size.
     pub(crate) fn oldest_of_other_size(
         &self,
         tenant: TenantId,
@@ -109,7 +109,7 @@ impl Cache {
         self.entries.len()
     }
 
-    /// All of them, oldest first.
+    /// Returns all cached extents, oldest first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Age, &Cached)> {
         self.entries.iter().map(|(age, entry)| (*age, entry))
     }

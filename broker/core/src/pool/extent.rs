@@ -1,4 +1,4 @@
-//! Physical pieces of memory, each with whoever pays for it.
+//! Extents: pieces of physical memory, each with its charge.
 //!
 //! ```text
 //!                               reuse
@@ -24,18 +24,20 @@ use crate::{
     time::Time,
 };
 
-/// What an extent is in, and the money for it: they change together, so neither is lost without the other.
+/// The state of an extent together with its charge. They change together, so neither is lost without the
+/// other.
 #[derive(Debug)]
 pub(crate) enum ExtentState {
     Creating(Reservation),
     Live(Charge),
-    /// Kept for its tenant, which goes on paying: it backs nothing, and is the first to go when anybody needs room.
+    /// Cached for its tenant, which goes on paying. It backs no part, and is released first when a waiter
+    /// needs room.
     Cached(Charge),
-    /// The driver has been told to let go.
+    /// The driver was told to release it.
     Releasing(Charge),
-    /// The driver let go, and some process still holds the memory.
+    /// The driver released it, and a process still has the memory open.
     Unreturned(Vec<Debt>),
-    /// No memory at all, and no money: what a part is in whose content was given up. The driver never hears of it.
+    /// The extent of a dropped part: no memory and no charge. The driver never sees it.
     Dropped,
 }
 
@@ -43,30 +45,30 @@ pub(crate) enum ExtentState {
 pub(crate) struct Extent {
     pub(crate) place: Place,
     pub(crate) size: Bytes,
-    /// What it backs; nothing once it was cached, until it is used again.
+    /// The part that it backs; `None` while it is cached.
     pub(crate) part: Option<PartRef>,
     pub(crate) state: ExtentState,
     /// Tenants whose sessions were sent its descriptor.
     pub(crate) sent_to: Few<TenantId>,
-    /// Some session that was sent it ended without saying that it has let go.
+    /// A session that was sent it ended without confirming the unmap.
     pub(crate) unacknowledged: bool,
-    /// It lies on disk, and nothing was written there: it stands for zeros, and nothing can be read of it.
+    /// It lies on disk and was never written: it stands for zeros, and must not be read.
     pub(crate) unwritten: bool,
-    /// It is a piece of a file that is nobody's: it costs nothing, and is never written.
+    /// It is a piece of a file: charged to no tenant, and never written.
     pub(crate) in_file: bool,
 }
 
-/// The state of an extent between two others, inside one method.
+/// The placeholder state while a method moves the charge out.
 const TAKEN_OUT: ExtentState = ExtentState::Unreturned(Vec::new());
 
 impl Extent {
-    /// Of a part, and sent to nobody yet.
+    /// Creates the extent of a part. It was sent to no session yet.
     pub(crate) fn new(place: Place, size: Bytes, part: PartRef, state: ExtentState) -> Self {
         let (part, sent_to, unacknowledged) = (Some(part), Few::default(), false);
         Self { place, size, part, state, sent_to, unacknowledged, unwritten: false, in_file: false }
     }
 
-    /// Takes out what was reserved for it while it was made, so that it can be settled or cancelled.
+    /// Takes the reservation of an extent that is being created, to settle or cancel it.
     pub(crate) fn take_reservation(&mut self) -> Option<Reservation> {
         match std::mem::replace(&mut self.state, TAKEN_OUT) {
             ExtentState::Creating(reservation) => Some(reservation),
@@ -77,7 +79,7 @@ impl Extent {
         }
     }
 
-    /// Takes out what is paid for it while it is being released, so that it can be discharged or owed.
+    /// Takes the charge of an extent that is being released, to discharge it or turn it into debts.
     pub(crate) fn take_released(&mut self) -> Option<Charge> {
         match std::mem::replace(&mut self.state, TAKEN_OUT) {
             ExtentState::Releasing(charge) => Some(charge),
@@ -88,7 +90,7 @@ impl Extent {
         }
     }
 
-    /// Whether it was live: from now on it is being released.
+    /// Begins the release of a live extent. Returns whether it was live.
     pub(crate) fn start_release(&mut self) -> bool {
         let is_live = matches!(self.state, ExtentState::Live(_));
         if is_live {
@@ -97,12 +99,12 @@ impl Extent {
         is_live
     }
 
-    /// Whether a part can be in it.
+    /// Whether a part can lie in it.
     pub(crate) const fn can_hold_part(&self) -> bool {
         matches!(self.state, ExtentState::Live(_) | ExtentState::Dropped)
     }
 
-    /// What it costs whoever pays for it.
+    /// The bytes that are charged for it.
     pub(crate) const fn cost(&self) -> Bytes {
         if self.in_file { Bytes::ZERO } else { self.size }
     }
@@ -111,7 +113,7 @@ impl Extent {
         matches!(self.state, ExtentState::Dropped)
     }
 
-    /// Who pays for it, and where.
+    /// The accounts that are charged for it.
     #[cfg(feature = "observed")]
     pub(crate) fn accounts(&self) -> Vec<(TenantId, Place)> {
         match &self.state {
@@ -124,7 +126,7 @@ impl Extent {
         }
     }
 
-    /// Moves what is paid for it to another state of something that is there.
+    /// Moves the charge of a live or cached extent to another state.
     fn move_charge_to(&mut self, next: fn(Charge) -> ExtentState) {
         self.state = match std::mem::replace(&mut self.state, TAKEN_OUT) {
             ExtentState::Live(charge) | ExtentState::Cached(charge) => next(charge),
@@ -136,11 +138,11 @@ impl Extent {
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     extents: IdMap<Extent>,
-    /// How many extents of each device are unreturned.
+    /// The number of unreturned extents of each device.
     unreturned: BTreeMap<DeviceIndex, usize>,
-    /// How many are nothing.
+    /// The number of dropped extents.
     dropped: usize,
-    /// How many are pieces of files.
+    /// The number of pieces of files.
     in_file: usize,
     cache: Cache,
     pub(crate) changed_keys: ChangedKeys<ExtentId>,
@@ -158,12 +160,12 @@ impl Pool {
         self.extents.get(id.get())
     }
 
-    /// The extent, if it backs that part still: one that was recycled may back another.
+    /// Returns the extent if it still backs that part. A reused extent may back another.
     pub(crate) fn extent_of_part(&self, part: PartRef, id: ExtentId) -> Option<&Extent> {
         self.get(id).filter(|extent| extent.part == Some(part))
     }
 
-    /// Something is about to be written to it.
+    /// Records that the extent is about to be written.
     pub(crate) fn mark_written(&mut self, id: ExtentId) {
         if let Some(extent) = self.get_mut(id) {
             extent.unwritten = false;
@@ -175,7 +177,7 @@ impl Pool {
         self.extents.get_mut(id.get())
     }
 
-    /// Takes an extent out, to put it back in another state or not at all.
+    /// Takes an extent out, to put it back in another state or to forget it.
     pub(crate) fn take(&mut self, id: ExtentId) -> Option<Extent> {
         self.changed_keys.note(id);
         let extent = self.extents.remove(id.get())?;
@@ -196,7 +198,7 @@ impl Pool {
         &self.cache
     }
 
-    /// A live extent backs nothing any more, and is kept for the tenant that pays for it.
+    /// Caches a live extent that backs no part any longer, for the tenant that pays for it.
     pub(crate) fn cache_extent(&mut self, id: ExtentId, now: Time) {
         let Some(extent) = self.get_mut(id) else { return };
         let ExtentState::Live(charge) = &extent.state else { return };
@@ -206,7 +208,7 @@ impl Pool {
         self.cache.add(Cached { extent: id, tenant, device, size, since: now });
     }
 
-    /// The tenant's oldest cached extent of that size, which backs the part from now on.
+    /// Takes the tenant's oldest cached extent of that size to back a part.
     pub(crate) fn reuse(
         &mut self,
         tenant: TenantId,
@@ -222,14 +224,14 @@ impl Pool {
         Some(id)
     }
 
-    /// A cached extent that is kept no longer: it is being released.
+    /// Begins the release of a cached extent.
     pub(crate) fn release_cached(&mut self, age: Age) -> Option<Cached> {
         let entry = self.cache.remove(age)?;
         self.get_mut(entry.extent)?.move_charge_to(ExtentState::Releasing);
         Some(entry)
     }
 
-    /// Whose cached extent of that size is the oldest, for the bug of that name.
+    /// Returns the tenant of the oldest cached extent of that size, for the bug `CachedToAnotherTenant`.
     #[cfg(feature = "planted")]
     pub(crate) fn tenant_with_cached(&self, device: DeviceIndex, size: Bytes) -> Option<TenantId> {
         self.cache
@@ -239,7 +241,7 @@ impl Pool {
             .map(|it| it.tenant)
     }
 
-    /// Pays for a live extent with another charge, and says what was paid before, for the bug of that name.
+    /// Replaces the charge of a live extent and returns the old one, for a planted bug.
     #[cfg(feature = "planted")]
     pub(crate) fn pay_with(&mut self, id: ExtentId, charge: Charge) -> Option<Charge> {
         match &mut self.get_mut(id)?.state {
@@ -248,12 +250,12 @@ impl Pool {
         }
     }
 
-    /// How many there are that the driver has made, or makes.
+    /// The number of extents that the driver has created or is creating.
     pub(crate) fn len(&self) -> usize {
         self.extents.len().saturating_sub(self.dropped)
     }
 
-    /// What of each tenant and device lies in files that are nobody's, or goes back there. Where there is none, none is looked at.
+    /// Bytes in files by tenant and device. Without any piece of a file it returns at once.
     pub(crate) fn in_files(&self) -> BTreeMap<(TenantId, DeviceIndex), Bytes> {
         let mut sums: BTreeMap<_, Bytes> = BTreeMap::new();
         if self.in_file == 0 {
@@ -270,7 +272,7 @@ impl Pool {
         sums
     }
 
-    /// Whether memory of the device is awaited back.
+    /// Whether the device has unreturned memory.
     pub(crate) fn awaits_return(&self, device: DeviceIndex) -> bool {
         self.unreturned.get(&device).is_some_and(|count| *count > 0)
     }
@@ -279,7 +281,7 @@ impl Pool {
         self.extents.iter().map(|(id, extent)| (ExtentId::from_raw(id), extent))
     }
 
-    /// Some live extent that was sent to nobody of this tenant, for the bug of that name.
+    /// Returns a live extent of another tenant, for the bug `ExtentOfAnotherTenant`.
     #[cfg(feature = "planted")]
     pub(crate) fn extent_of_another_tenant(&self, tenant: TenantId) -> Option<ExtentId> {
         let strange = |extent: &Extent| match &extent.state {

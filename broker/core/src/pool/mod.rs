@@ -1,4 +1,4 @@
-//! Bookkeeping of physical memory. No driver calls.
+//! The extents of the node and the cache of freed ones. The pool only keeps records; it calls no driver.
 
 mod cache;
 mod extent;

@@ -1,20 +1,22 @@
-//! Where the steps of pressure begin, and what makes sense there: the same for a configuration and for a change of it.
+//! The bounds of the levels of pressure, and their validation. The configuration and changes of settings use
+//! the same rules.
 
 use std::{ops::RangeInclusive, time::Duration};
 
-/// Where the steps begin, in percent of what can be handed out, and what is done at them.
+/// Where the levels begin, in percent of the capacity, and what happens there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PressureBounds {
     pub elevated_percent: u32,
     pub high_percent: u32,
     pub critical_percent: u32,
-    /// A step is left so far below where it is entered.
+    /// How far below its entry, in percent points, a level is left.
     pub fall_percent: u32,
-    /// What leaves because of pressure leaves until no more than this is full.
+    /// Evictions because of pressure stop at this fill, in percent.
     pub evict_to_percent: u32,
-    /// Only what nobody has used for so long leaves, or is copied ahead; zero is nothing.
+    /// How long a part must be unused to be cold. Only cold parts are evicted or written back because of
+    /// pressure; zero turns both off.
     pub cold_after: Duration,
-    /// While something is full, or is filling, it is looked at so often.
+    /// How often a place that is full or filling is sampled.
     pub sample_interval: Duration,
 }
 
@@ -32,10 +34,10 @@ impl Default for PressureBounds {
     }
 }
 
-/// What makes no sense in bounds.
+/// A mistake in bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidBounds {
-    /// The fields that it is about, the one first that should be changed first.
+    /// The fields in question, first the one that should be changed first.
     pub fields: Vec<&'static str>,
     pub problem: String,
 }
@@ -47,7 +49,7 @@ const FALL: &str = "fall_percent";
 const EVICT_TO: &str = "evict_to_percent";
 
 impl PressureBounds {
-    /// The first mistake.
+    /// Returns the first mistake, if there is one.
     pub fn first_problem(&self) -> Option<InvalidBounds> {
         self.out_of_range().or_else(|| self.disordered())
     }
@@ -94,13 +96,13 @@ impl PressureBounds {
             .or_else(|| ends_too_high().map(|it| wrong(&[EVICT_TO, HIGH, FALL], it)))
     }
 
-    /// The value of a field that is a percentage.
+    /// Returns the value of a percentage field.
     pub fn percent(&self, field: &str) -> Option<u32> {
         let mut bounds = *self;
         bounds.percent_mut(field).map(|percent| *percent)
     }
 
-    /// Which values a field may have while all others are as they are; none if something else is wrong.
+    /// Returns the valid values of a field while all others stay; `None` if another field is wrong.
     pub fn allowed(&self, field: &str) -> Option<RangeInclusive<u32>> {
         let fits = |percent: &u32| {
             let mut bounds = *self;

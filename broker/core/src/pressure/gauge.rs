@@ -1,4 +1,4 @@
-//! The pressure of one place, and where it is going: the factor and the forecast that clients are told.
+//! The gauge of one place: its level, the batch factor and the forecast that clients are sent.
 
 use std::time::Duration;
 
@@ -7,42 +7,42 @@ use vramd_types::Bytes;
 use super::{Pressure, PressureBounds, level::reaches};
 use crate::time::Time;
 
-/// A mean is so many tenths of what it was, and the rest of what is seen now.
+/// How many tenths of a mean come from its old value; the rest comes from the new sample.
 const KEPT_TENTHS: i64 = 7;
 
-/// Below this a program may ask for more at once than it does.
+/// Below this fill a program may use larger batches.
 const ROOMY_PERCENT: u32 = 60;
-/// And from here it should ask for less.
+/// From this fill on it should use smaller ones.
 const TIGHT_PERCENT: u32 = 80;
 
-/// Thousandths. A factor that has changed by less is not told anew.
+/// In thousandths. A smaller change of the factor is not reported.
 const FACTOR_STEP: i64 = 50;
 
-/// Nobody is told of what is further off.
+/// A forecast beyond this is not reported.
 const FORESEEN: Duration = Duration::from_secs(300);
 
 #[derive(Debug)]
 pub(crate) struct Gauge {
     pub(crate) pressure: Pressure,
-    /// When it was looked at last, and what was left then.
+    /// The time of the last sample, and the bytes that were left then.
     last_sample: (Time, Bytes),
-    /// Thousandths.
+    /// In thousandths.
     factor: i64,
-    /// Bytes a second, by which less is left: more is held there, or others take it.
+    /// By how many bytes a second the bytes left shrink, through charges or other programs.
     growth: i64,
     reported: Outlook,
 }
 
-/// What clients are told of a place.
+/// The state of a place as clients are sent it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Outlook {
     pub(crate) pressure: Pressure,
-    /// Thousandths.
+    /// In thousandths.
     pub(crate) batch_factor: u32,
     pub(crate) full_in: Option<Duration>,
 }
 
-/// What is held of what can be handed out.
+/// The fill of a place: charge and capacity.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fill {
     pub(crate) charged: Bytes,
@@ -56,12 +56,12 @@ impl Fill {
 }
 
 impl Outlook {
-    /// Of a place in which nothing was held.
+    /// For a place without charges.
     pub(crate) const CALM: Self = Self { pressure: Pressure::Normal, batch_factor: 1000, full_in: None };
 }
 
 impl Gauge {
-    /// Of a place in which nothing was held.
+    /// For a place without charges.
     pub(crate) const fn new(now: Time, capacity: Bytes) -> Self {
         Self {
             pressure: Pressure::Normal,
@@ -72,19 +72,19 @@ impl Gauge {
         }
     }
 
-    /// What it was, if it is another now.
+    /// Updates the level, and returns the old one if it changed.
     pub(crate) fn update_level(&mut self, fill: Fill, bounds: &PressureBounds) -> Option<Pressure> {
         let was = self.pressure;
         self.pressure = was.next(fill.charged, fill.capacity, bounds);
         (self.pressure != was).then_some(was)
     }
 
-    /// It is looked at again after a rest, in which nothing has changed.
+    /// Resumes sampling after a rest in which nothing has changed.
     pub(crate) const fn resume(&mut self, now: Time) {
         self.last_sample.0 = now;
     }
 
-    /// The place is larger or smaller than it was: so much is left now instead of so much, and nothing has grown.
+    /// Accounts for a change of the capacity, so that it does not count as growth.
     pub(crate) fn resize(&mut self, was_left: Bytes, is_left: Bytes) {
         let seen = &mut self.last_sample.1;
         *seen = seen
@@ -92,7 +92,7 @@ impl Gauge {
             .saturating_sub(was_left.saturating_sub(is_left));
     }
 
-    /// Time has passed: the means move. Whether they would move again.
+    /// Takes a sample. Returns whether the means would move with another one.
     pub(crate) fn sample(&mut self, now: Time, fill: Fill) -> bool {
         let (when, left) = std::mem::replace(&mut self.last_sample, (now, fill.left()));
         let micros = i128::try_from(now.since(when).as_micros()).unwrap_or(i128::MAX).max(1);
@@ -103,7 +103,7 @@ impl Gauge {
         (self.factor, self.growth) != old
     }
 
-    /// What is to be told, if it is not what was told last.
+    /// Returns the outlook to report, if it differs enough from the last report.
     pub(crate) fn take_update(&mut self, fill: Fill) -> Option<Outlook> {
         let outlook = self.outlook(fill);
         let reported = self.reported;
@@ -118,7 +118,7 @@ impl Gauge {
         })
     }
 
-    /// What was told last.
+    /// Returns the outlook that was reported last.
     pub(crate) const fn reported(&self) -> Outlook {
         self.reported
     }
@@ -141,9 +141,9 @@ fn differ_by_factor_two((one, other): (Duration, Duration)) -> bool {
     one != other && (one.saturating_mul(2) <= other || other.saturating_mul(2) <= one)
 }
 
-/// The factor that a place so full asks for.
+/// The factor for a fill.
 fn target(Fill { charged, capacity }: Fill) -> i64 {
-    // A tier that was closed has room for nothing, however little lies there.
+    // A closed tier has room for nothing, however little lies there.
     if capacity.is_zero() {
         return 800;
     }
@@ -154,7 +154,7 @@ fn target(Fill { charged, capacity }: Fill) -> i64 {
     }
 }
 
-/// Towards zero, so that it comes to rest.
+/// Rounds towards zero, so that the mean comes to rest.
 const fn mean(old: i64, new: i64) -> i64 {
     let kept = old.saturating_mul(KEPT_TENTHS);
     kept.saturating_add(new.saturating_mul(10i64.saturating_sub(KEPT_TENTHS))) / 10
@@ -178,7 +178,7 @@ mod tests {
         for now in 1..=20 {
             gauge.sample(second(now), fill(now * 10));
         }
-        // 10 bytes a second but for what is rounded away: 800 are left.
+        // 10 bytes a second, but for rounding: 800 are left.
         let full_in = gauge.outlook(fill(200)).full_in.map(|it| it.as_secs());
         assert!(full_in.is_some_and(|seconds| (80..=120).contains(&seconds)), "{full_in:?}");
         let mut last = 21;
@@ -221,7 +221,7 @@ mod tests {
         let told = gauge.take_update(fill(850)).map(|it| it.pressure);
         assert_eq!((told, gauge.take_update(fill(850))), (Some(Pressure::Elevated), None));
         assert_eq!(gauge.update_level(fill(860), &bounds), None);
-        // The factor, once it is another.
+        // The factor, once it has changed.
         let mut told = Vec::new();
         for now in 1..40 {
             gauge.sample(second(1_000_000 + now), fill(860));

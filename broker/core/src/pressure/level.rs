@@ -1,4 +1,5 @@
-//! The steps. A step is left only well below where it is entered, so that what comes and goes at its bound is not told each time.
+//! The levels of pressure. A level is left well below its entry, so that a fill near the bound is not
+//! reported at each change.
 
 use std::fmt;
 
@@ -11,11 +12,11 @@ use super::PressureBounds;
 pub enum Pressure {
     #[default]
     Normal,
-    /// What nobody has used for long is copied below ahead of need.
+    /// Cold parts are written back ahead of need.
     Elevated,
-    /// It leaves.
+    /// Cold parts are evicted.
     High,
-    /// It leaves at once.
+    /// Cold parts are evicted at once, without waiting for the next sample.
     Critical,
 }
 
@@ -31,7 +32,7 @@ impl Pressure {
         }
     }
 
-    /// The step after this one, now that so much of the capacity is held.
+    /// Returns the level that follows this one at a fill.
     pub(crate) fn next(self, charged: Bytes, capacity: Bytes, bounds: &PressureBounds) -> Self {
         let is_at = |percent: u32| reaches(charged, capacity, percent);
         let stands = |step: &Self| match step.begins(bounds) {
@@ -58,7 +59,8 @@ impl fmt::Display for Pressure {
     }
 }
 
-/// Whether so many percent of the capacity are held. What has no capacity is as full as can be as soon as anything is held.
+/// Whether the charge reaches a percentage of the capacity. A place without capacity is full as soon as
+/// anything is charged there.
 pub(super) fn reaches(charged: Bytes, capacity: Bytes, percent: u32) -> bool {
     let hundred = |bytes: Bytes, times: u32| u128::from(bytes.get()).saturating_mul(u128::from(times));
     !charged.is_zero() && hundred(charged, 100) >= hundred(capacity, percent)
@@ -68,7 +70,7 @@ pub(super) fn reaches(charged: Bytes, capacity: Bytes, percent: u32) -> bool {
 mod tests {
     use super::*;
 
-    /// From each step, at each of these percentages.
+    /// From each level, at each of these percentages.
     #[test]
     fn a_step_is_entered_at_its_bound_and_left_below_it() {
         let bounds = PressureBounds::default();

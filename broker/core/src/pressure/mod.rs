@@ -1,7 +1,7 @@
-//! Pressure: how full a device or a tier below it is, in steps, and where it is going.
+//! Pressure: how full each place is, in levels, and how it develops.
 //!
-//! Full is what is charged of what can be handed out. So what others take of a device is pressure like any other: the capacity
-//! is less then.
+//! The fill is the charge divided by the capacity. Memory that other programs take lowers the capacity, and
+//! so raises the pressure.
 
 mod bounds;
 mod gauge;
@@ -25,30 +25,30 @@ use crate::{
     time::Time,
 };
 
-/// What a client is told, whenever it is another.
+/// A report of pressure to clients, sent when it changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PressureNote {
     pub device: DeviceIndex,
     pub tier: Tier,
     pub pressure: Pressure,
-    /// Thousandths: by what a program that chooses how much it asks for at once should multiply that.
+    /// In thousandths: the factor by which a program should scale its batches.
     pub batch_factor: u32,
-    /// How long it takes until the tier is full, if it goes on filling as it does.
+    /// The time until the tier is full if it goes on filling at this rate.
     pub full_in: Option<Duration>,
 }
 
-/// The pressure of all places, and how far it was answered.
+/// The pressure of all places, and the state of the scans that relieve it.
 #[derive(Debug, Default)]
 pub(crate) struct PressureState {
     pub(crate) gauges: BTreeMap<Place, Gauge>,
-    /// Whether there is a timer for the next look.
+    /// Whether a timer is set for the next sample.
     pub(crate) timer_armed: bool,
-    /// Parts that something was tried with since the last look.
+    /// Parts that were tried since the last sample.
     pub(crate) tried: BTreeSet<PartRef>,
-    /// Parts that could not be copied ahead: they are not tried until devices are looked at.
+    /// Parts whose write-back ahead of need failed. They are not retried before the next survey.
     pub(crate) failed: BTreeSet<PartRef>,
-    /// Parts up to this one, which was used last then, could do nothing: the next look begins behind it.
+    /// The last part of the previous scan, with its last use. The next scan begins behind it.
     pub(crate) scanned_to: BTreeMap<Place, (PartRef, Time)>,
-    /// What the driver was told to let go of in the host's memory, by tenant: it is charged there until the driver has.
+    /// Bytes in host memory that the driver is releasing, by tenant. They are charged until it has.
     pub(crate) returning: BTreeMap<(Place, TenantId), Bytes>,
 }
