@@ -28,7 +28,7 @@ fn given_up(world: &mut World) -> usize {
 }
 
 #[test]
-fn what_is_cached_goes_with_the_next_look_until_there_is_some_room() {
+fn pressure_sample_releases_cached_extents_until_there_is_room() {
     for (host, cold_after) in [(0, SECOND * 30), (0, Duration::ZERO), (80, Duration::ZERO)] {
         let mut world = node(host, cold_after);
         let client = world.open_pinning("a");
@@ -48,7 +48,7 @@ fn what_is_cached_goes_with_the_next_look_until_there_is_some_room() {
 }
 
 #[test]
-fn at_critical_what_is_cached_goes_at_once_and_before_what_is_cold() {
+fn critical_pressure_releases_cached_extents_at_once_before_cold_parts() {
     let mut world = node(80, SECOND * 30);
     let client = world.open_pinning("a");
     let parts = fill(&mut world, client, 17);

@@ -56,7 +56,7 @@ fn one_written() -> (World, Client, PartRef) {
 
 /// Found by the simulator: the part was copied from a file in which nothing was.
 #[test]
-fn who_lies_about_writing_what_it_does_not_map_has_written_nothing() {
+fn false_write_report_of_an_unmapped_part_is_ignored() {
     let mut world = three_tiers(8, 0, 16);
     let client = world.open_pinning("a");
     let large = AllocationSpec { unpinned: true, part_size: Some(Bytes::mib(4)), ..spec(12) };
@@ -84,7 +84,7 @@ fn who_lies_about_writing_what_it_does_not_map_has_written_nothing() {
 }
 
 #[test]
-fn backing_lies_in_the_host_then_on_disk_then_nowhere_and_each_part_leaves_for_its_own() {
+fn backing_fills_the_host_then_the_disk_and_parts_leave_for_their_own() {
     let mut world = three_tiers(12, 4, 4);
     let client = world.open_pinning("a");
     let ids: Vec<_> = (0..3).map(|_| part(world.allocate(client, spec(4)).expect("room"), 0)).collect();
@@ -116,7 +116,7 @@ fn backing_lies_in_the_host_then_on_disk_then_nowhere_and_each_part_leaves_for_i
 }
 
 #[test]
-fn without_a_host_tier_all_of_it_is_on_disk() {
+fn backing_lies_on_disk_without_a_host_tier() {
     let mut world = three_tiers(8, 0, 16);
     let client = world.open_pinning("a");
     let ids: Vec<_> =
@@ -140,7 +140,7 @@ fn limit_in(world: &mut World, tenant: &str, tier: Tier, mib: u32) {
 }
 
 #[test]
-fn each_tier_has_its_own_limit_and_whoever_lacks_backing_gets_it_where_it_comes_free() {
+fn parts_without_backing_get_it_in_the_tier_where_it_comes_free() {
     for tier in [Tier::Host, Tier::Disk] {
         let mut world = three_tiers(16, 16, 16);
         let client = world.open_pinning("a");
@@ -160,7 +160,7 @@ fn each_tier_has_its_own_limit_and_whoever_lacks_backing_gets_it_where_it_comes_
 }
 
 #[test]
-fn what_is_not_held_begins_in_the_host_and_then_on_disk() {
+fn unpinned_memory_begins_in_the_host_then_on_disk() {
     let unheld = |mib| AllocationSpec { unpinned: true, part_size: Some(Bytes::mib(4)), ..spec(mib) };
     let mut world = three_tiers(4, 10, 64);
     let client = world.open_pinning("a");
@@ -184,7 +184,7 @@ fn what_is_not_held_begins_in_the_host_and_then_on_disk() {
 
 /// The driver does not read what was never written: the fake one takes it for a bug.
 #[test]
-fn what_was_never_written_on_disk_is_zeros_and_is_not_copied() {
+fn unwritten_part_on_disk_is_zeros_and_is_not_copied() {
     let mut world = three_tiers(4, 4, 16);
     let client = world.open_pinning("a");
     let other = world::moving::fill(&mut world, client, spec(4));
@@ -212,7 +212,7 @@ fn what_was_never_written_on_disk_is_zeros_and_is_not_copied() {
 
 /// What is freed for others is given up: it is no room for zeros.
 #[test]
-fn what_is_cached_is_nothing_for_what_was_never_written() {
+fn cached_extent_is_not_reused_for_an_unwritten_part() {
     let mut config = world::config(&[Bytes::mib(4)]);
     config.devices[0].disk = Bytes::mib(16);
     config.limits.cached_bytes_per_tenant_max = Bytes::mib(4);
@@ -228,7 +228,7 @@ fn what_is_cached_is_nothing_for_what_was_never_written() {
 }
 
 #[test]
-fn an_operator_sends_a_part_to_the_tier_that_it_names_and_the_other_gets_its_bytes_back() {
+fn operator_moves_a_part_to_a_named_tier_and_frees_its_other_backing() {
     let (mut world, client, part) = one_written();
     let ways = [
         (Tier::Disk, mib(0, 0, 4)),
@@ -249,7 +249,7 @@ fn an_operator_sends_a_part_to_the_tier_that_it_names_and_the_other_gets_its_byt
 }
 
 #[test]
-fn a_tier_that_has_no_room_takes_nothing_and_says_so() {
+fn full_tier_below_refuses_a_move() {
     let mut world = three_tiers(8, 8, 2);
     let client = world.open_pinning("a");
     let part = part(world.allocate(client, spec(4)).expect("room"), 0);
@@ -286,7 +286,7 @@ fn begun(first: Option<Tier>, towards: Tier, steps: usize) -> (World, Client, Pa
 }
 
 #[test]
-fn who_pins_a_part_between_two_tiers_has_it_and_both_tiers_agree() {
+fn pin_of_a_part_between_two_tiers_below_gets_it() {
     for (first, towards) in WAYS {
         for steps in 0..7 {
             let (mut world, client, part, call) = begun(first, towards, steps);
@@ -300,7 +300,7 @@ fn who_pins_a_part_between_two_tiers_has_it_and_both_tiers_agree() {
 }
 
 #[test]
-fn what_is_freed_between_two_tiers_leaves_nothing() {
+fn part_freed_between_two_tiers_below_leaves_nothing() {
     for (first, towards) in WAYS {
         for steps in 0..7 {
             for ends in [false, true] {
@@ -322,7 +322,7 @@ fn what_is_freed_between_two_tiers_leaves_nothing() {
 }
 
 #[test]
-fn a_copy_that_fails_leaves_the_part_and_its_backing_where_they_were() {
+fn failed_copy_between_tiers_below_leaves_part_and_backing() {
     for (first, towards) in WAYS {
         let (mut world, client, part) = one_written();
         if let Some(first) = first {
@@ -346,7 +346,7 @@ fn a_copy_that_fails_leaves_the_part_and_its_backing_where_they_were() {
 }
 
 #[test]
-fn what_is_written_back_to_disk_leaves_uncopied() {
+fn part_written_back_to_disk_leaves_without_a_copy() {
     let mut world = three_tiers(8, 0, 8);
     let client = world.open_pinning("a");
     let part = part(world.allocate(client, spec(4)).expect("room"), 0);
@@ -364,7 +364,7 @@ fn what_is_written_back_to_disk_leaves_uncopied() {
 
 /// What is being written back to the host when an operator sends it to disk.
 #[test]
-fn a_write_back_to_one_tier_and_a_move_to_another_end_well_in_any_order() {
+fn write_back_and_move_to_another_tier_end_well_in_any_order() {
     for steps in 0..8 {
         let (mut world, client, part) = one_written();
         world.start_operator(None, world::writing_back::back(part.allocation));
@@ -383,7 +383,7 @@ fn a_write_back_to_one_tier_and_a_move_to_another_end_well_in_any_order() {
 }
 
 #[test]
-fn what_may_be_dropped_is_dropped_wherever_there_is_a_tier_and_has_nothing_there() {
+fn discardable_part_is_dropped_and_has_nothing_below() {
     let mut world = three_tiers(8, 0, 8);
     let client = world.open_pinning("a");
     let id: AllocationId =
@@ -397,7 +397,7 @@ fn what_may_be_dropped_is_dropped_wherever_there_is_a_tier_and_has_nothing_there
 }
 
 #[test]
-fn what_is_damaged_on_disk_is_lost_for_who_pins_it_and_nothing_else_is() {
+fn damaged_part_on_disk_is_lost_for_its_pins_alone() {
     let mut world = three_tiers(8, 0, 16);
     let client = world.open_pinning("a");
     let id =
@@ -438,7 +438,7 @@ fn damage(world: &mut World, written: u64) {
 
 /// Of two sealed parts on disk the first is damaged, which another session attaches without `unheld`.
 #[test]
-fn who_is_to_be_sent_what_is_damaged_is_told_so_at_once_and_it_is_read_no_more() {
+fn attach_waiter_of_a_damaged_part_is_told_at_once() {
     let mut world = three_tiers(8, 0, 16);
     let writer = world.open_pinning("a");
     let weights = AllocationSpec { readers: vec!["b".to_owned()], ..named(8, "weights") };
@@ -469,7 +469,7 @@ fn who_is_to_be_sent_what_is_damaged_is_told_so_at_once_and_it_is_read_no_more()
 
 /// Whoever wants it meanwhile is told, as if it were on its way to the device.
 #[test]
-fn who_pins_what_is_found_damaged_on_its_way_to_the_host_is_told_at_once() {
+fn pin_of_a_part_found_damaged_on_its_way_to_the_host_is_refused() {
     let mut world = three_tiers(8, 8, 16);
     let client = world.open_pinning("a");
     let part = part(world.allocate(client, spec(4)).expect("room"), 0);
@@ -486,7 +486,7 @@ fn who_pins_what_is_found_damaged_on_its_way_to_the_host_is_told_at_once() {
 }
 
 #[test]
-fn a_seal_that_meets_what_is_damaged_is_told_which_part_is_lost() {
+fn seal_of_damaged_memory_names_the_lost_part() {
     let mut world = three_tiers(8, 0, 16);
     let client = world.open_pinning("a");
     let id = world.allocate(client, spec(8)).expect("room");
@@ -510,7 +510,7 @@ fn moved_of(world: &mut World, part: PartRef, tier: Tier) -> PartMove {
 
 /// It would have been set aside anew, in the tier that it leaves for or as lacking, while it leaves.
 #[test]
-fn backing_that_cannot_be_made_while_its_part_leaves_for_another_tier_is_missed_by_nobody() {
+fn failed_backing_is_not_missed_by_a_part_leaving_for_another_tier() {
     for (disk, fails_both) in [(8, false), (4, false), (8, true), (4, true)] {
         let mut world = three_tiers(8, 8, disk);
         let client = world.open_pinning("a");

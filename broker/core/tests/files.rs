@@ -49,7 +49,7 @@ fn free(world: &mut World, client: Client, id: AllocationId) {
 }
 
 #[test]
-fn it_is_sealed_and_lies_in_its_file_and_costs_nothing() {
+fn loaded_allocation_is_sealed_lies_in_its_file_and_costs_nothing() {
     let mut world = node(8);
     let client = world.open_pinning("a");
     // More than the device has.
@@ -66,7 +66,7 @@ fn it_is_sealed_and_lies_in_its_file_and_costs_nothing() {
 }
 
 #[test]
-fn each_part_has_its_own_piece_of_the_file_and_the_last_what_is_left() {
+fn each_part_has_its_piece_of_the_file_and_the_last_has_the_rest() {
     let mut world = node(8);
     let client = world.open_pinning("a");
     let size = Bytes::mib(9).saturating_add(Bytes::new(5));
@@ -85,7 +85,7 @@ fn each_part_has_its_own_piece_of_the_file_and_the_last_what_is_left() {
 }
 
 #[test]
-fn a_part_comes_with_a_pin_and_leaves_for_others_without_being_copied() {
+fn file_backed_part_is_fetched_by_a_pin_and_leaves_without_a_copy() {
     let mut world = node(8);
     let client = world.open_pinning("a");
     let id = loaded(&mut world, client, spec(12));
@@ -114,7 +114,7 @@ fn a_part_comes_with_a_pin_and_leaves_for_others_without_being_copied() {
 }
 
 #[test]
-fn who_attaches_it_as_a_whole_has_it_on_its_device() {
+fn attach_fetches_a_loaded_allocation() {
     let mut world = node(8);
     let (owner, reader) = (world.open_pinning("a"), world.open("a"));
     let id = loaded(&mut world, owner, named(8, "m"));
@@ -128,7 +128,7 @@ fn who_attaches_it_as_a_whole_has_it_on_its_device() {
 }
 
 #[test]
-fn it_is_there_for_its_tenant_after_its_session() {
+fn loaded_allocation_outlives_its_session() {
     let mut world = node(8);
     let (owner, next) = (world.open_pinning("a"), world.open("a"));
     let id = loaded(&mut world, owner, persistent(4, "m"));
@@ -140,7 +140,7 @@ fn it_is_there_for_its_tenant_after_its_session() {
 }
 
 #[test]
-fn what_cannot_be_read_is_not_there() {
+fn unreadable_file_is_refused() {
     let mut world = node(8);
     let client = world.open_pinning("a");
     let call = world.start(client, None, load(named(8, "m"), Bytes::ZERO));
@@ -159,7 +159,7 @@ fn what_cannot_be_read_is_not_there() {
 }
 
 #[test]
-fn a_file_that_has_changed_loses_that_part_alone() {
+fn changed_file_loses_the_changed_part_alone() {
     let mut world = node(16);
     let client = world.open_pinning("a");
     let id = loaded(&mut world, client, spec(8));
@@ -175,7 +175,7 @@ fn a_file_that_has_changed_loses_that_part_alone() {
 }
 
 #[test]
-fn who_frees_it_or_dies_while_it_is_read_leaves_nothing() {
+fn free_or_session_end_during_a_load_leaves_nothing() {
     for dies in [false, true] {
         let mut world = node(8);
         let client = world.open_pinning("a");
@@ -198,7 +198,7 @@ fn who_frees_it_or_dies_while_it_is_read_leaves_nothing() {
 }
 
 #[test]
-fn what_an_operator_moves_to_the_host_is_paid_for_there() {
+fn file_backed_part_moved_to_the_host_is_charged_there() {
     let mut node = config(&[Bytes::mib(8)]);
     (node.files, node.devices[0].host) = (true, Bytes::mib(8));
     let mut world = World::with(node, StoredQuotas::default());
@@ -225,7 +225,7 @@ fn what_an_operator_moves_to_the_host_is_paid_for_there() {
 }
 
 #[test]
-fn what_is_asked_again_is_loaded_once() {
+fn repeated_load_is_done_once() {
     let mut world = node(8);
     let client = world.open_pinning("a");
     let first = world.start(client, key(1, 1), load(spec(4), Bytes::ZERO));
@@ -241,7 +241,7 @@ fn what_is_asked_again_is_loaded_once() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_loads_are_refused() {
     let mut world = node(8);
     let client = world.open_pinning("a");
     let mut refuse =
@@ -268,7 +268,7 @@ fn what_makes_no_sense_is_refused() {
 }
 
 #[test]
-fn a_tenant_has_few_files_read_at_once() {
+fn tenant_has_a_bounded_number_of_files_read_at_once() {
     let mut world = node(8);
     let (client, other) = (world.open_pinning("a"), world.open_pinning("b"));
     let calls: Vec<_> = (0..FILE_LOADS_PER_TENANT_MAX)
@@ -294,7 +294,7 @@ fn a_tenant_has_few_files_read_at_once() {
 }
 
 #[test]
-fn what_is_cached_makes_way_for_its_extents() {
+fn cached_extents_are_released_for_the_extents_of_a_load() {
     let mut config = Config { files: true, ..config(&[Bytes::mib(32)]) };
     (config.limits.extents_max, config.limits.cached_bytes_per_tenant_max) = (6, Bytes::mib(16));
     let mut world = World::with(config, StoredQuotas::default());

@@ -59,7 +59,7 @@ fn comes_with_the_next_pin(mut world: World, owner: Client, part: PartRef) {
 }
 
 #[test]
-fn what_is_no_more_accessed_in_place_is_unmapped_when_nobody_pins_it() {
+fn unadvised_part_is_unmapped_when_no_session_pins_it() {
     let (mut world, [owner, reader], part) = two_map_it_there_still();
     world.unpin(reader, part);
     world.harvest(reader, part);
@@ -70,7 +70,7 @@ fn what_is_no_more_accessed_in_place_is_unmapped_when_nobody_pins_it() {
 
 /// The words are looked at now and then: who was seen to pin it may have let go since.
 #[test]
-fn who_pinned_it_when_it_was_looked_at_last_is_asked_when_it_is_advised() {
+fn unadvised_part_is_asked_for_though_its_last_harvest_saw_a_pin() {
     let mut world = tiers(8, 8);
     let owner = world.open_pinning("a");
     let part = part(world.allocate(owner, unheld(4)).expect("room"), 0);
@@ -85,7 +85,7 @@ fn who_pinned_it_when_it_was_looked_at_last_is_asked_when_it_is_advised() {
 }
 
 #[test]
-fn or_when_who_pinned_it_has_ended() {
+fn unadvised_part_is_asked_for_when_its_pinning_session_ends() {
     let (mut world, [owner, reader], part) = two_map_it_there_still();
     world.end_process(reader);
     world.settle();
@@ -93,7 +93,7 @@ fn or_when_who_pinned_it_has_ended() {
 }
 
 #[test]
-fn or_when_the_call_has_ended_that_is_on_it() {
+fn unadvised_part_is_asked_for_when_its_pin_call_ends() {
     let mut world = three_tiers(8, 32, 32);
     let client = world.open_pinning("a");
     let here = part(world.allocate(client, unheld(4)).expect("room"), 0);
@@ -117,7 +117,7 @@ fn or_when_the_call_has_ended_that_is_on_it() {
 }
 
 #[test]
-fn or_when_who_did_not_answer_does() {
+fn unadvised_part_is_asked_for_when_an_overdue_session_answers() {
     let (mut world, [owner, reader], part) = two_map_it_there_still();
     advise(&mut world, owner, part.allocation, Advice::SetAccessedBy);
     world.unpin(reader, part);
@@ -140,7 +140,7 @@ fn or_when_who_did_not_answer_does() {
 
 /// Whose words were found pinned may have ended before that was told: nobody will ever see it unpin.
 #[test]
-fn who_has_ended_meanwhile_is_not_taken_to_pin_it() {
+fn ended_session_does_not_count_as_pinning_in_place() {
     let (mut world, [owner, reader], part) = two_map_it_there_still();
     world.unpin(reader, part);
     world.event(Event::PartsUsed(vec![PartUse {
@@ -161,7 +161,7 @@ fn who_has_ended_meanwhile_is_not_taken_to_pin_it() {
 }
 
 #[test]
-fn nor_to_keep_it_on_its_device() {
+fn ended_session_does_not_keep_a_part_on_its_device() {
     let mut world = tiers(8, 32);
     let (owner, reader) = (world.open_pinning("a"), world.open_pinning("a"));
     let part = part(world.sealed(owner, named(8, "w")), 0);
@@ -185,7 +185,7 @@ fn nor_to_keep_it_on_its_device() {
 }
 
 #[test]
-fn what_is_freed_is_not_advised() {
+fn freed_allocation_cannot_be_advised() {
     let mut world = tiers(8, 8);
     let (owner, reader) = (world.open_pinning("a"), world.open_pinning("a"));
     let id = world.sealed(owner, named(4, "w"));
@@ -197,7 +197,7 @@ fn what_is_freed_is_not_advised() {
 }
 
 #[test]
-fn what_is_on_its_way_to_its_device_asks_for_room() {
+fn arriving_part_counts_as_needing_room() {
     let mut world = three_tiers(8, 32, 32);
     let client = world.open_pinning("a");
     let id = world.allocate(client, AllocationSpec { part_size: Some(mib8()), ..unheld(8) }).expect("room");
@@ -217,7 +217,7 @@ fn mib8() -> Bytes {
 }
 
 #[test]
-fn what_is_in_place_asks_for_no_room() {
+fn in_place_part_needs_no_room() {
     let mut world = tiers(8, 32);
     let client = world.open_pinning("a");
     let id = world.allocate(client, unheld(16)).expect("room below");
@@ -234,7 +234,7 @@ fn what_is_in_place_asks_for_no_room() {
 }
 
 #[test]
-fn who_waits_is_told_when_what_was_in_place_would_have_to_come() {
+fn waiter_is_refused_when_unadvised_parts_no_longer_fit() {
     let mut world = three_tiers(8, 32, 32);
     let client = world.open_pinning("a");
     let id = world.allocate(client, unheld(8)).expect("room");
@@ -257,7 +257,7 @@ fn asks(command: &Command) -> bool {
 }
 
 #[test]
-fn who_is_known_to_pin_it_is_not_asked_whenever_devices_are_looked_at() {
+fn pinning_session_is_not_asked_at_every_survey() {
     let (mut world, [_, reader], part) = two_map_it_there_still();
     let (device, unbrokered, host_missing) = (DeviceIndex(0), Bytes::ZERO, Bytes::ZERO);
     world.event(Event::Completion(Completion::Surveyed { device, unbrokered, contexts: 0, host_missing }));
@@ -268,7 +268,7 @@ fn who_is_known_to_pin_it_is_not_asked_whenever_devices_are_looked_at() {
 }
 
 #[test]
-fn nor_whenever_another_lets_go_of_it() {
+fn pinning_session_is_not_asked_when_another_unmaps() {
     let (mut world, [owner, reader], part) = two_map_it_there_still();
     world.harvest(reader, part);
     world.pin(owner, part);
@@ -283,7 +283,7 @@ fn nor_whenever_another_lets_go_of_it() {
 }
 
 #[test]
-fn what_is_many_parts_is_unmapped_some_at_a_time() {
+fn many_unadvised_parts_are_unmapped_some_at_a_time() {
     let mut config = config(&[Bytes::mib(1040)]);
     (config.devices[0].host, config.part_size) = (Bytes::mib(1040), Bytes::mib(2));
     let mut world = World::with(config, StoredQuotas::default());
@@ -303,7 +303,7 @@ fn what_is_many_parts_is_unmapped_some_at_a_time() {
 }
 
 #[test]
-fn what_is_accessed_in_place_is_counted_while_it_lies_there() {
+fn in_place_bytes_are_counted_while_the_part_lies_there() {
     let mut world = tiers(8, 32);
     let client = world.open_pinning("a");
     let id = world.allocate(client, unheld(8)).expect("room");
@@ -327,7 +327,7 @@ fn what_is_accessed_in_place_is_counted_while_it_lies_there() {
 
 /// Every event is followed by a look at what is counted: see [`World::event`].
 #[test]
-fn what_is_freed_while_it_is_copied_lies_nowhere_any_more() {
+fn part_freed_during_its_copy_counts_nowhere() {
     for tier in [Tier::Disk, Tier::Device] {
         let mut world = three_tiers(8, 32, 32);
         let client = world.open_pinning("a");

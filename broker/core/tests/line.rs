@@ -32,7 +32,7 @@ fn at_its_limit(device: u32, waiting: u32) -> (World, Client, [PartRef; 2]) {
 }
 
 #[test]
-fn however_many_wait_for_their_tenants_limit_nobody_else_waits_for_them() {
+fn waiters_at_their_tenants_limit_keep_no_other_tenant_waiting() {
     let (mut world, limited, _) = at_its_limit(64, 100);
     let other = world.open_pinning("other");
     // With room, and where some has to be made.
@@ -46,7 +46,7 @@ fn however_many_wait_for_their_tenants_limit_nobody_else_waits_for_them() {
 }
 
 #[test]
-fn extents_are_handed_over_behind_who_waits_for_its_limit() {
+fn extents_are_handed_over_behind_waiters_at_their_limit() {
     let (mut world, ..) = at_its_limit(16, 1);
     let other = world.open_pinning("other");
     for (call, part) in (1..).zip(unheld(&mut world, other, 6)) {
@@ -59,7 +59,7 @@ fn extents_are_handed_over_behind_who_waits_for_its_limit() {
 }
 
 #[test]
-fn who_waited_for_its_limit_is_next_whatever_others_ask_meanwhile() {
+fn waiter_at_its_limit_is_next_once_the_limit_allows_it() {
     let (mut world, limited, [own, _]) = at_its_limit(16, 1);
     let other = world.open_pinning("other");
     let stream = unheld(&mut world, other, 12);

@@ -15,7 +15,7 @@ use broker_core::{
 use vramd_types::Bytes;
 
 #[test]
-fn what_nobody_pins_leaves_and_comes_back_with_what_it_holds() {
+fn unpinned_part_leaves_and_comes_back_with_its_content() {
     let (mut world, client, part) = one_written();
     assert_eq!((held(&world), tier(&world, part)), (mib(4, 4), Tier::Device));
     assert!(matches!(evict(&mut world, part), PartMove::Moved));
@@ -31,7 +31,7 @@ fn what_nobody_pins_leaves_and_comes_back_with_what_it_holds() {
 }
 
 #[test]
-fn what_it_has_below_is_not_charged_to_its_allocation_twice() {
+fn backing_is_not_charged_to_its_allocation_twice() {
     let (mut world, client, part) = one_written();
     let charged = |world: &World| {
         let view = world.broker.show(&Target::Id(part.allocation)).expect("it is there");
@@ -55,7 +55,7 @@ fn what_it_has_below_is_not_charged_to_its_allocation_twice() {
 }
 
 #[test]
-fn an_operator_brings_in_what_nobody_asks_for() {
+fn operator_fetches_a_part_that_no_session_wants() {
     let (mut world, client, part) = one_written();
     evict(&mut world, part);
     assert!(matches!(moved(world.operate(to(part.allocation, Tier::Device))), PartMove::Moved));
@@ -67,7 +67,7 @@ fn an_operator_brings_in_what_nobody_asks_for() {
 }
 
 #[test]
-fn what_is_pinned_stays_and_nothing_is_made_for_it() {
+fn pinned_part_stays_and_no_extent_is_created_for_it() {
     let (mut world, client, part) = one_written();
     world.pin(client, part);
     assert!(matches!(evict(&mut world, part), PartMove::Pinned { by } if by == [client.session]));
@@ -81,7 +81,7 @@ fn what_is_pinned_stays_and_nothing_is_made_for_it() {
 }
 
 #[test]
-fn who_pins_while_it_leaves_has_it_back_at_once() {
+fn pin_during_an_eviction_has_the_part_back_at_once() {
     // At every step of the way.
     for steps in 0..6 {
         let (mut world, client, part) = one_written();
@@ -100,7 +100,7 @@ fn who_pins_while_it_leaves_has_it_back_at_once() {
 }
 
 #[test]
-fn a_copy_that_fails_leaves_the_source() {
+fn failed_copy_leaves_the_source() {
     let (mut world, client, part) = one_written();
     world.fail_copies.push_back(Some("a cable was pulled".to_owned()));
     assert!(
@@ -120,7 +120,7 @@ fn a_copy_that_fails_leaves_the_source() {
 }
 
 #[test]
-fn what_is_freed_on_its_way_leaves_nothing() {
+fn part_freed_during_its_move_leaves_nothing() {
     for towards in [Tier::Host, Tier::Device] {
         for steps in 0..7 {
             let (mut world, client, part) = one_written();
@@ -142,7 +142,7 @@ fn what_is_freed_on_its_way_leaves_nothing() {
 }
 
 #[test]
-fn a_session_that_ends_on_the_way_leaves_nothing() {
+fn session_that_ends_during_a_move_leaves_nothing() {
     // Out, in, and in for itself.
     for (towards, by_pin) in [(Tier::Host, false), (Tier::Device, false), (Tier::Device, true)] {
         for steps in 0..7 {
@@ -168,7 +168,7 @@ fn a_session_that_ends_on_the_way_leaves_nothing() {
 }
 
 #[test]
-fn a_full_tier_takes_nothing_and_says_so() {
+fn full_tier_refuses_a_move() {
     let mut world = tiers(16, 4);
     let client = world.open_pinning("a");
     let parts: Vec<_> = (0..2).map(|_| part(world.allocate(client, spec(4)).expect("room"), 0)).collect();
@@ -204,7 +204,7 @@ fn fixed_memory_stays_where_it_is() {
 }
 
 #[test]
-fn who_wants_what_finds_no_room_waits_in_the_order_of_asking() {
+fn waiters_without_room_wait_in_order_of_arrival() {
     let mut world = tiers(8, 16);
     let clients: Vec<_> = (0..3).map(|_| world.open_pinning("a")).collect();
     let mut parts = Vec::new();
@@ -232,7 +232,7 @@ fn who_wants_what_finds_no_room_waits_in_the_order_of_asking() {
 }
 
 #[test]
-fn sealed_memory_is_hashed_where_it_lies_and_brought_in_for_who_attaches() {
+fn sealed_memory_is_hashed_where_it_lies_and_fetched_for_an_attach() {
     let (mut world, client, part) = one_written();
     evict(&mut world, part);
     world.call(client, ClientRequest::Seal(part.allocation)).expect("sealed");
@@ -266,7 +266,7 @@ fn persistent_memory_outlives_its_session_in_the_host() {
 }
 
 #[test]
-fn who_frees_what_is_coming_hears_of_it_though_nothing_comes_and_nothing_goes() {
+fn free_during_a_fetch_is_answered_though_nothing_moves() {
     let (mut world, client, part) = one_written();
     evict(&mut world, part);
     let source = world.contents.keys().next().copied().expect("it was written");

@@ -43,7 +43,7 @@ fn opened(world: &mut World, tenant: &str) -> Client {
 }
 
 #[test]
-fn the_life_of_an_allocation() {
+fn allocation_is_noticed_from_creation_to_end() {
     let mut world = World::new(64);
     let client = world.open("a");
     let id = world.sealed(client, spec(6));
@@ -67,7 +67,7 @@ fn the_life_of_an_allocation() {
 }
 
 #[test]
-fn a_revoke_that_is_late() {
+fn late_revoke_is_noticed() {
     let mut world = World::new(64);
     let client = opened(&mut world, "a");
     let ids = [world.allocate(client, spec(4)), world.allocate(client, spec(8))].map(|id| id.expect("room"));
@@ -86,7 +86,7 @@ fn a_revoke_that_is_late() {
 
 /// One answer may name parts of several allocations.
 #[test]
-fn an_answer_is_told_by_allocation_and_what_was_not_asked_for_is_none() {
+fn revoke_answers_are_noticed_by_allocation_and_only_if_asked_for() {
     let mut world = World::new(64);
     let client = opened(&mut world, "a");
     let [first, second, third] =
@@ -113,7 +113,7 @@ fn an_answer_is_told_by_allocation_and_what_was_not_asked_for_is_none() {
 }
 
 #[test]
-fn quotas_and_service() {
+fn quotas_and_drains_are_noticed() {
     let mut world = World::new(100);
     world.operate(set_quota("a", 10, 50)).expect("set");
     let delete = |tenant: &str| OperatorRequest::DeleteQuota {
@@ -139,7 +139,7 @@ fn quotas_and_service() {
 }
 
 #[test]
-fn a_quota_that_could_not_be_stored_is_refused_and_not_set() {
+fn quota_that_cannot_be_stored_is_noticed_as_refused() {
     let mut world = World::new(100);
     world.start_operator(None, set_quota("a", 60, 80));
     world.work.clear();
@@ -149,7 +149,7 @@ fn a_quota_that_could_not_be_stored_is_refused_and_not_set() {
 
 /// Every way to be refused, and once each: by whom, whatever came of it.
 #[test]
-fn refusals() {
+fn refusals_are_noticed() {
     let mut world = World::new(64);
     let client = opened(&mut world, "a");
     let refused = |world: &mut World| {
@@ -203,7 +203,7 @@ fn refusals() {
 }
 
 #[test]
-fn a_batch_that_could_not_be_made_is_a_refusal_and_no_freed_allocations() {
+fn failed_batch_is_noticed_as_a_refusal_without_frees() {
     let mut world = World::new(64);
     let client = opened(&mut world, "a");
     world.fail_creates.extend([None, Some(CreateError::OutOfMemory)]);
@@ -214,7 +214,7 @@ fn a_batch_that_could_not_be_made_is_a_refusal_and_no_freed_allocations() {
 }
 
 #[test]
-fn operators_see_what_is_behind_a_part_and_how_far_each_mapping_is() {
+fn operators_see_the_extent_of_a_part_and_the_state_of_each_mapping() {
     let mut world = World::new(64);
     let (owner, reader) = (world.open("a"), world.open("a"));
     let shown = |world: &World, id: AllocationId| {
@@ -255,7 +255,7 @@ fn operators_see_what_is_behind_a_part_and_how_far_each_mapping_is() {
 }
 
 #[test]
-fn what_is_evicted_is_told_like_any_revoke() {
+fn eviction_is_noticed_like_any_revoke() {
     let mut world = World::new(64);
     let client = world.open_pinning("a");
     let id = world.allocate(client, spec(8)).expect("room");

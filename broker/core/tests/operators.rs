@@ -16,7 +16,7 @@ fn by_name(name: &str) -> Target {
 }
 
 #[test]
-fn quotas_are_stored_before_they_hold_and_survive() {
+fn quotas_are_stored_before_they_apply_and_survive_a_restart() {
     let mut world = World::new(100);
     let call = world.start_operator(key(1, 1), set_quota("a", 60, 100));
     assert!(!world.replies.contains_key(&call), "not before it is on disk");
@@ -38,7 +38,7 @@ fn quotas_are_stored_before_they_hold_and_survive() {
 }
 
 #[test]
-fn a_quota_that_cannot_be_stored_does_not_hold() {
+fn quota_that_cannot_be_stored_does_not_apply() {
     let mut world = World::new(100);
     let call = world.start_operator(None, set_quota("a", 60, 80));
     world.work.clear();
@@ -50,7 +50,7 @@ fn a_quota_that_cannot_be_stored_does_not_hold() {
 }
 
 #[test]
-fn a_lowered_limit_admits_nothing_and_takes_nothing() {
+fn lowered_limit_admits_nothing_and_takes_nothing() {
     let mut world = World::new(100);
     let client = world.open("a");
     let id = world.allocate(client, spec(40)).expect("room");
@@ -130,7 +130,7 @@ fn operators_end_sessions() {
 }
 
 #[test]
-fn a_drained_node_takes_nothing_new() {
+fn drained_node_admits_nothing_new() {
     let mut world = World::new(100);
     let client = world.open("a");
     let id = world.allocate(client, spec(8)).expect("room");
@@ -156,7 +156,7 @@ fn freed(reply: &Result<Reply, Refusal>) -> (Bytes, &[SessionId]) {
 }
 
 #[test]
-fn operators_free_in_the_owners_stead_and_who_attached_keeps_it() {
+fn operators_free_leaves_readers_their_mappings() {
     let mut world = World::new(100);
     let (owner, reader) = (world.open("a"), world.open("a"));
     let id = world.sealed(owner, persistent(8, "x"));
@@ -175,7 +175,7 @@ fn operators_free_in_the_owners_stead_and_who_attached_keeps_it() {
 }
 
 #[test]
-fn an_operators_free_waits_for_the_owners_pins() {
+fn operators_free_waits_for_the_owners_pins() {
     let (mut world, client, id) = one_part();
     world.pin(client, part(id, 0));
     let call = world.start_operator(None, free(id));
@@ -191,7 +191,7 @@ fn an_operators_free_waits_for_the_owners_pins() {
 }
 
 #[test]
-fn an_operators_free_tells_of_an_owner_that_does_not_let_go() {
+fn operators_free_reports_an_owner_that_does_not_unmap() {
     let (mut world, client, id) = one_part();
     world.stopped.insert(client.channel);
     let calls = [free(id), free(id)].map(|request| world.start_operator(None, request));
@@ -208,7 +208,7 @@ fn an_operators_free_tells_of_an_owner_that_does_not_let_go() {
 }
 
 #[test]
-fn an_operators_free_does_not_wait_for_who_cannot_be_told() {
+fn operators_free_does_not_wait_for_a_session_without_channel() {
     let (mut world, client, id) = one_part();
     world.event(Event::ChannelEnded { channel: client.channel });
     assert_eq!(freed(&world.operate(free(id))), (Bytes::mib(4), &[client.session][..]));
@@ -226,7 +226,7 @@ fn an_operators_free_does_not_wait_for_who_cannot_be_told() {
 }
 
 #[test]
-fn an_operators_free_waits_for_what_goes_back() {
+fn operators_free_waits_for_memory_that_is_being_released() {
     let mut world = World::new(100);
     let client = world.open("a");
     let id = world.sealed(client, persistent(8, "x"));

@@ -16,7 +16,7 @@ use broker_core::{
 use vramd_types::Bytes;
 
 #[test]
-fn of_nested_pins_in_each_others_way_the_youngest_is_aborted() {
+fn youngest_of_nested_pins_that_block_each_other_is_aborted() {
     let mut world = World::new(64);
     let clients = [world.open_pinning("a"), world.open_pinning("a")];
     let ids = ["one", "two"].map(|name| world.sealed(clients[0], persistent(4, name)));
@@ -48,7 +48,7 @@ fn of_nested_pins_in_each_others_way_the_youngest_is_aborted() {
 }
 
 #[test]
-fn who_is_in_its_own_way_is_aborted() {
+fn pin_that_blocks_itself_is_aborted() {
     let (mut world, client, id) = one_part();
     let other = world.allocate(client, spec(4)).expect("room");
     assert_eq!(outcome(&mut world, other, false), PartRevocation::Revoked);
@@ -64,7 +64,7 @@ fn who_is_in_its_own_way_is_aborted() {
 }
 
 #[test]
-fn a_table_has_so_many_slots() {
+fn word_table_has_a_bounded_number_of_slots() {
     let mut config = config(&[Bytes::mib(64)]);
     config.limits = Limits { words_per_session_max: 3, ..Limits::default() };
     let mut world = World::with(config, StoredQuotas::default());
@@ -92,7 +92,7 @@ fn a_table_has_so_many_slots() {
 }
 
 #[test]
-fn what_can_never_be_mapped_together_is_refused_at_once() {
+fn pin_set_that_never_fits_together_is_refused_at_once() {
     let (mut world, client, id) = one_part();
     let large = world.allocate(client, spec(40)).expect("room");
     let all: Vec<_> = (0..10).map(|index| part(large, index)).collect();
@@ -122,7 +122,7 @@ fn what_can_never_be_mapped_together_is_refused_at_once() {
 }
 
 #[test]
-fn calls_that_do_not_end_are_bounded() {
+fn unended_pin_calls_are_bounded() {
     let mut config = config(&[Bytes::mib(64)]);
     config.limits = Limits { pins_waiting_max: 2, ..Limits::default() };
     let mut world = World::with(config, StoredQuotas::default());
@@ -140,7 +140,7 @@ fn calls_that_do_not_end_are_bounded() {
 }
 
 #[test]
-fn what_a_call_has_and_loses_before_the_rest_has_come_ends_it() {
+fn pin_call_ends_if_it_loses_a_part_before_the_rest_arrives() {
     let (mut world, client, id) = one_part();
     let other = world.allocate(client, spec(4)).expect("room");
     assert_eq!(outcome(&mut world, other, false), PartRevocation::Revoked);
@@ -151,7 +151,7 @@ fn what_a_call_has_and_loses_before_the_rest_has_come_ends_it() {
 }
 
 #[test]
-fn the_parts_of_calls_that_do_not_end_are_bounded() {
+fn parts_of_unended_pin_calls_are_bounded() {
     let mut config = config(&[Bytes::mib(64)]);
     config.limits = Limits { pin_parts_waiting_max: 5, ..Limits::default() };
     let mut world = World::with(config, StoredQuotas::default());
@@ -176,7 +176,7 @@ fn the_parts_of_calls_that_do_not_end_are_bounded() {
 }
 
 #[test]
-fn who_breaks_the_protocol_of_pins_is_quarantined() {
+fn session_that_breaks_the_pin_protocol_is_quarantined() {
     let pin = |call, parts| ClientFrame::Pin { call, parts, write: false, wait: Duration::ZERO };
     for lie in 0..6 {
         let (mut world, client, id) = one_part();
@@ -201,7 +201,7 @@ fn who_breaks_the_protocol_of_pins_is_quarantined() {
 }
 
 #[test]
-fn a_word_table_is_mapped_first_and_in_time() {
+fn word_table_is_mapped_first_and_in_time() {
     let timeout = Limits::default().map_answer_timeout;
     let micros = u64::try_from(timeout.as_micros()).expect("not that long");
     let mut world = World::new(64);
@@ -227,7 +227,7 @@ fn a_word_table_is_mapped_first_and_in_time() {
 }
 
 #[test]
-fn who_reads_a_tenants_memory_learns_none_of_its_figures() {
+fn reader_of_a_tenants_memory_learns_none_of_its_figures() {
     let mut world = World::new(64);
     let (owner, reader) = (world.open_pinning("a"), world.open_pinning("b"));
     let shared = AllocationSpec { readers: vec!["b".to_owned()], ..persistent(16, "model") };
@@ -249,7 +249,7 @@ fn who_reads_a_tenants_memory_learns_none_of_its_figures() {
 }
 
 #[test]
-fn who_is_in_its_own_way_under_a_fence_waits_for_itself() {
+fn pin_that_blocks_itself_under_a_fence_waits_for_itself() {
     let (mut world, client, id) = one_part();
     let other = world.allocate(client, spec(4)).expect("room");
     let set = [part(id, 0), part(other, 0)];
@@ -282,7 +282,7 @@ fn who_is_in_its_own_way_under_a_fence_waits_for_itself() {
 }
 
 #[test]
-fn what_happens_while_words_are_looked_at_is_not_lost() {
+fn changes_while_pin_words_are_asked_are_not_lost() {
     // The client detaches, and is told so.
     let (mut world, client, id) = one_part();
     world.start_operator(None, revoke(id, false));

@@ -17,7 +17,7 @@ use broker_core::{
 use vramd_types::{Bytes, DeviceIndex, Quantity};
 
 #[test]
-fn steps_are_entered_where_they_begin_and_left_below() {
+fn pressure_levels_are_entered_at_their_bound_and_left_below_it() {
     let mut world = node(0, 0);
     let client = world.open_pinning("a");
     let mut parts = fill(&mut world, client, 15);
@@ -42,7 +42,7 @@ fn steps_are_entered_where_they_begin_and_left_below() {
 }
 
 #[test]
-fn what_others_take_of_the_device_is_pressure_too() {
+fn memory_of_other_programs_counts_as_pressure() {
     let mut world = node(0, 0);
     let client = world.open_pinning("a");
     fill(&mut world, client, 10);
@@ -62,7 +62,7 @@ fn what_others_take_of_the_device_is_pressure_too() {
 }
 
 #[test]
-fn at_elevated_what_nobody_uses_is_copied_ahead_and_stays() {
+fn elevated_pressure_writes_cold_parts_back_and_leaves_them() {
     let mut world = node(80, 0);
     let client = world.open_pinning("a");
     let parts = fill(&mut world, client, 16);
@@ -88,7 +88,7 @@ fn at_elevated_what_nobody_uses_is_copied_ahead_and_stays() {
 }
 
 #[test]
-fn what_is_written_again_while_it_stays_mapped_is_copied_ahead_again() {
+fn part_written_again_while_mapped_is_written_back_again() {
     let mut world = node(80, 0);
     let client = world.open_pinning("a");
     let parts = fill(&mut world, client, 16);
@@ -112,7 +112,7 @@ fn what_is_written_again_while_it_stays_mapped_is_copied_ahead_again() {
 }
 
 #[test]
-fn more_parts_than_are_copied_at_a_time_are_all_copied_in_the_end() {
+fn all_cold_parts_are_written_back_in_the_end() {
     let mut config = config(&[Bytes::mib(80)]);
     config.devices[0].host = Bytes::mib(80);
     config.part_size = Bytes::mib(2);
@@ -124,7 +124,7 @@ fn more_parts_than_are_copied_at_a_time_are_all_copied_in_the_end() {
 }
 
 #[test]
-fn at_high_what_was_used_least_leaves_until_there_is_some_room() {
+fn high_pressure_evicts_least_used_parts_down_to_its_target() {
     let mut world = node(80, 0);
     let client = world.open_pinning("a");
     let parts = fill(&mut world, client, 18);
@@ -146,7 +146,7 @@ fn at_high_what_was_used_least_leaves_until_there_is_some_room() {
 }
 
 #[test]
-fn at_critical_it_leaves_at_once() {
+fn critical_pressure_evicts_at_once() {
     let mut world = node(80, 0);
     let client = world.open_pinning("a");
     let parts = fill(&mut world, client, 17);
@@ -159,7 +159,7 @@ fn at_critical_it_leaves_at_once() {
 }
 
 #[test]
-fn what_is_used_guaranteed_held_or_may_be_lost_stays() {
+fn used_guaranteed_held_or_discardable_part_stays_under_pressure() {
     let mut world = node(80, 0);
     let [a, b, c] = ["a", "b", "c"].map(|tenant| world.open_pinning(tenant));
     let quota = OperatorRequest::SetQuota {
@@ -205,7 +205,7 @@ fn nothing_leaves_where_nothing_is_ever_cold() {
 }
 
 #[test]
-fn what_is_wanted_while_it_leaves_because_of_pressure_stays() {
+fn part_wanted_during_an_eviction_for_pressure_stays() {
     let mut world = node(80, 0);
     let client = world.open_pinning("a");
     let parts = fill(&mut world, client, 18);
@@ -224,7 +224,7 @@ fn what_is_wanted_while_it_leaves_because_of_pressure_stays() {
 }
 
 #[test]
-fn what_lies_cold_in_a_full_host_goes_to_the_disk() {
+fn cold_part_in_a_full_host_moves_to_disk() {
     let mut world = node(20, 40);
     let client = world.open_pinning("a");
     let parts = fill(&mut world, client, 10);
@@ -256,7 +256,7 @@ fn what_lies_cold_in_a_full_host_goes_to_the_disk() {
 
 /// Found through the socket: a look came just then, and as much left again.
 #[test]
-fn nothing_else_leaves_for_what_has_left_and_is_charged_in_the_host_still() {
+fn bytes_still_charged_after_a_demotion_evict_nothing_else() {
     let mut world = node(20, 40);
     let client = world.open_pinning("a");
     let parts = fill(&mut world, client, 10);
@@ -291,7 +291,7 @@ fn told(world: &mut World, client: Client) -> Vec<(Tier, Pressure, u32, Option<u
 }
 
 #[test]
-fn who_wants_to_hear_of_pressure_is_told_each_change_and_how_things_stand_at_first() {
+fn subscribed_session_hears_the_first_pressure_and_each_change() {
     let mut world = node(0, 0);
     let deaf = world.open_pinning("a");
     world.hears_pressure = true;
@@ -315,7 +315,7 @@ fn who_wants_to_hear_of_pressure_is_told_each_change_and_how_things_stand_at_fir
 }
 
 #[test]
-fn what_others_take_of_the_hosts_memory_is_pressure_there_and_less_is_handed_out() {
+fn host_memory_of_other_programs_raises_pressure_and_lowers_capacity() {
     let mut world = node(40, 80);
     let client = world.open_pinning("a");
     let parts = fill(&mut world, client, 12);
@@ -350,7 +350,7 @@ fn what_others_take_of_the_hosts_memory_is_pressure_there_and_less_is_handed_out
 }
 
 #[test]
-fn what_is_guaranteed_or_held_in_the_host_stays_there() {
+fn guaranteed_or_held_part_in_the_host_stays_there() {
     let mut world = node(20, 40);
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     let quota = OperatorRequest::SetQuota {
@@ -389,7 +389,7 @@ fn looked_at() -> Event {
 }
 
 #[test]
-fn what_cannot_be_copied_ahead_is_tried_again_only_once_devices_are_looked_at() {
+fn failed_write_back_ahead_is_tried_again_only_after_a_survey() {
     let mut world = without_looks(80, 0);
     let client = world.open_pinning("a");
     let parts = fill(&mut world, client, 16);
@@ -415,7 +415,7 @@ fn without_looks(host: u32, disk: u32) -> World {
 }
 
 #[test]
-fn what_is_behind_much_that_may_be_lost_leaves() {
+fn cold_part_behind_many_discardable_ones_leaves() {
     let mut config = config(&[Bytes::mib(2400)]);
     (config.devices[0].host, config.part_size) = (Bytes::mib(2400), Bytes::mib(2));
     let mut world = World::with(config, StoredQuotas::default());
@@ -431,7 +431,7 @@ fn what_is_behind_much_that_may_be_lost_leaves() {
 }
 
 #[test]
-fn what_is_copied_ahead_leaves_extents_to_others() {
+fn write_back_ahead_leaves_extents_to_others() {
     let mut config = config(&[Bytes::mib(40)]);
     (config.devices[0].host, config.part_size) = (Bytes::mib(80), Bytes::mib(2));
     config.limits.extents_max = 20;
@@ -444,7 +444,7 @@ fn what_is_copied_ahead_leaves_extents_to_others() {
 }
 
 #[test]
-fn what_somebody_waits_for_leaves_though_it_left_for_pressure_first() {
+fn part_that_left_for_pressure_goes_on_leaving_for_a_waiter() {
     let mut world = node(80, 0);
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     let parts = fill(&mut world, a, 20);
@@ -462,7 +462,7 @@ fn what_somebody_waits_for_leaves_though_it_left_for_pressure_first() {
 }
 
 #[test]
-fn what_an_operator_has_written_back_has_nothing_else_looked_at() {
+fn write_back_by_an_operator_starts_no_other() {
     let mut config = config(&[Bytes::mib(40)]);
     (config.devices[0].host, config.part_size) = (Bytes::mib(80), Bytes::mib(2));
     config.pressure.sample_interval = COLD * 2;
@@ -477,7 +477,7 @@ fn what_an_operator_has_written_back_has_nothing_else_looked_at() {
 }
 
 #[test]
-fn what_others_take_of_the_device_is_foreseen_too() {
+fn growth_of_other_programs_is_forecast() {
     let mut world = node(0, 0);
     world.hears_pressure = true;
     let client = world.open_pinning("a");
@@ -502,7 +502,7 @@ fn what_others_take_of_the_device_is_foreseen_too() {
 }
 
 #[test]
-fn what_fills_after_a_rest_is_foreseen_as_at_first() {
+fn filling_after_a_rest_is_forecast_as_at_first() {
     let mut world = without_looks(0, 0);
     world.hears_pressure = true;
     let client = world.open_pinning("a");

@@ -18,7 +18,7 @@ use broker_core::{
 use vramd_types::{Bytes, PartIndex};
 
 #[test]
-fn what_nobody_pins_is_evicted_and_comes_back_in_its_slot() {
+fn unpinned_part_is_evicted_and_comes_back_in_its_slot() {
     let (mut world, client, id) = one_part();
     let slots = world.slots.clone();
     assert_eq!(outcome(&mut world, id, false), PartRevocation::Revoked);
@@ -35,7 +35,7 @@ fn what_nobody_pins_is_evicted_and_comes_back_in_its_slot() {
 }
 
 #[test]
-fn an_evict_leaves_what_is_pinned_alone_and_a_call_protects_its_set() {
+fn eviction_spares_pinned_parts_and_sets_of_pin_calls() {
     let (mut world, client, id) = one_part();
     let by = vec![client.session];
     world.pin(client, part(id, 0));
@@ -52,7 +52,7 @@ fn an_evict_leaves_what_is_pinned_alone_and_a_call_protects_its_set() {
 }
 
 #[test]
-fn a_fence_waits_for_pins_and_who_comes_later_waits_for_it() {
+fn fence_waits_for_pins_and_later_calls_wait_for_it() {
     let (mut world, client, id) = one_part();
     let other = part(world.allocate(client, spec(4)).expect("room"), 0);
     world.pin_call(client, 1, &[part(id, 0)]);
@@ -77,7 +77,7 @@ fn a_fence_waits_for_pins_and_who_comes_later_waits_for_it() {
 }
 
 #[test]
-fn a_fence_reports_what_is_pinned_when_its_time_is_over() {
+fn fence_reports_pins_when_its_time_is_over() {
     let (mut world, client, id) = one_part();
     world.pin(client, part(id, 0));
     let fence = world.start_operator(None, revoke(id, true));
@@ -96,7 +96,7 @@ fn a_fence_reports_what_is_pinned_when_its_time_is_over() {
 }
 
 #[test]
-fn who_does_not_answer_is_silent_until_it_does() {
+fn session_that_does_not_answer_is_silent_until_it_does() {
     let (mut world, client, id) = one_part();
     world.stopped.insert(client.channel);
     let evict = world.start_operator(None, revoke(id, false));
@@ -117,7 +117,7 @@ fn who_does_not_answer_is_silent_until_it_does() {
 }
 
 #[test]
-fn who_does_not_answer_keeps_the_other_readers_waiting_for_no_longer_than_its_time() {
+fn overdue_session_keeps_other_readers_waiting_only_for_its_time() {
     let mut world = World::new(64);
     let owner = world.open_pinning("a");
     let id = world.sealed(owner, named(4, "weights"));
@@ -143,7 +143,7 @@ fn who_does_not_answer_keeps_the_other_readers_waiting_for_no_longer_than_its_ti
 }
 
 #[test]
-fn who_goes_on_unmapping_is_not_silent() {
+fn session_that_goes_on_unmapping_is_not_silent() {
     let mut world = World::new(64);
     let client = world.open_pinning("a");
     let [first, second] = [(); 2].map(|()| world.allocate(client, spec(4)).expect("room"));
@@ -160,7 +160,7 @@ fn who_goes_on_unmapping_is_not_silent() {
 }
 
 #[test]
-fn who_is_late_with_what_nobody_pins_has_its_time_for_the_rest() {
+fn session_late_with_unpinned_parts_has_its_time_for_the_rest() {
     let mut world = World::new(64);
     let client = world.open_pinning("a");
     let [evicted, freed, sealed] =
@@ -192,7 +192,7 @@ fn silent(end_silent_after: Duration) -> (World, Client) {
 }
 
 #[test]
-fn silence_ends_a_process_only_where_that_is_configured() {
+fn silent_process_is_killed_only_if_configured() {
     for end_silent_after in [Duration::ZERO, Duration::from_secs(30)] {
         let (mut world, client) = silent(end_silent_after);
         world.advance(29_000_000);
@@ -204,7 +204,7 @@ fn silence_ends_a_process_only_where_that_is_configured() {
 }
 
 #[test]
-fn who_answers_in_time_is_not_killed() {
+fn session_that_answers_in_time_is_not_killed() {
     let (mut world, _) = silent(Duration::from_secs(30));
     world.stopped.clear();
     world.settle();
@@ -213,7 +213,7 @@ fn who_answers_in_time_is_not_killed() {
 }
 
 #[test]
-fn a_channel_that_ends_leaves_what_it_maps_and_no_more() {
+fn ended_channel_leaves_its_mappings_alone() {
     let (mut world, client, id) = one_part();
     let away = world.allocate(client, spec(4)).expect("room");
     assert_eq!(outcome(&mut world, away, false), PartRevocation::Revoked);
@@ -229,7 +229,7 @@ fn a_channel_that_ends_leaves_what_it_maps_and_no_more() {
 }
 
 #[test]
-fn a_session_without_pins_is_not_asked() {
+fn session_without_pins_is_not_asked_to_unmap() {
     let mut world = World::new(64);
     let standing = world.open("a");
     let id = world.sealed(standing, persistent(4, "model"));
@@ -249,7 +249,7 @@ fn a_session_without_pins_is_not_asked() {
 }
 
 #[test]
-fn a_fence_is_in_nobodys_way_once_nobody_maps_the_part() {
+fn fence_without_mappers_blocks_no_call() {
     let mut config = config(&[Bytes::mib(64)]);
     config.devices[0].host = Bytes::mib(64);
     let answers_within = Duration::from_secs(1);
@@ -272,7 +272,7 @@ fn a_fence_is_in_nobodys_way_once_nobody_maps_the_part() {
 }
 
 #[test]
-fn who_attaches_under_a_fence_is_sent_the_part_after_it() {
+fn attach_under_a_fence_is_sent_the_part_after_it() {
     let mut world = World::new(64);
     let owner = world.open_pinning("a");
     let id = world.sealed(owner, persistent(4, "model"));
@@ -287,7 +287,7 @@ fn who_attaches_under_a_fence_is_sent_the_part_after_it() {
 }
 
 #[test]
-fn what_is_away_or_on_its_way_can_be_freed_sealed_and_detached() {
+fn away_or_unsent_parts_can_be_freed_sealed_and_detached() {
     for pinned in [false, true] {
         for request in [ClientRequest::FreeBatch, ClientRequest::Detach] {
             let (mut world, client, id) = one_part();
@@ -327,7 +327,7 @@ fn what_is_away_or_on_its_way_can_be_freed_sealed_and_detached() {
 }
 
 #[test]
-fn an_owner_that_frees_what_a_reader_is_losing_frees_it_for_good() {
+fn free_by_the_owner_during_a_readers_eviction_is_final() {
     let mut world = World::new(64);
     let (owner, reader) = (world.open_pinning("a"), world.open_pinning("a"));
     let id = world.sealed(owner, persistent(4, "model"));
@@ -345,7 +345,7 @@ fn an_owner_that_frees_what_a_reader_is_losing_frees_it_for_good() {
 }
 
 #[test]
-fn a_second_frame_says_that_an_evicted_part_is_gone_for_good() {
+fn second_revoke_frame_ends_an_evicted_mapping_for_good() {
     let (mut world, client, id) = one_part();
     world.stopped.insert(client.channel);
     world.start_operator(None, revoke(id, false));
@@ -365,7 +365,7 @@ fn a_second_frame_says_that_an_evicted_part_is_gone_for_good() {
 }
 
 #[test]
-fn only_what_can_be_revoked_is() {
+fn only_revocable_parts_are_revoked() {
     let (mut world, client, id) = one_part();
     let request = |parts| OperatorRequest::RevokeMappings { target: Target::Id(id), parts, wait: false };
     for parts in [vec![PartIndex(1)], vec![PartIndex(0), PartIndex(0)]] {

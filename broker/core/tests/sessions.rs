@@ -8,7 +8,7 @@ use broker_core::{
 use vramd_types::{AllocationId, Bytes, PartIndex, Reason};
 
 #[test]
-fn a_process_may_end_at_any_point() {
+fn process_may_end_at_any_point() {
     // Before the extents are made, before the parts are sent, before they are answered, when mapped, while sealing.
     for steps in 0..24 {
         let mut world = World::new(64);
@@ -34,7 +34,7 @@ fn a_process_may_end_at_any_point() {
 }
 
 #[test]
-fn a_silent_session_stays_charged_until_its_process_ends() {
+fn silent_session_stays_charged_until_its_process_ends() {
     let mut world = World::new(64);
     let client = world.open("a");
     world.allocate(client, spec(8)).expect("room");
@@ -52,7 +52,7 @@ fn a_silent_session_stays_charged_until_its_process_ends() {
 }
 
 #[test]
-fn a_new_channel_of_the_same_process_may_end_the_old_session() {
+fn new_channel_of_the_same_process_may_end_its_old_session() {
     let mut world = World::new(64);
     let client = world.open("a");
     world.allocate(client, spec(8)).expect("room");
@@ -84,7 +84,7 @@ fn answers_that_do_not_fit_are_quarantined() {
 }
 
 #[test]
-fn a_stopped_client_loses_its_channel_and_nobody_else_waits() {
+fn stopped_client_loses_its_channel_and_keeps_no_other_waiting() {
     let mut base = config(&[Bytes::gib(4)]);
     base.limits.fds_in_flight_max = 200;
     base.limits.fds_in_flight_per_tenant_max = 150;
@@ -104,7 +104,7 @@ fn a_stopped_client_loses_its_channel_and_nobody_else_waits() {
 }
 
 #[test]
-fn an_overdue_session_is_silent_until_it_answers() {
+fn overdue_session_is_silent_until_it_answers() {
     let mut world = World::new(64);
     let client = world.open("a");
     let id = world.allocate(client, spec(4)).expect("room");
@@ -125,7 +125,7 @@ fn an_overdue_session_is_silent_until_it_answers() {
 /// Found by the simulator: the room that the end of one session made went to the next one that was about to end, and
 /// what it was sent was released in the same moment.
 #[test]
-fn sessions_that_are_said_to_be_over_are_sent_nothing_more() {
+fn sessions_reported_as_over_are_sent_nothing_further() {
     let mut base = config(&[Bytes::mib(100)]);
     base.limits.fds_in_flight_max = 1;
     let mut world = World::with(base, StoredQuotas::default());
@@ -149,7 +149,7 @@ fn sessions_that_are_said_to_be_over_are_sent_nothing_more() {
 
 /// A client that once let a deadline pass makes nobody wait for ever: who comes later has a deadline as well.
 #[test]
-fn whoever_waits_for_an_overdue_session_has_a_deadline() {
+fn request_that_waits_for_an_overdue_session_has_a_deadline() {
     let mut world = World::new(100);
     let client = world.open("a");
     let id = world.allocate(client, spec(8)).expect("room");

@@ -47,7 +47,7 @@ fn guarantee(tenant: &str, tier: Tier, mib: u32) -> OperatorRequest {
 }
 
 #[test]
-fn they_begin_as_configured_and_a_change_names_only_what_it_changes() {
+fn settings_begin_as_configured_and_a_change_is_partial() {
     let mut world = node(80, 40);
     let before = world.broker.settings();
     assert_eq!(before, world.broker.configured_settings());
@@ -72,7 +72,7 @@ fn they_begin_as_configured_and_a_change_names_only_what_it_changes() {
 }
 
 #[test]
-fn levels_that_change_while_a_device_is_between_them_count_at_once() {
+fn changed_pressure_levels_apply_at_once() {
     let mut world = node(0, 0);
     let client = world.open_pinning("a");
     fill(&mut world, client, 17);
@@ -98,7 +98,7 @@ fn levels_that_change_while_a_device_is_between_them_count_at_once() {
 }
 
 #[test]
-fn what_is_cold_by_changed_levels_leaves_at_once() {
+fn part_cold_by_changed_levels_leaves_at_once() {
     let mut world = node(80, 0);
     let client = world.open_pinning("a");
     let parts = fill(&mut world, client, 17);
@@ -109,7 +109,7 @@ fn what_is_cold_by_changed_levels_leaves_at_once() {
 }
 
 #[test]
-fn what_was_never_cold_is_once_that_is_said() {
+fn part_becomes_cold_once_cold_after_is_set() {
     let mut world = node(80, 0);
     change(
         &mut world,
@@ -126,7 +126,7 @@ fn what_was_never_cold_is_once_that_is_said() {
 }
 
 #[test]
-fn a_tier_that_is_smaller_than_what_lies_there_takes_nothing_more_until_it_has_grown() {
+fn shrunk_tier_admits_nothing_below_its_charge_until_it_grows() {
     let mut world = node(80, 0);
     let client = world.open_pinning("a");
     let parts = fill(&mut world, client, 10);
@@ -155,7 +155,7 @@ fn a_tier_that_is_smaller_than_what_lies_there_takes_nothing_more_until_it_has_g
 }
 
 #[test]
-fn what_is_cold_leaves_a_tier_that_is_made_smaller() {
+fn cold_part_leaves_a_shrunk_tier() {
     let mut world = node(40, 80);
     let client = world.open_pinning("a");
     let parts = fill(&mut world, client, 10);
@@ -174,7 +174,7 @@ fn what_is_cold_leaves_a_tier_that_is_made_smaller() {
 }
 
 #[test]
-fn a_batch_that_waits_for_what_a_smaller_tier_has_not_is_refused_at_once() {
+fn waiting_batch_beyond_a_shrunk_tier_is_refused_at_once() {
     let mut world = node(80, 0);
     let (a, b) = (world.open_pinning("a"), world.open_pinning("b"));
     for part in fill(&mut world, a, 20) {
@@ -212,7 +212,7 @@ fn refusal(world: &mut World, request: OperatorRequest) -> (Reason, Vec<String>)
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_whole_with_what_would() {
+fn change_with_an_invalid_value_is_refused_whole() {
     let mut world = node(80, 0);
     let some = PressureChange::default();
     let mib = |mib: u64| (mib << 20).to_string();
@@ -266,7 +266,7 @@ fn shares(demand: u32, write_back: u32) -> OperatorRequest {
 }
 
 #[test]
-fn shares_of_links_are_told_to_the_driver_when_they_are_others() {
+fn changed_shares_of_links_are_sent_to_the_driver() {
     let mut world = node(80, 0);
     let now = change(&mut world, shares(10, 40));
     let told = Shares::new(10, 50, 40).expect("all of a link");
@@ -288,7 +288,7 @@ fn shares_of_links_are_told_to_the_driver_when_they_are_others() {
 }
 
 #[test]
-fn no_tier_is_made_smaller_than_what_is_guaranteed_there() {
+fn tier_smaller_than_its_guarantees_is_refused() {
     let mut world = node(80, 0);
     world.operate(guarantee("a", Tier::Host, 10)).expect("there is so much");
     world.operate(guarantee("b", Tier::Host, 6)).expect("there is so much");
@@ -305,7 +305,7 @@ fn no_tier_is_made_smaller_than_what_is_guaranteed_there() {
 }
 
 #[test]
-fn a_repeated_change_is_made_once() {
+fn repeated_change_is_made_once() {
     let mut world = node(80, 0);
     let call = world.start_operator(key(1, 1), levels(high(91)));
     world.settle();

@@ -38,7 +38,7 @@ fn holds(world: &mut World, client: Client, part: PartRef) -> u64 {
 }
 
 #[test]
-fn what_is_written_back_stays_mapped_and_leaves_without_a_copy() {
+fn part_written_back_stays_mapped_and_leaves_without_a_copy() {
     let (mut world, client, part) = one_written();
     assert_eq!(clean(&world, "a"), Bytes::ZERO);
     assert!(matches!(write_back(&mut world, part), PartMove::Moved));
@@ -52,7 +52,7 @@ fn what_is_written_back_stays_mapped_and_leaves_without_a_copy() {
 }
 
 #[test]
-fn what_is_written_after_that_is_copied_when_it_leaves() {
+fn part_written_after_its_write_back_is_copied_when_it_leaves() {
     let (mut world, client, part) = one_written();
     write_back(&mut world, part);
     world.write(client, part, 8);
@@ -62,7 +62,7 @@ fn what_is_written_after_that_is_copied_when_it_leaves() {
 }
 
 #[test]
-fn what_is_written_while_it_is_copied_is_no_shadow() {
+fn part_written_during_its_write_back_is_dirty() {
     // Told while it is copied, and not before it leaves.
     for told in [true, false] {
         let (mut world, client, part, _) = under_way(2);
@@ -82,7 +82,7 @@ fn what_is_written_while_it_is_copied_is_no_shadow() {
 }
 
 #[test]
-fn what_was_written_before_is_in_the_copy_though_it_is_told_meanwhile() {
+fn write_before_the_copy_is_in_it_though_reported_meanwhile() {
     let (mut world, client, part) = one_written();
     // Its memory below is made first, and meanwhile it is unmapped.
     world.start_operator(None, back(part.allocation));
@@ -97,7 +97,7 @@ fn what_was_written_before_is_in_the_copy_though_it_is_told_meanwhile() {
 }
 
 #[test]
-fn what_is_pinned_is_not_written_back() {
+fn pinned_part_is_not_written_back() {
     let (mut world, client, part) = one_written();
     world.pin(client, part);
     assert!(matches!(write_back(&mut world, part), PartMove::Pinned { by } if by == [client.session]));
@@ -121,7 +121,7 @@ fn what_is_pinned_is_not_written_back() {
 }
 
 #[test]
-fn a_session_without_pins_would_not_say_that_it_writes() {
+fn part_of_a_session_without_pins_is_not_written_back() {
     let mut world = tiers(8, 8);
     let client = world.open("a");
     let part = part(world.allocate(client, spec(4)).expect("room"), 0);
@@ -133,7 +133,7 @@ fn a_session_without_pins_would_not_say_that_it_writes() {
 }
 
 #[test]
-fn a_copy_that_fails_leaves_no_shadow_and_no_older_one() {
+fn failed_write_back_leaves_no_clean_backing() {
     let (mut world, client, part) = one_written();
     write_back(&mut world, part);
     world.write(client, part, 8);
@@ -147,7 +147,7 @@ fn a_copy_that_fails_leaves_no_shadow_and_no_older_one() {
 }
 
 #[test]
-fn what_leaves_meanwhile_takes_the_copy_with_it() {
+fn part_that_leaves_during_its_write_back_takes_the_copy() {
     for steps in 0..STEPS {
         let (mut world, client, part, call) = under_way(steps);
         assert!(matches!(evict(&mut world, part), PartMove::Moved), "after {steps} steps");
@@ -160,7 +160,7 @@ fn what_leaves_meanwhile_takes_the_copy_with_it() {
 }
 
 #[test]
-fn what_is_written_and_leaves_meanwhile_is_copied_again() {
+fn part_written_and_leaving_during_its_write_back_is_copied_again() {
     for steps in 0..STEPS {
         let (mut world, client, part, _) = under_way(steps);
         world.write(client, part, 8);
@@ -171,7 +171,7 @@ fn what_is_written_and_leaves_meanwhile_is_copied_again() {
 }
 
 #[test]
-fn who_wants_it_back_meanwhile_has_it_and_the_copy_goes_on() {
+fn part_wanted_during_its_write_back_stays_and_the_copy_goes_on() {
     let (mut world, client, part, _) = under_way(2);
     world.start_operator(None, to(part.allocation, Tier::Host));
     let copy = world.work.pop_front().expect("the copy");
@@ -186,7 +186,7 @@ fn who_wants_it_back_meanwhile_has_it_and_the_copy_goes_on() {
 }
 
 #[test]
-fn what_is_freed_or_loses_its_session_meanwhile_leaves_nothing() {
+fn part_freed_during_its_write_back_leaves_nothing() {
     for steps in 0..STEPS {
         for dies in [true, false] {
             let (mut world, client, part, call) = under_way(steps);
@@ -202,7 +202,7 @@ fn what_is_freed_or_loses_its_session_meanwhile_leaves_nothing() {
 }
 
 #[test]
-fn what_is_sealed_meanwhile_holds_what_was_sealed() {
+fn part_sealed_during_its_write_back_keeps_its_content() {
     for steps in 0..STEPS {
         let (mut world, client, part, _) = under_way(steps);
         world.write(client, part, 8);
@@ -214,7 +214,7 @@ fn what_is_sealed_meanwhile_holds_what_was_sealed() {
 }
 
 #[test]
-fn an_operator_who_wants_it_where_it_is_stops_it() {
+fn operator_that_moves_the_part_to_its_device_stops_its_write_back() {
     let (mut world, client, part, call) = under_way(2);
     assert!(matches!(moved(world.operate(to(part.allocation, Tier::Device))), PartMove::Moved));
     let told = moved(world.replies.remove(&call).expect("an answer"));
@@ -226,7 +226,7 @@ fn an_operator_who_wants_it_where_it_is_stops_it() {
 }
 
 #[test]
-fn what_is_sealed_is_written_back_whoever_pins_it() {
+fn sealed_part_is_written_back_though_pinned() {
     let (mut world, client, part) = one_written();
     world.call(client, ClientRequest::Seal(part.allocation)).expect("sealed");
     world.pin(client, part);
@@ -242,7 +242,7 @@ fn what_is_sealed_is_written_back_whoever_pins_it() {
 }
 
 #[test]
-fn what_nobody_maps_is_written_back_unasked() {
+fn part_without_mappers_is_written_back_without_asking_words() {
     let mut world = tiers(8, 8);
     let client = world.open_pinning("a");
     let unheld = AllocationSpec { unpinned: true, ..spec(4) };
@@ -258,7 +258,7 @@ fn what_nobody_maps_is_written_back_unasked() {
 }
 
 #[test]
-fn asked_twice_it_is_copied_once() {
+fn write_back_ordered_twice_is_copied_once() {
     let (mut world, _, part) = one_written();
     let calls = [0, 1].map(|_| world.start_operator(None, back(part.allocation)));
     world.settle();
@@ -270,7 +270,7 @@ fn asked_twice_it_is_copied_once() {
 }
 
 #[test]
-fn memory_that_cannot_be_made_is_told_and_the_part_goes_on() {
+fn failed_backing_is_reported_and_the_part_goes_on() {
     let (mut world, client, part) = one_written();
     let problem = CreateError::OutOfHostMemory("no memory to lock".to_owned());
     world.fail_creates.push_back(Some(problem));
@@ -289,7 +289,7 @@ fn memory_that_cannot_be_made_is_told_and_the_part_goes_on() {
 }
 
 #[test]
-fn what_had_nothing_below_makes_room_for_who_waits_once_it_has() {
+fn part_makes_room_for_a_waiter_once_it_has_backing() {
     let mut world = tiers(8, 4);
     let (a, b) = (world.open_pinning("a"), world.open_pinning("b"));
     let backed = world.allocate(a, spec(4)).expect("room");
@@ -307,7 +307,7 @@ fn what_had_nothing_below_makes_room_for_who_waits_once_it_has() {
 }
 
 #[test]
-fn what_has_nothing_below_is_refused_as_a_whole() {
+fn write_back_without_a_tier_below_is_refused_as_a_whole() {
     let (mut world, client, part) = one_written();
     let discardable = AllocationSpec { discardable: true, ..spec(4) };
     let discardable = world.allocate(client, discardable).expect("room");
@@ -322,7 +322,7 @@ fn what_has_nothing_below_is_refused_as_a_whole() {
 }
 
 #[test]
-fn it_is_shown_among_what_moves() {
+fn write_back_is_shown_among_moves() {
     let (mut world, _, part, _) = under_way(2);
     let shown = world.broker.moves();
     assert_eq!((shown.len(), shown[0].part, shown[0].to), (1, part, Tier::Host));

@@ -40,7 +40,7 @@ fn pinned(world: &mut World, client: Client, call: u64, part: PartRef) -> u64 {
 }
 
 #[test]
-fn what_is_discardable_is_dropped_and_told_as_lost() {
+fn discardable_part_is_dropped_and_its_next_mapper_is_told() {
     let mut world = tiers(8, 64);
     let a = world.open_pinning("a");
     let part = one(&mut world, a, discardable(4), 7);
@@ -62,7 +62,7 @@ fn what_is_discardable_is_dropped_and_told_as_lost() {
 }
 
 #[test]
-fn it_leaves_for_others_though_the_host_is_full() {
+fn discardable_part_leaves_though_host_memory_is_full() {
     let mut world = tiers(8, 4);
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     let kept = one(&mut world, a, spec(4), 1);
@@ -80,7 +80,7 @@ fn it_leaves_for_others_though_the_host_is_full() {
 }
 
 #[test]
-fn what_is_dropped_for_others_says_for_which_parts() {
+fn drop_notice_names_the_parts_that_needed_the_room() {
     let mut world = tiers(8, 64);
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     let wanted = [1, 2].map(|content| one(&mut world, a, spec(2), content));
@@ -100,7 +100,7 @@ fn what_is_dropped_for_others_says_for_which_parts() {
 }
 
 #[test]
-fn who_pins_while_it_leaves_keeps_it_or_is_told() {
+fn pin_during_a_drop_keeps_the_part_or_learns_of_the_drop() {
     for steps in 0..6 {
         let mut world = tiers(8, 64);
         let a = world.open_pinning("a");
@@ -121,7 +121,7 @@ fn who_pins_while_it_leaves_keeps_it_or_is_told() {
 }
 
 #[test]
-fn what_can_not_be_made_again_is_tried_again() {
+fn failed_recreation_of_a_dropped_part_is_tried_again() {
     let mut world = tiers(8, 64);
     let a = world.open_pinning("a");
     let part = one(&mut world, a, discardable(4), 7);
@@ -136,7 +136,7 @@ fn what_can_not_be_made_again_is_tried_again() {
 }
 
 #[test]
-fn what_is_freed_while_it_is_nowhere_leaves_nothing() {
+fn freed_dropped_part_leaves_nothing() {
     // At every step of its way back, too.
     for steps in 0..5 {
         let mut world = tiers(8, 64);
@@ -158,7 +158,7 @@ fn what_is_freed_while_it_is_nowhere_leaves_nothing() {
 
 /// Found by the simulator: what comes back at once left at once for who came later, and so for ever.
 #[test]
-fn what_has_just_come_is_not_taken_by_who_came_later() {
+fn fetched_part_is_not_evicted_for_a_later_waiter() {
     let mut world = tiers(4, 64);
     let clients = [(); 3].map(|()| world.open_pinning("a"));
     let parts = clients.map(|client| one(&mut world, client, discardable(4), 7));
@@ -183,7 +183,7 @@ fn what_has_just_come_is_not_taken_by_who_came_later() {
 /// Found by the simulator: what came at once by right of a guarantee left at once for a batch that came before and was not
 /// helped by that, the next had its memory, and so for ever.
 #[test]
-fn what_has_just_come_is_sent_before_it_leaves_for_who_came_before() {
+fn fetched_part_is_sent_before_it_leaves_for_an_earlier_waiter() {
     let mut config = config(&[Bytes::mib(16)]);
     config.devices[0].host = Bytes::mib(64);
     config.limits.cached_bytes_per_tenant_max = Bytes::mib(64);
@@ -209,7 +209,7 @@ fn what_has_just_come_is_sent_before_it_leaves_for_who_came_before() {
 }
 
 #[test]
-fn an_operator_moves_it_to_and_fro() {
+fn operator_moves_a_discardable_part_out_and_back() {
     let mut config = config(&[Bytes::mib(8)]);
     config.devices[0].host = Bytes::mib(64);
     config.limits.cached_bytes_per_tenant_max = Bytes::mib(8);
@@ -230,7 +230,7 @@ fn an_operator_moves_it_to_and_fro() {
 }
 
 #[test]
-fn what_is_to_be_sealed_or_never_leaves_is_refused() {
+fn discardable_is_refused_for_memory_that_is_sealed_or_never_leaves() {
     let mut config = config(&[Bytes::mib(16)]);
     config.devices[0].makes_fixed = true;
     config.devices[0].host = Bytes::mib(16);

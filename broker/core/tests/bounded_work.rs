@@ -25,7 +25,7 @@ fn asked(world: &World) -> usize {
 }
 
 #[test]
-fn one_event_begins_with_some_and_the_next_goes_on() {
+fn event_starts_a_bounded_number_of_parts_and_the_next_goes_on() {
     let (mut world, _, id) = many();
     let call = world.start_operator(None, to(id, Tier::Host));
     assert_eq!(asked(&world), TOGETHER);
@@ -41,7 +41,7 @@ fn one_event_begins_with_some_and_the_next_goes_on() {
 }
 
 #[test]
-fn what_is_freed_before_its_turn_is_not_begun_with() {
+fn part_freed_before_its_turn_is_not_started() {
     let (mut world, _, id) = many();
     let call = world.start_operator(None, to(id, Tier::Host));
     let free = world.start_operator(None, OperatorRequest::FreeAllocation(Target::Id(id)));

@@ -14,7 +14,7 @@ fn by_name(name: &str) -> Target {
 }
 
 #[test]
-fn allocate_seal_attach_free() {
+fn client_allocates_seals_attaches_and_frees() {
     let mut world = World::new(64);
     let writer = world.open("a");
     let id = world.sealed(writer, persistent(10, "llama"));
@@ -45,7 +45,7 @@ fn allocate_seal_attach_free() {
 }
 
 #[test]
-fn a_batch_is_all_or_nothing() {
+fn batch_is_all_or_nothing() {
     let mut world = World::new(20);
     let client = world.open("a");
     let batch = ClientRequest::allocate(vec![spec(8), spec(8), spec(8)]);
@@ -73,7 +73,7 @@ fn one_failed_extent_undoes_the_batch() {
 }
 
 #[test]
-fn readers_see_it_once_it_is_sealed_and_others_never() {
+fn readers_see_sealed_memory_and_other_tenants_never() {
     let mut world = World::new(64);
     let (writer, reader, stranger) = (world.open("a"), world.open("b"), world.open("c"));
     let mut shared = named(4, "llama");
@@ -94,7 +94,7 @@ fn readers_see_it_once_it_is_sealed_and_others_never() {
 }
 
 #[test]
-fn a_name_is_replaced_at_the_seal() {
+fn name_is_replaced_at_the_seal() {
     let mut world = World::new(64);
     let client = world.open("a");
     let old = world.sealed(client, persistent(4, "llama"));
@@ -128,7 +128,7 @@ fn only_sealed_persistent_memory_outlives_its_session() {
 }
 
 #[test]
-fn a_part_that_could_not_be_mapped_is_mapped_by_nobody() {
+fn unmappable_part_has_no_mapper() {
     let mut world = World::new(64);
     let client = world.open("a");
     world.stopped.insert(client.channel);
@@ -144,7 +144,7 @@ fn a_part_that_could_not_be_mapped_is_mapped_by_nobody() {
 }
 
 #[test]
-fn memory_that_somebody_clings_to_stays_charged() {
+fn unreturned_memory_stays_charged() {
     let mut world = World::new(64);
     let (writer, reader) = (world.open("a"), world.open("b"));
     let mut shared = named(4, "x");
@@ -241,7 +241,7 @@ fn bad_requests_change_nothing() {
 }
 
 #[test]
-fn a_tenant_that_lets_requests_hang_keeps_nobody_from_being_heard() {
+fn tenant_with_pending_requests_keeps_no_other_from_being_served() {
     let mut base = config(&[Bytes::gib(1)]);
     base.limits.pending_requests_per_tenant_max = 2;
     base.limits.pending_requests_max = 3;
@@ -261,7 +261,7 @@ fn a_tenant_that_lets_requests_hang_keeps_nobody_from_being_heard() {
 
 /// Found by the simulator: what waited to be sent was sent after it was freed, and stayed mapped and charged.
 #[test]
-fn what_was_freed_before_it_was_sent_is_never_sent() {
+fn part_freed_before_it_was_sent_is_never_sent() {
     let mut base = config(&[Bytes::mib(100)]);
     base.limits.fds_in_flight_max = 1;
     let mut world = World::with(base, StoredQuotas::default());
@@ -283,7 +283,7 @@ fn what_was_freed_before_it_was_sent_is_never_sent() {
 
 /// Found by a walk: parts that were only queued were forgotten at the session's end, and never given back.
 #[test]
-fn what_was_freed_before_it_was_sent_is_given_back_when_its_session_ends() {
+fn part_freed_before_it_was_sent_is_released_with_its_session() {
     let mut base = config(&[Bytes::mib(100)]);
     base.limits.fds_in_flight_max = 1;
     let mut world = World::with(base, StoredQuotas::default());
@@ -342,7 +342,7 @@ fn fixed_memory_is_shared_inside_its_tenant_and_never_sealed() {
 }
 
 #[test]
-fn a_seal_whose_writer_does_not_unmap_is_told_so() {
+fn seal_is_refused_if_its_writer_does_not_unmap() {
     let mut world = World::new(100);
     let client = world.open("a");
     let id = world.allocate(client, spec(8)).expect("room");
@@ -369,7 +369,7 @@ fn repetitions_wait_like_the_first() {
 }
 
 #[test]
-fn the_node_has_so_many_extents() {
+fn node_has_a_bounded_number_of_extents() {
     let mut base = config(&[Bytes::gib(1)]);
     base.limits.extents_max = 5;
     let mut world = World::with(base, StoredQuotas::default());

@@ -56,7 +56,7 @@ fn freed_memory_comes_back_to_its_tenant_at_once() {
 }
 
 #[test]
-fn whoever_wants_zeros_or_another_size_gets_new_memory() {
+fn request_for_zeros_or_another_size_gets_new_memory() {
     let mut world = world(64, 64);
     let client = world.open("a");
     free(&mut world, client, spec(4));
@@ -68,7 +68,7 @@ fn whoever_wants_zeros_or_another_size_gets_new_memory() {
 }
 
 #[test]
-fn another_tenant_never_gets_it() {
+fn cached_memory_never_goes_to_another_tenant() {
     let mut world = world(64, 64);
     let (client, other) = (world.open("a"), world.open("b"));
     free(&mut world, client, spec(4));
@@ -78,7 +78,7 @@ fn another_tenant_never_gets_it() {
 }
 
 #[test]
-fn what_a_reader_of_another_tenant_was_sent_is_not_kept() {
+fn extent_sent_to_a_reader_is_not_cached() {
     let mut world = world(64, 64);
     let (writer, reader) = (world.open("a"), world.open("b"));
     let id = world.sealed(writer, AllocationSpec { readers: vec!["b".to_owned()], ..named(4, "llama") });
@@ -89,7 +89,7 @@ fn what_a_reader_of_another_tenant_was_sent_is_not_kept() {
 }
 
 #[test]
-fn what_a_session_did_not_let_go_of_is_not_kept() {
+fn extent_without_unmap_answer_is_not_cached() {
     // Of a process that ends, of one whose channel ended first, and of what lay in its socket unanswered.
     for way in 0..3 {
         let mut world = world(64, 64);
@@ -111,7 +111,7 @@ fn what_a_session_did_not_let_go_of_is_not_kept() {
 }
 
 #[test]
-fn what_is_freed_with_its_session_is_kept_if_that_had_let_go() {
+fn extent_freed_with_its_session_is_cached_if_unmapped() {
     let mut world = world(64, 64);
     let client = world.open("a");
     let id = world.sealed(client, named(4, "llama"));
@@ -121,7 +121,7 @@ fn what_is_freed_with_its_session_is_kept_if_that_had_let_go() {
 }
 
 #[test]
-fn no_more_is_kept_than_the_operator_allows() {
+fn cache_stays_within_its_configured_maximum() {
     let mut world = world(64, 6);
     let client = world.open("a");
     free(&mut world, client, spec(10));
@@ -133,7 +133,7 @@ fn no_more_is_kept_than_the_operator_allows() {
 }
 
 #[test]
-fn what_is_freed_is_kept_rather_than_what_is_older_and_of_another_size() {
+fn freed_extent_displaces_older_ones_of_another_size() {
     let mut world = world(64, 8);
     let client = world.open("a");
     free(&mut world, client, spec(2));
@@ -153,7 +153,7 @@ fn what_is_freed_is_kept_rather_than_what_is_older_and_of_another_size() {
 }
 
 #[test]
-fn what_would_not_fit_at_all_has_nothing_go() {
+fn extent_too_large_for_the_cache_displaces_nothing() {
     let mut world = world(64, 3);
     let client = world.open("a");
     free(&mut world, client, spec(2));
@@ -163,7 +163,7 @@ fn what_would_not_fit_at_all_has_nothing_go() {
 }
 
 #[test]
-fn what_is_beyond_the_asked_bytes_and_of_other_sizes_is_counted() {
+fn fragmentation_is_counted() {
     let mut world = world(64, 64);
     let client = world.open("a");
     let odd = AllocationSpec { size: Bytes::new((9 << 20) + 1), ..spec(2) };
@@ -185,7 +185,7 @@ fn what_is_beyond_the_asked_bytes_and_of_other_sizes_is_counted() {
 }
 
 #[test]
-fn anybody_who_needs_room_is_given_it() {
+fn cached_extent_is_released_for_any_tenant_that_needs_room() {
     // That it is full alone has nothing go.
     let mut config = keeping(16, 16);
     config.pressure.evict_to_percent = 100;
@@ -207,7 +207,7 @@ fn anybody_who_needs_room_is_given_it() {
 }
 
 #[test]
-fn ones_own_limit_is_not_reached_by_what_is_only_cached() {
+fn cached_extents_do_not_reach_their_tenants_own_limit() {
     let mut world = world(64, 64);
     world.operate(set_quota("a", 0, 12)).expect("set");
     let client = world.open("a");
@@ -223,7 +223,7 @@ fn ones_own_limit_is_not_reached_by_what_is_only_cached() {
 }
 
 #[test]
-fn a_guarantee_is_backed_by_what_is_only_cached() {
+fn cached_extents_are_released_to_back_a_guarantee() {
     let mut world = world(16, 16);
     let client = world.open("a");
     free(&mut world, client, spec(12));
@@ -239,7 +239,7 @@ fn a_guarantee_is_backed_by_what_is_only_cached() {
 }
 
 #[test]
-fn who_waits_for_room_that_does_not_come_is_refused() {
+fn waiter_for_room_that_does_not_come_is_refused() {
     let mut world = world(16, 16);
     let (client, other) = (world.open("a"), world.open("b"));
     let id = world.allocate(client, spec(12)).expect("room");
@@ -264,7 +264,7 @@ fn released(work: &Command) -> Option<vramd_types::ExtentId> {
 }
 
 #[test]
-fn who_waits_for_room_and_leaves_is_told_so() {
+fn waiter_whose_session_ends_is_answered() {
     let mut world = world(16, 16);
     let (client, other) = (world.open("a"), world.open("b"));
     free(&mut world, client, spec(12));
@@ -275,7 +275,7 @@ fn who_waits_for_room_and_leaves_is_told_so() {
 }
 
 #[test]
-fn a_batch_that_fails_gives_back_what_it_had_from_the_cache() {
+fn failed_batch_returns_its_cached_extents() {
     let mut world = world(64, 64);
     let client = world.open("a");
     free(&mut world, client, spec(4));
@@ -289,7 +289,7 @@ fn a_batch_that_fails_gives_back_what_it_had_from_the_cache() {
 }
 
 #[test]
-fn extents_that_are_only_cached_do_not_count() {
+fn cached_extents_do_not_count_against_the_maximum() {
     let mut base = keeping(64, 64);
     base.limits.extents_max = 3;
     let mut world = World::with(base, StoredQuotas::default());
@@ -303,7 +303,7 @@ fn extents_that_are_only_cached_do_not_count() {
 }
 
 #[test]
-fn a_lowered_limit_and_a_drain_make_it_go() {
+fn lowered_limit_and_drain_empty_the_cache() {
     let mut world = world(64, 64);
     let client = world.open("a");
     free(&mut world, client, spec(12));
@@ -314,7 +314,7 @@ fn a_lowered_limit_and_a_drain_make_it_go() {
 }
 
 #[test]
-fn it_makes_up_for_what_others_take() {
+fn cached_extents_make_up_for_memory_of_other_programs() {
     let mut world = world(16, 16);
     let client = world.open("a");
     free(&mut world, client, spec(12));
@@ -331,7 +331,7 @@ fn it_makes_up_for_what_others_take() {
 }
 
 #[test]
-fn a_tenant_without_sessions_keeps_it_for_a_while() {
+fn tenant_without_sessions_keeps_its_cache_for_a_while() {
     let mut world = world(64, 64);
     let (client, other) = (world.open("a"), world.open("b"));
     free(&mut world, client, spec(4));
@@ -352,7 +352,7 @@ fn a_tenant_without_sessions_keeps_it_for_a_while() {
 }
 
 #[test]
-fn what_is_not_used_again_for_long_goes_though_its_tenant_is_there() {
+fn cached_extent_expires_though_its_tenant_has_sessions() {
     let mut world = world(64, 64);
     let client = world.open("a");
     free(&mut world, client, spec(4));
@@ -375,7 +375,7 @@ fn what_is_not_used_again_for_long_goes_though_its_tenant_is_there() {
 }
 
 #[test]
-fn who_comes_while_it_is_going_waits_for_it_too() {
+fn later_waiter_waits_for_an_extent_that_is_leaving() {
     let mut world = world(16, 16);
     let (client, other) = (world.open("a"), world.open("b"));
     world.operate(set_quota("a", 0, 16)).expect("set");
@@ -397,7 +397,7 @@ fn who_comes_while_it_is_going_waits_for_it_too() {
 
 /// Found by the simulator: nothing is given back that anybody would be told of, so its caller waited for ever.
 #[test]
-fn who_frees_what_is_hashed_is_answered_though_older_memory_of_it_is_not_back() {
+fn free_during_a_hash_is_answered_though_older_memory_is_unreturned() {
     for steps in 0..8 {
         let mut config = config(&[Bytes::mib(8)]);
         config.devices[0].host = Bytes::mib(8);

@@ -39,7 +39,7 @@ fn dependencies_are_the_vocabulary_alone() {
 }
 
 #[test]
-fn no_source_asks_the_outside() {
+fn source_uses_no_clock_randomness_or_io() {
     let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
     let mut files = 0;
     while let Some(folder) = folders.pop() {
@@ -61,7 +61,7 @@ fn no_source_asks_the_outside() {
 
 /// What `all.rs` forgets is never run.
 #[test]
-fn every_file_of_tests_is_part_of_the_program() {
+fn every_test_file_is_part_of_the_program() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let program = fs::read_to_string(folder.join("all.rs")).expect("it is there");
     for entry in fs::read_dir(&folder).expect("it can be read") {

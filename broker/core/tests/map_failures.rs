@@ -44,7 +44,7 @@ fn pin_in_vain(world: &mut World, client: Client, call: u64, part: PartRef) -> V
 }
 
 #[test]
-fn a_pin_is_told_why_and_the_next_one_has_the_part() {
+fn pin_is_told_why_its_part_was_not_mapped_and_the_next_has_it() {
     let (mut world, client, id) = one_part();
     let slots: Vec<_> = world.slots.keys().map(|(_, slot)| Some(*slot)).collect();
     for call in [1, 2] {
@@ -67,7 +67,7 @@ fn a_pin_is_told_why_and_the_next_one_has_the_part() {
 }
 
 #[test]
-fn all_calls_of_the_session_that_lack_the_part_end_and_no_other() {
+fn all_calls_of_the_session_for_the_part_end_and_no_other() {
     let mut world = World::new(64);
     let (client, reader) = (world.open_pinning("a"), world.open_pinning("a"));
     let shared = world.sealed(client, persistent(4, "shared"));
@@ -96,7 +96,7 @@ fn all_calls_of_the_session_that_lack_the_part_end_and_no_other() {
 }
 
 #[test]
-fn what_was_never_mapped_comes_with_a_pin() {
+fn part_that_was_never_mapped_is_sent_by_a_pin() {
     let mut world = World::new(64);
     let client = world.open_pinning("a");
     world.stopped.insert(client.channel);
@@ -115,7 +115,7 @@ fn what_was_never_mapped_comes_with_a_pin() {
 }
 
 #[test]
-fn what_is_freed_meanwhile_is_gone() {
+fn part_freed_after_a_failed_map_is_gone() {
     for by_operator in [false, true] {
         let mut world = World::new(64);
         let (owner, reader) = (world.open_pinning("a"), world.open_pinning("a"));
@@ -139,7 +139,7 @@ fn what_is_freed_meanwhile_is_gone() {
 }
 
 #[test]
-fn what_is_detached_meanwhile_is_gone() {
+fn part_detached_after_a_failed_map_is_gone() {
     let mut world = World::new(64);
     let (owner, reader) = (world.open_pinning("a"), world.open_pinning("a"));
     let id = world.sealed(owner, persistent(4, "model"));
@@ -154,7 +154,7 @@ fn what_is_detached_meanwhile_is_gone() {
 }
 
 #[test]
-fn a_fence_ends_and_who_waits_behind_it_is_told() {
+fn fence_ends_with_a_failed_map_and_calls_behind_it_are_told() {
     let (mut world, client, id) = one_part();
     assert_eq!(outcome(&mut world, id, false), PartRevocation::Revoked);
     world.stopped.insert(client.channel);
@@ -175,7 +175,7 @@ fn a_fence_ends_and_who_waits_behind_it_is_told() {
 }
 
 #[test]
-fn who_maps_a_part_cannot_say_that_it_could_not() {
+fn session_that_maps_a_part_cannot_report_a_failed_map() {
     let (mut world, client, id) = one_part();
     world.frame(client, ClientFrame::Unmapped(vec![failed(part(id, 0))]));
     assert!(world.closed.contains(&client.channel), "it has said that it maps it");

@@ -32,7 +32,7 @@ fn waiting(world: &mut World, client: Client, mib: u32, wait: Duration) -> broke
 }
 
 #[test]
-fn what_was_used_least_recently_leaves_first() {
+fn least_recently_used_part_leaves_first() {
     let mut world = tiers(8, 64);
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     let old = one(&mut world, a, 4, 1);
@@ -47,7 +47,7 @@ fn what_was_used_least_recently_leaves_first() {
 }
 
 #[test]
-fn a_script_is_followed() {
+fn scripted_policy_is_followed() {
     let mut world = tiers(8, 64);
     let a = world.open_pinning("a");
     let parts = [one(&mut world, a, 4, 1), one(&mut world, a, 4, 2)];
@@ -62,7 +62,7 @@ fn a_script_is_followed() {
 }
 
 #[test]
-fn what_came_back_and_was_not_written_leaves_without_a_copy() {
+fn fetched_part_that_was_not_written_leaves_without_a_copy() {
     for (writes, copies) in [(false, 0), (true, 1)] {
         let mut world = tiers(8, 64);
         let a = world.open_pinning("a");
@@ -87,7 +87,7 @@ fn what_came_back_and_was_not_written_leaves_without_a_copy() {
 }
 
 #[test]
-fn what_nobody_maps_and_need_not_be_copied_leaves_at_once() {
+fn clean_part_without_mappers_leaves_at_once() {
     let mut world = tiers(8, 64);
     let a = world.open_pinning("a");
     let part = one(&mut world, a, 4, 7);
@@ -104,7 +104,7 @@ fn what_nobody_maps_and_need_not_be_copied_leaves_at_once() {
 }
 
 #[test]
-fn what_is_pinned_guaranteed_or_without_room_below_stays() {
+fn pinned_guaranteed_or_unbacked_part_stays() {
     let mut world = tiers(8, 4);
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     let backed = one(&mut world, a, 4, 1);
@@ -122,7 +122,7 @@ fn what_is_pinned_guaranteed_or_without_room_below_stays() {
 }
 
 #[test]
-fn a_tenant_at_its_limit_makes_room_by_its_own() {
+fn tenant_at_its_limit_evicts_its_own_parts() {
     let mut world = tiers(16, 64);
     world.operate(set_quota("a", 0, 8)).expect("stored");
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
@@ -138,7 +138,7 @@ fn a_tenant_at_its_limit_makes_room_by_its_own() {
 }
 
 #[test]
-fn a_lowered_limit_is_reached_by_moving() {
+fn lowered_limit_is_reached_by_evictions() {
     let mut world = tiers(16, 64);
     let a = world.open_pinning("a");
     let parts: Vec<_> = (0..3).map(|at| one(&mut world, a, 4, at)).collect();
@@ -154,7 +154,7 @@ fn a_lowered_limit_is_reached_by_moving() {
 }
 
 #[test]
-fn a_batch_that_waits_is_served_in_its_turn_or_refused_in_time() {
+fn waiting_batch_is_served_in_its_turn_or_refused_in_time() {
     let mut world = tiers(8, 64);
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     let filler = fill(&mut world, a, spec(8));
@@ -181,7 +181,7 @@ fn a_batch_that_waits_is_served_in_its_turn_or_refused_in_time() {
 }
 
 #[test]
-fn time_and_operators_end_a_wait() {
+fn deadline_or_operator_ends_a_wait() {
     let mut world = tiers(8, 64);
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     let away = one(&mut world, b, 4, 1);
@@ -210,7 +210,7 @@ fn time_and_operators_end_a_wait() {
 }
 
 #[test]
-fn a_session_that_ends_waits_no_more() {
+fn ended_session_leaves_the_line() {
     let mut world = tiers(8, 64);
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     let filler = fill(&mut world, a, spec(8));
@@ -250,7 +250,7 @@ fn two_sets_that_fill_the_device_take_turns() {
 }
 
 #[test]
-fn inside_a_tenant_the_extent_is_handed_over() {
+fn extent_is_handed_over_inside_its_tenant() {
     let mut world = tiers(8, 64);
     let clients = [(); 2].map(|()| world.open_pinning("a"));
     let sets = clients.map(|client| [one(&mut world, client, 4, 1), one(&mut world, client, 4, 2)]);
@@ -270,7 +270,7 @@ fn inside_a_tenant_the_extent_is_handed_over() {
 }
 
 #[test]
-fn an_earlier_set_takes_what_a_later_one_has_while_it_waits() {
+fn earlier_pin_set_takes_parts_of_a_later_one_that_waits() {
     let mut world = tiers(12, 64);
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     let wanted = [one(&mut world, a, 4, 1), one(&mut world, a, 4, 2)];
@@ -298,7 +298,7 @@ fn an_earlier_set_takes_what_a_later_one_has_while_it_waits() {
 }
 
 #[test]
-fn a_pin_that_is_not_served_in_time_is_refused_and_keeps_nobody_waiting() {
+fn pin_past_its_deadline_is_refused_and_keeps_no_other_waiting() {
     let mut world = tiers(8, 64);
     let [a, b, c] = ["a", "b", "c"].map(|tenant| world.open_pinning(tenant));
     let [large, small] = [(a, 8), (b, 4)].map(|(client, mib)| {
@@ -336,7 +336,7 @@ fn a_pin_that_is_not_served_in_time_is_refused_and_keeps_nobody_waiting() {
 
 /// As of a set so large that copying it takes longer than calls may stall.
 #[test]
-fn nobody_has_stalled_behind_who_is_being_served() {
+fn waiters_behind_a_served_call_have_not_stalled() {
     let mut world = tiers(16, 64);
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     let away = [a, b].map(|client| {
@@ -430,7 +430,7 @@ fn nested_pins_across_devices_are_aborted_too() {
 
 /// A set that nothing was pinned before, but of which some came past another that waited at its limit.
 #[test]
-fn who_was_let_past_another_is_aborted_if_they_stand_in_each_others_way() {
+fn overtaking_pin_is_aborted_if_it_and_the_overtaken_block_each_other() {
     let mut config = config(&[Bytes::mib(14)]);
     (config.devices[0].host, config.part_size) = (Bytes::mib(64), Bytes::mib(8));
     let mut world = World::with(config, StoredQuotas::default());
@@ -466,7 +466,7 @@ fn who_was_let_past_another_is_aborted_if_they_stand_in_each_others_way() {
 
 /// What a batch has on the device can leave once all of the batch is made, which takes its time below.
 #[test]
-fn who_waits_for_what_is_being_made_is_in_nobody_s_way() {
+fn waiter_for_an_allocation_in_creation_has_not_stalled() {
     let mut config = config(&[Bytes::mib(12)]);
     (config.devices[0].host, config.part_size) = (Bytes::mib(64), Bytes::mib(4));
     let mut world = World::with(config, StoredQuotas::default());
@@ -505,7 +505,7 @@ fn who_waits_for_what_is_being_made_is_in_nobody_s_way() {
 
 /// At every step of a part's way out for somebody who needs its room.
 #[test]
-fn who_frees_pins_or_dies_while_a_part_leaves_for_another_loses_nothing() {
+fn free_pin_or_session_end_during_an_eviction_loses_nothing() {
     for what in ["free", "pin", "die", "cancel", "evict", "bring in"] {
         for steps in 0..8 {
             let mut world = tiers(8, 64);
@@ -548,7 +548,7 @@ fn who_frees_pins_or_dies_while_a_part_leaves_for_another_loses_nothing() {
 }
 
 #[test]
-fn who_has_ended_pins_nothing() {
+fn ended_session_pins_nothing() {
     let mut world = tiers(4, 64);
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     let part = part(world.sealed(a, persistent(4, "weights")), 0);
@@ -578,7 +578,7 @@ fn nothing_leaves_one_device_for_a_batch_that_another_cannot_serve() {
 }
 
 #[test]
-fn what_a_later_batch_would_have_of_the_cache_goes_to_the_first_of_the_line() {
+fn cached_extents_of_a_later_batch_go_to_the_first_waiter() {
     let mut config = config(&[Bytes::mib(8)]);
     config.limits.cached_bytes_per_tenant_max = Bytes::mib(64);
     let mut world = World::with(config, StoredQuotas::default());
@@ -599,7 +599,7 @@ fn what_a_later_batch_would_have_of_the_cache_goes_to_the_first_of_the_line() {
 
 /// Found by the simulator: the batch of a tenant at its limit kept everybody else waiting.
 #[test]
-fn who_waits_for_its_own_limit_keeps_nobody_else_waiting() {
+fn waiter_at_its_own_limit_keeps_no_other_tenant_waiting() {
     let mut world = tiers(16, 64);
     world.operate(set_quota("a", 0, 8)).expect("stored");
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
@@ -615,7 +615,7 @@ fn who_waits_for_its_own_limit_keeps_nobody_else_waiting() {
 
 /// Found by the simulator: a part that had lost what was set aside for it was chosen to leave.
 #[test]
-fn what_has_lost_its_place_below_stays() {
+fn part_that_lost_its_backing_stays() {
     let mut world = tiers(4, 4);
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     let part = one(&mut world, a, 4, 7);
@@ -637,7 +637,7 @@ fn what_has_lost_its_place_below_stays() {
 
 /// Behind somebody for whom there is no room: on disk it need not be.
 #[test]
-fn a_guarantee_counts_for_who_waits_once_it_is_held_back() {
+fn staged_guarantee_counts_for_its_waiters() {
     let mut world = tiers(12, 64);
     let [a, b, c] = ["a", "b", "c"].map(|tenant| world.open_pinning(tenant));
     for content in 1..3 {

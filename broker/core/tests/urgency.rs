@@ -21,7 +21,7 @@ fn patient(device: u32, host: u32) -> World {
 }
 
 #[test]
-fn what_nobody_waits_for_may_be_put_off() {
+fn release_without_a_waiter_may_be_deferred() {
     let mut world = patient(16, 64);
     let a = world.open_pinning("a");
     let part = part(world.allocate(a, spec(4)).expect("room"), 0);
@@ -33,7 +33,7 @@ fn what_nobody_waits_for_may_be_put_off() {
 }
 
 #[test]
-fn who_waits_for_it_has_it_released() {
+fn waiter_has_a_deferred_release_done() {
     let mut world = patient(8, 64);
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     let evicted = part(world.allocate(a, spec(8)).expect("room"), 0);
@@ -50,7 +50,7 @@ fn who_waits_for_it_has_it_released() {
 }
 
 #[test]
-fn what_leaves_for_somebody_is_not_put_off() {
+fn release_for_a_waiter_is_not_deferred() {
     let mut world = patient(8, 64);
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     for _ in 0..2 {
@@ -79,7 +79,7 @@ fn keep(world: &mut World, client: Client, mib: u32) {
 }
 
 #[test]
-fn a_batch_for_which_there_are_too_many_extents_has_those_released_that_are_only_kept() {
+fn batch_beyond_the_extent_count_has_cached_extents_released() {
     let mut world = of_three_extents();
     let a = world.open_pinning("a");
     keep(&mut world, a, 12);
@@ -88,7 +88,7 @@ fn a_batch_for_which_there_are_too_many_extents_has_those_released_that_are_only
 }
 
 #[test]
-fn a_part_for_which_there_are_too_many_extents_has_one_released_that_is_only_kept() {
+fn part_beyond_the_extent_count_has_a_cached_extent_released() {
     let mut world = of_three_extents();
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     let away = part(world.allocate(a, spec(4)).expect("room"), 0);
@@ -102,7 +102,7 @@ fn a_part_for_which_there_are_too_many_extents_has_one_released_that_is_only_kep
 }
 
 #[test]
-fn who_is_at_its_limit_has_its_own_released() {
+fn tenant_at_its_limit_has_its_own_cached_extents_released() {
     let mut world = patient(16, 64);
     world.operate(set_quota("a", 0, 4)).expect("stored");
     let a = world.open_pinning("a");
@@ -112,7 +112,7 @@ fn who_is_at_its_limit_has_its_own_released() {
 }
 
 #[test]
-fn a_guarantee_has_released_what_it_waits_for() {
+fn guarantee_has_the_extents_that_it_waits_for_released() {
     let mut world = patient(8, 64);
     let a = world.open_pinning("a");
     let evicted = part(world.allocate(a, spec(4)).expect("room"), 0);
@@ -151,7 +151,7 @@ fn until_copied(world: &mut World, client: Client) {
 }
 
 #[test]
-fn what_an_operator_brings_in_is_hastened_by_who_pins_it() {
+fn pin_hastens_a_fetch_by_an_operator() {
     let (mut world, a, part) = one_written();
     evict(&mut world, part);
     copying(&mut world, a, part, Tier::Device);
@@ -162,7 +162,7 @@ fn what_an_operator_brings_in_is_hastened_by_who_pins_it() {
 }
 
 #[test]
-fn what_is_waited_for_is_copied_as_such() {
+fn awaited_part_is_copied_as_demand() {
     let (mut world, a, part) = one_written();
     evict(&mut world, part);
     world.pin_call(a, 1, &[part]);
@@ -172,7 +172,7 @@ fn what_is_waited_for_is_copied_as_such() {
 
 /// Somebody waits for more room than there is, and behind him who pins the part.
 #[test]
-fn what_an_operator_brings_in_is_copied_as_waited_for_if_somebody_waits() {
+fn fetch_by_an_operator_is_copied_as_demand_if_a_session_waits() {
     let (mut world, a, away) = one_written();
     evict(&mut world, away);
     let [b, c] = ["b", "c"].map(|tenant| world.open_pinning(tenant));
@@ -190,7 +190,7 @@ fn what_an_operator_brings_in_is_copied_as_waited_for_if_somebody_waits() {
 }
 
 #[test]
-fn what_an_operator_evicts_is_hastened_by_who_waits_for_its_room() {
+fn waiter_hastens_an_eviction_by_an_operator() {
     let (mut world, a, leaves) = one_written();
     let b = world.open_pinning("b");
     fill(&mut world, b, spec(4));
@@ -204,7 +204,7 @@ fn what_an_operator_evicts_is_hastened_by_who_waits_for_its_room() {
 
 /// As when they all come back from the words in one turn of whoever runs the broker.
 #[test]
-fn parts_that_leave_together_are_told_so_many_at_a_time() {
+fn revoke_frames_carry_a_bounded_number_of_parts() {
     let mut base = config(&[Bytes::mib(1024)]);
     base.devices[0].host = Bytes::mib(1024);
     let mut world = World::with(base, Default::default());

@@ -29,7 +29,7 @@ fn read(world: &mut World, client: Client, all: &[PartRef], first: u64, content:
 }
 
 #[test]
-fn it_is_sealed_where_it_lies_and_read_by_ranges() {
+fn memory_larger_than_its_device_is_sealed_below_and_read_by_ranges() {
     let mut world = tiers(8, 64);
     let owner = world.open_pinning("a");
     let large =
@@ -73,7 +73,7 @@ fn it_is_sealed_where_it_lies_and_read_by_ranges() {
 }
 
 #[test]
-fn who_can_not_pin_it_is_refused() {
+fn session_without_pins_cannot_have_memory_larger_than_its_device() {
     let mut config = config(&[Bytes::mib(16)]);
     config.devices[0].makes_fixed = true;
     let mut world = World::with(config, StoredQuotas::default());

@@ -35,7 +35,7 @@ fn is_full_with(refusal: Option<&Option<Refusal>>, mib: u32) -> bool {
 }
 
 #[test]
-fn what_is_guaranteed_to_others_is_waited_for_by_nobody() {
+fn request_for_room_guaranteed_to_others_is_refused_at_once() {
     let (mut world, client, set) = two_below();
     world.operate(set_quota("b", 4, 8)).expect("it is backed");
     world.pin_call(client, 1, &set);
@@ -52,7 +52,7 @@ fn what_is_guaranteed_to_others_is_waited_for_by_nobody() {
 }
 
 #[test]
-fn what_is_guaranteed_to_oneself_may_be_asked_for() {
+fn request_within_the_own_guarantee_is_feasible() {
     let (mut world, client, set) = two_below();
     world.operate(set_quota("a", 8, 8)).expect("it is backed");
     let other = world.open_pinning("b");
@@ -63,7 +63,7 @@ fn what_is_guaranteed_to_oneself_may_be_asked_for() {
 }
 
 #[test]
-fn who_waits_is_told_when_what_it_wants_can_be_no_more() {
+fn waiter_is_refused_when_its_request_becomes_infeasible() {
     for (tenant, guarantee, limit) in [("b", 4, 8), ("a", 0, 4)] {
         let (mut world, client, set) = two_below();
         let other = world.open_pinning("b");
@@ -89,7 +89,7 @@ fn who_waits_is_told_when_what_it_wants_can_be_no_more() {
 }
 
 #[test]
-fn who_attaches_more_than_its_device_has_keeps_nobody_waiting() {
+fn attach_larger_than_its_device_keeps_no_other_waiting() {
     let mut world = tiers(8, 32);
     let writer = world.open_pinning("a");
     let large = AllocationSpec { unpinned: true, readers: vec!["b".to_owned()], ..named(12, "weights") };
@@ -127,7 +127,7 @@ fn two_devices() -> World {
 }
 
 #[test]
-fn a_batch_is_refused_for_any_place_that_can_never_have_as_much() {
+fn batch_is_refused_for_any_place_that_can_never_hold_it() {
     let mut world = two_devices();
     let (_, _, batch) = short_on_both(&mut world, vec![on(0, 4), on(1, 12)]);
     assert_eq!(limited(&world, batch), Some((world.broker.devices()[1].uuid.clone(), Tier::Device)));
@@ -148,7 +148,7 @@ fn limited(world: &World, batch: CallId) -> Option<(String, Tier)> {
 }
 
 #[test]
-fn a_batch_that_waits_is_refused_when_its_second_place_can_be_no_more() {
+fn waiting_batch_is_refused_when_its_second_place_becomes_infeasible() {
     let mut world = two_devices();
     let (other, filler, batch) = short_on_both(&mut world, vec![on(0, 4), on(1, 8)]);
     assert!(!world.replies.contains_key(&batch), "it waits for the first device");
@@ -165,7 +165,7 @@ fn a_batch_that_waits_is_refused_when_its_second_place_can_be_no_more() {
 
 /// What is cached for it is its own, and counts.
 #[test]
-fn a_batch_beyond_its_limit_is_refused_though_some_of_it_is_cached() {
+fn batch_beyond_its_limit_is_refused_though_some_of_it_is_cached() {
     let mut config = config(&[Bytes::mib(16)]);
     config.limits.cached_bytes_per_tenant_max = Bytes::mib(8);
     let mut world = World::with(config, StoredQuotas::default());
@@ -188,7 +188,7 @@ fn on_device(world: &World, id: AllocationId) -> usize {
 }
 
 #[test]
-fn what_was_elsewhere_stays_there_when_it_is_sealed() {
+fn part_below_its_device_stays_there_when_sealed() {
     let mut world = tiers(16, 32);
     let client = world.open_pinning("a");
     let id = world.allocate(client, spec(8)).expect("room");

@@ -51,7 +51,7 @@ fn ends(world: &World, call: CallId) -> usize {
 }
 
 #[test]
-fn a_call_that_names_many_parts_begins_with_so_many_at_a_time() {
+fn order_for_many_parts_starts_a_bounded_number_at_a_time() {
     for request in [|id| to(id, Tier::Host), revoke_all, back] {
         let (mut world, _, id) = of_many();
         let call = world.start_operator(None, request(id));
@@ -63,7 +63,7 @@ fn a_call_that_names_many_parts_begins_with_so_many_at_a_time() {
 }
 
 #[test]
-fn what_is_freed_before_it_is_begun_with_is_told_so() {
+fn part_freed_before_its_turn_is_reported_as_freed() {
     for request in [|id| to(id, Tier::Host), revoke_all, back] {
         let (mut world, a, id) = of_many();
         let call = world.start_operator(None, request(id));
@@ -82,7 +82,7 @@ fn what_is_freed_before_it_is_begun_with_is_told_so() {
 }
 
 #[test]
-fn a_guarantee_overtakes_however_long_the_line_is() {
+fn waiter_within_its_guarantee_overtakes_a_long_line() {
     let mut base = config(&[Bytes::mib(16)]);
     base.devices[0].host = Bytes::mib(1024);
     let mut world = World::with(base, StoredQuotas::default());

@@ -12,7 +12,7 @@ use broker_core::{AllocationSpec, ClientFrame, ClientRequest, Refusal, Reply, St
 use vramd_types::{Bytes, Reason};
 
 #[test]
-fn what_nobody_holds_may_be_larger_than_the_device() {
+fn unpinned_memory_may_be_larger_than_its_device() {
     let mut world = tiers(8, 64);
     let client = world.open_pinning("a");
     let large = AllocationSpec { unpinned: true, part_size: Some(Bytes::mib(4)), ..spec(32) };
@@ -55,7 +55,7 @@ fn placed(device: u32, host: u32, items: Vec<AllocationSpec>) -> Vec<Vec<Tier>> 
 
 /// What is not held took the room of the device that its batch had for what is.
 #[test]
-fn who_has_no_quota_owns_what_the_default_says_of_the_host_whatever_its_limit_on_the_device() {
+fn default_host_quota_applies_whatever_the_limit_on_the_device() {
     let mut config = config(&[Bytes::mib(16)]);
     config.devices[0].host = Bytes::mib(64);
     config.default_limit = vramd_types::Quantity::Bytes(Bytes::mib(8));
@@ -75,7 +75,7 @@ fn who_has_no_quota_owns_what_the_default_says_of_the_host_whatever_its_limit_on
 }
 
 #[test]
-fn what_is_held_has_its_device_first() {
+fn pinned_items_of_a_batch_get_the_device_first() {
     let (above, below) = (vec![Tier::Device], vec![Tier::Host; 2]);
     for items in [vec![unheld(8), spec(4)], vec![spec(4), unheld(8)]] {
         let is_unpinned = items[0].unpinned;
@@ -89,14 +89,14 @@ fn what_is_held_has_its_device_first() {
 
 /// What was set aside for the held part took the room that the other was admitted to.
 #[test]
-fn what_is_not_held_has_its_room_below_first() {
+fn unpinned_items_of_a_batch_get_room_below_first() {
     let placed = placed(4, 8, vec![spec(4), unheld(8)]);
     assert_eq!(placed, [vec![Tier::Device], vec![Tier::Host; 2]]);
 }
 
 /// Found by the simulator: it was said to be short of host memory, of which there was enough.
 #[test]
-fn who_is_behind_others_is_told_where() {
+fn batch_behind_others_is_told_where() {
     let mut config = config(&[Bytes::mib(8), Bytes::mib(8)]);
     config.devices.iter_mut().for_each(|device| device.host = Bytes::mib(64));
     let uuid = config.devices[1].uuid.clone();

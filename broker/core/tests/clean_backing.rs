@@ -47,7 +47,7 @@ fn told(world: &World) -> Vec<(PartRef, &str, Tier, Bytes)> {
 }
 
 #[test]
-fn a_write_behind_pins_is_found_where_shadows_are_checked() {
+fn write_behind_pins_is_found_where_clean_backing_is_checked() {
     for (checked, holds) in [(false, 7), (true, 8)] {
         let (mut world, client, part) = with_a_shadow(checked);
         write_behind_pins(&mut world, part, 8);
@@ -61,7 +61,7 @@ fn a_write_behind_pins_is_found_where_shadows_are_checked() {
 }
 
 #[test]
-fn nothing_is_told_of_a_shadow_that_is_one_nor_of_what_is_known_to_be_written() {
+fn clean_backing_and_dirty_parts_raise_no_notice() {
     let (mut world, client, part) = with_a_shadow(true);
     for (call, content) in [(2, 7), (4, 8)] {
         world.write(client, part, content);
@@ -74,7 +74,7 @@ fn nothing_is_told_of_a_shadow_that_is_one_nor_of_what_is_known_to_be_written() 
 }
 
 #[test]
-fn whoever_wants_it_while_it_is_compared_has_it_as_it_is() {
+fn pin_during_a_comparison_gets_the_part_as_it_is() {
     for steps in 0..6 {
         let (mut world, client, part) = with_a_shadow(true);
         write_behind_pins(&mut world, part, 8);
@@ -92,7 +92,7 @@ fn whoever_wants_it_while_it_is_compared_has_it_as_it_is() {
 }
 
 #[test]
-fn what_is_freed_while_it_is_compared_is_given_back() {
+fn part_freed_during_a_comparison_is_released() {
     let (mut world, client, part) = with_a_shadow(true);
     world.start_operator(None, to(part.allocation, Tier::Host));
     while !world

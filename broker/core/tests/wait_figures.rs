@@ -51,7 +51,7 @@ fn waiting(world: &World) -> (usize, usize) {
 }
 
 #[test]
-fn who_is_served_has_waited_as_long_as_that_took() {
+fn served_waiter_reports_how_long_it_waited() {
     let (mut world, a, away, b, theirs) = full();
     world.pin_call(a, 1, &[away]);
     let call = batch(&mut world, a);
@@ -68,7 +68,7 @@ fn who_is_served_has_waited_as_long_as_that_took() {
 }
 
 #[test]
-fn who_is_not_served_is_told_apart() {
+fn unserved_waiter_reports_how_its_wait_ended() {
     let (mut world, a, away, ..) = full();
     world.pin_call(a, 1, &[away]);
     batch(&mut world, a);
@@ -95,7 +95,7 @@ fn who_is_not_served_is_told_apart() {
 }
 
 #[test]
-fn a_pin_of_what_is_there_has_waited_for_nothing() {
+fn pin_of_a_resident_part_reports_no_wait() {
     let mut world = tiers(8, 8);
     let a = world.open_pinning("a");
     let there = part(world.allocate(a, spec(4)).expect("room"), 0);
@@ -113,7 +113,7 @@ fn below(world: &World) -> (u64, u64) {
 }
 
 #[test]
-fn what_came_back_is_clean_until_somebody_says_that_it_was_written() {
+fn fetched_part_is_clean_until_a_session_reports_a_write() {
     let mut world = tiers(8, 16);
     let a = world.open_pinning("a");
     let [one, other] = [4, 2].map(|mib| part(world.allocate(a, spec(mib)).expect("room"), 0));
@@ -149,7 +149,7 @@ fn what_came_back_is_clean_until_somebody_says_that_it_was_written() {
 }
 
 #[test]
-fn what_makes_room_says_for_which_parts() {
+fn eviction_notice_names_the_parts_that_needed_the_room() {
     let mut world = tiers(8, 32);
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     let away = [0, 1].map(|_| part(world.allocate(a, spec(2)).expect("room"), 0));

@@ -36,7 +36,7 @@ fn reason(reply: Result<Reply, Refusal>) -> Option<Reason> {
 }
 
 #[test]
-fn what_is_held_leaves_for_nobody() {
+fn held_part_leaves_for_no_waiter() {
     let mut world = tiers(8, 64);
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     let parts = [one(&mut world, a, 1), one(&mut world, a, 2)];
@@ -54,7 +54,7 @@ fn what_is_held_leaves_for_nobody() {
 }
 
 #[test]
-fn who_waits_has_the_room_of_what_is_let_go() {
+fn waiter_gets_the_room_of_a_part_that_is_let_go() {
     let mut world = tiers(4, 64);
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     let part = one(&mut world, a, 1);
@@ -74,7 +74,7 @@ fn who_waits_has_the_room_of_what_is_let_go() {
 /// While some of its own could leave for it, who waits is short of room, and so is who comes after it. Once that is held it
 /// is at its limit, which keeps nobody else waiting.
 #[test]
-fn whom_nothing_helps_any_more_is_passed_by() {
+fn waiter_that_no_eviction_helps_is_passed() {
     let mut world = tiers(16, 64);
     let [a, b, c] = ["a", "b", "c"].map(|tenant| world.open_pinning(tenant));
     let [own, own_used] = [1, 2].map(|content| one(&mut world, a, content));
@@ -98,7 +98,7 @@ fn whom_nothing_helps_any_more_is_passed_by() {
 }
 
 #[test]
-fn a_limit_below_what_is_held_is_reached_once_it_is_let_go() {
+fn limit_below_held_parts_is_reached_once_they_are_let_go() {
     let mut world = tiers(8, 64);
     let a = world.open_pinning("a");
     let parts = [one(&mut world, a, 1), one(&mut world, a, 2)];
@@ -113,7 +113,7 @@ fn a_limit_below_what_is_held_is_reached_once_it_is_let_go() {
 }
 
 #[test]
-fn what_is_about_to_leave_stays_when_it_is_held() {
+fn part_about_to_leave_stays_when_it_is_held() {
     // At every step of the way, for an operator and for another's need.
     for (needed, steps) in (0..6).flat_map(|steps| [(false, steps), (true, steps)]) {
         let mut world = tiers(4, 64);
@@ -146,7 +146,7 @@ fn what_is_about_to_leave_stays_when_it_is_held() {
 }
 
 #[test]
-fn what_lies_in_the_host_is_held_once_it_comes() {
+fn part_in_the_host_is_held_once_it_is_fetched() {
     let mut world = tiers(4, 64);
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     let part = one(&mut world, a, 7);
@@ -164,7 +164,7 @@ fn what_lies_in_the_host_is_held_once_it_comes() {
 }
 
 #[test]
-fn some_parts_are_held_and_told_once() {
+fn hold_of_several_parts_is_one_notice() {
     let mut world = tiers(16, 64);
     let a = world.open_pinning("a");
     let id = world.allocate(a, spec(12)).expect("room");
@@ -196,7 +196,7 @@ fn some_parts_are_held_and_told_once() {
 }
 
 #[test]
-fn fixed_memory_does_not_move_anyhow() {
+fn fixed_memory_cannot_be_held() {
     let mut config = config(&[Bytes::mib(8)]);
     config.devices[0].makes_fixed = true;
     let mut world = World::with(config, StoredQuotas::default());

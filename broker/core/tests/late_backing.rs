@@ -38,7 +38,7 @@ fn without_backing() -> (World, Client, AllocationId, Client, AllocationId) {
 }
 
 #[test]
-fn what_is_freed_below_is_set_aside_for_others_and_they_can_leave() {
+fn freed_backing_is_reserved_for_parts_without_one_which_can_leave_then() {
     let (mut world, first, all, second, none) = without_backing();
     world.allocate(first, spec(12)).expect_err("nothing of the other's can leave");
     world.call(first, ClientRequest::FreeBatch(vec![all])).expect("freed");
@@ -52,7 +52,7 @@ fn what_is_freed_below_is_set_aside_for_others_and_they_can_leave() {
 }
 
 #[test]
-fn a_limit_that_is_raised_gives_the_oldest_theirs() {
+fn raised_limit_gives_backing_to_the_oldest_parts() {
     let mut world = tiers(16, 16);
     let client = world.open_pinning("a");
     limit_below(&mut world, "a", 4);
@@ -65,7 +65,7 @@ fn a_limit_that_is_raised_gives_the_oldest_theirs() {
 }
 
 #[test]
-fn each_within_its_tenants_limit() {
+fn late_backing_stays_within_each_tenants_limit() {
     let mut world = tiers(16, 8);
     let [filler, bounded, free] = ["a", "b", "c"].map(|tenant| world.open_pinning(tenant));
     limit_below(&mut world, "b", 4);
@@ -81,7 +81,7 @@ fn each_within_its_tenants_limit() {
 }
 
 #[test]
-fn who_waits_for_room_has_it_once_a_part_has_bytes_below() {
+fn waiter_gets_room_once_a_victim_has_backing() {
     let mut world = tiers(8, 16);
     let [first, second] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     limit_below(&mut world, "b", 0);
@@ -99,7 +99,7 @@ fn who_waits_for_room_has_it_once_a_part_has_bytes_below() {
 }
 
 #[test]
-fn so_many_at_once_and_the_rest_in_turn() {
+fn late_backing_is_reserved_for_a_bounded_number_at_a_time() {
     const PARTS: u32 = 600;
     let mut world = tiers(2 * 2 * PARTS, 2 * PARTS);
     let [first, second] = ["a", "b"].map(|tenant| world.open_pinning(tenant));

@@ -77,7 +77,7 @@ fn is_refused(world: &mut World, client: Client, count: u32) {
 }
 
 #[test]
-fn at_critical_whoever_waits_below_its_guarantee_is_first_and_while_nobody_does_whatever_fits_is_served() {
+fn waiter_within_its_guarantee_is_first_at_critical_pressure() {
     let mut world = node();
     let [a, b, c] = ["a", "b", "c"].map(|tenant| world.open_pinning(tenant));
     world.operate(set_quota("b", 6, 200)).expect("nothing is held");

@@ -16,7 +16,7 @@ fn told_at_first(world: &mut World) -> Vec<(DeviceIndex, Tier, Option<u64>)> {
 }
 
 #[test]
-fn what_is_there_when_a_device_is_first_looked_at_has_not_just_come() {
+fn memory_found_by_the_first_survey_is_no_growth() {
     let mut world = World::unseen(config(&[Bytes::mib(40), Bytes::mib(40)]), StoredQuotas::default());
     world.outside = Bytes::mib(30);
     assert!(world.work_once() && !world.broker.is_surveyed(), "one after the other");
@@ -28,7 +28,7 @@ fn what_is_there_when_a_device_is_first_looked_at_has_not_just_come() {
 }
 
 #[test]
-fn a_tier_that_is_made_smaller_does_not_fill() {
+fn shrunk_tier_does_not_count_as_filling() {
     let mut world = node(80, 0);
     let client = world.open_pinning("a");
     fill(&mut world, client, 10);
@@ -50,7 +50,7 @@ fn a_tier_that_is_made_smaller_does_not_fill() {
 }
 
 #[test]
-fn who_comes_is_told_of_each_tier_though_nothing_was_ever_held_there() {
+fn new_session_hears_of_each_tier_even_if_never_charged() {
     let mut world = node(80, 80);
     let told = told_at_first(&mut world);
     assert_eq!(told, [Tier::Device, Tier::Host, Tier::Disk].map(|tier| (DeviceIndex(0), tier, None)));

@@ -187,7 +187,7 @@ fn served(steps: &[Step], cached_max: u32) -> Sum {
 }
 
 #[test]
-fn the_broker_does_what_the_model_says() {
+fn broker_caches_as_the_model_does() {
     for mix in [Mix::Models, Mix::Layers, Mix::Any, Mix::All] {
         let steps = steps(mix, 60, 30 << 10);
         let cached_max = 4 << 10;
@@ -200,7 +200,7 @@ fn the_broker_does_what_the_model_says() {
 /// Percent of the bytes asked for that were there, where a full cache refuses, where it makes way, and where sizes are
 /// rounded up to eight classes a doubling besides; and by how many thousandths that adds to what is charged.
 #[test]
-fn whole_parts_are_most_of_what_is_used_again_and_old_sizes_must_make_way_for_them() {
+fn whole_parts_are_most_reused_and_displace_older_sizes() {
     let mut found = Vec::new();
     for cached_max in [4 << 10, 16 << 10] {
         for mix in [Mix::Models, Mix::Layers, Mix::Any, Mix::All] {

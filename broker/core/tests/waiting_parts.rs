@@ -28,7 +28,7 @@ fn away_and_filled(mut world: World) -> (World, Client, PartRef, AllocationId) {
 }
 
 #[test]
-fn what_is_kept_for_its_tenant_is_given_up_for_who_waits() {
+fn cached_extents_are_released_for_a_waiter() {
     let mut config = config(&[Bytes::mib(8)]);
     config.devices[0].host = Bytes::mib(8);
     config.limits.cached_bytes_per_tenant_max = Bytes::mib(64);
@@ -38,7 +38,7 @@ fn what_is_kept_for_its_tenant_is_given_up_for_who_waits() {
 }
 
 #[test]
-fn memory_that_could_not_be_made_is_room_for_who_waits() {
+fn failed_creation_leaves_its_room_to_the_waiter() {
     let mut world = tiers(8, 8);
     let client = world.open_pinning("a");
     let part = part(world.allocate(client, spec(4)).expect("room"), 0);
@@ -54,7 +54,7 @@ fn memory_that_could_not_be_made_is_room_for_who_waits() {
 }
 
 #[test]
-fn who_stands_behind_one_that_gives_up_is_next() {
+fn waiter_behind_one_that_leaves_is_next() {
     let mut world = tiers(8, 16);
     let client = world.open_pinning("a");
     let large = AllocationSpec { part_size: Some(Bytes::mib(8)), ..spec(8) };
@@ -97,7 +97,7 @@ fn attach(world: &mut World, reader: Client) {
 }
 
 #[test]
-fn who_attached_is_not_forgotten_where_there_are_too_many_extents() {
+fn attach_waiter_stays_while_there_are_too_many_extents() {
     let (mut world, reader, part) = weights_away(3);
     let filler = world.allocate(reader, spec(8)).expect("room");
     attach(&mut world, reader);
@@ -109,7 +109,7 @@ fn who_attached_is_not_forgotten_where_there_are_too_many_extents() {
 
 /// And not at once: what fails for everybody would fail as fast as the driver can say so.
 #[test]
-fn what_failed_to_come_is_tried_again_when_devices_are_looked_at() {
+fn failed_fetch_is_tried_again_after_a_survey() {
     let (mut world, reader, part) = weights_away(100);
     world.fail_copies.push_back(Some("a cable was pulled".to_owned()));
     attach(&mut world, reader);
@@ -121,7 +121,7 @@ fn what_failed_to_come_is_tried_again_when_devices_are_looked_at() {
 }
 
 #[test]
-fn what_is_guaranteed_does_not_wait_behind_who_has_no_guarantee() {
+fn waiter_within_its_guarantee_passes_those_without_one() {
     let mut world = tiers(8, 16);
     let [lender, owner] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     world.operate(world::set_quota("b", 4, 8)).expect("there is room for it");
@@ -139,7 +139,7 @@ fn what_is_guaranteed_does_not_wait_behind_who_has_no_guarantee() {
 }
 
 #[test]
-fn a_tenant_at_its_limit_does_not_overtake_itself() {
+fn tenant_at_its_limit_does_not_overtake_itself() {
     let mut world = tiers(16, 32);
     let client = world.open_pinning("a");
     let mut away = |mib| {
@@ -157,7 +157,7 @@ fn a_tenant_at_its_limit_does_not_overtake_itself() {
 }
 
 #[test]
-fn who_has_ended_is_waited_for_by_nothing() {
+fn ended_session_leaves_no_waiter() {
     let (mut world, client, part, filler) = away_and_filled(tiers(8, 16));
     world.frame(client, ClientFrame::PinEnded { call: 1 });
     world.call(client, ClientRequest::Detach(vec![part.allocation])).expect("detached");

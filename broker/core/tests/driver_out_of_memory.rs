@@ -49,7 +49,7 @@ fn is_full(answer: Option<&Option<Refusal>>) -> bool {
 }
 
 #[test]
-fn an_idle_part_leaves_for_a_pin_and_it_is_tried_again() {
+fn idle_part_leaves_for_a_pin_which_is_tried_again() {
     let (mut world, client, away, idle) = beside_an_idle_one();
     world.out_of_memory = 1;
     world.pin_call(client, 1, &[away]);
@@ -60,7 +60,7 @@ fn an_idle_part_leaves_for_a_pin_and_it_is_tried_again() {
 
 /// A look that began before says nothing of what the driver had not: until the next one, room is made for who waits.
 #[test]
-fn what_was_looked_at_before_does_not_say_that_there_is_memory() {
+fn survey_that_began_earlier_does_not_end_the_shortage() {
     let mut world = tiers(12, 16);
     let [client, other] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     let away = part(world.allocate(client, spec(4)).expect("room"), 0);
@@ -86,7 +86,7 @@ fn what_was_looked_at_before_does_not_say_that_there_is_memory() {
 }
 
 #[test]
-fn it_is_not_tried_before_something_has_left() {
+fn pin_is_not_tried_again_before_something_has_left() {
     let (mut world, client, away, idle) = beside_an_idle_one();
     world.stopped.insert(idle_client(&world, idle).channel);
     world.out_of_memory = 1;
@@ -106,7 +106,7 @@ fn idle_client(world: &World, idle: PartRef) -> Client {
 }
 
 #[test]
-fn where_nothing_is_left_to_leave_it_is_tried_some_times_more() {
+fn pin_is_tried_a_few_times_more_if_nothing_is_left_to_evict() {
     let (mut world, client, away, idle) = beside_an_idle_one();
     // Once before something has left, once after it, and twice in vain after a look.
     world.out_of_memory = 4;
@@ -117,7 +117,7 @@ fn where_nothing_is_left_to_leave_it_is_tried_some_times_more() {
 }
 
 #[test]
-fn where_nothing_is_left_to_leave_the_pin_is_refused() {
+fn pin_is_refused_if_nothing_is_left_to_evict() {
     let (mut world, client, away, idle) = beside_an_idle_one();
     world.out_of_memory = 5;
     world.pin_call(client, 1, &[away]);
@@ -130,7 +130,7 @@ fn where_nothing_is_left_to_leave_the_pin_is_refused() {
 }
 
 #[test]
-fn where_outsiders_hold_it_a_pin_waits_for_them_as_for_anybody() {
+fn pin_waits_for_memory_that_other_programs_have() {
     let mut world = tiers(8, 8);
     let client = world.open_pinning("a");
     let away = part(world.allocate(client, spec(4)).expect("room"), 0);
@@ -148,7 +148,7 @@ fn where_outsiders_hold_it_a_pin_waits_for_them_as_for_anybody() {
 }
 
 #[test]
-fn a_driver_that_never_has_any_is_asked_once_for_all_that_leaves() {
+fn driver_without_memory_is_asked_once_per_departure() {
     let mut world = tiers(32, 64);
     let [client, other] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     let away: Vec<_> = (0..3).map(|_| part(world.allocate(client, spec(4)).expect("room"), 0)).collect();
@@ -167,7 +167,7 @@ fn a_driver_that_never_has_any_is_asked_once_for_all_that_leaves() {
 }
 
 #[test]
-fn what_is_guaranteed_is_not_tried_at_once_either() {
+fn guaranteed_waiter_is_not_tried_at_once_either() {
     let (mut world, client, away, _) = beside_an_idle_one();
     world.operate(set_quota("a", 4, 8)).expect("there is room for it");
     world.out_of_memory = 1000;
@@ -178,7 +178,7 @@ fn what_is_guaranteed_is_not_tried_at_once_either() {
 }
 
 #[test]
-fn a_batch_is_undone_and_made_again_whether_it_waits_or_not() {
+fn batch_is_undone_and_created_again_with_or_without_a_wait() {
     for wait in [0, 1_000_000] {
         let (mut world, client, _, idle) = beside_an_idle_one();
         world.out_of_memory = 1;
@@ -190,7 +190,7 @@ fn a_batch_is_undone_and_made_again_whether_it_waits_or_not() {
 }
 
 #[test]
-fn a_batch_for_which_nothing_can_leave_waits_only_if_it_says_so() {
+fn batch_without_anything_to_evict_waits_only_with_a_wait_time() {
     let (mut world, client, filler) = all_in_use();
     world.out_of_memory = 1;
     let call = batch(&mut world, client, 4, 0);
@@ -215,7 +215,7 @@ fn all_in_use() -> (World, Client, AllocationId) {
 }
 
 #[test]
-fn a_batch_that_waits_is_refused_when_its_time_is_over() {
+fn waiting_batch_is_refused_when_its_time_is_over() {
     let (mut world, client, _) = all_in_use();
     world.out_of_memory = 1;
     let call = batch(&mut world, client, 4, 1_000_000);
@@ -227,7 +227,7 @@ fn a_batch_that_waits_is_refused_when_its_time_is_over() {
 }
 
 #[test]
-fn a_batch_that_waits_is_tried_again_when_its_device_is_looked_at() {
+fn waiting_batch_is_tried_again_after_a_survey() {
     let (mut world, client, _) = all_in_use();
     world.out_of_memory = 9;
     let call = batch(&mut world, client, 4, 60_000_000);
@@ -247,7 +247,7 @@ fn until_looked_at(world: &mut World) {
 }
 
 #[test]
-fn until_somebody_has_looked_there_is_no_more_than_the_driver_had() {
+fn capacity_is_what_the_driver_had_until_a_survey() {
     let mut config = config(&[Bytes::mib(64)]);
     config.devices[0].host = Bytes::mib(64);
     let mut world = World::with(config, StoredQuotas::default());
@@ -267,7 +267,7 @@ fn until_somebody_has_looked_there_is_no_more_than_the_driver_had() {
 
 /// Of its two parts the first is made each time, and undone again.
 #[test]
-fn what_is_undone_of_a_batch_is_no_room_that_was_made_for_it() {
+fn undone_extents_of_a_batch_are_not_room_made_for_it() {
     let mut world = tiers(16, 16);
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     for _ in 0..100 {
