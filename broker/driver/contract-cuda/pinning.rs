@@ -21,43 +21,43 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Returns an entry for the report, and a line for people.
 pub(crate) fn measure(harness: &dyn Harness) -> Result<(Value, String), String> {
     let (driver, completions) = harness.open(Vec::new());
-    let mut pool = Measured { node: driver.host_node(DeviceIndex(0)), driver, completions, last: 0 };
-    let (kept, filling, problem) = pool.fill()?;
-    let pieces = kept.get() / PIECE.get();
+    let mut bench = Measured { node: driver.host_node(DeviceIndex(0)), driver, completions, last: 0 };
+    let (free, filling, problem) = bench.fill()?;
+    let pieces = free.get() / PIECE.get();
     if pieces == 0 {
         return Err(format!("not one piece could be pinned: {}", problem.unwrap_or_default()));
     }
-    let kept_ones = pool.create(pieces, PIECE, false)?;
-    pool.release(pieces)?;
-    let zeroed = pool.create(pieces.min(ZEROED), PIECE, true)?;
-    pool.release(pieces.min(ZEROED))?;
-    let odd = pool.create(1, ODD, false)?;
-    pool.release(1)?;
+    let reused = bench.create(pieces, PIECE, false)?;
+    bench.release(pieces)?;
+    let zeroed = bench.create(pieces.min(ZEROED), PIECE, true)?;
+    bench.release(pieces.min(ZEROED))?;
+    let odd = bench.create(1, ODD, false)?;
+    bench.release(1)?;
     // Then nothing else is free, and the first create of a piece starts a rebuild while others follow.
-    pool.create(pieces, ODD, false)?;
-    pool.release(pieces)?;
-    let lacking = pool.create(1, PIECE, false)?;
-    let meanwhile = pool.create(pieces / 2, ODD, false)?;
+    bench.create(pieces, ODD, false)?;
+    bench.release(pieces)?;
+    let lacking = bench.create(1, PIECE, false)?;
+    let meanwhile = bench.create(pieces / 2, ODD, false)?;
     let text = format!(
         "pinned ahead: {} MiB in {:.3} s{}\na create of {} MiB: kept {:.3} ms (at most {:.3}), zeroed by the CPU {:.2} \
          ms; pinned anew {:.2} ms; lacking where all is odd {:.2} ms, and kept odd ones while that is rebuilt at most {:.2} ms",
-        kept.get() >> 20,
+        free.get() >> 20,
         filling.as_secs_f64(),
         problem.as_ref().map(|problem| format!(", and no more: {problem}")).unwrap_or_default(),
         PIECE.get() >> 20,
-        median(&kept_ones),
-        kept_ones.last().copied().unwrap_or_default(),
+        median(&reused),
+        reused.last().copied().unwrap_or_default(),
         median(&zeroed),
         median(&odd),
         median(&lacking),
         meanwhile.last().copied().unwrap_or_default(),
     );
     let value = json!({
-        "pinned_mib": kept.get() >> 20,
+        "pinned_mib": free.get() >> 20,
         "filling_seconds": filling.as_secs_f64(),
         "problem": problem,
         "piece_mib": PIECE.get() >> 20,
-        "create_kept_ms": median(&kept_ones),
+        "create_kept_ms": median(&reused),
         "create_kept_zeroed_ms": median(&zeroed),
         "create_pinned_anew_ms": median(&odd),
         "create_lacking_ms": median(&lacking),
@@ -83,8 +83,8 @@ impl Measured {
             pieces_max: usize::MAX,
         });
         match self.next()? {
-            Completion::PinnedAhead { free: kept, problem, .. } => {
-                Ok((kept, begun.elapsed(), problem.map(|problem| problem.to_string())))
+            Completion::PinnedAhead { free, problem, .. } => {
+                Ok((free, begun.elapsed(), problem.map(|problem| problem.to_string())))
             }
             other => Err(format!("unexpected: {other:?}")),
         }

@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(next_or_idle(&queue, fill), Some(2));
         assert_eq!(filled, 3);
         drop(sender);
-        assert_eq!(next_or_idle(&queue, || panic!("nobody waits for more")), None);
+        assert_eq!(next_or_idle(&queue, || panic!("all senders are gone")), None);
     }
 
     #[test]

@@ -32,7 +32,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_are_one_text() {
+    fn spans_are_hashed_as_one_text() {
         let text: Vec<u8> = (0..STEP_BYTES + 12_345).map(|at| u8::try_from(at % 251).unwrap()).collect();
         let whole: [u8; 32] = blake3::hash(&text).into();
         assert_eq!(digest([text.as_slice()]), whole);

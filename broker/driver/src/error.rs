@@ -11,13 +11,13 @@ use crate::disk::DirectoryError;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum DriverError {
     /// The device has no more memory. An ordinary event: other programs may have taken it.
-    #[error("out of memory")]
+    #[error("the device is out of memory")]
     OutOfMemory,
     /// The host has no more memory for the driver. An ordinary event.
     #[error("out of host memory: {0}")]
     OutOfHostMemory(HostLimit),
     /// The disk has no more room. An ordinary event.
-    #[error("out of disk: {0}")]
+    #[error("out of disk space: {0}")]
     OutOfDisk(DiskLimit),
     /// The directory for extents is unusable. Only when a driver is opened.
     #[error(transparent)]
@@ -31,9 +31,9 @@ pub enum DriverError {
 pub enum HostLimit {
     /// The configured size of the host tier.
     Capacity(Bytes),
-    /// What the kernel could give without swapping, beyond the reserve for other programs.
+    /// The kernel could give so much without swapping, beyond the reserve for other programs.
     Free(Bytes),
-    /// What the limit of the process's cgroup leaves.
+    /// The limit of the process's cgroup leaves so much.
     Cgroup(Bytes),
     /// `RLIMIT_MEMLOCK`, which is below what the process would have locked then.
     Locked(Bytes),
@@ -44,13 +44,11 @@ pub enum HostLimit {
 impl fmt::Display for HostLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Capacity(bytes) => write!(f, "its capacity is {} bytes", bytes.get()),
-            Self::Free(bytes) => {
-                write!(f, "{} bytes of it are free, besides what is left to others", bytes.get())
-            }
-            Self::Cgroup(bytes) => write!(f, "its cgroup's limit leaves {} bytes", bytes.get()),
-            Self::Locked(bytes) => write!(f, "RLIMIT_MEMLOCK is {} bytes", bytes.get()),
-            Self::Pinned => f.write_str("no more can be pinned"),
+            Self::Capacity(bytes) => write!(f, "the configured size is {bytes}"),
+            Self::Free(bytes) => write!(f, "{bytes} are free beyond the reserve for other programs"),
+            Self::Cgroup(bytes) => write!(f, "the memory limit of the daemon's cgroup leaves {bytes}"),
+            Self::Locked(bytes) => write!(f, "RLIMIT_MEMLOCK of the daemon is {bytes}; raise it"),
+            Self::Pinned => f.write_str("the driver cannot pin more"),
         }
     }
 }
@@ -60,7 +58,7 @@ impl fmt::Display for HostLimit {
 pub enum DiskLimit {
     /// The configured size of the disk tier.
     Capacity(Bytes),
-    /// What the file system has left.
+    /// The file system has so much left.
     Free(Bytes),
     /// The quota of the daemon's user on that file system.
     Quota,
@@ -69,9 +67,9 @@ pub enum DiskLimit {
 impl fmt::Display for DiskLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Capacity(bytes) => write!(f, "its capacity is {} bytes", bytes.get()),
-            Self::Free(bytes) => write!(f, "{} bytes of its file system are free", bytes.get()),
-            Self::Quota => f.write_str("the quota of its file system is used up"),
+            Self::Capacity(bytes) => write!(f, "the configured size is {bytes}"),
+            Self::Free(bytes) => write!(f, "its file system has {bytes} free"),
+            Self::Quota => f.write_str("the daemon's quota on its file system is used up"),
         }
     }
 }
@@ -82,14 +80,14 @@ pub enum CopyError {
     #[error("cancelled")]
     Cancelled,
     /// The disk returned other bytes than were written. The content of this extent is lost, and of no other.
-    #[error("{extent} is damaged on disk, in the 2 MiB from {} on", .at.get())]
+    #[error("extent {extent} is damaged on disk, in the 2 MiB at offset {}", .at.get())]
     Damaged { extent: ExtentId, at: Bytes },
     /// The range was never written, so nothing is lost.
-    #[error("{extent} was not written from {} on", .at.get())]
+    #[error("extent {extent} was never written at offset {}", .at.get())]
     Unwritten { extent: ExtentId, at: Bytes },
-    #[error("read {extent} from {} on: {flaw}", .at.get())]
+    #[error("cannot read extent {extent} at offset {}: {flaw}", .at.get())]
     Unreadable { extent: ExtentId, at: Bytes, flaw: DiskFlaw },
-    #[error("write {extent} from {} on: {flaw}", .at.get())]
+    #[error("cannot write extent {extent} at offset {}: {flaw}", .at.get())]
     Unwritable { extent: ExtentId, at: Bytes, flaw: DiskFlaw },
     #[error(transparent)]
     Driver(#[from] DriverError),
@@ -142,7 +140,7 @@ impl DiskFlaw {
 impl fmt::Display for DiskFlaw {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Short(bytes) => write!(f, "it ends after {} bytes", bytes.get()),
+            Self::Short(bytes) => write!(f, "the file ends after {} bytes", bytes.get()),
             Self::Failed(number) => write!(f, "{}", std::io::Error::from_raw_os_error(*number)),
         }
     }
@@ -153,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bad_medium_loses_what_was_there_and_a_bad_moment_does_not() {
+    fn only_a_bad_medium_loses_content() {
         let (extent, at) = (ExtentId::from_raw(7), Bytes::ZERO);
         let unreadable = |flaw| CopyError::Unreadable { extent, at, flaw };
         let failed = |errno: Errno| unreadable(DiskFlaw::Failed(errno.raw_os_error()));

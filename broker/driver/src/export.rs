@@ -1,4 +1,4 @@
-//! What another process needs to map an extent, and whether another process may have it.
+//! The export of an extent, which other processes need to map it, and whether another process may have it.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -76,7 +76,7 @@ mod tests {
     fn a_lent_descriptor_counts_as_shared_forever() {
         let shared = Arc::new(SharedFd::from(OwnedFd::from(File::open("/dev/null").unwrap())));
         let handle = Export::Memfd(Arc::clone(&shared));
-        assert!(!shared.is_sole(), "somebody can still ask");
+        assert!(!shared.is_sole(), "another clone can still lend it");
         drop(handle.clone());
         drop(handle);
         assert!(shared.is_sole());

@@ -164,7 +164,7 @@ impl<M> FreePinned<M> {
     pub(crate) fn step(&mut self, room: Bytes) -> Option<Step<M>> {
         match self.next_missing(room) {
             Some(size) => Some(Step::Pin(size)),
-            None => self.make_way(room).map(Step::Unpin),
+            None => self.unpin_for_piece(room).map(Step::Unpin),
         }
     }
 
@@ -181,7 +181,7 @@ impl<M> FreePinned<M> {
     }
 
     /// During a rebuild, removes memory of another size to make way for a piece.
-    fn make_way(&mut self, room: Bytes) -> Option<M> {
+    fn unpin_for_piece(&mut self, room: Bytes) -> Option<M> {
         let fits = self.ordinary.saturating_add(self.piece) <= room;
         if !self.pins_ahead() || !fits || self.other_sizes() <= self.ordinary {
             self.rebuilding = Rebuild::Not;
@@ -339,7 +339,7 @@ mod tests {
     #[test]
     fn a_missing_piece_starts_a_rebuild_until_half_are_pieces() {
         let (mut free, room) = (in_halves(16), Bytes::mib(32));
-        assert_eq!(rebuilt(&mut free, room), (0, 0), "nobody has wanted a piece");
+        assert_eq!(rebuilt(&mut free, room), (0, 0), "no caller has wanted a piece");
         assert_eq!(free.take(Bytes::mib(6), false), None);
         assert_eq!(rebuilt(&mut free, room), (0, 0), "nor has who wants another size");
         assert_eq!(free.take(PIECE, false), None);
@@ -361,11 +361,11 @@ mod tests {
         assert_eq!((free.take(PIECE, false), by_size(&free)), (None, [0, 8, 6]));
         let room = room.saturating_add(Bytes::mib(6));
         for memory in [3, 2] {
-            assert_eq!(free.step(room), Some(Step::Unpin(memory)), "what was used least lately");
+            assert_eq!(free.step(room), Some(Step::Unpin(memory)), "the least recently used");
         }
         assert_eq!(free.step(room), Some(Step::Pin(PIECE)), "as soon as there is room for it");
         assert_eq!(free.add(PIECE, fresh(10)), Ok(()));
-        assert!(free.take(ODD, false).is_some(), "who comes meanwhile is served");
+        assert!(free.take(ODD, false).is_some(), "a caller is served meanwhile");
         assert_eq!(free.add(ODD, used(3)), Ok(()));
         assert_eq!(free.step(room), Some(Step::Unpin(9)), "now that is");
         assert_eq!(free.step(room), Some(Step::Pin(PIECE)));

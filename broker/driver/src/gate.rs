@@ -1,5 +1,5 @@
 //! For tests: makes a system call wait, like a disk that hangs for a while.
-#![allow(unsafe_code, reason = "calls that wait are answered by foreign calls alone")]
+#![allow(unsafe_code, reason = "only foreign calls answer waiting system calls")]
 
 use std::{
     mem::zeroed,

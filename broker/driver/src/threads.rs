@@ -24,7 +24,7 @@ struct Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         if thread::panicking() {
-            (self.on_panic)(&format!("its thread {} has panicked", self.name));
+            (self.on_panic)(&format!("the driver's thread {} has panicked", self.name));
         }
     }
 }
@@ -43,7 +43,9 @@ impl Threads {
             run();
         };
         let thread = thread::Builder::new().name(name.to_owned()).spawn(watched);
-        self.all.push(thread.map_err(|error| DriverError::Failed(format!("start thread {name}: {error}")))?);
+        self.all.push(
+            thread.map_err(|error| DriverError::Failed(format!("cannot start thread {name}: {error}")))?,
+        );
         Ok(())
     }
 
@@ -80,6 +82,6 @@ mod tests {
         threads.start("good", Box::new(|| {})).unwrap();
         threads.start("bad", Box::new(|| panic!("on purpose"))).unwrap();
         threads.join();
-        assert_eq!(*reported.lock().unwrap(), ["its thread bad has panicked"]);
+        assert_eq!(*reported.lock().unwrap(), ["the driver's thread bad has panicked"]);
     }
 }

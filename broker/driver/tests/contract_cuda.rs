@@ -46,7 +46,7 @@ const TOGETHER: [&[&str]; 3] = [
 ];
 
 #[test]
-fn with_one_device() {
+fn the_contract_holds_with_one_device() {
     let text = thread::scope(|scope| {
         let runs = TOGETHER.map(|cases| scope.spawn(|| passes(&Fake::new(), cases)));
         runs.map(|run| run.join().unwrap()).join("\n")
@@ -60,15 +60,15 @@ fn with_one_device() {
 }
 
 #[test]
-fn with_two_devices() {
+fn the_contract_holds_with_two_devices() {
     let text = passes(&Fake::new().with("devices = 2"), &["capacity", "another_device"]);
     assert!(text.contains("bytes_arrive_on_another_device ... ok"), "{text}");
-    assert!(text.contains("bytes_come_from_another_device ... ok"), "{text}");
+    assert!(text.contains("bytes_go_to_disk_from_another_device ... ok"), "{text}");
     assert!(text.contains("devices_are_separate ... ok"), "{text}");
 }
 
 #[test]
-fn where_memory_is_not_zero_and_processes_are_not_listed() {
+fn the_contract_holds_with_dirty_memory_and_no_process_list() {
     let text = passes(
         &Fake::new().with("dirty = 1").with("lists = 0").with("context_mib = 32"),
         &["memory", "lifetime"],
@@ -78,7 +78,7 @@ fn where_memory_is_not_zero_and_processes_are_not_listed() {
 }
 
 #[test]
-fn where_memory_of_the_host_does_not_go_by_the_drivers_descriptors() {
+fn the_contract_holds_with_registered_host_memory() {
     let text = passes(
         &Fake::new().with("attribute.141 = 0"),
         &["host::", "kept::", "disk::", "every_direction", "both_directions", "dropped"],
@@ -87,7 +87,7 @@ fn where_memory_of_the_host_does_not_go_by_the_drivers_descriptors() {
 }
 
 #[test]
-fn where_it_cannot_run_it_says_so() {
+fn the_program_says_why_it_cannot_run() {
     let output = run(&Fake::new().with("init = 34"), &[]);
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("the toolkit's stub"), "{output:?}");

@@ -110,7 +110,7 @@ mod tests {
         assert_eq!((config.capacity, config.engine), (Bytes::mib(12), Some(DiskEngine::Threads)));
         let wrong = |problem: DirectoryError| read.explain(&problem);
         let missing = DirectoryError::Missing("/nowhere".into());
-        assert_eq!(wrong(missing), "6:15: disk.directory: there is no /nowhere");
+        assert_eq!(wrong(missing), "6:15: disk.directory: directory /nowhere does not exist");
         let (free, capacity) = (Bytes::mib(1), Bytes::mib(12));
         let small = DirectoryError::TooSmall { directory: "/nowhere".into(), free, capacity };
         assert!(wrong(small).starts_with("4:8: disk.size: "));

@@ -40,7 +40,7 @@ fn copies_are_refused_if_the_cgroup_has_no_room_for_buffers() {
     let cgroup = Cgroup::new(&place, 512 << 20, 511 << 20);
     let command = cgroup.command(&with_disk(&place, &fake));
     let daemon = Daemon::start_by(command, place);
-    let why = "out of host memory: its cgroup's limit leaves 1048576 bytes";
+    let why = "out of host memory: the memory limit of the daemon's cgroup leaves 1 MiB";
     let unmeasured = format!("device 0: {why}; disk: {why}");
     assert!(daemon.log().contains(&unmeasured), "{}", daemon.log());
 

@@ -1,4 +1,4 @@
-//! Fixed memory never moves, whatever an operator orders and whoever needs the room.
+//! Fixed memory never moves, whatever an operator orders and a client needs.
 
 use std::{fs::File, os::unix::fs::FileExt as _, time::Duration};
 
@@ -82,7 +82,7 @@ fn operator_orders_on_a_fixed_part_are_refused() {
             assert_eq!(refused.is(Reason::KindUnsupported).fact("kind"), kind, "{parts:?}");
         }
     }
-    assert!(!session.channel.waits(Duration::from_millis(50)), "nobody is told to unmap anything");
+    assert!(!session.channel.waits(Duration::from_millis(50)), "no session is told to unmap anything");
     let now = daemon.settled_books();
     assert_eq!(
         (now.allocations, now.sessions, now.quotas),
@@ -140,7 +140,7 @@ fn a_fixed_part_is_never_evicted() {
     let refused = other.refused(spec(SIZE));
     let refused = refused.is(Reason::DeviceFull);
     assert_eq!((refused.fact("asked"), refused.fact("free")), ("4194304", "3145728"));
-    assert!(!session.channel.waits(Duration::from_millis(50)), "nobody is told to unmap it");
+    assert!(!session.channel.waits(Duration::from_millis(50)), "no session is told to unmap it");
     assert_eq!(found(&memory), digest(&bytes));
 
     for index in 0..3 {

@@ -60,7 +60,7 @@ fn has_less(daemon: &Daemon, pinned: u64, why: &str) {
         "WARN no further host memory is pinned ahead of need: moving parts wait while it is pinned \
          node=0 pinned_bytes={pinned} problem=out of host memory: {why}"
     );
-    until("it is told", || daemon.log().contains(&said));
+    until("the log says so", || daemon.log().contains(&said));
     let mut session = RawSession::open_with_pins(&daemon.sockets());
     let allocation = session.allocate(spec(8 << 20)).allocation_id;
     let bytes = content(8 << 20, 4);
@@ -94,19 +94,19 @@ fn the_host_tier_is_on_the_node_nearest_to_the_device() {
 }
 
 #[test]
-fn host_memory_that_cannot_be_had() {
-    has_less_than_was_configured(&Fake::new().with("host_mib = 4"), 4 << 20, "no more can be pinned");
+fn a_host_without_memory_is_logged_and_refused() {
+    has_less_than_was_configured(&Fake::new().with("host_mib = 4"), 4 << 20, "the driver cannot pin more");
 }
 
 #[test]
-fn host_memory_that_cannot_be_registered() {
+fn unregistrable_host_memory_is_logged_and_refused() {
     let fake = Fake::new().with("attribute.141 = 0").with("fail.cuMemHostRegister_v2 = 2@1");
     has_less_than_was_configured(&fake, 0, "");
 }
 
 /// Without host memory by descriptor there is a host tier, and only the daemon can map it.
 #[test]
-fn host_memory_that_clients_cannot_map() {
+fn clients_never_map_registered_host_memory() {
     let daemon = Daemon::start_with_host(&Fake::new().with("attribute.141 = 0"), "16MiB");
     let mut session = RawSession::open_with_pins(&daemon.sockets());
     let id = session.allocate(spec(4 << 20)).allocation_id;
@@ -133,12 +133,12 @@ fn host_memory_that_clients_cannot_map() {
 
 /// The driver pins in the daemon's name, and its cgroup has no more: the limit suffices.
 #[test]
-fn a_cgroup_that_is_full() {
+fn a_full_cgroup_refuses_host_memory() {
     let fake = Fake::new().with("attribute.141 = 0");
     let place = tempfile::tempdir().unwrap();
     let cgroup = Cgroup::new(&place, 512 << 20, 511 << 20);
     let command = cgroup.command(&configured(&place, &fake, "16MiB"));
-    has_less(&Daemon::start_by(command, place), 0, "its cgroup's limit leaves 1048576 bytes");
+    has_less(&Daemon::start_by(command, place), 0, "the memory limit of the daemon's cgroup leaves 1 MiB");
 }
 
 /// Beside the host tier there must be room for the daemon, and for the buffers of copies and digests.
@@ -184,13 +184,13 @@ fn memory_used_by_others_in_a_cgroup_is_not_handed_out() {
     until("two more can be pinned", || has(14));
     assert_eq!(device().host_pressure(), PressureLevel::Normal);
     cgroup.takes(511 << 20);
-    until("no more can be pinned", || has(8));
+    until("the driver cannot pin more", || has(8));
     until("it is full", || device().host_pressure() == PressureLevel::Critical);
     let more = session.allocate(spec(4 << 20)).allocation_id;
     assert_eq!(device().host_held_bytes, 8 << 20, "there is nothing to be set aside");
     cgroup.takes(0);
     until("it can be pinned again", || has(16));
-    until("what had nothing below has it now", || device().host_held_bytes == 12 << 20);
+    until("a part without backing has it now", || device().host_held_bytes == 12 << 20);
     assert_eq!(device().host_pressure(), PressureLevel::Normal);
     [id, more].into_iter().for_each(|id| _ = session.free(id));
     until("nothing is charged", || Books::read(&daemon.admin()).are_empty());
@@ -198,12 +198,12 @@ fn memory_used_by_others_in_a_cgroup_is_not_handed_out() {
 
 /// Requests for room that only host memory could make are refused meanwhile, and no client loses anything.
 #[test]
-fn host_memory_that_can_be_had_again() {
+fn room_is_made_once_host_memory_is_available() {
     // On the device there is room for four parts and a little.
     let fake = Fake::new().with("fail.cuMemCreate(host) = 2@triggered").with("memory_mib = 27");
     fake.trigger(true);
     let daemon = Daemon::start_with_host(&fake, "64MiB");
-    until("it is told", || daemon.log().contains("no further host memory is pinned ahead of need"));
+    until("the log says so", || daemon.log().contains("no further host memory is pinned ahead of need"));
     let mut session = RawSession::open_with_pins(&daemon.sockets());
     let id = session.allocate(spec(12 << 20)).allocation_id;
     let bytes = content(12 << 20, 8);
@@ -277,7 +277,7 @@ fn a_memlock_limit_below_the_host_tier_is_logged_at_start() {
         ),
         "{said}"
     );
-    assert!(!daemon.sockets().join("admin.sock").exists(), "nobody could ask it anything");
+    assert!(!daemon.sockets().join("admin.sock").exists(), "no client could ask it anything");
 }
 
 /// The tier is as large as the limit. If the driver shares its own memory by descriptor, nothing of the host

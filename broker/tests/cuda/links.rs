@@ -12,7 +12,7 @@ use crate::{Daemon, configured, seeing};
 fn below_one_bridge() -> Fake {
     let fake = Fake::new().with("devices = 2").with("attribute.34 = 0").with("attribute.50 = 0");
     let fake = fake.with("attribute.33.0 = 23").with("attribute.33.1 = 24");
-    fake.with("still = 1").with("carries = 320").with("road.0 = in 0 1 @ 320")
+    fake.with("still = 1").with("carries = 320").with("link.0 = in 0 1 @ 320")
 }
 
 #[test]

@@ -189,12 +189,12 @@ fn is_poisoned(code: u32) {
 }
 
 #[test]
-fn an_illegal_address_in_the_daemon_s_context() {
+fn an_illegal_address_ends_the_daemon() {
     is_poisoned(700);
 }
 
 #[test]
-fn a_failed_launch_in_the_daemon_s_context() {
+fn a_failed_launch_ends_the_daemon() {
     is_poisoned(719);
 }
 

@@ -21,7 +21,7 @@
 //! | `attribute.N`, `attribute.N.DEVICE` | 1 | 134, the nearest node of the host: 0 |
 //! | `carries` | | MiB a second of each direction of a device; without it copies take no time |
 //! | `still` | 0 | 1: copies between devices and the host leave all bytes in place |
-//! | `road.N` | | `DIRECTIONS DEVICES @ MIB`, as `in 0 1 @ 300`: a shared link of that speed, `in`, `out` or `both`; N from 0 on |
+//! | `link.N` | | `DIRECTIONS DEVICES @ MIB`, as `in 0 1 @ 300`: a shared link of that speed, `in`, `out` or `both`; N from 0 on |
 //! | `cut` | 0 | 1: blocks of `cuMemAlloc` are pieces of larger ones |
 //! | `note` | 0 | 1: calls are noted, see [`Fake::threads_calling`] |
 //! | `hang.FUNCTION` | 0 | 1: after its work the function does not return while [`Fake::trigger`] is on |

@@ -76,7 +76,7 @@ impl Links {
         let devices = 0..script().number("devices", 1);
         let own = devices.flat_map(|device| [(device, Direction::ToDevice), (device, Direction::FromDevice)]);
         let own = own.map(|lane| Link::new(vec![lane], carries));
-        let shared = (0..).map_while(|number: u32| Link::read(script().text(&format!("road.{number}"), "")));
+        let shared = (0..).map_while(|number: u32| Link::read(script().text(&format!("link.{number}"), "")));
         Some(Self {
             links: own.chain(shared).collect(),
             in_flight: BTreeMap::new(),
@@ -107,10 +107,10 @@ impl Links {
     }
 
     fn speed(&self, lane: Lane) -> f64 {
-        let links = self.links.iter().filter(|road| road.lanes.contains(&lane));
-        let of_each = links.map(|road| {
-            let sharing = self.in_flight.keys().filter(|lane| road.lanes.contains(lane)).count();
-            road.bytes_per_second / sharing as f64
+        let links = self.links.iter().filter(|link| link.lanes.contains(&lane));
+        let of_each = links.map(|link| {
+            let sharing = self.in_flight.keys().filter(|lane| link.lanes.contains(lane)).count();
+            link.bytes_per_second / sharing as f64
         });
         of_each.min_by(f64::total_cmp).unwrap_or(f64::MAX)
     }

@@ -208,12 +208,12 @@ impl<'a> Bench<'a> {
         let deadline = Instant::now() + DEADLINE;
         loop {
             let of_node = |it: &FreePinnedFacts| it.node == self.host_node();
-            let kept =
+            let free_pinned =
                 self.driver.free_pinned().into_iter().find(of_node).expect("memory of the node is kept");
-            if is_right(&kept) {
-                return kept;
+            if is_right(&free_pinned) {
+                return free_pinned;
             }
-            assert!(Instant::now() < deadline, "{what}: {kept:?}");
+            assert!(Instant::now() < deadline, "{what}: {free_pinned:?}");
             thread::sleep(Duration::from_millis(2));
         }
     }

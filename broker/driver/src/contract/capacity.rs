@@ -27,7 +27,7 @@ pub fn out_of_memory_is_an_answer(harness: &dyn Harness) -> Verdict {
     Verdict::Passed
 }
 
-pub fn the_whole_capacity_can_be_used_and_comes_back(harness: &dyn Harness) -> Verdict {
+pub fn the_whole_capacity_can_be_used_and_is_returned(harness: &dyn Harness) -> Verdict {
     if !harness.facts().exact_capacity {
         return INEXACT;
     }

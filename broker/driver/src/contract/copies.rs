@@ -146,8 +146,8 @@ pub fn an_exchange_is_a_copy_out_and_then_one_in(harness: &dyn Harness) -> Verdi
     fill(&bench, &coming, &two);
     assert_eq!(bench.copy(&device, &backing, LARGE), Ok(()));
     assert_eq!(bench.copy(&coming, &device, LARGE), Ok(()));
-    assert_has(&mut bench, &backing, &one, "what was there");
-    assert_has(&mut bench, &device, &two, "what is there");
+    assert_has(&mut bench, &backing, &one, "the old content");
+    assert_has(&mut bench, &device, &two, "the new content");
     free_all(bench, [device, coming, backing])
 }
 
@@ -216,7 +216,7 @@ pub fn a_cancelled_copy_is_reported_once_and_harms_no_other(harness: &dyn Harnes
         bench.submit(Submission::CancelCopy { copy });
     }
     assert_eq!(bench.copied(last), Ok(()));
-    assert_eq!(bench.copied_bytes(last), None, "it was told");
+    assert_eq!(bench.copied_bytes(last), None, "it was reported");
     assert_has(&mut bench, &target, &one, "the last one's bytes");
     assert_has(&mut bench, &source, &one, "the source is as it was");
     free_all(bench, [source, scratch, target])
@@ -244,11 +244,11 @@ pub fn an_impossible_copy_is_refused(harness: &dyn Harness) -> Verdict {
         );
     }
     assert_eq!(bench.copy(&device, &host, SMALL), Ok(()));
-    assert_has(&mut bench, &host, &one, "what is right is done");
+    assert_has(&mut bench, &host, &one, "a valid copy is done");
     free_all(bench, [device, host])
 }
 
-pub fn copies_go_on_beside_all_else(harness: &dyn Harness) -> Verdict {
+pub fn copies_go_on_beside_other_submissions(harness: &dyn Harness) -> Verdict {
     const ROUNDS: usize = 4;
     let mut bench = Bench::new(harness);
     let one = Text::new(1, LARGE);

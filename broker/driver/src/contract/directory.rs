@@ -24,7 +24,7 @@ pub fn files_are_named_preallocated_and_deleted(harness: &dyn Harness) -> Verdic
     let file = fs::metadata(folder.file_of(one)).expect("it is named by its id");
     assert_eq!(file.len(), size.get());
     assert!(file.blocks() * 512 >= size.get(), "all of it is allocated");
-    assert_eq!(file.mode() & 0o777, 0o600, "nobody else reads it");
+    assert_eq!(file.mode() & 0o777, 0o600, "only the daemon's user reads it");
     assert!(bench.release_id(one));
     assert_eq!(folder.files(), [format!("vramd-extent-{}", other.get())]);
     bench.finish();
@@ -32,12 +32,12 @@ pub fn files_are_named_preallocated_and_deleted(harness: &dyn Harness) -> Verdic
     Verdict::Passed
 }
 
-pub fn the_capacity_is_kept_to_and_comes_back(harness: &dyn Harness) -> Verdict {
+pub fn the_disk_capacity_is_observed_and_returned(harness: &dyn Harness) -> Verdict {
     let folder = Folder::new(harness);
     let mut bench = opened(harness, &folder);
     assert_eq!(bench.disk().map(|disk| disk.capacity), Some(CAPACITY));
     let full = DriverError::OutOfDisk(DiskLimit::Capacity(CAPACITY));
-    let problem = format!("out of disk: its capacity is {} bytes", CAPACITY.get());
+    let problem = format!("out of disk space: the configured size is {CAPACITY}");
     assert_eq!(full.to_string(), problem);
     assert_eq!(bench.create_disk(CAPACITY.saturating_add(SMALL)), Err(full.clone()));
     for _ in 0..2 {
@@ -75,7 +75,11 @@ pub fn a_directory_serves_one_driver(harness: &dyn Harness) -> Verdict {
     let extent = bench.create_disk(SMALL).expect("there is room");
     let in_use = DirectoryError::InUse { directory: folder.path().to_owned(), by: Some(process::id()) };
     assert_eq!(refused(harness, folder.config()), in_use);
-    let says = format!("{} is another daemon's, process {}", folder.path().display(), process::id());
+    let says = format!(
+        "directory {} is in use by another daemon (process {})",
+        folder.path().display(),
+        process::id()
+    );
     assert_eq!(in_use.to_string(), says);
     assert!(folder.file_of(extent).exists(), "nothing of the first one's is touched");
     bench.finish();
@@ -103,7 +107,7 @@ pub fn an_unusable_directory_is_refused(harness: &dyn Harness) -> Verdict {
     Verdict::Passed
 }
 
-pub fn without_a_directory_nothing_lies_on_disk(harness: &dyn Harness) -> Verdict {
+pub fn extents_on_disk_need_a_directory(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     assert_eq!(bench.disk(), None);
     let none = DriverError::Failed("no directory on disk was given".to_owned());

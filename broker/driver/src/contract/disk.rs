@@ -66,7 +66,7 @@ pub fn bytes_go_to_disk_and_back_every_way(harness: &dyn Harness) -> Verdict {
     })
 }
 
-pub fn bytes_come_from_another_device(harness: &dyn Harness) -> Verdict {
+pub fn bytes_go_to_disk_from_another_device(harness: &dyn Harness) -> Verdict {
     if !harness.facts().several_devices {
         return Verdict::NotApplicable("there is one device");
     }
@@ -84,7 +84,7 @@ pub fn bytes_come_from_another_device(harness: &dyn Harness) -> Verdict {
 }
 
 /// Lengths that are not whole blocks, and reads shorter than what was written.
-pub fn only_the_first_bytes_go_and_come(harness: &dyn Harness) -> Verdict {
+pub fn only_the_first_bytes_are_written_and_read(harness: &dyn Harness) -> Verdict {
     const PIECES: Bytes = Bytes::mib(4);
     by_each(harness, |mut bench, _| {
         let (one, two) = (Text::new(1, PIECES), Text::new(2, PIECES));
@@ -122,7 +122,7 @@ pub fn unwritten_pieces_cannot_be_read(harness: &dyn Harness) -> Verdict {
     })
 }
 
-pub fn a_digest_goes_over_what_lies_on_disk(harness: &dyn Harness) -> Verdict {
+pub fn a_digest_covers_extents_on_disk(harness: &dyn Harness) -> Verdict {
     by_each(harness, |mut bench, folder| {
         let [one, two] = [1, 2].map(|seed| Text::new(seed, LARGE));
         let (host, disk, empty) =
@@ -301,13 +301,13 @@ pub fn a_cancelled_copy_of_the_disk_harms_no_other(harness: &dyn Harness) -> Ver
         for copy in &cancelled {
             let result = bench.copied(*copy);
             assert!(matches!(result, Ok(()) | Err(CopyError::Cancelled)), "{result:?}");
-            assert_eq!(bench.copied_bytes(*copy), None, "it was told");
+            assert_eq!(bench.copied_bytes(*copy), None, "it was reported");
         }
         assert_eq!(bench.copied(last), Ok(()));
         assert_has(&mut bench, &target, &one, "the last one's bytes");
         assert_eq!(bench.copy_by_id(target.id, spoilt, LARGE), Ok(()));
         assert_eq!(bench.copy_by_id(spoilt, scratch.id, LARGE), Ok(()));
-        assert_has(&mut bench, &scratch, &one, "what is written anew is whole");
+        assert_has(&mut bench, &scratch, &one, "rewritten content is whole");
         release_all(&mut bench, [disk, spoilt]);
         let _ = free_all(bench, [scratch, target]);
     })

@@ -92,7 +92,7 @@ pub fn host_memory_runs_out_on_schedule(harness: &dyn Harness) -> Verdict {
     Verdict::Passed
 }
 
-pub fn a_copy_fails_or_is_short_or_corrupt_on_schedule(harness: &dyn Harness) -> Verdict {
+pub fn copies_have_scheduled_faults(harness: &dyn Harness) -> Verdict {
     if !harness.facts().scheduled_faults {
         return NO_FAULTS;
     }
@@ -146,7 +146,7 @@ pub fn the_disk_is_full_on_schedule(harness: &dyn Harness) -> Verdict {
 }
 
 /// Each fault strikes its own copy, and silent damage is found when it is read.
-pub fn a_copy_to_disk_fails_or_is_short_or_corrupt_on_schedule(harness: &dyn Harness) -> Verdict {
+pub fn copies_to_disk_have_scheduled_faults(harness: &dyn Harness) -> Verdict {
     if !harness.facts().scheduled_faults {
         return NO_FAULTS;
     }
@@ -167,7 +167,7 @@ pub fn a_copy_to_disk_fails_or_is_short_or_corrupt_on_schedule(harness: &dyn Har
     Verdict::Passed
 }
 
-pub fn a_copy_from_disk_fails_or_is_short_or_corrupt_on_schedule(harness: &dyn Harness) -> Verdict {
+pub fn copies_from_disk_have_scheduled_faults(harness: &dyn Harness) -> Verdict {
     if !harness.facts().scheduled_faults {
         return NO_FAULTS;
     }
@@ -212,7 +212,7 @@ pub fn the_disk_fails_in_the_middle_of_a_copy_on_schedule(harness: &dyn Harness)
     let unwritable = Err(CopyError::Unwritable { extent: disk, at: HALF, flaw });
     assert_eq!(bench.copy_by_id(source.id, disk, SIZE), unwritable);
     let unwritten = Err(CopyError::Unwritten { extent: disk, at: HALF });
-    assert_eq!(bench.copy_by_id(disk, back.id, SIZE), unwritten, "what was there before is not either");
+    assert_eq!(bench.copy_by_id(disk, back.id, SIZE), unwritten, "the old content is not there either");
     assert_has(&mut bench, &source, &two, "the source is as it was");
 
     assert_eq!(bench.copy_by_id(source.id, disk, SIZE), Ok(()), "it can be written again");
@@ -220,7 +220,7 @@ pub fn the_disk_fails_in_the_middle_of_a_copy_on_schedule(harness: &dyn Harness)
     let next = bench.begin_by_id(disk, back.id, SIZE);
     let unreadable = Err(CopyError::Unreadable { extent: disk, at: HALF, flaw });
     fail.into_iter().for_each(|copy| assert_eq!(bench.copied(copy), unreadable));
-    assert_eq!(bench.copied(next), Ok(()), "who comes after them is served");
+    assert_eq!(bench.copied(next), Ok(()), "the next copy is done");
     assert_has(&mut bench, &back, &two, "nothing is lost");
     free_all(bench, [source, back])
 }

@@ -71,7 +71,7 @@ fn after(before: usize, text: &Text) -> Vec<u8> {
     [vec![0xab; before], text.bytes.clone()].concat()
 }
 
-pub fn bytes_of_a_file_come_from_wherever_they_begin(harness: &dyn Harness) -> Verdict {
+pub fn a_range_of_a_file_is_read_at_any_offset(harness: &dyn Harness) -> Verdict {
     by_each(harness, |mut bench, folder| {
         let one = Text::new(1, SIZE);
         let targets = [in_host(&mut bench, SIZE), on_device(&mut bench, SIZE)];
@@ -141,13 +141,13 @@ pub fn a_changed_file_is_reported_and_its_first_content_counts(harness: &dyn Har
             let damaged = Err(CopyError::Damaged { extent: bad, at: SMALL });
             assert_eq!(bench.copy_by_id(bad, target.id, SIZE), damaged);
             assert_eq!(bench.digest(&[(bad, SIZE)]).map(drop), damaged);
-            assert_eq!(bench.copy_by_id(bad, target.id, SMALL), Ok(()), "what has not changed");
+            assert_eq!(bench.copy_by_id(bad, target.id, SMALL), Ok(()), "the unchanged part");
             // An extent that has read nothing yet accepts the new content.
             assert_eq!(bench.copy_by_id(good, target.id, SIZE), Ok(()));
             assert_ne!(bench.digest(&[(target.id, SIZE)]), Ok(blake3::hash(&one.bytes).into()));
             change(was);
             assert_eq!(bench.copy_by_id(bad, target.id, SIZE), Ok(()), "it is what it was");
-            assert_has(&mut bench, &target, &one, "what was read first");
+            assert_has(&mut bench, &target, &one, "the first content");
             release_all(&mut bench, [bad, good]);
         }
         let _ = free_all(bench, [target]);

@@ -38,7 +38,7 @@ pub fn a_legacy_handle_shares_memory(harness: &dyn Harness) -> Verdict {
     Verdict::Passed
 }
 
-pub fn fixed_memory_is_zero_when_it_is_made_again(harness: &dyn Harness) -> Verdict {
+pub fn reused_fixed_memory_is_zero(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     if !bench.supports(ExtentKind::Fixed) {
         return NONE;

@@ -36,9 +36,9 @@ fn make_unzeroed(bench: &mut Bench<'_>, size: Bytes) -> Result<Extent, DriverErr
 
 /// Pins small pieces ahead, and returns how much is free.
 fn filled(bench: &mut Bench<'_>, size: Bytes, pieces_max: usize) -> Bytes {
-    let (kept, problem) = bench.pin_ahead(size, SMALL, pieces_max);
+    let (free_pinned, problem) = bench.pin_ahead(size, SMALL, pieces_max);
     assert_eq!(problem, None);
-    kept
+    free_pinned
 }
 
 pub fn free_memory_is_reused_and_zeroed_on_request(harness: &dyn Harness) -> Verdict {
@@ -76,7 +76,7 @@ pub fn memory_exported_to_another_process_is_not_reused(harness: &dyn Harness) -
     let extent = make_unzeroed(&mut bench, SMALL).expect("there is room for another");
     assert_ne!(bench.digest(&[(extent.id, SMALL)]), hash(&content(1)));
     assert_eq!(bench.copy(&source, &extent, SMALL), Ok(()));
-    assert_eq!(importer.read(0, content(1).len()), content(1), "nobody else writes there");
+    assert_eq!(importer.read(0, content(1).len()), content(1), "no other extent writes there");
     drop(importer);
     if !returned {
         bench.await_return(id);
@@ -133,8 +133,12 @@ fn fragmented(bench: &mut Bench<'_>, all: Bytes) {
             .map(|_| bench.create_host_as(LARGE, false).expect("pieces go for it"))
             .collect();
         large.into_iter().for_each(|extent| bench.free(extent));
-        let kept = bench.free_pinned_until("all is kept as it was", |kept| kept.larger == all);
-        assert_eq!((kept.ordinary, kept.smaller, kept.rebuilds), (Bytes::ZERO, Bytes::ZERO, 0));
+        let free_pinned =
+            bench.free_pinned_until("all is kept as it was", |free_pinned| free_pinned.larger == all);
+        assert_eq!(
+            (free_pinned.ordinary, free_pinned.smaller, free_pinned.rebuilds),
+            (Bytes::ZERO, Bytes::ZERO, 0)
+        );
     }
 }
 
@@ -145,18 +149,23 @@ pub fn other_sizes_become_pieces_once_a_piece_is_missing(harness: &dyn Harness) 
     let first = make_unzeroed(&mut bench, SMALL).expect("something goes for it");
     assert_eq!(bench.copy(&source, &first, SMALL), Ok(()));
     // Of the 14 MiB beside it one extent of 4 MiB is left once pieces have more than that.
-    let kept = bench.free_pinned_until("half of it are pieces", |kept| kept.ordinary == Bytes::mib(10));
-    assert_eq!((kept.larger, kept.rebuilds), (LARGE, 1));
+    let free_pinned = bench
+        .free_pinned_until("half of it are pieces", |free_pinned| free_pinned.ordinary == Bytes::mib(10));
+    assert_eq!((free_pinned.larger, free_pinned.rebuilds), (LARGE, 1));
     let extents: Vec<_> = (0..5).map(|_| bench.make_host()).collect();
     for extent in &extents {
         assert_eq!(bench.digest(&[(extent.id, SMALL)]), hash(&vec![0; content(0).len()]));
     }
-    assert_eq!(bench.free_pinned_until("all are taken", |kept| kept.ordinary.is_zero()).larger, LARGE);
+    assert_eq!(
+        bench.free_pinned_until("all are taken", |free_pinned| free_pinned.ordinary.is_zero()).larger,
+        LARGE
+    );
     let large = bench.create_host_as(LARGE, false).expect("that size is kept too");
-    assert_eq!(bench.digest(&[(first.id, SMALL)]), hash(&content(5)), "what extents have nobody touches");
+    assert_eq!(bench.digest(&[(first.id, SMALL)]), hash(&content(5)), "memory of extents is not touched");
     extents.into_iter().chain([large, first, source]).for_each(|extent| bench.free(extent));
-    let kept = bench.free_pinned_until("all is back", |kept| kept.ordinary == Bytes::mib(12));
-    assert_eq!((kept.larger, kept.rebuilds), (LARGE, 1), "there were pieces all the time");
+    let free_pinned =
+        bench.free_pinned_until("all is back", |free_pinned| free_pinned.ordinary == Bytes::mib(12));
+    assert_eq!((free_pinned.larger, free_pinned.rebuilds), (LARGE, 1), "there were pieces all the time");
     bench.finish();
     Verdict::Passed
 }
@@ -222,9 +231,9 @@ pub fn the_end_does_not_wait_for_pinning_ahead(harness: &dyn Harness) -> Verdict
     bench.submit(Submission::PinAhead { node, size: Bytes::mib(64), piece: SMALL, pieces_max: MANY });
     bench.submit(Submission::CreateHost { extent, node, size: SMALL, zeroed: true });
     let reported = bench.end();
-    let kept =
+    let free_pinned =
         |it: &Completion| matches!(it, Completion::PinnedAhead { free, .. } if *free <= Bytes::mib(64));
-    assert_eq!(reported.iter().filter(|it| kept(it)).count(), 1, "{reported:?}");
+    assert_eq!(reported.iter().filter(|it| free_pinned(it)).count(), 1, "{reported:?}");
     assert!(
         reported.iter().any(|it| matches!(it, Completion::Created { result: Ok(_), .. })),
         "{reported:?}"

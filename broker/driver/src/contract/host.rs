@@ -34,7 +34,7 @@ pub fn host_memory_is_zero_and_can_be_shared(harness: &dyn Harness) -> Verdict {
     Verdict::Passed
 }
 
-pub fn host_memory_is_zero_when_it_is_made_again(harness: &dyn Harness) -> Verdict {
+pub fn reused_host_memory_is_zero(harness: &dyn Harness) -> Verdict {
     memory::zero_each_time(harness, Bench::make_host)
 }
 

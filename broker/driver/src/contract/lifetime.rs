@@ -15,7 +15,7 @@ pub fn memory_without_holders_is_returned_at_once(harness: &dyn Harness) -> Verd
         let extent = bench.make();
         bench.release(extent)
     });
-    assert!(at_once, "{ATTEMPTS} releases, and each was said to be held by somebody");
+    assert!(at_once, "{ATTEMPTS} releases, and each found a holder");
     bench.finish();
     Verdict::Passed
 }

@@ -22,7 +22,7 @@ pub fn fresh_memory_is_zero(harness: &dyn Harness) -> Verdict {
     Verdict::Passed
 }
 
-pub fn used_memory_is_zero_when_it_is_made_again(harness: &dyn Harness) -> Verdict {
+pub fn reused_memory_is_zero(harness: &dyn Harness) -> Verdict {
     zero_each_time(harness, Bench::make)
 }
 

@@ -59,7 +59,7 @@ pub trait Harness {
     fn quiet(&self);
 }
 
-/// What the machine and its driver can show.
+/// The abilities of the machine and its driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// Memory is charged to the byte, and no other program uses the devices.
@@ -130,7 +130,7 @@ macro_rules! contract_tests {
     (@all $($what:tt)*) => {
         $crate::contract_tests! { $($what)*;
             memory::fresh_memory_is_zero,
-            memory::used_memory_is_zero_when_it_is_made_again,
+            memory::reused_memory_is_zero,
             memory::importers_see_each_others_bytes,
             memory::an_importer_chooses_its_access,
             memory::a_mapping_outlives_its_descriptor,
@@ -142,12 +142,12 @@ macro_rules! contract_tests {
             lifetime::a_killed_holder_frees,
             lifetime::memory_outlives_its_driver,
             capacity::out_of_memory_is_an_answer,
-            capacity::the_whole_capacity_can_be_used_and_comes_back,
+            capacity::the_whole_capacity_can_be_used_and_is_returned,
             capacity::memory_held_by_others_is_not_free,
             capacity::memory_of_an_earlier_driver_is_not_free,
             capacity::devices_are_separate,
             host::host_memory_is_zero_and_can_be_shared,
-            host::host_memory_is_zero_when_it_is_made_again,
+            host::reused_host_memory_is_zero,
             host::a_mapping_of_host_memory_outlives_its_release,
             host::running_out_of_host_memory_is_an_answer,
             host::invalid_host_submissions_are_refused,
@@ -169,14 +169,14 @@ macro_rules! contract_tests {
             copies::a_demand_copy_goes_first,
             copies::a_cancelled_copy_is_reported_once_and_harms_no_other,
             copies::an_impossible_copy_is_refused,
-            copies::copies_go_on_beside_all_else,
+            copies::copies_go_on_beside_other_submissions,
             copies::a_copy_keeps_its_extents_alive,
             copies::copies_are_done_though_the_driver_is_dropped,
             disk::bytes_go_to_disk_and_back_every_way,
-            disk::bytes_come_from_another_device,
-            disk::only_the_first_bytes_go_and_come,
+            disk::bytes_go_to_disk_from_another_device,
+            disk::only_the_first_bytes_are_written_and_read,
             disk::unwritten_pieces_cannot_be_read,
-            disk::a_digest_goes_over_what_lies_on_disk,
+            disk::a_digest_covers_extents_on_disk,
             disk::a_damaged_extent_is_reported_and_no_other,
             disk::a_truncated_extent_file_is_reported,
             disk::copies_from_disk_and_to_disk_are_done_in_order,
@@ -186,7 +186,7 @@ macro_rules! contract_tests {
             disk::a_copy_keeps_its_disk_extents_alive,
             disk::copies_of_the_disk_are_done_though_the_driver_is_dropped,
             disk::invalid_disk_submissions_are_refused,
-            files::bytes_of_a_file_come_from_wherever_they_begin,
+            files::a_range_of_a_file_is_read_at_any_offset,
             files::bytes_beyond_the_end_of_a_file_are_zeros,
             files::a_changed_file_is_reported_and_its_first_content_counts,
             files::a_truncated_file_is_reported_and_a_renamed_one_is_read,
@@ -194,11 +194,11 @@ macro_rules! contract_tests {
             files::files_need_no_directory,
             files::invalid_file_submissions_are_refused,
             directory::files_are_named_preallocated_and_deleted,
-            directory::the_capacity_is_kept_to_and_comes_back,
+            directory::the_disk_capacity_is_observed_and_returned,
             directory::only_files_of_an_earlier_daemon_are_deleted,
             directory::a_directory_serves_one_driver,
             directory::an_unusable_directory_is_refused,
-            directory::without_a_directory_nothing_lies_on_disk,
+            directory::extents_on_disk_need_a_directory,
             directory::the_engine_is_reported,
             digest::a_digest_is_of_the_bytes,
             digest::a_digest_can_be_of_a_part,
@@ -208,7 +208,7 @@ macro_rules! contract_tests {
             submissions::each_submission_is_answered_once,
             submissions::submissions_are_done_though_the_driver_is_dropped,
             fixed::a_legacy_handle_shares_memory,
-            fixed::fixed_memory_is_zero_when_it_is_made_again,
+            fixed::reused_fixed_memory_is_zero,
             fixed::fixed_memory_can_be_digested,
             other_programs::memory_of_other_programs_is_unbrokered,
             other_programs::clients_contexts_are_counted_apart,
@@ -217,11 +217,11 @@ macro_rules! contract_tests {
             faults::a_delayed_submission_holds_up_no_other,
             faults::a_delay_passes,
             faults::host_memory_runs_out_on_schedule,
-            faults::a_copy_fails_or_is_short_or_corrupt_on_schedule,
+            faults::copies_have_scheduled_faults,
             faults::a_late_copy_is_overtaken,
             faults::the_disk_is_full_on_schedule,
-            faults::a_copy_to_disk_fails_or_is_short_or_corrupt_on_schedule,
-            faults::a_copy_from_disk_fails_or_is_short_or_corrupt_on_schedule,
+            faults::copies_to_disk_have_scheduled_faults,
+            faults::copies_from_disk_have_scheduled_faults,
             faults::the_disk_fails_in_the_middle_of_a_copy_on_schedule,
         }
     };

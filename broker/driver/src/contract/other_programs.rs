@@ -27,7 +27,7 @@ pub fn memory_of_other_programs_is_unbrokered(harness: &dyn Harness) -> Verdict 
     let small = bench.make();
     other_program.kill();
     let less = taken.saturating_sub(half).saturating_add(SMALL);
-    assert!(bench.survey_until(FIRST, |_, now| now < less) < less, "what it had is free");
+    assert!(bench.survey_until(FIRST, |_, now| now < less) < less, "its memory is free");
     bench.free(small);
     bench.finish();
     Verdict::Passed

@@ -32,7 +32,7 @@ pub fn invalid_submissions_are_refused(harness: &dyn Harness) -> Verdict {
         kind: ExtentKind::Movable,
     });
     assert!(matches!(bench.created(extent.id), Err(DriverError::Failed(_))), "the id is in use");
-    assert!(bench.release_id(new_id()), "nobody holds what never was");
+    assert!(bench.release_id(new_id()), "an unknown extent has no holder");
     assert_eq!(bench.survey(nowhere), Bytes::ZERO);
     bench.free(extent);
     bench.finish();

@@ -259,7 +259,7 @@ impl<L: Mover> Lane<L> {
     fn next_to_begin(&mut self) -> Option<NextChunk> {
         let Self { links, queues, active, .. } = self;
         links.begin(|class| {
-            let at = begun_of(class, active, &mut queues[class.index()])?;
+            let at = find_active(class, active, &mut queues[class.index()])?;
             let class = active[at].job.entry.class();
             Some(NextChunk { at, class, length: active[at].next_length::<L>().map(Bytes::new) })
         })
@@ -267,7 +267,7 @@ impl<L: Mover> Lane<L> {
 }
 
 /// The index of a copy of that class with something left to begin.
-fn begun_of<W>(class: CopyClass, active: &mut Vec<ActiveCopy<W>>, queue: &mut Queue<W>) -> Option<usize> {
+fn find_active<W>(class: CopyClass, active: &mut Vec<ActiveCopy<W>>, queue: &mut Queue<W>) -> Option<usize> {
     let is_left = |it: &ActiveCopy<_>| !it.is_all_begun() && it.job.entry.class() == class;
     active.iter().position(is_left).or_else(|| {
         active.push(ActiveCopy::of(queue.pop()?));

@@ -210,7 +210,11 @@ mod tests {
         while first(one) == Some(CopyClass::Demand) {
             one.begin(|class| next(class, Some(CHUNK)));
         }
-        assert_eq!([one, other].map(first), [Some(CopyClass::WriteBack); 2], "whoever comes first");
+        assert_eq!(
+            [one, other].map(first),
+            [Some(CopyClass::WriteBack); 2],
+            "for the lane that begins first"
+        );
         std::thread::scope(|scope| {
             let mut second = None;
             one.begin(|class| {

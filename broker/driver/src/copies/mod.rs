@@ -68,11 +68,11 @@ impl fmt::Display for LaneId {
 /// Checks that so many bytes can be copied from one extent to the other.
 pub(crate) fn check(from: (ExtentId, Bytes), to: (ExtentId, Bytes), size: Bytes) -> Result<(), DriverError> {
     if from.0 == to.0 {
-        return Err(DriverError::Failed(format!("{} cannot be copied onto itself", from.0)));
+        return Err(DriverError::Failed(format!("extent {} cannot be copied onto itself", from.0)));
     }
     for (extent, has) in [from, to] {
         if size > has {
-            let problem = format!("{extent} has {} bytes, not {}", has.get(), size.get());
+            let problem = format!("extent {extent} has {} bytes, {} were requested", has.get(), size.get());
             return Err(DriverError::Failed(problem));
         }
     }
@@ -81,5 +81,5 @@ pub(crate) fn check(from: (ExtentId, Bytes), to: (ExtentId, Bytes), size: Bytes)
 
 /// The caller must choose the memory between the two.
 pub(crate) fn both_on_disk(from: ExtentId, to: ExtentId) -> DriverError {
-    DriverError::Failed(format!("{from} and {to} lie on disk: one is copied to memory first"))
+    DriverError::Failed(format!("extents {from} and {to} both lie on disk: copy through memory"))
 }

@@ -45,7 +45,7 @@ pub(crate) struct Entry {
 impl Table {
     pub(crate) fn register(self: &Arc<Self>, copy: CopyId, size: Bytes, class: CopyClass) -> RequestedCopy {
         let entry = match self.copies().entry(copy) {
-            Slot::Occupied(_) => Err(DriverError::Failed(format!("{copy} is under way"))),
+            Slot::Occupied(_) => Err(DriverError::Failed(format!("copy {copy} is in flight already"))),
             Slot::Vacant(slot) => {
                 let progress = Arc::clone(slot.insert(Arc::default()));
                 progress.awaited.store(class == CopyClass::Demand, Ordering::Relaxed);

@@ -182,7 +182,7 @@ impl Dispatcher {
                     Some(maker) => send(maker, Make { extent, size, kind }),
                     None => send(
                         &self.releases,
-                        ReleaserOrder::Report(Completion::Created { extent, result: nowhere(device) }),
+                        ReleaserOrder::Report(Completion::Created { extent, result: unknown_device(device) }),
                     ),
                 }
             }
@@ -219,8 +219,8 @@ impl Dispatcher {
     }
 }
 
-fn nowhere<T>(device: DeviceIndex) -> Result<T, DriverError> {
-    Err(DriverError::Failed(format!("there is no device {device}")))
+fn unknown_device<T>(device: DeviceIndex) -> Result<T, DriverError> {
+    Err(DriverError::Failed(format!("device {device} does not exist")))
 }
 
 /// All submissions are still done. If the driver is dropped inside its own sink, it waits for none of its

@@ -30,7 +30,7 @@ pub(super) struct State {
     extents: Mutex<HashMap<ExtentId, Extent>>,
     /// Bytes left to pin ahead, by node.
     to_pin: Mutex<BTreeMap<HostNode, Bytes>>,
-    kept: Mutex<Vec<FreePinnedFacts>>,
+    free_pinned: Mutex<Vec<FreePinnedFacts>>,
     /// Whether host memory is charged to the process's cgroup.
     in_cgroup: bool,
     lost: AtomicBool,
@@ -69,19 +69,23 @@ impl Live {
 
 impl State {
     pub(super) fn new(api: Arc<Api>, devices: Vec<Arc<Device>>, in_cgroup: bool, sink: Sink) -> Self {
-        let (extents, to_pin, kept) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (extents, to_pin, free_pinned) = (Mutex::default(), Mutex::default(), Mutex::default());
         let (buffers, lost, hashed) = (Arc::default(), AtomicBool::new(false), HashedBytes::default());
-        Self { devices, api, buffers, extents, to_pin, kept, in_cgroup, lost, hashed, sink }
+        Self { devices, api, buffers, extents, to_pin, free_pinned, in_cgroup, lost, hashed, sink }
     }
 
     /// Sets the bytes left to pin ahead, by node, and the free memory.
-    pub(super) fn set_host_memory(&self, to_pin: BTreeMap<HostNode, Bytes>, kept: Vec<FreePinnedFacts>) {
+    pub(super) fn set_host_memory(
+        &self,
+        to_pin: BTreeMap<HostNode, Bytes>,
+        free_pinned: Vec<FreePinnedFacts>,
+    ) {
         *self.to_pin.lock().unwrap_or_else(PoisonError::into_inner) = to_pin;
-        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = kept;
+        *self.free_pinned.lock().unwrap_or_else(PoisonError::into_inner) = free_pinned;
     }
 
     pub(super) fn free_pinned(&self) -> Vec<FreePinnedFacts> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.free_pinned.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The part of the host memory near one device that could not be pinned now.
@@ -120,7 +124,7 @@ impl State {
         match self.extents().get(&extent) {
             Some(Extent::Live(held)) => Ok(Live::Memory(held.clone())),
             Some(Extent::OnDisk(disk)) => Ok(Live::Disk(Arc::clone(disk))),
-            _ => Err(DriverError::Failed(format!("there is no {extent}"))),
+            _ => Err(DriverError::Failed(format!("extent {extent} does not exist"))),
         }
     }
 
@@ -148,7 +152,7 @@ impl State {
     pub(super) fn report(&self, completion: Completion) {
         if let Some(poison) = self.api.poison() {
             if !self.lost.swap(true, Ordering::Relaxed) {
-                let problem = format!("a CUDA context of the daemon is of no more use: {poison}");
+                let problem = format!("a CUDA error has ended a context of the daemon: {poison}");
                 (self.sink)(Completion::Lost { problem });
             }
             return;

@@ -80,7 +80,7 @@ impl Drop for Holder {
 }
 
 #[test]
-fn no_library() {
+fn a_missing_library_is_refused() {
     let none = CudaConfig { library: Some("/nowhere/libcuda.so.1".into()), ..CudaConfig::default() };
     let why = probe(none).expect_err("there is no such library");
     assert!(matches!(why, ProbeError::NoLibrary { .. }));
@@ -88,7 +88,7 @@ fn no_library() {
 }
 
 #[test]
-fn a_library_that_cannot_be_initialised() {
+fn a_library_that_fails_to_initialise_is_refused() {
     let stub = why(&Fake::new().with("init = 34"));
     assert!(matches!(stub, ProbeError::Stub { .. }), "{stub}");
     assert_eq!(why(&Fake::new().with("init = 100")), ProbeError::NoDevice);
@@ -99,7 +99,7 @@ fn a_library_that_cannot_be_initialised() {
 }
 
 #[test]
-fn a_driver_too_old() {
+fn an_old_driver_is_refused() {
     let old = why(&Fake::new().with("version = 10020").without("cuMemExportToShareableHandle")).to_string();
     assert!(old.contains("(CUDA 10.2) has no function cuMemExportToShareableHandle"), "{old}");
     let no_driver = why(&Fake::new().without("cuInit")).to_string();
@@ -107,12 +107,12 @@ fn a_driver_too_old() {
 }
 
 #[test]
-fn no_device() {
+fn a_library_without_devices_is_refused() {
     assert_eq!(why(&Fake::new().with("devices = 0")), ProbeError::NoDevice);
 }
 
 #[test]
-fn modes_that_let_no_client_in() {
+fn exclusive_compute_modes_are_refused() {
     for (mode, word) in [(2, "Prohibited"), (3, "Exclusive_Process")] {
         let refused = refusals(&Fake::new().with(&format!("compute_mode = {mode}")));
         assert!(refused[0].as_ref().is_some_and(|why| why.contains(word)), "{refused:?}");
@@ -158,14 +158,14 @@ fn a_scrub_override_means_zeroing() {
 }
 
 #[test]
-fn no_room_for_a_context() {
+fn a_device_without_room_for_a_context_is_refused() {
     let (driver, _completions) = opened(&Fake::new().with("memory_mib = 4"));
     let error = driver.unwrap_err().to_string();
     assert!(error.contains("cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY (2)"), "{error}");
 }
 
 #[test]
-fn an_unknown_code_is_told_as_it_is() {
+fn an_unknown_code_is_reported_unchanged() {
     // The scrub check has created six extents by then, and the driver its sentinel.
     let (driver, completions) = opened(&Fake::new().with("fail.cuMemCreate = 54321@8"));
     let driver = driver.unwrap();
@@ -178,7 +178,7 @@ fn an_unknown_code_is_told_as_it_is() {
 }
 
 #[test]
-fn a_poisoned_context_is_the_last_that_is_told() {
+fn a_lost_context_is_the_last_report() {
     let (driver, completions) = opened(&Fake::new().with("fail.cuStreamQuery = 700@2"));
     let driver = driver.unwrap();
     driver.submit(create(1, ExtentKind::Movable));
@@ -192,7 +192,7 @@ fn a_poisoned_context_is_the_last_that_is_told() {
     driver.submit(Submission::Digest { ticket: 1, spans: Vec::new() });
     drop(driver);
     assert!(completions.iter().next().is_none(), "nothing after that");
-    assert!(handle.fd().is_some(), "what was handed out stays");
+    assert!(handle.fd().is_some(), "exported memory stays");
 }
 
 #[test]
@@ -218,8 +218,8 @@ fn a_failed_export_leaves_nothing() {
 }
 
 #[test]
-fn where_outsiders_left_no_room_to_look_it_starts_and_zeroes() {
+fn the_driver_zeroes_extents_without_room_for_the_scrub_check() {
     let (driver, _completions) = opened(&Fake::new().with("fail.cuMemCreate = 2@3"));
     let facts = format!("{:?}", driver.unwrap().facts());
-    assert!(facts.contains("no room to look"), "{facts}");
+    assert!(facts.contains("no room for the check"), "{facts}");
 }

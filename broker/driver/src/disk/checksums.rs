@@ -1,6 +1,6 @@
 //! The checksums of one extent on disk, one for each piece, kept in memory as long as the extent lives.
 //!
-//! No extent outlives the daemon, so its checksums need not either. What corrupts the file cannot corrupt them.
+//! No extent outlives the daemon, so its checksums need not either. A fault that corrupts the file cannot corrupt them.
 //! Extent and offset go into each checksum, so that the bytes of another piece count as damage too.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -107,7 +107,7 @@ mod tests {
         checksums.enter(PIECE, sum);
         assert_eq!(checksums.expected(0, 1), unwritten(0));
         assert_eq!(checksums.expected(PIECE, 3), Ok(sum));
-        assert_eq!(checksums.expected(PIECE, 4), unwritten(PIECE), "so much was not");
+        assert_eq!(checksums.expected(PIECE, 4), unwritten(PIECE), "it was not written so far");
         checksums.forget(PIECE);
         assert_eq!(checksums.expected(PIECE, 3), unwritten(PIECE));
         assert_eq!(checksums.expected(2 * PIECE, 0), unwritten(2 * PIECE), "behind the end");

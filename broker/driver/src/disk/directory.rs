@@ -57,7 +57,7 @@ impl Directory {
         writeln!(owner, "{}", std::process::id())
             .map_err(|error| context.failed("write its lock file", error))?;
         probe(&context, &fd)?;
-        let free = free(&fd).map_err(|error| context.failed("ask how much is free", error))?;
+        let free = free(&fd).map_err(|error| context.failed("read its free space", error))?;
         if free < capacity {
             return Err(DirectoryError::TooSmall { directory: path.to_owned(), free, capacity });
         }
@@ -79,11 +79,12 @@ impl Directory {
         size: Bytes,
     ) -> Result<ExtentFile, DriverError> {
         let charge = Charge::new(Arc::clone(self), size)?;
-        let failed =
-            |what: &str, error: Errno| DriverError::Failed(format!("{what} a file for {extent}: {error}"));
+        let failed = |what: &str, error: Errno| {
+            DriverError::Failed(format!("cannot {what} a file for extent {extent}: {error}"))
+        };
         let name = name_of(extent);
         let fd = openat(&self.fd, &name, DIRECT | OFlags::CREATE | OFlags::EXCL, PRIVATE)
-            .map_err(|error| failed("make", error))?;
+            .map_err(|error| failed("create", error))?;
         let file = ExtentFile { fd: Arc::new(fd), name, charge, is_deleted: false };
         loop {
             match fallocate(&*file.fd, FallocateFlags::empty(), 0, size.get()) {
@@ -197,7 +198,7 @@ fn lock(context: &DirectoryContext<'_>, directory: &OwnedFd) -> Result<File, Dir
 }
 
 fn delete_leftovers(context: &DirectoryContext<'_>, directory: &OwnedFd) -> Result<(), DirectoryError> {
-    let failed = |error| context.failed("look for files of an earlier daemon", error);
+    let failed = |error| context.failed("list files of an earlier daemon", error);
     for entry in fs::read_dir(context.directory()).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let is_file = entry.file_type().map_err(failed)?.is_file();
@@ -222,7 +223,7 @@ fn probe(context: &DirectoryContext<'_>, directory: &OwnedFd) -> Result<(), Dire
     }
     // Some file systems create the file before they refuse direct IO.
     match unlinkat(directory, PROBE, AtFlags::empty()) {
-        Err(error) if error != Errno::NOENT => Err(context.failed("delete a file", error)),
+        Err(error) if error != Errno::NOENT => Err(context.failed("delete the probe file", error)),
         _ => probed,
     }
 }
@@ -234,21 +235,21 @@ fn try_out(
     let direct = |error| match error {
         Errno::INVAL => DirectoryError::NoDirectIo(context.directory()),
         Errno::ACCESS | Errno::PERM | Errno::ROFS => context.not_writable(error),
-        error => context.failed("write and read a file", error),
+        error => context.failed("write and read the probe file", error),
     };
     let file = open().map_err(direct)?;
     fallocate(&file, FallocateFlags::empty(), 0, 2 * BLOCK).map_err(|error| match error {
         Errno::OPNOTSUPP | Errno::NOSYS => DirectoryError::NoPreallocation(context.directory()),
-        error => context.failed("preallocate a file", error),
+        error => context.failed("preallocate the probe file", error),
     })?;
-    let mut buffer = Buffer::new(ALIGNMENT).map_err(|error| context.failed("make a buffer", error))?;
+    let mut buffer = Buffer::new(ALIGNMENT).map_err(|error| context.failed("allocate a buffer", error))?;
     let text = [0x5a; ALIGNMENT];
     buffer.fill(&text);
     let written = pwrite(&file, buffer.bytes(), BLOCK).map_err(direct)?;
-    let mut back = Buffer::new(ALIGNMENT).map_err(|error| context.failed("make a buffer", error))?;
+    let mut back = Buffer::new(ALIGNMENT).map_err(|error| context.failed("allocate a buffer", error))?;
     let read = pread(&file, back.bytes_mut(), BLOCK).map_err(direct)?;
     if written != ALIGNMENT || read != ALIGNMENT || back.bytes() != text {
-        return Err(context.failed("write and read a file", "what was read is not what was written"));
+        return Err(context.failed("write and read the probe file", "it reads other bytes than were written"));
     }
     Ok(())
 }

@@ -10,33 +10,33 @@ use vramd_types::Bytes;
 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum DirectoryError {
-    #[error("there is no {}", .0.display())]
+    #[error("directory {} does not exist", .0.display())]
     Missing(PathBuf),
-    #[error("{} is no directory", .0.display())]
+    #[error("{} is not a directory", .0.display())]
     NoDirectory(PathBuf),
     #[error("{} cannot be written: {problem}", .directory.display())]
     NotWritable { directory: PathBuf, problem: String },
-    #[error("{} is another daemon's{}", .directory.display(), by_whom(*.by))]
+    #[error("directory {} is in use by another daemon{}", .directory.display(), holder_suffix(*.by))]
     InUse {
         directory: PathBuf,
         /// The id of its process, if the lock file names one.
         by: Option<u32>,
     },
-    #[error("the file system of {} has no direct IO", .0.display())]
+    #[error("the file system of {} does not support direct IO", .0.display())]
     NoDirectIo(PathBuf),
-    #[error("the file system of {} cannot preallocate files", .0.display())]
+    #[error("the file system of {} does not support fallocate", .0.display())]
     NoPreallocation(PathBuf),
-    #[error("{} has {} bytes free, not {}", .directory.display(), .free.get(), .capacity.get())]
+    #[error("the file system of {} has {free} free, less than the configured {capacity}", .directory.display())]
     TooSmall { directory: PathBuf, free: Bytes, capacity: Bytes },
     /// The configuration names io_uring.
-    #[error("io_uring cannot be used: {0}")]
+    #[error("io_uring is not available: {0}")]
     NoUring(String),
-    #[error("{}: {context}: {problem}", .directory.display())]
+    #[error("directory {}: cannot {context}: {problem}", .directory.display())]
     Failed { directory: PathBuf, context: String, problem: String },
 }
 
-fn by_whom(process: Option<u32>) -> String {
-    process.map(|process| format!(", process {process}")).unwrap_or_default()
+fn holder_suffix(process: Option<u32>) -> String {
+    process.map(|process| format!(" (process {process})")).unwrap_or_default()
 }
 
 /// Builds errors about one directory.

@@ -65,7 +65,7 @@ impl DiskExtent {
         if !fits {
             let (bytes, offset) = (span.bytes.get(), span.offset.get());
             return Err(DriverError::Failed(format!(
-                "{id} cannot be {bytes} bytes of a file from {offset} on"
+                "extent {id} cannot be {bytes} bytes of a file at offset {offset}"
             )));
         }
         Ok(Self { id, size, checksums: Checksums::new(id, size), bytes: Source::Anothers(span) })
@@ -146,7 +146,7 @@ impl DiskExtent {
 
 fn check(size: Bytes) -> Result<(), DriverError> {
     match size.is_zero() || !size.is_multiple_of(GRANULARITY) {
-        true => Err(DriverError::Failed(format!("{} bytes are no multiple of 2 MiB", size.get()))),
+        true => Err(DriverError::Failed(format!("{} bytes are not a multiple of 2 MiB", size.get()))),
         false => Ok(()),
     }
 }

@@ -24,7 +24,7 @@ pub(crate) unsafe trait IoMemory: Send + 'static {
 
     /// The current content.
     fn bytes(&self) -> &[u8] {
-        // SAFETY: So many bytes are mapped and initialised, as the trait demands. While the kernel works on
+        // SAFETY: `length` bytes are mapped and initialised, as the trait demands. While the kernel works on
         // them an engine owns the value and lends it to no code.
         unsafe { slice::from_raw_parts(self.start().as_ptr(), self.length()) }
     }
@@ -33,7 +33,7 @@ pub(crate) unsafe trait IoMemory: Send + 'static {
 /// Zeros a range, which may have held bytes of any tenant.
 pub(super) fn clear(buffer: &mut impl IoMemory, range: Range<usize>) {
     assert!(range.start <= range.end && range.end <= buffer.length(), "there is such a range");
-    // SAFETY: So many bytes are mapped, as the trait demands, and the caller has the buffer alone, without a
+    // SAFETY: `length` bytes are mapped, as the trait demands, and the caller has the buffer alone, without a
     // reference to its bytes.
     unsafe { buffer.start().as_ptr().add(range.start).write_bytes(0, range.end - range.start) }
 }
@@ -101,7 +101,7 @@ impl Buffer {
     }
 
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: So many bytes are mapped and initialised, and no other code has them while the buffer is
+        // SAFETY: `length` bytes are mapped and initialised, and no other code has them while the buffer is
         // borrowed for writing.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }
     }

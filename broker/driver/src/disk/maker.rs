@@ -80,7 +80,7 @@ fn own(disk: Option<&Disk>, extent: ExtentId, size: Bytes) -> Result<DiskExtent,
 }
 
 fn no_disk<T>() -> Result<T, DriverError> {
-    Err(DriverError::Failed("no directory on disk was given".to_owned()))
+    Err(DriverError::Failed("no directory for extents on disk is configured".to_owned()))
 }
 
 fn enter(
@@ -89,7 +89,7 @@ fn enter(
     make: impl FnOnce() -> Result<DiskExtent, DriverError>,
 ) -> Result<(), DriverError> {
     if !registry.claim(extent) {
-        return Err(DriverError::Failed(format!("{extent} exists")));
+        return Err(DriverError::Failed(format!("extent {extent} exists already")));
     }
     match make() {
         Ok(made) => registry.enter(extent, Arc::new(made)),
@@ -113,8 +113,9 @@ fn delete(
             match &deleted {
                 Ok(()) => registry.forget(extent),
                 Err(why) => {
-                    let problem =
-                        format!("the file of {extent} cannot be deleted, its {size} bytes stay taken: {why}");
+                    let problem = format!(
+                        "the file of extent {extent} cannot be deleted, its {size} bytes stay in use: {why}"
+                    );
                     registry.report(Completion::Warning { problem });
                 }
             }

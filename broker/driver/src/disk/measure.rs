@@ -127,7 +127,8 @@ impl Run {
             Ok(buffer)
         };
         let buffers: std::io::Result<Vec<Buffer>> = (0..depth(direction)).map(buffer).collect();
-        let idle = buffers.map_err(|error| DriverError::Failed(format!("make a buffer: {error}")))?;
+        let idle =
+            buffers.map_err(|error| DriverError::Failed(format!("cannot allocate a buffer: {error}")))?;
         // A broken ring is reported by the lanes.
         let engine = Engine::new(disk.engine, depth(direction), Warn::by(drop))?;
         let (pieces, last_progress) = (size.get() / PIECE, Instant::now());
@@ -170,7 +171,7 @@ impl Run {
     fn end(&mut self) -> Result<u64, DriverError> {
         let mut ended = 0;
         while let Some(done) = self.engine.poll() {
-            done.result.map_err(|flaw| DriverError::Failed(format!("measure the disk: {flaw:?}")))?;
+            done.result.map_err(|flaw| DriverError::Failed(format!("cannot measure the disk: {flaw:?}")))?;
             self.idle.push(done.buffer);
             ended += 1;
         }
@@ -189,9 +190,9 @@ impl Run {
                 DiskDirection::FromDisk => "read",
                 DiskDirection::ToDisk => "write",
             };
-            format!("the disk has ended no {what} within {GIVE_UP_AFTER:?}")
+            format!("the disk finished no {what} within {GIVE_UP_AFTER:?}")
         } else if Instant::now() > self.deadline {
-            format!("the disk takes longer than {MEASURE_MAX:?}: it is not measured")
+            format!("measuring the disk takes longer than {MEASURE_MAX:?}")
         } else {
             return Ok(());
         };
@@ -212,8 +213,10 @@ impl Run {
         self.begin_one();
         self.drain()?;
         if began.elapsed() > FIRST_WRITE_MAX {
-            let problem =
-                format!("it took {:?} to write {PIECE} bytes: the disk is not measured", began.elapsed());
+            let problem = format!(
+                "the disk took {:?} to write {PIECE} bytes, more than {FIRST_WRITE_MAX:?}",
+                began.elapsed()
+            );
             return Err(DriverError::Failed(problem));
         }
         Ok(())

@@ -90,7 +90,7 @@ pub struct DiskFacts {
     pub no_uring: Option<String>,
 }
 
-/// What extents on disk need. Without a directory, only ranges of foreign files are possible.
+/// The engine and directory for extents on disk. Without a directory, only ranges of foreign files are possible.
 #[derive(Clone, Debug)]
 pub(crate) struct Disk {
     engine: EngineChoice,

@@ -141,7 +141,8 @@ impl<S: Side> DiskMover<S> {
         length: usize,
     ) -> Result<Option<Stage<S::Hop>>, CopyError> {
         if !work.disk.is_own() {
-            let problem = format!("{} is a piece of a file that is not ours", work.disk.id());
+            let problem =
+                format!("extent {} is a range of a foreign file, which is never written", work.disk.id());
             return Err(DriverError::Failed(problem).into());
         }
         let blocks = length.next_multiple_of(ALIGNMENT);
@@ -205,7 +206,7 @@ impl<S: Side> DiskMover<S> {
         for index in 0..self.pieces.len() {
             self.poll_hop(index);
         }
-        // Whatever a piece waited for may have ended now, and a buffer may be free.
+        // The obstacle of a waiting piece may be gone now, and a buffer may be free.
         self.is_buffer_short = false;
         for index in 0..self.pieces.len() {
             self.start(index);

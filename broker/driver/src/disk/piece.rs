@@ -105,11 +105,12 @@ mod tests {
     fn a_disk_error_names_the_extent_and_the_offset() {
         let says = |direction, flaw| failed(ExtentId::from_raw(7), 4 << 20, direction, flaw).to_string();
         let extent = ExtentId::from_raw(7);
-        let error = format!("read {extent} from 4194304 on: Input/output error (os error 5)");
+        let error = format!("cannot read extent {extent} at offset 4194304: Input/output error (os error 5)");
         assert_eq!(says(DiskDirection::FromDisk, IoFlaw::Failed(Errno::IO)), error);
-        let full = format!("write {extent} from 4194304 on: No space left on device (os error 28)");
+        let full =
+            format!("cannot write extent {extent} at offset 4194304: No space left on device (os error 28)");
         assert_eq!(says(DiskDirection::ToDisk, IoFlaw::Failed(Errno::NOSPC)), full);
-        let short = format!("read {extent} from 4194304 on: it ends after 8192 bytes");
+        let short = format!("cannot read extent {extent} at offset 4194304: the file ends after 8192 bytes");
         assert_eq!(says(DiskDirection::FromDisk, IoFlaw::Short(8192)), short);
     }
 }

@@ -43,7 +43,11 @@ pub(crate) fn read_each<R: IoMemory>(
 ) -> Result<(), CopyError> {
     if length > extent.size() {
         let (id, size) = (extent.id(), extent.size().get());
-        return Err(DriverError::Failed(format!("{id} has only {size} bytes")).into());
+        return Err(DriverError::Failed(format!(
+            "extent {id} has only {size} bytes, {length} were requested",
+            length = length.get()
+        ))
+        .into());
     }
     let mut at = 0;
     while at < length.get() {

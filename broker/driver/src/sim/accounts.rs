@@ -83,12 +83,12 @@ impl Accounts {
             Location::Host => Some(&self.host),
             Location::Device(device) => self.devices.get(usize::from(device.0)),
         };
-        let Some(balance) = balance else { return failed(format!("there is no {location}")) };
+        let Some(balance) = balance else { return failed(format!("{location} does not exist")) };
         if size.is_zero() || !size.is_multiple_of(GRANULARITY) {
-            return failed(format!("{} bytes are no multiple of 2 MiB", size.get()));
+            return failed(format!("{} bytes are not a multiple of 2 MiB", size.get()));
         }
         if self.is_id_used(extent) {
-            return failed(format!("{extent} exists"));
+            return failed(format!("extent {extent} exists already"));
         }
         let with_live = balance.live.saturating_add(size);
         if with_live > balance.total {
@@ -126,7 +126,7 @@ impl Accounts {
         pieces_max: usize,
     ) -> Result<(), DriverError> {
         if mem::replace(&mut self.pins_ahead, true) {
-            return Err(DriverError::Failed("memory of the host is kept already".to_owned()));
+            return Err(DriverError::Failed("host memory is already pinned ahead".to_owned()));
         }
         self.host.total = self.host.total.min(size);
         self.free_pinned = FreePinned::new(piece, pieces_max);
@@ -167,7 +167,7 @@ impl Accounts {
             }
             Some(Step::Pin(size)) => {
                 let memory = self.host_memory(uuid, size).inspect_err(|_| self.free_pinned.stop())?;
-                self.keep_free(memory, true);
+                self.add_free(memory, true);
             }
         }
         Ok(true)
@@ -190,7 +190,7 @@ impl Accounts {
         self.take_filled()
     }
 
-    fn keep_free(&mut self, memory: Memory, is_zero: bool) {
+    fn add_free(&mut self, memory: Memory, is_zero: bool) {
         let identity = memory.identity();
         self.ours.insert(identity);
         if self.free_pinned.add(memory.size(), FreeMemory { memory, is_zero }).is_err() {
@@ -243,7 +243,7 @@ impl Accounts {
         balance.live = balance.live.saturating_sub(size);
         let memory = match Arc::try_unwrap(memory) {
             Ok(memory) if self.pins_ahead && identity.location == Location::Host && memory.is_sole() => {
-                self.keep_free(memory, false);
+                self.add_free(memory, false);
                 return None;
             }
             Ok(memory) => Arc::new(memory),
@@ -380,12 +380,12 @@ mod tests {
         assert_eq!(again.identity(), identity);
         accounts.enter(id(2), Arc::new(again));
         assert!(accounts.live(id(2)).unwrap().export().fd().is_some());
-        assert!(accounts.retire(id(2)).is_some(), "who has asked for the descriptor may have it");
+        assert!(accounts.retire(id(2)).is_some(), "a lent descriptor may be held elsewhere");
         assert!(accounts.is_awaited(id(2)));
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_creates_are_refused() {
         let mut accounts = accounts(Bytes::mib(4));
         enter(&mut accounts, 1, Bytes::mib(2));
         let refused = |extent, location, size| {

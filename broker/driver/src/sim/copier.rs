@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chunk_ends_when_the_wire_is_through_with_those_before_it() {
+    fn a_chunk_takes_as_long_as_its_slowest_link() {
         let speed = LinkSpeed { to_device: 1 << 20, to_host: 0 };
         let uplink = Uplink::new(LinkSpeed { to_device: 0, to_host: 1 << 20 });
         let takes = |direction, length| {

@@ -50,5 +50,5 @@ fn hash(state: &State, spans: &[(ExtentId, Bytes)]) -> Result<[u8; 32], CopyErro
 
 fn buffer() -> Result<Buffer, DriverError> {
     Buffer::new(READ_BUFFER)
-        .map_err(|error| DriverError::Failed(format!("make a buffer to read into: {error}")))
+        .map_err(|error| DriverError::Failed(format!("cannot allocate a buffer: {error}")))
 }

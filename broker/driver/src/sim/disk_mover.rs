@@ -50,7 +50,7 @@ impl Side for SimSide {
             Some(idle) => Ok(idle),
             None => Buffer::new(length),
         };
-        made.map(Some).map_err(|error| DriverError::Failed(format!("make a buffer: {error}")))
+        made.map(Some).map_err(|error| DriverError::Failed(format!("cannot allocate a buffer: {error}")))
     }
 
     fn give_back(&mut self, buffer: Buffer) {
@@ -172,5 +172,5 @@ fn flip(disk: &DiskExtent, at: u64) -> Result<(), DriverError> {
         pwrite(&file, &[!byte[0]], at)?;
         fdatasync(&file)
     });
-    flipped.map_err(|error| DriverError::Failed(format!("spoil {}: {error}", disk.id())))
+    flipped.map_err(|error| DriverError::Failed(format!("cannot corrupt extent {}: {error}", disk.id())))
 }

@@ -77,7 +77,7 @@ impl Schedule {
     pub(super) fn new(faults: Vec<Fault>) -> Result<Self, DriverError> {
         for fault in &faults {
             if fault.nth == 0 {
-                return Err(DriverError::Failed("a fault's nth counts from 1".to_owned()));
+                return Err(DriverError::Failed("the nth of a fault counts from 1, it is 0".to_owned()));
             }
             if fault.on == Operation::Release && !matches!(fault.effect, Effect::Delay(_)) {
                 return Err(DriverError::Failed("a release can be delayed, but it cannot fail".to_owned()));
@@ -90,7 +90,7 @@ impl Schedule {
     }
 
     /// Counts the submission and returns its effects.
-    pub(super) fn meet(&mut self, submission: &Submission) -> Fate {
+    pub(super) fn next_fate(&mut self, submission: &Submission) -> Fate {
         let (operation, counter) = match submission {
             Submission::Create { .. } => (Operation::Create, &mut self.creates),
             Submission::CreateHost { .. } => (Operation::CreateHost, &mut self.host_creates),
@@ -155,13 +155,13 @@ mod tests {
     const RELEASE: Submission = Submission::Release { extent: ExtentId::from_raw(1) };
 
     #[test]
-    fn strikes_the_nth_and_those_that_follow() {
+    fn a_fault_strikes_the_nth_submission_and_the_following() {
         let fault = Fault { on: Operation::Create, nth: 2, count: 2, effect: Effect::OutOfMemory };
         let mut schedule = Schedule::new(vec![fault]).unwrap();
         let mut met = Vec::new();
         for _ in 0..4 {
-            assert_eq!(schedule.meet(&RELEASE), Fate::default(), "each kind has its own count");
-            met.push(schedule.meet(&CREATE).failure);
+            assert_eq!(schedule.next_fate(&RELEASE), Fate::default(), "each kind has its own count");
+            met.push(schedule.next_fate(&CREATE).failure);
         }
         assert_eq!(met, [None, Some(DriverError::OutOfMemory), Some(DriverError::OutOfMemory), None]);
     }
@@ -177,7 +177,7 @@ mod tests {
         ])
         .unwrap();
         let failure = Some(DriverError::Failed("first".to_owned()));
-        assert_eq!(schedule.meet(&CREATE), Fate { delay: Duration::from_secs(3), failure, flaw: None });
+        assert_eq!(schedule.next_fate(&CREATE), Fate { delay: Duration::from_secs(3), failure, flaw: None });
     }
 
     #[test]

@@ -71,7 +71,9 @@ impl Holders {
     pub(super) fn survey(&self) -> io::Result<Sightings> {
         let mut walk = ProcWalk { holders: self, seen: Sightings::new(), text: Vec::new() };
         let proc = open_dir(CWD, c"/proc")?;
-        each_number(&proc, |pid| pass_over(open_dir(&proc, pid).and_then(|dir| walk.process(pid, &dir))))?;
+        each_number(&proc, |pid| {
+            ignore_vanished(open_dir(&proc, pid).and_then(|dir| walk.process(pid, &dir)))
+        })?;
         Ok(walk.seen)
     }
 
@@ -132,7 +134,7 @@ impl ProcWalk<'_> {
             if tid == pid {
                 return Ok(());
             }
-            pass_over(open_dir(&tasks, tid).and_then(|dir| self.task(&dir).map(drop)))
+            ignore_vanished(open_dir(&tasks, tid).and_then(|dir| self.task(&dir).map(drop)))
         })
     }
 
@@ -149,7 +151,7 @@ impl ProcWalk<'_> {
         let mut any = false;
         each_number(&fds, |fd| {
             any = true;
-            pass_over(self.descriptor(&fds, fd))
+            ignore_vanished(self.descriptor(&fds, fd))
         })?;
         Ok(any)
     }
@@ -208,7 +210,7 @@ fn each_number(folder: &OwnedFd, mut call: impl FnMut(&CStr) -> io::Result<()>) 
 }
 
 /// Passes over processes that have ended meanwhile, and those without permission.
-fn pass_over(visited: io::Result<()>) -> io::Result<()> {
+fn ignore_vanished(visited: io::Result<()>) -> io::Result<()> {
     match visited.as_ref().err().and_then(Errno::from_io_error) {
         Some(Errno::NOENT | Errno::SRCH | Errno::ACCESS | Errno::PERM) => Ok(()),
         _ => visited,
@@ -268,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_the_host_is_its_first_devices() {
+    fn host_memory_is_named_after_the_first_device() {
         let (first, second) = (device("host"), device("host-beside"));
         let holders = Holders::new(&[first.clone(), second.clone()]).unwrap();
         let on = |uuid: &str| Memory::new(uuid, Location::Host, 1, GRANULARITY).unwrap();
@@ -277,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_maps() {
+    fn lines_of_maps_are_parsed() {
         let info = device("lines");
         let holders = Holders::new(std::slice::from_ref(&info)).unwrap();
         let dev = &holders.memfd_device_text;

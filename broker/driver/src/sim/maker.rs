@@ -58,8 +58,8 @@ pub(super) fn run(state: &State, tasks: &Receiver<Task>, surveys: &Sender<Survey
     };
     batch::run_filling(tasks, work, |completion| state.report(completion), || pin_ahead(state));
     let unfilled = state.accounts().stop_pinning_ahead();
-    if let Some(kept) = unfilled {
-        state.report(Completion::PinnedAhead { node: NODE, free: kept, problem: Some(has_ended()) });
+    if let Some(free) = unfilled {
+        state.report(Completion::PinnedAhead { node: NODE, free: free, problem: Some(has_ended()) });
     }
 }
 
@@ -69,12 +69,12 @@ fn pin_ahead(state: &State) -> bool {
     let problem = match accounts.pin_step(state.uuid(Location::Host)) {
         Ok(true) => return true,
         Ok(false) => None,
-        Err(error) => Some(DriverError::Failed(format!("make memory: {error}"))),
+        Err(error) => Some(DriverError::Failed(format!("cannot create memory: {error}"))),
     };
     let filled = accounts.take_filled();
     drop(accounts);
-    if let Some(kept) = filled {
-        state.report(Completion::PinnedAhead { node: NODE, free: kept, problem });
+    if let Some(free) = filled {
+        state.report(Completion::PinnedAhead { node: NODE, free: free, problem });
     }
     false
 }
@@ -87,8 +87,8 @@ impl PinAhead {
     /// Answered once nothing is left to pin, or now if it is refused.
     fn begin(self, state: &State) -> Option<Completion> {
         let Self { node, size, piece, pieces_max } = self;
-        let problem =
-            nowhere(node).or_else(|| state.accounts().set_pin_target(size, piece, pieces_max).err())?;
+        let problem = refuse_unknown_node(node)
+            .or_else(|| state.accounts().set_pin_target(size, piece, pieces_max).err())?;
         Some(Completion::PinnedAhead { node, free: Bytes::ZERO, problem: Some(problem) })
     }
 }
@@ -96,8 +96,8 @@ impl PinAhead {
 /// The only node of a simulated host.
 pub(super) const NODE: HostNode = HostNode(0);
 
-pub(super) fn nowhere(node: HostNode) -> Option<DriverError> {
-    (node != NODE).then(|| DriverError::Failed(format!("there is no node {node} of the host")))
+pub(super) fn refuse_unknown_node(node: HostNode) -> Option<DriverError> {
+    (node != NODE).then(|| DriverError::Failed(format!("host node {node} does not exist")))
 }
 
 impl Make {
@@ -113,12 +113,13 @@ impl Make {
         let memory = match location {
             Location::Device(_) => Memory::new(state.uuid(location), location, extent.get(), size),
             Location::Host => match accounts.take_free_pinned(size, zeroed).map_err(Refusal::Final)? {
-                Some(kept) => Ok(kept),
+                Some(free) => Ok(free),
                 None => accounts.host_memory(state.uuid(location), size),
             },
         };
-        let memory =
-            memory.map_err(|error| Refusal::Final(DriverError::Failed(format!("make {extent}: {error}"))))?;
+        let memory = memory.map_err(|error| {
+            Refusal::Final(DriverError::Failed(format!("cannot create extent {extent}: {error}")))
+        })?;
         let handle = memory.export();
         accounts.enter(extent, Arc::new(memory));
         Ok(handle)

@@ -79,7 +79,11 @@ impl Memory {
     pub(super) fn bytes(&self, length: Bytes) -> Result<&[u8], DriverError> {
         let bytes = self.mapping()?.bytes();
         usize::try_from(length.get()).ok().and_then(|length| bytes.get(..length)).ok_or_else(|| {
-            DriverError::Failed(format!("there are {} bytes, not {}", self.size.get(), length.get()))
+            DriverError::Failed(format!(
+                "the extent has {} bytes, {} were requested",
+                self.size.get(),
+                length.get()
+            ))
         })
     }
 
@@ -109,7 +113,7 @@ impl Memory {
             return Ok(mapping);
         }
         let length = usize::try_from(self.size.get())
-            .map_err(|_| DriverError::Failed("it is larger than the address space".to_owned()))?;
+            .map_err(|_| DriverError::Failed("the extent is larger than the address space".to_owned()))?;
         let mapping = Mapping::new(self.fd.own().as_fd(), length).map_err(|error| failed("map", error))?;
         // If another thread was first, its mapping serves and this one ends.
         Ok(self.mapping.get_or_init(|| mapping))
@@ -117,7 +121,7 @@ impl Memory {
 }
 
 fn failed(what: &str, error: impl Into<io::Error>) -> DriverError {
-    DriverError::Failed(format!("{what} memory: {}", error.into()))
+    DriverError::Failed(format!("cannot {what} memory: {}", error.into()))
 }
 
 /// Kernels before 6.3 do not know the flag that forbids execution.
@@ -167,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_it_has_is_an_error() {
+    fn reading_beyond_the_extent_fails() {
         assert!(memory().bytes(Bytes::new(GRANULARITY.get() + 1)).is_err());
         assert!(memory().bytes(Bytes::ZERO).unwrap().is_empty());
     }

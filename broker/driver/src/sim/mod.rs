@@ -243,7 +243,7 @@ impl Driver for SimDriver {
 
 impl Dispatcher {
     fn dispatch(&mut self, submission: Submission) {
-        let fate = self.schedule.meet(&submission);
+        let fate = self.schedule.next_fate(&submission);
         let delay = fate.delay;
         let Some(order) = Order::of(submission, fate, &self.routes) else { return };
         // A delay beyond the end of time does not delay.
@@ -302,18 +302,22 @@ fn check(devices: &[DeviceInfo]) -> Result<(), DriverError> {
         let plain = uuid.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
         if uuid.is_empty() || uuid.len() > UUID_BYTES_MAX || !plain {
             return Err(DriverError::Failed(format!(
-                "`{uuid}` is no UUID of a simulated device: 1 to {UUID_BYTES_MAX} letters, digits, `-`, `_` and `.`"
+                "`{uuid}` is not a valid UUID of a simulated device: use 1 to {UUID_BYTES_MAX} letters, digits, `-`, `_` and `.`"
             )));
         }
         if !uuids.insert(uuid) {
             return Err(DriverError::Failed(format!("two devices have the UUID `{uuid}`")));
         }
         if *total > Bytes::new(i64::MAX.unsigned_abs()) {
-            return Err(DriverError::Failed(format!("`{uuid}` is larger than any file")));
+            return Err(DriverError::Failed(format!("device `{uuid}` is larger than any file can be")));
         }
     }
     if devices.len() > usize::from(u16::MAX) {
-        return Err(DriverError::Failed(format!("{} devices are too many", devices.len())));
+        return Err(DriverError::Failed(format!(
+            "{} devices are too many, at most {} are supported",
+            devices.len(),
+            u16::MAX
+        )));
     }
     Ok(())
 }

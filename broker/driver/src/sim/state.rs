@@ -44,7 +44,7 @@ impl State {
     pub(super) fn new(devices: Vec<DeviceInfo>, host: Bytes, sink: Sink) -> Result<Self, DriverError> {
         let surveyed = Holders::new(&devices).and_then(|holders| Ok((holders.survey()?, holders)));
         let (seen, holders) =
-            surveyed.map_err(|error| DriverError::Failed(format!("look through /proc: {error}")))?;
+            surveyed.map_err(|error| DriverError::Failed(format!("cannot read /proc: {error}")))?;
         let mut accounts = Accounts::new(&devices, host);
         accounts.apply_survey(&seen);
         Ok(Self { devices, holders, accounts: Mutex::new(accounts), hashed: HashedBytes::default(), sink })
@@ -74,7 +74,7 @@ impl State {
         let accounts = self.accounts();
         let memory = accounts.live(extent).map(Live::Memory);
         let live = memory.or_else(|| accounts.on_disk(extent).map(Live::Disk));
-        live.ok_or_else(|| DriverError::Failed(format!("there is no {extent}")))
+        live.ok_or_else(|| DriverError::Failed(format!("extent {extent} does not exist")))
     }
 
     /// Never called with the accounts locked.

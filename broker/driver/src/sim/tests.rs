@@ -1,4 +1,4 @@
-//! What the contract leaves to each driver. No test here starts a process, so figures of memory are exact.
+//! Behaviour that the contract leaves to each driver. No test here starts a process, so figures of memory are exact.
 
 use std::{
     sync::{
@@ -86,7 +86,7 @@ fn a_panicking_thread_is_reported() {
     driver.submit(create(1));
     let mut reported = std::iter::from_fn(|| completions.recv_timeout(DEADLINE).ok());
     let lost = reported.find(|it| matches!(it, Completion::Lost { .. }));
-    let Some(Completion::Lost { problem }) = lost else { panic!("nobody is told") };
+    let Some(Completion::Lost { problem }) = lost else { panic!("no problem is reported") };
     assert!(problem.ends_with(" has panicked"), "{problem}");
 }
 
@@ -260,7 +260,11 @@ fn a_copy_in_flight_can_be_watched_and_cancelled() {
     driver.submit(copy(quick, 3, 4, GRANULARITY));
     assert_eq!(copied(&completions), (quick, Ok(())), "the other direction");
     driver.submit(Submission::CancelCopy { copy: waits });
-    assert_eq!(copied(&completions), (waits.get(), Err(CopyError::Cancelled)), "who waits need not");
+    assert_eq!(
+        copied(&completions),
+        (waits.get(), Err(CopyError::Cancelled)),
+        "a waiting copy is cancelled at once"
+    );
 
     let begun = Instant::now();
     while driver.copied_bytes(slow).unwrap().is_zero() {
@@ -273,7 +277,7 @@ fn a_copy_in_flight_can_be_watched_and_cancelled() {
     assert_eq!(driver.copied_bytes(slow), None);
     driver.submit(Submission::CancelCopy { copy: slow });
     drop(driver);
-    assert!(completions.iter().next().is_none(), "what was told can't be cancelled");
+    assert!(completions.iter().next().is_none(), "a reported copy cannot be cancelled");
 }
 
 #[test]
@@ -303,9 +307,9 @@ fn the_host_has_a_capacity_and_one_node() {
             other => panic!("unexpected: {other:?}"),
         }
     };
-    let capacity = "out of host memory: its capacity is 268435456 bytes".to_owned();
+    let capacity = "out of host memory: the configured size is 256 MiB".to_owned();
     assert_eq!(refused(1, HostNode(0), Bytes::mib(258)), Some(capacity.clone()));
-    assert_eq!(refused(1, HostNode(1), GRANULARITY), Some("there is no node 1 of the host".to_owned()));
+    assert_eq!(refused(1, HostNode(1), GRANULARITY), Some("host node 1 does not exist".to_owned()));
     assert_eq!(refused(1, HostNode(0), Bytes::mib(256)), None);
     assert_eq!(refused(2, HostNode(0), GRANULARITY), Some(capacity));
 }

@@ -95,7 +95,7 @@ impl Order {
                 Self::Task(Task::Make(Make { extent, location, size, zeroed: true, failure }))
             }
             Submission::CreateHost { extent, node, size, zeroed } => {
-                let failure = failure.or_else(|| maker::nowhere(node));
+                let failure = failure.or_else(|| maker::refuse_unknown_node(node));
                 Self::Task(Task::Make(Make { extent, location: Location::Host, size, zeroed, failure }))
             }
             Submission::PinAhead { node, size, piece, pieces_max } => {
@@ -149,7 +149,8 @@ impl Routes {
 
 /// Memfds go by descriptor; only CUDA has legacy handles.
 fn unsupported(kind: ExtentKind) -> Option<DriverError> {
-    (kind == ExtentKind::Fixed).then(|| DriverError::Failed("sim makes no fixed extents".to_owned()))
+    (kind == ExtentKind::Fixed)
+        .then(|| DriverError::Failed("the simulated driver does not support fixed extents".to_owned()))
 }
 
 /// A delayed submission.

@@ -105,7 +105,7 @@ fn a_full_lane_begins_demand_and_owed_chunks() {
     (0..5).for_each(|turn| links.record_begin(at(turn), 0, Demand, CHUNK));
     assert_eq!(next(&links, 5), [WriteBack, Demand]);
     links.set_waiting(at(5), 0, waiting(&[Prefetch, WriteBack]), true);
-    assert_eq!(next(&links, 5), [], "whoever comes waits for no more than that");
+    assert_eq!(next(&links, 5), [], "new demand waits for no more than that");
     links.set_waiting(at(5), 0, waiting(&[Prefetch, WriteBack]), false);
     assert_eq!(next(&links, 5), [WriteBack, Prefetch], "it is owed that still");
 }

@@ -19,7 +19,7 @@ fn at(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// So many equal lanes that share one link of that speed.
+/// Equal lanes that share one link of that speed.
 fn sharing(shares: Shares, lanes: usize, bytes_per_s: u64) -> Links {
     let crossing = |lane| Crossing { lane, bytes_per_s, lane_bytes_per_s: None };
     Links::new(shares, CHUNK, lanes, vec![(0..lanes).map(crossing).collect()])

@@ -37,12 +37,12 @@ fn a_full_shared_link_holds_back_background_copies() {
     assert!(!permits(&mut links, 6, Prefetch));
     assert!(permits(&mut links, 7, Prefetch), "it has crossed, nearly");
     demand_waits(&mut links, 0, false);
-    assert!(!permits(&mut links, 0, Prefetch), "what somebody waits for still crosses it");
+    assert!(!permits(&mut links, 0, Prefetch), "demand still crosses it");
     links.record_end(at(1), DEMAND, Demand, CHUNK);
     assert!(permits(&mut links, 1, Prefetch), "it is faster than was measured");
     for _ in 0..4 {
         links.record_begin(at(8), OTHER, Prefetch, CHUNK);
-        assert!(permits(&mut links, 8, Prefetch), "nobody else wants it, however fast it is");
+        assert!(permits(&mut links, 8, Prefetch), "no other class wants it, however fast it is");
     }
 }
 

@@ -40,7 +40,7 @@ fn a_read_only_file_system_or_one_without_direct_io_ends_the_start() {
     ) {
         return;
     }
-    for (how, why) in [("-t tmpfs -o ro", "cannot be written"), ("-t ramfs", "has no direct IO")] {
+    for (how, why) in [("-t tmpfs -o ro", "cannot be written"), ("-t ramfs", "does not support direct IO")] {
         let (home, directory) = mounted(how);
         let config = text(&directory.display().to_string(), "8MiB", "auto");
         fs::write(home.path().join("vramd.toml"), config).unwrap();
@@ -208,7 +208,7 @@ fn an_undeletable_file_is_logged_and_its_bytes_stay_charged() {
     let append_only = AppendOnly::new(file_of(&daemon, memory.id().get(), 1)).unwrap();
     drop(memory);
     client.flush().unwrap();
-    let told = "cannot be deleted, its 2097152 bytes stay taken: Operation not permitted (os error 1)";
+    let told = "cannot be deleted, its 2097152 bytes stay in use: Operation not permitted (os error 1)";
     until("it is told", || daemon.log().contains(told));
     until_held(&daemon, [0, 0, 2]);
     let state = daemon.state();

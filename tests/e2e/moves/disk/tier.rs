@@ -435,9 +435,9 @@ fn an_unusable_directory_ends_the_start_with_line_and_field() {
     fs::create_dir(home.path().join("disk")).unwrap();
     for (directory, size, field, why) in [
         (here("nowhere"), "8MiB", "disk.directory", "there is no"),
-        (here("file"), "8MiB", "disk.directory", "is no directory"),
+        (here("file"), "8MiB", "disk.directory", "is not a directory"),
         ("/sys/kernel".to_owned(), "8MiB", "disk.directory", "cannot be written"),
-        (here("disk"), "1048576GiB", "disk.size", "bytes free, not"),
+        (here("disk"), "1048576GiB", "disk.size", "free, less than the configured"),
     ] {
         says(&text(&directory, size, "auto"));
         refused(&home, 3, field, why);
@@ -451,7 +451,7 @@ fn an_unusable_directory_ends_the_start_with_line_and_field() {
         text(&held.home().path().join("disk").display().to_string(), "8MiB", "auto"),
     )
     .unwrap();
-    refused(&other, 4, "disk.directory", &format!("is another daemon's, process {}", held.pid()));
+    refused(&other, 4, "disk.directory", &format!("is in use by another daemon (process {})", held.pid()));
     let (status, home) = held.stop();
     assert!(status.success());
     // Of one that has ended nothing is left that would be in anybody's way.

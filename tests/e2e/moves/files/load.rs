@@ -189,7 +189,7 @@ fn changed_bytes_of_a_loaded_file_are_never_served() {
     lost(2);
     lost(3);
     let log = daemon.log();
-    assert!(log.contains("damaged") || log.contains("it ends after"), "{log}");
+    assert!(log.contains("damaged") || log.contains("the file ends after"), "{log}");
     // On its device it is whole yet.
     are_intact(&sealed, 0..1, &weights);
     drop((sealed, client));

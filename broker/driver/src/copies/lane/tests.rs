@@ -156,7 +156,7 @@ fn a_hastened_copy_waits_only_for_chunks_in_flight() {
     let place = notes.active.iter().position(|(name, _)| *name == "c").unwrap();
     assert!((2..=BACKGROUND_IN_FLIGHT_MAX).contains(&place), "{:?}", notes.active);
     let of_c = notes.active[place..place + 5].iter().filter(|(name, _)| *name == "c").count();
-    assert_eq!(of_c, 4, "beside the share of what nobody waits for: {:?}", notes.active);
+    assert_eq!(of_c, 4, "beside the share of background copies: {:?}", notes.active);
     assert_eq!(notes.reported, [(3, Ok(())), (1, Ok(())), (2, Ok(()))]);
 }
 
@@ -271,7 +271,11 @@ fn a_copy_id_is_free_again_once_it_is_reported() {
     first.add(7);
     assert_eq!(table.copied(CopyId::from_raw(1)), Some(Bytes::new(7)));
     assert!(ask().is_err());
-    assert_eq!(table.copied(CopyId::from_raw(1)), Some(Bytes::new(7)), "who was refused changes nothing");
+    assert_eq!(
+        table.copied(CopyId::from_raw(1)),
+        Some(Bytes::new(7)),
+        "a refused registration changes nothing"
+    );
     drop(first);
     assert!(ask().is_ok());
 }

@@ -132,7 +132,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: A foreign call, once for the one time that this value retained it. What could fail here is a driver
+        // SAFETY: A foreign call, once for the one time that this value retained it. A failure here means a driver
         // that is going away itself, and then there is nothing to do.
         let _ = unsafe { (self.api.functions.cuDevicePrimaryCtxRelease_v2)(self.device.0) };
     }

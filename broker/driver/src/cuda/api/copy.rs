@@ -163,7 +163,7 @@ impl Drop for Stream {
     fn drop(&mut self) {
         let Ok(_entered) = self.context.enter() else { return };
         let api = self.context.api();
-        // SAFETY: A foreign call, once for the one stream that this value stands for. What it has begun still ends.
+        // SAFETY: A foreign call, once for the one stream that this value stands for. Work in flight on it still ends.
         let code = unsafe { (api.functions.cuStreamDestroy_v2)(self.raw) };
         let _ = api.check("cuStreamDestroy_v2", code);
     }

@@ -38,8 +38,7 @@ struct Mapped {
 // its only owner.
 unsafe impl Send for HostView {}
 // SAFETY: The pointer keeps the type from being shared. Shared, it is read and written by address. Its users
-// agree by other means on who may do so when: the broker never lets two of them access the same bytes, except
-// to read.
+// agree on access by other means: the broker never lets two of them access the same bytes, except to read.
 unsafe impl Sync for HostView {}
 
 impl HostView {

@@ -130,7 +130,7 @@ impl Physical {
         };
         self.api.check("cuMemExportToShareableHandle", code)?;
         if fd < 0 {
-            let name = "it said success and gave no descriptor".to_owned();
+            let name = "success without a descriptor".to_owned();
             return Err(CudaError::new("cuMemExportToShareableHandle", super::error::Code::new(0), name));
         }
         // SAFETY: The driver has just made this descriptor for this caller alone.

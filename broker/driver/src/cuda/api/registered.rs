@@ -1,5 +1,5 @@
 //! Memory of this process that the driver pins. Unpinning waits for the driver.
-#![allow(unsafe_code, reason = "calls of the CUDA driver, which is told of memory by address")]
+#![allow(unsafe_code, reason = "calls of the CUDA driver, which gets addresses of memory")]
 
 use std::{
     io,

@@ -97,7 +97,7 @@ enum Offer {
     Idle(Pinned),
     /// Wait for a returned buffer.
     Later,
-    /// Make one, in place of this smaller or larger one.
+    /// Make one, in place of this idle one that is too small.
     None(Option<Pinned>),
 }
 

@@ -132,7 +132,9 @@ impl Mover for MemoryMover {
             }
         };
         let Some((_, stream)) = &self.device else {
-            return Err(DriverError::Failed("this is the host's own queue".to_owned()).into());
+            return Err(
+                DriverError::Failed("the lane within the host cannot copy to a device".to_owned()).into()
+            );
         };
         let begin = || {
             let (from, to) = (work.from.address()? + at, work.to.address()? + at);

@@ -63,14 +63,18 @@ fn find_all(state: &State, spans: &[(ExtentId, Bytes)]) -> Result<Vec<(Live, Byt
     let held = spans.iter().map(|(extent, length)| {
         let memory = state.find(*extent)?;
         if *length > memory.size() {
-            return Err(DriverError::Failed(format!("{extent} has only {} bytes", memory.size().get())));
+            return Err(DriverError::Failed(format!(
+                "extent {extent} has only {} bytes, {} were requested",
+                memory.size().get(),
+                length.get()
+            )));
         }
         Ok((memory, *length))
     });
     held.collect()
 }
 
-/// What a thread keeps from one digest to the next.
+/// The state of a thread, kept from one digest to the next.
 #[derive(Debug)]
 struct Worker<'a> {
     state: &'a State,
@@ -148,7 +152,7 @@ impl Worker<'_> {
                 return Ok(None);
             }
             Span::Disk { extent, length } => {
-                let no_device = || DriverError::Failed("there is no device".to_owned());
+                let no_device = || DriverError::Failed("no device can pin a buffer".to_owned());
                 let context = self.state.devices.first().ok_or_else(no_device)?.context();
                 let Some(lent) = self.buffer(context, READ_BUFFER, is_first)? else { return Ok(None) };
                 PendingSpan::Disk(extent, length, lent)

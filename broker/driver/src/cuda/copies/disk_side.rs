@@ -41,7 +41,7 @@ impl CudaSide {
         let stream = self.streams.iter().find(|(device, _)| Arc::ptr_eq(device, memory.device()));
         stream
             .map(|(_, stream)| stream)
-            .ok_or_else(|| DriverError::Failed("there is no such device".to_owned()))
+            .ok_or_else(|| DriverError::Failed("the extent's device does not exist".to_owned()))
     }
 }
 
@@ -75,8 +75,10 @@ impl Side for CudaSide {
     }
 
     fn buffer(&mut self, length: usize) -> Result<Option<CudaIoMemory>, DriverError> {
-        let (device, _) =
-            self.streams.first().ok_or_else(|| DriverError::Failed("there is no device".to_owned()))?;
+        let (device, _) = self
+            .streams
+            .first()
+            .ok_or_else(|| DriverError::Failed("no device can pin a buffer".to_owned()))?;
         Ok(self.buffers.take(device.context(), length)?.map(CudaIoMemory::Buffer))
     }
 
@@ -138,5 +140,5 @@ impl Side for CudaSide {
 }
 
 fn needs_no_buffer() -> DriverError {
-    DriverError::Failed("the disk itself reads and writes memory of the host".to_owned())
+    DriverError::Failed("the disk accesses host memory without a buffer".to_owned())
 }

@@ -47,9 +47,9 @@ pub(crate) fn make_buffer(
     }
 }
 
-/// The limit that refused to register so much more. What the driver pins in this process's name, buffers and
-/// host memory alike, may count as locked; that depends on its kernel module. So the error names RLIMIT_MEMLOCK
-/// if all of it would exceed that.
+/// The limit that refused to register so much more. Buffers and host memory that the
+/// driver pins in this process's name may count as locked; that depends on its kernel module. So the error names
+/// RLIMIT_MEMLOCK if all of it would exceed that.
 pub(crate) fn pin_error(api: &Api, requested: Bytes, error: CudaError) -> DriverError {
     let all = api.registered().saturating_add(requested);
     let locked = || getrlimit(Resource::Memlock).current.map(Bytes::new).filter(|limit| *limit < all);

@@ -128,8 +128,10 @@ impl Accounts {
         if self.releases_in_flight > 0 {
             return Vec::new();
         }
-        let seen =
-            self.find_returned(others).into_iter().map(|extent| (extent, self.seen_since(extent, now)));
+        let seen = self
+            .find_returned(others)
+            .into_iter()
+            .map(|extent| (extent, self.unconfirmed_since(extent, now)));
         let (returned, unconfirmed): (Vec<_>, Vec<_>) =
             seen.partition(|(_, since)| now.saturating_duration_since(*since) >= CONFIRM_AFTER);
         let returned: Vec<ExtentId> = returned.into_iter().map(|(extent, _)| extent).collect();
@@ -164,7 +166,7 @@ impl Accounts {
         back
     }
 
-    fn seen_since(&self, extent: ExtentId, now: Instant) -> Instant {
+    fn unconfirmed_since(&self, extent: ExtentId, now: Instant) -> Instant {
         self.unconfirmed.iter().find(|(seen, _)| *seen == extent).map_or(now, |(_, since)| *since)
     }
 

@@ -47,7 +47,7 @@ pub(crate) struct Device {
     /// CPUs of that node.
     near_cpus: Vec<usize>,
     accounts: Mutex<Accounts>,
-    /// What this process uses there beside its extents, as of the latest survey.
+    /// Memory of this process there beside its extents, as of the latest survey.
     overhead: Mutex<Bytes>,
     /// The memory of processes, as of the latest survey that NVML answered.
     process_use: Mutex<ProcessUse>,

@@ -62,7 +62,7 @@ fn cpus(list: &str) -> impl Iterator<Item = usize> {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         match (first.parse(), last.parse()) {
             (Ok(first), Ok(last)) => first..=last,
-            #[allow(clippy::reversed_empty_ranges, reason = "what can't be read is no CPU")]
+            #[allow(clippy::reversed_empty_ranges, reason = "an unreadable range has no CPU")]
             _ => 1..=0,
         }
     })
@@ -73,14 +73,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_cpus() {
+    fn lists_of_cpus_are_parsed() {
         assert_eq!(cpus("0-3,8,10-11\n").collect::<Vec<_>>(), [0, 1, 2, 3, 8, 10, 11]);
         assert_eq!(cpus("\n").count(), 0);
         assert_eq!(cpus("x-y,5").collect::<Vec<_>>(), [5]);
     }
 
     #[test]
-    fn a_thread_stays_where_it_may_run() {
+    fn a_thread_stays_on_permitted_cpus() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let before = sched_getaffinity(None).unwrap();

@@ -67,7 +67,7 @@ impl Maker {
         let Make { extent, size, kind } = *make;
         self.check(size, kind)?;
         if !state.claim(extent) {
-            return Err(DriverError::Failed(format!("{extent} exists")));
+            return Err(DriverError::Failed(format!("extent {extent} exists already")));
         }
         let made = match kind {
             ExtentKind::Movable => self.movable(size),
@@ -96,10 +96,10 @@ impl Maker {
 
     fn check(&self, size: Bytes, kind: ExtentKind) -> Result<(), DriverError> {
         if size.is_zero() || !size.is_multiple_of(GRANULARITY) {
-            return Err(DriverError::Failed(format!("{} bytes are no multiple of 2 MiB", size.get())));
+            return Err(DriverError::Failed(format!("{} bytes are not a multiple of 2 MiB", size.get())));
         }
         if kind == ExtentKind::Fixed && !self.fixed {
-            return Err(DriverError::Failed("this device has no legacy handles".to_owned()));
+            return Err(DriverError::Failed("the device does not support legacy handles".to_owned()));
         }
         // Drivers answer absurd sizes in different ways.
         if size > self.device.info().total { Err(DriverError::OutOfMemory) } else { Ok(()) }
@@ -156,7 +156,9 @@ fn whole_block_handle(block: &Block, size: Bytes) -> Result<[u8; 64], DriverErro
     if whole_block_handle.whole {
         Ok(whole_block_handle.handle)
     } else {
-        let problem = "cuMemAlloc cut the block from a larger piece, which its handle would open".to_owned();
+        let problem =
+            "cuMemAlloc cut the block from a larger one, and a legacy handle would share all of that"
+                .to_owned();
         Err(DriverError::Failed(problem))
     }
 }

@@ -55,7 +55,7 @@ pub(crate) fn missing_share(its: Bytes, all: Bytes, near: usize, left: Option<By
     share.checked_round_up(GRANULARITY).unwrap_or(share)
 }
 
-/// What the kernel could give without swapping and without the reserve for other programs. Asking for more may
+/// The memory that the kernel could give without swapping and without the reserve for other programs. Asking for more may
 /// kill other processes instead.
 fn kernel_available() -> Option<Bytes> {
     kernel_available_in(&fs::read_to_string("/proc/meminfo").ok()?)

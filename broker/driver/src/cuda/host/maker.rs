@@ -91,9 +91,9 @@ impl HostMaker {
             self.publish(state);
         }
         for (node, it) in &mut self.nodes {
-            if let Some(kept) = it.stop_pinning_ahead() {
+            if let Some(free) = it.stop_pinning_ahead() {
                 let problem = DriverError::Failed("the driver has ended".to_owned());
-                report_pinned(state, *node, kept, Some(problem));
+                report_pinned(state, *node, free, Some(problem));
             }
         }
     }
@@ -121,8 +121,8 @@ impl HostMaker {
                 Ok(false) => None,
                 Err(error) => Some(error),
             };
-            if let Some(kept) = it.take_filled() {
-                report_pinned(state, *node, kept, problem);
+            if let Some(free) = it.take_filled() {
+                report_pinned(state, *node, free, problem);
             }
         }
         false
@@ -137,11 +137,11 @@ impl HostMaker {
         zeroed: bool,
     ) -> Result<Export, DriverError> {
         if size.is_zero() || !size.is_multiple_of(GRANULARITY) {
-            return Err(DriverError::Failed(format!("{} bytes are no multiple of 2 MiB", size.get())));
+            return Err(DriverError::Failed(format!("{} bytes are not a multiple of 2 MiB", size.get())));
         }
         self.node(node)?;
         if !state.claim(extent) {
-            return Err(DriverError::Failed(format!("{extent} exists")));
+            return Err(DriverError::Failed(format!("extent {extent} exists already")));
         }
         match self.take(node, size, zeroed) {
             Ok(memory) => {
@@ -159,11 +159,11 @@ impl HostMaker {
     fn take(&mut self, node: HostNode, size: Bytes, zeroed: bool) -> Result<HostMemory, DriverError> {
         run_near(&mut self.near, &self.pinner, node);
         let Self { pinner, nodes, .. } = self;
-        nodes.get_mut(&node).ok_or_else(|| nowhere(node))?.take(pinner, size, zeroed)
+        nodes.get_mut(&node).ok_or_else(|| unknown_node(node))?.take(pinner, size, zeroed)
     }
 
     fn node(&mut self, node: HostNode) -> Result<&mut NodeMemory, DriverError> {
-        self.nodes.get_mut(&node).ok_or_else(|| nowhere(node))
+        self.nodes.get_mut(&node).ok_or_else(|| unknown_node(node))
     }
 }
 
@@ -175,10 +175,10 @@ fn run_near(near: &mut Option<HostNode>, pinner: &Pinner, node: HostNode) {
     }
 }
 
-fn nowhere(node: HostNode) -> DriverError {
-    DriverError::Failed(format!("no device is near node {node} of the host"))
+fn unknown_node(node: HostNode) -> DriverError {
+    DriverError::Failed(format!("host node {node} has no device near it"))
 }
 
-fn report_pinned(state: &State, node: HostNode, kept: Bytes, problem: Option<DriverError>) {
-    state.report(Completion::PinnedAhead { node, free: kept, problem });
+fn report_pinned(state: &State, node: HostNode, free: Bytes, problem: Option<DriverError>) {
+    state.report(Completion::PinnedAhead { node, free: free, problem });
 }

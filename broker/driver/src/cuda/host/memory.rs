@@ -182,12 +182,12 @@ fn numa(devices: &[Arc<Device>], node: HostNode, size: Bytes) -> Result<Parts, D
 
 /// Its pages belong to the node that the calling thread runs on.
 fn registered(devices: &[Arc<Device>], size: Bytes) -> Result<Parts, DriverError> {
-    let length = usize::try_from(size.get()).map_err(|error| failed("map", &error))?;
-    let fd = open_memfd().map_err(|error| failed("make a memfd", &error))?;
+    let length = usize::try_from(size.get()).map_err(|error| failed("map host memory", &error))?;
+    let fd = open_memfd().map_err(|error| failed("create a memfd", &error))?;
     // Allocates the pages here, where running out of them is an answer, and not at the first access.
     match fallocate(&fd, FallocateFlags::empty(), 0, size.get()) {
         Err(Errno::NOMEM | Errno::NOSPC) => return Err(DriverError::OutOfHostMemory(HostLimit::Pinned)),
-        made => made.map_err(|error| failed("fill a memfd", &error))?,
+        made => made.map_err(|error| failed("allocate a memfd", &error))?,
     }
     // Clients get the descriptor: none can truncate it under the others.
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
@@ -208,9 +208,9 @@ fn open_memfd() -> Result<OwnedFd, Errno> {
 }
 
 fn first(devices: &[Arc<Device>]) -> Result<&Arc<Device>, DriverError> {
-    devices.first().ok_or_else(|| DriverError::Failed("there is no device that could reach it".to_owned()))
+    devices.first().ok_or_else(|| DriverError::Failed("no device can access host memory".to_owned()))
 }
 
 fn failed(what: &str, error: &dyn std::error::Error) -> DriverError {
-    DriverError::Failed(format!("{what}: {error}"))
+    DriverError::Failed(format!("cannot {what}: {error}"))
 }

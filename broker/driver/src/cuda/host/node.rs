@@ -31,7 +31,10 @@ impl NodeMemory {
         pieces_max: usize,
     ) -> Result<(), DriverError> {
         if self.pins_ahead {
-            return Err(DriverError::Failed(format!("memory of node {} is kept already", self.node)));
+            return Err(DriverError::Failed(format!(
+                "memory of host node {} is already pinned ahead",
+                self.node
+            )));
         }
         (self.size, self.free, self.pins_ahead) = (size, FreePinned::new(piece, pieces_max), true);
         Ok(())
@@ -126,7 +129,7 @@ impl NodeMemory {
         }
     }
 
-    /// What extents leave of the limit.
+    /// The part of the limit that extents leave.
     fn room(&self) -> Bytes {
         self.size.saturating_sub(self.used)
     }

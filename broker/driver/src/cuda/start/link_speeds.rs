@@ -61,7 +61,7 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cuda(error) => error.fmt(f),
-            Self::Slow => write!(f, "no copy of {CHUNK} has ended within {GIVE_UP_AFTER:?}"),
+            Self::Slow => write!(f, "no copy of {CHUNK} ended within {GIVE_UP_AFTER:?}"),
         }
     }
 }

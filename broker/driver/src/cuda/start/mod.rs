@@ -48,7 +48,7 @@ pub fn open(probed: Probed, uuids: &[String], sink: Sink) -> Result<CudaDriver, 
     let (mut makers, mut facts) = (Vec::new(), Vec::new());
     for uuid in uuids {
         let found = found.iter().find(|found| found.info.uuid == *uuid);
-        let found = found.ok_or_else(|| DriverError::Failed(format!("there is no device {uuid}")))?;
+        let found = found.ok_or_else(|| DriverError::Failed(format!("device {uuid} does not exist")))?;
         let ordinal = match (&found.refused, found.ordinal) {
             (None, Some(ordinal)) => ordinal,
             (refused, _) => {
@@ -58,9 +58,9 @@ pub fn open(probed: Probed, uuids: &[String], sink: Sink) -> Result<CudaDriver, 
         };
         let card = nvml.as_ref().ok().and_then(|nvml| nvml.card(uuid));
         let opened = Device::open(&api, ordinal, found.info.clone(), card, nodes)
-            .map_err(|error| DriverError::Failed(format!("open device {uuid}: {error}")))?;
+            .map_err(|error| DriverError::Failed(format!("cannot open device {uuid}: {error}")))?;
         let (maker, of_device) = prepare(Arc::new(opened), params, probe::rdma(&api, ordinal))
-            .map_err(|error| DriverError::Failed(format!("open device {uuid}: {error}")))?;
+            .map_err(|error| DriverError::Failed(format!("cannot open device {uuid}: {error}")))?;
         makers.push(maker);
         facts.push(of_device);
     }
@@ -81,7 +81,9 @@ pub fn open(probed: Probed, uuids: &[String], sink: Sink) -> Result<CudaDriver, 
 fn prepare(device: Arc<Device>, params: &Path, rdma: bool) -> Result<(Maker, DeviceFacts), CudaError> {
     // Other programs may have left no room for the check. That is no reason not to start.
     let scrub = match scrub::check(&device, params) {
-        Err(error) if is_out_of_memory(&error) => Scrub::Zeroing("there was no room to look".to_owned()),
+        Err(error) if is_out_of_memory(&error) => {
+            Scrub::Zeroing("there was no room for the check".to_owned())
+        }
         checked => checked?,
     };
     let fixed = has_legacy_handles(&device)?;

@@ -37,13 +37,13 @@ impl fmt::Display for Version {
 pub enum ProbeError {
     #[error("no CUDA driver: {}: {problem}", .path.display())]
     NoLibrary { path: PathBuf, problem: String },
-    #[error("{} is the toolkit's stub, for linking only: the driver's own library must come before it", .path.display())]
+    #[error("{} is the toolkit's stub, which serves only for linking: put the driver's own library before it", .path.display())]
     Stub { path: PathBuf },
     #[error("the CUDA driver finds no device")]
     NoDevice,
     #[error("{} cannot be initialised: {name} ({code})", .path.display())]
     Init { path: PathBuf, code: u32, name: String },
-    #[error("{}{} has no function {function}: a newer driver is needed", .path.display(), of_version(.version))]
+    #[error("{}{} has no function {function}: install a newer driver", .path.display(), of_version(.version))]
     MissingFunction { path: PathBuf, function: &'static str, version: Option<Version> },
     #[error(transparent)]
     Failed(#[from] CudaError),
@@ -142,7 +142,7 @@ fn refusal(api: &Api, ordinal: Ordinal) -> Result<Option<String>, CudaError> {
     const EXCLUSIVE_PROCESS: i32 = 3;
     let only_default = |mode: &str| {
         Some(format!(
-            "its compute mode is {mode}, and clients need contexts beside the daemon's: set it to Default"
+            "its compute mode is {mode}, but clients need contexts beside the daemon's: set it to Default (nvidia-smi -c DEFAULT)"
         ))
     };
     match api.attribute(ordinal, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE)? {
@@ -158,12 +158,12 @@ fn refusal(api: &Api, ordinal: Ordinal) -> Result<Option<String>, CudaError> {
         ),
     ] {
         if api.attribute(ordinal, attribute)? == 0 {
-            return Ok(Some(format!("it has no {what}")));
+            return Ok(Some(format!("it does not support {what}")));
         }
     }
     let granularity = Physical::granularity(api, ordinal, rdma(api, ordinal))?;
     if granularity.is_zero() || !GRANULARITY.is_multiple_of(granularity) {
-        return Ok(Some(format!("its memory comes in pieces of {granularity}, which do not fit 2 MiB")));
+        return Ok(Some(format!("its allocation granularity is {granularity}, which does not divide 2 MiB")));
     }
     Ok(None)
 }

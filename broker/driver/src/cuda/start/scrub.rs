@@ -28,7 +28,7 @@ pub(crate) fn check(device: &Device, params: &Path) -> Result<Scrub, CudaError> 
         Err(error) => return Ok(Scrub::Zeroing(format!("{}: {error}", params.display()))),
         Ok(text) => {
             if let Some(line) = text.lines().find(|line| mentions_scrubbing(line)) {
-                return Ok(Scrub::Zeroing(format!("{} says `{}`", params.display(), line.trim())));
+                return Ok(Scrub::Zeroing(format!("{} contains `{}`", params.display(), line.trim())));
             }
         }
     }
@@ -38,7 +38,7 @@ pub(crate) fn check(device: &Device, params: &Path) -> Result<Scrub, CudaError> 
         write(device, &stream)?;
         let again = device.physical(SIZE)?;
         if !is_zero(device, &again, &mut buffer, &zeros)? {
-            return Ok(Scrub::Zeroing("memory was not zero when it was made again".to_owned()));
+            return Ok(Scrub::Zeroing("released memory was not zero when it was created again".to_owned()));
         }
     }
     Ok(Scrub::Certain)

@@ -66,7 +66,7 @@ fn a_copy_fails_without_a_mapping_and_the_next_copy_maps() {
 }
 
 #[test]
-fn a_poisoned_context_is_the_last_that_is_told_of_copies() {
+fn a_lost_context_is_the_last_report_of_copies() {
     let fake = Fake::new().with("fail.cuEventQuery = 700@triggered");
     let (driver, completions) = ready(&fake, Bytes::mib(40));
     fake.trigger(true);

@@ -49,7 +49,7 @@ fn is_released(completion: &Completion) -> bool {
 }
 
 #[test]
-fn it_waits_until_somebody_is_in_need_of_it() {
+fn a_deferred_release_ends_once_its_room_is_needed() {
     let fake = fake();
     let (driver, completions) = ready(&fake);
     let early = completions.recv_timeout(RELEASE_WITHIN / 10);
@@ -61,7 +61,7 @@ fn it_waits_until_somebody_is_in_need_of_it() {
 }
 
 #[test]
-fn it_waits_until_nothing_arrives() {
+fn a_deferred_release_ends_once_nothing_arrives() {
     let fake = fake();
     let (_driver, completions) = ready(&fake);
     fake.trigger(false);
@@ -71,7 +71,7 @@ fn it_waits_until_nothing_arrives() {
 }
 
 #[test]
-fn it_waits_so_long_and_no_longer() {
+fn a_deferred_release_ends_at_its_time_limit() {
     let fake = fake();
     let begun = Instant::now();
     let (_driver, completions) = ready(&fake);

@@ -76,7 +76,7 @@ fn digested(driver: &CudaDriver, completions: &Receiver<Completion>, extent: u64
 }
 
 #[test]
-fn a_hop_that_fails_says_why_and_what_follows_is_done() {
+fn a_failed_hop_says_why_and_the_next_copy_is_done() {
     let ways = [("cuMemcpyHtoDAsync_v2", DISK, DEVICE), ("cuMemcpyDtoHAsync_v2", DEVICE, DISK)];
     for (call, from, to) in
         ways.into_iter().chain([("cuEventQuery", DISK, DEVICE), ("cuMemHostRegister_v2", DISK, DEVICE)])
@@ -96,7 +96,7 @@ fn a_hop_that_fails_says_why_and_what_follows_is_done() {
 
 /// The missing memory is the host's, whatever the card has.
 #[test]
-fn where_no_buffer_can_be_pinned_it_is_the_hosts_memory_that_is_short() {
+fn failing_to_pin_a_buffer_is_out_of_host_memory() {
     let fake = Fake::new().with("fail.cuMemHostRegister_v2 = 2@triggered");
     let (driver, completions, _folder) = ready(&fake);
     fake.trigger(true);
@@ -110,14 +110,14 @@ fn where_no_buffer_can_be_pinned_it_is_the_hosts_memory_that_is_short() {
     };
     assert!(is_short(&done(&driver, &completions, DISK, DEVICE)));
     assert!(is_short(&digested(&driver, &completions, DEVICE)));
-    assert!(is_short(&digested(&driver, &completions, DISK)), "what is read to be hashed needs one too");
+    assert!(is_short(&digested(&driver, &completions, DISK)), "a digest needs a buffer too");
     fake.trigger(false);
     assert_eq!(done(&driver, &completions, DISK, DEVICE), Ok(()));
     assert_eq!(digested(&driver, &completions, DISK), Ok(()));
 }
 
 #[test]
-fn where_few_buffers_can_be_pinned_pieces_wait_for_these() {
+fn pieces_wait_for_the_few_buffers_that_can_be_pinned() {
     let others = {
         let fake = Fake::new().with("note = 1");
         let _opened = ready(&fake);
@@ -136,7 +136,7 @@ fn where_few_buffers_can_be_pinned_pieces_wait_for_these() {
 /// No borrower keeps an unused buffer: there is room for three buffers of the disk, or for one of a digest and
 /// two of these.
 #[test]
-fn where_there_is_room_for_few_buffers_each_has_them_in_its_turn() {
+fn borrowers_take_turns_with_few_buffers() {
     let fake = Fake::new().with("register_mib = 6");
     let (driver, completions, _folder) = ready(&fake);
     for _ in 0..2 {
@@ -249,7 +249,7 @@ fn the_device_copies_ahead_as_far_as_buffers_reach() {
 }
 
 #[test]
-fn buffers_are_few_and_used_again_and_memory_of_the_host_needs_none() {
+fn few_buffers_are_reused_and_host_memory_needs_none() {
     let fake = Fake::new().with("note = 1");
     let (driver, completions, _folder) = ready(&fake);
     let buffers =
@@ -264,11 +264,11 @@ fn buffers_are_few_and_used_again_and_memory_of_the_host_needs_none() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_is_told_before_any_device_is_opened() {
+fn an_unusable_directory_fails_before_any_device_is_opened() {
     let fake = Fake::new().with("note = 1");
     let disk = DiskConfig { directory: "/nowhere/at/all".into(), capacity: SIZE, engine: None };
     let (driver, _completions) = opened_with(CudaConfig { disk: Some(disk), ..config(&fake) });
     let error = driver.unwrap_err();
-    assert_eq!(error.to_string(), "there is no /nowhere/at/all");
+    assert_eq!(error.to_string(), "directory /nowhere/at/all does not exist");
     assert!(fake.threads_calling("cuDevicePrimaryCtxRetain").is_empty());
 }

@@ -28,17 +28,17 @@ fn are_freed_apart(fake: Fake, problem: &str) {
 }
 
 #[test]
-fn a_block_that_is_part_of_a_larger_one_is_refused_and_freed_apart() {
-    are_freed_apart(Fake::new().with("cut = 1"), "cut the block from a larger piece");
+fn a_block_cut_from_a_larger_one_is_refused_and_freed() {
+    are_freed_apart(Fake::new().with("cut = 1"), "cut the block from a larger one");
 }
 
 #[test]
-fn a_block_without_a_handle_is_freed_apart() {
+fn a_block_without_a_handle_is_freed_by_another_thread() {
     are_freed_apart(Fake::new().with("fail.cuIpcGetMemHandle = 801@triggered"), "cuIpcGetMemHandle");
 }
 
 #[test]
-fn a_block_that_cannot_be_zeroed_is_freed_apart() {
+fn a_block_that_cannot_be_zeroed_is_freed_by_another_thread() {
     let fake = Fake::new().with("fail.cuMemsetD8Async = 54321@triggered");
     std::fs::write(fake.params(), "RegistryDwords: \"RMDisableScrubOnFree=1\"\n").unwrap();
     are_freed_apart(fake, "cuMemsetD8Async");

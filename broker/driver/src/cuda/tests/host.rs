@@ -66,11 +66,11 @@ fn failing_to_pin_is_an_ordinary_event() {
 }
 
 /// In pieces of 2 MiB.
-fn keep(size: Bytes) -> Submission {
+fn pin_ahead(size: Bytes) -> Submission {
     Submission::PinAhead { node: HostNode(0), size, piece: GRANULARITY, pieces_max: 1000 }
 }
 
-fn kept(completions: &Receiver<Completion>) -> (Bytes, Option<DriverError>) {
+fn pinned_ahead(completions: &Receiver<Completion>) -> (Bytes, Option<DriverError>) {
     match next(completions) {
         Completion::PinnedAhead { free, problem, .. } => (free, problem),
         other => panic!("it is being filled: {other:?}"),
@@ -78,7 +78,7 @@ fn kept(completions: &Receiver<Completion>) -> (Bytes, Option<DriverError>) {
 }
 
 #[test]
-fn the_limit_on_locked_memory_is_named() {
+fn the_memlock_limit_is_named() {
     // The first is the buffer that measures the links.
     let fake = Fake::new().with("attribute.141 = 0").with("fail.cuMemHostRegister_v2 = 2@3");
     let (driver, completions) = opened(&fake);
@@ -87,9 +87,16 @@ fn the_limit_on_locked_memory_is_named() {
     let lowest = maximum.unwrap_or(u64::MAX).min(3 << 20);
     setrlimit(Resource::Memlock, Rlimit { current: Some(lowest), maximum }).unwrap();
     let limit = DriverError::OutOfHostMemory(HostLimit::Locked(Bytes::new(lowest)));
-    assert_eq!(limit.to_string(), format!("out of host memory: RLIMIT_MEMLOCK is {lowest} bytes"));
-    driver.submit(keep(Bytes::mib(8)));
-    assert_eq!(kept(&completions), (GRANULARITY, Some(limit.clone())), "of all that is locked it is said");
+    assert_eq!(
+        limit.to_string(),
+        format!("out of host memory: RLIMIT_MEMLOCK of the daemon is {}; raise it", Bytes::new(lowest))
+    );
+    driver.submit(pin_ahead(Bytes::mib(8)));
+    assert_eq!(
+        pinned_ahead(&completions),
+        (GRANULARITY, Some(limit.clone())),
+        "of all that is locked it is said"
+    );
     driver.submit(create_host(1, GRANULARITY));
     is_made(&completions, 1);
     driver.submit(create_host(2, GRANULARITY));
@@ -105,8 +112,8 @@ fn pinning_ahead_stops_once_the_machine_has_no_more_memory() {
     let (driver, completions) = opened(&Fake::new().with("host_mib = 4"));
     let driver = driver.unwrap();
     let short = DriverError::OutOfHostMemory(HostLimit::Pinned);
-    driver.submit(keep(Bytes::mib(8)));
-    assert_eq!(kept(&completions), (Bytes::mib(4), Some(short.clone())));
+    driver.submit(pin_ahead(Bytes::mib(8)));
+    assert_eq!(pinned_ahead(&completions), (Bytes::mib(4), Some(short.clone())));
     driver.submit(create_host(1, Bytes::mib(4)));
     is_made(&completions, 1);
     driver.submit(create_host(2, GRANULARITY));
@@ -126,12 +133,12 @@ fn a_create_and_the_end_wait_for_one_piece_pinned_ahead() {
     let (driver, completions) = opened(&fake);
     let driver = driver.unwrap();
     fake.trigger(true);
-    driver.submit(keep(ALL));
+    driver.submit(pin_ahead(ALL));
     driver.submit(create_host(1, Bytes::mib(4)));
     fake.trigger(false);
     is_made(&completions, 1);
     drop(driver);
-    let (filled, problem) = kept(&completions);
+    let (filled, problem) = pinned_ahead(&completions);
     assert!(filled < ALL && problem.is_some(), "{filled} {problem:?}");
     assert_eq!(completions.iter().count(), 0);
 }
@@ -189,7 +196,7 @@ fn a_create_waits_for_one_step_of_a_rebuild() {
             (Completion::Created { result: Ok(_), .. }, steps) => steps,
             (other, _) => panic!("{other:?}"),
         };
-        driver.submit(keep(Bytes::new(COUNT * LARGE.get())));
+        driver.submit(pin_ahead(Bytes::new(COUNT * LARGE.get())));
         assert!(matches!(answer().0, Completion::PinnedAhead { problem: None, .. }));
         for raw in 0..COUNT {
             driver.submit(create_host(raw, LARGE));
@@ -209,7 +216,7 @@ fn a_create_waits_for_one_step_of_a_rebuild() {
         fake.trigger(false);
         assert_eq!(made(), in_flight, "it waited for what was under way, and for no more");
         until(&driver, "half are pieces", || {
-            driver.free_pinned().iter().all(|kept| kept.ordinary >= kept.larger)
+            driver.free_pinned().iter().all(|pinned_ahead| pinned_ahead.ordinary >= pinned_ahead.larger)
         });
         assert_eq!(driver.free_pinned()[0].rebuilds, 1);
     }

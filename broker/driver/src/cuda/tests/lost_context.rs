@@ -37,7 +37,7 @@ fn ended(driver: CudaDriver, completions: Receiver<Completion>) -> Vec<Completio
 }
 
 #[test]
-fn a_driver_whose_context_is_poisoned_in_the_middle_of_a_digest_ends() {
+fn a_driver_ends_after_its_context_is_lost_in_a_digest() {
     let reported = ends(719);
     assert!(
         matches!(&*reported, [Completion::Lost { problem }] if problem.contains("(719)")),
@@ -46,7 +46,7 @@ fn a_driver_whose_context_is_poisoned_in_the_middle_of_a_digest_ends() {
 }
 
 #[test]
-fn a_driver_that_could_not_mark_the_end_of_a_copy_ends() {
+fn a_driver_ends_though_an_event_could_not_be_recorded() {
     let reported = ends(54_321);
     assert!(
         matches!(
@@ -107,7 +107,7 @@ fn a_panicking_thread_is_reported() {
     driver.submit(create(1, ExtentKind::Movable));
     let mut reported = std::iter::from_fn(|| completions.recv_timeout(Duration::from_secs(20)).ok());
     let lost = reported.find(|it| matches!(it, Completion::Lost { .. }));
-    let Some(Completion::Lost { problem }) = lost else { panic!("nobody is told") };
-    assert_eq!(problem, "its thread cuda-maker has panicked");
+    let Some(Completion::Lost { problem }) = lost else { panic!("no problem is reported") };
+    assert_eq!(problem, "the driver's thread cuda-maker has panicked");
     ended(driver, completions);
 }

@@ -15,7 +15,7 @@ fn last_cpu() -> usize {
 }
 
 #[test]
-fn the_host_s_memory_is_of_the_nearest_node_and_its_threads_run_there() {
+fn host_memory_and_its_threads_are_on_the_nearest_node() {
     let fake = Fake::new().with("note = 1").with("attribute.134 = 1");
     let nodes = tempfile::tempdir().unwrap();
     let near = last_cpu().to_string();

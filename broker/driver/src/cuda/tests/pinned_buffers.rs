@@ -28,7 +28,7 @@ fn context(driver: &CudaDriver) -> Arc<Context> {
 
 /// The same for host memory, which is registered by the same call.
 #[test]
-fn the_limit_on_locked_memory_is_named_of_buffers_too() {
+fn the_memlock_limit_is_named_for_buffers_too() {
     let fake = Fake::new().with("fail.cuMemHostRegister_v2 = 2@triggered");
     let (driver, _completions) = opened(&fake);
     let context = context(&driver.unwrap());
@@ -56,7 +56,7 @@ fn is_mapped(address: usize) -> bool {
 
 /// Memory that devices may still access by its address must not become other memory.
 #[test]
-fn a_buffer_that_the_driver_does_not_let_go_of_is_kept() {
+fn a_buffer_that_cannot_be_unregistered_is_leaked() {
     let fake = Fake::new().with("fail.cuMemHostUnregister = 1@triggered");
     let (driver, _completions) = opened(&fake);
     let context = context(&driver.unwrap());
@@ -76,7 +76,7 @@ fn a_buffer_that_the_driver_does_not_let_go_of_is_kept() {
 
 /// Otherwise both would find the same room.
 #[test]
-fn a_buffer_is_not_asked_for_while_memory_of_the_host_is_registered() {
+fn buffers_and_host_memory_are_registered_one_at_a_time() {
     let fake = Fake::new().with("attribute.141 = 0").with("hang.cuMemHostRegister_v2 = 1").with("note = 1");
     let (driver, completions) = opened(&fake);
     let driver = driver.unwrap();
@@ -175,7 +175,7 @@ fn a_borrower_that_stopped_asking_leaves_the_line() {
     assert!(take(&other).is_none(), "it came later");
     let deadline = Instant::now() + Duration::from_secs(20);
     while take(&other).is_none() {
-        assert!(Instant::now() < deadline, "nobody has one");
+        assert!(Instant::now() < deadline, "no borrower has a buffer");
         thread::sleep(Duration::from_millis(10));
     }
 }

@@ -1,4 +1,4 @@
-//! What surveys conclude if the figures are wrong.
+//! Surveys conclude the right returns even if the figures are wrong.
 
 use std::{thread, time::Instant};
 
@@ -36,7 +36,7 @@ fn survey(
 
 /// The stale list repeats what it said before, except for this process, whose own extents have changed since.
 #[test]
-fn a_list_of_processes_that_fails_once_changes_nothing() {
+fn a_failed_process_list_changes_nothing() {
     const CONTEXT: u64 = 1;
     const HELD: u64 = 2;
     let fake = Fake::new().with("fail.nvmlDeviceGetComputeRunningProcesses_v3 = 999@triggered");
@@ -73,7 +73,7 @@ fn a_list_of_processes_that_fails_once_changes_nothing() {
 
 /// One survey is requested, at the end of a process, and none after it.
 #[test]
-fn a_return_that_lasts_is_told_though_nobody_asks_again() {
+fn a_lasting_return_is_reported_without_another_request() {
     let (driver, completions) = opened(&Fake::new().with("context_mib = 24"));
     let driver = driver.unwrap();
     let handle = made(&driver, &completions, 1, 2);
@@ -101,6 +101,6 @@ fn a_return_that_lasts_is_told_though_nobody_asks_again() {
     }
     assert!(
         completions.recv_timeout(2 * CONFIRM_AFTER).is_err(),
-        "it is told once, and no survey is answered twice"
+        "the return is reported once, and no survey is answered twice"
     );
 }

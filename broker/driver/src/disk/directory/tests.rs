@@ -7,16 +7,16 @@ use rustix::fs::open;
 use super::*;
 
 #[test]
-fn a_file_system_without_direct_io_is_told() {
+fn a_file_system_without_direct_io_is_refused() {
     let path = Path::new("/proc/self");
     let opened = try_out(&DirectoryContext::of(path), || open("/proc/self/comm", DIRECT, Mode::empty()));
     assert_eq!(opened, Err(DirectoryError::NoDirectIo(path.to_owned())));
-    let says = "the file system of /proc/self has no direct IO";
+    let says = "the file system of /proc/self does not support direct IO";
     assert_eq!(opened.unwrap_err().to_string(), says);
 }
 
 #[test]
-fn a_file_that_cannot_be_preallocated_is_told() {
+fn a_file_system_without_preallocation_is_refused() {
     let path = Path::new("/dev");
     let opened = try_out(&DirectoryContext::of(path), || open("/dev/null", OFlags::RDWR, Mode::empty()));
     assert!(
@@ -26,7 +26,7 @@ fn a_file_that_cannot_be_preallocated_is_told() {
 }
 
 #[test]
-fn only_names_that_we_give_are_ours() {
+fn only_names_of_the_driver_are_its_own() {
     assert!(
         is_own_name("vramd-extent-0")
             && is_own_name(&name_of(ExtentId::from_raw(u64::MAX)))
@@ -48,7 +48,7 @@ fn a_failed_create_costs_no_capacity() {
     }
     drop(directory.create_file(ExtentId::from_raw(2), Bytes::mib(4)).unwrap());
     assert_eq!(*directory.used.lock().unwrap(), Bytes::ZERO);
-    assert!(folder.path().join(name_of(id)).exists(), "what is not ours is left alone");
+    assert!(folder.path().join(name_of(id)).exists(), "a foreign file is left alone");
 }
 
 fn in_use(folder: &Path) -> Option<u32> {
@@ -64,7 +64,7 @@ fn a_directory_stays_locked_without_its_lock_file() {
     let directory = Directory::open(folder.path(), Bytes::mib(4)).unwrap();
     assert_eq!(in_use(folder.path()), Some(std::process::id()));
     fs::remove_file(folder.path().join(LOCK)).unwrap();
-    assert_eq!(in_use(folder.path()), None, "nobody knows whose it is");
+    assert_eq!(in_use(folder.path()), None, "the owner is unknown");
     drop(directory);
     Directory::open(folder.path(), Bytes::mib(4)).unwrap();
 }
@@ -90,7 +90,7 @@ fn undeletable(folder: &Path, directory: &Arc<Directory>, id: ExtentId) -> Exten
 }
 
 #[test]
-fn a_file_that_cannot_be_deleted_has_no_bytes_any_more() {
+fn an_undeletable_extent_file_is_truncated() {
     let folder = tempfile::tempdir().unwrap();
     let directory = Arc::new(Directory::open(folder.path(), Bytes::mib(4)).unwrap());
     let file = undeletable(folder.path(), &directory, ExtentId::from_raw(1));
@@ -100,7 +100,7 @@ fn a_file_that_cannot_be_deleted_has_no_bytes_any_more() {
 }
 
 #[test]
-fn bytes_that_cannot_be_given_back_stay_charged() {
+fn bytes_of_an_undeletable_file_stay_charged() {
     let folder = tempfile::tempdir().unwrap();
     let directory = Arc::new(Directory::open(folder.path(), Bytes::mib(4)).unwrap());
     let mut file = undeletable(folder.path(), &directory, ExtentId::from_raw(1));

@@ -97,12 +97,12 @@ impl<R: IoMemory> Engine<R> {
         }
         match Uring::new(depth) {
             Ok(ring) => Ok(Self { by: Backend::Ring(Box::new(ring), None), depth, warn: Some(warn) }),
-            Err(error) if chosen.is_named => Err(DriverError::Failed(format!("set up an io_uring: {error}"))),
+            Err(error) if chosen.is_named => {
+                Err(DriverError::Failed(format!("cannot set up an io_uring: {error}")))
+            }
             Err(error) => {
                 let by = Backend::Threads(pool(depth)?);
-                warn.report(format!(
-                    "an io_uring of the disk cannot be made, threads are in its place: {error}"
-                ));
+                warn.report(format!("cannot set up an io_uring for the disk, threads replace it: {error}"));
                 Ok(Self { by, depth, warn: None })
             }
         }
@@ -128,7 +128,7 @@ impl<R: IoMemory> Engine<R> {
                 Answer::NotTaken(op, why) => (op, why),
             };
             if let Some(warn) = self.warn.take() {
-                warn.report(format!("an io_uring of the disk takes nothing any more, threads go on: {why}"));
+                warn.report(format!("an io_uring of the disk has failed, threads replace it: {why}"));
             }
             if threads.is_none() {
                 *threads = pool(self.depth).ok();

@@ -1,5 +1,5 @@
 //! Both engines, on real files.
-#![allow(unsafe_code, reason = "a room gives its word for its memory")]
+#![allow(unsafe_code, reason = "the test implements IoMemory")]
 
 use std::{
     fs::File,
@@ -19,7 +19,7 @@ use crate::disk::Buffer;
 
 const DEPTH: usize = 4;
 const BLOCKS: usize = 64;
-/// So many blocks take several requests.
+/// Blocks enough for several requests.
 const LONG: usize = 517;
 
 /// The engines that work here. If io_uring does not, it says why, and threads are chosen.
@@ -117,7 +117,7 @@ fn operations_in_flight_do_not_mix_their_bytes() {
 }
 
 #[test]
-fn a_whole_range_goes_and_comes() {
+fn a_range_is_written_and_read_back() {
     for engine in engines() {
         let mut bench = bench(engine, BLOCKS, OFlags::RDWR);
         let mut buffer = Buffer::new(BLOCKS * ALIGNMENT).unwrap();
@@ -226,7 +226,7 @@ fn a_kernel_that_makes_no_progress_is_not_asked_forever() {
 #[test]
 fn choosing_threads_does_not_probe_io_uring() {
     let threads = Ok((DiskEngine::Threads, None));
-    assert_eq!(choose_by(Some(DiskEngine::Threads), || panic!("nobody wants it")), threads);
+    assert_eq!(choose_by(Some(DiskEngine::Threads), || panic!("io_uring was not requested")), threads);
 }
 
 /// No operation is lost, and those that the kernel had accepted are done.
@@ -257,7 +257,8 @@ fn threads_take_over_from_a_broken_ring() {
             "it says what is wrong"
         );
         assert!(bench.engine.poll().is_none(), "each is told once");
-        let why = "an io_uring of the disk takes nothing any more, threads go on: Operation not permitted (os error 1)";
+        let why =
+            "an io_uring of the disk has failed, threads replace it: Operation not permitted (os error 1)";
         assert_eq!(bench.warned.iter().collect::<Vec<_>>(), [why], "and so are operators");
     });
     refused.join().unwrap();
@@ -277,13 +278,10 @@ fn threads_replace_a_ring_that_cannot_be_set_up() {
         let (engine, warned) = made(false);
         assert!(matches!(engine.unwrap().by, Backend::Threads(_)));
         let why = "Operation not permitted (os error 1)";
-        assert_eq!(
-            warned,
-            [format!("an io_uring of the disk cannot be made, threads are in its place: {why}")]
-        );
+        assert_eq!(warned, [format!("cannot set up an io_uring for the disk, threads replace it: {why}")]);
         let (refused, warned) = made(true);
-        assert_eq!(refused.map(drop), Err(DriverError::Failed(format!("set up an io_uring: {why}"))));
-        assert!(warned.is_empty(), "who opens the driver is told");
+        assert_eq!(refused.map(drop), Err(DriverError::Failed(format!("cannot set up an io_uring: {why}"))));
+        assert!(warned.is_empty(), "the caller gets the error");
     });
     refused.join().unwrap();
 }
@@ -330,7 +328,7 @@ fn dropping_a_broken_ring_waits_for_requests_in_flight() {
             length: ALIGNMENT,
             buffer,
         });
-        assert!(engine.poll().is_none(), "nobody has written anything");
+        assert!(engine.poll().is_none(), "nothing was written");
         filter::refuse(libc::SYS_io_uring_enter).unwrap();
         let writer = thread::spawn(move || {
             thread::sleep(Duration::from_millis(100));

@@ -1,5 +1,5 @@
 //! Reads and writes on a few threads, one operation on each.
-#![allow(unsafe_code, reason = "the kernel is told of memory by address")]
+#![allow(unsafe_code, reason = "the kernel gets addresses of memory")]
 
 use std::{
     io::{IoSlice, IoSliceMut},

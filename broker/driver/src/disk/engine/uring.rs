@@ -1,6 +1,6 @@
 //! Reads and writes by an io_uring, polled by the thread that begins the operations: no other thread stands in
 //! between.
-#![allow(unsafe_code, reason = "the kernel is told of memory by address")]
+#![allow(unsafe_code, reason = "the kernel gets addresses of memory")]
 
 use std::{collections::VecDeque, io, os::fd::AsRawFd, thread, time::Duration};
 
@@ -51,7 +51,7 @@ pub(crate) fn check() -> Result<(), String> {
     ring.submit_and_wait(1).map_err(|error| said("io_uring_enter", error))?;
     match ring.completion().next() {
         Some(_) => Ok(()),
-        None => Err("io_uring_enter: nothing was done".to_owned()),
+        None => Err("io_uring_enter: no request was done".to_owned()),
     }
 }
 
@@ -111,7 +111,7 @@ impl<R: IoMemory> Uring<R> {
         assert!(pushed.is_ok(), "there are as many entries as slots");
     }
 
-    /// Submits the offered requests. Those that the kernel does not accept now are offered again with the next
+    /// Submits the offered requests. A refused one is offered again with the next
     /// submission or poll, up to a bound.
     fn submit(&mut self) {
         if self.broken.is_none() {

@@ -65,11 +65,11 @@ fn shared_paths_are_common_bridges_and_nodes_narrow_first() {
         ("uplink 0000:15:01.0", vec![0, 1, 2]),
         ("node 0", vec![0, 1, 2, 3]),
     ];
-    assert_eq!(reported, should, "a bridge above one device alone is no other road than the device's");
+    assert_eq!(reported, should, "a bridge above one device alone is no other link than the device's");
 }
 
 #[test]
-fn devices_below_no_bridge_share_their_node_alone() {
+fn devices_below_no_bridge_share_only_their_node() {
     let fake = on_buses(&[1, 2]);
     let shared_paths = shared_paths(&devices(&fake), Path::new("/nowhere"));
     let names: Vec<&str> = shared_paths.iter().map(|(name, _)| name.as_str()).collect();
@@ -80,8 +80,8 @@ fn devices_below_no_bridge_share_their_node_alone() {
 #[test]
 fn only_lanes_that_are_slower_together_share_a_link() {
     let fake = on_buses(&[0x17, 0x18, 0x31]).with("still = 1").with("carries = 320");
-    let fake = fake.with("road.0 = in 0 1 @ 320").with("road.1 = out 0 1 @ 320");
-    let fake = fake.with("road.2 = both 0 1 2 @ 880");
+    let fake = fake.with("link.0 = in 0 1 @ 320").with("link.1 = out 0 1 @ 320");
+    let fake = fake.with("link.2 = both 0 1 2 @ 880");
     let buses = buses(&[
         "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0",
         "pci0000:15/0000:15:01.0/0000:16:00.0/0000:18:00.0",
@@ -126,7 +126,7 @@ fn only_lanes_that_are_slower_together_share_a_link() {
 
 /// From the first copy on, or after the measurement: copies in flight are not waited for then either.
 #[test]
-fn a_link_that_does_not_answer_holds_up_no_start() {
+fn a_link_that_does_not_answer_does_not_hold_up_the_start() {
     let fake = Fake::new().with("fail.cuEventQuery = 600@triggered");
     let mut end =
         DeviceEnds::new(open(&devices(&fake)[0]).unwrap()).unwrap_or_else(|error| panic!("{error}"));
