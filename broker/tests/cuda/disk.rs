@@ -4,7 +4,7 @@ use std::{fs, io::Write as _, path::PathBuf};
 
 use fake_cuda::Fake;
 use vramd_proto::v1::{MoveOutcome, PartMove, SealRequest, Tier};
-use vramd_tests::{RawSession, books::Books, content, spec, wait::until};
+use vramd_tests::{RawSession, content, node_state::NodeState, spec, wait::until};
 use vramd_types::Reason;
 
 use crate::{
@@ -65,5 +65,5 @@ fn copies_are_refused_if_the_cgroup_has_no_room_for_buffers() {
     assert_eq!(told.outcome(), MoveOutcome::Moved, "{told:?}");
     pins_and_finds(&mut session, id, &bytes);
     session.free(id);
-    until("nothing is charged", || Books::read(&daemon.admin()).are_empty());
+    until("nothing is charged", || NodeState::read(&daemon.admin()).is_empty());
 }

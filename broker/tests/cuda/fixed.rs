@@ -74,8 +74,8 @@ fn operator_orders_on_a_fixed_part_are_refused() {
     let (id, memory) = fixed(&session);
     let bytes = content(SIZE, 5);
     memory.write_all_at(&bytes, 0).unwrap();
-    let books = daemon.settled_books();
-    assert_eq!((books.allocations[0].resident_bytes, books.allocations[0].host_bytes), (SIZE, 0));
+    let state = daemon.settled_state();
+    assert_eq!((state.allocations[0].resident_bytes, state.allocations[0].host_bytes), (SIZE, 0));
     // Another mistake in the request, as in the last, does not change the answer.
     for parts in [&[][..], &[0], &[1]] {
         for (refused, kind) in asked(&daemon.admin(), id, parts) {
@@ -83,10 +83,10 @@ fn operator_orders_on_a_fixed_part_are_refused() {
         }
     }
     assert!(!session.channel.waits(Duration::from_millis(50)), "no session is told to unmap anything");
-    let now = daemon.settled_books();
+    let now = daemon.settled_state();
     assert_eq!(
         (now.allocations, now.sessions, now.quotas),
-        (books.allocations, books.sessions, books.quotas)
+        (state.allocations, state.sessions, state.quotas)
     );
     assert_eq!(found(&memory), digest(&bytes));
 }
@@ -121,7 +121,7 @@ fn a_fixed_part_is_never_evicted() {
     memory.write_all_at(&bytes, 0).unwrap();
     let movable = session.allocate(spec(2 * SIZE)).allocation_id;
     session.write(movable, &content(2 * SIZE, 7));
-    daemon.settled_books();
+    daemon.settled_state();
 
     let mut other = RawSession::open_with_pins(&daemon.sockets());
     let allocating = other.memory.allocate_batch(other.request(vec![spec(3 * SIZE)]));

@@ -8,7 +8,7 @@ use vramd_proto::v1::{
     Advice, AdviseRequest, AllocateBatchRequest, Allocation, MoveOutcome, MovePartsRequest,
     MovePartsResponse, PartRef, PressureLevel, Tier, move_parts_request::Target,
 };
-use vramd_tests::{Pending, RawSession, books::Books, content, digest, spec, wait::until};
+use vramd_tests::{Pending, RawSession, content, digest, node_state::NodeState, spec, wait::until};
 use vramd_types::Reason;
 
 use crate::{Cgroup, Daemon, configured};
@@ -80,7 +80,7 @@ fn has_less(daemon: &Daemon, pinned: u64, why: &str) {
     pins_and_finds(&mut session, allocation, &bytes);
     assert_eq!(daemon.log().matches("is pinned ahead of need").count(), 1, "{}", daemon.log());
     session.free(allocation);
-    until("nothing is charged", || Books::read(&daemon.admin()).are_empty());
+    until("nothing is charged", || NodeState::read(&daemon.admin()).is_empty());
 }
 
 /// The driver asks for memory of the node nearest to the device, ahead of need and for moves.
@@ -173,7 +173,7 @@ fn memory_used_by_others_in_a_cgroup_is_not_handed_out() {
     until("half of it is pinned", || {
         daemon.log().contains("parts wait for it as they move node=0 pinned_bytes=8388608")
     });
-    let device = || Books::read(&daemon.admin()).devices.remove(0);
+    let device = || NodeState::read(&daemon.admin()).devices.remove(0);
     let has = |mib: u64| device().host_capacity_bytes == mib << 20;
     assert!(has(16), "{:?}", device());
     let mut session = RawSession::open_with_pins(&daemon.sockets());
@@ -193,7 +193,7 @@ fn memory_used_by_others_in_a_cgroup_is_not_handed_out() {
     until("a part without backing has it now", || device().host_held_bytes == 12 << 20);
     assert_eq!(device().host_pressure(), PressureLevel::Normal);
     [id, more].into_iter().for_each(|id| _ = session.free(id));
-    until("nothing is charged", || Books::read(&daemon.admin()).are_empty());
+    until("nothing is charged", || NodeState::read(&daemon.admin()).is_empty());
 }
 
 /// Requests for room that only host memory could make are refused meanwhile, and no client loses anything.
@@ -208,7 +208,7 @@ fn room_is_made_once_host_memory_is_available() {
     let id = session.allocate(spec(12 << 20)).allocation_id;
     let bytes = content(12 << 20, 8);
     session.write(id, &bytes);
-    daemon.settled_books();
+    daemon.settled_state();
 
     let mut other = RawSession::open_with_pins(&daemon.sockets());
     let request = || other.request(vec![spec(8 << 20)]);
@@ -219,9 +219,9 @@ fn room_is_made_once_host_memory_is_available() {
     let facts = ["tier", "asked", "free"].map(|fact| refused.fact(fact));
     assert_eq!(facts, ["device", "8388608", "7340032"]);
     let lies = || {
-        let books = daemon.settled_books();
+        let state = daemon.settled_state();
         let of = |row: &&Allocation| row.allocation_id == id;
-        books.allocations.iter().find(of).map(|row| (row.resident_bytes, row.host_bytes))
+        state.allocations.iter().find(of).map(|row| (row.resident_bytes, row.host_bytes))
     };
     assert_eq!(lies(), Some((12 << 20, 0)));
     assert!(daemon.log().contains("part could not be moved and is where it was"), "{}", daemon.log());
@@ -238,7 +238,7 @@ fn room_is_made_once_host_memory_is_available() {
     other.free(theirs);
     pins_and_finds(&mut session, id, &bytes);
     session.free(id);
-    until("nothing is charged", || Books::read(&daemon.admin()).are_empty());
+    until("nothing is charged", || NodeState::read(&daemon.admin()).is_empty());
 }
 
 /// Runs a command that starts a daemon with a limit of 8 MiB on locked memory, for any user.

@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::symlink};
 
 use fake_cuda::Fake;
 use vramd_proto::v1::{Link, LinkWay, ListLinksRequest};
-use vramd_tests::books::Books;
+use vramd_tests::node_state::NodeState;
 
 use crate::{Daemon, configured, seeing};
 
@@ -29,7 +29,7 @@ fn devices_below_one_bridge_share_its_link() {
     let daemon = Daemon::start_by(command, place);
     let admin = daemon.admin();
     let devices: Vec<String> =
-        Books::read(&admin).devices.into_iter().map(|it| it.device.unwrap_or_default().uuid).collect();
+        NodeState::read(&admin).devices.into_iter().map(|it| it.device.unwrap_or_default().uuid).collect();
     let links = admin.list_links(ListLinksRequest {}).ok().links;
     let named = |name: &str| links.iter().find(|link| link.name == name);
     let lanes =

@@ -18,9 +18,8 @@ use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
 use vramd_tests::{
-    RawSession,
-    books::Books,
-    content,
+    RawSession, content,
+    node_state::NodeState,
     rpc::{Admin, is_serving},
     session::persistent,
     spec,
@@ -73,10 +72,10 @@ impl Daemon {
 
     /// Waits until the daemon has read every answer on its channels.
     #[track_caller]
-    fn settled_books(&self) -> Books {
+    fn settled_state(&self) -> NodeState {
         eventually("nothing is on its way", || {
-            let books = Books::read(&self.admin());
-            (books.node.fds_in_flight == 0).then_some(books)
+            let state = NodeState::read(&self.admin());
+            (state.node.fds_in_flight == 0).then_some(state)
         })
     }
 
