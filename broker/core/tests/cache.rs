@@ -1,4 +1,4 @@
-//! Memory that is kept for its tenant after it was freed: who gets it again, and who makes it go.
+//! Freed memory that stays charged to its tenant: which request gets it again, and what releases it.
 
 use crate::world::{self, Client, World, config, named, persistent, set_quota, spec};
 use broker_core::{
@@ -7,7 +7,7 @@ use broker_core::{
 };
 use vramd_types::{Bytes, DeviceIndex, Reason};
 
-/// A node that keeps up to so much for each tenant.
+/// A node that caches up to this much for each tenant.
 fn keeping(mib: u32, cached_mib: u32) -> Config {
     let mut config = config(&[Bytes::mib(mib)]);
     config.limits.cached_bytes_per_tenant_max = Bytes::mib(cached_mib);
@@ -32,7 +32,7 @@ fn cached(world: &World, tenant: &str) -> Bytes {
     view.in_force.expect("a present device").cached
 }
 
-/// Begins a request and says whether it needs the driver to make something.
+/// Starts a request, and says whether the driver has to create something for it.
 fn needs_making(world: &mut World, client: Client, spec: AllocationSpec) -> (CallId, bool) {
     let call = world.start(client, None, ClientRequest::allocate(vec![spec]));
     (call, world.work.iter().any(|work| matches!(work, Command::CreateExtent { .. })))
@@ -90,7 +90,8 @@ fn extent_sent_to_a_reader_is_not_cached() {
 
 #[test]
 fn extent_without_unmap_answer_is_not_cached() {
-    // Of a process that ends, of one whose channel ended first, and of what lay in its socket unanswered.
+    // The extents of a process that ends, of one whose channel ended first, and of one that left frames
+    // unanswered in its socket.
     for way in 0..3 {
         let mut world = world(64, 64);
         let (client, heir) = (world.open("a"), world.open("a"));
@@ -186,7 +187,7 @@ fn fragmentation_is_counted() {
 
 #[test]
 fn cached_extent_is_released_for_any_tenant_that_needs_room() {
-    // That it is full alone has nothing go.
+    // A full device alone releases nothing.
     let mut config = keeping(16, 16);
     config.pressure.evict_to_percent = 100;
     let mut world = World::with(config, StoredQuotas::default());
@@ -201,7 +202,7 @@ fn cached_extent_is_released_for_any_tenant_that_needs_room() {
     let third = world.open("c");
     let refused = world.allocate(third, spec(10)).expect_err("more than there could be");
     assert_eq!(refused.reason(), Reason::DeviceFull);
-    assert_eq!(cached(&world, "a"), Bytes::mib(8), "what would not help is left alone");
+    assert_eq!(cached(&world, "a"), Bytes::mib(8), "an extent that would not help is left alone");
     world.allocate(third, spec(8)).expect("all there is");
     assert_eq!(world.held_by("a"), Bytes::ZERO);
 }
@@ -214,7 +215,7 @@ fn cached_extents_do_not_reach_their_tenants_own_limit() {
     free(&mut world, client, spec(12));
     world.allocate(client, spec(8)).expect("8 of 12");
     assert_eq!(world.held_by("a"), Bytes::mib(12));
-    // What is wanted itself is not given up for the rest of its batch.
+    // A cached extent that the batch reuses is not released for its other items.
     let batch = ClientRequest::allocate(vec![old(4), spec(2)]);
     assert_eq!(world.call(client, batch).expect_err("14 of 12").reason(), Reason::QuotaLimit);
     assert_eq!(cached(&world, "a"), Bytes::mib(4));
@@ -345,7 +346,7 @@ fn tenant_without_sessions_keeps_its_cache_for_a_while() {
     assert_eq!(
         (world.held_by("a"), cached(&world, "b")),
         (Bytes::ZERO, Bytes::mib(4)),
-        "who is there keeps it"
+        "a tenant with a session keeps it"
     );
     world.end_process(other);
     assert_eq!(world.held(), Bytes::ZERO, "its time was over");
@@ -363,7 +364,7 @@ fn cached_extent_expires_though_its_tenant_has_sessions() {
     world.advance(1_000_000);
     world.settle();
     assert_eq!((world.held_by("a"), cached(&world, "a")), (Bytes::mib(8), Bytes::mib(8)), "the older one");
-    // What is used again is not idle.
+    // A reused extent is not idle.
     let again = world.allocate(client, old(8)).expect("it has it");
     world.advance(200_000_000);
     world.settle();
@@ -384,7 +385,7 @@ fn later_waiter_waits_for_an_extent_that_is_leaving() {
     assert_eq!(world.held(), Bytes::ZERO);
     world.operate(OperatorRequest::Drain { draining: false }).expect("in service");
     free(&mut world, client, spec(12));
-    // Given up for nobody, and not back yet.
+    // Released without a waiter, and not returned yet.
     world.start_operator(None, OperatorRequest::Drain { draining: true });
     world.start_operator(None, OperatorRequest::Drain { draining: false });
     assert_eq!((cached(&world, "a"), world.held_by("a")), (Bytes::ZERO, Bytes::mib(12)));
@@ -395,7 +396,8 @@ fn later_waiter_waits_for_an_extent_that_is_leaving() {
     assert!([own, others].iter().all(|call| world.replies[call].is_ok()));
 }
 
-/// Found by the simulator: nothing is given back that anybody would be told of, so its caller waited for ever.
+/// Found by the simulator: nothing further was returned that an operation would hear of, so its caller waited
+/// for ever.
 #[test]
 fn free_during_a_hash_is_answered_though_older_memory_is_unreturned() {
     for steps in 0..8 {
@@ -418,7 +420,7 @@ fn free_during_a_hash_is_answered_though_older_memory_is_unreturned() {
             }
         }
         let free = world.start(client, None, ClientRequest::FreeBatch(vec![part.allocation]));
-        // What else it has is back before it has been hashed.
+        // Its other memory is returned before it has been hashed.
         if let Some(at) = world.work.iter().position(|work| matches!(work, Command::Digest { .. })) {
             let digest = world.work.remove(at).expect("it is there");
             world.work.push_back(digest);

@@ -1,6 +1,6 @@
-//! How much of what a tenant asks for it gets out of what it has freed: by the broker itself, and by a model of it that
-//! can also round sizes up to classes. The figures stand in `docs/decisions/0020-sizes-of-extents.md`; where these come
-//! out otherwise the decision is to be looked at again.
+//! Hit rates of the cache: which share of the requested bytes comes from freed memory, in the broker and in a
+//! model of it that can also round sizes up to classes. The figures stand in
+//! `docs/decisions/0020-sizes-of-extents.md`; if these differ, the decision has to be revised.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -11,7 +11,7 @@ use vramd_types::{AllocationId, Bytes};
 /// In MiB, as all sizes here.
 const PART: u32 = 256;
 
-/// What programs ask for.
+/// The sizes that programs request.
 #[derive(Clone, Copy, Debug)]
 enum Mix {
     /// Six models, loaded and dropped as a whole.
@@ -57,7 +57,7 @@ impl Dice {
     }
 }
 
-/// Not more than so much is there at once.
+/// The most bytes that live at once.
 fn steps(mix: Mix, count: usize, live_max: u32) -> Vec<Step> {
     let mut dice = Dice(7);
     let models: Vec<u32> = (0..6).map(|_| dice.even(1 << 10, 14 << 10)).collect();
@@ -87,7 +87,7 @@ fn parts(size: u32) -> impl Iterator<Item = u32> {
     (0..size.div_ceil(PART)).map(move |part| (size - part * PART).min(PART))
 }
 
-/// To one of so many steps between each power of two and the next; 0 is exact.
+/// Rounds up to one of this many steps between two powers of two; 0 is exact.
 fn class(size: u32, steps: u32) -> u32 {
     if steps == 0 || size >= PART {
         return size;
@@ -96,12 +96,12 @@ fn class(size: u32, steps: u32) -> u32 {
     size.next_multiple_of(step).min(PART)
 }
 
-/// What is done where as much is cached as may be.
+/// The rule of a full cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Full {
-    /// What was freed is not kept.
+    /// A full cache refuses a freed extent.
     Refuse,
-    /// The oldest of other sizes go for it.
+    /// A full cache releases the oldest extents of other sizes.
     MakeWay,
 }
 
@@ -143,7 +143,7 @@ fn model(steps: &[Step], classes: u32, full: Full, cached_max: u32) -> Sum {
                         && cached.iter().sum::<u32>() + size > cached_max
                     {
                         let oldest = cached.iter().position(|it| *it != size);
-                        cached.remove(oldest.expect("those of its size leave room"));
+                        cached.remove(oldest.expect("extents of its size leave room"));
                     }
                     if cached.iter().sum::<u32>() + size <= cached_max {
                         cached.push_back(size);
@@ -197,8 +197,8 @@ fn broker_caches_as_the_model_does() {
     }
 }
 
-/// Percent of the bytes asked for that were there, where a full cache refuses, where it makes way, and where sizes are
-/// rounded up to eight classes a doubling besides; and by how many thousandths that adds to what is charged.
+/// Percent of the requested bytes found in the cache: where a full cache refuses, where it makes way, and where
+/// sizes are also rounded up to eight classes a doubling; and by how many thousandths that adds to the charge.
 #[test]
 fn whole_parts_are_most_reused_and_displace_older_sizes() {
     let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! What is cached on a device that is full: nobody uses it, and others beside the daemon may want the room.
+//! Cached extents on a full device: no session uses them, and other programs may want the room.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::world::{
 use broker_core::{Notice, Pressure, StoredQuotas, Tier};
 use vramd_types::Bytes;
 
-/// A device of 40 MiB whose tenants keep what they free, with so much host memory.
+/// A device of 40 MiB whose tenants cache freed memory, with this much host memory.
 fn node(host: u32, cold_after: Duration) -> World {
     let mut config = config(&[Bytes::mib(40)]);
     (config.devices[0].host, config.part_size) = (Bytes::mib(host), Bytes::mib(2));
@@ -36,7 +36,7 @@ fn pressure_sample_releases_cached_extents_until_there_is_room() {
         for _ in 0..60 {
             pass(&mut world, SECOND);
         }
-        // Nothing moves any more: it is looked again once something is cached.
+        // Nothing moves: the next sample follows when something is cached.
         free(&mut world, client, &parts[..5]);
         assert_eq!(held_and_cached(&world), (Bytes::mib(38), Bytes::mib(10)));
         pass(&mut world, SECOND * 2);
@@ -56,7 +56,7 @@ fn critical_pressure_releases_cached_extents_at_once_before_cold_parts() {
     pass(&mut world, SECOND * 40);
     assert_eq!(held_and_cached(&world), (Bytes::mib(34), Bytes::mib(4)));
     steps(&mut world, Tier::Device);
-    // They come to the device one by one: with the second it is critical.
+    // They arrive on the device one by one: with the second its pressure is critical.
     fill(&mut world, client, 2);
     assert_eq!(held_and_cached(&world), (Bytes::mib(34), Bytes::ZERO));
     assert!(steps(&mut world, Tier::Device).contains(&Pressure::Critical));

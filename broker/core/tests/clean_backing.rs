@@ -1,4 +1,4 @@
-//! Writes behind pins: lost without a word where nobody looks, found where shadows are checked.
+//! Writes behind pins: lost silently by default, found where clean backing is checked.
 
 use crate::world::{
     Client, World, config,

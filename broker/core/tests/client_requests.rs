@@ -259,7 +259,8 @@ fn tenant_with_pending_requests_keeps_no_other_from_being_served() {
     world.call(c, allocate()).expect("there is room again");
 }
 
-/// Found by the simulator: what waited to be sent was sent after it was freed, and stayed mapped and charged.
+/// Found by the simulator: a part that waited to be sent was sent after it was freed, and stayed mapped and
+/// charged.
 #[test]
 fn part_freed_before_it_was_sent_is_never_sent() {
     let mut base = config(&[Bytes::mib(100)]);
@@ -365,7 +366,7 @@ fn repetitions_wait_like_the_first() {
     let calls: Vec<_> = (0..6).map(|_| world.start(client, key(1, 1), allocate())).collect();
     let refused = calls.iter().filter(|call| world.replies.contains_key(call)).count();
     assert_eq!(refused, 2);
-    world.call(other, allocate()).expect("nobody else waits");
+    world.call(other, allocate()).expect("no other session waits");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Who is refused on a device that is full: nobody for its step, and whoever asks for what is set aside for others, or does
-//! not wait where a line stands.
+//! Refusals on a full device: no request is refused for the level of pressure. A request is refused if it needs
+//! room that is guaranteed to others, or does not wait where others do.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use broker_core::{
 };
 use vramd_types::{Bytes, DeviceIndex};
 
-/// Longer than anybody here is kept waiting.
+/// Longer than any wait here lasts.
 const LONG: Duration = Duration::from_secs(600);
 
 /// A device of a hundred parts, of which one is one percent, and memory of the host for as many.
@@ -24,14 +24,14 @@ fn node() -> World {
     World::with(config, StoredQuotas::default())
 }
 
-/// So many parts that its session goes on using.
+/// This many parts, which their session goes on using.
 fn pinned(world: &mut World, client: Client, count: u64) -> Vec<broker_core::PartRef> {
     let parts = fill(world, client, count);
     parts.iter().for_each(|part| world.pin(client, *part));
     parts
 }
 
-/// So many percent of the device.
+/// This many percent of the device.
 fn percent(count: u32) -> AllocationSpec {
     spec(count * 2)
 }
@@ -53,7 +53,7 @@ fn is_served(world: &World, call: CallId) -> bool {
     matches!(world.replies.get(&call), Some(Ok(Reply::Allocated(_))))
 }
 
-/// From now on that is what others take of the device.
+/// From now on other programs take this much of the device.
 fn others_take(world: &mut World, outside: Bytes) {
     world.outside = outside;
     world.event(Event::Completion(Completion::Surveyed {
@@ -65,7 +65,7 @@ fn others_take(world: &mut World, outside: Bytes) {
     world.settle();
 }
 
-/// Who does not wait: what is set aside for others is not free to it.
+/// A request that does not wait: room guaranteed to others is not free for it.
 #[track_caller]
 fn is_refused(world: &mut World, client: Client, count: u32) {
     let refused = world.allocate(client, percent(count)).expect_err("it does not wait");
@@ -85,7 +85,8 @@ fn waiter_within_its_guarantee_is_first_at_critical_pressure() {
     assert_eq!(steps(&mut world, Tier::Device).last(), Some(&Pressure::Critical));
     used.extend(pinned(&mut world, a, 1));
 
-    // What b is guaranteed is not all there any more, and nobody lets go of any: of its three percent there are two.
+    // Not all of the guarantee of b exists now, and no session gives anything up: of its three percent there
+    // are two.
     others_take(&mut world, Bytes::mib(4));
     world.out_of_memory = usize::MAX;
     let guaranteed = waiting(&mut world, b, 3);
@@ -106,8 +107,8 @@ fn waiter_within_its_guarantee_is_first_at_critical_pressure() {
     is_refused(&mut world, a, 1);
 
     others_take(&mut world, Bytes::ZERO);
-    assert!(is_served(&world, behind), "it came before those who do not wait");
-    world.allocate(a, percent(1)).expect("nobody waits, and it fits, though that is all there is");
+    assert!(is_served(&world, behind), "it came before requests that do not wait");
+    world.allocate(a, percent(1)).expect("no request waits, and it fits, though that is all there is");
     let falls = |notice: &Notice| matches!(notice, Notice::PressureChanged { from: Pressure::Critical, .. });
     assert!(!world.notices.iter().any(falls), "it was critical all along");
 }

@@ -1,4 +1,4 @@
-//! Discardable memory is dropped where other memory is copied out, and whoever has it again is told.
+//! Discardable memory is dropped where other memory is copied out, and each session that gets it again is told.
 
 use std::time::Duration;
 
@@ -26,11 +26,11 @@ fn one(world: &mut World, client: Client, spec: AllocationSpec, content: u64) ->
 
 fn is_dropped(world: &World, part: PartRef) -> bool {
     let view = world.broker.show(&Target::Id(part.allocation)).expect("it is there");
-    assert_eq!(view.charged.is_zero(), view.parts[0].dropped, "what is nowhere is not charged");
+    assert_eq!(view.charged.is_zero(), view.parts[0].dropped, "a dropped part is not charged");
     view.parts[0].dropped
 }
 
-/// As its session was told when it was sent it last.
+/// The drop count that its session was told with the last packet.
 fn pinned(world: &mut World, client: Client, call: u64, part: PartRef) -> u64 {
     world.pin_call(client, call, &[part]);
     world.settle();
@@ -46,7 +46,7 @@ fn discardable_part_is_dropped_and_its_next_mapper_is_told() {
     let part = one(&mut world, a, discardable(4), 7);
     assert_eq!((held(&world), world.losses[&part]), (mib(4, 0), 0), "it needs nothing below");
     for round in 1..=3 {
-        // It would fail the first copy.
+        // This would fail the first copy.
         world.fail_copies.push_back(Some("nothing is to be copied".to_owned()));
         assert!(matches!(evict(&mut world, part), PartMove::Moved));
         assert!(is_dropped(&world, part));
@@ -156,7 +156,7 @@ fn freed_dropped_part_leaves_nothing() {
     }
 }
 
-/// Found by the simulator: what comes back at once left at once for who came later, and so for ever.
+/// Found by the simulator: a fetched part left at once for a later waiter, and so for ever.
 #[test]
 fn fetched_part_is_not_evicted_for_a_later_waiter() {
     let mut world = tiers(4, 64);
@@ -180,8 +180,8 @@ fn fetched_part_is_not_evicted_for_a_later_waiter() {
     assert_eq!(answer(&world, clients[1], 1), Some(&None));
 }
 
-/// Found by the simulator: what came at once by right of a guarantee left at once for a batch that came before and was not
-/// helped by that, the next had its memory, and so for ever.
+/// Found by the simulator: a part fetched by right of a guarantee left at once for an earlier batch that it did
+/// not help. The next one got its memory, and so for ever.
 #[test]
 fn fetched_part_is_sent_before_it_leaves_for_an_earlier_waiter() {
     let mut config = config(&[Bytes::mib(16)]);
@@ -199,7 +199,7 @@ fn fetched_part_is_sent_before_it_leaves_for_an_earlier_waiter() {
     let kept = world.allocate(a, spec(4)).expect("room");
     world.call(a, ClientRequest::FreeBatch(vec![kept])).expect("freed");
     assert_eq!(world.broker.devices()[0].cached, Bytes::mib(4));
-    // It would have what is cached, and finds room for one part of the two others.
+    // It would reuse the cached extent, and finds room for one part of the two others.
     let items = vec![AllocationSpec { uninitialized: true, ..spec(12) }];
     let batch = world.start(a, None, ClientRequest::AllocateBatch { items, wait: Duration::from_secs(60) });
     world.pin_call(a, 1, &lost);
@@ -220,8 +220,8 @@ fn operator_moves_a_discardable_part_out_and_back() {
     assert!(matches!(moved(world.operate(to(part.allocation, Tier::Device))), PartMove::Moved));
     assert!(!is_dropped(&world, part));
     assert!(matches!(evict(&mut world, part), PartMove::Moved));
-    assert_eq!(pinned(&mut world, a, 2, part), 2, "nobody had it in between");
-    // Found by the simulator: into memory that is kept for the tenant it comes at once.
+    assert_eq!(pinned(&mut world, a, 2, part), 2, "no session had it in between");
+    // Found by the simulator: it is fetched at once into memory that is cached for the tenant.
     let freed = world.allocate(a, spec(4)).expect("room");
     evict(&mut world, part);
     world.call(a, ClientRequest::FreeBatch(vec![freed])).expect("freed");

@@ -1,4 +1,5 @@
-//! Parts whose backing lies on disk: they leave their device for it and come back as others do from the host's memory.
+//! Parts whose backing lies on disk. They leave their device for it and come back as others do from host
+//! memory.
 
 use crate::world;
 
@@ -16,7 +17,7 @@ use broker_core::{
 };
 use vramd_types::{AllocationId, Bytes, Quantity};
 
-/// What is held on the device, in the host and on disk.
+/// The bytes charged on the device, in the host and on disk.
 fn held(world: &World) -> [Bytes; 3] {
     [world.held(), world.held_in_host(), world.held_on_disk()]
 }
@@ -69,7 +70,7 @@ fn false_write_report_of_an_unmapped_part_is_ignored() {
         tier: Tier::Disk,
     };
     world.operate(first).expect("it leaves");
-    // What it maps it keeps until its process ends, and so all of it stays.
+    // Its mappings last until its process ends, so all of it stays.
     use_it(&mut world, client, 1, PartRef { allocation: id, part: vramd_types::PartIndex(1) });
     world.pin_call(client, 2, &[last]);
     let lie = UnmappedPart { written: true, ..unmapped(last) };
@@ -182,7 +183,7 @@ fn unpinned_memory_begins_in_the_host_then_on_disk() {
     assert_eq!(held(&world), mib(0, 0, 0));
 }
 
-/// The driver does not read what was never written: the fake one takes it for a bug.
+/// The driver does not read unwritten memory: the fake driver takes that for a bug.
 #[test]
 fn unwritten_part_on_disk_is_zeros_and_is_not_copied() {
     let mut world = three_tiers(4, 4, 16);
@@ -198,7 +199,7 @@ fn unwritten_part_on_disk_is_zeros_and_is_not_copied() {
     for (call, part) in [(1, first), (2, second), (3, first)] {
         assert_eq!(use_it(&mut world, client, call, part), 0);
     }
-    assert_eq!(copied(&world), 0, "nobody has written anything");
+    assert_eq!(copied(&world), 0, "no session has written anything");
     world.write(client, first, 9);
     assert_eq!(use_it(&mut world, client, 4, second), 0);
     assert_eq!((tier(&world, first), copied(&world)), (Tier::Disk, 1));
@@ -210,7 +211,7 @@ fn unwritten_part_on_disk_is_zeros_and_is_not_copied() {
     assert_eq!(use_it(&mut world, client, 6, first), 9);
 }
 
-/// What is freed for others is given up: it is no room for zeros.
+/// A cached extent that others may reuse is released: it is no room for zeros.
 #[test]
 fn cached_extent_is_not_reused_for_an_unwritten_part() {
     let mut config = world::config(&[Bytes::mib(4)]);
@@ -362,7 +363,7 @@ fn part_written_back_to_disk_leaves_without_a_copy() {
     assert_eq!(use_it(&mut world, client, 1, part), 7);
 }
 
-/// What is being written back to the host when an operator sends it to disk.
+/// A write-back to the host is running when an operator moves the part to disk.
 #[test]
 fn write_back_and_move_to_another_tier_end_well_in_any_order() {
     for steps in 0..8 {
@@ -430,7 +431,7 @@ fn damaged_part_on_disk_is_lost_for_its_pins_alone() {
     assert_eq!(held(&world), mib(0, 0, 0));
 }
 
-/// What of an allocation's is on disk and was written so is damaged.
+/// Damages everything of an allocation that lies on disk and was written.
 fn damage(world: &mut World, written: u64) {
     let extent = world.contents.iter().find(|(_, content)| **content == written).map(|(extent, _)| *extent);
     world.damaged.insert(extent.expect("it was copied"));
@@ -462,12 +463,12 @@ fn attach_waiter_of_a_damaged_part_is_told_at_once() {
         world.advance(u64::try_from(next).expect("it is short"));
         world.settle();
     }
-    assert_eq!(failed(&world), 1, "nobody waits for it");
+    assert_eq!(failed(&world), 1, "no session waits for it");
     world.damaged.clear();
     assert_eq!(use_it(&mut world, reader, 1, lost), 7, "the next reading may go well");
 }
 
-/// Whoever wants it meanwhile is told, as if it were on its way to the device.
+/// A session that wants it meanwhile is told, as if it were on its way to the device.
 #[test]
 fn pin_of_a_part_found_damaged_on_its_way_to_the_host_is_refused() {
     let mut world = three_tiers(8, 8, 16);
@@ -508,7 +509,7 @@ fn moved_of(world: &mut World, part: PartRef, tier: Tier) -> PartMove {
     moved(world.operate(OperatorRequest::MoveParts { target, parts, tier }))
 }
 
-/// It would have been set aside anew, in the tier that it leaves for or as lacking, while it leaves.
+/// Its backing would have been reserved again, in the tier that it leaves for, while it leaves.
 #[test]
 fn failed_backing_is_not_missed_by_a_part_leaving_for_another_tier() {
     for (disk, fails_both) in [(8, false), (4, false), (8, true), (4, true)] {
@@ -524,7 +525,7 @@ fn failed_backing_is_not_missed_by_a_part_leaving_for_another_tier() {
             OperatorRequest::SetQuota { tenant, device, tier: tier_of, guarantee, limit },
         );
         world.start_operator(None, to(part.allocation, Tier::Disk));
-        // The quota goes first: when memory cannot be made there is no more to be had in the host.
+        // The quota is lowered first: when memory cannot be created the host has no more.
         let quotas = world.work.iter().position(|it| matches!(it, broker_core::Command::StoreQuotas(_)));
         let quotas = world.work.remove(quotas.expect("it is stored")).expect("there");
         world.work.push_front(quotas);

@@ -1,4 +1,4 @@
-//! A driver that has no memory though by the books there is room: something leaves, and it is tried again.
+//! A driver without memory although the ledger has room: something leaves, and the request is tried again.
 
 use crate::world;
 
@@ -58,7 +58,8 @@ fn idle_part_leaves_for_a_pin_which_is_tried_again() {
     assert_eq!((tier(&world, idle), tries(&world)), (Tier::Host, (1, 1)));
 }
 
-/// A look that began before says nothing of what the driver had not: until the next one, room is made for who waits.
+/// A survey that began earlier says nothing of the failed request: until the next one the daemon makes room for
+/// the waiter.
 #[test]
 fn survey_that_began_earlier_does_not_end_the_shortage() {
     let mut world = tiers(12, 16);
@@ -70,9 +71,9 @@ fn survey_that_began_earlier_does_not_end_the_shortage() {
     world.pin_call(client, 1, &[away]);
     let next = Limits::default().survey_interval.as_micros();
     world.advance(u64::try_from(next).expect("it is short"));
-    // It could not be made, while the device was being looked at; and then that is over.
+    // The creation failed while the device was being surveyed; that survey ends now.
     assert!(world.work_once() && world.work_once());
-    // Whoever was to make room for it is used now, so another is to.
+    // The part that was to leave is used now, so another one has to.
     let asked = world.work.iter().find_map(|work| match work {
         Command::RevokeWords { part, .. } => Some(*part),
         _ => None,
@@ -98,7 +99,7 @@ fn pin_is_not_tried_again_before_something_has_left() {
     assert_eq!((answer(&world, client, 1), tries(&world)), (Some(&None), (1, 1)));
 }
 
-/// Who owns the idle part: the second session of these worlds.
+/// The owner of the idle part: the second session of these worlds.
 fn idle_client(world: &World, idle: PartRef) -> Client {
     let channel = world.mapped.iter().find(|(_, mapped)| mapped.contains(&idle)).map(|(channel, _)| *channel);
     let session = world.broker.show(&broker_core::Target::Id(idle.allocation)).expect("there").owner;
@@ -108,7 +109,7 @@ fn idle_client(world: &World, idle: PartRef) -> Client {
 #[test]
 fn pin_is_tried_a_few_times_more_if_nothing_is_left_to_evict() {
     let (mut world, client, away, idle) = beside_an_idle_one();
-    // Once before something has left, once after it, and twice in vain after a look.
+    // One try before anything has left, one after it, and two in vain after a survey.
     world.out_of_memory = 4;
     world.pin_call(client, 1, &[away]);
     world.settle();
@@ -239,7 +240,7 @@ fn waiting_batch_is_tried_again_after_a_survey() {
     assert!(world.replies[&call].is_ok(), "{:?}", world.replies[&call]);
 }
 
-/// The time passes in which nobody looks at the device unasked.
+/// The time passes until the next regular survey.
 fn until_looked_at(world: &mut World) {
     let next = Limits::default().survey_interval.as_micros();
     world.advance(u64::try_from(next).expect("it is short"));

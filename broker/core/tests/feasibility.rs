@@ -1,4 +1,4 @@
-//! What can never be on its device together is refused at once, and comes back for nobody unasked.
+//! A request that can never fit on its device is refused at once, and nothing is fetched unasked.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ fn request_for_room_guaranteed_to_others_is_refused_at_once() {
     assert!(matches!(world.replies[&batch], Err(Refusal::DeviceFull { .. })), "{:?}", world.replies[&batch]);
     world.pin_call(client, 2, &set[..1]);
     world.settle();
-    assert_eq!(answer(&world, client, 2), Some(&None), "so much is there for it");
+    assert_eq!(answer(&world, client, 2), Some(&None), "this much is there for it");
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn batch_is_refused_for_any_place_that_can_never_hold_it() {
     let (_, _, batch) = short_on_both(&mut world, vec![on(0, 4), on(1, 12)]);
     assert_eq!(limited(&world, batch), Some((world.broker.devices()[1].uuid.clone(), Tier::Device)));
     assert!(world.broker.waits().is_empty());
-    // What lies below counts too: nobody makes room there.
+    // Room below counts too: the daemon makes none there.
     let mut world = two_devices();
     let items = vec![on(0, 4), AllocationSpec { device: Some("1".to_owned()), ..unheld(20) }];
     let (_, _, batch) = short_on_both(&mut world, items);
@@ -163,7 +163,7 @@ fn waiting_batch_is_refused_when_its_second_place_becomes_infeasible() {
     assert!(world.broker.waits().is_empty(), "{:?}", world.broker.waits());
 }
 
-/// What is cached for it is its own, and counts.
+/// Its cached extents are its own, and count.
 #[test]
 fn batch_beyond_its_limit_is_refused_though_some_of_it_is_cached() {
     let mut config = config(&[Bytes::mib(16)]);
@@ -178,7 +178,7 @@ fn batch_beyond_its_limit_is_refused_though_some_of_it_is_cached() {
     let wait = Duration::from_secs(9);
     let batch = world.start(client, None, ClientRequest::AllocateBatch { items: vec![any(12)], wait });
     assert_eq!(limited(&world, batch).map(|(_, tier)| tier), Some(Tier::Device));
-    world.allocate(client, any(8)).expect("so much it may have");
+    world.allocate(client, any(8)).expect("it may have this much");
 }
 
 /// Which of its parts lie on the device.
@@ -199,8 +199,8 @@ fn part_below_its_device_stays_there_when_sealed() {
     world.operate(to_host).expect("it goes");
     world.call(client, ClientRequest::Seal(id)).expect("sealed");
     world.settle();
-    assert_eq!(on_device(&world, id), 1, "nobody asked for the other");
-    assert!(world.maps(client, part(id, 1)), "what was at hand is mapped again");
+    assert_eq!(on_device(&world, id), 1, "no session asked for the other");
+    assert!(world.maps(client, part(id, 1)), "the part on its device is mapped again");
     world.pin_call(client, 1, &[first]);
     world.settle();
     assert_eq!((answer(&world, client, 1), world.read(client, first)), (Some(&None), 7));

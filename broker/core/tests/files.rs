@@ -1,4 +1,4 @@
-//! Allocations that are loaded: a file that nobody changes is what their parts have below, and costs nothing.
+//! File-backed allocations: a file that never changes is the backing of their parts, and costs nothing.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use vramd_types::{AllocationId, Bytes};
 
 const FILE: FileId = FileId(3);
 
-/// With a device of so much, and with nothing below it but files.
+/// A world with a device of this size, and nothing below it but files.
 fn node(mib: u32) -> World {
     World::with(Config { files: true, ..config(&[Bytes::mib(mib)]) }, StoredQuotas::default())
 }
@@ -120,7 +120,7 @@ fn attach_fetches_a_loaded_allocation() {
     let id = loaded(&mut world, owner, named(8, "m"));
     attach(&mut world, reader, id).expect("there is room");
     assert_eq!(world.read(reader, part(id, 1)), file_content(FILE, Bytes::mib(4)));
-    // Who owns it maps it no sooner than others.
+    // The owner maps it no sooner than others.
     assert!(!world.maps(owner, part(id, 0)));
     attach(&mut world, owner, id).expect("it is there");
     assert!(world.maps(owner, part(id, 0)));

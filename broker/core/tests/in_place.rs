@@ -1,4 +1,4 @@
-//! Memory that is accessed in place: it is mapped where it lies in the host's memory, and does not come to its device.
+//! Memory that is accessed in place: it is mapped where it lies in host memory, and is not fetched.
 
 use crate::world::{
     Client, World, config,
@@ -31,7 +31,7 @@ fn unheld(mib: u32) -> AllocationSpec {
     AllocationSpec { unpinned: true, ..spec(mib) }
 }
 
-/// Its owner, and one who reads it and pins it by its word: both map it in the host's memory. Then it is to come.
+/// Its owner and a reader that pins it by its word both map it in host memory. Then it is to be fetched.
 fn two_map_it_there_still() -> (World, [Client; 2], PartRef) {
     let mut world = tiers(8, 8);
     let (owner, reader) = (world.open_pinning("a"), world.open_pinning("a"));
@@ -48,7 +48,7 @@ fn two_map_it_there_still() -> (World, [Client; 2], PartRef) {
     advise(&mut world, owner, part.allocation, Advice::UnsetAccessedBy);
     assert!(world.maps(owner, part) && world.maps(reader, part), "one pins it");
     look(&mut world, owner, 2, &[part]);
-    assert!(world.maps(owner, part) && tier(&world, part) == Tier::Host, "nobody waits for the other");
+    assert!(world.maps(owner, part) && tier(&world, part) == Tier::Host, "no session waits for the other");
     (world, [owner, reader], part)
 }
 
@@ -68,7 +68,7 @@ fn unadvised_part_is_unmapped_when_no_session_pins_it() {
     comes_with_the_next_pin(world, owner, part);
 }
 
-/// The words are looked at now and then: who was seen to pin it may have let go since.
+/// A harvest comes from time to time: a session that was seen to pin the part may have unpinned since.
 #[test]
 fn unadvised_part_is_asked_for_though_its_last_harvest_saw_a_pin() {
     let mut world = tiers(8, 8);
@@ -131,14 +131,14 @@ fn unadvised_part_is_asked_for_when_an_overdue_session_answers() {
     world.advance(2 * ANSWER);
     world.settle();
     advise(&mut world, owner, part.allocation, Advice::UnsetAccessedBy);
-    assert!(world.maps(owner, part) && world.maps(reader, part), "who does not answer unmaps nothing");
+    assert!(world.maps(owner, part) && world.maps(reader, part), "a silent session unmaps nothing");
     world.stopped.remove(&reader.channel);
     world.settle();
     assert!(!world.maps(reader, part));
     comes_with_the_next_pin(world, owner, part);
 }
 
-/// Whose words were found pinned may have ended before that was told: nobody will ever see it unpin.
+/// A session whose word was found pinned may have ended before the report: no harvest will see it unpin.
 #[test]
 fn ended_session_does_not_count_as_pinning_in_place() {
     let (mut world, [owner, reader], part) = two_map_it_there_still();
@@ -227,7 +227,7 @@ fn in_place_part_needs_no_room() {
     assert!(is_full(&world, 1), "it would come");
     advise(&mut world, client, id, Advice::SetAccessedBy);
     look(&mut world, client, 2, &set);
-    assert_eq!(held(&world), mib(8, 16), "what lies on the device stays there");
+    assert_eq!(held(&world), mib(8, 16), "a part on the device stays there");
     advise(&mut world, client, id, Advice::UnsetAccessedBy);
     world.pin_call(client, 3, &set);
     assert!(is_full(&world, 3));
@@ -325,7 +325,7 @@ fn in_place_bytes_are_counted_while_the_part_lies_there() {
     assert_eq!(counted(&world), []);
 }
 
-/// Every event is followed by a look at what is counted: see [`World::event`].
+/// After every event the counts are checked: see [`World::event`].
 #[test]
 fn part_freed_during_its_copy_counts_nowhere() {
     for tier in [Tier::Disk, Tier::Device] {

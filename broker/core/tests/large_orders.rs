@@ -1,4 +1,4 @@
-//! Calls of operators that name many parts, and lines of many who wait.
+//! Operators' orders for many parts, and long lines.
 
 use crate::world;
 
@@ -17,7 +17,7 @@ use vramd_types::{AllocationId, Bytes};
 
 const PARTS: usize = 600;
 
-/// With an allocation of so many parts that nobody pins.
+/// A world with an allocation of this many parts that no session pins.
 fn of_many() -> (World, Client, AllocationId) {
     let mut base = config(&[Bytes::mib(4096)]);
     base.devices[0].host = Bytes::mib(4096);
@@ -105,9 +105,9 @@ fn waiter_within_its_guarantee_overtakes_a_long_line() {
     world.settle();
     assert_eq!(world.broker.waits().len(), 41, "all wait");
     world::moving::empty(&mut world, b, used);
-    assert_eq!(answer(&world, b, 1), Some(&None), "what is guaranteed to it has become free");
+    assert_eq!(answer(&world, b, 1), Some(&None), "its guaranteed room has become free");
     assert_eq!(world.broker.waits().len(), 40);
-    // And who comes behind them all finds what is guaranteed to it at once.
+    // A waiter behind them all finds its guaranteed room at once.
     evict(&mut world, of_b);
     world.pin_call(b, 2, &[of_b]);
     world.settle();

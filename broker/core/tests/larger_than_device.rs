@@ -1,4 +1,5 @@
-//! Sealed memory larger than its device: hashed where it lies, attached unheld, and read some parts at a time.
+//! Sealed memory larger than its device: hashed where it lies, attached unpinned, and read some parts at a
+//! time.
 
 use crate::world::{
     Client, World, config,

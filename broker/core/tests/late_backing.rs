@@ -18,7 +18,7 @@ fn limit_below(world: &mut World, tenant: &str, mib: u32) {
     world.operate(OperatorRequest::SetQuota { tenant, device, tier, guarantee, limit }).expect("set");
 }
 
-/// Those that got bytes late, in that order.
+/// The parts that got backing late, in that order.
 fn backed(world: &World) -> Vec<PartRef> {
     let each = world.notices.iter().filter_map(|notice| match notice {
         Notice::Backed { part, .. } => Some(*part),

@@ -1,4 +1,4 @@
-//! The line of those who wait for room: who is in whose way there, and who is not.
+//! The line of waiters for room: which waiter blocks which.
 
 use crate::world::{
     Client, World,
@@ -9,14 +9,15 @@ use crate::world::{
 use broker_core::{AllocationSpec, ClientFrame, Notice, PartRef};
 use vramd_types::Bytes;
 
-/// So many parts of 4 MiB that are mapped when they are pinned.
+/// This many parts of 4 MiB, which are mapped when they are pinned.
 fn unheld(world: &mut World, client: Client, count: u32) -> Vec<PartRef> {
     let spec = AllocationSpec { unpinned: true, part_size: Some(Bytes::mib(4)), ..spec(4 * count) };
     let id = world.allocate(client, spec).expect("room in the host");
     parts(world, id)
 }
 
-/// Another tenant's two parts on a device of so many MiB are pinned, and that is its limit; it waits for so many others.
+/// Two parts of another tenant, its limit, are pinned on a device of this many MiB; it waits for this many
+/// others.
 fn at_its_limit(device: u32, waiting: u32) -> (World, Client, [PartRef; 2]) {
     let mut world = tiers(device, 1024);
     let limited = world.open_pinning("limited");

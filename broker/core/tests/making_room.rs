@@ -1,5 +1,4 @@
-//! Who needs room on a device has it made: what nobody uses leaves, in the order of the policy, and comes back when it is
-//! wanted.
+//! Room for waiters: unused parts leave in the order of the policy, and come back when they are wanted.
 
 use crate::world;
 
@@ -117,7 +116,7 @@ fn pinned_guaranteed_or_unbacked_part_stays() {
     world.operate(set_quota("a", 8, 8)).expect("it is held");
     assert_eq!(world.allocate(b, spec(4)).expect_err("it is guaranteed").reason(), Reason::DeviceFull);
     world.operate(set_quota("a", 4, 8)).expect("less");
-    world.allocate(b, spec(4)).expect("what is above the guarantee leaves");
+    world.allocate(b, spec(4)).expect("the part above the guarantee leaves");
     assert_eq!((tier(&world, backed), tier(&world, unbacked)), (Tier::Host, Tier::Device));
 }
 
@@ -174,7 +173,7 @@ fn waiting_batch_is_served_in_its_turn_or_refused_in_time() {
     world.advance(500_000);
     empty(&mut world, a, filler);
     assert_eq!((reason(&world, first), reason(&world, second)), (Some(None), Some(None)));
-    // The first had it first; it is used by nobody, and so some of it has left for the second.
+    // The first tenant had it first; no session uses it, so some of it has left for the second.
     assert_eq!((held(&world), world.broker.waits().len()), (mib(6, 10), 0));
     let never = waiting(&mut world, b, 16, wait);
     assert_eq!(reason(&world, never), Some(Some(Reason::QuotaLimit)), "there is no so much");
@@ -325,9 +324,9 @@ fn pin_past_its_deadline_is_refused_and_keeps_no_other_waiting() {
     world.advance(1_000);
     world.settle();
     assert_eq!(answer(&world, a, 1), Some(&Some(Refusal::WaitOver { within })));
-    assert_eq!(answer(&world, b, 1), Some(&None), "who stood behind it is served");
+    assert_eq!(answer(&world, b, 1), Some(&None), "the waiter behind it is served");
     assert_eq!(world.broker.waits().len(), 0);
-    // What is answered in time is not refused later.
+    // A call that is answered in time is not refused later.
     world.pin_within(b, 2, &small, within);
     world.settle();
     world.advance(60_000);
@@ -388,7 +387,10 @@ fn nested_pins_that_wait_for_room_are_aborted_the_youngest_first() {
     assert_eq!([a, b, c].map(|client| answer(&world, client, 1).is_some()), [false; 3]);
     world.advance(STALL);
     world.settle();
-    assert!(matches!(answer(&world, b, 1), Some(Some(Refusal::PinStalled { .. }))), "who pins and came last");
+    assert!(
+        matches!(answer(&world, b, 1), Some(Some(Refusal::PinStalled { .. }))),
+        "the last session that pins"
+    );
     assert_eq!((answer(&world, a, 1), answer(&world, c, 1)), (None, None));
     world.unpin(b, part(holds[1], 0));
     world.harvest(b, part(holds[1], 0));
@@ -420,7 +422,7 @@ fn nested_pins_across_devices_are_aborted_too() {
     world.settle();
     world.advance(STALL * 2);
     world.settle();
-    assert!(matches!(answer(&world, b, 1), Some(Some(Refusal::PinStalled { .. }))), "who came last");
+    assert!(matches!(answer(&world, b, 1), Some(Some(Refusal::PinStalled { .. }))), "the last call");
     assert_eq!(answer(&world, a, 1), None);
     world.unpin(b, part(holds[1], 0));
     world.harvest(b, part(holds[1], 0));
@@ -447,7 +449,7 @@ fn overtaking_pin_is_aborted_if_it_and_the_overtaken_block_each_other() {
     world.pin_call(early, 1, &[wanted]);
     world.pin_call(late, 1, &set);
     world.settle();
-    // As clients do with what comes while a call of theirs waits.
+    // As clients do with frames that arrive while a call of theirs waits.
     world.pin(late, set[0]);
     empty(&mut world, busy, filler);
     assert_eq!(
@@ -464,7 +466,7 @@ fn overtaking_pin_is_aborted_if_it_and_the_overtaken_block_each_other() {
     assert_eq!((answer(&world, early, 1), world.read(early, wanted)), (Some(&None), 1));
 }
 
-/// What a batch has on the device can leave once all of the batch is made, which takes its time below.
+/// Memory of a batch can leave once the whole batch is created, which takes its time below.
 #[test]
 fn waiter_for_an_allocation_in_creation_has_not_stalled() {
     let mut config = config(&[Bytes::mib(12)]);
@@ -495,7 +497,7 @@ fn waiter_for_an_allocation_in_creation_has_not_stalled() {
     for _ in 0..3 {
         world.advance(STALL);
         world.settle();
-        assert_eq!(answer(&world, client, 1), None, "it waits for nobody");
+        assert_eq!(answer(&world, client, 1), None, "it waits for no session");
     }
     world.work.extend(below);
     world.settle();
@@ -503,7 +505,7 @@ fn waiter_for_an_allocation_in_creation_has_not_stalled() {
     assert_eq!(answer(&world, client, 1), Some(&None));
 }
 
-/// At every step of a part's way out for somebody who needs its room.
+/// At every step of an eviction for a waiter.
 #[test]
 fn free_pin_or_session_end_during_an_eviction_loses_nothing() {
     for what in ["free", "pin", "die", "cancel", "evict", "bring in"] {
@@ -556,7 +558,7 @@ fn ended_session_pins_nothing() {
     world.harvest(a, part);
     assert!(world.allocate(b, spec(4)).is_err(), "it is pinned");
     world.end_process(a);
-    world.allocate(b, spec(4)).expect("what nobody uses leaves");
+    world.allocate(b, spec(4)).expect("the unused part leaves");
     assert_eq!(tier(&world, part), Tier::Host);
 }
 
@@ -597,7 +599,7 @@ fn cached_extents_of_a_later_batch_go_to_the_first_waiter() {
     assert!(!world.replies.contains_key(&second));
 }
 
-/// Found by the simulator: the batch of a tenant at its limit kept everybody else waiting.
+/// Found by the simulator: the batch of a tenant at its limit kept all others waiting.
 #[test]
 fn waiter_at_its_own_limit_keeps_no_other_tenant_waiting() {
     let mut world = tiers(16, 64);
@@ -610,10 +612,10 @@ fn waiter_at_its_own_limit_keeps_no_other_tenant_waiting() {
     one(&mut world, b, 8, 1);
     let other = waiting(&mut world, b, 8, wait);
     assert!(!world.replies.contains_key(&large) && !world.replies.contains_key(&small));
-    assert!(world.replies[&other].is_ok(), "what b does not use leaves for it");
+    assert!(world.replies[&other].is_ok(), "the unused part of b leaves for it");
 }
 
-/// Found by the simulator: a part that had lost what was set aside for it was chosen to leave.
+/// Found by the simulator: a part that had lost its backing was chosen as a victim.
 #[test]
 fn part_that_lost_its_backing_stays() {
     let mut world = tiers(4, 4);
@@ -635,7 +637,7 @@ fn part_that_lost_its_backing_stays() {
     assert_eq!(world.read(a, part), 7);
 }
 
-/// Behind somebody for whom there is no room: on disk it need not be.
+/// Behind a waiter without room: on disk it need not be.
 #[test]
 fn staged_guarantee_counts_for_its_waiters() {
     let mut world = tiers(12, 64);

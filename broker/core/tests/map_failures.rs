@@ -1,4 +1,4 @@
-//! Parts that a client could not map: who pins them is told so, and may ask again.
+//! Parts that a client could not map: its pin calls are told so, and may be repeated.
 
 use crate::world::{
     Client, World, persistent,
@@ -21,7 +21,7 @@ fn could_not_map(allocation: AllocationId) -> Option<Option<Refusal>> {
     Some(Some(Refusal::MapFailed { allocation, problem: PROBLEM.to_owned() }))
 }
 
-/// The slots of what lies in the client's inbox to be mapped, which it takes and does not map.
+/// The slots of the parts in the client's inbox, which the client takes and does not map.
 fn sent(world: &mut World, client: Client) -> Vec<Option<Slot>> {
     let frames = world.inboxes.remove(&client.channel).unwrap_or_default();
     let parts = frames.into_iter().flat_map(|frame| match frame {
@@ -31,7 +31,7 @@ fn sent(world: &mut World, client: Client) -> Vec<Option<Slot>> {
     parts.map(|part| part.slot).collect()
 }
 
-/// Asks for a part that is away, is sent it in that slot, and cannot map it.
+/// Pins a part that is away, is sent it in that slot, and cannot map it.
 fn pin_in_vain(world: &mut World, client: Client, call: u64, part: PartRef) -> Vec<Option<Slot>> {
     world.stopped.insert(client.channel);
     world.pin_call(client, call, &[part]);
@@ -92,7 +92,7 @@ fn all_calls_of_the_session_for_the_part_end_and_no_other() {
     world.settle();
     assert_eq!(answer(&world, client, 3), Some(&None), "it names another part");
     assert_eq!(answer(&world, reader, 1), Some(&None), "another process could map it");
-    assert!(!world.maps(client, shared), "nobody asks for it any more");
+    assert!(!world.maps(client, shared), "no session asks for it any longer");
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn part_that_was_never_mapped_is_sent_by_a_pin() {
     world.settle();
     assert_eq!(answer(&world, client, 1), Some(&None));
     assert!(parts.iter().all(|part| world.maps(client, *part)));
-    // It may as well be given back.
+    // It may be released as well.
     world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
     assert_eq!(world.held(), Bytes::ZERO);
 }
@@ -129,7 +129,7 @@ fn part_freed_after_a_failed_map_is_gone() {
             false => world.call(owner, ClientRequest::FreeBatch(vec![id])),
         };
         freed.expect("freed");
-        assert_eq!(world.held(), Bytes::mib(4), "it was sent to somebody");
+        assert_eq!(world.held(), Bytes::mib(4), "it was sent to a session");
         world.frame(reader, ClientFrame::Unmapped(vec![failed(part(id, 0))]));
         world.settle();
         let refused = Refusal::AllocationNotFound { allocation: id.to_string() };
@@ -165,7 +165,7 @@ fn fence_ends_with_a_failed_map_and_calls_behind_it_are_told() {
     world.stopped.clear();
     world.frame(client, ClientFrame::Unmapped(vec![failed(part(id, 0))]));
     world.settle();
-    assert!(world.replies[&fence].is_ok(), "nobody maps it");
+    assert!(world.replies[&fence].is_ok(), "no session maps it");
     for call in [1, 2] {
         assert_eq!(answer(&world, client, call).cloned(), could_not_map(id));
     }

@@ -1,4 +1,4 @@
-//! Parts that leave their device and come back, with what they hold.
+//! Parts that leave their device and come back, with their content.
 
 use crate::world;
 
@@ -60,7 +60,7 @@ fn operator_fetches_a_part_that_no_session_wants() {
     evict(&mut world, part);
     assert!(matches!(moved(world.operate(to(part.allocation, Tier::Device))), PartMove::Moved));
     assert_eq!((held(&world), tier(&world, part)), (mib(4, 4), Tier::Device));
-    assert!(!world.maps(client, part), "nobody pinned it");
+    assert!(!world.maps(client, part), "no session pinned it");
     world.pin_call(client, 1, &[part]);
     world.settle();
     assert_eq!(world.read(client, part), 7);
@@ -224,7 +224,7 @@ fn waiters_without_room_wait_in_order_of_arrival() {
     assert_eq!(answered(&world), [false, false, false]);
     empty(&mut world, clients[0], filler[0]);
     assert_eq!(answered(&world), [true, false, false]);
-    // Who gives up loses its place.
+    // A waiter that gives up loses its position.
     world.frame(clients[1], ClientFrame::PinEnded { call: 1 });
     empty(&mut world, clients[0], filler[1]);
     assert_eq!(answered(&world), [true, false, true]);
@@ -237,7 +237,7 @@ fn sealed_memory_is_hashed_where_it_lies_and_fetched_for_an_attach() {
     evict(&mut world, part);
     world.call(client, ClientRequest::Seal(part.allocation)).expect("sealed");
     world.settle();
-    assert_eq!(tier(&world, part), Tier::Host, "nobody asked for it");
+    assert_eq!(tier(&world, part), Tier::Host, "no session asked for it");
     world.pin_call(client, 1, &[part]);
     world.frame(client, ClientFrame::PinEnded { call: 1 });
     world.settle();

@@ -1,4 +1,4 @@
-//! What operators are told, and in which order.
+//! Notices: what operators are told, and in which order.
 
 use crate::world::{Client, UID, World, key, named, set_quota, spec};
 use broker_core::{
@@ -7,7 +7,7 @@ use broker_core::{
 };
 use vramd_types::{AllocationId, Bytes, PartIndex, Reason, SessionId};
 
-/// What was told since the last look, of whom: one word each.
+/// The notices since the last call, with their subject: one word each.
 fn told(world: &mut World) -> Vec<String> {
     world.notices.drain(..).map(|notice| short(&notice)).collect()
 }
@@ -147,7 +147,7 @@ fn quota_that_cannot_be_stored_is_noticed_as_refused() {
     assert_eq!(told(&mut world), ["refused SetQuota STORE_FAILED"]);
 }
 
-/// Every way to be refused, and once each: by whom, whatever came of it.
+/// Every way to be refused, once each, with its asker, whatever came of it.
 #[test]
 fn refusals_are_noticed() {
     let mut world = World::new(64);
@@ -251,7 +251,7 @@ fn operators_see_the_extent_of_a_part_and_the_state_of_each_mapping() {
     let reasons = world.notices.iter().filter(|notice| {
         matches!(notice, Notice::RevokeSent { reason: RevokeReason::Freed, session, .. } if *session == reader.session)
     });
-    assert_eq!(reasons.count(), 0, "what was never sent is not asked back");
+    assert_eq!(reasons.count(), 0, "a part that was never sent is not revoked");
 }
 
 #[test]

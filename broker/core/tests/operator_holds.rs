@@ -1,4 +1,4 @@
-//! What operators hold by hand leaves its device for nobody, until it is let go.
+//! Parts that operators hold leave their device for no waiter, until they are let go.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ fn held_part_leaves_for_no_waiter() {
     assert!(matches!(evict(&mut world, parts[0]), PartMove::Held));
     world.operate(set_quota("c", 4, 8)).expect("the other can leave for it");
     let refused = world.operate(set_quota("d", 2, 8));
-    assert_eq!(reason(refused), Some(Reason::GuaranteeUnbacked), "what is held does not leave for it");
+    assert_eq!(reason(refused), Some(Reason::GuaranteeUnbacked), "the held part does not leave for it");
     assert_eq!((tier(&world, parts[0]), world.read(a, parts[0])), (Tier::Device, 1));
     set(&mut world, parts[0], false);
     world.operate(set_quota("d", 2, 8)).expect("now it does");
@@ -71,8 +71,8 @@ fn waiter_gets_the_room_of_a_part_that_is_let_go() {
     assert_eq!(tier(&world, part), Tier::Host);
 }
 
-/// While some of its own could leave for it, who waits is short of room, and so is who comes after it. Once that is held it
-/// is at its limit, which keeps nobody else waiting.
+/// While parts of its own could leave for it, the waiter is short of room, and so are those behind it. Once
+/// these are held it is at its limit, which keeps no other tenant waiting.
 #[test]
 fn waiter_that_no_eviction_helps_is_passed() {
     let mut world = tiers(16, 64);
@@ -160,7 +160,7 @@ fn part_in_the_host_is_held_once_it_is_fetched() {
     assert!(matches!(evict(&mut world, part), PartMove::Held));
     assert_eq!(reason(world.call(b, ClientRequest::allocate(vec![spec(4)]))), Some(Reason::DeviceFull));
     world.call(a, ClientRequest::FreeBatch(vec![part.allocation])).expect("freed");
-    world.allocate(b, spec(4)).expect("nobody holds what is freed");
+    world.allocate(b, spec(4)).expect("a freed part is not held");
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn hold_of_several_parts_is_one_notice() {
     };
     world.operate(some(&[2, 0], true)).expect("held");
     world.operate(some(&[0], true)).expect("held already");
-    assert_eq!(told(&world), [(2, true)], "what changes nothing is not told");
+    assert_eq!(told(&world), [(2, true)], "a hold that changes nothing is not noticed");
     let view = world.broker.show(&Target::Id(id)).expect("it is there");
     assert_eq!(view.parts.iter().map(|part| part.operator_hold).collect::<Vec<_>>(), [true, false, true]);
     let once = world.start_operator(key(1, 1), some(&[0], false));

@@ -1,4 +1,4 @@
-//! What operators do: quotas, and ends of sessions, of memory and of service.
+//! Operators: quotas, and ends of sessions, of memory and of service.
 
 use crate::world::{
     World, config, key, persistent,
@@ -46,7 +46,7 @@ fn quota_that_cannot_be_stored_does_not_apply() {
     assert_eq!(world.replies[&call].as_ref().expect_err("not stored").reason(), Reason::StoreFailed);
     assert!(world.broker.list_quotas(None).is_empty());
     let client = world.open("b");
-    world.allocate(client, spec(100)).expect("nothing is guaranteed to anybody");
+    world.allocate(client, spec(100)).expect("no tenant has a guarantee");
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn drained_node_admits_nothing_new() {
     assert_eq!(world.allocate(client, spec(8)).expect_err("draining").reason(), Reason::Draining);
     let (_, answer) = world.hello("a", 5, None);
     assert!(matches!(answer, DaemonFrame::Refused(Refusal::Draining)));
-    world.call(client, ClientRequest::FreeBatch(vec![id])).expect("what is there may go");
+    world.call(client, ClientRequest::FreeBatch(vec![id])).expect("existing memory may go");
     world.operate(OperatorRequest::Drain { draining: false }).expect("back");
     world.allocate(client, spec(8)).expect("in service");
 }
@@ -147,7 +147,7 @@ fn free(id: AllocationId) -> OperatorRequest {
     OperatorRequest::FreeAllocation(Target::Id(id))
 }
 
-/// What is still charged, and who maps it.
+/// The bytes still charged, and the mappers.
 fn freed(reply: &Result<Reply, Refusal>) -> (Bytes, &[SessionId]) {
     match reply {
         Ok(Reply::AllocationFreed { still_charged, mappers, .. }) => (*still_charged, mappers),
@@ -168,7 +168,7 @@ fn operators_free_leaves_readers_their_mappings() {
     assert_eq!(
         freed(&world.operate(free(id))),
         (Bytes::mib(8), &[reader.session][..]),
-        "nobody else is told"
+        "no other session is told"
     );
     world.call(reader, ClientRequest::Detach(vec![id])).expect("it lets go");
     assert_eq!(world.held(), Bytes::ZERO);
@@ -180,7 +180,10 @@ fn operators_free_waits_for_the_owners_pins() {
     world.pin(client, part(id, 0));
     let call = world.start_operator(None, free(id));
     world.settle();
-    assert!(!world.wanted_back.is_empty() && !world.replies.contains_key(&call), "it is told, and pins");
+    assert!(
+        !world.wanted_back.is_empty() && !world.replies.contains_key(&call),
+        "the owner is told, and pins"
+    );
     world.pin_call(client, 1, &[part(id, 0)]);
     let refused = answer(&world, client, 1).and_then(Option::as_ref).map(Refusal::reason);
     assert_eq!(refused, Some(Reason::AllocationNotFound));

@@ -1,4 +1,4 @@
-//! Pin calls: who waits for whom, what is refused at once, and what bounds them.
+//! Pin calls: which call waits for which, what is refused at once, and what bounds them.
 
 use crate::world;
 
@@ -41,7 +41,7 @@ fn youngest_of_nested_pins_that_block_each_other_is_aborted() {
     assert_eq!(answer(&world, clients[1], 1), Some(&Some(stalled)));
     assert_eq!(answer(&world, clients[0], 1), None);
     world.advance(STALL * 2);
-    assert_eq!(answer(&world, clients[0], 1), None, "who is in its way does not wait");
+    assert_eq!(answer(&world, clients[0], 1), None, "the session in its way does not wait");
     world.unpin(clients[1], parts[1]);
     world.settle();
     assert_eq!(answer(&world, clients[0], 1), Some(&None));
@@ -79,11 +79,15 @@ fn word_table_has_a_bounded_number_of_slots() {
     let attach = || ClientRequest::Attach(Target::Id(shared));
     assert_eq!(world.call(client, attach()).err(), Some(refused.clone()));
     assert_eq!(outcome(&mut world, one, false), PartRevocation::Revoked);
-    assert_eq!(world.call(client, attach()).err(), Some(refused.clone()), "what is away keeps its slot");
+    assert_eq!(
+        world.call(client, attach()).err(),
+        Some(refused.clone()),
+        "a part that is away keeps its slot"
+    );
     world.call(client, ClientRequest::FreeBatch(vec![one])).expect("freed");
     world.call(client, attach()).expect("attached");
 
-    // What was detached needs its slots again to be sealed.
+    // Detached parts need their slots again to be sealed.
     world.call(client, ClientRequest::Detach(vec![two])).expect("detached");
     let four = world.allocate(client, spec(8)).expect("room");
     assert_eq!(world.call(client, ClientRequest::Seal(two)).err(), Some(refused));
@@ -166,7 +170,7 @@ fn parts_of_unended_pin_calls_are_bounded() {
     assert_eq!(answer(&world, client, 3), Some(&None), "five parts");
     world.frame(client, ClientFrame::PinEnded { call: 1 });
     world.pin_call(client, 4, &parts);
-    assert_eq!(answer(&world, client, 4), Some(&None), "what has ended counts no more");
+    assert_eq!(answer(&world, client, 4), Some(&None), "an ended call no longer counts");
     world.pin_call(client, 5, &parts[..1]);
     assert_eq!(answer(&world, client, 5).cloned(), full());
 
@@ -191,7 +195,7 @@ fn session_that_breaks_the_pin_protocol_is_quarantined() {
         };
         world.frame(client, frame);
         assert!(world.closed.contains(&client.channel), "lie {lie}");
-        assert_eq!(mapped_bytes(&world), Bytes::mib(4), "what it maps stands");
+        assert_eq!(mapped_bytes(&world), Bytes::mib(4), "its mappings stand");
     }
     let mut world = World::new(64);
     let standing = world.open("a");
@@ -254,7 +258,7 @@ fn pin_that_blocks_itself_under_a_fence_waits_for_itself() {
     let other = world.allocate(client, spec(4)).expect("room");
     let set = [part(id, 0), part(other, 0)];
     assert_eq!(outcome(&mut world, other, false), PartRevocation::Revoked);
-    // One thread pins, and goes on: whoever else of its process asks is served once it is done.
+    // One thread pins, and goes on: another call of its process is served when it is done.
     world.pin(client, part(id, 0));
     world.start_operator(None, revoke(id, true));
     world.settle();
@@ -303,7 +307,7 @@ fn changes_while_pin_words_are_asked_are_not_lost() {
         assert_eq!(answer(&world, client, 1), Some(&None));
     }
 
-    // A fence comes meanwhile: what is pinned is told to unmap after all.
+    // A fence begins meanwhile: the mapper of the pinned part is told to unmap after all.
     let (mut world, client, id) = one_part();
     world.pin(client, part(id, 0));
     let evict = world.start_operator(None, revoke(id, false));

@@ -1,4 +1,5 @@
-//! Pressure: its steps, who is told of them, and what is done at each before anybody is refused.
+//! Pressure: its levels, which sessions are told of them, and what the daemon does at each before it refuses
+//! anything.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -28,7 +29,7 @@ fn pressure_levels_are_entered_at_their_bound_and_left_below_it() {
         seen.extend(steps(&mut world, Tier::Device));
     }
     assert_eq!(seen, [Pressure::Elevated, Pressure::High, Pressure::Critical]);
-    // At 95 and 90 percent it is still what it was, at 85 it is not; at 80 nothing changes, at 75 it does.
+    // At 95 and 90 percent the level stays, at 85 it is left; at 80 nothing changes, at 75 it does.
     for (left, expected) in [
         (19, vec![]),
         (18, vec![Pressure::High]),
@@ -73,7 +74,7 @@ fn elevated_pressure_writes_cold_parts_back_and_leaves_them() {
     pass(&mut world, SECOND * 2);
     assert_eq!((clean(&world, "a"), on_device(&world, &parts)), (Bytes::mib(30), 16));
     assert!(parts.iter().all(|part| world.maps(client, *part)), "they stay mapped");
-    // What was warm is copied once it is cold; what was copied is not copied again.
+    // A warm part is written back once it is cold; a clean part is not copied again.
     world.notices.clear();
     pass(&mut world, COLD * 2);
     let copied: Vec<_> = world
@@ -154,7 +155,7 @@ fn critical_pressure_evicts_at_once() {
     assert_eq!(on_device(&world, &parts), 17);
     let more = part(world.allocate(client, spec(6)).expect("room"), 0);
     world.settle();
-    assert_eq!(on_device(&world, &parts), 14, "nobody looked at anything but the new memory");
+    assert_eq!(on_device(&world, &parts), 14, "only the new memory was sampled");
     assert_eq!(tier(&world, more), Tier::Device);
 }
 
@@ -236,7 +237,7 @@ fn cold_part_in_a_full_host_moves_to_disk() {
     assert_eq!(steps(&mut world, Tier::Host).last(), Some(&Pressure::Critical));
     pass(&mut world, COLD - SECOND);
     assert_eq!(world.held_on_disk(), Bytes::ZERO);
-    // One comes back, and goes again: it has not been there for long.
+    // One part is fetched, and leaves again: it has not been there for long.
     world.pin_call(client, 1, &[parts[0]]);
     world.settle();
     world.frame(client, ClientFrame::PinEnded { call: 1 });
@@ -274,14 +275,14 @@ fn bytes_still_charged_after_a_demotion_evict_nothing_else() {
     world.work.extend(world.put_off.drain(..));
     pass(&mut world, SECOND);
     assert_eq!((on_disk(&world), world.held_in_host()), (2, Bytes::mib(16)));
-    // It was counted while it was on its way alone: what goes next makes others go again.
+    // It was counted while it was moving alone: the next one makes others leave again.
     let more = fill(&mut world, client, 2);
     moved(world.operate(to(more[0].allocation, Tier::Host)));
     pass(&mut world, COLD + SECOND * 2);
     assert_eq!(world.held_in_host(), Bytes::mib(16));
 }
 
-/// What a client was told of pressure since the last time: the tier, the step, the factor, and how soon it is full.
+/// The pressure notes of a client since the last call: tier, level, factor, and how soon it is full.
 fn told(world: &mut World, client: Client) -> Vec<(Tier, Pressure, u32, Option<u64>)> {
     let (its, others) = world.pressure_told.drain(..).partition(|(channel, _)| *channel == client.channel);
     world.pressure_told = others;
@@ -406,7 +407,7 @@ fn failed_write_back_ahead_is_tried_again_only_after_a_survey() {
     assert_eq!((clean(&world, "a"), on_device(&world, &parts)), (Bytes::mib(32), 16));
 }
 
-/// A node at whose devices nobody looks unasked.
+/// A node without regular surveys.
 fn without_looks(host: u32, disk: u32) -> World {
     let mut config = config(&[Bytes::mib(40)]);
     (config.devices[0].host, config.devices[0].disk) = (Bytes::mib(host), Bytes::mib(disk));
@@ -456,7 +457,7 @@ fn part_that_left_for_pressure_goes_on_leaving_for_a_waiter() {
     let call = world.start(b, None, ClientRequest::AllocateBatch { items, wait: COLD });
     world.pin_call(a, 1, &[parts[0]]);
     world.settle();
-    assert!(matches!(world.replies.get(&call), Some(Ok(_))), "who came first has the room");
+    assert!(matches!(world.replies.get(&call), Some(Ok(_))), "the first waiter has the room");
     let stopped = |notice: &Notice| matches!(notice, Notice::MoveStopped { part, .. } if *part == parts[0]);
     assert!(!world.notices.iter().any(stopped));
 }

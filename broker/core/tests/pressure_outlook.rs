@@ -1,4 +1,4 @@
-//! What clients are told of where things are going: what is growth, and what only looks so.
+//! Outlooks: what counts as growth of a place, and what only looks so.
 
 use crate::world::{
     World, config,
@@ -7,7 +7,7 @@ use crate::world::{
 use broker_core::{OperatorRequest, SettingsChange, StoredQuotas, Tier, TierChange};
 use vramd_types::{Bytes, DeviceIndex};
 
-/// What somebody who comes now is told at once: of which places, and how soon each is full.
+/// The outlooks that a new session is sent: of which places, and how soon each is full.
 fn told_at_first(world: &mut World) -> Vec<(DeviceIndex, Tier, Option<u64>)> {
     world.hears_pressure = true;
     let client = world.open_pinning("late");
@@ -43,7 +43,7 @@ fn shrunk_tier_does_not_count_as_filling() {
         let told = told_at_first(&mut world);
         assert_eq!(told, [Tier::Device, Tier::Host].map(|tier| (DeviceIndex(0), tier, None)), "{host}");
     }
-    // What is held there from now on is growth as before: 4 of 10 MiB in a second, of which three tenths count.
+    // Charges from now on are growth as before: 4 of 10 MiB in a second, of which three tenths count.
     fill(&mut world, client, 2);
     pass(&mut world, SECOND);
     assert_eq!(told_at_first(&mut world)[1], (DeviceIndex(0), Tier::Host, Some(5)));

@@ -1,4 +1,4 @@
-//! The core stays pure: what it may depend on is what is listed here.
+//! The core stays pure: this is the list of what it may depend on.
 
 use std::{fs, path::Path};
 
@@ -59,7 +59,7 @@ fn source_uses_no_clock_randomness_or_io() {
     assert!(files > 20, "found {files} files only");
 }
 
-/// What `all.rs` forgets is never run.
+/// A file that `all.rs` does not name is never run.
 #[test]
 fn every_test_file_is_part_of_the_program() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");

@@ -1,4 +1,4 @@
-//! What is evicted or fenced, who is asked and who is not, and how it comes back.
+//! Evictions and fences: which sessions are asked, and how a part comes back.
 
 use crate::world;
 
@@ -24,7 +24,7 @@ fn unpinned_part_is_evicted_and_comes_back_in_its_slot() {
     assert_eq!(outcome(&mut world, id, false), PartRevocation::Revoked);
     assert!(!world.maps(client, part(id, 0)) && mapped_bytes(&world).is_zero());
     assert_eq!(world.held(), Bytes::mib(4), "its charge stays");
-    assert_eq!(outcome(&mut world, id, false), PartRevocation::Revoked, "nobody maps it");
+    assert_eq!(outcome(&mut world, id, false), PartRevocation::Revoked, "no session maps it");
 
     world.pin_call(client, 1, &[part(id, 0)]);
     assert_eq!(answer(&world, client, 1), None, "it is to be mapped first");
@@ -86,7 +86,7 @@ fn fence_reports_pins_when_its_time_is_over() {
     let by = vec![client.session];
     assert_eq!(outcomes(world.replies.remove(&fence).expect("an answer")), [PartRevocation::Pinned { by }]);
     let sessions = world.broker.list_sessions(None, None, 9).0;
-    assert_eq!(sessions[0].silent_reason, None, "who pins may take its time");
+    assert_eq!(sessions[0].silent_reason, None, "a session that pins may take its time");
 
     world.unpin(client, part(id, 0));
     assert!(mapped_bytes(&world).is_zero());
@@ -177,7 +177,7 @@ fn session_late_with_unpinned_parts_has_its_time_for_the_rest() {
     assert!(world.replies.contains_key(&free) && world.replies.contains_key(&seal), "not for ever");
 }
 
-/// A client that has not unmapped in time what nobody pins.
+/// A client that has not unmapped an unpinned part in time.
 fn silent(end_silent_after: Duration) -> (World, Client) {
     let mut config = world::config(&[Bytes::mib(64)]);
     config.limits.end_silent_after = end_silent_after;
@@ -243,7 +243,7 @@ fn session_without_pins_is_not_asked_to_unmap() {
     assert_eq!(outcome(&mut world, id, false), PartRevocation::Revoked);
 
     let late = world.start_operator(None, revoke(id, true));
-    assert!(world.replies.contains_key(&late), "nobody maps it");
+    assert!(world.replies.contains_key(&late), "no session maps it");
     world.call(standing, ClientRequest::Attach(Target::Id(id))).expect("attached");
     assert!(world.maps(standing, part(id, 0)));
 }
@@ -262,7 +262,8 @@ fn fence_without_mappers_blocks_no_call() {
     let its_time = world.now.after(answers_within);
     let fence = world.start_operator(None, revoke(queued, true));
     assert!(!world.replies.contains_key(&fence), "it is to be mapped, so it is fenced");
-    // The client's time ends in the very moment in which somebody asks for the part, and with that what was never sent.
+    // The client's time ends in the very moment in which a session requests the part, and with it the packet
+    // that was never sent.
     world.now = its_time;
     let evict = world.start_operator(None, to(queued, Tier::Host));
     world.settle();

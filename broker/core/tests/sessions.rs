@@ -77,7 +77,7 @@ fn answers_that_do_not_fit_are_quarantined() {
         assert!(world.closed.contains(&client.channel));
         let last = world.inboxes[&client.channel].back();
         assert!(matches!(last, Some(DaemonFrame::Refused(Refusal::ProtocolBroken { .. }))), "{last:?}");
-        assert_eq!(world.held(), Bytes::mib(4), "what it maps stands");
+        assert_eq!(world.held(), Bytes::mib(4), "its mappings stand");
         world.end_process(client);
         assert_eq!(world.held(), Bytes::ZERO);
     }
@@ -122,8 +122,8 @@ fn overdue_session_is_silent_until_it_answers() {
     assert_eq!((state(&world), world.held()), (SessionState::Live, Bytes::ZERO));
 }
 
-/// Found by the simulator: the room that the end of one session made went to the next one that was about to end, and
-/// what it was sent was released in the same moment.
+/// Found by the simulator: the room of an ended session went to the next one that was about to end. The parts
+/// that it was sent were released in the same moment.
 #[test]
 fn sessions_reported_as_over_are_sent_nothing_further() {
     let mut base = config(&[Bytes::mib(100)]);
@@ -147,7 +147,7 @@ fn sessions_reported_as_over_are_sent_nothing_further() {
     );
 }
 
-/// A client that once let a deadline pass makes nobody wait for ever: who comes later has a deadline as well.
+/// A client that once missed a deadline keeps no request waiting for ever: a later one has a deadline as well.
 #[test]
 fn request_that_waits_for_an_overdue_session_has_a_deadline() {
     let mut world = World::new(100);

@@ -65,7 +65,7 @@ fn settings_begin_as_configured_and_a_change_is_partial() {
         _ => None,
     });
     assert_eq!(told.collect::<Vec<_>>(), [(0, before, now), (0, now, after)]);
-    // What is so already is no change that anybody is told of.
+    // A value that is in force already is no change, and no one is told of it.
     world.notices.clear();
     assert_eq!(change(&mut world, levels(high(91))), after);
     assert!(!world.notices.iter().any(|notice| matches!(notice, Notice::SettingsChanged { .. })));
@@ -105,7 +105,7 @@ fn part_cold_by_changed_levels_leaves_at_once() {
     pass(&mut world, COLD * 2);
     assert_eq!(on_device(&world, &parts), 17);
     change(&mut world, levels(PressureChange { evict_to_percent: Some(50), ..high(84) }));
-    assert_eq!(on_device(&world, &parts), 10, "nobody looked at anything since");
+    assert_eq!(on_device(&world, &parts), 10, "no sample was taken since");
 }
 
 #[test]
@@ -136,12 +136,12 @@ fn shrunk_tier_admits_nothing_below_its_charge_until_it_grows() {
     assert_eq!(world.held_in_host(), Bytes::mib(20));
     change(&mut world, sizes(Some(8), None));
     assert_eq!(steps(&mut world, Tier::Host).last(), Some(&Pressure::Critical));
-    assert_eq!(world.held_in_host(), Bytes::mib(20), "what lies there stays");
-    // What has nothing below cannot leave.
+    assert_eq!(world.held_in_host(), Bytes::mib(20), "the memory there stays");
+    // A part without backing cannot leave.
     let more = fill(&mut world, client, 2);
     let refused = moved(world.operate(to(more[0].allocation, Tier::Host)));
     assert!(matches!(refused, PartMove::Refused { .. }), "{refused:?}");
-    // What has its bytes there uses them.
+    // A part with backing there uses it.
     let gone = moved(world.operate(to(parts[9].allocation, Tier::Host)));
     assert!(matches!(gone, PartMove::Moved), "{gone:?}");
     world.pin_call(client, 1, &[parts[0]]);
@@ -149,7 +149,7 @@ fn shrunk_tier_admits_nothing_below_its_charge_until_it_grows() {
     assert_eq!(world.read(client, parts[0]), 1);
     change(&mut world, sizes(Some(80), None));
     assert_eq!(steps(&mut world, Tier::Host).last(), Some(&Pressure::Normal));
-    assert_eq!(world.held_in_host(), Bytes::mib(24), "what had nothing below has it now");
+    assert_eq!(world.held_in_host(), Bytes::mib(24), "the part without backing has it now");
     let gone = moved(world.operate(to(more[0].allocation, Tier::Host)));
     assert!(matches!(gone, PartMove::Moved), "{gone:?}");
 }
@@ -182,7 +182,7 @@ fn waiting_batch_beyond_a_shrunk_tier_is_refused_at_once() {
     }
     let wait = Duration::from_secs(600);
     let first = world.start(b, None, ClientRequest::AllocateBatch { items: vec![spec(2)], wait });
-    // Behind that one: what begins below, and what waits for the device.
+    // Behind that one: a part that begins below, and one that waits for the device.
     let unheld = AllocationSpec { unpinned: true, ..spec(4) };
     let items = vec![unheld, spec(2)];
     let call = world.start(b, None, ClientRequest::AllocateBatch { items, wait });
@@ -300,7 +300,7 @@ fn tier_smaller_than_its_guarantees_is_refused() {
     assert_eq!(refused.reason(), Reason::GuaranteeUnbacked);
     let client = world.open_pinning("a");
     let parts: Vec<PartRef> = fill(&mut world, client, 6);
-    assert_eq!(world.held_in_host(), Bytes::mib(10), "what is guaranteed to b is there for nobody else");
+    assert_eq!(world.held_in_host(), Bytes::mib(10), "the guarantee of b is there for no other tenant");
     assert_eq!(on_device(&world, &parts), 6);
 }
 
@@ -317,5 +317,5 @@ fn repeated_change_is_made_once() {
         Some(Ok(Reply::SettingsChanged(now))) => now.pressure.high_percent,
         other => panic!("{other:?}"),
     };
-    assert_eq!(now, 90, "it is told what holds");
+    assert_eq!(now, 90, "the answer has the settings in force");
 }

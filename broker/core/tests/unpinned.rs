@@ -1,4 +1,4 @@
-//! Unheld memory: nothing of it is mapped before it is pinned, and it lies where there is room.
+//! Unpinned memory: none of it is mapped before it is pinned, and it lies where there is room.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ fn placed(device: u32, host: u32, items: Vec<AllocationSpec>) -> Vec<Vec<Tier>> 
     views.iter().map(|view| view.parts.iter().map(|part| part.tier).collect()).collect()
 }
 
-/// What is not held took the room of the device that its batch had for what is.
+/// The unpinned item took the room of the device that its batch had for the pinned one.
 #[test]
 fn default_host_quota_applies_whatever_the_limit_on_the_device() {
     let mut config = config(&[Bytes::mib(16)]);
@@ -87,14 +87,14 @@ fn pinned_items_of_a_batch_get_the_device_first() {
     }
 }
 
-/// What was set aside for the held part took the room that the other was admitted to.
+/// The backing of the pinned part took the room that the other one was admitted to.
 #[test]
 fn unpinned_items_of_a_batch_get_room_below_first() {
     let placed = placed(4, 8, vec![spec(4), unheld(8)]);
     assert_eq!(placed, [vec![Tier::Device], vec![Tier::Host; 2]]);
 }
 
-/// Found by the simulator: it was said to be short of host memory, of which there was enough.
+/// Found by the simulator: the refusal named host memory, of which there was enough.
 #[test]
 fn batch_behind_others_is_told_where() {
     let mut config = config(&[Bytes::mib(8), Bytes::mib(8)]);

@@ -1,4 +1,4 @@
-//! What is done sooner since somebody waits, and what is told together since nobody has to.
+//! Work that is done sooner for a waiter, and frames that are joined without one.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ fn waiter_has_a_deferred_release_done() {
     }
     world.operate(to(evicted.allocation, Tier::Host)).expect("they leave");
     assert_eq!(world.put_off.len(), 2);
-    world.allocate(b, spec(4)).expect("what was put off is released now");
+    world.allocate(b, spec(4)).expect("the deferred release is done now");
     world.pin_call(a, 1, &[evicted]);
     world.settle();
     assert_eq!(answer(&world, a, 1), Some(&None));
@@ -57,12 +57,12 @@ fn release_for_a_waiter_is_not_deferred() {
         world.allocate(a, spec(4)).expect("room");
     }
     for _ in 0..4 {
-        world.allocate(b, spec(4)).expect("somebody's part leaves");
+        world.allocate(b, spec(4)).expect("the part of a session leaves");
     }
     assert_eq!(held(&world), mib(8, 24));
 }
 
-/// A node of three extents of 4 MiB, where all that is freed is kept.
+/// A node of three extents of 4 MiB, where everything freed is cached.
 fn of_three_extents() -> World {
     let mut config = config(&[Bytes::mib(64)]);
     config.devices[0].host = Bytes::mib(64);
@@ -170,7 +170,7 @@ fn awaited_part_is_copied_as_demand() {
     assert_eq!((classes(&world), world.hastened.len()), (vec![CopyClass::Demand], 0));
 }
 
-/// Somebody waits for more room than there is, and behind him who pins the part.
+/// A waiter needs more room than there is, and behind it a call pins the part.
 #[test]
 fn fetch_by_an_operator_is_copied_as_demand_if_a_session_waits() {
     let (mut world, a, away) = one_written();
@@ -202,7 +202,7 @@ fn waiter_hastens_an_eviction_by_an_operator() {
     assert!(world.replies[&call].is_ok());
 }
 
-/// As when they all come back from the words in one turn of whoever runs the broker.
+/// As when all of them come back from the words in one turn of the daemon.
 #[test]
 fn revoke_frames_carry_a_bounded_number_of_parts() {
     let mut base = config(&[Bytes::mib(1024)]);

@@ -1,4 +1,4 @@
-//! What whoever counts is told: how waits end, and what of a tenant's memory could leave without being copied.
+//! Figures of waits: how they end, and which bytes of a tenant could leave without a copy.
 
 use crate::world;
 
@@ -15,7 +15,8 @@ use broker_core::{
 };
 use vramd_types::Bytes;
 
-/// How waits have ended since the last time, and after how many milliseconds; pins' without what they waited for.
+/// How waits have ended since the last call, and after how many milliseconds; those of pins without their
+/// object.
 fn ended(world: &mut World) -> Vec<(Option<WaiterKind>, u64, WaitEnd)> {
     let now = world.now;
     let millis = |since: Time| (now.as_micros() - since.as_micros()) / 1000;
@@ -99,7 +100,7 @@ fn pin_of_a_resident_part_reports_no_wait() {
     let mut world = tiers(8, 8);
     let a = world.open_pinning("a");
     let there = part(world.allocate(a, spec(4)).expect("room"), 0);
-    world.operate(world::revoking::revoke(there.allocation, false)).expect("nobody pins it");
+    world.operate(world::revoking::revoke(there.allocation, false)).expect("no session pins it");
     world.pin_call(a, 1, &[there]);
     world.settle();
     assert_eq!(answer(&world, a, 1), Some(&None));
@@ -131,8 +132,8 @@ fn fetched_part_is_clean_until_a_session_reports_a_write() {
     come(&mut world, 1);
     assert_eq!(below(&world), (6, 6));
     world.write(a, one, 1);
-    assert_eq!(below(&world), (6, 6), "nobody has said so yet");
-    world.operate(world::revoking::revoke(one.allocation, false)).expect("nobody pins it");
+    assert_eq!(below(&world), (6, 6), "no session has reported it yet");
+    world.operate(world::revoking::revoke(one.allocation, false)).expect("no session pins it");
     assert_eq!(below(&world), (2, 6));
     evict(&mut world, other);
     assert_eq!(below(&world), (0, 4));

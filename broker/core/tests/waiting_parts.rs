@@ -107,7 +107,7 @@ fn attach_waiter_stays_while_there_are_too_many_extents() {
     assert!(world.maps(reader, part));
 }
 
-/// And not at once: what fails for everybody would fail as fast as the driver can say so.
+/// And not at once: a fault that all requests share would repeat as fast as the driver reports it.
 #[test]
 fn failed_fetch_is_tried_again_after_a_survey() {
     let (mut world, reader, part) = weights_away(100);

@@ -1,5 +1,5 @@
-//! Parts whose content is copied to what they have below while they stay mapped, and that leave without a copy then, unless
-//! they were written since.
+//! Write-backs: dirty parts are copied to their backing while they stay mapped. Unless they are written since,
+//! they leave without a copy.
 
 use crate::world;
 
@@ -16,10 +16,10 @@ use broker_core::{
 };
 use vramd_types::Bytes;
 
-/// Until everything is over, whatever comes in between.
+/// Runs until everything is done, whatever comes in between.
 const STEPS: usize = 6;
 
-/// One part that is written, and an operator has it written back, which has come so far.
+/// One dirty part whose write-back, ordered by an operator, has come this far.
 fn under_way(steps: usize) -> (World, Client, PartRef, broker_core::CallId) {
     let (mut world, client, part) = one_written();
     let call = world.start_operator(None, back(part.allocation));
@@ -27,7 +27,7 @@ fn under_way(steps: usize) -> (World, Client, PartRef, broker_core::CallId) {
     (world, client, part, call)
 }
 
-/// What its client finds in it, wherever it is.
+/// The content that its client finds in it, wherever it lies.
 fn holds(world: &mut World, client: Client, part: PartRef) -> u64 {
     if !world.maps(client, part) {
         world.pin_call(client, 9, &[part]);
@@ -63,7 +63,7 @@ fn part_written_after_its_write_back_is_copied_when_it_leaves() {
 
 #[test]
 fn part_written_during_its_write_back_is_dirty() {
-    // Told while it is copied, and not before it leaves.
+    // Reported during the copy, and not before it leaves.
     for told in [true, false] {
         let (mut world, client, part, _) = under_way(2);
         assert!(is_copying(&world));
@@ -109,7 +109,7 @@ fn pinned_part_is_not_written_back() {
     assert_eq!(world.work.len(), before, "a pin call that is answered shows, and nothing is asked");
     let told = moved(world.replies.remove(&call).expect("an answer"));
     assert!(matches!(told, PartMove::Pinned { by } if by == [client.session]));
-    // Who pins once it is under way does not stop it.
+    // A pin during the copy does not stop it.
     world.frame(client, ClientFrame::PinEnded { call: 1 });
     world.start_operator(None, back(part.allocation));
     while !is_copying(&world) {
@@ -249,7 +249,7 @@ fn part_without_mappers_is_written_back_without_asking_words() {
     let part = part(world.allocate(client, unheld).expect("room"), 0);
     assert!(matches!(write_back(&mut world, part), PartMove::Moved));
     assert_eq!(clean(&world, "a"), Bytes::mib(4));
-    // Who maps it then says when it writes.
+    // A later mapper says when it writes.
     assert_eq!(holds(&mut world, client, part), 0);
     world.write(client, part, 8);
     world.frame(client, ClientFrame::PinEnded { call: 9 });

@@ -54,7 +54,7 @@ pub struct World {
     pub mapped: BTreeMap<ChannelId, BTreeSet<PartRef>>,
     /// Pins by the words of each client.
     pub pinned: BTreeMap<(ChannelId, PartRef), u32>,
-    /// What a client is to unmap once its pins have ended.
+    /// Parts that a client unmaps once its pins have ended.
     pub wanted_back: BTreeSet<(ChannelId, PartRef)>,
     /// Answers to pin calls.
     pub pin_answers: BTreeMap<(ChannelId, u64), Option<Refusal>>,
@@ -66,7 +66,7 @@ pub struct World {
     pub clung_to: BTreeSet<ExtentId>,
     /// Extents whose release was answered so.
     pub unreturned: BTreeSet<ExtentId>,
-    /// The driver puts releases off, as long as nobody waits for them.
+    /// The driver defers releases as long as none is urgent.
     pub puts_off: bool,
     pub put_off: Vec<Command>,
     /// Destinations of copies that were to be done sooner.
@@ -74,31 +74,31 @@ pub struct World {
     pub killed: Vec<ChannelId>,
     pub closed: BTreeSet<ChannelId>,
     pub stored: StoredQuotas,
-    /// What processes hold of each device that the broker does not know.
+    /// Memory of each device that other programs have.
     pub outside: Bytes,
-    /// For so many extents more there is no memory on devices.
+    /// For this many further extents devices have no memory.
     pub out_of_memory: usize,
     pub fail_creates: VecDeque<Option<CreateError>>,
     pub fail_copies: VecDeque<Option<String>>,
     /// Extents on disk that are not as they were written.
     pub damaged: BTreeSet<ExtentId>,
-    /// Who was told that a part is lost that was to come.
+    /// Clients that were told that a part they wait for is lost.
     pub lost: Vec<(ChannelId, PartRef)>,
-    /// What lies in each extent that was written or copied to: else zeros.
+    /// The content of each extent that was written or copied to; others hold zeros.
     pub contents: BTreeMap<ExtentId, u64>,
     /// Extents that are pieces of files.
     pub in_files: BTreeSet<ExtentId>,
     /// Extents on disk to which nothing was written.
     pub unwritten: BTreeSet<ExtentId>,
-    /// What each client has written since that was collected last.
+    /// Parts that each client has written since its WRITTEN bits were collected.
     pub written: BTreeSet<(ChannelId, PartRef)>,
-    /// Which extent each part was in when it was sent last.
+    /// The extent that each part was in when it was sent last.
     pub extents: BTreeMap<PartRef, ExtentId>,
-    /// How often its content was given up, as was told when it was sent last.
+    /// The drop count that was sent with the part last.
     pub losses: BTreeMap<PartRef, u64>,
-    /// What operators were told.
+    /// Notices for operators.
     pub notices: Vec<Notice>,
-    /// Who says hello wants to hear of pressure.
+    /// Whether new sessions subscribe to pressure.
     pub hears_pressure: bool,
     pub pressure_told: Vec<(ChannelId, PressureNote)>,
     pub shares_told: Vec<vramd_types::Shares>,
@@ -149,7 +149,7 @@ impl World {
         world
     }
 
-    /// A node at whose devices nobody has looked yet.
+    /// A node whose devices were never surveyed.
     pub fn unseen(config: Config, stored: StoredQuotas) -> Self {
         let mut world = Self {
             broker: Broker::new(config, stored, Time::START),
@@ -228,7 +228,7 @@ impl World {
                 Command::KillProcess { channel } => self.killed.push(channel),
                 Command::Notice(notice) => self.notices.push(notice),
                 Command::ForgetProcess { .. } => {}
-                // What has not begun is not done.
+                // A copy that has not begun is dropped.
                 Command::CancelCopy { to } => self.cancelled(to),
                 Command::ShareLinks(shares) => self.shares_told.push(shares),
                 Command::HastenCopy { to } => {
@@ -255,7 +255,7 @@ impl World {
         self.contents.get(&extent).copied().unwrap_or_default()
     }
 
-    /// Who maps the part writes it.
+    /// The client, which maps the part, writes it.
     pub fn write(&mut self, client: Client, part: PartRef, content: u64) {
         assert!(self.maps(client, part), "{part:?} is not mapped");
         self.contents.insert(self.extents[&part], content);
@@ -404,7 +404,7 @@ impl World {
         true
     }
 
-    /// What the client says of a part that it has unmapped.
+    /// The client's report of a part that it has unmapped.
     fn unmapped(&self, channel: ChannelId, part: PartRef) -> UnmappedPart {
         UnmappedPart { written: self.written.contains(&(channel, part)), ..unmapped(part) }
     }
@@ -416,7 +416,7 @@ impl World {
         self.event(Event::PartsUsed(vec![PartUse { session: client.session, part, pinned, written }]));
     }
 
-    /// Lets everybody work and answer until nothing is left to do.
+    /// Lets the driver work and clients answer until nothing is left to do.
     pub fn settle(&mut self) {
         loop {
             let mut busy = self.work_once();
@@ -488,7 +488,7 @@ impl World {
         }
     }
 
-    /// The same, with pins: it maps its word table.
+    /// The same for a session with pins, which maps its word table.
     pub fn open_pinning(&mut self, tenant: &str) -> Client {
         let client = self.greet_pinning(tenant);
         self.frame(client, ClientFrame::WordsMapped);
@@ -515,7 +515,7 @@ impl World {
         *self.pinned.entry((client.channel, part)).or_default() += 1;
     }
 
-    /// The last unpin of what is wanted back unmaps it.
+    /// The last unpin of a part that is wanted back unmaps it.
     pub fn unpin(&mut self, client: Client, part: PartRef) {
         let key = (client.channel, part);
         let pins = self.pinned.get_mut(&key).expect("a pin");
@@ -549,7 +549,7 @@ impl World {
         call
     }
 
-    /// A request and its answer, everybody having done what they should.
+    /// A request and its answer, after all work is done.
     pub fn call(&mut self, client: Client, request: ClientRequest) -> Result<Reply, Refusal> {
         let call = self.start(client, None, request);
         self.settle();
@@ -623,7 +623,7 @@ pub fn spec(mib: u32) -> AllocationSpec {
     }
 }
 
-/// What lies in a file from some place on.
+/// The content of a file at an offset.
 pub fn file_content(file: broker_core::FileId, offset: Bytes) -> u64 {
     file.0 << 32 | offset.get() >> 20
 }

@@ -8,14 +8,14 @@ use vramd_types::{AllocationId, Bytes};
 
 use super::{Client, World, config, revoking::part, spec};
 
-/// A device of so many MiB and as much host memory beside it.
+/// A device of this many MiB, with this much host memory.
 pub fn tiers(device: u32, host: u32) -> World {
     let mut config = config(&[Bytes::mib(device)]);
     config.devices[0].host = Bytes::mib(host);
     World::with(config, StoredQuotas::default())
 }
 
-/// And as much of a disk.
+/// The same with a disk.
 pub fn three_tiers(device: u32, host: u32, disk: u32) -> World {
     let mut config = config(&[Bytes::mib(device)]);
     (config.devices[0].host, config.devices[0].disk) = (Bytes::mib(host), Bytes::mib(disk));

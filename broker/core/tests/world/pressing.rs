@@ -1,4 +1,4 @@
-//! A device that fills up, and what is said of that.
+//! A device that fills up, and the notices of it.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use vramd_types::{AllocationId, Bytes};
 
 use super::{Client, World, config, revoking::part, spec};
 
-/// After so long nobody has used it for long.
+/// How long a part has to be unused to be cold.
 pub const COLD: Duration = Duration::from_secs(30);
 
 pub const SECOND: Duration = Duration::from_secs(1);
 
-/// A device of 40 MiB, of which 2 MiB are 5 percent, with so much host memory and disk.
+/// A device of 40 MiB, of which 2 MiB are 5 percent, with this much host memory and disk.
 pub fn node(host: u32, disk: u32) -> World {
     let mut config = config(&[Bytes::mib(40)]);
     (config.devices[0].host, config.devices[0].disk) = (Bytes::mib(host), Bytes::mib(disk));
@@ -20,7 +20,7 @@ pub fn node(host: u32, disk: u32) -> World {
     World::with(config, StoredQuotas::default())
 }
 
-/// So many allocations of one part, each written with another number.
+/// This many allocations of one part, each written with another number.
 pub fn fill(world: &mut World, client: Client, count: u64) -> Vec<PartRef> {
     let one = |at| {
         let part = part(world.allocate(client, spec(2)).expect("room"), 0);
@@ -42,7 +42,7 @@ pub fn pass(world: &mut World, time: Duration) {
     world.settle();
 }
 
-/// What was said of the device since the last time.
+/// The levels of the tier that were noticed since the last call.
 pub fn steps(world: &mut World, of: Tier) -> Vec<Pressure> {
     let step = |notice: Notice| match notice {
         Notice::PressureChanged { tier, to, .. } if tier == of => Some(to),

@@ -1,4 +1,4 @@
-//! What tests of pins and of revocation share.
+//! Helpers for tests of pins and of revocation.
 
 use broker_core::{OperatorRequest, PartRef, PartRevocation, Refusal, Reply, Target};
 use vramd_types::{AllocationId, Bytes, PartIndex};

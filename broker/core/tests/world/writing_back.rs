@@ -1,4 +1,4 @@
-//! What tests of write-backs share.
+//! Helpers for tests of write-backs.
 
 use broker_core::{Command, Notice, OperatorRequest, PartMove, PartRef, Target, Tier};
 use vramd_types::{AllocationId, Bytes};
@@ -13,13 +13,13 @@ pub fn write_back(world: &mut World, part: PartRef) -> PartMove {
     moved(world.operate(back(part.allocation)))
 }
 
-/// Of what the tenant has on its device, what can leave without being copied.
+/// The bytes of the tenant on its device that can leave without a copy.
 pub fn clean(world: &World, tenant: &str) -> Bytes {
     let view = world.broker.quota(tenant, None, Tier::Device).expect("a tenant");
     view.in_force.expect("a present device").clean
 }
 
-/// Whether the part left its device by a copy, when it did last.
+/// Whether the last departure of the part was a copy.
 pub fn was_copied(world: &World, part: PartRef) -> bool {
     let mut told = world.notices.iter().rev();
     let left = told.find_map(|notice| match notice {
@@ -29,7 +29,7 @@ pub fn was_copied(world: &World, part: PartRef) -> bool {
     left.expect("it has left")
 }
 
-/// Whether each write-back of the part that ended well made a shadow.
+/// Whether each successful write-back of the part made clean backing.
 pub fn shadows(world: &World, part: PartRef) -> Vec<bool> {
     let told = world.notices.iter().filter_map(|notice| match notice {
         Notice::WrittenBack { part: of, clean, .. } if *of == part => Some(*clean),
@@ -42,7 +42,7 @@ pub fn is_copying(world: &World) -> bool {
     world.work.iter().any(|work| matches!(work, Command::Copy { .. }))
 }
 
-/// Somebody does something, if there is anything to do.
+/// One step of the driver or of a client, if there is anything to do.
 pub fn one_step(world: &mut World, client: Client) {
     if !world.work_once() {
         world.answer_once(client.channel);
