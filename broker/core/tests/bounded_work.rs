@@ -33,11 +33,11 @@ fn event_starts_a_bounded_number_of_parts_and_the_next_goes_on() {
     assert!(next.as_micros() <= world.now.as_micros() + 1, "at once");
     world.advance(1);
     assert_eq!(asked(&world), 600);
-    world.settle();
+    world.run_until_idle();
     let Some(Ok(Reply::PartsMoved { parts, .. })) = world.replies.remove(&call) else { panic!("no answer") };
     assert_eq!(parts.len(), 600);
     assert!(parts.iter().all(|(_, outcome)| matches!(outcome, PartMove::Moved)), "{parts:?}");
-    assert_eq!((world.held(), world.held_in_host()), (Bytes::ZERO, Bytes::mib(2 * PARTS)));
+    assert_eq!((world.charged(), world.charged_in_host()), (Bytes::ZERO, Bytes::mib(2 * PARTS)));
 }
 
 #[test]
@@ -45,10 +45,10 @@ fn part_freed_before_its_turn_is_not_started() {
     let (mut world, _, id) = many();
     let call = world.start_operator(None, to(id, Tier::Host));
     let free = world.start_operator(None, OperatorRequest::FreeAllocation(Target::Id(id)));
-    world.settle();
+    world.run_until_idle();
     assert!(world.replies.contains_key(&free), "it is gone");
     let Some(Ok(Reply::PartsMoved { parts, .. })) = world.replies.remove(&call) else { panic!("no answer") };
     let freed = |(_, outcome): &&(_, PartMove)| matches!(outcome, PartMove::Freed);
     assert_eq!(parts.iter().filter(freed).count(), 600, "{parts:?}");
-    assert_eq!((world.held(), world.held_in_host()), (Bytes::ZERO, Bytes::ZERO));
+    assert_eq!((world.charged(), world.charged_in_host()), (Bytes::ZERO, Bytes::ZERO));
 }

@@ -43,15 +43,19 @@ fn freed_memory_comes_back_to_its_tenant_at_once() {
     let mut world = world(64, 64);
     let client = world.open("a");
     free(&mut world, client, spec(10));
-    assert_eq!((cached(&world, "a"), world.held_by("a")), (Bytes::mib(10), Bytes::mib(10)), "still charged");
+    assert_eq!(
+        (cached(&world, "a"), world.charged_to("a")),
+        (Bytes::mib(10), Bytes::mib(10)),
+        "still charged"
+    );
     assert_eq!((world.broker.node().allocations, world.work.len()), (0, 0), "nothing is released");
     assert_eq!(world.broker.devices()[0].cached, Bytes::mib(10));
 
     let other = world.open("a");
     let (call, making) = needs_making(&mut world, other, old(10));
     assert!(!making && world.replies.contains_key(&call), "two parts of 4 MiB and one of 2, all there");
-    assert_eq!((cached(&world, "a"), world.held_by("a")), (Bytes::ZERO, Bytes::mib(10)));
-    world.settle();
+    assert_eq!((cached(&world, "a"), world.charged_to("a")), (Bytes::ZERO, Bytes::mib(10)));
+    world.run_until_idle();
     assert_eq!(world.mapped[&other.channel].len(), 3);
 }
 
@@ -61,9 +65,9 @@ fn request_for_zeros_or_another_size_gets_new_memory() {
     let client = world.open("a");
     free(&mut world, client, spec(4));
     assert!(needs_making(&mut world, client, spec(4)).1, "it was promised zeros");
-    world.settle();
+    world.run_until_idle();
     assert!(needs_making(&mut world, client, old(2)).1, "of that size there is none");
-    world.settle();
+    world.run_until_idle();
     assert_eq!(cached(&world, "a"), Bytes::mib(4));
 }
 
@@ -73,7 +77,7 @@ fn cached_memory_never_goes_to_another_tenant() {
     let (client, other) = (world.open("a"), world.open("b"));
     free(&mut world, client, spec(4));
     assert!(needs_making(&mut world, other, old(4)).1);
-    world.settle();
+    world.run_until_idle();
     assert_eq!((cached(&world, "a"), cached(&world, "b")), (Bytes::mib(4), Bytes::ZERO));
 }
 
@@ -85,7 +89,7 @@ fn extent_sent_to_a_reader_is_not_cached() {
     world.call(reader, ClientRequest::Attach(Target::Name("a/llama".to_owned()))).expect("a reader");
     world.call(reader, ClientRequest::Detach(vec![id])).expect("let go");
     world.call(writer, ClientRequest::FreeBatch(vec![id])).expect("freed");
-    assert_eq!((cached(&world, "a"), world.held()), (Bytes::ZERO, Bytes::ZERO));
+    assert_eq!((cached(&world, "a"), world.charged()), (Bytes::ZERO, Bytes::ZERO));
 }
 
 #[test]
@@ -102,12 +106,12 @@ fn extent_without_unmap_answer_is_not_cached() {
         }
         world.call(heir, name()).expect("its tenant's");
         world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
-        assert_eq!(world.held(), Bytes::mib(4), "the other one maps it");
+        assert_eq!(world.charged(), Bytes::mib(4), "the other one maps it");
         if way == 1 {
             world.event(Event::ChannelEnded { channel: heir.channel });
         }
         world.end_process(heir);
-        assert_eq!((cached(&world, "a"), world.held()), (Bytes::ZERO, Bytes::ZERO), "way {way}");
+        assert_eq!((cached(&world, "a"), world.charged()), (Bytes::ZERO, Bytes::ZERO), "way {way}");
     }
 }
 
@@ -126,11 +130,15 @@ fn cache_stays_within_its_configured_maximum() {
     let mut world = world(64, 6);
     let client = world.open("a");
     free(&mut world, client, spec(10));
-    assert_eq!((cached(&world, "a"), world.held()), (Bytes::mib(6), Bytes::mib(6)), "4 and 2 of 4, 4 and 2");
+    assert_eq!(
+        (cached(&world, "a"), world.charged()),
+        (Bytes::mib(6), Bytes::mib(6)),
+        "4 and 2 of 4, 4 and 2"
+    );
     let mut off = self::world(64, 0);
     let client = off.open("a");
     free(&mut off, client, spec(10));
-    assert_eq!(off.held(), Bytes::ZERO);
+    assert_eq!(off.charged(), Bytes::ZERO);
 }
 
 #[test]
@@ -139,18 +147,22 @@ fn freed_extent_displaces_older_ones_of_another_size() {
     let client = world.open("a");
     free(&mut world, client, spec(2));
     free(&mut world, client, spec(6));
-    assert_eq!((cached(&world, "a"), world.held_by("a")), (Bytes::mib(8), Bytes::mib(8)), "2, and 4 and 2");
+    assert_eq!(
+        (cached(&world, "a"), world.charged_to("a")),
+        (Bytes::mib(8), Bytes::mib(8)),
+        "2, and 4 and 2"
+    );
     let kept = |world: &World| world.notices.iter().filter(|it| matches!(it, Notice::Cached { .. })).count();
     let before = kept(&world);
     free(&mut world, client, spec(12));
-    assert_eq!((cached(&world, "a"), world.held_by("a")), (Bytes::mib(8), Bytes::mib(8)));
+    assert_eq!((cached(&world, "a"), world.charged_to("a")), (Bytes::mib(8), Bytes::mib(8)));
     assert_eq!(
         kept(&world),
         before + 1,
         "of three that are alike one finds room, and then none goes for another"
     );
     assert!(!needs_making(&mut world, client, old(8)).1, "both that are kept are of the usual size");
-    world.settle();
+    world.run_until_idle();
 }
 
 #[test]
@@ -160,7 +172,7 @@ fn extent_too_large_for_the_cache_displaces_nothing() {
     free(&mut world, client, spec(2));
     free(&mut world, client, spec(4));
     assert!(!needs_making(&mut world, client, old(2)).1);
-    world.settle();
+    world.run_until_idle();
 }
 
 #[test]
@@ -196,15 +208,15 @@ fn cached_extent_is_released_for_any_tenant_that_needs_room() {
     let call = world.start(other, None, ClientRequest::allocate(vec![spec(8)]));
     assert!(!world.replies.contains_key(&call), "it waits for the driver to let go");
     assert_eq!(cached(&world, "a"), Bytes::mib(8), "no more goes than must");
-    world.settle();
+    world.run_until_idle();
     assert!(matches!(world.replies.remove(&call), Some(Ok(Reply::Allocated(_)))));
-    assert_eq!((world.held_by("a"), world.held_by("b")), (Bytes::mib(8), Bytes::mib(8)));
+    assert_eq!((world.charged_to("a"), world.charged_to("b")), (Bytes::mib(8), Bytes::mib(8)));
     let third = world.open("c");
     let refused = world.allocate(third, spec(10)).expect_err("more than there could be");
     assert_eq!(refused.reason(), Reason::DeviceFull);
     assert_eq!(cached(&world, "a"), Bytes::mib(8), "an extent that would not help is left alone");
     world.allocate(third, spec(8)).expect("all there is");
-    assert_eq!(world.held_by("a"), Bytes::ZERO);
+    assert_eq!(world.charged_to("a"), Bytes::ZERO);
 }
 
 #[test]
@@ -214,13 +226,13 @@ fn cached_extents_do_not_reach_their_tenants_own_limit() {
     let client = world.open("a");
     free(&mut world, client, spec(12));
     world.allocate(client, spec(8)).expect("8 of 12");
-    assert_eq!(world.held_by("a"), Bytes::mib(12));
+    assert_eq!(world.charged_to("a"), Bytes::mib(12));
     // A cached extent that the batch reuses is not released for its other items.
     let batch = ClientRequest::allocate(vec![old(4), spec(2)]);
     assert_eq!(world.call(client, batch).expect_err("14 of 12").reason(), Reason::QuotaLimit);
     assert_eq!(cached(&world, "a"), Bytes::mib(4));
     world.allocate(client, old(4)).expect("12 of 12");
-    assert_eq!((world.held_by("a"), cached(&world, "a")), (Bytes::mib(12), Bytes::ZERO));
+    assert_eq!((world.charged_to("a"), cached(&world, "a")), (Bytes::mib(12), Bytes::ZERO));
 }
 
 #[test]
@@ -234,9 +246,9 @@ fn cached_extents_are_released_to_back_a_guarantee() {
     let first = world.start_operator(None, set_quota("b", 10, 16));
     let second = world.start_operator(None, set_quota("b", 12, 16));
     assert!(world.replies.is_empty(), "one waits for room and the other for the first");
-    world.settle();
+    world.run_until_idle();
     assert!([first, second].iter().all(|call| matches!(world.replies[call], Ok(Reply::QuotaSet(_)))));
-    assert_eq!(world.held(), Bytes::mib(4), "and not a part more than must go");
+    assert_eq!(world.charged(), Bytes::mib(4), "and not a part more than must go");
 }
 
 #[test]
@@ -245,16 +257,16 @@ fn waiter_for_room_that_does_not_come_is_refused() {
     let (client, other) = (world.open("a"), world.open("b"));
     let id = world.allocate(client, spec(12)).expect("room");
     let call = world.start(client, None, ClientRequest::FreeBatch(vec![id]));
-    world.settle();
+    world.run_until_idle();
     assert!(world.replies.remove(&call).is_some());
     let call = world.start(other, None, ClientRequest::allocate(vec![spec(16)]));
     let given_up: Vec<_> = world.work.iter().filter_map(released).collect();
     assert_eq!(given_up.len(), 3);
-    world.clung_to.extend(given_up);
-    world.settle();
+    world.still_open.extend(given_up);
+    world.run_until_idle();
     let refused = world.replies.remove(&call).expect("an answer").expect_err("some process holds it");
     assert_eq!(refused.reason(), Reason::DeviceFull);
-    assert_eq!(world.held_by("a"), Bytes::mib(12), "unreturned, and charged to whom it was sent");
+    assert_eq!(world.charged_to("a"), Bytes::mib(12), "unreturned, and charged to whom it was sent");
 }
 
 fn released(work: &Command) -> Option<vramd_types::ExtentId> {
@@ -272,7 +284,7 @@ fn waiter_whose_session_ends_is_answered() {
     let call = world.start(other, None, ClientRequest::allocate(vec![spec(16)]));
     world.end_process(other);
     assert_eq!(world.replies.remove(&call).expect("told").expect_err("gone").reason(), Reason::SessionLost);
-    assert_eq!(world.held(), Bytes::ZERO);
+    assert_eq!(world.charged(), Bytes::ZERO);
 }
 
 #[test]
@@ -283,10 +295,10 @@ fn failed_batch_returns_its_cached_extents() {
     world.fail_creates = [Some(CreateError::Failed("broken".to_owned()))].into();
     let batch = ClientRequest::allocate(vec![old(4), spec(4)]);
     world.call(client, batch).expect_err("the second one fails");
-    assert_eq!((cached(&world, "a"), world.held_by("a")), (Bytes::mib(4), Bytes::mib(4)));
+    assert_eq!((cached(&world, "a"), world.charged_to("a")), (Bytes::mib(4), Bytes::mib(4)));
     world.fail_creates = [Some(CreateError::OutOfMemory)].into();
     world.allocate(client, spec(4)).expect("the next try finds what was cached");
-    assert_eq!((cached(&world, "a"), world.held_by("a")), (Bytes::ZERO, Bytes::mib(4)));
+    assert_eq!((cached(&world, "a"), world.charged_to("a")), (Bytes::ZERO, Bytes::mib(4)));
 }
 
 #[test]
@@ -309,9 +321,9 @@ fn lowered_limit_and_drain_empty_the_cache() {
     let client = world.open("a");
     free(&mut world, client, spec(12));
     world.operate(set_quota("a", 0, 8)).expect("set");
-    assert_eq!(world.held_by("a"), Bytes::mib(8));
+    assert_eq!(world.charged_to("a"), Bytes::mib(8));
     world.operate(OperatorRequest::Drain { draining: true }).expect("drained");
-    assert_eq!(world.held(), Bytes::ZERO);
+    assert_eq!(world.charged(), Bytes::ZERO);
 }
 
 #[test]
@@ -326,8 +338,8 @@ fn cached_extents_make_up_for_memory_of_other_programs() {
         contexts: 0,
         host_missing: Bytes::ZERO,
     }));
-    world.settle();
-    assert_eq!(world.held_by("a"), Bytes::mib(4));
+    world.run_until_idle();
+    assert_eq!(world.charged_to("a"), Bytes::mib(4));
     assert_eq!(world.broker.devices()[0].shortfall, Bytes::ZERO);
 }
 
@@ -342,14 +354,14 @@ fn tenant_without_sessions_keeps_its_cache_for_a_while() {
     world.advance(29_000_000);
     assert_eq!(cached(&world, "a"), Bytes::mib(4));
     world.advance(1_000_000);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(
-        (world.held_by("a"), cached(&world, "b")),
+        (world.charged_to("a"), cached(&world, "b")),
         (Bytes::ZERO, Bytes::mib(4)),
         "a tenant with a session keeps it"
     );
     world.end_process(other);
-    assert_eq!(world.held(), Bytes::ZERO, "its time was over");
+    assert_eq!(world.charged(), Bytes::ZERO, "its time was over");
 }
 
 #[test]
@@ -362,17 +374,17 @@ fn cached_extent_expires_though_its_tenant_has_sessions() {
     world.advance(99_000_000);
     assert_eq!(cached(&world, "a"), Bytes::mib(12));
     world.advance(1_000_000);
-    world.settle();
-    assert_eq!((world.held_by("a"), cached(&world, "a")), (Bytes::mib(8), Bytes::mib(8)), "the older one");
+    world.run_until_idle();
+    assert_eq!((world.charged_to("a"), cached(&world, "a")), (Bytes::mib(8), Bytes::mib(8)), "the older one");
     // A reused extent is not idle.
     let again = world.allocate(client, old(8)).expect("it has it");
     world.advance(200_000_000);
-    world.settle();
-    assert_eq!(world.held_by("a"), Bytes::mib(8));
+    world.run_until_idle();
+    assert_eq!(world.charged_to("a"), Bytes::mib(8));
     world.call(client, ClientRequest::FreeBatch(vec![again])).expect("freed");
     world.advance(300_000_000);
-    world.settle();
-    assert_eq!(world.held_by("a"), Bytes::ZERO);
+    world.run_until_idle();
+    assert_eq!(world.charged_to("a"), Bytes::ZERO);
 }
 
 #[test]
@@ -382,17 +394,17 @@ fn later_waiter_waits_for_an_extent_that_is_leaving() {
     world.operate(set_quota("a", 0, 16)).expect("set");
     free(&mut world, client, spec(12));
     world.operate(OperatorRequest::Drain { draining: true }).expect("drained");
-    assert_eq!(world.held(), Bytes::ZERO);
+    assert_eq!(world.charged(), Bytes::ZERO);
     world.operate(OperatorRequest::Drain { draining: false }).expect("in service");
     free(&mut world, client, spec(12));
     // Released without a waiter, and not returned yet.
     world.start_operator(None, OperatorRequest::Drain { draining: true });
     world.start_operator(None, OperatorRequest::Drain { draining: false });
-    assert_eq!((cached(&world, "a"), world.held_by("a")), (Bytes::ZERO, Bytes::mib(12)));
+    assert_eq!((cached(&world, "a"), world.charged_to("a")), (Bytes::ZERO, Bytes::mib(12)));
     let own = world.start(client, None, ClientRequest::allocate(vec![spec(8)]));
     let others = world.start(other, None, ClientRequest::allocate(vec![spec(8)]));
     assert!(!world.replies.contains_key(&own) && !world.replies.contains_key(&others));
-    world.settle();
+    world.run_until_idle();
     assert!([own, others].iter().all(|call| world.replies[call].is_ok()));
 }
 
@@ -408,10 +420,10 @@ fn free_during_a_hash_is_answered_though_older_memory_is_unreturned() {
         let client = world.open_pinning("a");
         let part = world::revoking::part(world.allocate(client, spec(4)).expect("room"), 0);
         world.write(client, part, 7);
-        world.clung_to.insert(world.extents[&part]);
+        world.still_open.insert(world.extents[&part]);
         world::moving::evict(&mut world, part);
         world.pin_call(client, 1, &[part]);
-        world.settle();
+        world.run_until_idle();
         world.frame(client, broker_core::ClientFrame::PinEnded { call: 1 });
         world.start(client, None, ClientRequest::Seal(part.allocation));
         for _ in 0..steps {
@@ -425,7 +437,7 @@ fn free_during_a_hash_is_answered_though_older_memory_is_unreturned() {
             let digest = world.work.remove(at).expect("it is there");
             world.work.push_back(digest);
         }
-        world.settle();
+        world.run_until_idle();
         assert!(world.replies.contains_key(&free), "after {steps} steps");
     }
 }

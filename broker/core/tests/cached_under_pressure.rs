@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::world::{
     World, config,
-    pressing::{SECOND, fill, free, on_device, pass, steps},
+    pressing::{SECOND, fill, free, levels, on_device, pass_time},
 };
 use broker_core::{Notice, Pressure, StoredQuotas, Tier};
 use vramd_types::Bytes;
@@ -34,15 +34,15 @@ fn pressure_sample_releases_cached_extents_until_there_is_room() {
         let client = world.open_pinning("a");
         let parts = fill(&mut world, client, 19);
         for _ in 0..60 {
-            pass(&mut world, SECOND);
+            pass_time(&mut world, SECOND);
         }
         // Nothing moves: the next sample follows when something is cached.
         free(&mut world, client, &parts[..5]);
         assert_eq!(held_and_cached(&world), (Bytes::mib(38), Bytes::mib(10)));
-        pass(&mut world, SECOND * 2);
+        pass_time(&mut world, SECOND * 2);
         assert_eq!(held_and_cached(&world), (Bytes::mib(34), Bytes::mib(6)), "{host} {cold_after:?}");
         assert_eq!(given_up(&mut world), 2);
-        pass(&mut world, SECOND * 10);
+        pass_time(&mut world, SECOND * 10);
         assert_eq!(given_up(&mut world), 0, "85 percent may be held");
     }
 }
@@ -53,12 +53,12 @@ fn critical_pressure_releases_cached_extents_at_once_before_cold_parts() {
     let client = world.open_pinning("a");
     let parts = fill(&mut world, client, 17);
     free(&mut world, client, &parts[..2]);
-    pass(&mut world, SECOND * 40);
+    pass_time(&mut world, SECOND * 40);
     assert_eq!(held_and_cached(&world), (Bytes::mib(34), Bytes::mib(4)));
-    steps(&mut world, Tier::Device);
+    levels(&mut world, Tier::Device);
     // They arrive on the device one by one: with the second its pressure is critical.
     fill(&mut world, client, 2);
     assert_eq!(held_and_cached(&world), (Bytes::mib(34), Bytes::ZERO));
-    assert!(steps(&mut world, Tier::Device).contains(&Pressure::Critical));
+    assert!(levels(&mut world, Tier::Device).contains(&Pressure::Critical));
     assert_eq!(on_device(&world, &parts[2..]), 15, "that was enough");
 }

@@ -2,7 +2,7 @@
 
 use crate::world::{
     Client, World, config,
-    moving::{evict, held, mib, tier, to},
+    moving::{charged, evict, mib, tier, to},
     revoking::{answer, part},
     spec,
 };
@@ -25,7 +25,7 @@ fn with_a_shadow(check_shadows: bool) -> (World, Client, PartRef) {
 
 fn comes_back(world: &mut World, client: Client, part: PartRef, call: u64) {
     world.pin_call(client, call, &[part]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(world, client, call), Some(&None));
     world.frame(client, ClientFrame::PinEnded { call });
 }
@@ -52,7 +52,7 @@ fn write_behind_pins_is_found_where_clean_backing_is_checked() {
         let (mut world, client, part) = with_a_shadow(checked);
         write_behind_pins(&mut world, part, 8);
         assert!(matches!(evict(&mut world, part), PartMove::Moved));
-        assert_eq!((tier(&world, part), held(&world)), (Tier::Host, mib(0, 4)));
+        assert_eq!((tier(&world, part), charged(&world)), (Tier::Host, mib(0, 4)));
         let should = checked.then_some((part, "a", Tier::Host, Bytes::mib(4)));
         assert_eq!(told(&world), should.into_iter().collect::<Vec<_>>());
         comes_back(&mut world, client, part, 2);
@@ -85,9 +85,9 @@ fn pin_during_a_comparison_gets_the_part_as_it_is() {
             }
         }
         world.pin_call(client, 2, &[part]);
-        world.settle();
+        world.run_until_idle();
         assert_eq!(answer(&world, client, 2), Some(&None), "after {steps} steps");
-        assert_eq!((world.read(client, part), held(&world)), (8, mib(4, 4)), "after {steps} steps");
+        assert_eq!((world.read(client, part), charged(&world)), (8, mib(4, 4)), "after {steps} steps");
     }
 }
 
@@ -105,6 +105,6 @@ fn part_freed_during_a_comparison_is_released() {
         }
     }
     world.call(client, ClientRequest::FreeBatch(vec![part.allocation])).expect("freed");
-    world.settle();
-    assert_eq!(held(&world), mib(0, 0));
+    world.run_until_idle();
+    assert_eq!(charged(&world), mib(0, 0));
 }

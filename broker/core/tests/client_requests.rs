@@ -40,7 +40,7 @@ fn client_allocates_seals_attaches_and_frees() {
     assert_eq!(gone.reason(), Reason::AllocationNotFound);
 
     world.call(reader, ClientRequest::Detach(vec![id])).expect("detached");
-    assert_eq!((world.held(), world.broker.node().allocations), (Bytes::ZERO, 0));
+    assert_eq!((world.charged(), world.broker.node().allocations), (Bytes::ZERO, 0));
     assert_eq!(world.broker.counts().allocations, [].into());
 }
 
@@ -54,7 +54,7 @@ fn batch_is_all_or_nothing() {
         panic!("{refused:?}")
     };
     assert_eq!((limit, held, asked), (Bytes::mib(20), Bytes::ZERO, Bytes::mib(24)));
-    assert_eq!((world.held(), world.broker.node().allocations), (Bytes::ZERO, 0));
+    assert_eq!((world.charged(), world.broker.node().allocations), (Bytes::ZERO, 0));
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn one_failed_extent_undoes_the_batch() {
         world.fail_creates = [None, None, Some(error), None].into();
         let refused = world.call(client, ClientRequest::allocate(vec![spec(8), spec(8)])).expect_err("fails");
         assert_eq!(refused.reason(), reason);
-        assert_eq!((world.held(), world.broker.node().allocations), (Bytes::ZERO, 0));
+        assert_eq!((world.charged(), world.broker.node().allocations), (Bytes::ZERO, 0));
     }
 }
 
@@ -89,8 +89,8 @@ fn readers_see_sealed_memory_and_other_tenants_never() {
         let Ok(Reply::Released(items)) = world.call(stranger, foreign) else { panic!("a batch answers") };
         assert_eq!(items[0].1.as_ref().expect_err("hidden").reason(), Reason::AllocationNotFound);
     }
-    assert_eq!(world.held_by("a"), Bytes::mib(4));
-    assert_eq!(world.held_by("b"), Bytes::ZERO, "the owner's tenant pays");
+    assert_eq!(world.charged_to("a"), Bytes::mib(4));
+    assert_eq!(world.charged_to("b"), Bytes::ZERO, "the owner's tenant pays");
 }
 
 #[test]
@@ -107,9 +107,9 @@ fn name_is_replaced_at_the_seal() {
     assert_eq!(view(&world), old);
     world.call(client, ClientRequest::Seal(new)).expect("sealed");
     assert_eq!(view(&world), new);
-    assert_eq!(world.held_by("a"), Bytes::mib(10), "the writer maps the old one still");
+    assert_eq!(world.charged_to("a"), Bytes::mib(10), "the writer maps the old one still");
     world.call(client, ClientRequest::Detach(vec![old])).expect("detached");
-    assert_eq!(world.held_by("a"), Bytes::mib(6));
+    assert_eq!(world.charged_to("a"), Bytes::mib(6));
 }
 
 #[test]
@@ -120,11 +120,11 @@ fn only_sealed_persistent_memory_outlives_its_session() {
     world.sealed(client, named(4, "session"));
     world.allocate(client, persistent(4, "unsealed")).expect("room");
     world.end_process(client);
-    assert_eq!(world.held_by("a"), Bytes::mib(4));
+    assert_eq!(world.charged_to("a"), Bytes::mib(4));
     let heir = world.open("a");
     let id = world.broker.show(&by_name("a/stays")).expect("stays").id;
     world.call(heir, ClientRequest::FreeBatch(vec![id])).expect("any session of the tenant may");
-    assert_eq!(world.held(), Bytes::ZERO);
+    assert_eq!(world.charged(), Bytes::ZERO);
 }
 
 #[test]
@@ -151,15 +151,19 @@ fn unreturned_memory_stays_charged() {
     shared.readers = vec!["*".to_owned()];
     let id = world.sealed(writer, shared);
     world.call(reader, ClientRequest::Attach(by_name("a/x"))).expect("attached");
-    world.clung_to.insert(vramd_types::ExtentId::from_raw((1 << 40) + 1));
+    world.still_open.insert(vramd_types::ExtentId::from_raw((1 << 40) + 1));
     world.end_process(reader);
     world.call(writer, ClientRequest::FreeBatch(vec![id])).expect("freed");
-    assert_eq!((world.held_by("a"), world.held_by("b")), (Bytes::mib(2), Bytes::mib(2)), "both were sent it");
+    assert_eq!(
+        (world.charged_to("a"), world.charged_to("b")),
+        (Bytes::mib(2), Bytes::mib(2)),
+        "both were sent it"
+    );
     let device = &world.broker.devices()[0];
     assert_eq!((device.unreturned, device.charged), (Bytes::mib(4), Bytes::mib(4)));
-    let extent = *world.clung_to.first().expect("one");
+    let extent = *world.still_open.first().expect("one");
     world.event(Event::Completion(broker_core::Completion::Returned { extent }));
-    assert_eq!((world.held(), world.broker.node().allocations), (Bytes::ZERO, 0));
+    assert_eq!((world.charged(), world.broker.node().allocations), (Bytes::ZERO, 0));
 }
 
 #[test]
@@ -169,7 +173,7 @@ fn repeated_requests_do_nothing_twice() {
     let allocate = || ClientRequest::allocate(vec![spec(4)]);
     let (first, second) =
         (world.start(client, key(1, 1), allocate()), world.start(client, key(1, 1), allocate()));
-    world.settle();
+    world.run_until_idle();
     let third = world.start(client, key(1, 1), allocate());
     let ids: Vec<_> = [first, second, third]
         .iter()
@@ -179,7 +183,7 @@ fn repeated_requests_do_nothing_twice() {
         })
         .collect();
     assert!(ids.windows(2).all(|pair| pair[0] == pair[1]));
-    assert_eq!(world.held(), Bytes::mib(4));
+    assert_eq!(world.charged(), Bytes::mib(4));
     let other = world.start(client, key(1, 2), allocate());
     assert_eq!(world.replies[&other].as_ref().expect_err("reused").reason(), Reason::RequestIdReused);
 }
@@ -197,7 +201,7 @@ fn calls_come_from_the_sessions_process() {
     assert_eq!(attempt(&mut world, 0, client.pid), Reason::SessionMissing);
     assert_eq!(attempt(&mut world, own + 1, client.pid), Reason::SessionNotFound);
     assert_eq!(attempt(&mut world, 5, client.pid), Reason::SessionNotFound);
-    assert_eq!(world.held(), Bytes::ZERO);
+    assert_eq!(world.charged(), Bytes::ZERO);
 }
 
 #[test]
@@ -237,7 +241,7 @@ fn bad_requests_change_nothing() {
     assert_eq!(empty.reason(), Reason::RequestInvalid);
     let twice = ClientRequest::allocate(vec![named(2, "x"), named(2, "x")]);
     assert_eq!(world.call(client, twice).expect_err("twice").reason(), Reason::NameTaken);
-    assert_eq!((world.held(), world.broker.node().allocations), (Bytes::ZERO, 0));
+    assert_eq!((world.charged(), world.broker.node().allocations), (Bytes::ZERO, 0));
 }
 
 #[test]
@@ -255,7 +259,7 @@ fn tenant_with_pending_requests_keeps_no_other_from_being_served() {
         .map(|call| world.replies.get(call).map(|reply| reply.as_ref().expect_err("full").reason()))
         .collect();
     assert_eq!(full, [None, None, Some(Reason::QueueFull), None, Some(Reason::QueueFull)]);
-    world.settle();
+    world.run_until_idle();
     world.call(c, allocate()).expect("there is room again");
 }
 
@@ -271,15 +275,15 @@ fn part_freed_before_it_was_sent_is_never_sent() {
     world.call(owner, ClientRequest::Detach(vec![id])).expect("detached");
     world.stopped.extend([owner.channel, reader.channel]);
     world.start(owner, None, ClientRequest::allocate(vec![spec(4)]));
-    world.settle();
+    world.run_until_idle();
     world.start(reader, None, ClientRequest::Attach(by_name("a/x")));
     let freed = world.operate(OperatorRequest::FreeAllocation(by_name("a/x"))).expect("freed");
     let Reply::AllocationFreed { still_charged, mappers, .. } = freed else { panic!("{freed:?}") };
     assert_eq!((still_charged, mappers), (Bytes::ZERO, vec![]));
     world.stopped.clear();
-    world.settle();
+    world.run_until_idle();
     assert_eq!(world.mapped.get(&reader.channel), None, "nothing was sent to the reader");
-    assert_eq!(world.held(), Bytes::mib(4));
+    assert_eq!(world.charged(), Bytes::mib(4));
 }
 
 /// Found by a walk: parts that were only queued were forgotten at the session's end, and never given back.
@@ -294,7 +298,7 @@ fn part_freed_before_it_was_sent_is_released_with_its_session() {
     let id = world.allocate(client, spec(8)).expect("queued");
     world.operate(OperatorRequest::FreeAllocation(Target::Id(id))).expect("freed");
     world.operate(OperatorRequest::EndSession { session: client.session, kill: false }).expect("ended");
-    assert_eq!(world.held(), Bytes::mib(4));
+    assert_eq!(world.charged(), Bytes::mib(4));
 }
 
 #[test]
@@ -337,9 +341,9 @@ fn fixed_memory_is_shared_inside_its_tenant_and_never_sealed() {
     fixed.readers = vec!["b".to_owned()];
     assert_eq!(world.allocate(one, fixed).expect_err("readers").reason(), Reason::RequestInvalid);
     world.call(one, ClientRequest::FreeBatch(vec![id])).expect("freed");
-    assert_eq!(world.held(), Bytes::mib(10), "the other session has it open");
+    assert_eq!(world.charged(), Bytes::mib(10), "the other session has it open");
     world.end_process(two);
-    assert_eq!(world.held(), Bytes::ZERO);
+    assert_eq!(world.charged(), Bytes::ZERO);
 }
 
 #[test]
@@ -352,7 +356,7 @@ fn seal_is_refused_if_its_writer_does_not_unmap() {
     world.advance(11_000_000);
     assert_eq!(world.replies[&seal].as_ref().expect_err("not unmapped").reason(), Reason::StillMapped);
     world.stopped.clear();
-    world.settle();
+    world.run_until_idle();
     assert_eq!(world.broker.show(&Target::Id(id)).expect("there").state, AllocationState::Sealed);
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::world::{
     Client, World, config,
-    pressing::{SECOND, fill, pass, steps, tier},
+    pressing::{SECOND, fill, levels, pass_time, tier},
     set_quota, spec,
 };
 use broker_core::{
@@ -40,7 +40,7 @@ fn percent(count: u32) -> AllocationSpec {
 fn waiting(world: &mut World, client: Client, count: u32) -> CallId {
     let request = ClientRequest::AllocateBatch { items: vec![percent(count)], wait: LONG };
     let call = world.start(client, None, request);
-    world.settle();
+    world.run_until_idle();
     assert!(!is_answered(world, call), "there is no room for it");
     call
 }
@@ -55,14 +55,14 @@ fn is_served(world: &World, call: CallId) -> bool {
 
 /// From now on other programs take this much of the device.
 fn others_take(world: &mut World, outside: Bytes) {
-    world.outside = outside;
+    world.other_programs = outside;
     world.event(Event::Completion(Completion::Surveyed {
         device: DeviceIndex(0),
         unbrokered: outside,
         contexts: 0,
         host_missing: Bytes::ZERO,
     }));
-    world.settle();
+    world.run_until_idle();
 }
 
 /// A request that does not wait: room guaranteed to others is not free for it.
@@ -82,7 +82,7 @@ fn waiter_within_its_guarantee_is_first_at_critical_pressure() {
     let [a, b, c] = ["a", "b", "c"].map(|tenant| world.open_pinning(tenant));
     world.operate(set_quota("b", 6, 200)).expect("nothing is held");
     let mut used = pinned(&mut world, a, 95);
-    assert_eq!(steps(&mut world, Tier::Device).last(), Some(&Pressure::Critical));
+    assert_eq!(levels(&mut world, Tier::Device).last(), Some(&Pressure::Critical));
     used.extend(pinned(&mut world, a, 1));
 
     // Not all of the guarantee of b exists now, and no session gives anything up: of its three percent there
@@ -91,7 +91,7 @@ fn waiter_within_its_guarantee_is_first_at_critical_pressure() {
     world.out_of_memory = usize::MAX;
     let guaranteed = waiting(&mut world, b, 3);
     for _ in 0..10 {
-        pass(&mut world, SECOND * 5);
+        pass_time(&mut world, SECOND * 5);
     }
     assert!(!is_answered(&world, guaranteed), "it waits as long as it said");
     for other in [a, c] {
@@ -101,9 +101,9 @@ fn waiter_within_its_guarantee_is_first_at_critical_pressure() {
     world.out_of_memory = 0;
     world.unpin(a, used[0]);
     world.harvest(a, used[0]);
-    pass(&mut world, SECOND * 5);
+    pass_time(&mut world, SECOND * 5);
     assert!(is_served(&world, guaranteed) && !is_answered(&world, behind), "it is first");
-    assert_eq!((tier(&world, used[0]), world.held_by("b")), (Tier::Host, Bytes::mib(6)));
+    assert_eq!((tier(&world, used[0]), world.charged_to("b")), (Tier::Host, Bytes::mib(6)));
     is_refused(&mut world, a, 1);
 
     others_take(&mut world, Bytes::ZERO);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::world::{
     Client, World, config,
-    moving::{evict, held, mib, moved, tiers, to},
+    moving::{charged, evict, mib, moved, tiers, to},
     revoking::{answer, part},
     set_quota, spec,
 };
@@ -33,10 +33,10 @@ fn is_dropped(world: &World, part: PartRef) -> bool {
 /// The drop count that its session was told with the last packet.
 fn pinned(world: &mut World, client: Client, call: u64, part: PartRef) -> u64 {
     world.pin_call(client, call, &[part]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(world, client, call), Some(&None));
     world.frame(client, ClientFrame::PinEnded { call });
-    world.losses[&part]
+    world.drop_counts[&part]
 }
 
 #[test]
@@ -44,16 +44,16 @@ fn discardable_part_is_dropped_and_its_next_mapper_is_told() {
     let mut world = tiers(8, 64);
     let a = world.open_pinning("a");
     let part = one(&mut world, a, discardable(4), 7);
-    assert_eq!((held(&world), world.losses[&part]), (mib(4, 0), 0), "it needs nothing below");
+    assert_eq!((charged(&world), world.drop_counts[&part]), (mib(4, 0), 0), "it needs nothing below");
     for round in 1..=3 {
         // This would fail the first copy.
         world.fail_copies.push_back(Some("nothing is to be copied".to_owned()));
         assert!(matches!(evict(&mut world, part), PartMove::Moved));
         assert!(is_dropped(&world, part));
-        assert_eq!(held(&world), mib(0, 0));
+        assert_eq!(charged(&world), mib(0, 0));
         assert_eq!(pinned(&mut world, a, round, part), round);
         assert!(!is_dropped(&world, part));
-        assert_eq!((held(&world), world.read(a, part)), (mib(4, 0), 0));
+        assert_eq!((charged(&world), world.read(a, part)), (mib(4, 0), 0));
         world.write(a, part, 8);
     }
     let dropped = world.notices.iter().filter(|it| matches!(it, Notice::Dropped { .. })).count();
@@ -70,7 +70,7 @@ fn discardable_part_leaves_though_host_memory_is_full() {
     world.pin(a, kept);
     let theirs = one(&mut world, b, discardable(4), 3);
     assert!(is_dropped(&world, scratch));
-    assert_eq!(held(&world), mib(8, 4));
+    assert_eq!(charged(&world), mib(8, 4));
     // In turns: each drops the other's.
     assert_eq!(pinned(&mut world, a, 1, scratch), 1);
     assert!(is_dropped(&world, theirs));
@@ -89,7 +89,7 @@ fn drop_notice_names_the_parts_that_needed_the_room() {
     }
     let scratch = [3, 4].map(|content| one(&mut world, b, discardable(4), content));
     world.pin_call(a, 1, &wanted);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, a, 1), Some(&None));
     evict(&mut world, scratch[1]);
     let dropped = world.notices.iter().filter_map(|notice| match notice {
@@ -116,7 +116,7 @@ fn pin_during_a_drop_keeps_the_part_or_learns_of_the_drop() {
         assert_eq!(has, if losses == 0 { 7 } else { 0 }, "after {steps} steps: {losses} losses");
         let reply = world.replies.remove(&call).expect("an answer");
         assert_eq!(matches!(moved(reply), PartMove::Moved), losses == 1, "after {steps} steps");
-        assert_eq!(held(&world), mib(4, 0), "after {steps} steps");
+        assert_eq!(charged(&world), mib(4, 0), "after {steps} steps");
     }
 }
 
@@ -128,11 +128,11 @@ fn failed_recreation_of_a_dropped_part_is_tried_again() {
     evict(&mut world, part);
     world.fail_creates.push_back(Some(CreateError::Failed("no".to_owned())));
     world.pin_call(a, 1, &[part]);
-    world.settle();
+    world.run_until_idle();
     assert!(matches!(answer(&world, a, 1), Some(Some(Refusal::DriverFailed { .. }))));
     world.frame(a, ClientFrame::PinEnded { call: 1 });
     assert!(is_dropped(&world, part));
-    assert_eq!((pinned(&mut world, a, 2, part), held(&world)), (1, mib(4, 0)));
+    assert_eq!((pinned(&mut world, a, 2, part), charged(&world)), (1, mib(4, 0)));
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn freed_dropped_part_leaves_nothing() {
             }
         }
         world.call(a, ClientRequest::FreeBatch(vec![part.allocation])).expect("freed");
-        assert_eq!((held(&world), world.broker.node().allocations), (mib(0, 0), 0), "after {steps} steps");
+        assert_eq!((charged(&world), world.broker.node().allocations), (mib(0, 0), 0), "after {steps} steps");
     }
 }
 
@@ -167,16 +167,16 @@ fn fetched_part_is_not_evicted_for_a_later_waiter() {
     world.harvest(clients[2], parts[2]);
     for at in [0, 1] {
         world.pin_call(clients[at], 1, &[parts[at]]);
-        world.settle();
+        world.run_until_idle();
         assert_eq!(answer(&world, clients[at], 1), None);
     }
     world.unpin(clients[2], parts[2]);
     world.harvest(clients[2], parts[2]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!([0, 1].map(|at| answer(&world, clients[at], 1)), [Some(&None), None]);
     world.frame(clients[0], ClientFrame::PinEnded { call: 1 });
     world.harvest(clients[0], parts[0]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, clients[1], 1), Some(&None));
 }
 
@@ -203,7 +203,7 @@ fn fetched_part_is_sent_before_it_leaves_for_an_earlier_waiter() {
     let items = vec![AllocationSpec { uninitialized: true, ..spec(12) }];
     let batch = world.start(a, None, ClientRequest::AllocateBatch { items, wait: Duration::from_secs(60) });
     world.pin_call(a, 1, &lost);
-    world.settle();
+    world.run_until_idle();
     assert!(answer(&world, a, 1).is_none() && !world.replies.contains_key(&batch));
     assert_eq!(lost.map(|part| world.maps(a, part)), [true, false], "one of them is guaranteed");
 }

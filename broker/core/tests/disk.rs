@@ -18,8 +18,8 @@ use broker_core::{
 use vramd_types::{AllocationId, Bytes, Quantity};
 
 /// The bytes charged on the device, in the host and on disk.
-fn held(world: &World) -> [Bytes; 3] {
-    [world.held(), world.held_in_host(), world.held_on_disk()]
+fn charged(world: &World) -> [Bytes; 3] {
+    [world.charged(), world.charged_in_host(), world.charged_on_disk()]
 }
 
 fn mib(device: u32, host: u32, disk: u32) -> [Bytes; 3] {
@@ -38,7 +38,7 @@ fn send(world: &mut World, part: PartRef, tier: Tier) -> PartMove {
 /// Pins the part, and reads it.
 fn use_it(world: &mut World, client: Client, call: u64, part: PartRef) -> u64 {
     world.pin_call(client, call, &[part]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(world, client, call), Some(&None), "{part:?}");
     let seen = world.read(client, part);
     world.frame(client, ClientFrame::PinEnded { call });
@@ -51,7 +51,7 @@ fn one_written() -> (World, Client, PartRef) {
     let client = world.open_pinning("a");
     let part = part(world.allocate(client, spec(4)).expect("room"), 0);
     world.write(client, part, 7);
-    assert_eq!(held(&world), mib(4, 4, 0));
+    assert_eq!(charged(&world), mib(4, 4, 0));
     (world, client, part)
 }
 
@@ -92,7 +92,7 @@ fn backing_fills_the_host_then_the_disk_and_parts_leave_for_their_own() {
     for (content, part) in (1..).zip(&ids) {
         world.write(client, *part, content);
     }
-    assert_eq!(held(&world), mib(12, 4, 4));
+    assert_eq!(charged(&world), mib(12, 4, 4));
     let other = world.open_pinning("b");
     let refused = world.allocate(other, spec(12)).expect_err("one can go nowhere");
     assert!(matches!(refused, Refusal::DeviceFull { tier: Tier::Device, .. }), "{refused:?}");
@@ -101,13 +101,13 @@ fn backing_fills_the_host_then_the_disk_and_parts_leave_for_their_own() {
         ids.iter().map(|part| tier(&world, *part)).collect::<Vec<_>>(),
         [Tier::Host, Tier::Disk, Tier::Device]
     );
-    assert_eq!(held(&world), mib(12, 4, 4));
+    assert_eq!(charged(&world), mib(12, 4, 4));
     world.call(other, ClientRequest::FreeBatch(vec![taken])).expect("freed");
-    world.settle();
+    world.run_until_idle();
     for (call, part) in (1..).zip(&ids) {
         assert_eq!(use_it(&mut world, client, call, *part), call);
     }
-    assert_eq!((held(&world), clean(&world, "a")), (mib(12, 4, 4), Bytes::mib(8)));
+    assert_eq!((charged(&world), clean(&world, "a")), (mib(12, 4, 4), Bytes::mib(8)));
     let backing =
         |tier| world.broker.quota("a", None, tier).expect("a tenant").in_force.expect("there").backing;
     assert_eq!(
@@ -122,7 +122,7 @@ fn backing_lies_on_disk_without_a_host_tier() {
     let client = world.open_pinning("a");
     let ids: Vec<_> =
         (0..4).map(|_| part(world.allocate(client, spec(4)).expect("room is made"), 0)).collect();
-    assert_eq!(held(&world), mib(8, 0, 16));
+    assert_eq!(charged(&world), mib(8, 0, 16));
     let none = world.operate(to(ids[0].allocation, Tier::Host));
     assert_eq!(none.expect_err("there is none"), Refusal::TierUnsupported { tier: Tier::Host });
     for (call, part) in (1..).zip(&ids) {
@@ -147,10 +147,10 @@ fn parts_without_backing_get_it_in_the_tier_where_it_comes_free() {
         let client = world.open_pinning("a");
         [Tier::Host, Tier::Disk].into_iter().for_each(|tier| limit_in(&mut world, "a", tier, 4));
         let ids: Vec<_> = (0..4).map(|_| part(world.allocate(client, spec(4)).expect("room"), 0)).collect();
-        assert_eq!(held(&world), mib(16, 4, 4));
+        assert_eq!(charged(&world), mib(16, 4, 4));
         limit_in(&mut world, "a", tier, 8);
         let (host, disk) = if tier == Tier::Host { (8, 4) } else { (4, 8) };
-        assert_eq!(held(&world), mib(16, host, disk));
+        assert_eq!(charged(&world), mib(16, host, disk));
         let backed = world.notices.iter().filter_map(|notice| match notice {
             Notice::Backed { part, tier, .. } => Some((*part, *tier)),
             _ => None,
@@ -166,7 +166,7 @@ fn unpinned_memory_begins_in_the_host_then_on_disk() {
     let mut world = three_tiers(4, 10, 64);
     let client = world.open_pinning("a");
     let id = world.allocate(client, unheld(30)).expect("room below");
-    assert_eq!(held(&world), mib(4, 10, 20));
+    assert_eq!(charged(&world), mib(4, 10, 20));
     let tiers: Vec<_> = parts(&world, id).iter().map(|part| tier(&world, *part)).collect();
     let (host, disk) = (Tier::Host, Tier::Disk);
     assert_eq!(tiers, [Tier::Device, host, disk, disk, disk, disk, disk, host], "the last one is smaller");
@@ -179,8 +179,8 @@ fn unpinned_memory_begins_in_the_host_then_on_disk() {
     };
     assert_eq!([limit, has, asked], [64, 20, 48].map(Bytes::mib), "the last tier that was tried");
     world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
-    world.settle();
-    assert_eq!(held(&world), mib(0, 0, 0));
+    world.run_until_idle();
+    assert_eq!(charged(&world), mib(0, 0, 0));
 }
 
 /// The driver does not read unwritten memory: the fake driver takes that for a bug.
@@ -206,7 +206,7 @@ fn unwritten_part_on_disk_is_zeros_and_is_not_copied() {
     // Another tier has zeros for zeros too.
     assert!(matches!(send(&mut world, second, Tier::Disk), PartMove::Moved));
     assert!(matches!(send(&mut world, second, Tier::Host), PartMove::Moved));
-    assert_eq!((tier(&world, second), held(&world), copied(&world)), (Tier::Host, mib(0, 4, 4), 1));
+    assert_eq!((tier(&world, second), charged(&world), copied(&world)), (Tier::Host, mib(0, 4, 4), 1));
     assert_eq!(use_it(&mut world, client, 5, second), 0);
     assert_eq!(use_it(&mut world, client, 6, first), 9);
 }
@@ -239,14 +239,14 @@ fn operator_moves_a_part_to_a_named_tier_and_frees_its_other_backing() {
     ];
     for (towards, should) in ways {
         assert!(matches!(send(&mut world, part, towards), PartMove::Moved), "to {towards:?}");
-        assert_eq!((tier(&world, part), held(&world)), (towards, should));
+        assert_eq!((tier(&world, part), charged(&world)), (towards, should));
     }
     assert!(matches!(send(&mut world, part, Tier::Disk), PartMove::Moved), "it is there");
-    assert_eq!((use_it(&mut world, client, 1, part), held(&world)), (7, mib(4, 0, 4)));
+    assert_eq!((use_it(&mut world, client, 1, part), charged(&world)), (7, mib(4, 0, 4)));
     // Clean, but for the other tier that is no shadow.
     assert_eq!(clean(&world, "a"), Bytes::mib(4));
     assert!(matches!(evict(&mut world, part), PartMove::Moved));
-    assert_eq!((use_it(&mut world, client, 2, part), held(&world)), (7, mib(4, 4, 0)));
+    assert_eq!((use_it(&mut world, client, 2, part), charged(&world)), (7, mib(4, 4, 0)));
 }
 
 #[test]
@@ -264,7 +264,7 @@ fn full_tier_below_refuses_a_move() {
         let PartMove::Refused { refusal } = outcome else { panic!("{outcome:?}") };
         assert!(matches!(*refusal, Refusal::QuotaLimit { tier: Tier::Disk, .. }), "{refusal:?}");
     }
-    assert_eq!((tier(&world, part), held(&world)), (Tier::Host, mib(0, 4, 0)));
+    assert_eq!((tier(&world, part), charged(&world)), (Tier::Host, mib(0, 4, 0)));
     assert_eq!(use_it(&mut world, client, 1, part), 7);
 }
 
@@ -293,7 +293,7 @@ fn pin_of_a_part_between_two_tiers_below_gets_it() {
             let (mut world, client, part, call) = begun(first, towards, steps);
             let said = format!("{first:?} to {towards:?} after {steps} steps");
             assert_eq!(use_it(&mut world, client, 1, part), 7, "{said}");
-            let [device, host, disk] = held(&world);
+            let [device, host, disk] = charged(&world);
             assert_eq!((device, host.saturating_add(disk)), (Bytes::mib(4), Bytes::mib(4)), "{said}");
             assert!(world.replies.contains_key(&call), "{said}");
         }
@@ -314,8 +314,8 @@ fn part_freed_between_two_tiers_below_leaves_nothing() {
                             .expect("freed")
                     }
                 }
-                world.settle();
-                assert_eq!(held(&world), mib(0, 0, 0), "{first:?} to {towards:?} after {steps} steps");
+                world.run_until_idle();
+                assert_eq!(charged(&world), mib(0, 0, 0), "{first:?} to {towards:?} after {steps} steps");
                 assert!(world.replies.contains_key(&call), "{first:?} to {towards:?} after {steps} steps");
             }
         }
@@ -329,19 +329,19 @@ fn failed_copy_between_tiers_below_leaves_part_and_backing() {
         if let Some(first) = first {
             send(&mut world, part, first);
         }
-        let before = (held(&world), tier(&world, part));
+        let before = (charged(&world), tier(&world, part));
         world.fail_copies.push_back(Some("a platter cracked".to_owned()));
         let outcome = send(&mut world, part, towards);
         assert!(
             matches!(&outcome, PartMove::Failed { problem } if problem == "a platter cracked"),
             "{outcome:?}"
         );
-        assert_eq!((held(&world), tier(&world, part)), before, "{first:?} to {towards:?}");
+        assert_eq!((charged(&world), tier(&world, part)), before, "{first:?} to {towards:?}");
         world.fail_creates.push_back(Some(broker_core::CreateError::OutOfDisk("it is full".to_owned())));
         let outcome = send(&mut world, part, towards);
         let PartMove::Refused { refusal } = outcome else { panic!("{outcome:?}") };
         assert!(matches!(*refusal, Refusal::DeviceFull { tier, .. } if tier == towards), "{refusal:?}");
-        assert_eq!((held(&world), tier(&world, part)), before, "{first:?} to {towards:?}");
+        assert_eq!((charged(&world), tier(&world, part)), before, "{first:?} to {towards:?}");
         assert_eq!(use_it(&mut world, client, 1, part), 7);
     }
 }
@@ -375,9 +375,13 @@ fn write_back_and_move_to_another_tier_end_well_in_any_order() {
             }
         }
         let outcome = send(&mut world, part, Tier::Disk);
-        world.settle();
+        world.run_until_idle();
         if matches!(outcome, PartMove::Moved) {
-            assert_eq!((tier(&world, part), held(&world)), (Tier::Disk, mib(0, 0, 4)), "after {steps} steps");
+            assert_eq!(
+                (tier(&world, part), charged(&world)),
+                (Tier::Disk, mib(0, 0, 4)),
+                "after {steps} steps"
+            );
         }
         assert_eq!(use_it(&mut world, client, 1, part), 7, "after {steps} steps");
     }
@@ -392,7 +396,7 @@ fn discardable_part_is_dropped_and_has_nothing_below() {
     let part = part(id, 0);
     world.write(client, part, 7);
     assert!(matches!(send(&mut world, part, Tier::Disk), PartMove::Moved));
-    assert_eq!(held(&world), mib(0, 0, 0));
+    assert_eq!(charged(&world), mib(0, 0, 0));
     assert!(world.broker.show(&Target::Id(id)).expect("there").parts[0].dropped);
     assert_eq!(use_it(&mut world, client, 1, part), 0);
 }
@@ -411,7 +415,7 @@ fn damaged_part_on_disk_is_lost_for_its_pins_alone() {
     damage(&mut world, 7);
     for call in 1..3 {
         world.pin_call(client, call, &[lost]);
-        world.settle();
+        world.run_until_idle();
         let refused = answer(&world, client, call).cloned().flatten().expect("it cannot be had");
         assert!(
             matches!(&refused, Refusal::ContentLost { allocation, part, .. }
@@ -425,10 +429,10 @@ fn damaged_part_on_disk_is_lost_for_its_pins_alone() {
         panic!("it cannot be had")
     };
     assert!(matches!(*refusal, Refusal::ContentLost { .. }), "{refusal:?}");
-    assert_eq!((use_it(&mut world, client, 3, whole), held(&world)), (8, mib(4, 0, 8)));
+    assert_eq!((use_it(&mut world, client, 3, whole), charged(&world)), (8, mib(4, 0, 8)));
     world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
-    world.settle();
-    assert_eq!(held(&world), mib(0, 0, 0));
+    world.run_until_idle();
+    assert_eq!(charged(&world), mib(0, 0, 0));
 }
 
 /// Damages everything of an allocation that lies on disk and was written.
@@ -448,12 +452,12 @@ fn attach_waiter_of_a_damaged_part_is_told_at_once() {
     world.write(writer, lost, 7);
     world.write(writer, whole, 8);
     world.call(writer, ClientRequest::Seal(id)).expect("sealed");
-    world.settle();
+    world.run_until_idle();
     world.operate(to(id, Tier::Disk)).expect("they leave");
     damage(&mut world, 7);
     let reader = world.open_pinning("b");
     world.call(reader, ClientRequest::Attach(Target::Id(id))).expect("attached");
-    world.settle();
+    world.run_until_idle();
     assert_eq!((&world.lost[..], world.maps(reader, whole)), (&[(reader.channel, lost)][..], true));
     let failed =
         |world: &World| world.notices.iter().filter(|it| matches!(it, Notice::MoveFailed { .. })).count();
@@ -461,7 +465,7 @@ fn attach_waiter_of_a_damaged_part_is_told_at_once() {
     for _ in 0..3 {
         let next = Limits::default().survey_interval.as_micros();
         world.advance(u64::try_from(next).expect("it is short"));
-        world.settle();
+        world.run_until_idle();
     }
     assert_eq!(failed(&world), 1, "no session waits for it");
     world.damaged.clear();
@@ -481,7 +485,7 @@ fn pin_of_a_part_found_damaged_on_its_way_to_the_host_is_refused() {
     // The host has its extent, and the copy is under way.
     assert!(world.work_once());
     world.pin_call(client, 1, &[part]);
-    world.settle();
+    world.run_until_idle();
     let refused = answer(&world, client, 1).cloned().flatten();
     assert!(matches!(refused, Some(Refusal::ContentLost { .. })), "{refused:?}");
 }
@@ -533,12 +537,12 @@ fn failed_backing_is_not_missed_by_a_part_leaving_for_another_tier() {
         if fails_both {
             world.fail_creates.push_back(Some(broker_core::CreateError::OutOfDisk("it is full".to_owned())));
         }
-        world.settle();
+        world.run_until_idle();
         let should = match fails_both {
             true => (Tier::Device, mib(4, 0, 4)),
             false => (Tier::Disk, mib(0, 0, 4)),
         };
-        assert_eq!((tier(&world, part), held(&world)), should, "{disk} MiB on disk, {fails_both}");
+        assert_eq!((tier(&world, part), charged(&world)), should, "{disk} MiB on disk, {fails_both}");
         assert_eq!(use_it(&mut world, client, 1, part), 7);
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::world::{
     Client, World, config,
-    moving::{evict, fill, held, mib, tier, tiers},
+    moving::{charged, evict, fill, mib, tier, tiers},
     revoking::{answer, part},
     set_quota, spec,
 };
@@ -53,7 +53,7 @@ fn idle_part_leaves_for_a_pin_which_is_tried_again() {
     let (mut world, client, away, idle) = beside_an_idle_one();
     world.out_of_memory = 1;
     world.pin_call(client, 1, &[away]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!((answer(&world, client, 1), world.read(client, away)), (Some(&None), 7));
     assert_eq!((tier(&world, idle), tries(&world)), (Tier::Host, (1, 1)));
 }
@@ -80,7 +80,7 @@ fn survey_that_began_earlier_does_not_end_the_shortage() {
     });
     let first = asked.expect("one is to leave");
     world.pin(other, first);
-    world.settle();
+    world.run_until_idle();
     assert_eq!((answer(&world, client, 1), tries(&world)), (Some(&None), (1, 1)));
     let tiers: Vec<_> = idle.iter().map(|part| (*part == first, tier(&world, *part))).collect();
     assert!(tiers.contains(&(true, Tier::Device)) && tiers.contains(&(false, Tier::Host)), "{tiers:?}");
@@ -92,10 +92,10 @@ fn pin_is_not_tried_again_before_something_has_left() {
     world.stopped.insert(idle_client(&world, idle).channel);
     world.out_of_memory = 1;
     world.pin_call(client, 1, &[away]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!((answer(&world, client, 1), tries(&world)), (None, (1, 0)));
     world.stopped.clear();
-    world.settle();
+    world.run_until_idle();
     assert_eq!((answer(&world, client, 1), tries(&world)), (Some(&None), (1, 1)));
 }
 
@@ -112,7 +112,7 @@ fn pin_is_tried_a_few_times_more_if_nothing_is_left_to_evict() {
     // One try before anything has left, one after it, and two in vain after a survey.
     world.out_of_memory = 4;
     world.pin_call(client, 1, &[away]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!((answer(&world, client, 1), world.read(client, away)), (Some(&None), 7));
     assert_eq!((tier(&world, idle), tries(&world)), (Tier::Host, (4, 4)));
 }
@@ -122,11 +122,11 @@ fn pin_is_refused_if_nothing_is_left_to_evict() {
     let (mut world, client, away, idle) = beside_an_idle_one();
     world.out_of_memory = 5;
     world.pin_call(client, 1, &[away]);
-    world.settle();
+    world.run_until_idle();
     assert!(is_full(answer(&world, client, 1)), "{:?}", answer(&world, client, 1));
     assert_eq!((tier(&world, idle), tries(&world)), (Tier::Host, (5, 4)));
     world.pin_call(client, 2, &[away]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!((answer(&world, client, 2), world.read(client, away)), (Some(&None), 7), "nothing is lost");
 }
 
@@ -136,15 +136,15 @@ fn pin_waits_for_memory_that_other_programs_have() {
     let client = world.open_pinning("a");
     let away = part(world.allocate(client, spec(4)).expect("room"), 0);
     evict(&mut world, away);
-    world.outside = Bytes::mib(6);
+    world.other_programs = Bytes::mib(6);
     world.out_of_memory = 1;
     world.pin_call(client, 1, &[away]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!((answer(&world, client, 1), tries(&world)), (None, (1, 0)));
-    world.outside = Bytes::ZERO;
+    world.other_programs = Bytes::ZERO;
     let next = Limits::default().survey_interval.as_micros();
     world.advance(u64::try_from(next).expect("it is short"));
-    world.settle();
+    world.run_until_idle();
     assert_eq!((answer(&world, client, 1), tries(&world)), (Some(&None), (1, 1)));
 }
 
@@ -159,12 +159,12 @@ fn driver_without_memory_is_asked_once_per_departure() {
     let idle: Vec<_> = (0..4).map(|_| part(world.allocate(other, spec(4)).expect("room"), 0)).collect();
     world.out_of_memory = 1000;
     world.pin_call(client, 1, &away);
-    world.settle();
+    world.run_until_idle();
     assert!(is_full(answer(&world, client, 1)), "{:?}", answer(&world, client, 1));
     assert!(idle.iter().all(|part| tier(&world, *part) == Tier::Host), "all that could go went");
     let (failed, again) = tries(&world);
     assert!(failed <= away.len() * (4 + idle.len()) && again < failed, "{failed} and {again}");
-    assert_eq!(held(&world), mib(0, 28));
+    assert_eq!(charged(&world), mib(0, 28));
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn guaranteed_waiter_is_not_tried_at_once_either() {
     world.operate(set_quota("a", 4, 8)).expect("there is room for it");
     world.out_of_memory = 1000;
     world.pin_call(client, 1, &[away]);
-    world.settle();
+    world.run_until_idle();
     assert!(is_full(answer(&world, client, 1)), "{:?}", answer(&world, client, 1));
     assert!(tries(&world).0 <= 5, "{:?}", tries(&world));
 }
@@ -184,9 +184,9 @@ fn batch_is_undone_and_created_again_with_or_without_a_wait() {
         let (mut world, client, _, idle) = beside_an_idle_one();
         world.out_of_memory = 1;
         let call = batch(&mut world, client, 4, wait);
-        world.settle();
+        world.run_until_idle();
         assert!(world.replies[&call].is_ok(), "{:?}", world.replies[&call]);
-        assert_eq!((tier(&world, idle), tries(&world), world.held()), (Tier::Host, (1, 1), Bytes::mib(4)));
+        assert_eq!((tier(&world, idle), tries(&world), world.charged()), (Tier::Host, (1, 1), Bytes::mib(4)));
     }
 }
 
@@ -195,12 +195,12 @@ fn batch_without_anything_to_evict_waits_only_with_a_wait_time() {
     let (mut world, client, filler) = all_in_use();
     world.out_of_memory = 1;
     let call = batch(&mut world, client, 4, 0);
-    world.settle();
+    world.run_until_idle();
     assert_eq!((refused(&world, call), tries(&world)), (Some(Reason::DeviceFull), (1, 0)));
 
     world.out_of_memory = 1;
     let call = batch(&mut world, client, 4, 1_000_000);
-    world.settle();
+    world.run_until_idle();
     assert!(!world.replies.contains_key(&call) && world.broker.waits().len() == 1);
     world::moving::empty(&mut world, client, filler);
     assert!(world.replies[&call].is_ok(), "{:?}", world.replies[&call]);
@@ -220,7 +220,7 @@ fn waiting_batch_is_refused_when_its_time_is_over() {
     let (mut world, client, _) = all_in_use();
     world.out_of_memory = 1;
     let call = batch(&mut world, client, 4, 1_000_000);
-    world.settle();
+    world.run_until_idle();
     world.advance(999_000);
     assert_eq!((refused(&world, call), tries(&world)), (None, (1, 0)));
     world.advance(1_000);
@@ -232,7 +232,7 @@ fn waiting_batch_is_tried_again_after_a_survey() {
     let (mut world, client, _) = all_in_use();
     world.out_of_memory = 9;
     let call = batch(&mut world, client, 4, 60_000_000);
-    world.settle();
+    world.run_until_idle();
     for tried in 1..=9 {
         assert_eq!((tries(&world).0, refused(&world, call)), (tried, None), "as often as it is looked at");
         until_looked_at(&mut world);
@@ -244,7 +244,7 @@ fn waiting_batch_is_tried_again_after_a_survey() {
 fn until_looked_at(world: &mut World) {
     let next = Limits::default().survey_interval.as_micros();
     world.advance(u64::try_from(next).expect("it is short"));
-    world.settle();
+    world.run_until_idle();
 }
 
 #[test]
@@ -260,10 +260,10 @@ fn capacity_is_what_the_driver_had_until_a_survey() {
     // The first of its two parts could not be made, while the second is being.
     world.work_once();
     assert_eq!(capacity(&world), Bytes::mib(4 + 4 + 2));
-    world.settle();
+    world.run_until_idle();
     assert_eq!(capacity(&world), Bytes::mib(64));
     world::moving::empty(&mut world, client, filler);
-    assert_eq!(world.held(), Bytes::mib(8));
+    assert_eq!(world.charged(), Bytes::mib(8));
 }
 
 /// Of its two parts the first is made each time, and undone again.
@@ -275,19 +275,19 @@ fn undone_extents_of_a_batch_are_not_room_made_for_it() {
         world.fail_creates.extend([None, Some(CreateError::OutOfMemory)]);
     }
     let does_not_wait = batch(&mut world, a, 8, 0);
-    world.settle();
+    world.run_until_idle();
     assert_eq!((tries(&world).0, refused(&world, does_not_wait)), (1, Some(Reason::DeviceFull)));
     let call = batch(&mut world, a, 8, 12_000_000);
-    world.settle();
+    world.run_until_idle();
     for looks in 1..=2 {
         assert_eq!((tries(&world).0, refused(&world, call)), (1 + looks * 4, None), "that is enough for now");
-        assert_eq!((held(&world), world.broker.waits().len()), (mib(0, 0), 1));
+        assert_eq!((charged(&world), world.broker.waits().len()), (mib(0, 0), 1));
         until_looked_at(&mut world);
     }
     world.advance(2_000_000);
-    world.settle();
+    world.run_until_idle();
     assert_eq!((tries(&world).0, refused(&world, call)), (13, Some(Reason::DeviceFull)), "its time is over");
-    assert_eq!((held(&world), world.broker.waits().len()), (mib(0, 0), 0));
+    assert_eq!((charged(&world), world.broker.waits().len()), (mib(0, 0), 0));
     world.fail_creates.clear();
     for client in [a, b] {
         world.allocate(client, spec(4)).expect("there is memory again");

@@ -47,7 +47,7 @@ fn request_for_room_guaranteed_to_others_is_refused_at_once() {
     );
     assert!(matches!(world.replies[&batch], Err(Refusal::DeviceFull { .. })), "{:?}", world.replies[&batch]);
     world.pin_call(client, 2, &set[..1]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, client, 2), Some(&None), "this much is there for it");
 }
 
@@ -58,7 +58,7 @@ fn request_within_the_own_guarantee_is_feasible() {
     let other = world.open_pinning("b");
     assert!(world.allocate(other, spec(4)).is_err());
     world.pin_call(client, 1, &set);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, client, 1), Some(&None));
 }
 
@@ -71,7 +71,7 @@ fn waiter_is_refused_when_its_request_becomes_infeasible() {
         world.pin_call(client, 1, &set);
         let wait = Duration::from_secs(9);
         let batch = world.start(client, None, ClientRequest::AllocateBatch { items: vec![spec(8)], wait });
-        world.settle();
+        world.run_until_idle();
         assert_eq!(
             (answer(&world, client, 1), world.replies.contains_key(&batch)),
             (None, false),
@@ -101,7 +101,7 @@ fn attach_larger_than_its_device_keeps_no_other_waiting() {
     assert!(world.broker.waits().is_empty());
     world.call(reader, ClientRequest::AttachUnpinned(target())).expect("piece by piece they do");
     world.pin_call(reader, 1, &[part(id, 2)]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, reader, 1), Some(&None));
 }
 
@@ -174,7 +174,7 @@ fn batch_beyond_its_limit_is_refused_though_some_of_it_is_cached() {
     let any = |mib| AllocationSpec { uninitialized: true, ..spec(mib) };
     let id = world.allocate(client, any(4)).expect("room");
     world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
-    world.settle();
+    world.run_until_idle();
     let wait = Duration::from_secs(9);
     let batch = world.start(client, None, ClientRequest::AllocateBatch { items: vec![any(12)], wait });
     assert_eq!(limited(&world, batch).map(|(_, tier)| tier), Some(Tier::Device));
@@ -198,10 +198,10 @@ fn part_below_its_device_stays_there_when_sealed() {
         OperatorRequest::MoveParts { target: Target::Id(id), parts: vec![first.part], tier: Tier::Host };
     world.operate(to_host).expect("it goes");
     world.call(client, ClientRequest::Seal(id)).expect("sealed");
-    world.settle();
+    world.run_until_idle();
     assert_eq!(on_device(&world, id), 1, "no session asked for the other");
     assert!(world.maps(client, part(id, 1)), "the part on its device is mapped again");
     world.pin_call(client, 1, &[first]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!((answer(&world, client, 1), world.read(client, first)), (Some(&None), 7));
 }

@@ -45,7 +45,7 @@ fn attach(world: &mut World, client: Client, id: AllocationId) -> Result<Reply, 
 
 fn free(world: &mut World, client: Client, id: AllocationId) {
     world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
-    world.settle();
+    world.run_until_idle();
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn loaded_allocation_is_sealed_lies_in_its_file_and_costs_nothing() {
     assert_eq!((view.state, view.digest), (AllocationState::Sealed, Some([7; 32])));
     assert_eq!((view.charged, view.resident, view.on_disk), (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO));
     assert_eq!((view.in_file, view.file.as_deref()), (Bytes::mib(30), Some("/models/m")));
-    assert_eq!((world.held(), world.held_on_disk(), view.mapper_count), (Bytes::ZERO, Bytes::ZERO, 0));
+    assert_eq!((world.charged(), world.charged_on_disk(), view.mapper_count), (Bytes::ZERO, Bytes::ZERO, 0));
     free(&mut world, client, view.id);
     assert!(world.in_files.is_empty() && world.broker.show(&Target::Id(view.id)).is_err());
 }
@@ -108,7 +108,7 @@ fn file_backed_part_is_fetched_by_a_pin_and_leaves_without_a_copy() {
         assert_eq!(world.read(client, part), file_content(FILE, Bytes::mib(4 * index)));
         world.frame(client, ClientFrame::PinEnded { call });
     }
-    assert_eq!((world.held(), clean(&world, "a")), (Bytes::mib(8), Bytes::mib(8)));
+    assert_eq!((world.charged(), clean(&world, "a")), (Bytes::mib(8), Bytes::mib(8)));
     let view = show(&world, id);
     assert_eq!((view.resident, view.charged, view.in_file), (Bytes::mib(8), Bytes::mib(8), Bytes::mib(4)));
 }
@@ -124,7 +124,7 @@ fn attach_fetches_a_loaded_allocation() {
     assert!(!world.maps(owner, part(id, 0)));
     attach(&mut world, owner, id).expect("it is there");
     assert!(world.maps(owner, part(id, 0)));
-    assert_eq!(world.held_by("a"), Bytes::mib(8));
+    assert_eq!(world.charged_to("a"), Bytes::mib(8));
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn unreadable_file_is_refused() {
     let call = world.start(client, None, load(named(8, "m"), Bytes::ZERO));
     let Some(Command::OpenExtent { extent, .. }) = world.work.back() else { panic!() };
     world.damaged.insert(*extent);
-    world.settle();
+    world.run_until_idle();
     let refused = world.replies.remove(&call).expect("an answer");
     let lost = |refusal: &Refusal| matches!(refusal, Refusal::ContentLost { part, .. } if part.0 == 1);
     assert!(refused.as_ref().is_err_and(lost), "{refused:?}");
@@ -167,10 +167,10 @@ fn changed_file_loses_the_changed_part_alone() {
     world.damaged.insert(changed);
     world.call(client, ClientRequest::AttachUnpinned(Target::Id(id))).expect("attached");
     world.pin_call(client, 1, &[part(id, 1)]);
-    world.settle();
+    world.run_until_idle();
     assert!(matches!(answer(&world, client, 1), Some(Some(Refusal::ContentLost { .. }))));
     world.pin_call(client, 2, &[part(id, 0)]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, client, 2), Some(&None));
 }
 
@@ -191,7 +191,7 @@ fn free_or_session_end_during_a_load_leaves_nothing() {
             }
         }
         assert!(matches!(world.replies.get(&call), Some(Err(_))), "{:?}", world.replies);
-        world.settle();
+        world.run_until_idle();
         assert!(world.in_files.is_empty());
         assert!(world.broker.show(&Target::Id(id)).is_err());
     }
@@ -208,10 +208,13 @@ fn file_backed_part_moved_to_the_host_is_charged_there() {
     assert!(matches!(moved(world.operate(to(id, Tier::Device))), PartMove::Moved));
     assert!(matches!(write_back(&mut world, part(id, 0)), PartMove::Moved), "its file has it already");
     assert!(matches!(moved(world.operate(to(id, Tier::Disk))), PartMove::Moved));
-    assert_eq!((world.held(), world.held_in_host(), world.in_files.len()), (Bytes::ZERO, Bytes::ZERO, 1));
+    assert_eq!(
+        (world.charged(), world.charged_in_host(), world.in_files.len()),
+        (Bytes::ZERO, Bytes::ZERO, 1)
+    );
     assert!(matches!(moved(world.operate(to(id, Tier::Host))), PartMove::Moved));
     assert_eq!(
-        (world.held_in_host(), world.in_files.len()),
+        (world.charged_in_host(), world.in_files.len()),
         (Bytes::mib(4), 0),
         "its file is of no use then"
     );
@@ -220,7 +223,7 @@ fn file_backed_part_moved_to_the_host_is_charged_there() {
     assert_eq!(nowhere, Refusal::TierUnsupported { tier: Tier::Disk });
     world.call(client, ClientRequest::AttachUnpinned(Target::Id(id))).expect("attached");
     world.pin_call(client, 1, &[part(id, 0)]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(world.read(client, part(id, 0)), file_content(FILE, Bytes::ZERO));
 }
 
@@ -230,7 +233,7 @@ fn repeated_load_is_done_once() {
     let client = world.open_pinning("a");
     let first = world.start(client, key(1, 1), load(spec(4), Bytes::ZERO));
     let again = world.start(client, key(1, 1), load(spec(4), Bytes::ZERO));
-    world.settle();
+    world.run_until_idle();
     let late = world.start(client, key(1, 1), load(spec(4), Bytes::ZERO));
     let id = |call| match world.replies.get(&call) {
         Some(Ok(Reply::Sealed(view))) => view.id,
@@ -288,7 +291,7 @@ fn tenant_has_a_bounded_number_of_files_read_at_once() {
         world.broker.list_allocations(Some("a"), None, 1).0.first().map(|view| view.id).expect("it is there");
     world.start(client, None, ClientRequest::FreeBatch(vec![first]));
     assert!(full(&more(&mut world, client)));
-    world.settle();
+    world.run_until_idle();
     assert!(matches!(world.replies.get(&calls[1]), Some(Ok(Reply::Sealed(_)))));
     loaded(&mut world, client, spec(4));
 }

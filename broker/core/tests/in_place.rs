@@ -2,7 +2,7 @@
 
 use crate::world::{
     Client, World, config,
-    moving::{fill, held, mib, parts, three_tiers, tier, tiers, to},
+    moving::{charged, fill, mib, parts, three_tiers, tier, tiers, to},
     named,
     revoking::{ANSWER, answer, part, revoke},
     spec,
@@ -15,16 +15,16 @@ use vramd_types::{AllocationId, Bytes, DeviceIndex, PartIndex};
 
 fn advise(world: &mut World, client: Client, id: AllocationId, advice: Advice) {
     world.call(client, ClientRequest::Advise(id, advice)).expect("it is its owner's");
-    world.settle();
+    world.run_until_idle();
 }
 
 /// Pins by a call that has ended, and leaves it unpinned.
 fn look(world: &mut World, client: Client, call: u64, set: &[PartRef]) {
     world.pin_call(client, call, set);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(world, client, call), Some(&None));
     world.frame(client, ClientFrame::PinEnded { call });
-    world.settle();
+    world.run_until_idle();
 }
 
 fn unheld(mib: u32) -> AllocationSpec {
@@ -37,7 +37,7 @@ fn two_map_it_there_still() -> (World, [Client; 2], PartRef) {
     let (owner, reader) = (world.open_pinning("a"), world.open_pinning("a"));
     let part = part(world.sealed(owner, named(4, "w")), 0);
     world.call(reader, ClientRequest::Attach(Target::Name("w".to_owned()))).expect("it is there");
-    world.settle();
+    world.run_until_idle();
     advise(&mut world, owner, part.allocation, Advice::SetAccessedBy);
     world.operate(to(part.allocation, Tier::Host)).expect("it goes");
     look(&mut world, owner, 1, &[part]);
@@ -63,7 +63,7 @@ fn unadvised_part_is_unmapped_when_no_session_pins_it() {
     let (mut world, [owner, reader], part) = two_map_it_there_still();
     world.unpin(reader, part);
     world.harvest(reader, part);
-    world.settle();
+    world.run_until_idle();
     assert!(!world.maps(reader, part));
     comes_with_the_next_pin(world, owner, part);
 }
@@ -88,7 +88,7 @@ fn unadvised_part_is_asked_for_though_its_last_harvest_saw_a_pin() {
 fn unadvised_part_is_asked_for_when_its_pinning_session_ends() {
     let (mut world, [owner, reader], part) = two_map_it_there_still();
     world.end_process(reader);
-    world.settle();
+    world.run_until_idle();
     comes_with_the_next_pin(world, owner, part);
 }
 
@@ -105,14 +105,14 @@ fn unadvised_part_is_asked_for_when_its_pin_call_ends() {
     let other = world.open_pinning("b");
     fill(&mut world, other, spec(8));
     world.pin_call(client, 2, &[here, last]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, client, 2), None, "there is no room for the last");
     advise(&mut world, client, here.allocation, Advice::UnsetAccessedBy);
     assert!(world.maps(client, here), "the call is on it");
     world.advance(ANSWER);
-    world.settle();
+    world.run_until_idle();
     world.frame(client, ClientFrame::PinEnded { call: 2 });
-    world.settle();
+    world.run_until_idle();
     assert!(!world.maps(client, here), "it is on it no more");
 }
 
@@ -124,16 +124,16 @@ fn unadvised_part_is_asked_for_when_an_overdue_session_answers() {
     world.harvest(reader, part);
     let other = world.sealed(owner, named(4, "o"));
     world.call(reader, ClientRequest::Attach(Target::Name("o".to_owned()))).expect("it is there");
-    world.settle();
+    world.run_until_idle();
     world.stopped.insert(reader.channel);
     world.start_operator(None, revoke(other, false));
-    world.settle();
+    world.run_until_idle();
     world.advance(2 * ANSWER);
-    world.settle();
+    world.run_until_idle();
     advise(&mut world, owner, part.allocation, Advice::UnsetAccessedBy);
     assert!(world.maps(owner, part) && world.maps(reader, part), "a silent session unmaps nothing");
     world.stopped.remove(&reader.channel);
-    world.settle();
+    world.run_until_idle();
     assert!(!world.maps(reader, part));
     comes_with_the_next_pin(world, owner, part);
 }
@@ -156,7 +156,7 @@ fn ended_session_does_not_count_as_pinning_in_place() {
     let outcome = WordsOutcome::Pinned { by: vec![reader.session] };
     world.event(Event::Completion(Completion::WordsRevoked { part, outcome }));
     assert!(world.work.iter().any(asked), "and again");
-    world.settle();
+    world.run_until_idle();
     comes_with_the_next_pin(world, owner, part);
 }
 
@@ -166,7 +166,7 @@ fn ended_session_does_not_keep_a_part_on_its_device() {
     let (owner, reader) = (world.open_pinning("a"), world.open_pinning("a"));
     let part = part(world.sealed(owner, named(8, "w")), 0);
     world.call(reader, ClientRequest::Attach(Target::Name("w".to_owned()))).expect("it is there");
-    world.settle();
+    world.run_until_idle();
     world.start_operator(None, to(part.allocation, Tier::Host));
     let asked = |command: &Command| matches!(command, Command::RevokeWords { .. });
     assert!(world.work.iter().any(asked), "they are asked");
@@ -176,7 +176,7 @@ fn ended_session_does_not_keep_a_part_on_its_device() {
         let outcome = WordsOutcome::Pinned { by: vec![reader.session] };
         world.event(Event::Completion(Completion::WordsRevoked { part, outcome }));
     }
-    world.settle();
+    world.run_until_idle();
     let other = world.open_pinning("b");
     let id = world.allocate(other, unheld(8)).expect("room below");
     let set = parts(&world, id);
@@ -190,7 +190,7 @@ fn freed_allocation_cannot_be_advised() {
     let (owner, reader) = (world.open_pinning("a"), world.open_pinning("a"));
     let id = world.sealed(owner, named(4, "w"));
     world.call(reader, ClientRequest::Attach(Target::Name("w".to_owned()))).expect("it is there");
-    world.settle();
+    world.run_until_idle();
     world.call(owner, ClientRequest::FreeBatch(vec![id])).expect("it is its own");
     let refused = world.call(owner, ClientRequest::Advise(id, Advice::SetAccessedBy));
     assert!(matches!(refused, Err(Refusal::AllocationNotFound { .. })), "{refused:?}");
@@ -227,7 +227,7 @@ fn in_place_part_needs_no_room() {
     assert!(is_full(&world, 1), "it would come");
     advise(&mut world, client, id, Advice::SetAccessedBy);
     look(&mut world, client, 2, &set);
-    assert_eq!(held(&world), mib(8, 16), "a part on the device stays there");
+    assert_eq!(charged(&world), mib(8, 16), "a part on the device stays there");
     advise(&mut world, client, id, Advice::UnsetAccessedBy);
     world.pin_call(client, 3, &set);
     assert!(is_full(&world, 3));
@@ -246,7 +246,7 @@ fn waiter_is_refused_when_unadvised_parts_no_longer_fit() {
     fill(&mut world, other, spec(8));
     let set = [parts(&world, id), vec![last]].concat();
     world.pin_call(client, 1, &set);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, client, 1), None, "there is no room for the last");
     advise(&mut world, client, id, Advice::UnsetAccessedBy);
     assert!(matches!(answer(&world, client, 1), Some(Some(Refusal::DeviceFull { .. }))));
@@ -298,7 +298,7 @@ fn many_unadvised_parts_are_unmapped_some_at_a_time() {
     assert_eq!(asked(&world), 512);
     world.event(Event::Tick);
     assert_eq!(asked(&world), 520, "a moment later, and others were not kept waiting");
-    world.settle();
+    world.run_until_idle();
     assert!(!set.iter().any(|part| world.maps(client, *part)));
 }
 
@@ -321,7 +321,7 @@ fn in_place_bytes_are_counted_while_the_part_lies_there() {
     world.operate(OperatorRequest::MoveParts { target, parts, tier: Tier::Device }).expect("there is room");
     assert_eq!(counted(&world), mib(4));
     world.call(client, ClientRequest::FreeBatch(vec![id])).expect("it is its own");
-    world.settle();
+    world.run_until_idle();
     assert_eq!(counted(&world), []);
 }
 
@@ -339,7 +339,7 @@ fn part_freed_during_its_copy_counts_nowhere() {
             assert!(world.work_once(), "it is copied");
         }
         world.start(client, None, ClientRequest::FreeBatch(vec![id]));
-        world.settle();
+        world.run_until_idle();
         assert_eq!(world.broker.node().allocations, 0);
     }
 }

@@ -4,7 +4,7 @@ use crate::world;
 
 use crate::world::{
     Client, World, config,
-    moving::{evict, fill, held, mib, to},
+    moving::{charged, evict, fill, mib, to},
     revoking::{answer, part},
     set_quota, spec,
     writing_back::back,
@@ -57,7 +57,7 @@ fn order_for_many_parts_starts_a_bounded_number_at_a_time() {
         let call = world.start_operator(None, request(id));
         assert_eq!(begun(&world), limits::PARTS_STARTED_PER_EVENT);
         assert!(!world.replies.contains_key(&call));
-        world.settle();
+        world.run_until_idle();
         assert_eq!(ends(&world, call), PARTS);
     }
 }
@@ -68,7 +68,7 @@ fn part_freed_before_its_turn_is_reported_as_freed() {
         let (mut world, a, id) = of_many();
         let call = world.start_operator(None, request(id));
         world.call(a, ClientRequest::FreeBatch(vec![id])).expect("freed");
-        world.settle();
+        world.run_until_idle();
         let left = PARTS - limits::PARTS_STARTED_PER_EVENT;
         match &world.replies[&call] {
             Ok(Reply::PartsMoved { parts, .. }) => {
@@ -77,7 +77,7 @@ fn part_freed_before_its_turn_is_reported_as_freed() {
             Ok(Reply::MappingsRevoked { parts, .. }) => assert_eq!(parts.len(), PARTS),
             other => panic!("{other:?}"),
         }
-        assert_eq!(held(&world), mib(0, 0));
+        assert_eq!(charged(&world), mib(0, 0));
     }
 }
 
@@ -102,7 +102,7 @@ fn waiter_within_its_guarantee_overtakes_a_long_line() {
         world.pin_call(c, call, &[*part]);
     }
     world.pin_call(b, 1, &[of_b]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(world.broker.waits().len(), 41, "all wait");
     world::moving::empty(&mut world, b, used);
     assert_eq!(answer(&world, b, 1), Some(&None), "its guaranteed room has become free");
@@ -110,6 +110,6 @@ fn waiter_within_its_guarantee_overtakes_a_long_line() {
     // A waiter behind them all finds its guaranteed room at once.
     evict(&mut world, of_b);
     world.pin_call(b, 2, &[of_b]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, b, 2), Some(&None));
 }

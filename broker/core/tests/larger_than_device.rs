@@ -20,7 +20,7 @@ const PARTS: u32 = 8;
 fn read(world: &mut World, client: Client, all: &[PartRef], first: u64, content: impl Fn(u32) -> u64) {
     for (call, some) in (first..).zip(all.chunks(2)) {
         world.pin_call(client, call, some);
-        world.settle();
+        world.run_until_idle();
         assert_eq!(answer(world, client, call), Some(&None), "{some:?}");
         for part in some {
             assert_eq!(world.read(client, *part), content(part.part.0), "{part:?}");
@@ -39,7 +39,7 @@ fn memory_larger_than_its_device_is_sealed_below_and_read_by_ranges() {
     let all = parts(&world, id);
     for (call, part) in (1..).zip(&all) {
         world.pin_call(owner, call, &[*part]);
-        world.settle();
+        world.run_until_idle();
         world.write(owner, *part, u64::from(part.part.0) + 1);
         world.frame(owner, ClientFrame::PinEnded { call });
     }
@@ -49,17 +49,17 @@ fn memory_larger_than_its_device_is_sealed_below_and_read_by_ranges() {
     assert!(view.parts.iter().any(|part| part.tier == Tier::Host), "there is no room for all of it");
 
     let reader = world.open_pinning("a");
-    let held = world.held();
+    let held = world.charged();
     world.call(reader, ClientRequest::AttachUnpinned(Target::Name("weights".to_owned()))).expect("attached");
-    world.settle();
+    world.run_until_idle();
     assert!(all.iter().all(|part| !world.maps(reader, *part)), "nothing is sent before it is pinned");
-    assert_eq!((world.held(), world.broker.waits().len()), (held, 0), "and nothing is brought");
+    assert_eq!((world.charged(), world.broker.waits().len()), (held, 0), "and nothing is brought");
     let content = |part| u64::from(part) + 1;
     read(&mut world, reader, &all, 1, content);
     read(&mut world, owner, &all, 100, content);
     // More at once than the device has.
     world.pin_call(reader, 50, &all[..3]);
-    world.settle();
+    world.run_until_idle();
     assert!(matches!(answer(&world, reader, 50), Some(Some(Refusal::DeviceFull { .. }))));
     world.frame(reader, ClientFrame::PinEnded { call: 50 });
 
@@ -69,8 +69,8 @@ fn memory_larger_than_its_device_is_sealed_below_and_read_by_ranges() {
     read(&mut world, reader, &all, 60, content);
     world.end_process(reader);
     world.call(owner, ClientRequest::FreeBatch(vec![id])).expect("freed");
-    world.settle();
-    assert_eq!((world.held(), world.held_in_host()), (Bytes::ZERO, Bytes::ZERO));
+    world.run_until_idle();
+    assert_eq!((world.charged(), world.charged_in_host()), (Bytes::ZERO, Bytes::ZERO));
 }
 
 #[test]

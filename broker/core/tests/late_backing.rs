@@ -2,7 +2,7 @@
 
 use crate::world::{
     Client, World,
-    moving::{evict, fill, held, mib, parts, tier, tiers},
+    moving::{charged, evict, fill, mib, parts, tier, tiers},
     revoking::{answer, part},
     spec,
 };
@@ -33,7 +33,7 @@ fn without_backing() -> (World, Client, AllocationId, Client, AllocationId) {
     let [first, second] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     let all = world.allocate(first, spec(8)).expect("room");
     let none = world.allocate(second, spec(8)).expect("room");
-    assert_eq!(held(&world), mib(16, 8));
+    assert_eq!(charged(&world), mib(16, 8));
     (world, first, all, second, none)
 }
 
@@ -42,13 +42,13 @@ fn freed_backing_is_reserved_for_parts_without_one_which_can_leave_then() {
     let (mut world, first, all, second, none) = without_backing();
     world.allocate(first, spec(12)).expect_err("nothing of the other's can leave");
     world.call(first, ClientRequest::FreeBatch(vec![all])).expect("freed");
-    world.settle();
-    assert_eq!((held(&world), backed(&world)), (mib(8, 8), parts(&world, none)));
+    world.run_until_idle();
+    assert_eq!((charged(&world), backed(&world)), (mib(8, 8), parts(&world, none)));
     let [written, _] = parts(&world, none)[..] else { panic!("two parts") };
     world.write(second, written, 7);
     world.allocate(first, spec(16)).expect("both have left");
     let lie = parts(&world, none).into_iter().all(|part| tier(&world, part) == Tier::Host);
-    assert!(lie && held(&world) == mib(16, 8));
+    assert!(lie && charged(&world) == mib(16, 8));
 }
 
 #[test]
@@ -57,11 +57,11 @@ fn raised_limit_gives_backing_to_the_oldest_parts() {
     let client = world.open_pinning("a");
     limit_below(&mut world, "a", 4);
     let ids = [(); 4].map(|()| part(world.allocate(client, spec(4)).expect("room"), 0));
-    assert_eq!(held(&world), mib(16, 4));
+    assert_eq!(charged(&world), mib(16, 4));
     limit_below(&mut world, "a", 12);
-    assert_eq!((held(&world), backed(&world)), (mib(16, 12), ids[1..3].to_vec()));
+    assert_eq!((charged(&world), backed(&world)), (mib(16, 12), ids[1..3].to_vec()));
     limit_below(&mut world, "a", 16);
-    assert_eq!((held(&world), backed(&world)), (mib(16, 16), ids[1..].to_vec()));
+    assert_eq!((charged(&world), backed(&world)), (mib(16, 16), ids[1..].to_vec()));
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn late_backing_stays_within_each_tenants_limit() {
     let of_bounded = parts(&world, of_bounded);
     world.call(filler, ClientRequest::FreeBatch(vec![all])).expect("freed");
     let younger = part(world.allocate(free, spec(4)).expect("room"), 0);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(backed(&world), of_bounded[..1].to_vec());
     let moved = evict(&mut world, younger);
     assert!(matches!(moved, PartMove::Moved), "the rest is for the next: {moved:?}");
@@ -91,7 +91,7 @@ fn waiter_gets_room_once_a_victim_has_backing() {
     fill(&mut world, first, spec(4));
     let idle = part(world.allocate(second, spec(4)).expect("room"), 0);
     world.pin_call(first, 1, &[away]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!((answer(&world, first, 1), tier(&world, idle)), (None, Tier::Device));
     limit_below(&mut world, "b", 4);
     assert_eq!((answer(&world, first, 1), world.read(first, away)), (Some(&None), 7));

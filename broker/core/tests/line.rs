@@ -27,7 +27,7 @@ fn at_its_limit(device: u32, waiting: u32) -> (World, Client, [PartRef; 2]) {
     for (call, part) in (1..).zip(unheld(&mut world, limited, waiting)) {
         world.pin_call(limited, call, &[part]);
     }
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, limited, 1), None, "it is at its limit");
     (world, limited, [own[0], own[1]])
 }
@@ -39,7 +39,7 @@ fn waiters_at_their_tenants_limit_keep_no_other_tenant_waiting() {
     // With room, and where some has to be made.
     for (call, part) in (1..).zip(unheld(&mut world, other, 30)) {
         world.pin_call(other, call, &[part]);
-        world.settle();
+        world.run_until_idle();
         assert_eq!(answer(&world, other, call), Some(&None), "part {call}");
         world.frame(other, ClientFrame::PinEnded { call });
     }
@@ -52,7 +52,7 @@ fn extents_are_handed_over_behind_waiters_at_their_limit() {
     let other = world.open_pinning("other");
     for (call, part) in (1..).zip(unheld(&mut world, other, 6)) {
         world.pin_call(other, call, &[part]);
-        world.settle();
+        world.run_until_idle();
         assert_eq!(answer(&world, other, call), Some(&None), "part {call}");
         world.frame(other, ClientFrame::PinEnded { call });
     }
@@ -77,7 +77,7 @@ fn waiter_at_its_limit_is_next_once_the_limit_allows_it() {
     };
     for _ in 0..30 {
         ask(&mut world);
-        world.settle();
+        world.run_until_idle();
     }
     assert_eq!(answer(&world, limited, 1), None);
     world.unpin(limited, own);

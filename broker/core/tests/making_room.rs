@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::world::{
     Client, World, config,
-    moving::{empty, evict, fill, held, mib, tier, tiers, to},
+    moving::{charged, empty, evict, fill, mib, tier, tiers, to},
     persistent,
     revoking::{STALL, answer, part},
     set_quota, spec,
@@ -26,7 +26,7 @@ fn one(world: &mut World, client: Client, mib: u32, content: u64) -> PartRef {
 fn waiting(world: &mut World, client: Client, mib: u32, wait: Duration) -> broker_core::CallId {
     let request = ClientRequest::AllocateBatch { items: vec![spec(mib)], wait };
     let call = world.start(client, None, request);
-    world.settle();
+    world.run_until_idle();
     call
 }
 
@@ -40,9 +40,9 @@ fn least_recently_used_part_leaves_first() {
     one(&mut world, b, 4, 3);
     assert_eq!((tier(&world, old), tier(&world, new)), (Tier::Device, Tier::Host), "the other was touched");
     world.pin_call(a, 1, &[new]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!((answer(&world, a, 1), world.read(a, new)), (Some(&None), 2));
-    assert_eq!(held(&world), mib(8, 12));
+    assert_eq!(charged(&world), mib(8, 12));
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn fetched_part_that_was_not_written_leaves_without_a_copy() {
         let part = one(&mut world, a, 4, 7);
         evict(&mut world, part);
         world.pin_call(a, 1, &[part]);
-        world.settle();
+        world.run_until_idle();
         world.frame(a, ClientFrame::PinEnded { call: 1 });
         if writes {
             world.write(a, part, 8);
@@ -80,7 +80,7 @@ fn fetched_part_that_was_not_written_leaves_without_a_copy() {
         world.fail_copies.clear();
         evict(&mut world, part);
         world.pin_call(a, 2, &[part]);
-        world.settle();
+        world.run_until_idle();
         assert_eq!(world.read(a, part), if writes { 8 } else { 7 });
     }
 }
@@ -98,7 +98,7 @@ fn clean_part_without_mappers_leaves_at_once() {
         }
     }
     world.pin_call(a, 1, &[part]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(world.read(a, part), 7);
 }
 
@@ -133,7 +133,7 @@ fn tenant_at_its_limit_evicts_its_own_parts() {
         [others, first, second].map(|part| tier(&world, part)),
         [Tier::Device, Tier::Host, Tier::Device]
     );
-    assert_eq!(world.held_by("a"), Bytes::mib(8));
+    assert_eq!(world.charged_to("a"), Bytes::mib(8));
 }
 
 #[test]
@@ -144,12 +144,12 @@ fn lowered_limit_is_reached_by_evictions() {
     world.pin(a, parts[0]);
     world.pin(a, parts[1]);
     world.operate(set_quota("a", 0, 4)).expect("stored");
-    world.settle();
-    assert_eq!(world.held_by("a"), Bytes::mib(8), "two are pinned");
+    world.run_until_idle();
+    assert_eq!(world.charged_to("a"), Bytes::mib(8), "two are pinned");
     world.unpin(a, parts[1]);
     world.harvest(a, parts[1]);
-    world.settle();
-    assert_eq!(world.held_by("a"), Bytes::mib(4), "and then one");
+    world.run_until_idle();
+    assert_eq!(world.charged_to("a"), Bytes::mib(4), "and then one");
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn waiting_batch_is_served_in_its_turn_or_refused_in_time() {
     empty(&mut world, a, filler);
     assert_eq!((reason(&world, first), reason(&world, second)), (Some(None), Some(None)));
     // The first tenant had it first; no session uses it, so some of it has left for the second.
-    assert_eq!((held(&world), world.broker.waits().len()), (mib(6, 10), 0));
+    assert_eq!((charged(&world), world.broker.waits().len()), (mib(6, 10), 0));
     let never = waiting(&mut world, b, 16, wait);
     assert_eq!(reason(&world, never), Some(Some(Reason::QuotaLimit)), "there is no so much");
 }
@@ -189,7 +189,7 @@ fn deadline_or_operator_ends_a_wait() {
     let late = waiting(&mut world, b, 4, Duration::from_secs(1));
     let cancelled = waiting(&mut world, b, 4, Duration::from_secs(60));
     world.pin_call(b, 1, &[away]);
-    world.settle();
+    world.run_until_idle();
     let waits = world.broker.waits();
     assert_eq!(waits.len(), 3);
     let unknown = world.operate(OperatorRequest::CancelWait { wait: 99_999 }).expect_err("unknown");
@@ -218,7 +218,7 @@ fn ended_session_leaves_the_line() {
     assert_eq!(world.broker.waits(), []);
     assert!(matches!(world.replies[&call], Err(Refusal::SessionLost { .. })));
     empty(&mut world, a, filler);
-    assert_eq!(held(&world), mib(0, 0));
+    assert_eq!(charged(&world), mib(0, 0));
 }
 
 #[test]
@@ -235,12 +235,12 @@ fn two_sets_that_fill_the_device_take_turns() {
             world.pin_call(*client, round, &sets[at]);
         }
         for (at, client) in clients.iter().enumerate() {
-            world.settle();
+            world.run_until_idle();
             assert_eq!(answer(&world, *client, round), Some(&None), "{at} in round {round}");
             for (content, part) in (1..).zip(&sets[at]) {
                 assert_eq!(world.read(*client, *part), at as u64 * 4 + content);
             }
-            assert_eq!(held(&world), mib(16, 32));
+            assert_eq!(charged(&world), mib(16, 32));
             world.frame(*client, ClientFrame::PinEnded { call: round });
         }
     }
@@ -255,17 +255,17 @@ fn extent_is_handed_over_inside_its_tenant() {
     let sets = clients.map(|client| [one(&mut world, client, 4, 1), one(&mut world, client, 4, 2)]);
     for (client, set) in clients.iter().zip(&sets) {
         world.pin_call(*client, 1, set);
-        world.settle();
+        world.run_until_idle();
         world.frame(*client, ClientFrame::PinEnded { call: 1 });
     }
     for (client, set) in clients.iter().zip(&sets) {
         world.pin_call(*client, 2, set);
-        world.settle();
+        world.run_until_idle();
         assert_eq!(set.map(|part| world.read(*client, part)), [1, 2]);
         world.frame(*client, ClientFrame::PinEnded { call: 2 });
     }
     assert!(world.notices.iter().any(|notice| matches!(notice, Notice::Reused { .. })));
-    assert_eq!(held(&world), mib(8, 16));
+    assert_eq!(charged(&world), mib(8, 16));
 }
 
 #[test]
@@ -282,16 +282,16 @@ fn earlier_pin_set_takes_parts_of_a_later_one_that_waits() {
     assert_eq!(tier(&world, own), Tier::Host, "there was no room for both");
     world.pin_call(a, 1, &wanted);
     world.pin_call(b, 1, &[own, away]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!((answer(&world, a, 1), answer(&world, b, 1)), (None, None));
     empty(&mut world, a, filler);
     assert_eq!(answer(&world, a, 1), Some(&None));
     world.frame(a, ClientFrame::PinEnded { call: 1 });
-    world.settle();
+    world.run_until_idle();
     for part in wanted {
         world.harvest(a, part);
     }
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, b, 1), Some(&None));
     assert_eq!((world.read(b, own), world.read(b, away)), (3, 4));
 }
@@ -310,7 +310,7 @@ fn pin_past_its_deadline_is_refused_and_keeps_no_other_waiting() {
     let within = Duration::from_millis(50);
     world.pin_within(a, 1, &large, within);
     world.pin_call(b, 1, &small);
-    world.settle();
+    world.run_until_idle();
     let until = |world: &World| world.broker.waits().iter().map(|wait| wait.deadline).collect::<Vec<_>>();
     let ends = world.now.as_micros() + 50_000;
     assert!(
@@ -319,16 +319,16 @@ fn pin_past_its_deadline_is_refused_and_keeps_no_other_waiting() {
         until(&world)
     );
     world.advance(49_000);
-    world.settle();
+    world.run_until_idle();
     assert_eq!([answer(&world, a, 1), answer(&world, b, 1)], [None, None]);
     world.advance(1_000);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, a, 1), Some(&Some(Refusal::WaitOver { within })));
     assert_eq!(answer(&world, b, 1), Some(&None), "the waiter behind it is served");
     assert_eq!(world.broker.waits().len(), 0);
     // A call that is answered in time is not refused later.
     world.pin_within(b, 2, &small, within);
-    world.settle();
+    world.run_until_idle();
     world.advance(60_000);
     assert_eq!(answer(&world, b, 2), Some(&None));
 }
@@ -355,12 +355,12 @@ fn waiters_behind_a_served_call_have_not_stalled() {
         }
     };
     for _ in 0..4 {
-        world.settle();
+        world.run_until_idle();
         world.advance(STALL);
     }
     assert_eq!(answer(&world, b, 1), None, "the other's copy takes its time");
     world.work.push_back(copy);
-    world.settle();
+    world.run_until_idle();
     assert_eq!((answer(&world, a, 1), answer(&world, b, 1)), (Some(&None), None));
     world.frame(a, ClientFrame::PinEnded { call: 1 });
     empty(&mut world, a, holds);
@@ -381,12 +381,12 @@ fn nested_pins_that_wait_for_room_are_aborted_the_youngest_first() {
     world.pin_call(a, 1, &[away[0]]);
     world.pin_call(b, 1, &[away[1]]);
     world.pin_call(c, 1, &[away[2]]);
-    world.settle();
+    world.run_until_idle();
     world.advance(STALL / 2);
-    world.settle();
+    world.run_until_idle();
     assert_eq!([a, b, c].map(|client| answer(&world, client, 1).is_some()), [false; 3]);
     world.advance(STALL);
-    world.settle();
+    world.run_until_idle();
     assert!(
         matches!(answer(&world, b, 1), Some(Some(Refusal::PinStalled { .. }))),
         "the last session that pins"
@@ -394,10 +394,10 @@ fn nested_pins_that_wait_for_room_are_aborted_the_youngest_first() {
     assert_eq!((answer(&world, a, 1), answer(&world, c, 1)), (None, None));
     world.unpin(b, part(holds[1], 0));
     world.harvest(b, part(holds[1], 0));
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, a, 1), Some(&None), "its turn");
     world.frame(a, ClientFrame::PinEnded { call: 1 });
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, c, 1), Some(&None));
 }
 
@@ -419,14 +419,14 @@ fn nested_pins_across_devices_are_aborted_too() {
     let holds = [(a, 1), (b, 0)].map(|(client, device)| fill(&mut world, client, on(device)));
     world.pin_call(a, 1, &[away[0]]);
     world.pin_call(b, 1, &[away[1]]);
-    world.settle();
+    world.run_until_idle();
     world.advance(STALL * 2);
-    world.settle();
+    world.run_until_idle();
     assert!(matches!(answer(&world, b, 1), Some(Some(Refusal::PinStalled { .. }))), "the last call");
     assert_eq!(answer(&world, a, 1), None);
     world.unpin(b, part(holds[1], 0));
     world.harvest(b, part(holds[1], 0));
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, a, 1), Some(&None), "its turn");
 }
 
@@ -448,7 +448,7 @@ fn overtaking_pin_is_aborted_if_it_and_the_overtaken_block_each_other() {
     let filler = fill(&mut world, busy, spec(6));
     world.pin_call(early, 1, &[wanted]);
     world.pin_call(late, 1, &set);
-    world.settle();
+    world.run_until_idle();
     // As clients do with frames that arrive while a call of theirs waits.
     world.pin(late, set[0]);
     empty(&mut world, busy, filler);
@@ -458,11 +458,11 @@ fn overtaking_pin_is_aborted_if_it_and_the_overtaken_block_each_other() {
         "nothing came past it again"
     );
     world.advance(STALL * 2);
-    world.settle();
+    world.run_until_idle();
     assert!(matches!(answer(&world, late, 1), Some(Some(Refusal::PinStalled { .. }))));
     world.unpin(late, set[0]);
     world.harvest(late, set[0]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!((answer(&world, early, 1), world.read(early, wanted)), (Some(&None), 1));
 }
 
@@ -487,7 +487,7 @@ fn waiter_for_an_allocation_in_creation_has_not_stalled() {
     world.work.retain(|command| !is_below(command));
     fillers.into_iter().for_each(|filler| empty(&mut world, slow, filler));
     world.pin_call(client, 1, &set);
-    world.settle();
+    world.run_until_idle();
     let come: Vec<_> = set.into_iter().filter(|part| world.maps(client, *part)).collect();
     assert_eq!(come.len(), 2, "the third has no room");
     for part in come {
@@ -496,11 +496,11 @@ fn waiter_for_an_allocation_in_creation_has_not_stalled() {
     }
     for _ in 0..3 {
         world.advance(STALL);
-        world.settle();
+        world.run_until_idle();
         assert_eq!(answer(&world, client, 1), None, "it waits for no session");
     }
     world.work.extend(below);
-    world.settle();
+    world.run_until_idle();
     assert!(world.replies.contains_key(&batch));
     assert_eq!(answer(&world, client, 1), Some(&None));
 }
@@ -533,7 +533,7 @@ fn free_pin_or_session_end_during_an_eviction_loses_nothing() {
                 "evict" => _ = world.start_operator(None, to(part.allocation, Tier::Host)),
                 _ => _ = world.start_operator(None, to(part.allocation, Tier::Device)),
             }
-            world.settle();
+            world.run_until_idle();
             let reply = world.replies.get(&call).expect("it is answered");
             match what {
                 "cancel" => {}
@@ -541,7 +541,7 @@ fn free_pin_or_session_end_during_an_eviction_loses_nothing() {
             }
             if matches!(what, "pin") {
                 world.advance(1);
-                world.settle();
+                world.run_until_idle();
                 assert_eq!(answer(&world, a, 1), Some(&None), "after {steps} steps");
                 assert_eq!(world.read(a, part), 7, "after {steps} steps");
             }
@@ -575,7 +575,7 @@ fn nothing_leaves_one_device_for_a_batch_that_another_cannot_serve() {
     world.harvest(a, pinned);
     let both = ClientRequest::allocate(vec![on("0"), on("1")]);
     assert_eq!(world.call(b, both).expect_err("one is pinned").reason(), Reason::DeviceFull);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(tier(&world, free), Tier::Device);
 }
 
@@ -592,9 +592,9 @@ fn cached_extents_of_a_later_batch_go_to_the_first_waiter() {
     let again = AllocationSpec { uninitialized: true, ..spec(4) };
     let items = vec![again.clone(), again];
     let second = world.start(a, None, ClientRequest::AllocateBatch { items, wait: long });
-    world.settle();
+    world.run_until_idle();
     world.call(a, ClientRequest::FreeBatch(vec![freed])).expect("freed");
-    world.settle();
+    world.run_until_idle();
     assert!(matches!(world.replies.get(&first), Some(Ok(Reply::Allocated(_)))), "it came first");
     assert!(!world.replies.contains_key(&second));
 }
@@ -633,7 +633,7 @@ fn part_that_lost_its_backing_stays() {
     assert!(matches!(evict(&mut world, part), PartMove::Refused { .. }));
     assert_eq!(world.allocate(b, spec(4)).expect_err("it can't leave").reason(), Reason::DeviceFull);
     world.pin_call(a, 1, &[part]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(world.read(a, part), 7);
 }
 
@@ -651,7 +651,7 @@ fn staged_guarantee_counts_for_its_waiters() {
     world.start_operator(None, set_quota("b", 4, 8));
     let made = |work: &Command| matches!(work, Command::CreateExtent { .. });
     assert!(world.work.iter().any(made), "before the quota is stored: {:?}", world.work);
-    world.settle();
+    world.run_until_idle();
     assert!(matches!(world.replies.get(&behind), Some(Ok(_))));
     assert!(!world.replies.contains_key(&first));
 }

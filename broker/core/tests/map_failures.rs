@@ -35,11 +35,11 @@ fn sent(world: &mut World, client: Client) -> Vec<Option<Slot>> {
 fn pin_in_vain(world: &mut World, client: Client, call: u64, part: PartRef) -> Vec<Option<Slot>> {
     world.stopped.insert(client.channel);
     world.pin_call(client, call, &[part]);
-    world.settle();
+    world.run_until_idle();
     let slots = sent(world, client);
     world.stopped.clear();
     world.frame(client, ClientFrame::Unmapped(vec![failed(part)]));
-    world.settle();
+    world.run_until_idle();
     slots
 }
 
@@ -53,10 +53,10 @@ fn pin_is_told_why_its_part_was_not_mapped_and_the_next_has_it() {
         assert_eq!(answer(&world, client, 2 * call).cloned(), could_not_map(id));
         assert_eq!(world.broker.show(&Target::Id(id)).expect("it is there").mapper_count, 0);
         assert_eq!(world.broker.node().fds_in_flight, 0);
-        assert_eq!(world.held(), Bytes::mib(4), "nothing of it is lost");
+        assert_eq!(world.charged(), Bytes::mib(4), "nothing of it is lost");
 
         world.pin_call(client, 2 * call + 1, &[part(id, 0)]);
-        world.settle();
+        world.run_until_idle();
         assert_eq!(answer(&world, client, 2 * call + 1), Some(&None));
         assert!(world.maps(client, part(id, 0)));
         world.frame(client, ClientFrame::PinEnded { call: 2 * call + 1 });
@@ -82,14 +82,14 @@ fn all_calls_of_the_session_for_the_part_end_and_no_other() {
     world.pin_call(client, 2, &[shared, other]);
     world.pin_call(client, 3, &[other]);
     world.pin_call(reader, 1, &[shared]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(sent(&mut world, client).len(), 1, "the rest waits for an answer");
     world.stopped.clear();
     world.frame(client, ClientFrame::Unmapped(vec![failed(shared)]));
     for call in [1, 2] {
         assert_eq!(answer(&world, client, call).cloned(), could_not_map(shared.allocation));
     }
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, client, 3), Some(&None), "it names another part");
     assert_eq!(answer(&world, reader, 1), Some(&None), "another process could map it");
     assert!(!world.maps(client, shared), "no session asks for it any longer");
@@ -106,12 +106,12 @@ fn part_that_was_never_mapped_is_sent_by_a_pin() {
     world.frame(client, ClientFrame::Unmapped(parts.map(failed).to_vec()));
     world.stopped.clear();
     world.pin_call(client, 1, &parts);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, client, 1), Some(&None));
     assert!(parts.iter().all(|part| world.maps(client, *part)));
     // It may be released as well.
     world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
-    assert_eq!(world.held(), Bytes::ZERO);
+    assert_eq!(world.charged(), Bytes::ZERO);
 }
 
 #[test]
@@ -129,12 +129,12 @@ fn part_freed_after_a_failed_map_is_gone() {
             false => world.call(owner, ClientRequest::FreeBatch(vec![id])),
         };
         freed.expect("freed");
-        assert_eq!(world.held(), Bytes::mib(4), "it was sent to a session");
+        assert_eq!(world.charged(), Bytes::mib(4), "it was sent to a session");
         world.frame(reader, ClientFrame::Unmapped(vec![failed(part(id, 0))]));
-        world.settle();
+        world.run_until_idle();
         let refused = Refusal::AllocationNotFound { allocation: id.to_string() };
         assert_eq!(answer(&world, reader, 1), Some(&Some(refused)));
-        assert_eq!((world.held(), world.broker.node().allocations), (Bytes::ZERO, 0));
+        assert_eq!((world.charged(), world.broker.node().allocations), (Bytes::ZERO, 0));
     }
 }
 
@@ -164,13 +164,13 @@ fn fence_ends_with_a_failed_map_and_calls_behind_it_are_told() {
     sent(&mut world, client);
     world.stopped.clear();
     world.frame(client, ClientFrame::Unmapped(vec![failed(part(id, 0))]));
-    world.settle();
+    world.run_until_idle();
     assert!(world.replies[&fence].is_ok(), "no session maps it");
     for call in [1, 2] {
         assert_eq!(answer(&world, client, call).cloned(), could_not_map(id));
     }
     world.pin_call(client, 3, &[part(id, 0)]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, client, 3), Some(&None));
 }
 
@@ -179,5 +179,5 @@ fn session_that_maps_a_part_cannot_report_a_failed_map() {
     let (mut world, client, id) = one_part();
     world.frame(client, ClientFrame::Unmapped(vec![failed(part(id, 0))]));
     assert!(world.closed.contains(&client.channel), "it has said that it maps it");
-    assert_eq!(world.held(), Bytes::mib(4), "and may map it still");
+    assert_eq!(world.charged(), Bytes::mib(4), "and may map it still");
 }

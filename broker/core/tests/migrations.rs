@@ -4,7 +4,7 @@ use crate::world;
 
 use crate::world::{
     World, config,
-    moving::{empty, evict, fill, held, mib, moved, one_written, tier, tiers, to},
+    moving::{charged, empty, evict, fill, mib, moved, one_written, tier, tiers, to},
     persistent,
     revoking::{answer, part},
     spec,
@@ -17,17 +17,17 @@ use vramd_types::Bytes;
 #[test]
 fn unpinned_part_leaves_and_comes_back_with_its_content() {
     let (mut world, client, part) = one_written();
-    assert_eq!((held(&world), tier(&world, part)), (mib(4, 4), Tier::Device));
+    assert_eq!((charged(&world), tier(&world, part)), (mib(4, 4), Tier::Device));
     assert!(matches!(evict(&mut world, part), PartMove::Moved));
     assert!(!world.maps(client, part));
-    assert_eq!((held(&world), tier(&world, part)), (mib(0, 4), Tier::Host));
+    assert_eq!((charged(&world), tier(&world, part)), (mib(0, 4), Tier::Host));
     assert!(matches!(evict(&mut world, part), PartMove::Moved), "it is there");
 
     world.pin_call(client, 1, &[part]);
     assert_eq!(answer(&world, client, 1), None);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, client, 1), Some(&None));
-    assert_eq!((world.read(client, part), held(&world), tier(&world, part)), (7, mib(4, 4), Tier::Device));
+    assert_eq!((world.read(client, part), charged(&world), tier(&world, part)), (7, mib(4, 4), Tier::Device));
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn backing_is_not_charged_to_its_allocation_twice() {
             steps += 1;
         }
         world.pin_call(client, round, &[part]);
-        world.settle();
+        world.run_until_idle();
         assert_eq!(charged(&world), Some(Bytes::mib(4)), "it is back, round {round}");
         world.frame(client, ClientFrame::PinEnded { call: round });
     }
@@ -59,10 +59,10 @@ fn operator_fetches_a_part_that_no_session_wants() {
     let (mut world, client, part) = one_written();
     evict(&mut world, part);
     assert!(matches!(moved(world.operate(to(part.allocation, Tier::Device))), PartMove::Moved));
-    assert_eq!((held(&world), tier(&world, part)), (mib(4, 4), Tier::Device));
+    assert_eq!((charged(&world), tier(&world, part)), (mib(4, 4), Tier::Device));
     assert!(!world.maps(client, part), "no session pinned it");
     world.pin_call(client, 1, &[part]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(world.read(client, part), 7);
 }
 
@@ -71,13 +71,13 @@ fn pinned_part_stays_and_no_extent_is_created_for_it() {
     let (mut world, client, part) = one_written();
     world.pin(client, part);
     assert!(matches!(evict(&mut world, part), PartMove::Pinned { by } if by == [client.session]));
-    assert_eq!((held(&world), world.read(client, part)), (mib(4, 4), 7));
+    assert_eq!((charged(&world), world.read(client, part)), (mib(4, 4), 7));
     world.unpin(client, part);
     let silent = world.open_pinning("b");
     let theirs = world::revoking::part(world.allocate(silent, spec(4)).expect("room"), 0);
     world.event(Event::ChannelEnded { channel: silent.channel });
     assert!(matches!(evict(&mut world, theirs), PartMove::Silent { .. }));
-    assert_eq!(held(&world), mib(8, 8));
+    assert_eq!(charged(&world), mib(8, 8));
 }
 
 #[test]
@@ -92,9 +92,9 @@ fn pin_during_an_eviction_has_the_part_back_at_once() {
             }
         }
         world.pin_call(client, 1, &[part]);
-        world.settle();
+        world.run_until_idle();
         assert_eq!(answer(&world, client, 1), Some(&None), "after {steps} steps");
-        assert_eq!((world.read(client, part), held(&world)), (7, mib(4, 4)), "after {steps} steps");
+        assert_eq!((world.read(client, part), charged(&world)), (7, mib(4, 4)), "after {steps} steps");
         assert!(world.replies.contains_key(&call), "after {steps} steps");
     }
 }
@@ -106,16 +106,16 @@ fn failed_copy_leaves_the_source() {
     assert!(
         matches!(evict(&mut world, part), PartMove::Failed { problem } if problem == "a cable was pulled")
     );
-    assert_eq!((held(&world), tier(&world, part)), (mib(4, 4), Tier::Device));
+    assert_eq!((charged(&world), tier(&world, part)), (mib(4, 4), Tier::Device));
     evict(&mut world, part);
     world.fail_copies.push_back(Some("again".to_owned()));
     world.pin_call(client, 1, &[part]);
-    world.settle();
+    world.run_until_idle();
     assert!(matches!(answer(&world, client, 1), Some(Some(Refusal::DriverFailed { .. }))));
-    assert_eq!((held(&world), tier(&world, part)), (mib(0, 4), Tier::Host));
+    assert_eq!((charged(&world), tier(&world, part)), (mib(0, 4), Tier::Host));
     world.frame(client, ClientFrame::PinEnded { call: 1 });
     world.pin_call(client, 2, &[part]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(world.read(client, part), 7);
 }
 
@@ -134,8 +134,8 @@ fn part_freed_during_its_move_leaves_nothing() {
                 }
             }
             world.call(client, ClientRequest::FreeBatch(vec![part.allocation])).expect("freed");
-            world.settle();
-            assert_eq!(held(&world), mib(0, 0), "to {towards:?} after {steps} steps");
+            world.run_until_idle();
+            assert_eq!(charged(&world), mib(0, 0), "to {towards:?} after {steps} steps");
             assert!(world.replies.contains_key(&call), "to {towards:?} after {steps} steps");
         }
     }
@@ -160,8 +160,8 @@ fn session_that_ends_during_a_move_leaves_nothing() {
                 }
             }
             world.end_process(client);
-            world.settle();
-            assert_eq!(held(&world), mib(0, 0), "to {towards:?} after {steps} steps");
+            world.run_until_idle();
+            assert_eq!(charged(&world), mib(0, 0), "to {towards:?} after {steps} steps");
             assert!(call.is_none_or(|call| world.replies.contains_key(&call)), "{towards:?} after {steps}");
         }
     }
@@ -179,7 +179,7 @@ fn full_tier_refuses_a_move() {
             if matches!(**refusal, Refusal::QuotaLimit { tier: Tier::Host, .. })),
         "{refused:?}"
     );
-    assert_eq!((held(&world), world.maps(client, parts[1])), (mib(4, 4), true));
+    assert_eq!((charged(&world), world.maps(client, parts[1])), (mib(4, 4), true));
     let none = world.operate(to(parts[0].allocation, Tier::Disk));
     assert_eq!(none.unwrap_err(), Refusal::TierUnsupported { tier: Tier::Disk });
     let mut world = World::new(8);
@@ -200,7 +200,7 @@ fn fixed_memory_stays_where_it_is() {
         let refused = world.operate(to(id, tier)).expect_err("it never moves");
         assert_eq!(refused, Refusal::KindUnsupported { kind: "movable fixed" });
     }
-    assert_eq!(held(&world), mib(4, 0));
+    assert_eq!(charged(&world), mib(4, 0));
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn waiters_without_room_wait_in_order_of_arrival() {
     for (at, client) in clients.iter().enumerate() {
         world.pin_call(*client, 1, &[parts[at]]);
     }
-    world.settle();
+    world.run_until_idle();
     let answered =
         |world: &World| clients.iter().map(|client| answer(world, *client, 1).is_some()).collect::<Vec<_>>();
     assert_eq!(answered(&world), [false, false, false]);
@@ -228,7 +228,7 @@ fn waiters_without_room_wait_in_order_of_arrival() {
     world.frame(clients[1], ClientFrame::PinEnded { call: 1 });
     empty(&mut world, clients[0], filler[1]);
     assert_eq!(answered(&world), [true, false, true]);
-    assert_eq!((world.read(clients[2], parts[2]), held(&world)), (3, mib(8, 12)));
+    assert_eq!((world.read(clients[2], parts[2]), charged(&world)), (3, mib(8, 12)));
 }
 
 #[test]
@@ -236,16 +236,16 @@ fn sealed_memory_is_hashed_where_it_lies_and_fetched_for_an_attach() {
     let (mut world, client, part) = one_written();
     evict(&mut world, part);
     world.call(client, ClientRequest::Seal(part.allocation)).expect("sealed");
-    world.settle();
+    world.run_until_idle();
     assert_eq!(tier(&world, part), Tier::Host, "no session asked for it");
     world.pin_call(client, 1, &[part]);
     world.frame(client, ClientFrame::PinEnded { call: 1 });
-    world.settle();
+    world.run_until_idle();
     let reader = world.open_pinning("a");
     evict(&mut world, part);
     assert_eq!(tier(&world, part), Tier::Host);
     world.call(reader, ClientRequest::Attach(Target::Id(part.allocation))).expect("attached");
-    world.settle();
+    world.run_until_idle();
     assert_eq!((world.read(reader, part), tier(&world, part)), (7, Tier::Device));
     assert!(!world.maps(client, part), "it did not ask");
 }
@@ -261,7 +261,7 @@ fn persistent_memory_outlives_its_session_in_the_host() {
     assert_eq!(tier(&world, part), Tier::Host);
     let reader = world.open_pinning("a");
     world.call(reader, ClientRequest::Attach(Target::Name("weights".to_owned()))).expect("attached");
-    world.settle();
+    world.run_until_idle();
     assert!(world.maps(reader, part));
 }
 
@@ -270,12 +270,12 @@ fn free_during_a_fetch_is_answered_though_nothing_moves() {
     let (mut world, client, part) = one_written();
     evict(&mut world, part);
     let source = world.contents.keys().next().copied().expect("it was written");
-    world.clung_to.insert(source);
+    world.still_open.insert(source);
     world.fail_creates.push_back(Some(broker_core::CreateError::OutOfMemory));
     world.pin_call(client, 1, &[part]);
     let free = world.start(client, None, ClientRequest::FreeBatch(vec![part.allocation]));
     // The source is released first, and not given back; then the destination could not be made.
     world.work.rotate_left(1);
-    world.settle();
+    world.run_until_idle();
     assert!(matches!(&world.replies[&free], Ok(broker_core::Reply::Released(items)) if items[0].1.is_ok()));
 }

@@ -78,7 +78,7 @@ fn late_revoke_is_noticed() {
     let late = ["freed a", "revoke a 1 Freed", "freed a", "revoke a 2 Freed", "overdue a 3", "silent a"];
     assert_eq!(told(&mut world), late);
     world.stopped.clear();
-    world.settle();
+    world.run_until_idle();
     let told = told(&mut world);
     assert_eq!(told[0], "unmapped a 1");
     assert!(told.contains(&"answered a".to_owned()), "{told:?}");
@@ -153,7 +153,7 @@ fn refusals_are_noticed() {
     let mut world = World::new(64);
     let client = opened(&mut world, "a");
     let refused = |world: &mut World| {
-        world.settle();
+        world.run_until_idle();
         let refused: Vec<_> = world
             .notices
             .drain(..)
@@ -179,7 +179,7 @@ fn refusals_are_noticed() {
     world.allocate(client, named(2, "x")).expect("room");
     let used = key(2, 1);
     world.start(client, used, ClientRequest::allocate(vec![spec(2)]));
-    world.settle();
+    world.run_until_idle();
     let other = used.map(|key| RequestKey { fingerprint: [9; 16], ..key });
     world.start(client, other, ClientRequest::allocate(vec![spec(4)]));
     assert_eq!(refused(&mut world), (by_session, "AllocateBatch", Reason::RequestIdReused));
@@ -228,7 +228,7 @@ fn operators_see_the_extent_of_a_part_and_the_state_of_each_mapping() {
     assert_eq!(shown(&world, id), (Backing::Creating, vec![]));
     world.work_once();
     assert_eq!(shown(&world, id), (Backing::Live, vec![mapper(owner, MapState::Offered)]));
-    world.settle();
+    world.run_until_idle();
     world.call(owner, ClientRequest::Seal(id)).expect("sealed");
     // A session has one packet on its way: what comes next is queued.
     world.stopped.insert(reader.channel);
@@ -242,9 +242,9 @@ fn operators_see_the_extent_of_a_part_and_the_state_of_each_mapping() {
     world.stopped.remove(&owner.channel);
     while world.answer_once(owner.channel) {}
     assert_eq!(shown(&world, id), (Backing::Releasing, vec![]));
-    let held = world.held();
-    world.settle();
-    assert_eq!(world.held(), held.saturating_sub(Bytes::mib(4)));
+    let held = world.charged();
+    world.run_until_idle();
+    assert_eq!(world.charged(), held.saturating_sub(Bytes::mib(4)));
 
     let told: Vec<_> = world.notices.iter().map(short).collect();
     assert!(told.contains(&"revoke a 1 Freed".to_owned()), "{told:?}");
@@ -263,14 +263,14 @@ fn eviction_is_noticed_like_any_revoke() {
     world.notices.clear();
     let evict = OperatorRequest::RevokeMappings { target: Target::Id(id), parts: Vec::new(), wait: false };
     world.start_operator(None, evict);
-    world.settle();
+    world.run_until_idle();
     world.advance(10_000_000);
     let late = told(&mut world);
     let sent: usize = late.iter().filter(|told| *told == "revoke a 1 Evicted").count();
     assert_eq!(sent, 2, "{late:?}");
     assert!(late.contains(&"overdue a 2".to_owned()) && late.contains(&"silent a".to_owned()), "{late:?}");
     world.stopped.clear();
-    world.settle();
+    world.run_until_idle();
     let answered = told(&mut world);
     assert!(answered.contains(&"unmapped a 1".to_owned()), "{answered:?}");
     assert!(answered.contains(&"answered a".to_owned()), "{answered:?}");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::world::{
     Client, World, config, key,
-    moving::{evict, held, mib, moved, tier, tiers, to},
+    moving::{charged, evict, mib, moved, tier, tiers, to},
     revoking::{answer, part},
     set_quota, spec,
 };
@@ -50,7 +50,7 @@ fn held_part_leaves_for_no_waiter() {
     assert_eq!((tier(&world, parts[0]), world.read(a, parts[0])), (Tier::Device, 1));
     set(&mut world, parts[0], false);
     world.operate(set_quota("d", 2, 8)).expect("now it does");
-    assert_eq!((tier(&world, parts[0]), held(&world)), (Tier::Host, mib(0, 12)));
+    assert_eq!((tier(&world, parts[0]), charged(&world)), (Tier::Host, mib(0, 12)));
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn waiter_gets_the_room_of_a_part_that_is_let_go() {
     assert_eq!(reason(at_once), Some(Reason::DeviceFull));
     let waits = ClientRequest::AllocateBatch { items, wait: Duration::from_secs(60) };
     let call = world.start(b, None, waits);
-    world.settle();
+    world.run_until_idle();
     assert!(!world.replies.contains_key(&call));
     set(&mut world, part, false);
     assert!(world.replies[&call].is_ok());
@@ -85,7 +85,7 @@ fn waiter_that_no_eviction_helps_is_passed() {
         let wait = Duration::from_secs(60);
         let request = ClientRequest::AllocateBatch { items: vec![spec(mib)], wait };
         let call = world.start(client, None, request);
-        world.settle();
+        world.run_until_idle();
         assert!(!world.replies.contains_key(&call), "{mib} MiB are not there");
         call
     };
@@ -106,10 +106,10 @@ fn limit_below_held_parts_is_reached_once_they_are_let_go() {
         set(&mut world, part, true);
     }
     world.operate(set_quota("a", 0, 4)).expect("stored");
-    world.settle();
-    assert_eq!(world.held_by("a"), Bytes::mib(8));
+    world.run_until_idle();
+    assert_eq!(world.charged_to("a"), Bytes::mib(8));
     set(&mut world, parts[1], false);
-    assert_eq!((world.held_by("a"), tier(&world, parts[1])), (Bytes::mib(4), Tier::Host));
+    assert_eq!((world.charged_to("a"), tier(&world, parts[1])), (Bytes::mib(4), Tier::Host));
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn part_about_to_leave_stays_when_it_is_held() {
         }
         let left = tier(&world, part) == Tier::Host;
         world.start_operator(None, hold(part.allocation, true));
-        world.settle();
+        world.run_until_idle();
         let reply = world.replies.remove(&call).expect("an answer");
         match needed {
             true => assert_eq!(reason(reply), (!left).then_some(Reason::DeviceFull), "after {steps} steps"),
@@ -139,7 +139,7 @@ fn part_about_to_leave_stays_when_it_is_held() {
         assert_eq!(tier(&world, part) == Tier::Host, left, "after {steps} steps");
         if !left {
             world.pin_call(a, 1, &[part]);
-            world.settle();
+            world.run_until_idle();
             assert_eq!((answer(&world, a, 1), world.read(a, part)), (Some(&None), 7), "after {steps} steps");
         }
     }
@@ -155,7 +155,7 @@ fn part_in_the_host_is_held_once_it_is_fetched() {
     assert!(matches!(evict(&mut world, part), PartMove::Moved), "it is there");
     assert_eq!(tier(&world, part), Tier::Host);
     world.pin_call(a, 1, &[part]);
-    world.settle();
+    world.run_until_idle();
     world.frame(a, ClientFrame::PinEnded { call: 1 });
     assert!(matches!(evict(&mut world, part), PartMove::Held));
     assert_eq!(reason(world.call(b, ClientRequest::allocate(vec![spec(4)]))), Some(Reason::DeviceFull));

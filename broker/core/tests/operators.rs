@@ -21,7 +21,7 @@ fn quotas_are_stored_before_they_apply_and_survive_a_restart() {
     let call = world.start_operator(key(1, 1), set_quota("a", 60, 100));
     assert!(!world.replies.contains_key(&call), "not before it is on disk");
     let refused = world.start_operator(None, set_quota("b", 50, 100));
-    world.settle();
+    world.run_until_idle();
     assert!(world.replies[&call].is_ok());
     let unbacked = world.replies[&refused].as_ref().expect_err("60 + 50 > 100");
     let Refusal::GuaranteeUnbacked { committed, capacity, .. } = unbacked else { panic!("{unbacked:?}") };
@@ -56,7 +56,7 @@ fn lowered_limit_admits_nothing_and_takes_nothing() {
     let id = world.allocate(client, spec(40)).expect("room");
     world.operate(set_quota("a", 0, 10)).expect("accepted");
     assert_eq!(world.allocate(client, spec(2)).expect_err("above").reason(), Reason::QuotaLimit);
-    assert_eq!(world.held_by("a"), Bytes::mib(40));
+    assert_eq!(world.charged_to("a"), Bytes::mib(40));
     world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
     world.allocate(client, spec(10)).expect("below");
 }
@@ -102,7 +102,7 @@ fn operators_end_sessions() {
     let end = |session, kill| OperatorRequest::EndSession { session, kill };
     let ended = world.operate(end(client.session, false)).expect("ended");
     assert!(matches!(ended, Reply::SessionEnded { gone: true, .. }), "{ended:?}");
-    assert_eq!((world.held(), world.broker.node().sessions), (Bytes::ZERO, 0));
+    assert_eq!((world.charged(), world.broker.node().sessions), (Bytes::ZERO, 0));
     assert_eq!(
         world.operate(end(client.session, false)).expect_err("gone").reason(),
         Reason::SessionNotFound
@@ -118,7 +118,7 @@ fn operators_end_sessions() {
             assert_eq!(world.killed, [stubborn.channel]);
             world.end_process(stubborn);
             assert!(matches!(world.replies[&call], Ok(Reply::SessionEnded { gone: true, .. })));
-            assert_eq!(world.held(), Bytes::ZERO);
+            assert_eq!(world.charged(), Bytes::ZERO);
         } else {
             let Ok(Reply::SessionEnded { gone: false, still_mapped }) = world.replies[&call] else {
                 panic!()
@@ -171,7 +171,7 @@ fn operators_free_leaves_readers_their_mappings() {
         "no other session is told"
     );
     world.call(reader, ClientRequest::Detach(vec![id])).expect("it lets go");
-    assert_eq!(world.held(), Bytes::ZERO);
+    assert_eq!(world.charged(), Bytes::ZERO);
 }
 
 #[test]
@@ -179,18 +179,15 @@ fn operators_free_waits_for_the_owners_pins() {
     let (mut world, client, id) = one_part();
     world.pin(client, part(id, 0));
     let call = world.start_operator(None, free(id));
-    world.settle();
-    assert!(
-        !world.wanted_back.is_empty() && !world.replies.contains_key(&call),
-        "the owner is told, and pins"
-    );
+    world.run_until_idle();
+    assert!(!world.to_unmap.is_empty() && !world.replies.contains_key(&call), "the owner is told, and pins");
     world.pin_call(client, 1, &[part(id, 0)]);
     let refused = answer(&world, client, 1).and_then(Option::as_ref).map(Refusal::reason);
     assert_eq!(refused, Some(Reason::AllocationNotFound));
     world.unpin(client, part(id, 0));
-    world.settle();
+    world.run_until_idle();
     assert_eq!(freed(&world.replies[&call]), (Bytes::ZERO, &[][..]));
-    assert_eq!(world.held(), Bytes::ZERO);
+    assert_eq!(world.charged(), Bytes::ZERO);
 }
 
 #[test]
@@ -198,7 +195,7 @@ fn operators_free_reports_an_owner_that_does_not_unmap() {
     let (mut world, client, id) = one_part();
     world.stopped.insert(client.channel);
     let calls = [free(id), free(id)].map(|request| world.start_operator(None, request));
-    world.settle();
+    world.run_until_idle();
     world.advance(ANSWER);
     for call in calls {
         assert_eq!(freed(&world.replies[&call]), (Bytes::mib(4), &[client.session][..]));
@@ -206,8 +203,8 @@ fn operators_free_reports_an_owner_that_does_not_unmap() {
     let silent = |world: &World| world.broker.list_sessions(None, None, 9).0[0].silent_reason.is_some();
     assert!(silent(&world));
     world.stopped.clear();
-    world.settle();
-    assert_eq!((silent(&world), world.held()), (false, Bytes::ZERO), "it comes back all the same");
+    world.run_until_idle();
+    assert_eq!((silent(&world), world.charged()), (false, Bytes::ZERO), "it comes back all the same");
 }
 
 #[test]
@@ -216,14 +213,14 @@ fn operators_free_does_not_wait_for_a_session_without_channel() {
     world.event(Event::ChannelEnded { channel: client.channel });
     assert_eq!(freed(&world.operate(free(id))), (Bytes::mib(4), &[client.session][..]));
     world.end_process(client);
-    world.settle();
-    assert_eq!(world.held(), Bytes::ZERO);
+    world.run_until_idle();
+    assert_eq!(world.charged(), Bytes::ZERO);
 
     let client = world.open_pinning("a");
     let id = world.allocate(client, spec(4)).expect("room");
     world.pin(client, part(id, 0));
     let call = world.start_operator(None, free(id));
-    world.settle();
+    world.run_until_idle();
     world.event(Event::ChannelEnded { channel: client.channel });
     assert_eq!(freed(&world.replies[&call]), (Bytes::mib(4), &[client.session][..]), "told when it ends");
 }
@@ -236,7 +233,7 @@ fn operators_free_waits_for_memory_that_is_being_released() {
     world.call(client, ClientRequest::Detach(vec![id])).expect("detached");
     let call = world.start_operator(None, OperatorRequest::FreeAllocation(Target::Id(id)));
     assert!(!world.replies.contains_key(&call), "the driver has not given it back");
-    world.settle();
+    world.run_until_idle();
     let Ok(Reply::AllocationFreed { still_charged, .. }) = &world.replies[&call] else { panic!("freed") };
-    assert_eq!((*still_charged, world.held()), (Bytes::ZERO, Bytes::ZERO));
+    assert_eq!((*still_charged, world.charged()), (Bytes::ZERO, Bytes::ZERO));
 }

@@ -30,7 +30,7 @@ fn youngest_of_nested_pins_that_block_each_other_is_aborted() {
     for id in ids {
         world.start_operator(None, revoke(id, true));
     }
-    world.settle();
+    world.run_until_idle();
     world.pin_call(clients[0], 1, &[parts[1]]);
     world.advance(STALL / 2);
     world.pin_call(clients[1], 1, &[parts[0]]);
@@ -43,7 +43,7 @@ fn youngest_of_nested_pins_that_block_each_other_is_aborted() {
     world.advance(STALL * 2);
     assert_eq!(answer(&world, clients[0], 1), None, "the session in its way does not wait");
     world.unpin(clients[1], parts[1]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, clients[0], 1), Some(&None));
 }
 
@@ -54,11 +54,11 @@ fn pin_that_blocks_itself_is_aborted() {
     assert_eq!(outcome(&mut world, other, false), PartRevocation::Revoked);
     world.pin(client, part(id, 0));
     world.start_operator(None, revoke(id, true));
-    world.settle();
+    world.run_until_idle();
     world.advance(ANSWER);
     // The fence is over, and its REVOKE stands: this call can never have both while the pin lasts.
     world.pin_call(client, 1, &[part(id, 0), part(other, 0)]);
-    world.settle();
+    world.run_until_idle();
     world.advance(STALL);
     assert!(matches!(answer(&world, client, 1), Some(Some(Refusal::PinStalled { .. }))));
 }
@@ -261,18 +261,18 @@ fn pin_that_blocks_itself_under_a_fence_waits_for_itself() {
     // One thread pins, and goes on: another call of its process is served when it is done.
     world.pin(client, part(id, 0));
     world.start_operator(None, revoke(id, true));
-    world.settle();
+    world.run_until_idle();
     world.pin_call(client, 1, &set);
     world.advance(STALL / 2);
     world.unpin(client, part(id, 0));
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, client, 1), Some(&None));
     world.frame(client, ClientFrame::PinEnded { call: 1 });
 
     // The daemon can't tell whether the thread that pins is the one that asks.
     world.pin(client, part(id, 0));
     world.start_operator(None, revoke(id, true));
-    world.settle();
+    world.run_until_idle();
     world.pin_call(client, 2, &set);
     world.advance(STALL - 10);
     assert_eq!(answer(&world, client, 2), None, "not yet");
@@ -281,7 +281,7 @@ fn pin_that_blocks_itself_under_a_fence_waits_for_itself() {
     assert_eq!(answer(&world, client, 2), Some(&Some(stalled)));
     world.unpin(client, part(id, 0));
     world.pin_call(client, 3, &set);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, client, 3), Some(&None), "it lets go and tries again");
 }
 
@@ -291,7 +291,7 @@ fn changes_while_pin_words_are_asked_are_not_lost() {
     let (mut world, client, id) = one_part();
     world.start_operator(None, revoke(id, false));
     let detach = world.start(client, None, ClientRequest::Detach(vec![id]));
-    world.settle();
+    world.run_until_idle();
     assert!(world.replies[&detach].is_ok());
 
     // It pins: the answer waits for the words, and for the way back.
@@ -303,7 +303,7 @@ fn changes_while_pin_words_are_asked_are_not_lost() {
         world.start_operator(None, revoke(id, false));
         world.pin_call(client, 1, &[part(id, 0)]);
         assert_eq!(answer(&world, client, 1), None);
-        world.settle();
+        world.run_until_idle();
         assert_eq!(answer(&world, client, 1), Some(&None));
     }
 
@@ -312,7 +312,7 @@ fn changes_while_pin_words_are_asked_are_not_lost() {
     world.pin(client, part(id, 0));
     let evict = world.start_operator(None, revoke(id, false));
     let fence = world.start_operator(None, revoke(id, true));
-    world.settle();
+    world.run_until_idle();
     assert!(!world.replies.contains_key(&evict), "both wait for the same");
     assert_eq!(
         outcome(&mut world, id, false),

@@ -23,12 +23,12 @@ fn unpinned_part_is_evicted_and_comes_back_in_its_slot() {
     let slots = world.slots.clone();
     assert_eq!(outcome(&mut world, id, false), PartRevocation::Revoked);
     assert!(!world.maps(client, part(id, 0)) && mapped_bytes(&world).is_zero());
-    assert_eq!(world.held(), Bytes::mib(4), "its charge stays");
+    assert_eq!(world.charged(), Bytes::mib(4), "its charge stays");
     assert_eq!(outcome(&mut world, id, false), PartRevocation::Revoked, "no session maps it");
 
     world.pin_call(client, 1, &[part(id, 0)]);
     assert_eq!(answer(&world, client, 1), None, "it is to be mapped first");
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, client, 1), Some(&None));
     assert!(world.maps(client, part(id, 0)));
     assert_eq!(world.slots, slots);
@@ -58,21 +58,18 @@ fn fence_waits_for_pins_and_later_calls_wait_for_it() {
     world.pin_call(client, 1, &[part(id, 0)]);
     world.pin(client, part(id, 0));
     let fence = world.start_operator(None, revoke(id, true));
-    world.settle();
-    assert!(
-        world.maps(client, part(id, 0)) && world.wanted_back.is_empty(),
-        "a call before the fence protects"
-    );
+    world.run_until_idle();
+    assert!(world.maps(client, part(id, 0)) && world.to_unmap.is_empty(), "a call before the fence protects");
     world.frame(client, ClientFrame::PinEnded { call: 1 });
-    world.settle();
-    assert!(!world.wanted_back.is_empty() && !world.replies.contains_key(&fence), "now it is told");
+    world.run_until_idle();
+    assert!(!world.to_unmap.is_empty() && !world.replies.contains_key(&fence), "now it is told");
 
     world.pin_call(client, 2, &[part(id, 0), other]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, client, 2), None);
     world.unpin(client, part(id, 0));
     assert_eq!(outcomes(world.replies.remove(&fence).expect("an answer")), [PartRevocation::Revoked]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, client, 2), Some(&None), "the fence is over");
 }
 
@@ -81,7 +78,7 @@ fn fence_reports_pins_when_its_time_is_over() {
     let (mut world, client, id) = one_part();
     world.pin(client, part(id, 0));
     let fence = world.start_operator(None, revoke(id, true));
-    world.settle();
+    world.run_until_idle();
     world.advance(ANSWER);
     let by = vec![client.session];
     assert_eq!(outcomes(world.replies.remove(&fence).expect("an answer")), [PartRevocation::Pinned { by }]);
@@ -91,7 +88,7 @@ fn fence_reports_pins_when_its_time_is_over() {
     world.unpin(client, part(id, 0));
     assert!(mapped_bytes(&world).is_zero());
     world.pin_call(client, 1, &[part(id, 0)]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, client, 1), Some(&None));
 }
 
@@ -100,7 +97,7 @@ fn session_that_does_not_answer_is_silent_until_it_does() {
     let (mut world, client, id) = one_part();
     world.stopped.insert(client.channel);
     let evict = world.start_operator(None, revoke(id, false));
-    world.settle();
+    world.run_until_idle();
     world.advance(ANSWER);
     let silent = PartRevocation::Silent { by: vec![client.session] };
     assert_eq!(outcomes(world.replies.remove(&evict).expect("an answer")), std::slice::from_ref(&silent));
@@ -108,11 +105,11 @@ fn session_that_does_not_answer_is_silent_until_it_does() {
     assert!(world.work.is_empty());
 
     world.stopped.clear();
-    world.settle();
+    world.run_until_idle();
     let sessions = world.broker.list_sessions(None, None, 9).0;
     assert_eq!((sessions[0].silent_reason.as_ref(), sessions[0].mapped), (None, Bytes::ZERO));
     world.pin_call(client, 1, &[part(id, 0)]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, client, 1), Some(&None));
 }
 
@@ -128,15 +125,15 @@ fn overdue_session_keeps_other_readers_waiting_only_for_its_time() {
     let [stopped, first, second] = readers;
     world.stopped.insert(stopped.channel);
     let evict = world.start_operator(None, revoke(id, false));
-    world.settle();
+    world.run_until_idle();
     for reader in [first, second] {
         world.pin_call(reader, 1, &[part(id, 0)]);
     }
-    world.settle();
+    world.run_until_idle();
     assert_eq!((answer(&world, first, 1), answer(&world, second, 1)), (None, None), "the evict lasts");
 
     world.advance(UNMAPPED);
-    world.settle();
+    world.run_until_idle();
     let silent = PartRevocation::Silent { by: vec![stopped.session] };
     assert_eq!(outcomes(world.replies.remove(&evict).expect("an answer")), [silent]);
     assert_eq!((answer(&world, first, 1), answer(&world, second, 1)), (Some(&None), Some(&None)));
@@ -153,7 +150,7 @@ fn session_that_goes_on_unmapping_is_not_silent() {
     assert!(world.answer_once(client.channel), "one of two");
     world.advance(UNMAPPED / 2);
     assert_eq!(world.broker.list_sessions(None, None, 9).0[0].silent_reason, None);
-    world.settle();
+    world.run_until_idle();
     for evict in evicts {
         assert_eq!(outcomes(world.replies.remove(&evict).expect("an answer")), [PartRevocation::Revoked]);
     }
@@ -169,7 +166,7 @@ fn session_late_with_unpinned_parts_has_its_time_for_the_rest() {
     world.start_operator(None, revoke(evicted, false));
     let free = world.start(client, None, ClientRequest::FreeBatch(vec![freed]));
     let seal = world.start(client, None, ClientRequest::Seal(sealed));
-    world.settle();
+    world.run_until_idle();
     world.advance(UNMAPPED);
     assert!(world.broker.list_sessions(None, None, 9).0[0].silent_reason.is_some());
     assert!(!world.replies.contains_key(&free) && !world.replies.contains_key(&seal), "they had longer");
@@ -186,7 +183,7 @@ fn silent(end_silent_after: Duration) -> (World, Client) {
     let id = world.allocate(client, spec(4)).expect("room");
     world.stopped.insert(client.channel);
     world.start_operator(None, revoke(id, false));
-    world.settle();
+    world.run_until_idle();
     world.advance(UNMAPPED);
     (world, client)
 }
@@ -207,7 +204,7 @@ fn silent_process_is_killed_only_if_configured() {
 fn session_that_answers_in_time_is_not_killed() {
     let (mut world, _) = silent(Duration::from_secs(30));
     world.stopped.clear();
-    world.settle();
+    world.run_until_idle();
     world.advance(60_000_000);
     assert!(world.killed.is_empty());
 }
@@ -225,7 +222,7 @@ fn ended_channel_leaves_its_mappings_alone() {
     assert_eq!(outcomes(world.replies.remove(&evict).expect("an answer")), [silent]);
     assert_eq!(mapped_bytes(&world), Bytes::mib(4));
     world.end_process(client);
-    assert!(world.held().is_zero());
+    assert!(world.charged().is_zero());
 }
 
 #[test]
@@ -266,7 +263,7 @@ fn fence_without_mappers_blocks_no_call() {
     // that was never sent.
     world.now = its_time;
     let evict = world.start_operator(None, to(queued, Tier::Host));
-    world.settle();
+    world.run_until_idle();
     let evicted = moved(world.replies.remove(&evict).expect("an answer"));
     assert!(matches!(evicted, PartMove::Moved), "{evicted:?}");
     assert_eq!(outcomes(world.replies.remove(&fence).expect("an answer")), [PartRevocation::Revoked]);
@@ -283,7 +280,7 @@ fn attach_under_a_fence_is_sent_the_part_after_it() {
     world.call(reader, ClientRequest::Attach(Target::Id(id))).expect("attached");
     assert!(!world.maps(reader, part(id, 0)));
     world.unpin(owner, part(id, 0));
-    world.settle();
+    world.run_until_idle();
     assert!(world.maps(reader, part(id, 0)) && world.replies.contains_key(&fence));
 }
 
@@ -296,16 +293,16 @@ fn away_or_unsent_parts_can_be_freed_sealed_and_detached() {
                 world.pin(client, part(id, 0));
             }
             let fence = world.start_operator(None, revoke(id, true));
-            world.settle();
+            world.run_until_idle();
             world.pin_call(client, 1, &[part(id, 0)]);
-            world.settle();
+            world.run_until_idle();
             let release = world.start(client, None, request(vec![id]));
-            world.settle();
+            world.run_until_idle();
             assert_eq!(world.replies.contains_key(&release), !pinned);
             if pinned {
                 assert!(matches!(answer(&world, client, 1), Some(Some(_))), "its call is refused");
                 world.unpin(client, part(id, 0));
-                world.settle();
+                world.run_until_idle();
             }
             assert!(world.replies[&release].is_ok() && world.replies[&fence].is_ok());
             assert!(world.slots.is_empty(), "its slot is free: {:?}", world.slots);
@@ -315,12 +312,12 @@ fn away_or_unsent_parts_can_be_freed_sealed_and_detached() {
             world.pin(client, part(id, 0));
         }
         world.start_operator(None, revoke(id, true));
-        world.settle();
+        world.run_until_idle();
         let seal = world.start(client, None, ClientRequest::Seal(id));
-        world.settle();
+        world.run_until_idle();
         if pinned {
             world.unpin(client, part(id, 0));
-            world.settle();
+            world.run_until_idle();
         }
         assert!(world.replies[&seal].is_ok());
         assert!(world.maps(client, part(id, 0)), "it is mapped again once it is sealed");
@@ -335,14 +332,14 @@ fn free_by_the_owner_during_a_readers_eviction_is_final() {
     world.call(reader, ClientRequest::Attach(Target::Id(id))).expect("attached");
     world.stopped.insert(reader.channel);
     let evict = world.start_operator(None, revoke(id, false));
-    world.settle();
+    world.run_until_idle();
     world.pin_call(reader, 1, &[part(id, 0)]);
     world.call(owner, ClientRequest::FreeBatch(vec![id])).expect("freed");
     assert_eq!(answer(&world, reader, 1), None, "it maps the part still");
     world.stopped.clear();
-    world.settle();
+    world.run_until_idle();
     assert!(matches!(answer(&world, reader, 1), Some(Some(Refusal::AllocationNotFound { .. }))));
-    assert!(world.replies.contains_key(&evict) && world.held().is_zero());
+    assert!(world.replies.contains_key(&evict) && world.charged().is_zero());
 }
 
 #[test]
@@ -350,7 +347,7 @@ fn second_revoke_frame_ends_an_evicted_mapping_for_good() {
     let (mut world, client, id) = one_part();
     world.stopped.insert(client.channel);
     world.start_operator(None, revoke(id, false));
-    world.settle();
+    world.run_until_idle();
     world.start(client, None, ClientRequest::FreeBatch(vec![id]));
     let told: Vec<_> = world.inboxes[&client.channel]
         .iter()
@@ -362,7 +359,7 @@ fn second_revoke_frame_ends_an_evicted_mapping_for_good() {
     assert_eq!(told, [("Evicted".to_owned(), 1), ("Freed".to_owned(), 1)]);
     world.frame(client, ClientFrame::Unmapped(vec![unmapped(part(id, 0))]));
     while world.work_once() {}
-    assert!(world.held().is_zero(), "one answer is enough");
+    assert!(world.charged().is_zero(), "one answer is enough");
 }
 
 #[test]

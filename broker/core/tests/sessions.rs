@@ -26,7 +26,7 @@ fn process_may_end_at_any_point() {
         }
         world.event(Event::ChannelEnded { channel: client.channel });
         world.end_process(client);
-        assert_eq!(world.held(), Bytes::mib(6), "after {steps} steps");
+        assert_eq!(world.charged(), Bytes::mib(6), "after {steps} steps");
         assert_eq!(world.broker.node().allocations, 1);
         assert_eq!(world.broker.node().fds_in_flight, 0);
         assert!(world.broker.show(&Target::Id(kept)).is_ok());
@@ -39,14 +39,14 @@ fn silent_session_stays_charged_until_its_process_ends() {
     let client = world.open("a");
     world.allocate(client, spec(8)).expect("room");
     world.event(Event::ChannelEnded { channel: client.channel });
-    world.settle();
+    world.run_until_idle();
     let (sessions, _) = world.broker.list_sessions(None, None, 10);
     assert_eq!(sessions[0].state, SessionState::Silent);
-    assert_eq!(world.held(), Bytes::mib(8));
+    assert_eq!(world.charged(), Bytes::mib(8));
     let lost = world.call(client, ClientRequest::allocate(vec![spec(2)])).expect_err("lost");
     assert_eq!(lost.reason(), Reason::SessionLost);
     world.end_process(client);
-    assert_eq!(world.held(), Bytes::ZERO);
+    assert_eq!(world.charged(), Bytes::ZERO);
     let lost = world.call(client, ClientRequest::allocate(vec![spec(2)])).expect_err("lost");
     assert_eq!(lost.reason(), Reason::SessionLost);
 }
@@ -58,10 +58,10 @@ fn new_channel_of_the_same_process_may_end_its_old_session() {
     world.allocate(client, spec(8)).expect("room");
     world.event(Event::ChannelEnded { channel: client.channel });
     world.hello_after("a", client.pid + 1, None, vec![client.session]);
-    assert_eq!(world.held(), Bytes::mib(8), "another process may not");
+    assert_eq!(world.charged(), Bytes::mib(8), "another process may not");
     world.hello_after("a", client.pid, None, vec![client.session]);
-    world.settle();
-    assert_eq!(world.held(), Bytes::ZERO);
+    world.run_until_idle();
+    assert_eq!(world.charged(), Bytes::ZERO);
 }
 
 #[test]
@@ -77,9 +77,9 @@ fn answers_that_do_not_fit_are_quarantined() {
         assert!(world.closed.contains(&client.channel));
         let last = world.inboxes[&client.channel].back();
         assert!(matches!(last, Some(DaemonFrame::Refused(Refusal::ProtocolBroken { .. }))), "{last:?}");
-        assert_eq!(world.held(), Bytes::mib(4), "its mappings stand");
+        assert_eq!(world.charged(), Bytes::mib(4), "its mappings stand");
         world.end_process(client);
-        assert_eq!(world.held(), Bytes::ZERO);
+        assert_eq!(world.charged(), Bytes::ZERO);
     }
 }
 
@@ -100,7 +100,7 @@ fn stopped_client_loses_its_channel_and_keeps_no_other_waiting() {
     assert_eq!(world.broker.node().fds_in_flight, 128, "they can still be received");
     world.end_process(stopped);
     assert_eq!(world.broker.node().fds_in_flight, 0);
-    assert_eq!(world.held_by("a"), Bytes::ZERO);
+    assert_eq!(world.charged_to("a"), Bytes::ZERO);
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn overdue_session_is_silent_until_it_answers() {
     let id = world.allocate(client, spec(4)).expect("room");
     world.stopped.insert(client.channel);
     let call = world.start(client, None, ClientRequest::FreeBatch(vec![id]));
-    world.settle();
+    world.run_until_idle();
     assert!(!world.replies.contains_key(&call));
     world.advance(11_000_000);
     let Some(Ok(Reply::Released(items))) = world.replies.get(&call) else { panic!("told as it stands") };
@@ -118,8 +118,8 @@ fn overdue_session_is_silent_until_it_answers() {
     let state = |world: &World| world.broker.list_sessions(None, None, 1).0[0].state;
     assert_eq!(state(&world), SessionState::Silent);
     world.stopped.clear();
-    world.settle();
-    assert_eq!((state(&world), world.held()), (SessionState::Live, Bytes::ZERO));
+    world.run_until_idle();
+    assert_eq!((state(&world), world.charged()), (SessionState::Live, Bytes::ZERO));
 }
 
 /// Found by the simulator: the room of an ended session went to the next one that was about to end. The parts
@@ -135,9 +135,9 @@ fn sessions_reported_as_over_are_sent_nothing_further() {
     let second = Client { channel, session, ..first };
     world.stopped.extend([first.channel, second.channel]);
     world.start(first, None, ClientRequest::allocate(vec![spec(4)]));
-    world.settle();
+    world.run_until_idle();
     world.start(second, None, ClientRequest::allocate(vec![spec(4)]));
-    world.settle();
+    world.run_until_idle();
     world.hello_after("a", first.pid, None, vec![first.session, second.session]);
     let sent = world.inboxes.get(&second.channel).into_iter().flatten();
     assert!(

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::world::{
     World, key,
     moving::{moved, to},
-    pressing::{COLD, SECOND, fill, node, on_device, pass, steps, tier},
+    pressing::{COLD, SECOND, fill, levels, node, on_device, pass_time, tier},
     spec,
 };
 use broker_core::{
@@ -14,7 +14,7 @@ use broker_core::{
 };
 use vramd_types::{Bytes, Quantity, Reason, Shares};
 
-fn levels(pressure: PressureChange) -> OperatorRequest {
+fn level_change(pressure: PressureChange) -> OperatorRequest {
     OperatorRequest::ChangeSettings(SettingsChange { pressure, ..SettingsChange::default() })
 }
 
@@ -25,7 +25,7 @@ fn sizes(host: Option<u32>, disk: Option<u32>) -> OperatorRequest {
 
 fn change(world: &mut World, request: OperatorRequest) -> Settings {
     let reply = world.operate(request);
-    world.settle();
+    world.run_until_idle();
     match reply {
         Ok(Reply::SettingsChanged(now)) => *now,
         other => panic!("{other:?}"),
@@ -52,7 +52,7 @@ fn settings_begin_as_configured_and_a_change_is_partial() {
     let before = world.broker.settings();
     assert_eq!(before, world.broker.configured_settings());
     assert_eq!((before.tiers.host, before.tiers.disk), (Bytes::mib(80), Bytes::mib(40)));
-    let now = change(&mut world, levels(high(91)));
+    let now = change(&mut world, level_change(high(91)));
     assert_eq!((now.pressure.high_percent, now.tiers), (91, before.tiers));
     let after = change(&mut world, sizes(Some(20), None));
     assert_eq!(
@@ -67,7 +67,7 @@ fn settings_begin_as_configured_and_a_change_is_partial() {
     assert_eq!(told.collect::<Vec<_>>(), [(0, before, now), (0, now, after)]);
     // A value that is in force already is no change, and no one is told of it.
     world.notices.clear();
-    assert_eq!(change(&mut world, levels(high(91))), after);
+    assert_eq!(change(&mut world, level_change(high(91))), after);
     assert!(!world.notices.iter().any(|notice| matches!(notice, Notice::SettingsChanged { .. })));
 }
 
@@ -77,24 +77,24 @@ fn changed_pressure_levels_apply_at_once() {
     let client = world.open_pinning("a");
     fill(&mut world, client, 17);
     // 85 percent.
-    assert_eq!(steps(&mut world, Tier::Device), [Pressure::Elevated]);
+    assert_eq!(levels(&mut world, Tier::Device), [Pressure::Elevated]);
     let lower = PressureChange { elevated_percent: Some(70), evict_to_percent: Some(75), ..high(84) };
-    change(&mut world, levels(lower));
-    assert_eq!(steps(&mut world, Tier::Device), [Pressure::High]);
+    change(&mut world, level_change(lower));
+    assert_eq!(levels(&mut world, Tier::Device), [Pressure::High]);
     // It is not left where it is entered: it would be at 83.
-    change(&mut world, levels(high(87)));
-    assert_eq!(steps(&mut world, Tier::Device), []);
-    change(&mut world, levels(high(89)));
-    assert_eq!(steps(&mut world, Tier::Device), [Pressure::Elevated]);
+    change(&mut world, level_change(high(87)));
+    assert_eq!(levels(&mut world, Tier::Device), []);
+    change(&mut world, level_change(high(89)));
+    assert_eq!(levels(&mut world, Tier::Device), [Pressure::Elevated]);
     change(
         &mut world,
-        levels(PressureChange {
+        level_change(PressureChange {
             elevated_percent: Some(86),
             fall_percent: Some(0),
             ..PressureChange::default()
         }),
     );
-    assert_eq!(steps(&mut world, Tier::Device), [Pressure::Normal]);
+    assert_eq!(levels(&mut world, Tier::Device), [Pressure::Normal]);
 }
 
 #[test]
@@ -102,9 +102,9 @@ fn part_cold_by_changed_levels_leaves_at_once() {
     let mut world = node(80, 0);
     let client = world.open_pinning("a");
     let parts = fill(&mut world, client, 17);
-    pass(&mut world, COLD * 2);
+    pass_time(&mut world, COLD * 2);
     assert_eq!(on_device(&world, &parts), 17);
-    change(&mut world, levels(PressureChange { evict_to_percent: Some(50), ..high(84) }));
+    change(&mut world, level_change(PressureChange { evict_to_percent: Some(50), ..high(84) }));
     assert_eq!(on_device(&world, &parts), 10, "no sample was taken since");
 }
 
@@ -113,15 +113,18 @@ fn part_becomes_cold_once_cold_after_is_set() {
     let mut world = node(80, 0);
     change(
         &mut world,
-        levels(PressureChange { cold_after: Some(Duration::ZERO), ..PressureChange::default() }),
+        level_change(PressureChange { cold_after: Some(Duration::ZERO), ..PressureChange::default() }),
     );
     let client = world.open_pinning("a");
     let parts = fill(&mut world, client, 19);
-    pass(&mut world, COLD * 2);
+    pass_time(&mut world, COLD * 2);
     assert_eq!(on_device(&world, &parts), 19);
-    change(&mut world, levels(PressureChange { cold_after: Some(COLD * 3), ..PressureChange::default() }));
+    change(
+        &mut world,
+        level_change(PressureChange { cold_after: Some(COLD * 3), ..PressureChange::default() }),
+    );
     assert_eq!(on_device(&world, &parts), 19);
-    pass(&mut world, COLD + SECOND);
+    pass_time(&mut world, COLD + SECOND);
     assert_eq!(on_device(&world, &parts), 17);
 }
 
@@ -133,10 +136,10 @@ fn shrunk_tier_admits_nothing_below_its_charge_until_it_grows() {
     for part in &parts[..4] {
         moved(world.operate(to(part.allocation, Tier::Host)));
     }
-    assert_eq!(world.held_in_host(), Bytes::mib(20));
+    assert_eq!(world.charged_in_host(), Bytes::mib(20));
     change(&mut world, sizes(Some(8), None));
-    assert_eq!(steps(&mut world, Tier::Host).last(), Some(&Pressure::Critical));
-    assert_eq!(world.held_in_host(), Bytes::mib(20), "the memory there stays");
+    assert_eq!(levels(&mut world, Tier::Host).last(), Some(&Pressure::Critical));
+    assert_eq!(world.charged_in_host(), Bytes::mib(20), "the memory there stays");
     // A part without backing cannot leave.
     let more = fill(&mut world, client, 2);
     let refused = moved(world.operate(to(more[0].allocation, Tier::Host)));
@@ -145,11 +148,11 @@ fn shrunk_tier_admits_nothing_below_its_charge_until_it_grows() {
     let gone = moved(world.operate(to(parts[9].allocation, Tier::Host)));
     assert!(matches!(gone, PartMove::Moved), "{gone:?}");
     world.pin_call(client, 1, &[parts[0]]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(world.read(client, parts[0]), 1);
     change(&mut world, sizes(Some(80), None));
-    assert_eq!(steps(&mut world, Tier::Host).last(), Some(&Pressure::Normal));
-    assert_eq!(world.held_in_host(), Bytes::mib(24), "the part without backing has it now");
+    assert_eq!(levels(&mut world, Tier::Host).last(), Some(&Pressure::Normal));
+    assert_eq!(world.charged_in_host(), Bytes::mib(24), "the part without backing has it now");
     let gone = moved(world.operate(to(more[0].allocation, Tier::Host)));
     assert!(matches!(gone, PartMove::Moved), "{gone:?}");
 }
@@ -162,15 +165,15 @@ fn cold_part_leaves_a_shrunk_tier() {
     for part in &parts {
         moved(world.operate(to(part.allocation, Tier::Host)));
     }
-    pass(&mut world, COLD * 2);
-    assert_eq!((world.held_in_host(), world.held_on_disk()), (Bytes::mib(20), Bytes::ZERO));
+    pass_time(&mut world, COLD * 2);
+    assert_eq!((world.charged_in_host(), world.charged_on_disk()), (Bytes::mib(20), Bytes::ZERO));
     change(&mut world, sizes(Some(0), None));
-    assert_eq!((world.held_in_host(), world.held_on_disk()), (Bytes::ZERO, Bytes::mib(20)));
+    assert_eq!((world.charged_in_host(), world.charged_on_disk()), (Bytes::ZERO, Bytes::mib(20)));
     let there: Vec<Tier> = parts.iter().map(|part| tier(&world, *part)).collect();
     assert!(there.iter().all(|tier| *tier == Tier::Disk), "{there:?}");
     // New memory has its bytes on disk.
     fill(&mut world, client, 1);
-    assert_eq!((world.held_in_host(), world.held_on_disk()), (Bytes::ZERO, Bytes::mib(22)));
+    assert_eq!((world.charged_in_host(), world.charged_on_disk()), (Bytes::ZERO, Bytes::mib(22)));
 }
 
 #[test]
@@ -186,7 +189,7 @@ fn waiting_batch_beyond_a_shrunk_tier_is_refused_at_once() {
     let unheld = AllocationSpec { unpinned: true, ..spec(4) };
     let items = vec![unheld, spec(2)];
     let call = world.start(b, None, ClientRequest::AllocateBatch { items, wait });
-    world.settle();
+    world.run_until_idle();
     assert!(!world.replies.contains_key(&call), "{:?}", world.replies.get(&call));
     change(&mut world, sizes(Some(44), None));
     assert!(!world.replies.contains_key(&call), "there is room below still");
@@ -219,27 +222,27 @@ fn change_with_an_invalid_value_is_refused_whole() {
     let multiples = |most: u64| format!("0 to {}, multiples of {}", most << 20, 2 << 20);
     for (request, reason, facts) in [
         (
-            levels(some),
+            level_change(some),
             Reason::RequestInvalid,
             vec!["change".to_owned(), "nothing is to be changed".to_owned()],
         ),
         (
-            levels(high(101)),
+            level_change(high(101)),
             Reason::SettingInvalid,
             vec!["high_percent".into(), "101".into(), "89 to 91".into()],
         ),
         (
-            levels(high(95)),
+            level_change(high(95)),
             Reason::SettingInvalid,
             vec!["high_percent".into(), "95".into(), "89 to 91".into()],
         ),
         (
-            levels(PressureChange { cold_after: Some(SECOND), elevated_percent: Some(0), ..some }),
+            level_change(PressureChange { cold_after: Some(SECOND), elevated_percent: Some(0), ..some }),
             Reason::SettingInvalid,
             vec!["elevated_percent".into(), "0".into(), "4 to 86".into()],
         ),
         (
-            levels(PressureChange { evict_to_percent: Some(95), ..high(70) }),
+            level_change(PressureChange { evict_to_percent: Some(95), ..high(70) }),
             Reason::SettingInvalid,
             vec!["high_percent".into(), "70".into(), "none with the others".into()],
         ),
@@ -270,10 +273,10 @@ fn changed_shares_of_links_are_sent_to_the_driver() {
     let mut world = node(80, 0);
     let now = change(&mut world, shares(10, 40));
     let told = Shares::new(10, 50, 40).expect("all of a link");
-    assert_eq!((now.shares, &world.shares_told[..]), (told, &[told][..]));
+    assert_eq!((now.shares, &world.shares_sent[..]), (told, &[told][..]));
     change(&mut world, shares(10, 40));
-    change(&mut world, levels(high(91)));
-    assert_eq!(world.shares_told.len(), 1, "only then");
+    change(&mut world, level_change(high(91)));
+    assert_eq!(world.shares_sent.len(), 1, "only then");
     let refused = |demand: u32, allowed: &str| {
         vec!["demand_percent".to_owned(), demand.to_string(), allowed.to_owned()]
     };
@@ -284,7 +287,7 @@ fn changed_shares_of_links_are_sent_to_the_driver() {
     ] {
         assert_eq!(refusal(&mut world, shares(demand, write_back)), (Reason::SettingInvalid, facts));
     }
-    assert_eq!((world.broker.settings().shares, world.shares_told.len()), (told, 1));
+    assert_eq!((world.broker.settings().shares, world.shares_sent.len()), (told, 1));
 }
 
 #[test]
@@ -300,19 +303,19 @@ fn tier_smaller_than_its_guarantees_is_refused() {
     assert_eq!(refused.reason(), Reason::GuaranteeUnbacked);
     let client = world.open_pinning("a");
     let parts: Vec<PartRef> = fill(&mut world, client, 6);
-    assert_eq!(world.held_in_host(), Bytes::mib(10), "the guarantee of b is there for no other tenant");
+    assert_eq!(world.charged_in_host(), Bytes::mib(10), "the guarantee of b is there for no other tenant");
     assert_eq!(on_device(&world, &parts), 6);
 }
 
 #[test]
 fn repeated_change_is_made_once() {
     let mut world = node(80, 0);
-    let call = world.start_operator(key(1, 1), levels(high(91)));
-    world.settle();
+    let call = world.start_operator(key(1, 1), level_change(high(91)));
+    world.run_until_idle();
     assert!(matches!(world.replies.get(&call), Some(Ok(Reply::SettingsChanged(_)))));
-    change(&mut world, levels(high(90)));
-    let again = world.start_operator(key(1, 1), levels(high(91)));
-    world.settle();
+    change(&mut world, level_change(high(90)));
+    let again = world.start_operator(key(1, 1), level_change(high(91)));
+    world.run_until_idle();
     let now = match world.replies.get(&again) {
         Some(Ok(Reply::SettingsChanged(now))) => now.pressure.high_percent,
         other => panic!("{other:?}"),

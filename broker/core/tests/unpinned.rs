@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::world::{
     World, config,
-    moving::{fill, held, mib, tiers},
+    moving::{charged, fill, mib, tiers},
     revoking::part,
     spec,
 };
@@ -19,11 +19,11 @@ fn unpinned_memory_may_be_larger_than_its_device() {
     let id = world.allocate(client, large.clone()).expect("its parts are placed where there is room");
     let parts: Vec<_> = (0..8).map(|at| part(id, at)).collect();
     assert!(!parts.iter().any(|part| world.maps(client, *part)), "nothing is mapped");
-    assert_eq!(held(&world), mib(8, 32));
+    assert_eq!(charged(&world), mib(8, 32));
     for round in 0..2 {
         for (call, part) in (1..).zip(&parts) {
             world.pin_call(client, round * 8 + call, &[*part]);
-            world.settle();
+            world.run_until_idle();
             let seen = world.read(client, *part);
             assert_eq!(seen, if round == 0 { 0 } else { call }, "zeros at first");
             world.write(client, *part, call);
@@ -31,8 +31,8 @@ fn unpinned_memory_may_be_larger_than_its_device() {
         }
     }
     world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
-    world.settle();
-    assert_eq!(held(&world), mib(0, 0));
+    world.run_until_idle();
+    assert_eq!(charged(&world), mib(0, 0));
     let without = world.open("b");
     assert_eq!(world.allocate(without, large).expect_err("no pins").reason(), Reason::RequestInvalid);
     let too_large = AllocationSpec { unpinned: true, ..spec(66) };
@@ -66,7 +66,7 @@ fn default_host_quota_applies_whatever_the_limit_on_the_device() {
     assert_eq!((limit(Tier::Device), limit(Tier::Host)), (Bytes::mib(8), Bytes::mib(32)));
     let most = AllocationSpec { unpinned: true, ..spec(32) };
     world.allocate(client, most).expect("as much as there is for it below");
-    assert_eq!(held(&world), mib(8, 32));
+    assert_eq!(charged(&world), mib(8, 32));
     let refused = world.allocate(client, AllocationSpec { unpinned: true, ..spec(2) }).expect_err("no more");
     let Refusal::QuotaLimit { tier: Tier::Host, limit, charged: held, .. } = refused else {
         panic!("{refused:?}")
@@ -106,7 +106,7 @@ fn batch_behind_others_is_told_where() {
     fill(&mut world, a, on("1", spec(4)));
     let items = vec![on("1", spec(8))];
     world.start(b, None, ClientRequest::AllocateBatch { items, wait: Duration::from_secs(60) });
-    world.settle();
+    world.run_until_idle();
     let both = ClientRequest::allocate(vec![on("0", unheld(8)), on("1", spec(2))]);
     let refused = world.call(c, both).expect_err("another waits");
     assert!(

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::world::{
     Client, World, config,
-    moving::{evict, fill, held, mib, one_written, parts, tier, tiers, to},
+    moving::{charged, evict, fill, mib, one_written, parts, tier, tiers, to},
     revoking::{answer, part},
     set_quota, spec,
     writing_back::one_step,
@@ -16,7 +16,7 @@ use vramd_types::{Bytes, CopyClass};
 
 fn patient(device: u32, host: u32) -> World {
     let mut world = tiers(device, host);
-    world.puts_off = true;
+    world.defers_releases = true;
     world
 }
 
@@ -26,10 +26,10 @@ fn release_without_a_waiter_may_be_deferred() {
     let a = world.open_pinning("a");
     let part = part(world.allocate(a, spec(4)).expect("room"), 0);
     evict(&mut world, part);
-    assert_eq!((world.put_off.len(), tier(&world, part)), (1, Tier::Host));
-    assert_eq!(held(&world), mib(4, 4), "it is charged until the driver has it back");
+    assert_eq!((world.deferred.len(), tier(&world, part)), (1, Tier::Host));
+    assert_eq!(charged(&world), mib(4, 4), "it is charged until the driver has it back");
     world.allocate(a, spec(8)).expect("there is room beside it");
-    assert_eq!(world.put_off.len(), 1);
+    assert_eq!(world.deferred.len(), 1);
 }
 
 #[test]
@@ -41,12 +41,12 @@ fn waiter_has_a_deferred_release_done() {
         world.write(a, part, 1);
     }
     world.operate(to(evicted.allocation, Tier::Host)).expect("they leave");
-    assert_eq!(world.put_off.len(), 2);
+    assert_eq!(world.deferred.len(), 2);
     world.allocate(b, spec(4)).expect("the deferred release is done now");
     world.pin_call(a, 1, &[evicted]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, a, 1), Some(&None));
-    assert!(world.put_off.is_empty());
+    assert!(world.deferred.is_empty());
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn release_for_a_waiter_is_not_deferred() {
     for _ in 0..4 {
         world.allocate(b, spec(4)).expect("the part of a session leaves");
     }
-    assert_eq!(held(&world), mib(8, 24));
+    assert_eq!(charged(&world), mib(8, 24));
 }
 
 /// A node of three extents of 4 MiB, where everything freed is cached.
@@ -75,7 +75,7 @@ fn keep(world: &mut World, client: Client, mib: u32) {
     let id = world.allocate(client, spec(mib)).expect("room");
     world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
     assert_eq!(world.broker.devices()[0].cached, Bytes::mib(mib));
-    world.puts_off = true;
+    world.defers_releases = true;
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn batch_beyond_the_extent_count_has_cached_extents_released() {
     let a = world.open_pinning("a");
     keep(&mut world, a, 12);
     world.allocate(a, spec(8)).expect("two are given up for it");
-    assert!(world.put_off.is_empty());
+    assert!(world.deferred.is_empty());
 }
 
 #[test]
@@ -96,9 +96,9 @@ fn part_beyond_the_extent_count_has_a_cached_extent_released() {
     assert_eq!(tier(&world, away), Tier::Host);
     keep(&mut world, b, 8);
     world.pin_call(a, 1, &[away]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, a, 1), Some(&None));
-    assert_eq!((tier(&world, away), world.put_off.len()), (Tier::Device, 0));
+    assert_eq!((tier(&world, away), world.deferred.len()), (Tier::Device, 0));
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn guarantee_has_the_extents_that_it_waits_for_released() {
     world.allocate(a, spec(4)).expect("room");
     evict(&mut world, evicted);
     world.operate(set_quota("b", 4, 8)).expect("it is backed by what was put off");
-    assert!(world.put_off.is_empty());
+    assert!(world.deferred.is_empty());
 }
 
 /// The classes of copies that the driver was asked for and has not done.
@@ -157,7 +157,7 @@ fn pin_hastens_a_fetch_by_an_operator() {
     copying(&mut world, a, part, Tier::Device);
     world.pin_call(a, 1, &[part]);
     assert_eq!(world.hastened.len(), 1);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, a, 1), Some(&None));
 }
 
@@ -180,12 +180,12 @@ fn fetch_by_an_operator_is_copied_as_demand_if_a_session_waits() {
     let items = vec![spec(8)];
     world.start(c, None, ClientRequest::AllocateBatch { items, wait: Duration::from_secs(1) });
     world.pin_call(a, 1, &[away]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!((tier(&world, away), answer(&world, a, 1)), (Tier::Host, None));
     world.start_operator(None, to(away.allocation, Tier::Device));
     until_copied(&mut world, a);
     assert_eq!((classes(&world), world.hastened.len()), (vec![CopyClass::Demand], 0));
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, a, 1), Some(&None));
 }
 
@@ -198,7 +198,7 @@ fn waiter_hastens_an_eviction_by_an_operator() {
     let items = vec![spec(4)];
     let call = world.start(b, None, ClientRequest::AllocateBatch { items, wait: Duration::from_secs(1) });
     assert_eq!(world.hastened.len(), 1);
-    world.settle();
+    world.run_until_idle();
     assert!(world.replies[&call].is_ok());
 }
 
@@ -231,8 +231,8 @@ fn revoke_frames_carry_a_bounded_number_of_parts() {
     });
     let together = limits::REVOKE_GROUP_MAX;
     assert_eq!(frames.collect::<Vec<_>>(), [together, together, count - 2 * together]);
-    world.settle();
+    world.run_until_idle();
     assert!(world.replies[&call].is_ok());
-    assert_eq!(held(&world), mib(0, 640));
+    assert_eq!(charged(&world), mib(0, 640));
     world.call(a, ClientRequest::FreeBatch(vec![id])).expect("freed");
 }

@@ -42,7 +42,7 @@ fn full() -> (World, Client, PartRef, Client, vramd_types::AllocationId) {
 fn batch(world: &mut World, client: Client) -> CallId {
     let wait = Duration::from_secs(1);
     let call = world.start(client, None, ClientRequest::AllocateBatch { items: vec![spec(4)], wait });
-    world.settle();
+    world.run_until_idle();
     call
 }
 
@@ -74,10 +74,10 @@ fn unserved_waiter_reports_how_its_wait_ended() {
     world.pin_call(a, 1, &[away]);
     batch(&mut world, a);
     world.advance(1_000_000);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(ended(&mut world), [(Some(WaiterKind::Batch), 1000, WaitEnd::Refused)]);
     world.frame(a, ClientFrame::PinEnded { call: 1 });
-    world.settle();
+    world.run_until_idle();
     let left = |what| (what, 1000, WaitEnd::Left);
     assert_eq!(ended(&mut world), [left(None), left(Some(WaiterKind::Part))]);
 
@@ -102,7 +102,7 @@ fn pin_of_a_resident_part_reports_no_wait() {
     let there = part(world.allocate(a, spec(4)).expect("room"), 0);
     world.operate(world::revoking::revoke(there.allocation, false)).expect("no session pins it");
     world.pin_call(a, 1, &[there]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, a, 1), Some(&None));
     assert_eq!(ended(&mut world), []);
 }
@@ -120,9 +120,9 @@ fn fetched_part_is_clean_until_a_session_reports_a_write() {
     let [one, other] = [4, 2].map(|mib| part(world.allocate(a, spec(mib)).expect("room"), 0));
     let come = |world: &mut World, call| {
         world.pin_call(a, call, &[one, other]);
-        world.settle();
+        world.run_until_idle();
         world.frame(a, ClientFrame::PinEnded { call });
-        world.settle();
+        world.run_until_idle();
     };
     assert_eq!(below(&world), (0, 0), "nothing is below yet");
     for part in [one, other] {
@@ -144,7 +144,7 @@ fn fetched_part_is_clean_until_a_session_reports_a_write() {
     let mib = Bytes::mib;
     assert_eq!(moved.collect::<Vec<_>>(), [(mib(4), true), (mib(2), true), (mib(2), false)]);
     world.call(a, ClientRequest::FreeBatch(vec![one.allocation])).expect("freed");
-    world.settle();
+    world.run_until_idle();
     assert_eq!(below(&world), (0, 0));
     assert_eq!(world.broker.check(), []);
 }
@@ -160,7 +160,7 @@ fn eviction_notice_names_the_parts_that_needed_the_room() {
     let theirs = [0, 1].map(|_| part(world.allocate(b, spec(4)).expect("room"), 0));
     world.notices.clear();
     world.pin_call(a, 1, &away);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, a, 1), Some(&None));
     let moved = world.notices.iter().filter_map(|notice| match notice {
         Notice::Moved { part, for_parts, .. } => Some((*part, &for_parts[..])),

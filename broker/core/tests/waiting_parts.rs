@@ -4,7 +4,7 @@ use crate::world;
 
 use crate::world::{
     Client, World, config,
-    moving::{empty, evict, fill, held, mib, tiers},
+    moving::{charged, empty, evict, fill, mib, tiers},
     persistent,
     revoking::{answer, part},
     spec,
@@ -22,7 +22,7 @@ fn away_and_filled(mut world: World) -> (World, Client, PartRef, AllocationId) {
     evict(&mut world, part);
     let filler = fill(&mut world, client, spec(8));
     world.pin_call(client, 1, &[part]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, client, 1), None, "there is no room");
     (world, client, part, filler)
 }
@@ -45,12 +45,12 @@ fn failed_creation_leaves_its_room_to_the_waiter() {
     evict(&mut world, part);
     let call = world.start(client, None, ClientRequest::allocate(vec![spec(8)]));
     world.pin_call(client, 1, &[part]);
-    assert_eq!((answer(&world, client, 1), held(&world)), (None, mib(8, 8)));
+    assert_eq!((answer(&world, client, 1), charged(&world)), (None, mib(8, 8)));
     let failure = || Some(CreateError::Failed("no".to_owned()));
     world.fail_creates.extend([failure(), failure()]);
-    world.settle();
+    world.run_until_idle();
     assert!(matches!(world.replies[&call], Err(Refusal::DriverFailed { .. })));
-    assert_eq!((answer(&world, client, 1), held(&world)), (Some(&None), mib(4, 4)));
+    assert_eq!((answer(&world, client, 1), charged(&world)), (Some(&None), mib(4, 4)));
 }
 
 #[test]
@@ -66,14 +66,14 @@ fn waiter_behind_one_that_leaves_is_next() {
     fill(&mut world, other, spec(4));
     world.pin_call(client, 1, &[large]);
     world.pin_call(client, 2, &[small]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(
         (answer(&world, client, 1), answer(&world, client, 2)),
         (None, None),
         "in the order of asking"
     );
     world.frame(client, ClientFrame::PinEnded { call: 1 });
-    world.settle();
+    world.run_until_idle();
     assert_eq!(answer(&world, client, 2), Some(&None));
 }
 
@@ -93,7 +93,7 @@ fn weights_away(extents_max: usize) -> (World, Client, PartRef) {
 
 fn attach(world: &mut World, reader: Client) {
     world.call(reader, ClientRequest::Attach(Target::Name("weights".to_owned()))).expect("attached");
-    world.settle();
+    world.run_until_idle();
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn attach_waiter_stays_while_there_are_too_many_extents() {
     attach(&mut world, reader);
     assert!(!world.maps(reader, part));
     world.call(reader, ClientRequest::FreeBatch(vec![filler])).expect("freed");
-    world.settle();
+    world.run_until_idle();
     assert!(world.maps(reader, part));
 }
 
@@ -116,7 +116,7 @@ fn failed_fetch_is_tried_again_after_a_survey() {
     assert!(!world.maps(reader, part));
     let next = Limits::default().survey_interval.as_micros();
     world.advance(u64::try_from(next).expect("it is short"));
-    world.settle();
+    world.run_until_idle();
     assert!(world.maps(reader, part));
 }
 
@@ -134,7 +134,7 @@ fn waiter_within_its_guarantee_passes_those_without_one() {
     fill(&mut world, lender, spec(4));
     world.pin_call(lender, 1, &[theirs]);
     world.pin_call(owner, 1, &[own]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!((answer(&world, lender, 1), answer(&world, owner, 1)), (None, Some(&None)));
 }
 
@@ -152,7 +152,7 @@ fn tenant_at_its_limit_does_not_overtake_itself() {
     world.operate(world::set_quota("a", 0, 8)).expect("it is within");
     world.pin_call(client, 1, &[large]);
     world.pin_call(client, 2, &[small]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!((answer(&world, client, 1), answer(&world, client, 2)), (None, None), "the first is first");
 }
 
@@ -162,5 +162,5 @@ fn ended_session_leaves_no_waiter() {
     world.frame(client, ClientFrame::PinEnded { call: 1 });
     world.call(client, ClientRequest::Detach(vec![part.allocation])).expect("detached");
     empty(&mut world, client, filler);
-    assert_eq!(held(&world), mib(0, 4), "nobody asks for it");
+    assert_eq!(charged(&world), mib(0, 4), "no session asks for it");
 }

@@ -5,11 +5,11 @@ use crate::world;
 
 use crate::world::{
     Client, World,
-    moving::{evict, held, mib, moved, one_written, tier, tiers, to},
+    moving::{charged, evict, mib, moved, one_written, tier, tiers, to},
     persistent,
     revoking::{answer, part, revoke},
     spec,
-    writing_back::{back, clean, is_copying, one_step, shadows, was_copied, write_back},
+    writing_back::{back, clean, clean_write_backs, is_copying, one_step, was_copied, write_back},
 };
 use broker_core::{
     AllocationSpec, ClientFrame, ClientRequest, CreateError, Event, PartMove, PartRef, Refusal, Tier,
@@ -31,7 +31,7 @@ fn under_way(steps: usize) -> (World, Client, PartRef, broker_core::CallId) {
 fn holds(world: &mut World, client: Client, part: PartRef) -> u64 {
     if !world.maps(client, part) {
         world.pin_call(client, 9, &[part]);
-        world.settle();
+        world.run_until_idle();
         assert_eq!(answer(world, client, 9), Some(&None));
     }
     world.read(client, part)
@@ -43,10 +43,10 @@ fn part_written_back_stays_mapped_and_leaves_without_a_copy() {
     assert_eq!(clean(&world, "a"), Bytes::ZERO);
     assert!(matches!(write_back(&mut world, part), PartMove::Moved));
     assert!(world.maps(client, part), "it stays mapped");
-    assert_eq!((held(&world), tier(&world, part)), (mib(4, 4), Tier::Device));
-    assert_eq!((clean(&world, "a"), shadows(&world, part)), (Bytes::mib(4), vec![true]));
+    assert_eq!((charged(&world), tier(&world, part)), (mib(4, 4), Tier::Device));
+    assert_eq!((clean(&world, "a"), clean_write_backs(&world, part)), (Bytes::mib(4), vec![true]));
     assert!(matches!(evict(&mut world, part), PartMove::Moved));
-    assert_eq!((was_copied(&world, part), held(&world)), (false, mib(0, 4)));
+    assert_eq!((was_copied(&world, part), charged(&world)), (false, mib(0, 4)));
     assert!(matches!(write_back(&mut world, part), PartMove::Moved), "it is below");
     assert_eq!(holds(&mut world, client, part), 7);
 }
@@ -73,8 +73,8 @@ fn part_written_during_its_write_back_is_dirty() {
             world.operate(revoke(part.allocation, false)).expect("revoked");
             world.work.push_back(copy);
         }
-        world.settle();
-        assert_eq!(shadows(&world, part), [!told]);
+        world.run_until_idle();
+        assert_eq!(clean_write_backs(&world, part), [!told]);
         evict(&mut world, part);
         assert!(was_copied(&world, part));
         assert_eq!(holds(&mut world, client, part), 8);
@@ -89,8 +89,8 @@ fn write_before_the_copy_is_in_it_though_reported_meanwhile() {
     let make = world.work.pop_front().expect("memory is made");
     world.operate(revoke(part.allocation, false)).expect("revoked");
     world.work.push_back(make);
-    world.settle();
-    assert_eq!((shadows(&world, part), clean(&world, "a")), (vec![true], Bytes::mib(4)));
+    world.run_until_idle();
+    assert_eq!((clean_write_backs(&world, part), clean(&world, "a")), (vec![true], Bytes::mib(4)));
     evict(&mut world, part);
     assert!(!was_copied(&world, part));
     assert_eq!(holds(&mut world, client, part), 7);
@@ -116,8 +116,8 @@ fn pinned_part_is_not_written_back() {
         one_step(&mut world, client);
     }
     world.pin(client, part);
-    world.settle();
-    assert_eq!(shadows(&world, part), [true]);
+    world.run_until_idle();
+    assert_eq!(clean_write_backs(&world, part), [true]);
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn failed_write_back_leaves_no_clean_backing() {
     world.fail_copies.push_back(Some("a cable was pulled".to_owned()));
     let failed = write_back(&mut world, part);
     assert!(matches!(failed, PartMove::Failed { problem } if problem == "a cable was pulled"));
-    assert_eq!((clean(&world, "a"), held(&world)), (Bytes::ZERO, mib(4, 4)));
+    assert_eq!((clean(&world, "a"), charged(&world)), (Bytes::ZERO, mib(4, 4)));
     evict(&mut world, part);
     assert!(was_copied(&world, part));
     assert_eq!(holds(&mut world, client, part), 8);
@@ -153,7 +153,7 @@ fn part_that_leaves_during_its_write_back_takes_the_copy() {
         assert!(matches!(evict(&mut world, part), PartMove::Moved), "after {steps} steps");
         let told = moved(world.replies.remove(&call).expect("an answer"));
         assert!(matches!(told, PartMove::Moved), "after {steps} steps: {told:?}");
-        assert_eq!((held(&world), tier(&world, part)), (mib(0, 4), Tier::Host), "after {steps} steps");
+        assert_eq!((charged(&world), tier(&world, part)), (mib(0, 4), Tier::Host), "after {steps} steps");
         assert_eq!(was_copied(&world, part), steps < 2, "after {steps} steps");
         assert_eq!(holds(&mut world, client, part), 7, "after {steps} steps");
     }
@@ -175,14 +175,14 @@ fn part_wanted_during_its_write_back_stays_and_the_copy_goes_on() {
     let (mut world, client, part, _) = under_way(2);
     world.start_operator(None, to(part.allocation, Tier::Host));
     let copy = world.work.pop_front().expect("the copy");
-    world.settle();
+    world.run_until_idle();
     assert!(!world.maps(client, part), "it waits for the copy alone");
     world.pin_call(client, 1, &[part]);
-    world.settle();
+    world.run_until_idle();
     assert_eq!((answer(&world, client, 1), world.read(client, part)), (Some(&None), 7));
     world.work.push_back(copy);
-    world.settle();
-    assert_eq!((shadows(&world, part), clean(&world, "a")), (vec![true], Bytes::mib(4)));
+    world.run_until_idle();
+    assert_eq!((clean_write_backs(&world, part), clean(&world, "a")), (vec![true], Bytes::mib(4)));
 }
 
 #[test]
@@ -194,9 +194,9 @@ fn part_freed_during_its_write_back_leaves_nothing() {
                 true => world.end_process(client),
                 false => _ = world.call(client, ClientRequest::FreeBatch(vec![part.allocation])),
             }
-            world.settle();
+            world.run_until_idle();
             assert!(world.replies.contains_key(&call), "after {steps} steps");
-            assert_eq!((held(&world), world.broker.moves()), (mib(0, 0), vec![]), "after {steps} steps");
+            assert_eq!((charged(&world), world.broker.moves()), (mib(0, 0), vec![]), "after {steps} steps");
         }
     }
 }
@@ -207,7 +207,7 @@ fn part_sealed_during_its_write_back_keeps_its_content() {
         let (mut world, client, part, _) = under_way(steps);
         world.write(client, part, 8);
         world.call(client, ClientRequest::Seal(part.allocation)).expect("sealed");
-        world.settle();
+        world.run_until_idle();
         evict(&mut world, part);
         assert_eq!(holds(&mut world, client, part), 8, "after {steps} steps");
     }
@@ -219,7 +219,7 @@ fn operator_that_moves_the_part_to_its_device_stops_its_write_back() {
     assert!(matches!(moved(world.operate(to(part.allocation, Tier::Device))), PartMove::Moved));
     let told = moved(world.replies.remove(&call).expect("an answer"));
     assert!(matches!(told, PartMove::Wanted), "{told:?}");
-    assert_eq!((clean(&world, "a"), held(&world)), (Bytes::ZERO, mib(4, 4)));
+    assert_eq!((clean(&world, "a"), charged(&world)), (Bytes::ZERO, mib(4, 4)));
     evict(&mut world, part);
     assert!(was_copied(&world, part));
     assert_eq!(holds(&mut world, client, part), 7);
@@ -231,9 +231,9 @@ fn sealed_part_is_written_back_though_pinned() {
     world.call(client, ClientRequest::Seal(part.allocation)).expect("sealed");
     world.pin(client, part);
     assert!(matches!(write_back(&mut world, part), PartMove::Moved));
-    assert_eq!(shadows(&world, part), [true]);
+    assert_eq!(clean_write_backs(&world, part), [true]);
     assert!(matches!(write_back(&mut world, part), PartMove::Moved));
-    assert_eq!(shadows(&world, part), [true], "once is enough: nobody writes it");
+    assert_eq!(clean_write_backs(&world, part), [true], "once is enough: no session writes it");
     world.unpin(client, part);
     // A reader that says it wrote is mistaken.
     world.write(client, part, 7);
@@ -261,12 +261,12 @@ fn part_without_mappers_is_written_back_without_asking_words() {
 fn write_back_ordered_twice_is_copied_once() {
     let (mut world, _, part) = one_written();
     let calls = [0, 1].map(|_| world.start_operator(None, back(part.allocation)));
-    world.settle();
+    world.run_until_idle();
     for call in calls {
         let told = moved(world.replies.remove(&call).expect("an answer"));
         assert!(matches!(told, PartMove::Moved), "{told:?}");
     }
-    assert_eq!(shadows(&world, part), [true]);
+    assert_eq!(clean_write_backs(&world, part), [true]);
 }
 
 #[test]
@@ -276,7 +276,7 @@ fn failed_backing_is_reported_and_the_part_goes_on() {
     world.fail_creates.push_back(Some(problem));
     let told = write_back(&mut world, part);
     assert!(matches!(told, PartMove::Refused { refusal } if matches!(*refusal, Refusal::DeviceFull { .. })));
-    assert_eq!((held(&world), world.read(client, part)), (mib(4, 4), 7));
+    assert_eq!((charged(&world), world.read(client, part)), (mib(4, 4), 7));
     assert!(matches!(write_back(&mut world, part), PartMove::Moved));
     // Where there are no bytes below none are taken from others.
     let mut world = tiers(16, 4);
@@ -297,11 +297,11 @@ fn part_makes_room_for_a_waiter_once_it_has_backing() {
     let told = write_back(&mut world, part);
     assert!(matches!(told, PartMove::Refused { .. }), "there is nothing below: {told:?}");
     world.call(a, ClientRequest::FreeBatch(vec![backed])).expect("freed");
-    world.settle();
+    world.run_until_idle();
     assert!(matches!(write_back(&mut world, part), PartMove::Moved));
     let wait = std::time::Duration::from_secs(60);
     let waiting = world.start(b, None, ClientRequest::AllocateBatch { items: vec![spec(8)], wait });
-    world.settle();
+    world.run_until_idle();
     assert!(matches!(world.replies.get(&waiting), Some(Ok(_))), "it has left");
     assert_eq!(tier(&world, part), Tier::Host);
 }
@@ -327,6 +327,6 @@ fn write_back_is_shown_among_moves() {
     let shown = world.broker.moves();
     assert_eq!((shown.len(), shown[0].part, shown[0].to), (1, part, Tier::Host));
     assert_eq!(shown[0].cause, broker_core::Cause::WriteBack);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(world.broker.moves(), []);
 }

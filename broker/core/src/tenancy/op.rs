@@ -30,7 +30,7 @@ pub(crate) enum OpKind {
     Allocate {
         since: Time,
         /// The request, in case it has to wait in the line after all.
-        asked: Option<Box<BatchRequest>>,
+        request: Option<Box<BatchRequest>>,
         allocations: Vec<AllocationId>,
         extents_left: usize,
         failure: Option<Refusal>,

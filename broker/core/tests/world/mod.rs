@@ -55,7 +55,7 @@ pub struct World {
     /// Pins by the words of each client.
     pub pinned: BTreeMap<(ChannelId, PartRef), u32>,
     /// Parts that a client unmaps once its pins have ended.
-    pub wanted_back: BTreeSet<(ChannelId, PartRef)>,
+    pub to_unmap: BTreeSet<(ChannelId, PartRef)>,
     /// Answers to pin calls.
     pub pin_answers: BTreeMap<(ChannelId, u64), Option<Refusal>>,
     /// Which part each slot serves.
@@ -63,19 +63,19 @@ pub struct World {
     /// Clients that answer nothing.
     pub stopped: BTreeSet<ChannelId>,
     /// Extents that some process goes on holding after their release.
-    pub clung_to: BTreeSet<ExtentId>,
+    pub still_open: BTreeSet<ExtentId>,
     /// Extents whose release was answered so.
     pub unreturned: BTreeSet<ExtentId>,
     /// The driver defers releases as long as none is urgent.
-    pub puts_off: bool,
-    pub put_off: Vec<Command>,
+    pub defers_releases: bool,
+    pub deferred: Vec<Command>,
     /// Destinations of copies that were to be done sooner.
     pub hastened: Vec<ExtentId>,
     pub killed: Vec<ChannelId>,
     pub closed: BTreeSet<ChannelId>,
     pub stored: StoredQuotas,
     /// Memory of each device that other programs have.
-    pub outside: Bytes,
+    pub other_programs: Bytes,
     /// For this many further extents devices have no memory.
     pub out_of_memory: usize,
     pub fail_creates: VecDeque<Option<CreateError>>,
@@ -95,13 +95,13 @@ pub struct World {
     /// The extent that each part was in when it was sent last.
     pub extents: BTreeMap<PartRef, ExtentId>,
     /// The drop count that was sent with the part last.
-    pub losses: BTreeMap<PartRef, u64>,
+    pub drop_counts: BTreeMap<PartRef, u64>,
     /// Notices for operators.
     pub notices: Vec<Notice>,
     /// Whether new sessions subscribe to pressure.
-    pub hears_pressure: bool,
-    pub pressure_told: Vec<(ChannelId, PressureNote)>,
-    pub shares_told: Vec<vramd_types::Shares>,
+    pub subscribes_to_pressure: bool,
+    pub pressure_notes: Vec<(ChannelId, PressureNote)>,
+    pub shares_sent: Vec<vramd_types::Shares>,
     calls: u64,
     channels: u64,
 }
@@ -144,13 +144,13 @@ impl World {
     }
 
     pub fn with(config: Config, stored: StoredQuotas) -> Self {
-        let mut world = Self::unseen(config, stored);
-        world.settle();
+        let mut world = Self::unsurveyed(config, stored);
+        world.run_until_idle();
         world
     }
 
     /// A node whose devices were never surveyed.
-    pub fn unseen(config: Config, stored: StoredQuotas) -> Self {
+    pub fn unsurveyed(config: Config, stored: StoredQuotas) -> Self {
         let mut world = Self {
             broker: Broker::new(config, stored, Time::START),
             now: Time::START,
@@ -159,19 +159,19 @@ impl World {
             work: VecDeque::new(),
             mapped: BTreeMap::new(),
             pinned: BTreeMap::new(),
-            wanted_back: BTreeSet::new(),
+            to_unmap: BTreeSet::new(),
             pin_answers: BTreeMap::new(),
             slots: BTreeMap::new(),
             stopped: BTreeSet::new(),
-            clung_to: BTreeSet::new(),
+            still_open: BTreeSet::new(),
             unreturned: BTreeSet::new(),
-            puts_off: false,
-            put_off: Vec::new(),
+            defers_releases: false,
+            deferred: Vec::new(),
             hastened: Vec::new(),
             killed: Vec::new(),
             closed: BTreeSet::new(),
             stored: StoredQuotas::default(),
-            outside: Bytes::ZERO,
+            other_programs: Bytes::ZERO,
             out_of_memory: 0,
             fail_creates: VecDeque::new(),
             fail_copies: VecDeque::new(),
@@ -182,11 +182,11 @@ impl World {
             unwritten: BTreeSet::new(),
             written: BTreeSet::new(),
             extents: BTreeMap::new(),
-            losses: BTreeMap::new(),
+            drop_counts: BTreeMap::new(),
             notices: Vec::new(),
-            hears_pressure: false,
-            pressure_told: Vec::new(),
-            shares_told: Vec::new(),
+            subscribes_to_pressure: false,
+            pressure_notes: Vec::new(),
+            shares_sent: Vec::new(),
             calls: 0,
             channels: 0,
         };
@@ -221,7 +221,7 @@ impl World {
                     }
                 }
                 Command::Send { channel, frame: DaemonFrame::Pressure(note) } => {
-                    self.pressure_told.push((channel, note));
+                    self.pressure_notes.push((channel, note));
                 }
                 Command::Send { channel, frame } => self.inboxes.entry(channel).or_default().push_back(frame),
                 Command::CloseChannel { channel } => _ = self.closed.insert(channel),
@@ -230,13 +230,15 @@ impl World {
                 Command::ForgetProcess { .. } => {}
                 // A copy that has not begun is dropped.
                 Command::CancelCopy { to } => self.cancelled(to),
-                Command::ShareLinks(shares) => self.shares_told.push(shares),
+                Command::ShareLinks(shares) => self.shares_sent.push(shares),
                 Command::HastenCopy { to } => {
                     assert!(self.is_copied_to(to), "{to} is not being copied to");
                     self.hastened.push(to);
                 }
-                release @ Command::ReleaseExtent { .. } if self.puts_off => self.put_off.push(release),
-                Command::ReleaseNow { .. } => self.work.extend(self.put_off.drain(..)),
+                release @ Command::ReleaseExtent { .. } if self.defers_releases => {
+                    self.deferred.push(release)
+                }
+                Command::ReleaseNow { .. } => self.work.extend(self.deferred.drain(..)),
                 work => self.work.push_back(work),
             }
         }
@@ -315,7 +317,7 @@ impl World {
                 self.contents.remove(&extent);
                 self.unwritten.remove(&extent);
                 self.in_files.remove(&extent);
-                let returned = !self.clung_to.contains(&extent);
+                let returned = !self.still_open.contains(&extent);
                 if !returned {
                     self.unreturned.insert(extent);
                 }
@@ -330,7 +332,7 @@ impl World {
             }
             Command::Survey { device, .. } => Event::Completion(Completion::Surveyed {
                 device,
-                unbrokered: self.outside,
+                unbrokered: self.other_programs,
                 contexts: 0,
                 host_missing: Bytes::ZERO,
             }),
@@ -371,7 +373,7 @@ impl World {
         let answer = match frame {
             DaemonFrame::Map(parts) => {
                 self.extents.extend(parts.iter().map(|part| (part.part, part.extent)));
-                self.losses.extend(parts.iter().map(|part| (part.part, part.drop_count)));
+                self.drop_counts.extend(parts.iter().map(|part| (part.part, part.drop_count)));
                 for part in &parts {
                     let Some(slot) = part.slot else { continue };
                     let serves = *self.slots.entry((channel, slot)).or_insert(part.part);
@@ -386,7 +388,7 @@ impl World {
                     .into_iter()
                     .map(|told| told.part)
                     .partition(|part| self.pinned.contains_key(&(channel, *part)));
-                self.wanted_back.extend(pinned.into_iter().map(|part| (channel, part)));
+                self.to_unmap.extend(pinned.into_iter().map(|part| (channel, part)));
                 let held: Vec<_> = free.into_iter().filter(|part| mapped.remove(part)).collect();
                 let parts: Vec<_> = held.into_iter().map(|part| self.unmapped(channel, part)).collect();
                 if parts.is_empty() {
@@ -417,7 +419,7 @@ impl World {
     }
 
     /// Lets the driver work and clients answer until nothing is left to do.
-    pub fn settle(&mut self) {
+    pub fn run_until_idle(&mut self) {
         loop {
             let mut busy = self.work_once();
             for channel in self.inboxes.keys().copied().collect::<Vec<_>>() {
@@ -471,7 +473,7 @@ impl World {
             devices,
             unmapped_sessions,
             pins,
-            pressure: self.hears_pressure,
+            pressure: self.subscribes_to_pressure,
         };
         self.event(Event::Hello { channel, hello });
         let answer = self.inboxes.get_mut(&channel).and_then(VecDeque::pop_front).expect("hello is answered");
@@ -522,7 +524,7 @@ impl World {
         *pins -= 1;
         if *pins == 0 {
             self.pinned.remove(&key);
-            if self.wanted_back.remove(&key) {
+            if self.to_unmap.remove(&key) {
                 self.mapped.entry(client.channel).or_default().remove(&part);
                 let unmapped = self.unmapped(client.channel, part);
                 self.frame(client, ClientFrame::Unmapped(vec![unmapped]));
@@ -552,7 +554,7 @@ impl World {
     /// A request and its answer, after all work is done.
     pub fn call(&mut self, client: Client, request: ClientRequest) -> Result<Reply, Refusal> {
         let call = self.start(client, None, request);
-        self.settle();
+        self.run_until_idle();
         self.replies.remove(&call).expect("an answer")
     }
 
@@ -565,7 +567,7 @@ impl World {
 
     pub fn operate(&mut self, request: OperatorRequest) -> Result<Reply, Refusal> {
         let call = self.start_operator(None, request);
-        self.settle();
+        self.run_until_idle();
         self.replies.remove(&call).expect("an answer")
     }
 
@@ -584,24 +586,24 @@ impl World {
 
     pub fn end_process(&mut self, client: Client) {
         self.event(Event::ProcessEnded { channel: client.channel });
-        self.settle();
+        self.run_until_idle();
     }
 
-    pub fn held(&self) -> Bytes {
+    pub fn charged(&self) -> Bytes {
         self.broker.devices().iter().fold(Bytes::ZERO, |sum, device| sum.saturating_add(device.charged))
     }
 
-    pub fn held_in_host(&self) -> Bytes {
+    pub fn charged_in_host(&self) -> Bytes {
         let host = |device: &broker_core::DeviceView| device.host.map_or(Bytes::ZERO, |host| host.charged);
         self.broker.devices().iter().fold(Bytes::ZERO, |sum, device| sum.saturating_add(host(device)))
     }
 
-    pub fn held_on_disk(&self) -> Bytes {
+    pub fn charged_on_disk(&self) -> Bytes {
         let disk = |device: &broker_core::DeviceView| device.disk.map_or(Bytes::ZERO, |disk| disk.charged);
         self.broker.devices().iter().fold(Bytes::ZERO, |sum, device| sum.saturating_add(disk(device)))
     }
 
-    pub fn held_by(&self, tenant: &str) -> Bytes {
+    pub fn charged_to(&self, tenant: &str) -> Bytes {
         let view = self.broker.quota(tenant, None, broker_core::Tier::Device).expect("a tenant");
         view.in_force.expect("a present device").charged
     }

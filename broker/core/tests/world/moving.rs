@@ -60,7 +60,7 @@ pub fn empty(world: &mut World, client: Client, id: AllocationId) {
         world.unpin(client, part);
     }
     world.call(client, ClientRequest::FreeBatch(vec![id])).expect("freed");
-    world.settle();
+    world.run_until_idle();
 }
 
 pub fn parts(world: &World, id: AllocationId) -> Vec<PartRef> {
@@ -77,6 +77,6 @@ pub fn mib(device: u32, host: u32) -> (Bytes, Bytes) {
     (Bytes::mib(device), Bytes::mib(host))
 }
 
-pub fn held(world: &World) -> (Bytes, Bytes) {
-    (world.held(), world.held_in_host())
+pub fn charged(world: &World) -> (Bytes, Bytes) {
+    (world.charged(), world.charged_in_host())
 }

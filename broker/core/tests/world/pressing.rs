@@ -33,17 +33,17 @@ pub fn fill(world: &mut World, client: Client, count: u64) -> Vec<PartRef> {
 pub fn free(world: &mut World, client: Client, parts: &[PartRef]) {
     let ids: Vec<AllocationId> = parts.iter().map(|part| part.allocation).collect();
     world.call(client, ClientRequest::FreeBatch(ids)).expect("freed");
-    world.settle();
+    world.run_until_idle();
 }
 
-pub fn pass(world: &mut World, time: Duration) {
+pub fn pass_time(world: &mut World, time: Duration) {
     let micros = u64::try_from(time.as_micros()).expect("a short time");
     world.advance(micros);
-    world.settle();
+    world.run_until_idle();
 }
 
 /// The levels of the tier that were noticed since the last call.
-pub fn steps(world: &mut World, of: Tier) -> Vec<Pressure> {
+pub fn levels(world: &mut World, of: Tier) -> Vec<Pressure> {
     let step = |notice: Notice| match notice {
         Notice::PressureChanged { tier, to, .. } if tier == of => Some(to),
         _ => None,

@@ -30,7 +30,7 @@ pub fn was_copied(world: &World, part: PartRef) -> bool {
 }
 
 /// Whether each successful write-back of the part made clean backing.
-pub fn shadows(world: &World, part: PartRef) -> Vec<bool> {
+pub fn clean_write_backs(world: &World, part: PartRef) -> Vec<bool> {
     let told = world.notices.iter().filter_map(|notice| match notice {
         Notice::WrittenBack { part: of, clean, .. } if *of == part => Some(*clean),
         _ => None,

@@ -119,9 +119,9 @@ impl Broker {
     }
 
     /// The requested device, if the session sees it, or the first one that it sees.
-    fn choose_device(&self, session: SessionId, asked: Option<&str>) -> Result<DeviceIndex, Refusal> {
+    fn choose_device(&self, session: SessionId, requested: Option<&str>) -> Result<DeviceIndex, Refusal> {
         let visible = self.sessions.get(session).map(|session| &*session.devices).unwrap_or_default();
-        let Some(text) = asked else {
+        let Some(text) = requested else {
             let first = visible.first().copied();
             return first.ok_or_else(|| Refusal::DeviceNotVisible { device: "0".to_owned() });
         };
@@ -219,24 +219,24 @@ impl Broker {
         tenant: TenantId,
         plans: &[AllocationPlan],
     ) -> Result<(), BatchShortage> {
-        let (mut all_kept, mut lacks) = (BTreeSet::new(), Vec::new());
-        for (place, asked, kept) in self.requested_by_place(tenant, plans) {
-            let recycled = self.cached_sizes(&kept);
-            all_kept.extend(kept);
-            let fresh = asked.saturating_sub(recycled);
+        let (mut all_cached, mut shortages) = (BTreeSet::new(), Vec::new());
+        for (place, requested, cached) in self.requested_by_place(tenant, plans) {
+            let recycled = self.cached_sizes(&cached);
+            all_cached.extend(cached);
+            let fresh = requested.saturating_sub(recycled);
             if !fresh.is_zero()
                 && let Err(shortage) = self.ledger.admit(tenant, place, fresh)
             {
-                lacks.push(BatchShortage::Bytes { place, shortage, asked });
+                shortages.push(BatchShortage::Bytes { place, shortage, requested });
             }
         }
-        let never = lacks.iter().position(|lack| !self.is_ever_possible(tenant, lack));
+        let never = shortages.iter().position(|missing| !self.is_ever_possible(tenant, missing));
         let never = never.filter(|_| !planted!(self, FirstShortageAlone));
-        if let Some(lack) = lacks.into_iter().nth(never.unwrap_or_default()) {
-            return Err(lack);
+        if let Some(missing) = shortages.into_iter().nth(never.unwrap_or_default()) {
+            return Err(missing);
         }
-        let fresh = parts_of(plans).saturating_sub(all_kept.len());
-        self.check_extent_count(&all_kept, fresh).map_err(BatchShortage::Extents)
+        let fresh = parts_of(plans).saturating_sub(all_cached.len());
+        self.check_extent_count(&all_cached, fresh).map_err(BatchShortage::Extents)
     }
 
     /// The bytes that a batch requests in each place, and the cached extents that it reuses for them.
@@ -245,20 +245,20 @@ impl Broker {
         tenant: TenantId,
         plans: &[AllocationPlan],
     ) -> Vec<(Place, Bytes, Vec<Age>)> {
-        let mut asked = Vec::new();
+        let mut requested = Vec::new();
         for device in self.device_indices() {
-            let (lazy, held): (Vec<_>, Vec<_>) = plans
+            let (lazy, pinned): (Vec<_>, Vec<_>) = plans
                 .iter()
                 .filter(|plan| plan.device == device)
                 .partition(|plan| self.can_start_below(plan));
-            if !held.is_empty() {
-                let kept = self.cached_for(tenant, device, held.iter().copied());
-                asked.push((Place::device(device), self.sum_of_plans(&held), kept));
+            if !pinned.is_empty() {
+                let cached = self.cached_for(tenant, device, pinned.iter().copied());
+                requested.push((Place::device(device), self.sum_of_plans(&pinned), cached));
             }
             let below = self.requested_below(tenant, device, &lazy).into_iter();
-            asked.extend(below.map(|(place, bytes)| (place, bytes, Vec::new())));
+            requested.extend(below.map(|(place, bytes)| (place, bytes, Vec::new())));
         }
-        asked
+        requested
     }
 
     /// How many of the bytes that may begin below a device go to each tier there: each part as near as it fits.
@@ -268,7 +268,7 @@ impl Broker {
         device: DeviceIndex,
         lazy: &[&AllocationPlan],
     ) -> Vec<(Place, Bytes)> {
-        let (mut left, mut asked) = (self.sum_of_plans(lazy), Vec::new());
+        let (mut left, mut requested) = (self.sum_of_plans(lazy), Vec::new());
         let mut pieces: Vec<_> = lazy.iter().flat_map(|plan| plan.part_sizes()).collect();
         let mut places = self.ledger.below(device).peekable();
         while let Some(place) = places.next().filter(|_| !left.is_zero()) {
@@ -279,10 +279,10 @@ impl Broker {
             };
             left = left.saturating_sub(there);
             if !there.is_zero() {
-                asked.push((place, there));
+                requested.push((place, there));
             }
         }
-        asked
+        requested
     }
 
     /// How many bytes of the parts fit in a place, in their order. The others are left.

@@ -51,23 +51,23 @@ impl Broker {
         self.check_names(&plans)?;
         sum_of(plans.iter().map(|plan| plan.span), planted!(self, BatchSumOverflows))
             .ok_or(Refusal::SizeInvalid { field: "size_bytes", size: Bytes::MAX })?;
-        let lack = self.check_batch_room(tenant, &plans).err();
-        if let Some(lack) = lack.as_ref().filter(|lack| !self.is_ever_possible(tenant, lack)) {
-            return Err(self.batch_refusal(tenant, lack));
+        let missing = self.check_batch_room(tenant, &plans).err();
+        if let Some(missing) = missing.as_ref().filter(|missing| !self.is_ever_possible(tenant, missing)) {
+            return Err(self.batch_refusal(tenant, missing));
         }
         self.recheck_plans(session, tenant, &plans)?;
-        let why = match lack {
+        let why = match missing {
             None => self.refusal_behind_others(tenant, &plans),
-            Some(lack) => Some(self.batch_refusal(tenant, &lack)),
+            Some(missing) => Some(self.batch_refusal(tenant, &missing)),
         };
-        let asked =
+        let request =
             BatchRequest { plans, arrived: self.pins.after_all(), until: self.now.after(wait), tries: 0 };
         Ok(match why {
             None => {
                 self.note_room_taken();
-                Started::Waiting(self.create_batch(op, session, tenant, asked)?)
+                Started::Waiting(self.create_batch(op, session, tenant, request)?)
             }
-            Some(why) => self.enqueue_batch(op, tenant, WaitingBatch::new(asked, why)),
+            Some(why) => self.enqueue_batch(op, tenant, WaitingBatch::new(request, why)),
         })
     }
 
@@ -79,14 +79,14 @@ impl Broker {
         op: OpId,
         session: SessionId,
         tenant: TenantId,
-        asked: BatchRequest,
+        request: BatchRequest,
     ) -> Result<OpKind, Refusal> {
-        let plans = asked.plans.clone();
-        let (lazy, held): (Vec<_>, Vec<_>) =
+        let plans = request.plans.clone();
+        let (lazy, pinned): (Vec<_>, Vec<_>) =
             plans.into_iter().enumerate().partition(|(_, plan)| self.can_start_below(plan));
-        let mut made = Vec::with_capacity(lazy.len().saturating_add(held.len()));
+        let mut made = Vec::with_capacity(lazy.len().saturating_add(pinned.len()));
         let mut extents_left = 0usize;
-        for (at, plan) in held.into_iter().chain(lazy) {
+        for (at, plan) in pinned.into_iter().chain(lazy) {
             let (allocation, ordered) = self.create_allocation(op, session, tenant, plan)?;
             extents_left = extents_left.saturating_add(ordered);
             made.push((at, allocation));
@@ -96,8 +96,8 @@ impl Broker {
         }
         made.sort_unstable();
         let allocations = made.into_iter().map(|(_, allocation)| allocation).collect();
-        let asked = Some(Box::new(asked));
-        Ok(OpKind::Allocate { since: self.now, asked, allocations, extents_left, failure: None })
+        let request = Some(Box::new(request));
+        Ok(OpKind::Allocate { since: self.now, request, allocations, extents_left, failure: None })
     }
 
     /// Reserves the bytes of one allocation and orders its extents, except for cached ones. Returns how many it
@@ -205,12 +205,12 @@ impl Broker {
 
     /// Ends a batch whose extents are all created, or failed.
     pub(crate) fn finish_allocation(&mut self, op: OpId) {
-        let Some(OpKind::Allocate { asked, allocations, failure, .. }) =
+        let Some(OpKind::Allocate { request, allocations, failure, .. }) =
             self.ops.get_mut(op).map(|op| &mut op.kind)
         else {
             return;
         };
-        let (asked, ids, failure) = (asked.take(), std::mem::take(allocations), failure.take());
+        let (request, ids, failure) = (request.take(), std::mem::take(allocations), failure.take());
         for id in &ids {
             if let Some(allocation) = self.allocations.get_mut(*id) {
                 allocation.op = None;
@@ -222,7 +222,7 @@ impl Broker {
         };
         let raced = ids.iter().find(|id| lost(id)).map(|id| Refusal::Raced { allocation: *id });
         let again = match (&failure, &raced) {
-            (Some(Refusal::DeviceFull { tier: Tier::Device, .. }), None) => asked,
+            (Some(Refusal::DeviceFull { tier: Tier::Device, .. }), None) => request,
             _ => None,
         };
         if let Some(refusal) = failure.or(raced) {
@@ -232,7 +232,7 @@ impl Broker {
                 self.remove_if_gone(id);
             }
             return match again {
-                Some(asked) => self.requeue_batch(op, *asked, refusal),
+                Some(request) => self.requeue_batch(op, *request, refusal),
                 None => self.finish(op, Err(refusal)),
             };
         }

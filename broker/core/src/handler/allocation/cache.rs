@@ -176,8 +176,8 @@ impl Broker {
             return;
         }
         let of_device = self.awaited_room.iter().filter(|(_, was)| was.device == place.device);
-        let (awaited, going): (Vec<_>, Vec<_>) = of_device.map(|(extent, was)| (extent, was.size)).unzip();
-        let mut left = going.into_iter().fold(fill.charged, Bytes::saturating_sub);
+        let (awaited, leaving): (Vec<_>, Vec<_>) = of_device.map(|(extent, was)| (extent, was.size)).unzip();
+        let mut left = leaving.into_iter().fold(fill.charged, Bytes::saturating_sub);
         let mut given_up = BTreeSet::new();
         for (age, entry) in self.pool.cache().iter().filter(|(_, it)| it.device == place.device) {
             if left <= target {

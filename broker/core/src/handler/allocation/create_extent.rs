@@ -152,15 +152,15 @@ impl Broker {
         tenant: TenantId,
         place: Place,
         shortage: Shortage,
-        asked: Bytes,
+        requested: Bytes,
     ) -> Refusal {
         let (tier, uuid) = (place.tier, self.uuid(place.device).to_owned());
         match shortage {
             Shortage::Limit { limit, charged } => {
                 let tenant = self.tenants.name(tenant).to_owned();
-                Refusal::QuotaLimit { tenant, device: uuid, tier, limit, charged, requested: asked }
+                Refusal::QuotaLimit { tenant, device: uuid, tier, limit, charged, requested }
             }
-            Shortage::Room { free } => Refusal::DeviceFull { device: uuid, tier, free, requested: asked },
+            Shortage::Room { free } => Refusal::DeviceFull { device: uuid, tier, free, requested },
         }
     }
 }

@@ -73,7 +73,7 @@ impl Broker {
         let (allocation, extents_left) = self.create_allocation(op, session, tenant, plan)?;
         let allocations = vec![allocation];
         let kind =
-            OpKind::Allocate { since: self.now, asked: None, allocations, extents_left, failure: None };
+            OpKind::Allocate { since: self.now, request: None, allocations, extents_left, failure: None };
         Ok(Started::Waiting(kind))
     }
 

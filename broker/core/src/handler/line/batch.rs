@@ -49,7 +49,7 @@ pub(crate) enum BatchShortage {
         place: Place,
         shortage: Shortage,
         /// Including the cached extents that the batch would reuse.
-        asked: Bytes,
+        requested: Bytes,
     },
     /// There are too many extents. The daemon has to release these cached ones.
     Extents(Vec<Age>),
@@ -77,21 +77,21 @@ impl Broker {
     }
 
     /// Whether the places of the batch could ever have as much.
-    pub(crate) fn is_ever_possible(&self, tenant: TenantId, lack: &BatchShortage) -> bool {
-        let BatchShortage::Bytes { place, asked, .. } = lack else { return true };
-        let limit = self.ledger.account(tenant, *place).is_some_and(|account| *asked <= account.limit);
-        let of_tenant = BTreeMap::from([(tenant, *asked)]);
+    pub(crate) fn is_ever_possible(&self, tenant: TenantId, missing: &BatchShortage) -> bool {
+        let BatchShortage::Bytes { place, requested, .. } = missing else { return true };
+        let limit = self.ledger.account(tenant, *place).is_some_and(|account| *requested <= account.limit);
+        let of_tenant = BTreeMap::from([(tenant, *requested)]);
         let fits = |balances: &PlaceBalances| {
-            *asked <= balances.max_available_to(&of_tenant) || planted!(self, GuaranteeAwaited)
+            *requested <= balances.max_available_to(&of_tenant) || planted!(self, GuaranteeAwaited)
         };
         // The daemon makes no room below devices.
         limit && self.ledger.balances(*place).is_some_and(fits) && place.tier == Tier::Device
     }
 
-    pub(crate) fn batch_refusal(&self, tenant: TenantId, lack: &BatchShortage) -> Refusal {
-        match lack {
-            BatchShortage::Bytes { place, shortage, asked, .. } => {
-                self.shortage_refusal(tenant, *place, *shortage, *asked)
+    pub(crate) fn batch_refusal(&self, tenant: TenantId, missing: &BatchShortage) -> Refusal {
+        match missing {
+            BatchShortage::Bytes { place, shortage, requested, .. } => {
+                self.shortage_refusal(tenant, *place, *shortage, *requested)
             }
             BatchShortage::Extents(_) => {
                 let tenant = self.tenants.name(tenant).to_owned();
@@ -109,13 +109,13 @@ impl Broker {
         if self.line.is_empty() || planted!(self, BatchOvertakes) {
             return None;
         }
-        let overtakes = |(place, asked, _): &(Place, Bytes, Vec<Age>)| {
+        let overtakes = |(place, requested, _): &(Place, Bytes, Vec<Age>)| {
             place.tier == Tier::Device
                 && self.has_waiters_on(place.device)
-                && !self.is_within_guarantee(tenant, place.device, *asked)
+                && !self.is_within_guarantee(tenant, place.device, *requested)
         };
-        let (place, asked, _) = self.requested_by_place(tenant, plans).into_iter().find(overtakes)?;
-        Some(self.shortage_refusal(tenant, place, Shortage::Room { free: Bytes::ZERO }, asked))
+        let (place, requested, _) = self.requested_by_place(tenant, plans).into_iter().find(overtakes)?;
+        Some(self.shortage_refusal(tenant, place, Shortage::Room { free: Bytes::ZERO }, requested))
     }
 
     /// Starts a batch of the line if it fits. `Err` says where it is short.
@@ -145,12 +145,12 @@ impl Broker {
             }
             return Err(Shortage::Room { free: Bytes::ZERO });
         }
-        if let Err(lack) = self.check_batch_room(tenant, &plans) {
-            let why = self.batch_refusal(tenant, &lack);
+        if let Err(missing) = self.check_batch_room(tenant, &plans) {
+            let why = self.batch_refusal(tenant, &missing);
             if let Some((_, _, batch)) = self.waiting_batch_mut(op) {
                 (batch.request.plans, batch.why) = (plans, why);
             }
-            return Err(match lack {
+            return Err(match missing {
                 // Below devices nothing makes room.
                 BatchShortage::Bytes { place, .. } if place.tier != Tier::Device => {
                     self.refuse_short_batch(op);
@@ -183,14 +183,14 @@ impl Broker {
     /// The room that a batch of the line needs on each device.
     pub(crate) fn batch_needs(&self, op: OpId, arrived: Arrival) -> Vec<Need> {
         let Some((tenant, batch)) = self.waiting_batch(op) else { return Vec::new() };
-        let asked = self.requested_by_place(tenant, &batch.request.plans).into_iter();
-        let on_device = asked.filter(|(place, ..)| place.tier == Tier::Device);
-        let need = |(place, asked, kept): (Place, Bytes, Vec<Age>)| {
-            let size = asked.saturating_sub(self.cached_sizes(&kept));
+        let requested = self.requested_by_place(tenant, &batch.request.plans).into_iter();
+        let on_device = requested.filter(|(place, ..)| place.tier == Tier::Device);
+        let need = |(place, requested, cached): (Place, Bytes, Vec<Age>)| {
+            let size = requested.saturating_sub(self.cached_sizes(&cached));
             Need {
                 footprint: Footprint { tenant, device: place.device, size },
                 arrived,
-                own_cached: kept,
+                own_cached: cached,
                 hopeless: None,
             }
         };
@@ -208,9 +208,9 @@ impl Broker {
     /// Refuses the batch if no wait can meet it.
     pub(crate) fn refuse_impossible_batch(&mut self, op: OpId) {
         let Some((tenant, batch)) = self.waiting_batch(op) else { return };
-        let lack = self.check_batch_room(tenant, &batch.request.plans).err();
-        if let Some(lack) = lack.filter(|lack| !self.is_ever_possible(tenant, lack)) {
-            let why = self.batch_refusal(tenant, &lack);
+        let missing = self.check_batch_room(tenant, &batch.request.plans).err();
+        if let Some(missing) = missing.filter(|missing| !self.is_ever_possible(tenant, missing)) {
+            let why = self.batch_refusal(tenant, &missing);
             self.refuse_batch(op, why);
         }
     }
@@ -218,13 +218,13 @@ impl Broker {
     /// Refuses the batch if its parts that begin below devices find no room there: the daemon makes none.
     pub(crate) fn refuse_without_room_below(&mut self, op: OpId) {
         let Some((tenant, batch)) = self.waiting_batch(op) else { return };
-        let asked = self.requested_by_place(tenant, &batch.request.plans).into_iter();
-        let mut below = asked.filter(|(place, ..)| place.tier != Tier::Device);
-        let lack = below.find_map(|(place, asked, _)| {
-            let shortage = self.ledger.admit(tenant, place, asked).err()?;
-            Some(self.shortage_refusal(tenant, place, shortage, asked))
+        let requested = self.requested_by_place(tenant, &batch.request.plans).into_iter();
+        let mut below = requested.filter(|(place, ..)| place.tier != Tier::Device);
+        let missing = below.find_map(|(place, requested, _)| {
+            let shortage = self.ledger.admit(tenant, place, requested).err()?;
+            Some(self.shortage_refusal(tenant, place, shortage, requested))
         });
-        if let Some(why) = lack {
+        if let Some(why) = missing {
             self.refuse_batch(op, why);
         }
     }
@@ -235,8 +235,8 @@ impl Broker {
         // The reason is the present shortage. After the driver ran out, the memory of the undone batch is not
         // back yet, so its first reason stays.
         let ran_out = self.line.out_of_memory_device(Waiter::Batch(op)).is_some();
-        let lack = self.check_batch_room(tenant, &plans).err().filter(|_| !ran_out);
-        self.refuse_batch(op, lack.map_or(why, |lack| self.batch_refusal(tenant, &lack)));
+        let missing = self.check_batch_room(tenant, &plans).err().filter(|_| !ran_out);
+        self.refuse_batch(op, missing.map_or(why, |missing| self.batch_refusal(tenant, &missing)));
     }
 
     pub(crate) fn refuse_batch(&mut self, op: OpId, why: Refusal) {

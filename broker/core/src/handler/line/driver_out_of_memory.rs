@@ -29,10 +29,10 @@ const TRIES_MAX: u32 = 4;
 impl Broker {
     /// The driver ran out of memory. Surveys the device; until the survey reports, the ledger treats the bytes
     /// as missing.
-    pub(crate) fn on_device_ran_out(&mut self, device: DeviceIndex, asked: Bytes) {
+    pub(crate) fn on_device_ran_out(&mut self, device: DeviceIndex, requested: Bytes) {
         // Releasing cached extents lets the next try find room.
         self.release_all_cached(Some(device));
-        self.withhold(Place::device(device), |ledger| ledger.cap_capacity(Place::device(device), asked));
+        self.withhold(Place::device(device), |ledger| ledger.cap_capacity(Place::device(device), requested));
         self.survey(device);
         self.surveys.await_next(device);
         // The shortfall is covered at the end of the event, when the undone extents are known.
@@ -41,24 +41,24 @@ impl Broker {
     }
 
     /// Puts a batch back into the line at its old position.
-    pub(crate) fn requeue_batch(&mut self, op: OpId, mut asked: BatchRequest, why: Refusal) {
+    pub(crate) fn requeue_batch(&mut self, op: OpId, mut request: BatchRequest, why: Refusal) {
         let Some(Requester::Session { tenant, .. }) = self.ops.get(op).map(|op| op.requester) else { return };
         let Refusal::DeviceFull { device, .. } = &why else { return };
         let device = self.find_device(device);
         // A batch that begins below a full device waits for none.
         let asks = |(place, ..): &(Place, _, _)| place.tier == Tier::Device;
-        if !self.requested_by_place(tenant, &asked.plans).iter().any(asks) {
+        if !self.requested_by_place(tenant, &request.plans).iter().any(asks) {
             return self.finish(op, Err(why));
         }
-        asked.tries = asked.tries.saturating_add(1);
-        let rests = asked.tries >= TRIES_MAX;
-        if rests && asked.until <= self.now {
+        request.tries = request.tries.saturating_add(1);
+        let rests = request.tries >= TRIES_MAX;
+        if rests && request.until <= self.now {
             return self.finish(op, Err(why));
         }
         if rests {
-            asked.tries = 0;
+            request.tries = 0;
         }
-        let Started::Waiting(kind) = self.enqueue_batch(op, tenant, WaitingBatch::new(asked, why)) else {
+        let Started::Waiting(kind) = self.enqueue_batch(op, tenant, WaitingBatch::new(request, why)) else {
             return;
         };
         if let Some(op) = self.ops.get_mut(op) {
@@ -104,10 +104,10 @@ impl Broker {
         if self.check_part_room(part).is_err() || self.line.count_vain_try(part, TRIES_MAX) {
             return self.allow_retry(Waiter::Part(part));
         }
-        let asked = self.footprint_of(part).map_or(Bytes::ZERO, |footprint| footprint.size);
+        let requested = self.footprint_of(part).map_or(Bytes::ZERO, |footprint| footprint.size);
         let (tier, free, device) = (Tier::Device, Bytes::ZERO, self.uuid(device).to_owned());
         self.line.defer(part);
-        self.refuse_calls_missing(part, &Refusal::DeviceFull { device, tier, free, requested: asked });
+        self.refuse_calls_missing(part, &Refusal::DeviceFull { device, tier, free, requested });
     }
 
     fn judge_batch(&mut self, op: OpId) {

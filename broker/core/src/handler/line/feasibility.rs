@@ -30,7 +30,9 @@ impl Broker {
             let sum = by_device.entry(footprint.device).or_default().entry(footprint.tenant).or_default();
             *sum = sum.saturating_add(footprint.size);
         }
-        by_device.into_iter().try_for_each(|(device, asked)| self.check_feasible_on(asker, device, &asked))
+        by_device
+            .into_iter()
+            .try_for_each(|(device, requested)| self.check_feasible_on(asker, device, &requested))
     }
 
     /// `asked` has the bytes of each tenant that is charged.
@@ -38,30 +40,30 @@ impl Broker {
         &self,
         asker: TenantId,
         device: DeviceIndex,
-        asked: &BTreeMap<TenantId, Bytes>,
+        requested: &BTreeMap<TenantId, Bytes>,
     ) -> Result<(), Refusal> {
         let Some(balances) = self.ledger.balances(Place::device(device)) else { return Ok(()) };
-        let sum = asked.values().copied().fold(Bytes::ZERO, Bytes::saturating_add);
+        let sum = requested.values().copied().fold(Bytes::ZERO, Bytes::saturating_add);
         let place = Place::device(device);
         let fits_in = |free: Bytes| match sum <= free {
             true => Ok(()),
             false => Err(self.shortage_refusal(asker, place, Shortage::Room { free }, sum)),
         };
         fits_in(balances.surveyed_capacity())?;
-        for (tenant, asked) in asked {
+        for (tenant, requested) in requested {
             let account = self.ledger.account(*tenant, place);
-            let Some(account) = account.filter(|account| *asked > account.limit) else { continue };
+            let Some(account) = account.filter(|account| *requested > account.limit) else { continue };
             // A tenant sees only its own figures, never those of a tenant whose memory it reads.
             if *tenant != asker {
                 let (device, tier) = (self.uuid(device).to_owned(), place.tier);
-                return Err(Refusal::SetTooLarge { device, tier, requested: *asked });
+                return Err(Refusal::SetTooLarge { device, tier, requested: *requested });
             }
             let limit = Shortage::Limit { limit: account.limit, charged: account.charged() };
-            return Err(self.shortage_refusal(asker, place, limit, *asked));
+            return Err(self.shortage_refusal(asker, place, limit, *requested));
         }
         match planted!(self, GuaranteeAwaited) {
             true => Ok(()),
-            false => fits_in(balances.max_available_to(asked)),
+            false => fits_in(balances.max_available_to(requested)),
         }
     }
 

@@ -82,17 +82,17 @@ impl AwaitedRoom {
 
     /// Whether any extent is leaving the device.
     pub(crate) fn is_leaving(&self, device: DeviceIndex) -> bool {
-        self.leaving.values().any(|going| going.was.device == device)
+        self.leaving.values().any(|leaving| leaving.was.device == device)
     }
 
     /// The extents that are leaving.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ExtentId, Footprint)> {
-        self.leaving.iter().map(|(extent, going)| (*extent, going.was))
+        self.leaving.iter().map(|(extent, leaving)| (*extent, leaving.was))
     }
 
     fn expect(&mut self, extent: ExtentId, op: OpId) {
-        if let Some(going) = self.leaving.get_mut(&extent) {
-            going.waiting.push(op);
+        if let Some(leaving) = self.leaving.get_mut(&extent) {
+            leaving.waiting.push(op);
             let left = self.pending.entry(op).or_default();
             *left = left.saturating_add(1);
         }
@@ -104,7 +104,7 @@ impl AwaitedRoom {
 
     /// The operations that wait for nothing further, now that this extent was returned, or stays after all.
     fn take_ready(&mut self, extent: ExtentId) -> Vec<OpId> {
-        let waiting = self.leaving.remove(&extent).map(|going| going.waiting).unwrap_or_default();
+        let waiting = self.leaving.remove(&extent).map(|leaving| leaving.waiting).unwrap_or_default();
         let mut ready = waiting.to_vec();
         ready.retain(|op| {
             let left = self.pending.get(op).map_or(0, |left| left.saturating_sub(1));
@@ -120,7 +120,7 @@ impl AwaitedRoom {
 impl Broker {
     /// Whether this many more extents can exist. `Err` lists cached extents, of any device, that have to be
     /// released first.
-    pub(crate) fn check_extent_count(&self, kept: &BTreeSet<Age>, more: usize) -> Result<(), Vec<Age>> {
+    pub(crate) fn check_extent_count(&self, reused: &BTreeSet<Age>, more: usize) -> Result<(), Vec<Age>> {
         let over = self.pool.len().saturating_add(more).saturating_sub(self.config.limits.extents_max);
         if over == 0 || planted!(self, CountsIgnored) {
             return Ok(());
@@ -128,9 +128,9 @@ impl Broker {
         let released = |(extent, _): &(ExtentId, Footprint)| {
             self.pool.get(*extent).is_some_and(|it| matches!(it.state, ExtentState::Releasing(_)))
         };
-        let going = self.awaited_room.iter().filter(released).count();
-        let ages = self.pool.cache().iter().map(|(age, _)| age).filter(|age| !kept.contains(age));
-        Err(ages.take(over.saturating_sub(going)).collect())
+        let leaving = self.awaited_room.iter().filter(released).count();
+        let ages = self.pool.cache().iter().map(|(age, _)| age).filter(|age| !reused.contains(age));
+        Err(ages.take(over.saturating_sub(leaving)).collect())
     }
 
     /// Evicts what a tenant has above a lowered limit, as far as possible.
@@ -170,18 +170,18 @@ impl Broker {
 
     /// Executes a plan. Returns the extents that leave because of it.
     pub(crate) fn execute(&mut self, choice: RoomPlan, cause: Cause) -> Vec<ExtentId> {
-        let mut going = self.start_cached_release(choice.given_up);
+        let mut leaving = self.start_cached_release(choice.given_up);
         if cause == Cause::Demand {
             let parts = choice.awaited.iter().filter_map(|extent| self.pool.get(*extent)?.part);
             for part in parts.filter(|part| self.is_leaving(*part)).collect::<Vec<_>>() {
                 self.hasten_migration(part);
             }
         }
-        self.release_now(choice.awaited.into_iter().chain(going.iter().copied()));
+        self.release_now(choice.awaited.into_iter().chain(leaving.iter().copied()));
         for (part, arrived) in choice.victims {
-            going.extend(self.evict_victim(part, arrived, cause));
+            leaving.extend(self.evict_victim(part, arrived, cause));
         }
-        going
+        leaving
     }
 
     /// Has the driver release at once what it was told to release, since a waiter needs it.
@@ -225,8 +225,8 @@ impl Broker {
     /// Executes a plan for a change of a quota, which waits for it.
     pub(crate) fn make_room_for_quota(&mut self, op: OpId, choice: RoomPlan) {
         let awaited = choice.awaited.clone();
-        let going = self.execute(choice, Cause::Rebalance);
-        for extent in awaited.into_iter().chain(going) {
+        let leaving = self.execute(choice, Cause::Rebalance);
+        for extent in awaited.into_iter().chain(leaving) {
             self.awaited_room.expect(extent, op);
         }
         // Everything left at once, or stays after all.

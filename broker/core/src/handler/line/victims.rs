@@ -37,7 +37,7 @@ struct VictimChooser<'a> {
     /// Indices of the chosen candidates, in the order of choice.
     chosen: Vec<usize>,
     /// Cached extents that a waiter is going to reuse.
-    kept: BTreeSet<Age>,
+    reused: BTreeSet<Age>,
 }
 
 struct Candidate {
@@ -74,8 +74,9 @@ impl<'a> VictimChooser<'a> {
         parts: impl Iterator<Item = PartRef> + 'a,
     ) -> Option<Self> {
         let candidate = |kind, tenant, size| Candidate { kind, tenant, size, chosen: None };
-        let going = broker.awaited_room.iter().filter(move |(_, was)| was.device == device);
-        let going = going.map(move |(id, was)| candidate(CandidateKind::Leaving(id), was.tenant, was.size));
+        let leaving = broker.awaited_room.iter().filter(move |(_, was)| was.device == device);
+        let leaving =
+            leaving.map(move |(id, was)| candidate(CandidateKind::Leaving(id), was.tenant, was.size));
         let cached = broker.pool.cache().iter().filter(move |(_, entry)| entry.device == device);
         let cached = cached.map(move |(age, it)| candidate(CandidateKind::Cached(age), it.tenant, it.size));
         let parts = parts.filter(|part| broker.is_movable_now(*part));
@@ -87,10 +88,10 @@ impl<'a> VictimChooser<'a> {
             broker,
             trial: broker.ledger.trial(Place::device(device))?,
             candidates: Vec::new(),
-            others: Box::new(going.chain(cached).chain(parts)),
+            others: Box::new(leaving.chain(cached).chain(parts)),
             next: 0,
             chosen: Vec::new(),
-            kept: BTreeSet::new(),
+            reused: BTreeSet::new(),
         })
     }
 
@@ -98,13 +99,14 @@ impl<'a> VictimChooser<'a> {
     fn choose_for_need(&mut self, need: &Need) -> Result<(), Shortage> {
         let Footprint { tenant, size, .. } = need.footprint;
         let before = self.chosen.len();
-        let kept: Vec<Age> = need.own_cached.iter().copied().filter(|age| self.kept.insert(*age)).collect();
+        let reused: Vec<Age> =
+            need.own_cached.iter().copied().filter(|age| self.reused.insert(*age)).collect();
         let result = self.choose_until_admitted(need);
         match result {
             Ok(()) => self.trial.promise(tenant, size),
             Err(_) => {
                 self.undo_choices(before);
-                kept.iter().for_each(|age| _ = self.kept.remove(age));
+                reused.iter().for_each(|age| _ = self.reused.remove(age));
             }
         }
         result
@@ -166,7 +168,7 @@ impl<'a> VictimChooser<'a> {
     fn can_go(&self, kind: CandidateKind, tenant: TenantId, by: Beneficiary) -> bool {
         match kind {
             CandidateKind::Leaving(_) => true,
-            CandidateKind::Cached(age) => !self.kept.contains(&age),
+            CandidateKind::Cached(age) => !self.reused.contains(&age),
             CandidateKind::Part(part) => {
                 let is_own = by.tenant == Some(tenant);
                 (is_own || self.is_above_guarantee(tenant)) && self.broker.is_unused(part, by.arrived)
@@ -212,10 +214,10 @@ impl<'a> VictimChooser<'a> {
             return need.clone();
         }
         let given_up = self.plan().given_up;
-        let (lost, kept): (Vec<Age>, Vec<Age>) =
+        let (lost, reused): (Vec<Age>, Vec<Age>) =
             need.own_cached.iter().partition(|age| given_up.contains(age));
         let size = need.footprint.size.saturating_add(self.broker.cached_sizes(&lost));
-        Need { footprint: Footprint { size, ..need.footprint }, own_cached: kept, ..*need }
+        Need { footprint: Footprint { size, ..need.footprint }, own_cached: reused, ..*need }
     }
 
     fn plan(&self) -> RoomPlan {

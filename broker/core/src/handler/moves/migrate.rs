@@ -325,18 +325,18 @@ impl Broker {
         // A discardable part has no backing to compare: it is dropped, or created anew. A file is not compared
         // either where the copy would go into it.
         let in_file = self.pool.get(to).is_some_and(|extent| extent.in_file);
-        let has_shadow = !allocation.discardable && !in_file && migration.from_tier == Tier::Device;
-        let shadow = clean && self.config.check_clean_backings && has_shadow;
-        if clean && !shadow && is_new {
+        let may_compare = !allocation.discardable && !in_file && migration.from_tier == Tier::Device;
+        let compare_first = clean && self.config.check_clean_backings && may_compare;
+        if clean && !compare_first && is_new {
             return self.advance_migration(part, MigrationEvent::Clean, None);
         }
         let size = allocation.size_of(part.part);
         let bytes = if planted!(self, CopyTruncated) { size.saturating_sub(GRANULARITY) } else { size };
         self.advance_migration(part, MigrationEvent::Ready, None);
-        if !shadow {
+        if !compare_first {
             self.pool.mark_written(to);
         }
-        self.push_command(Command::Copy { from, to, bytes, compare_first: shadow, class });
+        self.push_command(Command::Copy { from, to, bytes, compare_first, class });
         if planted!(self, SourceReleasedEarly) {
             self.release_extent(from);
         }

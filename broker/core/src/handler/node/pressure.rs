@@ -215,16 +215,16 @@ impl Broker {
     /// Moves cold parts from host memory to disk. Returns whether any begins to.
     fn demote_cold(&mut self, place: Place, cold: &[PartRef]) -> bool {
         let Some((fill, target)) = self.fill(place).zip(self.eviction_target(place)) else { return false };
-        let mut going = self.leaving_from(place);
-        let all_going = going.values().copied().fold(Bytes::ZERO, Bytes::saturating_add);
-        let mut left = fill.charged.saturating_sub(all_going);
+        let mut leaving = self.leaving_from(place);
+        let all_leaving = leaving.values().copied().fold(Bytes::ZERO, Bytes::saturating_add);
+        let mut left = fill.charged.saturating_sub(all_leaving);
         let mut demoted = false;
         for part in cold {
             if left <= target {
                 break;
             }
             let Some(footprint) = self.footprint_of(*part) else { continue };
-            let of_tenant = going.entry(footprint.tenant).or_default();
+            let of_tenant = leaving.entry(footprint.tenant).or_default();
             let without = of_tenant.saturating_add(footprint.size);
             if self.is_busy(*part)
                 || self.is_wanted(*part)
@@ -268,17 +268,18 @@ impl Broker {
 
     /// Bytes that are moving from host memory to disk, or have left it and are still charged, by tenant.
     fn leaving_from(&self, place: Place) -> BTreeMap<TenantId, Bytes> {
-        let leaving =
+        let migrations =
             self.migrations.iter().filter(|(_, it)| it.from_tier == place.tier && it.to_tier == Tier::Disk);
         let returning = self.pressure_state.returning.iter().filter(|((of, _), _)| *of == place);
-        let mut going: BTreeMap<_, Bytes> = returning.map(|((_, tenant), bytes)| (*tenant, *bytes)).collect();
-        for footprint in leaving.filter_map(|(part, _)| self.footprint_of(*part)) {
+        let mut leaving: BTreeMap<_, Bytes> =
+            returning.map(|((_, tenant), bytes)| (*tenant, *bytes)).collect();
+        for footprint in migrations.filter_map(|(part, _)| self.footprint_of(*part)) {
             if footprint.device == place.device {
-                let bytes = going.entry(footprint.tenant).or_default();
+                let bytes = leaving.entry(footprint.tenant).or_default();
                 *bytes = bytes.saturating_add(footprint.size);
             }
         }
-        going
+        leaving
     }
 
     /// Whether anything is being done with the part, or with its allocation as a whole.

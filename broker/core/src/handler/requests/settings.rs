@@ -48,16 +48,11 @@ impl Broker {
     /// Refuses a tier that is smaller than the guarantees there.
     fn check_guarantees_with(&self, after: &Settings) -> Result<(), Refusal> {
         for (place, balances) in self.ledger.places() {
-            let Some(asked) = after.tiers.of(place.tier) else { continue };
+            let Some(requested) = after.tiers.of(place.tier) else { continue };
             let guaranteed = balances.guaranteed();
-            if asked < balances.offered() && asked < guaranteed {
+            if requested < balances.offered() && requested < guaranteed {
                 let device = self.uuid(place.device).to_owned();
-                return Err(Refusal::TierGuaranteed {
-                    device,
-                    tier: place.tier,
-                    guaranteed,
-                    requested: asked,
-                });
+                return Err(Refusal::TierGuaranteed { device, tier: place.tier, guaranteed, requested });
             }
         }
         Ok(())
