@@ -367,14 +367,19 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::SizeInvalid { field, size } => {
-                write!(f, "{field}: {} bytes is no possible size", size.get())
+                write!(f, "{field}: {} bytes is not a valid size", size.get())
             }
             Self::PartSizeInvalid { size } => {
-                write!(f, "part_size_bytes: {} is no multiple of 2 MiB up to 16 GiB", size.get())
+                write!(
+                    f,
+                    "part_size_bytes: {} is not a multiple of 2 MiB between 2 MiB and 16 GiB",
+                    size.get()
+                )
             }
             Self::NameInvalid { field, name } => write!(
                 f,
-                "{field}: `{}` is no name (1 to 128 letters, digits, `.`, `_`, `-`; first a letter or digit)",
+                "{field}: `{}` is not a valid name. Use 1 to 128 letters, digits, `.`, `_` or `-`, beginning with a letter or \
+                 digit",
                 name.escape_default()
             ),
             Self::QuantityInvalid { field, problem, .. } => write!(f, "{field}: {problem}"),
@@ -382,99 +387,151 @@ impl fmt::Display for Refusal {
                 write!(f, "{field}: {problem} (allowed: {allowed})")
             }
             Self::DeviceUnknown { device } => {
-                write!(f, "device: no device `{}` on this node", device.escape_default())
+                write!(
+                    f,
+                    "device: this node has no device `{}`. Name a device by its UUID or index",
+                    device.escape_default()
+                )
             }
             Self::RequestInvalid { field, problem } => write!(f, "{field}: {problem}"),
             Self::RequestIdReused { .. } => {
-                write!(f, "request_id: used before for a request with other content")
+                write!(
+                    f,
+                    "request_id: it was used before for a request with other content. Use a new id for each new request"
+                )
             }
             Self::BatchTooLarge { items_max, items } => {
-                write!(f, "{items} items in one batch, at most {items_max}")
+                write!(f, "the batch has {items} items, and at most {items_max} are allowed. Split it")
             }
             Self::AllocationNotFound { allocation } => {
-                write!(f, "no allocation `{}`", allocation.escape_default())
+                write!(f, "no allocation `{}` exists", allocation.escape_default())
             }
-            Self::SessionNotFound { session } => write!(f, "no session {session}"),
+            Self::SessionNotFound { session } => write!(f, "no session {session} exists"),
             Self::QuotaNotFound { tenant, device } => {
                 write!(f, "tenant `{tenant}` has no stored quota on device `{device}`")
             }
-            Self::NotOwner { allocation } => write!(f, "{allocation} belongs to another session"),
+            Self::NotOwner { allocation } => write!(f, "{allocation} belongs to another session or tenant"),
             Self::SessionForeign { session, pid } => {
-                write!(f, "session {session} belongs to another process than {pid}")
+                write!(
+                    f,
+                    "session {session} belongs to another process than {pid}. Use a session of the calling process"
+                )
             }
             Self::QuotaLimit { tenant, device, tier, limit, charged, requested } => write!(
                 f,
-                "tenant `{tenant}` is limited to {limit} in tier {tier} of {device}: {charged} held, {requested} asked"
+                "tenant `{tenant}` is at its limit in tier {tier} of {device}: {requested} requested, {charged} of {limit} in \
+                 use. Free memory, or ask an operator to raise the limit"
             ),
             Self::DeviceFull { device, tier, free, requested } => {
                 write!(
                     f,
-                    "tier {tier} of {device} has {free} that is not guaranteed to others: {requested} asked"
+                    "tier {tier} of {device} is full: {requested} requested, {free} available (the rest is charged, or \
+                     guaranteed to other tenants). Free memory, or allow the request to wait"
                 )
             }
             Self::SetTooLarge { device, tier, requested } => write!(
                 f,
-                "{requested} of another tenant's memory are more than that may have in tier {tier} of {device} at once"
+                "the set needs {requested} of another tenant's memory in tier {tier} of {device} at once, which is more than \
+                 that tenant can have there. Pin fewer parts at a time"
             ),
             Self::SessionsTooMany { tenant, limit } => {
-                write!(f, "no more sessions for tenant `{tenant}`: the limit is {limit}")
+                write!(
+                    f,
+                    "tenant `{tenant}` cannot open another session: the limit is {limit}. End a session, or ask an operator to raise the limit"
+                )
             }
             Self::AllocationsTooMany { tenant, limit } => {
-                write!(f, "no more allocations or parts for tenant `{tenant}`: a limit of {limit} is reached")
+                write!(
+                    f,
+                    "tenant `{tenant}` cannot have more allocations or parts: a limit of {limit} is reached. Free allocations, use larger parts, or ask an operator to raise the limit"
+                )
             }
-            Self::QueueFull { limit } => write!(f, "{limit} requests, or parts of pins, are waiting already"),
+            Self::QueueFull { limit } => write!(
+                f,
+                "{limit} requests, or parts of pins, are waiting, which is the limit. Try again later"
+            ),
             Self::SlotsExhausted { session, limit } => {
-                write!(f, "session {session} has no slots left for these parts: its word table has {limit}")
+                write!(
+                    f,
+                    "session {session} has too few free slots for these parts: its word table has {limit}. Detach or free parts, or use larger ones"
+                )
             }
-            Self::NotSealed { allocation } => write!(f, "{allocation} is not sealed"),
-            Self::AlreadySealed { allocation } => write!(f, "{allocation} is sealed, or being sealed"),
+            Self::NotSealed { allocation } => {
+                write!(f, "{allocation} is not sealed. Its owner must seal it first")
+            }
+            Self::AlreadySealed { allocation } => write!(f, "{allocation} is sealed or being sealed"),
             Self::StillMapped { allocation } => {
-                write!(f, "an earlier mapping of {allocation} is still being unmapped by this session")
+                write!(
+                    f,
+                    "this session is still unmapping an earlier mapping of {allocation}. Try again when it has"
+                )
             }
             Self::DeviceNotVisible { device } => {
-                write!(f, "device {device} is not among those the session sees")
+                write!(f, "the session does not see device {device}. Name a device that its process can use")
             }
-            Self::SessionLost { session } => write!(f, "session {session} has ended; open a new one"),
-            Self::SessionMissing => write!(f, "the call names no session; one is opened on channel.sock"),
-            Self::ProtocolBroken { problem } => write!(f, "channel protocol broken: {problem}"),
+            Self::SessionLost { session } => write!(f, "session {session} has ended. Open a new one"),
+            Self::SessionMissing => write!(f, "the call names no session. Open one on channel.sock first"),
+            Self::ProtocolBroken { problem } => write!(f, "the client broke the channel protocol: {problem}"),
             Self::GuaranteeUnbacked { tenant, device, tier, guarantee, capacity, committed } => write!(
                 f,
                 "a guarantee of {guarantee} for tenant `{tenant}` in tier {tier} of {device} would commit {committed} \
-                 of {capacity}"
+                 of {capacity}. Lower this guarantee or another"
             ),
             Self::TierGuaranteed { device, tier, guaranteed, requested } => write!(
                 f,
-                "{guaranteed} are guaranteed in tier {tier} of {device}, and {requested} would be left of it"
+                "tier {tier} of {device} cannot shrink to {requested}: {guaranteed} is guaranteed there. Lower guarantees first"
             ),
-            Self::FileInvalid { problem } => write!(f, "there is no such file to be loaded: {problem}"),
+            Self::FileInvalid { problem } => write!(f, "the file cannot be loaded: {problem}"),
             Self::FileMutable { path } => write!(
                 f,
-                "{path} may change: it lies on no fs-verity, and below no path that the operator says is immutable"
+                "{path} may change: it has no fs-verity, and the configuration names no immutable path above it. Enable \
+                 fs-verity for it, or copy the file instead"
             ),
             Self::ContentLost { allocation, part, problem } => {
-                write!(f, "part {} of {allocation} is lost: {problem}", part.0)
+                write!(f, "the content of part {} of {allocation} is lost: {problem}", part.0)
             }
-            Self::Raced { allocation } => write!(f, "{allocation} was changed by something else meanwhile"),
+            Self::Raced { allocation } => {
+                write!(f, "another request changed {allocation} meanwhile. Try again")
+            }
             Self::PinStalled { session } => write!(
                 f,
-                "session {session} waited for parts that are pinned by sessions that wait themselves: unpin and try again"
+                "session {session} waited only for parts that are pinned by sessions which wait themselves. Unpin other parts \
+                 and try again"
             ),
             Self::MapFailed { allocation, problem } => {
-                write!(f, "{allocation} could not be mapped: {problem}")
+                write!(f, "the session could not map {allocation}: {problem}")
             }
             Self::WaitOver { within } => {
-                write!(f, "the pin was not answered within {} ms", within.as_millis())
+                write!(
+                    f,
+                    "the pin was not answered within {} ms. Allow more time, or pin fewer parts",
+                    within.as_millis()
+                )
             }
-            Self::WaitCancelled { wait } => write!(f, "an operator ended the wait for room, number {wait}"),
-            Self::WaitNotFound { wait } => write!(f, "nothing waits for room under the number {wait}"),
-            Self::NameTaken { name } => write!(f, "the name `{name}` is taken"),
+            Self::WaitCancelled { wait } => write!(f, "an operator cancelled wait {wait} for room"),
+            Self::WaitNotFound { wait } => {
+                write!(f, "no wait has the number {wait}. `vramctl wait list` shows the waits")
+            }
+            Self::NameTaken { name } => {
+                write!(f, "the name `{name}` is taken. Choose another, or replace the allocation that has it")
+            }
             Self::Draining => write!(f, "the node is being taken out of service"),
             Self::DriverFailed { device, problem } => write!(f, "the driver of {device} failed: {problem}"),
-            Self::StoreFailed { problem } => write!(f, "the quota could not be stored: {problem}"),
-            Self::KindUnsupported { kind } => write!(f, "there are no {kind} allocations here"),
-            Self::TierUnsupported { tier } => write!(f, "this node has no tier {tier} for that"),
+            Self::StoreFailed { problem } => {
+                write!(f, "the quota could not be stored and is unchanged: {problem}")
+            }
+            Self::KindUnsupported { kind } => match kind.split_once(' ') {
+                Some((participle, kind)) => write!(f, "{kind} allocations cannot be {participle}"),
+                None => write!(f, "{kind} allocations are not supported here"),
+            },
+            Self::TierUnsupported { tier } => {
+                write!(f, "the device has no usable {tier} tier for this request")
+            }
             Self::InvariantBroken { invariant } => {
-                write!(f, "a bug in the broker: {invariant} does not hold")
+                write!(
+                    f,
+                    "a bug in the daemon: invariant {invariant} does not hold. Please report it with the daemon's log"
+                )
             }
         }
     }

@@ -64,10 +64,10 @@ pub struct ShareChange {
 
 impl Settings {
     pub(crate) fn of(config: &Config) -> Self {
-        let most = |of: fn(&crate::config::DeviceConfig) -> Bytes| {
+        let largest = |of: fn(&crate::config::DeviceConfig) -> Bytes| {
             config.devices.iter().map(of).max().unwrap_or(Bytes::ZERO)
         };
-        let tiers = TierSettings { host: most(|device| device.host), disk: most(|device| device.disk) };
+        let tiers = TierSettings { host: largest(|device| device.host), disk: largest(|device| device.disk) };
         Self { pressure: config.pressure, tiers, shares: config.shares }
     }
 
@@ -75,7 +75,10 @@ impl Settings {
     /// configuration.
     pub(crate) fn changed(&self, change: &SettingsChange, configured: &Self) -> Result<Self, Refusal> {
         if *change == SettingsChange::default() {
-            return Err(Refusal::RequestInvalid { field: "change", problem: "nothing is to be changed" });
+            return Err(Refusal::RequestInvalid {
+                field: "change",
+                problem: "the change is empty; name at least one setting",
+            });
         }
         Ok(Self {
             pressure: change.pressure.applied_to(self.pressure)?,
@@ -139,14 +142,14 @@ impl PressureChange {
         let field = named.or_else(|| fields.first()).copied().unwrap_or_default();
         let given = bounds.percent(field).map_or_else(String::new, |percent| percent.to_string());
         let allowed = bounds.allowed(field).map_or_else(
-            || "none with the others".to_owned(),
+            || "no value, given the others".to_owned(),
             |allowed| format!("{} to {}", allowed.start(), allowed.end()),
         );
         Refusal::SettingInvalid { field, given, allowed, problem }
     }
 
     fn names(&self, field: &str) -> bool {
-        let said = match field {
+        let given = match field {
             "elevated_percent" => self.elevated_percent,
             "high_percent" => self.high_percent,
             "critical_percent" => self.critical_percent,
@@ -154,43 +157,43 @@ impl PressureChange {
             "evict_to_percent" => self.evict_to_percent,
             _ => None,
         };
-        said.is_some()
+        given.is_some()
     }
 }
 
 impl TierChange {
-    fn applied_to(&self, before: TierSettings, most: TierSettings) -> Result<TierSettings, Refusal> {
-        let checked = |field, tier, said: Option<Bytes>, before, most| match said {
+    fn applied_to(&self, before: TierSettings, max: TierSettings) -> Result<TierSettings, Refusal> {
+        let checked = |field, tier, given: Option<Bytes>, before, max| match given {
             None => Ok(before),
-            Some(bytes) => check_tier(field, tier, bytes, most),
+            Some(bytes) => check_tier(field, tier, bytes, max),
         };
         Ok(TierSettings {
-            host: checked("host_bytes", Tier::Host, self.host, before.host, most.host)?,
-            disk: checked("disk_bytes", Tier::Disk, self.disk, before.disk, most.disk)?,
+            host: checked("host_bytes", Tier::Host, self.host, before.host, max.host)?,
+            disk: checked("disk_bytes", Tier::Disk, self.disk, before.disk, max.disk)?,
         })
     }
 }
 
 impl ShareChange {
     fn applied_to(&self, before: Shares) -> Result<Shares, Refusal> {
-        let said = [
+        let given = [
             ("demand_percent", self.demand_percent),
             ("prefetch_percent", self.prefetch_percent),
             ("write_back_percent", self.write_back_percent),
         ];
-        let with = |said: Option<u32>, class| said.unwrap_or_else(|| before.percent(class));
+        let with = |given: Option<u32>, class| given.unwrap_or_else(|| before.percent(class));
         let demand = with(self.demand_percent, CopyClass::Demand);
         let prefetch = with(self.prefetch_percent, CopyClass::Prefetch);
         let write_back = with(self.write_back_percent, CopyClass::WriteBack);
         Shares::new(demand, prefetch, write_back).map_err(|error| {
             // The largest of the changed shares is at fault: without a change the shares were valid.
-            let named = said.into_iter().filter_map(|(field, said)| Some((field, said?)));
+            let named = given.into_iter().filter_map(|(field, given)| Some((field, given?)));
             let (field, given) = named.max_by_key(|(_, percent)| *percent).unwrap_or_default();
             let others =
                 [demand, prefetch, write_back].into_iter().fold(0, u32::saturating_add).saturating_sub(given);
             let allowed = match 100_u32.checked_sub(others) {
-                Some(most) => format!("0 to {most}"),
-                None => "none with the others".to_owned(),
+                Some(max) => format!("0 to {max}"),
+                None => "no value, given the others".to_owned(),
             };
             Refusal::SettingInvalid { field, given: given.to_string(), allowed, problem: error.to_string() }
         })
@@ -198,17 +201,17 @@ impl ShareChange {
 }
 
 /// Checks the new size of a tier. `max` is the configured size.
-fn check_tier(field: &'static str, tier: Tier, bytes: Bytes, most: Bytes) -> Result<Bytes, Refusal> {
-    if most.is_zero() {
+fn check_tier(field: &'static str, tier: Tier, bytes: Bytes, max: Bytes) -> Result<Bytes, Refusal> {
+    if max.is_zero() {
         return Err(Refusal::TierUnsupported { tier });
     }
-    let problem = if bytes > most {
-        format!("{bytes} are more than the {most} that this daemon was started with")
+    let problem = if bytes > max {
+        format!("{bytes} exceeds the configured {max}; a restart with another configuration can raise it")
     } else if !bytes.is_multiple_of(GRANULARITY) {
-        format!("{bytes} is no multiple of {GRANULARITY}")
+        format!("{bytes} is not a multiple of {GRANULARITY}")
     } else {
         return Ok(bytes);
     };
-    let allowed = format!("0 to {}, multiples of {}", most.get(), GRANULARITY.get());
+    let allowed = format!("0 to {}, multiples of {}", max.get(), GRANULARITY.get());
     Err(Refusal::SettingInvalid { field, given: bytes.get().to_string(), allowed, problem })
 }

@@ -224,7 +224,7 @@ fn change_with_an_invalid_value_is_refused_whole() {
         (
             level_change(some),
             Reason::RequestInvalid,
-            vec!["change".to_owned(), "nothing is to be changed".to_owned()],
+            vec!["change".to_owned(), "the change is empty; name at least one setting".to_owned()],
         ),
         (
             level_change(high(101)),
@@ -244,7 +244,7 @@ fn change_with_an_invalid_value_is_refused_whole() {
         (
             level_change(PressureChange { evict_to_percent: Some(95), ..high(70) }),
             Reason::SettingInvalid,
-            vec!["high_percent".into(), "70".into(), "none with the others".into()],
+            vec!["high_percent".into(), "70".into(), "no value, given the others".into()],
         ),
         (sizes(Some(82), None), Reason::SettingInvalid, vec!["host_bytes".into(), mib(82), multiples(80)]),
         (sizes(Some(3), None), Reason::SettingInvalid, vec!["host_bytes".into(), mib(3), multiples(80)]),
@@ -283,7 +283,7 @@ fn changed_shares_of_links_are_sent_to_the_driver() {
     for (demand, write_back, facts) in [
         (31, 20, refused(31, "0 to 30")),
         (1000, 20, refused(1000, "0 to 30")),
-        (60, 55, refused(60, "none with the others")),
+        (60, 55, refused(60, "no value, given the others")),
     ] {
         assert_eq!(refusal(&mut world, shares(demand, write_back)), (Reason::SettingInvalid, facts));
     }

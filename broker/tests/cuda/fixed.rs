@@ -106,7 +106,7 @@ fn the_owner_of_a_fixed_part_cannot_advise() {
         };
         let refused = session.memory.advise(request).refused();
         assert_eq!(refused.is(Reason::KindUnsupported).fact("kind"), "advised fixed");
-        assert_eq!(refused.message, "there are no advised fixed allocations here");
+        assert_eq!(refused.message, "fixed allocations cannot be advised");
     }
 }
 

@@ -120,7 +120,7 @@ fn clients_never_map_registered_host_memory() {
     };
     let refused = advise(Advice::SetAccessedBy).refused();
     assert_eq!(refused.is(Reason::TierUnsupported).fact("tier"), "host");
-    assert_eq!(refused.message, "this node has no tier host for that");
+    assert_eq!(refused.message, "the device has no usable host tier for this request");
     advise(Advice::UnsetAccessedBy).ok();
 
     let bytes = content(4 << 20, 9);

@@ -41,7 +41,9 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
                 extent.is_some_and(is)
             }
         };
-        expect(found, BACKINGS, is_own, || format!("{part:?} is backed by what is not its own: {backing:?}"));
+        expect(found, BACKINGS, is_own, || {
+            format!("{part:?} has a backing that is not its own: {backing:?}")
+        });
     }
     for (id, allocation) in scope.allocations(broker) {
         check_lacking(broker, id, allocation, found);
@@ -51,7 +53,9 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
     }
     for (part, account) in broker.backings.missing().iter() {
         let is_there = broker.footprint_of(part).is_some_and(|piece| (piece.tenant, piece.device) == account);
-        expect(found, BACKINGS, is_there, || format!("{part:?} is to have bytes below, and is not there"));
+        expect(found, BACKINGS, is_there, || {
+            format!("{part:?} is recorded as missing a backing, and does not exist")
+        });
     }
     for device in broker.device_indices() {
         let oldest = broker.backings.missing().oldest_of_each(device).min();
@@ -60,19 +64,21 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
             let mut below = broker.ledger.below(device);
             is_next || below.all(|place| broker.ledger.admit(tenant, place, size).is_err())
         });
-        expect(found, BACKINGS, waits, || format!("{oldest:?} has no bytes below, and there are some"));
+        expect(found, BACKINGS, waits, || format!("{oldest:?} has no backing although bytes are available"));
     }
     for (id, piece) in broker.awaited_room.iter() {
         let leaves = broker.pool.get(id).is_some_and(|extent| {
             let moves = extent.part.is_some_and(|part| broker.migrations.contains_key(&part));
             extent.size == piece.size && (moves || matches!(extent.state, ExtentState::Releasing(_)))
         });
-        expect(found, BACKINGS, leaves, || format!("{id} is awaited back and does not leave"));
+        expect(found, BACKINGS, leaves, || format!("a waiter counts on {id}, which does not leave"));
     }
     for device in broker.device_indices() {
         for part in broker.residents.order(device) {
             let there = broker.backings.contains(&part) || broker.migrations.contains_key(&part);
-            expect(found, BACKINGS, there, || format!("{part:?} could leave, and has nothing below"));
+            expect(found, BACKINGS, there, || {
+                format!("{part:?} is a candidate for eviction without a backing")
+            });
         }
     }
 }
@@ -90,6 +96,8 @@ fn check_lacking(broker: &Broker, id: AllocationId, allocation: &Allocation, fou
         // A part whose memory could not be created lies nowhere, and its allocation is being freed.
         let is = broker.backings.missing().contains(&part, account);
         let fits = is == should || (is && may_lack && has_none && broker.tier_of(part).is_none());
-        expect(found, BACKINGS, fits, || format!("{part:?} is to have bytes below: {is}, should: {should}"));
+        expect(found, BACKINGS, fits, || {
+            format!("{part:?} is recorded as missing a backing: {is}, should be {should}")
+        });
     }
 }

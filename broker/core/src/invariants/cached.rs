@@ -32,11 +32,13 @@ fn check_index(broker: &Broker, count: usize, found: &mut Vec<Violation>) {
             }
             _ => false,
         });
-        expect(found, CACHED, is, || format!("{} is in the index and is not cached so", entry.extent));
+        expect(found, CACHED, is, || {
+            format!("{} is in the index with other data than its extent", entry.extent)
+        });
         let until = broker.cached_until(entry.tenant, entry.since);
         let watched = next.is_some_and(|next| next <= until);
         expect(found, CACHED, watched, || {
-            format!("{} is kept until {until:?}, and no timer looks", entry.extent)
+            format!("{} stays cached until {until:?}, and no timer is set", entry.extent)
         });
     }
     for device in broker.device_indices() {

@@ -15,7 +15,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         });
         let is_sound = extent.place.tier == Tier::Disk && !extent.unwritten && extent.sent_to.is_empty();
         expect(found, FILES, is_sound, || {
-            format!("{id} is a piece of a file, and is used as if it were not")
+            format!("{id} is a piece of a file, and is used as ordinary memory")
         });
         let Some(part) = extent.part else { continue };
         let loaded = broker.allocations.get(part.allocation).is_none_or(|it| it.file.is_some());

@@ -7,11 +7,11 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
     if matches!(scope, Scope::All) {
         for (_, demand) in broker.line.iter() {
             expect(found, LINE_SCANNED, broker.still_waits(demand.waiter), || {
-                format!("{demand:?} stands in the line and waits for nothing")
+                format!("{demand:?} is in the line and waits for nothing")
             });
         }
         expect(found, LINE_SCANNED, broker.is_scan_current(), || {
-            "a look along the line would find more to do".to_owned()
+            "another scan of the line would find more to do".to_owned()
         });
     }
 }

@@ -26,7 +26,7 @@ fn check_session(broker: &Broker, id: SessionId, session: &Session, found: &mut 
         let states = states(broker, id, *allocation);
         revoking += states.iter().filter(|state| **state == MapState::Revoking).count();
         expect_equal(found, MAPPERS, || format!("parts of {allocation} of {id}"), count, &states.len());
-        expect(found, MAPPERS, *count > 0, || format!("{id} keeps {allocation}, of which it maps nothing"));
+        expect(found, MAPPERS, *count > 0, || format!("{id} lists {allocation} without a mapping"));
     }
     expect_equal(found, MAPPERS, || format!("revocations of {id}"), &session.revoking, &revoking);
 }

@@ -18,16 +18,18 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
             extent.is_some_and(Extent::can_hold_part)
         };
         let source = from.is_some_and(|from| is_live(from.extent) && from.extent != migration.to);
-        expect(found, MIGRATIONS, source, || format!("{part:?} moves from nowhere"));
+        expect(found, MIGRATIONS, source, || format!("{part:?} has no source extent"));
         expect(found, MIGRATIONS, migration.is_made == is_live(migration.to), || {
-            format!("{part:?} moves to {}, which is not as it says", migration.to)
+            format!("{part:?} moves to {}, whose state does not match", migration.to)
         });
         let unmapped = broker.mappings(*part).iter().all(|mapping| mapping.state == MapState::Away);
         expect(found, MIGRATIONS, !migration.state.is_copying() || unmapped, || {
             format!("{part:?} is copied while it is mapped")
         });
         let waits = migration.is_unmapped || broker.revocations.contains_key(part);
-        expect(found, MIGRATIONS, waits, || format!("{part:?} waits for nobody to unmap it"));
+        expect(found, MIGRATIONS, waits, || {
+            format!("{part:?} waits for an unmap that no revocation requests")
+        });
     }
     for (id, allocation) in scope.allocations(broker) {
         for index in allocation.indices() {
@@ -35,13 +37,15 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
             let can_be =
                 broker.tier_of(part).is_none_or(|tier| tier != Tier::Disk) && !broker.is_dropped(part);
             let maps = broker.mappings(part).iter().any(|mapping| mapping.state != MapState::Away);
-            expect(found, MIGRATIONS, can_be || !maps, || format!("{part:?} is mapped and cannot be"));
+            expect(found, MIGRATIONS, can_be || !maps, || {
+                format!("{part:?} is mapped where it cannot be mapped")
+            });
             let lies_below = broker.tier_of(part) == Some(Tier::Host);
             // All sessions are unmapping a freed part.
             let is_freed = allocation.state == AllocationState::Freeing;
             let may = is_freed || allocation.in_place || broker.in_place_to_unmap.contains(&part);
             expect(found, MIGRATIONS, may || !(maps && lies_below), || {
-                format!("{part:?} is mapped in the host's memory, and goes on being so")
+                format!("{part:?} is mapped in host memory, and no unmap is under way")
             });
         }
     }

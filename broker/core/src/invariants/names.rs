@@ -10,6 +10,6 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
                 && allocation.name.as_deref() == Some(name)
                 && allocation.state != AllocationState::Freeing
         });
-        expect(found, NAMES, bears, || format!("{name} is the name of {id}, which does not bear it"));
+        expect(found, NAMES, bears, || format!("{name} is the name of {id}, which does not have it"));
     }
 }

@@ -34,7 +34,9 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         expect_equal(found, PINS, || format!("pin calls of {id}"), &counted, &calls);
         let unmap_soon = session.words.iter().flat_map(|words| &words.unmap_soon);
         let lasting = unmap_soon.clone().all(|part| broker.map_state(id, *part) == Some(MapState::Evicting));
-        expect(found, PINS, lasting, || format!("{id} is to answer for what it is not told to unmap"));
+        expect(found, PINS, lasting, || {
+            format!("{id} has an unmap deadline for a part that it was not told to unmap")
+        });
     }
 }
 

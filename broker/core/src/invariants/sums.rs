@@ -32,26 +32,20 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
             &evicting.count(),
         );
         let below = broker.backings.sums().filter(|(_, below)| *below != BackingSum::default()).collect();
-        expect_equal(found, RUNNING_SUMS, || "what parts have below".to_owned(), &below, &below_of(broker));
+        expect_equal(found, RUNNING_SUMS, || "backing sums".to_owned(), &below, &below_of(broker));
         let counted = broker.tenants.iter().flat_map(|(_, of)| {
             broker.allocations.rounding_of(of).map(move |(device, bytes)| ((of, device), bytes))
         });
-        let what = || "bytes beyond what was asked for".to_owned();
+        let what = || "rounding".to_owned();
         expect_equal(found, RUNNING_SUMS, what, &counted.collect(), &rounding_of(broker));
         let (idle_on_host, in_place) = in_host_of(broker);
-        let what = || "parts in the host's memory".to_owned();
+        let what = || "parts in host memory".to_owned();
         expect_equal(found, RUNNING_SUMS, what, &broker.idle_on_host.iter().collect(), &idle_on_host);
-        let what = || "bytes in the host's memory that are accessed there".to_owned();
+        let what = || "bytes in host memory that are accessed in place".to_owned();
         expect_equal(found, RUNNING_SUMS, what, &broker.allocations.in_place().collect(), &in_place);
         let batches = broker.line.iter().filter(|(_, it)| matches!(it.waiter, Waiter::Batch(_))).count();
         let waiting = (broker.line.iter().count().saturating_sub(batches), batches);
-        expect_equal(
-            found,
-            RUNNING_SUMS,
-            || "what waits for room".to_owned(),
-            &broker.line.counts(),
-            &waiting,
-        );
+        expect_equal(found, RUNNING_SUMS, || "waiters".to_owned(), &broker.line.counts(), &waiting);
     }
 }
 

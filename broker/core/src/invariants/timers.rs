@@ -18,17 +18,19 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         };
         let is_over = until <= broker.now && matches!(under_way.stage, Stage::Words { .. });
         let watched = is_over || broker.timers.contains(&(until, Timer::Fence(*part)));
-        expect(found, TIMERS, watched, || format!("{part:?} is fenced until {until:?}, and no timer looks"));
+        expect(found, TIMERS, watched, || format!("{part:?} is fenced until {until:?}, and no timer is set"));
     }
     for (id, op) in scope.ops(broker) {
         let is_its = |(_, timer): &(_, Timer)| *timer == Timer::Parts(id);
         let watched = !op.kind.has_more_parts() || broker.timers.iter().any(is_its);
-        expect(found, TIMERS, watched, || format!("{id:?} has more parts to begin with, and no timer looks"));
+        expect(found, TIMERS, watched, || {
+            format!("{id:?} has more parts to begin with, and no timer is set")
+        });
     }
     for (id, call) in broker.pins.iter().filter(|(_, call)| call.is_waiting()) {
         let watched = broker.timers.contains(&(call.stall_check, Timer::Stall(id.0, id.1)));
         expect(found, TIMERS, watched, || {
-            format!("{id:?} may stall until {:?}, and no timer looks", call.stall_check)
+            format!("{id:?} may stall until {:?}, and no timer is set", call.stall_check)
         });
         let ends = |until| broker.timers.contains(&(until, Timer::Pin(id.0, id.1)));
         expect(found, TIMERS, call.deadline.is_none_or(ends), || {

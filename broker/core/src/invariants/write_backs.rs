@@ -12,7 +12,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         if !under_way.state.is_copying() {
             let below = broker.is_backing_of(*part, under_way.to);
             expect(found, WRITTEN_BACK, below, || {
-                format!("{part:?} is to be written back to what is not its own")
+                format!("{part:?} is to be written back to a backing that is not its own")
             });
             continue;
         }
@@ -21,7 +21,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         let is_there = |id| broker.pool.extent_of_part(*part, id).is_some_and(Extent::can_hold_part);
         let there = ends.into_iter().all(|id| id.is_some_and(is_there));
         expect(found, WRITTEN_BACK, there, || {
-            format!("{part:?} is written back, and an end of that is not there")
+            format!("{part:?} is written back, and an end of the copy does not exist")
         });
     }
 }

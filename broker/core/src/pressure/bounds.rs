@@ -73,20 +73,20 @@ impl PressureBounds {
             *self;
         let wrong = |fields: &[&'static str], problem| InvalidBounds { fields: fields.to_vec(), problem };
         let descends = |low: u32, high: u32| {
-            (low >= high).then(|| format!("the steps do not ascend: {low} percent, then {high}"))
+            (low >= high).then(|| format!("the levels must ascend: {low} percent, then {high}"))
         };
         let nearest = (high_percent.saturating_sub(elevated_percent))
             .min(critical_percent.saturating_sub(high_percent))
             .min(elevated_percent);
         let falls_too_far = || {
             (fall_percent >= nearest).then(|| {
-                format!("a step is left {fall_percent} percent below its bound, and the one before it begins no more than {nearest} below")
+                format!("a level is left {fall_percent} percent below its bound, but the level before it begins only {nearest} below")
             })
         };
         let left_at = high_percent.saturating_sub(fall_percent);
         let ends_too_high = || {
             (evict_to_percent >= left_at).then(|| {
-                format!("with {evict_to_percent} percent full the step is not left that begins at {high_percent}: that takes less than {left_at}")
+                format!("evictions stop at {evict_to_percent} percent, but the level that begins at {high_percent} is left only below {left_at}")
             })
         };
         descends(elevated_percent, high_percent)

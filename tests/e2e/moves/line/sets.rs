@@ -36,7 +36,7 @@ fn a_pin_set_beyond_the_limit_of_the_parts_tenant_is_refused() {
     let refused = reader.pin_answer(call).unwrap_err();
     let refused = refused.is(Reason::SetTooLarge);
     let told = format!(
-        "8 MiB of another tenant's memory are more than that may have in tier device of {uuid} at once"
+        "the set needs 8 MiB of another tenant's memory in tier device of {uuid} at once, which is more than that tenant can have there. Pin fewer parts at a time"
     );
     assert_eq!(refused.message, told);
     let facts = ["device", "tier", "asked"].map(|fact| refused.fact(fact));
