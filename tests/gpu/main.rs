@@ -32,11 +32,11 @@ use serde_json::Value;
 #[command(about = "Tries and measures vramd on the GPUs of this machine")]
 struct Command {
     #[command(subcommand)]
-    what: What,
+    task: Task,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Task {
     /// The end-to-end cases.
     E2e {
         #[command(flatten)]
@@ -125,7 +125,7 @@ impl Stage {
 }
 
 fn main() -> ExitCode {
-    match run(Command::parse().what) {
+    match run(Command::parse().task) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -137,33 +137,33 @@ fn main() -> ExitCode {
 }
 
 /// Runs a stage. Returns true if nothing failed.
-fn run(what: What) -> Result<bool> {
-    match what {
-        What::E2e { stage, cases, driver } => {
+fn run(task: Task) -> Result<bool> {
+    match task {
+        Task::E2e { stage, cases, driver } => {
             e2e::run(driver, stage.quick, &cases, |report| stage.save(report))
         }
-        What::HandOff(stage) => bench::hand_off(stage.quick, |report| stage.save(report)),
-        What::Leak(stage) => {
+        Task::HandOff(stage) => bench::hand_off(stage.quick, |report| stage.save(report)),
+        Task::Leak(stage) => {
             let (good, report) = bench::leak(stage.quick)?;
             stage.save(&report)?;
             Ok(good)
         }
-        What::Copies(stage) => bench::copies(stage.quick, |report| stage.save(report)),
-        What::Pins(stage) => bench::pins(stage.quick, |report| stage.save(report)),
-        What::Residency { stage, driver, asked } => {
+        Task::Copies(stage) => bench::copies(stage.quick, |report| stage.save(report)),
+        Task::Pins(stage) => bench::pins(stage.quick, |report| stage.save(report)),
+        Task::Residency { stage, driver, asked } => {
             bench::residency(driver, &asked, stage.quick, |report| stage.save(report))
         }
-        What::Tiers { stage, driver, asked, directory } => {
+        Task::Tiers { stage, driver, asked, directory } => {
             bench::tiers(driver, &asked, directory.as_deref(), stage.quick, |report| stage.save(report))
         }
-        What::Holder { driver, bytes, part } => bench::holder(driver, bytes, part).map(|()| true),
-        What::Neighbour { driver } => bench::neighbour(driver).map(|()| true),
-        What::Pinner => bench::pinner().map(|()| true),
-        What::Client => client::run().map(|()| true),
-        What::Turner { driver, parts, part, millis } => {
+        Task::Holder { driver, bytes, part } => bench::holder(driver, bytes, part).map(|()| true),
+        Task::Neighbour { driver } => bench::neighbour(driver).map(|()| true),
+        Task::Pinner => bench::pinner().map(|()| true),
+        Task::Client => client::run().map(|()| true),
+        Task::Turner { driver, parts, part, millis } => {
             client::turner(driver, parts, part, Duration::from_millis(millis)).map(|()| true)
         }
-        What::BareOwner { uuid } => bench::bare_owner(&uuid).map(|()| true),
-        What::Victim { steps } => bench::victim(steps).map(|()| true),
+        Task::BareOwner { uuid } => bench::bare_owner(&uuid).map(|()| true),
+        Task::Victim { steps } => bench::victim(steps).map(|()| true),
     }
 }

@@ -79,7 +79,7 @@ def main():
     arguments.add_argument("--directory", help="on the disk that tiers measures, and nobody else's; without it /tmp is")
     arguments.add_argument("folder", type=pathlib.Path, help="where the results go")
     given = arguments.parse_args()
-    signal.signal(signal.SIGTERM, told_to_end)
+    signal.signal(signal.SIGTERM, end_on_signal)
     for program in BIN.iterdir():
         # Not every way that a bundle travels keeps it.
         if not os.access(program, os.X_OK):
@@ -134,7 +134,7 @@ def draw(file):
             out.write(random.randbytes(min(DRAW_BYTES, DEMO_BYTES - start)))
 
 
-def told_to_end(*_):
+def end_on_signal(*_):
     """Ends this program once. Further signals do not interrupt the clean-up."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(143)

@@ -70,14 +70,14 @@ pub(crate) fn run(quick: bool) -> Result<(bool, Value)> {
     let daemon = Daemon::start(&Config::cuda());
     // The daemon creates its lasting resources now.
     kill_all(&daemon, plan(WARM_UP, SEED ^ 1))?;
-    let before = settle(&daemon, &witness, &gpu, None)?;
+    let before = wait_until_clean(&daemon, &witness, &gpu, None)?;
     let sorts = if quick { QUICK } else { FULL };
     let victims = plan(sorts, SEED);
     let planned = victims.len();
     let started = Instant::now();
     let reached = kill_all(&daemon, victims)?;
     let (killed_in, count) = (started.elapsed(), reached.count());
-    let after = settle(&daemon, &witness, &gpu, Some(before))?;
+    let after = wait_until_clean(&daemon, &witness, &gpu, Some(before))?;
 
     let in_flight = reached.with_context.get(IN_FLIGHT).copied().unwrap_or(0);
     let device = after.device_used.saturating_sub(before.device_used);
@@ -191,7 +191,7 @@ impl Reached {
 }
 
 /// Returns the resources in use once they no longer fall: the ledger is empty, the device back at its former use.
-fn settle(daemon: &Daemon, witness: &Witness, gpu: &str, before: Option<Trace>) -> Result<Trace> {
+fn wait_until_clean(daemon: &Daemon, witness: &Witness, gpu: &str, before: Option<Trace>) -> Result<Trace> {
     until("all sessions are gone and nothing is charged", || {
         let state = daemon.state();
         state.sessions.is_empty() && state.is_empty()

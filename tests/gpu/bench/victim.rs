@@ -39,7 +39,7 @@ fn by_protocol(steps: usize) -> Result<()> {
     let mut left = steps;
     // Returns true if there is another step.
     let mut done = |step: &str| -> Result<bool> {
-        say(step)?;
+        report(step)?;
         left = left.saturating_sub(1);
         Ok(left > 0)
     };
@@ -72,17 +72,17 @@ fn by_protocol(steps: usize) -> Result<()> {
 fn by_sdk() -> Result<()> {
     let [open, context, mapped, in_flight] = STEPS_WITH_CONTEXT;
     let client = Client::connect()?;
-    say(open)?;
+    report(open)?;
     let gpu = Gpu::open(None)?;
-    say(context)?;
+    report(context)?;
     let allocation = client.allocate(AllocationRequest::new(Bytes::new(SIZE)))?;
-    say(mapped)?;
+    report(mapped)?;
     gpu.spin(allocation.as_device_ptr(), SIZE, KERNEL_NANOSECONDS)?;
-    say(in_flight)?;
+    report(in_flight)?;
     wait()
 }
 
-fn say(step: &str) -> Result<()> {
+fn report(step: &str) -> Result<()> {
     let mut out = io::stdout();
     writeln!(out, "{step}")?;
     Ok(out.flush()?)

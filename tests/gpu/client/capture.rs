@@ -27,7 +27,7 @@ const KERNEL_NANOSECONDS: u64 = 50_000_000;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
+enum Activity {
     Nothing,
     WorkerUnmaps,
     OtherThreadPins,
@@ -40,17 +40,17 @@ enum What {
     BareByOwnThread,
 }
 
-const ALL: [What; 10] = [
-    What::Nothing,
-    What::WorkerUnmaps,
-    What::OtherThreadPins,
-    What::OtherThreadAllocates,
-    What::OwnThreadPins,
-    What::OwnThreadAllocates,
-    What::OwnThreadCopies,
-    What::ReaperUnpins,
-    What::BareByOtherThread,
-    What::BareByOwnThread,
+const ALL: [Activity; 10] = [
+    Activity::Nothing,
+    Activity::WorkerUnmaps,
+    Activity::OtherThreadPins,
+    Activity::OtherThreadAllocates,
+    Activity::OwnThreadPins,
+    Activity::OwnThreadAllocates,
+    Activity::OwnThreadCopies,
+    Activity::ReaperUnpins,
+    Activity::BareByOtherThread,
+    Activity::BareByOwnThread,
 ];
 
 struct Bench<'a> {
@@ -79,15 +79,15 @@ pub(super) fn rows(client: &Client, gpu: &Gpu) -> Result<Value> {
     gpu.fill(bench.plain, PLAIN, 0)?;
     let mut rows = Vec::new();
     for (seed, mode) in (1..).zip(Mode::ALL) {
-        for what in ALL {
-            rows.push(bench.row(mode, what, seed)?);
+        for activity in ALL {
+            rows.push(bench.row(mode, activity, seed)?);
         }
     }
     gpu.free(bench.plain)?;
     Ok(json!({ "capture": rows }))
 }
 
-impl What {
+impl Activity {
     fn name(self) -> &'static str {
         match self {
             Self::Nothing => "nothing",
@@ -109,13 +109,13 @@ impl What {
 }
 
 impl Bench<'_> {
-    fn row(&self, mode: Mode, what: What, seed: u64) -> Result<Value> {
-        self.prepare(what).with_context(|| format!("before the capture: {}", what.name()))?;
+    fn row(&self, mode: Mode, activity: Activity, seed: u64) -> Result<Value> {
+        self.prepare(activity).with_context(|| format!("before the capture: {}", activity.name()))?;
         self.gpu.fill(self.plain, PLAIN, 0)?;
         let half = PLAIN / 2;
         self.gpu.begin_capture(mode)?;
         let first = self.gpu.begin_fill(self.plain, half, seed);
-        let done = self.act(what);
+        let done = self.act(activity);
         let second = self.gpu.begin_fill(self.plain + half, half, seed);
         // The capture ends in any case, so that the next one can begin.
         let ended = self.gpu.end_capture();
@@ -130,22 +130,22 @@ impl Bench<'_> {
             _ => false,
         };
         Ok(json!({
-            "mode": mode.name(), "meanwhile": what.name(), "promised": what.is_promised(),
+            "mode": mode.name(), "meanwhile": activity.name(), "promised": activity.is_promised(),
             "done": outcome(done), "kernels": outcome(kernels), "capture": outcome(ended),
             "graph_is_right": right,
         }))
     }
 
     /// Prepares the memory for the action, before the capture begins.
-    fn prepare(&self, what: What) -> Result<()> {
+    fn prepare(&self, activity: Activity) -> Result<()> {
         // All of it is mapped and not pinned.
         let pinned = self.memory.pin(Access::Write)?;
-        match what {
-            What::OtherThreadPins | What::OwnThreadPins => {
+        match activity {
+            Activity::OtherThreadPins | Activity::OwnThreadPins => {
                 drop(pinned);
                 self.evict()
             }
-            What::ReaperUnpins => {
+            Activity::ReaperUnpins => {
                 self.gpu.spin(pinned.as_device_ptr(), SIZE, KERNEL_NANOSECONDS)?;
                 Ok(pinned.unpin_after(&[self.gpu.aside()])?)
             }
@@ -153,20 +153,20 @@ impl Bench<'_> {
         }
     }
 
-    fn act(&self, what: What) -> Result<()> {
-        match what {
-            What::Nothing => Ok(()),
-            What::WorkerUnmaps | What::ReaperUnpins => self.evict(),
-            What::OtherThreadPins => self.aside(|| self.pin()),
-            What::OtherThreadAllocates => self.aside(|| self.allocate()),
-            What::OwnThreadPins => self.pin(),
-            What::OwnThreadAllocates => self.allocate(),
-            What::OwnThreadCopies => self.copy(),
-            What::BareByOtherThread => self.aside(|| {
+    fn act(&self, activity: Activity) -> Result<()> {
+        match activity {
+            Activity::Nothing => Ok(()),
+            Activity::WorkerUnmaps | Activity::ReaperUnpins => self.evict(),
+            Activity::OtherThreadPins => self.aside(|| self.pin()),
+            Activity::OtherThreadAllocates => self.aside(|| self.allocate()),
+            Activity::OwnThreadPins => self.pin(),
+            Activity::OwnThreadAllocates => self.allocate(),
+            Activity::OwnThreadCopies => self.copy(),
+            Activity::BareByOtherThread => self.aside(|| {
                 self.gpu.enter()?;
                 self.map()
             }),
-            What::BareByOwnThread => self.map(),
+            Activity::BareByOwnThread => self.map(),
         }
     }
 

@@ -91,7 +91,7 @@ impl Memory {
         })
     }
 
-    pub(super) fn told(&self) -> Value {
+    pub(super) fn facts(&self) -> Value {
         let info = match self {
             Self::Open(allocation) => allocation.info(),
             Self::Sealed(sealed) => sealed.info(),

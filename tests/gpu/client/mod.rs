@@ -61,11 +61,11 @@ impl Actor {
                     "attach-fixed" => Memory::attach_fixed(client, words.first().context("a name")?)?,
                     _ => Memory::attach(client, words.first().context("a name")?)?,
                 };
-                self.memory.insert(memory).told()
+                self.memory.insert(memory).facts()
             }
             "seal" => {
                 let sealed = self.memory.take().context("no memory")?.seal()?;
-                self.memory.insert(sealed).told()
+                self.memory.insert(sealed).facts()
             }
             "free" => {
                 self.memory.take().context("no memory")?.free()?;
@@ -97,16 +97,16 @@ impl Actor {
                 Some(memory) => {
                     match pins::answer(other, words, memory, &mut self.pinned, self.gpu.as_ref())? {
                         Some(answer) => answer,
-                        None => self.look(other, words)?,
+                        None => self.check(other, words)?,
                     }
                 }
-                None => self.look(other, words)?,
+                None => self.check(other, words)?,
             },
         })
     }
 
     /// Runs a command through the suite's own driver calls.
-    fn look(&mut self, command: &str, words: &[&str]) -> Result<Value> {
+    fn check(&mut self, command: &str, words: &[&str]) -> Result<Value> {
         match command {
             "hog" => return self.hog(number(words, 0)?),
             "unhog" => {

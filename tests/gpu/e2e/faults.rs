@@ -79,7 +79,7 @@ pub(super) fn killed_in_flight(world: &World) -> Value {
     thread::sleep(Duration::from_millis(100));
     client.kill();
     daemon.drains();
-    world.comes_down_to(before);
+    world.wait_until_down_to(before);
     json!({
         "nvml_used_bytes": { "before": before, "with_client": with_client, "after": world.used() },
         "allocated_bytes": GIB,

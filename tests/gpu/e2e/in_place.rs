@@ -39,7 +39,7 @@ pub(super) fn accessed_and_moved(world: &World) -> Value {
     client.ask("unpin");
     client.ask("unhold");
     let full = world.used();
-    let (mut in_place, mut came) = (Vec::new(), Vec::new());
+    let (mut in_place, mut moved_in) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         move_all(&daemon, id, Tier::Host);
         until("the device has it back", || daemon.state().charged() == 0);
@@ -53,10 +53,10 @@ pub(super) fn accessed_and_moved(world: &World) -> Value {
             (0, charged),
             "it has not come, round {round}"
         );
-        world.comes_down_to(full - charged + 64 * MIB);
+        world.wait_until_down_to(full - charged + 64 * MIB);
         client.ask("unpin");
 
-        came.push(move_all(&daemon, id, Tier::Device).as_secs_f64() * 1e3);
+        moved_in.push(move_all(&daemon, id, Tier::Device).as_secs_f64() * 1e3);
         assert_eq!(daemon.state().charged(), charged, "it has come, round {round}");
         assert_eq!(pin(&mut client, "write"), address, "on its device, round {round}");
         used(&mut client, 2 * round + 1, "on its device");
@@ -71,7 +71,7 @@ pub(super) fn accessed_and_moved(world: &World) -> Value {
     assert_eq!(daemon.state().charged(), 0, "it has not come for any of them");
     freed_by_the_first(&daemon, actors);
     json!({
-        "rounds": ROUNDS, "bytes": SIZE, "digest": digest, "pinned_in_place_ms": in_place, "came_in_ms": came,
+        "rounds": ROUNDS, "bytes": SIZE, "digest": digest, "pinned_in_place_ms": in_place, "came_in_ms": moved_in,
     })
 }
 

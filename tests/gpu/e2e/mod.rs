@@ -102,7 +102,7 @@ impl World {
     /// Waits until the device uses no more than `bytes` again. Less than the smallest extent is the driver's own bookkeeping: an H200
     /// kept 64 KiB after a client had died.
     #[track_caller]
-    pub(crate) fn comes_down_to(&self, expected: u64) {
+    pub(crate) fn wait_until_down_to(&self, expected: u64) {
         let bound = expected + (GRANULARITY.get() - 1);
         let used = self.witness.used_once_down_to(self.gpu(), bound).expect("NVML answers");
         assert!(used <= bound, "{used} bytes are in use, and {expected} were");
@@ -122,7 +122,7 @@ pub(crate) fn run(
             let play = |case: &Case| {
                 let before = world.used();
                 let seen = case(&world);
-                world.comes_down_to(before);
+                world.wait_until_down_to(before);
                 seen
             };
             run_all(CASES, only, machine::facts(&world.witness)?, play, save)

@@ -43,7 +43,7 @@ fn there_and_back(world: &World, config: &Config, tier: Tier) -> Value {
         let state = daemon.state();
         let there = if tier == Tier::Disk { state.charged_on_disk() } else { state.charged_in_host() };
         assert_eq!(there, charged, "it is charged there");
-        world.comes_down_to(full - charged + 64 * MIB);
+        world.wait_until_down_to(full - charged + 64 * MIB);
         let begun = Instant::now();
         assert_eq!(pin(&mut writer, "write"), address, "round {round}");
         back.push(begun.elapsed().as_secs_f64() * 1e3);

@@ -25,8 +25,8 @@ const KERNEL: Duration = Duration::from_secs(2);
 pub(super) fn evicted_and_pinned_again(_: &World) -> Value {
     let daemon = Daemon::start(&Config::cuda());
     let mut writer = Actor::ready(&daemon);
-    let told = writer.ask(&format!("allocate {SIZE} name=weights persistent"));
-    let id = told["allocation"].as_u64().expect("a number");
+    let answer = writer.ask(&format!("allocate {SIZE} name=weights persistent"));
+    let id = answer["allocation"].as_u64().expect("a number");
     let held = daemon.state().charged();
     writer.ask("fill 0");
     let parts = revoke(&daemon, id, false).ok().parts;
@@ -58,8 +58,8 @@ pub(super) fn evicted_and_pinned_again(_: &World) -> Value {
 pub(super) fn unpinned_after_a_stream(_: &World) -> Value {
     let daemon = Daemon::start(&Config::cuda());
     let mut client = Actor::ready(&daemon);
-    let told = client.ask(&format!("allocate {}", 64 * MIB));
-    let id = told["allocation"].as_u64().expect("a number");
+    let answer = client.ask(&format!("allocate {}", 64 * MIB));
+    let id = answer["allocation"].as_u64().expect("a number");
     client.ask("fill 1");
     client.ask("unhold");
     pin(&mut client, "write");

@@ -46,14 +46,14 @@ impl Program {
     }
 
     #[track_caller]
-    pub(super) fn go_on(&mut self) {
+    pub(super) fn continue_program(&mut self) {
         self.input.write_all(b"\n").expect("it waits for that");
     }
 
     /// Lets the program go on from its last stage.
     #[track_caller]
-    pub(super) fn ends_well(mut self) {
-        self.go_on();
+    pub(super) fn end_well(mut self) {
+        self.continue_program();
         let status = self.child.wait().expect("a child can be waited for");
         assert!(status.success(), "{status}");
     }

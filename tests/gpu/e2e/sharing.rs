@@ -95,8 +95,9 @@ pub(super) fn several_gpus(world: &World) -> Value {
     });
     let before = [first, second].map(used);
     let [on_first, on_second] = &mut writers;
-    let told = on_second.text(&format!("allocate {GIB} name=far persistent device={second}"), "device");
-    assert_eq!(&told, second);
+    let device_of_far =
+        on_second.text(&format!("allocate {GIB} name=far persistent device={second}"), "device");
+    assert_eq!(&device_of_far, second);
     let after = [first, second].map(used);
     assert!(after[1] >= before[1] + GIB, "the second GPU holds it: {before:?}, {after:?}");
     assert!(after[0] < before[0] + GIB, "the first one does not: {before:?}, {after:?}");

@@ -30,7 +30,7 @@ pub(super) fn shares_the_context(world: &World) -> Value {
         return json!({ "absent": why });
     }
     let (used, of_process) = look();
-    program.go_on();
+    program.continue_program();
     let mapped = program.stage();
     let (used_mapped, of_process_mapped) = look();
     assert!(used_mapped < used + SIZE + SLACK, "a second context: {used}, then {used_mapped} bytes in use");
@@ -38,10 +38,10 @@ pub(super) fn shares_the_context(world: &World) -> Value {
         assert!(after < before + SLACK, "a second context: NVML charges {before}, then {after}");
     }
     assert_eq!(daemon.state().charged(), SIZE);
-    program.go_on();
+    program.continue_program();
     let freed = program.stage();
     assert_eq!(freed["stage"], "freed");
-    program.ends_well();
+    program.end_well();
     daemon.drains();
     assert!(daemon.stop().0.success(), "the daemon ends well");
     json!({
@@ -61,7 +61,7 @@ pub(super) fn shares_a_model(world: &World) -> Value {
         return json!({ "absent": why });
     }
     let held = daemon.state().charged();
-    writer.go_on();
+    writer.continue_program();
     let mut readers = [start("read"), start("read")];
     let mapped = readers.each_mut().map(Program::stage);
     for reader in &mapped {
@@ -69,11 +69,11 @@ pub(super) fn shares_a_model(world: &World) -> Value {
     }
     assert_eq!(daemon.state().charged(), held, "one copy, however many map it");
     let mut ended = vec![writer.stage()];
-    writer.ends_well();
+    writer.end_well();
     for mut reader in readers {
-        reader.go_on();
+        reader.continue_program();
         ended.push(reader.stage());
-        reader.ends_well();
+        reader.end_well();
     }
     assert_eq!(daemon.state().charged(), MODEL_SIZE, "persistent memory stays");
     let freed =

@@ -42,7 +42,7 @@ pub(super) fn three_tenants(driver: Driver, below: Below, quick: bool) -> Value 
     let scale = Scale::new(driver, below, quick);
     let daemon = Daemon::start(&scale.config());
     let before = on_disk(&daemon);
-    let mut who_stay: Vec<_> =
+    let mut residents: Vec<_> =
         TENANTS.iter().map(|(uid, _)| scale.client(&daemon, *uid, scale.span)).collect();
     let (begun, mut killed) = (Instant::now(), 0_u64);
     let lowest = scale.below.lowest();
@@ -54,13 +54,13 @@ pub(super) fn three_tenants(driver: Driver, below: Below, quick: bool) -> Value 
         }
     }
     // A client ends with an error if a byte is not what it wrote.
-    let told: Vec<_> = who_stay.iter_mut().map(|client| client.listen("its turns")).collect();
+    let reports: Vec<_> = residents.iter_mut().map(|client| client.listen("its turns")).collect();
     // Comparing all memory fetches all of it.
     let moves = moved(&daemon);
     assert!(moves >= scale.moves_min, "{moves} moves for {told:?}");
-    who_stay.iter_mut().for_each(|client| client.tell("compare"));
-    let told: Vec<_> = who_stay.iter_mut().map(|client| client.listen("a look at all of it")).collect();
-    who_stay.into_iter().for_each(Probe::leave);
+    residents.iter_mut().for_each(|client| client.tell("compare"));
+    let reports: Vec<_> = residents.iter_mut().map(|client| client.listen("a look at all of it")).collect();
+    residents.into_iter().for_each(Probe::leave);
     daemon.drains();
     let state = daemon.state();
     assert_eq!(state.node.invariant_violations, 0, "{state:?}");
@@ -71,7 +71,7 @@ pub(super) fn three_tenants(driver: Driver, below: Below, quick: bool) -> Value 
     json!({
         "tenants": if is_root() { TENANTS.len() } else { 1 },
         "device_bytes": scale.device(), "capacity_bytes": state.devices[0].capacity_bytes,
-        "bytes_of_each_client": scale.owned(), "clients": told, "killed": killed, "moves": moves,
+        "bytes_of_each_client": scale.owned(), "clients": reports, "killed": killed, "moves": moves,
         "to_disk_bytes": to_disk, "from_disk_bytes": from_disk,
     })
 }

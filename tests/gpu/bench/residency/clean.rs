@@ -36,7 +36,7 @@ pub(super) fn ask(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer> {
             plainly.push(given_back);
         }
     }
-    Left::is_clean_since(&scene.daemon, before, (rounds * scene.parts) as u64)?;
+    Left::expect_clean_since(&scene.daemon, before, (rounds * scene.parts) as u64)?;
     holder.check()?;
     holder.leave();
     let times = |of: fn(&Eviction) -> _| evictions.iter().map(of).collect::<Vec<_>>();

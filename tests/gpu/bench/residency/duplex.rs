@@ -74,7 +74,7 @@ fn measure(scene: &Scene, bare: &mut dyn Bare, target: f64, uid: Option<u32>) ->
 /// Leaves the device to the bare side as ours found it. The driver clears released memory, which slows every copy beside it. This waits for
 /// the visible part of that, and an untimed copy absorbs the rest.
 fn calm_down(scene: &Scene, bare: &mut dyn Bare) -> Result<()> {
-    scene.operator.until_held(scene.bytes())?;
+    scene.operator.wait_until_charged(scene.bytes())?;
     bare.copy(true, true).map(drop)
 }
 
@@ -96,11 +96,11 @@ impl Exchange {
 
     /// Changes places by a pin of the absent memory. Both calls begin at once, and the later end counts.
     fn swap_by_pin(&mut self, scene: &Scene) -> Result<Duration> {
-        scene.operator.settle()?;
+        scene.operator.wait_until_idle()?;
         let Self { resident, absent } = self;
         let (left, pinned) = thread::scope(|scope| {
             let pinned = scope.spawn(|| absent.check());
-            let left = scene.operator.have_left(resident.memory());
+            let left = scene.operator.move_out_for_waiter(resident.memory());
             (left, pinned.join().expect("a client does not panic"))
         });
         mem::swap(&mut self.resident, &mut self.absent);

@@ -21,7 +21,7 @@ pub(super) fn ask(scene: &Scene, bare: &mut dyn Bare) -> Result<Answer> {
         let index = indexes.next().unwrap_or_default();
         scene.operator.move_parts(holder.memory(), &[index], Tier::Host)?;
         // While the device clears released memory, no copy arrives at full speed.
-        scene.operator.until_held(scene.bytes() - scene.part)?;
+        scene.operator.wait_until_charged(scene.bytes() - scene.part)?;
         Ok((holder.pin(index)?, vec![]))
     };
     let measure = Measure::take(None, ROUNDS * scene.pairs, ours, || bare.part_in())?;

@@ -33,7 +33,7 @@ impl Answer {
         }
     }
 
-    pub(crate) fn tell(self, name: &str, report: &mut Value) -> Result<()> {
+    pub(crate) fn report(self, name: &str, report: &mut Value) -> Result<()> {
         for line in &self.lines {
             writeln!(io::stdout(), "{line}")?;
         }

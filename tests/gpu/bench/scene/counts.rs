@@ -30,7 +30,7 @@ impl Left {
     }
 
     /// Checks that all parts have left since then without a copy. A round with an obstacle is repeated, so there may be more.
-    pub(crate) fn is_clean_since(daemon: &Daemon, before: Self, parts: u64) -> Result<()> {
+    pub(crate) fn expect_clean_since(daemon: &Daemon, before: Self, parts: u64) -> Result<()> {
         let all = before.clean + before.copied + parts;
         soon("all that left is counted", || {
             let now = Self::of(daemon);

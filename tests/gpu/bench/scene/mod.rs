@@ -151,7 +151,7 @@ impl Scene {
         let mut filler = Holder::with_parts(self, PARTS_IN_HOST, None)?;
         filler.fill()?;
         self.operator.move_all(filler.memory(), Tier::Host)?;
-        self.operator.until_held(0)?;
+        self.operator.wait_until_charged(0)?;
         ensure!(self.operator.host_left()? < self.part as u64, "the host has room for a part");
         Ok(filler)
     }
@@ -185,7 +185,7 @@ impl Scene {
         let found = question();
         let good = found.is_ok();
         match found {
-            Ok(answer) => answer.tell(name, report)?,
+            Ok(answer) => answer.report(name, report)?,
             Err(error) => {
                 writeln!(io::stdout(), "{name} FAILED: {error:#}")?;
                 report["samples"][name] = json!({ "problem": format!("{error:#}") });

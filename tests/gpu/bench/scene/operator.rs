@@ -63,7 +63,7 @@ impl Operator {
         let mut last = Vec::new();
         let end = Instant::now() + PATIENCE;
         while Instant::now() < end {
-            self.settle()?;
+            self.wait_until_idle()?;
             let begun = Instant::now();
             last = order(&self.admin, memory, parts, tier)?;
             let took = begun.elapsed();
@@ -84,15 +84,15 @@ impl Operator {
         let mut last = (Vec::new(), Vec::new());
         let end = Instant::now() + PATIENCE;
         while Instant::now() < end {
-            self.settle()?;
+            self.wait_until_idle()?;
             let begun = Instant::now();
-            let (left, came) = thread::scope(|scope| {
-                let came = scope.spawn(|| order(&self.other, back, &[], Tier::Device));
+            let (left, arrived) = thread::scope(|scope| {
+                let arrived = scope.spawn(|| order(&self.other, back, &[], Tier::Device));
                 let left = order(&self.admin, out, &[], self.below);
-                (left, came.join().expect("a command does not panic"))
+                (left, arrived.join().expect("a command does not panic"))
             });
             let took = begun.elapsed();
-            last = (left?, came?);
+            last = (left?, arrived?);
             if all_moved(&last.0) && all_moved(&last.1) {
                 return Ok(took);
             }
@@ -110,16 +110,16 @@ impl Operator {
         back: u64,
         act: impl FnOnce() -> Result<T>,
     ) -> Result<Option<T>> {
-        self.settle()?;
-        let (left, came, done) = thread::scope(|scope| {
-            let came = scope.spawn(|| order(&self.other, back, &[], Tier::Device));
+        self.wait_until_idle()?;
+        let (left, arrived, done) = thread::scope(|scope| {
+            let arrived = scope.spawn(|| order(&self.other, back, &[], Tier::Device));
             let left = scope.spawn(|| order(&self.admin, out, &[], self.below));
-            let done = self.between_copies(out, back, || left.is_finished() || came.is_finished(), act);
+            let done = self.between_copies(out, back, || left.is_finished() || arrived.is_finished(), act);
             let join = "a command does not panic";
-            (left.join().expect(join), came.join().expect(join), done)
+            (left.join().expect(join), arrived.join().expect(join), done)
         });
         let done = done?;
-        if all_moved(&left?) && all_moved(&came?) {
+        if all_moved(&left?) && all_moved(&arrived?) {
             return Ok(done);
         }
         self.again.fetch_add(1, Ordering::Relaxed);
@@ -156,7 +156,7 @@ impl Operator {
     }
 
     /// Evicts all of it while a waiter needs its room. A move with an obstacle is repeated at once.
-    pub(crate) fn have_left(&self, memory: u64) -> Result<Duration> {
+    pub(crate) fn move_out_for_waiter(&self, memory: u64) -> Result<Duration> {
         let (begun, mut last) = (Instant::now(), Vec::new());
         while begun.elapsed() < PATIENCE {
             last = order(&self.admin, memory, &[], Tier::Host)?;
@@ -172,11 +172,11 @@ impl Operator {
     pub(crate) fn evict_watched(&self, memory: u64) -> Result<Eviction> {
         let end = Instant::now() + PATIENCE;
         while Instant::now() < end {
-            self.settle()?;
+            self.wait_until_idle()?;
             let over = AtomicBool::new(false);
             let begun = Instant::now();
             let (left, answered, unmapped) = thread::scope(|scope| {
-                let watcher = scope.spawn(|| self.until_unmapped(memory, begun, &over));
+                let watcher = scope.spawn(|| self.wait_until_unmapped(memory, begun, &over));
                 let left = order(&self.admin, memory, &[], Tier::Host);
                 let answered = begun.elapsed();
                 over.store(true, Ordering::Release);
@@ -184,7 +184,7 @@ impl Operator {
             });
             let unmapped = unmapped?;
             if all_moved(&left?) {
-                return Ok(Eviction { unmapped, answered, settled: self.until_settled(begun)? });
+                return Ok(Eviction { unmapped, answered, settled: self.wait_until_returned(begun)? });
             }
             self.undo(memory, &[], Tier::Host)?;
         }
@@ -192,7 +192,7 @@ impl Operator {
     }
 
     /// After the answer no session maps the memory.
-    fn until_unmapped(&self, memory: u64, begun: Instant, over: &AtomicBool) -> Result<Duration> {
+    fn wait_until_unmapped(&self, memory: u64, begun: Instant, over: &AtomicBool) -> Result<Duration> {
         while !over.load(Ordering::Acquire) {
             let target = Some(show_allocation_request::Target::AllocationId(memory));
             let shown = self.other.show_allocation(ShowAllocationRequest { target })?;
@@ -204,22 +204,22 @@ impl Operator {
         Ok(begun.elapsed())
     }
 
-    fn until_settled(&self, begun: Instant) -> Result<Duration> {
-        self.until_held(0)?;
+    fn wait_until_returned(&self, begun: Instant) -> Result<Duration> {
+        self.wait_until_charged(0)?;
         Ok(begun.elapsed())
     }
 
     /// Waits until no more than `bytes` is charged on the devices: everything that left has been returned.
-    pub(crate) fn until_held(&self, bytes: usize) -> Result<()> {
+    pub(crate) fn wait_until_charged(&self, bytes: usize) -> Result<()> {
         let begun = Instant::now();
-        while self.held()? > bytes as u64 {
+        while self.charged()? > bytes as u64 {
             ensure!(begun.elapsed() < PATIENCE, "the device does not have it back");
         }
         Ok(())
     }
 
     /// Returns the charge on the devices.
-    pub(crate) fn held(&self) -> Result<u64> {
+    pub(crate) fn charged(&self) -> Result<u64> {
         Ok(self.admin.devices()?.iter().map(|device| device.held_bytes).sum())
     }
 
@@ -233,7 +233,7 @@ impl Operator {
         let mut last = Vec::new();
         let end = Instant::now() + PATIENCE;
         while Instant::now() < end {
-            self.settle()?;
+            self.wait_until_idle()?;
             let target = Some(revoke_mappings_request::Target::AllocationId(memory));
             last = self.admin.revoke_mappings(RevokeMappingsRequest { target, ..Default::default() })?.parts;
             if !last.is_empty() && last.iter().all(|part| part.outcome() == RevocationOutcome::Revoked) {
@@ -245,8 +245,8 @@ impl Operator {
     }
 
     /// Waits until the daemon has read everything that was sent, and the host has room for memory that may leave. Fetched memory is charged
-    /// in the host until the driver has it back. Memory that left a device may not be returned yet: [`Self::until_held`].
-    pub(crate) fn settle(&self) -> Result<()> {
+    /// in the host until the driver has it back. Memory that left a device may not be returned yet: [`Self::wait_until_charged`].
+    pub(crate) fn wait_until_idle(&self) -> Result<()> {
         soon("nothing is on its way", || {
             let heard = self.admin.node().is_ok_and(|node| node.fds_in_flight == 0);
             heard && self.admin.devices().is_ok_and(|devices| devices.iter().all(|device| self.fits(device)))

@@ -34,7 +34,7 @@ pub(super) fn ask(scene: &Scene, plain: &mut PlainDisk) -> Result<Answer> {
     let before = Left::of(&scene.daemon);
     let (mut reads, mut writes) = (Vec::new(), Vec::new());
     let ours = || {
-        scene.operator.settle()?;
+        scene.operator.wait_until_idle()?;
         let took = absent.check()?;
         mem::swap(&mut resident, &mut absent);
         resident.fill()?;

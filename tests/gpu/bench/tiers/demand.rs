@@ -67,7 +67,7 @@ fn leave(scene: &Scene, small: &mut [Holder]) -> Result<()> {
         one.fill()?;
         scene.operator.move_all(one.memory(), Tier::Host)?;
     }
-    scene.operator.until_held(scene.bytes())
+    scene.operator.wait_until_charged(scene.bytes())
 }
 
 /// The two clients of the load, one with its memory on the device.

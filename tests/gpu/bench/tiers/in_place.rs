@@ -43,7 +43,7 @@ pub(super) fn ask(scene: &Scene) -> Result<Answer> {
         return Ok(Answer::absent("in_place", "clients cannot map the host's memory"));
     }
     leave(scene, &mut lodger)?;
-    scene.operator.until_held(0)?;
+    scene.operator.wait_until_charged(0)?;
     let mut mover = Holder::with_parts(scene, PARTS, None)?;
     let (mut samples, mut lines, mut slower_by) = (json!({ "parts": PARTS }), Vec::new(), Vec::new());
     for reads in ALL {
@@ -69,9 +69,9 @@ fn take(scene: &Scene, reads: Reads, lodger: &mut Holder, mover: &mut Holder) ->
     let bytes = (PARTS * scene.part) as u64;
     let ours = || {
         leave(scene, lodger)?;
-        let before = scene.operator.held()?;
+        let before = scene.operator.charged()?;
         let Scan { pinned, scanned } = lodger.scan(reads.every, reads.times)?;
-        let held = scene.operator.held()?;
+        let held = scene.operator.charged()?;
         ensure!(
             held == before,
             "it has come, and not stayed in place: {held} bytes are held, and {before} were"
@@ -81,9 +81,9 @@ fn take(scene: &Scene, reads: Reads, lodger: &mut Holder, mover: &mut Holder) ->
     let mut pins = Vec::new();
     let bare = || {
         leave(scene, mover)?;
-        scene.operator.until_held(0)?;
+        scene.operator.wait_until_charged(0)?;
         let Scan { pinned, scanned } = mover.scan(reads.every, reads.times)?;
-        let held = scene.operator.held()?;
+        let held = scene.operator.charged()?;
         ensure!(held >= bytes, "it has not come: {held} bytes are held");
         pins.push(pinned.as_secs_f64() * 1e3);
         Ok(scanned)

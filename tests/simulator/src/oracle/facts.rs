@@ -412,8 +412,9 @@ impl Facts {
     }
 
     pub(crate) fn place_of(&self, uuid: &str, tier: Tier) -> Option<usize> {
-        let is = |place: &PlaceFacts| !place.in_files && (place.uuid.as_str(), place.tier) == (uuid, tier);
-        self.places.iter().position(is)
+        let matches =
+            |place: &PlaceFacts| !place.in_files && (place.uuid.as_str(), place.tier) == (uuid, tier);
+        self.places.iter().position(matches)
     }
 
     /// The place of files that are loaded on a device.

@@ -46,7 +46,7 @@ pub(super) fn run(
 }
 
 /// Prints the result, and returns what the report keeps.
-fn told(name: &str, measure: &Measure, bytes: usize) -> Result<Value> {
+fn report(name: &str, measure: &Measure, bytes: usize) -> Result<Value> {
     writeln!(io::stdout(), "peer {}", measure.line(name))?;
     Ok(measure.json_of(bytes))
 }

@@ -79,12 +79,14 @@ impl Oracle {
         match refusal {
             Refusal::QuotaLimit { device, tier, limit, charged: held, requested: asked, .. } => {
                 let Some(place) = self.facts.place_of(device, *tier) else { return };
-                let is = (limit.get(), held.get());
-                let should = (self.quota_now(tenant, place).1, self.facts.charged(tenant, place));
+                let shown = (limit.get(), held.get());
+                let expected = (self.quota_now(tenant, place).1, self.facts.charged(tenant, place));
                 let in_use = u128::from(self.charged_in_use(tenant, place));
-                let over = *tier == Tier::Device || in_use + u128::from(asked.get()) > u128::from(is.0);
-                self.expect(LIMIT, is == should && over, || {
-                    format!("a batch of {asked} is refused with limit and charge {is:?}; they are {should:?}")
+                let over = *tier == Tier::Device || in_use + u128::from(asked.get()) > u128::from(shown.0);
+                self.expect(LIMIT, shown == expected && over, || {
+                    format!(
+                        "a batch of {asked} is refused with limit and charge {shown:?}; they are {expected:?}"
+                    )
                 });
             }
             Refusal::DeviceFull { device, tier, requested: asked, .. } if *tier != Tier::Device => {
@@ -137,14 +139,14 @@ impl Oracle {
         let own = u128::from(self.quota_now(tenant, place).0.max(held));
         let before = self.committed_all()[place];
         let would = before - own + u128::from(guarantee.get().max(held));
-        let should = (u128::from(self.capacity(place)), would);
-        let is = (u128::from(capacity.get()), u128::from(committed.get()));
+        let expected = (u128::from(self.capacity(place)), would);
+        let shown = (u128::from(capacity.get()), u128::from(committed.get()));
         let in_use = self.charged_in_use(tenant, place);
         let own = u128::from(self.quota_now(tenant, place).0.max(in_use));
         let least = self.committed_in_use(place) - own + u128::from(guarantee.get().max(in_use));
-        let lacks = least > should.0 && least > self.committed_in_use(place);
-        self.expect(ADMISSION, is == should && lacks && would > before, || {
-            format!("a guarantee is refused for capacity and committed {is:?}; they are {should:?}")
+        let lacks = least > expected.0 && least > self.committed_in_use(place);
+        self.expect(ADMISSION, shown == expected && lacks && would > before, || {
+            format!("a guarantee is refused for capacity and committed {shown:?}; they are {expected:?}")
         });
     }
 }

@@ -133,7 +133,7 @@ impl Oracle {
         let (live, same) = (extent.phase == ExtentPhase::Live, first == part);
         let copied = extent.copied;
         let zero = !extent.reused;
-        let (its, fits) = (extent.owner, extent.size == sent.size.get());
+        let (own, fits) = (extent.owner, extent.size == sent.size.get());
         self.expect(EXTENT_USE, live, || format!("{id} is sent to {session} and is not live"));
         self.expect(COPIES, !copied, || format!("{id} is sent to {session} while it is copied"));
         self.expect(CACHE_REUSE, zero || takes_old, || {
@@ -141,7 +141,7 @@ impl Oracle {
         });
         self.expect(EXTENT_USE, fits, || format!("{id} is sent with a wrong size"));
         self.expect(EXTENT_TENANT, same, || format!("{id} backs {first:?} and is sent as {part:?}"));
-        self.expect(EXTENT_TENANT, owner == Some(its), || format!("{id} is of another tenant than {part:?}"));
+        self.expect(EXTENT_TENANT, owner == Some(own), || format!("{id} is of another tenant than {part:?}"));
         if let Some(allocation) = self.facts.allocations.get_mut(&part.allocation) {
             let known = *allocation.parts.entry(part.part.0).or_insert(id);
             self.expect(EXTENT_TENANT, known == id, || {

@@ -98,14 +98,14 @@ impl Oracle {
         let balance = self.facts.balances.get(&(tenant, place)).copied().unwrap_or_default();
         let (guarantee, limit) = self.quota_now(tenant, place);
         let cached = self.cached(tenant, place);
-        let should = [balance.charged(), balance.reserved, balance.unreturned, cached, guarantee, limit];
+        let expected = [balance.charged(), balance.reserved, balance.unreturned, cached, guarantee, limit];
         let is = view
             .in_force
             .map(|it| [it.charged, it.reserved, it.unreturned, it.cached, it.guarantee, it.limit]);
         let is = is.map(|it| it.map(vramd_types::Bytes::get));
-        self.expect(LEDGER_ORACLE, is == Some(should), || {
+        self.expect(LEDGER_ORACLE, is == Some(expected), || {
             format!(
-                "{} in place {place}: charged, reserved, unreturned, cached, guarantee, limit are {is:?}, not {should:?}",
+                "{} in place {place}: charged, reserved, unreturned, cached, guarantee, limit are {is:?}, not {expected:?}",
                 view.tenant
             )
         });
@@ -120,21 +120,21 @@ impl Oracle {
             let (held, unreturned) = self.charged_to_all(place);
             let capacity = self.capacity(place);
             let committed = u64::try_from(committed[place]).unwrap_or(u64::MAX);
-            let should = [held, unreturned, capacity, committed, committed.saturating_sub(capacity)];
+            let expected = [held, unreturned, capacity, committed, committed.saturating_sub(capacity)];
             let is = [view.charged, view.unreturned, view.capacity, view.committed, view.shortfall];
             let is = is.map(vramd_types::Bytes::get);
-            self.expect(LEDGER_ORACLE, is == should, || {
+            self.expect(LEDGER_ORACLE, is == expected, || {
                 format!(
-                    "{}: charged, unreturned, capacity, committed, shortfall are {is:?}, not {should:?}",
+                    "{}: charged, unreturned, capacity, committed, shortfall are {is:?}, not {expected:?}",
                     view.uuid
                 )
             });
             for (tier, shown) in [(Tier::Host, view.host), (Tier::Disk, view.disk)] {
                 let below = self.facts.place_of(&view.uuid, tier);
-                let should = below.map(|place| [self.capacity(place), self.charged_to_all(place).0]);
+                let expected = below.map(|place| [self.capacity(place), self.charged_to_all(place).0]);
                 let is = shown.map(|shown| [shown.capacity.get(), shown.charged.get()]);
-                self.expect(LEDGER_ORACLE, is == should, || {
-                    format!("{tier} of {}: capacity and charged are {is:?}, not {should:?}", view.uuid)
+                self.expect(LEDGER_ORACLE, is == expected, || {
+                    format!("{tier} of {}: capacity and charged are {is:?}, not {expected:?}", view.uuid)
                 });
             }
         }
@@ -168,10 +168,10 @@ impl Oracle {
         });
         for row in rows {
             let session = self.facts.sessions.get(&row.id);
-            let should = session.map(|it| (self.facts.tenants[it.tenant].clone(), it.in_flight));
+            let expected = session.map(|it| (self.facts.tenants[it.tenant].clone(), it.in_flight));
             let is = (row.tenant.clone(), row.fds_in_flight);
-            self.expect(LEDGER_ORACLE, should.as_ref() == Some(&is), || {
-                format!("{}: tenant and descriptors are {is:?}, not {should:?}", row.id)
+            self.expect(LEDGER_ORACLE, expected.as_ref() == Some(&is), || {
+                format!("{}: tenant and descriptors are {is:?}, not {expected:?}", row.id)
             });
         }
     }

@@ -43,8 +43,8 @@ impl Oracle {
         for (by, items) in batches.collect::<Vec<_>>() {
             // Batches that were in the line before are others of the session.
             let waits = |it: &WaitView| {
-                let its = matches!(it.waiter, WaiterView::Batch { session, items: count } if session == by && count == items.len());
-                its && !self.facts.waits.contains_key(&it.id)
+                let own = matches!(it.waiter, WaiterView::Batch { session, items: count } if session == by && count == items.len());
+                own && !self.facts.waits.contains_key(&it.id)
             };
             let Some(session) = self.facts.sessions.get(&by).filter(|_| line.iter().any(waits)) else {
                 continue;

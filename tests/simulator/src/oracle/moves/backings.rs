@@ -240,12 +240,12 @@ impl Oracle {
 
     /// Forgets allocations of which a part could not be created. The core undoes these without a report.
     pub(crate) fn forget_unmade(&mut self, broker: &Broker) {
-        let told = |id: &AllocationId| self.facts.allocations.contains_key(id);
+        let reported = |id: &AllocationId| self.facts.allocations.contains_key(id);
         let parts = self.facts.backings.keys().chain(self.facts.missing_backing.keys());
         let mut unmade: Vec<_> = parts.map(|part| part.allocation).collect();
         unmade.sort_unstable();
         unmade.dedup();
-        unmade.retain(|id| !told(id));
+        unmade.retain(|id| !reported(id));
         for id in unmade {
             let state = broker.show(&Target::Id(id)).map(|view| view.state);
             if matches!(state, Err(_) | Ok(AllocationState::Freeing)) {

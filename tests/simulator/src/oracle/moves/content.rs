@@ -12,9 +12,9 @@ impl Oracle {
         let Some(allocation) = self.facts.allocations.get(&part.allocation) else { return };
         let was_lost = self.facts.drop_counts.contains_key(&part);
         let at_first = if allocation.uninitialized || was_lost { is } else { 0 };
-        let should = *self.facts.contents.entry(part).or_insert(at_first);
-        self.expect(CONTENT, is == should, || {
-            format!("{part:?} contains {is}, and {should} was written there")
+        let expected = *self.facts.contents.entry(part).or_insert(at_first);
+        self.expect(CONTENT, is == expected, || {
+            format!("{part:?} contains {is}, and {expected} was written there")
         });
     }
 

@@ -23,8 +23,8 @@ impl Oracle {
         broker: &Broker,
     ) {
         self.expect_not_file(to);
-        let its = self.facts.extents.get(&to).and_then(|extent| extent.part);
-        if let Some(part) = its.filter(|part| self.facts.backings.get(part) == Some(&BackingFacts::Kept(to)))
+        let own = self.facts.extents.get(&to).and_then(|extent| extent.part);
+        if let Some(part) = own.filter(|part| self.facts.backings.get(part) == Some(&BackingFacts::Kept(to)))
         {
             self.record_departure(part, false, broker);
             self.facts.backings.remove(&part);
@@ -89,8 +89,8 @@ impl Oracle {
     /// Records the end of a copy. If it went well and was not cancelled, the part lies in its target.
     pub(crate) fn record_copy_end(&mut self, to: ExtentId, well: bool) {
         self.facts.copies.remove(&to);
-        let its = self.facts.write_backs.get(&to).filter(|it| well && !it.cancelled);
-        self.step.written_back = its.map(|it| it.part);
+        let own = self.facts.write_backs.get(&to).filter(|it| well && !it.cancelled);
+        self.step.written_back = own.map(|it| it.part);
         if self.end_write_back(to) {
             return;
         }

@@ -94,7 +94,7 @@ impl Oracle {
         let size = |spec: &AllocationSpec| {
             spec.size.checked_round_up(GRANULARITY).map_or(u64::MAX, vramd_types::Bytes::get)
         };
-        let its = self.facts.sessions.get(session).is_some_and(|session| session.tenant == tenant);
+        let own = self.facts.sessions.get(session).is_some_and(|session| session.tenant == tenant);
         // Memory without a handle pin begins below where there is no room, unless it is discardable.
         let device = |place: &&PlaceFacts| place.tier == Tier::Device;
         let below = |place: &PlaceFacts| {
@@ -102,6 +102,6 @@ impl Oracle {
         };
         let all_below = self.facts.places.iter().filter(device).all(below);
         let held = items.iter().filter(|spec| !(spec.unpinned && !spec.discardable && all_below));
-        its.then(|| held.map(size).fold(0, u64::saturating_add))
+        own.then(|| held.map(size).fold(0, u64::saturating_add))
     }
 }

@@ -53,7 +53,7 @@ impl Oracle {
         for (part, outcome) in parts {
             let part = PartRef { allocation, part: *part };
             let pinning = |by: &[_]| !by.is_empty() && by.iter().all(|id| self.has_pins(*id));
-            let is_so = match outcome {
+            let holds = match outcome {
                 PartMove::Standing { by } => !by.is_empty() && by.iter().all(|id| !self.has_pins(*id)),
                 PartMove::Pinned { by } | PartMove::Silent { by } => pinning(by),
                 PartMove::Freed => {
@@ -73,7 +73,7 @@ impl Oracle {
                 }
                 PartMove::Moved | PartMove::Wanted | PartMove::Refused { .. } => true,
             };
-            self.expect(CALLS, is_so, || format!("{part:?} is reported as {outcome:?}, which does not hold"));
+            self.expect(CALLS, holds, || format!("{part:?} is reported as {outcome:?}, which does not hold"));
             if let (PartMove::Refused { refusal }, true) = (outcome, at_once) {
                 self.check_move_refusal(allocation, refusal);
             }
@@ -86,11 +86,11 @@ impl Oracle {
         match refusal {
             Refusal::QuotaLimit { device, tier, limit, requested: asked, .. } => {
                 let Some(place) = self.facts.place_of(device, *tier) else { return };
-                let should = self.quota_now(tenant, place).1;
+                let expected = self.quota_now(tenant, place).1;
                 let over = u128::from(self.facts.charged(tenant, place)) + u128::from(asked.get());
-                self.expect(LIMIT, limit.get() == should && over > u128::from(should), || {
+                self.expect(LIMIT, limit.get() == expected && over > u128::from(expected), || {
                     format!(
-                        "a move to place {place} is refused for limit {limit}; {over} of {should} would be charged"
+                        "a move to place {place} is refused for limit {limit}; {over} of {expected} would be charged"
                     )
                 });
             }

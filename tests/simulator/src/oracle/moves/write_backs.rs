@@ -25,8 +25,8 @@ impl Oracle {
 
     pub(crate) fn check_write_back_start(&mut self, from: ExtentId, to: ExtentId) {
         self.expect_not_file(to);
-        let its = self.facts.extents.get(&to).and_then(|extent| extent.part);
-        let Some(part) = its.filter(|part| self.facts.backings.get(part) == Some(&BackingFacts::Kept(to)))
+        let own = self.facts.extents.get(&to).and_then(|extent| extent.part);
+        let Some(part) = own.filter(|part| self.facts.backings.get(part) == Some(&BackingFacts::Kept(to)))
         else {
             return self.expect(COPIES, false, || {
                 format!("{to} is the target of a write-back, and is no part's backing")

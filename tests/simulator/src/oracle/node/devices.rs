@@ -7,8 +7,8 @@ use crate::oracle::{Oracle, facts::ExtentFacts};
 
 impl Oracle {
     /// Devices that a process sees: those of its list of UUIDs, or all.
-    pub(crate) fn visible_devices(&self, told: Option<&[String]>) -> Vec<usize> {
-        let seen = |uuid: &String| told.is_none_or(|told| told.contains(uuid));
+    pub(crate) fn visible_devices(&self, reported: Option<&[String]>) -> Vec<usize> {
+        let seen = |uuid: &String| reported.is_none_or(|reported| reported.contains(uuid));
         let places = self.facts.places.iter().enumerate();
         places
             .filter(|(_, place)| place.tier == Tier::Device && seen(&place.uuid))

@@ -12,9 +12,9 @@ impl Oracle {
         self.expect(DRAINS, self.facts.calls.is_empty(), || detail);
         let (views, _) = broker.list_allocations(None, None, usize::MAX);
         for view in views {
-            let told =
+            let reported =
                 self.facts.allocations.contains_key(&view.id) || view.state == AllocationState::Freeing;
-            self.expect(DRAINS, told, || {
+            self.expect(DRAINS, reported, || {
                 format!("an allocation exists that no client was told of: {view:?}")
             });
         }

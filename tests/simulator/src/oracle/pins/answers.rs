@@ -52,9 +52,9 @@ impl Oracle {
     pub(crate) fn check_loss_frame(&mut self, channel: ChannelId, part: PartRef) {
         let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
         let Some(session) = self.facts.sessions.get_mut(&id) else { return };
-        let is_so = session.owed.remove(&part) && self.step.damaged == Some(part);
+        let holds = session.owed.remove(&part) && self.step.damaged == Some(part);
         session.away.insert(part);
-        self.expect(PIN_ANSWERS, is_so, || {
+        self.expect(PIN_ANSWERS, holds, || {
             format!("{id} is sent the loss of {part:?}, which is not lost or not its own")
         });
     }
@@ -135,7 +135,7 @@ impl Oracle {
                 let of_it = |part: &&PartRef| part.allocation.to_string() == allocation;
                 parts.iter().filter(of_it).any(|part| !self.can_be_pinned(id, session, *part))
             };
-            let so = match refusal {
+            let holds = match refusal {
                 Refusal::QueueFull { .. } => calls > max || all_parts > max_parts,
                 Refusal::SessionLost { .. } => session.ending,
                 Refusal::DeviceFull { free, requested: asked, .. } => asked > free,
@@ -152,7 +152,7 @@ impl Oracle {
                 Refusal::AllocationNotFound { allocation } => lost(allocation),
                 refusal => PIN_REASONS.contains(&refusal.reason()),
             };
-            return self.expect(PIN_ANSWERS, so, || {
+            return self.expect(PIN_ANSWERS, holds, || {
                 format!("call {call} of {id} is refused for a reason that does not hold: {refusal:?}")
             });
         }

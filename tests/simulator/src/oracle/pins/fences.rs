@@ -85,14 +85,14 @@ impl Oracle {
     ) {
         for (part, outcome) in parts {
             let part = PartRef { allocation, part: *part };
-            let is_so = match outcome {
+            let holds = match outcome {
                 PartRevocation::Standing { by } => by.iter().all(|id| !self.has_pins(*id)),
                 PartRevocation::Pinned { by } | PartRevocation::Silent { by } => {
                     !by.is_empty() && by.iter().all(|id| self.has_pins(*id))
                 }
                 PartRevocation::Revoked => true,
             };
-            self.expect(CALLS, is_so, || format!("{part:?} is reported as {outcome:?}, which does not hold"));
+            self.expect(CALLS, holds, || format!("{part:?} is reported as {outcome:?}, which does not hold"));
         }
         // Of several parts, the first may be mapped again before the last is done.
         if let [(part, PartRevocation::Revoked)] = parts {

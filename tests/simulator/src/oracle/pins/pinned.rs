@@ -57,8 +57,8 @@ impl Oracle {
     fn has_protecting_call(&self, id: SessionId, part: PartRef) -> bool {
         let session = self.facts.sessions.get(&id);
         let calls = session.into_iter().flat_map(|session| session.pin_calls.values());
-        let mut its = calls.filter(|call| call.arrived < self.facts.clock && call.parts.contains(&part));
-        its.any(|call| call.answered || !self.has_earlier_waiter(part, call.arrived))
+        let mut own = calls.filter(|call| call.arrived < self.facts.clock && call.parts.contains(&part));
+        own.any(|call| call.answered || !self.has_earlier_waiter(part, call.arrived))
     }
 
     /// Whether a waiter for room on the part's device arrived before then.

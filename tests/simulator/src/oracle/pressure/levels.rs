@@ -19,9 +19,9 @@ impl Oracle {
     ) {
         let Some(place) = self.facts.place(device, tier) else { return };
         let known = self.pressure_in(place);
-        let should = self.level_after(from, held, capacity);
-        self.expect(PRESSURE, from == known && to == should && to != from, || {
-            format!("place {place} goes from {from} to {to} with {held} of {capacity} charged; it was {known}, and should be {should}")
+        let expected = self.level_after(from, held, capacity);
+        self.expect(PRESSURE, from == known && to == expected && to != from, || {
+            format!("place {place} goes from {from} to {to} with {held} of {capacity} charged; it was {known}, and should be {expected}")
         });
         if from >= Pressure::High {
             self.facts.high_until.insert(place, self.facts.now);
@@ -54,9 +54,9 @@ impl Oracle {
             for (tier, shown, held, capacity) in on_device.into_iter().chain(below.into_iter().flatten()) {
                 let Some(place) = self.facts.place(device, tier) else { continue };
                 let known = self.pressure_in(place);
-                let should = self.level_after(known, held.get(), capacity.get());
-                self.expect(PRESSURE, shown == known && shown == should, || {
-                    format!("place {place} is shown as {shown} with {held} of {capacity} charged; it was {known}, and should be {should}")
+                let expected = self.level_after(known, held.get(), capacity.get());
+                self.expect(PRESSURE, shown == known && shown == expected, || {
+                    format!("place {place} is shown as {shown} with {held} of {capacity} charged; it was {known}, and should be {expected}")
                 });
                 self.check_pressure_reports(place, device, known);
             }
@@ -66,10 +66,10 @@ impl Oracle {
     fn check_pressure_reports(&mut self, place: usize, device: usize, known: Pressure) {
         let hears = |it: &&SessionFacts| !it.gone && it.hears_pressure && it.devices.contains(&device);
         let sessions = self.facts.sessions.values().filter(hears);
-        let told = |channel| self.facts.reported_pressure.get(&(channel, place)).copied();
+        let reported = |channel| self.facts.reported_pressure.get(&(channel, place)).copied();
         let missed = sessions
             .map(|it| it.channel)
-            .find(|channel| self.facts.open_channels.contains(channel) && told(*channel) != Some(known));
+            .find(|channel| self.facts.open_channels.contains(channel) && reported(*channel) != Some(known));
         self.expect(PRESSURE, missed.is_none(), || {
             format!("{missed:?} was not sent that place {place} is {known}")
         });

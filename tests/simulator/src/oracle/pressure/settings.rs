@@ -67,17 +67,17 @@ impl Oracle {
             _ => None,
         });
         let asked = asked.filter(|_| self.step.repeat.is_new());
-        let should = asked.map(|change| apply(&known, &change));
+        let expected = asked.map(|change| apply(&known, &change));
         let good = asked.is_some_and(|change| self.judge_change(&change));
-        self.expect(SETTINGS, *before == known && Some(*after) == should && good && before != after, || {
+        self.expect(SETTINGS, *before == known && Some(*after) == expected && good && before != after, || {
             format!(
                 "settings go from {before:?} to {after:?}; they were {known:?}, and {asked:?} was requested"
             )
         });
-        let told = self.settings.shares_told.take();
+        let reported = self.settings.shares_told.take();
         let should_be = (before.shares != after.shares).then_some(after.shares);
-        self.expect(SETTINGS, told == should_be, || {
-            format!("the driver was sent shares {told:?}, not {should_be:?}")
+        self.expect(SETTINGS, reported == should_be, || {
+            format!("the driver was sent shares {reported:?}, not {should_be:?}")
         });
         self.settings.colds.push((self.facts.now, known.pressure.cold_after));
         self.settings.now = *after;
@@ -86,9 +86,9 @@ impl Oracle {
     }
 
     /// Whether the reply shows the settings in force, with the change made.
-    pub(crate) fn matches_settings(&self, change: &SettingsChange, told: &Settings) -> bool {
+    pub(crate) fn matches_settings(&self, change: &SettingsChange, reported: &Settings) -> bool {
         let made = !self.step.repeat.is_new() || apply(&self.settings.now, change) == self.settings.now;
-        *told == self.settings.now && made
+        *reported == self.settings.now && made
     }
 
     /// Checks that a refused change was invalid.

@@ -111,8 +111,8 @@ impl Oracle {
             }
             (ClientRequest::Advise(id, advice), Reply::Advised(view)) => {
                 let is_set = *advice == Advice::SetAccessedBy;
-                let so = !self.step.repeat.is_new() || view.accessed_by_device == is_set;
-                *id == view.id && so
+                let holds = !self.step.repeat.is_new() || view.accessed_by_device == is_set;
+                *id == view.id && holds
             }
             (ClientRequest::Load { spec, file }, Reply::Sealed(view)) => {
                 self.check_loaded(by, (spec, file), view, broker);
@@ -326,7 +326,7 @@ impl Oracle {
         }
         let possible = possible_reasons(&call.asked).contains(&refusal.reason());
         self.expect(CALLS, possible, || format!("{id:?} cannot be refused with {refusal:?}: {call:?}"));
-        let so = match refusal {
+        let holds = match refusal {
             Refusal::Draining => self.facts.draining,
             Refusal::QueueFull { limit } => {
                 let loads = matches!(Self::request_of(call), Some(ClientRequest::Load { .. }));
@@ -342,7 +342,7 @@ impl Oracle {
             Refusal::WaitNotFound { wait } => broker.waits().iter().all(|it| it.id != *wait),
             _ => true,
         };
-        self.expect(CALLS, so, || format!("{id:?} is refused with {refusal:?}, which does not hold"));
+        self.expect(CALLS, holds, || format!("{id:?} is refused with {refusal:?}, which does not hold"));
         if let (Some(tenant), Some(ClientRequest::AllocateBatch { items, wait })) =
             (tenant, Self::request_of(call))
         {

@@ -25,8 +25,8 @@ impl Oracle {
     ) {
         for (_, view) in specs.iter().zip(views).filter(|(spec, _)| !spec.replace) {
             // It may have been freed meanwhile, if this is the answer to a repeated request.
-            let is = broker.show(&Target::Id(view.id));
-            if let Some(now) = is.ok().filter(|now| now.state == AllocationState::Open) {
+            let shown = broker.show(&Target::Id(view.id));
+            if let Some(now) = shown.ok().filter(|now| now.state == AllocationState::Open) {
                 self.check_name(&now, broker);
             }
         }

@@ -120,15 +120,15 @@ impl Oracle {
         }
         let holds = |session: &&SessionFacts| session.mappings.keys().any(|part| part.allocation == view.id);
         let mappers = self.facts.sessions.values().filter(holds).count();
-        let should = ([charged, resident, unreturned, in_host, on_disk, in_file], mappers);
+        let expected = ([charged, resident, unreturned, in_host, on_disk, in_file], mappers);
         let (above, below) = ([view.charged, view.resident, view.unreturned], [view.in_host, view.on_disk]);
         let [charged, resident, unreturned] = above.map(vramd_types::Bytes::get);
         let [in_host, on_disk] = below.map(vramd_types::Bytes::get);
         let bytes = [charged, resident, unreturned, in_host, on_disk, view.in_file.get()];
         let is = (bytes, view.mapper_count);
-        self.expect(VISIBLE, is == should, || {
+        self.expect(VISIBLE, is == expected, || {
             format!(
-                "{}: charged, resident, unreturned, in the host, on disk, in its file, and mappers are {is:?}, not {should:?}",
+                "{}: charged, resident, unreturned, in the host, on disk, in its file, and mappers are {is:?}, not {expected:?}",
                 view.id
             )
         });
