@@ -57,7 +57,7 @@ pub(super) fn three_tenants(driver: Driver, below: Below, quick: bool) -> Value 
     let reports: Vec<_> = residents.iter_mut().map(|client| client.listen("its turns")).collect();
     // Comparing all memory fetches all of it.
     let moves = moved(&daemon);
-    assert!(moves >= scale.moves_min, "{moves} moves for {told:?}");
+    assert!(moves >= scale.moves_min, "{moves} moves for {reports:?}");
     residents.iter_mut().for_each(|client| client.tell("compare"));
     let reports: Vec<_> = residents.iter_mut().map(|client| client.listen("a look at all of it")).collect();
     residents.into_iter().for_each(Probe::leave);

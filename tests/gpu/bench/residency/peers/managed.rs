@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use super::told;
+use super::report;
 use crate::{
     bench::{
         measure::{Beside, Measure},
@@ -33,7 +33,7 @@ pub(super) fn ask(gpu: &Gpu, plain: &mut Plain<'_>, bytes: usize, pairs: usize) 
     let mut found = json!({});
     for (name, out, way) in ways {
         let measure = Measure::take(None, pairs, || way(&mut subject), || plain.copy(out, !out))?;
-        found[name] = told(name, &measure, bytes)?;
+        found[name] = report(name, &measure, bytes)?;
     }
     Ok(found)
 }

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
-use super::told;
+use super::report;
 use crate::{
     bench::{measure::Measure, plain::Plain},
     bundle::beside,
@@ -37,13 +37,13 @@ pub(super) fn ask(
         Ok((paused, vec![]))
     };
     let measure = Measure::take(None, pairs, pause, || plain.copy(true, false))?;
-    found["pause"] = told(&format!("{name}_pause"), &measure, bytes)?;
+    found["pause"] = report(&format!("{name}_pause"), &measure, bytes)?;
     let resume = || {
         let (_, resumed) = saver.round()?;
         Ok((resumed, vec![]))
     };
     let measure = Measure::take(None, pairs, resume, || plain.copy(false, true))?;
-    found["resume"] = told(&format!("{name}_resume"), &measure, bytes)?;
+    found["resume"] = report(&format!("{name}_resume"), &measure, bytes)?;
     saver.leave()?;
     Ok(found)
 }
