@@ -1,4 +1,4 @@
-//! What needs a GPU: that it can be asked, and how it goes on the simulated driver, shows without one.
+//! Runs benchmarks and cases of the GPU suite on the simulated driver, to show without a GPU that they work.
 
 use std::{fs, process::Command};
 
@@ -7,10 +7,10 @@ use vramd_tests::programs::program;
 
 use crate::has_other_users;
 
-/// What a stage of the GPU suite has seen here. It must go well.
+/// Runs a stage of the GPU suite here, and returns its results. The stage must succeed.
 #[track_caller]
 fn suite(stage: &str) -> Value {
-    // It lies beside the suite, which starts it.
+    // The suite starts this program, which lies beside it.
     program("vramd");
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("report.json");

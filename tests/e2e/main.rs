@@ -1,6 +1,6 @@
-//! The end-to-end suite: one subject a module, all in one binary so that it is linked once.
+//! The end-to-end suite: one module for each subject, all in one binary so that it is linked once.
 //!
-//! Tests that need a second user need root; without it they say so and check what one user can show.
+//! Tests that need a second user need root. Without it they say so, and check what one user can show.
 
 mod daemon;
 mod gpu_suite;
@@ -12,8 +12,8 @@ mod protocol;
 mod sdk;
 mod telemetry;
 
-/// Says in a test's output that it mounts file systems of its own, and whether it can: whether this line of the shell works where
-/// nobody else sees what it does. With `VRAMD_EXPECT_MOUNT=1` it must.
+/// Returns whether this process can mount file systems that no other process sees, by trying this line of the shell.
+/// The test's output says if it cannot. With `VRAMD_EXPECT_MOUNT=1` it must.
 fn can_mount(test: &str, line: &str) -> bool {
     let tried = std::process::Command::new("unshare").args(["--mount", "sh", "-c", line]).output();
     let can = tried.is_ok_and(|output| output.status.success());
@@ -25,7 +25,7 @@ fn can_mount(test: &str, line: &str) -> bool {
     can
 }
 
-/// Says in a test's output that it needs root, and whether it has it.
+/// Returns whether the test has root, which it needs for other users. The test's output says if it has not.
 fn has_other_users(test: &str) -> bool {
     let root = vramd_tests::is_root();
     if !root {

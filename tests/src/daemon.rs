@@ -152,11 +152,7 @@ impl Daemon {
     #[track_caller]
     pub fn drains(&self) {
         let empty = within(PATIENCE, || self.state().is_empty().then_some(()));
-        assert!(
-            empty.is_some(),
-            "waited {PATIENCE:?} in vain: the books are empty; they say {:#?}",
-            self.state()
-        );
+        assert!(empty.is_some(), "waited {PATIENCE:?} in vain for an empty node: {:#?}", self.state());
     }
 
     /// A quota on every device, in the tier `device`.
@@ -230,7 +226,7 @@ impl Drop for Daemon {
             return;
         }
         if let Some(Ok(node)) = node {
-            assert_eq!(node.invariant_violations, 0, "the daemon's books are broken:\n{}", self.log());
+            assert_eq!(node.invariant_violations, 0, "the daemon broke an invariant:\n{}", self.log());
         }
         self.check_log();
     }

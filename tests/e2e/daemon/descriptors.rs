@@ -1,4 +1,4 @@
-//! File descriptors: those on their way to a client that has died, and those that the daemon has too few of.
+//! File descriptors: those in flight to a client that has died, and a daemon that has too few.
 
 use std::{os::unix::net::UnixStream, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::has_other_users;
 const TEAM_A: u32 = 20_001;
 const TEAM_B: u32 = 20_002;
 
-/// A client with 8 MiB unread in its socket that dies, and a child of it that has the socket.
+/// A dead client with 8 MiB unread in its socket, and its forked child, which has the socket.
 struct Orphan {
     daemon: Daemon,
     tenant: String,
@@ -100,7 +100,7 @@ fn a_tenant_cannot_use_up_the_daemons_descriptors() {
         parts += 1;
         assert!(parts < 256, "each part is a descriptor of the daemon");
     };
-    // Before the driver is asked, which would have failed.
+    // The refusal comes before the daemon asks the driver, which would have failed.
     assert_eq!(refused.is(Reason::AllocationsTooMany).number("limit_count"), parts);
     let mut other = open(&daemon, TEAM_B);
     other.ask("allocate 8388608 part=2097152");
@@ -122,9 +122,9 @@ fn operators_connect_while_clients_use_up_all_connections() {
     let crowd: Vec<_> = (0..200).map(|_| UnixStream::connect(sockets.join("vramd.sock")).unwrap()).collect();
     let node = daemon.grpcurl("admin.sock").call("vramd.v1.AdminService/GetNode", &json!({}));
     assert_eq!(node["sessionCount"], 1);
-    // Who was there before is served.
+    // Earlier sessions are served.
     session.allocate(vramd_tests::spec(MIB));
-    // Once the daemon has heard of the whole crowd.
+    // Once the daemon has read from all connections of the crowd.
     let refused: Refused = vramd_tests::wait::eventually("another is refused", || {
         vramd_tests::RawSession::greet(&sockets, vramd_tests::session::hello()).err()
     });

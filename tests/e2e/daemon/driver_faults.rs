@@ -1,4 +1,4 @@
-//! The driver fails now and then: the books stay right, and the next request is served.
+//! The driver fails now and then: the ledger stays right, and the next request is served.
 
 use std::time::Instant;
 
@@ -53,7 +53,7 @@ fn a_failed_digest_leaves_the_allocation_open() {
     session.unmap_parts(revoke.parts);
     pending.refused().is(Reason::DriverFailed);
     assert_eq!(daemon.state().allocation(allocation_id).unwrap().state(), AllocationState::Open);
-    // It comes back writable, and can be sealed again.
+    // The allocation comes back writable, and can be sealed again.
     session.map_all(allocation_id);
     assert!(session.parts(allocation_id).all(|part| part.writable));
     assert_eq!(session.seal(allocation_id).digest, digest(&content(MIB, 1)));
@@ -102,14 +102,14 @@ fn a_daemon_without_descriptors_refuses_and_recovers() {
     let state = daemon.state();
     let pid = Some(Pid::from_raw(i32::try_from(daemon.pid()).unwrap()).unwrap());
     let room = proc::fd_count(daemon.pid()) as u64 + 16;
-    // The daemon has inherited it, and without root it could not be raised again.
+    // The daemon inherits the limit, and without root no process could raise it again.
     let maximum = getrlimit(Resource::Nofile).maximum;
     let before = prlimit(pid, Resource::Nofile, Rlimit { current: Some(room), maximum }).unwrap();
-    // Each part costs the daemon one.
+    // Each part costs the daemon one descriptor.
     let many = AllocationSpec { part_size_bytes: 2 * MIB, ..spec(64 * MIB) };
     session.refused(many.clone()).is(Reason::DriverFailed);
     until("nothing of it is left", || daemon.state() == state);
-    // More clients than it can take wait, or are turned away; those who are there are answered.
+    // Clients beyond the daemon's descriptors wait or are turned away. Existing sessions are answered.
     let waiting: Vec<_> = (0..32).map(|_| RawChannel::connect(&daemon.sockets())).collect();
     assert_eq!(daemon.state(), state);
     drop(waiting);
@@ -124,7 +124,7 @@ fn a_stretch_of_failures_ends() {
     let fault = Fault { on: "create", nth: 1, count: 5, effect: Effect::OutOfMemory };
     let daemon = Daemon::start(&Config { faults: vec![fault], ..Config::default() });
     let session = daemon.open();
-    // Until it is known who holds what the driver had not, as much is missing in the books too.
+    // Until a survey finds the holders of the bytes that the driver lacked, the ledger treats them as missing, too.
     let mut refused = 0;
     let made = loop {
         match session.memory.allocate_batch(session.request(vec![spec(2 * MIB)])).wait() {

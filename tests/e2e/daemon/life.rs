@@ -1,5 +1,4 @@
-//! The daemon as one runs it: how it starts, what it refuses to start with, how it stops, and what is left when it
-//! dies.
+//! The daemon's life: how it starts, what it refuses to start with, how it stops, and what it leaves when it dies.
 
 use std::{
     fs,
@@ -90,7 +89,7 @@ fn a_daemon_does_not_take_sockets_of_a_live_daemon() {
     let output = daemon.home().command().output().unwrap();
     assert_eq!(output.status.code(), Some(SOCKET_IN_USE), "{}", said(&output));
     assert!(said(&output).contains(&daemon.sockets().display().to_string()), "{}", said(&output));
-    // The live one has not noticed.
+    // The live daemon has not noticed.
     let mut session = daemon.open();
     session.allocate(spec(MIB));
 }
@@ -140,7 +139,7 @@ fn the_daemon_stops_cleanly_on_sigterm() {
         assert!(!home.sockets().join(socket).exists(), "{socket} is left");
     }
     assert!(matches!(session.channel.receive(PATIENCE), Packet::Ended));
-    assert_eq!(session.digest(allocation, MIB), digest(&content(MIB, 1)), "what is mapped stays usable");
+    assert_eq!(session.digest(allocation, MIB), digest(&content(MIB, 1)), "mapped memory stays usable");
 }
 
 #[test]
@@ -179,7 +178,7 @@ fn clients_keep_their_mappings_when_the_daemon_is_killed() {
     assert_eq!(status.code(), Code::Unavailable, "{status:?}");
     assert!(begun.elapsed() < Duration::from_secs(1), "took {:?}", begun.elapsed());
 
-    // A new daemon sees what the old one's clients hold, and does not hand it out again.
+    // A new daemon sees the memory of the old one's clients, and does not hand it out again.
     let daemon = Daemon::start_in(home);
     until("it is shown as unbrokered", || daemon.state().unbrokered() == 12 * MIB);
     let state = daemon.state();
@@ -227,7 +226,7 @@ fn a_capacity_below_the_committed_bytes_is_a_shortfall() {
     session.ask("allocate 16777216");
     let daemon = Daemon::start_in(daemon.kill());
     until("the outsider is seen", || daemon.state().unbrokered() == 16 * MIB);
-    // Stored quotas load as they are.
+    // Stored quotas load unchanged.
     let device = daemon.state().devices[0].clone();
     assert_eq!(device.committed_bytes, 1000 * MIB);
     assert_eq!(device.shortfall_bytes, device.committed_bytes.saturating_sub(device.capacity_bytes));

@@ -1,4 +1,4 @@
-//! Everything has a bound, and the bound says so.
+//! Every resource has a bound, and a refusal names it.
 
 use vramd_proto::v1::AllocationSpec;
 use vramd_tests::{
@@ -68,7 +68,7 @@ fn descriptors_in_flight_are_bounded() {
     let parts = || AllocationSpec { part_size_bytes: 2 * MIB, ..spec(12 * MIB) };
     let (one, two) = (first.reserve(parts()).allocation_id, second.reserve(parts()).allocation_id);
     assert!(daemon.state().node.fds_in_flight <= 4);
-    // Nothing is refused for it: what waits comes as the budget allows.
+    // The budget refuses nothing: packets wait until it allows them.
     first.map_all(one);
     assert!(daemon.state().node.fds_in_flight <= 4);
     second.map_all(two);

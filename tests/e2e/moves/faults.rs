@@ -1,4 +1,4 @@
-//! Memory that cannot be had, and copies that fail: the part is where it was, and the next try goes well.
+//! Memory that the driver cannot create, and copies that fail: the part stays where it was, and the next try succeeds.
 
 use vramd_client::Access;
 use vramd_proto::v1::{MoveOutcome as Outcome, PartRef, Tier};
@@ -32,7 +32,7 @@ fn a_failed_host_allocation_is_reported() {
         assert_eq!((first(&answer).0, error.reason.as_str()), (Outcome::Refused, reason.name()));
         assert_eq!(error.metadata[fact], is);
         until_held(&daemon, 2, 2);
-        // It was told to unmap, or was not: the next pin finds it where it was.
+        // Whether the client was told to unmap or not, the next pin finds the part where it was.
         if session.channel.waits(std::time::Duration::from_secs(1)) {
             unmap_as_told(&mut session, id);
             bring_in_by_pin(&mut session, id, 1);
@@ -74,13 +74,13 @@ fn a_copy_that_fails_leaves_the_part_where_it_was() {
 
 #[test]
 fn a_pin_is_refused_if_the_device_is_out_of_memory_without_victims() {
-    // The first is the allocation's. It is asked four times for the pin, each time after a look.
+    // The first create is the allocation's. The daemon tries four times for the pin, each time after a survey.
     let config = tiers("8MiB", "8MiB");
     let config = (2..6).fold(config, |config, nth| config.fault("create", nth, Effect::OutOfMemory));
     let daemon = Daemon::start(&config);
     let (mut session, id) = written(&daemon, 1);
     evict(&daemon, &mut session, id);
-    // Nothing is on its way out that could help.
+    // No part is on its way out that could make room.
     until_held(&daemon, 0, 2);
     let call = session.pin(vec![part(id, 0)]);
     session.pin_answer(call).unwrap_err().is(Reason::DeviceFull);
@@ -106,17 +106,17 @@ fn a_device_that_was_briefly_out_of_memory_is_tried_again() {
 
 #[test]
 fn idle_parts_leave_a_device_that_is_out_of_memory() {
-    // The first two are the allocations'.
+    // The first two creates are those of the allocations.
     let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("create", 3, Effect::OutOfMemory));
     let (wants, has) = (connect(&daemon), connect(&daemon));
     let wanted = away(&daemon, &wants, "host");
     let idle = letting_go(&daemon, &has, 1);
-    // What is on its way to a client counts as in use.
+    // A mapping in flight to a client counts as used.
     until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
     until_held(&daemon, 2, 4);
     drop(wanted.pin(Access::Read).expect("room is made for it"));
     is_intact(&wanted, 1);
-    // Where what was to leave is found in use at that moment, the driver is asked again all the same.
+    // If the victim turns out to be in use at that moment, the daemon tries the driver again all the same.
     assert!([["host"], ["device"]].iter().any(|tiers| lies(&daemon, &idle) == *tiers));
     is_intact(&idle, 1);
     drop((wanted, idle));
@@ -135,21 +135,21 @@ fn an_allocation_freed_during_a_move_leaves_nothing() {
         let freed = session.free(id);
         assert_eq!(freed.error, None, "{on}");
         let outcome = first(&evicting.ok()).0;
-        // What has been copied is there when its source is slow to go.
+        // The copied part is usable although its source is slow to be released.
         let fits = outcome == Outcome::Freed || (on == "release" && outcome == Outcome::Moved);
         assert!(fits, "{on}: {outcome:?}");
         nothing_is_left(&daemon);
     }
 }
 
-/// Parts that were to leave for who wants the room, and found no memory in the host.
+/// Victims that found no memory in the host.
 fn lacked(daemon: &Daemon) -> Vec<PartRef> {
     stayed(daemon, Tier::Host, "")
 }
 
 #[test]
 fn a_second_victim_leaves_if_the_first_finds_no_host_memory() {
-    // The first is for what is to be pinned.
+    // The first create is the one for the part to be pinned.
     let daemon = Daemon::start(&tiers("4MiB", "16MiB").fault("create_host", 2, Effect::OutOfMemory));
     comes_to_a_full_device(&daemon, "host", 2, |there| {
         other_one_left(&daemon, there, &lacked(&daemon), "host");
@@ -173,13 +173,14 @@ fn a_pin_without_victims_waits_for_the_next_survey() {
 #[test]
 fn a_batch_without_a_wait_is_refused_if_no_part_can_leave() {
     let daemon = Daemon::start(&tiers("4MiB", "16MiB").fault("create_host", 1, Effect::OutOfMemory));
-    // Else it would be its tenant's limit that it is short of.
+    // Otherwise it would meet its tenant's limit.
     daemon.set_quota("team-z", "2MiB", "");
     let client = connect(&daemon);
     let there = letting_go(&daemon, &client, 1);
     let mut session = daemon.open();
-    // Whose pin was seen is not asked before it is seen that it has ended.
-    until("it is asked to leave", || {
+    // The daemon asks no session to unmap while it believes that the session pins. It learns later that the pin has
+    // ended.
+    until("the session is asked to unmap it", || {
         session.refused(parts(1)).is(Reason::DeviceFull);
         !lacked(&daemon).is_empty()
     });
@@ -195,7 +196,7 @@ fn a_batch_without_a_wait_is_refused_if_no_part_can_leave() {
     nothing_is_left(&daemon);
 }
 
-/// Once devices have been looked at again.
+/// Waits until the daemon has surveyed the devices again.
 #[track_caller]
 fn until_allocated(session: &mut RawSession) -> u64 {
     let allocate = || session.memory.allocate_batch(session.request(vec![parts(1)])).wait().ok();

@@ -1,5 +1,5 @@
-//! Memory that goes to the host and comes back: by operators, by pins, and where something is in the way; and who waits for
-//! it.
+//! Parts that move to the tiers below and come back: by operators, by pins, with obstacles in the way, and with
+//! waiters.
 
 pub(crate) mod clients;
 pub(crate) mod disk;
@@ -24,7 +24,7 @@ use vramd_tests::{
 };
 use vramd_words::{Access, Unpinned};
 
-/// One device, and memory of the host beside it.
+/// One device with a host tier.
 pub(crate) fn tiers(device: &str, host: &str) -> Config {
     Config::devices(&[device]).memory(&format!("host_size = \"{host}\""))
 }
@@ -34,7 +34,7 @@ fn request(allocation: u64, tier: Tier) -> MovePartsRequest {
     MovePartsRequest { target, tier: tier.into(), ..Default::default() }
 }
 
-/// Once the daemon has heard that everything is mapped which it has sent: what is on its way counts as pinned.
+/// Asks for a move once the daemon knows that every part it sent is mapped: a mapping in flight counts as pinned.
 #[track_caller]
 fn moving(daemon: &Daemon, allocation: u64, tier: Tier) -> Pending<MovePartsResponse> {
     until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
@@ -45,19 +45,20 @@ fn outcomes(answer: &MovePartsResponse) -> Vec<Outcome> {
     answer.parts.iter().map(|part| part.outcome()).collect()
 }
 
-/// The first part's outcome, and on whose account.
+/// The outcome of the first part, and the sessions that caused it.
 fn first(answer: &MovePartsResponse) -> (Outcome, &[u64]) {
     let part = answer.parts.first().expect("every allocation has a part");
     (part.outcome(), &part.session_ids)
 }
 
-/// Has all of an allocation leave its device. This session alone maps it, and does what it is told.
+/// Evicts all of an allocation. This session alone maps it, and answers the daemon's revokes.
 #[track_caller]
 pub(crate) fn evict(daemon: &Daemon, session: &mut RawSession, allocation: u64) {
     evict_from(daemon, &mut [session], allocation);
 }
 
-/// The same where these map it. That a pin call has ended comes by another socket, so it may have to be asked again.
+/// The same for an allocation that these sessions map. The end of a pin call arrives on another socket, so the request
+/// may have to be repeated.
 #[track_caller]
 fn evict_from(daemon: &Daemon, sessions: &mut [&mut RawSession], allocation: u64) {
     evict_to(daemon, sessions, allocation, Tier::Host);
@@ -89,7 +90,7 @@ fn unmap_as_told(session: &mut RawSession, allocation: u64) {
     }
 }
 
-/// Pins all of an allocation, and leaves it unprotected again.
+/// Pins all of an allocation, and ends the pin call again.
 #[track_caller]
 pub(crate) fn bring_in_by_pin(session: &mut RawSession, allocation: u64, parts: u32) {
     let call = session.pin((0..parts).map(|index| part(allocation, index)).collect());
@@ -97,7 +98,7 @@ pub(crate) fn bring_in_by_pin(session: &mut RawSession, allocation: u64, parts: 
     session.pin_ended(call);
 }
 
-/// Uses so many parts, so that they stay.
+/// Pins this many parts by their words, so that they stay.
 pub(crate) fn pin_words(session: &RawSession, allocation: u64, parts: u32) {
     for index in 0..parts {
         session.word_table().client(session.slot(allocation, index)).pin(Access::Write).unwrap();
@@ -114,12 +115,12 @@ pub(crate) fn part(allocation_id: u64, part_index: u32) -> PartRef {
     PartRef { allocation_id, part_index }
 }
 
-/// Of parts of 2 MiB.
+/// An allocation in parts of 2 MiB.
 pub(crate) fn parts(count: u64) -> AllocationSpec {
     AllocationSpec { part_size_bytes: MIB_2, ..spec(count * MIB_2) }
 }
 
-/// One with pins that has written so many parts.
+/// A session with pins that has written this many parts.
 pub(crate) fn written(daemon: &Daemon, count: u64) -> (RawSession, u64) {
     let mut session = RawSession::open_with_pins(&daemon.sockets());
     let id = session.allocate(parts(count)).allocation_id;
@@ -133,18 +134,19 @@ fn held(daemon: &Daemon) -> (u64, u64) {
     (state.charged() / MIB, state.charged_in_host() / MIB)
 }
 
-/// What leaves a tier is charged there until the driver has it back.
+/// Waits for these charges: a part that has left a tier stays charged there until the driver returns its memory.
 #[track_caller]
 fn until_held(daemon: &Daemon, device: u64, host: u64) {
-    until("the books say where it is", || held(daemon) == (device, host));
+    until("the charges are as expected", || held(daemon) == (device, host));
 }
 
-/// No byte, no descriptor and no mapping, whoever looks; memory of the host is the daemon's alone, which keeps it.
+/// Checks that no byte, descriptor or mapping is left in any process. Free memory of the host tier stays with the
+/// daemon.
 #[track_caller]
 pub(crate) fn nothing_is_left(daemon: &Daemon) {
     daemon.drains();
     let uuid = daemon.state().devices[0].device.clone().unwrap_or_default().uuid;
-    until("nobody has any memory of it", || memory_of(&uuid).is_empty());
+    until("no process has memory of the device", || memory_of(&uuid).is_empty());
     assert_eq!(memory_fd_count(daemon.pid()), 0);
     assert!(host_memory_of(&uuid).values().all(|who| who.iter().eq([&daemon.pid()])));
     let device = &daemon.state().devices[0];
@@ -155,7 +157,7 @@ fn vramctl(daemon: &Daemon, words: &[&str]) -> Output {
     daemon.vramctl().args(words).output().expect("vramctl starts")
 }
 
-/// What a command that goes well says.
+/// Runs `vramctl` with `--json`, which must succeed, and returns its output.
 #[track_caller]
 fn said(daemon: &Daemon, words: &[&str]) -> Value {
     let output = vramctl(daemon, &[words, &["--json"]].concat());

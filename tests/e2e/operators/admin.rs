@@ -1,4 +1,4 @@
-//! What operators see and do, mostly through `grpcurl` and reflection, as they would.
+//! Views and orders of operators, mostly through `grpcurl` and reflection.
 
 use std::{
     fs,
@@ -133,7 +133,7 @@ fn a_session_is_ended_in_good_order() {
     assert_eq!((ended.state(), ended.still_mapped_bytes), (SessionState::Gone, 0));
     daemon.drains();
     assert!(!daemon.state().sessions.iter().any(|row| row.session_id == session.id()));
-    // A reconnect opens a new session; what the old one named is lost.
+    // A reconnect opens a new session. Handles of the old one are lost.
     let again = daemon.open();
     assert_ne!(again.id(), session.id());
 }
@@ -193,7 +193,7 @@ fn allocations_are_shown_with_their_mappers_and_freed() {
     owner.unmap_parts(revoke.parts);
     let freed = freeing.ok();
     assert_eq!((freed.allocation_id, freed.still_charged_bytes), (allocation, 4 * MIB));
-    assert_eq!(freed.mapper_session_ids, [reader.id()], "who attached it keeps it");
+    assert_eq!(freed.mapper_session_ids, [reader.id()], "a reader keeps its mapping");
     reader.attach_refused("weights").is(Reason::AllocationNotFound);
     reader.unmap(allocation);
     daemon.drains();
@@ -223,7 +223,7 @@ fn a_draining_node_admits_nothing_new() {
     other.attach_refused("weights").is(Reason::Draining);
     RawSession::greet(&daemon.sockets(), hello()).unwrap_err().is(Reason::Draining);
     assert_eq!(daemon.state(), state);
-    // What is there can leave.
+    // Existing memory can leave.
     assert_eq!(session.free(allocation).still_charged_bytes, 0);
     daemon.drains();
 
@@ -237,13 +237,13 @@ fn a_draining_node_admits_nothing_new() {
 
 #[test]
 fn a_peer_that_is_no_operator_is_refused() {
-    // The test's own user, once the configuration names somebody else.
+    // The test's own user is no operator once the configuration names another user.
     let daemon = Daemon::start(&Config::default().daemon("operators = [4242]"));
     let refused = daemon.admin.get_node(vramd_proto::v1::GetNodeRequest {}).refused();
     let uid = rustix::process::geteuid().as_raw();
     assert_eq!(refused.is(Reason::NotOperator).fact("uid"), uid.to_string());
     daemon.admin.drain(DrainRequest::default()).refused().is(Reason::NotOperator);
-    // As a client it is welcome.
+    // The user may be a client.
     let mut session = daemon.open();
     session.allocate(spec(MIB));
 }

@@ -1,4 +1,4 @@
-//! Guarantees and limits: what they admit, what they keep free, and that they outlive the daemon.
+//! Guarantees and limits: what they admit and keep free, and that they outlive the daemon.
 
 use std::fs;
 
@@ -70,7 +70,7 @@ fn a_guarantee_counts_charges_of_other_tenants() {
     session.allocate(spec(800 * MIB));
     daemon.admin.set_quota(quota("team-a", "*", "300MiB", "")).refused().is(Reason::GuaranteeUnbacked);
     daemon.set_quota("team-a", "200MiB", "");
-    // Its own guarantee is no more than it holds already, so it commits nothing more.
+    // The tenant's guarantee is below its charge, so it commits nothing more.
     daemon.set_quota(session.tenant(), "800MiB", "");
     session.refused(spec(100 * MIB)).is(Reason::DeviceFull);
 }
@@ -157,7 +157,7 @@ fn quotas_outlive_the_daemon_even_when_it_is_killed() {
         DeleteQuotaRequest { tenant: "team-c".to_owned(), device: "*".to_owned(), ..Default::default() };
     daemon.admin.delete_quota(request).ok();
     let quotas = daemon.state().quotas;
-    // Answered is stored: nothing may depend on a clean stop.
+    // An answered change is stored: nothing may depend on a clean stop.
     let daemon = Daemon::start_in(daemon.kill());
     assert_eq!(daemon.state().quotas, quotas);
     let (status, home) = daemon.stop();
@@ -190,7 +190,7 @@ fn a_quota_of_an_absent_device_is_stored_and_shown() {
     let daemon = Daemon::start_in(home);
     let row = daemon.state().quotas.into_iter().find(|row| row.device == uuid).unwrap();
     assert!(row.device_absent);
-    // Not enforced: its guarantee takes nothing from the device that is there.
+    // The quota is not enforced: its guarantee takes nothing from the present device.
     daemon.set_quota("team-b", "900MiB", "");
     let (_, home) = daemon.stop();
     two.write(home.path());
@@ -229,7 +229,7 @@ fn a_device_is_filled_to_its_capacity_and_no_further() {
     assert!(capacity <= GIB);
     let all = session.allocate(spec(capacity)).allocation_id;
     let refused = session.refused(spec(1));
-    // The tenant's limit is the whole device, and so is what it holds.
+    // The tenant's limit and its charge are the whole device.
     assert!(["QUOTA_LIMIT", "DEVICE_FULL"].contains(&refused.reason.as_str()), "{refused:?}");
     session.free(all);
     daemon.drains();

@@ -22,7 +22,7 @@ use crate::pressure::{MEASURED, metric};
 const REFUSED: i32 = 1;
 const USAGE: i32 = 2;
 
-/// A device of a hundred parts, and below it 80 of them in the host and 40 on disk.
+/// A device of 100 parts, with 80 in the host below it and 40 on disk.
 fn node() -> Daemon {
     let config = Config::devices(&["200MiB"]).memory("host_size = \"160MiB\"").disk("80MiB");
     Daemon::start(&config.telemetry(MEASURED))
@@ -40,7 +40,7 @@ fn said(daemon: &Daemon, words: &[&str]) -> Value {
     serde_json::from_str(&text(daemon, &[words, &["--json"]].concat())).unwrap()
 }
 
-/// What `vramctl` says on standard error, as a program reads it, and how it ends.
+/// The JSON that `vramctl` prints on standard error, and its status.
 #[track_caller]
 fn fails(daemon: &Daemon, words: &[&str]) -> (Value, Option<i32>) {
     let output = daemon.vramctl().args(["settings", "change", "--json"]).args(words).output().unwrap();
@@ -121,7 +121,7 @@ fn changed_settings_are_shown_reported_and_end_with_the_daemon() {
         }
         other => panic!("{other:?}"),
     }
-    // Sixty percent are held of the device, and more than there is now of the host.
+    // Sixty percent of the device are charged, and more bytes than the host tier now has.
     let mut told = [watch.read(), watch.read()].map(|event| match event.event {
         Some(Event::Pressure(it)) => (it.tier(), it.from(), it.to(), it.capacity_bytes / MIB),
         other => panic!("{other:?}"),
@@ -179,7 +179,7 @@ fn an_invalid_setting_is_refused_with_the_allowed_values() {
     {
         assert_eq!(fails(&daemon, words).1, Some(USAGE), "{words:?}");
     }
-    // What no program of ours sends.
+    // A request that none of our programs sends.
     let nothing = [
         ChangeSettingsRequest::default(),
         request(Settings::default()),
@@ -254,7 +254,7 @@ fn a_request_id_stands_for_one_change() {
     daemon.admin.change_settings(named(91)).ok();
     daemon.admin.change_settings(levels(high(89))).ok();
     let now = daemon.admin.change_settings(named(91)).ok().settings.unwrap();
-    assert_eq!(now.pressure.unwrap().high_percent, Some(89), "it is told what holds");
+    assert_eq!(now.pressure.unwrap().high_percent, Some(89), "the log has the settings in force");
     daemon.admin.change_settings(named(90)).refused().is(Reason::RequestIdReused);
     daemon.admin.change_settings(levels(high(90))).ok();
     let told = [watch.read(), watch.read(), watch.read()].map(|event| match event.event {
@@ -299,9 +299,9 @@ fn a_smaller_tier_takes_nothing_more_and_keeps_its_parts() {
     assert_eq!((held("host"), held("disk")), (40, 0));
     said(&daemon, &["change", "--host-bytes", "0"]);
     let other = client.allocate(parts(5)).unwrap();
-    assert_eq!((held("host"), held("disk")), (40, 10), "what is new has its bytes on disk");
+    assert_eq!((held("host"), held("disk")), (40, 10), "new parts have their backing on disk");
     drop(other);
-    // What has its bytes in the host goes there, and comes back.
+    // A part with backing in the host moves there, and comes back.
     let id = format!("a-{}", kept.id().get());
     for words in [["alloc", "evict"], ["alloc", "bring-in"]] {
         let output = daemon.vramctl().args(words).arg(&id).output().unwrap();
@@ -323,7 +323,7 @@ fn only_operators_change_settings_and_only_on_their_socket() {
     daemon.admin.change_settings(levels(high)).refused().is(Reason::NotOperator);
     daemon.admin.get_settings(GetSettingsRequest {}).refused().is(Reason::NotOperator);
 
-    // The socket of tenants, by the name of the other.
+    // The tenants' socket, under the name of the admin socket.
     let daemon = node();
     let elsewhere = daemon.home().path().join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();

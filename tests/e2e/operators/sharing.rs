@@ -1,4 +1,4 @@
-//! The main job: bytes written once, sealed, and read by other processes in the same memory.
+//! The main job: one process writes bytes once and seals them, and other processes read the same memory.
 
 use vramd_proto::v1::{AllocationSpec, AllocationState, ListAllocationsRequest};
 use vramd_tests::{
@@ -42,7 +42,7 @@ fn processes_read_bytes_that_one_wrote() {
     assert_eq!(state.node.fds_in_flight, 0);
     assert_eq!(allocation.digest, expected);
 
-    // The writer leaves; what is persistent stays with the tenant.
+    // The writer ends. A persistent allocation stays with the tenant.
     writer.leave();
     for reader in readers {
         reader.leave();
@@ -52,7 +52,7 @@ fn processes_read_bytes_that_one_wrote() {
     assert_eq!(late.ask("attach weights")["found"], expected);
     let allocation = &daemon.state().allocations[0];
     assert_eq!((allocation.state(), allocation.owner_session_id), (AllocationState::Sealed, 0));
-    // Any session of the tenant may free what its owner left behind.
+    // Any session of the tenant may free an allocation whose owner has ended.
     assert_eq!(late.ask(&format!("free {id}"))["still_charged"], 0);
     daemon.drains();
 }
@@ -140,7 +140,7 @@ fn a_name_is_replaced_at_the_moment_of_sealing() {
 
     let mut late = daemon.open();
     assert_eq!(late.attach("weights").allocation_id, new);
-    // Who maps the old one keeps it until asked to leave, and the tenant stays charged for it.
+    // A session that maps the old allocation keeps it until it is asked to unmap, and the tenant stays charged.
     assert_eq!(reader.digest(old, MIB), digest(&content(MIB, 1)));
     assert_eq!(daemon.state().allocation(old).unwrap().state(), AllocationState::Freeing);
     for session in [&mut reader, &mut other] {
@@ -207,7 +207,7 @@ fn many_parts_come_one_packet_at_a_time() {
     let allocation = session.reserve(parts).allocation_id;
     let first = session.receive_map();
     assert_eq!(first.len(), 128);
-    // Nothing more is in flight until these are acknowledged.
+    // No further packet is in flight until these parts are acknowledged.
     assert_eq!(daemon.state().node.fds_in_flight, 128);
     session.accept(first);
     session.map_all(allocation);

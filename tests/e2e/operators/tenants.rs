@@ -1,4 +1,4 @@
-//! Several tenants on one node: who is charged, who may read, and that a client's word counts for nothing.
+//! Several tenants on one node: charges and readers. A client's claim does not count.
 
 use vramd_tests::{Config, Daemon, MIB, Probe, wait::until};
 use vramd_types::Reason;
@@ -27,7 +27,7 @@ fn only_readers_of_another_tenant_attach() {
     let daemon = three_tenants();
     let mut owner = open(&daemon, TEAM_A, "team-a");
     let mut reader = open(&daemon, TEAM_B, "team-b");
-    // No rule names this one.
+    // No rule names this user.
     let mut stranger = open(&daemon, TEAM_C, "uid-20003");
     let id = owner.ask("allocate 5000000 name=weights persistent readers=team-b")["allocation"].clone();
     owner.ask(&format!("write {id} 3"));
@@ -37,14 +37,14 @@ fn only_readers_of_another_tenant_attach() {
     reader.refused(&format!("free {id}")).is(Reason::NotOwner);
     stranger.refused(&format!("free {id}")).is(Reason::AllocationNotFound);
     assert_eq!(reader.ask("attach team-a/weights")["found"], digest);
-    // For everybody else it does not exist, nor does it by its id.
+    // For other tenants the allocation does not exist, not even by its id.
     stranger.refused("attach team-a/weights").is(Reason::AllocationNotFound);
     reader.refused("attach weights").is(Reason::AllocationNotFound);
     let state = daemon.state();
     assert_eq!(state.charged_to("team-a"), 6 * MIB);
     assert_eq!(state.charged_to("team-b"), 0, "a reader is not charged");
 
-    // What a reader still maps stays charged to its owner's tenant.
+    // Memory that a reader still maps stays charged to the owner's tenant.
     assert_eq!(owner.ask(&format!("free {id}"))["still_charged"], 6 * MIB);
     assert_eq!(daemon.state().charged_to("team-a"), 6 * MIB);
     reader.kill();
@@ -107,10 +107,10 @@ fn only_operators_administer() {
 
     let daemon = three_tenants();
     let mut client = daemon.probe_as(TEAM_A);
-    // The socket's mode keeps others out …
+    // The socket's mode keeps other users out …
     let refused = client.refused("node");
     assert_eq!(refused.reason, "", "no connection at all: {refused:?}");
-    // … and where it does not, the daemon looks at the caller again.
+    // … and where it does not, the daemon checks the caller again.
     let socket = daemon.sockets().join("admin.sock");
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
     let refused = client.refused("node");

@@ -41,7 +41,7 @@ fn fails(daemon: &Daemon, words: &[&str], status: i32) -> Output {
     output
 }
 
-/// A process that stays attached until it is let go.
+/// Starts a process that stays attached until its standard input ends.
 fn hold(daemon: &Daemon, words: &[&str]) -> (Child, String) {
     let mut command: Command = daemon.vramctl();
     let mut child =
@@ -72,7 +72,7 @@ fn a_file_is_put_and_verified_by_two_processes() {
         drop(child.stdin.take());
         assert!(child.wait().unwrap().success());
     }
-    until("nobody maps it", || daemon.state().allocations[0].mapper_count == 0);
+    until("no session maps it", || daemon.state().allocations[0].mapper_count == 0);
     until("their sessions are gone", || daemon.state().sessions.is_empty());
 }
 
@@ -234,7 +234,7 @@ fn show_prints_one_session_device_or_allocation() {
     assert!(text(&daemon, &["device", "show", "0"]).contains("capacity"));
     fails(&daemon, &["device", "show", "2"], REFUSED);
 
-    // One maps it, another has been offered it and does not answer.
+    // One session maps the part, another has been offered it and does not answer.
     reader.memory.attach(reader.attach_request("weights")).ok();
     let part = json(&daemon, &["alloc", "show", &id])["allocation"]["parts"][0].clone();
     assert_eq!((&part["tier"], &part["extent_state"]), (&"device".into(), &"live".into()));
@@ -262,7 +262,7 @@ fn shells_complete_subcommands() {
             Some(script.trim())
         );
     }
-    // What bash makes of it.
+    // The completion that bash finds.
     let folder = program("vramctl");
     let asked = "eval \"$(vramctl completions bash)\"; COMP_WORDS=(vramctl node und); COMP_CWORD=2; \
                  _vramctl vramctl und node; echo \"${COMPREPLY[@]}\"";
@@ -294,7 +294,7 @@ fn a_user_without_access_to_the_admin_socket_is_refused() {
         return;
     }
     let daemon = Daemon::new();
-    // The target folder may be closed to others.
+    // Other users may have no access to the target folder.
     let copy = daemon.home().path().join("vramctl");
     fs::copy(program("vramctl"), &copy).unwrap();
     let mut command = Command::new(copy);

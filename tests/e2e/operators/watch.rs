@@ -1,5 +1,5 @@
-//! What operators watch: events as they happen, in order, for each reader as fast as it reads, and for nobody else
-//! slower because of it.
+//! Watches of operators: events as they happen, in order, for each reader at its own speed. A slow reader slows no
+//! session.
 
 use std::{
     fs,
@@ -27,7 +27,7 @@ use vramd_types::Reason;
 
 const UNREACHABLE: i32 = 3;
 
-/// What happened, in words.
+/// The event in a few words.
 fn short(event: &WatchResponse) -> String {
     match event.event.as_ref().expect("an event") {
         Event::Begun(_) => "begun".to_owned(),
@@ -56,7 +56,7 @@ struct Program {
 }
 
 impl Program {
-    /// Returns once it watches.
+    /// Starts it, and returns once it watches.
     fn start(daemon: &Daemon, words: &[&str]) -> Self {
         let mut command = daemon.vramctl();
         command.args(["watch", "--json"]).args(words).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -77,7 +77,7 @@ impl Program {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Its status, and what it complained of.
+    /// Its status, and its text on standard error.
     fn end(self) -> (Option<i32>, String) {
         drop(self.output);
         let output = self.child.wait_with_output().unwrap();
@@ -183,7 +183,7 @@ fn a_session_that_is_silent_for_too_long_is_killed_if_configured() {
     let revoked = daemon.admin.revoke_mappings(RevokeMappingsRequest { target, ..Default::default() }).ok();
     assert!(revoked.parts.iter().all(|part| part.outcome() == RevocationOutcome::Silent), "{revoked:?}");
     let mut told: Vec<_> = watch.until(is_gone).iter().map(short).collect();
-    // Its channel may be heard to end before its process is.
+    // The daemon may notice the end of the channel before that of the process.
     if told.len() == 5 {
         assert_eq!(told.remove(3), "session Silent");
     }
@@ -220,7 +220,7 @@ fn an_invalid_filter_is_refused() {
     watch("", vec![1, 99]).is(Reason::RequestInvalid);
 }
 
-/// So many refusals, each an event with a long text.
+/// Causes this many refusals, each an event with a long text.
 fn flood(daemon: &Daemon, count: usize) {
     let session = daemon.open();
     let refused = || session.memory.allocate_batch(session.request(vec![persistent(&"x".repeat(500), MIB)]));
@@ -232,7 +232,7 @@ fn flood(daemon: &Daemon, count: usize) {
     }
 }
 
-/// One reads nothing and one is stopped: what the first is told adds up in the end.
+/// One reader reads nothing and one is stopped. The first learns in the end how many events it missed.
 #[test]
 fn an_unread_watch_is_bounded_and_slows_no_session() {
     const EVENTS: usize = 20_000;
@@ -246,7 +246,7 @@ fn an_unread_watch_is_bounded_and_slows_no_session() {
     let grown = proc::anonymous_bytes(daemon.pid()).saturating_sub(before);
     assert!(grown < 6 * MIB, "{grown} bytes for {EVENTS} events");
 
-    // It is told what it missed, and then what happens now.
+    // The reader learns how many events it missed, and then gets new ones.
     daemon.set_quota("team-a", "", "1GiB");
     let mut seen = unread.until(|event| matches!(event, Event::Missed(_)));
     let missed = seen.pop().unwrap();
@@ -262,7 +262,7 @@ fn an_unread_watch_is_bounded_and_slows_no_session() {
     stopped.end();
 }
 
-/// A stop waits for nobody who watches, least of all for one that does not read.
+/// A stop waits for no reader, least of all for one that does not read.
 #[test]
 fn the_daemons_end_is_reported_and_waits_for_no_reader() {
     let daemon = Daemon::new();
@@ -365,10 +365,10 @@ fn vramctl_watch_prints_lines_and_json() {
         lines.lines().nth(1).unwrap().contains("team-a  quota set on tier device of device *"),
         "{lines}"
     );
-    assert_eq!(read("status").trim(), "0", "who has read enough is no failure");
+    assert_eq!(read("status").trim(), "0", "a reader that has seen enough is no failure");
 }
 
-/// With no proto files at hand, and nothing but reflection.
+/// Without proto files, by reflection alone.
 #[test]
 fn grpcurl_watches() {
     let daemon = Daemon::new();

@@ -1,4 +1,4 @@
-//! Freed memory that is kept: the same memory comes back to its tenant, to no other, and makes room for anybody.
+//! Cached extents: their tenant gets them again, no other tenant does, and they make room for every waiter.
 
 use std::{
     collections::BTreeSet,
@@ -34,7 +34,7 @@ fn cached(daemon: &Daemon) -> (u64, u64) {
     (of_tenants, state.devices.iter().map(|device| device.cached_bytes).sum())
 }
 
-/// Allocates and maps, and says which memory it was.
+/// Allocates and maps, and returns the name of the memory.
 fn take(session: &mut RawSession, spec: AllocationSpec) -> (u64, BTreeSet<u64>) {
     let id = session.reserve(spec).allocation_id;
     let mut inodes = BTreeSet::new();
@@ -62,7 +62,7 @@ fn a_tenant_gets_its_cached_extent_again() {
 
     let mut other = daemon.open();
     let (fresh, others) = take(&mut other, spec(SIZE));
-    assert!(others.is_disjoint(&memory), "who wants zeros gets new memory");
+    assert!(others.is_disjoint(&memory), "a request for zeros gets new memory");
     assert!(other.parts(fresh).all(|part| part.bytes().iter().all(|byte| *byte == 0)));
     let (again, same) = take(&mut other, old(SIZE));
     assert_eq!((same, other.digest(again, SIZE)), (memory, digest));
@@ -87,7 +87,7 @@ fn a_cached_extent_makes_room_for_others_and_is_never_theirs() {
     a.ask(&format!("free {id}"));
     assert_eq!(daemon.state().charged_to("team-a"), 48 * MIB);
 
-    // Not so much that the device is full then: of that alone the rest would go.
+    // The device must not become full, since pressure would release the rest.
     let id = b.ask("allocate 41943040 uninitialized")["allocation"].clone();
     let zeros = format!("blake3:{}", blake3::hash(&vec![0; 41_943_040]));
     assert_eq!(b.ask(&format!("digest {id} 41943040"))["digest"], zeros);
@@ -95,16 +95,16 @@ fn a_cached_extent_makes_room_for_others_and_is_never_theirs() {
     assert_eq!((state.charged_to("team-a"), state.charged_to("team-b")), (16 * MIB, 40 * MIB));
 }
 
-/// Long after any of these tests.
+/// Long after the end of these tests.
 const NEVER: &str = "600000";
 
-/// What is cached for this long is given up where its tenant has a session, and after that where it has none.
+/// Releases cached extents after one time if their tenant has a session, and after the other if it has none.
 fn keeping_for(idle_ms: &str, without_session_ms: &str) -> Config {
     let config = keeping(&["1GiB"]).limit(&format!("cached_idle_for_ms = {idle_ms}"));
     config.limit(&format!("cached_for_ms = {without_session_ms}"))
 }
 
-/// Nothing is charged, and nobody has any memory of the device.
+/// Checks that nothing is charged, and that no process has memory of the device.
 #[track_caller]
 fn is_given_up(daemon: &Daemon) {
     until("it is given up", || (cached(daemon), daemon.state().charged()) == ((0, 0), 0));
@@ -138,7 +138,7 @@ fn cached_extents_of_absent_tenants_are_released_first() {
     is_given_up(&daemon);
 }
 
-/// A device of a hundred parts, so many of them in use and so many cached for the same session.
+/// A device of 100 parts. The session uses some and has others cached.
 fn used_and_cached(used: u64, idle: u64) -> (Daemon, RawSession) {
     let config = Config::devices(&["200MiB"]).limit("cached_bytes_per_tenant_max = \"200MiB\"");
     let daemon = Daemon::start(&config.limit(&format!("cached_idle_for_ms = {NEVER}")));
@@ -150,12 +150,12 @@ fn used_and_cached(used: u64, idle: u64) -> (Daemon, RawSession) {
     (daemon, session)
 }
 
-/// In parts of 2 MiB, new ones.
+/// New parts of 2 MiB, this many percent of the device.
 fn percent(count: u64) -> AllocationSpec {
     AllocationSpec { part_size_bytes: MIB_2, ..spec(count * MIB_2) }
 }
 
-/// What is held of the device, and what of that is cached.
+/// The charged and the cached percent of the device.
 fn in_percent(daemon: &Daemon) -> (u64, u64) {
     (daemon.state().charged() / MIB_2, cached(daemon).1 / MIB_2)
 }
@@ -178,7 +178,7 @@ fn high_pressure_releases_cached_extents_until_there_is_room() {
 #[test]
 fn critical_pressure_releases_cached_extents_before_the_answer() {
     let (daemon, session) = used_and_cached(79, 10);
-    // With the next look it would be as much: that comes once a second, and this is asked at once.
+    // The next survey would report the same level. It comes once a second, and this check is immediate.
     session.reserve(percent(6));
     assert_eq!(cached(&daemon), (0, 0));
     until("the driver has it back", || in_percent(&daemon) == (85, 0));

@@ -1,5 +1,4 @@
-//! The host's memory is full, of what lies there or since others take of it: what is cold goes to the disk, and so does what is
-//! set aside from then on.
+//! The host tier is full, or other programs take the host's memory: cold parts go to disk, and so does new backing.
 
 use std::{os::fd::OwnedFd, time::Duration};
 
@@ -18,13 +17,13 @@ use crate::moves::{
     operators::list::listed as moves,
 };
 
-/// Memory of the host for twenty parts, so that one is five percent, and a disk for all.
+/// A host tier of twenty parts, so that one part is five percent, and a disk for all.
 fn three_tiers() -> Config {
     let config = Config::devices(&[DEVICE]).memory("host_size = \"40MiB\"").disk("400MiB");
     config.limit("survey_interval_ms = 20").telemetry(MEASURED)
 }
 
-/// What is charged in the host and on disk, in parts.
+/// The parts that are charged in the host and on disk.
 fn below(daemon: &Daemon) -> (u64, u64) {
     let state = daemon.state();
     (state.charged_in_host() / MIB_2, state.charged_on_disk() / MIB_2)
@@ -38,7 +37,7 @@ fn outsider(client: &Client, bytes: u64) -> OwnedFd {
     outsider_of_host(&client.devices()[0].uuid, bytes)
 }
 
-/// So many parts, full of their numbers, of which all lie in the host's memory.
+/// Parts that are filled with their numbers and all lie in the host.
 fn in_host(daemon: &Daemon, client: &Client, parts: u8) -> vramd_client::Allocation {
     let mut cold = client.allocate(percent(u64::from(parts))).unwrap();
     cold.copy_from_host(0, &content(parts)).unwrap();
@@ -47,7 +46,7 @@ fn in_host(daemon: &Daemon, client: &Client, parts: u8) -> vramd_client::Allocat
     cold
 }
 
-/// So many went from the host to the disk, for pressure alone, and nothing else went there.
+/// Waits until this many parts went from the host to disk because of pressure. No other part goes there.
 #[track_caller]
 fn went_for_pressure(daemon: &Daemon, cold: &vramd_client::Allocation, count: usize) {
     let ended = moves(daemon).ended;
@@ -66,7 +65,7 @@ fn is_intact(cold: &mut vramd_client::Allocation, parts: u8) {
     assert!(seen == content(parts));
 }
 
-/// One may have been told of `high` between the two.
+/// The client may have been told of `high` between the two levels.
 fn was_critical_and_is_elevated(heard: &Heard) -> bool {
     let levels = levels(heard, Tier::Host);
     levels.contains(&PressureLevel::Critical) && levels.last() == Some(&PressureLevel::Elevated)
@@ -78,7 +77,7 @@ fn cold_parts_go_from_a_full_host_to_disk_and_come_back_intact() {
     let (client, heard) = listening(&daemon);
     let mut cold = in_host(&daemon, &client, 20);
     until("as much goes as has to", || below(&daemon) == (17, 3));
-    until("it is told", || was_critical_and_is_elevated(&heard));
+    until("the client is told", || was_critical_and_is_elevated(&heard));
     always("no more goes", Duration::from_millis(1500), || below(&daemon) == (17, 3));
     went_for_pressure(&daemon, &cold, 3);
     assert_eq!(left(&daemon, "moved"), 3, "the metric counts them too");
@@ -90,7 +89,7 @@ fn watching_host(daemon: &Daemon) -> Watching {
     Watching::start(&daemon.admin, request).unwrap()
 }
 
-/// The next change of the host's level: from and to, and what is held of what may be had, in parts.
+/// The next change of the host's level: from, to, and the charged parts of the capacity.
 #[track_caller]
 fn told(watch: &mut Watching) -> (PressureLevel, PressureLevel, u64, u64) {
     match watch.read().event {
@@ -101,10 +100,10 @@ fn told(watch: &mut Watching) -> (PressureLevel, PressureLevel, u64, u64) {
     }
 }
 
-/// What operators see of it, whichever way they look.
+/// Checks that every view of operators has this level.
 #[track_caller]
 fn is_seen(daemon: &Daemon, capacity: u64, level: &str) {
-    until("the books say so", || host_capacity(daemon) == capacity);
+    until("the capacity is as expected", || host_capacity(daemon) == capacity);
     let labels = ["vramd_tier=\"host\""];
     assert_eq!(metric::<u64>(daemon, "vramd_memory_capacity_bytes", &labels), Some(capacity));
     let device: Value = super::listed(daemon);
@@ -142,11 +141,12 @@ fn cold_parts_go_to_disk_when_other_programs_take_host_memory() {
     let daemon = Daemon::start(&three_tiers().pressure("cold_after_ms = 200"));
     let (client, heard) = listening(&daemon);
     let mut cold = in_host(&daemon, &client, 12);
-    // Of twenty that is no pressure, of eleven it is more than there is: by 85 percent there may be nine.
+    // The charge is no pressure for a tier of twenty parts. Of eleven it is more than the tier has: 85 percent allow
+    // nine.
     always("nothing goes", Duration::from_millis(1500), || below(&daemon) == (12, 0));
     let taken = outsider(&client, 18 * MIB);
     until("as much goes as has to", || below(&daemon) == (9, 3));
-    until("it is told", || was_critical_and_is_elevated(&heard));
+    until("the client is told", || was_critical_and_is_elevated(&heard));
     is_seen(&daemon, 22 * MIB, "elevated");
     went_for_pressure(&daemon, &cold, 3);
     drop(taken);

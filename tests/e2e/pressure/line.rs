@@ -1,4 +1,4 @@
-//! A device is critical: nobody is refused for that, and who waits below its guarantee is first.
+//! Requests at critical pressure: none is refused for the pressure, and waiters below their guarantee come first.
 
 use serde_json::{Value, json};
 use vramd_proto::v1::{
@@ -13,10 +13,11 @@ use crate::has_other_users;
 const TEAM_A: u32 = 20_001;
 const TEAM_B: u32 = 20_002;
 
-/// More than a batch is tried between two looks at its device.
+/// More tries than a batch makes between two surveys of its device.
 const TRIES: usize = 12;
 
-/// So many percent of the device, which their session goes on using; waiting for room or not.
+/// The command to allocate this many percent of the device, which the session goes on using, with or without a wait for
+/// room.
 fn asks(percent: u64, waits: bool) -> String {
     let wait = if waits { "wait=200000" } else { "" };
     format!("sdk allocate {} part={MIB_2} {wait}", percent * MIB_2)
@@ -28,7 +29,7 @@ fn client(daemon: &Daemon, uid: u32) -> Probe {
     client
 }
 
-/// One that stands in the line as the last of so many.
+/// Starts a waiter, and returns once it is the last of this many.
 #[track_caller]
 fn waiting(daemon: &Daemon, uid: u32, percent: u64, count: usize) -> Probe {
     let mut waits = client(daemon, uid);
@@ -39,7 +40,9 @@ fn waiting(daemon: &Daemon, uid: u32, percent: u64, count: usize) -> Probe {
 
 #[track_caller]
 fn until_wait(daemon: &Daemon, count: usize) {
-    until("so many wait", || daemon.admin.list_waits(ListWaitsRequest::default()).ok().waits.len() == count);
+    until("this many wait", || {
+        daemon.admin.list_waits(ListWaitsRequest::default()).ok().waits.len() == count
+    });
 }
 
 fn watching_devices(daemon: &Daemon) -> Watching {
@@ -52,7 +55,7 @@ fn is_served(answer: &Value) {
     assert!(answer["allocation"].is_u64(), "{answer}");
 }
 
-/// Who asks for one percent and does not wait: what is set aside for others is not free to it.
+/// Requests one percent without a wait: reserved bytes of other waiters are not free to it.
 #[track_caller]
 fn is_refused(client: &mut Probe, uuid: &str) {
     let refused = client.refused(&asks(1, false));
@@ -79,7 +82,7 @@ fn critical_pressure_serves_waiters_below_their_guarantee_first() {
     last.ask("sdk write 7");
     let written = last.ask("sdk digest")["digest"].clone();
 
-    // Of the three percent that team-b is guaranteed there are two now, and all else is in use.
+    // Two of the three percent of team-b's guarantee are free now, and the rest of the device is in use.
     let uuid = daemon.state().devices[0].device.clone().unwrap().uuid;
     let taken = outsider(&uuid, 4 * MIB);
     let unbrokered = || daemon.state().devices[0].unbrokered_bytes;
@@ -88,13 +91,14 @@ fn critical_pressure_serves_waiters_below_their_guarantee_first() {
     let mut first = waiting(&daemon, TEAM_B, 3, 1);
     is_refused(&mut more, &uuid);
     let mut behind = waiting(&daemon, TEAM_A, 1, 2);
-    // Each time the driver is asked for what it has not. An allocation waits as long as it says, however often that is.
+    // Each try asks the driver for memory that it lacks. An allocation waits until its deadline, however many tries
+    // fail.
     for _ in 0..TRIES {
         tried.until(|event| matches!(event, Event::Device(it) if it.change() == Change::CreateFailed));
     }
     until_wait(&daemon, 2);
     last.ask("sdk unhold");
-    is_served(&first.listen("what waits below its guarantee"));
+    is_served(&first.listen("a waiter below its guarantee"));
     until_wait(&daemon, 1);
     let state = daemon.state();
     assert_eq!(state.charged(), 98 * MIB_2, "95 and the three: what made room for these has left");
@@ -102,12 +106,12 @@ fn critical_pressure_serves_waiters_below_their_guarantee_first() {
     assert!(is_critical());
 
     drop(taken);
-    is_served(&behind.listen("what waits behind it"));
+    is_served(&behind.listen("a waiter behind it"));
     until("it is to be had again", || unbrokered() == 0);
     until_wait(&daemon, 0);
     is_served(&more.ask(&asks(1, false)));
     assert!(is_critical());
     assert_eq!(daemon.state().charged(), 100 * MIB_2);
     most.ask("sdk drop");
-    assert_eq!(last.ask("sdk pinned-digest")["digest"], written, "who made room has lost nothing");
+    assert_eq!(last.ask("sdk pinned-digest")["digest"], written, "the victim has lost nothing");
 }

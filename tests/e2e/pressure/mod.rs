@@ -1,4 +1,4 @@
-//! How full a device is: who is told, and what is done before anybody is refused.
+//! Levels of pressure: the clients that are told, and what the daemon does before it refuses a request.
 
 mod cached;
 mod host;
@@ -28,11 +28,11 @@ use vramd_tests::{
 
 use crate::moves::operators::list::listed as moves;
 
-/// A hundred parts: one is one percent.
+/// One hundred parts: one part is one percent.
 const DEVICE: &str = "200MiB";
 pub(crate) const MEASURED: &str = "prometheus_listen = \"127.0.0.1:0\"";
 
-/// What a client's callback was told of its device, in order.
+/// The reports to a client's callback about its device, in order.
 type Heard = Arc<Mutex<Vec<Pressure>>>;
 
 fn listening(daemon: &Daemon) -> (Client, Heard) {
@@ -47,7 +47,7 @@ fn quiet(daemon: &Daemon) -> Client {
     Client::builder().socket_dir(daemon.sockets()).request_timeout(PATIENCE).connect().unwrap()
 }
 
-/// The levels of one tier in the order in which they came.
+/// The levels of one tier, in order.
 fn levels(heard: &Heard, tier: Tier) -> Vec<PressureLevel> {
     let heard = heard.lock().unwrap();
     let mut levels: Vec<_> = heard.iter().filter(|told| told.tier == tier).map(|told| told.level).collect();
@@ -70,7 +70,7 @@ fn listed(daemon: &Daemon) -> Value {
     serde_json::from_slice::<Value>(&output.stdout).unwrap()["devices"][0].clone()
 }
 
-/// The value of a series whose labels contain all of these.
+/// The value of the series whose labels contain all of these.
 pub(crate) fn metric<T: FromStr<Err: Debug>>(daemon: &Daemon, name: &str, labels: &[&str]) -> Option<T> {
     let text = daemon.metrics();
     let series = text.lines().filter_map(|line| line.rsplit_once(' '));
@@ -79,12 +79,12 @@ pub(crate) fn metric<T: FromStr<Err: Debug>>(daemon: &Daemon, name: &str, labels
     Some(value.parse().expect("a value of that kind"))
 }
 
-/// Parts of 2 MiB, so many percent of the device.
+/// Parts of 2 MiB, this many percent of the device.
 fn percent(count: u64) -> AllocationRequest {
     AllocationRequest::new(Bytes::new(count * MIB_2)).part_size(Bytes::mib(2))
 }
 
-/// Each part is full of its own number.
+/// Each part is filled with its own number.
 fn content(parts: u8) -> Vec<u8> {
     let mut bytes = Vec::new();
     for part in 1..=parts {
@@ -93,10 +93,10 @@ fn content(parts: u8) -> Vec<u8> {
     bytes
 }
 
-/// Everybody who looks sees it.
+/// Checks that every view of operators and clients has this level.
 #[track_caller]
 fn is_seen(daemon: &Daemon, clients: [&Client; 2], heard: &Heard, held: u64, level: PressureLevel) {
-    until("so much is held", || daemon.state().charged() == held * MIB_2);
+    until("this much is charged", || daemon.state().charged() == held * MIB_2);
     let name = level.as_str_name().trim_start_matches("PRESSURE_LEVEL_").to_lowercase();
     assert_eq!(listed(daemon)["pressure"], json!(name), "{held}");
     for client in clients {
@@ -174,20 +174,20 @@ fn levels_end_three_points_below_where_they_begin() {
     assert_eq!(lines.count(), 6);
 }
 
-/// One device with a host tier, where what nobody has used for a moment is cold.
+/// A device with a host tier, where a part is cold after a moment without use.
 fn cold_soon() -> Config {
     let config = Config::devices(&[DEVICE]).memory("host_size = \"400MiB\"").telemetry(MEASURED);
     config.pressure("cold_after_ms = 200")
 }
 
-/// Parts that left because of pressure, and how.
+/// The parts that left because of pressure, with this outcome.
 fn left(daemon: &Daemon, outcome: &str) -> u64 {
     let outcome = format!("vramd_migration_outcome=\"{outcome}\"");
     let labels = ["vramd_migration_cause=\"pressure\"", "vramd_migration_direction=\"out\"", &outcome];
     metric(daemon, "vramd_migrations_total", &labels).unwrap_or_default()
 }
 
-/// What of the device's memory can leave without a copy, in percent of the device.
+/// The percent of the device that can leave without a copy.
 fn clean(daemon: &Daemon) -> u64 {
     let labels = ["vramd_memory_state=\"clean\"", "vramd_tier=\"device\""];
     metric::<u64>(daemon, "vramd_quota_usage_bytes", &labels).unwrap_or_default() / MIB_2
@@ -215,13 +215,13 @@ fn cold_parts_are_written_back_and_leave_and_used_parts_stay() {
                 thread::sleep(Duration::from_millis(10));
             }
         });
-        // 78 of 100: nothing is done, however cold it is.
+        // 78 of 100: the daemon does nothing, however cold the parts are.
         always("nothing is written back", Duration::from_millis(1500), || clean(&daemon) == 0);
         let more = client.allocate(percent(6)).unwrap();
         until("it is elevated", || last(&heard) == Some(PressureLevel::Elevated));
-        until("what is cold is clean", || clean(&daemon) == 64);
+        until("cold parts are clean", || clean(&daemon) == 64);
         always("and nothing leaves", Duration::from_millis(1500), || daemon.state().charged() == 84 * MIB_2);
-        assert_eq!(clean(&daemon), 64, "what is used is not written back");
+        assert_eq!(clean(&daemon), 64, "used parts are not written back");
 
         let yet_more = client.allocate(percent(8)).unwrap();
         until("it was high", || levels(&heard, Tier::Device).contains(&PressureLevel::High));
@@ -249,7 +249,7 @@ fn critical_pressure_evicts_cold_parts_without_a_write_back() {
     let mut cold = client.allocate(percent(70)).unwrap();
     cold.copy_from_host(0, &content(70)).unwrap();
     cold.unpin().unwrap();
-    // As cold as can be, and the device is not full yet.
+    // All parts are cold, and the device is not full yet.
     thread::sleep(Duration::from_millis(500));
     let used = client.allocate(percent(26)).unwrap();
     until("as much leaves as has to", || daemon.state().charged() == 85 * MIB_2);
@@ -269,7 +269,7 @@ fn critical_pressure_begins_evictions_before_the_answer() {
     cold.unpin().unwrap();
     let _used = client.allocate(percent(12)).unwrap();
     until("all of it is cold", || clean(&daemon) == 70);
-    // With the next look it would be as much: that comes once a second, and this is asked at once.
+    // The next survey would report the same level. It comes once a second, and this check is immediate.
     let _more = client.allocate(percent(14)).unwrap();
     let moves = moves(&daemon);
     let causes = moves.moves.iter().map(|it| it.cause()).chain(moves.ended.iter().map(|it| it.cause()));
@@ -311,7 +311,7 @@ fn a_client_without_the_pressure_feature_gets_no_frames() {
     let client = quiet(&daemon);
     let full = client.allocate(percent(100)).unwrap();
     let critical = (0, Tier::Device, PressureLevel::Critical);
-    assert_eq!(eventually("it is told", || Some(told()).filter(|told| *told == critical)), critical);
+    assert_eq!(eventually("the client is told", || Some(told()).filter(|told| *told == critical)), critical);
     assert!(!session.channel.waits(Duration::from_millis(300)), "the other has nothing to read");
     drop(full);
 }
@@ -321,7 +321,7 @@ fn a_new_session_gets_the_level_again() {
     let daemon = Daemon::start(&Config::devices(&[DEVICE]));
     let (client, heard) = listening(&daemon);
     let full = client.allocate(percent(90)).unwrap();
-    until("it is told", || last(&heard) == Some(PressureLevel::High));
+    until("the client is told", || last(&heard) == Some(PressureLevel::High));
     heard.lock().unwrap().clear();
     let again = client.reconnect().unwrap();
     until("the new session is told", || last(&heard) == Some(PressureLevel::High));

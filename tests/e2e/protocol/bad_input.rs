@@ -1,5 +1,5 @@
-//! Bad requests through the real socket: each has the code, reason and details of the registry, and leaves the
-//! books as they were.
+//! Bad requests through the real socket: each gets the registry's code, reason and details, and changes nothing on the
+//! node.
 
 use vramd_proto::v1::{
     AllocateBatchRequest, AllocationSpec, AttachRequest, DescribeAllocationRequest, DetachRequest,
@@ -13,13 +13,13 @@ use vramd_tests::{
 };
 use vramd_types::Reason;
 
-/// A daemon with two devices and somebody's memory on it, so that there are books to damage.
+/// A daemon with two devices and allocations, which a bad request could damage.
 struct Scene {
     daemon: Daemon,
     session: RawSession,
-    /// Open, of `session`.
+    /// An open allocation of `session`.
     own: u64,
-    /// Sealed, of another session of the tenant.
+    /// A sealed allocation of another session of the tenant.
     other: u64,
     _other: RawSession,
     state: NodeState,
@@ -52,7 +52,7 @@ impl Scene {
 #[test]
 fn invalid_sizes_are_refused() {
     let scene = Scene::new();
-    // A negative number is one of the largest on the wire.
+    // On the wire a negative number is one of the largest.
     for size in [0, u64::MAX, u64::MAX - MIB, (-5_i64).cast_unsigned()] {
         let refused = scene.allocation(spec(size), Reason::SizeInvalid);
         assert_eq!(refused.number("size"), size);
@@ -61,7 +61,7 @@ fn invalid_sizes_are_refused() {
     // Each fits in 64 bits, their sum does not.
     let request = scene.session.request(vec![spec(1 << 63), spec(1 << 63)]);
     scene.unharmed(scene.session.memory.allocate_batch(request).refused(), Reason::SizeInvalid);
-    // Larger than any device, and no more than that.
+    // Larger than any device, and otherwise valid.
     let refused = scene.session.refused(spec(1 << 60));
     assert!(
         ["QUOTA_LIMIT", "DEVICE_FULL", "ALLOCATIONS_TOO_MANY"].contains(&refused.reason.as_str()),
@@ -159,7 +159,7 @@ fn unknown_and_foreign_ids_are_refused() {
     let results = memory.detach(detach).ok().results;
     let refused = Refused::from_item(results[0].error.clone().unwrap());
     scene.unharmed(refused, Reason::AllocationNotFound);
-    assert_eq!(results[1].error, None, "what is not attached is detached");
+    assert_eq!(results[1].error, None, "an allocation that is not attached is detached");
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn unknown_devices_are_refused() {
     let far = other.allocate(AllocationSpec { device: "1".to_owned(), ..persistent("far", MIB) });
     other.seal(far.allocation_id);
     assert_eq!(session.attach_refused("far").is(Reason::DeviceNotVisible).fact("device"), uuid(1));
-    // One that sees none of them.
+    // A session that sees no device.
     let none = Hello { any_device: false, devices: vec!["GPU-elsewhere".to_owned()], ..hello() };
     let session = RawSession::greet(&scene.daemon.sockets(), none).unwrap();
     session.refused(spec(MIB)).is(Reason::DeviceNotVisible);

@@ -1,4 +1,4 @@
-//! What a peer on `channel.sock` can do wrong: it loses its channel, and nobody else notices.
+//! Mistakes of a peer on `channel.sock`: it loses its channel, and no other client notices.
 
 use std::{os::fd::AsFd as _, time::Duration};
 
@@ -20,7 +20,7 @@ use vramd_tests::{
 };
 use vramd_types::Reason;
 
-/// The channel ends; where a refusal is sent before, it is this.
+/// Checks that the channel ends. A refusal that arrives before has this reason.
 #[track_caller]
 fn is_ended(channel: &RawChannel) -> Option<Refused> {
     let mut why = None;
@@ -83,10 +83,10 @@ fn another_major_version_is_refused_with_both_numbers() {
     refused.is(Reason::ProtocolVersion);
     assert_eq!(refused.number("daemon_major"), u64::from(PROTOCOL_MAJOR));
     assert_eq!(refused.number("client_major"), u64::from(PROTOCOL_MAJOR + 8));
-    // A newer minor version and unknown features are no reason to refuse.
+    // A newer minor version and unknown features are accepted.
     let newer = Hello { protocol_minor: 99, features: u64::MAX, ..hello() };
     let session = RawSession::greet(&daemon.sockets(), newer).unwrap();
-    assert_eq!(session.welcome.features, vramd_proto::channel::FEATURES, "what both sides speak");
+    assert_eq!(session.welcome.features, vramd_proto::channel::FEATURES, "the features of both sides");
     drop(session);
     assert_eq!(daemon.state().charged(), state.charged());
 }
@@ -131,7 +131,7 @@ fn a_malformed_frame_quarantines_its_session_alone() {
             client.refused(spec(1)).is(Reason::SessionLost).fact("session"),
             format!("s-{}", client.id())
         );
-        // The same process says that nothing of it is mapped any more.
+        // The same process reports that it has unmapped everything.
         let again = Hello { unmapped_session_ids: vec![client.id()], ..hello() };
         drop(client);
         RawSession::greet(&daemon.sockets(), again).unwrap();
@@ -147,7 +147,7 @@ fn a_part_acknowledged_twice_or_not_sent_yet_is_malformed() {
     for early in [false, true] {
         let mut client = daemon.open();
         let allocation = client.allocate(spec(MIB)).allocation_id;
-        // Part 1 does not exist; part 0 was acknowledged.
+        // Part 1 does not exist. Part 0 was acknowledged.
         client.channel.send_bytes(&mapped(allocation, u32::from(early))).unwrap();
         is_ended(&client.channel);
         until("its session is silent", || {
@@ -200,7 +200,7 @@ fn forged_credentials_are_not_believed() {
     sent.unwrap();
     if is_root() {
         is_ended(&session.channel);
-        assert_eq!(daemon.state().charged(), 4 * MIB, "what another process says frees nothing");
+        assert_eq!(daemon.state().charged(), 4 * MIB, "the report of another process frees nothing");
     }
 }
 
@@ -211,7 +211,7 @@ fn a_client_that_reads_nothing_blocks_no_other() {
     for _ in 0..50 {
         lazy.reserve(spec(2 * MIB));
     }
-    // One packet is on its way to it, whatever else waits.
+    // One packet is in flight to the client, however many wait.
     assert_eq!(daemon.state().node.fds_in_flight, 1);
     let mut busy = daemon.open();
     for _ in 0..20 {
@@ -233,7 +233,7 @@ fn an_unanswered_map_ends_its_channel() {
     });
     let state = daemon.state();
     assert_eq!(state.charged(), 4 * MIB, "it may have mapped it");
-    assert_eq!(state.node.fds_in_flight, 1, "what it was sent counts until it is gone");
+    assert_eq!(state.node.fds_in_flight, 1, "sent parts count until the client has gone");
     let again = Hello { unmapped_session_ids: vec![session.id()], ..hello() };
     drop((session, unanswered));
     RawSession::greet(&daemon.sockets(), again).unwrap();

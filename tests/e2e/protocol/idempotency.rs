@@ -1,4 +1,4 @@
-//! A request that is sent twice is done once, whatever happened to the first answer.
+//! A request that is sent twice is done once, whatever became of the first answer.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ fn a_repeated_allocation_is_the_first_one() {
     let refused = session.memory.allocate_batch(request(&session, 6 * MIB, 1)).refused();
     assert_eq!(refused.is(Reason::RequestIdReused).fact("request_id"), "01".repeat(16));
     assert_eq!(daemon.state(), state);
-    // Unique within a session: another one may use the same id.
+    // An id is unique within a session: another session may use the same one.
     let other = daemon.open();
     let second = other.memory.allocate_batch(request(&other, 4 * MIB, 1)).ok();
     assert_ne!(second.allocations[0].allocation_id, first.allocations[0].allocation_id);
@@ -89,7 +89,7 @@ fn no_call_takes_longer_than_the_daemon_allows() {
     let daemon = Daemon::start(&config);
     let session = daemon.open();
     session.memory.allocate_batch(request(&session, 4 * MIB, 9)).refused().is(Reason::Deadline);
-    // What it had begun is finished, and stays.
+    // The allocation that had begun is finished, and stays.
     until("it is allocated", || daemon.state().allocations.iter().any(|row| row.resident_bytes == 4 * MIB));
     let found = session.memory.allocate_batch(request(&session, 4 * MIB, 9)).ok();
     assert_eq!(found.allocations.len(), 1);
@@ -141,7 +141,7 @@ fn an_operators_repeated_request_is_known_after_a_restart() {
     let request = SetQuotaRequest { request_id: vec![8; 16], ..quota("team-a", "*", "1MiB", "64MiB") };
     daemon.admin.set_quota(request.clone()).ok();
     daemon.set_quota("team-a", "", "32MiB");
-    // Not done again: what was set since then stands.
+    // The request is not done again: later changes stay.
     daemon.admin.set_quota(request.clone()).ok();
     let limit = |daemon: &Daemon| {
         daemon.state().quotas.iter().find(|row| row.tenant == "team-a").unwrap().limit.clone()

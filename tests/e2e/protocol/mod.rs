@@ -1,4 +1,4 @@
-//! The wire, spoken by hand: what a client may send, in which order, and what becomes of a client that breaks the rules.
+//! The wire by hand: what a client may send and in which order, and what happens to a client that breaks the rules.
 
 pub(crate) mod bad_input;
 pub(crate) mod channel;

@@ -1,4 +1,4 @@
-//! Pins by protocol: revoking mappings, mapping them again, and clients that do it wrong.
+//! Pins at the level of the protocol: revoking parts, mapping them again, and clients that make mistakes.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ fn revoke_request(allocation: u64, wait: bool) -> RevokeMappingsRequest {
     RevokeMappingsRequest { target, wait, ..Default::default() }
 }
 
-/// Once the daemon has heard that everything is mapped which it has sent: what is on its way counts as pinned.
+/// Asks for a revocation once the daemon knows that every part it sent is mapped: a mapping in flight counts as pinned.
 #[track_caller]
 pub(crate) fn revoke(daemon: &Daemon, allocation: u64, wait: bool) -> Pending<RevokeMappingsResponse> {
     until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
@@ -41,7 +41,7 @@ pub(crate) fn part(allocation_id: u64, part_index: u32) -> PartRef {
     PartRef { allocation_id, part_index }
 }
 
-/// Revokes all of an allocation that this session alone maps, and does what it is told.
+/// Revokes all of an allocation that this session alone maps. The session answers.
 #[track_caller]
 pub(crate) fn evict(daemon: &Daemon, session: &mut RawSession, allocation: u64) {
     let revoking = revoke(daemon, allocation, false);
@@ -146,7 +146,7 @@ fn a_session_that_pins_past_the_deadline_is_named() {
     let [(0, outcome, by)] = &outcomes(&answer.parts)[..] else { panic!("{answer:?}") };
     assert!(matches!(outcome, Outcome::Pinned | Outcome::Silent), "{outcome:?}");
     assert_eq!(by, &[session.id()]);
-    // It still can: then it lives as before.
+    // The session can still answer, and is live again.
     let revoke = session.receive_revoke();
     assert_eq!(session.word_table().client(session.slot(id, 0)).unpin(), Ok(Unpinned::WakeWorker));
     session.unmap_parts(revoke.parts);
@@ -165,7 +165,7 @@ fn sessions_without_pins_and_silent_ones_keep_their_mappings() {
 
     let mut silent = RawSession::open_with_pins(&daemon.sockets());
     let id = silent.allocate(spec(MIB_2)).allocation_id;
-    // It is told, and does not answer.
+    // The session gets the revoke, and does not answer.
     let answer = revoke(&daemon, id, false).ok();
     assert_eq!(outcomes(&answer.parts), [(0, Outcome::Silent, vec![silent.id()])]);
     let word = silent.word_table().read(silent.slot(id, 0));
@@ -201,7 +201,7 @@ fn one_reader_that_pins_keeps_the_part_for_all() {
         session.unmap_parts(revoke.parts);
     }
     assert_eq!(outcomes(&revoking.ok().parts), [(0, Outcome::Revoked, vec![])]);
-    // One comes back alone.
+    // One part comes back alone.
     let call = readers[0].pin(vec![part(id, 0)]);
     readers[0].pin_answer(call).unwrap();
     assert_eq!(daemon.state().allocations[0].mapper_count, 1);
@@ -270,7 +270,7 @@ fn a_set_is_resident_as_a_whole_and_protected_until_its_call_ends() {
     evict(&daemon, &mut session, a);
     let call = session.pin(vec![part(a, 0), part(b, 0)]);
     session.pin_answer(call).unwrap();
-    // Neither has a pin, and yet neither goes.
+    // No word has a pin, and yet neither part leaves.
     for id in [a, b] {
         let answer = revoke(&daemon, id, false).ok();
         assert_eq!(outcomes(&answer.parts), [(0, Outcome::Pinned, vec![session.id()])]);
@@ -299,7 +299,7 @@ fn an_invalid_pin_is_refused_and_the_session_lives() {
         let refused = session.pin_answer(call).unwrap_err();
         assert_eq!(refused.code, tonic::Code::NotFound, "{refused:?}");
     }
-    // Together more than the limit holds by now.
+    // Together they exceed the lowered limit.
     daemon.set_quota(session.tenant(), "", "2MiB");
     let call = session.pin(ids.iter().map(|id| part(*id, 0)).collect());
     session.pin_answer(call).unwrap_err().is(Reason::QuotaLimit);
@@ -389,7 +389,7 @@ fn stalled_pins_are_aborted_youngest_first() {
             session
         })
         .collect();
-    // Each pins one of the two, and both are fenced.
+    // Each session pins one of the two parts, and both parts are fenced.
     for (session, id) in sessions.iter().zip(&ids) {
         session.word_table().client(session.slot(*id, 0)).pin(Access::Read).unwrap();
     }
@@ -403,12 +403,12 @@ fn stalled_pins_are_aborted_youngest_first() {
             }
         }
     }
-    // Now each wants the other one too, while it keeps its own.
+    // Now each wants the other part, too, while it keeps its own.
     let first = sessions[0].pin(vec![part(ids[1], 0)]);
     std::thread::sleep(Duration::from_millis(20));
     let second = sessions[1].pin(vec![part(ids[0], 0)]);
     sessions[1].pin_answer(second).unwrap_err().is(Reason::PinStalled);
-    // The elder goes on once the younger gives way.
+    // The older call succeeds once the younger one is aborted.
     let slot = sessions[1].slot(ids[1], 0);
     assert_eq!(sessions[1].word_table().client(slot).unpin(), Ok(Unpinned::WakeWorker));
     sessions[1].unmap_parts(vec![part(ids[1], 0)]);
@@ -429,7 +429,7 @@ fn a_pin_that_stalls_itself_is_aborted_and_may_be_repeated() {
     let fence = revoke(&daemon, ids[0], true);
     assert_eq!(session.receive_revoke().reason(), RevokeReason::Evicted);
     let set = || ids.map(|id| part(id, 0)).to_vec();
-    // Both, while it keeps one that is wanted back: this would never end.
+    // A call for both parts while the session pins one that is revoked: it would never end.
     let call = session.pin(set());
     let refused = session.pin_answer(call).unwrap_err();
     refused.is(Reason::PinStalled);

@@ -1,4 +1,4 @@
-//! Mappings that the daemon revokes at a step of its configuration's choice, in the midst of something else.
+//! Mappings that the daemon revokes at a configured step, in the middle of another operation.
 
 use vramd_proto::v1::{AllocationSpec, PartRef, RevokeReason};
 use vramd_tests::{
@@ -10,7 +10,7 @@ use vramd_tests::{
 };
 use vramd_words::Unpinned;
 
-/// Far more steps than there are in a test.
+/// More steps than a test has.
 const NEVER: u64 = 1 << 40;
 
 fn start(at: &'static str, nth: u64, every: u64, wait: bool) -> Daemon {
@@ -25,7 +25,7 @@ fn part(allocation_id: u64, part_index: u32) -> PartRef {
     PartRef { allocation_id, part_index }
 }
 
-/// Does what it is told, and has all of it back with its next pin.
+/// Answers the revoke, and maps everything again by the next pin.
 #[track_caller]
 fn loses_and_gets_back(session: &mut RawSession, id: u64, reason: RevokeReason) {
     while session.parts(id).next().is_some() {
@@ -45,7 +45,7 @@ fn an_unanswered_map_is_revoked() {
     let id = session.reserve(two_parts()).allocation_id;
     let parcel = session.receive_map();
     // The fence is there before the answer, and waits for it.
-    until("it is asked for", || daemon.log().contains("scheduled revocation begins"));
+    until("the part is revoked", || daemon.log().contains("scheduled revocation begins"));
     session.accept(parcel);
     loses_and_gets_back(&mut session, id, RevokeReason::Evicted);
     session.free(id);
@@ -68,7 +68,7 @@ fn a_part_that_a_pin_call_waits_for_is_revoked() {
     let mut session = RawSession::open_with_pins(&daemon.sockets());
     session.pins_on_map = 0;
     let id = session.allocate(two_parts()).allocation_id;
-    // Who came before the fence goes first, and loses it once its call and its pins have ended.
+    // A call from before the fence succeeds first. Its session unmaps the part once the call and its pins have ended.
     let call = session.pin(vec![part(id, 0), part(id, 1)]);
     session.pin_answer(call).unwrap();
     let slots = [0, 1].map(|index| session.slot(id, index));

@@ -9,11 +9,11 @@ use vramd_tests::{
 };
 use vramd_types::Reason;
 
-/// A client that is killed after these steps leaves nothing: no byte, no descriptor, no session.
+/// Checks that a client which is killed after these steps leaves no byte, descriptor or session.
 #[track_caller]
 fn killed_after(steps: &[&str], charged: u64) {
     let daemon = Daemon::new();
-    // The operator's own connection is part of what was there before.
+    // The operator's own connection counts among the earlier descriptors.
     daemon.state();
     let fds = proc::fd_count(daemon.pid());
     let mut probe = daemon.probe();
@@ -41,7 +41,7 @@ fn killed_between_reserve_and_map() {
 
 #[test]
 fn killed_with_descriptors_in_flight() {
-    // 130 parts are two packets: the first unread, the second not yet sent.
+    // 130 parts are two packets: the first is unread, the second is not sent yet.
     killed_after(&["reserve 272629760 part=2097152"], 260 * MIB);
 }
 
@@ -93,13 +93,13 @@ fn killed_at_any_moment() {
         probe.tell(&format!("write {id} 1"));
         probe.tell(&format!("seal {id}"));
         probe.tell("allocate 4194304");
-        // Not to wait for anything: to hit another step each time.
+        // No wait for anything, to hit another step each time.
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         std::thread::sleep(std::time::Duration::from_micros(state >> 50));
         probe.kill();
     }
     until("every session is gone", || daemon.state().sessions.is_empty());
-    // Who came as far as sealing has left its allocation to the tenant, and nothing else stays.
+    // A client that came as far as the seal has left its allocation to the tenant. Nothing else stays.
     until("only what was sealed is left", || {
         let state = daemon.state();
         let sealed = state.allocations.iter().filter(|row| row.digest.starts_with("blake3:"));
@@ -215,7 +215,7 @@ fn a_session_id_is_valid_in_its_own_process_alone() {
     assert_eq!(refused.fact("session"), format!("s-{}", owner.id()));
     assert_eq!(refused.fact("pid"), thief.pid().to_string());
     assert_eq!(daemon.state(), state);
-    // With a session of its own it is somebody, and of the same tenant.
+    // With a session of its own the child is a client of the same tenant.
     let own = thief.ask("open")["session"].clone();
     thief.ask(&format!("describe {own} {allocation}"));
 }
@@ -232,7 +232,7 @@ fn a_closed_channel_makes_its_session_silent_until_it_reports() {
     until("it is silent", || daemon.state().session(lost).unwrap().state() == SessionState::Silent);
     assert_eq!(daemon.state().charged(), 4 * MIB);
     memory.allocate_batch(request).refused().is(Reason::SessionLost);
-    // Another session of the process says nothing about the first one by itself.
+    // Another session of the process does not by itself report on the first.
     let second = daemon.open();
     assert_eq!(daemon.state().session(lost).unwrap().state(), SessionState::Silent);
     let third = Hello { unmapped_session_ids: vec![lost], ..hello() };

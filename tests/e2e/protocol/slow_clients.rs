@@ -1,4 +1,5 @@
-//! Clients that do not answer: everybody else is answered, and so is who waits for them, in the time that was set.
+//! Clients that do not answer: the daemon answers all others in the configured time, also those that wait for a slow
+//! client.
 
 use std::time::{Duration, Instant};
 
@@ -12,14 +13,14 @@ use vramd_types::Reason;
 
 use crate::has_other_users;
 
-/// Long after the time that is set here, and long before that of a daemon that was set none.
+/// Long after the time that is configured here, and long before the default.
 const SOON: Duration = Duration::from_secs(5);
 
 fn impatient() -> Daemon {
     Daemon::start(&Config::default().limit("revoke_answer_timeout_ms = 300"))
 }
 
-/// Fails the test unless what is done takes a short time.
+/// Runs this, and fails the test unless it takes a short time.
 #[track_caller]
 fn soon<T>(what: impl FnOnce() -> T) -> T {
     let begun = Instant::now();
@@ -37,7 +38,7 @@ fn an_endlessly_repeated_request_delays_no_other_session() {
     let mut stuck = daemon.open();
     let allocation_id = stuck.allocate(spec(MIB)).allocation_id;
     let seal = SealRequest { session_id: stuck.id(), request_id: vec![7; 16], allocation_id };
-    // One connection carries only so many calls at once.
+    // One connection carries only a limited number of calls at once.
     let connections: Vec<_> = (0..6).map(|_| Memory::new(&daemon.sockets())).collect();
     let pending: Vec<_> =
         (0..1100).map(|call| connections[call % connections.len()].seal(seal.clone())).collect();
@@ -76,7 +77,7 @@ fn a_repeated_free_reports_the_present_charge() {
     let free = FreeBatchRequest { session_id, allocation_ids: allocation_ids.clone(), ..Default::default() };
     let first = soon(|| session.memory.free_batch(free.clone()).ok());
     assert_eq!(first.results[0].still_charged_bytes, 4 * MIB);
-    // However it is answered, it is: it was freed, or is not its owner's any more.
+    // Any answer will do: the allocation was freed, or is no longer its owner's.
     soon(|| session.memory.free_batch(free).ok());
     let detach = DetachRequest { session_id, allocation_ids, ..Default::default() };
     soon(|| session.memory.detach(detach).wait()).ok();
@@ -98,7 +99,7 @@ fn a_seal_whose_revoke_is_not_answered_is_refused() {
     session.unmap_parts(revoke.parts);
 }
 
-/// The end of the old channel and the hello on the new one come by two sockets, in any order.
+/// The end of the old channel and the hello on the new one arrive on two sockets, in any order.
 #[test]
 fn a_new_channel_replaces_the_old_one_in_any_order() {
     let daemon = Daemon::new();

@@ -1,4 +1,5 @@
-//! The word table that a session and the daemon share: what cannot be written there, and what becomes of who writes it.
+//! The word table that a session and the daemon share: what a client cannot do to it, and what happens to a client that
+//! writes nonsense.
 
 #![allow(unsafe_code, reason = "punching holes into a mapping is an unsafe call, and what is tested here")]
 
@@ -56,8 +57,8 @@ fn a_client_cannot_shrink_or_punch_the_word_table() {
     assert_eq!(ftruncate(&table, 0), Err(Errno::PERM));
     assert_eq!(ftruncate(&table, length * 2), Err(Errno::PERM));
     let words = session.word_table().words();
-    // SAFETY: needed to try to take the pages from under the mapping. That is refused; and were it not, the words would be zeros,
-    // which atomics may become at any time.
+    // SAFETY: needed to try to take the pages from under the mapping. The kernel refuses it. If it did not, the words
+    // would be zeros, which atomics may become at any time.
     let removed =
         unsafe { madvise(words.as_ptr().cast_mut().cast(), size_of_val(words), Advice::LinuxRemove) };
     assert_eq!(removed, Err(Errno::PERM));
@@ -74,8 +75,8 @@ fn an_impossible_word_ends_its_session_alone() {
     let daemon = Daemon::new();
     let mut witness = RawSession::open_with_pins(&daemon.sockets());
     let kept = witness.allocate(spec(MIB_2)).allocation_id;
-    // Unknown bits; pins of what is not mapped, or is being unmapped; two states at once; one unpin too many, as a
-    // subtraction would do it.
+    // Unknown bits, pins of a part that is not mapped or is being unmapped, two states at once, and one unpin too many,
+    // as a subtraction would cause.
     for word in [MAPPED | 1 << 40, 5, UNMAPPING | 3, MAPPED | UNMAPPING, MAPPED - 1] {
         let mut session = RawSession::open_with_pins(&daemon.sockets());
         let id = session.allocate(spec(MIB_2)).allocation_id;
@@ -99,7 +100,7 @@ fn a_table_has_the_configured_number_of_slots() {
     session.allocate(spec(MIB_2));
     session.refused(spec(MIB_2));
     session.free(first);
-    // The slot serves another part, whose word is as new.
+    // The slot serves another part, whose word starts anew.
     until("a slot is free", || {
         let answer = session.memory.allocate_batch(session.request(vec![spec(MIB_2)])).wait();
         answer.is_ok_and(|answer| {

@@ -1,4 +1,4 @@
-//! The async face of the Rust SDK against a real daemon, on runtimes of one thread and of several.
+//! The async interface of the Rust SDK against a real daemon, on runtimes of one thread and of several.
 
 use std::{
     future::Future,
@@ -20,7 +20,7 @@ fn runtimes() -> [Runtime; 2] {
         .map(|mut builder| builder.worker_threads(3).enable_all().build().unwrap())
 }
 
-/// The same on both kinds of runtimes, each with a daemon of its own. The future is one that could be spawned.
+/// Runs this on both kinds of runtimes, each with a daemon of its own. The future could be spawned.
 fn on_each<Work>(work: impl Fn(Daemon) -> Work)
 where
     Work: Future<Output = Daemon> + Send + 'static,
@@ -31,7 +31,7 @@ where
     }
 }
 
-/// The harness blocks, which no thread of a runtime may.
+/// Runs blocking code of the harness, which no thread of a runtime may run.
 fn apart<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
@@ -75,7 +75,7 @@ fn a_task_writes_seals_attaches_and_frees() {
         attached.detach_async().await.unwrap();
         assert!(matches!(other.attach("nothing").await, Err(Error::AllocationNotFound { .. })));
 
-        // By id, for there is no handle any more.
+        // By id, since no handle is left.
         let id = sealed.id();
         sealed.detach_async().await.unwrap();
         let released = client.free(id).await.unwrap();
@@ -115,7 +115,7 @@ fn many_futures_at_once_share_one_session() {
     });
 }
 
-/// Both faces wait for memory of one session at the same time: a thread reads the channel, and tasks hear of it.
+/// Both interfaces wait for memory of one session at the same time: a thread reads the channel, and wakes the tasks.
 #[test]
 fn threads_and_tasks_of_one_session_wait_together() {
     on_each(|daemon| async move {
@@ -140,7 +140,7 @@ fn threads_and_tasks_of_one_session_wait_together() {
     });
 }
 
-/// Dropped before it is answered, whatever the daemon makes of it goes back.
+/// The future is dropped before the answer. The daemon releases whatever it made for it.
 #[test]
 fn an_allocation_of_a_dropped_future_is_freed() {
     for runtime in runtimes() {
@@ -153,15 +153,15 @@ fn an_allocation_of_a_dropped_future_is_freed() {
             assert!(begun.elapsed() < Duration::from_millis(2500), "a drop waits for nothing");
             assert!(!state(&daemon).is_empty(), "the daemon is at it");
             client.flush().await.unwrap();
-            assert!(settled(&daemon).is_empty(), "who waits for it finds nothing");
-            // The session has not suffered.
+            assert!(settled(&daemon).is_empty(), "nothing of it is left");
+            // The session still works.
             drop(client.allocate(request(4 * MIB)).await.unwrap());
         });
         daemon.drains();
     }
 }
 
-/// Dropped at any moment: nothing is left, and nothing is broken.
+/// The future is dropped at any moment: nothing is left, and nothing is broken.
 #[test]
 fn futures_dropped_at_any_moment_leak_nothing() {
     on_each(|daemon| async move {
@@ -198,7 +198,7 @@ fn futures_dropped_at_any_moment_leak_nothing() {
     });
 }
 
-/// What is to stay is sealed although nobody waited for it.
+/// A persistent allocation is sealed although its future was dropped.
 #[test]
 fn a_persistent_seal_completes_after_its_future_is_dropped() {
     for runtime in runtimes() {
@@ -212,7 +212,7 @@ fn a_persistent_seal_completes_after_its_future_is_dropped() {
             let sealed = client.attach("weights").await.unwrap();
             assert_eq!(sealed.digest(), digest(&content(MIB, 4)));
 
-            // What is not, goes.
+            // A session allocation is freed.
             let passing = client.allocate(request(MIB)).await.unwrap();
             let _ = timeout(Duration::ZERO, passing.seal_async()).await;
             client.flush().await.unwrap();
@@ -231,7 +231,7 @@ fn a_client_outlives_the_runtime_that_it_was_made_on() {
     drop(first.block_on(client.allocate(request(MIB))).unwrap());
     drop(first);
     let one = second.block_on(client.allocate(request(MIB))).unwrap();
-    // And of the other face, without any.
+    // A handle of the blocking interface, without a runtime.
     one.free().unwrap();
     assert!(client.blocking().list("").unwrap().is_empty());
     daemon.drains();

@@ -1,4 +1,4 @@
-//! Memory that is dropped where other memory would be copied, through the SDK.
+//! Discardable memory in the SDK: it is dropped where other memory would be copied.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use vramd_tests::{Config, Daemon, MIB, Watching, content, wait::until};
 const SIZE: u64 = 8 * MIB;
 const PART: usize = 2 << 20;
 
-/// A device of four parts, and room for one in the host.
+/// A device of four parts, with room for one in the host.
 fn daemon() -> Daemon {
     Daemon::start(&Config::devices(&["8MiB"]).memory("host_size = \"2MiB\"").memory("harvest_ms = 5"))
 }
@@ -23,7 +23,7 @@ fn request() -> AllocationRequest {
     AllocationRequest::new(Bytes::new(SIZE)).part_size(Bytes::mib(2)).discardable()
 }
 
-/// Of each part, how often it was lost, and whether it holds what was written to it.
+/// For each part its drop count, and whether it has the bytes that were written to it.
 fn looked_at(memory: &Allocation, written: &[u8]) -> Vec<(u64, bool)> {
     let parts = (0..4).zip(written.chunks(PART));
     let look = |(index, written)| {
@@ -53,7 +53,7 @@ fn a_discardable_part_is_dropped_for_room_and_its_owner_notified() {
         assert_eq!((told.change(), told.allocation_id), (Change::Dropped, memory.id().get()));
     }
     let id = memory.id().to_string();
-    until("what was dropped is charged no more", || {
+    until("dropped parts are no longer charged", || {
         let shown = daemon.vramctl().args(["alloc", "show", &id, "--json"]).output().unwrap();
         let shown: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();
         shown["allocation"]["charged_bytes"] == 4 * MIB && shown["allocation"]["discardable"] == true
@@ -62,7 +62,7 @@ fn a_discardable_part_is_dropped_for_room_and_its_owner_notified() {
     let now = looked_at(&memory, &written);
     assert_eq!(now.iter().map(|(losses, _)| losses).sum::<u64>(), 2);
     assert!(now.iter().all(|(losses, same)| (*losses == 0) == *same), "{now:?}");
-    // Whoever pins it is told the same, on whichever thread it came back.
+    // Every thread that pins the part gets the same drop count.
     let elsewhere = std::thread::scope(|scope| {
         scope.spawn(|| memory.pin(Access::Read).unwrap().drop_count()).join().unwrap()
     });

@@ -129,7 +129,8 @@ fn a_killed_daemon_costs_the_session_and_no_bytes() {
     assert_eq!(digest(weights.as_slice().unwrap()), digest(&content(4 * MIB, 6)));
 }
 
-/// A new session beside the lost one; what the old handles map stands until they go, and they answer for nothing else.
+/// A new session beside the lost one. Mappings of old handles stand until the handles are dropped, and the handles fail
+/// otherwise.
 #[test]
 fn old_handles_fail_after_a_reconnect_and_new_ones_work() {
     let daemon = Daemon::new();
@@ -140,7 +141,7 @@ fn old_handles_fail_after_a_reconnect_and_new_ones_work() {
     open.as_mut_slice().unwrap().copy_from_slice(&content(size, 8));
     let sealed = client.allocate(request(MIB).name("weights").persistent()).unwrap().seal().unwrap();
     let home = daemon.kill();
-    assert!(matches!(client.reconnect(), Err(Error::BrokerGone { .. })), "nobody is there");
+    assert!(matches!(client.reconnect(), Err(Error::BrokerGone { .. })), "no daemon is there");
 
     let daemon = Daemon::start_in(home);
     let again = client.reconnect().unwrap();
@@ -156,7 +157,7 @@ fn old_handles_fail_after_a_reconnect_and_new_ones_work() {
     assert_eq!(failed.error.reason(), lost);
     assert_eq!(digest(failed.allocation.as_slice().unwrap()), digest(&content(size, 8)));
 
-    // What it holds can be saved by the new session.
+    // The new session can save the bytes of an old handle.
     let mut saved = again.allocate(request(size)).unwrap();
     saved.copy_from_host(0, failed.allocation.as_slice().unwrap()).unwrap();
     drop(failed);
@@ -165,7 +166,7 @@ fn old_handles_fail_after_a_reconnect_and_new_ones_work() {
     again.flush().unwrap();
     daemon.drains();
 
-    // Of one that stands there is a second.
+    // A sealed allocation has a second handle.
     let third = again.reconnect().unwrap();
     assert!(again.is_connected() && third.is_connected());
 }
@@ -207,11 +208,11 @@ fn a_forked_child_has_no_handles() {
     probe.ask("sdk allocate 8388608 name=weights persistent");
     probe.ask("sdk write 9");
     assert_eq!(probe.ask("sdk fork")["status"], 0, "the child's calls are refused with SESSION_FOREIGN");
-    // The parent has lost nothing by what the child did and dropped.
+    // The parent has lost nothing by the child's actions and drops.
     assert_eq!(probe.ask("sdk digest")["digest"], digest(&content(8 * MIB, 9)));
     assert_eq!(probe.ask("sdk seal")["digest"], digest(&content(8 * MIB, 9)));
 
-    // A child that lives on holds none of the memory.
+    // A child that lives on has none of the memory.
     let child = probe.ask("fork")["pid"].as_i64().unwrap();
     assert_eq!(proc::memory_mapping_count(u32::try_from(child).unwrap()), 0);
     probe.ask("sdk drop");
@@ -234,14 +235,14 @@ fn more_descriptors_than_the_process_may_hold_fail_cleanly() {
     let refused = probe.refused("sdk allocate 268435456 part=2097152");
     assert_eq!(refused.reason, Reason::MapFailed.name(), "{refused:?}");
     daemon.drains();
-    // What fits is served: the session has not suffered.
+    // A request that fits is served: the session still works.
     probe.ask("sdk allocate 8388608 part=2097152");
     assert_eq!(daemon.state().charged(), 8 * MIB);
     assert_eq!(daemon.state().node.fds_in_flight, 0);
 }
 
-/// A process that can open nothing for a moment loses nothing of what it owns or reads: neither by a pin of some parts, nor
-/// by one of a set.
+/// A process that can open no descriptor for a moment loses nothing that it owns or reads: neither by a pin of some
+/// parts, nor by one of a set.
 #[test]
 fn pin_succeeds_after_fd_exhaustion_ends() {
     let config = Config::devices(&["32MiB"]).memory("host_size = \"32MiB\"").memory("harvest_ms = 5");
@@ -289,7 +290,7 @@ fn pin_succeeds_after_fd_exhaustion_ends() {
         assert_eq!(probe.ask("sdk pinned-digest 0")["digest"], digest(&content(4 * MIB, 3)));
     }
     assert_eq!(daemon.state().charged(), held);
-    // The memory goes as any other.
+    // The memory is freed like any other.
     owner.ask("sdk unpin");
     owner.ask("sdk unpin");
     owner.ask("sdk free");
@@ -311,7 +312,7 @@ fn a_seal_whose_answer_is_lost_is_sealed() {
     let sealed = failed.allocation.seal().unwrap();
     assert_eq!(sealed.digest(), digest(&content(MIB, 4)));
     assert_eq!(digest(sealed.as_slice().unwrap()), sealed.digest());
-    // Persistent: a drop leaves it where it is.
+    // The allocation is persistent: a drop leaves it.
     drop(sealed);
     client.flush().unwrap();
     assert_eq!(daemon.state().allocations.len(), 1);

@@ -1,4 +1,4 @@
-//! Clients that are not ours: Python's grpcio through the Unix sockets, with nothing but reflection.
+//! Foreign clients: Python's grpcio on the Unix sockets, with nothing but reflection.
 
 use std::process::Stdio;
 

@@ -1,4 +1,4 @@
-//! Processes that pin by way of the SDK and are stopped, forked, killed, or in each other's way.
+//! Processes that pin through the SDK and are stopped, forked, killed, or wait for each other.
 
 use std::thread;
 
@@ -17,14 +17,14 @@ fn connect(daemon: &Daemon) -> Client {
     Client::builder().socket_dir(daemon.sockets()).name("test").connect().unwrap()
 }
 
-/// Once the daemon has heard of all that is mapped: what is on its way counts as pinned.
+/// Asks for a revocation once the daemon knows that every part it sent is mapped: a mapping in flight counts as pinned.
 fn revoke(daemon: &Daemon, allocation: u64, wait: bool) -> Pending<RevokeMappingsResponse> {
     until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
     let target = Some(Target::AllocationId(allocation));
     daemon.admin.revoke_mappings(RevokeMappingsRequest { target, wait, ..Default::default() })
 }
 
-/// Of an allocation of one part: what became of it, and because of whom.
+/// The outcome of an allocation of one part, and the sessions that caused it.
 fn outcome(pending: Pending<RevokeMappingsResponse>) -> (Outcome, Vec<u64>) {
     let parts = pending.ok().parts;
     let [part] = &parts[..] else { panic!("one part: {parts:?}") };
@@ -41,7 +41,7 @@ fn pinning(daemon: &Daemon) -> (Probe, u64, u64) {
     (probe, session, id)
 }
 
-/// Sealed memory of nobody's that is mapped.
+/// Seals memory that stays mapped.
 fn seal(daemon: &Daemon, names: &[&str]) -> (Client, Vec<u64>) {
     let owner = connect(daemon);
     let seal = |name: &&str| {
@@ -76,7 +76,7 @@ fn a_process_stopped_during_a_revocation_is_reported_and_continues() {
     fenced.freeze();
     let (evict, fence) = (revoke(&daemon, id, false), revoke(&daemon, other_id, true));
 
-    // Nobody else waits for them.
+    // No other session waits for them.
     let client = connect(&daemon);
     let mut own = client.allocate(AllocationRequest::new(Bytes::new(SIZE))).unwrap();
     own.unpin().unwrap();
@@ -92,7 +92,7 @@ fn a_process_stopped_during_a_revocation_is_reported_and_continues() {
     assert_eq!(by, [other_session], "and is named at the deadline");
     let state = |id| daemon.state().session(id).unwrap().state();
     assert_eq!(state(session), SessionState::Silent);
-    assert_eq!(outcome(revoke(&daemon, id, true)), (Outcome::Silent, vec![session]), "nobody waits again");
+    assert_eq!(outcome(revoke(&daemon, id, true)), (Outcome::Silent, vec![session]), "no call waits again");
     assert_eq!(daemon.state().charged(), 3 * SIZE, "all stays charged");
 
     for (probe, id) in [(&mut evicted, session), (&mut fenced, other_session)] {
@@ -120,9 +120,9 @@ fn one_of_two_stalled_processes_is_aborted_and_the_other_continues() {
     }
     let fences: Vec<_> = ids.iter().map(|id| revoke(&daemon, *id, true)).collect();
     let mappers = || daemon.state().allocations.iter().map(|row| row.mapper_count).collect::<Vec<_>>();
-    until("each is mapped by who pins it alone", || mappers() == [1, 1]);
+    until("each part is mapped by the session that pins it alone", || mappers() == [1, 1]);
 
-    // Now each wants the other one too, while it keeps its own.
+    // Now each wants the other part, too, while it keeps its own.
     let outcomes = thread::scope(|scope| {
         let nested = probes.iter_mut().enumerate().map(|(own, probe)| {
             scope.spawn(move || {
@@ -199,7 +199,7 @@ fn a_pin_set_that_never_fits_is_refused_at_once() {
     drop(client.pin_set(&set).expect("now both do"));
     daemon.set_quota(client.tenant(), "", "32MiB");
     let refused = client.pin_set(&[(&both[0] as &dyn Pinnable, Access::Read), (&both[1], Access::Read)]);
-    // What is mapped is pinned by its words, and asks nobody.
+    // A mapped part is pinned by its word, without a call.
     drop(refused.expect("both are mapped"));
     for one in &both {
         assert_eq!(outcome(revoke(&daemon, one.id().get(), true)).0, Outcome::Revoked);

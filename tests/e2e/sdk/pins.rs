@@ -24,7 +24,8 @@ fn three_parts() -> AllocationRequest {
     AllocationRequest::new(Bytes::new(SIZE)).part_size(Bytes::mib(2))
 }
 
-/// What became of each part, once the daemon has heard of all that is mapped: what is on its way counts as pinned.
+/// The outcome of each part, once the daemon knows that every part it sent is mapped: a mapping in flight counts as
+/// pinned.
 fn revoke(daemon: &Daemon, id: AllocationId, wait: bool) -> Vec<Outcome> {
     until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
     revoke_now(daemon, id, wait)
@@ -152,7 +153,7 @@ fn sets_and_single_pins_succeed_while_an_operator_revokes() {
             });
         }
         let (mut revoked, deadline) = (0, Instant::now() + Duration::from_secs(60));
-        // An operator may be faster than clients that have only begun.
+        // An operator may be faster than clients that have only just started.
         let early = |round| round < 200 || (pins.load(Ordering::Relaxed) == 0 && Instant::now() < deadline);
         for round in (0..).take_while(|round| early(*round)) {
             for one in &sealed {
@@ -210,7 +211,7 @@ fn two_processes_pin_at_full_rate_while_an_operator_revokes() {
         }
     }
     for mut probe in probes {
-        // It ends with an error, or by a signal, where a byte is not what it wrote, or is not there.
+        // The process ends with an error or by a signal if a byte differs or is missing.
         let pins = probe.listen("sdk pin-for")["pins"].as_u64().unwrap();
         assert!(pins > 100, "{pins}");
         probe.leave();
@@ -233,7 +234,7 @@ fn an_ended_session_waits_for_guards() {
     while client.is_connected() && begun.elapsed() < Duration::from_secs(20) {
         thread::sleep(Duration::from_millis(5));
     }
-    assert_eq!(pinned.as_slice().unwrap()[0], 0, "what is pinned is mapped");
+    assert_eq!(pinned.as_slice().unwrap()[0], 0, "pinned parts are mapped");
     assert!(matches!(
         client.allocate(three_parts()),
         Err(Error::SessionLost { .. } | Error::BrokerGone { .. })
@@ -251,7 +252,7 @@ fn an_operators_free_waits_for_guards_and_takes_the_memory_back() {
     let freeing = daemon.admin.free_allocation(FreeAllocationRequest { target, ..Default::default() });
     until("it is being freed", || daemon.state().allocations[0].state() == AllocationState::Freeing);
     assert!(!freeing.is_answered());
-    assert_eq!(digest(pinned.as_slice().unwrap()), digest(&content(SIZE, 7)), "what is pinned is mapped");
+    assert_eq!(digest(pinned.as_slice().unwrap()), digest(&content(SIZE, 7)), "pinned parts are mapped");
 
     drop(pinned);
     let freed = freeing.ok();

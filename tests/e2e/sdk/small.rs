@@ -1,4 +1,4 @@
-//! Small allocations out of parts, against a real daemon.
+//! Small allocations from pools, against a real daemon.
 
 use std::{
     collections::BTreeMap,
@@ -31,7 +31,7 @@ fn bytes(count: usize) -> Bytes {
     Bytes::new(count as u64)
 }
 
-/// Says whose it is at both ends, and finds out whether somebody else has written there.
+/// A block that is marked at both ends, to find out whether another writer was there.
 struct Marked {
     small: PoolBlock,
     mark: u64,
@@ -55,18 +55,18 @@ impl Marked {
     fn check(&self) {
         let slice = self.small.as_slice().unwrap();
         for at in [0, slice.len() - 8] {
-            assert_eq!(slice[at..at + 8], self.mark.to_le_bytes(), "somebody else wrote here");
+            assert_eq!(slice[at..at + 8], self.mark.to_le_bytes(), "another block wrote here");
         }
     }
 }
 
 fn size(rng: &mut Rng, largest: usize) -> usize {
-    // As many small ones as large ones, on a scale of doublings.
+    // As many small blocks as large ones, on a scale of doublings.
     let most = 16 << rng.u32(0..=(largest / 16).ilog2());
     rng.usize(16..=most.min(largest))
 }
 
-/// Random sizes and lifetimes: blocks begin at multiples of 256, lie in the chunk that they say, and share no byte.
+/// Random sizes and lifetimes: blocks begin at multiples of 256, lie in the chunk that they name, and share no byte.
 #[test]
 fn blocks_never_overlap_and_all_come_back() {
     let daemon = Daemon::new();
@@ -152,14 +152,14 @@ fn threads_free_what_others_allocated() {
         .collect();
     drop(sends);
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    // What threads kept came back when they ended: nothing but whole chunks is left.
+    // Blocks cached by threads were returned when the threads ended: whole chunks are left.
     pool.trim();
     assert_eq!(pool.chunk_bytes(), Bytes::ZERO);
     client.flush().unwrap();
     daemon.drains();
 }
 
-/// A thread that freed, and sleeps, keeps nothing.
+/// A thread that has freed its blocks, and sleeps, keeps none.
 #[test]
 fn idle_chunks_are_freed() {
     let daemon = Daemon::new();
@@ -177,7 +177,7 @@ fn idle_chunks_are_freed() {
     daemon.drains();
     assert_eq!(pool.chunk_bytes(), Bytes::ZERO);
 
-    // What is in use stays, and only its own chunk.
+    // A chunk in use stays, and only that one.
     let mut blocks: Vec<_> = (0..3_000).map(|_| pool.alloc(bytes(2000)).unwrap()).collect();
     assert!(pool.chunk_bytes() > Bytes::new(MIB_2));
     blocks.truncate(1);
@@ -206,7 +206,7 @@ fn a_limit_is_reported_after_cached_blocks_of_other_threads_are_used() {
     assert_eq!((&refusal, refusal.reason()), (&full, Some(Reason::PoolFull)));
     drop((all, pool));
 
-    // What this thread keeps of small pieces is made use of before a large one of another thread is refused.
+    // The pool uses the small blocks that this thread caches before it refuses a large one of another thread.
     let pool = client.pool(config().max_bytes(Bytes::new(MIB_2))).unwrap();
     drop((0..48).map(|_| pool.alloc(bytes(40_000)).unwrap()).collect::<Vec<_>>());
     let large = move || (0..3).map(|_| pool.alloc(most).unwrap()).collect::<Vec<_>>().len();
@@ -216,7 +216,7 @@ fn a_limit_is_reported_after_cached_blocks_of_other_threads_are_used() {
     let pool = client.pool(config()).unwrap();
     let held: Result<Vec<_>, _> = (0..100).map(|_| pool.alloc(pool.max_block_size())).collect();
     assert!(matches!(held, Err(Error::QuotaLimit { .. })), "{held:?}");
-    pool.alloc(pool.max_block_size()).expect("what was given back before is there");
+    pool.alloc(pool.max_block_size()).expect("the blocks that were returned before are there");
 }
 
 #[test]
@@ -264,7 +264,7 @@ fn copies_stay_within_the_block() {
     assert_eq!(other.as_slice().unwrap(), [9; 300]);
 }
 
-/// The blocks keep the session; the last of them ends it.
+/// The blocks keep the session alive, and the last one ends it.
 #[test]
 fn blocks_outlive_pool_and_client() {
     let daemon = Daemon::new();
@@ -285,7 +285,7 @@ fn blocks_outlive_pool_and_client() {
     daemon.drains();
 }
 
-/// Of chunks that are taken away nothing is handed out any more, and slices are refused.
+/// The pool hands out no block of a chunk that was taken away, and refuses slices of it.
 #[test]
 fn a_chunk_that_is_taken_away_is_not_reused() {
     let daemon = Daemon::new();
@@ -308,7 +308,7 @@ fn a_chunk_that_is_taken_away_is_not_reused() {
     daemon.drains();
 }
 
-/// What is there serves on when the daemon dies; a chunk more is refused.
+/// Existing chunks serve on when the daemon dies. A further chunk is refused.
 #[test]
 fn blocks_outlive_the_daemon() {
     let daemon = Daemon::new();
@@ -344,7 +344,7 @@ fn two_pools_of_a_thread_do_not_mix() {
     }
 }
 
-/// Neither in the usual path: the kernel ends a thread that makes any call. And a forked child gets nothing.
+/// The usual path makes no system call: the kernel ends a thread that makes one. A forked child gets no block.
 #[test]
 fn allocating_makes_no_system_call_and_a_child_gets_nothing() {
     let daemon = Daemon::new();

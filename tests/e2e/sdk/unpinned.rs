@@ -1,4 +1,4 @@
-//! Memory that nothing is mapped of before it is pinned.
+//! Allocations and attaches without a handle pin: nothing is mapped before it is pinned.
 
 use std::time::Duration;
 
@@ -76,7 +76,7 @@ fn a_batch_mixes_pinned_and_unpinned_handles() {
     drop(set);
     unheld.repin().unwrap();
     assert!(unheld.is_mapped() && unheld.as_mut_slice().unwrap().iter().all(|byte| *byte == 0));
-    // What was never pinned goes as it came.
+    // A part that was never pinned is freed as it was made.
     drop(client.allocate(request()).unwrap());
     client.allocate(request()).unwrap().free().unwrap();
     drop((held, unheld));
@@ -95,7 +95,7 @@ fn a_client_without_pins_is_sent_every_part() {
     daemon.drains();
 }
 
-/// A device of four parts, and what has eight.
+/// A device of four parts, and an allocation of eight.
 fn small_device() -> Daemon {
     Daemon::start(&Config::devices(&["32MiB"]).memory("host_size = \"64MiB\"").memory("harvest_ms = 5"))
 }
@@ -140,7 +140,7 @@ fn an_allocation_larger_than_the_device_is_sealed_and_read_by_ranges() {
         scope.spawn(|| read(&sealed, &[0, 2, 4, 6]));
         scope.spawn(|| read(&also, &[6, 4, 2, 0]));
     });
-    // More at once than there is; and all of it, piece by piece.
+    // More parts at once than the device has; and then all of it, piece by piece.
     let refused = sealed.pin(Access::Read).unwrap_err();
     let Error::DeviceFull { tier, free, asked, .. } = &refused else { panic!("{refused}") };
     assert_eq!((&**tier, *free, *asked), ("device", Bytes::mib(32), Bytes::new(LARGE)));

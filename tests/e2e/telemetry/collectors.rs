@@ -1,4 +1,4 @@
-//! Collectors that are real, and such as are away, slow or silent: no call ever waits for one.
+//! Real collectors, and collectors that are missing, slow or silent: no call ever waits for one.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use vramd_tests::{
 
 use super::{measured, scrape, sum};
 
-/// Traces everything, so that much is to be sent.
+/// Traces every call, so that there is much to send.
 fn sending(config: Config, endpoint: &str) -> Config {
     config
         .telemetry(&format!("otlp_endpoint = \"{endpoint}\""))
@@ -84,7 +84,7 @@ fn a_hanging_collector_delays_no_call() {
     let session = daemon.open();
     until("something was sent", || collector.received().exports > 0);
     let list = ListAllocationsRequest { session_id: session.id(), ..Default::default() };
-    // More spans than the queue has room for, each call with two.
+    // More spans than the queue has room for, two for each call.
     let started = Instant::now();
     let mut slowest = Duration::ZERO;
     let mut calls = 0;

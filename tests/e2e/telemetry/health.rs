@@ -1,4 +1,4 @@
-//! `/livez`, `/readyz`, and what the daemon says where it cannot have what `[telemetry]` asks for.
+//! `/livez` and `/readyz`, and the daemon's reports about a `[telemetry]` that it cannot have.
 
 use std::{
     io::Write as _,
@@ -26,7 +26,7 @@ fn a_draining_node_is_live_and_not_ready() {
     assert_eq!(status("/"), 404);
 }
 
-/// More connections than are served at once, none of which ever asks for anything.
+/// More connections than are served at once, none of which ever sends a request.
 #[test]
 fn an_idle_connection_does_not_block_the_endpoint() {
     let daemon = Daemon::start(&measured());

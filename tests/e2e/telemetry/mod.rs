@@ -16,7 +16,7 @@ fn measured() -> Config {
     Config::default().telemetry("prometheus_listen = \"127.0.0.1:0\"")
 }
 
-/// Where the daemon's metrics are, by its log.
+/// The address of the daemon's metrics, by its log.
 fn address(daemon: &Daemon) -> SocketAddr {
     eventually("the daemon says where its metrics are", || {
         let log = daemon.log();
@@ -32,7 +32,7 @@ fn scrape(daemon: &Daemon) -> String {
     answer.body
 }
 
-/// The sum of all series that begin with this.
+/// The sum of all series that begin with this text.
 fn sum(scrape: &str, series: &str) -> f64 {
     let values = scrape.lines().filter(|line| line.starts_with(series));
     values.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()

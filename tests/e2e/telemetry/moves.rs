@@ -1,4 +1,4 @@
-//! What is told of memory that moves, and of who waits for it: to Prometheus and to a collector alike.
+//! Telemetry of moving parts and of waiters: the same for Prometheus and for a collector.
 
 use opentelemetry_proto::tonic::{
     metrics::v1::{Metric, metric::Data, number_data_point::Value},
@@ -34,7 +34,7 @@ pub(super) fn value(scrape: &str, metric: &str, values: &[&str]) -> f64 {
     scrape.lines().filter(is).filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
 }
 
-/// What is told of an event comes with it, and not always before its answer.
+/// The figures of an event are updated with it, and not always before its answer.
 #[track_caller]
 pub(super) fn until_said(daemon: &Daemon, metric: &str, values: &[&str], expected: f64) {
     let mut last = String::new();
@@ -93,7 +93,7 @@ fn moves_and_waits_are_measured_by_kind_and_cause() {
     lies("device", 0, 8);
     lies("host", 0, 0);
 
-    // Out, and in again for a pin; what came is clean, and leaves without being copied.
+    // Out, and back for a pin. The part that came back is clean, and leaves without a copy.
     evict(&daemon, &mut session, id);
     lies("device", 0, 0);
     lies("host", 0, 8);
@@ -116,7 +116,7 @@ fn moves_and_waits_are_measured_by_kind_and_cause() {
     until_said(&daemon, "vramd_pin_wait_seconds_count", &["served"], 1.0);
     assert!(value(&scrape(&daemon), "vramd_pin_wait_seconds_sum", &["served"]) > 0.0);
 
-    // It can only make room for itself: by what it pins.
+    // The session can make room only by its own pinned parts.
     let own = session.allocate(parts(4)).allocation_id;
     pin_words(&session, own, 4);
     let stalled = session.pin(vec![part(id, 0)]);
@@ -126,7 +126,7 @@ fn moves_and_waits_are_measured_by_kind_and_cause() {
     unpin_words(&session, own, 4);
     session.free(own);
 
-    // Another one has the device, but for one part, and knows nothing of pins.
+    // Another session has the device except for one part, and has no pins.
     until("it is gone", || daemon.state().charged() == 0);
     let mut other = daemon.open();
     let theirs = other.allocate(parts(3)).allocation_id;
@@ -212,7 +212,7 @@ fn a_pins_span_links_to_the_moves_that_it_waited_for() {
         let moved = daemon.admin.in_trace(OPERATOR_S_PARENT).move_parts(evict.clone()).ok();
         moved.parts.iter().all(|part| part.outcome() == MoveOutcome::Moved)
     });
-    // Below what was decided for the operator.
+    // A child of the span of the operator's request.
     let out = received(&collector, "both parts' way out", |received| {
         let moves = named(received, OPERATOR_S, "move");
         let moved: Vec<_> = moves
@@ -225,7 +225,7 @@ fn a_pins_span_links_to_the_moves_that_it_waited_for() {
         assert_eq!(attribute(&span.attributes, "vramd.migration.direction"), "out");
         assert_eq!(attribute(&span.attributes, "vramd.migration.cause"), "operator");
     }
-    received(&collector, "what was decided", |received| {
+    received(&collector, "the decision", |received| {
         let decisions = named(received, OPERATOR_S, "decide");
         let is_below = |span: &Span| decisions.iter().any(|decision| decision.span_id == span.parent_span_id);
         out.iter().all(is_below).then_some(())
@@ -249,7 +249,7 @@ fn a_pins_span_links_to_the_moves_that_it_waited_for() {
         assert!(span.end_time_unix_nano <= pin.end_time_unix_nano, "it waited for its end");
     }
 
-    // Now another has the room.
+    // Now another session has the room.
     let mut others = client.allocate(AllocationRequest::new(Bytes::mib(8)).part_size(Bytes::mib(2))).unwrap();
     others.unpin().unwrap();
     until_away(&daemon, id);
@@ -267,7 +267,7 @@ fn a_pins_span_links_to_the_moves_that_it_waited_for() {
     nothing_is_left(&daemon);
 }
 
-/// The pin of that number, and the moves that it links to.
+/// The span of the pin with this number, and the moves that it links to.
 #[track_caller]
 fn linked(collector: &Collector, number: usize) -> (Span, Vec<Span>) {
     received(collector, "the pin and what it waited for", |received| {

@@ -1,4 +1,5 @@
-//! What is held and serves nobody: beyond what was asked for, and kept in sizes that nobody asks for.
+//! Fragmentation: charged bytes beyond the requested ones, and cached and pinned free memory in sizes that no request
+//! has.
 
 use vramd_proto::v1::AllocationSpec;
 use vramd_tests::{
@@ -30,7 +31,7 @@ fn fragmentation_counts_rounding_and_cached_extents() {
     let mut session = daemon.open();
     let tenant = session.tenant().to_owned();
     let whole = session.allocate(spec(36 * MIB)).allocation_id;
-    assert_eq!(value(&scrape(&daemon), INTERNAL, &[&tenant]), 0.0, "what is whole has nothing beyond");
+    assert_eq!(value(&scrape(&daemon), INTERNAL, &[&tenant]), 0.0, "a whole part has no bytes beyond");
     let odd = [5 * MIB + 1, 16 * MIB - 1].map(|size| session.allocate(spec(size)).allocation_id);
     assert_eq!(value(&scrape(&daemon), INTERNAL, &[&tenant]), (MIB - 1 + 1) as f64);
     let large = AllocationSpec { part_size_bytes: 24 * MIB, ..spec(24 * MIB) };
@@ -41,7 +42,7 @@ fn fragmentation_counts_rounding_and_cached_extents() {
         assert_eq!(session.free(id).still_charged_bytes, 0);
     }
     let scrape = scrape(&daemon);
-    assert_eq!(value(&scrape, INTERNAL, &[]), 0.0, "what is cached is nobody's allocation");
+    assert_eq!(value(&scrape, INTERNAL, &[]), 0.0, "a cached extent belongs to no allocation");
     assert_eq!(value(&scrape, POOL, &["device"]), mib(36 + 24 + 6 + 16));
     assert_eq!(value(&scrape, EXTERNAL, &["device", "smaller"]), mib(4 + 6), "the last parts");
     assert_eq!(value(&scrape, EXTERNAL, &["device", "larger"]), mib(24));
@@ -62,7 +63,7 @@ fn pinned_free_memory_of_other_sizes_becomes_pieces_on_demand() {
     until_said(&daemon, POOL, &["host"], 0.0);
     session.free(id);
     until_said(&daemon, EXTERNAL, &["host", "0", "larger"], mib(16));
-    assert_eq!(value(&scrape(&daemon), REBUILDS, &[]), 0.0, "nobody has wanted a piece");
+    assert_eq!(value(&scrape(&daemon), REBUILDS, &[]), 0.0, "no request has wanted a piece");
 
     let (mut other, id) = written(&daemon, 4);
     evict(&daemon, &mut other, id);

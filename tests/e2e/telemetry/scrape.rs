@@ -1,4 +1,4 @@
-//! `/metrics`: what it says is what operators see, and a real Prometheus takes it.
+//! `/metrics`: its figures are those of operators, and a real Prometheus takes it.
 
 use vramd::telemetry::metrics;
 use vramd_proto::v1::Hello;
@@ -66,13 +66,13 @@ fn every_family_is_documented_and_none_overflows() {
         scrape.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" gauge")).collect();
     let of_gauge = |line: &&str| gauges.iter().any(|gauge| line.starts_with(&format!("{gauge}{{")));
     let zero = scrape.lines().filter(of_gauge).filter(|line| line.ends_with(" 0"));
-    // A level is one at normal too.
+    // A level has a series at normal, too.
     let zero: Vec<_> = zero.filter(|line| !line.starts_with("vramd_pressure_level{")).collect();
     assert!(zero.is_empty(), "{zero:?}");
     assert_eq!(sum(&scrape, "vramd_invariant_violations_total"), 0.0);
 }
 
-/// Of each scope one: a channel, one item of a batch, and a call by somebody who may not.
+/// One refusal of each scope: a channel, one item of a batch, and a call by a user without permission.
 #[test]
 fn refusals_are_counted_by_reason_and_scope() {
     let daemon = Daemon::start(&measured());

@@ -1,4 +1,4 @@
-//! A caller's trace goes on in the daemon, and says what was decided.
+//! A caller's trace continues in the daemon, and contains its decisions.
 
 use opentelemetry_proto::tonic::trace::v1::Span;
 use tokio::runtime;
@@ -19,7 +19,7 @@ fn sending(collector: &Collector) -> Config {
     Config::default().telemetry(&endpoint).telemetry("export_interval_ms = 200")
 }
 
-/// The first thing received that is looked for.
+/// The first received item that matches.
 #[track_caller]
 pub(super) fn received<T>(collector: &Collector, what: &str, look: impl Fn(&Received) -> Option<T>) -> T {
     eventually(what, || look(&collector.received()))
@@ -95,14 +95,14 @@ fn pins_and_revocations_are_in_their_callers_traces() {
     weights.unpin().unwrap();
     let target = Some(Target::AllocationId(weights.id().get()));
     let revoke = |parent: Option<&'static str>| {
-        // What is on its way counts as pinned.
+        // A mapping in flight counts as pinned.
         until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
         let admin = parent.map_or_else(|| daemon.admin.clone(), |parent| daemon.admin.in_trace(parent));
         admin.revoke_mappings(RevokeMappingsRequest { target: target.clone(), ..Default::default() }).ok()
     };
 
     revoke(Some(OPERATOR_S_PARENT));
-    let told = received(&collector, "what the client was told", |received| {
+    let told = received(&collector, "the answer that the client got", |received| {
         let told = named(received, OPERATOR_S, "revoke");
         let parts = told.iter().filter_map(|span| number(&span.attributes, "vramd.revocation.unmapped"));
         (parts.sum::<f64>() == 3.0).then_some(told)
@@ -135,7 +135,7 @@ fn pins_and_revocations_are_in_their_callers_traces() {
         assert_eq!(hex(&pin.parent_span_id), "b7ad6b7169203331");
         assert_eq!(number(&pin.attributes, "vramd.pin.parts"), Some(3.0));
         assert!(number(&pin.attributes, "vramd.pin.waited_seconds").unwrap() > 0.0);
-        // The client may say that it has all before the daemon does.
+        // The client may report that it has all parts before the daemon does.
         let outcome = attribute(&pin.attributes, "vramd.decision.outcome");
         assert!(matches!(outcome, "granted" | "ended"), "{outcome}");
         revoke(None);
@@ -190,7 +190,7 @@ fn metrics_and_logs_name_their_service() {
     received(&collector, "the first line of all", |received| {
         received.logs.iter().find(|record| line(record) == "vramd starts").cloned()
     });
-    // Of sending nothing is sent.
+    // Exports themselves are not traced.
     let own =
         collector.received().logs.iter().filter(|record| line(record).contains("telemetry sent")).count();
     assert_eq!(own, 0);

@@ -1,5 +1,5 @@
-//! Clients that are killed in the middle of a move: the operator is told what came of it, nothing is left of them, and who
-//! lives beside them has every byte.
+//! Clients that are killed in the middle of a move: the operator gets an outcome, the client leaves nothing, and its
+//! neighbour keeps every byte.
 
 use vramd_proto::v1::{MoveCause, MoveOutcome as Outcome, MoveState, Tier, move_event::Change};
 use vramd_tests::{Config, Daemon, MIB_2, Probe, config::Effect, content, digest, is_root, wait::until};
@@ -9,7 +9,7 @@ use crate::moves::{
     operators::write_backs::writing_back, outcomes, tiers, until_held,
 };
 
-/// Holds 2 MiB, as another tenant where the tests run as root.
+/// A client with 2 MiB, of another tenant if the tests run as root.
 struct Neighbour(Probe);
 
 impl Neighbour {
@@ -21,7 +21,7 @@ impl Neighbour {
         Self(probe)
     }
 
-    /// Once nothing is left but what is its own.
+    /// Ends the neighbour once nothing but its own memory is left.
     fn leaves_unharmed(mut self, daemon: &Daemon) {
         until("nothing else is left", || {
             let state = daemon.state();
@@ -33,10 +33,10 @@ impl Neighbour {
     }
 }
 
-/// Where the daemon is when the client dies.
+/// The daemon's step at which the client dies.
 struct Step {
     name: &'static str,
-    /// What takes its time there: the nth of these.
+    /// The driver's operation that is delayed, and which one of them.
     slow: (&'static str, u64),
     reached: fn(&Daemon) -> bool,
 }
@@ -52,12 +52,12 @@ fn slow(on: &'static str, nth: u64) -> Config {
     tiers("8MiB", "8MiB").fault(on, nth, Effect::DelayMs(2000))
 }
 
-/// Whether a part is under way towards that tier, in that state.
+/// Whether a part moves to that tier, in that state.
 fn is(daemon: &Daemon, tier: Tier, state: MoveState) -> bool {
     listed(daemon).moves.iter().any(|it| (it.tier(), it.state()) == (tier, state))
 }
 
-/// Whether that has come of the second part.
+/// Whether the move of the second part has ended so.
 fn second_is(daemon: &Daemon, tier: Tier, change: Change) -> bool {
     let ended = listed(daemon).ended;
     ended.iter().any(|it| {
@@ -118,12 +118,12 @@ fn a_client_is_killed_before_it_unmaps() {
     let session = probe.ask("open pins")["session"].as_u64().unwrap();
     let id = probe.ask("allocate 2097152")["allocation"].as_u64().unwrap();
     let neighbour = Neighbour::new(&daemon);
-    // It does not read what it is sent.
+    // The client does not read its channel.
     let evicting = moving(&daemon, id, Tier::Host);
     until("it was told to unmap", || daemon.log().contains("revoke sent"));
     assert!(!evicting.is_answered());
     probe.kill();
-    // Whether its channel or its process is seen to end first is the kernel's choice.
+    // The kernel decides whether the daemon sees the end of the channel or of the process first.
     match first(&evicting.ok()) {
         (Outcome::Freed, []) => {}
         (Outcome::Silent, [silent]) if *silent == session => {}
@@ -132,7 +132,7 @@ fn a_client_is_killed_before_it_unmaps() {
     neighbour.leaves_unharmed(&daemon);
 }
 
-/// It wants the part where it is, and what has begun to be copied must end first.
+/// The client pins the part where it is. The copy that has begun must end first.
 #[test]
 fn a_client_is_killed_while_its_copy_is_cancelled() {
     let daemon = Daemon::start(&slow("copy", 1));
@@ -149,7 +149,8 @@ fn a_client_is_killed_while_its_copy_is_cancelled() {
     neighbour.leaves_unharmed(&daemon);
 }
 
-/// The first two of each are the allocation's or the way out, and the third device's is its neighbour's.
+/// The first two operations of each kind are those of the allocation or of the way out. The third device's is the
+/// neighbour's.
 fn ways_in() -> [Step; 2] {
     [
         Step {
@@ -195,7 +196,7 @@ fn a_client_is_killed_while_its_pin_fetches() {
         until(step.name, || (step.reached)(&daemon));
         probe.kill();
         neighbour.leaves_unharmed(&daemon);
-        // The latest first.
+        // The latest move comes first.
         let ended = listed(&daemon).ended.into_iter().filter(|it| it.tier() == Tier::Device);
         let ended: Vec<_> = ended.map(|it| (it.cause(), it.outcome(), it.detail)).collect();
         let by_its_pin = |outcome| (MoveCause::Demand, outcome, String::new());

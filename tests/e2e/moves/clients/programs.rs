@@ -1,4 +1,4 @@
-//! Memory of a program that pins what it uses: the SDK does what the daemon asks, whatever the test does meanwhile.
+//! Memory of a program that pins what it uses: the SDK answers the daemon, whatever the test does meanwhile.
 
 use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client};
 use vramd_proto::v1::{MoveCause, PartRef, Tier, move_event::Change};
@@ -8,7 +8,8 @@ use crate::moves::{
     disk::tier::until_held, nothing_is_left, operators::list::listed, pins::fetch::connect, said,
 };
 
-/// So many parts of 2 MiB, written. What is on its way to its client counts as used, so the daemon has heard that all is there.
+/// Allocates parts of 2 MiB and writes them. Waits until the daemon knows that all are mapped, since a mapping in
+/// flight counts as used.
 pub(crate) fn letting_go(daemon: &Daemon, client: &Client, count: u64) -> Allocation {
     let request = AllocationRequest::new(Bytes::new(count * MIB_2)).part_size(Bytes::new(MIB_2));
     let mut memory = client.allocate(request).unwrap();
@@ -19,7 +20,7 @@ pub(crate) fn letting_go(daemon: &Daemon, client: &Client, count: u64) -> Alloca
     memory
 }
 
-/// Looks at every byte, a part at a time: all of them together may be more than there is room for.
+/// Compares every byte, one part at a time: the device may not have room for all parts at once.
 #[track_caller]
 pub(crate) fn is_intact(memory: &Allocation, count: u32) {
     let written = content(u64::from(count) * MIB_2, memory.id().get());
@@ -36,7 +37,7 @@ pub(crate) fn lies(daemon: &Daemon, memory: &Allocation) -> Vec<String> {
     tiers_of(daemon, &memory.id().to_string())
 }
 
-/// The same of an allocation by its id.
+/// The same for an allocation by its id.
 #[track_caller]
 pub(crate) fn tiers_of(daemon: &Daemon, id: &str) -> Vec<String> {
     let shown = said(daemon, &["alloc", "show", id]);
@@ -44,13 +45,13 @@ pub(crate) fn tiers_of(daemon: &Daemon, id: &str) -> Vec<String> {
     parts.iter().map(|part| part["tier"].as_str().expect("a tier").to_owned()).collect()
 }
 
-/// Once nobody uses it: that a pin has ended comes by another socket.
+/// Evicts the allocation, once the daemon knows that its pins have ended, which arrives on another socket.
 #[track_caller]
 pub(crate) fn send(daemon: &Daemon, memory: &Allocation, to: &str) {
     send_by_id(daemon, &memory.id().to_string(), to);
 }
 
-/// The same of an allocation by its id.
+/// The same for an allocation by its id.
 #[track_caller]
 pub(crate) fn send_by_id(daemon: &Daemon, id: &str, to: &str) {
     until("it goes there", || {
@@ -68,7 +69,8 @@ pub(crate) fn away(daemon: &Daemon, client: &Client, tier: &str) -> Allocation {
     wanted
 }
 
-/// A program pins what lies below its device, which another's parts fill: no byte is lost on either side, and nothing is left at the end.
+/// A program pins a part that lies below its device, which another program's parts fill. Neither loses a byte, and
+/// nothing is left at the end.
 #[track_caller]
 pub(crate) fn comes_to_a_full_device(
     daemon: &Daemon,
@@ -89,7 +91,7 @@ pub(crate) fn comes_to_a_full_device(
     nothing_is_left(daemon);
 }
 
-/// Parts that were to leave for who wants the room, and could not go to that tier.
+/// Victims that could not leave for that tier.
 #[track_caller]
 pub(crate) fn stayed(daemon: &Daemon, tier: Tier, why: &str) -> Vec<PartRef> {
     let ended = listed(daemon).ended.into_iter();
@@ -99,7 +101,7 @@ pub(crate) fn stayed(daemon: &Daemon, tier: Tier, why: &str) -> Vec<PartRef> {
     failed.filter_map(|it| it.part).collect()
 }
 
-/// Of two parts the one that could not leave, and the other one that did.
+/// Of two parts, the victim that could not leave and the one that left.
 #[track_caller]
 pub(crate) fn other_one_left(daemon: &Daemon, there: &Allocation, stayed: &[PartRef], tier: &str) {
     let [lacking] = stayed else { panic!("one could not leave: {:?}", listed(daemon)) };

@@ -1,4 +1,4 @@
-//! Sealed memory that several processes map: all of them let go of it, or who does not is named.
+//! Sealed memory that several processes map: all of them unmap it, or the operator learns which one does not.
 
 use rustix::process::Signal;
 use vramd_proto::v1::{FreeAllocationRequest, SessionState, Tier, free_allocation_request::Target};
@@ -9,7 +9,7 @@ use crate::moves::{Outcome, moving, nothing_is_left, outcomes, tiers, until_held
 const SIZE: u64 = 6 << 20;
 const PARTS: usize = 3;
 
-/// What its owner wrote and sealed, and three others attached: none of them holds it. The owner is the first.
+/// Memory that the owner wrote and sealed, and three other processes attached unpinned. The owner is the first.
 fn shared(daemon: &Daemon) -> (Vec<Probe>, Vec<u64>, u64) {
     let mut owner = daemon.probe();
     let mut sessions = vec![owner.ask("sdk open")["session"].as_u64().unwrap()];
@@ -37,7 +37,7 @@ fn has_every_byte(probe: &mut Probe) {
     assert_eq!(probe.ask("sdk pinned-digest 0")["digest"], digest(&content(SIZE, 11)));
 }
 
-/// That a pin call has ended comes by another socket, so it may have to be asked again.
+/// The end of a pin call arrives on another socket, so the operator may have to repeat the request.
 #[track_caller]
 fn leaves(daemon: &Daemon, allocation: u64) {
     until("it leaves", || outcomes(&moving(daemon, allocation, Tier::Host).ok()) == [Outcome::Moved; PARTS]);
@@ -50,7 +50,7 @@ fn all_readers_unmap_and_only_a_stopped_one_is_reported() {
     let (mut probes, sessions, id) = shared(&daemon);
     assert_eq!(mappings(&probes), [PARTS; 4]);
     leaves(&daemon, id);
-    assert_eq!(mappings(&probes), [0; 4], "nobody maps it any more");
+    assert_eq!(mappings(&probes), [0; 4], "no session maps it any longer");
     assert_eq!(daemon.state().allocation(id).unwrap().mapper_count, 0);
     probes.iter_mut().for_each(has_every_byte);
     until_held(&daemon, 6, 6);

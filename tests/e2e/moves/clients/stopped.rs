@@ -1,4 +1,4 @@
-//! Clients that go on pinning while their parts move, or stop in the middle of it.
+//! Clients that go on pinning while their parts move, or are stopped in the middle of a move.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -14,7 +14,7 @@ use vramd_tests::{
 
 use crate::moves::{first, held, moving, nothing_is_left, outcomes, request, tiers, until_held};
 
-/// A client process by way of the SDK, which unmaps what it is told to: two parts that it does not hold.
+/// A client process that uses the SDK and has two unpinned parts.
 pub(crate) fn client(daemon: &Daemon) -> (Probe, u64) {
     let mut probe = daemon.probe();
     probe.ask("sdk open");
@@ -35,7 +35,7 @@ fn two_processes_pin_repeatedly_while_an_operator_moves_their_parts() {
         for id in &ids {
             let evicted = daemon.admin.move_parts(request(*id, Tier::Host)).ok();
             left += outcomes(&evicted).into_iter().filter(|outcome| *outcome == Outcome::Moved).count();
-            // Where what has left was not given back yet, there is no room for a moment.
+            // Until the driver has returned the memory of a part that left, there is no room for a moment.
             until("all of it has come", || {
                 let brought = outcomes(&daemon.admin.move_parts(request(*id, Tier::Device)).ok());
                 let has_come = |outcome: &Outcome| *outcome == Outcome::Moved;
@@ -45,7 +45,7 @@ fn two_processes_pin_repeatedly_while_an_operator_moves_their_parts() {
         }
     }
     for mut probe in probes {
-        // It ends with an error, or by a signal, where a byte is not what it wrote, or is not there.
+        // The process ends with an error or by a signal if a byte differs or is missing.
         let pins = probe.listen("sdk pin-for")["pins"].as_u64().unwrap();
         assert!(pins > 30, "{pins}");
         probe.leave();
@@ -54,7 +54,7 @@ fn two_processes_pin_repeatedly_while_an_operator_moves_their_parts() {
     nothing_is_left(&daemon);
 }
 
-/// Together they have more than the device. Whoever pins waits until the operator takes what the other does not use.
+/// Together they have more than the device. A pin waits until the operator evicts parts that the other does not use.
 #[test]
 fn two_processes_share_a_device_that_has_no_room_for_both() {
     let daemon = Daemon::start(&tiers("6MiB", "16MiB"));
@@ -78,7 +78,7 @@ fn two_processes_share_a_device_that_has_no_room_for_both() {
                 }
             }
         });
-        // It ends with an error where a byte is not what it wrote, and not at all where a pin is never served.
+        // The process ends with an error if a byte differs, and does not end if a pin is never served.
         let pins = probes.iter_mut().map(|probe| probe.listen("sdk pin-for")["pins"].as_u64());
         let pins = pins.collect();
         over.store(true, Ordering::Relaxed);
@@ -104,9 +104,9 @@ fn a_stopped_client_keeps_its_part_and_is_reported() {
     assert_eq!(first(&answer), (Outcome::Silent, &[session][..]));
     until_held(&daemon, 4, 4);
     assert_eq!(daemon.state().sessions[0].state(), SessionState::Silent);
-    // Again, and at once: it is known by now.
+    // Again, and at once: the daemon knows it by now.
     assert_eq!(first(&moving(&daemon, id, Tier::Host).ok()).0, Outcome::Silent);
-    // Nobody else waits for it.
+    // No other session waits for it.
     let (other, theirs) = client(&daemon);
     assert_eq!(first(&moving(&daemon, theirs, Tier::Host).ok()).0, Outcome::Moved);
     other.leave();

@@ -1,4 +1,4 @@
-//! By what the disk is read and written, and where io_uring is not to be had.
+//! The engines that read and write the disk, and nodes where io_uring is not available.
 
 use std::fs;
 
@@ -12,10 +12,10 @@ use crate::moves::{
     said, tiers,
 };
 
-/// io_uring where the kernel has it, and what is in its place elsewhere.
+/// io_uring where the kernel has it, and the engine that replaces it elsewhere.
 pub(crate) const ENGINES: [&str; 2] = ["auto", "threads"];
 
-/// What the daemon says that it reads and writes by.
+/// The engine that the daemon's log names.
 #[track_caller]
 pub(crate) fn engine_of(daemon: &Daemon) -> String {
     let log = daemon.log();
@@ -23,7 +23,7 @@ pub(crate) fn engine_of(daemon: &Daemon) -> String {
     word.expect("it says what disk it has").to_owned()
 }
 
-/// As in a container whose system calls are filtered.
+/// As in a container that filters system calls.
 fn without_uring() -> Home {
     Home::new().with_filter(Filter::Refused(libc::SYS_io_uring_setup))
 }

@@ -1,5 +1,5 @@
-//! A disk that has no room, or fails, when somebody's pin needs the room of what is to go there; and batches for which there is
-//! none in any tier.
+//! A disk that is full or fails while a pin needs the room of a victim that is to go there, and batches that no tier
+//! has room for.
 
 use tonic::Code;
 use vramd_proto::v1::{AllocationSpec, SetQuotaRequest, Tier};
@@ -17,7 +17,8 @@ use crate::moves::{
     tiers, written,
 };
 
-/// What becomes of the second part that is to go to disk, and of so many behind it: there is no room for its file, or it cannot be written.
+/// Two daemons on which the second part that goes to disk fails, and those after it up to the count: the disk has no
+/// room for its file, or cannot write it.
 fn flaws(config: &Config, count: u64) -> [(Config, &'static str); 2] {
     let broken = || Effect::Fail("an error of the disk".to_owned());
     let nths = 2..2 + count;
@@ -51,21 +52,22 @@ fn a_pin_waits_while_no_victim_can_go_to_disk() {
     }
 }
 
-/// The pin, and a batch, that do not wait for ever.
+/// The pin and the batch have a deadline.
 #[test]
 fn a_pin_times_out_while_the_disk_is_full_and_succeeds_later() {
     let config = tiers("4MiB", "0").disk("16MiB").limit("survey_interval_ms = 100");
     for (config, why) in flaws(&config, 12) {
         let daemon = Daemon::start(&config);
-        // Else it would be its tenant's limit that a batch is short of.
+        // Otherwise the batch would meet its tenant's limit.
         daemon.set_quota("team-z", "2MiB", "");
         let (mut session, id) = written(&daemon, 1);
         evict_to(&daemon, &mut [&mut session], id, Tier::Disk);
         until_held(&daemon, [0, 0, 2]);
         let client = connect(&daemon);
         let there = letting_go(&daemon, &client, 1);
-        // Whose pin was seen is not asked before it is seen that it has ended.
-        until("it is asked to leave", || {
+        // The daemon asks no session to unmap while it believes that the session pins. It learns later that the pin has
+        // ended.
+        until("the session is asked to unmap it", || {
             let call = session.pin_within(vec![part(id, 0)], 300);
             let late = session.pin_answer(call).unwrap_err();
             assert_eq!(late.is(Reason::Deadline).code, Code::DeadlineExceeded);
@@ -87,12 +89,12 @@ fn a_pin_times_out_while_the_disk_is_full_and_succeeds_later() {
     }
 }
 
-/// So many parts of 2 MiB, which lie where there is room.
+/// Parts of 2 MiB that may lie in any tier.
 fn unheld(count: u64) -> AllocationSpec {
     AllocationSpec { unheld: true, ..parts(count) }
 }
 
-/// What the host has no room for is asked of the disk.
+/// The daemon asks the disk for the bytes that the host has no room for.
 #[test]
 fn a_batch_without_room_in_any_tier_is_refused_for_the_disk() {
     let tiers = tiers("4MiB", "2MiB").disk("4MiB");

@@ -1,4 +1,4 @@
-//! A daemon that is stopped in the middle of a copy to disk: it leaves none of it, and ends in time, whatever the disk does.
+//! A daemon that stops in the middle of a copy to disk: it leaves no file, and ends in time even if the disk hangs.
 
 use std::{
     path::PathBuf,
@@ -13,12 +13,12 @@ use vramd_tests::{
 
 use crate::moves::{disk::tier::files, moving, operators::list::listed, tiers, unmap_as_told};
 
-/// What a daemon waits for its driver.
+/// How long a daemon waits for its driver.
 const BOUND: Duration = Duration::from_secs(10);
-/// One part.
+/// The size of the one part.
 const SIZE: u64 = 256 * MIB;
 
-/// One whose part is on its way to disk, and so many bytes of it are there.
+/// A daemon that copies a part to disk, with at least this many bytes in the file.
 #[track_caller]
 fn leaving(daemon: &Daemon, seen: impl Fn(u64) -> bool) -> (RawSession, Pending<MovePartsResponse>) {
     let mut session = RawSession::open_with_pins(&daemon.sockets());
@@ -57,7 +57,7 @@ fn a_daemon_stopped_during_a_copy_to_disk_leaves_no_file() {
     }
 }
 
-/// What the kernel was asked to write it never says to be written.
+/// The kernel never completes the daemon's writes.
 #[test]
 fn a_stop_waits_for_a_hanging_disk_only_for_its_time_limit() {
     let home = Home::new().with_filter(Filter::Unanswered(libc::SYS_pwritev2));

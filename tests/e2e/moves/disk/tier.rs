@@ -1,4 +1,4 @@
-//! Memory that goes to the disk and comes back: real files, in a directory that one daemon has for itself.
+//! Memory that goes to disk and comes back: real files, in a directory that one daemon has for itself.
 
 use std::{
     fs,
@@ -27,7 +27,7 @@ use crate::moves::{
     said, tiers, vramctl, written,
 };
 
-/// Bytes of a part.
+/// The size of a part in bytes.
 pub(crate) const PART: usize = 2 << 20;
 
 /// MiB charged on the device, in the host and on disk.
@@ -38,17 +38,17 @@ fn held(daemon: &Daemon) -> [u64; 3] {
 
 #[track_caller]
 pub(crate) fn until_held(daemon: &Daemon, should: [u64; 3]) {
-    until("the books say where it is", || held(daemon) == should);
+    until("the charges are as expected", || held(daemon) == should);
 }
 
-/// Files of extents in the directory.
+/// The files of extents in the directory.
 pub(crate) fn files(home: &Path) -> Vec<PathBuf> {
     let there =
         fs::read_dir(home.join("disk")).expect("it is there").map(|entry| entry.expect("an entry").path());
     there.filter(|path| path.to_string_lossy().contains("vramd-extent-")).collect()
 }
 
-/// So many parts of 2 MiB of which none is held, each written by a pin of its own.
+/// Allocates unpinned parts of 2 MiB, and writes each under a pin of its own.
 pub(crate) fn unheld(client: &Client, count: u32) -> Allocation {
     let request =
         AllocationRequest::new(Bytes::new(u64::from(count) * MIB_2)).part_size(Bytes::new(MIB_2)).unpinned();
@@ -56,7 +56,7 @@ pub(crate) fn unheld(client: &Client, count: u32) -> Allocation {
     let bytes = content(u64::from(count) * MIB_2, memory.id().get());
     for (part, bytes) in (0..count).zip(bytes.chunks(PART)) {
         let mut pinned = memory.pin_parts(part..part + 1, Access::Write).expect("it is brought in");
-        assert!(pinned.as_slice().unwrap().iter().all(|byte| *byte == 0), "what nobody has written is zeros");
+        assert!(pinned.as_slice().unwrap().iter().all(|byte| *byte == 0), "unwritten bytes are zeros");
         pinned.as_mut_slice().unwrap().copy_from_slice(bytes);
     }
     memory
@@ -96,7 +96,7 @@ fn a_set_larger_than_device_and_host_survives_a_killed_client() {
     second.flush().unwrap();
     drop((first, second));
     nothing_is_left(&daemon);
-    assert_eq!(files(daemon.home().path()), Vec::<PathBuf>::new(), "what is freed has no file");
+    assert_eq!(files(daemon.home().path()), Vec::<PathBuf>::new(), "a freed part has no file");
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn is_sent_to_disk_and_to_the_host_and_comes_back(engine: &'static str) {
     said(&daemon, &["alloc", "bring-in", &memory.id().to_string()]);
     until_held(&daemon, [4, 0, 4]);
     is_intact(&memory, 2);
-    // From the device to the tier in which it has nothing.
+    // From the device to the tier in which the tenant has no charge.
     send(&daemon, &memory, "host");
     until_held(&daemon, [0, 4, 0]);
     is_intact(&memory, 2);
@@ -137,7 +137,7 @@ fn is_sent_to_disk_and_to_the_host_and_comes_back(engine: &'static str) {
     assert!(status.success() && files(home.path()).is_empty());
 }
 
-/// Also where its client lives on, and metrics served, which live as long as the process.
+/// Also if its client lives on, and if it serves metrics, whose threads live as long as the process.
 #[test]
 fn a_stopped_daemon_leaves_no_file() {
     for telemetry in ["", "prometheus_listen = \"127.0.0.1:0\""] {
@@ -222,14 +222,14 @@ fn a_part_stays_if_the_disk_is_full() {
     nothing_is_left(&daemon);
 }
 
-/// The file of a part: they are the daemon's own, and whoever changes them does what a disk does that has gone bad.
+/// The file of a part. Changing it has the effect of a disk that has gone bad.
 pub(crate) fn file_of(daemon: &Daemon, allocation: u64, part: usize) -> fs::File {
     let content = content((part as u64 + 1) * MIB_2, allocation)[part * PART..].to_vec();
     let file = files(daemon.home().path()).into_iter().find(|path| fs::read(path).expect("ours") == content);
     fs::File::options().read(true).write(true).open(file.expect("the part's")).expect("ours")
 }
 
-/// One byte of the part is another.
+/// Changes one byte of the part.
 fn spoil(daemon: &Daemon, allocation: u64, part: usize) {
     let file = file_of(daemon, allocation, part);
     let mut was = [0];
@@ -272,13 +272,13 @@ fn is_lost_and_nothing_else_is(engine: &'static str) {
     nothing_is_left(&daemon);
 }
 
-/// A part that is cut off is not there at all, and the disk says so.
+/// A truncated part is missing at its end, and the disk says so.
 #[test]
 fn a_truncated_file_loses_the_content_of_its_part_alone() {
     its_second_part_is_lost(|file| file.set_len(8192).expect("it can be cut off"));
 }
 
-/// Of what lies on disk, when that was done to the file of its second part.
+/// Damages the file of the second part of an allocation on disk, and checks that this part alone is lost.
 pub(crate) fn its_second_part_is_lost(damage: impl FnOnce(&fs::File)) {
     let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
     let client = connect(&daemon);
@@ -295,10 +295,10 @@ pub(crate) fn its_second_part_is_lost(damage: impl FnOnce(&fs::File)) {
     nothing_is_left(&daemon);
 }
 
-/// What the disk says of the third of four pieces.
+/// The disk's answer about the third of four pieces.
 pub(crate) const EIO: &str = "from 4194304 on: Input/output error (os error 5)";
 
-/// So many pieces of 2 MiB, which come and go together.
+/// One part of several pieces of 2 MiB, which move together.
 pub(crate) fn in_one_part(daemon: &Daemon, client: &Client, pieces: u64) -> Allocation {
     let size = Bytes::new(pieces * MIB_2);
     let mut memory = client.allocate(AllocationRequest::new(size).part_size(size)).expect("there is room");
@@ -315,7 +315,7 @@ pub(crate) fn has_all(memory: &Allocation, pieces: u64) {
     assert!(pinned.as_slice().unwrap() == content(pieces * MIB_2, memory.id().get()));
 }
 
-/// Nothing says that the bytes are gone: who pins is told that it failed, and the next pin has them.
+/// A failed read does not prove that the bytes are gone: the pin fails, and the next pin has them.
 #[test]
 fn a_failed_read_succeeds_at_the_next_pin() {
     for engine in ENGINES {
@@ -339,7 +339,7 @@ fn fails_once_and_is_there_the_next_time(engine: &'static str) {
     nothing_is_left(&daemon);
 }
 
-/// Long before its call's time is over, and whatever else of it comes.
+/// Long before the call's deadline, and whatever becomes of its other parts.
 #[test]
 fn an_attach_of_damaged_content_is_refused_at_once() {
     let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
@@ -376,7 +376,7 @@ fn a_refused_seal_names_the_lost_part() {
     nothing_is_left(&daemon);
 }
 
-/// Whatever of a client asks for it.
+/// For every request of a client.
 #[test]
 fn lost_content_is_data_loss_on_the_wire() {
     let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
@@ -413,7 +413,7 @@ pub(crate) fn heard(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// A start and a check end with that, each naming the line of the field.
+/// Both a start and a check end with this text, and name the line of the field.
 #[track_caller]
 pub(crate) fn refused(home: &Home, status: i32, field: &str, why: &str) {
     let line = if field == "disk.size" { "vramd.toml:8:8: " } else { "vramd.toml:7:13: " };
@@ -454,7 +454,7 @@ fn an_unusable_directory_ends_the_start_with_line_and_field() {
     refused(&other, 4, "disk.directory", &format!("is in use by another daemon (process {})", held.pid()));
     let (status, home) = held.stop();
     assert!(status.success());
-    // Of one that has ended nothing is left that would be in anybody's way.
+    // A daemon that has ended leaves no file that is in the way of the next.
     assert!(home.command().arg("--check").output().unwrap().status.success());
 }
 
@@ -477,7 +477,7 @@ fn a_disk_needs_a_directory_and_a_size() {
     }
 }
 
-/// Where there is none the tier is refused by name, as before.
+/// A node without the tier refuses it by name.
 #[test]
 fn a_node_without_a_disk_refuses_moves_to_disk() {
     let daemon = Daemon::start(&Config::devices(&["8MiB"]).memory("host_size = \"8MiB\""));

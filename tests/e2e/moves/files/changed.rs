@@ -1,4 +1,4 @@
-//! Files that are changed all the same, while they are loaded or later, and who meets that.
+//! Immutable files that are changed all the same, during their load or later, and the requests that meet the change.
 
 use std::{
     fs::File,
@@ -19,12 +19,12 @@ use crate::moves::{
     said,
 };
 
-/// A load reads its file a moment later than it opens it.
+/// A load reads its file a moment after it opens it.
 fn slow(models: &Models) -> Config {
     node("16MiB", models).fault("digest", 1, Effect::DelayMs(4000))
 }
 
-/// What comes of a load, when that was done to its file before it was read.
+/// The result of a load whose file was changed so before the daemon read it.
 fn loaded_while(
     daemon: &Daemon,
     client: &Client,
@@ -53,12 +53,12 @@ fn a_file_truncated_during_its_load_is_refused_and_leaves_nothing() {
     nothing_is_left(&daemon);
     let file = path.to_str().unwrap();
     until("the daemon has closed it", || fds_by_kind(daemon.pid()).keys().all(|kind| kind != file));
-    // The next load is one like any other.
+    // The next load succeeds.
     let (path, weights) = models.model("llama", MIB_2);
     is_intact(&load(&client, &path).unwrap(), &weights);
 }
 
-/// Its first chunk is there by then.
+/// The first chunk has been copied by then.
 #[test]
 fn a_file_truncated_during_its_copy_is_refused_and_leaves_nothing() {
     let models = Models::new();
@@ -80,7 +80,7 @@ fn a_file_truncated_during_its_copy_is_refused_and_leaves_nothing() {
     is_intact(&load(&client, &path).unwrap(), &weights);
 }
 
-/// What was read is what was loaded, and nobody is ever served anything else.
+/// The allocation has the bytes that were read, and no other bytes are ever served.
 #[test]
 fn a_file_changed_before_it_is_read_loads_as_changed() {
     let models = Models::new();

@@ -1,4 +1,4 @@
-//! What the kernel says of files: one on fs-verity never changes, and any other may.
+//! The kernel's word about files: one on fs-verity never changes, any other may.
 
 use std::{fs, path::Path, process::Command};
 
@@ -32,7 +32,7 @@ fn an_ordinary_file_is_mutable_if_only_verity_counts() {
     nothing_is_left(&daemon);
 }
 
-/// A small file system that has it, mounted there.
+/// Mounts a small file system with fs-verity.
 fn mounts(image: &Path, there: &Path) -> String {
     let (image, there) = (image.display(), there.display());
     format!(
@@ -68,7 +68,7 @@ fn a_verity_file_is_loaded_in_place_from_any_path() {
     fs::create_dir(&there).unwrap();
     config().write(home.path());
     let daemon = Daemon::start_in(home.with_mounts(mounts(&image, &there)));
-    // As the daemon sees it, which alone does.
+    // The daemon alone sees this mount.
     let seen =
         Path::new("/proc").join(daemon.pid().to_string()).join("root").join(there.strip_prefix("/").unwrap());
     let weights = content(2 * MIB_2, 7);

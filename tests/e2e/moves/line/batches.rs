@@ -1,4 +1,4 @@
-//! Batches of allocations that wait for room: until there is some, until their time is over, or until nobody wants them.
+//! Batches of allocations that wait for room: until they get it, until their deadline, or until their session leaves.
 
 use std::{
     thread,
@@ -23,9 +23,9 @@ use crate::moves::{
     tiers, unpin_words, until_held, written,
 };
 
-/// Longer than any of these tests waits for anything.
+/// Longer than any of these tests waits.
 const LONG_MS: u64 = 200_000;
-/// How much later than its time a refusal may come to be one at its time.
+/// How late a refusal at a deadline may be.
 const LATE: Duration = Duration::from_secs(10);
 
 fn batch(session: &RawSession, count: u64, wait_ms: u64) -> Pending<AllocateBatchResponse> {
@@ -41,10 +41,10 @@ fn served(session: &mut RawSession, batch: Pending<AllocateBatchResponse>) -> u6
 
 #[track_caller]
 fn until_wait(daemon: &Daemon, count: usize) {
-    until("so many wait", || all_waits(daemon).len() == count);
+    until("this many wait", || all_waits(daemon).len() == count);
 }
 
-/// Two parts of those who know nothing of pins, so that nothing takes them away: all there is.
+/// Two parts of a session without pins, which therefore never leave. They fill the device.
 fn filled(daemon: &Daemon) -> (RawSession, [u64; 2]) {
     let mut other = daemon.open();
     let ids = [(); 2].map(|()| other.allocate(parts(1)).allocation_id);
@@ -98,7 +98,7 @@ fn a_batch_does_not_overtake_a_pin() {
         !waiting.is_answered() && all_waits(&daemon).len() == 1
     });
     unpin_words(&pinner, id, 2);
-    // Once it is seen that nobody pins them.
+    // Once the daemon knows that no session pins them.
     let revoke = pinner.receive_revoke();
     assert_eq!(revoke.parts.len(), 1, "as much as the batch wants");
     pinner.unmap_parts(revoke.parts);
@@ -117,7 +117,7 @@ fn a_pin_does_not_overtake_a_batch() {
     evict(&daemon, &mut pinner, id);
     until_held(&daemon, 0, 2);
     let (mut other, ids) = filled(&daemon);
-    // What it has stays until it frees it.
+    // The session keeps its memory until it frees it.
     let mut session = daemon.open();
     let waiting = batch(&session, 2, LONG_MS);
     until_wait(&daemon, 1);
@@ -144,7 +144,7 @@ fn a_pin_does_not_overtake_a_batch() {
 fn a_batch_is_refused_at_its_deadline_and_not_before() {
     let daemon = Daemon::start(&tiers("6MiB", "8MiB"));
     let (mut other, ids) = filled(&daemon);
-    // Else it would be its tenant's limit that it is short of.
+    // Otherwise the batch would meet its tenant's limit.
     daemon.set_quota("team-z", "2MiB", "");
     let session = RawSession::open_with_pins(&daemon.sockets());
     let client = connect(&daemon);
@@ -180,12 +180,12 @@ fn a_session_that_loses_its_channel_or_process_leaves_the_line() {
     assert!(matches!(&wait.what, Some(What::Batch(of)) if of.session_id == probes), "{wait:?}");
     probe.kill();
     until_wait(&daemon, 0);
-    // Nothing is made for who has gone.
+    // The daemon makes nothing for a session that has ended.
     ids.into_iter().for_each(|id| _ = other.free(id));
     nothing_is_left(&daemon);
 }
 
-/// As with any request: what was asked for is done, and who asks again under its id is told.
+/// As with any request: the batch is done, and a repeated request gets its answer.
 #[test]
 fn a_caller_that_hangs_up_finds_its_batch_still_in_the_line() {
     let daemon = Daemon::start(&tiers("4MiB", "8MiB"));
@@ -251,8 +251,8 @@ fn a_task_that_stops_waiting_does_not_block_the_release() {
     });
     assert!(given_up, "there is no room for it");
     drop(own);
-    // Room for it comes only later.
-    until("what was dropped after it is freed", || daemon.state().charged() == MIB_2);
+    // Room comes only later.
+    until("memory dropped after it is freed", || daemon.state().charged() == MIB_2);
     other.free(theirs);
     drop(client);
     nothing_is_left(&daemon);

@@ -1,4 +1,4 @@
-//! Beside what operators move in bulk, which nobody waits for: who waits has its bytes copied first.
+//! Demand copies go before bulk moves of operators, for which no client waits.
 
 use vramd_proto::v1::{Tier, WriteBackPartsRequest, write_back_parts_request};
 use vramd_tests::{Daemon, MIB, MIB_2, RawSession, config::Config, content, digest, wait::until};
@@ -10,7 +10,7 @@ use crate::moves::{
 
 const MANY: u64 = 24;
 
-/// Slow enough that many parts take three seconds.
+/// A link that is slow enough for many parts to take three seconds.
 fn slow(device: &str) -> Config {
     tiers(device, "256MiB").link("16MiB")
 }
@@ -21,7 +21,7 @@ fn has_begun(daemon: &Daemon) {
     });
 }
 
-/// It holds what was written, and is unprotected again.
+/// Checks the part's content, and ends its pin call.
 #[track_caller]
 fn answered(session: &mut RawSession, call: u64) {
     session.pin_answer(call).unwrap();
@@ -40,7 +40,7 @@ fn a_pin_does_not_wait_for_an_operators_fetches() {
     let call = b.pin(vec![part(one, 0)]);
     answered(&mut b, call);
     assert!(!bulk.is_answered(), "it came in beside them");
-    // Nor for those of the bulk that come before it.
+    // Nor does the pin wait for parts of the bulk that arrive before it.
     let last = u32::try_from(MANY).unwrap() - 1;
     let call = a.pin(vec![part(many, last)]);
     answered(&mut a, call);
@@ -70,7 +70,7 @@ fn a_waiter_does_not_wait_for_write_backs() {
     let bulk = daemon.admin.write_back_parts(WriteBackPartsRequest { target, ..Default::default() });
     has_begun(&daemon);
     let call = b.pin(vec![part(wanted, 0)]);
-    // The oldest leaves.
+    // The least recently used part leaves.
     let revoke = victim.receive_revoke();
     victim.unmap_parts(revoke.parts);
     answered(&mut b, call);

@@ -1,4 +1,4 @@
-//! Who keeps pins and asks for more may wait for who waits for it.
+//! Clients that keep pins and ask for more can wait for each other.
 
 use vramd_proto::v1::wait::What;
 use vramd_tests::{Daemon, MIB_2, Probe, content, digest, wait::until};
@@ -6,11 +6,11 @@ use vramd_types::Reason;
 
 use crate::moves::{line::waits::all_waits, nothing_is_left, tiers};
 
-/// A process that has as much as the device.
+/// A process whose memory fills the device.
 fn with_all(daemon: &Daemon, seed: u64) -> (Probe, u64) {
     let mut probe = daemon.probe();
     let session = probe.ask("sdk open")["session"].as_u64().unwrap();
-    // Until it is seen that nobody pins what is there.
+    // Until the daemon knows that no session pins these parts.
     probe.ask(&format!("sdk allocate {} part={MIB_2} wait=60000", 4 * MIB_2));
     probe.ask(&format!("sdk write {seed}"));
     probe.ask("sdk unhold");

@@ -1,4 +1,4 @@
-//! What can never be on its device together is refused at once, and keeps nobody waiting.
+//! Parts that can never be on their device together are refused at once, and block no waiter.
 
 use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client, Error};
 use vramd_tests::{Config, Daemon, MIB, content, digest, wait::until};
@@ -17,7 +17,7 @@ fn request(mib: u32) -> AllocationRequest {
     AllocationRequest::new(Bytes::mib(mib)).part_size(Bytes::mib(2))
 }
 
-/// Memory of so many parts of 2 MiB with content, all of it in the host.
+/// Memory with content in parts of 2 MiB, all of it in the host.
 fn elsewhere(daemon: &Daemon, client: &Client, count: u64) -> Allocation {
     let memory = letting_go(daemon, client, count);
     send(daemon, &memory, "host");
@@ -25,7 +25,7 @@ fn elsewhere(daemon: &Daemon, client: &Client, count: u64) -> Allocation {
 }
 
 fn nobody_waits(daemon: &Daemon) -> bool {
-    said(daemon, &["wait", "list"])["waits"].as_array().expect("those who wait").is_empty()
+    said(daemon, &["wait", "list"])["waits"].as_array().expect("the list of waits").is_empty()
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_pin_set_beyond_the_unguaranteed_room_is_refused() {
     assert_eq!((asked, free), (Bytes::mib(8), Bytes::mib(6)));
     drop(memory.pin_parts(0..3, Access::Read).unwrap());
 
-    // Who waits already is told when it comes to that.
+    // A waiter is refused once its request can no longer fit.
     daemon.set_quota("another", "0", "16MiB");
     send(&daemon, &memory, "host");
     let filler = client.allocate(request(12)).unwrap();

@@ -1,4 +1,4 @@
-//! Parts that are pinned together, and are more than there may be at once.
+//! Pin sets that are larger than their tenant's limit.
 
 use vramd_tests::{Daemon, MIB_2, RawSession, content, digest};
 use vramd_types::Reason;
@@ -25,13 +25,13 @@ fn a_pin_set_beyond_the_limit_of_the_parts_tenant_is_refused() {
     owner.ask("sdk keep");
     reader.attach("team-a/weights");
     evict(&daemon, &mut reader, id);
-    // What has left is charged until the driver has it back.
+    // A part that has left stays charged until the driver returns its memory.
     until_held(&daemon, 0, 8);
     daemon.set_quota("team-a", "", "4MiB");
     let uuid = daemon.state().devices[0].device.clone().unwrap_or_default().uuid;
     let state = daemon.settled_state();
 
-    // Who reads it is told nothing of the tenant but that.
+    // The reader learns nothing else about the tenant.
     let call = reader.pin((0..4).map(|index| part(id, index)).collect());
     let refused = reader.pin_answer(call).unwrap_err();
     let refused = refused.is(Reason::SetTooLarge);
@@ -41,7 +41,7 @@ fn a_pin_set_beyond_the_limit_of_the_parts_tenant_is_refused() {
     assert_eq!(refused.message, told);
     let facts = ["device", "tier", "asked"].map(|fact| refused.fact(fact));
     assert_eq!(facts, [&*uuid, "device", "8388608"]);
-    // Who pays for it is.
+    // The tenant that pays learns its figures.
     let refused = owner.refused("sdk pin 0");
     let refused = refused.is(Reason::QuotaLimit);
     let facts = ["tenant", "device", "tier", "limit", "held", "asked"].map(|fact| refused.fact(fact));

@@ -1,5 +1,5 @@
-//! Three tenants that together have several times what the device has: what nobody uses makes room for who does, and every
-//! byte is where it was written, whoever dies meanwhile.
+//! Three tenants that need several times the device: unused parts make room for waiters, and every byte stays as
+//! written, whichever process dies meanwhile.
 
 use std::{
     collections::BTreeSet,
@@ -16,25 +16,25 @@ use vramd_tests::{
 use crate::has_other_users;
 use crate::moves::{held, nothing_is_left, said, tiers};
 
-/// What the device has, in MiB.
+/// The device's memory, in MiB.
 const DEVICE: u64 = 16;
-/// How long they may go on for their moves, beside the time in which others die.
+/// How long the tenants may take for their moves, beside the time in which other processes die.
 const LONGER: Duration = Duration::from_secs(120);
 
-/// How much the tenants do.
+/// The size of a run.
 struct Turns {
     name: &'static str,
-    /// MiB.
+    /// The device, in MiB.
     device: u64,
     parts_each: u64,
-    /// So many parts are to be copied at least, each in one of both directions.
+    /// How many parts must be copied, at least this many in each direction.
     moves: u64,
-    /// How many others come, and are killed wherever they are.
+    /// How many other processes start, and are killed at any step.
     killed: u32,
 }
 
 impl Turns {
-    /// MiB of all of them.
+    /// MiB of all tenants together.
     const fn owned(&self) -> u64 {
         3 * self.parts_each * MIB_2 / MIB
     }
@@ -52,14 +52,15 @@ impl Turns {
         probe.tell(&format!("sdk turn {} {MIB_2} {millis} {seed}", self.parts_each));
     }
 
-    /// How often they have pinned. One has ended with an error, or by a signal, where a byte was not what it wrote, or was not there.
+    /// Collects how often each process has pinned. A process ends with an error or by a signal if a byte differs or is
+    /// missing.
     fn turned(probes: &mut [Probe], pins: &mut [u64]) {
         for (probe, pins) in probes.iter_mut().zip(pins) {
             *pins += probe.listen("sdk turn")["pins"].as_u64().expect("a count");
         }
     }
 
-    /// All look at all that they have, at once.
+    /// Has all processes compare all their bytes at once.
     fn are_whole(&self, probes: &mut [Probe]) {
         probes.iter_mut().for_each(|probe| probe.tell("sdk turned-over"));
         for probe in probes {
@@ -67,13 +68,14 @@ impl Turns {
         }
     }
 
-    /// Others come and are killed: each second one once a part of it was in the lowest tier and has come back.
+    /// Starts and kills other processes. Every second one is killed once a part of its has gone to the lowest tier and
+    /// come back.
     fn kill_others(&self, daemon: &Daemon, lowest: Tier) -> BTreeSet<&'static str> {
         let mut seen = BTreeSet::new();
         for round in 0..self.killed {
             let mut short = self.tenant(daemon, round % 3);
             self.begin(&mut short, 60_000, 100 + u64::from(round));
-            // The youngest is the last.
+            // The youngest session is the last.
             let youngest = || daemon.state().sessions.get(3).cloned();
             until("it is in the middle of it", || youngest().is_some_and(|session| session.mapped_bytes > 0));
             assert!(held(daemon).0 <= self.device, "never more than there is");
@@ -99,10 +101,10 @@ impl Turns {
         let seen = self.kill_others(&daemon, lowest);
         let mut pins = [0; 3];
         Self::turned(&mut probes, &mut pins);
-        // That all look at all brings all of it in.
+        // Comparing all bytes fetches all parts.
         let mut moved = moves(&daemon);
         self.are_whole(&mut probes);
-        // A machine under load takes longer for as many.
+        // A machine under load takes longer for as many moves.
         let end = Instant::now() + LONGER;
         let lack_pins = |pins: &[u64]| pins.iter().any(|pins| *pins <= 20);
         while (moved < self.moves || lack_pins(&pins)) && Instant::now() < end {
@@ -128,11 +130,11 @@ impl Turns {
     }
 }
 
-/// What was seen of it.
+/// The observations of a run.
 struct Ran {
-    /// In which something lay.
+    /// Tiers that had any part.
     tiers: BTreeSet<&'static str>,
-    /// Bytes that were written to disk, and read.
+    /// Bytes written to disk, and read.
     disk: [u64; 2],
     /// Parts that left because of pressure alone, with a copy or without.
     for_pressure: u64,
@@ -146,7 +148,7 @@ fn three_tenants_share_a_quarter_of_what_they_need() {
     assert_eq!((ran.tiers, ran.disk), (["device", "host"].into(), [0; 2]));
 }
 
-/// The host's memory has not half of what does not fit on the device: the rest is on disk, and what is cold goes there.
+/// The host has room for less than half of the bytes beyond the device. The rest is on disk, and cold parts go there.
 #[test]
 fn three_tenants_share_a_tenth_of_what_they_need() {
     let config = node(DEVICE, 64).disk("512MiB");
@@ -158,8 +160,8 @@ fn three_tenants_share_a_tenth_of_what_they_need() {
     assert!(ran.disk.iter().all(|bytes| *bytes > 0), "{:?}", ran.disk);
 }
 
-/// What nobody has used for a moment is cold here, and the device is soon full: parts leave for that alone all the time, beside those that
-/// leave for who needs the room.
+/// Parts are cold after a moment here, and the device is soon full. Parts leave because of pressure all the time,
+/// beside the victims of waiters.
 #[test]
 fn three_tenants_share_a_tenth_while_cold_parts_leave() {
     let config = node(48, 192).disk("1GiB").pressure("cold_after_ms = 10");
@@ -175,18 +177,18 @@ fn three_tenants_share_a_tenth_while_cold_parts_leave() {
     assert!(ran.for_pressure >= 50, "{} parts left for it", ran.for_pressure);
 }
 
-/// So many MiB of a device, and of the host beside it, in small parts.
+/// A device and a host tier of these MiB, in small parts.
 fn node(device: u64, host: u64) -> Config {
     let config = tiers(&format!("{device}MiB"), &format!("{host}MiB"));
     config.memory("part_size = \"2MiB\"\nharvest_ms = 10")
 }
 
-/// Parts that have been copied, in either direction.
+/// Parts that were copied, in either direction.
 fn moves(daemon: &Daemon) -> u64 {
     ended(daemon, "\"moved\"")
 }
 
-/// Moves that ended well, of which that is said.
+/// Successful moves with this label.
 fn ended(daemon: &Daemon, of: &str) -> u64 {
     let scrape = daemon.metrics();
     let ended_well = |line: &str| line.contains("\"moved\"") || line.contains("\"clean\"");
@@ -197,7 +199,7 @@ fn ended(daemon: &Daemon, of: &str) -> u64 {
     counts.sum()
 }
 
-/// The tiers in which something lies.
+/// The tiers that have any part.
 fn used(daemon: &Daemon) -> BTreeSet<&'static str> {
     let listed = said(daemon, &["alloc", "list"]);
     let all = listed["allocations"].as_array().expect("a list").clone();

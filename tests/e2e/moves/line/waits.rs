@@ -1,4 +1,4 @@
-//! Who waits for room: as operators see it, and end it.
+//! Operators list the waiters for room, and end waits.
 
 use std::time::{Duration, Instant};
 
@@ -21,12 +21,13 @@ pub(crate) fn all_waits(daemon: &Daemon) -> Vec<Wait> {
     waits(daemon, ListWaitsRequest::default())
 }
 
-/// A device of 8 MiB: of the first session's four parts one has come and three wait, since the second has the rest.
+/// A device of 8 MiB. One of the first session's four parts has arrived, and three wait, since the second session has
+/// the rest.
 fn three_wait(daemon: &Daemon) -> (RawSession, u64, u64, RawSession, u64) {
     let (mut session, id) = written(daemon, 4);
     evict(daemon, &mut session, id);
     until_held(daemon, 0, 8);
-    // It knows nothing of pins, so nothing takes it away.
+    // The session has no pins, so its parts never leave.
     let mut other = daemon.open();
     let theirs = other.allocate(parts(3)).allocation_id;
     let call = session.pin((0..4).map(|index| part(id, index)).collect());
@@ -34,7 +35,7 @@ fn three_wait(daemon: &Daemon) -> (RawSession, u64, u64, RawSession, u64) {
     (session, id, call, other, theirs)
 }
 
-/// The daemon sees to it: a program that was stopped gives nothing up by itself.
+/// The daemon keeps the deadline: a stopped program gives up nothing by itself.
 #[test]
 fn a_pin_past_its_deadline_blocks_no_waiter() {
     let daemon = Daemon::start(&tiers("8MiB", "64MiB"));
@@ -53,7 +54,7 @@ fn a_pin_past_its_deadline_blocks_no_waiter() {
     assert!(all_waits(&daemon)[0].until.is_some(), "{:?}", all_waits(&daemon));
     first.pin_answer(call).unwrap_err().is(Reason::Deadline);
     assert!(began.elapsed() >= Duration::from_millis(1_500), "it had its time");
-    // What had come for it leaves again.
+    // The room that was made for it is released again.
     let revoke = first.receive_revoke();
     first.unmap_parts(revoke.parts);
     next.pin_answer(behind).unwrap();
@@ -106,7 +107,7 @@ fn a_waiting_pin_is_listed_and_cancelled() {
     until("nobody waits", || all_waits(&daemon).is_empty());
     assert_eq!(vramctl(&daemon, &["wait", "cancel", &ended.to_string()]).status.code(), Some(1));
 
-    // Whoever asks again waits again, or is served.
+    // A repeated request waits again, or is served.
     other.free(theirs);
     let again = session.pin((0..4).map(|index| part(id, index)).collect());
     session.pin_answer(again).unwrap();
@@ -184,7 +185,7 @@ fn a_batch_waits_no_longer_than_a_call_may_take() {
         let refused = client.allocate(request.clone().wait(wait)).unwrap_err();
         assert_eq!(refused.reason(), Some(Reason::RequestInvalid), "{refused}");
     }
-    // There is room: nobody waits.
+    // There is room, and no session waits.
     let memory = client.allocate(request.wait(Duration::from_secs(19))).unwrap();
     drop(memory);
     client.flush().unwrap();

@@ -27,7 +27,7 @@ fn a_held_part_stays_until_the_operator_lets_it_go() {
     let text = String::from_utf8(vramctl(&daemon, &["alloc", "show", &target]).stdout).unwrap();
     assert_eq!(text.matches("device (held)").count(), 2, "{text}");
 
-    // Who needs room has that of the others; there is no more.
+    // A waiter gets the room of the other parts. There is no more.
     let mut other = RawSession::open_with_pins(&daemon.sockets());
     let theirs = std::thread::scope(|scope| {
         let allocating = scope.spawn(|| other.allocate(parts(2)).allocation_id);

@@ -1,4 +1,4 @@
-//! Links that devices share: what they carry is told, and who waits goes before who does not.
+//! Links that devices share: their traffic is reported, and demand goes first.
 
 use std::{thread, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::moves::{
 };
 use crate::pressure::{MEASURED, metric};
 
-/// What was begun on that way of a device, of that class.
+/// Bytes begun in one direction of a device, of one class.
 fn begun(daemon: &Daemon, way: &str, device: &str, class: &str) -> u64 {
     let told = said(daemon, &["link", "list"]);
     let mut lanes = told["traffic"].as_array().expect("a list").iter();
@@ -52,14 +52,14 @@ fn traffic_is_reported_by_class_and_demand_goes_first() {
     while !session.channel.waits(Duration::ZERO) {
         meanwhile.push(prefetched());
     }
-    // The last look may be at what goes on once the pin's bytes are there.
+    // The last sample may include write-backs that continue after the pin's bytes have arrived.
     meanwhile.pop();
     let most =
         meanwhile.into_iter().max().expect("it takes a second, and what is on its way before it another");
     assert!(
-        // One may be begun before the pin is there, and one has stood for a second.
+        // One prefetch chunk may begin before the pin arrives, and one after it has stood for a second.
         most <= before + 16 * MIB,
-        "{most} bytes before what somebody waits for, {before} of them before it came"
+        "{most} bytes before the demand, {before} of them before it came"
     );
     session.pin_answer(call).unwrap();
     assert_eq!(begun(&daemon, "to-device", &uuids[0], "demand"), 32 * MIB);
@@ -75,13 +75,14 @@ fn traffic_is_reported_by_class_and_demand_goes_first() {
     assert_eq!(metric(&daemon, "vramd_link_limit_bytes_per_second", &carries), Some(32 * MIB));
 }
 
-/// What write-backs have of the link out of a device beside what leaves for who waits for room, in percent.
+/// The share of write-backs in the link out of a device, beside victims of waiters, in percent.
 #[track_caller]
 fn written_back_beside_demand(daemon: &Daemon) -> u64 {
     let uuid = uuids(daemon).remove(0);
     let client = Client::builder().socket_dir(daemon.sockets()).request_timeout(PATIENCE).connect().unwrap();
     let parts = |count: u64| AllocationRequest::new(Bytes::new(count * MIB_2)).part_size(Bytes::mib(2));
-    // The first leaves for the third, since it was used least recently; the second is written back meanwhile.
+    // The first part is the victim of the third, since it was used least recently. The second is written back
+    // meanwhile.
     let [_idle, many] = [DEMAND / 2, 64].map(|count| {
         let mut made = client.allocate(parts(count)).unwrap();
         made.copy_from_host(0, &vec![7; usize::try_from(count * MIB_2).unwrap()]).unwrap();
@@ -97,13 +98,13 @@ fn written_back_beside_demand(daemon: &Daemon) -> u64 {
     });
     let once = |mib: u64| {
         let mut seen = [0; 2];
-        until("as much has gone for who waits", || {
+        until("the demand has moved", || {
             seen = begun();
             seen[0] >= mib * MIB
         });
         seen
     };
-    // The first of it makes up for what was written back while nobody waited, and is on its way still.
+    // The first of these bytes make up for write-backs that ran while no session waited, and are still moving.
     let [first, last] = [once(DEMAND / 4), once(DEMAND * 3 / 4)];
     assert!(!bulk.is_answered(), "both wait all the time");
     drop(waits.join().unwrap());
@@ -112,7 +113,7 @@ fn written_back_beside_demand(daemon: &Daemon) -> u64 {
     write_back * 100 / (demand + write_back)
 }
 
-/// MiB that leave for who waits.
+/// MiB of victims of waiters.
 const DEMAND: u64 = 64;
 
 fn slow() -> Config {
@@ -121,7 +122,7 @@ fn slow() -> Config {
     config
 }
 
-/// By default it is a fifth.
+/// The default share is a fifth.
 #[track_caller]
 fn assert_near(had: u64, percent: u64) {
     assert!(had.abs_diff(percent) <= 12, "{had} percent for {percent}");

@@ -1,4 +1,4 @@
-//! What moves now, how far it has come, and what ended lately.
+//! The list of migrations: progress, and those that ended lately.
 
 use vramd_proto::v1::{
     AllocationSpec, EndedMove, ListMovesRequest, ListMovesResponse, Move, MoveCause, MoveOutcome as Outcome,
@@ -16,7 +16,7 @@ pub(crate) fn listed(daemon: &Daemon) -> ListMovesResponse {
     daemon.admin.list_moves(ListMovesRequest::default()).ok()
 }
 
-/// The one that moves.
+/// The part that moves.
 fn under_way(daemon: &Daemon) -> Option<Move> {
     let mut moves = listed(daemon).moves;
     assert!(moves.len() <= 1, "{moves:?}");

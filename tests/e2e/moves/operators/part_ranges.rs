@@ -1,4 +1,4 @@
-//! Parts that operators name.
+//! Parts that operators name in commands.
 
 use serde_json::{Value, json};
 use vramd_tests::Daemon;
@@ -16,7 +16,7 @@ fn commands_take_single_parts_and_ranges() {
     let held = ask("hold", &some);
     let told: Value = serde_json::from_slice(&held.stdout).unwrap();
     assert_eq!(told["part_indexes"], json!([0, 1, 2, 4]));
-    // Everything is pinned, so that nothing changes and each part is told.
+    // Every part is pinned, so that no part changes and the answer names each.
     pin_words(&session, id, 6);
     for verb in ["revoke", "evict", "write-back", "bring-in"] {
         let told: Value = serde_json::from_slice(&ask(verb, &some).stdout).unwrap();

@@ -1,5 +1,5 @@
-//! Parts that leave since there is to be less for those who have them: their tenant's limit is lowered, somebody else is
-//! guaranteed what they lie in, or others take memory of the device.
+//! Parts that leave because their tenants get less: a limit is lowered, another tenant gets a guarantee, or other
+//! programs take memory of the device.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::moves::{
     said, tiers, until_held,
 };
 
-/// Who pins is found pinning by a look at the words, and so is that it does not any more.
+/// A full device. The daemon learns from a harvest of the words that a session pins, and that it has unpinned.
 fn full(config: &Config) -> (Daemon, Client, Allocation) {
     let daemon = Daemon::start(&config.clone().memory("harvest_ms = 5"));
     let client = connect(&daemon);
@@ -30,7 +30,7 @@ fn full(config: &Config) -> (Daemon, Client, Allocation) {
     (daemon, client, memory)
 }
 
-/// So many parts have left, and all that moved moved for that alone: those that were found pinned stayed.
+/// Waits until this many parts have left. Every one left for this cause alone, and pinned parts stayed.
 #[track_caller]
 fn is_a_rebalance(daemon: &Daemon, left: usize) {
     let ended = listed(daemon).ended;
@@ -59,7 +59,7 @@ fn unpinned_parts_above_a_lowered_limit_leave() {
     until_held(&daemon, 4, 8);
     assert_eq!(lies(&daemon, &memory), ["device", "device", "host", "host"]);
     is_a_rebalance(&daemon, 2);
-    always("what is pinned stays", Duration::from_millis(200), || held(&daemon) == (4, 8));
+    always("pinned parts stay", Duration::from_millis(200), || held(&daemon) == (4, 8));
     drop(pinned);
     until_held(&daemon, 2, 8);
     is_a_rebalance(&daemon, 3);
@@ -78,7 +78,7 @@ fn unpinned_parts_leave_for_another_tenants_guarantee() {
     assert_eq!(held(&daemon), (8, 8));
     assert_eq!(lies(&daemon, &memory), ["device"; 4]);
     drop(pinned);
-    until("it is seen that nobody pins it", || match set().wait() {
+    until("the daemon finds it unpinned", || match set().wait() {
         Ok(_) => true,
         Err(status) => {
             Refused::from_status(&status).is(Reason::GuaranteeUnbacked);

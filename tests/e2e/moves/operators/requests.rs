@@ -1,4 +1,4 @@
-//! What operators ask, see and are refused.
+//! Requests of operators to move parts: their effects, their views and their refusals.
 
 use vramd_proto::v1::{
     DrainRequest, EventKind, MoveEvent, MoveOutcome as Outcome, MovePartsRequest, SetQuotaRequest, Tier,
@@ -88,7 +88,7 @@ fn an_operator_fetches_a_part_that_no_client_wants() {
         (&"moved".into(), &"moved".into())
     );
     until_held(&daemon, 4, 4);
-    assert!(session.parts(id).next().is_none(), "nobody pinned it");
+    assert!(session.parts(id).next().is_none(), "no session pinned it");
     let again = moving(&daemon, id, Tier::Device).ok();
     assert_eq!(outcomes(&again), [Outcome::Moved; 2], "it is there");
     bring_in_by_pin(&mut session, id, 2);
@@ -107,14 +107,14 @@ fn a_session_that_pins_a_part_is_named_and_keeps_it() {
     assert_eq!(first(&answer), (Outcome::Pinned, &[session.id()][..]));
     assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
     assert_eq!(session.word_table().client(slot).unpin(), Ok(Unpinned::Done));
-    // A session that knows nothing of pins maps until it frees.
+    // A session without pins maps the part until it frees it.
     let mut plain = daemon.open();
     let standing = plain.allocate(parts(1)).allocation_id;
     let answer = moving(&daemon, standing, Tier::Host).ok();
     assert_eq!(first(&answer), (Outcome::Standing, &[plain.id()][..]));
     until_held(&daemon, 4, 4);
     let text = vramctl(&daemon, &["alloc", "evict", &format!("a-{standing}")]);
-    assert_eq!(text.status.code(), Some(0), "what came of it is the answer");
+    assert_eq!(text.status.code(), Some(0), "the outcome is the answer");
     let text = String::from_utf8(text.stdout).unwrap();
     assert!(text.contains("standing") && text.contains(&format!("s-{}", plain.id())), "{text}");
     session.free(id);
@@ -143,7 +143,7 @@ fn an_invalid_move_is_refused_and_changes_nothing() {
     let output = vramctl(&daemon, &["alloc", "evict", &format!("a-{}", id + 1)]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(vramctl(&daemon, &["alloc", "evict"]).status.code(), Some(2));
-    // The same request twice is one, and the second answer the first's.
+    // A repeated request is done once, and gets the first answer.
     let once = MovePartsRequest { request_id: vec![7; 16], ..request(id, Tier::Host) };
     let evicting = daemon.admin.move_parts(once.clone());
     unmap_as_told(&mut session, id);
@@ -183,7 +183,7 @@ fn a_full_host_refuses_moves_and_names_the_limit() {
     );
     assert_eq!(second.digest(other, MIB_2), digest(&content(MIB_2, other)), "it is mapped as before");
 
-    // A guarantee of somebody else's is room that nobody else has.
+    // The guarantee of another tenant is room that no other tenant gets.
     second.free(other);
     session.free(id);
     until_held(&daemon, 0, 0);
@@ -194,7 +194,7 @@ fn a_full_host_refuses_moves_and_names_the_limit() {
     let answer = moving(&daemon, other, Tier::Host).ok();
     let refused = answer.parts[0].error.clone().expect("a refusal");
     assert_eq!((refused.reason.as_str(), &*refused.metadata["tier"]), (Reason::DeviceFull.name(), "host"));
-    // And its own limit there is its own.
+    // The tenant has a limit of its own there.
     let tenant = second.tenant().to_owned();
     said(&daemon, &["quota", "set", &tenant, "--tier", "host", "--limit", "1MiB"]);
     said(&daemon, &["quota", "delete", "team-z", "--device", "0", "--tier", "host"]);
@@ -218,7 +218,7 @@ fn a_drained_node_still_moves_parts() {
     assert_eq!(outcomes(&moving(&daemon, id, Tier::Device).ok()), [Outcome::Moved; 2]);
     assert_eq!(outcomes(&moving(&daemon, id, Tier::Host).ok()), [Outcome::Moved; 2]);
     let parcel = session.pin(vec![part(id, 0), part(id, 1)]);
-    // Its clients are told of the drain, on the same channel.
+    // The channel also tells the clients that the node is draining.
     while !session.is_mapped(id) {
         let parts = session.receive_map();
         session.accept(parts);

@@ -1,5 +1,5 @@
-//! Parts that an operator has copied to the host while they stay mapped: they leave without a copy, unless somebody wrote
-//! them since.
+//! Parts that an operator has written back while they stay mapped: they leave without a copy unless a client writes
+//! them first.
 
 use vramd_proto::v1::{
     MoveCause, MoveOutcome as Outcome, MoveState, PartMove, Tier, WriteBackPartsRequest,
@@ -22,20 +22,20 @@ fn request(allocation: u64) -> WriteBackPartsRequest {
     WriteBackPartsRequest { target: Some(Target::AllocationId(allocation)), ..Default::default() }
 }
 
-/// Once the daemon has heard that everything is mapped which it has sent.
+/// Asks for a write-back once the daemon knows that every part it sent is mapped.
 #[track_caller]
 pub(crate) fn writing_back(daemon: &Daemon, allocation: u64) -> Pending<WriteBackPartsResponse> {
     until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
     daemon.admin.write_back_parts(request(allocation))
 }
 
-/// What came of its only part.
+/// The outcome of the only part.
 fn only(answer: WriteBackPartsResponse) -> PartMove {
     let [part] = <[PartMove; 1]>::try_from(answer.parts).expect("it has one part");
     part
 }
 
-/// Asked once, it leaves; the session does what it is told.
+/// Evicts the part with one request. The session answers the revoke.
 #[track_caller]
 fn leaves(daemon: &Daemon, session: &mut RawSession, id: u64) -> Outcome {
     let evicting = moving(daemon, id, Tier::Host);
@@ -43,7 +43,7 @@ fn leaves(daemon: &Daemon, session: &mut RawSession, id: u64) -> Outcome {
     first(&evicting.ok()).0
 }
 
-/// It is the one that brings it in: none came before.
+/// Fetches the part by a pin. Its fetch is the first.
 #[track_caller]
 fn the_second_copy_fails(session: &mut RawSession, id: u64) {
     let call = session.pin(vec![part(id, 0)]);
@@ -59,7 +59,7 @@ fn is_copied(daemon: &Daemon) -> bool {
     moves.iter().any(|it| (it.cause(), it.state()) == (MoveCause::WriteBack, MoveState::Copying))
 }
 
-/// Writes by the rules: its word says so.
+/// Writes under a pin, so that the word says so.
 fn write_pinned(session: &mut RawSession, id: u64, what: &[u8]) {
     pin_words(session, id, 1);
     session.write(id, what);
@@ -115,7 +115,7 @@ fn a_part_written_during_its_write_back_is_copied_again() {
     let writing = writing_back(&daemon, id);
     until("it is copied", || is_copied(&daemon));
     write_pinned(&mut session, id, &content(MIB_2, 5));
-    // It is told so before the copy has ended, and waits for that.
+    // The revoke arrives before the copy has ended, and the eviction waits for that.
     assert_eq!(leaves(&daemon, &mut session, id), Outcome::Moved);
     assert_eq!(only(writing.ok()).outcome(), Outcome::Moved);
     watching.until(|event| matches!(event, Event::Move(it) if it.change() == Change::WrittenBack && !it.detail.is_empty()));

@@ -1,11 +1,11 @@
-//! Parts that leave uncopied, since nobody said that they were written since they came; and those who write all the same.
+//! Parts that leave without a copy because no word says that they were written, and clients that write all the same.
 
 use vramd_proto::v1::{Tier, move_event::Change, watch_response::Event};
 use vramd_tests::{Config, Daemon, MIB_2, RawSession, Watching, content, digest};
 
 use crate::moves::{bring_in_by_pin, evict, nothing_is_left, tiers, until_held, written};
 
-/// One that came back unwritten.
+/// A part that came back and was not written.
 fn with_a_shadow(config: &Config) -> (Daemon, RawSession, u64) {
     let daemon = Daemon::start(config);
     let (mut session, id) = written(&daemon, 1);
@@ -30,7 +30,7 @@ fn a_write_without_a_pin_is_lost_unless_backing_is_checked() {
         let (daemon, mut session, id) = with_a_shadow(&config);
         let mut watching = Watching::all(&daemon.admin);
         let (before, after) = (content(MIB_2, id), content(MIB_2, 77));
-        // Its word does not say so.
+        // The word does not say that the part was written.
         session.write(id, &after);
         leaves_and_comes_back(&daemon, &mut session, id);
         assert_eq!(session.digest(id, MIB_2), digest(if checked { &after } else { &before }));

@@ -1,4 +1,4 @@
-//! Pins of what is elsewhere: they bring it in, stop it from leaving, and wait for room.
+//! Pins of parts that lie elsewhere: they fetch the part, stop it from leaving, and wait for room.
 
 use std::time::{Duration, Instant};
 
@@ -37,14 +37,14 @@ fn a_fetched_part_has_its_address_and_every_byte() {
     assert_eq!(told["parts"][0]["outcome"], "pinned", "the handle holds it");
     weights.unpin().unwrap();
     for round in 0..10_u8 {
-        // That its pin call has ended comes by another socket.
+        // The end of the pin call arrives on another socket.
         until("it leaves", || {
             let told = said(&daemon, &["alloc", "evict", &id]);
             (0..3).all(|at| told["parts"][at]["outcome"] == "moved")
         });
         until_held(&daemon, 0, 6);
         assert!(!weights.is_mapped());
-        // One part alone, and then the rest.
+        // One part alone, and then the others.
         let middle = weights.pin_parts(1..2, Access::Read).unwrap();
         assert_eq!(middle.as_slice().unwrap()[1..], content(SIZE, 3)[(2 << 20) + 1..4 << 20]);
         until_held(&daemon, 2, 6);
@@ -56,7 +56,7 @@ fn a_fetched_part_has_its_address_and_every_byte() {
             expected[2 << 20] = round - 1;
         }
         assert_eq!(digest(pinned.as_slice().unwrap()), digest(&expected));
-        // What is written here leaves with it, and comes back.
+        // Bytes that are written here leave with the part, and come back.
         pinned.as_mut_slice().unwrap()[2 << 20] = round;
         until_held(&daemon, 6, 6);
     }
@@ -89,7 +89,7 @@ fn a_pin_without_room_waits_for_some() {
     let (mut other, theirs) = written(&daemon, 3);
     pin_words(&other, theirs, 3);
     let call = session.pin((0..4).map(|index| part(id, index)).collect());
-    // One of them finds room, and comes at once.
+    // One of the two pins finds room at once.
     let awaited = || daemon.state().devices[0].awaited_part_count;
     until("the others wait for room", || awaited() == 3 && held(&daemon) == (8, 14));
     always("they wait", Duration::from_millis(100), || awaited() == 3);
@@ -114,11 +114,11 @@ fn a_pin_that_stops_waiting_leaves_nothing() {
     let call = session.pin(vec![part(id, 0)]);
     until("it waits for room", || daemon.state().devices[0].awaited_part_count == 1);
     session.pin_ended(call);
-    // The channel is another way than that of calls: else there may be room before it is heard.
+    // The channel and the calls are two sockets: room might appear before the daemon reads the frame.
     until("nobody waits", || daemon.state().devices[0].awaited_part_count == 0);
     other.free(theirs);
     until_held(&daemon, 0, 4);
-    // By the death of its process too.
+    // The death of the process ends the wait, too.
     let mut probe = daemon.probe();
     probe.ask("sdk open");
     let waiting = probe.ask("sdk allocate 4194304 part=2097152")["allocation"].as_u64().unwrap();
@@ -131,7 +131,7 @@ fn a_pin_that_stops_waiting_leaves_nothing() {
     until("it waits for room", || daemon.state().devices[0].awaited_part_count > 0);
     probe.kill();
     until("nobody waits", || daemon.state().devices[0].awaited_part_count == 0);
-    // What it had in the host is set aside for what the other holds.
+    // Its bytes in the host are reserved for the other session's part.
     until_held(&daemon, 4, 8);
     other.free(filler);
     session.free(id);
@@ -197,7 +197,7 @@ fn an_evicted_allocation_is_sealed_in_its_tier_and_attached() {
     assert_eq!(reader.attach("weights").digest, digest(&bytes));
     assert_eq!(reader.digest(id, SIZE - 5), digest(&bytes));
     assert!(reader.parts(id).all(|part| !part.writable));
-    // Both map it, and both let go of it for the next move.
+    // Both sessions map the part, and both unmap it for the next move.
     bring_in_by_pin(&mut owner, id, 3);
     evict_from(&daemon, &mut [&mut reader, &mut owner], id);
     bring_in_by_pin(&mut reader, id, 3);

@@ -1,4 +1,4 @@
-//! Memory that is accessed in place: what of it lies in the host's memory is mapped there, and does not come to its device.
+//! Memory that is accessed in place: a part in the host is mapped there, and is not fetched.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ fn node() -> Config {
     tiers("8MiB", "16MiB").disk("16MiB").telemetry("prometheus_listen = \"127.0.0.1:0\"")
 }
 
-/// So many parts that are accessed in place and lie in the host's memory.
+/// Parts that are accessed in place and lie in the host.
 fn in_the_host(daemon: &Daemon, client: &Client, count: u64) -> Allocation {
     let memory = letting_go(daemon, client, count);
     memory.advise(Advice::SetAccessedBy).unwrap();
@@ -39,13 +39,13 @@ fn in_the_host(daemon: &Daemon, client: &Client, count: u64) -> Allocation {
     memory
 }
 
-/// Writes the first byte of a part, as a kernel would where it lies.
+/// Writes the first byte of a part, as a kernel would do in place.
 #[track_caller]
 fn write(memory: &Allocation, part: u32, byte: u8) {
     memory.pin_parts(part..part + 1, Access::Write).unwrap().as_mut_slice().unwrap()[0] = byte;
 }
 
-/// What was written to it at first, but for the first byte of each of these parts.
+/// The first content, except for the first byte of each of these parts.
 #[track_caller]
 fn has(memory: &Allocation, written: &[(usize, u8)]) {
     let mut expected = content(memory.info().size.get(), memory.id().get());
@@ -58,7 +58,7 @@ fn has(memory: &Allocation, written: &[(usize, u8)]) {
     }
 }
 
-/// What came of each part that an operator asked to be moved.
+/// The outcome of each part that an operator moves.
 #[track_caller]
 fn outcomes(daemon: &Daemon, words: &[&str]) -> Vec<String> {
     let told = said(daemon, words);
@@ -66,7 +66,7 @@ fn outcomes(daemon: &Daemon, words: &[&str]) -> Vec<String> {
     parts.iter().map(|part| part["outcome"].as_str().expect("an outcome").to_owned()).collect()
 }
 
-/// The value of the metric for one tenant and one device; what is zero is left out.
+/// The metric's value for one tenant and one device. A zero is left out.
 #[track_caller]
 fn measured(daemon: &Daemon) -> u64 {
     metric(daemon, "vramd_in_place_bytes", &[]).unwrap_or(0)
@@ -90,14 +90,14 @@ fn a_pin_in_place_leaves_the_device_as_it_is() {
         has(&memory, &[(1, round), (3, 77)]);
         assert_eq!(memory.as_device_ptr(), address);
     }
-    // All at once, and none of it comes.
+    // All parts at once, and none is fetched.
     let pinned = memory.pin(Access::Read).unwrap();
     assert!(pinned.as_device_ptr() == address && memory.is_mapped());
     until_held(&daemon, [0, 8, 0]);
     assert_eq!(lies(&daemon, &memory), ["host"; 4]);
     drop(pinned);
     has(&memory, &[(1, 3), (3, 77)]);
-    // As a slice, where the handle holds it.
+    // As a slice, if the handle has its pin.
     let mut memory = memory;
     memory.repin().unwrap();
     assert_eq!(memory.as_slice().unwrap()[PART], 3);
@@ -113,11 +113,11 @@ fn an_evicted_part_stays_in_the_host_when_it_is_pinned_again() {
     let client = connect(&daemon);
     let memory = letting_go(&daemon, &client, 3);
     memory.advise(Advice::SetAccessedBy).unwrap();
-    // What lies on the device stays until others need its room.
+    // A part on the device stays until another session needs its room.
     is_intact(&memory, 3);
     assert_eq!(lies(&daemon, &memory), ["device"; 3]);
     let other = unheld(&client, 4);
-    // All the device has.
+    // This fills the device.
     drop(other.pin(Access::Read).unwrap());
     assert_eq!(lies(&daemon, &memory), ["host"; 3]);
     for _ in 0..3 {
@@ -173,7 +173,7 @@ fn an_operator_moves_unpinned_parts_that_are_mapped_in_place() {
         });
         assert!(!memory.is_mapped(), "it was unmapped first");
         assert_eq!(lies(&daemon, &memory), [to; 2]);
-        // What lies on disk comes to the device, as ever.
+        // A part on disk is fetched to the device as always.
         has(&memory, &[(0, round)]);
         assert_eq!(lies(&daemon, &memory), ["device"; 2]);
         send(&daemon, &memory, "host");
@@ -195,7 +195,7 @@ fn a_part_is_fetched_after_the_advice_is_unset_and_its_pins_end() {
     memory.advise(Advice::UnsetAccessedBy).unwrap();
     assert!(!client.describe(memory.id()).unwrap().accessed_by_device);
     pinned.as_mut_slice().unwrap()[PART] = 9;
-    always("what is pinned stays", Duration::from_millis(200), || {
+    always("pinned parts stay", Duration::from_millis(200), || {
         memory.is_mapped() && lies(&daemon, &memory) == ["host"; 2]
     });
     assert_eq!(pinned.as_slice().unwrap()[PART], 9);
@@ -204,7 +204,7 @@ fn a_part_is_fetched_after_the_advice_is_unset_and_its_pins_end() {
     has(&memory, &[(1, 9)]);
     assert_eq!(lies(&daemon, &memory), ["device"; 2]);
     until_held(&daemon, [4, 4, 0]);
-    // And again, the other way.
+    // Again, in the other direction.
     memory.advise(Advice::SetAccessedBy).unwrap();
     memory.advise(Advice::SetAccessedBy).unwrap();
     send(&daemon, &memory, "host");
@@ -215,7 +215,8 @@ fn a_part_is_fetched_after_the_advice_is_unset_and_its_pins_end() {
     nothing_is_left(&daemon);
 }
 
-/// What its owner wrote, advised and sealed, and one of another tenant attached; neither holds it, and it lies in the host's memory.
+/// Memory that its owner wrote, advised and sealed, and a reader of another tenant attached. Neither has a handle pin,
+/// and the memory lies in the host.
 fn shared(daemon: &Daemon) -> (Probe, Probe, u64) {
     let mut owner = daemon.probe_as(TEAM_A);
     owner.ask("sdk open");
@@ -264,7 +265,7 @@ fn readers_read_in_place_and_only_the_owner_advises() {
     until_held(&daemon, [0, 4, 0]);
     assert_eq!(daemon.state().allocation(id).unwrap().mapper_count, 2);
     reader.refused("sdk advise unset").is(Reason::NotOwner);
-    // Of the owner's tenant, while the owner lives.
+    // A session of the owner's tenant may not, while the owner lives.
     let mut colleague = daemon.probe_as(TEAM_A);
     colleague.ask("sdk open");
     colleague.ask("sdk attach weights");
@@ -272,18 +273,18 @@ fn readers_read_in_place_and_only_the_owner_advises() {
     colleague.refused("sdk advise unset").is(Reason::NotOwner);
     assert_eq!(tiers_of(&daemon, &text), ["host"; 2]);
 
-    // One of them pins it: it stays for all, and then comes for all.
+    // One session pins the part: it stays for both, and is then fetched for both.
     reader.ask("sdk pin 0");
     owner.ask("sdk advise unset");
     reads(&mut owner);
     assert_eq!(tiers_of(&daemon, &text), ["host"; 2]);
     reader.ask("sdk unpin");
-    until("nobody maps it there", || daemon.state().allocation(id).unwrap().mapper_count == 0);
+    until("no session maps it there", || daemon.state().allocation(id).unwrap().mapper_count == 0);
     for probe in [&mut owner, &mut reader, &mut colleague] {
         reads(probe);
     }
     assert_eq!(tiers_of(&daemon, &text), ["device"; 2]);
-    // Who is of the tenant may, once its owner is gone.
+    // A session of the tenant may advise once the owner is gone.
     owner.leave();
     until("its session is gone", || daemon.state().sessions.len() == 2);
     colleague.ask("sdk advise set");
@@ -329,7 +330,7 @@ fn a_client_killed_while_it_maps_in_place_leaves_nothing() {
     until("its session is gone", || daemon.state().sessions.len() == 1);
     reads(&mut owner);
     assert_eq!(tiers_of(&daemon, &allocation_id(id)), ["host"; 2]);
-    // It is the owner's, and nobody's pin is left.
+    // The memory is the owner's, and no pin is left.
     owner.ask("sdk advise unset");
     reads(&mut owner);
     assert_eq!(tiers_of(&daemon, &allocation_id(id)), ["device"; 2]);
@@ -374,7 +375,7 @@ fn a_repeated_request_is_done_once() {
         ..advise(&session, id, advice.into())
     };
     let advised = |request: AdviseRequest| {
-        session.memory.advise(request).ok().allocation.expect("what is advised is told").accessed_by_device
+        session.memory.advise(request).ok().allocation.expect("the advice is reported").accessed_by_device
     };
     assert!(advised(request(v1::Advice::SetAccessedBy, 1)));
     assert!(!advised(request(v1::Advice::UnsetAccessedBy, 2)));

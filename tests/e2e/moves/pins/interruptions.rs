@@ -1,4 +1,4 @@
-//! What comes in between while a part comes back to its device: it is freed, its session is ended, it is sent out again.
+//! Interruptions of a fetch: the part is freed, its session ends, or an operator evicts it again.
 
 use vramd_proto::v1::{EndSessionRequest, MoveState, SessionState, Tier};
 use vramd_tests::{Daemon, MIB_2, Pending, RawSession, config::Effect, content, digest, wait::until};
@@ -9,11 +9,11 @@ use crate::moves::{
     until_held, written,
 };
 
-/// Its memory is being made, or it is being copied. What came before was the allocation's, or its way out.
+/// The driver creates the memory, or copies into it. Earlier operations belong to the allocation or the way out.
 const STEPS: [(&str, u64, MoveState); 2] =
     [("create", 2, MoveState::Preparing), ("copy", 2, MoveState::Copying)];
 
-/// A part that comes in since an operator has said so, or since its session has called for it.
+/// A part that is fetched by an operator or by a pin of its session.
 struct Coming {
     daemon: Daemon,
     session: RawSession,

@@ -1,4 +1,4 @@
-//! What was not used lately leaves first, as it is known by looks at the words.
+//! The least recently used part leaves first, as the daemon learns from its harvests.
 
 use std::{thread, time::Duration};
 
@@ -12,16 +12,16 @@ use crate::moves::{
     pins::fetch::connect,
 };
 
-/// Waits until all has been seen that was used before.
+/// Waits until the daemon has harvested every use so far.
 ///
-/// The beacon is alone on a device where somebody waits for its room, and gets it once it has been seen to be unpinned. Its
-/// slot is the lowest of the first session, so that what else was used by then was seen by the same look, or one before.
+/// The beacon is alone on a device with a waiter, which gets its room once a harvest finds the beacon unpinned. The
+/// beacon's slot is the lowest of the first session, so the same harvest, or an earlier one, has read every other word.
 #[track_caller]
 fn a_look(daemon: &Daemon, client: &Client, beacon: &Allocation) {
     let pinned = beacon.pin(Access::Read).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| client.allocate(on(1, 1).wait(Duration::from_secs(25))));
-        until("somebody waits for the beacon's room", || all_waits(daemon).len() == 1);
+        until("a pin waits for the beacon's room", || all_waits(daemon).len() == 1);
         drop(pinned);
         drop(waiting.join().unwrap().unwrap());
     });
