@@ -20,7 +20,7 @@ class Failed(Exception):
 
 
 class Person:
-    """Who runs a client: a user and the tenant that the daemon's rules make of it, or an operator."""
+    """The user that runs a client, with the tenant by the daemon's rules, or an operator."""
 
     def __init__(self, uid, tenant=None):
         self.uid, self.tenant = uid, tenant
@@ -29,14 +29,14 @@ class Person:
         return f"uid {self.uid}, {self.tenant or 'operator'}"
 
     def identity(self):
-        """For `subprocess`: who the child becomes, where that differs from who we are."""
+        """Arguments for `subprocess` that make the child this user. Empty if it already is."""
         if self.uid == os.geteuid():
             return {}
         return {"user": self.uid, "group": self.uid, "extra_groups": []}
 
 
 def people():
-    """Three tenants where we may become other users, else one who plays all parts."""
+    """Three tenants if this process may become other users, else one that plays all parts."""
     team = [Person(20001, "team-a"), Person(20002, "team-b"), Person(20003, "team-c")]
     try:
         if os.geteuid() == 0 and subprocess.run(["true"], **team[0].identity()).returncode == 0:
@@ -114,10 +114,10 @@ class Node:
         return {**os.environ, "VRAMD_SOCKET_DIR": str(self.home / "run"), "HOME": str(self.home)}
 
     def call(self, person, *arguments, quiet=False, progress=False):
-        """Runs `vramctl` to its end as somebody; shows the command and what it printed."""
+        """Runs `vramctl` to its end as this person, and shows the command and its output."""
         if not quiet:
             show(person, "vramctl", arguments)
-        # Progress is drawn on a terminal only, so the standard error of long work is left to be ours.
+        # Progress is drawn on a terminal only, so long work inherits this process's standard error.
         done = subprocess.run(
             [self.bin / "vramctl", *map(str, arguments)], cwd="/", env=self.environment(),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=None if progress else subprocess.PIPE,
@@ -128,14 +128,14 @@ class Node:
         return done
 
     def must(self, person, *arguments, **how):
-        """As `call`, and it has to succeed."""
+        """Runs `vramctl` as `call` does. It must succeed."""
         done = self.call(person, *arguments, **how)
         if done.returncode != 0:
             raise Failed(f"vramctl {arguments[0]} ended with status {done.returncode}: {(done.stderr or '').strip()}")
         return done.stdout
 
     def ask(self, *arguments):
-        """What `vramctl --json` says to the operator."""
+        """The JSON that `vramctl --json` prints for the operator."""
         return json.loads(self.must(self.operator, "--json", *arguments, quiet=True))
 
     def run(self, person, program, *arguments):

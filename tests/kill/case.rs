@@ -19,7 +19,7 @@ use crate::{
     scene::{Draining, Stage},
 };
 
-/// The errors say what of this case went wrong; who calls says which case it was.
+/// Runs the case. An error says what went wrong; the caller adds which case it was.
 pub(crate) fn run(stage: &Stage, case: &Case) -> Result<()> {
     let victim = Victim::start(&stage.victim, &stage.daemon.sockets(), case.uid, &case.fate)?;
     let mut watch = Watch { stage, case, victim, session: None, allocation: None, drain: None, end: None };
@@ -27,19 +27,19 @@ pub(crate) fn run(stage: &Stage, case: &Case) -> Result<()> {
     match case.fate.death {
         Death::Kill | Death::Race => {}
         Death::Stop => soon("it stands still", || proc::is_stopped(watch.victim.pid()))?,
-        Death::Close => watch.lives_on_without_channel()?,
-        Death::NoFds => watch.goes_on_without_fds()?,
+        Death::Close => watch.check_life_without_channel()?,
+        Death::NoFds => watch.check_life_without_fds()?,
     }
     thread::sleep(case.pause);
     watch.kill()?;
-    watch.leaves_nothing()
+    watch.check_nothing_left()
 }
 
 struct Watch<'a> {
     stage: &'a Stage,
     case: &'a Case,
     victim: Victim,
-    /// The latest, as it says.
+    /// The victim's latest session, as it reports.
     session: Option<u64>,
     allocation: Option<u64>,
     drain: Option<Draining<'a>>,
@@ -47,7 +47,7 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// Hears it out until it says that, and does what it is ready for.
+    /// Reads the victim's reports up to this one, and does what the victim is ready for.
     fn wait_for(&mut self, what: &str, wanted: impl Fn(&Word) -> bool) -> Result<Word> {
         loop {
             let Some(word) = self.victim.hear()? else { bail!("it ended by itself before {what}") };
@@ -80,8 +80,8 @@ impl Watch<'_> {
         Ok(())
     }
 
-    /// What it maps stays charged, and its bytes stay.
-    fn lives_on_without_channel(&mut self) -> Result<()> {
+    /// Checks that the victim's mappings stay charged, and keep their bytes.
+    fn check_life_without_channel(&mut self) -> Result<()> {
         let closed = self.wait_for("the end of its channel", |word| matches!(word, Word::Closed { .. }))?;
         let Word::Closed { mapped } = closed else { bail!("{closed} is something else") };
         self.drain = None;
@@ -106,8 +106,8 @@ impl Watch<'_> {
         Ok(())
     }
 
-    /// It refuses what it cannot map, and waits in nobody's way.
-    fn goes_on_without_fds(&mut self) -> Result<()> {
+    /// Checks that the victim refuses parts that it cannot map, and blocks no other client.
+    fn check_life_without_fds(&mut self) -> Result<()> {
         self.wait_for_over()?;
         self.drain = None;
         let Some(id) = self.session else { return Ok(()) };
@@ -128,7 +128,7 @@ impl Watch<'_> {
 
     fn kill(&mut self) -> Result<()> {
         for word in self.victim.kill()? {
-            // What it was ready for does not come any more.
+            // The report that would end this wait does not come any more.
             if !matches!(word, Word::ReadyToDrain | Word::ReadyToEnd) {
                 self.note(&word)?;
             }
@@ -137,8 +137,9 @@ impl Watch<'_> {
         Ok(())
     }
 
-    /// No session, no memory but what it sealed for good: that is what it wrote, and an operator frees it.
-    fn leaves_nothing(&mut self) -> Result<()> {
+    /// Checks that the victim leaves no session and no memory but what it sealed as persistent. That has the bytes that
+    /// it wrote, and an operator frees it.
+    fn check_nothing_left(&mut self) -> Result<()> {
         if let Some(end) = self.end.take()
             && let Err(status) = end.wait()
         {
@@ -175,7 +176,7 @@ impl Watch<'_> {
         Ok(())
     }
 
-    /// `None` once it is gone, which is one answer only: any other refusal is an error.
+    /// The allocation's state, `None` once it is gone. Any other refusal is an error.
     fn state_of(&self, id: u64) -> Result<Option<(AllocationState, String)>> {
         let target = Some(show_allocation_request::Target::AllocationId(id));
         match self.stage.daemon.admin.show_allocation(ShowAllocationRequest { target }).wait() {

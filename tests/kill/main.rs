@@ -1,18 +1,19 @@
-//! Clients that die at every step of the protocol, in every way, while others go on: no byte, descriptor or session is
-//! left of them, and nobody else's bytes are touched.
+//! Clients that die at every step of the protocol, in every way, while others go on: they leave no byte, descriptor or
+//! session, and no other client loses a byte.
 //!
-//! One daemon is left in peace; another one revokes mappings all the time, by faults that its configuration schedules, and
-//! has clients that pin. On a third one, whose device and host have no room for all, memory moves all the time: an operator has it written
-//! back, leave for the host or the disk and come back, and whoever pins has others leave. A round is every life, at every step, with every death, once; what is
-//! left open comes from the seed. One round runs unless told:
+//! One daemon is left in peace. Another one revokes mappings all the time, at steps that its configuration schedules, and
+//! has clients that pin. On a third one, whose device and host have no room for all, memory moves all the time: an operator
+//! writes it back, evicts it to the host or the disk and fetches it, and pins have other parts evicted. A round is every
+//! life, at every step, with every death, once. The seed decides the rest. One round runs by default:
 //!
 //! ```text
 //! VRAMD_KILL_ROUNDS=10 VRAMD_KILL_SEED=7 cargo test -p vramd-tests --test kill -- --nocapture
 //! VRAMD_KILL_CASES=12..40 cargo test -p vramd-tests --test kill
 //! ```
 //!
-//! Each case is looked at by itself: its sessions are gone, its memory too, and what it sealed is what it wrote. After
-//! each stretch of cases, and once the survivors have left, everything is looked at: books, descriptors, memfds.
+//! Each case is checked by itself: its sessions and its memory are gone, and its sealed allocations have the bytes that it
+//! wrote. After each stretch of cases, and once the survivors have left, everything is checked: the node's state,
+//! descriptors, memfds.
 
 mod case;
 mod operator;
@@ -33,11 +34,11 @@ use std::{
 use plan::{Case, Plan};
 use scene::Scene;
 
-/// Cases at a time.
+/// Cases that run at a time.
 const AT_ONCE: usize = 6;
-/// Cases after which everything is looked at.
+/// Cases after which everything is checked.
 const STRETCH: usize = 175;
-/// Longer than a client takes from its start to its greeting.
+/// Longer than a client takes from its start to its hello.
 const DRAINED_FOR: Duration = Duration::from_millis(300);
 
 #[test]
@@ -79,7 +80,7 @@ fn a_dying_client_leaves_nothing_and_harms_no_other() {
     );
 }
 
-/// Runs them, several at a time, among survivors. What went wrong, each with the command that repeats it.
+/// Runs the cases among survivors, several at a time. Returns the failures, each with the command that repeats it.
 fn run(scene: &mut Scene, cases: &[Case], command: &str) -> Vec<String> {
     let (survivors, scene) = scene.split();
     let left = Mutex::new(cases.iter().rev().collect::<Vec<_>>());
@@ -90,7 +91,7 @@ fn run(scene: &mut Scene, cases: &[Case], command: &str) -> Vec<String> {
         let moving = scene.moves.then(|| scope.spawn(|| operator::move_until(&scene.daemon.admin, &over)));
         let work = || {
             loop {
-                // Of its own line: a `while let` would hold the lock until the case has ended.
+                // On a line of its own: a `while let` would hold the lock until the case has ended.
                 let next = left.lock().expect("no worker panics with it").pop();
                 let Some(case) = next else { return };
                 if let Err(why) = case::run(scene, case) {
@@ -117,7 +118,8 @@ fn run(scene: &mut Scene, cases: &[Case], command: &str) -> Vec<String> {
     failed.into_inner().expect("no worker panics with it")
 }
 
-/// That it is drained it may have been told before its channel was closed: it must not ask again, and live on by another one.
+/// The client may have been told of the drain before its channel was closed. It must not ask again, and live on with
+/// another channel.
 #[test]
 fn a_client_opens_no_new_channel_on_a_drained_node() {
     let mut scene = Scene::with_room(Vec::new());
@@ -138,7 +140,7 @@ fn a_client_opens_no_new_channel_on_a_drained_node() {
             }
         });
     }
-    scene.is_as_before().expect("nobody left anything");
+    scene.is_as_before().expect("nothing is left");
     scene.end().expect("the survivors leave");
 }
 

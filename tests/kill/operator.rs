@@ -1,4 +1,4 @@
-//! An operator who has everything written back, leave its device and come back, whoever uses it, all the time.
+//! An operator that writes back, evicts and fetches all memory, all the time, while clients use it.
 
 use std::{
     collections::BTreeMap,
@@ -16,9 +16,9 @@ use vramd_proto::v1::{
 use vramd_tests::{Admin, Pending, Refused, wait::soon};
 use vramd_types::Reason;
 
-/// Between two orders: pins are to find no room, too, and have others leave.
+/// The pause between two orders, so that pins find no room, too, and have other parts evicted.
 const PAUSE: Duration = Duration::from_millis(4);
-/// In turns: what is written back is to leave next, and to be written before it does.
+/// The orders in turn: a written-back part leaves next, and is written before it does.
 const ORDERS: [fn(&Admin, u64) -> Order; 4] =
     [Order::evict_to_host, Order::write_back, Order::evict_to_disk, Order::bring_in];
 
@@ -27,7 +27,7 @@ enum Order {
     WriteBack(Pending<WriteBackPartsResponse>),
 }
 
-/// Nobody waits for what it is told: orders for what dies stay open for a while.
+/// Gives orders without waiting for their outcome: orders for parts of dying clients stay open for a while.
 pub(crate) fn move_until(admin: &Admin, over: &AtomicBool) -> Result<()> {
     let mut asked: BTreeMap<u64, Order> = BTreeMap::new();
     let mut orders = ORDERS.iter().cycle();
@@ -48,7 +48,8 @@ pub(crate) fn move_until(admin: &Admin, over: &AtomicBool) -> Result<()> {
     asked.into_values().try_for_each(|order| is_plain(order.wait()))
 }
 
-/// Has all that there is leave for the host and come back, which is less than either has. Then its backing is memory there, too.
+/// Evicts all memory to the host and fetches it. Either tier has room for all of it. Afterwards its backing is in the
+/// host, too.
 pub(crate) fn turn_all_over(admin: &Admin) -> Result<()> {
     for (tier, what) in [(Tier::Host, "all of it has left"), (Tier::Device, "all of it is on its device")] {
         soon(what, || {
@@ -103,7 +104,7 @@ impl Order {
     }
 }
 
-/// It may be gone, or change hands; whatever else stands in the way of a part, its copy must not.
+/// Whether this outcome is legal: the part may be gone or in use, but its copy must not fail.
 fn is_plain(outcome: Result<Vec<PartMove>, Status>) -> Result<()> {
     match outcome {
         Ok(parts) => {

@@ -1,4 +1,4 @@
-//! Which clients die, where and how: a function of the seed and a number.
+//! The plan: which clients die, where and how, as a function of the seed and a number.
 
 use std::{env, ops::Range, time::Duration};
 
@@ -12,7 +12,7 @@ use vramd_tests::{
 };
 
 const SEED: u64 = 0x5eed;
-/// Who victims are where the tests run as root; the survivors are root.
+/// The users and tenants of victims if the tests run as root. The survivors are root.
 pub(crate) const TENANTS: [(u32, &str); 2] = [(20_001, "team-a"), (20_002, "team-b")];
 
 #[derive(Clone, Debug)]
@@ -25,11 +25,11 @@ pub(crate) struct Plan {
 pub(crate) struct Case {
     pub(crate) fate: Fate,
     pub(crate) uid: Option<u32>,
-    /// From its step to its end, where that comes from outside.
+    /// The time from the victim's step to its end, if the end comes from outside.
     pub(crate) pause: Duration,
-    /// After closing its channel it says that everything is unmapped; else it is killed.
+    /// Whether the victim reports that everything is unmapped after it has closed its channel. Otherwise it is killed.
     pub(crate) leaves: bool,
-    /// An operator who ends its session would kill it.
+    /// Whether an operator that ends the victim's session has its process killed.
     pub(crate) end_kills: bool,
     command: String,
 }
@@ -39,7 +39,7 @@ impl Plan {
         Self { seed, numbers }
     }
 
-    /// What the variables `VRAMD_KILL_SEED`, `VRAMD_KILL_ROUNDS` and `VRAMD_KILL_CASES` say.
+    /// Reads `VRAMD_KILL_SEED`, `VRAMD_KILL_ROUNDS` and `VRAMD_KILL_CASES`.
     pub(crate) fn from_env() -> Result<Self> {
         let read = |name| env::var(name).ok();
         let seed = read("VRAMD_KILL_SEED").map_or(Ok(SEED), |seed| seed.parse());
@@ -51,8 +51,8 @@ impl Plan {
         self.numbers.clone()
     }
 
-    /// When the daemon revokes mappings of clients that live with that: each as soon as it is mapped, and besides in the
-    /// midst of everything.
+    /// The steps at which the daemon revokes mappings: every new mapping at once, and others in the middle of
+    /// everything.
     pub(crate) fn revocations(&self) -> Vec<Revocation> {
         let mut random = Rng::with_seed(self.seed);
         let steps = ["map_sent", "mapped", "pin", "revoke_sent", "unmapped", "digest"];
@@ -66,7 +66,7 @@ impl Plan {
         drawn.into_iter().chain([always]).collect()
     }
 
-    /// What to type to have these again.
+    /// The command that repeats these cases.
     pub(crate) fn command(&self, numbers: Range<u64>) -> String {
         let (seed, Range { start, end }) = (self.seed, numbers);
         format!(
@@ -100,19 +100,19 @@ impl Plan {
         let mut case = Case {
             fate,
             uid,
-            // Half of them at once: then nothing that was under way has ended.
+            // Half of the victims end at once, while everything is still in flight.
             pause: if random.bool() { Duration::ZERO } else { Duration::from_micros(random.u64(0..8000)) },
             leaves: random.bool(),
-            // One without a channel would be killed at once, and is to live on.
+            // A victim without a channel would be killed at once, and is to live on.
             end_kills: random.bool() && death != Death::Close,
             command: self.command(number..number + 1),
         };
-        // Last, so that all else is what it was before there was this.
+        // Last, so that all other draws stay as they were before this field existed.
         case.fate.late = random.bool();
         case
     }
 
-    /// One whose channel is closed once it has said hello.
+    /// A case whose channel is closed once its client has said hello.
     pub(crate) fn closed_when_greeting(&self, number: u64, target: &str) -> Case {
         let case = self.case(number, target);
         let (script, step, death) = (Script::SdkAllocate, Step::HelloSent, Death::Close);
@@ -127,14 +127,15 @@ impl Case {
     }
 }
 
-/// The cases of so many rounds, or `FIRST..END`; one round unless told. Never none: that would pass, and show nothing.
+/// The numbers of the cases: of this many rounds, or `FIRST..END`; one round by default. An empty range is an error,
+/// since it would pass and show nothing.
 pub(crate) fn numbers(rounds: Option<&str>, cases: Option<&str>) -> Result<Range<u64>> {
     let round = matrix().len() as u64;
     let numbers = match (rounds, cases) {
         (None, None) => 0..round,
         (Some(rounds), None) => {
             let rounds: u64 = rounds.parse().context("VRAMD_KILL_ROUNDS is a number")?;
-            0..rounds.checked_mul(round).context("so many rounds have no number")?
+            0..rounds.checked_mul(round).context("VRAMD_KILL_ROUNDS is too large to number its cases")?
         }
         (None, Some(cases)) => {
             let (first, end) = cases.split_once("..").context("VRAMD_KILL_CASES is FIRST..END")?;
@@ -146,7 +147,7 @@ pub(crate) fn numbers(rounds: Option<&str>, cases: Option<&str>) -> Result<Range
     Ok(numbers)
 }
 
-/// All that can happen.
+/// Every script with every step and every death.
 pub(crate) fn matrix() -> Vec<(Script, Step, Death)> {
     let scripts = Script::value_variants().iter();
     let places = scripts.flat_map(|&script| script.steps().iter().map(move |&step| (script, step)));

@@ -1,4 +1,4 @@
-//! A daemon with survivors, and what there is while nobody else is.
+//! A daemon with survivors, and a record of everything that exists while no victim runs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,64 +23,65 @@ use crate::{operator, plan::TENANTS, survivors::Survivors};
 pub(crate) struct Scene {
     pub(crate) stage: Stage,
     pub(crate) survivors: Survivors,
-    /// `tenant/name` of what victims attach.
+    /// `tenant/name` of the allocation that victims attach.
     pub(crate) target: String,
-    /// Of the daemon with the survivors.
+    /// The state of the daemon with its survivors alone.
     before: Trace,
-    /// The daemon's descriptors before anybody came, by kind.
+    /// The daemon's descriptors before the first client, by kind.
     fds_alone: BTreeMap<String, usize>,
-    /// The files that its disk tier had then.
+    /// The number of files of the disk tier at that time.
     files_alone: usize,
 }
 
-/// What cases share.
+/// The part of the scene that cases share.
 pub(crate) struct Stage {
     pub(crate) daemon: Daemon,
     /// Whether memory moves all the time.
     pub(crate) moves: bool,
-    /// The program.
+    /// The victim's program.
     pub(crate) victim: PathBuf,
     uuid: String,
-    /// One drain at a time.
+    /// Held during a drain: one at a time.
     drains: Mutex<()>,
 }
 
-/// The node is drained as long as it lives.
+/// Keeps the node draining while it lives.
 pub(crate) struct Draining<'a> {
     daemon: &'a Daemon,
     _one: MutexGuard<'a, ()>,
 }
 
-/// All that somebody could leave behind.
+/// Everything that a client could leave behind.
 #[derive(Clone, Debug, PartialEq)]
 struct Trace {
-    /// Held, reserved and unreturned by tenant, device and tier.
+    /// Charged, reserved and unreturned bytes by tenant, device and tier.
     charged: BTreeMap<(String, String, i32), [u64; 3]>,
-    /// Held, unreturned and unbrokered; on their way in and out, and parts that wait.
+    /// Charged, unreturned and unbrokered bytes; bytes that move in and out, and parts that are awaited.
     devices: Vec<[u64; 6]>,
     sessions: BTreeSet<u64>,
     allocations: BTreeSet<u64>,
     fds_in_flight: u32,
-    /// Device memory that any process has open or maps. Where it moves: as much by other names.
+    /// Device memory that any process has open or maps, by name. Where memory moves names change, so only their number
+    /// counts.
     memory: BTreeSet<String>,
-    /// Memory of the host that anybody but the daemon has.
+    /// Host memory that processes other than the daemon have.
     host_elsewhere: BTreeSet<String>,
-    /// The daemon's, by kind.
+    /// The daemon's descriptors, by kind.
     fds: BTreeMap<String, usize>,
-    /// In the disk tier's directory.
+    /// The number of files in the disk tier's directory.
     files: usize,
 }
 
 impl Scene {
-    /// With that going on all the time.
+    /// A daemon with room for all, and these revocations all the time.
     pub(crate) fn with_room(revocations: Vec<Revocation>) -> Self {
         let mut config = Config::devices(&["32GiB"]);
         config.revocations = revocations;
         Self::start(config, Setting::Nothing)
     }
 
-    /// A device that has no room for all, and a link on which a copy takes a few milliseconds; in the host there is room for
-    /// survivors, and on the disk for everybody.
+    /// A daemon whose device has no room for all, with a link on which a copy takes a few milliseconds. The host has
+    /// room for the survivors, and the disk for all.
     pub(crate) fn moving() -> Self {
         let config = Config::devices(&["24MiB"]).link("1GiB").memory("host_size = \"16MiB\"").disk("256MiB");
         let config = config.memory("part_size = \"2MiB\"").memory("harvest_ms = 10");
@@ -88,7 +89,7 @@ impl Scene {
     }
 
     fn start(config: Config, setting: Setting) -> Self {
-        // What survivors hold is fenced too, and held on to.
+        // Memory of survivors is fenced, too, and kept pinned past the fence.
         let mut config = config.limit("survey_interval_ms = 100").limit("revoke_answer_timeout_ms = 1000");
         for (uid, tenant) in TENANTS {
             config = config.tenant(uid, tenant);
@@ -103,7 +104,7 @@ impl Scene {
         let (fds_alone, files_alone) = (stage.fds(), stage.files());
         let mut survivors =
             if moves { Survivors::unheld(&stage.daemon) } else { Survivors::new(&stage.daemon) };
-        // What is made once, by the first call of each, is made now.
+        // Objects that the first call of each kind creates are created now.
         survivors.live_until(&AtomicBool::new(true));
         let target = survivors.target().to_owned();
         stage.settle().expect("they have room");
@@ -116,13 +117,13 @@ impl Scene {
         (&mut self.survivors, &self.stage)
     }
 
-    /// Whether nothing is left of anybody but the survivors.
+    /// Checks that only the survivors have anything left.
     pub(crate) fn is_as_before(&self) -> Result<()> {
         self.stage.settle()?;
         self.before.comes_again(&self.stage)
     }
 
-    /// How many parts have moved, by direction and cause; nothing where none is to move.
+    /// The number of migrations by direction and cause. Empty if memory does not move.
     pub(crate) fn moves(&self) -> Vec<(String, u64)> {
         let ways = ["in", "out"].into_iter().flat_map(|way| ["demand", "operator"].map(|cause| (way, cause)));
         let ways = ways.chain([("out", "write_back")]).filter(|_| self.stage.moves);
@@ -146,7 +147,7 @@ impl Scene {
         ways.map(count).chain(disk.map(|(way, bytes)| (way.to_owned(), bytes / MIB_2))).collect()
     }
 
-    /// The survivors leave, and then there is nothing, and no descriptor more than before they came.
+    /// The survivors leave. Then nothing is left, and no descriptor more than before they came.
     pub(crate) fn end(self) -> Result<()> {
         let Self { stage, survivors, fds_alone, files_alone, .. } = self;
         survivors.leave();
@@ -166,19 +167,19 @@ impl Scene {
 }
 
 impl Stage {
-    /// Where memory moves, all of it comes to where it was before.
+    /// Where memory moves, brings all of it to where it was at the beginning.
     fn settle(&self) -> Result<()> {
         if !self.moves {
             return Ok(());
         }
         operator::turn_all_over(&self.daemon.admin)?;
-        soon("what has left is given back", || {
+        soon("the driver has returned all memory that left", || {
             let state = self.daemon.state();
             state.charged() == state.allocations.iter().map(|row| row.resident_bytes).sum::<u64>()
         })
     }
 
-    /// The daemon's descriptors, by kind. Memory has a name of its own, each time that it is made.
+    /// The daemon's descriptors, by kind. Each memfd has a name of its own.
     fn fds(&self) -> BTreeMap<String, usize> {
         let mut kinds = BTreeMap::new();
         let disk = self.disk().display().to_string();
@@ -252,7 +253,8 @@ impl Trace {
         }
     }
 
-    /// Connections end a moment after their sessions, so it is looked at again and again. Fewer descriptors are fine.
+    /// Polls until this state comes again, since connections end a moment after their sessions. Fewer descriptors are
+    /// fine.
     fn comes_again(&self, stage: &Stage) -> Result<()> {
         let mut now = Self::take(stage);
         let came = soon("it is as it was", || {

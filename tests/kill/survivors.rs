@@ -1,4 +1,4 @@
-//! Clients that live while others die, and look at their bytes again and again.
+//! Clients that live while others die, and compare their bytes all the time.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -12,11 +12,11 @@ use vramd_types::Reason;
 
 use crate::plan::TENANTS;
 
-/// Not all of a processor is theirs.
+/// Between two comparisons, to leave the processor to others.
 const PAUSE: Duration = Duration::from_millis(100);
-/// What stays as it is. Odd, so that no part ends with it.
+/// The size of memory that stays unchanged. Odd, so that it ends within a part.
 const SIZE: u64 = 3 * MIB + 12_345;
-/// What is written anew each time.
+/// The size of memory that is rewritten each time.
 const REWRITTEN_SIZE: u64 = 200_001;
 const NAME: &str = "weights";
 
@@ -35,21 +35,21 @@ struct Survivor {
 
 #[derive(Debug)]
 enum Role {
-    /// Has sealed memory that everybody may read.
+    /// Has sealed memory that every tenant may read.
     Owner { id: u64, digest: String },
     /// Maps that memory.
     Reader { id: u64, digest: String },
-    /// Rewrites its own.
+    /// Rewrites its own memory.
     Writer { id: u64, seed: u64 },
     /// Allocates, writes, seals and frees.
     Busy { round: u64 },
-    /// Maps by way of the SDK.
+    /// Maps through the SDK.
     Sdk { digest: String },
-    /// The same, and pins only while it looks, what it wrote or what is sealed.
+    /// The same, and pins its own or sealed memory only while it compares.
     Pins { digest: String },
-    /// The same as the owner of what is sealed.
+    /// The same as the owner of the sealed memory.
     PinsOwn { digest: String },
-    /// Allocates, and uses it in turns.
+    /// Allocates, and uses the memory in turns.
     Turns { round: u64 },
 }
 
@@ -95,7 +95,7 @@ impl Survivors {
         Self { all, target }
     }
 
-    /// Those who hold nothing, so that all they have can move.
+    /// Survivors without handle pins, so that all their memory can move.
     pub(crate) fn unheld(daemon: &Daemon) -> Self {
         let written = digest(&content(SIZE, 1));
         let open = |uid: Option<u32>| {
@@ -111,7 +111,7 @@ impl Survivors {
         let target = format!("{tenant}/{NAME}");
         let mut all = vec![Survivor::new(owner, Role::PinsOwn { digest: written.clone() })];
 
-        // In the tenants of who dies beside them.
+        // In the tenants of the victims beside them.
         for uid in TENANTS.iter().map(|&(uid, _)| vramd_tests::is_root().then_some(uid)) {
             let (mut reader, _) = open(uid);
             reader.ask(&format!("sdk attach {target}"));
@@ -137,7 +137,7 @@ impl Survivors {
         self.all.iter().map(|survivor| survivor.checks).sum()
     }
 
-    /// They do what they do, each on a thread of its own, until it is over, and once more then.
+    /// Runs each survivor on a thread of its own until `over`, and then once more.
     pub(crate) fn live_until(&mut self, over: &AtomicBool) {
         thread::scope(|scope| {
             for survivor in &mut self.all {
@@ -153,7 +153,7 @@ impl Survivors {
     }
 
     pub(crate) fn leave(self) {
-        // Readers go first, so that nobody is asked to unmap what its owner frees.
+        // Readers leave first, so that none is asked to unmap memory that its owner frees.
         for Survivor { mut probe, role, .. } in self.all.into_iter().rev() {
             match role {
                 Role::Owner { id, .. } => drop(probe.ask(&format!("free {id}"))),
@@ -215,7 +215,7 @@ impl Survivor {
             }
             Role::Turns { round } => {
                 *round += 1;
-                // It ends with an error where a byte is not what it wrote.
+                // The process ends with an error if a byte differs.
                 probe.ask(&format!("sdk turn 3 2097152 50 {round}"));
                 assert_eq!(probe.ask("sdk turned-over")["compared"], 3);
             }

@@ -1,4 +1,4 @@
-//! What could grow, and whether it did.
+//! Figures that could grow, and whether they did.
 
 use std::fmt;
 
@@ -6,14 +6,14 @@ use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use vramd_tests::{NodeState, proc};
 
-/// All of it, while nothing is going on.
+/// All figures at rest.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Figures {
-    /// After so many sessions.
+    /// The number of sessions so far.
     sessions: u64,
     daemon: Process,
     client: Process,
-    /// Held, unreturned and unbrokered, on all devices.
+    /// Charged, unreturned and unbrokered bytes on all devices.
     charged_bytes: u64,
 }
 
@@ -23,7 +23,7 @@ struct Process {
     memory_bytes: u64,
 }
 
-/// From the first look to the last ones.
+/// The first figures and the last.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Growth {
     daemon: Process,
@@ -31,7 +31,7 @@ pub(crate) struct Growth {
     charged_bytes: u64,
 }
 
-/// The lowest of so many looks counts at either end: what an allocator keeps for a while is no growth.
+/// The lowest of this many samples counts at either end: memory that an allocator caches for a while is no growth.
 const LOWEST_OF: usize = 3;
 
 impl Figures {
@@ -91,7 +91,7 @@ impl Growth {
         }
     }
 
-    /// Whether either process has more open than at first.
+    /// Whether either process has more descriptors than at first.
     pub(crate) const fn has_descriptors(&self) -> bool {
         self.daemon.fds > 0 || self.client.fds > 0
     }

@@ -21,13 +21,12 @@ use vramd_proto::v1::ListSessionsRequest;
 use vramd_tests::{Daemon, MIB, MIB_2, Probe, content, digest, wait::until};
 
 const SESSIONS: u64 = 1000;
-/// What both processes make once and keep is made by then: a fifth of all, and at most so many.
+/// Sessions after which both processes have created what they keep: a fifth of all, and at most this many.
 const WARM_UP_MAX: u64 = 1000;
-/// How often everything is looked at after the warm-up.
+/// How often the figures are sampled after the warm-up.
 const LOOKS: u64 = 20;
 
-/// Pages that an allocator keeps for itself and gives back when it likes; a session that leaves 200 bytes behind is
-/// found after 10,000.
+/// Pages that an allocator caches at its own will. A session that leaks 200 bytes is found after 10,000.
 const MEMORY_TOLERANCE_BYTES: u64 = 2 << 20;
 
 /// How long descriptors may take to be closed after the last session.
@@ -36,18 +35,18 @@ const SETTLES_IN: Duration = Duration::from_secs(10);
 /// How a session ends.
 #[derive(Clone, Copy, Debug)]
 enum Ending {
-    /// With everything freed.
+    /// It frees everything.
     Frees,
-    /// With everything dropped, some of it sealed; nobody waits for what that leaves to be done.
+    /// It drops everything, some of it sealed, and does not wait for the releases.
     Seals,
     Drops,
     /// By SIGKILL, after it has mapped and written.
     Dies,
-    /// By SIGKILL, with what it was sent unread.
+    /// By SIGKILL, with unread packets.
     DiesUnread,
 }
 
-/// One process in so many: each costs more than a hundred sessions.
+/// One session of this many is a process, which costs more than a hundred sessions.
 const PROCESS_EVERY: u64 = 25;
 
 #[test]
@@ -65,7 +64,7 @@ fn sessions_in_a_row_leave_nothing_behind() {
         samples.push(at_rest(&daemon, end));
     }
     let seconds = started.elapsed().as_secs_f64();
-    // A thread that ends closes what it had a moment later; what is left behind stays however often it is looked at.
+    // A thread that ends closes its descriptors a moment later. A leak stays, however often the figures are sampled.
     let patience = Instant::now() + SETTLES_IN;
     while Growth::of(&samples).has_descriptors() && Instant::now() < patience {
         samples.push(at_rest(&daemon, sessions));
@@ -130,7 +129,7 @@ fn open(daemon: &Daemon) -> Probe {
 
 /// The figures once everything that has ended is gone.
 fn at_rest(daemon: &Daemon, sessions: u64) -> Figures {
-    // The next hello of this process says that the last session is unmapped, where its own word came too late.
+    // The next hello of this process reports that the last session is unmapped, if its own report came too late.
     until("every session is gone", || {
         drop(Client::builder().socket_dir(daemon.sockets()).connect().expect("a session opens"));
         let request = ListSessionsRequest { page_size: 1000, ..Default::default() };

@@ -1,4 +1,4 @@
-//! `channel.sock` without an SDK: packets as they are, so that a test can send what no SDK would.
+//! `channel.sock` without an SDK: raw packets, so that a test can send what no SDK would.
 
 use std::{
     io::{IoSlice, IoSliceMut},
@@ -23,19 +23,19 @@ use vramd_proto::{
     v1::{ClientFrame, DaemonFrame, client_frame, daemon_frame},
 };
 
-/// One connection on `channel.sock`.
+/// One connection to `channel.sock`.
 #[derive(Debug)]
 pub struct RawChannel(OwnedFd);
 
-/// What came.
+/// The next thing on the channel.
 #[derive(Debug)]
 pub enum Packet {
     Frame(daemon_frame::Frame, Vec<OwnedFd>),
-    /// The same, but not all of its descriptors could be received; those that came are closed.
+    /// A frame whose descriptors could not all be received. The received ones are closed.
     Cut(daemon_frame::Frame),
     /// The daemon has ended the channel.
     Ended,
-    /// Nothing came in time.
+    /// Nothing arrived in time.
     Silence,
 }
 
@@ -55,7 +55,7 @@ impl RawChannel {
             .map(drop)
     }
 
-    /// Sends a packet with something beside its bytes: descriptors, or credentials of the sender's choice.
+    /// Sends a packet with ancillary data: descriptors, or credentials of the sender's choice.
     pub fn send_with(&self, bytes: &[u8], beside: SendAncillaryMessage<'_, '_>) -> Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64), ScmCredentials(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -63,7 +63,7 @@ impl RawChannel {
         sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).map(drop)
     }
 
-    /// The next packet, or what else became of the channel within `patience`.
+    /// The next packet, or the state of the channel after `patience`.
     #[track_caller]
     pub fn receive(&self, patience: Duration) -> Packet {
         if !self.waits(patience) {
@@ -96,19 +96,19 @@ impl RawChannel {
         Packet::Frame(frame, handed)
     }
 
-    /// Waits until something can be received, the end included, and leaves it where it is. Whether it came in time.
+    /// Waits until something can be received, including the end, and leaves it there. Returns whether it came in time.
     pub fn waits(&self, patience: Duration) -> bool {
         let patience = Timespec::try_from(patience).expect("a test's patience is short");
         poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&patience)).is_ok_and(|ready| ready > 0)
     }
 
-    /// Closes the socket, and what lies in it unread is gone.
+    /// Closes the socket. Unread packets in it are gone.
     pub fn close(&mut self) -> Result<()> {
         self.0 = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         Ok(())
     }
 
-    /// Ends the connection, and keeps the socket with what lies in it unread.
+    /// Ends the connection, and keeps the socket with its unread packets.
     pub fn shut_down(&self) -> Result<()> {
         shutdown(&self.0, Shutdown::Both)
     }

@@ -1,4 +1,4 @@
-//! An OpenTelemetry collector over gRPC that keeps what it is sent, or one that never answers.
+//! An OpenTelemetry collector over gRPC that stores what it receives, or one that never answers.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -41,12 +41,12 @@ pub struct Collector {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Everything that was sent, in order.
+/// Everything that was received, in order.
 #[derive(Clone, Debug, Default)]
 pub struct Received {
     pub spans: Vec<Span>,
     pub logs: Vec<LogRecord>,
-    /// Those of the last export.
+    /// The metrics of the last export.
     pub metrics: Vec<Metric>,
     pub resource: Option<Resource>,
     pub exports: usize,
@@ -69,7 +69,7 @@ impl Collector {
         Self::serve(address, Kept::default())
     }
 
-    /// Takes everything, and never says so.
+    /// A collector that takes everything and never answers.
     #[track_caller]
     pub fn silent() -> Self {
         Self::serve(ANY_PORT, Kept { silent: true, ..Kept::default() })
@@ -119,7 +119,7 @@ impl Drop for Collector {
 
 impl Kept {
     fn received(&self) -> MutexGuard<'_, Received> {
-        self.received.lock().expect("nobody panics with it")
+        self.received.lock().expect("no holder of the lock panics")
     }
 
     async fn take<T: Default>(&self, take: impl FnOnce(&mut Received)) -> Result<Response<T>, Status> {

@@ -1,4 +1,4 @@
-//! A configuration file for one test's daemon.
+//! The configuration file of one test's daemon.
 
 use std::{
     fmt::Write as _,
@@ -6,8 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What differs from test to test; the rest is as a test wants it: the simulated driver unless told, and sockets of
-/// its own.
+/// A configuration. By default it has the simulated driver, and sockets of its own.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// `sim` or `cuda`.
@@ -18,7 +17,7 @@ pub struct Config {
     pub sim: Vec<String>,
     pub faults: Vec<Fault>,
     pub revocations: Vec<Revocation>,
-    /// Tenants by uid. Without any, everybody is `uid-N`.
+    /// Tenants by uid. Without any, each user is the tenant `uid-N`.
     pub tenants: Vec<(u32, String)>,
     /// Lines of `[memory]`, `[pressure]`, `[shares]`, `[limits]`, `[quota.default]`, `[daemon]` and `[telemetry]`.
     pub memory: Vec<String>,
@@ -28,14 +27,14 @@ pub struct Config {
     pub default_quota: Vec<String>,
     pub daemon: Vec<String>,
     pub telemetry: Vec<String>,
-    /// What each device has of a disk, in a directory of the daemon's own.
+    /// Each device's size of a disk tier, in a directory of the daemon's own.
     pub disk: Option<String>,
-    /// Where that directory is, if not beside the sockets.
+    /// That directory, if it is not beside the sockets.
     pub disk_directory: Option<PathBuf>,
     /// `auto`, `ring` or `threads`.
     pub disk_engine: &'static str,
     pub immutable: Vec<PathBuf>,
-    /// What lies on fs-verity never changes.
+    /// Whether files on fs-verity count as immutable.
     pub verity: bool,
     pub log_level: &'static str,
 }
@@ -59,15 +58,15 @@ pub enum Effect {
     DelayMs(u64),
 }
 
-/// A step at which the daemon revokes what that concerns.
+/// A step at which the daemon revokes the parts that the step concerns.
 #[derive(Clone, Copy, Debug)]
 pub struct Revocation {
     /// `map_sent`, `mapped`, `pin`, `revoke_sent`, `unmapped` or `digest`.
     pub at: &'static str,
-    /// Which of these steps, from 1, and again after every so many.
+    /// Which of these steps, from 1, and then every how many.
     pub nth: u64,
     pub every: u64,
-    /// A fence; else an evict.
+    /// Whether it revokes by fence, or else by eviction.
     pub wait: bool,
 }
 
@@ -108,7 +107,7 @@ impl Config {
         Self { driver: "cuda", devices: Vec::new(), ..Self::default() }
     }
 
-    /// Where what is logged costs what is measured: `info` is what a daemon says unless it is told otherwise.
+    /// Sets the log level. `info` is a daemon's default, for tests in which the cost of logging counts.
     #[must_use]
     pub fn log_level(self, log_level: &'static str) -> Self {
         Self { log_level, ..self }
@@ -138,7 +137,7 @@ impl Config {
         self
     }
 
-    /// How fast copies between simulated devices and the host are, in bytes a second.
+    /// Sets the speed of copies between simulated devices and the host, in bytes a second.
     #[must_use]
     pub fn link(mut self, bytes_per_second: &str) -> Self {
         for key in ["link_to_device", "link_to_host"] {
@@ -147,7 +146,7 @@ impl Config {
         self
     }
 
-    /// The same of the link that all simulated devices share.
+    /// Sets the speed of the link that all simulated devices share.
     #[must_use]
     pub fn uplink(mut self, bytes_per_second: &str) -> Self {
         for key in ["uplink_to_device", "uplink_to_host"] {
@@ -184,20 +183,20 @@ impl Config {
         Self { disk_directory: Some(directory.to_owned()), ..self }
     }
 
-    /// Who reads and writes there: `ring` is io_uring, `auto` that too where the kernel has it.
+    /// Sets the engine of the disk: `ring` is io_uring, `auto` is the same where the kernel has it.
     #[must_use]
     pub fn disk_engine(self, engine: &'static str) -> Self {
         Self { disk_engine: engine, ..self }
     }
 
-    /// Files below these never change.
+    /// Declares that files below this path never change.
     #[must_use]
     pub fn immutable(mut self, path: &Path) -> Self {
         self.immutable.push(path.to_owned());
         self
     }
 
-    /// What lies on fs-verity never does.
+    /// Declares that files on fs-verity never change.
     #[must_use]
     pub fn verity(self) -> Self {
         Self { verity: true, ..self }
@@ -221,7 +220,7 @@ impl Config {
         self
     }
 
-    /// Writes it for a daemon whose sockets and state lie below `home`.
+    /// Writes the file for a daemon whose sockets and state lie below `home`.
     pub fn write(&self, home: &Path) {
         if self.disk.is_some() {
             fs::create_dir_all(home.join("disk")).expect("the test's directory is writable");

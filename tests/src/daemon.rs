@@ -36,7 +36,7 @@ pub struct Daemon {
     errors_expected: bool,
 }
 
-/// Where one daemon, or several after each other, have their sockets, state and log.
+/// The directory of one daemon, or of several in succession: sockets, state and log.
 #[derive(Debug)]
 pub struct Home {
     dir: TempDir,
@@ -46,13 +46,13 @@ pub struct Home {
 }
 
 impl Daemon {
-    /// One device of 1 GiB, nothing else configured.
+    /// Starts a daemon with one device of 1 GiB and defaults otherwise.
     #[track_caller]
     pub fn new() -> Self {
         Self::start(&Config::default())
     }
 
-    /// Starts one and waits until it serves.
+    /// Starts a daemon and waits until it serves.
     #[track_caller]
     pub fn start(config: &Config) -> Self {
         let home = Home::new();
@@ -94,19 +94,19 @@ impl Daemon {
         self.home.log()
     }
 
-    /// A session of the test's own process.
+    /// Opens a session of the test's own process.
     #[track_caller]
     pub fn open(&self) -> RawSession {
         RawSession::open(&self.sockets())
     }
 
-    /// A client process.
+    /// Starts a client process.
     #[track_caller]
     pub fn probe(&self) -> Probe {
         Probe::start(&self.sockets(), None)
     }
 
-    /// A client process of another user; only root can have one.
+    /// Starts a client process of another user, which needs root.
     #[track_caller]
     pub fn probe_as(&self, uid: u32) -> Probe {
         Probe::start(&self.sockets(), Some(uid))
@@ -127,8 +127,8 @@ impl Daemon {
         NodeState::read(&self.admin)
     }
 
-    /// The same once the daemon has heard every answer on its channels: they come by another socket than calls, and
-    /// who compares the books later must not begin with one that is on its way.
+    /// The state once the daemon has read every answer on its channels. Answers arrive on another socket than calls, so
+    /// a later comparison must not begin with one in flight.
     #[track_caller]
     pub fn settled_state(&self) -> NodeState {
         eventually("nothing is on its way", || {
@@ -137,7 +137,7 @@ impl Daemon {
         })
     }
 
-    /// What it measures, where it serves that by the configuration.
+    /// The daemon's metrics, if the configuration has it serve them.
     #[track_caller]
     pub fn metrics(&self) -> String {
         let address = eventually("the daemon says where its metrics are", || {
@@ -148,20 +148,20 @@ impl Daemon {
         http::get(address, "/metrics").body
     }
 
-    /// Waits until nothing is allocated, charged or on its way.
+    /// Waits until nothing is allocated, charged or in flight.
     #[track_caller]
     pub fn drains(&self) {
         let empty = within(PATIENCE, || self.state().is_empty().then_some(()));
         assert!(empty.is_some(), "waited {PATIENCE:?} in vain for an empty node: {:#?}", self.state());
     }
 
-    /// A quota on every device, in the tier `device`.
+    /// Sets a quota on every device, in the tier `device`.
     #[track_caller]
     pub fn set_quota(&self, tenant: &str, guarantee: &str, limit: &str) {
         self.admin.set_quota(quota(tenant, "*", guarantee, limit)).ok();
     }
 
-    /// For tests that provoke what the log calls an error.
+    /// Accepts log lines of level ERROR, for tests that cause them.
     pub fn expect_errors(&mut self) {
         self.errors_expected = true;
     }
@@ -171,7 +171,7 @@ impl Daemon {
         kill_process(pid, signal).expect("the daemon can be signalled");
     }
 
-    /// Asks it to stop, and gives its directory back to start another one in.
+    /// Asks the daemon to stop, and returns its directory to start another one in.
     #[track_caller]
     pub fn stop(mut self) -> (ExitStatus, Home) {
         self.signal(Signal::TERM);
@@ -180,7 +180,7 @@ impl Daemon {
         (status, self.into_home())
     }
 
-    /// Kills it as an out-of-memory killer would.
+    /// Kills the daemon as an out-of-memory killer would.
     #[track_caller]
     pub fn kill(mut self) -> Home {
         self.signal(Signal::KILL);
@@ -199,7 +199,7 @@ impl Daemon {
 
     fn check_log(&self) {
         let log = self.log();
-        // The level, as text and as JSON; names of the driver's errors may stand in any line.
+        // The level, as text and as JSON. Names of the driver's errors may occur in any line.
         let bad = [" ERROR ", "\"ERROR\"", "panicked"];
         let error = log.lines().find(|line| bad.iter().any(|bad| line.contains(bad)));
         assert!(self.errors_expected || error.is_none(), "the daemon logged {error:?}");
@@ -217,7 +217,7 @@ impl Drop for Daemon {
         let runs = matches!(self.child.try_wait(), Ok(None));
         let node = (runs && !thread::panicking()).then(|| self.admin.get_node(GetNodeRequest {}).wait());
         if runs {
-            // A stopped one does not die of anything else.
+            // A stopped process dies of SIGKILL alone.
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
@@ -233,7 +233,8 @@ impl Drop for Daemon {
 }
 
 impl Home {
-    /// Other users can reach the sockets in it. It is below `VRAMD_TESTS_HOME`, for whoever wants it gone though we are killed.
+    /// Creates a directory whose sockets other users can reach. It is below `VRAMD_TESTS_HOME`, so that a caller can
+    /// delete it even if the test is killed.
     pub fn new() -> Self {
         let parent = env::var_os("VRAMD_TESTS_HOME").unwrap_or_else(|| "/tmp".into());
         let home = tempfile::Builder::new().prefix("vramd-e2e-").tempdir_in(parent);
@@ -242,21 +243,21 @@ impl Home {
         Self { dir: home, open_files_max: None, mounts: None, filter: None }
     }
 
-    /// A daemon in it cannot have more files open, and cannot change that.
+    /// Gives a daemon in this directory a hard limit of open files.
     #[must_use]
     pub fn with_open_files(mut self, most: u64) -> Self {
         self.open_files_max = Some(most);
         self
     }
 
-    /// A daemon in it sees what this line of the shell mounts, and nobody else does: that is root's to do.
+    /// Mounts by this line of the shell for a daemon in this directory alone. Needs root.
     #[must_use]
     pub fn with_mounts(mut self, line: String) -> Self {
         self.mounts = Some(line);
         self
     }
 
-    /// The kernel does that for a daemon in it.
+    /// Filters a system call of a daemon in this directory.
     #[must_use]
     pub fn with_filter(mut self, filter: Filter) -> Self {
         self.filter = Some(filter);
@@ -271,12 +272,12 @@ impl Home {
         self.path().join("run")
     }
 
-    /// What all daemons in this directory have logged.
+    /// The log of all daemons in this directory.
     pub fn log(&self) -> String {
         fs::read_to_string(self.path().join("log")).unwrap_or_default()
     }
 
-    /// Starts a daemon and waits for nothing.
+    /// Starts a daemon, and waits for nothing.
     pub fn spawn(&self) -> Child {
         let log =
             File::options().create(true).append(true).open(self.path().join("log")).expect("the log opens");
@@ -319,7 +320,7 @@ impl Default for Home {
     }
 }
 
-/// A request to set a quota; what is empty stays as it is.
+/// A request to set a quota. An empty text leaves the value unchanged.
 pub fn quota(tenant: &str, device: &str, guarantee: &str, limit: &str) -> SetQuotaRequest {
     SetQuotaRequest {
         tenant: tenant.to_owned(),

@@ -1,5 +1,6 @@
-//! What the kernel does of a system call of a daemon: refuses it, as in a container, or never answers, as for a disk that hangs.
-#![allow(unsafe_code, reason = "what is done between fork and exec is the caller's word alone")]
+//! Filters a system call of a daemon: the kernel refuses it, as in a container, or never answers, as for a hanging
+//! disk.
+#![allow(unsafe_code, reason = "the caller alone knows that code between fork and exec is sound")]
 
 use std::{
     io,
@@ -10,19 +11,19 @@ use std::{
 use dev_kit::filter;
 use libc::c_long;
 
-/// One system call of a program and of all that it starts, for good.
+/// The filter of one system call, for a program and its children, until they end.
 #[derive(Clone, Copy, Debug)]
 pub enum Filter {
-    /// It answers EPERM.
+    /// The call returns EPERM.
     Refused(c_long),
-    /// It returns when its process ends.
+    /// The call returns when its process ends.
     Unanswered(c_long),
 }
 
 impl Filter {
-    /// From its beginning on.
+    /// Installs the filter before the program starts.
     pub(crate) fn apply(self, command: &mut Command) {
-        // SAFETY: What is done between fork and exec allocates nothing and takes no lock: some system calls.
+        // SAFETY: between fork and exec the closure allocates nothing and takes no lock: it makes a few system calls.
         unsafe { command.pre_exec(move || self.install()) };
     }
 
@@ -31,7 +32,8 @@ impl Filter {
             Self::Refused(number) => filter::refuse(number),
             Self::Unanswered(number) => {
                 let listener = filter::ask(number)?;
-                // While somebody has it open who could answer, the call waits for that. Only the copy outlives the exec.
+                // While a process has the listener open, the call waits for its answer. Only the copy outlives the
+                // exec.
                 let _ = rustix::io::dup(&listener)?.into_raw_fd();
                 Ok(())
             }

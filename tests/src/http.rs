@@ -1,4 +1,4 @@
-//! Just enough of HTTP to ask a server on this node.
+//! A minimal HTTP client for servers on this node.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -17,7 +17,7 @@ pub struct Answer {
     pub body: String,
 }
 
-/// Asks, and closes the connection after the answer.
+/// Sends a GET request, and closes the connection after the answer.
 pub fn try_get(server: SocketAddr, path: &str) -> io::Result<Answer> {
     let mut stream = TcpStream::connect_timeout(&server, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -36,13 +36,13 @@ pub fn get(server: SocketAddr, path: &str) -> Answer {
     try_get(server, path).unwrap_or_else(|why| panic!("GET http://{server}{path}: {why}"))
 }
 
-/// What an API answers.
+/// The JSON answer of an API.
 pub fn try_json(server: SocketAddr, path: &str) -> Option<Value> {
     let answer = try_get(server, path).ok()?;
     (answer.status == 200).then(|| serde_json::from_str(&answer.body).ok()).flatten()
 }
 
-/// A port of this node that nobody listens on now.
+/// A port of this node without a listener.
 pub fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     listener.local_addr().expect("a listener has an address")

@@ -1,8 +1,8 @@
-//! What the end-to-end tests stand on: real daemons in directories of their own, client processes that can be
-//! stopped at any step, and the books as an operator sees them.
+//! The harness of the end-to-end tests: real daemons in directories of their own, client processes that can be stopped
+//! at any step, and the node's state as operators see it.
 //!
-//! Nothing here knows the broker's insides. A test sees what a client, an operator or the kernel sees: the sockets,
-//! the tables of `admin.sock`, and `/proc`.
+//! Nothing here knows the broker's internals. A test sees what clients, operators and the kernel see: the sockets, the
+//! tables of `admin.sock`, and `/proc`.
 
 pub mod channel;
 pub mod collector;
@@ -42,17 +42,17 @@ pub use self::{
     watching::Watching,
 };
 
-/// What every charge is a multiple of.
+/// The unit of every charge.
 pub const MIB_2: u64 = 2 << 20;
 pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
 
-/// Who the tests run as; some need to become somebody else.
+/// Whether the tests run as root, which some need to become other users.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Bytes that look like nothing else: another seed, another content.
+/// Unmistakable bytes: another seed gives another content.
 pub fn content(size: u64, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let words = (0..size.div_ceil(8)).flat_map(|_| {

@@ -11,7 +11,7 @@ use std::{
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Bytes that the daemon handed out. Shared with other processes, so a test reads them only while nobody writes.
+/// Bytes of a part. Other processes share them, so a test reads them only while no process writes.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
@@ -39,15 +39,15 @@ impl Mapping {
 
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: reading mapped memory needs a raw slice. It is mapped readable for `len` bytes until `self` is
-        // dropped, and the protocol lets nobody write while a test compares.
+        // dropped, and the protocol lets no process write while a test compares.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
-    /// The same memory as words that others may change at any time.
+    /// The same memory as words that other processes may change at any time.
     pub fn words(&self) -> &[AtomicU64] {
         assert!(self.writable && self.start.cast::<AtomicU64>().is_aligned());
-        // SAFETY: looking at shared words needs a raw slice. As in `bytes`, and mapped for writing, which atomics need; whoever
-        // else changes them does so atomically.
+        // SAFETY: looking at shared words needs a raw slice. As in `bytes`, and mapped for writing, which atomics need;
+        // other processes change them atomically, too.
         unsafe { slice::from_raw_parts(self.start.cast().as_ptr(), self.len / size_of::<AtomicU64>()) }
     }
 

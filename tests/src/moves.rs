@@ -1,10 +1,10 @@
-//! Which way memory has gone, by the daemon's word.
+//! Past migrations, by the daemon's word.
 
 use vramd_proto::v1::{EndedMove, ListMovesRequest, Tier, move_event::Change};
 
 use crate::Daemon;
 
-/// Bytes that were written to disk so far, and read, as the daemon serves them.
+/// Bytes written to disk so far, and read from it, by the daemon's metrics.
 #[track_caller]
 pub fn on_disk(daemon: &Daemon) -> [u64; 2] {
     let scrape = daemon.metrics();
@@ -16,7 +16,7 @@ pub fn on_disk(daemon: &Daemon) -> [u64; 2] {
     })
 }
 
-/// Whether a part of that session's memory has gone to a tier below, and come to its device since. Only what moved lately is known.
+/// Whether a part of that session has gone to this tier and come back to its device, among the recent migrations.
 #[track_caller]
 pub fn has_come_back(daemon: &Daemon, session: u64, from: Tier) -> bool {
     let owned: Vec<_> = daemon.state().allocations;

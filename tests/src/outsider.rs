@@ -1,15 +1,15 @@
-//! Others who use a simulated device, or the host's memory, beside the daemon.
+//! Other programs that take memory of a simulated device, or of the host.
 
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-/// Memory of the device that somebody took, until it is dropped.
+/// Takes memory of the device until it is dropped.
 pub fn outsider(uuid: &str, bytes: u64) -> OwnedFd {
     taken(&format!("vramd-sim:{uuid}:1"), bytes)
 }
 
-/// The same of the host's memory, which goes by the name of the daemon's first device.
+/// Takes memory of the host. It bears the name of the daemon's first device.
 pub fn outsider_of_host(uuid: &str, bytes: u64) -> OwnedFd {
     taken(&format!("vramd-sim:{uuid}:host-1"), bytes)
 }

@@ -1,6 +1,6 @@
 //! A client process that does one step at a time, so that a test can kill, stop or fork it between any two.
 //!
-//! It reads a command a line and answers each with a line of JSON; `src/bin/probe.rs` is the other side.
+//! It reads one command a line, and answers each with a line of JSON. `src/bin/probe` is the other side.
 
 use std::{
     fs,
@@ -23,13 +23,13 @@ use crate::{
 #[derive(Debug)]
 pub struct Probe {
     child: Child,
-    /// Closed to tell it that there is no more to do.
+    /// Closed to tell the process that there are no more commands.
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
 impl Probe {
-    /// Starts one, as another user if a uid is given.
+    /// Starts a probe, as another user if a uid is given.
     #[track_caller]
     pub fn start(socket_dir: &Path, uid: Option<u32>) -> Self {
         Self::start_program("probe", &[], socket_dir, uid)
@@ -41,7 +41,7 @@ impl Probe {
         let mut command = match uid {
             None => Command::new(program(name)),
             Some(uid) => {
-                // The target folder may be closed to others; a copy beside the sockets is not.
+                // Other users may have no access to the target folder. They have access to a copy beside the sockets.
                 let copy = socket_dir.with_file_name(name);
                 if !copy.exists() {
                     fs::copy(program(name), &copy).expect("the probe can be copied");
@@ -63,7 +63,7 @@ impl Probe {
         self.child.id()
     }
 
-    /// Has it do something that must go well.
+    /// Gives a command that must succeed.
     #[track_caller]
     pub fn ask(&mut self, command: &str) -> Value {
         let answer = self.answer(command);
@@ -71,7 +71,7 @@ impl Probe {
         answer
     }
 
-    /// Has it do something that must be refused.
+    /// Gives a command that must be refused.
     #[track_caller]
     pub fn refused(&mut self, command: &str) -> Refused {
         let answer = self.answer(command);
@@ -89,14 +89,14 @@ impl Probe {
         })
     }
 
-    /// Has it do something, however it goes.
+    /// Gives a command, whatever its outcome.
     #[track_caller]
     pub fn answer(&mut self, command: &str) -> Value {
         self.tell(command);
         self.listen(command)
     }
 
-    /// Has it begin something whose answer may be long in coming.
+    /// Gives a command whose answer may take long.
     #[track_caller]
     pub fn tell(&mut self, command: &str) {
         let input = self.input.as_mut().expect("open until it leaves");
@@ -114,20 +114,20 @@ impl Probe {
         kill_process(Pid::from_child(&self.child), signal).expect("the probe can be signalled");
     }
 
-    /// Ends it as nothing can be caught.
+    /// Kills it with SIGKILL.
     pub fn kill(mut self) {
         self.child.kill().expect("the probe can be killed");
         self.child.wait().expect("a child can be waited for");
     }
 
-    /// Stops it as a debugger does, and waits until it stands.
+    /// Stops it with SIGSTOP, and waits until it has stopped.
     #[track_caller]
     pub fn freeze(&self) {
         self.signal(Signal::STOP);
         until("the probe is stopped", || proc::is_stopped(self.pid()));
     }
 
-    /// Lets it run to its end.
+    /// Waits for its end.
     #[track_caller]
     pub fn leave(mut self) {
         drop(self.input.take());
@@ -138,7 +138,7 @@ impl Probe {
 
 impl Drop for Probe {
     fn drop(&mut self) {
-        // Harmless where it has ended.
+        // Harmless if it has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

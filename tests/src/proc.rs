@@ -1,5 +1,5 @@
-//! What the kernel says of processes, as an independent witness. Of one that is gone it says nothing, which is not
-//! "none": whoever counts there panics.
+//! The kernel's view of processes, as an independent witness. A process that has ended is not one with nothing: these
+//! functions panic on it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,11 +15,11 @@ pub fn fd_count(pid: u32) -> usize {
     fds(pid).count()
 }
 
-/// The same by what they are: `socket`, `anon_inode:[pidfd]`, a path, ….
+/// The same by kind: `socket`, `anon_inode:[pidfd]`, a path, ….
 #[track_caller]
 pub fn fds_by_kind(pid: u32) -> BTreeMap<String, usize> {
     let mut kinds = BTreeMap::new();
-    // One that was closed meanwhile is none.
+    // A descriptor that was closed meanwhile does not count.
     for link in fds(pid).filter_map(|path| fs::read_link(path).ok()) {
         let link = link.to_string_lossy();
         let kind =
@@ -43,8 +43,8 @@ pub fn memory_mapping_count(pid: u32) -> usize {
     maps.lines().filter(|line| line.contains("/memfd:vramd-sim:")).count()
 }
 
-/// The memory of a simulated device that any process of this node has open or maps: names, each with its inode. Not that
-/// of the host beside it, which its daemon keeps.
+/// The memory of a simulated device that any process of this node has open or maps: names, each with its inode. Without
+/// the host memory beside it, which its daemon keeps.
 pub fn memory_of(uuid: &str) -> BTreeSet<String> {
     let mut seen = BTreeSet::new();
     each_memory(uuid, |_, name, inode| {
@@ -55,7 +55,7 @@ pub fn memory_of(uuid: &str) -> BTreeSet<String> {
     seen
 }
 
-/// Memory of the host that goes by this device: names, each with its inode, and who has it.
+/// Host memory with this device's name: names, each with its inode, and the processes that have it.
 pub fn host_memory_of(uuid: &str) -> BTreeMap<String, BTreeSet<u32>> {
     let mut seen: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
     each_memory(uuid, |pid, name, inode| {
@@ -66,12 +66,12 @@ pub fn host_memory_of(uuid: &str) -> BTreeMap<String, BTreeSet<u32>> {
     seen
 }
 
-/// What goes by that device's name, as each process has it open or maps it: the name and the inode.
+/// Calls `note` with each process, name and inode of memory with this device's name, open or mapped.
 fn each_memory(uuid: &str, mut note: impl FnMut(u32, &str, &str)) {
     let wanted = format!("/memfd:vramd-sim:{uuid}:");
     for process in fs::read_dir("/proc").expect("/proc can be listed").flatten() {
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        // Processes end while they are looked at, and then hold nothing.
+        // Processes may end during the listing.
         let mut note = |name: &str, inode: &str| {
             if name.starts_with(&wanted) {
                 note(pid, name, inode);
@@ -90,19 +90,19 @@ fn each_memory(uuid: &str, mut note: impl FnMut(u32, &str, &str)) {
     }
 }
 
-/// Resident memory of a process that no file or memfd backs, in bytes.
+/// Resident memory of a process without a file or memfd behind it, in bytes.
 #[track_caller]
 pub fn anonymous_bytes(pid: u32) -> u64 {
     status_bytes(pid, "RssAnon:")
 }
 
-/// All its resident memory, in bytes.
+/// All resident memory of a process, in bytes.
 #[track_caller]
 pub fn resident_bytes(pid: u32) -> u64 {
     status_bytes(pid, "VmRSS:")
 }
 
-/// CPU time that all its threads have taken, in the kernel and outside, as finely as the kernel says it.
+/// CPU time of all its threads, in the kernel and outside, as exact as the kernel's clock ticks.
 #[track_caller]
 pub fn cpu_time(pid: u32) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))
@@ -123,12 +123,12 @@ fn status_bytes(pid: u32, field: &str) -> u64 {
     kibibytes.expect("a number of kB") << 10
 }
 
-/// Whether the process is there and not a zombie.
+/// Whether the process exists and is no zombie.
 pub fn is_alive(pid: u32) -> bool {
     state(pid).is_some_and(|state| state != 'Z')
 }
 
-/// Whether the process is stopped by a signal.
+/// Whether a signal has stopped the process.
 pub fn is_stopped(pid: u32) -> bool {
     state(pid) == Some('T')
 }

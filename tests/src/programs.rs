@@ -1,5 +1,5 @@
-//! The programs under test: built once for each run of a test binary, and for other programs those that lie beside
-//! them, so that a bundle can be carried to where nothing can be built.
+//! The programs under test: a test binary builds them once. Other programs use those that lie beside them, so that a
+//! bundle runs where nothing can be built.
 
 use std::{
     env, io,
@@ -25,12 +25,12 @@ pub fn program(name: &str) -> PathBuf {
     path
 }
 
-/// Where the programs are, up to date where they can be built. A build that fails is not tried again.
+/// The folder of the programs, which are up to date if they can be built. A failed build is not repeated.
 fn folder() -> &'static Path {
     static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let built = FOLDER.get_or_init(|| {
         let own = env::current_exe().expect("a process knows its program");
-        // A test binary lies in `deps/`, and what it tests lies beside that folder.
+        // A test binary lies in `deps/`, and the programs lie beside that folder.
         match own.ancestors().find(|path| path.ends_with("deps")).and_then(Path::parent) {
             Some(folder) => build(folder).map(|()| folder.to_owned()),
             None => Ok(own.parent().expect("a program lies in a folder").to_owned()),
@@ -70,8 +70,8 @@ fn build(folder: &Path) -> Result<(), String> {
     output.status.success().then_some(()).ok_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// Starts a program that may have been copied a moment ago: a child that another thread has just forked has the copy open
-/// for writing until it executes something else, and so long the kernel says that it is busy.
+/// Starts a program that may just have been copied. A child that another thread has just forked has the copy open for
+/// writing until it executes another program. Until then the kernel says that the copy is busy.
 pub fn spawn(command: &mut Command) -> io::Result<Child> {
     let end = Instant::now() + PATIENCE;
     loop {

@@ -1,4 +1,4 @@
-//! A real Prometheus, and what it has scraped or been sent.
+//! A real Prometheus, and the series that it has scraped or received.
 
 use std::{
     fs::{self, File},
@@ -20,7 +20,7 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Scrapes these every second.
+    /// Scrapes these addresses every second.
     #[track_caller]
     pub fn scraping(targets: &[SocketAddr]) -> Self {
         let targets: Vec<_> = targets.iter().map(|target| format!("\"{target}\"")).collect();
@@ -30,7 +30,7 @@ impl Prometheus {
         ))
     }
 
-    /// Waits for what it is sent by OTLP over HTTP, at [`Self::otlp_endpoint`].
+    /// Receives OTLP over HTTP, at [`Self::otlp_endpoint`].
     #[track_caller]
     pub fn receiving() -> Self {
         Self::start("otlp:\n  promote_resource_attributes: [service.name, service.instance.id]\n")
@@ -103,7 +103,7 @@ impl Drop for Prometheus {
     }
 }
 
-/// What Prometheus's linter says of a scrape: nothing where it is good.
+/// The report of Prometheus's linter on a scrape: empty if it is good.
 pub fn lint(scrape: &str) -> String {
     let mut child = Command::new(tool("bin/promlint"))
         .stdin(Stdio::piped())

@@ -1,4 +1,4 @@
-//! What the daemon refuses, held against the registry of reasons.
+//! Refusals of the daemon, checked against the registry of reasons.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,15 +6,14 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 use vramd_types::Reason;
 
-/// One refusal, however it came: as a gRPC status, an item of a batch, or a frame on the channel.
+/// One refusal, from a gRPC status, an item of a batch, or a frame on the channel.
 #[derive(Clone, Debug)]
 pub struct Refused {
     pub code: Code,
     pub reason: String,
     pub message: String,
     pub facts: BTreeMap<String, String>,
-    /// Only a gRPC status has them.
-    // Boxed: it is large, and an error is moved about.
+    /// Only a gRPC status has them. Boxed, since they are large and an error is moved.
     details: Option<Box<ErrorDetails>>,
 }
 
@@ -52,7 +51,7 @@ impl Refused {
         }
     }
 
-    /// Checks that it is this, with the code, the facts and the standard details that go with it.
+    /// Checks the reason, and the code, facts and standard details that belong to it.
     #[track_caller]
     pub fn is(&self, reason: Reason) -> &Self {
         assert_eq!(self.reason, reason.name(), "{self:?}");
@@ -72,7 +71,7 @@ impl Refused {
         self.facts.get(key).unwrap_or_else(|| panic!("no `{key}` in {self:?}"))
     }
 
-    /// One of its facts that is a number.
+    /// One of its facts, as a number.
     #[track_caller]
     pub fn number(&self, key: &str) -> u64 {
         self.fact(key).parse().unwrap_or_else(|_| panic!("`{key}` is no number in {self:?}"))

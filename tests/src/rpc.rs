@@ -1,4 +1,4 @@
-//! gRPC over the Unix sockets, call by call, from tests that are no async code.
+//! gRPC over the Unix sockets for synchronous tests, one call at a time.
 
 use std::{future::Future, path::Path, sync::OnceLock, time::Duration};
 
@@ -14,8 +14,8 @@ use vramd_proto::v1::{
 
 use crate::{refusal::Refused, wait::PATIENCE};
 
-/// A call that was sent and is not answered yet.
-#[must_use = "a call that nobody waits for is a test that sees nothing"]
+/// A call that was sent and has no answer yet.
+#[must_use = "a test that does not wait for its call sees no answer"]
 #[derive(Debug)]
 pub struct Pending<T>(JoinHandle<Result<T, Status>>);
 
@@ -30,13 +30,13 @@ impl<T: Send + 'static> Pending<T> {
         answer.expect("a call is answered in time").expect("a client does not panic")
     }
 
-    /// The answer of a call that has to go well.
+    /// The answer of a call that must succeed.
     #[track_caller]
     pub fn ok(self) -> T {
         self.wait().unwrap_or_else(|status| panic!("refused: {:?}", Refused::from_status(&status)))
     }
 
-    /// The refusal of a call that has to be refused.
+    /// The refusal of a call that must be refused.
     #[track_caller]
     pub fn refused(self) -> Refused
     where
@@ -52,7 +52,7 @@ impl<T: Send + 'static> Pending<T> {
         self.0.is_finished()
     }
 
-    /// Leaves before the answer comes.
+    /// Drops the call before its answer.
     pub fn cancel(self) {
         self.0.abort();
     }
@@ -72,7 +72,7 @@ pub struct Admin {
     said: Said,
 }
 
-/// With every call.
+/// The metadata of every call.
 #[derive(Clone, Debug, Default)]
 struct Said {
     deadline: Option<Duration>,
@@ -115,7 +115,7 @@ impl Admin {
         Self { client: self.client.clone(), said: Said { deadline: Some(deadline), ..self.said } }
     }
 
-    /// Its calls are in that trace.
+    /// Makes the calls part of that trace.
     #[must_use]
     pub fn in_trace(&self, traceparent: &'static str) -> Self {
         Self { client: self.client.clone(), said: Said { traceparent: Some(traceparent), ..self.said } }
@@ -178,7 +178,7 @@ impl Admin {
     }
 }
 
-/// Whether the health service on a socket says SERVING for a service; the empty name is the whole daemon.
+/// Whether the health service on a socket says SERVING for a service. The empty name is the whole daemon.
 #[track_caller]
 pub fn is_serving(socket: &Path, service: &str) -> bool {
     use tonic_health::pb::{
@@ -191,7 +191,7 @@ pub fn is_serving(socket: &Path, service: &str) -> bool {
     answer.is_ok_and(|answer| answer.status() == ServingStatus::Serving)
 }
 
-/// Connects when it is first used, and again after the daemon was away.
+/// Connects at its first use, and again after the daemon was away.
 fn channel(socket: &Path) -> Channel {
     let _inside = runtime().enter();
     let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).expect("a path makes a URI");

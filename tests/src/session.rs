@@ -1,4 +1,4 @@
-//! A session without an SDK: it does what the protocol asks, and stops wherever a test wants it to.
+//! A session without an SDK: it answers the protocol step by step, and stops wherever a test wants it to.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,44 +27,44 @@ use crate::{
     words::WordTable,
 };
 
-/// One session, whose process is the test's.
+/// A session of the test's own process.
 #[derive(Debug)]
 pub struct RawSession {
     pub channel: RawChannel,
     pub welcome: Welcome,
     pub memory: Memory,
     mapped: BTreeMap<(u64, u32), Mapping>,
-    /// With pins.
+    /// The word table of a session with pins.
     pub words: Option<WordTable>,
     /// The slots of parts that have one.
     pub slots: BTreeMap<(u64, u32), u32>,
     /// Unmapped parts whose words said that they were written.
     written: BTreeSet<(u64, u32)>,
-    /// Pins that a part gets when it is mapped.
+    /// The pins that a part gets when it is mapped.
     pub pins_on_map: u32,
     last_call: u64,
     spans: BTreeMap<u64, u64>,
 }
 
-/// Parts that came and are not mapped yet.
+/// Received parts that are not mapped yet.
 pub type Parcel = Vec<(MapPart, OwnedFd)>;
 
-/// A nameless allocation that ends with its session.
+/// An allocation without a name that ends with its session.
 pub fn spec(size_bytes: u64) -> AllocationSpec {
     AllocationSpec { size_bytes, ..Default::default() }
 }
 
-/// A named one that stays once it is sealed.
+/// A named allocation that stays once it is sealed.
 pub fn persistent(name: &str, size_bytes: u64) -> AllocationSpec {
     AllocationSpec { name: name.to_owned(), lifetime: Lifetime::Persistent.into(), ..spec(size_bytes) }
 }
 
-/// What a client with pins says first, which is not told of pressure.
+/// The hello of a client with pins, which is not told of pressure.
 pub fn hello_with_pins() -> Hello {
     Hello { features: FEATURES & !PRESSURE, ..hello() }
 }
 
-/// What a client without pins says first.
+/// The hello of a client without pins.
 pub fn hello() -> Hello {
     Hello {
         protocol_major: PROTOCOL_MAJOR,
@@ -82,7 +82,7 @@ impl RawSession {
         Self::greet(socket_dir, hello()).unwrap_or_else(|refused| panic!("no session: {refused:?}"))
     }
 
-    /// One that pins, and maps its word table.
+    /// Opens a session with pins, and maps its word table.
     #[track_caller]
     pub fn open_with_pins(socket_dir: &Path) -> Self {
         Self::greet(socket_dir, hello_with_pins()).unwrap_or_else(|refused| panic!("no session: {refused:?}"))
@@ -91,7 +91,7 @@ impl RawSession {
     #[track_caller]
     pub fn greet(socket_dir: &Path, hello: Hello) -> Result<Self, Refused> {
         let channel = RawChannel::connect(socket_dir).expect("the channel's socket is there");
-        // A daemon that refuses before it reads may have closed already; its refusal is still there to be read.
+        // A daemon that refuses before it reads may have closed already. Its refusal can still be read.
         let sent = channel.send(client_frame::Frame::Hello(hello));
         assert!(matches!(sent, Ok(()) | Err(Errno::PIPE)), "a hello can be sent: {sent:?}");
         match channel.receive(PATIENCE) {
@@ -105,7 +105,7 @@ impl RawSession {
         }
     }
 
-    /// One whose hello was said, and answered, on that channel.
+    /// A session whose hello was sent and answered on that channel.
     pub fn welcomed(socket_dir: &Path, channel: RawChannel, welcome: Welcome) -> Self {
         let memory = Memory::new(socket_dir);
         Self {
@@ -122,7 +122,7 @@ impl RawSession {
         }
     }
 
-    /// Maps the word table that came with the welcome, where the session has pins.
+    /// Maps the word table that came with the welcome, if the session has pins.
     #[track_caller]
     pub fn map_words(&mut self, fds: &[OwnedFd]) {
         let slots = self.welcome.slot_count;
@@ -146,12 +146,12 @@ impl RawSession {
         &self.welcome.tenant
     }
 
-    /// A request for these, which the caller may change before it is sent.
+    /// A request for these items, which the caller may change before sending it.
     pub fn request(&self, items: Vec<AllocationSpec>) -> AllocateBatchRequest {
         AllocateBatchRequest { session_id: self.id(), items, ..Default::default() }
     }
 
-    /// Allocates, maps and says so.
+    /// Allocates, maps and acknowledges.
     #[track_caller]
     pub fn allocate(&mut self, spec: AllocationSpec) -> Allocation {
         let allocation = self.reserve(spec);
@@ -159,7 +159,7 @@ impl RawSession {
         allocation
     }
 
-    /// Allocates, and leaves what comes on the channel unread.
+    /// Allocates, and leaves the packets on the channel unread.
     #[track_caller]
     pub fn reserve(&self, spec: AllocationSpec) -> Allocation {
         let answer = self.memory.allocate_batch(self.request(vec![spec])).ok();
@@ -207,19 +207,20 @@ impl RawSession {
         }
     }
 
-    /// A revoke can cross the answer that makes it needless: calls and channel are two sockets.
+    /// Whether no part of the revoke is mapped. A revoke can cross the report that makes it needless, since calls and
+    /// channel are two sockets.
     fn is_answered(&self, revoke: &Revoke) -> bool {
         !revoke.parts.iter().any(|part| self.mapped.contains_key(&(part.allocation_id, part.part_index)))
     }
 
-    /// Maps parts and says so.
+    /// Maps parts and acknowledges them.
     #[track_caller]
     pub fn accept(&mut self, parcel: Parcel) {
         let parts = self.map(parcel);
         self.acknowledge(parts);
     }
 
-    /// Maps parts and says nothing yet.
+    /// Maps parts without an acknowledgement.
     #[track_caller]
     pub fn map(&mut self, parcel: Parcel) -> Vec<PartRef> {
         let mut parts = Vec::new();
@@ -253,12 +254,12 @@ impl RawSession {
         self.spans.get(&allocation) == Some(&mapped)
     }
 
-    /// Its mapped parts in their order.
+    /// Its mapped parts in order.
     pub fn parts(&self, allocation: u64) -> impl Iterator<Item = &Mapping> {
         self.mapped.range((allocation, 0)..=(allocation, u32::MAX)).map(|(_, mapping)| mapping)
     }
 
-    /// Writes the asked bytes.
+    /// Writes the requested bytes.
     #[track_caller]
     pub fn write(&mut self, allocation: u64, content: &[u8]) {
         let mut rest = content;
@@ -304,7 +305,7 @@ impl RawSession {
     #[track_caller]
     pub fn attach(&mut self, name: &str) -> Allocation {
         let answer = self.memory.attach(self.attach_request(name)).ok();
-        let allocation = answer.allocation.expect("what is attached is told");
+        let allocation = answer.allocation.expect("an answer describes the attached allocation");
         self.map_all(allocation.allocation_id);
         allocation
     }
@@ -319,7 +320,7 @@ impl RawSession {
         AttachRequest { session_id: self.id(), target, ..Default::default() }
     }
 
-    /// Unmaps all of an allocation of its own will.
+    /// Unmaps all of an allocation without being asked.
     #[track_caller]
     pub fn unmap(&mut self, allocation: u64) {
         let parts = self.mapped.range((allocation, 0)..=(allocation, u32::MAX));
@@ -334,7 +335,7 @@ impl RawSession {
         self.tell_unmapped(&parts);
     }
 
-    /// Unmaps parts and says nothing yet. With pins: none may be pinned.
+    /// Unmaps parts without a report. In a session with pins none of them may be pinned.
     pub fn unmap_untold(&mut self, parts: &[PartRef]) {
         for part in parts {
             let part = (part.allocation_id, part.part_index);
@@ -344,7 +345,7 @@ impl RawSession {
                 let word = words.worker(*slot);
                 let unmapping = word.begin_unmap_revoked().or_else(|_| word.begin_unmap());
                 self.mapped.remove(&part);
-                if unmapping.expect("nobody pins it").finish() {
+                if unmapping.expect("no pin is left").finish() {
                     self.written.insert(part);
                 }
             }
@@ -352,7 +353,7 @@ impl RawSession {
         }
     }
 
-    /// The slot of a part that this session maps, or mapped.
+    /// The slot of a part that this session maps, or has mapped.
     #[track_caller]
     pub fn slot(&self, allocation: u64, part: u32) -> u32 {
         *self.slots.get(&(allocation, part)).expect("a part that was mapped with pins has a slot")
@@ -363,13 +364,13 @@ impl RawSession {
         self.words.as_ref().expect("the session has pins")
     }
 
-    /// Asks for a set of parts. The call's number.
+    /// Sends a call for a pin set, and returns its number.
     #[track_caller]
     pub fn pin(&mut self, parts: Vec<PartRef>) -> u64 {
         self.pin_within(parts, 0)
     }
 
-    /// The same, for so many milliseconds; 0: for as long as it takes.
+    /// The same with a deadline of this many milliseconds; 0: none.
     #[track_caller]
     pub fn pin_within(&mut self, parts: Vec<PartRef>, wait_ms: u64) -> u64 {
         self.last_call += 1;
@@ -383,7 +384,7 @@ impl RawSession {
         self.send(client_frame::Frame::PinEnded(PinEnded { call_id }));
     }
 
-    /// Maps what comes until that call is answered.
+    /// Maps received parts until that call is answered.
     #[track_caller]
     pub fn pin_answer(&mut self, call: u64) -> Result<(), Refused> {
         loop {
@@ -429,7 +430,7 @@ impl RawSession {
         self.memory.free_batch(request).ok().results.into_iter().next().expect("one item has one answer")
     }
 
-    /// Unmaps and forgets.
+    /// Unmaps and detaches.
     #[track_caller]
     pub fn detach(&mut self, allocation: u64) -> ReleaseResult {
         self.unmap(allocation);

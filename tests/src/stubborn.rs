@@ -1,7 +1,6 @@
-//! A gRPC client that tells its deadline and then waits for the answer all the same.
+//! A gRPC client that sends its deadline and waits for the answer beyond it.
 //!
-//! Every other client gives up by itself when its deadline passes, so what the daemon would have answered is seen by
-//! none of them.
+//! Every other client gives up by itself at its deadline, and never sees the daemon's answer.
 
 use std::{path::Path, time::Duration};
 
@@ -13,7 +12,7 @@ use tonic::Status;
 
 use crate::{rpc::runtime, wait::PATIENCE};
 
-/// The status that the daemon answers a call with whose `grpc-timeout` is this.
+/// The status with which the daemon answers a call with this `grpc-timeout`.
 #[track_caller]
 pub fn status_of(socket: &Path, method: &str, request: &impl Message, deadline: Duration) -> Status {
     let mut body = vec![0];

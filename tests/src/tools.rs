@@ -1,4 +1,4 @@
-//! Tools of other makers, as `tests/dev/install-tools` installs them. One that is missing fails the test.
+//! Tools of other makers, as `tests/dev/install-tools` installs them. A missing tool fails the test.
 
 use std::{
     path::{Path, PathBuf},
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::programs::repository;
 
-/// A `grpcurl` aimed at one Unix socket.
+/// A `grpcurl` for one Unix socket.
 #[derive(Debug)]
 pub struct Grpcurl {
     socket: PathBuf,
@@ -21,7 +21,7 @@ impl Grpcurl {
         Self { socket: socket.to_owned() }
     }
 
-    /// What it prints when asked for `list` or `describe SYMBOL`.
+    /// The output of `list` or `describe SYMBOL`.
     #[track_caller]
     pub fn reflect(&self, what: &[&str]) -> String {
         let output = self.output(&[], what);
@@ -37,7 +37,7 @@ impl Grpcurl {
         serde_json::from_slice(&output.stdout).expect("grpcurl prints JSON")
     }
 
-    /// What comes of a call whose answer is a stream, for so long.
+    /// The messages of a streaming call within this time.
     #[track_caller]
     pub fn stream(&self, method: &str, request: &Value, during: Duration) -> Vec<Value> {
         let seconds = during.as_secs_f64().to_string();
@@ -50,7 +50,7 @@ impl Grpcurl {
             .collect()
     }
 
-    /// What it prints about a call that is refused.
+    /// The text about a call that is refused.
     #[track_caller]
     pub fn refused(&self, method: &str, request: &Value) -> String {
         let output = self.output(&["-format-error", "-d", &request.to_string()], &[method]);
@@ -59,19 +59,19 @@ impl Grpcurl {
     }
 
     fn output(&self, options: &[&str], what: &[&str]) -> Output {
-        // Left to itself it takes the socket's path for the authority, which HTTP/2 refuses.
+        // By default `grpcurl` sends the socket's path as the authority, which HTTP/2 refuses.
         let mut command = Command::new(tool("bin/grpcurl"));
         command.args(["-plaintext", "-authority", "localhost", "-max-time", "30"]).args(options);
         command.arg(format!("unix://{}", self.socket.display())).args(what).output().expect("grpcurl starts")
     }
 }
 
-/// The folder where `grpcurl` is found by its name.
+/// The folder of `grpcurl`.
 pub fn folder() -> PathBuf {
     tool("bin/grpcurl").with_file_name("")
 }
 
-/// The Python with gRPC in it.
+/// The Python with gRPC.
 pub fn python() -> Command {
     Command::new(tool("venv/bin/python"))
 }

@@ -1,4 +1,4 @@
-//! Waiting for what other processes do: polling with a deadline, never a sleep that hopes.
+//! Waits for other processes: polls with a deadline, and never sleeps in hope.
 
 use std::{
     thread,
@@ -7,10 +7,10 @@ use std::{
 
 use anyhow::{Result, ensure};
 
-/// How long a machine under load may take for anything that takes milliseconds otherwise.
+/// How long a machine under load may take for a step that takes milliseconds otherwise.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Polls until `look` sees something, and fails the test with `what` when patience ends.
+/// Polls until `look` returns a value. Fails the test with `what` when patience ends.
 #[track_caller]
 pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + PATIENCE;
@@ -37,13 +37,13 @@ pub fn within<T>(patience: Duration, mut look: impl FnMut() -> Option<T>) -> Opt
     }
 }
 
-/// Polls until it is so.
+/// Polls until it is true.
 #[track_caller]
 pub fn until(what: &str, mut look: impl FnMut() -> bool) {
     eventually(what, || look().then_some(()));
 }
 
-/// Polls until it is so, and says `what` was waited for when patience ends: for threads, which must not panic.
+/// Polls until it is true, and returns an error with `what` when patience ends: for threads, which must not panic.
 pub fn soon(what: &str, mut look: impl FnMut() -> bool) -> Result<()> {
     let end = Instant::now() + PATIENCE;
     while !look() {
@@ -53,7 +53,7 @@ pub fn soon(what: &str, mut look: impl FnMut() -> bool) -> Result<()> {
     Ok(())
 }
 
-/// Looks again and again for as long as `span`, and fails the test as soon as it is not so.
+/// Polls for as long as `span`, and fails the test as soon as it is false.
 #[track_caller]
 pub fn always(what: &str, span: Duration, mut look: impl FnMut() -> bool) {
     let end = Instant::now() + span;

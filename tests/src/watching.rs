@@ -10,7 +10,7 @@ use crate::{
     wait::PATIENCE,
 };
 
-/// Reads nothing until it is asked to.
+/// A watch that reads only when it is asked to.
 #[derive(Debug)]
 pub struct Watching {
     stream: Streaming<WatchResponse>,
@@ -19,7 +19,7 @@ pub struct Watching {
 }
 
 impl Watching {
-    /// Returns once the daemon has said that it begins: all that happens from here on is told.
+    /// Starts a watch, and returns once the daemon has begun it: all later events are in it.
     pub fn start(admin: &Admin, request: WatchRequest) -> Result<Self, Refused> {
         let mut stream = admin.watch(request).wait().map_err(|status| Refused::from_status(&status))?;
         let begun = message(&mut stream).expect("a watch begins").expect("with a message");
@@ -27,7 +27,7 @@ impl Watching {
         Ok(Self { stream, begun })
     }
 
-    /// Of everything.
+    /// Watches every event.
     #[track_caller]
     pub fn all(admin: &Admin) -> Self {
         Self::start(admin, WatchRequest::default()).expect("one may watch")
@@ -39,7 +39,7 @@ impl Watching {
         self.message().expect("the watch goes on").expect("the watch has not ended")
     }
 
-    /// Reads on until an event is what is looked for, and returns all up to it.
+    /// Reads on to the first event that matches, and returns all events up to it.
     #[track_caller]
     pub fn until(&mut self, is_it: impl Fn(&Event) -> bool) -> Vec<WatchResponse> {
         let mut seen = Vec::new();
@@ -51,7 +51,7 @@ impl Watching {
         }
     }
 
-    /// The next message, or how the watch ended.
+    /// The next message, or the end of the watch.
     #[track_caller]
     pub fn message(&mut self) -> Result<Option<WatchResponse>, Status> {
         message(&mut self.stream)

@@ -1,4 +1,4 @@
-//! A session's word table without an SDK: what a test's client writes there, true or not.
+//! A session's word table without an SDK, in which a test's client writes anything, valid or not.
 
 use std::{
     os::fd::{AsFd as _, OwnedFd},
@@ -30,7 +30,7 @@ impl AsRef<[AtomicU64]> for Memory {
 }
 
 impl WordTable {
-    /// Maps what came with the welcome.
+    /// Maps the table that came with the welcome.
     #[track_caller]
     pub fn map(fd: &OwnedFd, slots: u32) -> Self {
         let mapping = Mapping::new(fd.as_fd(), bytes_for(slots), 0, true).expect("a word table maps");
@@ -54,12 +54,12 @@ impl WordTable {
         self.word(slot).load(Ordering::SeqCst)
     }
 
-    /// Whatever was there before.
+    /// Overwrites the word.
     pub fn write(&self, slot: u32, word: u64) {
         self.word(slot).store(word, Ordering::SeqCst);
     }
 
-    /// All of it, as it is mapped.
+    /// The whole table, as it is mapped.
     pub fn words(&self) -> &[AtomicU64] {
         self.memory.as_ref()
     }

@@ -1,10 +1,10 @@
-//! Which life a victim lives, and where and how it ends.
+//! The fate of a victim: its life, and where and how that ends.
 
 use clap::{Args, ValueEnum};
 
 use crate::MIB_2;
 
-/// A life. What comes before its own steps is done without dying.
+/// A life. The steps before its own are done without dying.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Script {
     /// Opens a session, allocates, maps and writes.
@@ -12,18 +12,18 @@ pub enum Script {
     /// The same with more parts than one packet carries.
     Batch,
     Seal,
-    /// Frees what it maps, and unmaps when it is asked to.
+    /// Frees its memory, and unmaps it when it is asked to.
     Free,
-    /// Maps what a survivor has sealed.
+    /// Maps memory that a survivor has sealed.
     Attach,
     Detach,
-    /// Closes the channel and opens another session, which says that the first one's memory is unmapped.
+    /// Closes the channel and opens another session, which reports that the first one's memory is unmapped.
     Reconnect,
-    /// Hears that the node is drained.
+    /// Learns that the node is draining.
     Drain,
     /// Is ended by an operator.
     End,
-    // The same by way of the SDK, which frees and detaches by unmapping first.
+    // The same through the SDK, which frees and detaches by unmapping first.
     SdkAllocate,
     SdkSeal,
     SdkAttach,
@@ -40,13 +40,13 @@ pub enum Script {
     // The same where memory moves all the time, and is short.
     /// Pins what it has, writes it, and unmaps what it is told to, again and again.
     Move,
-    /// The same with what a survivor has sealed, which it reads.
+    /// The same with memory that a survivor has sealed, which it reads.
     MoveAttach,
     SdkMove,
     SdkMoveAttach,
 }
 
-/// What the daemon does all the time where a script is played.
+/// The activity of the daemon all the time during a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setting {
     Nothing,
@@ -56,7 +56,7 @@ pub enum Setting {
     Moving,
 }
 
-/// A step of the protocol, done. What comes after it is not.
+/// A completed step of the protocol. Later steps are not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Step {
     /// The channel is connected, and nothing is sent.
@@ -65,10 +65,10 @@ pub enum Step {
     Welcomed,
     /// The SDK is about to call.
     CallBegins,
-    /// The call is sent, and its answer not waited for.
+    /// The call is sent, and the victim does not wait for its answer.
     CallSent,
     Answered,
-    /// Something can be read: of the SDK it is not known what.
+    /// A packet can be read. In the SDK its content is unknown.
     PacketWaits,
     MapWaits,
     MapReceived,
@@ -87,30 +87,30 @@ pub enum Step {
     Unmapped,
     HalfAnswered,
     UnmapAnswered,
-    /// Unmapped of its own will, and nothing is said.
+    /// Unmapped without being asked, and not reported.
     LetGo,
-    /// A call for pins is sent.
+    /// A pin call is sent.
     PinCalled,
-    /// Something that it calls for is on its way to the device.
+    /// A part of the pin call moves to the device.
     Coming,
     PinAnswered,
-    /// It has said that it does not need its pins any more.
+    /// The victim has reported that it no longer needs its pins.
     PinEnded,
-    /// Something that it has unmapped is on its way to the host, or to disk.
+    /// A part that it has unmapped moves to the host, or to disk.
     Leaving,
-    /// All that it has is below its device.
+    /// All its parts are below their device.
     Out,
     ChannelClosed,
     DrainWaits,
     DrainReceived,
-    /// The daemon has said that the session is over.
+    /// The daemon has told it that the session is over.
     EndHeard,
 }
 
 /// How a victim ends at its step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Death {
-    /// SIGKILL, where it stands.
+    /// SIGKILL at the step.
     Kill,
     /// SIGKILL while it goes on.
     Race,
@@ -122,7 +122,7 @@ pub enum Death {
     NoFds,
 }
 
-/// All that a victim is told.
+/// The arguments of a victim.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct Fate {
     #[arg(long)]
@@ -131,31 +131,31 @@ pub struct Fate {
     pub step: Step,
     #[arg(long)]
     pub death: Death,
-    /// Names its session, its memory, and what it writes.
+    /// The number of the case, which names its session, its memory and its content.
     #[arg(long)]
     pub case: u64,
-    /// What it allocates; a batch has more.
+    /// How many parts it allocates. A batch has more.
     #[arg(long)]
     pub parts: u64,
-    /// What it allocates is to stay once it is sealed.
+    /// Whether its allocation is persistent.
     #[arg(long)]
     pub persistent: bool,
-    /// It closes its channel by shutting it down, and keeps the socket with what lies in it unread.
+    /// Whether it shuts its channel down, and keeps the socket with its unread packets, instead of closing it.
     #[arg(long)]
     pub shuts_down: bool,
-    /// By way of the SDK: its channel is closed when what is on its way has arrived.
+    /// In the SDK: whether its channel is closed only when packets in flight have arrived.
     #[arg(long)]
     pub late: bool,
-    /// How many descriptors it can still open when it can open no more.
+    /// How many descriptors it can still open at its step, if it ends by a lack of them.
     #[arg(long)]
     pub spare_fds: u64,
-    /// `tenant/name` of what it attaches.
+    /// `tenant/name` of the allocation that it attaches.
     #[arg(long)]
     pub target: String,
 }
 
 impl Script {
-    /// Where it can end, in the order of its life.
+    /// The steps at which it can end, in the order of its life.
     pub fn steps(self) -> &'static [Step] {
         #[allow(clippy::enum_glob_use, reason = "the table is read by its columns")]
         use Step::*;
@@ -284,7 +284,7 @@ impl Script {
         }
     }
 
-    /// Where its steps are certain.
+    /// The setting in which its steps are certain to happen.
     pub fn setting(self) -> Setting {
         match self {
             Self::SdkPin | Self::SdkPinSeal | Self::SdkPinDetach => Setting::Revoking,
@@ -314,7 +314,7 @@ impl Script {
 }
 
 impl Fate {
-    /// The size that it asks for, which no part ends with.
+    /// The requested size, which is no multiple of the part size.
     pub fn size(&self) -> u64 {
         self.parts * MIB_2 - 1
     }
@@ -323,7 +323,7 @@ impl Fate {
         format!("case-{}", self.case)
     }
 
-    /// As it is written on a command line.
+    /// The fate as arguments of a command line.
     pub fn arguments(&self) -> Vec<String> {
         let named = |value: Option<clap::builder::PossibleValue>| {
             value.expect("no value is hidden").get_name().to_owned()
@@ -344,7 +344,7 @@ impl Fate {
     }
 }
 
-/// What the victim of that case writes.
+/// The content that the victim of that case writes.
 pub fn content(case: u64, size: u64) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(size).expect("a test's content fits in memory")];
     let mut hasher = blake3::Hasher::new();

@@ -1,4 +1,4 @@
-//! A victim as its watcher has it.
+//! A victim, as its watcher controls it.
 
 use std::{
     fs,
@@ -22,14 +22,14 @@ pub struct Victim {
 }
 
 impl Victim {
-    /// Puts the program where every user can run it: beside the sockets.
+    /// Copies the program to where every user can run it: beside the sockets.
     pub fn install(socket_dir: &Path) -> Result<PathBuf> {
         let copy = socket_dir.with_file_name("victim");
         fs::copy(program("victim"), &copy)?;
         Ok(copy)
     }
 
-    /// Starts one, as another user if a uid is given.
+    /// Starts a victim, as another user if a uid is given.
     pub fn start(installed: &Path, socket_dir: &Path, uid: Option<u32>, fate: &Fate) -> Result<Self> {
         let mut command = Command::new(installed);
         command.args(fate.arguments()).env("VRAMD_SOCKET_DIR", socket_dir).current_dir("/");
@@ -46,7 +46,7 @@ impl Victim {
         self.child.id()
     }
 
-    /// What it says next; `None` once it has ended.
+    /// Its next report; `None` once it has ended.
     pub fn hear(&mut self) -> Result<Option<Word>> {
         let mut line = String::new();
         if self.output.read_line(&mut line)? == 0 {
@@ -59,7 +59,7 @@ impl Victim {
         Ok(writeln!(self.input, "{order}")?)
     }
 
-    /// Ends it as nothing can be caught, and returns what it had said before that nobody has heard yet.
+    /// Kills it with SIGKILL, and returns its unread reports.
     pub fn kill(&mut self) -> Result<Vec<Word>> {
         self.child.kill()?;
         let mut said = Vec::new();
@@ -73,7 +73,7 @@ impl Victim {
 
 impl Drop for Victim {
     fn drop(&mut self) {
-        // Harmless where it has ended.
+        // Harmless if it has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

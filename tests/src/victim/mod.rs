@@ -1,7 +1,6 @@
-//! A client process that comes to one step of the protocol and dies there: what it is told, and who watches it.
+//! A client process that comes to one step of the protocol and dies there, and its watcher.
 //!
-//! It takes its fate as arguments and tells what it does, one line a thing ([`Word`]). `src/bin/victim` is the other
-//! side.
+//! It takes its fate as arguments, and reports each step in one line ([`Word`]). `src/bin/victim` is the other side.
 
 mod fate;
 mod handle;

@@ -1,10 +1,10 @@
-//! What a victim and who watches it say to each other, one line a thing.
+//! The words between a victim and its watcher, one in each line.
 
 use std::{fmt, str::FromStr};
 
 use anyhow::{Context as _, Error, Result, bail};
 
-/// What a victim tells.
+/// A report of a victim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Word {
     /// It was welcomed.
@@ -16,26 +16,26 @@ pub enum Word {
     ReadyToEnd,
     /// It has come to its step, and ends there.
     Reached,
-    /// Its channel is closed, and it lives. So many parts are mapped.
+    /// Its channel is closed, and it lives, with this many mapped parts.
     Closed {
         mapped: usize,
     },
-    /// Whether what it wrote or attached is still there, where it maps it.
+    /// Whether its written or attached bytes are intact where it maps them.
     Intact(bool),
-    /// It has unmapped everything and said so by a new session.
+    /// It has unmapped everything and reported that by a new session.
     Left {
         session: u64,
     },
-    /// There is nothing more that it could do.
+    /// Its life cannot go on.
     Over(String),
 }
 
-/// What a victim that lives on is asked.
+/// An order to a victim that lives on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Compare the bytes that you map with what they should be.
+    /// Compare the mapped bytes with their content.
     Check,
-    /// Unmap everything and say so by a new session.
+    /// Unmap everything and report that by a new session.
     Leave,
 }
 

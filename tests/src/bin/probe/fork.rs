@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-/// A child that does nothing but hold what it inherited, for two minutes at most.
+/// Forks a child that keeps what it inherited, for two minutes at most.
 pub(super) fn holder() -> Result<Value> {
     // SAFETY: fork is only offered as an unsafe call. The child makes system calls alone until it ends, so no
     // lock that another thread held at the fork is touched.
@@ -32,8 +32,8 @@ pub(super) fn holder() -> Result<Value> {
     Ok(json!({ "pid": pid }))
 }
 
-/// A child that holds what it inherited, and receives the next packet on this socket when it gets SIGUSR1. It keeps
-/// the descriptors, for two minutes at most.
+/// Forks a child that keeps what it inherited and, at SIGUSR1, receives the next packet on this socket. It keeps the
+/// descriptors, for two minutes at most.
 pub(super) fn heir(socket: BorrowedFd<'_>) -> Result<Value> {
     let socket = socket.as_raw_fd();
     // SAFETY: a signal set is plain data that these calls write, and it outlives them. Blocked before the fork, the
@@ -73,12 +73,12 @@ pub(super) fn heir(socket: BorrowedFd<'_>) -> Result<Value> {
     Ok(json!({ "pid": pid }))
 }
 
-/// A child that does this and ends.
+/// Forks a child that runs this and ends. Returns whether it succeeded.
 pub(super) fn run(what: impl FnOnce() -> bool) -> Result<Value> {
     Ok(json!({ "status": run_by(fork, what)? }))
 }
 
-/// The same by either of these; how it ended.
+/// The same by either kind of fork. Returns how the child ended.
 pub(super) fn run_by(fork: impl Fn() -> libc::c_long, what: impl FnOnce() -> bool) -> Result<i32> {
     let pid = fork();
     if pid == 0 {

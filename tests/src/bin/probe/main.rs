@@ -112,7 +112,7 @@ impl Probe {
                 session.write(id, &vramd_tests::content(size, number(&words, 1)?));
                 json!({})
             }
-            // Asks for it, and does not do its own share.
+            // Asks for the pin, and does not read its answer.
             "begin-seal" => {
                 let allocation_id = number(&words, 0)?;
                 let request = SealRequest { session_id: session.id(), request_id: Vec::new(), allocation_id };
@@ -132,7 +132,8 @@ impl Probe {
                 match session.memory.attach(request).wait() {
                     Err(status) => refused(&Refused::from_status(&status)),
                     Ok(answer) => {
-                        let allocation = answer.allocation.context("what is attached is told")?;
+                        let allocation =
+                            answer.allocation.context("an answer describes the attached allocation")?;
                         session.map_all(allocation.allocation_id);
                         let digest = session.digest(allocation.allocation_id, allocation.size_bytes);
                         json!({ "allocation": allocation.allocation_id, "told": allocation.digest, "found": digest })
@@ -175,7 +176,7 @@ impl Probe {
         })
     }
 
-    /// A forked child says on the channel that it inherited that a part is unmapped.
+    /// Has a forked child report on the inherited channel that a part is unmapped.
     fn fork_and_send(&self, allocation_id: u64) -> Result<Value> {
         let session = self.session.as_ref().context("no session is open")?;
         let part = Some(PartRef { allocation_id, part_index: 0 });
@@ -184,7 +185,7 @@ impl Probe {
         fork::run(|| session.channel.send(frame).is_ok())
     }
 
-    /// Asks what only operators may.
+    /// Sends a request that only operators may send.
     fn node(&self) -> Value {
         match Admin::new(&self.sockets).get_node(GetNodeRequest {}).wait() {
             Ok(node) => json!({ "driver": node.driver }),

@@ -1,4 +1,4 @@
-//! The same steps by way of the SDK.
+//! The same steps through the SDK.
 
 use std::{
     thread,
@@ -14,12 +14,12 @@ use vramd_client::{
 
 use crate::{fork, small, turns::Turner};
 
-/// What this process has by way of the SDK, the latest of each.
+/// The process's objects of the SDK, the latest of each.
 #[derive(Default)]
 pub(crate) struct Sdk {
     open: Option<Allocation>,
     sealed: Option<Sealed>,
-    /// What it lets go of while nobody pins it.
+    /// Memory without a handle pin.
     kept: Vec<Sealed>,
     guards: Vec<Pinned>,
     turner: Option<Turner>,
@@ -71,7 +71,7 @@ impl Sdk {
                 }
                 Err(error) => refused(&error),
             },
-            // The bytes as they are mapped now, whatever became of the daemon.
+            // The bytes as they are mapped now, even if the daemon has ended.
             "digest" => {
                 let open = self.open.as_ref().map(Allocation::as_slice);
                 let bytes = open
@@ -94,8 +94,8 @@ impl Sdk {
                 };
                 json!({ "digest": vramd_tests::digest(pinned.as_slice()?) })
             }
-            // Pins, looks at what it wrote last and writes anew, for so many milliseconds, without a pause or with one
-            // of so many microseconds between two pins.
+            // Pins, compares and rewrites its memory, for this many milliseconds, with a pause of this many
+            // microseconds between two pins or without one.
             "pin-for" => {
                 let open = self.open.as_ref().context("nothing is allocated")?;
                 let (end, mut pins) = (Instant::now() + Duration::from_millis(words[0].parse()?), 0_u64);
@@ -114,15 +114,15 @@ impl Sdk {
                 }
                 json!({ "pins": pins })
             }
-            // So many parts of so many bytes each, for so many milliseconds, from that seed on.
+            // Parts and their size in bytes, milliseconds, and the seed.
             "turn" => {
                 let (parts, size) = (words[0].parse()?, words[1].parse()?);
                 let (span, seed) = (Duration::from_millis(words[2].parse()?), words[3].parse()?);
                 self.turner.insert(Turner::new(client, parts, size, seed)?).turn(span)?
             }
-            // Looks at all of that, which goes with it.
+            // Compares all of it, and drops it.
             "turned-over" => self.turner.take().context("nothing was turned over")?.compare()?,
-            // What was sealed or attached last is one of several that are pinned by their numbers.
+            // Adds the memory that was last sealed or attached to those that are pinned by number.
             "keep" => {
                 let mut sealed = self.sealed.take().context("nothing is sealed")?;
                 sealed.unpin()?;
@@ -141,7 +141,7 @@ impl Sdk {
                     Err(error) => refused(&error),
                 }
             }
-            // Some parts of what is allocated, from one to before another.
+            // Some parts of the allocation, from the first to before the second number.
             "pin-parts" => {
                 let parts = words[0].parse()?..words[1].parse()?;
                 match self.open.as_ref().context("nothing is allocated")?.pin_parts(parts, Access::Read) {
@@ -153,7 +153,7 @@ impl Sdk {
                     Err(error) => refused(&error),
                 }
             }
-            // What is allocated, or what was kept last: `advise set` or `advise unset`.
+            // Of the allocation, or of the memory that was last sealed or attached: `advise set` or `advise unset`.
             "advise" => {
                 let advice = match words[0] {
                     "set" => Advice::SetAccessedBy,
@@ -170,7 +170,7 @@ impl Sdk {
                 drop(self.guards.pop().context("nothing is pinned")?);
                 json!({})
             }
-            // A child of either kind pins nothing, and what it inherited it drops without a trace.
+            // A child of either kind pins nothing, and drops what it inherited without a trace.
             "fork-pins" => {
                 let mut statuses = Vec::new();
                 for fork in [fork::fork, fork::raw_clone] {
@@ -195,7 +195,7 @@ impl Sdk {
                 json!({})
             }
             "flush" => client.flush().map_or_else(|error| refused(&error), |()| json!({})),
-            // A child uses what it inherited: it is refused, and then drops it all.
+            // A child uses what it inherited: it is refused, and then drops everything.
             "fork" => {
                 let Self { open, sealed, client, .. } = std::mem::take(self);
                 let child = (client.clone(), &open, &sealed);

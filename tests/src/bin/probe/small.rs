@@ -29,10 +29,10 @@ fn some(pool: &Pool) -> Option<Vec<PoolBlock>> {
     SIZES.iter().map(|size| pool.alloc(Bytes::new(*size)).ok()).collect()
 }
 
-/// Pairs of allocating and freeing on a thread that the kernel ends if it makes a system call.
+/// Allocates and frees on a thread that the kernel ends if it makes a system call.
 pub(super) fn strict(client: &Client, pairs: u64) -> Result<Value> {
     let pool = pool(client)?;
-    // From here on the caches have what is needed.
+    // By now the caches have every block that is needed.
     ensure!(some(&pool).is_some(), "no small allocations");
     let done = Arc::new(AtomicU64::new(0));
     let counts = Arc::clone(&done);
@@ -51,14 +51,14 @@ pub(super) fn strict(client: &Client, pairs: u64) -> Result<Value> {
             }
         }
         counts.store(count, Ordering::Release);
-        // SAFETY: ends this thread where it stands. What lies on its stack is never dropped, and nobody waits for it.
+        // SAFETY: ends this thread where it stands. Objects on its stack are never dropped, and no thread waits for it.
         unsafe { libc::syscall(libc::SYS_exit, 0) };
     });
     until("the pairs are done without a system call", || done.load(Ordering::Acquire) >= pairs);
     Ok(json!({ "pairs": done.load(Ordering::Acquire) }))
 }
 
-/// A child may neither allocate nor read, and its drops change nothing.
+/// Checks that a child can neither allocate nor read, and that its drops change nothing.
 pub(super) fn forked(client: &Client) -> Result<Value> {
     let pool = pool(client)?;
     let mut block = pool.alloc(Bytes::new(1000))?;
@@ -72,7 +72,7 @@ pub(super) fn forked(client: &Client) -> Result<Value> {
         drop((other, pool));
         refused
     })?;
-    // The parent's pool works on.
+    // The parent's pool still works.
     ensure!(pool.alloc(Bytes::new(1000))?.as_device_ptr() != block.as_device_ptr(), "given away twice");
     ensure!(block.as_slice()? == [4; 1000], "the parent's bytes changed");
     Ok(answer)

@@ -1,4 +1,5 @@
-//! A program that uses more memory than there is, a few parts at a time, and looks at every byte whenever it has one again.
+//! A program that uses more memory than there is, a few parts at a time, and compares every byte whenever it has a part
+//! again.
 
 use std::{
     ops::Range,
@@ -11,7 +12,7 @@ use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client};
 
 const PAGE: usize = 4096;
 
-/// What it has, and how often it has written each part.
+/// The program's memory, and how often it has written each part.
 pub(crate) struct Turner {
     memory: Allocation,
     size: usize,
@@ -19,15 +20,15 @@ pub(crate) struct Turner {
     versions: Vec<u64>,
 }
 
-/// What a page of a part holds: where that is and how often it was written, and a pattern made of both. The first word of each says
-/// which of its part's pages it is.
+/// The content of a page: its place, how often it was written, and a pattern made of both. The first word names the
+/// page within its part.
 struct Content {
     seed: u64,
     page: Vec<u8>,
 }
 
 impl Turner {
-    /// Allocates so many parts of so many bytes each, none of which it holds.
+    /// Allocates this many unpinned parts of this size.
     pub(crate) fn new(client: &Client, parts: u32, size: u64, seed: u64) -> Result<Self> {
         let request = AllocationRequest::new(Bytes::new(u64::from(parts) * size));
         let memory = client.allocate(request.part_size(Bytes::new(size)).unpinned())?;
@@ -35,7 +36,7 @@ impl Turner {
         Ok(Self { memory, size: usize::try_from(size)?, seed, versions })
     }
 
-    /// Pins a few of them for so long, looks at what it wrote there last and writes them anew; until it has written each.
+    /// For this long, pins a few parts, compares their content and writes them anew. Ends once every part was written.
     pub(crate) fn turn(&mut self, span: Duration) -> Result<Value> {
         let (mut dice, parts) = (self.seed | 1, u32::try_from(self.versions.len())?);
         let (end, mut pins) = (Instant::now() + span, 0_u64);
@@ -72,7 +73,7 @@ impl Turner {
         Ok(())
     }
 
-    /// Looks at all of them.
+    /// Compares all parts.
     pub(crate) fn compare(&self) -> Result<Value> {
         for (part, version) in (0..).zip(&self.versions) {
             let pinned = self.memory.pin_parts(part..part + 1, Access::Read)?;
@@ -83,7 +84,7 @@ impl Turner {
     }
 }
 
-/// Nothing but zeros where it was never written.
+/// Checks the content of a part. A part that was never written is zeros.
 fn is_as_written(seed: u64, part: u32, version: u64, bytes: &[u8]) -> bool {
     match version {
         0 => bytes.chunks(PAGE).all(|page| page == [0; PAGE]),

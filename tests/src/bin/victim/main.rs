@@ -1,6 +1,6 @@
-//! A client that comes to one step of the protocol and dies there, in the way that it is told.
+//! A client that comes to one step of the protocol and dies there, in the way that its arguments say.
 //!
-//! It says what it does, a line a thing, so that who watches it knows when it has come to its step.
+//! It reports each step in one line, so that its watcher knows when it has come to its last.
 
 mod moves;
 mod reaper;
@@ -19,7 +19,7 @@ use clap::Parser;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use vramd_tests::victim::{Fate, Order, Word};
 
-/// Longer than any life takes; who watches may be gone, or wait for a victim that hangs.
+/// Longer than any life takes. The watcher may be gone, or wait for a victim that hangs.
 const LIFE_MAX: Duration = Duration::from_secs(90);
 
 #[derive(Parser)]
@@ -44,7 +44,7 @@ fn say(word: &Word) {
     io::stdout().write_all(line.as_bytes()).expect("somebody listens");
 }
 
-/// Does what it is asked until it is killed.
+/// Obeys orders until it is killed.
 fn obey(mut obeyed: impl FnMut(Order) -> Result<Word>) -> Result<()> {
     for line in io::stdin().lines() {
         say(&obeyed(line?.parse()?)?);

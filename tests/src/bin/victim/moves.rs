@@ -1,4 +1,5 @@
-//! Lives where memory moves all the time: whoever has some pins it, uses it, and unmaps what it is told to.
+//! Lives where memory moves all the time: the victim pins its memory, uses it, and unmaps it when the daemon revokes
+//! it.
 
 use std::time::{Duration, Instant};
 
@@ -19,14 +20,14 @@ use crate::{
     wire::{End, Life},
 };
 
-/// How long to wait for a packet before looking where everything is.
+/// How long to wait for a packet before asking where all parts are.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Where a part may be while it is not on its device.
+/// The tiers of a part that is not on its device.
 const BELOW: [Tier; 2] = [Tier::Host, Tier::Disk];
 /// How often it pins after it has come to its step, if it goes on.
 const ROUNDS_AFTER: u32 = 3;
 
-/// Until it has come to its step, and a little longer.
+/// Lives until it has come to its step, and a little longer.
 pub(crate) fn live(life: &mut Life) -> Result<(), End> {
     life.open()?;
     let told = match life.reaper.fate.script {
@@ -52,7 +53,7 @@ fn in_time(end: Instant, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Asks for all of it, and uses it once it is there.
+/// Pins all parts, and uses them once they are there.
 fn pin_all(life: &mut Life, told: &Allocation, end: Instant) -> Result<(), End> {
     let all = parts(told).map(|part_index| PartRef { allocation_id: told.allocation_id, part_index });
     let call = life.session()?.pin(all.collect());
@@ -84,7 +85,7 @@ fn pin_all(life: &mut Life, told: &Allocation, end: Instant) -> Result<(), End> 
     life.at(Step::PinEnded)
 }
 
-/// So that it has to be copied when it leaves. While its call has not ended, nothing of it is revoked.
+/// Writes, so that the parts must be copied when they leave. No part is revoked before the call has ended.
 fn write(life: &mut Life, told: &Allocation) -> Result<(), End> {
     let (id, fate) = (told.allocation_id, &life.reaper.fate);
     let content = content(fate.case, fate.size());
@@ -103,7 +104,7 @@ fn write(life: &mut Life, told: &Allocation) -> Result<(), End> {
     Ok(())
 }
 
-/// Does what it is told until all of it is below its device, or has come back unasked.
+/// Answers the daemon until all parts are below their device, or have come back without a pin.
 fn until_out(life: &mut Life, told: &Allocation, end: Instant) -> Result<(), End> {
     loop {
         in_time(end, "its leaving")?;
@@ -129,7 +130,7 @@ fn until_out(life: &mut Life, told: &Allocation, end: Instant) -> Result<(), End
     }
 }
 
-/// Does what the next packet asks for. If it answers a call: how.
+/// Answers the next packet. Returns its content if it answers a pin call.
 fn heed(life: &mut Life) -> Result<Option<PinAnswer>, End> {
     life.await_packet()?;
     life.at(Step::PacketWaits)?;
@@ -142,13 +143,13 @@ fn heed(life: &mut Life) -> Result<Option<PinAnswer>, End> {
     Ok(None)
 }
 
-/// Where the daemon says that everything is.
+/// Asks the daemon where all parts are.
 fn look(life: &mut Life, told: &Allocation) -> Result<Allocation, End> {
     let session = life.session()?;
     let target = Some(Target::AllocationId(told.allocation_id));
     let request = DescribeAllocationRequest { session_id: session.id(), target };
     let answer = session.memory.describe_allocation(request).wait()?;
-    Ok(answer.allocation.context("what is described is told")?)
+    Ok(answer.allocation.context("an answer describes the allocation")?)
 }
 
 fn moves(shown: &Allocation, to: Tier) -> bool {

@@ -1,4 +1,4 @@
-//! Who makes the victim's end come at its step.
+//! Ends the victim at its step.
 
 use std::{
     collections::BTreeSet,
@@ -16,11 +16,11 @@ pub(crate) struct Reaper {
     pub(crate) fate: Fate,
     armed: AtomicBool,
     struck: AtomicBool,
-    /// Who watches knows.
+    /// Whether the watcher knows that the victim has come to its step.
     told: AtomicBool,
 }
 
-/// What the client does after a step.
+/// The client's next action after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     GoOn,
@@ -38,17 +38,17 @@ impl Reaper {
         }
     }
 
-    /// What comes now is the part of its life that it can end in.
+    /// Arms the reaper: the part of the life begins that can end at the step.
     pub(crate) fn arm(&self) {
         self.armed.store(true, Ordering::SeqCst);
     }
 
-    /// Whether it has come to its step, and said so.
+    /// Whether the victim has come to its step, and reported it.
     pub(crate) fn has_struck(&self) -> bool {
         self.told.load(Ordering::SeqCst)
     }
 
-    /// The client has come to a step, for the first time or again.
+    /// Tells the reaper that the client has come to a step, for the first time or again.
     pub(crate) fn at(&self, step: Step) -> Verdict {
         let due = step == self.fate.step && self.armed.load(Ordering::SeqCst);
         if !due || self.struck.swap(true, Ordering::SeqCst) {
@@ -72,11 +72,11 @@ impl Reaper {
     }
 }
 
-/// So many descriptors can still be opened, whatever this process was started with.
+/// Limits the process to this many further descriptors, whatever it was started with.
 fn limit_fds(spare: u64) {
     let entries = fs::read_dir("/proc/self/fd").expect("/proc is there").flatten();
     let listed: Vec<_> = entries.map(|entry| entry.path()).collect();
-    // The one that the folder was read by is listed, and closed by now.
+    // The listing includes the descriptor that read the folder, which is closed by now.
     let open: BTreeSet<u64> = listed
         .iter()
         .filter(|path| path.symlink_metadata().is_ok())

@@ -1,4 +1,4 @@
-//! A victim that goes by way of the SDK, whose fault points are its steps.
+//! A victim that uses the SDK, whose fault points are its steps.
 
 mod channels;
 
@@ -26,13 +26,13 @@ use crate::{
     say, stand_still,
 };
 
-/// How often to look whether something has happened.
+/// How often to poll.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// How often it pins after it has come to its step, if it goes on: in a moment, or while things are copied.
+/// How often it pins after it has come to its step, if it goes on: in a moment, or while copies run.
 const ROUNDS_AFTER: u32 = 100;
 const MOVES_AFTER: u32 = 3;
-/// How long it leaves what is to move unpinned.
+/// How long it leaves memory unpinned that is to move.
 const UNPINNED: Duration = Duration::from_millis(20);
 
 struct Life {
@@ -40,7 +40,7 @@ struct Life {
     client: Option<Client>,
     open: Option<Allocation>,
     sealed: Option<Sealed>,
-    /// Its step is behind it: it does what it is told.
+    /// Whether its step is behind it, and it obeys orders.
     obeys: bool,
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn live(fate: Fate) -> Result<()> {
             channels::shut_down(reaper.fate.late);
         }
     });
-    // The SDK's threads may come to its step a little later than the program to its end.
+    // Threads of the SDK may come to the step a little later than the program to its end.
     let outcome = life.run().and_then(|()| await_that("its step", || life.reaper.has_struck()));
     let over = outcome.err().map_or_else(|| "done".to_owned(), |why| format!("{why:#}"));
     say(&Word::Over(over));
@@ -185,7 +185,7 @@ impl Life {
         Ok(())
     }
 
-    /// Again and again: what was revoked comes back with the bytes that it had.
+    /// Pins again and again: revoked parts come back with their bytes.
     fn pin_and_look(&self) -> Result<()> {
         let Self { reaper, open, sealed, .. } = self;
         let written = self.written();
@@ -213,7 +213,7 @@ impl Life {
         Ok(())
     }
 
-    /// The digest of what it wrote.
+    /// The digest of the bytes that it wrote.
     fn written(&self) -> String {
         let fate = &self.reaper.fate;
         digest(&content(fate.case, fate.size()))
@@ -228,7 +228,7 @@ impl Life {
         Ok(())
     }
 
-    /// A session with memory that it has written.
+    /// Opens a session with memory that it has written.
     fn write_new(&mut self) -> Result<()> {
         self.allocate(false)?;
         let fate = &self.reaper.fate;
@@ -237,7 +237,7 @@ impl Life {
         Ok(())
     }
 
-    /// The same where there may be no room for all of it now.
+    /// The same for memory that may not all have room now.
     fn write_unheld(&mut self) -> Result<()> {
         self.allocate(true)?;
         let fate = &self.reaper.fate;
@@ -273,15 +273,15 @@ impl Life {
         Ok(())
     }
 
-    /// Gives up all handles, and with the last the session.
+    /// Drops all handles, and with the last one the session.
     fn leave(&mut self) -> Result<()> {
         (self.open, self.sealed) = (None, None);
         self.client.take().map_or(Ok(()), |client| client.flush())?;
         Ok(())
     }
 
-    /// Asks again while the node is being drained. Not once its channel was closed: the refusal may have come before that, and
-    /// with another channel it would live on.
+    /// Asks again while the node is draining. Not once its channel was closed: the refusal may have come before that,
+    /// and with another channel the victim would live on.
     fn unless_draining<T>(&self, mut ask: impl FnMut() -> Result<T, Error>) -> Result<T> {
         loop {
             match ask() {
@@ -309,7 +309,7 @@ impl Life {
         }
     }
 
-    /// Whether what is mapped has the content that it should have.
+    /// Whether the mapped memory has its content.
     fn is_intact(&self) -> bool {
         let open = self.open.as_ref().and_then(|open| open.pin(Access::Read).ok());
         let sealed =

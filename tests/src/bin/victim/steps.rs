@@ -15,7 +15,7 @@ use crate::{
     wire::{End, Life, again_after},
 };
 
-/// More than one packet carries.
+/// More parts than one packet carries.
 const BATCH_PARTS: u64 = 130;
 
 /// The steps of one packet.
@@ -94,7 +94,7 @@ pub(crate) fn run(life: &mut Life) -> Result<(), End> {
     }
 }
 
-/// A session with memory that it has written.
+/// Opens a session with memory that it has written.
 fn write_new(life: &mut Life) -> Result<(), End> {
     life.open()?;
     let fate = &life.reaper.fate;
@@ -111,7 +111,7 @@ fn write_new(life: &mut Life) -> Result<(), End> {
     life.at(Step::Written)
 }
 
-/// The first of what was allocated.
+/// Allocates these, and returns the first.
 pub(crate) fn allocate(life: &mut Life, items: Vec<AllocationSpec>) -> Result<Option<Allocation>, End> {
     loop {
         let session = life.session()?;
@@ -134,11 +134,11 @@ pub(crate) fn allocate(life: &mut Life, items: Vec<AllocationSpec>) -> Result<Op
     }
 }
 
-/// Maps one packet in two halves, and says so.
+/// Maps one packet in two halves, and acknowledges it.
 fn map(life: &mut Life, packet: &Packet) -> Result<(), End> {
     life.await_packet()?;
     life.at(packet.waits)?;
-    // A revoke may have crossed what made it needless.
+    // A revoke may have crossed the report that makes it needless.
     while !matches!(life.receive()?, Frame::Map(_)) {}
     map_received(life, packet)
 }
@@ -156,7 +156,7 @@ pub(crate) fn map_received(life: &mut Life, packet: &Packet) -> Result<(), End> 
     life.at(packet.answered)
 }
 
-/// Unmaps in two halves what one `Revoke` asks for, and says so in two halves.
+/// Unmaps the parts of one `Revoke` in two halves, and reports each half.
 fn unmap(life: &mut Life) -> Result<(), End> {
     life.await_packet()?;
     life.at(Step::RevokeWaits)?;
@@ -219,7 +219,7 @@ pub(crate) fn ask_to_attach(life: &mut Life) -> Result<Allocation, End> {
         life.at(Step::CallSent)?;
         match pending.wait() {
             Err(status) => again_after(&status)?,
-            Ok(answer) => break answer.allocation.context("what is attached is told")?,
+            Ok(answer) => break answer.allocation.context("an answer describes the attached allocation")?,
         }
     };
     life.allocation = Some(told.allocation_id);
@@ -227,7 +227,7 @@ pub(crate) fn ask_to_attach(life: &mut Life) -> Result<Allocation, End> {
     Ok(told)
 }
 
-/// What it should find there from now on, all of which is mapped.
+/// Reads the attached content, all of which is mapped, to compare it later.
 pub(crate) fn read_attached(life: &mut Life, told: &Allocation) -> Result<(), End> {
     let parts = life.session()?.parts(told.allocation_id);
     let mut bytes: Vec<u8> = parts.flat_map(|part| part.bytes().iter().copied()).collect();

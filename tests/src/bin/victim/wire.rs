@@ -25,22 +25,22 @@ use crate::{
     say, stand_still, steps,
 };
 
-/// How long to wait before asking a node again that is being drained.
+/// How long to wait before asking a draining node again.
 const DRAIN_PAUSE: Duration = Duration::from_millis(5);
 
 pub(crate) struct Life {
     pub(crate) reaper: Reaper,
     sockets: PathBuf,
     memory: Memory,
-    /// Until it is welcomed.
+    /// The channel before the welcome.
     channel: Option<RawChannel>,
     pub(crate) session: Option<RawSession>,
     /// Received and not mapped.
     pub(crate) parcel: Parcel,
     pub(crate) allocation: Option<u64>,
-    /// What must be where it is mapped.
+    /// The content that mapped memory must have.
     pub(crate) content: Option<Vec<u8>>,
-    /// Earlier sessions, which are not said to be unmapped yet.
+    /// Earlier sessions, which are not reported as unmapped yet.
     past: Vec<u64>,
 }
 
@@ -59,7 +59,7 @@ impl<E: Into<Error>> From<E> for End {
 pub(crate) fn live(fate: Fate) -> Result<()> {
     let sockets = vramd_client::socket_dir();
     let memory = Memory::new(&sockets);
-    // Connects: a client that can open no more descriptors later is to come further than that.
+    // Connects now, so that the client can open no more descriptors at a later step only.
     drop(memory.describe_allocation(DescribeAllocationRequest::default()).wait());
     let mut life = Life {
         reaper: Reaper::new(fate),
@@ -91,7 +91,7 @@ pub(crate) fn live(fate: Fate) -> Result<()> {
 }
 
 impl Life {
-    /// It has come to a step.
+    /// Tells the reaper that the victim has come to a step.
     pub(crate) fn at(&mut self, step: Step) -> Result<(), End> {
         match self.reaper.at(step) {
             Verdict::GoOn => Ok(()),
@@ -113,7 +113,7 @@ impl Life {
         Ok(())
     }
 
-    /// Unmaps everything without a word; the next session says so.
+    /// Unmaps everything without a report. The next session reports it.
     pub(crate) fn unmap_all(&mut self) {
         self.past.extend(self.session.take().map(|session| session.id()));
         self.channel = None;
@@ -121,7 +121,7 @@ impl Life {
         self.content = None;
     }
 
-    /// A session; while the node is drained it waits.
+    /// Opens a session. Waits while the node is draining.
     pub(crate) fn open(&mut self) -> Result<(), End> {
         loop {
             self.channel = Some(RawChannel::connect(&self.sockets)?);
@@ -161,13 +161,13 @@ impl Life {
         self.session.as_mut().context("no session is open")
     }
 
-    /// Waits until something can be read, and does not read it.
+    /// Waits until a packet can be read, and leaves it there.
     pub(crate) fn await_packet(&mut self) -> Result<()> {
         let came = self.session()?.channel.waits(PATIENCE);
         came.then_some(()).context("the daemon says nothing")
     }
 
-    /// The next frame that matters; the descriptors of a `Map` are then in the parcel.
+    /// Receives the next frame that matters. The descriptors of a `Map` are then in the parcel.
     pub(crate) fn receive(&mut self) -> Result<Frame> {
         loop {
             match self.session()?.channel.receive(PATIENCE) {
@@ -186,7 +186,7 @@ impl Life {
         }
     }
 
-    /// Maps nothing more, and says so of all that comes, until its channel ends.
+    /// Maps nothing more, and refuses all parts, until the channel ends.
     fn refuse_all(&mut self) -> Result<()> {
         loop {
             match self.session()?.channel.receive(PATIENCE) {
@@ -197,7 +197,7 @@ impl Life {
         }
     }
 
-    /// Says that nothing of this could be mapped.
+    /// Reports that no part of this could be mapped.
     fn refuse(&mut self, map: Map) -> Result<()> {
         let parts = map.parts.into_iter().map(|part| UnmappedPart {
             part: part.part,
@@ -223,14 +223,14 @@ impl Life {
         }
     }
 
-    /// Says so if what is mapped is not what it should be.
+    /// Reports if mapped memory has not the content that it should have.
     pub(crate) fn check(&self) {
         if !self.is_intact() {
             say(&Word::Intact(false));
         }
     }
 
-    /// Whether each part that is mapped has the content that it should have.
+    /// Whether each mapped part has its content.
     pub(crate) fn is_intact(&self) -> bool {
         let (Some(content), Some(id), Some(session)) = (&self.content, self.allocation, &self.session) else {
             return true;
@@ -243,7 +243,7 @@ impl Life {
     }
 }
 
-/// Returns if the same is to be asked again.
+/// Returns if the request is to be repeated.
 fn wait_while_draining(refused: RefusedFrame) -> Result<()> {
     again(&Refused::from_frame(refused))
 }
