@@ -139,7 +139,7 @@ impl Broker {
         match error {
             CreateError::OutOfMemory | CreateError::OutOfHostMemory(_) | CreateError::OutOfDisk(_) => {
                 if place.tier == Self::tier() {
-                    self.on_device_ran_out(place.device, size);
+                    self.on_out_of_memory(place.device, size);
                 }
                 Refusal::DeviceFull { device: uuid, tier: place.tier, free: Bytes::ZERO, requested: size }
             }

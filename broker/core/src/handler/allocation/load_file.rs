@@ -2,7 +2,7 @@
 //!
 //! Its parts begin in the file, which stays their backing for as long as they live. A part is fetched by the
 //! first pin or attach, leaves without a copy, and costs nothing while it is away. The driver hashes the file
-//! as it does a sealed allocation. Only bytes with that digest are handed out later, whatever becomes of the
+//! as it does a sealed allocation. Later it hands out only the bytes that it read then, whatever becomes of the
 //! file.
 
 use std::collections::BTreeSet;

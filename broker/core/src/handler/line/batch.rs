@@ -64,11 +64,11 @@ impl WaitingBatch {
 impl Broker {
     /// Adds the batch to the line, behind all that arrived before.
     pub(crate) fn enqueue_batch(&mut self, op: OpId, tenant: TenantId, batch: WaitingBatch) -> Started {
-        let place = Position { arrived: batch.request.arrived, entered: self.pins.next_arrival() };
+        let position = Position { arrived: batch.request.arrived, entered: self.pins.next_arrival() };
         // This includes devices below which it may begin; each scan decides that anew.
         let devices: BTreeSet<_> = batch.request.plans.iter().map(|plan| plan.device).collect();
         let devices = devices.into_iter().collect();
-        self.line.enter(place, LineEntry { waiter: Waiter::Batch(op), since: self.now, tenant, devices });
+        self.line.enter(position, LineEntry { waiter: Waiter::Batch(op), since: self.now, tenant, devices });
         if batch.request.until > self.now {
             self.arm(batch.request.until, Timer::Wait(op));
         }

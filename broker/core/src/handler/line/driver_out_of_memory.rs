@@ -29,7 +29,7 @@ const TRIES_MAX: u32 = 4;
 impl Broker {
     /// The driver ran out of memory. Surveys the device; until the survey reports, the ledger treats the bytes
     /// as missing.
-    pub(crate) fn on_device_ran_out(&mut self, device: DeviceIndex, requested: Bytes) {
+    pub(crate) fn on_out_of_memory(&mut self, device: DeviceIndex, requested: Bytes) {
         // Releasing cached extents lets the next try find room.
         self.release_all_cached(Some(device));
         self.withhold(Place::device(device), |ledger| ledger.cap_capacity(Place::device(device), requested));
@@ -65,7 +65,7 @@ impl Broker {
             op.kind = kind;
         }
         if let Some(device) = device {
-            self.bar_waiter(Waiter::Batch(op), device, 0);
+            self.suspend_waiter(Waiter::Batch(op), device, 0);
         }
         if rests {
             self.line.rest(Waiter::Batch(op));
@@ -88,7 +88,7 @@ impl Broker {
 
     /// Decides on waiters that the driver failed, once nothing leaves their device and a survey has reported.
     /// If the ledger has no room, such a waiter waits as any other. Else nothing is left that would help it.
-    pub(crate) fn judge_barred_waiters(&mut self) {
+    pub(crate) fn judge_suspended_waiters(&mut self) {
         for (waiter, device, survey) in self.line.awaiting_release() {
             if !self.has_surveyed(device, survey) || self.awaited_room.is_leaving(device) {
                 continue;
@@ -102,7 +102,7 @@ impl Broker {
 
     fn judge_part(&mut self, part: PartRef, device: DeviceIndex) {
         if self.check_part_room(part).is_err() || self.line.count_vain_try(part, TRIES_MAX) {
-            return self.allow_retry(Waiter::Part(part));
+            return self.resume_waiter(Waiter::Part(part));
         }
         let requested = self.footprint_of(part).map_or(Bytes::ZERO, |footprint| footprint.size);
         let (tier, free, device) = (Tier::Device, Bytes::ZERO, self.uuid(device).to_owned());
@@ -114,13 +114,13 @@ impl Broker {
         let Some((tenant, batch)) = self.waiting_batch(op) else { return };
         let (has_time, why) = (batch.request.until > self.now, batch.why.clone());
         match self.check_batch_room(tenant, &batch.request.plans).is_ok() {
-            false => self.allow_retry(Waiter::Batch(op)),
+            false => self.resume_waiter(Waiter::Batch(op)),
             true if has_time => self.line.wait_for_survey(Waiter::Batch(op)),
             true => self.refuse_batch(op, why),
         }
     }
 
-    fn allow_retry(&mut self, waiter: Waiter) {
+    fn resume_waiter(&mut self, waiter: Waiter) {
         self.line.allow_retry(waiter);
         self.follow_ups.full_scan = true;
     }

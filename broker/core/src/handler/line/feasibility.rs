@@ -94,7 +94,7 @@ impl Broker {
     }
 
     fn waiting_batches(&self) -> Vec<OpId> {
-        let batches = self.line.iter().filter_map(|(_, demand)| match demand.waiter {
+        let batches = self.line.iter().filter_map(|(_, entry)| match entry.waiter {
             Waiter::Batch(op) => Some(op),
             Waiter::Part(_) => None,
         });

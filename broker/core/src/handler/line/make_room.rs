@@ -145,8 +145,8 @@ impl Broker {
             if self.has_tiers() {
                 self.over_limit.insert((tenant, device));
             }
-            let choice = self.choose_for_limit(tenant, device);
-            self.execute(choice, Cause::Rebalance);
+            let plan = self.choose_for_limit(tenant, device);
+            self.execute(plan, Cause::Rebalance);
         }
     }
 
@@ -158,8 +158,8 @@ impl Broker {
 
     /// Evicts what makes up for memory that other programs took, as far as possible.
     pub(crate) fn cover_shortfall(&mut self, device: DeviceIndex) {
-        let choice = self.choose_for_shortfall(device);
-        self.execute(choice, Cause::Rebalance);
+        let plan = self.choose_for_shortfall(device);
+        self.execute(plan, Cause::Rebalance);
     }
 
     pub(crate) fn footprint_of(&self, part: PartRef) -> Option<Footprint> {
@@ -169,16 +169,16 @@ impl Broker {
     }
 
     /// Executes a plan. Returns the extents that leave because of it.
-    pub(crate) fn execute(&mut self, choice: RoomPlan, cause: Cause) -> Vec<ExtentId> {
-        let mut leaving = self.start_cached_release(choice.given_up);
+    pub(crate) fn execute(&mut self, plan: RoomPlan, cause: Cause) -> Vec<ExtentId> {
+        let mut leaving = self.start_cached_release(plan.given_up);
         if cause == Cause::Demand {
-            let parts = choice.awaited.iter().filter_map(|extent| self.pool.get(*extent)?.part);
+            let parts = plan.awaited.iter().filter_map(|extent| self.pool.get(*extent)?.part);
             for part in parts.filter(|part| self.is_leaving(*part)).collect::<Vec<_>>() {
                 self.hasten_migration(part);
             }
         }
-        self.release_now(choice.awaited.into_iter().chain(leaving.iter().copied()));
-        for (part, arrived) in choice.victims {
+        self.release_now(plan.awaited.into_iter().chain(leaving.iter().copied()));
+        for (part, arrived) in plan.victims {
             leaving.extend(self.evict_victim(part, arrived, cause));
         }
         leaving
@@ -223,9 +223,9 @@ impl Broker {
     }
 
     /// Executes a plan for a change of a quota, which waits for it.
-    pub(crate) fn make_room_for_quota(&mut self, op: OpId, choice: RoomPlan) {
-        let awaited = choice.awaited.clone();
-        let leaving = self.execute(choice, Cause::Rebalance);
+    pub(crate) fn make_room_for_quota(&mut self, op: OpId, plan: RoomPlan) {
+        let awaited = plan.awaited.clone();
+        let leaving = self.execute(plan, Cause::Rebalance);
         for extent in awaited.into_iter().chain(leaving) {
             self.awaited_room.expect(extent, op);
         }

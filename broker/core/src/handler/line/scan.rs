@@ -61,11 +61,11 @@ struct Scan {
     /// Tenants at their limits, and how many of their waiters the daemon makes room for.
     at_limit: BTreeMap<(TenantId, DeviceIndex), usize>,
     /// How many other waiters of each device the daemon makes room for.
-    noted: BTreeMap<DeviceIndex, usize>,
+    planned: BTreeMap<DeviceIndex, usize>,
     /// How many waiters of each device were scanned and stay in the line.
     scanned: BTreeMap<DeviceIndex, usize>,
     waiting: Waiting,
-    sight: LastScan,
+    found: LastScan,
     /// Tenants below their guarantee. Set once the scan has stopped for everyone else.
     below_guarantee: Option<BTreeSet<TenantId>>,
 }
@@ -98,12 +98,12 @@ impl Scan {
                 None => {}
             }
             // A waiter at its tenant's limit takes no other waiter's place in the lookahead.
-            let noted = match self.at_limit.get_mut(&(tenant, device)) {
+            let planned = match self.at_limit.get_mut(&(tenant, device)) {
                 Some(of_tenant) => of_tenant,
-                None => self.noted.entry(device).or_default(),
+                None => self.planned.entry(device).or_default(),
             };
-            if *noted < LOOKAHEAD {
-                *noted = noted.saturating_add(1);
+            if *planned < LOOKAHEAD {
+                *planned = planned.saturating_add(1);
                 self.waiting.entry(device).or_default().push((waiter, need.clone()));
             }
         }
@@ -118,15 +118,15 @@ impl Scan {
 
     /// Whether a waiter that stays counts on cached extents of one of these devices.
     fn counts_on_cached(&self, needs: &[Need]) -> bool {
-        let noted = needs.iter().filter_map(|need| self.waiting.get(&need.footprint.device)).flatten();
-        noted.into_iter().any(|(_, need)| !need.own_cached.is_empty())
+        let planned = needs.iter().filter_map(|need| self.waiting.get(&need.footprint.device)).flatten();
+        planned.into_iter().any(|(_, need)| !need.own_cached.is_empty())
     }
 
     /// Whether the scan may stop for a device, except for waiters within a guarantee.
     fn is_enough(&self, scope: ScanScope, device: DeviceIndex) -> bool {
         match scope {
             ScanScope::Front => self.full.contains(&device),
-            ScanScope::Full => self.noted.get(&device).is_some_and(|noted| *noted >= LOOKAHEAD),
+            ScanScope::Full => self.planned.get(&device).is_some_and(|planned| *planned >= LOOKAHEAD),
         }
     }
 }
@@ -134,19 +134,19 @@ impl Scan {
 impl Broker {
     /// Runs a full scan: starts what fits, and makes room for the next waiters.
     pub(crate) fn scan_line(&mut self) {
-        let Scan { waiting, mut sight, .. } = self.run_scan(ScanScope::Full);
-        let (choices, hopeless) = self.plan_evictions(&waiting);
-        sight.shortage |= !hopeless.is_empty();
-        self.line.record_scan(sight);
-        for choice in choices {
-            self.execute(choice, Cause::Demand);
+        let Scan { waiting, mut found, .. } = self.run_scan(ScanScope::Full);
+        let (plans, hopeless) = self.plan_evictions(&waiting);
+        found.shortage |= !hopeless.is_empty();
+        self.line.record_scan(found);
+        for plan in plans {
+            self.execute(plan, Cause::Demand);
         }
         for waiter in hopeless.into_keys() {
             if let Waiter::Batch(op) = waiter {
                 self.expire_batch(op);
             }
         }
-        self.judge_barred_waiters();
+        self.judge_suspended_waiters();
         self.trim_all_to_limits();
     }
 
@@ -154,41 +154,41 @@ impl Broker {
     /// waiters have left.
     pub(crate) fn scan_front(&mut self) {
         let scan = self.run_scan(ScanScope::Front);
-        if scan.sight.shortage || self.line.left_since_scan().is_some_and(|left| left >= RESCAN_AFTER) {
+        if scan.found.shortage || self.line.left_since_scan().is_some_and(|left| left >= RESCAN_AFTER) {
             self.scan_line();
         }
     }
 
     /// Plans what has to leave each device, and lists the waiters that no plan helps.
     fn plan_evictions(&self, line: &Waiting) -> (Vec<RoomPlan>, BTreeMap<Waiter, Shortage>) {
-        let (mut hopeless, mut choices) = (BTreeMap::new(), Vec::with_capacity(line.len()));
+        let (mut hopeless, mut plans) = (BTreeMap::new(), Vec::with_capacity(line.len()));
         for (device, waiting) in line {
-            let (choice, results) = self.plan_room(*device, waiting.iter().map(|(_, need)| need));
+            let (plan, results) = self.plan_room(*device, waiting.iter().map(|(_, need)| need));
             let waiters = waiting.iter().map(|(waiter, _)| *waiter);
             hopeless.extend(waiters.zip(results).filter_map(|(waiter, it)| Some((waiter, it.err()?))));
-            choices.push(choice);
+            plans.push(plan);
         }
         // Nothing leaves one device for a batch that stays short on another.
         if line.len() > 1 && !hopeless.is_empty() {
-            let told = |(waiter, need): &(Waiter, Need)| {
+            let with_shortage_elsewhere = |(waiter, need): &(Waiter, Need)| {
                 let hopeless = hopeless.get(waiter).copied();
                 Need { hopeless, ..need.clone() }
             };
             let again = line.iter().map(|(device, waiting)| {
-                let needs: Vec<_> = waiting.iter().map(told).collect();
+                let needs: Vec<_> = waiting.iter().map(with_shortage_elsewhere).collect();
                 self.plan_room(*device, needs.iter()).0
             });
-            choices = again.collect();
+            plans = again.collect();
         }
-        (choices, hopeless)
+        (plans, hopeless)
     }
 
     /// Walks the line and starts what fits. Returns the waiters that stay.
     fn run_scan(&mut self, scope: ScanScope) -> Scan {
         let (mut scan, mut last) = (Scan::default(), None);
-        while let Some((place, waiter)) = self.next_waiter(&mut scan, scope, last) {
-            last = Some(place);
-            let needs = self.needs(waiter, place.arrived);
+        while let Some((position, waiter)) = self.next_waiter(&mut scan, scope, last) {
+            last = Some(position);
+            let needs = self.needs(waiter, position.arrived);
             let stays = needs.iter().any(|need| self.must_wait(&scan, need));
             let begun = if stays { Err(None) } else { self.start_waiter(waiter) };
             match begun {
@@ -196,13 +196,13 @@ impl Broker {
                 // anew.
                 Ok(()) => self.follow_ups.full_scan |= scan.counts_on_cached(&needs),
                 Err(Some(BlockedBy::Extents)) => {
-                    scan.sight.shortage = true;
+                    scan.found.shortage = true;
                     break;
                 }
                 Err(shortage) => scan.record_waiter(waiter, &needs, shortage),
             }
-            if let Some(demand) = self.line.at(place) {
-                scan.count_scanned(&demand.devices);
+            if let Some(entry) = self.line.at(position) {
+                scan.count_scanned(&entry.devices);
             }
         }
         scan
@@ -218,22 +218,22 @@ impl Broker {
     ) -> Option<(Position, Waiter)> {
         match &scan.below_guarantee {
             None => {
-                let (place, demand) = self.line.next(last)?;
-                let is_beyond = scope == ScanScope::Front && !self.line.was_scanned(demand.waiter);
+                let (position, entry) = self.line.next(last)?;
+                let is_beyond = scope == ScanScope::Front && !self.line.was_scanned(entry.waiter);
                 let is_seen =
                     |device, waiting| scan.scanned.get(&device).is_some_and(|scanned| *scanned >= waiting);
                 let is_enough = |(device, waiting)| scan.is_enough(scope, device) || is_seen(device, waiting);
                 if is_beyond || self.line.devices().all(is_enough) {
-                    scan.sight.last = last;
+                    scan.found.last = last;
                     scan.below_guarantee = Some(self.tenants_below_guarantee());
                     return self.next_waiter(scan, scope, last);
                 }
-                Some((place, demand.waiter))
+                Some((position, entry.waiter))
             }
             Some(below_guarantee) => {
-                let place =
+                let position =
                     below_guarantee.iter().filter_map(|tenant| self.line.next_of(*tenant, last)).min()?;
-                Some((place, self.line.at(place)?.waiter))
+                Some((position, self.line.at(position)?.waiter))
             }
         }
     }
@@ -257,14 +257,14 @@ impl Broker {
     /// leaving, or not even that would be enough. The invariants check this.
     pub(crate) fn is_scan_current(&self) -> bool {
         let mut scan = Scan::default();
-        for (place, demand) in self.line.iter() {
-            if self.line.was_scanned(demand.waiter) {
-                scan.record_waiter(demand.waiter, &self.needs(demand.waiter, place.arrived), None);
+        for (position, entry) in self.line.iter() {
+            if self.line.was_scanned(entry.waiter) {
+                scan.record_waiter(entry.waiter, &self.needs(entry.waiter, position.arrived), None);
             }
         }
-        let (choices, hopeless) = self.plan_evictions(&scan.waiting);
-        let is_done = |choice: &RoomPlan| choice.given_up.is_empty() && choice.victims.is_empty();
-        self.line.scan_found_shortage() || (hopeless.is_empty() && choices.iter().all(is_done))
+        let (plans, hopeless) = self.plan_evictions(&scan.waiting);
+        let is_done = |plan: &RoomPlan| plan.given_up.is_empty() && plan.victims.is_empty();
+        self.line.scan_found_shortage() || (hopeless.is_empty() && plans.iter().all(is_done))
     }
 
     /// Takes a part out of the line once no session waits for it.
@@ -344,7 +344,7 @@ impl Broker {
         if self.line.devices().all(|(of, _)| of != device) {
             return false;
         }
-        let needs = self.line.iter().flat_map(|(place, demand)| self.needs(demand.waiter, place.arrived));
+        let needs = self.line.iter().flat_map(|(position, entry)| self.needs(entry.waiter, position.arrived));
         let mut devices = needs.map(|need| need.footprint.device);
         devices.any(|of| of == device)
     }
@@ -369,13 +369,13 @@ impl Broker {
         let Footprint { tenant, device, size } = footprint;
         let kept = self.pool.cache().oldest(tenant, device, size).count();
         let mut first = 0usize;
-        for (place, demand) in self.line.iter().take(LOOKAHEAD) {
-            let needs = self.needs(demand.waiter, place.arrived);
+        for (position, entry) in self.line.iter().take(LOOKAHEAD) {
+            let needs = self.needs(entry.waiter, position.arrived);
             let Some(need) = needs.iter().find(|need| need.footprint.device == device) else { continue };
             if need.footprint.tenant != tenant && self.is_at_limit(need.footprint) {
                 continue;
             }
-            let takes_cached = matches!(demand.waiter, Waiter::Part(part) if !self.is_unwritten(part));
+            let takes_cached = matches!(entry.waiter, Waiter::Part(part) if !self.is_unwritten(part));
             if need.footprint != footprint || !takes_cached {
                 return false;
             }

@@ -221,16 +221,16 @@ impl<'a> VictimChooser<'a> {
     }
 
     fn plan(&self) -> RoomPlan {
-        let mut choice = RoomPlan::default();
+        let mut plan = RoomPlan::default();
         for candidate in self.chosen.iter().filter_map(|at| self.candidates.get(*at)) {
             match (candidate.kind, candidate.chosen) {
-                (CandidateKind::Leaving(extent), _) => choice.awaited.push(extent),
-                (CandidateKind::Cached(age), _) => _ = choice.given_up.insert(age),
-                (CandidateKind::Part(part), Some(arrived)) => choice.victims.push((part, arrived)),
+                (CandidateKind::Leaving(extent), _) => plan.awaited.push(extent),
+                (CandidateKind::Cached(age), _) => _ = plan.given_up.insert(age),
+                (CandidateKind::Part(part), Some(arrived)) => plan.victims.push((part, arrived)),
                 (CandidateKind::Part(_), None) => {}
             }
         }
-        choice
+        plan
     }
 }
 

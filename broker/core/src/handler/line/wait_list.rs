@@ -18,13 +18,13 @@ impl Broker {
     /// All waits, in order of arrival.
     pub fn waits(&self) -> Vec<WaitView> {
         let line = self.line.iter();
-        line.filter_map(|(place, demand)| self.wait_view(place, demand.waiter, demand.since)).collect()
+        line.filter_map(|(position, entry)| self.wait_view(position, entry.waiter, entry.since)).collect()
     }
 
-    fn wait_view(&self, place: Position, waiter: Waiter, since: Time) -> Option<WaitView> {
+    fn wait_view(&self, position: Position, waiter: Waiter, since: Time) -> Option<WaitView> {
         let needs: Vec<Footprint> = match waiter {
             Waiter::Batch(op) => {
-                self.batch_needs(op, place.arrived).into_iter().map(|need| need.footprint).collect()
+                self.batch_needs(op, position.arrived).into_iter().map(|need| need.footprint).collect()
             }
             Waiter::Part(part) => self.footprint_of(part).into_iter().collect(),
         };
@@ -41,7 +41,7 @@ impl Broker {
         };
         let (device, tenant) = (self.uuid(device).to_owned(), self.tenants.name(tenant).to_owned());
         Some(WaitView {
-            id: place.entered.get(),
+            id: position.entered.get(),
             device,
             tenant,
             waiter: what,
@@ -92,12 +92,12 @@ impl Broker {
 
     /// Removes a waiter from the line, if it is there, and notes how its wait ended.
     pub(crate) fn leave_line(&mut self, waiter: Waiter, end: WaitEnd) {
-        if let Some(demand) = self.line.remove(waiter) {
+        if let Some(entry) = self.line.remove(waiter) {
             let what = match waiter {
                 Waiter::Part(_) => WaiterKind::Part,
                 Waiter::Batch(_) => WaiterKind::Batch,
             };
-            self.push_notice(Notice::WaitEnded { waiter: what, since: demand.since, end });
+            self.push_notice(Notice::WaitEnded { waiter: what, since: entry.since, end });
         }
     }
 

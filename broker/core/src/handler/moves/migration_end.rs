@@ -278,7 +278,7 @@ impl Broker {
         match (self.is_wanted(part), ran_out) {
             (true, Some(vain_tries)) => {
                 self.enter_line(part);
-                self.bar_waiter(Waiter::Part(part), device, vain_tries);
+                self.suspend_waiter(Waiter::Part(part), device, vain_tries);
             }
             (true, None) if failed => {
                 self.enter_line(part);

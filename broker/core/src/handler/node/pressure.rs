@@ -173,12 +173,12 @@ impl Broker {
     /// Evicts cold parts. Returns whether any leaves.
     fn evict_cold(&mut self, place: Place, cold: &[PartRef]) -> bool {
         let Some(target) = self.eviction_target(place) else { return false };
-        let choice = self.choose_for_pressure(place.device, cold, target);
+        let plan = self.choose_for_pressure(place.device, cold, target);
         if planted!(self, ColdStays) {
             return false;
         }
-        let leaves = !choice.victims.is_empty();
-        self.execute(choice, Cause::Pressure);
+        let leaves = !plan.victims.is_empty();
+        self.execute(plan, Cause::Pressure);
         leaves
     }
 

@@ -151,7 +151,7 @@ impl Broker {
     }
 
     /// Blocks a waiter that the driver failed until the device has been surveyed.
-    pub(crate) fn bar_waiter(&mut self, waiter: Waiter, device: DeviceIndex, vain_tries: u32) {
+    pub(crate) fn suspend_waiter(&mut self, waiter: Waiter, device: DeviceIndex, vain_tries: u32) {
         self.line.record_out_of_memory(waiter, device, self.surveys.requested(device), vain_tries);
     }
 

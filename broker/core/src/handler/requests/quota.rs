@@ -125,10 +125,10 @@ impl Broker {
             let Some(OpKind::Quota(change)) = self.ops.get_mut(op).map(|op| &op.kind) else { continue };
             let change = change.clone();
             match self.check_change(&change) {
-                Ok((quota, choice)) if choice.is_dropped() => self.store_quota(op, change, quota),
-                Ok((_, choice)) => {
+                Ok((quota, plan)) if plan.is_dropped() => self.store_quota(op, change, quota),
+                Ok((_, plan)) => {
                     self.quota_queue.making_room = Some(op);
-                    self.make_room_for_quota(op, choice);
+                    self.make_room_for_quota(op, plan);
                 }
                 Err(refusal) => self.finish(op, Err(refusal)),
             }
