@@ -13,8 +13,8 @@ use crate::{
 };
 
 /// Why fixed memory cannot be attached unpinned.
-pub(crate) const FIXED_STAYS: &str = "fixed memory is mapped for life";
-pub(crate) const NEVER_PINNED: &str = "the session has no pins, so it could never map it";
+pub(crate) const FIXED_STAYS: &str = "fixed memory stays mapped as long as it lives";
+pub(crate) const NEVER_PINNED: &str = "the session has no pins, so it could never map the memory";
 
 impl Broker {
     pub(crate) fn attach(

@@ -13,9 +13,12 @@ use crate::{
     time::Time,
 };
 
+/// What is due at a deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
+    /// The next deadline of a session.
     Session(SessionId),
+    /// The regular survey of all devices.
     Survey,
     /// The pressure of all places is sampled.
     Pressure,
