@@ -251,7 +251,7 @@ async fn write(socket: &Socket, channel: ChannelId, outbox: &Outbox) {
             () = outbox.overdue() => break,
         };
         match sent {
-            Ok(()) => tracing::debug!(channel = channel.0, fds = frame.handles.len(), "packet sent"),
+            Ok(()) => tracing::debug!(channel = channel.0, fds = frame.exports.len(), "packet sent"),
             Err(error) => {
                 log_send_error(channel, &frame, &error);
                 outbox.abort();
@@ -279,7 +279,7 @@ async fn send(socket: &Socket, channel: ChannelId, frame: &OutFrame) -> io::Resu
 
 /// Logs a send error. A client that left is normal; every other error is a warning.
 fn log_send_error(channel: ChannelId, frame: &OutFrame, error: &io::Error) {
-    let (fds, bytes) = (frame.handles.len(), frame.bytes.len());
+    let (fds, bytes) = (frame.exports.len(), frame.bytes.len());
     match error.raw_os_error() {
         Some(libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN) => {
             tracing::debug!(channel = channel.0, %error, "the client has left the channel");

@@ -23,7 +23,7 @@ pub struct Context<'a> {
     pub features: u64,
     /// The word table of a new session with pins.
     pub word_table: Option<&'a Export>,
-    pub handle: &'a dyn Fn(ExtentId) -> Option<Export>,
+    pub export: &'a dyn Fn(ExtentId) -> Option<Export>,
 }
 
 impl std::fmt::Debug for Context<'_> {
@@ -41,11 +41,11 @@ pub struct UnknownExtent(pub ExtentId);
 /// `Welcome.devices`.
 pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, UnknownExtent> {
     use v1::daemon_frame::Frame;
-    let mut handles = Vec::new();
+    let mut exports = Vec::new();
     let mut note_of = None;
     let frame = match frame {
         DaemonFrame::Welcome { session, tenant, devices, slots } => {
-            handles.extend(context.word_table.cloned());
+            exports.extend(context.word_table.cloned());
             Frame::Welcome(v1::Welcome {
                 session_id: session.get(),
                 protocol_major: protocol::PROTOCOL_MAJOR,
@@ -64,9 +64,9 @@ pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, Unk
         DaemonFrame::Map(parts) => {
             let mut packed = Vec::with_capacity(parts.len());
             for part in parts {
-                let handle = (context.handle)(part.extent).ok_or(UnknownExtent(part.extent))?;
-                packed.push(map_part(part, &handle));
-                handles.push(handle);
+                let export = (context.export)(part.extent).ok_or(UnknownExtent(part.extent))?;
+                packed.push(map_part(part, &export));
+                exports.push(export);
             }
             Frame::Map(v1::Map { parts: packed })
         }
@@ -89,7 +89,7 @@ pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, Unk
     };
     let bytes = v1::DaemonFrame { frame: Some(frame) }.encode_to_vec();
     debug_assert!(bytes.len() <= protocol::FRAME_BYTES_MAX, "a frame of {} bytes", bytes.len());
-    Ok(OutFrame { bytes, handles, note_of })
+    Ok(OutFrame { bytes, exports, note_of })
 }
 
 fn pressure(note: &PressureNote) -> v1::Pressure {
@@ -117,21 +117,21 @@ fn part_ref(part: &PartRef) -> v1::PartRef {
     v1::PartRef { allocation_id: part.allocation.get(), part_index: part.part.0 }
 }
 
-fn map_part(part: &MapPart, handle: &Export) -> v1::MapPart {
+fn map_part(part: &MapPart, export: &Export) -> v1::MapPart {
     v1::MapPart {
         part: Some(part_ref(&part.part)),
         offset_bytes: part.offset.get(),
         size_bytes: part.size.get(),
         span_bytes: part.span.get(),
         access: if part.writable { v1::Access::ReadWrite } else { v1::Access::ReadOnly }.into(),
-        handle_type: match handle {
+        handle_type: match export {
             Export::Memfd(_) => v1::HandleType::Memfd,
             Export::VmmFd(_) => v1::HandleType::VmmFd,
             Export::CudaIpc(_) => v1::HandleType::CudaIpc,
         }
         .into(),
         device: u32::from(part.device.0),
-        cuda_ipc_handle: match handle {
+        cuda_ipc_handle: match export {
             Export::CudaIpc(handle) => handle.to_vec(),
             Export::Memfd(_) | Export::VmmFd(_) => Vec::new(),
         },
@@ -315,9 +315,9 @@ mod tests {
     #[test]
     fn a_map_carries_its_handles_in_order() {
         let memfd = rustix::fs::memfd_create("frame-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        let handle = Export::Memfd(Arc::new(memfd.into()));
-        let known = |extent: ExtentId| (extent.get() < 10).then(|| handle.clone());
-        let context = Context { devices: &[], features: 0, word_table: None, handle: &known };
+        let export = Export::Memfd(Arc::new(memfd.into()));
+        let known = |extent: ExtentId| (extent.get() < 10).then(|| export.clone());
+        let context = Context { devices: &[], features: 0, word_table: None, export: &known };
         let part = |extent| MapPart {
             part: PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(0) },
             extent: ExtentId::from_raw(extent),
@@ -330,7 +330,7 @@ mod tests {
             drop_count: 3,
         };
         let frame = encode(&DaemonFrame::Map(vec![part(1), part(2)]), context).unwrap();
-        assert_eq!(frame.handles.len(), 2);
+        assert_eq!(frame.exports.len(), 2);
         let v1::daemon_frame::Frame::Map(map) = daemon(&frame) else { panic!() };
         assert_eq!(map.parts[0].access(), v1::Access::ReadOnly);
         assert_eq!(map.parts[0].handle_type(), v1::HandleType::Memfd);
@@ -344,7 +344,7 @@ mod tests {
     #[test]
     fn a_pressure_note_names_its_device_and_tier() {
         let none = |_| None;
-        let context = Context { devices: &[], features: 0, word_table: None, handle: &none };
+        let context = Context { devices: &[], features: 0, word_table: None, export: &none };
         let note = PressureNote {
             device: DeviceIndex(2),
             tier: broker_core::Tier::Host,
@@ -365,7 +365,7 @@ mod tests {
     fn the_largest_frames_fit_in_a_packet() {
         let part = PartRef { allocation: AllocationId::from_raw(u64::MAX), part: PartIndex(u32::MAX) };
         let none = |_| None;
-        let context = Context { devices: &[], features: 0, word_table: None, handle: &none };
+        let context = Context { devices: &[], features: 0, word_table: None, export: &none };
         let revoke = DaemonFrame::Revoke {
             parts: vec![RevokedPart { part, slot: None }; broker_core::limits::PARTS_PER_FRAME_MAX],
             reason: RevokeReason::Freed,
@@ -380,7 +380,7 @@ mod tests {
         let devices = [v1::Device::default(), device.clone()];
         let memfd = rustix::fs::memfd_create("frame-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let table = Export::Memfd(Arc::new(memfd.into()));
-        let context = Context { devices: &devices, features: 2, word_table: Some(&table), handle: &none };
+        let context = Context { devices: &devices, features: 2, word_table: Some(&table), export: &none };
         let welcome = DaemonFrame::Welcome {
             session: SessionId::from_raw(5),
             tenant: "team-a".into(),
@@ -388,7 +388,7 @@ mod tests {
             slots: 64,
         };
         let packet = encode(&welcome, context).unwrap();
-        assert_eq!(packet.handles.len(), 1, "the word table");
+        assert_eq!(packet.exports.len(), 1, "the word table");
         let v1::daemon_frame::Frame::Welcome(welcome) = daemon(&packet) else { panic!() };
         assert_eq!(welcome.slot_count, 64);
         assert_eq!((welcome.session_id, welcome.features, welcome.devices), (5, 2, vec![device]));

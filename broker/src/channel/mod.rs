@@ -46,7 +46,7 @@ use socket::Socket;
 #[derive(Debug)]
 pub struct OutFrame {
     pub bytes: Vec<u8>,
-    pub handles: Vec<Export>,
+    pub exports: Vec<Export>,
     /// The place that a pressure note is about. Only the last note of a place counts.
     pub note_of: Option<(DeviceIndex, Tier)>,
 }
@@ -82,7 +82,7 @@ impl Channels {
             // If anything prevents it, the channel's own task meets and handles the same error.
             let sent = entry.socket.try_send(frame).is_ok();
             if sent {
-                tracing::debug!(channel = channel.0, fds = frame.handles.len(), "packet sent");
+                tracing::debug!(channel = channel.0, fds = frame.exports.len(), "packet sent");
             }
             sent
         };
@@ -127,7 +127,7 @@ impl Channels {
 
     /// The export by which a new client maps its word table.
     pub fn word_table(&self, channel: ChannelId) -> Option<Export> {
-        self.with_words(channel, WordTable::handle)?
+        self.with_words(channel, WordTable::export)?
     }
 
     /// Revokes a part by eviction: sets its word, unless the session pins the part. A channel without words counts as

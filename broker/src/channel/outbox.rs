@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     fn frame(bytes: usize) -> OutFrame {
-        OutFrame { bytes: vec![0; bytes], handles: vec![], note_of: None }
+        OutFrame { bytes: vec![0; bytes], exports: vec![], note_of: None }
     }
 
     fn note(device: u16, bytes: usize) -> OutFrame {

@@ -48,7 +48,7 @@ impl HelloRefusal {
             Self::Broken { problem } => of_core(&Refusal::ProtocolBroken { problem: problem.clone() }),
         };
         let frame = v1::DaemonFrame { frame: Some(v1::daemon_frame::Frame::Refused(refused)) };
-        OutFrame { bytes: frame.encode_to_vec(), handles: vec![], note_of: None }
+        OutFrame { bytes: frame.encode_to_vec(), exports: vec![], note_of: None }
     }
 }
 

@@ -75,7 +75,7 @@ impl AsFd for Socket {
 }
 
 fn send(socket: BorrowedFd<'_>, frame: &OutFrame) -> io::Result<()> {
-    let fds: Vec<_> = frame.handles.iter().filter_map(broker_driver::Export::fd).collect();
+    let fds: Vec<_> = frame.exports.iter().filter_map(broker_driver::Export::fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_PER_PACKET_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
@@ -151,7 +151,7 @@ mod tests {
     async fn the_last_frame_arrives_though_packets_were_unread() {
         let (ours, theirs) = pair();
         send_fds(&theirs, b"unread", &[]);
-        ours.try_send(&OutFrame { bytes: b"refused".to_vec(), handles: vec![], note_of: None }).unwrap();
+        ours.try_send(&OutFrame { bytes: b"refused".to_vec(), exports: vec![], note_of: None }).unwrap();
         ours.shutdown();
         ours.discard_received();
         drop(ours);
@@ -163,8 +163,8 @@ mod tests {
     async fn the_most_descriptors_arrive_in_one_packet() {
         let (ours, theirs) = pair();
         let memfd = Arc::new(memfd_create("socket-test", MemfdFlags::CLOEXEC).unwrap().into());
-        let handles = vec![Export::Memfd(memfd); FDS_PER_PACKET_MAX];
-        ours.send(&OutFrame { bytes: b"map".to_vec(), handles: handles.clone(), note_of: None })
+        let exports = vec![Export::Memfd(memfd); FDS_PER_PACKET_MAX];
+        ours.send(&OutFrame { bytes: b"map".to_vec(), exports: exports.clone(), note_of: None })
             .await
             .unwrap();
         let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_PER_PACKET_MAX))];
@@ -178,9 +178,9 @@ mod tests {
             .sum();
         assert_eq!(count, FDS_PER_PACKET_MAX);
 
-        let too_many = [handles, vec![Export::CudaIpc([0; 64]); 1]].concat();
+        let too_many = [exports, vec![Export::CudaIpc([0; 64]); 1]].concat();
         assert!(
-            ours.try_send(&OutFrame { bytes: vec![1], handles: too_many, note_of: None }).is_ok(),
+            ours.try_send(&OutFrame { bytes: vec![1], exports: too_many, note_of: None }).is_ok(),
             "no descriptor for that one"
         );
     }

@@ -179,7 +179,7 @@ fn mapped_packet(part_index: u32) -> Vec<u8> {
 }
 
 fn out(bytes: &[u8]) -> OutFrame {
-    OutFrame { bytes: bytes.to_vec(), handles: vec![], note_of: None }
+    OutFrame { bytes: bytes.to_vec(), exports: vec![], note_of: None }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -326,7 +326,7 @@ async fn a_client_that_does_not_read_loses_its_channel_alone() {
     let memfd: Arc<broker_driver::SharedFd> = Arc::new(memfd.into());
     let frame = || OutFrame {
         bytes: vec![1; 60_000],
-        handles: vec![broker_driver::Export::Memfd(memfd.clone())],
+        exports: vec![broker_driver::Export::Memfd(memfd.clone())],
         note_of: None,
     };
     for _ in 0..200 {
@@ -434,8 +434,8 @@ async fn a_process_is_not_over_while_a_child_can_receive_descriptors() {
     let (channel, _) = daemon.hello().await;
     let memfd =
         Arc::new(rustix::fs::memfd_create("inherited", rustix::fs::MemfdFlags::CLOEXEC).unwrap().into());
-    let handles = vec![broker_driver::Export::Memfd(memfd)];
-    daemon.channels.send(channel, OutFrame { bytes: b"take it".to_vec(), handles, note_of: None });
+    let exports = vec![broker_driver::Export::Memfd(memfd)];
+    daemon.channels.send(channel, OutFrame { bytes: b"take it".to_vec(), exports, note_of: None });
     let entry = daemon.channels.entry(channel).unwrap();
     while crate::platform::unread::bytes(entry.socket.as_fd()).unwrap() == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;

@@ -52,7 +52,7 @@ impl WordTable {
     }
 
     /// The export by which the client maps the table, until it has done so.
-    pub(crate) fn handle(&self) -> Option<Export> {
+    pub(crate) fn export(&self) -> Option<Export> {
         self.fd.lock().unwrap_or_else(PoisonError::into_inner).clone().map(Export::Memfd)
     }
 

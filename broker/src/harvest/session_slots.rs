@@ -101,7 +101,7 @@ mod tests {
 
     impl Shared {
         fn write(&self, slot: u64, words: &[u64]) {
-            let Some(Export::Memfd(table)) = self.words.handle() else { panic!() };
+            let Some(Export::Memfd(table)) = self.words.export() else { panic!() };
             let bytes: Vec<_> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
             assert_eq!(rustix::io::pwrite(&*table, &bytes, 64 + 16 * slot), Ok(bytes.len()));
         }

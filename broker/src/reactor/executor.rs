@@ -133,7 +133,7 @@ impl Executor {
         self
     }
 
-    /// Observes an event before the core handles it.
+    /// Observes an event before the core exports it.
     pub(super) fn observe_event(&mut self, event: &Event) {
         self.telemetry.record_event(event);
         if let Some(revocations) = &mut self.revocations {
@@ -233,8 +233,8 @@ impl Executor {
             Driver::Created { extent, result } => Completion::Created {
                 extent,
                 result: match result {
-                    Ok(handle) => {
-                        self.extents.insert(extent, handle);
+                    Ok(export) => {
+                        self.extents.insert(extent, export);
                         Ok(())
                     }
                     Err(DriverError::OutOfMemory) => Err(CreateError::OutOfMemory),
@@ -376,7 +376,7 @@ impl Executor {
             devices: &self.devices,
             features: self.channels.features(channel),
             word_table: word_table.as_ref(),
-            handle: &|extent| self.extents.get(extent).cloned(),
+            export: &|extent| self.extents.get(extent).cloned(),
         };
         match frame_codec::encode(frame, context) {
             Ok(packet) => self.channels.send(channel, packet),

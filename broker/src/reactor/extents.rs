@@ -7,20 +7,20 @@ use vramd_types::ExtentId;
 
 #[derive(Debug, Default)]
 pub(super) struct Extents {
-    handles: HashMap<ExtentId, Export>,
+    exports: HashMap<ExtentId, Export>,
 }
 
 impl Extents {
-    pub(super) fn insert(&mut self, extent: ExtentId, handle: Export) {
-        self.handles.insert(extent, handle);
+    pub(super) fn insert(&mut self, extent: ExtentId, export: Export) {
+        self.exports.insert(extent, export);
     }
 
     pub(super) fn get(&self, extent: ExtentId) -> Option<&Export> {
-        self.handles.get(&extent)
+        self.exports.get(&extent)
     }
 
     /// Drops the export: the driver must be the last in the daemon to have the memory open.
     pub(super) fn remove(&mut self, extent: ExtentId) {
-        self.handles.remove(&extent);
+        self.exports.remove(&extent);
     }
 }

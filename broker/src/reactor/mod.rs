@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Only the reactor changes the broker's state, so all events have one order; other tasks read it between two batches
-//! (`shared_broker`). The reactor handles all queued messages as one batch at one reading of the clock, then runs the
+//! (`shared_broker`). The reactor exports all queued messages as one batch at one reading of the clock, then runs the
 //! commands in the broker's order. Nothing here blocks. The price is that every decision of the node goes through one
 //! core. The core only does bookkeeping: creating memory, hashing and writing to disk happen elsewhere and return as
 //! events.

@@ -1,6 +1,6 @@
 //! Revokes mappings on a schedule, for tests of clients and of the daemon, as if an operator asked at a chosen step.
 //!
-//! Each revocation is an operator's request, so it can do no more harm than other requests. The reactor handles it
+//! Each revocation is an operator's request, so it can do no more harm than other requests. The reactor exports it
 //! after the messages that are in the queue by then, and before the client's next answer unless that came first.
 
 use std::collections::BTreeMap;
