@@ -29,7 +29,7 @@ use crate::{
     },
     reactor::{Clock, Copies, Executor, Files, Inbox, InboxLimits, Queue, QuotaWriter, Reactor, inbox},
     state::State,
-    telemetry::{Node, TelemetrySetup},
+    telemetry::{DaemonFacts, TelemetrySetup},
 };
 
 /// Requests of operators that may wait. They never wait behind those of clients.
@@ -185,7 +185,7 @@ impl App {
         let (telemetry, telemetry_running) = self.telemetry.start(
             self.inbox.clone(),
             self.clock,
-            Node {
+            DaemonFacts {
                 driver: self.driver.name(),
                 boot_epoch: self.boot_epoch,
                 devices: &uuids,
@@ -225,7 +225,7 @@ impl App {
             grpc::Listeners { memory: self.listeners.memory, admin: self.listeners.admin },
             self.inbox.clone(),
             events.clone(),
-            grpc::Settings {
+            grpc::GrpcOptions {
                 operators: operators(&self.config),
                 call_timeout: self.config.limits.request_timeout,
                 connections_per_uid_max: self.config.limits.connections_per_uid_max,
@@ -249,7 +249,7 @@ impl App {
             self.listeners.channel,
             channels,
             self.inbox.clone(),
-            channel::Settings {
+            channel::ChannelOptions {
                 rules: Rules::new(self.config.tenants.iter().map(|tenant| tenant.0.clone()).collect()),
                 hello_timeout: self.config.limits.hello_timeout,
                 greeting_max: self.config.limits.greeting_max,

@@ -16,7 +16,7 @@ use vramd_types::SessionId;
 use super::{
     Channels, Entry, OutFrame,
     frame_codec::{self, Received},
-    hello_gate::{Gate, Ticket},
+    hello_gate::{Gate, GreetingPermit},
     outbox::Outbox,
     printable, process_watch,
     refusal_frames::HelloRefusal,
@@ -53,7 +53,7 @@ pub(super) struct Shared {
 pub(super) struct GreetingConnection {
     socket: Socket,
     peer: Peer,
-    waiting: Ticket,
+    permit: GreetingPermit,
 }
 
 /// Admits an accepted connection, or refuses it at once.
@@ -66,11 +66,11 @@ pub(super) fn admit(
     let shortage = Descriptors::of_process().exceeded().map(|limit| HelloRefusal::TooMany { limit });
     let peer = shortage.map_or_else(|| Peer::of(socket.as_fd()).map_err(|error| unidentified(&error)), Err);
     let admitted = peer.and_then(|peer| {
-        let waiting = gate.enter(peer.uid).map_err(|limit| HelloRefusal::TooMany { limit })?;
-        Ok((peer, waiting))
+        let permit = gate.enter(peer.uid).map_err(|limit| HelloRefusal::TooMany { limit })?;
+        Ok((peer, permit))
     });
     match admitted {
-        Ok((peer, waiting)) => Ok(Some(GreetingConnection { socket, peer, waiting })),
+        Ok((peer, permit)) => Ok(Some(GreetingConnection { socket, peer, permit })),
         Err(refusal) => {
             refuse(&socket, &refusal, telemetry);
             Ok(None)
@@ -80,10 +80,10 @@ pub(super) fn admit(
 
 /// Serves a connection until its end.
 pub(super) async fn run(connection: GreetingConnection, shared: Arc<Shared>) {
-    let GreetingConnection { socket, peer, waiting } = connection;
+    let GreetingConnection { socket, peer, permit } = connection;
     match greet(&socket, &peer, &shared).await {
         Ok(Some((tenant, hello))) => {
-            serve(socket, peer, tenant, hello, waiting, &shared).await;
+            serve(socket, peer, tenant, hello, permit, &shared).await;
         }
         Ok(None) => {}
         Err(refusal) => refuse(&socket, &refusal, &shared.telemetry),
@@ -136,7 +136,7 @@ async fn serve(
     peer: Peer,
     tenant: String,
     hello: v1::Hello,
-    waiting: Ticket,
+    permit: GreetingPermit,
     shared: &Shared,
 ) {
     let Shared { channels, inbox, .. } = shared;
@@ -177,7 +177,7 @@ async fn serve(
             unmapped_sessions: hello.unmapped_session_ids.into_iter().map(SessionId::from_raw).collect(),
         },
     });
-    drop(waiting);
+    drop(permit);
     tokio::spawn(process_watch::watch_process(
         channel,
         watched,

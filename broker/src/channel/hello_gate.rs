@@ -28,7 +28,7 @@ struct Inside {
 
 /// A connection's place in the gate, which it gives back when dropped.
 #[derive(Debug)]
-pub(super) struct Ticket {
+pub(super) struct GreetingPermit {
     gate: Arc<Gate>,
     uid: u32,
 }
@@ -39,7 +39,7 @@ impl Gate {
     }
 
     /// Admits a connection, or returns the bound that it would exceed.
-    pub(super) fn enter(self: &Arc<Self>, uid: u32) -> Result<Ticket, usize> {
+    pub(super) fn enter(self: &Arc<Self>, uid: u32) -> Result<GreetingPermit, usize> {
         let mut inside = self.inside();
         if inside.all >= self.bounds.all {
             return Err(self.bounds.all);
@@ -51,7 +51,7 @@ impl Gate {
         *of_uid += 1;
         inside.all += 1;
         drop(inside);
-        Ok(Ticket { gate: Arc::clone(self), uid })
+        Ok(GreetingPermit { gate: Arc::clone(self), uid })
     }
 
     fn inside(&self) -> MutexGuard<'_, Inside> {
@@ -59,7 +59,7 @@ impl Gate {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for GreetingPermit {
     fn drop(&mut self) {
         let mut inside = self.gate.inside();
         inside.all -= 1;
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn dropped_tickets_leave_no_count() {
+    fn dropped_permits_leave_no_count() {
         let gate = Gate::new(Bounds { all: 3, per_uid: 2 });
         drop((gate.enter(1), gate.enter(2)));
         assert!(gate.inside().by_uid.is_empty());

@@ -23,7 +23,7 @@ const STOP_DEADLINE: Duration = Duration::from_secs(3);
 
 /// The configuration of connections.
 #[derive(Debug)]
-pub struct Settings {
+pub struct ChannelOptions {
     pub rules: Rules,
     /// Time in which a connection must say hello.
     pub hello_timeout: Duration,
@@ -41,12 +41,12 @@ pub async fn serve(
     listener: OwnedFd,
     channels: Arc<Channels>,
     inbox: Inbox,
-    settings: Settings,
+    options: ChannelOptions,
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
     let listener = readiness::of_socket(listener)?;
-    let Settings { rules, hello_timeout, greeting_max, greeting_per_uid_max, word_slots, telemetry } =
-        settings;
+    let ChannelOptions { rules, hello_timeout, greeting_max, greeting_per_uid_max, word_slots, telemetry } =
+        options;
     let gate = Gate::new(Bounds { all: greeting_max, per_uid: greeting_per_uid_max });
     let shared = Arc::new(Shared { channels, inbox, rules, hello_timeout, word_slots, telemetry });
     let mut connections = JoinSet::new();

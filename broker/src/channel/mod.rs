@@ -35,7 +35,7 @@ use dashmap::DashMap;
 use tokio::sync::Notify;
 use vramd_types::DeviceIndex;
 
-pub use listener::{Settings, serve};
+pub use listener::{ChannelOptions, serve};
 pub use word_table::EvictOutcome;
 pub(crate) use word_table::{Use, WordTable};
 

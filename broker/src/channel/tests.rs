@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, watch};
 use vramd_proto::{channel as protocol, v1};
 use vramd_types::DeviceIndex;
 
-use super::{Channels, OutFrame, Settings, serve};
+use super::{ChannelOptions, Channels, OutFrame, serve};
 use crate::{
     platform::{sockets::Sockets, tenant_rules::Rules},
     reactor::{InboxLimits, Message, inbox},
@@ -78,7 +78,7 @@ impl Daemon {
             }
         });
         let channels = Arc::new(Channels::default());
-        let settings = Settings {
+        let options = ChannelOptions {
             rules: Rules::default(),
             hello_timeout,
             greeting_max,
@@ -88,7 +88,7 @@ impl Daemon {
         };
         let (stop, mut stopped) = watch::channel(false);
         let stopped = async move { drop(stopped.wait_for(|stop| *stop).await) };
-        let served = tokio::spawn(serve(bound.channel, Arc::clone(&channels), inbox, settings, stopped));
+        let served = tokio::spawn(serve(bound.channel, Arc::clone(&channels), inbox, options, stopped));
         Self { dir, _sockets: sockets, channels, events, stop, served }
     }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, de};
 use toml::de::DeTable;
 use vramd_types::Bytes;
 
-use super::{Place, host::for_all_devices, quantity};
+use super::{ErrorLocation, host::for_all_devices, quantity};
 
 /// The table `disk`. It has both directory and size, or there is no disk tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -19,7 +19,7 @@ pub struct Disk {
     /// `None` means io_uring if the kernel allows it, else threads.
     pub engine: Option<DiskEngine>,
     /// The position of each key in the text, set once the whole text is parsed.
-    pub(super) places: BTreeMap<&'static str, Place>,
+    pub(super) places: BTreeMap<&'static str, ErrorLocation>,
     pub(super) file: Option<PathBuf>,
 }
 
@@ -61,12 +61,12 @@ fn engine<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DiskEngin
 }
 
 /// Finds the positions of the keys in a valid text.
-pub(super) fn places(text: &str) -> BTreeMap<&'static str, Place> {
+pub(super) fn places(text: &str) -> BTreeMap<&'static str, ErrorLocation> {
     let Ok(table) = DeTable::parse(text) else { return BTreeMap::new() };
     let disk = table.get_ref().get("disk").and_then(|disk| disk.get_ref().as_table());
     let place = |name| {
         let before = text.get(..disk?.get(name)?.span().start)?;
-        Some((name, Place::after(before, format!("disk.{name}"), String::new())))
+        Some((name, ErrorLocation::after(before, format!("disk.{name}"), String::new())))
     };
     ["directory", "size", "engine"].into_iter().filter_map(place).collect()
 }
@@ -86,7 +86,7 @@ impl Disk {
             _ => "directory",
         };
         let place = self.places.get(name).cloned().unwrap_or_default();
-        let place = Place { problem: problem.to_string(), ..place };
+        let place = ErrorLocation { problem: problem.to_string(), ..place };
         match &self.file {
             Some(file) => format!("{}:{place}", file.display()),
             None => place.to_string(),
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
     use crate::config::parse;
 
-    fn disk(lines: &str) -> Result<Disk, Place> {
+    fn disk(lines: &str) -> Result<Disk, ErrorLocation> {
         parse(&format!("[memory]\nhost_size = \"1GiB\"\n[disk]\n{lines}")).map(|config| config.disk)
     }
 

@@ -8,13 +8,13 @@ use thiserror::Error;
 pub enum ConfigError {
     #[error("cannot read {path}: {source}")]
     Unreadable { path: PathBuf, source: io::Error },
-    #[error("{path}:{place}")]
-    Wrong { path: PathBuf, place: Place },
+    #[error("{path}:{location}")]
+    Wrong { path: PathBuf, location: ErrorLocation },
 }
 
 /// A place in the text, with the error there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct ErrorLocation {
     /// Line and column count from 1, in characters.
     pub line: usize,
     pub column: usize,
@@ -23,7 +23,7 @@ pub struct Place {
     pub problem: String,
 }
 
-impl Place {
+impl ErrorLocation {
     pub(super) fn of(error: &toml::de::Error, path: String, text: &str) -> Self {
         let start = error.span().map_or(0, |span| span.start.min(text.len()));
         // serde_path_to_error calls the whole text `.`. If a value is read together with its place, the path has one
@@ -47,7 +47,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ErrorLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { line, column, field, problem } = self;
         write!(f, "{line}:{column}: ")?;

@@ -20,7 +20,7 @@ use std::{fs, path::Path};
 
 pub use devices::{SimDevices, UnknownDevice, choose, core_devices};
 pub use disk::Disk;
-pub use error::{ConfigError, Place};
+pub use error::{ConfigError, ErrorLocation};
 pub use files::Files;
 pub use host::{HostTooSmall, check_host, host_total, pin_host};
 pub use limits::Limits;
@@ -38,33 +38,33 @@ pub use tenants::Tenant;
 pub fn load(path: &Path) -> Result<Config, ConfigError> {
     let bytes = fs::read(path).map_err(|source| ConfigError::Unreadable { path: path.to_owned(), source })?;
     let mut config =
-        parse_bytes(&bytes).map_err(|place| ConfigError::Wrong { path: path.to_owned(), place })?;
+        parse_bytes(&bytes).map_err(|location| ConfigError::Wrong { path: path.to_owned(), location })?;
     config.disk.file = config.disk.directory.is_some().then(|| path.to_owned());
     Ok(config)
 }
 
 /// Parses the bytes of a configuration file.
-pub fn parse_bytes(bytes: &[u8]) -> Result<Config, Place> {
+pub fn parse_bytes(bytes: &[u8]) -> Result<Config, ErrorLocation> {
     match std::str::from_utf8(bytes) {
         Ok(text) => parse(text),
-        Err(error) => Err(Place::of_bytes(&error, bytes)),
+        Err(error) => Err(ErrorLocation::of_bytes(&error, bytes)),
     }
 }
 
 /// Parses the text of a configuration.
-pub fn parse(text: &str) -> Result<Config, Place> {
+pub fn parse(text: &str) -> Result<Config, ErrorLocation> {
     let deserializer = match toml::Deserializer::parse(text) {
         Ok(deserializer) => deserializer,
-        Err(error) => return Err(Place::of(&error, String::new(), text)),
+        Err(error) => return Err(ErrorLocation::of(&error, String::new(), text)),
     };
     let mut config: Config = serde_path_to_error::deserialize(deserializer)
-        .map_err(|error| Place::of(error.inner(), error.path().to_string(), text))?;
+        .map_err(|error| ErrorLocation::of(error.inner(), error.path().to_string(), text))?;
     let wrong = [("pressure", config.pressure.wrong.take()), ("shares", config.shares.wrong.take())];
     if let Some((table, Wrong { at, field, problem })) =
         wrong.into_iter().find_map(|(table, it)| Some((table, it?)))
     {
         let before = text.get(..at).unwrap_or_default();
-        return Err(Place::after(before, format!("{table}.{field}"), problem));
+        return Err(ErrorLocation::after(before, format!("{table}.{field}"), problem));
     }
     if config.disk.directory.is_some() {
         config.disk.places = disk::places(text);

@@ -26,7 +26,7 @@ mod status;
 
 pub use admin::NodeFacts;
 pub use file_loading::Loading;
-pub use serve::{Listeners, ServeError, Settings, serve};
+pub use serve::{GrpcOptions, Listeners, ServeError, serve};
 
 #[cfg(test)]
 mod tests;

@@ -48,7 +48,7 @@ pub struct Listeners {
 }
 
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct GrpcOptions {
     /// Uids that may call `AdminService`, whatever the mode of the socket allows.
     pub operators: BTreeSet<u32>,
     /// Maximum time of a call, whatever its deadline.
@@ -78,21 +78,21 @@ pub async fn serve(
     listeners: Listeners,
     inbox: Inbox,
     events: Events,
-    settings: Settings,
+    options: GrpcOptions,
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let health = HealthReporter::new();
     report(&health, ServingStatus::Serving).await;
     let memory =
-        Memory::new(inbox.clone(), settings.call_timeout, settings.telemetry.clone(), settings.files.clone());
+        Memory::new(inbox.clone(), options.call_timeout, options.telemetry.clone(), options.files.clone());
     let memory = with_tools(Routes::new(MemoryServiceServer::new(memory)), MEMORY_SERVICE, &health)?;
     let admin = Admin::new(
         inbox,
         events.clone(),
-        settings.moves.clone(),
-        settings.operators.clone(),
-        settings.facts.clone(),
-        settings.telemetry.clone(),
+        options.moves.clone(),
+        options.operators.clone(),
+        options.facts.clone(),
+        options.telemetry.clone(),
     );
     let admin = with_tools(Routes::new(AdminServiceServer::new(admin)), ADMIN_SERVICE, &health)?;
 
@@ -100,8 +100,8 @@ pub async fn serve(
     let (stopping, stopped) = watch::channel(false);
     let sockets = async {
         tokio::try_join!(
-            socket(listeners.memory, memory, &settings, BTreeSet::new(), &calls, stopped.clone()),
-            socket(listeners.admin, admin, &settings, settings.operators.clone(), &calls, stopped.clone()),
+            socket(listeners.memory, memory, &options, BTreeSet::new(), &calls, stopped.clone()),
+            socket(listeners.admin, admin, &options, options.operators.clone(), &calls, stopped.clone()),
         )
     };
     let end = async {
@@ -122,13 +122,13 @@ pub async fn serve(
 async fn socket(
     listener: StdUnixListener,
     routes: Routes,
-    settings: &Settings,
+    options: &GrpcOptions,
     always: BTreeSet<u32>,
     calls: &OpenCalls,
     mut stopped: watch::Receiver<bool>,
 ) -> Result<(), ServeError> {
     listener.set_nonblocking(true)?;
-    let door = Admission { per_uid_max: settings.connections_per_uid_max, always };
+    let door = Admission { per_uid_max: options.connections_per_uid_max, always };
     let connections = incoming(UnixListener::from_std(listener)?, door);
     let stop = async move {
         // An error means that the sender is gone, and the server with it.
@@ -139,8 +139,8 @@ async fn socket(
         .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
         .http2_max_header_list_size(HEADERS_BYTES_MAX)
         .layer(MapFutureLayer::new(move |call| calls.clone().during(call)))
-        .layer(option_layer(ObserveLayer::new(&settings.telemetry)))
-        .layer(DeadlineLayer::new(settings.call_timeout))
+        .layer(option_layer(ObserveLayer::new(&options.telemetry)))
+        .layer(DeadlineLayer::new(options.call_timeout))
         .add_routes(routes)
         .serve_with_incoming_shutdown(connections, stop)
         .await?;

@@ -40,7 +40,7 @@ fn served(operators: &[u32]) -> Served {
     let bind = |name| UnixListener::bind(folder.path().join(name)).unwrap();
     let listeners = Listeners { memory: bind("vramd.sock"), admin: bind("admin.sock") };
     let (inbox, queue) = inbox(InboxLimits { client_requests_max: 3, ..InboxLimits::default() });
-    let settings = Settings {
+    let options = GrpcOptions {
         operators: operators.iter().copied().collect::<BTreeSet<_>>(),
         call_timeout: Duration::from_secs(300),
         connections_per_uid_max: 4,
@@ -56,7 +56,7 @@ fn served(operators: &[u32]) -> Served {
     };
     let (stop, stopped) = oneshot::channel();
     let events = Events::new(Clock::start(), 1, Vec::new(), EventLimits { watches_max: 1, events_max: 8 });
-    let server = tokio::spawn(serve(listeners, inbox.clone(), events.clone(), settings, async {
+    let server = tokio::spawn(serve(listeners, inbox.clone(), events.clone(), options, async {
         let _ = stopped.await;
     }));
     Served { folder, queue, inbox, events, stop, server }

@@ -7,7 +7,7 @@ use vramd_types::{Bytes, DeviceIndex};
 pub(super) struct EndedMove<'a> {
     pub(super) part: PartRef,
     pub(super) tenant: &'a str,
-    pub(super) kind: Kind,
+    pub(super) kind: MoveKind,
     pub(super) bytes: Bytes,
     pub(super) began: Time,
     /// The error, if the move failed.
@@ -18,7 +18,7 @@ pub(super) struct EndedMove<'a> {
 
 /// The properties of a move that have a count of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Kind {
+pub(super) struct MoveKind {
     pub(super) device: DeviceIndex,
     /// `in` or `out`, as seen from the device.
     pub(super) direction: &'static str,
@@ -26,7 +26,7 @@ pub(super) struct Kind {
     pub(super) outcome: &'static str,
 }
 
-impl Kind {
+impl MoveKind {
     /// The number of kinds on one device. In each direction a move ends as moved, failed or stopped; out of the device
     /// also as clean or dropped, into the device also as made.
     pub(super) const ON_DEVICE: usize = 9 * CAUSES.len();
@@ -84,7 +84,7 @@ impl<'a> EndedMove<'a> {
             _ => return None,
         };
         let direction = if *tier == Tier::Device { "in" } else { "out" };
-        let kind = Kind { device: *device, direction, cause: name(*cause), outcome };
+        let kind = MoveKind { device: *device, direction, cause: name(*cause), outcome };
         Some(Self { part: *part, tenant, kind, bytes: *bytes, began: *began, problem, for_parts })
     }
 }

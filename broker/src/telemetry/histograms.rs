@@ -10,7 +10,7 @@ use opentelemetry::{
 };
 
 use super::{
-    ended_move::{EndedMove, Kind},
+    ended_move::{EndedMove, MoveKind},
     instruments::{histogram, size_histogram},
     metrics,
 };
@@ -35,7 +35,7 @@ impl Histograms {
 
     /// Records the duration and size of an ended move.
     pub(super) fn record_move(&self, ended: &EndedMove<'_>, took: Duration) {
-        let Kind { direction, cause, outcome, .. } = ended.kind;
+        let MoveKind { direction, cause, outcome, .. } = ended.kind;
         let attributes = [
             KeyValue::new(metrics::MIGRATION_DIRECTION, direction),
             KeyValue::new(metrics::MIGRATION_CAUSE, cause),

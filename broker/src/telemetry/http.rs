@@ -31,20 +31,20 @@ const REACTOR_TIMEOUT: Duration = Duration::from_secs(2);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Debug)]
-pub(super) struct Page {
+pub(super) struct HttpState {
     pub(super) shared: &'static Shared,
     pub(super) inbox: Inbox,
     pub(super) stop: watch::Receiver<bool>,
 }
 
 /// Serves until the stop.
-pub(super) async fn serve(listener: TcpListener, page: Page) {
-    let mut stop = page.stop.clone();
+pub(super) async fn serve(listener: TcpListener, state: HttpState) {
+    let mut stop = state.stop.clone();
     let routes = Router::new()
         .route("/metrics", get(metrics))
         .route("/livez", get(alive))
         .route("/readyz", get(ready))
-        .with_state(page);
+        .with_state(state);
     let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         let accepted = async {
@@ -78,37 +78,37 @@ async fn answer(stream: TcpStream, routes: Router) {
     let _ = http1::Builder::new().keep_alive(false).serve_connection(TokioIo::new(stream), service).await;
 }
 
-impl Page {
+impl HttpState {
     /// Reads the broker. `None` if the reactor has ended or is stuck.
     async fn read<T: Send + 'static>(&self, read: impl FnOnce(&Broker) -> T + Send + 'static) -> Option<T> {
         timeout(REACTOR_TIMEOUT, self.inbox.read(read)).await.ok().flatten()
     }
 }
 
-async fn metrics(State(page): State<Page>) -> Response {
-    let Some(snapshot) = page.read(Snapshot::of).await else {
+async fn metrics(State(state): State<HttpState>) -> Response {
+    let Some(snapshot) = state.read(Snapshot::of).await else {
         return unavailable("the daemon is stopping, or does not answer");
     };
-    match page.shared.metrics.prometheus_text(snapshot) {
+    match state.shared.metrics.prometheus_text(snapshot) {
         Ok(text) => ([(CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }
 
 /// Answers whether the reactor works. A daemon that does not answer should be restarted.
-async fn alive(State(page): State<Page>) -> Response {
-    match page.read(|_| ()).await {
+async fn alive(State(state): State<HttpState>) -> Response {
+    match state.read(|_| ()).await {
         Some(()) => "ok\n".into_response(),
         None => unavailable("the daemon is stopping, or does not answer"),
     }
 }
 
 /// Answers whether the daemon admits new clients.
-async fn ready(State(page): State<Page>) -> Response {
-    if *page.stop.borrow() {
+async fn ready(State(state): State<HttpState>) -> Response {
+    if *state.stop.borrow() {
         return unavailable("the daemon is stopping");
     }
-    match page.read(|broker| (broker.is_surveyed(), broker.node().draining)).await {
+    match state.read(|broker| (broker.is_surveyed(), broker.node().draining)).await {
         Some((true, false)) => "ok\n".into_response(),
         Some((true, true)) => unavailable("the node is draining"),
         Some((false, _)) => unavailable("the devices have not been surveyed yet"),

@@ -29,10 +29,10 @@ use prometheus::TextEncoder;
 use super::{
     call_durations::CallDurations,
     counters::Counters,
-    ended_move::Kind as Move,
+    ended_move::MoveKind,
     figures::{Figures, NamedTenants, Snapshot, series_per_tenant},
     histograms::Histograms,
-    metrics::{self, Definition, Kind},
+    metrics::{self, Definition, MetricKind},
     move_counters::MoveCounters,
     pressure_counters::PressureCounters,
     series,
@@ -90,7 +90,7 @@ impl Instruments {
             .build()?;
         let reader = Reader(Arc::new(exporter));
         // `NamedTenants` keeps to the limit, except if one tenant is on very many devices.
-        let series_each = series_per_tenant(TIERS).max(Move::ON_DEVICE);
+        let series_each = series_per_tenant(TIERS).max(MoveKind::ON_DEVICE);
         let limit = series_max.max(series_each.saturating_mul(devices));
         let by_tenant = metrics::ALL.iter().filter(|metric| metric.is_by_tenant()).map(|metric| metric.name);
         let by_tenant: Vec<_> = by_tenant.collect();
@@ -161,7 +161,7 @@ impl Drop for Instruments {
 
 fn observe(meter: &Meter, definition: &'static Definition, series: series::Series, sources: Arc<Sources>) {
     match definition.kind {
-        Kind::Counter => {
+        MetricKind::Counter => {
             let counter = meter.u64_observable_counter(definition.name);
             let counter = counter.with_unit(definition.unit).with_description(definition.meaning);
             let each = move |observer: &dyn opentelemetry::metrics::AsyncInstrument<u64>| {
@@ -169,7 +169,7 @@ fn observe(meter: &Meter, definition: &'static Definition, series: series::Serie
             };
             let _ = counter.with_callback(each).build();
         }
-        Kind::UpDownCounter => {
+        MetricKind::UpDownCounter => {
             let counter = meter.i64_observable_up_down_counter(definition.name);
             let counter = counter.with_unit(definition.unit).with_description(definition.meaning);
             let each = move |observer: &dyn opentelemetry::metrics::AsyncInstrument<i64>| {
@@ -182,7 +182,7 @@ fn observe(meter: &Meter, definition: &'static Definition, series: series::Serie
             };
             let _ = counter.with_callback(each).build();
         }
-        Kind::Gauge => {
+        MetricKind::Gauge => {
             let gauge = meter.u64_observable_gauge(definition.name);
             let gauge = gauge.with_unit(definition.unit).with_description(definition.meaning);
             let each = move |observer: &dyn opentelemetry::metrics::AsyncInstrument<u64>| {
@@ -190,7 +190,7 @@ fn observe(meter: &Meter, definition: &'static Definition, series: series::Serie
             };
             let _ = gauge.with_callback(each).build();
         }
-        Kind::Histogram => unreachable!("{} is no count", definition.name),
+        MetricKind::Histogram => unreachable!("{} is no count", definition.name),
     }
 }
 

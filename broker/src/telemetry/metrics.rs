@@ -8,7 +8,7 @@ pub use super::attributes::*;
 
 /// The kind of a metric, which says how to read its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// A sum that only grows.
     Counter,
     /// A present amount. Sums over series mean something.
@@ -19,7 +19,7 @@ pub enum Kind {
     Histogram,
 }
 
-impl Kind {
+impl MetricKind {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Counter => "counter",
@@ -35,7 +35,7 @@ impl Kind {
 pub struct Definition {
     /// The name in OpenTelemetry's form.
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: MetricKind,
     pub unit: &'static str,
     pub meaning: &'static str,
     pub attributes: &'static [&'static str],
@@ -68,11 +68,11 @@ const BYTES_MIGRATION: &[f64] = &[
 ];
 
 const fn bytes(name: &'static str, attributes: &'static [&'static str], meaning: &'static str) -> Definition {
-    Definition { name, kind: Kind::UpDownCounter, unit: "By", meaning, attributes, boundaries: &[] }
+    Definition { name, kind: MetricKind::UpDownCounter, unit: "By", meaning, attributes, boundaries: &[] }
 }
 
 const fn count(
-    kind: Kind,
+    kind: MetricKind,
     name: &'static str,
     unit: &'static str,
     attributes: &'static [&'static str],
@@ -98,7 +98,7 @@ pub const QUOTA_LIMIT: Definition = bytes(
 );
 pub const OVERSUBSCRIPTION: Definition = Definition {
     name: "vramd.memory.oversubscription",
-    kind: Kind::Gauge,
+    kind: MetricKind::Gauge,
     unit: "1",
     meaning: "All tenants' `clean` and `dirty` bytes on a device and in the tiers below it, divided by the device's capacity. A part that moves counts in both tiers.",
     attributes: &[HW_ID, HW_NAME],
@@ -130,77 +130,77 @@ pub const MEMORY_SHORTFALL: Definition = bytes(
     "Bytes by which `vramd.memory.committed` exceeds the capacity.",
 );
 pub const PRESSURE: Definition = count(
-    Kind::Gauge,
+    MetricKind::Gauge,
     "vramd.pressure.level",
     "{level}",
     &[HW_ID, HW_NAME, TIER],
     "The pressure level of a device or of a tier below it: 0 is normal, 1 elevated, 2 high, 3 critical.",
 );
 pub const PRESSURE_BATCH_FACTOR: Definition = count(
-    Kind::Gauge,
+    MetricKind::Gauge,
     "vramd.pressure.batch_factor",
     "1",
     &[HW_ID, HW_NAME, TIER],
     "The factor that the daemon last sent to clients, by which they should scale the size of their batches. Above 1 there is room, below 1 room is scarce.",
 );
 pub const PRESSURE_FULL_IN: Definition = count(
-    Kind::Gauge,
+    MetricKind::Gauge,
     "vramd.pressure.full_in",
     "s",
     &[HW_ID, HW_NAME, TIER],
     "The forecast that the daemon last sent to clients: time until the place is full at its present rate. Absent if it does not fill, or not within 5 minutes.",
 );
 pub const PRESSURE_THRESHOLD: Definition = count(
-    Kind::Gauge,
+    MetricKind::Gauge,
     "vramd.pressure.threshold",
     "1",
     &[PRESSURE_LEVEL],
     "The fill at which a device, or a tier below it, enters a level. Operators may change it while the daemon runs.",
 );
 pub const PRESSURE_FALL: Definition = count(
-    Kind::Gauge,
+    MetricKind::Gauge,
     "vramd.pressure.fall",
     "1",
     &[],
     "How far the fill must fall below the threshold of a level before the daemon leaves that level.",
 );
 pub const PRESSURE_EVICT_TO: Definition = count(
-    Kind::Gauge,
+    MetricKind::Gauge,
     "vramd.pressure.evict_to",
     "1",
     &[],
     "The fill down to which the daemon evicts cold parts from a device or from host memory, because of pressure.",
 );
 pub const PRESSURE_COLD_AFTER: Definition = count(
-    Kind::Gauge,
+    MetricKind::Gauge,
     "vramd.pressure.cold_after",
     "s",
     &[],
     "Time without use after which a part is cold. With 0 no part is cold, and pressure releases cached memory only.",
 );
 pub const PRESSURE_CHANGES: Definition = count(
-    Kind::Counter,
+    MetricKind::Counter,
     "vramd.pressure.changes",
     "{change}",
     &[HW_ID, HW_NAME, TIER, PRESSURE_LEVEL],
     "Times that a pressure level was entered, from above or below.",
 );
 pub const MIGRATIONS: Definition = count(
-    Kind::Counter,
+    MetricKind::Counter,
     "vramd.migrations",
     "{part}",
     &[TENANT, HW_ID, MIGRATION_DIRECTION, MIGRATION_CAUSE, MIGRATION_OUTCOME],
     "Parts whose migration or write-back ended, by outcome. When no series are left, new combinations are counted for the tenant `_other` from then on.",
 );
 pub const MIGRATION_IO: Definition = count(
-    Kind::Counter,
+    MetricKind::Counter,
     "vramd.migration.io",
     "By",
     &[TENANT, HW_ID, MIGRATION_DIRECTION, MIGRATION_CAUSE, MIGRATION_OUTCOME],
     "The sizes of the parts in `vramd.migrations`. Only parts with the outcome `moved` were copied in full.",
 );
 pub const MIGRATION_USED: Definition = count(
-    Kind::Counter,
+    MetricKind::Counter,
     "vramd.migration.used",
     "By",
     &[TENANT, HW_ID, MIGRATION_CAUSE],
@@ -208,7 +208,7 @@ pub const MIGRATION_USED: Definition = count(
 );
 pub const MIGRATION_DURATION: Definition = Definition {
     name: "vramd.migration.duration",
-    kind: Kind::Histogram,
+    kind: MetricKind::Histogram,
     unit: "s",
     meaning: "Time from the reservation of memory in the other tier until the migration ended.",
     attributes: &[MIGRATION_DIRECTION, MIGRATION_CAUSE, MIGRATION_OUTCOME],
@@ -216,35 +216,35 @@ pub const MIGRATION_DURATION: Definition = Definition {
 };
 pub const MIGRATION_SIZE: Definition = Definition {
     name: "vramd.migration.size",
-    kind: Kind::Histogram,
+    kind: MetricKind::Histogram,
     unit: "By",
     meaning: "The size of the parts whose migration or write-back ended.",
     attributes: &[MIGRATION_DIRECTION, MIGRATION_CAUSE, MIGRATION_OUTCOME],
     boundaries: BYTES_MIGRATION,
 };
 pub const LINK_LIMIT: Definition = count(
-    Kind::Gauge,
+    MetricKind::Gauge,
     "vramd.link.limit",
     "By/s",
     &[LINK, LINK_WAY, HW_ID],
     "The speed of a link when one direction of one device has the link for itself, as measured when the daemon started.",
 );
 pub const LINK_SHARE: Definition = count(
-    Kind::Gauge,
+    MetricKind::Gauge,
     "vramd.link.share",
     "1",
     &[COPY_CLASS],
     "The part of every link's speed that a class of copies gets at least while it has work, except that demand goes before prefetch. Operators may change it while the daemon runs.",
 );
 pub const LINK_IO: Definition = count(
-    Kind::Counter,
+    MetricKind::Counter,
     "vramd.link.io",
     "By",
     &[LINK_WAY, HW_ID, COPY_CLASS],
     "Bytes whose copy has begun in a direction. Its rate beside `vramd.link.limit` shows how busy a link is, and with which class.",
 );
 pub const DIGEST_IO: Definition = count(
-    Kind::Counter,
+    MetricKind::Counter,
     "vramd.digest.io",
     "By",
     &[],
@@ -276,14 +276,14 @@ pub const POOL_USAGE: Definition = bytes(
     "Bytes kept ready for future parts and used by none: cached memory of a device, and pinned free memory of the host.",
 );
 pub const POOL_REBUILDS: Definition = count(
-    Kind::Counter,
+    MetricKind::Counter,
     "vramd.pool.rebuilds",
     "{rebuild}",
     &[HOST_NODE],
     "Times that the daemon began to pin pieces of `memory.part_size` in place of other sizes, because a part needed such a piece and none was free.",
 );
 pub const QUEUE_SIZE: Definition = count(
-    Kind::UpDownCounter,
+    MetricKind::UpDownCounter,
     "vramd.migration.queue.size",
     "{wait}",
     &[WAIT_KIND],
@@ -291,7 +291,7 @@ pub const QUEUE_SIZE: Definition = count(
 );
 pub const QUEUE_WAIT: Definition = Definition {
     name: "vramd.migration.queue.wait",
-    kind: Kind::Histogram,
+    kind: MetricKind::Histogram,
     unit: "s",
     meaning: "Time that waiters spent in the line. A part that was absent and found room at once waited 0 s.",
     attributes: &[WAIT_KIND, WAIT_OUTCOME],
@@ -299,77 +299,77 @@ pub const QUEUE_WAIT: Definition = Definition {
 };
 pub const PIN_WAIT: Definition = Definition {
     name: "vramd.pin.wait",
-    kind: Kind::Histogram,
+    kind: MetricKind::Histogram,
     unit: "s",
     meaning: "Time from a client's pin call until the whole pin set is mapped. Only pin sets with a part that was not on its device are counted.",
     attributes: &[WAIT_OUTCOME],
     boundaries: SECONDS_MIGRATION,
 };
 pub const PIN_STALLS: Definition = count(
-    Kind::Counter,
+    MetricKind::Counter,
     "vramd.pin.stalls",
     "{pin}",
     &[],
     "Pin calls that the daemon aborted because they waited only for sessions that wait themselves (PIN_STALLED).",
 );
 pub const CREATE_RETRIES: Definition = count(
-    Kind::Counter,
+    MetricKind::Counter,
     "vramd.create.retries",
     "{create}",
     &[],
     "Times that the daemon asked a driver again for memory that it had failed to create, although the ledger had room.",
 );
 pub const TENANT_ALLOCATIONS: Definition = count(
-    Kind::UpDownCounter,
+    MetricKind::UpDownCounter,
     "vramd.tenant.allocations",
     "{allocation}",
     &[TENANT],
     "Allocations of a tenant.",
 );
 pub const ALLOCATIONS: Definition = count(
-    Kind::UpDownCounter,
+    MetricKind::UpDownCounter,
     "vramd.allocations",
     "{allocation}",
     &[ALLOCATION_STATE],
     "Allocations of the node, by state.",
 );
 pub const SESSIONS: Definition = count(
-    Kind::UpDownCounter,
+    MetricKind::UpDownCounter,
     "vramd.sessions",
     "{session}",
     &[SESSION_STATE],
     "Sessions of the node, by state.",
 );
 pub const DESCRIPTORS_IN_FLIGHT: Definition = count(
-    Kind::UpDownCounter,
+    MetricKind::UpDownCounter,
     "vramd.descriptor.in_flight",
     "{descriptor}",
     &[],
     "File descriptors that the daemon has sent to clients and that the clients have not acknowledged.",
 );
 pub const REFUSALS: Definition = count(
-    Kind::Counter,
+    MetricKind::Counter,
     "vramd.refusals",
     "{refusal}",
     &[REFUSAL_SCOPE, REFUSAL_REASON],
     "Refusals to clients and operators, by scope and reason.",
 );
 pub const INVARIANT_VIOLATIONS: Definition = count(
-    Kind::Counter,
+    MetricKind::Counter,
     "vramd.invariant.violations",
     "{violation}",
     &[],
     "Invariants that the daemon found broken. Each is a bug, and an error line in the log.",
 );
 pub const TELEMETRY_DROPPED: Definition = count(
-    Kind::Counter,
+    MetricKind::Counter,
     "vramd.telemetry.dropped",
     "{item}",
     &[SIGNAL],
     "Spans and log records that were lost because the collector was absent or slow.",
 );
 pub const EXPORT_FAILURES: Definition = count(
-    Kind::Counter,
+    MetricKind::Counter,
     "vramd.telemetry.export.failures",
     "{export}",
     &[SIGNAL],
@@ -377,7 +377,7 @@ pub const EXPORT_FAILURES: Definition = count(
 );
 pub const RPC_DURATION: Definition = Definition {
     name: "rpc.server.call.duration",
-    kind: Kind::Histogram,
+    kind: MetricKind::Histogram,
     unit: "s",
     meaning: "Time from the head of a gRPC call to its answer; for a stream, to the head of the answer.",
     attributes: &[RPC_SYSTEM, RPC_METHOD, RPC_CODE],
@@ -385,7 +385,7 @@ pub const RPC_DURATION: Definition = Definition {
 };
 pub const REVOCATION_DURATION: Definition = Definition {
     name: "vramd.revocation.duration",
-    kind: Kind::Histogram,
+    kind: MetricKind::Histogram,
     unit: "s",
     meaning: "Time from the daemon's revoke of a part until the client reports that it has unmapped it.",
     attributes: &[],
@@ -455,7 +455,7 @@ impl Definition {
             "1" => "_ratio",
             _ => "",
         };
-        let total = if self.kind == Kind::Counter { "_total" } else { "" };
+        let total = if self.kind == MetricKind::Counter { "_total" } else { "" };
         [&self.name.replace('.', "_"), unit, total].concat()
     }
 
@@ -484,10 +484,10 @@ mod tests {
                 matches!(unit, "By" | "By/s" | "s" | "1") || (unit.starts_with('{') && unit.ends_with('}')),
                 "{name} {unit}"
             );
-            assert!(metric.kind == Kind::Gauge || unit != "1", "{name}");
+            assert!(metric.kind == MetricKind::Gauge || unit != "1", "{name}");
             assert!(!name.ends_with("count"), "{name} would be taken for a part of a histogram");
             assert!(metric.meaning.ends_with('.'), "{name}");
-            assert_eq!(metric.kind == Kind::Histogram, !metric.boundaries.is_empty(), "{name}");
+            assert_eq!(metric.kind == MetricKind::Histogram, !metric.boundaries.is_empty(), "{name}");
             assert!(metric.boundaries.is_sorted(), "{name}");
             for attribute in metric.attributes {
                 assert!(ATTRIBUTES.iter().any(|(known, _)| known == attribute), "{name} {attribute}");

@@ -55,7 +55,7 @@ pub use decision_span::Decision;
 use ended_move::EndedMove;
 use instruments::Instruments;
 use revocation_times::RevocationTimes;
-pub use start::{Node, Running, TelemetrySetup};
+pub use start::{DaemonFacts, Running, TelemetrySetup};
 use traces::Traces;
 
 use crate::reactor::Clock;

@@ -14,7 +14,7 @@ use broker_core::{Notice, PartRef};
 use vramd_types::{AllocationId, Bytes, PartIndex};
 
 use super::{
-    ended_move::{EndedMove, Kind},
+    ended_move::{EndedMove, MoveKind},
     metrics::OTHER_TENANTS,
 };
 
@@ -31,10 +31,10 @@ struct Counted {
     /// The number of series that belong to a tenant by name.
     named: usize,
     /// Fetched parts that the daemon has not yet sent to a client, with the series that counts them.
-    unused: BTreeMap<PartRef, (String, Kind, Bytes)>,
+    unused: BTreeMap<PartRef, (String, MoveKind, Bytes)>,
 }
 
-pub(super) type Counts = BTreeMap<Kind, Count>;
+pub(super) type Counts = BTreeMap<MoveKind, Count>;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Count {
@@ -46,7 +46,7 @@ pub(super) struct Count {
 
 impl MoveCounters {
     pub(super) fn new(series_max: usize, devices: usize) -> Self {
-        let others_max = devices.max(1).saturating_mul(Kind::ON_DEVICE);
+        let others_max = devices.max(1).saturating_mul(MoveKind::ON_DEVICE);
         Self { named_max: series_max.saturating_sub(others_max), counted: Mutex::default() }
     }
 
@@ -99,13 +99,13 @@ impl MoveCounters {
 
 impl Counted {
     /// Returns the tenant's name, or `_other` if no series is left.
-    fn series_name(&self, tenant: &str, kind: Kind, named_max: usize) -> String {
+    fn series_name(&self, tenant: &str, kind: MoveKind, named_max: usize) -> String {
         let is_named = self.tenants.get(tenant).is_some_and(|counts| counts.contains_key(&kind));
         let name = if is_named || self.named < named_max { tenant } else { OTHER_TENANTS };
         name.to_owned()
     }
 
-    fn count_mut(&mut self, name: &str, kind: Kind) -> &mut Count {
+    fn count_mut(&mut self, name: &str, kind: MoveKind) -> &mut Count {
         match self.tenants.entry(name.to_owned()).or_default().entry(kind) {
             Entry::Occupied(count) => count.into_mut(),
             Entry::Vacant(vacant) => {
@@ -197,7 +197,7 @@ pub(super) mod tests {
     fn late_tenants_are_counted_as_other_and_no_count_falls() {
         // Beside all series of `_other`.
         let named = 58;
-        let moves = MoveCounters::new(2 * Kind::ON_DEVICE + named, 2);
+        let moves = MoveCounters::new(2 * MoveKind::ON_DEVICE + named, 2);
         let mut last = moves.by_tenant();
         for round in 0..3 {
             for tenant in 0..80 {

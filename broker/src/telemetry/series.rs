@@ -7,7 +7,7 @@ use opentelemetry::{KeyValue, Value};
 use vramd_types::{Bytes, CopyClass};
 
 use super::{
-    ended_move::Kind,
+    ended_move::MoveKind,
     figures::{Account, Balance},
     histograms,
     instruments::Sources,
@@ -318,7 +318,7 @@ fn link_io(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
 }
 
 /// Computes the value and the attributes of a series.
-type MoveValue = dyn Fn(&Kind, &Count, [KeyValue; 2]) -> (u64, Vec<KeyValue>);
+type MoveValue = dyn Fn(&MoveKind, &Count, [KeyValue; 2]) -> (u64, Vec<KeyValue>);
 
 fn migrations(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue]), value: &MoveValue) {
     let figures = sources.figures();
@@ -334,7 +334,7 @@ fn migrations(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue]), valu
     }
 }
 
-fn by_outcome(value: fn(&Count) -> u64) -> impl Fn(&Kind, &Count, [KeyValue; 2]) -> (u64, Vec<KeyValue>) {
+fn by_outcome(value: fn(&Count) -> u64) -> impl Fn(&MoveKind, &Count, [KeyValue; 2]) -> (u64, Vec<KeyValue>) {
     move |kind, count, [tenant, device]| {
         let attributes = vec![
             tenant,

@@ -29,7 +29,7 @@ use super::{
     counters::Counters,
     export_queue::{Health, Queue, QueueReader, queue, stopped, within_timeout},
     figures::Snapshot,
-    http::{self, Page},
+    http::{self, HttpState},
     instruments::Instruments,
     logs::{self, Record},
     otlp::Collector,
@@ -57,7 +57,7 @@ pub struct TelemetrySetup {
 
 /// Facts about the daemon that all telemetry carries.
 #[derive(Clone, Debug)]
-pub struct Node<'a> {
+pub struct DaemonFacts<'a> {
     /// `sim` or `cuda`.
     pub driver: &'a str,
     pub boot_epoch: u64,
@@ -99,7 +99,12 @@ impl TelemetrySetup {
     }
 
     /// Starts all configured telemetry. `clock` is the broker's clock.
-    pub fn start(self, inbox: Inbox, clock: Clock, node: Node<'_>) -> Result<(Telemetry, Running), Failure> {
+    pub fn start(
+        self,
+        inbox: Inbox,
+        clock: Clock,
+        facts: DaemonFacts<'_>,
+    ) -> Result<(Telemetry, Running), Failure> {
         let Self { config, collector, counters, logs, listener } = self;
         if collector.is_none() && listener.is_none() {
             return Ok((Telemetry::default(), Running(None)));
@@ -111,16 +116,16 @@ impl TelemetrySetup {
             .enable_all()
             .build()
             .map_err(|error| failed("start a runtime", &error))?;
-        let resource = resource(&node);
+        let resource = resource(&facts);
         let metrics =
-            Instruments::new(resource.clone(), Arc::clone(&counters), config.cardinality_max, node.links)
+            Instruments::new(resource.clone(), Arc::clone(&counters), config.cardinality_max, facts.links)
                 .map_err(|error| failed("make instruments", &error))?;
         let traced = collector.as_ref().is_some_and(|collector| collector.is_sent(Signal::Traces));
         let (traces, spans) = traced
             .then(|| queue(Signal::Traces, &counters))
             .map(|(queue, waiting): (Queue<SpanData>, _)| {
                 (
-                    Traces::new(resource.clone(), queue, config.traces_sample_ratio.get(), node.devices),
+                    Traces::new(resource.clone(), queue, config.traces_sample_ratio.get(), facts.devices),
                     waiting,
                 )
             })
@@ -149,7 +154,7 @@ impl TelemetrySetup {
                 exporters,
                 spans,
                 logs: logs.map(|(_, waiting)| waiting),
-                page: Page { shared, inbox, stop: stopped },
+                state: HttpState { shared, inbox, stop: stopped },
                 interval: config.export_interval,
             }
         };
@@ -204,14 +209,14 @@ struct Outlets {
     exporters: Option<Exporters>,
     spans: Option<QueueReader<SpanData>>,
     logs: Option<QueueReader<Record>>,
-    page: Page,
+    state: HttpState,
     interval: Duration,
 }
 
 /// The body of the telemetry thread.
 fn run(runtime: &Runtime, outlets: Outlets) {
-    let Outlets { listener, exporters, spans, logs, page, interval } = outlets;
-    let mut stop = page.stop.clone();
+    let Outlets { listener, exporters, spans, logs, state, interval } = outlets;
+    let mut stop = state.stop.clone();
     runtime.block_on(async move {
         let all = async {
             let Exporters { metrics: by_metrics, spans: by_spans, logs: by_logs } =
@@ -219,23 +224,23 @@ fn run(runtime: &Runtime, outlets: Outlets) {
             tokio::join!(
                 async {
                     if let Some(listener) = listener {
-                        http::serve(listener, page.clone()).await;
+                        http::serve(listener, state.clone()).await;
                     }
                 },
                 async {
                     if let Some(exporter) = by_metrics {
-                        push(&exporter, &page, interval).await;
+                        push(&exporter, &state, interval).await;
                     }
                 },
                 async {
                     if let (Some(waiting), Some(exporter)) = (spans, by_spans) {
-                        waiting.send(page.stop.clone(), async |batch| exporter.export(batch).await).await;
+                        waiting.send(state.stop.clone(), async |batch| exporter.export(batch).await).await;
                     }
                 },
                 async {
                     if let (Some(waiting), Some(exporter)) = (logs, by_logs) {
                         waiting
-                            .send(page.stop.clone(), async |batch| send_logs(&exporter, batch).await)
+                            .send(state.stop.clone(), async |batch| send_logs(&exporter, batch).await)
                             .await;
                     }
                 },
@@ -258,28 +263,28 @@ async fn send_logs(exporter: &LogExporter, records: Vec<Record>) -> opentelemetr
 }
 
 /// Sends all metrics at every interval, and once more at the stop.
-async fn push(exporter: &MetricExporter, page: &Page, every: Duration) {
+async fn push(exporter: &MetricExporter, state: &HttpState, every: Duration) {
     let mut health = Health::new(Signal::Metrics);
     let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut stop = page.stop.clone();
+    let mut stop = state.stop.clone();
     loop {
         let last = tokio::select! {
             _ = ticks.tick() => false,
             () = stopped(&mut stop) => true,
         };
-        let Ok(Some(snapshot)) = timeout(STOP_TIMEOUT, page.inbox.read(Snapshot::of)).await else {
-            if last || page.inbox.is_closed() {
+        let Ok(Some(snapshot)) = timeout(STOP_TIMEOUT, state.inbox.read(Snapshot::of)).await else {
+            if last || state.inbox.is_closed() {
                 return;
             }
             continue;
         };
-        let sent = match page.shared.metrics.otlp_data(snapshot) {
+        let sent = match state.shared.metrics.otlp_data(snapshot) {
             Ok(data) => within_timeout(exporter.export(&data)).await,
             Err(error) => Err(error.to_string()),
         };
         if sent.is_err() {
-            page.shared.counters.count_export_failure(Signal::Metrics);
+            state.shared.counters.count_export_failure(Signal::Metrics);
         }
         health.report(&sent, 0);
         if last {
@@ -288,14 +293,14 @@ async fn push(exporter: &MetricExporter, page: &Page, every: Duration) {
     }
 }
 
-fn resource(node: &Node<'_>) -> Resource {
+fn resource(facts: &DaemonFacts<'_>) -> Resource {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = host.trim();
     let resource = Resource::builder().with_attributes([
         KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
-        KeyValue::new("service.instance.id", format!("{host}/{}", node.boot_epoch)),
+        KeyValue::new("service.instance.id", format!("{host}/{}", facts.boot_epoch)),
         KeyValue::new("host.name", host.to_owned()),
-        KeyValue::new("vramd.driver", node.driver.to_owned()),
+        KeyValue::new("vramd.driver", facts.driver.to_owned()),
     ]);
     match std::env::var_os("OTEL_SERVICE_NAME") {
         Some(_) => resource.build(),

@@ -33,7 +33,7 @@ use super::{
     ended_move::EndedMove,
     figures::tests::snapshot,
     instruments::Instruments,
-    metrics::{self, Kind, OTHER_TENANTS},
+    metrics::{self, MetricKind, OTHER_TENANTS},
     move_counters::tests::{arrived, moved},
 };
 use crate::config::Signal;
@@ -264,9 +264,9 @@ fn every_metric_has_its_declared_name_and_help() {
     for metric in metrics::ALL {
         let name = metric.prometheus_name();
         let kind = match metric.kind {
-            Kind::Counter => "counter",
-            Kind::UpDownCounter | Kind::Gauge => "gauge",
-            Kind::Histogram => "histogram",
+            MetricKind::Counter => "counter",
+            MetricKind::UpDownCounter | MetricKind::Gauge => "gauge",
+            MetricKind::Histogram => "histogram",
         };
         assert!(text.contains(&format!("# TYPE {name} {kind}\n")), "{name} {kind}\n{text}");
         assert!(text.contains(&format!("# HELP {name} {}\n", metric.meaning)), "{name}");

@@ -27,7 +27,7 @@ use vramd_proto::v1;
 
 use super::{
     decision_span::{Causes, Decision},
-    ended_move::{EndedMove, Kind},
+    ended_move::{EndedMove, MoveKind},
     export_queue::Queue,
     metrics,
     pin_spans::PinSpans,
@@ -158,7 +158,7 @@ impl Traces {
         let calls = pins.waiting_for(ended.for_parts.iter().chain([&ended.part]));
         let awaited = || (!calls.is_empty()).then(Context::new);
         let Some(parent) = cause.or_else(awaited).or_else(|| self.parent(None)) else { return };
-        let Kind { device, direction, cause, outcome } = ended.kind;
+        let MoveKind { device, direction, cause, outcome } = ended.kind;
         let attributes = [
             KeyValue::new(metrics::TENANT, ended.tenant.to_owned()),
             KeyValue::new(

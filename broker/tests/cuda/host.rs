@@ -155,10 +155,7 @@ fn a_cgroup_that_leaves_no_room_for_buffers_ends_the_start() {
         let mut daemon = Daemon::spawn(command, place);
         let (ended, said) = (daemon.ended(), daemon.log());
         assert_eq!(ended.code(), status, "{said}");
-        assert!(
-            said.contains("may have 271 MiB of memory, of which 256 MiB are left to the daemon"),
-            "{said}"
-        );
+        assert!(said.contains("may have 271 MiB, of which 256 MiB are left to the daemon"), "{said}");
     }
 }
 
@@ -171,7 +168,7 @@ fn memory_used_by_others_in_a_cgroup_is_not_handed_out() {
     let cgroup = Cgroup::new(&place, 512 << 20, 0);
     let daemon = Daemon::start_by(cgroup.command(&configured(&place, &fake, "16MiB")), place);
     until("half of it is pinned", || {
-        daemon.log().contains("parts wait for it as they move node=0 pinned_bytes=8388608")
+        daemon.log().contains("moving parts wait while it is pinned node=0 pinned_bytes=8388608")
     });
     let device = || NodeState::read(&daemon.admin()).devices.remove(0);
     let has = |mib: u64| device().host_capacity_bytes == mib << 20;
@@ -272,8 +269,8 @@ fn a_memlock_limit_below_the_host_tier_is_logged_at_start() {
     let last = said.lines().last().unwrap_or_default();
     assert!(
         last.ends_with(
-            "memory.host_size: 12 MiB for 1 devices, and this process may lock 8 MiB of memory, \
-             RLIMIT_MEMLOCK exit_status=3"
+            "memory.host_size: 12 MiB for 1 devices is too much: this process may lock 8 MiB \
+             (RLIMIT_MEMLOCK) exit_status=3"
         ),
         "{said}"
     );

@@ -280,7 +280,7 @@ fn a_host_tier_above_the_cgroups_limit_ends_the_start() {
     let output = home.command().output().unwrap();
     let heard = heard(&output);
     assert_eq!(output.status.code(), Some(3), "{heard}");
-    let why = "memory.host_size: 36 MiB for 2 devices, and the cgroup of this process may have 96 MiB of memory, of which 64 MiB are left to the daemon";
+    let why = "memory.host_size: 36 MiB for 2 devices is too much: the cgroup of this process may have 96 MiB, of which 64 MiB are left to the daemon";
     assert!(heard.contains(why), "{heard}");
     config("16MiB").write(home.path());
     let daemon = Daemon::start_in(home);
