@@ -19,7 +19,7 @@ pub struct Disk {
     /// `None` means io_uring if the kernel allows it, else threads.
     pub engine: Option<DiskEngine>,
     /// The position of each key in the text, set once the whole text is parsed.
-    pub(super) places: BTreeMap<&'static str, ErrorLocation>,
+    pub(super) locations: BTreeMap<&'static str, ErrorLocation>,
     pub(super) file: Option<PathBuf>,
 }
 
@@ -44,7 +44,7 @@ impl TryFrom<DiskText> for Disk {
                 directory: text.directory,
                 size: text.size,
                 engine: text.engine,
-                places: BTreeMap::new(),
+                locations: BTreeMap::new(),
                 file: None,
             }),
         }
@@ -61,14 +61,14 @@ fn engine<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DiskEngin
 }
 
 /// Finds the positions of the keys in a valid text.
-pub(super) fn places(text: &str) -> BTreeMap<&'static str, ErrorLocation> {
+pub(super) fn locations(text: &str) -> BTreeMap<&'static str, ErrorLocation> {
     let Ok(table) = DeTable::parse(text) else { return BTreeMap::new() };
     let disk = table.get_ref().get("disk").and_then(|disk| disk.get_ref().as_table());
-    let place = |name| {
+    let location = |name| {
         let before = text.get(..disk?.get(name)?.span().start)?;
         Some((name, ErrorLocation::after(before, format!("disk.{name}"), String::new())))
     };
-    ["directory", "size", "engine"].into_iter().filter_map(place).collect()
+    ["directory", "size", "engine"].into_iter().filter_map(location).collect()
 }
 
 impl Disk {
@@ -85,11 +85,11 @@ impl Disk {
             DirectoryError::NoUring(_) => "engine",
             _ => "directory",
         };
-        let place = self.places.get(name).cloned().unwrap_or_default();
-        let place = ErrorLocation { problem: problem.to_string(), ..place };
+        let location = self.locations.get(name).cloned().unwrap_or_default();
+        let location = ErrorLocation { problem: problem.to_string(), ..location };
         match &self.file {
-            Some(file) => format!("{}:{place}", file.display()),
-            None => place.to_string(),
+            Some(file) => format!("{}:{location}", file.display()),
+            None => location.to_string(),
         }
     }
 }
@@ -120,14 +120,14 @@ mod tests {
 
     #[test]
     fn an_invalid_value_names_its_own_line() {
-        for (lines, place, field) in [
+        for (lines, location, field) in [
             ("directory = \"/d\"\nsize = \"3MiB\"", (5, 8), "disk.size"),
             ("directory = \"/d\"\nsize = \"90%\"", (5, 8), "disk.size"),
             ("size = \"2MiB\"\nengine = \"fast\"", (5, 10), "disk.engine"),
             ("size = \"2MiB\"\ndirectory = 7", (5, 13), "disk.directory"),
         ] {
             let wrong = disk(lines).unwrap_err();
-            assert_eq!(((wrong.line, wrong.column), &*wrong.field), (place, field), "{wrong}");
+            assert_eq!(((wrong.line, wrong.column), &*wrong.field), (location, field), "{wrong}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Errors in the configuration, with their place in the file.
+//! Errors in the configuration, with their location in the file.
 
 use std::{fmt, io, path::PathBuf, str::Utf8Error};
 
@@ -12,7 +12,7 @@ pub enum ConfigError {
     Wrong { path: PathBuf, location: ErrorLocation },
 }
 
-/// A place in the text, with the error there.
+/// A location in the text, with the error there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ErrorLocation {
     /// Line and column count from 1, in characters.
@@ -26,7 +26,7 @@ pub struct ErrorLocation {
 impl ErrorLocation {
     pub(super) fn of(error: &toml::de::Error, path: String, text: &str) -> Self {
         let start = error.span().map_or(0, |span| span.start.min(text.len()));
-        // serde_path_to_error calls the whole text `.`. If a value is read together with its place, the path has one
+        // serde_path_to_error calls the whole text `.`. If a value is read together with its location, the path has one
         // more step, which the text does not have.
         let path = path.split_once(".$").map_or(&*path, |(field, _)| field);
         let field = if path == "." { String::new() } else { path.to_owned() };
@@ -34,7 +34,7 @@ impl ErrorLocation {
         Self::after(text.get(..start).unwrap_or_default(), field, problem)
     }
 
-    /// The place of the first byte that is not UTF-8.
+    /// The location of the first byte that is not UTF-8.
     pub(super) fn of_bytes(error: &Utf8Error, bytes: &[u8]) -> Self {
         let before = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
         Self::after(&before, String::new(), "this byte is not UTF-8".to_owned())

@@ -67,7 +67,7 @@ pub fn parse(text: &str) -> Result<Config, ErrorLocation> {
         return Err(ErrorLocation::after(before, format!("{table}.{field}"), problem));
     }
     if config.disk.directory.is_some() {
-        config.disk.places = disk::places(text);
+        config.disk.locations = disk::locations(text);
     }
     Ok(config)
 }

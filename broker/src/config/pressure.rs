@@ -56,12 +56,12 @@ impl PressureText {
     /// Returns the first error, at the first of its keys that the text has.
     fn wrong(&self, bounds: PressureBounds) -> Option<Wrong> {
         let InvalidBounds { fields, problem } = bounds.first_problem()?;
-        let (field, at) = fields.into_iter().find_map(|field| Some((field, self.place(field)?)))?;
+        let (field, at) = fields.into_iter().find_map(|field| Some((field, self.location(field)?)))?;
         Some(Wrong { at, field, problem })
     }
 
     /// Returns the position of the key's value in the text.
-    fn place(&self, field: &str) -> Option<usize> {
+    fn location(&self, field: &str) -> Option<usize> {
         let given = match field {
             "elevated_percent" => &self.elevated_percent,
             "high_percent" => &self.high_percent,

@@ -62,7 +62,7 @@ fn commented_out(line: &str) -> Option<&str> {
 #[test]
 fn the_commented_lines_of_the_example_are_valid() {
     let all: Vec<_> = EXAMPLE.lines().map(|line| commented_out(line).unwrap_or(line)).collect();
-    let config = parse(&all.join("\n")).unwrap_or_else(|place| panic!("{place}\n{}", all.join("\n")));
+    let config = parse(&all.join("\n")).unwrap_or_else(|location| panic!("{location}\n{}", all.join("\n")));
     assert_eq!(config.tenants.len(), 3);
     assert!(config.daemon.socket_dir.is_some() && config.daemon.operators.is_some());
 }
@@ -70,7 +70,7 @@ fn the_commented_lines_of_the_example_are_valid() {
 #[test]
 fn the_keys_for_tests_are_on_their_page_and_not_in_the_example() {
     let blocks = toml_blocks(SIMULATED_DRIVER);
-    let sim = parse(&blocks).unwrap_or_else(|place| panic!("{place}\n{blocks}")).driver.sim;
+    let sim = parse(&blocks).unwrap_or_else(|location| panic!("{location}\n{blocks}")).driver.sim;
     assert_eq!((sim.faults.len(), sim.revocations.len()), (3, 1));
     assert_eq!(Sim { faults: vec![], revocations: vec![], ..sim }, Sim::default());
     assert!(!EXAMPLE.lines().any(|line| TABLES_FOR_TESTS.contains(&commented_out(line).unwrap_or(line))));
@@ -81,8 +81,9 @@ fn the_example_or_the_page_for_testers_has_every_key() {
     let blocks = toml_blocks(SIMULATED_DRIVER);
     for table in TABLES {
         let page = if TABLES_FOR_TESTS.contains(&table) { blocks.as_str() } else { "" };
-        let place = parse(&format!("{table}\nzzz = 1\n")).expect_err(table);
-        let expected = place.problem.split_once("expected").unwrap_or_else(|| panic!("{table}: {place}")).1;
+        let location = parse(&format!("{table}\nzzz = 1\n")).expect_err(table);
+        let expected =
+            location.problem.split_once("expected").unwrap_or_else(|| panic!("{table}: {location}")).1;
         for key in expected.split('`').skip(1).step_by(2) {
             let here = |line: &str| {
                 let code = commented_out(line).unwrap_or(line);
@@ -306,12 +307,12 @@ fn every_error_names_line_column_and_field() {
         ("[telemetry]\ncardinality_max = 5\n", 2, 19, "telemetry.cardinality_max", "is not between"),
         ("[daemon\n", 1, 8, "", "unclosed table"),
     ] {
-        let place = parse(text).expect_err(text);
-        assert!(place.problem.contains(problem), "{text}: {place}");
+        let location = parse(text).expect_err(text);
+        assert!(location.problem.contains(problem), "{text}: {location}");
         assert_eq!(
-            (place.line, place.column, place.field.as_str()),
+            (location.line, location.column, location.field.as_str()),
             (line, column, field),
-            "{text}: {place}"
+            "{text}: {location}"
         );
     }
 }
@@ -330,7 +331,7 @@ fn an_error_reads_like_a_compiler_s() {
 }
 
 #[test]
-fn bytes_that_are_no_text_have_a_place() {
-    let place = parse_bytes(b"[daemon]\n# gr\xc3\xb6\xff\n").unwrap_err();
-    assert_eq!((place.line, place.column, place.problem.as_str()), (2, 6, "this byte is not UTF-8"));
+fn bytes_that_are_not_utf8_have_a_location() {
+    let location = parse_bytes(b"[daemon]\n# gr\xc3\xb6\xff\n").unwrap_err();
+    assert_eq!((location.line, location.column, location.problem.as_str()), (2, 6, "this byte is not UTF-8"));
 }
