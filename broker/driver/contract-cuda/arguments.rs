@@ -20,7 +20,7 @@ impl Arguments {
     pub(crate) fn read(mut words: impl Iterator<Item = OsString>) -> Result<Self, String> {
         let mut arguments = Self::default();
         while let Some(word) = words.next() {
-            let word = word.into_string().map_err(|word| format!("{} is no text", word.display()))?;
+            let word = word.into_string().map_err(|word| format!("{} is not valid text", word.display()))?;
             let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
             match word.as_str() {
                 "--library" => arguments.config.library = Some(value()?.into()),
@@ -32,7 +32,7 @@ impl Arguments {
                     let uuid = value()?.into_string().map_err(|_| "--device needs a UUID".to_owned())?;
                     arguments.devices.push(uuid);
                 }
-                option if option.starts_with('-') => return Err(format!("there is no option {option}")),
+                option if option.starts_with('-') => return Err(format!("unknown option {option}")),
                 _ => arguments.only.push(word),
             }
         }

@@ -21,7 +21,7 @@ use crate::plain_disk;
 const SIZE: Bytes = Bytes::gib(1);
 const ROUNDS: usize = 3;
 const DEVICE: DeviceIndex = DeviceIndex(0);
-const PATIENCE: Duration = Duration::from_secs(300);
+const ANSWER_MAX: Duration = Duration::from_secs(300);
 
 /// Returns an entry for the report, and lines for people.
 pub(crate) fn measure(harness: &dyn Harness) -> Result<(Value, String), String> {
@@ -32,11 +32,11 @@ pub(crate) fn measure(harness: &dyn Harness) -> Result<(Value, String), String> 
             Ok(mut measured) => {
                 let of_disk = |(lane, _): &(LaneId, u64)| matches!(lane, LaneId::FromDisk | LaneId::ToDisk);
                 for link in measured.driver.links().iter().filter(|link| link.lanes.iter().any(of_disk)) {
-                    text.push_str(&format!("as measured when it was opened, {link}\n"));
+                    text.push_str(&format!("as the driver measured it, {link}\n"));
                 }
                 let (figures, line) = measured.all(harness, &folder.0)?;
                 value[engine.to_string()] = figures;
-                text.push_str(&format!("disk by {engine}, GB/s, plain beside it: {line}\n"));
+                text.push_str(&format!("disk by {engine}, GB/s, beside a plain program: {line}\n"));
             }
             Err(problem) => text.push_str(&format!("disk by {engine}: {problem}\n")),
         }
@@ -50,7 +50,7 @@ struct Folder(PathBuf);
 impl Folder {
     fn new(directory: &Path) -> Result<Self, String> {
         let path = directory.join(format!("vramd-disk-speed-{}", process::id()));
-        fs::create_dir(&path).map_err(|error| format!("make {}: {error}", path.display()))?;
+        fs::create_dir(&path).map_err(|error| format!("cannot create {}: {error}", path.display()))?;
         Ok(Self(path))
     }
 }
@@ -144,7 +144,7 @@ impl Measured {
     }
 
     fn next(&self) -> Result<Completion, String> {
-        self.completions.recv_timeout(PATIENCE).map_err(|_| "the driver does not answer".to_owned())
+        self.completions.recv_timeout(ANSWER_MAX).map_err(|_| "the driver does not answer".to_owned())
     }
 }
 

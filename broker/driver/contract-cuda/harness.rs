@@ -43,12 +43,12 @@ impl CudaHarness {
             match &found.refused {
                 None if named || arguments.devices.is_empty() => chosen.push((ordinal, uuid.clone())),
                 Some(why) if named => return Err(format!("device {uuid}: {why}")),
-                Some(why) => eprintln!("not used: {uuid}: {why}"),
+                Some(why) => eprintln!("device {uuid} is not used: {why}"),
                 None => {}
             }
         }
         if chosen.is_empty() {
-            return Err("there is no such device".to_owned());
+            return Err("the device does not exist".to_owned());
         }
         let (ordinals, uuids): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();
         let driver = cuda::open(probed, &uuids, Arc::new(|_| {})).map_err(|error| error.to_string())?;
@@ -58,7 +58,7 @@ impl CudaHarness {
     }
 
     pub(crate) fn facts_text(&self) -> String {
-        let mut text = format!("CUDA {}, memory of the host: {}", self.facts.version, self.facts.host);
+        let mut text = format!("CUDA {}, host memory: {}", self.facts.version, self.facts.host);
         if let Some(problem) = &self.facts.no_nvml {
             text.push_str(&format!(", no NVML: {problem}"));
         }
@@ -70,8 +70,8 @@ impl CudaHarness {
         }
         for device in &self.facts.devices {
             text.push_str(&format!(
-                "\n{}: scrub {}, context {}, NVML {}, processes listed {}, legacy handles {}, RDMA {}, near \
-                 node {} of the host",
+                "\n{}: scrub {}, context {}, NVML {}, processes listed {}, legacy handles {}, RDMA {}, nearest \
+                 host node {}",
                 device.uuid,
                 device.scrub,
                 device.context_size,

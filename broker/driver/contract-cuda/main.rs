@@ -32,11 +32,11 @@ fn main() -> ExitCode {
     }
     let arguments = match Arguments::read(env::args_os().skip(1)) {
         Ok(arguments) => arguments,
-        Err(problem) => return cannot(&problem),
+        Err(problem) => return fail(&problem),
     };
     let harness = match CudaHarness::new(&arguments) {
         Ok(harness) => harness,
-        Err(problem) => return cannot(&problem),
+        Err(problem) => return fail(&problem),
     };
     println!("{}", harness.facts_text());
     let mut facts = harness.facts_json();
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
                 println!("{text}");
                 facts["pinning"] = figures;
             }
-            Err(problem) => return cannot(&problem),
+            Err(problem) => return fail(&problem),
         }
     }
     if arguments.only.iter().any(|part| part == "disk_speed") {
@@ -56,16 +56,16 @@ fn main() -> ExitCode {
                 println!("{text}");
                 facts["disk_speed"] = figures;
             }
-            Err(problem) => return cannot(&problem),
+            Err(problem) => return fail(&problem),
         }
     }
     match report::run(&harness, &facts, &arguments.only, arguments.json.as_deref()) {
         Ok(failed) => ExitCode::from(u8::from(failed > 0)),
-        Err(problem) => cannot(&problem),
+        Err(problem) => fail(&problem),
     }
 }
 
-fn cannot(problem: &str) -> ExitCode {
+fn fail(problem: &str) -> ExitCode {
     eprintln!("contract-cuda: {problem}");
     ExitCode::from(2)
 }

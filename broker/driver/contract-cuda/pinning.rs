@@ -16,16 +16,16 @@ const PIECE: Bytes = Bytes::mib(256);
 const ODD: Bytes = Bytes::mib(254);
 /// Zeroing is measured so often: it takes time.
 const ZEROED: u64 = 2;
-const PATIENCE: Duration = Duration::from_secs(120);
+const ANSWER_MAX: Duration = Duration::from_secs(120);
 
 /// Returns an entry for the report, and a line for people.
 pub(crate) fn measure(harness: &dyn Harness) -> Result<(Value, String), String> {
     let (driver, completions) = harness.open(Vec::new());
     let mut bench = Measured { node: driver.host_node(DeviceIndex(0)), driver, completions, last: 0 };
-    let (free, filling, problem) = bench.fill()?;
+    let (free, pinning, problem) = bench.pin_ahead()?;
     let pieces = free.get() / PIECE.get();
     if pieces == 0 {
-        return Err(format!("not one piece could be pinned: {}", problem.unwrap_or_default()));
+        return Err(format!("no piece could be pinned: {}", problem.unwrap_or_default()));
     }
     let reused = bench.create(pieces, PIECE, false)?;
     bench.release(pieces)?;
@@ -36,32 +36,33 @@ pub(crate) fn measure(harness: &dyn Harness) -> Result<(Value, String), String> 
     // Then nothing else is free, and the first create of a piece starts a rebuild while others follow.
     bench.create(pieces, ODD, false)?;
     bench.release(pieces)?;
-    let lacking = bench.create(1, PIECE, false)?;
-    let meanwhile = bench.create(pieces / 2, ODD, false)?;
+    let missing = bench.create(1, PIECE, false)?;
+    let during_rebuild = bench.create(pieces / 2, ODD, false)?;
     let text = format!(
-        "pinned ahead: {} MiB in {:.3} s{}\na create of {} MiB: kept {:.3} ms (at most {:.3}), zeroed by the CPU {:.2} \
-         ms; pinned anew {:.2} ms; lacking where all is odd {:.2} ms, and kept odd ones while that is rebuilt at most {:.2} ms",
+        "pinned ahead: {} MiB in {:.3} s{}\na create of {} MiB takes: from free memory {:.3} ms (at most {:.3}), zeroed by the \
+         CPU {:.2} ms; newly pinned {:.2} ms; without a free piece {:.2} ms, and of another size during the rebuild at \
+         most {:.2} ms",
         free.get() >> 20,
-        filling.as_secs_f64(),
-        problem.as_ref().map(|problem| format!(", and no more: {problem}")).unwrap_or_default(),
+        pinning.as_secs_f64(),
+        problem.as_ref().map(|problem| format!(", then it stopped: {problem}")).unwrap_or_default(),
         PIECE.get() >> 20,
         median(&reused),
         reused.last().copied().unwrap_or_default(),
         median(&zeroed),
         median(&odd),
-        median(&lacking),
-        meanwhile.last().copied().unwrap_or_default(),
+        median(&missing),
+        during_rebuild.last().copied().unwrap_or_default(),
     );
     let value = json!({
         "pinned_mib": free.get() >> 20,
-        "filling_seconds": filling.as_secs_f64(),
+        "filling_seconds": pinning.as_secs_f64(),
         "problem": problem,
         "piece_mib": PIECE.get() >> 20,
         "create_kept_ms": median(&reused),
         "create_kept_zeroed_ms": median(&zeroed),
         "create_pinned_anew_ms": median(&odd),
-        "create_lacking_ms": median(&lacking),
-        "create_while_rebuilt_max_ms": meanwhile.last(),
+        "create_lacking_ms": median(&missing),
+        "create_while_rebuilt_max_ms": during_rebuild.last(),
     });
     Ok((value, text))
 }
@@ -74,7 +75,7 @@ struct Measured {
 }
 
 impl Measured {
-    fn fill(&self) -> Result<(Bytes, Duration, Option<String>), String> {
+    fn pin_ahead(&self) -> Result<(Bytes, Duration, Option<String>), String> {
         let begun = Instant::now();
         self.driver.submit(Submission::PinAhead {
             node: self.node,
@@ -117,7 +118,7 @@ impl Measured {
     }
 
     fn next(&self) -> Result<Completion, String> {
-        self.completions.recv_timeout(PATIENCE).map_err(|_| "the driver does not answer".to_owned())
+        self.completions.recv_timeout(ANSWER_MAX).map_err(|_| "the driver does not answer".to_owned())
     }
 }
 

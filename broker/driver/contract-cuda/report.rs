@@ -15,11 +15,11 @@ use serde_json::{Value, json};
 pub(crate) fn run(
     harness: &dyn Harness,
     driver: &Value,
-    only: &[String],
+    name_parts: &[String],
     file: Option<&Path>,
 ) -> Result<usize, String> {
     let mut results = Vec::new();
-    let wanted = |name: &str| only.is_empty() || only.iter().any(|part| name.contains(part));
+    let wanted = |name: &str| name_parts.is_empty() || name_parts.iter().any(|part| name.contains(part));
     for (name, case) in contract::cases().iter().filter(|(name, _)| wanted(name)) {
         let begun = Instant::now();
         let result = panic::catch_unwind(AssertUnwindSafe(|| case(harness)));
@@ -27,7 +27,7 @@ pub(crate) fn run(
         let (result, detail) = match result {
             Ok(Verdict::Passed) => ("ok", String::new()),
             Ok(Verdict::NotApplicable(why)) => ("not applicable", why.to_owned()),
-            Err(panic) => ("FAILED", said(panic.as_ref())),
+            Err(panic) => ("FAILED", message_of(panic.as_ref())),
         };
         println!("{name} ... {result} ({seconds:.2} s){}{detail}", if detail.is_empty() { "" } else { ": " });
         results.push(json!({ "case": name, "result": result, "seconds": seconds, "detail": detail }));
@@ -37,13 +37,13 @@ pub(crate) fn run(
     let report = json!({ "driver": driver, "failed": failed, "cases": Value::Array(results) });
     if let Some(path) = file {
         fs::write(path, format!("{report:#}\n"))
-            .map_err(|error| format!("write {}: {error}", path.display()))?;
+            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
     }
     Ok(failed)
 }
 
 /// The message of a panic.
-fn said(panic: &(dyn std::any::Any + Send)) -> String {
+fn message_of(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic".to_owned())
 }

@@ -90,13 +90,13 @@ mod tests {
         };
         run(&queue, work, |completion| {
             let Completion::Returned { extent } = completion else { panic!("{completion:?}") };
-            log.borrow_mut().push(("told", extent.get()));
+            log.borrow_mut().push(("reported", extent.get()));
         });
         let of =
             |kind| log.borrow().iter().filter(|(is, _)| *is == kind).map(|(_, raw)| *raw).collect::<Vec<_>>();
         assert_eq!(of("work"), (0..40).collect::<Vec<_>>());
-        assert_eq!(of("told"), (0..40).filter(|raw| *raw % 4 != 3).collect::<Vec<_>>());
-        let first_told = log.borrow().iter().position(|(is, _)| *is == "told");
-        assert_eq!(first_told, Some(BATCH_MAX), "work without a completion counts too");
+        assert_eq!(of("reported"), (0..40).filter(|raw| *raw % 4 != 3).collect::<Vec<_>>());
+        let first_reported = log.borrow().iter().position(|(is, _)| *is == "reported");
+        assert_eq!(first_reported, Some(BATCH_MAX), "work without a completion counts too");
     }
 }

@@ -341,7 +341,7 @@ mod tests {
         let (mut free, room) = (in_halves(16), Bytes::mib(32));
         assert_eq!(rebuilt(&mut free, room), (0, 0), "no caller has wanted a piece");
         assert_eq!(free.take(Bytes::mib(6), false), None);
-        assert_eq!(rebuilt(&mut free, room), (0, 0), "nor has who wants another size");
+        assert_eq!(rebuilt(&mut free, room), (0, 0), "nor a piece, but another size");
         assert_eq!(free.take(PIECE, false), None);
         assert_eq!(rebuilt(&mut free, room), (4, 8));
         assert_eq!((by_size(&free), free.facts(HostNode(0)).rebuilds), ([16, 16, 0], 1));
@@ -389,7 +389,11 @@ mod tests {
     fn small_sizes_are_unpinned_for_a_piece() {
         let mut free = FreePinned::new(PIECE, 3);
         (0..3).for_each(|memory| free.add(ODD, used(memory)).unwrap());
-        assert_eq!((free.take(PIECE, false), free.next_missing(ROOM)), (None, None), "no more may be kept");
+        assert_eq!(
+            (free.take(PIECE, false), free.next_missing(ROOM)),
+            (None, None),
+            "the maximum is reached"
+        );
         assert_eq!(rebuilt(&mut free, ROOM), (1, 1));
         assert_eq!(by_size(&free), [4, 4, 0]);
     }

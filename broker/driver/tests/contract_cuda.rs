@@ -22,7 +22,7 @@ fn run(fake: &Fake, only: &[&str]) -> Output {
 }
 
 /// Runs the suite, or the cases with these parts in their names, and returns its output.
-fn passes(fake: &Fake, only: &[&str]) -> String {
+fn run_suite(fake: &Fake, only: &[&str]) -> String {
     let output = run(fake, only);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
@@ -48,7 +48,7 @@ const TOGETHER: [&[&str]; 3] = [
 #[test]
 fn the_contract_holds_with_one_device() {
     let text = thread::scope(|scope| {
-        let runs = TOGETHER.map(|cases| scope.spawn(|| passes(&Fake::new(), cases)));
+        let runs = TOGETHER.map(|cases| scope.spawn(|| run_suite(&Fake::new(), cases)));
         runs.map(|run| run.join().unwrap()).join("\n")
     });
     let ended = text.lines().filter(|line| line.contains("::") && line.contains(" ... ")).count();
@@ -61,7 +61,7 @@ fn the_contract_holds_with_one_device() {
 
 #[test]
 fn the_contract_holds_with_two_devices() {
-    let text = passes(&Fake::new().with("devices = 2"), &["capacity", "another_device"]);
+    let text = run_suite(&Fake::new().with("devices = 2"), &["capacity", "another_device"]);
     assert!(text.contains("bytes_arrive_on_another_device ... ok"), "{text}");
     assert!(text.contains("bytes_go_to_disk_from_another_device ... ok"), "{text}");
     assert!(text.contains("devices_are_separate ... ok"), "{text}");
@@ -69,7 +69,7 @@ fn the_contract_holds_with_two_devices() {
 
 #[test]
 fn the_contract_holds_with_dirty_memory_and_no_process_list() {
-    let text = passes(
+    let text = run_suite(
         &Fake::new().with("dirty = 1").with("lists = 0").with("context_mib = 32"),
         &["memory", "lifetime"],
     );
@@ -79,7 +79,7 @@ fn the_contract_holds_with_dirty_memory_and_no_process_list() {
 
 #[test]
 fn the_contract_holds_with_registered_host_memory() {
-    let text = passes(
+    let text = run_suite(
         &Fake::new().with("attribute.141 = 0"),
         &["host::", "kept::", "disk::", "every_direction", "both_directions", "dropped"],
     );

@@ -9,7 +9,7 @@ use vramd_types::Reason;
 
 use crate::{
     Cgroup, Daemon, configured,
-    host::{evicting, pins_and_finds, unmap_as_told},
+    host::{evicting, pins_and_finds, unmap_until_answered},
 };
 
 /// A part.
@@ -27,7 +27,7 @@ fn with_disk(place: &tempfile::TempDir, fake: &Fake) -> PathBuf {
 
 fn evicted(daemon: &Daemon, session: &mut RawSession, allocation: u64) -> PartMove {
     let answer = evicting(daemon, allocation, 0, Tier::Disk);
-    unmap_as_told(session, || answer.is_answered());
+    unmap_until_answered(session, || answer.is_answered());
     answer.ok().parts[0].clone()
 }
 
@@ -60,7 +60,7 @@ fn copies_are_refused_if_the_cgroup_has_no_room_for_buffers() {
     session.map_all(id);
     pins_and_finds(&mut session, id, &bytes);
 
-    cgroup.takes(0);
+    cgroup.set_usage(0);
     let told = evicted(&daemon, &mut session, id);
     assert_eq!(told.outcome(), MoveOutcome::Moved, "{told:?}");
     pins_and_finds(&mut session, id, &bytes);

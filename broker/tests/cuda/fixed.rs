@@ -37,7 +37,7 @@ fn found(memory: &File) -> String {
 }
 
 /// All orders on its parts, with a name for each that is impossible.
-fn asked(admin: &Admin, id: u64, part_indexes: &[u32]) -> Vec<(Refused, &'static str)> {
+fn orders(admin: &Admin, id: u64, part_indexes: &[u32]) -> Vec<(Refused, &'static str)> {
     let part_indexes = || part_indexes.to_vec();
     let mut refused = Vec::new();
     for tier in [Tier::Host, Tier::Device] {
@@ -78,7 +78,7 @@ fn operator_orders_on_a_fixed_part_are_refused() {
     assert_eq!((state.allocations[0].resident_bytes, state.allocations[0].host_bytes), (SIZE, 0));
     // Another mistake in the request, as in the last, does not change the answer.
     for parts in [&[][..], &[0], &[1]] {
-        for (refused, kind) in asked(&daemon.admin(), id, parts) {
+        for (refused, kind) in orders(&daemon.admin(), id, parts) {
             assert_eq!(refused.is(Reason::KindUnsupported).fact("kind"), kind, "{parts:?}");
         }
     }

@@ -28,7 +28,7 @@ pub(crate) fn evicting(
 }
 
 /// Unmaps as ordered until that is answered. Frames sent before the answer may be read after it.
-pub(crate) fn unmap_as_told(session: &mut RawSession, is_answered: impl Fn() -> bool) {
+pub(crate) fn unmap_until_answered(session: &mut RawSession, is_answered: impl Fn() -> bool) {
     let mut answered = false;
     while !answered {
         answered = is_answered();
@@ -51,7 +51,7 @@ pub(crate) fn pins_and_finds(session: &mut RawSession, allocation_id: u64, bytes
 
 /// The log says what cannot be pinned ahead. A client that needs the memory gets an exact error and loses
 /// nothing.
-fn has_less_than_was_configured(fake: &Fake, pinned: u64, why: &str) {
+fn check_reduced_host_tier(fake: &Fake, pinned: u64, why: &str) {
     has_less(&Daemon::start_with_host(fake, "16MiB"), pinned, why);
 }
 
@@ -68,7 +68,7 @@ fn has_less(daemon: &Daemon, pinned: u64, why: &str) {
     let parts_pinned = u32::try_from(pinned / (4 << 20)).unwrap();
     for part in 0..=parts_pinned {
         let answer = evicting(daemon, allocation, part, Tier::Host);
-        unmap_as_told(&mut session, || answer.is_answered());
+        unmap_until_answered(&mut session, || answer.is_answered());
         let answer = answer.ok();
         if part < parts_pinned {
             assert_eq!(answer.parts[0].outcome(), MoveOutcome::Moved, "{answer:?}");
@@ -95,13 +95,13 @@ fn the_host_tier_is_on_the_node_nearest_to_the_device() {
 
 #[test]
 fn a_host_without_memory_is_logged_and_refused() {
-    has_less_than_was_configured(&Fake::new().with("host_mib = 4"), 4 << 20, "the driver cannot pin more");
+    check_reduced_host_tier(&Fake::new().with("host_mib = 4"), 4 << 20, "the driver cannot pin more");
 }
 
 #[test]
 fn unregistrable_host_memory_is_logged_and_refused() {
     let fake = Fake::new().with("attribute.141 = 0").with("fail.cuMemHostRegister_v2 = 2@1");
-    has_less_than_was_configured(&fake, 0, "");
+    check_reduced_host_tier(&fake, 0, "");
 }
 
 /// Without host memory by descriptor there is a host tier, and only the daemon can map it.
@@ -126,7 +126,7 @@ fn clients_never_map_registered_host_memory() {
     let bytes = content(4 << 20, 9);
     session.write(id, &bytes);
     let evicted = evicting(&daemon, id, 0, Tier::Host);
-    unmap_as_told(&mut session, || evicted.is_answered());
+    unmap_until_answered(&mut session, || evicted.is_answered());
     assert_eq!(evicted.ok().parts[0].outcome(), MoveOutcome::Moved, "it can lie there all the same");
     pins_and_finds(&mut session, id, &bytes);
 }
@@ -153,7 +153,7 @@ fn a_cgroup_that_leaves_no_room_for_buffers_ends_the_start() {
             continue;
         }
         let mut daemon = Daemon::spawn(command, place);
-        let (ended, said) = (daemon.ended(), daemon.log());
+        let (ended, said) = (daemon.wait_for_end(), daemon.log());
         assert_eq!(ended.code(), status, "{said}");
         assert!(said.contains("may have 271 MiB, of which 256 MiB are left to the daemon"), "{said}");
     }
@@ -177,15 +177,15 @@ fn memory_used_by_others_in_a_cgroup_is_not_handed_out() {
     let id = session.allocate(spec(8 << 20)).allocation_id;
     assert_eq!((device().host_held_bytes, device().host_pressure()), (8 << 20, PressureLevel::Normal));
 
-    cgroup.takes(506 << 20);
+    cgroup.set_usage(506 << 20);
     until("two more can be pinned", || has(14));
     assert_eq!(device().host_pressure(), PressureLevel::Normal);
-    cgroup.takes(511 << 20);
+    cgroup.set_usage(511 << 20);
     until("the driver cannot pin more", || has(8));
     until("it is full", || device().host_pressure() == PressureLevel::Critical);
     let more = session.allocate(spec(4 << 20)).allocation_id;
     assert_eq!(device().host_held_bytes, 8 << 20, "there is nothing to be set aside");
-    cgroup.takes(0);
+    cgroup.set_usage(0);
     until("it can be pinned again", || has(16));
     until("a part without backing has it now", || device().host_held_bytes == 12 << 20);
     assert_eq!(device().host_pressure(), PressureLevel::Normal);
@@ -210,7 +210,7 @@ fn room_is_made_once_host_memory_is_available() {
     let mut other = RawSession::open_with_pins(&daemon.sockets());
     let request = || other.request(vec![spec(8 << 20)]);
     let asked = other.memory.allocate_batch(request());
-    unmap_as_told(&mut session, || asked.is_answered());
+    unmap_until_answered(&mut session, || asked.is_answered());
     let refused = asked.refused();
     let refused = refused.is(Reason::DeviceFull);
     let facts = ["tier", "asked", "free"].map(|fact| refused.fact(fact));
@@ -228,7 +228,7 @@ fn room_is_made_once_host_memory_is_available() {
     // The end of the pin call comes by another socket, perhaps later.
     let waiting = AllocateBatchRequest { wait_ms: 30_000, ..request() };
     let asked = other.memory.allocate_batch(waiting);
-    unmap_as_told(&mut session, || asked.is_answered());
+    unmap_until_answered(&mut session, || asked.is_answered());
     let theirs = asked.ok().allocations[0].allocation_id;
     other.map_all(theirs);
     assert_eq!(lies(), Some((8 << 20, 4 << 20)), "one has left");
@@ -239,7 +239,7 @@ fn room_is_made_once_host_memory_is_available() {
 }
 
 /// Runs a command that starts a daemon with a limit of 8 MiB on locked memory, for any user.
-fn may_lock_8_mib<T: Send>(run: impl FnOnce(&dyn Fn(&Path) -> Command) -> T + Send) -> T {
+fn with_memlock_of_8_mib<T: Send>(run: impl FnOnce(&dyn Fn(&Path) -> Command) -> T + Send) -> T {
     let command = |config: &Path| {
         let mut command = Command::new("sh");
         command.args(["-c", "ulimit -l 8192 && exec \"$0\" --config \"$1\"", env!("CARGO_BIN_EXE_vramd")]);
@@ -262,8 +262,8 @@ fn a_memlock_limit_below_the_host_tier_is_logged_at_start() {
     let fake = Fake::new().with("attribute.141 = 0");
     let place = tempfile::tempdir().unwrap();
     let config = configured(&place, &fake, "12MiB");
-    let mut daemon = may_lock_8_mib(move |daemon| Daemon::spawn(daemon(&config), place));
-    let status = daemon.ended().code();
+    let mut daemon = with_memlock_of_8_mib(move |daemon| Daemon::spawn(daemon(&config), place));
+    let status = daemon.wait_for_end().code();
     let said = daemon.log();
     assert_eq!(status, Some(3), "{said}");
     let last = said.lines().last().unwrap_or_default();
@@ -285,7 +285,7 @@ fn a_tight_memlock_limit_does_not_prevent_the_start() {
         let fake = Fake::new().with(&format!("attribute.141 = {by_descriptor}"));
         let place = tempfile::tempdir().unwrap();
         let config = configured(&place, &fake, host_size);
-        let daemon = may_lock_8_mib(move |daemon| Daemon::start_by(daemon(&config), place));
+        let daemon = with_memlock_of_8_mib(move |daemon| Daemon::start_by(daemon(&config), place));
         let told = format!("host memory is pinned ahead of need node=0 pinned_bytes={pinned}");
         until("it is pinned", || daemon.log().contains(&told));
     }

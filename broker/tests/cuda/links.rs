@@ -6,7 +6,7 @@ use fake_cuda::Fake;
 use vramd_proto::v1::{Link, LinkWay, ListLinksRequest};
 use vramd_tests::node_state::NodeState;
 
-use crate::{Daemon, configured, seeing};
+use crate::{Daemon, command_seeing, configured};
 
 /// Two devices below one bridge, which carries into both as much as each takes.
 fn below_one_bridge() -> Fake {
@@ -25,7 +25,7 @@ fn devices_below_one_bridge_share_its_link() {
         symlink(&folder, buses.join(device)).unwrap();
     }
     let fake = below_one_bridge();
-    let command = seeing(&buses, "/sys/bus/pci/devices", &configured(&place, &fake, "0"));
+    let command = command_seeing(&buses, "/sys/bus/pci/devices", &configured(&place, &fake, "0"));
     let daemon = Daemon::start_by(command, place);
     let admin = daemon.admin();
     let devices: Vec<String> =

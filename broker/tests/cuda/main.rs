@@ -83,7 +83,7 @@ impl Daemon {
         fs::read_to_string(self.place.path().join("log")).unwrap()
     }
 
-    fn ended(&mut self) -> ExitStatus {
+    fn wait_for_end(&mut self) -> ExitStatus {
         let mut status = None;
         until("the daemon ends", || {
             status = self.child.try_wait().unwrap();
@@ -117,21 +117,21 @@ impl Cgroup {
         let cgroup = Self { folder: place.path().join("cgroups") };
         fs::create_dir(&cgroup.folder).unwrap();
         fs::write(cgroup.folder.join("memory.max"), format!("{max}\n")).unwrap();
-        cgroup.takes(current);
+        cgroup.set_usage(current);
         cgroup
     }
 
-    fn takes(&self, current: u64) {
+    fn set_usage(&self, current: u64) {
         fs::write(self.folder.join("memory.current"), format!("{current}\n")).unwrap();
     }
 
     fn command(&self, config: &Path) -> Command {
-        seeing(&self.folder, "/sys/fs/cgroup", config)
+        command_seeing(&self.folder, "/sys/fs/cgroup", config)
     }
 }
 
 /// A command that starts a daemon which sees this folder there.
-fn seeing(folder: &Path, there: &str, config: &Path) -> Command {
+fn command_seeing(folder: &Path, there: &str, config: &Path) -> Command {
     let mut command = Command::new("unshare");
     let line = format!("mount --bind '{}' {there} && exec \"$0\" \"$@\"", folder.display());
     command.args(["--mount", "sh", "-c", &line, env!("CARGO_BIN_EXE_vramd"), "--config"]).arg(config);
@@ -162,7 +162,7 @@ async fn health(socket: &Path, begun: impl FnOnce()) -> Vec<ServingStatus> {
 }
 
 /// Health reports it, the daemon exits with its own status within seconds, and a client keeps its mappings.
-fn is_poisoned(code: u32) {
+fn check_lost_context(code: u32) {
     let fake = Fake::new().with(&format!("fail.cuStreamQuery = {code}@triggered"));
     let mut daemon = Daemon::start(&fake);
     let mut session = RawSession::open(&daemon.sockets());
@@ -177,7 +177,7 @@ fn is_poisoned(code: u32) {
         poisoned = Instant::now();
     }));
     assert_eq!(said, [ServingStatus::Serving, ServingStatus::NotServing]);
-    assert_eq!(daemon.ended().code(), Some(7), "{}", daemon.log());
+    assert_eq!(daemon.wait_for_end().code(), Some(7), "{}", daemon.log());
     assert!(poisoned.elapsed() < Duration::from_secs(10), "{:?}", poisoned.elapsed());
     assert!(daemon.log().contains(&format!("({code})")), "{}", daemon.log());
 
@@ -189,12 +189,12 @@ fn is_poisoned(code: u32) {
 
 #[test]
 fn an_illegal_address_ends_the_daemon() {
-    is_poisoned(700);
+    check_lost_context(700);
 }
 
 #[test]
 fn a_failed_launch_ends_the_daemon() {
-    is_poisoned(719);
+    check_lost_context(719);
 }
 
 /// Each part of an allocation is exported when it is created, and then sent to every mapper.

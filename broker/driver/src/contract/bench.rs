@@ -209,7 +209,7 @@ impl<'a> Bench<'a> {
         loop {
             let of_node = |it: &FreePinnedFacts| it.node == self.host_node();
             let free_pinned =
-                self.driver.free_pinned().into_iter().find(of_node).expect("memory of the node is kept");
+                self.driver.free_pinned().into_iter().find(of_node).expect("the node pins memory ahead");
             if is_right(&free_pinned) {
                 return free_pinned;
             }

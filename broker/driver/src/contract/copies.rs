@@ -183,9 +183,9 @@ pub fn a_demand_copy_goes_first(harness: &dyn Harness) -> Verdict {
     bench.submit(Submission::HastenCopy { copy: CopyId::from_raw(new_id().get()) });
     requested.extend([later, first]);
     let reported: Vec<CopyId> = requested.iter().map(|_| bench.next_copied()).collect();
-    let place = |copy| reported.iter().position(|it| *it == copy).expect("each is told once");
+    let place = |copy| reported.iter().position(|it| *it == copy).expect("each is reported once");
     assert!(place(first) < COPIES - 1, "it does not wait for all of them: {reported:?}");
-    assert!(place(later) < COPIES - 1, "nor does what was hastened: {reported:?}");
+    assert!(place(later) < COPIES - 1, "nor does the hastened copy: {reported:?}");
     let others: Vec<CopyId> = reported.iter().copied().filter(|it| ![later, first].contains(it)).collect();
     assert_eq!(others, requested[..COPIES], "all others in their order");
     assert_has(&mut bench, &target, &one, "whole");

@@ -132,7 +132,7 @@ pub fn the_engine_is_reported(harness: &dyn Harness) -> Verdict {
     }
     let bench = Bench::with_disk(harness, folder.config_with(Some(DiskEngine::Threads)), Vec::new());
     let facts = bench.disk().expect("it has a disk").clone();
-    assert_eq!((facts.engine, facts.no_uring), (DiskEngine::Threads, None), "as it was asked for");
+    assert_eq!((facts.engine, facts.no_uring), (DiskEngine::Threads, None), "as requested");
     bench.finish();
     Verdict::Passed
 }

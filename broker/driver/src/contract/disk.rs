@@ -274,7 +274,7 @@ fn two_go_first(bench: &mut Bench<'_>, from: ExtentId, to: [ExtentId; 3], size: 
     let over = requested.iter().filter(|copy| bench.copied_bytes(**copy).is_none()).count();
     let reported: Vec<CopyId> = requested.iter().map(|_| bench.next_copied()).collect();
     for copy in &requested[COPIES..] {
-        let place = reported.iter().position(|it| it == copy).expect("each is told once");
+        let place = reported.iter().position(|it| it == copy).expect("each is reported once");
         assert!(
             place <= over + BEFORE_MAX,
             "{place} were before it, {over} of them over by then: {reported:?}"
@@ -328,7 +328,7 @@ pub fn a_copy_keeps_its_disk_extents_alive(harness: &dyn Harness) -> Verdict {
         }
         assert!(bench.released(disk), "once nothing moves");
         assert!(!folder.file_of(disk).exists());
-        assert_has(&mut bench, &target, &one, "it was kept");
+        assert_has(&mut bench, &target, &one, "its extents stayed alive");
         let _ = free_all(bench, [target]);
     })
 }

@@ -146,7 +146,7 @@ pub fn a_changed_file_is_reported_and_its_first_content_counts(harness: &dyn Har
             assert_eq!(bench.copy_by_id(good, target.id, SIZE), Ok(()));
             assert_ne!(bench.digest(&[(target.id, SIZE)]), Ok(blake3::hash(&one.bytes).into()));
             change(was);
-            assert_eq!(bench.copy_by_id(bad, target.id, SIZE), Ok(()), "it is what it was");
+            assert_eq!(bench.copy_by_id(bad, target.id, SIZE), Ok(()), "the content is back");
             assert_has(&mut bench, &target, &one, "the first content");
             release_all(&mut bench, [bad, good]);
         }

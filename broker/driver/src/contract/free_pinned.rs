@@ -49,7 +49,7 @@ pub fn free_memory_is_reused_and_zeroed_on_request(harness: &dyn Harness) -> Ver
     assert_eq!(bench.copy(&source, &extent, SMALL), Ok(()));
     bench.free(extent);
 
-    let extent = make_unzeroed(&mut bench, SMALL).expect("it is kept");
+    let extent = make_unzeroed(&mut bench, SMALL).expect("it stays pinned");
     assert_eq!(bench.digest(&[(extent.id, SMALL)]), hash(&content(1)), "it is the same memory");
     bench.free(extent);
     for _ in 0..2 {
@@ -93,7 +93,7 @@ pub fn free_and_used_memory_stay_within_the_node_size(harness: &dyn Harness) -> 
     assert_eq!(filled(&mut bench, ALL, MANY), ALL);
     let full = Some(DriverError::OutOfHostMemory(HostLimit::Capacity(ALL)));
     for zeroed in [true, false] {
-        let whole = bench.create_host_as(ALL, zeroed).expect("all that is kept is given up for it");
+        let whole = bench.create_host_as(ALL, zeroed).expect("all free memory is unpinned for it");
         assert_eq!(bench.create_host(SMALL).err(), full);
         bench.free(whole);
         let all: Vec<_> = (0..4).map(|_| bench.create_host_as(SMALL, zeroed).expect("a quarter")).collect();
@@ -134,7 +134,7 @@ fn fragmented(bench: &mut Bench<'_>, all: Bytes) {
             .collect();
         large.into_iter().for_each(|extent| bench.free(extent));
         let free_pinned =
-            bench.free_pinned_until("all is kept as it was", |free_pinned| free_pinned.larger == all);
+            bench.free_pinned_until("all of it is free as before", |free_pinned| free_pinned.larger == all);
         assert_eq!(
             (free_pinned.ordinary, free_pinned.smaller, free_pinned.rebuilds),
             (Bytes::ZERO, Bytes::ZERO, 0)
@@ -160,7 +160,7 @@ pub fn other_sizes_become_pieces_once_a_piece_is_missing(harness: &dyn Harness) 
         bench.free_pinned_until("all are taken", |free_pinned| free_pinned.ordinary.is_zero()).larger,
         LARGE
     );
-    let large = bench.create_host_as(LARGE, false).expect("that size is kept too");
+    let large = bench.create_host_as(LARGE, false).expect("that size stays pinned too");
     assert_eq!(bench.digest(&[(first.id, SMALL)]), hash(&content(5)), "memory of extents is not touched");
     extents.into_iter().chain([large, first, source]).for_each(|extent| bench.free(extent));
     let free_pinned =

@@ -218,10 +218,10 @@ mod tests {
         std::thread::scope(|scope| {
             let mut second = None;
             one.begin(|class| {
-                let looks = scope.spawn(|| first(other));
+                let ask = scope.spawn(|| first(other));
                 // By now the other lane would have asked.
                 std::thread::sleep(std::time::Duration::from_millis(100));
-                second = Some(looks);
+                second = Some(ask);
                 next(class, Some(CHUNK))
             });
             let second = second.expect("there was something to begin").join().unwrap();

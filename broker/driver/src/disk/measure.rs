@@ -381,10 +381,11 @@ mod tests {
             let directory = folder.path().to_owned();
             let capacity = Bytes::mib(32);
             let config = DiskConfig { directory: directory.clone(), capacity, engine: Some(engine) };
-            let disk = match Disk::open(Some(&config), false).map(|disk| disk.expect("one was asked for")) {
-                Err(DirectoryError::NoUring(_)) => continue,
-                disk => disk.unwrap(),
-            };
+            let disk =
+                match Disk::open(Some(&config), false).map(|disk| disk.expect("the configuration has one")) {
+                    Err(DirectoryError::NoUring(_)) => continue,
+                    disk => disk.unwrap(),
+                };
             let links = disk.measure().unwrap();
             assert_eq!(links[0].lanes[0].0, LaneId::FromDisk);
             assert_eq!(links[1].lanes[0].0, LaneId::ToDisk);

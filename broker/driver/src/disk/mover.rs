@@ -48,10 +48,14 @@ pub(crate) struct DiskMover<S: Side> {
 }
 
 /// Runs until all senders are gone and all copies are done.
-pub(crate) fn run_lane<L: Mover>(link: L, end: LaneEnd<DiskDirection, L::Work>, report: impl Fn(Completion)) {
+pub(crate) fn run_lane<L: Mover>(
+    mover: L,
+    end: LaneEnd<DiskDirection, L::Work>,
+    report: impl Fn(Completion),
+) {
     // Else every sleep takes 50 us longer.
     let _ = set_current_timer_slack(NonZeroU64::new(1));
-    lane::run(link, end.links, &end.orders, report);
+    lane::run(mover, end.links, &end.orders, report);
 }
 
 impl<S: Side> DiskMover<S> {
@@ -337,7 +341,7 @@ impl<S: Side> Mover for DiskMover<S> {
     /// Called only for the first piece; the others are behind it in line.
     fn poll(&mut self, number: &mut u64) -> Result<bool, CopyError> {
         self.advance();
-        debug_assert_eq!(*number, self.first, "pieces are asked for in their order");
+        debug_assert_eq!(*number, self.first, "pieces are polled in their order");
         match self.pieces.pop_front() {
             Some(Piece { stage: Stage::Ended(result), .. }) => {
                 self.first += 1;

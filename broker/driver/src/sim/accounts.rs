@@ -366,7 +366,11 @@ mod tests {
         pin_step(&mut accounts);
         assert_eq!((accounts.take_filled(), accounts.take_filled()), (Some(Bytes::mib(6)), None));
 
-        assert_eq!(accounts.admit(id(1), Location::Host, Bytes::mib(4)), Ok(()), "kept memory is room");
+        assert_eq!(
+            accounts.admit(id(1), Location::Host, Bytes::mib(4)),
+            Ok(()),
+            "free memory counts as room"
+        );
         assert!(accounts.take_free_pinned(Bytes::mib(4), true).unwrap().is_none());
         assert_eq!(accounts.free_pinned.bytes(), Bytes::mib(2));
         let memory = accounts.host_memory("GPU-books-test", Bytes::mib(4)).unwrap();
@@ -374,7 +378,7 @@ mod tests {
         accounts.enter(id(1), Arc::new(memory));
         pin_step(&mut accounts);
         assert_eq!(accounts.free_pinned.bytes(), Bytes::mib(2), "and no more than there is room for");
-        assert!(accounts.retire(id(1)).is_none(), "it is kept");
+        assert!(accounts.retire(id(1)).is_none(), "it stays pinned");
         assert!(!accounts.is_awaited(id(1)));
         let again = accounts.take_free_pinned(Bytes::mib(4), true).unwrap().unwrap();
         assert_eq!(again.identity(), identity);
@@ -409,7 +413,7 @@ mod tests {
         assert_eq!(accounts.admit(id(2), FIRST, Bytes::mib(2)), Err(Refusal::NeedsSurvey));
         assert_eq!(accounts.apply_survey(&Sightings::new()), [id(1)]);
         assert_eq!(accounts.admit(id(2), FIRST, Bytes::mib(4)), Ok(()));
-        assert_eq!(accounts.apply_survey(&Sightings::new()), [], "told once");
+        assert_eq!(accounts.apply_survey(&Sightings::new()), [], "reported once");
     }
 
     #[test]

@@ -236,7 +236,7 @@ fn demand_goes_before_another_device_s_prefetch_on_the_uplink() {
         assert!(began.elapsed() < DEADLINE);
         std::thread::sleep(Duration::from_millis(1));
     };
-    assert_eq!(first, (3, Ok(())), "it goes first");
+    assert_eq!(first, (3, Ok(())), "the demand copy goes first");
     assert!(prefetched <= Bytes::mib(48), "{prefetched} beside it, where half as much was under way before");
     assert_eq!([copied(&completions), copied(&completions)], [(1, Ok(())), (2, Ok(()))]);
     assert!(began.elapsed() >= Duration::from_secs(2), "the uplink carries no more");

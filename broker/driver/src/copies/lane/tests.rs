@@ -133,7 +133,7 @@ fn run_by(shares: Shares, works: &[(Work, u64, CopyClass)], cancelled: &[u64]) -
     let links = links.links_of(LaneId::WithinHost);
     run(mover, links, &orders, |completion| {
         let Completion::Copied { copy, result } = completion else { panic!("{completion:?}") };
-        assert_eq!(table.copied(copy), None, "it is out of the table before it is told");
+        assert_eq!(table.copied(copy), None, "it leaves the table before it is reported");
         notes.borrow_mut().reported.push((copy.get(), result));
     });
     notes.take()

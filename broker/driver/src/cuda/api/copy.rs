@@ -63,7 +63,7 @@ impl Stream {
         into: B,
     ) -> Result<Transfer<(B, K)>, CudaError> {
         let buffer = into.as_ref();
-        assert!(length <= buffer.length(), "the buffer is shorter than what is copied into it");
+        assert!(length <= buffer.length(), "the buffer is shorter than the copy");
         let _entered = self.context.enter()?;
         let event = Event::new(&self.context)?;
         let api = self.context.api();

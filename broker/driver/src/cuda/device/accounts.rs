@@ -232,7 +232,7 @@ mod tests {
 
         /// Two equal surveys: the first concludes nothing.
         fn twice(&mut self, others: Bytes) -> Vec<ExtentId> {
-            assert_eq!(self.after(CONFIRM_AFTER, others), [], "one look is not enough");
+            assert_eq!(self.after(CONFIRM_AFTER, others), [], "one survey is not enough");
             self.after(CONFIRM_AFTER, others)
         }
     }
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(surveys.twice(Bytes::mib(2)), []);
         assert_eq!(surveys.accounts.other_programs(), Bytes::ZERO, "it is explained");
         assert_eq!(surveys.twice(Bytes::ZERO), [id(1)]);
-        assert_eq!(surveys.twice(Bytes::ZERO), [], "told once");
+        assert_eq!(surveys.twice(Bytes::ZERO), [], "reported once");
     }
 
     #[test]
@@ -275,11 +275,7 @@ mod tests {
         }
         assert_eq!(surveys.after(CONFIRM_AFTER / 11, Bytes::mib(64)), [], "the extent is there still");
         assert!(!surveys.accounts.has_unconfirmed());
-        assert_eq!(
-            surveys.after(CONFIRM_AFTER, Bytes::ZERO),
-            [],
-            "and what was seen before no longer counts"
-        );
+        assert_eq!(surveys.after(CONFIRM_AFTER, Bytes::ZERO), [], "earlier surveys do not count any more");
     }
 
     #[test]
@@ -301,7 +297,7 @@ mod tests {
         assert_eq!(surveys.after(CONFIRM_AFTER, others), []);
         assert_eq!(surveys.accounts.other_programs(), Bytes::gib(20));
         assert_eq!(surveys.after(CONFIRM_AFTER, others), [id(1)]);
-        assert_eq!(surveys.accounts.other_programs(), Bytes::gib(20), "the same as before it was told");
+        assert_eq!(surveys.accounts.other_programs(), Bytes::gib(20), "the same as before the report");
     }
 
     #[test]

@@ -46,8 +46,8 @@ pub(crate) fn run(state: &State, frees: &Receiver<FreeOrder>) {
                 let (device, size) = (Arc::clone(memory.device()), memory.size());
                 let returned = match wait_for_sole(memory, |memory| memory.is_leaked()) {
                     Ok(memory) => free_and_await(&device, extent, size, memory),
-                    Err(kept) => {
-                        device.accounts().retire(extent, size, kept.trace());
+                    Err(leaked) => {
+                        device.accounts().retire(extent, size, leaked.trace());
                         false
                     }
                 };

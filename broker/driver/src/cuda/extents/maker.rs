@@ -139,10 +139,10 @@ impl Maker {
         let error = error.into();
         match Arc::try_unwrap(memory) {
             Ok(memory) => Err(MakeFailure { error, piece: Some(Box::new(memory)) }),
-            Err(kept) => {
+            Err(leaked) => {
                 // The end of the fill is unknown, so the transfer keeps the memory forever. It belongs to no
                 // extent.
-                drop(kept);
+                drop(leaked);
                 self.device.accounts().withdraw(size);
                 Err(MakeFailure { error, piece: None })
             }

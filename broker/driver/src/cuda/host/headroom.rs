@@ -98,6 +98,6 @@ mod tests {
         assert_eq!(missing_share(40, 40, 1, 30), mib(10));
         assert_eq!(missing_share(40, 40, 2, 30), mib(6), "in whole granules");
         assert_eq!(missing_share(40, 80, 1, 60), mib(10), "the other node lacks as much");
-        assert_eq!(super::missing_share(mib(40), mib(40), 1, None), Bytes::ZERO, "nobody says");
+        assert_eq!(super::missing_share(mib(40), mib(40), 1, None), Bytes::ZERO, "the amount is unknown");
     }
 }

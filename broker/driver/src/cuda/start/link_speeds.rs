@@ -213,7 +213,7 @@ struct Run {
     kind: TransferKind<'static>,
     from: u64,
     to: u64,
-    kept: RunMemory,
+    memory: RunMemory,
     next: usize,
 }
 
@@ -235,9 +235,9 @@ impl DeviceEnds {
     fn new((device, block, host): (Arc<Device>, Block, Pinned)) -> Result<Self, CudaError> {
         let context = device.context();
         let (on_device, in_host) = (block.address(), host.address());
-        let kept = RunMemory { _both: Rc::new((block, host)) };
+        let memory = RunMemory { _both: Rc::new((block, host)) };
         let run = |kind, from, to| {
-            Ok(Run { stream: Stream::new(context)?, kind, from, to, kept: kept.clone(), next: 0 })
+            Ok(Run { stream: Stream::new(context)?, kind, from, to, memory: memory.clone(), next: 0 })
         };
         Ok(Self {
             inward: run(TransferKind::HostToDevice, in_host, on_device)?,
@@ -251,7 +251,7 @@ impl Run {
         let at = CHUNK.get() * (self.next % CHUNKS) as u64;
         self.next += 1;
         let length = usize::try_from(CHUNK.get()).unwrap_or(usize::MAX);
-        self.stream.copy(self.kept.clone(), self.kind, self.from + at, self.to + at, length)
+        self.stream.copy(self.memory.clone(), self.kind, self.from + at, self.to + at, length)
     }
 }
 

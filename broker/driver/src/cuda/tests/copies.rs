@@ -30,7 +30,7 @@ fn copy(raw: u64, from: u64, to: u64, size: Bytes) -> Submission {
 fn copied(completions: &Receiver<Completion>) -> (u64, Result<(), CopyError>) {
     match next(completions) {
         Completion::Copied { copy, result } => (copy.get(), result),
-        other => panic!("only copies were asked for: {other:?}"),
+        other => panic!("only copies were requested: {other:?}"),
     }
 }
 

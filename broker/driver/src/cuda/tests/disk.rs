@@ -52,7 +52,7 @@ fn begin_copy(driver: &CudaDriver, copy: u64, from: u64, to: u64, size: Bytes) {
 fn copied(completions: &Receiver<Completion>) -> Result<(), CopyError> {
     match next(completions) {
         Completion::Copied { result, .. } => result,
-        other => panic!("only copies were asked for: {other:?}"),
+        other => panic!("only copies were requested: {other:?}"),
     }
 }
 
@@ -71,7 +71,7 @@ fn digested(driver: &CudaDriver, completions: &Receiver<Completion>, extent: u64
     driver.submit(Submission::Digest { ticket: 1, spans });
     match next(completions) {
         Completion::Digested { result, .. } => result.map(drop),
-        other => panic!("a digest was asked for: {other:?}"),
+        other => panic!("a digest was requested: {other:?}"),
     }
 }
 
@@ -127,10 +127,7 @@ fn pieces_wait_for_the_few_buffers_that_can_be_pinned() {
     let (driver, completions, _folder) = ready(&fake);
     assert_eq!(done(&driver, &completions, DISK, DEVICE), Ok(()));
     let requested = fake.threads_calling("cuMemHostRegister_v2").len() - others;
-    assert!(
-        (3..32).contains(&requested),
-        "two were had, and it is not asked again for each piece: {requested}"
-    );
+    assert!((3..32).contains(&requested), "two were had, and no piece asks again: {requested}");
 }
 
 /// No borrower keeps an unused buffer: there is room for three buffers of the disk, or for one of a digest and

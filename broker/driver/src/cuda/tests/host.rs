@@ -214,7 +214,7 @@ fn a_create_waits_for_one_step_of_a_rebuild() {
         let in_flight = steps(&fake);
         driver.submit(create_host(LACKING + 1, LARGE));
         fake.trigger(false);
-        assert_eq!(made(), in_flight, "it waited for what was under way, and for no more");
+        assert_eq!(made(), in_flight, "it waited only for the chunks in flight");
         until(&driver, "half are pieces", || {
             driver.free_pinned().iter().all(|pinned_ahead| pinned_ahead.ordinary >= pinned_ahead.larger)
         });

@@ -90,10 +90,7 @@ fn a_lasting_return_is_reported_without_another_request() {
             Completion::Surveyed { unbrokered: Bytes::ZERO, .. } => surveyed += 1,
             // Before the last of these answers only if the surveys were that slow.
             Completion::Returned { extent } if extent == ExtentId::from_raw(1) && !returned => {
-                assert!(
-                    requested.elapsed() >= CONFIRM_AFTER,
-                    "three looks at one moment are no more than one"
-                );
+                assert!(requested.elapsed() >= CONFIRM_AFTER, "three surveys at one moment count as one");
                 returned = true;
             }
             other => panic!("unexpected: {other:?}"),

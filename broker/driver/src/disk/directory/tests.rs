@@ -83,7 +83,7 @@ fn a_foreign_file_named_like_the_probe_is_left_alone() {
 fn undeletable(folder: &Path, directory: &Arc<Directory>, id: ExtentId) -> ExtentFile {
     let file = directory.create_file(id, Bytes::mib(2)).unwrap();
     let name = folder.join(name_of(id));
-    fs::hard_link(&name, folder.join("kept")).unwrap();
+    fs::hard_link(&name, folder.join("second_name")).unwrap();
     fs::remove_file(&name).unwrap();
     fs::create_dir(&name).unwrap();
     file
@@ -95,7 +95,7 @@ fn an_undeletable_extent_file_is_truncated() {
     let directory = Arc::new(Directory::open(folder.path(), Bytes::mib(4)).unwrap());
     let file = undeletable(folder.path(), &directory, ExtentId::from_raw(1));
     assert_eq!(file.delete(), Ok(()));
-    assert_eq!(fs::metadata(folder.path().join("kept")).unwrap().len(), 0);
+    assert_eq!(fs::metadata(folder.path().join("second_name")).unwrap().len(), 0);
     assert_eq!(*directory.used.lock().unwrap(), Bytes::ZERO);
 }
 
@@ -104,7 +104,7 @@ fn bytes_of_an_undeletable_file_stay_charged() {
     let folder = tempfile::tempdir().unwrap();
     let directory = Arc::new(Directory::open(folder.path(), Bytes::mib(4)).unwrap());
     let mut file = undeletable(folder.path(), &directory, ExtentId::from_raw(1));
-    file.fd = Arc::new(open(folder.path().join("kept"), OFlags::RDONLY, Mode::empty()).unwrap());
+    file.fd = Arc::new(open(folder.path().join("second_name"), OFlags::RDONLY, Mode::empty()).unwrap());
     assert_eq!(file.delete(), Err(Errno::ISDIR), "it says why");
     assert_eq!(*directory.used.lock().unwrap(), Bytes::mib(2));
     let full = Err(DriverError::OutOfDisk(DiskLimit::Capacity(Bytes::mib(4))));

@@ -262,7 +262,7 @@ impl<R: IoMemory> Op<R> {
     /// If the operation exceeds its buffer, or is not in whole blocks.
     fn check(&self) {
         let is_whole = |it: usize| it.is_multiple_of(ALIGNMENT);
-        assert!(self.length > 0 && self.length <= self.buffer.length(), "there is room for what is moved");
+        assert!(self.length > 0 && self.length <= self.buffer.length(), "the buffer holds the operation");
         assert!(is_whole(self.length) && self.at.is_multiple_of(ALIGNMENT as u64), "whole blocks are moved");
     }
 }

@@ -75,7 +75,7 @@ impl<R> Requests<R> {
     /// Takes the kernel's answer to a request.
     pub(super) fn answered(&mut self, slot: usize, answer: Result<usize, Errno>) -> Step<R> {
         let known = self.slots.get_mut(slot).and_then(Option::as_mut);
-        let (_, request) = known.expect("each is answered once, by the number that the kernel was told");
+        let (_, request) = known.expect("each request is answered once, by the number that the kernel has");
         match request.advance(answer) {
             Some(result) => Step::Ended(self.end(slot, End::Done(result))),
             None => Step::Again,

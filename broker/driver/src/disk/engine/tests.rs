@@ -249,14 +249,14 @@ fn threads_take_over_from_a_broken_ring() {
         for done in &reported[..2] {
             assert!(done.buffer.bytes()[(LONG - 1) * ALIGNMENT..] == [byte(LONG - 1); ALIGNMENT]);
         }
-        assert_eq!(bench.one(DiskDirection::FromDisk, 0, LONG), Ok(()), "and so do they what comes after it");
+        assert_eq!(bench.one(DiskDirection::FromDisk, 0, LONG), Ok(()), "the next operation works too");
         assert_eq!(bench.one(DiskDirection::ToDisk, 0, 1), Ok(()));
         assert_eq!(
             bench.one(DiskDirection::FromDisk, LONG, 1),
             Err(IoFlaw::Short(0)),
-            "it says what is wrong"
+            "the error is reported"
         );
-        assert!(bench.engine.poll().is_none(), "each is told once");
+        assert!(bench.engine.poll().is_none(), "each is reported once");
         let why =
             "an io_uring of the disk has failed, threads replace it: Operation not permitted (os error 1)";
         assert_eq!(bench.warned.iter().collect::<Vec<_>>(), [why], "and so are operators");

@@ -37,18 +37,18 @@ pub(super) struct Uring<R: IoMemory> {
 
 /// Checks that this process may use a ring of a lane's size: containers refuse the first or the second call.
 pub(crate) fn check() -> Result<(), String> {
-    let said = |what: &str, error: io::Error| format!("{what}: {error}");
+    let failed = |what: &str, error: io::Error| format!("{what}: {error}");
     let size = u32::try_from(RING_PIECES * REQUESTS_MAX).unwrap_or(u32::MAX);
-    let mut ring = IoUring::new(size).map_err(|error| said("io_uring_setup", error))?;
+    let mut ring = IoUring::new(size).map_err(|error| failed("io_uring_setup", error))?;
     let mut probe = Probe::new();
-    ring.submitter().register_probe(&mut probe).map_err(|error| said("io_uring_register", error))?;
+    ring.submitter().register_probe(&mut probe).map_err(|error| failed("io_uring_register", error))?;
     if !probe.is_supported(opcode::Read::CODE) || !probe.is_supported(opcode::Write::CODE) {
         return Err("this kernel's io_uring has no plain reads and writes".to_owned());
     }
     // SAFETY: The request uses no memory.
     let pushed = unsafe { ring.submission().push(&opcode::Nop::new().build()) };
     pushed.map_err(|error| format!("io_uring: {error}"))?;
-    ring.submit_and_wait(1).map_err(|error| said("io_uring_enter", error))?;
+    ring.submit_and_wait(1).map_err(|error| failed("io_uring_enter", error))?;
     match ring.completion().next() {
         Some(_) => Ok(()),
         None => Err("io_uring_enter: no request was done".to_owned()),
