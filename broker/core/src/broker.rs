@@ -1,6 +1,6 @@
 //! The broker: all state, and the methods that drive it.
 //!
-//! What an event does is in `handler`, in one folder per subject. The tables that the handlers call
+//! The effects of events are in `handler`, in one folder per subject. The tables that the handlers call
 //! (`ledger`, `residency`, `migration`, `pool`, `tenancy`) are the only writers of their own rows.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

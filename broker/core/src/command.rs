@@ -112,7 +112,7 @@ pub enum Reply {
     },
 }
 
-/// What remains of an allocation after it was freed or detached.
+/// The rest of an allocation after it was freed or detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Released {
     /// Bytes that stay charged because a session maps them or a process keeps them open.

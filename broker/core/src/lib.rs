@@ -1,5 +1,5 @@
-//! The pure core of vramd: a state machine that decides who is charged for memory, who may map it and what
-//! moves.
+//! The pure core of vramd: a state machine that decides which tenant is charged for memory, which session
+//! may map it, and which parts move.
 //!
 //! [`Broker`] has four kinds of methods:
 //! - [`Broker::handle`] takes an [`Event`] and the time, and changes state.
@@ -13,11 +13,11 @@
 //! The price: it holds all state in memory, and the shell serializes every call.
 //!
 //! ```text
-//!   event ──► handler ──► tenancy     who asks, and what is remembered of its requests
-//!                    ├──► ledger      may it be charged? reserve, settle, discharge
-//!                    ├──► residency   allocations, their parts, and who maps them
-//!                    ├──► migration   parts on their way between tiers, and those that wait for room
-//!                    └──► pool        the physical extents behind the parts
+//!   event ──► handler ──► tenancy     tenants, sessions, pin calls and requests
+//!                    ├──► ledger      admission: reserve, settle, discharge
+//!                    ├──► residency   allocations, their parts and mappings
+//!                    ├──► migration   moves between tiers, and the line of waiters for room
+//!                    └──► pool        the extents of physical memory behind the parts
 //!                          └──► commands ──► shell ──► completions come back as events
 //! ```
 

@@ -1,4 +1,4 @@
-//! Every bound of the core. Whatever can grow has a bound here.
+//! Every bound of the core. Every quantity that can grow has a bound here.
 
 use std::time::Duration;
 

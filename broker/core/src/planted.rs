@@ -169,7 +169,7 @@ mod bugs {
         HandedOverUnread: "the extent that a part leaves is handed over before the copy out of it has ended", [EXTENTS, MIGRATIONS, COPIES];
         HandOverChargedTwice: "a handed-over extent is charged to its new tenant twice", [LEDGER_BALANCES, LEDGER_ORACLE];
         HandOverUncharged: "a handed-over extent is charged to no tenant from then on", [LEDGER_ORACLE, LIMIT, ADMISSION];
-        FailedCopyTakenForClean: "what a failed copy left in the backing is taken for the content of the part", [CONTENT];
+        FailedCopyTakenForClean: "the bytes that a failed copy left in the backing are taken for the content of the part", [CONTENT];
         EndedPinAnswered: "a pin call is answered although its client has ended it", [PIN_ANSWERS, LINE_ORDER];
         FailedWriteBackTakenForClean: "a backing still counts as clean after its write-back failed", [CONTENT];
         WrittenSinceIgnored: "a written-back part counts as clean although it was written meanwhile", [CONTENT];

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_a_list() {
+    fn few_behaves_like_a_list() {
         for steps in 0..6 {
             let (mut few, mut list) = (Few::default(), Vec::new());
             for number in 0..steps {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_as_large_as_a_list() {
+    fn few_is_as_large_as_a_vec() {
         assert_eq!(size_of::<Few<(u64, bool)>>(), size_of::<Vec<u8>>());
     }
 }

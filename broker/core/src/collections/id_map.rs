@@ -241,7 +241,7 @@ mod tests {
 
     /// Compares with the standard library's map, over near ids, far ids and the largest ids.
     #[test]
-    fn it_is_a_map() {
+    fn id_map_behaves_like_a_map() {
         let (mut map, mut model) = (IdMap::default(), BTreeMap::new());
         let mut seed = 1u64;
         for step in 0..30_000u64 {
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_survives_alone_takes_little() {
+    fn lone_survivor_of_a_block_takes_little_memory() {
         let mut map = IdMap::default();
         for id in 0..BLOCK {
             map.insert(id, id);

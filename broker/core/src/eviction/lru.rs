@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_used_last_leaves_last() {
+    fn lru_orders_the_last_used_part_last() {
         let part = |index| PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(index) };
         let (one, other) = (DeviceIndex(0), DeviceIndex(1));
         let mut lru = Lru::default();

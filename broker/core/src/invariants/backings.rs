@@ -46,7 +46,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         });
     }
     for (id, allocation) in scope.allocations(broker) {
-        check_lacking(broker, id, allocation, found);
+        check_missing(broker, id, allocation, found);
     }
     if !matches!(scope, Scope::All) {
         return;
@@ -84,18 +84,18 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
 }
 
 /// Exactly the parts that lack only a backing to be evictable are recorded as missing one.
-fn check_lacking(broker: &Broker, id: AllocationId, allocation: &Allocation, found: &mut Vec<Violation>) {
+fn check_missing(broker: &Broker, id: AllocationId, allocation: &Allocation, found: &mut Vec<Violation>) {
     let account = (allocation.tenant, allocation.device);
     let movable = allocation.kind == Kind::Movable && !allocation.discardable;
     let has_tiers = broker.ledger.below(allocation.device).next().is_some();
-    let may_lack = movable && has_tiers && allocation.state != AllocationState::Freeing;
+    let may_miss = movable && has_tiers && allocation.state != AllocationState::Freeing;
     for part in allocation.indices().map(|part| PartRef { allocation: id, part }) {
         let has_none = !broker.backings.contains(&part) && !broker.migrations.contains_key(&part);
         let on_device = broker.tier_of(part) == Some(Tier::Device);
-        let should = may_lack && has_none && on_device;
+        let should = may_miss && has_none && on_device;
         // A part whose memory could not be created lies nowhere, and its allocation is being freed.
         let is = broker.backings.missing().contains(&part, account);
-        let fits = is == should || (is && may_lack && has_none && broker.tier_of(part).is_none());
+        let fits = is == should || (is && may_miss && has_none && broker.tier_of(part).is_none());
         expect(found, BACKINGS, fits, || {
             format!("{part:?} is recorded as missing a backing: {is}, should be {should}")
         });

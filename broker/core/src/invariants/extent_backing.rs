@@ -39,12 +39,12 @@ fn check_counts(broker: &Broker, id: AllocationId, allocation: &Allocation, foun
     expect_equal(found, EXTENTS, || format!("extents of {id}"), &allocation.extents_left, &extents);
     let is = &allocation.extents_unreturned;
     expect_equal(found, EXTENTS, || format!("unreturned of {id}"), is, &unreturned);
-    let may_lack = matches!(allocation.state, AllocationState::Freeing | AllocationState::Creating);
-    let lacks = |part: PartRef| {
+    let may_miss = matches!(allocation.state, AllocationState::Freeing | AllocationState::Creating);
+    let is_missing = |part: PartRef| {
         allocation
             .part(part.part)
             .is_none_or(|entry| broker.pool.extent_of_part(part, entry.extent).is_none())
     };
-    let complete = may_lack || !allocation.indices().any(|part| lacks(PartRef { allocation: id, part }));
-    expect(found, EXTENTS, complete, || format!("{id} lacks extents"));
+    let complete = may_miss || !allocation.indices().any(|part| is_missing(PartRef { allocation: id, part }));
+    expect(found, EXTENTS, complete, || format!("{id} is missing extents"));
 }

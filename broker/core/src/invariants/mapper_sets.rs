@@ -1,4 +1,4 @@
-//! Allocations and sessions agree on who maps what.
+//! Allocations and sessions agree on the mappers of each part.
 
 use vramd_types::{AllocationId, SessionId};
 

@@ -9,14 +9,14 @@ use crate::{
 };
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
-    let (mut parts, mut lacking, mut waiting) = (0, 0, 0);
+    let (mut parts, mut all_missing, mut waiting) = (0, 0, 0);
     for (id, call) in broker.pins.iter() {
-        let lacks = call.parts.iter().filter(|part| broker.pins.is_missing(id, **part)).count();
-        expect_equal(found, PINS, || format!("{id:?} waits"), &call.is_waiting(), &(lacks > 0));
-        (parts, lacking) = (parts + call.parts.len(), lacking + lacks);
+        let missing = call.parts.iter().filter(|part| broker.pins.is_missing(id, **part)).count();
+        expect_equal(found, PINS, || format!("{id:?} waits"), &call.is_waiting(), &(missing > 0));
+        (parts, all_missing) = (parts + call.parts.len(), all_missing + missing);
         waiting += usize::from(call.is_waiting());
-        let looked_at = |part: &PartRef| scope.has_session(id.0) || scope.has_allocation(part.allocation);
-        for part in call.parts.iter().filter(|part| looked_at(part)) {
+        let in_scope = |part: &PartRef| scope.has_session(id.0) || scope.has_allocation(part.allocation);
+        for part in call.parts.iter().filter(|part| in_scope(part)) {
             check_part(broker, id, call, *part, found);
         }
     }
@@ -25,7 +25,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         PINS,
         || "calls in the indices".to_owned(),
         &broker.pins.index_counts(),
-        &(parts, lacking, waiting),
+        &(parts, all_missing, waiting),
     );
     for (id, session) in scope.sessions(broker) {
         let calls = broker.pins.of_session(id);

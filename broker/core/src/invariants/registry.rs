@@ -114,13 +114,13 @@ registry! {
     MIGRATIONS = "INV-MOVE-1", Recomputed "migrations.rs",
         "While a part is copied to move it, no session maps it and both ends exist; a part away from its device is mapped by no session.";
     CONTENT = "INV-MOVE-2", Oracle "moves/content.rs",
-        "What a session maps or pins has the bytes that were last written to it, wherever the part has been, or the session is told that the content was dropped.";
+        "A part that a session maps or pins has the bytes that were last written to it, or the session is told that they were dropped.";
     COPIES = "INV-MOVE-3", Oracle "moves/copies.rs",
         "A copy begins in the part's extent, with neither end mapped (or, for a write-back, not written), and neither end is released before it ends.";
     LINE_ORDER = "INV-MOVE-4", Oracle "line/waiting.rs",
         "A part waits to be fetched only while there is no room for it, and room goes to the waiter that arrived first.";
     BACKINGS = "INV-MOVE-5", Recomputed "backings.rs",
-        "What backs a part is that part's own, and every extent whose room a waiter counts on leaves its device.";
+        "A part's backing is its own, and every extent whose room a waiter counts on leaves its device.";
     EVICTED = "INV-MOVE-6", Oracle "moves/evictions.rs",
         "A part that is evicted for another waiter's room is pinned by no session, and was above its tenant's guarantee.";
     OPERATOR_HOLDS = "INV-MOVE-7", Oracle "moves/operator_holds.rs",

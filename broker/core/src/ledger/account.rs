@@ -35,7 +35,7 @@ impl Account {
         Self { reserved: self.reserved.saturating_add(bytes), ..self }
     }
 
-    /// What the account commits of the capacity.
+    /// The bytes of the capacity that the account commits.
     pub(crate) fn commitment(&self) -> Bytes {
         self.guarantee.max(self.charged())
     }

@@ -9,7 +9,7 @@ use crate::tenancy::TenantId;
 macro_rules! receipt {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
-        #[must_use = "bytes that nobody answers for stay charged for ever"]
+        #[must_use = "bytes of a dropped receipt stay charged for ever"]
         #[derive(Debug)]
         pub(crate) struct $name {
             tenant: TenantId,

@@ -25,7 +25,7 @@ fn ledger(capacity: u32, quotas: &[(&str, u32, u32)]) -> (Ledger, Vec<TenantId>)
 }
 
 #[test]
-fn reserve_settle_discharge_balance() {
+fn reserve_settle_and_discharge_balance() {
     let (mut ledger, ids) = ledger(100, &[("a", 0, 100)]);
     let reservation = ledger.reserve(ids[0], PLACE, mib(30)).expect("room");
     assert_eq!(ledger.account(ids[0], PLACE).map(|a| (a.reserved, a.settled)), Some((mib(30), Bytes::ZERO)));
@@ -38,7 +38,7 @@ fn reserve_settle_discharge_balance() {
 }
 
 #[test]
-fn a_limit_is_a_limit_to_the_byte() {
+fn limit_holds_to_the_byte() {
     let (mut ledger, ids) = ledger(100, &[("a", 0, 40)]);
     let charge = ledger.reserve(ids[0], PLACE, mib(40)).map(|r| ledger.settle(r)).expect("just fits");
     let refused = ledger.admit(ids[0], PLACE, Bytes::new(1));
@@ -51,10 +51,10 @@ fn a_limit_is_a_limit_to_the_byte() {
 }
 
 #[test]
-fn a_guarantee_stays_free_for_its_tenant() {
+fn guarantee_stays_free_for_its_tenant() {
     let (mut ledger, ids) = ledger(100, &[("a", 60, 100), ("b", 0, 100)]);
     assert_eq!(ledger.admit(ids[1], PLACE, mib(41)), Err(Shortage::Room { free: mib(40) }));
-    let b = ledger.reserve(ids[1], PLACE, mib(40)).expect("what is not guaranteed");
+    let b = ledger.reserve(ids[1], PLACE, mib(40)).expect("b fits into the bytes without a guarantee");
     let a = ledger.reserve(ids[0], PLACE, mib(60)).expect("the guarantee");
     assert_eq!(ledger.admit(ids[0], PLACE, mib(1)), Err(Shortage::Room { free: Bytes::ZERO }));
     ledger.cancel(a);
@@ -62,7 +62,7 @@ fn a_guarantee_stays_free_for_its_tenant() {
 }
 
 #[test]
-fn a_shortfall_only_shrinks() {
+fn shortfall_only_shrinks() {
     let (mut ledger, ids) = ledger(100, &[("a", 60, 100), ("b", 0, 100)]);
     let b = ledger.reserve(ids[1], PLACE, mib(40)).expect("room");
     ledger.set_withheld(PLACE, mib(30), mib(20));
@@ -74,7 +74,7 @@ fn a_shortfall_only_shrinks() {
 }
 
 #[test]
-fn debts_add_up_to_what_is_owed() {
+fn debts_add_up_to_the_charge() {
     let (mut ledger, ids) = ledger(100, &[("a", 0, 100), ("b", 0, 100), ("c", 0, 100)]);
     let charge = ledger.reserve(ids[0], PLACE, mib(10)).map(|r| ledger.settle(r)).expect("room");
     let debts = ledger.owe(charge, &ids);
@@ -96,7 +96,7 @@ fn guarantees_are_backed_or_refused() {
 }
 
 #[test]
-fn what_is_spared_makes_room_but_not_below_a_guarantee() {
+fn subtracted_bytes_make_room_but_not_below_a_guarantee() {
     let (mut ledger, ids) = ledger(100, &[("a", 30, 100), ("b", 0, 60)]);
     let charge = ledger.reserve(ids[0], PLACE, mib(50)).map(|r| ledger.settle(r)).expect("room");
     assert_eq!(ledger.admit(ids[1], PLACE, mib(55)), Err(Shortage::Room { free: mib(50) }));

@@ -154,7 +154,7 @@ mod tests {
     use crate::tenancy::Tenants;
 
     #[test]
-    fn what_is_kept_and_clean_is_counted_until_it_is_not() {
+    fn backing_sums_follow_every_change() {
         let part = |index| PartRef { allocation: AllocationId::from_raw(1), part: PartIndex(index) };
         let kept_in = |tier, clean| Backing::Extent { extent: ExtentId::from_raw(9), tier, clean };
         let kept = |clean| kept_in(Tier::Host, clean);

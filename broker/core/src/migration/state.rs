@@ -1,16 +1,16 @@
 //! The states of a migration, as a table.
 //!
 //! ```text
-//!      ╭──────────── nobody maps the part, destination holds it already ───────╮
-//!      │         destination made,                                             │
-//!      │         nobody maps the part           copied                         ▼
-//!  Preparing ──────────────────────► Copying ─────────► (there: the source is released)
+//!      ╭──────────── no session maps the part, destination is clean ───────────╮
+//!      │         destination created,                                          │
+//!      │         no session maps the part       copied                         ▼
+//!  Preparing ──────────────────────► Copying ─────────► (done: the source is released)
 //!      │ stop                         │    │ failed
 //!      │                         stop │    │
 //!      │                              ▼    │
 //!      │                          Stopping │
 //!      │                              │    │
-//!      ╰──────────────────────────────┴────┴──► (back: the destination is released)
+//!      ╰──────────────────────────────┴────┴──► (abandoned: the destination is released)
 //! ```
 //!
 //! The source is unchanged until the last byte has arrived, so no failure loses content.
@@ -85,7 +85,7 @@ mod tests {
 
     /// The whole table: a change of the table must change this test.
     #[test]
-    fn every_transition() {
+    fn transition_table_matches() {
         let mut legal = String::new();
         for state in MigrationState::ALL {
             for event in MigrationEvent::ALL {

@@ -2,15 +2,15 @@
 //! its device.
 //!
 //! ```text
-//!           the word is asked         nobody uses it             copied
-//!  Making ────────────────────► Asking ─────────────► Copying ─────────► (there: a shadow, unless written since)
+//!           word is to be checked    no session pins it         copied
+//!  Creating ─────────────────► Checking ────────────► Copying ─────────► (done: clean, unless written since)
 //!    │ │                         │  │                  │   │
-//!    │ ╰── nobody can write it ──┼──┼─────────────────►│   │
+//!    │ ╰── no session writes it ─┼──┼─────────────────►│   │
 //!    │ failed, stop       in use │  │ stop        stop │   │ failed
 //!    │                           │  ▼                  ▼   │
 //!    │                           │  Stopping ◄─────────╯   │
 //!    │                           │     │ answered          │
-//!    ╰───────────────────────────┴─────┴───────────────────┴──► (back: no shadow, and no older one either)
+//!    ╰───────────────────────────┴─────┴───────────────────┴──► (abandoned: the backing is dirty)
 //! ```
 //!
 //! From the first step on, the old backing counts as dirty: once WRITTEN is cleared, nothing would show that
@@ -120,7 +120,7 @@ mod tests {
 
     /// The whole table: a change of the table must change this test.
     #[test]
-    fn every_transition() {
+    fn transition_table_matches() {
         let mut legal = String::new();
         for state in WriteBackState::ALL {
             for event in WriteBackEvent::ALL {

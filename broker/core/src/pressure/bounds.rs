@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_allowed_makes_sense_and_nothing_beside_it() {
+    fn allowed_values_are_exactly_the_valid_ones() {
         let usual = PressureBounds::default();
         for (field, expected) in
             [(ELEVATED, 4..=86), (HIGH, 89..=91), (CRITICAL, 94..=100), (FALL, 0..=4), (EVICT_TO, 1..=86)]
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_names_the_fields_that_it_is_about() {
+    fn mistake_names_its_fields() {
         let usual = PressureBounds::default();
         let fields =
             |bounds: PressureBounds| bounds.first_problem().map(|wrong| wrong.fields).unwrap_or_default();

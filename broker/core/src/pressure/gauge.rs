@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fills_steadily_is_foreseen_and_what_stands_still_is_not() {
+    fn gauge_foresees_a_steady_fill_and_no_standstill() {
         let mut gauge = Gauge::new(Time::START, Bytes::new(1000));
         for now in 1..=20 {
             gauge.sample(second(now), fill(now * 10));
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn the_factor_comes_to_rest_near_what_the_place_asks_for() {
+    fn batch_factor_settles_near_its_target() {
         for (charged, expected) in
             [(0, 1197..=1200), (599, 1197..=1200), (700, 1000..=1000), (800, 800..=800)]
         {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_more_may_lie_less_is_asked_for() {
+    fn closed_place_lowers_the_batch_factor() {
         let closed = Fill { charged: Bytes::ZERO, capacity: Bytes::ZERO };
         let mut gauge = Gauge::new(Time::START, Bytes::ZERO);
         for now in 1..100 {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_another_is_told() {
+    fn gauge_reports_only_changes() {
         let bounds = PressureBounds::default();
         let mut gauge = Gauge::new(Time::START, Bytes::new(1000));
         assert_eq!(gauge.take_update(fill(0)), None);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_take_is_foreseen_too() {
+    fn gauge_foresees_memory_that_other_programs_take() {
         let mut gauge = Gauge::new(Time::START, Bytes::new(1000));
         for now in 1..=20 {
             gauge
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_told_when_it_is_half_as_far_off_or_twice() {
+    fn forecast_is_reported_when_it_halves_or_doubles() {
         let mut gauge = Gauge::new(Time::START, Bytes::new(10_000));
         let (mut told, mut charged) = (Vec::new(), 0);
         for now in 1..=60 {
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_full_is_told_once() {
+    fn full_place_is_reported_once() {
         let mut gauge = Gauge::new(Time::START, Bytes::new(1000));
         gauge.sample(second(1), fill(1000));
         assert_eq!(gauge.take_update(fill(1000)).and_then(|it| it.full_in), Some(Duration::ZERO));
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rest_is_no_part_of_how_fast_it_fills() {
+    fn rest_does_not_count_in_the_fill_rate() {
         let mut gauge = Gauge::new(Time::START, Bytes::new(1000));
         gauge.resume(second(3600));
         gauge.sample(second(3601), fill(200));

@@ -72,7 +72,7 @@ mod tests {
 
     /// From each level, at each of these percentages.
     #[test]
-    fn a_step_is_entered_at_its_bound_and_left_below_it() {
+    fn level_is_entered_at_its_bound_and_left_below_it() {
         let bounds = PressureBounds::default();
         let next = |from: Pressure, percent| from.next(Bytes::new(percent), Bytes::new(100), &bounds);
         for (percent, expected) in [
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_capacity_is_full_once_anything_is_held() {
+    fn place_without_capacity_is_full_at_the_first_charge() {
         let next =
             |charged| Pressure::Normal.next(Bytes::new(charged), Bytes::ZERO, &PressureBounds::default());
         assert_eq!((next(0), next(1)), (Pressure::Normal, Pressure::Critical));

@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hold_is_small_and_keeps_its_slot() {
+    fn mapping_is_small_and_keeps_its_slot() {
         assert_eq!((size_of::<Mapping>(), size_of::<Part>()), (16, 32));
         let session = SessionId::from_raw(1);
         for slot in [None, Some(Slot(0)), Some(Slot(65_535))] {

@@ -142,7 +142,7 @@ mod tests {
 
     /// The whole table: a change of the table must change this test.
     #[test]
-    fn every_transition() {
+    fn transition_table_matches() {
         let mut legal = String::new();
         for state in MapState::ALL {
             for event in MapEvent::ALL {

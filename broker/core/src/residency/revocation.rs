@@ -1,10 +1,10 @@
 //! Revocations of parts: by eviction, if no session pins the part, or by fence, when all pins have ended.
 //!
 //! ```text
-//!  evict ──► Words ──── nobody pins ────► Evict ──── everybody unmapped, or is silent ────► over
-//!              │ ╰─── somebody does ───────────────────────────────────────────────────────► over
-//!              ▼ a fence came meanwhile
-//!  fence ──► Fence ──── everybody unmapped, or somebody is silent, or the time is over ────► over
+//!  evict ──► Words ── no session pins ──► Evict ── every mapper unmapped, or is silent ────► over
+//!              │ ╰─── a session pins ──────────────────────────────────────────────────────► over
+//!              ▼ a fence began meanwhile
+//!  fence ──► Fence ──── every mapper unmapped, or one is silent, or the deadline passed ───► over
 //! ```
 //!
 //! Meanwhile the part is sent only for pin calls that arrived before. A later call waits until the revocation

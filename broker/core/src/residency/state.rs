@@ -84,7 +84,7 @@ mod tests {
 
     /// The whole table: a change of the table must change this test.
     #[test]
-    fn every_transition() {
+    fn transition_table_matches() {
         let mut legal = String::new();
         for state in AllocationState::ALL {
             for event in AllocationEvent::ALL {

@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_back_takes_the_earlier_turn_and_only_that() {
+    fn requeued_part_keeps_its_earlier_turn_alone() {
         let mut queue = MapQueue::default();
         for number in [1, 2, 3] {
             queue.push(part(number));
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn coming_and_going_does_not_lengthen_the_line() {
+    fn requeued_parts_do_not_lengthen_the_queue() {
         let mut queue = MapQueue::default();
         queue.push(part(0));
         queue.push(part(1));

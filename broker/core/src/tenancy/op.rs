@@ -67,7 +67,7 @@ pub(crate) enum OpKind {
     Quota(QuotaChange),
 }
 
-/// What an operator wants for the parts.
+/// The goal of an operator's move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MoveGoal {
     In(Tier),

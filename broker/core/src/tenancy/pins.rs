@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_is_found_by_its_parts_until_it_ends() {
+    fn pin_call_is_found_by_its_parts_until_it_ends() {
         let part = |index| PartRef { allocation: AllocationId::from_raw(5), part: PartIndex(index) };
         let (one, two) = (SessionId::from_raw(1), SessionId::from_raw(2));
         let at = Time::from_micros;

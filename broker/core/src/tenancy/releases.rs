@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_item_is_found_also_where_it_is_named_twice() {
+    fn release_item_named_twice_is_resolved_twice() {
         let ids = [5, 3, 9, 3].map(AllocationId::from_raw);
         let refused = Some(Err(Box::new(Refusal::NotOwner { allocation: ids[2] })));
         let item =

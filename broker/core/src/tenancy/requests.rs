@@ -88,7 +88,7 @@ enum Progress {
     Done(Outcome),
 }
 
-/// What the log knows of a request id.
+/// The log's knowledge of a request id.
 #[derive(Debug)]
 pub(crate) enum Recall {
     New,
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_ones_are_remembered() {
+    fn request_log_remembers_the_last_requests() {
         let mut log = RequestLog::default();
         for id in 0..=1024 {
             log.record_outcome(Method::Drain, key(id, 1), Some(Outcome::Drained));
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_refused_takes_no_place_and_no_room() {
+    fn refused_requests_take_no_entry_and_no_memory() {
         let mut log = RequestLog::default();
         log.record_start(Method::Seal, key(0, 1), op());
         log.record_outcome(Method::Drain, key(0, 1), Some(Outcome::Drained));
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_close_and_everything_is_found_where_it_lies() {
+    fn request_log_closes_gaps_and_finds_every_entry() {
         let mut log = RequestLog::default();
         for id in 0..6000 {
             log.record_start(Method::Drain, key(id, 1), op());
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_refused_may_be_tried_again() {
+    fn refused_request_may_be_tried_again() {
         let mut log = RequestLog::default();
         log.record_outcome(Method::Drain, key(1, 1), None);
         assert!(matches!(log.recall(Method::Drain, key(1, 2)), Recall::New));

@@ -48,7 +48,7 @@ pub(crate) struct Session {
     pub(crate) queue: MapQueue,
     /// Bytes that it maps or was sent.
     pub(crate) mapped: Bytes,
-    /// Descriptors sent and not answered. Those in the socket of a closed channel count until the session is
+    /// Descriptors sent and not answered. Descriptors in the socket of a closed channel count until the session is
     /// gone.
     pub(crate) fds_in_flight: usize,
     /// When the packet in flight must be answered.

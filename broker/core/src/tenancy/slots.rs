@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lowest_free_slot_is_taken_and_none_beyond_the_last() {
+    fn slots_take_the_lowest_free_one_up_to_the_last() {
         let mut slots = Slots::new(4);
         let taken: Vec<_> = std::iter::from_fn(|| slots.take()).map(|slot| slot.0).collect();
         assert_eq!((taken, slots.taken()), (vec![0, 1, 2, 3], 4));
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_promised_is_not_given_to_others() {
+    fn promised_slots_are_kept_for_their_parts() {
         let mut slots = Slots::new(4);
         slots.promise(3);
         assert!(slots.has_room_for(1) && !slots.has_room_for(2));

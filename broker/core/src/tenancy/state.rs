@@ -68,7 +68,7 @@ mod tests {
 
     /// The whole table: a change of the table must change this test.
     #[test]
-    fn every_transition() {
+    fn transition_table_matches() {
         let mut legal = String::new();
         for state in SessionState::ALL {
             for event in SessionEvent::ALL {
