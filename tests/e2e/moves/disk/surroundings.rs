@@ -1,7 +1,7 @@
-//! What a daemon finds where it runs: file systems that are unfit for a disk tier, that fill up or fail in the middle, or that were torn;
+//! The system around a daemon: file systems that are unfit for a disk tier, fill up, fail in the middle or were torn,
 //! and a cgroup with a limit.
 //!
-//! What is mounted here is mounted for one daemon alone.
+//! A file system that a test mounts is mounted for one daemon alone.
 
 use std::{fs, os::unix::fs::FileExt as _, path::PathBuf, process::Command, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::moves::{
     said, tiers, vramctl,
 };
 
-/// Where a disk tier is to be, in a home for a daemon that sees a file system mounted there.
+/// The directory of a disk tier, in a home whose daemon sees a file system mounted there.
 fn mounted(how: &str) -> (Home, PathBuf) {
     let home = Home::new();
     let directory = home.path().join("disk");
@@ -52,7 +52,7 @@ fn a_read_only_file_system_or_one_without_direct_io_ends_the_start() {
 const SMALL_DISK: &str =
     "mount -t tmpfs none /mnt && dd if=/dev/zero of=/mnt/direct oflag=direct bs=4096 count=1";
 
-/// A daemon with a disk tier of 8 MiB in a file system of its own that is a little larger.
+/// A daemon with a disk tier of 8 MiB, in a file system of its own that is a little larger.
 fn on_small_disk() -> (Daemon, PathBuf) {
     let (home, directory) = mounted("-t tmpfs -o size=9m");
     tiers("8MiB", "0").disk("8MiB").write(home.path());
@@ -61,7 +61,7 @@ fn on_small_disk() -> (Daemon, PathBuf) {
     (daemon, seen.into())
 }
 
-/// What becomes of the first part that is to go to disk.
+/// The outcome of the first part that is to go to disk.
 fn evicted(daemon: &Daemon, id: u64) -> serde_json::Value {
     let id = vramd_types::AllocationId::from_raw(id).to_string();
     said(daemon, &["alloc", "evict", &id, "--to", "disk"])["parts"][0].clone()
@@ -92,7 +92,7 @@ fn a_part_stays_while_others_fill_the_file_system() {
     nothing_is_left(&daemon);
 }
 
-/// Whoever needs the room of what is to go there.
+/// A pin needs the room of a part that is to go to disk.
 #[test]
 fn a_pin_waits_while_its_victims_find_the_file_system_full() {
     if !can_mount("a_pin_waits_while_its_victims_find_the_file_system_full", SMALL_DISK) {
@@ -150,7 +150,7 @@ fn a_file_system_that_turns_read_only_fails_evictions_alone() {
     nothing_is_left(&daemon);
 }
 
-/// The disk fails at the third of its four pieces.
+/// The disk fails at the third of the part's four pieces.
 #[test]
 fn a_part_stays_while_its_writes_to_disk_fail() {
     let broken = Effect::Fail("an error of the disk".to_owned());
@@ -171,7 +171,7 @@ fn a_part_stays_while_its_writes_to_disk_fail() {
     nothing_is_left(&daemon);
 }
 
-/// A file to which bytes may only be added: it can be neither deleted nor emptied, by root either. Until this is dropped.
+/// An append-only file: even root can neither delete nor empty it. Until this is dropped.
 struct AppendOnly(fs::File);
 
 impl AppendOnly {
@@ -209,12 +209,12 @@ fn an_undeletable_file_is_logged_and_its_bytes_stay_charged() {
     drop(memory);
     client.flush().unwrap();
     let told = "cannot be deleted, its 2097152 bytes stay in use: Operation not permitted (os error 1)";
-    until("it is told", || daemon.log().contains(told));
+    until("the operator is told", || daemon.log().contains(told));
     until_held(&daemon, [0, 0, 2]);
     let state = daemon.state();
     let unreturned: u64 = state.quotas.iter().map(|row| row.unreturned_bytes).sum();
     assert_eq!(unreturned, 2 << 20, "{state:?}");
-    // What is left of the disk can be had all the same.
+    // The rest of the disk is available all the same.
     let next = unheld(&client, 3);
     send(&daemon, &next, "disk");
     is_intact(&next, 3);
@@ -229,7 +229,7 @@ fn an_undeletable_file_is_logged_and_its_bytes_stay_charged() {
     assert_eq!(files(next.home().path()), Vec::<PathBuf>::new());
 }
 
-/// The first half of it is what was written there, the second is what was there before: nothing.
+/// The first half of the part was written. The second half has its former content: zeros.
 #[test]
 fn a_torn_write_loses_the_content_of_its_part_alone() {
     its_second_part_is_lost(|file| {
@@ -238,7 +238,7 @@ fn a_torn_write_loses_the_content_of_its_part_alone() {
     });
 }
 
-/// As after a power loss: what lies on disk then, whole or torn, is no part's, and is read by nobody.
+/// As after a power failure: files on disk, whole or torn, belong to no part, and no daemon reads them.
 #[test]
 fn files_of_a_killed_daemon_are_never_read() {
     let config = tiers("8MiB", "0").disk("8MiB");
@@ -248,13 +248,13 @@ fn files_of_a_killed_daemon_are_never_read() {
     send(&daemon, &memory, "disk");
     let id = memory.id().to_string();
     let home = daemon.kill();
-    assert_eq!(files(home.path()).len(), 2, "nobody has deleted them");
+    assert_eq!(files(home.path()).len(), 2, "no daemon has deleted them");
     let daemon = Daemon::start_in(home);
     assert_eq!(files(daemon.home().path()), Vec::<PathBuf>::new());
     let output = vramctl(&daemon, &["alloc", "show", &id]);
     assert!(heard(&output).contains("ALLOCATION_NOT_FOUND"), "{}", heard(&output));
     let again = connect(&daemon);
-    // Each part is found to be zeros where it is pinned first.
+    // Each part reads as zeros at its first pin.
     let anew = unheld(&again, 2);
     send(&daemon, &anew, "disk");
     until_held(&daemon, [0, 0, 4]);

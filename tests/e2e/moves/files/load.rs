@@ -1,4 +1,4 @@
-//! Files that are loaded: one that never changes is what its allocation has below the device.
+//! Files that are loaded: an immutable one is the backing of its allocation.
 
 use std::{
     fs::{self, File},
@@ -20,10 +20,10 @@ use crate::moves::{
 };
 use crate::pressure::{MEASURED, metric};
 
-/// What the files of models have before their weights.
+/// Bytes before the weights in the files of models.
 pub(crate) const HEADER: u64 = 1000;
 
-/// A folder of models that is the test's, beside the daemon's home.
+/// A folder of models beside the daemon's home.
 pub(crate) struct Models {
     folder: tempfile::TempDir,
 }
@@ -37,7 +37,7 @@ impl Models {
         fs::canonicalize(self.folder.path()).unwrap()
     }
 
-    /// A file with a header, and so many bytes of weights behind it.
+    /// A file with a header and this many bytes of weights behind it.
     pub(crate) fn model(&self, name: &str, size: u64) -> (PathBuf, Vec<u8>) {
         let (path, weights) = (self.path().join(name), content(size, 7));
         fs::write(&path, [&vec![0xee; usize::try_from(HEADER).unwrap()], &weights[..]].concat()).unwrap();
@@ -54,19 +54,19 @@ pub(crate) fn load(client: &Client, path: &Path) -> Result<Sealed, Error> {
     client.load(path, HEADER, request().unpinned())
 }
 
-/// All there is, in parts of 2 MiB.
+/// A request for the whole file, in parts of 2 MiB.
 pub(crate) fn request() -> AllocationRequest {
     AllocationRequest::new(Bytes::ZERO).part_size(Bytes::new(MIB_2))
 }
 
-/// Looks at every byte, a part at a time.
+/// Compares every byte, one part at a time.
 #[track_caller]
 pub(crate) fn is_intact(sealed: &Sealed, weights: &[u8]) {
     let parts = u32::try_from(weights.len().div_ceil(2 << 20)).unwrap();
     are_intact(sealed, 0..parts, weights);
 }
 
-/// The same of some parts.
+/// The same for some parts.
 #[track_caller]
 fn are_intact(sealed: &Sealed, parts: Range<u32>, weights: &[u8]) {
     for (part, should) in (0..).zip(weights.chunks(2 << 20)).filter(|(part, _)| parts.contains(part)) {
@@ -75,7 +75,7 @@ fn are_intact(sealed: &Sealed, parts: Range<u32>, weights: &[u8]) {
     }
 }
 
-/// Changes a byte of a part behind the daemon's back.
+/// Changes a byte of a part in its file.
 pub(crate) fn change(path: &Path, part: u64) {
     let file = File::options().read(true).write(true).open(path).unwrap();
     let (mut was, at) = ([0], HEADER + part * MIB_2 + 77);
@@ -87,7 +87,7 @@ pub(crate) fn change(path: &Path, part: u64) {
 #[test]
 fn a_model_larger_than_the_device_is_charged_for_its_resident_parts() {
     let models = Models::new();
-    // The last part is no whole one.
+    // The last part is shorter.
     let (path, weights) = models.model("llama", 9 * MIB_2 + 12_345);
     let daemon = Daemon::start(&node("8MiB", &models).telemetry(MEASURED));
     let client = connect(&daemon);
@@ -113,7 +113,7 @@ fn a_model_larger_than_the_device_is_charged_for_its_resident_parts() {
     );
     let table = vramctl(&daemon, &["alloc", "list"]);
     assert!(String::from_utf8_lossy(&table.stdout).contains("device+file"), "{table:?}");
-    // What an operator sends there is gone from the device at once.
+    // A part that an operator evicts to its file leaves the device at once.
     send_by_id(&daemon, &id, "disk");
     assert_eq!(tiers_of(&daemon, &id), vec!["disk"; 10]);
     until("the device has its room back", || daemon.state().charged() == 0);
@@ -184,13 +184,13 @@ fn changed_bytes_of_a_loaded_file_are_never_served() {
     let first = sealed.pin_parts(0..2, Access::Read).unwrap();
     assert!(first.as_slice().unwrap() == &weights[..4 << 20], "others are as they were");
     drop(first);
-    // Cut off, all behind that is gone.
+    // A truncated file loses every part behind its end.
     File::options().write(true).open(&path).unwrap().set_len(HEADER + MIB_2).unwrap();
     lost(2);
     lost(3);
     let log = daemon.log();
     assert!(log.contains("damaged") || log.contains("the file ends after"), "{log}");
-    // On its device it is whole yet.
+    // The part on the device is still whole.
     are_intact(&sealed, 0..1, &weights);
     drop((sealed, client));
     nothing_is_left(&daemon);
@@ -251,7 +251,7 @@ fn a_refused_load_leaves_nothing() {
     let (other, _) = elsewhere.model("llama", MIB_2);
     let told = refused(number(&File::open(&other).unwrap()), 0, 1);
     assert_eq!(told.is(Reason::FileMutable).facts["path"], other.display().to_string());
-    // What the core has to say of it is said as of any allocation.
+    // The core's refusals are those of any allocation.
     let wrong = LoadFileRequest {
         item: Some(AllocationSpec { discardable: true, size_bytes: 1, ..Default::default() }),
         ..raw(&session, number(&good), 0, 1)
@@ -261,7 +261,7 @@ fn a_refused_load_leaves_nothing() {
     assert_eq!((loaded.size_bytes, loaded.file_bytes, loaded.mapper_count), (MIB_2, MIB_2, 0));
     drop(session);
     nothing_is_left(&daemon);
-    // Where no file is loaded, every one may change.
+    // On a node without immutable paths every file may change.
     let without = Daemon::start(&Config::devices(&["16MiB"]));
     let session = RawSession::open(&without.sockets());
     session.memory.load_file(raw(&session, number(&good), 0, 1)).refused().is(Reason::FileMutable);
@@ -277,7 +277,7 @@ fn a_request_id_stands_for_one_allocation() {
     let request = LoadFileRequest { request_id: vec![5; 16], ..raw(&session, number(&file), HEADER, 0) };
     let load = || session.memory.load_file(request.clone()).ok().allocation.unwrap().allocation_id;
     let first = load();
-    // Whatever has become of the file.
+    // Even if the file has gone.
     fs::remove_file(&path).unwrap();
     assert_eq!(load(), first);
     let other = LoadFileRequest { offset_bytes: 0, ..request };
