@@ -110,9 +110,6 @@ impl Client {
     /// Loading takes as long as reading the file: the client's request timeout bounds each question whether it is
     /// done. The request's wait for room counts only if the file is copied. An [`AllocationRequest::unpinned`] one
     /// may be larger than the device.
-    ///
-    /// It takes as long as it takes to read the file: the client's request timeout is for each question whether that is done. What the
-    /// request says of waiting for room counts where the file is copied. An [`AllocationRequest::unpinned`] one may be larger than the device.
     pub fn load(
         &self,
         path: impl Into<PathBuf>,

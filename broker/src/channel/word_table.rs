@@ -10,7 +10,7 @@ use std::{
 use broker_core::Slot;
 use broker_driver::{Export, SharedFd};
 use vramd_proto::channel::{FEATURES, PROTOCOL_MAJOR, PROTOCOL_MINOR};
-use vramd_words::{Daemon, DaemonSlot, Evict, Fence, Header, Impossible, State, WriteBack, bytes_for};
+use vramd_words::{Daemon, DaemonSlot, Evict, Fence, Header, InvalidWord, State, WriteBack, bytes_for};
 
 use crate::platform::shared_memory::{SharedMemory, close_to_writers};
 
@@ -76,7 +76,7 @@ impl WordTable {
     /// Takes an eviction back. Allowed until a frame has reported it.
     pub(super) fn cancel_evict(&self, slot: Slot) {
         if let Ok(slot) = self.slot(slot) {
-            slot.take_back();
+            slot.withdraw_revoke();
         }
     }
 
@@ -106,14 +106,14 @@ impl WordTable {
         let slot = self.slot(slot)?;
         let written = slot.is_written().map_err(impossible)?;
         let (State::Resident { pins } | State::Revoking { pins }) = slot.state().map_err(impossible)? else {
-            return Ok(Use { uses: slot.touched().uses, pinned: false, written });
+            return Ok(Use { uses: slot.last_use().uses, pinned: false, written });
         };
-        Ok(Use { uses: slot.touched().uses, pinned: pins > 0, written })
+        Ok(Use { uses: slot.last_use().uses, pinned: pins > 0, written })
     }
 
     /// Reads the use counter of a slot, which also counts uses of parts that had the slot before.
     pub(crate) fn uses(&self, slot: Slot) -> Option<u32> {
-        Some(self.table.slot(slot.0)?.touched().uses)
+        Some(self.table.slot(slot.0)?.last_use().uses)
     }
 
     fn slot(&self, slot: Slot) -> Result<DaemonSlot<'_>, String> {
@@ -123,6 +123,6 @@ impl WordTable {
     }
 }
 
-fn impossible(impossible: Impossible) -> String {
+fn impossible(impossible: InvalidWord) -> String {
     format!("word table: {impossible}")
 }

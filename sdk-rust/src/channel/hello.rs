@@ -259,9 +259,9 @@ mod tests {
         for (name, fd, problem) in [
             ("none", None, "0 descriptors came with the welcome"),
             ("short", Some(table(63, PROTOCOL_MAJOR)), "Invalid argument"),
-            ("long", Some(table(65, PROTOCOL_MAJOR)), "65 slots promised, room for 64"),
+            ("long", Some(table(65, PROTOCOL_MAJOR)), "claims 65 slots and has room for 64"),
             ("roomy", Some(roomy), "has 63 slots, not 64"),
-            ("newer", Some(table(64, PROTOCOL_MAJOR + 1)), "the daemon's words are of protocol 2"),
+            ("newer", Some(table(64, PROTOCOL_MAJOR + 1)), "the word table is of protocol 2"),
         ] {
             let (frames, outcome) = opened_with(name, pinning(64), fd);
             let error = outcome.unwrap_err();

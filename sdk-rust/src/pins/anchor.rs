@@ -147,7 +147,7 @@ impl Anchor {
                 self.unpin(parts);
                 return Err(PinRefused::NeedsFrame);
             }
-            slot.touch_by(tick);
+            slot.record_use_with(tick);
             return Ok(());
         }
         self.pin_all(parts, access)
@@ -157,15 +157,15 @@ impl Anchor {
         let slot = |index| Some((self.words.slot(self.slot(index)?)?, access));
         let slots: Vec<_> = parts.clone().map(slot).collect::<Option<_>>().ok_or(PinRefused::NeedsFrame)?;
         if let Err(refused) = pin_set(&slots) {
-            self.session.table().wake_if(refused.then == Unpinned::WakeWorker);
-            return Err(refused.why);
+            self.session.table().wake_if(refused.unpinned == Unpinned::WakeWorker);
+            return Err(refused.reason);
         }
         if self.has_lost_slots() {
             self.unpin(parts);
             return Err(PinRefused::NeedsFrame);
         }
         let tick = tick();
-        slots.iter().for_each(|(slot, _)| slot.touch(tick));
+        slots.iter().for_each(|(slot, _)| slot.record_use(tick));
         Ok(())
     }
 

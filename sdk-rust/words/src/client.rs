@@ -1,11 +1,12 @@
-//! The view of the threads that use memory: pin, unpin, touch. No call here waits, and none makes a system call.
+//! The view of the threads that use memory: pin, unpin, record a use. No call here waits, and none makes a system
+//! call.
 
 use core::fmt;
 
 use crate::header::Header;
+use crate::last_use::LastUse;
 use crate::sync::AtomicU64;
 use crate::table::{Slot, Table};
-use crate::touch::Touch;
 use crate::word::{Access, NotPinned, PinRefused};
 
 /// The table as any thread of the client sees it.
@@ -20,23 +21,23 @@ pub struct ClientSlot<'a> {
     slot: Slot<'a>,
 }
 
-/// What an unpin left to do.
+/// The follow-up of an unpin.
 #[must_use = "the last unpin under a revoke must wake the worker"]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unpinned {
-    /// Nothing: nobody waits for this pin to end.
+    /// Nothing: no revoke waits for this pin to end.
     Done,
-    /// The daemon wants the part back and this was the last pin: wake the worker.
+    /// The daemon is revoking the part and this was the last pin: wake the worker.
     WakeWorker,
 }
 
-/// A set of pins that was not taken; those already there were given back.
+/// A pin set that was refused; pins already taken were released.
 #[must_use = "giving back may have been the last unpin under a revoke, which must wake the worker"]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SetRefused {
-    pub why: PinRefused,
-    /// What the giving back left to do.
-    pub then: Unpinned,
+    pub reason: PinRefused,
+    /// The follow-up of releasing those pins.
+    pub unpinned: Unpinned,
 }
 
 impl<S: AsRef<[AtomicU64]>> Client<S> {
@@ -58,53 +59,53 @@ impl<S> Client<S> {
 }
 
 impl ClientSlot<'_> {
-    /// Until the unpin, the part stays where it is.
+    /// Pins the part: until the unpin it stays where it is.
     #[inline]
     pub fn pin(self, access: Access) -> Result<(), PinRefused> {
-        self.slot.take(|word| word.pin(access)).map(drop)
+        self.slot.update(|word| word.pin(access)).map(drop)
     }
 
     #[inline]
     pub fn unpin(self) -> Result<Unpinned, NotPinned> {
-        let (_, new) = self.slot.take(|word| word.unpin())?;
+        let (_, new) = self.slot.update(|word| word.unpin())?;
         Ok(if new.is_free_to_unmap() { Unpinned::WakeWorker } else { Unpinned::Done })
     }
 
-    /// Tells policies that the part is in use, at the tick of a coarse clock.
-    pub fn touch(self, tick: u32) {
-        Touch::record(self.slot.touch, tick);
+    /// Records a use of the part, at the tick of a coarse clock, for the daemon's harvest.
+    pub fn record_use(self, tick: u32) {
+        LastUse::record(self.slot.last_use, tick);
     }
 
-    /// The same, for who would have to read the clock for it: that is done at every eighth use.
+    /// Records a use, and reads the clock only at every eighth one.
     #[inline]
-    pub fn touch_by(self, clock: impl FnOnce() -> u32) {
-        Touch::record_seldom(self.slot.touch, clock);
+    pub fn record_use_with(self, clock: impl FnOnce() -> u32) {
+        LastUse::record_seldom(self.slot.last_use, clock);
     }
 }
 
-/// Pins all of these, or none: two sets that each hold half would wait for one another.
+/// Pins all parts, or none: two sets that each hold half would wait for each other.
 ///
-/// A part that was pinned for writing and given back stays marked as written, which costs a copy and loses nothing.
+/// A part that was pinned for writing and released stays marked as written, which costs a copy and loses nothing.
 pub fn pin_set(parts: &[(ClientSlot<'_>, Access)]) -> Result<(), SetRefused> {
     for (taken, (part, access)) in parts.iter().enumerate() {
-        if let Err(why) = part.pin(*access) {
-            return Err(SetRefused { why, then: give_back(&parts[..taken]) });
+        if let Err(reason) = part.pin(*access) {
+            return Err(SetRefused { reason, unpinned: unpin_all(&parts[..taken]) });
         }
     }
     Ok(())
 }
 
-fn give_back(parts: &[(ClientSlot<'_>, Access)]) -> Unpinned {
-    let mut then = Unpinned::Done;
+fn unpin_all(parts: &[(ClientSlot<'_>, Access)]) -> Unpinned {
+    let mut unpinned = Unpinned::Done;
     for (part, _) in parts {
         match part.unpin() {
             Ok(Unpinned::Done) => {}
-            Ok(Unpinned::WakeWorker) => then = Unpinned::WakeWorker,
-            // Somebody else's unpin too many ended ours; it is as good as given back.
+            Ok(Unpinned::WakeWorker) => unpinned = Unpinned::WakeWorker,
+            // A surplus unpin elsewhere in this process ended this pin; it counts as released.
             Err(NotPinned::NoPins | NotPinned::Forked) => {}
         }
     }
-    then
+    unpinned
 }
 
 impl fmt::Debug for ClientSlot<'_> {
@@ -115,7 +116,7 @@ impl fmt::Debug for ClientSlot<'_> {
 
 impl fmt::Display for SetRefused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.why.fmt(f)
+        self.reason.fmt(f)
     }
 }
 

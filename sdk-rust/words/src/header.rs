@@ -1,8 +1,8 @@
-//! The first 64 bytes of a table: what it is, and whether both sides mean the same by it.
+//! The header: the first 64 bytes of a table, by which both sides check that they mean the same.
 //!
-//! An SDK lives in its clients' images and outlasts daemons. So the header says which protocol the daemon speaks, and an
-//! SDK of another major leaves the table alone. It carries no checksum: the session's own process can write to it, and
-//! so could mend the sum.
+//! An SDK lives in its clients' images and outlives daemons. So the header names the daemon's protocol, and an SDK of
+//! another major leaves the table alone. It has no checksum: the session's own process can write to it, and could
+//! correct the sum too.
 //!
 //! ```text
 //!  word 0 magic │ 1 major << 32 | minor │ 2 feature bits │ 3 slots │ 4 to 7 zero
@@ -17,13 +17,13 @@ pub const MAGIC: u64 = u64::from_ne_bytes(*b"VRAMDWRD");
 /// The words of a header: 64 bytes.
 pub const HEADER_WORDS: usize = 8;
 
-/// What the daemon says of a table.
+/// The daemon's description of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     /// The version of the protocol, as in `hello`.
     pub major: u32,
     pub minor: u32,
-    /// What the daemon can do, as in `hello`.
+    /// The daemon's features, as in `hello`.
     pub features: u64,
     /// How many parts the session can map at once.
     pub slots: u32,
@@ -36,7 +36,7 @@ pub enum OpenError {
     Magic(u64),
     /// A protocol that this SDK doesn't know.
     Major { ours: u32, theirs: u32 },
-    /// The header promises more slots than there is memory for, or more than can be counted.
+    /// The header promises more slots than fit in the memory, or than can be counted.
     Slots { promised: u64, room: usize },
 }
 
@@ -74,11 +74,15 @@ impl Header {
 impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            OpenError::Magic(found) => write!(f, "not a table of words: it starts with {found:#x}"),
-            OpenError::Major { ours, theirs } => {
-                write!(f, "the daemon's words are of protocol {theirs}, ours of {ours}")
+            OpenError::Magic(found) => {
+                write!(f, "not a word table: it starts with {found:#x}, not with {MAGIC:#x}")
             }
-            OpenError::Slots { promised, room } => write!(f, "{promised} slots promised, room for {room}"),
+            OpenError::Major { ours, theirs } => {
+                write!(f, "the word table is of protocol {theirs}, and this SDK speaks {ours}")
+            }
+            OpenError::Slots { promised, room } => {
+                write!(f, "the word table claims {promised} slots and has room for {room}")
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
-//! A table in memory: a header, then two words a slot, every access within bounds.
+//! A table in memory: a header, then two words a slot. Every access is within bounds.
 //!
-//! The memory is the caller's: a mapped memfd behind whatever owns the mapping, or a plain slice. The daemon lays a
-//! table out with [`Daemon::create`](crate::Daemon::create); a client opens it with [`open`], once a session.
+//! The memory is the caller's: a mapped memfd behind its owner, or a plain slice. The daemon lays a table out with
+//! [`Daemon::create`](crate::Daemon::create); a client opens it with [`open`], once a session.
 
 use core::fmt;
 
@@ -11,27 +11,27 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::word::Word;
 use crate::worker::Worker;
 
-/// Slots of a table unless configured: the parts that one session can map at once. Untouched ones take no memory.
+/// The default number of slots: the parts that one session can map at once. Untouched slots take no memory.
 pub const DEFAULT_SLOTS: u32 = 65_536;
 /// The words of one slot.
 pub const SLOT_WORDS: usize = 2;
 
-/// The bytes that a table of so many slots takes.
+/// The bytes of a table with that many slots.
 pub const fn bytes_for(slots: u32) -> u64 {
     (HEADER_WORDS as u64 + SLOT_WORDS as u64 * slots as u64) * 8
 }
 
-/// The memory that was handed in can't hold the table.
+/// The given memory cannot hold the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooSmall {
     pub needed_bytes: u64,
     pub bytes: u64,
 }
 
-/// The client's two views of a table whose header is good: for the threads that call, and for the one that maps. There is
-/// one worker a process, so it can't be copied; `major` is the protocol that this SDK speaks.
+/// Checks the header, and returns the client's two views of the table: for the threads that pin, and for the one that
+/// maps. A process has one worker, so it cannot be copied. `major` is the protocol that this SDK speaks.
 ///
-/// `words` must give the same memory each time that it is asked: a slice, or an `Arc` of what owns the mapping.
+/// `words` must return the same memory each time: a slice, or an `Arc` of the owner of the mapping.
 pub fn open<S>(words: S, major: u32) -> Result<(Client<S>, Worker<S>), OpenError>
 where
     S: AsRef<[AtomicU64]> + Clone,
@@ -44,7 +44,7 @@ where
 #[derive(Clone)]
 pub(crate) struct Table<S> {
     words: S,
-    /// As it was when the table was made or opened: what the memory says later is of no interest.
+    /// As it was when the table was made or opened; later values in the memory are ignored.
     header: Header,
 }
 
@@ -65,7 +65,7 @@ impl<S: AsRef<[AtomicU64]>> Table<S> {
         }
         let at = HEADER_WORDS + SLOT_WORDS * index as usize;
         match self.words.as_ref().get(at..at + SLOT_WORDS)? {
-            [state, touch] => Some(Slot { state, touch }),
+            [state, last_use] => Some(Slot { state, last_use }),
             _ => None,
         }
     }
@@ -81,19 +81,20 @@ impl<S> Table<S> {
 #[derive(Clone, Copy)]
 pub(crate) struct Slot<'a> {
     pub(crate) state: &'a AtomicU64,
-    pub(crate) touch: &'a AtomicU64,
+    pub(crate) last_use: &'a AtomicU64,
 }
 
 impl Slot<'_> {
     #[inline]
-    pub(crate) fn look(self) -> Word {
+    pub(crate) fn load(self) -> Word {
         Word::from_raw(self.state.load(Ordering::Acquire))
     }
 
-    /// Takes `step` as one atomic change, as often as the word moves meanwhile. The word before and after, or the refusal.
+    /// Applies `step` as one atomic change, and retries while the word changes meanwhile. Returns the word before and
+    /// after, or the refusal.
     #[inline]
-    pub(crate) fn take<E>(self, step: impl Fn(Word) -> Result<Word, E>) -> Result<(Word, Word), E> {
-        let mut old = self.look();
+    pub(crate) fn update<E>(self, step: impl Fn(Word) -> Result<Word, E>) -> Result<(Word, Word), E> {
+        let mut old = self.load();
         loop {
             let new = step(old)?;
             let taken =
@@ -109,7 +110,7 @@ impl Slot<'_> {
         Word::from_raw(self.state.fetch_or(bits, Ordering::AcqRel))
     }
 
-    pub(crate) fn keep(self, bits: u64) -> Word {
+    pub(crate) fn mask(self, bits: u64) -> Word {
         Word::from_raw(self.state.fetch_and(bits, Ordering::AcqRel))
     }
 }
@@ -122,13 +123,13 @@ impl<S> fmt::Debug for Table<S> {
 
 impl fmt::Debug for Slot<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}, {:?}", self.look(), crate::Touch::load(self.touch))
+        write!(f, "{:?}, {:?}", self.load(), crate::LastUse::load(self.last_use))
     }
 }
 
 impl fmt::Display for TooSmall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a table of {} bytes does not fit into {}", self.needed_bytes, self.bytes)
+        write!(f, "the word table needs {} bytes, and the memory has {}", self.needed_bytes, self.bytes)
     }
 }
 

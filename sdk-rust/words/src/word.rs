@@ -1,7 +1,7 @@
-//! The first word of a slot as a value: what it can mean, and each step it can take.
+//! The first word of a slot as a value: its meanings, and its transitions.
 //!
-//! Pure, so that a step can be read, tested and refused without a thread in sight. The views retry a step until the
-//! word has not changed under it.
+//! Pure, so that a step can be read, tested and refused without threads. The views retry a step until the word has
+//! not changed under it.
 
 use core::fmt;
 
@@ -12,28 +12,28 @@ const REVOKE: u64 = 1 << 26;
 const UNMAPPING: u64 = 1 << 27;
 const FORKED: u64 = 1 << 63;
 
-/// What a pin is for.
+/// The access of a pin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     Read,
-    /// Marks the part as written from now on, used or not: a copy that is older is no copy any more.
+    /// Marks the part as written from now on, even if no byte is written: an older copy is no longer valid.
     Write,
 }
 
-/// What a word says, if an honest client and this daemon wrote it.
+/// The meaning of a word that an honest client and the daemon made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// Not mapped in this session.
     Absent,
-    /// Mapped, and nobody wants it back.
+    /// Mapped, and not being revoked.
     Resident { pins: u32 },
-    /// Mapped, asked back, and not yet given.
+    /// Mapped, being revoked, and not yet unmapped.
     Revoking { pins: u32 },
-    /// Being unmapped, or stuck there since the driver refused.
+    /// Being unmapped, or stuck there because the driver refused.
     Unmapping,
 }
 
-/// The calls of this process that wait for one part now, and get their pins with its mapping.
+/// The calls of this process that wait for one part; they get their pins when it is mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Waiting {
     pub readers: u32,
@@ -43,11 +43,11 @@ pub struct Waiting {
 /// Why a pin was not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PinRefused {
-    /// Not mapped, or wanted back: ask with a `pin` frame.
+    /// Not mapped, or being revoked: send a `pin` frame.
     NeedsFrame,
-    /// As many pins as a word can count.
+    /// The word has as many pins as it can count.
     Saturated,
-    /// This is a forked child: the parent's memory is not here.
+    /// This is a forked child, which does not have the parent's memory.
     Forked,
 }
 
@@ -63,20 +63,20 @@ pub enum NotPinned {
 /// Why the worker may not unmap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotUnmappable {
-    /// Still in use: the last unpin under a revoke wakes the worker.
+    /// Still pinned: the last unpin under a revoke wakes the worker.
     Pinned,
-    /// Unmapped already, or about to be: the answer is on its way.
+    /// Unmapped already, or about to be: the report is on its way.
     Leaving,
-    /// Nobody asked for it back. After a `revoke` frame this is the daemon's breach of the protocol.
+    /// Not revoked. After a `revoke` frame this is the daemon's breach of the protocol.
     NotRevoked,
 }
 
 /// Why a word could not become mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotMappable {
-    /// Not absent, so a `map` frame that came for it is the daemon's breach of the protocol.
+    /// Not absent, so its `map` frame is the daemon's breach of the protocol.
     NotAbsent(Word),
-    /// More calls wait than a word can count; the word is as it was.
+    /// More calls wait than a word can count; the word is unchanged.
     Saturated,
 }
 
@@ -85,9 +85,10 @@ pub enum NotMappable {
 pub struct Word(u64);
 
 impl Word {
-    /// What stands in every word of the page that the SDK maps over its table in a forked child. No daemon ever sees it.
+    /// The value of every word of the page that the SDK maps over its table in a forked child. No daemon ever sees
+    /// it.
     pub const FORKED: Word = Word(FORKED);
-    /// The most pins that a word can count.
+    /// The largest number of pins that a word can count.
     pub const PINS_MAX: u32 = (1 << 24) - 1;
 
     #[inline]
@@ -113,7 +114,7 @@ impl Word {
         self.has(REVOKE)
     }
 
-    /// The meaning of this word, or `None` where no honest client and no step of this crate leads to it.
+    /// The meaning of this word, or `None` if no honest client and no step of this crate leads to it.
     pub const fn state(self) -> Option<State> {
         let pins = self.pins();
         match self.0 & !PINS & !WRITTEN {
@@ -125,7 +126,7 @@ impl Word {
         }
     }
 
-    /// One more pin: for a mapped word that nobody wants back, or that others hold against who does.
+    /// Adds a pin: to a mapped word that is not being revoked, or that other pins keep mapped during a revoke.
     #[inline]
     pub fn pin(self, access: Access) -> Result<Word, PinRefused> {
         self.pin_all(match access {
@@ -134,7 +135,7 @@ impl Word {
         })
     }
 
-    /// The same for several calls at once.
+    /// Adds the pins of several calls at once.
     #[inline]
     pub fn pin_all(self, calls: Waiting) -> Result<Word, PinRefused> {
         if self == Word::FORKED {
@@ -146,7 +147,7 @@ impl Word {
         self.with_calls(calls).ok_or(PinRefused::Saturated)
     }
 
-    /// One pin less.
+    /// Removes a pin.
     #[inline]
     pub fn unpin(self) -> Result<Word, NotPinned> {
         match self.pins() {
@@ -156,13 +157,13 @@ impl Word {
         }
     }
 
-    /// Whether this is what the last unpin leaves behind when the worker waits to unmap.
+    /// Whether the last unpin leaves this word, so that the worker can unmap.
     #[inline]
     pub const fn is_free_to_unmap(self) -> bool {
         self.has(REVOKE) && self.pins() == 0
     }
 
-    /// From absent to mapped, with a pin for each call that waits. What was written before stays written.
+    /// Turns absent into mapped, with a pin for each waiting call. WRITTEN stays as it was.
     pub fn map(self, waiting: Waiting) -> Result<Word, NotMappable> {
         if self.state() != Some(State::Absent) {
             return Err(NotMappable::NotAbsent(self));
@@ -178,7 +179,7 @@ impl Word {
         self.unmap()
     }
 
-    /// The worker's first step on its own account, revoked or not.
+    /// The worker's first step at the program's request, revoked or not.
     pub fn unmap(self) -> Result<Word, NotUnmappable> {
         match (self.has(MAPPED), self.pins()) {
             (false, _) => Err(NotUnmappable::Leaving),
@@ -187,12 +188,12 @@ impl Word {
         }
     }
 
-    /// The daemon's write-back: not written from here on, if it is resident and nobody can be writing.
+    /// The first step of the daemon's write-back: clears WRITTEN if the word is resident without pins.
     pub fn begin_write_back(self) -> Option<Word> {
         (self.state() == Some(State::Resident { pins: 0 })).then_some(Word(self.0 & !WRITTEN))
     }
 
-    /// The daemon's last look at an absent word: not written from here on.
+    /// The daemon's last step on an absent word: clears WRITTEN.
     pub fn collect(self) -> Option<Word> {
         (self.state() == Some(State::Absent)).then_some(Word(self.0 & !WRITTEN))
     }
@@ -210,7 +211,7 @@ impl Word {
     }
 }
 
-/// The bits that an unconditional step sets or leaves.
+/// The bits that unconditional steps set or keep.
 pub(crate) mod bits {
     pub(crate) const REVOKE: u64 = super::REVOKE;
     pub(crate) const WRITTEN: u64 = super::WRITTEN;
@@ -237,8 +238,8 @@ impl fmt::Debug for Word {
 impl fmt::Display for PinRefused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            PinRefused::NeedsFrame => "not mapped, or wanted back",
-            PinRefused::Saturated => "as many pins as a word can count",
+            PinRefused::NeedsFrame => "not mapped, or being revoked: ask the daemon by a pin frame",
+            PinRefused::Saturated => "the word has as many pins as it can count",
             PinRefused::Forked => "a forked child has no mappings",
         })
     }
@@ -248,7 +249,7 @@ impl fmt::Display for NotPinned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             NotPinned::NoPins => "more unpins than pins",
-            NotPinned::Forked => "the pin is the parent's",
+            NotPinned::Forked => "the pin belongs to the parent process",
         })
     }
 }
@@ -257,7 +258,7 @@ impl fmt::Display for NotUnmappable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             NotUnmappable::Pinned => "still pinned",
-            NotUnmappable::Leaving => "unmapped already",
+            NotUnmappable::Leaving => "already unmapped or being unmapped",
             NotUnmappable::NotRevoked => "not revoked",
         })
     }
@@ -267,7 +268,7 @@ impl fmt::Display for NotMappable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NotMappable::NotAbsent(word) => write!(f, "not absent: {word:?}"),
-            NotMappable::Saturated => f.write_str("more calls than a word can count"),
+            NotMappable::Saturated => f.write_str("more calls wait than the word can count"),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The view of the SDK's worker, the one thread of a client that maps and unmaps.
 //!
-//! It acts on frames, never on a word alone: a REVOKE without a frame may be taken back at any moment, and a frame once
-//! sent never is. So on a `revoke` frame it calls [`WorkerSlot::begin_unmap_revoked`], and after
+//! It acts on frames, never on a word alone: a REVOKE without a frame may be withdrawn at any moment, but not one
+//! whose frame was sent. So on a `revoke` frame it calls [`WorkerSlot::begin_unmap_revoked`], and after
 //! [`NotUnmappable::Pinned`] again at each wake.
 
 use core::fmt;
@@ -10,7 +10,7 @@ use crate::sync::AtomicU64;
 use crate::table::{Slot, Table};
 use crate::word::{NotMappable, NotUnmappable, PinRefused, Waiting, bits};
 
-/// The table as the worker sees it. There is one, so it can't be cloned.
+/// The table as the worker sees it. A process has one, so it cannot be cloned.
 #[derive(Debug)]
 pub struct Worker<S> {
     table: Table<S>,
@@ -22,9 +22,9 @@ pub struct WorkerSlot<'a> {
     slot: Slot<'a>,
 }
 
-/// A word in the state *unmapping*: nobody can pin, so the mapping can go.
+/// A word in the state *unmapping*: no thread can pin, so the part can be unmapped.
 ///
-/// Dropped without [`Unmapping::finish`] the word stays as it is, which is right where the driver refused to unmap: the
+/// Dropped without [`Unmapping::finish`], the word stays as it is. That is right if the driver refused to unmap: the
 /// worker then closes the channel.
 #[must_use = "unmap, then finish"]
 pub struct Unmapping<'a> {
@@ -45,40 +45,41 @@ impl<S> Worker<S> {
 }
 
 impl<'a> WorkerSlot<'a> {
-    /// The part is mapped and accessible: says so, with a pin for each call that *still* waits, so that nothing can
-    /// revoke it between this and the caller's use. Answer `mapped` then.
+    /// Marks the part as mapped and accessible, with a pin for each call that *still* waits, so that no revoke fits
+    /// between this and the caller's use. Report `mapped` then.
     pub fn set_mapped(self, waiting: Waiting) -> Result<(), NotMappable> {
-        self.slot.take(|word| word.map(waiting)).map(drop)
+        self.slot.update(|word| word.map(waiting)).map(drop)
     }
 
-    /// The daemon says that a part which calls wait for is still mapped here: pins it for those that *still* wait.
-    /// Refused with [`PinRefused::NeedsFrame`] it was wanted back meanwhile: ask again.
+    /// Pins a part for the calls that *still* wait, after the daemon's answer that it is still mapped here.
+    /// [`PinRefused::NeedsFrame`] means that it was revoked meanwhile: send another frame.
     pub fn pin_waiting(self, waiting: Waiting) -> Result<(), PinRefused> {
-        self.slot.take(|word| word.pin_all(waiting)).map(drop)
+        self.slot.update(|word| word.pin_all(waiting)).map(drop)
     }
 
-    /// A `revoke` frame came. [`NotUnmappable::Leaving`] drops it: the answer is on its way.
+    /// Begins an unmap after a `revoke` frame. [`NotUnmappable::Leaving`] drops the frame: the report is on its way.
     pub fn begin_unmap_revoked(self) -> Result<Unmapping<'a>, NotUnmappable> {
-        self.slot.take(|word| word.unmap_revoked()).map(|_| Unmapping { slot: self.slot })
+        self.slot.update(|word| word.unmap_revoked()).map(|_| Unmapping { slot: self.slot })
     }
 
-    /// The client itself gives the part back: freed, detached or to be sealed.
+    /// Begins an unmap at the program's request: freed, detached or to be sealed.
     pub fn begin_unmap(self) -> Result<Unmapping<'a>, NotUnmappable> {
-        self.slot.take(|word| word.unmap()).map(|_| Unmapping { slot: self.slot })
+        self.slot.update(|word| word.unmap()).map(|_| Unmapping { slot: self.slot })
     }
 
-    /// The channel has ended: no frame will follow, so nothing moves, and what is mapped stays usable. Call it for
-    /// every slot, and again where a pin still finds a revoke: the daemon may not have noticed yet.
+    /// Clears REVOKE after the end of the channel: no frame will follow, so nothing moves, and mapped parts stay
+    /// usable. Call it for every slot, and again if a pin still finds a revoke: the daemon may not have noticed the
+    /// end yet.
     pub fn forget_revoke(self) {
-        self.slot.keep(!bits::REVOKE);
+        self.slot.mask(!bits::REVOKE);
     }
 }
 
 impl Unmapping<'_> {
-    /// The mapping is gone. Whether the part was written goes into the `unmapped` frame.
+    /// Ends the unmap. Returns whether the part was written, for the `unmapped` frame.
     #[must_use = "the `unmapped` frame carries it"]
     pub fn finish(self) -> bool {
-        self.slot.keep(bits::WRITTEN).is_written()
+        self.slot.mask(bits::WRITTEN).is_written()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Random steps of all sides, one at a time, against an oracle that knows no bits: the words must say what it says.
 //!
-//! What threads do to each other is the model's business (`tests/loom`); this one finds a step that is wrong by itself,
-//! in orders that nobody thought of. A seed is a walk.
+//! The model (`tests/loom`) covers threads; this test finds a step that is wrong by itself, in random orders. A seed
+//! is a walk.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ const SEEDS: u64 = 2_000;
 const STEPS: u32 = 200;
 const SLOTS: u32 = 2;
 
-/// One part, in words that a person would use.
+/// One part, described without bits.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Part {
     mapped: bool,
@@ -215,7 +215,7 @@ impl Walk {
                 break;
             }
         }
-        assert_eq!(taken.map_err(|refused| refused.why), expected);
+        assert_eq!(taken.map_err(|refused| refused.reason), expected);
     }
 
     fn check(&self) {
@@ -227,7 +227,7 @@ impl Walk {
 }
 
 #[test]
-fn every_order_of_steps_agrees_with_the_oracle() {
+fn random_steps_agree_with_the_oracle() {
     for seed in 0..SEEDS {
         let walked = std::panic::catch_unwind(|| {
             let mut walk = Walk::new(seed);
@@ -241,7 +241,7 @@ fn every_order_of_steps_agrees_with_the_oracle() {
 }
 
 #[test]
-fn the_walks_come_by_every_state() {
+fn walks_reach_every_state() {
     let mut seen = std::collections::BTreeSet::new();
     for seed in 0..SEEDS {
         let mut walk = Walk::new(seed);

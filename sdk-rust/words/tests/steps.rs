@@ -118,7 +118,7 @@ maxMR    Revoking { pins: max } full     full     full     max-1MR  no       no 
 ";
 
 #[test]
-fn what_no_honest_client_makes_has_no_state() {
+fn invalid_words_have_no_state() {
     let impossible = [
         1,
         MAX,
@@ -138,7 +138,7 @@ fn what_no_honest_client_makes_has_no_state() {
 }
 
 #[test]
-fn more_calls_than_a_word_can_count_are_refused_without_a_trace() {
+fn calls_beyond_the_counter_are_refused_unchanged() {
     let over = [
         Waiting { readers: Word::PINS_MAX, writers: 1 },
         Waiting { readers: u32::MAX, writers: u32::MAX },
@@ -153,7 +153,7 @@ fn more_calls_than_a_word_can_count_are_refused_without_a_trace() {
 }
 
 #[test]
-fn a_word_prints_what_it_says_and_what_it_should_not() {
+fn word_prints_its_bits_and_its_unknown_bits() {
     assert_eq!(format!("{:?}", Word::from_raw(MAPPED | REVOKE | 3)), "3 pins MAPPED REVOKE");
     assert_eq!(format!("{:?}", Word::from_raw(WRITTEN | 1 << 40)), "0 pins WRITTEN and 0x10000000000");
 }

@@ -13,7 +13,7 @@ fn memory(words: usize) -> Vec<AtomicU64> {
 }
 
 #[test]
-fn the_header_is_64_bytes_that_say_what_follows() {
+fn header_is_64_bytes_that_describe_the_table() {
     let memory = memory(HEADER_WORDS + 4);
     Daemon::create(&memory[..], HEADER).unwrap();
     let words: Vec<u64> = memory.iter().map(|word| word.load(Ordering::SeqCst)).collect();
@@ -22,7 +22,7 @@ fn the_header_is_64_bytes_that_say_what_follows() {
 }
 
 #[test]
-fn a_client_reads_what_the_daemon_wrote() {
+fn client_reads_the_header_of_the_daemon() {
     let memory = memory(HEADER_WORDS + 4);
     Daemon::create(&memory[..], HEADER).unwrap();
     let (client, _) = open(&memory[..], 3).unwrap();
@@ -30,26 +30,26 @@ fn a_client_reads_what_the_daemon_wrote() {
 }
 
 #[test]
-fn a_default_table_takes_a_mebibyte_and_its_header() {
+fn default_table_takes_a_mebibyte_and_its_header() {
     assert_eq!(bytes_for(DEFAULT_SLOTS), 64 + (1 << 20));
     assert_eq!(bytes_for(0), 64);
 }
 
 #[test]
-fn memory_that_is_too_small_is_refused_before_it_is_written() {
+fn memory_that_is_too_small_is_refused_unwritten() {
     let memory = memory(HEADER_WORDS + 3);
     assert_eq!(Daemon::create(&memory[..], HEADER).unwrap_err(), TooSmall { needed_bytes: 96, bytes: 88 });
     assert!(memory.iter().all(|word| word.load(Ordering::SeqCst) == 0));
 }
 
 #[test]
-fn what_is_no_table_is_not_opened() {
+fn memory_without_a_table_is_not_opened() {
     assert_eq!(open(&memory(0)[..], 3).unwrap_err(), OpenError::Magic(0));
     assert_eq!(open(&memory(99)[..], 3).unwrap_err(), OpenError::Magic(0));
 }
 
 #[test]
-fn another_major_is_refused_with_both_numbers_and_another_minor_is_not() {
+fn only_another_major_is_refused_with_both_numbers() {
     let memory = memory(HEADER_WORDS + 4);
     Daemon::create(&memory[..], HEADER).unwrap();
     assert_eq!(open(&memory[..], 2).unwrap_err(), OpenError::Major { ours: 2, theirs: 3 });
@@ -58,7 +58,7 @@ fn another_major_is_refused_with_both_numbers_and_another_minor_is_not() {
 }
 
 #[test]
-fn a_header_that_promises_more_than_there_is_is_refused() {
+fn header_with_too_many_slots_is_refused() {
     let memory = memory(HEADER_WORDS + 5);
     Daemon::create(&memory[..], HEADER).unwrap();
     for promised in [3, u64::from(u32::MAX), 1 << 32, u64::MAX] {
@@ -68,7 +68,7 @@ fn a_header_that_promises_more_than_there_is_is_refused() {
 }
 
 #[test]
-fn no_side_reaches_beyond_the_last_slot() {
+fn no_view_reaches_beyond_the_last_slot() {
     // There is memory behind the second slot, and it is not the table's.
     let memory = memory(HEADER_WORDS + 8);
     let daemon = Daemon::create(&memory[..], HEADER).unwrap();
@@ -82,7 +82,7 @@ fn no_side_reaches_beyond_the_last_slot() {
 }
 
 #[test]
-fn what_a_client_writes_into_the_header_later_moves_no_bound() {
+fn later_write_to_the_header_moves_no_bound() {
     let memory = memory(HEADER_WORDS + 8);
     let daemon = Daemon::create(&memory[..], HEADER).unwrap();
     memory[3].store(4, Ordering::SeqCst);

@@ -1,11 +1,10 @@
-//! What each side sees of a table, and what its steps leave in memory.
+//! The view of each side of a table, and the effect of its steps on memory.
 
 use std::sync::Arc;
 
 use vramd_words::{
-    Access, AtomicU64, Client, Daemon, Evict, Fence, HEADER_WORDS, Header, Impossible, NotMappable,
-    NotPinned, NotUnmappable, PinRefused, State, Touch, Unpinned, Waiting, Word, Worker, WriteBack, open,
-    pin_set,
+    Access, AtomicU64, Client, Daemon, Evict, Fence, HEADER_WORDS, Header, InvalidWord, LastUse, NotMappable,
+    NotPinned, NotUnmappable, PinRefused, State, Unpinned, Waiting, Word, Worker, WriteBack, open, pin_set,
 };
 
 type Memory = Arc<[AtomicU64]>;
@@ -35,7 +34,7 @@ impl Sides {
         Sides { memory, daemon, client, worker }
     }
 
-    /// With slot 0 as it says.
+    /// Sets slot 0 to a state.
     fn with(word: u64) -> Sides {
         let sides = Sides::new();
         sides.poke(word);
@@ -52,7 +51,7 @@ impl Sides {
 }
 
 #[test]
-fn a_part_goes_round_through_all_its_states() {
+fn part_passes_through_all_its_states() {
     let sides = Sides::new();
     let (daemon, client, worker) =
         (sides.daemon.slot(0).unwrap(), sides.client.slot(0).unwrap(), sides.worker.slot(0).unwrap());
@@ -77,7 +76,7 @@ fn a_part_goes_round_through_all_its_states() {
 }
 
 #[test]
-fn an_evict_leaves_a_revoke_only_where_nobody_pins() {
+fn evict_sets_revoke_only_without_pins() {
     let cases = [
         (MAPPED, Evict::Revoked, MAPPED | REVOKE),
         (MAPPED | WRITTEN, Evict::Revoked, MAPPED | WRITTEN | REVOKE),
@@ -94,7 +93,7 @@ fn an_evict_leaves_a_revoke_only_where_nobody_pins() {
 }
 
 #[test]
-fn a_fence_leaves_a_revoke_on_all_that_is_mapped() {
+fn fence_sets_revoke_on_every_mapped_part() {
     let cases = [
         (MAPPED, Fence::Revoked { pins: 0 }, MAPPED | REVOKE),
         (MAPPED | 7, Fence::Revoked { pins: 7 }, MAPPED | REVOKE | 7),
@@ -109,11 +108,11 @@ fn a_fence_leaves_a_revoke_on_all_that_is_mapped() {
 }
 
 #[test]
-fn an_impossible_word_is_told_from_every_side_and_left_as_it_was() {
+fn invalid_word_is_reported_and_left_unchanged() {
     for word in [1, MAPPED | UNMAPPING, 1 << 40, REVOKE, Word::FORKED.raw()] {
         let sides = Sides::with(word);
         let slot = sides.daemon.slot(0).unwrap();
-        let impossible = Impossible(Word::from_raw(word));
+        let impossible = InvalidWord(Word::from_raw(word));
         assert_eq!(slot.revoke_to_evict(), Err(impossible));
         assert_eq!(slot.revoke_to_fence(), Err(impossible));
         assert_eq!(slot.begin_write_back(), Err(impossible));
@@ -125,16 +124,16 @@ fn an_impossible_word_is_told_from_every_side_and_left_as_it_was() {
 }
 
 #[test]
-fn a_second_revoke_means_that_somebody_else_set_the_first() {
+fn second_revoke_means_that_the_client_set_the_first() {
     let sides = Sides::with(MAPPED | REVOKE);
     let slot = sides.daemon.slot(0).unwrap();
-    let impossible = Impossible(Word::from_raw(MAPPED | REVOKE));
+    let impossible = InvalidWord(Word::from_raw(MAPPED | REVOKE));
     assert_eq!((slot.revoke_to_evict(), slot.revoke_to_fence()), (Err(impossible), Err(impossible)));
     assert_eq!(sides.word(), MAPPED | REVOKE);
 }
 
 #[test]
-fn a_write_back_begins_only_on_what_nobody_uses() {
+fn write_back_begins_only_without_pins() {
     let cases = [
         (MAPPED | WRITTEN, WriteBack::Begun, MAPPED),
         (MAPPED, WriteBack::Begun, MAPPED),
@@ -158,7 +157,7 @@ fn only_an_absent_word_is_collected() {
 }
 
 #[test]
-fn what_was_written_survives_an_unmap_and_a_map() {
+fn written_mark_survives_unmap_and_map() {
     let sides = Sides::with(MAPPED | WRITTEN);
     let worker = sides.worker.slot(0).unwrap();
     assert!(worker.begin_unmap().unwrap().finish());
@@ -168,7 +167,7 @@ fn what_was_written_survives_an_unmap_and_a_map() {
 }
 
 #[test]
-fn the_worker_maps_only_what_is_absent() {
+fn worker_maps_only_absent_parts() {
     for word in [MAPPED, UNMAPPING, MAPPED | REVOKE] {
         let sides = Sides::with(word);
         let refused = NotMappable::NotAbsent(Word::from_raw(word));
@@ -178,7 +177,7 @@ fn the_worker_maps_only_what_is_absent() {
 }
 
 #[test]
-fn the_worker_pins_what_is_still_mapped_for_those_that_wait() {
+fn worker_pins_a_mapped_part_for_waiting_calls() {
     let sides = Sides::with(MAPPED);
     let worker = sides.worker.slot(0).unwrap();
     worker.pin_waiting(Waiting { readers: 2, writers: 1 }).unwrap();
@@ -188,7 +187,7 @@ fn the_worker_pins_what_is_still_mapped_for_those_that_wait() {
 }
 
 #[test]
-fn the_worker_unmaps_by_a_frame_or_by_itself() {
+fn worker_unmaps_after_a_frame_or_by_itself() {
     let sides = Sides::with(MAPPED);
     let worker = sides.worker.slot(0).unwrap();
     assert_eq!(worker.begin_unmap_revoked().unwrap_err(), NotUnmappable::NotRevoked);
@@ -201,7 +200,7 @@ fn the_worker_unmaps_by_a_frame_or_by_itself() {
 }
 
 #[test]
-fn a_revoke_that_crosses_an_unmap_leaves_nothing_behind() {
+fn revoke_that_crosses_an_unmap_leaves_no_mark() {
     let sides = Sides::with(MAPPED);
     let unmapping = sides.worker.slot(0).unwrap().begin_unmap().unwrap();
     sides.poke(sides.word() | REVOKE);
@@ -210,7 +209,7 @@ fn a_revoke_that_crosses_an_unmap_leaves_nothing_behind() {
 }
 
 #[test]
-fn where_the_driver_will_not_unmap_the_word_stays() {
+fn word_stays_unmapping_when_the_driver_refuses() {
     let sides = Sides::with(MAPPED | WRITTEN);
     drop(sides.worker.slot(0).unwrap().begin_unmap().unwrap());
     assert_eq!(sides.word(), UNMAPPING | WRITTEN);
@@ -218,7 +217,7 @@ fn where_the_driver_will_not_unmap_the_word_stays() {
 }
 
 #[test]
-fn without_a_channel_nothing_is_revoked() {
+fn revoke_is_forgotten_after_the_channel_ends() {
     let sides = Sides::with(MAPPED | REVOKE | WRITTEN);
     let client = sides.client.slot(0).unwrap();
     assert_eq!(client.pin(Access::Read), Err(PinRefused::NeedsFrame));
@@ -228,7 +227,7 @@ fn without_a_channel_nothing_is_revoked() {
 }
 
 #[test]
-fn an_unpin_too_many_is_an_error_and_changes_nothing() {
+fn surplus_unpin_is_an_error_and_changes_nothing() {
     for word in [0, MAPPED, MAPPED | REVOKE, UNMAPPING] {
         let sides = Sides::with(word);
         assert_eq!(sides.client.slot(0).unwrap().unpin(), Err(NotPinned::NoPins));
@@ -237,7 +236,7 @@ fn an_unpin_too_many_is_an_error_and_changes_nothing() {
 }
 
 #[test]
-fn a_full_word_takes_no_pin() {
+fn full_word_takes_no_pin() {
     let full = MAPPED | u64::from(Word::PINS_MAX);
     let sides = Sides::with(full);
     assert_eq!(sides.client.slot(0).unwrap().pin(Access::Write), Err(PinRefused::Saturated));
@@ -245,7 +244,7 @@ fn a_full_word_takes_no_pin() {
 }
 
 #[test]
-fn in_a_forked_child_pins_fail_and_guards_drop() {
+fn forked_child_cannot_pin_and_drops_guards() {
     let sides = Sides::with(Word::FORKED.raw());
     let client = sides.client.slot(0).unwrap();
     assert_eq!(client.pin(Access::Read), Err(PinRefused::Forked));
@@ -254,7 +253,7 @@ fn in_a_forked_child_pins_fail_and_guards_drop() {
 }
 
 #[test]
-fn a_set_is_pinned_whole_or_not_at_all() {
+fn set_is_pinned_whole_or_not_at_all() {
     let sides = Sides::new();
     let slot = |index| sides.client.slot(index).unwrap();
     for index in [0, 2] {
@@ -262,7 +261,7 @@ fn a_set_is_pinned_whole_or_not_at_all() {
     }
     let set = [(slot(0), Access::Write), (slot(2), Access::Read), (slot(1), Access::Read)];
     let refused = pin_set(&set).unwrap_err();
-    assert_eq!((refused.why, refused.then), (PinRefused::NeedsFrame, Unpinned::Done));
+    assert_eq!((refused.reason, refused.unpinned), (PinRefused::NeedsFrame, Unpinned::Done));
     let state = |index| sides.daemon.slot(index).unwrap().state();
     assert_eq!(
         [state(0), state(1), state(2)].map(Result::unwrap),
@@ -274,29 +273,29 @@ fn a_set_is_pinned_whole_or_not_at_all() {
 }
 
 #[test]
-fn touches_count_and_wrap() {
+fn uses_count_and_wrap() {
     let sides = Sides::new();
     let (client, daemon) = (sides.client.slot(1).unwrap(), sides.daemon.slot(1).unwrap());
-    assert_eq!(daemon.touched(), Touch::default());
-    client.touch(7);
-    client.touch(u32::MAX);
-    assert_eq!(daemon.touched(), Touch { tick: u32::MAX, uses: 2 });
+    assert_eq!(daemon.last_use(), LastUse::default());
+    client.record_use(7);
+    client.record_use(u32::MAX);
+    assert_eq!(daemon.last_use(), LastUse { tick: u32::MAX, uses: 2 });
     sides.memory[HEADER_WORDS + 3].store(u64::MAX, std::sync::atomic::Ordering::SeqCst);
-    client.touch(1);
-    assert_eq!(daemon.touched(), Touch { tick: 1, uses: 0 });
+    client.record_use(1);
+    assert_eq!(daemon.last_use(), LastUse { tick: 1, uses: 0 });
 }
 
 #[test]
-fn the_clock_is_read_at_every_eighth_use() {
+fn clock_is_read_at_every_eighth_use() {
     let sides = Sides::new();
     let (client, daemon) = (sides.client.slot(0).unwrap(), sides.daemon.slot(0).unwrap());
     let mut read = 0;
     for clock in 101..125 {
-        client.touch_by(|| {
+        client.record_use_with(|| {
             read += 1;
             clock
         });
     }
     assert_eq!(read, 3);
-    assert_eq!(daemon.touched(), Touch { tick: 117, uses: 24 });
+    assert_eq!(daemon.last_use(), LastUse { tick: 117, uses: 24 });
 }

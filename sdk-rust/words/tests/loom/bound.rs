@@ -1,7 +1,7 @@
-//! How far the checker goes, and that it went there.
+//! The bound of the exploration, and the proof that it was explored.
 //!
-//! The checker takes bounds from variables of its own (`LOOM_MAX_PREEMPTIONS` and others), without a word: with a bound
-//! of 0 every test here would pass after a handful of runs. So each of them is set here, and what was explored is counted.
+//! The checker silently takes bounds from variables of its own (`LOOM_MAX_PREEMPTIONS` and others): with a bound of 0
+//! every test here would pass after a few runs. So this module sets each of them, and counts the explored runs.
 
 use std::env;
 use std::fmt::Debug;
@@ -10,20 +10,20 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use loom::model::Builder;
 
-/// Goes further than the tests ask: at least so many preemptions, never fewer.
+/// Raises the preemptions above what the tests ask for, never below.
 const VARIABLE: &str = "VRAMD_LOOM_PREEMPTIONS";
 
-/// How often a thread may be interrupted against its will, if that is bounded, and the runs that there are at least.
+/// How often a thread may be preempted, if that is bounded, and the least number of runs.
 ///
-/// The runs are counted, not guessed: somewhat fewer than there were when the test was written. Who changes a step of the
-/// protocol may have to change them.
+/// The runs were counted, not guessed: somewhat fewer than there were when the test was written. A change of a
+/// protocol step may change them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bound {
     pub(crate) preemptions: Option<usize>,
     pub(crate) runs_min: u64,
 }
 
-/// Explores all runs of `model` within the bound. Panics as the model does, and where there were too few runs.
+/// Explores all runs of `model` within the bound. Panics as the model does, or if there were too few runs.
 pub(crate) fn explore(what: &dyn Debug, bound: Bound, model: impl Fn() + Send + Sync + 'static) {
     let asked: Option<usize> =
         env::var(VARIABLE).ok().map(|text| text.parse().expect("the bound is a number"));

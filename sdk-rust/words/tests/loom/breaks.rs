@@ -1,4 +1,4 @@
-//! Each form that looks as good as the right one, and what the checker finds it to do.
+//! Wrong forms of the protocol that look right, and the failure that the checker finds in each.
 //!
 //! The small worlds are those in which the right protocol holds: only the form differs, so only it can be the cause.
 
@@ -9,7 +9,7 @@ use crate::scenario::{
     WRITE_BACK,
 };
 
-/// That the right protocol holds there, and that the form breaks there, saying so.
+/// Checks that the right protocol holds in a world, and that the form fails there with this message.
 fn breaks(scenario: Scenario, form: Form, runs_min: u64, finding: &str) {
     scenario.holds(runs_min);
     scenario.breaks(form, finding);
@@ -46,23 +46,23 @@ fn a_readers_written_believed_on_sealed_memory() {
 }
 
 #[test]
-fn an_absent_word_taken_for_nobody_maps() {
+fn absent_word_taken_for_unmapped() {
     let scenario = Scenario { callers: &[&[Act::Write(2)]], orders: &[EVICT], ..IN_HOST };
     breaks(scenario, Form::AbsentTakenForUnmapped, 1900, "given away");
 }
 
-/// A roll-back shows at once where the worker is the right one: it gets a frame without its revoke.
+/// A roll-back fails at once with the right worker: it gets a frame without its revoke.
 #[test]
 fn a_roll_back_after_the_frame_was_sent() {
     let scenario = Scenario { orders: &[EVICT, DEADLINE], ..RESIDENT };
     breaks(scenario, Form::RollBackAfterFrame, 88, "a frame without its revoke");
 }
 
-/// Where both sides bear it, the harm comes later. The move is asked for again, so there are two frames; the first is
-/// answered, the part is mapped again, and the second answer is taken for the unmapping of what is mapped now.
+/// If both sides tolerate it, the harm comes later. The move is ordered again, so there are two frames. The first is
+/// answered, the part is mapped again, and the second answer is taken for the unmapping of the new mapping.
 ///
-/// The channel keeps its order, so that answer comes before the next `mapped` and never meets a third revoke. A daemon
-/// that quarantines who answers `mapped` without having been asked would notice; the form's does not.
+/// The channel keeps its order, so that answer precedes the next `mapped` and never meets a third revoke. A daemon
+/// that quarantines an unrequested `mapped` would notice; the form's daemon does not.
 #[test]
 fn a_roll_back_after_the_frame_was_sent_and_an_answer_to_each() {
     let scenario = Scenario {
@@ -91,7 +91,7 @@ fn an_unpin_by_subtraction() {
     breaks(scenario, Form::UnpinBySubtraction, 12_000, "a pin was left behind");
 }
 
-/// Two callers are bounded to one preemption, and it takes both: none is not enough, nor is one caller.
+/// Two callers are bounded to one preemption. The failure needs both: no preemption is too few, and so is one caller.
 #[test]
 fn an_unpin_in_two_steps() {
     let one = Scenario { callers: &[&[Act::Read]], ..IN_HOST };

@@ -1,4 +1,4 @@
-//! A thread of the client: pins, uses, unpins, and sometimes gives up waiting.
+//! A thread of the client: it pins, uses, unpins, and sometimes stops waiting.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -60,7 +60,7 @@ fn pin(world: &World, id: usize, access: Access, waits: bool) -> bool {
     }
 }
 
-/// The slow way. The worker pins for who still waits, so a call that leaves takes itself off the list first.
+/// The slow path. The worker pins for calls that still wait, so a leaving call first removes itself from the list.
 fn ask(world: &World, id: usize, access: Access, waits: bool) -> bool {
     let (granted, answer) = channel();
     let call = Call { id, writes: access == Access::Write, granted };
@@ -77,7 +77,7 @@ fn ask(world: &World, id: usize, access: Access, waits: bool) -> bool {
     true
 }
 
-/// How many writes this use stands behind.
+/// How many writes precede this use.
 fn use_memory(world: &World, written: Option<u64>) -> usize {
     let extent = world.truth().mapped.expect("used while it is not mapped");
     let seen = match written {
@@ -127,7 +127,7 @@ fn unpin(world: &World, seen: usize) {
     }
 }
 
-/// As the crate judges what an unpin left.
+/// Decides as the crate does whether an unpin must wake the worker.
 fn wakes(left: Word) -> Unpinned {
     if left.is_free_to_unmap() { Unpinned::WakeWorker } else { Unpinned::Done }
 }

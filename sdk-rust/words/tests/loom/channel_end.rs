@@ -1,4 +1,4 @@
-//! The channel ends while the daemon revokes: what is mapped stays usable, and no call waits for a frame that never comes.
+//! The channel ends during a revoke: mapped memory stays usable, and no call waits for a frame that never comes.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ fn a_revoke_that_the_daemon_sets_before_it_has_noticed() {
         }
         broker.join().unwrap();
         worker_thread.join().unwrap();
-        // Only a revoke that came too late can want a wake, and there is no frame to act on.
+        // Only a late revoke can need a wake, and there is no frame to act on.
         assert!(matches!(slot.unpin(), Ok(Unpinned::Done | Unpinned::WakeWorker)));
         worker.slot(0).unwrap().forget_revoke();
         slot.pin(Access::Write).unwrap();

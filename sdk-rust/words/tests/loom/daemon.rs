@@ -1,4 +1,4 @@
-//! The daemon: the mapper set, the place and the shadow of one part, as the core will keep them.
+//! The daemon: the mapper set, the place and the backing of one part, as the core keeps them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -13,14 +13,14 @@ use crate::world::{Memory, ToDaemon, ToWorker, World};
 const WRITTEN: u64 = 1 << 24;
 const REVOKE: u64 = 1 << 26;
 
-/// Whether the session maps the part, as far as frames tell.
+/// Whether the session maps the part, as far as frames say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mapper {
     No,
     MapSent,
     Mapped,
     RevokeSent,
-    /// It unmaps on its own account: no frame was sent, and `unmapped` comes.
+    /// It unmaps on its own account: no frame was sent, and `unmapped` is coming.
     Leaving,
 }
 
@@ -28,19 +28,19 @@ pub(crate) struct Broker {
     world: Arc<World>,
     words: Daemon<Memory>,
     mapper: Mapper,
-    /// The extent that the part lies in; none if it lies in the host.
+    /// The extent of the part; `None` if it lies in the host.
     extent: Option<usize>,
     next_extent: usize,
     host: u64,
-    /// Whether `host` is a copy of the extent, as far as is known before the word is looked at.
+    /// Whether `host` is a clean copy of the extent, as far as is known before the word is read.
     shadow: bool,
-    /// To be copied out once nobody maps it.
+    /// To be copied out once no session maps it.
     moving: bool,
     /// A call waits for the part.
     wanted: bool,
     /// The session answered too late.
     silent: bool,
-    /// What the last `unmapped` said.
+    /// The content of the last `unmapped`.
     told_written: bool,
     sealed: bool,
 }
@@ -68,7 +68,7 @@ impl Broker {
         self.sealed = true;
     }
 
-    /// The part comes to the device before anybody asks.
+    /// Fetches the part before any caller asks.
     pub(crate) fn prefetch(&mut self) {
         self.map();
     }
@@ -85,7 +85,7 @@ impl Broker {
         self.host
     }
 
-    /// Nobody calls any more, so the part must go out without resistance.
+    /// No caller is left, so the part must be evicted without resistance.
     fn drain(&mut self, inbox: &Receiver<ToDaemon>) {
         while self.extent.is_some() {
             match self.mapper {
@@ -100,7 +100,7 @@ impl Broker {
                 }
             }
         }
-        assert_eq!(self.slot().state(), Ok(State::Absent), "the word of a part that nobody maps");
+        assert_eq!(self.slot().state(), Ok(State::Absent), "the word of an unmapped part");
     }
 
     pub(crate) fn handle(&mut self, message: ToDaemon) {
@@ -148,7 +148,7 @@ impl Broker {
         }
     }
 
-    /// True whenever it comes.
+    /// True at any time.
     fn unmapped(&mut self, written: bool) {
         if self.silent && self.world.is(Form::LateAnswerIgnored) {
             return;
@@ -194,7 +194,7 @@ impl Broker {
         self.world.tell_worker(ToWorker::Revoke);
     }
 
-    /// The move is given up; the revoke stands.
+    /// The move is cancelled; the revoke stands.
     fn deadline(&mut self) {
         if self.mapper != Mapper::RevokeSent {
             return;
@@ -234,7 +234,7 @@ impl Broker {
         WriteBack::Begun
     }
 
-    /// Nobody maps it any more: the last look at the word decides whether the shadow is one.
+    /// No session maps it any more: the last read of the word decides whether the backing is clean.
     fn copy_out(&mut self) {
         self.check_unused();
         let written = self.slot().collect_written().unwrap();

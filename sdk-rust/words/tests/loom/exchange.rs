@@ -1,7 +1,7 @@
 //! An exchange: one part out of an extent and another into it, the second copy behind the first.
 //!
-//! The words have no say here, but the form that breaks is as tempting as theirs: to queue the copy in behind an *event*
-//! of the copy out, as streams do. An event says that the copy is over, not that it went well.
+//! The words play no part here, but the wrong form is as tempting as theirs: to queue the copy in behind an *event*
+//! of the copy out, as streams do. An event says that the copy has ended, not that it succeeded.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,7 +12,7 @@ use vramd_words::AtomicU64;
 
 use crate::bound::{self, Bound};
 
-/// What the copy in waits for.
+/// The condition that the copy in waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Behind {
     /// The daemon read that the last hop was a success.

@@ -1,4 +1,4 @@
-//! The protocol holds, whatever crosses whatever.
+//! The right protocol holds in every interleaving within the bound.
 
 use crate::caller::Act::{Read, UnpinTooMany, Write, WriteOrLeave};
 use crate::scenario::{

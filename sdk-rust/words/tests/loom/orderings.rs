@@ -1,10 +1,12 @@
-//! That the orderings are needed: each step that somebody relies on, with the half that it must have, and without it.
+//! The orderings are needed: each step that another relies on, with its necessary half of the ordering, and without
+//! it.
 //!
-//! With AcqRel, and so in the model's own hand instead of the crate's, the step holds; so it is the ordering that breaks
-//! it. Without the half that is named it breaks, with the other half or with none.
+//! With AcqRel, executed by the model instead of the crate, the step holds; so only the ordering can break it.
+//! Without the named half it breaks, with the other half or with none.
 //!
-//! The rest of AcqRel keeps no byte in these small worlds, since every step of a word is a read-modify-write, and passes
-//! on what an earlier one released. It stays: a reader of the crate need not ask which half is left out where.
+//! The rest of AcqRel saves no byte in these small worlds, since every step of a word is a read-modify-write, and
+//! passes on what an earlier one released. It stays, so that a reader of the crate need not ask which half is left
+//! out where.
 
 use std::sync::atomic::Ordering::{self, AcqRel, Acquire, Relaxed, Release};
 
@@ -13,7 +15,7 @@ use crate::form::Form;
 use crate::scenario::{EVICT, FENCE, IN_HOST_FOR_TWO, RESIDENT, Scenario, WRITE_BACK};
 use crate::step::Step;
 
-/// Two callers, so that one can find the part mapped for the other, and learn of it by the word alone.
+/// Two callers, so that one can find the part mapped for the other, and learns of it by the word alone.
 const BROUGHT_IN: Scenario = Scenario { callers: &[&[Read], &[Read]], ..IN_HOST_FOR_TWO };
 const EVICTED: Scenario = Scenario { callers: &[&[Write(2)]], orders: &[EVICT], ..RESIDENT };
 /// A fence, unlike an evict, does not wait for the pin: so the worker learns of the unpin by the word alone.

@@ -1,4 +1,4 @@
-//! One small world: where the part lies at first, what callers do, what the operator orders meanwhile.
+//! One small world: where the part lies at first, what the callers do, and what the operator orders meanwhile.
 
 use std::panic::catch_unwind;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::form::Form;
 use crate::worker;
 use crate::world::{ToDaemon, ToWorker, Truth, World};
 
-/// What the operator, or the program, does while the callers call.
+/// Orders of the operator or the program during the calls.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Order {
     Daemon(ToDaemon),
@@ -40,19 +40,19 @@ pub(crate) const FAILED_WRITE_BACK: Order = Order::Daemon(ToDaemon::WriteBack { 
 pub(crate) const RESIDENT: Scenario =
     Scenario { resident: true, sealed: false, callers: &[], orders: &[], preemptions: 3 };
 pub(crate) const IN_HOST: Scenario = Scenario { resident: false, ..RESIDENT };
-/// Many orders: so many runs at three preemptions that two must do.
+/// Many orders: three preemptions would take too many runs, so two must do.
 pub(crate) const RESIDENT_FOR_LONG: Scenario = Scenario { preemptions: 2, ..RESIDENT };
 /// Two callers: five threads, so fewer preemptions.
 pub(crate) const RESIDENT_FOR_TWO: Scenario = Scenario { preemptions: 1, ..RESIDENT };
 pub(crate) const IN_HOST_FOR_TWO: Scenario = Scenario { preemptions: 1, ..IN_HOST };
 
 impl Scenario {
-    /// Explores the runs of the right protocol: so many at least.
+    /// Explores the runs of the right protocol, at least this many.
     pub(crate) fn holds(self, runs_min: u64) {
         self.explore(None, runs_min);
     }
 
-    /// That a form does something wrong in this world, saying so.
+    /// Checks that a form fails in this world with this message.
     pub(crate) fn breaks(self, form: Form, finding: &str) {
         let found = catch_unwind(|| self.explore(Some(form), 0));
         let panic = found.expect_err("the checker found nothing wrong with this form");

@@ -1,4 +1,4 @@
-//! Pins on several parts at once: all or none, and none left, while the daemon wants one of them back.
+//! Pins on several parts at once: all or none, and none left, while the daemon revokes one of them.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::bound::{self, Bound};
 
 /// Two parts are mapped, the second is being unmapped, and a caller wants both while the first is fenced.
 ///
-/// Another pin on the first ends meanwhile, so that the set's own pin, given back, can be the last.
+/// Another pin on the first ends meanwhile, so that the set's own pin can be the last one released.
 #[test]
 fn a_set_that_is_given_back_wakes_the_worker_if_it_was_the_last() {
     let woken_by_a_set = Arc::new(std::sync::atomic::AtomicU64::new(0));
@@ -40,7 +40,7 @@ fn a_set_that_is_given_back_wakes_the_worker_if_it_was_the_last() {
             thread::spawn(move || {
                 let both = [0, 1].map(|index| (client.slot(index).unwrap(), Access::Read));
                 let refused = pin_set(&both).expect_err("the second part is not mapped");
-                if refused.then == Unpinned::WakeWorker {
+                if refused.unpinned == Unpinned::WakeWorker {
                     seen.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                     assert!(!woken.swap(true, Ordering::AcqRel), "two were the last");
                 }

@@ -1,10 +1,11 @@
-//! Steps of the words in the model's own hand, for forms that need another ordering, or another way, than the views have.
+//! Steps of the words executed by the model, for forms that need another ordering, or another path, than the views
+//! have.
 
 use std::sync::atomic::Ordering;
 
 use vramd_words::{AtomicU64, Word};
 
-/// A step whose ordering somebody relies on.
+/// A step whose ordering another step relies on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     Pin,
@@ -14,7 +15,7 @@ pub(crate) enum Step {
     BeginWriteBack,
 }
 
-/// Takes `step` as one atomic change, ordered as told and no more: the look before it too.
+/// Applies `step` as one atomic change with exactly this ordering, the load before it included.
 pub(crate) fn take<E>(
     word: &AtomicU64,
     order: Ordering,

@@ -28,7 +28,7 @@ pub(crate) fn handle(world: &World, worker: &Worker<Memory>, revoked: &mut bool,
         ToWorker::Map { extent } => map(world, worker, extent),
         ToWorker::Resident => pin_waiting(world, worker),
         ToWorker::Detach => {
-            // In use it is refused to the program; on its way out there is nothing to do.
+            // A pinned part is refused to the program; for a part being unmapped there is nothing to do.
             if let Ok(unmapping) = worker.slot(0).unwrap().begin_unmap() {
                 unmap(world, || unmapping.finish());
             }
@@ -36,7 +36,7 @@ pub(crate) fn handle(world: &World, worker: &Worker<Memory>, revoked: &mut bool,
     }
 }
 
-/// Whether the frame is done with.
+/// Whether the frame has been handled.
 fn unmap_revoked(world: &World, worker: &Worker<Memory>) -> bool {
     let begun = match world.ordering(Step::BeginUnmap) {
         Some(order) => {
@@ -62,14 +62,14 @@ fn unmap_revoked(world: &World, worker: &Worker<Memory>) -> bool {
     true
 }
 
-/// As the crate's own, for who began without it.
+/// The crate's own end of an unmap, for a run that began it in the model.
 fn finish(world: &World) -> bool {
     const WRITTEN: u64 = 1 << 24;
     Word::from_raw(world.bare().fetch_and(WRITTEN, AcqRel)).is_written()
 }
 
-/// Between the two steps of the word the mapping goes. All that was done under pins must lie before that, and not only
-/// before the copy, which stands behind more steps of the word: so the worker looks at the memory as it lets it go.
+/// Between the two steps of the word the part is unmapped. All work under pins must precede that, and not only the
+/// copy, which follows more steps of the word: so the worker reads the memory as it unmaps it.
 fn unmap(world: &World, finish: impl FnOnce() -> bool) {
     let (extent, last) = {
         let truth = world.truth();

@@ -1,4 +1,4 @@
-//! What the threads of a run share, and the observer who knows the truth.
+//! The state that the threads of a run share, and the observer that knows the truth.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex as Ghost, MutexGuard};
@@ -10,12 +10,12 @@ use vramd_words::{AtomicU64, Client, Daemon, HEADER_WORDS, Header, Waiting, Work
 use crate::form::Form;
 use crate::step::Step;
 
-/// Extents that a part can lie in, one after the other: a new one at each bring-in.
+/// The extents that a part lies in, one after the other: a new one at each fetch.
 pub(crate) const EXTENTS: usize = 6;
 
 pub(crate) type Memory = Arc<[AtomicU64]>;
 
-/// Frames to the daemon, and what its operator wants. One inbox, as the reactor has.
+/// Frames to the daemon, and orders of its operator. One inbox, as the reactor has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ToDaemon {
     Pin,
@@ -28,14 +28,14 @@ pub(crate) enum ToDaemon {
     Finish,
 }
 
-/// Frames to the worker, and what its own process wants.
+/// Frames to the worker, and requests of its own process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ToWorker {
     Revoke,
     Map {
         extent: usize,
     },
-    /// The part that was asked for is still mapped.
+    /// The requested part is still mapped.
     Resident,
     Wake,
     Detach,
@@ -60,17 +60,17 @@ pub(crate) struct World {
     truth: Ghost<Truth>,
 }
 
-/// What is really so. No thread of the protocol looks here: it is for assertions, and adds no step to a run.
+/// The truth. No thread of the protocol reads it: it is for assertions, and adds no step to a run.
 #[derive(Debug, Default)]
 pub(crate) struct Truth {
     /// The extent behind the client's addresses.
     pub(crate) mapped: Option<usize>,
-    /// The extent that the part lies in, if any.
+    /// The extent of the part, if any.
     pub(crate) owned: Option<usize>,
     pub(crate) pins: u32,
     /// All that was ever written, in order.
     pub(crate) writes: Vec<u64>,
-    /// How many of these lie behind an unpin, so that everybody who pins later must see them.
+    /// How many of these precede an unpin, so that every later pin must see them.
     pub(crate) settled: usize,
 }
 
@@ -94,7 +94,7 @@ impl World {
         self.form == Some(form)
     }
 
-    /// The ordering that this run gives a step, where it is not the views' own.
+    /// The ordering that this run gives a step, if it differs from the views'.
     pub(crate) fn ordering(&self, of: Step) -> Option<Ordering> {
         match self.form {
             Some(Form::Ordered(step, order)) if step == of => Some(order),
@@ -120,7 +120,7 @@ impl World {
     }
 }
 
-/// Those of `calls` that wait, as the words want them.
+/// The waiting calls among `calls`, counted as the words need them.
 pub(crate) fn count(calls: &[Call]) -> Waiting {
     let writers = u32::try_from(calls.iter().filter(|call| call.writes).count()).unwrap();
     Waiting { readers: u32::try_from(calls.len()).unwrap() - writers, writers }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use broker_core::{Event, MapPart, PartRef, PartUse, Slot};
 use vramd_types::SessionId;
-use vramd_words::{State, Touch};
+use vramd_words::{LastUse, State};
 
 use super::{World, driver::soon, queue::Action, words::Words};
 
@@ -19,7 +19,7 @@ pub(super) struct Harvest {
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     part: PartRef,
-    touch: Touch,
+    touch: LastUse,
     pinned: bool,
     written: bool,
 }
@@ -30,7 +30,7 @@ impl Harvest {
     }
 
     /// The slot's word serves the part from now on.
-    pub(super) fn track_map(&mut self, sent: &MapPart, slot: Slot, touch: Touch) {
+    pub(super) fn track_map(&mut self, sent: &MapPart, slot: Slot, touch: LastUse) {
         self.seen.insert(slot, Seen { part: sent.part, touch, pinned: false, written: false });
     }
 }
@@ -46,7 +46,7 @@ impl Words {
                 continue;
             };
             let pins = matches!(state, State::Resident { pins } | State::Revoking { pins } if pins > 0);
-            let touch = word.touched();
+            let touch = word.last_use();
             let is_used = (touch, pins) != (seen.touch, seen.pinned);
             if is_used || (written && !seen.written) {
                 touched.push(PartUse { session: *session, part: seen.part, pinned: pins, written });

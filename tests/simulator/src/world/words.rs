@@ -60,7 +60,7 @@ impl Words {
         if let Some(slot) = part.slot {
             self.revoked_slots.remove(&slot);
             if let Some(word) = self.daemon.slot(slot.0) {
-                self.harvest.track_map(part, slot, word.touched());
+                self.harvest.track_map(part, slot, word.last_use());
             }
         }
     }
@@ -114,7 +114,7 @@ impl Channel {
         let slot = |part| words.client.slot(self.slots.get(part)?.0);
         let set: Option<Vec<_>> = parts.iter().map(|part| Some((slot(part)?, access))).collect();
         let Some(set) = set else { return Err(Unpinned::Done) };
-        pin_set(&set).map_err(|SetRefused { then, .. }| then)?;
+        pin_set(&set).map_err(|SetRefused { unpinned, .. }| unpinned)?;
         parts.iter().for_each(|part| self.touch_word(*part, now));
         Ok(())
     }
@@ -122,7 +122,7 @@ impl Channel {
     fn touch_word(&self, part: PartRef, now: Time) {
         let word = self.words.as_ref().zip(self.slots.get(&part));
         if let Some(word) = word.and_then(|(words, slot)| words.client.slot(slot.0)) {
-            word.touch(u32::try_from(now.as_micros() / 1_000).unwrap_or(u32::MAX));
+            word.record_use(u32::try_from(now.as_micros() / 1_000).unwrap_or(u32::MAX));
         }
     }
 
