@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use crate::{copy, info::Released, memory::Memory, sealed::Sealed, shared::Shared};
 
-/// Memory of this session alone, mapped for reading and writing. Dropped unsealed it is freed.
+/// Memory of this session alone, mapped for reading and writing. Dropping it unsealed frees it.
 #[pyclass(frozen, extends = Memory, module = "vramd")]
 #[derive(Debug)]
 pub(crate) struct Allocation;

@@ -1,4 +1,4 @@
-//! What Python passes, as the SDK wants it.
+//! Arguments: from Python's objects to the SDK's types.
 
 use std::{fmt::Display, ops::Range, time::Duration};
 
@@ -12,7 +12,7 @@ use vramd_types::Quantity;
 
 use crate::error::Fault;
 
-/// More is no bound.
+/// The largest timeout.
 const TIMEOUT_SECONDS_MAX: f64 = 1e9;
 
 /// `24 << 30` or `"24GiB"`.
@@ -59,7 +59,7 @@ impl<'py> FromPyObject<'_, 'py> for Parts {
     }
 }
 
-/// What there is already: by `name`, by `tenant/name`, or by its number.
+/// An existing allocation: by `name`, by `tenant/name`, or by its number.
 #[derive(Debug, FromPyObject)]
 pub(crate) enum Name {
     #[pyo3(annotation = "str")]
@@ -87,7 +87,7 @@ pub(crate) fn timeout(seconds: f64) -> PyResult<Duration> {
     }
 }
 
-/// None is a wait as well.
+/// A wait in seconds, which may be zero.
 pub(crate) fn wait(seconds: f64) -> PyResult<Duration> {
     if seconds == 0.0 {
         return Ok(Duration::ZERO);
@@ -99,7 +99,7 @@ pub(crate) fn wait(seconds: f64) -> PyResult<Duration> {
     })
 }
 
-/// Whether it stays with its tenant once sealed.
+/// Whether the lifetime is persistent.
 pub(crate) fn is_persistent(lifetime: &str) -> PyResult<bool> {
     match lifetime {
         "session" => Ok(false),
@@ -111,7 +111,7 @@ pub(crate) fn is_persistent(lifetime: &str) -> PyResult<bool> {
     }
 }
 
-/// How memory is used.
+/// The advice that a text names.
 pub(crate) fn advice(advice: &str) -> PyResult<Advice> {
     match advice {
         "set_accessed_by" => Ok(Advice::SetAccessedBy),

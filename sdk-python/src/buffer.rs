@@ -1,6 +1,6 @@
-//! The buffer protocol: memory that the CPU can follow, as `memoryview`, NumPy and others read it.
+//! The buffer protocol: memory that the CPU can access, as `memoryview`, NumPy and others read it.
 //!
-//! Each buffer that is handed out owns a [`View`], which goes when the buffer is released.
+//! Each exported buffer owns a [`View`], which ends when the buffer is released.
 
 #![allow(unsafe_code, reason = "the buffer protocol is a C interface")]
 
@@ -18,19 +18,20 @@ use crate::{error::Fault, shared::Shared, view::View};
 /// Fills a view of plain bytes.
 ///
 /// # Safety
-/// `out` and `flags` are what the interpreter asks `owner` with, and `owner` keeps nothing else in such a view.
+/// `out` and `flags` are the interpreter's own arguments for `owner`, and `owner` keeps nothing else in such a
+/// buffer.
 pub(crate) unsafe fn fill(
     owner: Bound<'_, PyAny>,
     shared: &Arc<Shared>,
     out: *mut ffi::Py_buffer,
     flags: c_int,
 ) -> PyResult<()> {
-    let view = look(&owner, shared)?;
+    let view = cpu_view(&owner, shared)?;
     let facts = view.facts();
     let address = ptr::with_exposed_provenance_mut::<c_void>(facts.address());
     let (len, read_only) = (length(facts.size)?, c_int::from(!facts.writable));
-    // SAFETY: needed to fill a C structure, which the caller says is one. The memory is mapped for as long as the view
-    // lives that is put into it below.
+    // SAFETY: needed to fill a C structure, which the caller promises it is. The memory is mapped for as long as the
+    // view lives that is put into it below.
     let filled = unsafe { ffi::PyBuffer_FillInfo(out, owner.as_ptr(), address, len, read_only, flags) };
     if filled != 0 {
         return Err(PyErr::fetch(owner.py()));
@@ -40,7 +41,7 @@ pub(crate) unsafe fn fill(
     Ok(())
 }
 
-/// What a tensor says of itself; the pointers live as long as it does.
+/// The layout of a tensor; the pointers live as long as the tensor does.
 #[derive(Debug)]
 pub(crate) struct Layout<'a> {
     pub(crate) offset: usize,
@@ -62,13 +63,13 @@ pub(crate) unsafe fn fill_shaped(
     out: *mut ffi::Py_buffer,
     flags: c_int,
 ) -> PyResult<()> {
-    let view = look(&owner, shared)?;
+    let view = cpu_view(&owner, shared)?;
     let facts = view.facts();
-    let asked = |flag: c_int| flags & flag == flag;
-    if asked(ffi::PyBUF_WRITABLE) && !facts.writable {
+    let requested = |flag: c_int| flags & flag == flag;
+    if requested(ffi::PyBUF_WRITABLE) && !facts.writable {
         return Err(PyBufferError::new_err("sealed memory is read-only"));
     }
-    if asked(ffi::PyBUF_F_CONTIGUOUS) && !asked(ffi::PyBUF_C_CONTIGUOUS) && layout.shape.len() > 1 {
+    if requested(ffi::PyBUF_F_CONTIGUOUS) && !requested(ffi::PyBUF_C_CONTIGUOUS) && layout.shape.len() > 1 {
         return Err(PyBufferError::new_err("the tensor is C-contiguous, not Fortran's"));
     }
     let constant = |numbers: &[isize]| numbers.as_ptr().cast_mut();
@@ -79,9 +80,13 @@ pub(crate) unsafe fn fill_shaped(
         readonly: c_int::from(!facts.writable),
         ndim: c_int::try_from(layout.shape.len())
             .map_err(|_| PyBufferError::new_err("too many dimensions"))?,
-        format: if asked(ffi::PyBUF_FORMAT) { layout.format.as_ptr().cast_mut() } else { ptr::null_mut() },
-        shape: if asked(ffi::PyBUF_ND) { constant(layout.shape) } else { ptr::null_mut() },
-        strides: if asked(ffi::PyBUF_STRIDES) { constant(layout.strides) } else { ptr::null_mut() },
+        format: if requested(ffi::PyBUF_FORMAT) {
+            layout.format.as_ptr().cast_mut()
+        } else {
+            ptr::null_mut()
+        },
+        shape: if requested(ffi::PyBUF_ND) { constant(layout.shape) } else { ptr::null_mut() },
+        strides: if requested(ffi::PyBUF_STRIDES) { constant(layout.strides) } else { ptr::null_mut() },
         suboffsets: ptr::null_mut(),
         internal: Box::into_raw(Box::new(view)).cast(),
         obj: owner.into_ptr(),
@@ -96,17 +101,18 @@ pub(crate) unsafe fn fill_shaped(
 /// # Safety
 /// `out` was filled by one of the above, and is released once.
 pub(crate) unsafe fn release(out: *mut ffi::Py_buffer) {
-    // SAFETY: needed to take back what was put there. The caller says that it is there and nobody has taken it.
+    // SAFETY: needed to take back the view that was put there. The caller promises that it is there and was not
+    // taken.
     drop(unsafe { Box::from_raw((*out).internal.cast::<View>()) });
 }
 
-fn look(owner: &Bound<'_, PyAny>, shared: &Arc<Shared>) -> PyResult<View> {
+fn cpu_view(owner: &Bound<'_, PyAny>, shared: &Arc<Shared>) -> PyResult<View> {
     let refused = || Fault::from(Error::DeviceMemory { allocation: shared.id().to_string() });
     if shared.facts.is_device() {
         return Err(refused().into());
     }
     let view = shared.view(owner.py())?;
-    // What had never come may lie there too.
+    // Memory that had never arrived may turn out to be device memory.
     if shared.facts.is_device() { Err(refused().into()) } else { Ok(view) }
 }
 

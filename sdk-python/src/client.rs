@@ -30,7 +30,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Client {
     pid: u32,
-    /// Locked for a moment only, never while anybody waits: so also a forked child finds it free.
+    /// Locked for a moment only, never during a wait, so that a forked child finds it free too.
     sdk: Mutex<Option<vramd_client::Client>>,
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn connect(
     Ok(client)
 }
 
-/// Where the daemon's sockets are looked for, unless `connect` is told.
+/// The folder where the daemon's sockets are looked for, unless `connect` gets another.
 #[pyfunction]
 pub(crate) fn socket_dir() -> PathBuf {
     vramd_client::socket_dir()
@@ -93,7 +93,7 @@ impl Client {
         work: impl FnOnce(&vramd_client::Client) -> Result<T, vramd_client::Error> + Send,
     ) -> Result<T, Fault> {
         let sdk = self.sdk()?;
-        // The client goes without the GIL too.
+        // The client is dropped without the GIL too.
         py.detach(move || work(&sdk)).map_err(Fault::from)
     }
 
@@ -108,7 +108,7 @@ impl Client {
     }
 }
 
-/// What allocations have in common, wherever their bytes come from.
+/// The request that all allocations have in common, wherever their bytes come from.
 fn request(
     size: Size,
     name: Option<String>,
@@ -258,7 +258,7 @@ impl Client {
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let sdk = self.sdk.lock().unwrap_or_else(PoisonError::into_inner).take();
         if process::id() != self.pid {
-            // It was the parent's, and still is.
+            // It belongs to the parent process.
             return Ok(());
         }
         py.detach(|| sdk.map_or(Ok(()), |sdk| sdk.flush())).map_err(|error| Fault::from(error).into())

@@ -1,4 +1,4 @@
-//! Copies between Python's buffers and the memory, wherever it lies.
+//! Copies between Python's buffers and the memory, in any tier.
 
 #![allow(unsafe_code, reason = "slices over buffers of other objects")]
 
@@ -24,7 +24,7 @@ pub(crate) fn to_bytes<'py>(
         Some(length) => length,
         None => rest().ok_or_else(|| outside(facts, offset, 0))?,
     };
-    // Before so many bytes are asked of Python.
+    // Checked before Python allocates the bytes.
     if rest().is_none_or(|rest| rest < length) {
         return Err(outside(facts, offset, length).into());
     }
@@ -39,8 +39,8 @@ pub(crate) fn to_buffer(buffer: &Bound<'_, PyAny>, shared: &Shared, offset: u64)
         return Err(PyBufferError::new_err("the buffer is read-only"));
     }
     buffer.check_apart(shared)?;
-    // SAFETY: needed for a slice of another object's memory. It stays there and writable while the buffer is held.
-    // As with every copy that lets go of the GIL, who reads it meanwhile on another thread reads what is there then.
+    // SAFETY: needed for a slice of another object's memory. It stays there and writable while the buffer is held. As
+    // with every copy that releases the GIL, another thread that reads it meanwhile sees the bytes of that moment.
     let to = unsafe { slice::from_raw_parts_mut(buffer.start().as_ptr(), buffer.len()) };
     read(py, shared, offset, to)?;
     Ok(())
@@ -51,7 +51,7 @@ pub(crate) fn from_buffer(buffer: &Bound<'_, PyAny>, shared: &Shared, offset: u6
     let buffer = Contiguous::of(buffer)?;
     buffer.check_apart(shared)?;
     // SAFETY: needed for a slice of another object's memory. It stays there while the buffer is held. As with every
-    // copy that lets go of the GIL, who writes it meanwhile on another thread does not know which bytes are copied.
+    // copy that releases the GIL, it is undefined which bytes are copied if another thread writes them meanwhile.
     let from = unsafe { slice::from_raw_parts(buffer.start().as_ptr(), buffer.len()) };
     shared.write(py, |handle| match handle {
         Handle::Open(allocation) => allocation.copy_from_host(offset, from),
@@ -84,12 +84,12 @@ impl Contiguous {
         self.0.len_bytes()
     }
 
-    /// An empty buffer may be nowhere.
+    /// The start of the buffer; an empty one may have a null pointer.
     fn start(&self) -> NonNull<u8> {
         NonNull::new(self.0.buf_ptr().cast()).unwrap_or(NonNull::dangling())
     }
 
-    /// Copies may not overlap.
+    /// Refuses a buffer that overlaps the allocation.
     fn check_apart(&self, shared: &Shared) -> PyResult<()> {
         let facts = &shared.facts;
         let start = self.start().as_ptr().addr();

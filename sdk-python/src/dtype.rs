@@ -1,4 +1,4 @@
-//! Types of a tensor's elements, as each protocol names them.
+//! The element types of tensors, with the name of each in every protocol.
 
 use std::ffi::CStr;
 
@@ -10,9 +10,9 @@ pub(crate) struct DType {
     /// DLPack's type code.
     pub(crate) code: u8,
     pub(crate) bits: u8,
-    /// NumPy's, where it has one.
+    /// NumPy's name, if it has one.
     pub(crate) typestr: Option<&'static str>,
-    /// Of the module `struct`, where it has one.
+    /// The format of the module `struct`, if it has one.
     pub(crate) format: Option<&'static CStr>,
 }
 
@@ -49,7 +49,7 @@ impl DType {
         Self { name, code, bits, typestr: Some(typestr), format: Some(format) }
     }
 
-    /// NumPy does not know it.
+    /// A type that NumPy does not know.
     const fn of_dlpack(name: &'static str, code: u8, bits: u8) -> Self {
         Self { name, code, bits, typestr: None, format: None }
     }

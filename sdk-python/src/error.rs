@@ -5,14 +5,14 @@ use std::{collections::BTreeMap, fmt::Display, time::Duration};
 use pyo3::{prelude::*, sync::PyOnceLock};
 use vramd_client::{Error, Reason, StatusCode};
 
-/// An error on its way to Python. Boxed, so that what goes well does not carry its size.
+/// An error on its way to Python. Boxed, so that successful results do not carry its size.
 #[derive(Debug)]
 pub(crate) struct Fault(Box<Details>);
 
-/// What `vramd.errors.of` makes an exception of.
+/// The arguments of `vramd.errors.of`, which makes the exception.
 #[derive(Debug)]
 struct Details {
-    /// A class that says more than its reason.
+    /// The class, if it says more than the reason.
     class: Option<&'static str>,
     reason: Option<String>,
     code: Option<String>,
@@ -22,7 +22,7 @@ struct Details {
 }
 
 impl Fault {
-    /// Of this package alone: no reason of the registry says it.
+    /// An error of this package alone, which has no reason in the registry.
     pub(crate) fn own(class: &'static str, message: impl Display) -> Self {
         Details {
             class: Some(class),
@@ -35,7 +35,7 @@ impl Fault {
         .into()
     }
 
-    /// A refusal that this process makes itself.
+    /// A refusal that the package makes itself.
     pub(crate) fn refused(reason: Reason, message: impl Display, facts: &[(&str, &dyn Display)]) -> Self {
         Self::named(reason.name(), reason.code(), message, facts)
     }
@@ -52,7 +52,7 @@ impl Fault {
         .into()
     }
 
-    pub(crate) fn of_class(mut self, class: &'static str) -> Self {
+    pub(crate) fn with_class(mut self, class: &'static str) -> Self {
         self.0.class = Some(class);
         self
     }
@@ -108,7 +108,7 @@ fn exception<'py>(py: Python<'py>, details: &Details) -> PyResult<Bound<'py, PyA
     ))
 }
 
-/// gRPC's name of a code, also of one that vramd itself never sends.
+/// gRPC's name of a code, also of one that vramd never sends.
 fn code_name(number: i32) -> String {
     let name = usize::try_from(number).ok().and_then(|number| StatusCode::NAMES.get(number));
     name.map_or_else(|| number.to_string(), |name| (*name).to_owned())

@@ -1,4 +1,4 @@
-//! What the daemon tells of allocations and devices.
+//! Descriptions of allocations, devices and pressure, from the daemon's messages.
 
 use pyo3::prelude::*;
 use vramd_client::{AllocationKind, AllocationState, Lifetime, PressureLevel, Tier};
@@ -102,7 +102,7 @@ impl From<&vramd_client::Device> for Device {
     }
 }
 
-/// What became of memory that was freed.
+/// The outcome of freeing memory.
 #[pyclass(frozen, get_all, module = "vramd")]
 #[derive(Clone, Debug)]
 pub(crate) struct Released {
@@ -123,7 +123,7 @@ impl From<vramd_client::Released> for Released {
     }
 }
 
-/// How full a device is, or a tier below it.
+/// PinRequest full a device is, or a tier below it.
 #[pyclass(frozen, get_all, module = "vramd")]
 #[derive(Clone, Debug)]
 pub(crate) struct Pressure {

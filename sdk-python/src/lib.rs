@@ -1,12 +1,12 @@
-//! The native half of the Python package `vramd`: the Rust SDK in Python's words.
+//! The native half of the Python package `vramd`: Python classes over the Rust SDK.
 //!
-//! The other half, in `python/vramd`, has what is better said in Python: the tree of errors, names, types.
+//! The other half, in `python/vramd`, has the parts that are simpler in Python: the tree of errors, names, types.
 //!
 //! Three rules keep an interpreter whole:
-//! - **Nobody waits with the GIL.** Whatever may block (a call, a copy, a lock) runs detached.
-//! - **Under a lock nobody touches Python**, so that who holds it always gets done.
-//! - **Who looks keeps.** A buffer, capsule, tensor or pin that Python holds is a `View`: as long as one lives the
-//!   memory stays mapped, and is neither sealed nor freed, whatever became of the object that it was taken of.
+//! - **No wait holds the GIL.** Calls, copies and locks that may block run detached.
+//! - **No lock is held while Python runs**, so that its holder always finishes.
+//! - **A view keeps its memory.** A buffer, capsule, tensor or pin that Python holds is a `View`: as long as one lives the
+//!   memory stays mapped, and is neither sealed nor freed, even if its Python object is gone.
 
 use pyo3::prelude::*;
 

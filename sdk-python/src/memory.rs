@@ -1,4 +1,4 @@
-//! `vramd.Memory`: what an allocation that is written and a sealed one have in common.
+//! `vramd.Memory`: the common base of open and sealed allocations.
 
 use std::{ffi::c_int, sync::Arc};
 
@@ -8,13 +8,13 @@ use vramd_client::Access;
 use crate::{
     arguments::{self, Parts},
     buffer, copy,
-    dlpack::{self, Wish},
+    dlpack::{self, ExportRequest},
     dtype::DType,
     info::AllocationInfo,
     pin::Pin,
     shared::{Handle, Shared},
     tensor::{Shape, Tensor},
-    view::How,
+    view::PinRequest,
 };
 
 /// Mapped memory that the daemon owns.
@@ -78,7 +78,7 @@ impl Memory {
 
     #[getter]
     fn is_mapped(&self, py: Python<'_>) -> bool {
-        // Who was sealed, freed, detached or forked away from maps nothing through this object.
+        // After a seal, free, detach or fork, this object maps nothing.
         self.shared.read(py, |handle| Ok(Handle::is_mapped(handle))).unwrap_or(false)
     }
 
@@ -103,8 +103,8 @@ impl Memory {
     #[pyo3(signature = (*, parts = None, write = false, wait = None))]
     fn pin(&self, py: Python<'_>, parts: Option<Parts>, write: bool, wait: Option<f64>) -> PyResult<Pin> {
         let access = if write { Access::Write } else { Access::Read };
-        let how = How { access, wait: wait.map(arguments::wait).transpose()? };
-        Ok(Pin::new(self.shared.view_of(py, parts.map(|parts| parts.0), how)?)?)
+        let request = PinRequest { access, wait: wait.map(arguments::wait).transpose()? };
+        Ok(Pin::new(self.shared.pin_view(py, parts.map(|parts| parts.0), request)?)?)
     }
 
     #[pyo3(signature = (offset = 0, length = None))]
@@ -139,13 +139,13 @@ impl Memory {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let wish = Wish { stream, max_version, dl_device, copy };
-        Tensor::new(self.shared.view(py)?, None, DType::U8, 0)?.export(py, &wish)
+        let request = ExportRequest { stream, max_version, dl_device, copy };
+        Tensor::new(self.shared.view(py)?, None, DType::U8, 0)?.export(py, &request)
     }
 
     fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
         if !self.shared.facts.is_placed() {
-            // It is known once it has come.
+            // The device is known once a part has arrived.
             drop(self.shared.view(py)?);
         }
         dlpack::device(&self.shared.facts)
@@ -171,7 +171,7 @@ impl Memory {
         Err(PyTypeError::new_err("a mapping belongs to its process: attach the allocation by its name there"))
     }
 
-    /// Only for memory that the CPU can follow.
+    /// Only for memory that the CPU can access.
     // SAFETY: The buffer protocol makes it unsafe. The interpreter alone calls it, with a view to be filled.
     #[expect(unsafe_code, reason = "the buffer protocol is a C interface")]
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {

@@ -17,7 +17,7 @@ use crate::{
 pub(crate) struct Pin {
     pid: u32,
     size: usize,
-    /// Locked for a moment only, never while anybody waits.
+    /// Locked for a moment only, never during a wait.
     view: Mutex<Option<View>>,
 }
 
@@ -27,7 +27,7 @@ impl Pin {
         Ok(Self { pid, size, view: Mutex::new(Some(view)) })
     }
 
-    /// What it keeps, if it was not released.
+    /// The pinned memory, unless it was released.
     pub(crate) fn take(&self) -> Option<View> {
         self.lock().take()
     }
@@ -51,9 +51,9 @@ impl Pin {
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn look<T>(&self, look: impl FnOnce(&View) -> T) -> Result<T, Fault> {
+    fn with_view<T>(&self, work: impl FnOnce(&View) -> T) -> Result<T, Fault> {
         check_process(self.pid)?;
-        self.lock().as_ref().map(look).ok_or_else(released)
+        self.lock().as_ref().map(work).ok_or_else(released)
     }
 }
 
@@ -66,24 +66,24 @@ impl Pin {
 
     #[getter]
     fn device_ptr(&self) -> PyResult<usize> {
-        Ok(number(self.look(View::address)?)?)
+        Ok(number(self.with_view(View::address)?)?)
     }
 
     #[getter]
     fn parts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyRange>> {
-        let parts = self.look(View::parts)?;
+        let parts = self.with_view(View::parts)?;
         let small = |part: u32| isize::try_from(part).unwrap_or(isize::MAX);
         PyRange::new(py, small(parts.start), small(parts.end))
     }
 
     #[getter]
     fn write(&self) -> PyResult<bool> {
-        Ok(self.look(|view| view.access() == Access::Write)?)
+        Ok(self.with_view(|view| view.access() == Access::Write)?)
     }
 
     #[getter]
     fn drop_count(&self) -> PyResult<u64> {
-        Ok(self.look(View::drop_count)?)
+        Ok(self.with_view(View::drop_count)?)
     }
 
     #[getter]
@@ -113,11 +113,11 @@ impl Pin {
     }
 
     fn __repr__(&self) -> String {
-        let said = self.look(|view| {
+        let text = self.with_view(|view| {
             let kind = if view.access() == Access::Write { "write" } else { "read" };
             format!("<vramd.Pin to {kind} {}>", view.facts().info.id)
         });
-        said.unwrap_or_else(|_| "<vramd.Pin, released>".to_owned())
+        text.unwrap_or_else(|_| "<vramd.Pin, released>".to_owned())
     }
 
     fn __reduce__(&self) -> PyResult<()> {

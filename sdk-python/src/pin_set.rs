@@ -1,10 +1,10 @@
-//! `vramd.PinSet`: memory of several allocations that was pinned together.
+//! `vramd.PinSet`: pins of several allocations, taken together.
 
 use pyo3::{exceptions::PyTypeError, prelude::*, types::PyTuple};
 
 use crate::{error::Fault, pin::Pin, view::View};
 
-/// Pins that were taken together, all or none. Each can be released for itself.
+/// Pins that were taken together, all or none. Each can be released on its own.
 #[pyclass(frozen, module = "vramd")]
 #[derive(Debug)]
 pub(crate) struct PinSet {

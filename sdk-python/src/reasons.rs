@@ -1,4 +1,4 @@
-//! The registry of reasons, for whoever wants to walk it.
+//! The registry of reasons, for programs that iterate over it.
 
 use pyo3::prelude::*;
 use vramd_client::Reason;

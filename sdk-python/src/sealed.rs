@@ -1,4 +1,4 @@
-//! `vramd.Sealed`: memory that nobody writes any more.
+//! `vramd.Sealed`: memory that no session can write any more.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use crate::{info::Released, memory::Memory, shared::Shared};
 
-/// Memory that nobody writes any more, mapped read-only. Dropped, the session lets go of it.
+/// Memory that no session can write any more, mapped read-only. Dropping it detaches the session.
 #[pyclass(frozen, extends = Memory, module = "vramd")]
 #[derive(Debug)]
 pub(crate) struct Sealed;

@@ -1,4 +1,6 @@
-//! The SDK's handle, shared by the Python object and all that looks at its memory.
+//! The SDK's handle, shared by the Python object and all views of its memory.
+//!
+//! Readers of the handle share its lock; seal, free and detach take it alone and are refused while a view lives.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +22,7 @@ use vramd_client::{
 
 use crate::{
     error::Fault,
-    view::{self, How, View},
+    view::{self, PinRequest, View},
 };
 
 #[derive(Debug)]
@@ -33,17 +35,17 @@ pub(crate) struct Shared {
     handle: RwLock<Option<Handle>>,
 }
 
-/// What never changes while the handle is there.
+/// The facts that never change while the handle exists.
 #[derive(Debug)]
 pub(crate) struct Facts {
     pub(crate) info: AllocationInfo,
     pub(crate) size: usize,
     pub(crate) writable: bool,
-    /// Known once any of it has come.
+    /// Known once a part has arrived.
     place: OnceLock<Place>,
 }
 
-/// Where it lies.
+/// The address of the memory.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     address: usize,
@@ -72,62 +74,62 @@ impl Shared {
         self.facts.info.id
     }
 
-    /// Looks at the handle, beside others who look.
+    /// Reads the handle, beside other readers.
     pub(crate) fn read<T: Send>(
         &self,
         py: Python<'_>,
         work: impl FnOnce(&Handle) -> Result<T, Error> + Send,
     ) -> Result<T, Fault> {
-        self.check_home()?;
+        self.check_own_process()?;
         py.detach(|| {
             let handle = self.handle.read().unwrap_or_else(PoisonError::into_inner);
             let handle = handle.as_ref().ok_or_else(|| self.closed())?;
             let outcome = work(handle).map_err(Fault::from);
-            self.facts.learn(handle)?;
+            self.facts.record_place(handle)?;
             outcome
         })
     }
 
-    /// Uses the handle alone.
+    /// Uses the handle exclusively.
     pub(crate) fn write<T: Send>(
         &self,
         py: Python<'_>,
         work: impl FnOnce(&mut Handle) -> Result<T, Error> + Send,
     ) -> Result<T, Fault> {
-        self.check_home()?;
+        self.check_own_process()?;
         py.detach(|| {
             let mut handle = self.lock();
             let handle = handle.as_mut().ok_or_else(|| self.closed())?;
             let outcome = work(handle).map_err(Fault::from);
-            self.facts.learn(handle)?;
+            self.facts.record_place(handle)?;
             outcome
         })
     }
 
-    /// Something to look at the memory through, which keeps it.
+    /// Makes a view of all the memory, which keeps it mapped.
     pub(crate) fn view(self: &Arc<Self>, py: Python<'_>) -> Result<View, Fault> {
         let access = if self.facts.writable { Access::Write } else { Access::Read };
-        self.view_of(py, None, How { access, wait: None })
+        self.pin_view(py, None, PinRequest { access, wait: None })
     }
 
-    /// The same of some parts, or all, for reading or writing; waits until they are here.
-    pub(crate) fn view_of(
+    /// Makes a view of some parts, or all, for reading or writing; waits until they have arrived.
+    pub(crate) fn pin_view(
         self: &Arc<Self>,
         py: Python<'_>,
         parts: Option<Range<u32>>,
-        how: How,
+        request: PinRequest,
     ) -> Result<View, Fault> {
-        self.read(py, |handle| Ok(self.viewed(view::pin(handle, parts, how)?)))
+        self.read(py, |handle| Ok(self.count_view(view::pin(handle, parts, request)?)))
     }
 
-    /// Several, pinned together: all or none.
+    /// Makes views of several allocations, pinned together: all or none.
     pub(crate) fn view_set(
         py: Python<'_>,
         client: &Client,
         set: &[(Arc<Self>, Access)],
         wait: Option<Duration>,
     ) -> Result<Vec<View>, Fault> {
-        set.iter().try_for_each(|(shared, _)| shared.check_home())?;
+        set.iter().try_for_each(|(shared, _)| shared.check_own_process())?;
         py.detach(|| {
             let sorted: BTreeMap<_, _> =
                 set.iter().map(|(shared, _)| (Arc::as_ptr(shared), shared)).collect();
@@ -136,7 +138,7 @@ impl Shared {
                 let facts: [(&str, &dyn Display); 2] = [("field", &"set"), ("problem", &problem)];
                 return Err(Fault::refused(Reason::RequestInvalid, problem, &facts));
             }
-            // Whoever locks several does so in one order: who waits to have one alone keeps later readers out.
+            // Several locks are always taken in one order, since a waiting writer keeps later readers out.
             let locked: BTreeMap<_, _> = sorted
                 .into_iter()
                 .map(|(at, shared)| (at, shared.handle.read().unwrap_or_else(PoisonError::into_inner)))
@@ -155,27 +157,27 @@ impl Shared {
             };
             let guards = pinned?.into_guards();
             let view = |((shared, _), pinned): (&(Arc<Self>, Access), Pinned)| {
-                shared.facts.learn(handle(shared)?)?;
-                Ok(shared.viewed(vec![pinned]))
+                shared.facts.record_place(handle(shared)?)?;
+                Ok(shared.count_view(vec![pinned]))
             };
             set.iter().zip(guards).map(view).collect()
         })
     }
 
-    /// To be called under the lock, so that who has it alone sees all that there will be.
-    fn viewed(self: &Arc<Self>, pins: Vec<Pinned>) -> View {
+    /// Called under the lock, so that an exclusive holder sees every view that exists.
+    fn count_view(self: &Arc<Self>, pins: Vec<Pinned>) -> View {
         self.views.fetch_add(1, Ordering::Relaxed);
         View::new(Arc::clone(self), pins)
     }
 
     /// For the drop of a [`View`] alone.
-    pub(crate) fn unview(&self) {
-        // Release: what was done through the view is done before the memory goes.
+    pub(crate) fn uncount_view(&self) {
+        // Release: accesses through the view happen before the memory is released.
         self.views.fetch_sub(1, Ordering::Release);
     }
 
     pub(crate) fn seal(&self, py: Python<'_>) -> Result<Arc<Self>, Fault> {
-        self.part(py, |handle| match handle {
+        self.take_handle(py, |handle| match handle {
             Handle::Open(allocation) => match allocation.seal() {
                 Ok(sealed) => Ok(Handle::Sealed(sealed)),
                 Err(failed) => Err((Some(Handle::Open(failed.allocation)), failed.error.into())),
@@ -193,14 +195,15 @@ impl Shared {
     }
 
     pub(crate) fn free(&self, py: Python<'_>) -> Result<Released, Fault> {
-        self.part(py, |handle| match handle {
+        self.take_handle(py, |handle| match handle {
             Handle::Open(allocation) => {
                 allocation.free().map_err(|failed| (Some(Handle::Open(failed.handle)), failed.error.into()))
             }
-            // Who may not free it keeps it.
+            // If the session may not free it, it stays attached.
             Handle::Sealed(sealed) => match self.client.free(self.id()) {
                 Ok(released) => {
-                    // The daemon has the mapping back by now, or asks for it; nothing is left to fail for the caller.
+                    // The daemon has revoked the mapping by now, or is about to; the caller has nothing more to fail
+                    // for.
                     let _ = sealed.detach();
                     Ok(released)
                 }
@@ -210,11 +213,11 @@ impl Shared {
     }
 
     pub(crate) fn detach(&self, py: Python<'_>) -> Result<(), Fault> {
-        self.part(py, |handle| match handle {
+        self.take_handle(py, |handle| match handle {
             Handle::Sealed(sealed) => {
                 sealed.detach().map_err(|failed| (Some(Handle::Sealed(failed.handle)), failed.error.into()))
             }
-            // An open one has no Python method for it.
+            // Open allocations have no `detach` in Python.
             open @ Handle::Open(_) => {
                 let id = self.id();
                 let message = Reason::NotSealed.meaning();
@@ -223,30 +226,30 @@ impl Shared {
         })
     }
 
-    /// Gives the handle up, unless somebody looks; what the work hands back with its error stays.
-    fn part<T: Send>(
+    /// Gives the handle up, unless a view lives; a handle that `work` returns with its error stays.
+    fn take_handle<T: Send>(
         &self,
         py: Python<'_>,
         work: impl FnOnce(Handle) -> Result<T, (Option<Handle>, Fault)> + Send,
     ) -> Result<T, Fault> {
-        self.check_home()?;
+        self.check_own_process()?;
         py.detach(|| {
             let mut slot = self.lock();
-            // Acquire: see `unview`.
+            // Acquire: see `uncount_view`.
             match self.views.load(Ordering::Acquire) {
                 0 => {}
                 views => return Err(self.pinned(views)),
             }
             let handle = slot.take().ok_or_else(|| self.closed())?;
-            work(handle).map_err(|(left, fault)| {
-                *slot = left;
+            work(handle).map_err(|(handle, fault)| {
+                *slot = handle;
                 fault
             })
         })
     }
 
-    /// Also keeps a forked child away from locks that its parent's threads held.
-    fn check_home(&self) -> Result<(), Fault> {
+    /// Refuses a forked child, also to keep it away from locks that the parent's threads held.
+    fn check_own_process(&self) -> Result<(), Fault> {
         check_process(self.pid)
     }
 
@@ -272,12 +275,12 @@ impl Facts {
         let info = handle.info().clone();
         let (size, writable) = (number(info.size.get())?, matches!(handle, Handle::Open(_)));
         let facts = Self { info, size, writable, place: OnceLock::new() };
-        facts.learn(handle)?;
+        facts.record_place(handle)?;
         Ok(facts)
     }
 
-    /// Finds out where it lies, if that is known by now.
-    fn learn(&self, handle: &Handle) -> Result<(), Fault> {
+    /// Records the address, if it is known by now.
+    fn record_place(&self, handle: &Handle) -> Result<(), Fault> {
         if self.is_placed() {
             return Ok(());
         }
@@ -287,23 +290,23 @@ impl Facts {
         };
         if address != 0 {
             let place = Place { address: number(address)?, is_device };
-            // It is the same for all who find it out.
+            // Every caller finds the same address.
             let _ = self.place.set(place);
         }
         Ok(())
     }
 
-    /// Whether it is known where it lies: not before anything of it has come.
+    /// Whether the address is known: not before a part has arrived.
     pub(crate) fn is_placed(&self) -> bool {
         self.place.get().is_some()
     }
 
-    /// 0 while it is not known.
+    /// The address; 0 while it is not known.
     pub(crate) fn address(&self) -> usize {
         self.place.get().map_or(0, |place| place.address)
     }
 
-    /// False while it is not known.
+    /// Whether it is device memory; false while that is not known.
     pub(crate) fn is_device(&self) -> bool {
         self.place.get().is_some_and(|place| place.is_device)
     }
@@ -382,12 +385,12 @@ impl Handle {
     }
 }
 
-/// Whether this is the process that the object was made in; a forked child is told, whatever it wants.
+/// Refuses any use of the object in a forked child.
 pub(crate) fn check_process(made_in: u32) -> Result<(), Fault> {
     let pid = process::id();
     if pid == made_in {
         return Ok(());
     }
     let message = "this object belongs to the parent of this forked process: connect a client of its own";
-    Err(Fault::refused(Reason::SessionForeign, message, &[("pid", &pid)]).of_class("Forked"))
+    Err(Fault::refused(Reason::SessionForeign, message, &[("pid", &pid)]).with_class("Forked"))
 }

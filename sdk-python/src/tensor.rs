@@ -14,16 +14,17 @@ use pyo3::{
 
 use crate::{
     buffer::{self, Layout},
-    dlpack::{self, Content, Wish},
+    dlpack::{self, Content, ExportRequest},
     dtype::DType,
     shared::Shared,
     view::View,
 };
 
-/// More than any library takes.
+/// The largest number of dimensions; no library takes more.
 const DIMENSIONS_MAX: usize = 64;
 
-/// A C-contiguous tensor in memory that the daemon owns. It keeps that memory, as all do that it is handed on to.
+/// A C-contiguous tensor in memory that the daemon owns. The tensor, and everything made from it, keeps that memory
+/// mapped.
 #[pyclass(frozen, module = "vramd")]
 #[derive(Debug)]
 pub(crate) struct Tensor {
@@ -37,7 +38,7 @@ pub(crate) struct Tensor {
     bytes: usize,
 }
 
-/// How many elements, or how many along each dimension.
+/// PinRequest many elements, or how many along each dimension.
 #[derive(Debug, FromPyObject)]
 pub(crate) enum Shape {
     Flat(isize),
@@ -71,8 +72,12 @@ impl Tensor {
         Ok(Self { view, offset, dtype, shape, strides, bytes })
     }
 
-    pub(crate) fn export<'py>(&self, py: Python<'py>, wish: &Wish) -> PyResult<Bound<'py, PyAny>> {
-        wish.check(self.view.facts())?;
+    pub(crate) fn export<'py>(
+        &self,
+        py: Python<'py>,
+        request: &ExportRequest,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        request.check(self.view.facts())?;
         let item = small(self.dtype.size())?;
         let wide = |numbers: &mut dyn Iterator<Item = isize>| numbers.map(|number| number as i64).collect();
         let content = Content {
@@ -82,7 +87,7 @@ impl Tensor {
             shape: wide(&mut self.shape.iter().copied()),
             strides: wide(&mut self.strides.iter().map(|stride| stride / item)),
         };
-        dlpack::export(py, content, wish.is_versioned())
+        dlpack::export(py, content, request.is_versioned())
     }
 
     fn shared(&self) -> &Arc<Shared> {
@@ -153,7 +158,7 @@ impl Tensor {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        self.export(py, &Wish { stream, max_version, dl_device, copy })
+        self.export(py, &ExportRequest { stream, max_version, dl_device, copy })
     }
 
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
@@ -183,8 +188,8 @@ impl Tensor {
             shape: &tensor.shape,
             strides: &tensor.strides,
         };
-        // SAFETY: needed to pass on what the interpreter passes. The layout was checked when the tensor was made, and is
-        // the tensor's, which nobody changes.
+        // SAFETY: needed to pass on the interpreter's arguments. The layout was checked when the tensor was made, and
+        // belongs to the tensor, which never changes it.
         unsafe { buffer::fill_shaped(slf.into_any(), tensor.shared(), &layout, out, flags) }
     }
 
@@ -195,7 +200,7 @@ impl Tensor {
     }
 }
 
-/// Strides of a C-contiguous tensor, and its bytes.
+/// The strides of a C-contiguous tensor, and its size in bytes.
 fn measure(shape: &[isize], item: usize) -> PyResult<(Vec<isize>, usize)> {
     let problem = |what: &str| PyValueError::new_err(format!("the shape {shape:?} {what}"));
     if shape.len() > DIMENSIONS_MAX {

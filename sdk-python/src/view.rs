@@ -1,4 +1,4 @@
-//! What keeps memory mapped while somebody outside looks at it: a buffer, a capsule, a tensor, a pin.
+//! Views: they keep memory mapped while a buffer, a capsule, a tensor or a pin uses it.
 
 use std::{
     ops::Range,
@@ -10,26 +10,26 @@ use vramd_client::{Access, Error, Pinned};
 
 use crate::shared::{Facts, Handle, Shared};
 
-/// Parts that one guard may pin.
+/// The largest number of parts that one guard may pin.
 const PARTS_MAX: u32 = 1024;
 
-/// For what memory is pinned, and for how long a pin waits at most: as any call of the client, unless told.
+/// The access and the longest wait of a pin; without a wait it is as long as any call of the client.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct How {
+pub(crate) struct PinRequest {
     pub(crate) access: Access,
     pub(crate) wait: Option<Duration>,
 }
 
-/// As long as it lives, the memory is neither sealed nor freed, and stays where it is; who wants it back waits. Dropping it
+/// While it lives, the memory is neither sealed nor freed, and stays where it is; an eviction waits. Dropping it
 /// needs no GIL, waits for nothing, and may happen on any thread.
 #[derive(Debug)]
 pub(crate) struct View {
-    // Unpinned before it is said that nobody looks.
+    // Unpinned before the view is uncounted.
     pins: Vec<Pinned>,
     counted: Counted,
 }
 
-/// One of those that look.
+/// Counts one view.
 #[derive(Debug)]
 struct Counted(Arc<Shared>);
 
@@ -51,28 +51,29 @@ impl View {
         self.pins.first().map_or(Access::Read, Pinned::access)
     }
 
-    /// How often the content of any part was given up.
+    /// The drop count of the parts.
     pub(crate) fn drop_count(&self) -> u64 {
         self.pins.iter().map(Pinned::drop_count).sum()
     }
 
-    /// Those that are pinned, in one piece.
+    /// The pinned parts, as one range.
     pub(crate) fn parts(&self) -> Range<u32> {
         let (first, last) = (self.pins.first().map(Pinned::parts), self.pins.last().map(Pinned::parts));
         first.map_or(0, |parts| parts.start)..last.map_or(0, |parts| parts.end)
     }
 
-    /// Where they begin.
+    /// The address where they begin.
     pub(crate) fn address(&self) -> u64 {
         self.pins.first().map_or(0, Pinned::as_device_ptr)
     }
 
-    /// How many bytes they are, of those that were asked for.
+    /// Their bytes, of the requested ones.
     pub(crate) fn len(&self) -> u64 {
         self.pins.iter().map(Pinned::len_bytes).sum()
     }
 
-    /// Unpins once the CUDA streams have done what was launched on them so far; what comes back with the error pins yet.
+    /// Unpins once the CUDA streams have done the work launched on them so far; the view that returns with an error
+    /// still pins.
     pub(crate) fn unpin_after(mut self, streams: &[u64]) -> Result<(), Box<(Self, Error)>> {
         while let Some(pinned) = self.pins.pop() {
             if let Err(failed) = pinned.unpin_after(streams) {
@@ -84,30 +85,34 @@ impl View {
     }
 }
 
-/// Pins these parts, or all, and waits until they are here.
+/// Pins these parts, or all, and waits until they have arrived.
 ///
-/// More than one call may name are pinned by several, which is a nested pin: each waits while those before it are kept. The
-/// protocol has no larger set, and an array wants all of its memory at once. So one that waits in its own way is aborted, all
-/// that it had is given back with it, and who asked may try again. However many calls there are, they end by one time.
-pub(crate) fn pin(handle: &Handle, parts: Option<Range<u32>>, how: How) -> Result<Vec<Pinned>, Error> {
+/// More parts than one call may name are pinned by several calls, which nest: each waits while the earlier ones are
+/// kept. The protocol has no larger set, and an array needs all of its memory at once. A call that waits because of
+/// the others' pins is aborted, all pins are released, and the caller may try again. All calls share one deadline.
+pub(crate) fn pin(
+    handle: &Handle,
+    parts: Option<Range<u32>>,
+    request: PinRequest,
+) -> Result<Vec<Pinned>, Error> {
     let begun = Instant::now();
-    let left = || how.wait.map(|wait| wait.saturating_sub(begun.elapsed()));
+    let left = || request.wait.map(|wait| wait.saturating_sub(begun.elapsed()));
     let all = 0..handle.part_count();
     let parts = parts.unwrap_or_else(|| all.clone());
     if parts.is_empty() || parts.end > all.end {
-        // Refused, and nothing is waited for first.
-        return Ok(vec![handle.pin_parts(parts, how.access, left())?]);
+        // Refused before any wait.
+        return Ok(vec![handle.pin_parts(parts, request.access, left())?]);
     }
     let each = parts.clone().step_by(PARTS_MAX as usize);
     each.map(|first| {
         let few = first..parts.end.min(first.saturating_add(PARTS_MAX));
-        handle.pin_parts(few, how.access, left())
+        handle.pin_parts(few, request.access, left())
     })
     .collect()
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.unview();
+        self.0.uncount_view();
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 pub(super) const CPU: i32 = 1;
 pub(super) const CUDA: i32 = 2;
-/// Of type codes: those of fp8 came with 1.1.
+/// The version of the type codes: those of fp8 came with 1.1.
 pub(super) const VERSION: Version = Version { major: 1, minor: 1 };
 pub(super) const FLAG_READ_ONLY: u64 = 1;
 

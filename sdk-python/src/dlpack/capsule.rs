@@ -1,4 +1,4 @@
-//! Capsules: made here, taken and let go of by whoever wants the tensor, or by the interpreter if nobody does.
+//! Capsules: made here, then taken and released by a consumer, or by the interpreter if no consumer takes them.
 
 #![allow(unsafe_code, reason = "DLPack is a C interface")]
 
@@ -18,7 +18,7 @@ use crate::{dtype::DType, view::View};
 const NAME: &CStr = c"dltensor";
 const VERSIONED_NAME: &CStr = c"dltensor_versioned";
 
-/// What a capsule holds: a tensor inside of memory, C-contiguous.
+/// The content of a capsule: a C-contiguous tensor in the memory.
 #[derive(Debug)]
 pub(crate) struct Content {
     pub(crate) view: View,
@@ -29,7 +29,7 @@ pub(crate) struct Content {
     pub(crate) strides: Box<[i64]>,
 }
 
-/// A consumer gets the pointer to `managed`, which is the first field; its context is the whole box.
+/// The consumer gets the pointer to `managed`, the first field; its context is the whole box.
 #[repr(C)]
 struct Owned<T> {
     managed: T,
@@ -79,25 +79,25 @@ fn wrap<'py, T>(
 ) -> PyResult<Bound<'py, PyCapsule>> {
     let raw = Box::into_raw(Box::new(owned));
     let pointer = NonNull::new(raw.cast::<c_void>()).expect("a box is somewhere");
-    // SAFETY: needed for a capsule with a name and content of DLPack's. The pointer is valid until the deleter is called,
-    // which whoever takes the capsule does once, and `discard` if nobody has taken it.
+    // SAFETY: needed for a capsule with a name and content of DLPack's. The pointer is valid until the deleter is
+    // called, which the consumer does once, or `discard` if there is none.
     let capsule = unsafe { PyCapsule::new_with_pointer_and_destructor(py, pointer, name, Some(discard)) };
     if capsule.is_err() {
-        // SAFETY: needed to take back what no capsule owns. It was a box above.
+        // SAFETY: needed to take back the box that no capsule owns. It was a box above.
         drop(unsafe { Box::from_raw(raw) });
     }
     capsule
 }
 
-/// What a consumer calls when it is done.
+/// The deleter that a consumer calls when it is done.
 unsafe extern "C" fn delete<T>(managed: *mut T) {
-    // SAFETY: needed to take back a box that C code has held. `managed` is its first field, and a deleter is called once.
+    // SAFETY: needed to take back a box that C code held. `managed` is its first field, and a deleter is called once.
     drop(unsafe { Box::from_raw(managed.cast::<Owned<T>>()) });
 }
 
 unsafe extern "C" fn discard(capsule: *mut ffi::PyObject) {
-    // SAFETY: needed because the interpreter calls it so, with the capsule that ends. What still has its name was not
-    // taken by anybody.
+    // SAFETY: needed because the interpreter calls it so, with the capsule that ends. A capsule that still has its
+    // name was not taken by a consumer.
     unsafe { discard_named::<Managed>(capsule, NAME) };
 }
 

@@ -1,7 +1,7 @@
 //! DLPack: how tensors pass from one library to another without a copy.
 //!
-//! A capsule owns what keeps its memory; the library that takes it lets go by calling the deleter, on any thread, at any
-//! time, also while the interpreter ends. So nothing in it is Python's.
+//! A capsule owns a view of its memory. The library that takes it releases it by calling the deleter, on any thread,
+//! at any time, also while the interpreter ends. So nothing in it belongs to Python.
 
 mod abi;
 mod capsule;
@@ -12,19 +12,19 @@ use vramd_client::cuda_ordinal;
 pub(crate) use self::capsule::{Content, export};
 use crate::{error::Fault, shared::Facts};
 
-/// What the library that calls `__dlpack__` asks for.
+/// The arguments of `__dlpack__`, as a library passes them.
 #[derive(Debug)]
-pub(crate) struct Wish {
+pub(crate) struct ExportRequest {
     pub(crate) stream: Option<i64>,
     pub(crate) max_version: Option<(u32, u32)>,
     pub(crate) dl_device: Option<(i32, i32)>,
     pub(crate) copy: Option<bool>,
 }
 
-impl Wish {
-    /// Whether a capsule can be had as asked: of the memory itself, where it lies.
+impl ExportRequest {
+    /// Refuses requests other than for the memory itself, where it lies.
     ///
-    /// No stream is waited for: the SDK's copies have ended when they return, and kernels are the program's.
+    /// It waits for no stream: the SDK's copies have ended when they return, and the program orders its own kernels.
     pub(crate) fn check(&self, facts: &Facts) -> PyResult<()> {
         let own = device(facts)?;
         if self.dl_device.is_some_and(|device| device != own) {
@@ -42,7 +42,7 @@ impl Wish {
             ));
         }
         if !facts.writable && !self.is_versioned() {
-            // Older capsules cannot say that memory is read-only, and a write would end the process or its context.
+            // Older capsules cannot mark memory as read-only, and a write would end the process or its context.
             return Err(PyBufferError::new_err(
                 "sealed memory is read-only, which DLPack can say from 1.0 on",
             ));
@@ -55,7 +55,7 @@ impl Wish {
     }
 }
 
-/// Kind and number of a device, as `__dlpack_device__` answers.
+/// The kind and number of a device, as `__dlpack_device__` returns them.
 pub(crate) fn device(facts: &Facts) -> PyResult<(i32, i32)> {
     if !facts.is_device() {
         return Ok((abi::CPU, 0));
