@@ -33,7 +33,7 @@ def is_intact(memory: vramd.Memory, parts: range) -> bool:
         return ctypes.string_at(pin.device_ptr, pin.size) == b"".join(bytes([part + 1]) * PART for part in parts)
 
 
-def test_it_is_read_and_written_where_it_lies(small: Daemon) -> None:
+def test_memory_is_accessed_in_place(small: Daemon) -> None:
     with small.connect() as client:
         memory = written(client)
 
@@ -63,7 +63,7 @@ def test_it_is_read_and_written_where_it_lies(small: Daemon) -> None:
         memory.free()
 
 
-def test_unset_the_next_pin_brings_it(small: Daemon) -> None:
+def test_next_pin_after_unset_fetches_it(small: Daemon) -> None:
     with small.connect() as client:
         memory, other = written(client), client.allocate("8MiB", unpinned=True)
         with other.pin():
@@ -80,7 +80,7 @@ def test_unset_the_next_pin_brings_it(small: Daemon) -> None:
         other.free()
 
 
-def test_sealed_memory_is_advised_by_its_owner_for_all(small: Daemon) -> None:
+def test_owner_advises_sealed_memory_for_all_readers(small: Daemon) -> None:
     with small.connect("owner") as owner, small.connect("reader") as reader:
         sealed = written(owner, name="table").seal()
         attached = reader.attach("table", unpinned=True)
@@ -96,7 +96,7 @@ def test_sealed_memory_is_advised_by_its_owner_for_all(small: Daemon) -> None:
             sealed.advise("set_accessed_by")
 
 
-def test_what_cannot_be_is_told(small: Daemon) -> None:
+def test_impossible_advice_is_refused(small: Daemon) -> None:
     with small.connect() as client:
         memory = client.allocate("2MiB")
         with pytest.raises(ValueError, match="set_accessed_by"):

@@ -12,7 +12,7 @@ from conftest import MIB, Daemon, eventually
 import vramd
 
 
-def test_a_session_says_who_it_is(daemon: Daemon) -> None:
+def test_session_describes_itself(daemon: Daemon) -> None:
     with daemon.connect("loader", timeout=30) as client:
         assert client.is_connected and not client.is_draining
         assert client.tenant.startswith("uid-")
@@ -59,7 +59,7 @@ def test_write_seal_attach(client: vramd.Client, daemon: Daemon) -> None:
     eventually("nothing is left", lambda: client.list() == [])
 
 
-def test_a_spent_object_says_so(client: vramd.Client) -> None:
+def test_closed_object_raises_handle_closed(client: vramd.Client) -> None:
     open_one = client.allocate(MIB)
     sealed = open_one.seal()
     for use in (open_one.seal, open_one.free, lambda: open_one.copy_from(b"x"), lambda: memoryview(open_one)):
@@ -116,7 +116,7 @@ def test_threads_share_a_client(client: vramd.Client) -> None:
         assert shared.copy_to(number * MIB, MIB) == bytes([number]) * MIB
 
 
-def test_one_thread_waits_and_others_run(start) -> None:  # type: ignore[no-untyped-def]
+def test_other_threads_run_while_one_waits(start) -> None:  # type: ignore[no-untyped-def]
     daemon = start(more='[[driver.sim.faults]]\non = "create"\neffect = "delay"\ndelay_ms = 600\ncount = 2\n')
     ticks = 0
     with daemon.connect() as client:
@@ -128,7 +128,7 @@ def test_one_thread_waits_and_others_run(start) -> None:  # type: ignore[no-unty
     assert ticks > 10, "the GIL is not held while a call waits"
 
 
-def test_a_seal_and_a_free_at_once(client: vramd.Client) -> None:
+def test_concurrent_seal_and_free_leave_one_winner(client: vramd.Client) -> None:
     for _ in range(20):
         one = client.allocate(MIB)
         outcomes: list[object] = []
@@ -148,7 +148,7 @@ def test_a_seal_and_a_free_at_once(client: vramd.Client) -> None:
         assert sum(isinstance(outcome, vramd.HandleClosed) for outcome in outcomes) == 1
 
 
-def test_nothing_is_pickled_or_copied(client: vramd.Client) -> None:
+def test_objects_are_neither_pickled_nor_copied(client: vramd.Client) -> None:
     memory = client.allocate(MIB)
     for thing in (client, memory, memory.tensor(), memory.pin()):
         for way in (pickle.dumps, copy.copy, copy.deepcopy):
@@ -157,7 +157,7 @@ def test_nothing_is_pickled_or_copied(client: vramd.Client) -> None:
 
 
 @pytest.mark.parametrize("size", ["24gib", "", "1.3", "50%", "-1", -1, 0, 1 << 64])
-def test_sizes_that_are_none(client: vramd.Client, size: int | str) -> None:
+def test_invalid_sizes_are_refused(client: vramd.Client, size: int | str) -> None:
     with pytest.raises(vramd.InvalidArgument) as refused:
         client.allocate(size)
     assert refused.value.reason in ("QUANTITY_INVALID", "SIZE_INVALID")
@@ -165,7 +165,7 @@ def test_sizes_that_are_none(client: vramd.Client, size: int | str) -> None:
     assert isinstance(refused.value, ValueError)
 
 
-def test_other_arguments_that_mean_nothing(client: vramd.Client, daemon: Daemon) -> None:
+def test_other_invalid_arguments_are_refused(client: vramd.Client, daemon: Daemon) -> None:
     with pytest.raises(TypeError):
         client.allocate(1.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
@@ -191,7 +191,7 @@ def test_other_arguments_that_mean_nothing(client: vramd.Client, daemon: Daemon)
     assert client.list() == []
 
 
-def test_copies_stay_inside(client: vramd.Client) -> None:
+def test_copies_outside_the_memory_are_refused(client: vramd.Client) -> None:
     memory = client.allocate(MIB)
     for copy_out in (
         lambda: memory.copy_to(MIB + 1),

@@ -120,7 +120,7 @@ def fake(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 @pytest.mark.parametrize("device", [0, 1])
-def test_what_libraries_are_handed(
+def test_libraries_get_device_memory(
     start: Callable[..., Daemon], fake: pathlib.Path, monkeypatch: pytest.MonkeyPatch, device: int
 ) -> None:
     daemon = start(

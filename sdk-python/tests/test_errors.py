@@ -33,7 +33,7 @@ def test_every_reason_of_the_registry_has_its_class_and_facts(reason: str) -> No
     assert (type(again), again.args, again.__dict__) == (type(error), error.args, error.__dict__)
 
 
-def test_what_is_not_in_the_registry_keeps_its_words() -> None:
+def test_unknown_reason_keeps_its_message() -> None:
     error = errors.of(None, "NEWER_THAN_THIS", "ABORTED", "later", {"key": "text"}, None)
     assert type(error) is vramd.Aborted and error.reason == "NEWER_THAN_THIS" and error.metadata == {"key": "text"}
     assert type(errors.of(None, None, "OUT_OF_RANGE", "?", {}, None)) is vramd.Error
@@ -46,7 +46,7 @@ def test_all_classes_are_exported() -> None:
     assert set(errors.BY_REASON) <= set(REGISTRY)
 
 
-def test_limits_come_with_their_numbers(start) -> None:  # type: ignore[no-untyped-def]
+def test_limit_error_has_its_numbers(start) -> None:  # type: ignore[no-untyped-def]
     daemon = start(memory="64MiB", more='[quota.default]\nlimit = "16MiB"\n')
     with daemon.connect() as client:
         held = client.allocate("10MiB")
@@ -60,7 +60,7 @@ def test_limits_come_with_their_numbers(start) -> None:  # type: ignore[no-untyp
         assert isinstance(error, MemoryError) and isinstance(error, vramd.ResourceExhausted)
 
 
-def test_a_full_device(start) -> None:  # type: ignore[no-untyped-def]
+def test_full_device_error_has_its_numbers(start) -> None:  # type: ignore[no-untyped-def]
     daemon = start(memory="64MiB", more='[quota.default]\nlimit = "1GiB"\n')
     with daemon.connect() as client:
         kept = client.allocate("50MiB")
@@ -70,7 +70,7 @@ def test_a_full_device(start) -> None:  # type: ignore[no-untyped-def]
         assert (refused.value.free, refused.value.asked) == (14 * MIB, 20 * MIB)
 
 
-def test_a_failed_seal_loses_nothing(start) -> None:  # type: ignore[no-untyped-def]
+def test_failed_seal_loses_nothing(start) -> None:  # type: ignore[no-untyped-def]
     daemon = start(more='[[driver.sim.faults]]\non = "digest"\neffect = "fail"\nmessage = "no hashes today"\n')
     with daemon.connect() as client:
         memory = client.allocate(MIB, name="one", lifetime="persistent")
@@ -85,7 +85,7 @@ def test_a_failed_seal_loses_nothing(start) -> None:  # type: ignore[no-untyped-
     daemon.errors_expected = True
 
 
-def test_names_and_states(client: vramd.Client, daemon: Daemon) -> None:
+def test_name_and_state_errors_have_their_classes(client: vramd.Client, daemon: Daemon) -> None:
     with pytest.raises(vramd.NotFound) as missing:
         client.attach("nobody")
     assert missing.value.reason == "ALLOCATION_NOT_FOUND" and isinstance(missing.value, LookupError)
@@ -104,7 +104,7 @@ def test_names_and_states(client: vramd.Client, daemon: Daemon) -> None:
     one.free()
 
 
-def test_somebody_elses_memory_is_not_freed_and_not_lost(client: vramd.Client, daemon: Daemon) -> None:
+def test_refused_free_keeps_memory_of_another_session(client: vramd.Client, daemon: Daemon) -> None:
     sealed = client.allocate(MIB, name="mine").seal()
     with daemon.connect() as other:
         attached = other.attach("mine")
@@ -114,7 +114,7 @@ def test_somebody_elses_memory_is_not_freed_and_not_lost(client: vramd.Client, d
     assert sealed.is_mapped
 
 
-def test_a_daemon_that_dies(daemon: Daemon) -> None:
+def test_dead_daemon_raises_broker_gone(daemon: Daemon) -> None:
     client = daemon.connect()
     memory = client.allocate(MIB)
     memory.copy_from(b"mine")
@@ -130,7 +130,7 @@ def test_a_daemon_that_dies(daemon: Daemon) -> None:
         memory.seal()
 
 
-def test_a_call_that_takes_too_long(start) -> None:  # type: ignore[no-untyped-def]
+def test_slow_call_raises_deadline(start) -> None:  # type: ignore[no-untyped-def]
     daemon = start(more='[[driver.sim.faults]]\non = "create"\neffect = "delay"\ndelay_ms = 3000\n')
     with daemon.connect(timeout=0.3) as client:
         with pytest.raises(vramd.Deadline) as late:

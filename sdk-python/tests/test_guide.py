@@ -44,7 +44,7 @@ def test_every_block_runs(daemon: Daemon) -> None:
         assert words in printed, printed
 
 
-def test_the_command_has_installed_this_package() -> None:
+def test_install_command_installs_this_package() -> None:
     """`run` has run the block just now, from the tree's root: there is one, and it left the module that is tested."""
     [block] = blocks("sh")
     installed = importlib.metadata.distribution("vramd")
@@ -55,7 +55,7 @@ def test_the_command_has_installed_this_package() -> None:
         assert pathlib.Path(vramd.__file__).with_name(source.name).read_bytes() == source.read_bytes(), source
 
 
-def test_the_block_for_gpus_is_part_of_their_suite() -> None:
+def test_gpu_block_is_part_of_the_gpu_suite() -> None:
     [block] = blocks("python torch")
     program = (ROOT / "tests/gpu/torch_model.py").read_text()
     assert textwrap.indent(re.sub(r" +#.*", "", block), " " * 4) in re.sub(r" +#.*", "", program)

@@ -33,7 +33,7 @@ def is_intact(sealed: vramd.Sealed) -> bool:
         return hashlib.sha256(view).digest() == hashlib.sha256(WEIGHTS).digest()
 
 
-def test_a_file_that_never_changes_is_what_it_has_below(loading: vramd.Client, models: pathlib.Path) -> None:
+def test_immutable_file_is_the_backing(loading: vramd.Client, models: pathlib.Path) -> None:
     sealed = loading.load(models / "m", offset=HEADER, name="m", part_size="2MiB", unpinned=True)
     info = loading.describe("m")
     assert (info.file, info.in_file, info.charged) == (str(models.resolve() / "m"), 6 * MIB, 0)
@@ -44,7 +44,7 @@ def test_a_file_that_never_changes_is_what_it_has_below(loading: vramd.Client, m
     sealed.free()
 
 
-def test_another_is_copied(client: vramd.Client, models: pathlib.Path) -> None:
+def test_mutable_file_is_copied(client: vramd.Client, models: pathlib.Path) -> None:
     sealed = client.load(str(models / "m"), offset=HEADER)
     info = client.describe(sealed.id)
     assert (info.file, info.in_file, info.charged) == (None, 0, 6 * MIB)
@@ -52,12 +52,12 @@ def test_another_is_copied(client: vramd.Client, models: pathlib.Path) -> None:
     assert is_intact(sealed)
 
 
-def test_a_piece_of_it(loading: vramd.Client, models: pathlib.Path) -> None:
+def test_range_of_a_file_is_loaded(loading: vramd.Client, models: pathlib.Path) -> None:
     sealed = loading.load(models / "m", offset=HEADER + 7, size=100)
     assert bytes(memoryview(sealed)) == WEIGHTS[7:107]
 
 
-def test_what_cannot_be_is_told(loading: vramd.Client, models: pathlib.Path) -> None:
+def test_file_that_cannot_be_loaded_is_refused(loading: vramd.Client, models: pathlib.Path) -> None:
     for path, more in [("none", {}), ("m", {"size": "1GiB"}), ("m", {"offset": 1 << 40})]:
         with pytest.raises(vramd.InvalidArgument) as raised:
             loading.load(models / path, **more)  # type: ignore[arg-type]

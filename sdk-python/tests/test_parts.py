@@ -38,7 +38,7 @@ def test_parts_are_pinned_by_their_numbers(client: vramd.Client) -> None:
 @pytest.mark.parametrize(
     "parts", [range(0), range(2, 1), range(3, 5), range(4, 5), range(0, 4, 2), range(3, -1, -1), range(-1, 2), range(2**40)]
 )
-def test_what_is_no_range_of_parts_is_refused(client: vramd.Client, parts: range) -> None:
+def test_invalid_range_of_parts_is_refused(client: vramd.Client, parts: range) -> None:
     memory = client.allocate("8MiB", part_size="2MiB")
     with pytest.raises(vramd.InvalidArgument) as refused:
         memory.pin(parts=parts)
@@ -48,7 +48,7 @@ def test_what_is_no_range_of_parts_is_refused(client: vramd.Client, parts: range
     memory.free()
 
 
-def test_an_allocation_larger_than_its_device(start: Callable[..., Daemon]) -> None:
+def test_allocation_larger_than_its_device_is_used_by_parts(start: Callable[..., Daemon]) -> None:
     daemon = start(memory="16MiB", more='[memory]\nhost_size = "64MiB"\n')
     with daemon.connect("test") as client:
         memory = client.allocate("40MiB", part_size="2MiB", unpinned=True)
@@ -73,7 +73,7 @@ def test_an_allocation_larger_than_its_device(start: Callable[..., Daemon]) -> N
         memory.free()
 
 
-def test_a_set_is_pinned_together(client: vramd.Client) -> None:
+def test_set_is_pinned_together(client: vramd.Client) -> None:
     weights, cache = client.allocate("4MiB", part_size="2MiB"), client.allocate(MIB)
     for memory in (weights, cache):
         memory.unpin()
@@ -101,7 +101,7 @@ def test_a_set_is_pinned_together(client: vramd.Client) -> None:
     assert client.pin_set().pins == ()
 
 
-def test_a_set_that_cannot_be_pinned_keeps_nothing(client: vramd.Client, daemon: Daemon) -> None:
+def test_refused_set_keeps_no_pin(client: vramd.Client, daemon: Daemon) -> None:
     memory, sealed = client.allocate(MIB), client.allocate(MIB, name="sealed").seal()
     with daemon.connect("other") as other:
         foreign = other.attach("sealed")
@@ -116,7 +116,7 @@ def test_a_set_that_cannot_be_pinned_keeps_nothing(client: vramd.Client, daemon:
     sealed.free()
 
 
-def test_nested_pins_are_ended_and_sets_are_not(start: Callable[..., Daemon]) -> None:
+def test_nested_pins_stall_and_sets_do_not(start: Callable[..., Daemon]) -> None:
     daemon = start(memory="4MiB", more='[memory]\nhost_size = "16MiB"\n[limits]\npin_stall_ms = 2000\n')
     with daemon.connect("test") as client:
         one, two = (client.allocate("3MiB", part_size="2MiB", unpinned=True) for _ in range(2))
@@ -131,7 +131,7 @@ def test_nested_pins_are_ended_and_sets_are_not(start: Callable[..., Daemon]) ->
         two.free()
 
 
-def test_sets_of_many_threads_in_any_order(start: Callable[..., Daemon]) -> None:
+def test_threads_pin_sets_in_any_order(start: Callable[..., Daemon]) -> None:
     daemon = start(memory="8MiB", more='[memory]\nhost_size = "32MiB"\n')
     with daemon.connect("test") as client:
         memories = [client.allocate("2MiB", unpinned=True) for _ in range(6)]
@@ -161,7 +161,7 @@ def test_sets_of_many_threads_in_any_order(start: Callable[..., Daemon]) -> None
             memory.free()
 
 
-def test_more_parts_than_one_call_may_name(start: Callable[..., Daemon]) -> None:
+def test_pin_of_more_parts_than_one_call_may_name_succeeds(start: Callable[..., Daemon]) -> None:
     daemon = start(memory="4GiB")
     with daemon.connect("test") as client:
         memory = client.allocate(1025 * PART, part_size=PART, unpinned=True)

@@ -34,7 +34,7 @@ def revoke(daemon: Daemon, memory: vramd.Memory) -> str:
     ).stdout  # fmt: skip
 
 
-def test_a_pin_keeps_and_lets_go(client: vramd.Client) -> None:
+def test_pin_keeps_memory_until_its_release(client: vramd.Client) -> None:
     memory = client.allocate(MIB)
     with memory.pin(write=True) as pin:
         assert (pin.device_ptr, pin.size, pin.write, pin.is_released) == (memory.device_ptr, MIB, True, False)
@@ -60,7 +60,7 @@ def test_a_pin_keeps_and_lets_go(client: vramd.Client) -> None:
     sealed.free()
 
 
-def test_memory_of_the_cpu_has_no_streams(client: vramd.Client) -> None:
+def test_host_memory_has_no_streams(client: vramd.Client) -> None:
     memory = client.allocate(MIB)
     pin = memory.pin()
     with pytest.raises(vramd.Unsupported) as refused:
@@ -73,7 +73,7 @@ def test_memory_of_the_cpu_has_no_streams(client: vramd.Client) -> None:
     memory.free()
 
 
-def test_a_pin_outlives_its_object(daemon: Daemon) -> None:
+def test_pin_outlives_its_object(daemon: Daemon) -> None:
     with daemon.connect() as client:
         memory = client.allocate(MIB)
         pin = memory.pin()
@@ -84,7 +84,7 @@ def test_a_pin_outlives_its_object(daemon: Daemon) -> None:
         eventually("the last pin frees it", lambda: other.list() == [])
 
 
-def test_holding_is_a_choice(client: vramd.Client) -> None:
+def test_handle_pin_is_given_up_and_taken_again(client: vramd.Client) -> None:
     memory = client.allocate(MIB)
     memory.copy_from(b"mine")
     assert memory.has_handle_pin
@@ -104,7 +104,7 @@ def test_holding_is_a_choice(client: vramd.Client) -> None:
     sealed.free()
 
 
-def test_what_an_operator_takes_away_stays_while_somebody_looks(daemon: Daemon) -> None:
+def test_revoked_memory_stays_while_a_view_lives(daemon: Daemon) -> None:
     client = daemon.connect()
     memory = client.allocate(MIB)
     array = np.frombuffer(memory, dtype=np.uint8)
@@ -119,7 +119,7 @@ def test_what_an_operator_takes_away_stays_while_somebody_looks(daemon: Daemon) 
     eventually("then it goes", lambda: not memory.is_mapped)
 
 
-def test_what_was_only_held_goes_with_its_session(daemon: Daemon) -> None:
+def test_ended_session_loses_memory_with_only_a_handle_pin(daemon: Daemon) -> None:
     client = daemon.connect()
     memory = client.allocate(MIB)
     vramctl(daemon, "session", "end", str(client.session_id))
@@ -130,7 +130,7 @@ def test_what_was_only_held_goes_with_its_session(daemon: Daemon) -> None:
         assert isinstance(gone.value, (vramd.NotMapped, vramd.SessionLost)), repr(gone.value)
 
 
-def test_what_is_revoked_comes_back_to_who_looks(client: vramd.Client, daemon: Daemon) -> None:
+def test_revoked_memory_returns_at_the_next_access(client: vramd.Client, daemon: Daemon) -> None:
     memory = client.allocate("8MiB", part_size="2MiB")
     memory.copy_from(b"the same bytes", 3 * MIB)
     view = memoryview(memory)
@@ -147,7 +147,7 @@ def test_what_is_revoked_comes_back_to_who_looks(client: vramd.Client, daemon: D
     assert "PINNED" in revoke(daemon, memory)
 
 
-def test_pins_of_many_threads(client: vramd.Client) -> None:
+def test_threads_pin_the_same_memory(client: vramd.Client) -> None:
     memory = client.allocate("32MiB", part_size="2MiB")
     failures: list[BaseException] = []
 
@@ -208,7 +208,7 @@ def test_unpinned_attach_arrives_when_it_is_used(daemon: Daemon, client: vramd.C
     sealed.free()
 
 
-def test_an_operator_ends_a_wait_for_room(start: Callable[..., Daemon]) -> None:
+def test_operator_cancels_a_wait_for_room(start: Callable[..., Daemon]) -> None:
     daemon = start(memory="4MiB", more='[memory]\nhost_size = "8MiB"\n')
     with daemon.connect("test") as client:
         memory = client.allocate("4MiB")
@@ -247,7 +247,7 @@ def test_an_operator_ends_a_wait_for_room(start: Callable[..., Daemon]) -> None:
         memory.free()
 
 
-def test_a_pin_waits_as_long_as_it_says(start: Callable[..., Daemon]) -> None:
+def test_pin_waits_as_long_as_requested(start: Callable[..., Daemon]) -> None:
     daemon = start(memory="4MiB", more='[memory]\nhost_size = "8MiB"\n')
     with daemon.connect("test") as client:
         away = client.allocate("4MiB", unpinned=True)
@@ -269,7 +269,7 @@ def test_a_pin_waits_as_long_as_it_says(start: Callable[..., Daemon]) -> None:
         away.free()
 
 
-def test_what_is_dropped_says_so(start: Callable[..., Daemon]) -> None:
+def test_drop_count_shows_dropped_content(start: Callable[..., Daemon]) -> None:
     daemon = start(memory="4MiB", more='[memory]\nhost_size = "2MiB"\n')
     with daemon.connect("test") as client:
         memory = client.allocate("4MiB", part_size="2MiB", discardable=True)
@@ -296,7 +296,7 @@ def test_what_is_dropped_says_so(start: Callable[..., Daemon]) -> None:
 
 
 @pytest.mark.parametrize("wait", [-1.0, float("nan"), float("inf")])
-def test_a_wait_is_a_number_of_seconds(client: vramd.Client, wait: float) -> None:
+def test_wait_must_be_a_number_of_seconds(client: vramd.Client, wait: float) -> None:
     with pytest.raises(ValueError):
         client.allocate(MIB, wait=wait)
     with pytest.raises(vramd.InvalidArgument):

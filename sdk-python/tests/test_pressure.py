@@ -17,7 +17,7 @@ BIG = 224 * MIB
 """More than four fifths of the device, and less than nine tenths."""
 
 
-def test_it_is_answered_without_a_callback(client: vramd.Client) -> None:
+def test_pressure_is_known_without_a_callback(client: vramd.Client) -> None:
     uuid = client.devices[0].uuid
     eventually("the daemon has told", lambda: client.pressure().level == "normal")
     memory = client.allocate(BIG)
@@ -48,7 +48,7 @@ def test_it_is_answered_without_a_callback(client: vramd.Client) -> None:
         client.pressure()
 
 
-def test_it_is_told_on_a_thread_that_holds_up_nobody(daemon: Daemon) -> None:
+def test_callback_runs_on_its_own_thread_and_delays_nothing(daemon: Daemon) -> None:
     heard: queue.Queue[tuple[str, vramd.Pressure]] = queue.Queue()
     go_on = threading.Event()
 
@@ -71,7 +71,7 @@ def test_it_is_told_on_a_thread_that_holds_up_nobody(daemon: Daemon) -> None:
         memory.free()
 
 
-def test_what_it_raises_is_reported_and_the_next_is_told(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_of_the_callback_is_reported_and_calls_go_on(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     reported: queue.Queue[str] = queue.Queue()
     monkeypatch.setattr(threading, "excepthook", lambda args: reported.put(f"{args.exc_value} {args.thread.name}"))
 
@@ -88,13 +88,13 @@ def test_what_it_raises_is_reported_and_the_next_is_told(daemon: Daemon, monkeyp
         memory.free()
 
 
-def test_what_cannot_be_called_is_refused(daemon: Daemon) -> None:
-    with pytest.raises(TypeError, match="cannot be called"):
+def test_callback_that_is_not_callable_is_refused(daemon: Daemon) -> None:
+    with pytest.raises(TypeError, match="must be a callable"):
         daemon.connect(on_pressure=3)
 
 
 @pytest.mark.parametrize("meanwhile", ["sleep(0.001)", "client.describe(memory.id)", "raise RuntimeError"])
-def test_an_interpreter_ends_while_it_is_told(daemon: Daemon, meanwhile: str) -> None:
+def test_interpreter_ends_during_a_callback(daemon: Daemon, meanwhile: str) -> None:
     """The thread comes back into an interpreter that is half taken down."""
     busy = f"""
 import threading, time, vramd
@@ -121,7 +121,7 @@ assert heard.wait(20)
     assert daemon.run(busy) == ""
 
 
-def test_an_interpreter_ends_though_a_callback_does_not(daemon: Daemon) -> None:
+def test_interpreter_ends_though_a_callback_does_not_return(daemon: Daemon) -> None:
     stuck = """
 import threading, vramd
 heard = threading.Event()
@@ -134,7 +134,7 @@ assert heard.wait(20)
     assert daemon.run(stuck) == ""
 
 
-def test_who_hears_closes_the_session(daemon: Daemon) -> None:
+def test_callback_may_close_the_session(daemon: Daemon) -> None:
     closed = threading.Event()
 
     def on_pressure(pressure: vramd.Pressure) -> None:
@@ -151,7 +151,7 @@ def test_who_hears_closes_the_session(daemon: Daemon) -> None:
     assert not thread.is_alive(), "it ends with the session"
 
 
-def test_a_child_forked_while_it_is_told_waits_for_no_call(daemon: Daemon) -> None:
+def test_child_forked_during_a_callback_waits_for_no_call(daemon: Daemon) -> None:
     """The thread that is in it is not there, so it would never come back. What was registered last is called first."""
     forked = """
 import atexit, os, threading, time
@@ -175,7 +175,7 @@ if child:
     assert daemon.run(forked) == "1\n1\n", "the child, and its parent"
 
 
-def test_a_child_forked_in_a_callback_ends_with_it(daemon: Daemon) -> None:
+def test_child_forked_in_a_callback_ends_with_it(daemon: Daemon) -> None:
     children: queue.Queue[int] = queue.Queue()
 
     def on_pressure(pressure: vramd.Pressure) -> None:

@@ -67,7 +67,7 @@ while True:
 """
 
 
-def test_a_killed_client_leaves_nothing(daemon: Daemon, client: vramd.Client) -> None:
+def test_killed_client_leaves_nothing(daemon: Daemon, client: vramd.Client) -> None:
     for _ in range(3):
         with daemon.child(VICTIM) as victim:
             assert victim.stdout is not None and victim.stdout.readline() == "ready\n"
@@ -77,7 +77,7 @@ def test_a_killed_client_leaves_nothing(daemon: Daemon, client: vramd.Client) ->
         eventually("its memory is freed", lambda: client.list() == [])
 
 
-def test_a_forked_child_is_told(daemon: Daemon, client: vramd.Client) -> None:
+def test_forked_child_is_refused(daemon: Daemon, client: vramd.Client) -> None:
     memory = client.allocate(MIB)
     sealed = client.allocate(MIB).seal()
     array = np.frombuffer(sealed, dtype=np.uint8)
@@ -131,7 +131,7 @@ def work(sockets: str) -> int:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_pools_of_processes(daemon: Daemon, client: vramd.Client, method: str) -> None:
+def test_process_pools_attach_in_each_worker(daemon: Daemon, client: vramd.Client, method: str) -> None:
     memory = client.allocate(4096, name="shared")
     memory.copy_from(bytes([1]) * 4096)
     sealed = memory.seal()

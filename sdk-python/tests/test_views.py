@@ -52,7 +52,7 @@ def test_sealed_memory_is_read_only(client: vramd.Client) -> None:
         sealed.copy_into(sealed)
 
 
-def test_who_looks_keeps(client: vramd.Client) -> None:
+def test_views_keep_memory_from_seal_and_free(client: vramd.Client) -> None:
     memory = client.allocate(MIB)
     view = memoryview(memory)
     array = np.frombuffer(memory, dtype=np.uint8)
@@ -77,7 +77,7 @@ def test_who_looks_keeps(client: vramd.Client) -> None:
     sealed.free()
 
 
-def test_a_view_outlives_object_and_client(daemon: Daemon) -> None:
+def test_view_outlives_object_and_client(daemon: Daemon) -> None:
     with daemon.connect() as client:
         memory = client.allocate(MIB)
         array = np.frombuffer(memory, dtype=np.uint32)
@@ -117,7 +117,7 @@ def test_tensors_have_shape_and_type(client: vramd.Client) -> None:
     assert memory.tensor(dtype="bfloat16").nbytes == 4096
 
 
-def test_tensors_that_do_not_fit(client: vramd.Client) -> None:
+def test_tensors_that_do_not_fit_are_refused(client: vramd.Client) -> None:
     memory = client.allocate(4096)
     wrong: list[tuple[int | tuple[int, ...] | None, str, int]] = [
         (4097, "uint8", 0), (-1, "uint8", 0), ((2, -2), "uint8", 0), ((1 << 40, 1 << 40), "uint8", 0),
@@ -135,7 +135,7 @@ def test_tensors_that_do_not_fit(client: vramd.Client) -> None:
     memory.free()
 
 
-def test_dlpack_keeps_its_promises(client: vramd.Client) -> None:
+def test_dlpack_export_obeys_its_request(client: vramd.Client) -> None:
     memory = client.allocate(MIB)
     assert memory.__dlpack_device__() == (1, 0)
     unlike: list[dict[str, Any]] = [{"dl_device": (2, 0)}, {"copy": True}, {"stream": 5}]
@@ -162,7 +162,7 @@ def test_dlpack_keeps_its_promises(client: vramd.Client) -> None:
     sealed.free()
 
 
-def test_views_come_and_go_on_many_threads(client: vramd.Client) -> None:
+def test_threads_make_and_release_views(client: vramd.Client) -> None:
     memory = client.allocate(MIB)
     failures: list[BaseException] = []
 
@@ -203,13 +203,13 @@ print(client.list()[0].state)
 """
 
 
-def test_an_interpreter_ends_with_all_of_it_alive(daemon: Daemon) -> None:
+def test_interpreter_ends_with_everything_alive(daemon: Daemon) -> None:
     for _ in range(5):
         assert daemon.run(FORGETFUL) == "open\n"
     with daemon.connect() as client:
         eventually("its memory is freed", lambda: client.list() == [])
 
 
-def test_importing_it_needs_no_daemon_and_no_numpy() -> None:
+def test_import_needs_neither_daemon_nor_numpy() -> None:
     source = "import sys, vramd; print('numpy' in sys.modules, 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", source], capture_output=True, text=True).stdout == "False False\n"

@@ -7,9 +7,10 @@
         weights.copy_from(b"hello")
         sealed = weights.seal()
 
-Any other process of the tenant, or of its readers, maps the same bytes by `client.attach("llama")`. All of it blocks, and
-lets other threads run meanwhile. Who writes memory that is not held pins it to write (`memory.pin(write=True)`): what kernels write
-under a pin to read, or under none, is lost without a word once the memory has left its device. Errors are in `vramd.errors`; the guide is `docs/guides/python.md`.
+Any other process of the tenant, or of its readers, maps the same bytes by `client.attach("llama")`. Calls block, and
+let other threads run meanwhile. Code that writes memory without a handle pin pins it to write
+(`memory.pin(write=True)`): bytes that kernels write under a pin to read, or under none, are lost silently once the
+memory has left its device. Errors are in `vramd.errors`; the guide is `docs/guides/python.md`.
 """
 
 from vramd._native import (

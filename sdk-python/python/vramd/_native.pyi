@@ -1,4 +1,4 @@
-"""The native half: what the classes of `vramd` do."""
+"""The native half: the classes of `vramd`."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -23,28 +23,30 @@ def connect(
 ) -> Client:
     """Opens a session with the daemon of this node.
 
-    `name` is what operators read beside it. `devices` are UUIDs of the devices that this process sees, if CUDA is not
-    to be asked. `timeout` bounds every later call, in seconds; it is 300 unless told. `on_pressure` is called whenever the daemon tells how
-    full a device is, or a tier below it: once for each at the beginning, then with every change. A thread that does nothing else
-    calls it, so it may take its time; of what comes meanwhile it is told the newest of each device and tier. What it raises goes to
-    `threading.excepthook`, and the next is told all the same. What it refers to lives as long as the session.
+    `name` is what operators see beside the session. `devices` are the UUIDs of the devices that this process sees; by
+    default CUDA is asked. `timeout` bounds every later call, in seconds; the default is 300.
+
+    `on_pressure` is called with each pressure report: once for each device and tier at the beginning, then at every
+    change. A thread of its own calls it, so it may take its time; it then gets only the newest report of each device
+    and tier. An exception that it raises goes to `threading.excepthook`, and the next report is delivered all the
+    same. Objects that it refers to live as long as the session.
     """
 
 def socket_dir() -> str:
-    """Where the daemon's sockets are looked for, unless `connect` is told."""
+    """The folder where the daemon's sockets are looked for, unless `connect` gets another."""
 
 def reasons() -> list[tuple[str, str, list[str], str]]:
     """Every reason of the registry: its name, gRPC code, facts and meaning."""
 
 @final
 class Client:
-    """One session with the daemon. As a context it is closed at the end."""
+    """One session with the daemon. As a context manager it is closed at the end."""
 
     @property
     def session_id(self) -> int: ...
     @property
     def tenant(self) -> str:
-        """Whom this session is charged to."""
+        """The tenant that is charged for this session."""
     @property
     def devices(self) -> list[Device]:
         """The daemon's devices that this session sees."""
@@ -52,14 +54,16 @@ class Client:
     def daemon_version(self) -> str: ...
     @property
     def is_connected(self) -> bool:
-        """Whether the session stands. What it maps stays usable even if not."""
+        """Whether the session is live. Its mappings stay usable after its end."""
     @property
     def is_draining(self) -> bool:
-        """Whether the node is being taken out of service."""
+        """Whether an operator is taking the node out of service."""
     def pressure(self, device: str | None = None) -> Pressure:
-        """How full a device is, by its UUID or index, as the daemon told last; the only one, if none is named. No call."""
+        """The daemon's last report on how full a device is, named by UUID or index; without a name, of the session's
+        only device. It makes no call.
+        """
     def pressures(self) -> list[Pressure]:
-        """The same of all devices that the session sees, and of the tiers below them."""
+        """The last report of each device that the session sees, and of the tiers below them."""
     def allocate(
         self,
         size: int | str,
@@ -75,15 +79,17 @@ class Client:
         discardable: bool = False,
         wait: float = 0.0,
     ) -> Allocation:
-        """Allocates, and waits until the memory is mapped: zero, writable.
+        """Allocates zeroed memory, and waits until it is mapped for writing.
 
-        `size` is bytes, or a text like `"24GiB"`. `device` is a UUID or an index. What is persistent stays with its
-        tenant once it is sealed, and needs a name. `readers` are tenants that may attach it then; `*` is everybody.
-        `replace` takes the name from the sealed allocation that bears it, at the moment this one is sealed.
-        `uninitialized` memory may begin with what the tenant's own freed memory held, and can be had sooner. Of `unpinned`
-        memory nothing is mapped before somebody looks, copies or pins, so the call does not wait for it, and it may be
-        larger than the device. Parts of `discardable` memory that nobody holds or pins are dropped where somebody needs their
-        room, not copied: `Pin.drop_count` says so. It can't be sealed. Where there is no room, `wait` is for how many seconds it waits for some.
+        `size` is in bytes, or a text like `"24GiB"`. `device` is a UUID or an index. Persistent memory stays with its
+        tenant once it is sealed, and needs a name. `readers` are tenants that may attach it then; `*` means every
+        tenant. `replace` takes the name from the sealed allocation that has it, at the moment when this one is
+        sealed. `uninitialized` memory may begin with bytes of the tenant's own freed memory, and can be had sooner.
+
+        `unpinned` memory has no handle pin: nothing is mapped before the program accesses, copies or pins it. The
+        call does not wait for it, and it may be larger than the device. When room is needed, unpinned parts of
+        `discardable` memory are dropped instead of copied, and `Pin.drop_count` shows it; such memory cannot be
+        sealed. `wait` is how many seconds the request may wait for room.
         """
     def load(
         self,
@@ -100,34 +106,37 @@ class Client:
         unpinned: bool = False,
         wait: float = 0.0,
     ) -> Sealed:
-        """Loads what a file has from `offset` on, all of it unless `size` is given, as sealed memory.
+        """Loads a file from `offset` on, all of it unless `size` is given, as sealed memory.
 
-        Where the daemon knows that the file never changes (fs-verity, or the operator's `files.immutable_paths`) the file
-        itself is what the memory has below its device: what nobody uses leaves without being copied, and costs nothing. Any
-        other file is copied. One that was changed all the same is found out: who looks is told `ContentLost`. It takes as long as
-        it takes to read the file. `wait` counts where it is copied; all else is as for `allocate`.
+        If the daemon knows that the file never changes (fs-verity, or the operator's `files.immutable_paths`), the
+        file itself is the backing: unused parts leave the device without a copy, and cost nothing there. Any other
+        file is copied. If an immutable file is changed after all, accesses raise `ContentLost`. Loading takes as long
+        as reading the file. `wait` counts only if the file is copied; the other arguments are those of `allocate`.
         """
     def attach(self, name_or_id: str | int, *, unpinned: bool = False) -> Sealed:
         """Maps a sealed allocation read-only: by `name`, by `tenant/name`, or by its id.
 
-        Of an `unpinned` one nothing is mapped before somebody looks, copies or pins, so it may be larger than the device.
+        With `unpinned` nothing is mapped before the program accesses, copies or pins it, so it may be larger than the
+        device.
         """
     def pin_set(
         self, read: Sequence[Memory] = (), *, write: Sequence[Memory] = (), wait: float | None = None
     ) -> PinSet:
-        """Pins several allocations together, all or none, and waits until they are here.
+        """Pins several allocations together, all or none, and waits until they have arrived.
 
-        Those of `write` are pinned to be written. Two programs that pin the same ones so do not each wait for what the
-        other has; who pins one after the other may (`PinStalled`). At most 1,024 parts in all. `wait` is for how many
-        seconds it waits (`Deadline`); as long as any call of the client unless told.
+        Those of `write` are pinned to be written. Two programs that pin the same allocations this way do not wait for
+        each other's; a program that pins one after the other may (`PinStalled`). At most 1,024 parts in all. `wait`
+        is how many seconds it may wait (`Deadline`); the default is the client's timeout.
         """
     def list(self, prefix: str = "") -> list[AllocationInfo]:
-        """What the tenant owns whose name begins so. `tenant/…` shows what that tenant lets this one read."""
+        """The tenant's allocations whose name begins with `prefix`. A prefix `tenant/…` lists those that this tenant may
+        read.
+        """
     def describe(self, name_or_id: str | int) -> AllocationInfo: ...
     def flush(self) -> None:
-        """Waits until what was dropped so far is unmapped and freed or detached."""
+        """Waits until everything that was dropped so far is unmapped and freed or detached."""
     def close(self) -> None:
-        """Makes no more calls. The session ends with the last of its memory."""
+        """Ends the calls of this object. The session ends with the last of its memory."""
     def __enter__(self) -> Self: ...
     def __exit__(self, *_error: object) -> None: ...
     def __reduce__(self) -> NoReturn: ...
@@ -146,54 +155,58 @@ class Memory(Buffer):
         """The bytes that were asked for."""
     @property
     def part_count(self) -> int:
-        """Of how many parts it is made, which come and go each for itself."""
+        """The number of its parts, each of which is moved on its own."""
     @property
     def device(self) -> str:
         """UUID."""
     @property
     def device_ptr(self) -> int:
-        """Where it lies: on a GPU, or where devices are simulated in this process. It never changes.
+        """Its address: on a GPU, or in this process if devices are simulated. It never changes.
 
-        0 while it is `unpinned` and nothing of it has been mapped.
+        It is 0 for `unpinned` memory until a part has been mapped.
         """
     @property
     def is_device_memory(self) -> bool:
-        """Whether it lies on a GPU, where the CPU cannot follow its address."""
+        """Whether the address is a GPU's, which the CPU cannot access."""
     @property
     def is_mapped(self) -> bool: ...
     @property
     def info(self) -> AllocationInfo:
-        """As the daemon described it when it was made, sealed or attached."""
+        """The allocation as the daemon described it when it was allocated, sealed or attached."""
     @property
     def has_handle_pin(self) -> bool:
-        """Whether this object pins it, as every one does at first."""
+        """Whether this object has its handle pin, as every object does at first unless it was requested as unpinned.
+        """
     def repin(self) -> None:
-        """Pins it by this object again, and waits until it is here."""
+        """Takes the handle pin again, and waits until all parts have arrived."""
     def unpin(self) -> None:
-        """Gives up this object's own pin: the daemon may unmap it while nobody looks. Whoever looks brings it back."""
+        """Gives up the handle pin: the daemon may unmap the memory while no view or pin uses it. The next access brings
+        it back.
+        """
     def advise(self, advice: Literal["set_accessed_by", "unset_accessed_by"]) -> None:
-        """Says how it is used, which its owner may. It holds until other advice is given; what it says already is no error.
+        """Tells the daemon how the allocation is used; only its owner may. Advice holds until other advice is given;
+        repeating it is no error.
 
-        `set_accessed_by`: its device accesses it in place. What of it lies in the host's memory is mapped there for whoever
-        pins it, at the same address, and does not come to the device. That pays for what is read less than about once each
-        time it would have come. `unset_accessed_by`: no more; the next pin has it come.
+        `set_accessed_by`: its device accesses it in place. Parts in host memory are mapped there for every session
+        that pins them, at the same address, and are not fetched. That pays for memory that is read less than about
+        once per fetch that it saves. `unset_accessed_by` ends this; the next pin fetches the part.
         """
     def pin(self, *, parts: range | None = None, write: bool = False, wait: float | None = None) -> Pin:
-        """Keeps it mapped at its address until the pin is released, and waits until it is here.
+        """Keeps it mapped at its address until the pin is released, and waits until it has arrived.
 
-        `parts` are those wanted, like `range(2, 4)`; all of them unless told. Who writes says `write`: what is written
-        under a pin to read is lost when the memory leaves its device. More than 1,024 parts are asked for by several
-        calls, each while those before it are kept; if they stand in their own way it is `PinStalled`, and none is kept.
-        `wait` is for how many seconds it waits (`Deadline`); as long as any call of the client unless told.
+        `parts` are some parts, like `range(2, 4)`; the default is all of them. A pin to write needs `write`: bytes
+        written under a pin to read are lost when the memory leaves its device. More than 1,024 parts take several
+        calls, each of which keeps the earlier ones; if they block each other, `PinStalled` is raised and none is
+        kept. `wait` is how many seconds it may wait (`Deadline`); the default is the client's timeout.
         """
     def copy_to(self, offset: int = 0, length: int | None = None) -> bytes:
-        """Copies bytes out, up to the end unless told."""
+        """Copies bytes out, up to the end by default."""
     def copy_into(self, buffer: Buffer, offset: int = 0) -> None:
         """Copies bytes out into the whole of a writable, contiguous buffer."""
     def tensor(self, shape: int | Sequence[int] | None = None, dtype: Any = "uint8", offset: int = 0) -> Tensor:
-        """A tensor in it, for NumPy, PyTorch and their like. Without a shape: one dimension, up to the end.
+        """A tensor over its bytes, for NumPy, PyTorch and others. Without a shape it has one dimension, up to the end.
 
-        `dtype` is a name like `"bfloat16"`, or a type of NumPy's or PyTorch's. `offset` is in bytes.
+        `dtype` is a name like `"bfloat16"`, or a type of NumPy or PyTorch. `offset` is in bytes.
         """
     def __dlpack__(
         self,
@@ -211,30 +224,30 @@ class Memory(Buffer):
 
 @final
 class Allocation(Memory):
-    """Memory of this session alone, mapped for reading and writing. Dropped unsealed it is freed."""
+    """Memory of this session alone, mapped for reading and writing. Dropping it unsealed frees it."""
 
     def copy_from(self, buffer: Buffer, offset: int = 0) -> None:
         """Copies the whole of a contiguous buffer in."""
     def seal(self) -> Sealed:
-        """Ends writing for ever. The address stays; this object is closed. If it fails, nothing is lost."""
+        """Ends writing for ever. The address stays; this object is closed. If sealing fails, nothing is lost."""
     def free(self) -> Released:
         """Unmaps and frees it."""
 
 @final
 class Sealed(Memory):
-    """Memory that nobody writes any more, mapped read-only. Dropped, the session lets go of it."""
+    """Memory that no session can write any more, mapped read-only. Dropping it detaches the session."""
 
     @property
     def digest(self) -> str:
         """`blake3:` and 64 hexadecimal digits over its bytes, as the daemon hashed them."""
     def free(self) -> Released:
-        """Unmaps it and frees it for everybody, which its owner may. Others that map it keep their mappings."""
+        """Unmaps it and frees the allocation; only its owner may. Other sessions keep their mappings."""
     def detach(self) -> None:
-        """Unmaps it, and leaves it as it is."""
+        """Unmaps it, and leaves the allocation as it is."""
 
 @final
 class Tensor(Buffer):
-    """A C-contiguous tensor. While it lives, or anything made of it, the memory stays."""
+    """A C-contiguous tensor. While it, or anything made from it, lives, the memory stays mapped."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -248,7 +261,7 @@ class Tensor(Buffer):
     def readonly(self) -> bool: ...
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """For memory of a GPU alone."""
+        """Only for memory of a GPU."""
     def __dlpack__(
         self,
         *,
@@ -263,14 +276,14 @@ class Tensor(Buffer):
 
 @final
 class Pin:
-    """Memory that stays where it is while kernels use it. As a context it is released at the end."""
+    """Memory that stays where it is while kernels use it. As a context manager it is released at the end."""
 
     @property
     def size(self) -> int:
-        """The pinned bytes, of those that were asked for."""
+        """The pinned bytes, of the requested ones."""
     @property
     def device_ptr(self) -> int:
-        """Where they begin."""
+        """The address where they begin."""
     @property
     def parts(self) -> range:
         """The parts that are pinned."""
@@ -278,15 +291,16 @@ class Pin:
     def write(self) -> bool: ...
     @property
     def drop_count(self) -> int:
-        """How often content of it was given up since it was allocated, if it is `discardable`.
+        """How often the daemon has dropped its content since it was allocated, if it is `discardable`.
 
-        What was written while it was another number is lost, all or some. It does not change while it is pinned.
+        Content that was written at another count is lost, all or some of it. The count does not change while the
+        memory is pinned.
         """
     @property
     def is_released(self) -> bool: ...
     def release(self) -> None: ...
     def unpin_after(self, *streams: int) -> None:
-        """Releases it once these CUDA streams have done what was launched on them so far. Returns at once.
+        """Releases it once these CUDA streams have done the work launched on them so far. Returns at once.
 
         A stream that is being captured is refused, and the pin stays: pin around the graph's launch.
         """
@@ -296,11 +310,11 @@ class Pin:
 
 @final
 class PinSet:
-    """Pins that were taken together. As a context they are released at the end."""
+    """Pins that were taken together. As a context manager they are released at the end."""
 
     @property
     def pins(self) -> tuple[Pin, ...]:
-        """Those to read, then those to write, each in the order in which they were named."""
+        """The pins to read, then those to write, each in the order in which they were named."""
     def release(self) -> None: ...
     def unpin_after(self, *streams: int) -> None:
         """As `Pin.unpin_after`, for each that is not released."""
@@ -310,7 +324,7 @@ class PinSet:
 
 @final
 class AllocationInfo:
-    """One allocation as its tenant sees it. Asked, charged and resident bytes are three numbers."""
+    """One allocation as its tenant sees it. Requested, charged and resident bytes are three different numbers."""
 
     @property
     def id(self) -> int: ...
@@ -328,7 +342,7 @@ class AllocationInfo:
     def state(self) -> Literal["creating", "open", "sealing", "sealed", "freeing", "unknown"]: ...
     @property
     def accessed_by_device(self) -> bool:
-        """Whether what of it lies in the host's memory is mapped there, and does not come to the device."""
+        """Whether its device accesses parts in host memory in place, instead of fetching them."""
     @property
     def size(self) -> int: ...
     @property
@@ -363,18 +377,19 @@ class Device:
 
 @final
 class Released:
-    """What became of memory that was freed."""
+    """The outcome of freeing memory."""
 
     @property
     def still_charged(self) -> int:
-        """Bytes that are still charged to its tenant, because somebody maps or holds them."""
+        """Bytes that are still charged to the tenant, because a session maps them or a process has them open."""
     @property
     def mapper_count(self) -> int:
         """How many sessions still map it."""
 
 @final
 class Pressure:
-    """How full a device is, or a tier below it: what is charged to all tenants, of what the daemon may hand out there."""
+    """How full a device is, or a tier below it: the bytes charged to all tenants, as a share of the capacity there.
+    """
 
     @property
     def device(self) -> str:
@@ -385,10 +400,10 @@ class Pressure:
     def level(self) -> Literal["normal", "elevated", "high", "critical", "unknown"]: ...
     @property
     def batch_factor(self) -> float:
-        """By what a program that chooses how much it asks for at once should multiply that: from 0.8, it is tight, to 1.2."""
+        """The factor by which a program should scale its batches: from 0.8, where room is short, to 1.2."""
     @property
     def full_in(self) -> float | None:
-        """Seconds until the tier is full, if it goes on filling as it does. None: it does not, or that is more than 300 off."""
+        """Seconds until the tier is full at the present rate. None if it does not fill, or needs more than 300."""
 
 @final
 class _PressureStream:

@@ -1,7 +1,7 @@
-"""What can go wrong: the registry of reasons (`docs/ERRORS.md`) as a tree of classes.
+"""Errors: the registry of reasons (`docs/ERRORS.md`) as a tree of classes.
 
 Every class is an `Error`. Below it there is one class for each gRPC code, and below these one for each reason that a
-program may want to tell from the others; of all others `Error.reason` speaks. The facts of a refusal are attributes of the
+program may want to distinguish; for all others see `Error.reason`. The facts of a refusal are attributes of the
 classes that list them, and all of them are in `Error.metadata`; numbers are bytes unless their name says otherwise.
 """
 
@@ -16,9 +16,9 @@ class Error(Exception):
     code: str | None
     """The gRPC code, like `RESOURCE_EXHAUSTED`."""
     metadata: dict[str, str]
-    """The facts as they came."""
+    """The facts as received."""
     retry_after: float | None
-    """Seconds after which it may be worth trying again, where the daemon says so."""
+    """Seconds to wait before trying again, if the daemon says so."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Error(Exception):
 
 
 class InvalidArgument(Error, ValueError):
-    """INVALID_ARGUMENT: the request means nothing."""
+    """INVALID_ARGUMENT: an argument of the request is not valid."""
 
 
 class DeviceUnknown(InvalidArgument):
@@ -54,7 +54,7 @@ class NotFound(Error, LookupError):
 
 
 class PermissionDenied(Error):
-    """PERMISSION_DENIED: somebody else's."""
+    """PERMISSION_DENIED: the object belongs to another session, tenant or process."""
 
 
 class NotOwner(PermissionDenied):
@@ -76,11 +76,11 @@ class Unauthenticated(Error):
 
 
 class ResourceExhausted(Error):
-    """RESOURCE_EXHAUSTED: of something there is no more."""
+    """RESOURCE_EXHAUSTED: a limit is reached, or a resource is used up."""
 
 
 class QuotaExceeded(ResourceExhausted, MemoryError):
-    """It would take the tenant above its limit."""
+    """The request would take the tenant above its limit."""
 
     tenant: str | None
     device: str | None
@@ -91,7 +91,7 @@ class QuotaExceeded(ResourceExhausted, MemoryError):
 
 
 class DeviceFull(ResourceExhausted, MemoryError):
-    """There is no room left that is not guaranteed to somebody else."""
+    """The tier has no room left that is not guaranteed to other tenants."""
 
     device: str | None
     tier: str | None
@@ -100,7 +100,7 @@ class DeviceFull(ResourceExhausted, MemoryError):
 
 
 class SetTooLarge(ResourceExhausted, MemoryError):
-    """More of another tenant's memory is to be pinned together than that tenant may have there at once: pin fewer parts."""
+    """The pin needs more of another tenant's memory at once than that tenant may have there: pin fewer parts."""
 
     device: str | None
     tier: str | None
@@ -108,7 +108,7 @@ class SetTooLarge(ResourceExhausted, MemoryError):
 
 
 class FailedPrecondition(Error):
-    """FAILED_PRECONDITION: not in this state."""
+    """FAILED_PRECONDITION: the state of the object does not allow the request."""
 
 
 class NotSealed(FailedPrecondition):
@@ -124,13 +124,13 @@ class AlreadySealed(FailedPrecondition):
 
 
 class SessionLost(FailedPrecondition):
-    """The session has ended; what it maps stands, and a new client can be connected."""
+    """The session has ended; its mappings stand, and a new client can connect."""
 
     session: str | None
 
 
 class Pinned(FailedPrecondition):
-    """Buffers, tensors or pins of the memory are alive: it is neither sealed, freed nor detached before they are gone."""
+    """Buffers, tensors or pins of the memory are alive: release them before it is sealed, freed or detached."""
 
     allocation: str | None
     pins: int | None
@@ -143,18 +143,18 @@ class StreamCapturing(FailedPrecondition):
 
 
 class MapFailed(FailedPrecondition):
-    """The process could not map what the daemon sent."""
+    """The process could not map a part that the daemon sent."""
 
     allocation: str | None
     problem: str | None
 
 
 class DeviceMemory(MapFailed, BufferError):
-    """The memory lies on a GPU, where the CPU cannot follow: use copies, or DLPack."""
+    """The memory lies on a GPU, which the CPU cannot access: use copies, or DLPack."""
 
 
 class NotMapped(MapFailed, BufferError):
-    """The memory is not mapped any more, or not for that."""
+    """The memory is no longer mapped, or not with this access."""
 
 
 class CopyFailed(MapFailed):
@@ -162,22 +162,22 @@ class CopyFailed(MapFailed):
 
 
 class Aborted(Error):
-    """ABORTED: something else came in between; it may be tried again."""
+    """ABORTED: another operation interfered; the request may be tried again."""
 
 
 class PinStalled(Aborted):
-    """The pin waited for sessions that wait themselves, perhaps for its own: release what is pinned, and try again."""
+    """The pin waited for sessions that themselves wait, perhaps for its own pins: release pins, and try again."""
 
 
 class WaitCancelled(Aborted):
-    """An operator ended the wait for room on the device."""
+    """An operator cancelled the wait for room on the device."""
 
     wait: int | None
-    """Its number."""
+    """The number of the wait."""
 
 
 class AlreadyExists(Error):
-    """ALREADY_EXISTS: it is there already."""
+    """ALREADY_EXISTS: an object of that name exists."""
 
 
 class NameTaken(AlreadyExists):
@@ -187,7 +187,7 @@ class NameTaken(AlreadyExists):
 
 
 class Unavailable(Error):
-    """UNAVAILABLE: not now."""
+    """UNAVAILABLE: the daemon cannot serve the request now."""
 
 
 class BrokerGone(Unavailable, ConnectionError):
@@ -197,26 +197,26 @@ class BrokerGone(Unavailable, ConnectionError):
 
 
 class Draining(Unavailable):
-    """The node is being taken out of service."""
+    """An operator is taking the node out of service."""
 
 
 class DriverFailed(Unavailable):
-    """The driver failed in a way that is not a lack of memory."""
+    """The driver failed for another reason than a lack of memory."""
 
     device: str | None
     problem: str | None
 
 
 class Unsupported(Error, NotImplementedError):
-    """UNIMPLEMENTED: this driver or node cannot do it."""
+    """UNIMPLEMENTED: this driver or node does not support the request."""
 
 
 class DataLoss(Error):
-    """DATA_LOSS: bytes are not what they were."""
+    """DATA_LOSS: stored bytes have changed or are lost."""
 
 
 class ContentLost(DataLoss):
-    """The bytes of one part of the allocation are lost, and of no other."""
+    """The bytes of one part of the allocation are lost; its other parts are not."""
 
     allocation: str | None
     part_index: int | None
@@ -230,11 +230,11 @@ class DigestMismatch(DataLoss):
 
 
 class Deadline(Error, TimeoutError):
-    """DEADLINE_EXCEEDED: the deadline passed first; what completes later stays."""
+    """DEADLINE_EXCEEDED: the deadline passed first; work that completes later stays done."""
 
 
 class Internal(Error):
-    """INTERNAL: a bug of the daemon's, which it counts and logs."""
+    """INTERNAL: a bug in the daemon, which counts and logs it."""
 
 
 class HandleClosed(Error, ValueError):
@@ -256,7 +256,7 @@ BY_CODE: Mapping[str, type[Error]] = {
     "DATA_LOSS": DataLoss,
     "UNAUTHENTICATED": Unauthenticated,
 }
-"""The class of every code; a code that is not here makes an `Error`."""
+"""The class of every code; an unknown code makes an `Error`."""
 
 BY_REASON: Mapping[str, type[Error]] = {
     "DEVICE_UNKNOWN": DeviceUnknown,
@@ -280,7 +280,7 @@ BY_REASON: Mapping[str, type[Error]] = {
     "CONTENT_LOST": ContentLost,
     "DIGEST_MISMATCH": DigestMismatch,
 }
-"""The class of a reason that has one of its own."""
+"""The class of each reason that has one of its own."""
 
 _BY_NAME: Mapping[str, type[Error]] = {
     kind.__name__: kind for kind in (Error, DeviceMemory, NotMapped, CopyFailed, Forked, HandleClosed)
@@ -295,13 +295,13 @@ def of(
     metadata: Mapping[str, str],
     retry_after: float | None,
 ) -> Error:
-    """The error that the native half raises: of the class named, else of its reason's, else of its code's."""
+    """Makes the error that the native half raises: of the named class, else of its reason's, else of its code's."""
     kind = _BY_NAME[name] if name else BY_REASON.get(reason or "") or BY_CODE.get(code or "", Error)
     return kind(message, reason=reason, code=code, metadata=metadata, retry_after=retry_after)
 
 
 def _facts(kind: type[Error]) -> dict[str, object]:
-    """Attributes that a class and those above it declare, below `Error` itself."""
+    """The attributes that a class and its bases declare, below `Error` itself."""
     facts: dict[str, object] = {}
     for base in reversed(kind.__mro__):
         if issubclass(base, Error) and base is not Error:
