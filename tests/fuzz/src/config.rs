@@ -1,13 +1,13 @@
 //! The configuration file, of any bytes.
 //!
 //! An accepted file lies within its documented bounds and can be used, and the same tables, printed by
-//! another library, are accepted as the same. A refusal names a place in the text and its field, which move
+//! another library, are accepted as the same. A refusal names a location in the text and its field, which move
 //! with the text.
 
 mod bounds;
 mod fields;
 
-use vramd::config::{self, Place};
+use vramd::config::{self, ErrorLocation};
 
 use crate::{Verdict, memory};
 
@@ -27,17 +27,17 @@ pub(crate) fn check(input: &[u8]) -> Verdict {
             }
             moves(input, |again| assert_eq!(again.as_ref(), Ok(config)));
         }
-        (Err(place), Ok(text)) => {
-            lies_in(place, text);
+        (Err(location), Ok(text)) => {
+            lies_in(location, text);
             if let Some(tables) = tables(text) {
-                fields::check(place, &tables, text);
+                fields::check(location, &tables, text);
             }
-            moves(input, |again| assert_eq!(again.as_ref(), Err(&moved(place))));
+            moves(input, |again| assert_eq!(again.as_ref(), Err(&moved(location))));
         }
-        (Err(place), Err(error)) => {
-            assert_eq!(place.field, "");
-            lies_in(place, &String::from_utf8_lossy(&input[..error.valid_up_to()]));
-            moves(input, |again| assert_eq!(again.as_ref(), Err(&moved(place))));
+        (Err(location), Err(error)) => {
+            assert_eq!(location.field, "");
+            lies_in(location, &String::from_utf8_lossy(&input[..error.valid_up_to()]));
+            moves(input, |again| assert_eq!(again.as_ref(), Err(&moved(location))));
         }
         (Ok(config), Err(error)) => panic!("{error}, and yet {config:?}"),
     }
@@ -50,20 +50,23 @@ fn tables(text: &str) -> Option<toml::Table> {
     text.parse().ok()
 }
 
-fn lies_in(place: &Place, text: &str) {
-    let line = text.split('\n').nth(place.line - 1);
-    let line = line.unwrap_or_else(|| panic!("{place}: the text has no such line"));
-    assert!((1..=line.chars().count() + 1).contains(&place.column), "{place}: {line:?} has no such column");
-    assert!(!place.problem.is_empty() && !place.problem.contains('\n'), "{place}");
+fn lies_in(location: &ErrorLocation, text: &str) {
+    let line = text.split('\n').nth(location.line - 1);
+    let line = line.unwrap_or_else(|| panic!("{location}: the text has no such line"));
+    assert!(
+        (1..=line.chars().count() + 1).contains(&location.column),
+        "{location}: {line:?} has no such column"
+    );
+    assert!(!location.problem.is_empty() && !location.problem.contains('\n'), "{location}");
 }
 
 /// Reads the text again, two lines further down. A byte order mark must stay where it is.
-fn moves(input: &[u8], judge: impl FnOnce(Result<config::Config, Place>)) {
+fn moves(input: &[u8], judge: impl FnOnce(Result<config::Config, ErrorLocation>)) {
     if !input.starts_with("\u{feff}".as_bytes()) {
         judge(config::parse_bytes(&[PREFIX.as_bytes(), input].concat()));
     }
 }
 
-fn moved(place: &Place) -> Place {
-    Place { line: place.line + 2, ..place.clone() }
+fn moved(location: &ErrorLocation) -> ErrorLocation {
+    ErrorLocation { line: location.line + 2, ..location.clone() }
 }

@@ -33,10 +33,10 @@ pub(crate) fn check(input: &[u8]) -> Verdict {
     let devices: Vec<_> = (0..DEVICES).map(device).collect();
     // A kind without a descriptor, so that none is opened for each input.
     let table = Export::CudaIpc([1; 64]);
-    let context = Context { devices: &devices, features, word_table: Some(&table), handle: &handle };
+    let context = Context { devices: &devices, features, word_table: Some(&table), export: &export };
     let lost = match &meant {
         DaemonFrame::Map(parts) => {
-            parts.iter().map(|part| part.extent).find(|extent| handle(*extent).is_none())
+            parts.iter().map(|part| part.extent).find(|extent| export(*extent).is_none())
         }
         _ => None,
     };
@@ -45,24 +45,24 @@ pub(crate) fn check(input: &[u8]) -> Verdict {
     if let Ok(written) = &written {
         assert!(written.bytes.len() <= FRAME_BYTES_MAX, "a frame of {} bytes", written.bytes.len());
         let read = decode_daemon_frame(&written.bytes).expect("the SDK accepts a frame of the daemon");
-        same(&meant, &read, &written.handles, features);
+        same(&meant, &read, &written.exports, features);
     }
     Verdict::of(&written)
 }
 
-fn same(meant: &DaemonFrame, read: &Frame, handles: &[Export], features: u64) {
+fn same(meant: &DaemonFrame, read: &Frame, exports: &[Export], features: u64) {
     match (meant, read) {
         (DaemonFrame::Welcome { session, tenant, devices, slots }, Frame::Welcome(welcome)) => {
-            assert_eq!((welcome.slot_count, handles.len()), (*slots, 1));
+            assert_eq!((welcome.slot_count, exports.len()), (*slots, 1));
             assert_eq!((welcome.session_id, &welcome.tenant), (session.get(), tenant));
             assert_eq!(welcome.features, features);
             let meant: Vec<_> = devices.iter().map(|index| device(index.0)).collect();
             assert_eq!(welcome.devices, meant);
         }
         (DaemonFrame::Map(meant), Frame::Map(map)) => {
-            assert_eq!((map.parts.len(), handles.len()), (meant.len(), meant.len()));
-            for ((meant, part), handle) in meant.iter().zip(&map.parts).zip(handles) {
-                same_part(meant, part, handle);
+            assert_eq!((map.parts.len(), exports.len()), (meant.len(), meant.len()));
+            for ((meant, part), export) in meant.iter().zip(&map.parts).zip(exports) {
+                same_part(meant, part, export);
             }
         }
         (DaemonFrame::Revoke { parts, reason }, Frame::Revoke(revoke)) => {
@@ -88,7 +88,7 @@ fn same(meant: &DaemonFrame, read: &Frame, handles: &[Export], features: u64) {
     }
 }
 
-fn same_part(meant: &MapPart, part: &v1::MapPart, handle: &Export) {
+fn same_part(meant: &MapPart, part: &v1::MapPart, export: &Export) {
     let access = if meant.writable { Access::ReadWrite } else { Access::ReadOnly };
     assert_eq!(part.part, Some(reference(&meant.part)));
     assert_eq!((part.offset_bytes, part.size_bytes), (meant.offset.get(), meant.size.get()));
@@ -96,9 +96,9 @@ fn same_part(meant: &MapPart, part: &v1::MapPart, handle: &Export) {
     assert_eq!(part.losses, meant.drop_count);
     assert_eq!(part.slot, meant.slot.map_or(0, |slot| slot.0));
     assert_eq!((part.access(), part.handle_type()), (access, HandleType::CudaIpc));
-    let Export::CudaIpc(bytes) = handle else { panic!("{handle:?}") };
+    let Export::CudaIpc(bytes) = export else { panic!("{export:?}") };
     assert_eq!(part.cuda_ipc_handle, bytes);
-    assert_eq!(*bytes, legacy(meant.extent), "another extent's handle");
+    assert_eq!(*bytes, legacy(meant.extent), "another extent's export");
 }
 
 fn draw(input: &mut Unstructured<'_>) -> Result<(DaemonFrame, u64)> {
@@ -174,7 +174,7 @@ fn reference(part: &PartRef) -> v1::PartRef {
 }
 
 /// Every extent has its own export, except those with an id that seven divides, other than 0.
-fn handle(extent: ExtentId) -> Option<Export> {
+fn export(extent: ExtentId) -> Option<Export> {
     let lost = extent.get() > 0 && extent.get().is_multiple_of(7);
     (!lost).then(|| Export::CudaIpc(legacy(extent)))
 }

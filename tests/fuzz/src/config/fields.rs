@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use toml::{Table, Value};
-use vramd::config::Place;
+use vramd::config::ErrorLocation;
 
-pub(super) fn check(place: &Place, tables: &Table, text: &str) {
+pub(super) fn check(location: &ErrorLocation, tables: &Table, text: &str) {
     let mut paths = BTreeSet::new();
     let mut todo: Vec<_> = tables.iter().map(|(key, value)| (key.clone(), value)).collect();
     while let Some((path, value)) = todo.pop() {
@@ -22,15 +22,15 @@ pub(super) fn check(place: &Place, tables: &Table, text: &str) {
         }
         paths.insert(path);
     }
-    assert!(paths.contains(&place.field), "{place}: no such field in {paths:?}");
-    stands_before(place, text);
+    assert!(paths.contains(&location.field), "{location}: no such field in {paths:?}");
+    stands_before(location, text);
 }
 
 /// Checks that the last key of the field is written by the end of that line. A key with an escape is written
 /// otherwise.
-fn stands_before(place: &Place, text: &str) {
-    let last = place.field.rsplit('.').next().unwrap_or_default();
+fn stands_before(location: &ErrorLocation, text: &str) {
+    let last = location.field.rsplit('.').next().unwrap_or_default();
     let key = last.split('[').next().unwrap_or_default();
-    let until: String = text.split_inclusive('\n').take(place.line).collect();
-    assert!(text.contains('\\') || until.contains(key), "{place}: `{key}` stands nowhere above");
+    let until: String = text.split_inclusive('\n').take(location.line).collect();
+    assert!(text.contains('\\') || until.contains(key), "{location}: `{key}` stands nowhere above");
 }
