@@ -10,7 +10,7 @@ use vramd_proto::v1::{
 };
 use vramd_tests::{
     MIB_2, Pending, digest, proc,
-    victim::{Death, Order, Victim, Word, content},
+    victim::{Death, Order, Report, Victim, content},
     wait::soon,
 };
 
@@ -23,7 +23,7 @@ use crate::{
 pub(crate) fn run(stage: &Stage, case: &Case) -> Result<()> {
     let victim = Victim::start(&stage.victim, &stage.daemon.sockets(), case.uid, &case.fate)?;
     let mut watch = Watch { stage, case, victim, session: None, allocation: None, drain: None, end: None };
-    watch.wait_for("its step", |word| matches!(word, Word::Reached))?;
+    watch.wait_for("its step", |word| matches!(word, Report::Reached))?;
     match case.fate.death {
         Death::Kill | Death::Race => {}
         Death::Stop => soon("it stands still", || proc::is_stopped(watch.victim.pid()))?,
@@ -48,14 +48,14 @@ struct Watch<'a> {
 
 impl Watch<'_> {
     /// Reads the victim's reports up to this one, and does what the victim is ready for.
-    fn wait_for(&mut self, what: &str, wanted: impl Fn(&Word) -> bool) -> Result<Word> {
+    fn wait_for(&mut self, what: &str, wanted: impl Fn(&Report) -> bool) -> Result<Report> {
         loop {
-            let Some(word) = self.victim.hear()? else { bail!("it ended by itself before {what}") };
+            let Some(word) = self.victim.next_report()? else { bail!("it ended by itself before {what}") };
             self.note(&word)?;
             if wanted(&word) {
                 return Ok(word);
             }
-            if let Word::Over(why) = &word
+            if let Report::Over(why) = &word
                 && self.case.fate.death != Death::Close
             {
                 bail!("it was over before {what}: {why}");
@@ -63,27 +63,31 @@ impl Watch<'_> {
         }
     }
 
-    fn note(&mut self, word: &Word) -> Result<()> {
+    fn note(&mut self, word: &Report) -> Result<()> {
         match word {
-            Word::Session(id) => self.session = Some(*id),
-            Word::Allocation(id) => self.allocation = Some(*id),
-            Word::ReadyToDrain => self.drain = Some(self.stage.drain()),
-            Word::ReadyToEnd => {
+            Report::Session(id) => self.session = Some(*id),
+            Report::Allocation(id) => self.allocation = Some(*id),
+            Report::ReadyToDrain => self.drain = Some(self.stage.drain()),
+            Report::ReadyToEnd => {
                 let session_id = self.session.context("it has a session")?;
                 let request =
                     EndSessionRequest { session_id, kill: self.case.end_kills, ..Default::default() };
                 self.end = Some(self.stage.daemon.admin.end_session(request));
             }
-            Word::Intact(false) => bail!("it found other bytes than it should"),
-            Word::Reached | Word::Closed { .. } | Word::Intact(true) | Word::Left { .. } | Word::Over(_) => {}
+            Report::Intact(false) => bail!("it found other bytes than it should"),
+            Report::Reached
+            | Report::Closed { .. }
+            | Report::Intact(true)
+            | Report::Left { .. }
+            | Report::Over(_) => {}
         }
         Ok(())
     }
 
     /// Checks that the victim's mappings stay charged, and keep their bytes.
     fn check_life_without_channel(&mut self) -> Result<()> {
-        let closed = self.wait_for("the end of its channel", |word| matches!(word, Word::Closed { .. }))?;
-        let Word::Closed { mapped } = closed else { bail!("{closed} is something else") };
+        let closed = self.wait_for("the end of its channel", |word| matches!(word, Report::Closed { .. }))?;
+        let Report::Closed { mapped } = closed else { bail!("{closed} is something else") };
         self.drain = None;
         if let Some(id) = self.session {
             soon("its session is silent, or gone", || {
@@ -94,11 +98,11 @@ impl Watch<'_> {
             ensure!(charged >= mapped, "it maps {mapped} bytes, and the daemon knows of {charged}");
         }
         self.victim.order(Order::Check)?;
-        self.wait_for("a look at its bytes", |word| matches!(word, Word::Intact(_)))?;
+        self.wait_for("a look at its bytes", |word| matches!(word, Report::Intact(_)))?;
         if self.case.leaves {
             let before = self.session;
             self.victim.order(Order::Leave)?;
-            self.wait_for("its leaving", |word| matches!(word, Word::Left { .. }))?;
+            self.wait_for("its leaving", |word| matches!(word, Report::Left { .. }))?;
             if let Some(id) = before {
                 soon("its first session is gone while it lives", || self.row(id).is_none())?;
             }
@@ -118,9 +122,11 @@ impl Watch<'_> {
 
     fn wait_for_over(&mut self) -> Result<()> {
         loop {
-            let Some(word) = self.victim.hear()? else { bail!("it ended by itself without descriptors") };
+            let Some(word) = self.victim.next_report()? else {
+                bail!("it ended by itself without descriptors")
+            };
             self.note(&word)?;
-            if matches!(word, Word::Over(_)) {
+            if matches!(word, Report::Over(_)) {
                 return Ok(());
             }
         }
@@ -129,7 +135,7 @@ impl Watch<'_> {
     fn kill(&mut self) -> Result<()> {
         for word in self.victim.kill()? {
             // The report that would end this wait does not come any more.
-            if !matches!(word, Word::ReadyToDrain | Word::ReadyToEnd) {
+            if !matches!(word, Report::ReadyToDrain | Report::ReadyToEnd) {
                 self.note(&word)?;
             }
         }

@@ -59,7 +59,7 @@ fn a_dying_client_leaves_nothing_and_harms_no_other() {
         for (scene, cases) in scenes.iter_mut().zip(cases) {
             let failed = run(scene, &cases, &command);
             assert!(failed.is_empty(), "{}", failed.join("\n"));
-            if let Err(why) = scene.is_as_before() {
+            if let Err(why) = scene.check_as_before() {
                 panic!("after cases {first} to {last}: {why:#}\n  to repeat them: {command}");
             }
         }
@@ -87,7 +87,7 @@ fn run(scene: &mut Scene, cases: &[Case], command: &str) -> Vec<String> {
     let failed = Mutex::new(Vec::new());
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
-        let living = scope.spawn(|| survivors.live_until(&over));
+        let living = scope.spawn(|| survivors.run_until(&over));
         let moving = scene.moves.then(|| scope.spawn(|| operator::move_until(&scene.daemon.admin, &over)));
         let work = || {
             loop {
@@ -125,8 +125,7 @@ fn a_client_opens_no_new_channel_on_a_drained_node() {
     let mut scene = Scene::with_room(Vec::new());
     let (plan, target) = (Plan::new(7, 0..1), scene.target.clone());
     let (_, stage) = scene.split();
-    let cases: Vec<_> =
-        (0..4 * AT_ONCE as u64).map(|number| plan.closed_when_greeting(number, &target)).collect();
+    let cases: Vec<_> = (0..4 * AT_ONCE as u64).map(|number| plan.close_at_hello(number, &target)).collect();
     for some in cases.chunks(AT_ONCE) {
         thread::scope(|scope| {
             let draining = stage.drain();
@@ -140,7 +139,7 @@ fn a_client_opens_no_new_channel_on_a_drained_node() {
             }
         });
     }
-    scene.is_as_before().expect("nothing is left");
+    scene.check_as_before().expect("nothing is left");
     scene.end().expect("the survivors leave");
 }
 

@@ -38,19 +38,19 @@ pub(crate) fn move_until(admin: &Admin, over: &AtomicBool) -> Result<()> {
                     asked.insert(id, order);
                     continue;
                 }
-                Some(order) => is_plain(order.wait())?,
+                Some(order) => is_legal(order.wait())?,
                 None => {}
             }
             asked.extend(orders.next().map(|order| (id, order(admin, id))));
             thread::sleep(PAUSE);
         }
     }
-    asked.into_values().try_for_each(|order| is_plain(order.wait()))
+    asked.into_values().try_for_each(|order| is_legal(order.wait()))
 }
 
 /// Evicts all memory to the host and fetches it. Either tier has room for all of it. Afterwards its backing is in the
 /// host, too.
-pub(crate) fn turn_all_over(admin: &Admin) -> Result<()> {
+pub(crate) fn evict_and_fetch_all(admin: &Admin) -> Result<()> {
     for (tier, what) in [(Tier::Host, "all of it has left"), (Tier::Device, "all of it is on its device")] {
         soon(what, || {
             allocations(admin).into_iter().all(|id| {
@@ -105,7 +105,7 @@ impl Order {
 }
 
 /// Whether this outcome is legal: the part may be gone or in use, but its copy must not fail.
-fn is_plain(outcome: Result<Vec<PartMove>, Status>) -> Result<()> {
+fn is_legal(outcome: Result<Vec<PartMove>, Status>) -> Result<()> {
     match outcome {
         Ok(parts) => {
             let failed = parts.iter().find(|part| part.outcome() == MoveOutcome::Failed);

@@ -113,7 +113,7 @@ impl Plan {
     }
 
     /// A case whose channel is closed once its client has said hello.
-    pub(crate) fn closed_when_greeting(&self, number: u64, target: &str) -> Case {
+    pub(crate) fn close_at_hello(&self, number: u64, target: &str) -> Case {
         let case = self.case(number, target);
         let (script, step, death) = (Script::SdkAllocate, Step::HelloSent, Death::Close);
         Case { fate: Fate { script, step, death, late: true, ..case.fate }, end_kills: false, ..case }

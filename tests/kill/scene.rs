@@ -12,7 +12,7 @@ use vramd_proto::v1::DrainRequest;
 use vramd_tests::{
     Config, Daemon, MIB_2,
     config::Revocation,
-    moves::on_disk,
+    moves::disk_io_bytes,
     proc,
     victim::{Setting, Victim},
     wait::{soon, until},
@@ -103,9 +103,9 @@ impl Scene {
         let stage = Stage { daemon, moves, victim, uuid, drains: Mutex::default() };
         let (fds_alone, files_alone) = (stage.fds(), stage.files());
         let mut survivors =
-            if moves { Survivors::unheld(&stage.daemon) } else { Survivors::new(&stage.daemon) };
+            if moves { Survivors::unpinned(&stage.daemon) } else { Survivors::new(&stage.daemon) };
         // Objects that the first call of each kind creates are created now.
-        survivors.live_until(&AtomicBool::new(true));
+        survivors.run_until(&AtomicBool::new(true));
         let target = survivors.target().to_owned();
         stage.settle().expect("they have room");
         until("all packets are answered", || stage.daemon.state().node.fds_in_flight == 0);
@@ -118,9 +118,9 @@ impl Scene {
     }
 
     /// Checks that only the survivors have anything left.
-    pub(crate) fn is_as_before(&self) -> Result<()> {
+    pub(crate) fn check_as_before(&self) -> Result<()> {
         self.stage.settle()?;
-        self.before.comes_again(&self.stage)
+        self.before.await_again(&self.stage)
     }
 
     /// The number of migrations by direction and cause. Empty if memory does not move.
@@ -142,7 +142,7 @@ impl Scene {
                 .filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok());
             (format!("{way} on {cause}"), values.sum())
         };
-        let disk = if self.stage.moves { on_disk(&self.stage.daemon).to_vec() } else { Vec::new() };
+        let disk = if self.stage.moves { disk_io_bytes(&self.stage.daemon).to_vec() } else { Vec::new() };
         let disk = ["to disk", "from disk"].into_iter().zip(disk);
         ways.map(count).chain(disk.map(|(way, bytes)| (way.to_owned(), bytes / MIB_2))).collect()
     }
@@ -162,7 +162,7 @@ impl Scene {
             fds: fds_alone,
             files: files_alone,
         };
-        nothing.comes_again(&stage)
+        nothing.await_again(&stage)
     }
 }
 
@@ -172,7 +172,7 @@ impl Stage {
         if !self.moves {
             return Ok(());
         }
-        operator::turn_all_over(&self.daemon.admin)?;
+        operator::evict_and_fetch_all(&self.daemon.admin)?;
         soon("the driver has returned all memory that left", || {
             let state = self.daemon.state();
             state.charged() == state.allocations.iter().map(|row| row.resident_bytes).sum::<u64>()
@@ -255,7 +255,7 @@ impl Trace {
 
     /// Polls until this state comes again, since connections end a moment after their sessions. Fewer descriptors are
     /// fine.
-    fn comes_again(&self, stage: &Stage) -> Result<()> {
+    fn await_again(&self, stage: &Stage) -> Result<()> {
         let mut now = Self::take(stage);
         let came = soon("it is as it was", || {
             now = Self::take(stage);

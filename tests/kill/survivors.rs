@@ -96,7 +96,7 @@ impl Survivors {
     }
 
     /// Survivors without handle pins, so that all their memory can move.
-    pub(crate) fn unheld(daemon: &Daemon) -> Self {
+    pub(crate) fn unpinned(daemon: &Daemon) -> Self {
         let written = digest(&content(SIZE, 1));
         let open = |uid: Option<u32>| {
             let mut probe = uid.map_or_else(|| daemon.probe(), |uid| daemon.probe_as(uid));
@@ -138,7 +138,7 @@ impl Survivors {
     }
 
     /// Runs each survivor on a thread of its own until `over`, and then once more.
-    pub(crate) fn live_until(&mut self, over: &AtomicBool) {
+    pub(crate) fn run_until(&mut self, over: &AtomicBool) {
         thread::scope(|scope| {
             for survivor in &mut self.all {
                 scope.spawn(|| {

@@ -15,7 +15,7 @@ use vramd_proto::v1::{GetNodeRequest, SetQuotaRequest};
 
 use crate::{
     config::Config,
-    filter::Filter,
+    filter::SyscallFilter,
     http,
     node_state::NodeState,
     probe::Probe,
@@ -42,7 +42,7 @@ pub struct Home {
     dir: TempDir,
     open_files_max: Option<u64>,
     mounts: Option<String>,
-    filter: Option<Filter>,
+    filter: Option<SyscallFilter>,
 }
 
 impl Daemon {
@@ -259,7 +259,7 @@ impl Home {
 
     /// Filters a system call of a daemon in this directory.
     #[must_use]
-    pub fn with_filter(mut self, filter: Filter) -> Self {
+    pub fn with_filter(mut self, filter: SyscallFilter) -> Self {
         self.filter = Some(filter);
         self
     }

@@ -13,14 +13,14 @@ use libc::c_long;
 
 /// The filter of one system call, for a program and its children, until they end.
 #[derive(Clone, Copy, Debug)]
-pub enum Filter {
+pub enum SyscallFilter {
     /// The call returns EPERM.
     Refused(c_long),
     /// The call returns when its process ends.
     Unanswered(c_long),
 }
 
-impl Filter {
+impl SyscallFilter {
     /// Installs the filter before the program starts.
     pub(crate) fn apply(self, command: &mut Command) {
         // SAFETY: between fork and exec the closure allocates nothing and takes no lock: it makes a few system calls.

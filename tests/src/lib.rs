@@ -4,6 +4,7 @@
 //! Nothing here knows the broker's internals. A test sees what clients, operators and the kernel see: the sockets, the
 //! tables of `admin.sock`, and `/proc`.
 
+pub mod beyond_deadline;
 pub mod channel;
 pub mod collector;
 pub mod config;
@@ -14,7 +15,7 @@ pub mod http;
 pub mod mapping;
 pub mod moves;
 pub mod node_state;
-pub mod outsider;
+pub mod other_programs;
 pub mod probe;
 pub mod proc;
 pub mod programs;
@@ -22,7 +23,6 @@ pub mod prometheus;
 pub mod refusal;
 pub mod rpc;
 pub mod session;
-pub mod stubborn;
 pub mod tools;
 pub mod victim;
 pub mod wait;
@@ -33,7 +33,7 @@ pub use self::{
     channel::RawChannel,
     config::{Config, Fault},
     daemon::{Daemon, Home},
-    filter::Filter,
+    filter::SyscallFilter,
     node_state::NodeState,
     probe::Probe,
     refusal::Refused,

@@ -6,7 +6,7 @@ use crate::Daemon;
 
 /// Bytes written to disk so far, and read from it, by the daemon's metrics.
 #[track_caller]
-pub fn on_disk(daemon: &Daemon) -> [u64; 2] {
+pub fn disk_io_bytes(daemon: &Daemon) -> [u64; 2] {
     let scrape = daemon.metrics();
     ["\"to_disk\"", "\"from_disk\""].map(|way| {
         let is_meant = |line: &&str| line.starts_with("vramd_link_io_bytes_total{") && line.contains(way);
@@ -18,7 +18,7 @@ pub fn on_disk(daemon: &Daemon) -> [u64; 2] {
 
 /// Whether a part of that session has gone to this tier and come back to its device, among the recent migrations.
 #[track_caller]
-pub fn has_come_back(daemon: &Daemon, session: u64, from: Tier) -> bool {
+pub fn has_returned(daemon: &Daemon, session: u64, from: Tier) -> bool {
     let owned: Vec<_> = daemon.state().allocations;
     let is_owned = |id: u64| owned.iter().any(|it| (it.allocation_id, it.owner_session_id) == (id, session));
     let mut ended = daemon.admin.list_moves(ListMovesRequest::default()).ok().ended;

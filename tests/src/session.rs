@@ -79,24 +79,25 @@ pub fn hello() -> Hello {
 impl RawSession {
     #[track_caller]
     pub fn open(socket_dir: &Path) -> Self {
-        Self::greet(socket_dir, hello()).unwrap_or_else(|refused| panic!("no session: {refused:?}"))
+        Self::open_with(socket_dir, hello()).unwrap_or_else(|refused| panic!("no session: {refused:?}"))
     }
 
     /// Opens a session with pins, and maps its word table.
     #[track_caller]
     pub fn open_with_pins(socket_dir: &Path) -> Self {
-        Self::greet(socket_dir, hello_with_pins()).unwrap_or_else(|refused| panic!("no session: {refused:?}"))
+        Self::open_with(socket_dir, hello_with_pins())
+            .unwrap_or_else(|refused| panic!("no session: {refused:?}"))
     }
 
     #[track_caller]
-    pub fn greet(socket_dir: &Path, hello: Hello) -> Result<Self, Refused> {
+    pub fn open_with(socket_dir: &Path, hello: Hello) -> Result<Self, Refused> {
         let channel = RawChannel::connect(socket_dir).expect("the channel's socket is there");
         // A daemon that refuses before it reads may have closed already. Its refusal can still be read.
         let sent = channel.send(client_frame::Frame::Hello(hello));
         assert!(matches!(sent, Ok(()) | Err(Errno::PIPE)), "a hello can be sent: {sent:?}");
         match channel.receive(PATIENCE) {
             Packet::Frame(daemon_frame::Frame::Welcome(welcome), fds) => {
-                let mut session = Self::welcomed(socket_dir, channel, welcome);
+                let mut session = Self::from_welcome(socket_dir, channel, welcome);
                 session.map_words(&fds);
                 Ok(session)
             }
@@ -106,7 +107,7 @@ impl RawSession {
     }
 
     /// A session whose hello was sent and answered on that channel.
-    pub fn welcomed(socket_dir: &Path, channel: RawChannel, welcome: Welcome) -> Self {
+    pub fn from_welcome(socket_dir: &Path, channel: RawChannel, welcome: Welcome) -> Self {
         let memory = Memory::new(socket_dir);
         Self {
             channel,
@@ -331,12 +332,12 @@ impl RawSession {
 
     #[track_caller]
     pub fn unmap_parts(&mut self, parts: Vec<PartRef>) {
-        self.unmap_untold(&parts);
-        self.tell_unmapped(&parts);
+        self.unmap_without_report(&parts);
+        self.report_unmapped(&parts);
     }
 
     /// Unmaps parts without a report. In a session with pins none of them may be pinned.
-    pub fn unmap_untold(&mut self, parts: &[PartRef]) {
+    pub fn unmap_without_report(&mut self, parts: &[PartRef]) {
         for part in parts {
             let part = (part.allocation_id, part.part_index);
             if self.mapped.contains_key(&part)
@@ -380,7 +381,7 @@ impl RawSession {
     }
 
     #[track_caller]
-    pub fn pin_ended(&self, call_id: u64) {
+    pub fn end_pin_call(&self, call_id: u64) {
         self.send(client_frame::Frame::PinEnded(PinEnded { call_id }));
     }
 
@@ -404,7 +405,7 @@ impl RawSession {
     }
 
     #[track_caller]
-    pub fn tell_unmapped(&self, parts: &[PartRef]) {
+    pub fn report_unmapped(&self, parts: &[PartRef]) {
         for parts in parts.chunks(PARTS_PER_FRAME_MAX) {
             let done = UnmapReason::Done.into();
             let parts = parts.iter().map(|&part| UnmappedPart {

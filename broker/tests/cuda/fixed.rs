@@ -149,6 +149,6 @@ fn a_fixed_part_is_never_evicted() {
     other.free(theirs);
     let call = session.pin((0..2).map(|part_index| PartRef { allocation_id: movable, part_index }).collect());
     session.pin_answer(call).expect("there is room for it");
-    session.pin_ended(call);
+    session.end_pin_call(call);
     assert_eq!(session.digest(movable, 2 * SIZE), digest(&content(2 * SIZE, 7)));
 }

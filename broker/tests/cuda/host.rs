@@ -45,7 +45,7 @@ pub(crate) fn pins_and_finds(session: &mut RawSession, allocation_id: u64, bytes
     let parts = u32::try_from(bytes.len() >> 22).unwrap();
     let call = session.pin((0..parts).map(|part_index| PartRef { allocation_id, part_index }).collect());
     session.pin_answer(call).expect("there is room on the device");
-    session.pin_ended(call);
+    session.end_pin_call(call);
     assert_eq!(session.digest(allocation_id, bytes.len() as u64), digest(bytes));
 }
 

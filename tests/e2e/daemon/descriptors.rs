@@ -126,11 +126,11 @@ fn operators_connect_while_clients_use_up_all_connections() {
     session.allocate(vramd_tests::spec(MIB));
     // Once the daemon has read from all connections of the crowd.
     let refused: Refused = vramd_tests::wait::eventually("another is refused", || {
-        vramd_tests::RawSession::greet(&sockets, vramd_tests::session::hello()).err()
+        vramd_tests::RawSession::open_with(&sockets, vramd_tests::session::hello()).err()
     });
     refused.is(Reason::QueueFull);
     drop(crowd);
     vramd_tests::wait::eventually("others get in again", || {
-        vramd_tests::RawSession::greet(&sockets, vramd_tests::session::hello()).ok()
+        vramd_tests::RawSession::open_with(&sockets, vramd_tests::session::hello()).ok()
     });
 }

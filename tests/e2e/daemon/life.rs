@@ -30,7 +30,7 @@ fn home(text: &str) -> Home {
     home
 }
 
-fn said(output: &Output) -> String {
+fn stderr_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
@@ -39,7 +39,7 @@ fn check_accepts_a_valid_configuration_without_starting() {
     let home = Home::new();
     Config::default().tenant(1000, "team-a").limit("sessions_max = 5").write(home.path());
     let output = home.command().arg("--check").output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr_of(&output));
     assert!(!home.sockets().exists(), "a check touches nothing");
 }
 
@@ -59,7 +59,7 @@ fn an_invalid_configuration_is_reported_with_line_and_field() {
         for check in [true, false] {
             let mut command = home.command();
             let output = if check { command.arg("--check").output() } else { command.output() }.unwrap();
-            let said = said(&output);
+            let said = stderr_of(&output);
             assert_eq!(output.status.code(), Some(CONFIGURATION_WRONG), "{text}: {said}");
             assert!(said.contains(&format!("vramd.toml:{line}")), "{text}: {said}");
             assert!(said.contains(field), "{text}: {said}");
@@ -72,7 +72,7 @@ fn a_missing_configuration_is_reported() {
     let home = Home::new();
     let output = home.command().output().unwrap();
     assert_eq!(output.status.code(), Some(CONFIGURATION_WRONG));
-    assert!(said(&output).contains("vramd.toml"), "{}", said(&output));
+    assert!(stderr_of(&output).contains("vramd.toml"), "{}", stderr_of(&output));
 }
 
 #[test]
@@ -80,15 +80,15 @@ fn the_example_configuration_is_valid() {
     let example = vramd_tests::programs::repository().join("deploy/config/vramd.toml");
     let home = home(&fs::read_to_string(example).unwrap());
     let output = home.command().arg("--check").output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr_of(&output));
 }
 
 #[test]
 fn a_daemon_does_not_take_sockets_of_a_live_daemon() {
     let daemon = Daemon::new();
     let output = daemon.home().command().output().unwrap();
-    assert_eq!(output.status.code(), Some(SOCKET_IN_USE), "{}", said(&output));
-    assert!(said(&output).contains(&daemon.sockets().display().to_string()), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(SOCKET_IN_USE), "{}", stderr_of(&output));
+    assert!(stderr_of(&output).contains(&daemon.sockets().display().to_string()), "{}", stderr_of(&output));
     // The live daemon has not noticed.
     let mut session = daemon.open();
     session.allocate(spec(MIB));
@@ -110,8 +110,8 @@ fn a_missing_device_is_reported() {
         let home = Home::new();
         Config::default().memory(&format!("devices = [\"{device}\"]")).write(home.path());
         let output = home.command().output().unwrap();
-        assert_eq!(output.status.code(), Some(DEVICE_NOT_THERE), "{}", said(&output));
-        assert!(said(&output).contains(device), "{}", said(&output));
+        assert_eq!(output.status.code(), Some(DEVICE_NOT_THERE), "{}", stderr_of(&output));
+        assert!(stderr_of(&output).contains(device), "{}", stderr_of(&output));
     }
 }
 
@@ -123,8 +123,8 @@ fn a_driver_that_cannot_start_is_reported() {
     let text = fs::read_to_string(&file).unwrap().replace("kind = \"sim\"", "kind = \"cuda\"");
     fs::write(&file, text).unwrap();
     let output = home.command().output().unwrap();
-    assert_eq!(output.status.code(), Some(DRIVER_CANNOT_START), "{}", said(&output));
-    assert!(said(&output).contains("cuda"), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(DRIVER_CANNOT_START), "{}", stderr_of(&output));
+    assert!(stderr_of(&output).contains("cuda"), "{}", stderr_of(&output));
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn clients_keep_their_mappings_when_the_daemon_is_killed() {
     let state = daemon.state();
     assert_eq!(state.charged(), 0);
     assert_eq!(state.devices[0].capacity_bytes, capacity - 12 * MIB);
-    let again = RawSession::greet(&daemon.sockets(), hello()).unwrap();
+    let again = RawSession::open_with(&daemon.sockets(), hello()).unwrap();
     assert_ne!(again.id(), session.id());
     session.memory.allocate_batch(again.request(vec![spec(MIB)])).ok();
     drop(session);
@@ -213,8 +213,8 @@ fn a_state_directory_writable_by_others_is_refused() {
     fs::create_dir(&state).unwrap();
     fs::set_permissions(&state, fs::Permissions::from_mode(0o777)).unwrap();
     let output = home.command().output().unwrap();
-    assert_eq!(output.status.code(), Some(CONFIGURATION_WRONG), "{}", said(&output));
-    assert!(said(&output).contains(&state.display().to_string()), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(CONFIGURATION_WRONG), "{}", stderr_of(&output));
+    assert!(stderr_of(&output).contains(&state.display().to_string()), "{}", stderr_of(&output));
 }
 
 #[test]

@@ -13,7 +13,7 @@ fn sessions_of_a_tenant_are_bounded() {
     let daemon = Daemon::start(&Config::default().limit("sessions_per_tenant_max = 2"));
     let (first, _second) = (daemon.open(), daemon.open());
     let state = daemon.state();
-    let refused = RawSession::greet(&daemon.sockets(), hello()).unwrap_err();
+    let refused = RawSession::open_with(&daemon.sockets(), hello()).unwrap_err();
     refused.is(Reason::SessionsTooMany);
     assert_eq!((refused.fact("tenant"), refused.number("limit_count")), (first.tenant(), 2));
     assert_eq!(daemon.state(), state);

@@ -11,11 +11,13 @@ use vramd_tests::{
 use vramd_types::Reason;
 
 use super::{
-    bring_in_by_pin,
-    clients::programs::{away, comes_to_a_full_device, is_intact, letting_go, lies, other_one_left, stayed},
-    evict, first, held, moving, nothing_is_left, part, parts,
+    assert_nothing_left,
+    clients::programs::{
+        allocate_unpinned, assert_fetched_to_full_device, away, is_intact, lies, other_one_left, stayed,
+    },
+    evict, fetch_by_pin, first, held, open_and_write, part, parts,
     pins::fetch::connect,
-    tiers, unmap_as_told, until_held, written,
+    start_move, tiers, unmap_revoked, until_charged,
 };
 
 #[test]
@@ -23,26 +25,26 @@ fn a_failed_host_allocation_is_reported() {
     let broken = Effect::Fail("a page fell out".to_owned());
     let config = tiers("8MiB", "8MiB").fault("create_host", 1, Effect::OutOfMemory);
     let daemon = Daemon::start(&config.fault("create_host", 2, broken));
-    let (mut session, id) = written(&daemon, 1);
+    let (mut session, id) = open_and_write(&daemon, 1);
     for (reason, fact, is) in
         [(Reason::DeviceFull, "tier", "host"), (Reason::DriverFailed, "problem", "a page fell out")]
     {
-        let answer = moving(&daemon, id, Tier::Host).ok();
+        let answer = start_move(&daemon, id, Tier::Host).ok();
         let error = answer.parts[0].error.clone().expect("a refusal");
         assert_eq!((first(&answer).0, error.reason.as_str()), (Outcome::Refused, reason.name()));
         assert_eq!(error.metadata[fact], is);
-        until_held(&daemon, 2, 2);
+        until_charged(&daemon, 2, 2);
         // Whether the client was told to unmap or not, the next pin finds the part where it was.
         if session.channel.waits(std::time::Duration::from_secs(1)) {
-            unmap_as_told(&mut session, id);
-            bring_in_by_pin(&mut session, id, 1);
+            unmap_revoked(&mut session, id);
+            fetch_by_pin(&mut session, id, 1);
         }
         assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
     }
     evict(&daemon, &mut session, id);
-    until_held(&daemon, 0, 2);
+    until_charged(&daemon, 0, 2);
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -50,26 +52,26 @@ fn a_copy_that_fails_leaves_the_part_where_it_was() {
     let broken = || Effect::Fail("a cable was pulled".to_owned());
     let config = tiers("8MiB", "8MiB").fault("copy", 1, broken()).fault("copy", 3, broken());
     let daemon = Daemon::start(&config);
-    let (mut session, id) = written(&daemon, 1);
-    let evicting = moving(&daemon, id, Tier::Host);
-    unmap_as_told(&mut session, id);
+    let (mut session, id) = open_and_write(&daemon, 1);
+    let evicting = start_move(&daemon, id, Tier::Host);
+    unmap_revoked(&mut session, id);
     let answer = evicting.ok();
     assert_eq!((first(&answer).0, answer.parts[0].problem.as_str()), (Outcome::Failed, "a cable was pulled"));
-    until_held(&daemon, 2, 2);
-    bring_in_by_pin(&mut session, id, 1);
+    until_charged(&daemon, 2, 2);
+    fetch_by_pin(&mut session, id, 1);
     assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
 
     evict(&daemon, &mut session, id);
-    until_held(&daemon, 0, 2);
+    until_charged(&daemon, 0, 2);
     let call = session.pin(vec![part(id, 0)]);
     let refused = session.pin_answer(call).unwrap_err();
     assert_eq!(refused.is(Reason::DriverFailed).fact("problem"), "a cable was pulled");
-    session.pin_ended(call);
-    until_held(&daemon, 0, 2);
-    bring_in_by_pin(&mut session, id, 1);
+    session.end_pin_call(call);
+    until_charged(&daemon, 0, 2);
+    fetch_by_pin(&mut session, id, 1);
     assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -78,30 +80,30 @@ fn a_pin_is_refused_if_the_device_is_out_of_memory_without_victims() {
     let config = tiers("8MiB", "8MiB");
     let config = (2..6).fold(config, |config, nth| config.fault("create", nth, Effect::OutOfMemory));
     let daemon = Daemon::start(&config);
-    let (mut session, id) = written(&daemon, 1);
+    let (mut session, id) = open_and_write(&daemon, 1);
     evict(&daemon, &mut session, id);
     // No part is on its way out that could make room.
-    until_held(&daemon, 0, 2);
+    until_charged(&daemon, 0, 2);
     let call = session.pin(vec![part(id, 0)]);
     session.pin_answer(call).unwrap_err().is(Reason::DeviceFull);
-    session.pin_ended(call);
-    until_held(&daemon, 0, 2);
-    bring_in_by_pin(&mut session, id, 1);
+    session.end_pin_call(call);
+    until_charged(&daemon, 0, 2);
+    fetch_by_pin(&mut session, id, 1);
     assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn a_device_that_was_briefly_out_of_memory_is_tried_again() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("create", 2, Effect::OutOfMemory));
-    let (mut session, id) = written(&daemon, 1);
+    let (mut session, id) = open_and_write(&daemon, 1);
     evict(&daemon, &mut session, id);
-    until_held(&daemon, 0, 2);
-    bring_in_by_pin(&mut session, id, 1);
+    until_charged(&daemon, 0, 2);
+    fetch_by_pin(&mut session, id, 1);
     assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -110,10 +112,10 @@ fn idle_parts_leave_a_device_that_is_out_of_memory() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("create", 3, Effect::OutOfMemory));
     let (wants, has) = (connect(&daemon), connect(&daemon));
     let wanted = away(&daemon, &wants, "host");
-    let idle = letting_go(&daemon, &has, 1);
+    let idle = allocate_unpinned(&daemon, &has, 1);
     // A mapping in flight to a client counts as used.
     until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
-    until_held(&daemon, 2, 4);
+    until_charged(&daemon, 2, 4);
     drop(wanted.pin(Access::Read).expect("room is made for it"));
     is_intact(&wanted, 1);
     // If the victim turns out to be in use at that moment, the daemon tries the driver again all the same.
@@ -122,28 +124,28 @@ fn idle_parts_leave_a_device_that_is_out_of_memory() {
     drop((wanted, idle));
     wants.flush().unwrap();
     has.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn an_allocation_freed_during_a_move_leaves_nothing() {
     for (on, nth) in [("create_host", 1), ("copy", 1), ("release", 1)] {
         let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault(on, nth, Effect::DelayMs(500)));
-        let (mut session, id) = written(&daemon, 1);
-        let evicting = moving(&daemon, id, Tier::Host);
-        unmap_as_told(&mut session, id);
+        let (mut session, id) = open_and_write(&daemon, 1);
+        let evicting = start_move(&daemon, id, Tier::Host);
+        unmap_revoked(&mut session, id);
         let freed = session.free(id);
         assert_eq!(freed.error, None, "{on}");
         let outcome = first(&evicting.ok()).0;
         // The copied part is usable although its source is slow to be released.
         let fits = outcome == Outcome::Freed || (on == "release" && outcome == Outcome::Moved);
         assert!(fits, "{on}: {outcome:?}");
-        nothing_is_left(&daemon);
+        assert_nothing_left(&daemon);
     }
 }
 
 /// Victims that found no memory in the host.
-fn lacked(daemon: &Daemon) -> Vec<PartRef> {
+fn failed_victims(daemon: &Daemon) -> Vec<PartRef> {
     stayed(daemon, Tier::Host, "")
 }
 
@@ -151,8 +153,8 @@ fn lacked(daemon: &Daemon) -> Vec<PartRef> {
 fn a_second_victim_leaves_if_the_first_finds_no_host_memory() {
     // The first create is the one for the part to be pinned.
     let daemon = Daemon::start(&tiers("4MiB", "16MiB").fault("create_host", 2, Effect::OutOfMemory));
-    comes_to_a_full_device(&daemon, "host", 2, |there| {
-        other_one_left(&daemon, there, &lacked(&daemon), "host");
+    assert_fetched_to_full_device(&daemon, "host", 2, |there| {
+        other_one_left(&daemon, there, &failed_victims(&daemon), "host");
     });
 }
 
@@ -161,9 +163,9 @@ fn a_pin_without_victims_waits_for_the_next_survey() {
     let config = tiers("2MiB", "16MiB").limit("survey_interval_ms = 100");
     let config = (2..5).fold(config, |config, nth| config.fault("create_host", nth, Effect::OutOfMemory));
     let daemon = Daemon::start(&config);
-    comes_to_a_full_device(&daemon, "host", 1, |there| {
+    assert_fetched_to_full_device(&daemon, "host", 1, |there| {
         assert_eq!(
-            lacked(&daemon),
+            failed_victims(&daemon),
             [part(there.id().get(), 0); 3],
             "it was tried again, and what was there stayed until it could leave"
         );
@@ -176,15 +178,15 @@ fn a_batch_without_a_wait_is_refused_if_no_part_can_leave() {
     // Otherwise it would meet its tenant's limit.
     daemon.set_quota("team-z", "2MiB", "");
     let client = connect(&daemon);
-    let there = letting_go(&daemon, &client, 1);
+    let there = allocate_unpinned(&daemon, &client, 1);
     let mut session = daemon.open();
     // The daemon asks no session to unmap while it believes that the session pins. It learns later that the pin has
     // ended.
     until("the session is asked to unmap it", || {
         session.refused(parts(1)).is(Reason::DeviceFull);
-        !lacked(&daemon).is_empty()
+        !failed_victims(&daemon).is_empty()
     });
-    assert_eq!(lacked(&daemon), [part(there.id().get(), 0)]);
+    assert_eq!(failed_victims(&daemon), [part(there.id().get(), 0)]);
     assert_eq!(held(&daemon), (2, 2));
     is_intact(&there, 1);
     let id = until_allocated(&mut session);
@@ -193,7 +195,7 @@ fn a_batch_without_a_wait_is_refused_if_no_part_can_leave() {
     is_intact(&there, 1);
     drop(there);
     client.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 /// Waits until the daemon has surveyed the devices again.

@@ -36,7 +36,7 @@ fn request(allocation: u64, tier: Tier) -> MovePartsRequest {
 
 /// Asks for a move once the daemon knows that every part it sent is mapped: a mapping in flight counts as pinned.
 #[track_caller]
-fn moving(daemon: &Daemon, allocation: u64, tier: Tier) -> Pending<MovePartsResponse> {
+fn start_move(daemon: &Daemon, allocation: u64, tier: Tier) -> Pending<MovePartsResponse> {
     until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
     daemon.admin.move_parts(request(allocation, tier))
 }
@@ -67,7 +67,7 @@ fn evict_from(daemon: &Daemon, sessions: &mut [&mut RawSession], allocation: u64
 #[track_caller]
 fn evict_to(daemon: &Daemon, sessions: &mut [&mut RawSession], allocation: u64, tier: Tier) {
     until("it leaves", || {
-        let evicting = moving(daemon, allocation, tier);
+        let evicting = start_move(daemon, allocation, tier);
         while !evicting.is_answered() {
             for session in sessions.iter_mut() {
                 if session.parts(allocation).next().is_some()
@@ -83,7 +83,7 @@ fn evict_to(daemon: &Daemon, sessions: &mut [&mut RawSession], allocation: u64, 
 }
 
 #[track_caller]
-fn unmap_as_told(session: &mut RawSession, allocation: u64) {
+fn unmap_revoked(session: &mut RawSession, allocation: u64) {
     while session.parts(allocation).next().is_some() {
         let revoke = session.receive_revoke();
         session.unmap_parts(revoke.parts);
@@ -92,10 +92,10 @@ fn unmap_as_told(session: &mut RawSession, allocation: u64) {
 
 /// Pins all of an allocation, and ends the pin call again.
 #[track_caller]
-pub(crate) fn bring_in_by_pin(session: &mut RawSession, allocation: u64, parts: u32) {
+pub(crate) fn fetch_by_pin(session: &mut RawSession, allocation: u64, parts: u32) {
     let call = session.pin((0..parts).map(|index| part(allocation, index)).collect());
     session.pin_answer(call).expect("there is room for it");
-    session.pin_ended(call);
+    session.end_pin_call(call);
 }
 
 /// Pins this many parts by their words, so that they stay.
@@ -121,7 +121,7 @@ pub(crate) fn parts(count: u64) -> AllocationSpec {
 }
 
 /// A session with pins that has written this many parts.
-pub(crate) fn written(daemon: &Daemon, count: u64) -> (RawSession, u64) {
+pub(crate) fn open_and_write(daemon: &Daemon, count: u64) -> (RawSession, u64) {
     let mut session = RawSession::open_with_pins(&daemon.sockets());
     let id = session.allocate(parts(count)).allocation_id;
     session.write(id, &content(count * MIB_2, id));
@@ -136,14 +136,14 @@ fn held(daemon: &Daemon) -> (u64, u64) {
 
 /// Waits for these charges: a part that has left a tier stays charged there until the driver returns its memory.
 #[track_caller]
-fn until_held(daemon: &Daemon, device: u64, host: u64) {
+fn until_charged(daemon: &Daemon, device: u64, host: u64) {
     until("the charges are as expected", || held(daemon) == (device, host));
 }
 
 /// Checks that no byte, descriptor or mapping is left in any process. Free memory of the host tier stays with the
 /// daemon.
 #[track_caller]
-pub(crate) fn nothing_is_left(daemon: &Daemon) {
+pub(crate) fn assert_nothing_left(daemon: &Daemon) {
     daemon.drains();
     let uuid = daemon.state().devices[0].device.clone().unwrap_or_default().uuid;
     until("no process has memory of the device", || memory_of(&uuid).is_empty());
@@ -159,7 +159,7 @@ fn vramctl(daemon: &Daemon, words: &[&str]) -> Output {
 
 /// Runs `vramctl` with `--json`, which must succeed, and returns its output.
 #[track_caller]
-fn said(daemon: &Daemon, words: &[&str]) -> Value {
+fn vramctl_json(daemon: &Daemon, words: &[&str]) -> Value {
     let output = vramctl(daemon, &[words, &["--json"]].concat());
     assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).expect("vramctl prints JSON")

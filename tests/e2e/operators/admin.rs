@@ -221,7 +221,7 @@ fn a_draining_node_admits_nothing_new() {
     let state = daemon.state();
     session.refused(spec(1)).is(Reason::Draining);
     other.attach_refused("weights").is(Reason::Draining);
-    RawSession::greet(&daemon.sockets(), hello()).unwrap_err().is(Reason::Draining);
+    RawSession::open_with(&daemon.sockets(), hello()).unwrap_err().is(Reason::Draining);
     assert_eq!(daemon.state(), state);
     // Existing memory can leave.
     assert_eq!(session.free(allocation).still_charged_bytes, 0);

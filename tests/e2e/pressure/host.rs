@@ -7,7 +7,7 @@ use vramd_client::{Client, PressureLevel};
 use vramd_proto::v1::{EventKind, MoveCause, Tier, WatchRequest, move_event::Change, watch_response::Event};
 use vramd_tests::{
     Config, Daemon, MIB, MIB_2, Watching,
-    outsider::outsider_of_host,
+    other_programs::take_host_memory,
     wait::{always, until},
 };
 
@@ -34,7 +34,7 @@ fn host_capacity(daemon: &Daemon) -> u64 {
 }
 
 fn outsider(client: &Client, bytes: u64) -> OwnedFd {
-    outsider_of_host(&client.devices()[0].uuid, bytes)
+    take_host_memory(&client.devices()[0].uuid, bytes)
 }
 
 /// Parts that are filled with their numbers and all lie in the host.

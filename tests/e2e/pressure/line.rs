@@ -4,7 +4,9 @@ use serde_json::{Value, json};
 use vramd_proto::v1::{
     EventKind, ListWaitsRequest, WatchRequest, device_event::Change, watch_response::Event,
 };
-use vramd_tests::{Config, Daemon, MIB, MIB_2, Probe, Watching, outsider::outsider, wait::until};
+use vramd_tests::{
+    Config, Daemon, MIB, MIB_2, Probe, Watching, other_programs::take_device_memory, wait::until,
+};
 use vramd_types::Reason;
 
 use super::{DEVICE, listed};
@@ -84,7 +86,7 @@ fn critical_pressure_serves_waiters_below_their_guarantee_first() {
 
     // Two of the three percent of team-b's guarantee are free now, and the rest of the device is in use.
     let uuid = daemon.state().devices[0].device.clone().unwrap().uuid;
-    let taken = outsider(&uuid, 4 * MIB);
+    let taken = take_device_memory(&uuid, 4 * MIB);
     let unbrokered = || daemon.state().devices[0].unbrokered_bytes;
     until("it is seen", || unbrokered() == 4 * MIB);
     let mut tried = watching_devices(&daemon);

@@ -21,7 +21,7 @@ use vramd_proto::v1::{EventKind, MoveCause, Tier, WatchRequest, daemon_frame, wa
 use vramd_tests::{
     Config, Daemon, MIB, MIB_2, RawSession, Watching,
     channel::Packet,
-    outsider::outsider,
+    other_programs::take_device_memory,
     session::hello_with_pins,
     wait::{PATIENCE, always, eventually, until},
 };
@@ -285,13 +285,13 @@ fn memory_of_other_programs_counts_as_pressure() {
     let mut watch = watching(&daemon);
     let _kept = client.allocate(percent(60)).unwrap();
     let uuid = client.devices()[0].uuid.clone();
-    let taken = outsider(&uuid, 60 * MIB);
+    let taken = take_device_memory(&uuid, 60 * MIB);
     until("there is less to be had", || last(&heard) == Some(Elevated));
     let Some(Event::Pressure(event)) = watch.read().event else { panic!() };
     assert_eq!((event.held_bytes, event.capacity_bytes), (120 * MIB, 140 * MIB));
     drop(taken);
     until("it is to be had again", || last(&heard) == Some(Normal));
-    let taken = outsider(&uuid, 100 * MIB);
+    let taken = take_device_memory(&uuid, 100 * MIB);
     until("there is less than is held", || last(&heard) == Some(Critical));
     drop(taken);
     until("it is to be had again", || last(&heard) == Some(Normal));
@@ -302,7 +302,7 @@ fn a_client_without_the_pressure_feature_gets_no_frames() {
     let daemon = Daemon::start(&Config::devices(&[DEVICE]));
     let session = RawSession::open_with_pins(&daemon.sockets());
     let speaking = vramd_proto::v1::Hello { features: vramd_proto::channel::FEATURES, ..hello_with_pins() };
-    let speaks = RawSession::greet(&daemon.sockets(), speaking).unwrap();
+    let speaks = RawSession::open_with(&daemon.sockets(), speaking).unwrap();
     let told = || match speaks.channel.receive(PATIENCE) {
         Packet::Frame(daemon_frame::Frame::Pressure(told), _) => (told.device, told.tier(), told.level()),
         other => panic!("{other:?}"),

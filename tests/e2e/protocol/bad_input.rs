@@ -111,7 +111,7 @@ fn names_of_other_tenants_do_not_exist() {
 fn a_client_name_grants_nothing() {
     let scene = Scene::new();
     let claim = Hello { client_name: "team-b".to_owned(), ..hello() };
-    let session = RawSession::greet(&scene.daemon.sockets(), claim).unwrap();
+    let session = RawSession::open_with(&scene.daemon.sockets(), claim).unwrap();
     assert_eq!(session.tenant(), scene.session.tenant());
     assert_ne!(session.tenant(), "team-b");
     session.refused(persistent("team-b/weights", MIB)).is(Reason::NameInvalid);
@@ -123,7 +123,7 @@ fn a_client_name_moves_no_cursor() {
     let daemon = Daemon::new();
     let name = "x\u{1b}[31mEVIL\nuid-9  s-1  live\u{202e}";
     let session =
-        RawSession::greet(&daemon.sockets(), Hello { client_name: name.to_owned(), ..hello() }).unwrap();
+        RawSession::open_with(&daemon.sockets(), Hello { client_name: name.to_owned(), ..hello() }).unwrap();
     let shown = daemon.state().session(session.id()).unwrap().client_name.clone();
     assert_eq!(shown, "x\u{fffd}[31mEVIL\u{fffd}uid-9  s-1  live\u{fffd}");
     let table = daemon.vramctl().args(["session", "list"]).output().unwrap();
@@ -209,7 +209,7 @@ fn unknown_devices_are_refused() {
     // A session that sees the first device alone.
     let uuid = |index: usize| scene.state.devices[index].device.clone().unwrap().uuid;
     let one = Hello { any_device: false, devices: vec![uuid(0)], ..hello() };
-    let mut session = RawSession::greet(&scene.daemon.sockets(), one).unwrap();
+    let mut session = RawSession::open_with(&scene.daemon.sockets(), one).unwrap();
     assert_eq!(session.welcome.devices.len(), 1);
     for device in ["1".to_owned(), uuid(1)] {
         let refused = session.refused(AllocationSpec { device, ..spec(MIB) });
@@ -222,7 +222,7 @@ fn unknown_devices_are_refused() {
     assert_eq!(session.attach_refused("far").is(Reason::DeviceNotVisible).fact("device"), uuid(1));
     // A session that sees no device.
     let none = Hello { any_device: false, devices: vec!["GPU-elsewhere".to_owned()], ..hello() };
-    let session = RawSession::greet(&scene.daemon.sockets(), none).unwrap();
+    let session = RawSession::open_with(&scene.daemon.sockets(), none).unwrap();
     session.refused(spec(MIB)).is(Reason::DeviceNotVisible);
 }
 

@@ -79,13 +79,13 @@ fn another_major_version_is_refused_with_both_numbers() {
     let daemon = Daemon::new();
     let state = daemon.state();
     let other = Hello { protocol_major: PROTOCOL_MAJOR + 8, ..hello() };
-    let refused = RawSession::greet(&daemon.sockets(), other).unwrap_err();
+    let refused = RawSession::open_with(&daemon.sockets(), other).unwrap_err();
     refused.is(Reason::ProtocolVersion);
     assert_eq!(refused.number("daemon_major"), u64::from(PROTOCOL_MAJOR));
     assert_eq!(refused.number("client_major"), u64::from(PROTOCOL_MAJOR + 8));
     // A newer minor version and unknown features are accepted.
     let newer = Hello { protocol_minor: 99, features: u64::MAX, ..hello() };
-    let session = RawSession::greet(&daemon.sockets(), newer).unwrap();
+    let session = RawSession::open_with(&daemon.sockets(), newer).unwrap();
     assert_eq!(session.welcome.features, vramd_proto::channel::FEATURES, "the features of both sides");
     drop(session);
     assert_eq!(daemon.state().charged(), state.charged());
@@ -134,7 +134,7 @@ fn a_malformed_frame_quarantines_its_session_alone() {
         // The same process reports that it has unmapped everything.
         let again = Hello { unmapped_session_ids: vec![client.id()], ..hello() };
         drop(client);
-        RawSession::greet(&daemon.sockets(), again).unwrap();
+        RawSession::open_with(&daemon.sockets(), again).unwrap();
         until(&format!("{what}: its memory is back"), || daemon.state().charged() == 2 * MIB);
     }
     assert_eq!(daemon.state().session(bystander.id()).unwrap().state(), SessionState::Live);
@@ -236,7 +236,7 @@ fn an_unanswered_map_ends_its_channel() {
     assert_eq!(state.node.fds_in_flight, 1, "sent parts count until the client has gone");
     let again = Hello { unmapped_session_ids: vec![session.id()], ..hello() };
     drop((session, unanswered));
-    RawSession::greet(&daemon.sockets(), again).unwrap();
+    RawSession::open_with(&daemon.sockets(), again).unwrap();
     daemon.drains();
 }
 
@@ -275,6 +275,6 @@ fn connections_without_hello_are_bounded() {
     }
     drop(silent);
     vramd_tests::wait::eventually("a client gets in again", || {
-        RawSession::greet(&daemon.sockets(), hello()).ok()
+        RawSession::open_with(&daemon.sockets(), hello()).ok()
     });
 }

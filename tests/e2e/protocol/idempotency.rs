@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use vramd_proto::v1::{AllocateBatchRequest, FreeBatchRequest, SealRequest, SetQuotaRequest};
 use vramd_tests::{
-    Config, Daemon, MIB, RawSession, Refused, config::Effect, daemon::quota, session::spec,
-    stubborn::status_of, wait::until,
+    Config, Daemon, MIB, RawSession, Refused, beyond_deadline::status_beyond_deadline, config::Effect,
+    daemon::quota, session::spec, wait::until,
 };
 use vramd_types::Reason;
 
@@ -69,7 +69,7 @@ fn a_passed_deadline_is_reported_as_such() {
     let daemon = Daemon::start(&Config::default().fault("create", 1, Effect::DelayMs(4000)));
     let session = daemon.open();
     let begun = Instant::now();
-    let status = status_of(
+    let status = status_beyond_deadline(
         &daemon.sockets().join("vramd.sock"),
         "vramd.v1.MemoryService/AllocateBatch",
         &request(&session, 4 * MIB, 9),

@@ -91,7 +91,7 @@ fn an_unpinned_part_is_revoked_and_mapped_again_by_the_next_pin() {
         session.pins_on_map = 1;
         let call = session.pin((0..3).map(|index| part(id, index)).collect());
         session.pin_answer(call).unwrap();
-        session.pin_ended(call);
+        session.end_pin_call(call);
         assert_eq!(session.digest(id, 3 * MIB_2 - 7), digest(&written));
         for index in 0..3 {
             let slot = session.word_table().client(session.slot(id, index));
@@ -275,7 +275,7 @@ fn a_set_is_resident_as_a_whole_and_protected_until_its_call_ends() {
         let answer = revoke(&daemon, id, false).ok();
         assert_eq!(outcomes(&answer.parts), [(0, Outcome::Pinned, vec![session.id()])]);
     }
-    session.pin_ended(call);
+    session.end_pin_call(call);
     until("the call has ended", || {
         let answer = revoke(&daemon, a, false);
         let gone = session.channel.waits(Duration::from_millis(50));
@@ -333,10 +333,10 @@ fn a_forged_frame_ends_its_session_alone() {
             session.pin(vec![]);
         }),
         ("mapped without a map", |session, id| session.acknowledge(vec![part(id, 0)])),
-        ("unmapped for what it does not map", |session, _| session.tell_unmapped(&[part(7, 0)])),
+        ("unmapped for what it does not map", |session, _| session.report_unmapped(&[part(7, 0)])),
         ("unmapped twice", |session, id| {
             session.unmap(id);
-            session.tell_unmapped(&[part(id, 0)]);
+            session.report_unmapped(&[part(id, 0)]);
         }),
     ];
     for (what, lie) in lies {
@@ -438,7 +438,7 @@ fn a_pin_that_stalls_itself_is_aborted_and_may_be_repeated() {
     assert_eq!(fence.ok().parts[0].outcome(), Outcome::Revoked);
     let call = session.pin(set());
     session.pin_answer(call).unwrap();
-    session.pin_ended(call);
+    session.end_pin_call(call);
 }
 
 #[test]

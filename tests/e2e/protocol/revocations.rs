@@ -75,7 +75,7 @@ fn a_part_that_a_pin_call_waits_for_is_revoked() {
     for slot in slots {
         session.word_table().client(slot).pin(vramd_words::Access::Write).unwrap();
     }
-    session.pin_ended(call);
+    session.end_pin_call(call);
     let mut revoke = session.receive_revoke();
     while revoke.parts.len() < 2 {
         revoke.parts.extend(session.receive_revoke().parts);

@@ -236,7 +236,7 @@ fn a_closed_channel_makes_its_session_silent_until_it_reports() {
     let second = daemon.open();
     assert_eq!(daemon.state().session(lost).unwrap().state(), SessionState::Silent);
     let third = Hello { unmapped_session_ids: vec![lost], ..hello() };
-    let third = RawSession::greet(&daemon.sockets(), third).unwrap();
+    let third = RawSession::open_with(&daemon.sockets(), third).unwrap();
     daemon.drains();
     assert!(daemon.state().session(lost).is_none());
     for live in [&second, &third] {

@@ -107,12 +107,13 @@ fn a_new_channel_replaces_the_old_one_in_any_order() {
     for _ in 0..100 {
         let unmapped_session_ids = last.into_iter().collect();
         let mut session =
-            RawSession::greet(&daemon.sockets(), Hello { unmapped_session_ids, ..hello() }).unwrap();
+            RawSession::open_with(&daemon.sockets(), Hello { unmapped_session_ids, ..hello() }).unwrap();
         session.allocate(spec(2 * MIB));
         last = Some(session.id());
     }
     let unmapped_session_ids = last.into_iter().collect();
-    let session = RawSession::greet(&daemon.sockets(), Hello { unmapped_session_ids, ..hello() }).unwrap();
+    let session =
+        RawSession::open_with(&daemon.sockets(), Hello { unmapped_session_ids, ..hello() }).unwrap();
     until("every earlier session is gone", || daemon.state().sessions.len() == 1);
     daemon.drains();
     drop(session);

@@ -34,7 +34,7 @@ fn with_table(daemon: &Daemon) -> (RawSession, OwnedFd) {
     };
     let table = fds.pop().expect("the table");
     let slots = welcome.slot_count;
-    let mut session = RawSession::welcomed(&daemon.sockets(), channel, welcome);
+    let mut session = RawSession::from_welcome(&daemon.sockets(), channel, welcome);
     session.words = Some(WordTable::map(&table, slots));
     (session, table)
 }
@@ -94,7 +94,7 @@ fn an_impossible_word_ends_its_session_alone() {
 #[test]
 fn a_table_has_the_configured_number_of_slots() {
     let daemon = Daemon::start(&Config::default().limit("words_per_session_max = 2"));
-    let mut session = RawSession::greet(&daemon.sockets(), hello_with_pins()).unwrap();
+    let mut session = RawSession::open_with(&daemon.sockets(), hello_with_pins()).unwrap();
     assert_eq!(session.welcome.slot_count, 2);
     let first = session.allocate(spec(MIB_2)).allocation_id;
     session.allocate(spec(MIB_2));

@@ -21,7 +21,7 @@ fn runtimes() -> [Runtime; 2] {
 }
 
 /// Runs this on both kinds of runtimes, each with a daemon of its own. The future could be spawned.
-fn on_each<Work>(work: impl Fn(Daemon) -> Work)
+fn on_each_runtime<Work>(work: impl Fn(Daemon) -> Work)
 where
     Work: Future<Output = Daemon> + Send + 'static,
 {
@@ -32,16 +32,16 @@ where
 }
 
 /// Runs blocking code of the harness, which no thread of a runtime may run.
-fn apart<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+fn run_blocking<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 fn state(daemon: &Daemon) -> NodeState {
-    apart(|| daemon.state())
+    run_blocking(|| daemon.state())
 }
 
 fn settled(daemon: &Daemon) -> NodeState {
-    apart(|| daemon.settled_state())
+    run_blocking(|| daemon.settled_state())
 }
 
 async fn connect(daemon: &Daemon) -> aio::Client {
@@ -54,7 +54,7 @@ fn request(size: u64) -> AllocationRequest {
 
 #[test]
 fn a_task_writes_seals_attaches_and_frees() {
-    on_each(|daemon| async move {
+    on_each_runtime(|daemon| async move {
         let client = connect(&daemon).await;
         let size = 5 * MIB + 77;
         let mut weights = client.allocate(request(size).name("weights").persistent()).await.unwrap();
@@ -88,7 +88,7 @@ fn a_task_writes_seals_attaches_and_frees() {
 
 #[test]
 fn many_futures_at_once_share_one_session() {
-    on_each(|daemon| async move {
+    on_each_runtime(|daemon| async move {
         let client = connect(&daemon).await;
         let mut tasks = JoinSet::new();
         for seed in 0..100 {
@@ -118,7 +118,7 @@ fn many_futures_at_once_share_one_session() {
 /// Both interfaces wait for memory of one session at the same time: a thread reads the channel, and wakes the tasks.
 #[test]
 fn threads_and_tasks_of_one_session_wait_together() {
-    on_each(|daemon| async move {
+    on_each_runtime(|daemon| async move {
         let client = connect(&daemon).await;
         let threads: Vec<_> = (0..2)
             .map(|_| {
@@ -164,7 +164,7 @@ fn an_allocation_of_a_dropped_future_is_freed() {
 /// The future is dropped at any moment: nothing is left, and nothing is broken.
 #[test]
 fn futures_dropped_at_any_moment_leak_nothing() {
-    on_each(|daemon| async move {
+    on_each_runtime(|daemon| async move {
         let client = connect(&daemon).await;
         let mut rng = fastrand::Rng::with_seed(7);
         let kept = client.allocate(request(MIB).name("kept").persistent()).await.unwrap();
@@ -292,7 +292,7 @@ fn a_client_reconnects_to_a_restarted_daemon_on_request() {
 
 #[test]
 fn small_allocations_do_not_block_the_runtime() {
-    on_each(|daemon| async move {
+    on_each_runtime(|daemon| async move {
         let client = connect(&daemon).await;
         let pool = client.blocking().pool(PoolConfig::default().chunk_size(Bytes::new(MIB_2))).unwrap();
         let mut tasks = JoinSet::new();

@@ -24,7 +24,7 @@ fn request() -> AllocationRequest {
 }
 
 /// For each part its drop count, and whether it has the bytes that were written to it.
-fn looked_at(memory: &Allocation, written: &[u8]) -> Vec<(u64, bool)> {
+fn inspect(memory: &Allocation, written: &[u8]) -> Vec<(u64, bool)> {
     let parts = (0..4).zip(written.chunks(PART));
     let look = |(index, written)| {
         let pinned = memory.pin_parts(index..index + 1, Access::Read).unwrap();
@@ -43,7 +43,7 @@ fn a_discardable_part_is_dropped_for_room_and_its_owner_notified() {
     let written = content(SIZE, 3);
     memory.copy_from_host(0, &written).unwrap();
     memory.unpin().unwrap();
-    assert_eq!(looked_at(&memory, &written), [(0, true); 4]);
+    assert_eq!(inspect(&memory, &written), [(0, true); 4]);
     assert_eq!(daemon.state().charged_in_host(), 0, "it needs nothing below");
 
     let needed = AllocationRequest::new(Bytes::mib(4)).part_size(Bytes::mib(2)).wait(Duration::from_secs(10));
@@ -59,7 +59,7 @@ fn a_discardable_part_is_dropped_for_room_and_its_owner_notified() {
         shown["allocation"]["charged_bytes"] == 4 * MIB && shown["allocation"]["discardable"] == true
     });
     theirs.free().unwrap();
-    let now = looked_at(&memory, &written);
+    let now = inspect(&memory, &written);
     assert_eq!(now.iter().map(|(losses, _)| losses).sum::<u64>(), 2);
     assert!(now.iter().all(|(losses, same)| (*losses == 0) == *same), "{now:?}");
     // Every thread that pins the part gets the same drop count.
@@ -68,7 +68,7 @@ fn a_discardable_part_is_dropped_for_room_and_its_owner_notified() {
     });
     assert_eq!((elsewhere, memory.pin_ref(0..4, Access::Write).unwrap().drop_count()), (2, 2));
     memory.copy_from_host(0, &written).unwrap();
-    assert!(looked_at(&memory, &written).iter().all(|(_, same)| *same));
+    assert!(inspect(&memory, &written).iter().all(|(_, same)| *same));
 
     let failed = memory.seal().unwrap_err();
     assert_eq!(failed.error.reason(), Some(Reason::KindUnsupported));

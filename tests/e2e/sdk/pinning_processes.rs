@@ -8,7 +8,9 @@ use vramd_proto::v1::{
     RevocationOutcome as Outcome, RevokeMappingsRequest, RevokeMappingsResponse, SessionState,
     revoke_mappings_request::Target,
 };
-use vramd_tests::{Config, Daemon, MIB, Pending, Probe, content, digest, outsider::outsider, wait::until};
+use vramd_tests::{
+    Config, Daemon, MIB, Pending, Probe, content, digest, other_programs::take_device_memory, wait::until,
+};
 use vramd_types::Reason;
 
 const SIZE: u64 = 4 * MIB;
@@ -184,7 +186,7 @@ fn a_pin_set_that_never_fits_is_refused_at_once() {
         assert_eq!(outcome(revoke(&daemon, one.id().get(), true)).0, Outcome::Revoked);
     }
     let device = daemon.state().devices[0].device.clone().unwrap();
-    let taken = outsider(&device.uuid, 32 * MIB);
+    let taken = take_device_memory(&device.uuid, 32 * MIB);
     until("the outsider is seen", || daemon.state().unbrokered() == 32 * MIB);
 
     let set: Vec<_> = both.iter().map(|one| (one as &dyn Pinnable, Access::Write)).collect();

@@ -21,8 +21,8 @@ use super::{
     traces::{OPERATOR_S, OPERATOR_S_PARENT, TRACE, named, received},
 };
 use crate::moves::{
-    bring_in_by_pin, evict, nothing_is_left, part, parts, pin_words, pins::fetch::connect, tiers,
-    unpin_words, written,
+    assert_nothing_left, evict, fetch_by_pin, open_and_write, part, parts, pin_words, pins::fetch::connect,
+    tiers, unpin_words,
 };
 
 /// The sum of all series of a metric that have these values.
@@ -60,7 +60,7 @@ pub(super) fn mib(count: u64) -> f64 {
 fn written_back_bytes_are_clean_and_counted_by_cause() {
     let config = tiers("8MiB", "8MiB").telemetry("prometheus_listen = \"127.0.0.1:0\"");
     let daemon = Daemon::start(&config);
-    let (mut session, id) = written(&daemon, 2);
+    let (mut session, id) = open_and_write(&daemon, 2);
     let tenant = session.tenant().to_owned();
     until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
     let target = Some(write_back_parts_request::Target::AllocationId(id));
@@ -72,7 +72,7 @@ fn written_back_bytes_are_clean_and_counted_by_cause() {
     until_said(&daemon, "vramd_migrations_total", &counted, 1.0);
     until_said(&daemon, "vramd_migration_io_bytes_total", &counted, mib(2));
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn moves_and_waits_are_measured_by_kind_and_cause() {
         .telemetry(&format!("otlp_endpoint = \"{}\"", collector.endpoint()))
         .telemetry("export_interval_ms = 100");
     let daemon = Daemon::start(&config);
-    let (mut session, id) = written(&daemon, 4);
+    let (mut session, id) = open_and_write(&daemon, 4);
     let tenant = session.tenant().to_owned();
     let lies = |tier, clean: u64, dirty: u64| {
         until_said(&daemon, "vramd_quota_usage_bytes", &[&tenant, tier, "clean"], mib(clean));
@@ -97,7 +97,7 @@ fn moves_and_waits_are_measured_by_kind_and_cause() {
     evict(&daemon, &mut session, id);
     lies("device", 0, 0);
     lies("host", 0, 8);
-    bring_in_by_pin(&mut session, id, 4);
+    fetch_by_pin(&mut session, id, 4);
     lies("device", 8, 0);
     lies("host", 0, 0);
     evict(&daemon, &mut session, id);
@@ -158,7 +158,7 @@ fn moves_and_waits_are_measured_by_kind_and_cause() {
     });
     other.free(theirs);
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 fn data(metrics: &[Metric], name: &str) -> Option<Data> {
@@ -264,7 +264,7 @@ fn a_pins_span_links_to_the_moves_that_it_waited_for() {
     assert_eq!(ways, ["in", "in", "out", "out"], "{moves:?}");
     drop((weights, others));
     client.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 /// The span of the pin with this number, and the moves that it links to.

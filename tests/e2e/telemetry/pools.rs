@@ -12,7 +12,7 @@ use super::{
     moves::{mib, until_said, value},
     scrape,
 };
-use crate::moves::{evict, nothing_is_left, tiers, written};
+use crate::moves::{assert_nothing_left, evict, open_and_write, tiers};
 
 const INTERNAL: &str = "vramd_fragmentation_internal_bytes";
 const EXTERNAL: &str = "vramd_fragmentation_external_bytes";
@@ -65,7 +65,7 @@ fn pinned_free_memory_of_other_sizes_becomes_pieces_on_demand() {
     until_said(&daemon, EXTERNAL, &["host", "0", "larger"], mib(16));
     assert_eq!(value(&scrape(&daemon), REBUILDS, &[]), 0.0, "no request has wanted a piece");
 
-    let (mut other, id) = written(&daemon, 4);
+    let (mut other, id) = open_and_write(&daemon, 4);
     evict(&daemon, &mut other, id);
     let mut last = String::new();
     let rebuilt = within(PATIENCE, || {
@@ -76,5 +76,5 @@ fn pinned_free_memory_of_other_sizes_becomes_pieces_on_demand() {
     assert!(rebuilt.is_some(), "{last}");
     assert!(value(&last, REBUILDS, &["0"]) >= 1.0, "{last}");
     other.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }

@@ -78,7 +78,7 @@ fn refusals_are_counted_by_reason_and_scope() {
     let daemon = Daemon::start(&measured());
     let mut session = daemon.open();
     let hello = Hello { protocol_major: 99, ..hello() };
-    RawSession::greet(&daemon.sockets(), hello).expect_err("another version");
+    RawSession::open_with(&daemon.sockets(), hello).expect_err("another version");
     assert!(session.free(77).error.is_some(), "there is no such allocation");
     session.refused(spec(0)).is(Reason::SizeInvalid);
     let scrape = scrape(&daemon);

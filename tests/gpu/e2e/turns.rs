@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use vramd_proto::v1::Tier;
 use vramd_tests::{
     Config, Daemon, MIB, MIB_2, Probe, is_root,
-    moves::{has_come_back, on_disk},
+    moves::{disk_io_bytes, has_returned},
     wait::{eventually, until},
 };
 
@@ -41,7 +41,7 @@ struct Scale {
 pub(super) fn three_tenants(driver: Driver, below: Below, quick: bool) -> Value {
     let scale = Scale::new(driver, below, quick);
     let daemon = Daemon::start(&scale.config());
-    let before = on_disk(&daemon);
+    let before = disk_io_bytes(&daemon);
     let mut residents: Vec<_> =
         TENANTS.iter().map(|(uid, _)| scale.client(&daemon, *uid, scale.span)).collect();
     let (begun, mut killed) = (Instant::now(), 0_u64);
@@ -64,7 +64,7 @@ pub(super) fn three_tenants(driver: Driver, below: Below, quick: bool) -> Value 
     daemon.drains();
     let state = daemon.state();
     assert_eq!(state.node.invariant_violations, 0, "{state:?}");
-    let [to_disk, from_disk] = [0, 1].map(|way| on_disk(&daemon)[way] - before[way]);
+    let [to_disk, from_disk] = [0, 1].map(|way| disk_io_bytes(&daemon)[way] - before[way]);
     let has_disk = below == Below::HostAndDisk;
     assert_eq!([to_disk > 0, from_disk > 0], [has_disk; 2], "{to_disk} and {from_disk} bytes");
     assert!(daemon.stop().0.success(), "the daemon ends well");
@@ -87,7 +87,7 @@ fn kill_one(scale: &Scale, daemon: &Daemon, uid: u32, comes_back: Option<Tier>) 
     };
     let session = eventually("it has memory and uses it", uses).session_id;
     if let Some(tier) = comes_back {
-        until("some of it was there, and is back", || has_come_back(daemon, session, tier));
+        until("some of it was there, and is back", || has_returned(daemon, session, tier));
     }
     let held = daemon.state().charged();
     assert!(held <= scale.device(), "{held} bytes are handed out, and {} are there", scale.device());

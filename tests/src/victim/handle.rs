@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use super::{Fate, Order, Word};
+use super::{Fate, Order, Report};
 use crate::programs::{program, spawn};
 
 /// Killed when it is dropped.
@@ -47,7 +47,7 @@ impl Victim {
     }
 
     /// Its next report; `None` once it has ended.
-    pub fn hear(&mut self) -> Result<Option<Word>> {
+    pub fn next_report(&mut self) -> Result<Option<Report>> {
         let mut line = String::new();
         if self.output.read_line(&mut line)? == 0 {
             return Ok(None);
@@ -60,10 +60,10 @@ impl Victim {
     }
 
     /// Kills it with SIGKILL, and returns its unread reports.
-    pub fn kill(&mut self) -> Result<Vec<Word>> {
+    pub fn kill(&mut self) -> Result<Vec<Report>> {
         self.child.kill()?;
         let mut said = Vec::new();
-        while let Some(word) = self.hear()? {
+        while let Some(word) = self.next_report()? {
             said.push(word);
         }
         self.child.wait()?;

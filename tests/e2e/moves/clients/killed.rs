@@ -5,8 +5,8 @@ use vramd_proto::v1::{MoveCause, MoveOutcome as Outcome, MoveState, Tier, move_e
 use vramd_tests::{Config, Daemon, MIB_2, Probe, config::Effect, content, digest, is_root, wait::until};
 
 use crate::moves::{
-    clients::stopped::client, first, held, moving, nothing_is_left, operators::list::listed,
-    operators::write_backs::writing_back, outcomes, tiers, until_held,
+    assert_nothing_left, clients::stopped::client, first, held, operators::list::listed,
+    operators::write_backs::writing_back, outcomes, start_move, tiers, until_charged,
 };
 
 /// A client with 2 MiB, of another tenant if the tests run as root.
@@ -22,14 +22,14 @@ impl Neighbour {
     }
 
     /// Ends the neighbour once nothing but its own memory is left.
-    fn leaves_unharmed(mut self, daemon: &Daemon) {
+    fn assert_unharmed(mut self, daemon: &Daemon) {
         until("nothing else is left", || {
             let state = daemon.state();
             (state.sessions.len(), state.allocations.len(), held(daemon)) == (1, 1, (2, 2))
         });
         assert_eq!(self.0.ask("sdk digest")["digest"], digest(&content(MIB_2, 9)));
         self.0.leave();
-        nothing_is_left(daemon);
+        assert_nothing_left(daemon);
     }
 }
 
@@ -58,7 +58,7 @@ fn is(daemon: &Daemon, tier: Tier, state: MoveState) -> bool {
 }
 
 /// Whether the move of the second part has ended so.
-fn second_is(daemon: &Daemon, tier: Tier, change: Change) -> bool {
+fn has_second_part(daemon: &Daemon, tier: Tier, change: Change) -> bool {
     let ended = listed(daemon).ended;
     ended.iter().any(|it| {
         let part = it.part.unwrap_or_default();
@@ -75,7 +75,7 @@ fn a_client_is_killed_while_its_part_leaves() {
                 slow: ("create_host", 1),
                 reached: |daemon| {
                     is(daemon, Tier::Host, MoveState::Preparing)
-                        && second_is(daemon, Tier::Host, Change::Moved)
+                        && has_second_part(daemon, Tier::Host, Change::Moved)
                 },
             },
             [Outcome::Freed, Outcome::Moved],
@@ -85,7 +85,8 @@ fn a_client_is_killed_while_its_part_leaves() {
                 name: "it is copied",
                 slow: ("copy", 1),
                 reached: |daemon| {
-                    is(daemon, Tier::Host, MoveState::Copying) && second_is(daemon, Tier::Host, Change::Moved)
+                    is(daemon, Tier::Host, MoveState::Copying)
+                        && has_second_part(daemon, Tier::Host, Change::Moved)
                 },
             },
             [Outcome::Freed, Outcome::Moved],
@@ -103,11 +104,11 @@ fn a_client_is_killed_while_its_part_leaves() {
         let daemon = Daemon::start(&step.config());
         let (probe, id) = client(&daemon);
         let neighbour = Neighbour::new(&daemon);
-        let evicting = moving(&daemon, id, Tier::Host);
+        let evicting = start_move(&daemon, id, Tier::Host);
         until(step.name, || (step.reached)(&daemon));
         probe.kill();
         assert_eq!(outcomes(&evicting.ok()), told, "{}", step.name);
-        neighbour.leaves_unharmed(&daemon);
+        neighbour.assert_unharmed(&daemon);
     }
 }
 
@@ -119,7 +120,7 @@ fn a_client_is_killed_before_it_unmaps() {
     let id = probe.ask("allocate 2097152")["allocation"].as_u64().unwrap();
     let neighbour = Neighbour::new(&daemon);
     // The client does not read its channel.
-    let evicting = moving(&daemon, id, Tier::Host);
+    let evicting = start_move(&daemon, id, Tier::Host);
     until("it was told to unmap", || daemon.log().contains("revoke sent"));
     assert!(!evicting.is_answered());
     probe.kill();
@@ -129,7 +130,7 @@ fn a_client_is_killed_before_it_unmaps() {
         (Outcome::Silent, [silent]) if *silent == session => {}
         other => panic!("{other:?}"),
     }
-    neighbour.leaves_unharmed(&daemon);
+    neighbour.assert_unharmed(&daemon);
 }
 
 /// The client pins the part where it is. The copy that has begun must end first.
@@ -138,15 +139,15 @@ fn a_client_is_killed_while_its_copy_is_cancelled() {
     let daemon = Daemon::start(&slow("copy", 1));
     let (mut probe, id) = client(&daemon);
     let neighbour = Neighbour::new(&daemon);
-    let evicting = moving(&daemon, id, Tier::Host);
+    let evicting = start_move(&daemon, id, Tier::Host);
     until("it is copied", || {
-        is(&daemon, Tier::Host, MoveState::Copying) && second_is(&daemon, Tier::Host, Change::Moved)
+        is(&daemon, Tier::Host, MoveState::Copying) && has_second_part(&daemon, Tier::Host, Change::Moved)
     });
     probe.tell("sdk pin-for 60000");
     until("it is called off", || is(&daemon, Tier::Host, MoveState::Stopping));
     probe.kill();
     assert_eq!(outcomes(&evicting.ok()), [Outcome::Wanted, Outcome::Moved]);
-    neighbour.leaves_unharmed(&daemon);
+    neighbour.assert_unharmed(&daemon);
 }
 
 /// The first two operations of each kind are those of the allocation or of the way out. The third device's is the
@@ -158,14 +159,15 @@ fn ways_in() -> [Step; 2] {
             slow: ("create", 4),
             reached: |daemon| {
                 is(daemon, Tier::Device, MoveState::Preparing)
-                    && second_is(daemon, Tier::Device, Change::Moved)
+                    && has_second_part(daemon, Tier::Device, Change::Moved)
             },
         },
         Step {
             name: "it is copied",
             slow: ("copy", 3),
             reached: |daemon| {
-                is(daemon, Tier::Device, MoveState::Copying) && second_is(daemon, Tier::Device, Change::Moved)
+                is(daemon, Tier::Device, MoveState::Copying)
+                    && has_second_part(daemon, Tier::Device, Change::Moved)
             },
         },
     ]
@@ -175,8 +177,8 @@ fn ways_in() -> [Step; 2] {
 fn out(daemon: &Daemon) -> (Probe, u64, Neighbour) {
     let (probe, id) = client(daemon);
     let neighbour = Neighbour::new(daemon);
-    assert_eq!(outcomes(&moving(daemon, id, Tier::Host).ok()), [Outcome::Moved; 2]);
-    until_held(daemon, 2, 6);
+    assert_eq!(outcomes(&start_move(daemon, id, Tier::Host).ok()), [Outcome::Moved; 2]);
+    until_charged(daemon, 2, 6);
     (probe, id, neighbour)
 }
 
@@ -195,7 +197,7 @@ fn a_client_is_killed_while_its_pin_fetches() {
         probe.tell("sdk pin-for 60000");
         until(step.name, || (step.reached)(&daemon));
         probe.kill();
-        neighbour.leaves_unharmed(&daemon);
+        neighbour.assert_unharmed(&daemon);
         // The latest move comes first.
         let ended = listed(&daemon).ended.into_iter().filter(|it| it.tier() == Tier::Device);
         let ended: Vec<_> = ended.map(|it| (it.cause(), it.outcome(), it.detail)).collect();
@@ -209,11 +211,11 @@ fn a_client_is_killed_while_an_operator_fetches() {
     for step in ways_in() {
         let daemon = Daemon::start(&step.config());
         let (probe, id, neighbour) = out(&daemon);
-        let bringing = moving(&daemon, id, Tier::Device);
+        let bringing = start_move(&daemon, id, Tier::Device);
         until(step.name, || (step.reached)(&daemon));
         probe.kill();
         assert_eq!(outcomes(&bringing.ok()), [Outcome::Freed, Outcome::Moved], "{}", step.name);
-        neighbour.leaves_unharmed(&daemon);
+        neighbour.assert_unharmed(&daemon);
     }
 }
 
@@ -232,12 +234,12 @@ fn a_client_is_killed_while_it_waits_for_room() {
     probe.kill();
     until("nobody waits", || daemon.state().devices[0].awaited_part_count == 0);
     other.leave();
-    neighbour.leaves_unharmed(&daemon);
+    neighbour.assert_unharmed(&daemon);
 }
 
 #[test]
 fn a_client_is_killed_while_its_part_is_written_back() {
-    let written_back = |daemon: &Daemon| second_is(daemon, Tier::Host, Change::WrittenBack);
+    let written_back = |daemon: &Daemon| has_second_part(daemon, Tier::Host, Change::WrittenBack);
     for (on, state) in [("create_host", MoveState::Preparing), ("copy", MoveState::Copying)] {
         let daemon = Daemon::start(&slow(on, 1));
         let (probe, id) = client(&daemon);
@@ -251,6 +253,6 @@ fn a_client_is_killed_while_its_part_is_written_back() {
         probe.kill();
         let told: Vec<_> = writing.ok().parts.iter().map(|part| part.outcome()).collect();
         assert_eq!(told, [Outcome::Freed, Outcome::Moved], "{on}");
-        neighbour.leaves_unharmed(&daemon);
+        neighbour.assert_unharmed(&daemon);
     }
 }

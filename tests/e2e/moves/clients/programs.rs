@@ -5,12 +5,13 @@ use vramd_proto::v1::{MoveCause, PartRef, Tier, move_event::Change};
 use vramd_tests::{Daemon, MIB_2, content, wait::until};
 
 use crate::moves::{
-    disk::tier::until_held, nothing_is_left, operators::list::listed, pins::fetch::connect, said,
+    assert_nothing_left, disk::tier::until_charged, operators::list::listed, pins::fetch::connect,
+    vramctl_json,
 };
 
 /// Allocates parts of 2 MiB and writes them. Waits until the daemon knows that all are mapped, since a mapping in
 /// flight counts as used.
-pub(crate) fn letting_go(daemon: &Daemon, client: &Client, count: u64) -> Allocation {
+pub(crate) fn allocate_unpinned(daemon: &Daemon, client: &Client, count: u64) -> Allocation {
     let request = AllocationRequest::new(Bytes::new(count * MIB_2)).part_size(Bytes::new(MIB_2));
     let mut memory = client.allocate(request).unwrap();
     let bytes = content(count * MIB_2, memory.id().get());
@@ -40,7 +41,7 @@ pub(crate) fn lies(daemon: &Daemon, memory: &Allocation) -> Vec<String> {
 /// The same for an allocation by its id.
 #[track_caller]
 pub(crate) fn tiers_of(daemon: &Daemon, id: &str) -> Vec<String> {
-    let shown = said(daemon, &["alloc", "show", id]);
+    let shown = vramctl_json(daemon, &["alloc", "show", id]);
     let parts = shown["allocation"]["parts"].as_array().expect("its parts").clone();
     parts.iter().map(|part| part["tier"].as_str().expect("a tier").to_owned()).collect()
 }
@@ -55,7 +56,7 @@ pub(crate) fn send(daemon: &Daemon, memory: &Allocation, to: &str) {
 #[track_caller]
 pub(crate) fn send_by_id(daemon: &Daemon, id: &str, to: &str) {
     until("it goes there", || {
-        let told = said(daemon, &["alloc", "evict", id, "--to", to]);
+        let told = vramctl_json(daemon, &["alloc", "evict", id, "--to", to]);
         let parts = told["parts"].as_array().expect("its parts");
         parts.iter().all(|part| part["outcome"] == "moved")
     });
@@ -63,16 +64,16 @@ pub(crate) fn send_by_id(daemon: &Daemon, id: &str, to: &str) {
 
 /// A part that lies below its device, alone on the node.
 pub(crate) fn away(daemon: &Daemon, client: &Client, tier: &str) -> Allocation {
-    let wanted = letting_go(daemon, client, 1);
+    let wanted = allocate_unpinned(daemon, client, 1);
     send(daemon, &wanted, tier);
-    until_held(daemon, if tier == "host" { [0, 2, 0] } else { [0, 0, 2] });
+    until_charged(daemon, if tier == "host" { [0, 2, 0] } else { [0, 0, 2] });
     wanted
 }
 
 /// A program pins a part that lies below its device, which another program's parts fill. Neither loses a byte, and
 /// nothing is left at the end.
 #[track_caller]
-pub(crate) fn comes_to_a_full_device(
+pub(crate) fn assert_fetched_to_full_device(
     daemon: &Daemon,
     tier: &str,
     count: u32,
@@ -80,7 +81,7 @@ pub(crate) fn comes_to_a_full_device(
 ) {
     let (wants, has) = (connect(daemon), connect(daemon));
     let wanted = away(daemon, &wants, tier);
-    let there = letting_go(daemon, &has, count.into());
+    let there = allocate_unpinned(daemon, &has, count.into());
     is_intact(&wanted, 1);
     then(&there);
     is_intact(&there, count);
@@ -88,7 +89,7 @@ pub(crate) fn comes_to_a_full_device(
     drop((wanted, there));
     wants.flush().unwrap();
     has.flush().unwrap();
-    nothing_is_left(daemon);
+    assert_nothing_left(daemon);
 }
 
 /// Victims that could not leave for that tier.

@@ -4,7 +4,7 @@ use rustix::process::Signal;
 use vramd_proto::v1::{FreeAllocationRequest, SessionState, Tier, free_allocation_request::Target};
 use vramd_tests::{Daemon, Probe, content, digest, proc::memory_mapping_count, wait::until};
 
-use crate::moves::{Outcome, moving, nothing_is_left, outcomes, tiers, until_held};
+use crate::moves::{Outcome, assert_nothing_left, outcomes, start_move, tiers, until_charged};
 
 const SIZE: u64 = 6 << 20;
 const PARTS: usize = 3;
@@ -40,8 +40,10 @@ fn has_every_byte(probe: &mut Probe) {
 /// The end of a pin call arrives on another socket, so the operator may have to repeat the request.
 #[track_caller]
 fn leaves(daemon: &Daemon, allocation: u64) {
-    until("it leaves", || outcomes(&moving(daemon, allocation, Tier::Host).ok()) == [Outcome::Moved; PARTS]);
-    until_held(daemon, 0, 6);
+    until("it leaves", || {
+        outcomes(&start_move(daemon, allocation, Tier::Host).ok()) == [Outcome::Moved; PARTS]
+    });
+    until_charged(daemon, 0, 6);
 }
 
 #[test]
@@ -53,13 +55,13 @@ fn all_readers_unmap_and_only_a_stopped_one_is_reported() {
     assert_eq!(mappings(&probes), [0; 4], "no session maps it any longer");
     assert_eq!(daemon.state().allocation(id).unwrap().mapper_count, 0);
     probes.iter_mut().for_each(has_every_byte);
-    until_held(&daemon, 6, 6);
+    until_charged(&daemon, 6, 6);
     assert_eq!(mappings(&probes), [PARTS; 4], "one memory of the device, mapped by all");
 
     let stopped = 2;
     until("all pins have ended", || daemon.state().node.fds_in_flight == 0);
     probes[stopped].freeze();
-    let answer = moving(&daemon, id, Tier::Host).ok();
+    let answer = start_move(&daemon, id, Tier::Host).ok();
     for part in &answer.parts {
         assert_eq!((part.outcome(), &part.session_ids[..]), (Outcome::Silent, &sessions[stopped..=stopped]));
     }
@@ -68,7 +70,7 @@ fn all_readers_unmap_and_only_a_stopped_one_is_reported() {
         sessions.iter().map(|session| daemon.state().session(*session).unwrap().state()).collect();
     let live = SessionState::Live;
     assert_eq!(states, [live, live, SessionState::Silent, live]);
-    until_held(&daemon, 6, 6);
+    until_charged(&daemon, 6, 6);
     assert_eq!(mappings(&probes)[stopped], PARTS, "its mappings stand");
     for (at, probe) in probes.iter_mut().enumerate() {
         if at != stopped {
@@ -84,5 +86,5 @@ fn all_readers_unmap_and_only_a_stopped_one_is_reported() {
     probes.into_iter().for_each(Probe::leave);
     let target = Some(Target::AllocationId(id));
     daemon.admin.free_allocation(FreeAllocationRequest { target, ..Default::default() }).ok();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }

@@ -12,7 +12,7 @@ use vramd_tests::{
     wait::{PATIENCE, until},
 };
 
-use crate::moves::{first, held, moving, nothing_is_left, outcomes, request, tiers, until_held};
+use crate::moves::{assert_nothing_left, first, held, outcomes, request, start_move, tiers, until_charged};
 
 /// A client process that uses the SDK and has two unpinned parts.
 pub(crate) fn client(daemon: &Daemon) -> (Probe, u64) {
@@ -51,7 +51,7 @@ fn two_processes_pin_repeatedly_while_an_operator_moves_their_parts() {
         probe.leave();
     }
     assert!(left >= 10, "{left} parts left");
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 /// Together they have more than the device. A pin waits until the operator evicts parts that the other does not use.
@@ -61,7 +61,7 @@ fn two_processes_share_a_device_that_has_no_room_for_both() {
     let (mut probes, mut ids) = (Vec::new(), Vec::new());
     for _ in 0..2 {
         let (probe, id) = client(&daemon);
-        assert_eq!(first(&moving(&daemon, id, Tier::Host).ok()).0, Outcome::Moved);
+        assert_eq!(first(&start_move(&daemon, id, Tier::Host).ok()).0, Outcome::Moved);
         until("the device has room again", || held(&daemon).0 == 0);
         probes.push(probe);
         ids.push(id);
@@ -86,7 +86,7 @@ fn two_processes_share_a_device_that_has_no_room_for_both() {
     });
     assert!(pins.iter().all(|pins| pins.is_some_and(|pins| pins > 1)), "{pins:?}");
     probes.into_iter().for_each(Probe::leave);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -100,23 +100,23 @@ fn a_stopped_client_keeps_its_part_and_is_reported() {
     let session = daemon.state().sessions[0].session_id;
     until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
     probe.freeze();
-    let answer = moving(&daemon, id, Tier::Host).ok();
+    let answer = start_move(&daemon, id, Tier::Host).ok();
     assert_eq!(first(&answer), (Outcome::Silent, &[session][..]));
-    until_held(&daemon, 4, 4);
+    until_charged(&daemon, 4, 4);
     assert_eq!(daemon.state().sessions[0].state(), SessionState::Silent);
     // Again, and at once: the daemon knows it by now.
-    assert_eq!(first(&moving(&daemon, id, Tier::Host).ok()).0, Outcome::Silent);
+    assert_eq!(first(&start_move(&daemon, id, Tier::Host).ok()).0, Outcome::Silent);
     // No other session waits for it.
     let (other, theirs) = client(&daemon);
-    assert_eq!(first(&moving(&daemon, theirs, Tier::Host).ok()).0, Outcome::Moved);
+    assert_eq!(first(&start_move(&daemon, theirs, Tier::Host).ok()).0, Outcome::Moved);
     other.leave();
-    until_held(&daemon, 4, 4);
+    until_charged(&daemon, 4, 4);
     probe.signal(Signal::CONT);
     until("it lives again", || daemon.state().sessions[0].state() == SessionState::Live);
-    assert_eq!(first(&moving(&daemon, id, Tier::Host).ok()).0, Outcome::Moved);
-    until_held(&daemon, 0, 4);
+    assert_eq!(first(&start_move(&daemon, id, Tier::Host).ok()).0, Outcome::Moved);
+    until_charged(&daemon, 0, 4);
     let told = probe.ask("sdk pinned-digest");
     assert_eq!(told["digest"], vramd_tests::digest(&vramd_tests::content(2 * MIB_2, 7)));
     probe.leave();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }

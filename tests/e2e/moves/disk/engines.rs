@@ -2,14 +2,14 @@
 
 use std::fs;
 
-use vramd_tests::{Daemon, Filter, Home};
+use vramd_tests::{Daemon, Home, SyscallFilter};
 
 use crate::moves::{
-    clients::programs::{is_intact, letting_go, send},
-    disk::tier::{files, heard, text, until_held},
-    nothing_is_left,
+    assert_nothing_left,
+    clients::programs::{allocate_unpinned, is_intact, send},
+    disk::tier::{files, heard, text, until_charged},
     pins::fetch::connect,
-    said, tiers,
+    tiers, vramctl_json,
 };
 
 /// io_uring where the kernel has it, and the engine that replaces it elsewhere.
@@ -25,7 +25,7 @@ pub(crate) fn engine_of(daemon: &Daemon) -> String {
 
 /// As in a container that filters system calls.
 fn without_uring() -> Home {
-    Home::new().with_filter(Filter::Refused(libc::SYS_io_uring_setup))
+    Home::new().with_filter(SyscallFilter::Refused(libc::SYS_io_uring_setup))
 }
 
 const WHY: &str = "io_uring_setup: Operation not permitted (os error 1)";
@@ -38,18 +38,18 @@ fn a_daemon_without_io_uring_logs_it_and_copies_on_threads() {
     assert_eq!(engine_of(&daemon), "threads");
     assert!(daemon.log().contains(&format!("no_uring=\"{WHY}\"")), "{}", daemon.log());
     let client = connect(&daemon);
-    let memory = letting_go(&daemon, &client, 2);
+    let memory = allocate_unpinned(&daemon, &client, 2);
     for _ in 0..2 {
         send(&daemon, &memory, "disk");
-        until_held(&daemon, [0, 0, 4]);
+        until_charged(&daemon, [0, 0, 4]);
         assert_eq!(files(daemon.home().path()).len(), 2);
-        said(&daemon, &["alloc", "bring-in", &memory.id().to_string()]);
-        until_held(&daemon, [4, 0, 4]);
+        vramctl_json(&daemon, &["alloc", "bring-in", &memory.id().to_string()]);
+        until_charged(&daemon, [4, 0, 4]);
         is_intact(&memory, 2);
     }
     drop(memory);
     client.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]

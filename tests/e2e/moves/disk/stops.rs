@@ -8,10 +8,10 @@ use std::{
 
 use vramd_proto::v1::{AllocationSpec, MovePartsResponse, MoveState, Tier};
 use vramd_tests::{
-    Daemon, Filter, Home, MIB, Pending, RawSession, config::Effect, session::spec, wait::until,
+    Daemon, Home, MIB, Pending, RawSession, SyscallFilter, config::Effect, session::spec, wait::until,
 };
 
-use crate::moves::{disk::tier::files, moving, operators::list::listed, tiers, unmap_as_told};
+use crate::moves::{disk::tier::files, operators::list::listed, start_move, tiers, unmap_revoked};
 
 /// How long a daemon waits for its driver.
 const BOUND: Duration = Duration::from_secs(10);
@@ -23,8 +23,8 @@ const SIZE: u64 = 256 * MIB;
 fn leaving(daemon: &Daemon, seen: impl Fn(u64) -> bool) -> (RawSession, Pending<MovePartsResponse>) {
     let mut session = RawSession::open_with_pins(&daemon.sockets());
     let id = session.allocate(AllocationSpec { part_size_bytes: SIZE, ..spec(SIZE) }).allocation_id;
-    let evicting = moving(daemon, id, Tier::Disk);
-    unmap_as_told(&mut session, id);
+    let evicting = start_move(daemon, id, Tier::Disk);
+    unmap_revoked(&mut session, id);
     until("it is copied", || {
         let moves = listed(daemon).moves;
         moves.iter().any(|it| it.state() == MoveState::Copying && it.copied_bytes.is_some_and(&seen))
@@ -60,7 +60,7 @@ fn a_daemon_stopped_during_a_copy_to_disk_leaves_no_file() {
 /// The kernel never completes the daemon's writes.
 #[test]
 fn a_stop_waits_for_a_hanging_disk_only_for_its_time_limit() {
-    let home = Home::new().with_filter(Filter::Unanswered(libc::SYS_pwritev2));
+    let home = Home::new().with_filter(SyscallFilter::Unanswered(libc::SYS_pwritev2));
     config().disk_engine("threads").write(home.path());
     let daemon = Daemon::start_in(home);
     let (_session, evicting) = leaving(&daemon, |there| there == 0);

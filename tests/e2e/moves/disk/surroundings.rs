@@ -12,15 +12,15 @@ use vramd_tests::{Config, Daemon, Home, config::Effect, wait::until};
 
 use crate::can_mount;
 use crate::moves::{
-    clients::programs::{is_intact, letting_go, lies, send},
+    assert_nothing_left,
+    clients::programs::{allocate_unpinned, is_intact, lies, send},
     disk::tier::{
-        EIO, PART, file_of, files, has_all, heard, in_one_part, its_second_part_is_lost, refused, text,
-        unheld, until_held,
+        EIO, PART, assert_second_part_lost, file_of, files, has_all, heard, in_one_part, refused, text,
+        until_charged, write_unpinned,
     },
-    nothing_is_left,
     operators::list::listed,
     pins::fetch::connect,
-    said, tiers, vramctl,
+    tiers, vramctl, vramctl_json,
 };
 
 /// The directory of a disk tier, in a home whose daemon sees a file system mounted there.
@@ -64,7 +64,7 @@ fn on_small_disk() -> (Daemon, PathBuf) {
 /// The outcome of the first part that is to go to disk.
 fn evicted(daemon: &Daemon, id: u64) -> serde_json::Value {
     let id = vramd_types::AllocationId::from_raw(id).to_string();
-    said(daemon, &["alloc", "evict", &id, "--to", "disk"])["parts"][0].clone()
+    vramctl_json(daemon, &["alloc", "evict", &id, "--to", "disk"])["parts"][0].clone()
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn a_part_stays_while_others_fill_the_file_system() {
     }
     let (daemon, disk) = on_small_disk();
     let client = connect(&daemon);
-    let memory = letting_go(&daemon, &client, 2);
+    let memory = allocate_unpinned(&daemon, &client, 2);
     fs::write(disk.join("of-others"), vec![7; 8 << 20]).expect("it is as large");
     let told = evicted(&daemon, memory.id().get());
     assert_eq!(
@@ -89,7 +89,7 @@ fn a_part_stays_while_others_fill_the_file_system() {
     is_intact(&memory, 2);
     drop(memory);
     client.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 /// A pin needs the room of a part that is to go to disk.
@@ -100,10 +100,10 @@ fn a_pin_waits_while_its_victims_find_the_file_system_full() {
     }
     let (daemon, disk) = on_small_disk();
     let [wants, has] = [connect(&daemon), connect(&daemon)];
-    let wanted = letting_go(&daemon, &wants, 1);
+    let wanted = allocate_unpinned(&daemon, &wants, 1);
     send(&daemon, &wanted, "disk");
-    until_held(&daemon, [0, 0, 2]);
-    let there = letting_go(&daemon, &has, 4);
+    until_charged(&daemon, [0, 0, 2]);
+    let there = allocate_unpinned(&daemon, &has, 4);
     fs::write(disk.join("of-others"), vec![7; 6 << 20]).expect("it is as large");
     let stayed = || {
         let ended = listed(&daemon).ended;
@@ -121,7 +121,7 @@ fn a_pin_waits_while_its_victims_find_the_file_system_full() {
     drop((wanted, there));
     wants.flush().unwrap();
     has.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn a_file_system_that_turns_read_only_fails_evictions_alone() {
     }
     let (daemon, _) = on_small_disk();
     let client = connect(&daemon);
-    let memory = letting_go(&daemon, &client, 2);
+    let memory = allocate_unpinned(&daemon, &client, 2);
     let turns = |how: &str| {
         let (target, directory) = (daemon.pid().to_string(), daemon.home().path().join("disk"));
         let mut command = Command::new("nsenter");
@@ -147,7 +147,7 @@ fn a_file_system_that_turns_read_only_fails_evictions_alone() {
     is_intact(&memory, 2);
     drop(memory);
     client.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 /// The disk fails at the third of the part's four pieces.
@@ -168,7 +168,7 @@ fn a_part_stays_while_its_writes_to_disk_fail() {
     has_all(&memory, 4);
     drop(memory);
     client.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 /// An append-only file: even root can neither delete nor empty it. Until this is dropped.
@@ -203,24 +203,24 @@ fn an_undeletable_file_is_logged_and_its_bytes_stay_charged() {
     }
     let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
     let client = connect(&daemon);
-    let memory = letting_go(&daemon, &client, 2);
+    let memory = allocate_unpinned(&daemon, &client, 2);
     send(&daemon, &memory, "disk");
     let append_only = AppendOnly::new(file_of(&daemon, memory.id().get(), 1)).unwrap();
     drop(memory);
     client.flush().unwrap();
     let told = "cannot be deleted, its 2097152 bytes stay in use: Operation not permitted (os error 1)";
     until("the operator is told", || daemon.log().contains(told));
-    until_held(&daemon, [0, 0, 2]);
+    until_charged(&daemon, [0, 0, 2]);
     let state = daemon.state();
     let unreturned: u64 = state.quotas.iter().map(|row| row.unreturned_bytes).sum();
     assert_eq!(unreturned, 2 << 20, "{state:?}");
     // The rest of the disk is available all the same.
-    let next = unheld(&client, 3);
+    let next = write_unpinned(&client, 3);
     send(&daemon, &next, "disk");
     is_intact(&next, 3);
     drop(next);
     client.flush().unwrap();
-    until_held(&daemon, [0, 0, 2]);
+    until_charged(&daemon, [0, 0, 2]);
     assert_eq!(daemon.log().matches(told).count(), 1, "once");
     drop(append_only);
     let home = daemon.stop().1;
@@ -232,7 +232,7 @@ fn an_undeletable_file_is_logged_and_its_bytes_stay_charged() {
 /// The first half of the part was written. The second half has its former content: zeros.
 #[test]
 fn a_torn_write_loses_the_content_of_its_part_alone() {
-    its_second_part_is_lost(|file| {
+    assert_second_part_lost(|file| {
         file.write_all_at(&vec![0; PART / 2], PART as u64 / 2).expect("it is written");
         file.sync_all().expect("it is on disk");
     });
@@ -244,7 +244,7 @@ fn files_of_a_killed_daemon_are_never_read() {
     let config = tiers("8MiB", "0").disk("8MiB");
     let daemon = Daemon::start(&config);
     let client = connect(&daemon);
-    let memory = letting_go(&daemon, &client, 2);
+    let memory = allocate_unpinned(&daemon, &client, 2);
     send(&daemon, &memory, "disk");
     let id = memory.id().to_string();
     let home = daemon.kill();
@@ -255,13 +255,13 @@ fn files_of_a_killed_daemon_are_never_read() {
     assert!(heard(&output).contains("ALLOCATION_NOT_FOUND"), "{}", heard(&output));
     let again = connect(&daemon);
     // Each part reads as zeros at its first pin.
-    let anew = unheld(&again, 2);
+    let anew = write_unpinned(&again, 2);
     send(&daemon, &anew, "disk");
-    until_held(&daemon, [0, 0, 4]);
+    until_charged(&daemon, [0, 0, 4]);
     is_intact(&anew, 2);
     drop(anew);
     again.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
     drop((memory, client));
 }
 

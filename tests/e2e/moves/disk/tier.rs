@@ -17,14 +17,15 @@ use vramd_tests::{
 use vramd_types::Reason;
 
 use crate::moves::{
-    clients::programs::{is_intact, letting_go, lies, send},
+    assert_nothing_left,
+    clients::programs::{allocate_unpinned, is_intact, lies, send},
     clients::stopped::client,
     disk::engines::{ENGINES, engine_of},
-    evict_to, first, moving, nothing_is_left,
+    evict_to, first, open_and_write,
     operators::list::listed,
     part,
     pins::fetch::connect,
-    said, tiers, vramctl, written,
+    start_move, tiers, vramctl, vramctl_json,
 };
 
 /// The size of a part in bytes.
@@ -37,7 +38,7 @@ fn held(daemon: &Daemon) -> [u64; 3] {
 }
 
 #[track_caller]
-pub(crate) fn until_held(daemon: &Daemon, should: [u64; 3]) {
+pub(crate) fn until_charged(daemon: &Daemon, should: [u64; 3]) {
     until("the charges are as expected", || held(daemon) == should);
 }
 
@@ -49,7 +50,7 @@ pub(crate) fn files(home: &Path) -> Vec<PathBuf> {
 }
 
 /// Allocates unpinned parts of 2 MiB, and writes each under a pin of its own.
-pub(crate) fn unheld(client: &Client, count: u32) -> Allocation {
+pub(crate) fn write_unpinned(client: &Client, count: u32) -> Allocation {
     let request =
         AllocationRequest::new(Bytes::new(u64::from(count) * MIB_2)).part_size(Bytes::new(MIB_2)).unpinned();
     let memory = client.allocate(request).expect("room below");
@@ -67,9 +68,9 @@ fn a_set_larger_than_device_and_host_survives_a_killed_client() {
     let daemon = Daemon::start(&tiers("6MiB", "8MiB").disk("128MiB"));
     let [first, second] = [connect(&daemon), connect(&daemon)];
     let (mut probe, _) = client(&daemon);
-    let mine = unheld(&first, 10);
-    let other = unheld(&second, 8);
-    let third = unheld(&first, 4);
+    let mine = write_unpinned(&first, 10);
+    let other = write_unpinned(&second, 8);
+    let third = write_unpinned(&first, 4);
     probe.tell("sdk pin-for 60000");
     for memory in [&mine, &other] {
         is_intact(memory, if memory.id() == mine.id() { 10 } else { 8 });
@@ -80,12 +81,12 @@ fn a_set_larger_than_device_and_host_survives_a_killed_client() {
     until("its memory is given back", || daemon.state().allocations.len() == 3);
     let lies: Vec<_> = [&mine, &other, &third].into_iter().flat_map(|memory| lies(&daemon, memory)).collect();
     assert!(lies.iter().any(|tier| tier == "disk") && lies.iter().any(|tier| tier == "host"), "{lies:?}");
-    let shown = said(&daemon, &["alloc", "show", &mine.id().to_string()]);
+    let shown = vramctl_json(&daemon, &["alloc", "show", &mine.id().to_string()]);
     let bytes = &shown["allocation"]["tier_bytes"];
     let in_all: u64 =
         ["device", "host", "disk"].iter().map(|tier| bytes[tier].as_u64().expect("bytes")).sum();
     assert_eq!(in_all, 10 * MIB_2, "{bytes}");
-    let device = said(&daemon, &["device", "list"])["devices"][0].clone();
+    let device = vramctl_json(&daemon, &["device", "list"])["devices"][0].clone();
     assert_eq!(device["disk_capacity_bytes"], 128 * MIB);
     let sealed = third.seal().expect("it is hashed wherever it lies");
     let id = sealed.id().get();
@@ -95,7 +96,7 @@ fn a_set_larger_than_device_and_host_survives_a_killed_client() {
     first.flush().unwrap();
     second.flush().unwrap();
     drop((first, second));
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
     assert_eq!(files(daemon.home().path()), Vec::<PathBuf>::new(), "a freed part has no file");
 }
 
@@ -111,28 +112,28 @@ fn is_sent_to_disk_and_to_the_host_and_comes_back(engine: &'static str) {
     let daemon = Daemon::start(&config.telemetry("prometheus_listen = \"127.0.0.1:0\""));
     assert!(engine == "auto" || engine_of(&daemon) == engine);
     let client = connect(&daemon);
-    let memory = letting_go(&daemon, &client, 2);
-    until_held(&daemon, [4, 4, 0]);
+    let memory = allocate_unpinned(&daemon, &client, 2);
+    until_charged(&daemon, [4, 4, 0]);
     for (to, should) in [("disk", [0, 0, 4]), ("host", [0, 4, 0]), ("disk", [0, 0, 4])] {
         send(&daemon, &memory, to);
-        until_held(&daemon, should);
+        until_charged(&daemon, should);
         assert_eq!(lies(&daemon, &memory), [to; 2]);
         assert_eq!(files(daemon.home().path()).len(), if to == "disk" { 2 } else { 0 });
     }
     let metrics = daemon.metrics();
-    let on_disk =
+    let disk_io_bytes =
         |line: &&str| line.contains("disk") && line.contains("resident") && line.ends_with(" 4194304");
-    assert!(metrics.lines().any(|line| on_disk(&line)), "{metrics}");
-    said(&daemon, &["alloc", "bring-in", &memory.id().to_string()]);
-    until_held(&daemon, [4, 0, 4]);
+    assert!(metrics.lines().any(|line| disk_io_bytes(&line)), "{metrics}");
+    vramctl_json(&daemon, &["alloc", "bring-in", &memory.id().to_string()]);
+    until_charged(&daemon, [4, 0, 4]);
     is_intact(&memory, 2);
     // From the device to the tier in which the tenant has no charge.
     send(&daemon, &memory, "host");
-    until_held(&daemon, [0, 4, 0]);
+    until_charged(&daemon, [0, 4, 0]);
     is_intact(&memory, 2);
     drop(memory);
     client.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
     let (status, home) = daemon.stop();
     assert!(status.success() && files(home.path()).is_empty());
 }
@@ -143,7 +144,7 @@ fn a_stopped_daemon_leaves_no_file() {
     for telemetry in ["", "prometheus_listen = \"127.0.0.1:0\""] {
         let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB").telemetry(telemetry));
         let client = connect(&daemon);
-        let memory = letting_go(&daemon, &client, 2);
+        let memory = allocate_unpinned(&daemon, &client, 2);
         send(&daemon, &memory, "disk");
         assert_eq!(files(daemon.home().path()).len(), 2);
         let (status, home) = daemon.stop();
@@ -157,11 +158,12 @@ fn a_stopped_daemon_leaves_no_file() {
 fn the_disk_has_a_quota_of_its_own() {
     let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB").default_quota("disk_limit = \"2MiB\""));
     let client = connect(&daemon);
-    let memory = letting_go(&daemon, &client, 2);
-    until_held(&daemon, [4, 0, 2]);
+    let memory = allocate_unpinned(&daemon, &client, 2);
+    until_charged(&daemon, [4, 0, 2]);
     let evict = |part: &str| {
         let target = memory.id().to_string();
-        said(&daemon, &["alloc", "evict", &target, "--to", "disk", "--part", part])["parts"][0].clone()
+        vramctl_json(&daemon, &["alloc", "evict", &target, "--to", "disk", "--part", part])["parts"][0]
+            .clone()
     };
     let refused = evict("1");
     assert_eq!(
@@ -170,10 +172,10 @@ fn the_disk_has_a_quota_of_its_own() {
     );
     assert_eq!(refused["error"]["facts"]["tier"], "disk");
     let tenant = daemon.state().quotas.iter().find(|row| row.held_bytes > 0).expect("a row").tenant.clone();
-    let shown = said(&daemon, &["quota", "get", &tenant, "--tier", "disk"]);
+    let shown = vramctl_json(&daemon, &["quota", "get", &tenant, "--tier", "disk"]);
     assert_eq!(shown["quota"]["held_bytes"], 2 * MIB);
-    said(&daemon, &["quota", "set", &tenant, "--tier", "disk", "--limit", "4MiB"]);
-    until_held(&daemon, [4, 0, 4]);
+    vramctl_json(&daemon, &["quota", "set", &tenant, "--tier", "disk", "--limit", "4MiB"]);
+    until_charged(&daemon, [4, 0, 4]);
     send(&daemon, &memory, "disk");
     let unbacked = quota("team-z", "0", "8MiB", "8MiB");
     let set = vramd_proto::v1::SetQuotaRequest { tier: Tier::Disk.into(), ..unbacked };
@@ -182,7 +184,7 @@ fn the_disk_has_a_quota_of_its_own() {
     is_intact(&memory, 2);
     drop(memory);
     client.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -190,14 +192,14 @@ fn a_client_killed_during_a_copy_to_disk_leaves_no_file() {
     let config = tiers("8MiB", "0").disk("8MiB").fault("copy", 1, Effect::DelayMs(2000));
     let daemon = Daemon::start(&config);
     let (probe, id) = client(&daemon);
-    let evicting = moving(&daemon, id, Tier::Disk);
+    let evicting = start_move(&daemon, id, Tier::Disk);
     until("it is copied", || {
         let moves = listed(&daemon).moves;
         moves.iter().any(|it| (it.tier(), it.state()) == (Tier::Disk, MoveState::Copying))
     });
     probe.kill();
     assert_eq!(first(&evicting.ok()).0, Outcome::Freed);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
     assert_eq!(files(daemon.home().path()), Vec::<PathBuf>::new());
 }
 
@@ -206,9 +208,11 @@ fn a_part_stays_if_the_disk_is_full() {
     let config = tiers("8MiB", "0").disk("8MiB").fault("create_disk", 1, Effect::OutOfMemory);
     let daemon = Daemon::start(&config);
     let client = connect(&daemon);
-    let memory = letting_go(&daemon, &client, 1);
-    let evict =
-        || said(&daemon, &["alloc", "evict", &memory.id().to_string(), "--to", "disk"])["parts"][0].clone();
+    let memory = allocate_unpinned(&daemon, &client, 1);
+    let evict = || {
+        vramctl_json(&daemon, &["alloc", "evict", &memory.id().to_string(), "--to", "disk"])["parts"][0]
+            .clone()
+    };
     let refused = evict();
     assert_eq!(
         (&refused["error"]["reason"], &refused["error"]["facts"]["tier"]),
@@ -219,7 +223,7 @@ fn a_part_stays_if_the_disk_is_full() {
     is_intact(&memory, 1);
     drop(memory);
     client.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 /// The file of a part. Changing it has the effect of a disk that has gone bad.
@@ -230,7 +234,7 @@ pub(crate) fn file_of(daemon: &Daemon, allocation: u64, part: usize) -> fs::File
 }
 
 /// Changes one byte of the part.
-fn spoil(daemon: &Daemon, allocation: u64, part: usize) {
+fn corrupt(daemon: &Daemon, allocation: u64, part: usize) {
     let file = file_of(daemon, allocation, part);
     let mut was = [0];
     file.read_exact_at(&mut was, 4097).expect("it can be read");
@@ -253,9 +257,9 @@ fn damage_on_disk_loses_the_content_of_its_part_alone() {
 fn is_lost_and_nothing_else_is(engine: &'static str) {
     let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB").disk_engine(engine));
     let client = connect(&daemon);
-    let memory = letting_go(&daemon, &client, 2);
+    let memory = allocate_unpinned(&daemon, &client, 2);
     send(&daemon, &memory, "disk");
-    spoil(&daemon, memory.id().get(), 0);
+    corrupt(&daemon, memory.id().get(), 0);
     for _ in 0..2 {
         let lost = memory.pin_parts(0..1, Access::Read).map(drop).expect_err("it is lost");
         assert!(is_lost(&lost, memory.id().get(), 0), "{lost:?}");
@@ -263,26 +267,26 @@ fn is_lost_and_nothing_else_is(engine: &'static str) {
     let whole = memory.pin_parts(1..2, Access::Read).expect("it is whole");
     assert!(whole.as_slice().unwrap() == &content(2 * MIB_2, memory.id().get())[PART..]);
     drop(whole);
-    let told = said(&daemon, &["alloc", "bring-in", &memory.id().to_string()]);
+    let told = vramctl_json(&daemon, &["alloc", "bring-in", &memory.id().to_string()]);
     assert_eq!(told["parts"][0]["error"]["reason"], "CONTENT_LOST");
     let ended = listed(&daemon).ended;
     assert!(ended.iter().any(|it| it.detail.contains("is damaged on disk")), "{ended:?}");
     drop(memory);
     client.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 /// A truncated part is missing at its end, and the disk says so.
 #[test]
 fn a_truncated_file_loses_the_content_of_its_part_alone() {
-    its_second_part_is_lost(|file| file.set_len(8192).expect("it can be cut off"));
+    assert_second_part_lost(|file| file.set_len(8192).expect("it can be cut off"));
 }
 
 /// Damages the file of the second part of an allocation on disk, and checks that this part alone is lost.
-pub(crate) fn its_second_part_is_lost(damage: impl FnOnce(&fs::File)) {
+pub(crate) fn assert_second_part_lost(damage: impl FnOnce(&fs::File)) {
     let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
     let client = connect(&daemon);
-    let memory = letting_go(&daemon, &client, 2);
+    let memory = allocate_unpinned(&daemon, &client, 2);
     send(&daemon, &memory, "disk");
     let id = memory.id().get();
     damage(&file_of(&daemon, id, 1));
@@ -292,7 +296,7 @@ pub(crate) fn its_second_part_is_lost(damage: impl FnOnce(&fs::File)) {
     assert!(whole.as_slice().unwrap() == &content(2 * MIB_2, id)[..PART]);
     drop((whole, memory));
     client.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 /// The disk's answer about the third of four pieces.
@@ -336,7 +340,7 @@ fn fails_once_and_is_there_the_next_time(engine: &'static str) {
     has_all(&memory, 4);
     drop(memory);
     client.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 /// Long before the call's deadline, and whatever becomes of its other parts.
@@ -344,46 +348,46 @@ fn fails_once_and_is_there_the_next_time(engine: &'static str) {
 fn an_attach_of_damaged_content_is_refused_at_once() {
     let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
     let [writer, reader] = [connect(&daemon), connect(&daemon)];
-    let memory = letting_go(&daemon, &writer, 2).seal().expect("it is whole");
+    let memory = allocate_unpinned(&daemon, &writer, 2).seal().expect("it is whole");
     let id = memory.id();
-    said(&daemon, &["alloc", "evict", &id.to_string(), "--to", "disk"]);
-    until_held(&daemon, [0, 0, 4]);
-    spoil(&daemon, id.get(), 1);
+    vramctl_json(&daemon, &["alloc", "evict", &id.to_string(), "--to", "disk"]);
+    until_charged(&daemon, [0, 0, 4]);
+    corrupt(&daemon, id.get(), 1);
     let begun = Instant::now();
     let lost = reader.attach(id).map(drop).expect_err("it is lost");
     assert!(is_lost(&lost, id.get(), 1) && begun.elapsed() < Duration::from_secs(5), "{lost:?}");
     let unheld = reader.attach_unpinned(id).expect("the rest is there");
     let whole = unheld.pin_parts(0..1, Access::Read).expect("it is whole");
     assert!(whole.as_slice().unwrap() == &content(2 * MIB_2, id.get())[..PART]);
-    drop((whole, unheld, memory));
+    drop((whole, write_unpinned, memory));
     writer.flush().unwrap();
     reader.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn a_refused_seal_names_the_lost_part() {
     let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
     let client = connect(&daemon);
-    let memory = letting_go(&daemon, &client, 2);
+    let memory = allocate_unpinned(&daemon, &client, 2);
     send(&daemon, &memory, "disk");
     let id = memory.id().get();
-    spoil(&daemon, id, 1);
+    corrupt(&daemon, id, 1);
     let failed = memory.seal().map(drop).expect_err("it cannot be hashed");
     assert!(is_lost(&failed.error, id, 1), "{:?}", failed.error);
     drop(failed);
     client.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 /// For every request of a client.
 #[test]
 fn lost_content_is_data_loss_on_the_wire() {
     let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
-    let (mut session, id) = written(&daemon, 2);
+    let (mut session, id) = open_and_write(&daemon, 2);
     evict_to(&daemon, &mut [&mut session], id, Tier::Disk);
-    until_held(&daemon, [0, 0, 4]);
-    spoil(&daemon, id, 1);
+    until_charged(&daemon, [0, 0, 4]);
+    corrupt(&daemon, id, 1);
     let lost = |refused: &Refused| {
         assert_eq!(refused.is(Reason::ContentLost).code, Code::DataLoss);
         let id = vramd_types::AllocationId::from_raw(id).to_string();
@@ -394,13 +398,13 @@ fn lost_content_is_data_loss_on_the_wire() {
     for parts in [vec![part(id, 1)], vec![part(id, 0), part(id, 1)]] {
         let call = session.pin(parts);
         lost(&session.pin_answer(call).expect_err("it is lost"));
-        session.pin_ended(call);
+        session.end_pin_call(call);
     }
-    let answer = moving(&daemon, id, Tier::Device).ok();
+    let answer = start_move(&daemon, id, Tier::Device).ok();
     let error = answer.parts[1].error.clone().expect("a refusal");
     lost(&Refused::from_item(error));
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 pub(crate) fn text(directory: &str, size: &str, engine: &str) -> String {
@@ -482,10 +486,10 @@ fn a_disk_needs_a_directory_and_a_size() {
 fn a_node_without_a_disk_refuses_moves_to_disk() {
     let daemon = Daemon::start(&Config::devices(&["8MiB"]).memory("host_size = \"8MiB\""));
     let client = connect(&daemon);
-    let memory = letting_go(&daemon, &client, 1);
+    let memory = allocate_unpinned(&daemon, &client, 1);
     let output = vramctl(&daemon, &["alloc", "evict", &memory.id().to_string(), "--to", "disk"]);
     assert!(!output.status.success() && heard(&output).contains("TIER_UNSUPPORTED"), "{}", heard(&output));
     drop(memory);
     client.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }

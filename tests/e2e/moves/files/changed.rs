@@ -12,11 +12,11 @@ use vramd_proto::v1::AllocationState;
 use vramd_tests::{Config, Daemon, MIB, MIB_2, config::Effect, digest, proc::fds_by_kind, wait::until};
 
 use crate::moves::{
+    assert_nothing_left,
     disk::tier::is_lost,
     files::load::{HEADER, Models, change, is_intact, load, node, request},
-    nothing_is_left,
     pins::fetch::connect,
-    said,
+    vramctl_json,
 };
 
 /// A load reads its file a moment after it opens it.
@@ -50,7 +50,7 @@ fn a_file_truncated_during_its_load_is_refused_and_leaves_nothing() {
     let cut_off = || File::options().write(true).open(&path).unwrap().set_len(HEADER + MIB_2).unwrap();
     let lost = loaded_while(&daemon, &client, &path, cut_off).map(drop).expect_err("it is lost");
     assert!(matches!(lost, Error::ContentLost { part_index: 1, .. }), "{lost:?}");
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
     let file = path.to_str().unwrap();
     until("the daemon has closed it", || fds_by_kind(daemon.pid()).keys().all(|kind| kind != file));
     // The next load succeeds.
@@ -75,7 +75,7 @@ fn a_file_truncated_during_its_copy_is_refused_and_leaves_nothing() {
     let says = format!("{} from {HEADER} on: it was cut off while it was copied", path.display());
     assert!(matches!(&lost, Error::FileInvalid { problem } if *problem == says), "{lost:?}");
     client.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
     let (path, weights) = models.model("llama", 6 * MIB_2);
     is_intact(&load(&client, &path).unwrap(), &weights);
 }
@@ -109,7 +109,7 @@ fn an_attach_of_a_changed_file_is_refused_at_once() {
     let whole = unheld.pin_parts(0..1, Access::Read).expect("it is whole");
     assert!(whole.as_slice().unwrap() == &weights[..2 << 20]);
     drop((whole, unheld, sealed, owner, reader));
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn an_operators_fetch_of_a_changed_file_names_the_part() {
     let client = connect(&daemon);
     let sealed = load(&client, &path).unwrap();
     change(&path, 1);
-    let told = said(&daemon, &["alloc", "bring-in", &sealed.id().to_string()]);
+    let told = vramctl_json(&daemon, &["alloc", "bring-in", &sealed.id().to_string()]);
     let parts = told["parts"].as_array().unwrap();
     let outcomes: Vec<_> = parts.iter().map(|part| part["outcome"].as_str().unwrap()).collect();
     assert_eq!(outcomes, ["moved", "refused", "moved"], "{told}");
@@ -131,5 +131,5 @@ fn an_operators_fetch_of_a_changed_file_names_the_part() {
         "{told}"
     );
     drop((sealed, client));
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }

@@ -13,10 +13,10 @@ use vramd_tests::{Config, Daemon, MIB, MIB_2, RawSession, content, digest, wait:
 use vramd_types::Reason;
 
 use crate::moves::{
+    assert_nothing_left,
     clients::programs::{send_by_id, tiers_of},
-    nothing_is_left,
     pins::fetch::connect,
-    said, vramctl,
+    vramctl, vramctl_json,
 };
 use crate::pressure::{MEASURED, metric};
 
@@ -103,7 +103,7 @@ fn a_model_larger_than_the_device_is_charged_for_its_resident_parts() {
         is_intact(&sealed, &weights);
     }
     let id = sealed.id().to_string();
-    let shown = said(&daemon, &["alloc", "show", &id])["allocation"].clone();
+    let shown = vramctl_json(&daemon, &["alloc", "show", &id])["allocation"].clone();
     assert_eq!(shown["file"], path.to_str().unwrap());
     let (on_device, in_file) = (&shown["tier_bytes"]["device"], &shown["file_bytes"]);
     assert_eq!((on_device.as_u64(), in_file.as_u64()), (Some(8 * MIB), Some(12 * MIB)));
@@ -122,7 +122,7 @@ fn a_model_larger_than_the_device_is_charged_for_its_resident_parts() {
     assert_eq!(bytes_in_file(), 10 * MIB_2, "it goes back there");
     sealed.free().unwrap();
     drop(client);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
     assert_eq!(bytes_in_file(), 0);
     assert_eq!(fs::read(&path).unwrap()[usize::try_from(HEADER).unwrap()..], weights, "it is as it was");
 }
@@ -146,7 +146,7 @@ fn a_loaded_file_is_attached_by_name_and_outlives_its_session() {
     is_intact(&third.attach_unpinned("llama").unwrap(), &weights);
     third.attach("llama").unwrap().free().unwrap();
     drop(third);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn a_file_that_may_change_is_copied_and_has_backing() {
         is_intact(&sealed, &weights);
         change(&path, 0);
         drop((sealed, client));
-        nothing_is_left(&daemon);
+        assert_nothing_left(&daemon);
     }
 }
 
@@ -193,7 +193,7 @@ fn changed_bytes_of_a_loaded_file_are_never_served() {
     // The part on the device is still whole.
     are_intact(&sealed, 0..1, &weights);
     drop((sealed, client));
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn a_refused_load_leaves_nothing() {
     let loaded = session.memory.load_file(raw(&session, number(&good), HEADER, 0)).ok().allocation.unwrap();
     assert_eq!((loaded.size_bytes, loaded.file_bytes, loaded.mapper_count), (MIB_2, MIB_2, 0));
     drop(session);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
     // On a node without immutable paths every file may change.
     let without = Daemon::start(&Config::devices(&["16MiB"]));
     let session = RawSession::open(&without.sockets());
@@ -290,19 +290,19 @@ fn vramctl_put_loads_a_file_in_place_or_copies_it() {
     let (path, _) = models.model("llama", 3 * MIB_2);
     let daemon = Daemon::start(&node("16MiB", &models));
     let file = path.to_str().unwrap();
-    let put = said(&daemon, &["put", file, "llama", "--in-place"]);
+    let put = vramctl_json(&daemon, &["put", file, "llama", "--in-place"]);
     assert_eq!((put["file"].as_str(), put["charged_bytes"].as_u64()), (Some(file), Some(0)));
     assert_eq!(put["digest"], digest(&fs::read(&path).unwrap()));
     let verified = vramctl(&daemon, &["verify", "llama", file]);
     assert!(verified.status.success(), "{verified:?}");
     let elsewhere = Models::new();
     let (other, _) = elsewhere.model("mistral", MIB_2);
-    let copied = said(&daemon, &["put", other.to_str().unwrap(), "mistral", "--in-place"]);
+    let copied = vramctl_json(&daemon, &["put", other.to_str().unwrap(), "mistral", "--in-place"]);
     assert_eq!((copied["file"].is_null(), copied["charged_bytes"].as_u64()), (true, Some(2 * MIB_2)));
     for put in [put, copied] {
-        said(&daemon, &["alloc", "free", put["allocation_id"].as_str().unwrap()]);
+        vramctl_json(&daemon, &["alloc", "free", put["allocation_id"].as_str().unwrap()]);
     }
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -318,5 +318,5 @@ fn more_files_load_at_once_than_are_read_at_once() {
         }
     });
     drop(client);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }

@@ -7,8 +7,8 @@ use vramd_types::Reason;
 
 use crate::can_mount;
 use crate::moves::{
+    assert_nothing_left,
     files::load::{HEADER, Models, is_intact, load, number, raw},
-    nothing_is_left,
     pins::fetch::connect,
 };
 
@@ -29,7 +29,7 @@ fn an_ordinary_file_is_mutable_if_only_verity_counts() {
     let copied = load(&client, &path).unwrap();
     assert_eq!((copied.digest(), copied.info().file.clone()), (&*digest(&weights), None));
     drop((copied, client, session));
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 /// Mounts a small file system with fs-verity.
@@ -87,5 +87,5 @@ fn a_verity_file_is_loaded_in_place_from_any_path() {
     let copied = load(&client, &seen.join("mutable")).unwrap();
     assert_eq!((copied.digest(), copied.info().file.clone()), (&*digest(&weights), None));
     drop((sealed, copied, client));
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }

@@ -14,13 +14,13 @@ use vramd_tests::{
 use vramd_types::Reason;
 
 use crate::moves::{
-    bring_in_by_pin,
-    clients::programs::{is_intact, letting_go},
-    evict,
+    assert_nothing_left,
+    clients::programs::{allocate_unpinned, is_intact},
+    evict, fetch_by_pin,
     line::waits::all_waits,
-    nothing_is_left, part, parts, pin_words,
+    open_and_write, part, parts, pin_words,
     pins::fetch::connect,
-    tiers, unpin_words, until_held, written,
+    tiers, unpin_words, until_charged,
 };
 
 /// Longer than any of these tests waits.
@@ -71,15 +71,15 @@ fn a_batch_is_served_once_all_of_it_has_room() {
     session.write(id, &content(2 * MIB_2, 5));
     assert_eq!(session.digest(id, 2 * MIB_2), digest(&content(2 * MIB_2, 5)));
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn a_batch_does_not_overtake_a_pin() {
     let daemon = Daemon::start(&tiers("4MiB", "16MiB").memory("harvest_ms = 5"));
-    let (mut pinner, id) = written(&daemon, 2);
+    let (mut pinner, id) = open_and_write(&daemon, 2);
     evict(&daemon, &mut pinner, id);
-    until_held(&daemon, 0, 4);
+    until_charged(&daemon, 0, 4);
     let (mut other, ids) = filled(&daemon);
     let mut session = RawSession::open_with_pins(&daemon.sockets());
     let call = pinner.pin(vec![part(id, 0), part(id, 1)]);
@@ -93,7 +93,7 @@ fn a_batch_does_not_overtake_a_pin() {
     other.free(ids[1]);
     pinner.pin_answer(call).unwrap();
     pin_words(&pinner, id, 2);
-    pinner.pin_ended(call);
+    pinner.end_pin_call(call);
     always("it waits for what is pinned", Duration::from_millis(100), || {
         !waiting.is_answered() && all_waits(&daemon).len() == 1
     });
@@ -104,18 +104,18 @@ fn a_batch_does_not_overtake_a_pin() {
     pinner.unmap_parts(revoke.parts);
     let theirs = served(&mut session, waiting);
     session.free(theirs);
-    bring_in_by_pin(&mut pinner, id, 2);
+    fetch_by_pin(&mut pinner, id, 2);
     assert_eq!(pinner.digest(id, 2 * MIB_2), digest(&content(2 * MIB_2, id)));
     pinner.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn a_pin_does_not_overtake_a_batch() {
     let daemon = Daemon::start(&tiers("4MiB", "16MiB"));
-    let (mut pinner, id) = written(&daemon, 1);
+    let (mut pinner, id) = open_and_write(&daemon, 1);
     evict(&daemon, &mut pinner, id);
-    until_held(&daemon, 0, 2);
+    until_charged(&daemon, 0, 2);
     let (mut other, ids) = filled(&daemon);
     // The session keeps its memory until it frees it.
     let mut session = daemon.open();
@@ -135,9 +135,9 @@ fn a_pin_does_not_overtake_a_batch() {
     session.free(theirs);
     pinner.pin_answer(call).unwrap();
     assert_eq!(pinner.digest(id, MIB_2), digest(&content(MIB_2, id)));
-    pinner.pin_ended(call);
+    pinner.end_pin_call(call);
     pinner.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn a_batch_is_refused_at_its_deadline_and_not_before() {
         assert_eq!(all_waits(&daemon), []);
     }
     ids.into_iter().for_each(|id| _ = other.free(id));
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn a_session_that_loses_its_channel_or_process_leaves_the_line() {
     until_wait(&daemon, 0);
     // The daemon makes nothing for a session that has ended.
     ids.into_iter().for_each(|id| _ = other.free(id));
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 /// As with any request: the batch is done, and a repeated request gets its answer.
@@ -207,14 +207,14 @@ fn a_caller_that_hangs_up_finds_its_batch_still_in_the_line() {
     assert_eq!(daemon.state().charged(), 2 * MIB_2);
     session.free(id);
     other.free(ids[1]);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn an_sdk_batch_waits_until_pinned_parts_may_leave() {
     let daemon = Daemon::start(&tiers("4MiB", "16MiB").memory("harvest_ms = 5"));
     let (first, second): (Client, Client) = (connect(&daemon), connect(&daemon));
-    let memory = letting_go(&daemon, &first, 2);
+    let memory = allocate_unpinned(&daemon, &first, 2);
     let pinned = memory.pin(Access::Write).unwrap();
     thread::scope(|scope| {
         let wait = Duration::from_millis(LONG_MS);
@@ -233,7 +233,7 @@ fn an_sdk_batch_waits_until_pinned_parts_may_leave() {
     });
     drop(memory);
     first.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -255,5 +255,5 @@ fn a_task_that_stops_waiting_does_not_block_the_release() {
     until("memory dropped after it is freed", || daemon.state().charged() == MIB_2);
     other.free(theirs);
     drop(client);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }

@@ -4,8 +4,8 @@ use vramd_proto::v1::{Tier, WriteBackPartsRequest, write_back_parts_request};
 use vramd_tests::{Daemon, MIB, MIB_2, RawSession, config::Config, content, digest, wait::until};
 
 use crate::moves::{
-    Outcome, evict, moving, nothing_is_left, operators::list::listed, part, tiers, unmap_as_told, until_held,
-    written,
+    Outcome, assert_nothing_left, evict, open_and_write, operators::list::listed, part, start_move, tiers,
+    unmap_revoked, until_charged,
 };
 
 const MANY: u64 = 24;
@@ -25,17 +25,17 @@ fn has_begun(daemon: &Daemon) {
 #[track_caller]
 fn answered(session: &mut RawSession, call: u64) {
     session.pin_answer(call).unwrap();
-    session.pin_ended(call);
+    session.end_pin_call(call);
 }
 
 #[test]
 fn a_pin_does_not_wait_for_an_operators_fetches() {
     let daemon = Daemon::start(&slow("256MiB"));
-    let [(mut a, many), (mut b, one)] = [MANY, 1].map(|parts| written(&daemon, parts));
+    let [(mut a, many), (mut b, one)] = [MANY, 1].map(|parts| open_and_write(&daemon, parts));
     evict(&daemon, &mut a, many);
     evict(&daemon, &mut b, one);
-    until_held(&daemon, 0, 2 * MANY + 2);
-    let bulk = moving(&daemon, many, Tier::Device);
+    until_charged(&daemon, 0, 2 * MANY + 2);
+    let bulk = start_move(&daemon, many, Tier::Device);
     has_begun(&daemon);
     let call = b.pin(vec![part(one, 0)]);
     answered(&mut b, call);
@@ -53,17 +53,17 @@ fn a_pin_does_not_wait_for_an_operators_fetches() {
     assert_eq!(a.digest(many, MANY * MIB_2), digest(&content(MANY * MIB_2, many)));
     a.free(many);
     b.free(one);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn a_waiter_does_not_wait_for_write_backs() {
     let daemon = Daemon::start(&slow("52MiB"));
-    let (mut b, wanted) = written(&daemon, 1);
+    let (mut b, wanted) = open_and_write(&daemon, 1);
     evict(&daemon, &mut b, wanted);
-    until_held(&daemon, 0, 2);
-    let (mut victim, idle) = written(&daemon, 2);
-    let (mut a, many) = written(&daemon, MANY);
+    until_charged(&daemon, 0, 2);
+    let (mut victim, idle) = open_and_write(&daemon, 2);
+    let (mut a, many) = open_and_write(&daemon, MANY);
     assert_eq!(daemon.state().charged(), 52 * MIB, "the device is full");
     until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
     let target = Some(write_back_parts_request::Target::AllocationId(many));
@@ -77,11 +77,11 @@ fn a_waiter_does_not_wait_for_write_backs() {
     assert!(!bulk.is_answered(), "it had its room before that");
     assert!(bulk.ok().parts.iter().all(|it| it.outcome() == Outcome::Moved));
     assert_eq!(b.digest(wanted, MIB_2), digest(&content(MIB_2, wanted)));
-    let evicting = moving(&daemon, many, Tier::Host);
-    unmap_as_told(&mut a, many);
+    let evicting = start_move(&daemon, many, Tier::Host);
+    unmap_revoked(&mut a, many);
     assert!(evicting.ok().parts.iter().all(|it| it.outcome() == Outcome::Moved));
     for (mut session, id) in [(a, many), (b, wanted), (victim, idle)] {
         session.free(id);
     }
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }

@@ -4,10 +4,10 @@ use vramd_proto::v1::wait::What;
 use vramd_tests::{Daemon, MIB_2, Probe, content, digest, wait::until};
 use vramd_types::Reason;
 
-use crate::moves::{line::waits::all_waits, nothing_is_left, tiers};
+use crate::moves::{assert_nothing_left, line::waits::all_waits, tiers};
 
 /// A process whose memory fills the device.
-fn with_all(daemon: &Daemon, seed: u64) -> (Probe, u64) {
+fn fill_device(daemon: &Daemon, seed: u64) -> (Probe, u64) {
     let mut probe = daemon.probe();
     let session = probe.ask("sdk open")["session"].as_u64().unwrap();
     // Until the daemon knows that no session pins these parts.
@@ -42,8 +42,8 @@ fn until_waits(daemon: &Daemon, session: u64) {
 fn the_youngest_of_two_stalled_pins_is_aborted() {
     let config = tiers("8MiB", "32MiB").limit("pin_stall_ms = 300").memory("harvest_ms = 5");
     let daemon = Daemon::start(&config);
-    let (mut first, first_session) = with_all(&daemon, 1);
-    let (mut second, second_session) = with_all(&daemon, 2);
+    let (mut first, first_session) = fill_device(&daemon, 1);
+    let (mut second, second_session) = fill_device(&daemon, 2);
     pins_half(&mut first, 1, 0);
     pins_half(&mut second, 2, 0);
     first.tell("sdk pin-parts 2 4");
@@ -63,5 +63,5 @@ fn the_youngest_of_two_stalled_pins_is_aborted() {
     pins_half(&mut second, 2, 0);
     pins_half(&mut second, 2, 1);
     [first, second].into_iter().for_each(Probe::leave);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }

@@ -4,9 +4,9 @@ use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client, Error};
 use vramd_tests::{Config, Daemon, MIB, content, digest, wait::until};
 
 use crate::moves::{
-    clients::programs::{letting_go, send, tiers_of},
+    clients::programs::{allocate_unpinned, send, tiers_of},
     pins::fetch::connect,
-    said,
+    vramctl_json,
 };
 
 fn daemon(device: &str) -> Daemon {
@@ -18,21 +18,21 @@ fn request(mib: u32) -> AllocationRequest {
 }
 
 /// Memory with content in parts of 2 MiB, all of it in the host.
-fn elsewhere(daemon: &Daemon, client: &Client, count: u64) -> Allocation {
-    let memory = letting_go(daemon, client, count);
+fn allocate_in_host(daemon: &Daemon, client: &Client, count: u64) -> Allocation {
+    let memory = allocate_unpinned(daemon, client, count);
     send(daemon, &memory, "host");
     memory
 }
 
 fn nobody_waits(daemon: &Daemon) -> bool {
-    said(daemon, &["wait", "list"])["waits"].as_array().expect("the list of waits").is_empty()
+    vramctl_json(daemon, &["wait", "list"])["waits"].as_array().expect("the list of waits").is_empty()
 }
 
 #[test]
 fn a_seal_fetches_no_part() {
     let daemon = daemon("16MiB");
     let client = connect(&daemon);
-    let memory = elsewhere(&daemon, &client, 3);
+    let memory = allocate_in_host(&daemon, &client, 3);
     let (id, bytes) = (memory.id().to_string(), content(6 * MIB, memory.id().get()));
     let sealed = memory.seal().unwrap();
     assert_eq!((tiers_of(&daemon, &id), nobody_waits(&daemon)), (vec!["host".to_owned(); 3], true));
@@ -49,7 +49,7 @@ fn an_attach_larger_than_the_device_blocks_no_waiter() {
     let [writer, reader, other] = [(); 3].map(|()| connect(&daemon));
     let weights =
         writer.allocate(request(12).unpinned().name("weights").persistent()).unwrap().seal().unwrap();
-    let cache = elsewhere(&daemon, &other, 2);
+    let cache = allocate_in_host(&daemon, &other, 2);
 
     let refused = reader.attach("weights").unwrap_err();
     assert!(matches!(refused, Error::DeviceFull { asked, .. } if asked == Bytes::mib(12)), "{refused:?}");
@@ -70,7 +70,7 @@ fn an_attach_larger_than_the_device_blocks_no_waiter() {
 fn a_pin_set_beyond_the_unguaranteed_room_is_refused() {
     let daemon = daemon("16MiB");
     let client = connect(&daemon);
-    let memory = elsewhere(&daemon, &client, 4);
+    let memory = allocate_in_host(&daemon, &client, 4);
     daemon.set_quota("another", "10MiB", "16MiB");
     let refused = memory.pin(Access::Read).unwrap_err();
     let Error::DeviceFull { asked, free, .. } = refused else { panic!("{refused:?}") };

@@ -4,7 +4,7 @@ use vramd_tests::{Daemon, MIB_2, RawSession, content, digest};
 use vramd_types::Reason;
 
 use crate::has_other_users;
-use crate::moves::{bring_in_by_pin, evict, nothing_is_left, part, tiers, until_held};
+use crate::moves::{assert_nothing_left, evict, fetch_by_pin, part, tiers, until_charged};
 
 const SIZE: u64 = 4 * MIB_2;
 
@@ -26,7 +26,7 @@ fn a_pin_set_beyond_the_limit_of_the_parts_tenant_is_refused() {
     reader.attach("team-a/weights");
     evict(&daemon, &mut reader, id);
     // A part that has left stays charged until the driver returns its memory.
-    until_held(&daemon, 0, 8);
+    until_charged(&daemon, 0, 8);
     daemon.set_quota("team-a", "", "4MiB");
     let uuid = daemon.state().devices[0].device.clone().unwrap_or_default().uuid;
     let state = daemon.settled_state();
@@ -57,16 +57,16 @@ fn a_pin_set_beyond_the_limit_of_the_parts_tenant_is_refused() {
         let found: Vec<_> =
             reader.parts(id).map(|mapping| (mapping.offset, digest(mapping.bytes()))).collect();
         assert_eq!(found, two.map(|index| (u64::from(index) * MIB_2, digest(written(index)))));
-        reader.pin_ended(call);
+        reader.end_pin_call(call);
         evict(&daemon, &mut reader, id);
     }
     daemon.set_quota("team-a", "", "16MiB");
-    bring_in_by_pin(&mut reader, id, 4);
+    fetch_by_pin(&mut reader, id, 4);
     assert_eq!(reader.digest(id, SIZE), digest(&bytes));
     owner.ask("sdk pin 0");
     owner.ask("sdk unpin");
     reader.detach(id);
     owner.ask("sdk free");
     owner.leave();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }

@@ -9,12 +9,12 @@ use std::{
 use vramd_proto::v1::Tier;
 use vramd_tests::{
     Config, Daemon, MIB, MIB_2, Probe,
-    moves::{has_come_back, on_disk},
+    moves::{disk_io_bytes, has_returned},
     wait::until,
 };
 
 use crate::has_other_users;
-use crate::moves::{held, nothing_is_left, said, tiers};
+use crate::moves::{assert_nothing_left, held, tiers, vramctl_json};
 
 /// The device's memory, in MiB.
 const DEVICE: u64 = 16;
@@ -54,14 +54,14 @@ impl Turns {
 
     /// Collects how often each process has pinned. A process ends with an error or by a signal if a byte differs or is
     /// missing.
-    fn turned(probes: &mut [Probe], pins: &mut [u64]) {
+    fn collect_pins(probes: &mut [Probe], pins: &mut [u64]) {
         for (probe, pins) in probes.iter_mut().zip(pins) {
             *pins += probe.listen("sdk turn")["pins"].as_u64().expect("a count");
         }
     }
 
     /// Has all processes compare all their bytes at once.
-    fn are_whole(&self, probes: &mut [Probe]) {
+    fn compare_all(&self, probes: &mut [Probe]) {
         probes.iter_mut().for_each(|probe| probe.tell("sdk turned-over"));
         for probe in probes {
             assert_eq!(probe.listen("sdk turned-over")["compared"], self.parts_each);
@@ -70,7 +70,7 @@ impl Turns {
 
     /// Starts and kills other processes. Every second one is killed once a part of its has gone to the lowest tier and
     /// come back.
-    fn kill_others(&self, daemon: &Daemon, lowest: Tier) -> BTreeSet<&'static str> {
+    fn kill_other_processes(&self, daemon: &Daemon, lowest: Tier) -> BTreeSet<&'static str> {
         let mut seen = BTreeSet::new();
         for round in 0..self.killed {
             let mut short = self.tenant(daemon, round % 3);
@@ -82,7 +82,7 @@ impl Turns {
             seen.extend(used(daemon));
             if round % 2 == 1 {
                 let session = youngest().expect("it lives").session_id;
-                until("some of it was there, and is back", || has_come_back(daemon, session, lowest));
+                until("some of it was there, and is back", || has_returned(daemon, session, lowest));
             }
             short.kill();
             until("it is gone", || daemon.state().sessions.len() == 3);
@@ -93,17 +93,17 @@ impl Turns {
     fn run(&self, config: &Config) -> Ran {
         let lowest = if config.disk.is_some() { Tier::Disk } else { Tier::Host };
         let daemon = Daemon::start(&config.clone().telemetry("prometheus_listen = \"127.0.0.1:0\""));
-        let [written, read] = on_disk(&daemon);
+        let [written, read] = disk_io_bytes(&daemon);
         let mut probes: Vec<_> = (0..3).map(|number| self.tenant(&daemon, number)).collect();
         for (seed, probe) in (7..).zip(&mut probes) {
             self.begin(probe, 12_000, seed);
         }
-        let seen = self.kill_others(&daemon, lowest);
+        let seen = self.kill_other_processes(&daemon, lowest);
         let mut pins = [0; 3];
-        Self::turned(&mut probes, &mut pins);
+        Self::collect_pins(&mut probes, &mut pins);
         // Comparing all bytes fetches all parts.
         let mut moved = moves(&daemon);
-        self.are_whole(&mut probes);
+        self.compare_all(&mut probes);
         // A machine under load takes longer for as many moves.
         let end = Instant::now() + LONGER;
         let lack_pins = |pins: &[u64]| pins.iter().any(|pins| *pins <= 20);
@@ -112,16 +112,16 @@ impl Turns {
                 self.begin(probe, 6_000, seed);
             }
             let before = moves(&daemon);
-            Self::turned(&mut probes, &mut pins);
+            Self::collect_pins(&mut probes, &mut pins);
             moved += moves(&daemon) - before;
-            self.are_whole(&mut probes);
+            self.compare_all(&mut probes);
         }
         assert!(moved >= self.moves && !lack_pins(&pins), "{moved} moves for {pins:?} pins");
         probes.into_iter().for_each(Probe::leave);
-        nothing_is_left(&daemon);
-        let node = said(&daemon, &["node", "show"]);
+        assert_nothing_left(&daemon);
+        let node = vramctl_json(&daemon, &["node", "show"]);
         assert_eq!(node["node"]["invariant_violations"], 0, "{node}");
-        let disk = on_disk(&daemon);
+        let disk = disk_io_bytes(&daemon);
         Ran {
             tiers: seen,
             disk: [disk[0] - written, disk[1] - read],
@@ -201,7 +201,7 @@ fn ended(daemon: &Daemon, of: &str) -> u64 {
 
 /// The tiers that have any part.
 fn used(daemon: &Daemon) -> BTreeSet<&'static str> {
-    let listed = said(daemon, &["alloc", "list"]);
+    let listed = vramctl_json(daemon, &["alloc", "list"]);
     let all = listed["allocations"].as_array().expect("a list").clone();
     let lies =
         |tier: &&str| all.iter().any(|it| it["tier_bytes"][*tier].as_u64().is_some_and(|bytes| bytes > 0));

@@ -10,7 +10,8 @@ use vramd_tests::{Daemon, MIB_2, RawSession, content, digest, session::spec, wai
 use vramd_types::Reason;
 
 use crate::moves::{
-    evict, nothing_is_left, part, parts, pins::fetch::connect, said, tiers, until_held, vramctl, written,
+    assert_nothing_left, evict, open_and_write, part, parts, pins::fetch::connect, tiers, until_charged,
+    vramctl, vramctl_json,
 };
 
 fn waits(daemon: &Daemon, request: ListWaitsRequest) -> Vec<Wait> {
@@ -23,10 +24,10 @@ pub(crate) fn all_waits(daemon: &Daemon) -> Vec<Wait> {
 
 /// A device of 8 MiB. One of the first session's four parts has arrived, and three wait, since the second session has
 /// the rest.
-fn three_wait(daemon: &Daemon) -> (RawSession, u64, u64, RawSession, u64) {
-    let (mut session, id) = written(daemon, 4);
+fn with_three_waiters(daemon: &Daemon) -> (RawSession, u64, u64, RawSession, u64) {
+    let (mut session, id) = open_and_write(daemon, 4);
     evict(daemon, &mut session, id);
-    until_held(daemon, 0, 8);
+    until_charged(daemon, 0, 8);
     // The session has no pins, so its parts never leave.
     let mut other = daemon.open();
     let theirs = other.allocate(parts(3)).allocation_id;
@@ -39,11 +40,11 @@ fn three_wait(daemon: &Daemon) -> (RawSession, u64, u64, RawSession, u64) {
 #[test]
 fn a_pin_past_its_deadline_blocks_no_waiter() {
     let daemon = Daemon::start(&tiers("8MiB", "64MiB"));
-    let (mut first, large) = written(&daemon, 4);
+    let (mut first, large) = open_and_write(&daemon, 4);
     evict(&daemon, &mut first, large);
-    let (mut next, small) = written(&daemon, 1);
+    let (mut next, small) = open_and_write(&daemon, 1);
     evict(&daemon, &mut next, small);
-    until_held(&daemon, 0, 10);
+    until_charged(&daemon, 0, 10);
     let mut other = daemon.open();
     let theirs = other.allocate(parts(2)).allocation_id;
     let began = Instant::now();
@@ -59,17 +60,17 @@ fn a_pin_past_its_deadline_blocks_no_waiter() {
     first.unmap_parts(revoke.parts);
     next.pin_answer(behind).unwrap();
     assert_eq!(next.digest(small, MIB_2), digest(&content(MIB_2, small)));
-    next.pin_ended(behind);
+    next.end_pin_call(behind);
     first.free(large);
     next.free(small);
     other.free(theirs);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn a_waiting_pin_is_listed_and_cancelled() {
     let daemon = Daemon::start(&tiers("8MiB", "16MiB"));
-    let (mut session, id, call, mut other, theirs) = three_wait(&daemon);
+    let (mut session, id, call, mut other, theirs) = with_three_waiters(&daemon);
     let listed = all_waits(&daemon);
     let uuid = daemon.state().devices[0].device.clone().unwrap().uuid;
     for (wait, index) in listed.iter().zip(1..) {
@@ -93,7 +94,7 @@ fn a_waiting_pin_is_listed_and_cancelled() {
     assert_eq!(pages, [2, 1]);
     assert_eq!(waits(&daemon, ListWaitsRequest { tenant: "nobody".into(), ..Default::default() }), []);
 
-    let told = said(&daemon, &["wait", "list", session.tenant()]);
+    let told = vramctl_json(&daemon, &["wait", "list", session.tenant()]);
     assert_eq!(told["waits"][0]["what"]["kind"], "part");
     assert_eq!(told["waits"][2]["what"]["part_index"], 3);
     assert_eq!(told["waits"][0]["what"]["session_ids"][0], format!("s-{}", session.id()));
@@ -101,7 +102,7 @@ fn a_waiting_pin_is_listed_and_cancelled() {
     assert!(text.contains(&format!("part 2 of a-{id}")), "{text}");
 
     let ended = listed[1].wait_id;
-    assert_eq!(said(&daemon, &["wait", "cancel", &ended.to_string()])["wait_id"], ended);
+    assert_eq!(vramctl_json(&daemon, &["wait", "cancel", &ended.to_string()])["wait_id"], ended);
     let refused = session.pin_answer(call).unwrap_err();
     assert_eq!(refused.is(Reason::WaitCancelled).fact("wait"), ended.to_string());
     until("nobody waits", || all_waits(&daemon).is_empty());
@@ -112,15 +113,15 @@ fn a_waiting_pin_is_listed_and_cancelled() {
     let again = session.pin((0..4).map(|index| part(id, index)).collect());
     session.pin_answer(again).unwrap();
     assert_eq!(session.digest(id, 4 * MIB_2), digest(&content(4 * MIB_2, id)));
-    session.pin_ended(again);
+    session.end_pin_call(again);
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn an_unknown_wait_is_refused_and_a_repeated_request_is_known() {
     let daemon = Daemon::start(&tiers("8MiB", "16MiB"));
-    let (mut session, id, call, mut other, theirs) = three_wait(&daemon);
+    let (mut session, id, call, mut other, theirs) = with_three_waiters(&daemon);
     let cancel = |request: CancelWaitRequest| daemon.admin.cancel_wait(request);
     let last = all_waits(&daemon)[2].wait_id;
     let refused = cancel(CancelWaitRequest { wait_id: last + 1, ..Default::default() }).refused();
@@ -137,7 +138,7 @@ fn an_unknown_wait_is_refused_and_a_repeated_request_is_known() {
     session.pin_answer(call).unwrap_err().is(Reason::WaitCancelled);
     other.free(theirs);
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -148,8 +149,8 @@ fn a_cancelled_wait_is_an_error_in_the_sdk() {
     memory.copy_from_host(0, &[5]).unwrap();
     memory.unpin().unwrap();
     let id = memory.id().to_string();
-    until("it leaves", || said(&daemon, &["alloc", "evict", &id])["parts"][0]["outcome"] == "moved");
-    until_held(&daemon, 0, 4);
+    until("it leaves", || vramctl_json(&daemon, &["alloc", "evict", &id])["parts"][0]["outcome"] == "moved");
+    until_charged(&daemon, 0, 4);
     let mut other = daemon.open();
     let theirs = other.allocate(parts(2)).allocation_id;
     std::thread::scope(|scope| {
@@ -166,7 +167,7 @@ fn a_cancelled_wait_is_an_error_in_the_sdk() {
     assert_eq!(read, [5]);
     drop(memory);
     client.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -189,5 +190,5 @@ fn a_batch_waits_no_longer_than_a_call_may_take() {
     let memory = client.allocate(request.wait(Duration::from_secs(19))).unwrap();
     drop(memory);
     client.flush().unwrap();
-    until_held(&daemon, 0, 0);
+    until_charged(&daemon, 0, 0);
 }

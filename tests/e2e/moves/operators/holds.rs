@@ -8,8 +8,8 @@ use vramd_tests::{Daemon, MIB, MIB_2, RawSession, Watching, content, digest};
 use vramd_types::Reason;
 
 use crate::moves::{
-    bring_in_by_pin, evict, moving, nothing_is_left, outcomes, parts, said, tiers, until_held, vramctl,
-    written,
+    assert_nothing_left, evict, fetch_by_pin, open_and_write, outcomes, parts, start_move, tiers,
+    until_charged, vramctl, vramctl_json,
 };
 
 #[test]
@@ -17,11 +17,11 @@ fn a_held_part_stays_until_the_operator_lets_it_go() {
     let daemon = Daemon::start(&tiers("8MiB", "16MiB"));
     let kinds = vec![EventKind::Allocation.into()];
     let mut watching = Watching::start(&daemon.admin, WatchRequest { kinds, ..Default::default() }).unwrap();
-    let (mut session, id) = written(&daemon, 4);
+    let (mut session, id) = open_and_write(&daemon, 4);
     let target = format!("a-{id}");
-    let told = said(&daemon, &["alloc", "hold", &target, "--part", "0", "--part", "2"]);
+    let told = vramctl_json(&daemon, &["alloc", "hold", &target, "--part", "0", "--part", "2"]);
     assert_eq!((&told["held"], &told["part_indexes"]), (&true.into(), &serde_json::json!([0, 2])));
-    let shown = said(&daemon, &["alloc", "show", &target]);
+    let shown = vramctl_json(&daemon, &["alloc", "show", &target]);
     let held = |at: usize| shown["allocation"]["parts"][at]["held"].as_bool().unwrap();
     assert_eq!([0, 1, 2, 3].map(held), [true, false, true, false]);
     let text = String::from_utf8(vramctl(&daemon, &["alloc", "show", &target]).stdout).unwrap();
@@ -39,15 +39,15 @@ fn a_held_part_stays_until_the_operator_lets_it_go() {
         }
         allocating.join().unwrap()
     });
-    until_held(&daemon, 8, 12);
+    until_charged(&daemon, 8, 12);
     crate::moves::pin_words(&other, theirs, 2);
     other.refused(parts(1)).is(Reason::QuotaLimit);
-    let answer = moving(&daemon, id, Tier::Host).ok();
+    let answer = start_move(&daemon, id, Tier::Host).ok();
     assert_eq!(outcomes(&answer), [Outcome::Held, Outcome::Moved, Outcome::Held, Outcome::Moved]);
     let text = String::from_utf8(vramctl(&daemon, &["alloc", "evict", &target]).stdout).unwrap();
     assert_eq!(text.matches("held").count(), 2, "{text}");
 
-    let told = said(&daemon, &["alloc", "unhold", &target]);
+    let told = vramctl_json(&daemon, &["alloc", "unhold", &target]);
     assert_eq!((&told["held"], &told["part_indexes"]), (&false.into(), &serde_json::json!([0, 1, 2, 3])));
     let changes = std::iter::from_fn(|| match watching.read().event {
         Some(Event::Allocation(told)) if told.allocation_id == id => Some(told),
@@ -59,32 +59,32 @@ fn a_held_part_stays_until_the_operator_lets_it_go() {
     evict(&daemon, &mut session, id);
     crate::moves::unpin_words(&other, theirs, 2);
     other.free(theirs);
-    until_held(&daemon, 0, 8);
-    bring_in_by_pin(&mut session, id, 4);
+    until_charged(&daemon, 0, 8);
+    fetch_by_pin(&mut session, id, 4);
     assert_eq!(session.digest(id, 8 * MIB), digest(&content(8 * MIB, id)));
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn a_part_held_while_it_leaves_stays() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
-    let (mut session, id) = written(&daemon, 1);
-    let evicting = moving(&daemon, id, Tier::Host);
+    let (mut session, id) = open_and_write(&daemon, 1);
+    let evicting = start_move(&daemon, id, Tier::Host);
     let revoke = session.receive_revoke();
-    said(&daemon, &["alloc", "hold", &format!("a-{id}")]);
+    vramctl_json(&daemon, &["alloc", "hold", &format!("a-{id}")]);
     session.unmap_parts(revoke.parts);
     assert_eq!(outcomes(&evicting.ok()), [Outcome::Held]);
-    bring_in_by_pin(&mut session, id, 1);
+    fetch_by_pin(&mut session, id, 1);
     assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn an_invalid_hold_is_refused() {
     let daemon = Daemon::new();
-    let (mut session, id) = written(&daemon, 1);
+    let (mut session, id) = open_and_write(&daemon, 1);
     let ask = |id, part_indexes| {
         let target = Some(Target::AllocationId(id));
         daemon.admin.hold_parts(HoldPartsRequest { target, part_indexes, ..Default::default() }).refused()

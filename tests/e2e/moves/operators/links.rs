@@ -12,13 +12,14 @@ use vramd_tests::{
 };
 
 use crate::moves::{
-    Config, Outcome, evict, first, moving, operators::write_backs::writing_back, part, said, tiers, vramctl,
+    Config, Outcome, evict, first, operators::write_backs::writing_back, part, start_move, tiers, vramctl,
+    vramctl_json,
 };
 use crate::pressure::{MEASURED, metric};
 
 /// Bytes begun in one direction of a device, of one class.
 fn begun(daemon: &Daemon, way: &str, device: &str, class: &str) -> u64 {
-    let told = said(daemon, &["link", "list"]);
+    let told = vramctl_json(daemon, &["link", "list"]);
     let mut lanes = told["traffic"].as_array().expect("a list").iter();
     let lane = lanes.find(|lane| lane["way"] == way && lane["device"] == device);
     lane.and_then(|lane| lane[format!("{class}_bytes")].as_u64()).expect("each device has that way")
@@ -43,7 +44,7 @@ fn traffic_is_reported_by_class_and_demand_goes_first() {
     evict(&daemon, &mut session, wanted);
     evict(&daemon, &mut session, large);
 
-    let coming = moving(&daemon, large, Tier::Device);
+    let coming = start_move(&daemon, large, Tier::Device);
     let prefetched = || begun(&daemon, "to-device", &uuids[1], "prefetch");
     until("as much is on its way as may be", || prefetched() >= 32 * MIB);
     let before = prefetched();
@@ -63,7 +64,7 @@ fn traffic_is_reported_by_class_and_demand_goes_first() {
     );
     session.pin_answer(call).unwrap();
     assert_eq!(begun(&daemon, "to-device", &uuids[0], "demand"), 32 * MIB);
-    session.pin_ended(call);
+    session.end_pin_call(call);
     assert_eq!(first(&coming.ok()).0, Outcome::Moved);
     assert_eq!(prefetched(), 128 * MIB);
 
@@ -143,7 +144,7 @@ fn changed_shares_are_kept() {
     let changed = |percent: &str| {
         let daemon = Daemon::start(&slow());
         let words = ["settings", "change", "--prefetch-percent", "0", "--write-back-percent", percent];
-        said(&daemon, &words);
+        vramctl_json(&daemon, &words);
         written_back_beside_demand(&daemon)
     };
     assert_near(changed("50"), 50);
@@ -154,7 +155,7 @@ fn changed_shares_are_kept() {
 fn links_are_listed_with_their_traffic() {
     let config = Config::devices(&["64MiB", "64MiB"]).link("96MiB").uplink("128MiB");
     let daemon = Daemon::start(&config);
-    let told = said(&daemon, &["link", "list"]);
+    let told = vramctl_json(&daemon, &["link", "list"]);
     let links = told["links"].as_array().unwrap();
     let of = |name: &str| links.iter().filter(|link| link["name"] == name).collect::<Vec<&Value>>();
     assert_eq!((of("device 0").len(), of("device 1").len()), (2, 2), "one each way: {told}");

@@ -8,8 +8,8 @@ use vramd_tests::{Daemon, MIB, MIB_2, RawSession, config::Effect, session::spec,
 use vramd_types::Reason;
 
 use crate::moves::{
-    bring_in_by_pin, evict, first, moving, nothing_is_left, part, said, tiers, unmap_as_told, until_held,
-    vramctl, written,
+    assert_nothing_left, evict, fetch_by_pin, first, open_and_write, part, start_move, tiers, unmap_revoked,
+    until_charged, vramctl, vramctl_json,
 };
 
 pub(crate) fn listed(daemon: &Daemon) -> ListMovesResponse {
@@ -17,7 +17,7 @@ pub(crate) fn listed(daemon: &Daemon) -> ListMovesResponse {
 }
 
 /// The part that moves.
-fn under_way(daemon: &Daemon) -> Option<Move> {
+fn moving_part(daemon: &Daemon) -> Option<Move> {
     let mut moves = listed(daemon).moves;
     assert!(moves.len() <= 1, "{moves:?}");
     moves.pop()
@@ -31,14 +31,14 @@ fn a_migration_is_listed_with_its_progress() {
     let id = session.allocate(AllocationSpec { part_size_bytes: SIZE, ..spec(SIZE) }).allocation_id;
     let uuid = daemon.state().devices[0].device.clone().unwrap().uuid;
 
-    let evicting = moving(&daemon, id, Tier::Host);
+    let evicting = start_move(&daemon, id, Tier::Host);
     until("it is shown before it is unmapped", || {
-        under_way(&daemon).is_some_and(|it| it.state() == MoveState::Preparing && it.copied_bytes.is_none())
+        moving_part(&daemon).is_some_and(|it| it.state() == MoveState::Preparing && it.copied_bytes.is_none())
     });
-    unmap_as_told(&mut session, id);
-    let copied = || under_way(&daemon).and_then(|it| it.copied_bytes);
+    unmap_revoked(&mut session, id);
+    let copied = || moving_part(&daemon).and_then(|it| it.copied_bytes);
     until("some of it has arrived", || copied().is_some_and(|bytes| (1..SIZE).contains(&bytes)));
-    let shown = under_way(&daemon).expect("there is more to come");
+    let shown = moving_part(&daemon).expect("there is more to come");
     let arrived = shown.copied_bytes.expect("it is being copied");
     assert_eq!(
         (shown.part, shown.tenant.as_str(), &shown.device),
@@ -49,20 +49,20 @@ fn a_migration_is_listed_with_its_progress() {
     assert!(shown.began_at.is_some());
     until("more of it arrives", || copied().is_none_or(|bytes| bytes > arrived));
     assert_eq!(first(&evicting.ok()).0, Outcome::Moved);
-    until("nothing moves", || under_way(&daemon).is_none());
+    until("nothing moves", || moving_part(&daemon).is_none());
 
     let call = session.pin(vec![part(id, 0)]);
     until("it comes back on demand", || {
-        under_way(&daemon).is_some_and(|it| it.cause() == MoveCause::Demand && it.tier() == Tier::Device)
+        moving_part(&daemon).is_some_and(|it| it.cause() == MoveCause::Demand && it.tier() == Tier::Device)
     });
-    let told = said(&daemon, &["move", "list"]);
+    let told = vramctl_json(&daemon, &["move", "list"]);
     assert_eq!((&told["moves"][0]["cause"], &told["moves"][0]["tier"]), (&"demand".into(), &"device".into()));
     assert_eq!(
         (&told["ended"][0]["outcome"], &told["ended"][0]["cause"]),
         (&"moved".into(), &"operator".into())
     );
     session.pin_answer(call).unwrap();
-    session.pin_ended(call);
+    session.end_pin_call(call);
 
     let ended = listed(&daemon).ended;
     let [back, out] = &ended[..] else { panic!("{ended:?}") };
@@ -74,24 +74,24 @@ fn a_migration_is_listed_with_its_progress() {
         assert_eq!((device, *bytes), (&uuid, SIZE));
     }
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn failed_and_stopped_migrations_are_listed() {
     let config = tiers("8MiB", "8MiB").fault("copy", 1, Effect::Fail("a cable".into()));
     let daemon = Daemon::start(&config.fault("copy", 2, Effect::DelayMs(2000)));
-    let (mut session, id) = written(&daemon, 1);
-    let failing = moving(&daemon, id, Tier::Host);
-    unmap_as_told(&mut session, id);
+    let (mut session, id) = open_and_write(&daemon, 1);
+    let failing = start_move(&daemon, id, Tier::Host);
+    unmap_revoked(&mut session, id);
     assert_eq!(first(&failing.ok()).0, Outcome::Failed);
-    bring_in_by_pin(&mut session, id, 1);
-    let leaving = moving(&daemon, id, Tier::Host);
-    unmap_as_told(&mut session, id);
-    until("it is being copied", || under_way(&daemon).is_some_and(|it| it.state() == MoveState::Copying));
-    bring_in_by_pin(&mut session, id, 1);
+    fetch_by_pin(&mut session, id, 1);
+    let leaving = start_move(&daemon, id, Tier::Host);
+    unmap_revoked(&mut session, id);
+    until("it is being copied", || moving_part(&daemon).is_some_and(|it| it.state() == MoveState::Copying));
+    fetch_by_pin(&mut session, id, 1);
     assert_eq!(first(&leaving.ok()).0, Outcome::Wanted);
-    until_held(&daemon, 2, 2);
+    until_charged(&daemon, 2, 2);
 
     let request = |tenant: &str| ListMovesRequest { tenant: tenant.to_owned(), ..Default::default() };
     let ended = daemon.admin.list_moves(request(session.tenant())).ok().ended;
@@ -110,5 +110,5 @@ fn failed_and_stopped_migrations_are_listed() {
     let bytes: u64 = listed(&daemon).ended.iter().map(|it| it.bytes).sum();
     assert!(bytes >= 3 * MIB_2, "every end is told, the one that had to be asked again too");
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }

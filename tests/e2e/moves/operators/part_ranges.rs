@@ -3,12 +3,12 @@
 use serde_json::{Value, json};
 use vramd_tests::Daemon;
 
-use crate::moves::{nothing_is_left, pin_words, tiers, unpin_words, vramctl, written};
+use crate::moves::{assert_nothing_left, open_and_write, pin_words, tiers, unpin_words, vramctl};
 
 #[test]
 fn commands_take_single_parts_and_ranges() {
     let daemon = Daemon::start(&tiers("16MiB", "16MiB"));
-    let (mut session, id) = written(&daemon, 6);
+    let (mut session, id) = open_and_write(&daemon, 6);
     let target = format!("a-{id}");
     let ask =
         |verb: &str, named: &[&str]| vramctl(&daemon, &[&["alloc", verb, &target, "--json"], named].concat());
@@ -47,5 +47,5 @@ fn commands_take_single_parts_and_ranges() {
     assert!(String::from_utf8(twice.stderr).unwrap().contains("a part is named twice"));
     assert_eq!((twice.status.code(), daemon.state()), (Some(1), state));
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }

@@ -8,25 +8,26 @@ use vramd_proto::v1::{EndedMove, MoveCause, Tier, move_event::Change};
 use vramd_tests::{
     Config, Daemon, MIB, Refused,
     daemon::quota,
-    outsider::outsider,
+    other_programs::take_device_memory,
     wait::{always, until},
 };
 use vramd_types::Reason;
 
 use crate::moves::{
-    clients::programs::{is_intact, letting_go, lies},
-    held, nothing_is_left,
+    assert_nothing_left,
+    clients::programs::{allocate_unpinned, is_intact, lies},
+    held,
     operators::list::listed,
     pins::fetch::connect,
-    said, tiers, until_held,
+    tiers, until_charged, vramctl_json,
 };
 
 /// A full device. The daemon learns from a harvest of the words that a session pins, and that it has unpinned.
 fn full(config: &Config) -> (Daemon, Client, Allocation) {
     let daemon = Daemon::start(&config.clone().memory("harvest_ms = 5"));
     let client = connect(&daemon);
-    let memory = letting_go(&daemon, &client, 4);
-    until_held(&daemon, 8, 8);
+    let memory = allocate_unpinned(&daemon, &client, 4);
+    until_charged(&daemon, 8, 8);
     (daemon, client, memory)
 }
 
@@ -41,27 +42,27 @@ fn is_a_rebalance(daemon: &Daemon, left: usize) {
     let moved = |it: &&EndedMove| it.outcome() == Change::Moved;
     assert_eq!(ended.iter().filter(moved).count(), left, "{ended:?}");
     assert!(ended.iter().all(|it| matches!(it.outcome(), Change::Moved | Change::Stopped)), "{ended:?}");
-    let told = said(daemon, &["move", "list"]);
+    let told = vramctl_json(daemon, &["move", "list"]);
     assert_eq!(told["ended"][0]["cause"], "rebalance", "{told}");
 }
 
 fn goes(daemon: &Daemon, client: &Client, memory: Allocation) {
     drop(memory);
     client.flush().unwrap();
-    nothing_is_left(daemon);
+    assert_nothing_left(daemon);
 }
 
 #[test]
 fn unpinned_parts_above_a_lowered_limit_leave() {
     let (daemon, client, memory) = full(&tiers("8MiB", "8MiB"));
     let pinned = memory.pin_parts(0..2, Access::Read).unwrap();
-    said(&daemon, &["quota", "set", client.tenant(), "--device", "0", "--limit", "2MiB"]);
-    until_held(&daemon, 4, 8);
+    vramctl_json(&daemon, &["quota", "set", client.tenant(), "--device", "0", "--limit", "2MiB"]);
+    until_charged(&daemon, 4, 8);
     assert_eq!(lies(&daemon, &memory), ["device", "device", "host", "host"]);
     is_a_rebalance(&daemon, 2);
     always("pinned parts stay", Duration::from_millis(200), || held(&daemon) == (4, 8));
     drop(pinned);
-    until_held(&daemon, 2, 8);
+    until_charged(&daemon, 2, 8);
     is_a_rebalance(&daemon, 3);
     is_intact(&memory, 4);
     assert_eq!(held(&daemon).0, 2, "no more than its limit");
@@ -97,8 +98,8 @@ fn parts_leave_when_other_programs_take_device_memory() {
     let (daemon, client, memory) = full(&tiers("8MiB", "8MiB").limit("survey_interval_ms = 20"));
     let pinned = memory.pin_parts(3..4, Access::Read).unwrap();
     let device = || daemon.state().devices[0].clone();
-    let taken = outsider(&device().device.unwrap().uuid, 4 * MIB);
-    until_held(&daemon, 4, 8);
+    let taken = take_device_memory(&device().device.unwrap().uuid, 4 * MIB);
+    until_charged(&daemon, 4, 8);
     assert_eq!((device().unbrokered_bytes, device().shortfall_bytes), (4 * MIB, 0));
     assert_eq!(lies(&daemon, &memory)[3], "device", "it is pinned");
     is_a_rebalance(&daemon, 2);
@@ -108,7 +109,7 @@ fn parts_leave_when_other_programs_take_device_memory() {
     drop(taken);
     until("the outsider has gone", || device().unbrokered_bytes == 0);
     drop(memory.pin(Access::Read).unwrap());
-    until_held(&daemon, 8, 8);
+    until_charged(&daemon, 8, 8);
     is_intact(&memory, 4);
     goes(&daemon, &client, memory);
 }

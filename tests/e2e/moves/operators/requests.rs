@@ -13,8 +13,8 @@ use vramd_words::{Access, Unpinned};
 
 use crate::has_other_users;
 use crate::moves::{
-    bring_in_by_pin, evict, first, held, moving, nothing_is_left, outcomes, part, parts, pin_words, request,
-    said, tiers, unmap_as_told, unpin_words, until_held, vramctl, written,
+    assert_nothing_left, evict, fetch_by_pin, first, held, open_and_write, outcomes, part, parts, pin_words,
+    request, start_move, tiers, unmap_revoked, unpin_words, until_charged, vramctl, vramctl_json,
 };
 
 const CONFIGURATION_WRONG: i32 = 3;
@@ -22,7 +22,7 @@ const CONFIGURATION_WRONG: i32 = 3;
 #[test]
 fn an_evicted_part_makes_room_and_its_pin_fetches_it() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
-    let (mut session, id) = written(&daemon, 4);
+    let (mut session, id) = open_and_write(&daemon, 4);
     pin_words(&session, id, 4);
     let mut other = match has_other_users("what_an_operator_evicts_makes_room_for_others") {
         true => daemon.probe_as(20_002),
@@ -38,7 +38,7 @@ fn an_evicted_part_makes_room_and_its_pin_fetches_it() {
     let target = format!("a-{id}");
     let told = std::thread::scope(|scope| {
         let command =
-            scope.spawn(|| said(&daemon, &["alloc", "evict", &target, "--part", "1", "--part", "3"]));
+            scope.spawn(|| vramctl_json(&daemon, &["alloc", "evict", &target, "--part", "1", "--part", "3"]));
         let mut left = 2;
         while left > 0 {
             let revoke = session.receive_revoke();
@@ -51,12 +51,12 @@ fn an_evicted_part_makes_room_and_its_pin_fetches_it() {
         (&told["parts"][0]["outcome"], &told["parts"][1]["outcome"]),
         (&"moved".into(), &"moved".into())
     );
-    until_held(&daemon, 4, 8);
-    let shown = said(&daemon, &["alloc", "show", &target]);
+    until_charged(&daemon, 4, 8);
+    let shown = vramctl_json(&daemon, &["alloc", "show", &target]);
     let lies: Vec<_> = (0..4).map(|at| shown["allocation"]["parts"][at]["tier"].as_str().unwrap()).collect();
     assert_eq!(lies, ["device", "host", "device", "host"]);
     assert_eq!(shown["allocation"]["tier_bytes"]["host"], 4 * MIB);
-    let device = &said(&daemon, &["device", "list"])["devices"][0];
+    let device = &vramctl_json(&daemon, &["device", "list"])["devices"][0];
     assert_eq!(
         (&device["host_capacity_bytes"], &device["host_held_bytes"]),
         (&(8 * MIB).into(), &(8 * MIB).into())
@@ -67,65 +67,65 @@ fn an_evicted_part_makes_room_and_its_pin_fetches_it() {
     let theirs = other.ask("allocate 4194304 part=2097152")["allocation"].as_u64().unwrap();
     assert_eq!(held(&daemon), (8, 8));
     other.ask(&format!("free {theirs}"));
-    until_held(&daemon, 4, 8);
-    bring_in_by_pin(&mut session, id, 4);
-    until_held(&daemon, 8, 8);
+    until_charged(&daemon, 4, 8);
+    fetch_by_pin(&mut session, id, 4);
+    until_charged(&daemon, 8, 8);
     assert_eq!(session.digest(id, 8 * MIB), digest(&content(8 * MIB, id)));
     session.free(id);
     other.leave();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn an_operator_fetches_a_part_that_no_client_wants() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
-    let (mut session, id) = written(&daemon, 2);
+    let (mut session, id) = open_and_write(&daemon, 2);
     evict(&daemon, &mut session, id);
     let target = format!("a-{id}");
-    let told = said(&daemon, &["alloc", "bring-in", &target]);
+    let told = vramctl_json(&daemon, &["alloc", "bring-in", &target]);
     assert_eq!(
         (&told["parts"][0]["outcome"], &told["parts"][1]["outcome"]),
         (&"moved".into(), &"moved".into())
     );
-    until_held(&daemon, 4, 4);
+    until_charged(&daemon, 4, 4);
     assert!(session.parts(id).next().is_none(), "no session pinned it");
-    let again = moving(&daemon, id, Tier::Device).ok();
+    let again = start_move(&daemon, id, Tier::Device).ok();
     assert_eq!(outcomes(&again), [Outcome::Moved; 2], "it is there");
-    bring_in_by_pin(&mut session, id, 2);
+    fetch_by_pin(&mut session, id, 2);
     assert_eq!(session.digest(id, 4 * MIB), digest(&content(4 * MIB, id)));
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn a_session_that_pins_a_part_is_named_and_keeps_it() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
-    let (mut session, id) = written(&daemon, 1);
+    let (mut session, id) = open_and_write(&daemon, 1);
     let slot = session.slot(id, 0);
     session.word_table().client(slot).pin(Access::Write).unwrap();
-    let answer = moving(&daemon, id, Tier::Host).ok();
+    let answer = start_move(&daemon, id, Tier::Host).ok();
     assert_eq!(first(&answer), (Outcome::Pinned, &[session.id()][..]));
     assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
     assert_eq!(session.word_table().client(slot).unpin(), Ok(Unpinned::Done));
     // A session without pins maps the part until it frees it.
     let mut plain = daemon.open();
     let standing = plain.allocate(parts(1)).allocation_id;
-    let answer = moving(&daemon, standing, Tier::Host).ok();
+    let answer = start_move(&daemon, standing, Tier::Host).ok();
     assert_eq!(first(&answer), (Outcome::Standing, &[plain.id()][..]));
-    until_held(&daemon, 4, 4);
+    until_charged(&daemon, 4, 4);
     let text = vramctl(&daemon, &["alloc", "evict", &format!("a-{standing}")]);
     assert_eq!(text.status.code(), Some(0), "the outcome is the answer");
     let text = String::from_utf8(text.stdout).unwrap();
     assert!(text.contains("standing") && text.contains(&format!("s-{}", plain.id())), "{text}");
     session.free(id);
     plain.free(standing);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn an_invalid_move_is_refused_and_changes_nothing() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
-    let (mut session, id) = written(&daemon, 1);
+    let (mut session, id) = open_and_write(&daemon, 1);
     let state = daemon.settled_state();
     let ask = |request: MovePartsRequest| daemon.admin.move_parts(request).refused();
     assert_eq!(ask(request(id, Tier::Disk)).is(Reason::TierUnsupported).fact("tier"), "disk");
@@ -146,23 +146,23 @@ fn an_invalid_move_is_refused_and_changes_nothing() {
     // A repeated request is done once, and gets the first answer.
     let once = MovePartsRequest { request_id: vec![7; 16], ..request(id, Tier::Host) };
     let evicting = daemon.admin.move_parts(once.clone());
-    unmap_as_told(&mut session, id);
+    unmap_revoked(&mut session, id);
     let answer = evicting.ok();
-    bring_in_by_pin(&mut session, id, 1);
+    fetch_by_pin(&mut session, id, 1);
     assert_eq!(daemon.admin.move_parts(once.clone()).ok(), answer);
-    until_held(&daemon, 2, 2);
+    until_charged(&daemon, 2, 2);
     ask(MovePartsRequest { tier: Tier::Device.into(), ..once }).is(Reason::RequestIdReused);
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn a_node_without_a_host_tier_refuses_moves_to_the_host() {
     let daemon = Daemon::new();
-    let (session, id) = written(&daemon, 1);
-    let refused = moving(&daemon, id, Tier::Host).refused();
+    let (session, id) = open_and_write(&daemon, 1);
+    let refused = start_move(&daemon, id, Tier::Host).refused();
     assert_eq!(refused.is(Reason::TierUnsupported).fact("tier"), "host");
-    assert_eq!(outcomes(&moving(&daemon, id, Tier::Device).ok()), [Outcome::Moved], "it is there");
+    assert_eq!(outcomes(&start_move(&daemon, id, Tier::Device).ok()), [Outcome::Moved], "it is there");
     let set = SetQuotaRequest { tier: Tier::Host.into(), ..quota(session.tenant(), "0", "", "1GiB") };
     daemon.admin.set_quota(set).refused().is(Reason::TierUnsupported);
     assert_eq!(daemon.state().devices[0].host_capacity_bytes, 0);
@@ -171,10 +171,10 @@ fn a_node_without_a_host_tier_refuses_moves_to_the_host() {
 #[test]
 fn a_full_host_refuses_moves_and_names_the_limit() {
     let daemon = Daemon::start(&tiers("16MiB", "4MiB"));
-    let (mut session, id) = written(&daemon, 2);
+    let (mut session, id) = open_and_write(&daemon, 2);
     evict(&daemon, &mut session, id);
-    let (mut second, other) = written(&daemon, 1);
-    let answer = moving(&daemon, other, Tier::Host).ok();
+    let (mut second, other) = open_and_write(&daemon, 1);
+    let answer = start_move(&daemon, other, Tier::Host).ok();
     let refused = answer.parts[0].error.clone().expect("a refusal");
     assert_eq!((first(&answer).0, refused.reason.as_str()), (Outcome::Refused, Reason::QuotaLimit.name()));
     assert_eq!(
@@ -186,37 +186,37 @@ fn a_full_host_refuses_moves_and_names_the_limit() {
     // The guarantee of another tenant is room that no other tenant gets.
     second.free(other);
     session.free(id);
-    until_held(&daemon, 0, 0);
+    until_charged(&daemon, 0, 0);
     let set = ["quota", "set", "team-z", "--device", "0", "--tier", "host", "--guarantee", "3MiB"];
-    assert_eq!(said(&daemon, &set)["quota"]["tier"], "host");
+    assert_eq!(vramctl_json(&daemon, &set)["quota"]["tier"], "host");
     let other = second.allocate(parts(1)).allocation_id;
     second.write(other, &content(MIB_2, other));
-    let answer = moving(&daemon, other, Tier::Host).ok();
+    let answer = start_move(&daemon, other, Tier::Host).ok();
     let refused = answer.parts[0].error.clone().expect("a refusal");
     assert_eq!((refused.reason.as_str(), &*refused.metadata["tier"]), (Reason::DeviceFull.name(), "host"));
     // The tenant has a limit of its own there.
     let tenant = second.tenant().to_owned();
-    said(&daemon, &["quota", "set", &tenant, "--tier", "host", "--limit", "1MiB"]);
-    said(&daemon, &["quota", "delete", "team-z", "--device", "0", "--tier", "host"]);
-    let answer = moving(&daemon, other, Tier::Host).ok();
+    vramctl_json(&daemon, &["quota", "set", &tenant, "--tier", "host", "--limit", "1MiB"]);
+    vramctl_json(&daemon, &["quota", "delete", "team-z", "--device", "0", "--tier", "host"]);
+    let answer = start_move(&daemon, other, Tier::Host).ok();
     assert_eq!(answer.parts[0].error.as_ref().unwrap().metadata["limit"], MIB.to_string());
-    said(&daemon, &["quota", "set", &tenant, "--tier", "host", "--limit", "2MiB"]);
+    vramctl_json(&daemon, &["quota", "set", &tenant, "--tier", "host", "--limit", "2MiB"]);
     evict(&daemon, &mut second, other);
     let rows = daemon.state().quotas;
     let in_host = rows.iter().find(|row| row.tier() == Tier::Host && row.device != "*").expect("a row");
     assert_eq!((in_host.held_bytes, in_host.limit_bytes), (MIB_2, MIB_2));
     second.free(other);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn a_drained_node_still_moves_parts() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
-    let (mut session, id) = written(&daemon, 2);
+    let (mut session, id) = open_and_write(&daemon, 2);
     evict(&daemon, &mut session, id);
     assert!(daemon.admin.drain(DrainRequest::default()).ok().draining);
-    assert_eq!(outcomes(&moving(&daemon, id, Tier::Device).ok()), [Outcome::Moved; 2]);
-    assert_eq!(outcomes(&moving(&daemon, id, Tier::Host).ok()), [Outcome::Moved; 2]);
+    assert_eq!(outcomes(&start_move(&daemon, id, Tier::Device).ok()), [Outcome::Moved; 2]);
+    assert_eq!(outcomes(&start_move(&daemon, id, Tier::Host).ok()), [Outcome::Moved; 2]);
     let parcel = session.pin(vec![part(id, 0), part(id, 1)]);
     // The channel also tells the clients that the node is draining.
     while !session.is_mapped(id) {
@@ -226,7 +226,7 @@ fn a_drained_node_still_moves_parts() {
     session.pin_answer(parcel).unwrap();
     assert_eq!(session.digest(id, 4 * MIB), digest(&content(4 * MIB, id)));
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -235,9 +235,9 @@ fn moves_are_reported_to_watches_and_counted() {
     let daemon = Daemon::start(&config.fault("copy", 2, vramd_tests::config::Effect::Fail("a cable".into())));
     let kinds = vec![EventKind::Move.into()];
     let mut watching = Watching::start(&daemon.admin, WatchRequest { kinds, ..Default::default() }).unwrap();
-    let (mut session, id) = written(&daemon, 1);
+    let (mut session, id) = open_and_write(&daemon, 1);
     evict(&daemon, &mut session, id);
-    let failed = moving(&daemon, id, Tier::Device).ok();
+    let failed = start_move(&daemon, id, Tier::Device).ok();
     assert_eq!((first(&failed).0, failed.parts[0].problem.as_str()), (Outcome::Failed, "a cable"));
     let seen = [watching.read(), watching.read()];
     assert!(seen.iter().all(|event| event.tenant == session.tenant()), "{seen:?}");
@@ -256,7 +256,7 @@ fn moves_are_reported_to_watches_and_counted() {
     };
     assert_eq!(told, [of(Change::Moved, Tier::Host, ""), of(Change::Failed, Tier::Device, "a cable")]);
 
-    until_held(&daemon, 0, 2);
+    until_charged(&daemon, 0, 2);
     let scrape = daemon.metrics();
     let sum = |metric: &str, labels: &[&str]| -> f64 {
         let of = |line: &&str| line.starts_with(metric) && labels.iter().all(|label| line.contains(label));
@@ -279,17 +279,17 @@ fn moves_are_reported_to_watches_and_counted() {
     }
     assert_eq!(sum("vramd_migrations_total{", &[]), 2.0);
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn a_moving_part_shows_its_target_tier() {
     let config = tiers("8MiB", "8MiB").fault("copy", 1, vramd_tests::config::Effect::DelayMs(3000));
     let daemon = Daemon::start(&config);
-    let (mut session, id) = written(&daemon, 1);
-    let evicting = moving(&daemon, id, Tier::Host);
-    unmap_as_told(&mut session, id);
-    let shown = said(&daemon, &["alloc", "show", &format!("a-{id}")]);
+    let (mut session, id) = open_and_write(&daemon, 1);
+    let evicting = start_move(&daemon, id, Tier::Host);
+    unmap_revoked(&mut session, id);
+    let shown = vramctl_json(&daemon, &["alloc", "show", &format!("a-{id}")]);
     let part = &shown["allocation"]["parts"][0];
     assert_eq!((&part["tier"], &part["moves_to"]), (&"device".into(), &"host".into()));
     let text = String::from_utf8(vramctl(&daemon, &["alloc", "show", &format!("a-{id}")]).stdout).unwrap();
@@ -297,9 +297,9 @@ fn a_moving_part_shows_its_target_tier() {
     assert_eq!(daemon.state().devices[0].moving_out_bytes, MIB_2);
     assert_eq!(held(&daemon), (2, 2), "it is charged in both");
     assert_eq!(outcomes(&evicting.ok()), [Outcome::Moved]);
-    until_held(&daemon, 0, 2);
+    until_charged(&daemon, 0, 2);
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -311,21 +311,21 @@ fn host_memory_is_pinned_ahead_and_kept_for_later_parts() {
     let ahead = host_memory_of(&uuid);
     assert_eq!(ahead.len(), 4);
     for round in 0..3 {
-        let (mut session, id) = written(&daemon, 4);
+        let (mut session, id) = open_and_write(&daemon, 4);
         evict(&daemon, &mut session, id);
-        until_held(&daemon, 0, 8);
+        until_charged(&daemon, 0, 8);
         assert_eq!(
             host_memory_of(&uuid),
             ahead,
             "the parts lie in what was pinned, and that is all: {round}"
         );
-        bring_in_by_pin(&mut session, id, 4);
-        until_held(&daemon, 8, 8);
+        fetch_by_pin(&mut session, id, 4);
+        until_charged(&daemon, 8, 8);
         assert_eq!(session.digest(id, 4 * MIB_2), digest(&content(4 * MIB_2, id)));
         session.free(id);
     }
     assert_eq!(host_memory_of(&uuid), ahead);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -354,13 +354,13 @@ fn named_memory_stays_in_the_host_until_it_is_attached() {
     owner.ask("sdk write 9");
     owner.ask("sdk unhold");
     owner.ask("sdk seal");
-    assert_eq!(outcomes(&moving(&daemon, id, Tier::Host).ok()), [Outcome::Moved]);
+    assert_eq!(outcomes(&start_move(&daemon, id, Tier::Host).ok()), [Outcome::Moved]);
     owner.leave();
-    until_held(&daemon, 0, 4);
+    until_charged(&daemon, 0, 4);
     let mut reader = RawSession::open_with_pins(&daemon.sockets());
     assert_eq!(reader.attach("weights").digest, digest(&content(2 * MIB_2, 9)));
     assert_eq!(reader.digest(id, 2 * MIB_2), digest(&content(2 * MIB_2, 9)));
-    until_held(&daemon, 4, 4);
+    until_charged(&daemon, 4, 4);
     reader.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }

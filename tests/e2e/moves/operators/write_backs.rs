@@ -13,8 +13,8 @@ use vramd_types::Reason;
 use vramd_words::Access;
 
 use crate::moves::{
-    bring_in_by_pin, first, held, moving, nothing_is_left, operators::list::listed, part, parts, pin_words,
-    said, tiers, unmap_as_told, unpin_words, vramctl, written,
+    assert_nothing_left, fetch_by_pin, first, held, open_and_write, operators::list::listed, part, parts,
+    pin_words, start_move, tiers, unmap_revoked, unpin_words, vramctl, vramctl_json,
 };
 use crate::protocol::pins::quarantined;
 
@@ -38,8 +38,8 @@ fn only(answer: WriteBackPartsResponse) -> PartMove {
 /// Evicts the part with one request. The session answers the revoke.
 #[track_caller]
 fn leaves(daemon: &Daemon, session: &mut RawSession, id: u64) -> Outcome {
-    let evicting = moving(daemon, id, Tier::Host);
-    unmap_as_told(session, id);
+    let evicting = start_move(daemon, id, Tier::Host);
+    unmap_revoked(session, id);
     first(&evicting.ok()).0
 }
 
@@ -69,10 +69,10 @@ fn write_pinned(session: &mut RawSession, id: u64, what: &[u8]) {
 #[test]
 fn a_written_back_part_stays_mapped_and_leaves_without_a_copy() {
     let daemon = Daemon::start(&no_second_copy());
-    let (mut session, id) = written(&daemon, 1);
+    let (mut session, id) = open_and_write(&daemon, 1);
     write_pinned(&mut session, id, &content(MIB_2, 5));
     let mut watching = Watching::all(&daemon.admin);
-    let told = said(&daemon, &["alloc", "write-back", &format!("a-{id}")]);
+    let told = vramctl_json(&daemon, &["alloc", "write-back", &format!("a-{id}")]);
     assert_eq!(told["parts"][0]["outcome"], "written_back");
     assert!(session.parts(id).next().is_some(), "it is mapped still");
     assert_eq!(held(&daemon), (2, 2));
@@ -86,31 +86,31 @@ fn a_written_back_part_stays_mapped_and_leaves_without_a_copy() {
     assert!(text.contains("write_back") && text.contains("written_back"), "{text}");
     assert_eq!(leaves(&daemon, &mut session, id), Outcome::Moved);
     the_second_copy_fails(&mut session, id);
-    bring_in_by_pin(&mut session, id, 1);
+    fetch_by_pin(&mut session, id, 1);
     assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, 5)));
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn a_part_written_after_its_write_back_is_copied_when_it_leaves() {
     let daemon = Daemon::start(&no_second_copy());
-    let (mut session, id) = written(&daemon, 1);
+    let (mut session, id) = open_and_write(&daemon, 1);
     assert_eq!(only(writing_back(&daemon, id).ok()).outcome(), Outcome::Moved);
     write_pinned(&mut session, id, &content(MIB_2, 5));
     assert_eq!(leaves(&daemon, &mut session, id), Outcome::Failed, "it is copied");
-    bring_in_by_pin(&mut session, id, 1);
+    fetch_by_pin(&mut session, id, 1);
     assert_eq!(leaves(&daemon, &mut session, id), Outcome::Moved);
-    bring_in_by_pin(&mut session, id, 1);
+    fetch_by_pin(&mut session, id, 1);
     assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, 5)));
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn a_part_written_during_its_write_back_is_copied_again() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::DelayMs(2000)));
-    let (mut session, id) = written(&daemon, 1);
+    let (mut session, id) = open_and_write(&daemon, 1);
     let mut watching = Watching::all(&daemon.admin);
     let writing = writing_back(&daemon, id);
     until("it is copied", || is_copied(&daemon));
@@ -119,31 +119,31 @@ fn a_part_written_during_its_write_back_is_copied_again() {
     assert_eq!(leaves(&daemon, &mut session, id), Outcome::Moved);
     assert_eq!(only(writing.ok()).outcome(), Outcome::Moved);
     watching.until(|event| matches!(event, Event::Move(it) if it.change() == Change::WrittenBack && !it.detail.is_empty()));
-    bring_in_by_pin(&mut session, id, 1);
+    fetch_by_pin(&mut session, id, 1);
     assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, 5)));
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn a_part_evicted_during_its_write_back_is_copied_once() {
     let daemon = Daemon::start(&no_second_copy().fault("copy", 1, Effect::DelayMs(2000)));
-    let (mut session, id) = written(&daemon, 1);
+    let (mut session, id) = open_and_write(&daemon, 1);
     let writing = writing_back(&daemon, id);
     until("it is copied", || is_copied(&daemon));
     assert_eq!(leaves(&daemon, &mut session, id), Outcome::Moved);
     assert_eq!(only(writing.ok()).outcome(), Outcome::Moved);
     the_second_copy_fails(&mut session, id);
-    bring_in_by_pin(&mut session, id, 1);
+    fetch_by_pin(&mut session, id, 1);
     assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn a_session_that_pins_a_part_is_named_and_keeps_writing() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
-    let (mut session, id) = written(&daemon, 1);
+    let (mut session, id) = open_and_write(&daemon, 1);
     let slot = session.slot(id, 0);
     session.word_table().client(slot).pin(Access::Read).unwrap();
     let told = only(writing_back(&daemon, id).ok());
@@ -158,13 +158,13 @@ fn a_session_that_pins_a_part_is_named_and_keeps_writing() {
     assert_eq!(only(writing_back(&daemon, id).ok()).outcome(), Outcome::Moved);
     session.free(id);
     plain.free(standing);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn a_forged_pin_word_is_found() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
-    let (session, id) = written(&daemon, 1);
+    let (session, id) = open_and_write(&daemon, 1);
     session.word_table().write(session.slot(id, 0), 1 << 40);
     let told = only(writing_back(&daemon, id).ok());
     assert!(matches!(told.outcome(), Outcome::Pinned | Outcome::Silent), "{told:?}");
@@ -175,7 +175,7 @@ fn a_forged_pin_word_is_found() {
 #[test]
 fn a_failed_write_back_is_reported_and_the_part_stays_usable() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::Fail("a cable".into())));
-    let (mut session, id) = written(&daemon, 1);
+    let (mut session, id) = open_and_write(&daemon, 1);
     let told = only(writing_back(&daemon, id).ok());
     assert_eq!((told.outcome(), &*told.problem), (Outcome::Failed, "a cable"));
     let ended = listed(&daemon).ended.remove(0);
@@ -185,22 +185,22 @@ fn a_failed_write_back_is_reported_and_the_part_stays_usable() {
     );
     assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
     assert_eq!(leaves(&daemon, &mut session, id), Outcome::Moved);
-    bring_in_by_pin(&mut session, id, 1);
+    fetch_by_pin(&mut session, id, 1);
     assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn a_fetch_or_a_free_ends_a_write_back() {
     for frees in [false, true] {
         let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::DelayMs(2000)));
-        let (mut session, id) = written(&daemon, 1);
+        let (mut session, id) = open_and_write(&daemon, 1);
         let writing = writing_back(&daemon, id);
         until("it is copied", || is_copied(&daemon));
         match frees {
             true => _ = session.free(id),
-            false => assert_eq!(first(&moving(&daemon, id, Tier::Device).ok()).0, Outcome::Moved),
+            false => assert_eq!(first(&start_move(&daemon, id, Tier::Device).ok()).0, Outcome::Moved),
         }
         let told = only(writing.ok()).outcome();
         assert_eq!(told, if frees { Outcome::Freed } else { Outcome::Wanted });
@@ -208,14 +208,14 @@ fn a_fetch_or_a_free_ends_a_write_back() {
             assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
             session.free(id);
         }
-        nothing_is_left(&daemon);
+        assert_nothing_left(&daemon);
     }
 }
 
 #[test]
 fn a_write_back_without_backing_is_refused() {
     let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
-    let (mut session, id) = written(&daemon, 1);
+    let (mut session, id) = open_and_write(&daemon, 1);
     let discardable = vramd_proto::v1::AllocationSpec { discardable: true, ..spec(MIB_2) };
     let discardable = session.allocate(discardable).allocation_id;
     let state = daemon.settled_state();
@@ -229,9 +229,9 @@ fn a_write_back_without_backing_is_refused() {
     assert_eq!(daemon.state(), state);
     session.free(discardable);
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
     let daemon = Daemon::new();
-    let (_session, id) = written(&daemon, 1);
+    let (_session, id) = open_and_write(&daemon, 1);
     let refused = daemon.admin.write_back_parts(request(id)).refused();
     assert_eq!(refused.is(Reason::TierUnsupported).fact("tier"), "host");
 }

@@ -3,20 +3,20 @@
 use vramd_proto::v1::{Tier, move_event::Change, watch_response::Event};
 use vramd_tests::{Config, Daemon, MIB_2, RawSession, Watching, content, digest};
 
-use crate::moves::{bring_in_by_pin, evict, nothing_is_left, tiers, until_held, written};
+use crate::moves::{assert_nothing_left, evict, fetch_by_pin, open_and_write, tiers, until_charged};
 
 /// A part that came back and was not written.
-fn with_a_shadow(config: &Config) -> (Daemon, RawSession, u64) {
+fn with_clean_backing(config: &Config) -> (Daemon, RawSession, u64) {
     let daemon = Daemon::start(config);
-    let (mut session, id) = written(&daemon, 1);
+    let (mut session, id) = open_and_write(&daemon, 1);
     leaves_and_comes_back(&daemon, &mut session, id);
     (daemon, session, id)
 }
 
 fn leaves_and_comes_back(daemon: &Daemon, session: &mut RawSession, id: u64) {
     evict(daemon, session, id);
-    until_held(daemon, 0, 2);
-    bring_in_by_pin(session, id, 1);
+    until_charged(daemon, 0, 2);
+    fetch_by_pin(session, id, 1);
 }
 
 fn warnings(daemon: &Daemon) -> usize {
@@ -27,7 +27,7 @@ fn warnings(daemon: &Daemon) -> usize {
 fn a_write_without_a_pin_is_lost_unless_backing_is_checked() {
     for checked in [false, true] {
         let config = tiers("8MiB", "8MiB").memory(&format!("check_shadows = {checked}"));
-        let (daemon, mut session, id) = with_a_shadow(&config);
+        let (daemon, mut session, id) = with_clean_backing(&config);
         let mut watching = Watching::all(&daemon.admin);
         let (before, after) = (content(MIB_2, id), content(MIB_2, 77));
         // The word does not say that the part was written.
@@ -41,6 +41,6 @@ fn a_write_without_a_pin_is_lost_unless_backing_is_checked() {
             |event: &Event| matches!(event, Event::Move(it) if it.change() == Change::ShadowDiffers);
         assert_eq!(told.filter(differs).count(), usize::from(checked));
         session.free(id);
-        nothing_is_left(&daemon);
+        assert_nothing_left(&daemon);
     }
 }

@@ -15,11 +15,11 @@ use vramd_tests::{
 };
 
 use crate::moves::{
-    clients::programs::{is_intact, letting_go, lies, send, send_by_id, tiers_of},
-    disk::tier::{PART, unheld, until_held},
-    nothing_is_left,
+    assert_nothing_left,
+    clients::programs::{allocate_unpinned, is_intact, lies, send, send_by_id, tiers_of},
+    disk::tier::{PART, until_charged, write_unpinned},
     pins::fetch::connect,
-    said, tiers,
+    tiers, vramctl_json,
 };
 use crate::{has_other_users, pressure::metric};
 
@@ -32,8 +32,8 @@ fn node() -> Config {
 }
 
 /// Parts that are accessed in place and lie in the host.
-fn in_the_host(daemon: &Daemon, client: &Client, count: u64) -> Allocation {
-    let memory = letting_go(daemon, client, count);
+fn allocate_in_host(daemon: &Daemon, client: &Client, count: u64) -> Allocation {
+    let memory = allocate_unpinned(daemon, client, count);
     memory.advise(Advice::SetAccessedBy).unwrap();
     send(daemon, &memory, "host");
     memory
@@ -61,7 +61,7 @@ fn has(memory: &Allocation, written: &[(usize, u8)]) {
 /// The outcome of each part that an operator moves.
 #[track_caller]
 fn outcomes(daemon: &Daemon, words: &[&str]) -> Vec<String> {
-    let told = said(daemon, words);
+    let told = vramctl_json(daemon, words);
     let parts = told["parts"].as_array().expect("its parts");
     parts.iter().map(|part| part["outcome"].as_str().expect("an outcome").to_owned()).collect()
 }
@@ -80,9 +80,9 @@ fn advise(session: &RawSession, allocation_id: u64, advice: i32) -> AdviseReques
 fn a_pin_in_place_leaves_the_device_as_it_is() {
     let daemon = Daemon::start(&node());
     let client = connect(&daemon);
-    let memory = in_the_host(&daemon, &client, 4);
+    let memory = allocate_in_host(&daemon, &client, 4);
     let address = memory.as_device_ptr();
-    until_held(&daemon, [0, 8, 0]);
+    until_charged(&daemon, [0, 8, 0]);
     has(&memory, &[]);
     for round in 1..4 {
         write(&memory, 1, round);
@@ -93,7 +93,7 @@ fn a_pin_in_place_leaves_the_device_as_it_is() {
     // All parts at once, and none is fetched.
     let pinned = memory.pin(Access::Read).unwrap();
     assert!(pinned.as_device_ptr() == address && memory.is_mapped());
-    until_held(&daemon, [0, 8, 0]);
+    until_charged(&daemon, [0, 8, 0]);
     assert_eq!(lies(&daemon, &memory), ["host"; 4]);
     drop(pinned);
     has(&memory, &[(1, 3), (3, 77)]);
@@ -101,22 +101,22 @@ fn a_pin_in_place_leaves_the_device_as_it_is() {
     let mut memory = memory;
     memory.repin().unwrap();
     assert_eq!(memory.as_slice().unwrap()[PART], 3);
-    until_held(&daemon, [0, 8, 0]);
+    until_charged(&daemon, [0, 8, 0]);
     drop(memory);
     client.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn an_evicted_part_stays_in_the_host_when_it_is_pinned_again() {
     let daemon = Daemon::start(&tiers("8MiB", "32MiB"));
     let client = connect(&daemon);
-    let memory = letting_go(&daemon, &client, 3);
+    let memory = allocate_unpinned(&daemon, &client, 3);
     memory.advise(Advice::SetAccessedBy).unwrap();
     // A part on the device stays until another session needs its room.
     is_intact(&memory, 3);
     assert_eq!(lies(&daemon, &memory), ["device"; 3]);
-    let other = unheld(&client, 4);
+    let other = write_unpinned(&client, 4);
     // This fills the device.
     drop(other.pin(Access::Read).unwrap());
     assert_eq!(lies(&daemon, &memory), ["host"; 3]);
@@ -129,7 +129,7 @@ fn an_evicted_part_stays_in_the_host_when_it_is_pinned_again() {
     }
     drop((memory, other));
     client.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -146,14 +146,14 @@ fn more_memory_than_the_device_has_is_pinned_in_place() {
     assert!(pinned.as_slice().unwrap() == bytes);
     drop((pinned, memory));
     client.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn an_operator_moves_unpinned_parts_that_are_mapped_in_place() {
     let daemon = Daemon::start(&node());
     let client = connect(&daemon);
-    let memory = in_the_host(&daemon, &client, 2);
+    let memory = allocate_in_host(&daemon, &client, 2);
     let id = memory.id().to_string();
     for (round, to) in [(1, "disk"), (2, "device"), (3, "disk")] {
         write(&memory, 0, round);
@@ -182,14 +182,14 @@ fn an_operator_moves_unpinned_parts_that_are_mapped_in_place() {
     assert_eq!(lies(&daemon, &memory), ["host"; 2]);
     drop(memory);
     client.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
 fn a_part_is_fetched_after_the_advice_is_unset_and_its_pins_end() {
     let daemon = Daemon::start(&node());
     let client = connect(&daemon);
-    let memory = in_the_host(&daemon, &client, 2);
+    let memory = allocate_in_host(&daemon, &client, 2);
     let mut pinned = memory.pin(Access::Write).unwrap();
     memory.advise(Advice::UnsetAccessedBy).unwrap();
     memory.advise(Advice::UnsetAccessedBy).unwrap();
@@ -203,7 +203,7 @@ fn a_part_is_fetched_after_the_advice_is_unset_and_its_pins_end() {
     until("it is unmapped there", || !memory.is_mapped());
     has(&memory, &[(1, 9)]);
     assert_eq!(lies(&daemon, &memory), ["device"; 2]);
-    until_held(&daemon, [4, 4, 0]);
+    until_charged(&daemon, [4, 4, 0]);
     // Again, in the other direction.
     memory.advise(Advice::SetAccessedBy).unwrap();
     memory.advise(Advice::SetAccessedBy).unwrap();
@@ -212,7 +212,7 @@ fn a_part_is_fetched_after_the_advice_is_unset_and_its_pins_end() {
     assert_eq!(lies(&daemon, &memory), ["host"; 2]);
     drop(memory);
     client.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 /// Memory that its owner wrote, advised and sealed, and a reader of another tenant attached. Neither has a handle pin,
@@ -262,7 +262,7 @@ fn readers_read_in_place_and_only_the_owner_advises() {
         reads(probe);
     }
     assert_eq!(tiers_of(&daemon, &text), ["host"; 2]);
-    until_held(&daemon, [0, 4, 0]);
+    until_charged(&daemon, [0, 4, 0]);
     assert_eq!(daemon.state().allocation(id).unwrap().mapper_count, 2);
     reader.refused("sdk advise unset").is(Reason::NotOwner);
     // A session of the owner's tenant may not, while the owner lives.
@@ -297,7 +297,7 @@ fn readers_read_in_place_and_only_the_owner_advises() {
     colleague.ask("sdk free");
     reader.leave();
     colleague.leave();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -320,10 +320,10 @@ fn a_client_killed_while_it_maps_in_place_leaves_nothing() {
     assert_eq!(other.ask("sdk pin-parts 0 2")["digest"], digest(&content(SIZE, 12)));
     reader.ask("sdk pin 0");
     assert!(maps(other.pid()) && maps(reader.pid()));
-    until_held(&daemon, [0, 8, 0]);
+    until_charged(&daemon, [0, 8, 0]);
 
     other.kill();
-    until_held(&daemon, [0, 4, 0]);
+    until_charged(&daemon, [0, 4, 0]);
     reads(&mut owner);
     reads(&mut reader);
     reader.kill();
@@ -336,7 +336,7 @@ fn a_client_killed_while_it_maps_in_place_leaves_nothing() {
     assert_eq!(tiers_of(&daemon, &allocation_id(id)), ["device"; 2]);
     owner.ask("sdk free");
     owner.leave();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -362,7 +362,7 @@ fn an_invalid_advice_is_refused() {
     until("nothing has changed", || daemon.state() == state);
     session.free(id);
     session.free(scratch);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -380,11 +380,11 @@ fn a_repeated_request_is_done_once() {
     assert!(advised(request(v1::Advice::SetAccessedBy, 1)));
     assert!(!advised(request(v1::Advice::UnsetAccessedBy, 2)));
     advised(request(v1::Advice::SetAccessedBy, 1));
-    let shown = said(&daemon, &["alloc", "show", &allocation_id(id)]);
+    let shown = vramctl_json(&daemon, &["alloc", "show", &allocation_id(id)]);
     assert_eq!(shown["allocation"]["accessed_by_device"], false, "the first was done, and is not done again");
     session.memory.advise(request(v1::Advice::UnsetAccessedBy, 1)).refused().is(Reason::RequestIdReused);
     session.free(id);
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -392,7 +392,7 @@ fn access_in_place_is_shown_measured_and_reported() {
     let daemon = Daemon::start(&node());
     let client = connect(&daemon);
     let kinds = vec![EventKind::Allocation.into()];
-    let memory = letting_go(&daemon, &client, 2);
+    let memory = allocate_unpinned(&daemon, &client, 2);
     let id = memory.id().to_string();
     let mut watching = Watching::start(&daemon.admin, WatchRequest { kinds, ..Default::default() }).unwrap();
     for _ in 0..2 {
@@ -400,7 +400,7 @@ fn access_in_place_is_shown_measured_and_reported() {
     }
     let info = client.describe(memory.id()).unwrap();
     assert!(info.accessed_by_device && !memory.info().accessed_by_device);
-    assert_eq!(said(&daemon, &["alloc", "show", &id])["allocation"]["accessed_by_device"], true);
+    assert_eq!(vramctl_json(&daemon, &["alloc", "show", &id])["allocation"]["accessed_by_device"], true);
     assert_eq!(measured(&daemon), 0, "it lies on its device");
     send(&daemon, &memory, "host");
     until("it is measured", || measured(&daemon) == 2 * MIB_2);
@@ -417,7 +417,7 @@ fn access_in_place_is_shown_measured_and_reported() {
     }
     drop(memory);
     client.flush().unwrap();
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }
 
 #[test]
@@ -444,5 +444,5 @@ fn a_task_advises_too() {
         assert_eq!(tiers_of(&daemon, &id), ["device"; 2]);
         sealed.free_async().await.unwrap();
     });
-    nothing_is_left(&daemon);
+    assert_nothing_left(&daemon);
 }

@@ -5,8 +5,8 @@ use vramd_tests::{Daemon, MIB_2, Pending, RawSession, config::Effect, content, d
 use vramd_types::Reason;
 
 use crate::moves::{
-    MovePartsResponse, Outcome, evict, first, moving, nothing_is_left, operators::list::listed, part, tiers,
-    until_held, written,
+    MovePartsResponse, Outcome, assert_nothing_left, evict, first, open_and_write, operators::list::listed,
+    part, start_move, tiers, until_charged,
 };
 
 /// The driver creates the memory, or copies into it. Earlier operations belong to the allocation or the way out.
@@ -30,12 +30,12 @@ fn each(mut play: impl FnMut(Coming)) {
     for (on, nth, state) in STEPS {
         for pins in [false, true] {
             let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault(on, nth, Effect::DelayMs(1500)));
-            let (mut session, id) = written(&daemon, 1);
+            let (mut session, id) = open_and_write(&daemon, 1);
             evict(&daemon, &mut session, id);
-            until_held(&daemon, 0, 2);
+            until_charged(&daemon, 0, 2);
             let call = match pins {
                 true => Call::Pin(session.pin(vec![part(id, 0)])),
-                false => Call::Operator(moving(&daemon, id, Tier::Device)),
+                false => Call::Operator(start_move(&daemon, id, Tier::Device)),
             };
             until("it is on its way", || {
                 let moves = listed(&daemon).moves;
@@ -54,7 +54,7 @@ fn a_part_freed_during_its_fetch_leaves_nothing() {
             Call::Operator(pending) => assert_eq!(first(&pending.ok()).0, Outcome::Freed),
             Call::Pin(call) => _ = session.pin_answer(call).unwrap_err().is(Reason::AllocationNotFound),
         }
-        nothing_is_left(&daemon);
+        assert_nothing_left(&daemon);
     });
 }
 
@@ -66,14 +66,14 @@ fn a_session_that_ends_during_a_fetch_leaves_nothing() {
         if let Call::Operator(pending) = call {
             assert_eq!(first(&pending.ok()).0, Outcome::Freed);
         }
-        nothing_is_left(&daemon);
+        assert_nothing_left(&daemon);
     });
 }
 
 #[test]
 fn a_part_is_not_evicted_during_its_fetch() {
     each(|Coming { daemon, mut session, id, call }| {
-        let answer = moving(&daemon, id, Tier::Host).ok();
+        let answer = start_move(&daemon, id, Tier::Host).ok();
         assert_eq!(first(&answer), (Outcome::Wanted, &[][..]));
         let call = match call {
             Call::Operator(pending) => {
@@ -83,12 +83,12 @@ fn a_part_is_not_evicted_during_its_fetch() {
             Call::Pin(call) => call,
         };
         session.pin_answer(call).unwrap();
-        session.pin_ended(call);
-        until_held(&daemon, 2, 2);
+        session.end_pin_call(call);
+        until_charged(&daemon, 2, 2);
         assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
         evict(&daemon, &mut session, id);
-        until_held(&daemon, 0, 2);
+        until_charged(&daemon, 0, 2);
         session.free(id);
-        nothing_is_left(&daemon);
+        assert_nothing_left(&daemon);
     });
 }

@@ -6,9 +6,9 @@ use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client};
 use vramd_tests::{Config, Daemon, MIB_2, wait::until};
 
 use crate::moves::{
-    clients::programs::{is_intact, letting_go, lies},
+    assert_nothing_left,
+    clients::programs::{allocate_unpinned, is_intact, lies},
     line::waits::all_waits,
-    nothing_is_left,
     pins::fetch::connect,
 };
 
@@ -41,19 +41,19 @@ fn the_least_recently_used_part_leaves_first() {
         let client = connect(&daemon);
         let mut beacon = client.allocate(on(1, 1)).unwrap();
         beacon.unpin().unwrap();
-        let both = [(); 2].map(|()| letting_go(&daemon, &client, 2));
+        let both = [(); 2].map(|()| allocate_unpinned(&daemon, &client, 2));
         a_look(&daemon, &client, &beacon);
         drop(both[used].pin(Access::Read).unwrap());
         a_look(&daemon, &client, &beacon);
 
         let other = connect(&daemon);
-        let third = letting_go(&daemon, &other, 2);
+        let third = allocate_unpinned(&daemon, &other, 2);
         assert_eq!(lies(&daemon, &both[used]), ["device"; 2], "it was used last");
         assert_eq!(lies(&daemon, &both[1 - used]), ["host"; 2]);
         both.iter().chain([&third]).for_each(|memory| is_intact(memory, 2));
         drop((both, beacon, third));
         client.flush().unwrap();
         other.flush().unwrap();
-        nothing_is_left(&daemon);
+        assert_nothing_left(&daemon);
     }
 }

@@ -166,7 +166,7 @@ impl Probe {
         };
         hello.client_name = "probe".to_owned();
         hello.unmapped_session_ids = words.iter().map(|word| Ok(word.parse()?)).collect::<Result<_>>()?;
-        Ok(match RawSession::greet(&self.sockets, hello) {
+        Ok(match RawSession::open_with(&self.sockets, hello) {
             Err(why) => refused(&why),
             Ok(session) => {
                 let answer = json!({ "session": session.id(), "tenant": session.tenant() });

@@ -17,7 +17,7 @@ use std::{
 use anyhow::Result;
 use clap::Parser;
 use rustix::process::{Signal, set_parent_process_death_signal};
-use vramd_tests::victim::{Fate, Order, Word};
+use vramd_tests::victim::{Fate, Order, Report};
 
 /// Longer than any life takes. The watcher may be gone, or wait for a victim that hangs.
 const LIFE_MAX: Duration = Duration::from_secs(90);
@@ -38,14 +38,14 @@ fn main() -> Result<()> {
     if fate.script.is_of_sdk() { sdk::live(fate) } else { wire::live(fate) }
 }
 
-fn say(word: &Word) {
+fn say(word: &Report) {
     // One write, so that a kill leaves no half of a line.
     let line = format!("{word}\n");
     io::stdout().write_all(line.as_bytes()).expect("somebody listens");
 }
 
 /// Obeys orders until it is killed.
-fn obey(mut obeyed: impl FnMut(Order) -> Result<Word>) -> Result<()> {
+fn obey(mut obeyed: impl FnMut(Order) -> Result<Report>) -> Result<()> {
     for line in io::stdin().lines() {
         say(&obeyed(line?.parse()?)?);
     }

@@ -81,7 +81,7 @@ fn pin_all(life: &mut Life, told: &Allocation, end: Instant) -> Result<(), End> 
     } else if life.content.is_none() {
         read_attached(life, told)?;
     }
-    life.session()?.pin_ended(call);
+    life.session()?.end_pin_call(call);
     life.at(Step::PinEnded)
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use rustix::process::{Resource, Rlimit, Signal, getpid, getrlimit, kill_process, setrlimit};
-use vramd_tests::victim::{Death, Fate, Step, Word};
+use vramd_tests::victim::{Death, Fate, Report, Step};
 
 use crate::{say, stand_still};
 
@@ -54,7 +54,7 @@ impl Reaper {
         if !due || self.struck.swap(true, Ordering::SeqCst) {
             return Verdict::GoOn;
         }
-        say(&Word::Reached);
+        say(&Report::Reached);
         self.told.store(true, Ordering::SeqCst);
         match self.fate.death {
             Death::Kill => stand_still(),

@@ -16,7 +16,7 @@ use vramd_client::{
 };
 use vramd_tests::{
     MIB_2, digest, proc,
-    victim::{Death, Fate, Order, Script, Setting, Step, Word, content},
+    victim::{Death, Fate, Order, Report, Script, Setting, Step, content},
     wait::PATIENCE,
 };
 
@@ -55,9 +55,9 @@ pub(crate) fn live(fate: Fate) -> Result<()> {
     // Threads of the SDK may come to the step a little later than the program to its end.
     let outcome = life.run().and_then(|()| await_that("its step", || life.reaper.has_struck()));
     let over = outcome.err().map_or_else(|| "done".to_owned(), |why| format!("{why:#}"));
-    say(&Word::Over(over));
+    say(&Report::Over(over));
     if life.reaper.fate.death == Death::Close {
-        say(&Word::Closed { mapped: proc::memory_mapping_count(process::id()) });
+        say(&Report::Closed { mapped: proc::memory_mapping_count(process::id()) });
         life.obeys = true;
         return obey(|order| life.obey(order));
     }
@@ -103,7 +103,7 @@ impl Life {
                 let written = digest(open.as_slice()?);
                 let sealed = open.seal()?;
                 if sealed.digest() != written {
-                    say(&Word::Intact(false));
+                    say(&Report::Intact(false));
                 }
                 self.sealed = Some(sealed);
             }
@@ -132,12 +132,12 @@ impl Life {
             Script::SdkDrain => {
                 self.write_new()?;
                 self.reaper.arm();
-                say(&Word::ReadyToDrain);
+                say(&Report::ReadyToDrain);
             }
             Script::SdkEnd => {
                 self.write_new()?;
                 self.reaper.arm();
-                say(&Word::ReadyToEnd);
+                say(&Report::ReadyToEnd);
                 let client = self.client.as_ref().context("it was connected")?;
                 await_that("the end of its session", || !client.is_connected())?;
             }
@@ -153,7 +153,7 @@ impl Life {
                 self.reaper.arm();
                 let sealed = self.open.take().context("it was allocated")?.seal()?;
                 if sealed.digest() != self.written() {
-                    say(&Word::Intact(false));
+                    say(&Report::Intact(false));
                 }
                 self.sealed = Some(sealed);
             }
@@ -164,7 +164,7 @@ impl Life {
                 sealed.unpin()?;
                 self.reaper.arm();
                 if digest(sealed.pin(Access::Read)?.as_slice()?) != sealed.digest() {
-                    say(&Word::Intact(false));
+                    say(&Report::Intact(false));
                 }
                 sealed.detach()?;
             }
@@ -203,7 +203,7 @@ impl Life {
                 (None, None) => return Err(anyhow!("it has nothing to pin")),
             };
             if digest(pinned.as_slice()?) != told {
-                say(&Word::Intact(false));
+                say(&Report::Intact(false));
             }
             drop(pinned);
             if moves {
@@ -223,7 +223,7 @@ impl Life {
         let name = self.reaper.fate.client_name();
         let builder = Client::builder().name(name).request_timeout(PATIENCE);
         let client = self.unless_draining(|| builder.clone().connect())?;
-        say(&Word::Session(client.session_id().get()));
+        say(&Report::Session(client.session_id().get()));
         self.client = Some(client);
         Ok(())
     }
@@ -258,7 +258,7 @@ impl Life {
         }
         let client = self.client.as_ref().context("it was connected")?;
         let open = self.unless_draining(|| client.allocate(request.clone()))?;
-        say(&Word::Allocation(open.id().get()));
+        say(&Report::Allocation(open.id().get()));
         self.open = Some(open);
         Ok(())
     }
@@ -267,7 +267,7 @@ impl Life {
         let client = self.client.as_ref().context("it was connected")?;
         let sealed = self.unless_draining(|| client.attach(self.reaper.fate.target.as_str()))?;
         if digest(sealed.as_slice()?) != sealed.digest() {
-            say(&Word::Intact(false));
+            say(&Report::Intact(false));
         }
         self.sealed = Some(sealed);
         Ok(())
@@ -297,14 +297,14 @@ impl Life {
         self.reaper.fate.death == Death::Close && self.reaper.has_struck() && !self.obeys
     }
 
-    fn obey(&mut self, order: Order) -> Result<Word> {
+    fn obey(&mut self, order: Order) -> Result<Report> {
         match order {
-            Order::Check => Ok(Word::Intact(self.is_intact())),
+            Order::Check => Ok(Report::Intact(self.is_intact())),
             Order::Leave => {
                 self.leave()?;
                 self.connect()?;
                 let client = self.client.as_ref().context("it was connected")?;
-                Ok(Word::Left { session: client.session_id().get() })
+                Ok(Report::Left { session: client.session_id().get() })
             }
         }
     }

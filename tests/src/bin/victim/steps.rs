@@ -7,7 +7,7 @@ use vramd_proto::v1::{
 };
 use vramd_tests::{
     MIB_2, digest, spec,
-    victim::{Script, Step, Word, content},
+    victim::{Report, Script, Step, content},
 };
 
 use crate::{
@@ -123,7 +123,7 @@ pub(crate) fn allocate(life: &mut Life, items: Vec<AllocationSpec>) -> Result<Op
             Err(status) => again_after(&status)?,
             Ok(answer) => {
                 for allocation in &answer.allocations {
-                    say(&Word::Allocation(allocation.allocation_id));
+                    say(&Report::Allocation(allocation.allocation_id));
                 }
                 let first = answer.allocations.into_iter().next();
                 life.allocation = first.as_ref().map(|allocation| allocation.allocation_id);
@@ -167,13 +167,13 @@ fn unmap(life: &mut Life) -> Result<(), End> {
 pub(crate) fn unmap_revoked(life: &mut Life, revoke: &Revoke) -> Result<(), End> {
     life.at(Step::RevokeReceived)?;
     let (first, second) = revoke.parts.split_at(revoke.parts.len() / 2);
-    life.session()?.unmap_untold(first);
+    life.session()?.unmap_without_report(first);
     life.at(Step::HalfUnmapped)?;
-    life.session()?.unmap_untold(second);
+    life.session()?.unmap_without_report(second);
     life.at(Step::Unmapped)?;
-    life.session()?.tell_unmapped(first);
+    life.session()?.report_unmapped(first);
     life.at(Step::HalfAnswered)?;
-    life.session()?.tell_unmapped(second);
+    life.session()?.report_unmapped(second);
     life.at(Step::UnmapAnswered)
 }
 
@@ -186,7 +186,7 @@ fn seal(life: &mut Life) -> Result<(), End> {
     unmap(life)?;
     let sealed = pending.wait()?.allocation.context("a sealed allocation is told")?;
     if life.content.as_deref().map(digest) != Some(sealed.digest) {
-        say(&Word::Intact(false));
+        say(&Report::Intact(false));
     }
     life.at(Step::Answered)?;
     map(life, &FIRST)?;
@@ -233,7 +233,7 @@ pub(crate) fn read_attached(life: &mut Life, told: &Allocation) -> Result<(), En
     let mut bytes: Vec<u8> = parts.flat_map(|part| part.bytes().iter().copied()).collect();
     bytes.truncate(usize::try_from(told.size_bytes)?);
     if digest(&bytes) != told.digest {
-        say(&Word::Intact(false));
+        say(&Report::Intact(false));
     }
     life.content = Some(bytes);
     Ok(())
@@ -259,7 +259,7 @@ fn reconnect(life: &mut Life) -> Result<(), End> {
 }
 
 fn hear_drain(life: &mut Life) -> Result<(), End> {
-    say(&Word::ReadyToDrain);
+    say(&Report::ReadyToDrain);
     life.await_packet()?;
     life.at(Step::DrainWaits)?;
     // The end of an earlier drain may come first.
@@ -268,7 +268,7 @@ fn hear_drain(life: &mut Life) -> Result<(), End> {
 }
 
 fn be_ended(life: &mut Life) -> Result<(), End> {
-    say(&Word::ReadyToEnd);
+    say(&Report::ReadyToEnd);
     unmap(life)?;
     let last = life.receive();
     if matches!(last, Ok(Frame::Map(_) | Frame::Revoke(_))) {

@@ -14,7 +14,7 @@ use vramd_tests::{
     channel::Packet,
     proc,
     session::{Parcel, hello, hello_with_pins},
-    victim::{Death, Fate, Order, Script, Setting, Step, Word},
+    victim::{Death, Fate, Order, Report, Script, Setting, Step},
     wait::PATIENCE,
 };
 use vramd_types::Reason;
@@ -75,12 +75,12 @@ pub(crate) fn live(fate: Fate) -> Result<()> {
     let end = steps::run(&mut life);
     if life.reaper.fate.death == Death::Close {
         if let Err(End::Over(why)) = end {
-            say(&Word::Over(format!("{why:#}")));
+            say(&Report::Over(format!("{why:#}")));
         }
-        say(&Word::Closed { mapped: proc::memory_mapping_count(std::process::id()) });
+        say(&Report::Closed { mapped: proc::memory_mapping_count(std::process::id()) });
         return obey(|order| life.obey(order));
     }
-    say(&Word::Over(match end {
+    say(&Report::Over(match end {
         Err(End::Over(why)) => format!("{why:#}"),
         Ok(()) | Err(End::Closed) => "done".to_owned(),
     }));
@@ -139,10 +139,10 @@ impl Life {
             match self.channel()?.receive(PATIENCE) {
                 Packet::Frame(Frame::Welcome(welcome), fds) => {
                     let channel = self.channel.take().context("it was there")?;
-                    let mut session = RawSession::welcomed(&self.sockets, channel, welcome);
+                    let mut session = RawSession::from_welcome(&self.sockets, channel, welcome);
                     session.memory = self.memory.clone();
                     session.map_words(&fds);
-                    say(&Word::Session(session.id()));
+                    say(&Report::Session(session.id()));
                     self.past.clear();
                     self.session = Some(session);
                     return self.at(Step::Welcomed);
@@ -209,13 +209,13 @@ impl Life {
         Ok(self.session()?.channel.send(frame)?)
     }
 
-    fn obey(&mut self, order: Order) -> Result<Word> {
+    fn obey(&mut self, order: Order) -> Result<Report> {
         match order {
-            Order::Check => Ok(Word::Intact(self.is_intact())),
+            Order::Check => Ok(Report::Intact(self.is_intact())),
             Order::Leave => {
                 self.unmap_all();
                 match self.open() {
-                    Ok(()) => Ok(Word::Left { session: self.session()?.id() }),
+                    Ok(()) => Ok(Report::Left { session: self.session()?.id() }),
                     Err(End::Over(why)) => Err(why),
                     Err(End::Closed) => Err(anyhow!("it has died twice")),
                 }
@@ -226,7 +226,7 @@ impl Life {
     /// Reports if mapped memory has not the content that it should have.
     pub(crate) fn check(&self) {
         if !self.is_intact() {
-            say(&Word::Intact(false));
+            say(&Report::Intact(false));
         }
     }
 

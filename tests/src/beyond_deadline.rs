@@ -14,7 +14,12 @@ use crate::{rpc::runtime, wait::PATIENCE};
 
 /// The status with which the daemon answers a call with this `grpc-timeout`.
 #[track_caller]
-pub fn status_of(socket: &Path, method: &str, request: &impl Message, deadline: Duration) -> Status {
+pub fn status_beyond_deadline(
+    socket: &Path,
+    method: &str,
+    request: &impl Message,
+    deadline: Duration,
+) -> Status {
     let mut body = vec![0];
     let message = request.encode_to_vec();
     body.extend(u32::try_from(message.len()).expect("a test's message is short").to_be_bytes());

@@ -5,12 +5,12 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 /// Takes memory of the device until it is dropped.
-pub fn outsider(uuid: &str, bytes: u64) -> OwnedFd {
+pub fn take_device_memory(uuid: &str, bytes: u64) -> OwnedFd {
     taken(&format!("vramd-sim:{uuid}:1"), bytes)
 }
 
 /// Takes memory of the host. It bears the name of the daemon's first device.
-pub fn outsider_of_host(uuid: &str, bytes: u64) -> OwnedFd {
+pub fn take_host_memory(uuid: &str, bytes: u64) -> OwnedFd {
     taken(&format!("vramd-sim:{uuid}:host-1"), bytes)
 }
 

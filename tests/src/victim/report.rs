@@ -6,7 +6,7 @@ use anyhow::{Context as _, Error, Result, bail};
 
 /// A report of a victim.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Word {
+pub enum Report {
     /// It was welcomed.
     Session(u64),
     Allocation(u64),
@@ -39,7 +39,7 @@ pub enum Order {
     Leave,
 }
 
-impl fmt::Display for Word {
+impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Session(id) => write!(f, "session {id}"),
@@ -55,7 +55,7 @@ impl fmt::Display for Word {
     }
 }
 
-impl FromStr for Word {
+impl FromStr for Report {
     type Err = Error;
 
     fn from_str(line: &str) -> Result<Self> {
@@ -102,24 +102,24 @@ mod tests {
     #[test]
     fn words_parse_back() {
         let words = [
-            Word::Session(7),
-            Word::Allocation(u64::MAX),
-            Word::ReadyToDrain,
-            Word::ReadyToEnd,
-            Word::Reached,
-            Word::Closed { mapped: 3 },
-            Word::Intact(false),
-            Word::Left { session: 9 },
-            Word::Over("refused: for a reason".to_owned()),
+            Report::Session(7),
+            Report::Allocation(u64::MAX),
+            Report::ReadyToDrain,
+            Report::ReadyToEnd,
+            Report::Reached,
+            Report::Closed { mapped: 3 },
+            Report::Intact(false),
+            Report::Left { session: 9 },
+            Report::Over("refused: for a reason".to_owned()),
         ];
         for word in words {
-            assert_eq!(word.to_string().parse::<Word>().unwrap(), word);
+            assert_eq!(word.to_string().parse::<Report>().unwrap(), word);
         }
-        assert_eq!(Word::Over("two\nlines".to_owned()).to_string(), "over two lines");
+        assert_eq!(Report::Over("two\nlines".to_owned()).to_string(), "over two lines");
         for order in [Order::Check, Order::Leave] {
             assert_eq!(order.to_string().parse::<Order>().unwrap(), order);
         }
-        "nonsense 7".parse::<Word>().unwrap_err();
+        "nonsense 7".parse::<Report>().unwrap_err();
         "check!".parse::<Order>().unwrap_err();
     }
 }
