@@ -33,7 +33,7 @@ impl<'py> FromPyObject<'_, 'py> for Size {
             pyo3::exceptions::PyTypeError::new_err("a size is a number of bytes, or a text like \"24GiB\"")
         })?;
         let refused = |_| {
-            let message = format!("{number} is no size");
+            let message = format!("{number} is not a size in bytes");
             Fault::refused(Reason::SizeInvalid, message, &[("field", &"size"), ("size", &number)])
         };
         Ok(Self(Bytes::new(number.extract().map_err(refused)?)))
@@ -53,7 +53,7 @@ impl<'py> FromPyObject<'_, 'py> for Parts {
         if let (Ok(start), Ok(stop), 1) = (start, stop, range.step()?) {
             return Ok(Self(start..stop));
         }
-        let problem = format!("{} names no parts that follow one another", object.repr()?);
+        let problem = format!("{} is not a range of consecutive parts", object.repr()?);
         let facts: [(&str, &dyn Display); 2] = [("field", &"parts"), ("problem", &problem)];
         Err(Fault::refused(Reason::RequestInvalid, &problem, &facts).into())
     }

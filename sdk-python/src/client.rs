@@ -301,11 +301,11 @@ impl Client {
             (Some(pressure), _) => Ok(Pressure::from(&pressure)),
             (None, Some(device)) => {
                 let facts: [(&str, &dyn Display); 2] = [("field", &"device"), ("device", &device)];
-                let message = format!("this session sees no device {device}");
+                let message = format!("this session does not see device {device}");
                 Err(Fault::refused(Reason::DeviceUnknown, message, &facts).into())
             }
             (None, None) => Err(PyValueError::new_err(format!(
-                "this session sees {} devices: `device` says of which one",
+                "this session sees {} devices: name one by `device`",
                 sdk.devices().len()
             ))),
         }
@@ -333,6 +333,6 @@ impl Client {
     }
 
     fn __reduce__(&self) -> PyResult<()> {
-        Err(PyTypeError::new_err("a client belongs to its process: connect another one there"))
+        Err(PyTypeError::new_err("a client belongs to its process: connect a new one there"))
     }
 }

@@ -110,6 +110,6 @@ fn overlap(one: &Range<usize>, other: &Range<usize>) -> bool {
 fn outside(facts: &Facts, offset: u64, length: usize) -> Fault {
     Fault::from(Error::CopyFailed {
         allocation: facts.info.id.to_string(),
-        problem: format!("{length} bytes at {offset} do not lie in its {} bytes", facts.size),
+        problem: format!("{length} bytes at offset {offset} exceed its {} bytes", facts.size),
     })
 }

@@ -258,7 +258,13 @@ impl Shared {
     }
 
     fn closed(&self) -> Fault {
-        Fault::own("HandleClosed", format!("{} was sealed, freed or detached through this object", self.id()))
+        Fault::own(
+            "HandleClosed",
+            format!(
+                "{} was sealed, freed or detached through this object: use the object that seal returned, or attach it again",
+                self.id()
+            ),
+        )
     }
 
     fn pinned(&self, views: usize) -> Fault {
@@ -313,7 +319,8 @@ impl Facts {
 }
 
 pub(crate) fn number(number: u64) -> Result<usize, Fault> {
-    usize::try_from(number).map_err(|_| Fault::own("Error", "an address beyond this process's"))
+    usize::try_from(number)
+        .map_err(|_| Fault::own("Error", "the number does not fit in this process's address space"))
 }
 
 impl Handle {
@@ -391,6 +398,6 @@ pub(crate) fn check_process(made_in: u32) -> Result<(), Fault> {
     if pid == made_in {
         return Ok(());
     }
-    let message = "this object belongs to the parent of this forked process: connect a client of its own";
+    let message = "this object belongs to the parent of this forked process: connect a new client";
     Err(Fault::refused(Reason::SessionForeign, message, &[("pid", &pid)]).with_class("Forked"))
 }

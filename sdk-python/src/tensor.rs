@@ -58,14 +58,14 @@ impl Tensor {
             Some(Shape::Dimensions(dimensions)) => dimensions,
             None if rest.is_multiple_of(dtype.size()) => vec![small(rest / dtype.size())?],
             None => {
-                let problem = format!("{rest} bytes are no whole number of {}: say a shape", dtype.name);
+                let problem = format!("{rest} bytes are not a whole number of {}: pass a shape", dtype.name);
                 return Err(PyValueError::new_err(problem));
             }
         };
         let (strides, bytes) = measure(&shape, dtype.size())?;
         if bytes > rest {
             return Err(PyValueError::new_err(format!(
-                "{bytes} bytes at {offset} do not lie in its {} bytes",
+                "a tensor of {bytes} bytes at offset {offset} exceeds its {} bytes",
                 view.facts().size
             )));
         }
@@ -97,7 +97,7 @@ impl Tensor {
     fn format(&self) -> PyResult<&'static CStr> {
         self.dtype.format.ok_or_else(|| {
             PyBufferError::new_err(format!(
-                "buffers have no {}: use DLPack, or a tensor of uint8",
+                "the buffer protocol has no {}: use DLPack, or a tensor of uint8",
                 self.dtype.name
             ))
         })
@@ -134,7 +134,7 @@ impl Tensor {
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         if !self.view.facts().is_device() {
-            return Err(PyAttributeError::new_err("the memory is not CUDA's"));
+            return Err(PyAttributeError::new_err("the memory is not a GPU's"));
         }
         let typestr = self.dtype.typestr.ok_or_else(|| {
             PyAttributeError::new_err(format!("this interface has no {}: use DLPack", self.dtype.name))
@@ -204,7 +204,10 @@ impl Tensor {
 fn measure(shape: &[isize], item: usize) -> PyResult<(Vec<isize>, usize)> {
     let problem = |what: &str| PyValueError::new_err(format!("the shape {shape:?} {what}"));
     if shape.len() > DIMENSIONS_MAX {
-        return Err(PyValueError::new_err(format!("{} dimensions are too many", shape.len())));
+        return Err(PyValueError::new_err(format!(
+            "{} dimensions requested, at most {DIMENSIONS_MAX} are possible",
+            shape.len()
+        )));
     }
     if shape.iter().any(|length| *length < 0) {
         return Err(problem("has a negative length"));
@@ -221,5 +224,5 @@ fn measure(shape: &[isize], item: usize) -> PyResult<(Vec<isize>, usize)> {
 }
 
 fn small(number: usize) -> PyResult<isize> {
-    isize::try_from(number).map_err(|_| PyValueError::new_err("too large"))
+    isize::try_from(number).map_err(|_| PyValueError::new_err("the number is too large for this process"))
 }

@@ -273,7 +273,7 @@ impl Iterator for Watch<'_> {
         match rpc.wait(stream.message()) {
             Ok(Ok(event)) => event.map(Ok),
             Ok(Err(status)) => Some(Err(rpc.failed(status))),
-            Err(error) => Some(Err(rpc.gone(&format!("no thread to wait on: {error}")))),
+            Err(error) => Some(Err(rpc.gone(&format!("a thread to wait on could not be started: {error}")))),
         }
     }
 }

@@ -54,81 +54,85 @@ macro_rules! errors {
 errors! {
     {
         QuotaLimit { tenant: String, device: String, tier: String, limit: Bytes, held: Bytes, asked: Bytes },
-            "tenant `{tenant}` is limited to {limit} in tier {tier} of {device}: {held} held, {asked} asked";
+            "tenant `{tenant}` is at its limit in tier {tier} of {device}: {asked} requested, {held} of {limit} in use; free \
+             memory, or ask an operator to raise the limit";
         DeviceFull { device: String, tier: String, free: Bytes, asked: Bytes },
-            "tier {tier} of {device} has {free} that is not guaranteed to others: {asked} asked";
+            "tier {tier} of {device} is full: {asked} requested, {free} available beside the guarantees of other tenants; \
+             free memory, or let the request wait";
         /// The pin is of another tenant's memory.
         SetTooLarge { device: String, tier: String, asked: Bytes },
-            "{asked} of another tenant's memory are more than that may have in tier {tier} of {device} at once";
+            "a pin of {asked} of another tenant's memory exceeds what that tenant may have in tier {tier} of {device}: \
+             pin fewer parts at once";
         SessionsTooMany { tenant: String, limit_count: u64 },
-            "no more sessions for tenant `{tenant}`: the limit is {limit_count}";
+            "tenant `{tenant}` has {limit_count} sessions, as many as it may have: end one first";
         AllocationsTooMany { tenant: String, limit_count: u64 },
-            "no more allocations or parts for tenant `{tenant}`: a limit of {limit_count} is reached";
+            "tenant `{tenant}` has reached a limit of {limit_count} allocations or parts: free some first";
         SlotsExhausted { session: String, limit_count: u64 },
-            "session {session} has no slots left for these parts: its word table has {limit_count}";
+            "session {session} has too few free slots for these parts, of {limit_count} in its word table: free or detach \
+             allocations, or use larger parts";
         PoolFull { limit: Bytes, held: Bytes, asked: Bytes },
-            "the pool is limited to {limit}: {held} held, {asked} more would be needed";
-        NameTaken { name: String }, "the name `{name}` is taken";
-        AllocationNotFound { allocation: String }, "no allocation `{allocation}`";
-        NotOwner { allocation: String }, "{allocation} belongs to another session";
-        NotSealed { allocation: String }, "{allocation} is not sealed";
-        AlreadySealed { allocation: String }, "{allocation} is sealed, or being sealed";
+            "the pool is at its limit of {limit}: it has {held} and needs {asked} more; free blocks, or raise its limit";
+        NameTaken { name: String }, "the name `{name}` is taken: choose another, or replace the sealed allocation that has it";
+        AllocationNotFound { allocation: String }, "there is no allocation `{allocation}` that this session may see";
+        NotOwner { allocation: String }, "{allocation} belongs to another session or tenant";
+        NotSealed { allocation: String }, "{allocation} is not sealed, and the request needs a sealed allocation";
+        AlreadySealed { allocation: String }, "{allocation} is sealed or being sealed: it can be neither written nor sealed again";
         StillMapped { allocation: String },
-            "an earlier mapping of {allocation} is still being unmapped by this session";
-        Raced { allocation: String }, "{allocation} was changed by something else meanwhile";
+            "this session still has a handle of {allocation}, or is unmapping it: use that handle, or try again";
+        Raced { allocation: String }, "another operation changed {allocation} meanwhile: try again";
         /// The call waited for pins whose holders all waited themselves, perhaps for this session's. Unpin what the
         /// session pins, then try again.
         PinStalled { session: String },
-            "session {session} waited for parts that are pinned by sessions that wait themselves: unpin and try again";
+            "session {session} waited for parts that are pinned by sessions which themselves wait: unpin, then try again";
         /// An operator cancelled the wait for room on the device.
-        WaitCancelled { wait: u64 }, "an operator ended the wait for room, number {wait}";
+        WaitCancelled { wait: u64 }, "an operator cancelled wait {wait} for room";
         PinsTooMany { allocation: String, limit_count: u64 },
-            "a part of {allocation} has {limit_count} pins, as many as can be counted";
+            "a part of {allocation} has {limit_count} pins, as many as can be counted: unpin some first";
         /// Guards are alive. Nothing was done, and no byte is lost.
         Pinned { allocation: String, pins: u64 },
-            "{allocation} is in use: {pins} pins of this process are left";
+            "{allocation} is in use: {pins} pins of this process are left, which must end first";
         StreamCapturing { allocation: String },
-            "a stream that {allocation} is to be unpinned after is being captured: pin around the graph's launch";
-        StreamsUnsupported { allocation: String }, "{allocation} lies in memory that has no streams";
-        DeviceNotVisible { device: String }, "device {device} is not among those the session sees";
-        KindUnsupported { kind: String }, "there are no {kind} allocations here";
+            "a stream that should end a pin of {allocation} is being captured: pin around the graph's launch instead";
+        StreamsUnsupported { allocation: String }, "{allocation} is not GPU memory, so no stream can end its pin: drop the guard instead";
+        DeviceNotVisible { device: String }, "this session does not see device {device}: connect with it among the visible devices";
+        KindUnsupported { kind: String }, "{kind} allocations are not supported here";
         SessionLost { session: String },
-            "session {session} has ended; what it maps stands, and a new one can be opened";
-        ProtocolBroken { problem: String }, "channel protocol broken: {problem}";
+            "session {session} has ended: its mappings stand; connect a new client";
+        ProtocolBroken { problem: String }, "the channel protocol was broken: {problem}";
         DriverFailed { device: String, problem: String }, "the driver failed: {problem}";
         BrokerGone { problem: String }, "the daemon cannot be reached: {problem}";
-        MapFailed { allocation: String, problem: String }, "{allocation} could not be mapped: {problem}";
-        FileInvalid { problem: String }, "there is no such file to be loaded: {problem}";
+        MapFailed { allocation: String, problem: String }, "mapping {allocation} failed: {problem}";
+        FileInvalid { problem: String }, "the file cannot be loaded: {problem}";
         /// [`crate::Client::load`] copies such a file instead.
-        FileMutable { path: String }, "{path} may change, so it cannot be what an allocation has below its device";
+        FileMutable { path: String }, "{path} may change, so it cannot be the backing of an allocation";
         /// Only that part is lost; all others can be read.
-        ContentLost { allocation: String, part_index: u64 }, "part {part_index} of {allocation} is lost";
-        DigestMismatch { expected: String, found: String }, "the bytes have the digest {found}, not {expected}";
+        ContentLost { allocation: String, part_index: u64 }, "the content of part {part_index} of {allocation} is lost: load or compute it again";
+        DigestMismatch { expected: String, found: String }, "the content has the digest {found}, not {expected}";
     }
     {
-        #[error("{limit_count} requests, or parts of pins, are waiting already")]
+        #[error("{limit_count} requests, or parts of pins, wait already, as many as may: try again later")]
         QueueFull { limit_count: u64, retry_after: Option<Duration> },
         #[error("the node is being taken out of service")]
         Draining,
-        #[error("the deadline passed first; what completes later stays")]
+        #[error("the deadline passed first; work that completes later stays done")]
         Deadline,
         /// Slices alone are refused: copies and kernels work.
         #[error(
-            "{allocation} lies in device memory, which the CPU cannot follow: use copy_to_host and copy_from_host"
+            "{allocation} lies in device memory, which the CPU cannot access: use copy_to_host and copy_from_host"
         )]
         DeviceMemory { allocation: String },
-        #[error("{allocation} is not mapped any more, or not for that")]
+        #[error("{allocation} is no longer mapped, or not with this access")]
         NotMapped { allocation: String },
         /// The handle has given up its handle pin, so the daemon may unmap the memory.
-        #[error("{allocation} is not held: pin it, or hold it again")]
+        #[error("{allocation} has no handle pin: pin it, or take the handle pin again (repin)")]
         NotPinned { allocation: String },
         /// This process was forked from the session's process.
-        #[error("session {session} belongs to the process that this one was forked from")]
+        #[error("session {session} belongs to the parent of this forked process: connect a new client")]
         Forked { session: String },
-        #[error("{allocation} could not be copied: {problem}")]
+        #[error("copying {allocation} failed: {problem}")]
         CopyFailed { allocation: String, problem: String },
         /// [`crate::Client::allocate`] accepts such a size.
-        #[error("{size} is no small allocation: the pool's blocks have at most {largest}")]
+        #[error("{size} requested, and a block of this pool has at most {largest}: allocate it from the client instead")]
         NotSmall { size: Bytes, largest: Bytes },
         /// A refusal that is not in this build's registry, or a status that another program made.
         #[error("{message} (gRPC code {code})")]

@@ -11,19 +11,19 @@ use vramd_proto::{
 
 /// Decodes one packet, or says why it is no frame.
 pub fn decode(packet: &[u8]) -> Result<Frame, String> {
-    let frame = DaemonFrame::decode(packet).map_err(|error| format!("not a frame: {error}"))?;
-    let frame = frame.frame.ok_or("an empty frame, or one of a kind that this build does not know")?;
+    let frame = DaemonFrame::decode(packet).map_err(|error| format!("the packet is not a frame: {error}"))?;
+    let frame = frame.frame.ok_or("the frame is empty, or of a kind that this build does not know")?;
     match &frame {
         Frame::Map(map) => {
             bounded(map.parts.len(), FDS_PER_PACKET_MAX)?;
             if map.parts.iter().any(|part| part.part.is_none()) {
-                return Err("a part to map without its reference".to_owned());
+                return Err("a map frame has a part without its reference".to_owned());
             }
         }
         Frame::Revoke(revoke) => bounded(revoke.parts.len(), PARTS_PER_FRAME_MAX)?,
         // Programs multiply their batch sizes by the factor.
         Frame::Pressure(Pressure { batch_factor: factor, .. }) if !(factor.is_finite() && *factor > 0.0) => {
-            return Err(format!("a batch factor of {factor:e}"));
+            return Err(format!("a pressure frame has the batch factor {factor:e}"));
         }
         Frame::Pressure(_)
         | Frame::Welcome(_)
@@ -36,9 +36,9 @@ pub fn decode(packet: &[u8]) -> Result<Frame, String> {
 
 fn bounded(parts: usize, parts_max: usize) -> Result<(), String> {
     match parts {
-        0 => Err("a frame that names no part".to_owned()),
+        0 => Err("the frame names no part".to_owned()),
         parts if parts <= parts_max => Ok(()),
-        parts => Err(format!("{parts} parts in one frame, at most {parts_max}")),
+        parts => Err(format!("the frame names {parts} parts, and at most {parts_max} are allowed")),
     }
 }
 
@@ -78,18 +78,18 @@ mod tests {
     fn invalid_frames_are_refused_with_their_problem() {
         let nameless = packet(Frame::Map(Map { parts: vec![MapPart::default()] }));
         for (packet, problem) in [
-            (&b""[..], "empty frame"),
+            (&b""[..], "frame is empty"),
             (b"\xff\xff\xff", "not a frame"),
             (&map(0), "names no part"),
             (&map(129), "129 parts"),
             (&revoke(0), "names no part"),
             (&revoke(1025), "1025 parts"),
             (&nameless, "without its reference"),
-            (&pressure(f64::NAN), "factor of NaN"),
-            (&pressure(f64::INFINITY), "factor of inf"),
-            (&pressure(-0.8), "factor of -8e-1"),
-            (&pressure(0.0), "factor of 0"),
-            (&pressure(f64::MIN), "factor of -1.79"),
+            (&pressure(f64::NAN), "factor NaN"),
+            (&pressure(f64::INFINITY), "factor inf"),
+            (&pressure(-0.8), "factor -8e-1"),
+            (&pressure(0.0), "factor 0"),
+            (&pressure(f64::MIN), "factor -1.79"),
         ] {
             let error = decode(packet).expect_err(problem);
             assert!(error.len() < 100, "{error}");

@@ -50,7 +50,7 @@ pub(crate) fn open(path: &Path, greeting: Greeting, deadline: Instant) -> Result
     };
     fault_point!(Welcomed);
     if welcome.features & feature_bit(Feature::StandingMappings) == 0 {
-        let problem = "the daemon does not speak standing mappings, the only ones this build knows";
+        let problem = "the daemon lacks the feature of standing mappings, which this build needs";
         return Err(Error::refused(Reason::ProtocolBroken, &[("problem", &problem)]));
     }
     let words = match words {
@@ -88,7 +88,7 @@ fn answer(socket: &Socket, deadline: Instant) -> Result<(Welcome, Option<Words>)
         let _gate = Gate::hold();
         match socket.receive().map_err(|error| gone(&error.to_string()))? {
             None => {}
-            Some(Received::Ended) => return Err(gone("the daemon ended the channel before it said welcome")),
+            Some(Received::Ended) => return Err(gone("the daemon ended the channel before its welcome")),
             Some(Received::Unknown(problem)) => return Err(broken(&problem)),
             Some(Received::Packet(packet)) => {
                 return match packet.frame {
@@ -97,7 +97,7 @@ fn answer(socket: &Socket, deadline: Instant) -> Result<(Welcome, Option<Words>)
                         Ok((welcome, words))
                     }
                     daemon_frame::Frame::Refused(refused) => Err(refused.into()),
-                    _ => Err(broken("the daemon did not begin with welcome")),
+                    _ => Err(broken("the daemon's first frame is not a welcome")),
                 };
             }
         }
@@ -109,7 +109,7 @@ fn words(welcome: &Welcome, fds: &[OwnedFd]) -> Result<Option<Words>, String> {
     match fds {
         _ if welcome.features & feature_bit(Feature::Pins) == 0 => Ok(None),
         [fd] => Words::shared(fd.as_fd(), welcome.slot_count).map(Some),
-        fds => Err(format!("{} descriptors came with the welcome, not that of a word table", fds.len())),
+        fds => Err(format!("{} descriptors arrived with the welcome, not one of a word table", fds.len())),
     }
 }
 
@@ -257,7 +257,7 @@ mod tests {
         let roomy = table(63, PROTOCOL_MAJOR);
         ftruncate(&roomy, bytes_for(64)).unwrap();
         for (name, fd, problem) in [
-            ("none", None, "0 descriptors came with the welcome"),
+            ("none", None, "0 descriptors arrived with the welcome"),
             ("short", Some(table(63, PROTOCOL_MAJOR)), "Invalid argument"),
             ("long", Some(table(65, PROTOCOL_MAJOR)), "claims 65 slots and has room for 64"),
             ("roomy", Some(roomy), "has 63 slots, not 64"),

@@ -205,7 +205,7 @@ fn handle(
         }
         Frame::Pressure(pressure) => table.pressures.report(&pressure),
         Frame::Refused(refused) => return Ok(Some(Ending::Refused(refused.into()))),
-        Frame::Welcome(_) => return Ok(Some(broken("a second welcome"))),
+        Frame::Welcome(_) => return Ok(Some(broken("the daemon sent a second welcome"))),
         Frame::PinAnswer(answer) => {
             drop(gate);
             fault_point!(PinAnswered);

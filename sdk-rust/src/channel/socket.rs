@@ -157,7 +157,7 @@ impl Socket {
             return Ok(Some(Received::Ended));
         }
         if message.flags.contains(ReturnFlags::TRUNC) {
-            return Ok(Some(Received::Unknown("a frame is larger than 64 KiB".to_owned())));
+            return Ok(Some(Received::Unknown("the frame is larger than 64 KiB".to_owned())));
         }
         let frame = match frame::decode(&bytes[..message.bytes]) {
             Ok(frame) => frame,

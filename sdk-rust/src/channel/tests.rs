@@ -141,7 +141,7 @@ fn unmappable_parts_are_reported_and_the_others_mapped() {
     let failed = unmapped(fake.next(), UnmapReason::MapFailed);
     let told: Vec<_> = failed.iter().map(|part| part.part.as_ref().unwrap().part_index).collect();
     assert_eq!(told, [0, 1, 2, 3]);
-    assert_eq!(failed[0].detail, "the daemon's device 0 is none of this session's");
+    assert_eq!(failed[0].detail, "device 0 of the daemon is not visible to this session");
 }
 
 #[test]

@@ -19,7 +19,7 @@ impl Arena {
     pub(crate) fn reserve(context: Arc<Context>, span: usize) -> Result<Self, String> {
         let reserve = |context: &Context| context.enter()?.api().reserve(span);
         let base = reserve(&context)
-            .map_err(|fault| format!("reserving {span} bytes of device addresses: {fault}"))?;
+            .map_err(|fault| format!("reserving {span} bytes of device addresses failed: {fault}"))?;
         Ok(Self { context, base, span })
     }
 
@@ -68,7 +68,7 @@ impl Arena {
 
     fn place(&self, offset: usize, size: usize) -> Result<u64, String> {
         let inside = size > 0 && offset.checked_add(size).is_some_and(|end| end <= self.span);
-        let outside = || format!("{size} bytes at {offset} do not lie in a span of {} bytes", self.span);
+        let outside = || format!("{size} bytes at offset {offset} exceed the span of {} bytes", self.span);
         u64::try_from(offset).ok().filter(|_| inside).map(|offset| self.base + offset).ok_or_else(outside)
     }
 }

@@ -71,13 +71,13 @@ impl Driver {
         if process::id() != self.pid {
             return Err(LoadError::Forked.to_string());
         }
-        let visible = self.find(uuid).ok_or_else(|| format!("this process does not see {uuid}"))?;
+        let visible = self.find(uuid).ok_or_else(|| format!("CUDA does not show {uuid} to this process"))?;
         let mut context = visible.context.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(context) = context.upgrade() {
             return Ok(context);
         }
         let retained = Context::retain(Arc::clone(self), visible.device)
-            .map_err(|fault| format!("no context on {uuid}: {fault}"))?;
+            .map_err(|fault| format!("the primary context of {uuid} could not be retained: {fault}"))?;
         let retained = Arc::new(retained);
         *context = Arc::downgrade(&retained);
         Ok(retained)

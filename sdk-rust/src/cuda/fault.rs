@@ -15,7 +15,7 @@ pub(crate) struct Fault {
 /// Why this process cannot use CUDA.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum LoadError {
-    #[error("no CUDA driver: {problem}")]
+    #[error("the CUDA driver could not be loaded: {problem}")]
     Missing { problem: String },
     #[error("{} is too old a CUDA driver{version}: it has no function {symbol}", library.display())]
     TooOld {
@@ -26,6 +26,6 @@ pub(crate) enum LoadError {
     },
     #[error("{} cannot be used: {fault}", library.display())]
     Unusable { library: PathBuf, fault: Fault },
-    #[error("CUDA was initialised before this process was forked: it can be used in the parent alone")]
+    #[error("CUDA was initialised before this process was forked: only the parent can use it")]
     Forked,
 }

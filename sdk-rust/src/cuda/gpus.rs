@@ -78,7 +78,7 @@ impl Gpus {
         let mut devices = self.lock();
         let gpu = devices
             .get_mut(&device)
-            .ok_or_else(|| format!("the daemon's device {device} is none of this session's"))?;
+            .ok_or_else(|| format!("device {device} of the daemon is not visible to this session"))?;
         if let ContextState::Retained(context) = &gpu.context {
             return Ok(Arc::clone(context));
         }

@@ -157,7 +157,7 @@ async fn by_copy(
     let asked = request.spec.size_bytes;
     let size = if asked == 0 { there } else { asked };
     if size == 0 || size > there {
-        return Err(span.invalid(&format!("{size} bytes are asked for, and it has {there}")));
+        return Err(span.invalid(&format!("{size} bytes requested, and the file has {there} from there on")));
     }
     request.spec.size_bytes = size;
     let mut handles = claim_new(style, session, vec![request]).await?;
@@ -196,7 +196,7 @@ impl Span {
         let read = self.file.read_exact_at(&mut bytes, self.offset + at);
         read.map(|()| bytes).map_err(|error| match error.kind() {
             // The file had these bytes when its size was read.
-            ErrorKind::UnexpectedEof => self.invalid(&"it was cut off while it was copied"),
+            ErrorKind::UnexpectedEof => self.invalid(&"the file was cut off while it was copied"),
             _ => self.invalid(&error),
         })
     }

@@ -65,7 +65,8 @@ impl Window {
 
     fn check(&self, offset: usize, len: usize) -> Result<(), String> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.span);
-        let outside = || format!("{len} bytes at {offset} do not lie in {} bytes", self.span);
+        let outside =
+            || format!("{len} bytes at offset {offset} exceed the allocation of {} bytes", self.span);
         inside.then_some(()).ok_or_else(outside)
     }
 }

@@ -145,7 +145,7 @@ impl Table {
     pub(crate) fn finish_pin(&self, answer: v1::PinAnswer) -> Result<Report, String> {
         let mut state = self.lock();
         if !state.calls.was_made(answer.call_id) {
-            return Err(format!("an answer to a call {} that was never made", answer.call_id));
+            return Err(format!("the daemon answered pin call {}, which was never made", answer.call_id));
         }
         let State { calls, words, .. } = &mut *state;
         let follow_up = calls.finish(answer.call_id, answer.refused.map(Error::from), words);

@@ -123,8 +123,9 @@ impl Region {
         if part.losses > 0 {
             self.drop_counts.insert(index, part.losses);
         }
-        let number =
-            |bytes: u64| usize::try_from(bytes).map_err(|_| "it is larger than this process's addresses");
+        let number = |bytes: u64| {
+            usize::try_from(bytes).map_err(|_| "the part does not fit in this process's address space")
+        };
         let (offset, size) = (number(part.offset_bytes)?, number(part.size_bytes)?);
         let mut imported = None;
         let place = match mode {
@@ -181,7 +182,9 @@ impl Region {
                     Err(problem) => {
                         self.parts.remove(index);
                         let also = self.unmap(*offset, *size).err();
-                        let also = also.map(|problem| format!("; then {problem}")).unwrap_or_default();
+                        let also = also
+                            .map(|problem| format!("; then unmapping failed: {problem}"))
+                            .unwrap_or_default();
                         refused.push((*index, format!("{problem}{also}")));
                     }
                 }
@@ -230,7 +233,9 @@ impl Region {
                 return Ok(slot);
             }
             Some(slot) if self.parts.contains_key(&index) => {
-                return Err(format!("its words moved from slot {slot} to {sent_slot}"));
+                return Err(format!(
+                    "the daemon moved the part from slot {slot} to {sent_slot} while it was mapped"
+                ));
             }
             // Anchors that know the old slot must ask again; later questions get the new one.
             Some(_) => std::mem::take(&mut self.slots_lost).store(true, Ordering::Release),
@@ -259,7 +264,8 @@ impl Region {
             None => Space::open(part, span, gpus)?,
             Some(space) if space.span() == span => space,
             Some(other) => {
-                let problem = format!("its span changed from {} to {span} bytes", other.span());
+                let problem =
+                    format!("the daemon changed the allocation's span from {} to {span} bytes", other.span());
                 self.space = Some(other);
                 return Err(problem);
             }

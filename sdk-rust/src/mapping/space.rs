@@ -52,7 +52,7 @@ impl Space {
         match part.handle_type() {
             HandleType::Memfd => Reservation::new(span)
                 .map(Self::Host)
-                .map_err(|error| format!("reserving {span} bytes of addresses: {error}")),
+                .map_err(|error| format!("reserving {span} bytes of address space failed: {error}")),
             HandleType::VmmFd => Arena::reserve(gpus.context(part.device)?, span).map(Self::Device),
             HandleType::CudaIpc => Ok(Self::Fixed { context: gpus.context(part.device)?, span, block: None }),
             HandleType::Unspecified => {
@@ -73,7 +73,7 @@ impl Space {
         if matches!(part.access(), Access::Unspecified) {
             return Err(format!("access {} is not known to this build", part.access));
         }
-        let fd = || fd.ok_or_else(|| "no descriptor came with the part".to_owned());
+        let fd = || fd.ok_or_else(|| "no descriptor arrived with the part".to_owned());
         match (self, part.handle_type()) {
             (Self::Host(reservation), HandleType::Memfd) => {
                 map_memfd(reservation, &fd()?, offset, size, part.access() == Access::ReadWrite)?;
@@ -82,7 +82,7 @@ impl Space {
             (Self::Device(arena), HandleType::VmmFd) => arena.map(fd()?, offset, size).map(Some),
             (Self::Fixed { context, span, block }, HandleType::CudaIpc) => {
                 if offset != 0 || size != *span || block.is_some() {
-                    return Err("fixed memory comes as one part".to_owned());
+                    return Err("fixed memory must arrive as one part".to_owned());
                 }
                 let handle: [u8; HANDLE_BYTES] =
                     part.cuda_ipc_handle.as_slice().try_into().map_err(|_| {
@@ -94,7 +94,7 @@ impl Space {
                 *block = Some(LegacyBlock::open(Arc::clone(context), handle)?);
                 Ok(None)
             }
-            _ => Err("its kind of handle changed".to_owned()),
+            _ => Err("the daemon changed the allocation's kind of export".to_owned()),
         }
     }
 
@@ -109,7 +109,7 @@ impl Space {
     pub(super) fn unmap(&mut self, offset: usize, size: usize) -> Result<(), String> {
         match self {
             Self::Host(reservation) => {
-                reservation.unmap(offset, size).map_err(|error| format!("unmapping: {error}"))
+                reservation.unmap(offset, size).map_err(|error| format!("munmap failed: {error}"))
             }
             Self::Device(arena) => arena.unmap(offset, size),
             Self::Fixed { block, .. } => block.take().map_or(Ok(()), LegacyBlock::close),
@@ -163,10 +163,10 @@ fn map_memfd(
     size: usize,
     writable: bool,
 ) -> Result<(), String> {
-    let stat = fstat(fd).map_err(|error| format!("fstat: {error}"))?;
+    let stat = fstat(fd).map_err(|error| format!("fstat failed: {error}"))?;
     // An access beyond a file's end kills the process.
     if usize::try_from(stat.st_size).is_ok_and(|there| there < size) {
-        return Err(format!("the part has {size} bytes, its memory {}", stat.st_size));
+        return Err(format!("the part has {size} bytes, but its memory only {}", stat.st_size));
     }
-    reservation.map(fd.as_fd(), offset, size, writable).map_err(|error| format!("mmap: {error}"))
+    reservation.map(fd.as_fd(), offset, size, writable).map_err(|error| format!("mmap failed: {error}"))
 }

@@ -74,7 +74,7 @@ impl Ending {
     pub(crate) fn error(&self) -> Error {
         match self {
             Self::Refused(error) => error.clone(),
-            Self::Closed => Error::BrokerGone { problem: "the daemon has ended the channel".to_owned() },
+            Self::Closed => Error::BrokerGone { problem: "the daemon ended the channel".to_owned() },
         }
     }
 }
@@ -127,9 +127,9 @@ impl Table {
         }
         let expected = map.parts.iter().filter(|part| has_descriptor(part.handle_type())).count();
         let problem = if fds_lost {
-            Some("the process may not open as many descriptors as came (RLIMIT_NOFILE)".to_owned())
+            Some("not all descriptors could be received: raise RLIMIT_NOFILE".to_owned())
         } else {
-            (fds.len() != expected).then(|| format!("{} descriptors came for {expected} parts", fds.len()))
+            (fds.len() != expected).then(|| format!("{} descriptors arrived for {expected} parts", fds.len()))
         };
         let mut fds = fds.into_iter();
         let mut outcomes = Vec::new();
@@ -177,7 +177,7 @@ impl Table {
         let fd = if has_descriptor(part.handle_type()) { fds.next() } else { None };
         let (region, words) = state.region(part_ref);
         if self.mode == Mode::Map && region.parts.contains_key(&part_ref.part_index) {
-            return Err(format!("{part_ref:?} is mapped already"));
+            return Err(format!("the daemon sent {part_ref:?} again, which is mapped"));
         }
         Ok(region.accept(self.mode, &self.gpus, words, part, fd))
     }

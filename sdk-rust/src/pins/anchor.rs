@@ -216,7 +216,7 @@ impl Anchor {
 
     #[cold]
     fn no_such_parts(&self, range: &Range<u32>, count: usize) -> Error {
-        let problem = format!("parts {range:?} are none of the {count} that {} has here", self.id);
+        let problem = format!("parts {range:?} are not a range of the {count} parts of {}", self.id);
         Error::refused(Reason::RequestInvalid, &[("field", &"parts"), ("problem", &problem)])
     }
 

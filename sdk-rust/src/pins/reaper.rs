@@ -46,7 +46,7 @@ impl Reaper {
             none => match start() {
                 Ok(sender) => none.insert(sender),
                 Err(error) => {
-                    let problem = format!("no thread: {error}");
+                    let problem = format!("the thread that waits for streams could not be started: {error}");
                     let facts: [(&str, &dyn ToString); 2] = [("device", &""), ("problem", &problem)];
                     return Err(UnpinFailed {
                         pinned: Box::new(pinned),

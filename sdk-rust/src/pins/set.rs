@@ -66,7 +66,7 @@ pub(crate) fn pin_set(
         handle.check_pin(*access)?;
         let (anchor, id) = (handle.anchor(), handle.info().id);
         if !is_ours(handle) {
-            return Err(invalid(format!("{id} is of another session")));
+            return Err(invalid(format!("{id} belongs to another session than the pin set")));
         }
         if members.iter().any(|member| member.anchor.id() == id) {
             return Err(invalid(format!("{id} is named twice")));

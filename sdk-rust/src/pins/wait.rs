@@ -37,7 +37,7 @@ impl Session {
                 drop(channel);
                 self.cancel_pin(*call);
                 self.link().end();
-                return Err(Error::BrokerGone { problem: format!("asking for pins: {error}") });
+                return Err(Error::BrokerGone { problem: format!("sending a pin call failed: {error}") });
             }
             fault_point!(PinCalled);
         }

@@ -137,7 +137,7 @@ impl Words {
     }
 
     fn assign(&mut self, sent_slot: u32) -> Result<u32, String> {
-        let outside = |slot| format!("slot {slot} is none of {}", self.slots);
+        let outside = |slot| format!("slot {slot} is outside the word table of {} slots", self.slots);
         match &mut self.own {
             None if sent_slot < self.slots => Ok(sent_slot),
             None => Err(outside(sent_slot)),
@@ -147,7 +147,7 @@ impl Words {
                     own.next += 1;
                     Ok(own.next - 1)
                 }
-                None => Err("there are no slots left for its words".to_owned()),
+                None => Err("the session's word table has no free slot".to_owned()),
             },
         }
     }
@@ -162,7 +162,7 @@ impl Words {
     /// Marks a part as mapped and accessible.
     pub(crate) fn set_mapped(&self, slot: u32, calls: Waiting) -> Result<(), String> {
         let word = self.worker.slot(slot).ok_or_else(|| format!("there is no slot {slot}"))?;
-        word.set_mapped(calls).map_err(|refused| format!("a part was to be mapped whose word is {refused}"))
+        word.set_mapped(calls).map_err(|refused| format!("the word of a part to be mapped is {refused}"))
     }
 
     /// Pins a mapped part for waiting calls.
@@ -188,7 +188,7 @@ impl Words {
         match word.begin_unmap_revoked() {
             Ok(unmapping) => Ok(Unmappable::Now(unmapping)),
             Err(NotUnmappable::Pinned) => Ok(Unmappable::Pinned),
-            Err(refused) => Err(format!("a part was revoked whose word is {refused}")),
+            Err(refused) => Err(format!("the word of a revoked part is {refused}")),
         }
     }
 
@@ -198,7 +198,7 @@ impl Words {
         match word.begin_unmap() {
             Ok(unmapping) => Ok(Unmappable::Now(unmapping)),
             Err(NotUnmappable::Pinned) => Ok(Unmappable::Pinned),
-            Err(refused) => Err(format!("a part that was mapped is {refused}")),
+            Err(refused) => Err(format!("the word of a mapped part is {refused}")),
         }
     }
 
@@ -212,7 +212,9 @@ impl Words {
 
 fn waker() -> Result<Arc<OwnedFd>, String> {
     let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-    waker.map(Arc::new).map_err(|error| format!("a waker: {error}"))
+    waker
+        .map(Arc::new)
+        .map_err(|error| format!("the wake descriptor of the word table could not be made: {error}"))
 }
 
 /// The count for one waiting call.

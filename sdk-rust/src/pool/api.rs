@@ -181,7 +181,7 @@ impl PoolBlock {
         let end = offset_bytes.checked_add(len as u64).filter(|end| *end <= self.size as u64);
         end.map(|_| self.offset().get() + offset_bytes).ok_or_else(|| Error::CopyFailed {
             allocation: self.allocation().to_string(),
-            problem: format!("{len} bytes at {offset_bytes} do not lie in a block of {} bytes", self.size),
+            problem: format!("{len} bytes at offset {offset_bytes} exceed the block of {} bytes", self.size),
         })
     }
 

@@ -72,7 +72,7 @@ impl PoolConfig {
             ));
         }
         if self.max_bytes < self.chunk_size {
-            let problem = "less than one chunk";
+            let problem = "the limit is less than one chunk";
             let facts: [(&str, &dyn ToString); 2] = [("field", &"max_bytes"), ("problem", &problem)];
             return Err(Error::refused(Reason::RequestInvalid, &facts));
         }

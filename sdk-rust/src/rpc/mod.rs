@@ -87,7 +87,9 @@ impl Rpc {
         Answer: Future<Output = Result<Response<A>, Status>> + Send,
     {
         let call = self.answer(self.connection.clone(), deadline, ended, request, method);
-        self.wait(call).unwrap_or_else(|error| Err(self.gone(&format!("no thread for the call: {error}"))))
+        self.wait(call).unwrap_or_else(|error| {
+            Err(self.gone(&format!("a thread for the call could not be started: {error}")))
+        })
     }
 
     /// Like [`Self::call`], for a task: its runtime drives the connection.

@@ -13,7 +13,7 @@ use vramd_proto::v1;
 
 /// The text is not a W3C `traceparent`.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("`{0}` is no traceparent like 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")]
+#[error("`{0}` is not a traceparent like 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")]
 pub struct TraceparentInvalid(String);
 
 /// Keeps the thread in a trace until it is dropped.

@@ -383,10 +383,13 @@ fn released(results: Vec<v1::ReleaseResult>) -> Result<Released> {
 }
 
 fn no_thread(error: std::io::Error) -> Error {
-    Error::BrokerGone { problem: format!("no thread: {error}") }
+    Error::BrokerGone { problem: format!("a thread of the session could not be started: {error}") }
 }
 
 /// The error for an answer that lacks a required field.
 pub(crate) fn missing_field(field: &str) -> Error {
-    Error::refused(Reason::ProtocolBroken, &[("problem", &format!("the answer has no {field}"))])
+    Error::refused(
+        Reason::ProtocolBroken,
+        &[("problem", &format!("the daemon's answer lacks the field `{field}`"))],
+    )
 }

@@ -8,7 +8,7 @@ use crate::cuda::Driver;
 #[test]
 fn missing_library_is_an_error() {
     let error = Driver::load(Path::new("/nowhere/libcuda.so.1")).unwrap_err().to_string();
-    assert!(error.starts_with("no CUDA driver: /nowhere/libcuda.so.1: "), "{error}");
+    assert!(error.starts_with("the CUDA driver could not be loaded: /nowhere/libcuda.so.1: "), "{error}");
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn devices_are_found_by_the_daemons_uuid() {
     );
     assert!(!fake.driver.sees(uuid) && !fake.driver.sees("GPU-0") && !fake.driver.sees("sim-0"));
     let problem = fake.driver.context("GPU-0").unwrap_err();
-    assert_eq!(problem, "this process does not see GPU-0");
+    assert_eq!(problem, "CUDA does not show GPU-0 to this process");
 }
 
 #[test]
@@ -61,5 +61,5 @@ fn device_without_context_is_named() {
     let uuid = "GPU-a0a0a0a0-a0a0-a0a0-a0a0-a0a0a0a0a0a0";
     let problem = fake.driver.context(uuid).unwrap_err();
     let expected = "cuDevicePrimaryCtxRetain: CUDA_ERROR_DEVICE_UNAVAILABLE (46)";
-    assert_eq!(problem, format!("no context on {uuid}: {expected}"));
+    assert_eq!(problem, format!("the primary context of {uuid} could not be retained: {expected}"));
 }

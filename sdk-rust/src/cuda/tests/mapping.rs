@@ -68,7 +68,7 @@ fn packet_is_mapped_with_one_access_call_and_releases_imports() {
     table.copy_pinned(ID, 3, Some(Access::ReadWrite), |window| window.write(part - 1, &[8, 9])).unwrap();
     assert_eq!([read(&table, 3, part - 1), read(&table, 3, part)], [8, 9]);
     let outside = table.copy_pinned(ID, 3, None, |window| window.read(3 * part, &mut [0])).unwrap_err();
-    assert!(outside.to_string().contains("do not lie in 6291456 bytes"), "{outside}");
+    assert!(outside.to_string().contains("exceed the allocation of 6291456 bytes"), "{outside}");
 }
 
 #[test]
@@ -160,8 +160,8 @@ fn failed_map_leaves_no_import() {
     absent.part = Some(part_ref(9, 0));
     absent.device = 2;
     let answer = map(&table, vec![outside, absent], fds(2));
-    assert_eq!(answer.unmapped[0].detail, "2097152 bytes at 2097152 do not lie in a span of 2097152 bytes");
-    assert_eq!(answer.unmapped[1].detail, "the daemon's device 2 is none of this session's");
+    assert_eq!(answer.unmapped[0].detail, "2097152 bytes at offset 2097152 exceed the span of 2097152 bytes");
+    assert_eq!(answer.unmapped[1].detail, "device 2 of the daemon is not visible to this session");
     assert_eq!(fake.calls(), [""; 0], "the driver was not asked");
 }
 

@@ -370,7 +370,7 @@ impl Handle {
             .is_some_and(|end| end <= size);
         usize::try_from(offset_bytes).ok().filter(|_| inside).ok_or_else(|| Error::CopyFailed {
             allocation: self.info.id.to_string(),
-            problem: format!("{len} bytes at {offset_bytes} do not lie in its {size} bytes"),
+            problem: format!("{len} bytes at offset {offset_bytes} exceed its {size} bytes"),
         })
     }
 

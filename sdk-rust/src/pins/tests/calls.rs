@@ -51,7 +51,7 @@ fn pin_returns_map_failure_and_the_next_pin_succeeds() {
         let refused =
             v1::Refused { code: 9, reason: "MAP_FAILED".to_owned(), metadata, ..Default::default() };
         daemon.send(Frame::PinAnswer(PinAnswer { call_id: 1, refused: Some(refused) }));
-        let problem = "0 descriptors came for 1 parts".to_owned();
+        let problem = "0 descriptors arrived for 1 parts".to_owned();
         let expected = Error::MapFailed { allocation: "a-7".to_owned(), problem };
         assert_eq!(pinner.join().unwrap().unwrap_err(), expected);
     });

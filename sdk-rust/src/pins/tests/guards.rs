@@ -72,7 +72,10 @@ fn guards_forbid_release_and_may_outlive_the_handle() {
     let failed = allocation.free().unwrap_err();
     assert_eq!(failed.error, Error::Pinned { allocation: "a-7".to_owned(), pins: 1 });
     let failed = run_ready(failed.handle.free_async()).unwrap_err();
-    assert_eq!(failed.to_string(), "releasing a-7: a-7 is in use: 1 pins of this process are left");
+    assert_eq!(
+        failed.to_string(),
+        "releasing a-7: a-7 is in use: 1 pins of this process are left, which must end first"
+    );
     assert_eq!(failed.handle.as_slice().unwrap()[0], 5, "nothing is lost here either");
     drop(failed);
     // The handle is gone; its guard still pins.

@@ -13,7 +13,7 @@ fn slot_of_two_parts_ends_the_session() {
     let fd = memory("pinned", 1);
     daemon.send_map(elsewhere.clone(), &fd);
     let Some(Sent::Unmapped(failed)) = daemon.next() else { panic!("it can't be mapped") };
-    assert_eq!(failed.parts[0].detail, "slot 1048576 is none of 2048");
+    assert_eq!(failed.parts[0].detail, "slot 1048576 is outside the word table of 2048 slots");
     // The first part of allocation 7 has that slot.
     elsewhere.slot = 7 * 8;
     daemon.send_map(elsewhere, &fd);
