@@ -72,7 +72,7 @@ def test_next_pin_after_unset_fetches_it(small: Daemon) -> None:
             assert is_intact(memory, range(10))
             assert client.describe(memory.id).resident == 0
         memory.advise("unset_accessed_by")
-        # What nobody pins any more leaves again: the device is full.
+        # A part that no session pins leaves again, since the device is full.
         with memory.pin(parts=range(3, 5)):
             assert is_intact(memory, range(3, 5))
             assert client.describe(memory.id).resident == 2 * PART

@@ -16,7 +16,7 @@ PART = 2 * MIB
 
 
 def fill(pin: vramd.Pin, byte: int) -> None:
-    """What a kernel would do: by the address alone."""
+    """Writes as a kernel would, by the address alone."""
     ctypes.memset(pin.device_ptr, byte, pin.size)
 
 

@@ -15,7 +15,7 @@ import vramd
 
 
 def vramctl(daemon: Daemon, *words: str) -> str:
-    """What an operator's command prints, which must succeed."""
+    """Runs an operator's command, which must succeed, and returns its output."""
     return subprocess.run(
         [PROGRAM.with_name("vramctl"), *words],
         env={"VRAMD_SOCKET_DIR": str(daemon.sockets)}, capture_output=True, text=True, check=True, timeout=60,
@@ -23,7 +23,7 @@ def vramctl(daemon: Daemon, *words: str) -> str:
 
 
 def revoke(daemon: Daemon, memory: vramd.Memory) -> str:
-    """An operator takes the mapping of what nobody pins; what became of it."""
+    """Revokes the parts that no session pins, as an operator, and returns the outcome."""
     return subprocess.run(
         [
             ROOT / ".tools/bin/grpcurl", "-plaintext", "-authority", "localhost",
@@ -185,7 +185,7 @@ def test_unpinned_memory_arrives_when_it_is_used(client: vramd.Client) -> None:
     memory.repin()
     assert memory.has_handle_pin and memory.is_mapped
     memory.free()
-    # Whoever asks where it lies has it brought, whatever was done before.
+    # A program that asks for the address has the memory fetched, in any state.
     other = client.allocate(MIB, unpinned=True)
     assert other.__dlpack_device__() == (1, 0)
     assert np.from_dlpack(other.tensor()).sum() == 0

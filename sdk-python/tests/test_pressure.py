@@ -152,7 +152,7 @@ def test_callback_may_close_the_session(daemon: Daemon) -> None:
 
 
 def test_child_forked_during_a_callback_waits_for_no_call(daemon: Daemon) -> None:
-    """The thread that is in it is not there, so it would never come back. What was registered last is called first."""
+    """The child has no thread for the callback, so it would wait forever. Hooks run in reverse order of registration."""
     forked = """
 import atexit, os, threading, time
 times = []

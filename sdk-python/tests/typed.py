@@ -1,4 +1,4 @@
-"""What a typed program may write; never run, but checked by mypy in its strict mode."""
+"""A typed program. It never runs; mypy checks it in strict mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-//! Holds writable memory that nobody else sees, until standard input ends: `scratch 64MiB`.
+//! Holds private writable memory until standard input ends: `scratch 64MiB`.
 //!
 //! However this process ends, the daemon takes the memory back: it was never sealed, so it lives no longer than its
 //! writer.

@@ -124,7 +124,7 @@ class Client:
     ) -> PinSet:
         """Pins several allocations together, all or none, and waits until they have arrived.
 
-        Those of `write` are pinned to be written. Two programs that pin the same allocations this way do not wait for
+        The allocations in `write` are pinned for writing. Two programs that pin the same allocations this way do not wait for
         each other's; a program that pins one after the other may (`PinStalled`). At most 1,024 parts in all. `wait`
         is how many seconds it may wait (`Deadline`); the default is the client's timeout.
         """

@@ -68,7 +68,7 @@ pub(crate) fn sum_bytes(uuid: &str, bytes: u64, count: u64, total: u64) -> Resul
         thread::sleep(Duration::from_micros(100));
     }
 
-    // What was retained and loaded goes with the process. Its thread has its own context back.
+    // The retained context and the loaded module go with the process. Its thread has its own context back.
     let mut popped = Handle(ptr::null_mut());
     // SAFETY: the type is right. It writes one handle where it is told to.
     unsafe {

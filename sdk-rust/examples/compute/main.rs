@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(status) => status,
         Err(error) => {
-            // Nothing is left to do if nobody reads it.
+            // If standard error has no reader, nothing is left to do.
             let _ = writeln!(io::stderr(), "compute: {error}");
             ExitCode::FAILURE
         }

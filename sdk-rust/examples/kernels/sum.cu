@@ -1,5 +1,5 @@
-// What a program computes on memory that it mapped: a sum of all bytes, each weighted with its position, so that parts
-// which lie in the wrong order give another sum. Modulo 2^64.
+// Sums all bytes of mapped memory, each weighted with its position, so that parts in the wrong order give another sum.
+// Modulo 2^64.
 //
 //     nvcc -arch=sm_70 -ptx -o sum.ptx sum.cu
 //

@@ -2,7 +2,7 @@
 //!
 //! PyTorch uses a device's primary context, and so does the SDK: memory that the SDK has mapped is memory that PyTorch's
 //! kernels reach, and no second context takes its half GiB. `tests/gpu/torch_share.py` is the program that shows it.
-//! The process has one session and one allocation. What goes wrong is told on standard error.
+//! The process has one session and one allocation. Errors go to standard error.
 
 #![allow(unsafe_code, reason = "functions with C's calling convention, for another language")]
 
@@ -50,7 +50,7 @@ pub extern "C" fn share_allocate(size_bytes: u64) -> u64 {
 /// `to` is memory of the caller's, of `len` bytes, which are initialised.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn share_read(offset_bytes: u64, to: *mut u8, len: usize) -> c_int {
-    // SAFETY: needed to write to a buffer of C's. The caller says that it is one, and that nobody else uses it.
+    // SAFETY: needed to write to a buffer of C's. The caller guarantees that it is one, and that no other code uses it meanwhile.
     let to = unsafe { slice::from_raw_parts_mut(to, len) };
     told(read(offset_bytes, to), 1, |()| 0)
 }
@@ -98,7 +98,7 @@ fn told<T, C>(result: Result<T>, bad: C, good: impl FnOnce(T) -> C) -> C {
     match result {
         Ok(value) => good(value),
         Err(error) => {
-            // Nothing is left to do if nobody reads it.
+            // If standard error has no reader, nothing is left to do.
             let _ = writeln!(io::stderr(), "torch_share: {error}");
             bad
         }

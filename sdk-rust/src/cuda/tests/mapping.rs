@@ -220,7 +220,7 @@ fn revoke_waits_for_the_running_copy_and_allows_no_other() {
     let copied = table.copy_pinned(ID, 1, None, |window| {
         let other = Arc::clone(&table);
         let revoking = thread::spawn(move || revoke(&other, &[0], RevokeReason::Freed));
-        // It is not waited for: the last of those who use it lets it go.
+        // The revocation does not wait for it: its last user releases it.
         while table.copy_pinned(ID, 1, None, |_| Ok(())).is_ok() {
             thread::yield_now();
         }

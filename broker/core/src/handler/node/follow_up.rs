@@ -28,7 +28,7 @@ use crate::{
     tenancy::{OpId, PinId, PinnedPart},
 };
 
-/// What the steps of an event have noted for its end.
+/// The work that the steps of an event have noted for its end.
 #[derive(Debug, Default)]
 pub(crate) struct FollowUps {
     /// Parts of pin calls to check.

@@ -13,7 +13,7 @@ use crate::{
     time::Time,
 };
 
-/// What is due at a deadline.
+/// The work that is due at a deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
     /// The next deadline of a session.
