@@ -32,13 +32,13 @@ prose: ## check the wording of comments, pages, messages, names and commits
 	tests/dev/prose/run
 	tests/dev/prose/test
 
-errors-md: ## write docs/ERRORS.md from the registry of reasons
+errors-md: ## write docs/reference/errors.md from the registry of reasons
 	cargo run --quiet -p vramd-tests --bin errors-md
 
-invariants-md: ## write docs/INVARIANTS.md from the registry of invariants
+invariants-md: ## write docs/reference/invariants.md from the registry of invariants
 	cargo run --quiet -p simulator --bin invariants-md
 
-metrics-md: ## write docs/METRICS.md from the registry of metrics
+metrics-md: ## write docs/reference/metrics.md from the registry of metrics
 	cargo run --quiet -p vramd-tests --bin metrics-md
 
 protocol-md: ## write docs/reference/protocol.md from the protocol and its comments

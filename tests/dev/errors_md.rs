@@ -1,4 +1,4 @@
-//! Writes `docs/ERRORS.md` from the registry of reasons, so that the page always agrees with the code.
+//! Writes `docs/reference/errors.md` from the registry of reasons, so that the page always agrees with the code.
 //!
 //! `cargo run -p vramd-tests --bin errors-md` writes it; with `--check` it only compares and exits 1 on a difference.
 
@@ -25,7 +25,7 @@ fn main() -> anyhow::Result<ExitCode> {
 }
 
 fn page() -> Page {
-    Page { name: "ERRORS.md", tool: "errors-md", text: text() }
+    Page { name: "reference/errors.md", tool: "errors-md", text: text() }
 }
 
 /// The whole page: a table for each status code, by its number, with its reasons in the order of the registry.
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn the_committed_page_is_current() {
-        assert!(page().is_current().expect("docs/ERRORS.md can be read"), "run `make errors-md`");
+        assert!(page().is_current().expect("docs/reference/errors.md can be read"), "run `make errors-md`");
     }
 
     #[test]

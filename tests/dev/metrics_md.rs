@@ -1,4 +1,4 @@
-//! Writes `docs/METRICS.md` from the registry of metrics, so that the page always agrees with the code.
+//! Writes `docs/reference/metrics.md` from the registry of metrics, so that the page always agrees with the code.
 //!
 //! `cargo run -p vramd-tests --bin metrics-md` writes it; with `--check` it only compares and exits 1 on a difference.
 
@@ -26,7 +26,7 @@ fn main() -> anyhow::Result<ExitCode> {
 }
 
 fn page() -> Page {
-    Page { name: "METRICS.md", tool: "metrics-md", text: text() }
+    Page { name: "reference/metrics.md", tool: "metrics-md", text: text() }
 }
 
 fn text() -> String {
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn the_committed_page_is_current() {
-        assert!(page().is_current().expect("docs/METRICS.md can be read"), "run `make metrics-md`");
+        assert!(page().is_current().expect("docs/reference/metrics.md can be read"), "run `make metrics-md`");
     }
 
     #[test]

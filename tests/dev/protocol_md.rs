@@ -25,7 +25,7 @@ const HEAD: &str = "\
 
 For authors of clients in other languages: every service, message and enum of the package `vramd.v1`. Clients call
 `vramd.sock`, operators `admin.sock`; the frames of `channel.sock` are messages too. Errors are in
-[the page of errors](../ERRORS.md).
+[the page of errors](errors.md).
 ";
 
 /// Field numbers of the descriptors' own messages, which the path of a comment is made of.

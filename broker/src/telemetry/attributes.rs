@@ -30,7 +30,7 @@ pub const OTHER_TENANTS: &str = "_other";
 /// The method name of calls to methods that no service has.
 pub const OTHER_METHOD: &str = "_OTHER";
 
-/// Every attribute with its description for `docs/METRICS.md`.
+/// Every attribute with its description for `docs/reference/metrics.md`.
 pub const ATTRIBUTES: &[(&str, &str)] = &[
     (
         TENANT,
@@ -85,7 +85,7 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
         "`served`; `refused`: its time was over, or it cannot be served; `cancelled` by an operator; or `left`: the client is gone, has \
          everything already, or no longer waits",
     ),
-    (REFUSAL_REASON, "A reason of [ERRORS.md](ERRORS.md)"),
+    (REFUSAL_REASON, "A reason of [the page of errors](errors.md)"),
     (REFUSAL_SCOPE, "The refused object: a `call`, one `item` of a batch, a `channel`, or a `pin` set"),
     (SIGNAL, "`metrics`, `traces` or `logs`"),
     (HW_ID, "UUID of the device"),

@@ -1,4 +1,4 @@
-//! Declares every metric of the daemon. The instruments and `docs/METRICS.md` are made from this table.
+//! Declares every metric of the daemon. The instruments and `docs/reference/metrics.md` are made from this table.
 //!
 //! Names and units follow OpenTelemetry's conventions: a name contains no unit, bytes are `By`, times are `s`, and counted
 //! things are `{thing}`. The values of a `usage` add up over its states. No id of an allocation, session or process is ever
@@ -392,7 +392,7 @@ pub const REVOCATION_DURATION: Definition = Definition {
     boundaries: SECONDS_REVOCATION,
 };
 
-/// Every metric, in the order of `docs/METRICS.md`.
+/// Every metric, in the order of `docs/reference/metrics.md`.
 pub const ALL: &[&Definition] = &[
     &QUOTA_USAGE,
     &QUOTA_GUARANTEE,

@@ -1,7 +1,7 @@
 //! The registry of reasons: every refusal that vramd makes, with its gRPC code, its facts and its meaning.
 //!
 //! `ErrorInfo.reason` on the wire is [`Reason::name`], in the domain [`Reason::DOMAIN`]. Three things are made from this
-//! one table: the daemon's map from refusals to gRPC statuses, the Rust SDK's errors, and `docs/ERRORS.md`.
+//! one table: the daemon's map from refusals to gRPC statuses, the Rust SDK's errors, and `docs/reference/errors.md`.
 
 use std::fmt;
 

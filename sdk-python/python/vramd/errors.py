@@ -1,4 +1,4 @@
-"""Errors: the registry of reasons (`docs/ERRORS.md`) as a tree of classes.
+"""Errors: the registry of reasons (`docs/reference/errors.md`) as a tree of classes.
 
 Every class is an `Error`. Below it there is one class for each gRPC code, and below these one for each reason that a
 program may want to distinguish; for all others see `Error.reason`. The facts of a refusal are attributes of the

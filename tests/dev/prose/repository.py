@@ -14,9 +14,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 # Written by programs: the sources of their words are checked instead.
 GENERATED = {
-    "docs/ERRORS.md",
-    "docs/METRICS.md",
-    "docs/INVARIANTS.md",
+    "docs/reference/errors.md",
+    "docs/reference/metrics.md",
+    "docs/reference/invariants.md",
     "docs/reference/cli.md",
     "docs/reference/configuration.md",
     "docs/reference/protocol.md",

@@ -14,7 +14,7 @@
 //!
 //! # A pin that meets a full device
 //!
-//! Read these module docs in order; each ends with the next one.
+//! Read these module docs in this order.
 //!
 //! 1. `pins/pin_call.rs`: the client's pin call waits, since one of its parts lies in host memory.
 //! 2. `line/wanted.rs`: the part enters the line of its device.

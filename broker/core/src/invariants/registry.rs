@@ -1,6 +1,6 @@
 //! The registry of invariants: id, statement, and where each is checked.
 //!
-//! `make invariants-md` generates `docs/INVARIANTS.md` from it. Code, tests and logs name an invariant by its id.
+//! `make invariants-md` generates `docs/reference/invariants.md` from it. Code, tests and logs name an invariant by its id.
 
 /// One row of the registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Writes `docs/INVARIANTS.md` from the registry of invariants, so that the page always agrees with the code.
+//! Writes `docs/reference/invariants.md` from the registry of invariants, so that the page always agrees with the code.
 //!
 //! `cargo run -p simulator --bin invariants-md` writes it; with `--check` it only compares and exits 1 on a difference.
 
@@ -31,7 +31,7 @@ fn main() -> anyhow::Result<ExitCode> {
 }
 
 fn page() -> Page {
-    Page { name: "INVARIANTS.md", tool: "invariants-md", text: text() }
+    Page { name: "reference/invariants.md", tool: "invariants-md", text: text() }
 }
 
 fn text() -> String {
@@ -56,7 +56,10 @@ mod tests {
 
     #[test]
     fn the_committed_page_is_current() {
-        assert!(page().is_current().expect("docs/INVARIANTS.md can be read"), "run `make invariants-md`");
+        assert!(
+            page().is_current().expect("docs/reference/invariants.md can be read"),
+            "run `make invariants-md`"
+        );
     }
 
     #[test]
