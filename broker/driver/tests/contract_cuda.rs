@@ -39,9 +39,9 @@ const TOGETHER: [&[&str]; 3] = [
         "host::",
         "digest::",
         "submissions::",
-        "outsiders::",
+        "other_programs::",
     ],
-    &["kept::", "copies::", "directory::", "fixed::", "faults::"],
+    &["free_pinned::", "copies::", "directory::", "fixed::", "faults::"],
     &["disk::", "files::"],
 ];
 
@@ -73,7 +73,7 @@ fn the_contract_holds_with_dirty_memory_and_no_process_list() {
         &Fake::new().with("dirty = 1").with("lists = 0").with("context_mib = 32"),
         &["memory", "lifetime"],
     );
-    assert!(text.contains("not certain, zeroing: memory was not zero"), "{text}");
+    assert!(text.contains("not certain, zeroing: released memory was not zero"), "{text}");
     assert!(text.contains("context measured by the device's use"), "{text}");
 }
 
@@ -81,9 +81,9 @@ fn the_contract_holds_with_dirty_memory_and_no_process_list() {
 fn the_contract_holds_with_registered_host_memory() {
     let text = run_suite(
         &Fake::new().with("attribute.141 = 0"),
-        &["host::", "kept::", "disk::", "every_direction", "both_directions", "dropped"],
+        &["host::", "free_pinned::", "disk::", "every_direction", "both_directions", "dropped"],
     );
-    assert!(text.contains("memory of the host: registered memfds"), "{text}");
+    assert!(text.contains("host memory: registered memfds"), "{text}");
 }
 
 #[test]

@@ -110,7 +110,7 @@ pub fn an_unusable_directory_is_refused(harness: &dyn Harness) -> Verdict {
 pub fn extents_on_disk_need_a_directory(harness: &dyn Harness) -> Verdict {
     let mut bench = Bench::new(harness);
     assert_eq!(bench.disk(), None);
-    let none = DriverError::Failed("no directory on disk was given".to_owned());
+    let none = DriverError::Failed("no directory for extents on disk is configured".to_owned());
     assert_eq!(bench.create_disk(SMALL), Err(none));
     bench.finish();
     Verdict::Passed

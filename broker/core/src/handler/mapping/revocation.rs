@@ -4,10 +4,10 @@
 //! - By eviction: the daemon sets REVOKE in the pin words of all mappers, which succeeds only if no session
 //!   pins the part. Then it tells the mappers to unmap. Every move begins so (`moves/migrate.rs`).
 //! - By fence: no new pin is granted, and each mapper is told to unmap when its pins end. Operators order it
-//!   (`requests/part_orders.rs`).
+//!   with `wait` (`requests/part_orders.rs`).
 //!
-//! A session that maps without pins is never asked, nor one that is silent. When the last mapper has unmapped,
-//! [`Broker::end_revocation`] resumes the migration that waited for it.
+//! A part that a session maps without pins, or that a silent session maps, is not revoked: it stays. When the
+//! last mapper has unmapped, [`Broker::end_revocation`] resumes the migration that waited for it.
 
 use vramd_types::SessionId;
 
