@@ -131,7 +131,7 @@ fn each_refusal_has_its_status() {
         ("log_levle = \"info\"\n", 3, format!("{}:4:1: daemon.log_levle: unknown field", file.display())),
         ("[memory]\nmargin = \"1 apple\"\n", 3, format!("{}:5:10: memory.margin: ", file.display())),
         ("admin_group = \"no-such-group\"\n", 3, "no group `no-such-group`".to_owned()),
-        ("[memory]\ndevices = [\"7\"]\n", 5, "there is no device `7`".to_owned()),
+        ("[memory]\ndevices = [\"7\"]\n", 5, "this node has no device `7`".to_owned()),
         (
             "[driver]\nkind = \"cuda\"\n[driver.cuda]\nlibrary = \"/nowhere/libcuda.so.1\"\n",
             6,

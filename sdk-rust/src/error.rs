@@ -54,17 +54,18 @@ macro_rules! errors {
 errors! {
     {
         QuotaLimit { tenant: String, device: String, tier: String, limit: Bytes, held: Bytes, asked: Bytes },
-            "tenant `{tenant}` is at its limit in tier {tier} of {device}: {asked} requested, {held} of {limit} in use; free \
+            "tenant `{tenant}` is at its limit in tier {tier} of {device}: {asked} requested, {held} of {limit} in use. Free \
              memory, or ask an operator to raise the limit";
         DeviceFull { device: String, tier: String, free: Bytes, asked: Bytes },
-            "tier {tier} of {device} is full: {asked} requested, {free} available beside the guarantees of other tenants; \
-             free memory, or let the request wait";
+            "tier {tier} of {device} is full: {asked} requested, {free} available (the rest is charged, or guaranteed to other \
+             tenants). Free memory, or allow the request to wait";
         /// The pin is of another tenant's memory.
         SetTooLarge { device: String, tier: String, asked: Bytes },
             "a pin of {asked} of another tenant's memory exceeds what that tenant may have in tier {tier} of {device}: \
              pin fewer parts at once";
         SessionsTooMany { tenant: String, limit_count: u64 },
-            "tenant `{tenant}` has {limit_count} sessions, as many as it may have: end one first";
+            "tenant `{tenant}` cannot open another session: it, or the node, has reached the limit of {limit_count}. End a session, \
+             or ask an operator to raise the limit";
         AllocationsTooMany { tenant: String, limit_count: u64 },
             "tenant `{tenant}` has reached a limit of {limit_count} allocations or parts: free some first";
         SlotsExhausted { session: String, limit_count: u64 },
@@ -73,19 +74,20 @@ errors! {
         PoolFull { limit: Bytes, held: Bytes, asked: Bytes },
             "the pool is at its limit of {limit}: it has {held} and needs {asked} more; free blocks, or raise its limit";
         NameTaken { name: String }, "the name `{name}` is taken: choose another, or replace the sealed allocation that has it";
-        AllocationNotFound { allocation: String }, "there is no allocation `{allocation}` that this session may see";
-        NotOwner { allocation: String }, "{allocation} belongs to another session or tenant";
+        AllocationNotFound { allocation: String }, "no allocation `{allocation}` exists that the caller may see. Check the name, its tenant and its readers";
+        NotOwner { allocation: String }, "{allocation} belongs to another session or tenant. Only its owner can do this";
         NotSealed { allocation: String }, "{allocation} is not sealed, and the request needs a sealed allocation";
-        AlreadySealed { allocation: String }, "{allocation} is sealed or being sealed: it can be neither written nor sealed again";
+        AlreadySealed { allocation: String }, "{allocation} is sealed or being sealed. Allocate new memory to write";
         StillMapped { allocation: String },
             "this session still has a handle of {allocation}, or is unmapping it: use that handle, or try again";
         Raced { allocation: String }, "another operation changed {allocation} meanwhile: try again";
-        /// The call waited for pins whose holders all waited themselves, perhaps for this session's. Unpin what the
-        /// session pins, then try again.
+        /// The call waited only for sessions that waited themselves, perhaps for this session. Unpin the session's other
+        /// parts, then try again.
         PinStalled { session: String },
-            "session {session} waited for parts that are pinned by sessions which themselves wait: unpin, then try again";
+            "session {session} waited only for parts that are pinned by sessions which wait themselves. Unpin other parts and try \
+             again";
         /// An operator cancelled the wait for room on the device.
-        WaitCancelled { wait: u64 }, "an operator cancelled wait {wait} for room";
+        WaitCancelled { wait: u64 }, "an operator cancelled wait {wait} for room. A new request waits again";
         PinsTooMany { allocation: String, limit_count: u64 },
             "a part of {allocation} has {limit_count} pins, as many as can be counted: unpin some first";
         /// Guards are alive. Nothing was done, and no byte is lost.
@@ -106,13 +108,13 @@ errors! {
         /// [`crate::Client::load`] copies such a file instead.
         FileMutable { path: String }, "{path} may change, so it cannot be the backing of an allocation";
         /// Only that part is lost; all others can be read.
-        ContentLost { allocation: String, part_index: u64 }, "the content of part {part_index} of {allocation} is lost: load or compute it again";
+        ContentLost { allocation: String, part_index: u64 }, "the content of part {part_index} of {allocation} is lost. Load or compute it again; other parts are not affected";
         DigestMismatch { expected: String, found: String }, "the content has the digest {found}, not {expected}";
     }
     {
-        #[error("{limit_count} requests, or parts of pins, wait already, as many as may: try again later")]
+        #[error("{limit_count} requests, or parts of pins, are waiting, which is the limit. Try again later")]
         QueueFull { limit_count: u64, retry_after: Option<Duration> },
-        #[error("the node is being taken out of service")]
+        #[error("the node is being taken out of service and admits nothing new. Use another node, or ask an operator (vramctl node undrain)")]
         Draining,
         #[error("the deadline passed first; work that completes later stays done")]
         Deadline,

@@ -72,12 +72,13 @@ fn spelling(argument: &Arg) -> String {
     let value = if takes_values { values.join(" ") } else { String::new() };
     let option = argument.get_long().map(|long| format!("--{long}"));
     let option = option.or_else(|| argument.get_short().map(|short| format!("-{short}")));
-    match option {
+    let spelling = match option {
         Some(option) if value.is_empty() => option,
         Some(option) => format!("{option} {value}"),
         None if argument.is_required_set() => format!("<{value}>"),
         None => format!("[{value}]"),
-    }
+    };
+    spelling.replace('|', "\\|")
 }
 
 fn meaning(argument: &Arg) -> String {
@@ -86,12 +87,20 @@ fn meaning(argument: &Arg) -> String {
     let values: Vec<String> =
         argument.get_possible_values().iter().map(|value| format!("`{}`", value.get_name())).collect();
     let takes_values = argument.get_num_args().is_some_and(|count| count.takes_values());
+    let mut add = |more: String| {
+        let end = if text.is_empty() || text.ends_with(['.', ']']) { "" } else { "." };
+        text = format!("{text}{end} {more}").trim().to_owned();
+    };
     if takes_values && !values.is_empty() {
-        write!(text, " One of {}.", values.join(", ")).expect("a String takes all that is written");
+        add(format!("One of {}.", values.join(", ")));
+    }
+    let defaults: Vec<_> =
+        argument.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
+    if takes_values && !defaults.is_empty() {
+        add(format!("Default: `{}`.", defaults.join(" ")));
     }
     if let Some(variable) = argument.get_env() {
-        write!(text, " Environment: `{}`.", variable.to_string_lossy())
-            .expect("a String takes all that is written");
+        add(format!("Environment: `{}`.", variable.to_string_lossy()));
     }
     text
 }

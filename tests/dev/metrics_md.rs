@@ -38,7 +38,7 @@ fn text() -> String {
 fn tables(page: &mut String) -> std::fmt::Result {
     writeln!(
         page,
-        "| OpenTelemetry | Prometheus | MetricKind | Unit | Attributes | Meaning |\n|---|---|---|---|---|---|"
+        "| OpenTelemetry | Prometheus | Kind | Unit | Attributes | Meaning |\n|---|---|---|---|---|---|"
     )?;
     for metric in ALL {
         let Definition { name, kind, unit, meaning, attributes, .. } = metric;

@@ -404,13 +404,19 @@ impl fmt::Display for Refusal {
                 write!(f, "the batch has {items} items, and at most {items_max} are allowed. Split it")
             }
             Self::AllocationNotFound { allocation } => {
-                write!(f, "no allocation `{}` exists", allocation.escape_default())
+                write!(
+                    f,
+                    "no allocation `{}` exists that the caller may see. Check the name, its tenant and its readers",
+                    allocation.escape_default()
+                )
             }
             Self::SessionNotFound { session } => write!(f, "no session {session} exists"),
             Self::QuotaNotFound { tenant, device } => {
                 write!(f, "tenant `{tenant}` has no stored quota on device `{device}`")
             }
-            Self::NotOwner { allocation } => write!(f, "{allocation} belongs to another session or tenant"),
+            Self::NotOwner { allocation } => {
+                write!(f, "{allocation} belongs to another session or tenant. Only its owner can do this")
+            }
             Self::SessionForeign { session, pid } => {
                 write!(
                     f,
@@ -437,7 +443,7 @@ impl fmt::Display for Refusal {
             Self::SessionsTooMany { tenant, limit } => {
                 write!(
                     f,
-                    "tenant `{tenant}` cannot open another session: the limit is {limit}. End a session, or ask an operator to raise the limit"
+                    "tenant `{tenant}` cannot open another session: it, or the node, has reached the limit of {limit}. End a session, or ask an operator to raise the limit"
                 )
             }
             Self::AllocationsTooMany { tenant, limit } => {
@@ -459,7 +465,9 @@ impl fmt::Display for Refusal {
             Self::NotSealed { allocation } => {
                 write!(f, "{allocation} is not sealed. Its owner must seal it first")
             }
-            Self::AlreadySealed { allocation } => write!(f, "{allocation} is sealed or being sealed"),
+            Self::AlreadySealed { allocation } => {
+                write!(f, "{allocation} is sealed or being sealed. Allocate new memory to write")
+            }
             Self::StillMapped { allocation } => {
                 write!(
                     f,
@@ -488,7 +496,11 @@ impl fmt::Display for Refusal {
                  fs-verity for it, or copy the file instead"
             ),
             Self::ContentLost { allocation, part, problem } => {
-                write!(f, "the content of part {} of {allocation} is lost: {problem}", part.0)
+                write!(
+                    f,
+                    "the content of part {} of {allocation} is lost: {problem}. Load or compute it again; other parts are not affected",
+                    part.0
+                )
             }
             Self::Raced { allocation } => {
                 write!(f, "another request changed {allocation} meanwhile. Try again")
@@ -499,7 +511,10 @@ impl fmt::Display for Refusal {
                  and try again"
             ),
             Self::MapFailed { allocation, problem } => {
-                write!(f, "the session could not map {allocation}: {problem}")
+                write!(
+                    f,
+                    "the session could not map {allocation}: {problem}. The memory is unchanged: remove the cause and try again"
+                )
             }
             Self::WaitOver { within } => {
                 write!(
@@ -508,17 +523,25 @@ impl fmt::Display for Refusal {
                     within.as_millis()
                 )
             }
-            Self::WaitCancelled { wait } => write!(f, "an operator cancelled wait {wait} for room"),
+            Self::WaitCancelled { wait } => {
+                write!(f, "an operator cancelled wait {wait} for room. A new request waits again")
+            }
             Self::WaitNotFound { wait } => {
                 write!(f, "no wait has the number {wait}. `vramctl wait list` shows the waits")
             }
             Self::NameTaken { name } => {
                 write!(f, "the name `{name}` is taken. Choose another, or replace the allocation that has it")
             }
-            Self::Draining => write!(f, "the node is being taken out of service"),
+            Self::Draining => write!(
+                f,
+                "the node is being taken out of service and admits nothing new. Use another node, or ask an operator (vramctl node undrain)"
+            ),
             Self::DriverFailed { device, problem } => write!(f, "the driver of {device} failed: {problem}"),
             Self::StoreFailed { problem } => {
-                write!(f, "the quota could not be stored and is unchanged: {problem}")
+                write!(
+                    f,
+                    "the quota could not be stored and is unchanged: {problem}. Check the file system of the state directory"
+                )
             }
             Self::KindUnsupported { kind } => match kind.split_once(' ') {
                 Some((participle, kind)) => write!(f, "{kind} allocations cannot be {participle}"),

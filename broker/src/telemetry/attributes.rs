@@ -51,8 +51,8 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
     (MIGRATION_DIRECTION, "`in` to the device, or `out` of it"),
     (
         MIGRATION_CAUSE,
-        "`demand`: a client wants the part on its device, or another waiter needs its room. `rebalance`: its tenant is above its limit, or \
-         other programs took memory of the device. `write_back`: the daemon copies the part to its backing, and the part stays. \
+        "`demand`: a client wants the part on its device, or another waiter needs its room. `rebalance`: its tenant is above its limit, a new \
+         guarantee needs the room, or the capacity shrank. `write_back`: the daemon copies the part to its backing, and the part stays. \
          `pressure`: the part is cold, and the tier that it lay in is full. `operator`: an operator asked for it",
     ),
     (

@@ -147,7 +147,7 @@ mod tests {
             "00-0af7651916cd43dd8448eb211c8031\u{e9}c-b7ad6b7169203331-01",
         ] {
             let error = enter_trace(bad).map(drop).expect_err(bad);
-            assert!(error.to_string().contains("is no traceparent"), "{error}");
+            assert!(error.to_string().contains("is not a traceparent"), "{error}");
         }
         assert!(parse("01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more").is_some());
     }
