@@ -33,7 +33,23 @@
 //! **Pins.** A handle pins what it maps, unless it was requested as unpinned. After [`Allocation::unpin`] the daemon
 //! may take the memory away while no guard pins it, and [`Allocation::pin`] brings it back to the same address:
 //!
-//! All or none: two programs that need both do not wait for each other.
+//! ```no_run
+//! # use vramd_client::{Access, Client};
+//! # fn main() -> Result<(), vramd_client::Error> {
+//! # let client = Client::connect()?;
+//! let (mut weights, mut cache) = (client.attach("llama")?, client.attach("cache")?);
+//! weights.unpin()?;
+//! cache.unpin()?;
+//! // All or none: two programs that need both do not wait for each other.
+//! let both = client.pin_set(&[(&weights, Access::Read), (&cache, Access::Read)])?;
+//! // … launch on `both.guards()[0].as_device_ptr()`; a kernel outlives its launch, so the pin ends after the stream.
+//! let stream = 0;
+//! for guard in both.into_guards() {
+//!     guard.unpin_after(&[stream])?;
+//! }
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! Pinning and unpinning mapped memory costs two atomic instructions each, and no system call.
 //!

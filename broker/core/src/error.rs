@@ -544,6 +544,7 @@ impl fmt::Display for Refusal {
                 )
             }
             Self::KindUnsupported { kind } => match kind.split_once(' ') {
+                Some(("backed", kind)) => write!(f, "{kind} allocations cannot be written back"),
                 Some((participle, kind)) => write!(f, "{kind} allocations cannot be {participle}"),
                 None => write!(f, "{kind} allocations are not supported here"),
             },

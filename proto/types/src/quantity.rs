@@ -53,7 +53,7 @@ impl fmt::Display for QuantityError {
             Self::Fraction(text) => write!(f, "`{text}` is not a whole number of bytes"),
             Self::TooLarge(text) => write!(f, "`{text}` is too large"),
             Self::ShareNotAllowed(text) => {
-                write!(f, "`{text}` is a share is not allowed here; give a number of bytes")
+                write!(f, "`{text}` is a share, which is not allowed here; give a number of bytes")
             }
         }
     }

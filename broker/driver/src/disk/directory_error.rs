@@ -26,7 +26,10 @@ pub enum DirectoryError {
     NoDirectIo(PathBuf),
     #[error("the file system of {} does not support fallocate", .0.display())]
     NoPreallocation(PathBuf),
-    #[error("the file system of {} has {free} free, less than the configured {capacity}", .directory.display())]
+    #[error(
+        "the file system of {} has {free} ({} bytes) free, less than the configured {capacity} ({} bytes)",
+        .directory.display(), .free.get(), .capacity.get()
+    )]
     TooSmall { directory: PathBuf, free: Bytes, capacity: Bytes },
     /// The configuration names io_uring.
     #[error("io_uring is not available: {0}")]

@@ -84,8 +84,8 @@ impl Buffer {
         let mapping =
             NonNull::new(mapping.cast::<u8>()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
         let skipped = mapping.as_ptr().addr().next_multiple_of(alignment) - mapping.as_ptr().addr();
-        // SAFETY: The mapping begins at a page, and is longer than the buffer by more than the distance to the
-        // next aligned address.
+        // SAFETY: Mapping and aligned address both begin at a page, so the distance between them is at most
+        // `mapped - length`.
         let start = unsafe { mapping.add(skipped) };
         let buffer = Self { start, length, mapping, mapped };
         if length >= HUGE {

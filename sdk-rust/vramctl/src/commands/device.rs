@@ -58,16 +58,17 @@ pub(crate) fn names<'a>(
     if output.has_uuids() { DeviceNames::uuids() } else { DeviceNames::short(devices, mentioned) }
 }
 
-/// The same for a command that has no list of devices yet: it fetches one where a table needs it.
+/// The same for a command that has no list of devices yet: it fetches one if a table needs it. Names are a convenience, so if the list
+/// cannot be had the table shows UUIDs, and the command succeeds.
 pub(crate) fn fetch_names<'a>(
     admin: &AdminClient,
     mentioned: impl IntoIterator<Item = &'a str>,
     output: &Output,
-) -> Result<DeviceNames, Failure> {
+) -> DeviceNames {
     if output.is_json() || output.has_uuids() {
-        return Ok(DeviceNames::uuids());
+        return DeviceNames::uuids();
     }
-    Ok(DeviceNames::short(&admin.devices()?, mentioned))
+    admin.devices().map_or_else(|_| DeviceNames::uuids(), |devices| DeviceNames::short(&devices, mentioned))
 }
 
 fn is_named(status: &v1::DeviceStatus, text: &str) -> bool {

@@ -29,7 +29,7 @@ pub(crate) fn run(verb: &Verb, admin: &AdminClient, output: &Output) -> Result<(
     });
     let lanes = answer.links.iter().flat_map(|link| &link.lanes).map(|lane| lane.device.as_str());
     let devices = lanes.chain(answer.traffic.iter().map(|lane| lane.device.as_str()));
-    let names = device::fetch_names(admin, devices, output)?;
+    let names = device::fetch_names(admin, devices, output);
     let text =
         || format!("{}\n\nTRAFFIC\n{}", rows(&answer.links, &names), traffic_rows(&answer.traffic, &names));
     output.show(text, fields)

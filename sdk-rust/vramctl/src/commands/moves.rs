@@ -38,7 +38,7 @@ pub(crate) fn run(verb: &Verb, admin: &AdminClient, output: &Output) -> Result<(
     });
     let moving = moves.moving.iter().map(|moving| moving.device.as_str());
     let devices = moving.chain(moves.ended.iter().map(|ended| ended.device.as_str()));
-    let names = device::fetch_names(admin, devices, output)?;
+    let names = device::fetch_names(admin, devices, output);
     let text = || format!("{}\n\nENDED\n{}", rows(&moves.moving, &names), ended_rows(&moves.ended, &names));
     output.show(text, fields)
 }

@@ -105,7 +105,7 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
         Verb::List(list) => {
             let quotas = admin.quotas(&list.tenant)?;
             let fields = json!({ "quotas": quotas.iter().map(to_json).collect::<Vec<_>>() });
-            let names = device::fetch_names(admin, quotas.iter().map(|quota| quota.device.as_str()), output)?;
+            let names = device::fetch_names(admin, quotas.iter().map(|quota| quota.device.as_str()), output);
             output.show(|| rows(&quotas, &names), fields)
         }
         Verb::Delete(delete) => {
@@ -124,7 +124,7 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
 }
 
 fn show(quota: &v1::Quota, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
-    let names = device::fetch_names(admin, [quota.device.as_str()], output)?;
+    let names = device::fetch_names(admin, [quota.device.as_str()], output);
     output.show(|| rows(std::slice::from_ref(quota), &names), json!({ "quota": to_json(quota) }))
 }
 

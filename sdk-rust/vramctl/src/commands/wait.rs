@@ -40,7 +40,7 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
         Verb::List(list) => {
             let waits = admin.waits(&list.tenant)?;
             let fields = json!({ "waits": waits.iter().map(to_json).collect::<Vec<_>>() });
-            let names = device::fetch_names(admin, waits.iter().map(|wait| wait.device.as_str()), output)?;
+            let names = device::fetch_names(admin, waits.iter().map(|wait| wait.device.as_str()), output);
             output.show(|| rows(&waits, &names), fields)
         }
         Verb::Cancel(Cancel { wait }) => {

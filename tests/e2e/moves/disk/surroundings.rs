@@ -160,7 +160,7 @@ fn a_part_stays_while_its_writes_to_disk_fail() {
     let told = evicted(&daemon, memory.id().get());
     let problem = told["problem"].as_str().unwrap_or_default();
     assert_eq!(told["outcome"], "failed", "{told}");
-    assert!(problem.starts_with("write ") && problem.ends_with(EIO), "{told}");
+    assert!(problem.starts_with("cannot write extent ") && problem.ends_with(EIO), "{told}");
     assert_eq!(lies(&daemon, &memory), ["device"]);
     has_all(&memory, 4);
     send(&daemon, &memory, "disk");

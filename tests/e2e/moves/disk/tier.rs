@@ -300,7 +300,7 @@ pub(crate) fn assert_second_part_lost(damage: impl FnOnce(&fs::File)) {
 }
 
 /// The disk's answer about the third of four pieces.
-pub(crate) const EIO: &str = "from 4194304 on: Input/output error (os error 5)";
+pub(crate) const EIO: &str = "at offset 4194304: Input/output error (os error 5)";
 
 /// One part of several pieces of 2 MiB, which move together.
 pub(crate) fn in_one_part(daemon: &Daemon, client: &Client, pieces: u64) -> Allocation {
@@ -356,10 +356,10 @@ fn an_attach_of_damaged_content_is_refused_at_once() {
     let begun = Instant::now();
     let lost = reader.attach(id).map(drop).expect_err("it is lost");
     assert!(is_lost(&lost, id.get(), 1) && begun.elapsed() < Duration::from_secs(5), "{lost:?}");
-    let unheld = reader.attach_unpinned(id).expect("the rest is there");
-    let whole = unheld.pin_parts(0..1, Access::Read).expect("it is whole");
+    let rest = reader.attach_unpinned(id).expect("the rest is there");
+    let whole = rest.pin_parts(0..1, Access::Read).expect("it is whole");
     assert!(whole.as_slice().unwrap() == &content(2 * MIB_2, id.get())[..PART]);
-    drop((whole, write_unpinned, memory));
+    drop((whole, rest, memory));
     writer.flush().unwrap();
     reader.flush().unwrap();
     assert_nothing_left(&daemon);
@@ -438,10 +438,10 @@ fn an_unusable_directory_ends_the_start_with_line_and_field() {
     fs::write(home.path().join("file"), b"").unwrap();
     fs::create_dir(home.path().join("disk")).unwrap();
     for (directory, size, field, why) in [
-        (here("nowhere"), "8MiB", "disk.directory", "there is no"),
+        (here("nowhere"), "8MiB", "disk.directory", "does not exist"),
         (here("file"), "8MiB", "disk.directory", "is not a directory"),
         ("/sys/kernel".to_owned(), "8MiB", "disk.directory", "cannot be written"),
-        (here("disk"), "1048576GiB", "disk.size", "free, less than the configured"),
+        (here("disk"), "1048576GiB", "disk.size", " free, less than the configured "),
     ] {
         says(&text(&directory, size, "auto"));
         refused(&home, 3, field, why);

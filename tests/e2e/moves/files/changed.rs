@@ -72,7 +72,7 @@ fn a_file_truncated_during_its_copy_is_refused_and_leaves_nothing() {
         File::options().write(true).open(&path).unwrap().set_len(HEADER + 9 * MIB).unwrap();
         loading.join().unwrap().expect_err("it is lost")
     });
-    let says = format!("{} from {HEADER} on: it was cut off while it was copied", path.display());
+    let says = format!("{} from {HEADER} on: the file was cut off while it was copied", path.display());
     assert!(matches!(&lost, Error::FileInvalid { problem } if *problem == says), "{lost:?}");
     client.flush().unwrap();
     assert_nothing_left(&daemon);
