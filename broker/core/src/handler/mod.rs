@@ -26,7 +26,7 @@
 //! 8. `mapping/revocation.rs`: every mapper of the victim unmaps it.
 //! 9. `moves/migration_end.rs`: the victim has left, and the driver releases its extent.
 //! 10. `allocation/release.rs`: the driver returned the memory. The next scan starts the fetch, which ends in 9
-//!    as well.
+//!     as well.
 //! 11. `mapping/frames.rs`: the fetched part is sent to the session, which maps it.
 //! 12. `pins/pin_call.rs`: the call has all its parts, and is answered.
 

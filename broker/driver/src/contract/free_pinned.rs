@@ -225,7 +225,7 @@ pub fn pin_ahead_is_accepted_once_for_each_known_node(harness: &dyn Harness) -> 
 }
 
 /// Work that is not done by then is dropped.
-pub fn the_end_does_not_wait_for_pinning_ahead(harness: &dyn Harness) -> Verdict {
+pub fn the_end_does_not_wait_for_memory_ahead(harness: &dyn Harness) -> Verdict {
     let bench = Bench::new(harness);
     let (node, extent) = (bench.host_node(), new_id());
     bench.submit(Submission::PinAhead { node, size: Bytes::mib(64), piece: SMALL, pieces_max: MANY });

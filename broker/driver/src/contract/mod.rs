@@ -159,7 +159,7 @@ macro_rules! contract_tests {
             free_pinned::creates_are_served_while_other_sizes_become_pieces,
             free_pinned::free_pieces_stay_within_their_maximum,
             free_pinned::pin_ahead_is_accepted_once_for_each_known_node,
-            free_pinned::the_end_does_not_wait_for_pinning_ahead,
+            free_pinned::the_end_does_not_wait_for_memory_ahead,
             copies::bytes_arrive_in_every_direction,
             copies::bytes_arrive_on_another_device,
             copies::only_the_first_bytes_are_copied,

@@ -189,7 +189,7 @@ impl Broker {
             extent.sent_to.push(tenant);
         }
         let drop_count = self.drop_count_of(part);
-        Some(MapPart { part, extent, device, offset, size, span, writable, slot, drop_count: drop_count })
+        Some(MapPart { part, extent, device, offset, size, span, writable, slot, drop_count })
     }
 
     /// Has the session unmap an allocation for good. Mappings that are queued or away are dropped.

@@ -64,7 +64,7 @@ impl Broker {
         if let Some(from) = changed {
             let (Place { device, tier }, Fill { charged, capacity }) = (place, fill);
             let to = self.pressure_of(place);
-            self.push_notice(Notice::PressureChanged { device, tier, from, to, charged: charged, capacity });
+            self.push_notice(Notice::PressureChanged { device, tier, from, to, charged, capacity });
             if to > from || !planted!(self, ReliefUnreported) {
                 self.send_pressure(place, fill);
             }
