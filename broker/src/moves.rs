@@ -69,7 +69,7 @@ impl Moves {
 
     /// Returns the bytes copied into an extent; `None` while no copy into it is in progress.
     pub(crate) fn copied(&self, extent: ExtentId) -> Option<Bytes> {
-        self.0.driver.upgrade()?.copied_bytes(self.0.copies.into_extent(extent)?)
+        self.0.driver.upgrade()?.copied_bytes(self.0.copies.copy_to_extent(extent)?)
     }
 
     pub(crate) fn uuid_of(&self, device: DeviceIndex) -> String {

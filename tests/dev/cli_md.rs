@@ -39,7 +39,7 @@ fn text() -> String {
 fn write_command(page: &mut String, command: &Command, name: &str) -> fmt::Result {
     let depth = if name.contains(' ') { "###" } else { "##" };
     writeln!(page, "\n{depth} `{name}`")?;
-    if let Some(about) = command.get_long_about().or(command.get_about()) {
+    if let Some(about) = command.get_long_about().or_else(|| command.get_about()) {
         writeln!(page, "\n{}", about.to_string().trim())?;
     }
     let shown = |argument: &&Arg| {
@@ -82,7 +82,8 @@ fn spelling(argument: &Arg) -> String {
 }
 
 fn meaning(argument: &Arg) -> String {
-    let help = argument.get_long_help().or(argument.get_help()).map(ToString::to_string).unwrap_or_default();
+    let help =
+        argument.get_long_help().or_else(|| argument.get_help()).map(ToString::to_string).unwrap_or_default();
     let mut text = help.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
     let values: Vec<String> =
         argument.get_possible_values().iter().map(|value| format!("`{}`", value.get_name())).collect();

@@ -76,7 +76,7 @@ impl<'a> FilePage<'a> {
         let comments = locations.filter_map(|location| {
             let detached = location.leading_detached_comments.first().map(String::as_str);
             let is_file = location.path == [number::FILE_SYNTAX];
-            let comment = location.leading_comments.as_deref().or(detached.filter(|_| is_file))?;
+            let comment = location.leading_comments.as_deref().or_else(|| detached.filter(|_| is_file))?;
             Some((location.path.as_slice(), one_line(comment)))
         });
         Self { file, comments: comments.collect() }

@@ -31,7 +31,7 @@ impl Copies {
     }
 
     /// Returns the copy in progress into an extent.
-    pub(crate) fn into_extent(&self, to: ExtentId) -> Option<CopyId> {
+    pub(crate) fn copy_to_extent(&self, to: ExtentId) -> Option<CopyId> {
         self.lock().into.get(&to).copied()
     }
 
@@ -62,8 +62,8 @@ mod tests {
     fn a_second_copy_into_an_extent_has_its_own_id() {
         let (copies, to) = (Copies::default(), ExtentId::from_raw(7));
         let first = copies.begin(to);
-        assert_eq!((copies.into_extent(to), copies.end(first)), (Some(first), Some(to)));
-        assert_eq!((copies.into_extent(to), copies.end(first)), (None, None));
+        assert_eq!((copies.copy_to_extent(to), copies.end(first)), (Some(first), Some(to)));
+        assert_eq!((copies.copy_to_extent(to), copies.end(first)), (None, None));
         assert_ne!(copies.begin(to), first);
     }
 }

@@ -178,13 +178,13 @@ impl Executor {
             }
             Command::ShareLinks(shares) => self.driver.submit(Submission::SetShares { shares }),
             Command::HastenCopy { to } => {
-                if let Some(copy) = self.copies.into_extent(to) {
+                if let Some(copy) = self.copies.copy_to_extent(to) {
                     self.driver.submit(Submission::HastenCopy { copy });
                 }
             }
             Command::CancelCopy { to } => {
                 if !self.digests.cancel(to)
-                    && let Some(copy) = self.copies.into_extent(to)
+                    && let Some(copy) = self.copies.copy_to_extent(to)
                 {
                     self.driver.submit(Submission::CancelCopy { copy });
                 }

@@ -67,8 +67,8 @@ pub fn digest_all(seeds: std::ops::Range<u64>, events: u64, jobs: usize) -> BTre
     let next = AtomicU64::new(seeds.start);
     let worker = || {
         let seed = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|seed| *seed < seeds.end);
-        let digest = |seed| match run(&Plan::new(seed, events), Story::Digest(TraceDigest::default())).story {
-            Story::Digest(digest) => (seed, digest),
+        let digest = |seed| match run(&Plan::new(seed, events), Story::Digest(Box::default())).story {
+            Story::Digest(digest) => (seed, *digest),
             story => unreachable!("a run keeps the kind of its story: {story:?}"),
         };
         std::iter::from_fn(seed).map(digest).collect::<Vec<_>>()

@@ -19,7 +19,7 @@ pub enum Story {
     /// Every line.
     Whole(Vec<String>),
     /// Only the digests of the lines.
-    Digest(TraceDigest),
+    Digest(Box<TraceDigest>),
 }
 
 impl Story {

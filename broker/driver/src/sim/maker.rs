@@ -59,7 +59,7 @@ pub(super) fn run(state: &State, tasks: &Receiver<Task>, surveys: &Sender<Survey
     batch::run_filling(tasks, work, |completion| state.report(completion), || pin_ahead(state));
     let unfilled = state.accounts().stop_pinning_ahead();
     if let Some(free) = unfilled {
-        state.report(Completion::PinnedAhead { node: NODE, free: free, problem: Some(has_ended()) });
+        state.report(Completion::PinnedAhead { node: NODE, free, problem: Some(has_ended()) });
     }
 }
 
@@ -74,7 +74,7 @@ fn pin_ahead(state: &State) -> bool {
     let filled = accounts.take_filled();
     drop(accounts);
     if let Some(free) = filled {
-        state.report(Completion::PinnedAhead { node: NODE, free: free, problem });
+        state.report(Completion::PinnedAhead { node: NODE, free, problem });
     }
     false
 }

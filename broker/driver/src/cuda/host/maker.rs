@@ -180,5 +180,5 @@ fn unknown_node(node: HostNode) -> DriverError {
 }
 
 fn report_pinned(state: &State, node: HostNode, free: Bytes, problem: Option<DriverError>) {
-    state.report(Completion::PinnedAhead { node, free: free, problem });
+    state.report(Completion::PinnedAhead { node, free, problem });
 }
