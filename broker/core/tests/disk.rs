@@ -162,10 +162,10 @@ fn parts_without_backing_get_it_in_the_tier_where_it_comes_free() {
 
 #[test]
 fn unpinned_memory_begins_in_the_host_then_on_disk() {
-    let unheld = |mib| AllocationSpec { unpinned: true, part_size: Some(Bytes::mib(4)), ..spec(mib) };
+    let unpinned = |mib| AllocationSpec { unpinned: true, part_size: Some(Bytes::mib(4)), ..spec(mib) };
     let mut world = three_tiers(4, 10, 64);
     let client = world.open_pinning("a");
-    let id = world.allocate(client, unheld(30)).expect("room below");
+    let id = world.allocate(client, unpinned(30)).expect("room below");
     assert_eq!(charged(&world), mib(4, 10, 20));
     let tiers: Vec<_> = parts(&world, id).iter().map(|part| tier(&world, *part)).collect();
     let (host, disk) = (Tier::Host, Tier::Disk);
@@ -173,7 +173,7 @@ fn unpinned_memory_begins_in_the_host_then_on_disk() {
     let view = world.broker.show(&Target::Id(id)).expect("it is there");
     assert_eq!((view.resident, view.in_host, view.on_disk), (Bytes::mib(4), Bytes::mib(6), Bytes::mib(20)));
     assert_eq!(view.charged, Bytes::mib(30));
-    let refused = world.allocate(client, unheld(48)).expect_err("more than there is");
+    let refused = world.allocate(client, unpinned(48)).expect_err("more than there is");
     let Refusal::QuotaLimit { tier: Tier::Disk, limit, charged: has, requested: asked, .. } = refused else {
         panic!("{refused:?}")
     };
@@ -189,8 +189,8 @@ fn unwritten_part_on_disk_is_zeros_and_is_not_copied() {
     let mut world = three_tiers(4, 4, 16);
     let client = world.open_pinning("a");
     let other = world::moving::fill(&mut world, client, spec(4));
-    let unheld = AllocationSpec { unpinned: true, ..spec(4) };
-    let [first, second] = [(); 2].map(|()| part(world.allocate(client, unheld.clone()).expect("room"), 0));
+    let unpinned = AllocationSpec { unpinned: true, ..spec(4) };
+    let [first, second] = [(); 2].map(|()| part(world.allocate(client, unpinned.clone()).expect("room"), 0));
     assert_eq!([first, second].map(|part| tier(&world, part)), [Tier::Disk; 2]);
     let copied = |world: &World| {
         world.notices.iter().filter(|it| matches!(it, Notice::Moved { copied: true, .. })).count()
@@ -222,8 +222,8 @@ fn cached_extent_is_not_reused_for_an_unwritten_part() {
     let other = part(world.allocate(client, spec(4)).expect("room"), 0);
     world.write(client, other, 5);
     world.pin(client, other);
-    let unheld = AllocationSpec { unpinned: true, ..spec(4) };
-    let zeros = part(world.allocate(client, unheld).expect("room"), 0);
+    let unpinned = AllocationSpec { unpinned: true, ..spec(4) };
+    let zeros = part(world.allocate(client, unpinned).expect("room"), 0);
     world::moving::empty(&mut world, client, other.allocation);
     assert_eq!(use_it(&mut world, client, 1, zeros), 0);
 }

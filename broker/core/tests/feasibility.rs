@@ -15,7 +15,7 @@ use broker_core::{
 };
 use vramd_types::{AllocationId, Bytes};
 
-fn unheld(mib: u32) -> AllocationSpec {
+fn unpinned(mib: u32) -> AllocationSpec {
     AllocationSpec { unpinned: true, ..spec(mib) }
 }
 
@@ -23,7 +23,7 @@ fn unheld(mib: u32) -> AllocationSpec {
 fn two_below() -> (World, Client, [PartRef; 2]) {
     let mut world = tiers(8, 32);
     let client = world.open_pinning("a");
-    let id = world.allocate(client, unheld(8)).expect("room");
+    let id = world.allocate(client, unpinned(8)).expect("room");
     world.operate(to(id, Tier::Host)).expect("they go");
     (world, client, [part(id, 0), part(id, 1)])
 }
@@ -134,7 +134,7 @@ fn batch_is_refused_for_any_place_that_can_never_hold_it() {
     assert!(world.broker.waits().is_empty());
     // Room below counts too: the daemon makes none there.
     let mut world = two_devices();
-    let items = vec![on(0, 4), AllocationSpec { device: Some("1".to_owned()), ..unheld(20) }];
+    let items = vec![on(0, 4), AllocationSpec { device: Some("1".to_owned()), ..unpinned(20) }];
     let (_, _, batch) = short_on_both(&mut world, items);
     assert_eq!(limited(&world, batch), Some((world.broker.devices()[1].uuid.clone(), Tier::Host)));
 }

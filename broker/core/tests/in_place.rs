@@ -27,7 +27,7 @@ fn look(world: &mut World, client: Client, call: u64, set: &[PartRef]) {
     world.run_until_idle();
 }
 
-fn unheld(mib: u32) -> AllocationSpec {
+fn unpinned(mib: u32) -> AllocationSpec {
     AllocationSpec { unpinned: true, ..spec(mib) }
 }
 
@@ -73,7 +73,7 @@ fn unadvised_part_is_unmapped_when_no_session_pins_it() {
 fn unadvised_part_is_asked_for_though_its_last_harvest_saw_a_pin() {
     let mut world = tiers(8, 8);
     let owner = world.open_pinning("a");
-    let part = part(world.allocate(owner, unheld(4)).expect("room"), 0);
+    let part = part(world.allocate(owner, unpinned(4)).expect("room"), 0);
     advise(&mut world, owner, part.allocation, Advice::SetAccessedBy);
     world.operate(to(part.allocation, Tier::Host)).expect("it goes");
     look(&mut world, owner, 1, &[part]);
@@ -96,8 +96,8 @@ fn unadvised_part_is_asked_for_when_its_pinning_session_ends() {
 fn unadvised_part_is_asked_for_when_its_pin_call_ends() {
     let mut world = three_tiers(8, 32, 32);
     let client = world.open_pinning("a");
-    let here = part(world.allocate(client, unheld(4)).expect("room"), 0);
-    let last = part(world.allocate(client, unheld(4)).expect("room"), 0);
+    let here = part(world.allocate(client, unpinned(4)).expect("room"), 0);
+    let last = part(world.allocate(client, unpinned(4)).expect("room"), 0);
     advise(&mut world, client, here.allocation, Advice::SetAccessedBy);
     world.operate(to(here.allocation, Tier::Host)).expect("it goes");
     world.operate(to(last.allocation, Tier::Disk)).expect("it goes");
@@ -178,7 +178,7 @@ fn ended_session_does_not_keep_a_part_on_its_device() {
     }
     world.run_until_idle();
     let other = world.open_pinning("b");
-    let id = world.allocate(other, unheld(8)).expect("room below");
+    let id = world.allocate(other, unpinned(8)).expect("room below");
     let set = parts(&world, id);
     look(&mut world, other, 1, &set);
     assert_eq!(tier(&world, set[0]), Tier::Device, "it has left for it");
@@ -200,8 +200,8 @@ fn freed_allocation_cannot_be_advised() {
 fn arriving_part_counts_as_needing_room() {
     let mut world = three_tiers(8, 32, 32);
     let client = world.open_pinning("a");
-    let id = world.allocate(client, AllocationSpec { part_size: Some(mib8()), ..unheld(8) }).expect("room");
-    let last = part(world.allocate(client, unheld(4)).expect("room"), 0);
+    let id = world.allocate(client, AllocationSpec { part_size: Some(mib8()), ..unpinned(8) }).expect("room");
+    let last = part(world.allocate(client, unpinned(4)).expect("room"), 0);
     world.operate(to(id, Tier::Host)).expect("it goes");
     world.operate(to(last.allocation, Tier::Disk)).expect("it goes");
     let all = part(id, 0);
@@ -220,7 +220,7 @@ fn mib8() -> Bytes {
 fn in_place_part_needs_no_room() {
     let mut world = tiers(8, 32);
     let client = world.open_pinning("a");
-    let id = world.allocate(client, unheld(16)).expect("room below");
+    let id = world.allocate(client, unpinned(16)).expect("room below");
     let set = parts(&world, id);
     world.pin_call(client, 1, &set);
     let is_full = |world: &World, call| matches!(answer(world, client, call), Some(Some(Refusal::DeviceFull { requested: asked, .. })) if *asked == Bytes::mib(16));
@@ -237,8 +237,8 @@ fn in_place_part_needs_no_room() {
 fn waiter_is_refused_when_unadvised_parts_no_longer_fit() {
     let mut world = three_tiers(8, 32, 32);
     let client = world.open_pinning("a");
-    let id = world.allocate(client, unheld(8)).expect("room");
-    let last = part(world.allocate(client, unheld(4)).expect("room"), 0);
+    let id = world.allocate(client, unpinned(8)).expect("room");
+    let last = part(world.allocate(client, unpinned(4)).expect("room"), 0);
     advise(&mut world, client, id, Advice::SetAccessedBy);
     world.operate(to(id, Tier::Host)).expect("it goes");
     world.operate(to(last.allocation, Tier::Disk)).expect("it goes");
@@ -288,7 +288,7 @@ fn many_unadvised_parts_are_unmapped_some_at_a_time() {
     (config.devices[0].host, config.part_size) = (Bytes::mib(1040), Bytes::mib(2));
     let mut world = World::with(config, StoredQuotas::default());
     let client = world.open_pinning("a");
-    let id = world.allocate(client, unheld(1040)).expect("room");
+    let id = world.allocate(client, unpinned(1040)).expect("room");
     world.operate(to(id, Tier::Host)).expect("it goes");
     advise(&mut world, client, id, Advice::SetAccessedBy);
     let set = parts(&world, id);
@@ -306,7 +306,7 @@ fn many_unadvised_parts_are_unmapped_some_at_a_time() {
 fn in_place_bytes_are_counted_while_the_part_lies_there() {
     let mut world = tiers(8, 32);
     let client = world.open_pinning("a");
-    let id = world.allocate(client, unheld(8)).expect("room");
+    let id = world.allocate(client, unpinned(8)).expect("room");
     let counted = |world: &World| world.broker.counts().in_place.into_values().collect::<Vec<_>>();
     let mib = |mib| vec![Bytes::mib(mib)];
     advise(&mut world, client, id, Advice::SetAccessedBy);
@@ -331,7 +331,7 @@ fn part_freed_during_its_copy_counts_nowhere() {
     for tier in [Tier::Disk, Tier::Device] {
         let mut world = three_tiers(8, 32, 32);
         let client = world.open_pinning("a");
-        let id = world.allocate(client, unheld(4)).expect("room");
+        let id = world.allocate(client, unpinned(4)).expect("room");
         advise(&mut world, client, id, Advice::SetAccessedBy);
         world.operate(to(id, Tier::Host)).expect("it goes");
         world.start_operator(None, to(id, tier));

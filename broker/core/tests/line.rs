@@ -10,7 +10,7 @@ use broker_core::{AllocationSpec, ClientFrame, Notice, PartRef};
 use vramd_types::Bytes;
 
 /// This many parts of 4 MiB, which are mapped when they are pinned.
-fn unheld(world: &mut World, client: Client, count: u32) -> Vec<PartRef> {
+fn unpinned(world: &mut World, client: Client, count: u32) -> Vec<PartRef> {
     let spec = AllocationSpec { unpinned: true, part_size: Some(Bytes::mib(4)), ..spec(4 * count) };
     let id = world.allocate(client, spec).expect("room in the host");
     parts(world, id)
@@ -24,7 +24,7 @@ fn at_its_limit(device: u32, waiting: u32) -> (World, Client, [PartRef; 2]) {
     world.operate(set_quota("limited", 0, 8)).expect("nothing is held");
     let own = fill(&mut world, limited, spec(8));
     let own = parts(&world, own);
-    for (call, part) in (1..).zip(unheld(&mut world, limited, waiting)) {
+    for (call, part) in (1..).zip(unpinned(&mut world, limited, waiting)) {
         world.pin_call(limited, call, &[part]);
     }
     world.run_until_idle();
@@ -37,7 +37,7 @@ fn waiters_at_their_tenants_limit_keep_no_other_tenant_waiting() {
     let (mut world, limited, _) = at_its_limit(64, 100);
     let other = world.open_pinning("other");
     // With room, and where some has to be made.
-    for (call, part) in (1..).zip(unheld(&mut world, other, 30)) {
+    for (call, part) in (1..).zip(unpinned(&mut world, other, 30)) {
         world.pin_call(other, call, &[part]);
         world.run_until_idle();
         assert_eq!(answer(&world, other, call), Some(&None), "part {call}");
@@ -50,7 +50,7 @@ fn waiters_at_their_tenants_limit_keep_no_other_tenant_waiting() {
 fn extents_are_handed_over_behind_waiters_at_their_limit() {
     let (mut world, ..) = at_its_limit(16, 1);
     let other = world.open_pinning("other");
-    for (call, part) in (1..).zip(unheld(&mut world, other, 6)) {
+    for (call, part) in (1..).zip(unpinned(&mut world, other, 6)) {
         world.pin_call(other, call, &[part]);
         world.run_until_idle();
         assert_eq!(answer(&world, other, call), Some(&None), "part {call}");
@@ -63,7 +63,7 @@ fn extents_are_handed_over_behind_waiters_at_their_limit() {
 fn waiter_at_its_limit_is_next_once_the_limit_allows_it() {
     let (mut world, limited, [own, _]) = at_its_limit(16, 1);
     let other = world.open_pinning("other");
-    let stream = unheld(&mut world, other, 12);
+    let stream = unpinned(&mut world, other, 12);
     let mut calls = 0;
     let mut ask = |world: &mut World| {
         calls += 1;

@@ -186,8 +186,8 @@ fn waiting_batch_beyond_a_shrunk_tier_is_refused_at_once() {
     let wait = Duration::from_secs(600);
     let first = world.start(b, None, ClientRequest::AllocateBatch { items: vec![spec(2)], wait });
     // Behind that one: a part that begins below, and one that waits for the device.
-    let unheld = AllocationSpec { unpinned: true, ..spec(4) };
-    let items = vec![unheld, spec(2)];
+    let unpinned = AllocationSpec { unpinned: true, ..spec(4) };
+    let items = vec![unpinned, spec(2)];
     let call = world.start(b, None, ClientRequest::AllocateBatch { items, wait });
     world.run_until_idle();
     assert!(!world.replies.contains_key(&call), "{:?}", world.replies.get(&call));

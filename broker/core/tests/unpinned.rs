@@ -40,7 +40,7 @@ fn unpinned_memory_may_be_larger_than_its_device() {
     assert!(matches!(refused, Refusal::QuotaLimit { tier: Tier::Host, .. }), "{refused:?}");
 }
 
-fn unheld(mib: u32) -> AllocationSpec {
+fn unpinned(mib: u32) -> AllocationSpec {
     AllocationSpec { unpinned: true, part_size: Some(Bytes::mib(4)), ..spec(mib) }
 }
 
@@ -77,7 +77,7 @@ fn default_host_quota_applies_whatever_the_limit_on_the_device() {
 #[test]
 fn pinned_items_of_a_batch_get_the_device_first() {
     let (above, below) = (vec![Tier::Device], vec![Tier::Host; 2]);
-    for items in [vec![unheld(8), spec(4)], vec![spec(4), unheld(8)]] {
+    for items in [vec![unpinned(8), spec(4)], vec![spec(4), unpinned(8)]] {
         let is_unpinned = items[0].unpinned;
         let mut placed = placed(4, 64, items);
         if is_unpinned {
@@ -90,7 +90,7 @@ fn pinned_items_of_a_batch_get_the_device_first() {
 /// The backing of the pinned part took the room that the other one was admitted to.
 #[test]
 fn unpinned_items_of_a_batch_get_room_below_first() {
-    let placed = placed(4, 8, vec![spec(4), unheld(8)]);
+    let placed = placed(4, 8, vec![spec(4), unpinned(8)]);
     assert_eq!(placed, [vec![Tier::Device], vec![Tier::Host; 2]]);
 }
 
@@ -107,7 +107,7 @@ fn batch_behind_others_is_told_where() {
     let items = vec![on("1", spec(8))];
     world.start(b, None, ClientRequest::AllocateBatch { items, wait: Duration::from_secs(60) });
     world.run_until_idle();
-    let both = ClientRequest::allocate(vec![on("0", unheld(8)), on("1", spec(2))]);
+    let both = ClientRequest::allocate(vec![on("0", unpinned(8)), on("1", spec(2))]);
     let refused = world.call(c, both).expect_err("another waits");
     assert!(
         matches!(&refused, Refusal::DeviceFull { device, tier: Tier::Device, .. } if *device == uuid),

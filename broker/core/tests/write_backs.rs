@@ -245,8 +245,8 @@ fn sealed_part_is_written_back_though_pinned() {
 fn part_without_mappers_is_written_back_without_asking_words() {
     let mut world = tiers(8, 8);
     let client = world.open_pinning("a");
-    let unheld = AllocationSpec { unpinned: true, ..spec(4) };
-    let part = part(world.allocate(client, unheld).expect("room"), 0);
+    let unpinned = AllocationSpec { unpinned: true, ..spec(4) };
+    let part = part(world.allocate(client, unpinned).expect("room"), 0);
     assert!(matches!(write_back(&mut world, part), PartMove::Moved));
     assert_eq!(clean(&world, "a"), Bytes::mib(4));
     // A later mapper says when it writes.

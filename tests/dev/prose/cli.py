@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 import checks
 import exceptions
-from checks import commits
+from checks import commits, links
 from exceptions import Counts, Exceptions
 from offence import Offence
-from repository import ROOT, files
+from repository import ROOT, files, generated
 
 # A path of a file is cut to so many folders in totals.
 FOLDERS_SHOWN = 2
@@ -41,7 +41,8 @@ def main(arguments: list[str], usage: str) -> int:
 
 
 def _offences() -> list[Offence]:
-    return [offence for file in files() for offence in checks.check_file(file)]
+    of_files = [offence for file in files() for offence in checks.check_file(file)]
+    return of_files + [offence for page in generated() for offence in links.check(page)]
 
 
 def _check_all(listed: Exceptions) -> int:

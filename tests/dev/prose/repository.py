@@ -96,6 +96,13 @@ def files(root: pathlib.Path = ROOT) -> Iterator[File]:
             yield File(path, language, full.read_text(encoding="utf-8"))
 
 
+def generated(root: pathlib.Path = ROOT) -> Iterator[File]:
+    """Yields the generated pages. Only their links are checked: the sources of their words are checked instead."""
+    for path in sorted(GENERATED):
+        if (root / path).is_file():
+            yield File(path, "markdown", (root / path).read_text(encoding="utf-8"))
+
+
 def git(root: pathlib.Path, *arguments: str) -> str:
     """Runs git in the repository and returns its output."""
     return subprocess.run(["git", "-C", root, *arguments], check=True, capture_output=True, text=True).stdout

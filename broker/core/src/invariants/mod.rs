@@ -19,9 +19,9 @@ mod migrations;
 mod names;
 mod pins;
 mod registry;
+mod running_sums;
 mod scope;
 mod slots;
-mod sums;
 mod timers;
 mod unsealed;
 mod waits;
@@ -54,7 +54,7 @@ const CHECKS: [Check; 19] = [
     migrations::check,
     write_backs::check,
     line::check,
-    sums::check,
+    running_sums::check,
     slots::check,
     pins::check,
     unsealed::check,

@@ -61,7 +61,7 @@ registry! {
         "Until a movable allocation is sealed, only its owner's session maps it.";
     MAP_SENT = "INV-MAP-3", Oracle "mappings/map_frames.rs",
         "A part is sent only to a session that may have it and does not map it, and never for writing once it is sealed.";
-    RUNNING_SUMS = "INV-MAP-4", Recomputed "sums.rs",
+    RUNNING_SUMS = "INV-MAP-4", Recomputed "running_sums.rs",
         "Running sums (bytes mapped, parts queued, waiters and so on) equal what a full recount finds.";
     SENT = "INV-MAP-5", Oracle "mappings/delivery.rs",
         "A connected session that answers is sent all of its own memory and all that it attached.";

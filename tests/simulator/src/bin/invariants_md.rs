@@ -43,7 +43,7 @@ fn text() -> String {
             CheckedBy::Oracle { file } => ("observed", "tests/simulator/src/oracle", file),
         };
         let links: Vec<String> =
-            files.split(", ").map(|file| format!("[`{file}`](../{folder}/{file})")).collect();
+            files.split(", ").map(|file| format!("[`{file}`](../../{folder}/{file})")).collect();
         writeln!(page, "| `{id}` | {statement} | {how}: {} |", links.join(", "))
             .expect("a String takes whatever is written");
     }

@@ -22,7 +22,7 @@ impl Broker {
         session: SessionId,
         tenant: TenantId,
         target: &Target,
-        unheld: bool,
+        unpinned: bool,
     ) -> Start {
         if self.draining {
             return Err(Refusal::Draining);
@@ -37,10 +37,10 @@ impl Broker {
             _ => return Err(Refusal::NotSealed { allocation: id }),
         }
         let problem = |problem| Err(Refusal::RequestInvalid { field: "unheld", problem });
-        if unheld && allocation.kind == Kind::Fixed {
+        if unpinned && allocation.kind == Kind::Fixed {
             return problem(FIXED_STAYS);
         }
-        if unheld && self.sessions.get(session).is_none_or(|session| session.words.is_none()) {
+        if unpinned && self.sessions.get(session).is_none_or(|session| session.words.is_none()) {
             return problem(NEVER_PINNED);
         }
         let device = allocation.device;
@@ -52,10 +52,10 @@ impl Broker {
             return Err(Refusal::StillMapped { allocation: id });
         }
         self.check_slots(session, self.slots_needed(session, id))?;
-        if !unheld {
+        if !unpinned {
             self.check_attach(session, tenant, id)?;
         }
-        self.queue_maps(session, id, if unheld { InitialMaps::Nothing } else { InitialMaps::All });
+        self.queue_maps(session, id, if unpinned { InitialMaps::Nothing } else { InitialMaps::All });
         Ok(Started::Done(Outcome::Attached(id)))
     }
 
