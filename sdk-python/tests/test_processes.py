@@ -111,7 +111,7 @@ def in_child(
         try:
             use()
         except vramd.Forked as error:
-            if error.reason != "SESSION_FOREIGN" or "connect a client of its own" not in str(error):
+            if error.reason != "SESSION_FOREIGN" or "connect a new client" not in str(error):
                 return 10
         else:
             return 20 + number
