@@ -1,6 +1,6 @@
 //! `vramctl`, the operator's tool, as a library: the binary is [`main`], and the page of commands is made of [`command_line`].
 //!
-//! [`commands`] has one module for each subcommand, [`output`] the code that prints for all of them.
+//! `commands` has one module for each subcommand, `output` the code that prints for all of them.
 
 mod args;
 mod commands;
