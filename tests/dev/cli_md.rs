@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn committed_page_is_current() {
-        assert!(page().is_current().expect("docs/reference/cli.md can be read"), "run `make cli-md`");
+        page().assert_current();
     }
 
     #[test]

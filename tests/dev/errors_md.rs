@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn the_committed_page_is_current() {
-        assert!(page().is_current().expect("docs/reference/errors.md can be read"), "run `make errors-md`");
+        page().assert_current();
     }
 
     #[test]

@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn the_committed_page_is_current() {
-        assert!(page().is_current().expect("docs/reference/metrics.md can be read"), "run `make metrics-md`");
+        page().assert_current();
     }
 
     #[test]

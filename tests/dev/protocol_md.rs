@@ -217,10 +217,7 @@ mod tests {
 
     #[test]
     fn committed_page_is_current() {
-        assert!(
-            page().is_current().expect("docs/reference/protocol.md can be read"),
-            "run `make protocol-md`"
-        );
+        page().assert_current();
     }
 
     #[test]

@@ -35,8 +35,16 @@ impl Page {
         }
     }
 
+    /// Panics unless the committed page has this text: the test of each page.
+    pub fn assert_current(&self) {
+        let Self { name, tool, .. } = self;
+        let current =
+            self.is_current().unwrap_or_else(|error| panic!("docs/{name} cannot be read: {error:#}"));
+        assert!(current, "docs/{name} is not what the registry says: run `make {tool}`");
+    }
+
     /// Tells whether the committed page has this text.
-    pub fn is_current(&self) -> Result<bool> {
+    fn is_current(&self) -> Result<bool> {
         let path = self.path();
         let written = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
         Ok(written == self.text)

@@ -56,10 +56,7 @@ mod tests {
 
     #[test]
     fn the_committed_page_is_current() {
-        assert!(
-            page().is_current().expect("docs/reference/invariants.md can be read"),
-            "run `make invariants-md`"
-        );
+        page().assert_current();
     }
 
     #[test]
