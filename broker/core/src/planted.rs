@@ -1,14 +1,26 @@
 //! Planted bugs: mistakes built in on purpose, for the simulator to find.
 //!
-//! Each bug is one condition at the place of a plausible mistake: `if planted!(self, SettleSkipped) { … }`.
-//! [`Broker::plant`] chooses the active bug when a run begins. Without the feature `planted` the condition is the
-//! constant `false`, and neither the list nor the choice is compiled.
+//! Each bug is one line at the place of a plausible mistake, in front of the code that it spoils or behind it. That
+//! code reads as if the line were not there:
+//! - `planted!(self, WaiterForgotten => return);` makes the mistake;
+//! - `planted!(self, CopiedToFile => clean = false);` shadows a local variable with a wrong value.
+//!
+//! [`Broker::plant`] chooses the active bug when a run begins. Without the feature `planted` the lines, the list
+//! and the choice are not compiled. The helpers of mistakes are in `planted/mistakes.rs`.
 
-/// Whether the bug is active in this broker, ledger or pool.
+/// Makes a mistake if that bug is active in this broker or ledger.
 #[cfg(feature = "planted")]
 macro_rules! planted {
     ($at:expr, $bug:ident) => {
         $at.planted == Some(crate::planted::Bug::$bug)
+    };
+    ($at:expr, $bug:ident => $name:ident = $wrong:expr) => {
+        let $name = if $at.planted == Some(crate::planted::Bug::$bug) { $wrong } else { $name };
+    };
+    ($at:expr, $bug:ident => $($mistake:tt)+) => {
+        if $at.planted == Some(crate::planted::Bug::$bug) {
+            $($mistake)+
+        }
     };
 }
 
@@ -17,7 +29,11 @@ macro_rules! planted {
     ($at:expr, $bug:ident) => {
         false
     };
+    ($at:expr, $bug:ident => $($mistake:tt)+) => {};
 }
+
+#[cfg(feature = "planted")]
+mod mistakes;
 
 #[cfg(feature = "planted")]
 pub use bugs::Bug;

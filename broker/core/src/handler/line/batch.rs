@@ -81,9 +81,8 @@ impl Broker {
         let BatchShortage::Bytes { place, requested, .. } = missing else { return true };
         let limit = self.ledger.account(tenant, *place).is_some_and(|account| *requested <= account.limit);
         let of_tenant = BTreeMap::from([(tenant, *requested)]);
-        let fits = |balances: &PlaceBalances| {
-            *requested <= balances.max_available_to(&of_tenant) || planted!(self, GuaranteeAwaited)
-        };
+        let fits = |balances: &PlaceBalances| *requested <= balances.max_available_to(&of_tenant);
+        planted!(self, GuaranteeAwaited => return limit && place.tier == Tier::Device);
         // The daemon makes no room below devices.
         limit && self.ledger.balances(*place).is_some_and(fits) && place.tier == Tier::Device
     }
@@ -106,7 +105,8 @@ impl Broker {
         tenant: TenantId,
         plans: &[AllocationPlan],
     ) -> Option<Refusal> {
-        if self.line.is_empty() || planted!(self, BatchOvertakes) {
+        planted!(self, BatchOvertakes => return None);
+        if self.line.is_empty() {
             return None;
         }
         let overtakes = |(place, requested, _): &(Place, Bytes, Vec<Age>)| {

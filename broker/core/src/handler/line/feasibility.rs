@@ -61,10 +61,8 @@ impl Broker {
             let limit = Shortage::Limit { limit: account.limit, charged: account.charged() };
             return Err(self.shortage_refusal(asker, place, limit, *requested));
         }
-        match planted!(self, GuaranteeAwaited) {
-            true => Ok(()),
-            false => fits_in(balances.max_available_to(requested)),
-        }
+        planted!(self, GuaranteeAwaited => return Ok(()));
+        fits_in(balances.max_available_to(requested))
     }
 
     /// Refuses waiters that changed limits or guarantees have made infeasible.

@@ -122,7 +122,8 @@ impl Broker {
     /// released first.
     pub(crate) fn check_extent_count(&self, reused: &BTreeSet<Age>, more: usize) -> Result<(), Vec<Age>> {
         let over = self.pool.len().saturating_add(more).saturating_sub(self.config.limits.extents_max);
-        if over == 0 || planted!(self, CountsIgnored) {
+        planted!(self, CountsIgnored => over = 0);
+        if over == 0 {
             return Ok(());
         }
         let released = |(extent, _): &(ExtentId, Footprint)| {

@@ -116,7 +116,8 @@ impl<'a> VictimChooser<'a> {
         let Footprint { tenant, size, .. } = need.footprint;
         let (broker, by) = (self.broker, Beneficiary { arrived: need.arrived, tenant: Some(tenant) });
         let admitted = self.trial.admit(tenant, size);
-        if admitted.is_ok() || planted!(broker, RefusedThoughCached) {
+        planted!(broker, RefusedThoughCached => return admitted);
+        if admitted.is_ok() {
             return admitted;
         }
         if matches!(admitted, Err(Shortage::Limit { .. })) {
@@ -180,7 +181,8 @@ impl<'a> VictimChooser<'a> {
     /// count: its bytes are not there.
     fn is_above_guarantee(&self, tenant: TenantId) -> bool {
         let account = self.trial.actual(tenant);
-        if account.guarantee.is_zero() || planted!(self.broker, EvictedBelowGuarantee) {
+        planted!(self.broker, EvictedBelowGuarantee => return true);
+        if account.guarantee.is_zero() {
             return true;
         }
         let also = |it: &&Candidate| {
@@ -332,12 +334,15 @@ impl Broker {
     /// Whether the committed sum falls if the tenant has less there. Guaranteed bytes stay committed.
     fn reduces_commitment(&self, trial: &TrialBalance, tenant: TenantId, more: Bytes) -> bool {
         let account = trial.account(tenant);
-        let floor = if planted!(self, EvictedBelowGuarantee) { Bytes::ZERO } else { account.guarantee };
+        let floor = account.guarantee;
+        planted!(self, EvictedBelowGuarantee => floor = Bytes::ZERO);
         account.charged().saturating_add(more) > floor
     }
 
     /// Whether a part can leave its device once no session uses it.
     fn is_movable_now(&self, part: PartRef) -> bool {
+        let is_held = self.operator_holds.contains(&part);
+        planted!(self, EvictedThoughHeld => is_held = false);
         self.is_stable(part.allocation)
             && !self.migrations.contains_key(&part)
             && !self.revocations.contains_key(&part)
@@ -345,7 +350,7 @@ impl Broker {
             // A part that a call still waits for may just have arrived. If it left again at once, this could go
             // on for ever.
             && self.pins.missing(part).next().is_none()
-            && (!self.operator_holds.contains(&part) || planted!(self, EvictedThoughHeld))
+            && !is_held
     }
 
     /// Whether no session uses the part, as far as the daemon knows, by a call that arrived before `arrived`.

@@ -50,7 +50,8 @@ impl Broker {
     pub(crate) fn stays_in_place(&self, part: PartRef) -> bool {
         let advised = self.allocations.get(part.allocation).is_some_and(|allocation| allocation.in_place);
         let comes = self.migrations.get(&part).is_some_and(|migration| migration.to_tier == Tier::Device);
-        advised && !comes && self.lies_in_host(part) && !planted!(self, FetchedThoughAdvised)
+        planted!(self, FetchedThoughAdvised => advised = false);
+        advised && !comes && self.lies_in_host(part)
     }
 
     fn lies_in_host(&self, part: PartRef) -> bool {
@@ -149,9 +150,7 @@ impl Broker {
         self.note_line_changed(Waiter::Part(part));
         self.leave_line(Waiter::Part(part), WaitEnd::Served);
         for comer in self.attach_waiters.remove(&part).unwrap_or_default() {
-            if planted!(self, AttachWaiterForgotten) {
-                continue;
-            }
+            planted!(self, AttachWaiterForgotten => continue);
             if self.map_state(comer, part) == Some(MapState::Away) {
                 self.queue_remap(comer, part);
             }
@@ -161,9 +160,7 @@ impl Broker {
 
     /// Tells sessions that wait for the part without a pin that its content is lost.
     pub(crate) fn report_content_lost(&mut self, part: PartRef) {
-        if planted!(self, LostContentAwaited) {
-            return;
-        }
+        planted!(self, LostContentAwaited => return);
         for comer in self.attach_waiters.remove(&part).unwrap_or_default() {
             let waits = self.map_state(comer, part) == Some(MapState::Away);
             let session = self.sessions.get(comer).filter(|session| waits && session.channel_open);

@@ -72,7 +72,8 @@ impl Broker {
     /// Schedules the unmapping of a part in host memory, as soon as no session pins it. The daemon asks the pin
     /// words now: a session that was seen to pin it may have unpinned since.
     fn schedule_in_place_unmap(&mut self, part: PartRef) {
-        if self.tier_of(part) == Some(Tier::Host) && !planted!(self, EndedAdviceKept) {
+        planted!(self, EndedAdviceKept => return);
+        if self.tier_of(part) == Some(Tier::Host) {
             self.in_place_to_unmap.insert(part);
             self.follow_ups.in_place_to_unmap.insert(part);
         }

@@ -44,9 +44,7 @@ impl Broker {
 
     /// Reserves backing for parts that have none, the oldest first, after bytes have come free below a device.
     pub(crate) fn reserve_late_backings(&mut self, device: DeviceIndex) {
-        if planted!(self, MissingBackingForgotten) {
-            return;
-        }
+        planted!(self, MissingBackingForgotten => return);
         let mut oldest: BTreeSet<_> = self.backings.missing().oldest_of_each(device).collect();
         let (mut full, mut left) = (BTreeSet::new(), BACKINGS_PER_EVENT);
         while let Some((part, tenant, size)) = oldest.pop_first() {
@@ -137,9 +135,10 @@ impl Broker {
 
     /// Releases the backing of a part.
     pub(crate) fn release_backing(&mut self, part: PartRef) {
+        planted!(self, OtherBackingKept => if self.tier_of(part) != Some(Tier::Device) { return });
+        planted!(self, FileLeaked => self.forget_file(part));
         match self.backings.remove(&part) {
             Some(Backing::Reserved(reservation)) => self.ledger.cancel(reservation),
-            Some(Backing::File { .. }) if planted!(self, FileLeaked) => {}
             // An extent that is still being created is released afterwards.
             Some(Backing::Extent { extent, .. } | Backing::File { extent }) => self.release_extent(extent),
             Some(Backing::Needless) | None => {}
@@ -175,11 +174,8 @@ impl Broker {
                 self.waive_backing(part, footprint);
             }
             Some((Footprint { tenant, device, size }, (false, in_file, tier))) => {
+                planted!(self, FileForgotten => if in_file { return self.replace_file(part, extent) });
                 let kept = match in_file {
-                    true if planted!(self, FileForgotten) => {
-                        self.release_extent(extent);
-                        return self.reserve_backing_anew(part);
-                    }
                     true => Backing::File { extent },
                     false => Backing::Extent { extent, tier, clean },
                 };
@@ -192,7 +188,7 @@ impl Broker {
     }
 
     /// Reserves backing again. Without backing the part cannot leave.
-    fn reserve_backing_anew(&mut self, part: PartRef) {
+    pub(crate) fn reserve_backing_anew(&mut self, part: PartRef) {
         if let Some(Footprint { tenant, device, size }) = self.footprint_of(part) {
             self.reserve_backing(part, tenant, device, size);
         }
@@ -241,12 +237,10 @@ impl Broker {
     pub(crate) fn mark_dirty(&mut self, part: PartRef) {
         // No session writes sealed memory, so a word that says so is wrong. A discardable part is never copied.
         let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
-        if state == Some(AllocationState::Sealed)
-            || self.is_discardable(part)
-            || planted!(self, StaleBackingTakenForClean)
-        {
+        if state == Some(AllocationState::Sealed) || self.is_discardable(part) {
             return;
         }
+        planted!(self, StaleBackingTakenForClean => return);
         self.backings.set_clean(&part, false);
         if let Some(write_back) = self.write_backs.get_mut(&part) {
             write_back.written = true;

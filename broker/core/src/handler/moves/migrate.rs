@@ -13,7 +13,7 @@
 //! The source stays charged until the driver has it back. So while a part moves its tenant pays twice, once in
 //! each tier.
 
-use vramd_types::{Bytes, CopyClass, DeviceIndex, ExtentId, GRANULARITY, PartIndex};
+use vramd_types::{Bytes, CopyClass, DeviceIndex, ExtentId, PartIndex};
 
 use crate::{
     broker::Broker,
@@ -159,30 +159,26 @@ impl Broker {
                     true => None,
                     false => self.reuse_cached(tenant, device, size, part),
                 };
+                planted!(self, HandOverChargedTwice => self.charge_if(cached.is_some(), tenant, place, size));
                 let to = match cached {
-                    Some(extent) => {
-                        if planted!(self, HandOverChargedTwice)
-                            && let Ok(again) = self.ledger.reserve(tenant, place, size)
-                        {
-                            let _charge = self.ledger.settle(again);
-                        }
-                        self.track_detached(part, extent)
-                    }
+                    Some(extent) => self.track_detached(part, extent),
                     None => self.order_second_extent(tenant, None, order)?,
                 };
-                (to, discardable || (unwritten && !planted!(self, UnwrittenCopied)))
+                planted!(self, UnwrittenCopied => unwritten = false);
+                (to, discardable || unwritten)
             }
             (_, Some(Backing::Needless)) => {
                 let to = self.order_nothing(part, place, size)?;
                 (self.track_detached(part, to), true)
             }
             (_, Some(Backing::Extent { extent, clean, .. })) => (extent, clean),
-            (_, Some(Backing::File { extent })) => (extent, !planted!(self, CopiedToFile)),
+            (_, Some(Backing::File { extent })) => (extent, true),
             (_, Some(Backing::Reserved(reserved))) => {
                 (self.order_second_extent(tenant, Some(reserved), order)?, false)
             }
             (_, None) => (self.order_second_extent(tenant, None, order)?, unwritten),
         };
+        planted!(self, CopiedToFile => clean = clean && self.pool.get(to).is_some_and(|it| !it.in_file));
         if from_tier == Tier::Device {
             self.awaited_room.track(from, Footprint { tenant, device, size });
             self.residents.exclude(part);
@@ -199,13 +195,14 @@ impl Broker {
             state: MigrationState::Preparing,
             is_made: self.is_live(to),
             clean,
-            is_unmapped: from_tier == Tier::Host && planted!(self, CopiedWhileMappedInPlace),
+            is_unmapped: false,
             awaited,
             for_arrival: None,
             vain_tries: self.line.vain_tries(Waiter::Part(part)),
             stopped: None,
             ops: op.into_iter().collect::<Few<_>>(),
         };
+        planted!(self, CopiedWhileMappedInPlace => migration = migration.unmapped_in(Tier::Host));
         self.migrations.insert(part, migration);
         self.absorb_write_back(part);
         if awaited {
@@ -242,7 +239,8 @@ impl Broker {
         let Some(migration) = self.migrations.get_mut(&part).filter(|it| !it.awaited) else { return };
         migration.awaited = true;
         let (to, state) = (migration.to, migration.state);
-        if state == MigrationState::Copying && !planted!(self, ClassInverted) {
+        planted!(self, ClassInverted => return);
+        if state == MigrationState::Copying {
             self.push_command(Command::HastenCopy { to });
         }
         self.hasten_write_back(part);
@@ -310,16 +308,17 @@ impl Broker {
         if self.write_backs.contains_key(&part) {
             return;
         }
-        let ready = |it: &&Migration| it.is_made && (it.is_unmapped || planted!(self, CopiedWhileMapped));
+        let ready = |it: &&Migration| it.is_made && it.is_unmapped;
+        planted!(self, CopiedWhileMapped => ready = |it: &&Migration| it.is_made);
         let Some(migration) = self.migrations.get(&part).filter(ready) else { return };
         let (to, clean, is_new) =
             (migration.to, migration.clean, migration.state == MigrationState::Preparing);
         let class = match (migration.awaited, migration.to_tier) {
-            (true, _) if planted!(self, ClassInverted) => CopyClass::WriteBack,
             (true, _) => CopyClass::Demand,
             (false, Tier::Device) => CopyClass::Prefetch,
             (false, Tier::Host | Tier::Disk) => CopyClass::WriteBack,
         };
+        planted!(self, ClassInverted => class = if migration.awaited { CopyClass::WriteBack } else { class });
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
         // A discardable part has no backing to compare: it is dropped, or created anew. A file is not compared
@@ -330,19 +329,15 @@ impl Broker {
         if clean && !compare_first && is_new {
             return self.advance_migration(part, MigrationEvent::Clean, None);
         }
-        let size = allocation.size_of(part.part);
-        let bytes = if planted!(self, CopyTruncated) { size.saturating_sub(GRANULARITY) } else { size };
+        let bytes = allocation.size_of(part.part);
+        planted!(self, CopyTruncated => bytes = bytes.saturating_sub(vramd_types::GRANULARITY));
         self.advance_migration(part, MigrationEvent::Ready, None);
         if !compare_first {
             self.pool.mark_written(to);
         }
         self.push_command(Command::Copy { from, to, bytes, compare_first, class });
-        if planted!(self, SourceReleasedEarly) {
-            self.release_extent(from);
-        }
-        if planted!(self, HandedOverUnread) && self.is_extent_wanted(part) {
-            self.hand_over(part, from);
-        }
+        planted!(self, SourceReleasedEarly => self.release_extent(from));
+        planted!(self, HandedOverUnread => _ = self.is_extent_wanted(part) && self.hand_over(part, from));
     }
 
     /// Stops a migration: the part stays where it is.
@@ -390,7 +385,8 @@ impl Broker {
         // A write-back still writes it; it is released when that has ended.
         let its = self.pool.get(id).and_then(|extent| extent.part);
         let written = its.is_some_and(|part| self.is_written_back_to(part, id));
-        if written && !planted!(self, BackingReleasedWhileWritten) {
+        planted!(self, BackingReleasedWhileWritten => written = false);
+        if written {
             return;
         }
         if !self.pool.get_mut(id).is_some_and(crate::pool::Extent::start_release) {
@@ -399,9 +395,7 @@ impl Broker {
         self.push_command(Command::ReleaseExtent { extent: id });
         self.track_leaving(id);
         self.release_now_if_awaited(&[id]);
-        if planted!(self, DoubleRelease) {
-            self.push_command(Command::ReleaseExtent { extent: id });
-        }
+        planted!(self, DoubleRelease => self.push_command(Command::ReleaseExtent { extent: id }));
     }
 
     /// Records what the driver was told to release: on a device that is room for waiters; in host memory
@@ -429,13 +423,6 @@ impl Broker {
     pub(crate) fn extent_of(&self, part: PartRef) -> Option<&Extent> {
         let entry = self.allocations.get(part.allocation)?.part(part.part)?;
         self.pool.get(entry.extent)
-    }
-
-    /// An extent that the part has left and that still exists, for the planted bug.
-    #[cfg(feature = "planted")]
-    pub(crate) fn extent_left_by(&self, part: PartRef) -> Option<ExtentId> {
-        let mut detached_extents = self.detached_extents.get(&part.allocation)?.iter().copied();
-        detached_extents.find(|id| self.pool.extent_of_part(part, *id).is_some())
     }
 
     /// Parts of an allocation that are moving.

@@ -39,11 +39,9 @@ impl Broker {
                 format!("{to} was copied to, and nothing moves there"),
             );
         };
+        planted!(self, FailedCopyAccepted => result = Ok(()));
         match result {
             Ok(()) => self.advance_migration(part, MigrationEvent::Copied, None),
-            Err(_) if planted!(self, FailedCopyAccepted) => {
-                self.advance_migration(part, MigrationEvent::Copied, None);
-            }
             Err(problem) => {
                 self.advance_migration(part, MigrationEvent::Failed, Some(PartMove::Failed { problem }));
             }
@@ -59,9 +57,7 @@ impl Broker {
         let Some(part) = part.filter(is_copied) else {
             return self.on_copied(to, Err(problem));
         };
-        if planted!(self, DamageIgnored) {
-            return self.advance_migration(part, MigrationEvent::Copied, None);
-        }
+        planted!(self, DamageIgnored => return self.advance_migration(part, MigrationEvent::Copied, None));
         let PartRef { allocation, part: index } = part;
         let refusal = Box::new(Refusal::ContentLost { allocation, part: index, problem });
         self.advance_migration(part, MigrationEvent::Failed, Some(PartMove::Refused { refusal }));
@@ -111,13 +107,12 @@ impl Broker {
                 if self.is_dropped(part) {
                     self.count_drop(part);
                 }
-                if !planted!(self, OtherBackingKept) {
-                    self.release_backing(part);
-                }
+                self.release_backing(part);
                 self.leave_device(part, left);
             }
             (Tier::Device, _, false) => {
-                let clean = if state.is_copying() { planted!(self, FailedCopyTakenForClean) } else { clean };
+                let clean = clean && !state.is_copying();
+                planted!(self, FailedCopyTakenForClean => clean = clean || state.is_copying());
                 self.keep_on_device(part, left, clean);
             }
             // An extent that is still being created is released afterwards.
@@ -176,9 +171,9 @@ impl Broker {
     /// is copied into it at once.
     fn leave_device(&mut self, part: PartRef, extent: ExtentId) {
         self.residents.remove(part);
+        planted!(self, SourceKept => if !self.is_extent_wanted(part) { return });
         match self.is_extent_wanted(part) && self.hand_over(part, extent) {
             true => self.on_leaving_resolved(extent),
-            false if planted!(self, SourceKept) => {}
             false => self.release_extent(extent),
         }
     }

@@ -101,9 +101,8 @@ impl Broker {
     fn ensure_memory_below(&mut self, part: PartRef) -> Result<ExtentId, Refusal> {
         if let Some(Backing::Extent { extent, .. }) = self.backings.get(&part) {
             let extent = *extent;
-            if !planted!(self, FailedWriteBackTakenForClean) {
-                self.backings.set_clean(&part, false);
-            }
+            planted!(self, FailedWriteBackTakenForClean => return Ok(extent));
+            self.backings.set_clean(&part, false);
             return Ok(extent);
         }
         let not_found = || Refusal::AllocationNotFound { allocation: part.allocation.to_string() };
@@ -176,11 +175,7 @@ impl Broker {
         let Some(under_way) = self.write_backs.get_mut(&part) else { return };
         under_way.written = false;
         let to = under_way.to;
-        #[cfg(feature = "planted")]
-        let to = match planted!(self, WrittenBackToAnother) {
-            true => self.backing_of_another(part).unwrap_or(to),
-            false => to,
-        };
+        planted!(self, WrittenBackToAnother => to = self.backing_of_another(part).unwrap_or(to));
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
         let bytes = allocation.size_of(part.part);
@@ -220,8 +215,9 @@ impl Broker {
 
     /// Copies a write-back as demand, since a waiter needs the part to leave.
     pub(crate) fn hasten_write_back(&mut self, part: PartRef) {
+        planted!(self, ClassInverted => return);
         let copied = self.write_backs.get(&part).filter(|it| it.state == WriteBackState::Copying);
-        if let Some(to) = copied.map(|it| it.to).filter(|_| !planted!(self, ClassInverted)) {
+        if let Some(to) = copied.map(|it| it.to) {
             self.push_command(Command::HastenCopy { to });
         }
     }
@@ -257,14 +253,16 @@ impl Broker {
 
     fn end_write_back(&mut self, part: PartRef, copied: bool) {
         let Some(over) = self.write_backs.remove(&part) else { return };
-        let clean = copied && (!over.written || planted!(self, WrittenSinceIgnored));
+        let clean = copied && !over.written;
+        planted!(self, WrittenSinceIgnored => clean = copied);
         if let Some(migration) = self.migrations.get_mut(&part).filter(|migration| migration.to == over.to) {
             // The migration leaves with the result.
             migration.clean = clean;
         } else if !self.is_backing_of(part, over.to) {
             // The part was freed meanwhile.
             self.release_extent(over.to);
-        } else if copied || !planted!(self, FailedWriteBackTakenForClean) {
+        } else {
+            planted!(self, FailedWriteBackTakenForClean => clean = clean || self.is_clean_below(part));
             self.backings.set_clean(&part, clean);
         }
         let outcome = if copied { PartMove::Moved } else { over.stopped.clone().unwrap_or(PartMove::Wanted) };
@@ -304,17 +302,5 @@ impl Broker {
     pub(crate) fn write_backs_of(&self, id: AllocationId) -> Vec<PartRef> {
         let part = |index| PartRef { allocation: id, part: PartIndex(index) };
         self.write_backs.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect()
-    }
-
-    /// The backing of another part of that size, for the planted bug.
-    #[cfg(feature = "planted")]
-    fn backing_of_another(&self, part: PartRef) -> Option<ExtentId> {
-        let footprint = self.footprint_of(part);
-        self.backings.iter().find_map(|(other, backing)| match backing {
-            Backing::Extent { extent, .. } if *other != part && self.footprint_of(*other) == footprint => {
-                Some(*extent)
-            }
-            _ => None,
-        })
     }
 }
