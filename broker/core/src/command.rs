@@ -209,7 +209,7 @@ pub struct MapPart {
     pub drop_count: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RevokedPart {
     pub part: PartRef,
     /// Only in a session with pins.

@@ -33,6 +33,7 @@ mod config;
 mod error;
 mod event;
 mod eviction;
+mod follow_up;
 #[cfg(feature = "observed")]
 mod forced;
 mod handler;

@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use vramd_types::Bytes;
 
+/// After what time work in turns goes on: after all other work that is due by then.
+pub const MOMENT: Duration = Duration::from_micros(1);
+
 /// How many request ids the core remembers per session, and per operator's uid.
 pub const REQUESTS_REMEMBERED: usize = 1024;
 

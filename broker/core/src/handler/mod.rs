@@ -1,8 +1,8 @@
 //! The handlers of events.
 //!
 //! Each folder owns one subject, and each file one step of it. Handlers change state only through the tables
-//! and the ledger, and reach the world only through commands. Work that other subjects owe after a change is
-//! noted in [`node`]'s follow-ups and done at the end of the event.
+//! and the ledger, and reach the world only through commands. Work that other subjects owe after a change
+//! is done at the end of the event: handlers push facts, and [`follow_up`] has the table of what follows.
 //!
 //! - [`requests`]: what clients and operators ask for, what they are answered, and the views that they read
 //! - [`allocation`]: an allocation from its request to the return of its memory
@@ -10,7 +10,8 @@
 //! - [`pins`]: pin calls, and what sessions say in their pin words
 //! - [`line`]: the line of waiters for room on devices, and the choice of victims
 //! - [`moves`]: parts that move between tiers, and the bytes that they own below their device
-//! - [`node`]: sessions, deadlines, pressure, the driver's reports, and follow-up work
+//! - [`node`]: sessions, deadlines, pressure, and the driver's reports
+//! - [`follow_up`]: which work follows from which fact, in which order
 //!
 //! # A pin that meets a full device
 //!
@@ -18,7 +19,7 @@
 //!
 //! 1. `pins/pin_call.rs`: the client's pin call waits, since one of its parts lies in host memory.
 //! 2. `line/wanted.rs`: the part enters the line of its device.
-//! 3. `node/follow_up.rs`: at the end of the event the daemon scans the line.
+//! 3. `follow_up.rs`: at the end of the event the daemon scans the line.
 //! 4. `line/scan.rs`: the scan finds no room for the part, so it plans evictions.
 //! 5. `line/victims.rs`: the plan names cached extents and victims.
 //! 6. `line/make_room.rs`: the plan is executed.
@@ -31,6 +32,7 @@
 //! 12. `pins/pin_call.rs`: the call has all its parts, and is answered.
 
 mod allocation;
+mod follow_up;
 mod line;
 mod mapping;
 mod moves;
@@ -43,7 +45,7 @@ pub(crate) use line::{
     make_room::AwaitedRoom,
 };
 pub(crate) use mapping::fd_budget::FdBudget;
-pub(crate) use node::{follow_up::FollowUps, survey::Surveys, timer::Timer};
+pub(crate) use node::{survey::Surveys, timer::Timer};
 pub(crate) use requests::quota::{QuotaChange, QuotaQueue};
 
 use crate::{

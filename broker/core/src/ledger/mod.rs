@@ -13,7 +13,7 @@ mod quota;
 mod reservation;
 mod trial_balance;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use vramd_types::{Bytes, DeviceIndex, GRANULARITY};
 
@@ -24,6 +24,7 @@ pub(crate) use trial_balance::TrialBalance;
 
 use crate::{
     event::Tier,
+    follow_up::{Fact, Facts},
     observed::ChangedKeys,
     tenancy::{ByTenant, TenantId},
 };
@@ -151,10 +152,8 @@ pub(crate) struct Ledger {
     /// Inconsistencies, to be counted and logged.
     broken: Vec<String>,
     pub(crate) changed_keys: ChangedKeys<(TenantId, Place)>,
-    /// Devices below which a tenant may now be admitted to more than before.
-    pub(crate) relieved: BTreeSet<DeviceIndex>,
-    /// Places whose fill may have changed.
-    pub(crate) changed: BTreeSet<Place>,
+    /// Changes of balances, for the follow-ups.
+    facts: Facts,
     #[cfg(feature = "planted")]
     planted: Option<crate::Bug>,
 }
@@ -178,8 +177,7 @@ impl Ledger {
             quotas,
             broken: Vec::new(),
             changed_keys: ChangedKeys::default(),
-            relieved: BTreeSet::new(),
-            changed: BTreeSet::new(),
+            facts: Facts::default(),
             #[cfg(feature = "planted")]
             planted: None,
         };
@@ -331,9 +329,9 @@ impl Ledger {
     pub(crate) fn set_withheld(&mut self, place: Place, unbrokered: Bytes, contexts: Bytes) {
         if let Some(balances) = self.balances.get_mut(&place) {
             (balances.unbrokered, balances.contexts) = (unbrokered, contexts);
-            self.changed.insert(place);
+            self.facts.push(Fact::BalanceChanged(place));
             if place.tier != Tier::Device {
-                self.relieved.insert(place.device);
+                self.facts.push(Fact::RoomBelow(place.device));
             }
         }
     }
@@ -342,9 +340,9 @@ impl Ledger {
     pub(crate) fn set_offered(&mut self, place: Place, bytes: Bytes) {
         let Some(balances) = self.balances.get_mut(&place) else { return };
         if std::mem::replace(&mut balances.offered, bytes) != bytes {
-            self.changed.insert(place);
+            self.facts.push(Fact::BalanceChanged(place));
             if place.tier != Tier::Device {
-                self.relieved.insert(place.device);
+                self.facts.push(Fact::RoomBelow(place.device));
             }
         }
     }
@@ -353,7 +351,7 @@ impl Ledger {
     pub(crate) fn lift_cap(&mut self, place: Place) {
         if let Some(balances) = self.balances.get_mut(&place) {
             balances.cap = None;
-            self.changed.insert(place);
+            self.facts.push(Fact::BalanceChanged(place));
         }
     }
 
@@ -366,7 +364,7 @@ impl Ledger {
         if let Some(balances) = self.balances.get_mut(&place) {
             let cap = balances.charged.saturating_add(requested).saturating_sub(GRANULARITY);
             balances.cap = Some(balances.cap.map_or(cap, |before| before.min(cap)));
-            self.changed.insert(place);
+            self.facts.push(Fact::BalanceChanged(place));
         }
     }
 
@@ -419,6 +417,16 @@ impl Ledger {
         self.planted = bug;
     }
 
+    /// Takes the first fact that came about.
+    pub(crate) fn take_fact(&mut self) -> Option<Fact> {
+        self.facts.take()
+    }
+
+    /// Drops a fact that the caller has dealt with.
+    pub(crate) fn forget(&mut self, fact: Fact) {
+        self.facts.forget(fact);
+    }
+
     pub(crate) fn take_broken(&mut self) -> Vec<String> {
         std::mem::take(&mut self.broken)
     }
@@ -452,10 +460,10 @@ impl Ledger {
                 let eases =
                     new.charged() != old.charged() || new.limit != old.limit || new.commitment() < before;
                 if eases && place.tier != Tier::Device {
-                    self.relieved.insert(place.device);
+                    self.facts.push(Fact::RoomBelow(place.device));
                 }
                 (balances.charged, balances.committed, balances.guaranteed) = sums;
-                self.changed.insert(place);
+                self.facts.push(Fact::BalanceChanged(place));
                 match known {
                     Some(account) => *account = new,
                     None => balances.accounts.insert(tenant, new),

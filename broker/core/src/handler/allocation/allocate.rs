@@ -14,6 +14,7 @@ use crate::{
     command::Notice,
     error::Refusal,
     event::{AllocationSpec, PartRef, Tier},
+    follow_up::Fact,
     handler::{
         Start, Started,
         allocation::admission::{AllocationPlan, sum_of},
@@ -64,7 +65,7 @@ impl Broker {
             BatchRequest { plans, arrived: self.pins.after_all(), until: self.now.after(wait), tries: 0 };
         Ok(match why {
             None => {
-                self.note_room_taken();
+                self.follow_ups.push(Fact::RoomTaken);
                 Started::Waiting(self.create_batch(op, session, tenant, request)?)
             }
             Some(why) => self.enqueue_batch(op, tenant, WaitingBatch::new(request, why)),
@@ -262,7 +263,7 @@ impl Broker {
         match next {
             Some(next) => {
                 allocation.state = next;
-                self.follow_ups.full_scan |= !self.line.is_empty();
+                self.follow_ups.push(Fact::AllocationAdvanced);
                 let (owner, parts) = (allocation.owner, allocation.parts.len());
                 self.allocations.count_transition(from, next);
                 if from.promises_slots() != next.promises_slots()

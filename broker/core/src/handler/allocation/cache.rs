@@ -13,6 +13,7 @@ use crate::{
     broker::Broker,
     command::Notice,
     event::{Kind, PartRef, Tier},
+    follow_up::Fact,
     handler::{Timer, line::make_room::RoomPlan},
     ledger::Place,
     migration::Cause,
@@ -32,7 +33,7 @@ impl Broker {
         }
         self.trim_cache_for(id);
         self.cache_extent(part, id);
-        self.follow_ups.full_scan = true;
+        self.follow_ups.push(Fact::ExtentCached);
         true
     }
 
@@ -69,7 +70,7 @@ impl Broker {
             self.pool.pay_with(id, nothing).into_iter().for_each(|charge| self.ledger.discharge(charge));
         }
         self.cache_extent(part, id);
-        self.note_room_freed();
+        self.follow_ups.push(Fact::RoomFreed);
         self.untrack_detached(part.allocation, id);
         true
     }

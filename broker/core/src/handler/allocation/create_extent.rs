@@ -8,6 +8,7 @@ use crate::{
     command::{Command, Notice},
     error::Refusal,
     event::{CreateError, Kind, PartRef, Tier},
+    follow_up::Fact,
     invariants,
     ledger::{Place, Reservation, Shortage},
     pool::{Extent, ExtentState},
@@ -90,7 +91,7 @@ impl Broker {
             Err(error) => {
                 self.pool.take(id);
                 self.ledger.cancel(reservation);
-                self.follow_ups.full_scan = true;
+                self.follow_ups.push(Fact::CreationFailed);
                 Some(self.on_creation_failed(id, place, size, error))
             }
         };

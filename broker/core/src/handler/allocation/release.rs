@@ -4,7 +4,7 @@
 //! its part and the driver does not read it. A released extent stays charged until the driver reports that its
 //! memory is free ([`Broker::on_released`]). If another process still has it open, it is *unreturned*.
 //!
-//! Returned memory is room: the follow-ups scan the line (`node/follow_up.rs`, `line/scan.rs`).
+//! Returned memory is room: the follow-ups scan the line (`follow_up.rs`, `line/scan.rs`).
 
 use vramd_types::{AllocationId, Bytes, ExtentId, SessionId};
 
@@ -13,6 +13,7 @@ use crate::{
     command::{Notice, PartMove, Released, RevokeReason},
     error::Refusal,
     event::{PartRef, Target},
+    follow_up::Fact,
     handler::{Start, Started},
     invariants,
     pool::ExtentState,
@@ -333,8 +334,8 @@ impl Broker {
         self.on_leaving_resolved(id);
         if !planted!(self, WaiterForgotten) {
             match returned {
-                true => self.note_room_freed(),
-                false => self.follow_ups.full_scan = true,
+                true => self.follow_ups.push(Fact::RoomFreed),
+                false => self.follow_ups.push(Fact::ExtentUnreturned),
             }
         }
     }
@@ -350,7 +351,7 @@ impl Broker {
         for debt in debts {
             self.ledger.repay(debt);
         }
-        self.follow_ups.full_scan = true;
+        self.follow_ups.push(Fact::ExtentReturned);
         self.note_memory_returned(extent.place);
         self.push_notice(Notice::Returned { extent: id, bytes: extent.size });
         self.forget_extent(id, extent.part, true);

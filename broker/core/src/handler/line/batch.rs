@@ -12,6 +12,7 @@ use crate::{
     command::{Notice, WaitEnd},
     error::Refusal,
     event::Tier,
+    follow_up::Fact,
     handler::{
         Started, Timer,
         allocation::admission::AllocationPlan,
@@ -72,7 +73,7 @@ impl Broker {
         if batch.request.until > self.now {
             self.arm(batch.request.until, Timer::Wait(op));
         }
-        self.follow_ups.full_scan = true;
+        self.follow_ups.push(Fact::BatchEntered);
         Started::Waiting(OpKind::BatchWait(Box::new(batch)))
     }
 
@@ -167,7 +168,7 @@ impl Broker {
         self.leave_line(Waiter::Batch(op), WaitEnd::Served);
         self.push_notice(Notice::RoomMade { tenant: Some(self.tenants.name(tenant).to_owned()) });
         // Several waiters may have counted on the cached extents.
-        self.note_room_taken();
+        self.follow_ups.push(Fact::RoomTaken);
         match self.create_batch(op, session, tenant, BatchRequest { plans, arrived, until, tries }) {
             Ok(kind) => {
                 if let Some(op) = self.ops.get_mut(op) {
@@ -242,7 +243,7 @@ impl Broker {
     pub(crate) fn refuse_batch(&mut self, op: OpId, why: Refusal) {
         self.leave_line(Waiter::Batch(op), WaitEnd::Refused);
         self.finish(op, Err(why));
-        self.follow_ups.full_scan = true;
+        self.follow_ups.push(Fact::BatchRefused);
     }
 
     /// A batch of the line, with its tenant.

@@ -13,6 +13,7 @@ use crate::{
     command::Notice,
     error::Refusal,
     event::{PartRef, Tier},
+    follow_up::Fact,
     handler::{
         Started,
         line::batch::{BatchRequest, WaitingBatch},
@@ -36,8 +37,7 @@ impl Broker {
         self.survey(device);
         self.surveys.await_next(device);
         // The shortfall is covered at the end of the event, when the undone extents are known.
-        self.follow_ups.short_devices.insert(device);
-        self.follow_ups.full_scan = true;
+        self.follow_ups.push(Fact::DriverRanOut(device));
     }
 
     /// Puts a batch back into the line at its old position.
@@ -75,7 +75,7 @@ impl Broker {
     /// The driver has memory of the device back: waiters that it failed may be tried.
     pub(crate) fn note_memory_returned(&mut self, place: Place) {
         if place.tier == Tier::Device && self.line.retry_after_release(place.device) {
-            self.follow_ups.full_scan = true;
+            self.follow_ups.push(Fact::RetryAllowed);
         }
     }
 
@@ -122,6 +122,6 @@ impl Broker {
 
     fn resume_waiter(&mut self, waiter: Waiter) {
         self.line.allow_retry(waiter);
-        self.follow_ups.full_scan = true;
+        self.follow_ups.push(Fact::RetryAllowed);
     }
 }

@@ -18,6 +18,7 @@ use crate::{
     collections::Few,
     command::{Command, Notice},
     event::{PartRef, Tier},
+    follow_up::Fact,
     ledger::{Place, Shortage},
     migration::Cause,
     pool::{Age, Cached, ExtentState},
@@ -238,8 +239,8 @@ impl Broker {
 
     /// An extent has left its device, or stays there. Operations that waited for it go on.
     pub(crate) fn on_leaving_resolved(&mut self, extent: ExtentId) {
-        self.follow_ups.full_scan |= self.line.has_out_of_memory();
+        self.follow_ups.push(Fact::LeavingResolved);
         let ready = self.awaited_room.take_ready(extent);
-        self.follow_ups.quota_changes.extend(ready);
+        ready.into_iter().for_each(|op| self.follow_ups.push(Fact::QuotaReady(op)));
     }
 }

@@ -28,6 +28,7 @@ use crate::{
     command::WaitEnd,
     error::Refusal,
     event::{PartRef, Tier},
+    follow_up::Fact,
     handler::line::make_room::{Footprint, Need, RoomPlan},
     ledger::{Account, Place, Shortage},
     migration::{Cause, LastScan, Position, Waiter},
@@ -194,7 +195,8 @@ impl Broker {
             match begun {
                 // It may have taken cached extents that a waiter counted on: the next scan plans for that one
                 // anew.
-                Ok(()) => self.follow_ups.full_scan |= scan.counts_on_cached(&needs),
+                Ok(()) if scan.counts_on_cached(&needs) => self.follow_ups.push(Fact::CachedTaken),
+                Ok(()) => {}
                 Err(Some(BlockedBy::Extents)) => {
                     scan.found.shortage = true;
                     break;

@@ -7,6 +7,7 @@ use crate::{
     command::{Notice, WaitEnd, WaiterKind},
     error::Refusal,
     event::PartRef,
+    follow_up::Fact,
     handler::{Start, Started, line::make_room::Footprint},
     migration::{Cause, Position, Waiter},
     tenancy::{Arrival, OpId, OpKind, Outcome, Requester},
@@ -90,6 +91,16 @@ impl Broker {
         moves.chain(written_back).filter_map(view).collect()
     }
 
+    /// Reports a waiter that enters or is about to leave the line. Within the last scan it changes what room is
+    /// made for.
+    pub(crate) fn note_line_changed(&mut self, waiter: Waiter) {
+        if self.line.was_scanned(waiter) {
+            self.follow_ups.push(Fact::ScannedWaiterChanged);
+        } else if self.line.contains(waiter) {
+            self.follow_ups.push(Fact::WaiterEntered);
+        }
+    }
+
     /// Removes a waiter from the line, if it is there, and notes how its wait ended.
     pub(crate) fn leave_line(&mut self, waiter: Waiter, end: WaitEnd) {
         if let Some(entry) = self.line.remove(waiter) {
@@ -114,7 +125,7 @@ impl Broker {
             }
             Waiter::Batch(op) => self.refuse_batch(op, why),
         }
-        self.follow_ups.full_scan = true;
+        self.follow_ups.push(Fact::WaitCancelled);
         Ok(Started::Done(Outcome::WaitCancelled))
     }
 }

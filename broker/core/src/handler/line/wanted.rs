@@ -3,7 +3,7 @@
 //!
 //! [`Broker::request_fetch`] decides what a wanted part needs. A part that is being evicted for an operator or
 //! for pressure stays instead. A part that lies below its device enters the line, as a waiter with the arrival
-//! of its oldest call. The daemon scans the line at the end of the event (`node/follow_up.rs`, then
+//! of its oldest call. The daemon scans the line at the end of the event (`follow_up.rs`, then
 //! `line/scan.rs`).
 //!
 //! The line is in order of arrival. On a full device no later waiter is served first, except within its
@@ -22,6 +22,7 @@ use crate::{
     config::DeviceConfig,
     error::Refusal,
     event::{PartRef, Tier},
+    follow_up::Fact,
     handler::line::make_room::Footprint,
     migration::{Cause, LineEntry, Position, Waiter},
     residency::{Allocation, MapState},
@@ -155,7 +156,7 @@ impl Broker {
                 self.queue_remap(comer, part);
             }
         }
-        self.follow_ups.calls.extend(self.pins.missing(part).collect::<Vec<_>>());
+        self.follow_ups.push(Fact::PartAvailable(part));
     }
 
     /// Tells sessions that wait for the part without a pin that its content is lost.
@@ -168,7 +169,7 @@ impl Broker {
                 self.push_command(Command::Send { channel, frame: DaemonFrame::Lost(part) });
             }
         }
-        self.queue_waiter_check(part);
+        self.follow_ups.push(Fact::WaiterUnwanted(part));
     }
 
     /// Refuses the calls that wait for a part which could not be fetched, with the reason.
@@ -199,7 +200,7 @@ impl Broker {
             self.attach_waiters.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect();
         for part in attach_waiters {
             self.attach_waiters.remove(&part);
-            self.queue_waiter_check(part);
+            self.follow_ups.push(Fact::WaiterUnwanted(part));
         }
     }
 }

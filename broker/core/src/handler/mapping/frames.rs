@@ -14,6 +14,7 @@ use crate::{
     command::{Command, DaemonFrame, MapPart, Notice, RevokeReason, RevokedPart},
     error::Refusal,
     event::{ChannelId, ClientFrame, PartRef, UnmappedPart},
+    follow_up::Fact,
     handler::node::notice::Answered,
     invariants,
     limits::{FDS_PER_PACKET_MAX, PARTS_PER_FRAME_MAX, REVOKE_GROUP_MAX},
@@ -143,7 +144,7 @@ impl Broker {
         self.push_command(Command::Send { channel, frame: DaemonFrame::Map(parts) });
         // No part of the packet can leave before the answer. The first waiter may therefore be one that no
         // eviction helps, and be passed.
-        self.note_victims_changed();
+        self.follow_ups.push(Fact::VictimsChanged);
     }
 
     /// Makes the session a mapper of the part, whose descriptor is about to leave.
@@ -305,7 +306,7 @@ impl Broker {
 
     fn on_mapped(&mut self, id: SessionId, parts: Vec<PartRef>) -> Result<(), String> {
         // A mapped part may leave.
-        self.note_victims_changed();
+        self.follow_ups.push(Fact::VictimsChanged);
         for part in parts {
             if self.advance_mapping(id, part, MapEvent::Mapped)? == MapStep::SendRevoke {
                 let reason = self.revoke_reason(id, part.allocation);
@@ -413,8 +414,8 @@ impl Broker {
             let tenant = self.tenants.shared(session.tenant);
             self.advance_session(id, SessionEvent::Answered, None);
             self.push_notice(Notice::SessionAnswered { session: id, tenant });
-            self.note_victims_changed();
-            self.queue_in_place_unmaps_of(id);
+            self.follow_ups.push(Fact::VictimsChanged);
+            self.note_in_place_of(id);
         }
     }
 

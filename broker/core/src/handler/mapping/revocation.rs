@@ -16,6 +16,7 @@ use crate::{
     collections::Few,
     command::{Command, Notice, PartRevocation},
     event::{PartRef, WordsOutcome},
+    follow_up::Fact,
     handler::Timer,
     invariants,
     residency::{MapEvent, MapState, Mapping, Revocation, Stage},
@@ -55,7 +56,7 @@ impl Broker {
         let stage = match wait {
             true => {
                 self.arm(until, Timer::Fence(part));
-                self.follow_ups.revocations.insert(part);
+                self.follow_ups.push(Fact::RevocationEased(part));
                 Stage::Fence { until }
             }
             false => self.revoke_words(part),
@@ -123,7 +124,7 @@ impl Broker {
             return self
                 .report_violation(invariants::MAPPERS, format!("words of {part:?} were revoked unasked"));
         };
-        self.follow_ups.revocations.insert(part);
+        self.follow_ups.push(Fact::RevocationEased(part));
         let next = match outcome {
             // REVOKE stands in the words: every mapper is told, whether or not it answers.
             WordsOutcome::Revoked => {
@@ -141,7 +142,7 @@ impl Broker {
             WordsOutcome::Pinned { by } => match fence {
                 // Earlier calls that had counted the part as lost still have it.
                 Some(until) if until > self.now => {
-                    self.follow_ups.calls.extend(self.pins.missing(part));
+                    self.follow_ups.push(Fact::PartAvailable(part));
                     Stage::Fence { until }
                 }
                 _ => return self.end_revocation(part, &PartRevocation::Pinned { by }),
@@ -192,6 +193,13 @@ impl Broker {
         }
     }
 
+    /// Reports that a session answers again, or no longer, to all revocations that wait for it.
+    pub(crate) fn note_revocations_of(&mut self, id: SessionId) {
+        let of_session = self.revocations.keys().filter(|part| self.map_state(id, **part).is_some());
+        let parts: Vec<_> = of_session.copied().collect();
+        parts.into_iter().for_each(|part| self.follow_ups.push(Fact::RevocationEased(part)));
+    }
+
     fn end_revocation(&mut self, part: PartRef, outcome: &PartRevocation) {
         let Some(over) = self.revocations.remove(&part) else { return };
         self.resume_migration(part, outcome);
@@ -202,9 +210,9 @@ impl Broker {
             _ => false,
         };
         if !pinned {
-            self.queue_in_place_unmap(part);
+            self.note_in_place(part);
         }
-        self.note_victims_changed();
+        self.follow_ups.push(Fact::VictimsChanged);
         let elsewhere = self.is_off_device(part);
         for comer in over.attach_waiters {
             match self.map_state(comer, part) {
@@ -213,7 +221,7 @@ impl Broker {
                 _ => {}
             }
         }
-        self.follow_ups.calls.extend(self.pins.missing(part));
+        self.follow_ups.push(Fact::PartAvailable(part));
         for op in over.ops.iter().copied() {
             self.part_revoked(op, part, outcome.clone());
             self.finish_if_complete(op);
@@ -229,7 +237,7 @@ impl Broker {
             self.pins.mark_unmapped(call, part);
         }
         let told = self.revoked_part(id, part);
-        self.follow_ups.evictions.entry(id).or_default().push(told);
+        self.follow_ups.push(Fact::MappingEvicted(id, told));
         if unmap_soon {
             self.expect_unmapped(id, part);
         }

@@ -2,7 +2,7 @@
 //! flight, deadlines, slots.
 //!
 //! No other file changes the state of a mapping. Afterwards the follow-ups know of the change
-//! (`node/follow_up.rs`).
+//! (`follow_up.rs`).
 
 use std::collections::btree_map::Entry;
 
@@ -12,6 +12,8 @@ use crate::{
     broker::Broker,
     command::Command,
     event::{PartRef, Slot},
+    follow_up::Fact,
+    invariants,
     observed::Transition,
     residency::{MapEvent, MapState, MapStep},
 };
@@ -102,13 +104,30 @@ impl Broker {
         }
         // The part may leave now: no session maps it, or its mapper has answered and can be asked to unmap it.
         if old.is_mapper() || old == MapState::Queued || new == Some(MapState::Mapped) {
-            self.note_victims_changed();
+            self.follow_ups.push(Fact::VictimsChanged);
         }
         if old == MapState::Evicting && new == Some(MapState::Away) {
             self.collect_word(id, mapping.slot());
         }
         self.note_mapping_changed(id, part);
         Ok(step)
+    }
+
+    /// Reports that a session's mapping of the part has changed.
+    pub(crate) fn note_mapping_changed(&mut self, id: SessionId, part: PartRef) {
+        self.follow_ups.push(Fact::MappingChanged(id, part));
+        self.note_in_place(part);
+    }
+
+    /// Sends a session a part that is away for it.
+    pub(crate) fn queue_remap(&mut self, id: SessionId, part: PartRef) {
+        if planted!(self, EvictedStaysAway) {
+            return;
+        }
+        match self.advance_mapping(id, part, MapEvent::Pin) {
+            Ok(_) => self.follow_ups.push(Fact::PartsQueued(id)),
+            Err(problem) => self.report_violation(invariants::TRANSITIONS, problem),
+        }
     }
 
     /// The answer carried the WRITTEN bit. Forgetting it here makes the word report later writes alone.

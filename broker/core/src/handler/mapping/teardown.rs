@@ -5,6 +5,7 @@ use vramd_types::{AllocationId, SessionId};
 use crate::{
     broker::Broker,
     event::PartRef,
+    follow_up::Fact,
     invariants,
     residency::{AllocationState, MapEvent, MapState},
 };
@@ -82,7 +83,7 @@ impl Broker {
             self.forget_attach_waiter(id, part);
             self.note_mapping_changed(id, part);
         }
-        self.note_victims_changed();
+        self.follow_ups.push(Fact::VictimsChanged);
         for extent in held {
             self.mark_unacknowledged(extent);
         }

@@ -11,8 +11,8 @@ use crate::{
     command::Notice,
     error::Refusal,
     event::{Advice, Kind, PartRef, Tier},
-    handler::{Start, Started, Timer, requests::part_orders::MOMENT},
-    limits::PARTS_STARTED_PER_EVENT,
+    follow_up::Fact,
+    handler::{Start, Started},
     residency::AllocationState,
     tenancy::{Outcome, TenantId},
 };
@@ -75,41 +75,29 @@ impl Broker {
         planted!(self, EndedAdviceKept => return);
         if self.tier_of(part) == Some(Tier::Host) {
             self.in_place_to_unmap.insert(part);
-            self.follow_ups.in_place_to_unmap.insert(part);
+            self.follow_ups.push(Fact::InPlaceUnpinned(part));
         }
     }
 
-    /// Queues a part to be unmapped in place if no session is known to pin it. A harvest sees the unpin of a
+    /// Reports a part to be unmapped in place, if no session is known to pin it. A harvest sees the unpin of a
     /// known one; to ask its word earlier would send its own pins the slow way.
-    pub(crate) fn queue_in_place_unmap(&mut self, part: PartRef) {
+    pub(crate) fn note_in_place(&mut self, part: PartRef) {
         if self.in_place_to_unmap.contains(&part) && !self.idle_on_host.is_pinned(part) {
-            self.follow_ups.in_place_to_unmap.insert(part);
+            self.follow_ups.push(Fact::InPlaceUnpinned(part));
         }
     }
 
     /// The same for all that a session maps: it answers again.
-    pub(crate) fn queue_in_place_unmaps_of(&mut self, session: SessionId) {
+    pub(crate) fn note_in_place_of(&mut self, session: SessionId) {
         let its = self.in_place_to_unmap.iter().filter(|part| self.map_state(session, **part).is_some());
         let its: Vec<_> = its.copied().collect();
-        its.into_iter().for_each(|part| self.queue_in_place_unmap(part));
+        its.into_iter().for_each(|part| self.note_in_place(part));
     }
 
     /// The same for all.
-    pub(crate) fn queue_all_in_place_unmaps(&mut self) {
+    pub(crate) fn note_all_in_place(&mut self) {
         let unpinned = self.in_place_to_unmap.iter().filter(|part| !self.idle_on_host.is_pinned(**part));
-        self.follow_ups.in_place_to_unmap.extend(unpinned);
-    }
-
-    /// The next part to unmap in place, unless this event asked enough words: the rest follows a moment later,
-    /// so that nothing else waits for them.
-    pub(crate) fn next_in_place_unmap(&mut self) -> Option<PartRef> {
-        if self.follow_ups.words_asked >= PARTS_STARTED_PER_EVENT {
-            if !self.follow_ups.in_place_to_unmap.is_empty() {
-                self.arm(self.now.after(MOMENT), Timer::InPlaceUnmaps);
-            }
-            return None;
-        }
-        self.follow_ups.in_place_to_unmap.pop_first()
+        unpinned.for_each(|part| self.follow_ups.push(Fact::InPlaceUnpinned(*part)));
     }
 
     /// Unmaps a part that is mapped in place although it is no longer advised. Afterwards it is as any other

@@ -12,9 +12,10 @@ use crate::{
     broker::Broker,
     command::Notice,
     event::{Kind, PartRef, Tier},
-    handler::{Timer, line::make_room::Footprint, requests::part_orders::MOMENT},
+    follow_up::Fact,
+    handler::{Timer, line::make_room::Footprint},
     ledger::{Place, Reservation, Shortage},
-    limits::BACKINGS_PER_EVENT,
+    limits::{BACKINGS_PER_EVENT, MOMENT},
     migration::{Backing, BackingAccount},
     pool::Extent,
     residency::AllocationState,
@@ -50,7 +51,8 @@ impl Broker {
         while let Some((part, tenant, size)) = oldest.pop_first() {
             if left == 0 {
                 // The timer goes on with the rest, although these reservations have changed the ledger.
-                self.ledger.relieved.remove(&device);
+                self.ledger.forget(Fact::RoomBelow(device));
+                self.follow_ups.forget(Fact::RoomBelow(device));
                 self.arm(self.now.after(MOMENT), Timer::Backing(device));
                 break;
             }
@@ -64,8 +66,9 @@ impl Broker {
                 left = left.saturating_sub(1);
             }
         }
-        // These parts can leave now.
-        self.follow_ups.full_scan |= left < BACKINGS_PER_EVENT && self.is_room_wanted();
+        if left < BACKINGS_PER_EVENT {
+            self.follow_ups.push(Fact::BackingGained);
+        }
     }
 
     /// Reserves backing for a part that has waited for it. `full` has the places where older parts found no
@@ -94,7 +97,7 @@ impl Broker {
     pub(crate) fn stop_awaiting_backing(&mut self, part: PartRef, tenant: TenantId, device: DeviceIndex) {
         if self.backings.missing().contains(&part, (tenant, device)) {
             self.backings.clear_missing(&part, (tenant, device));
-            self.ledger.relieved.insert(device);
+            self.follow_ups.push(Fact::RoomBelow(device));
         }
     }
 

@@ -21,6 +21,7 @@ use crate::{
     command::{Command, PartMove, PartRevocation},
     error::Refusal,
     event::{PartRef, Tier},
+    follow_up::Fact,
     handler::{allocation::create_extent::ExtentOrder, line::make_room::Footprint},
     ledger::{Place, Reservation},
     migration::{Backing, Cause, Migration, MigrationEvent, MigrationState, Waiter},
@@ -85,7 +86,7 @@ impl Broker {
         let to_tier = self.tier_below(part)?;
         if let Err(refusal) = self.start_move(part, (to_tier, cause), None, arrived) {
             self.residents.mark_stuck(part);
-            self.follow_ups.full_scan = true;
+            self.follow_ups.push(Fact::VictimRefused);
             let outcome = PartMove::Refused { refusal: Box::new(refusal) };
             self.notify_migration(part, to_tier, (cause, self.now), &outcome, (false, None));
             return None;
@@ -114,8 +115,8 @@ impl Broker {
         let outcome = self.move_for_operator(op, part, Tier::Device);
         if !matches!(outcome, Some(PartMove::Refused { .. })) {
             // Sessions that waited for the part no longer wait for room.
-            self.queue_waiter_check(part);
-            self.note_room_taken();
+            self.follow_ups.push(Fact::WaiterUnwanted(part));
+            self.follow_ups.push(Fact::RoomTaken);
         }
         outcome
     }

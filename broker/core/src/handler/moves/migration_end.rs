@@ -16,6 +16,7 @@ use crate::{
     command::{Notice, PartMove},
     error::Refusal,
     event::{PartRef, Tier},
+    follow_up::Fact,
     invariants,
     migration::{Cause, Migration, MigrationEvent, MigrationStep, Waiter},
     observed::Transition,
@@ -101,7 +102,7 @@ impl Broker {
         match (from_tier, to_tier, arrived) {
             (_, Tier::Device, true) => {
                 self.retain_backing(part, left, true);
-                self.note_victims_changed();
+                self.follow_ups.push(Fact::VictimsChanged);
             }
             (Tier::Device, _, true) => {
                 if self.is_dropped(part) {
@@ -164,7 +165,7 @@ impl Broker {
             }
             false => self.retain_backing(part, made, clean),
         }
-        self.follow_ups.full_scan = true;
+        self.follow_ups.push(Fact::LeavingStopped);
     }
 
     /// Releases the extent that a part has left, or hands it to the next waiter of its tenant and size, which
@@ -261,7 +262,7 @@ impl Broker {
     fn continue_after_migration(&mut self, part: PartRef, failed: bool, ran_out: Option<u32>) {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let (device, state) = (allocation.device, allocation.state);
-        self.queue_in_place_unmap(part);
+        self.note_in_place(part);
         match state {
             AllocationState::Freeing => return self.release_freed(part.allocation),
             AllocationState::Unmapping => self.digest_if_unmapped(part.allocation),

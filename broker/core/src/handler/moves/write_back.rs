@@ -13,6 +13,7 @@ use crate::{
     command::{Command, Notice, PartMove, PartRevocation},
     error::Refusal,
     event::{ChannelId, PartRef, Slot, Tier},
+    follow_up::Fact,
     handler::{allocation::create_extent::ExtentOrder, line::make_room::Footprint},
     invariants,
     migration::{Backing, Cause, MigrationState, MigrationStep, WriteBack, WriteBackEvent, WriteBackState},
@@ -126,7 +127,7 @@ impl Broker {
         if !self.residents.contains(part) {
             self.mark_evictable(part);
         }
-        self.follow_ups.full_scan |= self.is_room_wanted();
+        self.follow_ups.push(Fact::BackingGained);
         Ok(extent)
     }
 

@@ -1,15 +1,13 @@
-//! Sessions, deadlines, pressure, the driver's reports, and follow-up work.
+//! Sessions, deadlines, pressure, and the driver's reports.
 //!
 //! - `session`: a session's hello, silence and end
 //! - `timer`: deadlines
 //! - `completion`: the driver's reports, each to its subject
-//! - `follow_up`: work that an event leaves to its end
 //! - `pressure`: what the daemon does as a place fills up
 //! - `survey`: surveys of devices, and what they find
 //! - `notice`: notices for operators
 
 mod completion;
-pub(super) mod follow_up;
 pub(super) mod notice;
 mod pressure;
 mod session;

@@ -14,6 +14,7 @@ use crate::{
     broker::Broker,
     command::{Command, DaemonFrame, Notice, PartMove},
     event::{PartRef, Tier},
+    follow_up::Fact,
     handler::Timer,
     ledger::Place,
     limits::{COLD_PARTS_SCANNED, EXTENT_SPARE_DIVISOR, WRITE_BACKS_AHEAD_MAX},
@@ -95,7 +96,7 @@ impl Broker {
                 self.pressure_state.gauges.get_mut(&place).is_some_and(|gauge| gauge.sample(now, fill));
             self.send_pressure(place, fill);
             // The follow-ups do it, when all else that happened at this time is known.
-            self.follow_ups.pressed_places.insert(place);
+            self.follow_ups.push(Fact::PressureDue(place));
             goes_on |= moves || self.can_relieve(place) || self.is_cached_under_pressure(place);
         }
         if goes_on {
@@ -301,7 +302,7 @@ impl Broker {
             self.pressure_state.failed.insert(part);
         }
         if let Some(footprint) = self.footprint_of(part) {
-            self.follow_ups.pressed_places.insert(Place::device(footprint.device));
+            self.follow_ups.push(Fact::PressureDue(Place::device(footprint.device)));
         }
     }
 

@@ -178,7 +178,7 @@ impl Broker {
         }
         self.end_pins_of(id);
         self.drop_unsent(id);
-        self.queue_revocation_checks_of(id);
+        self.note_revocations_of(id);
         let Some(session) = self.sessions.get_mut(id) else { return };
         session.revoke_deadline = None;
         if let Some(words) = &mut session.words {

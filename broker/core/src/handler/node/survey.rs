@@ -9,6 +9,7 @@ use crate::{
     broker::Broker,
     command::{Command, Notice},
     event::Tier,
+    follow_up::Fact,
     handler::Timer,
     ledger::{Ledger, Place, PlaceBalances},
     migration::Waiter,
@@ -142,9 +143,9 @@ impl Broker {
         self.line.retry_after_survey(device);
         self.residents.clear_stuck();
         self.idle_on_host.clear_stuck();
-        self.queue_all_in_place_unmaps();
+        self.note_all_in_place();
         self.pressure_state.failed.clear();
-        self.follow_ups.full_scan = true;
+        self.follow_ups.push(Fact::Surveyed);
         if self.surveys.under_way.remove(&device) == Some(true) {
             self.survey(device);
         }

@@ -9,6 +9,7 @@ use crate::{
     command::{Command, Notice},
     error::Refusal,
     event::PartRef,
+    follow_up::Fact,
     tenancy::{OpId, OpKind, Outcome, SessionEvent, SessionState, SilentReason},
     time::Time,
 };
@@ -76,7 +77,7 @@ impl Broker {
                 Timer::Backing(device) => self.reserve_late_backings(device),
                 // The follow-ups of this event do it.
                 Timer::InPlaceUnmaps => {}
-                Timer::Stall(id, call) => _ = self.follow_ups.stall_checks.insert((id, call)),
+                Timer::Stall(id, call) => self.follow_ups.push(Fact::StallCheckDue((id, call))),
                 Timer::Survey => {
                     self.line.end_rests();
                     self.survey_all();
@@ -121,7 +122,7 @@ impl Broker {
             let tenant = self.tenants.shared(tenant);
             self.push_notice(Notice::RevokeOverdue { session: id, tenant, parts });
             self.advance_session(id, SessionEvent::Overdue, Some(SilentReason::Overdue));
-            self.queue_revocation_checks_of(id);
+            self.note_revocations_of(id);
         }
         // Parts that no session pins are due sooner.
         if all_are_due {

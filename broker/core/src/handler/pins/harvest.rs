@@ -8,6 +8,7 @@ use vramd_types::SessionId;
 use crate::{
     broker::Broker,
     event::{PartRef, PartUse},
+    follow_up::Fact,
     residency::MapState,
 };
 
@@ -36,12 +37,12 @@ impl Broker {
                 }
             }
             if lets_go {
-                self.queue_in_place_unmap(*part);
+                self.note_in_place(*part);
             }
             unpinned |= lets_go;
         }
         if unpinned && !planted!(self, UnpinIgnored) {
-            self.note_victims_changed();
+            self.follow_ups.push(Fact::VictimsChanged);
         }
     }
 

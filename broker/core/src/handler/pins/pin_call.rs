@@ -27,6 +27,7 @@ use crate::{
     command::{Caller, Command, DaemonFrame, Notice, WaitEnd},
     error::Refusal,
     event::PartRef,
+    follow_up::Fact,
     handler::Timer,
     limits::PIN_PARTS_MAX,
     migration::Waiter,
@@ -84,7 +85,9 @@ impl Broker {
             words.calls = words.calls.saturating_add(1);
             words.call_parts = words.call_parts.saturating_add(count);
         }
-        self.follow_ups.calls.extend(sorted.iter().map(|part| (*part, (id, call))));
+        for part in sorted.iter().copied() {
+            self.follow_ups.push(Fact::CallBegan((id, call), part));
+        }
         let look = self.now.after(self.config.limits.pin_stall);
         let until = (!wait.is_zero()).then(|| self.now.after(wait));
         self.pins.insert((id, call), sorted, self.now, (look, until));
@@ -241,9 +244,9 @@ impl Broker {
             self.note_pin_waited(id, call.elsewhere.then_some(call.arrived), end);
         }
         // Its parts may leave now, and those that it waited for may be wanted by no session.
-        self.note_victims_changed();
+        self.follow_ups.push(Fact::VictimsChanged);
         for part in call.parts {
-            self.queue_in_place_unmap(part);
+            self.note_in_place(part);
             // A session that wants it later enters the line anew.
             let waiter = Waiter::Part(part);
             if self.line.contains(waiter) && !self.is_wanted(part) {
@@ -252,14 +255,14 @@ impl Broker {
             }
             // A later revocation was held up by this call.
             if self.revocations.get(&part).is_some_and(|under_way| call.arrival < under_way.began) {
-                self.follow_ups.revocations.insert(part);
+                self.follow_ups.push(Fact::RevocationEased(part));
             }
         }
     }
 
     /// Ends all calls of a session that sends nothing further. No answer is sent.
     pub(crate) fn end_pins_of(&mut self, id: SessionId) {
-        self.follow_ups.full_scan |= !self.line.is_empty();
+        self.follow_ups.push(Fact::CallsEnded);
         let calls: Vec<_> = self.pins.of_session(id).map(|(call, _)| call).collect();
         for call in calls {
             self.end_pin(call, WaitEnd::Left);

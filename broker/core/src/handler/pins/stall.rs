@@ -18,6 +18,7 @@ use crate::{
     command::Notice,
     error::Refusal,
     event::{PartRef, Tier},
+    follow_up::Fact,
     handler::Timer,
     migration::Waiter,
     residency::{AllocationState, MapState, Stage},
@@ -38,12 +39,12 @@ impl Broker {
         self.timers.remove(&(look, Timer::Stall(id.0, id.1)));
     }
 
-    /// Checks the calls that are due, and aborts the youngest that has stalled. Returns whether it aborted one,
-    /// so that others may go on.
-    pub(crate) fn abort_stalled(&mut self) -> bool {
+    /// Checks calls that are due, and aborts the youngest that has stalled. The others are checked again, since
+    /// they may go on now.
+    pub(crate) fn abort_stalled(&mut self, calls: Vec<PinId>) {
         let (now, wait) = (self.now, self.config.limits.pin_stall);
         let mut due = Vec::new();
-        for id in std::mem::take(&mut self.follow_ups.stall_checks) {
+        for id in calls {
             let Some(call) = self.pins.get(id).filter(|call| call.is_waiting()) else { continue };
             let (arrival, since) = (call.arrival, self.stalled_since(id, call));
             self.follow_ups.count_checked(call.parts.len());
@@ -52,13 +53,13 @@ impl Broker {
                 since => self.schedule_stall_check(id, since.unwrap_or(now).after(wait)),
             }
         }
-        let Some((_, youngest)) = due.iter().max().copied() else { return false };
-        let others = due.into_iter().map(|(_, id)| id).filter(|id| *id != youngest);
-        self.follow_ups.stall_checks.extend(others);
+        let Some((_, youngest)) = due.iter().max().copied() else { return };
+        for (_, other) in due.into_iter().filter(|(_, id)| *id != youngest) {
+            self.follow_ups.push(Fact::StallCheckDue(other));
+        }
         self.refuse_pin(youngest, Refusal::PinStalled { session: youngest.0 });
         self.push_notice(Notice::PinStalled { session: youngest.0, call: youngest.1 });
         self.pins.restart_wait(youngest.0, now);
-        true
     }
 
     /// Since when a call waits only for sessions that wait themselves, if it does.

@@ -7,6 +7,7 @@ use crate::{
     command::{Command, DaemonFrame, Notice, RevokeReason},
     error::Refusal,
     event::{CallId, OperatorRequest, RequestKey, Target},
+    follow_up::Fact,
     handler::{Start, Started},
     tenancy::{Method, MoveGoal, OpId, OpKind, Outcome, Recall, Requester, SessionEvent, SessionState},
 };
@@ -120,7 +121,7 @@ impl Broker {
     fn drain(&mut self, draining: bool) -> Start {
         if self.draining != draining {
             self.draining = draining;
-            self.follow_ups.full_scan = true;
+            self.follow_ups.push(Fact::DrainChanged);
             self.push_notice(Notice::Draining { draining });
             if draining {
                 self.release_all_cached(None);

@@ -10,6 +10,7 @@ use crate::{
     broker::Broker,
     command::{Notice, PartMove},
     event::{PartRef, Target, Tier},
+    follow_up::Fact,
     handler::{Start, Started},
     tenancy::Outcome,
 };
@@ -40,7 +41,7 @@ impl Broker {
         // Waiters may have the room of parts that were let go, and a waiter that no eviction helps any longer
         // is passed.
         if changed > 0 {
-            self.note_victims_changed();
+            self.follow_ups.push(Fact::VictimsChanged);
         }
         Ok(Started::Done(Outcome::PartsHeld { allocation: id, parts: parts.into_iter().collect() }))
     }

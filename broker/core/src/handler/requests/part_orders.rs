@@ -3,7 +3,7 @@
 //! Each part has its own outcome. The daemon starts a bounded number at a time, so that nothing else waits for
 //! all parts of a large order.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use vramd_types::{AllocationId, PartIndex};
 
@@ -14,13 +14,11 @@ use crate::{
     event::{Kind, PartRef, Target, Tier},
     handler::{Start, Started, Timer},
     ledger::Place,
+    limits::MOMENT,
     limits::PARTS_STARTED_PER_EVENT,
     residency::AllocationState,
     tenancy::{MoveGoal, OpId, OpKind, PerPart},
 };
-
-/// After what time work in turns goes on: after all other work that is due by then.
-pub(crate) const MOMENT: Duration = Duration::from_micros(1);
 
 impl Broker {
     pub(crate) fn revoke_mappings(&self, target: &Target, parts: Vec<PartIndex>, wait: bool) -> Start {

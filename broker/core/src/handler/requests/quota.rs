@@ -11,6 +11,7 @@ use crate::{
     command::Command,
     error::Refusal,
     event::{DeviceSelector, Tier},
+    follow_up::Fact,
     handler::{Start, Started, line::make_room::RoomPlan},
     ledger::{Place, Quota, QuotaDevice, QuotaTable},
     limits::REQUESTS_REMEMBERED,
@@ -220,7 +221,7 @@ impl Broker {
             );
         }
         // Waiters of the tenant may use what is reserved for it.
-        self.follow_ups.full_scan |= self.is_room_wanted();
+        self.follow_ups.push(Fact::QuotaStaged);
         let request = self.request_of(op, &change);
         let row = |(tenant, device, tier, quota): (TenantId, &QuotaDevice, Tier, Quota)| StoredQuota {
             tenant: self.tenants.name(tenant).to_owned(),
@@ -256,7 +257,7 @@ impl Broker {
                 self.ledger.set_quota(change.tenant, change.device.clone(), change.tier, quota);
                 self.trim_to_limit(change.tenant);
                 self.refuse_infeasible();
-                self.follow_ups.full_scan |= self.is_room_wanted();
+                self.follow_ups.push(Fact::QuotaStaged);
                 request.into_iter().for_each(|request| self.quota_queue.recall(request));
                 self.note_quota(&change, quota);
                 Ok(match quota {
@@ -274,7 +275,7 @@ impl Broker {
                 Err(Refusal::StoreFailed { problem })
             }
         };
-        self.follow_ups.full_scan = true;
+        self.follow_ups.push(Fact::QuotaChanged);
         self.finish(op, outcome);
         self.start_next_quota();
     }

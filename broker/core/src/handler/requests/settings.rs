@@ -7,6 +7,7 @@ use crate::{
     broker::Broker,
     command::{Command, Notice},
     error::Refusal,
+    follow_up::Fact,
     handler::{Start, Started},
     ledger::Place,
     settings::{Settings, SettingsChange},
@@ -70,13 +71,15 @@ impl Broker {
         if is_smaller {
             self.refuse_batches_without_room_below();
         }
-        self.follow_ups.full_scan = true;
+        self.follow_ups.push(Fact::SettingsChanged);
         self.pressure_state.tried.clear();
         self.pressure_state.failed.clear();
         self.pressure_state.scanned_to.clear();
-        self.follow_ups.pressed_places.extend(places.iter().copied());
+        for place in places.iter().copied() {
+            self.follow_ups.push(Fact::PressureDue(place));
+        }
         if !planted!(self, SettingsAppliedLate) {
-            self.ledger.changed.extend(places);
+            places.into_iter().for_each(|place| self.follow_ups.push(Fact::BalanceChanged(place)));
         }
     }
 }

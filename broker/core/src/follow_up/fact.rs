@@ -1,0 +1,125 @@
+//! Facts: the changes that handlers and tables report to the follow-ups.
+
+use std::collections::VecDeque;
+
+use vramd_types::{DeviceIndex, SessionId};
+
+use crate::{
+    command::RevokedPart,
+    event::PartRef,
+    ledger::Place,
+    tenancy::{OpId, PinId},
+};
+
+/// Something that an event has changed. `handler/follow_up.rs` has the table of the work that follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fact {
+    // Calls, mappings and revocations.
+    /// A pin call began, which needs this part.
+    CallBegan(PinId, PartRef),
+    /// Calls that miss the part may have it now: it has arrived, or its revocation has ended.
+    PartAvailable(PartRef),
+    /// A call has waited long enough to be checked for a stall.
+    StallCheckDue(PinId),
+    /// A session's mapping of the part has changed.
+    MappingChanged(SessionId, PartRef),
+    /// A session was evicted from the part, and has to be told.
+    MappingEvicted(SessionId, RevokedPart),
+    /// Parts are queued for the session.
+    PartsQueued(SessionId),
+    /// Something that the part's revocation waits for may have happened.
+    RevocationEased(PartRef),
+    /// No session is known to pin a part that has to be unmapped in place.
+    InPlaceUnpinned(PartRef),
+
+    // Room, and what may leave for it.
+    /// The balance of a place has changed.
+    BalanceChanged(Place),
+    /// Below the device a tenant may be admitted to more than before.
+    RoomBelow(DeviceIndex),
+    /// A device has room that its driver returned, or that was handed over.
+    RoomFreed,
+    /// Room was taken outside the line. It may have been made for a waiter.
+    RoomTaken,
+    /// A part or an extent can leave its device, or no longer can.
+    VictimsChanged,
+    /// A part without backing has backing now, so it can leave.
+    BackingGained,
+    /// An allocation is in another state, so its parts may be victims, or no longer.
+    AllocationAdvanced,
+    /// An extent is cached, so it can be released for a waiter.
+    ExtentCached,
+    /// A reservation was cancelled: its extent could not be created.
+    CreationFailed,
+    /// An extent was released and its memory is still in use elsewhere, so it is no room.
+    ExtentUnreturned,
+    /// Memory that was unreturned has come back.
+    ExtentReturned,
+    /// A part that was leaving stays on its device.
+    LeavingStopped,
+    /// A victim could not start to leave, and another has to be found.
+    VictimRefused,
+    /// An extent that was leaving has left, or stays.
+    LeavingResolved,
+    /// The driver had no memory, although the ledger has room.
+    DriverRanOut(DeviceIndex),
+    /// A survey has shown what a device has.
+    Surveyed,
+    /// Work for the pressure of a place can go on.
+    PressureDue(Place),
+
+    // The line.
+    /// A waiter that the last scan covered, or would have, enters or leaves.
+    ScannedWaiterChanged,
+    /// A waiter beyond the last scan enters. It may be within its guarantee.
+    WaiterEntered,
+    /// A batch enters the line.
+    BatchEntered,
+    /// A batch leaves the line without room.
+    BatchRefused,
+    /// An operator has cancelled a wait.
+    WaitCancelled,
+    /// Pin calls of a session end that sends nothing further.
+    CallsEnded,
+    /// A part in the line may be wanted by no session any longer.
+    WaiterUnwanted(PartRef),
+    /// A started waiter took cached extents that another counted on.
+    CachedTaken,
+    /// A waiter that the driver failed may be tried again.
+    RetryAllowed,
+
+    // Rules.
+    /// A change of a quota has the room that it waited for, or does not get it.
+    QuotaReady(OpId),
+    /// A guarantee is being stored, or a limit has changed: what the line may use is different.
+    QuotaStaged,
+    /// A change of a quota is over.
+    QuotaChanged,
+    /// The settings have changed.
+    SettingsChanged,
+    /// A drain began or ended.
+    DrainChanged,
+}
+
+/// Facts in the order in which they came about.
+#[derive(Debug, Default)]
+pub(crate) struct Facts(VecDeque<Fact>);
+
+impl Facts {
+    /// Adds a fact, unless it repeats the last one.
+    pub(crate) fn push(&mut self, fact: Fact) {
+        if self.0.back() != Some(&fact) {
+            self.0.push_back(fact);
+        }
+    }
+
+    /// Takes the first fact.
+    pub(crate) fn take(&mut self) -> Option<Fact> {
+        self.0.pop_front()
+    }
+
+    /// Drops a fact that the caller has dealt with.
+    pub(crate) fn forget(&mut self, fact: Fact) {
+        self.0.retain(|other| *other != fact);
+    }
+}

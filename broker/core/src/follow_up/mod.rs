@@ -1,0 +1,97 @@
+//! Follow-up work: what an event makes necessary, beyond what its own handler does.
+//!
+//! A handler only pushes a [`Fact`] about what it changed. So no handler has to know which calls, revocations or
+//! waiters depend on it, and several changes of one part are followed up once. At the end of the event,
+//! `handler/follow_up.rs` turns facts into [`Work`] by one table, and does the work in the order of that enum.
+
+mod fact;
+mod work;
+
+use std::collections::BTreeSet;
+
+use vramd_types::SessionId;
+
+pub(crate) use fact::{Fact, Facts};
+pub(crate) use work::Work;
+
+use crate::command::RevokedPart;
+
+/// The facts of an event, and the work that follows from them.
+#[derive(Debug, Default)]
+pub(crate) struct FollowUps {
+    facts: Facts,
+    work: BTreeSet<Work>,
+    /// Work for a later event, since this one did enough of its kind.
+    postponed: Vec<Work>,
+    /// How many evicted mappings were reported in this event.
+    evictions: u64,
+    /// How many parts had their words asked in this event, to be unmapped in place.
+    pub(crate) words_asked: usize,
+    /// How many parts of calls were ever checked.
+    #[cfg(test)]
+    pub(crate) parts_checked: usize,
+}
+
+impl FollowUps {
+    /// Adds a fact.
+    pub(crate) fn push(&mut self, fact: Fact) {
+        self.facts.push(fact);
+    }
+
+    /// Takes the first fact.
+    pub(crate) fn take_fact(&mut self) -> Option<Fact> {
+        self.facts.take()
+    }
+
+    /// Drops a fact that the caller has dealt with.
+    pub(crate) fn forget(&mut self, fact: Fact) {
+        self.facts.forget(fact);
+    }
+
+    /// Counts from zero again, and brings back what was postponed.
+    pub(crate) fn begin_event(&mut self) {
+        (self.evictions, self.words_asked) = (0, 0);
+        self.work.extend(self.postponed.drain(..));
+    }
+
+    /// Adds work, unless it is there.
+    pub(crate) fn add(&mut self, work: Work) {
+        self.work.insert(work);
+    }
+
+    /// Adds a part of which the session has to be told, behind all others.
+    pub(crate) fn add_revoke(&mut self, session: SessionId, revoked: RevokedPart) {
+        self.work.insert(Work::SendRevoke(session, self.evictions, revoked));
+        self.evictions = self.evictions.saturating_add(1);
+    }
+
+    pub(crate) fn remove(&mut self, work: &Work) {
+        self.work.remove(work);
+    }
+
+    pub(crate) fn postpone(&mut self, work: Work) {
+        self.postponed.push(work);
+    }
+
+    /// Takes the work that comes first.
+    pub(crate) fn take_first(&mut self) -> Option<Work> {
+        self.work.pop_first()
+    }
+
+    /// Takes the work that comes first, if it is of a kind.
+    pub(crate) fn take_first_if<T>(&mut self, of_kind: impl Fn(&Work) -> Option<T>) -> Option<T> {
+        let found = self.work.first().and_then(of_kind)?;
+        self.work.pop_first();
+        Some(found)
+    }
+
+    #[cfg_attr(not(test), allow(clippy::unused_self, reason = "only tests count"))]
+    pub(crate) const fn count_checked(&mut self, parts: usize) {
+        #[cfg(test)]
+        {
+            self.parts_checked += parts;
+        }
+        #[cfg(not(test))]
+        let _ = parts;
+    }
+}

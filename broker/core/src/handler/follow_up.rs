@@ -1,0 +1,226 @@
+//! The table of follow-up work: for each [`Fact`], what follows; and the loop that does it.
+//!
+//! [`Broker::run_follow_ups`] takes the facts, adds the work that follows from them, and does the first piece of
+//! work in the order of [`Work`]. It goes on until no fact and no work is left.
+//!
+//! # Why it ends
+//!
+//! Each piece of work uses something up that no follow-up work brings back within one event:
+//!
+//! - A check of a call answers it, refuses it, sends its part or has it fetched; each happens once to a part of a
+//!   call, and no work starts a call. A stalled call is aborted once.
+//! - A check of a revocation ends it, or tells mappers that were not told. Only a plan starts one.
+//! - A scan takes waiters out of the line, or has victims and cached extents leave. A victim is leaving
+//!   afterwards, or stuck until the next survey, so no later plan names it. A waiter that failed is deferred or
+//!   suspended.
+//! - The remaining work is a function of balances and levels. It repeats only after one of the above.
+//!
+//! The price is the number of facts. Calls of other sessions on the same part, and answered calls, are not
+//! checked.
+
+use vramd_types::SessionId;
+
+use crate::{
+    broker::Broker,
+    command::{RevokeReason, RevokedPart},
+    event::PartRef,
+    follow_up::{Fact, Work},
+    handler::Timer,
+    limits::{MOMENT, PARTS_STARTED_PER_EVENT},
+    migration::Waiter,
+    tenancy::PinId,
+};
+
+impl Broker {
+    /// The table: adds the work that follows from a fact.
+    fn follow(&mut self, fact: Fact) {
+        match fact {
+            // The call may have the part already, or needs it sent or fetched.
+            Fact::CallBegan(call, part) => self.follow_ups.add(Work::CheckCall((part, call))),
+            // Every call that misses the part, of whichever session.
+            Fact::PartAvailable(part) => {
+                for call in self.pins.missing(part) {
+                    self.follow_ups.add(Work::CheckCall(call));
+                }
+            }
+            Fact::StallCheckDue(call) => self.follow_ups.add(Work::CheckStall(call)),
+            // A mapping is what the session's calls wait for, what a revocation waits to end, and why a part is
+            // wanted.
+            Fact::MappingChanged(session, part) => {
+                for call in self.pins.waiting_of(part, session) {
+                    self.follow_ups.add(Work::CheckCall(call));
+                }
+                if self.revocations.contains_key(&part) {
+                    self.follow_ups.add(Work::CheckRevocation(part));
+                }
+                if self.line.contains(Waiter::Part(part)) {
+                    self.follow_ups.add(Work::CheckWaiter(part));
+                }
+            }
+            // In few frames, once all that leaves is known.
+            Fact::MappingEvicted(session, revoked) => self.follow_ups.add_revoke(session, revoked),
+            Fact::PartsQueued(session) => self.follow_ups.add(Work::SendParts(session)),
+            Fact::RevocationEased(part) => self.follow_ups.add(Work::CheckRevocation(part)),
+            Fact::InPlaceUnpinned(part) => self.follow_ups.add(Work::UnmapInPlace(part)),
+
+            // The level of a place follows its balance.
+            Fact::BalanceChanged(place) => self.follow_ups.add(Work::UpdatePressure(place)),
+            Fact::PressureDue(place) => self.follow_ups.add(Work::RelievePressure(place)),
+            // Parts that could not leave for lack of backing get it.
+            Fact::RoomBelow(device) => self.follow_ups.add(Work::ReserveLateBackings(device)),
+            // The first waiter may start. A waiter that nothing would have helped may be helped now.
+            Fact::RoomFreed => {
+                self.follow_ups.add(Work::FrontScan);
+                self.scan_if_short();
+            }
+            Fact::VictimsChanged => self.scan_if_short(),
+            // Room that was taken may have been made for a waiter.
+            Fact::RoomTaken | Fact::CallsEnded | Fact::AllocationAdvanced => {
+                if !self.line.is_empty() {
+                    self.follow_ups.add(Work::FullScan);
+                }
+            }
+            // More parts can leave, or less room may be used: only waiters and limits need a scan then.
+            Fact::BackingGained | Fact::QuotaStaged => {
+                if self.is_room_wanted() {
+                    self.follow_ups.add(Work::FullScan);
+                }
+            }
+            // A waiter that the driver failed waits for exactly this.
+            Fact::LeavingResolved => {
+                if self.line.has_out_of_memory() {
+                    self.follow_ups.add(Work::FullScan);
+                }
+            }
+            // The ledger is short until a survey shows why, and the waiter is back in the line.
+            Fact::DriverRanOut(device) => {
+                self.follow_ups.add(Work::CoverShortfall(device));
+                self.follow_ups.add(Work::FullScan);
+            }
+
+            // The last scan counted on what is different now.
+            Fact::ExtentCached
+            | Fact::CreationFailed
+            | Fact::ExtentUnreturned
+            | Fact::ExtentReturned
+            | Fact::LeavingStopped
+            | Fact::VictimRefused
+            | Fact::Surveyed
+            | Fact::ScannedWaiterChanged
+            | Fact::BatchEntered
+            | Fact::BatchRefused
+            | Fact::WaitCancelled
+            | Fact::CachedTaken
+            | Fact::RetryAllowed
+            | Fact::QuotaChanged
+            | Fact::SettingsChanged
+            | Fact::DrainChanged => self.follow_ups.add(Work::FullScan),
+            // It needs no room to be made, unless it is within a guarantee: a front scan finds that out.
+            Fact::WaiterEntered => self.follow_ups.add(Work::FrontScan),
+            Fact::WaiterUnwanted(part) => {
+                if self.line.contains(Waiter::Part(part)) {
+                    self.follow_ups.add(Work::CheckWaiter(part));
+                }
+            }
+            Fact::QuotaReady(op) => self.follow_ups.add(Work::ResumeQuota(op)),
+        }
+    }
+
+    /// A waiter that nothing would have helped may be helped by another victim; so may a tenant above its limit.
+    fn scan_if_short(&mut self) {
+        if self.line.scan_found_shortage() || !self.over_limit.is_empty() {
+            self.follow_ups.add(Work::FullScan);
+        }
+    }
+
+    /// Does all follow-up work of an event.
+    pub(crate) fn run_follow_ups(&mut self) {
+        self.follow_ups.begin_event();
+        loop {
+            while let Some(fact) = self.ledger.take_fact() {
+                self.follow(fact);
+            }
+            while let Some(fact) = self.follow_ups.take_fact() {
+                self.follow(fact);
+            }
+            match self.follow_ups.take_first() {
+                Some(work) => self.do_work(work),
+                None => return,
+            }
+        }
+    }
+
+    fn do_work(&mut self, work: Work) {
+        match work {
+            Work::CheckCall((part, call)) => self.check_call(call, part),
+            Work::CheckRevocation(part) => self.check_revocation(part),
+            Work::ResumeQuota(op) => self.resume_quota(op),
+            Work::CheckWaiter(part) => self.check_waiter(part),
+            Work::CoverShortfall(device) => self.cover_shortfall(device),
+            Work::ReserveLateBackings(device) => {
+                if self.backings.missing().is_any_on(device) {
+                    self.reserve_late_backings(device);
+                }
+            }
+            Work::FullScan => {
+                self.follow_ups.remove(&Work::FrontScan);
+                self.scan_line();
+            }
+            Work::FrontScan => self.scan_front(),
+            Work::UpdatePressure(place) => self.update_pressure(place),
+            Work::RelievePressure(place) => self.relieve_pressure(place),
+            Work::UnmapInPlace(part) => self.unmap_in_place_or_postpone(part),
+            Work::SendRevoke(session, _, first) => self.send_evictions(session, first),
+            Work::SendParts(session) => self.send_parts(session),
+            Work::CheckStall(call) => self.check_stalls(call),
+        }
+    }
+
+    /// Tells the session of all its evicted parts.
+    fn send_evictions(&mut self, session: SessionId, first: RevokedPart) {
+        let mut parts = vec![first];
+        let of_session = |work: &Work| match work {
+            Work::SendRevoke(to, _, revoked) if *to == session => Some(*revoked),
+            _ => None,
+        };
+        while let Some(revoked) = self.follow_ups.take_first_if(of_session) {
+            parts.push(revoked);
+        }
+        self.send_revoke(session, parts, RevokeReason::Evicted);
+    }
+
+    /// Sends this session and all others with queued parts their next packets. They share the budget of
+    /// descriptors, so no other work comes between them.
+    fn send_parts(&mut self, first: SessionId) {
+        let mut next = Some(first);
+        while let Some(session) = next {
+            self.pump(session);
+            next = self.follow_ups.take_first_if(|work| match work {
+                Work::SendParts(session) => Some(*session),
+                _ => None,
+            });
+        }
+    }
+
+    /// Checks all calls that are due together: the youngest is aborted first.
+    fn check_stalls(&mut self, first: PinId) {
+        let mut calls = vec![first];
+        while let Some(call) = self.follow_ups.take_first_if(|work| match work {
+            Work::CheckStall(call) => Some(*call),
+            _ => None,
+        }) {
+            calls.push(call);
+        }
+        self.abort_stalled(calls);
+    }
+
+    /// Unmaps a part in place, unless this event asked enough words: the rest follows a moment later, so that
+    /// nothing else waits for them.
+    fn unmap_in_place_or_postpone(&mut self, part: PartRef) {
+        if self.follow_ups.words_asked < PARTS_STARTED_PER_EVENT {
+            return self.unmap_in_place(part);
+        }
+        self.follow_ups.postpone(Work::UnmapInPlace(part));
+        self.arm(self.now.after(MOMENT), Timer::InPlaceUnmaps);
+    }
+}
