@@ -1,10 +1,12 @@
-//! Kinds of events and queries that are timed separately, so that a cost that grows in one kind cannot hide
+//! Kinds of events and queries that are measured separately, so that a cost that grows in one kind cannot hide
 //! among the others.
 
 use broker_core::{ClientFrame, ClientRequest, Completion, Event};
 
+use crate::counted::regions;
+
 macro_rules! kinds {
-    ($($variant:ident $name:literal,)*) => {
+    ($($variant:ident $region:ident $name:literal,)*) => {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Kind { $($variant,)* }
 
@@ -14,36 +16,46 @@ macro_rules! kinds {
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
+
+            /// The name of the region in which events of this kind are counted.
+            pub const fn region(self) -> &'static str {
+                match self { $(Self::$variant => stringify!($region),)* }
+            }
+
+            /// Runs the work in the region of this kind.
+            pub fn count<R>(self, work: impl FnOnce() -> R) -> R {
+                match self { $(Self::$variant => regions::$region(work),)* }
+            }
         }
     };
 }
 
 kinds! {
-    Hello "hello",
-    ProcessEnded "process ended",
-    AllocateBatch "AllocateBatch",
-    FreeBatch "FreeBatch",
-    Attach "Attach",
-    Detach "Detach",
-    Seal "Seal",
-    Mapped "mapped",
-    Unmapped "unmapped",
-    Created "extent created",
-    Released "extent released",
-    Returned "extent returned",
-    Digested "digested",
-    Surveyed "surveyed",
-    Operator "SetQuota",
-    QuotasStored "quotas stored",
-    Tick "tick",
-    Other "other",
-    Describe "query: describe",
-    ListVisible "query: a tenant's page",
-    ListPrefix "query: a page by name prefix",
-    Show "query: show by name",
-    ListAllocations "query: an operator's page",
-    ListSessions "query: sessions",
-    Quota "query: quota",
+    Hello hello "hello",
+    ProcessEnded process_ended "process ended",
+    AllocateBatch allocate_batch "AllocateBatch",
+    FreeBatch free_batch "FreeBatch",
+    Attach attach "Attach",
+    Detach detach "Detach",
+    Seal seal "Seal",
+    Mapped mapped "mapped",
+    Unmapped unmapped "unmapped",
+    Created created "extent created",
+    Released released "extent released",
+    Returned returned "extent returned",
+    Digested digested "digested",
+    Surveyed surveyed "surveyed",
+    Operator operator "SetQuota",
+    QuotasStored quotas_stored "quotas stored",
+    Tick tick "tick",
+    Other other "other",
+    Describe describe "query: describe",
+    ListVisible list_visible "query: a tenant's page",
+    ListPrefix list_prefix "query: a page by name prefix",
+    Show show "query: show by name",
+    ListAllocations list_allocations "query: an operator's page",
+    ListSessions list_sessions "query: sessions",
+    Quota quota "query: quota",
 }
 
 impl Kind {

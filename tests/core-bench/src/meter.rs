@@ -8,7 +8,7 @@ use std::{
 use broker_core::{Broker, Command, Event, Time};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::kind::Kind;
+use crate::{counted::regions, kind::Kind};
 
 /// How events are handed to the core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,11 +17,15 @@ pub enum Pace {
     Bursts,
     /// One event, then its commands, with two readings of the clock: for the cost of each kind.
     Single,
+    /// As in bursts, without any reading of the clock: for counts of instructions.
+    Untimed,
 }
 
 #[derive(Debug)]
 pub struct Meter {
     pub pace: Pace,
+    /// Whether events and queries run in counted regions.
+    pub counting: bool,
     /// Time inside `handle`, `poll_command` and the getters: processor time of this thread, then wall time.
     pub core: Duration,
     pub core_wall: Duration,
@@ -39,12 +43,20 @@ const BURST: usize = 64;
 impl Meter {
     pub fn new(pace: Pace) -> Self {
         let samples = Kind::ALL.iter().map(|_| Vec::new()).collect();
-        Self { pace, core: Duration::ZERO, core_wall: Duration::ZERO, events: 0, queries: 0, samples }
+        Self {
+            pace,
+            counting: false,
+            core: Duration::ZERO,
+            core_wall: Duration::ZERO,
+            events: 0,
+            queries: 0,
+            samples,
+        }
     }
 
     pub const fn burst(&self) -> usize {
         match self.pace {
-            Pace::Bursts => BURST,
+            Pace::Bursts | Pace::Untimed => BURST,
             Pace::Single => 1,
         }
     }
@@ -61,12 +73,14 @@ impl Meter {
         let kind = events.first().map_or(Kind::Other, Kind::of);
         self.events += u64::try_from(events.len()).expect("few");
         let start = Started::now(self.pace);
-        for event in events {
-            broker.handle(now, event);
-        }
-        while let Some(command) = broker.poll_command() {
-            commands.push(command);
-        }
+        self.work(kind, || {
+            for event in events {
+                broker.handle(now, event);
+            }
+            while let Some(command) = broker.poll_command() {
+                commands.push(command);
+            }
+        });
         let took = start.elapsed();
         self.record(kind, took);
     }
@@ -74,11 +88,20 @@ impl Meter {
     /// Calls a getter. Its answer is dropped after the clock was read.
     pub fn query<T>(&mut self, kind: Kind, ask: impl FnOnce() -> T) {
         let start = Started::now(self.pace);
-        let answer = black_box(ask());
+        let answer = self.work(kind, || black_box(ask()));
         let took = start.elapsed();
         drop(answer);
         self.queries += 1;
         self.record(kind, took);
+    }
+
+    /// Runs work of the core, in a counted region if the meter counts.
+    fn work<R>(&self, kind: Kind, work: impl FnOnce() -> R) -> R {
+        match (self.counting, self.pace) {
+            (false, _) => work(),
+            (true, Pace::Single) => kind.count(work),
+            (true, Pace::Bursts | Pace::Untimed) => regions::whole(work),
+        }
     }
 
     fn record(&mut self, kind: Kind, (wall, processor): (Duration, Duration)) {
@@ -95,18 +118,18 @@ impl Meter {
 
 /// A moment by both clocks. Processor time is read around bursts only: reading it costs as much as an event.
 struct Started {
-    wall: Instant,
+    wall: Option<Instant>,
     processor: Option<Duration>,
 }
 
 impl Started {
     fn now(pace: Pace) -> Self {
         let processor = (pace == Pace::Bursts).then(processor_time);
-        Self { wall: Instant::now(), processor }
+        Self { wall: (pace != Pace::Untimed).then(Instant::now), processor }
     }
 
     fn elapsed(&self) -> (Duration, Duration) {
-        let wall = self.wall.elapsed();
+        let wall = self.wall.map_or(Duration::ZERO, |start| start.elapsed());
         (wall, self.processor.map_or(wall, |start| processor_time().saturating_sub(start)))
     }
 }

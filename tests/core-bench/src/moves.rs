@@ -53,11 +53,20 @@ fn per_move(time: Duration, moves: u64) -> f64 {
 
 /// Measures stretches of `moves` moves while `waiting` pins wait at a time.
 pub fn measure(parts: u32, waiting: usize, slices: usize, moves: u64) -> Vec<Planned> {
-    let mut pins = Pins::new(parts);
+    let mut pins = Pins::new(parts, Pace::Bursts);
     pins.wait_with(waiting);
     // Warm up until everything that lay on the device at first has left it.
     pins.slice(u64::from(2 * parts / FITS));
     (0..slices).map(|_| pins.slice(moves)).collect()
+}
+
+/// Runs `moves` moves in counted regions while `waiting` pins wait at a time. Returns how many there were.
+pub fn count(parts: u32, waiting: usize, moves: u64) -> u64 {
+    let mut pins = Pins::new(parts, Pace::Untimed);
+    pins.wait_with(waiting);
+    pins.run(u64::from(2 * parts / FITS));
+    pins.shell.meter.counting = true;
+    pins.run(moves)
 }
 
 /// The cost of one operator call that moves `parts` parts off their device: the longest single event, and the
@@ -104,8 +113,8 @@ struct Pins {
 }
 
 impl Pins {
-    fn new(parts: u32) -> Self {
-        let mut shell = Shell::with(config(parts, FITS), Pace::Bursts);
+    fn new(parts: u32, pace: Pace) -> Self {
+        let mut shell = Shell::with(config(parts, FITS), pace);
         let clients: Vec<_> = (0..TENANTS).map(|tenant| Client::open(&mut shell, tenant)).collect();
         let (mut owners, mut away) = (BTreeMap::new(), vec![Vec::new(); clients.len()]);
         for number in 0..parts / PARTS_PER_ALLOCATION {
@@ -126,15 +135,22 @@ impl Pins {
         }
     }
 
-    /// Runs a stretch. Each answered call is replaced at once, so that the number of waiting calls stays.
-    fn slice(&mut self, moves: u64) -> Planned {
-        let (moves_before, core_before) = (self.moves, self.shell.meter.core);
-        let start = processor_time();
-        while self.moves < moves_before + moves {
+    /// Runs that many moves, and some more that are under way. Each answered call is replaced at once, so that
+    /// the number of waiting calls stays.
+    fn run(&mut self, moves: u64) -> u64 {
+        let before = self.moves;
+        while self.moves < before + moves {
             self.round();
         }
+        self.moves - before
+    }
+
+    /// Times a stretch.
+    fn slice(&mut self, moves: u64) -> Planned {
+        let core_before = self.shell.meter.core;
+        let start = processor_time();
         Planned {
-            moves: self.moves - moves_before,
+            moves: self.run(moves),
             core: self.shell.meter.core.saturating_sub(core_before),
             all: processor_time().saturating_sub(start),
         }

@@ -1,0 +1,148 @@
+//! `core-counts check`: counts the core's instructions, and compares them with the committed counts.
+
+use std::{
+    fs,
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::{Parser, Subcommand};
+use core_bench::counts::{
+    comparison::{Counts, Difference, compare, percent},
+    measure,
+    workload::Workload,
+};
+use dev_kit::{machine, output_of, repository};
+use serde_json::{Value, json};
+
+#[derive(Parser)]
+#[command(about = "Counts the instructions of the core, and compares them with the committed counts.")]
+struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Fail if a count grew by more than 3 %.
+    Check,
+    /// Count, and write the file of committed counts.
+    Update {
+        /// Why the counts change. It is committed with them.
+        why: String,
+    },
+    /// Count, and write a report.
+    Report {
+        /// The file to write.
+        out: PathBuf,
+    },
+    /// Run one workload; the other actions run it under Valgrind.
+    #[command(hide = true)]
+    Run { workload: String },
+}
+
+/// The committed counts.
+const COMMITTED: &str = "tests/core-bench/counts.json";
+
+fn main() -> Result<ExitCode> {
+    let committed = repository().join(COMMITTED);
+    match Arguments::parse().action {
+        Action::Run { workload } => run(&workload)?,
+        Action::Check => return check(&committed),
+        Action::Update { why } => {
+            let counts = count()?;
+            if committed.exists() {
+                print_beside(&read(&committed)?, &counts)?;
+            }
+            write(&committed, &json!({ "why": why, "rustc": rustc(), "counts": counts }))?;
+        }
+        Action::Report { out } => {
+            let counts = count()?;
+            print_beside(&read(&committed)?, &counts)?;
+            let report = json!({
+                "instructions": counts,
+                "machine": machine(),
+                "commit": output_of("git", &["rev-parse", "HEAD"]),
+                "changed_since": output_of("git", &["status", "--porcelain"]).is_none_or(|text| !text.is_empty()),
+                "rustc": rustc(),
+                "valgrind": output_of("valgrind", &["--version"]),
+                "at": output_of("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]),
+                "command": "tests/core-bench/count report OUT.json",
+            });
+            write(&out, &report)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs a workload, and prints what it did: name, region and number.
+fn run(workload: &str) -> Result<()> {
+    let workload = Workload::find(workload).context("there is no workload of this name")?;
+    for unit in workload.run() {
+        writeln!(io::stdout(), "{}\t{}\t{}", unit.name, unit.region, unit.times)?;
+    }
+    Ok(())
+}
+
+fn check(committed: &Path) -> Result<ExitCode> {
+    let (before, counts) = (read(committed)?, count()?);
+    print_beside(&before, &counts)?;
+    let found = compare(&before, &counts);
+    let mut out = io::stdout();
+    for difference in &found {
+        writeln!(out, "{difference}")?;
+    }
+    let fails = found.iter().any(Difference::fails);
+    if !found.is_empty() {
+        writeln!(
+            out,
+            "If this change is meant to do that: tests/core-bench/count update 'why', and commit {COMMITTED}."
+        )?;
+        let used: Value = serde_json::from_str(&fs::read_to_string(committed)?)?;
+        if used["rustc"] != json!(rustc()) {
+            writeln!(out, "The committed counts are of {}, these of {}.", used["rustc"], json!(rustc()))?;
+        }
+    }
+    Ok(if fails { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn count() -> Result<Counts> {
+    ensure!(
+        !cfg!(debug_assertions),
+        "this build has checks that the daemon has not; use tests/core-bench/count"
+    );
+    measure::counts()
+}
+
+fn print_beside(before: &Counts, now: &Counts) -> Result<()> {
+    let mut out = io::stdout();
+    for (name, count) in now {
+        match before.get(name) {
+            Some(before) => {
+                writeln!(
+                    out,
+                    "{name:<42} {before:>12.1} {count:>12.1} {:>+7.1} %",
+                    percent(*before, *count)
+                )?;
+            }
+            None => writeln!(out, "{name:<42} {:>12} {count:>12.1}", "-")?,
+        }
+    }
+    Ok(())
+}
+
+fn read(committed: &Path) -> Result<Counts> {
+    let text = fs::read_to_string(committed).with_context(|| format!("{COMMITTED} cannot be read"))?;
+    let mut value: Value = serde_json::from_str(&text)?;
+    serde_json::from_value(value["counts"].take()).context("counts by name")
+}
+
+fn write(path: &Path, value: &Value) -> Result<()> {
+    Ok(fs::write(path, format!("{value:#}\n"))?)
+}
+
+fn rustc() -> Option<String> {
+    output_of("rustc", &["--version"])
+}

@@ -1,0 +1,117 @@
+//! Compares counts with the committed ones.
+
+use std::{collections::BTreeMap, fmt};
+
+/// Instructions by name.
+pub type Counts = BTreeMap<String, f64>;
+
+/// A count that differs by more is reported.
+pub const PERCENT_MAX: f64 = 3.0;
+
+/// A difference between a count and the committed one.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Difference {
+    Grew {
+        name: String,
+        before: f64,
+        now: f64,
+    },
+    Shrank {
+        name: String,
+        before: f64,
+        now: f64,
+    },
+    /// The committed counts do not have it.
+    New {
+        name: String,
+        now: f64,
+    },
+    /// It is committed, and was not counted.
+    Gone {
+        name: String,
+    },
+}
+
+impl Difference {
+    /// Whether the check fails. A count that shrank is good news.
+    pub const fn fails(&self) -> bool {
+        !matches!(self, Self::Shrank { .. })
+    }
+}
+
+/// Finds the counts that differ by more than [`PERCENT_MAX`].
+pub fn compare(committed: &Counts, counted: &Counts) -> Vec<Difference> {
+    let mut found = Vec::new();
+    for (name, now) in counted {
+        let (name, now) = (name.clone(), *now);
+        match committed.get(&name).copied() {
+            None => found.push(Difference::New { name, now }),
+            Some(before) if percent(before, now) > PERCENT_MAX => {
+                found.push(Difference::Grew { name, before, now });
+            }
+            Some(before) if percent(before, now) < -PERCENT_MAX => {
+                found.push(Difference::Shrank { name, before, now });
+            }
+            Some(_) => {}
+        }
+    }
+    let gone = committed.keys().filter(|name| !counted.contains_key(*name));
+    found.extend(gone.map(|name| Difference::Gone { name: name.clone() }));
+    found
+}
+
+/// By how many percent a count has grown.
+pub fn percent(before: f64, now: f64) -> f64 {
+    (now - before) / before * 100.0
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Grew { name, before, now } => {
+                write!(f, "GREW   {name}: {before} -> {now} instructions, {:+.1} %", percent(*before, *now))
+            }
+            Self::Shrank { name, before, now } => {
+                write!(f, "shrank {name}: {before} -> {now} instructions, {:+.1} %", percent(*before, *now))
+            }
+            Self::New { name, now } => write!(f, "NEW    {name}: {now} instructions"),
+            Self::Gone { name } => write!(f, "GONE   {name}: it was not counted"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts<const N: usize>(of: [(&str, f64); N]) -> Counts {
+        of.map(|(name, count)| (name.to_owned(), count)).into()
+    }
+
+    #[test]
+    fn a_count_that_grows_by_more_than_three_percent_fails() {
+        let committed = counts([("a move", 1_000.0), ("a pin", 20.0)]);
+        assert!(compare(&committed, &committed).is_empty());
+        assert!(compare(&committed, &counts([("a move", 1_030.0), ("a pin", 20.0)])).is_empty());
+        let found = compare(&committed, &counts([("a move", 1_031.0), ("a pin", 20.0)]));
+        let grew = Difference::Grew { name: "a move".to_owned(), before: 1_000.0, now: 1_031.0 };
+        assert!(grew.fails());
+        assert_eq!(found, [grew]);
+        assert_eq!(found[0].to_string(), "GREW   a move: 1000 -> 1031 instructions, +3.1 %");
+    }
+
+    #[test]
+    fn a_count_that_shrinks_is_told_and_passes() {
+        let found = compare(&counts([("a move", 1_000.0)]), &counts([("a move", 900.0)]));
+        assert_eq!(found, [Difference::Shrank { name: "a move".to_owned(), before: 1_000.0, now: 900.0 }]);
+        assert!(!found[0].fails());
+    }
+
+    #[test]
+    fn a_count_that_comes_or_goes_fails() {
+        let found = compare(&counts([("old", 5.0)]), &counts([("new", 5.0)]));
+        let new = Difference::New { name: "new".to_owned(), now: 5.0 };
+        assert_eq!(found, [new, Difference::Gone { name: "old".to_owned() }]);
+        assert!(found.iter().all(Difference::fails));
+    }
+}
