@@ -1,98 +1,54 @@
 //! The broker: all state, and the methods that drive it.
 //!
 //! The effects of events are in `handler`, in one folder per subject. The tables that the handlers call
-//! (`ledger`, `residency`, `migration`, `pool`, `tenancy`) are the only writers of their own rows.
+//! (`ledger`, `residency`, `line`, `moves`, `pool`, `tenancy`) are the only writers of their own rows.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-
-use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, IdSource, SessionId};
+use vramd_types::{Bytes, DeviceIndex};
 
 use crate::{
     command::{Command, Notice},
     config::Config,
-    event::{Event, PartRef, Tier},
-    eviction::{EvictionPolicy, Residents},
+    event::{Event, Tier},
+    eviction::Usage,
     follow_up::FollowUps,
-    handler::{AwaitedRoom, FdBudget, QuotaQueue, Surveys, Timer},
+    handler::{NodeState, Requests},
     invariants,
     ledger::{Ledger, Place, Quota, QuotaDevice, QuotaTable},
-    migration::{Backings, Line, Migrations, WriteBacks},
-    observed::Transitions,
+    line::Line,
+    moves::Moves,
     pool::Pool,
-    pressure::PressureState,
-    residency::{AllocationTable, Revocations},
+    residency::{AllocationTable, Mappings},
     settings::Settings,
-    tenancy::{OpTable, PinTable, RequestLog, SessionTable, TenantId, Tenants},
+    shell::Shell,
+    tenancy::{PinTable, SessionTable, Tenants},
     time::Time,
     view::StoredQuotas,
 };
 
 /// The state machine. The crate's documentation says how to drive it.
+///
+/// `line` and `moves` are components: only their own handlers change them. The other tables are shared.
 #[derive(Debug)]
 pub struct Broker {
     pub(crate) config: Config,
-    pub(crate) now: Time,
-    pub(crate) draining: bool,
+    pub(crate) shell: Shell,
+    pub(crate) follow_ups: FollowUps,
     pub(crate) tenants: Tenants,
     pub(crate) ledger: Ledger,
     pub(crate) sessions: SessionTable,
     pub(crate) allocations: AllocationTable,
     pub(crate) pool: Pool,
-    pub(crate) ops: OpTable,
     pub(crate) pins: PinTable,
-    pub(crate) revocations: Revocations,
-    pub(crate) migrations: Migrations,
-    pub(crate) write_backs: WriteBacks,
+    pub(crate) requests: Requests,
+    pub(crate) mapping: Mappings,
     /// Parts and batches that wait for room on devices.
     pub(crate) line: Line,
-    /// The backing of each part that lies on its device.
-    pub(crate) backings: Backings,
-    pub(crate) residents: Residents,
-    /// Parts in host memory, in the order of their last use.
-    pub(crate) idle_on_host: Residents,
-    pub(crate) pressure_state: PressureState,
-    /// The settings in force.
-    pub(crate) settings: Settings,
-    /// When the cache is scanned next for extents to release.
-    pub(crate) cache_scan_at: Option<Time>,
-    /// How often each discardable part was dropped.
-    pub(crate) drop_counts: BTreeMap<PartRef, u64>,
-    /// Parts under an operator hold: they stay on their devices.
-    pub(crate) operator_holds: BTreeSet<PartRef>,
-    /// Tenants whose charge on a device exceeds their limit there.
-    pub(crate) over_limit: BTreeSet<(TenantId, DeviceIndex)>,
-    /// Sessions that wait for a part that they attached to arrive on its device.
-    pub(crate) attach_waiters: BTreeMap<PartRef, BTreeSet<SessionId>>,
-    /// Parts that a device must no longer access in host memory, and that may still be mapped there.
-    pub(crate) in_place_to_unmap: BTreeSet<PartRef>,
-    /// Extents of an allocation that none of its parts lies in: destinations of moves, backings, and extents
-    /// that parts have left.
-    pub(crate) detached_extents: BTreeMap<AllocationId, BTreeSet<ExtentId>>,
-    pub(crate) follow_ups: FollowUps,
-    /// How many mappings are in the state `Evicting`.
-    pub(crate) evicting: usize,
-    /// Requests of operators, by uid.
-    pub(crate) operators: BTreeMap<u32, RequestLog>,
-    pub(crate) quota_queue: QuotaQueue,
-    pub(crate) awaited_room: AwaitedRoom,
-    pub(crate) fds: FdBudget,
-    pub(crate) timers: BTreeSet<(Time, Timer)>,
-    pub(crate) surveys: Surveys,
-    pub(crate) ids: Ids,
-    pub(crate) violations: u64,
-    pub(crate) transitions: Transitions,
+    /// Parts that move between tiers, and their backing.
+    pub(crate) moves: Moves,
+    pub(crate) usage: Usage,
+    pub(crate) node: NodeState,
     #[cfg(feature = "planted")]
     pub(crate) planted: Option<crate::Bug>,
-    pub(crate) outbox: VecDeque<Command>,
-}
-
-/// The sources of ids. Each kind has its own counter.
-#[derive(Debug)]
-pub(crate) struct Ids {
-    pub(crate) allocations: IdSource,
-    pub(crate) sessions: IdSource,
-    pub(crate) last_session: Option<SessionId>,
-    pub(crate) extents: IdSource,
 }
 
 impl Broker {
@@ -113,50 +69,22 @@ impl Broker {
         let ledger = Ledger::new(on_device.chain(below).collect::<Vec<_>>(), book);
         let epoch = config.boot_epoch;
         let mut broker = Self {
-            ledger,
-            tenants,
-            now,
-            draining: false,
-            sessions: SessionTable::default(),
-            allocations: AllocationTable::default(),
-            pool: Pool::default(),
-            ops: OpTable::default(),
-            pins: PinTable::default(),
-            revocations: Revocations::new(),
-            migrations: Migrations::new(),
-            write_backs: WriteBacks::new(),
-            line: Line::default(),
-            backings: Backings::default(),
-            residents: Residents::new(&config.eviction),
-            idle_on_host: Residents::new(&EvictionPolicy::Lru),
-            pressure_state: PressureState::default(),
-            settings: Settings::of(&config),
-            cache_scan_at: None,
-            drop_counts: BTreeMap::new(),
-            operator_holds: BTreeSet::new(),
-            over_limit: BTreeSet::new(),
-            attach_waiters: BTreeMap::new(),
-            in_place_to_unmap: BTreeSet::new(),
-            detached_extents: BTreeMap::new(),
+            shell: Shell::new(now),
             follow_ups: FollowUps::default(),
-            evicting: 0,
-            operators: BTreeMap::new(),
-            quota_queue: QuotaQueue::default(),
-            awaited_room: AwaitedRoom::default(),
-            fds: FdBudget::default(),
-            timers: BTreeSet::new(),
-            surveys: Surveys::default(),
-            ids: Ids {
-                allocations: IdSource::new(epoch),
-                sessions: IdSource::new(epoch),
-                last_session: None,
-                extents: IdSource::new(epoch),
-            },
-            violations: 0,
-            transitions: Transitions::default(),
+            tenants,
+            ledger,
+            sessions: SessionTable::new(epoch),
+            allocations: AllocationTable::new(epoch),
+            pool: Pool::new(epoch),
+            pins: PinTable::default(),
+            requests: Requests::default(),
+            mapping: Mappings::default(),
+            line: Line::default(),
+            moves: Moves::default(),
+            usage: Usage::new(&config.eviction),
+            node: NodeState::new(Settings::of(&config)),
             #[cfg(feature = "planted")]
             planted: None,
-            outbox: VecDeque::new(),
             config,
         };
         for device in broker.device_indices() {
@@ -174,7 +102,7 @@ impl Broker {
     pub fn handle(&mut self, now: Time, event: Event) {
         #[cfg(feature = "observed")]
         self.forget_observed();
-        self.now = self.now.max(now);
+        self.shell.now = self.shell.now.max(now);
         self.run_timers();
         match event {
             Event::Hello { channel, hello } => self.on_hello(channel, hello),
@@ -199,16 +127,16 @@ impl Broker {
 
     /// Returns the next command, in order.
     pub fn poll_command(&mut self) -> Option<Command> {
-        self.outbox.pop_front()
+        self.shell.outbox.pop_front()
     }
 
     /// Returns when to call [`Self::handle`] with [`Event::Tick`] if no event comes before.
     pub fn next_deadline(&self) -> Option<Time> {
-        self.timers.first().map(|(deadline, _)| *deadline)
+        self.shell.timers.first().map(|(deadline, _)| *deadline)
     }
 
     pub(crate) fn push_command(&mut self, command: Command) {
-        self.outbox.push_back(command);
+        self.shell.outbox.push_back(command);
     }
 
     pub(crate) fn push_notice(&mut self, notice: Notice) {
@@ -217,7 +145,7 @@ impl Broker {
 
     /// Counts and logs a violated invariant, and goes on.
     pub(crate) fn report_violation(&mut self, invariant: &'static str, detail: String) {
-        self.violations = self.violations.saturating_add(1);
+        self.shell.violations = self.shell.violations.saturating_add(1);
         self.push_notice(Notice::InvariantBroken { invariant, detail });
     }
 

@@ -9,7 +9,7 @@ use vramd_types::{
 use crate::{
     error::Refusal,
     event::{Advice, CallId, ChannelId, FileId, Kind, PartRef, Slot, Tier},
-    migration::Cause,
+    moves::Cause,
     pressure::{Pressure, PressureNote},
     settings::Settings,
     time::Time,

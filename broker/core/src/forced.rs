@@ -9,7 +9,7 @@ use crate::{
     command::{Command, Notice},
     event::{PartRef, Tier},
     invariants,
-    migration::{Cause, Migration, WriteBack},
+    moves::{Cause, Migration, WriteBack},
     observed::Transition,
     residency::{MapEvent, Mapping},
 };
@@ -53,7 +53,7 @@ impl Broker {
                     from_tier: Tier::Device,
                     to_tier: Tier::Host,
                     cause: Cause::Operator,
-                    since: self.now,
+                    since: self.shell.now,
                     state: from,
                     is_made: true,
                     clean: false,
@@ -64,19 +64,19 @@ impl Broker {
                     stopped: None,
                     ops: Few::default(),
                 };
-                self.migrations.insert(part, migration);
+                self.moves.migrations.insert(part, migration);
                 self.advance_migration(part, event, None);
-                self.migrations.remove(&part)?.state == from
+                self.moves.migrations.remove(&part)?.state == from
             }
             Transition::WriteBack { from, event, .. } => {
                 let part = PartRef { allocation: id, part: PartIndex(0) };
                 let to = self.allocations.get(id)?.part(part.part)?.extent;
-                let (since, written, stopped) = (self.now, false, None);
+                let (since, written, stopped) = (self.shell.now, false, None);
                 let (tier, ops) = (Tier::Host, Few::default());
                 let write_back = WriteBack { to, tier, since, state: from, written, stopped, ops };
-                self.write_backs.insert(part, write_back);
+                self.moves.write_backs.insert(part, write_back);
                 self.advance_write_back(part, event, None);
-                self.write_backs.remove(&part)?.state == from
+                self.moves.write_backs.remove(&part)?.state == from
             }
             Transition::Mapping { from, event, .. } => {
                 let part = PartRef { allocation: id, part: PartIndex(0) };

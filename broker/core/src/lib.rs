@@ -40,12 +40,14 @@ mod handler;
 pub mod invariants;
 mod ledger;
 pub mod limits;
-mod migration;
+mod line;
+mod moves;
 mod observed;
 mod pool;
 mod pressure;
 mod residency;
 mod settings;
+mod shell;
 mod tenancy;
 mod time;
 mod view;
@@ -66,7 +68,7 @@ pub use eviction::EvictionPolicy;
 #[cfg(feature = "observed")]
 pub use forced::Forced;
 pub use limits::Limits;
-pub use migration::{Cause, MigrationEvent, MigrationState, WriteBackEvent, WriteBackState};
+pub use moves::{Cause, MigrationEvent, MigrationState, WriteBackEvent, WriteBackState};
 pub use observed::Transition;
 #[cfg(feature = "planted")]
 pub use planted::Bug;

@@ -6,7 +6,7 @@
 //! here is empty.
 
 use crate::{
-    migration::{MigrationEvent, MigrationState, WriteBackEvent, WriteBackState},
+    moves::{MigrationEvent, MigrationState, WriteBackEvent, WriteBackState},
     residency::{AllocationEvent, AllocationState, MapEvent, MapState},
     tenancy::{SessionEvent, SessionState},
 };
@@ -97,7 +97,7 @@ mod watched {
     impl Broker {
         /// Returns the transitions that the last event took or was refused.
         pub fn transitions(&self) -> &[Transition] {
-            &self.transitions.steps
+            &self.shell.transitions.steps
         }
 
         /// Returns the part that an extent was created for. Commands do not carry it.
@@ -112,12 +112,12 @@ mod watched {
 
         /// Forgets what the last event changed.
         pub(crate) fn forget_observed(&mut self) {
-            self.transitions.steps.clear();
+            self.shell.transitions.steps.clear();
             self.allocations.changed_keys.clear();
             self.sessions.changed_keys.clear();
             self.pool.changed_keys.clear();
             self.ledger.changed_keys.clear();
-            self.ops.changed_keys.clear();
+            self.requests.ops.changed_keys.clear();
         }
     }
 }

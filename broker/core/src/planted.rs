@@ -226,9 +226,9 @@ mod bugs {
             self.planted = bug;
             self.ledger.plant(bug);
             if bug == Some(Bug::EpochForgotten) {
-                self.ids.allocations = IdSource::new(1);
-                self.ids.sessions = IdSource::new(1);
-                self.ids.extents = IdSource::new(1);
+                self.allocations.ids = IdSource::new(1);
+                self.sessions.ids = IdSource::new(1);
+                self.pool.ids = IdSource::new(1);
             }
         }
     }

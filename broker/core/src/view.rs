@@ -6,7 +6,7 @@ use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantit
 
 use crate::{
     event::{Kind, Lifetime, PartRef, Tier},
-    migration::{Cause, MigrationState},
+    moves::{Cause, MigrationState},
     pressure::Pressure,
     residency::{AllocationState, MapState},
     tenancy::SessionState,

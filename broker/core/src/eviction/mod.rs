@@ -27,6 +27,21 @@ pub enum EvictionPolicy {
     Scripted(Vec<PartRef>),
 }
 
+/// The use of parts, as it was last seen, on each tier that parts leave.
+#[derive(Debug)]
+pub(crate) struct Usage {
+    /// Parts on their devices that may leave.
+    pub(crate) residents: Residents,
+    /// Parts in host memory, in the order of their last use.
+    pub(crate) idle_on_host: Residents,
+}
+
+impl Usage {
+    pub(crate) fn new(policy: &EvictionPolicy) -> Self {
+        Self { residents: Residents::new(policy), idle_on_host: Residents::new(&EvictionPolicy::Lru) }
+    }
+}
+
 impl EvictionPolicy {
     fn make(&self) -> Box<dyn Policy> {
         match self {

@@ -39,13 +39,13 @@ pub(crate) enum Fact {
     RoomBelow(DeviceIndex),
     /// A device has room that its driver returned, or that was handed over.
     RoomFreed,
-    /// Room was taken outside the line. It may have been made for a waiter.
+    /// Room was taken although there are waiters. It may have been made for one.
     RoomTaken,
     /// A part or an extent can leave its device, or no longer can.
     VictimsChanged,
     /// A part without backing has backing now, so it can leave.
     BackingGained,
-    /// An allocation is in another state, so its parts may be victims, or no longer.
+    /// An allocation is in another state, while there are waiters: its parts may be victims, or no longer.
     AllocationAdvanced,
     /// An extent is cached, so it can be released for a waiter.
     ExtentCached,
@@ -79,7 +79,7 @@ pub(crate) enum Fact {
     BatchRefused,
     /// An operator has cancelled a wait.
     WaitCancelled,
-    /// Pin calls of a session end that sends nothing further.
+    /// Pin calls of a session end that sends nothing further, while there are waiters.
     CallsEnded,
     /// A part in the line may be wanted by no session any longer.
     WaiterUnwanted(PartRef),

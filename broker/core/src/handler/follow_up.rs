@@ -27,7 +27,7 @@ use crate::{
     follow_up::{Fact, Work},
     handler::Timer,
     limits::{MOMENT, PARTS_STARTED_PER_EVENT},
-    migration::Waiter,
+    line::Waiter,
     tenancy::PinId,
 };
 
@@ -50,7 +50,7 @@ impl Broker {
                 for call in self.pins.waiting_of(part, session) {
                     self.follow_ups.add(Work::CheckCall(call));
                 }
-                if self.revocations.contains_key(&part) {
+                if self.mapping.revocations.contains_key(&part) {
                     self.follow_ups.add(Work::CheckRevocation(part));
                 }
                 if self.line.contains(Waiter::Part(part)) {
@@ -74,12 +74,6 @@ impl Broker {
                 self.scan_if_short();
             }
             Fact::VictimsChanged => self.scan_if_short(),
-            // Room that was taken may have been made for a waiter.
-            Fact::RoomTaken | Fact::CallsEnded | Fact::AllocationAdvanced => {
-                if !self.line.is_empty() {
-                    self.follow_ups.add(Work::FullScan);
-                }
-            }
             // More parts can leave, or less room may be used: only waiters and limits need a scan then.
             Fact::BackingGained | Fact::QuotaStaged => {
                 if self.is_room_wanted() {
@@ -102,6 +96,9 @@ impl Broker {
             Fact::ExtentCached
             | Fact::CreationFailed
             | Fact::ExtentUnreturned
+            | Fact::RoomTaken
+            | Fact::CallsEnded
+            | Fact::AllocationAdvanced
             | Fact::ExtentReturned
             | Fact::LeavingStopped
             | Fact::VictimRefused
@@ -128,7 +125,7 @@ impl Broker {
 
     /// A waiter that nothing would have helped may be helped by another victim; so may a tenant above its limit.
     fn scan_if_short(&mut self) {
-        if self.line.scan_found_shortage() || !self.over_limit.is_empty() {
+        if self.line.scan_found_shortage() || !self.line.over_limit.is_empty() {
             self.follow_ups.add(Work::FullScan);
         }
     }
@@ -158,7 +155,7 @@ impl Broker {
             Work::CheckWaiter(part) => self.check_waiter(part),
             Work::CoverShortfall(device) => self.cover_shortfall(device),
             Work::ReserveLateBackings(device) => {
-                if self.backings.missing().is_any_on(device) {
+                if self.moves.backings.missing().is_any_on(device) {
                     self.reserve_late_backings(device);
                 }
             }
@@ -221,6 +218,6 @@ impl Broker {
             return self.unmap_in_place(part);
         }
         self.follow_ups.postpone(Work::UnmapInPlace(part));
-        self.arm(self.now.after(MOMENT), Timer::InPlaceUnmaps);
+        self.arm(self.shell.now.after(MOMENT), Timer::InPlaceUnmaps);
     }
 }

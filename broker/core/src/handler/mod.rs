@@ -40,13 +40,9 @@ mod node;
 mod pins;
 mod requests;
 
-pub(crate) use line::{
-    batch::{BatchRequest, WaitingBatch},
-    make_room::AwaitedRoom,
-};
-pub(crate) use mapping::fd_budget::FdBudget;
-pub(crate) use node::{survey::Surveys, timer::Timer};
-pub(crate) use requests::quota::{QuotaChange, QuotaQueue};
+pub(crate) use line::batch::{BatchRequest, WaitingBatch};
+pub(crate) use node::{NodeState, timer::Timer};
+pub(crate) use requests::{Requests, quota::QuotaChange};
 
 use crate::{
     error::Refusal,

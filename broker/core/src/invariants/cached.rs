@@ -22,7 +22,8 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
 fn check_index(broker: &Broker, count: usize, found: &mut Vec<Violation>) {
     let cache = broker.pool.cache();
     expect_equal(found, CACHED, || "extents in the index".to_owned(), &cache.iter().count(), &count);
-    let next = broker.timers.iter().find(|(_, timer)| *timer == Timer::Cached).map(|(deadline, _)| *deadline);
+    let next =
+        broker.shell.timers.iter().find(|(_, timer)| *timer == Timer::Cached).map(|(deadline, _)| *deadline);
     for (_, entry) in cache.iter() {
         let extent = broker.pool.get(entry.extent);
         let is = extent.is_some_and(|extent| match &extent.state {

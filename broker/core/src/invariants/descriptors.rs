@@ -19,9 +19,9 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         *by_tenant.entry(session.tenant).or_default() += session.fds_in_flight;
     }
     let total = by_tenant.values().sum();
-    expect_equal(found, FDS, || "descriptors in flight".to_owned(), &broker.fds.total, &total);
+    expect_equal(found, FDS, || "descriptors in flight".to_owned(), &broker.mapping.fds.total, &total);
     for (tenant, fds) in &by_tenant {
         let name = || format!("descriptors of {}", broker.tenants.name(*tenant));
-        expect_equal(found, FDS, name, &broker.fds.of(*tenant), fds);
+        expect_equal(found, FDS, name, &broker.mapping.fds.of(*tenant), fds);
     }
 }

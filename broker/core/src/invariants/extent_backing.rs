@@ -16,6 +16,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         let allocation = broker.allocations.get(backed.allocation);
         let part = allocation.and_then(|allocation| allocation.part(backed.part));
         let stray = broker
+            .moves
             .detached_extents
             .get(&backed.allocation)
             .is_some_and(|detached_extents| detached_extents.contains(&id));

@@ -8,7 +8,7 @@ use super::{LEDGER_BALANCES, Violation, expect_equal, scope::Scope};
 use crate::{
     broker::Broker,
     ledger::{Account, Place},
-    migration::Backing,
+    moves::Backing,
     pool::ExtentState,
     tenancy::TenantId,
 };
@@ -58,7 +58,7 @@ fn recompute(broker: &Broker, scope: &Scope) -> BTreeMap<(TenantId, Place), Acco
             }
         }
     }
-    for (_, backing) in broker.backings.iter() {
+    for (_, backing) in broker.moves.backings.iter() {
         if let Backing::Reserved(it) = backing {
             add((it.tenant(), it.place()), it.bytes(), |a| &mut a.reserved);
         }

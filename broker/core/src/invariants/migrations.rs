@@ -10,7 +10,7 @@ use crate::{
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     for (part, migration) in
-        broker.migrations.iter().filter(|(part, _)| scope.has_allocation(part.allocation))
+        broker.moves.migrations.iter().filter(|(part, _)| scope.has_allocation(part.allocation))
     {
         let from = broker.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
         let is_live = |id| {
@@ -26,7 +26,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         expect(found, MIGRATIONS, !migration.state.is_copying() || unmapped, || {
             format!("{part:?} is copied while it is mapped")
         });
-        let waits = migration.is_unmapped || broker.revocations.contains_key(part);
+        let waits = migration.is_unmapped || broker.mapping.revocations.contains_key(part);
         expect(found, MIGRATIONS, waits, || {
             format!("{part:?} waits for an unmap that no revocation requests")
         });
@@ -43,7 +43,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
             let lies_below = broker.tier_of(part) == Some(Tier::Host);
             // All sessions are unmapping a freed part.
             let is_freed = allocation.state == AllocationState::Freeing;
-            let may = is_freed || allocation.in_place || broker.in_place_to_unmap.contains(&part);
+            let may = is_freed || allocation.in_place || broker.moves.in_place_to_unmap.contains(&part);
             expect(found, MIGRATIONS, may || !(maps && lies_below), || {
                 format!("{part:?} is mapped in host memory, and no unmap is under way")
             });

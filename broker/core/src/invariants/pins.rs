@@ -47,8 +47,8 @@ fn check_part(broker: &Broker, id: PinId, call: &PinCall, part: PartRef, found: 
         (true, Some(MapState::Queued | MapState::Offered | MapState::Evicting)) => true,
         (true, Some(MapState::Away)) => {
             held_up
-                || broker.migrations.contains_key(&part)
-                || broker.line.contains(crate::migration::Waiter::Part(part))
+                || broker.moves.migrations.contains_key(&part)
+                || broker.line.contains(crate::line::Waiter::Part(part))
         }
         (true, Some(MapState::Mapped)) => held_up,
         (true, _) => false,

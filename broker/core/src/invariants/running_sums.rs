@@ -8,7 +8,8 @@ use super::{RUNNING_SUMS, Violation, expect_equal, scope::Scope};
 use crate::{
     broker::Broker,
     event::{PartRef, Tier},
-    migration::{Backing, BackingAccount, BackingSum, Waiter},
+    line::Waiter,
+    moves::{Backing, BackingAccount, BackingSum},
     residency::{Allocation, MapState, mappers_of},
     tenancy::{Session, TenantId},
 };
@@ -28,10 +29,11 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
             found,
             RUNNING_SUMS,
             || "mappings being evicted".to_owned(),
-            &broker.evicting,
+            &broker.mapping.evicting,
             &evicting.count(),
         );
-        let below = broker.backings.sums().filter(|(_, below)| *below != BackingSum::default()).collect();
+        let below =
+            broker.moves.backings.sums().filter(|(_, below)| *below != BackingSum::default()).collect();
         expect_equal(found, RUNNING_SUMS, || "backing sums".to_owned(), &below, &below_of(broker));
         let counted = broker.tenants.iter().flat_map(|(_, of)| {
             broker.allocations.rounding_of(of).map(move |(device, bytes)| ((of, device), bytes))
@@ -40,7 +42,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         expect_equal(found, RUNNING_SUMS, what, &counted.collect(), &rounding_of(broker));
         let (idle_on_host, in_place) = in_host_of(broker);
         let what = || "parts in host memory".to_owned();
-        expect_equal(found, RUNNING_SUMS, what, &broker.idle_on_host.iter().collect(), &idle_on_host);
+        expect_equal(found, RUNNING_SUMS, what, &broker.usage.idle_on_host.iter().collect(), &idle_on_host);
         let what = || "bytes in host memory that are accessed in place".to_owned();
         expect_equal(found, RUNNING_SUMS, what, &broker.allocations.in_place().collect(), &in_place);
         let batches = broker.line.iter().filter(|(_, it)| matches!(it.waiter, Waiter::Batch(_))).count();
@@ -76,7 +78,7 @@ fn in_host_of(broker: &Broker) -> (BTreeSet<PartRef>, BTreeMap<(TenantId, Device
 
 fn below_of(broker: &Broker) -> BTreeMap<(BackingAccount, Tier), BackingSum> {
     let mut sums: BTreeMap<_, BackingSum> = BTreeMap::new();
-    for (part, backing) in broker.backings.iter() {
+    for (part, backing) in broker.moves.backings.iter() {
         let (tier, kept) = match backing {
             Backing::Extent { tier, .. } => (*tier, true),
             Backing::File { .. } => (Tier::Disk, false),

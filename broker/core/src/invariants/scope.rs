@@ -45,7 +45,7 @@ impl Scope {
             sessions: broker.sessions.changed_keys.keys(),
             extents,
             accounts,
-            ops: broker.ops.changed_keys.keys(),
+            ops: broker.requests.ops.changed_keys.keys(),
         })
     }
 
@@ -82,10 +82,10 @@ impl Scope {
 
     pub(super) fn ops<'a>(&'a self, broker: &'a Broker) -> Rows<'a, OpId, Op> {
         match self {
-            Self::All => Box::new(broker.ops.iter()),
+            Self::All => Box::new(broker.requests.ops.iter()),
             #[cfg(feature = "observed")]
             Self::Changed(changed) => {
-                Box::new(broker.ops.iter().filter(|(id, op)| changed.concerns(*id, op)))
+                Box::new(broker.requests.ops.iter().filter(|(id, op)| changed.concerns(*id, op)))
             }
         }
     }

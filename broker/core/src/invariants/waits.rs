@@ -6,7 +6,7 @@ use super::{OPS, Violation, expect, scope::Scope};
 use crate::{
     broker::Broker,
     event::PartRef,
-    migration::Waiter,
+    line::Waiter,
     residency::Stage,
     tenancy::{OpId, OpKind, Session},
 };
@@ -60,7 +60,7 @@ fn is_watched(broker: &Broker, allocation: AllocationId, op: OpId) -> bool {
 /// Whether the part's revocation is running and will end: the shell answers, the fence has a deadline, and
 /// every session that was told to unmap has one.
 fn is_revoked(broker: &Broker, part: PartRef, op: OpId) -> bool {
-    broker.revocations.get(&part).is_some_and(|under_way| {
+    broker.mapping.revocations.get(&part).is_some_and(|under_way| {
         let ends = match under_way.stage {
             Stage::Words { .. } | Stage::Fence { .. } => true,
             Stage::Evict => {
@@ -76,12 +76,12 @@ fn is_revoked(broker: &Broker, part: PartRef, op: OpId) -> bool {
 /// Whether the part's move or write-back will end: the driver answers, and so does every session that was
 /// told to unmap.
 fn is_moving(broker: &Broker, part: PartRef, op: OpId) -> bool {
-    let is_written_back = broker.write_backs.get(&part).is_some_and(|it| it.ops.contains(&op));
-    let moves = broker.migrations.get(&part).is_some_and(|migration| {
+    let is_written_back = broker.moves.write_backs.get(&part).is_some_and(|it| it.ops.contains(&op));
+    let moves = broker.moves.migrations.get(&part).is_some_and(|migration| {
         let goes_on = !migration.is_made
             || migration.is_unmapped
             || migration.state.is_copying()
-            || broker.revocations.contains_key(&part);
+            || broker.mapping.revocations.contains_key(&part);
         goes_on && migration.ops.contains(&op)
     });
     moves || is_written_back

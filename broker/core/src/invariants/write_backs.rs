@@ -5,7 +5,7 @@ use crate::{broker::Broker, event::Tier, pool::Extent};
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     for (part, under_way) in
-        broker.write_backs.iter().filter(|(part, _)| scope.has_allocation(part.allocation))
+        broker.moves.write_backs.iter().filter(|(part, _)| scope.has_allocation(part.allocation))
     {
         let on_device = broker.tier_of(*part) == Some(Tier::Device);
         expect(found, WRITTEN_BACK, on_device, || format!("{part:?} is written back and not on its device"));

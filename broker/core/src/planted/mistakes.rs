@@ -6,7 +6,7 @@ use crate::{
     broker::Broker,
     event::{PartRef, Tier},
     ledger::Place,
-    migration::{Backing, Migration},
+    moves::{Backing, Migration},
     tenancy::TenantId,
 };
 
@@ -14,7 +14,7 @@ impl Broker {
     /// Returns the backing of another part of that size, for `WrittenBackToAnother`.
     pub(crate) fn backing_of_another(&self, part: PartRef) -> Option<ExtentId> {
         let footprint = self.footprint_of(part);
-        self.backings.iter().find_map(|(other, backing)| match backing {
+        self.moves.backings.iter().find_map(|(other, backing)| match backing {
             Backing::Extent { extent, .. } if *other != part && self.footprint_of(*other) == footprint => {
                 Some(*extent)
             }
@@ -24,7 +24,7 @@ impl Broker {
 
     /// Whether the backing of the part still counts as clean, for `FailedWriteBackTakenForClean`.
     pub(crate) fn is_clean_below(&self, part: PartRef) -> bool {
-        matches!(self.backings.get(&part), Some(Backing::Extent { clean: true, .. }))
+        matches!(self.moves.backings.get(&part), Some(Backing::Extent { clean: true, .. }))
     }
 
     /// Charges the tenant for memory that does not exist, for `HandOverChargedTwice`.
@@ -36,14 +36,14 @@ impl Broker {
 
     /// Returns an extent that the part has left and that still exists, for `SentFromOldExtent`.
     pub(crate) fn extent_left_by(&self, part: PartRef) -> Option<ExtentId> {
-        let mut detached_extents = self.detached_extents.get(&part.allocation)?.iter().copied();
+        let mut detached_extents = self.moves.detached_extents.get(&part.allocation)?.iter().copied();
         detached_extents.find(|id| self.pool.extent_of_part(part, *id).is_some())
     }
 
     /// Forgets the backing of the part, without a release, if it is a file, for `FileLeaked`.
     pub(crate) fn forget_file(&mut self, part: PartRef) {
-        if matches!(self.backings.get(&part), Some(Backing::File { .. })) {
-            self.backings.remove(&part);
+        if matches!(self.moves.backings.get(&part), Some(Backing::File { .. })) {
+            self.moves.backings.remove(&part);
         }
     }
 

@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 
-use vramd_types::{Bytes, DeviceIndex, ExtentId};
+use vramd_types::{Bytes, DeviceIndex, ExtentId, IdSource};
 
 use super::{Age, Cache, Cached};
 use crate::{
@@ -135,8 +135,9 @@ impl Extent {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Pool {
+    pub(crate) ids: IdSource,
     extents: IdMap<Extent>,
     /// The number of unreturned extents of each device.
     unreturned: BTreeMap<DeviceIndex, usize>,
@@ -149,6 +150,18 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
+    pub(crate) fn new(epoch: u64) -> Self {
+        Self {
+            ids: IdSource::new(epoch),
+            extents: IdMap::default(),
+            unreturned: BTreeMap::new(),
+            dropped: 0,
+            in_file: 0,
+            cache: Cache::default(),
+            changed_keys: ChangedKeys::default(),
+        }
+    }
+
     pub(crate) fn insert(&mut self, id: ExtentId, extent: Extent) {
         self.changed_keys.note(id);
         self.dropped = self.dropped.saturating_add(usize::from(extent.is_dropped()));

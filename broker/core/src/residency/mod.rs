@@ -1,14 +1,26 @@
 //! Allocations, their parts, and the sessions that map them.
 
 mod allocation;
+mod fd_budget;
 mod mapping;
 mod revocation;
 mod state;
 mod table;
 
 pub(crate) use allocation::{Allocation, Entry, Mapping, Part, Readers, mappers_of};
+pub(crate) use fd_budget::FdBudget;
 pub(crate) use mapping::MapStep;
 pub use mapping::{MapEvent, MapState};
 pub(crate) use revocation::{Revocation, Revocations, Stage};
 pub use state::{AllocationEvent, AllocationState};
 pub(crate) use table::AllocationTable;
+
+/// Everything under way between the daemon and the sessions that map parts.
+#[derive(Debug, Default)]
+pub(crate) struct Mappings {
+    pub(crate) revocations: Revocations,
+    /// How many mappings are in the state `Evicting`.
+    pub(crate) evicting: usize,
+    /// Descriptors in flight.
+    pub(crate) fds: FdBudget,
+}

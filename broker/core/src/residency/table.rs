@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use vramd_types::{AllocationId, Bytes, DeviceIndex, SessionId};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, IdSource, SessionId};
 
 use super::{Allocation, AllocationState, MapState, allocation::Entry};
 use crate::{
@@ -16,8 +16,9 @@ use crate::{
     tenancy::{ByTenant, TenantId},
 };
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct AllocationTable {
+    pub(crate) ids: IdSource,
     allocations: IdMap<Allocation>,
     by_tenant: ByTenant<OfTenant>,
     /// The number of allocations in each state.
@@ -58,6 +59,17 @@ impl OfTenant {
 }
 
 impl AllocationTable {
+    pub(crate) fn new(epoch: u64) -> Self {
+        Self {
+            ids: IdSource::new(epoch),
+            allocations: IdMap::default(),
+            by_tenant: ByTenant::default(),
+            states: Default::default(),
+            in_place: BTreeMap::new(),
+            changed_keys: ChangedKeys::default(),
+        }
+    }
+
     pub(crate) fn get(&self, id: AllocationId) -> Option<&Allocation> {
         self.allocations.get(id.get())
     }

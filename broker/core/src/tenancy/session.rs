@@ -5,7 +5,7 @@ use std::{
     fmt,
 };
 
-use vramd_types::{AllocationId, Bytes, DeviceIndex, SessionId};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, IdSource, SessionId};
 
 use super::{ByTenant, MapQueue, RequestLog, SessionState, TenantId, Words};
 use crate::{collections::IdMap, event::ChannelId, observed::ChangedKeys, time::Time};
@@ -104,8 +104,11 @@ impl Session {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct SessionTable {
+    pub(crate) ids: IdSource,
+    /// The session that was opened last.
+    pub(crate) last: Option<SessionId>,
     sessions: IdMap<Session>,
     channels: IdMap<SessionId>,
     by_tenant: ByTenant<usize>,
@@ -113,6 +116,17 @@ pub(crate) struct SessionTable {
 }
 
 impl SessionTable {
+    pub(crate) fn new(epoch: u64) -> Self {
+        Self {
+            ids: IdSource::new(epoch),
+            last: None,
+            sessions: IdMap::default(),
+            channels: IdMap::default(),
+            by_tenant: ByTenant::default(),
+            changed_keys: ChangedKeys::default(),
+        }
+    }
+
     pub(crate) fn insert(&mut self, id: SessionId, session: Session) {
         self.changed_keys.note(id);
         self.channels.insert(session.channel.0, id);

@@ -351,7 +351,7 @@ impl Broker {
         tenant: TenantId,
         plans: &[AllocationPlan],
     ) -> Result<(), Refusal> {
-        if self.draining && !planted!(self, DrainIgnored) {
+        if self.node.draining && !planted!(self, DrainIgnored) {
             return Err(Refusal::Draining);
         }
         for plan in plans {

@@ -61,11 +61,15 @@ impl Broker {
             None => self.refusal_behind_others(tenant, &plans),
             Some(missing) => Some(self.batch_refusal(tenant, &missing)),
         };
-        let request =
-            BatchRequest { plans, arrived: self.pins.after_all(), until: self.now.after(wait), tries: 0 };
+        let request = BatchRequest {
+            plans,
+            arrived: self.pins.after_all(),
+            until: self.shell.now.after(wait),
+            tries: 0,
+        };
         Ok(match why {
             None => {
-                self.follow_ups.push(Fact::RoomTaken);
+                self.push_if_waiters(Fact::RoomTaken);
                 Started::Waiting(self.create_batch(op, session, tenant, request)?)
             }
             Some(why) => self.enqueue_batch(op, tenant, WaitingBatch::new(request, why)),
@@ -98,7 +102,7 @@ impl Broker {
         made.sort_unstable();
         let allocations = made.into_iter().map(|(_, allocation)| allocation).collect();
         let request = Some(Box::new(request));
-        Ok(OpKind::Allocate { since: self.now, request, allocations, extents_left, failure: None })
+        Ok(OpKind::Allocate { since: self.shell.now, request, allocations, extents_left, failure: None })
     }
 
     /// Reserves the bytes of one allocation and orders its extents, except for cached ones. Returns how many it
@@ -111,7 +115,7 @@ impl Broker {
         plan: AllocationPlan,
     ) -> Result<(AllocationId, usize), Refusal> {
         let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
-        let id = self.ids.allocations.next_raw().map(AllocationId::from_raw).ok_or(exhausted)?;
+        let id = self.allocations.ids.next_raw().map(AllocationId::from_raw).ok_or(exhausted)?;
         let takes_cached = plan.takes_cached() || planted!(self, OldContentAsZeros);
         let lazy = self.can_start_below(&plan);
         let AllocationPlan { spec, device, part_size, span, part_count, file } = plan;
@@ -207,7 +211,7 @@ impl Broker {
     /// Ends a batch whose extents are all created, or failed.
     pub(crate) fn finish_allocation(&mut self, op: OpId) {
         let Some(OpKind::Allocate { request, allocations, failure, .. }) =
-            self.ops.get_mut(op).map(|op| &mut op.kind)
+            self.requests.ops.get_mut(op).map(|op| &mut op.kind)
         else {
             return;
         };
@@ -259,11 +263,13 @@ impl Broker {
     pub(crate) fn advance_allocation(&mut self, id: AllocationId, event: AllocationEvent) {
         let Some(allocation) = self.allocations.get_mut(id) else { return };
         let (from, next) = (allocation.state, allocation.state.on(event));
-        self.transitions.note(Transition::Allocation { from, event, legal: next.is_some() });
+        self.shell.transitions.note(Transition::Allocation { from, event, legal: next.is_some() });
         match next {
             Some(next) => {
                 allocation.state = next;
-                self.follow_ups.push(Fact::AllocationAdvanced);
+                if !self.line.is_empty() {
+                    self.follow_ups.push(Fact::AllocationAdvanced);
+                }
                 let (owner, parts) = (allocation.owner, allocation.parts.len());
                 self.allocations.count_transition(from, next);
                 if from.promises_slots() != next.promises_slots()

@@ -24,7 +24,7 @@ impl Broker {
         target: &Target,
         unpinned: bool,
     ) -> Start {
-        if self.draining {
+        if self.node.draining {
             return Err(Refusal::Draining);
         }
         let (id, allocation) = self.find_visible(tenant, target)?;

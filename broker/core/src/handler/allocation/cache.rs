@@ -14,9 +14,10 @@ use crate::{
     command::Notice,
     event::{Kind, PartRef, Tier},
     follow_up::Fact,
-    handler::{Timer, line::make_room::RoomPlan},
+    handler::Timer,
     ledger::Place,
-    migration::Cause,
+    line::RoomPlan,
+    moves::Cause,
     pool::{Age, Extent, ExtentState},
     pressure::Pressure,
     residency::Allocation,
@@ -80,11 +81,11 @@ impl Broker {
         let (tenant, device) = (allocation.tenant, allocation.device);
         let bytes = allocation.size_of(part.part);
         allocation.extents_left = allocation.extents_left.saturating_sub(1);
-        self.pool.cache_extent(id, self.now);
+        self.pool.cache_extent(id, self.shell.now);
         self.push_notice(Notice::Cached { extent: id, bytes });
-        let until = self.cached_until(tenant, self.now);
-        if self.cache_scan_at.is_none_or(|look| until < look) {
-            self.cache_scan_at = Some(until);
+        let until = self.cached_until(tenant, self.shell.now);
+        if self.node.cache_scan_at.is_none_or(|look| until < look) {
+            self.node.cache_scan_at = Some(until);
             self.arm(until, Timer::Cached);
         }
         // The next sample of the pressure releases it.
@@ -108,7 +109,7 @@ impl Broker {
 
     fn can_be_cached(&self, allocation: &Allocation, id: ExtentId) -> bool {
         let max = self.config.limits.cached_bytes_per_tenant_max;
-        if max.is_zero() || self.draining || allocation.kind != Kind::Movable {
+        if max.is_zero() || self.node.draining || allocation.kind != Kind::Movable {
             return false;
         }
         let Some(extent) = self.pool.get(id) else { return false };
@@ -158,11 +159,11 @@ impl Broker {
                 continue;
             }
             match self.cached_until(entry.tenant, entry.since) {
-                until if until <= self.now => due.push(age),
+                until if until <= self.shell.now => due.push(age),
                 until => next = Some(next.map_or(until, |next: Time| next.min(until))),
             }
         }
-        self.cache_scan_at = next;
+        self.node.cache_scan_at = next;
         if let Some(next) = next {
             self.arm(next, Timer::Cached);
         }
@@ -176,7 +177,7 @@ impl Broker {
         if !self.is_cached_under_pressure(place) {
             return;
         }
-        let of_device = self.awaited_room.iter().filter(|(_, was)| was.device == place.device);
+        let of_device = self.line.room.iter().filter(|(_, was)| was.device == place.device);
         let (awaited, leaving): (Vec<_>, Vec<_>) = of_device.map(|(extent, was)| (extent, was.size)).unzip();
         let mut left = leaving.into_iter().fold(fill.charged, Bytes::saturating_sub);
         let mut given_up = BTreeSet::new();

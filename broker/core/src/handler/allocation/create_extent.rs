@@ -72,7 +72,7 @@ impl Broker {
     /// The next id of an extent.
     pub(crate) fn next_extent_id(&mut self) -> Result<ExtentId, Refusal> {
         let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
-        self.ids.extents.next_raw().map(ExtentId::from_raw).ok_or(exhausted)
+        self.pool.ids.next_raw().map(ExtentId::from_raw).ok_or(exhausted)
     }
 
     pub(crate) fn on_created(&mut self, id: ExtentId, result: Result<(), CreateError>) {
@@ -120,7 +120,7 @@ impl Broker {
         }
         if let Some(op) = op
             && let Some(OpKind::Allocate { extents_left, failure: first, .. }) =
-                self.ops.get_mut(op).map(|op| &mut op.kind)
+                self.requests.ops.get_mut(op).map(|op| &mut op.kind)
         {
             *extents_left = extents_left.saturating_sub(1);
             *first = first.take().or(failure);

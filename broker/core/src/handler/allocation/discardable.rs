@@ -10,9 +10,9 @@ use crate::{
     broker::Broker,
     error::Refusal,
     event::PartRef,
-    handler::line::make_room::Footprint,
     ledger::Place,
-    migration::Backing,
+    line::Footprint,
+    moves::Backing,
     pool::{Extent, ExtentState},
     residency::Allocation,
 };
@@ -24,7 +24,7 @@ impl Broker {
 
     /// Lets the part leave its device without reserving bytes for that.
     pub(crate) fn waive_backing(&mut self, part: PartRef, Footprint { tenant, device, size }: Footprint) {
-        self.backings.insert(part, (tenant, device), size, Backing::Needless);
+        self.moves.backings.insert(part, (tenant, device), size, Backing::Needless);
     }
 
     /// Creates the destination of a part that is dropped.
@@ -47,7 +47,7 @@ impl Broker {
 
     /// Counts a drop of the part.
     pub(crate) fn count_drop(&mut self, part: PartRef) {
-        let count = self.drop_counts.entry(part).or_default();
+        let count = self.moves.drop_counts.entry(part).or_default();
         *count = count.saturating_add(1);
     }
 
@@ -55,7 +55,7 @@ impl Broker {
     pub(crate) fn drop_count_of(&self, part: PartRef) -> u64 {
         match planted!(self, DropUnreported) {
             true => 0,
-            false => self.drop_counts.get(&part).copied().unwrap_or_default(),
+            false => self.moves.drop_counts.get(&part).copied().unwrap_or_default(),
         }
     }
 
@@ -72,7 +72,7 @@ impl Broker {
     pub(crate) fn forget_drops(&mut self, id: vramd_types::AllocationId) {
         let indices = self.allocations.get(id).filter(|it| it.discardable).map(Allocation::indices);
         for part in indices.into_iter().flatten() {
-            self.drop_counts.remove(&PartRef { allocation: id, part });
+            self.moves.drop_counts.remove(&PartRef { allocation: id, part });
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     handler::{Start, Started, allocation::admission::AllocationPlan, line::batch::BatchShortage},
     ledger::{Ledger, Place},
     limits::FILE_LOADS_PER_TENANT_MAX,
-    migration::Backing,
+    moves::Backing,
     pool::{Extent, ExtentState},
     residency::{Allocation, AllocationEvent, AllocationState},
     tenancy::{Method, OpId, OpKind, Outcome, Recall, TenantId},
@@ -72,8 +72,13 @@ impl Broker {
         }
         let (allocation, extents_left) = self.create_allocation(op, session, tenant, plan)?;
         let allocations = vec![allocation];
-        let kind =
-            OpKind::Allocate { since: self.now, request: None, allocations, extents_left, failure: None };
+        let kind = OpKind::Allocate {
+            since: self.shell.now,
+            request: None,
+            allocations,
+            extents_left,
+            failure: None,
+        };
         Ok(Started::Waiting(kind))
     }
 
@@ -103,7 +108,7 @@ impl Broker {
     pub(crate) fn has_file(&self, id: AllocationId) -> bool {
         let in_file = |part: PartRef| {
             let lies = self.extent_of(part).is_some_and(|extent| extent.in_file);
-            lies || matches!(self.backings.get(&part), Some(Backing::File { .. }))
+            lies || matches!(self.moves.backings.get(&part), Some(Backing::File { .. }))
         };
         self.allocations.get(id).is_some_and(|allocation| allocation.file.is_some())
             && self.every_part_of(id).any(in_file)
@@ -147,7 +152,7 @@ impl Broker {
         if let Some(allocation) = self.allocations.get_mut(id) {
             allocation.op = Some(op);
         }
-        if let Some(op) = self.ops.get_mut(op) {
+        if let Some(op) = self.requests.ops.get_mut(op) {
             op.kind = OpKind::Seal(id);
         }
         self.digest_if_unmapped(id);

@@ -156,7 +156,7 @@ impl Broker {
 
     fn notify_operations(&mut self, id: AllocationId, waiting_ops: &[OpId]) {
         for op in waiting_ops.iter().copied() {
-            match self.ops.get_mut(op).map(|op| &op.kind) {
+            match self.requests.ops.get_mut(op).map(|op| &op.kind) {
                 Some(OpKind::Release { session, .. }) => {
                     let session = *session;
                     if let Some(released) = self.release_result(id, session) {
@@ -183,7 +183,7 @@ impl Broker {
 
     fn resolve_release(&mut self, op: OpId, id: AllocationId, released: Released) {
         self.forget_watcher(op, id);
-        if let Some(OpKind::Release { items, .. }) = self.ops.get_mut(op).map(|op| &mut op.kind) {
+        if let Some(OpKind::Release { items, .. }) = self.requests.ops.get_mut(op).map(|op| &mut op.kind) {
             items.resolve(id, released);
         }
         self.finish_if_complete(op);
@@ -191,8 +191,8 @@ impl Broker {
 
     /// Answers releases that wait for a session which does not answer, as they stand.
     pub(crate) fn resolve_releases_of(&mut self, session: SessionId) {
-        for op in self.ops.of_session(session) {
-            match self.ops.get(op).map(|op| &op.kind) {
+        for op in self.requests.ops.of_session(session) {
+            match self.requests.ops.get(op).map(|op| &op.kind) {
                 Some(OpKind::Release { items, session: of }) if *of == session => {
                     let open = items.iter().filter(|item| item.result.is_none());
                     for id in open.map(|item| item.allocation).collect::<Vec<_>>() {
@@ -220,7 +220,9 @@ impl Broker {
 
     /// Ends a release: all its items are known.
     pub(crate) fn finish_release(&mut self, op: OpId) {
-        let Some(OpKind::Release { items, .. }) = self.ops.get_mut(op).map(|op| &mut op.kind) else { return };
+        let Some(OpKind::Release { items, .. }) = self.requests.ops.get_mut(op).map(|op| &mut op.kind) else {
+            return;
+        };
         let items = std::mem::take(items);
         self.finish(op, Ok(Outcome::Released(items.into_results())));
     }
@@ -291,7 +293,7 @@ impl Broker {
         let hashed = allocation.digesting && !planted!(self, ReleasedWhileHashed);
         let mapped = !entry.mappings.is_empty() && !planted!(self, ReleasedWhileMapped);
         // Neither end of a copy is released before the copy has ended.
-        let moves = self.migrations.contains_key(&part) || self.write_backs.contains_key(&part);
+        let moves = self.moves.migrations.contains_key(&part) || self.moves.write_backs.contains_key(&part);
         let copied = moves && !planted!(self, ReleasedWhileCopied);
         if hashed
             || mapped

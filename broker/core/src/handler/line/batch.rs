@@ -13,13 +13,9 @@ use crate::{
     error::Refusal,
     event::Tier,
     follow_up::Fact,
-    handler::{
-        Started, Timer,
-        allocation::admission::AllocationPlan,
-        line::make_room::{Footprint, Need},
-    },
+    handler::{Started, Timer, allocation::admission::AllocationPlan},
     ledger::{Place, PlaceBalances, Shortage},
-    migration::{LineEntry, Position, Waiter},
+    line::{Footprint, LineEntry, Need, Position, Waiter},
     pool::Age,
     tenancy::{Arrival, OpId, OpKind, Requester, Session, TenantId},
     time::Time,
@@ -69,8 +65,9 @@ impl Broker {
         // This includes devices below which it may begin; each scan decides that anew.
         let devices: BTreeSet<_> = batch.request.plans.iter().map(|plan| plan.device).collect();
         let devices = devices.into_iter().collect();
-        self.line.enter(position, LineEntry { waiter: Waiter::Batch(op), since: self.now, tenant, devices });
-        if batch.request.until > self.now {
+        self.line
+            .enter(position, LineEntry { waiter: Waiter::Batch(op), since: self.shell.now, tenant, devices });
+        if batch.request.until > self.shell.now {
             self.arm(batch.request.until, Timer::Wait(op));
         }
         self.follow_ups.push(Fact::BatchEntered);
@@ -168,10 +165,10 @@ impl Broker {
         self.leave_line(Waiter::Batch(op), WaitEnd::Served);
         self.push_notice(Notice::RoomMade { tenant: Some(self.tenants.name(tenant).to_owned()) });
         // Several waiters may have counted on the cached extents.
-        self.follow_ups.push(Fact::RoomTaken);
+        self.push_if_waiters(Fact::RoomTaken);
         match self.create_batch(op, session, tenant, BatchRequest { plans, arrived, until, tries }) {
             Ok(kind) => {
-                if let Some(op) = self.ops.get_mut(op) {
+                if let Some(op) = self.requests.ops.get_mut(op) {
                     op.kind = kind;
                 }
                 self.finish_if_complete(op);
@@ -200,7 +197,7 @@ impl Broker {
 
     /// Refuses the batch if its time is over.
     pub(crate) fn expire_batch(&mut self, op: OpId) {
-        let now = self.now;
+        let now = self.shell.now;
         if self.waiting_batch_mut(op).is_some_and(|(_, _, batch)| batch.request.until <= now) {
             self.refuse_short_batch(op);
         }
@@ -248,7 +245,7 @@ impl Broker {
 
     /// A batch of the line, with its tenant.
     pub(crate) fn waiting_batch(&self, op: OpId) -> Option<(TenantId, &WaitingBatch)> {
-        let waiting = self.ops.get(op)?;
+        let waiting = self.requests.ops.get(op)?;
         match (waiting.requester, &waiting.kind) {
             (Requester::Session { tenant, .. }, OpKind::BatchWait(batch)) => Some((tenant, batch)),
             _ => None,
@@ -256,7 +253,7 @@ impl Broker {
     }
 
     pub(crate) fn waiting_batch_mut(&mut self, op: OpId) -> Option<(SessionId, TenantId, &mut WaitingBatch)> {
-        let waiting = self.ops.get_mut(op)?;
+        let waiting = self.requests.ops.get_mut(op)?;
         match (waiting.requester, &mut waiting.kind) {
             (Requester::Session { session, tenant }, OpKind::BatchWait(batch)) => {
                 Some((session, tenant, batch))

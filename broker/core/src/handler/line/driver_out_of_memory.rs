@@ -19,7 +19,7 @@ use crate::{
         line::batch::{BatchRequest, WaitingBatch},
     },
     ledger::Place,
-    migration::Waiter,
+    line::Waiter,
     tenancy::{OpId, Requester},
 };
 
@@ -35,14 +35,16 @@ impl Broker {
         self.release_all_cached(Some(device));
         self.withhold(Place::device(device), |ledger| ledger.cap_capacity(Place::device(device), requested));
         self.survey(device);
-        self.surveys.await_next(device);
+        self.node.surveys.await_next(device);
         // The shortfall is covered at the end of the event, when the undone extents are known.
         self.follow_ups.push(Fact::DriverRanOut(device));
     }
 
     /// Puts a batch back into the line at its old position.
     pub(crate) fn requeue_batch(&mut self, op: OpId, mut request: BatchRequest, why: Refusal) {
-        let Some(Requester::Session { tenant, .. }) = self.ops.get(op).map(|op| op.requester) else { return };
+        let Some(Requester::Session { tenant, .. }) = self.requests.ops.get(op).map(|op| op.requester) else {
+            return;
+        };
         let Refusal::DeviceFull { device, .. } = &why else { return };
         let device = self.find_device(device);
         // A batch that begins below a full device waits for none.
@@ -52,7 +54,7 @@ impl Broker {
         }
         request.tries = request.tries.saturating_add(1);
         let rests = request.tries >= TRIES_MAX;
-        if rests && request.until <= self.now {
+        if rests && request.until <= self.shell.now {
             return self.finish(op, Err(why));
         }
         if rests {
@@ -61,7 +63,7 @@ impl Broker {
         let Started::Waiting(kind) = self.enqueue_batch(op, tenant, WaitingBatch::new(request, why)) else {
             return;
         };
-        if let Some(op) = self.ops.get_mut(op) {
+        if let Some(op) = self.requests.ops.get_mut(op) {
             op.kind = kind;
         }
         if let Some(device) = device {
@@ -90,7 +92,7 @@ impl Broker {
     /// If the ledger has no room, such a waiter waits as any other. Else nothing is left that would help it.
     pub(crate) fn judge_suspended_waiters(&mut self) {
         for (waiter, device, survey) in self.line.awaiting_release() {
-            if !self.has_surveyed(device, survey) || self.awaited_room.is_leaving(device) {
+            if !self.has_surveyed(device, survey) || self.line.room.is_leaving(device) {
                 continue;
             }
             match waiter {
@@ -112,7 +114,7 @@ impl Broker {
 
     fn judge_batch(&mut self, op: OpId) {
         let Some((tenant, batch)) = self.waiting_batch(op) else { return };
-        let (has_time, why) = (batch.request.until > self.now, batch.why.clone());
+        let (has_time, why) = (batch.request.until > self.shell.now, batch.why.clone());
         match self.check_batch_room(tenant, &batch.request.plans).is_ok() {
             false => self.resume_waiter(Waiter::Batch(op)),
             true if has_time => self.line.wait_for_survey(Waiter::Batch(op)),

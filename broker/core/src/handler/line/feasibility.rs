@@ -12,7 +12,7 @@ use crate::{
     error::Refusal,
     event::PartRef,
     ledger::{Place, Shortage},
-    migration::Waiter,
+    line::Waiter,
     tenancy::{OpId, TenantId},
 };
 

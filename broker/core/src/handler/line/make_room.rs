@@ -9,114 +9,21 @@
 //! every extent on its way out, so that no second scan chooses another one for the same bytes. When the driver
 //! has returned an extent (`allocation/release.rs`), the line is scanned again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use vramd_types::{Bytes, DeviceIndex, ExtentId};
+use vramd_types::{DeviceIndex, ExtentId};
 
 use crate::{
     broker::Broker,
-    collections::Few,
     command::{Command, Notice},
     event::{PartRef, Tier},
     follow_up::Fact,
-    ledger::{Place, Shortage},
-    migration::Cause,
+    ledger::Place,
+    line::{Footprint, RoomPlan},
+    moves::Cause,
     pool::{Age, Cached, ExtentState},
-    tenancy::{Arrival, OpId, TenantId},
+    tenancy::{OpId, TenantId},
 };
-
-/// Extents that are leaving their devices, and the operations that wait for them.
-#[derive(Debug, Default)]
-pub(crate) struct AwaitedRoom {
-    leaving: BTreeMap<ExtentId, LeavingExtent>,
-    pending: BTreeMap<OpId, usize>,
-}
-
-#[derive(Debug)]
-struct LeavingExtent {
-    was: Footprint,
-    waiting: Few<OpId>,
-}
-
-/// A number of bytes of one tenant on one device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Footprint {
-    pub(crate) tenant: TenantId,
-    pub(crate) device: DeviceIndex,
-    pub(crate) size: Bytes,
-}
-
-/// The room that a waiter needs on one device.
-#[derive(Clone, Debug)]
-pub(crate) struct Need {
-    pub(crate) footprint: Footprint,
-    /// Parts of earlier pin calls are left alone.
-    pub(crate) arrived: Arrival,
-    /// Cached extents that the waiter will reuse.
-    pub(crate) own_cached: Vec<Age>,
-    /// Its shortage on another device that no eviction ends: then nothing is evicted for it here.
-    pub(crate) hopeless: Option<Shortage>,
-}
-
-/// The extents and parts that have to leave a device.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct RoomPlan {
-    /// Extents that are leaving already.
-    pub(crate) awaited: Vec<ExtentId>,
-    pub(crate) given_up: BTreeSet<Age>,
-    /// Parts that leave for a tier below, each with the arrival of the waiter that needs the room.
-    pub(crate) victims: Vec<(PartRef, Arrival)>,
-}
-
-impl RoomPlan {
-    /// Whether the plan waits for nothing.
-    pub(crate) fn is_dropped(&self) -> bool {
-        self.awaited.is_empty() && self.given_up.is_empty() && self.victims.is_empty()
-    }
-}
-
-impl AwaitedRoom {
-    /// Records an extent that begins to leave its device.
-    pub(crate) fn track(&mut self, extent: ExtentId, was: Footprint) {
-        self.leaving.entry(extent).or_insert_with(|| LeavingExtent { was, waiting: Few::default() });
-    }
-
-    /// Whether any extent is leaving the device.
-    pub(crate) fn is_leaving(&self, device: DeviceIndex) -> bool {
-        self.leaving.values().any(|leaving| leaving.was.device == device)
-    }
-
-    /// The extents that are leaving.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (ExtentId, Footprint)> {
-        self.leaving.iter().map(|(extent, leaving)| (*extent, leaving.was))
-    }
-
-    fn expect(&mut self, extent: ExtentId, op: OpId) {
-        if let Some(leaving) = self.leaving.get_mut(&extent) {
-            leaving.waiting.push(op);
-            let left = self.pending.entry(op).or_default();
-            *left = left.saturating_add(1);
-        }
-    }
-
-    fn is_expected_by(&self, op: OpId) -> bool {
-        self.pending.contains_key(&op)
-    }
-
-    /// The operations that wait for nothing further, now that this extent was returned, or stays after all.
-    fn take_ready(&mut self, extent: ExtentId) -> Vec<OpId> {
-        let waiting = self.leaving.remove(&extent).map(|leaving| leaving.waiting).unwrap_or_default();
-        let mut ready = waiting.to_vec();
-        ready.retain(|op| {
-            let left = self.pending.get(op).map_or(0, |left| left.saturating_sub(1));
-            match left {
-                0 => self.pending.remove(op).is_some(),
-                _ => self.pending.insert(*op, left).is_none(),
-            }
-        });
-        ready
-    }
-}
 
 impl Broker {
     /// Whether this many more extents can exist. `Err` lists cached extents, of any device, that have to be
@@ -130,7 +37,7 @@ impl Broker {
         let released = |(extent, _): &(ExtentId, Footprint)| {
             self.pool.get(*extent).is_some_and(|it| matches!(it.state, ExtentState::Releasing(_)))
         };
-        let leaving = self.awaited_room.iter().filter(released).count();
+        let leaving = self.line.room.iter().filter(released).count();
         let ages = self.pool.cache().iter().map(|(age, _)| age).filter(|age| !reused.contains(age));
         Err(ages.take(over.saturating_sub(leaving)).collect())
     }
@@ -140,12 +47,12 @@ impl Broker {
         for device in self.device_indices() {
             let Some(account) = self.ledger.account(tenant, Place::device(device)) else { continue };
             if account.charged() <= account.limit {
-                self.over_limit.remove(&(tenant, device));
+                self.line.over_limit.remove(&(tenant, device));
                 continue;
             }
             // Every full scan tries again for the rest.
             if self.has_tiers() {
-                self.over_limit.insert((tenant, device));
+                self.line.over_limit.insert((tenant, device));
             }
             let plan = self.choose_for_limit(tenant, device);
             self.execute(plan, Cause::Rebalance);
@@ -153,7 +60,7 @@ impl Broker {
     }
 
     pub(crate) fn trim_all_to_limits(&mut self) {
-        for (tenant, _) in self.over_limit.clone() {
+        for (tenant, _) in self.line.over_limit.clone() {
             self.trim_to_limit(tenant);
         }
     }
@@ -199,7 +106,7 @@ impl Broker {
 
     /// The same, if there is a waiter: else the driver takes its time.
     pub(crate) fn release_now_if_awaited(&mut self, extents: &[ExtentId]) {
-        if self.is_room_wanted() || !self.awaited_room.pending.is_empty() {
+        if self.is_room_wanted() || !self.line.room.pending.is_empty() {
             self.release_now(extents.iter().copied());
         }
     }
@@ -216,7 +123,7 @@ impl Broker {
             let Some(Cached { extent, tenant, device, size, .. }) = self.pool.release_cached(age) else {
                 continue;
             };
-            self.awaited_room.track(extent, Footprint { tenant, device, size });
+            self.line.room.track(extent, Footprint { tenant, device, size });
             self.push_command(Command::ReleaseExtent { extent });
             self.push_notice(Notice::GivenUp { extent, bytes: size });
             given_up.push(extent);
@@ -229,10 +136,10 @@ impl Broker {
         let awaited = plan.awaited.clone();
         let leaving = self.execute(plan, Cause::Rebalance);
         for extent in awaited.into_iter().chain(leaving) {
-            self.awaited_room.expect(extent, op);
+            self.line.room.expect(extent, op);
         }
         // Everything left at once, or stays after all.
-        if !self.awaited_room.is_expected_by(op) {
+        if !self.line.room.is_expected_by(op) {
             self.resume_quota(op);
         }
     }
@@ -240,7 +147,7 @@ impl Broker {
     /// An extent has left its device, or stays there. Operations that waited for it go on.
     pub(crate) fn on_leaving_resolved(&mut self, extent: ExtentId) {
         self.follow_ups.push(Fact::LeavingResolved);
-        let ready = self.awaited_room.take_ready(extent);
+        let ready = self.line.room.take_ready(extent);
         ready.into_iter().for_each(|op| self.follow_ups.push(Fact::QuotaReady(op)));
     }
 }

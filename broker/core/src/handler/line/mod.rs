@@ -1,6 +1,6 @@
 //! The line of waiters for room on devices.
 //!
-//! The line itself is a table of the core (`migration/`). Here is what the daemon does with it.
+//! The line itself is a table of the core (`moves/`). Here is what the daemon does with it.
 //!
 //! - `wanted`: parts that clients want on their device: they enter the line
 //! - `batch`: batches of allocations that wait in the line

@@ -29,9 +29,9 @@ use crate::{
     error::Refusal,
     event::{PartRef, Tier},
     follow_up::Fact,
-    handler::line::make_room::{Footprint, Need, RoomPlan},
     ledger::{Account, Place, Shortage},
-    migration::{Cause, LastScan, Position, Waiter},
+    line::{Footprint, LastScan, Need, Position, RoomPlan, Waiter},
+    moves::Cause,
     tenancy::{Arrival, TenantId},
 };
 
@@ -284,7 +284,7 @@ impl Broker {
     pub(crate) fn still_waits(&self, waiter: Waiter) -> bool {
         match waiter {
             Waiter::Part(part) => {
-                self.is_wanted(part) && !self.migrations.contains_key(&part) && self.is_off_device(part)
+                self.is_wanted(part) && !self.moves.migrations.contains_key(&part) && self.is_off_device(part)
             }
             Waiter::Batch(_) => true,
         }

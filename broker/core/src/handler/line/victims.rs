@@ -19,8 +19,8 @@ use crate::{
     broker::Broker,
     command::PartRevocation,
     event::{PartRef, Tier},
-    handler::line::make_room::{Footprint, Need, RoomPlan},
     ledger::{Place, Shortage, TrialBalance},
+    line::{Footprint, Need, RoomPlan},
     pool::Age,
     tenancy::{Arrival, TenantId},
 };
@@ -64,7 +64,7 @@ struct Beneficiary {
 
 impl<'a> VictimChooser<'a> {
     fn on_device(broker: &'a Broker, device: DeviceIndex) -> Option<Self> {
-        Self::among(broker, device, broker.residents.order(device))
+        Self::among(broker, device, broker.usage.residents.order(device))
     }
 
     /// The same with these parts only.
@@ -74,7 +74,7 @@ impl<'a> VictimChooser<'a> {
         parts: impl Iterator<Item = PartRef> + 'a,
     ) -> Option<Self> {
         let candidate = |kind, tenant, size| Candidate { kind, tenant, size, chosen: None };
-        let leaving = broker.awaited_room.iter().filter(move |(_, was)| was.device == device);
+        let leaving = broker.line.room.iter().filter(move |(_, was)| was.device == device);
         let leaving =
             leaving.map(move |(id, was)| candidate(CandidateKind::Leaving(id), was.tenant, was.size));
         let cached = broker.pool.cache().iter().filter(move |(_, entry)| entry.device == device);
@@ -341,12 +341,12 @@ impl Broker {
 
     /// Whether a part can leave its device once no session uses it.
     fn is_movable_now(&self, part: PartRef) -> bool {
-        let is_held = self.operator_holds.contains(&part);
+        let is_held = self.moves.operator_holds.contains(&part);
         planted!(self, EvictedThoughHeld => is_held = false);
         self.is_stable(part.allocation)
-            && !self.migrations.contains_key(&part)
-            && !self.revocations.contains_key(&part)
-            && self.backings.contains(&part)
+            && !self.moves.migrations.contains_key(&part)
+            && !self.mapping.revocations.contains_key(&part)
+            && self.moves.backings.contains(&part)
             // A part that a call still waits for may just have arrived. If it left again at once, this could go
             // on for ever.
             && self.pins.missing(part).next().is_none()

@@ -8,8 +8,9 @@ use crate::{
     error::Refusal,
     event::PartRef,
     follow_up::Fact,
-    handler::{Start, Started, line::make_room::Footprint},
-    migration::{Cause, Position, Waiter},
+    handler::{Start, Started},
+    line::{Footprint, Position, Waiter},
+    moves::Cause,
     tenancy::{Arrival, OpId, OpKind, Outcome, Requester},
     time::Time,
     view::{MoveView, WaitView, WaiterView},
@@ -54,7 +55,7 @@ impl Broker {
 
     /// When the last wait for the part ends by its deadline, if it does.
     fn wanted_until(&self, part: PartRef) -> Option<Time> {
-        if self.attach_waiters.contains_key(&part) {
+        if self.moves.attach_waiters.contains_key(&part) {
             return None;
         }
         let mut last = None;
@@ -65,7 +66,7 @@ impl Broker {
     }
 
     fn waiting_batch_view(&self, op: OpId) -> Option<(WaiterView, Option<Time>)> {
-        let op = self.ops.get(op)?;
+        let op = self.requests.ops.get(op)?;
         match (op.requester, &op.kind) {
             (Requester::Session { session, .. }, OpKind::BatchWait(batch)) => Some((
                 WaiterView::Batch { session, items: batch.request.plans.len() },
@@ -77,9 +78,9 @@ impl Broker {
 
     /// Migrations and write-backs that are under way.
     pub fn moves(&self) -> Vec<MoveView> {
-        let migrations = self.migrations.iter();
+        let migrations = self.moves.migrations.iter();
         let moves = migrations.map(|(part, it)| (*part, it.to_tier, it.cause, it.state, it.since, it.to));
-        let written_back = self.write_backs.iter().map(|(part, it)| {
+        let written_back = self.moves.write_backs.iter().map(|(part, it)| {
             (*part, it.tier, Cause::WriteBack, it.state.as_migration_state(), it.since, it.to)
         });
         let view = |(part, to, cause, state, since, extent): (PartRef, _, _, _, _, _)| {
@@ -89,6 +90,13 @@ impl Broker {
             Some(MoveView { part, tenant, device, to, bytes, cause, state, since, extent })
         };
         moves.chain(written_back).filter_map(view).collect()
+    }
+
+    /// Reports a fact that matters only to waiters.
+    pub(crate) fn push_if_waiters(&mut self, fact: Fact) {
+        if !self.line.is_empty() {
+            self.follow_ups.push(fact);
+        }
     }
 
     /// Reports a waiter that enters or is about to leave the line. Within the last scan it changes what room is
@@ -120,7 +128,7 @@ impl Broker {
         self.leave_line(waiter, WaitEnd::Cancelled);
         match waiter {
             Waiter::Part(part) => {
-                self.attach_waiters.remove(&part);
+                self.moves.attach_waiters.remove(&part);
                 self.refuse_calls_missing(part, &why);
             }
             Waiter::Batch(op) => self.refuse_batch(op, why),

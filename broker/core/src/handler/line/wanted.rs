@@ -23,15 +23,16 @@ use crate::{
     error::Refusal,
     event::{PartRef, Tier},
     follow_up::Fact,
-    handler::line::make_room::Footprint,
-    migration::{Cause, LineEntry, Position, Waiter},
+    line::Footprint,
+    line::{LineEntry, Position, Waiter},
+    moves::Cause,
     residency::{Allocation, MapState},
 };
 
 impl Broker {
     /// Whether the part cannot be sent to a session now: it lies in another tier, or is moving.
     pub(crate) fn is_off_device(&self, part: PartRef) -> bool {
-        match self.migrations.get(&part) {
+        match self.moves.migrations.get(&part) {
             Some(migration) => migration.is_unmapped,
             None => {
                 self.has_tiers()
@@ -50,7 +51,8 @@ impl Broker {
     /// Whether the part lies in host memory, and its owner advised to map it there.
     pub(crate) fn stays_in_place(&self, part: PartRef) -> bool {
         let advised = self.allocations.get(part.allocation).is_some_and(|allocation| allocation.in_place);
-        let comes = self.migrations.get(&part).is_some_and(|migration| migration.to_tier == Tier::Device);
+        let comes =
+            self.moves.migrations.get(&part).is_some_and(|migration| migration.to_tier == Tier::Device);
         planted!(self, FetchedThoughAdvised => advised = false);
         advised && !comes && self.lies_in_host(part)
     }
@@ -81,13 +83,13 @@ impl Broker {
 
     /// Has the part fetched for a session that attached it, and sent once it is on its device.
     pub(crate) fn add_attach_waiter(&mut self, session: SessionId, part: PartRef) {
-        self.attach_waiters.entry(part).or_default().insert(session);
+        self.moves.attach_waiters.entry(part).or_default().insert(session);
         self.request_fetch(part);
     }
 
     /// Has the part fetched, or kept if it is about to leave.
     pub(crate) fn request_fetch(&mut self, part: PartRef) {
-        match self.migrations.get(&part).map(|migration| (migration.to_tier, migration.cause)) {
+        match self.moves.migrations.get(&part).map(|migration| (migration.to_tier, migration.cause)) {
             Some((Tier::Device, _)) => self.hasten_migration(part),
             Some((_, Cause::Operator)) => self.stop_migration(part, PartMove::Wanted),
             Some((_, Cause::Pressure)) if !self.is_room_awaited(part) => {
@@ -115,15 +117,17 @@ impl Broker {
         let entered = self.pins.next_arrival();
         let arrived = self.pins.first_missing(part).map_or(entered, |arrived| arrived.min(entered));
         let devices = std::iter::once(device).collect();
-        self.line
-            .enter(Position { arrived, entered }, LineEntry { waiter, since: self.now, tenant, devices });
+        self.line.enter(
+            Position { arrived, entered },
+            LineEntry { waiter, since: self.shell.now, tenant, devices },
+        );
         true
     }
 
     /// Whether a session waits for the part to be on its device.
     pub(crate) fn is_wanted(&self, part: PartRef) -> bool {
         self.pins.missing(part).next().is_some()
-            || self.attach_waiters.get(&part).is_some_and(|attach_waiters| {
+            || self.moves.attach_waiters.get(&part).is_some_and(|attach_waiters| {
                 attach_waiters.iter().any(|session| self.map_state(*session, part) == Some(MapState::Away))
             })
     }
@@ -131,17 +135,17 @@ impl Broker {
     /// Sessions that wait for the part: they pin it, or are to be sent it.
     pub(crate) fn sessions_waiting_for(&self, part: PartRef) -> Vec<SessionId> {
         let pinning = self.pins.missing(part).map(|(_, (session, _))| session);
-        let attach_waiters = self.attach_waiters.get(&part).into_iter().flatten().copied();
+        let attach_waiters = self.moves.attach_waiters.get(&part).into_iter().flatten().copied();
         let sessions: BTreeSet<_> = pinning.chain(attach_waiters).collect();
         sessions.into_iter().collect()
     }
 
     /// Stops waiting for the part on behalf of a session.
     pub(crate) fn forget_attach_waiter(&mut self, session: SessionId, part: PartRef) {
-        if let Some(attach_waiters) = self.attach_waiters.get_mut(&part) {
+        if let Some(attach_waiters) = self.moves.attach_waiters.get_mut(&part) {
             attach_waiters.remove(&session);
             if attach_waiters.is_empty() {
-                self.attach_waiters.remove(&part);
+                self.moves.attach_waiters.remove(&part);
             }
         }
     }
@@ -150,7 +154,7 @@ impl Broker {
     pub(crate) fn serve_part_waiters(&mut self, part: PartRef) {
         self.note_line_changed(Waiter::Part(part));
         self.leave_line(Waiter::Part(part), WaitEnd::Served);
-        for comer in self.attach_waiters.remove(&part).unwrap_or_default() {
+        for comer in self.moves.attach_waiters.remove(&part).unwrap_or_default() {
             planted!(self, AttachWaiterForgotten => continue);
             if self.map_state(comer, part) == Some(MapState::Away) {
                 self.queue_remap(comer, part);
@@ -162,7 +166,7 @@ impl Broker {
     /// Tells sessions that wait for the part without a pin that its content is lost.
     pub(crate) fn report_content_lost(&mut self, part: PartRef) {
         planted!(self, LostContentAwaited => return);
-        for comer in self.attach_waiters.remove(&part).unwrap_or_default() {
+        for comer in self.moves.attach_waiters.remove(&part).unwrap_or_default() {
             let waits = self.map_state(comer, part) == Some(MapState::Away);
             let session = self.sessions.get(comer).filter(|session| waits && session.channel_open);
             if let Some(channel) = session.map(|session| session.channel) {
@@ -197,9 +201,9 @@ impl Broker {
     pub(crate) fn forget_attach_waiters(&mut self, id: AllocationId) {
         let part = |index| PartRef { allocation: id, part: PartIndex(index) };
         let attach_waiters: Vec<_> =
-            self.attach_waiters.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect();
+            self.moves.attach_waiters.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect();
         for part in attach_waiters {
-            self.attach_waiters.remove(&part);
+            self.moves.attach_waiters.remove(&part);
             self.follow_ups.push(Fact::WaiterUnwanted(part));
         }
     }

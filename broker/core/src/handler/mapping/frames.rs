@@ -1,7 +1,7 @@
 //! Frames of mappings: the daemon sends parts to sessions, has them unmapped, and takes the answers.
 //!
 //! A part is queued for a session and leaves with its next packet ([`Broker::pump`]). A session has at most one
-//! unanswered packet of descriptors; a tenant and the node have descriptor budgets (`mapping/fd_budget.rs`).
+//! unanswered packet of descriptors; a tenant and the node have descriptor budgets (`residency/fd_budget.rs`).
 //! From the moment a packet is sent, its parts count as mapped.
 //!
 //! [`Broker::on_mapped`] takes the answer: the mapping is there, and calls that wait for it are checked
@@ -74,7 +74,7 @@ impl Broker {
                     .report_violation(invariants::SLOTS, format!("{id} has no slot for {allocation_id}"));
             }
             let part = PartRef { allocation: allocation_id, part: index };
-            let state = match self.revocations.get_mut(&part) {
+            let state = match self.mapping.revocations.get_mut(&part) {
                 _ if initial == InitialMaps::Nothing => MapState::Away,
                 Some(revocation) => {
                     revocation.attach_waiters.push(id);
@@ -112,23 +112,23 @@ impl Broker {
             return;
         }
         let (channel, tenant) = (session.channel, session.tenant);
-        let room = limits.fds_in_flight_max.saturating_sub(self.fds.total);
-        let own = limits.fds_in_flight_per_tenant_max.saturating_sub(self.fds.of(tenant));
+        let room = limits.fds_in_flight_max.saturating_sub(self.mapping.fds.total);
+        let own = limits.fds_in_flight_per_tenant_max.saturating_sub(self.mapping.fds.of(tenant));
         let count = session.queue.len().min(room).min(own).min(FDS_PER_PACKET_MAX);
         if count == 0 && planted!(self, StarvedForgotten) {
             return;
         }
         if count == 0 {
-            return self.fds.starve(tenant, id);
+            return self.mapping.fds.starve(tenant, id);
         }
-        let deadline = self.now.after(limits.map_answer_timeout);
+        let deadline = self.shell.now.after(limits.map_answer_timeout);
         let Some(session) = self.sessions.get_mut(id) else { return };
         session.fds_in_flight = match planted!(self, TwoPacketsInFlight) {
             true => session.fds_in_flight.saturating_add(count),
             false => count,
         };
         session.map_deadline = Some(deadline);
-        self.fds.spend(tenant, count);
+        self.mapping.fds.spend(tenant, count);
         if !planted!(self, MapTimerLost) {
             self.arm_session(deadline, id);
         }
@@ -172,7 +172,7 @@ impl Broker {
         let sent = from.and_then(|state| state.on(MapEvent::Send));
         if let Some(from) = from {
             let legal = sent.is_some();
-            self.transitions.note(Transition::Mapping { from, event: MapEvent::Send, legal });
+            self.shell.transitions.note(Transition::Mapping { from, event: MapEvent::Send, legal });
         }
         match sent {
             Some(MapStep::To(next)) => allocation.set_mapping(part.part, Mapping::new(id, slot, next)),
@@ -225,7 +225,7 @@ impl Broker {
     /// Sets the deadline for unmapping, also for earlier revocations that the session let pass. A new request
     /// waits no longer than the first did.
     pub(crate) fn expect_answer(&mut self, id: SessionId) {
-        let deadline = self.now.after(self.config.limits.revoke_answer_timeout);
+        let deadline = self.shell.now.after(self.config.limits.revoke_answer_timeout);
         let Some(session) = self.sessions.get_mut(id) else { return };
         if session.channel_open && session.revoking > 0 && session.revoke_deadline.is_none() {
             session.revoke_deadline = Some(deadline);
@@ -270,7 +270,7 @@ impl Broker {
 
     /// The parts of the last unsent revoke frame of a channel. More may be added to it as if they came next.
     fn unsent_revoke(&mut self, channel: ChannelId, reason: RevokeReason) -> Option<&mut Vec<RevokedPart>> {
-        let recent = self.outbox.iter_mut().rev().take(LOOKED_BACK);
+        let recent = self.shell.outbox.iter_mut().rev().take(LOOKED_BACK);
         let frames = recent.filter_map(|command| match command {
             Command::Send { channel: of, frame } if *of == channel => Some(frame),
             _ => None,
@@ -423,9 +423,9 @@ impl Broker {
     pub(crate) fn pump_starved(&mut self) {
         let (all_max, own_max) =
             (self.config.limits.fds_in_flight_max, self.config.limits.fds_in_flight_per_tenant_max);
-        let now = self.fds.turn();
-        while self.fds.total < all_max
-            && let Some(id) = self.fds.next_starved(now, own_max)
+        let now = self.mapping.fds.turn();
+        while self.mapping.fds.total < all_max
+            && let Some(id) = self.mapping.fds.next_starved(now, own_max)
         {
             self.pump(id);
         }

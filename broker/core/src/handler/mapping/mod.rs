@@ -6,9 +6,7 @@
 //! - `step`: one step of one mapping along its table, with all counts
 //! - `revocation`: having every session unmap a part, by eviction or by fence
 //! - `teardown`: mappings that end with a session, its channel or an allocation
-//! - `fd_budget`: descriptors in flight, by tenant and in all
 
-pub(super) mod fd_budget;
 pub(super) mod frames;
 mod revocation;
 mod step;

@@ -33,9 +33,9 @@ impl Broker {
         wait: bool,
         arrived: Arrival,
     ) -> Option<PartRevocation> {
-        let until = self.now.after(self.config.limits.revoke_answer_timeout);
+        let until = self.shell.now.after(self.config.limits.revoke_answer_timeout);
         let mapping = self.mappers(part, |_| true);
-        if let Some(under_way) = self.revocations.get_mut(&part) {
+        if let Some(under_way) = self.mapping.revocations.get_mut(&part) {
             let lasts = match &mut under_way.stage {
                 // Without mappers the fence is as good as over.
                 Stage::Fence { .. } if !wait && !mapping.is_empty() => {
@@ -62,8 +62,9 @@ impl Broker {
             false => self.revoke_words(part),
         };
         let ops = op.into_iter().collect::<Few<_>>();
-        let (began, last_progress) = (self.pins.next_arrival(), self.now);
-        self.revocations
+        let (began, last_progress) = (self.pins.next_arrival(), self.shell.now);
+        self.mapping
+            .revocations
             .insert(part, Revocation { began, stage, ops, attach_waiters: Vec::new(), last_progress });
         None
     }
@@ -119,7 +120,7 @@ impl Broker {
     }
 
     pub(crate) fn on_words_revoked(&mut self, part: PartRef, outcome: WordsOutcome) {
-        let stage = self.revocations.get(&part).map(|under_way| under_way.stage.clone());
+        let stage = self.mapping.revocations.get(&part).map(|under_way| under_way.stage.clone());
         let Some(Stage::Words { asked, fence }) = stage else {
             return self
                 .report_violation(invariants::MAPPERS, format!("words of {part:?} were revoked unasked"));
@@ -141,21 +142,21 @@ impl Broker {
             }
             WordsOutcome::Pinned { by } => match fence {
                 // Earlier calls that had counted the part as lost still have it.
-                Some(until) if until > self.now => {
+                Some(until) if until > self.shell.now => {
                     self.follow_ups.push(Fact::PartAvailable(part));
                     Stage::Fence { until }
                 }
                 _ => return self.end_revocation(part, &PartRevocation::Pinned { by }),
             },
         };
-        if let Some(under_way) = self.revocations.get_mut(&part) {
+        if let Some(under_way) = self.mapping.revocations.get_mut(&part) {
             under_way.stage = next;
         }
     }
 
     /// Tells mappers to unmap a fenced part as their calls end, and ends the revocation if it is over.
     pub(crate) fn check_revocation(&mut self, part: PartRef) {
-        let Some(under_way) = self.revocations.get(&part) else { return };
+        let Some(under_way) = self.mapping.revocations.get(&part) else { return };
         let began = under_way.began;
         match under_way.stage {
             Stage::Words { .. } => return,
@@ -185,8 +186,8 @@ impl Broker {
 
     /// Ends a fence that has lasted long enough. Mappers that were told unmap when their pins end.
     pub(crate) fn expire_fence(&mut self, part: PartRef) {
-        let due = |until: Time| until <= self.now;
-        let stage = self.revocations.get(&part).map(|under_way| &under_way.stage);
+        let due = |until: Time| until <= self.shell.now;
+        let stage = self.mapping.revocations.get(&part).map(|under_way| &under_way.stage);
         if matches!(stage, Some(Stage::Fence { until }) if due(*until)) {
             let by = self.mappers(part, |_| true);
             self.end_revocation(part, &PartRevocation::Pinned { by });
@@ -195,13 +196,13 @@ impl Broker {
 
     /// Reports that a session answers again, or no longer, to all revocations that wait for it.
     pub(crate) fn note_revocations_of(&mut self, id: SessionId) {
-        let of_session = self.revocations.keys().filter(|part| self.map_state(id, **part).is_some());
+        let of_session = self.mapping.revocations.keys().filter(|part| self.map_state(id, **part).is_some());
         let parts: Vec<_> = of_session.copied().collect();
         parts.into_iter().for_each(|part| self.follow_ups.push(Fact::RevocationEased(part)));
     }
 
     fn end_revocation(&mut self, part: PartRef, outcome: &PartRevocation) {
-        let Some(over) = self.revocations.remove(&part) else { return };
+        let Some(over) = self.mapping.revocations.remove(&part) else { return };
         self.resume_migration(part, outcome);
         // A session that was found to pin the part is asked again once a harvest has seen it unpin.
         let pinned = match (outcome, over.stage) {
@@ -245,7 +246,7 @@ impl Broker {
 
     /// Sets a short deadline: no session pins the part, so it can be unmapped at once.
     fn expect_unmapped(&mut self, id: SessionId, part: PartRef) {
-        let deadline = self.now.after(self.config.limits.unmap_answer_timeout);
+        let deadline = self.shell.now.after(self.config.limits.unmap_answer_timeout);
         let words = self.sessions.get_mut(id).and_then(|session| session.words.as_mut());
         let Some(words) = words else { return };
         words.unmap_soon.insert(part);
@@ -260,7 +261,7 @@ impl Broker {
     /// Whether a call of that arrival waits for the end of a revocation: of an earlier fence, or of an
     /// eviction, which begins only where no call is in its way.
     pub(crate) fn is_blocked_by_revocation(&self, part: PartRef, arrived: Arrival) -> bool {
-        self.revocations.get(&part).is_some_and(|under_way| {
+        self.mapping.revocations.get(&part).is_some_and(|under_way| {
             let let_in = planted!(self, FenceLetsPinsIn) && matches!(under_way.stage, Stage::Fence { .. });
             let evicts = matches!(under_way.stage, Stage::Words { .. } | Stage::Evict);
             (evicts || under_way.began < arrived) && !let_in

@@ -34,7 +34,7 @@ impl Broker {
             allocation.part(part.part).and_then(|entry| entry.mapping(id)).copied().ok_or_else(unknown)?;
         let old = mapping.state;
         let step = old.on(event);
-        self.transitions.note(Transition::Mapping { from: old, event, legal: step.is_some() });
+        self.shell.transitions.note(Transition::Mapping { from: old, event, legal: step.is_some() });
         let step = step.ok_or_else(|| {
             format!("{event:?} of part {} of {}, which is {old:?}", part.part, part.allocation)
         })?;
@@ -58,7 +58,7 @@ impl Broker {
             if session.fds_in_flight == 0 {
                 session.map_deadline = None;
             }
-            self.fds.give_back(session.tenant, 1);
+            self.mapping.fds.give_back(session.tenant, 1);
         }
         if new == Some(MapState::Revoking) && old != MapState::Revoking {
             session.revoking += 1;
@@ -67,13 +67,13 @@ impl Broker {
             session.revoking = session.revoking.saturating_sub(1);
         }
         if new == Some(MapState::Evicting) {
-            self.evicting = self.evicting.saturating_add(1);
+            self.mapping.evicting = self.mapping.evicting.saturating_add(1);
         }
         if old == MapState::Evicting {
-            self.evicting = self.evicting.saturating_sub(1);
+            self.mapping.evicting = self.mapping.evicting.saturating_sub(1);
             if let Some(words) = &mut session.words {
                 words.unmap_soon.remove(&part);
-                let next = self.now.after(self.config.limits.unmap_answer_timeout);
+                let next = self.shell.now.after(self.config.limits.unmap_answer_timeout);
                 words.unmap_deadline =
                     words.unmap_deadline.filter(|_| !words.unmap_soon.is_empty()).map(|_| next);
             }

@@ -73,7 +73,7 @@ impl Broker {
                 held.push(entry.extent);
             }
             if state == MapState::Evicting {
-                self.evicting = self.evicting.saturating_sub(1);
+                self.mapping.evicting = self.mapping.evicting.saturating_sub(1);
             }
             allocation.remove_mapping(part, id);
         }

@@ -63,8 +63,8 @@ impl Broker {
 
     /// Sends the part where it lies to sessions that wait for it.
     fn map_in_place(&mut self, part: PartRef) {
-        self.in_place_to_unmap.remove(&part);
-        if !self.migrations.contains_key(&part) && self.is_in_place(part) {
+        self.moves.in_place_to_unmap.remove(&part);
+        if !self.moves.migrations.contains_key(&part) && self.is_in_place(part) {
             self.serve_part_waiters(part);
         }
     }
@@ -74,7 +74,7 @@ impl Broker {
     fn schedule_in_place_unmap(&mut self, part: PartRef) {
         planted!(self, EndedAdviceKept => return);
         if self.tier_of(part) == Some(Tier::Host) {
-            self.in_place_to_unmap.insert(part);
+            self.moves.in_place_to_unmap.insert(part);
             self.follow_ups.push(Fact::InPlaceUnpinned(part));
         }
     }
@@ -82,38 +82,40 @@ impl Broker {
     /// Reports a part to be unmapped in place, if no session is known to pin it. A harvest sees the unpin of a
     /// known one; to ask its word earlier would send its own pins the slow way.
     pub(crate) fn note_in_place(&mut self, part: PartRef) {
-        if self.in_place_to_unmap.contains(&part) && !self.idle_on_host.is_pinned(part) {
+        if self.moves.in_place_to_unmap.contains(&part) && !self.usage.idle_on_host.is_pinned(part) {
             self.follow_ups.push(Fact::InPlaceUnpinned(part));
         }
     }
 
     /// The same for all that a session maps: it answers again.
     pub(crate) fn note_in_place_of(&mut self, session: SessionId) {
-        let its = self.in_place_to_unmap.iter().filter(|part| self.map_state(session, **part).is_some());
+        let its =
+            self.moves.in_place_to_unmap.iter().filter(|part| self.map_state(session, **part).is_some());
         let its: Vec<_> = its.copied().collect();
         its.into_iter().for_each(|part| self.note_in_place(part));
     }
 
     /// The same for all.
     pub(crate) fn note_all_in_place(&mut self) {
-        let unpinned = self.in_place_to_unmap.iter().filter(|part| !self.idle_on_host.is_pinned(**part));
+        let unpinned =
+            self.moves.in_place_to_unmap.iter().filter(|part| !self.usage.idle_on_host.is_pinned(**part));
         unpinned.for_each(|part| self.follow_ups.push(Fact::InPlaceUnpinned(*part)));
     }
 
     /// Unmaps a part that is mapped in place although it is no longer advised. Afterwards it is as any other
     /// part: a pin has it fetched.
     pub(crate) fn unmap_in_place(&mut self, part: PartRef) {
-        if !self.in_place_to_unmap.contains(&part) {
+        if !self.moves.in_place_to_unmap.contains(&part) {
             return;
         }
         // The migration or revocation calls again when it ends.
-        if self.migrations.contains_key(&part) || self.revocations.contains_key(&part) {
+        if self.moves.migrations.contains_key(&part) || self.mapping.revocations.contains_key(&part) {
             return;
         }
         let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
         let is_freed = state.is_none_or(|state| state == AllocationState::Freeing);
         if is_freed || self.tier_of(part) != Some(Tier::Host) || !self.is_in_place(part) {
-            self.in_place_to_unmap.remove(&part);
+            self.moves.in_place_to_unmap.remove(&part);
         } else {
             let begun = self.revoke_part(None, part, false, self.pins.after_all()).is_none();
             let asked = &mut self.follow_ups.words_asked;

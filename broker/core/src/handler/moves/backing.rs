@@ -13,10 +13,11 @@ use crate::{
     command::Notice,
     event::{Kind, PartRef, Tier},
     follow_up::Fact,
-    handler::{Timer, line::make_room::Footprint},
+    handler::Timer,
     ledger::{Place, Reservation, Shortage},
     limits::{BACKINGS_PER_EVENT, MOMENT},
-    migration::{Backing, BackingAccount},
+    line::Footprint,
+    moves::{Backing, BackingAccount},
     pool::Extent,
     residency::AllocationState,
     tenancy::TenantId,
@@ -33,36 +34,38 @@ impl Broker {
         size: Bytes,
     ) {
         let Some(place) = self.ledger.place_below(tenant, device, size) else { return };
-        if self.backings.contains(&part) {
+        if self.moves.backings.contains(&part) {
             return;
         }
         let account = (tenant, device);
         match self.ledger.reserve(tenant, place, size) {
-            Ok(reservation) => self.backings.insert(part, account, size, Backing::Reserved(reservation)),
-            Err(_) => self.backings.mark_missing(part, account, size),
+            Ok(reservation) => {
+                self.moves.backings.insert(part, account, size, Backing::Reserved(reservation))
+            }
+            Err(_) => self.moves.backings.mark_missing(part, account, size),
         }
     }
 
     /// Reserves backing for parts that have none, the oldest first, after bytes have come free below a device.
     pub(crate) fn reserve_late_backings(&mut self, device: DeviceIndex) {
         planted!(self, MissingBackingForgotten => return);
-        let mut oldest: BTreeSet<_> = self.backings.missing().oldest_of_each(device).collect();
+        let mut oldest: BTreeSet<_> = self.moves.backings.missing().oldest_of_each(device).collect();
         let (mut full, mut left) = (BTreeSet::new(), BACKINGS_PER_EVENT);
         while let Some((part, tenant, size)) = oldest.pop_first() {
             if left == 0 {
                 // The timer goes on with the rest, although these reservations have changed the ledger.
                 self.ledger.forget(Fact::RoomBelow(device));
                 self.follow_ups.forget(Fact::RoomBelow(device));
-                self.arm(self.now.after(MOMENT), Timer::Backing(device));
+                self.arm(self.shell.now.after(MOMENT), Timer::Backing(device));
                 break;
             }
             if let Some(reservation) = self.try_reserve_late((tenant, device), size, &mut full) {
                 let tier = reservation.place().tier;
-                self.backings.insert(part, (tenant, device), size, Backing::Reserved(reservation));
+                self.moves.backings.insert(part, (tenant, device), size, Backing::Reserved(reservation));
                 self.mark_evictable(part);
                 let tenant_name = self.tenants.shared(tenant);
                 self.push_notice(Notice::Backed { part, tenant: tenant_name, device, tier, bytes: size });
-                oldest.extend(self.backings.missing().oldest_of(tenant, device));
+                oldest.extend(self.moves.backings.missing().oldest_of(tenant, device));
                 left = left.saturating_sub(1);
             }
         }
@@ -95,8 +98,8 @@ impl Broker {
 
     /// The part is freed or leaves, so it needs no backing. Younger parts may have waited behind it.
     pub(crate) fn stop_awaiting_backing(&mut self, part: PartRef, tenant: TenantId, device: DeviceIndex) {
-        if self.backings.missing().contains(&part, (tenant, device)) {
-            self.backings.clear_missing(&part, (tenant, device));
+        if self.moves.backings.missing().contains(&part, (tenant, device)) {
+            self.moves.backings.clear_missing(&part, (tenant, device));
             self.follow_ups.push(Fact::RoomBelow(device));
         }
     }
@@ -127,8 +130,8 @@ impl Broker {
 
     /// Drops the backing of a freed part.
     pub(crate) fn drop_backing(&mut self, part: PartRef) {
-        self.pressure_state.failed.remove(&part);
-        self.residents.remove(part);
+        self.node.pressure.failed.remove(&part);
+        self.usage.residents.remove(part);
         self.untrack_on_host(part);
         if let Some(Footprint { tenant, device, .. }) = self.footprint_of(part) {
             self.stop_awaiting_backing(part, tenant, device);
@@ -140,7 +143,7 @@ impl Broker {
     pub(crate) fn release_backing(&mut self, part: PartRef) {
         planted!(self, OtherBackingKept => if self.tier_of(part) != Some(Tier::Device) { return });
         planted!(self, FileLeaked => self.forget_file(part));
-        match self.backings.remove(&part) {
+        match self.moves.backings.remove(&part) {
             Some(Backing::Reserved(reservation)) => self.ledger.cancel(reservation),
             // An extent that is still being created is released afterwards.
             Some(Backing::Extent { extent, .. } | Backing::File { extent }) => self.release_extent(extent),
@@ -152,7 +155,7 @@ impl Broker {
     pub(crate) fn tier_below(&self, part: PartRef) -> Option<Tier> {
         let device = self.allocations.get(part.allocation)?.device;
         let nearest = || self.ledger.below(device).next().map(|place| place.tier);
-        self.backings.get(&part).and_then(Backing::tier).or_else(nearest)
+        self.moves.backings.get(&part).and_then(Backing::tier).or_else(nearest)
     }
 
     pub(crate) fn drop_backings_of(&mut self, id: AllocationId) {
@@ -182,7 +185,7 @@ impl Broker {
                     true => Backing::File { extent },
                     false => Backing::Extent { extent, tier, clean },
                 };
-                self.backings.insert(part, (tenant, device), size, kept);
+                self.moves.backings.insert(part, (tenant, device), size, kept);
             }
             // The extent could not be created.
             None => self.reserve_backing_anew(part),
@@ -195,8 +198,8 @@ impl Broker {
         if let Some(Footprint { tenant, device, size }) = self.footprint_of(part) {
             self.reserve_backing(part, tenant, device, size);
         }
-        if !self.backings.contains(&part) {
-            self.residents.remove(part);
+        if !self.moves.backings.contains(&part) {
+            self.usage.residents.remove(part);
         }
     }
 
@@ -204,7 +207,7 @@ impl Broker {
     /// needs none, unless it stays: then its extent there becomes its backing.
     pub(crate) fn on_backing_failed(&mut self, part: PartRef, id: ExtentId) {
         if self.is_backing_of(part, id) {
-            self.backings.remove(&part);
+            self.moves.backings.remove(&part);
             if !self.is_leaving(part) {
                 self.reserve_backing_anew(part);
             }
@@ -215,10 +218,10 @@ impl Broker {
     pub(crate) fn mark_evictable(&mut self, part: PartRef) {
         let device = self.allocations.get(part.allocation).map(|allocation| allocation.device);
         if let Some(device) = device
-            && self.backings.contains(&part)
+            && self.moves.backings.contains(&part)
             && self.tier_of(part) == Some(Tier::Device)
         {
-            self.residents.arrive(device, part, self.now);
+            self.usage.residents.arrive(device, part, self.shell.now);
         }
     }
 
@@ -232,7 +235,7 @@ impl Broker {
 
     /// Whether the extent is the backing of the part.
     pub(crate) fn is_backing_of(&self, part: PartRef, id: ExtentId) -> bool {
-        let its = self.backings.get(&part);
+        let its = self.moves.backings.get(&part);
         matches!(its, Some(Backing::Extent { extent, .. } | Backing::File { extent }) if *extent == id)
     }
 
@@ -244,11 +247,11 @@ impl Broker {
             return;
         }
         planted!(self, StaleBackingTakenForClean => return);
-        self.backings.set_clean(&part, false);
-        if let Some(write_back) = self.write_backs.get_mut(&part) {
+        self.moves.backings.set_clean(&part, false);
+        if let Some(write_back) = self.moves.write_backs.get_mut(&part) {
             write_back.written = true;
         }
-        if let Some(migration) = self.migrations.get_mut(&part) {
+        if let Some(migration) = self.moves.migrations.get_mut(&part) {
             migration.clean = false;
         }
     }
@@ -257,7 +260,8 @@ impl Broker {
     /// copied, and operators are told.
     pub(crate) fn on_clean_backing_differs(&mut self, to: ExtentId) {
         let Some(part) = self.pool.get(to).and_then(|extent| extent.part) else { return };
-        let Some(tier) = self.migrations.get(&part).filter(|it| it.to == to).map(|it| it.to_tier) else {
+        let Some(tier) = self.moves.migrations.get(&part).filter(|it| it.to == to).map(|it| it.to_tier)
+        else {
             return;
         };
         self.pool.mark_written(to);

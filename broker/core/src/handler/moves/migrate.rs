@@ -22,9 +22,10 @@ use crate::{
     error::Refusal,
     event::{PartRef, Tier},
     follow_up::Fact,
-    handler::{allocation::create_extent::ExtentOrder, line::make_room::Footprint},
+    handler::allocation::create_extent::ExtentOrder,
     ledger::{Place, Reservation},
-    migration::{Backing, Cause, Migration, MigrationEvent, MigrationState, Waiter},
+    line::{Footprint, Waiter},
+    moves::{Backing, Cause, Migration, MigrationEvent, MigrationState},
     pool::{Extent, ExtentState},
     tenancy::{Arrival, OpId, TenantId},
 };
@@ -35,7 +36,7 @@ impl Broker {
         if self.is_held_on_device(part) {
             return Some(PartMove::Held);
         }
-        if let Some(under_way) = self.migrations.get_mut(&part) {
+        if let Some(under_way) = self.moves.migrations.get_mut(&part) {
             if under_way.to_tier != to_tier || under_way.state == MigrationState::Stopping {
                 return Some(PartMove::Wanted);
             }
@@ -61,7 +62,7 @@ impl Broker {
         arrived: Arrival,
     ) -> Result<Option<PartMove>, Refusal> {
         self.begin_migration(part, to_tier, cause, op)?;
-        if let Some(migration) = self.migrations.get_mut(&part) {
+        if let Some(migration) = self.moves.migrations.get_mut(&part) {
             migration.for_arrival = (cause == Cause::Demand && to_tier != Tier::Device).then_some(arrived);
         }
         Ok(match self.revoke_part(None, part, false, arrived) {
@@ -69,7 +70,7 @@ impl Broker {
             Some(PartRevocation::Revoked) => {
                 self.resume_migration(part, &PartRevocation::Revoked);
                 // A part that needs no copy has arrived already.
-                (!self.migrations.contains_key(&part)).then_some(PartMove::Moved)
+                (!self.moves.migrations.contains_key(&part)).then_some(PartMove::Moved)
             }
             Some(other) => {
                 op.into_iter().for_each(|op| self.forget_operation(part, op));
@@ -85,10 +86,10 @@ impl Broker {
         let leaves = allocation.part(part.part)?.extent;
         let to_tier = self.tier_below(part)?;
         if let Err(refusal) = self.start_move(part, (to_tier, cause), None, arrived) {
-            self.residents.mark_stuck(part);
+            self.usage.residents.mark_stuck(part);
             self.follow_ups.push(Fact::VictimRefused);
             let outcome = PartMove::Refused { refusal: Box::new(refusal) };
-            self.notify_migration(part, to_tier, (cause, self.now), &outcome, (false, None));
+            self.notify_migration(part, to_tier, (cause, self.shell.now), &outcome, (false, None));
             return None;
         }
         Some(leaves)
@@ -96,7 +97,7 @@ impl Broker {
 
     /// Fetches a part for an operator.
     pub(crate) fn fetch_for_operator(&mut self, op: OpId, part: PartRef) -> Option<PartMove> {
-        if let Some(under_way) = self.migrations.get_mut(&part) {
+        if let Some(under_way) = self.moves.migrations.get_mut(&part) {
             if under_way.to_tier == Tier::Device {
                 under_way.ops.push(op);
                 return None;
@@ -116,7 +117,7 @@ impl Broker {
         if !matches!(outcome, Some(PartMove::Refused { .. })) {
             // Sessions that waited for the part no longer wait for room.
             self.follow_ups.push(Fact::WaiterUnwanted(part));
-            self.follow_ups.push(Fact::RoomTaken);
+            self.push_if_waiters(Fact::RoomTaken);
         }
         outcome
     }
@@ -181,8 +182,8 @@ impl Broker {
         };
         planted!(self, CopiedToFile => clean = clean && self.pool.get(to).is_some_and(|it| !it.in_file));
         if from_tier == Tier::Device {
-            self.awaited_room.track(from, Footprint { tenant, device, size });
-            self.residents.exclude(part);
+            self.line.room.track(from, Footprint { tenant, device, size });
+            self.usage.residents.exclude(part);
             self.stop_awaiting_backing(part, tenant, device);
         }
         // A waiter in the line has the part sooner through the operator.
@@ -192,7 +193,7 @@ impl Broker {
             from_tier,
             to_tier,
             cause,
-            since: self.now,
+            since: self.shell.now,
             state: MigrationState::Preparing,
             is_made: self.is_live(to),
             clean,
@@ -204,7 +205,7 @@ impl Broker {
             ops: op.into_iter().collect::<Few<_>>(),
         };
         planted!(self, CopiedWhileMappedInPlace => migration = migration.unmapped_in(Tier::Host));
-        self.migrations.insert(part, migration);
+        self.moves.migrations.insert(part, migration);
         self.absorb_write_back(part);
         if awaited {
             self.hasten_write_back(part);
@@ -216,28 +217,29 @@ impl Broker {
     /// Takes the backing that the part has in the tier that it leaves for. Backing in another tier stays with
     /// it until it has arrived.
     fn take_backing_towards(&mut self, part: PartRef, from_tier: Tier, to_tier: Tier) -> Option<Backing> {
-        let lies_in = self.backings.get(&part).and_then(Backing::tier);
+        let lies_in = self.moves.backings.get(&part).and_then(Backing::tier);
         match from_tier == Tier::Device && lies_in.is_some_and(|tier| tier != to_tier) {
             true => None,
-            false => self.backings.remove(&part),
+            false => self.moves.backings.remove(&part),
         }
     }
 
     /// Whether the part is leaving its device.
     pub(crate) fn is_leaving(&self, part: PartRef) -> bool {
-        self.migrations.get(&part).is_some_and(|migration| migration.from_tier == Tier::Device)
+        self.moves.migrations.get(&part).is_some_and(|migration| migration.from_tier == Tier::Device)
     }
 
     /// Whether the part is leaving its device and a waiter needs its room by now.
     pub(crate) fn is_room_awaited(&self, part: PartRef) -> bool {
-        self.migrations
+        self.moves
+            .migrations
             .get(&part)
             .is_some_and(|migration| migration.from_tier == Tier::Device && migration.awaited)
     }
 
     /// Copies a migration as demand from now on: a client waits for the part, or for its room.
     pub(crate) fn hasten_migration(&mut self, part: PartRef) {
-        let Some(migration) = self.migrations.get_mut(&part).filter(|it| !it.awaited) else { return };
+        let Some(migration) = self.moves.migrations.get_mut(&part).filter(|it| !it.awaited) else { return };
         migration.awaited = true;
         let (to, state) = (migration.to, migration.state);
         planted!(self, ClassInverted => return);
@@ -258,7 +260,7 @@ impl Broker {
         if self.pool.len() >= limit {
             if let Some(reservation) = reserved {
                 let account = (tenant, order.place.device);
-                self.backings.insert(order.part, account, order.size, Backing::Reserved(reservation));
+                self.moves.backings.insert(order.part, account, order.size, Backing::Reserved(reservation));
             }
             return Err(Refusal::AllocationsTooMany { tenant: self.tenants.name(tenant).to_owned(), limit });
         }
@@ -271,7 +273,7 @@ impl Broker {
 
     /// Records an extent of the allocation that no part lies in.
     fn track_detached(&mut self, part: PartRef, extent: ExtentId) -> ExtentId {
-        self.detached_extents.entry(part.allocation).or_default().insert(extent);
+        self.moves.detached_extents.entry(part.allocation).or_default().insert(extent);
         if let Some(allocation) = self.allocations.get_mut(part.allocation) {
             allocation.extents_left = allocation.extents_left.saturating_add(1);
         }
@@ -280,7 +282,9 @@ impl Broker {
 
     /// A revocation has ended: the migration that waited for it goes on, or stops.
     pub(crate) fn resume_migration(&mut self, part: PartRef, outcome: &PartRevocation) {
-        let Some(migration) = self.migrations.get_mut(&part).filter(|it| !it.is_unmapped) else { return };
+        let Some(migration) = self.moves.migrations.get_mut(&part).filter(|it| !it.is_unmapped) else {
+            return;
+        };
         if *outcome != PartRevocation::Revoked {
             return self.stop_migration(part, outcome.clone().into());
         }
@@ -290,7 +294,9 @@ impl Broker {
 
     /// The destination of a migration was created, or failed. Returns whether the extent was one.
     fn on_destination_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&Refusal>) -> bool {
-        let Some(migration) = self.migrations.get_mut(&part).filter(|it| it.to == id) else { return false };
+        let Some(migration) = self.moves.migrations.get_mut(&part).filter(|it| it.to == id) else {
+            return false;
+        };
         match failure {
             None => {
                 migration.is_made = true;
@@ -306,12 +312,12 @@ impl Broker {
 
     pub(crate) fn copy_if_ready(&mut self, part: PartRef) {
         // A write-back is still writing the destination.
-        if self.write_backs.contains_key(&part) {
+        if self.moves.write_backs.contains_key(&part) {
             return;
         }
         let ready = |it: &&Migration| it.is_made && it.is_unmapped;
         planted!(self, CopiedWhileMapped => ready = |it: &&Migration| it.is_made);
-        let Some(migration) = self.migrations.get(&part).filter(ready) else { return };
+        let Some(migration) = self.moves.migrations.get(&part).filter(ready) else { return };
         let (to, clean, is_new) =
             (migration.to, migration.clean, migration.state == MigrationState::Preparing);
         let class = match (migration.awaited, migration.to_tier) {
@@ -343,7 +349,7 @@ impl Broker {
 
     /// Stops a migration: the part stays where it is.
     pub(crate) fn stop_migration(&mut self, part: PartRef, why: PartMove) {
-        let Some(migration) = self.migrations.get_mut(&part) else { return };
+        let Some(migration) = self.moves.migrations.get_mut(&part) else { return };
         let (state, to) = (migration.state, migration.to);
         if state == MigrationState::Copying {
             self.push_command(Command::CancelCopy { to });
@@ -370,10 +376,10 @@ impl Broker {
     }
 
     pub(crate) fn untrack_detached(&mut self, allocation: vramd_types::AllocationId, id: ExtentId) {
-        if let Some(detached_extents) = self.detached_extents.get_mut(&allocation) {
+        if let Some(detached_extents) = self.moves.detached_extents.get_mut(&allocation) {
             detached_extents.remove(&id);
             if detached_extents.is_empty() {
-                self.detached_extents.remove(&allocation);
+                self.moves.detached_extents.remove(&allocation);
             }
         }
     }
@@ -408,7 +414,7 @@ impl Broker {
         {
             let (place, tenant, size) = (extent.place, charge.tenant(), extent.size);
             match place.tier {
-                Tier::Device => self.awaited_room.track(id, Footprint { tenant, device: place.device, size }),
+                Tier::Device => self.line.room.track(id, Footprint { tenant, device: place.device, size }),
                 Tier::Host => self.track_release(tenant, place, size),
                 Tier::Disk => {}
             }
@@ -429,13 +435,13 @@ impl Broker {
     /// Parts of an allocation that are moving.
     pub(crate) fn migrations_of(&self, id: vramd_types::AllocationId) -> Vec<PartRef> {
         let part = |index| PartRef { allocation: id, part: PartIndex(index) };
-        self.migrations.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect()
+        self.moves.migrations.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect()
     }
 
     /// Bytes that are moving to or from a device.
     pub(crate) fn moving_bytes(&self, device: DeviceIndex, is_meant: impl Fn(&Migration) -> bool) -> Bytes {
         let there = |it: &&Migration| is_meant(it);
-        let extents = self.migrations.values().filter(there).filter_map(|it| self.pool.get(it.to));
+        let extents = self.moves.migrations.values().filter(there).filter_map(|it| self.pool.get(it.to));
         let sizes = extents.filter(|extent| extent.place.device == device).map(|extent| extent.size);
         sizes.fold(Bytes::ZERO, Bytes::saturating_add)
     }

@@ -18,7 +18,8 @@ use crate::{
     event::{PartRef, Tier},
     follow_up::Fact,
     invariants,
-    migration::{Cause, Migration, MigrationEvent, MigrationStep, Waiter},
+    line::Waiter,
+    moves::{Cause, Migration, MigrationEvent, MigrationStep},
     observed::Transition,
     pool::ExtentState,
     residency::AllocationState,
@@ -32,8 +33,9 @@ impl Broker {
         if let Some(part) = part.filter(|part| self.is_written_back_to(*part, to)) {
             return self.on_written_back(part, result);
         }
-        let is_copied =
-            |part: &PartRef| self.migrations.get(part).is_some_and(|it| it.to == to && it.state.is_copying());
+        let is_copied = |part: &PartRef| {
+            self.moves.migrations.get(part).is_some_and(|it| it.to == to && it.state.is_copying())
+        };
         let Some(part) = part.filter(is_copied) else {
             return self.report_violation(
                 invariants::MIGRATIONS,
@@ -53,8 +55,9 @@ impl Broker {
     /// lost.
     pub(crate) fn on_damaged(&mut self, to: ExtentId, problem: String) {
         let part = self.pool.get(to).and_then(|extent| extent.part);
-        let is_copied =
-            |part: &PartRef| self.migrations.get(part).is_some_and(|it| it.to == to && it.state.is_copying());
+        let is_copied = |part: &PartRef| {
+            self.moves.migrations.get(part).is_some_and(|it| it.to == to && it.state.is_copying())
+        };
         let Some(part) = part.filter(is_copied) else {
             return self.on_copied(to, Err(problem));
         };
@@ -66,9 +69,9 @@ impl Broker {
 
     /// Moves a migration along its table. `why` is the outcome if it fails; the first one counts.
     pub(crate) fn advance_migration(&mut self, part: PartRef, event: MigrationEvent, why: Option<PartMove>) {
-        let Some(migration) = self.migrations.get_mut(&part) else { return };
+        let Some(migration) = self.moves.migrations.get_mut(&part) else { return };
         let (from, step) = (migration.state, migration.state.on(event));
-        self.transitions.note(Transition::Migration { from, event, legal: step.is_some() });
+        self.shell.transitions.note(Transition::Migration { from, event, legal: step.is_some() });
         migration.stopped = migration.stopped.take().or(why);
         match step {
             Some(MigrationStep::To(state)) => migration.state = state,
@@ -80,7 +83,7 @@ impl Broker {
     }
 
     fn end_migration(&mut self, part: PartRef, arrived: bool) {
-        let Some(migration) = self.migrations.remove(&part) else { return };
+        let Some(migration) = self.moves.migrations.remove(&part) else { return };
         let Migration {
             to,
             from_tier,
@@ -131,9 +134,9 @@ impl Broker {
         match &outcome {
             PartMove::Pinned { by } => _ = self.record_pinned(part, by),
             PartMove::Refused { .. } | PartMove::Failed { .. } if from_tier == Tier::Host => {
-                self.idle_on_host.mark_stuck(part);
+                self.usage.idle_on_host.mark_stuck(part);
             }
-            PartMove::Refused { .. } | PartMove::Failed { .. } => self.residents.mark_stuck(part),
+            PartMove::Refused { .. } | PartMove::Failed { .. } => self.usage.residents.mark_stuck(part),
             _ => {}
         }
         let is_lost = is_content_lost(&outcome);
@@ -158,7 +161,7 @@ impl Broker {
 
     /// Keeps a part on its device after all. The extent created below becomes its backing, unless it has one.
     fn keep_on_device(&mut self, part: PartRef, made: ExtentId, clean: bool) {
-        match self.backings.contains(&part) {
+        match self.moves.backings.contains(&part) {
             true => {
                 self.release_extent(made);
                 self.mark_evictable(part);
@@ -171,7 +174,7 @@ impl Broker {
     /// Releases the extent that a part has left, or hands it to the next waiter of its tenant and size, which
     /// is copied into it at once.
     fn leave_device(&mut self, part: PartRef, extent: ExtentId) {
-        self.residents.remove(part);
+        self.usage.residents.remove(part);
         planted!(self, SourceKept => if !self.is_extent_wanted(part) { return });
         match self.is_extent_wanted(part) && self.hand_over(part, extent) {
             true => self.on_leaving_resolved(extent),
@@ -188,7 +191,7 @@ impl Broker {
     fn switch_extent(&mut self, part: PartRef, to: ExtentId) -> ExtentId {
         let Some(allocation) = self.allocations.get_mut(part.allocation) else { return to };
         let Some(from) = allocation.set_extent(part.part, to) else { return to };
-        let detached_extents = self.detached_extents.entry(part.allocation).or_default();
+        let detached_extents = self.moves.detached_extents.entry(part.allocation).or_default();
         detached_extents.remove(&to);
         detached_extents.insert(from);
         from
@@ -286,7 +289,7 @@ impl Broker {
     }
 
     pub(crate) fn forget_operation(&mut self, part: PartRef, op: OpId) {
-        if let Some(migration) = self.migrations.get_mut(&part) {
+        if let Some(migration) = self.moves.migrations.get_mut(&part) {
             migration.ops.retain(|other| *other != op);
         }
     }

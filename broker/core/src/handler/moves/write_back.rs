@@ -1,5 +1,5 @@
 //! Write-back: a dirty part is copied to its backing while it stays on its device, mapped. Afterwards it can
-//! leave without a copy. [`crate::migration::WriteBackState`] has its states.
+//! leave without a copy. [`crate::moves::WriteBackState`] has its states.
 //!
 //! The copy is clean only while no session writes the part. A session that may write says so by WRITTEN in its
 //! pin word. The daemon clears that bit in one step with the check for pins, before the copy begins; the bit
@@ -14,9 +14,10 @@ use crate::{
     error::Refusal,
     event::{ChannelId, PartRef, Slot, Tier},
     follow_up::Fact,
-    handler::{allocation::create_extent::ExtentOrder, line::make_room::Footprint},
+    handler::allocation::create_extent::ExtentOrder,
     invariants,
-    migration::{Backing, Cause, MigrationState, MigrationStep, WriteBack, WriteBackEvent, WriteBackState},
+    line::Footprint,
+    moves::{Backing, Cause, MigrationState, MigrationStep, WriteBack, WriteBackEvent, WriteBackState},
     observed::Transition,
     residency::{AllocationState, MapState},
     tenancy::OpId,
@@ -29,14 +30,14 @@ impl Broker {
     /// Starts to write one part back. `None`: the operation, if any, is told when it is over.
     pub(crate) fn write_back_part(&mut self, op: Option<OpId>, part: PartRef) -> Option<PartMove> {
         // A migration brings its content below as well, whichever way it ends.
-        if let Some(migration) = self.migrations.get_mut(&part) {
+        if let Some(migration) = self.moves.migrations.get_mut(&part) {
             if migration.state == MigrationState::Stopping {
                 return Some(PartMove::Wanted);
             }
             op.into_iter().for_each(|op| migration.ops.push(op));
             return None;
         }
-        if let Some(under_way) = self.write_backs.get_mut(&part) {
+        if let Some(under_way) = self.moves.write_backs.get_mut(&part) {
             if under_way.state == WriteBackState::Stopping {
                 return Some(PartMove::Wanted);
             }
@@ -50,7 +51,7 @@ impl Broker {
             Ok(word) => word,
             Err(outcome) => return Some(outcome.into()),
         };
-        if word.is_none() && self.backings.get(&part).is_some_and(Backing::is_clean) {
+        if word.is_none() && self.moves.backings.get(&part).is_some_and(Backing::is_clean) {
             return Some(PartMove::Moved);
         }
         let to = match self.ensure_memory_below(part) {
@@ -60,13 +61,13 @@ impl Broker {
         let write_back = WriteBack {
             to,
             tier: self.tier_below(part).unwrap_or(Tier::Host),
-            since: self.now,
+            since: self.shell.now,
             state: WriteBackState::Creating,
             written: false,
             stopped: None,
             ops: op.into_iter().collect::<Few<_>>(),
         };
-        self.write_backs.insert(part, write_back);
+        self.moves.write_backs.insert(part, write_back);
         if self.is_live(to) {
             self.ask_or_copy(part, word);
         }
@@ -85,7 +86,7 @@ impl Broker {
             Some(PartRevocation::Revoked) => return Ok(None),
             Some(outcome) => return Err(outcome),
             // Its pin word no longer says RESIDENT.
-            None if self.revocations.contains_key(&part) => {
+            None if self.mapping.revocations.contains_key(&part) => {
                 return Err(PartRevocation::Pinned { by: self.mappers(part, |_| true) });
             }
             None => {}
@@ -100,16 +101,16 @@ impl Broker {
 
     /// The memory of its backing, ordered where only bytes are reserved. From now on the backing is not clean.
     fn ensure_memory_below(&mut self, part: PartRef) -> Result<ExtentId, Refusal> {
-        if let Some(Backing::Extent { extent, .. }) = self.backings.get(&part) {
+        if let Some(Backing::Extent { extent, .. }) = self.moves.backings.get(&part) {
             let extent = *extent;
             planted!(self, FailedWriteBackTakenForClean => return Ok(extent));
-            self.backings.set_clean(&part, false);
+            self.moves.backings.set_clean(&part, false);
             return Ok(extent);
         }
         let not_found = || Refusal::AllocationNotFound { allocation: part.allocation.to_string() };
         let kind = self.allocations.get(part.allocation).ok_or_else(not_found)?.kind;
         let footprint = self.footprint_of(part).ok_or_else(not_found)?;
-        let reserved = match self.backings.remove(&part) {
+        let reserved = match self.moves.backings.remove(&part) {
             Some(Backing::Reserved(reserved)) => Some(reserved),
             _ => None,
         };
@@ -122,9 +123,9 @@ impl Broker {
         let order = ExtentOrder { place, size, part, kind, zeroed: false };
         let extent = self.order_second_extent(tenant, reserved, order)?;
         let kept = Backing::Extent { extent, tier: place.tier, clean: false };
-        self.backings.insert(part, (tenant, device), size, kept);
+        self.moves.backings.insert(part, (tenant, device), size, kept);
         // Without backing it could not leave before. The copy is no use of the part.
-        if !self.residents.contains(part) {
+        if !self.usage.residents.contains(part) {
             self.mark_evictable(part);
         }
         self.follow_ups.push(Fact::BackingGained);
@@ -134,7 +135,7 @@ impl Broker {
     /// The backing of a part was created, or failed.
     pub(crate) fn on_backing_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&Refusal>) {
         let is_awaited = |it: &WriteBack| it.to == id && it.state == WriteBackState::Creating;
-        if !self.write_backs.get(&part).is_some_and(is_awaited) {
+        if !self.moves.write_backs.get(&part).is_some_and(is_awaited) {
             return;
         }
         let why = match failure {
@@ -158,7 +159,7 @@ impl Broker {
     }
 
     pub(crate) fn on_written_cleared(&mut self, part: PartRef, cleared: bool) {
-        let state = self.write_backs.get(&part).map(|under_way| under_way.state);
+        let state = self.moves.write_backs.get(&part).map(|under_way| under_way.state);
         if !matches!(state, Some(WriteBackState::Checking | WriteBackState::Stopping)) {
             return self
                 .report_violation(invariants::MAPPERS, format!("the word of {part:?} was cleared unasked"));
@@ -173,7 +174,7 @@ impl Broker {
 
     /// Starts the copy. It includes every write that was reported until now.
     fn copy_back(&mut self, part: PartRef) {
-        let Some(under_way) = self.write_backs.get_mut(&part) else { return };
+        let Some(under_way) = self.moves.write_backs.get_mut(&part) else { return };
         under_way.written = false;
         let to = under_way.to;
         planted!(self, WrittenBackToAnother => to = self.backing_of_another(part).unwrap_or(to));
@@ -204,11 +205,12 @@ impl Broker {
     /// Merges a write-back into a migration of the part to the same memory. A copy that runs is what the
     /// migration waits for; else the migration copies. Operations of the one wait for the other.
     pub(crate) fn absorb_write_back(&mut self, part: PartRef) {
-        let Some(under_way) = self.write_backs.get_mut(&part).filter(|it| !it.state.is_copying()) else {
+        let Some(under_way) = self.moves.write_backs.get_mut(&part).filter(|it| !it.state.is_copying())
+        else {
             return;
         };
         let ops = std::mem::take(&mut under_way.ops);
-        if let Some(migration) = self.migrations.get_mut(&part) {
+        if let Some(migration) = self.moves.migrations.get_mut(&part) {
             ops.iter().for_each(|op| migration.ops.push(*op));
         }
         self.stop_write_back(part, PartMove::Wanted);
@@ -217,14 +219,14 @@ impl Broker {
     /// Copies a write-back as demand, since a waiter needs the part to leave.
     pub(crate) fn hasten_write_back(&mut self, part: PartRef) {
         planted!(self, ClassInverted => return);
-        let copied = self.write_backs.get(&part).filter(|it| it.state == WriteBackState::Copying);
+        let copied = self.moves.write_backs.get(&part).filter(|it| it.state == WriteBackState::Copying);
         if let Some(to) = copied.map(|it| it.to) {
             self.push_command(Command::HastenCopy { to });
         }
     }
 
     pub(crate) fn stop_write_back(&mut self, part: PartRef, why: PartMove) {
-        let Some(under_way) = self.write_backs.get(&part) else { return };
+        let Some(under_way) = self.moves.write_backs.get(&part) else { return };
         let (state, to) = (under_way.state, under_way.to);
         if state == WriteBackState::Copying {
             self.push_command(Command::CancelCopy { to });
@@ -234,9 +236,9 @@ impl Broker {
 
     /// Moves a write-back along its table. `why` is the outcome if it fails; the first one counts.
     pub(crate) fn advance_write_back(&mut self, part: PartRef, event: WriteBackEvent, why: Option<PartMove>) {
-        let Some(under_way) = self.write_backs.get_mut(&part) else { return };
+        let Some(under_way) = self.moves.write_backs.get_mut(&part) else { return };
         let (from, step) = (under_way.state, under_way.state.on(event));
-        self.transitions.note(Transition::WriteBack { from, event, legal: step.is_some() });
+        self.shell.transitions.note(Transition::WriteBack { from, event, legal: step.is_some() });
         under_way.stopped = under_way.stopped.take().or(why);
         match step {
             Some(MigrationStep::To(state)) => {
@@ -253,10 +255,12 @@ impl Broker {
     }
 
     fn end_write_back(&mut self, part: PartRef, copied: bool) {
-        let Some(over) = self.write_backs.remove(&part) else { return };
+        let Some(over) = self.moves.write_backs.remove(&part) else { return };
         let clean = copied && !over.written;
         planted!(self, WrittenSinceIgnored => clean = copied);
-        if let Some(migration) = self.migrations.get_mut(&part).filter(|migration| migration.to == over.to) {
+        if let Some(migration) =
+            self.moves.migrations.get_mut(&part).filter(|migration| migration.to == over.to)
+        {
             // The migration leaves with the result.
             migration.clean = clean;
         } else if !self.is_backing_of(part, over.to) {
@@ -264,7 +268,7 @@ impl Broker {
             self.release_extent(over.to);
         } else {
             planted!(self, FailedWriteBackTakenForClean => clean = clean || self.is_clean_below(part));
-            self.backings.set_clean(&part, clean);
+            self.moves.backings.set_clean(&part, clean);
         }
         let outcome = if copied { PartMove::Moved } else { over.stopped.clone().unwrap_or(PartMove::Wanted) };
         self.notify_write_back(part, &over, &outcome, clean);
@@ -296,12 +300,12 @@ impl Broker {
 
     /// Whether a write-back is writing this extent, so that it must not be released.
     pub(crate) fn is_written_back_to(&self, part: PartRef, id: ExtentId) -> bool {
-        self.write_backs.get(&part).is_some_and(|it| it.to == id && it.state.is_copying())
+        self.moves.write_backs.get(&part).is_some_and(|it| it.to == id && it.state.is_copying())
     }
 
     /// Parts of an allocation that are being written back.
     pub(crate) fn write_backs_of(&self, id: AllocationId) -> Vec<PartRef> {
         let part = |index| PartRef { allocation: id, part: PartIndex(index) };
-        self.write_backs.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect()
+        self.moves.write_backs.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect()
     }
 }

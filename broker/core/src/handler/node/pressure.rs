@@ -18,7 +18,7 @@ use crate::{
     handler::Timer,
     ledger::Place,
     limits::{COLD_PARTS_SCANNED, EXTENT_SPARE_DIVISOR, WRITE_BACKS_AHEAD_MAX},
-    migration::{Backing, Cause},
+    moves::{Backing, Cause},
     pressure::{Fill, Gauge, Outlook, Pressure, PressureNote},
     residency::AllocationState,
     tenancy::{Session, TenantId},
@@ -27,27 +27,27 @@ use crate::{
 
 impl Broker {
     pub(crate) fn pressure_of(&self, place: Place) -> Pressure {
-        self.pressure_state.gauges.get(&place).map(|gauge| gauge.pressure).unwrap_or_default()
+        self.node.pressure.gauges.get(&place).map(|gauge| gauge.pressure).unwrap_or_default()
     }
 
     /// The outlook that clients were sent last.
     pub(crate) fn outlook_of(&self, place: Place) -> Outlook {
-        self.pressure_state.gauges.get(&place).map_or(Outlook::CALM, Gauge::reported)
+        self.node.pressure.gauges.get(&place).map_or(Outlook::CALM, Gauge::reported)
     }
 
     /// Starts the gauges, when nothing is charged anywhere.
     pub(crate) fn start_gauges(&mut self) {
-        let now = self.now;
+        let now = self.shell.now;
         let places =
             self.ledger.places().map(|(place, balances)| (place, Gauge::new(now, balances.capacity())));
-        self.pressure_state.gauges = places.collect();
+        self.node.pressure.gauges = places.collect();
     }
 
     /// Tells a gauge that its place has another size. That is no growth of the charges there.
     pub(crate) fn note_resized(&mut self, place: Place, before: Option<Fill>) {
         let fills = before.zip(self.fill(place));
         if let Some((before, after)) = fills
-            && let Some(gauge) = self.pressure_state.gauges.get_mut(&place)
+            && let Some(gauge) = self.node.pressure.gauges.get_mut(&place)
         {
             gauge.resize(before.left(), after.left());
         }
@@ -56,8 +56,8 @@ impl Broker {
     /// Updates the level of a place whose charge changed, and reports a change.
     pub(crate) fn update_pressure(&mut self, place: Place) {
         let Some(fill) = self.fill(place) else { return };
-        let Some(gauge) = self.pressure_state.gauges.get_mut(&place) else { return };
-        let mut bounds = self.settings.pressure;
+        let Some(gauge) = self.node.pressure.gauges.get_mut(&place) else { return };
+        let mut bounds = self.node.settings.pressure;
         if planted!(self, LevelWithoutHysteresis) {
             bounds.fall_percent = 0;
         }
@@ -77,23 +77,23 @@ impl Broker {
     }
 
     pub(crate) fn arm_pressure(&mut self) {
-        if !std::mem::replace(&mut self.pressure_state.timer_armed, true) {
-            self.pressure_state.gauges.values_mut().for_each(|gauge| gauge.resume(self.now));
-            self.arm(self.now.after(self.settings.pressure.sample_interval), Timer::Pressure);
+        if !std::mem::replace(&mut self.node.pressure.timer_armed, true) {
+            self.node.pressure.gauges.values_mut().for_each(|gauge| gauge.resume(self.shell.now));
+            self.arm(self.shell.now.after(self.node.settings.pressure.sample_interval), Timer::Pressure);
         }
     }
 
     /// Samples all places, and sets the timer again while something moves or remains to be done.
     pub(crate) fn sample_pressure(&mut self) {
-        self.pressure_state.timer_armed = false;
-        self.pressure_state.tried.clear();
-        let places: Vec<_> = self.pressure_state.gauges.keys().copied().collect();
+        self.node.pressure.timer_armed = false;
+        self.node.pressure.tried.clear();
+        let places: Vec<_> = self.node.pressure.gauges.keys().copied().collect();
         let mut goes_on = false;
         for place in places {
             let Some(fill) = self.fill(place) else { continue };
-            let now = self.now;
+            let now = self.shell.now;
             let moves =
-                self.pressure_state.gauges.get_mut(&place).is_some_and(|gauge| gauge.sample(now, fill));
+                self.node.pressure.gauges.get_mut(&place).is_some_and(|gauge| gauge.sample(now, fill));
             self.send_pressure(place, fill);
             // The follow-ups do it, when all else that happened at this time is known.
             self.follow_ups.push(Fact::PressureDue(place));
@@ -108,7 +108,7 @@ impl Broker {
     pub(crate) fn relieve_pressure(&mut self, place: Place) {
         self.release_cached_under_pressure(place);
         if !self.can_relieve(place) {
-            self.pressure_state.scanned_to.remove(&place);
+            self.node.pressure.scanned_to.remove(&place);
             return;
         }
         let high = self.pressure_of(place) >= Pressure::High;
@@ -138,7 +138,7 @@ impl Broker {
         let has_below = self.ledger.below(device).any(|below| below.tier > tier)
             || (tier == Tier::Device && self.config.files);
         has_below
-            && !self.settings.pressure.cold_after.is_zero()
+            && !self.node.settings.pressure.cold_after.is_zero()
             && self.pressure_of(Place { device, tier }) >= begins
     }
 
@@ -147,15 +147,15 @@ impl Broker {
     /// doing that before their room is needed wins nothing.
     fn cold_in(&self, place: Place) -> (Vec<PartRef>, Option<(PartRef, Time)>) {
         let cold_after =
-            if planted!(self, HotEvicted) { Duration::ZERO } else { self.settings.pressure.cold_after };
-        let since = self.now.before(cold_after);
-        let among = if place.tier == Tier::Device { &self.residents } else { &self.idle_on_host };
-        let seen = self.pressure_state.scanned_to.get(&place).copied();
+            if planted!(self, HotEvicted) { Duration::ZERO } else { self.node.settings.pressure.cold_after };
+        let since = self.shell.now.before(cold_after);
+        let among = if place.tier == Tier::Device { &self.usage.residents } else { &self.usage.idle_on_host };
+        let seen = self.node.pressure.scanned_to.get(&place).copied();
         let looked_at: Vec<_> = among.order_after(place.device, seen).take(COLD_PARTS_SCANNED).collect();
         let is_meant = |(part, last): &(PartRef, Time)| {
             *last < since
                 && among.is_candidate(*part)
-                && !matches!(self.backings.get(part), Some(Backing::Needless))
+                && !matches!(self.moves.backings.get(part), Some(Backing::Needless))
         };
         let cold = looked_at.iter().filter(|it| is_meant(it)).map(|(part, _)| *part).collect();
         let is_full = looked_at.len() == COLD_PARTS_SCANNED;
@@ -166,8 +166,8 @@ impl Broker {
     fn record_cold_scan(&mut self, place: Place, next: Option<(PartRef, Time)>, done: bool) {
         match next {
             _ if done => {}
-            Some(last) => _ = self.pressure_state.scanned_to.insert(place, last),
-            None => _ = self.pressure_state.scanned_to.remove(&place),
+            Some(last) => _ = self.node.pressure.scanned_to.insert(place, last),
+            None => _ = self.node.pressure.scanned_to.remove(&place),
         }
     }
 
@@ -185,20 +185,20 @@ impl Broker {
 
     /// Writes cold parts back. Returns whether any copy begins.
     fn write_back_cold(&mut self, device: DeviceIndex, cold: &[PartRef]) -> bool {
-        let of_device = self.write_backs.keys().filter(|part| self.is_on(**part, device));
+        let of_device = self.moves.write_backs.keys().filter(|part| self.is_on(**part, device));
         let mut left = WRITE_BACKS_AHEAD_MAX.saturating_sub(of_device.count());
         let before = left;
         for part in cold {
             if left == 0 {
                 break;
             }
-            let is_done = match self.backings.get(part) {
+            let is_done = match self.moves.backings.get(part) {
                 Some(Backing::Extent { clean, .. }) => *clean,
                 Some(Backing::Reserved(_)) => self.are_extents_scarce(),
                 Some(Backing::File { .. } | Backing::Needless) | None => true,
             };
-            let has_failed = self.pressure_state.failed.contains(part);
-            if is_done || has_failed || self.is_busy(*part) || !self.pressure_state.tried.insert(*part) {
+            let has_failed = self.node.pressure.failed.contains(part);
+            if is_done || has_failed || self.is_busy(*part) || !self.node.pressure.tried.insert(*part) {
                 continue;
             }
             if self.write_back_part(None, *part).is_none() {
@@ -229,10 +229,10 @@ impl Broker {
             let without = of_tenant.saturating_add(footprint.size);
             if self.is_busy(*part)
                 || self.is_wanted(*part)
-                || self.operator_holds.contains(part)
+                || self.moves.operator_holds.contains(part)
                 || !self.is_above_guarantee_in(footprint.tenant, place, without)
                 || !self.is_unused(*part, self.pins.after_all())
-                || !self.pressure_state.tried.insert(*part)
+                || !self.node.pressure.tried.insert(*part)
             {
                 continue;
             }
@@ -253,13 +253,13 @@ impl Broker {
 
     /// Records bytes that the driver was told to release there. They stay charged until it has.
     pub(crate) fn track_release(&mut self, tenant: TenantId, place: Place, bytes: Bytes) {
-        let returning = self.pressure_state.returning.entry((place, tenant)).or_default();
+        let returning = self.node.pressure.returning.entry((place, tenant)).or_default();
         *returning = returning.saturating_add(bytes);
     }
 
     /// The driver has released them, or another process keeps them.
     pub(crate) fn untrack_release(&mut self, tenant: TenantId, place: Place, bytes: Bytes) {
-        if let Entry::Occupied(mut returning) = self.pressure_state.returning.entry((place, tenant)) {
+        if let Entry::Occupied(mut returning) = self.node.pressure.returning.entry((place, tenant)) {
             *returning.get_mut() = returning.get().saturating_sub(bytes);
             if returning.get().is_zero() {
                 returning.remove();
@@ -269,9 +269,12 @@ impl Broker {
 
     /// Bytes that are moving from host memory to disk, or have left it and are still charged, by tenant.
     fn leaving_from(&self, place: Place) -> BTreeMap<TenantId, Bytes> {
-        let migrations =
-            self.migrations.iter().filter(|(_, it)| it.from_tier == place.tier && it.to_tier == Tier::Disk);
-        let returning = self.pressure_state.returning.iter().filter(|((of, _), _)| *of == place);
+        let migrations = self
+            .moves
+            .migrations
+            .iter()
+            .filter(|(_, it)| it.from_tier == place.tier && it.to_tier == Tier::Disk);
+        let returning = self.node.pressure.returning.iter().filter(|((of, _), _)| *of == place);
         let mut leaving: BTreeMap<_, Bytes> =
             returning.map(|((_, tenant), bytes)| (*tenant, *bytes)).collect();
         for footprint in migrations.filter_map(|(part, _)| self.footprint_of(*part)) {
@@ -286,9 +289,9 @@ impl Broker {
     /// Whether anything is being done with the part, or with its allocation as a whole.
     fn is_busy(&self, part: PartRef) -> bool {
         !self.is_stable(part.allocation)
-            || self.migrations.contains_key(&part)
-            || self.revocations.contains_key(&part)
-            || self.write_backs.contains_key(&part)
+            || self.moves.migrations.contains_key(&part)
+            || self.mapping.revocations.contains_key(&part)
+            || self.moves.write_backs.contains_key(&part)
     }
 
     fn is_on(&self, part: PartRef, device: DeviceIndex) -> bool {
@@ -299,7 +302,7 @@ impl Broker {
     pub(crate) fn note_written_ahead(&mut self, part: PartRef, outcome: &PartMove) {
         // Memory that could not be created or written below will fail again a moment later.
         if matches!(outcome, PartMove::Refused { .. } | PartMove::Failed { .. }) {
-            self.pressure_state.failed.insert(part);
+            self.node.pressure.failed.insert(part);
         }
         if let Some(footprint) = self.footprint_of(part) {
             self.follow_ups.push(Fact::PressureDue(Place::device(footprint.device)));
@@ -310,19 +313,19 @@ impl Broker {
     pub(crate) fn track_on_host(&mut self, part: PartRef) {
         match self.footprint_of(part).filter(|_| self.is_resident_on_host(part)) {
             Some(footprint) => {
-                if !self.idle_on_host.contains(part) {
+                if !self.usage.idle_on_host.contains(part) {
                     self.allocations.set_on_host(part, true);
                 }
-                self.idle_on_host.arrive(footprint.device, part, self.now);
+                self.usage.idle_on_host.arrive(footprint.device, part, self.shell.now);
             }
             None => self.untrack_on_host(part),
         }
     }
 
     pub(crate) fn untrack_on_host(&mut self, part: PartRef) {
-        if self.idle_on_host.contains(part) {
+        if self.usage.idle_on_host.contains(part) {
             self.allocations.set_on_host(part, false);
-            self.idle_on_host.remove(part);
+            self.usage.idle_on_host.remove(part);
         }
     }
 
@@ -342,12 +345,12 @@ impl Broker {
 
     /// The charge down to which pressure evicts.
     pub(crate) fn eviction_target(&self, place: Place) -> Option<Bytes> {
-        let percent = u8::try_from(self.settings.pressure.evict_to_percent).unwrap_or(u8::MAX);
+        let percent = u8::try_from(self.node.settings.pressure.evict_to_percent).unwrap_or(u8::MAX);
         self.fill(place).map(|fill| fill.capacity.percent(percent))
     }
 
     fn send_pressure(&mut self, place: Place, fill: Fill) {
-        let news = self.pressure_state.gauges.get_mut(&place).and_then(|gauge| gauge.take_update(fill));
+        let news = self.node.pressure.gauges.get_mut(&place).and_then(|gauge| gauge.take_update(fill));
         let Some(outlook) = news else { return };
         let hears = |session: &Session| {
             session.wants_pressure && session.channel_open && session.devices.contains(&place.device)
@@ -368,7 +371,7 @@ impl Broker {
         }
         let Some(session) = self.sessions.get(id).filter(|session| session.wants_pressure) else { return };
         let (channel, devices) = (session.channel, session.devices.clone());
-        let gauges = self.pressure_state.gauges.iter().filter(|(place, _)| devices.contains(&place.device));
+        let gauges = self.node.pressure.gauges.iter().filter(|(place, _)| devices.contains(&place.device));
         let notes: Vec<_> = gauges.map(|(place, gauge)| pressure_note(*place, gauge.reported())).collect();
         for told in notes {
             self.push_command(Command::Send { channel, frame: DaemonFrame::Pressure(told) });

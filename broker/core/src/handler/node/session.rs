@@ -33,7 +33,7 @@ impl Broker {
     }
 
     fn open(&mut self, channel: ChannelId, hello: Hello) -> Result<SessionId, Refusal> {
-        if self.draining {
+        if self.node.draining {
             return Err(Refusal::Draining);
         }
         if self.sessions.on_channel(channel).is_some() {
@@ -55,11 +55,11 @@ impl Broker {
         let seen =
             |uuid: &str| hello.devices.as_ref().is_none_or(|seen| seen.iter().any(|text| text == uuid));
         let devices = self.device_indices().filter(|device| seen(self.uuid(*device))).collect();
-        let raw = self.ids.sessions.next_raw();
+        let raw = self.sessions.ids.next_raw();
         let id =
             raw.map(SessionId::from_raw).ok_or(Refusal::InvariantBroken { invariant: invariants::IDS })?;
-        self.ids.last_session = Some(id);
-        let words_due = self.now.after(limits.map_answer_timeout);
+        self.sessions.last = Some(id);
+        let words_due = self.shell.now.after(limits.map_answer_timeout);
         let session = Session {
             channel,
             channel_open: true,
@@ -70,7 +70,7 @@ impl Broker {
             devices,
             state: SessionState::Live,
             silent_reason: None,
-            opened: self.now,
+            opened: self.shell.now,
             owned: Default::default(),
             maps: Default::default(),
             queue: Default::default(),
@@ -204,7 +204,7 @@ impl Broker {
     ) {
         let Some(session) = self.sessions.get_mut(id) else { return };
         let (from, next) = (session.state, session.state.on(event));
-        self.transitions.note(Transition::Session { from, event, legal: next.is_some() });
+        self.shell.transitions.note(Transition::Session { from, event, legal: next.is_some() });
         let Some(next) = next else {
             let detail = format!("{id}: {event:?} in state {:?}", session.state);
             return self.report_violation(invariants::TRANSITIONS, detail);
@@ -226,10 +226,10 @@ impl Broker {
         self.drop_unsent(id);
         let Some(session) = self.sessions.remove(id) else { return };
         if !planted!(self, FdBudgetLeaked) {
-            self.fds.give_back(session.tenant, session.fds_in_flight);
+            self.mapping.fds.give_back(session.tenant, session.fds_in_flight);
         }
         if let Some(alarm) = session.alarm {
-            self.timers.remove(&(alarm, Timer::Session(id)));
+            self.shell.timers.remove(&(alarm, Timer::Session(id)));
         }
         for allocation in session.owned.iter().copied() {
             let Some(entry) = self.allocations.get_mut(allocation) else { continue };
@@ -265,8 +265,8 @@ impl Broker {
         self.fail_seals(id, |_| Refusal::SessionLost { session: id });
         self.resolve_releases_of(id);
         let ended = |kind: &OpKind| matches!(kind, OpKind::EndSession { session, .. } if *session == id);
-        let mut ends = self.ops.of_session(id);
-        ends.retain(|op| self.ops.get(*op).is_some_and(|op| ended(&op.kind)));
+        let mut ends = self.requests.ops.of_session(id);
+        ends.retain(|op| self.requests.ops.get(*op).is_some_and(|op| ended(&op.kind)));
         for op in ends {
             self.finish(op, Ok(Outcome::SessionEnded { gone: true, still_mapped: Bytes::ZERO }));
         }
@@ -282,8 +282,8 @@ impl Broker {
             }
             _ => None,
         };
-        let ops = self.ops.of_session(id);
-        let seals = ops.into_iter().filter_map(|op| Some((op, unmapping(self.ops.get(op)?)?)));
+        let ops = self.requests.ops.of_session(id);
+        let seals = ops.into_iter().filter_map(|op| Some((op, unmapping(self.requests.ops.get(op)?)?)));
         for (op, sealed) in seals.collect::<Vec<_>>() {
             if let Some(allocation) = self.allocations.get_mut(sealed) {
                 allocation.op = None;

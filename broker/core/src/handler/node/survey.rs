@@ -12,7 +12,7 @@ use crate::{
     follow_up::Fact,
     handler::Timer,
     ledger::{Ledger, Place, PlaceBalances},
-    migration::Waiter,
+    line::Waiter,
     tenancy::Session,
 };
 
@@ -62,7 +62,7 @@ impl Broker {
     /// Whether every device has been surveyed. Before that the daemon does not know what other programs have,
     /// and should serve nothing.
     pub fn is_surveyed(&self) -> bool {
-        self.surveys.done.len() == self.config.devices.len()
+        self.node.surveys.done.len() == self.config.devices.len()
     }
 
     pub(crate) fn survey_all(&mut self) {
@@ -81,10 +81,10 @@ impl Broker {
     }
 
     pub(crate) fn survey(&mut self, device: DeviceIndex) {
-        match self.surveys.under_way.get_mut(&device) {
+        match self.node.surveys.under_way.get_mut(&device) {
             Some(again) => *again = true,
             None => {
-                self.surveys.under_way.insert(device, false);
+                self.node.surveys.under_way.insert(device, false);
                 let sees = |session: &Session| session.devices.contains(&device);
                 let clients = self.sessions.iter().filter(|(_, session)| sees(session));
                 let mut clients: Vec<_> = clients.map(|(_, session)| session.pid).collect();
@@ -96,7 +96,7 @@ impl Broker {
     }
 
     pub(crate) fn arm_survey(&mut self) {
-        let next = self.now.after(self.config.limits.survey_interval);
+        let next = self.shell.now.after(self.config.limits.survey_interval);
         self.arm(next, Timer::Survey);
     }
 
@@ -117,7 +117,7 @@ impl Broker {
         contexts: u32,
         host_missing: Bytes,
     ) {
-        let done = self.surveys.done.entry(device).or_default();
+        let done = self.node.surveys.done.entry(device).or_default();
         *done = done.saturating_add(1);
         let is_first = *done == 1;
         let (place, host) = (Place::device(device), Place { device, tier: Tier::Host });
@@ -126,7 +126,7 @@ impl Broker {
             self.push_notice(Notice::Unbrokered { device, bytes: unbrokered });
         }
         let reserved = self.context_reserve(device, contexts);
-        let found = self.surveys.resolve_awaited(device) || planted!(self, EarlySurveyBelieved);
+        let found = self.node.surveys.resolve_awaited(device) || planted!(self, EarlySurveyBelieved);
         self.withhold(place, |ledger| {
             ledger.set_withheld(place, unbrokered, reserved);
             if found {
@@ -141,23 +141,23 @@ impl Broker {
         self.cover_shortfall(device);
         self.line.resume_all();
         self.line.retry_after_survey(device);
-        self.residents.clear_stuck();
-        self.idle_on_host.clear_stuck();
+        self.usage.residents.clear_stuck();
+        self.usage.idle_on_host.clear_stuck();
         self.note_all_in_place();
-        self.pressure_state.failed.clear();
+        self.node.pressure.failed.clear();
         self.follow_ups.push(Fact::Surveyed);
-        if self.surveys.under_way.remove(&device) == Some(true) {
+        if self.node.surveys.under_way.remove(&device) == Some(true) {
             self.survey(device);
         }
     }
 
     /// Blocks a waiter that the driver failed until the device has been surveyed.
     pub(crate) fn suspend_waiter(&mut self, waiter: Waiter, device: DeviceIndex, vain_tries: u32) {
-        self.line.record_out_of_memory(waiter, device, self.surveys.requested(device), vain_tries);
+        self.line.record_out_of_memory(waiter, device, self.node.surveys.requested(device), vain_tries);
     }
 
     pub(crate) fn has_surveyed(&self, device: DeviceIndex, survey: u64) -> bool {
-        self.surveys.done(device) >= survey
+        self.node.surveys.done(device) >= survey
     }
 
     /// Changes the bytes of a place that may not be handed out, and reports a changed shortfall.

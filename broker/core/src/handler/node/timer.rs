@@ -43,7 +43,7 @@ pub(crate) enum Timer {
 
 impl Broker {
     pub(crate) fn arm(&mut self, deadline: Time, timer: Timer) {
-        self.timers.insert((deadline, timer));
+        self.shell.timers.insert((deadline, timer));
     }
 
     /// Sets the session's timer to this deadline or an earlier one. A session has one timer, which may be too
@@ -52,7 +52,7 @@ impl Broker {
         let Some(session) = self.sessions.get_mut(id) else { return };
         match session.alarm {
             Some(alarm) if alarm <= deadline => return,
-            Some(alarm) => _ = self.timers.remove(&(alarm, Timer::Session(id))),
+            Some(alarm) => _ = self.shell.timers.remove(&(alarm, Timer::Session(id))),
             None => {}
         }
         session.alarm = Some(deadline);
@@ -61,11 +61,11 @@ impl Broker {
 
     /// Runs every timer that is due.
     pub(crate) fn run_timers(&mut self) {
-        while let Some((deadline, timer)) = self.timers.first().copied() {
-            if deadline > self.now {
+        while let Some((deadline, timer)) = self.shell.timers.first().copied() {
+            if deadline > self.shell.now {
                 return;
             }
-            self.timers.pop_first();
+            self.shell.timers.pop_first();
             match timer {
                 Timer::Session(id) => self.check_deadlines(id),
                 Timer::Pressure => self.sample_pressure(),
@@ -97,7 +97,7 @@ impl Broker {
     }
 
     fn apply_due_deadlines(&mut self, id: SessionId) {
-        let now = self.now;
+        let now = self.shell.now;
         let due = |deadline: Option<Time>| deadline.is_some_and(|deadline| deadline <= now);
         let Some(session) = self.sessions.get(id) else { return };
         if due(session.map_deadline) {
@@ -143,7 +143,7 @@ impl Broker {
 
     /// Schedules the end of a process whose session stays silent, if so configured.
     pub(crate) fn schedule_kill_if_silent(&mut self, id: SessionId, was: SessionState) {
-        let (now, after) = (self.now, self.config.limits.end_silent_after);
+        let (now, after) = (self.shell.now, self.config.limits.end_silent_after);
         let Some(session) = self.sessions.get_mut(id) else { return };
         match session.state {
             SessionState::Silent if was != SessionState::Silent && !after.is_zero() => {
@@ -163,8 +163,8 @@ impl Broker {
             OpKind::EndSession { session, kill } if *session == id => Some(*kill),
             _ => None,
         };
-        let ops = self.ops.of_session(id);
-        let ends = ops.into_iter().filter_map(|op| Some((op, of_session(&self.ops.get(op)?.kind)?)));
+        let ops = self.requests.ops.of_session(id);
+        let ends = ops.into_iter().filter_map(|op| Some((op, of_session(&self.requests.ops.get(op)?.kind)?)));
         for (op, kill) in ends.collect::<Vec<_>>() {
             let Some(session) = self.sessions.get(id) else { return };
             if kill {

@@ -24,13 +24,13 @@ impl Broker {
             // is clean: this reading may be older than the copy, and then costs one copy more.
             match written {
                 true => self.mark_dirty(*part),
-                false if planted!(self, UnwrittenTakenForClean) => self.backings.set_clean(part, true),
+                false if planted!(self, UnwrittenTakenForClean) => self.moves.backings.set_clean(part, true),
                 false => {}
             }
             // The part is in the list of one tier at most.
             let mut lets_go = false;
-            for among in [&mut self.residents, &mut self.idle_on_host] {
-                among.record_use(*part, self.now);
+            for among in [&mut self.usage.residents, &mut self.usage.idle_on_host] {
+                among.record_use(*part, self.shell.now);
                 match pinned {
                     true => among.record_pin(*part, *session),
                     false => lets_go |= among.record_unpin(*part, *session),
@@ -53,20 +53,20 @@ impl Broker {
         let maps = |id: &&SessionId| self.map_state(**id, part).is_some_and(MapState::is_mapper);
         let there: Vec<_> = by.iter().filter(maps).copied().collect();
         for session in there.iter().copied() {
-            self.residents.record_pin(part, session);
-            self.idle_on_host.record_pin(part, session);
+            self.usage.residents.record_pin(part, session);
+            self.usage.idle_on_host.record_pin(part, session);
         }
         !there.is_empty()
     }
 
     /// Records that a session unmapped the part, so it does not pin it.
     pub(crate) fn record_unpinned(&mut self, part: PartRef, session: SessionId) {
-        self.residents.record_unpin(part, session);
-        self.idle_on_host.record_unpin(part, session);
+        self.usage.residents.record_unpin(part, session);
+        self.usage.idle_on_host.record_unpin(part, session);
     }
 
     /// Whether any waiter needs others to give something up.
     pub(crate) fn is_room_wanted(&self) -> bool {
-        !self.line.is_empty() || !self.over_limit.is_empty()
+        !self.line.is_empty() || !self.line.over_limit.is_empty()
     }
 }

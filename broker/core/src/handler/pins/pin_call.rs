@@ -30,7 +30,7 @@ use crate::{
     follow_up::Fact,
     handler::Timer,
     limits::PIN_PARTS_MAX,
-    migration::Waiter,
+    line::Waiter,
     residency::{AllocationState, MapState},
     tenancy::{PinCall, PinId},
     time::Time,
@@ -88,9 +88,9 @@ impl Broker {
         for part in sorted.iter().copied() {
             self.follow_ups.push(Fact::CallBegan((id, call), part));
         }
-        let look = self.now.after(self.config.limits.pin_stall);
-        let until = (!wait.is_zero()).then(|| self.now.after(wait));
-        self.pins.insert((id, call), sorted, self.now, (look, until));
+        let look = self.shell.now.after(self.config.limits.pin_stall);
+        let until = (!wait.is_zero()).then(|| self.shell.now.after(wait));
+        self.pins.insert((id, call), sorted, self.shell.now, (look, until));
         self.schedule_stall_check((id, call), look);
         if let Some(until) = until.filter(|_| !planted!(self, PinTimerLost)) {
             self.arm(until, Timer::Pin(id, call));
@@ -203,7 +203,7 @@ impl Broker {
     fn cancel_pin_timers(&mut self, id: PinId, (look, until): (Time, Option<Time>)) {
         self.cancel_stall_check(id, look);
         if let Some(until) = until {
-            self.timers.remove(&(until, Timer::Pin(id.0, id.1)));
+            self.shell.timers.remove(&(until, Timer::Pin(id.0, id.1)));
         }
     }
 
@@ -254,7 +254,7 @@ impl Broker {
                 self.leave_line(waiter, WaitEnd::Left);
             }
             // A later revocation was held up by this call.
-            if self.revocations.get(&part).is_some_and(|under_way| call.arrival < under_way.began) {
+            if self.mapping.revocations.get(&part).is_some_and(|under_way| call.arrival < under_way.began) {
                 self.follow_ups.push(Fact::RevocationEased(part));
             }
         }
@@ -262,7 +262,7 @@ impl Broker {
 
     /// Ends all calls of a session that sends nothing further. No answer is sent.
     pub(crate) fn end_pins_of(&mut self, id: SessionId) {
-        self.follow_ups.push(Fact::CallsEnded);
+        self.push_if_waiters(Fact::CallsEnded);
         let calls: Vec<_> = self.pins.of_session(id).map(|(call, _)| call).collect();
         for call in calls {
             self.end_pin(call, WaitEnd::Left);

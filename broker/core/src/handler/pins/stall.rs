@@ -20,7 +20,7 @@ use crate::{
     event::{PartRef, Tier},
     follow_up::Fact,
     handler::Timer,
-    migration::Waiter,
+    line::Waiter,
     residency::{AllocationState, MapState, Stage},
     tenancy::{OpKind, PinCall, PinId},
     time::Time,
@@ -36,13 +36,13 @@ impl Broker {
     }
 
     pub(crate) fn cancel_stall_check(&mut self, id: PinId, look: Time) {
-        self.timers.remove(&(look, Timer::Stall(id.0, id.1)));
+        self.shell.timers.remove(&(look, Timer::Stall(id.0, id.1)));
     }
 
     /// Checks calls that are due, and aborts the youngest that has stalled. The others are checked again, since
     /// they may go on now.
     pub(crate) fn abort_stalled(&mut self, calls: Vec<PinId>) {
-        let (now, wait) = (self.now, self.config.limits.pin_stall);
+        let (now, wait) = (self.shell.now, self.config.limits.pin_stall);
         let mut due = Vec::new();
         for id in calls {
             let Some(call) = self.pins.get(id).filter(|call| call.is_waiting()) else { continue };
@@ -69,13 +69,13 @@ impl Broker {
     /// while it pinned.
     fn stalled_since(&self, id: PinId, call: &PinCall) -> Option<Time> {
         // Without a fence, an eviction or a waiter no session blocks another.
-        if self.evicting == 0 && self.revocations.is_empty() && self.line.is_empty() {
+        if self.mapping.evicting == 0 && self.mapping.revocations.is_empty() && self.line.is_empty() {
             return None;
         }
         let words = self.sessions.get(id.0).and_then(|session| session.words.as_ref())?;
         let (mut since, mut is_held_up, mut awaited) = (call.arrived, false, BTreeSet::new());
         for part in call.parts.iter().filter(|part| self.pins.is_missing(id, **part)) {
-            let fence = self.revocations.get(part).filter(|under_way| {
+            let fence = self.mapping.revocations.get(part).filter(|under_way| {
                 matches!(under_way.stage, Stage::Fence { .. }) && under_way.began < call.arrival
             });
             if let Some(fence) = fence {
@@ -111,15 +111,15 @@ impl Broker {
         session: SessionId,
         arrived: Time,
     ) -> Option<Time> {
-        if self.awaited_room.is_leaving(device) || self.has_older_creation(device, arrived) {
+        if self.line.room.is_leaving(device) || self.has_older_creation(device, arrived) {
             return None;
         }
         let mut since = Time::START;
-        for pinning in self.residents.pinning_sessions(device) {
+        for pinning in self.usage.residents.pinning_sessions(device) {
             since = since.max(self.unserved_since(pinning, device)?);
         }
         let helps = |other: DeviceIndex| {
-            self.residents.is_pinning(other, session) && (other == device || self.has_waiters_on(other))
+            self.usage.residents.is_pinning(other, session) && (other == device || self.has_waiters_on(other))
         };
         self.device_indices().any(helps).then_some(since)
     }
@@ -141,7 +141,7 @@ impl Broker {
 
     /// Whether the session needs only time to have the part: its bytes are being copied, or it is being sent.
     fn is_arriving(&self, session: SessionId, part: PartRef) -> bool {
-        match self.migrations.get(&part) {
+        match self.moves.migrations.get(&part) {
             Some(migration) => migration.to_tier == Tier::Device,
             None => matches!(self.map_state(session, part), Some(MapState::Queued | MapState::Offered)),
         }
@@ -152,7 +152,7 @@ impl Broker {
     fn has_older_creation(&self, device: DeviceIndex, by: Time) -> bool {
         let is_there = |id: &AllocationId| self.allocations.get(*id).is_some_and(|it| it.device == device);
         self.allocations.has_any(AllocationState::Creating)
-            && self.ops.iter().any(|(_, op)| match &op.kind {
+            && self.requests.ops.iter().any(|(_, op)| match &op.kind {
                 OpKind::Allocate { since, allocations, .. } => {
                     *since <= by && allocations.iter().any(is_there)
                 }
@@ -164,8 +164,8 @@ impl Broker {
     /// time anew.
     pub(crate) fn ease_fence(&mut self, id: SessionId, part: PartRef) {
         let waits = self.pins.waiting_since(id).is_some();
-        if let Some(under_way) = self.revocations.get_mut(&part).filter(|_| !waits) {
-            under_way.last_progress = self.now;
+        if let Some(under_way) = self.mapping.revocations.get_mut(&part).filter(|_| !waits) {
+            under_way.last_progress = self.shell.now;
         }
     }
 }

@@ -45,7 +45,7 @@ impl Broker {
         if let Err(refusal) = self.check_queue(requester.tenant()) {
             return self.refuse(call, requester, method, refusal);
         }
-        let op = self.ops.next_id();
+        let op = self.requests.ops.next_id();
         let start = match request {
             ClientRequest::AllocateBatch { items, wait } => self.allocate(op, session, tenant, items, wait),
             ClientRequest::FreeBatch(ids) => self.free_batch(op, session, tenant, &ids),
@@ -83,7 +83,7 @@ impl Broker {
     fn was_a_session(&self, id: SessionId) -> bool {
         let epoch = vramd_types::epoch_of(id.get());
         match epoch == self.config.boot_epoch {
-            true => self.ids.last_session.is_some_and(|last| id <= last),
+            true => self.sessions.last.is_some_and(|last| id <= last),
             false => epoch > 0 && epoch < self.config.boot_epoch,
         }
     }
@@ -98,7 +98,7 @@ impl Broker {
     ) -> bool {
         let log = match requester {
             Requester::Session { session, .. } => self.sessions.get(session).map(|session| &session.requests),
-            Requester::Operator { uid } => self.operators.get(&uid),
+            Requester::Operator { uid } => self.requests.operators.get(&uid),
         };
         #[cfg(feature = "planted")]
         let key = match planted!(self, ReusedRequestIdServed) {
@@ -119,7 +119,7 @@ impl Broker {
             }
             // A repetition waits like the first request, and counts like it.
             Recall::Running(op) => match self.check_queue(requester.tenant()) {
-                Ok(()) => self.ops.join(op, call),
+                Ok(()) => self.requests.ops.join(op, call),
                 Err(refusal) => self.refuse(call, requester, method, refusal),
             },
         }
@@ -129,10 +129,12 @@ impl Broker {
     /// Whether one more request may wait.
     pub(crate) fn check_queue(&self, tenant: Option<TenantId>) -> Result<(), Refusal> {
         let limits = &self.config.limits;
-        if self.ops.calls() >= limits.pending_requests_max {
+        if self.requests.ops.calls() >= limits.pending_requests_max {
             return Err(Refusal::QueueFull { limit: limits.pending_requests_max });
         }
-        if tenant.is_some_and(|tenant| self.ops.calls_of(tenant) >= limits.pending_requests_per_tenant_max) {
+        if tenant.is_some_and(|tenant| {
+            self.requests.ops.calls_of(tenant) >= limits.pending_requests_per_tenant_max
+        }) {
             return Err(Refusal::QueueFull { limit: limits.pending_requests_per_tenant_max });
         }
         Ok(())
@@ -158,7 +160,7 @@ impl Broker {
                 if let Some(log) = self.request_log_mut(requester) {
                     log.record_start(method, key, id);
                 }
-                self.ops.insert(id, Op { requester, method, key, calls: vec![call], kind });
+                self.requests.ops.insert(id, Op { requester, method, key, calls: vec![call], kind });
                 self.finish_if_complete(id);
             }
         }

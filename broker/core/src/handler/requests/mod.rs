@@ -20,3 +20,16 @@ mod query;
 pub(super) mod quota;
 mod reply;
 mod settings;
+
+use std::collections::BTreeMap;
+
+use crate::tenancy::{OpTable, RequestLog};
+
+/// Requests under way, and those that are remembered.
+#[derive(Debug, Default)]
+pub(crate) struct Requests {
+    pub(crate) ops: OpTable,
+    /// Requests of operators, by uid.
+    pub(crate) operators: BTreeMap<u32, RequestLog>,
+    pub(crate) quotas: quota::QuotaQueue,
+}

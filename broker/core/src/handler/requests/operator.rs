@@ -40,7 +40,7 @@ impl Broker {
         if let Err(refusal) = self.check_queue(None) {
             return self.refuse(call, requester, method, refusal);
         }
-        let op = self.ops.next_id();
+        let op = self.requests.ops.next_id();
         let start = match request {
             OperatorRequest::SetQuota { tenant, device, tier, guarantee, limit } => {
                 self.plan_set_quota(&tenant, &device, tier, guarantee, limit)
@@ -65,7 +65,7 @@ impl Broker {
             OperatorRequest::Drain { draining } => self.drain(draining),
         };
         self.record_start(op, call, requester, method, key, start);
-        match self.ops.get(op).map(|op| &op.kind) {
+        match self.requests.ops.get(op).map(|op| &op.kind) {
             Some(OpKind::Quota(_)) => self.queue_quota(op),
             Some(OpKind::Revoke { .. } | OpKind::Move { .. }) => self.begin_parts(op),
             _ => {}
@@ -119,8 +119,8 @@ impl Broker {
     }
 
     fn drain(&mut self, draining: bool) -> Start {
-        if self.draining != draining {
-            self.draining = draining;
+        if self.node.draining != draining {
+            self.node.draining = draining;
             self.follow_ups.push(Fact::DrainChanged);
             self.push_notice(Notice::Draining { draining });
             if draining {
@@ -139,11 +139,11 @@ impl Broker {
         for request in requests {
             let key = Some(RequestKey { id: request.id, fingerprint: request.fingerprint });
             let (method, outcome) = self.stored_outcome(&request);
-            let log = self.operators.entry(request.uid).or_default();
+            let log = self.requests.operators.entry(request.uid).or_default();
             if matches!(log.recall(method, key), Recall::New) {
                 log.record_outcome(method, key, Some(outcome));
             }
-            self.quota_queue.recall(request);
+            self.requests.quotas.recall(request);
         }
     }
 }

@@ -22,8 +22,8 @@ impl Broker {
         let mut changed = 0usize;
         for part in parts.iter().copied().map(|part| PartRef { allocation: id, part }) {
             let is_new = match held {
-                true => self.operator_holds.insert(part),
-                false => self.operator_holds.remove(&part),
+                true => self.moves.operator_holds.insert(part),
+                false => self.moves.operator_holds.remove(&part),
             };
             changed = changed.saturating_add(usize::from(is_new));
             if held && self.is_leaving(part) {
@@ -48,15 +48,15 @@ impl Broker {
 
     /// Whether an operator holds the part, and it lies on its device.
     pub(crate) fn is_held_on_device(&self, part: PartRef) -> bool {
-        self.operator_holds.contains(&part) && self.tier_of(part) == Some(Tier::Device)
+        self.moves.operator_holds.contains(&part) && self.tier_of(part) == Some(Tier::Device)
     }
 
     /// Ends the holds of a freed allocation.
     pub(crate) fn forget_operator_holds(&mut self, id: AllocationId) {
         let part = |index| PartRef { allocation: id, part: PartIndex(index) };
-        let held: Vec<_> = self.operator_holds.range(part(0)..=part(u32::MAX)).copied().collect();
+        let held: Vec<_> = self.moves.operator_holds.range(part(0)..=part(u32::MAX)).copied().collect();
         for part in held {
-            self.operator_holds.remove(&part);
+            self.moves.operator_holds.remove(&part);
         }
     }
 }

@@ -85,7 +85,7 @@ impl Broker {
 
     /// Starts the next parts of an order.
     pub(crate) fn begin_parts(&mut self, op: OpId) {
-        match self.ops.get_mut(op).map(|op| &mut op.kind) {
+        match self.requests.ops.get_mut(op).map(|op| &mut op.kind) {
             Some(OpKind::Revoke { parts, wait }) => {
                 let wait = *wait;
                 for part in parts.begin(PARTS_STARTED_PER_EVENT) {
@@ -104,8 +104,8 @@ impl Broker {
             }
             _ => return,
         }
-        if self.ops.get(op).is_some_and(|op| op.kind.has_more_parts()) {
-            self.arm(self.now.after(MOMENT), Timer::Parts(op));
+        if self.requests.ops.get(op).is_some_and(|op| op.kind.has_more_parts()) {
+            self.arm(self.shell.now.after(MOMENT), Timer::Parts(op));
         }
         self.finish_if_complete(op);
     }
@@ -145,14 +145,14 @@ impl Broker {
 
     /// Records the outcome of one part. The caller checks whether it was the last.
     pub(crate) fn part_revoked(&mut self, op: OpId, part: PartRef, outcome: PartRevocation) {
-        if let Some(OpKind::Revoke { parts, .. }) = self.ops.get_mut(op).map(|op| &mut op.kind) {
+        if let Some(OpKind::Revoke { parts, .. }) = self.requests.ops.get_mut(op).map(|op| &mut op.kind) {
             parts.resolve(part.part, outcome);
         }
     }
 
     /// Records the outcome of one part. The caller checks whether it was the last.
     pub(crate) fn part_moved(&mut self, op: OpId, part: PartRef, outcome: PartMove) {
-        if let Some(OpKind::Move { parts, .. }) = self.ops.get_mut(op).map(|op| &mut op.kind) {
+        if let Some(OpKind::Move { parts, .. }) = self.requests.ops.get_mut(op).map(|op| &mut op.kind) {
             parts.resolve(part.part, outcome);
         }
     }

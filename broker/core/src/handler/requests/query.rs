@@ -204,12 +204,12 @@ impl Broker {
         NodeView {
             parts_waiting,
             batches_waiting,
-            draining: self.draining,
+            draining: self.node.draining,
             boot_epoch: self.config.boot_epoch,
             sessions: self.sessions.len(),
             allocations: self.allocations.len(),
-            fds_in_flight: self.fds.total,
-            invariant_violations: self.violations,
+            fds_in_flight: self.mapping.fds.total,
+            invariant_violations: self.shell.violations,
         }
     }
 
@@ -295,9 +295,9 @@ impl Broker {
                 offset: allocation.offset_of(index),
                 size: allocation.size_of(index),
                 tier: self.tier_of(of_part).unwrap_or(Self::tier()),
-                operator_hold: self.operator_holds.contains(&of_part),
+                operator_hold: self.moves.operator_holds.contains(&of_part),
                 dropped: self.is_dropped(of_part),
-                moves_to: self.migrations.get(&of_part).map(|migration| migration.to_tier),
+                moves_to: self.moves.migrations.get(&of_part).map(|migration| migration.to_tier),
                 backing: mappers.then(|| self.backing(of_part, part.extent)),
                 mappers: if mappers { part.mappings.iter().map(mapper).collect() } else { Vec::new() },
             }
@@ -383,7 +383,7 @@ impl Broker {
 
     /// Whether the extent is the backing of a part, or its destination below.
     fn is_below(&self, id: ExtentId, extent: &Extent) -> bool {
-        let on_its_way = |part| self.migrations.get(part).is_some_and(|it| it.to == id);
+        let on_its_way = |part| self.moves.migrations.get(part).is_some_and(|it| it.to == id);
         extent.place.tier != Tier::Device
             && extent.part.as_ref().is_some_and(|part| self.is_backing_of(*part, id) || on_its_way(part))
     }
@@ -398,7 +398,7 @@ impl Broker {
         let own = parts
             .zip(&of.parts)
             .filter_map(|(part, entry)| Some((entry.extent, self.pool.extent_of_part(part, entry.extent)?)));
-        let detached_extents = self.detached_extents.get(&id).into_iter().flatten();
+        let detached_extents = self.moves.detached_extents.get(&id).into_iter().flatten();
         own.chain(detached_extents.filter_map(|extent| Some((*extent, self.pool.get(*extent)?))))
     }
 
@@ -442,13 +442,13 @@ impl Broker {
                     clean: match tier {
                         Tier::Device => {
                             let each = [Tier::Host, Tier::Disk]
-                                .map(|tier| self.backings.sum((tenant, *index), tier).clean);
+                                .map(|tier| self.moves.backings.sum((tenant, *index), tier).clean);
                             each.into_iter().fold(Bytes::ZERO, Bytes::saturating_add)
                         }
                         Tier::Host | Tier::Disk => Bytes::ZERO,
                     },
                     backing: match tier {
-                        Tier::Host | Tier::Disk => self.backings.sum((tenant, *index), tier).total,
+                        Tier::Host | Tier::Disk => self.moves.backings.sum((tenant, *index), tier).total,
                         Tier::Device => Bytes::ZERO,
                     },
                 });

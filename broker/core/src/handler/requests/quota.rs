@@ -12,9 +12,10 @@ use crate::{
     error::Refusal,
     event::{DeviceSelector, Tier},
     follow_up::Fact,
-    handler::{Start, Started, line::make_room::RoomPlan},
+    handler::{Start, Started},
     ledger::{Place, Quota, QuotaDevice, QuotaTable},
     limits::REQUESTS_REMEMBERED,
+    line::RoomPlan,
     tenancy::{Method, OpId, OpKind, Outcome, Requester, TenantId},
     view::{StoredQuota, StoredQuotas, StoredRequest},
 };
@@ -115,20 +116,22 @@ impl Broker {
     }
 
     pub(crate) fn queue_quota(&mut self, op: OpId) {
-        self.quota_queue.waiting.push_back(op);
+        self.requests.quotas.waiting.push_back(op);
         self.start_next_quota();
     }
 
     /// Starts the next change, if none is being stored.
     fn start_next_quota(&mut self) {
-        while self.quota_queue.storing.is_none() && self.quota_queue.making_room.is_none() {
-            let Some(op) = self.quota_queue.waiting.pop_front() else { return };
-            let Some(OpKind::Quota(change)) = self.ops.get_mut(op).map(|op| &op.kind) else { continue };
+        while self.requests.quotas.storing.is_none() && self.requests.quotas.making_room.is_none() {
+            let Some(op) = self.requests.quotas.waiting.pop_front() else { return };
+            let Some(OpKind::Quota(change)) = self.requests.ops.get_mut(op).map(|op| &op.kind) else {
+                continue;
+            };
             let change = change.clone();
             match self.check_change(&change) {
                 Ok((quota, plan)) if plan.is_dropped() => self.store_quota(op, change, quota),
                 Ok((_, plan)) => {
-                    self.quota_queue.making_room = Some(op);
+                    self.requests.quotas.making_room = Some(op);
                     self.make_room_for_quota(op, plan);
                 }
                 Err(refusal) => self.finish(op, Err(refusal)),
@@ -138,9 +141,9 @@ impl Broker {
 
     /// Checks a change again, ahead of all others, after the extents that it waited for have left.
     pub(crate) fn resume_quota(&mut self, op: OpId) {
-        if self.quota_queue.making_room == Some(op) {
-            self.quota_queue.making_room = None;
-            self.quota_queue.waiting.push_front(op);
+        if self.requests.quotas.making_room == Some(op) {
+            self.requests.quotas.making_room = None;
+            self.requests.quotas.waiting.push_front(op);
             self.start_next_quota();
         }
     }
@@ -231,13 +234,14 @@ impl Broker {
             limit: quota.limit,
         };
         let quotas = book.iter().map(row).collect();
-        let requests = self.quota_queue.stored_requests.iter().chain(&request).cloned().collect();
-        self.quota_queue.storing = Some(Storing { op, change, quota, request });
+        let requests = self.requests.quotas.stored_requests.iter().chain(&request).cloned().collect();
+        self.requests.quotas.storing = Some(Storing { op, change, quota, request });
         self.push_command(Command::StoreQuotas(StoredQuotas { quotas, requests }));
     }
 
     fn request_of(&mut self, op: OpId, change: &QuotaChange) -> Option<StoredRequest> {
-        let (key, requester, method) = self.ops.get_mut(op).map(|op| (op.key, op.requester, op.method))?;
+        let (key, requester, method) =
+            self.requests.ops.get_mut(op).map(|op| (op.key, op.requester, op.method))?;
         let (Some(key), Requester::Operator { uid }) = (key, requester) else { return None };
         Some(StoredRequest {
             uid,
@@ -251,14 +255,16 @@ impl Broker {
     }
 
     pub(crate) fn on_quotas_stored(&mut self, result: Result<(), String>) {
-        let Some(Storing { op, change, quota, request }) = self.quota_queue.storing.take() else { return };
+        let Some(Storing { op, change, quota, request }) = self.requests.quotas.storing.take() else {
+            return;
+        };
         let outcome = match result {
             Ok(()) => {
                 self.ledger.set_quota(change.tenant, change.device.clone(), change.tier, quota);
                 self.trim_to_limit(change.tenant);
                 self.refuse_infeasible();
                 self.follow_ups.push(Fact::QuotaStaged);
-                request.into_iter().for_each(|request| self.quota_queue.recall(request));
+                request.into_iter().for_each(|request| self.requests.quotas.recall(request));
                 self.note_quota(&change, quota);
                 Ok(match quota {
                     Some(_) => {

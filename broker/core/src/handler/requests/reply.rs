@@ -22,13 +22,13 @@ impl Broker {
 
     /// Ends an operation: answers all its calls, and remembers its outcome.
     pub(crate) fn finish(&mut self, id: OpId, result: Result<Outcome, Refusal>) {
-        let Some(op) = self.ops.remove(id) else { return };
+        let Some(op) = self.requests.ops.remove(id) else { return };
         let mut calls = op.calls;
         if planted!(self, JoinedCallUnanswered) && calls.len() > 1 {
             calls.pop();
         }
         if planted!(self, AnswerToWrongCall)
-            && let Some(other) = self.ops.iter().find_map(|(_, other)| other.calls.first().copied())
+            && let Some(other) = self.requests.ops.iter().find_map(|(_, other)| other.calls.first().copied())
         {
             calls = vec![other];
         }
@@ -65,13 +65,13 @@ impl Broker {
             Requester::Session { session, .. } => {
                 self.sessions.get_mut(session).map(|session| &mut session.requests)
             }
-            Requester::Operator { uid } => Some(self.operators.entry(uid).or_default()),
+            Requester::Operator { uid } => Some(self.requests.operators.entry(uid).or_default()),
         }
     }
 
     /// Finishes an operation if all that it waits for has happened.
     pub(crate) fn finish_if_complete(&mut self, id: OpId) {
-        match self.ops.get_mut(id).map(|op| &mut op.kind) {
+        match self.requests.ops.get_mut(id).map(|op| &mut op.kind) {
             Some(OpKind::Allocate { extents_left: 0, .. }) => self.finish_allocation(id),
             Some(OpKind::Release { items, .. }) if items.is_complete() => {
                 self.finish_release(id);
@@ -131,9 +131,9 @@ impl Broker {
                 Reply::PartsHeld { allocation: *allocation, parts: parts.to_vec() }
             }
             Outcome::WaitCancelled => Reply::WaitCancelled,
-            Outcome::SettingsChanged => Reply::SettingsChanged(Box::new(self.settings)),
+            Outcome::SettingsChanged => Reply::SettingsChanged(Box::new(self.node.settings)),
             Outcome::Drained => Reply::Drained {
-                draining: self.draining,
+                draining: self.node.draining,
                 sessions: self.sessions.len(),
                 charged: self.held_in_all(),
             },

@@ -17,7 +17,7 @@ use crate::{
 impl Broker {
     /// The settings in force.
     pub const fn settings(&self) -> Settings {
-        self.settings
+        self.node.settings
     }
 
     /// The settings of the configuration file, which apply again after the next start. No tier can be larger
@@ -27,14 +27,14 @@ impl Broker {
     }
 
     pub(crate) fn change_settings(&mut self, uid: u32, change: &SettingsChange) -> Start {
-        let before = self.settings;
+        let before = self.node.settings;
         let after = before.changed(change, &self.configured_settings())?;
         if planted!(self, SettingsHalfApplied) {
-            self.settings.pressure = after.pressure;
+            self.node.settings.pressure = after.pressure;
         }
         self.check_guarantees_with(&after)?;
         if after != before {
-            self.settings = after;
+            self.node.settings = after;
             if after.shares != before.shares && !planted!(self, SharesUnreported) {
                 self.push_command(Command::ShareLinks(after.shares));
             }
@@ -63,7 +63,7 @@ impl Broker {
     fn apply_settings(&mut self, is_smaller: bool) {
         let places: Vec<Place> = self.ledger.places().map(|(place, _)| place).collect();
         for place in places.iter().copied() {
-            let Some(offered) = self.settings.tiers.of(place.tier) else { continue };
+            let Some(offered) = self.node.settings.tiers.of(place.tier) else { continue };
             let before = self.fill(place);
             self.withhold(place, |ledger| ledger.set_offered(place, offered));
             self.note_resized(place, before);
@@ -72,9 +72,9 @@ impl Broker {
             self.refuse_batches_without_room_below();
         }
         self.follow_ups.push(Fact::SettingsChanged);
-        self.pressure_state.tried.clear();
-        self.pressure_state.failed.clear();
-        self.pressure_state.scanned_to.clear();
+        self.node.pressure.tried.clear();
+        self.node.pressure.failed.clear();
+        self.node.pressure.scanned_to.clear();
         for place in places.iter().copied() {
             self.follow_ups.push(Fact::PressureDue(place));
         }

@@ -1,5 +1,8 @@
 //! The line: waiters that found no room on a device, in order of arrival. It owns the order, the reasons for
-//! retries, and the result of the last scan. Lookups cost O(log n); the scan itself is in `handler/line`.
+//! retries, the result of the last scan, the room on its way, and the tenants above their limits. Lookups cost
+//! O(log n); the scan itself is in `handler/line`.
+
+mod room;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,6 +10,8 @@ use std::{
 };
 
 use vramd_types::DeviceIndex;
+
+pub(crate) use room::{AwaitedRoom, Footprint, Need, RoomPlan};
 
 use crate::{
     collections::Few,
@@ -76,6 +81,9 @@ enum Retry {
 
 #[derive(Debug, Default)]
 pub(crate) struct Line {
+    pub(crate) room: AwaitedRoom,
+    /// Tenants whose charge on a device exceeds their limit there.
+    pub(crate) over_limit: BTreeSet<(TenantId, DeviceIndex)>,
     entries: BTreeMap<Position, LineEntry>,
     positions: BTreeMap<Waiter, Position>,
     by_tenant: BTreeSet<(TenantId, Position)>,

@@ -25,7 +25,7 @@ use crate::{
     collections::Few,
     command::PartMove,
     event::{PartRef, Tier},
-    migration::MigrationState,
+    moves::MigrationState,
     tenancy::OpId,
     time::Time,
 };

@@ -1,18 +1,16 @@
-//! Migrations of parts between tiers, write-backs, backings, and the line of waiters for room. See
-//! [`MigrationState`] for the life of a migration.
+//! Moves: migrations of parts between tiers, write-backs, and backings. See [`MigrationState`] for the life of a
+//! migration.
 
 mod backing;
-mod line;
 mod missing_backings;
 mod state;
 mod write_back;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use vramd_types::ExtentId;
+use vramd_types::{AllocationId, ExtentId, SessionId};
 
 pub(crate) use backing::{Backing, BackingAccount, BackingSum, Backings};
-pub(crate) use line::{LastScan, Line, LineEntry, Position, Waiter};
 pub(crate) use missing_backings::MissingBackings;
 pub(crate) use state::MigrationStep;
 pub use state::{MigrationEvent, MigrationState};
@@ -72,3 +70,23 @@ pub(crate) struct Migration {
 }
 
 pub(crate) type Migrations = BTreeMap<PartRef, Migration>;
+
+/// Everything about parts that move, may move, or have bytes below their device.
+#[derive(Debug, Default)]
+pub(crate) struct Moves {
+    pub(crate) migrations: Migrations,
+    pub(crate) write_backs: WriteBacks,
+    /// The backing of each part that lies on its device.
+    pub(crate) backings: Backings,
+    /// Extents of an allocation that none of its parts lies in: destinations of moves, backings, and extents
+    /// that parts have left.
+    pub(crate) detached_extents: BTreeMap<AllocationId, BTreeSet<ExtentId>>,
+    /// Sessions that wait for a part that they attached to arrive on its device.
+    pub(crate) attach_waiters: BTreeMap<PartRef, BTreeSet<SessionId>>,
+    /// Parts that a device must no longer access in host memory, and that may still be mapped there.
+    pub(crate) in_place_to_unmap: BTreeSet<PartRef>,
+    /// How often each discardable part was dropped.
+    pub(crate) drop_counts: BTreeMap<PartRef, u64>,
+    /// Parts under an operator hold: they stay on their devices.
+    pub(crate) operator_holds: BTreeSet<PartRef>,
+}
