@@ -1,4 +1,4 @@
-//! Reads the memory limits of this process's cgroup and of the cgroups above it.
+//! Parses the cgroups of a process, and reads the memory limits of this process's cgroup and of those above it.
 //!
 //! The kernel kills processes of a cgroup that exceeds its limit, perhaps this one.
 
@@ -8,6 +8,32 @@ use std::{
 };
 
 use vramd_types::Bytes;
+
+/// The place of a process in one hierarchy: a line `number:controllers:path` of `/proc/PID/cgroup`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Membership<'a> {
+    controllers: &'a str,
+    /// The path of the cgroup below the root of the hierarchy. It may contain colons.
+    pub path: &'a str,
+}
+
+impl<'a> Membership<'a> {
+    /// Returns the lines of the table that have this form.
+    pub fn all_in(table: &'a str) -> impl Iterator<Item = Self> {
+        let fields = table.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+        fields.map(|(controllers, path)| Self { controllers, path })
+    }
+
+    /// Whether this is the unified hierarchy of version 2.
+    pub fn is_unified(self) -> bool {
+        self.controllers.is_empty()
+    }
+
+    /// Whether this is a hierarchy of version 1 with that controller, or with that name (`name=systemd`).
+    pub fn has(self, controller: &str) -> bool {
+        !self.is_unified() && self.controllers.split(',').any(|it| it == controller)
+    }
+}
 
 /// The file names of a cgroup hierarchy.
 struct Hierarchy {
@@ -33,7 +59,7 @@ const NO_LIMIT: u64 = 1 << 62;
 const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// The lowest limit of these cgroups. None if there is no limit.
-pub fn cgroup_memory_limit() -> Option<Bytes> {
+pub fn memory_limit() -> Option<Bytes> {
     tightest(Path::new(CGROUPS), &table()?, limit_of)
 }
 
@@ -53,25 +79,23 @@ fn tightest(
     table: &str,
     of: impl Fn(&Path, &Hierarchy) -> Option<Bytes> + Copy,
 ) -> Option<Bytes> {
-    let of_lines = table.lines().filter_map(|line| {
-        let (root, hierarchy, path) = hierarchy_of(root, line)?;
-        let own = root.join(path.trim_start_matches('/'));
+    let of_each = Membership::all_in(table).filter_map(|membership| {
+        let (root, hierarchy) = hierarchy_of(root, membership)?;
+        let own = root.join(membership.path.trim_start_matches('/'));
         own.ancestors()
             .take_while(|folder| folder.starts_with(&root))
             .filter_map(|it| of(it, hierarchy))
             .min()
     });
-    of_lines.min()
+    of_each.min()
 }
 
-/// Parses a line `number:controllers:path`: the folder of the hierarchy, its file names, and the path below it.
-fn hierarchy_of<'a>(root: &Path, line: &'a str) -> Option<(PathBuf, &'static Hierarchy, &'a str)> {
-    let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
-    match controllers {
-        "" => Some((root.to_owned(), &UNIFIED, path)),
-        _ if controllers.split(',').any(|it| it == "memory") => Some((root.join("memory"), &VERSION_1, path)),
-        _ => None,
+/// The folder of the hierarchy and its file names, if it limits memory.
+fn hierarchy_of(root: &Path, membership: Membership<'_>) -> Option<(PathBuf, &'static Hierarchy)> {
+    if membership.is_unified() {
+        return Some((root.to_owned(), &UNIFIED));
     }
+    membership.has("memory").then(|| (root.join("memory"), &VERSION_1))
 }
 
 fn limit_of(folder: &Path, hierarchy: &Hierarchy) -> Option<Bytes> {

@@ -14,7 +14,7 @@
 //! pass the suite in [`contract`].
 
 mod batch;
-mod cgroup;
+pub mod cgroup;
 pub mod contract;
 mod copies;
 pub mod cuda;
@@ -35,7 +35,6 @@ use std::{fmt, os::fd::OwnedFd, sync::Arc, time::Duration};
 use vramd_types::{Bytes, CopyId, DeviceIndex, ExtentId, HostNode};
 pub use vramd_types::{CopyClass, Shares};
 
-pub use cgroup::cgroup_memory_limit;
 pub use copies::LaneId;
 pub use disk::{DirectoryError, DiskConfig, DiskEngine, DiskFacts, probe_disk};
 pub use error::{CopyError, DiskFlaw, DiskLimit, DriverError, HostLimit};

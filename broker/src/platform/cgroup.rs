@@ -6,6 +6,8 @@
 
 use std::{fmt, io, str::FromStr};
 
+use broker_driver::cgroup::Membership;
+
 /// Returns the path of a process's cgroup, like `/system.slice/jupyter.service`.
 pub fn of_process(pid: u32) -> io::Result<String> {
     let table = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
@@ -15,17 +17,14 @@ pub fn of_process(pid: u32) -> io::Result<String> {
 /// Returns the path in the unified hierarchy. If a node runs both versions and keeps processes in version 1, returns
 /// the path in its `systemd` hierarchy, else in `memory`.
 fn parse(table: &str) -> Option<&str> {
-    // The form is `hierarchy:controllers:path`, and a path may contain colons.
-    let lines = || table.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
-    let named = |name: &str| {
-        lines().find(|(controllers, _)| controllers.split(',').any(|one| one == name)).map(|(_, path)| path)
-    };
-    let unified = named("");
-    unified
-        .filter(|path| *path != "/")
+    let named = |name| Membership::all_in(table).find(|it| it.has(name));
+    let unified = Membership::all_in(table).find(|it| it.is_unified());
+    let its = unified
+        .filter(|it| it.path != "/")
         .or_else(|| named("name=systemd"))
         .or_else(|| named("memory"))
-        .or(unified)
+        .or(unified);
+    its.map(|it| it.path)
 }
 
 /// A cgroup path with `*` for any run of characters inside one component, and `**` for any run at all.

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use broker_driver::cgroup_memory_limit;
+use broker_driver::cgroup;
 use rustix::process::{Resource, getrlimit};
 use vramd_types::Bytes;
 
@@ -39,7 +39,7 @@ impl Host {
         Self {
             total: total_in(&read("/proc/meminfo")),
             lockable: (by.locked && !privileged).then(limit).flatten(),
-            in_cgroup: by.in_cgroup.then(cgroup_memory_limit).flatten(),
+            in_cgroup: by.in_cgroup.then(cgroup::memory_limit).flatten(),
             buffers: by.buffers,
         }
     }
