@@ -8,16 +8,14 @@ use vramd_types::{AllocationId, Bytes};
 
 use super::{
     config::PoolConfig,
-    shared::Shared,
+    core::PoolCore,
     slab::{Block, Slab},
+    source::Source,
 };
 use crate::{
     client::Client,
     error::{Error, Result},
-    session::{
-        call_style::{CallStyle, run_ready},
-        forked_error,
-    },
+    session::call_style::{CallStyle, run_ready},
 };
 
 /// A source of small allocations; clones share one pool. Made by [`Client::pool`].
@@ -30,7 +28,7 @@ pub struct Pool {
 
 /// Closes the pool when no clone is left.
 #[derive(Debug)]
-struct Owner(Arc<Shared>);
+struct Owner(Arc<PoolCore>);
 
 /// A block of a pool, owned by this value. Dropping it frees it for reuse; any thread may drop it, and never waits
 /// for the daemon.
@@ -44,8 +42,9 @@ pub struct PoolBlock {
 
 impl Pool {
     pub(crate) fn new(client: Client, config: PoolConfig) -> Result<Self> {
-        let shared = Shared::new(client, config.check()?)?;
-        Ok(Self { owner: Arc::new(Owner(shared)) })
+        let config = config.check()?;
+        let core = PoolCore::new(Source::new(client)?, config);
+        Ok(Self { owner: Arc::new(Owner(core)) })
     }
 
     /// Allocates a block of at least `size` bytes, with arbitrary content. It fails with [`Error::NotSmall`] if
@@ -79,7 +78,7 @@ impl Pool {
 
     /// Frees all unused chunks at once, after emptying the caches of threads.
     pub fn trim(&self) {
-        if self.owner.0.is_own_process() {
+        if self.owner.0.source().is_own_process() {
             self.owner.0.tidy(true);
         }
     }
@@ -165,9 +164,9 @@ impl PoolBlock {
     fn cpu_address(&self) -> Result<usize> {
         let chunk = &self.slab().chunk;
         let allocation = || chunk.allocation.id().to_string();
-        let session = self.slab().pool.client().session();
-        if !self.slab().pool.is_own_process() {
-            return Err(forked_error(session));
+        let source = self.slab().pool.source();
+        if !source.is_own_process() {
+            return Err(source.forked_error());
         }
         if chunk.allocation.is_device_memory() {
             return Err(Error::DeviceMemory { allocation: allocation() });
@@ -198,14 +197,14 @@ impl Drop for PoolBlock {
     #[inline]
     fn drop(&mut self) {
         if let Some(block) = self.block.take() {
-            Shared::free(block);
+            PoolCore::free(block);
         }
     }
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        if self.0.is_own_process() {
+        if self.0.source().is_own_process() {
             self.0.close();
         }
     }

@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
-use super::{classes::Class, shared::Shared, slab::Block};
+use super::{classes::Class, core::PoolCore, slab::Block};
 
 /// The bytes and blocks that a cache keeps of one class at most. Larger blocks are not cached.
 pub(super) const BLOCK_BYTES_MAX: usize = 512 << 10;
@@ -21,10 +21,10 @@ pub(super) fn capacity(class: Class) -> usize {
 }
 
 #[derive(Debug)]
-pub(super) struct Cache(Mutex<State>);
+pub(super) struct Cache(Mutex<CacheState>);
 
 #[derive(Debug)]
-struct State {
+struct CacheState {
     stacks: Box<[Stack]>,
     /// Whether it was used since the last search for idle memory.
     used: bool,
@@ -40,22 +40,22 @@ struct Stack {
 
 /// This thread's caches, of all pools that it uses; the last used one comes first.
 #[derive(Debug)]
-struct Caches(Vec<Entry>);
+struct ThreadCaches(Vec<ThreadCache>);
 
 #[derive(Debug)]
-struct Entry {
+struct ThreadCache {
     pool: u64,
-    shared: Weak<Shared>,
+    core: Weak<PoolCore>,
     cache: Arc<Cache>,
 }
 
 thread_local! {
-    static CACHES: RefCell<Caches> = const { RefCell::new(Caches(Vec::new())) };
+    static CACHES: RefCell<ThreadCaches> = const { RefCell::new(ThreadCaches(Vec::new())) };
 }
 
 /// Takes a block that this thread has cached.
 #[inline]
-pub(super) fn take(pool: &Arc<Shared>, class: Class) -> Option<Block> {
+pub(super) fn take(pool: &Arc<PoolCore>, class: Class) -> Option<Block> {
     let (block, first) = with(pool.id, |entry| entry.cache.take(class))?;
     if first {
         pool.schedule_tidy();
@@ -63,14 +63,14 @@ pub(super) fn take(pool: &Arc<Shared>, class: Class) -> Option<Block> {
     block
 }
 
-/// Caches a block for this thread, and passes some on if there are too many.
+/// ThreadCaches a block for this thread, and passes some on if there are too many.
 #[inline]
 pub(super) fn keep(block: Block) {
     let mut block = Some(block);
     let pool = block.as_ref().map_or(0, |block| block.slab.pool.id);
     let kept = with(pool, |entry| {
         let (overflow, first) = entry.cache.keep(block.take()?);
-        Some((overflow, first.then(|| Weak::clone(&entry.shared))))
+        Some((overflow, first.then(|| Weak::clone(&entry.core))))
     });
     match kept.flatten() {
         Some((overflow, None)) if overflow.is_empty() => {}
@@ -78,23 +78,23 @@ pub(super) fn keep(block: Block) {
             if let Some(pool) = tidy_scheduled.and_then(|pool| pool.upgrade()) {
                 pool.schedule_tidy();
             }
-            Shared::put_back(overflow);
+            PoolCore::put_back(overflow);
         }
         None => block.into_iter().for_each(keep_first),
     }
 }
 
-/// Caches the first block of a pool that this thread frees.
+/// ThreadCaches the first block of a pool that this thread frees.
 #[cold]
 fn keep_first(block: Block) {
     let pool = Arc::clone(&block.slab.pool);
     let left = fill(&pool, block.slab.class, vec![block]);
-    Shared::put_back(left);
+    PoolCore::put_back(left);
 }
 
 /// Adds blocks to this thread's cache. Blocks that it cannot keep are returned.
 #[cold]
-pub(super) fn fill(pool: &Arc<Shared>, class: Class, blocks: Vec<Block>) -> Vec<Block> {
+pub(super) fn fill(pool: &Arc<PoolCore>, class: Class, blocks: Vec<Block>) -> Vec<Block> {
     if with(pool.id, |_| ()).is_none() && !enter(pool) {
         return blocks;
     }
@@ -104,9 +104,9 @@ pub(super) fn fill(pool: &Arc<Shared>, class: Class, blocks: Vec<Block>) -> Vec<
 }
 
 /// Makes a cache for this thread; returns false if the thread may have none any more.
-fn enter(pool: &Arc<Shared>) -> bool {
+fn enter(pool: &Arc<PoolCore>) -> bool {
     let Some(cache) = pool.new_cache() else { return false };
-    let entry = Entry { pool: pool.id, shared: Arc::downgrade(pool), cache: Arc::clone(&cache) };
+    let entry = ThreadCache { pool: pool.id, core: Arc::downgrade(pool), cache: Arc::clone(&cache) };
     let entered = CACHES.try_with(|caches| {
         let mut caches = caches.try_borrow_mut().ok()?;
         caches.0.retain(|entry| !entry.cache.lock().closed);
@@ -121,7 +121,7 @@ fn enter(pool: &Arc<Shared>) -> bool {
 }
 
 #[inline]
-fn with<T>(pool: u64, work: impl FnOnce(&Entry) -> T) -> Option<T> {
+fn with<T>(pool: u64, work: impl FnOnce(&ThreadCache) -> T) -> Option<T> {
     let done = CACHES.try_with(|caches| {
         let mut caches = caches.try_borrow_mut().ok()?;
         let at = caches.0.iter().position(|entry| entry.pool == pool)?;
@@ -137,7 +137,7 @@ impl Cache {
     pub(super) fn new(classes: usize) -> Self {
         let stacks =
             Class::smallest(classes).map(|class| Stack { blocks: Vec::new(), capacity: capacity(class) });
-        Self(Mutex::new(State { stacks: stacks.collect(), used: false, closed: false }))
+        Self(Mutex::new(CacheState { stacks: stacks.collect(), used: false, closed: false }))
     }
 
     /// Takes the block that was freed last, and says whether this is the first use since the last search for idle
@@ -149,7 +149,7 @@ impl Cache {
         (state.stacks[class.index()].blocks.pop(), first)
     }
 
-    /// Caches a block. Returns the blocks that exceed the capacity, and the same flag.
+    /// ThreadCaches a block. Returns the blocks that exceed the capacity, and the same flag.
     #[inline]
     fn keep(&self, block: Block) -> (Vec<Block>, bool) {
         let mut state = self.lock();
@@ -193,25 +193,25 @@ impl Cache {
         state.empty()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, CacheState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl CacheState {
     fn empty(&mut self) -> Vec<Block> {
         self.stacks.iter_mut().flat_map(|stack| stack.blocks.drain(..)).collect()
     }
 }
 
 /// At the end of a thread its blocks are returned for the other threads.
-impl Drop for Caches {
+impl Drop for ThreadCaches {
     fn drop(&mut self) {
         for entry in self.0.drain(..) {
-            match entry.shared.upgrade() {
-                Some(pool) if pool.is_own_process() => {
+            match entry.core.upgrade() {
+                Some(pool) if pool.source().is_own_process() => {
                     pool.forget(&entry.cache);
-                    Shared::put_back(entry.cache.close());
+                    PoolCore::put_back(entry.cache.close());
                 }
                 // Inherited by a forked child: not the child's to free.
                 Some(_) => mem::forget(entry),

@@ -10,8 +10,7 @@ use std::{
 
 use range_alloc::RangeAllocator;
 
-use super::classes::PAGE;
-use crate::handles::allocation::Allocation;
+use super::{classes::PAGE, source::Allocation};
 
 #[derive(Debug)]
 pub(super) struct Chunk {

@@ -18,21 +18,15 @@ use super::{
     config::PoolConfig,
     shelf::Shelf,
     slab::{Block, Slab},
+    source::Source,
 };
-use crate::{
-    client::Client,
-    error::{Error, Result},
-    handles::request::AllocationRequest,
-    process::mark::ProcessMark,
-    session::forked_error,
-};
+use crate::error::{Error, Result};
 
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct PoolCore {
     /// Unique among the pools of this process.
     pub(super) id: u64,
-    process: ProcessMark,
-    client: Client,
+    source: Source,
     config: PoolConfig,
     /// The size of the largest class.
     largest: usize,
@@ -44,23 +38,19 @@ pub(super) struct Shared {
     closed: AtomicBool,
     /// A search for idle memory is scheduled.
     tidy_scheduled: AtomicBool,
-    /// The session's count of revokes, and the count up to which this pool has checked its chunks.
-    revokes: Arc<AtomicU64>,
+    /// The count of the session's revokes up to which this pool has checked its chunks.
     revokes_seen: AtomicU64,
 }
 
-impl Shared {
-    pub(super) fn new(client: Client, config: PoolConfig) -> Result<Arc<Self>> {
+impl PoolCore {
+    pub(super) fn new(source: Source, config: PoolConfig) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let process = ProcessMark::current()
-            .map_err(|error| Error::refused(Reason::RequestInvalid, &[("problem", &error)]))?;
         let classes = Class::up_to(config.largest_block()).count();
         let largest = Class::up_to(config.largest_block()).last().map_or(0, Class::size);
-        let revokes = Arc::clone(client.session().table().revokes());
-        Ok(Arc::new(Self {
+        let revokes_seen = AtomicU64::new(source.revokes(Ordering::Relaxed));
+        Arc::new(Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            process,
-            client,
+            source,
             config,
             largest,
             shelves: (0..classes).map(|_| Mutex::default()).collect(),
@@ -69,9 +59,8 @@ impl Shared {
             caches: Mutex::default(),
             closed: AtomicBool::new(false),
             tidy_scheduled: AtomicBool::new(false),
-            revokes_seen: AtomicU64::new(revokes.load(Ordering::Relaxed)),
-            revokes,
-        }))
+            revokes_seen,
+        })
     }
 
     /// Allocates a block that fits `size` bytes.
@@ -92,10 +81,10 @@ impl Shared {
         if size.wrapping_sub(1) >= self.largest {
             return Err(self.size_error(size));
         }
-        if !self.process.is_current() {
-            return Err(forked_error(self.client.session()));
+        if !self.source.is_own_process() {
+            return Err(self.source.forked_error());
         }
-        if self.revokes.load(Ordering::Relaxed) != self.revokes_seen.load(Ordering::Relaxed) {
+        if self.source.revokes(Ordering::Relaxed) != self.revokes_seen.load(Ordering::Relaxed) {
             self.close_revoked();
         }
         let class = Class::of(size);
@@ -105,8 +94,7 @@ impl Shared {
     #[inline]
     pub(super) fn free(block: Block) {
         let pool = &block.slab.pool;
-        if !pool.process.is_current() {
-            // A forked child has inherited the value and not the memory.
+        if !pool.source.is_own_process() {
             std::mem::forget(block);
         } else if block.size() > cache::BLOCK_BYTES_MAX || block.slab.chunk.is_revoked() {
             Self::put_back(vec![block]);
@@ -166,11 +154,7 @@ impl Shared {
         if held.get().saturating_add(chunk.get()) > limit.get() {
             return Err(Error::PoolFull { limit, held, asked: chunk });
         }
-        let mut request = AllocationRequest::new(chunk).part_size(chunk).uninitialized();
-        if let Some(device) = &self.config.device {
-            request = request.device(device.as_str());
-        }
-        let allocation = self.client.allocate(request)?;
+        let allocation = self.source.allocate_chunk(chunk, self.config.device.as_deref())?;
         self.chunks().add(allocation);
         Ok(())
     }
@@ -250,7 +234,7 @@ impl Shared {
             return;
         }
         let pool = Arc::downgrade(self);
-        self.client.session().releases().run_after(self.config.idle_after, move || {
+        self.source.run_after(self.config.idle_after, move || {
             if let Some(pool) = pool.upgrade() {
                 // First, so that any use from here on schedules the next search.
                 pool.tidy_scheduled.store(false, Ordering::Release);
@@ -264,7 +248,7 @@ impl Shared {
     /// Stops handing out blocks of chunks that the daemon has revoked.
     #[cold]
     fn close_revoked(&self) {
-        self.revokes_seen.store(self.revokes.load(Ordering::Acquire), Ordering::Relaxed);
+        self.revokes_seen.store(self.source.revokes(Ordering::Acquire), Ordering::Relaxed);
         if !self.chunks().mark_revoked() {
             return;
         }
@@ -313,12 +297,8 @@ impl Shared {
         Bytes::new(self.config.chunk_size.get() * self.chunks().count() as u64)
     }
 
-    pub(super) fn is_own_process(&self) -> bool {
-        self.process.is_current()
-    }
-
-    pub(super) fn client(&self) -> &Client {
-        &self.client
+    pub(super) fn source(&self) -> &Source {
+        &self.source
     }
 
     fn size_error(&self, size: usize) -> Error {

@@ -11,15 +11,19 @@
 //! keeps its bytes, and its next user sees them: nothing is zero unless the program writes zeros. The records of
 //! blocks lie in ordinary memory, so the chunk may be a GPU's. A kernel must have ended before a block that it uses
 //! is dropped.
+//!
+//! The pool meets the rest of the SDK at two places: `api.rs` has the public types, and `source.rs` has what the pool
+//! takes from its session.
 
 mod api;
 mod cache;
 mod chunk;
 mod classes;
 mod config;
-mod shared;
+mod core;
 mod shelf;
 mod slab;
+mod source;
 
 pub use api::{Pool, PoolBlock};
 pub use config::PoolConfig;

@@ -6,7 +6,7 @@ use super::slab::{Block, Slab};
 
 #[derive(Debug, Default)]
 pub(super) struct Shelf {
-    slots: Vec<Option<Entry>>,
+    slots: Vec<Option<ShelvedSlab>>,
     vacant: Vec<usize>,
     /// The slots of slabs that have free blocks to hand out; the last is used first.
     open: Vec<usize>,
@@ -15,7 +15,7 @@ pub(super) struct Shelf {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct ShelvedSlab {
     slab: Arc<Slab>,
     free: Vec<usize>,
     used: bool,
@@ -30,7 +30,7 @@ impl Shelf {
         });
         let slab = Arc::new(make(slot));
         let free = (0..slab.block_count()).rev().collect();
-        self.slots[slot] = Some(Entry { slab, free, used: true });
+        self.slots[slot] = Some(ShelvedSlab { slab, free, used: true });
         self.open.push(slot);
         self.whole += 1;
     }
@@ -79,7 +79,7 @@ impl Shelf {
     /// Also says whether any was used meanwhile.
     pub(super) fn take_whole(&mut self, all: bool) -> (Vec<Arc<Slab>>, bool) {
         let mut any_used = false;
-        let is_idle = |entry: &mut Option<Entry>| {
+        let is_idle = |entry: &mut Option<ShelvedSlab>| {
             let entry = entry.as_mut()?;
             let used = std::mem::take(&mut entry.used);
             any_used |= used;
@@ -101,8 +101,9 @@ impl Shelf {
         let is_revoked =
             |slot: usize| slots[slot].as_ref().is_some_and(|entry| entry.slab.chunk.is_revoked());
         self.open.retain(|&slot| !is_revoked(slot));
-        let whole =
-            |entry: &Entry| entry.slab.chunk.is_revoked() && entry.free.len() == entry.slab.block_count();
+        let whole = |entry: &ShelvedSlab| {
+            entry.slab.chunk.is_revoked() && entry.free.len() == entry.slab.block_count()
+        };
         let whole: Vec<_> =
             self.slots.iter().flatten().filter(|entry| whole(entry)).map(|it| it.slab.slot).collect();
         whole.into_iter().filter_map(|slot| self.remove(slot)).collect()

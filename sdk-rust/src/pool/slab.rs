@@ -6,12 +6,12 @@ use std::{ops::Range, sync::Arc};
 use super::{
     chunk::Chunk,
     classes::{Class, PAGE},
-    shared::Shared,
+    core::PoolCore,
 };
 
 #[derive(Debug)]
 pub(super) struct Slab {
-    pub(super) pool: Arc<Shared>,
+    pub(super) pool: Arc<PoolCore>,
     pub(super) chunk: Arc<Chunk>,
     pub(super) class: Class,
     pub(super) pages: Range<u32>,
@@ -30,7 +30,7 @@ pub(super) struct Block {
 
 impl Slab {
     pub(super) fn new(
-        pool: Arc<Shared>,
+        pool: Arc<PoolCore>,
         chunk: Arc<Chunk>,
         class: Class,
         pages: Range<u32>,
