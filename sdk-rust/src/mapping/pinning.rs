@@ -19,7 +19,7 @@ use super::{
     pin_calls::{FollowUp, part_refs, refusal},
     region::Region,
     region_words::pinned_as,
-    table::State,
+    table::TableState,
 };
 use crate::{
     cuda::Context,
@@ -147,7 +147,7 @@ impl Table {
         if !state.calls.was_made(answer.call_id) {
             return Err(format!("the daemon answered pin call {}, which was never made", answer.call_id));
         }
-        let State { calls, words, .. } = &mut *state;
+        let TableState { calls, words, .. } = &mut *state;
         let follow_up = calls.finish(answer.call_id, answer.refused.map(Error::from), words);
         let answer = state.run_follow_up(follow_up)?;
         self.changed.notify_all();
@@ -157,7 +157,7 @@ impl Table {
     /// Ends a call whose caller has stopped waiting. An error means that something is mapped that should not be.
     pub(crate) fn cancel_pin(&self, call: u64) -> Result<Report, String> {
         let mut state = self.lock();
-        let State { calls, words, .. } = &mut *state;
+        let TableState { calls, words, .. } = &mut *state;
         let follow_up = calls.cancel_pin(call, words);
         let answer = state.run_follow_up(follow_up)?;
         self.changed.notify_all();
@@ -167,7 +167,7 @@ impl Table {
     /// Takes the handle's pins that can be had at once, and returns the parts that are left.
     pub(crate) fn take_handle_pins(&self, id: AllocationId, parts: usize) -> Result<Vec<PinTarget>> {
         let mut state = self.lock();
-        let State { regions, words, .. } = &mut *state;
+        let TableState { regions, words, .. } = &mut *state;
         let region = regions.get_mut(&id).ok_or_else(|| not_mapped(id))?;
         match region.take_handle_pins(words) {
             Ok(()) | Err(vramd_words::PinRefused::NeedsFrame) => Ok(region.without_handle_pin(id, parts)),
@@ -178,7 +178,7 @@ impl Table {
     /// Turns a call's pins into the handle's.
     pub(crate) fn adopt_pins(&self, id: AllocationId, parts: &[PinTarget]) {
         let mut state = self.lock();
-        let State { regions, words, .. } = &mut *state;
+        let TableState { regions, words, .. } = &mut *state;
         let indexes: Vec<_> = parts.iter().map(|part| part.index).collect();
         let wake = regions.get_mut(&id).is_some_and(|region| region.adopt_handle_pins(&indexes, words));
         self.wake_if(wake);
@@ -187,7 +187,7 @@ impl Table {
     /// Releases the handle's pins.
     pub(crate) fn release_handle_pins(&self, id: AllocationId) {
         let mut state = self.lock();
-        let State { regions, words, .. } = &mut *state;
+        let TableState { regions, words, .. } = &mut *state;
         let Some(region) = regions.get_mut(&id) else { return };
         region.wants_handle_pins = false;
         let wake = region.release_handle_pins(words);
@@ -239,7 +239,7 @@ impl Table {
     /// Forgets the slots of parts that are away, after a seal that does not wait for them.
     pub(crate) fn forget_slots(&self, id: AllocationId, sealed: bool) {
         let mut state = self.lock();
-        let State { regions, words, .. } = &mut *state;
+        let TableState { regions, words, .. } = &mut *state;
         if let Some(region) = regions.get_mut(&id) {
             region.writes = !sealed;
             region.forget_slots(id, words);
@@ -295,7 +295,7 @@ impl Table {
     ) -> Result<()> {
         let (window, slots) = {
             let mut state = self.lock();
-            let State { regions, words, .. } = &mut *state;
+            let TableState { regions, words, .. } = &mut *state;
             let region = regions.get_mut(&id).ok_or_else(|| not_mapped(id))?;
             let calls = one_waiter(access.map_or(vramd_words::Access::Read, pinned_as));
             let pinned = region.slots_to_copy(parts, access).ok_or_else(|| not_mapped(id))?;
@@ -350,7 +350,7 @@ impl Table {
     }
 }
 
-impl State {
+impl TableState {
     fn check(&mut self, until: Until) -> Result<bool> {
         match until {
             Until::Arrived { id, parts, access } => self.check_arrived(id, parts, access),
@@ -369,7 +369,7 @@ impl State {
     }
 }
 
-impl State {
+impl TableState {
     /// Fills in the slot of a part, if it is known.
     fn resolve_slot(&self, part: PinTarget) -> PinTarget {
         let known = || self.regions.get(&part.id)?.slots.get(&part.index).copied();
@@ -402,7 +402,7 @@ impl Drop for ExpectedArrivals<'_> {
             return;
         }
         // For allocations whose call gave up before they arrived: no handle pins them.
-        let State { regions, words, .. } = &mut *state;
+        let TableState { regions, words, .. } = &mut *state;
         let mut wake = false;
         for region in regions.values_mut().filter(|region| !region.claimed) {
             region.wants_handle_pins = false;

@@ -40,7 +40,7 @@ pub(crate) struct Table {
     pub(super) view: WordsView,
     /// Readable once the last pin of a part that is being revoked has ended.
     pub(super) wake: Arc<OwnedFd>,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<TableState>,
     pub(super) changed: Changed,
     ended: watch::Sender<bool>,
     /// The number of revokes so far.
@@ -48,7 +48,7 @@ pub(crate) struct Table {
 }
 
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct TableState {
     pub(super) regions: BTreeMap<AllocationId, Region>,
     pub(super) words: Words,
     /// The pin calls that wait.
@@ -91,7 +91,7 @@ pub(crate) struct Report {
 impl Table {
     pub(crate) fn new(mode: Mode, gpus: Gpus, words: Words, pressures: Pressures) -> Self {
         let (view, wake) = (words.view(), words.wake());
-        let state = State {
+        let state = TableState {
             regions: BTreeMap::new(),
             words,
             calls: Calls::default(),
@@ -169,7 +169,7 @@ impl Table {
 
     fn accept(
         &self,
-        state: &mut State,
+        state: &mut TableState,
         part_ref: PartRef,
         part: &MapPart,
         fds: &mut impl Iterator<Item = OwnedFd>,
@@ -199,7 +199,7 @@ impl Table {
                 continue;
             };
             let indexes: Vec<u32> = of_one.iter().map(|part| part.part_index).collect();
-            let State { regions, words, .. } = &mut *state;
+            let TableState { regions, words, .. } = &mut *state;
             let Some(region) = regions.get_mut(&id) else { continue };
             let left = region.revoke(&indexes, revoke.reason(), words)?;
             state.record_outcomes(id, left, &mut answer);
@@ -220,7 +220,7 @@ impl Table {
     /// mapped there. The caller makes sure that no guard of it is left.
     pub(crate) fn unmap(&self, id: AllocationId, forget: bool) -> Result<Report, String> {
         let mut state = self.lock();
-        let State { regions, words, revoking, .. } = &mut *state;
+        let TableState { regions, words, revoking, .. } = &mut *state;
         let mut answer = Report::default();
         if let Some(region) = regions.get_mut(&id) {
             region.wants_handle_pins = false;
@@ -241,7 +241,7 @@ impl Table {
     /// Makes the caller the owner of an allocation, whether parts have arrived or not.
     pub(crate) fn claim(&self, id: AllocationId) -> Result<()> {
         let mut state = self.lock();
-        let State { regions, words, .. } = &mut *state;
+        let TableState { regions, words, .. } = &mut *state;
         let region = regions.entry(id).or_default();
         if region.claimed {
             return Err(Error::refused(Reason::StillMapped, &[("allocation", &id)]));
@@ -294,7 +294,7 @@ impl Table {
     /// Ends the session: mappings stand, and waiting callers are woken. The first ending counts.
     pub(crate) fn end(&self, ending: Ending) {
         let mut state = self.lock();
-        let State { regions, words, revoking, .. } = &mut *state;
+        let TableState { regions, words, revoking, .. } = &mut *state;
         regions.values_mut().for_each(|region| region.keep_mapped(words));
         revoking.clear();
         state.ending.get_or_insert(ending);
@@ -308,7 +308,7 @@ impl Table {
     pub(crate) fn unmap_all(&self) -> Report {
         let mut answer = Report::default();
         let mut state = self.lock();
-        let State { regions, words, revoking, .. } = &mut *state;
+        let TableState { regions, words, revoking, .. } = &mut *state;
         revoking.clear();
         for (id, mut region) in std::mem::take(regions) {
             // A region that fails to unmap is not reported as unmapped.
@@ -339,12 +339,12 @@ impl Table {
         state.ending.is_some() && state.regions.values().all(|region| region.mapped_count(None) == 0)
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, TableState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl TableState {
     /// The region of an arriving part, known or new; and the words.
     fn region(&mut self, part: PartRef) -> (&mut Region, &mut Words) {
         let wants_handle_pins = self.expected_arrivals > 0;

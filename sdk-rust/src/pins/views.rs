@@ -26,13 +26,13 @@ pub(crate) struct ViewConflict;
 
 #[derive(Debug, Default)]
 pub(crate) struct Views {
-    state: Mutex<State>,
+    state: Mutex<ViewsState>,
     /// Whether the handle may have a slice to write. Every pin reads it, without a lock.
     handle_writes: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ViewsState {
     /// The handle's slices. Each call on the handle proves that the slices which it forbids are gone.
     handle: Option<View>,
     guards: Vec<Guard>,
@@ -106,7 +106,7 @@ impl Views {
         self.lock().guards.retain(|guard| guard.id != id);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ViewsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -45,17 +45,17 @@ type Place = (u32, Tier);
 #[derive(Debug, Default)]
 pub(crate) struct Pressures {
     devices: Vec<Device>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedReports>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
+struct SharedReports {
+    state: Mutex<Reports>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Reports {
     last: BTreeMap<Place, Pressure>,
     /// Reports that the thread has not delivered yet, if there is a thread.
     unreported: BTreeMap<Place, Pressure>,
@@ -69,8 +69,8 @@ impl Pressures {
         let devices = devices.to_vec();
         let last =
             devices.iter().map(|device| ((device.index, Tier::Device), initial_pressure(device))).collect();
-        let state = State { last, has_thread: on_pressure.is_some(), ..State::default() };
-        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::default() });
+        let state = Reports { last, has_thread: on_pressure.is_some(), ..Reports::default() };
+        let shared = Arc::new(SharedReports { state: Mutex::new(state), changed: Condvar::default() });
         if let Some(on_pressure) = on_pressure {
             let (shared, on_pressure) = (Arc::clone(&shared), ProcessBound::new(on_pressure));
             thread::Builder::new()
@@ -130,7 +130,7 @@ impl Drop for Pressures {
     }
 }
 
-impl Shared {
+impl SharedReports {
     /// The next report to deliver; `None` at the end.
     fn next(&self) -> Option<Pressure> {
         let mut state = self.lock();
@@ -143,14 +143,14 @@ impl Shared {
         None
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Reports> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Delivers reports. A child that the callback forks returns here too, and its thread ends: it gets no reports, and a
 /// lock that another thread held at the fork is never released in it.
-fn run(shared: &Shared, on_pressure: &ProcessBound<OnPressure>) {
+fn run(shared: &SharedReports, on_pressure: &ProcessBound<OnPressure>) {
     while on_pressure.is_own_process()
         && let Some(pressure) = shared.next()
     {
