@@ -135,7 +135,7 @@ errors! {
         CopyFailed { allocation: String, problem: String },
         /// [`crate::Client::allocate`] accepts such a size.
         #[error("{size} requested, and a block of this pool has at most {largest}: allocate it from the client instead")]
-        NotSmall { size: Bytes, largest: Bytes },
+        BlockTooLarge { size: Bytes, largest: Bytes },
         /// A refusal that is not in this build's registry, or a status that another program made.
         #[error("{message} (gRPC code {code})")]
         Unknown { code: i32, reason: String, message: String },
@@ -202,7 +202,7 @@ impl Error {
             | Self::NotPinned { .. }
             | Self::CopyFailed { .. } => Reason::MapFailed,
             Self::Forked { .. } => Reason::SessionForeign,
-            Self::NotSmall { .. } => Reason::SizeInvalid,
+            Self::BlockTooLarge { .. } => Reason::SizeInvalid,
             Self::Refused(refusal) => refusal.reason,
             Self::Unknown { .. } => return None,
             known => known.registry_entry()?.0,
@@ -235,7 +235,7 @@ impl Error {
             | Self::NotMapped { allocation }
             | Self::NotPinned { allocation } => facts(&[("allocation", allocation), ("problem", self)]),
             Self::Forked { session } => facts(&[("session", session), ("pid", &std::process::id())]),
-            Self::NotSmall { size, .. } => facts(&[("field", &"size"), ("size", &size.get())]),
+            Self::BlockTooLarge { size, .. } => facts(&[("field", &"size"), ("size", &size.get())]),
             Self::Refused(refusal) => refusal.facts.clone(),
             Self::Draining | Self::Deadline | Self::Unknown { .. } => BTreeMap::new(),
             known => known.registry_entry().map(|(_, facts)| facts).unwrap_or_default(),

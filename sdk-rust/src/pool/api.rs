@@ -47,7 +47,7 @@ impl Pool {
         Ok(Self { owner: Arc::new(Owner(core)) })
     }
 
-    /// Allocates a block of at least `size` bytes, with arbitrary content. It fails with [`Error::NotSmall`] if
+    /// Allocates a block of at least `size` bytes, with arbitrary content. It fails with [`Error::BlockTooLarge`] if
     /// `size` is larger than a quarter of a chunk, and as [`Client::allocate`] does if the pool needs another chunk.
     #[inline]
     pub fn alloc(&self, size: Bytes) -> Result<PoolBlock> {

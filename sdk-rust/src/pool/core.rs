@@ -305,7 +305,7 @@ impl PoolCore {
         if size == 0 {
             return Error::refused(Reason::SizeInvalid, &[("field", &"size"), ("size", &size)]);
         }
-        Error::NotSmall { size: Bytes::new(size as u64), largest: self.max_block_size() }
+        Error::BlockTooLarge { size: Bytes::new(size as u64), largest: self.max_block_size() }
     }
 
     fn shelf(&self, class: Class) -> MutexGuard<'_, Shelf> {

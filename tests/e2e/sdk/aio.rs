@@ -311,7 +311,7 @@ fn small_allocations_do_not_block_the_runtime() {
         let blocks = tasks.join_all().await;
         assert_eq!(blocks.iter().map(Vec::len).sum::<usize>(), 1_000);
         let error = pool.alloc_async(Bytes::mib(1)).await.unwrap_err();
-        assert!(matches!(error, Error::NotSmall { .. }));
+        assert!(matches!(error, Error::BlockTooLarge { .. }));
         daemon
     });
 }

@@ -228,9 +228,9 @@ fn bad_sizes_are_refused() {
     let large = Bytes::new(pool.max_block_size().get() + 1);
     assert_eq!(
         pool.alloc(large).unwrap_err(),
-        Error::NotSmall { size: large, largest: pool.max_block_size() }
+        Error::BlockTooLarge { size: large, largest: pool.max_block_size() }
     );
-    assert!(matches!(pool.alloc(Bytes::new(u64::MAX)), Err(Error::NotSmall { .. })));
+    assert!(matches!(pool.alloc(Bytes::new(u64::MAX)), Err(Error::BlockTooLarge { .. })));
     assert_eq!(pool.chunk_bytes(), Bytes::ZERO);
     for (config, reason) in [
         (config().chunk_size(Bytes::ZERO), Reason::PartSizeInvalid),
@@ -243,7 +243,7 @@ fn bad_sizes_are_refused() {
     let pool = client.pool(config().chunk_size(Bytes::mib(18))).unwrap();
     assert_eq!(pool.max_block_size(), Bytes::mib(4));
     assert_eq!(pool.alloc(pool.max_block_size()).unwrap().capacity(), Bytes::mib(4));
-    assert!(matches!(pool.alloc(Bytes::new(4 * MIB + 1)), Err(Error::NotSmall { .. })));
+    assert!(matches!(pool.alloc(Bytes::new(4 * MIB + 1)), Err(Error::BlockTooLarge { .. })));
     let nowhere = client.pool(config().device("GPU-none")).unwrap();
     assert_eq!(nowhere.alloc(bytes(1)).unwrap_err().reason(), Some(Reason::DeviceUnknown));
 }
