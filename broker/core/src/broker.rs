@@ -3,12 +3,12 @@
 //! The effects of events are in `handler`, in one folder per subject. The tables that the handlers call
 //! (`ledger`, `residency`, `line`, `moves`, `pool`, `tenancy`) are the only writers of their own rows.
 
-use vramd_types::{Bytes, DeviceIndex};
+use vramd_types::Bytes;
 
 use crate::{
-    command::{Command, Notice},
-    config::Config,
-    event::{Event, Tier},
+    command::Command,
+    config::{Config, devices_of},
+    event::Event,
     eviction::Usage,
     follow_up::FollowUps,
     handler::{NodeState, Requests},
@@ -134,51 +134,6 @@ impl Broker {
     pub fn next_deadline(&self) -> Option<Time> {
         self.shell.timers.first().map(|(deadline, _)| *deadline)
     }
-
-    pub(crate) fn push_command(&mut self, command: Command) {
-        self.shell.outbox.push_back(command);
-    }
-
-    pub(crate) fn push_notice(&mut self, notice: Notice) {
-        self.push_command(Command::Notice(notice));
-    }
-
-    /// Counts and logs a violated invariant, and goes on.
-    pub(crate) fn report_violation(&mut self, invariant: &'static str, detail: String) {
-        self.shell.violations = self.shell.violations.saturating_add(1);
-        self.push_notice(Notice::InvariantBroken { invariant, detail });
-    }
-
-    /// The UUID of a device.
-    pub(crate) fn uuid(&self, device: DeviceIndex) -> &str {
-        self.config.devices.get(usize::from(device.0)).map_or("?", |device| &device.uuid)
-    }
-
-    /// The device with this UUID or index.
-    pub(crate) fn find_device(&self, text: &str) -> Option<DeviceIndex> {
-        devices_of(&self.config)
-            .find(|(index, device)| device.uuid == text || index_of(text) == Some(*index))
-            .map(|(index, _)| index)
-    }
-
-    pub(crate) fn device_indices(&self) -> impl Iterator<Item = DeviceIndex> + use<> {
-        (0..=u16::MAX).map(DeviceIndex).take(self.config.devices.len())
-    }
-
-    /// The tier that memory lies in until it moves.
-    pub(crate) const fn tier() -> Tier {
-        Tier::Device
-    }
-}
-
-fn devices_of(config: &Config) -> impl Iterator<Item = (DeviceIndex, &crate::config::DeviceConfig)> {
-    (0..=u16::MAX).map(DeviceIndex).zip(&config.devices)
-}
-
-/// Parses an index in its canonical form, without sign or leading zeros.
-fn index_of(text: &str) -> Option<DeviceIndex> {
-    let canonical = text == "0" || !text.starts_with(['0', '+']);
-    text.parse().ok().filter(|_| canonical).map(DeviceIndex)
 }
 
 /// The device that a stored row names.

@@ -1,5 +1,6 @@
 //! The configuration of the core, given once at its start.
 
+use vramd_types::DeviceIndex;
 use vramd_types::{Bytes, Quantity, Shares};
 
 use crate::{eviction::EvictionPolicy, limits::Limits, pressure::PressureBounds};
@@ -52,4 +53,9 @@ pub struct DeviceConfig {
     pub context_bytes: Bytes,
     /// Whether its driver supports fixed allocations.
     pub makes_fixed: bool,
+}
+
+/// The devices with their indices.
+pub(crate) fn devices_of(config: &Config) -> impl Iterator<Item = (DeviceIndex, &DeviceConfig)> {
+    (0..=u16::MAX).map(DeviceIndex).zip(&config.devices)
 }

@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use crate::{command::Command, handler::Timer, observed::Transitions, time::Time};
+use vramd_types::{DeviceIndex, SessionId};
+
+use crate::{command::Command, event::PartRef, observed::Transitions, tenancy::OpId, time::Time};
 
 #[derive(Debug)]
 pub(crate) struct Shell {
@@ -28,4 +30,31 @@ impl Shell {
             transitions: Transitions::default(),
         }
     }
+}
+
+/// The work that is due at a deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Timer {
+    /// The next deadline of a session.
+    Session(SessionId),
+    /// The regular survey of all devices.
+    Survey,
+    /// The pressure of all places is sampled.
+    Pressure,
+    /// Cached memory of a tenant has stayed long enough.
+    Cached,
+    /// A fence has lasted long enough.
+    Fence(PartRef),
+    /// A batch has waited for room long enough.
+    Wait(OpId),
+    /// A pin call has waited long enough.
+    Pin(SessionId, u64),
+    /// A pin call may have stalled.
+    Stall(SessionId, u64),
+    /// An operator's call goes on with the next of its parts.
+    Parts(OpId),
+    /// More parts that are no longer advised can be unmapped in place.
+    InPlaceUnmaps,
+    /// More parts of a device can get backing.
+    Backing(DeviceIndex),
 }

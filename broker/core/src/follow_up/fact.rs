@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use vramd_types::{DeviceIndex, SessionId};
+use vramd_types::{AllocationId, DeviceIndex, SessionId};
 
 use crate::{
     command::RevokedPart,
@@ -31,6 +31,13 @@ pub(crate) enum Fact {
     RevocationEased(PartRef),
     /// No session is known to pin a part that has to be unmapped in place.
     InPlaceUnpinned(PartRef),
+
+    /// A revocation has ended, and left a report.
+    RevocationEnded,
+    /// A migration has ended, and left a report.
+    MoveEnded,
+    /// The driver no longer writes a part of a freed allocation.
+    FreedPartStill(AllocationId),
 
     // Room, and what may leave for it.
     /// The balance of a place has changed.

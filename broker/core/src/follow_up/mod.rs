@@ -11,10 +11,10 @@ use std::collections::BTreeSet;
 
 use vramd_types::SessionId;
 
+use crate::command::RevokedPart;
+
 pub(crate) use fact::{Fact, Facts};
 pub(crate) use work::Work;
-
-use crate::command::RevokedPart;
 
 /// The facts of an event, and the work that follows from them.
 #[derive(Debug, Default)]

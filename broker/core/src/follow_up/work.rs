@@ -1,6 +1,6 @@
 //! The kinds of follow-up work, in the order in which they are done.
 
-use vramd_types::{DeviceIndex, SessionId};
+use vramd_types::{AllocationId, DeviceIndex, SessionId};
 
 use crate::{
     command::RevokedPart,
@@ -12,7 +12,13 @@ use crate::{
 /// A piece of follow-up work. Earlier variants come first, and within one variant the smaller value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Work {
-    /// Check one part of a pin call. Calls come first: what they still need decides all else.
+    /// Go on after revocations that have ended, before anything else sees the part.
+    AfterRevocations,
+    /// Go on after moves that have ended. They come first, as if the move had done it itself.
+    AfterMoves,
+    /// Release the parts of a freed allocation that nothing uses any longer.
+    ReleaseFreed(AllocationId),
+    /// Check one part of a pin call. The needs of calls decide all else.
     CheckCall(PinnedPart),
     /// Check a revocation. It may end, and so give the line a part that left.
     CheckRevocation(PartRef),

@@ -25,9 +25,9 @@ use crate::{
     command::{RevokeReason, RevokedPart},
     event::PartRef,
     follow_up::{Fact, Work},
-    handler::Timer,
     limits::{MOMENT, PARTS_STARTED_PER_EVENT},
     line::Waiter,
+    shell::Timer,
     tenancy::PinId,
 };
 
@@ -43,6 +43,11 @@ impl Broker {
                     self.follow_ups.add(Work::CheckCall(call));
                 }
             }
+            // The move of the part goes on, and sessions that attached it.
+            Fact::RevocationEnded => self.follow_ups.add(Work::AfterRevocations),
+            // Waiters of the part go on, and its memory is released or kept.
+            Fact::MoveEnded => self.follow_ups.add(Work::AfterMoves),
+            Fact::FreedPartStill(allocation) => self.follow_ups.add(Work::ReleaseFreed(allocation)),
             Fact::StallCheckDue(call) => self.follow_ups.add(Work::CheckStall(call)),
             // A mapping is what the session's calls wait for, what a revocation waits to end, and why a part is
             // wanted.
@@ -149,6 +154,9 @@ impl Broker {
 
     fn do_work(&mut self, work: Work) {
         match work {
+            Work::AfterRevocations => self.after_revocations(),
+            Work::AfterMoves => self.after_moves(),
+            Work::ReleaseFreed(allocation) => self.release_freed(allocation),
             Work::CheckCall((part, call)) => self.check_call(call, part),
             Work::CheckRevocation(part) => self.check_revocation(part),
             Work::ResumeQuota(op) => self.resume_quota(op),

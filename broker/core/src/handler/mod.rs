@@ -1,17 +1,25 @@
 //! The handlers of events.
 //!
 //! Each folder owns one subject, and each file one step of it. Handlers change state only through the tables
-//! and the ledger, and reach the world only through commands. Work that other subjects owe after a change
-//! is done at the end of the event: handlers push facts, and [`follow_up`] has the table of what follows.
+//! and the ledger, and reach the world only through commands.
 //!
-//! - [`requests`]: what clients and operators ask for, what they are answered, and the views that they read
-//! - [`allocation`]: an allocation from its request to the return of its memory
-//! - [`mapping`]: which session maps which part: sending parts, revoking them, taking answers
-//! - [`pins`]: pin calls, and what sessions say in their pin words
+//! A folder calls only folders above it in this list, so no cycle of calls is larger than one folder:
+//!
+//! - [`shared`]: questions and notes of more than one subject
+//! - [`calls`]: answers to calls, and the views that they show
+//! - [`extents`]: extents that are ordered, cached and released, and the backing of parts
+//! - [`mapping`]: which session maps which part: sending parts, revoking them
+//! - [`moves`]: parts that move between tiers
 //! - [`line`]: the line of waiters for room on devices, and the choice of victims
-//! - [`moves`]: parts that move between tiers, and the bytes that they own below their device
-//! - [`node`]: sessions, deadlines, pressure, and the driver's reports
-//! - [`follow_up`]: which work follows from which fact, in which order
+//! - [`pins`]: pin calls, and the use of parts that sessions write into their pin words
+//! - [`allocation`]: an allocation from its request to the return of its memory
+//! - [`after_revocation`], [`scan`]: a revocation that has ended; the walk along the line
+//! - [`requests`], [`node`]: requests of clients and operators; sessions, frames, surveys and pressure
+//! - [`completion`], [`timers`], [`follow_up`]: the driver's reports, deadlines, and follow-up work, each handed
+//!   to its subject
+//!
+//! A lower folder that has news for a higher one leaves a report or pushes a fact. [`follow_up`] has the table of
+//! the work that follows.
 //!
 //! # A pin that meets a full device
 //!
@@ -20,18 +28,21 @@
 //! 1. `pins/pin_call.rs`: the client's pin call waits, since one of its parts lies in host memory.
 //! 2. `line/wanted.rs`: the part enters the line of its device.
 //! 3. `follow_up.rs`: at the end of the event the daemon scans the line.
-//! 4. `line/scan.rs`: the scan finds no room for the part, so it plans evictions.
+//! 4. `scan/mod.rs`: the scan finds no room for the part, so it plans evictions.
 //! 5. `line/victims.rs`: the plan names cached extents and victims.
 //! 6. `line/make_room.rs`: the plan is executed.
-//! 7. `moves/migrate.rs`: each victim is evicted: revoked, then copied to its backing.
-//! 8. `mapping/revocation.rs`: every mapper of the victim unmaps it.
-//! 9. `moves/migration_end.rs`: the victim has left, and the driver releases its extent.
-//! 10. `allocation/release.rs`: the driver returned the memory. The next scan starts the fetch, which ends in 9
-//!     as well.
-//! 11. `mapping/frames.rs`: the fetched part is sent to the session, which maps it.
-//! 12. `pins/pin_call.rs`: the call has all its parts, and is answered.
+//! 7. `moves/migrate.rs`: each victim is evicted. `mapping/revocation.rs` has every mapper unmap it, and the
+//!    driver copies it to its backing.
+//! 8. `moves/migration_end.rs`: the victim has left, and the driver releases its extent. The next scan starts the
+//!    fetch, which ends here as well.
+//! 9. `mapping/frames.rs`: the fetched part is sent to the session, which maps it. The call has all its parts, and
+//!    is answered.
 
+mod after_revocation;
 mod allocation;
+mod calls;
+mod completion;
+mod extents;
 mod follow_up;
 mod line;
 mod mapping;
@@ -39,9 +50,11 @@ mod moves;
 mod node;
 mod pins;
 mod requests;
+mod scan;
+mod shared;
+mod timers;
 
-pub(crate) use line::batch::{BatchRequest, WaitingBatch};
-pub(crate) use node::{NodeState, timer::Timer};
+pub(crate) use node::NodeState;
 pub(crate) use requests::{Requests, quota::QuotaChange};
 
 use crate::{

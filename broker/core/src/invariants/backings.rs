@@ -4,10 +4,10 @@ use super::{BACKINGS, Violation, expect, scope::Scope};
 use crate::{
     broker::Broker,
     event::{Kind, PartRef, Tier},
-    handler::Timer,
     moves::{Backing, Migration},
     pool::{Extent, ExtentState},
     residency::{Allocation, AllocationState},
+    shell::Timer,
 };
 use vramd_types::AllocationId;
 

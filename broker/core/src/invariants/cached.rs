@@ -1,7 +1,7 @@
 //! A cached extent backs no part, is its tenant's alone, is in the index, and is released in time.
 
 use super::{CACHED, Violation, expect, expect_equal, scope::Scope};
-use crate::{broker::Broker, handler::Timer, pool::ExtentState};
+use crate::{broker::Broker, pool::ExtentState, shell::Timer};
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     let mut count = 0;

@@ -3,6 +3,7 @@
 use vramd_types::Bytes;
 
 use super::{LEDGER_SUMS, Violation, expect_equal, scope::Scope};
+
 use crate::broker::Broker;
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {

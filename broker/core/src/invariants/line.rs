@@ -1,6 +1,7 @@
 //! The last scan of the line is still valid, and every waiter waits for something.
 
 use super::{LINE_SCANNED, Violation, expect, scope::Scope};
+
 use crate::broker::Broker;
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {

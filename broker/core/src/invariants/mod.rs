@@ -29,8 +29,9 @@ mod write_backs;
 
 pub use registry::*;
 
-use crate::broker::Broker;
 use scope::Scope;
+
+use crate::broker::Broker;
 
 /// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]

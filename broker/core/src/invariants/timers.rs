@@ -1,7 +1,7 @@
 //! Every deadline has a timer. A session has one timer, which may fire too early, never too late.
 
 use super::{TIMERS, Violation, expect, scope::Scope};
-use crate::{broker::Broker, handler::Timer, residency::Stage};
+use crate::{broker::Broker, residency::Stage, shell::Timer};
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     for (id, session) in scope.sessions(broker) {

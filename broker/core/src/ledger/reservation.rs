@@ -4,6 +4,7 @@
 use vramd_types::Bytes;
 
 use super::Place;
+
 use crate::tenancy::TenantId;
 
 macro_rules! receipt {

@@ -1,6 +1,7 @@
 use super::*;
-use crate::tenancy::Tenants;
 use vramd_types::Quantity;
+
+use crate::tenancy::Tenants;
 
 const PLACE: Place = Place::device(DeviceIndex(0));
 

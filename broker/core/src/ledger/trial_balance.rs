@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use vramd_types::{Bytes, GRANULARITY};
 
 use super::{Account, Ledger, Place, PlaceBalances, Shortage};
+
 use crate::tenancy::TenantId;
 
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 //! retries, the result of the last scan, the room on its way, and the tenants above their limits. Lookups cost
 //! O(log n); the scan itself is in `handler/line`.
 
+mod batch;
 mod room;
 
 use std::{
@@ -11,6 +12,7 @@ use std::{
 
 use vramd_types::DeviceIndex;
 
+pub(crate) use batch::{AllocationPlan, BatchRequest, BatchShortage, WaitingBatch, parts_of, sum_of};
 pub(crate) use room::{AwaitedRoom, Footprint, Need, RoomPlan};
 
 use crate::{
@@ -19,6 +21,14 @@ use crate::{
     tenancy::{Arrival, OpId, TenantId},
     time::Time,
 };
+
+/// For how many waiters of each device the daemon makes room at once: enough that copies in both directions
+/// never wait for decisions.
+pub(crate) const LOOKAHEAD: usize = 32;
+
+/// How often a batch is tried before it rests until the next survey of all devices. Undoing it also frees
+/// memory, so it could go on as fast as the driver can fail. A part for which nothing leaves is tried as often.
+pub(crate) const TRIES_MAX: u32 = 4;
 
 /// A waiter: a part that a client wants on its device, or a batch of allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -3,15 +3,17 @@
 
 mod backing;
 mod missing_backings;
+mod outcome;
 mod state;
 mod write_back;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use vramd_types::{AllocationId, ExtentId, SessionId};
 
 pub(crate) use backing::{Backing, BackingAccount, BackingSum, Backings};
 pub(crate) use missing_backings::MissingBackings;
+pub(crate) use outcome::{MoveEnd, MoveError, MoveReport, Stop};
 pub(crate) use state::MigrationStep;
 pub use state::{MigrationEvent, MigrationState};
 pub(crate) use write_back::{WriteBack, WriteBacks};
@@ -19,7 +21,6 @@ pub use write_back::{WriteBackEvent, WriteBackState};
 
 use crate::{
     collections::Few,
-    command::PartMove,
     event::{PartRef, Tier},
     tenancy::{Arrival, OpId},
     time::Time,
@@ -64,7 +65,7 @@ pub(crate) struct Migration {
     /// How often the fetch was retried for lack of driver memory without a release in between.
     pub(crate) vain_tries: u32,
     /// Why the migration was stopped, if it was.
-    pub(crate) stopped: Option<PartMove>,
+    pub(crate) stopped: Option<Stop>,
     /// Operations that wait for its end.
     pub(crate) ops: Few<OpId>,
 }
@@ -76,6 +77,8 @@ pub(crate) type Migrations = BTreeMap<PartRef, Migration>;
 pub(crate) struct Moves {
     pub(crate) migrations: Migrations,
     pub(crate) write_backs: WriteBacks,
+    /// Migrations that have ended, for `handler/allocation/after_move.rs`.
+    pub(crate) ended: VecDeque<MoveReport>,
     /// The backing of each part that lies on its device.
     pub(crate) backings: Backings,
     /// Extents of an allocation that none of its parts lies in: destinations of moves, backings, and extents

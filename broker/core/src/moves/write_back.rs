@@ -23,9 +23,8 @@ use vramd_types::ExtentId;
 use super::MigrationStep;
 use crate::{
     collections::Few,
-    command::PartMove,
     event::{PartRef, Tier},
-    moves::MigrationState,
+    moves::{MigrationState, Stop},
     tenancy::OpId,
     time::Time,
 };
@@ -107,7 +106,7 @@ pub(crate) struct WriteBack {
     /// A session wrote the part since the copy began, or may write it without setting WRITTEN.
     pub(crate) written: bool,
     /// Why the write-back was stopped, if it was.
-    pub(crate) stopped: Option<PartMove>,
+    pub(crate) stopped: Option<Stop>,
     /// Operations that wait for its end.
     pub(crate) ops: Few<OpId>,
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use vramd_types::Bytes;
 
 use super::{Pressure, PressureBounds, level::reaches};
+
 use crate::time::Time;
 
 /// How many tenths of a mean come from its old value; the rest comes from the new sample.

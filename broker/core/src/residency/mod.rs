@@ -1,5 +1,7 @@
 //! Allocations, their parts, and the sessions that map them.
 
+use std::collections::VecDeque;
+
 mod allocation;
 mod fd_budget;
 mod mapping;
@@ -11,7 +13,7 @@ pub(crate) use allocation::{Allocation, Entry, Mapping, Part, Readers, mappers_o
 pub(crate) use fd_budget::FdBudget;
 pub(crate) use mapping::MapStep;
 pub use mapping::{MapEvent, MapState};
-pub(crate) use revocation::{Revocation, Revocations, Stage};
+pub(crate) use revocation::{Revocation, RevocationReport, Revocations, Stage};
 pub use state::{AllocationEvent, AllocationState};
 pub(crate) use table::AllocationTable;
 
@@ -19,6 +21,8 @@ pub(crate) use table::AllocationTable;
 #[derive(Debug, Default)]
 pub(crate) struct Mappings {
     pub(crate) revocations: Revocations,
+    /// Revocations that have ended, for `handler/after_revocation.rs`.
+    pub(crate) ended: VecDeque<RevocationReport>,
     /// How many mappings are in the state `Evicting`.
     pub(crate) evicting: usize,
     /// Descriptors in flight.

@@ -16,6 +16,7 @@ use vramd_types::SessionId;
 
 use crate::{
     collections::Few,
+    command::PartRevocation,
     event::PartRef,
     tenancy::{Arrival, OpId},
     time::Time,
@@ -46,6 +47,15 @@ pub(crate) enum Stage {
     Fence {
         until: Time,
     },
+}
+
+/// The end of a revocation, for everything that waited for it.
+#[derive(Debug)]
+pub(crate) struct RevocationReport {
+    pub(crate) part: PartRef,
+    pub(crate) outcome: PartRevocation,
+    /// The revocation that is over.
+    pub(crate) over: Revocation,
 }
 
 pub(crate) type Revocations = BTreeMap<PartRef, Revocation>;

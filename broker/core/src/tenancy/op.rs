@@ -8,10 +8,11 @@ use vramd_types::{AllocationId, SessionId};
 use super::{ByTenant, Method, PerPart, Releases, TenantId};
 use crate::{
     command::{PartMove, PartRevocation},
-    error::Refusal,
     event::{CallId, RequestKey, Tier},
-    handler::{BatchRequest, QuotaChange, WaitingBatch},
+    handler::QuotaChange,
+    line::{BatchRequest, WaitingBatch},
     observed::ChangedKeys,
+    pool::ExtentError,
     time::Time,
 };
 
@@ -33,7 +34,7 @@ pub(crate) enum OpKind {
         request: Option<Box<BatchRequest>>,
         allocations: Vec<AllocationId>,
         extents_left: usize,
-        failure: Option<Refusal>,
+        failure: Option<ExtentError>,
     },
     /// A batch that found no room and waits in the line.
     BatchWait(Box<WaitingBatch>),

@@ -4,50 +4,18 @@
 //! Limits of counts are checked here; limits and guarantees in bytes are checked by the ledger, which
 //! [`Broker::check_batch_room`] asks. Nothing here changes state.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use vramd_types::{Bytes, DeviceIndex, GRANULARITY, SessionId, name};
+use vramd_types::{DeviceIndex, GRANULARITY, SessionId, name};
 
 use crate::{
     broker::Broker,
     error::Refusal,
-    event::{AllocationSpec, FileSpan, Kind, Lifetime},
-    handler::{
-        allocation::attach::{FIXED_STAYS, NEVER_PINNED},
-        line::batch::BatchShortage,
-    },
-    ledger::Place,
+    event::{AllocationSpec, Kind, Lifetime},
+    handler::allocation::attach::{FIXED_STAYS, NEVER_PINNED},
     limits::{PART_SIZE_MAX, PARTS_PER_ALLOCATION_MAX},
-    pool::Age,
+    line::{AllocationPlan, parts_of},
     residency::{AllocationState, Readers},
     tenancy::TenantId,
 };
-
-/// An item that passed its checks, with its sizes.
-#[derive(Clone, Debug)]
-pub(crate) struct AllocationPlan {
-    pub(crate) spec: AllocationSpec,
-    pub(crate) device: DeviceIndex,
-    pub(crate) part_size: Bytes,
-    pub(crate) span: Bytes,
-    pub(crate) part_count: usize,
-    /// The file to load, if any.
-    pub(crate) file: Option<FileSpan>,
-}
-
-impl AllocationPlan {
-    /// The sizes of its parts, in their order, and how many parts have each.
-    fn part_sizes(&self) -> [(Bytes, usize); 2] {
-        let rest = Bytes::new(self.span.get() % self.part_size.get());
-        let whole = self.part_count.saturating_sub(usize::from(!rest.is_zero()));
-        [(self.part_size, whole), (rest, self.part_count.saturating_sub(whole))]
-    }
-
-    /// Whether cached memory of its tenant will do.
-    pub(crate) fn takes_cached(&self) -> bool {
-        self.spec.uninitialized && self.spec.kind == Kind::Movable
-    }
-}
 
 impl Broker {
     pub(crate) fn plan_item(
@@ -212,138 +180,6 @@ impl Broker {
         }
     }
 
-    /// Checks that the whole batch is admitted now. Of several shortages it reports one that no wait ends, or
-    /// else the first.
-    pub(crate) fn check_batch_room(
-        &self,
-        tenant: TenantId,
-        plans: &[AllocationPlan],
-    ) -> Result<(), BatchShortage> {
-        let (mut all_cached, mut shortages) = (BTreeSet::new(), Vec::new());
-        for (place, requested, cached) in self.requested_by_place(tenant, plans) {
-            let recycled = self.cached_sizes(&cached);
-            all_cached.extend(cached);
-            let fresh = requested.saturating_sub(recycled);
-            if !fresh.is_zero()
-                && let Err(shortage) = self.ledger.admit(tenant, place, fresh)
-            {
-                shortages.push(BatchShortage::Bytes { place, shortage, requested });
-            }
-        }
-        let never = shortages.iter().position(|missing| !self.is_ever_possible(tenant, missing));
-        let never = never.filter(|_| !planted!(self, FirstShortageAlone));
-        if let Some(missing) = shortages.into_iter().nth(never.unwrap_or_default()) {
-            return Err(missing);
-        }
-        let fresh = parts_of(plans).saturating_sub(all_cached.len());
-        self.check_extent_count(&all_cached, fresh).map_err(BatchShortage::Extents)
-    }
-
-    /// The bytes that a batch requests in each place, and the cached extents that it reuses for them.
-    pub(crate) fn requested_by_place(
-        &self,
-        tenant: TenantId,
-        plans: &[AllocationPlan],
-    ) -> Vec<(Place, Bytes, Vec<Age>)> {
-        let mut requested = Vec::new();
-        for device in self.device_indices() {
-            let (lazy, pinned): (Vec<_>, Vec<_>) = plans
-                .iter()
-                .filter(|plan| plan.device == device)
-                .partition(|plan| self.can_start_below(plan));
-            if !pinned.is_empty() {
-                let cached = self.cached_for(tenant, device, pinned.iter().copied());
-                requested.push((Place::device(device), self.sum_of_plans(&pinned), cached));
-            }
-            let below = self.requested_below(tenant, device, &lazy).into_iter();
-            requested.extend(below.map(|(place, bytes)| (place, bytes, Vec::new())));
-        }
-        requested
-    }
-
-    /// How many of the bytes that may begin below a device go to each tier there: each part as near as it fits.
-    fn requested_below(
-        &self,
-        tenant: TenantId,
-        device: DeviceIndex,
-        lazy: &[&AllocationPlan],
-    ) -> Vec<(Place, Bytes)> {
-        let (mut left, mut requested) = (self.sum_of_plans(lazy), Vec::new());
-        let mut pieces: Vec<_> = lazy.iter().flat_map(|plan| plan.part_sizes()).collect();
-        let mut places = self.ledger.below(device).peekable();
-        while let Some(place) = places.next().filter(|_| !left.is_zero()) {
-            // Bytes that fit nowhere count as a shortage of the last tier.
-            let there = match places.peek() {
-                None => left,
-                Some(_) => self.fitting_bytes(tenant, place, &mut pieces),
-            };
-            left = left.saturating_sub(there);
-            if !there.is_zero() {
-                requested.push((place, there));
-            }
-        }
-        requested
-    }
-
-    /// How many bytes of the parts fit in a place, in their order. The others are left.
-    fn fitting_bytes(&self, tenant: TenantId, place: Place, pieces: &mut [(Bytes, usize)]) -> Bytes {
-        let (Some(mut trial), mut taken) = (self.ledger.trial(place), Bytes::ZERO) else {
-            return Bytes::ZERO;
-        };
-        for (size, count) in pieces {
-            let of = |count: usize| {
-                let count = u64::try_from(count).unwrap_or(u64::MAX);
-                Bytes::new(size.get().saturating_mul(count))
-            };
-            let fits = |count: &usize| trial.admit(tenant, of(*count)).is_ok();
-            let (mut least, mut most) = (0usize, *count);
-            while least < most {
-                let middle = most.saturating_sub(most.saturating_sub(least) / 2);
-                match fits(&middle) {
-                    true => least = middle,
-                    false => most = middle.saturating_sub(1),
-                }
-            }
-            *count = count.saturating_sub(least);
-            taken = taken.saturating_add(of(least));
-            trial.promise(tenant, of(least));
-        }
-        taken
-    }
-
-    /// The sum of the spans. No place ever has the largest number of bytes.
-    fn sum_of_plans(&self, plans: &[&AllocationPlan]) -> Bytes {
-        sum_of(plans.iter().map(|plan| plan.span), planted!(self, BatchSumOverflows)).unwrap_or(Bytes::MAX)
-    }
-
-    /// Whether its parts may begin below its device.
-    pub(crate) fn can_start_below(&self, plan: &AllocationPlan) -> bool {
-        plan.spec.unpinned && !plan.spec.discardable && self.ledger.below(plan.device).next().is_some()
-    }
-
-    pub(crate) fn cached_sizes(&self, ages: &[Age]) -> Bytes {
-        let sizes = ages.iter().filter_map(|age| self.pool.cache().get(*age)).map(|entry| entry.size);
-        sizes.fold(Bytes::ZERO, Bytes::saturating_add)
-    }
-
-    /// The cached extents that the plans reuse.
-    fn cached_for<'a>(
-        &self,
-        tenant: TenantId,
-        device: DeviceIndex,
-        plans: impl Iterator<Item = &'a AllocationPlan>,
-    ) -> Vec<Age> {
-        let mut wanted: BTreeMap<Bytes, usize> = BTreeMap::new();
-        for plan in plans.filter(|plan| plan.takes_cached() && !self.can_start_below(plan)) {
-            for (size, count) in plan.part_sizes() {
-                let wanted = wanted.entry(size).or_default();
-                *wanted = wanted.saturating_add(count);
-            }
-        }
-        let of = |(size, count)| self.pool.cache().oldest(tenant, device, size).take(count);
-        wanted.into_iter().flat_map(of).collect()
-    }
-
     /// Checks that have to be repeated when a batch has waited.
     pub(crate) fn recheck_plans(
         &self,
@@ -367,16 +203,4 @@ impl Broker {
 /// Whether it requests what only sealed memory can have.
 const fn is_to_be_sealed(spec: &AllocationSpec) -> bool {
     matches!(spec.lifetime, Lifetime::Persistent) || spec.replace || !spec.readers.is_empty()
-}
-
-fn parts_of(plans: &[AllocationPlan]) -> usize {
-    plans.iter().fold(0, |sum: usize, plan| sum.saturating_add(plan.part_count))
-}
-
-/// The sum, unless it overflows.
-pub(crate) fn sum_of(spans: impl Iterator<Item = Bytes>, wraps: bool) -> Option<Bytes> {
-    match wraps {
-        true => Some(spans.fold(Bytes::ZERO, |sum, span| Bytes::new(sum.get().wrapping_add(span.get())))),
-        false => Bytes::checked_sum(spans),
-    }
 }

@@ -6,25 +6,20 @@
 
 use std::{sync::Arc, time::Duration};
 
-use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, SessionId};
+use vramd_types::{AllocationId, Bytes, PartIndex, SessionId};
 
 use crate::{
     broker::Broker,
     collections::Few,
-    command::Notice,
     error::Refusal,
     event::{AllocationSpec, PartRef, Tier},
     follow_up::Fact,
-    handler::{
-        Start, Started,
-        allocation::admission::{AllocationPlan, sum_of},
-        allocation::create_extent::ExtentOrder,
-        allocation::load_file::FilePiece,
-        line::batch::{BatchRequest, WaitingBatch},
-    },
+    handler::{Start, Started, allocation::load_file::FilePiece, extents::create_extent::ExtentOrder},
     invariants,
     ledger::Place,
+    line::{AllocationPlan, BatchRequest, WaitingBatch, sum_of},
     observed::Transition,
+    pool::ExtentError,
     residency::{Allocation, AllocationEvent, AllocationState, Part, Readers},
     tenancy::{OpId, OpKind, Outcome, TenantId},
 };
@@ -155,7 +150,8 @@ impl Broker {
                 ordered += 1;
                 let (at, bytes) = (allocation.offset_of(index), allocation.requested_of(index));
                 let place = Place { device, tier: Tier::Disk };
-                let extent = self.order_in_file(tenant, part, place, FilePiece { file, at, bytes, size })?;
+                let extent = self.order_in_file(tenant, part, place, FilePiece { file, at, bytes, size });
+                let extent = extent.map_err(|error| self.extent_refusal(tenant, &error))?;
                 return Ok(Part { extent, mappings: Few::default() });
             }
             let on_device = Place::device(device);
@@ -167,10 +163,9 @@ impl Broker {
                 Some(extent) => extent,
                 None => {
                     ordered += 1;
-                    self.order_extent(
-                        tenant,
-                        ExtentOrder { place, size, part, kind: allocation.kind, zeroed: true },
-                    )?
+                    let order = ExtentOrder { place, size, part, kind: allocation.kind, zeroed: true };
+                    let extent = self.order_extent(tenant, order);
+                    extent.map_err(|error| self.extent_refusal(tenant, &error))?
                 }
             };
             if lazy && place.tier == Tier::Device {
@@ -190,27 +185,9 @@ impl Broker {
         Ok((id, ordered))
     }
 
-    /// Takes a cached extent of the tenant for the part.
-    pub(crate) fn reuse_cached(
-        &mut self,
-        tenant: TenantId,
-        device: DeviceIndex,
-        size: Bytes,
-        part: PartRef,
-    ) -> Option<ExtentId> {
-        #[cfg(feature = "planted")]
-        let tenant = match planted!(self, CachedToAnotherTenant) {
-            true => self.pool.tenant_with_cached(device, size).unwrap_or(tenant),
-            false => tenant,
-        };
-        let extent = self.pool.reuse(tenant, device, size, part)?;
-        self.push_notice(Notice::Reused { extent, part });
-        Some(extent)
-    }
-
-    /// Ends a batch whose extents are all created, or failed.
+    /// Ends a batch if all its extents are created, or failed.
     pub(crate) fn finish_allocation(&mut self, op: OpId) {
-        let Some(OpKind::Allocate { request, allocations, failure, .. }) =
+        let Some(OpKind::Allocate { extents_left: 0, request, allocations, failure, .. }) =
             self.requests.ops.get_mut(op).map(|op| &mut op.kind)
         else {
             return;
@@ -227,9 +204,13 @@ impl Broker {
         };
         let raced = ids.iter().find(|id| lost(id)).map(|id| Refusal::Raced { allocation: *id });
         let again = match (&failure, &raced) {
-            (Some(Refusal::DeviceFull { tier: Tier::Device, .. }), None) => request,
+            (Some(ExtentError::OutOfMemory { place, .. }), None) if place.tier == Tier::Device => {
+                request.map(|request| (request, place.device))
+            }
             _ => None,
         };
+        let tenant = self.requests.ops.get(op).and_then(|op| op.requester.tenant());
+        let failure = failure.zip(tenant).map(|(error, tenant)| self.extent_refusal(tenant, &error));
         if let Some(refusal) = failure.or(raced) {
             let undone = if planted!(self, FailedBatchHalfKept) { 1 } else { ids.len() };
             for id in ids.into_iter().take(undone) {
@@ -237,7 +218,7 @@ impl Broker {
                 self.remove_if_gone(id);
             }
             return match again {
-                Some(request) => self.requeue_batch(op, *request, refusal),
+                Some((request, device)) => self.requeue_batch(op, *request, device, refusal),
                 None => self.finish(op, Err(refusal)),
             };
         }

@@ -1,14 +1,14 @@
 //! `Attach`: a session maps a sealed allocation of its tenant, or one that its tenant reads; or its own open
 //! allocation again.
 
-use vramd_types::{AllocationId, SessionId, name};
+use vramd_types::{AllocationId, SessionId};
 
 use crate::{
     broker::Broker,
     error::Refusal,
     event::{Kind, PartRef, Target},
     handler::{Start, Started, mapping::frames::InitialMaps},
-    residency::{Allocation, AllocationState, MapState},
+    residency::{AllocationState, MapState},
     tenancy::{Outcome, TenantId},
 };
 
@@ -74,41 +74,6 @@ impl Broker {
     pub(crate) fn slots_needed(&self, session: SessionId, id: AllocationId) -> usize {
         let parts = self.allocations.get(id).map(|allocation| &*allocation.parts).unwrap_or_default();
         parts.iter().filter(|part| part.map_state(session).is_none()).count()
-    }
-
-    /// An allocation that a tenant may see: its own, or one that it reads.
-    pub(crate) fn find_visible(
-        &self,
-        tenant: TenantId,
-        target: &Target,
-    ) -> Result<(AllocationId, &Allocation), Refusal> {
-        let own = self.tenants.name(tenant);
-        let found = match target {
-            Target::Id(id) => self.allocations.get(*id).map(|allocation| (*id, allocation)),
-            Target::Name(text) => self.find_named(text, own)?,
-        };
-        found
-            .filter(|(_, allocation)| {
-                let is_reader =
-                    || allocation.state != AllocationState::Freeing && allocation.readers.admit(own);
-                let is_served =
-                    planted!(self, NonReaderServed) && allocation.state == AllocationState::Sealed;
-                allocation.tenant == tenant || is_reader() || is_served
-            })
-            .ok_or_else(|| Refusal::AllocationNotFound { allocation: target.to_string() })
-    }
-
-    /// The allocation that bears `name` or `tenant/name`.
-    pub(crate) fn find_named(
-        &self,
-        text: &str,
-        own: &str,
-    ) -> Result<Option<(AllocationId, &Allocation)>, Refusal> {
-        let invalid = || Refusal::NameInvalid { field: "name", name: text.to_owned() };
-        let (tenant, name) = name::resolve(text, own).ok_or_else(invalid)?;
-        let find_by_name =
-            self.tenants.find(tenant).and_then(|tenant| self.allocations.find_by_name(tenant, name));
-        Ok(find_by_name.and_then(|id| Some((id, self.allocations.get(id)?))))
     }
 }
 

@@ -7,18 +7,15 @@
 
 use std::collections::BTreeSet;
 
-use vramd_types::{AllocationId, Bytes, ExtentId, SessionId};
+use vramd_types::{AllocationId, Bytes, SessionId};
 
 use crate::{
     broker::Broker,
-    command::Command,
     error::Refusal,
-    event::{AllocationSpec, FileSpan, Kind, PartRef, Peer, RequestKey},
-    handler::{Start, Started, allocation::admission::AllocationPlan, line::batch::BatchShortage},
-    ledger::{Ledger, Place},
+    event::{AllocationSpec, FileSpan, Kind, Peer, RequestKey},
+    handler::{Start, Started},
     limits::FILE_LOADS_PER_TENANT_MAX,
-    moves::Backing,
-    pool::{Extent, ExtentState},
+    line::{AllocationPlan, BatchShortage},
     residency::{Allocation, AllocationEvent, AllocationState},
     tenancy::{Method, OpId, OpKind, Outcome, Recall, TenantId},
 };
@@ -102,38 +99,6 @@ impl Broker {
         let log = self.sessions.get(session).map(|session| &session.requests);
         self.authenticate(session, peer).is_ok()
             && log.is_some_and(|log| !matches!(log.recall(Method::Load, key), Recall::New))
-    }
-
-    /// Whether any of its parts lies in its file, or has the file as backing.
-    pub(crate) fn has_file(&self, id: AllocationId) -> bool {
-        let in_file = |part: PartRef| {
-            let lies = self.extent_of(part).is_some_and(|extent| extent.in_file);
-            lies || matches!(self.moves.backings.get(&part), Some(Backing::File { .. }))
-        };
-        self.allocations.get(id).is_some_and(|allocation| allocation.file.is_some())
-            && self.every_part_of(id).any(in_file)
-    }
-
-    /// Orders the extent of a part as a piece of a file.
-    pub(crate) fn order_in_file(
-        &mut self,
-        tenant: TenantId,
-        part: PartRef,
-        place: Place,
-        piece: FilePiece<'_>,
-    ) -> Result<ExtentId, Refusal> {
-        let extent = self.next_extent_id()?;
-        let FilePiece { file, at, bytes, size } = piece;
-        let mut reservation = Ledger::uncharged(tenant, place);
-        if planted!(self, FileCharged) {
-            reservation = self.ledger.reserve(tenant, place, size).unwrap_or(reservation);
-        }
-        let opened = Extent::new(place, size, part, ExtentState::Creating(reservation));
-        self.pool.insert(extent, Extent { in_file: true, ..opened });
-        let at = if planted!(self, PiecesFromTheStart) { Bytes::ZERO } else { at };
-        let offset = file.offset.saturating_add(at);
-        self.push_command(Command::OpenExtent { extent, file: file.file, offset, bytes, size });
-        Ok(extent)
     }
 
     /// Starts to hash an allocation whose parts all lie in their file; afterwards it is sealed. Returns whether

@@ -3,19 +3,19 @@
 //! - `admission`: checks of a batch before anything is created
 //! - `allocate`: `AllocateBatch`: reserve, order extents, answer
 //! - `load_file`: `LoadFile`: an allocation whose bytes are a file's
-//! - `create_extent`: ordering extents from the driver, and its answers
+//! - `created`: the driver's answers to ordered extents
 //! - `attach`: `Attach`
 //! - `seal`: `Seal`
 //! - `release`: `FreeBatch`, `Detach`, and the release of memory
-//! - `cache`: freed extents that their tenant keeps
-//! - `discardable`: parts that are dropped instead of copied
+//! - `unmap`: mappings of an allocation that begin or end for good
+//! - `after_move`: the work that follows from a part's move
 
-pub(super) mod admission;
+mod admission;
+mod after_move;
 mod allocate;
 pub(super) mod attach;
-mod cache;
-pub(super) mod create_extent;
-mod discardable;
+mod created;
 pub(super) mod load_file;
 mod release;
 mod seal;
+mod unmap;

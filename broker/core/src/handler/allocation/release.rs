@@ -4,18 +4,19 @@
 //! its part and the driver does not read it. A released extent stays charged until the driver reports that its
 //! memory is free ([`Broker::on_released`]). If another process still has it open, it is *unreturned*.
 //!
-//! Returned memory is room: the follow-ups scan the line (`follow_up.rs`, `line/scan.rs`).
+//! Returned memory is room: the follow-ups scan the line (`follow_up.rs`, `scan/mod.rs`).
 
 use vramd_types::{AllocationId, Bytes, ExtentId, SessionId};
 
 use crate::{
     broker::Broker,
-    command::{Notice, PartMove, Released, RevokeReason},
+    command::{Notice, Released, RevokeReason},
     error::Refusal,
     event::{PartRef, Target},
     follow_up::Fact,
     handler::{Start, Started},
     invariants,
+    moves::Stop,
     pool::ExtentState,
     residency::{Allocation, AllocationEvent, AllocationState},
     tenancy::{OpId, OpKind, Outcome, ReleaseItem, Releases, TenantId},
@@ -86,32 +87,6 @@ impl Broker {
             items.push(ReleaseItem { allocation: id, result });
         }
         Ok(Started::Waiting(OpKind::Release { items: Releases::new(items), session }))
-    }
-
-    pub(crate) fn check_owner(
-        &self,
-        session: SessionId,
-        tenant: TenantId,
-        id: AllocationId,
-    ) -> Result<(), Refusal> {
-        let (_, allocation) = self.find_visible(tenant, &Target::Id(id))?;
-        if allocation.tenant != tenant {
-            return Err(Refusal::NotOwner { allocation: id });
-        }
-        match allocation.owner {
-            Some(owner) if owner == session => Ok(()),
-            None if allocation.state == AllocationState::Freeing => {
-                Err(Refusal::AllocationNotFound { allocation: id.to_string() })
-            }
-            None => Ok(()),
-            Some(_) => Err(Refusal::NotOwner { allocation: id }),
-        }
-    }
-
-    /// Whether a session maps any part of the allocation, was offered one or is about to be.
-    pub(crate) fn maps_any(&self, session: SessionId, id: AllocationId, allocation: &Allocation) -> bool {
-        let its = || self.sessions.get(session).is_some_and(|session| session.maps.contains_key(&id));
-        allocation.mapping_count > 0 && its()
     }
 
     /// The rest of an allocation for the session that released it. `None` while that may still change.
@@ -186,7 +161,7 @@ impl Broker {
         if let Some(OpKind::Release { items, .. }) = self.requests.ops.get_mut(op).map(|op| &mut op.kind) {
             items.resolve(id, released);
         }
-        self.finish_if_complete(op);
+        self.finish_release(op);
     }
 
     /// Answers releases that wait for a session which does not answer, as they stand.
@@ -218,11 +193,13 @@ impl Broker {
         }
     }
 
-    /// Ends a release: all its items are known.
+    /// Ends a release if all its items are known.
     pub(crate) fn finish_release(&mut self, op: OpId) {
-        let Some(OpKind::Release { items, .. }) = self.requests.ops.get_mut(op).map(|op| &mut op.kind) else {
+        let kind = self.requests.ops.get_mut(op).map(|op| &mut op.kind);
+        let Some(OpKind::Release { items, .. }) = kind else { return };
+        if !items.is_complete() {
             return;
-        };
+        }
         let items = std::mem::take(items);
         self.finish(op, Ok(Outcome::Released(items.into_results())));
     }
@@ -260,13 +237,17 @@ impl Broker {
         self.forget_drops(id);
         // Memory that is being written stays until that has ended.
         for part in self.write_backs_of(id) {
-            self.stop_write_back(part, PartMove::Freed);
+            self.stop_write_back(part, Stop::Freed);
+            if !self.moves.write_backs.contains_key(&part) {
+                self.release_freed(id);
+            }
         }
         if self.has_tiers() {
             self.drop_backings_of(id);
         }
         for part in self.migrations_of(id) {
-            self.stop_migration(part, PartMove::Freed);
+            self.stop_migration(part, Stop::Freed);
+            self.after_moves();
         }
         self.release_freed(id);
     }
@@ -359,19 +340,6 @@ impl Broker {
         self.forget_extent(id, extent.part, true);
         if let Some(part) = extent.part {
             self.remove_if_gone(part.allocation);
-        }
-    }
-
-    pub(crate) fn forget_extent(&mut self, id: ExtentId, part: Option<PartRef>, was_unreturned: bool) {
-        if let Some(part) = part {
-            self.untrack_detached(part.allocation, id);
-        }
-        let Some(allocation) = part.and_then(|part| self.allocations.get_mut(part.allocation)) else {
-            return;
-        };
-        allocation.extents_left = allocation.extents_left.saturating_sub(1);
-        if was_unreturned {
-            allocation.extents_unreturned = allocation.extents_unreturned.saturating_sub(1);
         }
     }
 

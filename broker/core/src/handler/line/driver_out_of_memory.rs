@@ -12,20 +12,13 @@ use crate::{
     broker::Broker,
     command::Notice,
     error::Refusal,
-    event::{PartRef, Tier},
+    event::Tier,
     follow_up::Fact,
-    handler::{
-        Started,
-        line::batch::{BatchRequest, WaitingBatch},
-    },
+    handler::Started,
     ledger::Place,
-    line::Waiter,
+    line::{BatchRequest, TRIES_MAX, Waiter, WaitingBatch},
     tenancy::{OpId, Requester},
 };
-
-/// How often a batch is tried before it rests until the next survey of all devices. Undoing it also frees
-/// memory, so it could go on as fast as the driver can fail. A part for which nothing leaves is tried as often.
-const TRIES_MAX: u32 = 4;
 
 impl Broker {
     /// The driver ran out of memory. Surveys the device; until the survey reports, the ledger treats the bytes
@@ -41,12 +34,16 @@ impl Broker {
     }
 
     /// Puts a batch back into the line at its old position.
-    pub(crate) fn requeue_batch(&mut self, op: OpId, mut request: BatchRequest, why: Refusal) {
+    pub(crate) fn requeue_batch(
+        &mut self,
+        op: OpId,
+        mut request: BatchRequest,
+        device: DeviceIndex,
+        why: Refusal,
+    ) {
         let Some(Requester::Session { tenant, .. }) = self.requests.ops.get(op).map(|op| op.requester) else {
             return;
         };
-        let Refusal::DeviceFull { device, .. } = &why else { return };
-        let device = self.find_device(device);
         // A batch that begins below a full device waits for none.
         let asks = |(place, ..): &(Place, _, _)| place.tier == Tier::Device;
         if !self.requested_by_place(tenant, &request.plans).iter().any(asks) {
@@ -66,9 +63,7 @@ impl Broker {
         if let Some(op) = self.requests.ops.get_mut(op) {
             op.kind = kind;
         }
-        if let Some(device) = device {
-            self.suspend_waiter(Waiter::Batch(op), device, 0);
-        }
+        self.suspend_waiter(Waiter::Batch(op), device, 0);
         if rests {
             self.line.rest(Waiter::Batch(op));
         }
@@ -86,44 +81,5 @@ impl Broker {
         if let Some(device) = self.line.out_of_memory_device(waiter) {
             self.push_notice(Notice::CreateRetried { device });
         }
-    }
-
-    /// Decides on waiters that the driver failed, once nothing leaves their device and a survey has reported.
-    /// If the ledger has no room, such a waiter waits as any other. Else nothing is left that would help it.
-    pub(crate) fn judge_suspended_waiters(&mut self) {
-        for (waiter, device, survey) in self.line.awaiting_release() {
-            if !self.has_surveyed(device, survey) || self.line.room.is_leaving(device) {
-                continue;
-            }
-            match waiter {
-                Waiter::Part(part) => self.judge_part(part, device),
-                Waiter::Batch(op) => self.judge_batch(op),
-            }
-        }
-    }
-
-    fn judge_part(&mut self, part: PartRef, device: DeviceIndex) {
-        if self.check_part_room(part).is_err() || self.line.count_vain_try(part, TRIES_MAX) {
-            return self.resume_waiter(Waiter::Part(part));
-        }
-        let requested = self.footprint_of(part).map_or(Bytes::ZERO, |footprint| footprint.size);
-        let (tier, free, device) = (Tier::Device, Bytes::ZERO, self.uuid(device).to_owned());
-        self.line.defer(part);
-        self.refuse_calls_missing(part, &Refusal::DeviceFull { device, tier, free, requested });
-    }
-
-    fn judge_batch(&mut self, op: OpId) {
-        let Some((tenant, batch)) = self.waiting_batch(op) else { return };
-        let (has_time, why) = (batch.request.until > self.shell.now, batch.why.clone());
-        match self.check_batch_room(tenant, &batch.request.plans).is_ok() {
-            false => self.resume_waiter(Waiter::Batch(op)),
-            true if has_time => self.line.wait_for_survey(Waiter::Batch(op)),
-            true => self.refuse_batch(op, why),
-        }
-    }
-
-    fn resume_waiter(&mut self, waiter: Waiter) {
-        self.line.allow_retry(waiter);
-        self.follow_ups.push(Fact::RetryAllowed);
     }
 }

@@ -9,39 +9,17 @@
 //! every extent on its way out, so that no second scan chooses another one for the same bytes. When the driver
 //! has returned an extent (`allocation/release.rs`), the line is scanned again.
 
-use std::collections::BTreeSet;
-
 use vramd_types::{DeviceIndex, ExtentId};
 
 use crate::{
     broker::Broker,
-    command::{Command, Notice},
-    event::{PartRef, Tier},
-    follow_up::Fact,
     ledger::Place,
-    line::{Footprint, RoomPlan},
+    line::RoomPlan,
     moves::Cause,
-    pool::{Age, Cached, ExtentState},
     tenancy::{OpId, TenantId},
 };
 
 impl Broker {
-    /// Whether this many more extents can exist. `Err` lists cached extents, of any device, that have to be
-    /// released first.
-    pub(crate) fn check_extent_count(&self, reused: &BTreeSet<Age>, more: usize) -> Result<(), Vec<Age>> {
-        let over = self.pool.len().saturating_add(more).saturating_sub(self.config.limits.extents_max);
-        planted!(self, CountsIgnored => over = 0);
-        if over == 0 {
-            return Ok(());
-        }
-        let released = |(extent, _): &(ExtentId, Footprint)| {
-            self.pool.get(*extent).is_some_and(|it| matches!(it.state, ExtentState::Releasing(_)))
-        };
-        let leaving = self.line.room.iter().filter(released).count();
-        let ages = self.pool.cache().iter().map(|(age, _)| age).filter(|age| !reused.contains(age));
-        Err(ages.take(over.saturating_sub(leaving)).collect())
-    }
-
     /// Evicts what a tenant has above a lowered limit, as far as possible.
     pub(crate) fn trim_to_limit(&mut self, tenant: TenantId) {
         for device in self.device_indices() {
@@ -71,12 +49,6 @@ impl Broker {
         self.execute(plan, Cause::Rebalance);
     }
 
-    pub(crate) fn footprint_of(&self, part: PartRef) -> Option<Footprint> {
-        let allocation = self.allocations.get(part.allocation)?;
-        let (tenant, device) = (allocation.tenant, allocation.device);
-        Some(Footprint { tenant, device, size: allocation.size_of(part.part) })
-    }
-
     /// Executes a plan. Returns the extents that leave because of it.
     pub(crate) fn execute(&mut self, plan: RoomPlan, cause: Cause) -> Vec<ExtentId> {
         let mut leaving = self.start_cached_release(plan.given_up);
@@ -93,61 +65,14 @@ impl Broker {
         leaving
     }
 
-    /// Has the driver release at once what it was told to release, since a waiter needs it.
-    fn release_now(&mut self, extents: impl IntoIterator<Item = ExtentId>) {
-        let releasing = extents.into_iter().filter_map(|extent| self.pool.get(extent));
-        let releasing = releasing.filter(|extent| matches!(extent.state, ExtentState::Releasing(_)));
-        let on_device = releasing.filter(|extent| extent.place.tier == Tier::Device);
-        let devices: BTreeSet<_> = on_device.map(|extent| extent.place.device).collect();
-        for device in devices {
-            self.push_command(Command::ReleaseNow { device });
-        }
-    }
-
-    /// The same, if there is a waiter: else the driver takes its time.
-    pub(crate) fn release_now_if_awaited(&mut self, extents: &[ExtentId]) {
-        if self.is_room_wanted() || !self.line.room.pending.is_empty() {
-            self.release_now(extents.iter().copied());
-        }
-    }
-
-    /// Releases cached extents.
-    pub(crate) fn release_cached(&mut self, ages: impl IntoIterator<Item = Age>) {
-        let given_up = self.start_cached_release(ages);
-        self.release_now_if_awaited(&given_up);
-    }
-
-    fn start_cached_release(&mut self, ages: impl IntoIterator<Item = Age>) -> Vec<ExtentId> {
-        let mut given_up = Vec::new();
-        for age in ages {
-            let Some(Cached { extent, tenant, device, size, .. }) = self.pool.release_cached(age) else {
-                continue;
-            };
-            self.line.room.track(extent, Footprint { tenant, device, size });
-            self.push_command(Command::ReleaseExtent { extent });
-            self.push_notice(Notice::GivenUp { extent, bytes: size });
-            given_up.push(extent);
-        }
-        given_up
-    }
-
-    /// Executes a plan for a change of a quota, which waits for it.
-    pub(crate) fn make_room_for_quota(&mut self, op: OpId, plan: RoomPlan) {
+    /// Executes a plan for a change of a quota. Returns whether the change has to wait for it: everything may
+    /// have left at once, or stay after all.
+    pub(crate) fn make_room_for_quota(&mut self, op: OpId, plan: RoomPlan) -> bool {
         let awaited = plan.awaited.clone();
         let leaving = self.execute(plan, Cause::Rebalance);
         for extent in awaited.into_iter().chain(leaving) {
             self.line.room.expect(extent, op);
         }
-        // Everything left at once, or stays after all.
-        if !self.line.room.is_expected_by(op) {
-            self.resume_quota(op);
-        }
-    }
-
-    /// An extent has left its device, or stays there. Operations that waited for it go on.
-    pub(crate) fn on_leaving_resolved(&mut self, extent: ExtentId) {
-        self.follow_ups.push(Fact::LeavingResolved);
-        let ready = self.line.room.take_ready(extent);
-        ready.into_iter().for_each(|op| self.follow_ups.push(Fact::QuotaReady(op)));
+        self.line.room.is_expected_by(op)
     }
 }

@@ -1,17 +1,14 @@
-//! The line as operators see it: waits in order of arrival, each of which they can cancel.
+//! The line as operators see it: waits in order of arrival, each of which they can cancel
+//! (`scan/batches.rs`). Also the moves under way.
 
 use vramd_types::Bytes;
 
 use crate::{
     broker::Broker,
-    command::{Notice, WaitEnd, WaiterKind},
-    error::Refusal,
     event::PartRef,
-    follow_up::Fact,
-    handler::{Start, Started},
     line::{Footprint, Position, Waiter},
     moves::Cause,
-    tenancy::{Arrival, OpId, OpKind, Outcome, Requester},
+    tenancy::{OpId, OpKind, Requester},
     time::Time,
     view::{MoveView, WaitView, WaiterView},
 };
@@ -90,50 +87,5 @@ impl Broker {
             Some(MoveView { part, tenant, device, to, bytes, cause, state, since, extent })
         };
         moves.chain(written_back).filter_map(view).collect()
-    }
-
-    /// Reports a fact that matters only to waiters.
-    pub(crate) fn push_if_waiters(&mut self, fact: Fact) {
-        if !self.line.is_empty() {
-            self.follow_ups.push(fact);
-        }
-    }
-
-    /// Reports a waiter that enters or is about to leave the line. Within the last scan it changes what room is
-    /// made for.
-    pub(crate) fn note_line_changed(&mut self, waiter: Waiter) {
-        if self.line.was_scanned(waiter) {
-            self.follow_ups.push(Fact::ScannedWaiterChanged);
-        } else if self.line.contains(waiter) {
-            self.follow_ups.push(Fact::WaiterEntered);
-        }
-    }
-
-    /// Removes a waiter from the line, if it is there, and notes how its wait ended.
-    pub(crate) fn leave_line(&mut self, waiter: Waiter, end: WaitEnd) {
-        if let Some(entry) = self.line.remove(waiter) {
-            let what = match waiter {
-                Waiter::Part(_) => WaiterKind::Part,
-                Waiter::Batch(_) => WaiterKind::Batch,
-            };
-            self.push_notice(Notice::WaitEnded { waiter: what, since: entry.since, end });
-        }
-    }
-
-    /// Cancels a wait for an operator. Calls that pin the part are refused; sessions that were to be sent it
-    /// keep it away.
-    pub(crate) fn cancel_wait(&mut self, wait: u64) -> Start {
-        let waiter = self.line.find(Arrival::from_raw(wait)).ok_or(Refusal::WaitNotFound { wait })?;
-        let why = Refusal::WaitCancelled { wait };
-        self.leave_line(waiter, WaitEnd::Cancelled);
-        match waiter {
-            Waiter::Part(part) => {
-                self.moves.attach_waiters.remove(&part);
-                self.refuse_calls_missing(part, &why);
-            }
-            Waiter::Batch(op) => self.refuse_batch(op, why),
-        }
-        self.follow_ups.push(Fact::WaitCancelled);
-        Ok(Started::Done(Outcome::WaitCancelled))
     }
 }

@@ -1,26 +1,24 @@
-//! Frames of mappings: the daemon sends parts to sessions, has them unmapped, and takes the answers.
+//! Frames of mappings: the daemon sends parts to sessions, and has them unmapped.
 //!
 //! A part is queued for a session and leaves with its next packet ([`Broker::pump`]). A session has at most one
 //! unanswered packet of descriptors; a tenant and the node have descriptor budgets (`residency/fd_budget.rs`).
 //! From the moment a packet is sent, its parts count as mapped.
 //!
-//! [`Broker::on_mapped`] takes the answer: the mapping is there, and calls that wait for it are checked
-//! (`pins/pin_call.rs`, which answers the client). [`Broker::on_unmapped`] takes the answer to a revocation.
+//! `node/frames.rs` takes the answers. A part that is mapped then may be what a call waits for
+//! (`pins/pin_call.rs`, which answers the client).
 
 use vramd_types::{AllocationId, SessionId};
 
 use crate::{
     broker::Broker,
     command::{Command, DaemonFrame, MapPart, Notice, RevokeReason, RevokedPart},
-    error::Refusal,
-    event::{ChannelId, ClientFrame, PartRef, UnmappedPart},
+    event::{ChannelId, PartRef},
     follow_up::Fact,
-    handler::node::notice::Answered,
     invariants,
     limits::{FDS_PER_PACKET_MAX, PARTS_PER_FRAME_MAX, REVOKE_GROUP_MAX},
     observed::Transition,
     residency::{AllocationState, MapEvent, MapState, MapStep, Mapping},
-    tenancy::{SessionEvent, TenantId},
+    tenancy::TenantId,
 };
 
 /// How far back among queued commands the daemon searches for a frame to extend.
@@ -36,30 +34,22 @@ pub(crate) enum InitialMaps {
 }
 
 impl Broker {
-    /// Queues the parts of an allocation that the session does not map yet. Parts under revocation follow when
-    /// it ends, and the rest with a pin.
-    pub(crate) fn queue_maps(&mut self, id: SessionId, allocation_id: AllocationId, initial: InitialMaps) {
-        self.queue_parts(id, allocation_id, initial);
-        self.pump(id);
-    }
-
-    /// The same for all allocations of a batch, so that they share packets.
-    pub(crate) fn queue_all_maps(&mut self, id: SessionId, allocations: &[AllocationId]) {
-        for allocation in allocations.iter().copied() {
-            self.queue_parts(id, allocation, InitialMaps::All);
-        }
-        self.pump(id);
-    }
-
-    fn queue_parts(&mut self, id: SessionId, allocation_id: AllocationId, initial: InitialMaps) {
+    /// Queues the parts of an allocation that the session does not map yet. Returns those that are off their
+    /// device and have to be fetched for it.
+    pub(crate) fn queue_parts(
+        &mut self,
+        id: SessionId,
+        allocation_id: AllocationId,
+        initial: InitialMaps,
+    ) -> Vec<PartRef> {
         let elsewhere = self.parts_off_device(allocation_id);
         let (Some(session), Some(allocation)) =
             (self.sessions.get_mut(id), self.allocations.get_mut(allocation_id))
         else {
-            return;
+            return Vec::new();
         };
         if !session.is_connected() && !planted!(self, MapSentToClosedChannel) {
-            return;
+            return Vec::new();
         }
         let is_unpinned = allocation.unpinned && allocation.owner == Some(id);
         let initial = if is_unpinned { InitialMaps::Nothing } else { initial };
@@ -70,8 +60,8 @@ impl Broker {
             }
             let slot = session.words.as_mut().map(|words| words.slots.take());
             if slot == Some(None) {
-                return self
-                    .report_violation(invariants::SLOTS, format!("{id} has no slot for {allocation_id}"));
+                self.report_violation(invariants::SLOTS, format!("{id} has no slot for {allocation_id}"));
+                return Vec::new();
             }
             let part = PartRef { allocation: allocation_id, part: index };
             let state = match self.mapping.revocations.get_mut(&part) {
@@ -97,9 +87,7 @@ impl Broker {
         if queued > 0 {
             *session.maps.entry(allocation_id).or_default() += queued;
         }
-        for part in comes {
-            self.add_attach_waiter(id, part);
-        }
+        comes
     }
 
     /// Sends the session's next packet, if it has answered the last one and the budgets allow.
@@ -193,35 +181,6 @@ impl Broker {
         Some(MapPart { part, extent, device, offset, size, span, writable, slot, drop_count })
     }
 
-    /// Has the session unmap an allocation for good. Mappings that are queued or away are dropped.
-    pub(crate) fn revoke_allocation(
-        &mut self,
-        id: SessionId,
-        allocation_id: AllocationId,
-        reason: RevokeReason,
-    ) {
-        let Some(allocation) = self.allocations.get(allocation_id) else { return };
-        let held: Vec<_> = allocation
-            .indices()
-            .filter(|index| allocation.part(*index).is_some_and(|part| part.map_state(id).is_some()))
-            .map(|part| PartRef { allocation: allocation_id, part })
-            .collect();
-        let (mut to_tell, mut gone) = (Vec::new(), Vec::new());
-        for part in held {
-            match self.advance_mapping(id, part, MapEvent::Revoke) {
-                Ok(MapStep::SendRevoke) => to_tell.push(self.revoked_part(id, part)),
-                Ok(MapStep::Gone) => gone.push(part),
-                Ok(_) => {}
-                Err(problem) => self.report_violation(invariants::TRANSITIONS, problem),
-            }
-        }
-        self.send_revoke(id, to_tell, reason);
-        self.expect_answer(id);
-        for part in gone {
-            self.continue_after_unmap(id, part);
-        }
-    }
-
     /// Sets the deadline for unmapping, also for earlier revocations that the session let pass. A new request
     /// waits no longer than the first did.
     pub(crate) fn expect_answer(&mut self, id: SessionId) {
@@ -281,119 +240,8 @@ impl Broker {
         }
     }
 
-    pub(crate) fn on_frame(&mut self, channel: ChannelId, frame: ClientFrame) {
-        let Some(id) = self.sessions.on_channel(channel) else { return };
-        if self.sessions.get(id).is_none_or(|session| !session.channel_open) {
-            return;
-        }
-        let taken = match frame {
-            ClientFrame::WordsMapped => self.on_words_mapped(id),
-            _ if self.owes_word_table(id) => Err("the word table is not mapped yet".to_owned()),
-            ClientFrame::Mapped(parts) => self.on_mapped(id, parts),
-            ClientFrame::Unmapped(parts) => self.on_unmapped(id, parts),
-            ClientFrame::Pin { call, parts, wait, .. } => self.on_pin(id, call, parts, wait),
-            ClientFrame::PinEnded { call } => self.on_pin_ended(id, call),
-        };
-        if let Err(problem) = taken
-            && !planted!(self, WrongAnswerAccepted)
-        {
-            return self.quarantine(id, problem);
-        }
-        self.resume_session(id);
-        self.pump(id);
-        self.pump_starved();
-    }
-
-    fn on_mapped(&mut self, id: SessionId, parts: Vec<PartRef>) -> Result<(), String> {
-        // A mapped part may leave.
-        self.follow_ups.push(Fact::VictimsChanged);
-        for part in parts {
-            if self.advance_mapping(id, part, MapEvent::Mapped)? == MapStep::SendRevoke {
-                let reason = self.revoke_reason(id, part.allocation);
-                let told = vec![self.revoked_part(id, part)];
-                self.send_revoke(id, told, reason);
-                self.expect_answer(id);
-            }
-        }
-        Ok(())
-    }
-
-    fn on_unmapped(&mut self, id: SessionId, parts: Vec<UnmappedPart>) -> Result<(), String> {
-        let Some(tenant) = self.sessions.get(id).map(|session| session.tenant) else { return Ok(()) };
-        let mut answered = Answered::default();
-        for UnmappedPart { part, failure, written } in parts {
-            let was_told = self.is_revoking(id, part);
-            let lost = planted!(self, UnmappableLost) && self.map_state(id, part) == Some(MapState::Offered);
-            let event = match failure {
-                Some(_) if !lost => MapEvent::Failed,
-                _ => MapEvent::Unmapped,
-            };
-            let step = self.advance_mapping(id, part, event)?;
-            // A session that does not map the part has not written it, whatever it says.
-            if written {
-                self.mark_dirty(part);
-            }
-            if was_told && let Some(before) = answered.add(part.allocation) {
-                self.note_answered(id, tenant, before);
-            }
-            if let Some(problem) = failure.clone() {
-                let tenant = self.tenants.shared(tenant);
-                self.push_notice(Notice::MapFailed { session: id, tenant, part, problem });
-            }
-            if step == MapStep::Gone || self.remove_if_final(id, part) {
-                self.continue_after_unmap(id, part);
-            } else if let Some(problem) = failure {
-                self.refuse_unmappable_pins(id, part, &problem);
-            }
-        }
-        if let Some(last) = answered.0 {
-            self.note_answered(id, tenant, last);
-        }
-        Ok(())
-    }
-
-    /// Removes a mapping that is away for good: its allocation was freed, or its session has no pins to ask for
-    /// it.
-    fn remove_if_final(&mut self, id: SessionId, part: PartRef) -> bool {
-        let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
-        let asks = self.sessions.get(id).is_some_and(|session| session.words.is_some());
-        let stays = asks && state != Some(AllocationState::Freeing);
-        !stays && self.advance_mapping(id, part, MapEvent::Revoke).is_ok()
-    }
-
-    /// Refuses calls for a part that the session could not map: they would have it sent again and again. A new
-    /// call has it sent anew.
-    fn refuse_unmappable_pins(&mut self, id: SessionId, part: PartRef, problem: &str) {
-        let lacking: Vec<_> = self.pins.waiting_of(part, id).collect();
-        for (_, call) in lacking {
-            let (allocation, problem) = (part.allocation, problem.to_owned());
-            self.refuse_pin(call, Refusal::MapFailed { allocation, problem });
-        }
-    }
-
-    /// Continues what waited for a session to unmap a part.
-    pub(crate) fn continue_after_unmap(&mut self, id: SessionId, part: PartRef) {
-        let Some(allocation) = self.allocations.get(part.allocation) else { return };
-        let still = self.maps_any(id, part.allocation, allocation);
-        match allocation.state {
-            AllocationState::Freeing => {
-                self.release_freed_part(part);
-                if self.remove_if_gone(part.allocation) {
-                    return;
-                }
-            }
-            AllocationState::Unmapping if !still && allocation.owner == Some(id) => {
-                self.digest_if_unmapped(part.allocation);
-            }
-            _ => {}
-        }
-        if !still {
-            self.notify_watchers(part.allocation);
-        }
-    }
-
     /// Why a session is told to unmap a part as soon as it has mapped it.
-    fn revoke_reason(&self, id: SessionId, allocation: AllocationId) -> RevokeReason {
+    pub(crate) fn revoke_reason(&self, id: SessionId, allocation: AllocationId) -> RevokeReason {
         if self.sessions.get(id).is_some_and(|session| session.ending) {
             return RevokeReason::SessionEnded;
         }
@@ -401,21 +249,6 @@ impl Broker {
             Some(AllocationState::Unmapping) => RevokeReason::Sealing,
             Some(AllocationState::Freeing) => RevokeReason::Freed,
             _ => RevokeReason::Detached,
-        }
-    }
-
-    /// A session answered: an overdue one is live again, and an ended one may have nothing left.
-    fn resume_session(&mut self, id: SessionId) {
-        let Some(session) = self.sessions.get(id) else { return };
-        if session.ending && session.maps.is_empty() {
-            return self.remove_session(id, SessionEvent::UnmappedAll);
-        }
-        if session.silent_reason == Some(crate::tenancy::SilentReason::Overdue) && !session.owes_unmapped() {
-            let tenant = self.tenants.shared(session.tenant);
-            self.advance_session(id, SessionEvent::Answered, None);
-            self.push_notice(Notice::SessionAnswered { session: id, tenant });
-            self.follow_ups.push(Fact::VictimsChanged);
-            self.note_in_place_of(id);
         }
     }
 

@@ -17,9 +17,9 @@ use crate::{
     command::{Command, Notice, PartRevocation},
     event::{PartRef, WordsOutcome},
     follow_up::Fact,
-    handler::Timer,
     invariants,
-    residency::{MapEvent, MapState, Mapping, Revocation, Stage},
+    residency::{MapEvent, MapState, Mapping, Revocation, RevocationReport, Stage},
+    shell::Timer,
     tenancy::{Arrival, OpId},
     time::Time,
 };
@@ -69,38 +69,6 @@ impl Broker {
         None
     }
 
-    /// Why a revocation cannot begin: a mapper has no pins, or is silent. An eviction also fails if any session
-    /// uses the part: by a pin call that arrived before `arrived`, or by one that was answered.
-    pub(crate) fn why_not_revocable(
-        &self,
-        part: PartRef,
-        wait: bool,
-        arrived: Arrival,
-    ) -> Option<PartRevocation> {
-        let standing = self.mappers_without_pins(part);
-        if !standing.is_empty() {
-            return Some(PartRevocation::Standing { by: standing });
-        }
-        let silent = self.silent_mappers(part);
-        if !silent.is_empty() {
-            return Some(PartRevocation::Silent { by: silent });
-        }
-        if self.mappers(part, |_| true).is_empty() {
-            return Some(PartRevocation::Revoked);
-        }
-        if wait {
-            return None;
-        }
-        // A session that was sent the part and has not answered counts as using it.
-        let uses = |mapping: &Mapping| {
-            let calls =
-                self.pins.protects(part, mapping.session, arrived) && !planted!(self, EvictedThoughPinned);
-            mapping.state != MapState::Mapped || calls
-        };
-        let by = self.mappers(part, uses);
-        (!by.is_empty()).then_some(PartRevocation::Pinned { by })
-    }
-
     fn revoke_words(&mut self, part: PartRef) -> Stage {
         let (mut words, mut asked) = (Vec::new(), Vec::new());
         for mapping in self.mappings(part).iter().filter(|mapping| mapping.state == MapState::Mapped) {
@@ -146,7 +114,7 @@ impl Broker {
                     self.follow_ups.push(Fact::PartAvailable(part));
                     Stage::Fence { until }
                 }
-                _ => return self.end_revocation(part, &PartRevocation::Pinned { by }),
+                _ => return self.end_revocation(part, PartRevocation::Pinned { by }),
             },
         };
         if let Some(under_way) = self.mapping.revocations.get_mut(&part) {
@@ -165,10 +133,10 @@ impl Broker {
         }
         let silent = self.silent_mappers(part);
         if !silent.is_empty() {
-            return self.end_revocation(part, &PartRevocation::Silent { by: silent });
+            return self.end_revocation(part, PartRevocation::Silent { by: silent });
         }
         if self.mappers(part, |_| true).is_empty() {
-            self.end_revocation(part, &PartRevocation::Revoked);
+            self.end_revocation(part, PartRevocation::Revoked);
         }
     }
 
@@ -190,43 +158,15 @@ impl Broker {
         let stage = self.mapping.revocations.get(&part).map(|under_way| &under_way.stage);
         if matches!(stage, Some(Stage::Fence { until }) if due(*until)) {
             let by = self.mappers(part, |_| true);
-            self.end_revocation(part, &PartRevocation::Pinned { by });
+            self.end_revocation(part, PartRevocation::Pinned { by });
         }
     }
 
-    /// Reports that a session answers again, or no longer, to all revocations that wait for it.
-    pub(crate) fn note_revocations_of(&mut self, id: SessionId) {
-        let of_session = self.mapping.revocations.keys().filter(|part| self.map_state(id, **part).is_some());
-        let parts: Vec<_> = of_session.copied().collect();
-        parts.into_iter().for_each(|part| self.follow_ups.push(Fact::RevocationEased(part)));
-    }
-
-    fn end_revocation(&mut self, part: PartRef, outcome: &PartRevocation) {
+    /// Ends a revocation, and leaves a report for everything that waited for it.
+    fn end_revocation(&mut self, part: PartRef, outcome: PartRevocation) {
         let Some(over) = self.mapping.revocations.remove(&part) else { return };
-        self.resume_migration(part, outcome);
-        // A session that was found to pin the part is asked again once a harvest has seen it unpin.
-        let pinned = match (outcome, over.stage) {
-            (PartRevocation::Pinned { by }, Stage::Words { .. }) => self.record_pinned(part, by),
-            (PartRevocation::Pinned { .. }, _) => true,
-            _ => false,
-        };
-        if !pinned {
-            self.note_in_place(part);
-        }
-        self.follow_ups.push(Fact::VictimsChanged);
-        let elsewhere = self.is_off_device(part);
-        for comer in over.attach_waiters {
-            match self.map_state(comer, part) {
-                Some(MapState::Away) if elsewhere => self.add_attach_waiter(comer, part),
-                Some(MapState::Away) => self.queue_remap(comer, part),
-                _ => {}
-            }
-        }
-        self.follow_ups.push(Fact::PartAvailable(part));
-        for op in over.ops.iter().copied() {
-            self.part_revoked(op, part, outcome.clone());
-            self.finish_if_complete(op);
-        }
+        self.mapping.ended.push_back(RevocationReport { part, outcome, over });
+        self.follow_ups.push(Fact::RevocationEnded);
     }
 
     fn evict_mapping(&mut self, id: SessionId, part: PartRef, unmap_soon: bool) {
@@ -256,40 +196,5 @@ impl Broker {
                 self.arm_session(deadline, id);
             }
         }
-    }
-
-    /// Whether a call of that arrival waits for the end of a revocation: of an earlier fence, or of an
-    /// eviction, which begins only where no call is in its way.
-    pub(crate) fn is_blocked_by_revocation(&self, part: PartRef, arrived: Arrival) -> bool {
-        self.mapping.revocations.get(&part).is_some_and(|under_way| {
-            let let_in = planted!(self, FenceLetsPinsIn) && matches!(under_way.stage, Stage::Fence { .. });
-            let evicts = matches!(under_way.stage, Stage::Words { .. } | Stage::Evict);
-            (evicts || under_way.began < arrived) && !let_in
-        })
-    }
-
-    pub(crate) fn mappings(&self, part: PartRef) -> &[Mapping] {
-        let entry = self.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
-        entry.map(|entry| &*entry.mappings).unwrap_or_default()
-    }
-
-    /// Sessions that map a part, or are about to, and that fit.
-    pub(crate) fn mappers(&self, part: PartRef, which: impl Fn(&Mapping) -> bool) -> Vec<SessionId> {
-        let unsaid = |mapping: &&Mapping| planted!(self, MappersFromWords) && mapping.state.is_in_flight();
-        let mappings =
-            self.mappings(part).iter().filter(|mapping| mapping.state != MapState::Away && which(mapping));
-        let mappings = mappings.filter(|mapping| !unsaid(mapping));
-        mappings.map(|mapping| mapping.session).collect()
-    }
-
-    fn mappers_without_pins(&self, part: PartRef) -> Vec<SessionId> {
-        let words = |id| self.sessions.get(id).is_some_and(|session| session.words.is_some());
-        self.mappers(part, |mapping| !words(mapping.session))
-    }
-
-    /// Mappers of the part that do not answer.
-    fn silent_mappers(&self, part: PartRef) -> Vec<SessionId> {
-        let answers = |id| self.sessions.get(id).is_some_and(|session| session.is_answering());
-        self.mappers(part, |mapping| mapping.state.is_mapper() && !answers(mapping.session))
     }
 }

@@ -113,12 +113,6 @@ impl Broker {
         Ok(step)
     }
 
-    /// Reports that a session's mapping of the part has changed.
-    pub(crate) fn note_mapping_changed(&mut self, id: SessionId, part: PartRef) {
-        self.follow_ups.push(Fact::MappingChanged(id, part));
-        self.note_in_place(part);
-    }
-
     /// Sends a session a part that is away for it.
     pub(crate) fn queue_remap(&mut self, id: SessionId, part: PartRef) {
         if planted!(self, EvictedStaysAway) {

@@ -13,21 +13,20 @@
 //! The source stays charged until the driver has it back. So while a part moves its tenant pays twice, once in
 //! each tier.
 
-use vramd_types::{Bytes, CopyClass, DeviceIndex, ExtentId, PartIndex};
+use vramd_types::{CopyClass, ExtentId};
 
 use crate::{
     broker::Broker,
     collections::Few,
     command::{Command, PartMove, PartRevocation},
-    error::Refusal,
     event::{PartRef, Tier},
     follow_up::Fact,
-    handler::allocation::create_extent::ExtentOrder,
-    ledger::{Place, Reservation},
+    handler::extents::create_extent::ExtentOrder,
+    ledger::Place,
     line::{Footprint, Waiter},
-    moves::{Backing, Cause, Migration, MigrationEvent, MigrationState},
-    pool::{Extent, ExtentState},
-    tenancy::{Arrival, OpId, TenantId},
+    moves::{Backing, Cause, Migration, MigrationEvent, MigrationState, MoveError, Stop},
+    pool::ExtentError,
+    tenancy::{Arrival, OpId},
 };
 
 impl Broker {
@@ -60,7 +59,7 @@ impl Broker {
         (to_tier, cause): (Tier, Cause),
         op: Option<OpId>,
         arrived: Arrival,
-    ) -> Result<Option<PartMove>, Refusal> {
+    ) -> Result<Option<PartMove>, MoveError> {
         self.begin_migration(part, to_tier, cause, op)?;
         if let Some(migration) = self.moves.migrations.get_mut(&part) {
             migration.for_arrival = (cause == Cause::Demand && to_tier != Tier::Device).then_some(arrived);
@@ -74,7 +73,7 @@ impl Broker {
             }
             Some(other) => {
                 op.into_iter().for_each(|op| self.forget_operation(part, op));
-                self.stop_migration(part, other.clone().into());
+                self.stop_migration(part, Stop::InUse(other.clone()));
                 Some(other.into())
             }
         })
@@ -85,10 +84,10 @@ impl Broker {
         let allocation = self.allocations.get(part.allocation)?;
         let leaves = allocation.part(part.part)?.extent;
         let to_tier = self.tier_below(part)?;
-        if let Err(refusal) = self.start_move(part, (to_tier, cause), None, arrived) {
+        if let Err(error) = self.start_move(part, (to_tier, cause), None, arrived) {
             self.usage.residents.mark_stuck(part);
             self.follow_ups.push(Fact::VictimRefused);
-            let outcome = PartMove::Refused { refusal: Box::new(refusal) };
+            let outcome = self.move_outcome(part, &Stop::Failed(error));
             self.notify_migration(part, to_tier, (cause, self.shell.now), &outcome, (false, None));
             return None;
         }
@@ -106,11 +105,11 @@ impl Broker {
             if !self.is_leaving(part) {
                 return Some(PartMove::Wanted);
             }
-            self.stop_migration(part, PartMove::Wanted);
+            self.stop_migration(part, Stop::Wanted);
             return Some(PartMove::Moved);
         }
         if self.tier_of(part) == Some(Tier::Device) {
-            self.stop_write_back(part, PartMove::Wanted);
+            self.stop_write_back(part, Stop::Wanted);
             return Some(PartMove::Moved);
         }
         let outcome = self.move_for_operator(op, part, Tier::Device);
@@ -131,7 +130,7 @@ impl Broker {
             return Some(outcome.into());
         }
         self.start_move(part, (to_tier, Cause::Operator), Some(op), self.pins.after_all())
-            .unwrap_or_else(|refusal| Some(PartMove::Refused { refusal: Box::new(refusal) }))
+            .unwrap_or_else(|error| Some(self.move_outcome(part, &Stop::Failed(error))))
     }
 
     /// Reserves room in the other tier, has an extent created there, and records the migration.
@@ -141,13 +140,12 @@ impl Broker {
         to_tier: Tier,
         cause: Cause,
         op: Option<OpId>,
-    ) -> Result<(), Refusal> {
-        let not_found = || Refusal::AllocationNotFound { allocation: part.allocation.to_string() };
-        let allocation = self.allocations.get(part.allocation).ok_or_else(not_found)?;
+    ) -> Result<(), MoveError> {
+        let allocation = self.allocations.get(part.allocation).ok_or(MoveError::Gone)?;
         let (tenant, device, kind) = (allocation.tenant, allocation.device, allocation.kind);
         let (size, discardable) = (allocation.size_of(part.part), allocation.discardable);
-        let from = allocation.part(part.part).map(|entry| entry.extent).ok_or_else(not_found)?;
-        let from_tier = self.tier_of(part).ok_or_else(not_found)?;
+        let from = allocation.part(part.part).map(|entry| entry.extent).ok_or(MoveError::Gone)?;
+        let from_tier = self.tier_of(part).ok_or(MoveError::Gone)?;
         let place = Place { device, tier: to_tier };
         let unwritten = self.is_unwritten(part);
         // A dropped or unwritten part is not copied, so its new extent must be zeroed.
@@ -224,19 +222,6 @@ impl Broker {
         }
     }
 
-    /// Whether the part is leaving its device.
-    pub(crate) fn is_leaving(&self, part: PartRef) -> bool {
-        self.moves.migrations.get(&part).is_some_and(|migration| migration.from_tier == Tier::Device)
-    }
-
-    /// Whether the part is leaving its device and a waiter needs its room by now.
-    pub(crate) fn is_room_awaited(&self, part: PartRef) -> bool {
-        self.moves
-            .migrations
-            .get(&part)
-            .is_some_and(|migration| migration.from_tier == Tier::Device && migration.awaited)
-    }
-
     /// Copies a migration as demand from now on: a client waits for the part, or for its room.
     pub(crate) fn hasten_migration(&mut self, part: PartRef) {
         let Some(migration) = self.moves.migrations.get_mut(&part).filter(|it| !it.awaited) else { return };
@@ -249,51 +234,20 @@ impl Broker {
         self.hasten_write_back(part);
     }
 
-    /// Orders a second extent for a part, from a reservation or from a new one.
-    pub(crate) fn order_second_extent(
-        &mut self,
-        tenant: TenantId,
-        reserved: Option<Reservation>,
-        order: ExtentOrder,
-    ) -> Result<ExtentId, Refusal> {
-        let limit = self.config.limits.extents_max;
-        if self.pool.len() >= limit {
-            if let Some(reservation) = reserved {
-                let account = (tenant, order.place.device);
-                self.moves.backings.insert(order.part, account, order.size, Backing::Reserved(reservation));
-            }
-            return Err(Refusal::AllocationsTooMany { tenant: self.tenants.name(tenant).to_owned(), limit });
-        }
-        let extent = match reserved {
-            Some(reservation) => self.order_from_reservation(reservation, order)?,
-            None => self.order_extent(tenant, order)?,
-        };
-        Ok(self.track_detached(order.part, extent))
-    }
-
-    /// Records an extent of the allocation that no part lies in.
-    fn track_detached(&mut self, part: PartRef, extent: ExtentId) -> ExtentId {
-        self.moves.detached_extents.entry(part.allocation).or_default().insert(extent);
-        if let Some(allocation) = self.allocations.get_mut(part.allocation) {
-            allocation.extents_left = allocation.extents_left.saturating_add(1);
-        }
-        extent
-    }
-
     /// A revocation has ended: the migration that waited for it goes on, or stops.
     pub(crate) fn resume_migration(&mut self, part: PartRef, outcome: &PartRevocation) {
         let Some(migration) = self.moves.migrations.get_mut(&part).filter(|it| !it.is_unmapped) else {
             return;
         };
         if *outcome != PartRevocation::Revoked {
-            return self.stop_migration(part, outcome.clone().into());
+            return self.stop_migration(part, Stop::InUse(outcome.clone()));
         }
         migration.is_unmapped = true;
         self.copy_if_ready(part);
     }
 
     /// The destination of a migration was created, or failed. Returns whether the extent was one.
-    fn on_destination_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&Refusal>) -> bool {
+    fn on_destination_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&ExtentError>) -> bool {
         let Some(migration) = self.moves.migrations.get_mut(&part).filter(|it| it.to == id) else {
             return false;
         };
@@ -302,9 +256,9 @@ impl Broker {
                 migration.is_made = true;
                 self.copy_if_ready(part);
             }
-            Some(refusal) => {
-                let outcome = PartMove::Refused { refusal: Box::new(refusal.clone()) };
-                self.advance_migration(part, MigrationEvent::Failed, Some(outcome));
+            Some(error) => {
+                let why = Stop::Failed(error.clone().into());
+                self.advance_migration(part, MigrationEvent::Failed, Some(why));
             }
         }
         true
@@ -348,7 +302,7 @@ impl Broker {
     }
 
     /// Stops a migration: the part stays where it is.
-    pub(crate) fn stop_migration(&mut self, part: PartRef, why: PartMove) {
+    pub(crate) fn stop_migration(&mut self, part: PartRef, why: Stop) {
         let Some(migration) = self.moves.migrations.get_mut(&part) else { return };
         let (state, to) = (migration.state, migration.to);
         if state == MigrationState::Copying {
@@ -359,7 +313,7 @@ impl Broker {
 
     /// An extent that no part lies in was created, or failed: passes it to its migration or backing, or
     /// releases it.
-    pub(crate) fn on_detached_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&Refusal>) {
+    pub(crate) fn on_detached_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&ExtentError>) {
         if self.on_destination_made(part, id, failure) {
             return;
         }
@@ -369,81 +323,6 @@ impl Broker {
             Some(_) => self.on_backing_failed(part, id),
         }
         self.on_backing_made(part, id, failure);
-        if !self.remove_if_gone(part.allocation) {
-            // For a freed allocation this may have been the last unknown extent.
-            self.notify_watchers(part.allocation);
-        }
-    }
-
-    pub(crate) fn untrack_detached(&mut self, allocation: vramd_types::AllocationId, id: ExtentId) {
-        if let Some(detached_extents) = self.moves.detached_extents.get_mut(&allocation) {
-            detached_extents.remove(&id);
-            if detached_extents.is_empty() {
-                self.moves.detached_extents.remove(&allocation);
-            }
-        }
-    }
-
-    /// Has the driver release an extent, if it exists.
-    pub(crate) fn release_extent(&mut self, id: ExtentId) {
-        if self.pool.get(id).is_some_and(crate::pool::Extent::is_dropped) {
-            return self.forget_nothing(id);
-        }
-        // A write-back still writes it; it is released when that has ended.
-        let its = self.pool.get(id).and_then(|extent| extent.part);
-        let written = its.is_some_and(|part| self.is_written_back_to(part, id));
-        planted!(self, BackingReleasedWhileWritten => written = false);
-        if written {
-            return;
-        }
-        if !self.pool.get_mut(id).is_some_and(crate::pool::Extent::start_release) {
-            return;
-        }
-        self.push_command(Command::ReleaseExtent { extent: id });
-        self.track_leaving(id);
-        self.release_now_if_awaited(&[id]);
-        planted!(self, DoubleRelease => self.push_command(Command::ReleaseExtent { extent: id }));
-    }
-
-    /// Records what the driver was told to release: on a device that is room for waiters; in host memory
-    /// nothing else has to leave for it.
-    fn track_leaving(&mut self, id: ExtentId) {
-        if self.has_tiers()
-            && let Some(extent) = self.pool.get(id)
-            && let ExtentState::Releasing(charge) = &extent.state
-        {
-            let (place, tenant, size) = (extent.place, charge.tenant(), extent.size);
-            match place.tier {
-                Tier::Device => self.line.room.track(id, Footprint { tenant, device: place.device, size }),
-                Tier::Host => self.track_release(tenant, place, size),
-                Tier::Disk => {}
-            }
-        }
-    }
-
-    /// The tier that has the bytes of the part: during a migration, its source.
-    pub(crate) fn tier_of(&self, part: PartRef) -> Option<Tier> {
-        Some(self.extent_of(part)?.place.tier)
-    }
-
-    /// The extent that the part lies in.
-    pub(crate) fn extent_of(&self, part: PartRef) -> Option<&Extent> {
-        let entry = self.allocations.get(part.allocation)?.part(part.part)?;
-        self.pool.get(entry.extent)
-    }
-
-    /// Parts of an allocation that are moving.
-    pub(crate) fn migrations_of(&self, id: vramd_types::AllocationId) -> Vec<PartRef> {
-        let part = |index| PartRef { allocation: id, part: PartIndex(index) };
-        self.moves.migrations.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect()
-    }
-
-    /// Bytes that are moving to or from a device.
-    pub(crate) fn moving_bytes(&self, device: DeviceIndex, is_meant: impl Fn(&Migration) -> bool) -> Bytes {
-        let there = |it: &&Migration| is_meant(it);
-        let extents = self.moves.migrations.values().filter(there).filter_map(|it| self.pool.get(it.to));
-        let sizes = extents.filter(|extent| extent.place.device == device).map(|extent| extent.size);
-        sizes.fold(Bytes::ZERO, Bytes::saturating_add)
     }
 }
 

@@ -13,16 +13,12 @@ use vramd_types::ExtentId;
 
 use crate::{
     broker::Broker,
-    command::{Notice, PartMove},
-    error::Refusal,
+    command::{Notice, PartMove, PartRevocation},
     event::{PartRef, Tier},
     follow_up::Fact,
     invariants,
-    line::Waiter,
-    moves::{Cause, Migration, MigrationEvent, MigrationStep},
+    moves::{Cause, Migration, MigrationEvent, MigrationStep, MoveEnd, MoveError, MoveReport, Stop},
     observed::Transition,
-    pool::ExtentState,
-    residency::AllocationState,
     tenancy::{Arrival, OpId},
     time::Time,
 };
@@ -46,7 +42,11 @@ impl Broker {
         match result {
             Ok(()) => self.advance_migration(part, MigrationEvent::Copied, None),
             Err(problem) => {
-                self.advance_migration(part, MigrationEvent::Failed, Some(PartMove::Failed { problem }));
+                self.advance_migration(
+                    part,
+                    MigrationEvent::Failed,
+                    Some(Stop::Failed(MoveError::CopyFailed { problem })),
+                );
             }
         }
     }
@@ -62,13 +62,12 @@ impl Broker {
             return self.on_copied(to, Err(problem));
         };
         planted!(self, DamageIgnored => return self.advance_migration(part, MigrationEvent::Copied, None));
-        let PartRef { allocation, part: index } = part;
-        let refusal = Box::new(Refusal::ContentLost { allocation, part: index, problem });
-        self.advance_migration(part, MigrationEvent::Failed, Some(PartMove::Refused { refusal }));
+        let why = Stop::Failed(MoveError::ContentLost { problem });
+        self.advance_migration(part, MigrationEvent::Failed, Some(why));
     }
 
     /// Moves a migration along its table. `why` is the outcome if it fails; the first one counts.
-    pub(crate) fn advance_migration(&mut self, part: PartRef, event: MigrationEvent, why: Option<PartMove>) {
+    pub(crate) fn advance_migration(&mut self, part: PartRef, event: MigrationEvent, why: Option<Stop>) {
         let Some(migration) = self.moves.migrations.get_mut(&part) else { return };
         let (from, step) = (migration.state, migration.state.on(event));
         self.shell.transitions.note(Transition::Migration { from, event, legal: step.is_some() });
@@ -123,40 +122,39 @@ impl Broker {
             (Tier::Host | Tier::Disk, _, _) => self.release_extent(left),
         }
         self.track_on_host(part);
-        let outcome = if arrived { PartMove::Moved } else { stopped.unwrap_or(PartMove::Wanted) };
+        let stop = (!arrived).then(|| stopped.unwrap_or(Stop::Wanted));
+        let outcome = stop.as_ref().map_or(PartMove::Moved, |stop| self.move_outcome(part, stop));
         self.notify_migration(part, to_tier, (cause, since), &outcome, (state.is_copying(), for_arrival));
         for op in ops.iter().copied() {
             self.part_moved(op, part, outcome.clone());
-            self.finish_if_complete(op);
+            self.finish_parts(op);
         }
-        let failed = matches!(outcome, PartMove::Refused { .. } | PartMove::Failed { .. });
-        let ran_out = to_tier == Tier::Device && driver_ran_out(&outcome);
-        match &outcome {
-            PartMove::Pinned { by } => _ = self.record_pinned(part, by),
-            PartMove::Refused { .. } | PartMove::Failed { .. } if from_tier == Tier::Host => {
-                self.usage.idle_on_host.mark_stuck(part);
+        let error = match stop {
+            Some(Stop::InUse(PartRevocation::Pinned { by })) => {
+                self.record_pinned(part, &by);
+                None
             }
-            PartMove::Refused { .. } | PartMove::Failed { .. } => self.usage.residents.mark_stuck(part),
-            _ => {}
-        }
-        let is_lost = is_content_lost(&outcome);
-        if is_lost || (to_tier == Tier::Device && failed && !ran_out) {
-            self.refuse_part_pins(part, &outcome);
-        }
-        if is_lost {
-            self.report_content_lost(part);
-        }
+            Some(Stop::Failed(error)) => {
+                match from_tier {
+                    Tier::Host => self.usage.idle_on_host.mark_stuck(part),
+                    Tier::Device | Tier::Disk => self.usage.residents.mark_stuck(part),
+                }
+                Some(error)
+            }
+            _ => None,
+        };
+        let end = match error {
+            None if arrived => MoveEnd::Arrived,
+            None => MoveEnd::Stayed,
+            Some(error @ MoveError::ContentLost { .. }) => MoveEnd::Lost(error),
+            Some(_) if to_tier != Tier::Device => MoveEnd::NotLeft,
+            Some(error) if error.is_out_of_memory() => MoveEnd::OutOfMemory { vain_tries },
+            Some(error) => MoveEnd::NotFetched(error),
+        };
         let entry = self.allocations.get(part.allocation).and_then(|it| it.part(part.part));
         let stays = entry.map(|entry| entry.extent).filter(|_| !arrived && from_tier == Tier::Device);
-        self.continue_after_migration(part, failed, ran_out.then_some(vain_tries));
-        // A waiter for the room may have the part leave again. A part that was freed meanwhile leaves all the
-        // same.
-        let leaves = |id: &ExtentId| {
-            self.pool.get(*id).is_some_and(|extent| matches!(extent.state, ExtentState::Releasing(_)))
-        };
-        if let Some(stays) = stays.filter(|id| !leaves(id)) {
-            self.on_leaving_resolved(stays);
-        }
+        self.moves.ended.push_back(MoveReport { part, end, stays });
+        self.follow_ups.push(Fact::MoveEnded);
     }
 
     /// Keeps a part on its device after all. The extent created below becomes its backing, unless it has one.
@@ -180,11 +178,6 @@ impl Broker {
             true => self.on_leaving_resolved(extent),
             false => self.release_extent(extent),
         }
-    }
-
-    /// Whether the next waiter of the device is a part of the same tenant and size.
-    pub(crate) fn is_extent_wanted(&self, part: PartRef) -> bool {
-        self.footprint_of(part).is_some_and(|footprint| self.is_next_for_extent(footprint))
     }
 
     /// Puts the part into its new extent. Returns the old one.
@@ -260,47 +253,9 @@ impl Broker {
         self.push_notice(Notice::MoveFailed { part, tenant, device, tier, bytes, cause, began, problem });
     }
 
-    /// Continues what waited for the end of the move. A failed fetch is tried again when a client asks again or
-    /// after a survey; after a driver without memory, once something has left.
-    fn continue_after_migration(&mut self, part: PartRef, failed: bool, ran_out: Option<u32>) {
-        let Some(allocation) = self.allocations.get(part.allocation) else { return };
-        let (device, state) = (allocation.device, allocation.state);
-        self.note_in_place(part);
-        match state {
-            AllocationState::Freeing => return self.release_freed(part.allocation),
-            AllocationState::Unmapping => self.digest_if_unmapped(part.allocation),
-            _ => {}
-        }
-        if !self.is_off_device(part) {
-            return self.serve_part_waiters(part);
-        }
-        match (self.is_wanted(part), ran_out) {
-            (true, Some(vain_tries)) => {
-                self.enter_line(part);
-                self.suspend_waiter(Waiter::Part(part), device, vain_tries);
-            }
-            (true, None) if failed => {
-                self.enter_line(part);
-                self.line.defer(part);
-            }
-            (true, None) => self.request_fetch(part),
-            (false, _) => {}
-        }
-    }
-
     pub(crate) fn forget_operation(&mut self, part: PartRef, op: OpId) {
         if let Some(migration) = self.moves.migrations.get_mut(&part) {
             migration.ops.retain(|other| *other != op);
         }
     }
-}
-
-/// Whether the driver had no memory. Shortages of the ledger are found before anything begins.
-fn driver_ran_out(outcome: &PartMove) -> bool {
-    matches!(outcome, PartMove::Refused { refusal } if matches!(**refusal, Refusal::DeviceFull { .. }))
-}
-
-/// Whether the content of the part is lost.
-fn is_content_lost(outcome: &PartMove) -> bool {
-    matches!(outcome, PartMove::Refused { refusal } if matches!(**refusal, Refusal::ContentLost { .. }))
 }

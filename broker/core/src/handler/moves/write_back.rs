@@ -5,20 +5,23 @@
 //! pin word. The daemon clears that bit in one step with the check for pins, before the copy begins; the bit
 //! comes with the answer when the part is unmapped.
 
-use vramd_types::{AllocationId, CopyClass, ExtentId, PartIndex, SessionId};
+use vramd_types::{CopyClass, ExtentId, SessionId};
 
 use crate::{
     broker::Broker,
     collections::Few,
     command::{Command, Notice, PartMove, PartRevocation},
-    error::Refusal,
     event::{ChannelId, PartRef, Slot, Tier},
     follow_up::Fact,
-    handler::allocation::create_extent::ExtentOrder,
+    handler::extents::create_extent::ExtentOrder,
     invariants,
     line::Footprint,
-    moves::{Backing, Cause, MigrationState, MigrationStep, WriteBack, WriteBackEvent, WriteBackState},
+    moves::{
+        Backing, Cause, MigrationState, MigrationStep, MoveError, Stop, WriteBack, WriteBackEvent,
+        WriteBackState,
+    },
     observed::Transition,
+    pool::ExtentError,
     residency::{AllocationState, MapState},
     tenancy::OpId,
 };
@@ -56,7 +59,7 @@ impl Broker {
         }
         let to = match self.ensure_memory_below(part) {
             Ok(to) => to,
-            Err(refusal) => return Some(PartMove::Refused { refusal: Box::new(refusal) }),
+            Err(error) => return Some(self.move_outcome(part, &Stop::Failed(error))),
         };
         let write_back = WriteBack {
             to,
@@ -100,16 +103,15 @@ impl Broker {
     }
 
     /// The memory of its backing, ordered where only bytes are reserved. From now on the backing is not clean.
-    fn ensure_memory_below(&mut self, part: PartRef) -> Result<ExtentId, Refusal> {
+    fn ensure_memory_below(&mut self, part: PartRef) -> Result<ExtentId, MoveError> {
         if let Some(Backing::Extent { extent, .. }) = self.moves.backings.get(&part) {
             let extent = *extent;
             planted!(self, FailedWriteBackTakenForClean => return Ok(extent));
             self.moves.backings.set_clean(&part, false);
             return Ok(extent);
         }
-        let not_found = || Refusal::AllocationNotFound { allocation: part.allocation.to_string() };
-        let kind = self.allocations.get(part.allocation).ok_or_else(not_found)?.kind;
-        let footprint = self.footprint_of(part).ok_or_else(not_found)?;
+        let kind = self.allocations.get(part.allocation).ok_or(MoveError::Gone)?.kind;
+        let footprint = self.footprint_of(part).ok_or(MoveError::Gone)?;
         let reserved = match self.moves.backings.remove(&part) {
             Some(Backing::Reserved(reserved)) => Some(reserved),
             _ => None,
@@ -119,7 +121,7 @@ impl Broker {
             Some(reserved) => Some(reserved.place()),
             None => self.ledger.place_below(tenant, device, size),
         };
-        let place = place.ok_or(Refusal::TierUnsupported { tier: Tier::Host })?;
+        let place = place.ok_or(MoveError::NoTierBelow)?;
         let order = ExtentOrder { place, size, part, kind, zeroed: false };
         let extent = self.order_second_extent(tenant, reserved, order)?;
         let kept = Backing::Extent { extent, tier: place.tier, clean: false };
@@ -133,16 +135,16 @@ impl Broker {
     }
 
     /// The backing of a part was created, or failed.
-    pub(crate) fn on_backing_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&Refusal>) {
+    pub(crate) fn on_backing_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&ExtentError>) {
         let is_awaited = |it: &WriteBack| it.to == id && it.state == WriteBackState::Creating;
         if !self.moves.write_backs.get(&part).is_some_and(is_awaited) {
             return;
         }
         let why = match failure {
-            Some(refusal) => PartMove::Refused { refusal: Box::new(refusal.clone()) },
+            Some(error) => Stop::Failed(error.clone().into()),
             None => match self.word_to_clear(part) {
                 Ok(word) => return self.ask_or_copy(part, word),
-                Err(outcome) => outcome.into(),
+                Err(outcome) => Stop::InUse(outcome),
             },
         };
         self.advance_write_back(part, WriteBackEvent::Failed, Some(why));
@@ -168,7 +170,10 @@ impl Broker {
         // A part without mappers has no writer.
         match cleared || by.is_empty() {
             true => self.advance_write_back(part, WriteBackEvent::Ready, None),
-            false => self.advance_write_back(part, WriteBackEvent::Failed, Some(PartMove::Pinned { by })),
+            false => {
+                let why = Stop::InUse(PartRevocation::Pinned { by });
+                self.advance_write_back(part, WriteBackEvent::Failed, Some(why));
+            }
         }
     }
 
@@ -196,7 +201,7 @@ impl Broker {
         match result {
             Ok(()) => self.advance_write_back(part, WriteBackEvent::Copied, None),
             Err(problem) => {
-                let why = PartMove::Failed { problem };
+                let why = Stop::Failed(MoveError::CopyFailed { problem });
                 self.advance_write_back(part, WriteBackEvent::Failed, Some(why));
             }
         }
@@ -213,7 +218,7 @@ impl Broker {
         if let Some(migration) = self.moves.migrations.get_mut(&part) {
             ops.iter().for_each(|op| migration.ops.push(*op));
         }
-        self.stop_write_back(part, PartMove::Wanted);
+        self.stop_write_back(part, Stop::Wanted);
     }
 
     /// Copies a write-back as demand, since a waiter needs the part to leave.
@@ -225,7 +230,7 @@ impl Broker {
         }
     }
 
-    pub(crate) fn stop_write_back(&mut self, part: PartRef, why: PartMove) {
+    pub(crate) fn stop_write_back(&mut self, part: PartRef, why: Stop) {
         let Some(under_way) = self.moves.write_backs.get(&part) else { return };
         let (state, to) = (under_way.state, under_way.to);
         if state == WriteBackState::Copying {
@@ -235,7 +240,7 @@ impl Broker {
     }
 
     /// Moves a write-back along its table. `why` is the outcome if it fails; the first one counts.
-    pub(crate) fn advance_write_back(&mut self, part: PartRef, event: WriteBackEvent, why: Option<PartMove>) {
+    pub(crate) fn advance_write_back(&mut self, part: PartRef, event: WriteBackEvent, why: Option<Stop>) {
         let Some(under_way) = self.moves.write_backs.get_mut(&part) else { return };
         let (from, step) = (under_way.state, under_way.state.on(event));
         self.shell.transitions.note(Transition::WriteBack { from, event, legal: step.is_some() });
@@ -270,19 +275,20 @@ impl Broker {
             planted!(self, FailedWriteBackTakenForClean => clean = clean || self.is_clean_below(part));
             self.moves.backings.set_clean(&part, clean);
         }
-        let outcome = if copied { PartMove::Moved } else { over.stopped.clone().unwrap_or(PartMove::Wanted) };
+        let stop = (!copied).then(|| over.stopped.clone().unwrap_or(Stop::Wanted));
+        let outcome = stop.as_ref().map_or(PartMove::Moved, |stop| self.move_outcome(part, stop));
         self.notify_write_back(part, &over, &outcome, clean);
         // An order of an operator ends without follow-up.
         if over.ops.is_empty() {
-            self.note_written_ahead(part, &outcome);
+            self.note_written_ahead(part, matches!(stop, Some(Stop::Failed(_))));
         }
         for op in over.ops.iter().copied() {
             self.part_moved(op, part, outcome.clone());
-            self.finish_if_complete(op);
+            self.finish_parts(op);
         }
         let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
         match state {
-            Some(AllocationState::Freeing) => self.release_freed(part.allocation),
+            Some(AllocationState::Freeing) => self.follow_ups.push(Fact::FreedPartStill(part.allocation)),
             _ => self.copy_if_ready(part),
         }
     }
@@ -296,16 +302,5 @@ impl Broker {
         let (device, bytes) = (allocation.device, allocation.size_of(part.part));
         let tenant = self.tenants.shared(allocation.tenant);
         self.push_notice(Notice::WrittenBack { part, tenant, device, tier, bytes, began, clean });
-    }
-
-    /// Whether a write-back is writing this extent, so that it must not be released.
-    pub(crate) fn is_written_back_to(&self, part: PartRef, id: ExtentId) -> bool {
-        self.moves.write_backs.get(&part).is_some_and(|it| it.to == id && it.state.is_copying())
-    }
-
-    /// Parts of an allocation that are being written back.
-    pub(crate) fn write_backs_of(&self, id: AllocationId) -> Vec<PartRef> {
-        let part = |index| PartRef { allocation: id, part: PartIndex(index) };
-        self.moves.write_backs.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect()
     }
 }

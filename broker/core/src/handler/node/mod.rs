@@ -1,18 +1,16 @@
-//! Sessions, deadlines, pressure, and the driver's reports.
+//! The node as a whole: sessions with their frames and deadlines, pressure, and what surveys find.
 //!
 //! - `session`: a session's hello, silence and end
-//! - `timer`: deadlines
-//! - `completion`: the driver's reports, each to its subject
+//! - `frames`: frames of clients
+//! - `deadlines`: what a session has not done in time
 //! - `pressure`: what the daemon does as a place fills up
-//! - `survey`: surveys of devices, and what they find
-//! - `notice`: notices for operators
+//! - `surveyed`: the result of a survey
 
-mod completion;
-pub(super) mod notice;
+mod deadlines;
+mod frames;
 mod pressure;
 mod session;
-pub(super) mod survey;
-pub(super) mod timer;
+mod surveyed;
 
 use crate::{pressure::PressureState, settings::Settings, time::Time};
 
@@ -23,7 +21,7 @@ pub(crate) struct NodeState {
     pub(crate) settings: Settings,
     /// Whether no new session and no new memory is admitted.
     pub(crate) draining: bool,
-    pub(crate) surveys: survey::Surveys,
+    pub(crate) surveys: super::shared::survey::Surveys,
     pub(crate) pressure: PressureState,
     /// When the cache is scanned next for extents to release.
     pub(crate) cache_scan_at: Option<Time>,
@@ -34,7 +32,7 @@ impl NodeState {
         Self {
             settings,
             draining: false,
-            surveys: survey::Surveys::default(),
+            surveys: super::shared::survey::Surveys::default(),
             pressure: PressureState::default(),
             cache_scan_at: None,
         }

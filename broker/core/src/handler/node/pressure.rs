@@ -3,54 +3,32 @@
 //!
 //! No waiter depends on any of this: for waiters the daemon makes room at any pressure.
 
-use std::{
-    collections::{BTreeMap, btree_map::Entry},
-    time::Duration,
-};
+use std::collections::BTreeSet;
+use std::{collections::BTreeMap, time::Duration};
 
 use vramd_types::{Bytes, DeviceIndex, SessionId};
 
 use crate::{
     broker::Broker,
-    command::{Command, DaemonFrame, Notice, PartMove},
+    command::{Command, DaemonFrame, Notice},
     event::{PartRef, Tier},
     follow_up::Fact,
-    handler::Timer,
     ledger::Place,
     limits::{COLD_PARTS_SCANNED, EXTENT_SPARE_DIVISOR, WRITE_BACKS_AHEAD_MAX},
+    line::RoomPlan,
     moves::{Backing, Cause},
     pressure::{Fill, Gauge, Outlook, Pressure, PressureNote},
-    residency::AllocationState,
     tenancy::{Session, TenantId},
     time::Time,
 };
 
 impl Broker {
-    pub(crate) fn pressure_of(&self, place: Place) -> Pressure {
-        self.node.pressure.gauges.get(&place).map(|gauge| gauge.pressure).unwrap_or_default()
-    }
-
-    /// The outlook that clients were sent last.
-    pub(crate) fn outlook_of(&self, place: Place) -> Outlook {
-        self.node.pressure.gauges.get(&place).map_or(Outlook::CALM, Gauge::reported)
-    }
-
     /// Starts the gauges, when nothing is charged anywhere.
     pub(crate) fn start_gauges(&mut self) {
         let now = self.shell.now;
         let places =
             self.ledger.places().map(|(place, balances)| (place, Gauge::new(now, balances.capacity())));
         self.node.pressure.gauges = places.collect();
-    }
-
-    /// Tells a gauge that its place has another size. That is no growth of the charges there.
-    pub(crate) fn note_resized(&mut self, place: Place, before: Option<Fill>) {
-        let fills = before.zip(self.fill(place));
-        if let Some((before, after)) = fills
-            && let Some(gauge) = self.node.pressure.gauges.get_mut(&place)
-        {
-            gauge.resize(before.left(), after.left());
-        }
     }
 
     /// Updates the level of a place whose charge changed, and reports a change.
@@ -74,13 +52,6 @@ impl Broker {
             }
         }
         self.arm_pressure();
-    }
-
-    pub(crate) fn arm_pressure(&mut self) {
-        if !std::mem::replace(&mut self.node.pressure.timer_armed, true) {
-            self.node.pressure.gauges.values_mut().for_each(|gauge| gauge.resume(self.shell.now));
-            self.arm(self.shell.now.after(self.node.settings.pressure.sample_interval), Timer::Pressure);
-        }
     }
 
     /// Samples all places, and sets the timer again while something moves or remains to be done.
@@ -236,7 +207,9 @@ impl Broker {
             {
                 continue;
             }
-            if self.start_move(*part, (Tier::Disk, Cause::Pressure), None, self.pins.after_all()).is_ok() {
+            let begun = self.start_move(*part, (Tier::Disk, Cause::Pressure), None, self.pins.after_all());
+            self.after_moves();
+            if begun.is_ok() {
                 left = left.saturating_sub(footprint.size);
                 *of_tenant = without;
                 demoted = true;
@@ -249,22 +222,6 @@ impl Broker {
     fn is_above_guarantee_in(&self, tenant: TenantId, place: Place, less: Bytes) -> bool {
         let account = self.ledger.account(tenant, place);
         account.is_some_and(|account| account.charged().saturating_sub(less) >= account.guarantee)
-    }
-
-    /// Records bytes that the driver was told to release there. They stay charged until it has.
-    pub(crate) fn track_release(&mut self, tenant: TenantId, place: Place, bytes: Bytes) {
-        let returning = self.node.pressure.returning.entry((place, tenant)).or_default();
-        *returning = returning.saturating_add(bytes);
-    }
-
-    /// The driver has released them, or another process keeps them.
-    pub(crate) fn untrack_release(&mut self, tenant: TenantId, place: Place, bytes: Bytes) {
-        if let Entry::Occupied(mut returning) = self.node.pressure.returning.entry((place, tenant)) {
-            *returning.get_mut() = returning.get().saturating_sub(bytes);
-            if returning.get().is_zero() {
-                returning.remove();
-            }
-        }
     }
 
     /// Bytes that are moving from host memory to disk, or have left it and are still charged, by tenant.
@@ -298,57 +255,6 @@ impl Broker {
         self.footprint_of(part).is_some_and(|footprint| footprint.device == device)
     }
 
-    /// A write-back ahead of need has ended, so another may begin.
-    pub(crate) fn note_written_ahead(&mut self, part: PartRef, outcome: &PartMove) {
-        // Memory that could not be created or written below will fail again a moment later.
-        if matches!(outcome, PartMove::Refused { .. } | PartMove::Failed { .. }) {
-            self.node.pressure.failed.insert(part);
-        }
-        if let Some(footprint) = self.footprint_of(part) {
-            self.follow_ups.push(Fact::PressureDue(Place::device(footprint.device)));
-        }
-    }
-
-    /// Updates whether the part counts as idle in host memory.
-    pub(crate) fn track_on_host(&mut self, part: PartRef) {
-        match self.footprint_of(part).filter(|_| self.is_resident_on_host(part)) {
-            Some(footprint) => {
-                if !self.usage.idle_on_host.contains(part) {
-                    self.allocations.set_on_host(part, true);
-                }
-                self.usage.idle_on_host.arrive(footprint.device, part, self.shell.now);
-            }
-            None => self.untrack_on_host(part),
-        }
-    }
-
-    pub(crate) fn untrack_on_host(&mut self, part: PartRef) {
-        if self.usage.idle_on_host.contains(part) {
-            self.allocations.set_on_host(part, false);
-            self.usage.idle_on_host.remove(part);
-        }
-    }
-
-    /// Whether the part lies in host memory. A freed part counts as gone wherever it still lies.
-    pub(crate) fn is_resident_on_host(&self, part: PartRef) -> bool {
-        let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
-        self.tier_of(part) == Some(Tier::Host)
-            && !self.is_dropped(part)
-            && state.is_some_and(|state| state != AllocationState::Freeing)
-    }
-
-    pub(crate) fn fill(&self, place: Place) -> Option<Fill> {
-        self.ledger
-            .balances(place)
-            .map(|balances| Fill { charged: balances.charged(), capacity: balances.capacity() })
-    }
-
-    /// The charge down to which pressure evicts.
-    pub(crate) fn eviction_target(&self, place: Place) -> Option<Bytes> {
-        let percent = u8::try_from(self.node.settings.pressure.evict_to_percent).unwrap_or(u8::MAX);
-        self.fill(place).map(|fill| fill.capacity.percent(percent))
-    }
-
     fn send_pressure(&mut self, place: Place, fill: Fill) {
         let news = self.node.pressure.gauges.get_mut(&place).and_then(|gauge| gauge.take_update(fill));
         let Some(outlook) = news else { return };
@@ -376,6 +282,27 @@ impl Broker {
         for told in notes {
             self.push_command(Command::Send { channel, frame: DaemonFrame::Pressure(told) });
         }
+    }
+
+    /// Releases cached extents under high pressure, guaranteed or not, with a tier below or without: the oldest
+    /// first, down to the eviction target.
+    pub(crate) fn release_cached_under_pressure(&mut self, place: Place) {
+        let Some((fill, target)) = self.fill(place).zip(self.eviction_target(place)) else { return };
+        if !self.is_cached_under_pressure(place) {
+            return;
+        }
+        let of_device = self.line.room.iter().filter(|(_, was)| was.device == place.device);
+        let (awaited, leaving): (Vec<_>, Vec<_>) = of_device.map(|(extent, was)| (extent, was.size)).unzip();
+        let mut left = leaving.into_iter().fold(fill.charged, Bytes::saturating_sub);
+        let mut given_up = BTreeSet::new();
+        for (age, entry) in self.pool.cache().iter().filter(|(_, it)| it.device == place.device) {
+            if left <= target {
+                break;
+            }
+            left = left.saturating_sub(entry.size);
+            given_up.insert(age);
+        }
+        self.execute(RoomPlan { awaited, given_up, victims: Vec::new() }, Cause::Pressure);
     }
 }
 

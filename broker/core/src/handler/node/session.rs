@@ -7,10 +7,10 @@ use crate::{
     command::{Caller, Command, DaemonFrame, Notice},
     error::Refusal,
     event::{ChannelId, Hello, Lifetime},
-    handler::Timer,
     invariants,
     observed::Transition,
     residency::AllocationState,
+    shell::Timer,
     tenancy::{
         Op, OpKind, Outcome, RequestLog, Requester, Session, SessionEvent, SessionState, SilentReason, Words,
     },

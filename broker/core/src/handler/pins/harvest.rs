@@ -3,14 +3,7 @@
 //! The order in which parts leave a device depends on it (`eviction/`). The daemon asks the words of a pinned
 //! part only after a harvest has seen it unpinned.
 
-use vramd_types::SessionId;
-
-use crate::{
-    broker::Broker,
-    event::{PartRef, PartUse},
-    follow_up::Fact,
-    residency::MapState,
-};
+use crate::{broker::Broker, event::PartUse, follow_up::Fact};
 
 impl Broker {
     pub(crate) fn on_touched(&mut self, touched: &[PartUse]) {
@@ -44,29 +37,5 @@ impl Broker {
         if unpinned && !planted!(self, UnpinIgnored) {
             self.follow_ups.push(Fact::VictimsChanged);
         }
-    }
-
-    /// Records sessions that were found to pin the part: the daemon does not ask them again until a harvest
-    /// sees them unpin it. A harvest never sees a session that has unmapped it by now. Returns whether any is
-    /// left.
-    pub(crate) fn record_pinned(&mut self, part: PartRef, by: &[SessionId]) -> bool {
-        let maps = |id: &&SessionId| self.map_state(**id, part).is_some_and(MapState::is_mapper);
-        let there: Vec<_> = by.iter().filter(maps).copied().collect();
-        for session in there.iter().copied() {
-            self.usage.residents.record_pin(part, session);
-            self.usage.idle_on_host.record_pin(part, session);
-        }
-        !there.is_empty()
-    }
-
-    /// Records that a session unmapped the part, so it does not pin it.
-    pub(crate) fn record_unpinned(&mut self, part: PartRef, session: SessionId) {
-        self.usage.residents.record_unpin(part, session);
-        self.usage.idle_on_host.record_unpin(part, session);
-    }
-
-    /// Whether any waiter needs others to give something up.
-    pub(crate) fn is_room_wanted(&self) -> bool {
-        !self.line.is_empty() || !self.line.over_limit.is_empty()
     }
 }

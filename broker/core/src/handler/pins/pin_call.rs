@@ -28,10 +28,10 @@ use crate::{
     error::Refusal,
     event::PartRef,
     follow_up::Fact,
-    handler::Timer,
     limits::PIN_PARTS_MAX,
     line::Waiter,
     residency::{AllocationState, MapState},
+    shell::Timer,
     tenancy::{PinCall, PinId},
     time::Time,
 };
@@ -267,9 +267,5 @@ impl Broker {
         for call in calls {
             self.end_pin(call, WaitEnd::Left);
         }
-    }
-
-    pub(crate) fn map_state(&self, id: SessionId, part: PartRef) -> Option<MapState> {
-        self.allocations.get(part.allocation)?.part(part.part)?.map_state(id)
     }
 }

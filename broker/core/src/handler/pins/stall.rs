@@ -19,9 +19,9 @@ use crate::{
     error::Refusal,
     event::{PartRef, Tier},
     follow_up::Fact,
-    handler::Timer,
     line::Waiter,
     residency::{AllocationState, MapState, Stage},
+    shell::Timer,
     tenancy::{OpKind, PinCall, PinId},
     time::Time,
 };
@@ -158,14 +158,5 @@ impl Broker {
                 }
                 _ => false,
             })
-    }
-
-    /// A session has unmapped a fenced part. If it did not wait itself, the calls behind the fence have their
-    /// time anew.
-    pub(crate) fn ease_fence(&mut self, id: SessionId, part: PartRef) {
-        let waits = self.pins.waiting_since(id).is_some();
-        if let Some(under_way) = self.mapping.revocations.get_mut(&part).filter(|_| !waits) {
-            under_way.last_progress = self.shell.now;
-        }
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     error::Refusal,
     event::{CallId, ClientRequest, Peer, RequestKey},
     handler::{Start, Started},
-    tenancy::{Method, Op, Recall, Requester, TenantId},
+    tenancy::{Method, Op, OpId, Recall, Requester, TenantId},
 };
 
 impl Broker {
@@ -57,35 +57,6 @@ impl Broker {
             ClientRequest::Load { spec, file } => self.load(op, session, tenant, spec, file),
         };
         self.record_start(op, call, requester, method, key, start);
-    }
-
-    /// The tenant of a session, if the calling process owns it and it is connected.
-    pub(crate) fn authenticate(&self, id: SessionId, peer: Peer) -> Result<TenantId, Refusal> {
-        if id.get() == 0 {
-            return Err(Refusal::SessionMissing);
-        }
-        let Some(session) = self.sessions.get(id) else {
-            // Ids only grow, also over restarts: an id below the last one was a session once.
-            return Err(match self.was_a_session(id) {
-                true => Refusal::SessionLost { session: id },
-                false => Refusal::SessionNotFound { session: id },
-            });
-        };
-        if (session.pid, session.uid) != (peer.pid, peer.uid) && !planted!(self, ForeignProcessServed) {
-            return Err(Refusal::SessionForeign { session: id, pid: peer.pid });
-        }
-        if !session.is_connected() {
-            return Err(Refusal::SessionLost { session: id });
-        }
-        Ok(session.tenant)
-    }
-
-    fn was_a_session(&self, id: SessionId) -> bool {
-        let epoch = vramd_types::epoch_of(id.get());
-        match epoch == self.config.boot_epoch {
-            true => self.sessions.last.is_some_and(|last| id <= last),
-            false => epoch > 0 && epoch < self.config.boot_epoch,
-        }
     }
 
     /// Answers a repeated request, now or with the first one. Returns whether it was repeated.
@@ -164,5 +135,12 @@ impl Broker {
                 self.finish_if_complete(id);
             }
         }
+    }
+
+    /// Answers a request for which everything has happened in its first step.
+    fn finish_if_complete(&mut self, id: OpId) {
+        self.finish_allocation(id);
+        self.finish_release(id);
+        self.finish_parts(id);
     }
 }

@@ -1,4 +1,4 @@
-//! Requests and answers: what clients and operators ask for, and the views that they read.
+//! Requests of clients and operators.
 //!
 //! A request is authenticated, checked for repetition and handed to its subject. It ends as an
 //! [`Outcome`](crate::tenancy::Outcome) or a refusal.
@@ -7,18 +7,16 @@
 //! - `operator`: requests of operators, and their dispatch
 //! - `part_orders`: operators' orders for the parts of one allocation
 //! - `operator_holds`: parts that operators hold on their device
+//! - `advice`: what owners say about the use of an allocation
 //! - `quota`: changes of quotas
 //! - `settings`: changes of settings
-//! - `reply`: answers to calls
-//! - `query`: views for clients and operators
 
+mod advice;
 mod client;
 mod operator;
 mod operator_holds;
 pub(super) mod part_orders;
-mod query;
 pub(super) mod quota;
-mod reply;
 mod settings;
 
 use std::collections::BTreeMap;

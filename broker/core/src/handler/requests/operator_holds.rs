@@ -4,14 +4,15 @@
 //! A part in another tier may be held too. It stays there until a session wants it on its device, and then does
 //! not leave that.
 
-use vramd_types::{AllocationId, PartIndex};
+use vramd_types::PartIndex;
 
 use crate::{
     broker::Broker,
-    command::{Notice, PartMove},
-    event::{PartRef, Target, Tier},
+    command::Notice,
+    event::{PartRef, Target},
     follow_up::Fact,
     handler::{Start, Started},
+    moves::Stop,
     tenancy::Outcome,
 };
 
@@ -27,7 +28,8 @@ impl Broker {
             };
             changed = changed.saturating_add(usize::from(is_new));
             if held && self.is_leaving(part) {
-                self.stop_migration(part, PartMove::Held);
+                self.stop_migration(part, Stop::Held);
+                self.after_moves();
             }
         }
         if changed > 0 {
@@ -44,19 +46,5 @@ impl Broker {
             self.follow_ups.push(Fact::VictimsChanged);
         }
         Ok(Started::Done(Outcome::PartsHeld { allocation: id, parts: parts.into_iter().collect() }))
-    }
-
-    /// Whether an operator holds the part, and it lies on its device.
-    pub(crate) fn is_held_on_device(&self, part: PartRef) -> bool {
-        self.moves.operator_holds.contains(&part) && self.tier_of(part) == Some(Tier::Device)
-    }
-
-    /// Ends the holds of a freed allocation.
-    pub(crate) fn forget_operator_holds(&mut self, id: AllocationId) {
-        let part = |index| PartRef { allocation: id, part: PartIndex(index) };
-        let held: Vec<_> = self.moves.operator_holds.range(part(0)..=part(u32::MAX)).copied().collect();
-        for part in held {
-            self.moves.operator_holds.remove(&part);
-        }
     }
 }

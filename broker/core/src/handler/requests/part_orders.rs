@@ -12,11 +12,11 @@ use crate::{
     command::{PartMove, PartRevocation},
     error::Refusal,
     event::{Kind, PartRef, Target, Tier},
-    handler::{Start, Started, Timer},
+    handler::{Start, Started},
     ledger::Place,
-    limits::MOMENT,
-    limits::PARTS_STARTED_PER_EVENT,
+    limits::{MOMENT, PARTS_STARTED_PER_EVENT},
     residency::AllocationState,
+    shell::Timer,
     tenancy::{MoveGoal, OpId, OpKind, PerPart},
 };
 
@@ -107,7 +107,7 @@ impl Broker {
         if self.requests.ops.get(op).is_some_and(|op| op.kind.has_more_parts()) {
             self.arm(self.shell.now.after(MOMENT), Timer::Parts(op));
         }
-        self.finish_if_complete(op);
+        self.finish_parts(op);
     }
 
     /// `None`: the operation is told when it is over.
@@ -130,30 +130,12 @@ impl Broker {
                 return Some(PartMove::Refused { refusal });
             }
         }
-        match goal {
+        let outcome = match goal {
             MoveGoal::In(Tier::Device) => self.fetch_for_operator(op, part),
             MoveGoal::In(to_tier @ (Tier::Host | Tier::Disk)) => self.evict_for_operator(op, part, to_tier),
             MoveGoal::WrittenBack => self.write_back_part(Some(op), part),
-        }
-    }
-
-    /// Whether the allocation is open or sealed, so that nothing is being done with it as a whole.
-    pub(crate) fn is_stable(&self, id: AllocationId) -> bool {
-        let state = self.allocations.get(id).map(|allocation| allocation.state);
-        matches!(state, Some(AllocationState::Open | AllocationState::Sealed))
-    }
-
-    /// Records the outcome of one part. The caller checks whether it was the last.
-    pub(crate) fn part_revoked(&mut self, op: OpId, part: PartRef, outcome: PartRevocation) {
-        if let Some(OpKind::Revoke { parts, .. }) = self.requests.ops.get_mut(op).map(|op| &mut op.kind) {
-            parts.resolve(part.part, outcome);
-        }
-    }
-
-    /// Records the outcome of one part. The caller checks whether it was the last.
-    pub(crate) fn part_moved(&mut self, op: OpId, part: PartRef, outcome: PartMove) {
-        if let Some(OpKind::Move { parts, .. }) = self.requests.ops.get_mut(op).map(|op| &mut op.kind) {
-            parts.resolve(part.part, outcome);
-        }
+        };
+        self.after_moves();
+        outcome
     }
 }

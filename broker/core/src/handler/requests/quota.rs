@@ -132,7 +132,9 @@ impl Broker {
                 Ok((quota, plan)) if plan.is_dropped() => self.store_quota(op, change, quota),
                 Ok((_, plan)) => {
                     self.requests.quotas.making_room = Some(op);
-                    self.make_room_for_quota(op, plan);
+                    if !self.make_room_for_quota(op, plan) {
+                        self.resume_quota(op);
+                    }
                 }
                 Err(refusal) => self.finish(op, Err(refusal)),
             }
@@ -299,14 +301,5 @@ impl Broker {
                 .map_or_else(|| QuotaDevice::Absent(text.to_owned()), QuotaDevice::Present),
         };
         (Method::SetQuota, Outcome::QuotaSet { tenant, device, tier: request.tier })
-    }
-
-    /// The UUID of the device, or `*`.
-    pub(crate) fn device_text(&self, device: &QuotaDevice) -> String {
-        match device {
-            QuotaDevice::All => "*".to_owned(),
-            QuotaDevice::Present(index) => self.uuid(*index).to_owned(),
-            QuotaDevice::Absent(uuid) => uuid.clone(),
-        }
     }
 }

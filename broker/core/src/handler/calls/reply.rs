@@ -5,7 +5,7 @@ use crate::{
     command::{Command, Reply},
     error::Refusal,
     event::{CallId, RequestKey},
-    tenancy::{ItemResult, Method, OpId, OpKind, Outcome, RequestLog, Requester},
+    tenancy::{ItemResult, Method, OpId, Outcome, RequestLog, Requester},
 };
 
 impl Broker {
@@ -66,25 +66,6 @@ impl Broker {
                 self.sessions.get_mut(session).map(|session| &mut session.requests)
             }
             Requester::Operator { uid } => Some(self.requests.operators.entry(uid).or_default()),
-        }
-    }
-
-    /// Finishes an operation if all that it waits for has happened.
-    pub(crate) fn finish_if_complete(&mut self, id: OpId) {
-        match self.requests.ops.get_mut(id).map(|op| &mut op.kind) {
-            Some(OpKind::Allocate { extents_left: 0, .. }) => self.finish_allocation(id),
-            Some(OpKind::Release { items, .. }) if items.is_complete() => {
-                self.finish_release(id);
-            }
-            Some(OpKind::Revoke { parts, .. }) if parts.is_complete() => {
-                let (allocation, parts) = (parts.allocation, parts.take());
-                self.finish(id, Ok(Outcome::MappingsRevoked { allocation, parts }));
-            }
-            Some(OpKind::Move { parts, .. }) if parts.is_complete() => {
-                let (allocation, parts) = (parts.allocation, parts.take());
-                self.finish(id, Ok(Outcome::PartsMoved { allocation, parts }));
-            }
-            _ => {}
         }
     }
 

@@ -5,8 +5,6 @@
 //! tenant was sent it and every session that was sent it has said that it unmapped it. For all other extents
 //! the driver's reference count is the only proof that they are free.
 
-use std::collections::BTreeSet;
-
 use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
 use crate::{
@@ -14,13 +12,10 @@ use crate::{
     command::Notice,
     event::{Kind, PartRef, Tier},
     follow_up::Fact,
-    handler::Timer,
     ledger::Place,
-    line::RoomPlan,
-    moves::Cause,
     pool::{Age, Extent, ExtentState},
-    pressure::Pressure,
     residency::Allocation,
+    shell::Timer,
     tenancy::TenantId,
     time::Time,
 };
@@ -170,40 +165,30 @@ impl Broker {
         self.release_cached(due);
     }
 
-    /// Releases cached extents under high pressure, guaranteed or not, with a tier below or without: the oldest
-    /// first, down to the eviction target.
-    pub(crate) fn release_cached_under_pressure(&mut self, place: Place) {
-        let Some((fill, target)) = self.fill(place).zip(self.eviction_target(place)) else { return };
-        if !self.is_cached_under_pressure(place) {
-            return;
-        }
-        let of_device = self.line.room.iter().filter(|(_, was)| was.device == place.device);
-        let (awaited, leaving): (Vec<_>, Vec<_>) = of_device.map(|(extent, was)| (extent, was.size)).unzip();
-        let mut left = leaving.into_iter().fold(fill.charged, Bytes::saturating_sub);
-        let mut given_up = BTreeSet::new();
-        for (age, entry) in self.pool.cache().iter().filter(|(_, it)| it.device == place.device) {
-            if left <= target {
-                break;
-            }
-            left = left.saturating_sub(entry.size);
-            given_up.insert(age);
-        }
-        self.execute(RoomPlan { awaited, given_up, victims: Vec::new() }, Cause::Pressure);
-    }
-
-    pub(crate) fn is_cached_under_pressure(&self, place: Place) -> bool {
-        place.tier == Tier::Device
-            && self.pressure_of(place) >= Pressure::High
-            && !self.pool.cache().bytes_on(place.device).is_zero()
-            && !planted!(self, CachedUnderPressure)
-    }
-
     /// Releases all cached extents of one device, or of all.
     pub(crate) fn release_all_cached(&mut self, device: Option<DeviceIndex>) {
         let on_device =
             self.pool.cache().iter().filter(|(_, it)| device.is_none_or(|device| it.device == device));
         let all: Vec<Age> = on_device.map(|(age, _)| age).collect();
         self.release_cached(all);
+    }
+
+    /// Takes a cached extent of the tenant for the part.
+    pub(crate) fn reuse_cached(
+        &mut self,
+        tenant: TenantId,
+        device: DeviceIndex,
+        size: Bytes,
+        part: PartRef,
+    ) -> Option<ExtentId> {
+        #[cfg(feature = "planted")]
+        let tenant = match planted!(self, CachedToAnotherTenant) {
+            true => self.pool.tenant_with_cached(device, size).unwrap_or(tenant),
+            false => tenant,
+        };
+        let extent = self.pool.reuse(tenant, device, size, part)?;
+        self.push_notice(Notice::Reused { extent, part });
+        Some(extent)
     }
 }
 

@@ -1,16 +1,93 @@
-//! Mappings that end because a session, its channel or an allocation ended.
+//! Mappings that begin with an allocation, and that end for good with it, with a session or with its channel.
+//!
+//! A part that no session maps any longer can be released, or hashed for a seal.
 
-use vramd_types::{AllocationId, SessionId};
+use vramd_types::AllocationId;
+use vramd_types::SessionId;
 
 use crate::{
     broker::Broker,
+    command::RevokeReason,
     event::PartRef,
     follow_up::Fact,
+    handler::mapping::frames::InitialMaps,
     invariants,
-    residency::{AllocationState, MapEvent, MapState},
+    residency::{AllocationState, MapEvent, MapState, MapStep},
 };
 
 impl Broker {
+    /// Continues what waited for a session to unmap a part.
+    pub(crate) fn continue_after_unmap(&mut self, id: SessionId, part: PartRef) {
+        let Some(allocation) = self.allocations.get(part.allocation) else { return };
+        let still = self.maps_any(id, part.allocation, allocation);
+        match allocation.state {
+            AllocationState::Freeing => {
+                self.release_freed_part(part);
+                if self.remove_if_gone(part.allocation) {
+                    return;
+                }
+            }
+            AllocationState::Unmapping if !still && allocation.owner == Some(id) => {
+                self.digest_if_unmapped(part.allocation);
+            }
+            _ => {}
+        }
+        if !still {
+            self.notify_watchers(part.allocation);
+        }
+    }
+
+    /// Has the session unmap an allocation for good. Mappings that are queued or away are dropped.
+    pub(crate) fn revoke_allocation(
+        &mut self,
+        id: SessionId,
+        allocation_id: AllocationId,
+        reason: RevokeReason,
+    ) {
+        let Some(allocation) = self.allocations.get(allocation_id) else { return };
+        let held: Vec<_> = allocation
+            .indices()
+            .filter(|index| allocation.part(*index).is_some_and(|part| part.map_state(id).is_some()))
+            .map(|part| PartRef { allocation: allocation_id, part })
+            .collect();
+        let (mut to_tell, mut gone) = (Vec::new(), Vec::new());
+        for part in held {
+            match self.advance_mapping(id, part, MapEvent::Revoke) {
+                Ok(MapStep::SendRevoke) => to_tell.push(self.revoked_part(id, part)),
+                Ok(MapStep::Gone) => gone.push(part),
+                Ok(_) => {}
+                Err(problem) => self.report_violation(invariants::TRANSITIONS, problem),
+            }
+        }
+        self.send_revoke(id, to_tell, reason);
+        self.expect_answer(id);
+        for part in gone {
+            self.continue_after_unmap(id, part);
+        }
+    }
+
+    /// Queues the parts of an allocation that the session does not map yet. Parts under revocation follow when
+    /// it ends, and the rest with a pin.
+    pub(crate) fn queue_maps(&mut self, id: SessionId, allocation_id: AllocationId, initial: InitialMaps) {
+        self.queue_and_fetch(id, allocation_id, initial);
+        self.pump(id);
+    }
+
+    /// The same for all allocations of a batch, so that they share packets.
+    pub(crate) fn queue_all_maps(&mut self, id: SessionId, allocations: &[AllocationId]) {
+        for allocation in allocations.iter().copied() {
+            self.queue_and_fetch(id, allocation, InitialMaps::All);
+        }
+        self.pump(id);
+    }
+
+    fn queue_and_fetch(&mut self, id: SessionId, allocation: AllocationId, initial: InitialMaps) {
+        for part in self.queue_parts(id, allocation, initial) {
+            self.add_attach_waiter(id, part);
+            self.after_moves();
+        }
+    }
+
     /// Sends nothing further to a session, and drops its mappings that are away. Descriptors in flight stay in
     /// the budget and in the mapper sets until the session is gone: any process that has the socket can still
     /// receive them.
@@ -28,7 +105,7 @@ impl Broker {
     }
 
     /// Parts that are away for the session.
-    fn away_of(&self, id: SessionId) -> Vec<PartRef> {
+    pub(crate) fn away_of(&self, id: SessionId) -> Vec<PartRef> {
         let Some(session) = self.sessions.get(id) else { return Vec::new() };
         let mut away = Vec::new();
         for allocation in session.maps.keys().copied() {

@@ -8,20 +8,18 @@ use vramd_types::{Bytes, DeviceIndex};
 use crate::{
     broker::Broker,
     command::{Command, Notice},
-    event::Tier,
-    follow_up::Fact,
-    handler::Timer,
     ledger::{Ledger, Place, PlaceBalances},
     line::Waiter,
+    shell::Timer,
     tenancy::Session,
 };
 
 /// Surveys under way by device; `true` if another one is wanted after it.
 #[derive(Debug, Default)]
 pub(crate) struct Surveys {
-    under_way: BTreeMap<DeviceIndex, bool>,
+    pub(crate) under_way: BTreeMap<DeviceIndex, bool>,
     /// How many were done of each device.
-    done: BTreeMap<DeviceIndex, u64>,
+    pub(crate) done: BTreeMap<DeviceIndex, u64>,
     /// After which survey it is known which process has what the driver lacked. Earlier surveys began too soon.
     awaited: BTreeMap<DeviceIndex, u64>,
 }
@@ -45,7 +43,7 @@ impl Surveys {
 
     /// Takes note of a finished survey. Returns whether it is known which process has what the driver lacked,
     /// if it lacked anything.
-    fn resolve_awaited(&mut self, device: DeviceIndex) -> bool {
+    pub(crate) fn resolve_awaited(&mut self, device: DeviceIndex) -> bool {
         let found = self.awaited.get(&device).is_none_or(|awaited| self.done(device) >= *awaited);
         if found {
             self.awaited.remove(&device);
@@ -108,47 +106,6 @@ impl Broker {
         // One more for the daemon.
         let count = u64::from(contexts.max(self.config.sessions_reserved)).saturating_add(1);
         Bytes::new(each.saturating_mul(count))
-    }
-
-    pub(crate) fn on_surveyed(
-        &mut self,
-        device: DeviceIndex,
-        unbrokered: Bytes,
-        contexts: u32,
-        host_missing: Bytes,
-    ) {
-        let done = self.node.surveys.done.entry(device).or_default();
-        *done = done.saturating_add(1);
-        let is_first = *done == 1;
-        let (place, host) = (Place::device(device), Place { device, tier: Tier::Host });
-        let before = [place, host].map(|place| (place, self.fill(place)));
-        if self.ledger.balances(place).is_some_and(|balances| balances.unbrokered() != unbrokered) {
-            self.push_notice(Notice::Unbrokered { device, bytes: unbrokered });
-        }
-        let reserved = self.context_reserve(device, contexts);
-        let found = self.node.surveys.resolve_awaited(device) || planted!(self, EarlySurveyBelieved);
-        self.withhold(place, |ledger| {
-            ledger.set_withheld(place, unbrokered, reserved);
-            if found {
-                ledger.lift_cap(place);
-            }
-        });
-        self.withhold(host, |ledger| ledger.set_withheld(host, host_missing, Bytes::ZERO));
-        // Memory that other programs had before the first survey is no growth.
-        if is_first {
-            before.into_iter().for_each(|(place, before)| self.note_resized(place, before));
-        }
-        self.cover_shortfall(device);
-        self.line.resume_all();
-        self.line.retry_after_survey(device);
-        self.usage.residents.clear_stuck();
-        self.usage.idle_on_host.clear_stuck();
-        self.note_all_in_place();
-        self.node.pressure.failed.clear();
-        self.follow_ups.push(Fact::Surveyed);
-        if self.node.surveys.under_way.remove(&device) == Some(true) {
-            self.survey(device);
-        }
     }
 
     /// Blocks a waiter that the driver failed until the device has been surveyed.

@@ -8,20 +8,15 @@ use vramd_types::{Bytes, ExtentId};
 
 use crate::{
     broker::Broker,
-    error::Refusal,
     event::PartRef,
     ledger::Place,
     line::Footprint,
     moves::Backing,
-    pool::{Extent, ExtentState},
+    pool::{Extent, ExtentError, ExtentState},
     residency::Allocation,
 };
 
 impl Broker {
-    pub(crate) fn is_discardable(&self, part: PartRef) -> bool {
-        self.allocations.get(part.allocation).is_some_and(|allocation| allocation.discardable)
-    }
-
     /// Lets the part leave its device without reserving bytes for that.
     pub(crate) fn waive_backing(&mut self, part: PartRef, Footprint { tenant, device, size }: Footprint) {
         self.moves.backings.insert(part, (tenant, device), size, Backing::Needless);
@@ -33,7 +28,7 @@ impl Broker {
         part: PartRef,
         place: Place,
         size: Bytes,
-    ) -> Result<ExtentId, Refusal> {
+    ) -> Result<ExtentId, ExtentError> {
         let id = self.next_extent_id()?;
         self.pool.insert(id, Extent::new(place, size, part, ExtentState::Dropped));
         Ok(id)
@@ -49,24 +44,6 @@ impl Broker {
     pub(crate) fn count_drop(&mut self, part: PartRef) {
         let count = self.moves.drop_counts.entry(part).or_default();
         *count = count.saturating_add(1);
-    }
-
-    /// How often the part was dropped.
-    pub(crate) fn drop_count_of(&self, part: PartRef) -> u64 {
-        match planted!(self, DropUnreported) {
-            true => 0,
-            false => self.moves.drop_counts.get(&part).copied().unwrap_or_default(),
-        }
-    }
-
-    /// Whether the part is dropped.
-    pub(crate) fn is_dropped(&self, part: PartRef) -> bool {
-        self.extent_of(part).is_some_and(Extent::is_dropped)
-    }
-
-    /// Whether the part lies on disk and no session has ever written it. Then it is zeros wherever it moves.
-    pub(crate) fn is_unwritten(&self, part: PartRef) -> bool {
-        self.extent_of(part).is_some_and(|extent| extent.unwritten)
     }
 
     pub(crate) fn forget_drops(&mut self, id: vramd_types::AllocationId) {

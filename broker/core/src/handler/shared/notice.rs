@@ -8,10 +8,8 @@ use crate::{
     broker::Broker,
     command::{Caller, Notice},
     error::Refusal,
-    event::PartRef,
     handler::QuotaChange,
     ledger::Quota,
-    residency::MapState,
     tenancy::{Method, Requester, TenantId},
 };
 
@@ -54,11 +52,6 @@ impl Broker {
     ) {
         let Some(tenant) = self.allocations.get(id).map(|allocation| allocation.tenant) else { return };
         self.push_notice(notice(id, self.tenants.shared(tenant)));
-    }
-
-    pub(crate) fn is_revoking(&self, id: SessionId, part: PartRef) -> bool {
-        let entry = self.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
-        matches!(entry.and_then(|entry| entry.map_state(id)), Some(MapState::Revoking | MapState::Evicting))
     }
 
     pub(crate) fn note_answered(

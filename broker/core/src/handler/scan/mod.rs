@@ -19,25 +19,24 @@
 //! The price of a full scan is the number of waiters up to [`LOOKAHEAD`] on each device, not the length of the
 //! line.
 
+mod batches;
+mod suspended;
+
 use std::collections::{BTreeMap, BTreeSet};
 
-use vramd_types::{Bytes, DeviceIndex};
+use vramd_types::DeviceIndex;
 
 use crate::{
     broker::Broker,
     command::WaitEnd,
-    error::Refusal,
     event::{PartRef, Tier},
     follow_up::Fact,
-    ledger::{Account, Place, Shortage},
-    line::{Footprint, LastScan, Need, Position, RoomPlan, Waiter},
-    moves::Cause,
-    tenancy::{Arrival, TenantId},
+    ledger::{Place, Shortage},
+    line::{Footprint, LOOKAHEAD, LastScan, Need, Position, RoomPlan, Waiter},
+    moves::{Cause, MoveError},
+    pool::ExtentError,
+    tenancy::TenantId,
 };
-
-/// For how many waiters of each device the daemon makes room at once: enough that copies in both directions
-/// never wait for decisions.
-const LOOKAHEAD: usize = 32;
 
 /// After how many departures from the scanned waiters the next scan is full.
 const RESCAN_AFTER: usize = LOOKAHEAD / 2;
@@ -141,6 +140,7 @@ impl Broker {
         self.line.record_scan(found);
         for plan in plans {
             self.execute(plan, Cause::Demand);
+            self.after_moves();
         }
         for waiter in hopeless.into_keys() {
             if let Waiter::Batch(op) = waiter {
@@ -290,17 +290,6 @@ impl Broker {
         }
     }
 
-    fn needs(&self, waiter: Waiter, arrived: Arrival) -> Vec<Need> {
-        match waiter {
-            Waiter::Part(part) if self.line.is_deferred(part) => Vec::new(),
-            Waiter::Part(part) => {
-                let need = |footprint| Need { footprint, arrived, own_cached: Vec::new(), hopeless: None };
-                self.footprint_of(part).map(need).into_iter().collect()
-            }
-            Waiter::Batch(op) => self.batch_needs(op, arrived),
-        }
-    }
-
     /// Whether an earlier waiter waits for the same room or limit.
     fn must_wait(&self, scan: &Scan, need: &Need) -> bool {
         let Footprint { tenant, device, size } = need.footprint;
@@ -324,14 +313,18 @@ impl Broker {
             return Err(Some(BlockedBy::Room));
         }
         self.check_part_room(part).map_err(|shortage| Some(BlockedBy::of(&shortage)))?;
-        match self.start_move(part, (Tier::Device, Cause::Demand), None, self.pins.after_all()) {
+        let begun = self.start_move(part, (Tier::Device, Cause::Demand), None, self.pins.after_all());
+        // A part that needs no copy has arrived already.
+        self.after_moves();
+        match begun {
             Ok(_) => {
                 self.note_retry(waiter);
                 self.leave_line(waiter, WaitEnd::Served);
                 Ok(())
             }
-            Err(Refusal::QuotaLimit { .. }) => Err(Some(BlockedBy::Limit)),
-            Err(Refusal::DeviceFull { .. }) => Err(Some(BlockedBy::Room)),
+            Err(MoveError::Extent(ExtentError::Shortage { shortage, .. })) => {
+                Err(Some(BlockedBy::of(&shortage)))
+            }
             // All devices together have too many extents.
             Err(_) => {
                 let ages = self.check_extent_count(&BTreeSet::new(), 1).err().unwrap_or_default();
@@ -339,74 +332,5 @@ impl Broker {
                 Err(Some(BlockedBy::Extents))
             }
         }
-    }
-
-    /// Whether the device has waiters for room.
-    pub(crate) fn has_waiters_on(&self, device: DeviceIndex) -> bool {
-        if self.line.devices().all(|(of, _)| of != device) {
-            return false;
-        }
-        let needs = self.line.iter().flat_map(|(position, entry)| self.needs(entry.waiter, position.arrived));
-        let mut devices = needs.map(|need| need.footprint.device);
-        devices.any(|of| of == device)
-    }
-
-    /// Whether the tenant stays within its guarantee with this much more on the device. That room is kept for
-    /// it, ahead of other waiters.
-    pub(crate) fn is_within_guarantee(&self, tenant: TenantId, device: DeviceIndex, more: Bytes) -> bool {
-        let account = self.ledger.account(tenant, Place::device(device));
-        account.is_some_and(|account| {
-            self.charged_without_cached(tenant, device, &account).saturating_add(more) <= account.guarantee
-        })
-    }
-
-    /// The charge without cached extents: the daemon releases these for what the tenant itself wants.
-    fn charged_without_cached(&self, tenant: TenantId, device: DeviceIndex, account: &Account) -> Bytes {
-        account.charged().saturating_sub(self.pool.cache().bytes_of(tenant, device))
-    }
-
-    /// Whether the next waiter of the device, after those with a cached extent of this size, is a part of that
-    /// tenant and size. Waiters at the limit of another tenant do not count.
-    pub(crate) fn is_next_for_extent(&self, footprint: Footprint) -> bool {
-        let Footprint { tenant, device, size } = footprint;
-        let kept = self.pool.cache().oldest(tenant, device, size).count();
-        let mut first = 0usize;
-        for (position, entry) in self.line.iter().take(LOOKAHEAD) {
-            let needs = self.needs(entry.waiter, position.arrived);
-            let Some(need) = needs.iter().find(|need| need.footprint.device == device) else { continue };
-            if need.footprint.tenant != tenant && self.is_at_limit(need.footprint) {
-                continue;
-            }
-            let takes_cached = matches!(entry.waiter, Waiter::Part(part) if !self.is_unwritten(part));
-            if need.footprint != footprint || !takes_cached {
-                return false;
-            }
-            first = first.saturating_add(1);
-            if first > kept {
-                return true;
-            }
-        }
-        false
-    }
-
-    fn is_at_limit(&self, Footprint { tenant, device, size }: Footprint) -> bool {
-        matches!(self.ledger.admit(tenant, Place::device(device), size), Err(Shortage::Limit { .. }))
-    }
-
-    fn has_cached_for(&self, part: PartRef) -> bool {
-        // An extent with old bytes cannot serve a part that reads as zeros.
-        let footprint = self.footprint_of(part).filter(|_| !self.is_unwritten(part));
-        footprint.is_some_and(|it| self.pool.cache().oldest(it.tenant, it.device, it.size).next().is_some())
-    }
-
-    /// Whether the part fits on its device now. Checked before anything is created, since most of the line
-    /// waits.
-    pub(crate) fn check_part_room(&self, part: PartRef) -> Result<(), Shortage> {
-        let Some(Footprint { tenant, device, size }) = self.footprint_of(part) else { return Ok(()) };
-        // With too many extents that is the reason to report.
-        if self.has_cached_for(part) || self.pool.len() >= self.config.limits.extents_max {
-            return Ok(());
-        }
-        self.ledger.admit(tenant, Place::device(device), size)
     }
 }

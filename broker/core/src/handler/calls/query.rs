@@ -261,20 +261,6 @@ impl Broker {
         (page.collect(), found.next().is_some())
     }
 
-    /// Any allocation, by id or by `tenant/name`.
-    pub(crate) fn find_any(&self, target: &Target) -> Result<(AllocationId, &Allocation), Refusal> {
-        let not_found = || Refusal::AllocationNotFound { allocation: target.to_string() };
-        match target {
-            Target::Id(id) => {
-                self.allocations.get(*id).map(|allocation| (*id, allocation)).ok_or_else(not_found)
-            }
-            Target::Name(text) if !text.contains('/') => {
-                Err(Refusal::NameInvalid { field: "name", name: text.clone() })
-            }
-            Target::Name(text) => self.find_named(text, "")?.ok_or_else(not_found),
-        }
-    }
-
     pub(crate) fn view(&self, id: AllocationId, parts: bool, mappers: bool) -> Option<AllocationView> {
         self.allocations.get(id).map(|allocation| self.view_of(id, allocation, parts, mappers))
     }

@@ -13,13 +13,12 @@ use crate::{
     command::Notice,
     event::{Kind, PartRef, Tier},
     follow_up::Fact,
-    handler::Timer,
     ledger::{Place, Reservation, Shortage},
     limits::{BACKINGS_PER_EVENT, MOMENT},
     line::Footprint,
     moves::{Backing, BackingAccount},
-    pool::Extent,
     residency::AllocationState,
+    shell::Timer,
     tenancy::TenantId,
 };
 
@@ -151,13 +150,6 @@ impl Broker {
         }
     }
 
-    /// The tier that the part leaves its device for, unless an operator names one.
-    pub(crate) fn tier_below(&self, part: PartRef) -> Option<Tier> {
-        let device = self.allocations.get(part.allocation)?.device;
-        let nearest = || self.ledger.below(device).next().map(|place| place.tier);
-        self.moves.backings.get(&part).and_then(Backing::tier).or_else(nearest)
-    }
-
     pub(crate) fn drop_backings_of(&mut self, id: AllocationId) {
         for part in self.every_part_of(id) {
             self.drop_backing(part);
@@ -214,48 +206,6 @@ impl Broker {
         }
     }
 
-    /// Lists the part among those that may leave their device.
-    pub(crate) fn mark_evictable(&mut self, part: PartRef) {
-        let device = self.allocations.get(part.allocation).map(|allocation| allocation.device);
-        if let Some(device) = device
-            && self.moves.backings.contains(&part)
-            && self.tier_of(part) == Some(Tier::Device)
-        {
-            self.usage.residents.arrive(device, part, self.shell.now);
-        }
-    }
-
-    pub(crate) fn mark_all_evictable(&mut self, id: AllocationId) {
-        if self.has_tiers() {
-            for part in self.every_part_of(id) {
-                self.mark_evictable(part);
-            }
-        }
-    }
-
-    /// Whether the extent is the backing of the part.
-    pub(crate) fn is_backing_of(&self, part: PartRef, id: ExtentId) -> bool {
-        let its = self.moves.backings.get(&part);
-        matches!(its, Some(Backing::Extent { extent, .. } | Backing::File { extent }) if *extent == id)
-    }
-
-    /// Marks the part dirty: a session has written it, or may have.
-    pub(crate) fn mark_dirty(&mut self, part: PartRef) {
-        // No session writes sealed memory, so a word that says so is wrong. A discardable part is never copied.
-        let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
-        if state == Some(AllocationState::Sealed) || self.is_discardable(part) {
-            return;
-        }
-        planted!(self, StaleBackingTakenForClean => return);
-        self.moves.backings.set_clean(&part, false);
-        if let Some(write_back) = self.moves.write_backs.get_mut(&part) {
-            write_back.written = true;
-        }
-        if let Some(migration) = self.moves.migrations.get_mut(&part) {
-            migration.clean = false;
-        }
-    }
-
     /// The backing that passed for clean differs from the part: the part was written behind its pins. It is
     /// copied, and operators are told.
     pub(crate) fn on_clean_backing_differs(&mut self, to: ExtentId) {
@@ -269,10 +219,5 @@ impl Broker {
         let (device, bytes) = (allocation.device, allocation.size_of(part.part));
         let tenant = self.tenants.shared(allocation.tenant);
         self.push_notice(Notice::CleanBackingDiffers { part, tenant, device, tier, bytes });
-    }
-
-    /// Whether the extent exists and is not being released.
-    pub(crate) fn is_live(&self, id: ExtentId) -> bool {
-        self.pool.get(id).is_some_and(Extent::can_hold_part)
     }
 }

@@ -79,29 +79,6 @@ impl Broker {
         }
     }
 
-    /// Reports a part to be unmapped in place, if no session is known to pin it. A harvest sees the unpin of a
-    /// known one; to ask its word earlier would send its own pins the slow way.
-    pub(crate) fn note_in_place(&mut self, part: PartRef) {
-        if self.moves.in_place_to_unmap.contains(&part) && !self.usage.idle_on_host.is_pinned(part) {
-            self.follow_ups.push(Fact::InPlaceUnpinned(part));
-        }
-    }
-
-    /// The same for all that a session maps: it answers again.
-    pub(crate) fn note_in_place_of(&mut self, session: SessionId) {
-        let its =
-            self.moves.in_place_to_unmap.iter().filter(|part| self.map_state(session, **part).is_some());
-        let its: Vec<_> = its.copied().collect();
-        its.into_iter().for_each(|part| self.note_in_place(part));
-    }
-
-    /// The same for all.
-    pub(crate) fn note_all_in_place(&mut self) {
-        let unpinned =
-            self.moves.in_place_to_unmap.iter().filter(|part| !self.usage.idle_on_host.is_pinned(**part));
-        unpinned.for_each(|part| self.follow_ups.push(Fact::InPlaceUnpinned(*part)));
-    }
-
     /// Unmaps a part that is mapped in place although it is no longer advised. Afterwards it is as any other
     /// part: a pin has it fetched.
     pub(crate) fn unmap_in_place(&mut self, part: PartRef) {

@@ -2,92 +2,18 @@
 //!
 //! Timers are ordered by time and then by kind. A timer that an answer has overtaken finds nothing to do.
 
-use vramd_types::{DeviceIndex, SessionId};
+use vramd_types::SessionId;
 
 use crate::{
     broker::Broker,
     command::{Command, Notice},
     error::Refusal,
-    event::PartRef,
-    follow_up::Fact,
-    tenancy::{OpId, OpKind, Outcome, SessionEvent, SessionState, SilentReason},
+    tenancy::{OpKind, Outcome, SessionEvent, SessionState, SilentReason},
     time::Time,
 };
 
-/// The work that is due at a deadline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Timer {
-    /// The next deadline of a session.
-    Session(SessionId),
-    /// The regular survey of all devices.
-    Survey,
-    /// The pressure of all places is sampled.
-    Pressure,
-    /// Cached memory of a tenant has stayed long enough.
-    Cached,
-    /// A fence has lasted long enough.
-    Fence(PartRef),
-    /// A batch has waited for room long enough.
-    Wait(OpId),
-    /// A pin call has waited long enough.
-    Pin(SessionId, u64),
-    /// A pin call may have stalled.
-    Stall(SessionId, u64),
-    /// An operator's call goes on with the next of its parts.
-    Parts(OpId),
-    /// More parts that are no longer advised can be unmapped in place.
-    InPlaceUnmaps,
-    /// More parts of a device can get backing.
-    Backing(DeviceIndex),
-}
-
 impl Broker {
-    pub(crate) fn arm(&mut self, deadline: Time, timer: Timer) {
-        self.shell.timers.insert((deadline, timer));
-    }
-
-    /// Sets the session's timer to this deadline or an earlier one. A session has one timer, which may be too
-    /// early but never too late. An answer in time, which is nearly every one, leaves no timer behind.
-    pub(crate) fn arm_session(&mut self, deadline: Time, id: SessionId) {
-        let Some(session) = self.sessions.get_mut(id) else { return };
-        match session.alarm {
-            Some(alarm) if alarm <= deadline => return,
-            Some(alarm) => _ = self.shell.timers.remove(&(alarm, Timer::Session(id))),
-            None => {}
-        }
-        session.alarm = Some(deadline);
-        self.arm(deadline, Timer::Session(id));
-    }
-
-    /// Runs every timer that is due.
-    pub(crate) fn run_timers(&mut self) {
-        while let Some((deadline, timer)) = self.shell.timers.first().copied() {
-            if deadline > self.shell.now {
-                return;
-            }
-            self.shell.timers.pop_first();
-            match timer {
-                Timer::Session(id) => self.check_deadlines(id),
-                Timer::Pressure => self.sample_pressure(),
-                Timer::Cached => self.expire_cached(),
-                Timer::Fence(part) => self.expire_fence(part),
-                Timer::Wait(op) => self.expire_batch(op),
-                Timer::Pin(id, call) => self.expire_pin((id, call)),
-                Timer::Parts(op) => self.begin_parts(op),
-                Timer::Backing(device) => self.reserve_late_backings(device),
-                // The follow-ups of this event do it.
-                Timer::InPlaceUnmaps => {}
-                Timer::Stall(id, call) => self.follow_ups.push(Fact::StallCheckDue((id, call))),
-                Timer::Survey => {
-                    self.line.end_rests();
-                    self.survey_all();
-                    self.arm_survey();
-                }
-            }
-        }
-    }
-
-    fn check_deadlines(&mut self, id: SessionId) {
+    pub(crate) fn check_deadlines(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(id) else { return };
         session.alarm = None;
         self.apply_due_deadlines(id);

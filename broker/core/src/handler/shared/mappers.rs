@@ -1,0 +1,96 @@
+//! Which sessions map a part, and why it cannot be revoked.
+
+use vramd_types::AllocationId;
+use vramd_types::SessionId;
+
+use crate::{
+    broker::Broker,
+    command::PartRevocation,
+    event::PartRef,
+    residency::{Allocation, MapState, Mapping, Stage},
+    tenancy::Arrival,
+};
+
+impl Broker {
+    /// Why a revocation cannot begin: a mapper has no pins, or is silent. An eviction also fails if any session
+    /// uses the part: by a pin call that arrived before `arrived`, or by one that was answered.
+    pub(crate) fn why_not_revocable(
+        &self,
+        part: PartRef,
+        wait: bool,
+        arrived: Arrival,
+    ) -> Option<PartRevocation> {
+        let standing = self.mappers_without_pins(part);
+        if !standing.is_empty() {
+            return Some(PartRevocation::Standing { by: standing });
+        }
+        let silent = self.silent_mappers(part);
+        if !silent.is_empty() {
+            return Some(PartRevocation::Silent { by: silent });
+        }
+        if self.mappers(part, |_| true).is_empty() {
+            return Some(PartRevocation::Revoked);
+        }
+        if wait {
+            return None;
+        }
+        // A session that was sent the part and has not answered counts as using it.
+        let uses = |mapping: &Mapping| {
+            let calls =
+                self.pins.protects(part, mapping.session, arrived) && !planted!(self, EvictedThoughPinned);
+            mapping.state != MapState::Mapped || calls
+        };
+        let by = self.mappers(part, uses);
+        (!by.is_empty()).then_some(PartRevocation::Pinned { by })
+    }
+
+    /// Whether a call of that arrival waits for the end of a revocation: of an earlier fence, or of an
+    /// eviction, which begins only where no call is in its way.
+    pub(crate) fn is_blocked_by_revocation(&self, part: PartRef, arrived: Arrival) -> bool {
+        self.mapping.revocations.get(&part).is_some_and(|under_way| {
+            let let_in = planted!(self, FenceLetsPinsIn) && matches!(under_way.stage, Stage::Fence { .. });
+            let evicts = matches!(under_way.stage, Stage::Words { .. } | Stage::Evict);
+            (evicts || under_way.began < arrived) && !let_in
+        })
+    }
+
+    pub(crate) fn mappings(&self, part: PartRef) -> &[Mapping] {
+        let entry = self.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
+        entry.map(|entry| &*entry.mappings).unwrap_or_default()
+    }
+
+    /// Sessions that map a part, or are about to, and that fit.
+    pub(crate) fn mappers(&self, part: PartRef, which: impl Fn(&Mapping) -> bool) -> Vec<SessionId> {
+        let unsaid = |mapping: &&Mapping| planted!(self, MappersFromWords) && mapping.state.is_in_flight();
+        let mappings =
+            self.mappings(part).iter().filter(|mapping| mapping.state != MapState::Away && which(mapping));
+        let mappings = mappings.filter(|mapping| !unsaid(mapping));
+        mappings.map(|mapping| mapping.session).collect()
+    }
+
+    pub(crate) fn mappers_without_pins(&self, part: PartRef) -> Vec<SessionId> {
+        let words = |id| self.sessions.get(id).is_some_and(|session| session.words.is_some());
+        self.mappers(part, |mapping| !words(mapping.session))
+    }
+
+    /// Mappers of the part that do not answer.
+    pub(crate) fn silent_mappers(&self, part: PartRef) -> Vec<SessionId> {
+        let answers = |id| self.sessions.get(id).is_some_and(|session| session.is_answering());
+        self.mappers(part, |mapping| mapping.state.is_mapper() && !answers(mapping.session))
+    }
+
+    pub(crate) fn map_state(&self, id: SessionId, part: PartRef) -> Option<MapState> {
+        self.allocations.get(part.allocation)?.part(part.part)?.map_state(id)
+    }
+
+    pub(crate) fn is_revoking(&self, id: SessionId, part: PartRef) -> bool {
+        let entry = self.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
+        matches!(entry.and_then(|entry| entry.map_state(id)), Some(MapState::Revoking | MapState::Evicting))
+    }
+
+    /// Whether a session maps any part of the allocation, was offered one or is about to be.
+    pub(crate) fn maps_any(&self, session: SessionId, id: AllocationId, allocation: &Allocation) -> bool {
+        let its = || self.sessions.get(session).is_some_and(|session| session.maps.contains_key(&id));
+        allocation.mapping_count > 0 && its()
+    }
+}

@@ -1,0 +1,251 @@
+//! Room for one waiter or request: what it needs, whether it fits, and whether it ever could.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use vramd_types::Bytes;
+use vramd_types::DeviceIndex;
+use vramd_types::ExtentId;
+
+use crate::{
+    broker::Broker,
+    command::PartMove,
+    error::Refusal,
+    event::{PartRef, Tier},
+    invariants,
+    ledger::{Account, Place, Shortage},
+    line::{Footprint, LOOKAHEAD, Need, Waiter},
+    moves::{MoveError, Stop},
+    pool::{Age, ExtentError, ExtentState},
+    tenancy::{Arrival, TenantId},
+};
+
+impl Broker {
+    /// Whether any waiter needs others to give something up.
+    pub(crate) fn is_room_wanted(&self) -> bool {
+        !self.line.is_empty() || !self.line.over_limit.is_empty()
+    }
+
+    pub(crate) fn needs(&self, waiter: Waiter, arrived: Arrival) -> Vec<Need> {
+        match waiter {
+            Waiter::Part(part) if self.line.is_deferred(part) => Vec::new(),
+            Waiter::Part(part) => {
+                let need = |footprint| Need { footprint, arrived, own_cached: Vec::new(), hopeless: None };
+                self.footprint_of(part).map(need).into_iter().collect()
+            }
+            Waiter::Batch(op) => self.batch_needs(op, arrived),
+        }
+    }
+
+    /// Whether the device has waiters for room.
+    pub(crate) fn has_waiters_on(&self, device: DeviceIndex) -> bool {
+        if self.line.devices().all(|(of, _)| of != device) {
+            return false;
+        }
+        let needs = self.line.iter().flat_map(|(position, entry)| self.needs(entry.waiter, position.arrived));
+        let mut devices = needs.map(|need| need.footprint.device);
+        devices.any(|of| of == device)
+    }
+
+    /// Whether the tenant stays within its guarantee with this much more on the device. That room is kept for
+    /// it, ahead of other waiters.
+    pub(crate) fn is_within_guarantee(&self, tenant: TenantId, device: DeviceIndex, more: Bytes) -> bool {
+        let account = self.ledger.account(tenant, Place::device(device));
+        account.is_some_and(|account| {
+            self.charged_without_cached(tenant, device, &account).saturating_add(more) <= account.guarantee
+        })
+    }
+
+    /// The charge without cached extents: the daemon releases these for what the tenant itself wants.
+    pub(crate) fn charged_without_cached(
+        &self,
+        tenant: TenantId,
+        device: DeviceIndex,
+        account: &Account,
+    ) -> Bytes {
+        account.charged().saturating_sub(self.pool.cache().bytes_of(tenant, device))
+    }
+
+    /// Whether the next waiter of the device, after those with a cached extent of this size, is a part of that
+    /// tenant and size. Waiters at the limit of another tenant do not count.
+    pub(crate) fn is_next_for_extent(&self, footprint: Footprint) -> bool {
+        let Footprint { tenant, device, size } = footprint;
+        let kept = self.pool.cache().oldest(tenant, device, size).count();
+        let mut first = 0usize;
+        for (position, entry) in self.line.iter().take(LOOKAHEAD) {
+            let needs = self.needs(entry.waiter, position.arrived);
+            let Some(need) = needs.iter().find(|need| need.footprint.device == device) else { continue };
+            if need.footprint.tenant != tenant && self.is_at_limit(need.footprint) {
+                continue;
+            }
+            let takes_cached = matches!(entry.waiter, Waiter::Part(part) if !self.is_unwritten(part));
+            if need.footprint != footprint || !takes_cached {
+                return false;
+            }
+            first = first.saturating_add(1);
+            if first > kept {
+                return true;
+            }
+        }
+        false
+    }
+
+    pub(crate) fn is_at_limit(&self, Footprint { tenant, device, size }: Footprint) -> bool {
+        matches!(self.ledger.admit(tenant, Place::device(device), size), Err(Shortage::Limit { .. }))
+    }
+
+    pub(crate) fn has_cached_for(&self, part: PartRef) -> bool {
+        // An extent with old bytes cannot serve a part that reads as zeros.
+        let footprint = self.footprint_of(part).filter(|_| !self.is_unwritten(part));
+        footprint.is_some_and(|it| self.pool.cache().oldest(it.tenant, it.device, it.size).next().is_some())
+    }
+
+    /// Whether the part fits on its device now. Checked before anything is created, since most of the line
+    /// waits.
+    pub(crate) fn check_part_room(&self, part: PartRef) -> Result<(), Shortage> {
+        let Some(Footprint { tenant, device, size }) = self.footprint_of(part) else { return Ok(()) };
+        // With too many extents that is the reason to report.
+        if self.has_cached_for(part) || self.pool.len() >= self.config.limits.extents_max {
+            return Ok(());
+        }
+        self.ledger.admit(tenant, Place::device(device), size)
+    }
+
+    /// Whether the next waiter of the device is a part of the same tenant and size.
+    pub(crate) fn is_extent_wanted(&self, part: PartRef) -> bool {
+        self.footprint_of(part).is_some_and(|footprint| self.is_next_for_extent(footprint))
+    }
+
+    /// Whether this many more extents can exist. `Err` lists cached extents, of any device, that have to be
+    /// released first.
+    pub(crate) fn check_extent_count(&self, reused: &BTreeSet<Age>, more: usize) -> Result<(), Vec<Age>> {
+        let over = self.pool.len().saturating_add(more).saturating_sub(self.config.limits.extents_max);
+        planted!(self, CountsIgnored => over = 0);
+        if over == 0 {
+            return Ok(());
+        }
+        let released = |(extent, _): &(ExtentId, Footprint)| {
+            self.pool.get(*extent).is_some_and(|it| matches!(it.state, ExtentState::Releasing(_)))
+        };
+        let leaving = self.line.room.iter().filter(released).count();
+        let ages = self.pool.cache().iter().map(|(age, _)| age).filter(|age| !reused.contains(age));
+        Err(ages.take(over.saturating_sub(leaving)).collect())
+    }
+
+    pub(crate) fn shortage_refusal(
+        &self,
+        tenant: TenantId,
+        place: Place,
+        shortage: Shortage,
+        requested: Bytes,
+    ) -> Refusal {
+        let (tier, uuid) = (place.tier, self.uuid(place.device).to_owned());
+        match shortage {
+            Shortage::Limit { limit, charged } => {
+                let tenant = self.tenants.name(tenant).to_owned();
+                Refusal::QuotaLimit { tenant, device: uuid, tier, limit, charged, requested }
+            }
+            Shortage::Room { free } => Refusal::DeviceFull { device: uuid, tier, free, requested },
+        }
+    }
+
+    /// Checks that all these parts, except those accessed in place, fit on their devices at once if other
+    /// tenants give up what they can be made to.
+    pub(crate) fn check_feasible(
+        &self,
+        asker: TenantId,
+        parts: impl Iterator<Item = PartRef>,
+    ) -> Result<(), Refusal> {
+        let mut by_device: BTreeMap<DeviceIndex, BTreeMap<TenantId, Bytes>> = BTreeMap::new();
+        for part in parts.filter(|part| !self.stays_in_place(*part)) {
+            let Some(footprint) = self.footprint_of(part) else { continue };
+            let sum = by_device.entry(footprint.device).or_default().entry(footprint.tenant).or_default();
+            *sum = sum.saturating_add(footprint.size);
+        }
+        by_device
+            .into_iter()
+            .try_for_each(|(device, requested)| self.check_feasible_on(asker, device, &requested))
+    }
+
+    /// `asked` has the bytes of each tenant that is charged.
+    pub(crate) fn check_feasible_on(
+        &self,
+        asker: TenantId,
+        device: DeviceIndex,
+        requested: &BTreeMap<TenantId, Bytes>,
+    ) -> Result<(), Refusal> {
+        let Some(balances) = self.ledger.balances(Place::device(device)) else { return Ok(()) };
+        let sum = requested.values().copied().fold(Bytes::ZERO, Bytes::saturating_add);
+        let place = Place::device(device);
+        let fits_in = |free: Bytes| match sum <= free {
+            true => Ok(()),
+            false => Err(self.shortage_refusal(asker, place, Shortage::Room { free }, sum)),
+        };
+        fits_in(balances.surveyed_capacity())?;
+        for (tenant, requested) in requested {
+            let account = self.ledger.account(*tenant, place);
+            let Some(account) = account.filter(|account| *requested > account.limit) else { continue };
+            // A tenant sees only its own figures, never those of a tenant whose memory it reads.
+            if *tenant != asker {
+                let (device, tier) = (self.uuid(device).to_owned(), place.tier);
+                return Err(Refusal::SetTooLarge { device, tier, requested: *requested });
+            }
+            let limit = Shortage::Limit { limit: account.limit, charged: account.charged() };
+            return Err(self.shortage_refusal(asker, place, limit, *requested));
+        }
+        planted!(self, GuaranteeAwaited => return Ok(()));
+        fits_in(balances.max_available_to(requested))
+    }
+
+    /// The refusal that a user reads.
+    pub(crate) fn extent_refusal(&self, tenant: TenantId, error: &ExtentError) -> Refusal {
+        match error {
+            ExtentError::Shortage { place, shortage, requested } => {
+                self.shortage_refusal(tenant, *place, *shortage, *requested)
+            }
+            ExtentError::TooMany => {
+                let (tenant, limit) = (self.tenants.name(tenant).to_owned(), self.config.limits.extents_max);
+                Refusal::AllocationsTooMany { tenant, limit }
+            }
+            ExtentError::IdsExhausted => Refusal::InvariantBroken { invariant: invariants::IDS },
+            ExtentError::OutOfMemory { place, requested } => {
+                let (device, tier) = (self.uuid(place.device).to_owned(), place.tier);
+                Refusal::DeviceFull { device, tier, free: Bytes::ZERO, requested: *requested }
+            }
+            ExtentError::DriverFailed { device, problem } => {
+                Refusal::DriverFailed { device: self.uuid(*device).to_owned(), problem: problem.clone() }
+            }
+        }
+    }
+
+    /// The refusal that a user of the part reads.
+    pub(crate) fn move_refusal(&self, part: PartRef, error: &MoveError) -> Refusal {
+        let gone = || Refusal::AllocationNotFound { allocation: part.allocation.to_string() };
+        let Some(allocation) = self.allocations.get(part.allocation) else { return gone() };
+        match error {
+            MoveError::Extent(error) => self.extent_refusal(allocation.tenant, error),
+            MoveError::Gone => gone(),
+            MoveError::NoTierBelow => Refusal::TierUnsupported { tier: Tier::Host },
+            MoveError::CopyFailed { problem } => Refusal::DriverFailed {
+                device: self.uuid(allocation.device).to_owned(),
+                problem: problem.clone(),
+            },
+            MoveError::ContentLost { problem } => Refusal::ContentLost {
+                allocation: part.allocation,
+                part: part.part,
+                problem: problem.clone(),
+            },
+        }
+    }
+
+    /// The outcome that an operator reads.
+    pub(crate) fn move_outcome(&self, part: PartRef, stop: &Stop) -> PartMove {
+        match stop {
+            Stop::InUse(why) => why.clone().into(),
+            Stop::Wanted => PartMove::Wanted,
+            Stop::Held => PartMove::Held,
+            Stop::Freed => PartMove::Freed,
+            Stop::Failed(MoveError::CopyFailed { problem }) => PartMove::Failed { problem: problem.clone() },
+            Stop::Failed(error) => PartMove::Refused { refusal: Box::new(self.move_refusal(part, error)) },
+        }
+    }
+}

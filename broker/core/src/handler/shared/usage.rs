@@ -1,0 +1,104 @@
+//! The use of parts: the parts that may leave their tier, the dirty ones, and the sessions that pin them.
+
+use vramd_types::AllocationId;
+use vramd_types::SessionId;
+
+use crate::{
+    broker::Broker,
+    event::{PartRef, Tier},
+    residency::{AllocationState, MapState},
+};
+
+impl Broker {
+    /// Records sessions that were found to pin the part: the daemon does not ask them again until a harvest
+    /// sees them unpin it. A harvest never sees a session that has unmapped it by now. Returns whether any is
+    /// left.
+    pub(crate) fn record_pinned(&mut self, part: PartRef, by: &[SessionId]) -> bool {
+        let maps = |id: &&SessionId| self.map_state(**id, part).is_some_and(MapState::is_mapper);
+        let there: Vec<_> = by.iter().filter(maps).copied().collect();
+        for session in there.iter().copied() {
+            self.usage.residents.record_pin(part, session);
+            self.usage.idle_on_host.record_pin(part, session);
+        }
+        !there.is_empty()
+    }
+
+    /// Records that a session unmapped the part, so it does not pin it.
+    pub(crate) fn record_unpinned(&mut self, part: PartRef, session: SessionId) {
+        self.usage.residents.record_unpin(part, session);
+        self.usage.idle_on_host.record_unpin(part, session);
+    }
+
+    /// Lists the part among those that may leave their device.
+    pub(crate) fn mark_evictable(&mut self, part: PartRef) {
+        let device = self.allocations.get(part.allocation).map(|allocation| allocation.device);
+        if let Some(device) = device
+            && self.moves.backings.contains(&part)
+            && self.tier_of(part) == Some(Tier::Device)
+        {
+            self.usage.residents.arrive(device, part, self.shell.now);
+        }
+    }
+
+    pub(crate) fn mark_all_evictable(&mut self, id: AllocationId) {
+        if self.has_tiers() {
+            for part in self.every_part_of(id) {
+                self.mark_evictable(part);
+            }
+        }
+    }
+
+    /// Marks the part dirty: a session has written it, or may have.
+    pub(crate) fn mark_dirty(&mut self, part: PartRef) {
+        // No session writes sealed memory, so a word that says so is wrong. A discardable part is never copied.
+        let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
+        if state == Some(AllocationState::Sealed) || self.is_discardable(part) {
+            return;
+        }
+        planted!(self, StaleBackingTakenForClean => return);
+        self.moves.backings.set_clean(&part, false);
+        if let Some(write_back) = self.moves.write_backs.get_mut(&part) {
+            write_back.written = true;
+        }
+        if let Some(migration) = self.moves.migrations.get_mut(&part) {
+            migration.clean = false;
+        }
+    }
+
+    /// Updates whether the part counts as idle in host memory.
+    pub(crate) fn track_on_host(&mut self, part: PartRef) {
+        match self.footprint_of(part).filter(|_| self.is_resident_on_host(part)) {
+            Some(footprint) => {
+                if !self.usage.idle_on_host.contains(part) {
+                    self.allocations.set_on_host(part, true);
+                }
+                self.usage.idle_on_host.arrive(footprint.device, part, self.shell.now);
+            }
+            None => self.untrack_on_host(part),
+        }
+    }
+
+    pub(crate) fn untrack_on_host(&mut self, part: PartRef) {
+        if self.usage.idle_on_host.contains(part) {
+            self.allocations.set_on_host(part, false);
+            self.usage.idle_on_host.remove(part);
+        }
+    }
+
+    /// Whether the part lies in host memory. A freed part counts as gone wherever it still lies.
+    pub(crate) fn is_resident_on_host(&self, part: PartRef) -> bool {
+        let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
+        self.tier_of(part) == Some(Tier::Host)
+            && !self.is_dropped(part)
+            && state.is_some_and(|state| state != AllocationState::Freeing)
+    }
+
+    /// A session has unmapped a fenced part. If it did not wait itself, the calls behind the fence have their
+    /// time anew.
+    pub(crate) fn ease_fence(&mut self, id: SessionId, part: PartRef) {
+        let waits = self.pins.waiting_since(id).is_some();
+        if let Some(under_way) = self.mapping.revocations.get_mut(&part).filter(|_| !waits) {
+            under_way.last_progress = self.shell.now;
+        }
+    }
+}

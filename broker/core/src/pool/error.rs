@@ -1,0 +1,19 @@
+//! Why an extent could not be had, in the core's own terms. Refusals for users are made of it at the edge.
+
+use vramd_types::{Bytes, DeviceIndex};
+
+use crate::ledger::{Place, Shortage};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ExtentError {
+    /// The ledger admits no such bytes.
+    Shortage { place: Place, shortage: Shortage, requested: Bytes },
+    /// All devices together have as many extents as may exist.
+    TooMany,
+    /// The source of ids is used up.
+    IdsExhausted,
+    /// The driver had no memory, although the ledger had room.
+    OutOfMemory { place: Place, requested: Bytes },
+    /// The driver failed otherwise.
+    DriverFailed { device: DeviceIndex, problem: String },
+}
