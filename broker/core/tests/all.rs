@@ -20,6 +20,7 @@ mod in_place;
 mod large_orders;
 mod larger_than_device;
 mod late_backing;
+mod layers;
 mod line;
 mod making_room;
 mod map_failures;
