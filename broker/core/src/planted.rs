@@ -1,19 +1,16 @@
 //! Planted bugs: mistakes built in on purpose, for the simulator to find.
 //!
-//! Each bug is one line at the place of a plausible mistake, in front of the code that it spoils or behind it. That
-//! code reads as if the line were not there:
+//! Each bug is one line at the place of a plausible mistake, in front of the code that it spoils or behind
+//! it. That code reads as if the line were not there:
 //! - `planted!(self, WaiterForgotten => return);` makes the mistake;
 //! - `planted!(self, CopiedToFile => clean = false);` shadows a local variable with a wrong value.
 //!
-//! [`Broker::plant`] chooses the active bug when a run begins. Without the feature `planted` the lines, the list
-//! and the choice are not compiled. The helpers of mistakes are in `planted/mistakes.rs`.
+//! [`Broker::plant`] chooses the active bug when a run begins. Without the feature `planted` the lines, the
+//! list and the choice are not compiled. The helpers of mistakes are in `handler/mistakes.rs`.
 
 /// Makes a mistake if that bug is active in this broker or ledger.
 #[cfg(feature = "planted")]
 macro_rules! planted {
-    ($at:expr, $bug:ident) => {
-        $at.planted == Some(crate::planted::Bug::$bug)
-    };
     ($at:expr, $bug:ident => $name:ident = $wrong:expr) => {
         let $name = if $at.planted == Some(crate::planted::Bug::$bug) { $wrong } else { $name };
     };
@@ -26,14 +23,8 @@ macro_rules! planted {
 
 #[cfg(not(feature = "planted"))]
 macro_rules! planted {
-    ($at:expr, $bug:ident) => {
-        false
-    };
     ($at:expr, $bug:ident => $($mistake:tt)+) => {};
 }
-
-#[cfg(feature = "planted")]
-mod mistakes;
 
 #[cfg(feature = "planted")]
 pub use bugs::Bug;

@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use vramd_types::{Bytes, CopyClass, Shares};
 
-#[cfg(feature = "planted")]
-use crate::Flaw;
 use crate::{STARVED_AFTER, STARVED_AFTER_CHUNKS};
 
 /// How far ahead of its measured speed a link is kept busy, so that it never idles between two chunks.
@@ -31,7 +29,7 @@ pub(crate) struct Link {
     waits: [Option<Wait>; CopyClass::COUNT],
     pace: Option<Pace>,
     #[cfg(feature = "planted")]
-    pub(crate) planted: Option<Flaw>,
+    pub(crate) planted: Option<crate::Flaw>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -92,11 +90,11 @@ impl Link {
     pub(crate) fn set_waiting(&mut self, now: Duration, wanted: Wanted) {
         self.wanted = wanted;
         for at in CopyClass::ALL.map(CopyClass::index) {
+            planted!(self, ShareSavedUp => if wanted[at] == 0 { self.waits[at] = None; continue });
             match wanted[at] > 0 {
                 true => {
                     _ = self.waits[at].get_or_insert(Wait { since: now, chunks_passed: 0, last_passed: now })
                 }
-                false if planted!(self, ShareSavedUp) => self.waits[at] = None,
                 false => (self.waits[at], self.owed[at]) = (None, 0),
             }
         }
@@ -104,15 +102,16 @@ impl Link {
 
     /// Records that a chunk of that class has begun, while the classes still wait as set before.
     pub(crate) fn record_begin(&mut self, now: Duration, class: CopyClass, length: Bytes) {
-        let saves_up = planted!(self, ShareSavedUp);
         let wanted = self.wanted;
-        let has_part = |other: &CopyClass| saves_up || wanted[other.index()] > 0;
+        planted!(self, ShareSavedUp => wanted = [u32::MAX; CopyClass::COUNT]);
+        let has_part = |other: &CopyClass| wanted[other.index()] > 0;
         for other in CopyClass::ALL.into_iter().filter(has_part) {
             let at = other.index();
             let share = length.get().saturating_mul(u64::from(self.share_of(class, other)));
             let served = if other == class { length.get().saturating_mul(100) } else { 0 };
             let owed = self.owed[at].saturating_add(share).saturating_sub(served);
-            let at_most = if saves_up { u64::MAX } else { self.owed_per_chunk() * OWED_CHUNKS_MAX };
+            let at_most = self.owed_per_chunk() * OWED_CHUNKS_MAX;
+            planted!(self, ShareSavedUp => at_most = u64::MAX);
             self.owed[at] = owed.min(at_most);
             if let Some(wait) = &mut self.waits[at] {
                 let chunks_passed = wait.chunks_passed.saturating_add(1);
@@ -156,10 +155,8 @@ impl Link {
     /// Whether the class waits and is owed a chunk of its share.
     pub(crate) fn is_owed(&self, class: CopyClass) -> bool {
         let behind_demand = class == CopyClass::Prefetch && self.is_wanted(CopyClass::Demand);
-        match behind_demand {
-            true => planted!(self, PrefetchBeforeDemand),
-            false => self.owed[class.index()] >= self.owed_per_chunk(),
-        }
+        planted!(self, PrefetchBeforeDemand => if behind_demand { return true });
+        !behind_demand && self.owed[class.index()] >= self.owed_per_chunk()
     }
 
     /// Whether a lane must not begin a chunk of that class in order now.
@@ -185,10 +182,11 @@ impl Link {
     fn share_of(&self, begun: CopyClass, class: CopyClass) -> u32 {
         // A prefetch has no share of what demand begins.
         let has_share = (begun, class) != (CopyClass::Demand, CopyClass::Prefetch);
-        // The planted bug saves up an unwanted share, so it needs one.
-        let wanted_max = if planted!(self, ShareSavedUp) { u32::MAX } else { self.wanted[class.index()] };
+        planted!(self, ShareLentForEver => has_share = false);
+        let wanted_max = self.wanted[class.index()];
+        planted!(self, ShareSavedUp => wanted_max = u32::MAX);
         let share = self.shares.percent(class).min(wanted_max);
-        if has_share && !planted!(self, ShareLentForEver) { share } else { 0 }
+        if has_share { share } else { 0 }
     }
 
     fn owed_per_chunk(&self) -> u64 {

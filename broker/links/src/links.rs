@@ -100,12 +100,9 @@ impl Links {
     /// Sets which classes wait in a lane from now on, and whether the lane is full: whether it has as many
     /// background chunks in flight as it takes.
     pub fn set_waiting(&mut self, now: Duration, lane: usize, waiting: WaitingClasses, is_full: bool) {
-        let full_wants_nothing = is_full && planted!(self, FullWantsNothing);
-        let wants = |class: &CopyClass| {
-            waiting.contains(*class) && (*class == CopyClass::Demand || !full_wants_nothing)
-        };
+        planted!(self, FullWantsNothing => waiting = waiting.without_background(is_full));
         let own = &mut self.lanes[lane];
-        (own.waiting, own.is_full) = (CopyClass::ALL.into_iter().filter(wants).collect(), is_full);
+        (own.waiting, own.is_full) = (waiting, is_full);
         for at in &self.lanes[lane].crosses {
             let percent_filled = |class: CopyClass| {
                 let wanted =
@@ -151,22 +148,15 @@ impl Links {
         let turns = crosses.iter().map(|at| self.turn_at(now, *at, lane, class));
         let turn = turns.fold(Turn::InOrder, Turn::combine);
         // Beside demand the share of a class may be more than the background chunks that a lane takes.
-        let is_beside_demand = waiting.contains(CopyClass::Demand) && !planted!(self, FullLacksItsShare);
+        let is_beside_demand = waiting.contains(CopyClass::Demand);
+        planted!(self, FullLacksItsShare => is_beside_demand = false);
         let has_room = class == CopyClass::Demand || !is_full || is_beside_demand && turn.goes_out_of_order();
         if has_room { turn } else { Turn::HeldBack }
     }
 
     fn turn_at(&self, now: Duration, at: usize, lane: usize, class: CopyClass) -> Turn {
         let link = &self.links[at];
-        let only_vetoes = link.is_shared() && planted!(self, SharedOnlyVetoes);
-        if only_vetoes {
-            let goes_out_of_order = link.is_owed(class) || link.is_starved(now, class);
-            return if !goes_out_of_order && link.holds_back(now, class) {
-                Turn::HeldBack
-            } else {
-                Turn::InOrder
-            };
-        }
+        planted!(self, SharedOnlyVetoes => if link.is_shared() { return self.turn_by_veto(now, at, class) });
         if link.is_starved(now, class) && self.waits_longest(now, at, lane, class) {
             Turn::Starved
         } else if link.is_owed(class) {
@@ -190,7 +180,8 @@ impl Links {
 
     /// Whether a class yields on a shared link, because another class is owed there.
     fn must_yield(&self, now: Duration, at: usize, class: CopyClass) -> bool {
-        let is_shared = self.links[at].is_shared() && !planted!(self, OthersNotHeldBack);
+        let is_shared = self.links[at].is_shared();
+        planted!(self, OthersNotHeldBack => is_shared = false);
         let mut others = CopyClass::ALL.into_iter().filter(|other| *other != class);
         is_shared && class != CopyClass::Demand && others.any(|other| self.is_deprived(now, at, other))
     }

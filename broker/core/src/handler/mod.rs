@@ -46,6 +46,8 @@ mod extents;
 mod follow_up;
 mod line;
 mod mapping;
+#[cfg(feature = "planted")]
+mod mistakes;
 mod moves;
 mod node;
 mod pins;

@@ -251,7 +251,8 @@ impl Ledger {
         let mut last = None;
         for place in self.below(device) {
             last = Some(place);
-            if self.admit(tenant, place, bytes).is_ok() && !planted!(self, BackedOnDiskFirst) {
+            planted!(self, BackedOnDiskFirst => continue);
+            if self.admit(tenant, place, bytes).is_ok() {
                 break;
             }
         }
@@ -261,7 +262,8 @@ impl Ledger {
     /// Turns a reservation into a charge: the memory was created.
     pub(crate) fn settle(&mut self, reservation: Reservation) -> Charge {
         let (tenant, place, bytes) = reservation.redeem();
-        if planted!(self, SettleSkipped) || bytes.is_zero() {
+        planted!(self, SettleSkipped => return Charge::new(tenant, place, bytes));
+        if bytes.is_zero() {
             return Charge::new(tenant, place, bytes);
         }
         self.change(tenant, place, |account| {
@@ -275,7 +277,8 @@ impl Ledger {
     /// Ends a reservation: the memory will not be created.
     pub(crate) fn cancel(&mut self, reservation: Reservation) {
         let (tenant, place, bytes) = reservation.redeem();
-        if planted!(self, ReservationKept) || bytes.is_zero() {
+        planted!(self, ReservationKept => return);
+        if bytes.is_zero() {
             return;
         }
         self.change(tenant, place, |account| {
@@ -298,11 +301,9 @@ impl Ledger {
     pub(crate) fn owe(&mut self, charge: Charge, debtors: &[TenantId]) -> Vec<Debt> {
         let (payer, place, bytes) = charge.redeem();
         self.change(payer, place, |account| account.settled.checked_sub(bytes).map(|b| account.settled = b));
-        if planted!(self, UnreturnedUncharged) {
-            return Vec::new();
-        }
-        let only_payer = debtors.is_empty() || planted!(self, DebtToOwnerOnly);
-        let debtors = if only_payer { &[payer][..] } else { debtors };
+        planted!(self, UnreturnedUncharged => return Vec::new());
+        let debtors = if debtors.is_empty() { &[payer][..] } else { debtors };
+        planted!(self, DebtToOwnerOnly => debtors = &[payer][..]);
         let count = u64::try_from(debtors.len()).unwrap_or(u64::MAX);
         let share = Bytes::new(bytes.get() / count);
         let mut rest = Bytes::new(bytes.get() % count);
@@ -358,9 +359,7 @@ impl Ledger {
     /// Caps the capacity after the driver ran out of memory: whichever program holds it, the place has less
     /// than its charge and the request together.
     pub(crate) fn cap_capacity(&mut self, place: Place, requested: Bytes) {
-        if planted!(self, MissingMemoryForgotten) {
-            return;
-        }
+        planted!(self, MissingMemoryForgotten => return);
         if let Some(balances) = self.balances.get_mut(&place) {
             let cap = balances.charged.saturating_add(requested).saturating_sub(GRANULARITY);
             balances.cap = Some(balances.cap.map_or(cap, |before| before.min(cap)));
@@ -383,17 +382,13 @@ impl Ledger {
         quota: Option<Quota>,
     ) {
         self.quotas.set(tenant, device, tier, quota);
-        if planted!(self, DeletedQuotaEnforced) && quota.is_none() {
-            return;
-        }
+        planted!(self, DeletedQuotaEnforced => if quota.is_none() { return });
         self.apply_quotas(tenant);
     }
 
     /// Keeps a guarantee free that is set once it is on disk.
     pub(crate) fn stage_guarantee(&mut self, tenant: TenantId, place: Place, guarantee: Bytes) {
-        if planted!(self, StagedGuaranteeForgotten) {
-            return;
-        }
+        planted!(self, StagedGuaranteeForgotten => return);
         self.change(tenant, place, |account| {
             account.guarantee = account.guarantee.max(guarantee);
             Some(())

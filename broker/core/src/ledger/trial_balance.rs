@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use vramd_types::{Bytes, GRANULARITY};
+use vramd_types::Bytes;
 
 use super::{Account, Ledger, Place, PlaceBalances, Shortage};
 
@@ -84,18 +84,16 @@ impl<'a> TrialBalance<'a> {
         let limit = Shortage::Limit { limit: actual.limit, charged: actual.charged() };
         let old = self.changes.get(&tenant).copied().unwrap_or_default().of(actual);
         let charged = old.charged().checked_add(requested).ok_or(limit)?;
-        if charged > old.limit
-            && !(planted!(self.ledger, LimitOffByOnePart) && charged <= old.limit.saturating_add(GRANULARITY))
-        {
+        planted!(self.ledger, LimitOffByOnePart => charged = self.ledger.without_one_part(charged));
+        if charged > old.limit {
             return Err(limit);
         }
         let new = Account { reserved: old.reserved.saturating_add(requested), ..old };
         let would = self.committed_with(old, new);
-        let PlaceBalances { share, charged, .. } = self.balances;
         let capacity = self.balances.capacity();
-        let lends = planted!(self.ledger, GuaranteeIgnored) && charged.saturating_add(requested) <= capacity;
-        let forgets = planted!(self.ledger, ShortfallIgnored) && would <= *share;
-        if would <= capacity || would <= self.committed || lends || forgets {
+        planted!(self.ledger, GuaranteeIgnored => would = self.balances.charged.saturating_add(requested));
+        planted!(self.ledger, ShortfallIgnored => capacity = self.balances.share);
+        if would <= capacity || would <= self.committed {
             return Ok(());
         }
         let spare = capacity.saturating_sub(self.committed);

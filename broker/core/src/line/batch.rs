@@ -78,11 +78,3 @@ impl WaitingBatch {
 pub(crate) fn parts_of(plans: &[AllocationPlan]) -> usize {
     plans.iter().fold(0, |sum: usize, plan| sum.saturating_add(plan.part_count))
 }
-
-/// The sum, unless it overflows.
-pub(crate) fn sum_of(spans: impl Iterator<Item = Bytes>, wraps: bool) -> Option<Bytes> {
-    match wraps {
-        true => Some(spans.fold(Bytes::ZERO, |sum, span| Bytes::new(sum.get().wrapping_add(span.get())))),
-        false => Bytes::checked_sum(spans),
-    }
-}

@@ -12,7 +12,7 @@ use std::{
 
 use vramd_types::DeviceIndex;
 
-pub(crate) use batch::{AllocationPlan, BatchRequest, BatchShortage, WaitingBatch, parts_of, sum_of};
+pub(crate) use batch::{AllocationPlan, BatchRequest, BatchShortage, WaitingBatch, parts_of};
 pub(crate) use room::{AwaitedRoom, Footprint, Need, RoomPlan};
 
 use crate::{

@@ -244,25 +244,6 @@ impl Pool {
         Some(entry)
     }
 
-    /// Returns the tenant of the oldest cached extent of that size, for the bug `CachedToAnotherTenant`.
-    #[cfg(feature = "planted")]
-    pub(crate) fn tenant_with_cached(&self, device: DeviceIndex, size: Bytes) -> Option<TenantId> {
-        self.cache
-            .iter()
-            .map(|(_, it)| it)
-            .find(|it| (it.device, it.size) == (device, size))
-            .map(|it| it.tenant)
-    }
-
-    /// Replaces the charge of a live extent and returns the old one, for a planted bug.
-    #[cfg(feature = "planted")]
-    pub(crate) fn pay_with(&mut self, id: ExtentId, charge: Charge) -> Option<Charge> {
-        match &mut self.get_mut(id)?.state {
-            ExtentState::Live(paid) => Some(std::mem::replace(paid, charge)),
-            _ => None,
-        }
-    }
-
     /// The number of extents that the driver has created or is creating.
     pub(crate) fn len(&self) -> usize {
         self.extents.len().saturating_sub(self.dropped)
@@ -292,16 +273,6 @@ impl Pool {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ExtentId, &Extent)> {
         self.extents.iter().map(|(id, extent)| (ExtentId::from_raw(id), extent))
-    }
-
-    /// Returns a live extent of another tenant, for the bug `ExtentOfAnotherTenant`.
-    #[cfg(feature = "planted")]
-    pub(crate) fn extent_of_another_tenant(&self, tenant: TenantId) -> Option<ExtentId> {
-        let strange = |extent: &Extent| match &extent.state {
-            ExtentState::Live(charge) => charge.tenant() != tenant,
-            _ => false,
-        };
-        self.extents.iter().find(|(_, extent)| strange(extent)).map(|(id, _)| ExtentId::from_raw(id))
     }
 
     fn count_unreturned(&mut self, device: DeviceIndex, change: impl FnOnce(usize) -> usize) {

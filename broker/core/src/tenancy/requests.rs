@@ -101,9 +101,9 @@ pub(crate) enum Recall {
 type Name = (Method, [u8; 16]);
 
 #[derive(Debug)]
-struct Entry {
+pub(crate) struct Entry {
     name: Name,
-    fingerprint: [u8; 16],
+    pub(crate) fingerprint: [u8; 16],
     /// `None` once it was refused.
     progress: Option<Progress>,
 }
@@ -128,18 +128,6 @@ impl RequestLog {
             Some(Progress::Done(outcome)) => Recall::Done(outcome.clone()),
             None => Recall::New,
         }
-    }
-
-    /// Returns the key with the fingerprint that its id had first, for the bug `ReusedRequestIdServed`.
-    #[cfg(feature = "planted")]
-    pub(crate) fn with_first_fingerprint(
-        &self,
-        method: Method,
-        key: Option<RequestKey>,
-    ) -> Option<RequestKey> {
-        let key = key?;
-        let fingerprint = self.find((method, key.id)).map_or(key.fingerprint, |entry| entry.fingerprint);
-        Some(RequestKey { fingerprint, ..key })
     }
 
     pub(crate) fn record_start(&mut self, method: Method, key: Option<RequestKey>, op: OpId) {
@@ -208,7 +196,7 @@ impl RequestLog {
         self.positions = positions.collect();
     }
 
-    fn find(&self, name: Name) -> Option<&Entry> {
+    pub(crate) fn find(&self, name: Name) -> Option<&Entry> {
         self.entries.get(index(*self.positions.get(&name)?, self.forgotten)?)
     }
 }

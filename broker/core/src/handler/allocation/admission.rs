@@ -40,7 +40,8 @@ impl Broker {
         let part_count = span.get().div_ceil(part_size.get());
         self.check_name(tenant, &spec)?;
         let readers_max = self.config.limits.readers_max;
-        if spec.readers.len() > readers_max && !planted!(self, ReadersTooManyServed) {
+        planted!(self, ReadersTooManyServed => readers_max = usize::MAX);
+        if spec.readers.len() > readers_max {
             return Err(Refusal::BatchTooLarge { items_max: readers_max, items: spec.readers.len() });
         }
         if let Some(bad) =
@@ -95,7 +96,8 @@ impl Broker {
         };
         let device =
             self.find_device(text).ok_or_else(|| Refusal::DeviceUnknown { device: text.to_owned() })?;
-        if !visible.contains(&device) && !planted!(self, DeviceNotVisibleServed) {
+        planted!(self, DeviceNotVisibleServed => return Ok(device));
+        if !visible.contains(&device) {
             return Err(Refusal::DeviceNotVisible { device: self.uuid(device).to_owned() });
         }
         Ok(device)
@@ -122,8 +124,8 @@ impl Broker {
     pub(crate) fn check_name_free(&self, tenant: TenantId, name: &str, replace: bool) -> Result<(), Refusal> {
         let find_by_name =
             self.allocations.find_by_name(tenant, name).and_then(|id| self.allocations.get(id));
+        planted!(self, NameTakenTwice => return Ok(()));
         match find_by_name {
-            Some(_) if planted!(self, NameTakenTwice) => Ok(()),
             Some(find_by_name) if !(replace && find_by_name.state == AllocationState::Sealed) => {
                 Err(Refusal::NameTaken { name: format!("{}/{name}", self.tenants.name(tenant)) })
             }
@@ -133,20 +135,18 @@ impl Broker {
 
     /// Refuses a batch that uses a name twice.
     pub(crate) fn check_names(&self, plans: &[AllocationPlan]) -> Result<(), Refusal> {
+        planted!(self, NameTwiceInBatch => return Ok(()));
         let mut names: Vec<_> = plans.iter().filter_map(|plan| plan.spec.name.as_deref()).collect();
         names.sort_unstable();
         match names.windows(2).find_map(|pair| (pair.first() == pair.last()).then(|| pair.first()).flatten())
         {
-            Some(_) if planted!(self, NameTwiceInBatch) => Ok(()),
             Some(twice) => Err(Refusal::NameTaken { name: (*twice).to_owned() }),
             None => Ok(()),
         }
     }
 
     fn check_counts(&self, tenant: TenantId, plans: &[AllocationPlan]) -> Result<(), Refusal> {
-        if planted!(self, CountsIgnored) {
-            return Ok(());
-        }
+        planted!(self, CountsIgnored => return Ok(()));
         let limits = &self.config.limits;
         let (allocations, parts) = self.allocations.count_of(tenant);
         let new_parts = parts_of(plans);
@@ -187,7 +187,9 @@ impl Broker {
         tenant: TenantId,
         plans: &[AllocationPlan],
     ) -> Result<(), Refusal> {
-        if self.node.draining && !planted!(self, DrainIgnored) {
+        let is_draining = self.node.draining;
+        planted!(self, DrainIgnored => is_draining = false);
+        if is_draining {
             return Err(Refusal::Draining);
         }
         for plan in plans {

@@ -17,7 +17,7 @@ use crate::{
     handler::{Start, Started, allocation::load_file::FilePiece, extents::create_extent::ExtentOrder},
     invariants,
     ledger::Place,
-    line::{AllocationPlan, BatchRequest, WaitingBatch, sum_of},
+    line::{AllocationPlan, BatchRequest, WaitingBatch},
     observed::Transition,
     pool::ExtentError,
     residency::{Allocation, AllocationEvent, AllocationState, Part, Readers},
@@ -37,7 +37,8 @@ impl Broker {
             return Err(Refusal::RequestInvalid { field: "items", problem: "the batch is empty" });
         }
         let items_max = self.config.limits.batch_items_max;
-        if items.len() > items_max && !planted!(self, BatchTooLargeServed) {
+        planted!(self, BatchTooLargeServed => items_max = usize::MAX);
+        if items.len() > items_max {
             return Err(Refusal::BatchTooLarge { items_max, items: items.len() });
         }
         let mut plans = Vec::with_capacity(items.len());
@@ -45,8 +46,9 @@ impl Broker {
             plans.push(self.plan_item(session, tenant, spec)?);
         }
         self.check_names(&plans)?;
-        sum_of(plans.iter().map(|plan| plan.span), planted!(self, BatchSumOverflows))
-            .ok_or(Refusal::SizeInvalid { field: "size_bytes", size: Bytes::MAX })?;
+        let sum = Bytes::checked_sum(plans.iter().map(|plan| plan.span));
+        planted!(self, BatchSumOverflows => sum = Some(Bytes::ZERO));
+        sum.ok_or(Refusal::SizeInvalid { field: "size_bytes", size: Bytes::MAX })?;
         let missing = self.check_batch_room(tenant, &plans).err();
         if let Some(missing) = missing.as_ref().filter(|missing| !self.is_ever_possible(tenant, missing)) {
             return Err(self.batch_refusal(tenant, missing));
@@ -111,7 +113,8 @@ impl Broker {
     ) -> Result<(AllocationId, usize), Refusal> {
         let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
         let id = self.allocations.ids.next_raw().map(AllocationId::from_raw).ok_or(exhausted)?;
-        let takes_cached = plan.takes_cached() || planted!(self, OldContentAsZeros);
+        let takes_cached = plan.takes_cached();
+        planted!(self, OldContentAsZeros => takes_cached = true);
         let lazy = self.can_start_below(&plan);
         let AllocationPlan { spec, device, part_size, span, part_count, file } = plan;
         let mut allocation = Allocation {
@@ -212,8 +215,8 @@ impl Broker {
         let tenant = self.requests.ops.get(op).and_then(|op| op.requester.tenant());
         let failure = failure.zip(tenant).map(|(error, tenant)| self.extent_refusal(tenant, &error));
         if let Some(refusal) = failure.or(raced) {
-            let undone = if planted!(self, FailedBatchHalfKept) { 1 } else { ids.len() };
-            for id in ids.into_iter().take(undone) {
+            planted!(self, FailedBatchHalfKept => ids = ids.into_iter().take(1).collect());
+            for id in ids {
                 self.start_free(id);
                 self.remove_if_gone(id);
             }

@@ -29,9 +29,10 @@ impl Broker {
         }
         let (id, allocation) = self.find_visible(tenant, target)?;
         let not_found = Refusal::AllocationNotFound { allocation: target.to_string() };
-        match allocation.state {
+        let state = allocation.state;
+        planted!(self, UnsealedShared => state = state.sealed_if_open());
+        match state {
             AllocationState::Sealed => {}
-            AllocationState::Open if planted!(self, UnsealedShared) => {}
             AllocationState::Open if allocation.owner == Some(session) || allocation.kind == Kind::Fixed => {}
             AllocationState::Freeing => return Err(not_found),
             _ => return Err(Refusal::NotSealed { allocation: id }),
@@ -45,7 +46,8 @@ impl Broker {
         }
         let device = allocation.device;
         let sees = self.sessions.get(session).is_some_and(|session| session.devices.contains(&device));
-        if !sees && !planted!(self, InvisibleDeviceAttached) {
+        planted!(self, InvisibleDeviceAttached => sees = true);
+        if !sees {
             return Err(Refusal::DeviceNotVisible { device: self.uuid(device).to_owned() });
         }
         if allocation.parts.iter().any(|part| part.map_state(session).is_some_and(MapState::is_leaving)) {
@@ -63,7 +65,8 @@ impl Broker {
     /// need no room.
     fn check_attach(&self, session: SessionId, tenant: TenantId, id: AllocationId) -> Result<(), Refusal> {
         let is_all_there = !self.every_part_of(id).any(|part| self.is_off_device(part));
-        if is_all_there || planted!(self, AttachUnbounded) {
+        planted!(self, AttachUnbounded => is_all_there = true);
+        if is_all_there {
             return Ok(());
         }
         let is_new = |part: &PartRef| self.map_state(session, *part).is_none();

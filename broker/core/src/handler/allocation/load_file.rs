@@ -17,7 +17,7 @@ use crate::{
     limits::FILE_LOADS_PER_TENANT_MAX,
     line::{AllocationPlan, BatchShortage},
     residency::{Allocation, AllocationEvent, AllocationState},
-    tenancy::{Method, OpId, OpKind, Outcome, Recall, TenantId},
+    tenancy::{Method, OpId, OpKind, Recall, TenantId},
 };
 
 /// The piece of a file that becomes a part.
@@ -108,12 +108,7 @@ impl Broker {
             return false;
         }
         self.advance_allocation(id, AllocationEvent::SealAsked);
-        if planted!(self, UnreadSealed) {
-            self.advance_allocation(id, AllocationEvent::Unmapped);
-            self.advance_allocation(id, AllocationEvent::Digested);
-            self.finish(op, Ok(Outcome::Sealed(id)));
-            return true;
-        }
+        planted!(self, UnreadSealed => return self.seal_unread(op, id));
         if let Some(allocation) = self.allocations.get_mut(id) {
             allocation.op = Some(op);
         }

@@ -66,7 +66,8 @@ impl Broker {
             return Err(Refusal::RequestInvalid { field: "allocation_ids", problem: "the batch is empty" });
         }
         let items_max = self.config.limits.batch_items_max;
-        if ids.len() > items_max && !planted!(self, ReleaseTooLargeServed) {
+        planted!(self, ReleaseTooLargeServed => items_max = usize::MAX);
+        if ids.len() > items_max {
             return Err(Refusal::BatchTooLarge { items_max, items: ids.len() });
         }
         let mut items = Vec::with_capacity(ids.len());
@@ -212,9 +213,8 @@ impl Broker {
         if state == AllocationState::Freeing {
             return;
         }
-        if !planted!(self, NameNotFreed) {
-            self.allocations.release_name(id);
-        }
+        self.allocations.release_name(id);
+        planted!(self, NameNotFreed => self.allocations.restore_name(id));
         self.advance_allocation(id, AllocationEvent::Freed);
         // An allocation that was never complete is reported as a refused request.
         if state != AllocationState::Creating {
@@ -271,11 +271,13 @@ impl Broker {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(entry) = allocation.part(part.part) else { return };
         let id = entry.extent;
-        let hashed = allocation.digesting && !planted!(self, ReleasedWhileHashed);
-        let mapped = !entry.mappings.is_empty() && !planted!(self, ReleasedWhileMapped);
+        let hashed = allocation.digesting;
+        planted!(self, ReleasedWhileHashed => hashed = false);
+        let mapped = !entry.mappings.is_empty();
+        planted!(self, ReleasedWhileMapped => mapped = false);
         // Neither end of a copy is released before the copy has ended.
-        let moves = self.moves.migrations.contains_key(&part) || self.moves.write_backs.contains_key(&part);
-        let copied = moves && !planted!(self, ReleasedWhileCopied);
+        let copied = self.moves.migrations.contains_key(&part) || self.moves.write_backs.contains_key(&part);
+        planted!(self, ReleasedWhileCopied => copied = false);
         if hashed
             || mapped
             || copied
@@ -315,11 +317,10 @@ impl Broker {
             self.notify_watchers(part.allocation);
         }
         self.on_leaving_resolved(id);
-        if !planted!(self, WaiterForgotten) {
-            match returned {
-                true => self.follow_ups.push(Fact::RoomFreed),
-                false => self.follow_ups.push(Fact::ExtentUnreturned),
-            }
+        planted!(self, WaiterForgotten => return);
+        match returned {
+            true => self.follow_ups.push(Fact::RoomFreed),
+            false => self.follow_ups.push(Fact::ExtentUnreturned),
         }
     }
 

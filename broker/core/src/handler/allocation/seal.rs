@@ -41,7 +41,8 @@ impl Broker {
         self.revoke_allocation(session, id, RevokeReason::Sealing);
         let unmapped = self.sessions.get(session).is_none_or(|session| !session.maps.contains_key(&id));
         let waits = self.allocations.get(id).is_some_and(|entry| entry.state == AllocationState::Unmapping);
-        if (unmapped || planted!(self, HashedWhileMapped)) && waits {
+        planted!(self, HashedWhileMapped => unmapped = true);
+        if unmapped && waits {
             self.digest_if_unmapped(id);
         }
         Ok(Started::Waiting(OpKind::Seal(id)))
@@ -61,8 +62,8 @@ impl Broker {
     /// Hashes an allocation once its owner has unmapped it and none of its parts moves.
     pub(crate) fn digest_if_unmapped(&mut self, id: AllocationId) {
         let Some(allocation) = self.allocations.get(id) else { return };
-        let mapped = allocation.owner.is_some_and(|owner| self.maps_any(owner, id, allocation))
-            && !planted!(self, HashedWhileMapped);
+        let mapped = allocation.owner.is_some_and(|owner| self.maps_any(owner, id, allocation));
+        planted!(self, HashedWhileMapped => mapped = false);
         if allocation.state == AllocationState::Unmapping && !mapped && self.migrations_of(id).is_empty() {
             self.start_digest(id);
         }
@@ -122,20 +123,17 @@ impl Broker {
         }
         if in_file {
             // Only sessions that attached it map it, and an allocation that cannot be sealed is useless.
-            if failed && !planted!(self, UnreadableKept) {
+            planted!(self, UnreadableKept => return);
+            planted!(self, LoadedSentToOwner => if !failed { self.send_to_owner(owner, id) });
+            if failed {
                 self.start_free(id);
-            }
-            if planted!(self, LoadedSentToOwner)
-                && !failed
-                && let Some(owner) = owner
-            {
-                self.queue_maps(owner, id, InitialMaps::All);
             }
             return;
         }
         if let Some(owner) = owner {
             // Parts that the owner had not mapped stay below until they are pinned.
-            let initial = if planted!(self, SealFetches) { InitialMaps::All } else { InitialMaps::OnDevice };
+            let initial = InitialMaps::OnDevice;
+            planted!(self, SealFetches => initial = InitialMaps::All);
             self.queue_maps(owner, id, initial);
         }
     }

@@ -122,11 +122,11 @@ impl Broker {
         let Some(allocation) = self.allocations.get(id).filter(|entry| entry.mapping_count > 0) else {
             return;
         };
-        let is_sent = planted!(self, FreedPartSent);
         let mut unmapped = Vec::new();
         for index in allocation.indices() {
             let mappings = allocation.part(index).map(|part| &*part.mappings).unwrap_or_default();
-            let over = |state| state == MapState::Away || (state == MapState::Queued && !is_sent);
+            let over = |state: MapState| matches!(state, MapState::Away | MapState::Queued);
+            planted!(self, FreedPartSent => over = |state: MapState| state == MapState::Away);
             let waiting = mappings.iter().filter(|mapping| over(mapping.state));
             unmapped
                 .extend(waiting.map(|mapping| (mapping.session, PartRef { allocation: id, part: index })));

@@ -53,9 +53,7 @@ impl Broker {
         }
         let Some(of) = self.tenants.find(of) else { return Ok((Vec::new(), false)) };
         let fits = |allocation: &Allocation| {
-            if planted!(self, FreedNotListed) && allocation.state == AllocationState::Freeing {
-                return false;
-            }
+            planted!(self, FreedNotListed => if allocation.state.is_freeing() { return false });
             let shown = allocation.tenant == tenant
                 || (allocation.state == AllocationState::Sealed && allocation.readers.admit(own));
             let named =
@@ -309,6 +307,8 @@ impl Broker {
                 | ExtentState::Dropped => {}
             }
         }
+        let mapper_count = allocation.mapper_count();
+        planted!(self, MapperNotShown => mapper_count = mapper_count.saturating_sub(1));
         AllocationView {
             id,
             name: allocation.name.as_ref().map(|name| [&tenant, "/", name].concat()).unwrap_or_default(),
@@ -331,10 +331,7 @@ impl Broker {
             readers: allocation.readers.iter().map(str::to_owned).collect(),
             owner: allocation.owner,
             parts: parts.unwrap_or_default(),
-            mapper_count: match planted!(self, MapperNotShown) {
-                true => allocation.mapper_count().saturating_sub(1),
-                false => allocation.mapper_count(),
-            },
+            mapper_count,
         }
     }
 

@@ -23,15 +23,9 @@ impl Broker {
     /// Ends an operation: answers all its calls, and remembers its outcome.
     pub(crate) fn finish(&mut self, id: OpId, result: Result<Outcome, Refusal>) {
         let Some(op) = self.requests.ops.remove(id) else { return };
-        let mut calls = op.calls;
-        if planted!(self, JoinedCallUnanswered) && calls.len() > 1 {
-            calls.pop();
-        }
-        if planted!(self, AnswerToWrongCall)
-            && let Some(other) = self.requests.ops.iter().find_map(|(_, other)| other.calls.first().copied())
-        {
-            calls = vec![other];
-        }
+        let calls = op.calls;
+        planted!(self, JoinedCallUnanswered => calls = self.without_last(calls));
+        planted!(self, AnswerToWrongCall => calls = self.calls_of_another(calls));
         // One notice, however often the request was repeated.
         if let Err(refusal) = &result {
             self.note_refusal(op.requester, op.method, refusal.clone());
@@ -52,9 +46,7 @@ impl Broker {
         key: Option<RequestKey>,
         outcome: Option<Outcome>,
     ) {
-        if planted!(self, RequestIdForgotten) {
-            return;
-        }
+        planted!(self, RequestIdForgotten => return);
         if let Some(log) = self.request_log_mut(requester) {
             log.record_outcome(method, key, outcome);
         }

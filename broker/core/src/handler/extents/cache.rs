@@ -37,9 +37,8 @@ impl Broker {
     /// as many as before, and what is freed now is likelier to be wanted again.
     fn trim_cache_for(&mut self, id: ExtentId) {
         let Some((tenant, device, size)) = self.pool.get(id).and_then(live_account) else { return };
-        while !planted!(self, CachedBeyondMax)
-            && self.cached_with(tenant, device, size) > self.config.limits.cached_bytes_per_tenant_max
-        {
+        planted!(self, CachedBeyondMax => return);
+        while self.cached_with(tenant, device, size) > self.config.limits.cached_bytes_per_tenant_max {
             let Some(age) = self.pool.cache().oldest_of_other_size(tenant, device, size) else { return };
             self.release_cached([age]);
         }
@@ -57,14 +56,7 @@ impl Broker {
         if !self.is_private_to_tenant(allocation, id) {
             return false;
         }
-        #[cfg(feature = "planted")]
-        if planted!(self, HandOverUncharged)
-            && let (tenant, place) = (allocation.tenant, Place::device(allocation.device))
-            && let Ok(nothing) = self.ledger.reserve(tenant, place, vramd_types::Bytes::ZERO)
-        {
-            let nothing = self.ledger.settle(nothing);
-            self.pool.pay_with(id, nothing).into_iter().for_each(|charge| self.ledger.discharge(charge));
-        }
+        planted!(self, HandOverUncharged => self.discharge_live(part, id));
         self.cache_extent(part, id);
         self.follow_ups.push(Fact::RoomFreed);
         self.untrack_detached(part.allocation, id);
@@ -110,11 +102,13 @@ impl Broker {
         let Some(extent) = self.pool.get(id) else { return false };
         let ExtentState::Live(charge) = &extent.state else { return false };
         let (tenant, device) = (charge.tenant(), extent.place.device);
-        let own = *extent.sent_to == [tenant] || planted!(self, CachedThoughRead);
+        let own = *extent.sent_to == [tenant];
+        planted!(self, CachedThoughRead => own = true);
         if extent.place.tier != Tier::Device {
             return false;
         }
-        let acknowledged = !extent.unacknowledged || planted!(self, CachedThoughCrashed);
+        let acknowledged = !extent.unacknowledged;
+        planted!(self, CachedThoughCrashed => acknowledged = true);
         // Other cached extents are released for it.
         let cached = self.pool.cache().bytes_of_size(tenant, device, extent.size).saturating_add(extent.size);
         own && acknowledged && cached <= max && self.can_stay_charged(tenant, Place::device(device))
@@ -150,9 +144,7 @@ impl Broker {
     pub(crate) fn expire_cached(&mut self) {
         let (mut due, mut next) = (Vec::new(), None);
         for (age, entry) in self.pool.cache().iter() {
-            if planted!(self, IdleCacheKept) && self.sessions.count_of(entry.tenant) > 0 {
-                continue;
-            }
+            planted!(self, IdleCacheKept => if self.sessions.count_of(entry.tenant) > 0 { continue });
             match self.cached_until(entry.tenant, entry.since) {
                 until if until <= self.shell.now => due.push(age),
                 until => next = Some(next.map_or(until, |next: Time| next.min(until))),
@@ -181,11 +173,7 @@ impl Broker {
         size: Bytes,
         part: PartRef,
     ) -> Option<ExtentId> {
-        #[cfg(feature = "planted")]
-        let tenant = match planted!(self, CachedToAnotherTenant) {
-            true => self.pool.tenant_with_cached(device, size).unwrap_or(tenant),
-            false => tenant,
-        };
+        planted!(self, CachedToAnotherTenant => tenant = self.pool.tenant_with_cached(device, size, tenant));
         let extent = self.pool.reuse(tenant, device, size, part)?;
         self.push_notice(Notice::Reused { extent, part });
         Some(extent)

@@ -32,19 +32,10 @@ impl Broker {
         order: ExtentOrder,
     ) -> Result<ExtentId, ExtentError> {
         let ExtentOrder { place, size, .. } = order;
-        let another = match place.tier {
-            Tier::Device => planted!(self, WrongTenantCharged),
-            Tier::Host | Tier::Disk => planted!(self, HostChargedToAnother),
-        };
-        let charged = match place.tier {
-            Tier::Host if planted!(self, HostChargeForgotten) => Bytes::ZERO,
-            _ => size,
-        };
-        let payer = match another {
-            true => self.tenants.iter().next().map_or(tenant, |(_, first)| first),
-            false => tenant,
-        };
-        let reserved = self.ledger.reserve(payer, place, charged);
+        planted!(self, WrongTenantCharged => tenant = self.payer_if(place.tier == Tier::Device, tenant));
+        planted!(self, HostChargedToAnother => tenant = self.payer_if(place.tier != Tier::Device, tenant));
+        planted!(self, HostChargeForgotten => size = self.charge_outside_host(place, size));
+        let reserved = self.ledger.reserve(tenant, place, size);
         let reservation =
             reserved.map_err(|shortage| ExtentError::Shortage { place, shortage, requested: size })?;
         self.order_from_reservation(reservation, order)
@@ -86,13 +77,11 @@ impl Broker {
     ) -> Result<ExtentId, ExtentError> {
         let extent = self.next_extent_id()?;
         let FilePiece { file, at, bytes, size } = piece;
-        let mut reservation = Ledger::uncharged(tenant, place);
-        if planted!(self, FileCharged) {
-            reservation = self.ledger.reserve(tenant, place, size).unwrap_or(reservation);
-        }
+        let reservation = Ledger::uncharged(tenant, place);
+        planted!(self, FileCharged => reservation = self.charge_file(reservation, size));
         let opened = Extent::new(place, size, part, ExtentState::Creating(reservation));
         self.pool.insert(extent, Extent { in_file: true, ..opened });
-        let at = if planted!(self, PiecesFromTheStart) { Bytes::ZERO } else { at };
+        planted!(self, PiecesFromTheStart => at = Bytes::ZERO);
         let offset = file.offset.saturating_add(at);
         self.push_command(Command::OpenExtent { extent, file: file.file, offset, bytes, size });
         Ok(extent)

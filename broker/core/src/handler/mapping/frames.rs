@@ -48,7 +48,9 @@ impl Broker {
         else {
             return Vec::new();
         };
-        if !session.is_connected() && !planted!(self, MapSentToClosedChannel) {
+        let is_connected = session.is_connected();
+        planted!(self, MapSentToClosedChannel => is_connected = true);
+        if !is_connected {
             return Vec::new();
         }
         let is_unpinned = allocation.unpinned && allocation.owner == Some(id);
@@ -94,8 +96,9 @@ impl Broker {
     pub(crate) fn pump(&mut self, id: SessionId) {
         let limits = &self.config.limits;
         let Some(session) = self.sessions.get(id) else { return };
-        let answered = session.fds_in_flight == 0 || planted!(self, TwoPacketsInFlight);
-        let open = session.channel_open || planted!(self, MapSentToClosedChannel);
+        let (open, answered) = (session.channel_open, session.fds_in_flight == 0);
+        planted!(self, TwoPacketsInFlight => answered = true);
+        planted!(self, MapSentToClosedChannel => open = true);
         if !open || !answered || session.queue.is_empty() {
             return;
         }
@@ -103,23 +106,17 @@ impl Broker {
         let room = limits.fds_in_flight_max.saturating_sub(self.mapping.fds.total);
         let own = limits.fds_in_flight_per_tenant_max.saturating_sub(self.mapping.fds.of(tenant));
         let count = session.queue.len().min(room).min(own).min(FDS_PER_PACKET_MAX);
-        if count == 0 && planted!(self, StarvedForgotten) {
-            return;
-        }
+        planted!(self, StarvedForgotten => if count == 0 { return });
         if count == 0 {
             return self.mapping.fds.starve(tenant, id);
         }
         let deadline = self.shell.now.after(limits.map_answer_timeout);
         let Some(session) = self.sessions.get_mut(id) else { return };
-        session.fds_in_flight = match planted!(self, TwoPacketsInFlight) {
-            true => session.fds_in_flight.saturating_add(count),
-            false => count,
-        };
+        session.fds_in_flight = session.fds_in_flight.saturating_add(count);
         session.map_deadline = Some(deadline);
         self.mapping.fds.spend(tenant, count);
-        if !planted!(self, MapTimerLost) {
-            self.arm_session(deadline, id);
-        }
+        planted!(self, MapTimerLost => deadline = crate::Time::NEVER);
+        self.arm_session(deadline, id);
         let mut parts = Vec::with_capacity(count);
         while parts.len() < count {
             let Self { sessions, allocations, .. } = self;
@@ -137,24 +134,18 @@ impl Broker {
 
     /// Makes the session a mapper of the part, whose descriptor is about to leave.
     pub(crate) fn offer_part(&mut self, id: SessionId, tenant: TenantId, part: PartRef) -> Option<MapPart> {
-        #[cfg(feature = "planted")]
-        let left = self.extent_left_by(part).filter(|_| planted!(self, SentFromOldExtent));
         let allocation = self.allocations.get_mut(part.allocation)?;
-        let writable = allocation.is_writable_by(id)
-            || (planted!(self, SealedMappedWritable) && allocation.owner == Some(id));
+        let writable = allocation.is_writable_by(id);
+        planted!(self, SealedMappedWritable => writable = writable || allocation.owner == Some(id));
         let (offset, size) = (allocation.offset_of(part.part), allocation.size_of(part.part));
         let (span, device) = (allocation.span, allocation.device);
         if let Some(session) = self.sessions.get_mut(id) {
             session.mapped = session.mapped.saturating_add(size);
         }
         let entry = allocation.part(part.part)?;
-        #[cfg(not(feature = "planted"))]
         let extent = entry.extent;
-        #[cfg(feature = "planted")]
-        let extent = match planted!(self, ExtentOfAnotherTenant) {
-            true => self.pool.extent_of_another_tenant(tenant).unwrap_or(entry.extent),
-            false => left.unwrap_or(entry.extent),
-        };
+        planted!(self, ExtentOfAnotherTenant => extent = self.pool.of_another_tenant(tenant, extent));
+        planted!(self, SentFromOldExtent => extent = self.moves.extent_left_by(part, &self.pool, extent));
         let mapping = entry.mapping(id).copied();
         let (from, slot) = (mapping.map(|mapping| mapping.state), mapping.and_then(|mapping| mapping.slot()));
         let sent = from.and_then(|state| state.on(MapEvent::Send));
@@ -188,9 +179,8 @@ impl Broker {
         let Some(session) = self.sessions.get_mut(id) else { return };
         if session.channel_open && session.revoking > 0 && session.revoke_deadline.is_none() {
             session.revoke_deadline = Some(deadline);
-            if !planted!(self, RevokeTimerLost) {
-                self.arm_session(deadline, id);
-            }
+            planted!(self, RevokeTimerLost => deadline = crate::Time::NEVER);
+            self.arm_session(deadline, id);
         }
     }
 

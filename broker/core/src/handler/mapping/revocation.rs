@@ -192,9 +192,8 @@ impl Broker {
         words.unmap_soon.insert(part);
         if words.unmap_deadline.is_none() {
             words.unmap_deadline = Some(deadline);
-            if !planted!(self, RevokeTimerLost) {
-                self.arm_session(deadline, id);
-            }
+            planted!(self, RevokeTimerLost => deadline = crate::Time::NEVER);
+            self.arm_session(deadline, id);
         }
     }
 }

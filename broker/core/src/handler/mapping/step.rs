@@ -43,8 +43,9 @@ impl Broker {
             Some(state) => allocation.set_mapping(part.part, mapping.in_state(state)),
             None => allocation.remove_mapping(part.part, id),
         }
-        let still = planted!(self, AwayCountedAsMapped) && new == Some(MapState::Away);
-        if old.is_mapper() && !new.is_some_and(MapState::is_mapper) && !still {
+        let is_over = old.is_mapper() && !new.is_some_and(MapState::is_mapper);
+        planted!(self, AwayCountedAsMapped => is_over = is_over && new != Some(MapState::Away));
+        if is_over {
             session.mapped = session.mapped.saturating_sub(allocation.size_of(part.part));
         }
         if old == MapState::Queued && new.is_none() {
@@ -92,10 +93,9 @@ impl Broker {
         if new.is_none() && old == MapState::Away {
             self.forget_attach_waiter(id, part);
         }
-        let reused = planted!(self, SlotReused) && new == Some(MapState::Away);
-        if (new.is_none() || reused)
-            && let Some(slot) = mapping.slot()
-        {
+        let is_free = new.is_none();
+        planted!(self, SlotReused => is_free = is_free || new == Some(MapState::Away));
+        if is_free && let Some(slot) = mapping.slot() {
             self.forget_word(id, slot);
         }
         if old.is_mapper() && !new.is_some_and(MapState::is_mapper) {
@@ -115,9 +115,7 @@ impl Broker {
 
     /// Sends a session a part that is away for it.
     pub(crate) fn queue_remap(&mut self, id: SessionId, part: PartRef) {
-        if planted!(self, EvictedStaysAway) {
-            return;
-        }
+        planted!(self, EvictedStaysAway => return);
         match self.advance_mapping(id, part, MapEvent::Pin) {
             Ok(_) => self.follow_ups.push(Fact::PartsQueued(id)),
             Err(problem) => self.report_violation(invariants::TRANSITIONS, problem),
@@ -138,7 +136,8 @@ impl Broker {
         if let Some(words) = &mut session.words {
             words.slots.give_back(slot);
         }
-        if session.channel_open && !planted!(self, WordNotCollected) {
+        planted!(self, WordNotCollected => return);
+        if session.channel_open {
             let channel = session.channel;
             self.push_command(Command::ForgetWord { channel, slot });
         }

@@ -10,7 +10,7 @@ use crate::{
     event::{ChannelId, ClientFrame, PartRef, UnmappedPart},
     follow_up::Fact,
     handler::shared::notice::Answered,
-    residency::{AllocationState, MapEvent, MapState, MapStep},
+    residency::{AllocationState, MapEvent, MapStep},
     tenancy::SessionEvent,
 };
 
@@ -28,9 +28,8 @@ impl Broker {
             ClientFrame::Pin { call, parts, wait, .. } => self.on_pin(id, call, parts, wait),
             ClientFrame::PinEnded { call } => self.on_pin_ended(id, call),
         };
-        if let Err(problem) = taken
-            && !planted!(self, WrongAnswerAccepted)
-        {
+        planted!(self, WrongAnswerAccepted => taken = Ok(()));
+        if let Err(problem) = taken {
             return self.quarantine(id, problem);
         }
         self.resume_session(id);
@@ -57,11 +56,11 @@ impl Broker {
         let mut answered = Answered::default();
         for UnmappedPart { part, failure, written } in parts {
             let was_told = self.is_revoking(id, part);
-            let lost = planted!(self, UnmappableLost) && self.map_state(id, part) == Some(MapState::Offered);
             let event = match failure {
-                Some(_) if !lost => MapEvent::Failed,
-                _ => MapEvent::Unmapped,
+                Some(_) => MapEvent::Failed,
+                None => MapEvent::Unmapped,
             };
+            planted!(self, UnmappableLost => event = self.unmapped_if_offered(id, part, event));
             let step = self.advance_mapping(id, part, event)?;
             // A session that does not map the part has not written it, whatever it says.
             if written {

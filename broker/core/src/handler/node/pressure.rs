@@ -3,8 +3,8 @@
 //!
 //! No waiter depends on any of this: for waiters the daemon makes room at any pressure.
 
+use std::collections::BTreeMap;
 use std::collections::BTreeSet;
-use std::{collections::BTreeMap, time::Duration};
 
 use vramd_types::{Bytes, DeviceIndex, SessionId};
 
@@ -35,18 +35,15 @@ impl Broker {
     pub(crate) fn update_pressure(&mut self, place: Place) {
         let Some(fill) = self.fill(place) else { return };
         let Some(gauge) = self.node.pressure.gauges.get_mut(&place) else { return };
-        let mut bounds = self.node.settings.pressure;
-        if planted!(self, LevelWithoutHysteresis) {
-            bounds.fall_percent = 0;
-        }
+        let bounds = self.node.settings.pressure;
+        planted!(self, LevelWithoutHysteresis => bounds = bounds.without_hysteresis());
         let changed = gauge.update_level(fill, &bounds);
         if let Some(from) = changed {
             let (Place { device, tier }, Fill { charged, capacity }) = (place, fill);
             let to = self.pressure_of(place);
             self.push_notice(Notice::PressureChanged { device, tier, from, to, charged, capacity });
-            if to > from || !planted!(self, ReliefUnreported) {
-                self.send_pressure(place, fill);
-            }
+            planted!(self, ReliefUnreported => if to <= from { return self.arm_pressure() });
+            self.send_pressure(place, fill);
             if to == Pressure::Critical {
                 self.relieve_pressure(place);
             }
@@ -117,8 +114,8 @@ impl Broker {
     /// if none of them can do anything. Discardable parts are not among them: they leave without a copy, so
     /// doing that before their room is needed wins nothing.
     fn cold_in(&self, place: Place) -> (Vec<PartRef>, Option<(PartRef, Time)>) {
-        let cold_after =
-            if planted!(self, HotEvicted) { Duration::ZERO } else { self.node.settings.pressure.cold_after };
+        let cold_after = self.node.settings.pressure.cold_after;
+        planted!(self, HotEvicted => cold_after = std::time::Duration::ZERO);
         let since = self.shell.now.before(cold_after);
         let among = if place.tier == Tier::Device { &self.usage.residents } else { &self.usage.idle_on_host };
         let seen = self.node.pressure.scanned_to.get(&place).copied();
@@ -146,9 +143,7 @@ impl Broker {
     fn evict_cold(&mut self, place: Place, cold: &[PartRef]) -> bool {
         let Some(target) = self.eviction_target(place) else { return false };
         let plan = self.choose_for_pressure(place.device, cold, target);
-        if planted!(self, ColdStays) {
-            return false;
-        }
+        planted!(self, ColdStays => return false);
         let leaves = !plan.victims.is_empty();
         self.execute(plan, Cause::Pressure);
         leaves
@@ -272,9 +267,7 @@ impl Broker {
 
     /// Sends a new session the outlooks that others have, of every place that it may have memory in.
     pub(crate) fn send_outlooks(&mut self, id: SessionId) {
-        if planted!(self, OutlooksUnreported) {
-            return;
-        }
+        planted!(self, OutlooksUnreported => return);
         let Some(session) = self.sessions.get(id).filter(|session| session.wants_pressure) else { return };
         let (channel, devices) = (session.channel, session.devices.clone());
         let gauges = self.node.pressure.gauges.iter().filter(|(place, _)| devices.contains(&place.device));

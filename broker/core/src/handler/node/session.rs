@@ -48,7 +48,8 @@ impl Broker {
             (self.sessions.len(), limits.sessions_max),
             (self.sessions.count_of(tenant), limits.sessions_per_tenant_max),
         ] {
-            if count >= limit && !planted!(self, SessionLimitIgnored) {
+            planted!(self, SessionLimitIgnored => limit = usize::MAX);
+            if count >= limit {
                 return Err(Refusal::SessionsTooMany { tenant: hello.tenant, limit });
             }
         }
@@ -87,7 +88,8 @@ impl Broker {
             words: hello.pins.then(|| Box::new(Words::new(limits.words_per_session_max.max(1), words_due))),
         };
         self.sessions.insert(id, session);
-        if hello.pins && !planted!(self, WordsTimerLost) {
+        planted!(self, WordsTimerLost => words_due = crate::Time::NEVER);
+        if hello.pins {
             self.arm_session(words_due, id);
         }
         self.push_notice(Notice::SessionOpened {
@@ -185,7 +187,8 @@ impl Broker {
             words.map_deadline = None;
             words.unmap_deadline = None;
         }
-        if session.maps.is_empty() || planted!(self, SilentTakenForGone) {
+        planted!(self, SilentTakenForGone => return self.remove_session(id, SessionEvent::UnmappedAll));
+        if session.maps.is_empty() {
             return self.remove_session(id, SessionEvent::UnmappedAll);
         }
         self.advance_session(id, SessionEvent::ChannelEnded, Some(reason));
@@ -225,9 +228,8 @@ impl Broker {
         self.end_pins_of(id);
         self.drop_unsent(id);
         let Some(session) = self.sessions.remove(id) else { return };
-        if !planted!(self, FdBudgetLeaked) {
-            self.mapping.fds.give_back(session.tenant, session.fds_in_flight);
-        }
+        planted!(self, FdBudgetLeaked => session = Session { fds_in_flight: 0, ..session });
+        self.mapping.fds.give_back(session.tenant, session.fds_in_flight);
         if let Some(alarm) = session.alarm {
             self.shell.timers.remove(&(alarm, Timer::Session(id)));
         }
@@ -235,7 +237,8 @@ impl Broker {
             let Some(entry) = self.allocations.get_mut(allocation) else { continue };
             let stays = entry.state == AllocationState::Sealed && entry.lifetime == Lifetime::Persistent;
             entry.owner = None;
-            if !stays && !planted!(self, MemoryOutlivesSession) {
+            planted!(self, MemoryOutlivesSession => stays = true);
+            if !stays {
                 self.start_free(allocation);
             }
         }

@@ -23,7 +23,8 @@ impl Broker {
             self.push_notice(Notice::Unbrokered { device, bytes: unbrokered });
         }
         let reserved = self.context_reserve(device, contexts);
-        let found = self.node.surveys.resolve_awaited(device) || planted!(self, EarlySurveyBelieved);
+        let found = self.node.surveys.resolve_awaited(device);
+        planted!(self, EarlySurveyBelieved => found = true);
         self.withhold(place, |ledger| {
             ledger.set_withheld(place, unbrokered, reserved);
             if found {

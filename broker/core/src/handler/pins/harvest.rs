@@ -15,11 +15,10 @@ impl Broker {
             }
             // A written part is dirty, and may be copied again. Only the end of its last mapping shows that it
             // is clean: this reading may be older than the copy, and then costs one copy more.
-            match written {
-                true => self.mark_dirty(*part),
-                false if planted!(self, UnwrittenTakenForClean) => self.moves.backings.set_clean(part, true),
-                false => {}
+            if *written {
+                self.mark_dirty(*part);
             }
+            planted!(self, UnwrittenTakenForClean => if !written { self.take_for_clean(*part) });
             // The part is in the list of one tier at most.
             let mut lets_go = false;
             for among in [&mut self.usage.residents, &mut self.usage.idle_on_host] {
@@ -34,7 +33,8 @@ impl Broker {
             }
             unpinned |= lets_go;
         }
-        if unpinned && !planted!(self, UnpinIgnored) {
+        planted!(self, UnpinIgnored => return);
+        if unpinned {
             self.follow_ups.push(Fact::VictimsChanged);
         }
     }

@@ -32,7 +32,7 @@ use crate::{
     line::Waiter,
     residency::{AllocationState, MapState},
     shell::Timer,
-    tenancy::{PinCall, PinId},
+    tenancy::PinId,
     time::Time,
 };
 
@@ -92,7 +92,8 @@ impl Broker {
         let until = (!wait.is_zero()).then(|| self.shell.now.after(wait));
         self.pins.insert((id, call), sorted, self.shell.now, (look, until));
         self.schedule_stall_check((id, call), look);
-        if let Some(until) = until.filter(|_| !planted!(self, PinTimerLost)) {
+        planted!(self, PinTimerLost => until = None);
+        if let Some(until) = until {
             self.arm(until, Timer::Pin(id, call));
         }
         Ok(())
@@ -104,10 +105,7 @@ impl Broker {
         if words.and_then(|words| words.last_call).is_none_or(|last| call > last) {
             return Err(format!("pin call {call} has ended and never began"));
         }
-        let waits = |call: &PinCall| call.is_waiting();
-        if planted!(self, EndedPinAnswered) && self.pins.get((id, call)).is_some_and(waits) {
-            return Ok(());
-        }
+        planted!(self, EndedPinAnswered => if self.is_waiting((id, call)) { return Ok(()) });
         self.end_pin((id, call), WaitEnd::Left);
         Ok(())
     }
@@ -123,8 +121,8 @@ impl Broker {
             if words.calls >= call_limit {
                 return Err(Refusal::QueueFull { limit: call_limit });
             }
-            if words.call_parts.saturating_add(parts.len()) > part_limit && !planted!(self, PinPartsUnbounded)
-            {
+            planted!(self, PinPartsUnbounded => part_limit = usize::MAX);
+            if words.call_parts.saturating_add(parts.len()) > part_limit {
                 return Err(Refusal::QueueFull { limit: part_limit });
             }
         }
@@ -174,10 +172,7 @@ impl Broker {
                     call.elsewhere = true;
                 }
                 self.request_fetch(part);
-                if planted!(self, PinGrantedElsewhere) && self.pins.mark_mapped(id, part) {
-                    self.cancel_pin_timers(id, times);
-                    self.answer_pin(id, None);
-                }
+                planted!(self, PinGrantedElsewhere => self.grant_pin(id, part, times));
             }
             Some(MapState::Away) if !waits => self.queue_remap(id.0, part),
             Some(MapState::Mapped) if !waits => {
@@ -200,7 +195,7 @@ impl Broker {
     }
 
     /// Removes the timers of a call that no longer waits.
-    fn cancel_pin_timers(&mut self, id: PinId, (look, until): (Time, Option<Time>)) {
+    pub(crate) fn cancel_pin_timers(&mut self, id: PinId, (look, until): (Time, Option<Time>)) {
         self.cancel_stall_check(id, look);
         if let Some(until) = until {
             self.shell.timers.remove(&(until, Timer::Pin(id.0, id.1)));
@@ -209,9 +204,7 @@ impl Broker {
 
     pub(crate) fn refuse_pin(&mut self, id: PinId, why: Refusal) {
         self.end_pin(id, WaitEnd::Refused);
-        if planted!(self, PinCallLost) && matches!(why, Refusal::AllocationNotFound { .. }) {
-            return;
-        }
+        planted!(self, PinCallLost => if matches!(why, Refusal::AllocationNotFound { .. }) { return });
         self.answer_pin(id, Some(why));
     }
 
@@ -222,7 +215,7 @@ impl Broker {
         }
     }
 
-    fn answer_pin(&mut self, (id, call): PinId, refusal: Option<Refusal>) {
+    pub(crate) fn answer_pin(&mut self, (id, call): PinId, refusal: Option<Refusal>) {
         let Some(session) = self.sessions.get(id).filter(|session| session.channel_open) else { return };
         let channel = session.channel;
         if let Some(refusal) = refusal.clone() {

@@ -48,8 +48,9 @@ impl Broker {
             let Some(call) = self.pins.get(id).filter(|call| call.is_waiting()) else { continue };
             let (arrival, since) = (call.arrival, self.stalled_since(id, call));
             self.follow_ups.count_checked(call.parts.len());
+            planted!(self, StallIgnored => since = None);
             match since.filter(|since| since.after(wait) > now) {
-                None if since.is_some() && !planted!(self, StallIgnored) => due.push((arrival, id)),
+                None if since.is_some() => due.push((arrival, id)),
                 since => self.schedule_stall_check(id, since.unwrap_or(now).after(wait)),
             }
         }

@@ -71,11 +71,7 @@ impl Broker {
             Requester::Session { session, .. } => self.sessions.get(session).map(|session| &session.requests),
             Requester::Operator { uid } => self.requests.operators.get(&uid),
         };
-        #[cfg(feature = "planted")]
-        let key = match planted!(self, ReusedRequestIdServed) {
-            true => log.and_then(|log| log.with_first_fingerprint(method, key)),
-            false => key,
-        };
+        planted!(self, ReusedRequestIdServed => key = log.and_then(|log| log.key_used_first(method, key)));
         match log.map_or(Recall::New, |log| log.recall(method, key)) {
             Recall::New => return false,
             Recall::Reused => {
@@ -84,9 +80,7 @@ impl Broker {
             }
             Recall::Done(outcome) => {
                 self.answer(call, requester, &outcome);
-                if planted!(self, AnsweredTwice) {
-                    self.answer(call, requester, &outcome);
-                }
+                planted!(self, AnsweredTwice => self.answer(call, requester, &outcome));
             }
             // A repetition waits like the first request, and counts like it.
             Recall::Running(op) => match self.check_queue(requester.tenant()) {

@@ -103,7 +103,8 @@ impl Broker {
     fn free_for_operator(&mut self, op: OpId, target: &Target) -> Start {
         let (id, allocation) = self.find_any(target)?;
         let answers = |id: &SessionId| self.sessions.get(*id).is_some_and(|session| session.channel_open);
-        let owner = allocation.owner.filter(answers).filter(|_| !planted!(self, OwnerKeepsFreed));
+        let owner = allocation.owner.filter(answers);
+        planted!(self, OwnerKeepsFreed => owner = None);
         self.start_free(id);
         if let Some(owner) = owner {
             self.revoke_allocation(owner, id, RevokeReason::Freed);

@@ -276,9 +276,7 @@ impl Broker {
                 })
             }
             Err(problem) => {
-                if planted!(self, UnstoredQuotaApplied) {
-                    self.ledger.set_quota(change.tenant, change.device, change.tier, quota);
-                }
+                planted!(self, UnstoredQuotaApplied => self.apply_unstored(&change, quota));
                 self.ledger.apply_quotas(change.tenant);
                 Err(Refusal::StoreFailed { problem })
             }

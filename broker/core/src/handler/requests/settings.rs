@@ -29,14 +29,13 @@ impl Broker {
     pub(crate) fn change_settings(&mut self, uid: u32, change: &SettingsChange) -> Start {
         let before = self.node.settings;
         let after = before.changed(change, &self.configured_settings())?;
-        if planted!(self, SettingsHalfApplied) {
-            self.node.settings.pressure = after.pressure;
-        }
+        planted!(self, SettingsHalfApplied => self.node.settings.pressure = after.pressure);
         self.check_guarantees_with(&after)?;
         if after != before {
             self.node.settings = after;
-            if after.shares != before.shares && !planted!(self, SharesUnreported) {
+            if after.shares != before.shares {
                 self.push_command(Command::ShareLinks(after.shares));
+                planted!(self, SharesUnreported => _ = self.shell.outbox.pop_back());
             }
             let (before, after) = (Box::new(before), Box::new(after));
             let is_smaller = after.tiers.host < before.tiers.host || after.tiers.disk < before.tiers.disk;
@@ -78,8 +77,7 @@ impl Broker {
         for place in places.iter().copied() {
             self.follow_ups.push(Fact::PressureDue(place));
         }
-        if !planted!(self, SettingsAppliedLate) {
-            places.into_iter().for_each(|place| self.follow_ups.push(Fact::BalanceChanged(place)));
-        }
+        planted!(self, SettingsAppliedLate => return);
+        places.into_iter().for_each(|place| self.follow_ups.push(Fact::BalanceChanged(place)));
     }
 }

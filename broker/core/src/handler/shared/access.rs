@@ -28,9 +28,8 @@ impl Broker {
             .filter(|(_, allocation)| {
                 let is_reader =
                     || allocation.state != AllocationState::Freeing && allocation.readers.admit(own);
-                let is_served =
-                    planted!(self, NonReaderServed) && allocation.state == AllocationState::Sealed;
-                allocation.tenant == tenant || is_reader() || is_served
+                planted!(self, NonReaderServed => if allocation.state.is_sealed() { return true });
+                allocation.tenant == tenant || is_reader()
             })
             .ok_or_else(|| Refusal::AllocationNotFound { allocation: target.to_string() })
     }
@@ -80,7 +79,9 @@ impl Broker {
                 false => Refusal::SessionNotFound { session: id },
             });
         };
-        if (session.pid, session.uid) != (peer.pid, peer.uid) && !planted!(self, ForeignProcessServed) {
+        let is_foreign = (session.pid, session.uid) != (peer.pid, peer.uid);
+        planted!(self, ForeignProcessServed => is_foreign = false);
+        if is_foreign {
             return Err(Refusal::SessionForeign { session: id, pid: peer.pid });
         }
         if !session.is_connected() {

@@ -11,7 +11,7 @@ use crate::{
     error::Refusal,
     event::Tier,
     ledger::{Place, PlaceBalances, Shortage},
-    line::{AllocationPlan, BatchShortage, Footprint, Need, WaitingBatch, parts_of, sum_of},
+    line::{AllocationPlan, BatchShortage, Footprint, Need, WaitingBatch, parts_of},
     pool::Age,
     tenancy::{Arrival, OpId, OpKind, Requester, TenantId},
 };
@@ -36,7 +36,7 @@ impl Broker {
             }
         }
         let never = shortages.iter().position(|missing| !self.is_ever_possible(tenant, missing));
-        let never = never.filter(|_| !planted!(self, FirstShortageAlone));
+        planted!(self, FirstShortageAlone => never = None);
         if let Some(missing) = shortages.into_iter().nth(never.unwrap_or_default()) {
             return Err(missing);
         }
@@ -123,7 +123,9 @@ impl Broker {
 
     /// The sum of the spans. No place ever has the largest number of bytes.
     pub(crate) fn sum_of_plans(&self, plans: &[&AllocationPlan]) -> Bytes {
-        sum_of(plans.iter().map(|plan| plan.span), planted!(self, BatchSumOverflows)).unwrap_or(Bytes::MAX)
+        let sum = Bytes::checked_sum(plans.iter().map(|plan| plan.span));
+        planted!(self, BatchSumOverflows => sum = self.wrapping_sum(plans));
+        sum.unwrap_or(Bytes::MAX)
     }
 
     /// Whether its parts may begin below its device.

@@ -75,10 +75,10 @@ impl Broker {
     }
 
     pub(crate) fn is_cached_under_pressure(&self, place: Place) -> bool {
+        planted!(self, CachedUnderPressure => return false);
         place.tier == Tier::Device
             && self.pressure_of(place) >= Pressure::High
             && !self.pool.cache().bytes_on(place.device).is_zero()
-            && !planted!(self, CachedUnderPressure)
     }
 
     /// The outlook that clients were sent last.

@@ -36,8 +36,8 @@ impl Broker {
         }
         // A session that was sent the part and has not answered counts as using it.
         let uses = |mapping: &Mapping| {
-            let calls =
-                self.pins.protects(part, mapping.session, arrived) && !planted!(self, EvictedThoughPinned);
+            let calls = self.pins.protects(part, mapping.session, arrived);
+            planted!(self, EvictedThoughPinned => calls = false);
             mapping.state != MapState::Mapped || calls
         };
         let by = self.mappers(part, uses);
@@ -48,9 +48,9 @@ impl Broker {
     /// eviction, which begins only where no call is in its way.
     pub(crate) fn is_blocked_by_revocation(&self, part: PartRef, arrived: Arrival) -> bool {
         self.mapping.revocations.get(&part).is_some_and(|under_way| {
-            let let_in = planted!(self, FenceLetsPinsIn) && matches!(under_way.stage, Stage::Fence { .. });
+            planted!(self, FenceLetsPinsIn => if under_way.stage.is_fence() { return false });
             let evicts = matches!(under_way.stage, Stage::Words { .. } | Stage::Evict);
-            (evicts || under_way.began < arrived) && !let_in
+            evicts || under_way.began < arrived
         })
     }
 
@@ -61,10 +61,9 @@ impl Broker {
 
     /// Sessions that map a part, or are about to, and that fit.
     pub(crate) fn mappers(&self, part: PartRef, which: impl Fn(&Mapping) -> bool) -> Vec<SessionId> {
-        let unsaid = |mapping: &&Mapping| planted!(self, MappersFromWords) && mapping.state.is_in_flight();
+        planted!(self, MappersFromWords => return self.mappers_that_answered(part, which));
         let mappings =
             self.mappings(part).iter().filter(|mapping| mapping.state != MapState::Away && which(mapping));
-        let mappings = mappings.filter(|mapping| !unsaid(mapping));
         mappings.map(|mapping| mapping.session).collect()
     }
 

@@ -165,10 +165,8 @@ impl Broker {
 
     /// How often the part was dropped.
     pub(crate) fn drop_count_of(&self, part: PartRef) -> u64 {
-        match planted!(self, DropUnreported) {
-            true => 0,
-            false => self.moves.drop_counts.get(&part).copied().unwrap_or_default(),
-        }
+        planted!(self, DropUnreported => return 0);
+        self.moves.drop_counts.get(&part).copied().unwrap_or_default()
     }
 
     /// Whether the part is dropped.

@@ -1,0 +1,264 @@
+//! The helpers of planted bugs that one line cannot hold.
+
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, GRANULARITY, SessionId};
+
+use crate::{
+    broker::Broker,
+    event::{CallId, PartRef, RequestKey, Tier},
+    handler::{QuotaChange, mapping::frames::InitialMaps},
+    ledger::{Charge, Ledger, Place, Quota, Reservation},
+    line::AllocationPlan,
+    moves::{Backing, Migration, Moves},
+    pool::{Extent, ExtentState, Pool},
+    pressure::PressureBounds,
+    residency::{AllocationEvent, AllocationState, AllocationTable, MapEvent, MapState, Mapping, Stage},
+    tenancy::{Method, OpId, Outcome, PinCall, PinId, RequestLog, TenantId},
+    time::Time,
+};
+
+impl Broker {
+    /// Returns the backing of another part of that size, for `WrittenBackToAnother`.
+    pub(crate) fn backing_of_another(&self, part: PartRef) -> Option<ExtentId> {
+        let footprint = self.footprint_of(part);
+        self.moves.backings.iter().find_map(|(other, backing)| match backing {
+            Backing::Extent { extent, .. } if *other != part && self.footprint_of(*other) == footprint => {
+                Some(*extent)
+            }
+            _ => None,
+        })
+    }
+
+    /// Whether the backing of the part still counts as clean, for `FailedWriteBackTakenForClean`.
+    pub(crate) fn is_clean_below(&self, part: PartRef) -> bool {
+        matches!(self.moves.backings.get(&part), Some(Backing::Extent { clean: true, .. }))
+    }
+
+    /// Takes the part for clean, for `UnwrittenTakenForClean`.
+    pub(crate) fn take_for_clean(&mut self, part: PartRef) {
+        self.moves.backings.set_clean(&part, true);
+    }
+
+    /// Charges the tenant for memory that does not exist, for `HandOverChargedTwice`.
+    pub(crate) fn charge_if(&mut self, is_handed_over: bool, tenant: TenantId, place: Place, bytes: Bytes) {
+        if is_handed_over && let Ok(again) = self.ledger.reserve(tenant, place, bytes) {
+            let _charge = self.ledger.settle(again);
+        }
+    }
+
+    /// Forgets the backing of the part, without a release, if it is a file, for `FileLeaked`.
+    pub(crate) fn forget_file(&mut self, part: PartRef) {
+        if matches!(self.moves.backings.get(&part), Some(Backing::File { .. })) {
+            self.moves.backings.remove(&part);
+        }
+    }
+
+    /// Releases the file of the part, and reserves other backing, for `FileForgotten`.
+    pub(crate) fn replace_file(&mut self, part: PartRef, extent: ExtentId) {
+        self.release_extent(extent);
+        self.reserve_backing_anew(part);
+    }
+
+    /// Whether the call still waits, for `EndedPinAnswered`.
+    pub(crate) fn is_waiting(&self, id: PinId) -> bool {
+        self.pins.get(id).is_some_and(PinCall::is_waiting)
+    }
+
+    /// Answers a call as if the part were mapped, for `PinGrantedElsewhere`.
+    pub(crate) fn grant_pin(&mut self, id: PinId, part: PartRef, times: (Time, Option<Time>)) {
+        if self.pins.mark_mapped(id, part) {
+            self.cancel_pin_timers(id, times);
+            self.answer_pin(id, None);
+        }
+    }
+
+    /// Returns an event after which an offered part is not sent again, for `UnmappableLost`.
+    pub(crate) fn unmapped_if_offered(&self, id: SessionId, part: PartRef, event: MapEvent) -> MapEvent {
+        match self.map_state(id, part) {
+            Some(MapState::Offered) => MapEvent::Unmapped,
+            _ => event,
+        }
+    }
+
+    /// The mappers without those that the daemon waits to hear from, for `MappersFromWords`.
+    pub(crate) fn mappers_that_answered(
+        &self,
+        part: PartRef,
+        which: impl Fn(&Mapping) -> bool,
+    ) -> Vec<SessionId> {
+        let maps = |mapping: &&Mapping| {
+            mapping.state != MapState::Away && !mapping.state.is_in_flight() && which(mapping)
+        };
+        self.mappings(part).iter().filter(maps).map(|mapping| mapping.session).collect()
+    }
+
+    /// Applies a quota that could not be stored, for `UnstoredQuotaApplied`.
+    pub(crate) fn apply_unstored(&mut self, change: &QuotaChange, quota: Option<Quota>) {
+        self.ledger.set_quota(change.tenant, change.device.clone(), change.tier, quota);
+    }
+
+    /// Drops the last of several calls, for `JoinedCallUnanswered`.
+    pub(crate) fn without_last(&self, mut calls: Vec<CallId>) -> Vec<CallId> {
+        if calls.len() > 1 {
+            calls.pop();
+        }
+        calls
+    }
+
+    /// Returns a call of another operation instead, for `AnswerToWrongCall`.
+    pub(crate) fn calls_of_another(&self, calls: Vec<CallId>) -> Vec<CallId> {
+        let other = self.requests.ops.iter().find_map(|(_, other)| other.calls.first().copied());
+        other.map_or(calls, |other| vec![other])
+    }
+
+    /// Adds up spans without a check, for `BatchSumOverflows`.
+    pub(crate) fn wrapping_sum(&self, plans: &[&AllocationPlan]) -> Option<Bytes> {
+        let sizes = plans.iter().map(|plan| plan.span.get());
+        Some(Bytes::new(sizes.fold(0, u64::wrapping_add)))
+    }
+
+    /// Discharges the extent that the part has left, for `HandOverUncharged`.
+    pub(crate) fn discharge_live(&mut self, part: PartRef, id: ExtentId) {
+        if let Some(allocation) = self.allocations.get(part.allocation)
+            && let (tenant, place) = (allocation.tenant, Place::device(allocation.device))
+            && let Ok(nothing) = self.ledger.reserve(tenant, place, Bytes::ZERO)
+        {
+            let nothing = self.ledger.settle(nothing);
+            self.pool.pay_with(id, nothing).into_iter().for_each(|charge| self.ledger.discharge(charge));
+        }
+    }
+
+    /// Returns the first tenant instead, for `WrongTenantCharged` and `HostChargedToAnother`.
+    pub(crate) fn payer_if(&self, is_another: bool, tenant: TenantId) -> TenantId {
+        let first = self.tenants.iter().next().filter(|_| is_another);
+        first.map_or(tenant, |(_, first)| first)
+    }
+
+    /// Returns no bytes for a part in host memory, for `HostChargeForgotten`.
+    pub(crate) fn charge_outside_host(&self, place: Place, size: Bytes) -> Bytes {
+        if place.tier == Tier::Host { Bytes::ZERO } else { size }
+    }
+
+    /// Reserves bytes on disk for a file, for `FileCharged`.
+    pub(crate) fn charge_file(&mut self, nothing: Reservation, size: Bytes) -> Reservation {
+        self.ledger.reserve(nothing.tenant(), nothing.place(), size).unwrap_or(nothing)
+    }
+
+    /// Seals a loaded allocation at once, for `UnreadSealed`.
+    pub(crate) fn seal_unread(&mut self, op: OpId, id: AllocationId) -> bool {
+        self.advance_allocation(id, AllocationEvent::Unmapped);
+        self.advance_allocation(id, AllocationEvent::Digested);
+        self.finish(op, Ok(Outcome::Sealed(id)));
+        true
+    }
+
+    /// Sends a loaded allocation to its owner, for `LoadedSentToOwner`.
+    pub(crate) fn send_to_owner(&mut self, owner: Option<SessionId>, id: AllocationId) {
+        if let Some(owner) = owner {
+            self.queue_maps(owner, id, InitialMaps::All);
+        }
+    }
+}
+
+impl Migration {
+    /// Takes the mappers of the part for gone already, for `CopiedWhileMappedInPlace`.
+    pub(crate) fn unmapped_in(self, tier: Tier) -> Self {
+        Self { is_unmapped: self.from_tier == tier, ..self }
+    }
+}
+
+impl AllocationState {
+    /// Takes open memory for sealed memory, for `UnsealedShared`.
+    pub(crate) fn sealed_if_open(self) -> Self {
+        if self == Self::Open { Self::Sealed } else { self }
+    }
+
+    /// For `NonReaderServed`.
+    pub(crate) fn is_sealed(self) -> bool {
+        self == Self::Sealed
+    }
+
+    /// For `FreedNotListed`.
+    pub(crate) fn is_freeing(self) -> bool {
+        self == Self::Freeing
+    }
+}
+
+impl Stage {
+    /// For `FenceLetsPinsIn`.
+    pub(crate) fn is_fence(&self) -> bool {
+        matches!(self, Self::Fence { .. })
+    }
+}
+
+impl PressureBounds {
+    /// For `LevelWithoutHysteresis`.
+    pub(crate) fn without_hysteresis(self) -> Self {
+        Self { fall_percent: 0, ..self }
+    }
+}
+
+impl Ledger {
+    /// For `LimitOffByOnePart`.
+    pub(crate) fn without_one_part(&self, charged: Bytes) -> Bytes {
+        charged.saturating_sub(GRANULARITY)
+    }
+}
+
+impl AllocationTable {
+    /// Gives a freed allocation its name again, for `NameNotFreed`.
+    pub(crate) fn restore_name(&mut self, id: AllocationId) {
+        if let Some(allocation) = self.get(id)
+            && let Some(name) = allocation.name.clone()
+        {
+            self.bind(allocation.tenant, &name, id);
+        }
+    }
+}
+
+impl Moves {
+    /// Returns an extent that the part has left and that still exists, or the given one, for
+    /// `SentFromOldExtent`.
+    pub(crate) fn extent_left_by(&self, part: PartRef, pool: &Pool, extent: ExtentId) -> ExtentId {
+        let mut left = self.detached_extents.get(&part.allocation).into_iter().flatten().copied();
+        left.find(|id| pool.extent_of_part(part, *id).is_some()).unwrap_or(extent)
+    }
+}
+
+impl Pool {
+    /// Returns a live extent of another tenant, or the given one, for `ExtentOfAnotherTenant`.
+    pub(crate) fn of_another_tenant(&self, tenant: TenantId, extent: ExtentId) -> ExtentId {
+        let strange = |extent: &Extent| match &extent.state {
+            ExtentState::Live(charge) => charge.tenant() != tenant,
+            _ => false,
+        };
+        self.iter().find(|(_, extent)| strange(extent)).map_or(extent, |(id, _)| id)
+    }
+
+    /// Returns the tenant of the oldest cached extent of that size, or the given one, for
+    /// `CachedToAnotherTenant`.
+    pub(crate) fn tenant_with_cached(&self, device: DeviceIndex, size: Bytes, tenant: TenantId) -> TenantId {
+        let mut cached = self.cache().iter().map(|(_, it)| it);
+        cached.find(|it| (it.device, it.size) == (device, size)).map_or(tenant, |it| it.tenant)
+    }
+
+    /// Replaces the charge of a live extent and returns the old one.
+    fn pay_with(&mut self, id: ExtentId, charge: Charge) -> Option<Charge> {
+        match &mut self.get_mut(id)?.state {
+            ExtentState::Live(paid) => Some(std::mem::replace(paid, charge)),
+            _ => None,
+        }
+    }
+}
+
+impl RequestLog {
+    /// Returns the key with the fingerprint that its id had first, for `ReusedRequestIdServed`.
+    pub(crate) fn key_used_first(&self, method: Method, key: Option<RequestKey>) -> Option<RequestKey> {
+        let key = key?;
+        let fingerprint = self.find((method, key.id)).map_or(key.fingerprint, |entry| entry.fingerprint);
+        Some(RequestKey { fingerprint, ..key })
+    }
+}
+
+impl Time {
+    pub(crate) const NEVER: Self = Self::from_micros(u64::MAX);
+}
