@@ -1,9 +1,6 @@
 //! Least recently used first. An update costs O(log n).
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    ops::Bound,
-};
+use std::{collections::BTreeSet, ops::Bound};
 
 use vramd_types::DeviceIndex;
 
@@ -11,22 +8,15 @@ use super::Policy;
 use crate::{event::PartRef, time::Time};
 
 #[derive(Debug, Default)]
-pub(super) struct Lru {
-    last: BTreeMap<PartRef, (DeviceIndex, Time)>,
-    order: BTreeSet<(DeviceIndex, Time, PartRef)>,
-}
+pub(super) struct Lru(BTreeSet<(DeviceIndex, Time, PartRef)>);
 
 impl Policy for Lru {
-    fn record_use(&mut self, device: DeviceIndex, part: PartRef, now: Time) {
-        self.remove(part);
-        self.last.insert(part, (device, now));
-        self.order.insert((device, now, part));
+    fn insert(&mut self, device: DeviceIndex, part: PartRef, used: Time) {
+        self.0.insert((device, used, part));
     }
 
-    fn remove(&mut self, part: PartRef) {
-        if let Some((device, when)) = self.last.remove(&part) {
-            self.order.remove(&(device, when, part));
-        }
+    fn remove(&mut self, device: DeviceIndex, part: PartRef, used: Time) {
+        self.0.remove(&(device, used, part));
     }
 
     fn order(
@@ -38,7 +28,7 @@ impl Policy for Lru {
             Some((part, when)) => Bound::Excluded((device, when, part)),
             None => Bound::Included((device, Time::START, PartRef::FIRST)),
         };
-        let of = self.order.range((from, Bound::Unbounded)).take_while(move |(of, ..)| *of == device);
+        let of = self.0.range((from, Bound::Unbounded)).take_while(move |(of, ..)| *of == device);
         Box::new(of.map(|(.., part)| *part))
     }
 }
@@ -55,11 +45,12 @@ mod tests {
         let (one, other) = (DeviceIndex(0), DeviceIndex(1));
         let mut lru = Lru::default();
         for index in 0..3 {
-            lru.record_use(one, part(index), Time::from_micros(u64::from(index)));
+            lru.insert(one, part(index), Time::from_micros(u64::from(index)));
         }
-        lru.record_use(other, part(9), Time::from_micros(1));
-        lru.record_use(one, part(0), Time::from_micros(5));
-        lru.remove(part(2));
+        lru.insert(other, part(9), Time::from_micros(1));
+        lru.remove(one, part(0), Time::START);
+        lru.insert(one, part(0), Time::from_micros(5));
+        lru.remove(one, part(2), Time::from_micros(2));
         let order = |device| lru.order(device, None).collect::<Vec<_>>();
         assert_eq!((order(one), order(other)), (vec![part(1), part(0)], vec![part(9)]));
         // Behind a part that is there, and behind one that was there.

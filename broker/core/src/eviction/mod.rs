@@ -52,10 +52,10 @@ impl EvictionPolicy {
 }
 
 pub(crate) trait Policy: fmt::Debug + Send {
-    /// Records that the part arrived on the device, or was used there.
-    fn record_use(&mut self, device: DeviceIndex, part: PartRef, now: Time);
-    /// Removes a part that is no longer there.
-    fn remove(&mut self, part: PartRef);
+    /// Adds a part that arrived on the device, or was used there. It was removed before.
+    fn insert(&mut self, device: DeviceIndex, part: PartRef, used: Time);
+    /// Removes a part, if it is there. `used` is the time with which it was added.
+    fn remove(&mut self, device: DeviceIndex, part: PartRef, used: Time);
     /// Returns the parts of a device, first the best victim: all of them, or those behind a part that was
     /// last used at that time, whether or not it is still there.
     fn order(

@@ -33,32 +33,42 @@ impl Residents {
         }
     }
 
-    pub(crate) fn arrive(&mut self, device: DeviceIndex, part: PartRef, now: Time) {
-        self.devices.insert(part, (device, now));
-        self.policy.record_use(device, part, now);
+    /// Adds a part, or records a use of it. Returns whether it is new.
+    pub(crate) fn arrive(&mut self, device: DeviceIndex, part: PartRef, now: Time) -> bool {
+        let before = self.devices.insert(part, (device, now));
+        if let Some((device, used)) = before {
+            self.policy.remove(device, part, used);
+        }
+        self.policy.insert(device, part, now);
+        before.is_none()
     }
 
     /// Records a use of the part, if it is here.
     pub(crate) fn record_use(&mut self, part: PartRef, now: Time) {
         if let Some((device, last)) = self.devices.get_mut(&part) {
-            *last = now;
-            self.policy.record_use(*device, part, now);
+            self.policy.remove(*device, part, std::mem::replace(last, now));
+            self.policy.insert(*device, part, now);
         }
     }
 
     /// Excludes a part that is leaving from further choices.
     pub(crate) fn exclude(&mut self, part: PartRef) {
-        self.policy.remove(part);
+        if let Some((device, last)) = self.devices.get(&part) {
+            self.policy.remove(*device, part, *last);
+        }
     }
 
-    pub(crate) fn remove(&mut self, part: PartRef) {
+    /// Removes a part. Returns whether it was there.
+    pub(crate) fn remove(&mut self, part: PartRef) -> bool {
         for session in self.pinned.get(&part).cloned().unwrap_or_default() {
             self.record_unpin(part, session);
         }
         self.stuck.remove(&part);
-        if self.devices.remove(&part).is_some() {
-            self.policy.remove(part);
+        let there = self.devices.remove(&part);
+        if let Some((device, last)) = there {
+            self.policy.remove(device, part, last);
         }
+        there.is_some()
     }
 
     pub(crate) fn record_pin(&mut self, part: PartRef, session: SessionId) {

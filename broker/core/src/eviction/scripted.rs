@@ -13,14 +13,13 @@ use crate::{event::PartRef, time::Time};
 #[derive(Debug)]
 pub(super) struct Scripted {
     ranks: BTreeMap<PartRef, usize>,
-    devices: BTreeMap<PartRef, DeviceIndex>,
     order: BTreeSet<(DeviceIndex, usize, PartRef)>,
 }
 
 impl Scripted {
     pub(super) fn new(script: &[PartRef]) -> Self {
         let ranks = script.iter().enumerate().map(|(rank, part)| (*part, rank)).collect();
-        Self { ranks, devices: BTreeMap::new(), order: BTreeSet::new() }
+        Self { ranks, order: BTreeSet::new() }
     }
 
     fn rank(&self, part: PartRef) -> usize {
@@ -29,16 +28,12 @@ impl Scripted {
 }
 
 impl Policy for Scripted {
-    fn record_use(&mut self, device: DeviceIndex, part: PartRef, _: Time) {
-        self.remove(part);
-        self.devices.insert(part, device);
+    fn insert(&mut self, device: DeviceIndex, part: PartRef, _: Time) {
         self.order.insert((device, self.rank(part), part));
     }
 
-    fn remove(&mut self, part: PartRef) {
-        if let Some(device) = self.devices.remove(&part) {
-            self.order.remove(&(device, self.rank(part), part));
-        }
+    fn remove(&mut self, device: DeviceIndex, part: PartRef, _: Time) {
+        self.order.remove(&(device, self.rank(part), part));
     }
 
     fn order(

@@ -69,19 +69,17 @@ impl Broker {
     pub(crate) fn track_on_host(&mut self, part: PartRef) {
         match self.footprint_of(part).filter(|_| self.is_resident_on_host(part)) {
             Some(footprint) => {
-                if !self.usage.idle_on_host.contains(part) {
+                if self.usage.idle_on_host.arrive(footprint.device, part, self.shell.now) {
                     self.allocations.set_on_host(part, true);
                 }
-                self.usage.idle_on_host.arrive(footprint.device, part, self.shell.now);
             }
             None => self.untrack_on_host(part),
         }
     }
 
     pub(crate) fn untrack_on_host(&mut self, part: PartRef) {
-        if self.usage.idle_on_host.contains(part) {
+        if self.usage.idle_on_host.remove(part) {
             self.allocations.set_on_host(part, false);
-            self.usage.idle_on_host.remove(part);
         }
     }
 
