@@ -2,8 +2,6 @@
 //! promised to waiters. The choice of victims tests on it whether they are enough. It writes nothing to the
 //! ledger.
 
-use std::collections::BTreeMap;
-
 use vramd_types::Bytes;
 
 use super::{Account, Ledger, Place, PlaceBalances, Shortage};
@@ -15,9 +13,11 @@ pub(crate) struct TrialBalance<'a> {
     ledger: &'a Ledger,
     balances: &'a PlaceBalances,
     place: Place,
+    capacity: Bytes,
     /// The committed sum with all changes.
     committed: Bytes,
-    changes: BTreeMap<TenantId, Change>,
+    /// In the order of the tenants.
+    changes: Vec<(TenantId, Change)>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,12 +35,13 @@ impl Change {
 impl<'a> TrialBalance<'a> {
     pub(super) fn new(ledger: &'a Ledger, place: Place) -> Option<Self> {
         let balances = ledger.balances.get(&place)?;
-        Some(Self { ledger, balances, place, committed: balances.committed, changes: BTreeMap::new() })
+        let (capacity, committed) = (balances.capacity(), balances.committed);
+        Some(Self { ledger, balances, place, capacity, committed, changes: Vec::new() })
     }
 
     /// The account with its changes.
     pub(crate) fn account(&self, tenant: TenantId) -> Account {
-        self.changes.get(&tenant).copied().unwrap_or_default().of(self.actual(tenant))
+        self.change_of(tenant).of(self.actual(tenant))
     }
 
     /// Subtracts bytes that the tenant would no longer have.
@@ -60,13 +61,14 @@ impl<'a> TrialBalance<'a> {
 
     /// The bytes subtracted from the tenant.
     pub(crate) fn subtracted_from(&self, tenant: TenantId) -> Bytes {
-        self.changes.get(&tenant).map_or(Bytes::ZERO, |change| change.less)
+        self.change_of(tenant).less
     }
 
     /// The charge of all tenants, with all changes.
     pub(crate) fn charged(&self) -> Bytes {
-        let sum =
-            |of: fn(&Change) -> Bytes| self.changes.values().map(of).fold(Bytes::ZERO, Bytes::saturating_add);
+        let sum = |of: fn(&Change) -> Bytes| {
+            self.changes.iter().map(|(_, change)| of(change)).fold(Bytes::ZERO, Bytes::saturating_add)
+        };
         self.balances
             .charged
             .saturating_sub(sum(|change| change.less))
@@ -75,14 +77,14 @@ impl<'a> TrialBalance<'a> {
 
     /// The shortfall, with all changes.
     pub(crate) fn shortfall(&self) -> Bytes {
-        self.committed.saturating_sub(self.balances.capacity())
+        self.committed.saturating_sub(self.capacity)
     }
 
     /// Checks whether further bytes would be admitted.
     pub(crate) fn admit(&self, tenant: TenantId, requested: Bytes) -> Result<(), Shortage> {
         let actual = self.actual(tenant);
         let limit = Shortage::Limit { limit: actual.limit, charged: actual.charged() };
-        let old = self.changes.get(&tenant).copied().unwrap_or_default().of(actual);
+        let old = self.change_of(tenant).of(actual);
         let charged = old.charged().checked_add(requested).ok_or(limit)?;
         planted!(self.ledger, LimitOffByOnePart => charged = self.ledger.without_one_part(charged));
         if charged > old.limit {
@@ -90,7 +92,7 @@ impl<'a> TrialBalance<'a> {
         }
         let new = Account { reserved: old.reserved.saturating_add(requested), ..old };
         let would = self.committed_with(old, new);
-        let capacity = self.balances.capacity();
+        let capacity = self.capacity;
         planted!(self.ledger, GuaranteeIgnored => would = self.balances.charged.saturating_add(requested));
         planted!(self.ledger, ShortfallIgnored => capacity = self.balances.share);
         if would <= capacity || would <= self.committed {
@@ -104,7 +106,7 @@ impl<'a> TrialBalance<'a> {
     pub(crate) fn overcommitment(&self, tenant: TenantId, guarantee: Bytes) -> Option<Bytes> {
         let old = self.account(tenant);
         let would = self.committed_with(old, Account { guarantee, ..old });
-        (would > self.balances.capacity() && would > self.committed).then_some(would)
+        (would > self.capacity && would > self.committed).then_some(would)
     }
 
     /// The account in the ledger. An account that is not open yet has no guarantee and no charge, since a
@@ -114,9 +116,23 @@ impl<'a> TrialBalance<'a> {
         known.unwrap_or_else(|| self.ledger.quotas.new_account(tenant, self.place, self.balances.share))
     }
 
+    fn change_of(&self, tenant: TenantId) -> Change {
+        let found = self.find(tenant).ok().and_then(|at| self.changes.get(at));
+        found.map(|(_, change)| *change).unwrap_or_default()
+    }
+
+    /// The index of the tenant's change, or where it would be inserted.
+    fn find(&self, tenant: TenantId) -> Result<usize, usize> {
+        self.changes.binary_search_by_key(&tenant, |(of, _)| *of)
+    }
+
     fn change(&mut self, tenant: TenantId, change: impl FnOnce(&mut Change)) {
         let actual = self.actual(tenant);
-        let entry = self.changes.entry(tenant).or_default();
+        let at = self.find(tenant).unwrap_or_else(|at| {
+            self.changes.insert(at, (tenant, Change::default()));
+            at
+        });
+        let Some((_, entry)) = self.changes.get_mut(at) else { return };
         let old = entry.of(actual);
         change(entry);
         let new = entry.of(actual);
