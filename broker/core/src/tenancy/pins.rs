@@ -1,11 +1,11 @@
 //! Pin calls: sets of parts that a session wants mapped together. A call lives from its arrival until the
 //! client ends it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map::Entry};
 
 use vramd_types::SessionId;
 
-use crate::{event::PartRef, time::Time};
+use crate::{collections::Few, event::PartRef, time::Time};
 
 /// The order of arrival of pin calls and revocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,11 +50,17 @@ struct Waiting {
     since: Time,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct CallOfPart {
+    id: PinId,
+    is_missing: bool,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct PinTable {
     calls: BTreeMap<PinId, PinCall>,
-    /// Whether the call is missing the part.
-    by_part: BTreeMap<PinnedPart, bool>,
+    /// The calls that name a part, in the order of their ids.
+    by_part: BTreeMap<PartRef, Few<CallOfPart>>,
     waiting: BTreeMap<SessionId, Waiting>,
     arrivals: u64,
 }
@@ -85,7 +91,11 @@ impl PinTable {
         (stall_check, deadline): (Time, Option<Time>),
     ) {
         let arrival = self.next_arrival();
-        self.by_part.extend(parts.iter().map(|part| ((*part, id), true)));
+        for part in &parts {
+            let calls = self.by_part.entry(*part).or_default();
+            let at = calls.partition_point(|call| call.id < id);
+            calls.insert(at, CallOfPart { id, is_missing: true });
+        }
         let waiting = self.waiting.entry(id.0).or_insert(Waiting { calls: 0, since: arrived });
         waiting.calls = waiting.calls.saturating_add(1);
         let (missing, parts) = (parts.len(), parts.into_boxed_slice());
@@ -98,7 +108,14 @@ impl PinTable {
     pub(crate) fn remove(&mut self, id: PinId) -> Option<PinCall> {
         let call = self.calls.remove(&id)?;
         for part in &call.parts {
-            self.by_part.remove(&(*part, id));
+            if let Entry::Occupied(mut calls) = self.by_part.entry(*part) {
+                if let Ok(at) = find(calls.get(), id) {
+                    calls.get_mut().remove(at);
+                }
+                if calls.get().is_empty() {
+                    calls.remove();
+                }
+            }
         }
         if call.is_waiting() {
             self.end_wait(id.0);
@@ -115,14 +132,13 @@ impl PinTable {
     }
 
     pub(crate) fn is_missing(&self, id: PinId, part: PartRef) -> bool {
-        self.by_part.get(&(part, id)) == Some(&true)
+        let calls = self.calls_of(part);
+        find(calls, id).ok().and_then(|at| calls.get(at)).is_some_and(|call| call.is_missing)
     }
 
     /// Records that one part of the call is mapped. Returns whether it was the last.
     pub(crate) fn mark_mapped(&mut self, id: PinId, part: PartRef) -> bool {
-        let Some((call, is_missing)) = self.calls.get_mut(&id).zip(self.by_part.get_mut(&(part, id))) else {
-            return false;
-        };
+        let Some((call, is_missing)) = self.call_and_part(id, part) else { return false };
         if !std::mem::take(is_missing) {
             return false;
         }
@@ -136,9 +152,7 @@ impl PinTable {
 
     /// Calls of any session that are missing the part.
     pub(crate) fn missing(&self, part: PartRef) -> impl Iterator<Item = PinnedPart> {
-        let (first, last) = ((SessionId::from_raw(0), 0), (SessionId::from_raw(u64::MAX), u64::MAX));
-        let calls = self.by_part.range((part, first)..=(part, last));
-        calls.filter(|(_, is_missing)| **is_missing).map(|(entry, _)| *entry)
+        self.calls_of(part).iter().filter(|call| call.is_missing).map(move |call| (part, call.id))
     }
 
     /// The earliest arrival of a call that is missing the part.
@@ -148,9 +162,7 @@ impl PinTable {
 
     /// Records that a part of a waiting call is no longer mapped: the call is missing it again.
     pub(crate) fn mark_unmapped(&mut self, id: PinId, part: PartRef) {
-        let Some((call, is_missing)) = self.calls.get_mut(&id).zip(self.by_part.get_mut(&(part, id))) else {
-            return;
-        };
+        let Some((call, is_missing)) = self.call_and_part(id, part) else { return };
         if call.is_waiting() && !std::mem::replace(is_missing, true) {
             call.missing = call.missing.saturating_add(1);
         }
@@ -158,17 +170,16 @@ impl PinTable {
 
     /// Unanswered calls of a session that name the part, missing or mapped.
     pub(crate) fn waiting_of(&self, part: PartRef, session: SessionId) -> impl Iterator<Item = PinnedPart> {
-        let calls = self.by_part.range((part, (session, 0))..=(part, (session, u64::MAX)));
         let waits = |id| self.calls.get(id).is_some_and(PinCall::is_waiting);
-        calls.filter(move |((_, id), _)| waits(id)).map(|(entry, _)| *entry)
+        let calls = self.calls_on(part, session);
+        calls.iter().filter(move |call| waits(&call.id)).map(move |call| (part, call.id))
     }
 
     /// Whether a call of the session on the part arrived by `then`, or was answered. A call that waits for
     /// room does not take it from its own parts.
     pub(crate) fn protects(&self, part: PartRef, session: SessionId, then: Arrival) -> bool {
-        let calls = self.by_part.range((part, (session, 0))..=(part, (session, u64::MAX)));
-        let mut arrivals = calls.filter_map(|((_, id), _)| self.calls.get(id));
-        arrivals.any(|call| call.arrival <= then || !call.is_waiting())
+        let mut calls = self.calls_on(part, session).iter().filter_map(|call| self.calls.get(&call.id));
+        calls.any(|call| call.arrival <= then || !call.is_waiting())
     }
 
     pub(crate) fn of_session(&self, session: SessionId) -> impl Iterator<Item = (PinId, &PinCall)> {
@@ -193,9 +204,30 @@ impl PinTable {
 
     /// The sizes of the indices, for the invariants: parts of calls, missing parts, and waiting calls.
     pub(crate) fn index_counts(&self) -> (usize, usize, usize) {
-        let lacking = self.by_part.values().filter(|is_missing| **is_missing).count();
+        let named = || self.by_part.values().flatten();
+        let lacking = named().filter(|call| call.is_missing).count();
         let waiting = self.waiting.values().map(|waiting| waiting.calls);
-        (self.by_part.len(), lacking, waiting.fold(0, usize::saturating_add))
+        (named().count(), lacking, waiting.fold(0, usize::saturating_add))
+    }
+
+    /// All calls that name the part, in the order of their ids.
+    fn calls_of(&self, part: PartRef) -> &[CallOfPart] {
+        self.by_part.get(&part).map(|calls| &**calls).unwrap_or_default()
+    }
+
+    /// The calls of a session that name the part.
+    fn calls_on(&self, part: PartRef, session: SessionId) -> &[CallOfPart] {
+        let calls = self.calls_of(part);
+        let first = calls.partition_point(|call| call.id.0 < session);
+        let (_, rest) = calls.split_at(first);
+        rest.split_at(rest.partition_point(|call| call.id.0 == session)).0
+    }
+
+    /// A call, and whether it is missing the part.
+    fn call_and_part(&mut self, id: PinId, part: PartRef) -> Option<(&mut PinCall, &mut bool)> {
+        let calls = self.by_part.get_mut(&part)?;
+        let at = find(calls, id).ok()?;
+        Some((self.calls.get_mut(&id)?, &mut calls.get_mut(at)?.is_missing))
     }
 
     fn end_wait(&mut self, session: SessionId) {
@@ -206,6 +238,10 @@ impl PinTable {
             }
         }
     }
+}
+
+fn find(calls: &[CallOfPart], id: PinId) -> Result<usize, usize> {
+    calls.binary_search_by_key(&id, |call| call.id)
 }
 
 #[cfg(test)]
