@@ -20,7 +20,10 @@ pub(crate) use work::Work;
 #[derive(Debug, Default)]
 pub(crate) struct FollowUps {
     facts: Facts,
-    work: BTreeSet<Work>,
+    /// The first work, if there is any that is not in `others`: most events have one or two.
+    first: Option<Work>,
+    /// Further work, which comes after `first`.
+    others: BTreeSet<Work>,
     /// Work for a later event, since this one did enough of its kind.
     postponed: Vec<Work>,
     /// How many evicted mappings were reported in this event.
@@ -51,22 +54,36 @@ impl FollowUps {
     /// Counts from zero again, and brings back what was postponed.
     pub(crate) fn begin_event(&mut self) {
         (self.evictions, self.words_asked) = (0, 0);
-        self.work.extend(self.postponed.drain(..));
+        for work in std::mem::take(&mut self.postponed) {
+            self.add(work);
+        }
     }
 
     /// Adds work, unless it is there.
     pub(crate) fn add(&mut self, work: Work) {
-        self.work.insert(work);
+        match self.first {
+            None if self.others.is_empty() => self.first = Some(work),
+            Some(first) if first == work => {}
+            Some(first) if work < first => {
+                self.others.insert(first);
+                self.first = Some(work);
+            }
+            _ => _ = self.others.insert(work),
+        }
     }
 
     /// Adds a part of which the session has to be told, behind all others.
     pub(crate) fn add_revoke(&mut self, session: SessionId, revoked: RevokedPart) {
-        self.work.insert(Work::SendRevoke(session, self.evictions, revoked));
+        self.add(Work::SendRevoke(session, self.evictions, revoked));
         self.evictions = self.evictions.saturating_add(1);
     }
 
     pub(crate) fn remove(&mut self, work: &Work) {
-        self.work.remove(work);
+        if self.first.as_ref() == Some(work) {
+            self.first = None;
+        } else {
+            self.others.remove(work);
+        }
     }
 
     pub(crate) fn postpone(&mut self, work: Work) {
@@ -75,13 +92,13 @@ impl FollowUps {
 
     /// Takes the work that comes first.
     pub(crate) fn take_first(&mut self) -> Option<Work> {
-        self.work.pop_first()
+        self.first.take().or_else(|| self.others.pop_first())
     }
 
     /// Takes the work that comes first, if it is of a kind.
     pub(crate) fn take_first_if<T>(&mut self, of_kind: impl Fn(&Work) -> Option<T>) -> Option<T> {
-        let found = self.work.first().and_then(of_kind)?;
-        self.work.pop_first();
+        let found = self.first.as_ref().or_else(|| self.others.first()).and_then(of_kind)?;
+        self.take_first();
         Some(found)
     }
 
