@@ -117,12 +117,15 @@ impl PlaceBalances {
 
     /// The most that these tenants could have here together, for these requests. A guarantee of another
     /// tenant is never lent; their own guarantees are theirs.
-    pub(crate) fn max_available_to(&self, requested: &BTreeMap<TenantId, Bytes>) -> Bytes {
+    pub(crate) fn max_available_to(&self, requested: impl Iterator<Item = (TenantId, Bytes)>) -> Bytes {
         let guarantee = |tenant| self.account(tenant).map_or(Bytes::ZERO, |account| account.guarantee);
-        let own = requested.iter().map(|(tenant, requested)| guarantee(*tenant).min(*requested));
-        let own = own.fold(Bytes::ZERO, Bytes::saturating_add);
+        let (mut own, mut sum) = (Bytes::ZERO, Bytes::ZERO);
+        for (tenant, requested) in requested {
+            own = own.saturating_add(guarantee(tenant).min(requested));
+            sum = sum.saturating_add(requested);
+        }
         let capacity = self.surveyed_capacity();
-        match own == requested.values().copied().fold(Bytes::ZERO, Bytes::saturating_add) {
+        match own == sum {
             true => capacity,
             false => capacity.saturating_sub(self.guaranteed.saturating_sub(own)),
         }

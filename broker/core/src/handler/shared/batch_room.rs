@@ -196,8 +196,8 @@ impl Broker {
     pub(crate) fn is_ever_possible(&self, tenant: TenantId, missing: &BatchShortage) -> bool {
         let BatchShortage::Bytes { place, requested, .. } = missing else { return true };
         let limit = self.ledger.account(tenant, *place).is_some_and(|account| *requested <= account.limit);
-        let of_tenant = BTreeMap::from([(tenant, *requested)]);
-        let fits = |balances: &PlaceBalances| *requested <= balances.max_available_to(&of_tenant);
+        let of_tenant = || std::iter::once((tenant, *requested));
+        let fits = |balances: &PlaceBalances| *requested <= balances.max_available_to(of_tenant());
         planted!(self, GuaranteeAwaited => return limit && place.tier == Tier::Device);
         // The daemon makes no room below devices.
         limit && self.ledger.balances(*place).is_some_and(fits) && place.tier == Tier::Device

@@ -1,6 +1,5 @@
 //! Room for one waiter or request: what it needs, whether it fits, and whether it ever could.
 
-use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use vramd_types::Bytes;
 use vramd_types::DeviceIndex;
@@ -155,42 +154,50 @@ impl Broker {
         asker: TenantId,
         parts: impl Iterator<Item = PartRef>,
     ) -> Result<(), Refusal> {
-        let mut by_device: BTreeMap<DeviceIndex, BTreeMap<TenantId, Bytes>> = BTreeMap::new();
+        // One sum for each device and tenant, in their order. Mostly there is one.
+        let mut sums: Vec<(DeviceIndex, (TenantId, Bytes))> = Vec::new();
         for part in parts.filter(|part| !self.stays_in_place(*part)) {
-            let Some(footprint) = self.footprint_of(part) else { continue };
-            let sum = by_device.entry(footprint.device).or_default().entry(footprint.tenant).or_default();
-            *sum = sum.saturating_add(footprint.size);
+            let Some(Footprint { tenant, device, size }) = self.footprint_of(part) else { continue };
+            let found = sums.binary_search_by_key(&(device, tenant), |(device, (tenant, _))| (*device, *tenant));
+            let at = found.unwrap_or_else(|at| {
+                sums.insert(at, (device, (tenant, Bytes::ZERO)));
+                at
+            });
+            if let Some((_, (_, sum))) = sums.get_mut(at) {
+                *sum = sum.saturating_add(size);
+            }
         }
-        by_device
-            .into_iter()
-            .try_for_each(|(device, requested)| self.check_feasible_on(asker, device, &requested))
+        sums.chunk_by(|(one, _), (next, _)| one == next).try_for_each(|of_device| {
+            let Some((device, _)) = of_device.first() else { return Ok(()) };
+            self.check_feasible_on(asker, *device, of_device.iter().map(|(_, requested)| *requested))
+        })
     }
 
-    /// `asked` has the bytes of each tenant that is charged.
+    /// `requested` has the bytes of each tenant that is charged.
     pub(crate) fn check_feasible_on(
         &self,
         asker: TenantId,
         device: DeviceIndex,
-        requested: &BTreeMap<TenantId, Bytes>,
+        requested: impl Iterator<Item = (TenantId, Bytes)> + Clone,
     ) -> Result<(), Refusal> {
         let Some(balances) = self.ledger.balances(Place::device(device)) else { return Ok(()) };
-        let sum = requested.values().copied().fold(Bytes::ZERO, Bytes::saturating_add);
+        let sum = requested.clone().map(|(_, bytes)| bytes).fold(Bytes::ZERO, Bytes::saturating_add);
         let place = Place::device(device);
         let fits_in = |free: Bytes| match sum <= free {
             true => Ok(()),
             false => Err(self.shortage_refusal(asker, place, Shortage::Room { free }, sum)),
         };
         fits_in(balances.surveyed_capacity())?;
-        for (tenant, requested) in requested {
-            let account = self.ledger.account(*tenant, place);
-            let Some(account) = account.filter(|account| *requested > account.limit) else { continue };
+        for (tenant, requested) in requested.clone() {
+            let account = self.ledger.account(tenant, place);
+            let Some(account) = account.filter(|account| requested > account.limit) else { continue };
             // A tenant sees only its own figures, never those of a tenant whose memory it reads.
-            if *tenant != asker {
+            if tenant != asker {
                 let (device, tier) = (self.uuid(device).to_owned(), place.tier);
-                return Err(Refusal::SetTooLarge { device, tier, requested: *requested });
+                return Err(Refusal::SetTooLarge { device, tier, requested });
             }
             let limit = Shortage::Limit { limit: account.limit, charged: account.charged() };
-            return Err(self.shortage_refusal(asker, place, limit, *requested));
+            return Err(self.shortage_refusal(asker, place, limit, requested));
         }
         planted!(self, GuaranteeAwaited => return Ok(()));
         fits_in(balances.max_available_to(requested))
