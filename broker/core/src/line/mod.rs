@@ -107,6 +107,8 @@ pub(crate) struct Line {
     /// Waiters for which the driver had no memory although the ledger had room.
     out_of_memory: BTreeMap<Waiter, OutOfMemory>,
     last_scan: LastScan,
+    /// How often a waiter has entered or left. A scan reads ahead as long as it stays.
+    changes: u64,
 }
 
 impl Line {
@@ -123,6 +125,7 @@ impl Line {
         let waiter = entry.waiter;
         if let std::collections::btree_map::Entry::Vacant(vacant) = self.positions.entry(waiter) {
             vacant.insert(position);
+            self.changes = self.changes.wrapping_add(1);
             self.batches = self.batches.saturating_add(usize::from(matches!(waiter, Waiter::Batch(_))));
             self.by_tenant.insert((entry.tenant, position));
             for device in entry.devices.iter() {
@@ -247,6 +250,7 @@ impl Line {
         }
         self.out_of_memory.remove(&waiter);
         let position = self.positions.remove(&waiter)?;
+        self.changes = self.changes.wrapping_add(1);
         self.last_scan.left_since = self.last_scan.left_since.saturating_add(1);
         self.batches = self.batches.saturating_sub(usize::from(matches!(waiter, Waiter::Batch(_))));
         let entry = self.entries.remove(&position)?;
@@ -293,15 +297,23 @@ impl Line {
 
     /// Whether the last scan covered the waiter, or would have.
     pub(crate) fn was_scanned(&self, waiter: Waiter) -> bool {
-        self.positions
-            .get(&waiter)
-            .is_some_and(|position| self.last_scan.last.is_none_or(|until| *position <= until))
+        self.positions.get(&waiter).is_some_and(|position| self.covers(*position))
     }
 
-    /// Returns the first waiter after a position.
-    pub(crate) fn next(&self, after: Option<Position>) -> Option<(Position, &LineEntry)> {
-        let from = after.map_or(Unbounded, Excluded);
-        self.entries.range((from, Unbounded)).next().map(|(position, entry)| (*position, entry))
+    /// Whether the last scan covered this position, or would have.
+    pub(crate) fn covers(&self, position: Position) -> bool {
+        self.last_scan.last.is_none_or(|until| position <= until)
+    }
+
+    /// A number that changes whenever a waiter enters or leaves.
+    pub(crate) const fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Returns the waiters after a position, in order.
+    pub(crate) fn after(&self, position: Option<Position>) -> impl Iterator<Item = (Position, &LineEntry)> {
+        let from = position.map_or(Unbounded, Excluded);
+        self.entries.range((from, Unbounded)).map(|(position, entry)| (*position, entry))
     }
 
     /// Returns a tenant's first position after another.

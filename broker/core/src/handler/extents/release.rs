@@ -102,7 +102,8 @@ impl Broker {
         let releasing = extents.into_iter().filter_map(|extent| self.pool.get(extent));
         let releasing = releasing.filter(|extent| matches!(extent.state, ExtentState::Releasing(_)));
         let on_device = releasing.filter(|extent| extent.place.tier == Tier::Device);
-        let devices: BTreeSet<_> = on_device.map(|extent| extent.place.device).collect();
+        let mut devices = BTreeSet::new();
+        devices.extend(on_device.map(|extent| extent.place.device));
         for device in devices {
             self.push_command(Command::ReleaseNow { device });
         }

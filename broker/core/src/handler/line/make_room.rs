@@ -53,9 +53,11 @@ impl Broker {
     pub(crate) fn execute(&mut self, plan: RoomPlan, cause: Cause) -> Vec<ExtentId> {
         let mut leaving = self.start_cached_release(plan.given_up);
         if cause == Cause::Demand {
-            let parts = plan.awaited.iter().filter_map(|extent| self.pool.get(*extent)?.part);
-            for part in parts.filter(|part| self.is_leaving(*part)).collect::<Vec<_>>() {
-                self.hasten_migration(part);
+            for extent in &plan.awaited {
+                let part = self.pool.get(*extent).and_then(|extent| extent.part);
+                if let Some(part) = part.filter(|part| self.is_leaving_unawaited(*part)) {
+                    self.hasten_migration(part);
+                }
             }
         }
         self.release_now(plan.awaited.into_iter().chain(leaving.iter().copied()));

@@ -20,7 +20,7 @@ use crate::{
     command::PartRevocation,
     event::{PartRef, Tier},
     ledger::{Place, Shortage, TrialBalance},
-    line::{Footprint, Need, RoomPlan},
+    line::{Footprint, LOOKAHEAD, Need, RoomPlan},
     pool::Age,
     tenancy::{Arrival, TenantId},
 };
@@ -87,10 +87,10 @@ impl<'a> VictimChooser<'a> {
         Some(Self {
             broker,
             trial: broker.ledger.trial(Place::device(device))?,
-            candidates: Vec::new(),
+            candidates: Vec::with_capacity(LOOKAHEAD),
             others: Box::new(leaving.chain(cached).chain(parts)),
             next: 0,
-            chosen: Vec::new(),
+            chosen: Vec::with_capacity(LOOKAHEAD),
             reused: BTreeSet::new(),
         })
     }
@@ -129,32 +129,43 @@ impl<'a> VictimChooser<'a> {
             let more = if of == tenant { size } else { Bytes::ZERO };
             broker.reduces_commitment(trial, of, more)
         };
-        self.choose(by, |trial| trial.admit(tenant, size).is_ok(), helps);
-        self.trial.admit(tenant, size)
+        match self.choose(by, |trial| trial.admit(tenant, size).is_ok(), helps) {
+            true => Ok(()),
+            false => self.trial.admit(tenant, size),
+        }
     }
 
-    /// Adds candidates that help, until it is enough.
+    /// Adds candidates that help, until it is enough. Returns whether it is.
     fn choose(
         &mut self,
         by: Beneficiary,
         enough: impl Fn(&TrialBalance) -> bool,
         helps: impl Fn(&TrialBalance, TenantId) -> bool,
-    ) {
+    ) -> bool {
+        if enough(&self.trial) {
+            return true;
+        }
         while self.candidates.get(self.next).is_some_and(|candidate| candidate.chosen.is_some()) {
             self.next = self.next.saturating_add(1);
         }
         for at in self.next.. {
-            if enough(&self.trial) || !self.load_candidates(at) {
-                return;
+            if !self.load_candidates(at) {
+                return false;
             }
-            let Some(Candidate { kind, tenant, size, chosen }) = self.candidates.get(at) else { return };
+            let Some(Candidate { kind, tenant, size, chosen }) = self.candidates.get(at) else {
+                return false;
+            };
             let (tenant, size) = (*tenant, *size);
             if chosen.is_none() && helps(&self.trial, tenant) && self.can_go(*kind, tenant, by) {
                 self.trial.spare(tenant, size);
                 self.chosen.push(at);
                 self.mark(at, Some(by.arrived));
+                if enough(&self.trial) {
+                    return true;
+                }
             }
         }
+        false
     }
 
     /// Loads candidates up to that index. Returns whether it exists.
@@ -223,7 +234,7 @@ impl<'a> VictimChooser<'a> {
     }
 
     fn plan(&self) -> RoomPlan {
-        let mut plan = RoomPlan::default();
+        let mut plan = RoomPlan { awaited: Vec::with_capacity(self.chosen.len()), ..RoomPlan::default() };
         for candidate in self.chosen.iter().filter_map(|at| self.candidates.get(*at)) {
             match (candidate.kind, candidate.chosen) {
                 (CandidateKind::Leaving(extent), _) => plan.awaited.push(extent),
@@ -245,7 +256,7 @@ impl Broker {
         needs: impl Iterator<Item = &'n Need>,
     ) -> (RoomPlan, Vec<Result<(), Shortage>>) {
         let Some(mut chooser) = VictimChooser::on_device(self, device) else { return Default::default() };
-        let (mut results, mut full) = (Vec::new(), None);
+        let (mut results, mut full) = (Vec::with_capacity(needs.size_hint().0), None);
         let mut at_limit: BTreeMap<TenantId, Shortage> = BTreeMap::new();
         for need in needs {
             let need = chooser.without_released(need);
@@ -290,8 +301,8 @@ impl Broker {
             account.charged() > floor
         };
         let mut chooser = VictimChooser::on_device(self, place.device)?;
-        chooser.choose(Beneficiary { arrived: self.pins.after_all(), tenant: None }, backed, helps);
-        backed(&chooser.trial).then(|| chooser.plan())
+        let by = Beneficiary { arrived: self.pins.after_all(), tenant: None };
+        chooser.choose(by, backed, helps).then(|| chooser.plan())
     }
 
     /// Plans what has to leave so that a tenant is within its limit, as far as possible.

@@ -34,7 +34,8 @@ impl Broker {
         arrived: Arrival,
     ) -> Option<PartRevocation> {
         let until = self.shell.now.after(self.config.limits.revoke_answer_timeout);
-        let mapping = self.mappers(part, |_| true);
+        let under_way = self.mapping.revocations.contains_key(&part);
+        let mapping = if under_way { self.mappers(part, |_| true) } else { Vec::new() };
         if let Some(under_way) = self.mapping.revocations.get_mut(&part) {
             let lasts = match &mut under_way.stage {
                 // Without mappers the fence is as good as over.

@@ -28,11 +28,12 @@ use vramd_types::DeviceIndex;
 
 use crate::{
     broker::Broker,
+    collections::Few,
     command::WaitEnd,
     event::{PartRef, Tier},
     follow_up::Fact,
     ledger::{Place, Shortage},
-    line::{Footprint, LOOKAHEAD, LastScan, Need, Position, RoomPlan, Waiter},
+    line::{Footprint, LOOKAHEAD, LastScan, LineEntry, Need, Position, RoomPlan, Waiter},
     moves::{Cause, MoveError},
     pool::ExtentError,
     tenancy::TenantId,
@@ -41,8 +42,11 @@ use crate::{
 /// After how many departures from the scanned waiters the next scan is full.
 const RESCAN_AFTER: usize = LOOKAHEAD / 2;
 
-/// The first waiters of each device that go on waiting.
-type Waiting = BTreeMap<DeviceIndex, Vec<(Waiter, Need)>>;
+/// How many waiters a front scan reads at once. Mostly it stops at the second.
+const READ_IN_FRONT: usize = 2;
+
+/// The first waiters of a device that go on waiting.
+type Waiting = (DeviceIndex, Vec<(Waiter, Need)>);
 
 /// How far a scan goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,18 +60,44 @@ enum ScanScope {
 /// The state of one scan.
 #[derive(Debug, Default)]
 struct Scan {
-    /// Devices without room for a waiter of the scan.
-    full: BTreeSet<DeviceIndex>,
+    /// The findings on each device, in the order of the devices. There are few.
+    devices: Vec<(DeviceIndex, DeviceScan)>,
     /// Tenants at their limits, and how many of their waiters the daemon makes room for.
     at_limit: BTreeMap<(TenantId, DeviceIndex), usize>,
-    /// How many other waiters of each device the daemon makes room for.
-    planned: BTreeMap<DeviceIndex, usize>,
-    /// How many waiters of each device were scanned and stay in the line.
-    scanned: BTreeMap<DeviceIndex, usize>,
-    waiting: Waiting,
+    /// Waiters that were read ahead, and the line's changes when they were.
+    ahead: std::vec::IntoIter<NextWaiter>,
+    read_at: u64,
     found: LastScan,
     /// Tenants below their guarantee. Set once the scan has stopped for everyone else.
     below_guarantee: Option<BTreeSet<TenantId>>,
+}
+
+/// The findings of a scan on one device.
+#[derive(Debug, Default)]
+struct DeviceScan {
+    /// It has no room for a waiter of the scan.
+    is_full: bool,
+    /// How many waiters the daemon makes room for, beside those of tenants at their limits.
+    planned: usize,
+    /// How many waiters were scanned and stay in the line.
+    scanned: usize,
+    /// The waiters that the daemon makes room for.
+    waiting: Vec<(Waiter, Need)>,
+}
+
+/// A waiter of the line that the scan comes to.
+#[derive(Clone, Debug)]
+struct NextWaiter {
+    position: Position,
+    waiter: Waiter,
+    /// The devices on which it needs, or may need, room.
+    devices: Few<DeviceIndex>,
+}
+
+impl NextWaiter {
+    fn of((position, entry): (Position, &LineEntry)) -> Self {
+        Self { position, waiter: entry.waiter, devices: entry.devices.clone() }
+    }
 }
 
 /// Why a waiter did not start.
@@ -92,41 +122,66 @@ impl Scan {
     fn record_waiter(&mut self, waiter: Waiter, needs: &[Need], blocked_by: Option<BlockedBy>) {
         for need in needs {
             let Footprint { tenant, device, .. } = need.footprint;
-            match blocked_by {
-                Some(BlockedBy::Limit) => _ = self.at_limit.entry((tenant, device)).or_default(),
-                Some(BlockedBy::Room | BlockedBy::Extents) => _ = self.full.insert(device),
-                None => {}
+            if blocked_by == Some(BlockedBy::Limit) {
+                self.at_limit.entry((tenant, device)).or_default();
             }
             // A waiter at its tenant's limit takes no other waiter's place in the lookahead.
-            let planned = match self.at_limit.get_mut(&(tenant, device)) {
-                Some(of_tenant) => of_tenant,
-                None => self.planned.entry(device).or_default(),
-            };
-            if *planned < LOOKAHEAD {
+            let of_tenant = self.at_limit.get_mut(&(tenant, device)).map(|planned| {
                 *planned = planned.saturating_add(1);
-                self.waiting.entry(device).or_default().push((waiter, need.clone()));
+                *planned
+            });
+            let Some(found) = self.device_mut(device) else { continue };
+            found.is_full |= matches!(blocked_by, Some(BlockedBy::Room | BlockedBy::Extents));
+            let planned = of_tenant.unwrap_or_else(|| {
+                found.planned = found.planned.saturating_add(1);
+                found.planned
+            });
+            if planned <= LOOKAHEAD {
+                if found.waiting.is_empty() {
+                    found.waiting.reserve(LOOKAHEAD);
+                }
+                found.waiting.push((waiter, need.clone()));
             }
         }
     }
 
+    fn device(&self, device: DeviceIndex) -> Option<&DeviceScan> {
+        self.devices.iter().find(|(of, _)| *of == device).map(|(_, found)| found)
+    }
+
+    fn device_mut(&mut self, device: DeviceIndex) -> Option<&mut DeviceScan> {
+        let at = self.devices.partition_point(|(of, _)| *of < device);
+        if self.devices.get(at).is_none_or(|(of, _)| *of != device) {
+            self.devices.insert(at, (device, DeviceScan::default()));
+        }
+        self.devices.get_mut(at).map(|(_, found)| found)
+    }
+
+    /// The waiters of each device that the daemon makes room for.
+    fn into_waiting(self) -> Vec<Waiting> {
+        let waiting = self.devices.into_iter().map(|(device, found)| (device, found.waiting));
+        waiting.filter(|(_, waiting)| !waiting.is_empty()).collect()
+    }
+
     fn count_scanned(&mut self, devices: &[DeviceIndex]) {
         for device in devices {
-            let scanned = self.scanned.entry(*device).or_default();
-            *scanned = scanned.saturating_add(1);
+            if let Some(found) = self.device_mut(*device) {
+                found.scanned = found.scanned.saturating_add(1);
+            }
         }
     }
 
     /// Whether a waiter that stays counts on cached extents of one of these devices.
     fn counts_on_cached(&self, needs: &[Need]) -> bool {
-        let planned = needs.iter().filter_map(|need| self.waiting.get(&need.footprint.device)).flatten();
-        planned.into_iter().any(|(_, need)| !need.own_cached.is_empty())
+        let planned = needs.iter().filter_map(|need| self.device(need.footprint.device));
+        planned.flat_map(|found| &found.waiting).any(|(_, need)| !need.own_cached.is_empty())
     }
 
     /// Whether the scan may stop for a device, except for waiters within a guarantee.
     fn is_enough(&self, scope: ScanScope, device: DeviceIndex) -> bool {
         match scope {
-            ScanScope::Front => self.full.contains(&device),
-            ScanScope::Full => self.planned.get(&device).is_some_and(|planned| *planned >= LOOKAHEAD),
+            ScanScope::Front => self.device(device).is_some_and(|found| found.is_full),
+            ScanScope::Full => self.device(device).is_some_and(|found| found.planned >= LOOKAHEAD),
         }
     }
 }
@@ -134,8 +189,9 @@ impl Scan {
 impl Broker {
     /// Runs a full scan: starts what fits, and makes room for the next waiters.
     pub(crate) fn scan_line(&mut self) {
-        let Scan { waiting, mut found, .. } = self.run_scan(ScanScope::Full);
-        let (plans, hopeless) = self.plan_evictions(&waiting);
+        let scan = self.run_scan(ScanScope::Full);
+        let mut found = scan.found;
+        let (plans, hopeless) = self.plan_evictions(&scan.into_waiting());
         found.shortage |= !hopeless.is_empty();
         self.line.record_scan(found);
         for plan in plans {
@@ -154,14 +210,14 @@ impl Broker {
     /// Runs a front scan after the room that the last scan made has been returned. Runs a full scan once many
     /// waiters have left.
     pub(crate) fn scan_front(&mut self) {
-        let scan = self.run_scan(ScanScope::Front);
-        if scan.found.shortage || self.line.left_since_scan().is_some_and(|left| left >= RESCAN_AFTER) {
+        let shortage = !self.line.is_empty() && self.run_scan(ScanScope::Front).found.shortage;
+        if shortage || self.line.left_since_scan().is_some_and(|left| left >= RESCAN_AFTER) {
             self.scan_line();
         }
     }
 
     /// Plans what has to leave each device, and lists the waiters that no plan helps.
-    fn plan_evictions(&self, line: &Waiting) -> (Vec<RoomPlan>, BTreeMap<Waiter, Shortage>) {
+    fn plan_evictions(&self, line: &[Waiting]) -> (Vec<RoomPlan>, BTreeMap<Waiter, Shortage>) {
         let (mut hopeless, mut plans) = (BTreeMap::new(), Vec::with_capacity(line.len()));
         for (device, waiting) in line {
             let (plan, results) = self.plan_room(*device, waiting.iter().map(|(_, need)| need));
@@ -187,7 +243,9 @@ impl Broker {
     /// Walks the line and starts what fits. Returns the waiters that stay.
     fn run_scan(&mut self, scope: ScanScope) -> Scan {
         let (mut scan, mut last) = (Scan::default(), None);
-        while let Some((position, waiter)) = self.next_waiter(&mut scan, scope, last) {
+        while let Some(next) = self.next_waiter(&mut scan, scope, last) {
+            let NextWaiter { position, waiter, devices } = next;
+            let changes = self.line.changes();
             last = Some(position);
             let needs = self.needs(waiter, position.arrived);
             let stays = needs.iter().any(|need| self.must_wait(&scan, need));
@@ -203,8 +261,8 @@ impl Broker {
                 }
                 Err(shortage) => scan.record_waiter(waiter, &needs, shortage),
             }
-            if let Some(entry) = self.line.at(position) {
-                scan.count_scanned(&entry.devices);
+            if self.line.changes() == changes || self.line.at(position).is_some() {
+                scan.count_scanned(&devices);
             }
         }
         scan
@@ -212,32 +270,40 @@ impl Broker {
 
     /// The next waiter of the scan: all in order until every device has enough, then those within a guarantee
     /// alone.
-    fn next_waiter(
-        &self,
-        scan: &mut Scan,
-        scope: ScanScope,
-        last: Option<Position>,
-    ) -> Option<(Position, Waiter)> {
+    fn next_waiter(&self, scan: &mut Scan, scope: ScanScope, last: Option<Position>) -> Option<NextWaiter> {
         match &scan.below_guarantee {
             None => {
-                let (position, entry) = self.line.next(last)?;
-                let is_beyond = scope == ScanScope::Front && !self.line.was_scanned(entry.waiter);
+                let next = self.next_in_line(scan, scope, last)?;
+                let is_beyond = scope == ScanScope::Front && !self.line.covers(next.position);
                 let is_seen =
-                    |device, waiting| scan.scanned.get(&device).is_some_and(|scanned| *scanned >= waiting);
+                    |device, waiting| scan.device(device).is_some_and(|found| found.scanned >= waiting);
                 let is_enough = |(device, waiting)| scan.is_enough(scope, device) || is_seen(device, waiting);
                 if is_beyond || self.line.devices().all(is_enough) {
                     scan.found.last = last;
                     scan.below_guarantee = Some(self.tenants_below_guarantee());
                     return self.next_waiter(scan, scope, last);
                 }
-                Some((position, entry.waiter))
+                Some(next)
             }
             Some(below_guarantee) => {
                 let position =
                     below_guarantee.iter().filter_map(|tenant| self.line.next_of(*tenant, last)).min()?;
-                Some((position, self.line.at(position)?.waiter))
+                Some(NextWaiter::of((position, self.line.at(position)?)))
             }
         }
+    }
+
+    /// The next waiter in order. A scan reads some ahead, and reads again once the line has changed.
+    fn next_in_line(&self, scan: &mut Scan, scope: ScanScope, last: Option<Position>) -> Option<NextWaiter> {
+        if scan.read_at == self.line.changes()
+            && let Some(next) = scan.ahead.next()
+        {
+            return Some(next);
+        }
+        let count = if scope == ScanScope::Front { READ_IN_FRONT } else { LOOKAHEAD };
+        let ahead: Vec<_> = self.line.after(last).take(count).map(NextWaiter::of).collect();
+        (scan.ahead, scan.read_at) = (ahead.into_iter(), self.line.changes());
+        scan.ahead.next()
     }
 
     /// Tenants with waiters that have less than their guarantee somewhere.
@@ -264,7 +330,7 @@ impl Broker {
                 scan.record_waiter(entry.waiter, &self.needs(entry.waiter, position.arrived), None);
             }
         }
-        let (plans, hopeless) = self.plan_evictions(&scan.waiting);
+        let (plans, hopeless) = self.plan_evictions(&scan.into_waiting());
         let is_done = |plan: &RoomPlan| plan.given_up.is_empty() && plan.victims.is_empty();
         self.line.scan_found_shortage() || (hopeless.is_empty() && plans.iter().all(is_done))
     }
@@ -293,7 +359,8 @@ impl Broker {
     /// Whether an earlier waiter waits for the same room or limit.
     fn must_wait(&self, scan: &Scan, need: &Need) -> bool {
         let Footprint { tenant, device, size } = need.footprint;
-        let overtakes = scan.full.contains(&device) && !self.is_within_guarantee(tenant, device, size);
+        let is_full = scan.device(device).is_some_and(|found| found.is_full);
+        let overtakes = is_full && !self.is_within_guarantee(tenant, device, size);
         overtakes || scan.at_limit.contains_key(&(tenant, device))
     }
 

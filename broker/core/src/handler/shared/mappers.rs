@@ -20,6 +20,9 @@ impl Broker {
         wait: bool,
         arrived: Arrival,
     ) -> Option<PartRevocation> {
+        if self.mappings(part).is_empty() {
+            return Some(PartRevocation::Revoked);
+        }
         let standing = self.mappers_without_pins(part);
         if !standing.is_empty() {
             return Some(PartRevocation::Standing { by: standing });

@@ -97,6 +97,14 @@ impl Broker {
         self.moves.migrations.get(&part).is_some_and(|migration| migration.from_tier == Tier::Device)
     }
 
+    /// Whether the part is leaving its device and no waiter needs its room so far.
+    pub(crate) fn is_leaving_unawaited(&self, part: PartRef) -> bool {
+        self.moves
+            .migrations
+            .get(&part)
+            .is_some_and(|migration| migration.from_tier == Tier::Device && !migration.awaited)
+    }
+
     /// Whether the part is leaving its device and a waiter needs its room by now.
     pub(crate) fn is_room_awaited(&self, part: PartRef) -> bool {
         self.moves

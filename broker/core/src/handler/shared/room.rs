@@ -7,6 +7,7 @@ use vramd_types::ExtentId;
 
 use crate::{
     broker::Broker,
+    collections::Few,
     command::PartMove,
     error::Refusal,
     event::{PartRef, Tier},
@@ -24,14 +25,14 @@ impl Broker {
         !self.line.is_empty() || !self.line.over_limit.is_empty()
     }
 
-    pub(crate) fn needs(&self, waiter: Waiter, arrived: Arrival) -> Vec<Need> {
+    pub(crate) fn needs(&self, waiter: Waiter, arrived: Arrival) -> Few<Need> {
         match waiter {
-            Waiter::Part(part) if self.line.is_deferred(part) => Vec::new(),
+            Waiter::Part(part) if self.line.is_deferred(part) => Few::default(),
             Waiter::Part(part) => {
                 let need = |footprint| Need { footprint, arrived, own_cached: Vec::new(), hopeless: None };
                 self.footprint_of(part).map(need).into_iter().collect()
             }
-            Waiter::Batch(op) => self.batch_needs(op, arrived),
+            Waiter::Batch(op) => self.batch_needs(op, arrived).into_iter().collect(),
         }
     }
 
@@ -40,9 +41,10 @@ impl Broker {
         if self.line.devices().all(|(of, _)| of != device) {
             return false;
         }
-        let needs = self.line.iter().flat_map(|(position, entry)| self.needs(entry.waiter, position.arrived));
-        let mut devices = needs.map(|need| need.footprint.device);
-        devices.any(|of| of == device)
+        self.line.iter().any(|(position, entry)| {
+            let needs = self.needs(entry.waiter, position.arrived);
+            needs.iter().any(|need| need.footprint.device == device)
+        })
     }
 
     /// Whether the tenant stays within its guarantee with this much more on the device. That room is kept for
@@ -50,7 +52,9 @@ impl Broker {
     pub(crate) fn is_within_guarantee(&self, tenant: TenantId, device: DeviceIndex, more: Bytes) -> bool {
         let account = self.ledger.account(tenant, Place::device(device));
         account.is_some_and(|account| {
-            self.charged_without_cached(tenant, device, &account).saturating_add(more) <= account.guarantee
+            (more.is_zero() || !account.guarantee.is_zero())
+                && self.charged_without_cached(tenant, device, &account).saturating_add(more)
+                    <= account.guarantee
         })
     }
 
@@ -158,7 +162,8 @@ impl Broker {
         let mut sums: Vec<(DeviceIndex, (TenantId, Bytes))> = Vec::new();
         for part in parts.filter(|part| !self.stays_in_place(*part)) {
             let Some(Footprint { tenant, device, size }) = self.footprint_of(part) else { continue };
-            let found = sums.binary_search_by_key(&(device, tenant), |(device, (tenant, _))| (*device, *tenant));
+            let found =
+                sums.binary_search_by_key(&(device, tenant), |(device, (tenant, _))| (*device, *tenant));
             let at = found.unwrap_or_else(|at| {
                 sums.insert(at, (device, (tenant, Bytes::ZERO)));
                 at
