@@ -3,6 +3,7 @@
 //! O(log n); the scan itself is in `handler/line`.
 
 mod batch;
+mod out_of_memory;
 mod room;
 
 use std::{
@@ -13,6 +14,8 @@ use std::{
 use vramd_types::DeviceIndex;
 
 pub(crate) use batch::{AllocationPlan, BatchRequest, BatchShortage, WaitingBatch, parts_of};
+use out_of_memory::OutOfMemory;
+pub(crate) use out_of_memory::{TRIES_MAX, Verdict};
 pub(crate) use room::{AwaitedRoom, Footprint, Need, RoomPlan};
 
 use crate::{
@@ -25,10 +28,6 @@ use crate::{
 /// For how many waiters of each device the daemon makes room at once: enough that copies in both directions
 /// never wait for decisions.
 pub(crate) const LOOKAHEAD: usize = 32;
-
-/// How often a batch is tried before it rests until the next survey of all devices. Undoing it also frees
-/// memory, so it could go on as fast as the driver can fail. A part for which nothing leaves is tried as often.
-pub(crate) const TRIES_MAX: u32 = 4;
 
 /// A waiter: a part that a client wants on its device, or a batch of allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,29 +63,6 @@ pub(crate) struct LastScan {
     pub(crate) left_since: usize,
     /// At least one scanned waiter had no room, whatever leaves.
     pub(crate) shortage: bool,
-}
-
-/// The state of a waiter for which the driver had no memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct OutOfMemory {
-    device: DeviceIndex,
-    /// The number of the survey that will show which program holds the memory.
-    survey: u64,
-    /// How often it was retried without a release in between.
-    vain_tries: u32,
-    retry: Retry,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Retry {
-    /// Retry after a release of memory on the device.
-    OnRelease,
-    /// Retry after a release or after the next survey: nothing is leaving the device.
-    OnSurvey,
-    /// Retry after the next round of surveys, whatever leaves: it was tried often enough.
-    Resting,
-    /// Retry now.
-    Now,
 }
 
 #[derive(Debug, Default)]
@@ -153,94 +129,6 @@ impl Line {
     /// Ends all deferrals.
     pub(crate) fn resume_all(&mut self) {
         self.deferred.clear();
-    }
-
-    /// Records that the driver had no memory for the waiter. It is not retried until something changes.
-    pub(crate) fn record_out_of_memory(
-        &mut self,
-        waiter: Waiter,
-        device: DeviceIndex,
-        survey: u64,
-        vain_tries: u32,
-    ) {
-        self.out_of_memory
-            .insert(waiter, OutOfMemory { device, survey, vain_tries, retry: Retry::OnRelease });
-    }
-
-    /// Counts a retry for which nothing left the device. Returns whether the part may be retried all the
-    /// same.
-    pub(crate) fn count_vain_try(&mut self, part: PartRef, tries_max: u32) -> bool {
-        let Some(it) = self.out_of_memory.get_mut(&Waiter::Part(part)) else { return false };
-        it.vain_tries = it.vain_tries.saturating_add(1);
-        it.vain_tries < tries_max
-    }
-
-    /// How often the waiter was retried without a release in between.
-    pub(crate) fn vain_tries(&self, waiter: Waiter) -> u32 {
-        self.out_of_memory.get(&waiter).map_or(0, |it| it.vain_tries)
-    }
-
-    /// Whether the waiter must not be retried yet, since nothing has changed for it.
-    pub(crate) fn is_suspended(&self, waiter: Waiter) -> bool {
-        self.out_of_memory.get(&waiter).is_some_and(|it| it.retry != Retry::Now)
-    }
-
-    /// The device on which the driver had no memory for it, if any.
-    pub(crate) fn out_of_memory_device(&self, waiter: Waiter) -> Option<DeviceIndex> {
-        self.out_of_memory.get(&waiter).map(|it| it.device)
-    }
-
-    /// Waiters that wait for a release on a device, with the number of the survey that will show which
-    /// program holds the memory.
-    pub(crate) fn awaiting_release(&self) -> Vec<(Waiter, DeviceIndex, u64)> {
-        let barred = self.out_of_memory.iter().filter(|(_, it)| it.retry == Retry::OnRelease);
-        barred.map(|(waiter, it)| (*waiter, it.device, it.survey)).collect()
-    }
-
-    pub(crate) fn has_out_of_memory(&self) -> bool {
-        !self.out_of_memory.is_empty()
-    }
-
-    /// Lets waiters retry after memory of the device went back to the driver. Returns whether there were any.
-    pub(crate) fn retry_after_release(&mut self, device: DeviceIndex) -> bool {
-        self.allow_retries(device, &[Retry::OnRelease, Retry::OnSurvey])
-    }
-
-    /// Lets waiters retry after a survey of the device.
-    pub(crate) fn retry_after_survey(&mut self, device: DeviceIndex) {
-        self.allow_retries(device, &[Retry::OnSurvey]);
-    }
-
-    fn allow_retries(&mut self, device: DeviceIndex, which: &[Retry]) -> bool {
-        let there =
-            self.out_of_memory.values_mut().filter(|it| it.device == device && which.contains(&it.retry));
-        there.map(|it| it.retry = Retry::Now).count() > 0
-    }
-
-    pub(crate) fn allow_retry(&mut self, waiter: Waiter) {
-        self.out_of_memory.entry(waiter).and_modify(|it| it.retry = Retry::Now);
-    }
-
-    /// Makes the waiter wait for a survey: nothing is leaving, and its deadline allows it.
-    pub(crate) fn wait_for_survey(&mut self, waiter: Waiter) {
-        self.out_of_memory.entry(waiter).and_modify(|it| it.retry = Retry::OnSurvey);
-    }
-
-    /// Lets the waiter rest until the next round of surveys: it was tried often enough, and its deadline
-    /// allows it.
-    pub(crate) fn rest(&mut self, waiter: Waiter) {
-        self.out_of_memory.entry(waiter).and_modify(|it| it.retry = Retry::Resting);
-    }
-
-    /// Ends all rests, because a round of surveys is about to begin.
-    pub(crate) fn end_rests(&mut self) {
-        let rested = self.out_of_memory.values_mut().filter(|it| it.retry == Retry::Resting);
-        rested.for_each(|it| it.retry = Retry::OnSurvey);
-    }
-
-    /// Whether it waits only for a survey, so that other waiters may take the room.
-    pub(crate) fn waits_only_for_survey(&self, waiter: Waiter) -> bool {
-        self.out_of_memory.get(&waiter).is_some_and(|it| matches!(it.retry, Retry::OnSurvey | Retry::Resting))
     }
 
     /// Removes a waiter, and returns its entry if it was in the line.

@@ -6,12 +6,12 @@
 //! - `batch`: batches of allocations that wait in the line
 //! - `victims`: the choice of what leaves a device
 //! - `make_room`: executing that choice, and telling the waiter when the memory is returned
-//! - `driver_out_of_memory`: waiters whose memory the driver could not create
+//! - `out_of_memory`: waiters whose memory the driver could not create
 //! - `wait_list`: the line and the moves as operators see them
 
 mod batch;
-mod driver_out_of_memory;
 pub(super) mod make_room;
+mod out_of_memory;
 mod victims;
 mod wait_list;
 mod wanted;

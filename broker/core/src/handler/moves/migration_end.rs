@@ -2,12 +2,12 @@
 //!
 //! An arrived part lies in its new extent; its old extent is released, kept as backing, or handed to the next
 //! waiter of the same tenant and size. A part that did not move stays where it was. The daemon then tells the
-//! operations, records a failure, and lets the rest go on:
+//! operations, records a failure, and leaves a report. `allocation/after_move.rs` goes on from there:
 //!
 //! - Another part has left its device: its memory is released (`allocation/release.rs`), and the line is
 //!   scanned again.
 //! - A fetched part has arrived: sessions that wait for it are sent it (`line/wanted.rs`, `mapping/frames.rs`).
-//! - The driver had no memory for it: the part re-enters the line (`line/driver_out_of_memory.rs`).
+//! - The driver had no memory for it: the part re-enters the line (`line/out_of_memory.rs`).
 
 use vramd_types::ExtentId;
 

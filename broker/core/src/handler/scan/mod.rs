@@ -20,7 +20,7 @@
 //! line.
 
 mod batches;
-mod suspended;
+mod out_of_memory;
 
 use std::collections::{BTreeMap, BTreeSet};
 
