@@ -1,0 +1,180 @@
+//! The walk: the decisions of one scan, on a read-only view of the broker.
+//!
+//! [`Scan::next_to_begin`] names the next waiter that may start. The caller starts it and reports the result, since
+//! the next waiter can no longer have what this one took. [`Scan::finish`] returns the other decisions: the extents
+//! and parts that have to leave, and the waiters that nothing helps.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use vramd_types::DeviceIndex;
+
+use super::{
+    fairness::BlockedBy,
+    incremental::{NextWaiter, ScanScope},
+};
+use crate::{
+    broker::Broker,
+    collections::Few,
+    ledger::Shortage,
+    line::{LastScan, Need, Position, RoomPlan, Waiter},
+    tenancy::TenantId,
+};
+
+/// The first waiters of a device that go on waiting.
+type Waiting = (DeviceIndex, Vec<(Waiter, Need)>);
+
+/// The state of one scan.
+#[derive(Debug)]
+pub(super) struct Scan {
+    pub(super) scope: ScanScope,
+    /// The waiter that it came to last.
+    pub(super) last: Option<Position>,
+    /// The findings on each device, in the order of the devices. There are few.
+    pub(super) devices: Vec<(DeviceIndex, DeviceScan)>,
+    /// Tenants at their limits, and how many of their waiters the daemon makes room for.
+    pub(super) at_limit: BTreeMap<(TenantId, DeviceIndex), usize>,
+    /// Waiters that were read ahead, and the line's changes when they were.
+    pub(super) ahead: std::vec::IntoIter<NextWaiter>,
+    pub(super) read_at: u64,
+    pub(super) found: LastScan,
+    /// Tenants below their guarantee. Set once the scan has stopped for everyone else.
+    pub(super) below_guarantee: Option<BTreeSet<TenantId>>,
+}
+
+/// The findings of a scan on one device.
+#[derive(Debug, Default)]
+pub(super) struct DeviceScan {
+    /// It has no room for a waiter of the scan.
+    pub(super) is_full: bool,
+    /// How many waiters the daemon makes room for, beside those of tenants at their limits.
+    pub(super) planned: usize,
+    /// How many waiters were scanned and stay in the line.
+    pub(super) scanned: usize,
+    /// The waiters that the daemon makes room for.
+    pub(super) waiting: Vec<(Waiter, Need)>,
+}
+
+/// A waiter that may start.
+#[derive(Debug)]
+pub(super) struct Candidate {
+    pub(super) waiter: Waiter,
+    next: NextWaiter,
+    needs: Few<Need>,
+    /// How often the line had changed when the waiter was read.
+    changes: u64,
+}
+
+/// The result of a scan, once all have started that could.
+#[derive(Debug)]
+pub(super) struct Decisions {
+    /// How far it came.
+    pub(super) found: LastScan,
+    /// The extents and parts that have to leave, device by device.
+    pub(super) plans: Vec<RoomPlan>,
+    /// Waiters that no plan helps.
+    pub(super) hopeless: BTreeMap<Waiter, Shortage>,
+}
+
+impl Scan {
+    pub(super) fn new(scope: ScanScope) -> Self {
+        Self {
+            scope,
+            last: None,
+            devices: Vec::new(),
+            at_limit: BTreeMap::new(),
+            ahead: Vec::new().into_iter(),
+            read_at: 0,
+            found: LastScan::default(),
+            below_guarantee: None,
+        }
+    }
+
+    /// The next waiter that no earlier one keeps waiting. Waiters before it that must wait are recorded.
+    pub(super) fn next_to_begin(&mut self, view: &Broker) -> Option<Candidate> {
+        while let Some(next) = self.next_waiter(view) {
+            self.last = Some(next.position);
+            let needs = view.needs(next.waiter, next.position.arrived);
+            if !needs.iter().any(|need| self.must_wait(view, need)) {
+                return Some(Candidate { waiter: next.waiter, changes: view.line.changes(), next, needs });
+            }
+            self.record_waiter(next.waiter, &needs, None);
+            self.count_scanned(&next.devices);
+        }
+        None
+    }
+
+    /// Records a waiter that started, or the reason why it did not. Returns whether it took cached extents that
+    /// another counted on: for that one the next scan plans anew.
+    pub(super) fn record(
+        &mut self,
+        view: &Broker,
+        candidate: &Candidate,
+        begun: Result<(), Option<BlockedBy>>,
+    ) -> bool {
+        let Candidate { waiter, next, needs, changes } = candidate;
+        let takes_cached = begun.is_ok() && self.counts_on_cached(needs);
+        if let Err(blocked_by) = begun {
+            self.record_waiter(*waiter, needs, blocked_by);
+        }
+        if view.line.changes() == *changes || view.line.at(next.position).is_some() {
+            self.count_scanned(&next.devices);
+        }
+        takes_cached
+    }
+
+    /// Plans the room for the waiters that stay.
+    pub(super) fn finish(self, view: &Broker) -> Decisions {
+        let mut found = self.found;
+        let (plans, hopeless) = Self::plan_evictions(view, &self.into_waiting());
+        found.shortage |= !hopeless.is_empty();
+        Decisions { found, plans, hopeless }
+    }
+
+    /// Plans what has to leave each device, and lists the waiters that no plan helps.
+    fn plan_evictions(view: &Broker, line: &[Waiting]) -> (Vec<RoomPlan>, BTreeMap<Waiter, Shortage>) {
+        let (mut hopeless, mut plans) = (BTreeMap::new(), Vec::with_capacity(line.len()));
+        for (device, waiting) in line {
+            let (plan, results) = view.plan_room(*device, waiting.iter().map(|(_, need)| need));
+            let waiters = waiting.iter().map(|(waiter, _)| *waiter);
+            hopeless.extend(waiters.zip(results).filter_map(|(waiter, it)| Some((waiter, it.err()?))));
+            plans.push(plan);
+        }
+        // Nothing leaves one device for a batch that stays short on another.
+        if line.len() > 1 && !hopeless.is_empty() {
+            let with_shortage_elsewhere = |(waiter, need): &(Waiter, Need)| {
+                let hopeless = hopeless.get(waiter).copied();
+                Need { hopeless, ..need.clone() }
+            };
+            let again = line.iter().map(|(device, waiting)| {
+                let needs: Vec<_> = waiting.iter().map(with_shortage_elsewhere).collect();
+                view.plan_room(*device, needs.iter()).0
+            });
+            plans = again.collect();
+        }
+        (plans, hopeless)
+    }
+
+    pub(super) fn device(&self, device: DeviceIndex) -> Option<&DeviceScan> {
+        self.devices.iter().find(|(of, _)| *of == device).map(|(_, found)| found)
+    }
+
+    pub(super) fn device_mut(&mut self, device: DeviceIndex) -> Option<&mut DeviceScan> {
+        let at = self.devices.partition_point(|(of, _)| *of < device);
+        if self.devices.get(at).is_none_or(|(of, _)| *of != device) {
+            self.devices.insert(at, (device, DeviceScan::default()));
+        }
+        self.devices.get_mut(at).map(|(_, found)| found)
+    }
+
+    /// The waiters of each device that the daemon makes room for.
+    fn into_waiting(self) -> Vec<Waiting> {
+        let waiting = self.devices.into_iter().map(|(device, found)| (device, found.waiting));
+        waiting.filter(|(_, waiting)| !waiting.is_empty()).collect()
+    }
+
+    /// Whether a waiter that stays counts on cached extents of one of these devices.
+    fn counts_on_cached(&self, needs: &[Need]) -> bool {
+        let planned = needs.iter().filter_map(|need| self.device(need.footprint.device));
+        planned.flat_map(|found| &found.waiting).any(|(_, need)| !need.own_cached.is_empty())
+    }
+}
