@@ -79,14 +79,16 @@ pub fn digest_all(seeds: std::ops::Range<u64>, events: u64, jobs: usize) -> BTre
     })
 }
 
-/// Number of first seeds that a hunt runs even after the bug is found: how often a bug is found is as good to
-/// know as how soon.
+/// Number of first seeds that a hunt runs even after the bug is found, unless told otherwise: how often a bug is
+/// found is as good to know as how soon.
 pub const SEEDS_RATED: u64 = 12;
 
-/// After how many seeds a planted bug was found, how often among the first [`SEEDS_RATED`], and how.
+/// After how many seeds a planted bug was found, how often among the first ones, and how.
 #[derive(Debug)]
 pub struct Hunt {
     pub bug: Bug,
+    /// Number of first seeds that were run even after the bug was found.
+    pub rated: u64,
     pub found: Option<(u64, Failure)>,
     pub hits: u64,
     /// How often each invariant was the first to be broken.
@@ -108,7 +110,7 @@ impl Hunt {
 
 /// Plants a bug and looks for it, seed after seed: in the first `rated` ones and until it is found.
 pub fn hunt(bug: Bug, rated: u64, seeds_max: u64, events: u64) -> Hunt {
-    let mut hunt = Hunt { bug, found: None, hits: 0, by: BTreeMap::new() };
+    let mut hunt = Hunt { bug, rated, found: None, hits: 0, by: BTreeMap::new() };
     for seed in 0..seeds_max {
         if seed >= rated && hunt.found.is_some() {
             break;
@@ -123,16 +125,23 @@ pub fn hunt(bug: Bug, rated: u64, seeds_max: u64, events: u64) -> Hunt {
     hunt
 }
 
-/// Hunts all planted bugs, on a few threads.
-pub fn hunt_all(seeds_max: u64, events: u64, jobs: usize, report: impl Fn(&Hunt) + Sync) -> Vec<Hunt> {
+/// Hunts these planted bugs, on a few threads.
+pub fn hunt_all(
+    bugs: &[Bug],
+    rated: u64,
+    seeds_max: u64,
+    events: u64,
+    jobs: usize,
+    report: impl Fn(&Hunt) + Sync,
+) -> Vec<Hunt> {
     let next = AtomicU64::new(0);
     let mut hunts = thread::scope(|scope| {
         let worker = || {
             let mut hunts = Vec::new();
             while let Ok(at) = usize::try_from(next.fetch_add(1, Ordering::Relaxed))
-                && let Some(bug) = Bug::ALL.get(at)
+                && let Some(bug) = bugs.get(at)
             {
-                let hunt = hunt(*bug, SEEDS_RATED, seeds_max, events);
+                let hunt = hunt(*bug, rated, seeds_max, events);
                 report(&hunt);
                 hunts.push(hunt);
             }

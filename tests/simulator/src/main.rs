@@ -5,7 +5,7 @@ mod report;
 
 use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use broker_core::Bug;
 use clap::{Args, Parser, Subcommand};
 use simulator::{
@@ -48,6 +48,12 @@ enum Task {
     Shrink(One),
     /// Plant each bug and look for it. Exits 1 if one is not found.
     Bugs {
+        /// Plant only every N-th bug, beginning with the K-th, as `K/N`: `0/4`, `1/4`, `2/4` and `3/4` are all.
+        #[arg(long, default_value = "0/1", value_parser = parse_slice)]
+        slice: Slice,
+        /// First seeds to run even after the bug is found, to say how often it is.
+        #[arg(long, default_value_t = SEEDS_RATED)]
+        rated: u64,
         /// Most seeds to try for each bug.
         #[arg(long, default_value_t = 1000)]
         seeds_max: u64,
@@ -118,6 +124,22 @@ fn parse_seeds(text: &str) -> anyhow::Result<std::ops::Range<u64>> {
     Ok(from.parse()?..to.parse()?)
 }
 
+/// Every `count`-th planted bug, beginning with the one numbered `first`.
+#[derive(Clone, Copy, Debug)]
+struct Slice {
+    first: usize,
+    count: usize,
+}
+
+fn parse_slice(text: &str) -> anyhow::Result<Slice> {
+    let (first, count) = text.split_once('/').context("a slice must be given as `K/N`, for example 0/4")?;
+    let slice = Slice { first: first.parse()?, count: count.parse()? };
+    // A slice without bugs would pass and show nothing.
+    ensure!(slice.first < slice.count, "in `K/N` K must be less than N");
+    ensure!(slice.first < Bug::ALL.len(), "there are only {} planted bugs", Bug::ALL.len());
+    Ok(slice)
+}
+
 fn parse_bug(text: &str) -> anyhow::Result<Bug> {
     let named = Bug::ALL.iter().find(|bug| bug.name() == text).copied();
     named.with_context(|| {
@@ -155,9 +177,12 @@ fn main() -> anyhow::Result<ExitCode> {
             true
         }
         Task::Shrink(one) => shrink_one(&one.plan())?,
-        Task::Bugs { seeds_max, events, jobs } => {
-            let hunts = campaign::hunt_all(seeds_max, events, jobs, print_hunt);
-            hunts.iter().all(Hunt::is_good)
+        Task::Bugs { slice: Slice { first, count }, rated, seeds_max, events, jobs } => {
+            let bugs: Vec<_> = Bug::ALL.iter().copied().skip(first).step_by(count).collect();
+            let hunts = campaign::hunt_all(&bugs, rated, seeds_max, events, jobs, print_hunt);
+            let found = hunts.iter().filter(|hunt| hunt.is_good()).count();
+            println!("{found} of {} planted bugs found; there are {} in all", bugs.len(), Bug::ALL.len());
+            found == bugs.len()
         }
         Task::Report { out, range } => report::write(&out, range.seeds, range.events, range.jobs)?,
     };
@@ -173,8 +198,8 @@ fn print_hunt(hunt: &Hunt) {
     match &hunt.found {
         Some((seeds, failure)) => {
             println!(
-                "{name}: found after {seeds} seeds, in {} of the first {SEEDS_RATED}, by {failure}",
-                hunt.hits
+                "{name}: found after {seeds} seeds, in {} of the first {}, by {failure}",
+                hunt.hits, hunt.rated
             );
         }
         None => println!("{name}: NOT FOUND"),

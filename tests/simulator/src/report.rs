@@ -3,6 +3,7 @@
 use std::{env, ops::Range, path::Path, time::Instant};
 
 use anyhow::Context as _;
+use broker_core::Bug;
 use dev_kit::{machine, output_of};
 use serde_json::{Value, json};
 use simulator::{
@@ -20,7 +21,7 @@ pub(crate) fn write(out: &Path, seeds: Range<u64>, events: u64, jobs: usize) -> 
     let all = campaign::run_all(seeds.clone(), events, jobs, super::print_failure);
     let run_seconds = started.elapsed().as_secs_f64();
     let started = Instant::now();
-    let hunts = campaign::hunt_all(SEEDS_TO_FIND, events, jobs, super::print_hunt);
+    let hunts = campaign::hunt_all(Bug::ALL, SEEDS_RATED, SEEDS_TO_FIND, events, jobs, super::print_hunt);
     let complete = all.coverage.never_taken().is_empty() && all.coverage.not_refused().is_empty();
     let page = json!({
         "commit": commit,

@@ -95,6 +95,7 @@ fn each_planted_bug_names_invariants_that_exist() {
 fn a_panic_does_not_count_as_a_find() {
     let by = |invariant: &str| Hunt {
         bug: Bug::DoubleRelease,
+        rated: 12,
         found: Some((1, Failure { event: 1, invariant: invariant.to_owned(), detail: String::new() })),
         hits: 1,
         by: [(invariant.to_owned(), 1)].into(),
