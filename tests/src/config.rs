@@ -6,6 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
+/// The file in the daemon's directory whose existence ends all holds.
+pub(crate) const HOLDS_END: &str = "holds-end";
+
 /// A configuration. By default it has the simulated driver, and sockets of its own.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -56,6 +59,8 @@ pub enum Effect {
     OutOfMemory,
     Fail(String),
     DelayMs(u64),
+    /// The operation begins with [`Daemon::end_holds`](crate::Daemon::end_holds).
+    Hold,
 }
 
 /// A step at which the daemon revokes the parts that the step concerns.
@@ -240,7 +245,7 @@ impl Config {
             section(&mut text, "[[driver.sim.devices]]", &[format!("memory = \"{memory}\"")]);
         }
         for fault in &self.faults {
-            section(&mut text, "[[driver.sim.faults]]", &fault.lines());
+            section(&mut text, "[[driver.sim.faults]]", &fault.lines(home));
         }
         for Revocation { at, nth, every, wait } in &self.revocations {
             let lines = [
@@ -281,7 +286,7 @@ impl Config {
 }
 
 impl Fault {
-    fn lines(&self) -> Vec<String> {
+    fn lines(&self, home: &Path) -> Vec<String> {
         let mut lines = vec![
             format!("on = \"{}\"", self.on),
             format!("nth = {}", self.nth),
@@ -294,6 +299,11 @@ impl Fault {
             }
             Effect::DelayMs(delay) => {
                 lines.extend(["effect = \"delay\"".to_owned(), format!("delay_ms = {delay}")]);
+            }
+            Effect::Hold => {
+                let file = home.join(HOLDS_END);
+                lines
+                    .extend(["effect = \"hold\"".to_owned(), format!("until_file = \"{}\"", file.display())]);
             }
         }
         lines

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use vramd_proto::v1::{GetNodeRequest, SetQuotaRequest};
 
 use crate::{
-    config::Config,
+    config::{Config, HOLDS_END},
     filter::SyscallFilter,
     http,
     node_state::NodeState,
@@ -92,6 +92,12 @@ impl Daemon {
 
     pub fn log(&self) -> String {
         self.home.log()
+    }
+
+    /// Lets the driver begin all operations that [`Effect::Hold`](crate::config::Effect::Hold) keeps back, now and later.
+    #[track_caller]
+    pub fn end_holds(&self) {
+        fs::write(self.home.path().join(HOLDS_END), "").expect("the test's directory is writable");
     }
 
     /// Opens a session of the test's own process.

@@ -51,6 +51,7 @@ impl SimDevices<'_> {
                 SimEffect::OutOfMemory => Effect::OutOfMemory,
                 SimEffect::Fail(message) => Effect::Fail(message.clone()),
                 SimEffect::Delay(delay) => Effect::Delay(*delay),
+                SimEffect::Hold(file) => Effect::Hold(file.clone()),
             },
         };
         SimConfig {

@@ -155,6 +155,7 @@ pub enum SimEffect {
     OutOfMemory,
     Fail(String),
     Delay(Duration),
+    Hold(PathBuf),
 }
 
 #[derive(Deserialize)]
@@ -168,6 +169,7 @@ struct SimFaultText {
     effect: EffectText,
     delay_ms: Option<u64>,
     message: Option<String>,
+    until_file: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -176,6 +178,7 @@ enum EffectText {
     OutOfMemory,
     Fail,
     Delay,
+    Hold,
 }
 
 const fn one() -> u64 {
@@ -186,25 +189,34 @@ impl TryFrom<SimFaultText> for SimFault {
     type Error = &'static str;
 
     fn try_from(text: SimFaultText) -> Result<Self, &'static str> {
-        let effect = match (text.effect, text.delay_ms, text.message) {
-            (EffectText::OutOfMemory, None, None) => SimEffect::OutOfMemory,
-            (EffectText::Fail, None, message) => {
-                SimEffect::Fail(message.unwrap_or_else(|| "a scheduled fault".to_owned()))
+        if text.delay_ms.is_some() && !matches!(text.effect, EffectText::Delay) {
+            return Err("`delay_ms` is for effect `delay`");
+        }
+        if text.message.is_some() && !matches!(text.effect, EffectText::Fail) {
+            return Err("`message` is for effect `fail`");
+        }
+        if text.until_file.is_some() && !matches!(text.effect, EffectText::Hold) {
+            return Err("`until_file` is for effect `hold`");
+        }
+        let effect = match text.effect {
+            EffectText::OutOfMemory => SimEffect::OutOfMemory,
+            EffectText::Fail => {
+                SimEffect::Fail(text.message.unwrap_or_else(|| "a scheduled fault".to_owned()))
             }
-            (EffectText::Delay, Some(delay_ms), None) => SimEffect::Delay(Duration::from_millis(delay_ms)),
-            (EffectText::Delay, None, _) => return Err("effect `delay` needs `delay_ms`"),
-            (EffectText::OutOfMemory | EffectText::Fail, Some(_), _) => {
-                return Err("`delay_ms` is for effect `delay`");
-            }
-            (EffectText::OutOfMemory | EffectText::Delay, _, Some(_)) => {
-                return Err("`message` is for effect `fail`");
-            }
+            EffectText::Delay => match text.delay_ms {
+                Some(delay_ms) => SimEffect::Delay(Duration::from_millis(delay_ms)),
+                None => return Err("effect `delay` needs `delay_ms`"),
+            },
+            EffectText::Hold => match text.until_file {
+                Some(file) => SimEffect::Hold(file),
+                None => return Err("effect `hold` needs `until_file`"),
+            },
         };
         if text.nth == 0 {
             return Err("`nth` counts from 1");
         }
-        if text.on == SimOperation::Release && !matches!(effect, SimEffect::Delay(_)) {
-            return Err("a release can only be delayed: it cannot fail");
+        if text.on == SimOperation::Release && !matches!(effect, SimEffect::Delay(_) | SimEffect::Hold(_)) {
+            return Err("a release can only be delayed or held: it cannot fail");
         }
         Ok(Self { on: text.on, nth: text.nth, count: text.count, effect })
     }

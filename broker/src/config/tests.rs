@@ -71,7 +71,7 @@ fn the_commented_lines_of_the_example_are_valid() {
 fn the_keys_for_tests_are_on_their_page_and_not_in_the_example() {
     let blocks = toml_blocks(SIMULATED_DRIVER);
     let sim = parse(&blocks).unwrap_or_else(|location| panic!("{location}\n{blocks}")).driver.sim;
-    assert_eq!((sim.faults.len(), sim.revocations.len()), (3, 1));
+    assert_eq!((sim.faults.len(), sim.revocations.len()), (4, 1));
     assert_eq!(Sim { faults: vec![], revocations: vec![], ..sim }, Sim::default());
     assert!(!EXAMPLE.lines().any(|line| TABLES_FOR_TESTS.contains(&commented_out(line).unwrap_or(line))));
 }
@@ -236,6 +236,20 @@ fn every_error_names_line_column_and_field() {
             1,
             "driver.sim.faults[0]",
             "delay_ms",
+        ),
+        (
+            "[[driver.sim.faults]]\non = \"create\"\neffect = \"hold\"\n",
+            1,
+            1,
+            "driver.sim.faults[0]",
+            "needs `until_file`",
+        ),
+        (
+            "[[driver.sim.faults]]\non = \"create\"\neffect = \"fail\"\nuntil_file = \"/tmp/x\"\n",
+            1,
+            1,
+            "driver.sim.faults[0]",
+            "`until_file` is for effect `hold`",
         ),
         (
             "[telemetry]\nprometheus_listen = \"9464\"\n",

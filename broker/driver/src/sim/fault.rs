@@ -1,13 +1,13 @@
 //! Scheduled faults: which submission, counted by its kind, meets which effect.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use vramd_types::Bytes;
 
 use crate::{DiskLimit, DriverError, Submission};
 
 /// From the `nth` submission of a kind on, `count` submissions in a row meet the effect. Overlapping faults all
-/// apply: delays add up, and the first failure is the answer.
+/// apply: delays add up, the first failure is the answer, and the last file holds the submission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     pub on: Operation,
@@ -28,7 +28,7 @@ pub enum Operation {
     Copy,
 }
 
-/// The effect of a fault. A release can only be delayed: its completion cannot report a failure.
+/// The effect of a fault. A release can only be delayed or held: its completion cannot report a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// The device or host has no memory left; for an extent on disk, the file system is full.
@@ -37,6 +37,8 @@ pub enum Effect {
     Fail(String),
     /// The submission begins this much later. Others are not held up: later copies overtake it.
     Delay(Duration),
+    /// The submission begins once this file exists, and its delays are over. Others are not held up.
+    Hold(PathBuf),
     /// A copy stops halfway, and says so.
     Short,
     /// A copy silently changes one byte. A copy to disk changes it in the file, so that reading reports it; a
@@ -48,6 +50,7 @@ pub enum Effect {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Fate {
     pub(super) delay: Duration,
+    pub(super) held_until: Option<PathBuf>,
     pub(super) failure: Option<DriverError>,
     pub(super) flaw: Option<CopyFlaw>,
 }
@@ -79,8 +82,10 @@ impl Schedule {
             if fault.nth == 0 {
                 return Err(DriverError::Failed("the nth of a fault counts from 1, it is 0".to_owned()));
             }
-            if fault.on == Operation::Release && !matches!(fault.effect, Effect::Delay(_)) {
-                return Err(DriverError::Failed("a release can be delayed, but it cannot fail".to_owned()));
+            if fault.on == Operation::Release && !matches!(fault.effect, Effect::Delay(_) | Effect::Hold(_)) {
+                return Err(DriverError::Failed(
+                    "a release can be delayed or held, but it cannot fail".to_owned(),
+                ));
             }
             if fault.on != Operation::Copy && matches!(fault.effect, Effect::Short | Effect::Corrupt) {
                 return Err(DriverError::Failed("only a copy can be short or corrupt".to_owned()));
@@ -114,6 +119,7 @@ impl Schedule {
         for fault in self.faults.iter().filter(|fault| fault.strikes(operation, nth)) {
             match &fault.effect {
                 Effect::Delay(delay) => fate.delay = fate.delay.saturating_add(*delay),
+                Effect::Hold(file) => fate.held_until = Some(file.clone()),
                 Effect::OutOfMemory if operation == Operation::CreateDisk => {
                     fate.fail(DriverError::OutOfDisk(DiskLimit::Free(Bytes::ZERO)));
                 }
@@ -177,7 +183,8 @@ mod tests {
         ])
         .unwrap();
         let failure = Some(DriverError::Failed("first".to_owned()));
-        assert_eq!(schedule.next_fate(&CREATE), Fate { delay: Duration::from_secs(3), failure, flaw: None });
+        let delay = Duration::from_secs(3);
+        assert_eq!(schedule.next_fate(&CREATE), Fate { delay, failure, ..Fate::default() });
     }
 
     #[test]
@@ -185,6 +192,7 @@ mod tests {
         let fault = |on, nth, effect| Schedule::new(vec![Fault { on, nth, count: 1, effect }]);
         assert!(fault(Operation::Release, 1, Effect::OutOfMemory).is_err());
         assert!(fault(Operation::Release, 1, Effect::Delay(Duration::ZERO)).is_ok());
+        assert!(fault(Operation::Release, 1, Effect::Hold("/tmp/go-on".into())).is_ok());
         assert!(fault(Operation::Create, 0, Effect::OutOfMemory).is_err());
         assert!(fault(Operation::Digest, 1, Effect::Corrupt).is_err());
         assert!(fault(Operation::Copy, 1, Effect::Corrupt).is_ok());

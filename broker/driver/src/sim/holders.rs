@@ -302,9 +302,13 @@ mod tests {
         let info = device("quick");
         let holders = Holders::new(std::slice::from_ref(&info)).unwrap();
         let _held: Vec<_> = (0..256).map(|raw| memory(&info, raw)).collect();
-        let begun = Instant::now();
-        let seen = holders.survey().unwrap().len();
-        let took = begun.elapsed();
+        // The best of some, since other processes may have the machine for a while.
+        let survey = || {
+            let begun = Instant::now();
+            let seen = holders.survey().unwrap().len();
+            (begun.elapsed(), seen)
+        };
+        let (took, seen) = (0..5).map(|_| survey()).min().unwrap();
         let processes = std::fs::read_dir("/proc").unwrap().count();
         eprintln!("{seen} extents among {processes} entries of /proc: {took:?}");
         assert_eq!(seen, 256);

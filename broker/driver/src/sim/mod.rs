@@ -244,14 +244,16 @@ impl Driver for SimDriver {
 impl Dispatcher {
     fn dispatch(&mut self, submission: Submission) {
         let fate = self.schedule.next_fate(&submission);
-        let delay = fate.delay;
+        let (delay, held_until) = (fate.delay, fate.held_until.clone());
         let Some(order) = Order::of(submission, fate, &self.routes) else { return };
-        // A delay beyond the end of time does not delay.
-        let due = (!delay.is_zero()).then(|| Instant::now().checked_add(delay)).flatten();
-        match due {
-            None => self.routes.send(order),
-            Some(due) => state::send(&self.late, Late { due, order }),
+        if delay.is_zero() && held_until.is_none() {
+            self.routes.send(order);
+            return;
         }
+        let now = Instant::now();
+        // A delay beyond the end of time does not delay.
+        let due = now.checked_add(delay).unwrap_or(now);
+        state::send(&self.late, Late { due, held_until, order });
     }
 }
 

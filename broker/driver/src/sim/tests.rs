@@ -281,10 +281,11 @@ fn a_copy_in_flight_can_be_watched_and_cancelled() {
 }
 
 #[test]
-fn a_late_copy_can_be_seen_and_cancelled() {
+fn a_held_copy_can_be_seen_and_cancelled() {
     let (sink, completions) = channel();
-    let late = Effect::Delay(Duration::from_secs(1));
-    let fault = Fault { on: Operation::Copy, nth: 1, count: 1, effect: late };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("goes-on");
+    let fault = Fault { on: Operation::Copy, nth: 1, count: 1, effect: Effect::Hold(file.clone()) };
     let config = SimConfig { faults: vec![fault], ..config() };
     let driver = open(config, Arc::new(move |completion| drop(sink.send(completion)))).unwrap();
     make(&driver, &completions, 1, Location::Device(DEVICE), GRANULARITY);
@@ -293,8 +294,27 @@ fn a_late_copy_can_be_seen_and_cancelled() {
     assert_eq!(driver.copied_bytes(CopyId::from_raw(1)), Some(Bytes::ZERO));
     driver.submit(copy(2, 1, 2, GRANULARITY));
     driver.submit(Submission::CancelCopy { copy: CopyId::from_raw(1) });
-    assert_eq!(copied(&completions), (2, Ok(())), "it overtakes the late one");
+    assert_eq!(copied(&completions), (2, Ok(())), "it overtakes the held one");
+    assert!(completions.try_recv().is_err());
+    std::fs::write(file, "").unwrap();
     assert_eq!(copied(&completions), (1, Err(CopyError::Cancelled)));
+}
+
+#[test]
+fn held_submissions_begin_when_the_driver_ends() {
+    let (sink, completions) = channel();
+    let hold = Effect::Hold("/vramd-no-such-file".into());
+    let fault = Fault { on: Operation::Create, nth: 1, count: 2, effect: hold };
+    let config = SimConfig { faults: vec![fault], ..config() };
+    let driver = open(config, Arc::new(move |completion| drop(sink.send(completion)))).unwrap();
+    (1..=3).for_each(|raw| driver.submit(create(raw)));
+    let next = || match completions.recv_timeout(DEADLINE).unwrap() {
+        Completion::Created { extent, result } => (extent.get(), result.is_ok()),
+        other => panic!("unexpected: {other:?}"),
+    };
+    assert_eq!(next(), (3, true), "it is not held");
+    drop(driver);
+    assert_eq!([next(), next()], [(1, true), (2, true)]);
 }
 
 #[test]

@@ -1,12 +1,13 @@
-//! Assigns submissions to threads, and delays those with a scheduled delay.
+//! Assigns submissions to threads, and delays or holds those that the schedule says.
 
 use std::{
     collections::BTreeMap,
+    path::PathBuf,
     sync::{
         Arc,
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -153,34 +154,50 @@ fn unsupported(kind: ExtentKind) -> Option<DriverError> {
         .then(|| DriverError::Failed("the simulated driver does not support fixed extents".to_owned()))
 }
 
+/// How often the timer looks for the files that hold submissions.
+const POLL_EVERY: Duration = Duration::from_millis(5);
+
 /// A delayed submission.
 #[derive(Debug)]
 pub(super) struct Late {
     pub(super) due: Instant,
+    /// The file that must exist, too.
+    pub(super) held_until: Option<PathBuf>,
     pub(super) order: Order,
 }
 
-/// Sends each order on when it is due. Once all senders are gone it sends the rest at once, in order.
+/// Sends each order on when it is due and its file exists. Once all senders are gone it sends the rest at once, in
+/// order.
 pub(super) fn run(arrivals: &Receiver<Late>, onward: &Routes) {
     // Ordered by due time, then by arrival.
-    let mut waiting: BTreeMap<(Instant, u64), Order> = BTreeMap::new();
+    let mut waiting: BTreeMap<(Instant, u64), (Option<PathBuf>, Order)> = BTreeMap::new();
+    // Due, and without their files.
+    let mut held: Vec<(PathBuf, Order)> = Vec::new();
     for number in 0.. {
-        let arrived = match waiting.first_entry() {
+        let next =
+            waiting.first_key_value().map(|((due, _), _)| due.saturating_duration_since(Instant::now()));
+        let poll = (!held.is_empty()).then_some(POLL_EVERY);
+        let arrived = match next.into_iter().chain(poll).min() {
             None => arrivals.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(first) => arrivals.recv_timeout(first.key().0.saturating_duration_since(Instant::now())),
+            Some(pause) => arrivals.recv_timeout(pause),
         };
         match arrived {
-            Ok(late) => {
-                waiting.insert((late.due, number), late.order);
+            Ok(Late { due, held_until, order }) => {
+                waiting.insert((due, number), (held_until, order));
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => break,
         }
         while let Some(first) = waiting.first_entry().filter(|first| first.key().0 <= Instant::now()) {
-            onward.send(first.remove());
+            match first.remove() {
+                (Some(file), order) => held.push((file, order)),
+                (None, order) => onward.send(order),
+            }
         }
+        held.extract_if(.., |(file, _)| file.exists()).for_each(|(_, order)| onward.send(order));
     }
-    for order in waiting.into_values() {
+    for order in held.into_iter().map(|(_, order)| order).chain(waiting.into_values().map(|(_, order)| order))
+    {
         onward.send(order);
     }
 }
