@@ -1,5 +1,8 @@
 # Every job has a target here. Needs Rust and Python 3.11 or later; the targets fetch all else into .tools/ and .demo/.
-.PHONY: help demo test gpu gpu-bundle verify fix prose errors-md invariants-md metrics-md protocol-md config-md cli-md proto-baseline
+.PHONY: help demo test soak gpu gpu-bundle verify fix prose errors-md invariants-md metrics-md protocol-md config-md cli-md proto-baseline
+
+# A test waits for other processes most of the time.
+TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -10,9 +13,12 @@ demo: ## run the whole path with a real model; FILE=/path/to/any/file uses that 
 test: ## run all tests, with their set-up
 	tests/dev/install-tools
 	cargo build -p vramd -p vramctl -p vramd-tests --bins
-	cargo test --workspace --exclude simulator --exclude vramd-python --no-fail-fast
-	cargo test -p simulator
+	RUST_TEST_THREADS=$(TEST_THREADS) cargo test --workspace --exclude simulator --exclude vramd-python --no-fail-fast
+	cargo --config tests/simulator/whole.toml test -p simulator
 	sdk-python/tests/run
+
+soak: ## run at length what CI takes a share of, before a release and before an issue is resolved
+	tests/soak
 
 gpu: gpu-bundle ## run the GPU suite on this machine into target/gpu-results; QUICK=1 for fewer rounds
 	target/gpu-bundle/run $(if $(QUICK),--quick) target/gpu-results
@@ -21,8 +27,8 @@ gpu-bundle: ## pack that suite for a machine without a toolchain, into target/gp
 	tests/dev/install-tools
 	tests/gpu/bundle.py
 
-verify: ## run all checks of .ci/run except cargo-deny, whose build takes long
-	.ci/run --without-deny
+verify: ## run all checks of CI
+	.ci/run
 
 fix: ## format, and apply the fixes that clippy knows
 	cargo fmt --all
