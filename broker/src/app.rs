@@ -42,6 +42,8 @@ const SURVEY_TIMEOUT: Duration = Duration::from_secs(30);
 const SURVEY_POLL: Duration = Duration::from_millis(5);
 /// How long the driver may take to end. No task waits for its work then, and the next daemon deletes its files on disk.
 const DRIVER_END_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long open calls may go on after the daemon stops.
+const STOP_GRACE: Duration = Duration::from_secs(1);
 
 /// Loads the named configuration, else the file at the default path if it exists, else the defaults.
 pub fn configuration(named: Option<&Path>) -> Result<Config, Failure> {
@@ -228,6 +230,7 @@ impl App {
             grpc::GrpcOptions {
                 operators: operators(&self.config),
                 call_timeout: self.config.limits.request_timeout,
+                stop_grace: STOP_GRACE,
                 connections_per_uid_max: self.config.limits.connections_per_uid_max,
                 telemetry: telemetry.clone(),
                 moves,

@@ -11,9 +11,9 @@ use vramd_proto::{
     channel::{FEATURES, PARTS_PER_FRAME_MAX, PRESSURE, PROTOCOL_MAJOR, PROTOCOL_MINOR, feature_bit},
     v1::{
         Access, AllocateBatchRequest, Allocation, AllocationSpec, AttachRequest, DetachRequest, Feature,
-        FreeBatchRequest, Hello, Lifetime, MapPart, Mapped, PartRef, Pin, PinEnded, ReleaseResult, Revoke,
-        RevokeReason, SealRequest, UnmapReason, Unmapped, UnmappedPart, Welcome, WordsMapped,
-        attach_request::Target, client_frame, daemon_frame,
+        FreeBatchRequest, FreeBatchResponse, Hello, Lifetime, MapPart, Mapped, PartRef, Pin, PinEnded,
+        ReleaseResult, Revoke, RevokeReason, SealRequest, UnmapReason, Unmapped, UnmappedPart, Welcome,
+        WordsMapped, attach_request::Target, client_frame, daemon_frame,
     },
 };
 use vramd_words::Waiting;
@@ -22,7 +22,7 @@ use crate::{
     channel::{Packet, RawChannel},
     mapping::Mapping,
     refusal::Refused,
-    rpc::Memory,
+    rpc::{Memory, Pending},
     wait::PATIENCE,
     words::WordTable,
 };
@@ -422,13 +422,19 @@ impl RawSession {
     /// Unmaps and frees.
     #[track_caller]
     pub fn free(&mut self, allocation: u64) -> ReleaseResult {
+        self.begin_free(allocation).ok().results.into_iter().next().expect("one item has one answer")
+    }
+
+    /// Unmaps and asks for the free, whose answer may have to wait for the driver.
+    #[track_caller]
+    pub fn begin_free(&mut self, allocation: u64) -> Pending<FreeBatchResponse> {
         self.unmap(allocation);
         let request = FreeBatchRequest {
             session_id: self.id(),
             request_id: Vec::new(),
             allocation_ids: vec![allocation],
         };
-        self.memory.free_batch(request).ok().results.into_iter().next().expect("one item has one answer")
+        self.memory.free_batch(request)
     }
 
     /// Unmaps and detaches.

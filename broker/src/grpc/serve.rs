@@ -34,9 +34,6 @@ const STREAMS_PER_CONNECTION_MAX: u32 = 256;
 /// Maximum bytes of the headers of one request.
 const HEADERS_BYTES_MAX: u32 = 16 << 10;
 
-/// How long open calls may go on after the daemon stops. The core has their requests already.
-const STOP_GRACE: Duration = Duration::from_secs(1);
-
 /// The listening sockets. They are bound before, so that no client finds a socket on which the daemon does not listen
 /// yet.
 #[derive(Debug)]
@@ -53,6 +50,8 @@ pub struct GrpcOptions {
     pub operators: BTreeSet<u32>,
     /// Maximum time of a call, whatever its deadline.
     pub call_timeout: Duration,
+    /// How long open calls may go on after the daemon stops. The core has their requests already.
+    pub stop_grace: Duration,
     /// Maximum connections of one uid, on each socket.
     pub connections_per_uid_max: usize,
     /// Observes each call.
@@ -111,7 +110,7 @@ pub async fn serve(
         events.end("the daemon was asked to stop");
         stopping.send_replace(true);
         // Calls that are still open then are cut off, which their callers see.
-        let _ = tokio::time::timeout(STOP_GRACE, calls.ended()).await;
+        let _ = tokio::time::timeout(options.stop_grace, calls.ended()).await;
     };
     tokio::select! {
         served = sockets => served.map(|_| ()),

@@ -66,7 +66,7 @@ impl SessionSlots {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     use broker_driver::Export;
     use vramd_types::{AllocationId, PartIndex};
@@ -193,13 +193,18 @@ mod tests {
         for round in 1..=20 {
             (0..SLOTS).step_by(100).for_each(|slot| shared.used(slot.into(), round, 0));
             let mut touched = Vec::new();
-            let began = Instant::now();
+            let began = processor_time();
             shared.slots.harvest(&shared.words, &mut touched).unwrap();
-            best = best.min(began.elapsed());
+            best = best.min(processor_time() - began);
             assert_eq!(touched.len(), 1000);
         }
         eprintln!("{SLOTS} slots, a hundredth of them used: {best:?}");
-        // The bound holds without optimisation and on a busy machine.
+        // The bound holds without optimisation, and a busy machine changes nothing.
         assert!(best < Duration::from_millis(100), "{best:?}");
+    }
+
+    /// Returns how long a processor has run this thread.
+    fn processor_time() -> Duration {
+        rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime).try_into().unwrap()
     }
 }

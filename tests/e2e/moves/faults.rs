@@ -15,7 +15,7 @@ use super::{
     clients::programs::{
         allocate_unpinned, assert_fetched_to_full_device, away, is_intact, lies, other_one_left, stayed,
     },
-    evict, fetch_by_pin, first, held, open_and_write, part, parts,
+    evict, fetch_by_pin, first, free_during_hold, held, open_and_write, part, parts,
     pins::fetch::connect,
     start_move, tiers, unmap_revoked, until_charged,
 };
@@ -130,11 +130,11 @@ fn idle_parts_leave_a_device_that_is_out_of_memory() {
 #[test]
 fn an_allocation_freed_during_a_move_leaves_nothing() {
     for (on, nth) in [("create_host", 1), ("copy", 1), ("release", 1)] {
-        let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault(on, nth, Effect::DelayMs(500)));
+        let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault(on, nth, Effect::Hold));
         let (mut session, id) = open_and_write(&daemon, 1);
         let evicting = start_move(&daemon, id, Tier::Host);
         unmap_revoked(&mut session, id);
-        let freed = session.free(id);
+        let freed = free_during_hold(&daemon, &mut session, id);
         assert_eq!(freed.error, None, "{on}");
         let outcome = first(&evicting.ok()).0;
         // The copied part is usable although its source is slow to be released.

@@ -13,8 +13,8 @@ use std::{process::Output, time::Duration};
 
 use serde_json::Value;
 use vramd_proto::v1::{
-    AllocationSpec, MoveOutcome as Outcome, MovePartsRequest, MovePartsResponse, PartRef, Tier,
-    move_parts_request::Target,
+    AllocationSpec, AllocationState, MoveOutcome as Outcome, MovePartsRequest, MovePartsResponse, MoveState,
+    PartRef, ReleaseResult, Tier, move_parts_request::Target,
 };
 use vramd_tests::{
     Config, Daemon, MIB, MIB_2, Pending, RawSession, content,
@@ -23,6 +23,8 @@ use vramd_tests::{
     wait::until,
 };
 use vramd_words::{Access, Unpinned};
+
+use operators::list::listed;
 
 /// One device with a host tier.
 pub(crate) fn tiers(device: &str, host: &str) -> Config {
@@ -96,6 +98,24 @@ pub(crate) fn fetch_by_pin(session: &mut RawSession, allocation: u64, parts: u32
     let call = session.pin((0..parts).map(|index| part(allocation, index)).collect());
     session.pin_answer(call).expect("there is room for it");
     session.end_pin_call(call);
+}
+
+/// Frees an allocation while an operation of the driver is held. The driver goes on once the daemon is freeing it.
+#[track_caller]
+pub(crate) fn free_during_hold(daemon: &Daemon, session: &mut RawSession, allocation: u64) -> ReleaseResult {
+    let freeing = session.begin_free(allocation);
+    until("it is being freed", || {
+        daemon.state().allocation(allocation).is_none_or(|it| it.state() == AllocationState::Freeing)
+    });
+    daemon.end_holds();
+    freeing.ok().results.into_iter().next().expect("one item has one answer")
+}
+
+/// Lets the driver go on once the daemon has called a move off.
+#[track_caller]
+pub(crate) fn end_holds_once_called_off(daemon: &Daemon) {
+    until("it is called off", || listed(daemon).moves.iter().any(|it| it.state() == MoveState::Stopping));
+    daemon.end_holds();
 }
 
 /// Pins this many parts by their words, so that they stay.

@@ -5,7 +5,7 @@ use std::{
     fs,
     io::{BufRead as _, BufReader},
     process::{Child, ChildStdout, Stdio},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -275,10 +275,9 @@ fn the_daemons_end_is_reported_and_waits_for_no_reader() {
     let mut program = Program::start(&daemon, &[]);
     let stopped = Program::start(&daemon, &[]);
     stopped.signal(Signal::STOP);
-    let begun = Instant::now();
+    // A stop that waited for the stopped reader would not end.
     let (status, _home) = daemon.stop();
     assert_eq!(status.code(), Some(0));
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
 
     let Some(Event::Node(node)) = reads.read().event else {
         panic!("the end is told whatever was asked for")

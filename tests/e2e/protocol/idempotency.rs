@@ -1,6 +1,6 @@
 //! A request that is sent twice is done once, whatever became of the first answer.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vramd_proto::v1::{AllocateBatchRequest, FreeBatchRequest, SealRequest, SetQuotaRequest};
 use vramd_tests::{
@@ -54,10 +54,11 @@ fn an_id_is_unique_within_its_method() {
 
 #[test]
 fn a_repeated_call_finds_the_result_after_its_deadline() {
-    let daemon = Daemon::start(&Config::default().fault("create", 1, Effect::DelayMs(4000)));
+    let daemon = Daemon::start(&Config::default().fault("create", 1, Effect::Hold));
     let mut session = daemon.open();
     let hasty = session.memory.with_deadline(Duration::from_millis(1000));
     hasty.allocate_batch(request(&session, 4 * MIB, 9)).wait().unwrap_err();
+    daemon.end_holds();
     let patient = session.memory.allocate_batch(request(&session, 4 * MIB, 9)).ok();
     session.map_all(patient.allocations[0].allocation_id);
     let state = daemon.state();
@@ -66,17 +67,17 @@ fn a_repeated_call_finds_the_result_after_its_deadline() {
 
 #[test]
 fn a_passed_deadline_is_reported_as_such() {
-    let daemon = Daemon::start(&Config::default().fault("create", 1, Effect::DelayMs(4000)));
+    // The driver has made nothing by the deadline, however late the caller hears of it.
+    let daemon = Daemon::start(&Config::default().fault("create", 1, Effect::Hold));
     let session = daemon.open();
-    let begun = Instant::now();
     let status = status_beyond_deadline(
         &daemon.sockets().join("vramd.sock"),
         "vramd.v1.MemoryService/AllocateBatch",
         &request(&session, 4 * MIB, 9),
         Duration::from_millis(1000),
     );
-    assert!(begun.elapsed() < Duration::from_millis(3500), "took {:?}", begun.elapsed());
     Refused::from_status(&status).is(Reason::Deadline);
+    daemon.end_holds();
     let found = session.memory.allocate_batch(request(&session, 4 * MIB, 9)).ok();
     assert_eq!(found.allocations.len(), 1);
     assert_eq!(daemon.state().charged(), 4 * MIB);
@@ -84,11 +85,11 @@ fn a_passed_deadline_is_reported_as_such() {
 
 #[test]
 fn no_call_takes_longer_than_the_daemon_allows() {
-    let config =
-        Config::default().fault("create", 1, Effect::DelayMs(4000)).limit("request_timeout_ms = 1000");
+    let config = Config::default().fault("create", 1, Effect::Hold).limit("request_timeout_ms = 1000");
     let daemon = Daemon::start(&config);
     let session = daemon.open();
     session.memory.allocate_batch(request(&session, 4 * MIB, 9)).refused().is(Reason::Deadline);
+    daemon.end_holds();
     // The allocation that had begun is finished, and stays.
     until("it is allocated", || daemon.state().allocations.iter().any(|row| row.resident_bytes == 4 * MIB));
     let found = session.memory.allocate_batch(request(&session, 4 * MIB, 9)).ok();
@@ -98,10 +99,12 @@ fn no_call_takes_longer_than_the_daemon_allows() {
 
 #[test]
 fn two_equal_requests_at_once_are_done_once() {
-    let daemon = Daemon::start(&Config::default().fault("create", 1, Effect::DelayMs(1000)));
+    let daemon = Daemon::start(&Config::default().fault("create", 1, Effect::Hold));
     let session = daemon.open();
     let calls: Vec<_> =
         (0..4).map(|_| session.memory.allocate_batch(request(&session, 4 * MIB, 3))).collect();
+    until("one of them is being done", || daemon.state().charged() == 4 * MIB);
+    daemon.end_holds();
     let ids: Vec<u64> = calls.into_iter().map(|call| call.ok().allocations[0].allocation_id).collect();
     assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
     assert_eq!(daemon.state().charged(), 4 * MIB);
@@ -109,11 +112,12 @@ fn two_equal_requests_at_once_are_done_once() {
 
 #[test]
 fn a_caller_that_hangs_up_changes_nothing() {
-    let daemon = Daemon::start(&Config::default().fault("create", 1, Effect::DelayMs(1000)));
+    let daemon = Daemon::start(&Config::default().fault("create", 1, Effect::Hold));
     let mut session = daemon.open();
     let left = session.memory.allocate_batch(request(&session, 4 * MIB, 5));
     until("it has begun", || daemon.state().charged() == 4 * MIB);
     left.cancel();
+    daemon.end_holds();
     let again = session.memory.allocate_batch(request(&session, 4 * MIB, 5)).ok();
     session.map_all(again.allocations[0].allocation_id);
     assert_eq!(daemon.state().charged(), 4 * MIB);

@@ -1,31 +1,28 @@
 //! Clients that do not answer: the daemon answers all others in the configured time, also those that wait for a slow
 //! client.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use vramd_proto::v1::{DetachRequest, EndSessionRequest, FreeBatchRequest, Hello, SealRequest, SessionState};
 use vramd_tests::{
     Config, Daemon, MIB, Memory, RawSession, proc,
     session::{hello, spec},
-    wait::until,
+    wait::{PATIENCE, until},
 };
 use vramd_types::Reason;
 
 use crate::has_other_users;
 
-/// Long after the time that is configured here, and long before the default.
-const SOON: Duration = Duration::from_secs(5);
-
 fn impatient() -> Daemon {
     Daemon::start(&Config::default().limit("revoke_answer_timeout_ms = 300"))
 }
 
-/// Runs this, and fails the test unless it takes a short time.
+/// Runs this, and fails the test if it takes longer than a machine under load may take.
 #[track_caller]
 fn soon<T>(what: impl FnOnce() -> T) -> T {
     let begun = Instant::now();
     let done = what();
-    assert!(begun.elapsed() < SOON, "took {:?}", begun.elapsed());
+    assert!(begun.elapsed() < PATIENCE, "took {:?}", begun.elapsed());
     done
 }
 
@@ -34,7 +31,7 @@ fn an_endlessly_repeated_request_delays_no_other_session() {
     if !has_other_users("an_endlessly_repeated_request_delays_no_other_session") {
         return;
     }
-    let daemon = Daemon::start(&Config::default().limit("revoke_answer_timeout_ms = 60000"));
+    let daemon = Daemon::start(&Config::default().limit("revoke_answer_timeout_ms = 600000"));
     let mut stuck = daemon.open();
     let allocation_id = stuck.allocate(spec(MIB)).allocation_id;
     let seal = SealRequest { session_id: stuck.id(), request_id: vec![7; 16], allocation_id };

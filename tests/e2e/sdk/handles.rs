@@ -1,6 +1,6 @@
 //! The Rust SDK against a real daemon.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vramd_client::{AllocationRequest, Bytes, Client, Error, Reason};
 use vramd_proto::v1::{EndSessionRequest, SessionState};
@@ -98,13 +98,12 @@ fn a_batch_is_allocated_whole_or_not_at_all() {
 
 #[test]
 fn a_late_answer_after_a_deadline_leaks_nothing() {
-    let daemon = Daemon::start(&Config::default().fault("create", 1, Effect::DelayMs(4000)));
+    let daemon = Daemon::start(&Config::default().fault("create", 1, Effect::Hold));
     let timeout = Duration::from_millis(1000);
     let client = Client::builder().socket_dir(daemon.sockets()).request_timeout(timeout).connect().unwrap();
-    let begun = Instant::now();
     let error = client.allocate(request(4 * MIB)).unwrap_err();
     assert_eq!(error.reason(), Some(Reason::Deadline), "{error:?}");
-    assert!(begun.elapsed() < Duration::from_millis(3500), "took {:?}", begun.elapsed());
+    daemon.end_holds();
     drop(client);
 }
 
@@ -115,9 +114,8 @@ fn a_killed_daemon_costs_the_session_and_no_bytes() {
     let mut weights = client.allocate(request(4 * MIB)).unwrap();
     weights.as_mut_slice().unwrap().copy_from_slice(&content(4 * MIB, 6));
     let home = daemon.kill();
-    let begun = Instant::now();
+    // A call that waited for its deadline would say so.
     assert!(matches!(client.allocate(request(1)), Err(Error::BrokerGone { .. })));
-    assert!(begun.elapsed() < Duration::from_secs(1), "took {:?}", begun.elapsed());
     assert_eq!(digest(weights.as_slice().unwrap()), digest(&content(4 * MIB, 6)));
     until("the end is noticed", || !client.is_connected());
 
@@ -301,13 +299,14 @@ fn pin_succeeds_after_fd_exhaustion_ends() {
 
 #[test]
 fn a_seal_whose_answer_is_lost_is_sealed() {
-    let daemon = Daemon::start(&Config::default().fault("digest", 1, Effect::DelayMs(1500)));
+    let daemon = Daemon::start(&Config::default().fault("digest", 1, Effect::Hold));
     let hasty = Client::builder().socket_dir(daemon.sockets()).request_timeout(Duration::from_millis(500));
     let client = hasty.connect().unwrap();
     let mut weights = client.allocate(request(MIB).name("weights").persistent()).unwrap();
     weights.as_mut_slice().unwrap().copy_from_slice(&content(MIB, 4));
     let failed = weights.seal().unwrap_err();
     assert_eq!(failed.error.reason(), Some(Reason::Deadline), "{:?}", failed.error);
+    daemon.end_holds();
     until("the daemon has sealed it", || daemon.state().allocations.iter().all(|row| !row.digest.is_empty()));
     let sealed = failed.allocation.seal().unwrap();
     assert_eq!(sealed.digest(), digest(&content(MIB, 4)));

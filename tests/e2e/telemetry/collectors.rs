@@ -1,6 +1,6 @@
 //! Real collectors, and collectors that are missing, slow or silent: no call ever waits for one.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vramd_proto::v1::ListAllocationsRequest;
 use vramd_tests::{
@@ -13,6 +13,9 @@ use vramd_tests::{
 };
 
 use super::{measured, scrape, sum};
+
+/// Many times as many as the queue of spans has room for.
+const CALLS_MAX: usize = 100_000;
 
 /// Traces every call, so that there is much to send.
 fn sending(config: Config, endpoint: &str) -> Config {
@@ -84,25 +87,22 @@ fn a_hanging_collector_delays_no_call() {
     let session = daemon.open();
     until("something was sent", || collector.received().exports > 0);
     let list = ListAllocationsRequest { session_id: session.id(), ..Default::default() };
-    // More spans than the queue has room for, two for each call.
-    let started = Instant::now();
-    let mut slowest = Duration::ZERO;
+    // More spans than the queue has room for, two for each call. An export ends unanswered after five seconds. If calls
+    // waited for exports, there would be about as many of one as of the other, and nothing would be dropped.
     let mut calls = 0;
     while sum(&scrape(&daemon), "vramd_telemetry_dropped_total{vramd_telemetry_signal=\"traces\"}") == 0.0 {
         for _ in 0..500 {
-            let began = Instant::now();
             daemon.memory.list_allocations(list.clone()).ok();
-            slowest = slowest.max(began.elapsed());
             calls += 1;
         }
-        assert!(started.elapsed() < Duration::from_secs(60), "{calls} calls and nothing dropped");
+        let exports = collector.received().exports;
+        assert!(calls / exports >= 20, "{calls} calls and {exports} exports");
+        assert!(calls < CALLS_MAX, "{calls} calls and nothing dropped");
     }
-    assert!(slowest < Duration::from_secs(2), "a call took {slowest:?}");
     until("the log says so", || complaints(&daemon, "traces") == 1);
-    let stopping = Instant::now();
+    // And a stop that waited for the answer would not end.
     let (status, _) = daemon.stop();
     assert!(status.success());
-    assert!(stopping.elapsed() < Duration::from_secs(6), "the stop took {:?}", stopping.elapsed());
 }
 
 #[test]

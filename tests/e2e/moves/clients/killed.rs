@@ -1,7 +1,7 @@
 //! Clients that are killed in the middle of a move: the operator gets an outcome, the client leaves nothing, and its
 //! neighbour keeps every byte.
 
-use vramd_proto::v1::{MoveCause, MoveOutcome as Outcome, MoveState, Tier, move_event::Change};
+use vramd_proto::v1::{MoveCause, MoveOutcome as Outcome, MoveState, SessionState, Tier, move_event::Change};
 use vramd_tests::{Config, Daemon, MIB_2, Probe, config::Effect, content, digest, is_root, wait::until};
 
 use crate::moves::{
@@ -36,20 +36,30 @@ impl Neighbour {
 /// The daemon's step at which the client dies.
 struct Step {
     name: &'static str,
-    /// The driver's operation that is delayed, and which one of them.
-    slow: (&'static str, u64),
+    /// The driver's operation that is held, and which one of them.
+    held: (&'static str, u64),
     reached: fn(&Daemon) -> bool,
 }
 
 impl Step {
     fn config(&self) -> Config {
-        let (on, nth) = self.slow;
-        slow(on, nth)
+        let (on, nth) = self.held;
+        holding(on, nth)
     }
 }
 
-fn slow(on: &'static str, nth: u64) -> Config {
-    tiers("8MiB", "8MiB").fault(on, nth, Effect::DelayMs(2000))
+fn holding(on: &'static str, nth: u64) -> Config {
+    tiers("8MiB", "8MiB").fault(on, nth, Effect::Hold)
+}
+
+/// Kills the client, and lets the driver go on once the daemon knows that.
+pub(crate) fn kill(daemon: &Daemon, client: Probe) {
+    let pid = client.pid();
+    client.kill();
+    until("the daemon knows that it is gone", || {
+        daemon.state().sessions.iter().all(|it| it.pid != pid || it.state() == SessionState::Gone)
+    });
+    daemon.end_holds();
 }
 
 /// Whether a part moves to that tier, in that state.
@@ -72,7 +82,7 @@ fn a_client_is_killed_while_its_part_leaves() {
         (
             Step {
                 name: "its backing is made",
-                slow: ("create_host", 1),
+                held: ("create_host", 1),
                 reached: |daemon| {
                     is(daemon, Tier::Host, MoveState::Preparing)
                         && has_second_part(daemon, Tier::Host, Change::Moved)
@@ -83,7 +93,7 @@ fn a_client_is_killed_while_its_part_leaves() {
         (
             Step {
                 name: "it is copied",
-                slow: ("copy", 1),
+                held: ("copy", 1),
                 reached: |daemon| {
                     is(daemon, Tier::Host, MoveState::Copying)
                         && has_second_part(daemon, Tier::Host, Change::Moved)
@@ -94,7 +104,7 @@ fn a_client_is_killed_while_its_part_leaves() {
         (
             Step {
                 name: "it has left, and the device has not got it back",
-                slow: ("release", 1),
+                held: ("release", 1),
                 reached: |daemon| daemon.state().devices[0].moving_out_bytes == 0 && held(daemon) == (4, 6),
             },
             [Outcome::Moved, Outcome::Moved],
@@ -106,7 +116,7 @@ fn a_client_is_killed_while_its_part_leaves() {
         let neighbour = Neighbour::new(&daemon);
         let evicting = start_move(&daemon, id, Tier::Host);
         until(step.name, || (step.reached)(&daemon));
-        probe.kill();
+        kill(&daemon, probe);
         assert_eq!(outcomes(&evicting.ok()), told, "{}", step.name);
         neighbour.assert_unharmed(&daemon);
     }
@@ -136,7 +146,7 @@ fn a_client_is_killed_before_it_unmaps() {
 /// The client pins the part where it is. The copy that has begun must end first.
 #[test]
 fn a_client_is_killed_while_its_copy_is_cancelled() {
-    let daemon = Daemon::start(&slow("copy", 1));
+    let daemon = Daemon::start(&holding("copy", 1));
     let (mut probe, id) = client(&daemon);
     let neighbour = Neighbour::new(&daemon);
     let evicting = start_move(&daemon, id, Tier::Host);
@@ -145,7 +155,7 @@ fn a_client_is_killed_while_its_copy_is_cancelled() {
     });
     probe.tell("sdk pin-for 60000");
     until("it is called off", || is(&daemon, Tier::Host, MoveState::Stopping));
-    probe.kill();
+    kill(&daemon, probe);
     assert_eq!(outcomes(&evicting.ok()), [Outcome::Wanted, Outcome::Moved]);
     neighbour.assert_unharmed(&daemon);
 }
@@ -156,7 +166,7 @@ fn ways_in() -> [Step; 2] {
     [
         Step {
             name: "memory is made for it",
-            slow: ("create", 4),
+            held: ("create", 4),
             reached: |daemon| {
                 is(daemon, Tier::Device, MoveState::Preparing)
                     && has_second_part(daemon, Tier::Device, Change::Moved)
@@ -164,7 +174,7 @@ fn ways_in() -> [Step; 2] {
         },
         Step {
             name: "it is copied",
-            slow: ("copy", 3),
+            held: ("copy", 3),
             reached: |daemon| {
                 is(daemon, Tier::Device, MoveState::Copying)
                     && has_second_part(daemon, Tier::Device, Change::Moved)
@@ -186,7 +196,7 @@ fn out(daemon: &Daemon) -> (Probe, u64, Neighbour) {
 fn a_client_is_killed_while_its_pin_fetches() {
     let mapped = Step {
         name: "one part is mapped and the other on its way",
-        slow: ("copy", 4),
+        held: ("copy", 4),
         reached: |daemon| {
             is(daemon, Tier::Device, MoveState::Copying) && daemon.state().sessions[0].mapped_bytes > 0
         },
@@ -196,7 +206,7 @@ fn a_client_is_killed_while_its_pin_fetches() {
         let (mut probe, _, neighbour) = out(&daemon);
         probe.tell("sdk pin-for 60000");
         until(step.name, || (step.reached)(&daemon));
-        probe.kill();
+        kill(&daemon, probe);
         neighbour.assert_unharmed(&daemon);
         // The latest move comes first.
         let ended = listed(&daemon).ended.into_iter().filter(|it| it.tier() == Tier::Device);
@@ -213,7 +223,7 @@ fn a_client_is_killed_while_an_operator_fetches() {
         let (probe, id, neighbour) = out(&daemon);
         let bringing = start_move(&daemon, id, Tier::Device);
         until(step.name, || (step.reached)(&daemon));
-        probe.kill();
+        kill(&daemon, probe);
         assert_eq!(outcomes(&bringing.ok()), [Outcome::Freed, Outcome::Moved], "{}", step.name);
         neighbour.assert_unharmed(&daemon);
     }
@@ -241,7 +251,7 @@ fn a_client_is_killed_while_it_waits_for_room() {
 fn a_client_is_killed_while_its_part_is_written_back() {
     let written_back = |daemon: &Daemon| has_second_part(daemon, Tier::Host, Change::WrittenBack);
     for (on, state) in [("create_host", MoveState::Preparing), ("copy", MoveState::Copying)] {
-        let daemon = Daemon::start(&slow(on, 1));
+        let daemon = Daemon::start(&holding(on, 1));
         let (probe, id) = client(&daemon);
         let neighbour = Neighbour::new(&daemon);
         let writing = writing_back(&daemon, id);
@@ -250,7 +260,7 @@ fn a_client_is_killed_while_its_part_is_written_back() {
             moves.iter().any(|it| (it.cause(), it.state()) == (MoveCause::WriteBack, state))
                 && written_back(&daemon)
         });
-        probe.kill();
+        kill(&daemon, probe);
         let told: Vec<_> = writing.ok().parts.iter().map(|part| part.outcome()).collect();
         assert_eq!(told, [Outcome::Freed, Outcome::Moved], "{on}");
         neighbour.assert_unharmed(&daemon);

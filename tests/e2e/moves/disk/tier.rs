@@ -5,7 +5,6 @@ use std::{
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     process::Output,
-    time::{Duration, Instant},
 };
 
 use tonic::Code;
@@ -18,6 +17,7 @@ use vramd_types::Reason;
 
 use crate::moves::{
     assert_nothing_left,
+    clients::killed::kill,
     clients::programs::{allocate_unpinned, is_intact, lies, send},
     clients::stopped::client,
     disk::engines::{ENGINES, engine_of},
@@ -189,7 +189,7 @@ fn the_disk_has_a_quota_of_its_own() {
 
 #[test]
 fn a_client_killed_during_a_copy_to_disk_leaves_no_file() {
-    let config = tiers("8MiB", "0").disk("8MiB").fault("copy", 1, Effect::DelayMs(2000));
+    let config = tiers("8MiB", "0").disk("8MiB").fault("copy", 1, Effect::Hold);
     let daemon = Daemon::start(&config);
     let (probe, id) = client(&daemon);
     let evicting = start_move(&daemon, id, Tier::Disk);
@@ -197,7 +197,7 @@ fn a_client_killed_during_a_copy_to_disk_leaves_no_file() {
         let moves = listed(&daemon).moves;
         moves.iter().any(|it| (it.tier(), it.state()) == (Tier::Disk, MoveState::Copying))
     });
-    probe.kill();
+    kill(&daemon, probe);
     assert_eq!(first(&evicting.ok()).0, Outcome::Freed);
     assert_nothing_left(&daemon);
     assert_eq!(files(daemon.home().path()), Vec::<PathBuf>::new());
@@ -343,7 +343,7 @@ fn fails_once_and_is_there_the_next_time(engine: &'static str) {
     assert_nothing_left(&daemon);
 }
 
-/// Long before the call's deadline, and whatever becomes of its other parts.
+/// And not at the call's deadline, which the refusal would name, whatever becomes of its other parts.
 #[test]
 fn an_attach_of_damaged_content_is_refused_at_once() {
     let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB"));
@@ -353,9 +353,8 @@ fn an_attach_of_damaged_content_is_refused_at_once() {
     vramctl_json(&daemon, &["alloc", "evict", &id.to_string(), "--to", "disk"]);
     until_charged(&daemon, [0, 0, 4]);
     corrupt(&daemon, id.get(), 1);
-    let begun = Instant::now();
     let lost = reader.attach(id).map(drop).expect_err("it is lost");
-    assert!(is_lost(&lost, id.get(), 1) && begun.elapsed() < Duration::from_secs(5), "{lost:?}");
+    assert!(is_lost(&lost, id.get(), 1), "{lost:?}");
     let rest = reader.attach_unpinned(id).expect("the rest is there");
     let whole = rest.pin_parts(0..1, Access::Read).expect("it is whole");
     assert!(whole.as_slice().unwrap() == &content(2 * MIB_2, id.get())[..PART]);

@@ -8,8 +8,8 @@ use vramd_tests::{Daemon, MIB, MIB_2, RawSession, config::Effect, session::spec,
 use vramd_types::Reason;
 
 use crate::moves::{
-    assert_nothing_left, evict, fetch_by_pin, first, open_and_write, part, start_move, tiers, unmap_revoked,
-    until_charged, vramctl, vramctl_json,
+    assert_nothing_left, end_holds_once_called_off, evict, fetch_by_pin, first, open_and_write, part,
+    start_move, tiers, unmap_revoked, until_charged, vramctl, vramctl_json,
 };
 
 pub(crate) fn listed(daemon: &Daemon) -> ListMovesResponse {
@@ -80,7 +80,7 @@ fn a_migration_is_listed_with_its_progress() {
 #[test]
 fn failed_and_stopped_migrations_are_listed() {
     let config = tiers("8MiB", "8MiB").fault("copy", 1, Effect::Fail("a cable".into()));
-    let daemon = Daemon::start(&config.fault("copy", 2, Effect::DelayMs(2000)));
+    let daemon = Daemon::start(&config.fault("copy", 2, Effect::Hold));
     let (mut session, id) = open_and_write(&daemon, 1);
     let failing = start_move(&daemon, id, Tier::Host);
     unmap_revoked(&mut session, id);
@@ -89,7 +89,10 @@ fn failed_and_stopped_migrations_are_listed() {
     let leaving = start_move(&daemon, id, Tier::Host);
     unmap_revoked(&mut session, id);
     until("it is being copied", || moving_part(&daemon).is_some_and(|it| it.state() == MoveState::Copying));
-    fetch_by_pin(&mut session, id, 1);
+    let call = session.pin(vec![part(id, 0)]);
+    end_holds_once_called_off(&daemon);
+    session.pin_answer(call).unwrap();
+    session.end_pin_call(call);
     assert_eq!(first(&leaving.ok()).0, Outcome::Wanted);
     until_charged(&daemon, 2, 2);
 

@@ -284,7 +284,7 @@ fn moves_are_reported_to_watches_and_counted() {
 
 #[test]
 fn a_moving_part_shows_its_target_tier() {
-    let config = tiers("8MiB", "8MiB").fault("copy", 1, vramd_tests::config::Effect::DelayMs(3000));
+    let config = tiers("8MiB", "8MiB").fault("copy", 1, vramd_tests::config::Effect::Hold);
     let daemon = Daemon::start(&config);
     let (mut session, id) = open_and_write(&daemon, 1);
     let evicting = start_move(&daemon, id, Tier::Host);
@@ -296,6 +296,7 @@ fn a_moving_part_shows_its_target_tier() {
     assert!(text.contains("device->host"), "{text}");
     assert_eq!(daemon.state().devices[0].moving_out_bytes, MIB_2);
     assert_eq!(held(&daemon), (2, 2), "it is charged in both");
+    daemon.end_holds();
     assert_eq!(outcomes(&evicting.ok()), [Outcome::Moved]);
     until_charged(&daemon, 0, 2);
     session.free(id);

@@ -13,8 +13,9 @@ use vramd_types::Reason;
 use vramd_words::Access;
 
 use crate::moves::{
-    assert_nothing_left, fetch_by_pin, first, held, open_and_write, operators::list::listed, part, parts,
-    pin_words, start_move, tiers, unmap_revoked, unpin_words, vramctl, vramctl_json,
+    assert_nothing_left, end_holds_once_called_off, fetch_by_pin, first, free_during_hold, held,
+    open_and_write, operators::list::listed, part, parts, pin_words, start_move, tiers, unmap_revoked,
+    unpin_words, vramctl, vramctl_json,
 };
 use crate::protocol::pins::quarantined;
 
@@ -109,14 +110,17 @@ fn a_part_written_after_its_write_back_is_copied_when_it_leaves() {
 
 #[test]
 fn a_part_written_during_its_write_back_is_copied_again() {
-    let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::DelayMs(2000)));
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::Hold));
     let (mut session, id) = open_and_write(&daemon, 1);
     let mut watching = Watching::all(&daemon.admin);
     let writing = writing_back(&daemon, id);
     until("it is copied", || is_copied(&daemon));
     write_pinned(&mut session, id, &content(MIB_2, 5));
     // The revoke arrives before the copy has ended, and the eviction waits for that.
-    assert_eq!(leaves(&daemon, &mut session, id), Outcome::Moved);
+    let evicting = start_move(&daemon, id, Tier::Host);
+    unmap_revoked(&mut session, id);
+    daemon.end_holds();
+    assert_eq!(first(&evicting.ok()).0, Outcome::Moved);
     assert_eq!(only(writing.ok()).outcome(), Outcome::Moved);
     watching.until(|event| matches!(event, Event::Move(it) if it.change() == Change::WrittenBack && !it.detail.is_empty()));
     fetch_by_pin(&mut session, id, 1);
@@ -127,11 +131,14 @@ fn a_part_written_during_its_write_back_is_copied_again() {
 
 #[test]
 fn a_part_evicted_during_its_write_back_is_copied_once() {
-    let daemon = Daemon::start(&no_second_copy().fault("copy", 1, Effect::DelayMs(2000)));
+    let daemon = Daemon::start(&no_second_copy().fault("copy", 1, Effect::Hold));
     let (mut session, id) = open_and_write(&daemon, 1);
     let writing = writing_back(&daemon, id);
     until("it is copied", || is_copied(&daemon));
-    assert_eq!(leaves(&daemon, &mut session, id), Outcome::Moved);
+    let evicting = start_move(&daemon, id, Tier::Host);
+    unmap_revoked(&mut session, id);
+    daemon.end_holds();
+    assert_eq!(first(&evicting.ok()).0, Outcome::Moved);
     assert_eq!(only(writing.ok()).outcome(), Outcome::Moved);
     the_second_copy_fails(&mut session, id);
     fetch_by_pin(&mut session, id, 1);
@@ -194,13 +201,16 @@ fn a_failed_write_back_is_reported_and_the_part_stays_usable() {
 #[test]
 fn a_fetch_or_a_free_ends_a_write_back() {
     for frees in [false, true] {
-        let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::DelayMs(2000)));
+        let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::Hold));
         let (mut session, id) = open_and_write(&daemon, 1);
         let writing = writing_back(&daemon, id);
         until("it is copied", || is_copied(&daemon));
-        match frees {
-            true => _ = session.free(id),
-            false => assert_eq!(first(&start_move(&daemon, id, Tier::Device).ok()).0, Outcome::Moved),
+        if frees {
+            free_during_hold(&daemon, &mut session, id);
+        } else {
+            let fetching = start_move(&daemon, id, Tier::Device);
+            end_holds_once_called_off(&daemon);
+            assert_eq!(first(&fetching.ok()).0, Outcome::Moved);
         }
         let told = only(writing.ok()).outcome();
         assert_eq!(told, if frees { Outcome::Freed } else { Outcome::Wanted });

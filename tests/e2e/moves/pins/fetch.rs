@@ -13,8 +13,9 @@ use vramd_tests::{
 };
 
 use crate::moves::{
-    assert_nothing_left, evict, evict_from, fetch_by_pin, first, held, open_and_write, part, pin_words,
-    start_move, tiers, unmap_revoked, unpin_words, until_charged, vramctl_json,
+    assert_nothing_left, end_holds_once_called_off, evict, evict_from, fetch_by_pin, first, held,
+    open_and_write, part, pin_words, start_move, tiers, unmap_revoked, unpin_words, until_charged,
+    vramctl_json,
 };
 
 const SIZE: u64 = 3 * MIB_2;
@@ -67,12 +68,15 @@ fn a_fetched_part_has_its_address_and_every_byte() {
 
 #[test]
 fn a_pin_stops_a_part_from_leaving() {
-    let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::DelayMs(2000)));
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::Hold));
     let (mut session, id) = open_and_write(&daemon, 1);
     let evicting = start_move(&daemon, id, Tier::Host);
     unmap_revoked(&mut session, id);
     until("it is being copied", || daemon.state().devices[0].moving_out_bytes == MIB_2);
-    fetch_by_pin(&mut session, id, 1);
+    let call = session.pin(vec![part(id, 0)]);
+    end_holds_once_called_off(&daemon);
+    session.pin_answer(call).unwrap();
+    session.end_pin_call(call);
     assert_eq!(first(&evicting.ok()), (Outcome::Wanted, &[][..]));
     assert_eq!(session.digest(id, MIB_2), digest(&content(MIB_2, id)));
     until_charged(&daemon, 2, 2);
