@@ -1,4 +1,4 @@
-//! A real Prometheus, and the series that it has scraped or received.
+//! Prometheus's own scraper, receiver and query engine (`tests/dev/go/prometheus`), and the series that they have.
 
 use std::{
     fs::{self, File},
@@ -48,7 +48,6 @@ impl Prometheus {
             .arg(format!("--config.file={}", file.display()))
             .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
             .arg(format!("--web.listen-address={address}"))
-            .arg("--web.enable-otlp-receiver")
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a file can be shared"))
             .stderr(log)
