@@ -1,11 +1,11 @@
 //! Forces illegal transitions. The core never tries most of them, so a test that wants to see them refused
 //! must first put a row into the state where they begin. For the simulator, behind the feature `observed`.
 
+use smallvec::SmallVec;
 use vramd_types::PartIndex;
 
 use crate::{
     broker::Broker,
-    collections::Few,
     command::{Command, Notice},
     event::{PartRef, Tier},
     invariants,
@@ -62,7 +62,7 @@ impl Broker {
                     for_arrival: None,
                     vain_tries: 0,
                     stopped: None,
-                    ops: Few::default(),
+                    ops: SmallVec::new(),
                 };
                 self.moves.migrations.insert(part, migration);
                 self.advance_migration(part, event, None);
@@ -72,7 +72,7 @@ impl Broker {
                 let part = PartRef { allocation: id, part: PartIndex(0) };
                 let to = self.allocations.get(id)?.part(part.part)?.extent;
                 let (since, written, stopped) = (self.shell.now, false, None);
-                let (tier, ops) = (Tier::Host, Few::default());
+                let (tier, ops) = (Tier::Host, SmallVec::new());
                 let write_back = WriteBack { to, tier, since, state: from, written, stopped, ops };
                 self.moves.write_backs.insert(part, write_back);
                 self.advance_write_back(part, event, None);

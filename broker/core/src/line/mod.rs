@@ -11,6 +11,7 @@ use std::{
     ops::Bound::{Excluded, Unbounded},
 };
 
+use smallvec::SmallVec;
 use vramd_types::DeviceIndex;
 
 pub(crate) use batch::{AllocationPlan, BatchRequest, BatchShortage, WaitingBatch, parts_of};
@@ -19,7 +20,6 @@ pub(crate) use out_of_memory::{TRIES_MAX, Verdict};
 pub(crate) use room::{AwaitedRoom, Footprint, Need, RoomPlan};
 
 use crate::{
-    collections::Few,
     event::PartRef,
     tenancy::{Arrival, OpId, TenantId},
     time::Time,
@@ -42,7 +42,7 @@ pub(crate) struct LineEntry {
     pub(crate) since: Time,
     pub(crate) tenant: TenantId,
     /// The devices on which it needs, or may need, room; each once.
-    pub(crate) devices: Few<DeviceIndex>,
+    pub(crate) devices: SmallVec<[DeviceIndex; 4]>,
 }
 
 /// A waiter's position: first by the arrival of its request, which all parts of a set share, then by when it

@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use smallvec::SmallVec;
 use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
 use crate::{
-    collections::Few,
     event::PartRef,
     ledger::Shortage,
     pool::Age,
@@ -23,7 +23,7 @@ pub(crate) struct AwaitedRoom {
 #[derive(Debug)]
 struct LeavingExtent {
     was: Footprint,
-    waiting: Few<OpId>,
+    waiting: SmallVec<[OpId; 2]>,
 }
 
 /// A number of bytes of one tenant on one device.
@@ -66,7 +66,7 @@ impl RoomPlan {
 impl AwaitedRoom {
     /// Records an extent that begins to leave its device.
     pub(crate) fn track(&mut self, extent: ExtentId, was: Footprint) {
-        self.leaving.entry(extent).or_insert_with(|| LeavingExtent { was, waiting: Few::default() });
+        self.leaving.entry(extent).or_insert_with(|| LeavingExtent { was, waiting: SmallVec::new() });
     }
 
     /// Whether any extent is leaving the device.

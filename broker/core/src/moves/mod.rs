@@ -9,6 +9,7 @@ mod write_back;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use smallvec::SmallVec;
 use vramd_types::{AllocationId, ExtentId, SessionId};
 
 pub(crate) use backing::{Backing, BackingAccount, BackingSum, Backings};
@@ -20,7 +21,6 @@ pub(crate) use write_back::{WriteBack, WriteBacks};
 pub use write_back::{WriteBackEvent, WriteBackState};
 
 use crate::{
-    collections::Few,
     event::{PartRef, Tier},
     tenancy::{Arrival, OpId},
     time::Time,
@@ -67,7 +67,7 @@ pub(crate) struct Migration {
     /// Why the migration was stopped, if it was.
     pub(crate) stopped: Option<Stop>,
     /// Operations that wait for its end.
-    pub(crate) ops: Few<OpId>,
+    pub(crate) ops: SmallVec<[OpId; 2]>,
 }
 
 pub(crate) type Migrations = BTreeMap<PartRef, Migration>;

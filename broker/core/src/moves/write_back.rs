@@ -18,11 +18,11 @@
 
 use std::collections::BTreeMap;
 
+use smallvec::SmallVec;
 use vramd_types::ExtentId;
 
 use super::MigrationStep;
 use crate::{
-    collections::Few,
     event::{PartRef, Tier},
     moves::{MigrationState, Stop},
     tenancy::OpId,
@@ -108,7 +108,7 @@ pub(crate) struct WriteBack {
     /// Why the write-back was stopped, if it was.
     pub(crate) stopped: Option<Stop>,
     /// Operations that wait for its end.
-    pub(crate) ops: Few<OpId>,
+    pub(crate) ops: SmallVec<[OpId; 2]>,
 }
 
 pub(crate) type WriteBacks = BTreeMap<PartRef, WriteBack>;

@@ -12,11 +12,12 @@
 
 use std::collections::BTreeMap;
 
+use smallvec::SmallVec;
 use vramd_types::{Bytes, DeviceIndex, ExtentId, IdSource};
 
 use super::{Age, Cache, Cached};
 use crate::{
-    collections::{Few, IdMap},
+    collections::IdMap,
     event::PartRef,
     ledger::{Charge, Debt, Place, Reservation},
     observed::ChangedKeys,
@@ -49,7 +50,7 @@ pub(crate) struct Extent {
     pub(crate) part: Option<PartRef>,
     pub(crate) state: ExtentState,
     /// Tenants whose sessions were sent its descriptor.
-    pub(crate) sent_to: Few<TenantId>,
+    pub(crate) sent_to: SmallVec<[TenantId; 4]>,
     /// A session that was sent it ended without confirming the unmap.
     pub(crate) unacknowledged: bool,
     /// It lies on disk and was never written: it stands for zeros, and must not be read.
@@ -64,7 +65,7 @@ const TAKEN_OUT: ExtentState = ExtentState::Unreturned(Vec::new());
 impl Extent {
     /// Creates the extent of a part. It was sent to no session yet.
     pub(crate) fn new(place: Place, size: Bytes, part: PartRef, state: ExtentState) -> Self {
-        let (part, sent_to, unacknowledged) = (Some(part), Few::default(), false);
+        let (part, sent_to, unacknowledged) = (Some(part), SmallVec::new(), false);
         Self { place, size, part, state, sent_to, unacknowledged, unwritten: false, in_file: false }
     }
 

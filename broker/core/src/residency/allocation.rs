@@ -3,11 +3,11 @@
 
 use std::{num::NonZeroU32, sync::Arc};
 
+use smallvec::SmallVec;
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, SessionId};
 
 use super::{AllocationState, MapState};
 use crate::{
-    collections::Few,
     event::{Kind, Lifetime, Slot},
     tenancy::{OpId, TenantId},
 };
@@ -66,7 +66,7 @@ pub(crate) struct Part {
     /// The extent that the part lies in. It leaves the pool once it is released.
     pub(crate) extent: ExtentId,
     /// The mappings of sessions, at most one each, in the order of their ids.
-    pub(crate) mappings: Few<Mapping>,
+    pub(crate) mappings: SmallVec<[Mapping; 1]>,
 }
 
 impl Part {
@@ -100,7 +100,7 @@ pub(crate) struct Allocation {
     pub(crate) size: Bytes,
     pub(crate) span: Bytes,
     pub(crate) part_size: Bytes,
-    pub(crate) parts: Few<Part>,
+    pub(crate) parts: SmallVec<[Part; 1]>,
     pub(crate) state: AllocationState,
     pub(crate) digest: Option<Box<[u8; 32]>>,
     /// The driver is reading its extents, which must not be released.
@@ -124,7 +124,7 @@ pub(crate) struct Allocation {
     /// The operation that creates or seals it.
     pub(crate) op: Option<OpId>,
     /// Operations that wait until it is unmapped or released.
-    pub(crate) waiting_ops: Few<OpId>,
+    pub(crate) waiting_ops: SmallVec<[OpId; 2]>,
 }
 
 impl Allocation {
@@ -226,8 +226,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mapping_is_small_and_keeps_its_slot() {
+    fn records_are_small() {
         assert_eq!((size_of::<Mapping>(), size_of::<Part>()), (16, 32));
+        assert_eq!(size_of::<Allocation>(), 208);
+    }
+
+    #[test]
+    fn mapping_keeps_its_slot() {
         let session = SessionId::from_raw(1);
         for slot in [None, Some(Slot(0)), Some(Slot(65_535))] {
             assert_eq!(Mapping::new(session, slot, MapState::Queued).slot(), slot);

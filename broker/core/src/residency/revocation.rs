@@ -12,10 +12,10 @@
 
 use std::collections::BTreeMap;
 
+use smallvec::SmallVec;
 use vramd_types::SessionId;
 
 use crate::{
-    collections::Few,
     command::PartRevocation,
     event::PartRef,
     tenancy::{Arrival, OpId},
@@ -27,7 +27,7 @@ pub(crate) struct Revocation {
     pub(crate) began: Arrival,
     pub(crate) stage: Stage,
     /// Operations that wait for its end.
-    pub(crate) ops: Few<OpId>,
+    pub(crate) ops: SmallVec<[OpId; 2]>,
     /// Sessions that attached the part meanwhile.
     pub(crate) attach_waiters: Vec<SessionId>,
     /// When a session that waits for no other part last unpinned it. A stalled call is given time from then.

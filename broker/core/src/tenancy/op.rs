@@ -1,7 +1,10 @@
 //! Operations: requests that cannot be answered at once because they wait for the driver, a client or the
 //! disk.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    num::NonZeroU64,
+};
 
 use vramd_types::{AllocationId, SessionId};
 
@@ -16,8 +19,9 @@ use crate::{
     time::Time,
 };
 
+/// The id of an operation. It is never zero, so an `Option` of it is one word: every allocation has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct OpId(u64);
+pub(crate) struct OpId(NonZeroU64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Requester {
@@ -134,7 +138,8 @@ impl OpTable {
     /// Reserves the id of the next operation.
     pub(crate) const fn next_id(&mut self) -> OpId {
         self.last += 1;
-        OpId(self.last)
+        // The counter never wraps, so it is not zero.
+        OpId(NonZeroU64::MIN.saturating_add(self.last - 1))
     }
 
     pub(crate) fn insert(&mut self, id: OpId, op: Op) {
@@ -186,7 +191,7 @@ impl OpTable {
 
     /// Operations that a session requested, or that wait for it; oldest first.
     pub(crate) fn of_session(&self, session: SessionId) -> Vec<OpId> {
-        let all = (session, OpId(0))..=(session, OpId(u64::MAX));
+        let all = (session, OpId(NonZeroU64::MIN))..=(session, OpId(NonZeroU64::MAX));
         self.by_session.range(all).map(|(_, op)| *op).collect()
     }
 

@@ -3,9 +3,10 @@
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
+use smallvec::SmallVec;
 use vramd_types::SessionId;
 
-use crate::{collections::Few, event::PartRef, time::Time};
+use crate::{event::PartRef, time::Time};
 
 /// The order of arrival of pin calls and revocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,7 +61,7 @@ struct CallOfPart {
 pub(crate) struct PinTable {
     calls: BTreeMap<PinId, PinCall>,
     /// The calls that name a part, in the order of their ids.
-    by_part: BTreeMap<PartRef, Few<CallOfPart>>,
+    by_part: BTreeMap<PartRef, SmallVec<[CallOfPart; 1]>>,
     waiting: BTreeMap<SessionId, Waiting>,
     arrivals: u64,
 }

@@ -6,11 +6,11 @@
 
 use std::{sync::Arc, time::Duration};
 
+use smallvec::SmallVec;
 use vramd_types::{AllocationId, Bytes, PartIndex, SessionId};
 
 use crate::{
     broker::Broker,
-    collections::Few,
     error::Refusal,
     event::{AllocationSpec, PartRef, Tier},
     follow_up::Fact,
@@ -129,7 +129,7 @@ impl Broker {
             size: spec.size,
             span,
             part_size,
-            parts: Few::default(),
+            parts: SmallVec::new(),
             state: AllocationState::Creating,
             digest: None,
             digesting: false,
@@ -142,7 +142,7 @@ impl Broker {
             mapping_count: 0,
             extents_unreturned: 0,
             op: Some(op),
-            waiting_ops: Few::default(),
+            waiting_ops: SmallVec::new(),
         };
         let waited_for = lazy && self.has_waiters_on(device);
         let mut ordered = 0;
@@ -155,7 +155,7 @@ impl Broker {
                 let place = Place { device, tier: Tier::Disk };
                 let extent = self.order_in_file(tenant, part, place, FilePiece { file, at, bytes, size });
                 let extent = extent.map_err(|error| self.extent_refusal(tenant, &error))?;
-                return Ok(Part { extent, mappings: Few::default() });
+                return Ok(Part { extent, mappings: SmallVec::new() });
             }
             let on_device = Place::device(device);
             let begins_below = lazy && (waited_for || self.ledger.admit(tenant, on_device, size).is_err());
@@ -174,7 +174,7 @@ impl Broker {
             if lazy && place.tier == Tier::Device {
                 self.reserve_backing(part, tenant, device, size);
             }
-            Ok(Part { extent, mappings: Few::default() })
+            Ok(Part { extent, mappings: SmallVec::new() })
         });
         allocation.parts = parts.collect::<Result<_, Refusal>>()?;
         allocation.extents_left = u32::try_from(part_count).unwrap_or(u32::MAX);

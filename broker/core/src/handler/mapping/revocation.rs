@@ -13,7 +13,6 @@ use vramd_types::SessionId;
 
 use crate::{
     broker::Broker,
-    collections::Few,
     command::{Command, Notice, PartRevocation},
     event::{PartRef, WordsOutcome},
     follow_up::Fact,
@@ -62,7 +61,7 @@ impl Broker {
             }
             false => self.revoke_words(part),
         };
-        let ops = op.into_iter().collect::<Few<_>>();
+        let ops = op.into_iter().collect();
         let (began, last_progress) = (self.pins.next_arrival(), self.shell.now);
         self.mapping
             .revocations

@@ -17,7 +17,6 @@ use vramd_types::{CopyClass, ExtentId};
 
 use crate::{
     broker::Broker,
-    collections::Few,
     command::{Command, PartMove, PartRevocation},
     event::{PartRef, Tier},
     follow_up::Fact,
@@ -200,7 +199,7 @@ impl Broker {
             for_arrival: None,
             vain_tries: self.line.vain_tries(Waiter::Part(part)),
             stopped: None,
-            ops: op.into_iter().collect::<Few<_>>(),
+            ops: op.into_iter().collect(),
         };
         planted!(self, CopiedWhileMappedInPlace => migration = migration.unmapped_in(Tier::Host));
         self.moves.migrations.insert(part, migration);

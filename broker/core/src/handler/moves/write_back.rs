@@ -9,7 +9,6 @@ use vramd_types::{CopyClass, ExtentId, SessionId};
 
 use crate::{
     broker::Broker,
-    collections::Few,
     command::{Command, Notice, PartMove, PartRevocation},
     event::{ChannelId, PartRef, Slot, Tier},
     follow_up::Fact,
@@ -68,7 +67,7 @@ impl Broker {
             state: WriteBackState::Creating,
             written: false,
             stopped: None,
-            ops: op.into_iter().collect::<Few<_>>(),
+            ops: op.into_iter().collect(),
         };
         self.moves.write_backs.insert(part, write_back);
         if self.is_live(to) {

@@ -4,12 +4,12 @@
 //! concerns a waiter within that range, returned room needs only a front scan: as far as there is room. Once half of
 //! those waiters have left the line, the next scan is full.
 
+use smallvec::SmallVec;
 use vramd_types::DeviceIndex;
 
 use super::walk::Scan;
 use crate::{
     broker::Broker,
-    collections::Few,
     line::{LOOKAHEAD, LineEntry, Position, Waiter},
 };
 
@@ -34,7 +34,7 @@ pub(super) struct NextWaiter {
     pub(super) position: Position,
     pub(super) waiter: Waiter,
     /// The devices on which it needs, or may need, room.
-    pub(super) devices: Few<DeviceIndex>,
+    pub(super) devices: SmallVec<[DeviceIndex; 4]>,
 }
 
 impl NextWaiter {

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use smallvec::SmallVec;
 use vramd_types::DeviceIndex;
 
 use super::{
@@ -14,7 +15,6 @@ use super::{
 };
 use crate::{
     broker::Broker,
-    collections::Few,
     ledger::Shortage,
     line::{LastScan, Need, Position, RoomPlan, Waiter},
     tenancy::TenantId,
@@ -59,7 +59,7 @@ pub(super) struct DeviceScan {
 pub(super) struct Candidate {
     pub(super) waiter: Waiter,
     next: NextWaiter,
-    needs: Few<Need>,
+    needs: SmallVec<[Need; 1]>,
     /// How often the line had changed when the waiter was read.
     changes: u64,
 }

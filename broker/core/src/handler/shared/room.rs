@@ -1,5 +1,6 @@
 //! Room for one waiter or request: what it needs, whether it fits, and whether it ever could.
 
+use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use vramd_types::Bytes;
 use vramd_types::DeviceIndex;
@@ -7,7 +8,6 @@ use vramd_types::ExtentId;
 
 use crate::{
     broker::Broker,
-    collections::Few,
     command::PartMove,
     error::Refusal,
     event::{PartRef, Tier},
@@ -25,9 +25,9 @@ impl Broker {
         !self.line.is_empty() || !self.line.over_limit.is_empty()
     }
 
-    pub(crate) fn needs(&self, waiter: Waiter, arrived: Arrival) -> Few<Need> {
+    pub(crate) fn needs(&self, waiter: Waiter, arrived: Arrival) -> SmallVec<[Need; 1]> {
         match waiter {
-            Waiter::Part(part) if self.line.is_deferred(part) => Few::default(),
+            Waiter::Part(part) if self.line.is_deferred(part) => SmallVec::new(),
             Waiter::Part(part) => {
                 let need = |footprint| Need { footprint, arrived, own_cached: Vec::new(), hopeless: None };
                 self.footprint_of(part).map(need).into_iter().collect()
