@@ -50,6 +50,8 @@ mod settings;
 mod shell;
 mod tenancy;
 mod time;
+#[cfg(test)]
+mod transitions;
 mod view;
 
 pub use broker::Broker;
