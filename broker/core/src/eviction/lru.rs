@@ -8,15 +8,26 @@ use super::Policy;
 use crate::{event::PartRef, time::Time};
 
 #[derive(Debug, Default)]
-pub(super) struct Lru(BTreeSet<(DeviceIndex, Time, PartRef)>);
+pub(super) struct Lru {
+    /// The parts of each device, by its number.
+    devices: Vec<BTreeSet<(Time, PartRef)>>,
+}
 
 impl Policy for Lru {
     fn insert(&mut self, device: DeviceIndex, part: PartRef, used: Time) {
-        self.0.insert((device, used, part));
+        let at = usize::from(device.0);
+        if at >= self.devices.len() {
+            self.devices.resize_with(at.saturating_add(1), BTreeSet::new);
+        }
+        if let Some(parts) = self.devices.get_mut(at) {
+            parts.insert((used, part));
+        }
     }
 
     fn remove(&mut self, device: DeviceIndex, part: PartRef, used: Time) {
-        self.0.remove(&(device, used, part));
+        if let Some(parts) = self.devices.get_mut(usize::from(device.0)) {
+            parts.remove(&(used, part));
+        }
     }
 
     fn order(
@@ -24,12 +35,9 @@ impl Policy for Lru {
         device: DeviceIndex,
         behind: Option<(PartRef, Time)>,
     ) -> Box<dyn Iterator<Item = PartRef> + '_> {
-        let from = match behind {
-            Some((part, when)) => Bound::Excluded((device, when, part)),
-            None => Bound::Included((device, Time::START, PartRef::FIRST)),
-        };
-        let of = self.0.range((from, Bound::Unbounded)).take_while(move |(of, ..)| *of == device);
-        Box::new(of.map(|(.., part)| *part))
+        let from = behind.map_or(Bound::Unbounded, |(part, when)| Bound::Excluded((when, part)));
+        let parts = self.devices.get(usize::from(device.0)).into_iter();
+        Box::new(parts.flat_map(move |parts| parts.range((from, Bound::Unbounded))).map(|(_, part)| *part))
     }
 }
 
