@@ -1,7 +1,5 @@
 //! Facts: the changes that handlers and tables report to the follow-ups.
 
-use std::collections::VecDeque;
-
 use vramd_types::{AllocationId, DeviceIndex, SessionId};
 
 use crate::{
@@ -110,23 +108,35 @@ pub(crate) enum Fact {
 
 /// Facts in the order in which they came about.
 #[derive(Debug, Default)]
-pub(crate) struct Facts(VecDeque<Fact>);
+pub(crate) struct Facts {
+    facts: Vec<Fact>,
+    /// How many of them were taken. At the last one the list begins anew.
+    taken: usize,
+}
 
 impl Facts {
     /// Adds a fact, unless it repeats the last one.
     pub(crate) fn push(&mut self, fact: Fact) {
-        if self.0.back() != Some(&fact) {
-            self.0.push_back(fact);
+        if self.facts.last() != Some(&fact) {
+            self.facts.push(fact);
         }
     }
 
     /// Takes the first fact.
     pub(crate) fn take(&mut self) -> Option<Fact> {
-        self.0.pop_front()
+        let fact = self.facts.get(self.taken).copied()?;
+        self.taken = self.taken.saturating_add(1);
+        if self.taken == self.facts.len() {
+            self.facts.clear();
+            self.taken = 0;
+        }
+        Some(fact)
     }
 
     /// Drops a fact that the caller has dealt with.
     pub(crate) fn forget(&mut self, fact: Fact) {
-        self.0.retain(|other| *other != fact);
+        self.facts.drain(..self.taken);
+        self.taken = 0;
+        self.facts.retain(|other| *other != fact);
     }
 }
