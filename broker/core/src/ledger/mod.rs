@@ -9,15 +9,15 @@
 //! shrink.
 
 mod account;
+mod by_place;
 mod quota;
 mod reservation;
 mod trial_balance;
 
-use std::collections::BTreeMap;
-
 use vramd_types::{Bytes, DeviceIndex, GRANULARITY};
 
 pub(crate) use account::Account;
+pub(crate) use by_place::ByPlace;
 pub(crate) use quota::{Quota, QuotaDevice, QuotaTable};
 pub(crate) use reservation::{Charge, Debt, Reservation};
 pub(crate) use trial_balance::TrialBalance;
@@ -150,7 +150,7 @@ impl PlaceBalances {
 
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    balances: BTreeMap<Place, PlaceBalances>,
+    balances: ByPlace<PlaceBalances>,
     quotas: QuotaTable,
     /// Inconsistencies, to be counted and logged.
     broken: Vec<String>,
@@ -195,21 +195,21 @@ impl Ledger {
     }
 
     pub(crate) fn balances(&self, place: Place) -> Option<&PlaceBalances> {
-        self.balances.get(&place)
+        self.balances.get(place)
     }
 
     /// The existing places below a device, the nearest first.
     pub(crate) fn below(&self, device: DeviceIndex) -> impl Iterator<Item = Place> {
-        Place::below(device).into_iter().filter(|place| self.balances.contains_key(place))
+        Place::below(device).into_iter().filter(|place| self.balances.get(*place).is_some())
     }
 
     pub(crate) fn places(&self) -> impl Iterator<Item = (Place, &PlaceBalances)> {
-        self.balances.iter().map(|(place, balances)| (*place, balances))
+        self.balances.iter()
     }
 
     /// The account as it is, or as it would be opened.
     pub(crate) fn account(&self, tenant: TenantId, place: Place) -> Option<Account> {
-        let balances = self.balances.get(&place)?;
+        let balances = self.balances.get(place)?;
         Some(
             balances
                 .account(tenant)
@@ -331,7 +331,7 @@ impl Ledger {
 
     /// Sets what may not be handed out now: unbrokered memory, and room for contexts.
     pub(crate) fn set_withheld(&mut self, place: Place, unbrokered: Bytes, contexts: Bytes) {
-        if let Some(balances) = self.balances.get_mut(&place) {
+        if let Some(balances) = self.balances.get_mut(place) {
             (balances.unbrokered, balances.contexts) = (unbrokered, contexts);
             self.facts.push(Fact::BalanceChanged(place));
             if place.tier != Tier::Device {
@@ -342,7 +342,7 @@ impl Ledger {
 
     /// Sets how many bytes of a place operators allow to be handed out.
     pub(crate) fn set_offered(&mut self, place: Place, bytes: Bytes) {
-        let Some(balances) = self.balances.get_mut(&place) else { return };
+        let Some(balances) = self.balances.get_mut(place) else { return };
         if std::mem::replace(&mut balances.offered, bytes) != bytes {
             self.facts.push(Fact::BalanceChanged(place));
             if place.tier != Tier::Device {
@@ -353,7 +353,7 @@ impl Ledger {
 
     /// Lifts the cap on the capacity: a survey shows now which program holds the memory.
     pub(crate) fn lift_cap(&mut self, place: Place) {
-        if let Some(balances) = self.balances.get_mut(&place) {
+        if let Some(balances) = self.balances.get_mut(place) {
             balances.cap = None;
             self.facts.push(Fact::BalanceChanged(place));
         }
@@ -363,7 +363,7 @@ impl Ledger {
     /// than its charge and the request together.
     pub(crate) fn cap_capacity(&mut self, place: Place, requested: Bytes) {
         planted!(self, MissingMemoryForgotten => return);
-        if let Some(balances) = self.balances.get_mut(&place) {
+        if let Some(balances) = self.balances.get_mut(place) {
             let cap = balances.charged.saturating_add(requested).saturating_sub(GRANULARITY);
             balances.cap = Some(balances.cap.map_or(cap, |before| before.min(cap)));
             self.facts.push(Fact::BalanceChanged(place));
@@ -400,7 +400,7 @@ impl Ledger {
 
     /// Applies the tenant's quotas to its accounts.
     pub(crate) fn apply_quotas(&mut self, tenant: TenantId) {
-        let places: Vec<_> = self.balances.iter().map(|(place, balances)| (*place, balances.share)).collect();
+        let places: Vec<_> = self.balances.iter().map(|(place, balances)| (place, balances.share)).collect();
         for (place, share) in places {
             let fresh = self.quotas.new_account(tenant, place, share);
             self.change(tenant, place, |account| {
@@ -433,7 +433,7 @@ impl Ledger {
     /// or would go below zero, is not made and counts as a bug.
     fn change(&mut self, tenant: TenantId, place: Place, change: impl FnOnce(&mut Account) -> Option<()>) {
         self.changed_keys.note((tenant, place));
-        let Some(balances) = self.balances.get_mut(&place) else {
+        let Some(balances) = self.balances.get_mut(place) else {
             self.broken.push(format!("no books for device {} tier {}", place.device, place.tier));
             return;
         };

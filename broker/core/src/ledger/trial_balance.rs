@@ -20,28 +20,24 @@ pub(crate) struct TrialBalance<'a> {
     changes: Vec<(TenantId, Change)>,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Change {
     less: Bytes,
     more: Bytes,
-}
-
-impl Change {
-    fn of(self, account: Account) -> Account {
-        account.without(self.less).with(self.more)
-    }
+    /// The account with both.
+    account: Account,
 }
 
 impl<'a> TrialBalance<'a> {
     pub(super) fn new(ledger: &'a Ledger, place: Place) -> Option<Self> {
-        let balances = ledger.balances.get(&place)?;
+        let balances = ledger.balances.get(place)?;
         let (capacity, committed) = (balances.capacity(), balances.committed);
         Some(Self { ledger, balances, place, capacity, committed, changes: Vec::new() })
     }
 
     /// The account with its changes.
     pub(crate) fn account(&self, tenant: TenantId) -> Account {
-        self.change_of(tenant).of(self.actual(tenant))
+        self.change_of(tenant).map_or_else(|| self.actual(tenant), |change| change.account)
     }
 
     /// Subtracts bytes that the tenant would no longer have.
@@ -61,7 +57,7 @@ impl<'a> TrialBalance<'a> {
 
     /// The bytes subtracted from the tenant.
     pub(crate) fn subtracted_from(&self, tenant: TenantId) -> Bytes {
-        self.change_of(tenant).less
+        self.change_of(tenant).map_or(Bytes::ZERO, |change| change.less)
     }
 
     /// The charge of all tenants, with all changes.
@@ -82,13 +78,12 @@ impl<'a> TrialBalance<'a> {
 
     /// Checks whether further bytes would be admitted.
     pub(crate) fn admit(&self, tenant: TenantId, requested: Bytes) -> Result<(), Shortage> {
-        let actual = self.actual(tenant);
-        let limit = Shortage::Limit { limit: actual.limit, charged: actual.charged() };
-        let old = self.change_of(tenant).of(actual);
-        let charged = old.charged().checked_add(requested).ok_or(limit)?;
+        let old = self.account(tenant);
+        let limit = || Shortage::Limit { limit: old.limit, charged: self.actual(tenant).charged() };
+        let charged = old.charged().checked_add(requested).ok_or_else(limit)?;
         planted!(self.ledger, LimitOffByOnePart => charged = self.ledger.without_one_part(charged));
         if charged > old.limit {
-            return Err(limit);
+            return Err(limit());
         }
         let new = Account { reserved: old.reserved.saturating_add(requested), ..old };
         let would = self.committed_with(old, new);
@@ -116,9 +111,9 @@ impl<'a> TrialBalance<'a> {
         known.unwrap_or_else(|| self.ledger.quotas.new_account(tenant, self.place, self.balances.share))
     }
 
-    fn change_of(&self, tenant: TenantId) -> Change {
+    fn change_of(&self, tenant: TenantId) -> Option<&Change> {
         let found = self.find(tenant).ok().and_then(|at| self.changes.get(at));
-        found.map(|(_, change)| *change).unwrap_or_default()
+        found.map(|(_, change)| change)
     }
 
     /// The index of the tenant's change, or where it would be inserted.
@@ -129,13 +124,15 @@ impl<'a> TrialBalance<'a> {
     fn change(&mut self, tenant: TenantId, change: impl FnOnce(&mut Change)) {
         let actual = self.actual(tenant);
         let at = self.find(tenant).unwrap_or_else(|at| {
-            self.changes.insert(at, (tenant, Change::default()));
+            let (less, more) = (Bytes::ZERO, Bytes::ZERO);
+            self.changes.insert(at, (tenant, Change { less, more, account: actual }));
             at
         });
         let Some((_, entry)) = self.changes.get_mut(at) else { return };
-        let old = entry.of(actual);
+        let old = entry.account;
         change(entry);
-        let new = entry.of(actual);
+        entry.account = actual.without(entry.less).with(entry.more);
+        let new = entry.account;
         self.committed = self.committed_with(old, new);
     }
 
