@@ -96,6 +96,10 @@ impl Line {
         self.entries.is_empty()
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     /// Adds a waiter behind all that arrived before it. Does nothing if it is in the line.
     pub(crate) fn enter(&mut self, position: Position, entry: LineEntry) {
         let waiter = entry.waiter;

@@ -20,10 +20,13 @@ use crate::{
     command::PartRevocation,
     event::{PartRef, Tier},
     ledger::{Place, Shortage, TrialBalance},
-    line::{Footprint, LOOKAHEAD, Need, RoomPlan},
+    line::{Footprint, Need, RoomPlan},
     pool::Age,
     tenancy::{Arrival, TenantId},
 };
+
+/// For how many candidates there is room at first.
+const CANDIDATES: usize = 16;
 
 /// The candidates of one device, and the choice so far.
 struct VictimChooser<'a> {
@@ -87,10 +90,10 @@ impl<'a> VictimChooser<'a> {
         Some(Self {
             broker,
             trial: broker.ledger.trial(Place::device(device))?,
-            candidates: Vec::with_capacity(LOOKAHEAD),
+            candidates: Vec::with_capacity(CANDIDATES),
             others: Box::new(leaving.chain(cached).chain(parts)),
             next: 0,
-            chosen: Vec::with_capacity(LOOKAHEAD),
+            chosen: Vec::with_capacity(CANDIDATES),
             reused: BTreeSet::new(),
         })
     }
@@ -120,7 +123,8 @@ impl<'a> VictimChooser<'a> {
         if admitted.is_ok() {
             return admitted;
         }
-        if matches!(admitted, Err(Shortage::Limit { .. })) {
+        let is_at_limit = matches!(admitted, Err(Shortage::Limit { .. }));
+        if is_at_limit {
             let within =
                 |trial: &TrialBalance| !matches!(trial.admit(tenant, size), Err(Shortage::Limit { .. }));
             self.choose(by, within, |_, of| of == tenant);
@@ -129,10 +133,12 @@ impl<'a> VictimChooser<'a> {
             let more = if of == tenant { size } else { Bytes::ZERO };
             broker.reduces_commitment(trial, of, more)
         };
-        match self.choose(by, |trial| trial.admit(tenant, size).is_ok(), helps) {
-            true => Ok(()),
-            false => self.trial.admit(tenant, size),
+        let enough = |trial: &TrialBalance| trial.admit(tenant, size).is_ok();
+        // Without a choice for its limit it is still not admitted.
+        if (is_at_limit && enough(&self.trial)) || self.choose_more(by, enough, helps) {
+            return Ok(());
         }
+        self.trial.admit(tenant, size)
     }
 
     /// Adds candidates that help, until it is enough. Returns whether it is.
@@ -142,9 +148,16 @@ impl<'a> VictimChooser<'a> {
         enough: impl Fn(&TrialBalance) -> bool,
         helps: impl Fn(&TrialBalance, TenantId) -> bool,
     ) -> bool {
-        if enough(&self.trial) {
-            return true;
-        }
+        enough(&self.trial) || self.choose_more(by, enough, helps)
+    }
+
+    /// The same, if it is known not to be enough yet.
+    fn choose_more(
+        &mut self,
+        by: Beneficiary,
+        enough: impl Fn(&TrialBalance) -> bool,
+        helps: impl Fn(&TrialBalance, TenantId) -> bool,
+    ) -> bool {
         while self.candidates.get(self.next).is_some_and(|candidate| candidate.chosen.is_some()) {
             self.next = self.next.saturating_add(1);
         }

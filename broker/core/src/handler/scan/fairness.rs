@@ -13,6 +13,9 @@ use crate::{
     tenancy::TenantId,
 };
 
+/// For how many waiters of a device a scan has room at first.
+const ROOM_AT_FIRST: usize = 8;
+
 /// Why a waiter did not start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockedBy {
@@ -59,7 +62,7 @@ impl Scan {
             });
             if planned <= LOOKAHEAD {
                 if found.waiting.is_empty() {
-                    found.waiting.reserve(LOOKAHEAD);
+                    found.waiting.reserve(ROOM_AT_FIRST);
                 }
                 found.waiting.push((waiter, need.clone()));
             }
@@ -73,7 +76,8 @@ impl Scan {
             let Some(balances) = view.ledger.balances(Place::device(device)) else { continue };
             for (tenant, account) in balances.accounts() {
                 let waits = || view.line.next_of(tenant, None).is_some();
-                if view.charged_without_cached(tenant, device, account) < account.guarantee && waits() {
+                let is_below = || view.charged_without_cached(tenant, device, account) < account.guarantee;
+                if !account.guarantee.is_zero() && is_below() && waits() {
                     tenants.insert(tenant);
                 }
             }

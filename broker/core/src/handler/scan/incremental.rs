@@ -71,12 +71,20 @@ impl Scan {
             return Some(next);
         }
         let count = if self.scope == ScanScope::Front { READ_IN_FRONT } else { LOOKAHEAD };
-        let ahead: Vec<_> = view.line.after(self.last).take(count).map(NextWaiter::of).collect();
+        let count = count.min(view.line.len());
+        // If all before it have left, it is the first of the line, which takes no search.
+        let first = self.all_left.then(|| view.line.after(None).next()).flatten();
+        let is_next = first.is_some_and(|(position, _)| self.last.is_none_or(|last| position > last));
+        let after = view.line.after(if is_next { None } else { self.last });
+        let mut ahead = Vec::with_capacity(count);
+        ahead.extend(after.take(count).map(NextWaiter::of));
         (self.ahead, self.read_at) = (ahead.into_iter(), view.line.changes());
         self.ahead.next()
     }
 
+    /// Counts a waiter that stays in the line.
     pub(super) fn count_scanned(&mut self, devices: &[DeviceIndex]) {
+        self.all_left = false;
         for device in devices {
             if let Some(found) = self.device_mut(*device) {
                 found.scanned = found.scanned.saturating_add(1);

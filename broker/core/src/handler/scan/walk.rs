@@ -36,6 +36,8 @@ pub(super) struct Scan {
     /// Waiters that were read ahead, and the line's changes when they were.
     pub(super) ahead: std::vec::IntoIter<NextWaiter>,
     pub(super) read_at: u64,
+    /// No waiter that it came to has stayed in the line.
+    pub(super) all_left: bool,
     pub(super) found: LastScan,
     /// Tenants below their guarantee. Set once the scan has stopped for everyone else.
     pub(super) below_guarantee: Option<BTreeSet<TenantId>>,
@@ -84,6 +86,7 @@ impl Scan {
             at_limit: BTreeMap::new(),
             ahead: Vec::new().into_iter(),
             read_at: 0,
+            all_left: true,
             found: LastScan::default(),
             below_guarantee: None,
         }
