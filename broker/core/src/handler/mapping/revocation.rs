@@ -135,7 +135,7 @@ impl Broker {
         if !silent.is_empty() {
             return self.end_revocation(part, PartRevocation::Silent { by: silent });
         }
-        if self.mappers(part, |_| true).is_empty() {
+        if !self.has_mappers(part) {
             self.end_revocation(part, PartRevocation::Revoked);
         }
     }

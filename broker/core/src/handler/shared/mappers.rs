@@ -31,7 +31,7 @@ impl Broker {
         if !silent.is_empty() {
             return Some(PartRevocation::Silent { by: silent });
         }
-        if self.mappers(part, |_| true).is_empty() {
+        if !self.has_mappers(part) {
             return Some(PartRevocation::Revoked);
         }
         if wait {
@@ -68,6 +68,12 @@ impl Broker {
         let mappings =
             self.mappings(part).iter().filter(|mapping| mapping.state != MapState::Away && which(mapping));
         mappings.map(|mapping| mapping.session).collect()
+    }
+
+    /// Whether any session maps the part, or is about to.
+    pub(crate) fn has_mappers(&self, part: PartRef) -> bool {
+        planted!(self, MappersFromWords => return !self.mappers_that_answered(part, |_| true).is_empty());
+        self.mappings(part).iter().any(|mapping| mapping.state != MapState::Away)
     }
 
     pub(crate) fn mappers_without_pins(&self, part: PartRef) -> Vec<SessionId> {

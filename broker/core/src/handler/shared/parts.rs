@@ -34,7 +34,7 @@ impl Broker {
     /// Whether the part is mapped where it lies in host memory, or would be. A part that is mapped there can be
     /// sent to every session until the last has unmapped it, advised or not.
     pub(crate) fn is_in_place(&self, part: PartRef) -> bool {
-        self.stays_in_place(part) || self.lies_in_host(part) && !self.mappers(part, |_| true).is_empty()
+        self.lies_in_host(part) && (self.stays_in_place(part) || self.has_mappers(part))
     }
 
     /// Whether the part lies in host memory, and its owner advised to map it there.
