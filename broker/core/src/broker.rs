@@ -125,7 +125,8 @@ impl Broker {
         }
     }
 
-    /// Returns the next command, in order.
+    /// Returns the next command, in order. It is inlined, since a command is large to hand on.
+    #[inline]
     pub fn poll_command(&mut self) -> Option<Command> {
         self.shell.outbox.pop_front()
     }

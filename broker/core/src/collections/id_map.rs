@@ -1,12 +1,12 @@
 //! A map for ids that only grow, in their order.
 //!
 //! In a tree with an entry per id, half-empty nodes cost as much as the entries, since growing keys split
-//! every node in the middle, and each step between nodes is a cache miss. So here the tree leads to regions
-//! of 256 blocks, nearly always a handful. A block has 64 pages. A page has one bit for each of 16 successive
+//! every node in the middle, and each step between nodes is a cache miss. So here a list leads to regions
+//! of 256 blocks, nearly always a handful; most ids are in the last. A block has 64 pages. A page has one bit for each of 16 successive
 //! ids, and the values of present ids side by side in any order:
 //!
 //! ```text
-//!   tree ──► region 0 ──► block 1: ids 1024 to 2047 ──► page 4: ids 1088 to 1103   bits   1 0 1 1 0 0 …
+//!   list ──► region 0 ──► block 1: ids 1024 to 2047 ──► page 4: ids 1088 to 1103   bits   1 0 1 1 0 0 …
 //!                                                                                  places 1 · 0 2 · · …
 //!                                                             values [ of 1090, of 1088, of 1091 ]
 //! ```
@@ -15,8 +15,6 @@
 //!
 //! The price: a region takes 2 KiB and a block 3 KiB as long as one of its ids is present. A sparse page
 //! takes little more than its values.
-
-use std::{collections::BTreeMap, ops::Bound};
 
 /// Ids per page, one for each bit.
 const PAGE: usize = 16;
@@ -27,7 +25,8 @@ const REGION: u64 = BLOCK * BLOCKS as u64;
 
 #[derive(Debug)]
 pub(crate) struct IdMap<V> {
-    regions: BTreeMap<u64, Box<Region<V>>>,
+    /// In the order of their numbers.
+    regions: Vec<(u64, Box<Region<V>>)>,
     len: usize,
 }
 
@@ -70,7 +69,7 @@ impl Sixteen {
 
 impl<V> Default for IdMap<V> {
     fn default() -> Self {
-        Self { regions: BTreeMap::new(), len: 0 }
+        Self { regions: Vec::new(), len: 0 }
     }
 }
 
@@ -80,13 +79,16 @@ impl<V> IdMap<V> {
     }
 
     pub(crate) fn get(&self, id: u64) -> Option<&V> {
-        let block = self.regions.get(&(id / REGION))?.blocks.get(block_of(id))?.as_ref()?;
+        let (_, region) = self.regions.get(self.find_region(id)?)?;
+        let block = region.blocks.get(block_of(id))?.as_ref()?;
         let page = block.pages.get(page_of(id))?;
         page.values.get(page.find(id)?)
     }
 
     pub(crate) fn get_mut(&mut self, id: u64) -> Option<&mut V> {
-        let block = self.regions.get_mut(&(id / REGION))?.blocks.get_mut(block_of(id))?.as_mut()?;
+        let at = self.find_region(id)?;
+        let (_, region) = self.regions.get_mut(at)?;
+        let block = region.blocks.get_mut(block_of(id))?.as_mut()?;
         let page = block.pages.get_mut(page_of(id))?;
         let at = page.find(id)?;
         page.values.get_mut(at)
@@ -94,7 +96,12 @@ impl<V> IdMap<V> {
 
     /// Inserts a value and returns the old one.
     pub(crate) fn insert(&mut self, id: u64, value: V) -> Option<V> {
-        let region = self.regions.entry(id / REGION).or_default();
+        let at = self.find_region(id).unwrap_or_else(|| {
+            let at = self.regions.partition_point(|(number, _)| *number < id / REGION);
+            self.regions.insert(at, (id / REGION, Box::default()));
+            at
+        });
+        let (_, region) = self.regions.get_mut(at)?;
         let slot = region.blocks.get_mut(block_of(id))?;
         let block = match slot {
             Some(block) => block,
@@ -112,7 +119,8 @@ impl<V> IdMap<V> {
     }
 
     pub(crate) fn remove(&mut self, id: u64) -> Option<V> {
-        let region = self.regions.get_mut(&(id / REGION))?;
+        let at = self.find_region(id)?;
+        let (_, region) = self.regions.get_mut(at)?;
         let slot = region.blocks.get_mut(block_of(id))?;
         let block = slot.as_mut()?;
         let value = block.pages.get_mut(page_of(id))?.remove(id)?;
@@ -122,7 +130,7 @@ impl<V> IdMap<V> {
             *slot = None;
             region.len = region.len.saturating_sub(1);
             if region.len == 0 {
-                self.regions.remove(&(id / REGION));
+                self.regions.remove(at);
             }
         }
         Some(value)
@@ -136,7 +144,7 @@ impl<V> IdMap<V> {
     /// Returns the entries after `after`, in the order of their ids.
     pub(crate) fn iter_after(&self, after: Option<u64>) -> impl Iterator<Item = (u64, &V)> {
         let first = after.unwrap_or(0);
-        let regions = self.regions.range((Bound::Included(first / REGION), Bound::Unbounded));
+        let regions = self.regions.iter().skip_while(move |(number, _)| *number < first / REGION);
         let blocks = regions.flat_map(|(number, region)| {
             let bases =
                 (0u64..).map(|at| number.saturating_mul(REGION).saturating_add(at.saturating_mul(BLOCK)));
@@ -151,6 +159,17 @@ impl<V> IdMap<V> {
                 })
             })
             .skip_while(move |(id, _)| after.is_some_and(|after| *id <= after))
+    }
+}
+
+impl<V> IdMap<V> {
+    /// The index of the id's region.
+    fn find_region(&self, id: u64) -> Option<usize> {
+        let number = id / REGION;
+        match self.regions.last() {
+            Some((last, _)) if *last == number => self.regions.len().checked_sub(1),
+            _ => self.regions.binary_search_by_key(&number, |(number, _)| *number).ok(),
+        }
     }
 }
 
@@ -237,6 +256,8 @@ const fn bit(id: u64) -> u16 {
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::BTreeMap, ops::Bound};
+
     use super::*;
 
     /// Compares with the standard library's map, over near ids, far ids and the largest ids.
@@ -280,7 +301,7 @@ mod tests {
         for id in 1..BLOCK {
             map.remove(id);
         }
-        let blocks = map.regions.values().flat_map(|region| region.blocks.iter().flatten());
+        let blocks = map.regions.iter().flat_map(|(_, region)| region.blocks.iter().flatten());
         let pages = blocks.flat_map(|block| &block.pages);
         assert_eq!(pages.map(|page| page.values.capacity()).sum::<usize>(), 1);
     }
