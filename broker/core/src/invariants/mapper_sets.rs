@@ -7,8 +7,9 @@ use crate::{broker::Broker, residency::MapState, tenancy::Session};
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     for (id, allocation) in scope.allocations(broker) {
-        let entries = allocation.parts.iter().map(|part| part.mappings.len()).sum();
-        expect_equal(found, MAPPERS, || format!("entries of {id}"), &allocation.mapping_count, &entries);
+        let entries: usize = allocation.parts.iter().map(|part| part.mappings.len()).sum();
+        let counted = usize::try_from(allocation.mapping_count).unwrap_or(usize::MAX);
+        expect_equal(found, MAPPERS, || format!("entries of {id}"), &counted, &entries);
         for session in allocation.parts.iter().flat_map(|part| &part.mappings).map(|mapping| mapping.session)
         {
             let known = broker.sessions.get(session).is_some_and(|session| session.maps.contains_key(&id));

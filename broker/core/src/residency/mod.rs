@@ -9,7 +9,7 @@ mod revocation;
 mod state;
 mod table;
 
-pub(crate) use allocation::{Allocation, Entry, Mapping, Part, Readers, mappers_of};
+pub(crate) use allocation::{Allocation, Entry, FilePath, Mapping, Part, Readers, mappers_of};
 pub(crate) use fd_budget::FdBudget;
 pub(crate) use mapping::MapStep;
 pub use mapping::{MapEvent, MapState};

@@ -20,7 +20,7 @@ use crate::{
     line::{AllocationPlan, BatchRequest, WaitingBatch},
     observed::Transition,
     pool::ExtentError,
-    residency::{Allocation, AllocationEvent, AllocationState, Part, Readers},
+    residency::{Allocation, AllocationEvent, AllocationState, FilePath, Part, Readers},
     tenancy::{OpId, OpKind, Outcome, TenantId},
 };
 
@@ -83,12 +83,13 @@ impl Broker {
         tenant: TenantId,
         request: BatchRequest,
     ) -> Result<OpKind, Refusal> {
-        let plans = request.plans.clone();
-        let (lazy, pinned): (Vec<_>, Vec<_>) =
-            plans.into_iter().enumerate().partition(|(_, plan)| self.can_start_below(plan));
-        let mut made = Vec::with_capacity(lazy.len().saturating_add(pinned.len()));
+        let plans = &request.plans;
+        let starts_below = |at: &usize| plans.get(*at).is_some_and(|plan| self.can_start_below(plan));
+        let (lazy, pinned): (Vec<_>, Vec<_>) = (0..plans.len()).partition(starts_below);
+        let mut made = Vec::with_capacity(plans.len());
         let mut extents_left = 0usize;
-        for (at, plan) in pinned.into_iter().chain(lazy) {
+        for at in pinned.into_iter().chain(lazy) {
+            let Some(plan) = plans.get(at) else { continue };
             let (allocation, ordered) = self.create_allocation(op, session, tenant, plan)?;
             extents_left = extents_left.saturating_add(ordered);
             made.push((at, allocation));
@@ -109,23 +110,23 @@ impl Broker {
         op: OpId,
         session: SessionId,
         tenant: TenantId,
-        plan: AllocationPlan,
+        plan: &AllocationPlan,
     ) -> Result<(AllocationId, usize), Refusal> {
         let exhausted = Refusal::InvariantBroken { invariant: invariants::IDS };
         let id = self.allocations.ids.next_raw().map(AllocationId::from_raw).ok_or(exhausted)?;
         let takes_cached = plan.takes_cached();
         planted!(self, OldContentAsZeros => takes_cached = true);
-        let lazy = self.can_start_below(&plan);
-        let AllocationPlan { spec, device, part_size, span, part_count, file } = plan;
+        let lazy = self.can_start_below(plan);
+        let AllocationPlan { ref spec, device, part_size, span, part_count, ref file } = *plan;
         let mut allocation = Allocation {
             tenant,
             owner: Some(session),
             device,
             kind: spec.kind,
             lifetime: spec.lifetime,
-            name: spec.name.map(Arc::from),
+            name: spec.name.as_deref().map(Arc::from),
             replace: spec.replace,
-            readers: Readers::new(spec.readers),
+            readers: Readers::new(&spec.readers),
             size: spec.size,
             span,
             part_size,
@@ -137,7 +138,7 @@ impl Broker {
             discardable: spec.discardable,
             in_place: false,
             in_host: Bytes::ZERO,
-            file: file.as_ref().map(|file| Arc::clone(&file.path)),
+            file: file.as_ref().map(|file| Box::new(FilePath(Arc::clone(&file.path)))),
             extents_left: 0,
             mapping_count: 0,
             extents_unreturned: 0,
@@ -149,7 +150,7 @@ impl Broker {
         let parts = (0..).map(PartIndex).take(part_count).map(|index| {
             let part = PartRef { allocation: id, part: index };
             let size = allocation.size_of(index);
-            if let Some(file) = &file {
+            if let Some(file) = file {
                 ordered += 1;
                 let (at, bytes) = (allocation.offset_of(index), allocation.requested_of(index));
                 let place = Place { device, tier: Tier::Disk };

@@ -67,7 +67,7 @@ impl Broker {
             self.release_cached(ages);
             return Err(self.batch_refusal(tenant, &BatchShortage::Extents(Vec::new())));
         }
-        let (allocation, extents_left) = self.create_allocation(op, session, tenant, plan)?;
+        let (allocation, extents_left) = self.create_allocation(op, session, tenant, &plan)?;
         let allocations = vec![allocation];
         let kind = OpKind::Allocate {
             since: self.shell.now,

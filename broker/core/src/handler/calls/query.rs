@@ -325,7 +325,7 @@ impl Broker {
             in_host,
             on_disk,
             in_file,
-            file: allocation.file.as_deref().filter(|_| self.has_file(id)).map(str::to_owned),
+            file: allocation.file.as_deref().filter(|_| self.has_file(id)).map(|path| (*path.0).to_owned()),
             unreturned,
             digest: allocation.digest.as_deref().copied(),
             readers: allocation.readers.iter().map(str::to_owned).collect(),
