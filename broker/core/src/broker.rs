@@ -120,8 +120,10 @@ impl Broker {
             Event::Tick => {}
         }
         self.run_follow_ups();
-        for detail in self.ledger.take_broken() {
-            self.report_violation(invariants::LEDGER_BALANCES, detail);
+        if self.ledger.is_broken() {
+            for detail in self.ledger.take_broken() {
+                self.report_violation(invariants::LEDGER_BALANCES, detail);
+            }
         }
     }
 

@@ -54,8 +54,8 @@ impl FollowUps {
     /// Counts from zero again, and brings back what was postponed.
     pub(crate) fn begin_event(&mut self) {
         (self.evictions, self.words_asked) = (0, 0);
-        for work in std::mem::take(&mut self.postponed) {
-            self.add(work);
+        if !self.postponed.is_empty() {
+            std::mem::take(&mut self.postponed).into_iter().for_each(|work| self.add(work));
         }
     }
 

@@ -425,6 +425,11 @@ impl Ledger {
         self.facts.forget(fact);
     }
 
+    /// Whether an inconsistency was found.
+    pub(crate) const fn is_broken(&self) -> bool {
+        !self.broken.is_empty()
+    }
+
     pub(crate) fn take_broken(&mut self) -> Vec<String> {
         std::mem::take(&mut self.broken)
     }
