@@ -27,7 +27,7 @@ use crate::{
 
 /// The state machine. The crate's documentation says how to drive it.
 ///
-/// `line` and `moves` are components: only their own handlers change them. The other tables are shared.
+/// `line` and `moves` group the state of waiters and of moves. The other tables are shared by all handlers.
 #[derive(Debug)]
 pub struct Broker {
     pub(crate) config: Config,

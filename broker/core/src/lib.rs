@@ -16,7 +16,8 @@
 //!   event ──► handler ──► tenancy     tenants, sessions, pin calls and requests
 //!                    ├──► ledger      admission: reserve, settle, discharge
 //!                    ├──► residency   allocations, their parts and mappings
-//!                    ├──► migration   moves between tiers, and the line of waiters for room
+//!                    ├──► moves       moves between tiers, and backing
+//!                    ├──► line        the waiters for room on devices
 //!                    └──► pool        the extents of physical memory behind the parts
 //!                          └──► commands ──► shell ──► completions come back as events
 //! ```

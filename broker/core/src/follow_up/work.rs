@@ -14,7 +14,7 @@ use crate::{
 pub(crate) enum Work {
     /// Go on after revocations that have ended, before anything else sees the part.
     AfterRevocations,
-    /// Go on after moves that have ended. They come first, as if the move had done it itself.
+    /// Go on after moves that have ended, as if the move had done it itself.
     AfterMoves,
     /// Release the parts of a freed allocation that nothing uses any longer.
     ReleaseFreed(AllocationId),

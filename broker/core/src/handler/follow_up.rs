@@ -9,11 +9,14 @@
 //!
 //! - A check of a call answers it, refuses it, sends its part or has it fetched; each happens once to a part of a
 //!   call, and no work starts a call. A stalled call is aborted once.
-//! - A check of a revocation ends it, or tells mappers that were not told. Only a plan starts one.
+//! - A check of a revocation ends it, or tells mappers that were not told. A revocation starts with a move or an
+//!   unmapping in place, and each of these starts one for a part.
 //! - A scan takes waiters out of the line, or has victims and cached extents leave. A victim is leaving
 //!   afterwards, or stuck until the next survey, so no later plan names it. A waiter that failed is deferred or
 //!   suspended.
-//! - The remaining work is a function of balances and levels. It repeats only after one of the above.
+//! - Relief of pressure tries each part once between two samples. A late backing takes a part off the list of
+//!   parts without any. A change of a quota goes on once, when its extents have left.
+//! - The level of a place is a function of its balance.
 //!
 //! The price is the number of facts. Calls of other sessions on the same part, and answered calls, are not
 //! checked.

@@ -151,7 +151,7 @@ registry! {
         "The settings are those of the start with every accepted change applied whole, and no change makes a tier larger than it was at the start.";
     DEVICES = "INV-CALL-5", Oracle "node/devices.rs",
         "Memory lies on the device that the request named, and goes only to sessions that see that device.";
-    TRANSITIONS = "INV-STATE-1", Handler "allocation/allocate.rs, mapping/frames.rs, mapping/step.rs, moves/migrate.rs, moves/write_back.rs, node/session.rs",
+    TRANSITIONS = "INV-STATE-1", Handler "allocation/allocate.rs, mapping/frames.rs, mapping/step.rs, moves/migration_end.rs, moves/write_back.rs, node/session.rs",
         "Allocations, sessions, mappings, migrations and write-backs change state only along their tables.";
     IDS = "INV-ID-1", Oracle "node/ids.rs",
         "Ids are never reused, not even after a restart.";

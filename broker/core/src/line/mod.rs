@@ -1,6 +1,6 @@
 //! The line: waiters that found no room on a device, in order of arrival. It owns the order, the reasons for
 //! retries, the result of the last scan, the room on its way, and the tenants above their limits. Lookups cost
-//! O(log n); the scan itself is in `handler/line`.
+//! O(log n); the scan itself is in `handler/scan`.
 
 mod batch;
 mod out_of_memory;

@@ -58,7 +58,7 @@ pub(crate) struct RoomPlan {
 
 impl RoomPlan {
     /// Whether the plan waits for nothing.
-    pub(crate) fn is_dropped(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.awaited.is_empty() && self.given_up.is_empty() && self.victims.is_empty()
     }
 }

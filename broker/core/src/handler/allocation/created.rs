@@ -1,8 +1,7 @@
 //! Extents that the driver has created, or could not. Each settles its reservation or cancels it; the last one of a
 //! batch ends the request, and one that no part lies in goes to its move.
 
-use vramd_types::Bytes;
-use vramd_types::ExtentId;
+use vramd_types::{Bytes, ExtentId};
 
 use crate::{
     broker::Broker,

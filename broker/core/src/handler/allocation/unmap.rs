@@ -2,8 +2,7 @@
 //!
 //! A part that no session maps any longer can be released, or hashed for a seal.
 
-use vramd_types::AllocationId;
-use vramd_types::SessionId;
+use vramd_types::{AllocationId, SessionId};
 
 use crate::{
     broker::Broker,

@@ -2,7 +2,7 @@
 //! *dropped*. When a session wants it, it gets new memory, and each session that is sent it learns its drop
 //! count.
 //!
-//! A dropped part lies in an extent of the state `Nothing`, so that it moves as any other part does.
+//! A dropped part lies in an extent of the state `Dropped`, so that it moves as any other part does.
 
 use vramd_types::{Bytes, ExtentId};
 

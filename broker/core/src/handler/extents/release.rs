@@ -4,6 +4,7 @@
 //! that none of its parts lies in is *detached*. It is released like any other.
 
 use std::collections::BTreeSet;
+
 use vramd_types::ExtentId;
 
 use crate::{

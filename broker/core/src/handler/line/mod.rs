@@ -5,7 +5,7 @@
 //! - `wanted`: parts that clients want on their device: they enter the line
 //! - `batch`: batches of allocations that wait in the line
 //! - `victims`: the choice of what leaves a device
-//! - `make_room`: executing that choice, and telling the waiter when the memory is returned
+//! - `make_room`: executing that choice
 //! - `out_of_memory`: waiters whose memory the driver could not create
 //! - `wait_list`: the line and the moves as operators see them
 

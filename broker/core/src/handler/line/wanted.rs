@@ -72,10 +72,10 @@ impl Broker {
     pub(crate) fn serve_part_waiters(&mut self, part: PartRef) {
         self.note_line_changed(Waiter::Part(part));
         self.leave_line(Waiter::Part(part), WaitEnd::Served);
-        for comer in self.moves.attach_waiters.remove(&part).unwrap_or_default() {
+        for waiter in self.moves.attach_waiters.remove(&part).unwrap_or_default() {
             planted!(self, AttachWaiterForgotten => continue);
-            if self.map_state(comer, part) == Some(MapState::Away) {
-                self.queue_remap(comer, part);
+            if self.map_state(waiter, part) == Some(MapState::Away) {
+                self.queue_remap(waiter, part);
             }
         }
         self.follow_ups.push(Fact::PartAvailable(part));
@@ -84,9 +84,9 @@ impl Broker {
     /// Tells sessions that wait for the part without a pin that its content is lost.
     pub(crate) fn report_content_lost(&mut self, part: PartRef) {
         planted!(self, LostContentAwaited => return);
-        for comer in self.moves.attach_waiters.remove(&part).unwrap_or_default() {
-            let waits = self.map_state(comer, part) == Some(MapState::Away);
-            let session = self.sessions.get(comer).filter(|session| waits && session.channel_open);
+        for waiter in self.moves.attach_waiters.remove(&part).unwrap_or_default() {
+            let waits = self.map_state(waiter, part) == Some(MapState::Away);
+            let session = self.sessions.get(waiter).filter(|session| waits && session.channel_open);
             if let Some(channel) = session.map(|session| session.channel) {
                 self.push_command(Command::Send { channel, frame: DaemonFrame::Lost(part) });
             }

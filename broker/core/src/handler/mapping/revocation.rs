@@ -7,7 +7,8 @@
 //!   with `wait` (`requests/part_orders.rs`).
 //!
 //! A part that a session maps without pins, or that a silent session maps, is not revoked: it stays. When the
-//! last mapper has unmapped, [`Broker::end_revocation`] resumes the migration that waited for it.
+//! last mapper has unmapped, the revocation leaves a report, from which `after_revocation.rs` resumes the
+//! migration that waited for it.
 
 use vramd_types::SessionId;
 

@@ -47,7 +47,9 @@ impl Broker {
         }
         match self.is_off_device(part) && self.is_wanted(part) {
             true => Some(PartMove::Wanted),
-            false => self.move_for_operator(op, part, to_tier),
+            false => self
+                .move_for_operator(op, part, to_tier)
+                .unwrap_or_else(|error| Some(self.move_outcome(part, &Stop::Failed(error)))),
         }
     }
 
@@ -111,25 +113,31 @@ impl Broker {
             self.stop_write_back(part, Stop::Wanted);
             return Some(PartMove::Moved);
         }
-        let outcome = self.move_for_operator(op, part, Tier::Device);
-        if !matches!(outcome, Some(PartMove::Refused { .. })) {
-            // Sessions that waited for the part no longer wait for room.
-            self.follow_ups.push(Fact::WaiterUnwanted(part));
-            self.push_if_waiters(Fact::RoomTaken);
+        match self.move_for_operator(op, part, Tier::Device) {
+            Ok(outcome) => {
+                // Sessions that waited for the part no longer wait for room.
+                self.follow_ups.push(Fact::WaiterUnwanted(part));
+                self.push_if_waiters(Fact::RoomTaken);
+                outcome
+            }
+            Err(error) => Some(self.move_outcome(part, &Stop::Failed(error))),
         }
-        outcome
     }
 
-    /// Moves a part for an operator, wherever it lies.
-    fn move_for_operator(&mut self, op: OpId, part: PartRef, to_tier: Tier) -> Option<PartMove> {
+    /// Moves a part for an operator, wherever it lies. `None`: it is moving.
+    fn move_for_operator(
+        &mut self,
+        op: OpId,
+        part: PartRef,
+        to_tier: Tier,
+    ) -> Result<Option<PartMove>, MoveError> {
         // This comes before anything is created for it.
         if let Some(outcome) = self.why_not_revocable(part, false, self.pins.after_all())
             && outcome != PartRevocation::Revoked
         {
-            return Some(outcome.into());
+            return Ok(Some(outcome.into()));
         }
         self.start_move(part, (to_tier, Cause::Operator), Some(op), self.pins.after_all())
-            .unwrap_or_else(|error| Some(self.move_outcome(part, &Stop::Failed(error))))
     }
 
     /// Reserves room in the other tier, has an extent created there, and records the migration.

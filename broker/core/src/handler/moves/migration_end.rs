@@ -7,7 +7,7 @@
 //! - Another part has left its device: its memory is released (`allocation/release.rs`), and the line is
 //!   scanned again.
 //! - A fetched part has arrived: sessions that wait for it are sent it (`line/wanted.rs`, `mapping/frames.rs`).
-//! - The driver had no memory for it: the part re-enters the line (`line/out_of_memory.rs`).
+//! - The driver had no memory for it: the part re-enters the line.
 
 use vramd_types::ExtentId;
 

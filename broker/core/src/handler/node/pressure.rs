@@ -3,8 +3,7 @@
 //!
 //! No waiter depends on any of this: for waiters the daemon makes room at any pressure.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use vramd_types::{Bytes, DeviceIndex, SessionId};
 

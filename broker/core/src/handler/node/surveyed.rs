@@ -1,8 +1,7 @@
 //! The result of a survey: the ledger learns which memory other programs have, and parts and waiters that were
 //! stuck are tried again.
 
-use vramd_types::Bytes;
-use vramd_types::DeviceIndex;
+use vramd_types::{Bytes, DeviceIndex};
 
 use crate::{broker::Broker, command::Notice, event::Tier, follow_up::Fact, ledger::Place};
 

@@ -85,7 +85,7 @@ impl Broker {
         if !self.moves.in_place_to_unmap.contains(&part) {
             return;
         }
-        // The migration or revocation calls again when it ends.
+        // The end of the migration or revocation pushes the fact again.
         if self.moves.migrations.contains_key(&part) || self.mapping.revocations.contains_key(&part) {
             return;
         }

@@ -129,7 +129,7 @@ impl Broker {
             };
             let change = change.clone();
             match self.check_change(&change) {
-                Ok((quota, plan)) if plan.is_dropped() => self.store_quota(op, change, quota),
+                Ok((quota, plan)) if plan.is_empty() => self.store_quota(op, change, quota),
                 Ok((_, plan)) => {
                     self.requests.quotas.making_room = Some(op);
                     if !self.make_room_for_quota(op, plan) {

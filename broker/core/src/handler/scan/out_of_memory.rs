@@ -1,8 +1,7 @@
 //! Waiters for which the driver had no memory: the decision about them, once nothing leaves their device and a
 //! survey has reported.
 
-use vramd_types::Bytes;
-use vramd_types::DeviceIndex;
+use vramd_types::{Bytes, DeviceIndex};
 
 use crate::{
     broker::Broker,

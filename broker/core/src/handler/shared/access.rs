@@ -1,8 +1,6 @@
 //! Access: sessions that are authenticated, and the allocations that they may see or own.
 
-use vramd_types::AllocationId;
-use vramd_types::SessionId;
-use vramd_types::name;
+use vramd_types::{AllocationId, SessionId, name};
 
 use crate::{
     broker::Broker,
@@ -42,9 +40,8 @@ impl Broker {
     ) -> Result<Option<(AllocationId, &Allocation)>, Refusal> {
         let invalid = || Refusal::NameInvalid { field: "name", name: text.to_owned() };
         let (tenant, name) = name::resolve(text, own).ok_or_else(invalid)?;
-        let find_by_name =
-            self.tenants.find(tenant).and_then(|tenant| self.allocations.find_by_name(tenant, name));
-        Ok(find_by_name.and_then(|id| Some((id, self.allocations.get(id)?))))
+        let id = self.tenants.find(tenant).and_then(|tenant| self.allocations.find_by_name(tenant, name));
+        Ok(id.and_then(|id| Some((id, self.allocations.get(id)?))))
     }
 
     pub(crate) fn check_owner(

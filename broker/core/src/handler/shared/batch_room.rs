@@ -1,10 +1,8 @@
 //! Room for a batch: what it needs in each place, whether it fits, and whether it ever could.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
-use vramd_types::Bytes;
-use vramd_types::DeviceIndex;
-use vramd_types::SessionId;
+use std::collections::{BTreeMap, BTreeSet};
+
+use vramd_types::{Bytes, DeviceIndex, SessionId};
 
 use crate::{
     broker::Broker,

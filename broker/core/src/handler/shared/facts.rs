@@ -1,8 +1,6 @@
 //! Facts about mappings and waiters, with the conditions under which they are facts.
 
-use vramd_types::AllocationId;
-use vramd_types::PartIndex;
-use vramd_types::SessionId;
+use vramd_types::{AllocationId, PartIndex, SessionId};
 
 use crate::{
     broker::Broker,

@@ -1,6 +1,7 @@
 //! The fill of places, and the bookkeeping of pressure.
 
 use std::collections::btree_map::Entry;
+
 use vramd_types::Bytes;
 
 use crate::{

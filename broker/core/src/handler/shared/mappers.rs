@@ -1,7 +1,6 @@
 //! Which sessions map a part, and why it cannot be revoked.
 
-use vramd_types::AllocationId;
-use vramd_types::SessionId;
+use vramd_types::{AllocationId, SessionId};
 
 use crate::{
     broker::Broker,

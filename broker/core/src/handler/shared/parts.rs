@@ -1,12 +1,8 @@
 //! Where a part lies, and how far it is on its way elsewhere.
 
 use std::collections::BTreeSet;
-use vramd_types::AllocationId;
-use vramd_types::Bytes;
-use vramd_types::DeviceIndex;
-use vramd_types::ExtentId;
-use vramd_types::PartIndex;
-use vramd_types::SessionId;
+
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, SessionId};
 
 use crate::{
     broker::Broker,

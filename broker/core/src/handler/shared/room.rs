@@ -1,10 +1,9 @@
 //! Room for one waiter or request: what it needs, whether it fits, and whether it ever could.
 
-use smallvec::SmallVec;
 use std::collections::BTreeSet;
-use vramd_types::Bytes;
-use vramd_types::DeviceIndex;
-use vramd_types::ExtentId;
+
+use smallvec::SmallVec;
+use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
 use crate::{
     broker::Broker,

@@ -1,7 +1,6 @@
 //! Commands, notices, violations and deadlines: the way to the shell. Also the names of devices.
 
-use vramd_types::DeviceIndex;
-use vramd_types::SessionId;
+use vramd_types::{DeviceIndex, SessionId};
 
 use crate::{
     broker::Broker,

@@ -1,7 +1,6 @@
 //! The use of parts: the parts that may leave their tier, the dirty ones, and the sessions that pin them.
 
-use vramd_types::AllocationId;
-use vramd_types::SessionId;
+use vramd_types::{AllocationId, SessionId};
 
 use crate::{
     broker::Broker,
