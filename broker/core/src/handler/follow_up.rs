@@ -78,7 +78,9 @@ impl Broker {
             Fact::RoomBelow(device) => self.follow_ups.add(Work::ReserveLateBackings(device)),
             // The first waiter may start. A waiter that nothing would have helped may be helped now.
             Fact::RoomFreed => {
-                self.follow_ups.add(Work::FrontScan);
+                if self.can_front_scan_start() {
+                    self.follow_ups.add(Work::FrontScan);
+                }
                 self.scan_if_short();
             }
             Fact::VictimsChanged => self.scan_if_short(),

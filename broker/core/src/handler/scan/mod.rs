@@ -70,9 +70,18 @@ impl Broker {
     /// waiters have left.
     pub(crate) fn scan_front(&mut self) {
         let shortage = !self.line.is_empty() && self.run_scan(ScanScope::Front).found.shortage;
-        if shortage || self.line.left_since_scan().is_some_and(|left| left >= RESCAN_AFTER) {
+        if shortage || self.have_many_left() {
             self.scan_line();
         }
+    }
+
+    /// Whether a front scan has anything to do.
+    pub(crate) fn can_front_scan_start(&self) -> bool {
+        !self.line.is_empty() || self.have_many_left()
+    }
+
+    fn have_many_left(&self) -> bool {
+        self.line.left_since_scan().is_some_and(|left| left >= RESCAN_AFTER)
     }
 
     /// Walks the line and starts what fits.
