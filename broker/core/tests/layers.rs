@@ -9,6 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::purity::source_files;
+
 /// From the lowest to the highest.
 const LAYERS: [&str; 15] = [
     "shared",
@@ -37,25 +39,18 @@ struct Source {
 
 fn sources() -> Vec<Source> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/handler");
-    let (mut folders, mut sources) = (vec![root.clone()], Vec::new());
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).expect("a source folder") {
-            let path = entry.expect("an entry").path();
-            if path.is_dir() {
-                folders.push(path);
-                continue;
-            }
-            let below = path.strip_prefix(&root).expect("below the root");
-            let first = below.components().next().expect("a name").as_os_str().to_string_lossy();
-            let layer = first.trim_end_matches(".rs").to_owned();
-            // A planted bug is no part of the design.
-            let is_test = below.ends_with("pin_costs.rs") || below.ends_with("mistakes.rs");
-            if layer != "mod" && !is_test {
-                let text = fs::read_to_string(&path).expect("a source file");
-                let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
-                let code = code.filter(|line| !line.trim_start().starts_with("planted!("));
-                sources.push(Source { layer, path, text: code.collect::<Vec<_>>().join("\n") });
-            }
+    let mut sources = Vec::new();
+    for path in source_files("src/handler") {
+        let below = path.strip_prefix(&root).expect("below the root");
+        let first = below.components().next().expect("a name").as_os_str().to_string_lossy();
+        let layer = first.trim_end_matches(".rs").to_owned();
+        // A planted bug is no part of the design.
+        let is_test = below.ends_with("pin_costs.rs") || below.ends_with("mistakes.rs");
+        if layer != "mod" && !is_test {
+            let text = fs::read_to_string(&path).expect("a source file");
+            let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+            let code = code.filter(|line| !line.trim_start().starts_with("planted!("));
+            sources.push(Source { layer, path, text: code.collect::<Vec<_>>().join("\n") });
         }
     }
     sources

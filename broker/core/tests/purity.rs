@@ -1,6 +1,9 @@
 //! The core stays pure: this is the list of what it may depend on.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 /// The vocabulary, and one collection: `smallvec` keeps the one item that a list of the core nearly always has inside
 /// the list. It has no state, clock, thread or IO, and no dependency of its own.
@@ -25,6 +28,18 @@ const FORBIDDEN: [&str; 17] = [
     "rand::",
 ];
 
+/// All files below a folder of this crate.
+pub(crate) fn source_files(folder: &str) -> Vec<PathBuf> {
+    let (mut folders, mut files) = (vec![Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("a source folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() { folders.push(path) } else { files.push(path) }
+        }
+    }
+    files
+}
+
 #[test]
 fn dependencies_are_the_vocabulary_and_a_collection() {
     for manifest in ["Cargo.toml", "../../proto/types/Cargo.toml"] {
@@ -42,23 +57,14 @@ fn dependencies_are_the_vocabulary_and_a_collection() {
 
 #[test]
 fn source_uses_no_clock_randomness_or_io() {
-    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
-    let mut files = 0;
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).expect("a source folder") {
-            let path = entry.expect("an entry").path();
-            if path.is_dir() {
-                folders.push(path);
-                continue;
-            }
-            let text = fs::read_to_string(&path).expect("a source file");
-            for word in FORBIDDEN {
-                assert!(!text.contains(word), "{} uses {word}", path.display());
-            }
-            files += 1;
+    let files = source_files("src");
+    for path in &files {
+        let text = fs::read_to_string(path).expect("a source file");
+        for word in FORBIDDEN {
+            assert!(!text.contains(word), "{} uses {word}", path.display());
         }
     }
-    assert!(files > 20, "found {files} files only");
+    assert!(files.len() > 20, "found {} files only", files.len());
 }
 
 /// A file that `all.rs` does not name is never run.
