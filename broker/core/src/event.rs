@@ -1,6 +1,6 @@
 //! Events: everything that the shell reports to the broker.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId};
 
@@ -121,6 +121,12 @@ pub struct PartRef {
 impl PartRef {
     /// The smallest reference in the order.
     pub(crate) const FIRST: Self = Self { allocation: AllocationId::from_raw(0), part: PartIndex(0) };
+
+    /// All references to parts of an allocation, in the order.
+    pub(crate) fn all_of(allocation: AllocationId) -> RangeInclusive<Self> {
+        let part = |index| Self { allocation, part: PartIndex(index) };
+        part(0)..=part(u32::MAX)
+    }
 }
 
 #[derive(Clone, Debug)]

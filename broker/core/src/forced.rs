@@ -64,9 +64,9 @@ impl Broker {
                     stopped: None,
                     ops: SmallVec::new(),
                 };
-                self.moves.migrations.insert(part, migration);
+                self.moves.migrations.begin(part, migration);
                 self.advance_migration(part, event, None);
-                self.moves.migrations.remove(&part)?.state == from
+                self.moves.migrations.end(part)?.state == from
             }
             Transition::WriteBack { from, event, .. } => {
                 let part = PartRef { allocation: id, part: PartIndex(0) };
@@ -74,9 +74,9 @@ impl Broker {
                 let (since, written, stopped) = (self.shell.now, false, None);
                 let (tier, ops) = (Tier::Host, SmallVec::new());
                 let write_back = WriteBack { to, tier, since, state: from, written, stopped, ops };
-                self.moves.write_backs.insert(part, write_back);
+                self.moves.write_backs.begin(part, write_back);
                 self.advance_write_back(part, event, None);
-                self.moves.write_backs.remove(&part)?.state == from
+                self.moves.write_backs.end(part)?.state == from
             }
             Transition::Mapping { from, event, .. } => {
                 let part = PartRef { allocation: id, part: PartIndex(0) };

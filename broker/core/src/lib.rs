@@ -44,6 +44,7 @@ pub mod limits;
 mod line;
 mod moves;
 mod observed;
+mod ops;
 mod pool;
 mod pressure;
 mod residency;

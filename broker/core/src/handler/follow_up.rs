@@ -135,7 +135,7 @@ impl Broker {
 
     /// A waiter that nothing would have helped may be helped by another victim; so may a tenant above its limit.
     fn scan_if_short(&mut self) {
-        if self.line.scan_found_shortage() || !self.line.over_limit.is_empty() {
+        if self.line.scan_found_shortage() || self.line.is_any_over_limit() {
             self.follow_ups.add(Work::FullScan);
         }
     }

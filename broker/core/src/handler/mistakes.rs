@@ -5,10 +5,11 @@ use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, GRANULARITY, Sessi
 use crate::{
     broker::Broker,
     event::{CallId, PartRef, RequestKey, Tier},
-    handler::{QuotaChange, mapping::frames::InitialMaps},
+    handler::mapping::frames::InitialMaps,
     ledger::{Charge, Ledger, Place, Quota, Reservation},
     line::AllocationPlan,
     moves::{Backing, Migration, Moves},
+    ops::QuotaChange,
     pool::{Extent, ExtentState, Pool},
     pressure::PressureBounds,
     residency::{AllocationEvent, AllocationState, AllocationTable, MapEvent, MapState, Mapping, Stage},
@@ -219,7 +220,7 @@ impl Moves {
     /// Returns an extent that the part has left and that still exists, or the given one, for
     /// `SentFromOldExtent`.
     pub(crate) fn extent_left_by(&self, part: PartRef, pool: &Pool, extent: ExtentId) -> ExtentId {
-        let mut left = self.detached_extents.get(&part.allocation).into_iter().flatten().copied();
+        let mut left = self.detached.of(part.allocation);
         left.find(|id| pool.extent_of_part(part, *id).is_some()).unwrap_or(extent)
     }
 }

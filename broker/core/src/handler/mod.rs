@@ -57,12 +57,9 @@ mod shared;
 mod timers;
 
 pub(crate) use node::NodeState;
-pub(crate) use requests::{Requests, quota::QuotaChange};
+pub(crate) use requests::Requests;
 
-use crate::{
-    error::Refusal,
-    tenancy::{OpKind, Outcome},
-};
+use crate::{error::Refusal, ops::OpKind, tenancy::Outcome};
 
 /// How far a request came in its first step.
 pub(crate) enum Started {

@@ -25,11 +25,7 @@ impl Broker {
                 // The follow-ups of this event do it.
                 Timer::InPlaceUnmaps => {}
                 Timer::Stall(id, call) => self.follow_ups.push(Fact::StallCheckDue((id, call))),
-                Timer::Survey => {
-                    self.line.end_rests();
-                    self.survey_all();
-                    self.arm_survey();
-                }
+                Timer::Survey => self.begin_surveys(),
             }
         }
     }

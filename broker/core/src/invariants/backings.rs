@@ -20,7 +20,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         let beside = |it: &Migration| {
             it.from_tier == Tier::Device && backing.tier().is_some_and(|tier| tier != it.to_tier)
         };
-        let there = on_device && broker.moves.migrations.get(part).is_none_or(beside);
+        let there = on_device && broker.moves.migrations.get(*part).is_none_or(beside);
         // A new allocation lies nowhere until the driver has created its memory.
         expect(found, BACKINGS, there, || format!("{part:?} is backed and not on its device"));
         let piece = broker.footprint_of(*part);
@@ -70,14 +70,14 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
     }
     for (id, piece) in broker.line.room.iter() {
         let leaves = broker.pool.get(id).is_some_and(|extent| {
-            let moves = extent.part.is_some_and(|part| broker.moves.migrations.contains_key(&part));
+            let moves = extent.part.is_some_and(|part| broker.moves.migrations.contains(part));
             extent.size == piece.size && (moves || matches!(extent.state, ExtentState::Releasing(_)))
         });
         expect(found, BACKINGS, leaves, || format!("a waiter counts on {id}, which does not leave"));
     }
     for device in broker.device_indices() {
         for part in broker.usage.residents.order(device) {
-            let there = broker.moves.backings.contains(&part) || broker.moves.migrations.contains_key(&part);
+            let there = broker.moves.backings.contains(&part) || broker.moves.migrations.contains(part);
             expect(found, BACKINGS, there, || {
                 format!("{part:?} is a candidate for eviction without a backing")
             });
@@ -92,7 +92,7 @@ fn check_missing(broker: &Broker, id: AllocationId, allocation: &Allocation, fou
     let has_tiers = broker.ledger.below(allocation.device).next().is_some();
     let may_miss = movable && has_tiers && allocation.state != AllocationState::Freeing;
     for part in allocation.indices().map(|part| PartRef { allocation: id, part }) {
-        let has_none = !broker.moves.backings.contains(&part) && !broker.moves.migrations.contains_key(&part);
+        let has_none = !broker.moves.backings.contains(&part) && !broker.moves.migrations.contains(part);
         let on_device = broker.tier_of(part) == Some(Tier::Device);
         let should = may_miss && has_none && on_device;
         // A part whose memory could not be created lies nowhere, and its allocation is being freed.

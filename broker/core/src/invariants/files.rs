@@ -21,7 +21,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         let loaded = broker.allocations.get(part.allocation).is_none_or(|it| it.file.is_some());
         expect(found, FILES, loaded, || format!("{id} is a piece of a file, and {part:?} was not loaded"));
         let moves_there =
-            broker.moves.migrations.get(&part).is_some_and(|it| it.to == id && it.state.is_copying());
+            broker.moves.migrations.get(part).is_some_and(|it| it.to == id && it.state.is_copying());
         let written = moves_there || broker.is_written_back_to(part, id);
         expect(found, FILES, !written, || format!("{id} is a piece of a file, and is copied to"));
     }

@@ -14,7 +14,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
     {
         let from = broker.allocations.get(part.allocation).and_then(|allocation| allocation.part(part.part));
         let is_live = |id| {
-            let extent = broker.pool.extent_of_part(*part, id);
+            let extent = broker.pool.extent_of_part(part, id);
             extent.is_some_and(Extent::can_hold_part)
         };
         let source = from.is_some_and(|from| is_live(from.extent) && from.extent != migration.to);
@@ -22,11 +22,11 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         expect(found, MIGRATIONS, migration.is_made == is_live(migration.to), || {
             format!("{part:?} moves to {}, whose state does not match", migration.to)
         });
-        let unmapped = broker.mappings(*part).iter().all(|mapping| mapping.state == MapState::Away);
+        let unmapped = broker.mappings(part).iter().all(|mapping| mapping.state == MapState::Away);
         expect(found, MIGRATIONS, !migration.state.is_copying() || unmapped, || {
             format!("{part:?} is copied while it is mapped")
         });
-        let waits = migration.is_unmapped || broker.mapping.revocations.contains_key(part);
+        let waits = migration.is_unmapped || broker.mapping.revocations.contains_key(&part);
         expect(found, MIGRATIONS, waits, || {
             format!("{part:?} waits for an unmap that no revocation requests")
         });
@@ -43,7 +43,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
             let lies_below = broker.tier_of(part) == Some(Tier::Host);
             // All sessions are unmapping a freed part.
             let is_freed = allocation.state == AllocationState::Freeing;
-            let may = is_freed || allocation.in_place || broker.moves.in_place_to_unmap.contains(&part);
+            let may = is_freed || allocation.in_place || broker.mapping.in_place_to_unmap.contains(&part);
             expect(found, MIGRATIONS, may || !(maps && lies_below), || {
                 format!("{part:?} is mapped in host memory, and no unmap is under way")
             });

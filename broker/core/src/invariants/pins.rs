@@ -47,7 +47,7 @@ fn check_part(broker: &Broker, id: PinId, call: &PinCall, part: PartRef, found: 
         (true, Some(MapState::Queued | MapState::Offered | MapState::Evicting)) => true,
         (true, Some(MapState::Away)) => {
             held_up
-                || broker.moves.migrations.contains_key(&part)
+                || broker.moves.migrations.contains(part)
                 || broker.line.contains(crate::line::Waiter::Part(part))
         }
         (true, Some(MapState::Mapped)) => held_up,

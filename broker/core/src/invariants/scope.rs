@@ -5,9 +5,10 @@ use vramd_types::{AllocationId, ExtentId, SessionId};
 use crate::{
     broker::Broker,
     ledger::Place,
+    ops::Op,
     pool::Extent,
     residency::Allocation,
-    tenancy::{Op, OpId, Session, TenantId},
+    tenancy::{OpId, Session, TenantId},
 };
 
 type Rows<'a, K, V> = Box<dyn Iterator<Item = (K, &'a V)> + 'a>;
@@ -137,7 +138,7 @@ impl Scope {
 impl ChangedRows {
     /// An operation is in scope with everything that it waits for.
     fn concerns(&self, id: OpId, op: &Op) -> bool {
-        use crate::tenancy::OpKind;
+        use crate::ops::OpKind;
         let allocation = |id: &AllocationId| self.allocations.binary_search(id).is_ok();
         let session = |id: &SessionId| self.sessions.binary_search(id).is_ok();
         self.ops.binary_search(&id).is_ok()

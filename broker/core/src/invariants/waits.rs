@@ -7,8 +7,9 @@ use crate::{
     broker::Broker,
     event::PartRef,
     line::Waiter,
+    ops::OpKind,
     residency::Stage,
-    tenancy::{OpId, OpKind, Session},
+    tenancy::{OpId, Session},
 };
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
@@ -25,7 +26,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
             }
             OpKind::Seal(sealed) => broker.allocations.get(*sealed).is_some_and(|allocation| {
                 let answers = allocation.owner.is_some_and(|owner| has_deadline(broker, owner));
-                let moves = !broker.migrations_of(*sealed).is_empty();
+                let moves = broker.moves.migrations.of(*sealed).next().is_some();
                 allocation.op == Some(id) && (allocation.digesting || answers || moves)
             }),
             OpKind::EndSession { session, kill } => {
@@ -76,8 +77,8 @@ fn is_revoked(broker: &Broker, part: PartRef, op: OpId) -> bool {
 /// Whether the part's move or write-back will end: the driver answers, and so does every session that was
 /// told to unmap.
 fn is_moving(broker: &Broker, part: PartRef, op: OpId) -> bool {
-    let is_written_back = broker.moves.write_backs.get(&part).is_some_and(|it| it.ops.contains(&op));
-    let moves = broker.moves.migrations.get(&part).is_some_and(|migration| {
+    let is_written_back = broker.moves.write_backs.get(part).is_some_and(|it| it.ops.contains(&op));
+    let moves = broker.moves.migrations.get(part).is_some_and(|migration| {
         let goes_on = !migration.is_made
             || migration.is_unmapped
             || migration.state.is_copying()

@@ -16,7 +16,7 @@ use vramd_types::DeviceIndex;
 
 pub(crate) use batch::{AllocationPlan, BatchRequest, BatchShortage, WaitingBatch, parts_of};
 use out_of_memory::OutOfMemory;
-pub(crate) use out_of_memory::{TRIES_MAX, Verdict};
+pub(crate) use out_of_memory::{MemoryNews, TRIES_MAX, Verdict};
 pub(crate) use room::{AwaitedRoom, Footprint, Need, RoomPlan};
 
 use crate::{
@@ -69,7 +69,7 @@ pub(crate) struct LastScan {
 pub(crate) struct Line {
     pub(crate) room: AwaitedRoom,
     /// Tenants whose charge on a device exceeds their limit there.
-    pub(crate) over_limit: BTreeSet<(TenantId, DeviceIndex)>,
+    over_limit: BTreeSet<(TenantId, DeviceIndex)>,
     entries: BTreeMap<Position, LineEntry>,
     positions: BTreeMap<Waiter, Position>,
     by_tenant: BTreeSet<(TenantId, Position)>,
@@ -116,6 +116,23 @@ impl Line {
         }
     }
 
+    /// Records whether the tenant's charge on the device exceeds its limit.
+    pub(crate) fn set_over_limit(&mut self, tenant: TenantId, device: DeviceIndex, is_over: bool) {
+        match is_over {
+            true => _ = self.over_limit.insert((tenant, device)),
+            false => _ = self.over_limit.remove(&(tenant, device)),
+        }
+    }
+
+    pub(crate) fn is_any_over_limit(&self) -> bool {
+        !self.over_limit.is_empty()
+    }
+
+    /// Tenants whose charge on any device exceeds their limit there.
+    pub(crate) fn tenants_over_limit(&self) -> Vec<TenantId> {
+        self.over_limit.iter().map(|(tenant, _)| *tenant).collect()
+    }
+
     pub(crate) fn defer(&mut self, part: PartRef) {
         self.out_of_memory.remove(&Waiter::Part(part));
         self.deferred.insert(part);
@@ -128,11 +145,6 @@ impl Line {
     /// Ends the deferral of a part that a client wants anew. Returns whether it was deferred.
     pub(crate) fn resume(&mut self, part: PartRef) -> bool {
         self.deferred.remove(&part)
-    }
-
-    /// Ends all deferrals.
-    pub(crate) fn resume_all(&mut self) {
-        self.deferred.clear();
     }
 
     /// Removes a waiter, and returns its entry if it was in the line.

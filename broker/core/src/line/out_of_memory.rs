@@ -42,6 +42,17 @@ enum Retry {
     Now,
 }
 
+/// What may let waiters be tried again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MemoryNews {
+    /// Memory of the device went back to the driver.
+    Returned(DeviceIndex),
+    /// The device was surveyed.
+    Surveyed(DeviceIndex),
+    /// A round of surveys is about to begin.
+    SurveysBegin,
+}
+
 /// The decision about a waiter for which nothing leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
@@ -54,16 +65,32 @@ pub(crate) enum Verdict {
 }
 
 impl Line {
-    /// Records that the driver had no memory for the waiter. It is not retried until something changes.
-    pub(crate) fn record_out_of_memory(
+    /// Records that the driver had no memory for the waiter. It is not retried until something changes. One that
+    /// was tried often enough *rests* until the next round of surveys.
+    pub(crate) fn suspend(
         &mut self,
         waiter: Waiter,
-        device: DeviceIndex,
-        survey: u64,
+        (device, survey): (DeviceIndex, u64),
         vain_tries: u32,
+        rests: bool,
     ) {
-        self.out_of_memory
-            .insert(waiter, OutOfMemory { device, survey, vain_tries, retry: Retry::OnRelease });
+        let retry = if rests { Retry::Resting } else { Retry::OnRelease };
+        self.out_of_memory.insert(waiter, OutOfMemory { device, survey, vain_tries, retry });
+    }
+
+    /// Lets waiters be tried again. Returns whether there were any.
+    pub(crate) fn learn(&mut self, news: MemoryNews) -> bool {
+        let (from, device, to): (&[Retry], _, _) = match news {
+            MemoryNews::Returned(device) => (&[Retry::OnRelease, Retry::OnSurvey], Some(device), Retry::Now),
+            MemoryNews::Surveyed(device) => {
+                self.deferred.clear();
+                (&[Retry::OnSurvey], Some(device), Retry::Now)
+            }
+            MemoryNews::SurveysBegin => (&[Retry::Resting], None, Retry::OnSurvey),
+        };
+        let meant = self.out_of_memory.values_mut();
+        let meant = meant.filter(|it| device.is_none_or(|at| at == it.device) && from.contains(&it.retry));
+        meant.map(|it| it.retry = to).count() > 0
     }
 
     /// Decides on a waiter once nothing leaves its device and a survey has reported. Without room in the ledger it
@@ -118,34 +145,6 @@ impl Line {
 
     pub(crate) fn has_out_of_memory(&self) -> bool {
         !self.out_of_memory.is_empty()
-    }
-
-    /// Lets waiters retry after memory of the device went back to the driver. Returns whether there were any.
-    pub(crate) fn retry_after_release(&mut self, device: DeviceIndex) -> bool {
-        self.allow_retries(device, &[Retry::OnRelease, Retry::OnSurvey])
-    }
-
-    /// Lets waiters retry after a survey of the device.
-    pub(crate) fn retry_after_survey(&mut self, device: DeviceIndex) {
-        self.allow_retries(device, &[Retry::OnSurvey]);
-    }
-
-    fn allow_retries(&mut self, device: DeviceIndex, which: &[Retry]) -> bool {
-        let there =
-            self.out_of_memory.values_mut().filter(|it| it.device == device && which.contains(&it.retry));
-        there.map(|it| it.retry = Retry::Now).count() > 0
-    }
-
-    /// Lets the waiter rest until the next round of surveys: it was tried often enough, and its deadline
-    /// allows it.
-    pub(crate) fn rest(&mut self, waiter: Waiter) {
-        self.out_of_memory.entry(waiter).and_modify(|it| it.retry = Retry::Resting);
-    }
-
-    /// Ends all rests, because a round of surveys is about to begin.
-    pub(crate) fn end_rests(&mut self) {
-        let rested = self.out_of_memory.values_mut().filter(|it| it.retry == Retry::Resting);
-        rested.for_each(|it| it.retry = Retry::OnSurvey);
     }
 
     /// Whether it waits only for a survey, so that other waiters may take the room.

@@ -17,7 +17,7 @@ use crate::{
 #[derive(Debug, Default)]
 pub(crate) struct AwaitedRoom {
     leaving: BTreeMap<ExtentId, LeavingExtent>,
-    pub(crate) pending: BTreeMap<OpId, usize>,
+    pending: BTreeMap<OpId, usize>,
 }
 
 #[derive(Debug)]
@@ -85,6 +85,11 @@ impl AwaitedRoom {
             let left = self.pending.entry(op).or_default();
             *left = left.saturating_add(1);
         }
+    }
+
+    /// Whether any operation waits for an extent to leave.
+    pub(crate) fn is_any_expected(&self) -> bool {
+        !self.pending.is_empty()
     }
 
     pub(crate) fn is_expected_by(&self, op: OpId) -> bool {

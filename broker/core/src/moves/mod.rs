@@ -1,7 +1,14 @@
 //! Moves: migrations of parts between tiers, write-backs, and backings. See [`MigrationState`] for the life of a
 //! migration.
+//!
+//! This is the state of the component; `handler/moves` has its steps. A move begins with a part, a destination and a
+//! cause. It goes on when the destination is created, when no session maps the part, and when the copy has ended. Its
+//! end is a [`MoveReport`]. Rows change only by the operations of their tables.
 
+mod attach_waiters;
 mod backing;
+mod detached;
+mod migrations;
 mod missing_backings;
 mod outcome;
 mod state;
@@ -9,10 +16,12 @@ mod write_back;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use smallvec::SmallVec;
-use vramd_types::{AllocationId, ExtentId, SessionId};
+use vramd_types::AllocationId;
 
+pub(crate) use attach_waiters::AttachWaiters;
 pub(crate) use backing::{Backing, BackingAccount, BackingSum, Backings};
+pub(crate) use detached::DetachedExtents;
+pub(crate) use migrations::{Migration, Migrations};
 pub(crate) use missing_backings::MissingBackings;
 pub(crate) use outcome::{MoveEnd, MoveError, MoveReport, Stop};
 pub(crate) use state::MigrationStep;
@@ -20,11 +29,7 @@ pub use state::{MigrationEvent, MigrationState};
 pub(crate) use write_back::{WriteBack, WriteBacks};
 pub use write_back::{WriteBackEvent, WriteBackState};
 
-use crate::{
-    event::{PartRef, Tier},
-    tenancy::{Arrival, OpId},
-    time::Time,
-};
+use crate::event::PartRef;
 
 /// The cause of a migration or write-back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,55 +46,67 @@ pub enum Cause {
     Operator,
 }
 
-#[derive(Debug)]
-pub(crate) struct Migration {
-    /// The destination. The source is the part's own extent until the migration is done.
-    pub(crate) to: ExtentId,
-    /// The tier that the part leaves.
-    pub(crate) from_tier: Tier,
-    pub(crate) to_tier: Tier,
-    pub(crate) cause: Cause,
-    pub(crate) since: Time,
-    pub(crate) state: MigrationState,
-    /// The destination has been created.
-    pub(crate) is_made: bool,
-    /// The destination has the part's bytes, so no copy is needed, or only a comparison where that is
-    /// configured.
-    pub(crate) clean: bool,
-    /// No session maps the part, and none will until the migration ends.
-    pub(crate) is_unmapped: bool,
-    /// A client waits for the part, or a waiter for its room.
-    pub(crate) awaited: bool,
-    /// The arrival of the waiter that needs the part's room.
-    pub(crate) for_arrival: Option<Arrival>,
-    /// How often the fetch was retried for lack of driver memory without a release in between.
-    pub(crate) vain_tries: u32,
-    /// Why the migration was stopped, if it was.
-    pub(crate) stopped: Option<Stop>,
-    /// Operations that wait for its end.
-    pub(crate) ops: SmallVec<[OpId; 2]>,
-}
-
-pub(crate) type Migrations = BTreeMap<PartRef, Migration>;
-
 /// Everything about parts that move, may move, or have bytes below their device.
 #[derive(Debug, Default)]
 pub(crate) struct Moves {
     pub(crate) migrations: Migrations,
     pub(crate) write_backs: WriteBacks,
-    /// Migrations that have ended, for `handler/allocation/after_move.rs`.
-    pub(crate) ended: VecDeque<MoveReport>,
     /// The backing of each part that lies on its device.
     pub(crate) backings: Backings,
-    /// Extents of an allocation that none of its parts lies in: destinations of moves, backings, and extents
-    /// that parts have left.
-    pub(crate) detached_extents: BTreeMap<AllocationId, BTreeSet<ExtentId>>,
-    /// Sessions that wait for a part that they attached to arrive on its device.
-    pub(crate) attach_waiters: BTreeMap<PartRef, BTreeSet<SessionId>>,
-    /// Parts that a device must no longer access in host memory, and that may still be mapped there.
-    pub(crate) in_place_to_unmap: BTreeSet<PartRef>,
-    /// How often each discardable part was dropped.
-    pub(crate) drop_counts: BTreeMap<PartRef, u64>,
-    /// Parts under an operator hold: they stay on their devices.
-    pub(crate) operator_holds: BTreeSet<PartRef>,
+    pub(crate) detached: DetachedExtents,
+    pub(crate) attach_waiters: AttachWaiters,
+    ended: VecDeque<MoveReport>,
+    drop_counts: BTreeMap<PartRef, u64>,
+    operator_holds: BTreeSet<PartRef>,
+}
+
+impl Moves {
+    /// Reports the end of a migration, for `handler/allocation/after_move.rs`.
+    pub(crate) fn report(&mut self, end: MoveReport) {
+        self.ended.push_back(end);
+    }
+
+    pub(crate) fn next_report(&mut self) -> Option<MoveReport> {
+        self.ended.pop_front()
+    }
+
+    /// A session has written the part, or may have: no copy of it is clean any longer.
+    pub(crate) fn mark_dirty(&mut self, part: PartRef) {
+        self.backings.set_clean(&part, false);
+        self.write_backs.mark_written(part);
+        self.migrations.set_clean(part, false);
+    }
+
+    /// Counts a drop of a discardable part.
+    pub(crate) fn count_drop(&mut self, part: PartRef) {
+        let count = self.drop_counts.entry(part).or_default();
+        *count = count.saturating_add(1);
+    }
+
+    /// How often the part was dropped.
+    pub(crate) fn drop_count_of(&self, part: PartRef) -> u64 {
+        self.drop_counts.get(&part).copied().unwrap_or_default()
+    }
+
+    /// Has an operator hold a part on its device, or let it go. Returns whether that is a change.
+    pub(crate) fn hold(&mut self, part: PartRef, held: bool) -> bool {
+        match held {
+            true => self.operator_holds.insert(part),
+            false => self.operator_holds.remove(&part),
+        }
+    }
+
+    /// Whether the part is under an operator hold.
+    pub(crate) fn is_held(&self, part: PartRef) -> bool {
+        self.operator_holds.contains(&part)
+    }
+
+    /// Forgets the holds and the drops of a freed allocation.
+    pub(crate) fn forget(&mut self, allocation: AllocationId) {
+        let parts = || PartRef::all_of(allocation);
+        let dropped: Vec<_> = self.drop_counts.range(parts()).map(|(part, _)| *part).collect();
+        dropped.iter().for_each(|part| _ = self.drop_counts.remove(part));
+        let held: Vec<_> = self.operator_holds.range(parts()).copied().collect();
+        held.iter().for_each(|part| _ = self.operator_holds.remove(part));
+    }
 }

@@ -1,6 +1,6 @@
 //! Allocations, their parts, and the sessions that map them.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 mod allocation;
 mod fd_budget;
@@ -17,6 +17,8 @@ pub(crate) use revocation::{Revocation, RevocationReport, Revocations, Stage};
 pub use state::{AllocationEvent, AllocationState};
 pub(crate) use table::AllocationTable;
 
+use crate::event::PartRef;
+
 /// Everything under way between the daemon and the sessions that map parts.
 #[derive(Debug, Default)]
 pub(crate) struct Mappings {
@@ -27,4 +29,6 @@ pub(crate) struct Mappings {
     pub(crate) evicting: usize,
     /// Descriptors in flight.
     pub(crate) fds: FdBudget,
+    /// Parts that a device must no longer access in host memory, and that may still be mapped there.
+    pub(crate) in_place_to_unmap: BTreeSet<PartRef>,
 }

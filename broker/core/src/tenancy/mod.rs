@@ -2,8 +2,7 @@
 
 mod by_tenant;
 mod map_queue;
-mod op;
-mod per_part;
+mod op_id;
 mod pins;
 mod releases;
 mod requests;
@@ -15,8 +14,7 @@ mod words;
 
 pub(crate) use by_tenant::ByTenant;
 pub(crate) use map_queue::MapQueue;
-pub(crate) use op::{MoveGoal, Op, OpId, OpKind, OpTable, Requester};
-pub(crate) use per_part::PerPart;
+pub(crate) use op_id::OpId;
 pub(crate) use pins::{Arrival, PinCall, PinId, PinTable, PinnedPart};
 pub(crate) use releases::{ItemResult, ReleaseItem, Releases};
 pub(crate) use requests::{Method, Outcome, Recall, RequestLog};

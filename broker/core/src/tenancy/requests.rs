@@ -217,7 +217,7 @@ mod tests {
     }
 
     fn op() -> OpId {
-        crate::tenancy::OpTable::default().next_id()
+        OpId::after(0)
     }
 
     #[test]

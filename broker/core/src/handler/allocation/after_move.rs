@@ -10,7 +10,6 @@
 use crate::{
     broker::Broker,
     event::PartRef,
-    line::Waiter,
     moves::{MoveEnd, MoveReport},
     pool::ExtentState,
     residency::AllocationState,
@@ -19,7 +18,7 @@ use crate::{
 impl Broker {
     /// Does what follows from all moves that have ended.
     pub(crate) fn after_moves(&mut self) {
-        while let Some(report) = self.moves.ended.pop_front() {
+        while let Some(report) = self.moves.next_report() {
             self.after_move(report);
         }
     }
@@ -61,10 +60,7 @@ impl Broker {
             return;
         }
         match end {
-            MoveEnd::OutOfMemory { vain_tries } => {
-                self.enter_line(part);
-                self.suspend_waiter(Waiter::Part(part), device, *vain_tries);
-            }
+            MoveEnd::OutOfMemory { vain_tries } => self.requeue_part(part, device, *vain_tries),
             MoveEnd::NotFetched(_) | MoveEnd::NotLeft | MoveEnd::Lost(_) => {
                 self.enter_line(part);
                 self.line.defer(part);

@@ -2,7 +2,7 @@
 //! failure undoes the whole batch.
 //!
 //! A batch that accepts old content reuses the tenant's cached extents first. A batch without room waits in the
-//! line (`line/batch.rs`).
+//! line (`line/enter_leave.rs`).
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,9 +19,10 @@ use crate::{
     ledger::Place,
     line::{AllocationPlan, BatchRequest, WaitingBatch},
     observed::Transition,
+    ops::OpKind,
     pool::ExtentError,
     residency::{Allocation, AllocationEvent, AllocationState, FilePath, Part, Readers},
-    tenancy::{OpId, OpKind, Outcome, TenantId},
+    tenancy::{OpId, Outcome, TenantId},
 };
 
 impl Broker {

@@ -10,9 +10,9 @@ use crate::{
     follow_up::Fact,
     invariants,
     ledger::Place,
+    ops::OpKind,
     pool::{ExtentError, ExtentState},
     residency::AllocationState,
-    tenancy::OpKind,
 };
 
 impl Broker {
@@ -44,7 +44,7 @@ impl Broker {
         };
         if failed {
             allocation.extents_left = allocation.extents_left.saturating_sub(1);
-            self.untrack_detached(part.allocation, id);
+            self.moves.detached.remove(part.allocation, id);
         }
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let op = allocation.op;

@@ -16,8 +16,9 @@ use crate::{
     handler::{Start, Started},
     limits::FILE_LOADS_PER_TENANT_MAX,
     line::{AllocationPlan, BatchShortage},
+    ops::OpKind,
     residency::{Allocation, AllocationEvent, AllocationState},
-    tenancy::{Method, OpId, OpKind, Recall, TenantId},
+    tenancy::{Method, OpId, Recall, TenantId},
 };
 
 /// The piece of a file that becomes a part.

@@ -17,9 +17,10 @@ use crate::{
     handler::{Start, Started},
     invariants,
     moves::Stop,
+    ops::OpKind,
     pool::ExtentState,
     residency::{Allocation, AllocationEvent, AllocationState},
-    tenancy::{OpId, OpKind, Outcome, ReleaseItem, Releases, TenantId},
+    tenancy::{OpId, Outcome, ReleaseItem, Releases, TenantId},
 };
 
 impl Broker {
@@ -233,19 +234,18 @@ impl Broker {
         }
         self.forget_unmapped(id);
         self.forget_attach_waiters(id);
-        self.forget_operator_holds(id);
-        self.forget_drops(id);
+        self.moves.forget(id);
         // Memory that is being written stays until that has ended.
-        for part in self.write_backs_of(id) {
+        for part in self.moves.write_backs.of(id).collect::<Vec<_>>() {
             self.stop_write_back(part, Stop::Freed);
-            if !self.moves.write_backs.contains_key(&part) {
+            if !self.moves.write_backs.contains(part) {
                 self.release_freed(id);
             }
         }
         if self.has_tiers() {
             self.drop_backings_of(id);
         }
-        for part in self.migrations_of(id) {
+        for part in self.moves.migrations.of(id).collect::<Vec<_>>() {
             self.stop_migration(part, Stop::Freed);
             self.after_moves();
         }
@@ -276,7 +276,7 @@ impl Broker {
         let mapped = !entry.mappings.is_empty();
         planted!(self, ReleasedWhileMapped => mapped = false);
         // Neither end of a copy is released before the copy has ended.
-        let copied = self.moves.migrations.contains_key(&part) || self.moves.write_backs.contains_key(&part);
+        let copied = self.moves.migrations.contains(part) || self.moves.write_backs.contains(part);
         planted!(self, ReleasedWhileCopied => copied = false);
         if hashed
             || mapped

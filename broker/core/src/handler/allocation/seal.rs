@@ -8,8 +8,9 @@ use crate::{
     error::Refusal,
     event::{DigestError, Kind, Target},
     handler::{Start, Started, mapping::frames::InitialMaps},
+    ops::OpKind,
     residency::{AllocationEvent, AllocationState},
-    tenancy::{OpId, OpKind, Outcome, TenantId},
+    tenancy::{OpId, Outcome, TenantId},
 };
 
 impl Broker {
@@ -64,7 +65,10 @@ impl Broker {
         let Some(allocation) = self.allocations.get(id) else { return };
         let mapped = allocation.owner.is_some_and(|owner| self.maps_any(owner, id, allocation));
         planted!(self, HashedWhileMapped => mapped = false);
-        if allocation.state == AllocationState::Unmapping && !mapped && self.migrations_of(id).is_empty() {
+        if allocation.state == AllocationState::Unmapping
+            && !mapped
+            && self.moves.migrations.of(id).next().is_none()
+        {
             self.start_digest(id);
         }
     }

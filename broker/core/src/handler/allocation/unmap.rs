@@ -156,7 +156,7 @@ impl Broker {
         let freeing = allocation.state == AllocationState::Freeing;
         for part in parts.iter().map(|part| PartRef { allocation: allocation_id, part: *part }) {
             self.record_unpinned(part, id);
-            self.forget_attach_waiter(id, part);
+            self.moves.attach_waiters.remove(part, id);
             self.note_mapping_changed(id, part);
         }
         self.follow_ups.push(Fact::VictimsChanged);

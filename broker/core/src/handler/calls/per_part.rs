@@ -4,7 +4,8 @@ use crate::{
     broker::Broker,
     command::{PartMove, PartRevocation},
     event::PartRef,
-    tenancy::{OpId, OpKind, Outcome},
+    ops::OpKind,
+    tenancy::{OpId, Outcome},
 };
 
 impl Broker {

@@ -279,9 +279,9 @@ impl Broker {
                 offset: allocation.offset_of(index),
                 size: allocation.size_of(index),
                 tier: self.tier_of(of_part).unwrap_or(Self::tier()),
-                operator_hold: self.moves.operator_holds.contains(&of_part),
+                operator_hold: self.moves.is_held(of_part),
                 dropped: self.is_dropped(of_part),
-                moves_to: self.moves.migrations.get(&of_part).map(|migration| migration.to_tier),
+                moves_to: self.moves.migrations.get(of_part).map(|migration| migration.to_tier),
                 backing: mappers.then(|| self.backing(of_part, part.extent)),
                 mappers: if mappers { part.mappings.iter().map(mapper).collect() } else { Vec::new() },
             }
@@ -366,7 +366,7 @@ impl Broker {
 
     /// Whether the extent is the backing of a part, or its destination below.
     fn is_below(&self, id: ExtentId, extent: &Extent) -> bool {
-        let on_its_way = |part| self.moves.migrations.get(part).is_some_and(|it| it.to == id);
+        let on_its_way = |part: &PartRef| self.moves.migrations.get(*part).is_some_and(|it| it.to == id);
         extent.place.tier != Tier::Device
             && extent.part.as_ref().is_some_and(|part| self.is_backing_of(*part, id) || on_its_way(part))
     }
@@ -381,8 +381,8 @@ impl Broker {
         let own = parts
             .zip(&of.parts)
             .filter_map(|(part, entry)| Some((entry.extent, self.pool.extent_of_part(part, entry.extent)?)));
-        let detached_extents = self.moves.detached_extents.get(&id).into_iter().flatten();
-        own.chain(detached_extents.filter_map(|extent| Some((*extent, self.pool.get(*extent)?))))
+        let detached = self.moves.detached.of(id);
+        own.chain(detached.filter_map(|extent| Some((extent, self.pool.get(extent)?))))
     }
 
     pub(crate) fn held_in_all(&self) -> Bytes {

@@ -5,7 +5,8 @@ use crate::{
     command::{Command, Reply},
     error::Refusal,
     event::{CallId, RequestKey},
-    tenancy::{ItemResult, Method, OpId, Outcome, RequestLog, Requester},
+    ops::Requester,
+    tenancy::{ItemResult, Method, OpId, Outcome, RequestLog},
 };
 
 impl Broker {

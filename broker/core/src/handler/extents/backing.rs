@@ -210,8 +210,7 @@ impl Broker {
     /// copied, and operators are told.
     pub(crate) fn on_clean_backing_differs(&mut self, to: ExtentId) {
         let Some(part) = self.pool.get(to).and_then(|extent| extent.part) else { return };
-        let Some(tier) = self.moves.migrations.get(&part).filter(|it| it.to == to).map(|it| it.to_tier)
-        else {
+        let Some(tier) = self.moves.migrations.get(part).filter(|it| it.to == to).map(|it| it.to_tier) else {
             return;
         };
         self.pool.mark_written(to);

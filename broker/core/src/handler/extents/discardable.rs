@@ -13,7 +13,6 @@ use crate::{
     line::Footprint,
     moves::Backing,
     pool::{Extent, ExtentError, ExtentState},
-    residency::Allocation,
 };
 
 impl Broker {
@@ -38,18 +37,5 @@ impl Broker {
     pub(crate) fn forget_nothing(&mut self, id: ExtentId) {
         let part = self.pool.take(id).and_then(|extent| extent.part);
         self.forget_extent(id, part, false);
-    }
-
-    /// Counts a drop of the part.
-    pub(crate) fn count_drop(&mut self, part: PartRef) {
-        let count = self.moves.drop_counts.entry(part).or_default();
-        *count = count.saturating_add(1);
-    }
-
-    pub(crate) fn forget_drops(&mut self, id: vramd_types::AllocationId) {
-        let indices = self.allocations.get(id).filter(|it| it.discardable).map(Allocation::indices);
-        for part in indices.into_iter().flatten() {
-            self.moves.drop_counts.remove(&PartRef { allocation: id, part });
-        }
     }
 }

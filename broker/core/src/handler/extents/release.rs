@@ -23,20 +23,11 @@ use crate::{
 impl Broker {
     /// Records an extent of the allocation that no part lies in.
     pub(crate) fn track_detached(&mut self, part: PartRef, extent: ExtentId) -> ExtentId {
-        self.moves.detached_extents.entry(part.allocation).or_default().insert(extent);
+        self.moves.detached.insert(part.allocation, extent);
         if let Some(allocation) = self.allocations.get_mut(part.allocation) {
             allocation.extents_left = allocation.extents_left.saturating_add(1);
         }
         extent
-    }
-
-    pub(crate) fn untrack_detached(&mut self, allocation: vramd_types::AllocationId, id: ExtentId) {
-        if let Some(detached_extents) = self.moves.detached_extents.get_mut(&allocation) {
-            detached_extents.remove(&id);
-            if detached_extents.is_empty() {
-                self.moves.detached_extents.remove(&allocation);
-            }
-        }
     }
 
     /// Has the driver release an extent, if it exists.
@@ -112,7 +103,7 @@ impl Broker {
 
     /// The same, if there is a waiter: else the driver takes its time.
     pub(crate) fn release_now_if_awaited(&mut self, extents: &[ExtentId]) {
-        if self.is_room_wanted() || !self.line.room.pending.is_empty() {
+        if self.is_room_wanted() || self.line.room.is_any_expected() {
             self.release_now(extents.iter().copied());
         }
     }
@@ -146,7 +137,7 @@ impl Broker {
 
     pub(crate) fn forget_extent(&mut self, id: ExtentId, part: Option<PartRef>, was_unreturned: bool) {
         if let Some(part) = part {
-            self.untrack_detached(part.allocation, id);
+            self.moves.detached.remove(part.allocation, id);
         }
         let Some(allocation) = part.and_then(|part| self.allocations.get_mut(part.allocation)) else {
             return;

@@ -25,12 +25,12 @@ impl Broker {
         for device in self.device_indices() {
             let Some(account) = self.ledger.account(tenant, Place::device(device)) else { continue };
             if account.charged() <= account.limit {
-                self.line.over_limit.remove(&(tenant, device));
+                self.line.set_over_limit(tenant, device, false);
                 continue;
             }
             // Every full scan tries again for the rest.
             if self.has_tiers() {
-                self.line.over_limit.insert((tenant, device));
+                self.line.set_over_limit(tenant, device, true);
             }
             let plan = self.choose_for_limit(tenant, device);
             self.execute(plan, Cause::Rebalance);
@@ -38,7 +38,7 @@ impl Broker {
     }
 
     pub(crate) fn trim_all_to_limits(&mut self) {
-        for (tenant, _) in self.line.over_limit.clone() {
+        for tenant in self.line.tenants_over_limit() {
             self.trim_to_limit(tenant);
         }
     }

@@ -1,10 +1,8 @@
 //! A device whose driver has no memory although the ledger has room: another program took it.
 //!
 //! The daemon surveys the device, so that the ledger learns of it. The waiter re-enters the line at its old
-//! position, and the scan makes room for it as for any other. It is tried again only after something has left
-//! the device, or the ledger is short itself: nothing retries as fast as the driver can fail. If nothing is
-//! left that could leave and the ledger still has room, a part is tried a few times more, each time after a
-//! survey.
+//! position, and the scan makes room for it as for any other. `crate::line::Line` says when it is tried again; this
+//! file brings it what it learns. `scan/out_of_memory.rs` gives up on waiters that nothing helps.
 
 use vramd_types::{Bytes, DeviceIndex};
 
@@ -12,12 +10,13 @@ use crate::{
     broker::Broker,
     command::Notice,
     error::Refusal,
-    event::Tier,
+    event::{PartRef, Tier},
     follow_up::Fact,
     handler::Started,
     ledger::Place,
-    line::{BatchRequest, TRIES_MAX, Waiter, WaitingBatch},
-    tenancy::{OpId, Requester},
+    line::{BatchRequest, MemoryNews, TRIES_MAX, Waiter, WaitingBatch},
+    ops::Requester,
+    tenancy::OpId,
 };
 
 impl Broker {
@@ -63,15 +62,24 @@ impl Broker {
         if let Some(op) = self.requests.ops.get_mut(op) {
             op.kind = kind;
         }
-        self.suspend_waiter(Waiter::Batch(op), device, 0);
-        if rests {
-            self.line.rest(Waiter::Batch(op));
-        }
+        self.suspend(Waiter::Batch(op), device, 0, rests);
+    }
+
+    /// Puts a part back into the line at the position of its oldest call.
+    pub(crate) fn requeue_part(&mut self, part: PartRef, device: DeviceIndex, vain_tries: u32) {
+        self.enter_line(part);
+        self.suspend(Waiter::Part(part), device, vain_tries, false);
+    }
+
+    /// Suspends a waiter that the driver failed. The next survey that begins shows which program has the memory.
+    fn suspend(&mut self, waiter: Waiter, device: DeviceIndex, vain_tries: u32, rests: bool) {
+        let survey = self.node.surveys.requested(device);
+        self.line.suspend(waiter, (device, survey), vain_tries, rests);
     }
 
     /// The driver has memory of the device back: waiters that it failed may be tried.
     pub(crate) fn note_memory_returned(&mut self, place: Place) {
-        if place.tier == Tier::Device && self.line.retry_after_release(place.device) {
+        if place.tier == Tier::Device && self.line.learn(MemoryNews::Returned(place.device)) {
             self.follow_ups.push(Fact::RetryAllowed);
         }
     }

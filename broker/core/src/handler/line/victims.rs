@@ -365,10 +365,10 @@ impl Broker {
 
     /// Whether a part can leave its device once no session uses it.
     fn is_movable_now(&self, part: PartRef) -> bool {
-        let is_held = self.moves.operator_holds.contains(&part);
+        let is_held = self.moves.is_held(part);
         planted!(self, EvictedThoughHeld => is_held = false);
         self.is_stable(part.allocation)
-            && !self.moves.migrations.contains_key(&part)
+            && !self.moves.migrations.contains(part)
             && !self.mapping.revocations.contains_key(&part)
             && self.moves.backings.contains(&part)
             // A part that a call still waits for may just have arrived. If it left again at once, this could go

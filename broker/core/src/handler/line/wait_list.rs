@@ -8,7 +8,8 @@ use crate::{
     event::PartRef,
     line::{Footprint, Position, Waiter},
     moves::Cause,
-    tenancy::{OpId, OpKind, Requester},
+    ops::{OpKind, Requester},
+    tenancy::OpId,
     time::Time,
     view::{MoveView, WaitView, WaiterView},
 };
@@ -52,7 +53,7 @@ impl Broker {
 
     /// When the last wait for the part ends by its deadline, if it does.
     fn wanted_until(&self, part: PartRef) -> Option<Time> {
-        if self.moves.attach_waiters.contains_key(&part) {
+        if self.moves.attach_waiters.contains(part) {
             return None;
         }
         let mut last = None;
@@ -76,9 +77,9 @@ impl Broker {
     /// Migrations and write-backs that are under way.
     pub fn moves(&self) -> Vec<MoveView> {
         let migrations = self.moves.migrations.iter();
-        let moves = migrations.map(|(part, it)| (*part, it.to_tier, it.cause, it.state, it.since, it.to));
+        let moves = migrations.map(|(part, it)| (part, it.to_tier, it.cause, it.state, it.since, it.to));
         let written_back = self.moves.write_backs.iter().map(|(part, it)| {
-            (*part, it.tier, Cause::WriteBack, it.state.as_migration_state(), it.since, it.to)
+            (part, it.tier, Cause::WriteBack, it.state.as_migration_state(), it.since, it.to)
         });
         let view = |(part, to, cause, state, since, extent): (PartRef, _, _, _, _, _)| {
             let allocation = self.allocations.get(part.allocation)?;

@@ -91,7 +91,7 @@ impl Broker {
             }
         }
         if new.is_none() && old == MapState::Away {
-            self.forget_attach_waiter(id, part);
+            self.moves.attach_waiters.remove(part, id);
         }
         let is_free = new.is_none();
         planted!(self, SlotReused => is_free = is_free || new == Some(MapState::Away));

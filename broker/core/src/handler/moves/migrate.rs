@@ -34,11 +34,11 @@ impl Broker {
         if self.is_held_on_device(part) {
             return Some(PartMove::Held);
         }
-        if let Some(under_way) = self.moves.migrations.get_mut(&part) {
+        if let Some(under_way) = self.moves.migrations.get(part) {
             if under_way.to_tier != to_tier || under_way.state == MigrationState::Stopping {
                 return Some(PartMove::Wanted);
             }
-            under_way.ops.push(op);
+            self.moves.migrations.join(part, [op]);
             return None;
         }
         // A dropped part lies nowhere.
@@ -62,15 +62,14 @@ impl Broker {
         arrived: Arrival,
     ) -> Result<Option<PartMove>, MoveError> {
         self.begin_migration(part, to_tier, cause, op)?;
-        if let Some(migration) = self.moves.migrations.get_mut(&part) {
-            migration.for_arrival = (cause == Cause::Demand && to_tier != Tier::Device).then_some(arrived);
-        }
+        let for_arrival = (cause == Cause::Demand && to_tier != Tier::Device).then_some(arrived);
+        self.moves.migrations.set_arrival(part, for_arrival);
         Ok(match self.revoke_part(None, part, false, arrived) {
             None => None,
             Some(PartRevocation::Revoked) => {
                 self.resume_migration(part, &PartRevocation::Revoked);
                 // A part that needs no copy has arrived already.
-                (!self.moves.migrations.contains_key(&part)).then_some(PartMove::Moved)
+                (!self.moves.migrations.contains(part)).then_some(PartMove::Moved)
             }
             Some(other) => {
                 op.into_iter().for_each(|op| self.forget_operation(part, op));
@@ -97,9 +96,9 @@ impl Broker {
 
     /// Fetches a part for an operator.
     pub(crate) fn fetch_for_operator(&mut self, op: OpId, part: PartRef) -> Option<PartMove> {
-        if let Some(under_way) = self.moves.migrations.get_mut(&part) {
+        if let Some(under_way) = self.moves.migrations.get(part) {
             if under_way.to_tier == Tier::Device {
-                under_way.ops.push(op);
+                self.moves.migrations.join(part, [op]);
                 return None;
             }
             // Its migration between tiers below ends first.
@@ -210,7 +209,7 @@ impl Broker {
             ops: op.into_iter().collect(),
         };
         planted!(self, CopiedWhileMappedInPlace => migration = migration.unmapped_in(Tier::Host));
-        self.moves.migrations.insert(part, migration);
+        self.moves.migrations.begin(part, migration);
         self.absorb_write_back(part);
         if awaited {
             self.hasten_write_back(part);
@@ -231,8 +230,7 @@ impl Broker {
 
     /// Copies a migration as demand from now on: a client waits for the part, or for its room.
     pub(crate) fn hasten_migration(&mut self, part: PartRef) {
-        let Some(migration) = self.moves.migrations.get_mut(&part).filter(|it| !it.awaited) else { return };
-        migration.awaited = true;
+        let Some(migration) = self.moves.migrations.await_end(part) else { return };
         let (to, state) = (migration.to, migration.state);
         planted!(self, ClassInverted => return);
         if state == MigrationState::Copying {
@@ -243,24 +241,24 @@ impl Broker {
 
     /// A revocation has ended: the migration that waited for it goes on, or stops.
     pub(crate) fn resume_migration(&mut self, part: PartRef, outcome: &PartRevocation) {
-        let Some(migration) = self.moves.migrations.get_mut(&part).filter(|it| !it.is_unmapped) else {
+        if self.moves.migrations.get(part).is_none_or(|it| it.is_unmapped) {
             return;
-        };
+        }
         if *outcome != PartRevocation::Revoked {
             return self.stop_migration(part, Stop::InUse(outcome.clone()));
         }
-        migration.is_unmapped = true;
+        self.moves.migrations.unmapped(part);
         self.copy_if_ready(part);
     }
 
     /// The destination of a migration was created, or failed. Returns whether the extent was one.
     fn on_destination_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&ExtentError>) -> bool {
-        let Some(migration) = self.moves.migrations.get_mut(&part).filter(|it| it.to == id) else {
+        if self.moves.migrations.get(part).is_none_or(|it| it.to != id) {
             return false;
-        };
+        }
         match failure {
             None => {
-                migration.is_made = true;
+                self.moves.migrations.made(part);
                 self.copy_if_ready(part);
             }
             Some(error) => {
@@ -273,12 +271,12 @@ impl Broker {
 
     pub(crate) fn copy_if_ready(&mut self, part: PartRef) {
         // A write-back is still writing the destination.
-        if self.moves.write_backs.contains_key(&part) {
+        if self.moves.write_backs.contains(part) {
             return;
         }
         let ready = |it: &&Migration| it.is_made && it.is_unmapped;
         planted!(self, CopiedWhileMapped => ready = |it: &&Migration| it.is_made);
-        let Some(migration) = self.moves.migrations.get(&part).filter(ready) else { return };
+        let Some(migration) = self.moves.migrations.get(part).filter(ready) else { return };
         let (to, clean, is_new) =
             (migration.to, migration.clean, migration.state == MigrationState::Preparing);
         let class = match (migration.awaited, migration.to_tier) {
@@ -310,7 +308,7 @@ impl Broker {
 
     /// Stops a migration: the part stays where it is.
     pub(crate) fn stop_migration(&mut self, part: PartRef, why: Stop) {
-        let Some(migration) = self.moves.migrations.get_mut(&part) else { return };
+        let Some(migration) = self.moves.migrations.get(part) else { return };
         let (state, to) = (migration.state, migration.to);
         if state == MigrationState::Copying {
             self.push_command(Command::CancelCopy { to });

@@ -30,7 +30,7 @@ impl Broker {
             return self.on_written_back(part, result);
         }
         let is_copied = |part: &PartRef| {
-            self.moves.migrations.get(part).is_some_and(|it| it.to == to && it.state.is_copying())
+            self.moves.migrations.get(*part).is_some_and(|it| it.to == to && it.state.is_copying())
         };
         let Some(part) = part.filter(is_copied) else {
             return self.report_violation(
@@ -56,7 +56,7 @@ impl Broker {
     pub(crate) fn on_damaged(&mut self, to: ExtentId, problem: String) {
         let part = self.pool.get(to).and_then(|extent| extent.part);
         let is_copied = |part: &PartRef| {
-            self.moves.migrations.get(part).is_some_and(|it| it.to == to && it.state.is_copying())
+            self.moves.migrations.get(*part).is_some_and(|it| it.to == to && it.state.is_copying())
         };
         let Some(part) = part.filter(is_copied) else {
             return self.on_copied(to, Err(problem));
@@ -68,12 +68,10 @@ impl Broker {
 
     /// Moves a migration along its table. `why` is the outcome if it fails; the first one counts.
     pub(crate) fn advance_migration(&mut self, part: PartRef, event: MigrationEvent, why: Option<Stop>) {
-        let Some(migration) = self.moves.migrations.get_mut(&part) else { return };
-        let (from, step) = (migration.state, migration.state.on(event));
+        let Some((from, step)) = self.moves.migrations.step(part, event, why) else { return };
         self.shell.transitions.note(Transition::Migration { from, event, legal: step.is_some() });
-        migration.stopped = migration.stopped.take().or(why);
         match step {
-            Some(MigrationStep::To(state)) => migration.state = state,
+            Some(MigrationStep::To(_)) => {}
             Some(MigrationStep::Done) => self.end_migration(part, true),
             Some(MigrationStep::Abandoned) => self.end_migration(part, false),
             None => self
@@ -82,7 +80,7 @@ impl Broker {
     }
 
     fn end_migration(&mut self, part: PartRef, arrived: bool) {
-        let Some(migration) = self.moves.migrations.remove(&part) else { return };
+        let Some(migration) = self.moves.migrations.end(part) else { return };
         let Migration {
             to,
             from_tier,
@@ -108,7 +106,7 @@ impl Broker {
             }
             (Tier::Device, _, true) => {
                 if self.is_dropped(part) {
-                    self.count_drop(part);
+                    self.moves.count_drop(part);
                 }
                 self.release_backing(part);
                 self.leave_device(part, left);
@@ -153,7 +151,7 @@ impl Broker {
         };
         let entry = self.allocations.get(part.allocation).and_then(|it| it.part(part.part));
         let stays = entry.map(|entry| entry.extent).filter(|_| !arrived && from_tier == Tier::Device);
-        self.moves.ended.push_back(MoveReport { part, end, stays });
+        self.moves.report(MoveReport { part, end, stays });
         self.follow_ups.push(Fact::MoveEnded);
     }
 
@@ -184,9 +182,7 @@ impl Broker {
     fn switch_extent(&mut self, part: PartRef, to: ExtentId) -> ExtentId {
         let Some(allocation) = self.allocations.get_mut(part.allocation) else { return to };
         let Some(from) = allocation.set_extent(part.part, to) else { return to };
-        let detached_extents = self.moves.detached_extents.entry(part.allocation).or_default();
-        detached_extents.remove(&to);
-        detached_extents.insert(from);
+        self.moves.detached.swap(part.allocation, from, to);
         from
     }
 
@@ -254,8 +250,6 @@ impl Broker {
     }
 
     pub(crate) fn forget_operation(&mut self, part: PartRef, op: OpId) {
-        if let Some(migration) = self.moves.migrations.get_mut(&part) {
-            migration.ops.retain(|other| *other != op);
-        }
+        self.moves.migrations.leave(part, op);
     }
 }

@@ -32,18 +32,18 @@ impl Broker {
     /// Starts to write one part back. `None`: the operation, if any, is told when it is over.
     pub(crate) fn write_back_part(&mut self, op: Option<OpId>, part: PartRef) -> Option<PartMove> {
         // A migration brings its content below as well, whichever way it ends.
-        if let Some(migration) = self.moves.migrations.get_mut(&part) {
+        if let Some(migration) = self.moves.migrations.get(part) {
             if migration.state == MigrationState::Stopping {
                 return Some(PartMove::Wanted);
             }
-            op.into_iter().for_each(|op| migration.ops.push(op));
+            self.moves.migrations.join(part, op);
             return None;
         }
-        if let Some(under_way) = self.moves.write_backs.get_mut(&part) {
+        if let Some(under_way) = self.moves.write_backs.get(part) {
             if under_way.state == WriteBackState::Stopping {
                 return Some(PartMove::Wanted);
             }
-            op.into_iter().for_each(|op| under_way.ops.push(op));
+            self.moves.write_backs.join(part, op);
             return None;
         }
         if self.tier_of(part) != Some(Tier::Device) {
@@ -69,7 +69,7 @@ impl Broker {
             stopped: None,
             ops: op.into_iter().collect(),
         };
-        self.moves.write_backs.insert(part, write_back);
+        self.moves.write_backs.begin(part, write_back);
         if self.is_live(to) {
             self.ask_or_copy(part, word);
         }
@@ -136,7 +136,7 @@ impl Broker {
     /// The backing of a part was created, or failed.
     pub(crate) fn on_backing_made(&mut self, part: PartRef, id: ExtentId, failure: Option<&ExtentError>) {
         let is_awaited = |it: &WriteBack| it.to == id && it.state == WriteBackState::Creating;
-        if !self.moves.write_backs.get(&part).is_some_and(is_awaited) {
+        if !self.moves.write_backs.get(part).is_some_and(is_awaited) {
             return;
         }
         let why = match failure {
@@ -160,7 +160,7 @@ impl Broker {
     }
 
     pub(crate) fn on_written_cleared(&mut self, part: PartRef, cleared: bool) {
-        let state = self.moves.write_backs.get(&part).map(|under_way| under_way.state);
+        let state = self.moves.write_backs.get(part).map(|under_way| under_way.state);
         if !matches!(state, Some(WriteBackState::Checking | WriteBackState::Stopping)) {
             return self
                 .report_violation(invariants::MAPPERS, format!("the word of {part:?} was cleared unasked"));
@@ -178,9 +178,7 @@ impl Broker {
 
     /// Starts the copy. It includes every write that was reported until now.
     fn copy_back(&mut self, part: PartRef) {
-        let Some(under_way) = self.moves.write_backs.get_mut(&part) else { return };
-        under_way.written = false;
-        let to = under_way.to;
+        let Some(to) = self.moves.write_backs.begin_copy(part) else { return };
         planted!(self, WrittenBackToAnother => to = self.backing_of_another(part).unwrap_or(to));
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };
@@ -209,28 +207,22 @@ impl Broker {
     /// Merges a write-back into a migration of the part to the same memory. A copy that runs is what the
     /// migration waits for; else the migration copies. Operations of the one wait for the other.
     pub(crate) fn absorb_write_back(&mut self, part: PartRef) {
-        let Some(under_way) = self.moves.write_backs.get_mut(&part).filter(|it| !it.state.is_copying())
-        else {
-            return;
-        };
-        let ops = std::mem::take(&mut under_way.ops);
-        if let Some(migration) = self.moves.migrations.get_mut(&part) {
-            ops.iter().for_each(|op| migration.ops.push(*op));
-        }
+        let Some(ops) = self.moves.write_backs.take_ops_before_copy(part) else { return };
+        self.moves.migrations.join(part, ops);
         self.stop_write_back(part, Stop::Wanted);
     }
 
     /// Copies a write-back as demand, since a waiter needs the part to leave.
     pub(crate) fn hasten_write_back(&mut self, part: PartRef) {
         planted!(self, ClassInverted => return);
-        let copied = self.moves.write_backs.get(&part).filter(|it| it.state == WriteBackState::Copying);
+        let copied = self.moves.write_backs.get(part).filter(|it| it.state == WriteBackState::Copying);
         if let Some(to) = copied.map(|it| it.to) {
             self.push_command(Command::HastenCopy { to });
         }
     }
 
     pub(crate) fn stop_write_back(&mut self, part: PartRef, why: Stop) {
-        let Some(under_way) = self.moves.write_backs.get(&part) else { return };
+        let Some(under_way) = self.moves.write_backs.get(part) else { return };
         let (state, to) = (under_way.state, under_way.to);
         if state == WriteBackState::Copying {
             self.push_command(Command::CancelCopy { to });
@@ -240,17 +232,11 @@ impl Broker {
 
     /// Moves a write-back along its table. `why` is the outcome if it fails; the first one counts.
     pub(crate) fn advance_write_back(&mut self, part: PartRef, event: WriteBackEvent, why: Option<Stop>) {
-        let Some(under_way) = self.moves.write_backs.get_mut(&part) else { return };
-        let (from, step) = (under_way.state, under_way.state.on(event));
+        let Some((from, step)) = self.moves.write_backs.step(part, event, why) else { return };
         self.shell.transitions.note(Transition::WriteBack { from, event, legal: step.is_some() });
-        under_way.stopped = under_way.stopped.take().or(why);
         match step {
-            Some(MigrationStep::To(state)) => {
-                under_way.state = state;
-                if state == WriteBackState::Copying {
-                    self.copy_back(part);
-                }
-            }
+            Some(MigrationStep::To(WriteBackState::Copying)) => self.copy_back(part),
+            Some(MigrationStep::To(_)) => {}
             Some(MigrationStep::Done) => self.end_write_back(part, true),
             Some(MigrationStep::Abandoned) => self.end_write_back(part, false),
             None => self
@@ -259,14 +245,12 @@ impl Broker {
     }
 
     fn end_write_back(&mut self, part: PartRef, copied: bool) {
-        let Some(over) = self.moves.write_backs.remove(&part) else { return };
+        let Some(over) = self.moves.write_backs.end(part) else { return };
         let clean = copied && !over.written;
         planted!(self, WrittenSinceIgnored => clean = copied);
-        if let Some(migration) =
-            self.moves.migrations.get_mut(&part).filter(|migration| migration.to == over.to)
-        {
+        if self.moves.migrations.get(part).is_some_and(|migration| migration.to == over.to) {
             // The migration leaves with the result.
-            migration.clean = clean;
+            self.moves.migrations.set_clean(part, clean);
         } else if !self.is_backing_of(part, over.to) {
             // The part was freed meanwhile.
             self.release_extent(over.to);

@@ -8,7 +8,8 @@ use crate::{
     broker::Broker,
     command::{Command, Notice},
     error::Refusal,
-    tenancy::{OpKind, Outcome, SessionEvent, SessionState, SilentReason},
+    ops::OpKind,
+    tenancy::{Outcome, SessionEvent, SessionState, SilentReason},
     time::Time,
 };
 

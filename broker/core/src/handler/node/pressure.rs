@@ -150,7 +150,7 @@ impl Broker {
 
     /// Writes cold parts back. Returns whether any copy begins.
     fn write_back_cold(&mut self, device: DeviceIndex, cold: &[PartRef]) -> bool {
-        let of_device = self.moves.write_backs.keys().filter(|part| self.is_on(**part, device));
+        let of_device = self.moves.write_backs.iter().filter(|(part, _)| self.is_on(*part, device));
         let mut left = WRITE_BACKS_AHEAD_MAX.saturating_sub(of_device.count());
         let before = left;
         for part in cold {
@@ -194,7 +194,7 @@ impl Broker {
             let without = of_tenant.saturating_add(footprint.size);
             if self.is_busy(*part)
                 || self.is_wanted(*part)
-                || self.moves.operator_holds.contains(part)
+                || self.moves.is_held(*part)
                 || !self.is_above_guarantee_in(footprint.tenant, place, without)
                 || !self.is_unused(*part, self.pins.after_all())
                 || !self.node.pressure.tried.insert(*part)
@@ -228,7 +228,7 @@ impl Broker {
         let returning = self.node.pressure.returning.iter().filter(|((of, _), _)| *of == place);
         let mut leaving: BTreeMap<_, Bytes> =
             returning.map(|((_, tenant), bytes)| (*tenant, *bytes)).collect();
-        for footprint in migrations.filter_map(|(part, _)| self.footprint_of(*part)) {
+        for footprint in migrations.filter_map(|(part, _)| self.footprint_of(part)) {
             if footprint.device == place.device {
                 let bytes = leaving.entry(footprint.tenant).or_default();
                 *bytes = bytes.saturating_add(footprint.size);
@@ -240,9 +240,9 @@ impl Broker {
     /// Whether anything is being done with the part, or with its allocation as a whole.
     fn is_busy(&self, part: PartRef) -> bool {
         !self.is_stable(part.allocation)
-            || self.moves.migrations.contains_key(&part)
+            || self.moves.migrations.contains(part)
             || self.mapping.revocations.contains_key(&part)
-            || self.moves.write_backs.contains_key(&part)
+            || self.moves.write_backs.contains(part)
     }
 
     fn is_on(&self, part: PartRef, device: DeviceIndex) -> bool {

@@ -9,11 +9,10 @@ use crate::{
     event::{ChannelId, Hello, Lifetime},
     invariants,
     observed::Transition,
+    ops::{Op, OpKind, Requester},
     residency::AllocationState,
     shell::Timer,
-    tenancy::{
-        Op, OpKind, Outcome, RequestLog, Requester, Session, SessionEvent, SessionState, SilentReason, Words,
-    },
+    tenancy::{Outcome, RequestLog, Session, SessionEvent, SessionState, SilentReason, Words},
 };
 
 impl Broker {

@@ -3,9 +3,16 @@
 
 use vramd_types::{Bytes, DeviceIndex};
 
-use crate::{broker::Broker, command::Notice, event::Tier, follow_up::Fact, ledger::Place};
+use crate::{broker::Broker, command::Notice, event::Tier, follow_up::Fact, ledger::Place, line::MemoryNews};
 
 impl Broker {
+    /// Begins a round of surveys.
+    pub(crate) fn begin_surveys(&mut self) {
+        self.line.learn(MemoryNews::SurveysBegin);
+        self.survey_all();
+        self.arm_survey();
+    }
+
     pub(crate) fn on_surveyed(
         &mut self,
         device: DeviceIndex,
@@ -36,8 +43,7 @@ impl Broker {
             before.into_iter().for_each(|(place, before)| self.note_resized(place, before));
         }
         self.cover_shortfall(device);
-        self.line.resume_all();
-        self.line.retry_after_survey(device);
+        self.line.learn(MemoryNews::Surveyed(device));
         self.usage.residents.clear_stuck();
         self.usage.idle_on_host.clear_stuck();
         self.note_all_in_place();

@@ -20,9 +20,10 @@ use crate::{
     event::{PartRef, Tier},
     follow_up::Fact,
     line::Waiter,
+    ops::OpKind,
     residency::{AllocationState, MapState, Stage},
     shell::Timer,
-    tenancy::{OpKind, PinCall, PinId},
+    tenancy::{PinCall, PinId},
     time::Time,
 };
 
@@ -142,7 +143,7 @@ impl Broker {
 
     /// Whether the session needs only time to have the part: its bytes are being copied, or it is being sent.
     fn is_arriving(&self, session: SessionId, part: PartRef) -> bool {
-        match self.moves.migrations.get(&part) {
+        match self.moves.migrations.get(part) {
             Some(migration) => migration.to_tier == Tier::Device,
             None => matches!(self.map_state(session, part), Some(MapState::Queued | MapState::Offered)),
         }

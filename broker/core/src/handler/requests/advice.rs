@@ -63,8 +63,8 @@ impl Broker {
 
     /// Sends the part where it lies to sessions that wait for it.
     fn map_in_place(&mut self, part: PartRef) {
-        self.moves.in_place_to_unmap.remove(&part);
-        if !self.moves.migrations.contains_key(&part) && self.is_in_place(part) {
+        self.mapping.in_place_to_unmap.remove(&part);
+        if !self.moves.migrations.contains(part) && self.is_in_place(part) {
             self.serve_part_waiters(part);
         }
     }
@@ -74,7 +74,7 @@ impl Broker {
     fn schedule_in_place_unmap(&mut self, part: PartRef) {
         planted!(self, EndedAdviceKept => return);
         if self.tier_of(part) == Some(Tier::Host) {
-            self.moves.in_place_to_unmap.insert(part);
+            self.mapping.in_place_to_unmap.insert(part);
             self.follow_ups.push(Fact::InPlaceUnpinned(part));
         }
     }
@@ -82,17 +82,17 @@ impl Broker {
     /// Unmaps a part that is mapped in place although it is no longer advised. Afterwards it is as any other
     /// part: a pin has it fetched.
     pub(crate) fn unmap_in_place(&mut self, part: PartRef) {
-        if !self.moves.in_place_to_unmap.contains(&part) {
+        if !self.mapping.in_place_to_unmap.contains(&part) {
             return;
         }
         // The end of the migration or revocation pushes the fact again.
-        if self.moves.migrations.contains_key(&part) || self.mapping.revocations.contains_key(&part) {
+        if self.moves.migrations.contains(part) || self.mapping.revocations.contains_key(&part) {
             return;
         }
         let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
         let is_freed = state.is_none_or(|state| state == AllocationState::Freeing);
         if is_freed || self.tier_of(part) != Some(Tier::Host) || !self.is_in_place(part) {
-            self.moves.in_place_to_unmap.remove(&part);
+            self.mapping.in_place_to_unmap.remove(&part);
         } else {
             let begun = self.revoke_part(None, part, false, self.pins.after_all()).is_none();
             let asked = &mut self.follow_ups.words_asked;

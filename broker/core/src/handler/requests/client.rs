@@ -9,7 +9,8 @@ use crate::{
     error::Refusal,
     event::{CallId, ClientRequest, Peer, RequestKey},
     handler::{Start, Started},
-    tenancy::{Method, Op, OpId, Recall, Requester, TenantId},
+    ops::{Op, Requester},
+    tenancy::{Method, OpId, Recall, TenantId},
 };
 
 impl Broker {

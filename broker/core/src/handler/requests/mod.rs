@@ -21,7 +21,8 @@ mod settings;
 
 use std::collections::BTreeMap;
 
-use crate::tenancy::{OpTable, RequestLog};
+use crate::ops::OpTable;
+use crate::tenancy::RequestLog;
 
 /// Requests under way, and those that are remembered.
 #[derive(Debug, Default)]

@@ -9,7 +9,8 @@ use crate::{
     event::{CallId, OperatorRequest, RequestKey, Target},
     follow_up::Fact,
     handler::{Start, Started},
-    tenancy::{Method, MoveGoal, OpId, OpKind, Outcome, Recall, Requester, SessionEvent, SessionState},
+    ops::{MoveGoal, OpKind, Requester},
+    tenancy::{Method, OpId, Outcome, Recall, SessionEvent, SessionState},
 };
 
 impl Broker {

@@ -22,11 +22,7 @@ impl Broker {
         let parts = self.parts_of(target, parts)?;
         let mut changed = 0usize;
         for part in parts.iter().copied().map(|part| PartRef { allocation: id, part }) {
-            let is_new = match held {
-                true => self.moves.operator_holds.insert(part),
-                false => self.moves.operator_holds.remove(&part),
-            };
-            changed = changed.saturating_add(usize::from(is_new));
+            changed = changed.saturating_add(usize::from(self.moves.hold(part, held)));
             if held && self.is_leaving(part) {
                 self.stop_migration(part, Stop::Held);
                 self.after_moves();

@@ -15,9 +15,10 @@ use crate::{
     handler::{Start, Started},
     ledger::Place,
     limits::{MOMENT, PARTS_STARTED_PER_EVENT},
+    ops::{MoveGoal, OpKind, PerPart},
     residency::AllocationState,
     shell::Timer,
-    tenancy::{MoveGoal, OpId, OpKind, PerPart},
+    tenancy::OpId,
 };
 
 impl Broker {

@@ -16,28 +16,10 @@ use crate::{
     ledger::{Place, Quota, QuotaDevice, QuotaTable},
     limits::REQUESTS_REMEMBERED,
     line::RoomPlan,
-    tenancy::{Method, OpId, OpKind, Outcome, Requester, TenantId},
+    ops::{OpKind, QuotaChange, QuotaEdit, Requester},
+    tenancy::{Method, OpId, Outcome, TenantId},
     view::{StoredQuota, StoredQuotas, StoredRequest},
 };
-
-/// A requested change. The daemon computes its result when its turn comes.
-#[derive(Clone, Debug)]
-pub(crate) struct QuotaChange {
-    pub(crate) tenant: TenantId,
-    pub(crate) device: QuotaDevice,
-    pub(crate) tier: Tier,
-    edit: Edit,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Edit {
-    /// Values that are left out stay as they are.
-    Set {
-        guarantee: Option<Quantity>,
-        limit: Option<Quantity>,
-    },
-    Delete,
-}
 
 /// Changes that wait for their turn, and the one that is being stored.
 #[derive(Debug, Default)]
@@ -91,7 +73,7 @@ impl Broker {
                 self.find_device(text).ok_or_else(|| Refusal::DeviceUnknown { device: text.clone() })?,
             ),
         };
-        self.plan_change(tenant, device, tier, Edit::Set { guarantee, limit })
+        self.plan_change(tenant, device, tier, QuotaEdit::Set { guarantee, limit })
     }
 
     pub(crate) fn plan_delete_quota(&mut self, tenant: &str, device: &DeviceSelector, tier: Tier) -> Start {
@@ -101,10 +83,10 @@ impl Broker {
                 self.find_device(text).map_or_else(|| QuotaDevice::Absent(text.clone()), QuotaDevice::Present)
             }
         };
-        self.plan_change(tenant, device, tier, Edit::Delete)
+        self.plan_change(tenant, device, tier, QuotaEdit::Delete)
     }
 
-    fn plan_change(&mut self, tenant: &str, device: QuotaDevice, tier: Tier, edit: Edit) -> Start {
+    fn plan_change(&mut self, tenant: &str, device: QuotaDevice, tier: Tier, edit: QuotaEdit) -> Start {
         if !name::is_valid(tenant) {
             return Err(Refusal::NameInvalid { field: "tenant", name: tenant.to_owned() });
         }
@@ -155,12 +137,12 @@ impl Broker {
         let book = self.ledger.quotas();
         let stored = book.get(change.tenant, &change.device, change.tier);
         let quota = match change.edit {
-            Edit::Delete if stored.is_none() => {
+            QuotaEdit::Delete if stored.is_none() => {
                 let tenant = self.tenants.name(change.tenant).to_owned();
                 return Err(Refusal::QuotaNotFound { tenant, device: self.device_text(&change.device) });
             }
-            Edit::Delete => None,
-            Edit::Set { guarantee, limit } => {
+            QuotaEdit::Delete => None,
+            QuotaEdit::Set { guarantee, limit } => {
                 let base = stored.unwrap_or_else(|| match change.device {
                     QuotaDevice::Present(device) => {
                         book.effective(change.tenant, Place { device, tier: change.tier }).0

@@ -157,7 +157,7 @@ impl Broker {
         self.leave_line(waiter, WaitEnd::Cancelled);
         match waiter {
             Waiter::Part(part) => {
-                self.moves.attach_waiters.remove(&part);
+                self.moves.attach_waiters.take(part);
                 self.refuse_calls_missing(part, &why);
             }
             Waiter::Batch(op) => self.refuse_batch(op, why),

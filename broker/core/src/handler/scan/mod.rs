@@ -130,7 +130,7 @@ impl Broker {
     pub(crate) fn still_waits(&self, waiter: Waiter) -> bool {
         match waiter {
             Waiter::Part(part) => {
-                self.is_wanted(part) && !self.moves.migrations.contains_key(&part) && self.is_off_device(part)
+                self.is_wanted(part) && !self.moves.migrations.contains(part) && self.is_off_device(part)
             }
             Waiter::Batch(_) => true,
         }

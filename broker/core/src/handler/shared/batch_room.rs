@@ -10,8 +10,9 @@ use crate::{
     event::Tier,
     ledger::{Place, PlaceBalances, Shortage},
     line::{AllocationPlan, BatchShortage, Footprint, Need, WaitingBatch, parts_of},
+    ops::{OpKind, Requester},
     pool::Age,
-    tenancy::{Arrival, OpId, OpKind, Requester, TenantId},
+    tenancy::{Arrival, OpId, TenantId},
 };
 
 impl Broker {

@@ -8,9 +8,9 @@ use crate::{
     broker::Broker,
     command::{Caller, Notice},
     error::Refusal,
-    handler::QuotaChange,
     ledger::Quota,
-    tenancy::{Method, Requester, TenantId},
+    ops::{QuotaChange, Requester},
+    tenancy::{Method, TenantId},
 };
 
 impl Broker {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, SessionId};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, SessionId};
 
 use crate::{
     broker::Broker,
@@ -17,7 +17,7 @@ use crate::{
 impl Broker {
     /// Whether the part cannot be sent to a session now: it lies in another tier, or is moving.
     pub(crate) fn is_off_device(&self, part: PartRef) -> bool {
-        match self.moves.migrations.get(&part) {
+        match self.moves.migrations.get(part) {
             Some(migration) => migration.is_unmapped,
             None => {
                 self.has_tiers()
@@ -37,7 +37,7 @@ impl Broker {
     pub(crate) fn stays_in_place(&self, part: PartRef) -> bool {
         let advised = self.allocations.get(part.allocation).is_some_and(|allocation| allocation.in_place);
         let comes =
-            self.moves.migrations.get(&part).is_some_and(|migration| migration.to_tier == Tier::Device);
+            self.moves.migrations.get(part).is_some_and(|migration| migration.to_tier == Tier::Device);
         planted!(self, FetchedThoughAdvised => advised = false);
         advised && !comes && self.lies_in_host(part)
     }
@@ -69,16 +69,14 @@ impl Broker {
     /// Whether a session waits for the part to be on its device.
     pub(crate) fn is_wanted(&self, part: PartRef) -> bool {
         self.pins.missing(part).next().is_some()
-            || self.moves.attach_waiters.get(&part).is_some_and(|attach_waiters| {
-                attach_waiters.iter().any(|session| self.map_state(*session, part) == Some(MapState::Away))
-            })
+            || (self.moves.attach_waiters.of(part))
+                .any(|session| self.map_state(session, part) == Some(MapState::Away))
     }
 
     /// Sessions that wait for the part: they pin it, or are to be sent it.
     pub(crate) fn sessions_waiting_for(&self, part: PartRef) -> Vec<SessionId> {
         let pinning = self.pins.missing(part).map(|(_, (session, _))| session);
-        let attach_waiters = self.moves.attach_waiters.get(&part).into_iter().flatten().copied();
-        let sessions: BTreeSet<_> = pinning.chain(attach_waiters).collect();
+        let sessions: BTreeSet<_> = pinning.chain(self.moves.attach_waiters.of(part)).collect();
         sessions.into_iter().collect()
     }
 
@@ -90,14 +88,14 @@ impl Broker {
 
     /// Whether the part is leaving its device.
     pub(crate) fn is_leaving(&self, part: PartRef) -> bool {
-        self.moves.migrations.get(&part).is_some_and(|migration| migration.from_tier == Tier::Device)
+        self.moves.migrations.get(part).is_some_and(|migration| migration.from_tier == Tier::Device)
     }
 
     /// Whether the part is leaving its device and no waiter needs its room so far.
     pub(crate) fn is_leaving_unawaited(&self, part: PartRef) -> bool {
         self.moves
             .migrations
-            .get(&part)
+            .get(part)
             .is_some_and(|migration| migration.from_tier == Tier::Device && !migration.awaited)
     }
 
@@ -105,7 +103,7 @@ impl Broker {
     pub(crate) fn is_room_awaited(&self, part: PartRef) -> bool {
         self.moves
             .migrations
-            .get(&part)
+            .get(part)
             .is_some_and(|migration| migration.from_tier == Tier::Device && migration.awaited)
     }
 
@@ -120,16 +118,10 @@ impl Broker {
         self.pool.get(entry.extent)
     }
 
-    /// Parts of an allocation that are moving.
-    pub(crate) fn migrations_of(&self, id: vramd_types::AllocationId) -> Vec<PartRef> {
-        let part = |index| PartRef { allocation: id, part: PartIndex(index) };
-        self.moves.migrations.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect()
-    }
-
     /// Bytes that are moving to or from a device.
     pub(crate) fn moving_bytes(&self, device: DeviceIndex, is_meant: impl Fn(&Migration) -> bool) -> Bytes {
-        let there = |it: &&Migration| is_meant(it);
-        let extents = self.moves.migrations.values().filter(there).filter_map(|it| self.pool.get(it.to));
+        let meant = self.moves.migrations.iter().filter(|(_, it)| is_meant(it));
+        let extents = meant.filter_map(|(_, it)| self.pool.get(it.to));
         let sizes = extents.filter(|extent| extent.place.device == device).map(|extent| extent.size);
         sizes.fold(Bytes::ZERO, Bytes::saturating_add)
     }
@@ -154,13 +146,7 @@ impl Broker {
 
     /// Whether a write-back is writing this extent, so that it must not be released.
     pub(crate) fn is_written_back_to(&self, part: PartRef, id: ExtentId) -> bool {
-        self.moves.write_backs.get(&part).is_some_and(|it| it.to == id && it.state.is_copying())
-    }
-
-    /// Parts of an allocation that are being written back.
-    pub(crate) fn write_backs_of(&self, id: AllocationId) -> Vec<PartRef> {
-        let part = |index| PartRef { allocation: id, part: PartIndex(index) };
-        self.moves.write_backs.range(part(0)..=part(u32::MAX)).map(|(part, _)| *part).collect()
+        self.moves.write_backs.get(part).is_some_and(|it| it.to == id && it.state.is_copying())
     }
 
     pub(crate) fn is_discardable(&self, part: PartRef) -> bool {
@@ -170,7 +156,7 @@ impl Broker {
     /// How often the part was dropped.
     pub(crate) fn drop_count_of(&self, part: PartRef) -> u64 {
         planted!(self, DropUnreported => return 0);
-        self.moves.drop_counts.get(&part).copied().unwrap_or_default()
+        self.moves.drop_count_of(part)
     }
 
     /// Whether the part is dropped.
@@ -191,7 +177,7 @@ impl Broker {
 
     /// Whether an operator holds the part, and it lies on its device.
     pub(crate) fn is_held_on_device(&self, part: PartRef) -> bool {
-        self.moves.operator_holds.contains(&part) && self.tier_of(part) == Some(Tier::Device)
+        self.moves.is_held(part) && self.tier_of(part) == Some(Tier::Device)
     }
 
     /// Whether any of its parts lies in its file, or has the file as backing.

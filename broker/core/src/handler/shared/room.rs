@@ -21,7 +21,7 @@ use crate::{
 impl Broker {
     /// Whether any waiter needs others to give something up.
     pub(crate) fn is_room_wanted(&self) -> bool {
-        !self.line.is_empty() || !self.line.over_limit.is_empty()
+        !self.line.is_empty() || self.line.is_any_over_limit()
     }
 
     pub(crate) fn needs(&self, waiter: Waiter, arrived: Arrival) -> SmallVec<[Need; 1]> {

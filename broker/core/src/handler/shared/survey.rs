@@ -9,7 +9,6 @@ use crate::{
     broker::Broker,
     command::{Command, Notice},
     ledger::{Ledger, Place, PlaceBalances},
-    line::Waiter,
     shell::Timer,
     tenancy::Session,
 };
@@ -26,7 +25,7 @@ pub(crate) struct Surveys {
 
 impl Surveys {
     /// How many will have been done of a device after all that are requested by now.
-    fn requested(&self, device: DeviceIndex) -> u64 {
+    pub(crate) fn requested(&self, device: DeviceIndex) -> u64 {
         let more = match self.under_way.get(&device) {
             Some(true) => 2,
             Some(false) => 1,
@@ -106,11 +105,6 @@ impl Broker {
         // One more for the daemon.
         let count = u64::from(contexts.max(self.config.sessions_reserved)).saturating_add(1);
         Bytes::new(each.saturating_mul(count))
-    }
-
-    /// Blocks a waiter that the driver failed until the device has been surveyed.
-    pub(crate) fn suspend_waiter(&mut self, waiter: Waiter, device: DeviceIndex, vain_tries: u32) {
-        self.line.record_out_of_memory(waiter, device, self.node.surveys.requested(device), vain_tries);
     }
 
     pub(crate) fn has_surveyed(&self, device: DeviceIndex, survey: u64) -> bool {

@@ -55,13 +55,7 @@ impl Broker {
             return;
         }
         planted!(self, StaleBackingTakenForClean => return);
-        self.moves.backings.set_clean(&part, false);
-        if let Some(write_back) = self.moves.write_backs.get_mut(&part) {
-            write_back.written = true;
-        }
-        if let Some(migration) = self.moves.migrations.get_mut(&part) {
-            migration.clean = false;
-        }
+        self.moves.mark_dirty(part);
     }
 
     /// Updates whether the part counts as idle in host memory.

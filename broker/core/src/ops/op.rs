@@ -1,27 +1,20 @@
 //! Operations: requests that cannot be answered at once because they wait for the driver, a client or the
 //! disk.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    num::NonZeroU64,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use vramd_types::{AllocationId, SessionId};
 
-use super::{ByTenant, Method, PerPart, Releases, TenantId};
+use super::{PerPart, QuotaChange};
 use crate::{
     command::{PartMove, PartRevocation},
     event::{CallId, RequestKey, Tier},
-    handler::QuotaChange,
     line::{BatchRequest, WaitingBatch},
     observed::ChangedKeys,
     pool::ExtentError,
+    tenancy::{ByTenant, Method, OpId, Releases, TenantId},
     time::Time,
 };
-
-/// The id of an operation. It is never zero, so an `Option` of it is one word: every allocation has one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct OpId(NonZeroU64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Requester {
@@ -137,9 +130,9 @@ pub(crate) struct OpTable {
 impl OpTable {
     /// Reserves the id of the next operation.
     pub(crate) const fn next_id(&mut self) -> OpId {
+        let id = OpId::after(self.last);
         self.last += 1;
-        // The counter never wraps, so it is not zero.
-        OpId(NonZeroU64::MIN.saturating_add(self.last - 1))
+        id
     }
 
     pub(crate) fn insert(&mut self, id: OpId, op: Op) {
@@ -191,7 +184,7 @@ impl OpTable {
 
     /// Operations that a session requested, or that wait for it; oldest first.
     pub(crate) fn of_session(&self, session: SessionId) -> Vec<OpId> {
-        let all = (session, OpId(NonZeroU64::MIN))..=(session, OpId(NonZeroU64::MAX));
+        let all = (session, OpId::MIN)..=(session, OpId::MAX);
         self.by_session.range(all).map(|(_, op)| *op).collect()
     }
 
