@@ -4,7 +4,7 @@ use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId};
 
-use crate::settings::SettingsChange;
+use crate::{collections::Pair, settings::SettingsChange};
 
 /// The number of one request. One [`crate::Command::Reply`] with the same number answers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -126,6 +126,18 @@ impl PartRef {
     pub(crate) fn all_of(allocation: AllocationId) -> RangeInclusive<Self> {
         let part = |index| Self { allocation, part: PartIndex(index) };
         part(0)..=part(u32::MAX)
+    }
+}
+
+impl Pair for PartRef {
+    type Number = PartIndex;
+
+    fn split(self) -> (u64, PartIndex) {
+        (self.allocation.get(), self.part)
+    }
+
+    fn join(id: u64, part: PartIndex) -> Self {
+        Self { allocation: AllocationId::from_raw(id), part }
     }
 }
 

@@ -88,7 +88,7 @@ fn no_folder_calls_a_higher_layer() {
     assert!(defined.len() > 300, "found {} methods only", defined.len());
     let mut wrong = Vec::new();
     for Source { layer, path, text } in &sources {
-        for caller in ["self.", "broker.", "Self::"] {
+        for caller in ["self.", "broker.", "view.", "Self::"] {
             for name in names(text, caller, '(') {
                 if let Some(of) = defined.get(name).filter(|of| rank(of) > rank(layer)) {
                     wrong.push(format!("{}: `{name}` is in the higher layer `{of}`", path.display()));

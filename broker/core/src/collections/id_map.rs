@@ -13,8 +13,8 @@
 //!
 //! A removal moves the last value of the page into the gap; nothing else moves.
 //!
-//! The price: a region takes 2 KiB and a block 3 KiB as long as one of its ids is present. A sparse page
-//! takes little more than its values.
+//! The price: a region takes 2 KiB and a block 3 KiB as long as one of its ids is present, and the last of each
+//! that became empty is kept. A sparse page takes little more than its values.
 
 /// Ids per page, one for each bit.
 const PAGE: usize = 16;
@@ -28,6 +28,10 @@ pub(crate) struct IdMap<V> {
     /// In the order of their numbers.
     regions: Vec<(u64, Box<Region<V>>)>,
     len: usize,
+    /// The last region that became empty: an id that comes and goes costs no memory anew.
+    spare_region: Option<Box<Region<V>>>,
+    /// The same of a block.
+    spare_block: Option<Box<Block<V>>>,
 }
 
 /// `len` counts blocks.
@@ -69,7 +73,7 @@ impl Sixteen {
 
 impl<V> Default for IdMap<V> {
     fn default() -> Self {
-        Self { regions: Vec::new(), len: 0 }
+        Self { regions: Vec::new(), len: 0, spare_region: None, spare_block: None }
     }
 }
 
@@ -79,15 +83,26 @@ impl<V> IdMap<V> {
     }
 
     pub(crate) fn get(&self, id: u64) -> Option<&V> {
-        let (_, region) = self.regions.get(self.find_region(id)?)?;
+        let number = id / REGION;
+        let region = match self.regions.last() {
+            // Nearly always.
+            Some((last, region)) if *last == number => region,
+            _ => &self.regions.get(self.find_region(number)?)?.1,
+        };
         let block = region.blocks.get(block_of(id))?.as_ref()?;
         let page = block.pages.get(page_of(id))?;
         page.values.get(page.find(id)?)
     }
 
     pub(crate) fn get_mut(&mut self, id: u64) -> Option<&mut V> {
-        let at = self.find_region(id)?;
-        let (_, region) = self.regions.get_mut(at)?;
+        let number = id / REGION;
+        let region = match self.regions.last() {
+            Some((last, _)) if *last == number => &mut self.regions.last_mut()?.1,
+            _ => {
+                let at = self.find_region(number)?;
+                &mut self.regions.get_mut(at)?.1
+            }
+        };
         let block = region.blocks.get_mut(block_of(id))?.as_mut()?;
         let page = block.pages.get_mut(page_of(id))?;
         let at = page.find(id)?;
@@ -96,9 +111,9 @@ impl<V> IdMap<V> {
 
     /// Inserts a value and returns the old one.
     pub(crate) fn insert(&mut self, id: u64, value: V) -> Option<V> {
-        let at = self.find_region(id).unwrap_or_else(|| {
+        let at = self.find_region(id / REGION).unwrap_or_else(|| {
             let at = self.regions.partition_point(|(number, _)| *number < id / REGION);
-            self.regions.insert(at, (id / REGION, Box::default()));
+            self.regions.insert(at, (id / REGION, self.spare_region.take().unwrap_or_default()));
             at
         });
         let (_, region) = self.regions.get_mut(at)?;
@@ -107,7 +122,7 @@ impl<V> IdMap<V> {
             Some(block) => block,
             None => {
                 region.len = region.len.saturating_add(1);
-                slot.insert(Box::default())
+                slot.insert(self.spare_block.take().unwrap_or_default())
             }
         };
         let old = block.pages.get_mut(page_of(id))?.insert(id, value);
@@ -119,7 +134,7 @@ impl<V> IdMap<V> {
     }
 
     pub(crate) fn remove(&mut self, id: u64) -> Option<V> {
-        let at = self.find_region(id)?;
+        let at = self.find_region(id / REGION)?;
         let (_, region) = self.regions.get_mut(at)?;
         let slot = region.blocks.get_mut(block_of(id))?;
         let block = slot.as_mut()?;
@@ -127,10 +142,10 @@ impl<V> IdMap<V> {
         self.len = self.len.saturating_sub(1);
         block.len = block.len.saturating_sub(1);
         if block.len == 0 {
-            *slot = None;
+            self.spare_block = slot.take();
             region.len = region.len.saturating_sub(1);
             if region.len == 0 {
-                self.regions.remove(at);
+                self.spare_region = Some(self.regions.remove(at).1);
             }
         }
         Some(value)
@@ -163,9 +178,9 @@ impl<V> IdMap<V> {
 }
 
 impl<V> IdMap<V> {
-    /// The index of the id's region.
-    fn find_region(&self, id: u64) -> Option<usize> {
-        let number = id / REGION;
+    /// The index of the region of that number.
+    #[inline(never)]
+    fn find_region(&self, number: u64) -> Option<usize> {
         match self.regions.last() {
             Some((last, _)) if *last == number => self.regions.len().checked_sub(1),
             _ => self.regions.binary_search_by_key(&number, |(number, _)| *number).ok(),

@@ -8,13 +8,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use vramd_types::{DeviceIndex, SessionId};
 
 use super::{EvictionPolicy, Policy};
-use crate::{event::PartRef, time::Time};
+use crate::{collections::PartMap, event::PartRef, time::Time};
+
+/// A part, with its last use.
+#[derive(Clone, Copy, Debug)]
+struct Resident {
+    device: DeviceIndex,
+    used: Time,
+    /// The policy has it.
+    is_listed: bool,
+}
 
 #[derive(Debug)]
 pub(crate) struct Residents {
     policy: Box<dyn Policy>,
-    /// The device of each part, and its last use.
-    devices: BTreeMap<PartRef, (DeviceIndex, Time)>,
+    parts: PartMap<Resident>,
     pinned: BTreeMap<PartRef, BTreeSet<SessionId>>,
     /// How many parts of a device each session pins.
     pinning: BTreeMap<(DeviceIndex, SessionId), usize>,
@@ -26,7 +34,7 @@ impl Residents {
     pub(crate) fn new(policy: &EvictionPolicy) -> Self {
         Self {
             policy: policy.make(),
-            devices: BTreeMap::new(),
+            parts: PartMap::default(),
             pinned: BTreeMap::new(),
             pinning: BTreeMap::new(),
             stuck: BTreeSet::new(),
@@ -35,8 +43,8 @@ impl Residents {
 
     /// Adds a part, or records a use of it. Returns whether it is new.
     pub(crate) fn arrive(&mut self, device: DeviceIndex, part: PartRef, now: Time) -> bool {
-        let before = self.devices.insert(part, (device, now));
-        if let Some((device, used)) = before {
+        let before = self.parts.insert(part, Resident { device, used: now, is_listed: true });
+        if let Some(Resident { device, used, is_listed: true }) = before {
             self.policy.remove(device, part, used);
         }
         self.policy.insert(device, part, now);
@@ -45,16 +53,21 @@ impl Residents {
 
     /// Records a use of the part, if it is here.
     pub(crate) fn record_use(&mut self, part: PartRef, now: Time) {
-        if let Some((device, last)) = self.devices.get_mut(&part) {
-            self.policy.remove(*device, part, std::mem::replace(last, now));
+        if let Some(Resident { device, used, is_listed }) = self.parts.get_mut(part) {
+            if std::mem::replace(is_listed, true) {
+                self.policy.remove(*device, part, *used);
+            }
+            *used = now;
             self.policy.insert(*device, part, now);
         }
     }
 
     /// Excludes a part that is leaving from further choices.
     pub(crate) fn exclude(&mut self, part: PartRef) {
-        if let Some((device, last)) = self.devices.get(&part) {
-            self.policy.remove(*device, part, *last);
+        if let Some(Resident { device, used, is_listed }) = self.parts.get_mut(part)
+            && std::mem::take(is_listed)
+        {
+            self.policy.remove(*device, part, *used);
         }
     }
 
@@ -64,15 +77,15 @@ impl Residents {
             self.record_unpin(part, session);
         }
         self.stuck.remove(&part);
-        let there = self.devices.remove(&part);
-        if let Some((device, last)) = there {
-            self.policy.remove(device, part, last);
+        let there = self.parts.remove(part);
+        if let Some(Resident { device, used, is_listed: true }) = there {
+            self.policy.remove(device, part, used);
         }
         there.is_some()
     }
 
     pub(crate) fn record_pin(&mut self, part: PartRef, session: SessionId) {
-        if let Some((device, _)) = self.devices.get(&part)
+        if let Some(Resident { device, .. }) = self.parts.get(part)
             && self.pinned.entry(part).or_default().insert(session)
         {
             let count = self.pinning.entry((*device, session)).or_default();
@@ -89,7 +102,7 @@ impl Residents {
         if sessions.is_empty() {
             self.pinned.remove(&part);
         }
-        if let Some((device, _)) = self.devices.get(&part)
+        if let Some(Resident { device, .. }) = self.parts.get(part)
             && let Some(count) = self.pinning.get_mut(&(*device, session))
         {
             *count = count.saturating_sub(1);
@@ -120,12 +133,12 @@ impl Residents {
     }
 
     pub(crate) fn contains(&self, part: PartRef) -> bool {
-        self.devices.contains_key(&part)
+        self.parts.contains(part)
     }
 
     /// Returns all parts in the order of their ids.
     pub(crate) fn iter(&self) -> impl Iterator<Item = PartRef> {
-        self.devices.keys().copied()
+        self.parts.iter().map(|(part, _)| part)
     }
 
     /// Returns the parts without known pins, first the best victim.
@@ -140,7 +153,7 @@ impl Residents {
         seen: Option<(PartRef, Time)>,
     ) -> impl Iterator<Item = (PartRef, Time)> {
         let parts = self.policy.order(device, seen);
-        parts.filter_map(|part| self.devices.get(&part).map(|(_, last)| (part, *last)))
+        parts.filter_map(|part| self.parts.get(part).map(|resident| (part, resident.used)))
     }
 
     /// Whether a session is known to pin it.

@@ -122,6 +122,13 @@ impl Facts {
         }
     }
 
+    /// Adds a fact, unless it is there. For lists that stay short.
+    pub(crate) fn push_new(&mut self, fact: Fact) {
+        if !self.facts.iter().skip(self.taken).any(|there| *there == fact) {
+            self.facts.push(fact);
+        }
+    }
+
     /// Takes the first fact.
     pub(crate) fn take(&mut self) -> Option<Fact> {
         let fact = self.facts.get(self.taken).copied()?;

@@ -22,7 +22,7 @@ impl Broker {
     pub(crate) fn backing_of_another(&self, part: PartRef) -> Option<ExtentId> {
         let footprint = self.footprint_of(part);
         self.moves.backings.iter().find_map(|(other, backing)| match backing {
-            Backing::Extent { extent, .. } if *other != part && self.footprint_of(*other) == footprint => {
+            Backing::Extent { extent, .. } if other != part && self.footprint_of(other) == footprint => {
                 Some(*extent)
             }
             _ => None,

@@ -15,26 +15,26 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
     for (part, backing) in
         broker.moves.backings.iter().filter(|(part, _)| scope.has_allocation(part.allocation))
     {
-        let on_device = broker.tier_of(*part).is_none_or(|tier| tier == Tier::Device);
+        let on_device = broker.tier_of(part).is_none_or(|tier| tier == Tier::Device);
         // A backing in another tier than the destination stays the part's own until the move is done.
         let beside = |it: &Migration| {
             it.from_tier == Tier::Device && backing.tier().is_some_and(|tier| tier != it.to_tier)
         };
-        let there = on_device && broker.moves.migrations.get(*part).is_none_or(beside);
+        let there = on_device && broker.moves.migrations.get(part).is_none_or(beside);
         // A new allocation lies nowhere until the driver has created its memory.
         expect(found, BACKINGS, there, || format!("{part:?} is backed and not on its device"));
-        let piece = broker.footprint_of(*part);
+        let piece = broker.footprint_of(part);
         let is_own = match backing {
             Backing::Reserved(it) => {
                 piece.is_some_and(|piece| (it.tenant(), it.bytes()) == (piece.tenant, piece.size))
             }
-            Backing::Needless => broker.is_discardable(*part),
+            Backing::Needless => broker.is_discardable(part),
             Backing::File { extent } => broker
                 .pool
-                .extent_of_part(*part, *extent)
+                .extent_of_part(part, *extent)
                 .is_some_and(|extent| extent.in_file && matches!(extent.state, ExtentState::Live(_))),
             Backing::Extent { extent, tier, .. } => {
-                let extent = broker.pool.extent_of_part(*part, *extent);
+                let extent = broker.pool.extent_of_part(part, *extent);
                 let is = |it: &Extent| {
                     it.place.tier == *tier
                         && *tier != Tier::Device

@@ -15,7 +15,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         let Some(backed) = extent.part else { continue };
         let allocation = broker.allocations.get(backed.allocation);
         let part = allocation.and_then(|allocation| allocation.part(backed.part));
-        let stray = broker.moves.detached.contains(backed.allocation, id);
+        let stray = broker.moves.detached.contains(backed, id);
         let backs = part.is_some_and(|part| (part.extent == id) != stray);
         expect(found, EXTENTS, backs, || format!("{id} backs nothing"));
         let Some(allocation) = allocation else { continue };

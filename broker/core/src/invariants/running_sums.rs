@@ -84,7 +84,7 @@ fn below_of(broker: &Broker) -> BTreeMap<(BackingAccount, Tier), BackingSum> {
             Backing::File { .. } => (Tier::Disk, false),
             Backing::Reserved(_) | Backing::Needless => continue,
         };
-        if let Some(piece) = broker.footprint_of(*part) {
+        if let Some(piece) = broker.footprint_of(part) {
             let sum = sums.entry(((piece.tenant, piece.device), tier)).or_default();
             if kept {
                 sum.total = sum.total.saturating_add(piece.size);

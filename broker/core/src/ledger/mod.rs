@@ -333,9 +333,9 @@ impl Ledger {
     pub(crate) fn set_withheld(&mut self, place: Place, unbrokered: Bytes, contexts: Bytes) {
         if let Some(balances) = self.balances.get_mut(place) {
             (balances.unbrokered, balances.contexts) = (unbrokered, contexts);
-            self.facts.push(Fact::BalanceChanged(place));
+            self.facts.push_new(Fact::BalanceChanged(place));
             if place.tier != Tier::Device {
-                self.facts.push(Fact::RoomBelow(place.device));
+                self.facts.push_new(Fact::RoomBelow(place.device));
             }
         }
     }
@@ -344,9 +344,9 @@ impl Ledger {
     pub(crate) fn set_offered(&mut self, place: Place, bytes: Bytes) {
         let Some(balances) = self.balances.get_mut(place) else { return };
         if std::mem::replace(&mut balances.offered, bytes) != bytes {
-            self.facts.push(Fact::BalanceChanged(place));
+            self.facts.push_new(Fact::BalanceChanged(place));
             if place.tier != Tier::Device {
-                self.facts.push(Fact::RoomBelow(place.device));
+                self.facts.push_new(Fact::RoomBelow(place.device));
             }
         }
     }
@@ -355,7 +355,7 @@ impl Ledger {
     pub(crate) fn lift_cap(&mut self, place: Place) {
         if let Some(balances) = self.balances.get_mut(place) {
             balances.cap = None;
-            self.facts.push(Fact::BalanceChanged(place));
+            self.facts.push_new(Fact::BalanceChanged(place));
         }
     }
 
@@ -366,7 +366,7 @@ impl Ledger {
         if let Some(balances) = self.balances.get_mut(place) {
             let cap = balances.charged.saturating_add(requested).saturating_sub(GRANULARITY);
             balances.cap = Some(balances.cap.map_or(cap, |before| before.min(cap)));
-            self.facts.push(Fact::BalanceChanged(place));
+            self.facts.push_new(Fact::BalanceChanged(place));
         }
     }
 
@@ -463,10 +463,10 @@ impl Ledger {
                 let eases =
                     new.charged() != old.charged() || new.limit != old.limit || new.commitment() < before;
                 if eases && place.tier != Tier::Device {
-                    self.facts.push(Fact::RoomBelow(place.device));
+                    self.facts.push_new(Fact::RoomBelow(place.device));
                 }
                 (balances.charged, balances.committed, balances.guaranteed) = sums;
-                self.facts.push(Fact::BalanceChanged(place));
+                self.facts.push_new(Fact::BalanceChanged(place));
                 match known {
                     Some(account) => *account = new,
                     None => balances.accounts.insert(tenant, new),

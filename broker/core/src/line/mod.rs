@@ -20,6 +20,7 @@ pub(crate) use out_of_memory::{MemoryNews, TRIES_MAX, Verdict};
 pub(crate) use room::{AwaitedRoom, Footprint, Need, RoomPlan};
 
 use crate::{
+    collections::PartMap,
     event::PartRef,
     tenancy::{Arrival, OpId, TenantId},
     time::Time,
@@ -65,18 +66,46 @@ pub(crate) struct LastScan {
     pub(crate) shortage: bool,
 }
 
+/// The position of each waiter.
+#[derive(Debug, Default)]
+struct Positions {
+    parts: PartMap<Position>,
+    batches: BTreeMap<OpId, Position>,
+}
+
+impl Positions {
+    fn get(&self, waiter: Waiter) -> Option<&Position> {
+        match waiter {
+            Waiter::Part(part) => self.parts.get(part),
+            Waiter::Batch(op) => self.batches.get(&op),
+        }
+    }
+
+    fn insert(&mut self, waiter: Waiter, position: Position) {
+        match waiter {
+            Waiter::Part(part) => _ = self.parts.insert(part, position),
+            Waiter::Batch(op) => _ = self.batches.insert(op, position),
+        }
+    }
+
+    fn remove(&mut self, waiter: Waiter) -> Option<Position> {
+        match waiter {
+            Waiter::Part(part) => self.parts.remove(part),
+            Waiter::Batch(op) => self.batches.remove(&op),
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Line {
     pub(crate) room: AwaitedRoom,
     /// Tenants whose charge on a device exceeds their limit there.
     over_limit: BTreeSet<(TenantId, DeviceIndex)>,
     entries: BTreeMap<Position, LineEntry>,
-    positions: BTreeMap<Waiter, Position>,
+    positions: Positions,
     by_tenant: BTreeSet<(TenantId, Position)>,
     /// The number of waiters on each device that has any.
     by_device: BTreeMap<DeviceIndex, usize>,
-    /// How many of the waiters are batches.
-    batches: usize,
     /// Parts that could not be fetched although there was room. They are not retried at once, or they would
     /// fail as fast as the driver can answer.
     deferred: BTreeSet<PartRef>,
@@ -89,7 +118,7 @@ pub(crate) struct Line {
 
 impl Line {
     pub(crate) fn contains(&self, waiter: Waiter) -> bool {
-        self.positions.contains_key(&waiter)
+        self.positions.get(waiter).is_some()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -103,10 +132,9 @@ impl Line {
     /// Adds a waiter behind all that arrived before it. Does nothing if it is in the line.
     pub(crate) fn enter(&mut self, position: Position, entry: LineEntry) {
         let waiter = entry.waiter;
-        if let std::collections::btree_map::Entry::Vacant(vacant) = self.positions.entry(waiter) {
-            vacant.insert(position);
+        if !self.contains(waiter) {
+            self.positions.insert(waiter, position);
             self.changes = self.changes.wrapping_add(1);
-            self.batches = self.batches.saturating_add(usize::from(matches!(waiter, Waiter::Batch(_))));
             self.by_tenant.insert((entry.tenant, position));
             for device in entry.devices.iter() {
                 let waiting = self.by_device.entry(*device).or_default();
@@ -153,10 +181,9 @@ impl Line {
             self.deferred.remove(&part);
         }
         self.out_of_memory.remove(&waiter);
-        let position = self.positions.remove(&waiter)?;
+        let position = self.positions.remove(waiter)?;
         self.changes = self.changes.wrapping_add(1);
         self.last_scan.left_since = self.last_scan.left_since.saturating_add(1);
-        self.batches = self.batches.saturating_sub(usize::from(matches!(waiter, Waiter::Batch(_))));
         let entry = self.entries.remove(&position)?;
         self.by_tenant.remove(&(entry.tenant, position));
         for device in entry.devices.iter() {
@@ -181,7 +208,8 @@ impl Line {
 
     /// Returns the numbers of waiting parts and batches.
     pub(crate) fn counts(&self) -> (usize, usize) {
-        (self.positions.len().saturating_sub(self.batches), self.batches)
+        let batches = self.positions.batches.len();
+        (self.entries.len().saturating_sub(batches), batches)
     }
 
     /// Records the result of a scan.
@@ -201,7 +229,7 @@ impl Line {
 
     /// Whether the last scan covered the waiter, or would have.
     pub(crate) fn was_scanned(&self, waiter: Waiter) -> bool {
-        self.positions.get(&waiter).is_some_and(|position| self.covers(*position))
+        self.positions.get(waiter).is_some_and(|position| self.covers(*position))
     }
 
     /// Whether the last scan covered this position, or would have.
@@ -249,9 +277,6 @@ impl Line {
     }
 
     pub(crate) fn parts(&self) -> impl Iterator<Item = PartRef> {
-        self.positions.keys().filter_map(|waiter| match waiter {
-            Waiter::Part(part) => Some(*part),
-            Waiter::Batch(_) => None,
-        })
+        self.positions.parts.iter().map(|(part, _)| part)
     }
 }

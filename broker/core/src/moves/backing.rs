@@ -6,6 +6,7 @@ use vramd_types::{Bytes, DeviceIndex, ExtentId};
 
 use super::MissingBackings;
 use crate::{
+    collections::PartMap,
     event::{PartRef, Tier},
     ledger::Reservation,
     tenancy::TenantId,
@@ -46,7 +47,7 @@ impl Backing {
 /// The backings of all parts, with running sums.
 #[derive(Debug, Default)]
 pub(crate) struct Backings {
-    parts: BTreeMap<PartRef, Backed>,
+    parts: PartMap<Backed>,
     missing: MissingBackings,
     sums: BTreeMap<(BackingAccount, Tier), BackingSum>,
 }
@@ -80,7 +81,7 @@ impl Backings {
     }
 
     pub(crate) fn remove(&mut self, part: &PartRef) -> Option<Backing> {
-        let backed = self.parts.remove(part)?;
+        let backed = self.parts.remove(*part)?;
         count(&mut self.sums, &backed, Bytes::saturating_sub);
         Some(backed.backing)
     }
@@ -101,23 +102,24 @@ impl Backings {
 
     /// Marks the part's backing as clean or dirty.
     pub(crate) fn set_clean(&mut self, part: &PartRef, holds_same: bool) {
-        let Some(backed) = self.parts.get_mut(part) else { return };
-        count(&mut self.sums, backed, Bytes::saturating_sub);
-        if let Backing::Extent { clean, .. } = &mut backed.backing {
-            *clean = holds_same;
+        let Some(backed) = self.parts.get_mut(*part) else { return };
+        let Backing::Extent { tier, clean, .. } = &mut backed.backing else { return };
+        if std::mem::replace(clean, holds_same) != holds_same {
+            let below = self.sums.entry((backed.account, *tier)).or_default();
+            let change = if holds_same { Bytes::saturating_add } else { Bytes::saturating_sub };
+            below.clean = change(below.clean, backed.size);
         }
-        count(&mut self.sums, backed, Bytes::saturating_add);
     }
 
     pub(crate) fn contains(&self, part: &PartRef) -> bool {
-        self.parts.contains_key(part)
+        self.parts.contains(*part)
     }
 
     pub(crate) fn get(&self, part: &PartRef) -> Option<&Backing> {
-        self.parts.get(part).map(|backed| &backed.backing)
+        self.parts.get(*part).map(|backed| &backed.backing)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&PartRef, &Backing)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (PartRef, &Backing)> {
         self.parts.iter().map(|(part, backed)| (part, &backed.backing))
     }
 

@@ -1,12 +1,16 @@
 //! Pin calls: sets of parts that a session wants mapped together. A call lives from its arrival until the
 //! client ends it.
 
-use std::collections::{BTreeMap, btree_map::Entry};
+use std::collections::BTreeMap;
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use vramd_types::SessionId;
 
-use crate::{event::PartRef, time::Time};
+use crate::{
+    collections::{Pair, PairMap, PartMap},
+    event::PartRef,
+    time::Time,
+};
 
 /// The order of arrival of pin calls and revocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,6 +28,18 @@ impl Arrival {
 
 /// The session, and its number for the call.
 pub(crate) type PinId = (SessionId, u64);
+
+impl Pair for PinId {
+    type Number = u64;
+
+    fn split(self) -> (u64, u64) {
+        (self.0.get(), self.1)
+    }
+
+    fn join(id: u64, call: u64) -> Self {
+        (SessionId::from_raw(id), call)
+    }
+}
 
 /// One part of one call.
 pub(crate) type PinnedPart = (PartRef, PinId);
@@ -59,9 +75,9 @@ struct CallOfPart {
 
 #[derive(Debug, Default)]
 pub(crate) struct PinTable {
-    calls: BTreeMap<PinId, PinCall>,
+    calls: PairMap<PinId, PinCall>,
     /// The calls that name a part, in the order of their ids.
-    by_part: BTreeMap<PartRef, SmallVec<[CallOfPart; 1]>>,
+    by_part: PartMap<SmallVec<[CallOfPart; 1]>>,
     waiting: BTreeMap<SessionId, Waiting>,
     arrivals: u64,
 }
@@ -93,9 +109,11 @@ impl PinTable {
     ) {
         let arrival = self.next_arrival();
         for part in &parts {
-            let calls = self.by_part.entry(*part).or_default();
-            let at = calls.partition_point(|call| call.id < id);
-            calls.insert(at, CallOfPart { id, is_missing: true });
+            let call = CallOfPart { id, is_missing: true };
+            match self.by_part.get_mut(*part) {
+                Some(calls) => calls.insert(calls.partition_point(|call| call.id < id), call),
+                None => _ = self.by_part.insert(*part, smallvec![call]),
+            }
         }
         let waiting = self.waiting.entry(id.0).or_insert(Waiting { calls: 0, since: arrived });
         waiting.calls = waiting.calls.saturating_add(1);
@@ -107,15 +125,14 @@ impl PinTable {
     }
 
     pub(crate) fn remove(&mut self, id: PinId) -> Option<PinCall> {
-        let call = self.calls.remove(&id)?;
+        let call = self.calls.remove(id)?;
         for part in &call.parts {
-            if let Entry::Occupied(mut calls) = self.by_part.entry(*part) {
-                if let Ok(at) = find(calls.get(), id) {
-                    calls.get_mut().remove(at);
-                }
-                if calls.get().is_empty() {
-                    calls.remove();
-                }
+            let Some(calls) = self.by_part.get_mut(*part) else { continue };
+            if let Ok(at) = find(calls, id) {
+                calls.remove(at);
+            }
+            if calls.is_empty() {
+                self.by_part.remove(*part);
             }
         }
         if call.is_waiting() {
@@ -125,11 +142,11 @@ impl PinTable {
     }
 
     pub(crate) fn get(&self, id: PinId) -> Option<&PinCall> {
-        self.calls.get(&id)
+        self.calls.get(id)
     }
 
     pub(crate) fn get_mut(&mut self, id: PinId) -> Option<&mut PinCall> {
-        self.calls.get_mut(&id)
+        self.calls.get_mut(id)
     }
 
     pub(crate) fn is_missing(&self, id: PinId, part: PartRef) -> bool {
@@ -158,7 +175,7 @@ impl PinTable {
 
     /// The earliest arrival of a call that is missing the part.
     pub(crate) fn first_missing(&self, part: PartRef) -> Option<Arrival> {
-        self.missing(part).filter_map(|(_, id)| self.calls.get(&id)).map(|call| call.arrival).min()
+        self.missing(part).filter_map(|(_, id)| self.calls.get(id)).map(|call| call.arrival).min()
     }
 
     /// Records that a part of a waiting call is no longer mapped: the call is missing it again.
@@ -171,7 +188,7 @@ impl PinTable {
 
     /// Unanswered calls of a session that name the part, missing or mapped.
     pub(crate) fn waiting_of(&self, part: PartRef, session: SessionId) -> impl Iterator<Item = PinnedPart> {
-        let waits = |id| self.calls.get(id).is_some_and(PinCall::is_waiting);
+        let waits = |id: &PinId| self.calls.get(*id).is_some_and(PinCall::is_waiting);
         let calls = self.calls_on(part, session);
         calls.iter().filter(move |call| waits(&call.id)).map(move |call| (part, call.id))
     }
@@ -179,12 +196,12 @@ impl PinTable {
     /// Whether a call of the session on the part arrived by `then`, or was answered. A call that waits for
     /// room does not take it from its own parts.
     pub(crate) fn protects(&self, part: PartRef, session: SessionId, then: Arrival) -> bool {
-        let mut calls = self.calls_on(part, session).iter().filter_map(|call| self.calls.get(&call.id));
+        let mut calls = self.calls_on(part, session).iter().filter_map(|call| self.calls.get(call.id));
         calls.any(|call| call.arrival <= then || !call.is_waiting())
     }
 
     pub(crate) fn of_session(&self, session: SessionId) -> impl Iterator<Item = (PinId, &PinCall)> {
-        self.calls.range((session, 0)..=(session, u64::MAX)).map(|(id, call)| (*id, call))
+        self.calls.of(session.get())
     }
 
     /// Since when the session has a waiting call.
@@ -200,12 +217,12 @@ impl PinTable {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PinId, &PinCall)> {
-        self.calls.iter().map(|(id, call)| (*id, call))
+        self.calls.iter()
     }
 
     /// The sizes of the indices, for the invariants: parts of calls, missing parts, and waiting calls.
     pub(crate) fn index_counts(&self) -> (usize, usize, usize) {
-        let named = || self.by_part.values().flatten();
+        let named = || self.by_part.iter().flat_map(|(_, calls)| calls);
         let lacking = named().filter(|call| call.is_missing).count();
         let waiting = self.waiting.values().map(|waiting| waiting.calls);
         (named().count(), lacking, waiting.fold(0, usize::saturating_add))
@@ -213,7 +230,7 @@ impl PinTable {
 
     /// All calls that name the part, in the order of their ids.
     fn calls_of(&self, part: PartRef) -> &[CallOfPart] {
-        self.by_part.get(&part).map(|calls| &**calls).unwrap_or_default()
+        self.by_part.get(part).map(|calls| &**calls).unwrap_or_default()
     }
 
     /// The calls of a session that name the part.
@@ -226,9 +243,9 @@ impl PinTable {
 
     /// A call, and whether it is missing the part.
     fn call_and_part(&mut self, id: PinId, part: PartRef) -> Option<(&mut PinCall, &mut bool)> {
-        let calls = self.by_part.get_mut(&part)?;
+        let calls = self.by_part.get_mut(part)?;
         let at = find(calls, id).ok()?;
-        Some((self.calls.get_mut(&id)?, &mut calls.get_mut(at)?.is_missing))
+        Some((self.calls.get_mut(id)?, &mut calls.get_mut(at)?.is_missing))
     }
 
     fn end_wait(&mut self, session: SessionId) {

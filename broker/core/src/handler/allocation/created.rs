@@ -44,7 +44,7 @@ impl Broker {
         };
         if failed {
             allocation.extents_left = allocation.extents_left.saturating_sub(1);
-            self.moves.detached.remove(part.allocation, id);
+            self.moves.detached.remove(part, id);
         }
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let op = allocation.op;

@@ -59,7 +59,7 @@ impl Broker {
         planted!(self, HandOverUncharged => self.discharge_live(part, id));
         self.cache_extent(part, id);
         self.follow_ups.push(Fact::RoomFreed);
-        self.moves.detached.remove(part.allocation, id);
+        self.moves.detached.remove(part, id);
         true
     }
 

@@ -23,7 +23,7 @@ use crate::{
 impl Broker {
     /// Records an extent of the allocation that no part lies in.
     pub(crate) fn track_detached(&mut self, part: PartRef, extent: ExtentId) -> ExtentId {
-        self.moves.detached.insert(part.allocation, extent);
+        self.moves.detached.insert(part, extent);
         if let Some(allocation) = self.allocations.get_mut(part.allocation) {
             allocation.extents_left = allocation.extents_left.saturating_add(1);
         }
@@ -137,7 +137,7 @@ impl Broker {
 
     pub(crate) fn forget_extent(&mut self, id: ExtentId, part: Option<PartRef>, was_unreturned: bool) {
         if let Some(part) = part {
-            self.moves.detached.remove(part.allocation, id);
+            self.moves.detached.remove(part, id);
         }
         let Some(allocation) = part.and_then(|part| self.allocations.get_mut(part.allocation)) else {
             return;

@@ -182,7 +182,7 @@ impl Broker {
     fn switch_extent(&mut self, part: PartRef, to: ExtentId) -> ExtentId {
         let Some(allocation) = self.allocations.get_mut(part.allocation) else { return to };
         let Some(from) = allocation.set_extent(part.part, to) else { return to };
-        self.moves.detached.swap(part.allocation, from, to);
+        self.moves.detached.swap(part, from, to);
         from
     }
 
@@ -196,11 +196,12 @@ impl Broker {
     ) {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let (device, bytes) = (allocation.device, allocation.size_of(part.part));
+        let dropped = allocation.discardable && self.is_dropped(part);
         let tenant = self.tenants.shared(allocation.tenant);
         let for_parts =
             || for_arrival.into_iter().flat_map(|arrived| self.line.parts_arrived_at(arrived)).collect();
         let problem = match outcome {
-            PartMove::Moved if self.is_dropped(part) => {
+            PartMove::Moved if dropped => {
                 let for_parts = for_parts();
                 return self.push_notice(Notice::Dropped {
                     part,

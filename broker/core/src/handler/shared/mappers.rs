@@ -19,7 +19,7 @@ impl Broker {
         wait: bool,
         arrived: Arrival,
     ) -> Option<PartRevocation> {
-        if self.mappings(part).is_empty() {
+        if !self.has_mappers(part) {
             return Some(PartRevocation::Revoked);
         }
         let standing = self.mappers_without_pins(part);
@@ -29,9 +29,6 @@ impl Broker {
         let silent = self.silent_mappers(part);
         if !silent.is_empty() {
             return Some(PartRevocation::Silent { by: silent });
-        }
-        if !self.has_mappers(part) {
-            return Some(PartRevocation::Revoked);
         }
         if wait {
             return None;

@@ -20,8 +20,8 @@ impl Broker {
         match self.moves.migrations.get(part) {
             Some(migration) => migration.is_unmapped,
             None => {
-                self.has_tiers()
-                    && self.tier_of(part).is_some_and(|tier| tier != Tier::Device)
+                self.tier_of(part).is_some_and(|tier| tier != Tier::Device)
+                    && self.has_tiers()
                     && !self.is_in_place(part)
             }
         }
@@ -30,16 +30,19 @@ impl Broker {
     /// Whether the part is mapped where it lies in host memory, or would be. A part that is mapped there can be
     /// sent to every session until the last has unmapped it, advised or not.
     pub(crate) fn is_in_place(&self, part: PartRef) -> bool {
-        self.lies_in_host(part) && (self.stays_in_place(part) || self.has_mappers(part))
+        self.lies_in_host(part) && (self.is_advised_to_stay(part) || self.has_mappers(part))
     }
 
     /// Whether the part lies in host memory, and its owner advised to map it there.
     pub(crate) fn stays_in_place(&self, part: PartRef) -> bool {
+        self.is_advised_to_stay(part) && self.lies_in_host(part)
+    }
+
+    /// Whether the owner advised to map the part where it lies, and it is not on its way to its device.
+    fn is_advised_to_stay(&self, part: PartRef) -> bool {
         let advised = self.allocations.get(part.allocation).is_some_and(|allocation| allocation.in_place);
-        let comes =
-            self.moves.migrations.get(part).is_some_and(|migration| migration.to_tier == Tier::Device);
         planted!(self, FetchedThoughAdvised => advised = false);
-        advised && !comes && self.lies_in_host(part)
+        advised && self.moves.migrations.get(part).is_none_or(|migration| migration.to_tier != Tier::Device)
     }
 
     pub(crate) fn lies_in_host(&self, part: PartRef) -> bool {

@@ -97,8 +97,9 @@ impl Broker {
 
     pub(crate) fn has_cached_for(&self, part: PartRef) -> bool {
         // An extent with old bytes cannot serve a part that reads as zeros.
-        let footprint = self.footprint_of(part).filter(|_| !self.is_unwritten(part));
-        footprint.is_some_and(|it| self.pool.cache().oldest(it.tenant, it.device, it.size).next().is_some())
+        let is_cached =
+            |it: Footprint| self.pool.cache().oldest(it.tenant, it.device, it.size).next().is_some();
+        self.footprint_of(part).is_some_and(is_cached) && !self.is_unwritten(part)
     }
 
     /// Whether the part fits on its device now. Checked before anything is created, since most of the line

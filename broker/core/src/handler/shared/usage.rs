@@ -79,9 +79,7 @@ impl Broker {
     /// Whether the part lies in host memory. A freed part counts as gone wherever it still lies.
     pub(crate) fn is_resident_on_host(&self, part: PartRef) -> bool {
         let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
-        self.tier_of(part) == Some(Tier::Host)
-            && !self.is_dropped(part)
-            && state.is_some_and(|state| state != AllocationState::Freeing)
+        state.is_some_and(|state| state != AllocationState::Freeing) && self.lies_in_host(part)
     }
 
     /// A session has unmapped a fenced part. If it did not wait itself, the calls behind the fence have their
