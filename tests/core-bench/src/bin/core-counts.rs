@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand};
 use core_bench::counts::{
-    comparison::{Counts, Difference, compare, percent},
+    comparison::{Counts, Difference, compare, growing, percent},
     measure,
     workload::Workload,
 };
@@ -26,7 +26,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Fail if a count grew by more than 3 %.
+    /// Fail if a count grew by more than 3 %, or grows with the number of live allocations.
     Check,
     /// Count, and write the file of committed counts.
     Update {
@@ -43,6 +43,8 @@ enum Action {
     Run { workload: String },
 }
 
+/// The fewest kinds of events of which the growth is known.
+const KINDS_MIN: usize = 18;
 /// The committed counts.
 const COMMITTED: &str = "tests/core-bench/counts.json";
 
@@ -94,7 +96,16 @@ fn check(committed: &Path) -> Result<ExitCode> {
     for difference in &found {
         writeln!(out, "{difference}")?;
     }
-    let fails = found.iter().any(Difference::fails);
+    let many = measure::counts(&[Workload::KindsOverMany])?;
+    ensure!(many.len() >= KINDS_MIN, "only {} kinds of events were seen over many", many.len());
+    let growing = growing(&counts, &many);
+    for (name, few, many) in &growing {
+        writeln!(
+            out,
+            "GROWS  {name}: {few} instructions over few live allocations, {many} over ten times as many"
+        )?;
+    }
+    let fails = found.iter().any(Difference::fails) || !growing.is_empty();
     if !found.is_empty() {
         writeln!(
             out,
@@ -113,7 +124,7 @@ fn count() -> Result<Counts> {
         !cfg!(debug_assertions),
         "this build has checks that the daemon has not; use tests/core-bench/count"
     );
-    measure::counts()
+    measure::counts(&Workload::COMMITTED)
 }
 
 fn print_beside(before: &Counts, now: &Counts) -> Result<()> {

@@ -60,6 +60,16 @@ pub fn compare(committed: &Counts, counted: &Counts) -> Vec<Difference> {
     found
 }
 
+/// A count may grow by this factor when there are ten times as many live allocations. Where it grows by more,
+/// something walks all of them.
+pub const GROWTH_MAX: f64 = 2.0;
+
+/// Finds the counts that grow with the number of live allocations: name, over few, over many.
+pub fn growing<'c>(few: &'c Counts, many: &Counts) -> Vec<(&'c str, f64, f64)> {
+    let both = few.iter().filter_map(|(name, few)| Some((name.as_str(), *few, *many.get(name)?)));
+    both.filter(|(_, few, many)| *many > few * GROWTH_MAX).collect()
+}
+
 /// By how many percent a count has grown.
 pub fn percent(before: f64, now: f64) -> f64 {
     (now - before) / before * 100.0
@@ -105,6 +115,13 @@ mod tests {
         let found = compare(&counts([("a move", 1_000.0)]), &counts([("a move", 900.0)]));
         assert_eq!(found, [Difference::Shrank { name: "a move".to_owned(), before: 1_000.0, now: 900.0 }]);
         assert!(!found[0].fails());
+    }
+
+    #[test]
+    fn a_count_that_grows_with_what_lives_is_found() {
+        let few = counts([("flat", 100.0), ("tree", 100.0), ("walk", 100.0), ("rare", 5.0)]);
+        let many = counts([("flat", 100.0), ("tree", 133.0), ("walk", 201.0)]);
+        assert_eq!(growing(&few, &many), [("walk", 100.0, 201.0)]);
     }
 
     #[test]

@@ -20,10 +20,10 @@ use crate::counted::PATTERN;
 const TUNABLES: &str =
     "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW,-AVX2,-AVX_Fast_Unaligned_Load,-ERMS,-FSRM,-RTM,-SSSE3";
 
-/// Counts all workloads, as many at a time as there are processors.
-pub fn counts() -> Result<Counts> {
+/// Counts workloads, as many at a time as there are processors.
+pub fn counts(workloads: &[Workload]) -> Result<Counts> {
     let valgrind = valgrind()?;
-    let waiting = Mutex::new(Workload::ALL.to_vec());
+    let waiting = Mutex::new(workloads.to_vec());
     let next =
         || waiting.lock().ok().and_then(|mut waiting| (!waiting.is_empty()).then(|| waiting.remove(0)));
     let count_rest = || {
@@ -33,7 +33,7 @@ pub fn counts() -> Result<Counts> {
         }
         Ok(counts)
     };
-    let threads = thread::available_parallelism().map_or(1, std::num::NonZero::get).min(Workload::ALL.len());
+    let threads = thread::available_parallelism().map_or(1, std::num::NonZero::get).min(workloads.len());
     let counted: Result<Vec<Counts>> = thread::scope(|scope| {
         let threads: Vec<_> = (0..threads).map(|_| scope.spawn(count_rest)).collect();
         threads.into_iter().map(|thread| thread.join().expect("a thread that counts")).collect()

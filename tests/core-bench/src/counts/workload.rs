@@ -18,6 +18,8 @@ use crate::{
 
 /// The live allocations of the mix, and its rounds: some to warm up, then those that count.
 const LIVE: usize = 10_000;
+/// The same with more: a walk over all live allocations would show as a factor of ten.
+const LIVE_MANY: usize = 100_000;
 const WARM_UP: u32 = 200;
 /// Enough for several changes of a quota, which come every 256 rounds.
 const ROUNDS: u32 = 1_200;
@@ -35,6 +37,8 @@ const MAJOR: u32 = 1;
 pub enum Workload {
     /// The mix, one event at a time: the instructions of each kind.
     Kinds,
+    /// The same over ten times as many live allocations.
+    KindsOverMany,
     /// The mix as the reactor hands it over: the instructions of an event.
     Mixed,
     /// Moves that the core plans while that many pins wait.
@@ -59,7 +63,8 @@ pub struct Unit {
 }
 
 impl Workload {
-    pub const ALL: [Self; 8] = [
+    /// Those whose counts are committed.
+    pub const COMMITTED: [Self; 8] = [
         Self::Moves(1_000),
         Self::Moves(32),
         Self::Moves(1),
@@ -73,6 +78,7 @@ impl Workload {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Kinds => "kinds of events",
+            Self::KindsOverMany => "kinds of events over many",
             Self::Mixed => "an event of the mixed workload",
             Self::Moves(1) => "a planned move, 1 waiting",
             Self::Moves(32) => "a planned move, 32 waiting",
@@ -84,13 +90,15 @@ impl Workload {
     }
 
     pub fn find(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|workload| workload.name() == name)
+        let all = Self::COMMITTED.into_iter().chain([Self::KindsOverMany]);
+        all.into_iter().find(|workload| workload.name() == name)
     }
 
     /// Runs the workload, and says what was done in which region.
     pub fn run(self) -> Vec<Unit> {
         let times = match self {
-            Self::Kinds => return kinds(),
+            Self::Kinds => return kinds(LIVE),
+            Self::KindsOverMany => return kinds(LIVE_MANY),
             Self::Mixed => mixed(),
             Self::Moves(waiting) => moves::count(PARTS, waiting, MOVES),
             Self::Decode => decode(),
@@ -102,8 +110,8 @@ impl Workload {
 }
 
 /// A mix that is warm, and counts from now on.
-fn counting_mix(pace: Pace) -> Mix {
-    let mut mix = Mix::new(pace, LIVE);
+fn counting_mix(pace: Pace, live: usize) -> Mix {
+    let mut mix = Mix::new(pace, live);
     for _ in 0..WARM_UP {
         mix.round();
     }
@@ -114,8 +122,8 @@ fn counting_mix(pace: Pace) -> Mix {
     mix
 }
 
-fn kinds() -> Vec<Unit> {
-    let mix = counting_mix(Pace::Single);
+fn kinds(live: usize) -> Vec<Unit> {
+    let mix = counting_mix(Pace::Single, live);
     let seen = Kind::ALL.iter().zip(&mix.shell.meter.samples);
     // The rest is not one kind, and mostly nothing.
     let seen = seen.filter(|(kind, samples)| **kind != Kind::Other && !samples.is_empty());
@@ -125,7 +133,7 @@ fn kinds() -> Vec<Unit> {
 }
 
 fn mixed() -> u64 {
-    counting_mix(Pace::Untimed).shell.meter.events
+    counting_mix(Pace::Untimed, LIVE).shell.meter.events
 }
 
 fn decode() -> u64 {
