@@ -85,13 +85,14 @@ pub(crate) fn measure(devices: &[Arc<Device>], buses: &Path) -> Measured {
             Err(error) => measured.failed(&format!("device {device}"), &error),
         }
     }
-    measured.measure_alone(&mut ends);
-    let mut before = CarriedSoFar::new(&measured.links);
-    for (name, members) in shared_paths(devices, buses) {
-        measured.measure_path(&name, &members, &mut ends, &mut before);
-    }
+    let opened = ends.iter().map(|(device, _)| *device).collect();
+    let paths = shared_paths(devices, buses);
+    measured.measure_links(opened, paths, &mut |lanes| measure_together(&mut runs_of(&mut ends, lanes)));
     measured
 }
+
+/// Measures the speeds of lanes while they run together, in bytes per second and in the order of the lanes.
+type Together<'a> = &'a mut dyn FnMut(&[LaneId]) -> Result<Vec<u64>, Problem>;
 
 impl Measured {
     /// Adds the links of the disk, if there is one.
@@ -112,28 +113,36 @@ impl Measured {
         self.problem = Some(format!("{before}{what}: {problem}"));
     }
 
-    /// Measures each direction of each device. A device that fails is not measured again.
-    fn measure_alone(&mut self, ends: &mut Vec<(DeviceIndex, DeviceEnds)>) {
-        ends.retain_mut(|(device, end)| {
-            let lanes = [
-                (LaneId::ToDevice(*device), &mut end.inward),
-                (LaneId::FromDevice(*device), &mut end.outward),
-            ];
-            for (lane, run) in lanes {
-                let name = lane.to_string();
-                match measure_together(&mut [run]) {
-                    Ok(carries) => {
-                        let lanes = carries.into_iter().map(|carries| (lane, carries)).collect();
-                        self.links.push(LinkFacts { name, lanes });
-                    }
-                    Err(problem) => {
-                        self.failed(&name, &problem);
-                        return false;
-                    }
+    /// Measures each lane alone, then the lanes of each path together. A device that fails is not measured again.
+    fn measure_links(
+        &mut self,
+        mut devices: Vec<DeviceIndex>,
+        paths: Vec<SharedPath>,
+        together: Together<'_>,
+    ) {
+        devices.retain(|device| self.measure_alone(*device, together));
+        let mut before = CarriedSoFar::new(&self.links, &devices);
+        for (name, members) in paths {
+            self.measure_path(&name, &members, &mut before, together);
+        }
+    }
+
+    /// Measures each direction of a device. Returns whether both could be measured.
+    fn measure_alone(&mut self, device: DeviceIndex, together: Together<'_>) -> bool {
+        for lane in [LaneId::ToDevice(device), LaneId::FromDevice(device)] {
+            let name = lane.to_string();
+            match together(&[lane]) {
+                Ok(carries) => {
+                    let lanes = carries.into_iter().map(|carries| (lane, carries)).collect();
+                    self.links.push(LinkFacts { name, lanes });
+                }
+                Err(problem) => {
+                    self.failed(&name, &problem);
+                    return false;
                 }
             }
-            true
-        });
+        }
+        true
     }
 
     /// Measures a path in one direction, the other, and both at once. The speeds are compared with those that
@@ -142,8 +151,8 @@ impl Measured {
         &mut self,
         name: &str,
         members: &[DeviceIndex],
-        ends: &mut [(DeviceIndex, DeviceEnds)],
         before: &mut CarriedSoFar,
+        together: Together<'_>,
     ) {
         for (kind, inward, outward) in [(" in", true, false), (" out", false, true), ("", true, true)] {
             let is_on = |lane: &LaneId| match lane {
@@ -153,16 +162,12 @@ impl Measured {
             };
             let is_both = inward && outward;
             let on = before.of(is_on, is_both);
-            let mut runs: Vec<&mut Run> = Vec::new();
-            for (at, end) in ends.iter_mut() {
-                runs.extend([&mut end.inward].into_iter().filter(|_| is_on(&LaneId::ToDevice(*at))));
-                runs.extend([&mut end.outward].into_iter().filter(|_| is_on(&LaneId::FromDevice(*at))));
-            }
-            if runs.len() != on.len() || runs.len() < 2 {
+            if on.len() < 2 {
                 continue;
             }
             let name = format!("{name}{kind}");
-            match measure_together(&mut runs) {
+            let lanes: Vec<LaneId> = on.iter().map(|(lane, _)| *lane).collect();
+            match together(&lanes) {
                 Ok(carried) => {
                     self.links.extend(shared_link(&name, &on, &carried));
                     before.carried(&on, &carried, is_both);
@@ -179,9 +184,13 @@ struct CarriedSoFar {
 }
 
 impl CarriedSoFar {
-    /// Each lane alone.
-    fn new(links: &[LinkFacts]) -> Self {
-        let alone = links.iter().flat_map(|link| &link.lanes);
+    /// Each lane of these devices alone.
+    fn new(links: &[LinkFacts], devices: &[DeviceIndex]) -> Self {
+        let is_of = |lane: &LaneId| match lane {
+            LaneId::ToDevice(device) | LaneId::FromDevice(device) => devices.contains(device),
+            _ => false,
+        };
+        let alone = links.iter().flat_map(|link| &link.lanes).filter(|(lane, _)| is_of(lane));
         Self { lanes: alone.map(|(lane, carries)| (*lane, [*carries; 2])).collect() }
     }
 
@@ -253,6 +262,16 @@ impl Run {
         let length = usize::try_from(CHUNK.get()).unwrap_or(usize::MAX);
         self.stream.copy(self.memory.clone(), self.kind, self.from + at, self.to + at, length)
     }
+}
+
+/// The runs of these lanes, in their order.
+fn runs_of<'e>(ends: &'e mut [(DeviceIndex, DeviceEnds)], lanes: &[LaneId]) -> Vec<&'e mut Run> {
+    let runs = ends.iter_mut().flat_map(|(device, end)| {
+        [(LaneId::ToDevice(*device), &mut end.inward), (LaneId::FromDevice(*device), &mut end.outward)]
+    });
+    let mut runs: Vec<_> = runs.filter(|(lane, _)| lanes.contains(lane)).collect();
+    runs.sort_by_key(|(lane, _)| lanes.iter().position(|of| of == lane));
+    runs.into_iter().map(|(_, run)| run).collect()
 }
 
 /// Chunks of several runs, in the order of their beginning.

@@ -1,6 +1,6 @@
 //! Over the fake library, whose devices lie on a bus of the test, and whose copies take time.
 
-use std::{collections::BTreeSet, os::unix::fs::symlink};
+use std::os::unix::fs::symlink;
 
 use fake_cuda::Fake;
 use tempfile::TempDir;
@@ -76,52 +76,94 @@ fn devices_below_no_bridge_share_only_their_node() {
     assert_eq!(names, ["device 0", "device 1", "node 0"]);
 }
 
+/// What lanes carry together on a link.
+struct Narrow {
+    lanes: Vec<LaneId>,
+    carries: u64,
+}
+
+/// The speeds of lanes while they run together, if each carries 320 alone: all grow alike, until a link is full.
+fn speeds(links: &[Narrow], lanes: &[LaneId]) -> Vec<u64> {
+    let mut speeds = vec![0; lanes.len()];
+    for _ in 0..320 {
+        for at in 0..lanes.len() {
+            let used = |link: &Narrow| -> u64 {
+                let on = lanes.iter().zip(&speeds).filter(|(lane, _)| link.lanes.contains(lane));
+                on.map(|(_, speed)| *speed).sum()
+            };
+            let is_full = |link: &Narrow| link.lanes.contains(&lanes[at]) && used(link) >= link.carries;
+            if !links.iter().any(is_full) {
+                speeds[at] += 1;
+            }
+        }
+    }
+    speeds
+}
+
 /// Both directions of a device, and one direction of a node, are as fast together as alone.
 #[test]
 fn only_lanes_that_are_slower_together_share_a_link() {
-    let fake = on_buses(&[0x17, 0x18, 0x31]).with("still = 1").with("carries = 320");
-    let fake = fake.with("link.0 = in 0 1 @ 320").with("link.1 = out 0 1 @ 320");
-    let fake = fake.with("link.2 = both 0 1 2 @ 880");
-    let buses = buses(&[
-        "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0",
-        "pci0000:15/0000:15:01.0/0000:16:00.0/0000:18:00.0",
-        "pci0000:30/0000:30:01.0/0000:31:00.0",
-    ]);
-    let devices = devices(&fake);
-    let both =
-        ["to device 0", "from device 0", "to device 1", "from device 1", "to device 2", "from device 2"];
-    let shared: [(&str, &[&str]); 3] = [
-        ("uplink 0000:16:00.0 in", &["to device 0", "to device 1"]),
-        ("uplink 0000:16:00.0 out", &["from device 0", "from device 1"]),
-        ("node 0", &both),
+    let to = |device| LaneId::ToDevice(DeviceIndex(device));
+    let from = |device| LaneId::FromDevice(DeviceIndex(device));
+    let all = [to(0), from(0), to(1), from(1), to(2), from(2)];
+    let narrow = [
+        Narrow { lanes: vec![to(0), to(1)], carries: 320 },
+        Narrow { lanes: vec![from(0), from(1)], carries: 320 },
+        Narrow { lanes: all.to_vec(), carries: 880 },
     ];
-    let alone = both.each_ref().map(|lane| (*lane, std::slice::from_ref(lane)));
-    let should = alone.into_iter().chain(shared).map(|(name, lanes)| format!("{name}: {}", lanes.join(", ")));
-    let should: BTreeSet<String> = should.collect();
-    // Of the uplink, in each direction.
-    let near = (240 << 20)..(400 << 20);
-    let is_off = |link: &LinkFacts| {
-        link.name.starts_with("uplink") && !link.lanes.iter().all(|(_, carries)| near.contains(carries))
-    };
-    let (mut found, mut always, mut problems) = (BTreeSet::new(), None, Vec::new());
-    // If other processes use the CPU meanwhile, too little or too much is measured: then a link is missed, or a
-    // wrong one is found. A result that repeats is no accident.
-    for _ in 0..8 {
-        let Measured { links, problem } = measure(&devices, buses.path());
-        problems.extend(problem);
-        let reported = links.iter().filter(|link| !is_off(link)).map(|link| {
-            let lanes: Vec<String> = link.lanes.iter().map(|(lane, _)| lane.to_string()).collect();
-            format!("{}: {}", link.name, lanes.join(", "))
-        });
-        let reported: BTreeSet<String> = reported.collect();
-        always =
-            Some(always.map_or_else(|| reported.clone(), |always: BTreeSet<String>| &always & &reported));
-        found.extend(reported);
-        if found.is_superset(&should) && always.as_ref().is_some_and(|always| always.is_subset(&should)) {
-            return;
-        }
-    }
-    panic!("found {found:#?}, always {always:#?}, {problems:?}");
+    let path =
+        |name: &str, devices: &[u16]| (name.to_owned(), devices.iter().copied().map(DeviceIndex).collect());
+    let paths = vec![
+        path("device 0", &[0]),
+        path("uplink", &[0, 1]),
+        path("device 2", &[2]),
+        path("node", &[0, 1, 2]),
+    ];
+    let mut measured = Measured { links: Vec::new(), problem: None };
+    let devices = (0..3).map(DeviceIndex).collect();
+    measured.measure_links(devices, paths, &mut |lanes| Ok(speeds(&narrow, lanes)));
+    assert_eq!(measured.problem, None);
+    let alone: Vec<_> = all.iter().map(|lane| (lane.to_string(), vec![(*lane, 320)])).collect();
+    // Lanes on a shared link have there what all of them carry together.
+    let shared = [
+        ("uplink in".to_owned(), vec![(to(0), 320), (to(1), 320)]),
+        ("uplink out".to_owned(), vec![(from(0), 320), (from(1), 320)]),
+        ("node".to_owned(), all.map(|lane| (lane, 0)).to_vec()),
+    ];
+    let found: Vec<_> = measured.links.into_iter().map(|link| (link.name, link.lanes)).collect();
+    assert_eq!(found[..6], alone);
+    assert_eq!(found[6..8], shared[..2]);
+    assert_eq!(found[8].0, "node");
+    assert_eq!(found[8].1.iter().map(|(lane, _)| *lane).collect::<Vec<_>>(), all);
+    assert_eq!(found.len(), 9, "{found:?}");
+}
+
+/// One that fails is measured no further, and keeps no other from it.
+#[test]
+fn a_device_that_fails_is_left_out_of_its_paths() {
+    let mut measured = Measured { links: Vec::new(), problem: None };
+    let paths = vec![("node".to_owned(), (0..3).map(DeviceIndex).collect())];
+    let (mut asked, bad) = (Vec::new(), LaneId::FromDevice(DeviceIndex(1)));
+    measured.measure_links((0..3).map(DeviceIndex).collect(), paths, &mut |lanes| {
+        asked.push(lanes.to_vec());
+        if lanes.contains(&bad) { Err(Problem::Slow) } else { Ok(vec![320; lanes.len()]) }
+    });
+    assert!(measured.problem.is_some_and(|problem| problem.contains("from device 1")));
+    let of_path: Vec<_> = asked.iter().filter(|lanes| lanes.len() > 1).flatten().collect();
+    assert_eq!(of_path.len(), 2 + 2 + 4);
+    assert!(of_path.iter().all(|lane| !lane.to_string().contains("device 1")), "{of_path:?}");
+}
+
+/// Speeds depend on who else uses the machine, so only that there is one is asked.
+#[test]
+fn every_lane_is_measured() {
+    let fake = on_buses(&[0x17, 0x18]).with("still = 1").with("carries = 320");
+    let Measured { links, problem } = measure(&devices(&fake), buses(&[]).path());
+    assert_eq!(problem, None);
+    let alone: Vec<_> = links.iter().filter(|link| link.lanes.len() == 1).collect();
+    let names: Vec<&str> = alone.iter().map(|link| link.name.as_str()).collect();
+    assert_eq!(names, ["to device 0", "from device 0", "to device 1", "from device 1"]);
+    assert!(alone.iter().all(|link| link.lanes.iter().all(|(_, carries)| *carries > 0)), "{links:?}");
 }
 
 /// From the first copy on, or after the measurement: copies in flight are not waited for then either.
