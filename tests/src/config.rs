@@ -58,7 +58,6 @@ pub struct Fault {
 pub enum Effect {
     OutOfMemory,
     Fail(String),
-    DelayMs(u64),
     /// The operation begins with [`Daemon::end_holds`](crate::Daemon::end_holds).
     Hold,
 }
@@ -296,9 +295,6 @@ impl Fault {
             Effect::OutOfMemory => lines.push("effect = \"out_of_memory\"".to_owned()),
             Effect::Fail(message) => {
                 lines.extend(["effect = \"fail\"".to_owned(), format!("message = \"{message}\"")]);
-            }
-            Effect::DelayMs(delay) => {
-                lines.extend(["effect = \"delay\"".to_owned(), format!("delay_ms = {delay}")]);
             }
             Effect::Hold => {
                 let file = home.join(HOLDS_END);

@@ -2,8 +2,9 @@
 //! them first.
 
 use vramd_proto::v1::{
-    MoveCause, MoveOutcome as Outcome, MoveState, PartMove, Tier, WriteBackPartsRequest,
-    WriteBackPartsResponse, move_event::Change, watch_response::Event, write_back_parts_request::Target,
+    MoveCause, MoveOutcome as Outcome, MoveState, PartMove, ShowAllocationRequest, Tier,
+    WriteBackPartsRequest, WriteBackPartsResponse, move_event::Change, show_allocation_request,
+    watch_response::Event, write_back_parts_request::Target,
 };
 use vramd_tests::{
     Config, Daemon, MIB_2, Pending, RawSession, Watching, config::Effect, content, digest, session::spec,
@@ -53,6 +54,13 @@ fn the_second_copy_fails(session: &mut RawSession, id: u64) {
 
 fn no_second_copy() -> Config {
     tiers("8MiB", "8MiB").fault("copy", 2, Effect::Fail("it is copied again".into()))
+}
+
+/// The sessions that map the only part.
+fn mappers(daemon: &Daemon, allocation: u64) -> Vec<u64> {
+    let target = Some(show_allocation_request::Target::AllocationId(allocation));
+    let shown = daemon.admin.show_allocation(ShowAllocationRequest { target }).ok().allocation.unwrap();
+    shown.parts[0].mapper_session_ids.clone()
 }
 
 fn is_copied(daemon: &Daemon) -> bool {
@@ -110,14 +118,18 @@ fn a_part_written_after_its_write_back_is_copied_when_it_leaves() {
 
 #[test]
 fn a_part_written_during_its_write_back_is_copied_again() {
-    let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::DelayMs(2000)));
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB").fault("copy", 1, Effect::Hold));
     let (mut session, id) = open_and_write(&daemon, 1);
     let mut watching = Watching::all(&daemon.admin);
     let writing = writing_back(&daemon, id);
     until("it is copied", || is_copied(&daemon));
     write_pinned(&mut session, id, &content(MIB_2, 5));
-    // The revoke arrives before the copy has ended, and the eviction waits for that.
-    assert_eq!(leaves(&daemon, &mut session, id), Outcome::Moved);
+    let evicting = start_move(&daemon, id, Tier::Host);
+    unmap_revoked(&mut session, id);
+    // The daemon learns of the write before the copy has ended, and the eviction waits for that end.
+    until("no session maps it", || mappers(&daemon, id).is_empty());
+    daemon.end_holds();
+    assert_eq!(first(&evicting.ok()).0, Outcome::Moved);
     assert_eq!(only(writing.ok()).outcome(), Outcome::Moved);
     watching.until(|event| matches!(event, Event::Move(it) if it.change() == Change::WrittenBack && !it.detail.is_empty()));
     fetch_by_pin(&mut session, id, 1);
