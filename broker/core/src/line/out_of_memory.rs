@@ -42,7 +42,7 @@ enum Retry {
     Now,
 }
 
-/// What may let waiters be tried again.
+/// News that may let waiters be tried again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryNews {
     /// Memory of the device went back to the driver.

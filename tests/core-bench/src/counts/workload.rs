@@ -63,7 +63,7 @@ pub struct Unit {
 }
 
 impl Workload {
-    /// Those whose counts are committed.
+    /// The workloads whose counts are committed.
     pub const COMMITTED: [Self; 8] = [
         Self::Moves(1_000),
         Self::Moves(32),

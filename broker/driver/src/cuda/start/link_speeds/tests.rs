@@ -76,7 +76,7 @@ fn devices_below_no_bridge_share_only_their_node() {
     assert_eq!(names, ["device 0", "device 1", "node 0"]);
 }
 
-/// What lanes carry together on a link.
+/// A link, and the speed that its lanes have together at most.
 struct Narrow {
     lanes: Vec<LaneId>,
     carries: u64,
