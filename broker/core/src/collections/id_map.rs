@@ -87,7 +87,8 @@ impl<V> IdMap<V> {
         let region = match self.regions.last() {
             // Nearly always.
             Some((last, region)) if *last == number => region,
-            _ => &self.regions.get(self.find_region(number)?)?.1,
+            Some((last, _)) if number < *last => &self.regions.get(self.find_region(number)?)?.1,
+            _ => return None,
         };
         let block = region.blocks.get(block_of(id))?.as_ref()?;
         let page = block.pages.get(page_of(id))?;
@@ -98,10 +99,11 @@ impl<V> IdMap<V> {
         let number = id / REGION;
         let region = match self.regions.last() {
             Some((last, _)) if *last == number => &mut self.regions.last_mut()?.1,
-            _ => {
+            Some((last, _)) if number < *last => {
                 let at = self.find_region(number)?;
                 &mut self.regions.get_mut(at)?.1
             }
+            _ => return None,
         };
         let block = region.blocks.get_mut(block_of(id))?.as_mut()?;
         let page = block.pages.get_mut(page_of(id))?;
