@@ -17,14 +17,33 @@ use vramd::{
     args::Args,
     driver_choice,
     exit::Failure,
-    telemetry::{TelemetrySetup, logs},
+    telemetry::{TelemetrySetup, lines::Lines, logs},
 };
 
+/// Signals that ask the daemon to stop.
+const STOPS: [(&str, i32); 9] = [
+    ("SIGTERM", libc::SIGTERM),
+    ("SIGINT", libc::SIGINT),
+    ("SIGQUIT", libc::SIGQUIT),
+    ("SIGALRM", libc::SIGALRM),
+    ("SIGVTALRM", libc::SIGVTALRM),
+    ("SIGPROF", libc::SIGPROF),
+    ("SIGIO", libc::SIGIO),
+    ("SIGPWR", libc::SIGPWR),
+    ("SIGSTKFLT", libc::SIGSTKFLT),
+];
+/// Signals by which other daemons read their configuration or open their log again.
+const IGNORED: [(&str, i32); 3] =
+    [("SIGHUP", libc::SIGHUP), ("SIGUSR1", libc::SIGUSR1), ("SIGUSR2", libc::SIGUSR2)];
+
+/// How long the last lines may take to be written.
+const LINES_END_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long blocking work may take to end. A disk that takes longer hangs.
 const BLOCKING_END_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
+    let mut lines = None;
+    let status = match run(&Args::parse(), &mut lines) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if tracing::dispatcher::has_been_set() {
@@ -34,11 +53,15 @@ fn main() -> ExitCode {
             }
             ExitCode::from(failure.exit() as u8)
         }
+    };
+    if let Some(lines) = lines {
+        lines.flush_within(LINES_END_TIMEOUT);
     }
+    status
 }
 
 /// Reads the configuration, takes sockets, state and driver, and serves until a signal.
-fn run(args: &Args) -> Result<(), Failure> {
+fn run(args: &Args, lines: &mut Option<Lines>) -> Result<(), Failure> {
     let config = app::configuration(args.config.as_deref())?;
     let telemetry = TelemetrySetup::new(&config.telemetry)?;
     if args.check {
@@ -46,7 +69,8 @@ fn run(args: &Args) -> Result<(), Failure> {
         return writeln!(io::stdout(), "ok")
             .map_err(|source| Failure::Io { action: "write to stdout", source });
     }
-    logs::start(config.daemon.log_format, config.daemon.log_level, &telemetry);
+    let started = logs::start(config.daemon.log_format, config.daemon.log_level, &telemetry);
+    *lines = Some(started.map_err(|source| Failure::Io { action: "start the log", source })?);
     // All slow work has threads of its own; further threads here would only have colder caches.
     let runtime = runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -64,19 +88,29 @@ fn run(args: &Args) -> Result<(), Failure> {
     ended
 }
 
-/// Returns a receiver that turns true at the first SIGTERM or SIGINT.
+/// Returns a receiver that turns true at the first signal that asks for a stop.
+///
+/// By default many signals end a process at once, and would leave the sockets. So each of them asks for a stop here, or
+/// is ignored with a line. The handlers stay: a second signal does not kill the daemon during its stop.
 fn stop_on_signals() -> io::Result<watch::Receiver<bool>> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let (stop, stopped) = watch::channel(false);
-    tokio::spawn(async move {
-        let name = tokio::select! {
-            _ = terminate.recv() => "SIGTERM",
-            _ = interrupt.recv() => "SIGINT",
-        };
-        tracing::info!(signal = name, "stopping");
-        stop.send_replace(true);
-        // The handlers stay, so that a second signal does not kill the daemon during its stop.
-        std::future::pending::<()>().await;
-    });
+    for (name, number) in STOPS {
+        let (mut received, stop) = (signal(SignalKind::from_raw(number))?, stop.clone());
+        tokio::spawn(async move {
+            while received.recv().await.is_some() {
+                if !stop.send_replace(true) {
+                    tracing::info!(signal = name, "stopping");
+                }
+            }
+        });
+    }
+    for (name, number) in IGNORED {
+        let mut received = signal(SignalKind::from_raw(number))?;
+        tokio::spawn(async move {
+            while received.recv().await.is_some() {
+                tracing::info!(signal = name, "ignored: the configuration is read at the start only");
+            }
+        });
+    }
     Ok(stopped)
 }

@@ -5,6 +5,7 @@
 mod daemon;
 mod gpu_suite;
 mod guides;
+mod hostile;
 mod moves;
 mod operators;
 mod pressure;

@@ -63,6 +63,12 @@ impl Daemon {
     #[track_caller]
     pub fn start_in(home: Home) -> Self {
         let child = home.spawn();
+        Self::started(home, child)
+    }
+
+    /// A daemon that the caller has started in this directory.
+    #[track_caller]
+    pub fn started(home: Home, child: Child) -> Self {
         let (admin, memory) = (Admin::new(&home.sockets()), Memory::new(&home.sockets()));
         let mut daemon = Self { home, child, admin, memory, errors_expected: false };
         daemon.wait_until_ready();

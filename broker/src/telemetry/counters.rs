@@ -40,6 +40,7 @@ pub(super) struct Counters {
     failures: [AtomicU64; Signal::ALL.len()],
     pin_stalls: AtomicU64,
     create_retries: AtomicU64,
+    lost_lines: AtomicU64,
 }
 
 impl Default for Counters {
@@ -51,6 +52,7 @@ impl Default for Counters {
             failures: Default::default(),
             pin_stalls: AtomicU64::new(0),
             create_retries: AtomicU64::new(0),
+            lost_lines: AtomicU64::new(0),
         }
     }
 }
@@ -83,6 +85,15 @@ impl Counters {
 
     pub(super) fn create_retries(&self) -> u64 {
         read(&self.create_retries)
+    }
+
+    /// Counts a line that stderr did not take in time.
+    pub(super) fn count_lost_line(&self) {
+        add(Some(&self.lost_lines), 1);
+    }
+
+    pub(super) fn lost_lines(&self) -> u64 {
+        read(&self.lost_lines)
     }
 
     /// Lists all counts above zero.

@@ -1,6 +1,9 @@
 //! Serves `/metrics`, `/livez` and `/readyz` to every process that can connect.
+//!
+//! No peer can keep a probe from its answer. A connection that sends no request in time is closed, and the oldest one goes
+//! when there are too many. A scrape costs more than a probe, so few run at once, and probes do not wait for them.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -11,20 +14,28 @@ use axum::{
 };
 use broker_core::Broker;
 use hyper::server::conn::http1;
-use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{Semaphore, watch},
+    task::AbortHandle,
     time::timeout,
 };
 
 use super::{Shared, export_queue::stopped, figures::Snapshot};
 use crate::reactor::Inbox;
 
-/// Maximum connections at once; others wait to be accepted.
-const CONNECTIONS_MAX: usize = 32;
+/// Maximum connections at once. For a further one the oldest is closed.
+const CONNECTIONS_MAX: usize = 64;
 /// Maximum time of a connection, which has one request and its answer.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time until the headers of the request are read.
+const HEADERS_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum scrapes at once; others wait.
+const SCRAPES_MAX: usize = 2;
 /// How long the reactor may take to answer a read before it counts as stuck.
 const REACTOR_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause before the next accept after a failed one.
@@ -35,6 +46,17 @@ pub(super) struct HttpState {
     pub(super) shared: &'static Shared,
     pub(super) inbox: Inbox,
     pub(super) stop: watch::Receiver<bool>,
+    pub(super) scrapes: Scrapes,
+}
+
+/// Places of scrapes.
+#[derive(Clone, Debug)]
+pub(super) struct Scrapes(Arc<Semaphore>);
+
+impl Default for Scrapes {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(SCRAPES_MAX)))
+    }
 }
 
 /// Serves until the stop.
@@ -45,24 +67,24 @@ pub(super) async fn serve(listener: TcpListener, state: HttpState) {
         .route("/livez", get(alive))
         .route("/readyz", get(ready))
         .with_state(state);
-    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    // The oldest first.
+    let mut connections: VecDeque<AbortHandle> = VecDeque::new();
     loop {
-        let accepted = async {
-            let permit = Arc::clone(&permits).acquire_owned().await;
-            (permit, listener.accept().await)
-        };
-        let (permit, accepted) = tokio::select! {
-            accepted = accepted => accepted,
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
             () = stopped(&mut stop) => return,
         };
         match accepted {
             Ok((stream, _)) => {
-                let answer = answer(stream, routes.clone());
-                tokio::spawn(async move {
-                    // A slower peer is cut off, and sees that.
-                    let _ = timeout(CONNECTION_TIMEOUT, answer).await;
-                    drop(permit);
-                });
+                connections.retain(|connection| !connection.is_finished());
+                if connections.len() >= CONNECTIONS_MAX
+                    && let Some(oldest) = connections.pop_front()
+                {
+                    oldest.abort();
+                }
+                // A slower peer is cut off, and sees that.
+                let answered = timeout(CONNECTION_TIMEOUT, answer(stream, routes.clone()));
+                connections.push_back(tokio::spawn(answered).abort_handle());
             }
             Err(error) => {
                 tracing::debug!(%error, "a connection for metrics could not be accepted");
@@ -75,7 +97,9 @@ pub(super) async fn serve(listener: TcpListener, state: HttpState) {
 async fn answer(stream: TcpStream, routes: Router) {
     let service = TowerToHyperService::new(routes);
     // Errors are the peer's: it left, or does not speak HTTP.
-    let _ = http1::Builder::new().keep_alive(false).serve_connection(TokioIo::new(stream), service).await;
+    let mut http = http1::Builder::new();
+    http.keep_alive(false).timer(TokioTimer::new()).header_read_timeout(HEADERS_TIMEOUT);
+    let _ = http.serve_connection(TokioIo::new(stream), service).await;
 }
 
 impl HttpState {
@@ -86,6 +110,9 @@ impl HttpState {
 }
 
 async fn metrics(State(state): State<HttpState>) -> Response {
+    let Ok(_place) = state.scrapes.0.acquire().await else {
+        return unavailable("the daemon is stopping");
+    };
     let Some(snapshot) = state.read(Snapshot::of).await else {
         return unavailable("the daemon is stopping, or does not answer");
     };

@@ -1,6 +1,9 @@
 //! Writes structured logs to stderr, as text or JSON lines, and the same lines to a collector.
 
-use std::{io::IsTerminal, time::Duration};
+use std::{
+    io::{self, IsTerminal},
+    time::Duration,
+};
 
 use opentelemetry::InstrumentationScope;
 use opentelemetry_appender_tracing::layer::OpenTelemetryTracingBridge;
@@ -12,14 +15,14 @@ use tracing_subscriber::{
     Layer as _, filter::LevelFilter, fmt, layer::SubscriberExt, registry, util::SubscriberInitExt,
 };
 
-use super::{TelemetrySetup, export_queue::Queue};
+use super::{TelemetrySetup, export_queue::Queue, lines::Lines};
 use crate::config::{LogFormat, LogLevel};
 
 /// The target whose lines are not sent. Lines about sending would cause further lines without end.
 const NOT_SENT: &str = "vramd::telemetry";
 
-/// Starts logging. A second call changes nothing.
-pub fn start(format: LogFormat, level: LogLevel, telemetry: &TelemetrySetup) {
+/// Starts logging, and returns the queue of lines. A second call changes nothing.
+pub fn start(format: LogFormat, level: LogLevel, telemetry: &TelemetrySetup) -> io::Result<Lines> {
     let level = match level {
         LogLevel::Error => LevelFilter::ERROR,
         LogLevel::Warn => LevelFilter::WARN,
@@ -33,13 +36,13 @@ pub fn start(format: LogFormat, level: LogLevel, telemetry: &TelemetrySetup) {
         *metadata.level() <= level && (metadata.target().starts_with("vramd") || level == LevelFilter::TRACE)
     })
     .with_max_level_hint(level);
-    let writer = std::io::stderr;
+    let lines = Lines::start(io::stderr(), telemetry.counters())?;
     let (text, json) = match format {
         LogFormat::Text => {
-            let text = fmt::layer().with_ansi(writer().is_terminal()).with_target(false).with_writer(writer);
-            (Some(text), None)
+            let text = fmt::layer().with_ansi(io::stderr().is_terminal()).with_target(false);
+            (Some(text.with_writer(lines.clone())), None)
         }
-        LogFormat::Json => (None, Some(fmt::layer().json().flatten_event(true).with_writer(writer))),
+        LogFormat::Json => (None, Some(fmt::layer().json().flatten_event(true).with_writer(lines.clone()))),
     };
     let sent = telemetry.log_provider().map(|provider| {
         // The sending libraries would log a line for each line sent.
@@ -51,6 +54,7 @@ pub fn start(format: LogFormat, level: LogLevel, telemetry: &TelemetrySetup) {
     let logs = registry().with(text).with(json).with(sent).with(logged);
     // Fails if there already is a subscriber, for example in a test.
     let _ = logs.try_init();
+    Ok(lines)
 }
 
 /// A log record and its scope.

@@ -368,6 +368,13 @@ pub const TELEMETRY_DROPPED: Definition = count(
     &[SIGNAL],
     "Spans and log records that were lost because the collector was absent or slow.",
 );
+pub const LOG_DROPPED: Definition = count(
+    MetricKind::Counter,
+    "vramd.log.dropped",
+    "{line}",
+    &[],
+    "Log lines that were lost because stderr was not read.",
+);
 pub const EXPORT_FAILURES: Definition = count(
     MetricKind::Counter,
     "vramd.telemetry.export.failures",
@@ -441,6 +448,7 @@ pub const ALL: &[&Definition] = &[
     &REVOCATION_DURATION,
     &TELEMETRY_DROPPED,
     &EXPORT_FAILURES,
+    &LOG_DROPPED,
 ];
 
 impl Definition {

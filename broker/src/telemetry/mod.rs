@@ -22,6 +22,7 @@ mod figures;
 mod histograms;
 mod http;
 mod instruments;
+pub mod lines;
 mod links;
 pub mod logs;
 pub mod metrics;

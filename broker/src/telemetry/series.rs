@@ -109,6 +109,7 @@ pub(super) const OBSERVED: &[(&Definition, Series)] = &[
             .all_failures()
             .for_each(|(signal, count)| observe(count, &[text(metrics::SIGNAL, signal.name())]));
     }),
+    (&metrics::LOG_DROPPED, |sources, observe| observe(sources.counters.lost_lines(), &[])),
 ];
 
 fn quota_usage(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {

@@ -29,7 +29,7 @@ use super::{
     counters::Counters,
     export_queue::{Health, Queue, QueueReader, queue, stopped, within_timeout},
     figures::Snapshot,
-    http::{self, HttpState},
+    http::{self, HttpState, Scrapes},
     instruments::Instruments,
     logs::{self, Record},
     otlp::Collector,
@@ -75,6 +75,10 @@ impl TelemetrySetup {
             (logs::provider(queue), waiting)
         });
         Ok(Self { config: config.clone(), collector, counters, logs, listener: None })
+    }
+
+    pub(super) fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.counters)
     }
 
     pub(super) fn log_provider(&self) -> Option<&SdkLoggerProvider> {
@@ -154,7 +158,7 @@ impl TelemetrySetup {
                 exporters,
                 spans,
                 logs: logs.map(|(_, waiting)| waiting),
-                state: HttpState { shared, inbox, stop: stopped },
+                state: HttpState { shared, inbox, stop: stopped, scrapes: Scrapes::default() },
                 interval: config.export_interval,
             }
         };

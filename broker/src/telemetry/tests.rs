@@ -259,6 +259,7 @@ fn every_metric_has_its_declared_name_and_help() {
     }
     counters.count_pin_stall();
     counters.count_create_retry();
+    counters.count_lost_line();
     metrics.pressures().count(&entered(Pressure::High));
     let text = metrics.prometheus_text(super::figures::tests::full_snapshot()).unwrap();
     for metric in metrics::ALL {

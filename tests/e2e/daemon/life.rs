@@ -2,6 +2,7 @@
 
 use std::{fs, os::unix::fs::PermissionsExt as _, process::Output};
 
+use rustix::process::Signal;
 use tonic::Code;
 use vramd_tests::{
     Config, Daemon, MIB, RawSession,
@@ -60,6 +61,22 @@ fn an_invalid_configuration_is_reported_with_line_and_field() {
             assert!(said.contains(field), "{text}: {said}");
         }
     }
+}
+
+#[test]
+fn signals_ask_for_a_stop_or_are_ignored() {
+    let daemon = Daemon::start(&Config::default());
+    for signal in [Signal::HUP, Signal::USR1, Signal::USR2] {
+        daemon.signal(signal);
+    }
+    until("each of them is told", || daemon.log().matches("ignored").count() == 3);
+    for signal in [Signal::QUIT, Signal::ALARM, Signal::PROF, Signal::IO, Signal::POWER] {
+        let mut daemon = Daemon::start(&Config::default());
+        daemon.signal(signal);
+        assert!(daemon.wait().success(), "{signal:?}");
+        assert!(!daemon.sockets().join("admin.sock").exists(), "{signal:?} leaves no socket");
+    }
+    daemon.drains();
 }
 
 #[test]

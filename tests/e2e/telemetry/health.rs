@@ -1,7 +1,7 @@
 //! `/livez` and `/readyz`, and the daemon's reports about a `[telemetry]` that it cannot have.
 
 use std::{
-    io::Write as _,
+    io::{Read as _, Write as _},
     net::{TcpListener, TcpStream},
     process::Command,
 };
@@ -26,14 +26,17 @@ fn a_draining_node_is_live_and_not_ready() {
     assert_eq!(status("/"), 404);
 }
 
-/// More connections than are served at once, none of which ever sends a request.
+/// Many more connections than are served at once, none of which ever sends a request.
 #[test]
-fn an_idle_connection_does_not_block_the_endpoint() {
+fn connections_without_a_request_keep_no_probe_from_its_answer() {
     let daemon = Daemon::start(&measured());
     let at = address(&daemon);
-    let mut mute: Vec<_> = (0..40).map(|_| TcpStream::connect(at).unwrap()).collect();
-    mute[0].write_all(b"GET /metr").unwrap();
+    let mut mute: Vec<_> = (0..500).map(|_| TcpStream::connect(at).unwrap()).collect();
+    mute[499].write_all(b"GET /metr").unwrap();
     assert_eq!(http::get(at, "/livez").status, 200);
+    assert!(scrape(&daemon).contains("vramd_memory_limit_bytes"));
+    // The oldest connection made room.
+    assert!(matches!(mute[0].read(&mut [0]), Ok(0) | Err(_)), "it was closed");
 }
 
 #[test]
