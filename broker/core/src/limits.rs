@@ -10,6 +10,9 @@ pub const MOMENT: Duration = Duration::from_micros(1);
 /// How many request ids the core remembers per session, and per operator's uid.
 pub const REQUESTS_REMEMBERED: usize = 1024;
 
+/// Of so many requests that a tenant may have waiting, one has a place that no other tenant can take.
+pub const PLACES_SHARED_PER_OWN: usize = 16;
+
 /// How many files of one tenant are read at once, until their allocations are sealed: twice the devices of a
 /// node.
 pub const FILE_LOADS_PER_TENANT_MAX: usize = 16;
@@ -60,9 +63,11 @@ pub struct Limits {
     pub extents_max: usize,
     pub batch_items_max: usize,
     pub readers_max: usize,
-    /// Requests that wait for the driver, a client or the disk. One more is refused.
+    /// Requests of clients that wait for the driver, a client or the disk. One more is refused. Operators have as many
+    /// places of their own.
     pub pending_requests_max: usize,
-    /// The same for one tenant, so that a tenant whose requests hang blocks no other tenant.
+    /// The same for one tenant. A sixteenth of it is there for the tenant even if others have taken all places of the
+    /// node.
     pub pending_requests_per_tenant_max: usize,
     /// Descriptors sent and not answered. A silent session keeps its share until it is gone, since the
     /// packets in its socket can still be received.

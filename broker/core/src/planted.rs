@@ -83,6 +83,8 @@ mod bugs {
         DeletedQuotaEnforced: "the ledger goes on enforcing a deleted quota", [LEDGER_ORACLE, LIMIT, ADMISSION, LINE_ORDER, DEVICES];
         ShortfallIgnored: "memory that other programs took still counts as capacity", [ADMISSION, LEDGER_ORACLE];
         JoinedCallUnanswered: "the second of two calls that wait for one operation is not answered", [DRAINS, CALLS];
+        OperatorsLockedOut: "requests of operators find no place because clients have taken all", [CALLS];
+        TenantsLockedOut: "a tenant without any request finds no place because others have taken all", [CALLS];
         AnswerToWrongCall: "an answer goes to another waiting call", [CALLS, LINE_ORDER, DEVICES];
         AnsweredTwice: "a repeated call is answered twice", [CALLS];
         RequestIdForgotten: "a repeated request is executed again", [REPEATS, CALLS, CALLERS];

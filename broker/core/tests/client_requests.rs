@@ -252,13 +252,15 @@ fn tenant_with_pending_requests_keeps_no_other_from_being_served() {
     let mut world = World::with(base, StoredQuotas::default());
     let (a, b, c) = (world.open("a"), world.open("b"), world.open("c"));
     let allocate = || ClientRequest::allocate(vec![spec(2)]);
+    // All places are taken when `c` comes. It has one of its own, and then no other.
     let calls: Vec<_> =
-        [a, a, a, b, c].into_iter().map(|client| world.start(client, None, allocate())).collect();
+        [a, a, a, b, c, c].into_iter().map(|client| world.start(client, None, allocate())).collect();
     let full: Vec<_> = calls
         .iter()
         .map(|call| world.replies.get(call).map(|reply| reply.as_ref().expect_err("full").reason()))
         .collect();
-    assert_eq!(full, [None, None, Some(Reason::QueueFull), None, Some(Reason::QueueFull)]);
+    assert_eq!(full, [None, None, Some(Reason::QueueFull), None, None, Some(Reason::QueueFull)]);
+    world.operate(OperatorRequest::Drain { draining: false }).expect("operators have places of their own");
     world.run_until_idle();
     world.call(c, allocate()).expect("there is room again");
 }

@@ -47,7 +47,7 @@ fn parts_of_a_tenant_are_bounded() {
 #[test]
 fn waiting_requests_are_bounded() {
     let slow = Config::default().fault("create", 1, Effect::Hold).limit("pending_requests_max = 1");
-    let daemon = Daemon::start(&slow);
+    let daemon = Daemon::start(&slow.limit("pending_requests_per_tenant_max = 1"));
     let mut session = daemon.open();
     let waiting = session.memory.allocate_batch(session.request(vec![spec(2 * MIB)]));
     vramd_tests::wait::until("it waits for the driver", || daemon.state().charged() == 2 * MIB);
@@ -55,6 +55,8 @@ fn waiting_requests_are_bounded() {
     let refused = session.refused(spec(4 * MIB));
     assert_eq!(refused.is(Reason::QueueFull).number("limit_count"), 1);
     assert_eq!(daemon.state(), state);
+    // Operators have places of their own.
+    daemon.set_quota("other", "2MiB", "4MiB");
     daemon.end_holds();
     let done = waiting.ok().allocations[0].allocation_id;
     session.map_all(done);

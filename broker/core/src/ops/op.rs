@@ -116,12 +116,13 @@ impl Op {
     }
 }
 
-/// All operations, with the number of waiting calls: in total, and per tenant.
+/// All operations, with the number of waiting calls: of clients, of each tenant, and of operators.
 #[derive(Debug, Default)]
 pub(crate) struct OpTable {
     ops: BTreeMap<OpId, Op>,
     last: u64,
-    calls: usize,
+    by_clients: usize,
+    by_operators: usize,
     by_tenant: ByTenant<usize>,
     pub(crate) changed_keys: ChangedKeys<OpId>,
     by_session: BTreeSet<(SessionId, OpId)>,
@@ -169,9 +170,14 @@ impl OpTable {
         Some(op)
     }
 
-    /// The number of waiting calls.
-    pub(crate) const fn calls(&self) -> usize {
-        self.calls
+    /// The number of waiting calls of clients.
+    pub(crate) const fn calls_of_clients(&self) -> usize {
+        self.by_clients
+    }
+
+    /// The number of waiting calls of operators.
+    pub(crate) const fn calls_of_operators(&self) -> usize {
+        self.by_operators
     }
 
     pub(crate) fn calls_of(&self, tenant: TenantId) -> usize {
@@ -189,9 +195,12 @@ impl OpTable {
     }
 
     fn count(&mut self, requester: Requester, change: impl Fn(usize) -> usize) {
-        self.calls = change(self.calls);
-        if let Some(tenant) = requester.tenant() {
-            self.by_tenant.change(tenant, |calls| *calls = change(*calls));
+        match requester.tenant() {
+            Some(tenant) => {
+                self.by_clients = change(self.by_clients);
+                self.by_tenant.change(tenant, |calls| *calls = change(*calls));
+            }
+            None => self.by_operators = change(self.by_operators),
         }
     }
 }

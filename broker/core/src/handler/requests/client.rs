@@ -9,6 +9,7 @@ use crate::{
     error::Refusal,
     event::{CallId, ClientRequest, Peer, RequestKey},
     handler::{Start, Started},
+    limits::PLACES_SHARED_PER_OWN,
     ops::{Op, Requester},
     tenancy::{Method, OpId, Recall, TenantId},
 };
@@ -92,16 +93,24 @@ impl Broker {
         true
     }
 
-    /// Whether one more request may wait.
+    /// Whether one more request may wait. Operators have places that clients cannot take, and each tenant has some
+    /// that no other tenant can take.
     pub(crate) fn check_queue(&self, tenant: Option<TenantId>) -> Result<(), Refusal> {
-        let limits = &self.config.limits;
-        if self.requests.ops.calls() >= limits.pending_requests_max {
-            return Err(Refusal::QueueFull { limit: limits.pending_requests_max });
+        let (limits, ops) = (&self.config.limits, &self.requests.ops);
+        let (node_max, tenant_max) = (limits.pending_requests_max, limits.pending_requests_per_tenant_max);
+        let Some(tenant) = tenant else {
+            let waiting = ops.calls_of_operators();
+            planted!(self, OperatorsLockedOut => waiting = waiting.saturating_add(ops.calls_of_clients()));
+            return if waiting < node_max { Ok(()) } else { Err(Refusal::QueueFull { limit: node_max }) };
+        };
+        let own = ops.calls_of(tenant);
+        let own_places = tenant_max.div_ceil(PLACES_SHARED_PER_OWN);
+        planted!(self, TenantsLockedOut => own_places = 0);
+        if own >= tenant_max {
+            return Err(Refusal::QueueFull { limit: tenant_max });
         }
-        if tenant.is_some_and(|tenant| {
-            self.requests.ops.calls_of(tenant) >= limits.pending_requests_per_tenant_max
-        }) {
-            return Err(Refusal::QueueFull { limit: limits.pending_requests_per_tenant_max });
+        if own >= own_places && ops.calls_of_clients() >= node_max {
+            return Err(Refusal::QueueFull { limit: node_max });
         }
         Ok(())
     }

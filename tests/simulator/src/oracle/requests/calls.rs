@@ -330,7 +330,7 @@ impl Oracle {
             Refusal::Draining => self.facts.draining,
             Refusal::QueueFull { limit } => {
                 let loads = matches!(Self::request_of(call), Some(ClientRequest::Load { .. }));
-                self.is_queue_full(tenant) || (loads && self.loads_under_way(tenant) >= *limit)
+                self.is_queue_full(tenant, &call.asked) || (loads && self.loads_under_way(tenant) >= *limit)
             }
             Refusal::DriverFailed { .. } => self.step.failure_reported || !at_once,
             Refusal::StoreFailed { .. } => self.step.failure_reported,
@@ -358,15 +358,30 @@ impl Oracle {
     }
 
     /// Whether the queue is full without the call that was just refused.
-    fn is_queue_full(&self, tenant: Option<usize>) -> bool {
-        let own = self.facts.calls.values().filter(|call| match &call.asked {
-            Asked::Client { session, .. } => {
-                tenant.is_some() && self.facts.sessions.get(session).map(|it| it.tenant) == tenant
+    fn is_queue_full(&self, tenant: Option<usize>, asked: &Asked) -> bool {
+        let (max, tenant_max) =
+            (self.limits.pending_requests_max, self.limits.pending_requests_per_tenant_max);
+        let [by_clients, by_operators] = self.waiting_calls();
+        match asked {
+            Asked::Operator { .. } => by_operators >= max,
+            Asked::Client { .. } => {
+                let of_tenant = self.facts.calls.values().filter(|call| match &call.asked {
+                    Asked::Client { session, .. } => {
+                        tenant.is_some() && self.facts.sessions.get(session).map(|it| it.tenant) == tenant
+                    }
+                    Asked::Operator { .. } => false,
+                });
+                let own = of_tenant.count();
+                own >= tenant_max || (by_clients >= max && own * 16 >= tenant_max)
             }
-            Asked::Operator { .. } => false,
-        });
-        self.facts.calls.len() >= self.limits.pending_requests_max
-            || own.count() >= self.limits.pending_requests_per_tenant_max
+        }
+    }
+
+    /// The numbers of calls that clients and operators wait for.
+    fn waiting_calls(&self) -> [usize; 2] {
+        let is_of_client = |call: &&Call| matches!(call.asked, Asked::Client { .. });
+        let by_clients = self.facts.calls.values().filter(is_of_client).count();
+        [by_clients, self.facts.calls.len() - by_clients]
     }
 
     fn is_name_taken(&self, call: &Call, tenant: Option<usize>, broker: &Broker) -> bool {
@@ -404,8 +419,18 @@ impl Oracle {
 
     /// Checks that no more calls wait than may.
     pub(crate) fn check_queue_length(&mut self) {
-        let (waiting, max) = (self.facts.calls.len(), self.limits.pending_requests_max);
-        self.expect(CALLS, waiting <= max, || format!("{waiting} calls wait, at most {max}"));
+        let (max, tenant_max) =
+            (self.limits.pending_requests_max, self.limits.pending_requests_per_tenant_max);
+        if self.facts.calls.len() <= max {
+            return;
+        }
+        let [by_clients, by_operators] = self.waiting_calls();
+        let own = self.facts.tenants.len() * tenant_max.div_ceil(16);
+        self.expect(CALLS, by_clients <= max + own && by_operators <= max, || {
+            format!(
+                "{by_clients} calls of clients and {by_operators} of operators wait, at most {max} and some"
+            )
+        });
     }
 }
 
