@@ -1,6 +1,9 @@
 //! The oracle's knowledge of the broker, from events and commands alone. It shares no code with the core:
 //! balances are plain integers, added to and subtracted from as events and commands pass.
 
+mod memory;
+mod sessions;
+
 use std::{
     cell::RefCell,
     collections::{BTreeMap, BTreeSet},
@@ -8,12 +11,16 @@ use std::{
 };
 
 use broker_core::{
-    CallId, ChannelId, ClientRequest, Hello, Kind, Lifetime, OperatorRequest, PartRef, Peer, Pressure,
-    RequestKey, Slot, StoredQuotas, Tier, Time, WaitView,
+    CallId, ChannelId, ClientRequest, Hello, OperatorRequest, PartRef, Peer, Pressure, RequestKey,
+    StoredQuotas, Tier, Time, WaitView,
 };
 use vramd_types::{AllocationId, CopyClass, ExtentId, PartIndex, Quantity, SessionId, Shares};
 
 use super::links::shares::{ClassWaits, MissingOnBus};
+pub(crate) use memory::{
+    AllocationFacts, BackingFacts, ExtentFacts, ExtentPhase, LoadFacts, MoveFacts, WriteBackFacts,
+};
+pub(crate) use sessions::{FenceFacts, MapPhase, PinFacts, SessionFacts};
 
 /// A tenant, as index into [`Facts::tenants`].
 pub(crate) type Tenant = usize;
@@ -52,163 +59,6 @@ pub(crate) struct PlaceFacts {
     pub(crate) in_files: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MapPhase {
-    /// Sent to the session, which has not answered.
-    Offered,
-    Mapped,
-    /// The session is told to unmap it, for good.
-    Revoking,
-    /// The session is told to unmap it and may pin it again.
-    Evicting,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct SessionFacts {
-    pub(crate) tenant: Tenant,
-    pub(crate) pid: u32,
-    pub(crate) uid: u32,
-    pub(crate) channel: ChannelId,
-    pub(crate) gone: bool,
-    /// An operator has ended it.
-    pub(crate) ending: bool,
-    pub(crate) kill_asked: bool,
-    /// Devices that the process sees.
-    pub(crate) devices: Vec<usize>,
-    pub(crate) mappings: BTreeMap<PartRef, (MapPhase, ExtentId)>,
-    /// Parts that the daemon has yet to send.
-    pub(crate) owed: BTreeSet<PartRef>,
-    /// Since when it has not answered a packet of descriptors.
-    pub(crate) owes_since: Option<Time>,
-    /// Since when it has not mapped its word table.
-    pub(crate) owes_words: Option<Time>,
-    /// Descriptors that lie in its socket.
-    pub(crate) in_flight: usize,
-    /// It has a word table.
-    pub(crate) pins: bool,
-    pub(crate) hears_pressure: bool,
-    /// The broker has reported it as silent.
-    pub(crate) silent: bool,
-    pub(crate) silent_since: Option<Time>,
-    /// Parts that were evicted, or that have no handle pin and were not pinned yet.
-    pub(crate) away: BTreeSet<PartRef>,
-    /// Parts that it asked to pin and was not sent since. They may be queued although the call is over.
-    pub(crate) pin_requested: BTreeSet<PartRef>,
-    pub(crate) slots: BTreeMap<Slot, PartRef>,
-    /// Parts that it was told to unmap when it had no pin on them.
-    pub(crate) revoked_unpinned: BTreeSet<PartRef>,
-    pub(crate) last_pin: Option<u64>,
-    /// Pin calls that have not ended.
-    pub(crate) pin_calls: BTreeMap<u64, PinFacts>,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct PinFacts {
-    pub(crate) parts: Vec<PartRef>,
-    /// The number of the event.
-    pub(crate) arrived: u64,
-    pub(crate) answered: bool,
-    /// Since when all sessions that it waits for wait themselves.
-    pub(crate) stalled_since: Option<Time>,
-    /// When it is refused at the latest, if the client gave a time.
-    pub(crate) until: Option<Time>,
-}
-
-/// A part that an operator fenced while every mapper of it answered and could be told.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FenceFacts {
-    pub(crate) call: CallId,
-    pub(crate) arrived: u64,
-    pub(crate) until: Time,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ExtentPhase {
-    Creating,
-    Live,
-    Cached,
-    Releasing,
-    /// Released out of the cache.
-    GivenUp,
-    Unreturned,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct ExtentFacts {
-    pub(crate) place: usize,
-    pub(crate) size: u64,
-    /// The tenant whose session requested it.
-    pub(crate) owner: Tenant,
-    pub(crate) phase: ExtentPhase,
-    /// The part that moves there, or that was first sent in it since it was created or reused.
-    pub(crate) part: Option<PartRef>,
-    /// Its part does not lie in it: it is on its way there, or has left.
-    pub(crate) detached: bool,
-    pub(crate) copied: bool,
-    /// Tenants whose sessions were sent it, in that order.
-    pub(crate) sent_to: Vec<Tenant>,
-    pub(crate) mappers: BTreeSet<SessionId>,
-    pub(crate) being_read: bool,
-    /// It is one end of a write-back: sessions may go on mapping it.
-    pub(crate) written_back: bool,
-    /// A session that was sent it ended without reporting that it unmapped it.
-    pub(crate) unacknowledged: bool,
-    /// It was cached once: its content is not zero.
-    pub(crate) reused: bool,
-    /// It lies on disk and was never written: it cannot be read.
-    pub(crate) unwritten: bool,
-    pub(crate) debts: Vec<(Tenant, u64)>,
-    /// It is a piece of a client's file.
-    pub(crate) in_file: bool,
-}
-
-impl ExtentFacts {
-    /// The bytes that its tenant pays for it.
-    pub(crate) const fn cost(&self) -> u64 {
-        if self.in_file { 0 } else { self.size }
-    }
-}
-
-/// An allocation that is being loaded. No client has its id yet.
-#[derive(Clone, Debug)]
-pub(crate) struct LoadFacts {
-    pub(crate) call: CallId,
-    pub(crate) by: SessionId,
-    /// Pieces that were opened, by index.
-    pub(crate) parts: BTreeMap<u32, ExtentId>,
-    /// Bytes of the file that these pieces cover.
-    pub(crate) bytes: u64,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct AllocationFacts {
-    pub(crate) tenant: Tenant,
-    pub(crate) owner: SessionId,
-    pub(crate) kind: Kind,
-    /// The device that it is mapped on.
-    pub(crate) device: usize,
-    pub(crate) lifetime: Lifetime,
-    pub(crate) readers: Vec<String>,
-    pub(crate) size: u64,
-    pub(crate) uninitialized: bool,
-    pub(crate) discardable: bool,
-    /// Its owner advised that its device accesses it in host memory.
-    pub(crate) in_place: bool,
-    /// It was loaded from a file.
-    pub(crate) loaded: bool,
-    /// It has no handle pin: its owner is sent only what it pins.
-    pub(crate) unpinned: bool,
-    pub(crate) part_count: usize,
-    pub(crate) sealed: bool,
-    /// Its owner or an operator was told that it is freed.
-    pub(crate) freed: bool,
-    /// The core is freeing it, whether or not a client was told.
-    pub(crate) leaving: bool,
-    /// A part was dropped before any session was sent it, so the oracle does not know which extent it left.
-    pub(crate) left_unseen: bool,
-    pub(crate) parts: BTreeMap<u32, ExtentId>,
-}
-
 #[derive(Clone, Debug)]
 pub(crate) enum Asked {
     Client { session: SessionId, peer: Peer, request: ClientRequest },
@@ -224,36 +74,6 @@ pub(crate) struct Call {
     pub(crate) arrived: u64,
     /// It repeats a call that is under way.
     pub(crate) joined: bool,
-}
-
-/// A part that is moving to an extent, for as long as that may last.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct MoveFacts {
-    pub(crate) part: PartRef,
-    /// The extent that it is copied from, once the copy has begun.
-    pub(crate) from: Option<ExtentId>,
-    /// The core has cancelled the copy.
-    pub(crate) cancelled: bool,
-}
-
-/// A write-back that is under way, keyed by its target.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct WriteBackFacts {
-    pub(crate) part: PartRef,
-    pub(crate) from: ExtentId,
-    /// The core has cancelled the copy.
-    pub(crate) cancelled: bool,
-}
-
-/// The backing of a part on its device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BackingFacts {
-    /// Bytes that are charged, in which no memory is made yet.
-    Reserved { owner: Tenant, place: usize, size: u64 },
-    /// The extent that it came from, or that was made for it.
-    Kept(ExtentId),
-    /// It is discardable and needs no backing.
-    Unneeded,
 }
 
 /// Guarantee and limit, by tenant, device (UUID or `*`) and tier.

@@ -1,0 +1,78 @@
+//! Facts about a session, its mappings and its pin calls.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use broker_core::{CallId, ChannelId, PartRef, Slot, Time};
+use vramd_types::ExtentId;
+
+use super::Tenant;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MapPhase {
+    /// Sent to the session, which has not answered.
+    Offered,
+    Mapped,
+    /// The session is told to unmap it, for good.
+    Revoking,
+    /// The session is told to unmap it and may pin it again.
+    Evicting,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct SessionFacts {
+    pub(crate) tenant: Tenant,
+    pub(crate) pid: u32,
+    pub(crate) uid: u32,
+    pub(crate) channel: ChannelId,
+    pub(crate) gone: bool,
+    /// An operator has ended it.
+    pub(crate) ending: bool,
+    pub(crate) kill_asked: bool,
+    /// Devices that the process sees.
+    pub(crate) devices: Vec<usize>,
+    pub(crate) mappings: BTreeMap<PartRef, (MapPhase, ExtentId)>,
+    /// Parts that the daemon has yet to send.
+    pub(crate) owed: BTreeSet<PartRef>,
+    /// Since when it has not answered a packet of descriptors.
+    pub(crate) owes_since: Option<Time>,
+    /// Since when it has not mapped its word table.
+    pub(crate) owes_words: Option<Time>,
+    /// Descriptors that lie in its socket.
+    pub(crate) in_flight: usize,
+    /// It has a word table.
+    pub(crate) pins: bool,
+    pub(crate) hears_pressure: bool,
+    /// The broker has reported it as silent.
+    pub(crate) silent: bool,
+    pub(crate) silent_since: Option<Time>,
+    /// Parts that were evicted, or that have no handle pin and were not pinned yet.
+    pub(crate) away: BTreeSet<PartRef>,
+    /// Parts that it asked to pin and was not sent since. They may be queued although the call is over.
+    pub(crate) pin_requested: BTreeSet<PartRef>,
+    pub(crate) slots: BTreeMap<Slot, PartRef>,
+    /// Parts that it was told to unmap when it had no pin on them.
+    pub(crate) revoked_unpinned: BTreeSet<PartRef>,
+    pub(crate) last_pin: Option<u64>,
+    /// Pin calls that have not ended.
+    pub(crate) pin_calls: BTreeMap<u64, PinFacts>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct PinFacts {
+    pub(crate) parts: Vec<PartRef>,
+    /// The number of the event.
+    pub(crate) arrived: u64,
+    pub(crate) answered: bool,
+    /// Since when all sessions that it waits for wait themselves.
+    pub(crate) stalled_since: Option<Time>,
+    /// When it is refused at the latest, if the client gave a time.
+    pub(crate) until: Option<Time>,
+}
+
+/// A part that an operator fenced while every mapper of it answered and could be told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FenceFacts {
+    pub(crate) call: CallId,
+    pub(crate) arrived: u64,
+    pub(crate) until: Time,
+}
