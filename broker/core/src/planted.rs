@@ -103,6 +103,12 @@ mod bugs {
         CachedThoughRead: "an extent is cached although a reader of another tenant had it", [CACHED, CACHE_REUSE];
         CachedThoughCrashed: "an extent is cached although a session that mapped it ended without answering", [CACHED, CACHE_REUSE];
         OldContentAsZeros: "memory that was promised to be zero is taken from the cache", [CACHE_REUSE, LEDGER_ORACLE];
+        UnzeroedCreated: "new memory is not ordered zeroed", [FIRST_CONTENT];
+        UnzeroedBelow: "new memory below a device is not ordered zeroed", [FIRST_CONTENT];
+        RemadeUnzeroed: "new memory for a dropped part is not ordered zeroed", [FIRST_CONTENT];
+        UnwrittenMovedUnzeroed: "new memory for a part that was never written is not ordered zeroed", [FIRST_CONTENT];
+        InPlaceUnzeroed: "memory in which a part may be accessed in place is not ordered zeroed", [FIRST_CONTENT];
+        BackingHashed: "the backing of a part is hashed instead of the part", [CONTENT, EXTENT_USE];
         IdleCacheKept: "a cached extent of a tenant that has a session is never released", [CACHED];
         CachedBeyondMax: "a freed extent is cached beyond the tenant's maximum, and no older one is released for it", [LIMIT];
         RefusedThoughCached: "a batch is refused for memory that is only cached, or that no session uses", [LIMIT, ADMISSION, LINE_ORDER];
@@ -156,7 +162,7 @@ mod bugs {
         FailedCopyAccepted: "a failed copy is taken for a good one", [CALLS, COPIES, EXTENT_TENANT, CONTENT, VISIBLE, CACHE_REUSE, PRESSURE_EVICTIONS, BACKINGS];
         SourceKept: "the extent that a part has left is not released", [DRAINS, LINE_ORDER, BACKINGS];
         ReleasedWhileCopied: "an extent is released while it is copied", [MIGRATIONS, EXTENT_RELEASED, WRITTEN_BACK];
-        CopyTruncated: "the end of a part is not copied with it", [CONTENT];
+        CopyTruncated: "the end of a part is not copied with it", [CONTENT, FIRST_CONTENT];
         HostChargeForgotten: "no tenant is charged for a part in host memory", [LEDGER_ORACLE, LIMIT, ADMISSION];
         HostChargedToAnother: "a part in host memory is charged to another tenant", [LEDGER_ORACLE, LIMIT, ADMISSION, EXTENTS, BACKINGS];
         WaiterForgotten: "a release does not cause a scan for the waiters of its room", [LINE_ORDER];

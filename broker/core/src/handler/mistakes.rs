@@ -1,6 +1,6 @@
 //! The helpers of planted bugs that one line cannot hold.
 
-use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, GRANULARITY, SessionId};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, GRANULARITY, PartIndex, SessionId};
 
 use crate::{
     broker::Broker,
@@ -217,6 +217,14 @@ impl AllocationTable {
 }
 
 impl Moves {
+    /// Returns the memory of the backing of a part, or the given one, for `BackingHashed`.
+    pub(crate) fn backing_or(&self, allocation: AllocationId, part: PartIndex, extent: ExtentId) -> ExtentId {
+        match self.backings.get(&PartRef { allocation, part }) {
+            Some(Backing::Extent { extent, .. }) => *extent,
+            _ => extent,
+        }
+    }
+
     /// Returns an extent that the part has left and that still exists, or the given one, for
     /// `SentFromOldExtent`.
     pub(crate) fn extent_left_by(&self, part: PartRef, pool: &Pool, extent: ExtentId) -> ExtentId {

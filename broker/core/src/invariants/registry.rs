@@ -55,6 +55,8 @@ registry! {
         "A cached extent backs no part, was sent to its tenant alone, is in the index, and is released in time.";
     CACHE_REUSE = "INV-EXTENT-6", Oracle "accounting/cached.rs",
         "An extent is reused only inside its tenant, after every session that was sent it let go, and only for requests that accept old content.";
+    FIRST_CONTENT = "INV-EXTENT-7", Oracle "moves/first_content.rs",
+        "Memory begins as zeros, or as old bytes of its own tenant where the client accepts these; no session sees bytes of another tenant.";
     MAPPERS = "INV-MAP-1", Recomputed "mapper_sets.rs",
         "The mappers of parts and the mappings of sessions agree, and name only sessions that exist.";
     UNSEALED = "INV-MAP-2", Recomputed "unsealed.rs",

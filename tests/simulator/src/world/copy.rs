@@ -1,11 +1,12 @@
-//! Copies of the simulated driver, and the content of memory: a number for each piece, which clients write
-//! and copies carry. A failed copy spoils its target.
+//! Copies of the simulated driver, and what processes and the driver read of what they carry. A failed copy
+//! spoils its target.
 
-use broker_core::{ChannelId, Completion, Event, PartRef, Tier};
-use vramd_types::{Bytes, CopyClass, ExtentId};
+use broker_core::{ChannelId, Completion, DigestSpan, Event, PartRef, Tier};
+use vramd_types::{AllocationId, Bytes, CopyClass, ExtentId};
 
 use super::{
     World,
+    content::Content,
     driver::{Job, soon},
     files::Storage,
     queue::Action,
@@ -19,15 +20,17 @@ use crate::{
 pub(super) struct Copying {
     pub(super) from: ExtentId,
     /// The content when the copy began: later writes may be missed.
-    content: u64,
+    content: Content,
+    /// As it was ordered.
+    class: CopyClass,
     cancelled: bool,
 }
 
 impl World {
     pub(super) fn copy(&mut self, (from, to): (ExtentId, ExtentId), bytes: Bytes, class: CopyClass) {
         let whole = self.driver.pieces.get(&from).filter(|piece| piece.size == bytes);
-        let content = whole.map(|piece| piece.content).unwrap_or_else(|| self.new_content());
-        self.driver.copies.insert(to, Copying { from, content, cancelled: false });
+        let content = whole.map(|piece| piece.content).unwrap_or_else(|| self.driver.contents.garbage());
+        self.driver.copies.insert(to, Copying { from, content, class, cancelled: false });
         match self.driver.lanes.is_some() {
             true => self.queue_copy(from, to, class),
             false => self.submit(Job::Copy { to }),
@@ -49,15 +52,20 @@ impl World {
 
     /// Ends a copy. One that was cancelled in time has ended before.
     pub(super) fn finish_copy(&mut self, to: ExtentId) {
-        let Some(Copying { from, content, cancelled }) = self.driver.copies.remove(&to) else { return };
-        let fails = self.driver.dice.chance(self.scenario.faults.rate(Fault::CopyFails));
+        let Some(Copying { from, content, class, cancelled }) = self.driver.copies.remove(&to) else {
+            return;
+        };
+        let rate = self.scenario.faults.rate(Fault::CopyFails);
+        // Copies without a waiter fail more often, since a backing that was clean is spoiled then.
+        let rate = if class == CopyClass::WriteBack { rate * 5 } else { rate };
+        let fails = self.driver.dice.chance(rate);
         let how = self.driver.dice.roll(3);
         let (result, content) = match (cancelled, fails, how) {
             (true, _, 0) => (Err("cancelled before it began"), None),
-            (true, ..) => (Err("cancelled"), Some(self.new_content())),
+            (true, ..) => (Err("cancelled"), Some(self.driver.contents.garbage())),
             (false, true, 0) => (Err("the link is down"), None),
-            (false, true, 1) => (Err("short"), Some(self.new_content())),
-            (false, true, _) => (Err("the checksum is another"), Some(self.new_content())),
+            (false, true, 1) => (Err("short"), Some(self.driver.contents.garbage())),
+            (false, true, _) => (Err("the checksum is another"), Some(self.driver.contents.garbage())),
             (false, false, _) => (Ok(()), Some(content)),
         };
         if let (Some(piece), Some(content)) = (self.driver.pieces.get_mut(&to), content) {
@@ -76,7 +84,7 @@ impl World {
             false => self.draw_file_change(from),
         };
         if damaged && !cancelled {
-            let content = self.new_content();
+            let content = self.driver.contents.garbage();
             self.driver.pieces.get_mut(&to).into_iter().for_each(|piece| piece.content = content);
             match from_disk {
                 true => self.coverage.count_step(DiskStep::Damaged),
@@ -102,10 +110,14 @@ impl World {
             return;
         };
         let Some(mapping) = channel.mapped.get(&part).copied() else { return };
+        let Some(tenant) = self.processes.get(&channel.pid).map(|it| self.scenario.seats[it.seat].tenant)
+        else {
+            return;
+        };
         let Some(piece) = self.driver.pieces.get(&mapping.extent) else { return };
         self.oracle.check_read(part, piece.content);
         if writes && mapping.writable {
-            let content = self.new_content();
+            let content = self.driver.contents.written_by(tenant);
             if let Some(piece) = self.driver.pieces.get_mut(&mapping.extent) {
                 piece.content = content;
             }
@@ -114,9 +126,11 @@ impl World {
         }
     }
 
-    /// A content that was never anywhere before.
-    fn new_content(&mut self) -> u64 {
-        self.driver.last_content += 1;
-        self.driver.last_content
+    /// The driver has read these spans of an allocation.
+    pub(super) fn check_hashed(&mut self, id: AllocationId, spans: &[DigestSpan]) {
+        let content = |span: &DigestSpan| Some(self.driver.pieces.get(&span.extent)?.content);
+        if let Some(read) = spans.iter().map(content).collect::<Option<Vec<_>>>() {
+            self.oracle.check_hashed(id, &read);
+        }
     }
 }

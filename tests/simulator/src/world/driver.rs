@@ -13,6 +13,7 @@ use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId};
 
 use super::{
     World,
+    content::{Content, Contents},
     copy::Copying,
     files::Storage,
     lanes::{LaneId, Lanes},
@@ -25,12 +26,7 @@ const PUT_OFF_MICROS: u64 = 1_000_000;
 
 #[derive(Clone, Debug)]
 pub(super) enum Job {
-    Create {
-        extent: ExtentId,
-        device: DeviceIndex,
-        tier: Tier,
-        size: Bytes,
-    },
+    Create(Make),
     /// Opens a piece of a file.
     Open {
         extent: ExtentId,
@@ -70,14 +66,23 @@ pub(super) enum Job {
     },
 }
 
+/// Memory to make.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Make {
+    pub(super) extent: ExtentId,
+    pub(super) device: DeviceIndex,
+    pub(super) tier: Tier,
+    pub(super) size: Bytes,
+    pub(super) zeroed: bool,
+}
+
 /// One piece of physical memory. It exists for as long as a process holds it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     pub(super) device: DeviceIndex,
     pub(super) tier: Tier,
     pub(super) size: Bytes,
-    /// Its content: zero when it is made.
-    pub(super) content: u64,
+    pub(super) content: Content,
     /// Held by the daemon.
     pub(super) daemon_holds: bool,
     /// Made before the daemon's last restart: no ledger knows it.
@@ -93,7 +98,7 @@ pub(super) struct SimDriver {
     pub(super) copies: BTreeMap<ExtentId, Copying>,
     /// The lanes that copies go by, in some worlds.
     pub(super) lanes: Option<Lanes>,
-    pub(super) last_content: u64,
+    pub(super) contents: Contents,
     /// Released, reported as not returned, and not reported as returned since.
     pub(super) awaited: BTreeSet<ExtentId>,
     /// Releases that are put off until a device needs the memory or a time has passed.
@@ -113,7 +118,7 @@ pub(super) struct SimDriver {
 impl World {
     pub(super) fn submit(&mut self, job: Job) {
         let micros = match job {
-            Job::Create { .. } | Job::Open { .. } => self.driver.dice.between(10, 300),
+            Job::Create(_) | Job::Open { .. } => self.driver.dice.between(10, 300),
             Job::Copy { .. } => self.driver.dice.between(50, 3_000),
             Job::ReportCopy { .. } | Job::Chunk { .. } | Job::AskAgain { .. } => {
                 self.driver.dice.between(1, 75)
@@ -192,7 +197,7 @@ impl World {
 
     pub(super) fn complete_job(&mut self, job: Job) {
         match job {
-            Job::Create { extent, device, tier, size } => self.finish_create(extent, device, tier, size),
+            Job::Create(make) => self.finish_create(make),
             Job::Open { extent, file, offset, size } => self.finish_open(extent, file, offset, size),
             Job::Copy { to } | Job::ReportCopy { to } => self.finish_copy(to),
             Job::Chunk { lane_id } => self.end_chunk(lane_id),
@@ -223,7 +228,10 @@ impl World {
                         Err(DigestError::Damaged { extent, problem: format!("{extent} is damaged") })
                     }
                     (None, true) => Err(DigestError::Failed("the device does not answer".to_owned())),
-                    (None, false) => Ok(digest_of(&spans)),
+                    (None, false) => {
+                        self.check_hashed(allocation, &spans);
+                        Ok(digest_of(&spans))
+                    }
                 };
                 self.handle_event(Event::Completion(Completion::Digested { allocation, result }));
             }
@@ -244,7 +252,7 @@ impl World {
         self.draw_damage(extent).then_some(extent)
     }
 
-    fn finish_create(&mut self, extent: ExtentId, device: DeviceIndex, tier: Tier, size: Bytes) {
+    fn finish_create(&mut self, Make { extent, device, tier, size, zeroed }: Make) {
         let faults = &self.scenario.faults;
         let (full, fails) = (faults.rate(Fault::OutOfMemory), faults.rate(Fault::CreateFails));
         let takes = |it: &&Piece| (it.device, it.tier) == (device, tier) && it.storage == Storage::Own;
@@ -267,11 +275,12 @@ impl World {
         } else if self.driver.dice.chance(fails) {
             Err(CreateError::Failed("the driver does not feel like it".to_owned()))
         } else {
+            let content = if zeroed { Content::Zeros } else { self.driver.contents.garbage() };
             let piece = Piece {
                 device,
                 tier,
                 size,
-                content: 0,
+                content,
                 daemon_holds: true,
                 orphan: false,
                 storage: Storage::Own,

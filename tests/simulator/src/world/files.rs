@@ -8,7 +8,7 @@ use broker_core::{
 };
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId};
 
-use super::{World, driver::Piece};
+use super::{World, content::Content, driver::Piece};
 use crate::{coverage::FileStep, dice::Dice, scenario::Fault};
 
 /// Number of loaded allocations that attaching processes may pick from.
@@ -24,18 +24,12 @@ pub(super) enum Storage {
     Changed,
 }
 
-/// Content of a file from an offset on: unlike anything that clients write.
-pub(crate) fn file_content(file: FileId, offset: Bytes) -> u64 {
-    let mixed = (file.0 << 56 ^ offset.get()).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    mixed ^ mixed >> 32 | 1 << 63
-}
-
 impl World {
     pub(super) fn finish_open(&mut self, extent: ExtentId, file: FileId, offset: Bytes, size: Bytes) {
         let result = match self.driver.dice.chance(self.scenario.faults.rate(Fault::CreateFails)) {
             true => Err(CreateError::Failed("no such file".to_owned())),
             false => {
-                let content = file_content(file, offset);
+                let content = Content::File { file, offset };
                 let (device, tier, storage) = (DeviceIndex(0), Tier::Disk, Storage::InFile);
                 let piece = Piece { device, tier, size, content, daemon_holds: true, orphan: false, storage };
                 self.driver.pieces.insert(extent, piece);

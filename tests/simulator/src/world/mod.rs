@@ -9,6 +9,7 @@
 mod act;
 mod advice;
 mod channel;
+mod content;
 mod copy;
 mod drain;
 mod driver;
@@ -41,9 +42,10 @@ use crate::{
     scenario::{Plan, Scenario},
     story::Story,
 };
+pub(crate) use content::Content;
+use content::Contents;
 pub(crate) use driver::digest_of;
-use driver::{Job, SimDriver};
-pub(crate) use files::file_content;
+use driver::{Job, Make, SimDriver};
 use lanes::Lanes;
 pub(crate) use lanes::{ChunkStart, LaneId};
 use process::{Channel, Process};
@@ -108,7 +110,7 @@ impl World {
             pieces: BTreeMap::new(),
             copies: BTreeMap::new(),
             lanes: Lanes::of(&scenario, &plan),
-            last_content: 0,
+            contents: Contents::default(),
             awaited: Default::default(),
             put_off: Default::default(),
             in_place: Default::default(),
@@ -276,8 +278,8 @@ impl World {
                     self.queue.schedule(when, 0, Action::Die(pid));
                 }
             }
-            Command::CreateExtent { extent, device, tier, size, .. } => {
-                self.submit(Job::Create { extent, device, tier, size });
+            Command::CreateExtent { extent, device, tier, size, zeroed, .. } => {
+                self.submit(Job::Create(Make { extent, device, tier, size, zeroed }));
             }
             Command::OpenExtent { extent, file, offset, size, .. } => {
                 self.submit(Job::Open { extent, file, offset, size });

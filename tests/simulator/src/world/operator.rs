@@ -160,6 +160,23 @@ impl World {
             let key = dice.chance(200).then(|| self.new_key());
             self.operator_call(key, OperatorRequest::MoveParts { target, parts, tier });
         }
+        if self.scenario.advising.is_some() {
+            self.move_unsent(dice);
+        }
+    }
+
+    /// Moves a part without a handle pin that no session was sent into host memory, where it may be mapped.
+    fn move_unsent(&mut self, dice: &mut Dice) {
+        let open = self.channels.values().filter(|channel| channel.broker_open);
+        let unsent = |channel: &super::Channel| {
+            let sent = &channel.slots;
+            channel.unpinned.iter().filter(|part| !sent.contains_key(part)).copied().collect::<Vec<_>>()
+        };
+        let unsent: Vec<_> = open.flat_map(unsent).collect();
+        if let Some(part) = dice.pick(&unsent).copied() {
+            let (target, parts) = (Target::Id(part.allocation), vec![part.part]);
+            self.operator_call(None, OperatorRequest::MoveParts { target, parts, tier: Tier::Host });
+        }
     }
 
     /// Holds parts, mostly for a while.

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use broker_core::{ChannelId, Event, OperatorRequest, PartRef, Target, Tier};
+use broker_core::{ChannelId, Event, OperatorRequest, PartRef, Target, Tier, Time};
 use vramd_words::{Access, Unpinned};
 
 use super::{World, process::Channel, queue::Action};
@@ -17,6 +17,9 @@ impl World {
             let key = dice.chance(200).then(|| self.new_key());
             return self.operator_call(key, OperatorRequest::WriteBackParts { target, parts });
         };
+        if dice.chance(500) {
+            return self.write_back_twice(part, dice);
+        }
         let mut when = self.now;
         for step in 0..dice.between(2, 7) {
             when = when.after(Duration::from_micros(dice.between(20, 1_000)));
@@ -32,10 +35,36 @@ impl World {
                 8 => OperatorRequest::MoveParts { target, parts, tier: Tier::Disk },
                 _ => OperatorRequest::MoveParts { target, parts, tier: Tier::Device },
             };
-            let call = self.new_call(None);
-            let event = Event::Operator { call, uid: 0, key: None, request };
-            self.queue.schedule(when, self.life, Action::Arrive(event));
+            self.order_at(when, request);
         }
+    }
+
+    /// Writes a part back when its backing is clean already, moves it out, and fetches it: a copy that failed
+    /// meanwhile shows in its content.
+    fn write_back_twice(&mut self, part: PartRef, dice: &mut Dice) {
+        let has_host = self.scenario.config.devices.iter().any(|device| !device.host.is_zero());
+        let below = if has_host { Tier::Host } else { Tier::Disk };
+        let mut when = self.now;
+        for step in 0..4 {
+            // A copy takes three milliseconds at most, unless a fault delays it.
+            let pause = if step == 0 { 1 } else { dice.between(1_500, 3_200) };
+            when = when.after(Duration::from_micros(pause));
+            let (target, parts) = (Target::Id(part.allocation), vec![part.part]);
+            self.order_at(
+                when,
+                match step {
+                    0 | 1 => OperatorRequest::WriteBackParts { target, parts },
+                    2 => OperatorRequest::MoveParts { target, parts, tier: below },
+                    _ => OperatorRequest::MoveParts { target, parts, tier: Tier::Device },
+                },
+            );
+        }
+    }
+
+    fn order_at(&mut self, when: Time, request: OperatorRequest) {
+        let call = self.new_call(None);
+        let event = Event::Operator { call, uid: 0, key: None, request };
+        self.queue.schedule(when, self.life, Action::Arrive(event));
     }
 
     /// A part that its process may write and has not pinned now, if there is any.

@@ -168,7 +168,10 @@ impl Broker {
                 Some(extent) => extent,
                 None => {
                     ordered += 1;
-                    let order = ExtentOrder { place, size, part, kind: allocation.kind, zeroed: true };
+                    let zeroed = true;
+                    planted!(self, UnzeroedCreated => zeroed = false);
+                    planted!(self, UnzeroedBelow => zeroed = place.tier == Tier::Device);
+                    let order = ExtentOrder { place, size, part, kind: allocation.kind, zeroed };
                     let extent = self.order_extent(tenant, order);
                     extent.map_err(|error| self.extent_refusal(tenant, &error))?
                 }

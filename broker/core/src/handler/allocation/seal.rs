@@ -82,6 +82,7 @@ impl Broker {
             .indices()
             .filter_map(|index| {
                 let extent = allocation.part(index)?.extent;
+                planted!(self, BackingHashed => extent = self.moves.backing_or(id, index, extent));
                 Some(DigestSpan { extent, bytes: allocation.requested_of(index) })
             })
             .filter(|span| !span.bytes.is_zero())

@@ -155,7 +155,11 @@ impl Broker {
         let place = Place { device, tier: to_tier };
         let unwritten = self.is_unwritten(part);
         // A dropped or unwritten part is not copied, so its new extent must be zeroed.
-        let order = ExtentOrder { place, size, part, kind, zeroed: discardable || unwritten };
+        let zeroed = discardable || unwritten;
+        planted!(self, RemadeUnzeroed => zeroed = unwritten);
+        planted!(self, UnwrittenMovedUnzeroed => zeroed = discardable);
+        planted!(self, InPlaceUnzeroed => zeroed = zeroed && to_tier == Tier::Device);
+        let order = ExtentOrder { place, size, part, kind, zeroed };
         let (to, clean) = match (to_tier, self.take_backing_towards(part, from_tier, to_tier)) {
             (Tier::Device, backing) => {
                 // A part that lies below its device has no backing.

@@ -11,12 +11,13 @@ use std::{
 };
 
 use broker_core::{
-    CallId, ChannelId, ClientRequest, Hello, OperatorRequest, PartRef, Peer, Pressure, RequestKey,
+    CallId, ChannelId, ClientRequest, FileId, Hello, OperatorRequest, PartRef, Peer, Pressure, RequestKey,
     StoredQuotas, Tier, Time, WaitView,
 };
 use vramd_types::{AllocationId, CopyClass, ExtentId, PartIndex, Quantity, SessionId, Shares};
 
 use super::links::shares::{ClassWaits, MissingOnBus};
+use crate::world::Content;
 pub(crate) use memory::{
     AllocationFacts, BackingFacts, ExtentFacts, ExtentPhase, LoadFacts, MoveFacts, WriteBackFacts,
 };
@@ -120,6 +121,8 @@ pub(crate) struct Facts {
     pub(crate) sessions: BTreeMap<SessionId, SessionFacts>,
     pub(crate) allocations: BTreeMap<AllocationId, AllocationFacts>,
     pub(crate) loading: BTreeMap<AllocationId, LoadFacts>,
+    /// Files of which each tenant has had a piece.
+    pub(crate) files_loaded: BTreeSet<(Tenant, FileId)>,
     pub(crate) extents: BTreeMap<ExtentId, ExtentFacts>,
     pub(crate) balances: BTreeMap<(Tenant, usize), Balance>,
     /// Bytes that are charged and cached.
@@ -177,7 +180,7 @@ pub(crate) struct Facts {
     /// The limit of extents was reached since the last survey.
     pub(crate) extents_ran_out: bool,
     /// Content that was last written to each part, where the oracle knows it.
-    pub(crate) contents: BTreeMap<PartRef, u64>,
+    pub(crate) contents: BTreeMap<PartRef, Content>,
     /// Parts off their device that a session wants, with the number of the event since which it does.
     pub(crate) part_waiters: BTreeMap<PartRef, u64>,
     /// Parts that could not be moved since the last survey. The core tries them again after the next.

@@ -3,22 +3,27 @@
 
 use broker_core::{PartRef, invariants::CONTENT};
 
-use crate::oracle::Oracle;
+use crate::{oracle::Oracle, world::Content};
 
 impl Oracle {
-    /// Checks what a process sees in a part that it maps. The first content of uninitialized memory, or of a
-    /// dropped part, is unknown; from then on it must stay.
-    pub fn check_read(&mut self, part: PartRef, is: u64) {
-        let Some(allocation) = self.facts.allocations.get(&part.allocation) else { return };
-        let was_lost = self.facts.drop_counts.contains_key(&part);
-        let at_first = if allocation.uninitialized || was_lost { is } else { 0 };
-        let expected = *self.facts.contents.entry(part).or_insert(at_first);
-        self.expect(CONTENT, is == expected, || {
-            format!("{part:?} contains {is}, and {expected} was written there")
-        });
+    /// Checks what a process sees in a part that it maps. The first content of new memory, or of a dropped
+    /// part, must stay from then on.
+    pub(crate) fn check_read(&mut self, part: PartRef, is: Content) {
+        if !self.facts.allocations.contains_key(&part.allocation) {
+            return;
+        }
+        match self.facts.contents.get(&part).copied() {
+            Some(expected) => self.expect(CONTENT, is == expected, || {
+                format!("{part:?} contains {is:?}, and {expected:?} was written there")
+            }),
+            None => {
+                self.check_first_content(part, is);
+                self.facts.contents.insert(part, is);
+            }
+        }
     }
 
-    pub fn record_write(&mut self, part: PartRef, what: u64) {
+    pub(crate) fn record_write(&mut self, part: PartRef, what: Content) {
         if self.facts.allocations.contains_key(&part.allocation) {
             self.facts.contents.insert(part, what);
         }

@@ -14,7 +14,7 @@ use crate::oracle::{
     Oracle,
     facts::{AllocationFacts, Asked, BackingFacts, ExtentFacts, ExtentPhase, LoadFacts, SessionFacts},
 };
-use crate::world::file_content;
+use crate::world::Content;
 
 /// A piece of a file that is to become an extent.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +44,7 @@ impl Oracle {
         let touched =
             [Some(device), self.facts.place(device, Tier::Host), self.facts.place(device, Tier::Disk)];
         self.step.changed_accounts.extend(touched.into_iter().flatten().map(|place| (owner, place)));
+        self.facts.files_loaded.insert((owner, opened.file));
         self.check_next_piece(part, opened);
         let extent = ExtentFacts {
             place,
@@ -115,7 +116,8 @@ impl Oracle {
         for shown in &view.parts {
             let part = PartRef { allocation: id, part: shown.index };
             let begins = span.offset.saturating_add(shown.offset);
-            self.facts.contents.insert(part, file_content(span.file, begins));
+            let content = Content::File { file: span.file, offset: begins };
+            self.facts.contents.insert(part, content);
         }
         let made = self.new_allocation_facts(by, spec, view);
         let allocation = AllocationFacts {

@@ -6,6 +6,7 @@ mod copies;
 mod dropped;
 mod evictions;
 pub(super) mod files;
+mod first_content;
 pub(super) mod operator_holds;
 mod positions;
 mod write_backs;
