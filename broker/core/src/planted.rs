@@ -116,6 +116,12 @@ mod bugs {
         UnsealedShared: "memory that is not sealed is sent to a reader", [UNSEALED];
         NonReaderServed: "a tenant that is not on the readers' list is served", [MAP_SENT, VISIBLE];
         WrongAnswerAccepted: "an answer that does not fit is ignored, and its session stays trusted", [SESSION_ANSWERS];
+        AnsweredByFirst: "a silent session is live again after the first of several answers", [ANSWERED];
+        AnsweredButFreed: "a silent session is live again although it has not unmapped what was freed", [ANSWERED];
+        AnsweredButEvicted: "a silent session is live again although it has not unmapped what was evicted", [ANSWERED];
+        AnswerIgnored: "a silent session that answers everything stays silent", [ANSWERED];
+        SilentTooSoon: "a session that unmaps one part after the other is silent all the same", [ANSWERED];
+        ReleasedUnanswered: "a session is told that it has released memory that it still maps", [ANSWERED];
         SilentTakenForGone: "the end of a channel is taken for the end of the process", [EXTENT_USE, LEDGER_ORACLE];
         MemoryOutlivesSession: "memory that a session did not free stays when the session is gone", [LIFETIMES];
         NameNotFreed: "a freed allocation keeps its name", [NAMES];

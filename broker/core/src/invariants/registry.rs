@@ -93,6 +93,8 @@ registry! {
         "The daemon ends a process only if an operator asked for it, or if its session was silent for longer than the configuration allows.";
     LIFETIMES = "INV-SESSION-4", Oracle "sessions/lifetimes.rs",
         "Session memory ends with its session, and unsealed memory ends with its writer.";
+    ANSWERED = "INV-SESSION-5", Oracle "sessions/answers.rs",
+        "A session is silent once it has not unmapped in time what it was told to, and live again once it has unmapped all of it.";
     SEALED = "INV-SEAL-1", Oracle "requests/sealing.rs",
         "Memory is hashed while no session maps it, and its digest is of the bytes that were read.";
     NAMES = "INV-NAME-1", Recomputed "names.rs",

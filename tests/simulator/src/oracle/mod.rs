@@ -58,6 +58,10 @@ struct Step {
     /// A session whose frame broke the protocol.
     offender: Option<vramd_types::SessionId>,
     by_client: bool,
+    /// The session that has just sent a frame.
+    heard_from: Option<vramd_types::SessionId>,
+    /// It was late until then.
+    heard_late: bool,
     /// Parts of an allocation that a session detaches: those that it was to be sent.
     owed_before: Vec<(vramd_types::SessionId, broker_core::PartRef)>,
     /// Parts of that allocation that were away in the session and were never sent.
@@ -92,7 +96,7 @@ struct Step {
     to_collect: std::collections::BTreeSet<(vramd_types::SessionId, broker_core::PartRef)>,
     /// Parts that a session failed to map and may pin again.
     unmappable: std::collections::BTreeSet<(vramd_types::SessionId, broker_core::PartRef)>,
-    /// The part whose words the daemon has just revoked or failed to revoke.
+    /// The part whose words the daemon has just revoked.
     words_revoked: Option<broker_core::PartRef>,
     /// The part in whose word the daemon has just cleared WRITTEN, since no session pinned it.
     cleared_word: Option<broker_core::PartRef>,
@@ -279,8 +283,14 @@ impl Oracle {
             }
             Command::RevokeWords { part, words } => self.check_word_revocation(*part, words, broker),
             Command::ForgetWord { channel, slot } => self.check_forgotten_word(*channel, *slot),
-            Command::Notice(Notice::SessionSilent { session, .. }) => self.set_silent(*session, true),
-            Command::Notice(Notice::SessionAnswered { session, .. }) => self.set_silent(*session, false),
+            Command::Notice(Notice::SessionSilent { session, .. }) => {
+                self.check_silent(*session);
+                self.set_silent(*session, true);
+            }
+            Command::Notice(Notice::SessionAnswered { session, .. }) => {
+                self.check_answered(*session);
+                self.set_silent(*session, false);
+            }
             Command::Notice(Notice::RoomMade { tenant }) => self.record_room_made(tenant.as_deref()),
             Command::Notice(Notice::InvariantBroken { invariant, detail }) => {
                 self.violations.push(Violation { invariant, detail: detail.clone() });
@@ -302,6 +312,7 @@ impl Oracle {
         self.check_guarantees();
         self.expect_quarantine();
         self.check_answer_deadlines();
+        self.check_unmap_deadlines();
         self.check_admissions();
         self.check_missing_backing();
         self.check_counts(broker);

@@ -130,6 +130,8 @@ impl Oracle {
         if self.facts.sessions.get(&id).is_none_or(|session| !self.facts.is_heard(session)) {
             return;
         }
+        self.step.heard_from = Some(id);
+        self.step.heard_late = self.facts.sessions.get(&id).is_some_and(|session| self.is_late(session));
         let owed_words = match self.facts.sessions.get_mut(&id) {
             Some(session) if matches!(frame, ClientFrame::WordsMapped) => session.owes_words.take().is_none(),
             Some(session) => session.owes_words.is_some(),
@@ -233,7 +235,7 @@ impl Oracle {
                     self.facts.pinned.extend(by.iter().filter(maps).map(|session| (*part, *session)));
                 }
                 self.facts.words_pending.remove(part);
-                self.step.words_revoked = Some(*part);
+                self.step.words_revoked = Some(*part).filter(|_| *outcome == WordsOutcome::Revoked);
             }
             Completion::WrittenCleared { part, cleared } => {
                 self.step.cleared_word = Some(*part).filter(|_| *cleared);

@@ -96,7 +96,9 @@ impl Broker {
         let Some(allocation) = self.allocations.get(id) else {
             return Some(Released { still_charged: Bytes::ZERO, mappers: 0 });
         };
-        if self.maps_any(session, id, allocation) {
+        let maps = self.maps_any(session, id, allocation);
+        planted!(self, ReleasedUnanswered => maps = false);
+        if maps {
             return None;
         }
         (!awaits_release(allocation)).then(|| self.what_is_left(id, allocation, allocation.mapper_count()))

@@ -75,6 +75,7 @@ impl Broker {
             if let Some(words) = &mut session.words {
                 words.unmap_soon.remove(&part);
                 let next = self.shell.now.after(self.config.limits.unmap_answer_timeout);
+                planted!(self, SilentTooSoon => next = words.unmap_deadline.unwrap_or(next));
                 words.unmap_deadline =
                     words.unmap_deadline.filter(|_| !words.unmap_soon.is_empty()).map(|_| next);
             }

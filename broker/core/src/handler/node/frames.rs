@@ -110,7 +110,12 @@ impl Broker {
         if session.ending && session.maps.is_empty() {
             return self.remove_session(id, SessionEvent::UnmappedAll);
         }
-        if session.silent_reason == Some(crate::tenancy::SilentReason::Overdue) && !session.owes_unmapped() {
+        let owes = session.owes_unmapped();
+        planted!(self, AnsweredByFirst => owes = false);
+        planted!(self, AnsweredButFreed => owes = owes && session.revoking == 0);
+        planted!(self, AnsweredButEvicted => owes = session.revoking > 0);
+        planted!(self, AnswerIgnored => return);
+        if session.silent_reason == Some(crate::tenancy::SilentReason::Overdue) && !owes {
             let tenant = self.tenants.shared(session.tenant);
             self.advance_session(id, SessionEvent::Answered, None);
             self.push_notice(Notice::SessionAnswered { session: id, tenant });

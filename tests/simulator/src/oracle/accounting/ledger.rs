@@ -167,6 +167,7 @@ impl Oracle {
             format!("{} sessions are listed, not {live}", rows.len())
         });
         for row in rows {
+            self.check_shown_state(row);
             let session = self.facts.sessions.get(&row.id);
             let expected = session.map(|it| (self.facts.tenants[it.tenant].clone(), it.in_flight));
             let is = (row.tenant.clone(), row.fds_in_flight);

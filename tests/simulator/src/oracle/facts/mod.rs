@@ -281,9 +281,10 @@ impl Facts {
 
     /// Ends a session's mapping of a part.
     pub(crate) fn drop_mapping(&mut self, id: SessionId, part: PartRef) {
+        let now = self.now;
         let Some(session) = self.sessions.get_mut(&id) else { return };
         if let Some((phase, extent)) = session.mappings.remove(&part) {
-            session.revoked_unpinned.remove(&part);
+            session.unmaps.end(part, phase, now);
             if phase == MapPhase::Evicting {
                 session.away.insert(part);
             }

@@ -6,6 +6,7 @@ use broker_core::{CallId, ChannelId, PartRef, Slot, Time};
 use vramd_types::ExtentId;
 
 use super::Tenant;
+use crate::oracle::sessions::answers::OwedUnmaps;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MapPhase {
@@ -50,8 +51,8 @@ pub(crate) struct SessionFacts {
     /// Parts that it asked to pin and was not sent since. They may be queued although the call is over.
     pub(crate) pin_requested: BTreeSet<PartRef>,
     pub(crate) slots: BTreeMap<Slot, PartRef>,
-    /// Parts that it was told to unmap when it had no pin on them.
-    pub(crate) revoked_unpinned: BTreeSet<PartRef>,
+    /// Parts that it was told to unmap and could have unmapped by now.
+    pub(crate) unmaps: OwedUnmaps,
     pub(crate) last_pin: Option<u64>,
     /// Pin calls that have not ended.
     pub(crate) pin_calls: BTreeMap<u64, PinFacts>,

@@ -35,7 +35,7 @@ impl Oracle {
             away: Default::default(),
             pin_requested: Default::default(),
             slots: Default::default(),
-            revoked_unpinned: Default::default(),
+            unmaps: Default::default(),
             last_pin: None,
             pin_calls: Default::default(),
         };

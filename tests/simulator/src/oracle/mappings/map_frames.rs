@@ -74,6 +74,7 @@ impl Oracle {
     ) {
         let Some(id) = self.facts.on_channel.get(&channel).copied() else { return };
         let evicted = reason == RevokeReason::Evicted;
+        let now = self.facts.now;
         let next = if evicted { MapPhase::Evicting } else { MapPhase::Revoking };
         for told in parts {
             let part = told.part;
@@ -82,7 +83,10 @@ impl Oracle {
                 Some((phase, _))
                     if *phase == MapPhase::Mapped || (*phase == MapPhase::Evicting && !evicted) =>
                 {
-                    *phase = next;
+                    let was = std::mem::replace(phase, next);
+                    if !evicted {
+                        session.unmaps.begin_for_good(part, was, now);
+                    }
                     true
                 }
                 _ => false,

@@ -48,7 +48,7 @@ impl Oracle {
         if self.step.words_revoked == Some(part)
             && let Some(session) = self.facts.sessions.get_mut(&id)
         {
-            session.revoked_unpinned.insert(part);
+            session.unmaps.begin_evicted(part, self.facts.now);
         }
     }
 

@@ -64,7 +64,7 @@ impl Oracle {
                 None => {}
             }
             let evicting = matches!(session.mappings.get(part), Some((MapPhase::Evicting, _)));
-            if evicting && !session.revoked_unpinned.contains(part) {
+            if evicting && !session.unmaps.is_evicted(*part) {
                 in_the_way.insert(id);
             }
         }

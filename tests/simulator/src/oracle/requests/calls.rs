@@ -2,7 +2,7 @@
 
 use broker_core::{
     Advice, AllocationSpec, AllocationState, AllocationView, Broker, CallId, ClientRequest, Lifetime,
-    OperatorRequest, Refusal, Reply, Target, invariants::CALLS,
+    OperatorRequest, Refusal, Released, Reply, Target, invariants::CALLS,
 };
 use vramd_types::{AllocationId, GRANULARITY, SessionId};
 
@@ -88,9 +88,11 @@ impl Oracle {
                         });
                     }
                 }
+                self.check_released(by, items);
                 ids.iter().eq(items.iter().map(|(id, _)| id))
             }
             (ClientRequest::Detach(ids), Reply::Released(items)) => {
+                self.check_released(by, items);
                 ids.iter().eq(items.iter().map(|(id, _)| id))
             }
             (
@@ -121,6 +123,16 @@ impl Oracle {
             _ => false,
         };
         self.expect(CALLS, fits, || format!("{id:?} requested {asked:?} and is answered {reply:?}"));
+    }
+
+    /// Checks a release, unless it only repeats an earlier one. Of several items, the first may be mapped again
+    /// before the last is done.
+    fn check_released(&mut self, by: SessionId, items: &[(AllocationId, Result<Released, Refusal>)]) {
+        if let [(id, Ok(_))] = items
+            && self.step.repeat.is_new()
+        {
+            self.expect_released_unmapped(by, *id);
+        }
     }
 
     /// Whether the reply shows a sealed allocation, or one that is being freed already.

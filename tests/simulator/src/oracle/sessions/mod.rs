@@ -1,5 +1,6 @@
-//! Sessions: their deadlines, their mistakes, and what ends with them.
+//! Sessions: their deadlines, their answers, their mistakes, and what ends with them.
 
+pub(super) mod answers;
 mod deadlines;
 mod kills;
 mod lies;
