@@ -149,6 +149,13 @@ mod bugs {
         InvisibleDeviceAttached: "a session attaches memory on a device that it does not see", [DEVICES];
         NameTakenTwice: "a name that an allocation has is taken for free", [UNIQUE];
         NameTwiceInBatch: "one batch gives a name to two allocations", [UNIQUE];
+        HashedReplaced: "a sealed allocation takes its name from one that is still open or being hashed", [UNIQUE];
+        OtherReplaced: "a sealed allocation with `replace` frees another one than the one that has its name", [FREES, UNIQUE, EXTENT_RELEASED, NAMES];
+        ReplacedKept: "a sealed allocation that loses its name to another is not freed", [UNIQUE];
+        RaceLostFreed: "an allocation that loses a race for its name at its seal is freed", [FREES, MAP_SENT];
+        FailedSealStuck: "an allocation that could not be sealed stays as if it were to be sealed", [UNIQUE];
+        NameLedAstray: "a name leads to the newest allocation that was requested under it", [UNIQUE, CALLS, VISIBLE];
+        PersistentFreed: "sealed persistent memory is freed with its session", [FREES];
         MapperNotShown: "one of the mappers of an allocation is not shown", [VISIBLE];
         FreedNotListed: "an allocation that is freed and still mapped is missing in its tenant's list", [VISIBLE];
         EvictedThoughPinned: "an eviction takes a part that a pin call uses", [PINNED];
@@ -165,7 +172,7 @@ mod bugs {
         CopiedWhileMappedInPlace: "a part is copied out of host memory while a session maps it there", [MIGRATIONS, COPIES];
         EndedAdviceKept: "a part that is no longer accessed in place stays mapped there", [IN_PLACE, MIGRATIONS];
         FetchedThoughAdvised: "a part that is to be accessed in place is fetched for a pin", [IN_PLACE];
-        FailedCopyAccepted: "a failed copy is taken for a good one", [CALLS, COPIES, EXTENT_TENANT, CONTENT, VISIBLE, CACHE_REUSE, PRESSURE_EVICTIONS, BACKINGS];
+        FailedCopyAccepted: "a failed copy is taken for a good one", [CALLS, COPIES, EXTENT_TENANT, CONTENT, VISIBLE, CACHE_REUSE, PRESSURE_EVICTIONS, BACKINGS, SENT];
         SourceKept: "the extent that a part has left is not released", [DRAINS, LINE_ORDER, BACKINGS];
         ReleasedWhileCopied: "an extent is released while it is copied", [MIGRATIONS, EXTENT_RELEASED, WRITTEN_BACK];
         CopyTruncated: "the end of a part is not copied with it", [CONTENT, FIRST_CONTENT];

@@ -97,6 +97,14 @@ impl Broker {
         self.ledger.set_quota(change.tenant, change.device.clone(), change.tier, quota);
     }
 
+    /// Returns another sealed allocation of the tenant, if there is any, for `OtherReplaced`.
+    pub(crate) fn another_sealed(&self, tenant: TenantId, id: Option<AllocationId>) -> Option<AllocationId> {
+        let mut others = self.allocations.of_tenant(tenant, None);
+        others
+            .find(|(other, it)| Some(*other) != id && it.state.is_sealed())
+            .map_or(id, |(other, _)| Some(other))
+    }
+
     /// Drops the last of several calls, for `JoinedCallUnanswered`.
     pub(crate) fn without_last(&self, mut calls: Vec<CallId>) -> Vec<CallId> {
         if calls.len() > 1 {
@@ -206,7 +214,7 @@ impl Ledger {
 }
 
 impl AllocationTable {
-    /// Gives a freed allocation its name again, for `NameNotFreed`.
+    /// Gives an allocation its name, whichever has it, for `NameNotFreed` and `NameLedAstray`.
     pub(crate) fn restore_name(&mut self, id: AllocationId) {
         if let Some(allocation) = self.get(id)
             && let Some(name) = allocation.name.clone()

@@ -102,7 +102,9 @@ registry! {
     VISIBLE = "INV-NAME-2", Oracle "requests/visibility.rs",
         "An allocation that a tenant may not know does not exist for it, and one that it may know is shown as it is.";
     UNIQUE = "INV-NAME-3", Oracle "requests/names.rs",
-        "A name that an allocation has is given to a second allocation only if that one replaces the first.";
+        "A name that an allocation has leads to it, and is given to a second one only if that one is sealed and replaces the first, which is sealed too.";
+    FREES = "INV-NAME-4", Oracle "requests/frees.rs",
+        "An allocation is freed only at the request of a client or an operator, with its session or its unreadable file, or when another one replaces it.";
     OPS = "INV-OP-1", Recomputed "waits.rs",
         "Every operation that waits is waiting for something that will happen.";
     TIMERS = "INV-OP-2", Recomputed "timers.rs",

@@ -78,8 +78,14 @@ struct Step {
     admitted: Vec<(facts::Tenant, usize)>,
     committed: Vec<u128>,
     gone: Vec<vramd_types::SessionId>,
-    /// An allocation that the driver has hashed.
+    /// An allocation that the driver has hashed, until the oracle has learned whether it is sealed.
     digested: Option<vramd_types::AllocationId>,
+    hashed: Option<vramd_types::AllocationId>,
+    /// Allocations that the event has freed, and the names that they had.
+    freed: Vec<vramd_types::AllocationId>,
+    names_freed: Vec<(String, vramd_types::AllocationId)>,
+    /// An allocation whose name another one has just taken.
+    replaced: Option<vramd_types::AllocationId>,
     /// By tenant and device: size of each part that began to leave, and what its tenant wanted there.
     departures: std::collections::BTreeMap<(facts::Tenant, usize), Vec<(u64, u64)>>,
     /// Tenants and devices of which parts leave that were chosen by an earlier event, or have left at once.
@@ -234,7 +240,11 @@ impl Oracle {
             Command::Notice(Notice::Advised { allocation, advice, .. }) => {
                 self.record_advice(*allocation, *advice)
             }
-            Command::Notice(Notice::AllocationFreed { allocation, .. }) => self.mark_leaving(*allocation),
+            Command::Notice(Notice::AllocationFreed { allocation, .. }) => {
+                self.step.freed.push(*allocation);
+                self.mark_leaving(*allocation);
+            }
+            Command::Notice(Notice::AllocationSealed { allocation, .. }) => self.record_sealed(*allocation),
             Command::Notice(Notice::PressureChanged { device, tier, from, to, charged, capacity }) => {
                 self.check_pressure_change(
                     (usize::from(device.0), *tier),
@@ -305,6 +315,8 @@ impl Oracle {
         self.learn_sealed(broker);
         self.reserve_batch_backing();
         self.forget_unmade(broker);
+        self.check_frees();
+        self.check_failed_seal(broker);
         self.expect_words_collected();
         self.expect_map_failures_reported();
         self.expect_loss_reported(broker);

@@ -62,7 +62,8 @@ impl Oracle {
     }
 
     fn new_call(&self, asked: Asked, key: Option<RequestKey>) -> Call {
-        Call { asked, key, at: self.facts.now, arrived: self.facts.clock, joined: false }
+        let named = self.named_by(&asked);
+        Call { asked, key, at: self.facts.now, arrived: self.facts.clock, joined: false, named }
     }
 
     fn observe_use(&mut self, &PartUse { session, part, pinned, .. }: &PartUse) {

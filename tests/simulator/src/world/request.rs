@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use broker_core::{AllocationSpec, CallId, ClientRequest, Event, Kind, Lifetime, RequestKey, Target};
+use broker_core::{
+    AllocationSpec, CallId, ClientRequest, Event, Kind, Lifetime, OperatorRequest, RequestKey, Target,
+};
 use vramd_types::{AllocationId, Bytes};
 
 use super::{World, act::Choice, driver::soon, process::Known, queue::Action};
@@ -70,6 +72,9 @@ impl World {
             _ if self.chooses_load(dice) => self.some_load(pins, dice),
             _ => ClientRequest::AllocateBatch { items: self.some_specs(pins, dice), wait: some_wait(dice) },
         };
+        if let ClientRequest::Seal(id) = request {
+            self.race_for_name(pid, id, dice);
+        }
         let key = dice.chance(700).then(|| self.new_key());
         if let (Some(key), Some(process)) = (key, self.processes.get_mut(&pid)) {
             process.asked.push((key, request.clone()));
@@ -78,6 +83,19 @@ impl World {
             }
         }
         self.call(pid, key, request);
+    }
+
+    /// Gives the name that a process is about to take by a seal to another allocation, now and then.
+    fn race_for_name(&mut self, pid: u32, id: AllocationId, dice: &mut Dice) {
+        let Some(name) = self.broker.show(&Target::Id(id)).ok().map(|view| view.name) else { return };
+        let bearer = self.broker.show(&Target::Name(name.clone())).map(|view| view.id);
+        if bearer.is_err() || bearer == Ok(id) || !dice.chance(200) {
+            return;
+        }
+        let name_alone = name.split_once('/').map(|(_, name)| name.to_owned());
+        self.operator_call(None, OperatorRequest::FreeAllocation(Target::Name(name)));
+        let plain = AllocationSpec { name: name_alone, ..spec(Bytes::mib(2), Kind::Movable) };
+        self.call(pid, None, ClientRequest::allocate(vec![plain]));
     }
 
     /// An attach; without a handle pin mostly where the process has pins, since it could not map it
@@ -224,18 +242,9 @@ impl World {
     }
 }
 
-/// How long a batch may wait: mostly not at all, sometimes longer than anything takes.
-fn some_wait(dice: &mut Dice) -> Duration {
-    match dice.roll(10) {
-        0..6 => Duration::ZERO,
-        6 | 7 => Duration::from_micros(dice.between(1, 20_000)),
-        _ => Duration::from_millis(dice.between(50, 300)).min(WAIT_MAX),
-    }
-}
-
-/// Sizes whose sum does not fit in 64 bits, behind one that would be admitted.
-fn overflowing(dice: &mut Dice) -> Vec<AllocationSpec> {
-    let spec = |size, kind| AllocationSpec {
+/// Memory without a name or any wish.
+fn spec(size: Bytes, kind: Kind) -> AllocationSpec {
+    AllocationSpec {
         size,
         device: None,
         kind,
@@ -247,7 +256,20 @@ fn overflowing(dice: &mut Dice) -> Vec<AllocationSpec> {
         uninitialized: false,
         unpinned: false,
         discardable: false,
-    };
+    }
+}
+
+/// How long a batch may wait: mostly not at all, sometimes longer than anything takes.
+fn some_wait(dice: &mut Dice) -> Duration {
+    match dice.roll(10) {
+        0..6 => Duration::ZERO,
+        6 | 7 => Duration::from_micros(dice.between(1, 20_000)),
+        _ => Duration::from_millis(dice.between(50, 300)).min(WAIT_MAX),
+    }
+}
+
+/// Sizes whose sum does not fit in 64 bits, behind one that would be admitted.
+fn overflowing(dice: &mut Dice) -> Vec<AllocationSpec> {
     let half = Bytes::new(1 << 63);
     let kind = if dice.chance(800) { Kind::Fixed } else { Kind::Movable };
     vec![spec(Bytes::mib(2), Kind::Movable), spec(half, kind), spec(half, kind)]

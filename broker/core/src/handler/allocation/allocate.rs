@@ -184,6 +184,7 @@ impl Broker {
         allocation.parts = parts.collect::<Result<_, Refusal>>()?;
         allocation.extents_left = u32::try_from(part_count).unwrap_or(u32::MAX);
         self.allocations.insert(id, allocation);
+        planted!(self, NameLedAstray => self.allocations.restore_name(id));
         if let Some(session) = self.sessions.get_mut(session) {
             session.owned.insert(id);
             if let Some(words) = &mut session.words {

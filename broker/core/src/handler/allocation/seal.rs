@@ -52,6 +52,7 @@ impl Broker {
     /// Checks that the allocation bears its name, or may take it.
     fn check_own_name(&self, id: AllocationId) -> Result<(), Refusal> {
         let Some(allocation) = self.allocations.get(id) else { return Ok(()) };
+        planted!(self, HashedReplaced => if allocation.replace { return Ok(()) });
         match &allocation.name {
             Some(name) if self.allocations.find_by_name(allocation.tenant, name) != Some(id) => {
                 self.check_name_free(allocation.tenant, name, allocation.replace)
@@ -119,6 +120,8 @@ impl Broker {
             }
             Err(refusal) => {
                 self.advance_allocation(id, AllocationEvent::SealFailed);
+                planted!(self, FailedSealStuck => self.advance_allocation(id, AllocationEvent::SealAsked));
+                planted!(self, RaceLostFreed => self.start_free(id));
                 Err(refusal)
             }
         };
@@ -135,6 +138,8 @@ impl Broker {
             }
             return;
         }
+        planted!(self, RaceLostFreed => owner = owner.filter(|_| !failed));
+        planted!(self, FailedSealStuck => owner = owner.filter(|_| !failed));
         if let Some(owner) = owner {
             // Parts that the owner had not mapped stay below until they are pinned.
             let initial = InitialMaps::OnDevice;
@@ -165,6 +170,8 @@ impl Broker {
         if before == Some(id) {
             return;
         }
+        planted!(self, OtherReplaced => before = self.another_sealed(tenant, before));
+        planted!(self, ReplacedKept => before = None);
         if let Some(before) = before {
             self.start_free(before);
         }

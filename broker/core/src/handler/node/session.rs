@@ -237,6 +237,7 @@ impl Broker {
             let stays = entry.state == AllocationState::Sealed && entry.lifetime == Lifetime::Persistent;
             entry.owner = None;
             planted!(self, MemoryOutlivesSession => stays = true);
+            planted!(self, PersistentFreed => stays = false);
             if !stays {
                 self.start_free(allocation);
             }

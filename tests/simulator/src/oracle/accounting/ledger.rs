@@ -114,6 +114,7 @@ impl Oracle {
     /// Compares every account and every place.
     pub fn compare_all(&mut self, broker: &Broker) {
         self.learn_tenants();
+        self.check_all_names(broker);
         let committed = self.committed_all();
         for view in broker.devices() {
             let Some(place) = self.facts.place_of(&view.uuid, Tier::Device) else { continue };

@@ -69,6 +69,10 @@ pub(crate) struct LoadFacts {
 pub(crate) struct AllocationFacts {
     pub(crate) tenant: Tenant,
     pub(crate) owner: SessionId,
+    /// `tenant/name`, or empty.
+    pub(crate) name: String,
+    /// When it is sealed, it takes its name from the sealed allocation that has it.
+    pub(crate) replace: bool,
     pub(crate) kind: Kind,
     /// The device that it is mapped on.
     pub(crate) device: usize,

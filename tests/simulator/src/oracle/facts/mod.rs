@@ -75,6 +75,8 @@ pub(crate) struct Call {
     pub(crate) arrived: u64,
     /// It repeats a call that is under way.
     pub(crate) joined: bool,
+    /// The allocation that had the name that the call gives, when it arrived.
+    pub(crate) named: Option<AllocationId>,
 }
 
 /// Guarantee and limit, by tenant, device (UUID or `*`) and tier.
@@ -123,6 +125,8 @@ pub(crate) struct Facts {
     pub(crate) loading: BTreeMap<AllocationId, LoadFacts>,
     /// Files of which each tenant has had a piece.
     pub(crate) files_loaded: BTreeSet<(Tenant, FileId)>,
+    /// Full names, with the allocation that has each, since a client was told of it.
+    pub(crate) names: BTreeMap<String, AllocationId>,
     pub(crate) extents: BTreeMap<ExtentId, ExtentFacts>,
     pub(crate) balances: BTreeMap<(Tenant, usize), Balance>,
     /// Bytes that are charged and cached.

@@ -222,6 +222,7 @@ impl Oracle {
         if let Some(allocation) = self.facts.allocations.get_mut(&id) {
             allocation.leaving = true;
         }
+        self.forget_name(id);
         self.forget_holds(id);
         self.forget_dropped(id);
         let all = PartRef { allocation: id, part: vramd_types::PartIndex(0) }..=PartRef {

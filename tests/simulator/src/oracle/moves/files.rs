@@ -129,6 +129,7 @@ impl Oracle {
             ..made
         };
         self.facts.allocations.insert(id, allocation);
+        self.learn_name(id, broker);
         self.check_placement(by, spec, view);
         let is = broker.is_unpinned(id);
         self.expect(LOADED, is == spec.unpinned, || format!("{id} is loaded with unpinned = {is}"));

@@ -9,7 +9,7 @@ use vramd_types::{AllocationId, GRANULARITY, SessionId};
 use crate::oracle::{
     Oracle, Outcome,
     facts::{AllocationFacts, Asked, Call},
-    requests::reasons::possible_reasons,
+    requests::{names::full_name, reasons::possible_reasons},
 };
 
 impl Oracle {
@@ -51,9 +51,7 @@ impl Oracle {
             (Asked::Client { session, request, .. }, Ok(reply)) => {
                 self.check_client_reply(id, *session, request, reply, broker);
             }
-            (Asked::Operator { request, .. }, Ok(reply)) => {
-                self.check_operator_reply(id, request, reply, broker)
-            }
+            (Asked::Operator { .. }, Ok(reply)) => self.check_operator_reply(id, &call, reply, broker),
         }
     }
 
@@ -105,7 +103,12 @@ impl Oracle {
                 }
                 match target {
                     Target::Id(id) => *id == view.id,
-                    Target::Name(text) => !self.step.repeat.is_new() || view.name.ends_with(text.as_str()),
+                    Target::Name(text) => {
+                        let full = full_name(text, &name);
+                        let bearer = self.facts.names.get(&full).copied();
+                        !self.step.repeat.is_new()
+                            || bearer.is_none_or(|it| it == view.id) && view.name == full
+                    }
                 }
             }
             (ClientRequest::Seal(id), Reply::Sealed(view)) => {
@@ -158,6 +161,7 @@ impl Oracle {
         self.record_allocation_id(view.id);
         let allocation = self.new_allocation_facts(by, spec, view);
         self.facts.allocations.insert(view.id, allocation);
+        self.learn_name(view.id, broker);
         self.check_placement(by, spec, view);
         self.learn_unpinned_extents(view.id, broker);
         self.owe(by, view.id, false);
@@ -173,6 +177,8 @@ impl Oracle {
         AllocationFacts {
             tenant: self.facts.tenant(&view.tenant),
             owner: by,
+            name: view.name.clone(),
+            replace: spec.replace,
             kind: view.kind,
             device: self.device_of(view).unwrap_or_default(),
             lifetime: view.lifetime,
@@ -214,9 +220,15 @@ impl Oracle {
         }
     }
 
-    fn check_operator_reply(&mut self, id: CallId, asked: &OperatorRequest, reply: &Reply, broker: &Broker) {
+    fn check_operator_reply(&mut self, id: CallId, call: &Call, reply: &Reply, broker: &Broker) {
+        let Asked::Operator { request: asked, .. } = &call.asked else { return };
         let at_once = self.step.call.as_ref().is_some_and(|(current, _)| *current == id);
         let first = self.step.repeat.is_new();
+        let is_repeated = call.joined || (at_once && !first);
+        let is_target = |target: &Target, id: AllocationId| match target {
+            Target::Id(asked) => *asked == id,
+            Target::Name(_) => is_repeated || call.named.is_none_or(|named| named == id),
+        };
         let fits = match (asked, reply) {
             (OperatorRequest::SetQuota { tenant, guarantee, limit, .. }, Reply::QuotaSet(view)) => {
                 let same = guarantee.is_none_or(|it| it == view.guarantee)
@@ -235,10 +247,7 @@ impl Oracle {
                 if let Some(facts) = self.facts.allocations.get_mut(allocation) {
                     facts.freed = true;
                 }
-                match target {
-                    Target::Id(id) => id == allocation,
-                    Target::Name(_) => true,
-                }
+                is_target(target, *allocation)
             }
             (
                 OperatorRequest::RevokeMappings { target, .. },
@@ -247,10 +256,7 @@ impl Oracle {
                 if first {
                     self.check_revocation_reply(*allocation, parts);
                 }
-                match target {
-                    Target::Id(id) => id == allocation,
-                    Target::Name(_) => true,
-                }
+                is_target(target, *allocation)
             }
             (
                 OperatorRequest::MoveParts { target, parts: asked, tier },
@@ -260,11 +266,7 @@ impl Oracle {
                     self.check_move_reply(*allocation, Some(*tier), parts, at_once, broker);
                 }
                 let its = asked.is_empty() || parts.iter().all(|(part, _)| asked.contains(part));
-                let id_fits = match target {
-                    Target::Id(id) => id == allocation,
-                    Target::Name(_) => true,
-                };
-                its && id_fits
+                its && is_target(target, *allocation)
             }
             (
                 OperatorRequest::WriteBackParts { target, parts: asked },
@@ -274,11 +276,7 @@ impl Oracle {
                     self.check_write_back_reply(*allocation, parts, at_once, broker);
                 }
                 let its = asked.is_empty() || parts.iter().all(|(part, _)| asked.contains(part));
-                let id_fits = match target {
-                    Target::Id(id) => id == allocation,
-                    Target::Name(_) => true,
-                };
-                its && id_fits
+                its && is_target(target, *allocation)
             }
             (
                 OperatorRequest::HoldParts { target, parts: asked, hold },
@@ -288,11 +286,7 @@ impl Oracle {
                     self.check_hold_reply(*allocation, parts, *hold, broker);
                 }
                 let its = asked.is_empty() || parts.iter().all(|part| asked.contains(part));
-                let id_fits = match target {
-                    Target::Id(id) => id == allocation,
-                    Target::Name(_) => true,
-                };
-                its && id_fits
+                its && is_target(target, *allocation)
             }
             (OperatorRequest::CancelWait { wait }, Reply::WaitCancelled) => {
                 if first {
@@ -355,6 +349,9 @@ impl Oracle {
             _ => true,
         };
         self.expect(CALLS, holds, || format!("{id:?} is refused with {refusal:?}, which does not hold"));
+        if let Some(ClientRequest::Seal(sealed)) = Self::request_of(call).filter(|_| at_once) {
+            self.expect_open_after(*sealed, refusal, broker);
+        }
         if let (Some(tenant), Some(ClientRequest::AllocateBatch { items, wait })) =
             (tenant, Self::request_of(call))
         {
@@ -394,24 +391,6 @@ impl Oracle {
         let is_of_client = |call: &&Call| matches!(call.asked, Asked::Client { .. });
         let by_clients = self.facts.calls.values().filter(is_of_client).count();
         [by_clients, self.facts.calls.len() - by_clients]
-    }
-
-    fn is_name_taken(&self, call: &Call, tenant: Option<usize>, broker: &Broker) -> bool {
-        let Some(tenant) = tenant.map(|tenant| self.facts.tenants[tenant].as_str()) else { return false };
-        let borne = |name: &str| broker.show(&Target::Name(format!("{tenant}/{name}"))).is_ok();
-        match Self::request_of(call) {
-            Some(ClientRequest::AllocateBatch { items: specs, .. }) => {
-                let names: Vec<_> = specs.iter().filter_map(|spec| spec.name.as_deref()).collect();
-                let twice = |name: &str| names.iter().filter(|other| **other == name).count() > 1;
-                names.iter().any(|name| borne(name) || twice(name))
-            }
-            Some(ClientRequest::Load { spec, .. }) => spec.name.as_deref().is_some_and(borne),
-            Some(ClientRequest::Seal(id)) => {
-                let name = broker.show(&Target::Id(*id)).map(|view| view.name).unwrap_or_default();
-                broker.show(&Target::Name(name)).is_ok_and(|view| view.id != *id)
-            }
-            _ => false,
-        }
     }
 
     /// Whether the allocation that an attach or a seal did not find exists, and the caller may know of it.

@@ -2,6 +2,7 @@
 
 mod callers;
 mod calls;
+mod frees;
 mod names;
 pub(super) mod reasons;
 pub(super) mod repeats;

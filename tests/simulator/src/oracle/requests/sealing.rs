@@ -34,6 +34,7 @@ impl Oracle {
         }
         self.owe_again(id);
         self.step.digested = Some(id);
+        self.step.hashed = Some(id);
     }
 
     /// Learns whether the allocation is sealed now. Called once the broker has handled the digest, before it

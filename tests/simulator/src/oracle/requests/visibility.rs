@@ -8,6 +8,7 @@ use vramd_types::{ExtentId, PartIndex};
 use crate::oracle::{
     Oracle,
     facts::{AllocationFacts, BackingFacts, ExtentFacts, ExtentPhase, SessionFacts, Tenant},
+    requests::names::full_name,
 };
 
 impl Oracle {
@@ -31,7 +32,10 @@ impl Oracle {
                 self.check_view(view);
                 let fits = match target {
                     Target::Id(id) => *id == view.id,
-                    Target::Name(name) => view.name == *name || view.name == format!("{tenant}/{name}"),
+                    Target::Name(name) => {
+                        let full = full_name(name, tenant);
+                        view.name == full && self.facts.names.get(&full).is_none_or(|id| *id == view.id)
+                    }
                 };
                 self.expect(VISIBLE, fits, || {
                     format!("{tenant} requested {target} and was shown {}", view.id)
@@ -61,7 +65,11 @@ impl Oracle {
         for view in page {
             self.check_visible(tenant, view);
             self.check_view(view);
+            let full = if prefix.is_empty() { format!("{tenant}/") } else { full_name(prefix, tenant) };
+            let fits = prefix.is_empty() || view.name.starts_with(&full);
+            self.expect(VISIBLE, fits, || format!("{} is listed as {} under {full}", view.id, view.name));
         }
+        self.check_names_listed((tenant, prefix), page, *more, broker);
         if !prefix.is_empty() || *more {
             return;
         }
@@ -72,6 +80,24 @@ impl Oracle {
             .filter(|id| listed.binary_search(id).is_err())
             .find(|id| broker.show(&Target::Id(*id)).is_ok());
         self.expect(VISIBLE, missing.is_none(), || format!("{missing:?} of {tenant} is not listed"));
+    }
+
+    /// Checks that a complete list of a prefix has each allocation of the tenant that has such a name.
+    fn check_names_listed(
+        &mut self,
+        (tenant, prefix): (&str, &str),
+        page: &[AllocationView],
+        more: bool,
+        broker: &Broker,
+    ) {
+        let full = full_name(prefix, tenant);
+        if more || prefix.is_empty() || !full.starts_with(&format!("{tenant}/")) {
+            return;
+        }
+        let named = self.facts.names.range(full.clone()..).take_while(|(name, _)| name.starts_with(&full));
+        let mut missing = named.filter(|(_, id)| page.iter().all(|view| view.id != **id));
+        let missing = missing.find(|(_, id)| broker.show(&Target::Id(**id)).is_ok()).map(|(_, id)| *id);
+        self.expect(VISIBLE, missing.is_none(), || format!("{missing:?} is not listed under {full}"));
     }
 
     /// Checks bytes and mappers of a view against what the oracle saw, where each part's extent is known, and
