@@ -79,7 +79,12 @@ mod bugs {
         LimitOffByOnePart: "a tenant gets one granule more than its limit", [LIMIT, LEDGER_ORACLE, BACKINGS, DEVICES];
         BatchSumOverflows: "the sizes of a batch are added up without a check for overflow", [DRAINS, LINE_ORDER, LEDGER_ORACLE, BACKINGS];
         StagedGuaranteeForgotten: "the ledger does not keep a guarantee free while it is being written to disk", [LEDGER_ORACLE, ADMISSION, LINE_ORDER, EVICTED];
-        UnstoredQuotaApplied: "a quota that could not be stored applies all the same", [LEDGER_ORACLE, LIMIT, ADMISSION, DEVICES, LINE_ORDER];
+        UnstoredQuotaApplied: "a quota that could not be stored applies all the same", [LEDGER_ORACLE, LIMIT, ADMISSION, DEVICES, LINE_ORDER, STORED];
+        QuotaAnsweredUnstored: "a quota is deleted for its operator before that is stored", [CALLS];
+        AbsentQuotaLost: "the stored quota of an absent device is lost with the next change", [STORED];
+        OtherQuotaChanged: "the change of a quota is stored for another tenant too", [STORED];
+        StoredAsDefault: "a value that a change of a quota leaves out is stored as the default", [STORED];
+        StoredRequestLost: "the id of a request that changes a quota is not stored with the change", [STORED];
         DeletedQuotaEnforced: "the ledger goes on enforcing a deleted quota", [LEDGER_ORACLE, LIMIT, ADMISSION, LINE_ORDER, DEVICES];
         ShortfallIgnored: "memory that other programs took still counts as capacity", [ADMISSION, LEDGER_ORACLE];
         JoinedCallUnanswered: "the second of two calls that wait for one operation is not answered", [DRAINS, CALLS];

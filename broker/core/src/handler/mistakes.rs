@@ -15,6 +15,7 @@ use crate::{
     residency::{AllocationEvent, AllocationState, AllocationTable, MapEvent, MapState, Mapping, Stage},
     tenancy::{Method, OpId, Outcome, PinCall, PinId, RequestLog, TenantId},
     time::Time,
+    view::StoredQuota,
 };
 
 impl Broker {
@@ -95,6 +96,26 @@ impl Broker {
     /// Applies a quota that could not be stored, for `UnstoredQuotaApplied`.
     pub(crate) fn apply_unstored(&mut self, change: &QuotaChange, quota: Option<Quota>) {
         self.ledger.set_quota(change.tenant, change.device.clone(), change.tier, quota);
+    }
+
+    /// Drops the rows of absent devices, for `AbsentQuotaLost`.
+    pub(crate) fn without_absent(&self, mut rows: Vec<StoredQuota>) -> Vec<StoredQuota> {
+        rows.retain(|row| row.device == "*" || self.find_device(&row.device).is_some());
+        rows
+    }
+
+    /// Gives all tenants the same quota in a tier, for `OtherQuotaChanged`.
+    pub(crate) fn changed_for_all(
+        &self,
+        mut rows: Vec<StoredQuota>,
+        tier: Tier,
+        quota: Option<Quota>,
+    ) -> Vec<StoredQuota> {
+        if let Some(Quota { guarantee, limit }) = quota {
+            let of_tier = rows.iter_mut().filter(|row| row.tier == tier);
+            of_tier.for_each(|row| (row.guarantee, row.limit) = (guarantee, limit));
+        }
+        rows
     }
 
     /// Returns another sealed allocation of the tenant, if there is any, for `OtherReplaced`.

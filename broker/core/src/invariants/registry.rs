@@ -43,6 +43,8 @@ registry! {
         "No admission takes a tenant above its limit, and no request is refused for a limit that it does not reach.";
     ADMISSION = "INV-LEDGER-5", Oracle "accounting/admission.rs",
         "No admission and no quota makes the sum of the larger of guarantee and charge exceed the capacity.";
+    STORED = "INV-LEDGER-6", Oracle "accounting/stored.rs",
+        "A write of quotas makes one accepted change of the earlier content, keeps rows of absent devices, and has the ids of the last requests.";
     EXTENTS = "INV-EXTENT-1", Recomputed "extent_backing.rs",
         "Every extent that is not cached backs one part of an existing allocation, and every such part has one extent.";
     EXTENT_RELEASED = "INV-EXTENT-2", Recomputed "extent_released.rs",

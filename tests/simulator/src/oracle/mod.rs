@@ -25,7 +25,7 @@ use broker_core::{
 use vramd_types::Quantity;
 
 use crate::scenario::Lanes;
-use accounting::extents::Ordered;
+use accounting::{extents::Ordered, stored::StoredRequests};
 use facts::{Call, Facts, quota_table};
 use moves::files::Opened;
 use node::ids::Ids;
@@ -155,6 +155,7 @@ impl Oracle {
             answer_timeout: config.limits.map_answer_timeout,
             places: accounting::places::of(config),
             quotas_in_force: quota_table(stored),
+            stored_requests: StoredRequests::of(stored),
             ..Facts::default()
         };
         self.repeats.restart(stored);

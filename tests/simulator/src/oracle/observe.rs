@@ -2,13 +2,13 @@
 
 use broker_core::{
     CallId, ChannelId, ClientFrame, ClientRequest, Completion, CreateError, Event, OperatorRequest, PartUse,
-    RequestKey, StoredQuotas, Target, Tier, WordsOutcome,
+    RequestKey, Target, Tier, WordsOutcome,
 };
 use vramd_types::{AllocationId, SessionId};
 
 use super::{
     Oracle, Undo,
-    facts::{Asked, Call, ExtentPhase, MapPhase, SessionFacts, quota_table},
+    facts::{Asked, Call, ExtentPhase, MapPhase, SessionFacts},
 };
 
 impl Oracle {
@@ -49,12 +49,7 @@ impl Oracle {
             Event::Completion(completion) => self.observe_completion(completion),
             Event::QuotasStored { result } => {
                 self.step.failure_reported = result.is_err();
-                let staged = self.facts.staged.take();
-                self.facts.quotas.get_mut().clear();
-                if let (Ok(()), Some(book)) = (result, staged) {
-                    self.facts.quotas_in_force = book;
-                    self.step.quotas_changed = true;
-                }
+                self.end_store(result.is_ok());
             }
             Event::PartsUsed(touched) => touched.iter().for_each(|touched| self.observe_use(touched)),
             Event::Tick => {}
@@ -302,13 +297,6 @@ impl Oracle {
             session.gone = true;
             self.step.gone.push(id);
         }
-    }
-
-    pub(crate) fn stage_quotas(&mut self, stored: &StoredQuotas) {
-        let staged = quota_table(stored);
-        self.check_staged_guarantees(&staged);
-        self.facts.staged = Some(staged);
-        self.facts.quotas.get_mut().clear();
     }
 
     pub(crate) fn request_of(call: &Call) -> Option<&ClientRequest> {

@@ -149,6 +149,7 @@ impl Broker {
                     }
                     _ => book.default_quota(change.tier),
                 });
+                planted!(self, StoredAsDefault => base = book.default_quota(change.tier));
                 Some(Quota {
                     guarantee: guarantee.unwrap_or(base.guarantee),
                     limit: limit.unwrap_or(base.limit),
@@ -210,6 +211,7 @@ impl Broker {
         // Waiters of the tenant may use what is reserved for it.
         self.follow_ups.push(Fact::QuotaStaged);
         let request = self.request_of(op, &change);
+        planted!(self, StoredRequestLost => request = None);
         let row = |(tenant, device, tier, quota): (TenantId, &QuotaDevice, Tier, Quota)| StoredQuota {
             tenant: self.tenants.name(tenant).to_owned(),
             device: self.device_text(device),
@@ -218,9 +220,12 @@ impl Broker {
             limit: quota.limit,
         };
         let quotas = book.iter().map(row).collect();
+        planted!(self, AbsentQuotaLost => quotas = self.without_absent(quotas));
+        planted!(self, OtherQuotaChanged => quotas = self.changed_for_all(quotas, change.tier, quota));
         let requests = self.requests.quotas.stored_requests.iter().chain(&request).cloned().collect();
         self.requests.quotas.storing = Some(Storing { op, change, quota, request });
         self.push_command(Command::StoreQuotas(StoredQuotas { quotas, requests }));
+        planted!(self, QuotaAnsweredUnstored => if quota.is_none() { self.finish(op, Ok(Outcome::QuotaDeleted)) });
     }
 
     fn request_of(&mut self, op: OpId, change: &QuotaChange) -> Option<StoredRequest> {

@@ -53,7 +53,7 @@ impl Oracle {
         }
         let (mut guarantee, limit) = self.quota_in(&self.facts.quotas_in_force, tenant, place);
         if let Some(staged) = &self.facts.staged {
-            guarantee = guarantee.max(self.quota_in(staged, tenant, place).0);
+            guarantee = guarantee.max(self.quota_in(&staged.quotas, tenant, place).0);
         }
         self.facts.quotas.borrow_mut().insert((tenant, place), (guarantee, limit));
         (guarantee, limit)
@@ -154,6 +154,7 @@ impl Oracle {
     }
 
     pub fn check_quota_list(&mut self, rows: &[QuotaView]) {
+        self.check_absent_rows(rows);
         for row in rows.iter().filter(|row| row.in_force.is_some()) {
             let tenant = self.facts.tenant(&row.tenant);
             if let Some(place) = self.facts.place_of(&row.device, row.tier) {
@@ -180,8 +181,11 @@ impl Oracle {
 
     /// Makes every tenant with a quota known, whether or not it has connected.
     pub(crate) fn learn_tenants(&mut self) {
-        let books =
-            self.facts.quotas_in_force.keys().chain(self.facts.staged.iter().flat_map(|book| book.keys()));
+        let books = self
+            .facts
+            .quotas_in_force
+            .keys()
+            .chain(self.facts.staged.iter().flat_map(|staged| staged.quotas.keys()));
         let names: Vec<_> = books.map(|(tenant, ..)| tenant.clone()).collect();
         names.iter().for_each(|name| _ = self.facts.tenant(name));
     }

@@ -5,3 +5,4 @@ mod cached;
 pub(super) mod extents;
 pub(super) mod ledger;
 pub(super) mod places;
+pub(super) mod stored;

@@ -16,7 +16,10 @@ use broker_core::{
 };
 use vramd_types::{AllocationId, CopyClass, ExtentId, PartIndex, Quantity, SessionId, Shares};
 
-use super::links::shares::{ClassWaits, MissingOnBus};
+use super::{
+    accounting::stored::{Staged, StoredRequests},
+    links::shares::{ClassWaits, MissingOnBus},
+};
 use crate::world::Content;
 pub(crate) use memory::{
     AllocationFacts, BackingFacts, ExtentFacts, ExtentPhase, LoadFacts, MoveFacts, WriteBackFacts,
@@ -115,7 +118,9 @@ pub(crate) struct Facts {
     /// Quotas in force by tenant and place, filled on first use.
     pub(crate) quotas: RefCell<BTreeMap<(Tenant, usize), (u64, u64)>>,
     /// The change of quotas that is being stored.
-    pub(crate) staged: Option<QuotaTable>,
+    pub(crate) staged: Option<Staged>,
+    /// Requests that are stored with the quotas.
+    pub(crate) stored_requests: StoredRequests,
     pub(crate) draining: bool,
     pub(crate) hellos: BTreeMap<ChannelId, Hello>,
     pub(crate) open_channels: BTreeSet<ChannelId>,

@@ -233,9 +233,12 @@ impl Oracle {
             (OperatorRequest::SetQuota { tenant, guarantee, limit, .. }, Reply::QuotaSet(view)) => {
                 let same = guarantee.is_none_or(|it| it == view.guarantee)
                     && limit.is_none_or(|it| it == view.limit);
-                *tenant == view.tenant && (same || !first)
+                let stored = self.shows_stored(view);
+                *tenant == view.tenant && (same && stored || !first)
             }
-            (OperatorRequest::DeleteQuota { .. }, Reply::QuotaDeleted) => true,
+            (OperatorRequest::DeleteQuota { tenant, device, tier }, Reply::QuotaDeleted) => {
+                is_repeated || !self.is_stored(tenant, device, *tier)
+            }
             (OperatorRequest::EndSession { session, .. }, Reply::SessionEnded { gone, .. }) => {
                 let facts = self.facts.sessions.get(session);
                 !gone || facts.is_none_or(|session| session.gone || session.mappings.is_empty())

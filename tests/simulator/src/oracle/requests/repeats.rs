@@ -13,6 +13,9 @@ use crate::oracle::{
     facts::{Asked, Call},
 };
 
+/// How many requests of one session, or of one uid, the daemon promises to recognise.
+pub(crate) const REMEMBERED: usize = 1024;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Requester {
     Session(SessionId),
