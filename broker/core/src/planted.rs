@@ -85,6 +85,8 @@ mod bugs {
         OtherQuotaChanged: "the change of a quota is stored for another tenant too", [STORED];
         StoredAsDefault: "a value that a change of a quota leaves out is stored as the default", [STORED];
         StoredRequestLost: "the id of a request that changes a quota is not stored with the change", [STORED];
+        StoredRequestsHalved: "half of the ids that are stored with the quotas are forgotten", [STORED];
+        StoredRequestsShort: "one id fewer than promised is stored with the quotas", [STORED];
         DeletedQuotaEnforced: "the ledger goes on enforcing a deleted quota", [LEDGER_ORACLE, LIMIT, ADMISSION, LINE_ORDER, DEVICES];
         ShortfallIgnored: "memory that other programs took still counts as capacity", [ADMISSION, LEDGER_ORACLE];
         JoinedCallUnanswered: "the second of two calls that wait for one operation is not answered", [DRAINS, CALLS];
@@ -93,6 +95,9 @@ mod bugs {
         AnswerToWrongCall: "an answer goes to another waiting call", [CALLS, LINE_ORDER, DEVICES];
         AnsweredTwice: "a repeated call is answered twice", [CALLS];
         RequestIdForgotten: "a repeated request is executed again", [REPEATS, CALLS, CALLERS];
+        RequestsHalved: "half as many requests are remembered as promised", [CALLERS, REPEATS];
+        RequestsShort: "one request fewer is remembered than promised", [CALLERS, REPEATS];
+        MethodsMixed: "the id of a request is taken for that of a request of another method", [CALLS];
         ReusedRequestIdServed: "a request id with other content is taken for a repetition", [CALLERS];
         ForeignProcessServed: "a call is not checked against the process of its session", [CALLERS];
         ReleasedWhileMapped: "the core releases an extent while a session maps it", [EXTENT_RELEASED, EXTENT_USE, CACHE_REUSE, MAPPERS, CACHED];

@@ -3,7 +3,7 @@
 
 mod steps;
 
-pub use steps::{DiskStep, FileStep, InPlaceStep, LevelStep, SettingStep, Step};
+pub use steps::{DiskStep, FileStep, InPlaceStep, LevelStep, RepeatStep, SettingStep, Step};
 
 use std::collections::BTreeMap;
 

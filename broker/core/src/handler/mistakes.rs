@@ -13,7 +13,7 @@ use crate::{
     pool::{Extent, ExtentState, Pool},
     pressure::PressureBounds,
     residency::{AllocationEvent, AllocationState, AllocationTable, MapEvent, MapState, Mapping, Stage},
-    tenancy::{Method, OpId, Outcome, PinCall, PinId, RequestLog, TenantId},
+    tenancy::{Method, OpId, Outcome, PinCall, PinId, RequestLog, Requester, TenantId},
     time::Time,
     view::StoredQuota,
 };
@@ -124,6 +124,13 @@ impl Broker {
         others
             .find(|(other, it)| Some(*other) != id && it.state.is_sealed())
             .map_or(id, |(other, _)| Some(other))
+    }
+
+    /// Forgets the oldest requests, for `RequestsHalved` and `RequestsShort`.
+    pub(crate) fn forget_requests_beyond(&mut self, requester: Requester, most: usize) {
+        if let Some(log) = self.request_log_mut(requester) {
+            log.forget_beyond(most);
+        }
     }
 
     /// Drops the last of several calls, for `JoinedCallUnanswered`.

@@ -196,6 +196,16 @@ impl RequestLog {
         self.positions = positions.collect();
     }
 
+    /// For `RequestsHalved` and `RequestsShort`.
+    #[cfg(feature = "planted")]
+    pub(crate) fn forget_beyond(&mut self, most: usize) {
+        while self.positions.len() > most
+            && let Some(oldest) = self.entries.front().map(|entry| entry.name)
+        {
+            self.forget(oldest);
+        }
+    }
+
     pub(crate) fn find(&self, name: Name) -> Option<&Entry> {
         self.entries.get(index(*self.positions.get(&name)?, self.forgotten)?)
     }

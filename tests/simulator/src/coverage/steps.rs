@@ -84,6 +84,14 @@ steps! {
         /// Shares of links, where copies go by lanes.
         Shares,
     }
+
+    /// Requests that were repeated when no older one had to be recognised.
+    RepeatStep = "repeats", 10 {
+        /// The oldest of a session.
+        OldestOfSession,
+        /// The oldest of an operator.
+        OldestOfOperator,
+    }
 }
 
 /// The pressure level of a place changed.

@@ -30,6 +30,7 @@ use facts::{Call, Facts, quota_table};
 use moves::files::Opened;
 use node::ids::Ids;
 use pressure::settings::SettingsFacts;
+pub(crate) use requests::repeats::REMEMBERED;
 use requests::repeats::Repeats;
 
 #[derive(Debug)]

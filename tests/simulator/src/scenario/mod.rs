@@ -4,6 +4,7 @@ mod advice;
 mod disks;
 mod fault;
 mod files;
+mod insistence;
 mod lanes;
 mod node;
 mod script;
@@ -12,6 +13,7 @@ pub use advice::Advising;
 pub use disks::Disks;
 pub use fault::{Fault, Faults};
 pub use files::Files;
+pub use insistence::Insistence;
 pub use lanes::Lanes;
 pub(crate) use node::pressure;
 pub use script::Script;
@@ -84,6 +86,8 @@ pub struct Scenario {
     pub advising: Option<Advising>,
     /// Bad disks, if any.
     pub disks: Option<Disks>,
+    /// Requests that are repeated after as many others as the daemon remembers, if any.
+    pub insistence: Option<Insistence>,
 }
 
 pub const TENANTS: [&str; 5] = ["ada", "bea", "cyd", "dot", "eve"];
@@ -132,6 +136,8 @@ impl Scenario {
             advising.apply_to(&mut config);
         }
         let disks = Disks::draw(plan.seed);
+        let insistence = Insistence::draw(plan.seed);
+        stored.requests = insistence.as_ref().map(Insistence::stored).unwrap_or_default();
         Self {
             config,
             stored,
@@ -144,6 +150,7 @@ impl Scenario {
             files,
             advising,
             disks,
+            insistence,
         }
     }
 }

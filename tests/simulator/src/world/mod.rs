@@ -15,6 +15,7 @@ mod drain;
 mod driver;
 mod files;
 mod harvest;
+mod insist;
 mod lanes;
 mod lie;
 mod operator;
@@ -159,6 +160,9 @@ impl World {
         world.queue.schedule(Time::from_micros(500), 0, Action::Operate);
         world.queue.schedule(Time::from_micros(700), 0, Action::Harvest);
         world.queue.schedule(Time::from_micros(900), 0, Action::OtherPrograms);
+        if let Some(insistence) = world.scenario.insistence {
+            world.queue.schedule(Time::from_micros(insistence.begins_micros), 0, Action::Insist);
+        }
         world
     }
 
@@ -210,6 +214,7 @@ impl World {
             Action::Work(channel) => self.work(channel),
             Action::Write(channel, part) => self.write_at_once(channel, part),
             Action::OtherPrograms => self.change_other_programs(),
+            Action::Insist => self.insist(),
             Action::Resume(pid) => self.resume(pid),
             Action::Die(pid) => self.die(pid),
             Action::Arrive(event) if of_this_life => self.arrive_event(event),

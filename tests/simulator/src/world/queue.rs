@@ -26,6 +26,8 @@ pub(super) enum Action {
     Stored(StoredQuotas),
     /// Other programs take or give back memory.
     OtherPrograms,
+    /// A session makes as many requests as the daemon remembers.
+    Insist,
     Resume(u32),
     Die(u32),
 }

@@ -51,6 +51,8 @@ impl Broker {
         if let Some(log) = self.request_log_mut(requester) {
             log.record_outcome(method, key, outcome);
         }
+        planted!(self, RequestsHalved => self.forget_requests_beyond(requester, 512));
+        planted!(self, RequestsShort => self.forget_requests_beyond(requester, 1023));
     }
 
     pub(crate) fn request_log_mut(&mut self, requester: Requester) -> Option<&mut RequestLog> {

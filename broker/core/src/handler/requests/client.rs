@@ -32,6 +32,7 @@ impl Broker {
             ClientRequest::Advise(..) => Method::Advise,
             ClientRequest::Load { .. } => Method::Load,
         };
+        planted!(self, MethodsMixed => method = Method::FreeBatch);
         let tenant = match self.authenticate(session, peer) {
             Ok(tenant) => tenant,
             Err(refusal) => {

@@ -50,6 +50,12 @@ impl QuotaQueue {
         }
         self.stored_requests.push_back(request);
     }
+
+    /// For `StoredRequestsHalved` and `StoredRequestsShort`.
+    #[cfg(feature = "planted")]
+    pub(crate) fn forget_beyond(&mut self, most: usize) {
+        self.stored_requests.drain(..self.stored_requests.len().saturating_sub(most));
+    }
 }
 
 impl Broker {
@@ -254,6 +260,8 @@ impl Broker {
                 self.refuse_infeasible();
                 self.follow_ups.push(Fact::QuotaStaged);
                 request.into_iter().for_each(|request| self.requests.quotas.recall(request));
+                planted!(self, StoredRequestsHalved => self.requests.quotas.forget_beyond(512));
+                planted!(self, StoredRequestsShort => self.requests.quotas.forget_beyond(1023));
                 self.note_quota(&change, quota);
                 Ok(match quota {
                     Some(_) => {

@@ -343,6 +343,7 @@ impl Oracle {
             }
             Refusal::DriverFailed { .. } => self.step.failure_reported || !at_once,
             Refusal::StoreFailed { .. } => self.step.failure_reported,
+            Refusal::RequestIdReused { .. } => self.step.expected.is_some(),
             Refusal::NameTaken { .. } => self.is_name_taken(call, tenant, broker),
             Refusal::AllocationNotFound { .. } if at_once => !self.exists_for_caller(call, tenant, broker),
             Refusal::RequestInvalid { .. } => self.is_invalid_unpinned(call, broker),

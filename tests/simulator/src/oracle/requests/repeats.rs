@@ -1,10 +1,10 @@
 //! A repeated request does nothing and is answered like the first. A request that reuses an id with other
 //! content is refused.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use broker_core::{
-    CallId, ClientRequest, OperatorRequest, Refusal, Reply, StoredQuotas, invariants::REPEATS,
+    CallId, ClientRequest, OperatorRequest, Refusal, Reply, RequestKey, StoredQuotas, invariants::REPEATS,
 };
 use vramd_types::SessionId;
 
@@ -32,9 +32,13 @@ struct Entry {
     done: Option<String>,
 }
 
-/// Requests by their ids.
+/// Requests by their ids: those that the daemon has to recognise.
 #[derive(Debug, Default)]
-pub(crate) struct Repeats(BTreeMap<RequestName, Entry>);
+pub(crate) struct Repeats {
+    entries: BTreeMap<RequestName, Entry>,
+    /// Method and id of each requester's requests, the oldest first.
+    order: BTreeMap<Requester, VecDeque<(u8, [u8; 16])>>,
+}
 
 /// The call that is being handled: new, or a repetition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,14 +59,44 @@ impl Expected {
 impl Repeats {
     /// Forgets all requests but those that were stored with the quotas.
     pub(crate) fn restart(&mut self, stored: &StoredQuotas) {
-        self.0.clear();
+        *self = Self::default();
         for row in &stored.requests {
             let (method, done) = match row.deleted {
                 true => (SET_QUOTA + 1, "QuotaDeleted".to_owned()),
                 false => (SET_QUOTA, format!("QuotaSet {} {}", row.tenant, row.device)),
             };
+            let requester = Requester::Operator(row.uid);
             let entry = Entry { fingerprint: row.fingerprint, done: Some(done) };
-            self.0.insert((Requester::Operator(row.uid), method, row.id), entry);
+            self.insert((requester, method, row.id), entry);
+            self.forget_oldest(requester);
+        }
+    }
+
+    fn insert(&mut self, name: RequestName, entry: Entry) {
+        if self.entries.insert(name, entry).is_none() {
+            self.order.entry(name.0).or_default().push_back((name.1, name.2));
+        }
+    }
+
+    /// Forgets a refused request. If it waited before it was refused, in the same event, it has taken the place
+    /// of the oldest one.
+    fn remove(&mut self, name: RequestName) {
+        self.forget_oldest(name.0);
+        self.entries.remove(&name);
+        if let Some(order) = self.order.get_mut(&name.0)
+            && let Some(at) = order.iter().rposition(|it| *it == (name.1, name.2))
+        {
+            order.remove(at);
+        }
+    }
+
+    /// Forgets the oldest requests of a requester beyond those that the daemon remembers.
+    fn forget_oldest(&mut self, of: Requester) {
+        let Some(order) = self.order.get_mut(&of) else { return };
+        while order.len() > REMEMBERED {
+            if let Some((method, id)) = order.pop_front() {
+                self.entries.remove(&(of, method, id));
+            }
         }
     }
 }
@@ -129,9 +163,9 @@ impl Oracle {
     /// Looks up the call's id. Returns the refusal that it must get if the id was used for something else.
     pub(crate) fn recall(&mut self, call: &Call) -> Option<Refusal> {
         let (name, fingerprint) = request_name(call)?;
-        self.step.repeat = match self.repeats.0.get(&name) {
+        self.step.repeat = match self.repeats.entries.get(&name) {
             None => {
-                self.repeats.0.insert(name, Entry { fingerprint, done: None });
+                self.repeats.insert(name, Entry { fingerprint, done: None });
                 Expected::New
             }
             Some(entry) if entry.fingerprint != fingerprint => Expected::Reused,
@@ -149,10 +183,13 @@ impl Oracle {
         if repeat == Expected::Reused || (is_current && self.step.expected.is_some()) {
             return;
         }
-        let Some(entry) = self.repeats.0.get_mut(&name).filter(|entry| entry.fingerprint == fingerprint)
-        else {
-            return;
-        };
+        if let (Ok(reply), None) = (outcome, self.repeats.entries.get(&name)) {
+            // It took so long that it was forgotten meanwhile, and is remembered anew.
+            self.repeats.insert(name, Entry { fingerprint, done: Some(summary(reply)) });
+            return self.repeats.forget_oldest(name.0);
+        }
+        let entry = self.repeats.entries.get_mut(&name);
+        let Some(entry) = entry.filter(|entry| entry.fingerprint == fingerprint) else { return };
         match (outcome, &entry.done) {
             (Ok(reply), None) => entry.done = Some(summary(reply)),
             (Ok(reply), Some(first)) => {
@@ -162,7 +199,7 @@ impl Oracle {
             // The first request and all that joined it are refused together. A later one may find the queue
             // full.
             (Err(_), None) if !is_current || repeat == Expected::New => {
-                self.repeats.0.remove(&name);
+                self.repeats.remove(name);
                 self.recall_as_new(name);
             }
             (Err(Refusal::QueueFull { .. }), None) => {}
@@ -200,6 +237,10 @@ impl Oracle {
         // A waiting batch may be made in the same event.
         let created = if self.step.retried_tenant.is_none() { self.step.created_count } else { 0 };
         let repeat = self.step.repeat;
+        let asked = self.step.call.as_ref().filter(|_| repeat.is_new());
+        if let Some(((requester, ..), _)) = asked.and_then(|(_, call)| request_name(call)) {
+            self.repeats.forget_oldest(requester);
+        }
         self.expect(REPEATS, repeat.is_new() || created == 0, || {
             format!("a repeated request made {created} extents")
         });
@@ -207,5 +248,22 @@ impl Oracle {
         self.expect(REPEATS, repeat != Expected::Done || answered, || {
             "a repeated request that is done is not answered".to_owned()
         });
+    }
+
+    /// Whether the daemon has to recognise a client's request by this key.
+    pub(crate) fn remembers(&self, key: &RequestKey) -> bool {
+        let mut names = self.repeats.entries.iter().map(|((requester, _, id), _)| (requester, id));
+        names.any(|(requester, id)| matches!(requester, Requester::Session(_)) && *id == key.id)
+    }
+
+    /// The oldest change of quotas by which the daemon has to recognise an operator, if that is its oldest
+    /// request; and whether it deletes a quota.
+    pub(crate) fn oldest_of_operator(&self, uid: u32) -> Option<(RequestKey, bool)> {
+        let requester = Requester::Operator(uid);
+        let (method, id) =
+            *self.repeats.order.get(&requester).filter(|it| it.len() == REMEMBERED)?.front()?;
+        let fingerprint = self.repeats.entries.get(&(requester, method, id))?.fingerprint;
+        let is_change = method == SET_QUOTA || method == SET_QUOTA + 1;
+        is_change.then_some((RequestKey { id, fingerprint }, method > SET_QUOTA))
     }
 }
