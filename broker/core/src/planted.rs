@@ -175,6 +175,10 @@ mod bugs {
         PinCallLost: "a pin call whose part was freed is not answered", [PIN_ANSWERS, PINNED, STALLS, LINE_ORDER, BOUNDS, LINK_AWAITED];
         EvictedStaysAway: "an evicted part is not mapped again for a session that pins it", [PINS, SENT];
         FenceLetsPinsIn: "a pin call that arrived after a fence is let through", [FENCES, PINS, LOADED];
+        FenceIgnoresCalls: "a fence evicts a part that an earlier call waits for others with", [PINNED];
+        FenceLost: "a fence that joins an eviction is forgotten when a session is found to pin the part", [FENCES];
+        FenceCutShort: "a fence that joins an eviction ends as soon as a session is found to pin the part", [FENCES];
+        FenceBeginsLate: "a fence that joins an eviction lets the calls in that came before the words were read", [FENCES];
         PinPartsUnbounded: "the number of parts in the pin calls of a session is not bounded", [BOUNDS];
         StallIgnored: "pin calls that block each other wait for ever", [STALLS];
         OwnerKeepsFreed: "an allocation freed by an operator stays mapped by its owner, which gets no revoke", [CALLS];

@@ -105,6 +105,8 @@ struct Step {
     unmappable: std::collections::BTreeSet<(vramd_types::SessionId, broker_core::PartRef)>,
     /// The part whose words the daemon has just revoked.
     words_revoked: Option<broker_core::PartRef>,
+    /// Orders of operators for single parts that have just been answered.
+    ended_orders: std::collections::BTreeMap<broker_core::CallId, facts::RevocationFacts>,
     /// The part in whose word the daemon has just cleared WRITTEN, since no session pinned it.
     cleared_word: Option<broker_core::PartRef>,
     /// A part whose write-back has just ended well and was not cancelled.

@@ -8,7 +8,7 @@ use vramd_types::{AllocationId, SessionId};
 
 use super::{
     Oracle, Undo,
-    facts::{Asked, Call, ExtentPhase, MapPhase, SessionFacts},
+    facts::{Asked, Call, ExtentPhase, MapPhase, RevocationFacts, SessionFacts},
 };
 
 impl Oracle {
@@ -84,12 +84,14 @@ impl Oracle {
         if let OperatorRequest::RevokeMappings { target, parts, wait } = request
             && self.step.repeat.is_new()
         {
-            self.record_revocation(call, id_of(target), parts, *wait);
+            self.record_revocation(call, self.asked_for(target), parts, *wait);
         }
-        if let OperatorRequest::MoveParts { target, .. } = request
+        if let OperatorRequest::MoveParts { target, parts, .. } = request
             && self.step.repeat.is_new()
         {
-            self.facts.revoking.insert(call, id_of(target));
+            let allocation = self.asked_for(target);
+            let order = RevocationFacts { allocation, parts: parts.clone(), fence_until: None };
+            self.facts.revoking.insert(call, order);
         }
         if let OperatorRequest::EndSession { session: id, kill } = request
             && self.step.repeat.is_new()
@@ -105,6 +107,14 @@ impl Oracle {
         {
             self.step.undo = Some(Undo::Draining(self.facts.draining));
             self.facts.draining = *draining;
+        }
+    }
+
+    /// The allocation that the current call names.
+    fn asked_for(&self, target: &Target) -> Option<AllocationId> {
+        match target {
+            Target::Id(id) => Some(*id),
+            Target::Name(_) => self.step.call.as_ref().and_then(|(_, call)| call.named),
         }
     }
 
@@ -304,13 +314,5 @@ impl Oracle {
             Asked::Client { request, .. } => Some(request),
             Asked::Operator { .. } => None,
         }
-    }
-}
-
-/// `None` for an allocation that was given by name.
-fn id_of(target: &Target) -> Option<AllocationId> {
-    match target {
-        Target::Id(id) => Some(*id),
-        Target::Name(_) => None,
     }
 }

@@ -3,6 +3,7 @@
 mod advice;
 mod disks;
 mod fault;
+mod fences;
 mod files;
 mod insistence;
 mod lanes;
@@ -12,6 +13,7 @@ mod script;
 pub use advice::Advising;
 pub use disks::Disks;
 pub use fault::{Fault, Faults};
+pub use fences::Fences;
 pub use files::Files;
 pub use insistence::Insistence;
 pub use lanes::Lanes;
@@ -86,6 +88,8 @@ pub struct Scenario {
     pub advising: Option<Advising>,
     /// Bad disks, if any.
     pub disks: Option<Disks>,
+    /// Fences that join revocations under way, if any.
+    pub fences: Option<Fences>,
     /// Requests that are repeated after as many others as the daemon remembers, if any.
     pub insistence: Option<Insistence>,
 }
@@ -136,6 +140,7 @@ impl Scenario {
             advising.apply_to(&mut config);
         }
         let disks = Disks::draw(plan.seed);
+        let fences = Fences::draw(plan.seed);
         let insistence = Insistence::draw(plan.seed);
         stored.requests = insistence.as_ref().map(Insistence::stored).unwrap_or_default();
         Self {
@@ -150,6 +155,7 @@ impl Scenario {
             files,
             advising,
             disks,
+            fences,
             insistence,
         }
     }

@@ -141,11 +141,34 @@ impl World {
 
     /// Revokes mappings of several parts at once, so that sessions wait for each other.
     fn revoke_some(&mut self, dice: &mut Dice) {
+        if self.scenario.fences.is_some_and(|fences| dice.chance(fences.joining)) {
+            return self.fence_some(dice);
+        }
         let wait = dice.chance(500);
         for _ in 0..dice.between(1, 4) {
             let (target, parts) = self.some_parts(dice);
             self.operator_call(None, OperatorRequest::RevokeMappings { target, parts, wait });
         }
+    }
+
+    /// Fences parts that are being evicted, and that sessions ask for at the same time.
+    fn fence_some(&mut self, dice: &mut Dice) {
+        let open = self.channels.values().filter(|channel| channel.broker_open);
+        let pinned = |channel: &super::Channel| {
+            channel.slots.keys().copied().filter(|part| channel.is_pinned(*part)).collect::<Vec<_>>()
+        };
+        let pinned: Vec<_> = open.flat_map(pinned).collect();
+        let Some(part) = dice.pick(&pinned).copied() else { return };
+        for wait in [false, true, dice.chance(500)] {
+            let (target, parts) = (Target::Id(part.allocation), vec![part.part]);
+            self.operator_call(None, OperatorRequest::RevokeMappings { target, parts, wait });
+        }
+        let knows = |process: &&super::Process| {
+            let channel = process.channel.and_then(|id| self.channels.get(&id));
+            !process.stopped && channel.is_some_and(|channel| channel.slots.contains_key(&part))
+        };
+        let pids: Vec<_> = self.processes.values().filter(knows).map(|process| process.pid).collect();
+        pids.into_iter().for_each(|pid| self.pin_with_another(pid, part, dice));
     }
 
     /// Moves parts, mostly off their device: clients that pin fetch them again.

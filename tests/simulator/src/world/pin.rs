@@ -48,6 +48,19 @@ impl World {
         }
     }
 
+    /// Pins the part in a thread that does not wait, if there is any, with another part that is not mapped.
+    pub(super) fn pin_with_another(&mut self, pid: u32, part: PartRef, dice: &mut Dice) {
+        let Some(process) = self.processes.get(&pid) else { return };
+        let idle = process.threads.iter().position(|thread| thread.waiting.is_none());
+        let channel = process.channel.and_then(|id| self.channels.get(&id));
+        let Some((at, channel)) = idle.zip(channel) else { return };
+        let unmapped = |other: &&PartRef| **other != part && !channel.mapped.contains_key(*other);
+        let away: Vec<_> = channel.slots.keys().filter(unmapped).copied().collect();
+        let mut parts: Vec<_> = dice.pick(&away).copied().into_iter().chain([part]).collect();
+        parts.sort_unstable();
+        self.pin(pid, at, parts, dice);
+    }
+
     /// Pins by the words, or else by a call.
     fn pin(&mut self, pid: u32, at: usize, parts: Vec<PartRef>, dice: &mut Dice) {
         let write = dice.chance(300);

@@ -177,7 +177,9 @@ impl World {
         }
         let outcome = if by.is_empty() { WordsOutcome::Revoked } else { WordsOutcome::Pinned { by } };
         let done = Event::Completion(Completion::WordsRevoked { part, outcome });
-        let when = soon(&mut self.links, self.now, 1, 40);
+        // The thread that reads words may be late, so that calls and fences arrive meanwhile.
+        let late = self.scenario.fences.filter(|fences| self.links.chance(fences.late));
+        let when = soon(&mut self.links, self.now, 1, late.map_or(40, |fences| fences.late_micros));
         self.queue.schedule(when, self.life, Action::Arrive(done));
         spoiled.into_iter().for_each(|channel| self.report_impossible_word(channel));
     }

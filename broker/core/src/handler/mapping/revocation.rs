@@ -42,7 +42,10 @@ impl Broker {
                 Stage::Fence { .. } if !wait && !mapping.is_empty() => {
                     return Some(PartRevocation::Pinned { by: mapping });
                 }
-                Stage::Words { fence, .. } if wait => Some(*fence.get_or_insert(until)),
+                Stage::Words { fence, .. } if wait => {
+                    planted!(self, FenceCutShort => until = self.shell.now);
+                    Some(*fence.get_or_insert(until))
+                }
                 Stage::Words { .. } | Stage::Evict | Stage::Fence { .. } => None,
             };
             op.into_iter().for_each(|op| under_way.ops.push(op));
@@ -95,6 +98,7 @@ impl Broker {
                 .report_violation(invariants::MAPPERS, format!("words of {part:?} were revoked unasked"));
         };
         self.follow_ups.push(Fact::RevocationEased(part));
+        planted!(self, FenceLost => fence = None);
         let next = match outcome {
             // REVOKE stands in the words: every mapper is told, whether or not it answers.
             WordsOutcome::Revoked => {
@@ -120,6 +124,7 @@ impl Broker {
         };
         if let Some(under_way) = self.mapping.revocations.get_mut(&part) {
             under_way.stage = next;
+            planted!(self, FenceBeginsLate => under_way.began = self.pins.next_arrival());
         }
     }
 
@@ -127,6 +132,7 @@ impl Broker {
     pub(crate) fn check_revocation(&mut self, part: PartRef) {
         let Some(under_way) = self.mapping.revocations.get(&part) else { return };
         let began = under_way.began;
+        planted!(self, FenceIgnoresCalls => began = Arrival::from_raw(0));
         match under_way.stage {
             Stage::Words { .. } => return,
             Stage::Fence { .. } => self.evict_fenced(part, began),

@@ -24,7 +24,7 @@ use crate::world::Content;
 pub(crate) use memory::{
     AllocationFacts, BackingFacts, ExtentFacts, ExtentPhase, LoadFacts, MoveFacts, WriteBackFacts,
 };
-pub(crate) use sessions::{FenceFacts, MapPhase, PinFacts, SessionFacts};
+pub(crate) use sessions::{FenceFacts, MapPhase, PinFacts, RevocationFacts, SessionFacts};
 
 /// A tenant, as index into [`Facts::tenants`].
 pub(crate) type Tenant = usize;
@@ -140,17 +140,13 @@ pub(crate) struct Facts {
     pub(crate) cached_leaving: BTreeMap<(Tenant, usize), u64>,
     pub(crate) calls: BTreeMap<CallId, Call>,
     pub(crate) fences: BTreeMap<PartRef, FenceFacts>,
-    /// Number of the event that last asked for a fence of a part, and of one that was given by name.
-    pub(crate) fenced_at: BTreeMap<PartRef, u64>,
-    pub(crate) named_fence_at: u64,
-    /// Parts whose last fence may have joined one that began earlier, and whether the last fence by name may
-    /// have. Then the oracle does not know which calls came before it.
-    pub(crate) fences_joined: BTreeSet<PartRef>,
-    pub(crate) named_fence_joined: bool,
+    /// Number of the event in which the last revocation of a part began, at the earliest, that was a fence or
+    /// that a fence joined.
+    pub(crate) fences_began: BTreeMap<PartRef, u64>,
     /// Number of the event in which the words of a part were last to be revoked.
     pub(crate) words_asked: BTreeMap<PartRef, u64>,
-    /// Allocations whose mappings an operator revokes, by call; `None` for one that was named.
-    pub(crate) revoking: BTreeMap<CallId, Option<AllocationId>>,
+    /// Orders of operators to revoke or move parts, by call.
+    pub(crate) revoking: BTreeMap<CallId, RevocationFacts>,
     /// Sessions that were told to unmap a part, may pin it again, and have not answered.
     pub(crate) evicting: BTreeSet<(SessionId, PartRef)>,
     /// Parts whose words are being revoked.

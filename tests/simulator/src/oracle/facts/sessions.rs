@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use broker_core::{CallId, ChannelId, PartRef, Slot, Time};
-use vramd_types::ExtentId;
+use broker_core::{ChannelId, PartRef, Slot, Time};
+use vramd_types::{AllocationId, ExtentId, PartIndex};
 
 use super::Tenant;
 use crate::oracle::sessions::answers::OwedUnmaps;
@@ -73,7 +73,32 @@ pub(crate) struct PinFacts {
 /// A part that an operator fenced while every mapper of it answered and could be told.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FenceFacts {
-    pub(crate) call: CallId,
+    /// The number of the event.
     pub(crate) arrived: u64,
     pub(crate) until: Time,
+}
+
+/// An order of an operator to revoke parts, or to move them.
+#[derive(Clone, Debug)]
+pub(crate) struct RevocationFacts {
+    /// `None` for a name that leads to no allocation that a client was told of.
+    pub(crate) allocation: Option<AllocationId>,
+    /// None means all parts.
+    pub(crate) parts: Vec<PartIndex>,
+    /// For a fence: when it ends at the earliest, if the parts stay in use. It may join an earlier fence, and
+    /// ends with that.
+    pub(crate) fence_until: Option<Time>,
+}
+
+impl RevocationFacts {
+    /// Whether it may be about the part.
+    pub(crate) fn may_name(&self, part: PartRef) -> bool {
+        self.allocation.is_none_or(|allocation| allocation == part.allocation)
+    }
+
+    /// Whether it is a fence of the part.
+    pub(crate) fn fences(&self, part: PartRef) -> bool {
+        let names = self.parts.is_empty() || self.parts.contains(&part.part);
+        self.fence_until.is_some() && self.allocation == Some(part.allocation) && names
+    }
 }

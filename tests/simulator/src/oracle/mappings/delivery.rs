@@ -77,8 +77,7 @@ impl Oracle {
     /// Whether the part can be mapped now: it is where it can be mapped, is not being revoked, and is not
     /// about to leave.
     fn can_be_mapped_now(&self, part: PartRef) -> bool {
-        let is_of = |revoked: &Option<AllocationId>| revoked.is_none_or(|of| of == part.allocation);
-        let revoked = self.facts.revoking.values().any(is_of) || self.is_being_evicted(part);
+        let revoked = self.is_being_revoked(part) || self.is_being_evicted(part);
         let leaves = self.facts.departing.contains(&part) || self.facts.in_place_to_unmap.contains(&part);
         !(revoked || leaves || self.may_move(part) || self.is_off_device(part))
     }

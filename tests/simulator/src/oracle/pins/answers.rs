@@ -106,8 +106,13 @@ impl Oracle {
     }
 
     pub(crate) fn record_pin_end(&mut self, id: SessionId, call: u64) -> bool {
+        let now = self.facts.now;
         let Some(session) = self.facts.sessions.get_mut(&id) else { return false };
-        session.pin_calls.remove(&call);
+        // A deadline that is reached in this very moment comes first, and its refusal ends the call.
+        let is_over = |call: &PinFacts| !call.answered && call.until.is_some_and(|until| until <= now);
+        if !session.pin_calls.get(&call).is_some_and(is_over) {
+            session.pin_calls.remove(&call);
+        }
         session.pins && session.last_pin.is_some_and(|last| call <= last)
     }
 
@@ -170,7 +175,8 @@ impl Oracle {
             format!("calls of {id} have {all_parts} parts, at most {max_parts}")
         });
         for part in parts {
-            let fenced = self.facts.fences.get(&part).is_some_and(|fence| fence.arrived < arrived);
+            let fenced =
+                self.facts.fences.get(&part).is_some_and(|it| it.arrived < arrived && now < it.until);
             self.expect(FENCES, !fenced, || format!("call {call} of {id} came after the fence of {part:?}"));
         }
     }

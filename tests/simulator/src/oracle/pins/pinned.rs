@@ -32,22 +32,16 @@ impl Oracle {
     /// Checks that a session is told to evict a part only for an eviction or a fence that is older than all
     /// its calls on the part.
     pub(crate) fn check_eviction(&mut self, id: SessionId, part: PartRef) {
-        let words = self.facts.words_asked.get(&part).copied().unwrap_or_default();
-        let fenced = self.facts.fenced_at.get(&part).copied().unwrap_or_default();
-        let since = words.max(fenced).max(self.facts.named_fence_at);
-        let joined = match since == self.facts.named_fence_at {
-            true => self.facts.named_fence_joined,
-            false => since == fenced && self.facts.fences_joined.contains(&part),
-        };
+        let by_words = self.step.words_revoked == Some(part);
+        let began = self.facts.fences_began.get(&part).copied().filter(|_| self.is_fenced(part));
+        self.expect(PINNED, by_words || began.is_some(), || {
+            format!("{part:?} is evicted from {id} without a request")
+        });
         // Calls from before the words were to be revoked counted then.
-        let taken = !joined && since > words && self.has_call_before(id, part, since);
+        let taken = !by_words && began.is_some_and(|began| self.has_call_before(id, part, began));
         self.expect(PINNED, !taken, || format!("{part:?} is revoked from {id} although a pin call has it"));
-        let asked = since > 0;
-        self.expect(PINNED, asked, || format!("{part:?} is evicted from {id} without a request"));
         self.facts.evicting.insert((id, part));
-        if self.step.words_revoked == Some(part)
-            && let Some(session) = self.facts.sessions.get_mut(&id)
-        {
+        if by_words && let Some(session) = self.facts.sessions.get_mut(&id) {
             session.unmaps.begin_evicted(part, self.facts.now);
         }
     }
@@ -78,9 +72,10 @@ impl Oracle {
             || calls.any(|call| !call.answered && call.arrived < arrived && call.parts.iter().any(lacks))
     }
 
+    /// Whether a call of the session on the part arrived before then, or was answered.
     fn has_call_before(&self, id: SessionId, part: PartRef, then: u64) -> bool {
         let session = self.facts.sessions.get(&id);
         let mut calls = session.into_iter().flat_map(|session| session.pin_calls.values());
-        calls.any(|call| call.arrived < then && call.parts.contains(&part))
+        calls.any(|call| (call.arrived < then || call.answered) && call.parts.contains(&part))
     }
 }

@@ -58,6 +58,8 @@ impl Oracle {
         let mut in_the_way = BTreeSet::new();
         for part in &call.parts {
             match self.facts.fences.get(part) {
+                // It joined an eviction, which ends without any unpin.
+                Some(_) if self.is_evicted_unpinned(*part) => return None,
                 Some(fence) if fence.arrived < call.arrived => in_the_way.extend(self.mappers_of(*part)),
                 Some(_) => {}
                 None if self.is_being_revoked(*part) => return None,
@@ -71,12 +73,19 @@ impl Oracle {
         Some(in_the_way)
     }
 
+    /// Whether the words of the part are being read, or a session that does not pin it is to unmap it.
+    fn is_evicted_unpinned(&self, part: PartRef) -> bool {
+        let sessions = &self.facts.sessions;
+        let unpinned = |id: SessionId| sessions.get(&id).is_some_and(|it| it.unmaps.is_evicted(part));
+        self.facts.words_pending.contains(&part) || self.mappers_of(part).any(unpinned)
+    }
+
     fn mappers_of(&self, part: PartRef) -> impl Iterator<Item = SessionId> {
         let sessions = self.facts.sessions.iter();
         sessions.filter(move |(_, it)| it.mappings.contains_key(&part)).map(|(id, _)| *id)
     }
 
     pub(crate) fn is_being_revoked(&self, part: PartRef) -> bool {
-        self.facts.revoking.values().any(|it| it.is_none_or(|allocation| allocation == part.allocation))
+        self.facts.revoking.values().any(|it| it.may_name(part))
     }
 }

@@ -257,7 +257,7 @@ impl Oracle {
                 Reply::MappingsRevoked { allocation, parts },
             ) => {
                 if first {
-                    self.check_revocation_reply(*allocation, parts);
+                    self.check_revocation_reply(id, *allocation, parts);
                 }
                 is_target(target, *allocation)
             }
