@@ -7,6 +7,7 @@ mod fences;
 mod files;
 mod insistence;
 mod lanes;
+mod lull;
 mod node;
 mod script;
 
@@ -17,6 +18,7 @@ pub use fences::Fences;
 pub use files::Files;
 pub use insistence::Insistence;
 pub use lanes::Lanes;
+pub use lull::Lull;
 pub(crate) use node::pressure;
 pub use script::Script;
 
@@ -88,6 +90,8 @@ pub struct Scenario {
     pub advising: Option<Advising>,
     /// Bad disks, if any.
     pub disks: Option<Disks>,
+    /// A time in which no actor begins anything, if any.
+    pub lull: Option<Lull>,
     /// Fences that join revocations under way, if any.
     pub fences: Option<Fences>,
     /// Requests that are repeated after as many others as the daemon remembers, if any.
@@ -155,6 +159,7 @@ impl Scenario {
             files,
             advising,
             disks,
+            lull: Lull::draw(plan.seed),
             fences,
             insistence,
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use broker_core::{Event, Target};
+use broker_core::{Event, Target, Time};
 
 use super::{World, queue::Action};
 use crate::{
@@ -33,6 +33,9 @@ impl World {
         if self.calm {
             return;
         }
+        if let Some(end) = self.end_of_lull() {
+            return self.queue.schedule(end, 0, Action::Act(seat));
+        }
         let number = u64::try_from(seat).unwrap_or(0) * TURNS_PER_SEAT + self.turn(seat);
         let mut dice = Dice::new(self.plan.seed, 1_000 + number);
         let pause = self.pause(seat, &mut dice);
@@ -45,6 +48,11 @@ impl World {
             None => self.spawn(seat),
             Some(pid) => self.act_as(pid, &mut dice),
         }
+    }
+
+    /// When the lull ends that is under way.
+    pub(super) fn end_of_lull(&self) -> Option<Time> {
+        self.scenario.lull.and_then(|lull| lull.end_at(self.now))
     }
 
     /// Counts a turn of the seat, and returns the count. It is kept by seat, since processes come and go.

@@ -22,6 +22,9 @@ impl World {
         if self.calm {
             return;
         }
+        if let Some(end) = self.end_of_lull() {
+            return self.queue.schedule(end, 0, Action::Operate);
+        }
         self.operator_acts += 1;
         let number = u64::MAX / 2 + self.operator_acts;
         let mut dice = Dice::new(self.plan.seed, number);
