@@ -169,3 +169,29 @@ fn request_that_waits_for_an_overdue_session_has_a_deadline() {
     world.start_operator(None, end(true));
     assert_eq!(world.killed, [client.channel], "it was asked already");
 }
+
+/// Found by the simulator: a session that answered was sent its next packet first. One with many parts kept all
+/// others waiting until the last of them.
+#[test]
+fn session_that_answers_waits_behind_those_that_wait_for_the_budget() {
+    let mut base = config(&[Bytes::mib(100)]);
+    base.limits.fds_in_flight_max = 1;
+    let mut world = World::with(base, StoredQuotas::default());
+    let (busy, other) = (world.open("a"), world.open("b"));
+    world.stopped.extend([busy.channel, other.channel]);
+    for client in [busy, other] {
+        world.start(client, None, ClientRequest::allocate(vec![spec(12)]));
+        world.run_until_idle();
+    }
+    let sent = |world: &World, client: Client| {
+        let unread = world.inboxes.get(&client.channel).into_iter().flatten();
+        unread.filter(|frame| matches!(frame, DaemonFrame::Map(_))).count()
+    };
+    assert_eq!((sent(&world, busy), sent(&world, other)), (1, 0));
+    world.stopped.remove(&busy.channel);
+    world.run_until_idle();
+    assert_eq!((world.mapped[&busy.channel].len(), sent(&world, other)), (1, 1), "they take turns");
+    world.stopped.clear();
+    world.run_until_idle();
+    assert_eq!((world.mapped[&busy.channel].len(), world.mapped[&other.channel].len()), (3, 3));
+}

@@ -33,8 +33,9 @@ impl Broker {
             return self.quarantine(id, problem);
         }
         self.resume_session(id);
-        self.pump(id);
+        // Sessions that wait for the budget of its descriptors come before its own next packet.
         self.pump_starved();
+        self.pump(id);
     }
 
     pub(crate) fn on_mapped(&mut self, id: SessionId, parts: Vec<PartRef>) -> Result<(), String> {
