@@ -441,3 +441,21 @@ fn free_during_a_hash_is_answered_though_older_memory_is_unreturned() {
         assert!(world.replies.contains_key(&free), "after {steps} steps");
     }
 }
+
+/// Found by the simulator: a batch passed an earlier waiter beyond its tenant's guarantee, by as much as it reused
+/// of cached memory.
+#[test]
+fn reused_cached_memory_counts_against_the_guarantee() {
+    let mut world = world(16, 64);
+    let [first, second, third] = ["a", "b", "c"].map(|tenant| world.open(tenant));
+    world.operate(set_quota("a", 4, 16)).expect("stored");
+    free(&mut world, first, spec(4));
+    world.allocate(third, spec(8)).expect("room");
+    let wait = std::time::Duration::from_secs(1);
+    let mut batch = |client, items| world.start(client, None, ClientRequest::AllocateBatch { items, wait });
+    let earlier = batch(second, vec![spec(8)]);
+    let later = batch(first, vec![old(8)]);
+    world.run_until_idle();
+    let answered = |call| world.replies.contains_key(&call);
+    assert_eq!((answered(earlier), answered(later)), (false, false), "8 MiB are beyond its guarantee of 4");
+}

@@ -273,13 +273,13 @@ impl Broker {
         let mut at_limit: BTreeMap<TenantId, Shortage> = BTreeMap::new();
         for need in needs {
             let need = chooser.without_released(need);
-            let Footprint { tenant, size, .. } = need.footprint;
+            let tenant = need.footprint.tenant;
             if let Some(shortage) = need.hopeless {
                 full = full.or_else(|| Some(shortage).filter(|it| matches!(it, Shortage::Room { .. })));
                 results.push(Err(shortage));
                 continue;
             }
-            let behind = full.filter(|_| !self.is_within_guarantee(tenant, device, size));
+            let behind = full.filter(|_| !self.is_guaranteed(&need));
             // A shortage of its own limit keeps only waiters of the tenant waiting.
             if let Some(shortage) = at_limit.get(&tenant).copied().or(behind) {
                 results.push(Err(shortage));

@@ -36,9 +36,9 @@ impl BlockedBy {
 impl Scan {
     /// Whether an earlier waiter waits for the same room or limit.
     pub(super) fn must_wait(&self, view: &Broker, need: &Need) -> bool {
-        let Footprint { tenant, device, size } = need.footprint;
+        let Footprint { tenant, device, .. } = need.footprint;
         let is_full = self.device(device).is_some_and(|found| found.is_full);
-        let overtakes = is_full && !view.is_within_guarantee(tenant, device, size);
+        let overtakes = is_full && !view.is_guaranteed(need);
         overtakes || self.at_limit.contains_key(&(tenant, device))
     }
 

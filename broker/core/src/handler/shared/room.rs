@@ -57,6 +57,14 @@ impl Broker {
         })
     }
 
+    /// Whether the tenant stays within its guarantee with what the waiter needs there. Cached extents that it
+    /// reuses count: they would otherwise be released for others.
+    pub(crate) fn is_guaranteed(&self, need: &Need) -> bool {
+        let Footprint { tenant, device, size } = need.footprint;
+        let reused = self.cached_sizes(&need.own_cached);
+        self.is_within_guarantee(tenant, device, size.saturating_add(reused))
+    }
+
     /// The charge without cached extents: the daemon releases these for what the tenant itself wants.
     pub(crate) fn charged_without_cached(
         &self,
