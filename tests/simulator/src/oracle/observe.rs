@@ -250,6 +250,8 @@ impl Oracle {
                 if let Some(host) = self.facts.place(usize::from(device.0), Tier::Host) {
                     self.facts.places[host].unbrokered = host_missing.get();
                 }
+                // While anything leaves, waiters that the driver failed wait for that.
+                let is_leaving = self.is_something_leaving(usize::from(device.0));
                 let place = &mut self.facts.places[usize::from(device.0)];
                 place.unbrokered = unbrokered.get();
                 place.contexts = u64::from(*contexts);
@@ -257,7 +259,7 @@ impl Oracle {
                 if !std::mem::take(&mut place.survey_outdated) {
                     place.available_max = None;
                 }
-                place.surveys_left = place.surveys_left.saturating_sub(1);
+                place.surveys_left = place.surveys_left.saturating_sub(u8::from(!is_leaving));
                 self.facts.failed_parts.clear();
                 self.facts.extents_ran_out = false;
                 self.end_rests();

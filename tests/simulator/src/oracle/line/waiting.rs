@@ -186,7 +186,7 @@ impl Oracle {
     }
 
     /// Whether memory is leaving a device, or may be.
-    fn is_something_leaving(&self, device: usize) -> bool {
+    pub(crate) fn is_something_leaving(&self, device: usize) -> bool {
         let released = |it: &ExtentFacts| {
             it.place == device && matches!(it.phase, ExtentPhase::Releasing | ExtentPhase::GivenUp)
         };
