@@ -237,6 +237,12 @@ mod bugs {
         FileLeaked: "the file of a freed part is never released", [EXTENTS, DRAINS];
         DamageIgnored: "content that cannot be read as it was written, or as its file was, is taken for good", [COPIES, CONTENT, EXTENT_TENANT, PIN_ANSWERS, CACHE_REUSE, CALLS];
         ClassInverted: "a copy that a client waits for runs as one that no client waits for, and is not raised", [LINK_AWAITED];
+        FullDevicePassed: "a waiter passes an earlier one that finds its device full", [LINE_ORDER];
+        LimitPassed: "a waiter passes an earlier one of its tenant, which is at its limit", [LINE_ORDER];
+        SecondDevicePassed: "a batch on several devices keeps others waiting on the first of them alone", [LINE_ORDER, LINE_SCANNED];
+        SecondDeviceOvertaken: "a new batch on several devices is held back only by waiters of the first", [LINE_ORDER];
+        SplitBatchStays: "a batch on several devices does not start from the line", [LINE_ORDER];
+        ReusedBeyondGuarantee: "what a batch takes of its tenant's cached memory does not count against the guarantee", [LINE_ORDER];
         PrefetchBeforeDemand: "a link lets a prefetch pass demand", [LINK_ORDER, LINK_SHARES];
         ShareLentForEver: "a link does not return the share that a class lent to others", [LINK_SHARES];
         ShareSavedUp: "a link lets a class save up the share that it does not want", [LINK_SHARES];

@@ -7,7 +7,7 @@ use crate::{
     event::{CallId, PartRef, RequestKey, Tier},
     handler::mapping::frames::InitialMaps,
     ledger::{Charge, Ledger, Place, Quota, Reservation},
-    line::AllocationPlan,
+    line::{AllocationPlan, Waiter},
     moves::{Backing, Migration, Moves},
     ops::QuotaChange,
     pool::{Extent, ExtentState, Pool},
@@ -192,6 +192,16 @@ impl Broker {
     pub(crate) fn send_to_owner(&mut self, owner: Option<SessionId>, id: AllocationId) {
         if let Some(owner) = owner {
             self.queue_maps(owner, id, InitialMaps::All);
+        }
+    }
+}
+
+impl Broker {
+    /// Whether the waiter is a batch that needs room on several devices, for `SplitBatchStays`.
+    pub(crate) fn is_split(&self, waiter: Waiter) -> bool {
+        match waiter {
+            Waiter::Batch(op) => self.batch_needs(op, self.pins.after_all()).len() > 1,
+            Waiter::Part(_) => false,
         }
     }
 }

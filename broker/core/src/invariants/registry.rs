@@ -125,8 +125,8 @@ registry! {
         "A part that a session maps or pins has the bytes that were last written to it, or the session is told that they were dropped.";
     COPIES = "INV-MOVE-3", Oracle "moves/copies.rs",
         "A copy begins in the part's extent, with neither end mapped (or, for a write-back, not written), and neither end is released before it ends.";
-    LINE_ORDER = "INV-MOVE-4", Oracle "line/waiting.rs",
-        "A part waits to be fetched only while there is no room for it, and room goes to the waiter that arrived first.";
+    LINE_ORDER = "INV-MOVE-4", Oracle "line/waiting.rs, line/batches.rs, line/passing.rs",
+        "A waiter of the line waits only while a device that it needs is short, and room goes to the waiter that arrived first, except within a guarantee or past a tenant at its limit.";
     BACKINGS = "INV-MOVE-5", Recomputed "backings.rs",
         "A part's backing is its own, and every extent whose room a waiter counts on leaves its device.";
     EVICTED = "INV-MOVE-6", Oracle "moves/evictions.rs",

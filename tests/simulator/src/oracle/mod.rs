@@ -99,6 +99,12 @@ struct Step {
     create_ended: bool,
     /// The tenant whose waiting batch is tried again.
     retried_tenant: Option<facts::Tenant>,
+    /// All such tenants.
+    retried: std::collections::BTreeSet<facts::Tenant>,
+    /// Parts that began to move to their device.
+    fetched: Vec<broker_core::PartRef>,
+    /// By tenant and device: bytes that were created or reused.
+    taken: std::collections::BTreeMap<(facts::Tenant, usize), u64>,
     /// Evicted parts whose words the daemon must collect within this event.
     to_collect: std::collections::BTreeSet<(vramd_types::SessionId, broker_core::PartRef)>,
     /// Parts that a session failed to map and may pin again.
@@ -340,15 +346,17 @@ impl Oracle {
         self.check_in_place_unmaps();
         self.check_stalls();
         self.check_deliveries(broker);
-        self.learn_failed_batches(broker);
-        self.check_waiters(broker);
+        let line = broker.waits();
+        self.learn_needs(&line);
+        self.learn_failed_batches(&line);
+        self.check_waiters(&line, broker);
         self.check_pin_feasibility();
-        self.check_batch_feasibility(broker);
+        self.check_batch_feasibility(&line);
         self.check_settings(broker);
         self.check_pressure_levels(broker);
         self.check_relief(broker);
         self.check_awaited_copies(broker);
-        self.facts.waits = broker.waits().into_iter().map(|wait| (wait.id, wait)).collect();
+        self.record_line(line);
         for (tenant, place) in std::mem::take(&mut self.step.changed_accounts) {
             self.compare_account(tenant, place, broker);
         }

@@ -39,6 +39,8 @@ impl Scan {
         let Footprint { tenant, device, .. } = need.footprint;
         let is_full = self.device(device).is_some_and(|found| found.is_full);
         let overtakes = is_full && !view.is_guaranteed(need);
+        planted!(view, FullDevicePassed => overtakes = false);
+        planted!(view, LimitPassed => return overtakes);
         overtakes || self.at_limit.contains_key(&(tenant, device))
     }
 

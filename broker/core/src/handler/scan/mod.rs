@@ -138,6 +138,7 @@ impl Broker {
 
     /// Starts a waiter. `Err` says what blocks it.
     fn start_waiter(&mut self, waiter: Waiter) -> Result<(), Option<BlockedBy>> {
+        planted!(self, SplitBatchStays => if self.is_split(waiter) { return Err(None) });
         let part = match waiter {
             // The waiters behind it need not wait for that.
             Waiter::Batch(_) if self.line.waits_only_for_survey(waiter) => return Err(None),

@@ -97,6 +97,7 @@ impl Scan {
         while let Some(next) = self.next_waiter(view) {
             self.last = Some(next.position);
             let needs = view.needs(next.waiter, next.position.arrived);
+            planted!(view, SecondDevicePassed => needs = needs.into_iter().take(1).collect());
             if !needs.iter().any(|need| self.must_wait(view, need)) {
                 return Some(Candidate { waiter: next.waiter, changes: view.line.changes(), next, needs });
             }

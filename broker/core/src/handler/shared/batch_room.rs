@@ -229,7 +229,9 @@ impl Broker {
                 && self.has_waiters_on(place.device)
                 && !self.is_within_guarantee(tenant, place.device, *requested)
         };
-        let (place, requested, _) = self.requested_by_place(tenant, plans).into_iter().find(overtakes)?;
+        let requested = self.requested_by_place(tenant, plans);
+        planted!(self, SecondDeviceOvertaken => requested = requested.into_iter().take(1).collect());
+        let (place, requested, _) = requested.into_iter().find(overtakes)?;
         Some(self.shortage_refusal(tenant, place, Shortage::Room { free: Bytes::ZERO }, requested))
     }
 }

@@ -62,6 +62,7 @@ impl Broker {
     pub(crate) fn is_guaranteed(&self, need: &Need) -> bool {
         let Footprint { tenant, device, size } = need.footprint;
         let reused = self.cached_sizes(&need.own_cached);
+        planted!(self, ReusedBeyondGuarantee => reused = Bytes::ZERO);
         self.is_within_guarantee(tenant, device, size.saturating_add(reused))
     }
 

@@ -58,7 +58,10 @@ impl Oracle {
             self.reserve_batch_backing();
         }
         match moves {
-            true => _ = self.record_move_start(id, part),
+            true => {
+                self.step.fetched.push(part);
+                self.record_move_start(id, part);
+            }
             false => _ = self.record_new_memory(id),
         }
         let Some(extent) = self.facts.extents.get_mut(&id) else {
@@ -70,7 +73,12 @@ impl Oracle {
         let (owner, place, size) = (extent.owner, extent.place, extent.size);
         self.expect(CACHE_REUSE, cached, || format!("{id} is reused and was not cached"));
         self.remove_from_cache(id);
+        *self.step.taken.entry((owner, place)).or_default() += size;
         if !moves {
+            if self.step.retried_tenant.is_none() {
+                let in_use = self.charged_in_use(owner, place);
+                self.step.made_at_once.insert((owner, place), in_use);
+            }
             self.record_new_part(part, (owner, place, size), broker);
         }
     }
@@ -94,6 +102,7 @@ impl Oracle {
         });
         self.expect(EXTENT_USE, waits, || "a batch is tried again although no call waits for one".to_owned());
         self.step.retried_tenant = Some(tenant);
+        self.step.retried.insert(tenant);
     }
 
     pub(crate) fn cached(&self, tenant: Tenant, place: usize) -> u64 {

@@ -43,6 +43,7 @@ impl Oracle {
             None => self.record_new_memory(id),
         };
         if let Some(part) = moves.filter(|_| tier == Tier::Device) {
+            self.step.fetched.push(part);
             self.check_arrival(part);
         }
         let leaves = |part: &PartRef| self.may_lie_on_device(*part);
@@ -87,6 +88,7 @@ impl Oracle {
             in_file: false,
         };
         self.facts.extents.insert(id, extent);
+        *self.step.taken.entry((owner, place)).or_default() += size;
         if let Some(part) = moves.filter(|_| stays) {
             self.keep_as_backing(part, id);
         }

@@ -18,6 +18,10 @@ use vramd_types::{AllocationId, CopyClass, ExtentId, PartIndex, Quantity, Sessio
 
 use super::{
     accounting::stored::{Staged, StoredRequests},
+    line::{
+        entries::{BatchKey, Failed},
+        needs::WaiterNeeds,
+    },
     links::shares::{ClassWaits, MissingOnBus},
 };
 use crate::world::Content;
@@ -90,20 +94,6 @@ pub(crate) fn quota_table(stored: &StoredQuotas) -> QuotaTable {
         ((row.tenant.clone(), row.device.clone(), row.tier), (row.guarantee, row.limit))
     };
     stored.quotas.iter().map(row).collect()
-}
-
-/// How often a driver had no memory for a batch, and whether the batch rests for that.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Failed {
-    pub(crate) times: u32,
-    pub(crate) rests: Option<Rests>,
-}
-
-/// A batch rests until the time of the next periodic survey, and for one more survey.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Rests {
-    pub(crate) until: Time,
-    pub(crate) surveys_left: u8,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -180,8 +170,12 @@ pub(crate) struct Facts {
     pub(crate) pinned: BTreeSet<(PartRef, SessionId)>,
     /// The line after the last event.
     pub(crate) waits: BTreeMap<u64, WaitView>,
-    /// Batches for which a driver had no memory, by session and deadline.
-    pub(crate) failed_batches: BTreeMap<(Option<SessionId>, Option<Time>), Failed>,
+    /// The same in its order.
+    pub(crate) line: Vec<u64>,
+    /// The needs of its waiters.
+    pub(crate) needs: BTreeMap<u64, WaiterNeeds>,
+    /// Batches for which a driver had no memory.
+    pub(crate) failed_batches: BTreeMap<BatchKey, Failed>,
     /// The limit of extents was reached since the last survey.
     pub(crate) extents_ran_out: bool,
     /// Content that was last written to each part, where the oracle knows it.

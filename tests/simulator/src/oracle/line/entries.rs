@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use broker_core::{
-    AllocationSpec, Broker, CallId, OperatorRequest, Refusal, Tier, Time, WaitView, WaiterView,
+    AllocationSpec, CallId, OperatorRequest, Refusal, Tier, Time, WaitView, WaiterView,
     invariants::LINE_ORDER,
 };
 use vramd_types::SessionId;
@@ -12,19 +12,36 @@ use vramd_types::SessionId;
 use crate::oracle::{
     Oracle,
     accounting::ledger::SURVEYS,
-    facts::{Asked, Call, Rests},
+    facts::{Asked, Call},
 };
 
 /// Number of attempts before a batch rests.
 const TRIES: u32 = 4;
 
+/// Session and deadline of a batch. They stay the same over all attempts; its position in the line does not.
+pub(crate) type BatchKey = (Option<SessionId>, Option<Time>);
+
+/// How often a driver had no memory for a batch, and whether the batch rests for that.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Failed {
+    times: u32,
+    rests: Option<Rests>,
+}
+
+/// A batch rests until the time of the next periodic survey, and for one more survey.
+#[derive(Clone, Copy, Debug)]
+struct Rests {
+    until: Time,
+    surveys_left: u8,
+}
+
 impl Oracle {
     /// Learns which batches the driver had no memory for: they were being made and wait after this event.
-    pub(crate) fn learn_failed_batches(&mut self, broker: &Broker) {
-        let waits = broker.waits().into_iter().filter(|_| self.step.create_ended);
+    pub(crate) fn learn_failed_batches(&mut self, line: &[WaitView]) {
+        let waits = line.iter().filter(|_| self.step.create_ended);
         let new = waits.filter(|wait| !self.facts.waits.contains_key(&wait.id));
         let batches = new.filter(|wait| matches!(wait.waiter, WaiterView::Batch { .. }));
-        for wait in batches.collect::<Vec<_>>() {
+        for wait in batches.cloned().collect::<Vec<_>>() {
             if let Some(place) = self.facts.place_of(&wait.device, Tier::Device) {
                 self.facts.places[place].surveys_left = SURVEYS;
             }
@@ -50,8 +67,8 @@ impl Oracle {
     }
 
     /// Whether the batch was tried so often that it rests, whatever leaves.
-    pub(crate) fn is_resting(&self, wait: &WaitView) -> bool {
-        self.facts.failed_batches.get(&batch_key(wait)).is_some_and(|failed| failed.rests.is_some())
+    pub(crate) fn is_resting(&self, key: BatchKey) -> bool {
+        self.facts.failed_batches.get(&key).is_some_and(|failed| failed.rests.is_some())
     }
 
     /// Whether an operator is cancelling a wait in this event.
@@ -97,8 +114,7 @@ impl Oracle {
     }
 }
 
-/// Session and deadline of a batch. They stay the same over all attempts; its position in the line does not.
-fn batch_key(wait: &WaitView) -> (Option<SessionId>, Option<Time>) {
+pub(crate) fn batch_key(wait: &WaitView) -> BatchKey {
     let session = match wait.waiter {
         WaiterView::Batch { session, .. } => Some(session),
         WaiterView::Part { .. } => None,

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use broker_core::{Broker, ClientRequest, PartRef, WaitView, WaiterView, invariants::LINE_ORDER};
-use vramd_types::{AllocationId, GRANULARITY};
+use broker_core::{ClientRequest, PartRef, WaitView, WaiterView, invariants::LINE_ORDER};
+use vramd_types::AllocationId;
 
 use crate::oracle::{
     Oracle,
@@ -30,7 +30,7 @@ impl Oracle {
 
     /// Checks the batches of this event, on each of their devices. Memory without a handle pin may begin
     /// below.
-    pub(crate) fn check_batch_feasibility(&mut self, broker: &Broker) {
+    pub(crate) fn check_batch_feasibility(&mut self, line: &[WaitView]) {
         let now = self.facts.clock;
         let arrived = self.facts.calls.values().filter(|call| call.arrived == now && !call.joined);
         let batches = arrived.filter_map(|call| match &call.asked {
@@ -39,7 +39,6 @@ impl Oracle {
             }
             _ => None,
         });
-        let line = broker.waits();
         for (by, items) in batches.collect::<Vec<_>>() {
             // Batches that were in the line before are others of the session.
             let waits = |it: &WaitView| {
@@ -49,15 +48,7 @@ impl Oracle {
             let Some(session) = self.facts.sessions.get(&by).filter(|_| line.iter().any(waits)) else {
                 continue;
             };
-            let (tenant, first) = (session.tenant, session.devices.first().copied());
-            let mut asked: BTreeMap<usize, u64> = BTreeMap::new();
-            for item in items.iter().filter(|item| !item.unpinned || item.discardable) {
-                let named = |text: &String| self.facts.device_named(text);
-                let Some(device) = item.device.as_ref().map_or(first, named) else { continue };
-                let size = item.size.checked_round_up(GRANULARITY).map_or(u64::MAX, vramd_types::Bytes::get);
-                let all = asked.entry(device).or_default();
-                *all = all.saturating_add(size);
-            }
+            let (tenant, asked) = (session.tenant, self.requested_on_devices(by, &items));
             // A batch for which there is room now may exceed what there will ever be again, where a capacity
             // has shrunk below the guarantees.
             let fits = |(device, bytes): (usize, u64)| {

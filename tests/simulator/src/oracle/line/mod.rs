@@ -1,5 +1,8 @@
 //! The line of waiters for room.
 
-mod entries;
+mod batches;
+pub(super) mod entries;
 mod feasibility;
+pub(super) mod needs;
+mod passing;
 pub(super) mod waiting;

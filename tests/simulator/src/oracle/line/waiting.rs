@@ -4,12 +4,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use broker_core::{Broker, PartRef, Tier, WaitView, WaiterView, invariants::LINE_ORDER};
+use broker_core::{Broker, PartRef, Tier, WaitView, invariants::LINE_ORDER};
 
 use crate::oracle::{
     Oracle,
     facts::{BackingFacts, ExtentFacts, ExtentPhase, MapPhase, SessionFacts, Tenant},
 };
+
+/// For how many waiters of a device the core makes room at a time.
+const LOOKAHEAD: usize = 32;
 
 /// The shortage of a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +42,9 @@ struct WaitReason {
 }
 
 impl Oracle {
-    pub(crate) fn check_waiters(&mut self, broker: &Broker) {
-        self.check_overtaking();
+    pub(crate) fn check_waiters(&mut self, line: &[WaitView], broker: &Broker) {
+        self.check_overtaking(line);
+        self.check_passing(line, broker);
         let mut wanted: BTreeSet<_> = self.wanted(broker).into_iter().collect();
         // Sessions that wait for these parts may be ahead of others.
         let lingers = wanted.iter().any(|part| self.facts.in_place_to_unmap.contains(part));
@@ -51,7 +55,6 @@ impl Oracle {
             self.facts.part_waiters.entry(part).or_insert(since);
         }
         self.facts.extents_ran_out |= self.facts.extents.len() >= self.limits.extents_max;
-        let line = broker.waits();
         if (self.facts.part_waiters.is_empty() && line.is_empty()) || self.facts.extents_ran_out || lingers {
             return;
         }
@@ -76,7 +79,10 @@ impl Oracle {
                     && ((full && !reason.guaranteed) || (limit && other.2.tenant == reason.tenant))
             };
             let ran_out = self.facts.places[reason.device].surveys_left > 0;
-            let excused = ran_out || self.facts.failed_parts.contains(part) || is_behind_batch(*part, &line);
+            let excused = ran_out
+                || self.facts.failed_parts.contains(part)
+                || self.is_behind_batch(*part, line)
+                || self.stands_far_back(*part, line);
             let kept =
                 reason.shortage == Shortage::None && !excused && !each.iter().any(|other| before(&other));
             self.expect(LINE_ORDER, !kept, || {
@@ -85,7 +91,17 @@ impl Oracle {
                 )
             });
         }
-        self.check_first_batch(&line, &leavable);
+        self.check_first_batches(line, &leavable);
+    }
+
+    /// Whether so many waiters of its device stand before the part that the core need not have come to it: it
+    /// makes room for some at a time, and for more once half of them have left.
+    fn stands_far_back(&self, part: PartRef, line: &[WaitView]) -> bool {
+        let needs = line.iter().filter_map(|wait| self.facts.needs.get(&wait.id));
+        let ahead = needs.take_while(|needs| needs.part != Some(part));
+        let device = self.facts.allocations.get(&part.allocation).map(|it| it.device);
+        let here = ahead.filter(|needs| device.is_some_and(|device| needs.bytes.contains_key(&device)));
+        here.count() > LOOKAHEAD / 2
     }
 
     /// Whether the session can be sent what it wants.
@@ -94,7 +110,7 @@ impl Oracle {
     }
 
     /// Number of the event since which a session wants the part. All parts of a set arrived at once.
-    fn wanted_since(&self, part: PartRef) -> u64 {
+    pub(crate) fn wanted_since(&self, part: PartRef) -> u64 {
         let heard = self.facts.sessions.values().filter(|session| self.is_reachable(session));
         let calls = heard.flat_map(|session| session.pin_calls.values());
         let waiting = calls.filter(|call| !call.answered && call.parts.contains(&part));
@@ -272,7 +288,7 @@ impl Oracle {
 
     /// Checks that a batch that did not wait took no room that others wait for, except within its tenant's
     /// guarantee.
-    fn check_overtaking(&mut self) {
+    fn check_overtaking(&mut self, line: &[WaitView]) {
         for ((tenant, device), in_use) in std::mem::take(&mut self.step.made_at_once) {
             let guaranteed = in_use <= self.quota_now(tenant, device).0;
             let waits = self.facts.part_waiters.keys().find(|part| {
@@ -283,34 +299,12 @@ impl Oracle {
             self.expect(LINE_ORDER, guaranteed || waits.is_none(), || {
                 format!("tenant {tenant} is served on device {device}, although {waits:?} has waited longer")
             });
+            let batch = self.first_batch_on(device, line);
+            self.expect(LINE_ORDER, guaranteed || batch.is_none(), || {
+                format!(
+                    "tenant {tenant} is served on device {device} before batch {batch:?}, which waits for it"
+                )
+            });
         }
     }
-
-    /// Checks that the first of the line is short of room, and within its deadline. The core does not show
-    /// how a batch divides over several devices.
-    fn check_first_batch(&mut self, line: &[WaitView], leavable: &[Leavable]) {
-        let one_device = self.facts.places.iter().filter(|place| place.tier == Tier::Device).count() == 1;
-        let Some(first) = line.first().filter(|_| one_device) else { return };
-        let WaiterView::Batch { .. } = first.waiter else { return };
-        let tenant = self.facts.tenant(&first.tenant);
-        // Operators may have moved the parts that they had unmapped.
-        let is_unsure = self.facts.extents_ran_out || !self.facts.revoking.is_empty();
-        // After a driver ran out of memory, the core retries only when something has changed.
-        let is_unsure = is_unsure || self.facts.places[0].surveys_left > 0 || self.is_resting(first);
-        if self.is_something_leaving(0) || is_unsure {
-            return;
-        }
-        // The requested bytes that the core shows do not include what the tenant's cache would provide.
-        let asked = first.bytes.get() + self.cached(tenant, 0);
-        let shortage = self.shortage(tenant, 0, asked, &leavable[0]);
-        let in_time = first.deadline.is_some_and(|until| until > self.facts.now);
-        self.expect(LINE_ORDER, shortage != Shortage::None && in_time, || {
-            format!("{first:?} is short of {shortage:?}, {leavable:?} could leave")
-        });
-    }
-}
-
-fn is_behind_batch(part: PartRef, line: &[WaitView]) -> bool {
-    let is_part = |wait: &&WaitView| matches!(wait.waiter, WaiterView::Part { part: of, .. } if of == part);
-    line.iter().take_while(|wait| !is_part(wait)).any(|wait| matches!(wait.waiter, WaiterView::Batch { .. }))
 }
