@@ -237,6 +237,11 @@ mod bugs {
         FileLeaked: "the file of a freed part is never released", [EXTENTS, DRAINS];
         DamageIgnored: "content that cannot be read as it was written, or as its file was, is taken for good", [COPIES, CONTENT, EXTENT_TENANT, PIN_ANSWERS, CACHE_REUSE, CALLS];
         ClassInverted: "a copy that a client waits for runs as one that no client waits for, and is not raised", [LINK_AWAITED];
+        WriteBackNotRaised: "a write-back that delays a move for a waiter is not raised", [LINK_AWAITED];
+        LeavingNotRaised: "a copy of a leaving part is not raised when a waiter comes to need its room", [LINK_AWAITED];
+        FetchNotRaised: "an operator's fetch is not raised when a client comes to want the part", [LINK_AWAITED];
+        ReleasePutOff: "the driver is not told that a waiter needs what it has put off", [LINK_AWAITED];
+        EveryCopyUrgent: "every move is copied as demand, whether or not a client waits for it", [LINK_AWAITED];
         FullDevicePassed: "a waiter passes an earlier one that finds its device full", [LINE_ORDER];
         LimitPassed: "a waiter passes an earlier one of its tenant, which is at its limit", [LINE_ORDER];
         SecondDevicePassed: "a batch on several devices keeps others waiting on the first of them alone", [LINE_ORDER, LINE_SCANNED];

@@ -30,6 +30,11 @@ impl Broker {
         })
     }
 
+    /// Whether the part comes to its device, for `FetchNotRaised`.
+    pub(crate) fn is_fetched(&self, part: PartRef) -> bool {
+        self.moves.migrations.get(part).is_some_and(|migration| migration.to_tier == Tier::Device)
+    }
+
     /// Whether the backing of the part still counts as clean, for `FailedWriteBackTakenForClean`.
     pub(crate) fn is_clean_below(&self, part: PartRef) -> bool {
         matches!(self.moves.backings.get(&part), Some(Backing::Extent { clean: true, .. }))

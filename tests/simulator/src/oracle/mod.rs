@@ -103,6 +103,8 @@ struct Step {
     retried: std::collections::BTreeSet<facts::Tenant>,
     /// Parts that began to move to their device.
     fetched: Vec<broker_core::PartRef>,
+    /// Copies that were ordered as demand, or raised to it.
+    urgent: Vec<vramd_types::ExtentId>,
     /// By tenant and device: bytes that were created or reused.
     taken: std::collections::BTreeMap<(facts::Tenant, usize), u64>,
     /// Evicted parts whose words the daemon must collect within this event.
@@ -316,7 +318,8 @@ impl Oracle {
                 self.violations.push(Violation { invariant, detail: detail.clone() });
             }
             Command::Survey { device, .. } => self.facts.places[usize::from(device.0)].surveying = true,
-            Command::ReleaseNow { .. } | Command::ClearWritten { .. } | Command::Notice(_) => {}
+            Command::ReleaseNow { device } => self.record_release_now(usize::from(device.0)),
+            Command::ClearWritten { .. } | Command::Notice(_) => {}
         }
     }
 
@@ -355,7 +358,7 @@ impl Oracle {
         self.check_settings(broker);
         self.check_pressure_levels(broker);
         self.check_relief(broker);
-        self.check_awaited_copies(broker);
+        self.check_awaited_copies(&line, broker);
         self.record_line(line);
         for (tenant, place) in std::mem::take(&mut self.step.changed_accounts) {
             self.compare_account(tenant, place, broker);

@@ -234,6 +234,7 @@ impl Broker {
 
     /// Copies a migration as demand from now on: a client waits for the part, or for its room.
     pub(crate) fn hasten_migration(&mut self, part: PartRef) {
+        planted!(self, FetchNotRaised => if self.is_fetched(part) { return });
         let Some(migration) = self.moves.migrations.await_end(part) else { return };
         let (to, state) = (migration.to, migration.state);
         planted!(self, ClassInverted => return);
@@ -288,6 +289,7 @@ impl Broker {
             (false, Tier::Device) => CopyClass::Prefetch,
             (false, Tier::Host | Tier::Disk) => CopyClass::WriteBack,
         };
+        planted!(self, EveryCopyUrgent => class = CopyClass::Demand);
         planted!(self, ClassInverted => class = if migration.awaited { CopyClass::WriteBack } else { class });
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let Some(from) = allocation.part(part.part).map(|entry| entry.extent) else { return };

@@ -215,6 +215,7 @@ impl Broker {
     /// Copies a write-back as demand, since a waiter needs the part to leave.
     pub(crate) fn hasten_write_back(&mut self, part: PartRef) {
         planted!(self, ClassInverted => return);
+        planted!(self, WriteBackNotRaised => return);
         let copied = self.moves.write_backs.get(part).filter(|it| it.state == WriteBackState::Copying);
         if let Some(to) = copied.map(|it| it.to) {
             self.push_command(Command::HastenCopy { to });

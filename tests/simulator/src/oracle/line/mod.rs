@@ -5,4 +5,5 @@ pub(super) mod entries;
 mod feasibility;
 pub(super) mod needs;
 mod passing;
+pub(super) mod room;
 pub(super) mod waiting;

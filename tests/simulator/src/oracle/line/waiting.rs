@@ -46,6 +46,7 @@ impl Oracle {
         self.check_overtaking(line);
         self.check_passing(line, broker);
         let mut wanted: BTreeSet<_> = self.wanted(broker).into_iter().collect();
+        self.record_waited_devices(&wanted, line);
         // Sessions that wait for these parts may be ahead of others.
         let lingers = wanted.iter().any(|part| self.facts.in_place_to_unmap.contains(part));
         wanted.retain(|part| self.is_off_device(*part));

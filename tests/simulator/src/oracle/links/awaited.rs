@@ -1,8 +1,9 @@
-//! A copy that a client waits for is of class demand: it is ordered so, or hastened before the event is over.
+//! A copy that a client waits for is of class demand: it is ordered so, or hastened before the event is over. No
+//! other copy is.
 
 use std::collections::BTreeSet;
 
-use broker_core::{Broker, Cause, PartRef, invariants::LINK_AWAITED};
+use broker_core::{Broker, Cause, MoveView, PartRef, WaitView, invariants::LINK_AWAITED};
 use vramd_types::{CopyClass, ExtentId};
 
 use crate::oracle::Oracle;
@@ -10,39 +11,78 @@ use crate::oracle::Oracle;
 impl Oracle {
     pub(crate) fn record_copy_class(&mut self, to: ExtentId, class: CopyClass) {
         self.facts.copies.insert(to, class);
+        if class == CopyClass::Demand {
+            self.step.urgent.push(to);
+        }
     }
 
-    pub(crate) fn check_awaited_copies(&mut self, broker: &Broker) {
-        let background: Vec<_> = self.facts.copies.iter().map(|(to, class)| (*to, *class)).collect();
-        let background: Vec<_> = background
-            .into_iter()
-            .filter(|(to, class)| *class != CopyClass::Demand && !self.is_given_up(*to))
-            .collect();
+    /// Records on which devices clients wait: for a part that they want, or in the line.
+    pub(crate) fn record_waited_devices(&mut self, wanted: &BTreeSet<PartRef>, line: &[WaitView]) {
+        let of_parts = wanted.iter().filter_map(|part| self.facts.allocations.get(&part.allocation));
+        let in_line = line.iter().filter_map(|wait| self.facts.needs.get(&wait.id));
+        let in_line = in_line.flat_map(|needs| needs.bytes.keys().copied());
+        let devices: BTreeSet<_> = of_parts.map(|it| it.device).chain(in_line).collect();
+        for device in devices {
+            self.facts.waited.insert(device, self.facts.now);
+        }
+    }
+
+    pub(crate) fn check_awaited_copies(&mut self, line: &[WaitView], broker: &Broker) {
+        let copies = self.facts.copies.iter().map(|(to, class)| (*to, *class));
+        let background: Vec<_> =
+            copies.filter(|(to, class)| *class != CopyClass::Demand && !self.is_given_up(*to)).collect();
+        let urgent = std::mem::take(&mut self.step.urgent);
+        let has_deferred = !line.is_empty() && !self.facts.put_off.is_empty();
+        if background.is_empty() && urgent.is_empty() && !has_deferred {
+            return;
+        }
+        let moves = broker.moves();
+        self.check_urgent_copies(&urgent, &moves);
+        self.check_needed_room(&background, line, &moves);
         if background.is_empty() {
             return;
         }
         let wanted: BTreeSet<_> = self.wanted(broker).into_iter().collect();
-        // Copies for a session that wants the part, or the room that it takes, as the core shows.
-        let needed = broker.moves().into_iter().filter(|it| it.cause == Cause::Demand);
-        let needed: BTreeSet<_> = needed.map(|it| it.extent).collect();
         for (to, class) in background {
-            let part = self.moving_part(to);
-            let is_wanted = part.is_some_and(|part| wanted.contains(&part));
-            self.expect(LINK_AWAITED, !is_wanted && !needed.contains(&to), || {
+            let moving = moved_with(to, &moves);
+            let part = moving.map(|it| it.part);
+            // What clients want of a part that is being unmapped is decided once that has ended.
+            let is_wanted = part.is_some_and(|part| wanted.contains(&part) && !self.is_being_evicted(part));
+            // A client waits for the part, or for the room that it takes, as the core shows.
+            let is_needed = moving.is_some_and(|it| it.cause == Cause::Demand);
+            self.expect(LINK_AWAITED, !is_wanted && !is_needed, || {
                 format!("{part:?} is copied to {to} as {class:?} although a client waits for it")
             });
         }
     }
 
+    /// Checks the copies that were ordered or raised as demand in this event: the move is for a client, or a
+    /// client has waited on its device since it began.
+    fn check_urgent_copies(&mut self, urgent: &[ExtentId], moves: &[MoveView]) {
+        for to in urgent {
+            let is_for_client = |it: &MoveView| {
+                let device = self.facts.allocations.get(&it.part.allocation).map(|it| it.device);
+                let waited = device.and_then(|device| self.facts.waited.get(&device));
+                it.cause == Cause::Demand || waited.is_some_and(|last| *last >= it.since)
+            };
+            let is_known = moves.iter().any(|it| it.extent == *to);
+            let rightly = !is_known || moved_with(*to, moves).is_some_and(is_for_client);
+            self.expect(LINK_AWAITED, rightly, || {
+                format!("the copy to {to} runs as demand, and no client waits for it")
+            });
+        }
+    }
+
     /// Whether the copy was cancelled: its end is reported to no session.
-    fn is_given_up(&self, to: ExtentId) -> bool {
+    pub(crate) fn is_given_up(&self, to: ExtentId) -> bool {
         self.facts.moves.get(&to).is_some_and(|it| it.cancelled)
             || self.facts.write_backs.get(&to).is_some_and(|it| it.cancelled)
     }
+}
 
-    /// The part that moves to the extent. A part that is written back stays where it is, and no client waits
-    /// for that.
-    fn moving_part(&self, to: ExtentId) -> Option<PartRef> {
-        self.facts.moves.get(&to).map(|moves| moves.part)
-    }
+/// The move of a part that goes on with the copy to that extent. It waits for the end of any write-back of the
+/// part, whatever its own destination.
+pub(super) fn moved_with(to: ExtentId, moves: &[MoveView]) -> Option<&MoveView> {
+    let part = moves.iter().find(|it| it.extent == to)?.part;
+    moves.iter().find(|it| it.part == part && it.cause != Cause::WriteBack)
 }

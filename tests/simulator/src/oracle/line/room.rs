@@ -1,0 +1,69 @@
+//! Room for several waiters of one device together, in exact bytes: with what leaves, and without.
+
+use std::collections::BTreeMap;
+
+use broker_core::{Cause, MoveView, Tier};
+
+use super::waiting::Leavable;
+use crate::oracle::{
+    Oracle,
+    facts::{ExtentFacts, ExtentPhase, Tenant},
+};
+
+/// Bytes by tenant that several waiters request together.
+pub(crate) type Requested = BTreeMap<Tenant, u64>;
+
+impl Oracle {
+    /// Whether the device has room for all of these requests once this has left and nothing is cached. `stays` is
+    /// part of what leaves, and does not.
+    pub(crate) fn fits_together(
+        &self,
+        device: usize,
+        requested: &Requested,
+        leaving: &Leavable,
+        stays: Option<(Tenant, u64)>,
+    ) -> bool {
+        let (mut before, mut after) = (0, 0);
+        for tenant in 0..self.facts.tenants.len() {
+            let (guarantee, limit) = self.quota_now(tenant, device);
+            let leaves = leaving.get(&tenant).copied().unwrap_or_default();
+            let kept = stays.filter(|(of, _)| *of == tenant).map_or(0, |(_, bytes)| bytes);
+            let held = self.charged_in_use(tenant, device).saturating_sub(leaves).saturating_add(kept);
+            let more = requested.get(&tenant).copied().unwrap_or_default();
+            let with = u128::from(held) + u128::from(more);
+            if more > 0 && with > u128::from(limit) {
+                return false;
+            }
+            before += u128::from(guarantee.max(held));
+            after += u128::from(guarantee).max(with);
+        }
+        after <= u128::from(self.capacity(device)) || after <= before
+    }
+
+    /// Whether the move takes a part off that device.
+    pub(crate) fn leaves_device(&self, it: &MoveView, device: usize) -> bool {
+        it.to != Tier::Device
+            && it.cause != Cause::WriteBack
+            && self.tier_of(it.part) == Some(Tier::Device)
+            && self.facts.allocations.get(&it.part.allocation).is_some_and(|it| it.device == device)
+    }
+
+    /// Bytes that are certainly leaving a device by these moves and releases; cached memory aside.
+    pub(crate) fn leaving_by<'a>(
+        &self,
+        device: usize,
+        moves: impl Iterator<Item = &'a MoveView>,
+    ) -> Leavable {
+        let mut leaving = Leavable::new();
+        let of_moves = moves.filter(|it| self.leaves_device(it, device)).filter_map(|it| {
+            let tenant = self.facts.allocations.get(&it.part.allocation)?.tenant;
+            Some((tenant, it.bytes.get()))
+        });
+        let is_released = |it: &&ExtentFacts| it.place == device && it.phase == ExtentPhase::Releasing;
+        let released = self.facts.extents.values().filter(is_released).map(|it| (it.owner, it.size));
+        for (tenant, bytes) in of_moves.chain(released) {
+            *leaving.entry(tenant).or_default() += bytes;
+        }
+        leaving
+    }
+}
