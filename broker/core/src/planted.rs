@@ -248,6 +248,8 @@ mod bugs {
         SecondDeviceOvertaken: "a new batch on several devices is held back only by waiters of the first", [LINE_ORDER];
         SplitBatchStays: "a batch on several devices does not start from the line", [LINE_ORDER];
         ReusedBeyondGuarantee: "what a batch takes of its tenant's cached memory does not count against the guarantee", [LINE_ORDER];
+        LastStarvedFirst: "of the sessions of a tenant that wait for descriptor budget, the last is served first", [FDS_TURNS];
+        AnswererServedFirst: "a session that answers is sent its next descriptors before sessions that wait for budget", [FDS_TURNS];
         PrefetchBeforeDemand: "a link lets a prefetch pass demand", [LINK_ORDER, LINK_SHARES];
         ShareLentForEver: "a link does not return the share that a class lent to others", [LINK_SHARES];
         ShareSavedUp: "a link lets a class save up the share that it does not want", [LINK_SHARES];

@@ -9,11 +9,13 @@ use crate::{
     ledger::{Charge, Ledger, Place, Quota, Reservation},
     line::{AllocationPlan, Waiter},
     moves::{Backing, Migration, Moves},
-    ops::QuotaChange,
+    ops::{QuotaChange, Requester},
     pool::{Extent, ExtentState, Pool},
     pressure::PressureBounds,
-    residency::{AllocationEvent, AllocationState, AllocationTable, MapEvent, MapState, Mapping, Stage},
-    tenancy::{Method, OpId, Outcome, PinCall, PinId, RequestLog, Requester, TenantId},
+    residency::{
+        AllocationEvent, AllocationState, AllocationTable, FdBudget, MapEvent, MapState, Mapping, Stage,
+    },
+    tenancy::{Method, OpId, Outcome, PinCall, PinId, RequestLog, TenantId},
     time::Time,
     view::StoredQuota,
 };
@@ -208,6 +210,13 @@ impl Broker {
             Waiter::Batch(op) => self.batch_needs(op, self.pins.after_all()).len() > 1,
             Waiter::Part(_) => false,
         }
+    }
+}
+
+impl FdBudget {
+    /// Turns the queue of each tenant around, for `LastStarvedFirst`.
+    pub(crate) fn turn_around(&mut self) {
+        self.lines_mut().for_each(|line| line.make_contiguous().reverse());
     }
 }
 

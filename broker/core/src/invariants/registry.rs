@@ -87,6 +87,8 @@ registry! {
         "Every descriptor in flight belongs to a session that exists, and the budgets add up.";
     FDS_SENT = "INV-FDS-2", Oracle "mappings/descriptors.rs",
         "Descriptors go only to open channels, in one unanswered packet per session, within the budgets.";
+    FDS_TURNS = "INV-FDS-3", Oracle "mappings/turns.rs",
+        "Sessions that wait for descriptor budget are served in the order in which they began to, except behind their own tenant's budget.";
     SESSION_ANSWERS = "INV-SESSION-1", Oracle "sessions/lies.rs",
         "A session whose answer does not fit is quarantined at once.";
     SESSION_TIME = "INV-SESSION-2", Oracle "sessions/deadlines.rs",

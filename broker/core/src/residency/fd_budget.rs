@@ -53,6 +53,11 @@ impl FdBudget {
         }
     }
 
+    #[cfg(feature = "planted")]
+    pub(crate) fn lines_mut(&mut self) -> impl Iterator<Item = &mut VecDeque<(Turn, SessionId)>> {
+        self.starved.lines.values_mut()
+    }
+
     /// The turn of the next session to wait.
     pub(crate) const fn turn(&self) -> Turn {
         self.starved.next

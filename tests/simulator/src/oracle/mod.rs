@@ -103,6 +103,8 @@ struct Step {
     retried: std::collections::BTreeSet<facts::Tenant>,
     /// Parts that began to move to their device.
     fetched: Vec<broker_core::PartRef>,
+    /// Packets of descriptors, while sessions wait for budget.
+    packets: Vec<mappings::turns::Packet>,
     /// Copies that were ordered as demand, or raised to it.
     urgent: Vec<vramd_types::ExtentId>,
     /// By tenant and device: bytes that were created or reused.
@@ -349,6 +351,7 @@ impl Oracle {
         self.check_in_place_unmaps();
         self.check_stalls();
         self.check_deliveries(broker);
+        self.check_turns(broker);
         let line = broker.waits();
         self.learn_needs(&line);
         self.learn_failed_batches(&line);

@@ -247,6 +247,7 @@ impl Broker {
         let (all_max, own_max) =
             (self.config.limits.fds_in_flight_max, self.config.limits.fds_in_flight_per_tenant_max);
         let now = self.mapping.fds.turn();
+        planted!(self, LastStarvedFirst => self.mapping.fds.turn_around());
         while self.mapping.fds.total < all_max
             && let Some(id) = self.mapping.fds.next_starved(now, own_max)
         {

@@ -33,6 +33,7 @@ impl Broker {
             return self.quarantine(id, problem);
         }
         self.resume_session(id);
+        planted!(self, AnswererServedFirst => self.pump(id));
         // Sessions that wait for the budget of its descriptors come before its own next packet.
         self.pump_starved();
         self.pump(id);

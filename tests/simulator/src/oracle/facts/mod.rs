@@ -192,6 +192,10 @@ pub(crate) struct Facts {
     pub(crate) any_stalled: bool,
     /// Number of events so far.
     pub(crate) clock: u64,
+    /// Number of the last event after which each tenant had descriptor budget left.
+    pub(crate) budget_at: Vec<u64>,
+    /// At least one session waits for descriptor budget.
+    pub(crate) any_starved: bool,
     /// Pressure of each place as last reported.
     pub(crate) pressure: BTreeMap<usize, Pressure>,
     /// When each place was last at level high or above.
@@ -215,6 +219,7 @@ impl Facts {
             Some(at) => at,
             None => {
                 self.tenants.push(name.to_owned());
+                self.budget_at.push(self.clock);
                 self.tenants.len() - 1
             }
         }

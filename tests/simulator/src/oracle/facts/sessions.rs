@@ -56,6 +56,10 @@ pub(crate) struct SessionFacts {
     pub(crate) last_pin: Option<u64>,
     /// Pin calls that have not ended.
     pub(crate) pin_calls: BTreeMap<u64, PinFacts>,
+    /// Number of the event since which it could be sent a part if there were budget.
+    pub(crate) starved_since: Option<u64>,
+    /// Number of the last event after which it certainly waited for no budget.
+    pub(crate) last_not_starved: u64,
 }
 
 #[derive(Clone, Debug)]

@@ -76,7 +76,7 @@ impl Oracle {
 
     /// Whether the part can be mapped now: it is where it can be mapped, is not being revoked, and is not
     /// about to leave.
-    fn can_be_mapped_now(&self, part: PartRef) -> bool {
+    pub(crate) fn can_be_mapped_now(&self, part: PartRef) -> bool {
         let revoked = self.is_being_revoked(part) || self.is_being_evicted(part);
         let leaves = self.facts.departing.contains(&part) || self.facts.in_place_to_unmap.contains(&part);
         !(revoked || leaves || self.may_move(part) || self.is_off_device(part))

@@ -38,6 +38,8 @@ impl Oracle {
             unmaps: Default::default(),
             last_pin: None,
             pin_calls: Default::default(),
+            starved_since: None,
+            last_not_starved: self.facts.clock,
         };
         self.facts.sessions.insert(id, session);
         self.check_welcome_devices(id, devices);
@@ -58,6 +60,7 @@ impl Oracle {
         self.expect(FDS_SENT, unanswered == 0, || {
             format!("{id} has {unanswered} unanswered descriptors and is sent more")
         });
+        self.record_packet(id);
         let (total, own) =
             (self.facts.in_flight(None) + parts.len(), self.facts.in_flight(Some(tenant)) + parts.len());
         let (max, max_own) = (self.limits.fds_in_flight_max, self.limits.fds_in_flight_per_tenant_max);

@@ -5,4 +5,5 @@ mod descriptors;
 mod in_place;
 mod map_frames;
 mod slots;
+pub(super) mod turns;
 mod unpinned;
