@@ -250,6 +250,13 @@ mod bugs {
         ReusedBeyondGuarantee: "what a batch takes of its tenant's cached memory does not count against the guarantee", [LINE_ORDER];
         LastStarvedFirst: "of the sessions of a tenant that wait for descriptor budget, the last is served first", [FDS_TURNS];
         AnswererServedFirst: "a session that answers is sent its next descriptors before sessions that wait for budget", [FDS_TURNS];
+        EvictedFarBelow: "pressure evicts all cold parts of a device, however little would be enough", [EFFORT];
+        DemotedFarBelow: "pressure moves all cold parts from host memory to disk, however few would be enough", [EFFORT];
+        LeavingUncounted: "memory that is leaving already counts for no waiter", [EFFORT];
+        EvictedInVain: "parts leave for a waiter although all of them are not enough", [EFFORT];
+        OldestAborted: "of the calls that have stalled the oldest is aborted", [STALLS];
+        AbortedTooEarly: "a call is aborted as soon as all that it waits for wait as well", [STALLS, DRAINS];
+        RunnersIgnored: "a call is aborted although a session in its way does not wait", [STALLS];
         PrefetchBeforeDemand: "a link lets a prefetch pass demand", [LINK_ORDER, LINK_SHARES];
         ShareLentForEver: "a link does not return the share that a class lent to others", [LINK_SHARES];
         ShareSavedUp: "a link lets a class save up the share that it does not want", [LINK_SHARES];

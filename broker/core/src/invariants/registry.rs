@@ -81,8 +81,8 @@ registry! {
         "Every pin call is answered once: when all its parts are mapped, or with a refusal that can apply to it.";
     FENCES = "INV-PIN-4", Oracle "pins/fences.rs",
         "No pin call that arrives after a fence is answered while the fence lasts, and no session maps a revoked part.";
-    STALLS = "INV-PIN-5", Oracle "pins/stalls.rs",
-        "Pin calls that block each other do not wait for ever.";
+    STALLS = "INV-PIN-5", Oracle "pins/stalls.rs, pins/aborts.rs",
+        "Pin calls that block each other do not wait for ever: the youngest is aborted, and no call that has not stalled.";
     FDS = "INV-FDS-1", Recomputed "descriptors.rs",
         "Every descriptor in flight belongs to a session that exists, and the budgets add up.";
     FDS_SENT = "INV-FDS-2", Oracle "mappings/descriptors.rs",
@@ -133,6 +133,8 @@ registry! {
         "A part's backing is its own, and every extent whose room a waiter counts on leaves its device.";
     EVICTED = "INV-MOVE-6", Oracle "moves/evictions.rs",
         "A part that is evicted for another waiter's room is pinned by no session, and was above its tenant's guarantee.";
+    EFFORT = "INV-EFFORT-1", Oracle "moves/effort.rs",
+        "No more parts leave for pressure than its target needs, and none for waiters that have room without it.";
     OPERATOR_HOLDS = "INV-MOVE-7", Oracle "moves/operator_holds.rs",
         "A part under an operator hold stays on its device until the operator lets it go or it is freed.";
     WRITTEN_BACK = "INV-MOVE-8", Recomputed "write_backs.rs",

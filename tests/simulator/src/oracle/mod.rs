@@ -105,6 +105,12 @@ struct Step {
     fetched: Vec<broker_core::PartRef>,
     /// Packets of descriptors, while sessions wait for budget.
     packets: Vec<mappings::turns::Packet>,
+    /// A part began to move, or was asked to be unmapped for that.
+    began_to_move: bool,
+    /// Parts that began to leave and have left.
+    left_at_once: Vec<moves::effort::Victim>,
+    /// Extents that the driver was told to release.
+    released: std::collections::BTreeSet<vramd_types::ExtentId>,
     /// Copies that were ordered as demand, or raised to it.
     urgent: Vec<vramd_types::ExtentId>,
     /// By tenant and device: bytes that were created or reused.
@@ -179,6 +185,7 @@ impl Oracle {
 
     /// Learns from the event, before the broker handles it.
     pub fn begin_event(&mut self, now: Time, event: &Event) {
+        self.facts.before = self.facts.now;
         self.facts.now = now;
         self.facts.clock += 1;
         self.step = Step::default();
@@ -271,6 +278,7 @@ impl Oracle {
                 self.check_settings_change(before, after);
             }
             Command::Notice(Notice::Moved { part, tier, cause, began, copied, .. }) => {
+                self.record_left_at_once(*part, *tier, *cause, *began == self.facts.now);
                 self.check_departure_to_file(*part, *tier, *copied);
                 self.check_departure_for_pressure(*part, *tier, *cause, *began);
                 if *tier != Tier::Device && !self.is_moving_below(*part, *tier) {
@@ -289,7 +297,8 @@ impl Oracle {
                 Notice::MoveStopped { cause: Cause::WriteBack, .. }
                 | Notice::MoveFailed { cause: Cause::WriteBack, .. },
             ) => {}
-            Command::Notice(Notice::Dropped { part, bytes, tier, cause, .. }) => {
+            Command::Notice(Notice::Dropped { part, bytes, tier, cause, began, .. }) => {
+                self.record_left_at_once(*part, *tier, *cause, *began == self.facts.now);
                 self.expect(PRESSURE_EVICTIONS, *cause != Cause::Pressure, || {
                     format!("{part:?} was dropped although only pressure asked for it")
                 });
@@ -362,6 +371,7 @@ impl Oracle {
         self.check_pressure_levels(broker);
         self.check_relief(broker);
         self.check_awaited_copies(&line, broker);
+        self.check_effort(&line, broker);
         self.record_line(line);
         for (tenant, place) in std::mem::take(&mut self.step.changed_accounts) {
             self.compare_account(tenant, place, broker);

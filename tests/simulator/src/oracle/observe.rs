@@ -67,9 +67,9 @@ impl Oracle {
             self.facts.used.insert(part, self.facts.now);
         }
         match pinned {
-            true if maps => _ = self.facts.pinned.insert((part, session)),
+            true if maps => self.facts.insert_pin(session, part),
             true => {}
-            false => _ = self.facts.pinned.remove(&(part, session)),
+            false => self.facts.remove_pin(session, part),
         }
     }
 
@@ -238,7 +238,8 @@ impl Oracle {
                     let sessions = &self.facts.sessions;
                     let maps =
                         |id: &&SessionId| sessions.get(id).is_some_and(|it| it.mappings.contains_key(part));
-                    self.facts.pinned.extend(by.iter().filter(maps).map(|session| (*part, *session)));
+                    let there: Vec<_> = by.iter().filter(maps).copied().collect();
+                    there.into_iter().for_each(|session| self.facts.insert_pin(session, *part));
                 }
                 self.facts.words_pending.remove(part);
                 self.step.words_revoked = Some(*part).filter(|_| *outcome == WordsOutcome::Revoked);

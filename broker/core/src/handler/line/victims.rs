@@ -105,6 +105,7 @@ impl<'a> VictimChooser<'a> {
         let reused: Vec<Age> =
             need.own_cached.iter().copied().filter(|age| self.reused.insert(*age)).collect();
         let result = self.choose_until_admitted(need);
+        planted!(self.broker, EvictedInVain => return result);
         match result {
             Ok(()) => self.trial.promise(tenant, size),
             Err(_) => {
@@ -168,6 +169,7 @@ impl<'a> VictimChooser<'a> {
             let Some(Candidate { kind, tenant, size, chosen }) = self.candidates.get(at) else {
                 return false;
             };
+            planted!(self.broker, LeavingUncounted => if matches!(kind, CandidateKind::Leaving(_)) { continue });
             let (tenant, size) = (*tenant, *size);
             if chosen.is_none() && helps(&self.trial, tenant) && self.can_go(*kind, tenant, by) {
                 self.trial.spare(tenant, size);

@@ -141,6 +141,7 @@ impl Broker {
     /// Evicts cold parts. Returns whether any leaves.
     fn evict_cold(&mut self, place: Place, cold: &[PartRef]) -> bool {
         let Some(target) = self.eviction_target(place) else { return false };
+        planted!(self, EvictedFarBelow => target = Bytes::ZERO);
         let plan = self.choose_for_pressure(place.device, cold, target);
         planted!(self, ColdStays => return false);
         let leaves = !plan.victims.is_empty();
@@ -181,6 +182,7 @@ impl Broker {
     /// Moves cold parts from host memory to disk. Returns whether any begins to.
     fn demote_cold(&mut self, place: Place, cold: &[PartRef]) -> bool {
         let Some((fill, target)) = self.fill(place).zip(self.eviction_target(place)) else { return false };
+        planted!(self, DemotedFarBelow => target = Bytes::ZERO);
         let mut leaving = self.leaving_from(place);
         let all_leaving = leaving.values().copied().fold(Bytes::ZERO, Bytes::saturating_add);
         let mut left = fill.charged.saturating_sub(all_leaving);

@@ -44,6 +44,7 @@ impl Broker {
     /// they may go on now.
     pub(crate) fn abort_stalled(&mut self, calls: Vec<PinId>) {
         let (now, wait) = (self.shell.now, self.config.limits.pin_stall);
+        planted!(self, AbortedTooEarly => wait = std::time::Duration::ZERO);
         let mut due = Vec::new();
         for id in calls {
             let Some(call) = self.pins.get(id).filter(|call| call.is_waiting()) else { continue };
@@ -55,7 +56,9 @@ impl Broker {
                 since => self.schedule_stall_check(id, since.unwrap_or(now).after(wait)),
             }
         }
-        let Some((_, youngest)) = due.iter().max().copied() else { return };
+        let youngest = due.iter().max().copied();
+        planted!(self, OldestAborted => youngest = due.iter().min().copied());
+        let Some((_, youngest)) = youngest else { return };
         for (_, other) in due.into_iter().filter(|(_, id)| *id != youngest) {
             self.follow_ups.push(Fact::StallCheckDue(other));
         }
@@ -83,8 +86,9 @@ impl Broker {
             if let Some(fence) = fence {
                 since = since.max(fence.last_progress);
                 for mapping in self.mappings(*part).iter().filter(|mapping| mapping.state.is_mapper()) {
-                    since = since.max(self.pins.waiting_since(mapping.session)?);
                     is_held_up = true;
+                    planted!(self, RunnersIgnored => continue);
+                    since = since.max(self.pins.waiting_since(mapping.session)?);
                 }
             }
             if self.line.contains(Waiter::Part(*part)) {

@@ -156,6 +156,7 @@ impl Oracle {
         let Some(extent) = self.facts.extents.get_mut(&id) else {
             return self.expect(EXTENT_USE, false, || format!("{id} is released and does not exist"));
         };
+        self.step.released.insert(id);
         let before = std::mem::replace(&mut extent.phase, ExtentPhase::Releasing);
         let live = matches!(before, ExtentPhase::Live | ExtentPhase::Cached);
         let (mapper, read) = (extent.mappers.first().copied(), extent.being_read);

@@ -147,7 +147,7 @@ impl Oracle {
     }
 
     /// Bytes charged to all tenants in a place, and how many of these are unreturned.
-    fn charged_to_all(&self, place: usize) -> (u64, u64) {
+    pub(crate) fn charged_to_all(&self, place: usize) -> (u64, u64) {
         let balances = self.facts.balances.iter().filter(|((_, of), _)| *of == place);
         let sums = balances.map(|(_, balance)| (balance.charged(), balance.unreturned));
         sums.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))

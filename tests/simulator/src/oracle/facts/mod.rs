@@ -172,6 +172,8 @@ pub(crate) struct Facts {
     pub(crate) operator_holds: BTreeSet<PartRef>,
     /// Sessions that pinned a part at the last harvest.
     pub(crate) pinned: BTreeSet<(PartRef, SessionId)>,
+    /// Of these, pins of parts that could leave but for that.
+    pub(crate) evictable_pins: BTreeSet<(PartRef, SessionId)>,
     /// The line after the last event.
     pub(crate) waits: BTreeMap<u64, WaitView>,
     /// The same in its order.
@@ -192,6 +194,8 @@ pub(crate) struct Facts {
     pub(crate) any_stalled: bool,
     /// Number of events so far.
     pub(crate) clock: u64,
+    /// The time of the last event.
+    pub(crate) before: Time,
     /// Number of the last event after which each tenant had descriptor budget left.
     pub(crate) budget_at: Vec<u64>,
     /// At least one session waits for descriptor budget.
@@ -306,8 +310,12 @@ impl Facts {
                 extent.mappers.remove(&id);
             }
         }
+        let is_waiting = session.waits_since.is_some();
         self.evicting.remove(&(id, part));
-        self.pinned.remove(&(part, id));
+        self.remove_pin(id, part);
+        if let Some(fence) = self.fences.get_mut(&part).filter(|_| !is_waiting) {
+            fence.progress = fence.progress.map(|_| self.now);
+        }
         if self.fences.contains_key(&part)
             && !self.sessions.values().any(|session| session.mappings.contains_key(&part))
         {

@@ -56,6 +56,8 @@ pub(crate) struct SessionFacts {
     pub(crate) last_pin: Option<u64>,
     /// Pin calls that have not ended.
     pub(crate) pin_calls: BTreeMap<u64, PinFacts>,
+    /// Since when any of its calls has been unanswered without a break.
+    pub(crate) waits_since: Option<Time>,
     /// Number of the event since which it could be sent a part if there were budget.
     pub(crate) starved_since: Option<u64>,
     /// Number of the last event after which it certainly waited for no budget.
@@ -67,6 +69,7 @@ pub(crate) struct PinFacts {
     pub(crate) parts: Vec<PartRef>,
     /// The number of the event.
     pub(crate) arrived: u64,
+    pub(crate) at: Time,
     pub(crate) answered: bool,
     /// Since when all sessions that it waits for wait themselves.
     pub(crate) stalled_since: Option<Time>,
@@ -80,6 +83,9 @@ pub(crate) struct FenceFacts {
     /// The number of the event.
     pub(crate) arrived: u64,
     pub(crate) until: Time,
+    /// When it began, or a session that did not wait last let go of the part. `None` if it joined a revocation
+    /// that was under way.
+    pub(crate) progress: Option<Time>,
 }
 
 /// An order of an operator to revoke parts, or to move them.

@@ -38,6 +38,7 @@ impl Oracle {
             unmaps: Default::default(),
             last_pin: None,
             pin_calls: Default::default(),
+            waits_since: None,
             starved_since: None,
             last_not_starved: self.facts.clock,
         };

@@ -128,7 +128,10 @@ impl Oracle {
         let goes = self.facts.moves.contains_key(&id)
             || self.facts.backings.get(&part) == Some(&BackingFacts::Kept(id));
         match self.facts.backings.get(&part) {
-            Some(BackingFacts::Kept(own)) if *own == id => _ = self.facts.backings.remove(&part),
+            Some(BackingFacts::Kept(own)) if *own == id => {
+                self.facts.backings.remove(&part);
+                self.facts.evictable_pins.retain(|(of, _)| *of != part);
+            }
             // It has a backing in another place.
             Some(_) => return,
             None if !self.may_lie_on_device(part) => return,

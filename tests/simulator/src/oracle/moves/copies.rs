@@ -12,6 +12,7 @@ use crate::oracle::{
 impl Oracle {
     /// Records that a part starts to move. Returns the tenant that pays for the target.
     pub(crate) fn record_move_start(&mut self, to: ExtentId, part: PartRef) -> Option<Tenant> {
+        self.step.began_to_move = true;
         self.facts.moves.insert(to, MoveFacts { part, from: None, cancelled: false });
         self.facts.allocations.get(&part.allocation).map(|allocation| allocation.tenant)
     }

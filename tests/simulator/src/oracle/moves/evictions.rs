@@ -13,6 +13,7 @@ impl Oracle {
     /// Records that a part begins to leave its device, or is about to. Operators may move parts below a
     /// guarantee. `chosen`: the core chose it just now.
     pub(crate) fn record_departure(&mut self, part: PartRef, chosen: bool, broker: &Broker) {
+        self.step.began_to_move = true;
         let lies = self.resident(part);
         let known = !self.facts.departing.insert(part) || self.is_being_revoked(part);
         if let Some(allocation) = self.facts.allocations.get(&part.allocation).filter(|_| !chosen || known) {

@@ -4,6 +4,7 @@ mod backings;
 mod content;
 mod copies;
 mod dropped;
+pub(super) mod effort;
 mod evictions;
 pub(super) mod files;
 mod first_content;

@@ -18,7 +18,7 @@ impl Oracle {
     /// Records a pin call. Returns whether its frame fits the protocol.
     pub(crate) fn record_pin(&mut self, id: SessionId, call: u64, parts: &[PartRef], wait: Duration) -> bool {
         let until = (!wait.is_zero()).then(|| self.facts.now.after(wait));
-        let arrived = self.facts.clock;
+        let (arrived, now) = (self.facts.clock, self.facts.now);
         let Some(session) = self.facts.sessions.get_mut(&id) else { return false };
         let mut each: Vec<_> = parts.to_vec();
         each.sort_unstable();
@@ -29,9 +29,11 @@ impl Oracle {
             && (1..=1024).contains(&parts.len());
         if fits {
             session.last_pin = Some(call);
+            let set = parts.to_vec();
             let facts =
-                PinFacts { parts: parts.to_vec(), arrived, answered: false, stalled_since: None, until };
+                PinFacts { parts: set, arrived, at: now, answered: false, stalled_since: None, until };
             session.pin_calls.insert(call, facts);
+            session.update_wait(now);
             session.pin_requested.extend(parts);
         }
         fits
@@ -113,6 +115,7 @@ impl Oracle {
         if !session.pin_calls.get(&call).is_some_and(is_over) {
             session.pin_calls.remove(&call);
         }
+        session.update_wait(now);
         session.pins && session.last_pin.is_some_and(|last| call <= last)
     }
 
@@ -127,11 +130,14 @@ impl Oracle {
             return self
                 .expect(PIN_ANSWERS, false, || format!("call {call} of {id} is answered and does not wait"));
         };
-        facts.answered = true;
         let PinFacts { parts, arrived, until, .. } = facts.clone();
         let now = self.facts.now;
+        if matches!(refusal, Some(Refusal::PinStalled { .. })) {
+            let facts = facts.clone();
+            self.check_abort(id, call, &facts);
+        }
+        self.record_pin_answer(id, call, refusal);
         if let Some(refusal) = refusal {
-            session.pin_calls.remove(&call);
             let Some(session) = self.facts.sessions.get(&id) else { return };
             let of = |allocation: AllocationId| parts.iter().filter(move |it| it.allocation == allocation);
             let could_not_map =
@@ -178,6 +184,20 @@ impl Oracle {
             let fenced =
                 self.facts.fences.get(&part).is_some_and(|it| it.arrived < arrived && now < it.until);
             self.expect(FENCES, !fenced, || format!("call {call} of {id} came after the fence of {part:?}"));
+        }
+    }
+
+    /// Records an answer. The others of a session of which a call is aborted have their time anew.
+    fn record_pin_answer(&mut self, id: SessionId, call: u64, refusal: Option<&Refusal>) {
+        let now = self.facts.now;
+        let Some(session) = self.facts.sessions.get_mut(&id) else { return };
+        match refusal {
+            Some(_) => _ = session.pin_calls.remove(&call),
+            None => session.pin_calls.get_mut(&call).into_iter().for_each(|call| call.answered = true),
+        }
+        session.update_wait(now);
+        if matches!(refusal, Some(Refusal::PinStalled { .. })) {
+            session.waits_since = session.waits_since.map(|_| now);
         }
     }
 

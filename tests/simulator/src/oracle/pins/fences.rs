@@ -48,7 +48,7 @@ impl Oracle {
         self.facts
             .fences_began
             .insert(part, arrived.min(words.unwrap_or(arrived)).min(before.unwrap_or(arrived)));
-        let new = FenceFacts { arrived, until };
+        let new = FenceFacts { arrived, until, progress: (!joins).then_some(self.facts.now) };
         let fence = self.facts.fences.entry(part).or_insert(new);
         fence.until = fence.until.min(until);
         Some(until)

@@ -1,5 +1,6 @@
 //! Pin calls, and the fences that end them.
 
+mod aborts;
 mod answers;
 mod fences;
 mod pinned;

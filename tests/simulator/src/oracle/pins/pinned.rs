@@ -3,7 +3,26 @@
 use broker_core::{Broker, ChannelId, ClientRequest, PartRef, Slot, invariants::PINNED};
 use vramd_types::SessionId;
 
-use crate::oracle::{Oracle, facts::Call};
+use crate::oracle::{
+    Oracle,
+    facts::{Call, Facts},
+};
+
+impl Facts {
+    /// Records that the session does not pin the part.
+    pub(crate) fn remove_pin(&mut self, id: SessionId, part: PartRef) {
+        self.pinned.remove(&(part, id));
+        self.evictable_pins.remove(&(part, id));
+    }
+
+    /// Records that the session pins the part.
+    pub(crate) fn insert_pin(&mut self, id: SessionId, part: PartRef) {
+        self.pinned.insert((part, id));
+        if self.backings.contains_key(&part) {
+            self.evictable_pins.insert((part, id));
+        }
+    }
+}
 
 impl Oracle {
     /// Checks the revocation of a part's words, which an eviction begins with.

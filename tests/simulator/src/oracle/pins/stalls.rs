@@ -53,7 +53,7 @@ impl Oracle {
     }
 
     /// Sessions that a call waits for, or `None` where that is not certain.
-    fn blockers_of(&self, id: SessionId, call: &PinFacts) -> Option<BTreeSet<SessionId>> {
+    pub(crate) fn blockers_of(&self, id: SessionId, call: &PinFacts) -> Option<BTreeSet<SessionId>> {
         let session = self.facts.sessions.get(&id)?;
         let mut in_the_way = BTreeSet::new();
         for part in &call.parts {
@@ -80,7 +80,7 @@ impl Oracle {
         self.facts.words_pending.contains(&part) || self.mappers_of(part).any(unpinned)
     }
 
-    fn mappers_of(&self, part: PartRef) -> impl Iterator<Item = SessionId> {
+    pub(crate) fn mappers_of(&self, part: PartRef) -> impl Iterator<Item = SessionId> {
         let sessions = self.facts.sessions.iter();
         sessions.filter(move |(_, it)| it.mappings.contains_key(&part)).map(|(id, _)| *id)
     }
