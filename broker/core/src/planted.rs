@@ -257,6 +257,7 @@ mod bugs {
         OldestAborted: "of the calls that have stalled the oldest is aborted", [STALLS];
         AbortedTooEarly: "a call is aborted as soon as all that it waits for wait as well", [STALLS, DRAINS];
         RunnersIgnored: "a call is aborted although a session in its way does not wait", [STALLS];
+        WordlessWritesForgotten: "memory that a session without pins writes counts as clean when it leaves", [CONTENT];
         PrefetchBeforeDemand: "a link lets a prefetch pass demand", [LINK_ORDER, LINK_SHARES];
         ShareLentForEver: "a link does not return the share that a class lent to others", [LINK_SHARES];
         ShareSavedUp: "a link lets a class save up the share that it does not want", [LINK_SHARES];

@@ -55,6 +55,24 @@ fn planted_bugs_are_found_by_the_invariant_that_they_break() {
     }
 }
 
+/// Orders, turns and efforts show only where several clients wait.
+#[test]
+fn planted_bugs_of_waiters_are_found() {
+    for bug in [
+        Bug::WriteBackNotRaised,
+        Bug::ReleasePutOff,
+        Bug::EveryCopyUrgent,
+        Bug::FullDevicePassed,
+        Bug::SplitBatchStays,
+        Bug::AnswererServedFirst,
+        Bug::LeavingUncounted,
+        Bug::EvictedInVain,
+    ] {
+        let hunt = hunt(bug, 0, 60, 10_000);
+        assert!(hunt.is_good(), "{bug:?}, which breaks {:?}: {hunt:?}", bug.breaks());
+    }
+}
+
 /// A part must stay on a full device for long, unused, while no waiter makes room.
 #[test]
 fn planted_bugs_of_pressure_are_found() {

@@ -1,6 +1,7 @@
 //! Scenarios: devices, limits, tenants with their scripts, and rates of faults, all drawn from a seed.
 
 mod advice;
+mod crowds;
 mod disks;
 mod fault;
 mod fences;
@@ -9,9 +10,11 @@ mod insistence;
 mod lanes;
 mod lull;
 mod node;
+mod returning;
 mod script;
 
 pub use advice::Advising;
+pub use crowds::Crowds;
 pub use disks::Disks;
 pub use fault::{Fault, Faults};
 pub use fences::Fences;
@@ -20,6 +23,7 @@ pub use insistence::Insistence;
 pub use lanes::Lanes;
 pub use lull::Lull;
 pub(crate) use node::pressure;
+pub use returning::Returning;
 pub use script::Script;
 
 use std::collections::BTreeSet;
@@ -96,6 +100,10 @@ pub struct Scenario {
     pub fences: Option<Fences>,
     /// Requests that are repeated after as many others as the daemon remembers, if any.
     pub insistence: Option<Insistence>,
+    /// Clients that wait in long lines, if any.
+    pub crowds: Option<Crowds>,
+    /// Owners without pins that attach their memory again, if any.
+    pub returning: Option<Returning>,
 }
 
 pub const TENANTS: [&str; 5] = ["ada", "bea", "cyd", "dot", "eve"];
@@ -107,7 +115,7 @@ impl Scenario {
         let mut stored = node::stored(&mut dice, &config);
         let tenants = TENANTS[..usize::try_from(dice.between(2, 5)).unwrap_or(2)].to_vec();
         let uuids: Vec<_> = config.devices.iter().map(|device| device.uuid.clone()).collect();
-        let seats = (0..dice.between(3, 9))
+        let mut seats: Vec<_> = (0..dice.between(3, 9))
             .map(|seat| {
                 let some = dice.chance(150).then(|| vec![uuids[dice.index(uuids.len())].clone()]);
                 Seat {
@@ -147,6 +155,15 @@ impl Scenario {
         let fences = Fences::draw(plan.seed);
         let insistence = Insistence::draw(plan.seed);
         stored.requests = insistence.as_ref().map(Insistence::stored).unwrap_or_default();
+        let crowds = Crowds::draw(plan.seed);
+        if let Some(crowds) = &crowds {
+            crowds.apply_to(&mut config, &mut seats, &mut faults);
+        }
+        let harvest_micros = if crowds.is_some() { 10_000 } else { harvest_micros };
+        let returning = Returning::draw(plan.seed);
+        if let Some(returning) = &returning {
+            returning.apply_to(&mut config, &mut seats);
+        }
         Self {
             config,
             stored,
@@ -162,6 +179,8 @@ impl Scenario {
             lull: Lull::draw(plan.seed),
             fences,
             insistence,
+            crowds,
+            returning,
         }
     }
 }

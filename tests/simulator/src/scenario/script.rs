@@ -19,6 +19,8 @@ pub enum Script {
     Stopped,
     /// Breaks the protocol.
     Lying,
+    /// Detaches what it owns and attaches it again. Only some worlds have it.
+    Returning,
 }
 
 /// How often a process chooses each act, relative to the others.
@@ -68,6 +70,9 @@ impl Script {
             Self::Turning => Weights { allocate: 40, free: 3, detach: 2, seal: 4, ..usual },
             Self::Crashing => Weights { leave: 4, ..usual },
             Self::Leaking => Weights { free: 2, detach: 12, ..usual },
+            Self::Returning => {
+                Weights { free: 3, detach: 30, seal: 3, attach: 40, repeat: 2, ask: 2, unmap: 12, ..usual }
+            }
         }
     }
 

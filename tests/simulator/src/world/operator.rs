@@ -34,6 +34,10 @@ impl World {
             return;
         }
         self.acts.push(number);
+        // Each change has the whole line scanned, which would hide that a shorter scan came too short.
+        if self.scenario.crowds.is_some() && dice.chance(900) {
+            return;
+        }
         if dice.chance(self.scenario.faults.rate(Fault::DriverLost) * 4) {
             self.story.add_line(self.now, || "the driver is lost".to_owned());
             return self.restart();
@@ -44,6 +48,12 @@ impl World {
             match lanes.is_crowded {
                 true => self.move_apart(dice),
                 false => self.move_back_and_forth(dice),
+            }
+        }
+        if let Some(returning) = self.scenario.returning {
+            let mut dice = Dice::new(self.plan.seed, u64::MAX / 8 + self.operator_acts);
+            if dice.chance(returning.moves) {
+                self.move_detached(&mut dice);
             }
         }
         if dice.chance(600) {
@@ -203,6 +213,15 @@ impl World {
             let (target, parts) = (Target::Id(part.allocation), vec![part.part]);
             self.operator_call(None, OperatorRequest::MoveParts { target, parts, tier: Tier::Host });
         }
+    }
+
+    /// Moves memory of an owner without pins off its device. That works while it is detached.
+    fn move_detached(&mut self, dice: &mut Dice) {
+        let without_pins = self.processes.values().filter(|it| !self.scenario.seats[it.seat].pins);
+        let own: Vec<_> = without_pins.flat_map(|it| &it.known).filter(|known| known.own).collect();
+        let Some(target) = dice.pick(&own).map(|known| Target::Id(known.id)) else { return };
+        let tier = if dice.chance(800) { Tier::Host } else { Tier::Disk };
+        self.operator_call(None, OperatorRequest::MoveParts { target, parts: Vec::new(), tier });
     }
 
     /// Holds parts, mostly for a while.

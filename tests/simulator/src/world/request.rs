@@ -8,7 +8,10 @@ use broker_core::{
 use vramd_types::{AllocationId, Bytes};
 
 use super::{World, act::Choice, driver::soon, process::Known, queue::Action};
-use crate::{dice::Dice, scenario::TENANTS};
+use crate::{
+    dice::Dice,
+    scenario::{Script, TENANTS},
+};
 
 const NAMES: [&str; 4] = ["llama", "gpt", "cache", "x"];
 
@@ -61,7 +64,9 @@ impl World {
             Choice::Seal => ClientRequest::Seal(one_of(&own, dice)),
             Choice::Attach => {
                 let loaded = self.some_loaded(dice);
+                let returns = self.scenario.seats[process.seat].script == Script::Returning;
                 let target = match loaded.is_none() && dice.chance(600) {
+                    _ if returns && dice.chance(900) => Target::Id(one_of(&own, dice)),
                     true => Target::Name(some_name(dice, Some(&self.scenario.tenants))),
                     false if loaded.is_some() => loaded.unwrap_or_else(|| Target::Id(self.guess(dice))),
                     false if dice.chance(400) => Target::Id(one_of(&any, dice)),
@@ -211,6 +216,10 @@ impl World {
         // A process without pins could never map it, and a fixed allocation is always mapped.
         let unpinned = dice.chance(if pins && kind == Kind::Movable { 300 } else { 15 });
         let (size, part_size) = match dice.roll(4) {
+            // Many parts, so that many can be waited for.
+            1..4 if self.scenario.crowds.is_some() && kind == Kind::Movable => {
+                (Bytes::mib(16 + dice.small(32)), None)
+            }
             // A discardable allocation lies on its device or nowhere.
             0 if unpinned && !discardable => self.larger_than_device(dice),
             _ => (size, part_size),

@@ -4,7 +4,7 @@ use broker_core::{ChannelId, ClientFrame, DaemonFrame, Event, MapPart, PartRef, 
 
 use super::{World, process::Mapping, queue::Action};
 use crate::{
-    coverage::InPlaceStep,
+    coverage::{InPlaceStep, OwnerStep},
     scenario::{Fault, Script},
 };
 
@@ -89,6 +89,9 @@ impl World {
             }
             self.record_in_place_use(part.extent, InPlaceStep::Mapped);
             // A process without pins uses a part for as long as it maps it.
+            if part.slot.is_none() && part.writable {
+                self.record_returned(pid, &part);
+            }
             let writes = part.slot.is_none() && self.links.chance(500);
             self.touch(id, part.part, writes);
             mapped.push(part.part);
@@ -101,6 +104,15 @@ impl World {
         if !failed.is_empty() {
             let frame = ClientFrame::Unmapped(failed);
             self.send_up(id, Event::Frame { channel: id, frame });
+        }
+    }
+
+    /// Counts that an owner without pins has mapped a part that was elsewhere since.
+    fn record_returned(&mut self, pid: u32, part: &MapPart) {
+        let process = self.processes.get_mut(&pid);
+        let before = process.and_then(|process| process.mapped_in.insert(part.part, part.extent));
+        if before.is_some_and(|extent| extent != part.extent) {
+            self.coverage.count_step(OwnerStep::Returned);
         }
     }
 

@@ -159,7 +159,9 @@ impl Broker {
                 self.report_violation(invariants::TRANSITIONS, format!("{part:?} sent to {id}: {other:?}"))
             }
         }
-        if writable && slot.is_none() {
+        let is_unseen = writable && slot.is_none();
+        planted!(self, WordlessWritesForgotten => is_unseen = false);
+        if is_unseen {
             // No pin word will say when it writes.
             self.mark_dirty(part);
         }
