@@ -12,6 +12,7 @@ mod lull;
 mod node;
 mod returning;
 mod script;
+mod write_backs;
 
 pub use advice::Advising;
 pub use crowds::Crowds;
@@ -25,6 +26,7 @@ pub use lull::Lull;
 pub(crate) use node::pressure;
 pub use returning::Returning;
 pub use script::Script;
+pub use write_backs::WriteBacks;
 
 use std::collections::BTreeSet;
 
@@ -94,6 +96,8 @@ pub struct Scenario {
     pub advising: Option<Advising>,
     /// Bad disks, if any.
     pub disks: Option<Disks>,
+    /// Write-backs of parts whose backing is clean already, if any.
+    pub write_backs: Option<WriteBacks>,
     /// A time in which no actor begins anything, if any.
     pub lull: Option<Lull>,
     /// Fences that join revocations under way, if any.
@@ -176,6 +180,7 @@ impl Scenario {
             files,
             advising,
             disks,
+            write_backs: WriteBacks::draw(plan.seed),
             lull: Lull::draw(plan.seed),
             fences,
             insistence,

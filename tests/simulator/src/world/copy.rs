@@ -16,6 +16,9 @@ use crate::{
     scenario::Fault,
 };
 
+/// By which factor copies without a waiter fail more often than others, in most worlds.
+const USUAL_FACTOR: u64 = 3;
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Copying {
     pub(super) from: ExtentId,
@@ -57,7 +60,8 @@ impl World {
         };
         let rate = self.scenario.faults.rate(Fault::CopyFails);
         // Copies without a waiter fail more often, since a backing that was clean is spoiled then.
-        let rate = if class == CopyClass::WriteBack { rate * 5 } else { rate };
+        let factor = self.scenario.write_backs.map_or(USUAL_FACTOR, |it| it.fail_factor);
+        let rate = if class == CopyClass::WriteBack { rate * factor } else { rate };
         let fails = self.driver.dice.chance(rate);
         let how = self.driver.dice.roll(3);
         let (result, content) = match (cancelled, fails, how) {

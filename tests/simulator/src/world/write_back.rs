@@ -17,7 +17,7 @@ impl World {
             let key = dice.chance(200).then(|| self.new_key());
             return self.operator_call(key, OperatorRequest::WriteBackParts { target, parts });
         };
-        if dice.chance(500) {
+        if self.scenario.write_backs.is_some_and(|it| dice.chance(it.twice)) {
             return self.write_back_twice(part, dice);
         }
         let mut when = self.now;
