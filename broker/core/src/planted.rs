@@ -247,13 +247,13 @@ mod bugs {
         SecondDevicePassed: "a batch on several devices keeps others waiting on the first of them alone", [LINE_ORDER, LINE_SCANNED];
         SecondDeviceOvertaken: "a new batch on several devices is held back only by waiters of the first", [LINE_ORDER];
         SplitBatchStays: "a batch on several devices does not start from the line", [LINE_ORDER];
-        ReusedBeyondGuarantee: "what a batch takes of its tenant's cached memory does not count against the guarantee", [LINE_ORDER];
+        ReusedBeyondGuarantee: "cached memory that a batch reuses does not count against its tenant's guarantee", [LINE_ORDER];
         LastStarvedFirst: "of the sessions of a tenant that wait for descriptor budget, the last is served first", [FDS_TURNS];
         AnswererServedFirst: "a session that answers is sent its next descriptors before sessions that wait for budget", [FDS_TURNS];
         EvictedFarBelow: "pressure evicts all cold parts of a device, however little would be enough", [EFFORT];
         DemotedFarBelow: "pressure moves all cold parts from host memory to disk, however few would be enough", [EFFORT];
-        LeavingUncounted: "memory that is leaving already counts for no waiter", [EFFORT];
-        EvictedInVain: "parts leave for a waiter although all of them are not enough", [EFFORT];
+        LeavingUncounted: "memory that is leaving already counts for no waiter", [EFFORT, LINK_AWAITED, EVICTED, LINE_SCANNED];
+        EvictedInVain: "parts leave for a waiter although all of them are not enough", [EFFORT, LINE_ORDER, LINK_AWAITED];
         OldestAborted: "of the calls that have stalled the oldest is aborted", [STALLS];
         AbortedTooEarly: "a call is aborted as soon as all that it waits for wait as well", [STALLS, DRAINS];
         RunnersIgnored: "a call is aborted although a session in its way does not wait", [STALLS];

@@ -128,7 +128,7 @@ registry! {
     COPIES = "INV-MOVE-3", Oracle "moves/copies.rs",
         "A copy begins in the part's extent, with neither end mapped (or, for a write-back, not written), and neither end is released before it ends.";
     LINE_ORDER = "INV-MOVE-4", Oracle "line/waiting.rs, line/batches.rs, line/passing.rs",
-        "A waiter of the line waits only while a device that it needs is short, and room goes to the waiter that arrived first, except within a guarantee or past a tenant at its limit.";
+        "A waiter of the line waits only while a device that it needs is short. Room goes to the waiter that arrived first, except within a guarantee or past a tenant at its limit.";
     BACKINGS = "INV-MOVE-5", Recomputed "backings.rs",
         "A part's backing is its own, and every extent whose room a waiter counts on leaves its device.";
     EVICTED = "INV-MOVE-6", Oracle "moves/evictions.rs",
@@ -152,7 +152,7 @@ registry! {
     LINK_SHARES = "INV-LINK-2", Oracle "links/shares.rs",
         "A class that waits gets its share of what its lane starts, as do lanes that share a link; a lent share is returned when its class wants it.";
     LINK_AWAITED = "INV-LINK-3", Oracle "links/awaited.rs, links/needed_room.rs",
-        "A copy that a client waits for runs as demand, ordered so or raised at once, and no other copy does; the driver puts off no release that a waiter needs.";
+        "A copy that a client waits for runs as demand, ordered so or raised at once, and no other copy does. The driver puts off no release that a waiter needs.";
     PRESSURE = "INV-PRESSURE-1", Oracle "pressure/levels.rs",
         "The pressure of every place follows from its charge, its capacity and the levels, and every session that asked for reports gets them.";
     PRESSURE_EVICTIONS = "INV-PRESSURE-2", Oracle "pressure/levels.rs",

@@ -1,4 +1,4 @@
-//! What the waiters of the line need on each device. The core shows one device of a batch; the oracle knows the
+//! The needs of the waiters of the line on each device. The core shows one device of a batch; the oracle knows the
 //! request of the batch.
 
 use std::collections::BTreeMap;
@@ -45,7 +45,7 @@ impl Oracle {
     pub(crate) fn learn_needs(&mut self, line: &[WaitView]) {
         for wait in line {
             if !self.facts.needs.contains_key(&wait.id) {
-                let needs = self.needs_of(wait);
+                let needs = self.read_needs(wait);
                 self.facts.needs.insert(wait.id, needs);
             }
         }
@@ -66,7 +66,7 @@ impl Oracle {
         (0..devices).map(waits).max().unwrap_or_default()
     }
 
-    fn needs_of(&mut self, wait: &WaitView) -> WaiterNeeds {
+    fn read_needs(&mut self, wait: &WaitView) -> WaiterNeeds {
         let (tenant, key) = (self.facts.tenant(&wait.tenant), batch_key(wait));
         match wait.waiter {
             WaiterView::Part { part, .. } => {

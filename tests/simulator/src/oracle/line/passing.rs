@@ -48,7 +48,7 @@ impl Oracle {
         let mut started: Vec<_> = stood.map(|(at, needs)| (at, needs.clone())).collect();
         let in_line: BTreeSet<_> = started.iter().filter_map(|(_, needs)| needs.part).collect();
         started.retain(|(_, needs)| is_started(needs));
-        // What arrived in this event stands behind all others.
+        // Waiters that arrived in this event stand behind all others.
         let new_parts = fetched.iter().filter(|part| !in_line.contains(part));
         let new_parts = new_parts.filter(|part| self.wanted_since(**part) == self.facts.clock);
         let waits = |call| still.iter().any(|id| self.facts.needs.get(id).is_some_and(|it| it.call == call));

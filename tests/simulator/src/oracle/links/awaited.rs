@@ -46,7 +46,7 @@ impl Oracle {
         for (to, class) in background {
             let moving = moved_with(to, &moves);
             let part = moving.map(|it| it.part);
-            // What clients want of a part that is being unmapped is decided once that has ended.
+            // The core decides about a part that is being unmapped once that has ended.
             let is_wanted = part.is_some_and(|part| wanted.contains(&part) && !self.is_being_evicted(part));
             // A client waits for the part, or for the room that it takes, as the core shows.
             let is_needed = moving.is_some_and(|it| it.cause == Cause::Demand);

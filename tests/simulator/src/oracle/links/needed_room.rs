@@ -1,5 +1,5 @@
-//! What the first waiters of a device certainly cannot do without is on its way out: it is copied as demand, and
-//! the driver was told to release it at once.
+//! Copies and releases that the first waiters of a device certainly need: the copies run as demand, and the driver
+//! was told to release at once.
 //!
 //! The oracle asks that only of a copy or release without which all else that leaves would not be enough, and
 //! with which it is.
@@ -88,7 +88,7 @@ impl Oracle {
         copies.chain(deferred).collect()
     }
 
-    /// What the first waiter of a device requests, the first two together, and so on, as far as the core
+    /// The requests of the first waiter of a device, of the first two together, and so on, as far as the core
     /// certainly makes room for them.
     fn first_requests(&self, device: usize, line: &[WaitView]) -> Vec<Requested> {
         let mut requested = Requested::new();

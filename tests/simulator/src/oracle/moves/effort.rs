@@ -114,13 +114,13 @@ impl Oracle {
         let is_unsure = self.facts.extents_ran_out || self.step.quotas_changed || self.step.settings_changed;
         let Some(mut requested) = self.requested_of_all(device, line).filter(|_| !is_unsure) else { return };
         let mut before = self.leaving_before(device, moves, false);
-        // What was taken in this event was requested before.
+        // Bytes that were taken in this event were requested before.
         for ((tenant, _), bytes) in self.step.taken.iter().filter(|((_, on), _)| *on == device) {
             *requested.entry(*tenant).or_default() += bytes;
             *before.entry(*tenant).or_default() += bytes;
         }
         self.check_helps(device, victims, line, moves);
-        // What was handed over has left the charge already.
+        // Memory that was handed over has left the charge already.
         let still_held: Vec<_> = victims.iter().copied().filter(|it| !it.is_handed_over).collect();
         let is_enough_without = |last: &Victim| {
             let stays = last.is_handed_over.then_some((last.tenant, last.bytes));
@@ -150,7 +150,7 @@ impl Oracle {
         });
     }
 
-    /// What all waiters of a device request: those that wait, that waited before this event, and a batch that
+    /// The requests of all waiters of a device: those that wait, that waited before this event, and a batch that
     /// arrived in it. `None` if that is not known.
     fn requested_of_all(&self, device: usize, line: &[WaitView]) -> Option<Requested> {
         let waits: BTreeSet<_> =
@@ -191,7 +191,7 @@ impl Oracle {
     }
 }
 
-/// What leaves with all of the victims but one.
+/// The bytes that leave with all of the victims but one.
 fn leaving_with(before: &Leavable, victims: &[Victim], without: &Victim) -> Leavable {
     let mut leaving = before.clone();
     for victim in victims.iter().filter(|victim| victim.part != without.part) {
