@@ -6,7 +6,7 @@ use vramd_types::SessionId;
 use super::{
     World,
     driver::soon,
-    process::{Channel, Known, Process, THREADS, UID},
+    process::{Channel, Known, Process, UID},
     queue::Action,
     words::Words,
 };
@@ -19,8 +19,7 @@ impl World {
     pub(super) fn spawn(&mut self, seat: usize) {
         self.last_pid += 1;
         let pid = self.last_pid;
-        let threads = self.scenario.crowds.map_or(THREADS, |crowds| crowds.threads);
-        self.processes.insert(pid, Process::new(pid, seat, threads));
+        self.processes.insert(pid, Process::new(pid, seat));
         self.seats[seat] = Some(pid);
         self.open_channel(pid, Vec::new());
     }

@@ -27,9 +27,7 @@ impl World {
             }
             return;
         }
-        // Threads of a crowd ask for more only once they have let go, so that none of them stalls.
-        let lets_go = dice.chance(450) || self.scenario.crowds.is_some();
-        if !thread.pinned.is_empty() && lets_go {
+        if !thread.pinned.is_empty() && dice.chance(450) {
             let writes = thread.writes.clone();
             let parts = thread.take_pins();
             // The thread has written for as long as it had them pinned.
@@ -38,7 +36,7 @@ impl World {
         }
         let unsent = channel.unpinned.iter().filter(|part| !channel.slots.contains_key(part));
         let known: Vec<_> = channel.slots.keys().chain(unsent).copied().collect();
-        let count = dice.between(1, self.scenario.crowds.map_or(3, |crowds| crowds.set_max));
+        let count = dice.between(1, 3);
         let mut parts: Vec<PartRef> = (0..count).filter_map(|_| dice.pick(&known).copied()).collect();
         if dice.chance(8) {
             parts.push(PartRef { allocation: self.guess(dice), part: PartIndex(dice.small(3)) });
