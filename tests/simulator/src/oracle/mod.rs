@@ -127,6 +127,8 @@ struct Step {
     cleared_word: Option<broker_core::PartRef>,
     /// A part whose write-back has just ended well and was not cancelled.
     written_back: Option<broker_core::PartRef>,
+    /// A request was refused because too many allocations or extents exist.
+    too_many_refused: bool,
     /// The event stored a change of quotas.
     quotas_changed: bool,
     /// The event changed settings.

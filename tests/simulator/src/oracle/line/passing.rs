@@ -22,12 +22,21 @@ impl Oracle {
         let still: BTreeSet<_> = line.iter().map(|wait| wait.id).collect();
         for (ahead, needs) in self.started_waiters(&still, broker) {
             let mut before = self.facts.line[..ahead].iter().enumerate();
-            let passed = before.find(|(at, id)| still.contains(id) && self.is_passed(*at, &needs));
+            let may_pass = |id: &u64| self.is_behind_a_new_one(*id, line);
+            let passed =
+                before.find(|(at, id)| still.contains(id) && !may_pass(id) && self.is_passed(*at, &needs));
             let passed = passed.and_then(|(_, id)| self.facts.needs.get(id).cloned());
             self.expect(LINE_ORDER, passed.is_none(), || {
                 format!("{needs:?} starts, and {passed:?} arrived before it and needs room there")
             });
         }
+    }
+
+    /// Whether a waiter entered the line before that one in this event. It may keep that one waiting, which then keeps
+    /// none waiting itself.
+    fn is_behind_a_new_one(&self, id: u64, line: &[WaitView]) -> bool {
+        let mut before = line.iter().take_while(|wait| wait.id != id);
+        before.any(|wait| !self.facts.line.contains(&wait.id))
     }
 
     /// The waiters that started in this event, with the number of waiters that stood before them.

@@ -37,7 +37,10 @@ impl Oracle {
             return;
         }
         let moves = broker.moves();
-        self.check_urgent_copies(&urgent, &moves);
+        // A batch that was refused because too many extents exist has left the line already.
+        if !self.step.too_many_refused {
+            self.check_urgent_copies(&urgent, &moves);
+        }
         self.check_needed_room(&background, line, &moves);
         if background.is_empty() {
             return;

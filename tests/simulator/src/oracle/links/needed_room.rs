@@ -16,8 +16,9 @@ use crate::oracle::{
     line::{room::Requested, waiting::Leavable},
 };
 
-/// How many waiters of a device are judged at most. The core plans for more.
-const WAITERS_JUDGED: usize = 8;
+/// How many waiters of a device are judged at most. The core plans for more, but a later one may need what the
+/// oracle does not know.
+const WAITERS_JUDGED: usize = 1;
 
 /// Memory that leaves a device and is not hurried.
 #[derive(Clone, Copy, Debug)]

@@ -62,10 +62,14 @@ impl Oracle {
                 Cause::WriteBack | Cause::Rebalance | Cause::Operator => {}
             }
         }
-        for ((place, for_pressure), victims) in by_place {
+        for ((place, for_pressure), victims) in &by_place {
+            // A waiter may have the extent of a part that pressure evicted after room was planned.
+            let is_handed_over =
+                by_place.get(&(*place, true)).is_some_and(|of| of.iter().any(|it| it.is_handed_over));
             match for_pressure {
-                true => self.check_pressure_effort(place, &victims, &moves),
-                false => self.check_waiters_effort(place, &victims, line, &moves),
+                true => self.check_pressure_effort(*place, victims, &moves),
+                false if is_handed_over => {}
+                false => self.check_waiters_effort(*place, victims, line, &moves),
             }
         }
     }
@@ -111,7 +115,9 @@ impl Oracle {
         line: &[WaitView],
         moves: &[MoveView],
     ) {
-        let is_unsure = self.facts.extents_ran_out || self.step.quotas_changed || self.step.settings_changed;
+        // A batch for which room was made may then be refused because too many extents exist.
+        let is_refused = self.facts.extents_ran_out || self.step.too_many_refused;
+        let is_unsure = is_refused || self.step.quotas_changed || self.step.settings_changed;
         let Some(mut requested) = self.requested_of_all(device, line).filter(|_| !is_unsure) else { return };
         let mut before = self.leaving_before(device, moves, false);
         // Bytes that were taken in this event were requested before.

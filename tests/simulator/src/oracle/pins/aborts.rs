@@ -73,10 +73,15 @@ impl Oracle {
         if !self.facts.pinned.iter().any(|(_, by)| *by == id) {
             return Some("its session pins nothing, so that others would go on without it".to_owned());
         }
-        let on_device = |(part, _): &&(PartRef, SessionId)| {
+        // A session that is told to unmap the part pins it no longer, as far as the core knows.
+        let is_mapped = |part: &PartRef, by: &SessionId| {
+            let mapping = self.facts.sessions.get(by).and_then(|it| it.mappings.get(part));
+            matches!(mapping, Some((MapPhase::Mapped, _)))
+        };
+        let on_device = |(part, by): &&(PartRef, SessionId)| {
             let is_open =
                 self.facts.allocations.get(&part.allocation).is_some_and(|it| !(it.leaving || it.freed));
-            is_open && self.resident(*part).is_some_and(|(_, on, _)| on == device)
+            is_open && is_mapped(part, by) && self.resident(*part).is_some_and(|(_, on, _)| on == device)
         };
         let mut pinning = self.facts.evictable_pins.iter().filter(on_device);
         let running = pinning.find(|(_, by)| !self.has_waited_long(*by));

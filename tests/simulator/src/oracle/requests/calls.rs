@@ -333,6 +333,7 @@ impl Oracle {
         if let Some(ClientRequest::Load { .. }) = Self::request_of(call) {
             self.check_failed_load(id, broker);
         }
+        self.step.too_many_refused |= matches!(refusal, Refusal::AllocationsTooMany { .. });
         let possible = possible_reasons(&call.asked).contains(&refusal.reason());
         self.expect(CALLS, possible, || format!("{id:?} cannot be refused with {refusal:?}: {call:?}"));
         let holds = match refusal {
