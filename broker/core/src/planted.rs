@@ -185,7 +185,7 @@ mod bugs {
         CopiedWhileMapped: "a part is copied before its last mapper has unmapped it", [MIGRATIONS, COPIES, TRANSITIONS];
         CopiedWhileMappedInPlace: "a part is copied out of host memory while a session maps it there", [MIGRATIONS, COPIES];
         EndedAdviceKept: "a part that is no longer accessed in place stays mapped there", [IN_PLACE, MIGRATIONS];
-        FetchedThoughAdvised: "a part that is to be accessed in place is fetched for a pin", [IN_PLACE];
+        FetchedThoughAdvised: "a part that is to be accessed in place is fetched for a pin", [IN_PLACE, SENT];
         FailedCopyAccepted: "a failed copy is taken for a good one", [CALLS, COPIES, EXTENT_TENANT, CONTENT, VISIBLE, CACHE_REUSE, PRESSURE_EVICTIONS, BACKINGS, SENT];
         SourceKept: "the extent that a part has left is not released", [DRAINS, LINE_ORDER, BACKINGS];
         ReleasedWhileCopied: "an extent is released while it is copied", [MIGRATIONS, EXTENT_RELEASED, WRITTEN_BACK];
@@ -205,7 +205,7 @@ mod bugs {
         SealFetches: "parts that were elsewhere at the seal are fetched without a pin", [EVICTED, LINE_ORDER, SENT, PINNED, PIN_ANSWERS];
         BatchOvertakes: "a batch takes room that earlier waiters need", [LINE_ORDER];
         UnpinIgnored: "a harvested unpin makes no room for waiters", [LINE_ORDER];
-        StarvedForgotten: "a session that found the descriptor budget spent is not served later", [SENT];
+        StarvedForgotten: "a session that found the descriptor budget spent is not served later", [SENT, FDS_TURNS];
         MappersFromWords: "a session that was sent a part and has not answered is not a mapper, since its word does not say so", [MIGRATIONS, COPIES, FENCES, SLOT_USE, EXTENT_USE];
         SourceReleasedEarly: "the extent that a part leaves is released before the copy has ended", [EXTENT_RELEASED, MIGRATIONS, COPIES];
         HandedOverUnread: "the extent that a part leaves is handed over before the copy out of it has ended", [EXTENTS, MIGRATIONS, COPIES];
@@ -238,9 +238,7 @@ mod bugs {
         DamageIgnored: "content that cannot be read as it was written, or as its file was, is taken for good", [COPIES, CONTENT, EXTENT_TENANT, PIN_ANSWERS, CACHE_REUSE, CALLS];
         ClassInverted: "a copy that a client waits for runs as one that no client waits for, and is not raised", [LINK_AWAITED];
         WriteBackNotRaised: "a write-back that delays a move for a waiter is not raised", [LINK_AWAITED];
-        LeavingNotRaised: "a copy of a leaving part is not raised when a waiter comes to need its room", [LINK_AWAITED];
         FetchNotRaised: "an operator's fetch is not raised when a client comes to want the part", [LINK_AWAITED];
-        ReleasePutOff: "the driver is not told that a waiter needs what it has put off", [LINK_AWAITED];
         EveryCopyUrgent: "every move is copied as demand, whether or not a client waits for it", [LINK_AWAITED];
         FullDevicePassed: "a waiter passes an earlier one that finds its device full", [LINE_ORDER];
         LimitPassed: "a waiter passes an earlier one of its tenant, which is at its limit", [LINE_ORDER];

@@ -60,7 +60,6 @@ fn planted_bugs_are_found_by_the_invariant_that_they_break() {
 fn planted_bugs_of_waiters_are_found() {
     for bug in [
         Bug::WriteBackNotRaised,
-        Bug::ReleasePutOff,
         Bug::EveryCopyUrgent,
         Bug::FullDevicePassed,
         Bug::SplitBatchStays,

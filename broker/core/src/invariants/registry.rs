@@ -151,8 +151,8 @@ registry! {
         "No prefetch passes demand in its lane, unless it has waited a second in which 16 demand chunks passed it, or none did.";
     LINK_SHARES = "INV-LINK-2", Oracle "links/shares.rs",
         "A class that waits gets its share of what its lane starts, as do lanes that share a link; a lent share is returned when its class wants it.";
-    LINK_AWAITED = "INV-LINK-3", Oracle "links/awaited.rs, links/needed_room.rs",
-        "A copy that a client waits for runs as demand, ordered so or raised at once, and no other copy does. The driver puts off no release that a waiter needs.";
+    LINK_AWAITED = "INV-LINK-3", Oracle "links/awaited.rs",
+        "A copy that a client waits for runs as demand, ordered so or raised at once, and no other copy does.";
     PRESSURE = "INV-PRESSURE-1", Oracle "pressure/levels.rs",
         "The pressure of every place follows from its charge, its capacity and the levels, and every session that asked for reports gets them.";
     PRESSURE_EVICTIONS = "INV-PRESSURE-2", Oracle "pressure/levels.rs",

@@ -331,8 +331,7 @@ impl Oracle {
                 self.violations.push(Violation { invariant, detail: detail.clone() });
             }
             Command::Survey { device, .. } => self.facts.places[usize::from(device.0)].surveying = true,
-            Command::ReleaseNow { device } => self.record_release_now(usize::from(device.0)),
-            Command::ClearWritten { .. } | Command::Notice(_) => {}
+            Command::ReleaseNow { .. } | Command::ClearWritten { .. } | Command::Notice(_) => {}
         }
     }
 
@@ -372,7 +371,7 @@ impl Oracle {
         self.check_settings(broker);
         self.check_pressure_levels(broker);
         self.check_relief(broker);
-        self.check_awaited_copies(&line, broker);
+        self.check_awaited_copies(broker);
         self.check_effort(&line, broker);
         self.record_line(line);
         for (tenant, place) in std::mem::take(&mut self.step.changed_accounts) {

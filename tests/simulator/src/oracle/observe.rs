@@ -271,7 +271,6 @@ impl Oracle {
     /// Splits memory that was not returned into equal debts of the tenants that were sent it. The first one
     /// takes the remainder.
     fn observe_release(&mut self, extent: vramd_types::ExtentId, returned: bool) {
-        self.facts.put_off.remove(&extent);
         let Some(facts) = self.facts.extents.get_mut(&extent) else { return };
         let (owner, place, size) = (facts.owner, facts.place, facts.cost());
         let given_up = facts.phase == ExtentPhase::GivenUp;

@@ -54,7 +54,6 @@ impl Broker {
         let mut leaving = self.start_cached_release(plan.given_up);
         if cause == Cause::Demand {
             for extent in &plan.awaited {
-                planted!(self, LeavingNotRaised => continue);
                 let part = self.pool.get(*extent).and_then(|extent| extent.part);
                 if let Some(part) = part.filter(|part| self.is_leaving_unawaited(*part)) {
                     self.hasten_migration(part);

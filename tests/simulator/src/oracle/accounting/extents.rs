@@ -168,21 +168,12 @@ impl Oracle {
             self.remove_from_cache(id);
             self.step.changed_accounts.push(account);
         }
-        if self.facts.places[account.1].tier == Tier::Device {
-            self.facts.put_off.insert(id);
-        }
         self.expect_not_backing(id);
         self.facts.moves.remove(&id);
         self.expect(COPIES, !copied, || format!("{id} is released while it is copied"));
         self.expect(EXTENT_USE, live, || format!("{id} is released and was not live"));
         self.expect(EXTENT_USE, mapper.is_none(), || format!("{id} is released and mapped by {mapper:?}"));
         self.expect(EXTENT_USE, !read, || format!("{id} is released and being read"));
-    }
-
-    /// Records that the driver releases at once what it put off on a device.
-    pub(crate) fn record_release_now(&mut self, device: usize) {
-        let extents = &self.facts.extents;
-        self.facts.put_off.retain(|id| extents.get(id).is_some_and(|it| it.place != device));
     }
 
     pub(crate) fn record_digest_read(&mut self, allocation: AllocationId, spans: &[DigestSpan]) {

@@ -146,8 +146,6 @@ pub(crate) struct Facts {
     pub(crate) write_backs: BTreeMap<ExtentId, WriteBackFacts>,
     /// Class of each ordered copy by target extent, as ordered or hastened since.
     pub(crate) copies: BTreeMap<ExtentId, CopyClass>,
-    /// Extents on devices that the driver may put off releasing: it was not told since that a waiter needs them.
-    pub(crate) put_off: BTreeSet<ExtentId>,
     /// When a client last waited for a part of each device, or in its line.
     pub(crate) waited: BTreeMap<usize, Time>,
     /// Classes that wait in lanes.

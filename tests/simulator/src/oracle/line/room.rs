@@ -1,8 +1,8 @@
 //! Room for several waiters of one device together, in exact bytes: with what leaves, and without.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use broker_core::{Cause, MoveView, Tier};
+use broker_core::{Cause, MoveView, PartRef, Tier};
 
 use super::waiting::Leavable;
 use crate::oracle::{
@@ -62,6 +62,31 @@ impl Oracle {
         let is_released = |it: &&ExtentFacts| it.place == device && it.phase == ExtentPhase::Releasing;
         let released = self.facts.extents.values().filter(is_released).map(|it| (it.owner, it.size));
         for (tenant, bytes) in of_moves.chain(released) {
+            *leaving.entry(tenant).or_default() += bytes;
+        }
+        leaving
+    }
+
+    /// The most that may be leaving a device, cached memory aside.
+    pub(crate) fn leaving_at_most(&self, device: usize, moves: &[MoveView]) -> Leavable {
+        let mut leaving = self.leaving_by(device, std::iter::empty());
+        let moving = moves.iter().map(|it| it.part);
+        let asked = self.facts.words_pending.iter().copied();
+        let evicted = self.facts.evicting.iter().map(|(_, part)| *part);
+        let all = moving.chain(asked).chain(evicted).chain(self.facts.departing.iter().copied());
+        let parts: BTreeSet<PartRef> = all.collect();
+        let resident: BTreeMap<PartRef, _> =
+            parts.into_iter().filter_map(|part| Some((part, self.resident(part)?))).collect();
+        let known = resident.into_values().filter(|(_, on, _)| *on == device);
+        let known = known.map(|(tenant, _, bytes)| (tenant, bytes));
+        // Parts that no session was sent yet, as the core shows them.
+        let unknown = moves.iter().filter(|it| it.to != Tier::Device && self.tier_of(it.part).is_none());
+        let unknown = unknown.filter_map(|it| {
+            let tenant = self.facts.tenants.iter().position(|name| *name == it.tenant)?;
+            let is_here = self.facts.place_of(&it.device, Tier::Device) == Some(device);
+            is_here.then_some((tenant, it.bytes.get()))
+        });
+        for (tenant, bytes) in known.chain(unknown) {
             *leaving.entry(tenant).or_default() += bytes;
         }
         leaving

@@ -27,13 +27,12 @@ impl Oracle {
         }
     }
 
-    pub(crate) fn check_awaited_copies(&mut self, line: &[WaitView], broker: &Broker) {
+    pub(crate) fn check_awaited_copies(&mut self, broker: &Broker) {
         let copies = self.facts.copies.iter().map(|(to, class)| (*to, *class));
         let background: Vec<_> =
             copies.filter(|(to, class)| *class != CopyClass::Demand && !self.is_given_up(*to)).collect();
         let urgent = std::mem::take(&mut self.step.urgent);
-        let has_deferred = !line.is_empty() && !self.facts.put_off.is_empty();
-        if background.is_empty() && urgent.is_empty() && !has_deferred {
+        if background.is_empty() && urgent.is_empty() {
             return;
         }
         let moves = broker.moves();
@@ -41,7 +40,6 @@ impl Oracle {
         if !self.step.too_many_refused {
             self.check_urgent_copies(&urgent, &moves);
         }
-        self.check_needed_room(&background, line, &moves);
         if background.is_empty() {
             return;
         }
