@@ -87,7 +87,7 @@ mod bugs {
         StoredRequestLost: "the id of a request that changes a quota is not stored with the change", [STORED];
         StoredRequestsHalved: "half of the ids that are stored with the quotas are forgotten", [STORED];
         StoredRequestsShort: "one id fewer than promised is stored with the quotas", [STORED];
-        DeletedQuotaEnforced: "the ledger goes on enforcing a deleted quota", [LEDGER_ORACLE, LIMIT, ADMISSION, LINE_ORDER, DEVICES];
+        DeletedQuotaEnforced: "the ledger goes on enforcing a deleted quota", [LEDGER_ORACLE, LIMIT, ADMISSION, LINE_ORDER, DEVICES, EFFORT];
         ShortfallIgnored: "memory that other programs took still counts as capacity", [ADMISSION, LEDGER_ORACLE];
         JoinedCallUnanswered: "the second of two calls that wait for one operation is not answered", [DRAINS, CALLS];
         OperatorsLockedOut: "requests of operators find no place because clients have taken all", [CALLS];
@@ -168,12 +168,12 @@ mod bugs {
         PersistentFreed: "sealed persistent memory is freed with its session", [FREES];
         MapperNotShown: "one of the mappers of an allocation is not shown", [VISIBLE];
         FreedNotListed: "an allocation that is freed and still mapped is missing in its tenant's list", [VISIBLE];
-        EvictedThoughPinned: "an eviction takes a part that a pin call uses", [PINNED];
+        EvictedThoughPinned: "an eviction takes a part that a pin call uses", [PINNED, LOADED];
         AwayCountedAsMapped: "an evicted part still counts as mapped", [RUNNING_SUMS];
         SlotReused: "the slot of an evicted part is given to another part", [SLOTS];
         WordNotCollected: "the word of a part that is gone is not collected before its slot serves another", [SLOT_USE, PIN_ANSWERS];
         PinCallLost: "a pin call whose part was freed is not answered", [PIN_ANSWERS, PINNED, STALLS, LINE_ORDER, BOUNDS, LINK_AWAITED];
-        EvictedStaysAway: "an evicted part is not mapped again for a session that pins it", [PINS, SENT];
+        EvictedStaysAway: "an evicted part is not mapped again for a session that pins it", [PINS, SENT, LINE_ORDER];
         FenceLetsPinsIn: "a pin call that arrived after a fence is let through", [FENCES, PINS, LOADED];
         FenceIgnoresCalls: "a fence evicts a part that an earlier call waits for others with", [PINNED];
         FenceLost: "a fence that joins an eviction is forgotten when a session is found to pin the part", [FENCES];
@@ -187,7 +187,7 @@ mod bugs {
         EndedAdviceKept: "a part that is no longer accessed in place stays mapped there", [IN_PLACE, MIGRATIONS];
         FetchedThoughAdvised: "a part that is to be accessed in place is fetched for a pin", [IN_PLACE, SENT];
         FailedCopyAccepted: "a failed copy is taken for a good one", [CALLS, COPIES, EXTENT_TENANT, CONTENT, VISIBLE, CACHE_REUSE, PRESSURE_EVICTIONS, BACKINGS, SENT];
-        SourceKept: "the extent that a part has left is not released", [DRAINS, LINE_ORDER, BACKINGS];
+        SourceKept: "the extent that a part has left is not released", [DRAINS, LINE_ORDER, BACKINGS, EFFORT];
         ReleasedWhileCopied: "an extent is released while it is copied", [MIGRATIONS, EXTENT_RELEASED, WRITTEN_BACK];
         CopyTruncated: "the end of a part is not copied with it", [CONTENT, FIRST_CONTENT];
         HostChargeForgotten: "no tenant is charged for a part in host memory", [LEDGER_ORACLE, LIMIT, ADMISSION];

@@ -50,7 +50,7 @@ fn planted_bugs_are_found_by_the_invariant_that_they_break() {
         Bug::UnreadSealed,
         Bug::PiecesFromTheStart,
     ] {
-        let hunt = hunt(bug, 0, 20, 5_000);
+        let hunt = hunt(bug, 0, 60, 10_000);
         assert!(hunt.is_good(), "{bug:?}, which breaks {:?}: {hunt:?}", bug.breaks());
     }
 }
