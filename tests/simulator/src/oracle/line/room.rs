@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use broker_core::{Cause, MoveView, PartRef, Tier};
+use broker_core::{MoveView, PartRef, Tier};
 
 use super::waiting::Leavable;
 use crate::oracle::{
@@ -40,36 +40,10 @@ impl Oracle {
         after <= u128::from(self.capacity(device)) || after <= before
     }
 
-    /// Whether the move takes a part off that device.
-    pub(crate) fn leaves_device(&self, it: &MoveView, device: usize) -> bool {
-        it.to != Tier::Device
-            && it.cause != Cause::WriteBack
-            && self.tier_of(it.part) == Some(Tier::Device)
-            && self.facts.allocations.get(&it.part.allocation).is_some_and(|it| it.device == device)
-    }
-
-    /// Bytes that are certainly leaving a device by these moves and releases; cached memory aside.
-    pub(crate) fn leaving_by<'a>(
-        &self,
-        device: usize,
-        moves: impl Iterator<Item = &'a MoveView>,
-    ) -> Leavable {
-        let mut leaving = Leavable::new();
-        let of_moves = moves.filter(|it| self.leaves_device(it, device)).filter_map(|it| {
-            let tenant = self.facts.allocations.get(&it.part.allocation)?.tenant;
-            Some((tenant, it.bytes.get()))
-        });
-        let is_released = |it: &&ExtentFacts| it.place == device && it.phase == ExtentPhase::Releasing;
-        let released = self.facts.extents.values().filter(is_released).map(|it| (it.owner, it.size));
-        for (tenant, bytes) in of_moves.chain(released) {
-            *leaving.entry(tenant).or_default() += bytes;
-        }
-        leaving
-    }
-
     /// The most that may be leaving a device, cached memory aside.
     pub(crate) fn leaving_at_most(&self, device: usize, moves: &[MoveView]) -> Leavable {
-        let mut leaving = self.leaving_by(device, std::iter::empty());
+        let is_released = |it: &&ExtentFacts| it.place == device && it.phase == ExtentPhase::Releasing;
+        let released = self.facts.extents.values().filter(is_released).map(|it| (it.owner, it.size));
         let moving = moves.iter().map(|it| it.part);
         let asked = self.facts.words_pending.iter().copied();
         let evicted = self.facts.evicting.iter().map(|(_, part)| *part);
@@ -86,7 +60,8 @@ impl Oracle {
             let is_here = self.facts.place_of(&it.device, Tier::Device) == Some(device);
             is_here.then_some((tenant, it.bytes.get()))
         });
-        for (tenant, bytes) in known.chain(unknown) {
+        let mut leaving = Leavable::new();
+        for (tenant, bytes) in released.chain(known).chain(unknown) {
             *leaving.entry(tenant).or_default() += bytes;
         }
         leaving

@@ -83,7 +83,7 @@ impl Oracle {
 
 /// The move of a part that goes on with the copy to that extent. It waits for the end of any write-back of the
 /// part, whatever its own destination.
-pub(super) fn moved_with(to: ExtentId, moves: &[MoveView]) -> Option<&MoveView> {
+fn moved_with(to: ExtentId, moves: &[MoveView]) -> Option<&MoveView> {
     let part = moves.iter().find(|it| it.extent == to)?.part;
     moves.iter().find(|it| it.part == part && it.cause != Cause::WriteBack)
 }
