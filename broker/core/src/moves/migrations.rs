@@ -1,11 +1,9 @@
 //! The migrations under way. Each changes only by the operations here.
 
-use std::collections::BTreeMap;
-
 use smallvec::SmallVec;
-use vramd_types::{AllocationId, ExtentId};
+use vramd_types::ExtentId;
 
-use super::{Cause, MigrationEvent, MigrationState, MigrationStep, Stop};
+use super::{Cause, MigrationEvent, MigrationState, MigrationStep, Stop, under_way::UnderWay};
 use crate::{
     event::{PartRef, Tier},
     tenancy::{Arrival, OpId},
@@ -41,48 +39,26 @@ pub(crate) struct Migration {
     pub(crate) ops: SmallVec<[OpId; 2]>,
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Migrations(BTreeMap<PartRef, Migration>);
+pub(crate) type Migrations = UnderWay<Migration>;
 
-impl Migrations {
-    pub(crate) fn get(&self, part: PartRef) -> Option<&Migration> {
-        self.0.get(&part)
-    }
-
-    pub(crate) fn contains(&self, part: PartRef) -> bool {
-        self.0.contains_key(&part)
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (PartRef, &Migration)> {
-        self.0.iter().map(|(part, migration)| (*part, migration))
-    }
-
-    /// Parts of an allocation that are moving.
-    pub(crate) fn of(&self, allocation: AllocationId) -> impl Iterator<Item = PartRef> {
-        self.0.range(PartRef::all_of(allocation)).map(|(part, _)| *part)
-    }
-
-    pub(crate) fn begin(&mut self, part: PartRef, migration: Migration) {
-        self.0.insert(part, migration);
-    }
-
+impl UnderWay<Migration> {
     /// Has operations wait for the end of the migration.
     pub(crate) fn join(&mut self, part: PartRef, ops: impl IntoIterator<Item = OpId>) {
-        if let Some(migration) = self.0.get_mut(&part) {
+        if let Some(migration) = self.get_mut(part) {
             migration.ops.extend(ops);
         }
     }
 
     /// An operation no longer waits for the end of the migration.
     pub(crate) fn leave(&mut self, part: PartRef, op: OpId) {
-        if let Some(migration) = self.0.get_mut(&part) {
+        if let Some(migration) = self.get_mut(part) {
             migration.ops.retain(|other| *other != op);
         }
     }
 
     /// Records the arrival of the waiter that needs the part's room.
     pub(crate) fn set_arrival(&mut self, part: PartRef, arrived: Option<Arrival>) {
-        if let Some(migration) = self.0.get_mut(&part) {
+        if let Some(migration) = self.get_mut(part) {
             migration.for_arrival = arrived;
         }
     }
@@ -90,28 +66,28 @@ impl Migrations {
     /// Records that a client waits for the part, or a waiter for its room. Returns the migration if none did
     /// before.
     pub(crate) fn await_end(&mut self, part: PartRef) -> Option<&Migration> {
-        let migration = self.0.get_mut(&part).filter(|it| !it.awaited)?;
+        let migration = self.get_mut(part).filter(|it| !it.awaited)?;
         migration.awaited = true;
         Some(migration)
     }
 
     /// Records that the destination exists.
     pub(crate) fn made(&mut self, part: PartRef) {
-        if let Some(migration) = self.0.get_mut(&part) {
+        if let Some(migration) = self.get_mut(part) {
             migration.is_made = true;
         }
     }
 
     /// Records that no session maps the part any longer.
     pub(crate) fn unmapped(&mut self, part: PartRef) {
-        if let Some(migration) = self.0.get_mut(&part) {
+        if let Some(migration) = self.get_mut(part) {
             migration.is_unmapped = true;
         }
     }
 
     /// Records whether the destination has the part's bytes.
     pub(crate) fn set_clean(&mut self, part: PartRef, clean: bool) {
-        if let Some(migration) = self.0.get_mut(&part) {
+        if let Some(migration) = self.get_mut(part) {
             migration.clean = clean;
         }
     }
@@ -124,16 +100,12 @@ impl Migrations {
         event: MigrationEvent,
         why: Option<Stop>,
     ) -> Option<(MigrationState, Option<MigrationStep>)> {
-        let migration = self.0.get_mut(&part)?;
+        let migration = self.get_mut(part)?;
         let (from, step) = (migration.state, migration.state.on(event));
         migration.stopped = migration.stopped.take().or(why);
         if let Some(MigrationStep::To(state)) = step {
             migration.state = state;
         }
         Some((from, step))
-    }
-
-    pub(crate) fn end(&mut self, part: PartRef) -> Option<Migration> {
-        self.0.remove(&part)
     }
 }

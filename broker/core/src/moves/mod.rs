@@ -12,6 +12,7 @@ mod migrations;
 mod missing_backings;
 mod outcome;
 mod state;
+mod under_way;
 mod write_back;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

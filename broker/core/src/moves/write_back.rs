@@ -16,12 +16,10 @@
 //! From the first step on, the old backing counts as dirty: once WRITTEN is cleared, nothing would show that
 //! it is stale.
 
-use std::collections::BTreeMap;
-
 use smallvec::SmallVec;
-use vramd_types::{AllocationId, ExtentId};
+use vramd_types::ExtentId;
 
-use super::MigrationStep;
+use super::{MigrationStep, under_way::UnderWay};
 use crate::{
     event::{PartRef, Tier},
     moves::{MigrationState, Stop},
@@ -112,54 +110,32 @@ pub(crate) struct WriteBack {
 }
 
 /// The write-backs under way. Each changes only by the operations here.
-#[derive(Debug, Default)]
-pub(crate) struct WriteBacks(BTreeMap<PartRef, WriteBack>);
+pub(crate) type WriteBacks = UnderWay<WriteBack>;
 
-impl WriteBacks {
-    pub(crate) fn get(&self, part: PartRef) -> Option<&WriteBack> {
-        self.0.get(&part)
-    }
-
-    pub(crate) fn contains(&self, part: PartRef) -> bool {
-        self.0.contains_key(&part)
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (PartRef, &WriteBack)> {
-        self.0.iter().map(|(part, write_back)| (*part, write_back))
-    }
-
-    /// Parts of an allocation that are being written back.
-    pub(crate) fn of(&self, allocation: AllocationId) -> impl Iterator<Item = PartRef> {
-        self.0.range(PartRef::all_of(allocation)).map(|(part, _)| *part)
-    }
-
-    pub(crate) fn begin(&mut self, part: PartRef, write_back: WriteBack) {
-        self.0.insert(part, write_back);
-    }
-
+impl UnderWay<WriteBack> {
     /// Has an operation wait for the end of the write-back.
     pub(crate) fn join(&mut self, part: PartRef, op: Option<OpId>) {
-        if let Some(write_back) = self.0.get_mut(&part) {
+        if let Some(write_back) = self.get_mut(part) {
             write_back.ops.extend(op);
         }
     }
 
     /// Takes the operations that wait for a write-back whose copy has not begun.
     pub(crate) fn take_ops_before_copy(&mut self, part: PartRef) -> Option<SmallVec<[OpId; 2]>> {
-        let write_back = self.0.get_mut(&part).filter(|it| !it.state.is_copying())?;
+        let write_back = self.get_mut(part).filter(|it| !it.state.is_copying())?;
         Some(std::mem::take(&mut write_back.ops))
     }
 
     /// The copy begins, with every write that was reported until now. Returns its destination.
     pub(crate) fn begin_copy(&mut self, part: PartRef) -> Option<ExtentId> {
-        let write_back = self.0.get_mut(&part)?;
+        let write_back = self.get_mut(part)?;
         write_back.written = false;
         Some(write_back.to)
     }
 
     /// Records that a session has written the part, or may have.
     pub(crate) fn mark_written(&mut self, part: PartRef) {
-        if let Some(write_back) = self.0.get_mut(&part) {
+        if let Some(write_back) = self.get_mut(part) {
             write_back.written = true;
         }
     }
@@ -172,17 +148,13 @@ impl WriteBacks {
         event: WriteBackEvent,
         why: Option<Stop>,
     ) -> Option<(WriteBackState, Option<MigrationStep<WriteBackState>>)> {
-        let write_back = self.0.get_mut(&part)?;
+        let write_back = self.get_mut(part)?;
         let (from, step) = (write_back.state, write_back.state.on(event));
         write_back.stopped = write_back.stopped.take().or(why);
         if let Some(MigrationStep::To(state)) = step {
             write_back.state = state;
         }
         Some((from, step))
-    }
-
-    pub(crate) fn end(&mut self, part: PartRef) -> Option<WriteBack> {
-        self.0.remove(&part)
     }
 }
 
