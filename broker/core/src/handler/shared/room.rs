@@ -77,7 +77,8 @@ impl Broker {
     }
 
     /// Whether the next waiter of the device, after those with a cached extent of this size, is a part of that
-    /// tenant and size. Waiters at the limit of another tenant do not count.
+    /// tenant and size. Waiters at the limit of another tenant do not count, unless they need room on other
+    /// devices too: what they are short of there may keep this device's waiters waiting.
     pub(crate) fn is_next_for_extent(&self, footprint: Footprint) -> bool {
         let Footprint { tenant, device, size } = footprint;
         let kept = self.pool.cache().oldest(tenant, device, size).count();
@@ -85,7 +86,8 @@ impl Broker {
         for (position, entry) in self.line.iter().take(LOOKAHEAD) {
             let needs = self.needs(entry.waiter, position.arrived);
             let Some(need) = needs.iter().find(|need| need.footprint.device == device) else { continue };
-            if need.footprint.tenant != tenant && self.is_at_limit(need.footprint) {
+            let is_alone = needs.len() == 1;
+            if is_alone && need.footprint.tenant != tenant && self.is_at_limit(need.footprint) {
                 continue;
             }
             let takes_cached = matches!(entry.waiter, Waiter::Part(part) if !self.is_unwritten(part));

@@ -50,10 +50,10 @@ impl Oracle {
             };
             let (tenant, asked) = (session.tenant, self.requested_on_devices(by, &items));
             // A batch for which there is room now may exceed what there will ever be again, where a capacity
-            // has shrunk below the guarantees.
+            // has shrunk below the guarantees. Cached extents that it reuses are such room.
             let fits = |(device, bytes): (usize, u64)| {
                 self.fits_on(device, &BTreeMap::from([(tenant, bytes)]))
-                    || self.would_admit(tenant, device, bytes)
+                    || self.would_admit(tenant, device, bytes.saturating_sub(self.cached(tenant, device)))
             };
             let can = asked.into_iter().all(fits);
             self.expect(LINE_ORDER, can, || format!("a batch of {by} waits but can never fit: {items:?}"));
