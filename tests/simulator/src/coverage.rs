@@ -3,7 +3,9 @@
 
 mod steps;
 
-pub use steps::{DiskStep, FileStep, InPlaceStep, LevelStep, OwnerStep, RepeatStep, SettingStep, Step};
+pub use steps::{
+    DiskStep, FileStep, InPlaceStep, LevelStep, LineStep, OwnerStep, RepeatStep, SettingStep, Step,
+};
 
 use std::collections::BTreeMap;
 

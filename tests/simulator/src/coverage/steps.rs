@@ -98,6 +98,12 @@ steps! {
         /// It mapped a part again that had left its device since.
         Returned,
     }
+
+    /// Steps of the line.
+    LineStep = "line", 12 {
+        /// A device had more waiters than the core makes room for at a time.
+        BeyondLookahead,
+    }
 }
 
 /// The pressure level of a place changed.

@@ -1,6 +1,7 @@
 //! Scenarios: devices, limits, tenants with their scripts, and rates of faults, all drawn from a seed.
 
 mod advice;
+mod crowds;
 mod disks;
 mod fault;
 mod fences;
@@ -14,6 +15,7 @@ mod script;
 mod write_backs;
 
 pub use advice::Advising;
+pub use crowds::Crowds;
 pub use disks::Disks;
 pub use fault::{Fault, Faults};
 pub use fences::Fences;
@@ -102,6 +104,8 @@ pub struct Scenario {
     pub fences: Option<Fences>,
     /// Requests that are repeated after as many others as the daemon remembers, if any.
     pub insistence: Option<Insistence>,
+    /// Clients that wait in long lines, if any.
+    pub crowds: Option<Crowds>,
     /// Owners without pins that attach their memory again, if any.
     pub returning: Option<Returning>,
 }
@@ -155,6 +159,11 @@ impl Scenario {
         let fences = Fences::draw(plan.seed);
         let insistence = Insistence::draw(plan.seed);
         stored.requests = insistence.as_ref().map(Insistence::stored).unwrap_or_default();
+        let crowds = Crowds::draw(plan.seed);
+        if let Some(crowds) = &crowds {
+            crowds.apply_to(&mut config, &mut seats, &mut faults);
+        }
+        let harvest_micros = if crowds.is_some() { 10_000 } else { harvest_micros };
         let returning = Returning::draw(plan.seed);
         if let Some(returning) = &returning {
             returning.apply_to(&mut config, &mut seats);
@@ -175,6 +184,7 @@ impl Scenario {
             lull: Lull::draw(plan.seed),
             fences,
             insistence,
+            crowds,
             returning,
         }
     }

@@ -98,7 +98,7 @@ impl World {
         if dice.chance(stop) {
             return self.stop(pid, dice);
         }
-        let (channel, session) = (process.channel, process.session);
+        let (channel, session, known) = (process.channel, process.session, process.known.len());
         let Some(channel) = channel else {
             // The process was refused or has closed its channel. It connects again, but not at once.
             if dice.chance(200) {
@@ -123,7 +123,10 @@ impl World {
             for _ in 0..dice.roll(if script == Script::Turning { 10 } else { 4 }) {
                 self.pin_some(pid, dice);
             }
-            self.choose(pid, script, dice);
+            let is_settled = self.scenario.crowds.is_some_and(|crowds| known >= crowds.known);
+            if !is_settled || dice.chance(60) {
+                self.choose(pid, script, dice);
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use vramd_types::SessionId;
 use super::{
     World,
     driver::soon,
-    process::{Channel, Known, Process, UID},
+    process::{Channel, Known, Process, THREADS, UID},
     queue::Action,
     words::Words,
 };
@@ -19,7 +19,8 @@ impl World {
     pub(super) fn spawn(&mut self, seat: usize) {
         self.last_pid += 1;
         let pid = self.last_pid;
-        self.processes.insert(pid, Process::new(pid, seat));
+        let threads = self.scenario.crowds.map_or(THREADS, |crowds| crowds.threads);
+        self.processes.insert(pid, Process::new(pid, seat, threads));
         self.seats[seat] = Some(pid);
         self.open_channel(pid, Vec::new());
     }

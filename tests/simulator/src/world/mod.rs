@@ -36,7 +36,7 @@ use broker_core::{Broker, CallId, ChannelId, Command, Event, Notice, StoredQuota
 use vramd_types::{AllocationId, Bytes};
 
 use crate::{
-    coverage::{Coverage, LevelStep, SettingStep},
+    coverage::{Coverage, LevelStep, LineStep, SettingStep},
     dice::Dice,
     failure::Failure,
     oracle::Oracle,
@@ -54,6 +54,9 @@ use queue::{Action, Queue};
 
 /// Events between two checks of all invariants and of the whole ledger against the oracle.
 const CHECK_ALL_EVERY: u64 = 256;
+
+/// For how many waiters of a device the core makes room at a time.
+const LOOKAHEAD: usize = 32;
 
 /// A run that cannot come to its end is stopped by this many events beyond its plan.
 const DRAIN_EVENTS_MAX: u64 = 200_000;
@@ -253,6 +256,9 @@ impl World {
         if self.events.is_multiple_of(CHECK_ALL_EVERY) {
             found.extend(self.broker.check());
             self.oracle.compare_all(&self.broker);
+            if self.oracle.longest_line() > LOOKAHEAD {
+                self.coverage.count_step(LineStep::BeyondLookahead);
+            }
         }
         found.extend(self.oracle.take_violations());
         if let Some(first) = found.into_iter().next() {

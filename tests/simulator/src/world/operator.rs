@@ -34,6 +34,10 @@ impl World {
             return;
         }
         self.acts.push(number);
+        // Each change has the whole line scanned, which would hide that a shorter scan came too short.
+        if self.scenario.crowds.is_some() && dice.chance(900) {
+            return;
+        }
         if dice.chance(self.scenario.faults.rate(Fault::DriverLost) * 4) {
             self.story.add_line(self.now, || "the driver is lost".to_owned());
             return self.restart();

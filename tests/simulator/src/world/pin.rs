@@ -27,7 +27,9 @@ impl World {
             }
             return;
         }
-        if !thread.pinned.is_empty() && dice.chance(450) {
+        // Threads of a crowd ask for more only once they have let go, so that none of them stalls.
+        let lets_go = dice.chance(450) || self.scenario.crowds.is_some();
+        if !thread.pinned.is_empty() && lets_go {
             let writes = thread.writes.clone();
             let parts = thread.take_pins();
             // The thread has written for as long as it had them pinned.
@@ -36,7 +38,7 @@ impl World {
         }
         let unsent = channel.unpinned.iter().filter(|part| !channel.slots.contains_key(part));
         let known: Vec<_> = channel.slots.keys().chain(unsent).copied().collect();
-        let count = dice.between(1, 3);
+        let count = dice.between(1, self.scenario.crowds.map_or(3, |crowds| crowds.set_max));
         let mut parts: Vec<PartRef> = (0..count).filter_map(|_| dice.pick(&known).copied()).collect();
         if dice.chance(8) {
             parts.push(PartRef { allocation: self.guess(dice), part: PartIndex(dice.small(3)) });

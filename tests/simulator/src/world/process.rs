@@ -22,7 +22,7 @@ pub(super) struct Process {
     pub(super) references: BTreeMap<ExtentId, u32>,
     pub(super) burst: u64,
     /// Threads that pin.
-    pub(super) threads: [Thread; 2],
+    pub(super) threads: Vec<Thread>,
     pub(super) last_pin: u64,
     /// Without pins: the extent in which it mapped each part last.
     pub(super) mapped_in: BTreeMap<PartRef, ExtentId>,
@@ -37,8 +37,11 @@ pub(super) struct Known {
 
 pub(super) const UID: u32 = 1000;
 
+/// Threads of a process that pin, in most worlds.
+pub(super) const THREADS: usize = 2;
+
 impl Process {
-    pub(super) fn new(pid: u32, seat: usize) -> Self {
+    pub(super) fn new(pid: u32, seat: usize, threads: usize) -> Self {
         Self {
             pid,
             seat,
@@ -50,7 +53,7 @@ impl Process {
             asked: Vec::new(),
             references: BTreeMap::new(),
             burst: 0,
-            threads: Default::default(),
+            threads: std::iter::repeat_with(Thread::default).take(threads).collect(),
             last_pin: 0,
             mapped_in: BTreeMap::new(),
         }
@@ -87,7 +90,7 @@ impl Process {
         self.past.extend(self.session.take());
         self.known.clear();
         self.asked.clear();
-        self.threads = Default::default();
+        self.threads.iter_mut().for_each(|thread| *thread = Thread::default());
         self.last_pin = 0;
     }
 }

@@ -216,6 +216,10 @@ impl World {
         // A process without pins could never map it, and a fixed allocation is always mapped.
         let unpinned = dice.chance(if pins && kind == Kind::Movable { 300 } else { 15 });
         let (size, part_size) = match dice.roll(4) {
+            // Many parts, so that many can be waited for.
+            1..4 if self.scenario.crowds.is_some() && kind == Kind::Movable => {
+                (Bytes::mib(16 + dice.small(32)), None)
+            }
             // A discardable allocation lies on its device or nowhere.
             0 if unpinned && !discardable => self.larger_than_device(dice),
             _ => (size, part_size),

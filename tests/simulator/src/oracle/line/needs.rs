@@ -59,6 +59,13 @@ impl Oracle {
         self.facts.needs.retain(|id, _| self.facts.waits.contains_key(id));
     }
 
+    /// The number of waiters of the device that has most.
+    pub fn longest_line(&self) -> usize {
+        let devices = self.facts.places.iter().filter(|place| place.tier == Tier::Device).count();
+        let waits = |device| self.facts.needs.values().filter(|it| it.bytes.contains_key(&device)).count();
+        (0..devices).map(waits).max().unwrap_or_default()
+    }
+
     fn read_needs(&mut self, wait: &WaitView) -> WaiterNeeds {
         let (tenant, key) = (self.facts.tenant(&wait.tenant), batch_key(wait));
         match wait.waiter {
