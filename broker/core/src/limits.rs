@@ -91,6 +91,9 @@ pub struct Limits {
     pub pin_parts_waiting_max: usize,
     /// How long a pin call may wait only for sessions that wait themselves before it is aborted.
     pub pin_stall: Duration,
+    /// How long a waiter that no eviction helps lets others pass before it holds its device for the first time; zero
+    /// means that it always holds it.
+    pub hold_after: Duration,
     /// How often the driver is asked to survey devices while memory is unreturned or other programs may come
     /// and go.
     pub survey_interval: Duration,
@@ -124,6 +127,7 @@ impl Default for Limits {
             pins_waiting_max: 256,
             pin_parts_waiting_max: 16_384,
             pin_stall: Duration::from_secs(1),
+            hold_after: Duration::from_secs(1),
             survey_interval: Duration::from_secs(5),
             cached_bytes_per_tenant_max: Bytes::ZERO,
             cached_for: Duration::from_secs(60),

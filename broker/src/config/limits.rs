@@ -61,6 +61,8 @@ pub struct Limits {
     pub pin_parts_waiting_max: usize,
     #[serde(rename = "pin_stall_ms", deserialize_with = "millis")]
     pub pin_stall: Duration,
+    #[serde(rename = "hold_after_ms", deserialize_with = "millis_or_none")]
+    pub hold_after: Duration,
     /// Maximum connections to `channel.sock` that have not said hello.
     #[serde(deserialize_with = "above_zero")]
     pub greeting_max: usize,
@@ -109,6 +111,7 @@ impl Default for Limits {
             pins_waiting_max,
             pin_parts_waiting_max,
             pin_stall,
+            hold_after,
         } = broker_core::Limits::default();
         Self {
             sessions_max,
@@ -134,6 +137,7 @@ impl Default for Limits {
             pins_waiting_max,
             pin_parts_waiting_max,
             pin_stall,
+            hold_after,
             greeting_max: 256,
             greeting_per_uid_max: 64,
             connections_per_uid_max: 1024,
@@ -181,6 +185,7 @@ impl Limits {
             pins_waiting_max: self.pins_waiting_max,
             pin_parts_waiting_max: self.pin_parts_waiting_max,
             pin_stall: self.pin_stall,
+            hold_after: self.hold_after,
         }
     }
 }

@@ -92,6 +92,8 @@ pub(crate) enum Fact {
     CachedTaken,
     /// A waiter that the driver failed may be tried again.
     RetryAllowed,
+    /// A waiter that nothing helps begins to let others pass.
+    WaiterLetsPass,
 
     // Rules.
     /// A change of a quota has the room that it waited for, or does not get it.

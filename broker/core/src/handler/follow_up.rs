@@ -13,7 +13,8 @@
 //!   unmapping in place, and each of these starts one for a part.
 //! - A scan takes waiters out of the line, or has victims and cached extents leave. A victim is leaving
 //!   afterwards, or stuck until the next survey, so no later plan names it. A waiter that failed is deferred or
-//!   suspended.
+//!   suspended. A waiter begins to let others pass once nothing helps it, and ceases to only when another has started,
+//!   left or been refused as a victim.
 //! - Relief of pressure tries each part once between two samples. A late backing takes a part off the list of
 //!   parts without any. A change of a quota goes on once, when its extents have left.
 //! - The level of a place is a function of its balance.
@@ -119,6 +120,7 @@ impl Broker {
             | Fact::WaitCancelled
             | Fact::CachedTaken
             | Fact::RetryAllowed
+            | Fact::WaiterLetsPass
             | Fact::QuotaChanged
             | Fact::SettingsChanged
             | Fact::DrainChanged => self.follow_ups.add(Work::FullScan),

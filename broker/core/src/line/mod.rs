@@ -5,10 +5,12 @@
 mod batch;
 mod out_of_memory;
 mod room;
+mod turns;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Bound::{Excluded, Unbounded},
+    time::Duration,
 };
 
 use smallvec::SmallVec;
@@ -17,7 +19,7 @@ use vramd_types::DeviceIndex;
 pub(crate) use batch::{AllocationPlan, BatchRequest, BatchShortage, WaitingBatch, parts_of};
 use out_of_memory::OutOfMemory;
 pub(crate) use out_of_memory::{MemoryNews, TRIES_MAX, Verdict};
-pub(crate) use room::{AwaitedRoom, Footprint, Need, RoomPlan};
+pub(crate) use room::{AwaitedRoom, Footprint, Need, RoomPlan, Unmet};
 
 use crate::{
     collections::PartMap,
@@ -55,11 +57,13 @@ pub(crate) struct Position {
 }
 
 /// The result of the last scan. The scanned waiters need no new scan until a fact that it used changes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LastScan {
     /// The last scanned waiter. The scan stopped there because room for enough waiters is being made; `None`
     /// means that it reached the end.
     pub(crate) last: Option<Position>,
+    /// The devices on which it stopped for that. On any other it covers all waiters.
+    pub(crate) enough_on: SmallVec<[DeviceIndex; 4]>,
     /// How many waiters have left the line since the scan.
     pub(crate) left_since: usize,
     /// At least one scanned waiter had no room, whatever leaves.
@@ -112,6 +116,8 @@ pub(crate) struct Line {
     /// Waiters for which the driver had no memory although the ledger had room.
     out_of_memory: BTreeMap<Waiter, OutOfMemory>,
     last_scan: LastScan,
+    /// Waiters for whose own needs the last scan found no plan. They let others pass in turns (`turns.rs`).
+    hopeless: BTreeSet<Waiter>,
     /// How often a waiter has entered or left. A scan reads ahead as long as it stays.
     changes: u64,
 }
@@ -181,6 +187,7 @@ impl Line {
             self.deferred.remove(&part);
         }
         self.out_of_memory.remove(&waiter);
+        self.hopeless.remove(&waiter);
         let position = self.positions.remove(waiter)?;
         self.changes = self.changes.wrapping_add(1);
         self.last_scan.left_since = self.last_scan.left_since.saturating_add(1);
@@ -213,8 +220,36 @@ impl Line {
     }
 
     /// Records the result of a scan.
-    pub(crate) const fn record_scan(&mut self, last_scan: LastScan) {
+    pub(crate) fn record_scan(&mut self, last_scan: LastScan) {
         self.last_scan = last_scan;
+    }
+
+    /// Records which waiters no plan helps.
+    pub(crate) fn record_hopeless(&mut self, hopeless: BTreeSet<Waiter>) {
+        self.hopeless = hopeless;
+    }
+
+    /// Whether no plan of the last scan helps the waiter.
+    pub(crate) fn is_hopeless(&self, waiter: Waiter) -> bool {
+        self.hopeless.contains(&waiter)
+    }
+
+    /// Whether it is the waiter's turn to let others pass, if nothing helps it.
+    pub(crate) fn is_in_turn_to_pass(&self, waiter: Waiter, now: Time, hold_after: Duration) -> bool {
+        self.since(waiter).is_some_and(|since| turns::lets_pass(now.since(since), hold_after))
+    }
+
+    /// When a hopeless waiter next begins to let others pass.
+    pub(crate) fn next_pass(&self, now: Time, hold_after: Duration) -> Option<Time> {
+        let next = |waiter: &Waiter| {
+            let since = self.since(*waiter)?;
+            Some(since.after(turns::next_pass(now.since(since), hold_after)?))
+        };
+        self.hopeless.iter().filter_map(next).min()
+    }
+
+    fn since(&self, waiter: Waiter) -> Option<Time> {
+        self.entries.get(self.positions.get(waiter)?).map(|entry| entry.since)
     }
 
     /// How many waiters have left the line since the scan, if it did not reach the end.
@@ -229,11 +264,18 @@ impl Line {
 
     /// Whether the last scan covered the waiter, or would have.
     pub(crate) fn was_scanned(&self, waiter: Waiter) -> bool {
-        self.positions.get(waiter).is_some_and(|position| self.covers(*position))
+        let Some(position) = self.positions.get(waiter) else { return false };
+        self.is_before_last(*position)
+            || self.entries.get(position).is_some_and(|entry| self.covers(*position, &entry.devices))
     }
 
-    /// Whether the last scan covered this position, or would have.
-    pub(crate) fn covers(&self, position: Position) -> bool {
+    /// Whether the last scan covered a waiter of these devices at this position, or would have.
+    pub(crate) fn covers(&self, position: Position, devices: &[DeviceIndex]) -> bool {
+        let is_open = |device: &DeviceIndex| !self.last_scan.enough_on.contains(device);
+        self.is_before_last(position) || devices.iter().any(is_open)
+    }
+
+    fn is_before_last(&self, position: Position) -> bool {
         self.last_scan.last.is_none_or(|until| position <= until)
     }
 

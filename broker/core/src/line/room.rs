@@ -44,6 +44,16 @@ pub(crate) struct Need {
     pub(crate) own_cached: Vec<Age>,
     /// Its shortage on another device that no eviction ends: then nothing is evicted for it here.
     pub(crate) hopeless: Option<Shortage>,
+    /// The waiter lets those behind it pass while it is short.
+    pub(crate) lets_pass: bool,
+}
+
+/// Why no plan gives a waiter what it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Unmet {
+    pub(crate) shortage: Shortage,
+    /// It only stands behind a waiter that is short.
+    pub(crate) is_behind: bool,
 }
 
 /// The extents and parts that have to leave a device.

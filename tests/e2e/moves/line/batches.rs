@@ -24,21 +24,21 @@ use crate::moves::{
 };
 
 /// Longer than any of these tests waits.
-const LONG_MS: u64 = 200_000;
+pub(crate) const LONG_MS: u64 = 200_000;
 
-fn batch(session: &RawSession, count: u64, wait_ms: u64) -> Pending<AllocateBatchResponse> {
+pub(crate) fn batch(session: &RawSession, count: u64, wait_ms: u64) -> Pending<AllocateBatchResponse> {
     session.memory.allocate_batch(AllocateBatchRequest { wait_ms, ..session.request(vec![parts(count)]) })
 }
 
 #[track_caller]
-fn served(session: &mut RawSession, batch: Pending<AllocateBatchResponse>) -> u64 {
+pub(crate) fn served(session: &mut RawSession, batch: Pending<AllocateBatchResponse>) -> u64 {
     let id = batch.ok().allocations[0].allocation_id;
     session.map_all(id);
     id
 }
 
 #[track_caller]
-fn until_wait(daemon: &Daemon, count: usize) {
+pub(crate) fn until_wait(daemon: &Daemon, count: usize) {
     until("this many wait", || all_waits(daemon).len() == count);
 }
 
@@ -109,8 +109,8 @@ fn a_batch_does_not_overtake_a_pin() {
 }
 
 #[test]
-fn a_pin_does_not_overtake_a_batch() {
-    let daemon = Daemon::start(&tiers("4MiB", "16MiB"));
+fn a_pin_does_not_overtake_a_batch_that_holds() {
+    let daemon = Daemon::start(&tiers("4MiB", "16MiB").limit("hold_after_ms = 0"));
     let (mut pinner, id) = open_and_write(&daemon, 1);
     evict(&daemon, &mut pinner, id);
     until_charged(&daemon, 0, 2);

@@ -373,6 +373,7 @@ impl Oracle {
         self.check_relief(broker);
         self.check_awaited_copies(broker);
         self.check_effort(&line, broker);
+        self.record_helped(&line, broker);
         self.record_line(line);
         for (tenant, place) in std::mem::take(&mut self.step.changed_accounts) {
             self.compare_account(tenant, place, broker);

@@ -12,6 +12,7 @@ mod lull;
 mod node;
 mod returning;
 mod script;
+mod turns;
 mod write_backs;
 
 pub use advice::Advising;
@@ -136,6 +137,7 @@ impl Scenario {
         let harvest_micros = dice.one(&[1_000, 10_000, 100_000]);
         config.check_clean_backings = dice.chance(150);
         config.pressure = node::pressure(&mut dice);
+        turns::draw_into(&mut config, plan.seed);
         let lanes = Lanes::draw(plan.seed);
         let think_micros = lanes.map_or(think_micros, |lanes| lanes.think_micros);
         if let Some(lanes) = &lanes {

@@ -20,7 +20,7 @@ use crate::{
     command::PartRevocation,
     event::{PartRef, Tier},
     ledger::{Place, Shortage, TrialBalance},
-    line::{Footprint, Need, RoomPlan},
+    line::{Footprint, Need, RoomPlan, Unmet},
     pool::Age,
     tenancy::{Arrival, TenantId},
 };
@@ -264,12 +264,13 @@ impl<'a> VictimChooser<'a> {
 
 impl Broker {
     /// Plans what leaves a device so that its waiters find room, in their order. Also returns for which of them
-    /// it will be enough. No later waiter overtakes one without room, except within its guarantee.
+    /// it will be enough. No later waiter overtakes one without room, except within its guarantee or where that one
+    /// lets others pass.
     pub(crate) fn plan_room<'n>(
         &self,
         device: DeviceIndex,
         needs: impl Iterator<Item = &'n Need>,
-    ) -> (RoomPlan, Vec<Result<(), Shortage>>) {
+    ) -> (RoomPlan, Vec<Result<(), Unmet>>) {
         let Some(mut chooser) = VictimChooser::on_device(self, device) else { return Default::default() };
         let (mut results, mut full) = (Vec::with_capacity(needs.size_hint().0), None);
         let mut at_limit: BTreeMap<TenantId, Shortage> = BTreeMap::new();
@@ -277,23 +278,25 @@ impl Broker {
             let need = chooser.without_released(need);
             let tenant = need.footprint.tenant;
             if let Some(shortage) = need.hopeless {
-                full = full.or_else(|| Some(shortage).filter(|it| matches!(it, Shortage::Room { .. })));
-                results.push(Err(shortage));
+                let holds = matches!(shortage, Shortage::Room { .. }) && !need.lets_pass;
+                full = full.or_else(|| holds.then_some(shortage));
+                results.push(Err(Unmet { shortage, is_behind: false }));
                 continue;
             }
             let behind = full.filter(|_| !self.is_guaranteed(&need));
             // A shortage of its own limit keeps only waiters of the tenant waiting.
             if let Some(shortage) = at_limit.get(&tenant).copied().or(behind) {
-                results.push(Err(shortage));
+                results.push(Err(Unmet { shortage, is_behind: true }));
                 continue;
             }
             let result = chooser.choose_for_need(&need);
             match result {
                 Ok(()) => {}
+                Err(Shortage::Room { .. }) if need.lets_pass => {}
                 Err(shortage @ Shortage::Room { .. }) => full = Some(shortage),
                 Err(shortage @ Shortage::Limit { .. }) => _ = at_limit.insert(tenant, shortage),
             }
-            results.push(result);
+            results.push(result.map_err(|shortage| Unmet { shortage, is_behind: false }));
         }
         (chooser.plan(), results)
     }

@@ -1,7 +1,8 @@
 //! Fairness: the waiters that a waiter keeps waiting when it stays.
 //!
 //! A waiter without room fills its device for all behind it, except within their guarantee. A waiter at its tenant's
-//! limit keeps only its own tenant's waiters waiting, and takes no place of another in the lookahead.
+//! limit keeps only its own tenant's waiters waiting, and takes no place of another in the lookahead. A waiter that
+//! nothing helps keeps none waiting while it lets others pass (`line/turns.rs`).
 
 use std::collections::BTreeSet;
 
@@ -51,22 +52,27 @@ impl Scan {
             if blocked_by == Some(BlockedBy::Limit) {
                 self.at_limit.entry((tenant, device)).or_default();
             }
-            // A waiter at its tenant's limit takes no other waiter's place in the lookahead.
+            // A waiter at its tenant's limit, or one that lets others pass, takes no other waiter's place in the
+            // lookahead.
             let of_tenant = self.at_limit.get_mut(&(tenant, device)).map(|planned| {
                 *planned = planned.saturating_add(1);
                 *planned
             });
             let Some(found) = self.device_mut(device) else { continue };
-            found.is_full |= matches!(blocked_by, Some(BlockedBy::Room | BlockedBy::Extents));
+            let is_short = matches!(blocked_by, Some(BlockedBy::Room | BlockedBy::Extents));
+            found.is_full |= is_short && !need.lets_pass;
             let planned = of_tenant.unwrap_or_else(|| {
-                found.planned = found.planned.saturating_add(1);
-                found.planned
+                let planned = if need.lets_pass { &mut found.passed } else { &mut found.planned };
+                *planned = planned.saturating_add(1);
+                *planned
             });
             if planned <= LOOKAHEAD {
                 if found.waiting.is_empty() {
                     found.waiting.reserve(ROOM_AT_FIRST);
                 }
                 found.waiting.push((waiter, need.clone()));
+            } else if need.lets_pass {
+                self.unplanned.insert(waiter);
             }
         }
     }

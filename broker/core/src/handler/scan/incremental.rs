@@ -49,13 +49,15 @@ impl Scan {
     pub(super) fn next_waiter(&mut self, view: &Broker) -> Option<NextWaiter> {
         if self.below_guarantee.is_none() {
             let next = self.next_in_line(view)?;
-            let is_beyond = self.scope == ScanScope::Front && !view.line.covers(next.position);
+            let is_beyond = self.scope == ScanScope::Front && !view.line.covers(next.position, &next.devices);
             let is_seen = |device, waiting| self.device(device).is_some_and(|found| found.scanned >= waiting);
             let is_enough = |(device, waiting)| self.is_enough(device) || is_seen(device, waiting);
             if !is_beyond && !view.line.devices().all(is_enough) {
                 return Some(next);
             }
             self.found.last = self.last;
+            self.found.enough_on =
+                view.line.devices().map(|(of, _)| of).filter(|of| self.is_enough(*of)).collect();
             self.below_guarantee = Some(Self::tenants_below_guarantee(view));
         }
         let tenants = self.below_guarantee.iter().flatten();

@@ -18,7 +18,8 @@
 //!
 //! For the first [`LOOKAHEAD`] waiters of each device the scan then plans what has to leave (`line/victims.rs`)
 //! and has that done (`line/make_room.rs`). A waiter that no eviction helps is *hopeless*: a batch without time
-//! left is refused.
+//! left is refused. One that may wait lets others pass in turns (`line/turns.rs`), so that what it cannot have does
+//! not lie idle.
 //!
 //! The scan records how far it came. Until something within that range changes, returned memory needs only a
 //! front scan ([`Broker::scan_front`]), which walks as far as there is room. Once half of those waiters have
@@ -33,16 +34,18 @@ mod incremental;
 mod out_of_memory;
 mod walk;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     broker::Broker,
     command::WaitEnd,
     event::{PartRef, Tier},
     follow_up::Fact,
-    line::{RoomPlan, Waiter},
+    ledger::Shortage,
+    line::{RoomPlan, Unmet, Waiter},
     moves::{Cause, MoveError},
     pool::ExtentError,
+    shell::Timer,
 };
 use fairness::BlockedBy;
 use incremental::{RESCAN_AFTER, ScanScope};
@@ -51,8 +54,9 @@ use walk::{Decisions, Scan};
 impl Broker {
     /// Runs a full scan: starts what fits, and makes room for the next waiters.
     pub(crate) fn scan_line(&mut self) {
-        let Decisions { found, plans, hopeless } = self.run_scan(ScanScope::Full).finish(self);
+        let Decisions { found, plans, hopeless, unplanned } = self.run_scan(ScanScope::Full).finish(self);
         self.line.record_scan(found);
+        self.record_hopeless(&hopeless, unplanned);
         for plan in plans {
             self.execute(plan, Cause::Demand);
             self.after_moves();
@@ -64,6 +68,23 @@ impl Broker {
         }
         self.judge_suspended_waiters();
         self.trim_all_to_limits();
+    }
+
+    /// Records the waiters that nothing helps for their own needs. Once one of them begins to let others
+    /// pass, the line is scanned anew.
+    fn record_hopeless(&mut self, hopeless: &BTreeMap<Waiter, Unmet>, unplanned: BTreeSet<Waiter>) {
+        let is_own = |unmet: &Unmet| !unmet.is_behind && matches!(unmet.shortage, Shortage::Room { .. });
+        let mut all = unplanned;
+        all.extend(hopeless.iter().filter(|(_, unmet)| is_own(unmet)).map(|(waiter, _)| *waiter));
+        let new: Vec<Waiter> =
+            all.iter().filter(|waiter| !self.line.is_hopeless(**waiter)).copied().collect();
+        self.line.record_hopeless(all);
+        if new.into_iter().any(|waiter| self.lets_pass(waiter)) {
+            self.follow_ups.push(Fact::WaiterLetsPass);
+        }
+        if let Some(at) = self.line.next_pass(self.shell.now, self.config.limits.hold_after) {
+            self.arm(at, Timer::Pass);
+        }
     }
 
     /// Runs a front scan after the room that the last scan made has been returned. Runs a full scan once many

@@ -15,8 +15,7 @@ use super::{
 };
 use crate::{
     broker::Broker,
-    ledger::Shortage,
-    line::{LastScan, Need, Position, RoomPlan, Waiter},
+    line::{LastScan, Need, Position, RoomPlan, Unmet, Waiter},
     tenancy::TenantId,
 };
 
@@ -39,6 +38,8 @@ pub(super) struct Scan {
     /// No waiter that it came to has stayed in the line.
     pub(super) all_left: bool,
     pub(super) found: LastScan,
+    /// Waiters that let others pass, beyond those for which the scan plans.
+    pub(super) unplanned: BTreeSet<Waiter>,
     /// Tenants below their guarantee. Set once the scan has stopped for everyone else.
     pub(super) below_guarantee: Option<BTreeSet<TenantId>>,
 }
@@ -50,6 +51,8 @@ pub(super) struct DeviceScan {
     pub(super) is_full: bool,
     /// How many waiters the daemon makes room for, beside those of tenants at their limits.
     pub(super) planned: usize,
+    /// How many of the waiters for which it makes room let others pass.
+    pub(super) passed: usize,
     /// How many waiters were scanned and stay in the line.
     pub(super) scanned: usize,
     /// The waiters that the daemon makes room for.
@@ -74,7 +77,9 @@ pub(super) struct Decisions {
     /// The extents and parts that have to leave, device by device.
     pub(super) plans: Vec<RoomPlan>,
     /// Waiters that no plan helps.
-    pub(super) hopeless: BTreeMap<Waiter, Shortage>,
+    pub(super) hopeless: BTreeMap<Waiter, Unmet>,
+    /// Waiters that let others pass and were not planned for: they remain what they were.
+    pub(super) unplanned: BTreeSet<Waiter>,
 }
 
 impl Scan {
@@ -88,6 +93,7 @@ impl Scan {
             read_at: 0,
             all_left: true,
             found: LastScan::default(),
+            unplanned: BTreeSet::new(),
             below_guarantee: None,
         }
     }
@@ -127,26 +133,32 @@ impl Scan {
     }
 
     /// Plans the room for the waiters that stay.
-    pub(super) fn finish(self, view: &Broker) -> Decisions {
-        let mut found = self.found;
+    pub(super) fn finish(mut self, view: &Broker) -> Decisions {
+        let (mut found, unplanned) = (std::mem::take(&mut self.found), std::mem::take(&mut self.unplanned));
         let (plans, hopeless) = Self::plan_evictions(view, &self.into_waiting());
         found.shortage |= !hopeless.is_empty();
-        Decisions { found, plans, hopeless }
+        Decisions { found, plans, hopeless, unplanned }
     }
 
     /// Plans what has to leave each device, and lists the waiters that no plan helps.
-    fn plan_evictions(view: &Broker, line: &[Waiting]) -> (Vec<RoomPlan>, BTreeMap<Waiter, Shortage>) {
-        let (mut hopeless, mut plans) = (BTreeMap::new(), Vec::with_capacity(line.len()));
+    fn plan_evictions(view: &Broker, line: &[Waiting]) -> (Vec<RoomPlan>, BTreeMap<Waiter, Unmet>) {
+        let (mut hopeless, mut plans) = (BTreeMap::<Waiter, Unmet>::new(), Vec::with_capacity(line.len()));
         for (device, waiting) in line {
             let (plan, results) = view.plan_room(*device, waiting.iter().map(|(_, need)| need));
             let waiters = waiting.iter().map(|(waiter, _)| *waiter);
-            hopeless.extend(waiters.zip(results).filter_map(|(waiter, it)| Some((waiter, it.err()?))));
+            for (waiter, unmet) in waiters.zip(results).filter_map(|(waiter, it)| Some((waiter, it.err()?))) {
+                // A batch that is short of its own on one device is so, whomever it stands behind on another.
+                let is_behind = hopeless.get(&waiter).is_none_or(|on_another| on_another.is_behind);
+                if is_behind {
+                    hopeless.insert(waiter, unmet);
+                }
+            }
             plans.push(plan);
         }
         // Nothing leaves one device for a batch that stays short on another.
         if line.len() > 1 && !hopeless.is_empty() {
             let with_shortage_elsewhere = |(waiter, need): &(Waiter, Need)| {
-                let hopeless = hopeless.get(waiter).copied();
+                let hopeless = hopeless.get(waiter).map(|unmet| unmet.shortage);
                 Need { hopeless, ..need.clone() }
             };
             let again = line.iter().map(|(device, waiting)| {

@@ -9,7 +9,7 @@ use crate::{
     error::Refusal,
     event::Tier,
     ledger::{Place, PlaceBalances, Shortage},
-    line::{AllocationPlan, BatchShortage, Footprint, Need, WaitingBatch, parts_of},
+    line::{AllocationPlan, BatchShortage, Footprint, Need, Waiter, WaitingBatch, parts_of},
     ops::{OpKind, Requester},
     pool::Age,
     tenancy::{Arrival, OpId, TenantId},
@@ -160,6 +160,7 @@ impl Broker {
         let Some((tenant, batch)) = self.waiting_batch(op) else { return Vec::new() };
         let requested = self.requested_by_place(tenant, &batch.request.plans).into_iter();
         let on_device = requested.filter(|(place, ..)| place.tier == Tier::Device);
+        let lets_pass = self.lets_pass(Waiter::Batch(op));
         let need = |(place, requested, cached): (Place, Bytes, Vec<Age>)| {
             let size = requested.saturating_sub(self.cached_sizes(&cached));
             Need {
@@ -167,6 +168,7 @@ impl Broker {
                 arrived,
                 own_cached: cached,
                 hopeless: None,
+                lets_pass,
             }
         };
         on_device.map(need).collect()
@@ -226,7 +228,7 @@ impl Broker {
         }
         let overtakes = |(place, requested, _): &(Place, Bytes, Vec<Age>)| {
             place.tier == Tier::Device
-                && self.has_waiters_on(place.device)
+                && self.is_held_on(place.device)
                 && !self.is_within_guarantee(tenant, place.device, *requested)
         };
         let requested = self.requested_by_place(tenant, plans);

@@ -28,21 +28,46 @@ impl Broker {
         match waiter {
             Waiter::Part(part) if self.line.is_deferred(part) => SmallVec::new(),
             Waiter::Part(part) => {
-                let need = |footprint| Need { footprint, arrived, own_cached: Vec::new(), hopeless: None };
+                let lets_pass = self.lets_pass(waiter);
+                let need = |footprint| Need {
+                    footprint,
+                    arrived,
+                    own_cached: Vec::new(),
+                    hopeless: None,
+                    lets_pass,
+                };
                 self.footprint_of(part).map(need).into_iter().collect()
             }
             Waiter::Batch(op) => self.batch_needs(op, arrived).into_iter().collect(),
         }
     }
 
+    /// Whether the waiter lets those behind it pass.
+    pub(crate) fn lets_pass(&self, waiter: Waiter) -> bool {
+        let is_hopeless = self.line.is_hopeless(waiter);
+        planted!(self, HelpedPassed => is_hopeless = true);
+        planted!(self, HopelessHolds => is_hopeless = false);
+        planted!(self, HopelessAlwaysPassed => return is_hopeless && !self.config.limits.hold_after.is_zero());
+        is_hopeless && self.line.is_in_turn_to_pass(waiter, self.shell.now, self.config.limits.hold_after)
+    }
+
     /// Whether the device has waiters for room.
     pub(crate) fn has_waiters_on(&self, device: DeviceIndex) -> bool {
+        self.is_any_waiter_on(device, |_| true)
+    }
+
+    /// Whether the device has waiters for room that let no other pass.
+    pub(crate) fn is_held_on(&self, device: DeviceIndex) -> bool {
+        self.is_any_waiter_on(device, |need| !need.lets_pass)
+    }
+
+    fn is_any_waiter_on(&self, device: DeviceIndex, is_meant: impl Fn(&Need) -> bool) -> bool {
         if self.line.devices().all(|(of, _)| of != device) {
             return false;
         }
         self.line.iter().any(|(position, entry)| {
             let needs = self.needs(entry.waiter, position.arrived);
-            needs.iter().any(|need| need.footprint.device == device)
+            needs.iter().any(|need| need.footprint.device == device && is_meant(need))
         })
     }
 

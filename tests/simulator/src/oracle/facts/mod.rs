@@ -192,6 +192,8 @@ pub(crate) struct Facts {
     pub(crate) any_stalled: bool,
     /// Number of events so far.
     pub(crate) clock: u64,
+    /// Waiters that certainly had room after the last event, once what was leaving had left.
+    pub(crate) helped: BTreeSet<u64>,
     /// The time of the last event.
     pub(crate) before: Time,
     /// Number of the last event after which each tenant had descriptor budget left.

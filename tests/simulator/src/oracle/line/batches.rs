@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use broker_core::{PartRef, WaitView, invariants::LINE_ORDER};
+use broker_core::{Broker, PartRef, WaitView, invariants::LINE_ORDER};
 
 use super::{
     needs::WaiterNeeds,
@@ -14,9 +14,14 @@ use crate::oracle::Oracle;
 impl Oracle {
     /// Checks each batch that no earlier waiter may hold back: it is short on one of its devices, and within its
     /// deadline.
-    pub(crate) fn check_first_batches(&mut self, line: &[WaitView], leavable: &[Leavable]) {
+    pub(crate) fn check_first_batches(
+        &mut self,
+        line: &[WaitView],
+        leavable: &[Leavable],
+        passed: &BTreeSet<u64>,
+    ) {
         let mut held = BTreeSet::new();
-        for wait in line {
+        for wait in line.iter().filter(|wait| !passed.contains(&wait.id)) {
             let Some(needs) = self.facts.needs.get(&wait.id) else { continue };
             let leads = !needs.bytes.keys().any(|device| held.contains(device));
             held.extend(needs.bytes.keys().copied());
@@ -59,8 +64,9 @@ impl Oracle {
     }
 
     /// Whether an earlier batch of the line needs room on the part's device.
-    pub(crate) fn is_behind_batch(&self, part: PartRef, line: &[WaitView]) -> bool {
-        let needs = line.iter().filter_map(|wait| self.facts.needs.get(&wait.id));
+    pub(crate) fn is_behind_batch(&self, part: PartRef, line: &[WaitView], passed: &BTreeSet<u64>) -> bool {
+        let holding = line.iter().filter(|wait| !passed.contains(&wait.id));
+        let needs = holding.filter_map(|wait| self.facts.needs.get(&wait.id));
         let device = self.facts.allocations.get(&part.allocation).map(|it| it.device);
         let mut earlier = needs.take_while(|needs| needs.part != Some(part));
         earlier.any(|needs| {
@@ -68,13 +74,13 @@ impl Oracle {
         })
     }
 
-    /// The first batch that needs room on a device and has stood in the line over the whole event.
-    pub(crate) fn first_batch_on(&self, device: usize, line: &[WaitView]) -> Option<u64> {
+    /// The first batch that needs room on a device, has stood in the line over the whole event, and let none pass.
+    pub(crate) fn first_batch_on(&self, device: usize, line: &[WaitView], broker: &Broker) -> Option<u64> {
         let stood = line.iter().map(|wait| wait.id).filter(|id| self.facts.waits.contains_key(id));
         let needs = |id: &u64| {
             let needs = self.facts.needs.get(id);
             needs.is_some_and(|it| it.call.is_some() && it.bytes.contains_key(&device))
         };
-        stood.into_iter().find(needs)
+        stood.into_iter().find(|id| needs(id) && !self.may_let_pass(*id, broker))
     }
 }

@@ -6,4 +6,5 @@ mod feasibility;
 pub(super) mod needs;
 mod passing;
 pub(super) mod room;
+mod turns;
 pub(super) mod waiting;

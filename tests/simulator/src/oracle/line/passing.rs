@@ -22,7 +22,7 @@ impl Oracle {
         let still: BTreeSet<_> = line.iter().map(|wait| wait.id).collect();
         for (ahead, needs) in self.started_waiters(&still, broker) {
             let mut before = self.facts.line[..ahead].iter().enumerate();
-            let may_pass = |id: &u64| self.is_behind_a_new_one(*id, line);
+            let may_pass = |id: &u64| self.is_behind_a_new_one(*id, line) || self.may_let_pass(*id, broker);
             let passed =
                 before.find(|(at, id)| still.contains(id) && !may_pass(id) && self.is_passed(*at, &needs));
             let passed = passed.and_then(|(_, id)| self.facts.needs.get(id).cloned());

@@ -43,7 +43,7 @@ struct WaitReason {
 
 impl Oracle {
     pub(crate) fn check_waiters(&mut self, line: &[WaitView], broker: &Broker) {
-        self.check_overtaking(line);
+        self.check_overtaking(line, broker);
         self.check_passing(line, broker);
         let mut wanted: BTreeSet<_> = self.wanted(broker).into_iter().collect();
         self.record_waited_devices(&wanted, line);
@@ -63,6 +63,7 @@ impl Oracle {
             (0..self.facts.places.len()).map(|device| self.leavable(device, broker)).collect();
         let leavable_max: Vec<_> =
             (0..self.facts.places.len()).map(|device| self.leavable_max(device, broker)).collect();
+        let passed = self.passed_waiters(line, &leavable_max);
         let waiters: Vec<_> = self.facts.part_waiters.iter().map(|(part, since)| (*part, *since)).collect();
         let each: Vec<_> = waiters
             .into_iter()
@@ -71,7 +72,8 @@ impl Oracle {
         for (part, since, reason) in &each {
             // Only waiters within their guarantee overtake on a full device, and no tenant overtakes itself.
             let before = |other: &&(PartRef, u64, WaitReason)| {
-                let full = other.2.shortage == Shortage::Full || other.2.may_be_full;
+                let full = (other.2.shortage == Shortage::Full || other.2.may_be_full)
+                    && !self.is_passed_part(other.0, &passed);
                 let waits = other.2.shortage != Shortage::None;
                 let limit = waits && other.2.at_limit;
                 let same = other.2.device == reason.device;
@@ -82,7 +84,7 @@ impl Oracle {
             let ran_out = self.facts.places[reason.device].surveys_left > 0;
             let excused = ran_out
                 || self.facts.failed_parts.contains(part)
-                || self.is_behind_batch(*part, line)
+                || self.is_behind_batch(*part, line, &passed)
                 || self.stands_far_back(*part, line);
             let kept =
                 reason.shortage == Shortage::None && !excused && !each.iter().any(|other| before(&other));
@@ -92,7 +94,7 @@ impl Oracle {
                 )
             });
         }
-        self.check_first_batches(line, &leavable);
+        self.check_first_batches(line, &leavable, &passed);
     }
 
     /// Whether so many waiters of its device stand before the part that the core need not have come to it: it
@@ -289,18 +291,20 @@ impl Oracle {
 
     /// Checks that a batch that did not wait took no room that others wait for, except within its tenant's
     /// guarantee.
-    fn check_overtaking(&mut self, line: &[WaitView]) {
+    fn check_overtaking(&mut self, line: &[WaitView], broker: &Broker) {
         for ((tenant, device), in_use) in std::mem::take(&mut self.step.made_at_once) {
             let guaranteed = in_use <= self.quota_now(tenant, device).0;
             let waits = self.facts.part_waiters.keys().find(|part| {
                 let on = self.facts.allocations.get(&part.allocation).map(|it| it.device);
-                on == Some(device) && !self.facts.failed_parts.contains(part)
+                on == Some(device)
+                    && !self.facts.failed_parts.contains(part)
+                    && !self.may_part_let_pass(**part, broker)
             });
             let waits = waits.copied().filter(|_| self.facts.places[device].surveys_left == 0);
             self.expect(LINE_ORDER, guaranteed || waits.is_none(), || {
                 format!("tenant {tenant} is served on device {device}, although {waits:?} has waited longer")
             });
-            let batch = self.first_batch_on(device, line);
+            let batch = self.first_batch_on(device, line, broker);
             self.expect(LINE_ORDER, guaranteed || batch.is_none(), || {
                 format!(
                     "tenant {tenant} is served on device {device} before batch {batch:?}, which waits for it"
