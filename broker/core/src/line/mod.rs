@@ -229,6 +229,11 @@ impl Line {
         self.hopeless = hopeless;
     }
 
+    /// Whether there is any waiter that no plan helps.
+    pub(crate) fn has_hopeless(&self) -> bool {
+        !self.hopeless.is_empty()
+    }
+
     /// Whether no plan of the last scan helps the waiter.
     pub(crate) fn is_hopeless(&self, waiter: Waiter) -> bool {
         self.hopeless.contains(&waiter)

@@ -42,7 +42,7 @@ use crate::{
     event::{PartRef, Tier},
     follow_up::Fact,
     ledger::Shortage,
-    line::{RoomPlan, Unmet, Waiter},
+    line::{LastScan, RoomPlan, Unmet, Waiter},
     moves::{Cause, MoveError},
     pool::ExtentError,
     shell::Timer,
@@ -54,6 +54,16 @@ use walk::{Decisions, Scan};
 impl Broker {
     /// Runs a full scan: starts what fits, and makes room for the next waiters.
     pub(crate) fn scan_line(&mut self) {
+        if self.line.is_empty() {
+            self.line.record_scan(LastScan::default());
+        } else {
+            self.scan_waiters();
+        }
+        self.judge_suspended_waiters();
+        self.trim_all_to_limits();
+    }
+
+    fn scan_waiters(&mut self) {
         let Decisions { found, plans, hopeless, unplanned } = self.run_scan(ScanScope::Full).finish(self);
         self.line.record_scan(found);
         self.record_hopeless(&hopeless, unplanned);
@@ -66,13 +76,14 @@ impl Broker {
                 self.expire_batch(op);
             }
         }
-        self.judge_suspended_waiters();
-        self.trim_all_to_limits();
     }
 
     /// Records the waiters that nothing helps for their own needs. Once one of them begins to let others
     /// pass, the line is scanned anew.
     fn record_hopeless(&mut self, hopeless: &BTreeMap<Waiter, Unmet>, unplanned: BTreeSet<Waiter>) {
+        if hopeless.is_empty() && unplanned.is_empty() && !self.line.has_hopeless() {
+            return;
+        }
         let is_own = |unmet: &Unmet| !unmet.is_behind && matches!(unmet.shortage, Shortage::Room { .. });
         let mut all = unplanned;
         all.extend(hopeless.iter().filter(|(_, unmet)| is_own(unmet)).map(|(waiter, _)| *waiter));
