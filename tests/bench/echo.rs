@@ -84,6 +84,10 @@ impl MemoryService for Echo {
     ) -> Answer<v1::ListAllocationsResponse> {
         Err(no_echo())
     }
+
+    async fn get_own_quota(&self, _: Request<v1::GetOwnQuotaRequest>) -> Answer<v1::GetOwnQuotaResponse> {
+        Err(no_echo())
+    }
 }
 
 fn no_echo() -> Status {

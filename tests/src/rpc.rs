@@ -144,6 +144,7 @@ calls! { Memory:
     load_file(LoadFileRequest) -> LoadFileResponse;
     describe_allocation(DescribeAllocationRequest) -> DescribeAllocationResponse;
     list_allocations(ListAllocationsRequest) -> ListAllocationsResponse;
+    get_own_quota(GetOwnQuotaRequest) -> GetOwnQuotaResponse;
 }
 
 calls! { Admin:

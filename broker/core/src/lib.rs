@@ -82,6 +82,6 @@ pub use settings::{PressureChange, Settings, SettingsChange, ShareChange, TierCh
 pub use tenancy::{SessionEvent, SessionState};
 pub use time::Time;
 pub use view::{
-    AllocationView, Backing, Counts, DeviceView, MapperView, MoveView, NodeView, PartView, QuotaInForce,
-    QuotaView, SessionView, StoredQuota, StoredQuotas, StoredRequest, TierView, WaitView, WaiterView,
+    AllocationView, Backing, Counts, DeviceView, MapperView, MoveView, NodeView, OwnQuotaView, PartView,
+    QuotaInForce, QuotaView, SessionView, StoredQuota, StoredQuotas, StoredRequest, TierView, WaitView, WaiterView,
 };

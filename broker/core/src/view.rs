@@ -131,6 +131,20 @@ pub struct QuotaInForce {
     pub backing: Bytes,
 }
 
+/// The quota, the use and the free room of a tenant in one place, as its own clients see them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnQuotaView {
+    pub device: DeviceIndex,
+    /// The UUID of the device.
+    pub uuid: String,
+    pub tier: Tier,
+    pub in_force: QuotaInForce,
+    /// Bytes that would be admitted now, cached ones included.
+    pub free: Bytes,
+    pub capacity: Bytes,
+    pub default_quota: bool,
+}
+
 /// A tier below a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierView {

@@ -250,4 +250,17 @@ impl MemoryService for Memory {
         let allocations = views.into_iter().map(|view| view::allocation(view, For::Clients)).collect();
         Ok(Response::new(v1::ListAllocationsResponse { allocations, next_page_token }))
     }
+
+    async fn get_own_quota(
+        &self,
+        request: Request<v1::GetOwnQuotaRequest>,
+    ) -> Result<Response<v1::GetOwnQuotaResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let message = request.into_inner();
+        let session = convert::session(message.session_id).map_err(|refusal| refused(&refusal))?;
+        let peer = caller.living(session)?;
+        let (tenant, places) = self.read(move |broker| broker.own_quota(session, peer)).await?;
+        let places = places.into_iter().map(view::own_quota).collect();
+        Ok(Response::new(v1::GetOwnQuotaResponse { tenant, places }))
+    }
 }

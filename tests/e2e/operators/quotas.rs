@@ -3,8 +3,14 @@
 use std::fs;
 
 use serde_json::json;
-use vramd_proto::v1::{DeleteQuotaRequest, GetQuotaRequest, ListQuotasRequest, Quota};
-use vramd_tests::{Config, Daemon, GIB, MIB, daemon::quota, session::spec};
+use vramd_proto::v1::{
+    DeleteQuotaRequest, GetOwnQuotaRequest, GetQuotaRequest, ListQuotasRequest, Quota, Tier,
+};
+use vramd_tests::{
+    Config, Daemon, GIB, MIB,
+    daemon::quota,
+    session::{RawSession, spec},
+};
 use vramd_types::Reason;
 
 fn get(daemon: &Daemon, tenant: &str, device: &str) -> Quota {
@@ -35,6 +41,40 @@ fn a_refusal_has_tenant_limit_charge_and_request() {
     assert_eq!(refused.number("asked"), 4 * MIB);
     assert_eq!(daemon.state(), state);
     session.allocate(spec(2 * MIB));
+}
+
+#[test]
+fn a_client_sees_the_quota_use_and_free_bytes_of_its_own_tenant() {
+    let daemon = Daemon::start(&Config::default().memory("host_size = \"64MiB\""));
+    let mut session = daemon.open();
+    let tenant = session.tenant().to_owned();
+    let capacity = daemon.state().devices[0].capacity_bytes;
+    let own = |session: &RawSession| {
+        let answer = session.memory.get_own_quota(GetOwnQuotaRequest { session_id: session.id() }).ok();
+        assert_eq!(answer.tenant, session.tenant());
+        answer.places
+    };
+
+    let [device, host] = own(&session).try_into().expect("a row for each tier");
+    assert_eq!((device.tier(), host.tier()), (Tier::Device, Tier::Host));
+    assert_eq!((device.used_bytes, device.free_bytes, device.default_quota), (0, capacity, true));
+    assert_eq!((host.used_bytes, host.free_bytes), (0, 64 * MIB));
+
+    daemon.set_quota(&tenant, "8MiB", "20MiB");
+    session.allocate(spec(6 * MIB));
+    let device = own(&session).swap_remove(0);
+    assert_eq!((device.guarantee_bytes, device.limit_bytes), (8 * MIB, 20 * MIB));
+    assert_eq!((device.used_bytes, device.free_bytes), (6 * MIB, 14 * MIB));
+    assert!(!device.default_quota);
+
+    // A guarantee of another tenant leaves less than the limit does: 2 MiB of the own guarantee, and 4 MiB of the rest.
+    daemon.set_quota("team-b", &format!("{}MiB", capacity / MIB - 12), "");
+    let device = own(&session).swap_remove(0);
+    assert_eq!((device.used_bytes, device.free_bytes), (6 * MIB, 6 * MIB));
+    session.refused(spec(8 * MIB)).is(Reason::DeviceFull);
+    session.allocate(spec(6 * MIB));
+
+    session.memory.get_own_quota(GetOwnQuotaRequest { session_id: 0 }).refused().is(Reason::SessionMissing);
 }
 
 #[test]

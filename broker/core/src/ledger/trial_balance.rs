@@ -97,6 +97,15 @@ impl<'a> TrialBalance<'a> {
         Err(Shortage::Room { free: spare.saturating_add(old.commitment().saturating_sub(old.charged())) })
     }
 
+    /// The most bytes that [`Self::admit`] would admit for the tenant now.
+    pub(crate) fn admittable(&self, tenant: TenantId) -> Bytes {
+        let account = self.account(tenant);
+        let below_limit = account.limit.saturating_sub(account.charged());
+        let headroom = account.commitment().saturating_sub(account.charged());
+        let spare = self.capacity.saturating_sub(self.committed);
+        below_limit.min(spare.saturating_add(headroom))
+    }
+
     /// The committed bytes if the tenant's guarantee were this, if they would exceed the capacity.
     pub(crate) fn overcommitment(&self, tenant: TenantId, guarantee: Bytes) -> Option<Bytes> {
         let old = self.account(tenant);

@@ -3,8 +3,9 @@
 use std::time::{Duration, SystemTime};
 
 use broker_core::{
-    AllocationState, AllocationView, Backing, DeviceView, Kind, Lifetime, MapState, MapperView, PartMove,
-    PartRevocation, PartView, QuotaView, Refusal, Released, SessionState, SessionView, TierView, Time,
+    AllocationState, AllocationView, Backing, DeviceView, Kind, Lifetime, MapState, MapperView, OwnQuotaView,
+    PartMove, PartRevocation, PartView, QuotaView, Refusal, Released, SessionState, SessionView, TierView,
+    Time,
 };
 use prost_types::Timestamp;
 use vramd_proto::v1;
@@ -148,6 +149,22 @@ pub(in crate::grpc) fn quota(view: QuotaView) -> v1::Quota {
         default_quota: view.default_quota,
         device_absent: view.device_absent,
         cached_bytes: in_force.cached.get(),
+    }
+}
+
+pub(in crate::grpc) fn own_quota(view: OwnQuotaView) -> v1::OwnQuota {
+    v1::OwnQuota {
+        device: view.uuid,
+        device_index: view.device.0.into(),
+        tier: tier(view.tier).into(),
+        guarantee_bytes: view.in_force.guarantee.get(),
+        limit_bytes: view.in_force.limit.get(),
+        used_bytes: view.in_force.charged.get(),
+        cached_bytes: view.in_force.cached.get(),
+        unreturned_bytes: view.in_force.unreturned.get(),
+        free_bytes: view.free.get(),
+        capacity_bytes: view.capacity.get(),
+        default_quota: view.default_quota,
     }
 }
 

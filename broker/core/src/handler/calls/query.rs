@@ -8,13 +8,13 @@ use crate::{
     broker::Broker,
     error::Refusal,
     event::{PartRef, Peer, Target, Tier},
-    ledger::{Place, QuotaDevice},
+    ledger::{Place, PlaceBalances, QuotaDevice},
     pool::{Extent, ExtentState},
     residency::{Allocation, AllocationState, Entry, Mapping, Part},
     tenancy::{Session, TenantId},
     view::{
-        AllocationView, Backing, Counts, DeviceView, MapperView, NodeView, PartView, QuotaInForce, QuotaView,
-        SessionView, TierView,
+        AllocationView, Backing, Counts, DeviceView, MapperView, NodeView, OwnQuotaView, PartView,
+        QuotaInForce, QuotaView, SessionView, TierView,
     },
 };
 
@@ -124,6 +124,32 @@ impl Broker {
             Some(id) => self.quota_view(id, &QuotaDevice::Present(device), tier),
             None => self.default_view(tenant, Place { device, tier }),
         })
+    }
+
+    /// The name of a session's tenant, with its quota, its use and its free room in each tier of each device that
+    /// the session sees.
+    pub fn own_quota(&self, session: SessionId, peer: Peer) -> Result<(String, Vec<OwnQuotaView>), Refusal> {
+        let tenant = self.authenticate(session, peer)?;
+        let seen = self.sessions.get(session).map(|session| session.devices.as_slice()).unwrap_or_default();
+        let places = self.ledger.places().filter(|(place, _)| seen.contains(&place.device));
+        let view = |(place, balances): (Place, &PlaceBalances)| {
+            let in_force =
+                self.quota_view(tenant, &QuotaDevice::Present(place.device), place.tier).in_force?;
+            let free = self.ledger.trial(place).map_or(Bytes::ZERO, |mut trial| {
+                trial.spare(tenant, in_force.cached);
+                trial.admittable(tenant)
+            });
+            Some(OwnQuotaView {
+                device: place.device,
+                uuid: self.uuid(place.device).to_owned(),
+                tier: place.tier,
+                in_force,
+                free,
+                capacity: balances.capacity(),
+                default_quota: !self.ledger.quotas().effective(tenant, place).1,
+            })
+        };
+        Ok((self.tenants.name(tenant).to_owned(), places.filter_map(view).collect()))
     }
 
     /// A row for each tenant and device with a stored quota or a charge, by name; of one tenant or all.
