@@ -245,6 +245,7 @@ impl App {
                     driver_reason: self.driver_reason,
                     started_at: self.clock.started_at(),
                 },
+                channels: Arc::clone(&channels),
             },
             stop_requested(stop.clone()),
         );

@@ -44,6 +44,7 @@ pub struct FinishedMove {
     pub part: PartRef,
     pub tenant: Arc<str>,
     pub device: DeviceIndex,
+    pub from: Tier,
     pub tier: Tier,
     pub bytes: Bytes,
     pub cause: Cause,
@@ -86,22 +87,23 @@ impl Moves {
 
     /// Records the end of a move, if the notice reports one.
     pub(crate) fn record_ended(&self, notice: &Notice) {
-        let (outcome, detail, (part, tenant, device, tier, bytes, cause, began)) = match notice {
-            Notice::Moved { part, tenant, device, tier, bytes, cause, began, .. } => {
-                (Change::Moved, "", (part, tenant, device, tier, bytes, cause, began))
+        let (outcome, detail, (part, tenant, device, (from, tier), bytes, cause, began)) = match notice {
+            Notice::Moved { part, tenant, device, from, tier, bytes, cause, began, .. } => {
+                (Change::Moved, "", (part, tenant, device, (from, tier), bytes, cause, began))
             }
             Notice::WrittenBack { part, tenant, device, tier, bytes, began, clean } => {
                 let detail = if *clean { "" } else { WRITTEN_SINCE };
-                (Change::WrittenBack, detail, (part, tenant, device, tier, bytes, &Cause::WriteBack, began))
+                let tiers = (&Tier::Device, tier);
+                (Change::WrittenBack, detail, (part, tenant, device, tiers, bytes, &Cause::WriteBack, began))
             }
             Notice::Dropped { part, tenant, device, tier, bytes, cause, began, .. } => {
-                (Change::Dropped, "", (part, tenant, device, tier, bytes, cause, began))
+                (Change::Dropped, "", (part, tenant, device, (&Tier::Device, tier), bytes, cause, began))
             }
-            Notice::MoveFailed { part, tenant, device, tier, bytes, cause, began, problem } => {
-                (Change::Failed, problem.as_str(), (part, tenant, device, tier, bytes, cause, began))
+            Notice::MoveFailed { part, tenant, device, from, tier, bytes, cause, began, problem } => {
+                (Change::Failed, problem.as_str(), (part, tenant, device, (from, tier), bytes, cause, began))
             }
-            Notice::MoveStopped { part, tenant, device, tier, bytes, cause, began } => {
-                (Change::Stopped, "", (part, tenant, device, tier, bytes, cause, began))
+            Notice::MoveStopped { part, tenant, device, from, tier, bytes, cause, began } => {
+                (Change::Stopped, "", (part, tenant, device, (from, tier), bytes, cause, began))
             }
             _ => return,
         };
@@ -113,6 +115,7 @@ impl Moves {
             part: *part,
             tenant: Arc::clone(tenant),
             device: *device,
+            from: *from,
             tier: *tier,
             bytes: *bytes,
             cause: *cause,
@@ -208,7 +211,17 @@ pub(crate) mod tests {
     pub(crate) fn stopped(index: u32, tenant: &str) -> Notice {
         let (device, tier, bytes) = (DeviceIndex(0), Tier::Host, Bytes::mib(2));
         let (cause, began) = (Cause::Operator, Time::START);
-        Notice::MoveStopped { part: part(index), tenant: tenant.into(), device, tier, bytes, cause, began }
+        let from = Tier::Device;
+        Notice::MoveStopped {
+            part: part(index),
+            tenant: tenant.into(),
+            device,
+            from,
+            tier,
+            bytes,
+            cause,
+            began,
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -83,5 +83,6 @@ pub use tenancy::{SessionEvent, SessionState};
 pub use time::Time;
 pub use view::{
     AllocationView, Backing, Counts, DeviceView, MapperView, MoveView, NodeView, OwnQuotaView, PartView,
-    QuotaInForce, QuotaView, SessionView, StoredQuota, StoredQuotas, StoredRequest, TierView, WaitView, WaiterView,
+    QuotaInForce, QuotaView, SessionView, StoredQuota, StoredQuotas, StoredRequest, TierView, WaitCause,
+    WaitReason, WaitView, WaiterView,
 };

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId};
 
 use crate::{
-    event::{Kind, Lifetime, PartRef, Tier},
+    event::{ChannelId, Kind, Lifetime, PartRef, Slot, Tier},
     moves::{Cause, MigrationState},
     pressure::Pressure,
     residency::{AllocationState, MapState},
@@ -83,6 +83,8 @@ pub struct MapperView {
     pub session: SessionId,
     /// The state of the mapping. [`MapState::Queued`] is no mapper yet.
     pub state: MapState,
+    /// The pin word of the session's mapping, which the shell can read; `None` if the session has no pins.
+    pub word: Option<(ChannelId, Slot)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -206,6 +208,43 @@ pub struct WaitView {
     pub since: Time,
     /// When the batch is refused, if it still waits.
     pub deadline: Option<Time>,
+    /// The request that waits. The waiting parts of one pin share it.
+    pub request: u64,
+    pub reason: WaitReason,
+    /// How many earlier requests it stands behind, and a wait of the last of them.
+    pub ahead: (usize, Option<u64>),
+}
+
+/// Why a waiter has not started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitReason {
+    pub cause: WaitCause,
+    /// The tenant's limit on the device with [`WaitCause::Limit`], else the capacity of the device.
+    pub bound: Bytes,
+    /// The charge of the tenant there with [`WaitCause::Limit`], else of all tenants.
+    pub charged: Bytes,
+    /// Sessions that keep memory on the device; with [`WaitCause::Limit`] memory of the tenant.
+    pub sessions: Vec<SessionId>,
+    /// Tenants whose guarantees keep the free room.
+    pub tenants: Vec<String>,
+    /// Bytes on the device that operators hold.
+    pub operator_held: Bytes,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitCause {
+    /// The tenant is at its limit on the device.
+    Limit,
+    /// The free room is kept for guarantees of other tenants.
+    Guarantee,
+    /// The device is full, and too little can leave.
+    InUse,
+    /// The device is full, and enough is leaving.
+    Leaving,
+    /// There is room, and an earlier waiter has it first.
+    Turn,
+    /// The driver had no memory, although the ledger has room.
+    Driver,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -223,6 +262,8 @@ pub struct MoveView {
     pub tenant: String,
     /// The UUID of the device.
     pub device: String,
+    /// The tier that the part lies in.
+    pub from: Tier,
     pub to: Tier,
     pub bytes: Bytes,
     pub cause: Cause,

@@ -221,7 +221,7 @@ fn operators_see_the_extent_of_a_part_and_the_state_of_each_mapping() {
         let part = world.broker.show(&Target::Id(id)).expect("there").parts.remove(0);
         (part.backing.expect("operators see it"), part.mappers)
     };
-    let mapper = |client: Client, state| MapperView { session: client.session, state };
+    let mapper = |client: Client, state| MapperView { session: client.session, state, word: None };
 
     world.start(owner, None, ClientRequest::allocate(vec![named(4, "x")]));
     let id = world.broker.list_allocations(None, None, 1).0[0].id;

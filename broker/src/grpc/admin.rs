@@ -19,9 +19,11 @@ use super::{
         view::{self, For},
     },
     decision,
+    serve::GrpcOptions,
     status::{self, refused},
 };
 use crate::{
+    channel::Channels,
     events::{Events, Watch, WatchError},
     moves::Moves,
     reactor::Inbox,
@@ -47,18 +49,20 @@ pub(super) struct Admin {
     operators: Arc<BTreeSet<u32>>,
     facts: Arc<NodeFacts>,
     telemetry: Telemetry,
+    channels: Arc<Channels>,
 }
 
 impl Admin {
-    pub(super) fn new(
-        inbox: Inbox,
-        events: Events,
-        moves: Moves,
-        operators: BTreeSet<u32>,
-        facts: NodeFacts,
-        telemetry: Telemetry,
-    ) -> Self {
-        Self { inbox, events, moves, operators: Arc::new(operators), facts: Arc::new(facts), telemetry }
+    pub(super) fn new(inbox: Inbox, events: Events, options: &GrpcOptions) -> Self {
+        Self {
+            inbox,
+            events,
+            moves: options.moves.clone(),
+            operators: Arc::new(options.operators.clone()),
+            facts: Arc::new(options.facts.clone()),
+            telemetry: options.telemetry.clone(),
+            channels: Arc::clone(&options.channels),
+        }
     }
 
     fn operator<T>(&self, request: &Request<T>) -> Result<Operator, Status> {
@@ -240,7 +244,11 @@ impl AdminService for Admin {
         let target = convert::target(request.into_inner().target).map_err(|refusal| refused(&refusal))?;
         let view =
             self.read(move |broker| broker.show(&target)).await?.map_err(|refusal| refused(&refusal))?;
-        let allocation = Some(view::allocation(view, For::Operators));
+        let is_pinned = |channel, slot| {
+            let read = self.channels.read_words(channel, |words| words.use_of(slot));
+            read.and_then(Result::ok).map(|part| part.pinned)
+        };
+        let allocation = Some(view::allocation_in_use(view, is_pinned));
         Ok(Response::new(v1::ShowAllocationResponse { allocation }))
     }
 

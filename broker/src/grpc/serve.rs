@@ -1,6 +1,8 @@
 //! Serves both sockets until the daemon stops.
 
-use std::{collections::BTreeSet, io, os::unix::net::UnixListener as StdUnixListener, time::Duration};
+use std::{
+    collections::BTreeSet, io, os::unix::net::UnixListener as StdUnixListener, sync::Arc, time::Duration,
+};
 
 use thiserror::Error;
 use tokio::{net::UnixListener, sync::watch};
@@ -23,7 +25,7 @@ use super::{
     observe::ObserveLayer,
     open_calls::OpenCalls,
 };
-use crate::{events::Events, moves::Moves, reactor::Inbox, telemetry::Telemetry};
+use crate::{channel::Channels, events::Events, moves::Moves, reactor::Inbox, telemetry::Telemetry};
 
 const MEMORY_SERVICE: &str = MemoryServiceServer::<Memory>::NAME;
 const ADMIN_SERVICE: &str = AdminServiceServer::<Admin>::NAME;
@@ -59,6 +61,8 @@ pub struct GrpcOptions {
     pub moves: Moves,
     pub files: Loading,
     pub facts: NodeFacts,
+    /// The pin words of sessions, for operators who look at an allocation.
+    pub channels: Arc<Channels>,
 }
 
 #[derive(Debug, Error)]
@@ -85,14 +89,7 @@ pub async fn serve(
     let memory =
         Memory::new(inbox.clone(), options.call_timeout, options.telemetry.clone(), options.files.clone());
     let memory = with_tools(Routes::new(MemoryServiceServer::new(memory)), MEMORY_SERVICE, &health)?;
-    let admin = Admin::new(
-        inbox,
-        events.clone(),
-        options.moves.clone(),
-        options.operators.clone(),
-        options.facts.clone(),
-        options.telemetry.clone(),
-    );
+    let admin = Admin::new(inbox, events.clone(), &options);
     let admin = with_tools(Routes::new(AdminServiceServer::new(admin)), ADMIN_SERVICE, &health)?;
 
     let calls = OpenCalls::default();

@@ -61,6 +61,7 @@ fn served_with_grace(operators: &[u32], stop_grace: Duration) -> Served {
             driver_reason: "a test".to_owned(),
             started_at: SystemTime::UNIX_EPOCH,
         },
+        channels: std::sync::Arc::default(),
     };
     let (stop, stopped) = oneshot::channel();
     let events = Events::new(Clock::start(), 1, Vec::new(), EventLimits { watches_max: 1, events_max: 8 });

@@ -6,6 +6,8 @@ pub const MEMORY_STATE: &str = "vramd.memory.state";
 pub const ALLOCATION_STATE: &str = "vramd.allocation.state";
 pub const SESSION_STATE: &str = "vramd.session.state";
 pub const MIGRATION_DIRECTION: &str = "vramd.migration.direction";
+pub const MIGRATION_FROM: &str = "vramd.migration.from";
+pub const MIGRATION_TO: &str = "vramd.migration.to";
 pub const MIGRATION_CAUSE: &str = "vramd.migration.cause";
 pub const MIGRATION_OUTCOME: &str = "vramd.migration.outcome";
 pub const PRESSURE_LEVEL: &str = "vramd.pressure.level";
@@ -49,6 +51,11 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
     (ALLOCATION_STATE, "`creating`, `open`, `sealing`, `sealed` or `freeing`"),
     (SESSION_STATE, "`live` or `silent`"),
     (MIGRATION_DIRECTION, "`in` to the device, or `out` of it"),
+    (
+        MIGRATION_FROM,
+        "The tier that the part moved from; `none` for a part that was dropped, or that no client ever wrote. Of a write-back: `device`",
+    ),
+    (MIGRATION_TO, "The tier that the part moved to, or was to move to; `none` for a part that was dropped"),
     (
         MIGRATION_CAUSE,
         "`demand`: a client wants the part on its device, or another waiter needs its room. `rebalance`: its tenant is above its limit, a new \

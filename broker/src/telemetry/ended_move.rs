@@ -22,14 +22,18 @@ pub(super) struct MoveKind {
     pub(super) device: DeviceIndex,
     /// `in` or `out`, as seen from the device.
     pub(super) direction: &'static str,
+    /// The tier that the part moved from and the one that it moved to, or was to move to; or [`NOWHERE`].
+    pub(super) from: &'static str,
+    pub(super) to: &'static str,
     pub(super) cause: &'static str,
     pub(super) outcome: &'static str,
 }
 
 impl MoveKind {
-    /// The number of kinds on one device. In each direction a move ends as moved, failed or stopped; out of the device
-    /// also as clean or dropped, into the device also as made.
-    pub(super) const ON_DEVICE: usize = 9 * CAUSES.len();
+    /// The number of kinds on one device. Between each two of the three tiers a move ends as moved, failed or stopped;
+    /// away from a tier towards a lower one, or back to a disk, also as clean. A dropped part goes nowhere; from there it
+    /// is made, or its return fails or is stopped.
+    pub(super) const ON_DEVICE: usize = (6 * 3 + 4 + 1 + 3) * CAUSES.len();
 
     /// Whether the part was copied to its device and is there now.
     pub(super) fn is_arrival(&self) -> bool {
@@ -42,6 +46,9 @@ impl MoveKind {
         self.direction == "out" && !stays && matches!(self.outcome, "moved" | "clean" | "dropped")
     }
 }
+
+/// The place of a part that was dropped, or that no client ever wrote.
+const NOWHERE: &str = "none";
 
 const CAUSES: [Cause; 5] =
     [Cause::Demand, Cause::WriteBack, Cause::Rebalance, Cause::Pressure, Cause::Operator];
@@ -56,35 +63,50 @@ const fn name(cause: Cause) -> &'static str {
     }
 }
 
+const fn tier_name(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Device => "device",
+        Tier::Host => "host",
+        Tier::Disk => "disk",
+    }
+}
+
 impl<'a> EndedMove<'a> {
     /// Converts a notice, if it reports the end of a move.
     pub(super) fn of(notice: &'a Notice) -> Option<Self> {
-        let (outcome, problem, for_parts, (part, tenant, device, tier, bytes, cause, began)) = match notice {
-            Notice::Moved { part, tenant, device, tier, bytes, cause, began, copied, for_parts } => {
-                let outcome = match (copied, tier) {
-                    (true, _) => "moved",
+        let (outcome, problem, for_parts, tiers, (part, tenant, device, bytes, cause, began)) = match notice {
+            Notice::Moved { part, tenant, device, from, tier, bytes, cause, began, copied, for_parts } => {
+                let (outcome, from) = match (copied, tier) {
+                    (true, _) => ("moved", tier_name(*from)),
                     // Its content was dropped, or no client had ever written it.
-                    (false, Tier::Device) => "made",
-                    (false, Tier::Host | Tier::Disk) => "clean",
+                    (false, Tier::Device) => ("made", NOWHERE),
+                    (false, Tier::Host | Tier::Disk) => ("clean", tier_name(*from)),
                 };
-                (outcome, None, &for_parts[..], (part, tenant, device, tier, bytes, cause, began))
+                let tiers = (from, tier_name(*tier));
+                (outcome, None, &for_parts[..], tiers, (part, tenant, device, bytes, cause, began))
             }
             Notice::WrittenBack { part, tenant, device, tier, bytes, began, .. } => {
-                ("moved", None, &[][..], (part, tenant, device, tier, bytes, &Cause::WriteBack, began))
+                let tiers = (tier_name(Tier::Device), tier_name(*tier));
+                ("moved", None, &[][..], tiers, (part, tenant, device, bytes, &Cause::WriteBack, began))
             }
-            Notice::Dropped { part, tenant, device, tier, bytes, cause, began, for_parts } => {
-                ("dropped", None, &for_parts[..], (part, tenant, device, tier, bytes, cause, began))
+            Notice::Dropped { part, tenant, device, bytes, cause, began, for_parts, .. } => {
+                let tiers = (tier_name(Tier::Device), NOWHERE);
+                ("dropped", None, &for_parts[..], tiers, (part, tenant, device, bytes, cause, began))
             }
-            Notice::MoveFailed { part, tenant, device, tier, bytes, cause, began, problem } => {
-                ("failed", Some(problem.as_str()), &[][..], (part, tenant, device, tier, bytes, cause, began))
+            Notice::MoveFailed { part, tenant, device, from, tier, bytes, cause, began, problem } => {
+                let tiers = (tier_name(*from), tier_name(*tier));
+                let problem = Some(problem.as_str());
+                ("failed", problem, &[][..], tiers, (part, tenant, device, bytes, cause, began))
             }
-            Notice::MoveStopped { part, tenant, device, tier, bytes, cause, began } => {
-                ("stopped", None, &[][..], (part, tenant, device, tier, bytes, cause, began))
+            Notice::MoveStopped { part, tenant, device, from, tier, bytes, cause, began } => {
+                let tiers = (tier_name(*from), tier_name(*tier));
+                ("stopped", None, &[][..], tiers, (part, tenant, device, bytes, cause, began))
             }
             _ => return None,
         };
-        let direction = if *tier == Tier::Device { "in" } else { "out" };
-        let kind = MoveKind { device: *device, direction, cause: name(*cause), outcome };
+        let (from, to) = tiers;
+        let direction = if to == tier_name(Tier::Device) { "in" } else { "out" };
+        let kind = MoveKind { device: *device, direction, from, to, cause: name(*cause), outcome };
         Some(Self { part: *part, tenant, kind, bytes: *bytes, began: *began, problem, for_parts })
     }
 }
@@ -114,10 +136,12 @@ mod tests {
             (ended.kind.direction, ended.kind.outcome, ended.for_parts),
             ("out", "dropped", &[part][..])
         );
+        assert_eq!((ended.kind.from, ended.kind.to), ("device", "none"));
         assert!(ended.kind.is_departure() && !ended.kind.is_arrival());
         let notice = moved_to(Tier::Device, part, "a", Cause::Demand, false);
         let kind = EndedMove::of(&notice).unwrap().kind;
         assert_eq!((kind.direction, kind.outcome), ("in", "made"));
+        assert_eq!((kind.from, kind.to), ("none", "device"));
         assert!(!kind.is_arrival() && !kind.is_departure());
     }
 
@@ -128,6 +152,7 @@ mod tests {
         let notice = Notice::WrittenBack { part, tenant, device, tier, bytes, began, clean };
         let kind = EndedMove::of(&notice).unwrap().kind;
         assert_eq!((kind.direction, kind.cause, kind.outcome), ("out", "write_back", "moved"));
+        assert_eq!((kind.from, kind.to), ("device", "host"));
         assert!(!kind.is_departure() && !kind.is_arrival());
     }
 

@@ -35,9 +35,11 @@ impl Histograms {
 
     /// Records the duration and size of an ended move.
     pub(super) fn record_move(&self, ended: &EndedMove<'_>, took: Duration) {
-        let MoveKind { direction, cause, outcome, .. } = ended.kind;
+        let MoveKind { direction, from, to, cause, outcome, .. } = ended.kind;
         let attributes = [
             KeyValue::new(metrics::MIGRATION_DIRECTION, direction),
+            KeyValue::new(metrics::MIGRATION_FROM, from),
+            KeyValue::new(metrics::MIGRATION_TO, to),
             KeyValue::new(metrics::MIGRATION_CAUSE, cause),
             KeyValue::new(metrics::MIGRATION_OUTCOME, outcome),
         ];

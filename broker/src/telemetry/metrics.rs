@@ -189,14 +189,14 @@ pub const MIGRATIONS: Definition = count(
     MetricKind::Counter,
     "vramd.migrations",
     "{part}",
-    &[TENANT, HW_ID, MIGRATION_DIRECTION, MIGRATION_CAUSE, MIGRATION_OUTCOME],
+    &[TENANT, HW_ID, MIGRATION_DIRECTION, MIGRATION_FROM, MIGRATION_TO, MIGRATION_CAUSE, MIGRATION_OUTCOME],
     "Parts whose migration or write-back ended, by outcome. When no series are left, new combinations are counted for the tenant `_other` from then on.",
 );
 pub const MIGRATION_IO: Definition = count(
     MetricKind::Counter,
     "vramd.migration.io",
     "By",
-    &[TENANT, HW_ID, MIGRATION_DIRECTION, MIGRATION_CAUSE, MIGRATION_OUTCOME],
+    &[TENANT, HW_ID, MIGRATION_DIRECTION, MIGRATION_FROM, MIGRATION_TO, MIGRATION_CAUSE, MIGRATION_OUTCOME],
     "The sizes of the parts in `vramd.migrations`. Only parts with the outcome `moved` were copied in full.",
 );
 pub const MIGRATION_USED: Definition = count(
@@ -211,7 +211,7 @@ pub const MIGRATION_DURATION: Definition = Definition {
     kind: MetricKind::Histogram,
     unit: "s",
     meaning: "Time from the reservation of memory in the other tier until the migration ended.",
-    attributes: &[MIGRATION_DIRECTION, MIGRATION_CAUSE, MIGRATION_OUTCOME],
+    attributes: &[MIGRATION_DIRECTION, MIGRATION_FROM, MIGRATION_TO, MIGRATION_CAUSE, MIGRATION_OUTCOME],
     boundaries: SECONDS_MIGRATION,
 };
 pub const MIGRATION_SIZE: Definition = Definition {
@@ -219,7 +219,7 @@ pub const MIGRATION_SIZE: Definition = Definition {
     kind: MetricKind::Histogram,
     unit: "By",
     meaning: "The size of the parts whose migration or write-back ended.",
-    attributes: &[MIGRATION_DIRECTION, MIGRATION_CAUSE, MIGRATION_OUTCOME],
+    attributes: &[MIGRATION_DIRECTION, MIGRATION_FROM, MIGRATION_TO, MIGRATION_CAUSE, MIGRATION_OUTCOME],
     boundaries: BYTES_MIGRATION,
 };
 pub const LINK_LIMIT: Definition = count(

@@ -145,7 +145,8 @@ pub(super) mod tests {
     ) -> Notice {
         let (tenant, device, bytes, began) = (tenant.into(), DeviceIndex(0), Bytes::mib(2), Time::START);
         let for_parts = Vec::new();
-        Notice::Moved { part, tenant, device, tier, bytes, cause, began, copied, for_parts }
+        let from = if tier == Tier::Device { Tier::Host } else { Tier::Device };
+        Notice::Moved { part, tenant, device, from, tier, bytes, cause, began, copied, for_parts }
     }
 
     /// The notice that a part of 2 MiB has moved to the host.
@@ -174,10 +175,10 @@ pub(super) mod tests {
         count(&moves, &moved_to(Tier::Host, part(1), "a", Cause::Demand, false));
         let (tier, device, bytes, began) = (Tier::Device, DeviceIndex(0), Bytes::mib(2), Time::START);
         let (part, tenant, cause) = (part(1), "a".into(), Cause::Rebalance);
-        let problem = "a cable".to_owned();
-        count(&moves, &Notice::MoveFailed { part, tenant, device, tier, bytes, cause, began, problem });
+        let (problem, from) = ("a cable".to_owned(), Tier::Host);
+        count(&moves, &Notice::MoveFailed { part, tenant, device, from, tier, bytes, cause, began, problem });
         let tenant = "a".into();
-        count(&moves, &Notice::MoveStopped { part, tenant, device, tier, bytes, cause, began });
+        count(&moves, &Notice::MoveStopped { part, tenant, device, from, tier, bytes, cause, began });
         let counted: Vec<_> = moves.by_tenant()["a"]
             .iter()
             .map(|(kind, count)| (kind.direction, kind.cause, kind.outcome, count.parts, count.bytes >> 20))

@@ -341,6 +341,8 @@ fn by_outcome(value: fn(&Count) -> u64) -> impl Fn(&MoveKind, &Count, [KeyValue;
             tenant,
             device,
             text(metrics::MIGRATION_DIRECTION, kind.direction),
+            text(metrics::MIGRATION_FROM, kind.from),
+            text(metrics::MIGRATION_TO, kind.to),
             text(metrics::MIGRATION_CAUSE, kind.cause),
             text(metrics::MIGRATION_OUTCOME, kind.outcome),
         ];

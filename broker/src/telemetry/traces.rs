@@ -158,7 +158,7 @@ impl Traces {
         let calls = pins.waiting_for(ended.for_parts.iter().chain([&ended.part]));
         let awaited = || (!calls.is_empty()).then(Context::new);
         let Some(parent) = cause.or_else(awaited).or_else(|| self.parent(None)) else { return };
-        let MoveKind { device, direction, cause, outcome } = ended.kind;
+        let MoveKind { device, direction, from, to, cause, outcome } = ended.kind;
         let attributes = [
             KeyValue::new(metrics::TENANT, ended.tenant.to_owned()),
             KeyValue::new(
@@ -166,6 +166,8 @@ impl Traces {
                 self.devices.get(usize::from(device.0)).cloned().unwrap_or_default(),
             ),
             KeyValue::new(metrics::MIGRATION_DIRECTION, direction),
+            KeyValue::new(metrics::MIGRATION_FROM, from),
+            KeyValue::new(metrics::MIGRATION_TO, to),
             KeyValue::new(metrics::MIGRATION_CAUSE, cause),
             KeyValue::new(metrics::MIGRATION_OUTCOME, outcome),
             KeyValue::new("vramd.migration.bytes", i64::try_from(ended.bytes.get()).unwrap_or(i64::MAX)),

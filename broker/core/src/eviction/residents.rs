@@ -161,6 +161,11 @@ impl Residents {
         self.pinned.contains_key(&part)
     }
 
+    /// Whether the session is known to pin it.
+    pub(crate) fn is_pinned_by(&self, part: PartRef, session: SessionId) -> bool {
+        self.pinned.get(&part).is_some_and(|sessions| sessions.contains(&session))
+    }
+
     /// Whether no session is known to pin it and it is not stuck.
     pub(crate) fn is_candidate(&self, part: PartRef) -> bool {
         !self.pinned.contains_key(&part) && !self.stuck.contains(&part)

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use broker_core::{Cause, MigrationState, MoveView, PartRef, WaitView, WaiterView};
+use broker_core::{Cause, MigrationState, MoveView, PartRef, WaitCause, WaitReason, WaitView, WaiterView};
 use broker_driver::{LaneId, LinkFacts, Traffic};
 use vramd_proto::v1;
 use vramd_types::{Bytes, DeviceIndex, SessionId};
@@ -30,6 +30,29 @@ pub(in crate::grpc) fn wait(view: WaitView, started_at: SystemTime) -> v1::Wait 
         began_at: time_of_day(view.since, started_at),
         until: view.deadline.and_then(|until| time_of_day(until, started_at)),
         what: Some(what),
+        request: view.request,
+        reason: Some(reason(view.reason)),
+        requests_ahead: count(view.ahead.0),
+        wait_id_ahead: view.ahead.1.unwrap_or_default(),
+    }
+}
+
+fn reason(reason: WaitReason) -> v1::WaitReason {
+    let cause = match reason.cause {
+        WaitCause::Limit => v1::WaitCause::Limit,
+        WaitCause::Guarantee => v1::WaitCause::Guarantee,
+        WaitCause::InUse => v1::WaitCause::InUse,
+        WaitCause::Leaving => v1::WaitCause::Leaving,
+        WaitCause::Turn => v1::WaitCause::Turn,
+        WaitCause::Driver => v1::WaitCause::Driver,
+    };
+    v1::WaitReason {
+        cause: cause.into(),
+        bound_bytes: reason.bound.get(),
+        held_bytes: reason.charged.get(),
+        session_ids: reason.sessions.into_iter().map(SessionId::get).collect(),
+        tenants: reason.tenants,
+        operator_held_bytes: reason.operator_held.get(),
     }
 }
 
@@ -45,6 +68,7 @@ pub(in crate::grpc) fn moving(view: MoveView, copied: Option<Bytes>, started_at:
         cause: cause(view.cause).into(),
         state: state(view.state).into(),
         began_at: time_of_day(view.since, started_at),
+        from_tier: tier(view.from).into(),
     }
 }
 
@@ -94,6 +118,7 @@ pub(in crate::grpc) fn ended(ended: FinishedMove, uuid: String, started_at: Syst
         detail: ended.detail,
         began_at: time_of_day(ended.began, started_at),
         duration_us: u64::try_from(ended.took.as_micros()).unwrap_or(u64::MAX),
+        from_tier: tier(ended.from).into(),
     }
 }
 
@@ -139,6 +164,16 @@ mod tests {
             bytes: Bytes::mib(2),
             since: Time::from_micros(1_500_000),
             deadline: until,
+            request: 8,
+            reason: WaitReason {
+                cause: WaitCause::Limit,
+                bound: Bytes::mib(8),
+                charged: Bytes::mib(7),
+                sessions: vec![SessionId::from_raw(4)],
+                tenants: Vec::new(),
+                operator_held: Bytes::ZERO,
+            },
+            ahead: (2, Some(6)),
         };
         let part = PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(3) };
         let shown =
@@ -147,6 +182,13 @@ mod tests {
         assert_eq!(shown.what, Some(v1::wait::What::Part(v1::PartWait { part, session_ids: vec![4] })));
         assert_eq!(shown.began_at.unwrap().to_string(), "1970-01-01T00:01:41.500Z");
         assert_eq!((shown.wait_id, shown.bytes, shown.until), (9, 2 << 20, None));
+        assert_eq!((shown.request, shown.requests_ahead, shown.wait_id_ahead), (8, 2, 6));
+        let reason = shown.reason.unwrap();
+        assert_eq!(
+            (reason.cause(), reason.bound_bytes, reason.held_bytes),
+            (v1::WaitCause::Limit, 8 << 20, 7 << 20)
+        );
+        assert_eq!(reason.session_ids, [4]);
 
         let batch = WaiterView::Batch { session: SessionId::from_raw(4), items: 2 };
         let shown = wait(view(batch, Some(Time::from_micros(20_000_000))), started_at);

@@ -3,9 +3,9 @@
 use std::time::{Duration, SystemTime};
 
 use broker_core::{
-    AllocationState, AllocationView, Backing, DeviceView, Kind, Lifetime, MapState, MapperView, OwnQuotaView,
-    PartMove, PartRevocation, PartView, QuotaView, Refusal, Released, SessionState, SessionView, TierView,
-    Time,
+    AllocationState, AllocationView, Backing, ChannelId, DeviceView, Kind, Lifetime, MapState, MapperView,
+    OwnQuotaView, PartMove, PartRevocation, PartView, QuotaView, Refusal, Released, SessionState,
+    SessionView, Slot, TierView, Time,
 };
 use prost_types::Timestamp;
 use vramd_proto::v1;
@@ -50,6 +50,29 @@ pub(in crate::grpc) fn allocation(view: AllocationView, reader: For) -> v1::Allo
     }
 }
 
+/// Converts an allocation for operators, with the use that each session makes of its parts. `is_pinned` reads a pin
+/// word; `None` if it cannot be read.
+pub(in crate::grpc) fn allocation_in_use(
+    view: AllocationView,
+    is_pinned: impl Fn(ChannelId, Slot) -> Option<bool>,
+) -> v1::Allocation {
+    let usage = |mapper: &MapperView| match mapper.word {
+        _ if !mapper.state.is_mapper() => v1::MappingUse::Unspecified,
+        None => v1::MappingUse::Standing,
+        Some((channel, slot)) => match is_pinned(channel, slot) {
+            Some(true) => v1::MappingUse::Pinned,
+            Some(false) => v1::MappingUse::Idle,
+            None => v1::MappingUse::Unspecified,
+        },
+    };
+    let usages: Vec<_> = view.parts.iter().flat_map(|part| &part.mappers).map(usage).collect();
+    let mut allocation = allocation(view, For::Operators);
+    for (mapper, usage) in allocation.parts.iter_mut().flat_map(|part| &mut part.mappers).zip(usages) {
+        mapper.usage = usage.into();
+    }
+    allocation
+}
+
 fn part(view: PartView, reader: For) -> v1::Part {
     let shown: &[MapperView] = match reader {
         For::Clients => &[],
@@ -59,6 +82,7 @@ fn part(view: PartView, reader: For) -> v1::Part {
     let mapper = |mapper: &MapperView| v1::Mapper {
         session_id: mapper.session.get(),
         state: mapping_state(mapper.state).into(),
+        usage: v1::MappingUse::Unspecified.into(),
     };
     v1::Part {
         index: view.index.0,
@@ -316,8 +340,12 @@ mod tests {
                 dropped: false,
                 backing: Some(Backing::Live),
                 mappers: vec![
-                    MapperView { session: SessionId::from_raw(4), state: MapState::Revoking },
-                    MapperView { session: SessionId::from_raw(5), state: MapState::Queued },
+                    MapperView {
+                        session: SessionId::from_raw(4),
+                        state: MapState::Revoking,
+                        word: Some((ChannelId(1), Slot(2))),
+                    },
+                    MapperView { session: SessionId::from_raw(5), state: MapState::Queued, word: None },
                 ],
             }],
             mapper_count: 1,
@@ -339,6 +367,16 @@ mod tests {
         assert_eq!(states, [(4, v1::MappingState::Revoking), (5, v1::MappingState::Queued)]);
         assert_eq!(part.extent_state(), v1::ExtentState::Live);
         assert_eq!((part.tier(), part.moves_to()), (v1::Tier::Device, v1::Tier::Host));
+    }
+
+    #[test]
+    fn operators_see_who_pins_a_part() {
+        let use_of = |pinned| allocation_in_use(sealed(), |_, _| pinned).parts[0].mappers[0].usage();
+        assert_eq!(use_of(Some(true)), v1::MappingUse::Pinned);
+        assert_eq!(use_of(Some(false)), v1::MappingUse::Idle);
+        assert_eq!(use_of(None), v1::MappingUse::Unspecified);
+        let queued = &allocation_in_use(sealed(), |_, _| None).parts[0].mappers[1];
+        assert_eq!(queued.usage(), v1::MappingUse::Unspecified, "it maps nothing yet");
     }
 
     #[test]

@@ -50,6 +50,7 @@ fn rows(moves: &[v1::Move], names: &DeviceNames) -> String {
             Column::number("PART").key(),
             Column::text("TENANT"),
             Column::text("DEVICE"),
+            Column::text("FROM"),
             Column::text("TO"),
             Column::number("BYTES"),
             Column::number("DONE"),
@@ -64,6 +65,7 @@ fn rows(moves: &[v1::Move], names: &DeviceNames) -> String {
                 part.part_index.to_string(),
                 moving.tenant.clone(),
                 names.name(&moving.device),
+                from_name(moving.from_tier()).to_owned(),
                 tier_name(moving.tier()).to_owned(),
                 size(moving.bytes),
                 moving.copied_bytes.map_or_else(|| "-".to_owned(), |copied| percent(copied, moving.bytes)),
@@ -82,6 +84,7 @@ fn ended_rows(moves: &[v1::EndedMove], names: &DeviceNames) -> String {
             Column::number("PART").key(),
             Column::text("TENANT"),
             Column::text("DEVICE"),
+            Column::text("FROM"),
             Column::text("TO"),
             Column::number("BYTES"),
             Column::text("CAUSE"),
@@ -97,6 +100,7 @@ fn ended_rows(moves: &[v1::EndedMove], names: &DeviceNames) -> String {
                 part.part_index.to_string(),
                 ended.tenant.clone(),
                 names.name(&ended.device),
+                from_name(ended.from_tier()).to_owned(),
                 tier_name(ended.tier()).to_owned(),
                 size(ended.bytes),
                 cause_name(ended.cause()).to_owned(),
@@ -121,6 +125,7 @@ fn to_json(moving: &v1::Move) -> Value {
         "part_index": part.part_index,
         "tenant": moving.tenant,
         "device": moving.device,
+        "from_tier": from_name(moving.from_tier()),
         "tier": tier_name(moving.tier()),
         "bytes": moving.bytes,
         "copied_bytes": moving.copied_bytes,
@@ -137,6 +142,7 @@ fn ended_to_json(ended: &v1::EndedMove) -> Value {
         "part_index": part.part_index,
         "tenant": ended.tenant,
         "device": ended.device,
+        "from_tier": from_name(ended.from_tier()),
         "tier": tier_name(ended.tier()),
         "bytes": ended.bytes,
         "cause": cause_name(ended.cause()),
@@ -145,6 +151,14 @@ fn ended_to_json(ended: &v1::EndedMove) -> Value {
         "began_at": ended.began_at.as_ref().map(ToString::to_string),
         "duration_us": ended.duration_us,
     })
+}
+
+/// The tier that a part moves from. A daemon that is too old does not say it.
+fn from_name(tier: v1::Tier) -> &'static str {
+    match tier {
+        v1::Tier::Unspecified => "unknown",
+        tier => tier_name(tier),
+    }
 }
 
 fn cause_name(cause: v1::MoveCause) -> &'static str {

@@ -4,14 +4,15 @@ use std::time::{Duration, Instant};
 
 use vramd_client::{Access, AllocationRequest, Bytes, Error};
 use vramd_proto::v1::{
-    AllocateBatchRequest, CancelWaitRequest, ListWaitsRequest, PartWait, Wait, wait::What,
+    AllocateBatchRequest, CancelWaitRequest, ListWaitsRequest, MappingUse, PartWait, ShowAllocationRequest,
+    Wait, WaitCause, show_allocation_request::Target, wait::What,
 };
 use vramd_tests::{Daemon, MIB_2, RawSession, content, digest, session::spec, wait::until};
 use vramd_types::Reason;
 
 use crate::moves::{
-    assert_nothing_left, evict, open_and_write, part, parts, pins::fetch::connect, tiers, until_charged,
-    vramctl, vramctl_json,
+    assert_nothing_left, evict, open_and_write, part, parts, pin_words, pins::fetch::connect, tiers,
+    unpin_words, until_charged, vramctl, vramctl_json,
 };
 
 fn waits(daemon: &Daemon, request: ListWaitsRequest) -> Vec<Wait> {
@@ -80,6 +81,15 @@ fn a_waiting_pin_is_listed_and_cancelled() {
         assert_eq!(wait.what, Some(What::Part(waiting)));
     }
     assert!(listed.is_sorted_by(|one, next| one.wait_id < next.wait_id), "in the order of asking");
+    for wait in &listed {
+        assert_eq!((wait.request, wait.requests_ahead), (listed[0].request, 0), "all are parts of one pin");
+        let reason = wait.reason.clone().unwrap();
+        assert_eq!(
+            (reason.cause(), reason.held_bytes, reason.bound_bytes),
+            (WaitCause::InUse, 8 << 20, 8 << 20)
+        );
+        assert!(reason.session_ids.contains(&other.id()), "it has no pins: {reason:?}");
+    }
 
     let mut pages = Vec::new();
     let mut request = ListWaitsRequest { page_size: 2, ..Default::default() };
@@ -99,7 +109,9 @@ fn a_waiting_pin_is_listed_and_cancelled() {
     assert_eq!(told["waits"][2]["what"]["part_index"], 3);
     assert_eq!(told["waits"][0]["what"]["session_ids"][0], format!("s-{}", session.id()));
     let text = String::from_utf8(vramctl(&daemon, &["wait", "list"]).stdout).unwrap();
-    assert!(text.contains(&format!("part 2 of a-{id}")), "{text}");
+    assert_eq!(text.matches(&format!("parts 1-3 of a-{id}")).count(), 1, "one row for the pin: {text}");
+    let other_name = format!("s-{}", other.id());
+    assert!(text.contains("device full: 8 MiB of 8 MiB, in use by") && text.contains(&other_name), "{text}");
 
     let ended = listed[1].wait_id;
     assert_eq!(vramctl_json(&daemon, &["wait", "cancel", &ended.to_string()])["wait_id"], ended);
@@ -114,6 +126,81 @@ fn a_waiting_pin_is_listed_and_cancelled() {
     session.pin_answer(again).unwrap();
     assert_eq!(session.digest(id, 4 * MIB_2), digest(&content(4 * MIB_2, id)));
     session.end_pin_call(again);
+    session.free(id);
+    assert_nothing_left(&daemon);
+}
+
+#[test]
+fn a_wait_says_why_it_waits_and_behind_whom() {
+    let daemon = Daemon::start(&tiers("8MiB", "64MiB"));
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    let tenant = session.tenant().to_owned();
+    let kept = session.allocate(parts(2)).allocation_id;
+    let moved = session.allocate(parts(2)).allocation_id;
+    evict(&daemon, &mut session, moved);
+    until_charged(&daemon, 4, 8);
+    pin_words(&session, kept, 2);
+    daemon.set_quota(&tenant, "", "4MiB");
+    let first = session.pin_within(vec![part(moved, 0)], 600_000);
+    until("it waits", || all_waits(&daemon).len() == 1);
+    let second = session.pin(vec![part(moved, 1)]);
+    until("both wait", || all_waits(&daemon).len() == 2);
+    let listed = all_waits(&daemon);
+    for wait in &listed {
+        let reason = wait.reason.clone().unwrap();
+        assert_eq!(
+            (reason.cause(), reason.held_bytes, reason.bound_bytes),
+            (WaitCause::Limit, 4 << 20, 4 << 20)
+        );
+        assert_eq!(reason.session_ids, [session.id()]);
+    }
+    let ahead = |wait: &Wait| (wait.requests_ahead, wait.wait_id_ahead);
+    assert_eq!((ahead(&listed[0]), ahead(&listed[1])), ((0, 0), (1, listed[0].wait_id)));
+    let text = String::from_utf8(vramctl(&daemon, &["wait", "list"]).stdout).unwrap();
+    let why = format!("limit: 4 MiB of 4 MiB, in use by s-{}", session.id());
+    assert!(text.contains(&why) && text.contains(&format!("wait {}", listed[0].wait_id)), "{text}");
+    assert!(text.contains("in 9 min"), "until when: {text}");
+
+    // The limit no longer binds, but the rest of the device is guaranteed to another tenant.
+    daemon.set_quota("team-b", "4MiB", "");
+    daemon.set_quota(&tenant, "", "8MiB");
+    let reason = all_waits(&daemon)[0].reason.clone().unwrap();
+    assert_eq!((reason.cause(), &reason.tenants[..]), (WaitCause::Guarantee, &["team-b".to_owned()][..]));
+    let text = String::from_utf8(vramctl(&daemon, &["wait", "list"]).stdout).unwrap();
+    assert!(text.contains("guarantee of team-b"), "{text}");
+    daemon.set_quota("team-b", "0", "");
+    for call in [first, second] {
+        session.pin_answer(call).unwrap();
+        session.end_pin_call(call);
+    }
+    unpin_words(&session, kept, 2);
+    session.free(kept);
+    session.free(moved);
+    assert_nothing_left(&daemon);
+}
+
+#[test]
+fn an_allocation_shows_what_is_held_pinned_and_idle() {
+    let daemon = Daemon::start(&tiers("8MiB", "8MiB"));
+    let (mut session, id) = open_and_write(&daemon, 3);
+    session.word_table().client(session.slot(id, 0)).pin(vramd_words::Access::Read).unwrap();
+    let target = format!("a-{id}");
+    assert!(vramctl(&daemon, &["alloc", "hold", &target, "--part", "1"]).status.success());
+    let shown =
+        daemon.admin.show_allocation(ShowAllocationRequest { target: Some(Target::AllocationId(id)) });
+    let parts = shown.ok().allocation.unwrap().parts;
+    let uses: Vec<_> = parts.iter().map(|part| (part.held, part.mappers[0].usage())).collect();
+    assert_eq!(uses, [(false, MappingUse::Pinned), (true, MappingUse::Idle), (false, MappingUse::Idle)]);
+    let text = String::from_utf8(vramctl(&daemon, &["alloc", "show", &target]).stdout).unwrap();
+    for expected in [&format!("pinned by s-{}", session.id()), "held by an operator", "idle"] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+    let fact = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();
+    for name in ["held", "pinned", "idle"] {
+        assert!(fact(name).ends_with("2 MiB"), "{name}: {text}");
+    }
+    session.word_table().client(session.slot(id, 0)).unpin().unwrap();
+    assert!(vramctl(&daemon, &["alloc", "unhold", &target]).status.success());
     session.free(id);
     assert_nothing_left(&daemon);
 }

@@ -25,7 +25,7 @@ fn a_held_part_stays_until_the_operator_lets_it_go() {
     let held = |at: usize| shown["allocation"]["parts"][at]["held"].as_bool().unwrap();
     assert_eq!([0, 1, 2, 3].map(held), [true, false, true, false]);
     let text = String::from_utf8(vramctl(&daemon, &["alloc", "show", &target]).stdout).unwrap();
-    assert_eq!(text.matches("device (held)").count(), 2, "{text}");
+    assert_eq!(text.matches("held by an operator").count(), 2, "{text}");
 
     // A waiter gets the room of the other parts. There is no more.
     let mut other = RawSession::open_with_pins(&daemon.sockets());

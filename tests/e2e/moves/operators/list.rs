@@ -44,7 +44,7 @@ fn a_migration_is_listed_with_its_progress() {
         (shown.part, shown.tenant.as_str(), &shown.device),
         (Some(part(id, 0)), session.tenant(), &uuid)
     );
-    assert_eq!((shown.tier(), shown.bytes), (Tier::Host, SIZE));
+    assert_eq!((shown.from_tier(), shown.tier(), shown.bytes), (Tier::Device, Tier::Host, SIZE));
     assert_eq!((shown.cause(), shown.state()), (MoveCause::Operator, MoveState::Copying));
     assert!(shown.began_at.is_some());
     until("more of it arrives", || copied().is_none_or(|bytes| bytes > arrived));
@@ -57,6 +57,7 @@ fn a_migration_is_listed_with_its_progress() {
     });
     let told = vramctl_json(&daemon, &["move", "list"]);
     assert_eq!((&told["moves"][0]["cause"], &told["moves"][0]["tier"]), (&"demand".into(), &"device".into()));
+    assert_eq!(told["moves"][0]["from_tier"], "host");
     assert_eq!(
         (&told["ended"][0]["outcome"], &told["ended"][0]["cause"]),
         (&"moved".into(), &"operator".into())
@@ -68,6 +69,7 @@ fn a_migration_is_listed_with_its_progress() {
     let [back, out] = &ended[..] else { panic!("{ended:?}") };
     assert_eq!((back.tier(), back.cause(), back.outcome()), (Tier::Device, MoveCause::Demand, Change::Moved));
     assert_eq!((out.tier(), out.cause(), out.outcome()), (Tier::Host, MoveCause::Operator, Change::Moved));
+    assert_eq!((back.from_tier(), out.from_tier()), (Tier::Host, Tier::Device));
     // 64 MiB at 96 MiB a second.
     for EndedMove { duration_us, device, bytes, .. } in &ended {
         assert!((600_000..60_000_000).contains(duration_us), "{ended:?}");

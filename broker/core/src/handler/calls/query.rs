@@ -298,7 +298,11 @@ impl Broker {
     ) -> AllocationView {
         let tenant = self.tenants.name(allocation.tenant).to_owned();
         let part_view = |(index, part): (PartIndex, &Part)| {
-            let mapper = |mapping: &Mapping| MapperView { session: mapping.session, state: mapping.state };
+            let mapper = |mapping: &Mapping| {
+                let channel = self.sessions.get(mapping.session).map(|session| session.channel);
+                let word = channel.zip(mapping.slot());
+                MapperView { session: mapping.session, state: mapping.state, word }
+            };
             let of_part = PartRef { allocation: id, part: index };
             PartView {
                 index,

@@ -8,10 +8,12 @@
 //! - `make_room`: executing that choice
 //! - `out_of_memory`: waiters whose memory the driver could not create
 //! - `wait_list`: the line and the moves as operators see them
+//! - `wait_reason`: why a waiter has not started
 
 mod enter_leave;
 pub(super) mod make_room;
 mod out_of_memory;
 mod victims;
 mod wait_list;
+mod wait_reason;
 mod wanted;

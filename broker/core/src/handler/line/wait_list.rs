@@ -3,9 +3,10 @@
 
 use vramd_types::Bytes;
 
+use super::wait_reason::{Blockers, Queues};
 use crate::{
     broker::Broker,
-    event::PartRef,
+    event::{PartRef, Tier},
     line::{Footprint, Position, Waiter},
     moves::Cause,
     ops::{OpKind, Requester},
@@ -17,11 +18,22 @@ use crate::{
 impl Broker {
     /// All waits, in order of arrival.
     pub fn waits(&self) -> Vec<WaitView> {
+        let (mut blocked, mut queues) = (Blockers::new(self), Queues::default());
         let line = self.line.iter();
-        line.filter_map(|(position, entry)| self.wait_view(position, entry.waiter, entry.since)).collect()
+        line.filter_map(|(position, entry)| {
+            self.wait_view(position, entry.waiter, entry.since, &mut blocked, &mut queues)
+        })
+        .collect()
     }
 
-    fn wait_view(&self, position: Position, waiter: Waiter, since: Time) -> Option<WaitView> {
+    fn wait_view(
+        &self,
+        position: Position,
+        waiter: Waiter,
+        since: Time,
+        blockers: &mut Blockers<'_>,
+        queues: &mut Queues,
+    ) -> Option<WaitView> {
         let needs: Vec<Footprint> = match waiter {
             Waiter::Batch(op) => {
                 self.batch_needs(op, position.arrived).into_iter().map(|need| need.footprint).collect()
@@ -39,6 +51,8 @@ impl Broker {
             ),
             Waiter::Batch(op) => self.waiting_batch_view(op)?,
         };
+        let reason = blockers.reason(waiter, Footprint { tenant, device, size: bytes });
+        let ahead = queues.enter(position, (tenant, device), reason.cause);
         let (device, tenant) = (self.uuid(device).to_owned(), self.tenants.name(tenant).to_owned());
         Some(WaitView {
             id: position.entered.get(),
@@ -48,6 +62,9 @@ impl Broker {
             bytes,
             since,
             deadline: until,
+            request: position.arrived.get(),
+            reason,
+            ahead,
         })
     }
 
@@ -77,15 +94,17 @@ impl Broker {
     /// Migrations and write-backs that are under way.
     pub fn moves(&self) -> Vec<MoveView> {
         let migrations = self.moves.migrations.iter();
-        let moves = migrations.map(|(part, it)| (part, it.to_tier, it.cause, it.state, it.since, it.to));
+        let moves = migrations
+            .map(|(part, it)| (part, (it.from_tier, it.to_tier), it.cause, it.state, it.since, it.to));
         let written_back = self.moves.write_backs.iter().map(|(part, it)| {
-            (part, it.tier, Cause::WriteBack, it.state.as_migration_state(), it.since, it.to)
+            let tiers = (Tier::Device, it.tier);
+            (part, tiers, Cause::WriteBack, it.state.as_migration_state(), it.since, it.to)
         });
-        let view = |(part, to, cause, state, since, extent): (PartRef, _, _, _, _, _)| {
+        let view = |(part, (from, to), cause, state, since, extent): (PartRef, (Tier, Tier), _, _, _, _)| {
             let allocation = self.allocations.get(part.allocation)?;
             let tenant = self.tenants.name(allocation.tenant).to_owned();
             let (device, bytes) = (self.uuid(allocation.device).to_owned(), allocation.size_of(part.part));
-            Some(MoveView { part, tenant, device, to, bytes, cause, state, since, extent })
+            Some(MoveView { part, tenant, device, from, to, bytes, cause, state, since, extent })
         };
         moves.chain(written_back).filter_map(view).collect()
     }

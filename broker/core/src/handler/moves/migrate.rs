@@ -88,7 +88,8 @@ impl Broker {
             self.usage.residents.mark_stuck(part);
             self.follow_ups.push(Fact::VictimRefused);
             let outcome = self.move_outcome(part, &Stop::Failed(error));
-            self.notify_migration(part, to_tier, (cause, self.shell.now), &outcome, (false, None));
+            let tiers = (Tier::Device, to_tier);
+            self.notify_migration(part, tiers, (cause, self.shell.now), &outcome, (false, None));
             return None;
         }
         Some(leaves)

@@ -122,7 +122,13 @@ impl Broker {
         self.track_on_host(part);
         let stop = (!arrived).then(|| stopped.unwrap_or(Stop::Wanted));
         let outcome = stop.as_ref().map_or(PartMove::Moved, |stop| self.move_outcome(part, stop));
-        self.notify_migration(part, to_tier, (cause, since), &outcome, (state.is_copying(), for_arrival));
+        self.notify_migration(
+            part,
+            (from_tier, to_tier),
+            (cause, since),
+            &outcome,
+            (state.is_copying(), for_arrival),
+        );
         for op in ops.iter().copied() {
             self.part_moved(op, part, outcome.clone());
             self.finish_parts(op);
@@ -189,7 +195,7 @@ impl Broker {
     pub(crate) fn notify_migration(
         &mut self,
         part: PartRef,
-        tier: Tier,
+        (from, tier): (Tier, Tier),
         (cause, began): (Cause, Time),
         outcome: &PartMove,
         (copied, for_arrival): (bool, Option<Arrival>),
@@ -220,6 +226,7 @@ impl Broker {
                     part,
                     tenant,
                     device,
+                    from,
                     tier,
                     bytes,
                     cause,
@@ -240,6 +247,7 @@ impl Broker {
                     part,
                     tenant,
                     device,
+                    from,
                     tier,
                     bytes,
                     cause,
@@ -247,7 +255,17 @@ impl Broker {
                 });
             }
         };
-        self.push_notice(Notice::MoveFailed { part, tenant, device, tier, bytes, cause, began, problem });
+        self.push_notice(Notice::MoveFailed {
+            part,
+            tenant,
+            device,
+            from,
+            tier,
+            bytes,
+            cause,
+            began,
+            problem,
+        });
     }
 
     pub(crate) fn forget_operation(&mut self, part: PartRef, op: OpId) {

@@ -280,7 +280,8 @@ impl Broker {
     fn notify_write_back(&mut self, part: PartRef, over: &WriteBack, outcome: &PartMove, clean: bool) {
         let (tier, began) = (over.tier, over.since);
         if !matches!(outcome, PartMove::Moved) {
-            return self.notify_migration(part, tier, (Cause::WriteBack, began), outcome, (false, None));
+            let tiers = (Tier::Device, tier);
+            return self.notify_migration(part, tiers, (Cause::WriteBack, began), outcome, (false, None));
         }
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let (device, bytes) = (allocation.device, allocation.size_of(part.part));

@@ -78,6 +78,10 @@ fn tiers(allocation: &v1::Allocation) -> String {
 fn sheet(allocation: &v1::Allocation) -> String {
     let id = AllocationId::from_raw(allocation.allocation_id);
     let owner = owner(allocation).map_or_else(|| "its tenant".to_owned(), |session| session.to_string());
+    let bytes = |fits: &dyn Fn(&v1::Part) -> bool| {
+        let on_device = allocation.parts.iter().filter(|part| part.tier() == v1::Tier::Device);
+        size_or_dash(on_device.filter(|part| fits(part)).map(|part| part.size_bytes).sum())
+    };
     let facts = facts(&[
         ("allocation", id.to_string()),
         ("name", text_or_dash(&allocation.name)),
@@ -89,6 +93,9 @@ fn sheet(allocation: &v1::Allocation) -> String {
         ("size", format!("{} ({} bytes)", size(allocation.size_bytes), allocation.size_bytes)),
         ("charged", size(allocation.charged_bytes)),
         ("resident", size(allocation.resident_bytes)),
+        ("held", bytes(&|part| part.held)),
+        ("pinned", bytes(&is_pinned)),
+        ("idle", bytes(&|part| !part.held && !is_pinned(part))),
         ("in-host", size_or_dash(allocation.host_bytes)),
         ("on-disk", size_or_dash(allocation.disk_bytes)),
         ("in-file", size_or_dash(allocation.file_bytes)),
@@ -104,6 +111,7 @@ fn sheet(allocation: &v1::Allocation) -> String {
             Column::number("SIZE"),
             Column::text("TIER"),
             Column::text("EXTENT"),
+            Column::text("USE"),
             Column::text("MAPPERS"),
         ],
         allocation.parts.iter().map(|part| {
@@ -113,6 +121,7 @@ fn sheet(allocation: &v1::Allocation) -> String {
                 size(part.size_bytes),
                 tier_text(part),
                 extent_name(part.extent_state()).to_owned(),
+                usage(part),
                 mappers(part),
             ]
         }),
@@ -120,11 +129,33 @@ fn sheet(allocation: &v1::Allocation) -> String {
     format!("{facts}\n\n{parts}")
 }
 
-/// The part's tier, the tier that it moves to, and whether an operator holds it.
+/// The part's tier, and the tier that it moves to.
 fn tier_text(part: &v1::Part) -> String {
     let from = tier_of(part).unwrap_or("-");
-    let tiers = moves_to(part).map_or_else(|| from.to_owned(), |to| format!("{from}->{to}"));
-    if part.held { format!("{tiers} (held)") } else { tiers }
+    moves_to(part).map_or_else(|| from.to_owned(), |to| format!("{from}->{to}"))
+}
+
+/// Whether an operator holds the part, and the sessions that keep it; `idle` without either.
+fn usage(part: &v1::Part) -> String {
+    let by = |usage: v1::MappingUse| {
+        let those = part.mappers.iter().filter(|mapper| mapper.usage() == usage);
+        session_names(&those.map(|mapper| mapper.session_id).collect::<Vec<_>>()).join(" ")
+    };
+    let (pinned, standing) = (by(v1::MappingUse::Pinned), by(v1::MappingUse::Standing));
+    let uses = [
+        part.held.then(|| "held by an operator".to_owned()),
+        (!pinned.is_empty()).then(|| format!("pinned by {pinned}")),
+        (!standing.is_empty()).then(|| format!("kept by {standing}, without pins")),
+    ];
+    let uses: Vec<String> = uses.into_iter().flatten().collect();
+    if uses.is_empty() { "idle".to_owned() } else { uses.join(", ") }
+}
+
+/// Whether a session pins the part, or keeps it mapped without pins.
+fn is_pinned(part: &v1::Part) -> bool {
+    let keeps =
+        |mapper: &v1::Mapper| matches!(mapper.usage(), v1::MappingUse::Pinned | v1::MappingUse::Standing);
+    part.mappers.iter().any(keeps)
 }
 
 /// The tier that has the part's bytes. `None` while none has, as of a dropped part.
@@ -200,6 +231,12 @@ fn mapper_json(mapper: &v1::Mapper) -> Value {
     json!({
         "session_id": SessionId::from_raw(mapper.session_id).to_string(),
         "state": mapping_name(mapper.state()),
+        "use": match mapper.usage() {
+            v1::MappingUse::Unspecified => None,
+            v1::MappingUse::Pinned => Some("pinned"),
+            v1::MappingUse::Idle => Some("idle"),
+            v1::MappingUse::Standing => Some("standing"),
+        },
     })
 }
 
