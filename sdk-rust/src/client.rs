@@ -13,6 +13,7 @@ use crate::{
         handle::Handle,
         info::{AllocationInfo, AllocationKind},
         load, operations,
+        quota::OwnQuota,
         raw::RawClient,
         request::{AllocationRequest, Target},
     },
@@ -151,6 +152,12 @@ impl Client {
     /// prefix `tenant/…` lists those that this tenant may read.
     pub fn list(&self, name_prefix: &str) -> Result<Vec<AllocationInfo>> {
         run_ready(operations::list(CallStyle::Blocking, &self.session, name_prefix))
+    }
+
+    /// Returns what the client's tenant may have, has and can get now: on each device that this session sees, and in
+    /// each tier there.
+    pub fn quota(&self) -> Result<Vec<OwnQuota>> {
+        run_ready(operations::quota(CallStyle::Blocking, &self.session))
     }
 
     /// Makes a pool of small allocations. It asks the daemon for nothing before the first.

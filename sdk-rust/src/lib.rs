@@ -112,6 +112,7 @@ pub use handles::{
     advice::Advice,
     allocation::{Allocation, FreeFailed, SealFailed, Sealed},
     info::{AllocationInfo, AllocationKind, AllocationState, Lifetime, PartInfo, Tier},
+    quota::OwnQuota,
     raw::{RawAllocation, RawClient},
     request::{AllocationRequest, Target},
 };

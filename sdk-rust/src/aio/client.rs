@@ -12,6 +12,7 @@ use crate::{
         allocation::{Allocation, Sealed},
         info::{AllocationInfo, AllocationKind},
         load, operations,
+        quota::OwnQuota,
         request::{AllocationRequest, Target},
     },
     session::{Released, call_style::CallStyle, missing_field, pressure::Pressure},
@@ -104,6 +105,11 @@ impl Client {
     /// See [`crate::Client::list`].
     pub async fn list(&self, name_prefix: &str) -> Result<Vec<AllocationInfo>> {
         operations::list(CallStyle::Async, self.client.session(), name_prefix).await
+    }
+
+    /// See [`crate::Client::quota`].
+    pub async fn quota(&self) -> Result<Vec<OwnQuota>> {
+        operations::quota(CallStyle::Async, self.client.session()).await
     }
 
     /// See [`crate::Client::pressure`]. It does not wait.

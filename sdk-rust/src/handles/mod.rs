@@ -9,5 +9,6 @@ pub(crate) mod handle;
 pub(crate) mod info;
 pub(crate) mod load;
 pub(crate) mod operations;
+pub(crate) mod quota;
 pub(crate) mod raw;
 pub(crate) mod request;

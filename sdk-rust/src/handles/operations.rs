@@ -17,6 +17,7 @@ use crate::{
     handles::{
         handle::Handle,
         info::{AllocationInfo, AllocationKind, AllocationState},
+        quota::OwnQuota,
         request::{AllocationRequest, Target},
     },
     process::fork::ProcessBound,
@@ -315,6 +316,15 @@ pub(crate) async fn list(
         }
         request.page_token = page.next_page_token;
     }
+}
+
+pub(crate) async fn quota(style: CallStyle, session: &ProcessBound<Session>) -> Result<Vec<OwnQuota>> {
+    check_process(session)?;
+    let request = v1::GetOwnQuotaRequest { session_id: session.id().get() };
+    let answer = style.call(session, session.deadline(), request, |mut client, request| async move {
+        client.get_own_quota(request).await
+    });
+    Ok(answer.await?.places.into_iter().map(OwnQuota::from).collect())
 }
 
 pub(crate) async fn flush(style: CallStyle, session: &ProcessBound<Session>) -> Result<()> {

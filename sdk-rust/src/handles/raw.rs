@@ -12,6 +12,7 @@ use crate::{
     handles::{
         handle::Handle,
         info::{AllocationInfo, AllocationKind},
+        quota::OwnQuota,
         request::{AllocationRequest, Target},
     },
     mapping::RawPart,
@@ -50,6 +51,31 @@ impl RawClient {
 
     pub fn is_connected(&self) -> bool {
         self.client.is_connected()
+    }
+
+    /// See [`Client::tenant`].
+    pub fn tenant(&self) -> &str {
+        self.client.tenant()
+    }
+
+    /// See [`Client::quota`].
+    pub fn quota(&self) -> Result<Vec<OwnQuota>> {
+        self.client.quota()
+    }
+
+    /// See [`Client::list`].
+    pub fn list(&self, name_prefix: &str) -> Result<Vec<AllocationInfo>> {
+        self.client.list(name_prefix)
+    }
+
+    /// See [`Client::describe`].
+    pub fn describe(&self, target: impl Into<Target>) -> Result<AllocationInfo> {
+        self.client.describe(target)
+    }
+
+    /// See [`Client::free`].
+    pub fn free(&self, id: AllocationId) -> Result<Released> {
+        self.client.free(id)
     }
 
     /// Allocates, and waits until all parts have arrived; they are writable.

@@ -203,6 +203,55 @@ fn operators_end_and_free_by_id() {
 }
 
 #[test]
+fn a_user_who_is_no_operator_sees_and_frees_what_is_its_own() {
+    let is_other = crate::has_other_users("a_user_who_is_no_operator_sees_and_frees_what_is_its_own");
+    let daemon = Daemon::new();
+    let file = daemon.home().path().join("model");
+    fs::write(&file, content(3 * MIB, 1)).unwrap();
+    let path = file.to_str().unwrap();
+    // Other users may have no access to the target folder.
+    let copy = daemon.home().path().join("vramctl");
+    fs::copy(program("vramctl"), &copy).unwrap();
+    let run = |words: &[&str]| {
+        let mut command = Command::new(&copy);
+        command.env("VRAMD_SOCKET_DIR", daemon.sockets()).args(words).current_dir("/");
+        if is_other {
+            command.uid(20_001).gid(20_001);
+        }
+        command.output().unwrap()
+    };
+    let said = |words: &[&str]| {
+        let output = run(words);
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let mine = || -> Value { serde_json::from_str(&said(&["mine", "--json"])).unwrap() };
+    let tenant = mine()["tenant"].as_str().unwrap().to_owned();
+    assert!(!is_other || tenant == "uid-20001", "{tenant}");
+    daemon.set_quota(&tenant, "", "64MiB");
+    said(&["put", path, "model"]);
+    let theirs = daemon.open().allocate(spec(2 * MIB)).allocation_id;
+
+    let own = mine();
+    let quota = &own["quotas"][0];
+    assert_eq!((&quota["limit_bytes"], &quota["tier"]), (&(64 * MIB).into(), &"device".into()));
+    assert_eq!(own["allocations"][0]["name"], format!("{tenant}/model"));
+    if is_other {
+        assert_eq!((&quota["used_bytes"], &quota["free_bytes"]), (&(4 * MIB).into(), &(60 * MIB).into()));
+        assert_eq!(own["allocations"].as_array().unwrap().len(), 1, "not those of others: a-{theirs}");
+        assert_eq!(run(&["status"]).status.code(), Some(REFUSED), "it is no operator");
+    }
+    let text = said(&["mine"]);
+    for expected in [&tenant, "64 MiB", "model", "FREE", "persistent"] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+    let freed = said(&["mine", "free", "model"]);
+    assert!(freed.contains("is freed"), "{freed}");
+    assert_eq!(run(&["mine", "free", "model"]).status.code(), Some(REFUSED), "it is gone");
+    until("its bytes are returned", || daemon.state().charged() <= 2 * MIB);
+}
+
+#[test]
 fn show_prints_one_session_device_or_allocation() {
     let daemon = Daemon::start(&Config::devices(&["1GiB", "2GiB"]));
     let mut owner = daemon.open();
@@ -238,9 +287,15 @@ fn show_prints_one_session_device_or_allocation() {
     reader.memory.attach(reader.attach_request("weights")).ok();
     let part = json(&daemon, &["alloc", "show", &id])["allocation"]["parts"][0].clone();
     assert_eq!((&part["tier"], &part["extent_state"]), (&"device".into(), &"live".into()));
-    assert_eq!(part["mappers"][0], serde_json::json!({ "session_id": session, "state": "mapped" }));
+    assert_eq!(
+        part["mappers"][0],
+        serde_json::json!({ "session_id": session, "state": "mapped", "use": "standing" })
+    );
     let other = format!("s-{}", reader.id());
-    assert_eq!(part["mappers"][1], serde_json::json!({ "session_id": other, "state": "offered" }));
+    assert_eq!(
+        part["mappers"][1],
+        serde_json::json!({ "session_id": other, "state": "offered", "use": "standing" })
+    );
     assert_eq!(part["mapper_session_ids"], serde_json::json!([session, other]));
     let shown = text(&daemon, &["alloc", "show", &id]);
     assert!(

@@ -5,6 +5,7 @@ mod completions;
 mod device;
 mod file;
 mod link;
+mod mine;
 mod moves;
 mod names;
 mod node;
@@ -55,6 +56,8 @@ pub(crate) enum Command {
     /// Show and change levels of pressure, sizes of tiers and shares of links.
     #[command(subcommand)]
     Settings(settings::Verb),
+    /// Show what the own tenant may have, has and can get, and its allocations. Needs no operator.
+    Mine(mine::Mine),
     /// Print events as they happen, until interrupted or until the daemon ends.
     Watch(watch::Watch),
     /// Put a file into a named allocation and seal it.
@@ -83,6 +86,7 @@ impl Command {
             Self::Settings(verb) => settings::run(verb, &admin()?, output),
             Self::Watch(watch) => watch::run(watch, &admin()?, output),
             Self::Completions(shell) => completions::run(&shell, output),
+            Self::Mine(mine) => mine::run(mine, socket_dir, output),
             Self::Put(put) => file::put::run(&put, socket_dir, output),
             Self::Verify(verify) => file::verify::run(&verify, socket_dir, output),
         }

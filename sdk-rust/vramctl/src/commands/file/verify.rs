@@ -45,7 +45,7 @@ pub(crate) fn run(verify: &Verify, socket_dir: &Path, output: &Output) -> Result
 }
 
 /// Reads an id as an id, and everything else as a name.
-fn target(text: &str) -> Target {
+pub(crate) fn target(text: &str) -> Target {
     match text.starts_with("a-").then(|| text.parse::<AllocationId>()) {
         Some(Ok(id)) => id.into(),
         _ => text.into(),
