@@ -44,6 +44,8 @@ pub enum Failure {
     /// The error of the disk directory, with the line of the configuration.
     #[error("{wrong}")]
     Disk { wrong: String, in_use: bool },
+    #[error("files.immutable_paths: {0:?} does not exist. Correct the path, or mount what belongs there")]
+    NoImmutablePath(PathBuf),
     #[error(transparent)]
     Cuda(#[from] ProbeError),
     #[error("the driver cannot start: {0}")]
@@ -73,6 +75,7 @@ impl Failure {
             | Self::Host(_)
             | Self::Disk { in_use: false, .. }
             | Self::NoStateDir
+            | Self::NoImmutablePath(_)
             | Self::NoWorkingDir(_)
             | Self::Telemetry(_)
             | Self::Sockets(SocketsError::NoGroup(_) | SocketsError::Dir(PrivateDirError::NotPrivate(_)))

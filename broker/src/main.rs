@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, Write},
+    path::Path,
     process::ExitCode,
     time::Duration,
 };
@@ -65,12 +66,24 @@ fn run(args: &Args, lines: &mut Option<Lines>) -> Result<(), Failure> {
     let config = app::configuration(args.config.as_deref())?;
     let telemetry = TelemetrySetup::new(&config.telemetry)?;
     if args.check {
+        if let Some(missing) = config.files.missing_paths().next() {
+            return Err(Failure::NoImmutablePath(missing.to_owned()));
+        }
+        for (path, target) in config.files.paths_with_links_out() {
+            eprintln!("vramd: files.immutable_paths: {}", links_out(path, &target));
+        }
         driver_choice::check(&config)?;
         return writeln!(io::stdout(), "ok")
             .map_err(|source| Failure::Io { action: "write to stdout", source });
     }
     let started = logs::start(config.daemon.log_format, config.daemon.log_level, &telemetry);
     *lines = Some(started.map_err(|source| Failure::Io { action: "start the log", source })?);
+    for path in config.files.missing_paths() {
+        tracing::warn!(path = %path.display(), "an immutable path does not exist: no file is loaded from there");
+    }
+    for (path, target) in config.files.paths_with_links_out() {
+        tracing::warn!("files.immutable_paths: {}", links_out(path, &target));
+    }
     // All slow work has threads of its own; further threads here would only have colder caches.
     let runtime = runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -86,6 +99,16 @@ fn run(args: &Args, lines: &mut Option<Lines>) -> Result<(), Failure> {
     let ended = runtime.block_on(app.run(stop));
     runtime.shutdown_timeout(BLOCKING_END_TIMEOUT);
     ended
+}
+
+/// Explains why files behind the links of an immutable path are copied.
+fn links_out(path: &Path, target: &Path) -> String {
+    format!(
+        "links below {} lead to {}, which is not listed. A file counts by its own place, so these files are copied: list \
+         that folder too",
+        path.display(),
+        target.display()
+    )
 }
 
 /// Returns a receiver that turns true at the first signal that asks for a stop.

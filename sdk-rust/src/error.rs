@@ -106,7 +106,7 @@ errors! {
         MapFailed { allocation: String, problem: String }, "mapping {allocation} failed: {problem}";
         FileInvalid { problem: String }, "the file cannot be loaded: {problem}";
         /// [`crate::Client::load`] copies such a file instead.
-        FileMutable { path: String }, "{path} may change, so it cannot be the backing of an allocation";
+        FileMutable { path: String, problem: String }, "{path} may change, so it cannot be the backing of an allocation: {problem}";
         /// Only that part is lost; all others can be read.
         ContentLost { allocation: String, part_index: u64 }, "the content of part {part_index} of {allocation} is lost. Load or compute it again; other parts are not affected";
         DigestMismatch { expected: String, found: String }, "the content has the digest {found}, not {expected}";

@@ -20,6 +20,14 @@ pub enum Refusal {
         field: &'static str,
         name: String,
     },
+    /// A persistent allocation has no name.
+    NameMissing,
+    /// An operator named an allocation without its tenant.
+    TenantMissing {
+        name: String,
+        /// The full name of an allocation with that name.
+        full: Option<String>,
+    },
     QuantityInvalid {
         field: &'static str,
         quantity: String,
@@ -49,6 +57,11 @@ pub enum Refusal {
     AllocationNotFound {
         allocation: String,
     },
+    /// The own tenant has no allocation of that name, and another tenant shares one.
+    NameElsewhere {
+        name: String,
+        full: String,
+    },
     SessionNotFound {
         session: SessionId,
     },
@@ -70,12 +83,15 @@ pub enum Refusal {
         limit: Bytes,
         charged: Bytes,
         requested: Bytes,
+        /// The limit is no less than the whole tier, so raising it changes nothing.
+        is_whole_tier: bool,
     },
     DeviceFull {
         device: String,
         tier: Tier,
         free: Bytes,
         requested: Bytes,
+        why: FullBecause,
     },
     SetTooLarge {
         device: String,
@@ -144,6 +160,8 @@ pub enum Refusal {
     /// A pin call was not answered within the time that the client allowed.
     WaitOver {
         within: Duration,
+        /// The wait as a clause: its object, and the sessions in its way.
+        waited: String,
     },
     WaitCancelled {
         wait: u64,
@@ -167,6 +185,7 @@ pub enum Refusal {
     },
     FileMutable {
         path: String,
+        why: String,
     },
     /// The content on disk is not what was written there, or the file has changed.
     ContentLost {
@@ -185,7 +204,31 @@ pub enum Refusal {
     },
 }
 
+/// Why a tier has too little room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FullBecause {
+    /// The whole tier is smaller than the request.
+    TooSmall { capacity: Bytes },
+    /// The rest is charged, or guaranteed to other tenants.
+    InUse {
+        capacity: Bytes,
+        /// Parts can leave the device for a tier below.
+        has_below: bool,
+    },
+    /// The driver had no memory, although the tier should have room.
+    Driver,
+}
+
 impl Tier {
+    /// The setting that says how large the tier is.
+    const fn setting(self) -> &'static str {
+        match self {
+            Self::Device => "memory.device_share",
+            Self::Host => "memory.host_size",
+            Self::Disk => "disk.size",
+        }
+    }
+
     /// The name in metadata and logs.
     pub const fn name(self) -> &'static str {
         match self {
@@ -207,14 +250,14 @@ impl Refusal {
         match self {
             Self::SizeInvalid { .. } => Reason::SizeInvalid,
             Self::PartSizeInvalid { .. } => Reason::PartSizeInvalid,
-            Self::NameInvalid { .. } => Reason::NameInvalid,
+            Self::NameInvalid { .. } | Self::NameMissing | Self::TenantMissing { .. } => Reason::NameInvalid,
             Self::QuantityInvalid { .. } => Reason::QuantityInvalid,
             Self::SettingInvalid { .. } => Reason::SettingInvalid,
             Self::DeviceUnknown { .. } => Reason::DeviceUnknown,
             Self::RequestInvalid { .. } => Reason::RequestInvalid,
             Self::RequestIdReused { .. } => Reason::RequestIdReused,
             Self::BatchTooLarge { .. } => Reason::BatchTooLarge,
-            Self::AllocationNotFound { .. } => Reason::AllocationNotFound,
+            Self::AllocationNotFound { .. } | Self::NameElsewhere { .. } => Reason::AllocationNotFound,
             Self::SessionNotFound { .. } => Reason::SessionNotFound,
             Self::QuotaNotFound { .. } => Reason::QuotaNotFound,
             Self::NotOwner { .. } => Reason::NotOwner,
@@ -264,6 +307,9 @@ impl Refusal {
                 vec![("field", "part_size_bytes".to_owned()), ("size", bytes(size))]
             }
             Self::NameInvalid { field, name } => vec![("field", (*field).to_owned()), ("name", name.clone())],
+            Self::NameMissing => vec![("field", "name".to_owned()), ("name", String::new())],
+            Self::TenantMissing { name, .. } => vec![("field", "name".to_owned()), ("name", name.clone())],
+            Self::NameElsewhere { name, .. } => vec![("allocation", name.clone())],
             Self::QuantityInvalid { field, quantity, .. } => {
                 vec![("field", (*field).to_owned()), ("quantity", quantity.clone())]
             }
@@ -297,14 +343,14 @@ impl Refusal {
             | Self::StillMapped { allocation }
             | Self::Raced { allocation } => vec![("allocation", allocation.to_string())],
             Self::FileInvalid { problem } => vec![("problem", problem.clone())],
-            Self::FileMutable { path } => vec![("path", path.clone())],
+            Self::FileMutable { path, why } => vec![("path", path.clone()), ("problem", why.clone())],
             Self::ContentLost { allocation, part, .. } => {
                 vec![("allocation", allocation.to_string()), ("part_index", part.0.to_string())]
             }
             Self::SessionForeign { session, pid } => {
                 vec![("session", session.to_string()), ("pid", pid.to_string())]
             }
-            Self::QuotaLimit { tenant, device, tier, limit, charged, requested } => vec![
+            Self::QuotaLimit { tenant, device, tier, limit, charged, requested, .. } => vec![
                 ("tenant", tenant.clone()),
                 ("device", device.clone()),
                 ("tier", tier.to_string()),
@@ -312,7 +358,7 @@ impl Refusal {
                 ("held", bytes(charged)),
                 ("asked", bytes(requested)),
             ],
-            Self::DeviceFull { device, tier, free, requested } => vec![
+            Self::DeviceFull { device, tier, free, requested, .. } => vec![
                 ("device", device.clone()),
                 ("tier", tier.to_string()),
                 ("free", bytes(free)),
@@ -362,6 +408,15 @@ impl Refusal {
     }
 }
 
+/// The text without control characters, which a terminal would obey. The names of files may have any.
+fn printable(text: &str) -> String {
+    let shown = |char: char| match char.is_control() {
+        true => char.escape_default().to_string(),
+        false => char.to_string(),
+    };
+    text.chars().map(shown).collect()
+}
+
 /// The message for people: what happened, to which object, with the numbers, and what to do.
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -376,10 +431,37 @@ impl fmt::Display for Refusal {
                     size.get()
                 )
             }
-            Self::NameInvalid { field, name } => write!(
+            Self::NameInvalid { field, name } => {
+                write!(
+                    f,
+                    "{field}: `{}` is not a valid name. Use 1 to 128 letters, digits, `.`, `_` or `-`, beginning with a letter or \
+                     digit",
+                    name.escape_default()
+                )?;
+                match *field == "name" && name.contains('/') {
+                    true => write!(
+                        f,
+                        ". A `/` stands only between a tenant and a name: write `{}`",
+                        name.replace('/', "--").escape_default()
+                    ),
+                    false => Ok(()),
+                }
+            }
+            Self::NameMissing => write!(
                 f,
-                "{field}: `{}` is not a valid name. Use 1 to 128 letters, digits, `.`, `_` or `-`, beginning with a letter or \
-                 digit",
+                "name: a persistent allocation needs a name, by which others find it after its session has ended. Give it \
+                 a name, or the lifetime of its session"
+            ),
+            Self::TenantMissing { name, full } => {
+                write!(f, "name: `{}` lacks its tenant. ", name.escape_default())?;
+                match full {
+                    Some(full) => write!(f, "Name it as `{full}`"),
+                    None => write!(f, "Name it as `tenant/{}`", name.escape_default()),
+                }
+            }
+            Self::NameElsewhere { name, full } => write!(
+                f,
+                "the caller's own tenant has no allocation `{}`. Another tenant shares one: name it as `{full}`",
                 name.escape_default()
             ),
             Self::QuantityInvalid { field, problem, .. } => write!(f, "{field}: {problem}"),
@@ -423,17 +505,63 @@ impl fmt::Display for Refusal {
                     "session {session} belongs to another process than {pid}. Use a session of the calling process"
                 )
             }
-            Self::QuotaLimit { tenant, device, tier, limit, charged, requested } => write!(
-                f,
-                "tenant `{tenant}` is at its limit in tier {tier} of {device}: {requested} requested, {charged} of {limit} in \
-                 use. Free memory, or ask an operator to raise the limit"
-            ),
-            Self::DeviceFull { device, tier, free, requested } => {
+            Self::QuotaLimit { tenant, device, tier, limit, charged, requested, is_whole_tier: true } => {
                 write!(
                     f,
-                    "tier {tier} of {device} is full: {requested} requested, {free} available (the rest is charged, or \
-                     guaranteed to other tenants). Free memory, or allow the request to wait"
+                    "tier {tier} of {device} has {limit} in all: {requested} requested, and tenant `{tenant}` uses \
+                     {charged} of it. "
+                )?;
+                match tier {
+                    Tier::Device => write!(f, "Free memory, request less, or use another device"),
+                    tier => {
+                        write!(f, "Free memory, or ask an operator to enlarge the tier ({})", tier.setting())
+                    }
+                }
+            }
+            Self::QuotaLimit { tenant, device, tier, limit, charged, requested, is_whole_tier: false } => {
+                write!(
+                    f,
+                    "tenant `{tenant}` is at its limit in tier {tier} of {device}: {requested} requested, {charged} of {limit} \
+                 in use. Free memory, or ask an operator to raise the limit (vramctl quota set {tenant} --tier {tier} \
+                 --limit …)"
                 )
+            }
+            Self::DeviceFull { device, tier, requested, why: FullBecause::TooSmall { capacity }, .. } => {
+                write!(
+                    f,
+                    "tier {tier} of {device} is too small: {requested} requested, {capacity} in all. Request less at a time, or \
+                 ask an operator to enlarge it ({})",
+                    tier.setting()
+                )
+            }
+            Self::DeviceFull { device, tier, requested, why: FullBecause::Driver, .. } => write!(
+                f,
+                "the driver has no memory in tier {tier} of {device}: {requested} requested. Another program may have \
+                 taken it (vramctl device show). Try again later"
+            ),
+            Self::DeviceFull {
+                device,
+                tier,
+                free,
+                requested,
+                why: FullBecause::InUse { capacity, has_below },
+            } => {
+                write!(
+                    f,
+                    "tier {tier} of {device} is full: {requested} requested, {free} available of {capacity} (the rest is \
+                     charged, or guaranteed to other tenants). "
+                )?;
+                match (tier, has_below) {
+                    (Tier::Device, true) => write!(f, "Free memory, or allow the request to wait"),
+                    (Tier::Device, false) => write!(
+                        f,
+                        "Free memory, or allow the request to wait. No tier below the device is configured \
+                         (memory.host_size, disk.size), so nothing can leave it"
+                    ),
+                    (tier, _) => {
+                        write!(f, "Free memory, or ask an operator to enlarge the tier ({})", tier.setting())
+                    }
+                }
             }
             Self::SetTooLarge { device, tier, requested } => write!(
                 f,
@@ -489,11 +617,13 @@ impl fmt::Display for Refusal {
                 f,
                 "tier {tier} of {device} cannot shrink to {requested}: {guaranteed} is guaranteed there. Lower guarantees first"
             ),
-            Self::FileInvalid { problem } => write!(f, "the file cannot be loaded: {problem}"),
-            Self::FileMutable { path } => write!(
+            Self::FileInvalid { problem } => write!(f, "the file cannot be loaded: {}", printable(problem)),
+            Self::FileMutable { path, why } => write!(
                 f,
-                "{path} may change: it has no fs-verity, and the configuration names no immutable path above it. Enable \
-                 fs-verity for it, or copy the file instead"
+                "{} may change: {}. Enable fs-verity for it, have an operator list its path (files.immutable_paths), or \
+                 copy the file instead",
+                printable(path),
+                printable(why)
             ),
             Self::ContentLost { allocation, part, problem } => {
                 write!(
@@ -516,12 +646,9 @@ impl fmt::Display for Refusal {
                     "the session could not map {allocation}: {problem}. The memory is unchanged: remove the cause and try again"
                 )
             }
-            Self::WaitOver { within } => {
-                write!(
-                    f,
-                    "the pin was not answered within {} ms. Allow more time, or pin fewer parts",
-                    within.as_millis()
-                )
+            Self::WaitOver { within, waited } => {
+                write!(f, "the pin was not answered within {} ms: {waited}", within.as_millis())?;
+                write!(f, ". Allow more time, or pin fewer parts")
             }
             Self::WaitCancelled { wait } => {
                 write!(f, "an operator cancelled wait {wait} for room. A new request waits again")

@@ -62,7 +62,7 @@ pub use command::{
     RevokeReason, RevokedPart, WaitEnd, WaiterKind,
 };
 pub use config::{Config, DeviceConfig};
-pub use error::Refusal;
+pub use error::{FullBecause, Refusal};
 pub use event::{
     Advice, AllocationSpec, CallId, ChannelId, ClientFrame, ClientRequest, Completion, CreateError,
     DeviceSelector, DigestError, Event, FileId, FileSpan, Hello, Kind, Lifetime, OperatorRequest, PartRef,

@@ -323,7 +323,11 @@ fn pin_past_its_deadline_is_refused_and_keeps_no_other_waiting() {
     assert_eq!([answer(&world, a, 1), answer(&world, b, 1)], [None, None]);
     world.advance(1_000);
     world.run_until_idle();
-    assert_eq!(answer(&world, a, 1), Some(&Some(Refusal::WaitOver { within })));
+    let Some(Some(Refusal::WaitOver { within: allowed, waited })) = answer(&world, a, 1) else {
+        panic!("{:?}", answer(&world, a, 1));
+    };
+    assert_eq!(*allowed, within);
+    assert!(waited.starts_with("it waits for"), "{waited}");
     assert_eq!(answer(&world, b, 1), Some(&None), "the waiter behind it is served");
     assert_eq!(world.broker.waits().len(), 0);
     // A call that is answered in time is not refused later.

@@ -7,25 +7,37 @@
 use std::{
     convert::Infallible,
     future::Future,
-    pin::Pin,
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
 
-use tokio::time::Instant;
+use broker_core::CallId;
+
+use tokio::time::{Instant, timeout_at};
 use tonic::{body::Body, codegen::http};
 use tower::{Layer, Service};
 
 use super::status;
+use crate::reactor::{Inbox, SUBMITTED};
 
-#[derive(Clone, Copy, Debug)]
+/// How long before its deadline a call is asked what it waits for, at most. The answer must not come later than the
+/// deadline, and the reactor may be busy.
+const LEAD_MAX: Duration = Duration::from_millis(50);
+
+#[derive(Clone, Debug)]
 pub(super) struct DeadlineLayer {
     call_max: Duration,
+    inbox: Inbox,
 }
 
 impl DeadlineLayer {
-    pub(super) fn new(call_max: Duration) -> Self {
-        Self { call_max }
+    pub(super) fn new(call_max: Duration, inbox: Inbox) -> Self {
+        Self { call_max, inbox }
     }
 }
 
@@ -33,7 +45,7 @@ impl<S> Layer<S> for DeadlineLayer {
     type Service = Deadline<S>;
 
     fn layer(&self, inner: S) -> Deadline<S> {
-        Deadline { inner, call_max: self.call_max }
+        Deadline { inner, call_max: self.call_max, inbox: self.inbox.clone() }
     }
 }
 
@@ -41,6 +53,7 @@ impl<S> Layer<S> for DeadlineLayer {
 pub(super) struct Deadline<S> {
     inner: S,
     call_max: Duration,
+    inbox: Inbox,
 }
 
 impl<S, R> Service<http::Request<R>> for Deadline<S>
@@ -61,11 +74,25 @@ where
         let limit = asked.map_or(self.call_max, |asked| asked.min(self.call_max));
         // Read before the call starts: tonic's own timer starts later, and must not end first.
         let deadline = Instant::now() + limit;
+        let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
         let answer = self.inner.call(request);
+        let (submitted, inbox) = (Arc::new(AtomicU64::new(0)), self.inbox.clone());
         Box::pin(async move {
-            match tokio::time::timeout_at(deadline, answer).await {
+            let mut answer = pin!(SUBMITTED.scope(Arc::clone(&submitted), answer));
+            let asked_at = deadline - LEAD_MAX.min(limit / 10);
+            if let Ok(answer) = timeout_at(asked_at, &mut answer).await {
+                return answer;
+            }
+            let call = CallId(submitted.load(Ordering::Relaxed));
+            let asked = timeout_at(deadline, inbox.read(move |broker| broker.waited_for(call)));
+            let waited = tokio::select! {
+                biased;
+                answer = &mut answer => return answer,
+                waited = asked => waited.ok().flatten().flatten(),
+            };
+            match timeout_at(deadline, &mut answer).await {
                 Ok(answer) => answer,
-                Err(_) => Ok(status::deadline(limit).into_http()),
+                Err(_) => Ok(status::deadline(&method, limit, waited.as_deref()).into_http()),
             }
         })
     }
@@ -96,6 +123,7 @@ mod tests {
     use tower::{ServiceExt as _, service_fn};
 
     use super::*;
+    use crate::reactor::{InboxLimits, inbox};
 
     const CALL_MAX: Duration = Duration::from_secs(300);
 
@@ -110,7 +138,9 @@ mod tests {
             request.headers_mut().insert("grpc-timeout", timeout.parse().unwrap());
         }
         let start = Instant::now();
-        let response = DeadlineLayer::new(CALL_MAX).layer(service).oneshot(request).await.unwrap();
+        let (inbox, _queue) = inbox(InboxLimits::default());
+        let layer = DeadlineLayer::new(CALL_MAX, inbox);
+        let response = layer.layer(service).oneshot(request).await.unwrap();
         (
             Status::from_header_map(response.headers()).map(|status| status.code()),
             start.elapsed().round_to_millis(),

@@ -67,7 +67,10 @@ impl Loading {
         offset: Bytes,
         asked: Bytes,
     ) -> Result<(RegisteredFile, FileSpan, Bytes), Refusal> {
-        let unknown = || Refusal::FileMutable { path: format!("descriptor {fd}") };
+        let unknown = || Refusal::FileMutable {
+            path: format!("descriptor {fd}"),
+            why: "the daemon loads no files, or could not look at this one in time".to_owned(),
+        };
         let opening = self.opening.clone().ok_or_else(unknown)?;
         let (immutable, caller) = (Arc::clone(&self.immutable), caller.clone());
         let uid = caller.with_peer(|peer| peer.uid).ok_or_else(unknown)?;
@@ -83,7 +86,9 @@ impl Loading {
         let opened = timeout(OPEN_TIMEOUT, opened).await.map_err(|_| unknown())??;
         let Immutable { file, path, size } = opened.map_err(|error| match error {
             NotLoadable::Invalid(problem) => Refusal::FileInvalid { problem },
-            NotLoadable::Mutable(path) => Refusal::FileMutable { path: path.display().to_string() },
+            NotLoadable::Mutable { path, why } => {
+                Refusal::FileMutable { path: path.display().to_string(), why }
+            }
         })?;
         let there = size.saturating_sub(offset);
         let bytes = if asked.is_zero() { there } else { asked };

@@ -89,15 +89,23 @@ pub async fn serve(
     let memory =
         Memory::new(inbox.clone(), options.call_timeout, options.telemetry.clone(), options.files.clone());
     let memory = with_tools(Routes::new(MemoryServiceServer::new(memory)), MEMORY_SERVICE, &health)?;
-    let admin = Admin::new(inbox, events.clone(), &options);
+    let admin = Admin::new(inbox.clone(), events.clone(), &options);
     let admin = with_tools(Routes::new(AdminServiceServer::new(admin)), ADMIN_SERVICE, &health)?;
 
     let calls = OpenCalls::default();
     let (stopping, stopped) = watch::channel(false);
     let sockets = async {
         tokio::try_join!(
-            socket(listeners.memory, memory, &options, BTreeSet::new(), &calls, stopped.clone()),
-            socket(listeners.admin, admin, &options, options.operators.clone(), &calls, stopped.clone()),
+            socket(listeners.memory, memory, &inbox, &options, BTreeSet::new(), &calls, stopped.clone()),
+            socket(
+                listeners.admin,
+                admin,
+                &inbox,
+                &options,
+                options.operators.clone(),
+                &calls,
+                stopped.clone()
+            ),
         )
     };
     let end = async {
@@ -118,6 +126,7 @@ pub async fn serve(
 async fn socket(
     listener: StdUnixListener,
     routes: Routes,
+    inbox: &Inbox,
     options: &GrpcOptions,
     always: BTreeSet<u32>,
     calls: &OpenCalls,
@@ -136,7 +145,7 @@ async fn socket(
         .http2_max_header_list_size(HEADERS_BYTES_MAX)
         .layer(MapFutureLayer::new(move |call| calls.clone().during(call)))
         .layer(option_layer(ObserveLayer::new(&options.telemetry)))
-        .layer(DeadlineLayer::new(options.call_timeout))
+        .layer(DeadlineLayer::new(options.call_timeout, inbox.clone()))
         .add_routes(routes)
         .serve_with_incoming_shutdown(connections, stop)
         .await?;

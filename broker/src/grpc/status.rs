@@ -60,12 +60,14 @@ pub(super) fn too_many_watches(limit: usize) -> Status {
     of_shell(Reason::WatchesTooMany, &message, [("limit_count", limit.to_string())])
 }
 
-pub(super) fn deadline(limit: Duration) -> Status {
-    of_shell(
-        Reason::Deadline,
-        &format!("the call had no answer within {limit:?}; a mutation may still complete"),
-        [],
-    )
+/// Refuses a call whose time is over. `waited` says what it waited for.
+pub(super) fn deadline(method: &str, limit: Duration, waited: Option<&str>) -> Status {
+    let method = if method.is_empty() { "the call" } else { method };
+    let waited = waited.map(|waited| format!(": {waited}")).unwrap_or_default();
+    let message = format!(
+        "{method} had no answer within {limit:?}{waited}. A mutation may still complete; allow more time"
+    );
+    of_shell(Reason::Deadline, &cut(&message, MESSAGE_BYTES_MAX), [])
 }
 
 /// Refuses a call because the reactor has ended, so the daemon is about to end.
@@ -102,6 +104,9 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         | R::RequestInvalid { field, .. } => {
             details.add_bad_request_violation(*field, message);
         }
+        R::NameMissing | R::TenantMissing { .. } => {
+            details.add_bad_request_violation("name", message);
+        }
         R::PartSizeInvalid { .. } => {
             details.add_bad_request_violation("part_size_bytes", message);
         }
@@ -117,7 +122,7 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         R::BatchTooLarge { .. } => {
             details.add_bad_request_violation("items", message);
         }
-        R::AllocationNotFound { allocation } => {
+        R::AllocationNotFound { allocation } | R::NameElsewhere { name: allocation, .. } => {
             details.set_resource_info("vramd.v1.Allocation", cut(allocation, FACT_BYTES_MAX), "", message);
         }
         R::SessionNotFound { session } => {
@@ -157,7 +162,7 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         | R::AlreadySealed { allocation }
         | R::StillMapped { allocation }
         | R::MapFailed { allocation, .. } => unmet(details, refusal, &allocation.to_string(), message),
-        R::FileMutable { path } => unmet(details, refusal, path, message),
+        R::FileMutable { path, .. } => unmet(details, refusal, path, message),
         R::DeviceNotVisible { device } => unmet(details, refusal, device, message),
         R::SessionLost { session } => unmet(details, refusal, &session.to_string(), message),
         R::TierGuaranteed { device, .. } => unmet(details, refusal, device, message),

@@ -38,8 +38,8 @@ pub struct Immutable {
 pub enum NotLoadable {
     /// The descriptor is no regular file, or the client cannot read it.
     Invalid(String),
-    /// The file may change, as far as the daemon knows.
-    Mutable(PathBuf),
+    /// The file may change, as far as the daemon knows, for that reason.
+    Mutable { path: PathBuf, why: String },
 }
 
 /// Opens the file behind a process's descriptor, if it has fs-verity or lies below one of the paths. Takes as long as
@@ -48,23 +48,29 @@ pub fn open_of(peer: &Peer, number: u32, immutable: &[PathBuf]) -> Result<Immuta
     let name = format!("descriptor {number} of process {}", peer.pid);
     let unknown = |error: Errno| {
         tracing::debug!(name, %error, "the daemon cannot open a file that a client wants to load");
-        NotLoadable::Mutable(PathBuf::from(&name))
+        NotLoadable::Mutable {
+            path: PathBuf::from(&name),
+            why: format!("the daemon cannot open it at once: {error}"),
+        }
     };
     let theirs = duplicate(peer, number).map_err(|error| match error {
         Errno::BADF => NotLoadable::Invalid(format!("{name} is not open")),
         error => unknown(error),
     })?;
     let found = fstat(&theirs.file).map_err(unknown)?;
-    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
-        return Err(NotLoadable::Invalid(format!("{name} is not a regular file")));
+    let kind = FileType::from_raw_mode(found.st_mode);
+    if kind != FileType::RegularFile {
+        return Err(NotLoadable::Invalid(format!("{name} is not a regular file but {}", kind_name(kind))));
     }
     if !theirs.is_readable() {
         return Err(NotLoadable::Invalid(format!("{name} is not open for reading")));
     }
     let file = reopen_for_driver(&theirs.file).map_err(unknown)?;
     let path = fs::read_link(own_path(&file)).unwrap_or_default();
-    if !is_on_verity(&file) && !is_below(&path, &found, immutable) {
-        return Err(NotLoadable::Mutable(path));
+    if !is_on_verity(&file)
+        && let Err(why) = check_below(&path, &found, immutable)
+    {
+        return Err(NotLoadable::Mutable { path, why });
     }
     Ok(Immutable { file, path, size: Bytes::new(u64::try_from(found.st_size).unwrap_or_default()) })
 }
@@ -150,13 +156,55 @@ fn has_verity(found: &Statx) -> bool {
     found.stx_attributes.contains(StatxAttributes::VERITY)
 }
 
-/// Whether the path leads to this very file for the daemon too, and lies below one of the roots. A client may have
-/// mounted anything at a path of that name.
-fn is_below(path: &Path, found: &Stat, immutable: &[PathBuf]) -> bool {
+const fn kind_name(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Directory => "a directory",
+        FileType::Fifo => "a pipe",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice | FileType::BlockDevice => "a device",
+        _ => "something else",
+    }
+}
+
+/// Checks that the path leads to this very file for the daemon too, and lies below one of the roots. A client may have
+/// mounted anything at a path of that name. The error says why not.
+fn check_below(path: &Path, found: &Stat, immutable: &[PathBuf]) -> Result<(), String> {
+    let without_verity = "it has no fs-verity, and";
+    if immutable.is_empty() {
+        return Err(format!("{without_verity} the configuration names no immutable path"));
+    }
     let is_there = stat(path).is_ok_and(|there| (there.st_dev, there.st_ino) == (found.st_dev, found.st_ino));
     let is_straight = fs::canonicalize(path).is_ok_and(|canonical| canonical == path);
-    let below = |root: &PathBuf| fs::canonicalize(root).is_ok_and(|root| path.starts_with(root));
-    is_there && is_straight && immutable.iter().any(below)
+    if !(is_there && is_straight) {
+        return Err(format!(
+            "{without_verity} the daemon finds another file, or none, at that path: the client has a mount of its own \
+             there, or the file was removed"
+        ));
+    }
+    let roots: Vec<PathBuf> = immutable.iter().filter_map(|root| fs::canonicalize(root).ok()).collect();
+    if roots.iter().any(|root| path.starts_with(root)) {
+        return Ok(());
+    }
+    // A folder of links into its sibling, as download caches have.
+    let beside = roots.iter().find_map(|root| Some((root, root.parent()?)));
+    let beside = beside.filter(|(_, parent)| parent.parent().is_some() && path.starts_with(parent));
+    if let Some((root, parent)) = beside {
+        return Err(format!(
+            "{without_verity} it lies beside the immutable path {}, not below it. If links there lead to it, list {} too",
+            root.display(),
+            path.strip_prefix(parent)
+                .ok()
+                .and_then(|rest| rest.components().next())
+                .map_or_else(|| parent.to_owned(), |first| parent.join(first))
+                .display()
+        ));
+    }
+    let missing = immutable.iter().find(|root| !root.exists());
+    let missing = missing.map(|root| format!("; {} does not exist", root.display())).unwrap_or_default();
+    Err(format!(
+        "{without_verity} it lies below no immutable path of the configuration{missing}. Links count by the file that \
+         they lead to, and a bind mount is a path of its own"
+    ))
 }
 
 #[cfg(test)]
@@ -201,21 +249,26 @@ mod tests {
         let fd = |path: PathBuf| OwnedFd::from(File::open(path).unwrap());
         let good = opened(&fd(models.join("m")), &immutable).unwrap();
         assert_eq!((good.path, good.size), (models.join("m"), Bytes::new(7)));
-        assert_eq!(
-            opened(&fd(others.join("m")), &immutable).unwrap_err(),
-            NotLoadable::Mutable(others.join("m"))
+        let NotLoadable::Mutable { path, why } = opened(&fd(others.join("m")), &immutable).unwrap_err()
+        else {
+            panic!("it may change");
+        };
+        assert_eq!(path, others.join("m"));
+        assert!(
+            why.contains("beside the immutable path") || why.contains("below no immutable path"),
+            "{why}"
         );
         // A link from elsewhere to a file below the root is that file. A link below the root to a file elsewhere is not
         // below it.
         symlink(models.join("m"), others.join("link")).unwrap();
         assert!(opened(&fd(others.join("link")), &immutable).is_ok());
         symlink(others.join("m"), models.join("link")).unwrap();
-        assert!(matches!(opened(&fd(models.join("link")), &immutable), Err(NotLoadable::Mutable(_))));
+        assert!(matches!(opened(&fd(models.join("link")), &immutable), Err(NotLoadable::Mutable { .. })));
         symlink(&models, root.join("alias")).unwrap();
         assert!(opened(&fd(models.join("m")), &[root.join("alias")]).is_ok());
         let gone = fd(models.join("m"));
         fs::remove_file(models.join("m")).unwrap();
-        assert!(matches!(opened(&gone, &immutable), Err(NotLoadable::Mutable(_))));
+        assert!(matches!(opened(&gone, &immutable), Err(NotLoadable::Mutable { .. })));
     }
 
     #[test]
@@ -296,7 +349,7 @@ mod tests {
         // The kernel ends a lease after 45 s, unless the machine says otherwise.
         let begun = Instant::now();
         let refused = opened(&file, &[folder.path().to_owned()]);
-        assert!(matches!(refused, Err(NotLoadable::Mutable(_))), "{refused:?}");
+        assert!(matches!(refused, Err(NotLoadable::Mutable { .. })), "{refused:?}");
         assert!(begun.elapsed() < Duration::from_secs(30));
     }
 

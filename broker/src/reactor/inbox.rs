@@ -17,6 +17,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::shared_broker::{BrokerReader, SharedBroker};
 
+tokio::task_local! {
+    /// The last request that the present gRPC call has submitted; 0 before the first. When the call's time is over, its
+    /// answer says what that request waited for.
+    pub(crate) static SUBMITTED: Arc<AtomicU64>;
+}
+
 /// The answer to a call.
 pub type Outcome = Result<Reply, Refusal>;
 
@@ -155,6 +161,8 @@ impl Inbox {
     ) -> Result<oneshot::Receiver<Outcome>, Refusal> {
         let permit = permits.try_enter().ok_or(Refusal::QueueFull { limit: permits.limit })?;
         let call = CallId(self.shared.calls.fetch_add(1, Ordering::Relaxed));
+        // Outside a served call no task asks what it waits for.
+        let _ = SUBMITTED.try_with(|submitted| submitted.store(call.0, Ordering::Relaxed));
         let (answer, receiver) = oneshot::channel();
         self.send(Message::Request { call, event: make(call), caller: Caller { answer, permit } });
         Ok(receiver)

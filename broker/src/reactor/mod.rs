@@ -34,8 +34,8 @@ pub use clock::Clock;
 pub use copies::Copies;
 pub use executor::{DriverLost, Executor, QuotaWriter};
 pub use files::{Files, RegisteredFile};
-pub(crate) use inbox::Message;
 pub use inbox::{Inbox, InboxLimits, Outcome, Queue, inbox};
+pub(crate) use inbox::{Message, SUBMITTED};
 use shared_broker::SharedBroker;
 
 /// Maximum messages of one batch, so that commands do not wait for ever behind a full queue.

@@ -193,7 +193,7 @@ reasons! {
         "The allocation lies in memory that has no CUDA streams. The daemon never sends it.";
     FileInvalid, "FILE_INVALID", InvalidArgument, ["problem"],
         "The descriptor is not of a regular file that the calling process has open for reading, or the file has fewer bytes than requested.";
-    FileMutable, "FILE_MUTABLE", FailedPrecondition, ["path"],
+    FileMutable, "FILE_MUTABLE", FailedPrecondition, ["path", "problem"],
         "The file may change: it has no fs-verity and lies below no path of `files.immutable_paths`. Copy it into an allocation.";
     ContentLost, "CONTENT_LOST", DataLoss, ["allocation", "part_index"],
         "The bytes of that part are lost; the other parts of the allocation are not affected.";

@@ -81,8 +81,8 @@ class Client:
     ) -> Allocation:
         """Allocates zeroed memory, and waits until it is mapped for writing.
 
-        `size` is in bytes, or a text like `"24GiB"`. `device` is a UUID or an index. Persistent memory stays with its
-        tenant once it is sealed, and needs a name. `readers` are tenants that may attach it then; `*` means every
+        `size` is in bytes, or a text like `"24GiB"`. `device` is a UUID or an index. Persistent memory needs a name.
+        Once sealed, it stays with its tenant until it is freed or the daemon ends. `readers` are tenants that may attach it then; `*` means every
         tenant. `replace` takes the name from the sealed allocation that has it, at the moment when this one is
         sealed. `uninitialized` memory may begin with bytes of the tenant's own freed memory, and can be had sooner.
 

@@ -27,6 +27,8 @@ pub struct AllocationInfo {
     pub resident: Bytes,
     /// The file that is the allocation's backing, if it was loaded from one that never changes.
     pub file: Option<String>,
+    /// Why [`crate::Client::load`] copied the file instead, as the daemon said at that time.
+    pub copied_because: Option<String>,
     /// The bytes that lie in that file alone now, where no tenant is charged for them.
     pub in_file: Bytes,
     /// Freed bytes that a process outside the daemon's reach still has open.
@@ -67,6 +69,7 @@ impl From<v1::Allocation> for AllocationInfo {
             charged: Bytes::new(wire.charged_bytes),
             resident: Bytes::new(wire.resident_bytes),
             file: Some(wire.file).filter(|file| !file.is_empty()),
+            copied_because: None,
             in_file: Bytes::new(wire.file_bytes),
             unreturned: Bytes::new(wire.unreturned_bytes),
             digest: Some(wire.digest).filter(|digest| !digest.is_empty()),

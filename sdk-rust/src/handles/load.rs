@@ -1,10 +1,13 @@
 //! Files as sealed memory. A file that never changes becomes the backing of the allocation; any other file is copied.
 
 use std::{
-    fs::File,
+    fs::{File, FileType},
     io::ErrorKind,
-    os::{fd::AsRawFd, unix::fs::FileExt},
-    path::PathBuf,
+    os::{
+        fd::AsRawFd,
+        unix::fs::{FileExt, FileTypeExt as _, OpenOptionsExt as _},
+    },
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -61,7 +64,14 @@ pub(crate) async fn load(
     }
     let span = style.run_blocking(move || Span::open(path, offset)).await?;
     match by_daemon(style, session, &span, &request).await {
-        Err(Error::FileMutable { .. }) => by_copy(style, session, span, request).await,
+        Err(error) if error.reason() == Some(Reason::FileMutable) => {
+            let mut handle = by_copy(style, session, span, request).await?;
+            handle.set_copied_because(match error {
+                Error::FileMutable { problem, .. } => problem,
+                error => error.to_string(),
+            });
+            Ok(handle)
+        }
         loaded => loaded,
     }
 }
@@ -174,16 +184,44 @@ async fn by_copy(
     Ok(handle)
 }
 
+/// The path without control characters, which a terminal would obey.
+fn printable(path: &Path) -> String {
+    let shown = |char: char| match char.is_control() {
+        true => char.escape_default().to_string(),
+        false => char.to_string(),
+    };
+    path.to_string_lossy().chars().map(shown).collect()
+}
+
+fn kind_name(kind: FileType) -> &'static str {
+    match kind {
+        kind if kind.is_dir() => "a directory",
+        kind if kind.is_fifo() => "a pipe",
+        kind if kind.is_socket() => "a socket",
+        kind if kind.is_char_device() || kind.is_block_device() => "a device",
+        _ => "something else",
+    }
+}
+
 impl Span {
     fn open(path: PathBuf, offset: u64) -> Result<Self> {
-        let file = File::open(&path);
-        let file =
-            file.map_err(|error| Error::FileInvalid { problem: format!("{}: {error}", path.display()) })?;
+        let invalid = |problem: &dyn std::fmt::Display| Error::FileInvalid {
+            problem: format!("{}: {problem}", printable(&path)),
+        };
+        // Without waiting: a pipe opens only once another process writes to it. A regular file is read the same way.
+        let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&path);
+        let file = opened.map_err(|error| invalid(&error))?;
+        let kind = file.metadata().map_err(|error| invalid(&error))?.file_type();
+        if !kind.is_file() {
+            return Err(invalid(&format!("it is not a regular file but {}", kind_name(kind))));
+        }
         Ok(Self { file: Arc::new(file), path, offset })
     }
 
     fn invalid(&self, problem: &dyn std::fmt::Display) -> Error {
-        Error::FileInvalid { problem: format!("{} from {} on: {problem}", self.path.display(), self.offset) }
+        Error::FileInvalid {
+            problem: format!("{} from {} on: {problem}", printable(&self.path), self.offset),
+        }
     }
 
     fn there(&self) -> Result<u64> {

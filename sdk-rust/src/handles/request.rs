@@ -34,7 +34,7 @@ impl AllocationRequest {
         self
     }
 
-    /// Keeps the allocation with its tenant once it is sealed, until it is freed. Needs a name.
+    /// Keeps the allocation with its tenant once it is sealed, until it is freed or the daemon ends. Needs a name.
     #[must_use]
     pub fn persistent(mut self) -> Self {
         self.spec.lifetime = v1::Lifetime::Persistent.into();

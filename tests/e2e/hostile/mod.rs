@@ -1,3 +1,4 @@
 //! Clients and surroundings that mean harm, or have bad luck.
 
+mod files;
 mod unread_log;

@@ -1,4 +1,4 @@
-use broker_core::Tier;
+use broker_core::{FullBecause, Tier};
 use vramd_types::{AllocationId, Bytes, SessionId};
 
 use super::*;
@@ -14,6 +14,9 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
         R::SizeInvalid { field, size: bytes },
         R::PartSizeInvalid { size: bytes },
         R::NameInvalid { field, name: text() },
+        R::NameMissing,
+        R::TenantMissing { name: text(), full: None },
+        R::NameElsewhere { name: text(), full: text() },
         R::QuantityInvalid { field, quantity: text(), problem: text() },
         R::SettingInvalid { field, given: text(), allowed: text(), problem: text() },
         R::DeviceUnknown { device: text() },
@@ -32,8 +35,15 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
             limit: bytes,
             charged: bytes,
             requested: bytes,
+            is_whole_tier: true,
         },
-        R::DeviceFull { device: text(), tier, free: bytes, requested: bytes },
+        R::DeviceFull {
+            device: text(),
+            tier,
+            free: bytes,
+            requested: bytes,
+            why: FullBecause::InUse { capacity: bytes, has_below: false },
+        },
         R::SetTooLarge { device: text(), tier, requested: bytes },
         R::SessionsTooMany { tenant: text(), limit: usize::MAX },
         R::AllocationsTooMany { tenant: text(), limit: usize::MAX },
@@ -56,12 +66,12 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
         },
         R::TierGuaranteed { device: text(), tier, guaranteed: bytes, requested: bytes },
         R::FileInvalid { problem: text() },
-        R::FileMutable { path: text() },
+        R::FileMutable { path: text(), why: text() },
         R::ContentLost { allocation, part: vramd_types::PartIndex(3), problem: text() },
         R::Raced { allocation },
         R::PinStalled { session },
         R::MapFailed { allocation, problem: text() },
-        R::WaitOver { within: std::time::Duration::from_millis(250) },
+        R::WaitOver { within: std::time::Duration::from_millis(250), waited: text() },
         R::WaitCancelled { wait: u64::MAX },
         R::WaitNotFound { wait: u64::MAX },
         R::NameTaken { name: text() },
@@ -94,6 +104,8 @@ fn the_whole_registry_is_mapped() {
     let mut reasons: Vec<_> = every_refusal("x").iter().map(Refusal::reason).collect();
     reasons.extend(NOT_FROM_THE_BROKER);
     reasons.sort_unstable();
+    // Several refusals may have one reason.
+    reasons.dedup();
     let mut registry = Reason::ALL.to_vec();
     registry.sort_unstable();
     assert_eq!(reasons, registry);
@@ -165,7 +177,7 @@ fn refusals_of_the_shell_match_the_registry() {
     let statuses = [
         (Reason::NotOperator, not_operator(1000)),
         (Reason::PeerUnidentified, unidentified()),
-        (Reason::Deadline, deadline(Duration::from_secs(1))),
+        (Reason::Deadline, deadline("Seal", Duration::from_secs(1), Some("it waits"))),
         (Reason::BrokerGone, stopping()),
     ];
     for (reason, status) in statuses {

@@ -87,6 +87,11 @@ impl Handle {
         self.release_kind = Some(release_kind_of(self.info.lifetime));
     }
 
+    /// Notes why the bytes of a file were copied, although they were to be its backing.
+    pub(crate) fn set_copied_because(&mut self, why: String) {
+        self.info.copied_because = Some(why);
+    }
+
     fn set_anchor_layout(&self) {
         let ends = self.info.parts.iter().map(|part| part.offset.get() + part.size.get()).collect();
         self.anchor.set_layout(Layout::new(ends, self.info.size));

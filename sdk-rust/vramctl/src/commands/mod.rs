@@ -60,7 +60,7 @@ pub(crate) enum Command {
     Mine(mine::Mine),
     /// Print events as they happen, until interrupted or until the daemon ends.
     Watch(watch::Watch),
-    /// Put a file into a named allocation and seal it.
+    /// Put a file into a named allocation and seal it. It stays until it is freed or the daemon ends.
     Put(file::put::Put),
     /// Map a sealed allocation, hash the mapped bytes and compare digests.
     Verify(file::verify::Verify),

@@ -13,7 +13,7 @@ use std::{
 
 use serde_json::{Map, Value};
 
-use self::failure::Failure;
+use self::{failure::Failure, text::plain};
 
 /// Grows when a field is removed or changes its meaning, not when one is added.
 const JSON_VERSION: u32 = 1;
@@ -47,7 +47,7 @@ impl Output {
 
     /// Prints one result of a stream at once. Breaks once the reader of standard output has gone.
     pub(crate) fn show_line(&self, text: &str, fields: Value) -> Result<ControlFlow<()>, Failure> {
-        if self.json { print(&versioned(fields).to_string()) } else { print(text) }
+        if self.json { print(&versioned(fields).to_string()) } else { print(&plain(text)) }
     }
 
     /// Prints a failure to standard error.
@@ -55,7 +55,7 @@ impl Output {
         let text = if self.json {
             versioned(serde_json::json!({ "error": failure.to_json() })).to_string()
         } else {
-            format!("vramctl: {}: {failure}", failure.reason())
+            plain(&format!("vramctl: {}: {failure}", failure.reason()))
         };
         // No stream is left that could report a failure here.
         let _ = writeln!(io::stderr().lock(), "{text}");

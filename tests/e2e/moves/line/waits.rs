@@ -54,7 +54,10 @@ fn a_pin_past_its_deadline_blocks_no_waiter() {
     let behind = next.pin(vec![part(small, 0)]);
     until("one more", || all_waits(&daemon).iter().any(|wait| wait.until.is_none()));
     assert!(all_waits(&daemon)[0].until.is_some(), "{:?}", all_waits(&daemon));
-    first.pin_answer(call).unwrap_err().is(Reason::Deadline);
+    let refused = first.pin_answer(call).unwrap_err();
+    let by = format!("s-{}", other.id());
+    refused.is(Reason::Deadline);
+    assert!(refused.message.contains("it waits for") && refused.message.contains(&by), "{}", refused.message);
     assert!(began.elapsed() >= Duration::from_millis(1_500), "it had its time");
     // The room that was made for it is released again.
     let revoke = first.receive_revoke();
@@ -199,7 +202,7 @@ fn an_allocation_shows_what_is_held_pinned_and_idle() {
     for name in ["held", "pinned", "idle"] {
         assert!(fact(name).ends_with("2 MiB"), "{name}: {text}");
     }
-    session.word_table().client(session.slot(id, 0)).unpin().unwrap();
+    unpin_words(&session, id, 1);
     assert!(vramctl(&daemon, &["alloc", "unhold", &target]).status.success());
     session.free(id);
     assert_nothing_left(&daemon);

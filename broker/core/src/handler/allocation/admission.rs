@@ -106,7 +106,7 @@ impl Broker {
     fn check_name(&self, tenant: TenantId, spec: &AllocationSpec) -> Result<(), Refusal> {
         let Some(name) = &spec.name else {
             return match (spec.lifetime, spec.replace) {
-                (Lifetime::Persistent, _) => Err(Refusal::NameInvalid { field: "name", name: String::new() }),
+                (Lifetime::Persistent, _) => Err(Refusal::NameMissing),
                 (_, true) => Err(Refusal::RequestInvalid {
                     field: "replace",
                     problem: "only an allocation with a name can replace another",

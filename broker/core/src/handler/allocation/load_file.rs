@@ -43,7 +43,8 @@ impl Broker {
     ) -> Start {
         let problem = |field, problem| Err(Refusal::RequestInvalid { field, problem });
         if !self.config.files {
-            return Err(Refusal::FileMutable { path: (*file.path).to_owned() });
+            let why = "the daemon is not configured to load files in place".to_owned();
+            return Err(Refusal::FileMutable { path: (*file.path).to_owned(), why });
         }
         if spec.kind != Kind::Movable {
             return problem("kind", "memory that is loaded from a file is movable");

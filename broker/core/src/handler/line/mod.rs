@@ -9,6 +9,7 @@
 //! - `out_of_memory`: waiters whose memory the driver could not create
 //! - `wait_list`: the line and the moves as operators see them
 //! - `wait_reason`: why a waiter has not started
+//! - `wait_text`: the same as a clause, for the client that waits
 
 mod enter_leave;
 pub(super) mod make_room;
@@ -16,4 +17,5 @@ mod out_of_memory;
 mod victims;
 mod wait_list;
 mod wait_reason;
+mod wait_text;
 mod wanted;

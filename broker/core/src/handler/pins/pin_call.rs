@@ -190,7 +190,8 @@ impl Broker {
     pub(crate) fn expire_pin(&mut self, id: PinId) {
         let waits = self.pins.get(id).filter(|call| call.is_waiting());
         if let Some(within) = waits.and_then(|call| Some(call.deadline?.since(call.arrived))) {
-            self.refuse_pin(id, Refusal::WaitOver { within });
+            let waited = self.describe_pin_wait(id);
+            self.refuse_pin(id, Refusal::WaitOver { within, waited });
         }
     }
 

@@ -22,6 +22,10 @@ impl Broker {
             Target::Id(id) => self.allocations.get(*id).map(|allocation| (*id, allocation)),
             Target::Name(text) => self.find_named(text, own)?,
         };
+        let elsewhere = || match target {
+            Target::Name(name) if !name.contains('/') => self.find_shared_with(own, name),
+            _ => None,
+        };
         found
             .filter(|(_, allocation)| {
                 let is_reader =
@@ -29,7 +33,19 @@ impl Broker {
                 planted!(self, NonReaderServed => if allocation.state.is_sealed() { return true });
                 allocation.tenant == tenant || is_reader()
             })
-            .ok_or_else(|| Refusal::AllocationNotFound { allocation: target.to_string() })
+            .ok_or_else(|| match (target, elsewhere()) {
+                (Target::Name(name), Some(full)) => Refusal::NameElsewhere { name: name.clone(), full },
+                _ => Refusal::AllocationNotFound { allocation: target.to_string() },
+            })
+    }
+
+    /// The full name of a sealed allocation of another tenant that has this name and that the tenant may read.
+    fn find_shared_with(&self, tenant: &str, name: &str) -> Option<String> {
+        let (of, _) = self.tenants.iter().find(|(_, of)| {
+            let found = self.allocations.find_by_name(*of, name).and_then(|id| self.allocations.get(id));
+            found.is_some_and(|it| it.state == AllocationState::Sealed && it.readers.admit(tenant))
+        })?;
+        Some([of, "/", name].concat())
     }
 
     /// The allocation that bears `name` or `tenant/name`.
@@ -103,7 +119,10 @@ impl Broker {
                 self.allocations.get(*id).map(|allocation| (*id, allocation)).ok_or_else(not_found)
             }
             Target::Name(text) if !text.contains('/') => {
-                Err(Refusal::NameInvalid { field: "name", name: text.clone() })
+                let of =
+                    self.tenants.iter().find(|(_, of)| self.allocations.find_by_name(*of, text).is_some());
+                let full = of.map(|(tenant, _)| [tenant, "/", text].concat());
+                Err(Refusal::TenantMissing { name: text.clone(), full })
             }
             Target::Name(text) => self.find_named(text, "")?.ok_or_else(not_found),
         }

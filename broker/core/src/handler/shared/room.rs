@@ -8,7 +8,7 @@ use vramd_types::{Bytes, DeviceIndex, ExtentId};
 use crate::{
     broker::Broker,
     command::PartMove,
-    error::Refusal,
+    error::{FullBecause, Refusal},
     event::{PartRef, Tier},
     invariants,
     ledger::{Account, Place, Shortage},
@@ -177,14 +177,38 @@ impl Broker {
         shortage: Shortage,
         requested: Bytes,
     ) -> Refusal {
-        let (tier, uuid) = (place.tier, self.uuid(place.device).to_owned());
-        match shortage {
-            Shortage::Limit { limit, charged } => {
-                let tenant = self.tenants.name(tenant).to_owned();
-                Refusal::QuotaLimit { tenant, device: uuid, tier, limit, charged, requested }
+        let (tier, device) = (place.tier, self.uuid(place.device).to_owned());
+        let balances = self.ledger.balances(place);
+        let capacity = balances.map_or(Bytes::ZERO, |balances| balances.surveyed_capacity());
+        let free = match shortage {
+            Shortage::Room { free } => free,
+            // No quota keeps the request out: the tier below is smaller than it.
+            Shortage::Limit { limit, .. }
+                if tier != Tier::Device && limit >= capacity && requested > capacity =>
+            {
+                self.ledger.trial(place).map_or(Bytes::ZERO, |trial| trial.admittable(tenant))
             }
-            Shortage::Room { free } => Refusal::DeviceFull { device: uuid, tier, free, requested },
-        }
+            Shortage::Limit { limit, charged } => {
+                let (tenant, is_whole_tier) = (self.tenants.name(tenant).to_owned(), limit >= capacity);
+                return Refusal::QuotaLimit {
+                    tenant,
+                    device,
+                    tier,
+                    limit,
+                    charged,
+                    requested,
+                    is_whole_tier,
+                };
+            }
+        };
+        let why = match requested > capacity {
+            true => FullBecause::TooSmall { capacity },
+            false => FullBecause::InUse {
+                capacity,
+                has_below: tier == Tier::Device && self.ledger.below(place.device).next().is_some(),
+            },
+        };
+        Refusal::DeviceFull { device, tier, free, requested, why }
     }
 
     /// Checks that all these parts, except those accessed in place, fit on their devices at once if other
@@ -257,7 +281,8 @@ impl Broker {
             ExtentError::IdsExhausted => Refusal::InvariantBroken { invariant: invariants::IDS },
             ExtentError::OutOfMemory { place, requested } => {
                 let (device, tier) = (self.uuid(place.device).to_owned(), place.tier);
-                Refusal::DeviceFull { device, tier, free: Bytes::ZERO, requested: *requested }
+                let (free, why) = (Bytes::ZERO, FullBecause::Driver);
+                Refusal::DeviceFull { device, tier, free, requested: *requested, why }
             }
             ExtentError::DriverFailed { device, problem } => {
                 Refusal::DriverFailed { device: self.uuid(*device).to_owned(), problem: problem.clone() }

@@ -102,7 +102,9 @@ impl FromStr for Target {
         if text.contains('/') {
             return Ok(Self::Name(text.to_owned()));
         }
-        text.parse().map(Self::Id).map_err(|error| format!("{error}, nor is it a `tenant/name`"))
+        text.parse()
+            .map(Self::Id)
+            .map_err(|error| format!("{error}, and a name needs its tenant: `tenant/{text}`"))
     }
 }
 

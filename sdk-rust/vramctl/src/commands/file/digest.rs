@@ -1,7 +1,6 @@
 //! Digests as the daemon prints them: `blake3:` and 64 hexadecimal digits.
 
 use std::{
-    fs::File,
     io::{self, Read as _},
     path::Path,
 };
@@ -9,6 +8,7 @@ use std::{
 use indicatif::ProgressBar;
 use vramd_client::Sealed;
 
+use super::open_regular;
 use crate::output::failure::Failure;
 
 /// Bytes that are read and hashed at a time: enough to keep all cores busy, few enough to show progress.
@@ -52,7 +52,7 @@ pub(crate) fn hash_mapping(mapped: &Sealed, progress: &ProgressBar) -> Result<St
 }
 
 pub(crate) fn hash_file(path: &Path, progress: &ProgressBar) -> Result<String, Failure> {
-    let mut file = File::open(path).map_err(Failure::file(path))?;
+    let mut file = open_regular(path)?;
     let mut digest = Digest::default();
     let mut buffer = vec![0; CHUNK_BYTES];
     loop {

@@ -12,9 +12,9 @@ use vramd_client::{Allocation, AllocationRequest, Bytes, Client, Error, Sealed};
 
 use super::{
     digest::{self, CHUNK_BYTES, Digest},
-    stdin,
+    open_regular, stdin,
 };
-use crate::output::{Output, failure::Failure, progress};
+use crate::output::{Output, failure::Failure, progress, text::plain};
 
 #[derive(Debug, Args)]
 pub(crate) struct Put {
@@ -45,13 +45,13 @@ pub(crate) struct Put {
 }
 
 pub(crate) fn run(put: &Put, socket_dir: &Path, output: &Output) -> Result<(), Failure> {
-    let file = File::open(&put.file).map_err(Failure::file(&put.file))?;
+    let file = open_regular(&put.file)?;
     let client = Client::builder().socket_dir(socket_dir).name("vramctl put").connect()?;
     let sealed = match put.in_place {
         true => load(put, &client, output)?,
         false => copy(put, &client, file, output)?,
     };
-    report(&sealed, output)?;
+    report(&sealed, put.in_place, output)?;
     if put.hold {
         stdin::wait_for_end()?;
         sealed.free()?;
@@ -120,11 +120,18 @@ fn fill(memory: &mut Allocation, file: &mut File, path: &Path, output: &Output) 
     Ok(digest.finish())
 }
 
-fn report(sealed: &Sealed, output: &Output) -> Result<(), Failure> {
+fn report(sealed: &Sealed, in_place: bool, output: &Output) -> Result<(), Failure> {
     let info = sealed.info();
     let name = info.name.as_deref().unwrap_or_default();
-    let file = info.file.as_ref().map(|file| format!(" in {file}")).unwrap_or_default();
-    let text = || format!("sealed {} {name} {} bytes {}{file}", info.id, info.size.get(), sealed.digest());
+    let place = match (&info.file, in_place) {
+        (Some(file), _) => format!(" in {}", plain(file)),
+        (None, true) => {
+            let why = info.copied_because.as_deref().unwrap_or("the daemon did not say why");
+            format!("\ncopied, not in place: {}", plain(why))
+        }
+        (None, false) => String::new(),
+    };
+    let text = || format!("sealed {} {name} {} bytes {}{place}", info.id, info.size.get(), sealed.digest());
     let fields = json!({
         "allocation_id": info.id.to_string(),
         "name": name,
@@ -133,6 +140,7 @@ fn report(sealed: &Sealed, output: &Output) -> Result<(), Failure> {
         "charged_bytes": info.charged.get(),
         "digest": sealed.digest(),
         "file": info.file,
+        "copied_because": info.copied_because,
     });
     output.show(text, fields)
 }

@@ -7,7 +7,7 @@ use serde_json::json;
 use vramd_client::{AllocationId, Client, Error, Sealed, Target};
 
 use super::{digest, stdin};
-use crate::output::{Output, failure::Failure, progress};
+use crate::output::{Output, failure::Failure, progress, text::plain};
 
 #[derive(Debug, Args)]
 pub(crate) struct Verify {
@@ -65,7 +65,7 @@ fn report(attached: &Sealed, digest: &str, verify: &Verify, output: &Output) -> 
     let address = format!("{:#x}", attached.as_device_ptr());
     let file = verify.file.as_ref().map(|file| file.display().to_string());
     let text = || {
-        let same = file.as_ref().map(|file| format!(", the same as {file}")).unwrap_or_default();
+        let same = file.as_ref().map(|file| format!(", the same as {}", plain(file))).unwrap_or_default();
         format!("verified {digest} ({size} bytes mapped at {address}){same}")
     };
     let fields = json!({

@@ -1,0 +1,136 @@
+//! Files that are not what their names promise: links, pipes, devices, mistyped paths, names that a terminal would obey.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::symlink,
+    path::Path,
+    process::{Command, Output},
+};
+
+use serde_json::Value;
+use vramd_client::{AllocationRequest, Bytes, Error};
+use vramd_tests::{Config, Daemon, Home, MIB, content};
+
+use crate::moves::pins::fetch::connect;
+
+const USAGE: i32 = 2;
+const CONFIGURATION_WRONG: i32 = 3;
+
+fn put(daemon: &Daemon, path: &Path, words: &[&str]) -> Output {
+    daemon.vramctl().arg("put").arg(path).args(words).output().unwrap()
+}
+
+#[track_caller]
+fn said(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// A listed folder whose links lead to its sibling, as download caches have: `snapshots/main/model` to `blobs/7`.
+fn cache() -> (tempfile::TempDir, Config) {
+    let folder = tempfile::tempdir().unwrap();
+    let root = fs::canonicalize(folder.path()).unwrap();
+    fs::create_dir_all(root.join("snapshots/main")).unwrap();
+    fs::create_dir(root.join("blobs")).unwrap();
+    fs::write(root.join("blobs/7"), content(MIB, 7)).unwrap();
+    File::open(root.join("blobs/7")).unwrap().sync_data().unwrap();
+    symlink("../../blobs/7", root.join("snapshots/main/model")).unwrap();
+    let config = Config::default().immutable(&root.join("snapshots"));
+    (folder, config)
+}
+
+#[test]
+fn a_file_behind_a_link_is_copied_and_the_answer_says_why() {
+    let (folder, config) = cache();
+    let daemon = Daemon::start(&config);
+    let path = fs::canonicalize(folder.path()).unwrap().join("snapshots/main/model");
+    assert!(daemon.log().contains("links below"), "the start says so too: {}", daemon.log());
+    let text = said(&put(&daemon, &path, &["model", "--in-place"]));
+    for expected in ["copied, not in place", "blobs/7", "beside the immutable path", "snapshots"] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+    let json: Value =
+        serde_json::from_str(&said(&put(&daemon, &path, &["other", "--in-place", "--json"]))).unwrap();
+    assert_eq!(json["file"], Value::Null);
+    assert!(json["copied_because"].as_str().unwrap().contains("no fs-verity"), "{json}");
+
+    let both = Config::default()
+        .immutable(path.parent().unwrap().parent().unwrap())
+        .immutable(&fs::canonicalize(folder.path()).unwrap().join("blobs"));
+    let daemon = Daemon::start(&both);
+    let text = said(&put(&daemon, &path, &["model", "--in-place"]));
+    assert!(text.contains(" in ") && !text.contains("copied"), "{text}");
+}
+
+#[test]
+fn a_check_refuses_paths_that_do_not_exist_and_explains_links() {
+    let home = Home::new();
+    let config = |path: &Path| Config::default().immutable(path).write(home.path());
+    config(Path::new("/no/such/modles"));
+    let output = home.command().arg("--check").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(CONFIGURATION_WRONG), "{text}");
+    assert!(text.contains("immutable_paths") && text.contains("/no/such/modles"), "{text}");
+
+    let (folder, _) = cache();
+    config(&folder.path().join("snapshots"));
+    let output = home.command().arg("--check").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("blobs, which is not listed"), "{text}");
+}
+
+#[test]
+fn a_pipe_a_device_or_a_folder_in_place_of_a_file_is_refused_at_once() {
+    let daemon = Daemon::new();
+    let pipe = daemon.home().path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let file = daemon.home().path().join("file");
+    fs::write(&file, content(MIB, 1)).unwrap();
+    said(&put(&daemon, &file, &["model"]));
+    let client = connect(&daemon);
+    // No process ever writes to the pipe: each call would wait without end.
+    for (path, kind) in [
+        (pipe.as_path(), "a pipe"),
+        (Path::new("/dev/zero"), "a device"),
+        (daemon.home().path(), "a directory"),
+    ] {
+        for words in [&["other"][..], &["other", "--in-place"]] {
+            let output = put(&daemon, path, words);
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(USAGE), "{text}");
+            assert!(text.contains(&format!("not a regular file but {kind}")), "{text}");
+        }
+        let verified = daemon.vramctl().args(["verify", "model"]).arg(path).output().unwrap();
+        assert_eq!(verified.status.code(), Some(USAGE), "{}", String::from_utf8_lossy(&verified.stderr));
+        let refused = client.load(path, 0, AllocationRequest::new(Bytes::ZERO));
+        let Err(Error::FileInvalid { problem }) = refused else { panic!("{refused:?}") };
+        assert!(problem.contains(&format!("not a regular file but {kind}")), "{problem}");
+    }
+}
+
+#[test]
+fn control_characters_of_a_file_name_reach_no_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = fs::canonicalize(folder.path()).unwrap();
+    let daemon = Daemon::start(&Config::default().immutable(&root));
+    let evil = root.join("m\u{1b}[2J\u{7}");
+    fs::write(&evil, content(MIB, 3)).unwrap();
+    File::open(&evil).unwrap().sync_data().unwrap();
+    let missing = root.join("gone\u{1b}]0;title\u{7}");
+    let shown = |output: &Output| {
+        let text = [&output.stdout[..], &output.stderr].concat();
+        assert!(!text.iter().any(|byte| matches!(byte, 0x1b | 0x07)), "{}", String::from_utf8_lossy(&text));
+        String::from_utf8_lossy(&text).into_owned()
+    };
+    assert!(shown(&put(&daemon, &evil, &["model", "--in-place"])).contains(" in "));
+    assert!(shown(&put(&daemon, &missing, &["other"])).contains("cannot read"));
+    let verify = daemon.vramctl().args(["verify", "model"]).arg(&evil).output().unwrap();
+    assert!(shown(&verify).contains("the same as"));
+    shown(&daemon.vramctl().args(["alloc", "list"]).output().unwrap());
+    let id = &daemon.state().allocations[0].allocation_id.to_string();
+    shown(&daemon.vramctl().args(["alloc", "show", &format!("a-{id}")]).output().unwrap());
+    let refused = connect(&daemon).load(&missing, 0, AllocationRequest::new(Bytes::ZERO)).unwrap_err();
+    assert!(!refused.to_string().contains('\u{1b}'), "{refused}");
+    assert!(!daemon.log().contains('\u{1b}'), "{}", daemon.log());
+}

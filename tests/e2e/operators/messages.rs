@@ -1,0 +1,107 @@
+//! Sentences of refusals: true figures, the sessions in the way, and the setting or the name to use.
+
+use std::time::Duration;
+
+use vramd_proto::v1::{
+    AllocateBatchRequest, AllocationSpec, ShowAllocationRequest, show_allocation_request::Target,
+};
+use vramd_tests::{
+    Config, Daemon, GIB, MIB, RawSession,
+    refusal::Refused,
+    session::{persistent, spec},
+    wait::until,
+};
+use vramd_types::Reason;
+
+use crate::has_other_users;
+
+#[track_caller]
+fn says(refused: &Refused, reason: Reason, expected: &[&str]) {
+    refused.is(reason);
+    for text in expected {
+        assert!(refused.message.contains(text), "`{text}` is not in: {}", refused.message);
+    }
+}
+
+#[test]
+fn a_full_device_names_its_figures_and_the_missing_tiers() {
+    let daemon = Daemon::start(&Config::devices(&["64MiB"]));
+    let session = daemon.open();
+    daemon.set_quota("team-b", "60MiB", "");
+    let refused = session.refused(spec(8 * MIB));
+    says(&refused, Reason::DeviceFull, &["8 MiB requested, 4 MiB available of 64 MiB"]);
+    says(&refused, Reason::DeviceFull, &["No tier below the device is configured", "memory.host_size"]);
+}
+
+#[test]
+fn a_limit_names_the_command_that_raises_it_and_a_whole_device_does_not() {
+    let daemon = Daemon::start(&Config::devices(&["64MiB"]));
+    let session = daemon.open();
+    let refused = session.refused(spec(GIB));
+    says(&refused, Reason::QuotaLimit, &["has 64 MiB in all: 1 GiB requested", "use another device"]);
+    assert!(!refused.message.contains("limit"), "no operator can raise it: {}", refused.message);
+    daemon.set_quota(session.tenant(), "", "8MiB");
+    let command = format!("vramctl quota set {} --tier device --limit", session.tenant());
+    says(&session.refused(spec(16 * MIB)), Reason::QuotaLimit, &["0 B of 8 MiB in use", &command]);
+}
+
+#[test]
+fn a_tier_below_that_is_too_small_is_no_quota() {
+    let daemon = Daemon::start(&Config::devices(&["8MiB"]).memory("host_size = \"4MiB\""));
+    let session = RawSession::open_with_pins(&daemon.sockets());
+    let refused = session.refused(AllocationSpec { unheld: true, ..spec(64 * MIB) });
+    says(&refused, Reason::DeviceFull, &["tier host", "is too small", "4 MiB in all", "memory.host_size"]);
+    assert_eq!(refused.fact("tier"), "host");
+}
+
+#[test]
+fn a_deadline_says_what_the_call_waited_for_and_who_has_it() {
+    let daemon = Daemon::start(&Config::devices(&["8MiB"]).memory("host_size = \"8MiB\""));
+    let mut other = daemon.open();
+    other.allocate(spec(6 * MIB));
+    let session = RawSession::open_with_pins(&daemon.sockets());
+    let request = AllocateBatchRequest { wait_ms: 60_000, ..session.request(vec![spec(4 * MIB)]) };
+    let waiting = session.memory.with_deadline(Duration::from_millis(1_500)).allocate_batch(request);
+    let refused = waiting.refused();
+    let by = format!("which is full, by s-{}", other.id());
+    says(
+        &refused,
+        Reason::Deadline,
+        &["AllocateBatch had no answer within 1.5s", "it waits for 4 MiB on GPU-", &by],
+    );
+    until("it waits on, since a mutation may still complete", || {
+        daemon.admin.list_waits(Default::default()).ok().waits.len() == 1
+    });
+}
+
+#[test]
+fn a_name_without_its_tenant_is_offered_with_it() {
+    let daemon = Daemon::new();
+    let mut session = daemon.open();
+    let id = session.allocate(AllocationSpec { readers: vec!["*".to_owned()], ..persistent("llama", MIB) });
+    session.seal(id.allocation_id);
+    let full = format!("{}/llama", session.tenant());
+    let show = |name: &str| {
+        let target = Some(Target::Name(name.to_owned()));
+        daemon.admin.show_allocation(ShowAllocationRequest { target }).refused()
+    };
+    says(&show("llama"), Reason::NameInvalid, &["`llama` lacks its tenant", &full]);
+    says(&show("mistral"), Reason::NameInvalid, &["`tenant/mistral`"]);
+    let refused = session.refused(persistent("meta/llama-3", MIB));
+    says(
+        &refused,
+        Reason::NameInvalid,
+        &["A `/` stands only between a tenant and a name", "`meta--llama-3`"],
+    );
+
+    let output = daemon.vramctl().args(["alloc", "show", "llama"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("tenant/llama"), "{said}");
+
+    if has_other_users("a_name_without_its_tenant_is_offered_with_it") {
+        let mut reader = daemon.probe_as(20_001);
+        reader.ask("open");
+        let refused = reader.refused("attach llama");
+        says(&refused, Reason::AllocationNotFound, &["Another tenant shares one", &full]);
+    }
+}
