@@ -18,7 +18,10 @@ use vramd_types::Reason;
 use crate::{
     error::{Error, Result},
     rpc::{Rpc, request_id::RequestId},
-    session::{missing_field, socket_paths},
+    session::{
+        missing_field,
+        socket_paths::{self, SocketPlaces},
+    },
 };
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -29,14 +32,26 @@ const PAGE_SIZE: u32 = 1000;
 pub struct AdminClient {
     rpc: Rpc,
     socket: PathBuf,
+    /// Where it looked for the daemon, unless the caller named the folder.
+    places: Option<SocketPlaces>,
     request_timeout: Duration,
 }
 
 impl AdminClient {
     /// Makes a client of the daemon in that socket folder. Connects at the first call.
     pub fn new(socket_dir: &Path) -> Result<Self> {
+        Self::of(socket_dir, None)
+    }
+
+    /// Makes a client of the daemon that [`crate::socket_dir`] finds. Connects at the first call.
+    pub fn find() -> Result<Self> {
+        let places = SocketPlaces::of_process();
+        Self::of(&places.find(), Some(places))
+    }
+
+    fn of(socket_dir: &Path, places: Option<SocketPlaces>) -> Result<Self> {
         let socket = socket_paths::admin_socket(socket_dir);
-        Ok(Self { rpc: Rpc::open(&socket)?, socket, request_timeout: REQUEST_TIMEOUT })
+        Ok(Self { rpc: Rpc::open(&socket)?, socket, places, request_timeout: REQUEST_TIMEOUT })
     }
 
     #[must_use]
@@ -238,7 +253,7 @@ impl AdminClient {
             Error::BrokerGone { .. } if self.is_closed_to_us() => {
                 Error::refused(Reason::NotOperator, &[("uid", &rustix::process::geteuid().as_raw())])
             }
-            error => error,
+            error => self.places.iter().fold(error, |error, places| places.explain(error)),
         })
     }
 

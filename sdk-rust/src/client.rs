@@ -26,7 +26,7 @@ use crate::{
         call_style::{CallStyle, run_ready},
         check_process, missing_field,
         pressure::{OnPressure, Pressure},
-        socket_paths,
+        socket_paths::SocketPlaces,
     },
 };
 
@@ -285,11 +285,14 @@ impl ClientBuilder {
     fn open(self, mode: Mode) -> Result<Client> {
         let builder = Arc::new(self);
         let this = ClientBuilder::clone(&builder);
-        let socket_dir = this.socket_dir.unwrap_or_else(socket_paths::socket_dir);
+        let places = SocketPlaces::of_process();
+        let explicit = this.socket_dir.is_some();
+        let socket_dir = this.socket_dir.unwrap_or_else(|| places.find());
         let name = this.name.or_else(program_name).unwrap_or_default();
         let devices = this.devices.or_else(visible_devices);
         let session =
-            Session::open(&socket_dir, name, devices, mode, this.request_timeout, this.on_pressure)?;
+            Session::open(&socket_dir, name, devices, mode, this.request_timeout, this.on_pressure)
+                .map_err(|error| if explicit { error } else { places.explain(error) })?;
         Ok(Client { session, builder })
     }
 }

@@ -17,7 +17,8 @@ use crate::commands::Command;
 pub(crate) struct Args {
     /// Directory of the daemon's sockets.
     ///
-    /// Without it: /run/vramd, or without root $XDG_RUNTIME_DIR/vramd or /tmp/vramd-UID.
+    /// Without it, the first of these where a daemon listens: $XDG_RUNTIME_DIR/vramd or else /tmp/vramd-UID, unless the
+    /// user is root; then /run/vramd.
     #[arg(long, global = true, value_name = "DIR", env = "VRAMD_SOCKET_DIR")]
     pub(crate) socket_dir: Option<PathBuf>,
     /// Print one JSON object with a version, in a watch one for each line; sizes in bytes.

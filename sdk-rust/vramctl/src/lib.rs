@@ -34,6 +34,5 @@ pub fn command_line() -> clap::Command {
 }
 
 fn run(args: Args, output: &Output) -> Result<(), Failure> {
-    let socket_dir = args.socket_dir.unwrap_or_else(vramd_client::socket_dir);
-    args.command.run(&socket_dir, output)
+    args.command.run(args.socket_dir.as_deref(), output)
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod aio;
 pub(crate) mod discardable;
+pub(crate) mod finding;
 pub(crate) mod handles;
 pub(crate) mod other_languages;
 pub(crate) mod pinning_processes;

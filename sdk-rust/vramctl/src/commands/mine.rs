@@ -1,10 +1,8 @@
 //! `vramctl mine …`: what the caller's own tenant has, without an operator's rights.
 
-use std::path::Path;
-
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
-use vramd_client::{AllocationInfo, AllocationState, Client, Lifetime, OwnQuota, RawClient};
+use vramd_client::{AllocationInfo, AllocationState, ClientBuilder, Lifetime, OwnQuota, RawClient};
 
 use super::{file::verify::target, names::tier_name};
 use crate::output::{
@@ -29,9 +27,9 @@ enum Verb {
     },
 }
 
-pub(crate) fn run(mine: Mine, socket_dir: &Path, output: &Output) -> Result<(), Failure> {
+pub(crate) fn run(mine: Mine, client: ClientBuilder, output: &Output) -> Result<(), Failure> {
     // A session that maps nothing needs no device of its own.
-    let client = Client::builder().socket_dir(socket_dir).name("vramctl mine").connect_raw()?;
+    let client = client.name("vramctl mine").connect_raw()?;
     match mine.verb {
         None => show(&client, output),
         Some(Verb::Free { target }) => free(&client, &target, output),

@@ -19,7 +19,7 @@ mod watch;
 use std::path::Path;
 
 use clap::Subcommand;
-use vramd_client::admin::AdminClient;
+use vramd_client::{Client, ClientBuilder, admin::AdminClient};
 
 use crate::output::{Output, failure::Failure};
 
@@ -69,9 +69,9 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Runs the subcommand against the daemon whose sockets lie in `socket_dir`.
-    pub(crate) fn run(self, socket_dir: &Path, output: &Output) -> Result<(), Failure> {
-        let admin = || AdminClient::new(socket_dir).map_err(Failure::from);
+    /// Runs the subcommand against the daemon whose sockets lie in `socket_dir`, or else where clients look for them.
+    pub(crate) fn run(self, socket_dir: Option<&Path>, output: &Output) -> Result<(), Failure> {
+        let admin = || socket_dir.map_or_else(AdminClient::find, AdminClient::new).map_err(Failure::from);
         match self {
             Self::Status => status::run(&admin()?, output),
             Self::Quota(verb) => quota::run(verb, &admin()?, output),
@@ -86,9 +86,15 @@ impl Command {
             Self::Settings(verb) => settings::run(verb, &admin()?, output),
             Self::Watch(watch) => watch::run(watch, &admin()?, output),
             Self::Completions(shell) => completions::run(&shell, output),
-            Self::Mine(mine) => mine::run(mine, socket_dir, output),
-            Self::Put(put) => file::put::run(&put, socket_dir, output),
-            Self::Verify(verify) => file::verify::run(&verify, socket_dir, output),
+            Self::Mine(mine) => mine::run(mine, client(socket_dir), output),
+            Self::Put(put) => file::put::run(&put, client(socket_dir), output),
+            Self::Verify(verify) => file::verify::run(&verify, client(socket_dir), output),
         }
     }
+}
+
+/// A client that looks in this folder, or else where all clients look.
+fn client(socket_dir: Option<&Path>) -> ClientBuilder {
+    let client = Client::builder();
+    socket_dir.map_or(client.clone(), |dir| client.socket_dir(dir))
 }

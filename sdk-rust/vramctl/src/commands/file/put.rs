@@ -8,7 +8,7 @@ use std::{
 
 use clap::Args;
 use serde_json::json;
-use vramd_client::{Allocation, AllocationRequest, Bytes, Client, Error, Sealed};
+use vramd_client::{Allocation, AllocationRequest, Bytes, Client, ClientBuilder, Error, Sealed};
 
 use super::{
     digest::{self, CHUNK_BYTES, Digest},
@@ -44,9 +44,9 @@ pub(crate) struct Put {
     hold: bool,
 }
 
-pub(crate) fn run(put: &Put, socket_dir: &Path, output: &Output) -> Result<(), Failure> {
+pub(crate) fn run(put: &Put, client: ClientBuilder, output: &Output) -> Result<(), Failure> {
     let file = open_regular(&put.file)?;
-    let client = Client::builder().socket_dir(socket_dir).name("vramctl put").connect()?;
+    let client = client.name("vramctl put").connect()?;
     let sealed = match put.in_place {
         true => load(put, &client, output)?,
         false => copy(put, &client, file, output)?,

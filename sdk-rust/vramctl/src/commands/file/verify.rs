@@ -1,10 +1,10 @@
 //! `vramctl verify`: checks that the mapped bytes are the sealed ones.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
-use vramd_client::{AllocationId, Client, Error, Sealed, Target};
+use vramd_client::{AllocationId, ClientBuilder, Error, Sealed, Target};
 
 use super::{digest, stdin};
 use crate::output::{Output, failure::Failure, progress, text::plain};
@@ -20,8 +20,8 @@ pub(crate) struct Verify {
     hold: bool,
 }
 
-pub(crate) fn run(verify: &Verify, socket_dir: &Path, output: &Output) -> Result<(), Failure> {
-    let client = Client::builder().socket_dir(socket_dir).name("vramctl verify").connect()?;
+pub(crate) fn run(verify: &Verify, client: ClientBuilder, output: &Output) -> Result<(), Failure> {
+    let client = client.name("vramctl verify").connect()?;
     // Unless it is to stay mapped, the allocation may be larger than its device.
     let target = target(&verify.name);
     let attached = if verify.hold { client.attach(target)? } else { client.attach_unpinned(target)? };
