@@ -217,3 +217,24 @@ def test_copies_outside_the_memory_are_refused(client: vramd.Client) -> None:
         memory.copy_from(memoryview(b"abcdef")[::2])
     with pytest.raises(BufferError, match="same allocation"):
         memory.copy_from(memoryview(memory)[10:20])
+
+
+def test_attaching_twice_shares_one_mapping(client: vramd.Client, daemon: Daemon) -> None:
+    memory = client.allocate(MIB, name="model", lifetime="persistent")
+    memory.copy_from(b"weights")
+    sealed = memory.seal()
+    again = client.attach("model")
+    assert again.device_ptr == sealed.device_ptr, "what this session sealed"
+    sealed.detach()
+    assert again.copy_to(0, 7) == b"weights"
+    with daemon.connect() as other:
+        one, two = other.attach("model"), other.attach("model", unpinned=True)
+        assert one.device_ptr == two.device_ptr and one.has_handle_pin and not two.has_handle_pin
+        view = memoryview(two)
+        one.detach()
+        assert bytes(view[:7]) == b"weights"
+        assert client.describe("model").mapper_count == 2, "one mapping a session"
+        view.release()
+        two.detach()
+    eventually("the other has let go", lambda: client.describe("model").mapper_count == 1)
+    again.free()

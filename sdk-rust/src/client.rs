@@ -90,7 +90,8 @@ impl Client {
         Ok(handles.into_iter().map(Allocation::new).collect())
     }
 
-    /// Maps a sealed allocation read-only, by id, by `name` or by `tenant/name`.
+    /// Maps a sealed allocation read-only, by id, by `name` or by `tenant/name`. If this session has mapped it already,
+    /// the new handle shares that mapping.
     pub fn attach(&self, target: impl Into<Target>) -> Result<Sealed> {
         self.claim_attached(target.into(), AllocationKind::Movable, false).map(Sealed::new)
     }

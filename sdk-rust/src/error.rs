@@ -79,7 +79,7 @@ errors! {
         NotSealed { allocation: String }, "{allocation} is not sealed, and the request needs a sealed allocation";
         AlreadySealed { allocation: String }, "{allocation} is sealed or being sealed. Allocate new memory to write";
         StillMapped { allocation: String },
-            "this session still has a handle of {allocation}, or is unmapping it: use that handle, or try again";
+            "this session is still unmapping {allocation}, or a raw handle of it exists: try again, or use that handle";
         Raced { allocation: String }, "another operation changed {allocation} meanwhile: try again";
         /// The call waited only for sessions that waited themselves, perhaps for this session. Unpin the session's other
         /// parts, then try again.

@@ -111,10 +111,11 @@ class Client:
         If the daemon knows that the file never changes (fs-verity, or the operator's `files.immutable_paths`), the
         file itself is the backing: unused parts leave the device without a copy, and cost nothing there. Any other
         file is copied. If an immutable file is changed after all, accesses raise `ContentLost`. Loading takes as long
-        as reading the file. `wait` counts only if the file is copied; the other arguments are those of `allocate`.
+        as reading the file: the client's timeout, and a second more for each 16 MiB, is the most. `wait` counts only if the file is copied; the other arguments are those of `allocate`.
         """
     def attach(self, name_or_id: str | int, *, unpinned: bool = False) -> Sealed:
-        """Maps a sealed allocation read-only: by `name`, by `tenant/name`, or by its id.
+        """Maps a sealed allocation read-only: by `name`, by `tenant/name`, or by its id. Objects of one allocation share
+        its mapping, which ends with the last of them.
 
         With `unpinned` nothing is mapped before the program accesses, copies or pins it, so it may be larger than the
         device.

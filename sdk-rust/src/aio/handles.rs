@@ -44,7 +44,7 @@ impl Allocation {
 
     /// See [`Self::repin`].
     pub async fn repin_async(&mut self) -> Result<()> {
-        self.handle().hold(CallStyle::Async).await
+        self.handle_mut().hold(CallStyle::Async).await
     }
 
     /// See [`Self::seal`].
@@ -107,7 +107,7 @@ impl Sealed {
 
     /// See [`Self::repin`].
     pub async fn repin_async(&mut self) -> Result<()> {
-        self.handle().hold(CallStyle::Async).await
+        self.handle_mut().hold(CallStyle::Async).await
     }
 
     /// See [`Self::advise`].

@@ -38,7 +38,8 @@ pub struct Allocation {
     handle: Box<Handle>,
 }
 
-/// Sealed memory, mapped read-only: no session can write it any more.
+/// Sealed memory, mapped read-only: no session can write it any more. Several handles of one session share one mapping,
+/// which ends with the last of them.
 ///
 /// Dropping it detaches the session; if the session owns it and it is not persistent, dropping frees it.
 #[derive(Debug)]
@@ -76,6 +77,10 @@ impl Allocation {
 
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
+    }
+
+    pub(crate) fn handle_mut(&mut self) -> &mut Handle {
+        &mut self.handle
     }
 
     pub fn id(&self) -> AllocationId {
@@ -205,6 +210,10 @@ impl Sealed {
         &self.handle
     }
 
+    pub(crate) fn handle_mut(&mut self) -> &mut Handle {
+        &mut self.handle
+    }
+
     pub fn id(&self) -> AllocationId {
         self.handle.info().id
     }
@@ -246,15 +255,15 @@ impl Sealed {
         self.handle.is_mapped()
     }
 
-    /// Unmaps it and frees the allocation; only its owner may. Other sessions keep their mappings. While guards of
-    /// this process pin it, the call fails and returns the handle.
+    /// Unmaps it and frees the allocation; only its owner may. Other sessions keep their mappings. While this process
+    /// has guards or other handles of it, the call fails and returns the handle.
     pub fn free(mut self) -> Result<Released, FreeFailed<Self>> {
         let outcome = run_ready(self.handle.free(CallStyle::Blocking));
         outcome.map_err(|error| FreeFailed { handle: self, error })
     }
 
     /// Unmaps it, and leaves the allocation as it is. While guards of this process pin it, the call fails and returns
-    /// the handle.
+    /// the handle. While this session has other handles of it, only this handle ends, and the mapping stays.
     pub fn detach(mut self) -> Result<(), FreeFailed<Self>> {
         let outcome = run_ready(self.handle.detach(CallStyle::Blocking));
         outcome.map_err(|error| FreeFailed { handle: self, error })

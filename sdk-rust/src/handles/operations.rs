@@ -249,12 +249,12 @@ async fn claim(
     let claimed = async {
         let mut handles = handles.collect::<Result<Vec<_>>>()?;
         // Before waiting for anything.
-        let begin = |(handle, initial_pin): (&Handle, &InitialPin)| {
+        let begin = |(handle, initial_pin): (&mut Handle, &InitialPin)| {
             if *initial_pin == InitialPin::Unpinned {
                 handle.begin_unpinned();
             }
         };
-        handles.iter().zip(initial_pins).for_each(begin);
+        handles.iter_mut().zip(initial_pins).for_each(begin);
         for (handle, initial_pin) in handles.iter_mut().zip(initial_pins) {
             if *initial_pin != InitialPin::Unpinned {
                 handle.wait_arrived(style, deadline).await?;

@@ -104,6 +104,11 @@ impl Table {
         Self { mode, gpus, pressures, view, wake, state, changed, ended, revokes: Arc::default() }
     }
 
+    /// Whether the SDK maps parts; otherwise it hands them over to the program.
+    pub(crate) fn maps_itself(&self) -> bool {
+        self.mode == Mode::Map
+    }
+
     /// Whether [`Self::prepare`] may have devices to prepare.
     pub(crate) fn has_unknown_devices(&self) -> bool {
         self.mode == Mode::Map && self.gpus.has_unknown()

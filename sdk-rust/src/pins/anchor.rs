@@ -12,7 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 use vramd_types::{AllocationId, Bytes, Reason};
 use vramd_words::{Access, PinRefused, Unpinned, pin_set};
 
-use super::{WordsView, views::Views};
+use super::{Sharers, WordsView, views::Views};
 use crate::{
     error::{Error, Result},
     mapping::{Base, PinTarget},
@@ -30,6 +30,7 @@ pub(crate) struct Anchor {
     /// Set once the parts are known.
     layout: OnceLock<Layout>,
     pub(super) views: Views,
+    sharers: Arc<Sharers>,
     /// The number of guards that end after streams.
     stream_guards: Arc<AtomicUsize>,
     /// How to release the allocation when the last of handle and guards is gone.
@@ -61,6 +62,7 @@ impl Anchor {
             slots_lost: session.table().slots_lost(id),
             layout: OnceLock::new(),
             views: Views::default(),
+            sharers: Arc::default(),
             stream_guards: Arc::default(),
             release_kind: Mutex::default(),
         }
@@ -118,9 +120,19 @@ impl Anchor {
         self.stream_guards.load(Ordering::Acquire)
     }
 
-    /// Releases the allocation once the last user of this anchor is gone.
+    pub(crate) fn sharers(&self) -> &Arc<Sharers> {
+        &self.sharers
+    }
+
+    /// Releases the allocation once the last user of this anchor is gone: frees it if any of them would.
     pub(crate) fn release_when_unused(&self, release_kind: ReleaseKind) {
-        *self.release_kind.lock().unwrap_or_else(PoisonError::into_inner) = Some(release_kind);
+        let mut due = self.release_kind.lock().unwrap_or_else(PoisonError::into_inner);
+        *due = Some(release_kind.or(due.take()));
+    }
+
+    /// Takes over the release that dropped handles have left to the others.
+    pub(crate) fn take_release_kind(&self) -> Option<ReleaseKind> {
+        self.release_kind.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// The parts as pin calls name them.
@@ -253,6 +265,7 @@ impl Layout {
 impl Drop for Anchor {
     fn drop(&mut self) {
         // A forked child never gets here: it drops no anchor.
+        self.session.anchors().forget(self.id, &self.sharers);
         if let Some(release_kind) = self.release_kind.get_mut().unwrap_or_else(PoisonError::into_inner).take()
         {
             self.session.releases().queue(Release {

@@ -15,7 +15,10 @@ use std::{
     marker::PhantomData,
     mem::ManuallyDrop,
     ops::Deref,
-    sync::{Arc, Once},
+    sync::{
+        Arc, Once, Weak,
+        atomic::{Ordering, fence},
+    },
 };
 
 use crate::process::Process;
@@ -47,10 +50,31 @@ impl<T> ProcessBound<T> {
         Arc::strong_count(&self.value) - 1
     }
 
-    /// Whether this is the only reference. If so, everything that the other references did has happened before
-    /// (acquire).
+    /// Whether this is the only reference that keeps the value. If so, everything that the other references did has
+    /// happened before (acquire).
     pub(crate) fn confirm_unshared(&mut self) -> bool {
-        Arc::get_mut(&mut self.value).is_some()
+        let unshared = Arc::strong_count(&self.value) == 1;
+        fence(Ordering::Acquire);
+        unshared
+    }
+
+    /// A reference that does not keep the value.
+    pub(crate) fn downgrade(&self) -> WeakBound<T> {
+        WeakBound { value: Arc::downgrade(&self.value), process: self.process }
+    }
+}
+
+/// A reference to a shared value that does not keep it.
+#[derive(Debug)]
+pub(crate) struct WeakBound<T> {
+    value: Weak<T>,
+    process: Process,
+}
+
+impl<T> WeakBound<T> {
+    pub(crate) fn upgrade(&self) -> Option<ProcessBound<T>> {
+        let value = ManuallyDrop::new(self.value.upgrade()?);
+        Some(ProcessBound { value, process: self.process })
     }
 }
 

@@ -28,7 +28,7 @@ use crate::{
     error::{Error, Result},
     handles::{info::AllocationInfo, request::Target},
     mapping::{Ending, Mode, Table, Until},
-    pins::Reaper,
+    pins::{Anchors, Reaper},
     process::fork::ProcessBound,
     rpc::{Rpc, request_id::RequestId},
     session::{
@@ -57,6 +57,7 @@ pub(crate) struct Session {
     rpc: Rpc,
     releases: ReleaseQueue,
     reaper: Reaper,
+    anchors: Anchors,
 }
 
 /// The outcome of freeing or detaching memory.
@@ -74,6 +75,16 @@ pub(crate) enum ReleaseKind {
     Free,
     /// Ends only this session's mapping.
     Detach,
+}
+
+impl ReleaseKind {
+    /// How the last of several handles releases the allocation: it frees it if another would have.
+    pub(crate) fn or(self, other: Option<Self>) -> Self {
+        match (self, other) {
+            (Self::Detach, None | Some(Self::Detach)) => Self::Detach,
+            _ => Self::Free,
+        }
+    }
 }
 
 impl Session {
@@ -132,6 +143,7 @@ impl Session {
             rpc,
             releases,
             reaper: Reaper::default(),
+            anchors: Anchors::default(),
         }))
     }
 
@@ -229,6 +241,10 @@ impl Session {
 
     pub(crate) fn reaper(&self) -> &Reaper {
         &self.reaper
+    }
+
+    pub(crate) fn anchors(&self) -> &Anchors {
+        &self.anchors
     }
 
     pub(crate) fn link(&self) -> &Link {

@@ -1,5 +1,7 @@
 //! Clients that die, stop or fork at any point: what stays charged, and that in the end nothing is left.
 
+use std::time::Duration;
+
 use rustix::process::Signal;
 use vramd_proto::v1::{Hello, SessionState};
 use vramd_tests::{
@@ -272,4 +274,25 @@ fn ids_of_an_earlier_daemon_are_unknown() {
     assert!(after.allocate(spec(MIB)).allocation_id > allocation);
     let gone = after.free(allocation).error.expect("an old id frees nothing");
     assert_eq!(gone.reason, Reason::AllocationNotFound.name());
+}
+
+#[test]
+fn attaching_again_answers_and_maps_nothing_twice() {
+    let daemon = Daemon::new();
+    let (mut owner, mut reader) = (daemon.open(), daemon.open());
+    let allocation = owner.allocate(persistent("model", MIB)).allocation_id;
+    owner.write(allocation, b"weights");
+    owner.seal(allocation);
+    reader.attach("model");
+    for session in [&owner, &reader] {
+        for _ in 0..2 {
+            let answer = session.memory.attach(session.attach_request("model")).ok();
+            assert_eq!(answer.allocation.expect("it is described").allocation_id, allocation);
+        }
+        assert!(!session.channel.waits(Duration::from_millis(100)), "no part is sent again");
+    }
+    assert_eq!(daemon.state().allocations[0].mapper_count, 2);
+    // One detach ends it, however often it was attached.
+    reader.detach(allocation);
+    assert_eq!(daemon.state().allocations[0].mapper_count, 1);
 }

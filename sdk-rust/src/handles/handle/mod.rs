@@ -44,6 +44,10 @@ pub(crate) struct Handle {
     session: ProcessBound<Session>,
     info: AllocationInfo,
     anchor: ProcessBound<Anchor>,
+    /// Other handles of this session had mapped it before.
+    is_shared: bool,
+    /// Whether this handle has its handle pin. The mapping has one as long as any of its handles has.
+    is_pinned: bool,
     /// How to release the allocation; `None` once that is done.
     release_kind: Option<ReleaseKind>,
     /// The request id of every seal, so that the daemon recognises a repeated one after a lost answer.
@@ -51,24 +55,41 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    /// Makes the session's one handle of an allocation, whether parts have arrived or not.
+    /// Makes a handle of an allocation, whether parts have arrived or not. Handles of one allocation share its mapping.
     pub(crate) fn claim(
         session: &ProcessBound<Session>,
         info: AllocationInfo,
         release_kind: ReleaseKind,
     ) -> Result<Self> {
-        session.table().claim(info.id)?;
-        let seal_request = RequestId::random();
-        let anchor = ProcessBound::new(Anchor::new(session, info.id));
-        Ok(Self { session: session.clone(), info, anchor, release_kind: Some(release_kind), seal_request })
+        let make = || {
+            session.table().claim(info.id)?;
+            Ok(ProcessBound::new(Anchor::new(session, info.id)))
+        };
+        let may_share = session.table().maps_itself();
+        let (anchor, is_shared) = session.anchors().join_or_make(info.id, may_share, make)?;
+        let release_kind = Some(release_kind.or(anchor.take_release_kind()));
+        Ok(Self {
+            session: session.clone(),
+            info,
+            anchor,
+            is_shared,
+            is_pinned: !is_shared,
+            release_kind,
+            seal_request: RequestId::random(),
+        })
     }
 
     /// Waits until all parts are mapped and pinned by the handle; writable for the owner of an open or fixed
     /// allocation.
     pub(crate) async fn wait_arrived(&mut self, style: CallStyle, deadline: Instant) -> Result<()> {
-        let writes = self.release_kind == Some(ReleaseKind::Free) || self.info.kind == AllocationKind::Fixed;
-        if self.session.table().is_away(self.info.id, self.info.parts.len()) {
-            // The parts arrived before this handle existed, and were revoked again.
+        let owns_open =
+            self.release_kind == Some(ReleaseKind::Free) && self.info.state != AllocationState::Sealed;
+        let writes = owns_open || self.info.kind == AllocationKind::Fixed;
+        if self.is_shared {
+            self.take_pin();
+        }
+        if self.is_shared || self.session.table().is_away(self.info.id, self.info.parts.len()) {
+            // The parts arrived before this handle existed, and may have been revoked again.
             self.repin_until(style, deadline).await?;
         }
         self.wait_for(style, if writes { Access::ReadWrite } else { Access::ReadOnly }, deadline).await?;
@@ -77,8 +98,13 @@ impl Handle {
     }
 
     /// Begins without a handle pin: no part is sent before it is requested.
-    pub(crate) fn begin_unpinned(&self) {
-        self.session.table().begin_unpinned(self.info.id, self.info.state != AllocationState::Sealed);
+    pub(crate) fn begin_unpinned(&mut self) {
+        if !self.is_shared {
+            let writes = self.info.state != AllocationState::Sealed;
+            self.is_pinned = false;
+            let begin = || self.session.table().begin_unpinned(self.info.id, writes);
+            self.anchor.sharers().drop_pin(begin);
+        }
         self.set_anchor_layout();
     }
 
@@ -126,7 +152,7 @@ impl Handle {
     pub(crate) async fn seal(&mut self, style: CallStyle) -> Result<()> {
         check_process(&self.session)?;
         let deadline = self.session.deadline();
-        self.wait_unpinned(style, deadline).await?;
+        self.wait_alone(style, deadline).await?;
         let table = self.session.table();
         let held = table.has_handle_pins(self.info.id);
         // Without a handle pin the parts come back with the next pin. A daemon without pins sends them anyway: then
@@ -141,6 +167,8 @@ impl Handle {
             self.session.table().forget_slots(self.info.id, outcome.is_ok());
         }
         self.anchor = ProcessBound::new(Anchor::new(&self.session, self.info.id));
+        self.is_pinned = held;
+        self.session.anchors().replace(&self.anchor, held);
         self.set_anchor_layout();
         if !held {
             self.session.table().release_handle_pins(self.info.id);
@@ -224,7 +252,11 @@ impl Handle {
 
     /// Releases it as a drop does, and waits for that.
     pub(crate) fn release_now(mut self) {
+        if self.leave_or_close() {
+            return;
+        }
         if let Some(release_kind) = self.release_kind.take() {
+            let release_kind = release_kind.or(self.anchor.take_release_kind());
             drop(run_ready(release(
                 CallStyle::Blocking,
                 &self.session,
@@ -254,7 +286,17 @@ impl Handle {
     pub(crate) async fn free(&mut self, style: CallStyle) -> Result<Released> {
         check_process(&self.session)?;
         let deadline = self.session.deadline();
-        self.wait_unpinned(style, deadline).await?;
+        self.wait_alone(style, deadline).await?;
+        let outcome = self.free_alone(style, deadline).await;
+        if outcome.is_err() {
+            self.anchor.sharers().reopen();
+        }
+        outcome
+    }
+
+    async fn free_alone(&mut self, style: CallStyle, deadline: Instant) -> Result<Released> {
+        // Nothing is left to do for handles that were dropped before.
+        self.anchor.take_release_kind();
         if self.release_kind == Some(ReleaseKind::Detach) {
             // This session may not be allowed to: it stays attached until the daemon agrees, and then obeys the
             // revoke that follows.
@@ -266,12 +308,35 @@ impl Handle {
         self.release(style, ReleaseKind::Free, deadline).await
     }
 
-    /// Unmaps it and leaves it as it is.
+    /// Unmaps it and leaves it as it is. While the session has other handles of it, only this one ends.
     pub(crate) async fn detach(&mut self, style: CallStyle) -> Result<()> {
         check_process(&self.session)?;
+        if self.leave_or_close() {
+            return Ok(());
+        }
         let deadline = self.session.deadline();
+        let outcome = self.detach_alone(style, deadline).await;
+        if outcome.is_err() {
+            self.anchor.sharers().reopen();
+        }
+        outcome
+    }
+
+    async fn detach_alone(&mut self, style: CallStyle, deadline: Instant) -> Result<()> {
         self.wait_unpinned(style, deadline).await?;
-        self.release(style, ReleaseKind::Detach, deadline).await.map(drop)
+        // A handle that was dropped before may have been to free it.
+        let release_kind = ReleaseKind::Detach.or(self.anchor.take_release_kind());
+        self.release(style, release_kind, deadline).await.map(drop)
+    }
+
+    /// Ends this handle if the session has others of the allocation. Otherwise no other can begin any more.
+    fn leave_or_close(&mut self) -> bool {
+        let release = || self.session.table().release_handle_pins(self.info.id);
+        let left = self.anchor.sharers().leave_or_close(self.is_pinned, release);
+        if left {
+            self.release_kind = None;
+        }
+        left
     }
 
     /// If this fails, or its future is dropped, the handle's drop tries again.
@@ -404,7 +469,7 @@ impl Handle {
         let allocation = || self.info.id.to_string();
         let not_mapped = || Error::NotMapped { allocation: allocation() };
         let table = self.session.table();
-        if !table.has_handle_pins(self.info.id) {
+        if !self.is_pinned || !table.has_handle_pins(self.info.id) {
             return Err(Error::NotPinned { allocation: allocation() });
         }
         let stays = table.stable_count(self.info.id, access) == self.info.parts.len();
@@ -429,8 +494,10 @@ impl Drop for Handle {
     fn drop(&mut self) {
         // A forked child has nothing to release.
         if let Some(release_kind) = self.release_kind.take().filter(|_| self.session.is_own_process()) {
-            // The last of the handle and its guards releases it.
+            // The last of the handles and their guards releases it.
             self.anchor.release_when_unused(release_kind);
+            let release = || self.session.table().release_handle_pins(self.info.id);
+            self.anchor.sharers().leave(self.is_pinned, release);
         }
     }
 }

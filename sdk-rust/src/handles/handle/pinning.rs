@@ -99,14 +99,19 @@ impl Handle {
     }
 
     pub(crate) fn has_handle_pin(&self) -> bool {
-        self.session.is_own_process() && self.session.table().has_handle_pins(self.info.id)
+        self.is_pinned && self.session.is_own_process() && self.session.table().has_handle_pins(self.info.id)
     }
 
     /// Takes the handle pin again. The caller has borrowed the handle mutably.
-    pub(crate) async fn hold(&self, style: CallStyle) -> Result<()> {
+    pub(crate) async fn hold(&mut self, style: CallStyle) -> Result<()> {
         check_process(&self.session)?;
         self.anchor.views().end_handle_views();
+        let was_pinned = self.is_pinned;
+        self.take_pin();
         let outcome = self.repin_until(style, self.session.deadline()).await;
+        if outcome.is_err() && !was_pinned {
+            self.drop_pin();
+        }
         self.anchor.refresh_slots(self.anchor.all_parts());
         outcome
     }
@@ -114,8 +119,22 @@ impl Handle {
     pub(crate) fn unpin(&mut self) -> Result<()> {
         check_process(&self.session)?;
         self.anchor.views().end_handle_views();
-        self.session.table().release_handle_pins(self.info.id);
+        self.drop_pin();
         Ok(())
+    }
+
+    pub(super) fn take_pin(&mut self) {
+        if !self.is_pinned {
+            self.is_pinned = true;
+            self.anchor.sharers().add_pin();
+        }
+    }
+
+    fn drop_pin(&mut self) {
+        if std::mem::take(&mut self.is_pinned) {
+            let release = || self.session.table().release_handle_pins(self.info.id);
+            self.anchor.sharers().drop_pin(release);
+        }
     }
 
     /// Takes the handle pin of every part, and waits for parts that are away.
@@ -129,6 +148,20 @@ impl Handle {
                 repin_until(&session, id, parts, deadline)
             })
             .await
+    }
+
+    /// Refuses to free or seal it while the session has other handles of it; then as [`Self::wait_unpinned`]. From now
+    /// on no other handle can begin, unless this fails.
+    pub(super) async fn wait_alone(&mut self, style: CallStyle, deadline: Instant) -> Result<()> {
+        if !self.anchor.sharers().close_if_alone() {
+            let pins = self.anchor.other_count() as u64;
+            return Err(Error::Pinned { allocation: self.info.id.to_string(), pins });
+        }
+        let outcome = self.wait_unpinned(style, deadline).await;
+        if outcome.is_err() {
+            self.anchor.sharers().reopen();
+        }
+        outcome
     }
 
     /// Refuses a release or a seal while guards are alive; waits for guards that streams will end.

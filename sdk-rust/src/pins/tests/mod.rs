@@ -67,7 +67,7 @@ pub(super) fn allocate(daemon: &Pinning, id: u64, parts: u32, fill: u8) -> Alloc
 
 /// Makes an unpinned handle: no part is sent before it is pinned.
 pub(super) fn unpinned(daemon: &Pinning, id: u64, parts: u32) -> Allocation {
-    let handle = Handle::claim(&daemon.session, info(id, parts), ReleaseKind::Free).unwrap();
+    let mut handle = Handle::claim(&daemon.session, info(id, parts), ReleaseKind::Free).unwrap();
     handle.begin_unpinned();
     Allocation::new(handle)
 }
