@@ -6,14 +6,19 @@
 
 use std::{
     ffi::{CStr, c_int, c_void},
+    ops::Range,
     ptr,
     sync::Arc,
 };
 
 use pyo3::{exceptions::PyBufferError, ffi, prelude::*};
-use vramd_client::Error;
+use vramd_client::{Access, Error};
 
-use crate::{error::Fault, shared::Shared, view::View};
+use crate::{
+    error::Fault,
+    shared::Shared,
+    view::{PinRequest, View},
+};
 
 /// Fills a view of plain bytes.
 ///
@@ -22,14 +27,12 @@ use crate::{error::Fault, shared::Shared, view::View};
 /// buffer.
 pub(crate) unsafe fn fill(
     owner: Bound<'_, PyAny>,
-    shared: &Arc<Shared>,
+    view: View,
     out: *mut ffi::Py_buffer,
     flags: c_int,
 ) -> PyResult<()> {
-    let view = cpu_view(&owner, shared)?;
-    let facts = view.facts();
-    let address = ptr::with_exposed_provenance_mut::<c_void>(facts.address());
-    let (len, read_only) = (length(facts.size)?, c_int::from(!facts.writable));
+    let address = ptr::with_exposed_provenance_mut::<c_void>(view.address()?);
+    let (len, read_only) = (length(view.len()?)?, c_int::from(!view.is_writable()));
     // SAFETY: needed to fill a C structure, which the caller promises it is. The memory is mapped for as long as the
     // view lives that is put into it below.
     let filled = unsafe { ffi::PyBuffer_FillInfo(out, owner.as_ptr(), address, len, read_only, flags) };
@@ -58,26 +61,24 @@ pub(crate) struct Layout<'a> {
 /// As [`fill`]; `layout` is inside of the memory, and its slices belong to `owner`, which never changes them.
 pub(crate) unsafe fn fill_shaped(
     owner: Bound<'_, PyAny>,
-    shared: &Arc<Shared>,
+    view: View,
     layout: &Layout<'_>,
     out: *mut ffi::Py_buffer,
     flags: c_int,
 ) -> PyResult<()> {
-    let view = cpu_view(&owner, shared)?;
-    let facts = view.facts();
     let requested = |flag: c_int| flags & flag == flag;
-    if requested(ffi::PyBUF_WRITABLE) && !facts.writable {
-        return Err(PyBufferError::new_err("sealed memory is read-only"));
+    if requested(ffi::PyBUF_WRITABLE) && !view.is_writable() {
+        return Err(PyBufferError::new_err("the memory is sealed, or pinned to read: it is read-only"));
     }
     if requested(ffi::PyBUF_F_CONTIGUOUS) && !requested(ffi::PyBUF_C_CONTIGUOUS) && layout.shape.len() > 1 {
         return Err(PyBufferError::new_err("the tensor is C-contiguous, not Fortran's"));
     }
     let constant = |numbers: &[isize]| numbers.as_ptr().cast_mut();
     let buffer = ffi::Py_buffer {
-        buf: ptr::with_exposed_provenance_mut(facts.address() + layout.offset),
+        buf: ptr::with_exposed_provenance_mut(view.address()? + layout.offset),
         len: length(layout.len)?,
         itemsize: length(layout.item_size)?,
-        readonly: c_int::from(!facts.writable),
+        readonly: c_int::from(!view.is_writable()),
         ndim: c_int::try_from(layout.shape.len())
             .map_err(|_| PyBufferError::new_err("too many dimensions"))?,
         format: if requested(ffi::PyBUF_FORMAT) {
@@ -106,12 +107,18 @@ pub(crate) unsafe fn release(out: *mut ffi::Py_buffer) {
     drop(unsafe { Box::from_raw((*out).internal.cast::<View>()) });
 }
 
-fn cpu_view(owner: &Bound<'_, PyAny>, shared: &Arc<Shared>) -> PyResult<View> {
+/// A view of some parts, or all, for the CPU.
+pub(crate) fn cpu_view(
+    py: Python<'_>,
+    shared: &Arc<Shared>,
+    parts: Option<Range<u32>>,
+    access: Access,
+) -> PyResult<View> {
     let refused = || Fault::from(Error::DeviceMemory { allocation: shared.id().to_string() });
     if shared.facts.is_device() {
         return Err(refused().into());
     }
-    let view = shared.view(owner.py())?;
+    let view = shared.pin_view(py, parts, PinRequest { access, wait: None })?;
     // Memory that had never arrived may turn out to be device memory.
     if shared.facts.is_device() { Err(refused().into()) } else { Ok(view) }
 }

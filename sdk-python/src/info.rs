@@ -123,7 +123,7 @@ impl From<vramd_client::Released> for Released {
     }
 }
 
-/// PinRequest full a device is, or a tier below it.
+/// How full a device is, or a tier below it.
 #[pyclass(frozen, get_all, module = "vramd")]
 #[derive(Clone, Debug)]
 pub(crate) struct Pressure {

@@ -127,7 +127,8 @@ impl Memory {
         text_signature = "($self, shape=None, dtype='uint8', offset=0)"
     )]
     fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: DType, offset: usize) -> PyResult<Tensor> {
-        Tensor::new(self.shared.view(py)?, shape, dtype, offset)
+        let whole = 0..self.shared.facts.size;
+        Tensor::within(py, &self.shared, whole, self.shared.access(), shape, dtype, offset)
     }
 
     #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
@@ -140,7 +141,7 @@ impl Memory {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let request = ExportRequest { stream, max_version, dl_device, copy };
-        Tensor::new(self.shared.view(py)?, None, DType::U8, 0)?.export(py, &request)
+        self.tensor(py, None, DType::U8, 0)?.export(py, &request)
     }
 
     fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
@@ -175,9 +176,10 @@ impl Memory {
     // SAFETY: The buffer protocol makes it unsafe. The interpreter alone calls it, with a view to be filled.
     #[expect(unsafe_code, reason = "the buffer protocol is a C interface")]
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        let shared = Arc::clone(&slf.get().shared);
+        let shared = &slf.get().shared;
+        let filled = buffer::cpu_view(slf.py(), shared, None, shared.access())?;
         // SAFETY: needed to pass on what the interpreter passes: a view to be filled, and its flags.
-        unsafe { buffer::fill(slf.into_any(), &shared, view, flags) }
+        unsafe { buffer::fill(slf.into_any(), filled, view, flags) }
     }
 
     #[expect(unsafe_code, reason = "the buffer protocol is a C interface")]

@@ -1,13 +1,19 @@
 //! `vramd.Pin`: memory that stays where it is while a program's own kernels use it.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    ffi::c_int,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
-use pyo3::{exceptions::PyTypeError, prelude::*, types::PyRange};
+use pyo3::{exceptions::PyTypeError, ffi, prelude::*, types::PyRange};
 use vramd_client::Access;
 
 use crate::{
+    buffer,
+    dtype::DType,
     error::Fault,
-    shared::{check_process, number},
+    shared::check_process,
+    tensor::{Shape, Tensor},
     view::View,
 };
 
@@ -23,7 +29,7 @@ pub(crate) struct Pin {
 
 impl Pin {
     pub(crate) fn new(view: View) -> Result<Self, Fault> {
-        let (pid, size) = (std::process::id(), number(view.len())?);
+        let (pid, size) = (std::process::id(), view.len()?);
         Ok(Self { pid, size, view: Mutex::new(Some(view)) })
     }
 
@@ -66,7 +72,7 @@ impl Pin {
 
     #[getter]
     fn device_ptr(&self) -> PyResult<usize> {
-        Ok(number(self.with_view(View::address)?)?)
+        Ok(self.with_view(View::address)??)
     }
 
     #[getter]
@@ -94,6 +100,41 @@ impl Pin {
     pub(crate) fn release(&self) {
         // Dropped after the lock.
         drop(self.take());
+    }
+
+    #[pyo3(
+        signature = (shape = None, dtype = DType::U8, offset = 0),
+        text_signature = "($self, shape=None, dtype='uint8', offset=0)"
+    )]
+    fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: DType, offset: usize) -> PyResult<Tensor> {
+        let of_view = |view: &View| (Arc::clone(view.shared()), view.start(), view.access());
+        let (shared, start, access) = self.with_view(of_view)?;
+        Tensor::within(py, &shared, start..start + self.size, access, shape, dtype, offset)
+    }
+
+    fn __len__(&self) -> usize {
+        self.size
+    }
+
+    fn __bool__(&self) -> bool {
+        true
+    }
+
+    /// Only for memory that the CPU can access.
+    // SAFETY: The buffer protocol makes it unsafe. The interpreter alone calls it, with a view to be filled.
+    #[expect(unsafe_code, reason = "the buffer protocol is a C interface")]
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, out: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let of_view = |view: &View| (Arc::clone(view.shared()), view.parts(), view.access());
+        let (shared, parts, access) = slf.get().with_view(of_view)?;
+        let view = buffer::cpu_view(slf.py(), &shared, Some(parts), access)?;
+        // SAFETY: needed to pass on what the interpreter passes: a view to be filled, and its flags.
+        unsafe { buffer::fill(slf.into_any(), view, out, flags) }
+    }
+
+    #[expect(unsafe_code, reason = "the buffer protocol is a C interface")]
+    unsafe fn __releasebuffer__(&self, out: *mut ffi::Py_buffer) {
+        // SAFETY: needed to pass on what the interpreter passes: a view that `__getbuffer__` has filled, once.
+        unsafe { buffer::release(out) }
     }
 
     #[pyo3(signature = (*streams))]

@@ -108,8 +108,23 @@ impl Shared {
 
     /// Makes a view of all the memory, which keeps it mapped.
     pub(crate) fn view(self: &Arc<Self>, py: Python<'_>) -> Result<View, Fault> {
-        let access = if self.facts.writable { Access::Write } else { Access::Read };
-        self.pin_view(py, None, PinRequest { access, wait: None })
+        self.pin_view(py, None, PinRequest { access: self.access(), wait: None })
+    }
+
+    /// Makes a view of the parts in which these bytes lie, for which its caller has checked them.
+    pub(crate) fn view_of(
+        self: &Arc<Self>,
+        py: Python<'_>,
+        bytes: &Range<usize>,
+        access: Access,
+    ) -> Result<View, Fault> {
+        let parts = self.facts.parts_of(bytes);
+        self.pin_view(py, Some(parts), PinRequest { access, wait: None })
+    }
+
+    /// The most that this object may do with the memory.
+    pub(crate) fn access(&self) -> Access {
+        if self.facts.writable { Access::Write } else { Access::Read }
     }
 
     /// Makes a view of some parts, or all, for reading or writing; waits until they have arrived.
@@ -283,6 +298,22 @@ impl Facts {
         let facts = Self { info, size, writable, place: OnceLock::new() };
         facts.record_place(handle)?;
         Ok(facts)
+    }
+
+    /// The parts in which bytes lie; for no bytes the part at which they would begin.
+    fn parts_of(&self, bytes: &Range<usize>) -> Range<u32> {
+        let (start, last) = (bytes.start as u64, bytes.end.max(bytes.start + 1) as u64 - 1);
+        let part_of = |byte: u64| {
+            let after = self.info.parts.partition_point(|part| part.offset.get() <= byte);
+            u32::try_from(after.saturating_sub(1)).unwrap_or(u32::MAX)
+        };
+        part_of(start)..part_of(last).saturating_add(1)
+    }
+
+    /// The offset where a part begins.
+    pub(crate) fn start_of(&self, part: u32) -> usize {
+        let part = self.info.parts.get(part as usize);
+        part.and_then(|part| usize::try_from(part.offset.get()).ok()).unwrap_or(0)
     }
 
     /// Records the address, if it is known by now.

@@ -2,6 +2,7 @@
 
 use std::{
     ffi::{CStr, c_int},
+    ops::Range,
     sync::Arc,
 };
 
@@ -11,6 +12,7 @@ use pyo3::{
     prelude::*,
     types::{PyDict, PyTuple},
 };
+use vramd_client::Access;
 
 use crate::{
     buffer::{self, Layout},
@@ -29,6 +31,8 @@ const DIMENSIONS_MAX: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Tensor {
     view: View,
+    address: usize,
+    /// In the view.
     offset: usize,
     dtype: DType,
     /// In elements.
@@ -38,7 +42,7 @@ pub(crate) struct Tensor {
     bytes: usize,
 }
 
-/// PinRequest many elements, or how many along each dimension.
+/// How many elements, or how many along each dimension.
 #[derive(Debug, FromPyObject)]
 pub(crate) enum Shape {
     Flat(isize),
@@ -46,10 +50,20 @@ pub(crate) enum Shape {
 }
 
 impl Tensor {
-    pub(crate) fn new(view: View, shape: Option<Shape>, dtype: DType, offset: usize) -> PyResult<Self> {
-        let rest = view.facts().size.checked_sub(offset).ok_or_else(|| {
-            PyValueError::new_err(format!("offset {offset} is beyond its {} bytes", view.facts().size))
-        })?;
+    /// A tensor at `offset` in a range of the memory's bytes. It pins only the parts in which it lies.
+    pub(crate) fn within(
+        py: Python<'_>,
+        shared: &Arc<Shared>,
+        range: Range<usize>,
+        access: Access,
+        shape: Option<Shape>,
+        dtype: DType,
+        offset: usize,
+    ) -> PyResult<Self> {
+        let size = range.len();
+        let rest = size
+            .checked_sub(offset)
+            .ok_or_else(|| PyValueError::new_err(format!("offset {offset} is beyond its {size} bytes")))?;
         if !offset.is_multiple_of(dtype.size()) {
             return Err(PyValueError::new_err(format!("offset {offset} is not aligned for {}", dtype.name)));
         }
@@ -65,11 +79,13 @@ impl Tensor {
         let (strides, bytes) = measure(&shape, dtype.size())?;
         if bytes > rest {
             return Err(PyValueError::new_err(format!(
-                "a tensor of {bytes} bytes at offset {offset} exceeds its {} bytes",
-                view.facts().size
+                "a tensor of {bytes} bytes at offset {offset} exceeds its {size} bytes"
             )));
         }
-        Ok(Self { view, offset, dtype, shape, strides, bytes })
+        let start = range.start + offset;
+        let view = shared.view_of(py, &(start..start + bytes), access)?;
+        let (address, offset) = (view.address()?, start - view.start());
+        Ok(Self { view, address: address + offset, offset, dtype, shape, strides, bytes })
     }
 
     pub(crate) fn export<'py>(
@@ -77,11 +93,11 @@ impl Tensor {
         py: Python<'py>,
         request: &ExportRequest,
     ) -> PyResult<Bound<'py, PyAny>> {
-        request.check(self.view.facts())?;
+        request.check(self.view.facts(), self.view.is_writable())?;
         let item = small(self.dtype.size())?;
         let wide = |numbers: &mut dyn Iterator<Item = isize>| numbers.map(|number| number as i64).collect();
         let content = Content {
-            view: self.shared().view(py)?,
+            view: self.view.again(py)?,
             offset: self.offset,
             dtype: self.dtype,
             shape: wide(&mut self.shape.iter().copied()),
@@ -123,12 +139,12 @@ impl Tensor {
 
     #[getter]
     fn device_ptr(&self) -> usize {
-        self.view.facts().address() + self.offset
+        self.address
     }
 
     #[getter]
     fn readonly(&self) -> bool {
-        !self.view.facts().writable
+        !self.view.is_writable()
     }
 
     #[getter]
@@ -188,9 +204,11 @@ impl Tensor {
             shape: &tensor.shape,
             strides: &tensor.strides,
         };
+        let view = &tensor.view;
+        let view = buffer::cpu_view(slf.py(), view.shared(), Some(view.parts()), view.access())?;
         // SAFETY: needed to pass on the interpreter's arguments. The layout was checked when the tensor was made, and
         // belongs to the tensor, which never changes it.
-        unsafe { buffer::fill_shaped(slf.into_any(), tensor.shared(), &layout, out, flags) }
+        unsafe { buffer::fill_shaped(slf.into_any(), view, &layout, out, flags) }
     }
 
     #[expect(unsafe_code, reason = "the buffer protocol is a C interface")]

@@ -6,9 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use pyo3::Python;
 use vramd_client::{Access, Error, Pinned};
 
-use crate::shared::{Facts, Handle, Shared};
+use crate::{
+    error::Fault,
+    shared::{Facts, Handle, Shared, number},
+};
 
 /// The largest number of parts that one guard may pin.
 const PARTS_MAX: u32 = 1024;
@@ -63,13 +67,28 @@ impl View {
     }
 
     /// The address where they begin.
-    pub(crate) fn address(&self) -> u64 {
-        self.pins.first().map_or(0, Pinned::as_device_ptr)
+    pub(crate) fn address(&self) -> Result<usize, Fault> {
+        number(self.pins.first().map_or(0, Pinned::as_device_ptr))
     }
 
     /// Their bytes, of the requested ones.
-    pub(crate) fn len(&self) -> u64 {
-        self.pins.iter().map(Pinned::len_bytes).sum()
+    pub(crate) fn len(&self) -> Result<usize, Fault> {
+        number(self.pins.iter().map(Pinned::len_bytes).sum())
+    }
+
+    /// The offset in the allocation where they begin.
+    pub(crate) fn start(&self) -> usize {
+        self.facts().start_of(self.parts().start)
+    }
+
+    pub(crate) fn is_writable(&self) -> bool {
+        self.access() == Access::Write
+    }
+
+    /// Another view of the same parts, with the same access.
+    pub(crate) fn again(&self, py: Python<'_>) -> Result<Self, Fault> {
+        let request = PinRequest { access: self.access(), wait: None };
+        self.shared().pin_view(py, Some(self.parts()), request)
     }
 
     /// Unpins once the CUDA streams have done the work launched on them so far; the view that returns with an error

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import pickle
 import threading
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from conftest import MIB, Daemon
 
@@ -170,4 +172,53 @@ def test_pin_of_more_parts_than_one_call_may_name_succeeds(start: Callable[..., 
         with pytest.raises(vramd.InvalidArgument) as refused:
             client.pin_set([memory])
         assert refused.value.reason == "BATCH_TOO_LARGE"
+        memory.free()
+
+
+def test_one_pinned_part_is_viewed(start: Callable[..., Daemon]) -> None:
+    daemon = start(memory="16MiB", more='[memory]\nhost_size = "64MiB"\n')
+    with daemon.connect("test") as client:
+        memory = client.allocate("40MiB", part_size="2MiB", unpinned=True)
+        with memory.pin(parts=range(3, 5), write=True) as pin:
+            tensor = pin.tensor((2, 256), "float32", offset=PART)
+            assert (tensor.device_ptr, tensor.readonly) == (pin.device_ptr + PART, False)
+            np.asarray(tensor)[:] = 2.5
+            with memoryview(pin) as view:
+                assert (len(view), len(pin), view.readonly) == (2 * PART, 2 * PART, False)
+                view[0] = 7
+            with pytest.raises(ValueError, match="exceeds"):
+                pin.tensor(2 * PART + 1)
+        with memory.pin(parts=range(3, 4)) as pin:
+            assert pin.tensor().readonly and memoryview(pin).readonly, "pinned to read"
+            assert bytes(memoryview(pin)[:2]) == b"\7\0"
+            with pytest.raises(BufferError):
+                pin.tensor().__dlpack__()
+        with pytest.raises(vramd.HandleClosed):
+            memoryview(pin)
+        with pytest.raises(vramd.HandleClosed):
+            pin.tensor()
+        assert list(np.asarray(tensor)[1, :2]) == [2.5, 2.5], "the tensor keeps its part"
+        with pytest.raises(vramd.Pinned):
+            memory.free()
+        del tensor, pin
+        gc.collect()
+        memory.free()
+
+
+def test_tensor_pins_only_its_parts(start: Callable[..., Daemon]) -> None:
+    daemon = start(memory="16MiB", more='[memory]\nhost_size = "64MiB"\n')
+    with daemon.connect("test") as client:
+        memory = client.allocate("40MiB", part_size="2MiB", unpinned=True)
+        for number in range(10):
+            # Larger than the device in all, and each fits on it.
+            array = np.asarray(memory.tensor(2 * PART // 8, "int64", offset=number * 2 * PART))
+            array[:] = number
+            del array
+        for number in range(10):
+            numbers = np.from_dlpack(memory.tensor(1000, "int64", offset=number * 2 * PART + PART - 80))
+            assert set(numbers) == {number}
+            del numbers
+        empty = memory.tensor(0, offset=40 * MIB)
+        assert empty.nbytes == 0
+        del empty
         memory.free()

@@ -207,7 +207,8 @@ class Memory(Buffer):
     def tensor(self, shape: int | Sequence[int] | None = None, dtype: Any = "uint8", offset: int = 0) -> Tensor:
         """A tensor over its bytes, for NumPy, PyTorch and others. Without a shape it has one dimension, up to the end.
 
-        `dtype` is a name like `"bfloat16"`, or a type of NumPy or PyTorch. `offset` is in bytes.
+        `dtype` is a name like `"bfloat16"`, or a type of NumPy or PyTorch. `offset` is in bytes. Only the parts in
+        which the tensor lies are pinned.
         """
     def __dlpack__(
         self,
@@ -276,8 +277,12 @@ class Tensor(Buffer):
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
-class Pin:
-    """Memory that stays where it is while kernels use it. As a context manager it is released at the end."""
+class Pin(Buffer):
+    """Memory that stays where it is while kernels use it. As a context manager it is released at the end.
+
+    It is a buffer of the pinned bytes, as memory is of all its bytes. What looks at them keeps their parts where they
+    are, even after the pin is released.
+    """
 
     @property
     def size(self) -> int:
@@ -299,6 +304,14 @@ class Pin:
         """
     @property
     def is_released(self) -> bool: ...
+    def tensor(self, shape: int | Sequence[int] | None = None, dtype: Any = "uint8", offset: int = 0) -> Tensor:
+        """A tensor over the pinned bytes, as `Memory.tensor` makes it; `offset` counts from where they begin.
+
+        It is read-only unless the pin is to write.
+        """
+    def __len__(self) -> int: ...
+    def __bool__(self) -> bool: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
     def release(self) -> None: ...
     def unpin_after(self, *streams: int) -> None:
         """Releases it once these CUDA streams have done the work launched on them so far. Returns at once.

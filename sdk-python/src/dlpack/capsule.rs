@@ -39,7 +39,7 @@ struct Owned<T> {
 pub(crate) fn export<'py>(py: Python<'py>, content: Content, versioned: bool) -> PyResult<Bound<'py, PyAny>> {
     let tensor = describe(&content)?;
     let capsule = if versioned {
-        let flags = if content.view.facts().writable { 0 } else { FLAG_READ_ONLY };
+        let flags = if content.view.is_writable() { 0 } else { FLAG_READ_ONLY };
         let managed = Versioned {
             version: VERSION,
             context: ptr::null_mut(),
@@ -60,7 +60,7 @@ fn describe(content: &Content) -> PyResult<Tensor> {
     let (kind, number) = device(facts)?;
     let dims = |numbers: &[i64]| numbers.as_ptr().cast_mut();
     Ok(Tensor {
-        data: ptr::with_exposed_provenance_mut(facts.address() + content.offset),
+        data: ptr::with_exposed_provenance_mut(content.view.address()? + content.offset),
         device: Device { kind, number },
         ndim: i32::try_from(content.shape.len()).unwrap_or(i32::MAX),
         dtype: DataType { code: content.dtype.code, bits: content.dtype.bits, lanes: 1 },

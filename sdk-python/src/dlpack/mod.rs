@@ -25,7 +25,7 @@ impl ExportRequest {
     /// Refuses requests other than for the memory itself, where it lies.
     ///
     /// It waits for no stream: the SDK's copies have ended when they return, and the program orders its own kernels.
-    pub(crate) fn check(&self, facts: &Facts) -> PyResult<()> {
+    pub(crate) fn check(&self, facts: &Facts, is_writable: bool) -> PyResult<()> {
         let own = device(facts)?;
         if self.dl_device.is_some_and(|device| device != own) {
             return Err(PyBufferError::new_err("the memory stays on its device: copy it there first"));
@@ -41,10 +41,10 @@ impl ExportRequest {
                 "stream 0 is ambiguous: 1 is the legacy default, 2 the per-thread one",
             ));
         }
-        if !facts.writable && !self.is_versioned() {
+        if !is_writable && !self.is_versioned() {
             // Older capsules cannot mark memory as read-only, and a write would end the process or its context.
             return Err(PyBufferError::new_err(
-                "sealed memory is read-only, which DLPack can say from 1.0 on",
+                "the memory is sealed, or pinned to read: it is read-only, which DLPack can say from 1.0 on",
             ));
         }
         Ok(())
