@@ -18,6 +18,7 @@ use crate::{
     arguments::{self, Name, Size},
     error::Fault,
     info::{AllocationInfo, Device, Pressure},
+    interrupt::without_gil,
     memory::Memory,
     pin_set::PinSet,
     pressure_stream,
@@ -65,7 +66,7 @@ pub(crate) fn connect(
         builder = builder.on_pressure(call);
         listener = Some((stream, on_pressure));
     }
-    let sdk = py.detach(|| builder.connect()).map_err(Fault::from)?;
+    let sdk = without_gil(py, || builder.connect().map_err(Fault::from))?;
     let client = Client { pid: process::id(), sdk: Mutex::new(Some(sdk)) };
     if let Some((stream, on_pressure)) = listener {
         pressure_stream::start(py, stream, on_pressure)?;
@@ -94,7 +95,7 @@ impl Client {
     ) -> Result<T, Fault> {
         let sdk = self.sdk()?;
         // The client is dropped without the GIL too.
-        py.detach(move || work(&sdk)).map_err(Fault::from)
+        without_gil(py, move || work(&sdk).map_err(Fault::from))
     }
 
     /// A handle of memory that the SDK makes.
@@ -261,7 +262,7 @@ impl Client {
             // It belongs to the parent process.
             return Ok(());
         }
-        py.detach(|| sdk.map_or(Ok(()), |sdk| sdk.flush())).map_err(|error| Fault::from(error).into())
+        Ok(without_gil(py, || sdk.map_or(Ok(()), |sdk| sdk.flush()).map_err(Fault::from))?)
     }
 
     #[getter]

@@ -7,7 +7,14 @@ use vramd_client::{Error, Reason, StatusCode};
 
 /// An error on its way to Python. Boxed, so that successful results do not carry its size.
 #[derive(Debug)]
-pub(crate) struct Fault(Box<Details>);
+pub(crate) struct Fault(Box<Kind>);
+
+#[derive(Debug)]
+enum Kind {
+    Error(Details),
+    /// An exception of Python's own.
+    Raised(PyErr),
+}
 
 /// The arguments of `vramd.errors.of`, which makes the exception.
 #[derive(Debug)]
@@ -52,15 +59,21 @@ impl Fault {
         .into()
     }
 
+    pub(crate) fn raised(error: PyErr) -> Self {
+        Self(Box::new(Kind::Raised(error)))
+    }
+
     pub(crate) fn with_class(mut self, class: &'static str) -> Self {
-        self.0.class = Some(class);
+        if let Kind::Error(details) = &mut *self.0 {
+            details.class = Some(class);
+        }
         self
     }
 }
 
 impl From<Details> for Fault {
     fn from(details: Details) -> Self {
-        Self(Box::new(details))
+        Self(Box::new(Kind::Error(details)))
     }
 }
 
@@ -88,7 +101,12 @@ impl From<Error> for Fault {
 
 impl From<Fault> for PyErr {
     fn from(fault: Fault) -> Self {
-        Python::attach(|py| exception(py, &fault.0).map_or_else(|error| error, Self::from_value))
+        match *fault.0 {
+            Kind::Error(details) => {
+                Python::attach(|py| exception(py, &details).map_or_else(|error| error, Self::from_value))
+            }
+            Kind::Raised(error) => error,
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! The other half, in `python/vramd`, has the parts that are simpler in Python: the tree of errors, names, types.
 //!
 //! Three rules keep an interpreter whole:
-//! - **No wait holds the GIL.** Calls, copies and locks that may block run detached.
+//! - **No wait holds the GIL.** Calls, copies and locks that may block run detached (`interrupt.rs`: Ctrl-C ends them).
 //! - **No lock is held while Python runs**, so that its holder always finishes.
 //! - **A view keeps its memory.** A buffer, capsule, tensor or pin that Python holds is a `View`: as long as one lives the
 //!   memory stays mapped, and is neither sealed nor freed, even if its Python object is gone.
@@ -19,6 +19,7 @@ mod dlpack;
 mod dtype;
 mod error;
 mod info;
+mod interrupt;
 mod memory;
 mod pin;
 mod pin_set;

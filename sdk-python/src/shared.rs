@@ -22,6 +22,7 @@ use vramd_client::{
 
 use crate::{
     error::Fault,
+    interrupt::without_gil,
     view::{self, PinRequest, View},
 };
 
@@ -81,7 +82,7 @@ impl Shared {
         work: impl FnOnce(&Handle) -> Result<T, Error> + Send,
     ) -> Result<T, Fault> {
         self.check_own_process()?;
-        py.detach(|| {
+        without_gil(py, || {
             let handle = self.handle.read().unwrap_or_else(PoisonError::into_inner);
             let handle = handle.as_ref().ok_or_else(|| self.closed())?;
             let outcome = work(handle).map_err(Fault::from);
@@ -97,7 +98,7 @@ impl Shared {
         work: impl FnOnce(&mut Handle) -> Result<T, Error> + Send,
     ) -> Result<T, Fault> {
         self.check_own_process()?;
-        py.detach(|| {
+        without_gil(py, || {
             let mut handle = self.lock();
             let handle = handle.as_mut().ok_or_else(|| self.closed())?;
             let outcome = work(handle).map_err(Fault::from);
@@ -145,7 +146,7 @@ impl Shared {
         wait: Option<Duration>,
     ) -> Result<Vec<View>, Fault> {
         set.iter().try_for_each(|(shared, _)| shared.check_own_process())?;
-        py.detach(|| {
+        without_gil(py, || {
             let sorted: BTreeMap<_, _> =
                 set.iter().map(|(shared, _)| (Arc::as_ptr(shared), shared)).collect();
             if sorted.len() < set.len() {
@@ -248,7 +249,7 @@ impl Shared {
         work: impl FnOnce(Handle) -> Result<T, (Option<Handle>, Fault)> + Send,
     ) -> Result<T, Fault> {
         self.check_own_process()?;
-        py.detach(|| {
+        without_gil(py, || {
             let mut slot = self.lock();
             // Acquire: see `uncount_view`.
             match self.views.load(Ordering::Acquire) {

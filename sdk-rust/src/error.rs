@@ -118,6 +118,11 @@ errors! {
         Draining,
         #[error("the deadline passed first; work that completes later stays done")]
         Deadline,
+        #[error("cannot read {path}: {problem}")]
+        FileUnreadable { path: String, kind: std::io::ErrorKind, problem: String },
+        /// Only under [`crate::interruptible`].
+        #[error("the call was interrupted, and what it had begun is undone")]
+        Interrupted,
         /// Slices alone are refused: copies and kernels work.
         #[error(
             "{allocation} lies in device memory, which the CPU cannot access: use copy_to_host and copy_from_host"
@@ -202,9 +207,10 @@ impl Error {
             | Self::NotPinned { .. }
             | Self::CopyFailed { .. } => Reason::MapFailed,
             Self::Forked { .. } => Reason::SessionForeign,
+            Self::FileUnreadable { .. } => Reason::FileInvalid,
             Self::BlockTooLarge { .. } => Reason::SizeInvalid,
             Self::Refused(refusal) => refusal.reason,
-            Self::Unknown { .. } => return None,
+            Self::Unknown { .. } | Self::Interrupted => return None,
             known => known.registry_entry()?.0,
         })
     }
@@ -236,8 +242,9 @@ impl Error {
             | Self::NotPinned { allocation } => facts(&[("allocation", allocation), ("problem", self)]),
             Self::Forked { session } => facts(&[("session", session), ("pid", &std::process::id())]),
             Self::BlockTooLarge { size, .. } => facts(&[("field", &"size"), ("size", &size.get())]),
+            Self::FileUnreadable { .. } => facts(&[("problem", self)]),
             Self::Refused(refusal) => refusal.facts.clone(),
-            Self::Draining | Self::Deadline | Self::Unknown { .. } => BTreeMap::new(),
+            Self::Draining | Self::Deadline | Self::Interrupted | Self::Unknown { .. } => BTreeMap::new(),
             known => known.registry_entry().map(|(_, facts)| facts).unwrap_or_default(),
         }
     }

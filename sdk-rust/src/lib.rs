@@ -92,6 +92,7 @@ mod client;
 mod cuda;
 mod error;
 mod handles;
+mod interrupt;
 mod mapping;
 mod pins;
 mod pool;
@@ -116,6 +117,7 @@ pub use handles::{
     raw::{RawAllocation, RawClient},
     request::{AllocationRequest, Target},
 };
+pub use interrupt::interruptible;
 pub use mapping::RawPart;
 pub use pins::{Pinnable, Pinned, PinnedRef, PinnedSet, UnpinFailed};
 pub use pool::{Pool, PoolBlock, PoolConfig};

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
+    interrupt::Interrupt,
     pins::Words,
     process::fork::Gate,
 };
@@ -37,7 +38,7 @@ pub(crate) struct Greeting {
 
 pub(crate) fn open(path: &Path, greeting: Greeting, deadline: Instant) -> Result<(Link, Welcome, Words)> {
     let gone = |error: Errno| Error::BrokerGone { problem: format!("{}: {error}", path.display()) };
-    let socket = Socket::connect(path).map_err(gone)?;
+    let socket = Socket::connect(path, deadline).map_err(gone)?;
     fault_point!(Connected);
     let hello = client_frame::Frame::Hello(hello(greeting));
     // A daemon that refuses before it reads may have closed already; its refusal is still there to be read.
@@ -80,8 +81,14 @@ fn hello(greeting: Greeting) -> Hello {
 /// Reads the welcome, with the word table that came with it.
 fn answer(socket: &Socket, deadline: Instant) -> Result<(Welcome, Option<Words>)> {
     let gone = |problem: &str| Error::BrokerGone { problem: problem.to_owned() };
+    let interrupt = Interrupt::of_thread();
     loop {
-        if !socket.wait_readable(Some(deadline)).map_err(|error| gone(&error.to_string()))? {
+        let pause = interrupt.next_check(deadline);
+        if !socket.wait_readable(Some(pause)).map_err(|error| gone(&error.to_string()))? {
+            interrupt.check()?;
+            if pause < deadline {
+                continue;
+            }
             return Err(Error::Deadline);
         }
         // No child may inherit the descriptor of the word table.

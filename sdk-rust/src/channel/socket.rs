@@ -59,12 +59,13 @@ pub(crate) struct Packet {
 }
 
 impl Socket {
-    pub(crate) fn connect(path: &Path) -> Result<Self, Errno> {
+    pub(crate) fn connect(path: &Path, deadline: Instant) -> Result<Self, Errno> {
         let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        let socket = Self::from_fd(fd)?;
-        // This waits only if the daemon has not accepted for long, and then no longer than a frame may take.
-        connect(&socket.fd, &SocketAddrUnix::new(path)?)?;
-        Ok(socket)
+        // Connecting waits only if the daemon has not accepted for long. A time of zero would mean no limit.
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        set_socket_timeout(&fd, Timeout::Send, Some(left.min(SEND_TIMEOUT)))?;
+        connect(&fd, &SocketAddrUnix::new(path)?)?;
+        Self::from_fd(fd)
     }
 
     pub(crate) fn from_fd(fd: OwnedFd) -> Result<Self, Errno> {

@@ -90,7 +90,7 @@ async fn by_daemon(
         fd: u32::try_from(span.file.as_raw_fd()).unwrap_or(u32::MAX),
         offset_bytes: span.offset,
     };
-    let on_abandon = OnAbandon::new((style == CallStyle::Async).then(|| {
+    let on_abandon = OnAbandon::new(style.may_be_abandoned().then(|| {
         let (session, asked, span) = (session.clone(), asked.clone(), span.clone());
         move || undo(&session, asked, span)
     }));
@@ -110,7 +110,7 @@ async fn by_daemon(
         }
     };
     let claimed = claimed.await;
-    on_abandon.disarm();
+    on_abandon.end(&claimed);
     claimed
 }
 
@@ -174,6 +174,7 @@ async fn by_copy(
     let mut handle = handles.pop().ok_or_else(|| missing_field("allocation"))?;
     let mut at = 0;
     while at < size {
+        style.check_interrupt()?;
         let (span, length) =
             (span.clone(), CHUNK_BYTES.min(usize::try_from(size - at).unwrap_or(CHUNK_BYTES)));
         let bytes = style.run_blocking(move || span.read(at, length)).await?;

@@ -50,7 +50,8 @@ impl InitialPin {
     }
 }
 
-/// Runs an undo action unless it is disarmed: an async caller's future may be dropped at any time.
+/// Runs an undo action unless it is disarmed: an async caller's future may be dropped at any time, and a thread may be
+/// interrupted.
 pub(crate) struct OnAbandon<F: FnOnce()>(Option<F>);
 
 impl<F: FnOnce()> OnAbandon<F> {
@@ -58,8 +59,11 @@ impl<F: FnOnce()> OnAbandon<F> {
         Self(undo)
     }
 
-    pub(crate) fn disarm(mut self) {
-        self.0 = None;
+    /// Disarms it, unless the caller gave up.
+    pub(crate) fn end<T>(mut self, outcome: &Result<T>) {
+        if !matches!(outcome, Err(Error::Interrupted)) {
+            self.0 = None;
+        }
     }
 }
 
@@ -97,12 +101,12 @@ pub(crate) async fn claim_new(
     };
     let _expecting = session.table().expect_arrivals();
     let _seat = style.take_seat(session);
-    let on_abandon = OnAbandon((style == CallStyle::Async).then(|| {
+    let on_abandon = OnAbandon(style.may_be_abandoned().then(|| {
         let (session, request) = (session.clone(), request.clone());
         move || undo_allocate(&session, request, wait)
     }));
     let made = allocate(style, session, request, deadline).await;
-    on_abandon.disarm();
+    on_abandon.end(&made);
     claim(style, session, made?, &initial_pins, ReleaseKind::Free, deadline).await
 }
 
@@ -180,12 +184,12 @@ pub(crate) async fn claim_attached(
     };
     let _expecting = session.table().expect_arrivals();
     let _seat = style.take_seat(session);
-    let on_abandon = OnAbandon((style == CallStyle::Async).then(|| {
+    let on_abandon = OnAbandon(style.may_be_abandoned().then(|| {
         let (session, request) = (session.clone(), request.clone());
         move || undo_attach(session, request)
     }));
     let attached = attach(style, session, request, deadline).await;
-    on_abandon.disarm();
+    on_abandon.end(&attached);
     let info = attached?;
     let fixed = info.kind == AllocationKind::Fixed;
     let refusal = match kind {

@@ -33,6 +33,7 @@ use tonic::{
 
 use crate::{
     error::{Error, Result},
+    interrupt::Interrupt,
     rpc::retry::with_retries,
 };
 
@@ -86,7 +87,15 @@ impl Rpc {
         Method: Fn(Channel, Request<Q>) -> Answer + Send + Sync + 'static,
         Answer: Future<Output = Result<Response<A>, Status>> + Send,
     {
-        let call = self.answer(self.connection.clone(), deadline, ended, request, method);
+        let interrupt = Interrupt::of_thread();
+        let answer = self.answer(self.connection.clone(), deadline, ended, request, method);
+        let call = async {
+            tokio::select! {
+                biased;
+                interrupted = interrupt.raised() => Err(interrupted),
+                answer = answer => answer,
+            }
+        };
         self.wait(call).unwrap_or_else(|error| {
             Err(self.gone(&format!("a thread for the call could not be started: {error}")))
         })

@@ -20,6 +20,7 @@ use crate::{
     aio::blocking,
     channel::ReaderSeat,
     error::{Error, Result},
+    interrupt::Interrupt,
     mapping::{COPY_CHUNK_BYTES, Until},
     process::fork::ProcessBound,
     session::Session,
@@ -93,7 +94,7 @@ impl CallStyle {
     /// Waits until everything that was dropped so far is released.
     pub(crate) async fn flush(self, session: &Session, deadline: Instant) -> Result<()> {
         let flushed = match self {
-            Self::Blocking => session.releases().flush(deadline),
+            Self::Blocking => session.releases().flush(deadline)?,
             Self::Async => {
                 let (done, flushed) = oneshot::channel();
                 // The waiting task may be gone.
@@ -120,8 +121,27 @@ impl CallStyle {
 
     pub(crate) async fn pause(self, pause: Duration) {
         match self {
-            Self::Blocking => std::thread::sleep(pause),
+            Self::Blocking => {
+                // An interrupt ends it early, and fails the caller's next step.
+                let (interrupt, end) = (Interrupt::of_thread(), Instant::now() + pause);
+                while Instant::now() < end && interrupt.check().is_ok() {
+                    std::thread::sleep(interrupt.next_check(end).saturating_duration_since(Instant::now()));
+                }
+            }
             Self::Async => tokio::time::sleep(pause).await,
+        }
+    }
+
+    /// Whether an operation may be given up by its caller while it is under way.
+    pub(crate) fn may_be_abandoned(self) -> bool {
+        self == Self::Async || Interrupt::of_thread().is_possible()
+    }
+
+    /// Fails once the calling thread was interrupted.
+    pub(crate) fn check_interrupt(self) -> Result<()> {
+        match self {
+            Self::Blocking => Interrupt::of_thread().check(),
+            Self::Async => Ok(()),
         }
     }
 

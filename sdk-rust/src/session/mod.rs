@@ -27,6 +27,7 @@ use crate::{
     cuda::Gpus,
     error::{Error, Result},
     handles::{info::AllocationInfo, request::Target},
+    interrupt::Interrupt,
     mapping::{Ending, Mode, Table, Until},
     pins::{Anchors, Reaper},
     process::fork::ProcessBound,
@@ -258,13 +259,20 @@ impl Session {
 
     /// Waits until the condition holds, or never can.
     pub(crate) fn wait(&self, until: Until, deadline: Instant) -> Result<()> {
+        let interrupt = Interrupt::of_thread();
         while !self.table.check(until)? {
-            match channel::read_one(&self.link, &self.table, deadline) {
+            interrupt.check()?;
+            let pause = interrupt.next_check(deadline);
+            match channel::read_one(&self.link, &self.table, pause) {
                 ReadOutcome::Packet => {}
+                ReadOutcome::TimedOut if pause < deadline => {}
                 ReadOutcome::TimedOut => {
                     return if self.table.check(until)? { Ok(()) } else { Err(Error::Deadline) };
                 }
-                ReadOutcome::NotReader => return self.table.wait(until, deadline),
+                ReadOutcome::NotReader => match self.table.wait(until, pause) {
+                    Err(Error::Deadline) if pause < deadline => {}
+                    outcome => return outcome,
+                },
             }
         }
         Ok(())

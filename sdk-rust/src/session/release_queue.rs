@@ -15,6 +15,8 @@ use std::{
 use vramd_types::AllocationId;
 
 use crate::{
+    error::Result,
+    interrupt::Interrupt,
     process::fork::ProcessBound,
     session::{
         ReleaseKind, Session,
@@ -85,16 +87,24 @@ impl ReleaseQueue {
 
     /// Waits until everything queued before is done; returns whether that was before the deadline. Usually nothing is
     /// queued, and the thread is not woken: waking it would cost a call more than all else in this process.
-    pub(crate) fn flush(&self, deadline: Instant) -> bool {
+    pub(crate) fn flush(&self, deadline: Instant) -> Result<bool> {
         if self.is_idle() {
-            return true;
+            return Ok(true);
         }
         let (done, flushed) = sync_channel(1);
         self.when_flushed(move || {
             // The waiting thread may be gone.
             let _ = done.try_send(());
         });
-        flushed.recv_timeout(deadline.saturating_duration_since(Instant::now())).is_ok()
+        let interrupt = Interrupt::of_thread();
+        loop {
+            let pause = interrupt.next_check(deadline);
+            match flushed.recv_timeout(pause.saturating_duration_since(Instant::now())) {
+                Ok(()) => return Ok(true),
+                Err(RecvTimeoutError::Timeout) if pause < deadline => interrupt.check()?,
+                Err(_) => return Ok(false),
+            }
+        }
     }
 
     /// Calls `done` when everything queued before is done, perhaps at once. `done` must be short.

@@ -195,8 +195,11 @@ impl Handle {
                 if waits {
                     self.wait_reopened(style, &error).await;
                 }
-                if matches!(error.reason(), Some(Reason::Deadline | Reason::BrokerGone | Reason::StillMapped))
-                {
+                let unanswered = matches!(
+                    error.reason(),
+                    Some(Reason::Deadline | Reason::BrokerGone | Reason::StillMapped)
+                );
+                if unanswered || error == Error::Interrupted {
                     // The daemon may have sealed it, or may do so yet. A persistent allocation must then not be freed
                     // by a drop.
                     self.release_kind = Some(release_kind_of(self.info.lifetime));
@@ -380,6 +383,7 @@ impl Handle {
         let mut at = self.check_range(offset_bytes, from.len())?;
         self.lend_view(View::Exclusive)?;
         for chunk in from.chunks(style.copy_chunk()) {
+            style.check_interrupt()?;
             let bytes = at as u64..(at + chunk.len()) as u64;
             self.copy_chunk(style, Some(Access::ReadWrite), bytes, |window| window.write(at, chunk)).await?;
             at += chunk.len();
@@ -399,6 +403,7 @@ impl Handle {
         let mut at = self.check_range(offset_bytes, to.len())?;
         self.lend_view(View::Shared)?;
         for chunk in to.chunks_mut(style.copy_chunk()) {
+            style.check_interrupt()?;
             let bytes = at as u64..(at + chunk.len()) as u64;
             self.copy_chunk(style, None, bytes, |window| window.read(at, chunk)).await?;
             at += chunk.len();

@@ -70,5 +70,5 @@ fn handle_after_failed_free_cannot_pin_the_slots_next_part() {
     assert_eq!(daemon.words.slot(7 * 8).unwrap().state(), Ok(State::Resident { pins: 0 }));
     // The allocation is released all the same once the handle is dropped.
     drop(failed);
-    assert!(daemon.session.releases().flush(Instant::now() + PATIENCE));
+    assert!(daemon.session.releases().flush(Instant::now() + PATIENCE).unwrap());
 }

@@ -1,0 +1,115 @@
+"""Ctrl-C ends a call that waits within a second, and nothing of the call arrives afterwards."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from conftest import MIB, Daemon, eventually
+
+import vramd
+
+BEFORE = 0.3
+
+
+def interrupted(call: Callable[[], object]) -> None:
+    """Runs a call that must end within a second of Ctrl-C."""
+    timer = threading.Timer(BEFORE, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    took = time.monotonic() - begun
+    timer.join()
+    assert BEFORE <= took < BEFORE + 1, took
+
+
+@contextmanager
+def stopped(daemon: Daemon) -> Iterator[None]:
+    daemon.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture
+def full(start: Callable[..., Daemon]) -> Daemon:
+    return start(memory="16MiB", more='[memory]\nhost_size = "64MiB"\n')
+
+
+def test_wait_for_room_ends(full: Daemon) -> None:
+    with full.connect("holder") as holder, full.connect("waiter") as waiter:
+        model = holder.allocate("8MiB", name="model", lifetime="persistent").seal()
+        model.detach()
+        mine = waiter.attach("model", unpinned=True)
+        held = holder.allocate("16MiB", wait=20)
+        interrupted(lambda: waiter.allocate("8MiB", wait=60))
+        interrupted(lambda: waiter.allocate("8MiB", name="taken", lifetime="persistent", wait=60))
+        interrupted(mine.pin)
+        interrupted(mine.repin)
+        interrupted(lambda: waiter.pin_set([mine]))
+        interrupted(mine.tensor)
+        interrupted(lambda: mine.copy_to(0, 1))
+        with full.connect("reader") as reader:
+            interrupted(lambda: reader.attach("model"))
+        assert waiter.is_connected and not mine.has_handle_pin
+        held.free()
+        with mine.pin():
+            pass
+        mine.detach()
+        eventually("nothing of the calls is left", lambda: [info.name for info in holder.list()] == [model.name])
+        assert waiter.allocate("16MiB", wait=20).size == 16 * MIB
+
+
+def test_call_of_a_daemon_that_does_not_answer_ends(daemon: Daemon, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_bytes(b"bytes")
+    with daemon.connect() as client:
+        memory, kept = client.allocate(MIB), client.allocate(MIB)
+        with stopped(daemon):
+            interrupted(client.list)
+            interrupted(lambda: client.allocate(MIB))
+            interrupted(lambda: client.load(tmp_path / "file"))
+            interrupted(memory.seal)
+            interrupted(kept.free)
+            interrupted(daemon.connect)
+        client.flush()
+        assert client.is_connected
+        eventually("nothing of the calls is left", lambda: len(client.list()) <= 2)
+
+
+def test_handler_that_raises_nothing_ends_no_call(full: Daemon) -> None:
+    calls: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _frame: calls.append(number))
+    try:
+        with full.connect() as client:
+            held = client.allocate("16MiB")
+            timers = [
+                threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)),
+                threading.Timer(0.5, held.free),
+            ]
+            for timer in timers:
+                timer.start()
+            assert client.allocate("8MiB", wait=20).size == 8 * MIB
+            assert calls == [signal.SIGUSR1], "the handler ran during the call"
+            for timer in timers:
+                timer.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_deadline_ends_a_load_from_a_daemon_that_does_not_answer(daemon: Daemon, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_bytes(b"bytes")
+    with daemon.connect(timeout=1) as client:
+        with stopped(daemon):
+            begun = time.monotonic()
+            with pytest.raises(vramd.Deadline):
+                client.load(tmp_path / "file")
+            assert time.monotonic() - begun < 5
+        eventually("nothing of the load is left", lambda: client.list() == [])
