@@ -59,6 +59,24 @@ impl<'py> FromPyObject<'_, 'py> for Parts {
     }
 }
 
+/// A device: by its UUID, or by its index as a number or a text.
+#[derive(Clone, Debug)]
+pub(crate) struct DeviceName(pub(crate) String);
+
+impl<'py> FromPyObject<'_, 'py> for DeviceName {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(text) = object.extract::<String>() {
+            return Ok(Self(text));
+        }
+        let index = object.call_method0("__index__").map_err(|_| {
+            pyo3::exceptions::PyTypeError::new_err("a device is a UUID, or an index like 0 or \"0\"")
+        })?;
+        Ok(Self(index.str()?.to_string()))
+    }
+}
+
 /// An existing allocation: by `name`, by `tenant/name`, or by its number.
 #[derive(Debug, FromPyObject)]
 pub(crate) enum Name {

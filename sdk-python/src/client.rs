@@ -11,11 +11,11 @@ use pyo3::{
     exceptions::{PyTypeError, PyValueError},
     prelude::*,
 };
-use vramd_client::{Access, AllocationRequest, Bytes, Reason};
+use vramd_client::{Access, AllocationRequest, Reason};
 
 use crate::{
     allocation::Allocation,
-    arguments::{self, Name, Size},
+    arguments::{self, DeviceName, Name, Size},
     error::Fault,
     info::{AllocationInfo, Device, Pressure},
     interrupt::without_gil,
@@ -111,19 +111,19 @@ impl Client {
 
 /// The request that all allocations have in common, wherever their bytes come from.
 fn request(
-    size: Size,
+    request: AllocationRequest,
     name: Option<String>,
-    device: Option<String>,
+    device: Option<DeviceName>,
     lifetime: &str,
     readers: Vec<String>,
     part_size: Option<Size>,
 ) -> PyResult<AllocationRequest> {
-    let mut request = AllocationRequest::new(size.0);
+    let mut request = request;
     if let Some(name) = name {
         request = request.name(name);
     }
     if let Some(device) = device {
-        request = request.device(device);
+        request = request.device(device.0);
     }
     if arguments::is_persistent(lifetime)? {
         request = request.persistent();
@@ -153,7 +153,7 @@ impl Client {
         py: Python<'_>,
         size: Size,
         name: Option<String>,
-        device: Option<String>,
+        device: Option<DeviceName>,
         lifetime: &str,
         readers: Vec<String>,
         part_size: Option<Size>,
@@ -163,7 +163,8 @@ impl Client {
         discardable: bool,
         wait: f64,
     ) -> PyResult<Py<Allocation>> {
-        let mut request = request(size, name, device, lifetime, readers, part_size)?;
+        let sized = AllocationRequest::new(size.0);
+        let mut request = request(sized, name, device, lifetime, readers, part_size)?;
         request = request.replace(replace).wait(arguments::wait(wait)?);
         if uninitialized {
             request = request.uninitialized();
@@ -194,7 +195,7 @@ impl Client {
         offset: u64,
         size: Option<Size>,
         name: Option<String>,
-        device: Option<String>,
+        device: Option<DeviceName>,
         lifetime: &str,
         readers: Vec<String>,
         part_size: Option<Size>,
@@ -202,8 +203,8 @@ impl Client {
         unpinned: bool,
         wait: f64,
     ) -> PyResult<Py<Sealed>> {
-        let size = size.unwrap_or(Size(Bytes::ZERO));
-        let mut request = request(size, name, device, lifetime, readers, part_size)?;
+        let sized = size.map_or_else(AllocationRequest::whole_file, |size| AllocationRequest::new(size.0));
+        let mut request = request(sized, name, device, lifetime, readers, part_size)?;
         request = request.replace(replace).wait(arguments::wait(wait)?);
         if unpinned {
             request = request.unpinned();
@@ -296,8 +297,9 @@ impl Client {
     }
 
     #[pyo3(signature = (device = None))]
-    fn pressure(&self, device: Option<&str>) -> PyResult<Pressure> {
+    fn pressure(&self, device: Option<DeviceName>) -> PyResult<Pressure> {
         let sdk = self.sdk()?;
+        let device = device.as_ref().map(|device| device.0.as_str());
         match (sdk.pressure(device), device) {
             (Some(pressure), _) => Ok(Pressure::from(&pressure)),
             (None, Some(device)) => {

@@ -1,6 +1,6 @@
 //! From the SDK's errors to the classes of `vramd.errors`.
 
-use std::{collections::BTreeMap, fmt::Display, time::Duration};
+use std::{collections::BTreeMap, fmt::Display, io::ErrorKind, time::Duration};
 
 use pyo3::{prelude::*, sync::PyOnceLock};
 use vramd_client::{Error, Reason, StatusCode};
@@ -84,6 +84,7 @@ impl From<Error> for Fault {
             Error::NotMapped { .. } => Some("NotMapped"),
             Error::CopyFailed { .. } => Some("CopyFailed"),
             Error::Forked { .. } => Some("Forked"),
+            Error::FileUnreadable { kind: ErrorKind::NotFound, .. } => Some("FileMissing"),
             _ => None,
         };
         let (mut reason, mut code) = match error.reason() {

@@ -238,3 +238,27 @@ def test_attaching_twice_shares_one_mapping(client: vramd.Client, daemon: Daemon
         two.detach()
     eventually("the other has let go", lambda: client.describe("model").mapper_count == 1)
     again.free()
+
+
+@pytest.mark.parametrize("device", [0, "0"])
+def test_device_is_named_by_its_index(client: vramd.Client, device: int | str) -> None:
+    memory = client.allocate(MIB, device=device)
+    assert memory.device == client.devices[0].uuid
+    assert client.pressure(device).device == memory.device
+    with pytest.raises(vramd.DeviceUnknown):
+        client.allocate(MIB, device=7)
+    with pytest.raises(TypeError, match="UUID"):
+        client.allocate(MIB, device=0.5)  # type: ignore[arg-type]
+
+
+def test_empty_values_are_values(client: vramd.Client, daemon: Daemon) -> None:
+    with pytest.raises(vramd.InvalidArgument) as refused:
+        client.allocate(MIB, name="")
+    assert (refused.value.reason, refused.value.metadata["name"]) == ("NAME_INVALID", "")
+    with pytest.raises(vramd.DeviceUnknown):
+        client.allocate(MIB, device="")
+    with pytest.raises(vramd.InvalidArgument):
+        client.attach("")
+    with pytest.raises(vramd.DeviceUnknown):
+        client.pressure("")
+    assert client.list() == []

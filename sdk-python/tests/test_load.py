@@ -58,10 +58,18 @@ def test_range_of_a_file_is_loaded(loading: vramd.Client, models: pathlib.Path) 
 
 
 def test_file_that_cannot_be_loaded_is_refused(loading: vramd.Client, models: pathlib.Path) -> None:
-    for path, more in [("none", {}), ("m", {"size": "1GiB"}), ("m", {"offset": 1 << 40})]:
+    for path, more in [("none", {}), ("", {}), ("m", {"size": "1GiB"}), ("m", {"offset": 1 << 40})]:
         with pytest.raises(vramd.InvalidArgument) as raised:
             loading.load(models / path, **more)  # type: ignore[arg-type]
         assert raised.value.reason == "FILE_INVALID"
+    with pytest.raises(FileNotFoundError, match="none"):
+        loading.load(models / "none")
+    with pytest.raises(vramd.InvalidArgument) as zero:
+        loading.load(models / "m", size=0)
+    assert (zero.value.reason, zero.value.metadata["size"]) == ("SIZE_INVALID", "0")
+    os.mkfifo(models / "pipe")
+    with pytest.raises(vramd.InvalidArgument, match="a pipe"):
+        loading.load(models / "pipe")
     with open(models / "m", "r+b") as file:
         sealed = loading.load(models / "m", part_size="2MiB", unpinned=True)
         file.seek(HEADER)

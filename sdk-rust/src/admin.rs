@@ -80,22 +80,26 @@ impl AdminClient {
 
     /// Lists those of one tenant, or of all if it is empty.
     pub fn quotas(&self, tenant: &str) -> Result<Vec<v1::Quota>> {
+        let deadline = self.deadline();
         pages(|page_token| {
             let request =
                 v1::ListQuotasRequest { tenant: tenant.to_owned(), page_size: PAGE_SIZE, page_token };
-            let page =
-                self.call(request, |mut client, request| async move { client.list_quotas(request).await })?;
+            let page = self.call_until(deadline, request, |mut client, request| async move {
+                client.list_quotas(request).await
+            })?;
             Ok((page.quotas, page.next_page_token))
         })
     }
 
     /// Lists those of one tenant, or of all if it is empty.
     pub fn sessions(&self, tenant: &str) -> Result<Vec<v1::Session>> {
+        let deadline = self.deadline();
         pages(|page_token| {
             let request =
                 v1::ListSessionsRequest { tenant: tenant.to_owned(), page_size: PAGE_SIZE, page_token };
-            let page =
-                self.call(request, |mut client, request| async move { client.list_sessions(request).await })?;
+            let page = self.call_until(deadline, request, |mut client, request| async move {
+                client.list_sessions(request).await
+            })?;
             Ok((page.sessions, page.next_page_token))
         })
     }
@@ -107,10 +111,11 @@ impl AdminClient {
 
     /// Lists the allocations of one tenant, or of all if it is empty, without parts.
     pub fn allocations(&self, tenant: &str) -> Result<Vec<v1::Allocation>> {
+        let deadline = self.deadline();
         pages(|page_token| {
             let request =
                 v1::ListAllAllocationsRequest { tenant: tenant.to_owned(), page_size: PAGE_SIZE, page_token };
-            let page = self.call(request, |mut client, request| async move {
+            let page = self.call_until(deadline, request, |mut client, request| async move {
                 client.list_all_allocations(request).await
             })?;
             Ok((page.allocations, page.next_page_token))
@@ -164,11 +169,13 @@ impl AdminClient {
 
     /// Lists the waits for room on devices, in order of arrival: of one tenant, or of all if it is empty.
     pub fn waits(&self, tenant: &str) -> Result<Vec<v1::Wait>> {
+        let deadline = self.deadline();
         pages(|page_token| {
             let request =
                 v1::ListWaitsRequest { tenant: tenant.to_owned(), page_size: PAGE_SIZE, page_token };
-            let page =
-                self.call(request, |mut client, request| async move { client.list_waits(request).await })?;
+            let page = self.call_until(deadline, request, |mut client, request| async move {
+                client.list_waits(request).await
+            })?;
             Ok((page.waits, page.next_page_token))
         })
     }
@@ -182,11 +189,13 @@ impl AdminClient {
     /// Lists the migrations under way, and those that ended last: of one tenant, or of all if it is empty.
     pub fn moves(&self, tenant: &str) -> Result<Moves> {
         let mut ended = Vec::new();
+        let deadline = self.deadline();
         let moving = pages(|page_token| {
             let request =
                 v1::ListMovesRequest { tenant: tenant.to_owned(), page_size: PAGE_SIZE, page_token };
-            let page =
-                self.call(request, |mut client, request| async move { client.list_moves(request).await })?;
+            let page = self.call_until(deadline, request, |mut client, request| async move {
+                client.list_moves(request).await
+            })?;
             ended.extend(page.ended);
             Ok((page.moves, page.next_page_token))
         })?;
@@ -245,7 +254,21 @@ impl AdminClient {
         Method: Fn(AdminServiceClient<Channel>, Request<Q>) -> Answer + Send + Sync + 'static,
         Answer: Future<Output = Result<Response<A>, Status>> + Send,
     {
-        let deadline = Instant::now() + self.request_timeout;
+        self.call_until(self.deadline(), request, method)
+    }
+
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.request_timeout
+    }
+
+    /// The calls for all pages of a list have one deadline.
+    fn call_until<Q, A, Method, Answer>(&self, deadline: Instant, request: Q, method: Method) -> Result<A>
+    where
+        Q: Clone + Send + Sync + 'static,
+        A: Send + 'static,
+        Method: Fn(AdminServiceClient<Channel>, Request<Q>) -> Answer + Send + Sync + 'static,
+        Answer: Future<Output = Result<Response<A>, Status>> + Send,
+    {
         let answer = self.rpc.call(deadline, None, request, move |connection, request| {
             method(AdminServiceClient::new(connection).max_decoding_message_size(REPLY_BYTES_MAX), request)
         });

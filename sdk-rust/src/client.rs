@@ -103,14 +103,14 @@ impl Client {
         self.claim_attached(target.into(), AllocationKind::Movable, true).map(Sealed::new)
     }
 
-    /// Loads a file from an offset on, as sealed memory: as many bytes as the request says, or all of them if it says
-    /// 0. If the daemon knows that the file never changes (fs-verity, or the operator's `files.immutable_paths`), it
+    /// Loads a file from an offset on, as sealed memory: as many bytes as the request says, or all of them
+    /// ([`AllocationRequest::whole_file`]). If the daemon knows that the file never changes (fs-verity, or the operator's `files.immutable_paths`), it
     /// reads the file itself, once, and uses it as backing: unused parts leave the device without a copy, and cost
     /// nothing there. Any other file is copied. If an immutable file is changed after all, pins of such a part are
     /// refused with [`crate::Error::ContentLost`].
     ///
-    /// Loading takes as long as reading the file: the client's request timeout bounds each question whether it is
-    /// done. The request's wait for room counts only if the file is copied. An [`AllocationRequest::unpinned`] one
+    /// Loading takes as long as reading the file: the client's request timeout, and a second more for each 16 MiB. A
+    /// daemon that answers nothing is given up sooner. The request's wait for room counts only if the file is copied. An [`AllocationRequest::unpinned`] one
     /// may be larger than the device.
     pub fn load(
         &self,
@@ -291,9 +291,8 @@ impl ClientBuilder {
         let socket_dir = this.socket_dir.unwrap_or_else(|| places.find());
         let name = this.name.or_else(program_name).unwrap_or_default();
         let devices = this.devices.or_else(visible_devices);
-        let session =
-            Session::open(&socket_dir, name, devices, mode, this.request_timeout, this.on_pressure)
-                .map_err(|error| if explicit { error } else { places.explain(error) })?;
+        let session = Session::open(&socket_dir, name, devices, mode, this.request_timeout, this.on_pressure)
+            .map_err(|error| if explicit { error } else { places.explain(error) })?;
         Ok(Client { session, builder })
     }
 }

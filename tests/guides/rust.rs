@@ -60,7 +60,7 @@ fn share() -> Result<()> {
 
     let path = std::env::temp_dir().join(format!("weights-{}", std::process::id()));
     std::fs::write(&path, b"header, weights")?;
-    let weights = client.load(&path, 8, AllocationRequest::new(Bytes::ZERO))?;
+    let weights = client.load(&path, 8, AllocationRequest::whole_file())?;
     let mut first = [0; 7];
     weights.copy_to_host(0, &mut first)?;
     assert_eq!(&first, b"weights");

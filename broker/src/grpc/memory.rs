@@ -190,7 +190,14 @@ impl MemoryService for Memory {
         let (caller, message, session, key) = opened!(request);
         let refused = |refusal| refused(&refusal);
         let item = message.item.unwrap_or_default();
-        let spec = convert::spec(item).map_err(refused)?;
+        let mut spec = convert::spec(item).map_err(refused)?;
+        match message.size_bytes.map(Bytes::new) {
+            None => {}
+            Some(Bytes::ZERO) => {
+                return Err(refused(Refusal::SizeInvalid { field: "size_bytes", size: Bytes::ZERO }));
+            }
+            Some(size) => spec.size = size,
+        }
         let peer = caller.living(session)?;
         let offset = Bytes::new(message.offset_bytes);
         let was_asked = self.inbox.read(move |broker| broker.was_asked_to_load(session, peer, key)).await;

@@ -58,7 +58,7 @@ class Client:
     @property
     def is_draining(self) -> bool:
         """Whether an operator is taking the node out of service."""
-    def pressure(self, device: str | None = None) -> Pressure:
+    def pressure(self, device: str | int | None = None) -> Pressure:
         """The daemon's last report on how full a device is, named by UUID or index; without a name, of the session's
         only device. It makes no call.
         """
@@ -69,7 +69,7 @@ class Client:
         size: int | str,
         *,
         name: str | None = None,
-        device: str | None = None,
+        device: str | int | None = None,
         lifetime: Literal["session", "persistent"] = "session",
         readers: Sequence[str] = (),
         part_size: int | str | None = None,
@@ -98,7 +98,7 @@ class Client:
         offset: int = 0,
         size: int | str | None = None,
         name: str | None = None,
-        device: str | None = None,
+        device: str | int | None = None,
         lifetime: Literal["session", "persistent"] = "session",
         readers: Sequence[str] = (),
         part_size: int | str | None = None,
@@ -106,12 +106,13 @@ class Client:
         unpinned: bool = False,
         wait: float = 0.0,
     ) -> Sealed:
-        """Loads a file from `offset` on, all of it unless `size` is given, as sealed memory.
+        """Loads a file from `offset` on, up to its end unless `size` is given, as sealed memory.
 
         If the daemon knows that the file never changes (fs-verity, or the operator's `files.immutable_paths`), the
         file itself is the backing: unused parts leave the device without a copy, and cost nothing there. Any other
         file is copied. If an immutable file is changed after all, accesses raise `ContentLost`. Loading takes as long
-        as reading the file: the client's timeout, and a second more for each 16 MiB, is the most. `wait` counts only if the file is copied; the other arguments are those of `allocate`.
+        as reading the file, at most the client's timeout and a second more for each 16 MiB. `wait` counts only if the
+        file is copied; the other arguments are those of `allocate`.
         """
     def attach(self, name_or_id: str | int, *, unpinned: bool = False) -> Sealed:
         """Maps a sealed allocation read-only: by `name`, by `tenant/name`, or by its id. Objects of one allocation share

@@ -43,6 +43,12 @@ class InvalidArgument(Error, ValueError):
     """INVALID_ARGUMENT: an argument of the request is not valid."""
 
 
+class FileMissing(InvalidArgument, FileNotFoundError):
+    """The file to be loaded does not exist."""
+
+    problem: str | None
+
+
 class DeviceUnknown(InvalidArgument):
     """No device of this node has that UUID or index."""
 
@@ -283,7 +289,7 @@ BY_REASON: Mapping[str, type[Error]] = {
 """The class of each reason that has one of its own."""
 
 _BY_NAME: Mapping[str, type[Error]] = {
-    kind.__name__: kind for kind in (Error, DeviceMemory, NotMapped, CopyFailed, Forked, HandleClosed)
+    kind.__name__: kind for kind in (Error, DeviceMemory, NotMapped, CopyFailed, FileMissing, Forked, HandleClosed)
 }
 
 

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{File, FileType},
-    io::ErrorKind,
+    io::{self, ErrorKind},
     os::{
         fd::AsRawFd,
         unix::fs::{FileExt, FileTypeExt as _, OpenOptionsExt as _},
@@ -12,8 +12,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::fs::OFlags;
 use vramd_proto::v1;
-use vramd_types::Reason;
+use vramd_types::{AllocationId, Reason};
 
 use crate::{
     error::{Error, Result},
@@ -28,12 +29,14 @@ use crate::{
     session::{
         Session,
         call_style::{CallStyle, run_ready},
-        check_process, free, missing_field,
+        check_process, describe, free, missing_field,
     },
 };
 
 /// The bytes that are read from a file at once while it is copied.
 const CHUNK_BYTES: usize = 8 << 20;
+/// The slowest reading of a file that a load waits for.
+const BYTES_PER_SECOND_MIN: u64 = 16 << 20;
 /// The pause between two attempts while the daemon already reads as many files as it may.
 const TURN: Duration = Duration::from_millis(200);
 
@@ -45,8 +48,7 @@ struct Span {
     offset: u64,
 }
 
-/// Makes a sealed allocation of a file's bytes from `offset` on: as many as the request names, or all of them if it
-/// names none.
+/// Makes a sealed allocation of a file's bytes from `offset` on: as many as the request names, or all of them.
 pub(crate) async fn load(
     style: CallStyle,
     session: &ProcessBound<Session>,
@@ -55,6 +57,10 @@ pub(crate) async fn load(
     request: AllocationRequest,
 ) -> Result<Handle> {
     check_process(session)?;
+    request.check()?;
+    if request.file_size() == Some(0) {
+        return Err(Error::refused(Reason::SizeInvalid, &[("field", &"size_bytes"), ("size", &0)]));
+    }
     let problem = |field: &str| Err(Error::refused(Reason::RequestInvalid, &[("field", &field)]));
     if request.spec.kind() == AllocationKind::Fixed {
         return problem("kind");
@@ -89,13 +95,15 @@ async fn by_daemon(
         item: Some(v1::AllocationSpec { unheld: false, ..request.spec.clone() }),
         fd: u32::try_from(span.file.as_raw_fd()).unwrap_or(u32::MAX),
         offset_bytes: span.offset,
+        size_bytes: request.file_size(),
     };
     let on_abandon = OnAbandon::new(style.may_be_abandoned().then(|| {
         let (session, asked, span) = (session.clone(), asked.clone(), span.clone());
         move || undo(&session, asked, span)
     }));
+    let deadline = span.deadline(session, request)?;
     let claimed = async {
-        let info = ask_until(style, session, &asked).await?;
+        let info = ask_until(style, session, &asked, deadline).await?;
         let (id, kind) = (info.id, AllocationKind::Movable);
         match claim_attached(style, session, Target::Id(id), kind, request.spec.unheld).await {
             Ok(mut handle) => {
@@ -114,22 +122,35 @@ async fn by_daemon(
     claimed
 }
 
-/// Repeats the request until the daemon has read the file, however long that takes: the same request id returns the
-/// first result. While the daemon reads too many other files, this waits for its turn.
+/// Repeats the request until the daemon has read the file: the same request id returns the first result. While the
+/// daemon reads too many other files, this waits for its turn. It gives up at the deadline, or if the daemon answers
+/// nothing at all for as long as a call may take.
 async fn ask_until(
     style: CallStyle,
     session: &Session,
     request: &v1::LoadFileRequest,
+    deadline: Instant,
 ) -> Result<AllocationInfo> {
     let turn = session.deadline();
     loop {
-        match ask(style, session, request.clone(), session.deadline()).await {
-            Err(Error::Deadline) => {}
+        match ask(style, session, request.clone(), session.deadline().min(deadline)).await {
+            Err(Error::Deadline) if Instant::now() < deadline => is_there(style, session).await?,
             Err(Error::QueueFull { retry_after, .. }) if Instant::now() < turn => {
-                style.pause(retry_after.unwrap_or(TURN)).await;
+                let left = turn.saturating_duration_since(Instant::now());
+                style.pause(retry_after.unwrap_or(TURN).min(left)).await;
             }
             answer => return answer,
         }
+    }
+}
+
+/// Fails if the daemon does not answer at all.
+async fn is_there(style: CallStyle, session: &Session) -> Result<()> {
+    // No allocation has this id: the refusal is an answer.
+    let none = AllocationId::from_raw(0);
+    match describe(style, session, none.into(), session.deadline()).await {
+        Err(error @ (Error::Deadline | Error::BrokerGone { .. } | Error::Interrupted)) => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -150,7 +171,8 @@ async fn ask(
 fn undo(session: &ProcessBound<Session>, request: v1::LoadFileRequest, span: Span) {
     let of = session.clone();
     undo_on_thread(session, move || {
-        if let Ok(info) = run_ready(ask_until(CallStyle::Blocking, &of, &request)) {
+        let deadline = of.deadline();
+        if let Ok(info) = run_ready(ask_until(CallStyle::Blocking, &of, &request, deadline)) {
             let _ = run_ready(free(CallStyle::Blocking, &of, info.id, of.deadline()));
         }
         drop(span);
@@ -164,8 +186,7 @@ async fn by_copy(
     mut request: AllocationRequest,
 ) -> Result<Handle> {
     let there = span.there()?;
-    let asked = request.spec.size_bytes;
-    let size = if asked == 0 { there } else { asked };
+    let size = request.file_size().unwrap_or(there);
     if size == 0 || size > there {
         return Err(span.invalid(&format!("{size} bytes requested, and the file has {there} from there on")));
     }
@@ -206,15 +227,18 @@ fn kind_name(kind: FileType) -> &'static str {
 
 impl Span {
     fn open(path: PathBuf, offset: u64) -> Result<Self> {
-        let invalid = |problem: &dyn std::fmt::Display| Error::FileInvalid {
-            problem: format!("{}: {problem}", printable(&path)),
+        let unreadable = |error: io::Error| Error::FileUnreadable {
+            path: printable(&path),
+            kind: error.kind(),
+            problem: error.to_string(),
         };
-        // Without waiting: a pipe opens only once another process writes to it. A regular file is read the same way.
-        let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&path);
-        let file = opened.map_err(|error| invalid(&error))?;
-        let kind = file.metadata().map_err(|error| invalid(&error))?.file_type();
+        // Opening a pipe would otherwise wait for its writer.
+        let without_wait = OFlags::NONBLOCK.bits().cast_signed();
+        let file = File::options().read(true).custom_flags(without_wait).open(&path).map_err(unreadable)?;
+        let kind = file.metadata().map_err(unreadable)?.file_type();
         if !kind.is_file() {
-            return Err(invalid(&format!("it is not a regular file but {}", kind_name(kind))));
+            let problem = format!("{} is not a regular file but {}", printable(&path), kind_name(kind));
+            return Err(Error::FileInvalid { problem });
         }
         Ok(Self { file: Arc::new(file), path, offset })
     }
@@ -228,6 +252,14 @@ impl Span {
     fn there(&self) -> Result<u64> {
         let size = self.file.metadata().map_err(|error| self.invalid(&error))?.len();
         Ok(size.saturating_sub(self.offset))
+    }
+
+    /// The time by which the daemon has read it, unless it reads very slowly.
+    fn deadline(&self, session: &Session, request: &AllocationRequest) -> Result<Instant> {
+        let size = request.file_size().map_or_else(|| self.there(), Ok)?;
+        let deadline = session.deadline();
+        let reading = Duration::from_secs(size / BYTES_PER_SECOND_MIN);
+        Ok(deadline.checked_add(reading).unwrap_or(deadline))
     }
 
     fn read(&self, at: u64, length: usize) -> Result<Vec<u8>> {

@@ -82,6 +82,7 @@ pub(crate) async fn claim_new(
     requests: Vec<AllocationRequest>,
 ) -> Result<Vec<Handle>> {
     check_process(session)?;
+    requests.iter().try_for_each(AllocationRequest::check)?;
     let wait = requests.iter().map(|request| request.wait).max().unwrap_or_default();
     let deadline = deadline_after(session, wait);
     style.flush(session, deadline).await?;

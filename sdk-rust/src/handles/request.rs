@@ -3,9 +3,12 @@
 use std::time::Duration;
 
 use vramd_proto::v1;
-use vramd_types::{AllocationId, Bytes};
+use vramd_types::{AllocationId, Bytes, Reason};
 
-use crate::rpc::request_id::RequestId;
+use crate::{
+    error::{Error, Result},
+    rpc::request_id::RequestId,
+};
 
 /// A request for one allocation: by default movable, unnamed, ending with its session, on the first device that the
 /// session sees.
@@ -14,6 +17,17 @@ pub struct AllocationRequest {
     pub(crate) spec: v1::AllocationSpec,
     pub(crate) request_id: Option<RequestId>,
     pub(crate) wait: Duration,
+    /// As many bytes as the file has.
+    is_whole_file: bool,
+    /// A value that the protocol would take for none.
+    empty: Option<EmptyValue>,
+}
+
+/// An empty text where the protocol takes empty for "not given".
+#[derive(Clone, Copy, Debug)]
+enum EmptyValue {
+    Name,
+    Device,
 }
 
 impl AllocationRequest {
@@ -24,13 +38,39 @@ impl AllocationRequest {
             lifetime: v1::Lifetime::Session.into(),
             ..Default::default()
         };
-        Self { spec, request_id: None, wait: Duration::ZERO }
+        Self { spec, request_id: None, wait: Duration::ZERO, is_whole_file: false, empty: None }
     }
 
-    /// The name, without the tenant: that is the session's.
+    /// A request for [`crate::Client::load`]: all bytes of the file, from the offset on.
+    pub fn whole_file() -> Self {
+        Self { is_whole_file: true, ..Self::new(Bytes::ZERO) }
+    }
+
+    /// The bytes of a file that it asks for; none for all of them.
+    pub(crate) fn file_size(&self) -> Option<u64> {
+        (!self.is_whole_file).then_some(self.spec.size_bytes)
+    }
+
+    /// Refuses what the protocol would take for a value that was not given.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.empty {
+            None => Ok(()),
+            Some(EmptyValue::Name) => {
+                Err(Error::refused(Reason::NameInvalid, &[("field", &"name"), ("name", &"")]))
+            }
+            Some(EmptyValue::Device) => {
+                Err(Error::refused(Reason::DeviceUnknown, &[("field", &"device"), ("device", &"")]))
+            }
+        }
+    }
+
+    /// The name, without the tenant: that is the session's. An empty one is refused.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.spec.name = name.into();
+        if self.spec.name.is_empty() {
+            self.empty = Some(EmptyValue::Name);
+        }
         self
     }
 
@@ -56,10 +96,13 @@ impl AllocationRequest {
         self
     }
 
-    /// UUID or index.
+    /// UUID or index. An empty one is refused.
     #[must_use]
     pub fn device(mut self, device: impl Into<String>) -> Self {
         self.spec.device = device.into();
+        if self.spec.device.is_empty() {
+            self.empty = Some(EmptyValue::Device);
+        }
         self
     }
 

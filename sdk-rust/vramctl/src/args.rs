@@ -89,6 +89,8 @@ mod tests {
         for line in [
             "vramctl",
             "vramctl quota set team-a",
+            "vramctl quota set team-a --limit 1GiB --device ",
+            "vramctl session list ",
             "vramctl session end seven",
             "vramctl alloc show llama",
             "vramctl quota set team-a --tier tape --limit 1",

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use serde_json::{Value, json};
 use vramd_client::{AllocationId, admin::AdminClient};
 use vramd_proto::v1::{self, move_event::Change};
@@ -25,13 +25,13 @@ pub(crate) enum Verb {
 #[derive(Debug, Args)]
 pub(crate) struct List {
     /// List this tenant alone.
-    #[arg(default_value = "", hide_default_value = true)]
-    tenant: String,
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
+    tenant: Option<String>,
 }
 
 pub(crate) fn run(verb: &Verb, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
     let Verb::List(List { tenant }) = verb;
-    let moves = admin.moves(tenant)?;
+    let moves = admin.moves(tenant.as_deref().unwrap_or_default())?;
     let fields = json!({
         "moves": moves.moving.iter().map(to_json).collect::<Vec<_>>(),
         "ended": moves.ended.iter().map(ended_to_json).collect::<Vec<_>>(),

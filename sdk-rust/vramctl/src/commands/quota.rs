@@ -1,6 +1,6 @@
 //! `vramctl quota …`
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use serde_json::{Value, json};
 use vramd_client::admin::AdminClient;
 use vramd_proto::v1;
@@ -45,8 +45,8 @@ pub(crate) struct Get {
     /// Name of the tenant.
     tenant: String,
     /// Index or UUID [default: the first device].
-    #[arg(long, default_value = "", hide_default_value = true)]
-    device: String,
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
+    device: Option<String>,
     /// Tier that the quota bounds.
     #[arg(long, value_enum, default_value_t = Tier::Device)]
     tier: Tier,
@@ -55,8 +55,8 @@ pub(crate) struct Get {
 #[derive(Debug, Args)]
 pub(crate) struct List {
     /// List this tenant alone.
-    #[arg(default_value = "", hide_default_value = true)]
-    tenant: String,
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
+    tenant: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -70,7 +70,7 @@ pub(crate) struct Delete {
 #[derive(Debug, Args)]
 struct Place {
     /// Index, UUID, or `*` for every device.
-    #[arg(long, default_value = "*")]
+    #[arg(long, default_value = "*", value_parser = NonEmptyStringValueParser::new())]
     device: String,
     /// Tier that the quota bounds.
     #[arg(long, value_enum, default_value_t = Tier::Device)]
@@ -98,12 +98,15 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
             show(&admin.set_quota(request)?, admin, output)
         }
         Verb::Get(get) => {
-            let request =
-                v1::GetQuotaRequest { tenant: get.tenant, device: get.device, tier: get.tier.wire() };
+            let request = v1::GetQuotaRequest {
+                tenant: get.tenant,
+                device: get.device.unwrap_or_default(),
+                tier: get.tier.wire(),
+            };
             show(&admin.get_quota(request)?, admin, output)
         }
         Verb::List(list) => {
-            let quotas = admin.quotas(&list.tenant)?;
+            let quotas = admin.quotas(list.tenant.as_deref().unwrap_or_default())?;
             let fields = json!({ "quotas": quotas.iter().map(to_json).collect::<Vec<_>>() });
             let names = device::fetch_names(admin, quotas.iter().map(|quota| quota.device.as_str()), output);
             output.show(|| rows(&quotas, &names), fields)

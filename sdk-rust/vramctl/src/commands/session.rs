@@ -1,6 +1,6 @@
 //! `vramctl session …`
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use serde_json::{Value, json};
 use vramd_client::{Reason, SessionId, admin::AdminClient};
 use vramd_proto::v1;
@@ -26,8 +26,8 @@ pub(crate) enum Verb {
 #[derive(Debug, Args)]
 pub(crate) struct List {
     /// List this tenant alone.
-    #[arg(default_value = "", hide_default_value = true)]
-    tenant: String,
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
+    tenant: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -48,7 +48,7 @@ pub(crate) struct End {
 pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
     match verb {
         Verb::List(list) => {
-            let sessions = admin.sessions(&list.tenant)?;
+            let sessions = admin.sessions(list.tenant.as_deref().unwrap_or_default())?;
             let fields = json!({ "sessions": sessions.iter().map(to_json).collect::<Vec<_>>() });
             output.show(|| rows(&sessions), fields)
         }

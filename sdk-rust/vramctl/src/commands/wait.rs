@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use serde_json::{Value, json};
 use vramd_client::{AllocationId, SessionId, admin::AdminClient};
 use vramd_proto::v1::{self, wait::What};
@@ -27,8 +27,8 @@ pub(crate) enum Verb {
 #[derive(Debug, Args)]
 pub(crate) struct List {
     /// List this tenant alone.
-    #[arg(default_value = "", hide_default_value = true)]
-    tenant: String,
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
+    tenant: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -40,7 +40,7 @@ pub(crate) struct Cancel {
 pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
     match verb {
         Verb::List(list) => {
-            let waits = admin.waits(&list.tenant)?;
+            let waits = admin.waits(list.tenant.as_deref().unwrap_or_default())?;
             let fields = json!({ "waits": waits.iter().map(to_json).collect::<Vec<_>>() });
             let names = device::fetch_names(admin, waits.iter().map(|wait| wait.device.as_str()), output);
             output.show(|| rows(&waits, &names), fields)

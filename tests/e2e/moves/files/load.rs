@@ -56,7 +56,7 @@ pub(crate) fn load(client: &Client, path: &Path) -> Result<Sealed, Error> {
 
 /// A request for the whole file, in parts of 2 MiB.
 pub(crate) fn request() -> AllocationRequest {
-    AllocationRequest::new(Bytes::ZERO).part_size(Bytes::new(MIB_2))
+    AllocationRequest::whole_file().part_size(Bytes::new(MIB_2))
 }
 
 /// Compares every byte, one part at a time.

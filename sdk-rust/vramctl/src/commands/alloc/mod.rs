@@ -9,7 +9,7 @@ mod show;
 
 use std::str::FromStr;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use serde_json::json;
 use vramd_client::{AllocationId, admin::AdminClient};
 use vramd_proto::v1;
@@ -75,8 +75,8 @@ enum Below {
 #[derive(Debug, Args)]
 pub(crate) struct List {
     /// List this tenant alone.
-    #[arg(default_value = "", hide_default_value = true)]
-    tenant: String,
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
+    tenant: Option<String>,
 }
 
 /// An id like `a-1099511627777`, or `tenant/name`.
@@ -111,7 +111,7 @@ impl FromStr for Target {
 pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
     match verb {
         Verb::List(list) => {
-            let allocations = admin.allocations(&list.tenant)?;
+            let allocations = admin.allocations(list.tenant.as_deref().unwrap_or_default())?;
             let fields = json!({ "allocations": allocations.iter().map(to_json).collect::<Vec<_>>() });
             output.show(|| rows(&allocations), fields)
         }

@@ -63,14 +63,14 @@ pub(crate) fn run(put: &Put, client: ClientBuilder, output: &Output) -> Result<(
 /// Has the daemon load the file. No part is fetched to the device.
 fn load(put: &Put, client: &Client, output: &Output) -> Result<Sealed, Failure> {
     let loading = progress::waiting("loading", output);
-    let sealed = client.load(&put.file, 0, request(put, Bytes::ZERO).unpinned())?;
+    let sealed = client.load(&put.file, 0, request(put, AllocationRequest::whole_file()).unpinned())?;
     loading.finish_and_clear();
     Ok(sealed)
 }
 
 fn copy(put: &Put, client: &Client, mut file: File, output: &Output) -> Result<Sealed, Failure> {
     let size = file.metadata().map_err(Failure::file(&put.file))?.len();
-    let mut memory = client.allocate(request(put, Bytes::new(size)))?;
+    let mut memory = client.allocate(request(put, AllocationRequest::new(Bytes::new(size))))?;
     let read = fill(&mut memory, &mut file, &put.file, output)?;
 
     let sealing = progress::waiting("sealing", output);
@@ -84,8 +84,9 @@ fn copy(put: &Put, client: &Client, mut file: File, output: &Output) -> Result<S
     Ok(sealed)
 }
 
-fn request(put: &Put, size: Bytes) -> AllocationRequest {
-    let mut request = AllocationRequest::new(size).name(&put.name).replace(put.replace);
+/// The request for the file's bytes, with what the command line says about them.
+fn request(put: &Put, bytes: AllocationRequest) -> AllocationRequest {
+    let mut request = bytes.name(&put.name).replace(put.replace);
     if !put.hold {
         request = request.persistent();
     }

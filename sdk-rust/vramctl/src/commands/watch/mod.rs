@@ -4,7 +4,7 @@ mod event;
 
 use std::ops::ControlFlow;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
 use vramd_client::{Error, admin::AdminClient};
 use vramd_proto::v1::{self, node_event::Change, watch_response::Event};
 
@@ -14,8 +14,8 @@ use crate::output::{Output, failure::Failure, text::plain};
 #[derive(Debug, Args)]
 pub(crate) struct Watch {
     /// Show events of this tenant alone, and those of no tenant.
-    #[arg(long, default_value = "", hide_default_value = true)]
-    tenant: String,
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
+    tenant: Option<String>,
     /// Show events of this kind alone. May be repeated [default: every kind].
     #[arg(long = "kind", value_enum)]
     kinds: Vec<Kind>,
@@ -41,7 +41,7 @@ enum Kind {
 /// Prints events until `--count` is reached or the reader of standard output has gone. The end of the daemon is a failure.
 pub(crate) fn run(watch: Watch, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
     let request = v1::WatchRequest {
-        tenant: watch.tenant,
+        tenant: watch.tenant.unwrap_or_default(),
         kinds: watch.kinds.iter().map(|kind| kind.wire().into()).collect(),
     };
     let mut left = watch.count;
