@@ -18,6 +18,8 @@ use rustix::{
     process,
 };
 
+use crate::process::inherited;
+
 /// A range of this process's addresses that nothing else uses.
 #[derive(Debug)]
 pub(crate) struct Reservation {
@@ -39,6 +41,7 @@ impl Reservation {
         let base = unsafe { mmap_anonymous(ptr::null_mut(), span, ProtFlags::empty(), flags)? };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
         let reservation = Self { base, span, pid: process::getpid() };
+        inherited::remember(base.addr().get(), span);
         reservation.keep_from_children(0, span)?;
         Ok(reservation)
     }
@@ -100,6 +103,7 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         if process::getpid() == self.pid {
+            inherited::forget(self.base.addr().get(), self.span);
             // SAFETY: there is no safe interface. The range is this reservation's, and its last user is gone. It
             // fails only if the kernel is out of map entries, and then the range stays reserved.
             let _ = unsafe { munmap(self.base.as_ptr().cast(), self.span) };

@@ -21,7 +21,7 @@ use std::{
     },
 };
 
-use crate::process::Process;
+use crate::process::{Process, inherited};
 
 /// A shared value that only the process that made it may use or drop.
 #[derive(Debug)]
@@ -112,7 +112,7 @@ impl Gate {
             // SAFETY: there is no safe interface. The handlers are plain functions that live as long as the process
             // and only lock and unlock, which is allowed between fork and exec.
             // A failure for want of memory leaves the gate without effect on fork, and with effect on everything else.
-            unsafe { libc::pthread_atfork(Some(lock), Some(unlock), Some(unlock)) };
+            unsafe { libc::pthread_atfork(Some(lock), Some(unlock), Some(in_child)) };
         });
         lock();
         Self(PhantomData)
@@ -123,6 +123,11 @@ impl Drop for Gate {
     fn drop(&mut self) {
         unlock();
     }
+}
+
+extern "C" fn in_child() {
+    unlock();
+    inherited::watch();
 }
 
 struct ForkMutex(UnsafeCell<libc::pthread_mutex_t>);

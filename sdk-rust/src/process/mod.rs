@@ -7,6 +7,7 @@
 #![allow(unsafe_code, reason = "a page that the kernel clears in children has no safe interface")]
 
 pub(crate) mod fork;
+pub(crate) mod inherited;
 pub(crate) mod mark;
 
 use std::{
