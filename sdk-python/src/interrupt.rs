@@ -8,7 +8,7 @@ use vramd_client::interruptible;
 use crate::error::Fault;
 
 thread_local! {
-    /// What a handler raised during the call of this thread.
+    /// The exception that a handler raised during the call of this thread.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 

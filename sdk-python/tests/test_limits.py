@@ -11,6 +11,51 @@ from conftest import MIB, Daemon
 
 import vramd
 
+WITHOUT_MAPPINGS = """
+import mmap, threading, vramd
+
+def count():
+    with open("/proc/self/maps", "rb") as maps:
+        return sum(1 for _ in maps)
+
+with open("/proc/sys/vm/max_map_count") as file:
+    limit = int(file.read())
+client = vramd.connect("crowded")
+kept = client.allocate("4MiB", part_size="2MiB")
+kept.copy_from(b"kept")
+fillers = []
+while count() < limit - 40:
+    for number in range(max((limit - 40 - count()) // 2, 1)):
+        # Neighbours of different protection stay two mappings.
+        fillers.append(mmap.mmap(-1, 4096, prot=mmap.PROT_READ))
+        fillers.append(mmap.mmap(-1, 4096))
+before = count()
+for _ in range(3):
+    try:
+        client.allocate("200MiB", part_size="2MiB")
+    except vramd.MapFailed as failed:
+        assert "vm.max_map_count" in str(failed) and str(limit) in str(failed), failed
+    else:
+        raise AssertionError("100 parts do not fit into 40 mappings")
+    client.flush()
+    # The heap and threads may have grown.
+    assert count() <= before + 8, (count(), before)
+    ran = threading.Thread(target=lambda: None)
+    ran.start()
+    ran.join()
+    assert client.is_connected and kept.copy_to(0, 4) == b"kept"
+    assert [info.id for info in client.list()] == [kept.id]
+sealed = kept.seal()
+for filler in fillers:
+    filler.close()
+assert client.allocate("200MiB", part_size="2MiB").is_mapped
+"""
+
+
+def test_allocation_without_mappings_left_changes_nothing(daemon: Daemon) -> None:
+    daemon.run(WITHOUT_MAPPINGS)
+
+
 FORKED = """
 import os, sys, numpy, vramd
 client = vramd.connect("parent")

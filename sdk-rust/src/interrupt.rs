@@ -26,7 +26,7 @@ pub(crate) struct Interrupt {
 }
 
 /// Runs calls of this crate on this thread, whose waits end with [`Error::Interrupted`] soon after `check` has returned
-/// true. What a call had begun is undone in the background: nothing of it arrives afterwards.
+/// true. The SDK undoes the calls in the background: nothing of them arrives afterwards.
 pub fn interruptible<T>(check: fn() -> bool, work: impl FnOnce() -> T) -> T {
     struct Restore(Interrupt);
     impl Drop for Restore {

@@ -281,7 +281,7 @@ class Tensor(Buffer):
 class Pin(Buffer):
     """Memory that stays where it is while kernels use it. As a context manager it is released at the end.
 
-    It is a buffer of the pinned bytes, as memory is of all its bytes. What looks at them keeps their parts where they
+    It is a buffer of the pinned bytes, as memory is of all its bytes. A view of them keeps their parts where they
     are, even after the pin is released.
     """
 

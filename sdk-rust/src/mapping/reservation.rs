@@ -7,8 +7,10 @@
 #![allow(unsafe_code, reason = "mapping memory at a chosen address has no safe interface")]
 
 use std::{
+    ops::Range,
     os::fd::BorrowedFd,
     ptr::{self, NonNull},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use rustix::{
@@ -26,6 +28,8 @@ pub(crate) struct Reservation {
     base: NonNull<u8>,
     span: usize,
     pid: process::Pid,
+    /// Ranges that could not be reserved again.
+    holes: Mutex<Vec<Range<usize>>>,
 }
 
 // SAFETY: needed for the pointer. The range is owned, and the methods that change what lies there ask the kernel,
@@ -40,7 +44,7 @@ impl Reservation {
         // SAFETY: there is no safe interface. Without MAP_FIXED the kernel chooses addresses that nothing else uses.
         let base = unsafe { mmap_anonymous(ptr::null_mut(), span, ProtFlags::empty(), flags)? };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        let reservation = Self { base, span, pid: process::getpid() };
+        let reservation = Self { base, span, pid: process::getpid(), holes: Mutex::default() };
         inherited::remember(base.addr().get(), span);
         reservation.keep_from_children(0, span)?;
         Ok(reservation)
@@ -64,10 +68,15 @@ impl Reservation {
     ) -> Result<(), Errno> {
         let place = self.place(offset, size)?;
         let access = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        let mut holes = self.holes();
+        let in_hole = holes.iter().any(|hole| overlap(hole, &(offset..offset + size)));
+        let fixed = if in_hole { MapFlags::FIXED_NOREPLACE } else { MapFlags::FIXED };
         // SAFETY: there is no safe interface. MAP_FIXED replaces only memory of this reservation, which `place` has
-        // checked and nothing else uses. The memory is shared with the daemon and, once sealed, with readers: the
-        // code that makes slices of it answers for that.
-        unsafe { mmap(place, size, access, MapFlags::SHARED | MapFlags::FIXED, fd, 0)? };
+        // checked and nothing else uses; where the reservation has a hole, nothing is replaced. The memory is shared
+        // with the daemon and, once sealed, with readers: the code that makes slices of it answers for that.
+        unsafe { mmap(place, size, access, MapFlags::SHARED | fixed, fd, 0)? };
+        cut(&mut holes, &(offset..offset + size));
+        drop(holes);
         if let Err(error) = self.keep_from_children(offset, size) {
             self.unmap(offset, size)?;
             return Err(error);
@@ -75,14 +84,34 @@ impl Reservation {
         Ok(())
     }
 
-    /// Makes the range inaccessible again; the memory that was mapped there is unmapped.
+    /// Makes the range inaccessible again; the memory that was mapped there is unmapped. That needs nothing that may
+    /// have run out: where the process has as many mappings as it may, the range is unmapped first and reserved
+    /// again, and stays a hole if another thread was faster.
     pub(crate) fn unmap(&self, offset: usize, size: usize) -> Result<(), Errno> {
         let place = self.place(offset, size)?;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: as in `map`. Slices of the range are gone, or the documentation warned their holder that a revoke
-        // makes them fault.
-        unsafe { mmap_anonymous(place, size, ProtFlags::empty(), flags)? };
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let reserve = |fixed| {
+            // SAFETY: as in `map`. Slices of the range are gone, or the documentation warned their holder that a
+            // revoke makes them fault.
+            unsafe { mmap_anonymous(place, size, ProtFlags::empty(), flags | fixed) }
+        };
+        match reserve(MapFlags::FIXED) {
+            Ok(_) => return self.keep_from_children(offset, size),
+            Err(Errno::NOMEM) => {}
+            Err(error) => return Err(error),
+        }
+        let mut holes = self.holes();
+        // SAFETY: as above. The range is that of whole mappings, so the kernel need not split any.
+        unsafe { munmap(place, size)? };
+        if reserve(MapFlags::FIXED_NOREPLACE).is_err() {
+            holes.push(offset..offset + size);
+            return Ok(());
+        }
         self.keep_from_children(offset, size)
+    }
+
+    fn holes(&self) -> MutexGuard<'_, Vec<Range<usize>>> {
+        self.holes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The address of a range of whole pages inside the reservation.
@@ -104,10 +133,52 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         if process::getpid() == self.pid {
             inherited::forget(self.base.addr().get(), self.span);
-            // SAFETY: there is no safe interface. The range is this reservation's, and its last user is gone. It
-            // fails only if the kernel is out of map entries, and then the range stays reserved.
-            let _ = unsafe { munmap(self.base.as_ptr().cast(), self.span) };
+            let mut holes = std::mem::take(&mut *self.holes());
+            holes.sort_unstable_by_key(|hole| hole.start);
+            let mut start = 0;
+            // Other memory of the process may lie in a hole.
+            for hole in holes.into_iter().chain([self.span..self.span]) {
+                let own = start..hole.start;
+                start = hole.end;
+                if let Ok(place) = self.place(own.start, own.len()) {
+                    // SAFETY: there is no safe interface. The range is this reservation's, and its last user is gone.
+                    // It fails only if the kernel is out of map entries, and then the range stays reserved.
+                    let _ = unsafe { munmap(place, own.len()) };
+                }
+            }
         }
+    }
+}
+
+fn overlap(one: &Range<usize>, other: &Range<usize>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+/// Takes a range out of the holes.
+fn cut(holes: &mut Vec<Range<usize>>, range: &Range<usize>) {
+    if holes.is_empty() {
+        return;
+    }
+    let left =
+        |hole: &Range<usize>| [hole.start..range.start.min(hole.end), range.end.max(hole.start)..hole.end];
+    *holes = holes.iter().flat_map(left).filter(|hole| hole.start < hole.end).collect();
+}
+
+/// Says why the kernel refused to map, and what to change if the process has as many mappings as it may.
+pub(super) fn explain(error: Errno) -> String {
+    /// The few that other threads may have unmapped meanwhile.
+    const NEARLY: usize = 64;
+    let limit = || std::fs::read_to_string("/proc/sys/vm/max_map_count").ok()?.trim().parse::<usize>().ok();
+    let mapped = || {
+        let maps = std::io::BufReader::new(std::fs::File::open("/proc/self/maps").ok()?);
+        Some(std::io::BufRead::split(maps, b'\n').count())
+    };
+    match (error, limit(), mapped()) {
+        (Errno::NOMEM, Some(limit), Some(mapped)) if mapped + NEARLY >= limit => format!(
+            "this process has {mapped} mappings, and vm.max_map_count allows {limit}: raise that (sysctl \
+             vm.max_map_count), or use larger parts"
+        ),
+        _ => error.to_string(),
     }
 }
 
@@ -151,6 +222,17 @@ mod tests {
         assert!(maps_line(at.addr()).unwrap().contains("r--s"));
         // SAFETY: mapped again, readable.
         assert_eq!(unsafe { at.read() }, 7);
+    }
+
+    #[test]
+    fn holes_are_cut_by_mapped_ranges() {
+        let mut holes = vec![0..4, 6..8];
+        cut(&mut holes, &(1..2));
+        assert_eq!(holes, [0..1, 2..4, 6..8]);
+        cut(&mut holes, &(2..7));
+        assert_eq!(holes, [0..1, 7..8]);
+        cut(&mut holes, &(0..8));
+        assert_eq!(holes, [] as [Range<usize>; 0]);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use vramd_proto::v1::{Access, HandleType, MapPart};
 
 use super::{
     copy::{Place, Window},
-    reservation::Reservation,
+    reservation::{Reservation, explain},
 };
 use crate::cuda::{Arena, Context, Gpus, HANDLE_BYTES, Imported, LegacyBlock};
 
@@ -50,9 +50,9 @@ impl Space {
     /// Reserves addresses for a whole allocation, of the kind of its first part.
     pub(super) fn open(part: &MapPart, span: usize, gpus: &Gpus) -> Result<Self, String> {
         match part.handle_type() {
-            HandleType::Memfd => Reservation::new(span)
-                .map(Self::Host)
-                .map_err(|error| format!("reserving {span} bytes of address space failed: {error}")),
+            HandleType::Memfd => Reservation::new(span).map(Self::Host).map_err(|error| {
+                format!("reserving {span} bytes of address space failed: {}", explain(error))
+            }),
             HandleType::VmmFd => Arena::reserve(gpus.context(part.device)?, span).map(Self::Device),
             HandleType::CudaIpc => Ok(Self::Fixed { context: gpus.context(part.device)?, span, block: None }),
             HandleType::Unspecified => {
@@ -168,5 +168,7 @@ fn map_memfd(
     if usize::try_from(stat.st_size).is_ok_and(|there| there < size) {
         return Err(format!("the part has {size} bytes, but its memory only {}", stat.st_size));
     }
-    reservation.map(fd.as_fd(), offset, size, writable).map_err(|error| format!("mmap failed: {error}"))
+    reservation
+        .map(fd.as_fd(), offset, size, writable)
+        .map_err(|error| format!("mapping the part failed: {}", explain(error)))
 }

@@ -24,7 +24,7 @@ fn attaching_twice_shares_one_mapping_until_the_last_handle_ends() {
     assert_eq!(
         again.as_slice().unwrap().as_ptr(),
         own.as_slice().unwrap().as_ptr(),
-        "what the session sealed"
+        "the session sealed it"
     );
     own.detach().unwrap();
     assert_eq!(digest(again.as_slice().unwrap()), again.digest());
