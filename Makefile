@@ -1,5 +1,8 @@
 # Every job has a target here. Needs Rust and Python 3.11 or later; the targets fetch all else into .tools/ and .demo/.
-.PHONY: help demo test soak gpu gpu-bundle verify fix prose errors-md invariants-md metrics-md protocol-md config-md cli-md proto-baseline
+.PHONY: help demo test soak gpu gpu-bundle packages verify fix prose errors-md invariants-md metrics-md protocol-md config-md cli-md proto-baseline
+
+# In the order of their dependencies.
+PACKAGES = vramd-types vramd-proto vramd-words vramd-client vramctl
 
 # A test waits for other processes most of the time.
 TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
@@ -26,6 +29,9 @@ gpu: gpu-bundle ## run the GPU suite on this machine into target/gpu-results; QU
 gpu-bundle: ## pack that suite for a machine without a toolchain, into target/gpu-bundle
 	tests/dev/install-tools
 	tests/gpu/bundle.py
+
+packages: ## pack the crates that users need, and build each from its package
+	cargo package --quiet --allow-dirty $(addprefix -p ,$(PACKAGES))
 
 verify: ## run all checks of CI
 	.ci/run

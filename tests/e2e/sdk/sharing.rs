@@ -21,11 +21,7 @@ fn attaching_twice_shares_one_mapping_until_the_last_handle_ends() {
     let size = 5 * MIB;
     let own = sealed(&writer, "model", size);
     let again = writer.attach("model").unwrap();
-    assert_eq!(
-        again.as_slice().unwrap().as_ptr(),
-        own.as_slice().unwrap().as_ptr(),
-        "the session sealed it"
-    );
+    assert_eq!(again.as_slice().unwrap().as_ptr(), own.as_slice().unwrap().as_ptr(), "the session sealed it");
     own.detach().unwrap();
     assert_eq!(digest(again.as_slice().unwrap()), again.digest());
 
