@@ -17,7 +17,7 @@ use crate::{
     allocation::Allocation,
     arguments::{self, DeviceName, Name, Size},
     error::Fault,
-    info::{AllocationInfo, Device, Pressure},
+    info::{AllocationInfo, Device, OwnQuota, Pressure},
     interrupt::without_gil,
     memory::Memory,
     pin_set::PinSet,
@@ -312,6 +312,11 @@ impl Client {
                 sdk.devices().len()
             ))),
         }
+    }
+
+    fn quota(&self, py: Python<'_>) -> PyResult<Vec<OwnQuota>> {
+        let places = self.call(py, vramd_client::Client::quota)?;
+        Ok(places.iter().map(OwnQuota::from).collect())
     }
 
     fn pressures(&self) -> PyResult<Vec<Pressure>> {

@@ -145,12 +145,7 @@ impl From<&vramd_client::Pressure> for Pressure {
     fn from(pressure: &vramd_client::Pressure) -> Self {
         Self {
             device: pressure.device.clone(),
-            tier: match pressure.tier {
-                Tier::Device => "device",
-                Tier::Host => "host",
-                Tier::Disk => "disk",
-                Tier::Unspecified => "unknown",
-            },
+            tier: tier(pressure.tier),
             level: match pressure.level {
                 PressureLevel::Normal => "normal",
                 PressureLevel::Elevated => "elevated",
@@ -161,5 +156,59 @@ impl From<&vramd_client::Pressure> for Pressure {
             batch_factor: pressure.batch_factor,
             full_in: pressure.full_in.map(|duration| duration.as_secs_f64()),
         }
+    }
+}
+
+/// The quota, the use and the free room of the client's tenant in one tier of one device.
+#[pyclass(frozen, get_all, module = "vramd")]
+#[derive(Clone, Debug)]
+pub(crate) struct OwnQuota {
+    device: String,
+    device_index: u32,
+    tier: &'static str,
+    guarantee: u64,
+    limit: u64,
+    used: u64,
+    cached: u64,
+    unreturned: u64,
+    free: u64,
+    capacity: u64,
+    is_default: bool,
+}
+
+#[pymethods]
+impl OwnQuota {
+    fn __repr__(&self) -> String {
+        let Self { tier, device_index, used, limit, free, .. } = self;
+        format!(
+            "<vramd.OwnQuota in tier {tier} of device {device_index}: {used} of {limit} bytes used, {free} free>"
+        )
+    }
+}
+
+impl From<&vramd_client::OwnQuota> for OwnQuota {
+    fn from(quota: &vramd_client::OwnQuota) -> Self {
+        Self {
+            device: quota.device.clone(),
+            device_index: quota.device_index,
+            tier: tier(quota.tier),
+            guarantee: quota.guarantee.get(),
+            limit: quota.limit.get(),
+            used: quota.used.get(),
+            cached: quota.cached.get(),
+            unreturned: quota.unreturned.get(),
+            free: quota.free.get(),
+            capacity: quota.capacity.get(),
+            is_default: quota.is_default,
+        }
+    }
+}
+
+fn tier(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Device => "device",
+        Tier::Host => "host",
+        Tier::Disk => "disk",
+        Tier::Unspecified => "unknown",
     }
 }

@@ -46,6 +46,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<info::Device>()?;
     module.add_class::<info::Released>()?;
     module.add_class::<info::Pressure>()?;
+    module.add_class::<info::OwnQuota>()?;
     module.add_class::<pressure_stream::PressureStream>()?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

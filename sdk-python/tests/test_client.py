@@ -262,3 +262,17 @@ def test_empty_values_are_values(client: vramd.Client, daemon: Daemon) -> None:
     with pytest.raises(vramd.DeviceUnknown):
         client.pressure("")
     assert client.list() == []
+
+
+def test_quota_of_the_own_tenant(start) -> None:  # type: ignore[no-untyped-def]
+    daemon = start(memory="64MiB", more='[memory]\nhost_size = "128MiB"\n[quota.default]\nlimit = "48MiB"\n')
+    with daemon.connect() as client:
+        memory = client.allocate("10MiB")
+        device, host = client.quota()
+        assert (device.device, device.device_index, device.tier) == (memory.device, 0, "device")
+        assert (device.used, device.limit, device.free) == (10 * MIB, 48 * MIB, 38 * MIB)
+        assert (device.guarantee, device.capacity, device.is_default) == (0, 64 * MIB, True)
+        assert host.tier == "host" and host.capacity == 128 * MIB
+        memory.free()
+        assert client.quota()[0].used == 0
+        assert "48" not in repr(host) and "device 0" in repr(device)

@@ -7,8 +7,8 @@ from typing import Any, Literal, NoReturn, final
 from typing_extensions import Buffer, CapsuleType, Self, disjoint_base
 
 __all__ = [
-    "Allocation", "AllocationInfo", "Client", "Device", "Memory", "Pin", "PinSet", "Pressure", "Released", "Sealed", "Tensor", "__version__",
-    "_PressureStream", "connect", "reasons", "socket_dir",
+    "Allocation", "AllocationInfo", "Client", "Device", "Memory", "OwnQuota", "Pin", "PinSet", "Pressure", "Released", "Sealed", "Tensor",
+    "__version__", "_PressureStream", "connect", "reasons", "socket_dir",
 ]
 
 __version__: str
@@ -61,6 +61,10 @@ class Client:
     def pressure(self, device: str | int | None = None) -> Pressure:
         """The daemon's last report on how full a device is, named by UUID or index; without a name, of the session's
         only device. It makes no call.
+        """
+    def quota(self) -> list[OwnQuota]:
+        """What the client's tenant may have, has and can get now: on each device that this session sees, and in each
+        tier there.
         """
     def pressures(self) -> list[Pressure]:
         """The last report of each device that the session sees, and of the tiers below them."""
@@ -419,6 +423,42 @@ class Pressure:
     @property
     def full_in(self) -> float | None:
         """Seconds until the tier is full at the present rate. None if it does not fill, or needs more than 300."""
+
+@final
+class OwnQuota:
+    """The quota, the use and the free room of the client's tenant in one tier of one device. All sizes are in bytes."""
+
+    @property
+    def device(self) -> str:
+        """UUID."""
+    @property
+    def device_index(self) -> int: ...
+    @property
+    def tier(self) -> Literal["device", "host", "disk", "unknown"]: ...
+    @property
+    def guarantee(self) -> int:
+        """Bytes that are kept free for the tenant."""
+    @property
+    def limit(self) -> int:
+        """Bytes that the tenant may have at most."""
+    @property
+    def used(self) -> int:
+        """Bytes that the tenant is charged: memory that exists, reservations, and cached memory."""
+    @property
+    def cached(self) -> int:
+        """The part of `used` that is cached: freed memory that the tenant's next allocations may reuse."""
+    @property
+    def unreturned(self) -> int:
+        """The part of `used` that was freed but that some process still has open."""
+    @property
+    def free(self) -> int:
+        """Bytes that the tenant can get now, while nothing moves and no other client asks."""
+    @property
+    def capacity(self) -> int:
+        """Bytes that the daemon may hand out here to all tenants together."""
+    @property
+    def is_default(self) -> bool:
+        """Whether no quota is stored for the tenant here, so that the default quota applies."""
 
 @final
 class _PressureStream:
