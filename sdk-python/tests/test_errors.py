@@ -89,6 +89,10 @@ def test_name_and_state_errors_have_their_classes(client: vramd.Client, daemon: 
     with pytest.raises(vramd.NotFound) as missing:
         client.attach("nobody")
     assert missing.value.reason == "ALLOCATION_NOT_FOUND" and isinstance(missing.value, LookupError)
+    assert "`tenant/nobody`" in str(missing.value), "a bare name is one of the own tenant"
+    with pytest.raises(vramd.NotFound) as missing:
+        client.attach("other/nobody")
+    assert "`tenant/" not in str(missing.value)
     with pytest.raises(vramd.NotFound):
         client.attach(12345)
     one = client.allocate(MIB, name="one", lifetime="persistent")

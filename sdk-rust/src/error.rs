@@ -7,20 +7,20 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use vramd_types::{Bytes, Reason, StatusCode};
+use vramd_types::{AllocationId, Bytes, Reason, StatusCode};
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// First the reasons with their facts, under the registry's names; then the variants that the registry does not have.
 macro_rules! errors {
     (
-        { $($(#[$doc:meta])* $variant:ident { $($fact:ident: $kind:ty),* }, $message:literal;)* }
+        { $($(#[$doc:meta])* $variant:ident { $($fact:ident: $kind:ty),* }, $message:literal $(($($arg:tt)*))?;)* }
         { $($own:tt)* }
     ) => {
         #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
         #[non_exhaustive]
         pub enum Error {
-            $($(#[$doc])* #[error($message)] $variant { $($fact: $kind),* },)*
+            $($(#[$doc])* #[error($message $(, $($arg)*)?)] $variant { $($fact: $kind),* },)*
             $($own)*
             /// Any other refusal of the registry.
             #[error(transparent)]
@@ -74,7 +74,7 @@ errors! {
         PoolFull { limit: Bytes, held: Bytes, asked: Bytes },
             "the pool is at its limit of {limit}: it has {held} and needs {asked} more; free blocks, or raise its limit";
         NameTaken { name: String }, "the name `{name}` is taken: choose another, or replace the sealed allocation that has it";
-        AllocationNotFound { allocation: String }, "no allocation `{allocation}` exists that the caller may see. Check the name, its tenant and its readers";
+        AllocationNotFound { allocation: String }, "{}" (not_found(allocation));
         NotOwner { allocation: String }, "{allocation} belongs to another session or tenant. Only its owner can do this";
         NotSealed { allocation: String }, "{allocation} is not sealed, and the request needs a sealed allocation";
         AlreadySealed { allocation: String }, "{allocation} is sealed or being sealed. Allocate new memory to write";
@@ -145,6 +145,18 @@ errors! {
         #[error("{message} (gRPC code {code})")]
         Unknown { code: i32, reason: String, message: String },
     }
+}
+
+/// A name without a tenant is looked for among those of the caller's own.
+fn not_found(allocation: &str) -> String {
+    let is_bare_name = !allocation.contains('/') && allocation.parse::<AllocationId>().is_err();
+    let other = match is_bare_name {
+        true => format!(". An allocation of another tenant is named `tenant/{allocation}`"),
+        false => String::new(),
+    };
+    format!(
+        "no allocation `{allocation}` exists that the caller may see. Check the name, its tenant and its readers{other}"
+    )
 }
 
 /// A refusal with its facts as received: keys as in the registry, numbers in bytes.

@@ -6,7 +6,7 @@ use vramd_proto::v1;
 use vramd_types::{AllocationId, Bytes, Reason};
 
 use crate::{
-    error::{Error, Result},
+    error::{Error, Refusal, Result},
     rpc::request_id::RequestId,
 };
 
@@ -19,15 +19,15 @@ pub struct AllocationRequest {
     pub(crate) wait: Duration,
     /// As many bytes as the file has.
     is_whole_file: bool,
-    /// A value that the protocol would take for none.
-    empty: Option<EmptyValue>,
+    /// Why the daemon is not asked.
+    problem: Option<Problem>,
 }
 
-/// An empty text where the protocol takes empty for "not given".
+/// An empty text, which the protocol takes for none.
 #[derive(Clone, Copy, Debug)]
-enum EmptyValue {
-    Name,
-    Device,
+enum Problem {
+    EmptyName,
+    EmptyDevice,
 }
 
 impl AllocationRequest {
@@ -38,7 +38,7 @@ impl AllocationRequest {
             lifetime: v1::Lifetime::Session.into(),
             ..Default::default()
         };
-        Self { spec, request_id: None, wait: Duration::ZERO, is_whole_file: false, empty: None }
+        Self { spec, request_id: None, wait: Duration::ZERO, is_whole_file: false, problem: None }
     }
 
     /// A request for [`crate::Client::load`]: all bytes of the file, from the offset on.
@@ -51,17 +51,16 @@ impl AllocationRequest {
         (!self.is_whole_file).then_some(self.spec.size_bytes)
     }
 
-    /// Refuses what the protocol would take for a value that was not given.
+    /// Refuses a value that the protocol would take for none.
     pub(crate) fn check(&self) -> Result<()> {
-        match self.empty {
-            None => Ok(()),
-            Some(EmptyValue::Name) => {
-                Err(Error::refused(Reason::NameInvalid, &[("field", &"name"), ("name", &"")]))
-            }
-            Some(EmptyValue::Device) => {
-                Err(Error::refused(Reason::DeviceUnknown, &[("field", &"device"), ("device", &"")]))
-            }
-        }
+        let Some(problem) = self.problem else { return Ok(()) };
+        let (reason, field, values) = match problem {
+            Problem::EmptyName => (Reason::NameInvalid, "name", "a name"),
+            Problem::EmptyDevice => (Reason::DeviceUnknown, "device", "a UUID or index"),
+        };
+        let facts = [("field", field), (field, "")].map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let message = format!("{field}: it is empty. Give {values}, or none");
+        Err(Error::Refused(Refusal { reason, message, facts: facts.into(), retry_after: None }))
     }
 
     /// The name, without the tenant: that is the session's. An empty one is refused.
@@ -69,7 +68,7 @@ impl AllocationRequest {
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.spec.name = name.into();
         if self.spec.name.is_empty() {
-            self.empty = Some(EmptyValue::Name);
+            self.problem = Some(Problem::EmptyName);
         }
         self
     }
@@ -101,7 +100,7 @@ impl AllocationRequest {
     pub fn device(mut self, device: impl Into<String>) -> Self {
         self.spec.device = device.into();
         if self.spec.device.is_empty() {
-            self.empty = Some(EmptyValue::Device);
+            self.problem = Some(Problem::EmptyDevice);
         }
         self
     }
