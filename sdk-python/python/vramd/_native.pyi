@@ -63,8 +63,8 @@ class Client:
         only device. It makes no call.
         """
     def quota(self) -> list[OwnQuota]:
-        """What the client's tenant may have, has and can get now: on each device that this session sees, and in each
-        tier there.
+        """The limits, the use and the free room of the client's tenant: on each device that this session sees, and in
+        each tier there.
         """
     def pressures(self) -> list[Pressure]:
         """The last report of each device that the session sees, and of the tiers below them."""
