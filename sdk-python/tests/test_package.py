@@ -16,5 +16,4 @@ def test_wheel_has_its_metadata() -> None:
     assert wheel.get_all("License-File") == ["LICENSE"]
     files = [str(file) for file in metadata.files("vramd") or []]
     assert any(file.endswith("licenses/LICENSE") for file in files) and any(file.endswith("py.typed") for file in files)
-    text = str(wheel.get_payload())
-    assert "# vramd for Python" in text
+    assert "# vramd for Python" in str(wheel.json["description"])

@@ -241,6 +241,10 @@ fn a_refused_load_leaves_nothing() {
     {
         refused(number(&good), offset, bytes).is(Reason::FileInvalid);
     }
+    // Zero bytes are not the whole file.
+    let zero = LoadFileRequest { size_bytes: Some(0), ..raw(&session, number(&good), 0, 0) };
+    let zero = session.memory.load_file(zero).refused();
+    assert_eq!(zero.is(Reason::SizeInvalid).fact("field"), "size_bytes");
     let write_only = File::options().write(true).open(&path).unwrap();
     refused(number(&write_only), 0, 1).is(Reason::FileInvalid);
     refused(number(&File::open(models.path()).unwrap()), 0, 1).is(Reason::FileInvalid);
@@ -259,6 +263,8 @@ fn a_refused_load_leaves_nothing() {
     session.memory.load_file(wrong).refused().is(Reason::RequestInvalid);
     let loaded = session.memory.load_file(raw(&session, number(&good), HEADER, 0)).ok().allocation.unwrap();
     assert_eq!((loaded.size_bytes, loaded.file_bytes, loaded.mapper_count), (MIB_2, MIB_2, 0));
+    let some = LoadFileRequest { size_bytes: Some(7), ..raw(&session, number(&good), HEADER, 0) };
+    assert_eq!(session.memory.load_file(some).ok().allocation.unwrap().size_bytes, 7);
     drop(session);
     assert_nothing_left(&daemon);
     // On a node without immutable paths every file may change.
