@@ -42,6 +42,7 @@ pub struct Home {
     dir: TempDir,
     open_files_max: Option<u64>,
     mounts: Option<String>,
+    wrapper: Vec<String>,
     filter: Option<SyscallFilter>,
 }
 
@@ -252,7 +253,7 @@ impl Home {
         let home = tempfile::Builder::new().prefix("vramd-e2e-").tempdir_in(parent);
         let home = home.expect("the directory is writable");
         fs::set_permissions(home.path(), Permissions::from_mode(0o755)).expect("the directory is ours");
-        Self { dir: home, open_files_max: None, mounts: None, filter: None }
+        Self { dir: home, open_files_max: None, mounts: None, wrapper: Vec::new(), filter: None }
     }
 
     /// Gives a daemon in this directory a hard limit of open files.
@@ -266,6 +267,13 @@ impl Home {
     #[must_use]
     pub fn with_mounts(mut self, line: String) -> Self {
         self.mounts = Some(line);
+        self
+    }
+
+    /// Starts a daemon in this directory through another program with these arguments, like `unshare --cgroup`.
+    #[must_use]
+    pub fn with_wrapper(mut self, wrapper: &[&str]) -> Self {
+        self.wrapper = wrapper.iter().map(|&word| word.to_owned()).collect();
         self
     }
 
@@ -301,6 +309,11 @@ impl Home {
     /// `vramd` with this directory's configuration.
     pub fn command(&self) -> Command {
         let mut command = match (self.open_files_max, &self.mounts) {
+            (None, None) if !self.wrapper.is_empty() => {
+                let mut command = Command::new(&self.wrapper[0]);
+                command.args(&self.wrapper[1..]).arg(program("vramd"));
+                command
+            }
             (None, None) => Command::new(program("vramd")),
             (Some(most), _) => {
                 // Both limits: the daemon raises the soft one to the hard one.

@@ -110,6 +110,7 @@ impl Broker {
             Event::Malformed { channel, problem } => self.on_malformed(channel, problem),
             Event::ChannelEnded { channel } => self.on_channel_ended(channel),
             Event::ProcessEnded { channel } => self.on_process_ended(channel),
+            Event::ProcessStays { channel, why } => self.on_process_stays(channel, why),
             Event::Client { call, session, peer, key, request } => {
                 self.on_client(call, session, peer, key, request)
             }

@@ -54,6 +54,11 @@ pub enum Event {
     ProcessEnded {
         channel: ChannelId,
     },
+    /// The shell cannot end the process behind the channel, or another process outlives it with its socket.
+    ProcessStays {
+        channel: ChannelId,
+        why: ProcessStays,
+    },
     Client {
         call: CallId,
         session: SessionId,
@@ -77,6 +82,15 @@ pub enum Event {
     PartsUsed(Vec<PartUse>),
     /// Only time has passed.
     Tick,
+}
+
+/// Why a session stays although its process was killed or has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProcessStays {
+    /// The kernel did not let the daemon kill it.
+    NotKilled { problem: String },
+    /// The process has ended, and another process may still receive what was sent to it.
+    SocketKept,
 }
 
 /// The harvested use of one part by one session.

@@ -66,7 +66,7 @@ pub use error::{FullBecause, Refusal};
 pub use event::{
     Advice, AllocationSpec, CallId, ChannelId, ClientFrame, ClientRequest, Completion, CreateError,
     DeviceSelector, DigestError, Event, FileId, FileSpan, Hello, Kind, Lifetime, OperatorRequest, PartRef,
-    PartUse, Peer, RequestKey, Slot, Target, Tier, UnmappedPart, WordsOutcome,
+    PartUse, Peer, ProcessStays, RequestKey, Slot, Target, Tier, UnmappedPart, WordsOutcome,
 };
 pub use eviction::EvictionPolicy;
 #[cfg(feature = "observed")]

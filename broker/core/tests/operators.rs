@@ -6,8 +6,8 @@ use crate::world::{
     set_quota, spec,
 };
 use broker_core::{
-    ClientRequest, DaemonFrame, DeviceSelector, Event, OperatorRequest, Refusal, Reply, StoredQuotas, Target,
-    Tier,
+    ClientRequest, DaemonFrame, DeviceSelector, Event, OperatorRequest, ProcessStays, Refusal, Reply,
+    StoredQuotas, Target, Tier,
 };
 use vramd_types::{AllocationId, Bytes, Quantity, Reason, SessionId};
 
@@ -236,4 +236,36 @@ fn operators_free_waits_for_memory_that_is_being_released() {
     world.run_until_idle();
     let Ok(Reply::AllocationFreed { still_charged, .. }) = &world.replies[&call] else { panic!("freed") };
     assert_eq!((*still_charged, world.charged()), (Bytes::ZERO, Bytes::ZERO));
+}
+
+#[test]
+fn operators_are_answered_when_a_killed_process_stays() {
+    let mut world = World::new(100);
+    let client = world.open("a");
+    world.allocate(client, spec(8)).expect("room");
+    world.stopped.insert(client.channel);
+    let end = || OperatorRequest::EndSession { session: client.session, kill: true };
+    let first = world.start_operator(None, end());
+    world.advance(11_000_000);
+    assert_eq!((world.killed.len(), world.replies.contains_key(&first)), (1, false));
+    world.advance(11_000_000);
+    let stays = |world: &World, call| matches!(world.replies[&call], Ok(Reply::SessionEnded { gone: false, still_mapped }) if still_mapped == Bytes::mib(8));
+    assert!(stays(&world, first));
+
+    for (why, says) in [
+        (ProcessStays::NotKilled { problem: "not permitted".to_owned() }, "cannot be killed: not permitted"),
+        (ProcessStays::SocketKept, "keeps its socket"),
+    ] {
+        let again = world.start_operator(None, end());
+        world.event(Event::ProcessStays { channel: client.channel, why });
+        assert!(stays(&world, again), "at once");
+        let reason = world.broker.session(client.session).expect("it stays").silent_reason;
+        assert!(reason.as_ref().is_some_and(|reason| reason.contains(says)), "{reason:?}");
+    }
+    world.event(Event::ChannelEnded { channel: client.channel });
+    let reason = world.broker.session(client.session).expect("it stays").silent_reason;
+    assert!(reason.is_some_and(|reason| reason.contains("keeps its socket")), "the cause that matters");
+    assert_eq!(world.charged(), Bytes::mib(8));
+    world.end_process(client);
+    assert_eq!(world.charged(), Bytes::ZERO);
 }

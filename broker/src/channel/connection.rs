@@ -14,7 +14,7 @@ use vramd_proto::{channel as protocol, v1};
 use vramd_types::SessionId;
 
 use super::{
-    Channels, Entry, OutFrame,
+    Channels, ClientProcess, Entry, OutFrame,
     frame_codec::{self, Received},
     hello_gate::{Gate, GreetingPermit},
     outbox::Outbox,
@@ -156,10 +156,12 @@ async fn serve(
     let entry = Arc::new(Entry {
         socket,
         outbox: Outbox::new(),
-        pidfd,
+        process: ClientProcess::new(pid, pidfd),
         features,
         words,
         forgotten: Notify::new(),
+        image_check: Notify::new(),
+        process_settled: Notify::new(),
         channel_over: AtomicBool::new(false),
         process_over: AtomicBool::new(false),
     });
@@ -189,6 +191,7 @@ async fn serve(
     tokio::join!(read(&entry, channel, pid, shared), write(socket, channel, outbox));
     // The socket stays open while the process is watched, and unread packets would stay in it as long.
     socket.discard_received();
+    process_watch::settle(&entry).await;
     inbox.event(Event::ChannelEnded { channel });
     channels.mark_over(channel, &entry.channel_over);
 }

@@ -29,9 +29,10 @@ use std::{
     },
 };
 
-use broker_core::{ChannelId, Slot, Tier};
+use broker_core::{ChannelId, ProcessStays, Slot, Tier};
 use broker_driver::Export;
 use dashmap::DashMap;
+use rustix::io::Errno;
 use tokio::sync::Notify;
 use vramd_types::DeviceIndex;
 
@@ -39,6 +40,10 @@ pub use listener::{ChannelOptions, serve};
 pub use word_table::EvictOutcome;
 pub(crate) use word_table::{Use, WordTable};
 
+use crate::platform::{
+    peer,
+    process::{Image, Process},
+};
 use outbox::Outbox;
 use socket::Socket;
 
@@ -64,13 +69,53 @@ struct Entry {
     /// Open as long as the entry exists: only this end knows what is unread at the other end.
     socket: Socket,
     outbox: Outbox,
-    pidfd: Arc<OwnedFd>,
+    process: ClientProcess,
     features: u64,
     /// Present with the feature `Pins`.
     words: Option<WordTable>,
     forgotten: Notify,
+    /// Asks for a check whether the process has executed a program.
+    image_check: Notify,
+    /// The end of the process was reported, or what keeps it from being complete.
+    process_settled: Notify,
     channel_over: AtomicBool,
     process_over: AtomicBool,
+}
+
+/// The process behind a channel.
+#[derive(Debug)]
+struct ClientProcess {
+    pid: u32,
+    pidfd: Arc<OwnedFd>,
+    /// Its program when it said hello. `None` if the kernel did not show it.
+    image: Option<Image>,
+}
+
+impl ClientProcess {
+    fn new(pid: u32, pidfd: Arc<OwnedFd>) -> Self {
+        let mut process = Self { pid, pidfd, image: None };
+        process.image = process.read().map(|read| read.image);
+        process
+    }
+
+    /// Returns what the kernel shows, if the process is alive afterwards: then it was not that of another process.
+    fn read(&self) -> Option<Process> {
+        let read = Process::read(self.pid).ok();
+        read.filter(|_| !self.has_ended())
+    }
+
+    fn has_ended(&self) -> bool {
+        peer::has_ended(&self.pidfd)
+    }
+
+    fn is_ending(&self) -> bool {
+        self.read().is_some_and(|process| process.is_ending)
+    }
+
+    /// Whether it has executed a program since its hello, so that its mappings are gone.
+    fn has_executed(&self) -> bool {
+        self.image.is_some_and(|image| self.read().is_some_and(|process| process.image.follows(&image)))
+    }
 }
 
 impl Channels {
@@ -109,13 +154,19 @@ impl Channels {
         }
     }
 
-    /// Kills the process behind the channel: exactly that process, whatever process its pid names by now.
-    pub fn kill(&self, channel: ChannelId) {
-        let Some(entry) = self.entry(channel) else { return };
-        match rustix::process::pidfd_send_signal(&entry.pidfd, rustix::process::Signal::KILL) {
-            Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+    /// Kills the process behind the channel: exactly that process, whatever process its pid names by now. A program
+    /// that the process has executed since is left alone.
+    pub fn kill(&self, channel: ChannelId) -> Result<(), ProcessStays> {
+        let Some(entry) = self.entry(channel) else { return Ok(()) };
+        if entry.process.has_executed() {
+            entry.image_check.notify_one();
+            return Ok(());
+        }
+        match rustix::process::pidfd_send_signal(&entry.process.pidfd, rustix::process::Signal::KILL) {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
             Err(error) => {
-                tracing::warn!(channel = channel.0, %error, "the client's process could not be killed")
+                let hint = if error == Errno::PERM { ": the daemon lacks CAP_KILL" } else { "" };
+                Err(ProcessStays::NotKilled { problem: format!("{error}{hint}") })
             }
         }
     }

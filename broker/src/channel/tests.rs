@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use broker_core::{Broker, ChannelId, ClientFrame, Event, StoredQuotas, Tier, Time};
+use broker_core::{Broker, ChannelId, ClientFrame, Event, ProcessStays, StoredQuotas, Tier, Time};
 use prost::Message as _;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
@@ -88,7 +88,8 @@ impl Daemon {
         };
         let (stop, mut stopped) = watch::channel(false);
         let stopped = async move { drop(stopped.wait_for(|stop| *stop).await) };
-        let served = tokio::spawn(serve(bound.channel, Arc::clone(&channels), inbox, options, stopped));
+        let served =
+            tokio::spawn(serve(bound.channel, Arc::clone(&channels), inbox, options, stopped));
         Self { dir, _sockets: sockets, channels, events, stop, served }
     }
 
@@ -412,7 +413,7 @@ async fn a_process_is_watched_beyond_its_channel() {
     assert_eq!(said.pid, process.0.id());
     process.command("close\n");
     assert!(matches!(daemon.event().await, Event::ChannelEnded { .. }));
-    daemon.channels.kill(channel);
+    daemon.channels.kill(channel).unwrap();
     assert!(matches!(daemon.event().await, Event::ProcessEnded { channel: ended } if ended == channel));
     assert!(daemon.channels.by_id.is_empty(), "nothing is left to do with it");
 }
@@ -443,6 +444,7 @@ async fn a_process_is_not_over_while_a_child_can_receive_descriptors() {
     drop(entry);
     process.command("leave\n");
     // The daemon sends nothing further to it, and reports no end of the process yet.
+    assert!(matches!(daemon.event().await, Event::ProcessStays { why: ProcessStays::SocketKept, .. }));
     assert!(matches!(daemon.event().await, Event::ChannelEnded { channel: ended } if ended == channel));
     let early = tokio::time::timeout(Duration::from_millis(500), daemon.events.recv()).await;
     assert!(early.is_err(), "{early:?}");

@@ -208,9 +208,13 @@ impl AdminService for Admin {
         match self.submit(operator, key, OperatorRequest::EndSession { session, kill: message.kill }).await? {
             Reply::SessionEnded { gone, still_mapped } => {
                 let state = if gone { SessionState::Gone } else { SessionState::Silent };
+                let stays =
+                    if gone { None } else { self.read(move |broker| broker.session(session)).await? };
                 Ok(Response::new(v1::EndSessionResponse {
                     state: view::session_state(state).into(),
                     still_mapped_bytes: still_mapped.get(),
+                    pid: stays.as_ref().map_or(0, |session| session.pid),
+                    silent_reason: stays.and_then(|session| session.silent_reason).unwrap_or_default(),
                 }))
             }
             other => Err(status::wrong_reply("EndSession", &other)),

@@ -9,6 +9,7 @@ pub mod lock;
 pub mod paths;
 pub mod peer;
 pub mod private_dir;
+pub mod process;
 pub mod readiness;
 pub mod shared_memory;
 pub mod sockets;

@@ -29,7 +29,9 @@ pub struct Peer {
 pub enum Unidentified {
     #[error("the kernel does not identify the peer: {0}")]
     Unknown(#[source] io::Error),
-    #[error("the peer is in a pid namespace that the daemon does not see")]
+    #[error(
+        "the peer is in a pid namespace that the daemon does not see: run the daemon in the host's (`--pid=host`), or in that of its clients"
+    )]
     ForeignPid,
     #[error("the peer's uid {0} stands for every user that this user namespace does not map")]
     OverflowUid(u32),
@@ -62,9 +64,14 @@ impl Peer {
     /// Whether the process has ended. If this returns `false`, everything that `/proc` showed of its pid before was
     /// about this process.
     pub fn has_ended(&self) -> bool {
-        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        !matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
+        has_ended(&self.pidfd)
     }
+}
+
+/// Whether the process of a pidfd has ended.
+pub fn has_ended(pidfd: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+    !matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0))
 }
 
 /// Returns the pid, if pid and uid identify one process and one user here.

@@ -153,7 +153,11 @@ impl Executor {
             Command::Send { channel, frame } => self.send(channel, &frame),
             Command::CloseChannel { channel } => self.channels.close(channel),
             Command::ForgetProcess { channel } => self.channels.forget(channel),
-            Command::KillProcess { channel } => self.channels.kill(channel),
+            Command::KillProcess { channel } => {
+                if let Err(why) = self.channels.kill(channel) {
+                    self.inbox.event(Event::ProcessStays { channel, why });
+                }
+            }
             Command::CreateExtent { extent, device, tier, size, kind, zeroed } => {
                 self.create(extent, device, tier, size, kind, zeroed);
             }

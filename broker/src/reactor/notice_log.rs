@@ -1,14 +1,18 @@
 //! Writes the broker's notices to the log, as lines with fields.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use broker_core::Notice;
-use tokio::time::Instant;
+use tokio::{task::AbortHandle, time::Instant};
 use tracing::{debug, error, info, trace, warn};
+use vramd_types::SessionId;
 
 /// Minimum time between two lines of one kind about single parts: one request, or the end of one process, can concern
 /// tens of thousands of parts.
 const LINE_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a session is silent before an operator should look at it. A client that exits may close its channel a moment
+/// before its process ends.
+const SILENT_AFTER: Duration = Duration::from_secs(1);
 
 /// Writes notices to the log.
 #[derive(Debug, Default)]
@@ -20,6 +24,27 @@ pub(super) struct NoticeLog {
     pin_stalled: RateLimit,
     unreturned: RateLimit,
     returned: RateLimit,
+    silent: BTreeMap<SessionId, SilentLine>,
+}
+
+/// The line about a silent session, which is logged unless the session ends before.
+#[derive(Debug)]
+struct SilentLine(AbortHandle);
+
+impl SilentLine {
+    fn new(session: SessionId, reason: String) -> Self {
+        let line = async move {
+            tokio::time::sleep(SILENT_AFTER).await;
+            warn!(%session, reason, "session is silent: its mappings stand and stay charged");
+        };
+        Self(tokio::spawn(line).abort_handle())
+    }
+}
+
+impl Drop for SilentLine {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// Limits the lines of one kind.
@@ -43,6 +68,16 @@ impl RateLimit {
 
 impl NoticeLog {
     pub(super) fn log(&mut self, notice: &Notice) {
+        match notice {
+            Notice::SessionSilent { session, reason, .. } => {
+                let line = SilentLine::new(*session, reason.clone());
+                return drop(self.silent.insert(*session, line));
+            }
+            Notice::SessionAnswered { session, .. } | Notice::SessionGone { session, .. } => {
+                self.silent.remove(session);
+            }
+            _ => {}
+        }
         let rate_limit = match notice {
             Notice::MapFailed { .. } => &mut self.map_failed,
             Notice::CreateFailed { .. } => &mut self.create_failed,
@@ -63,9 +98,8 @@ impl NoticeLog {
 fn log(notice: &Notice, left_out: u64) {
     match notice {
         Notice::SessionOpened { session, tenant, pid } => info!(%session, %tenant, pid, "session opened"),
-        Notice::SessionSilent { session, reason, .. } => {
-            warn!(%session, reason, "session is silent: its mappings stand and stay charged");
-        }
+        // Logged later, if it lasts.
+        Notice::SessionSilent { .. } => {}
         Notice::SessionKilled { session, reason, .. } => {
             warn!(%session, reason, "session was silent for too long: its process is killed");
         }

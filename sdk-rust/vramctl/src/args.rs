@@ -21,6 +21,9 @@ pub(crate) struct Args {
     /// user is root; then /run/vramd.
     #[arg(long, global = true, value_name = "DIR", env = "VRAMD_SOCKET_DIR")]
     pub(crate) socket_dir: Option<PathBuf>,
+    /// Seconds to wait for each answer of the daemon; `put` and `verify` wait as long as their work takes.
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) timeout: u64,
     /// Print one JSON object with a version, in a watch one for each line; sizes in bytes.
     #[arg(long, global = true)]
     pub(crate) json: bool,

@@ -6,7 +6,7 @@ mod args;
 mod commands;
 mod output;
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use clap::{CommandFactory as _, Parser as _};
 
@@ -34,5 +34,5 @@ pub fn command_line() -> clap::Command {
 }
 
 fn run(args: Args, output: &Output) -> Result<(), Failure> {
-    args.command.run(args.socket_dir.as_deref(), output)
+    args.command.run(args.socket_dir.as_deref(), Duration::from_secs(args.timeout), output)
 }

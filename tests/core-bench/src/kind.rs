@@ -90,7 +90,10 @@ impl Kind {
             },
             Event::QuotasStored { .. } => Self::QuotasStored,
             Event::Tick => Self::Tick,
-            Event::Malformed { .. } | Event::ChannelEnded { .. } | Event::PartsUsed(_) => Self::Other,
+            Event::Malformed { .. }
+            | Event::ChannelEnded { .. }
+            | Event::ProcessStays { .. }
+            | Event::PartsUsed(_) => Self::Other,
         }
     }
 }

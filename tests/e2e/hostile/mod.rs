@@ -2,4 +2,5 @@
 
 mod files;
 mod interrupts;
+mod process_ends;
 mod unread_log;

@@ -29,8 +29,9 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
                 let moves = broker.moves.migrations.of(*sealed).next().is_some();
                 allocation.op == Some(id) && (allocation.digesting || answers || moves)
             }),
-            OpKind::EndSession { session, kill } => {
-                broker.sessions.get(*session).is_some() && (*kill || has_deadline(broker, *session))
+            OpKind::EndSession { session, .. } => {
+                let killed = |session: &Session| session.end_deadline.is_some();
+                broker.sessions.get(*session).is_some_and(killed) || has_deadline(broker, *session)
             }
             OpKind::Allocate { extents_left, .. } => *extents_left > 0,
             OpKind::BatchWait(_) => broker.line.contains(Waiter::Batch(id)),

@@ -15,6 +15,17 @@ pub(crate) enum SilentReason {
     ChannelEnded,
     Quarantined(String),
     Overdue,
+    /// The daemon may not kill its process.
+    NotKilled(String),
+    /// Its process has ended, and another process keeps its socket.
+    SocketKept,
+}
+
+impl SilentReason {
+    /// Whether the session is live again once it has answered everything.
+    pub(crate) const fn ends_with_answer(&self) -> bool {
+        matches!(self, Self::Overdue | Self::NotKilled(_))
+    }
 }
 
 impl fmt::Display for SilentReason {
@@ -23,6 +34,13 @@ impl fmt::Display for SilentReason {
             Self::ChannelEnded => write!(f, "its channel has ended"),
             Self::Quarantined(problem) => write!(f, "quarantined: {problem}"),
             Self::Overdue => write!(f, "it does not answer"),
+            Self::NotKilled(problem) => write!(f, "its process cannot be killed: {problem}"),
+            Self::SocketKept => {
+                write!(
+                    f,
+                    "its program has ended, but another process or program, like a forked child, keeps its socket"
+                )
+            }
         }
     }
 }
@@ -58,6 +76,8 @@ pub(crate) struct Session {
     pub(crate) revoke_deadline: Option<Time>,
     /// When its process is killed, if it stays silent.
     pub(crate) kill_at: Option<Time>,
+    /// When operators who had its process killed are answered, if it has not ended.
+    pub(crate) end_deadline: Option<Time>,
     /// When its deadlines are checked next: its only entry among the timers.
     pub(crate) alarm: Option<Time>,
     /// An operator ended the session. Once it maps nothing, its channel is closed and it is gone.
@@ -89,9 +109,9 @@ impl Session {
     /// All deadlines of the session.
     pub(crate) fn deadlines(&self) -> impl Iterator<Item = Time> {
         let words = self.words.as_ref().and_then(|words| words.map_deadline);
-        [self.map_deadline, self.revoke_deadline, words, self.unmap_deadline(), self.kill_at]
-            .into_iter()
-            .flatten()
+        let of_process = [self.kill_at, self.end_deadline];
+        let of_answers = [self.map_deadline, self.revoke_deadline, words, self.unmap_deadline()];
+        of_answers.into_iter().chain(of_process).flatten()
     }
 
     pub(crate) fn unmap_deadline(&self) -> Option<Time> {

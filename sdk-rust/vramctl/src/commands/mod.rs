@@ -16,7 +16,7 @@ mod status;
 mod wait;
 mod watch;
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use clap::Subcommand;
 use vramd_client::{Client, ClientBuilder, admin::AdminClient};
@@ -70,8 +70,16 @@ pub(crate) enum Command {
 
 impl Command {
     /// Runs the subcommand against the daemon whose sockets lie in `socket_dir`, or else where clients look for them.
-    pub(crate) fn run(self, socket_dir: Option<&Path>, output: &Output) -> Result<(), Failure> {
-        let admin = || socket_dir.map_or_else(AdminClient::find, AdminClient::new).map_err(Failure::from);
+    pub(crate) fn run(
+        self,
+        socket_dir: Option<&Path>,
+        timeout: Duration,
+        output: &Output,
+    ) -> Result<(), Failure> {
+        let admin = || {
+            let admin = socket_dir.map_or_else(AdminClient::find, AdminClient::new)?;
+            Ok::<_, Failure>(admin.request_timeout(timeout))
+        };
         match self {
             Self::Status => status::run(&admin()?, output),
             Self::Quota(verb) => quota::run(verb, &admin()?, output),

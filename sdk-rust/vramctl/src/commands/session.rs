@@ -60,12 +60,20 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
             let state = state_name(ended.state());
             let text = match ended.still_mapped_bytes {
                 0 => format!("{} is {state}", end.session),
-                bytes => format!("{} is {state}, and still maps {}", end.session, size(bytes)),
+                bytes => format!(
+                    "{} is {state}, and still maps {}: process {}: {}",
+                    end.session,
+                    size(bytes),
+                    ended.pid,
+                    ended.silent_reason
+                ),
             };
             let fields = json!({
                 "session_id": end.session.to_string(),
                 "state": state,
                 "still_mapped_bytes": ended.still_mapped_bytes,
+                "pid": ended.pid,
+                "silent_reason": ended.silent_reason,
             });
             output.show(|| text, fields)
         }

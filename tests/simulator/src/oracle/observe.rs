@@ -52,7 +52,7 @@ impl Oracle {
                 self.end_store(result.is_ok());
             }
             Event::PartsUsed(touched) => touched.iter().for_each(|touched| self.observe_use(touched)),
-            Event::Tick => {}
+            Event::ProcessStays { .. } | Event::Tick => {}
         }
     }
 

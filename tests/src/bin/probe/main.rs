@@ -12,8 +12,9 @@ use std::{
     collections::BTreeMap,
     env,
     io::{self, Write as _},
-    os::fd::AsFd as _,
+    os::{fd::AsFd as _, unix::process::CommandExt as _},
     path::PathBuf,
+    process::Command,
 };
 
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -29,8 +30,14 @@ use vramd_tests::{
 };
 use vramd_words::Access;
 
+/// The variable that tells a new image that it was executed at a command, which it answers.
+const EXECUTED: &str = "PROBE_EXECUTED";
+
 fn main() -> Result<()> {
     let mut probe = Probe::new()?;
+    if env::var_os(EXECUTED).is_some() {
+        writeln!(io::stdout(), "{}", json!({}))?;
+    }
     for line in io::stdin().lines() {
         let answer = probe.answer(&line?)?;
         writeln!(io::stdout(), "{answer}")?;
@@ -65,6 +72,15 @@ impl Probe {
         })
     }
 
+    /// Executes this program anew in this process. The new image answers in the old one's place.
+    fn execute_anew(&self, inheriting: bool) -> Result<Value> {
+        if inheriting {
+            let session = self.session.as_ref().context("no session is open")?;
+            rustix::io::fcntl_setfd(session.channel.as_fd(), rustix::io::FdFlags::empty())?;
+        }
+        Err(Command::new(env::current_exe()?).env(EXECUTED, "").exec().into())
+    }
+
     fn answer(&mut self, line: &str) -> Result<Value> {
         let (command, words) = words(line);
         match command {
@@ -74,6 +90,7 @@ impl Probe {
                 let session = self.session.as_ref().context("no session is open")?;
                 return fork::heir(session.channel.as_fd());
             }
+            "exec" => return self.execute_anew(words.first() == Some(&"inheriting")),
             "fork-send" => return self.fork_and_send(number(&words, 0)?),
             "sdk" => return self.sdk.answer(&words),
             "node" => return Ok(self.node()),

@@ -95,6 +95,10 @@ impl Broker {
         }
     }
 
+    pub fn session(&self, id: SessionId) -> Option<SessionView> {
+        self.sessions.get(id).map(|session| self.session_view(id, session))
+    }
+
     /// Up to `limit` sessions, of one tenant or all, by id, and whether there are more.
     pub fn list_sessions(
         &self,

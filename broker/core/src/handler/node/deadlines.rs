@@ -9,7 +9,7 @@ use crate::{
     command::{Command, Notice},
     error::Refusal,
     ops::OpKind,
-    tenancy::{Outcome, SessionEvent, SessionState, SilentReason},
+    tenancy::{OpId, Outcome, SessionEvent, SessionState, SilentReason},
     time::Time,
 };
 
@@ -37,6 +37,9 @@ impl Broker {
         }
         if due(session.kill_at) {
             self.kill_process(id);
+        }
+        if due(self.sessions.get(id).and_then(|session| session.end_deadline)) {
+            self.answer_end_requests(id);
         }
         let Some(session) = self.sessions.get_mut(id) else { return };
         let all_are_due = due(session.revoke_deadline);
@@ -83,24 +86,51 @@ impl Broker {
         }
     }
 
-    /// Ends operators' requests to end a session that does not unmap: its process is killed, or the operator is
+    /// Handles operators' requests to end a session that does not unmap: its process is killed, or the operator is
     /// told.
     pub(crate) fn resolve_end_requests(&mut self, id: SessionId) {
+        for (op, kill) in self.end_requests(id) {
+            if kill {
+                self.kill_for_operator(id);
+            } else {
+                self.answer_end_request(op, id);
+            }
+        }
+    }
+
+    /// Kills the session's process. If the session has not ended by the deadline of a revoke, its operators are told.
+    pub(crate) fn kill_for_operator(&mut self, id: SessionId) {
+        let deadline = self.shell.now.after(self.config.limits.revoke_answer_timeout);
+        let Some(session) = self.sessions.get_mut(id) else { return };
+        let channel = session.channel;
+        session.end_deadline = Some(deadline);
+        self.arm_session(deadline, id);
+        self.push_command(Command::KillProcess { channel });
+    }
+
+    /// Tells every operator who waits for the session's end that it stays.
+    pub(crate) fn answer_end_requests(&mut self, id: SessionId) {
+        if let Some(session) = self.sessions.get_mut(id) {
+            session.end_deadline = None;
+        }
+        for (op, _) in self.end_requests(id) {
+            self.answer_end_request(op, id);
+        }
+    }
+
+    fn answer_end_request(&mut self, op: OpId, id: SessionId) {
+        let Some(session) = self.sessions.get(id) else { return };
+        let still_mapped = session.mapped;
+        self.finish(op, Ok(Outcome::SessionEnded { gone: false, still_mapped }));
+    }
+
+    /// Lists operators' requests to end the session, and whether each wants its process killed.
+    fn end_requests(&self, id: SessionId) -> Vec<(OpId, bool)> {
         let of_session = |kind: &OpKind| match kind {
             OpKind::EndSession { session, kill } if *session == id => Some(*kill),
             _ => None,
         };
         let ops = self.requests.ops.of_session(id);
-        let ends = ops.into_iter().filter_map(|op| Some((op, of_session(&self.requests.ops.get(op)?.kind)?)));
-        for (op, kill) in ends.collect::<Vec<_>>() {
-            let Some(session) = self.sessions.get(id) else { return };
-            if kill {
-                let channel = session.channel;
-                self.push_command(Command::KillProcess { channel });
-            } else {
-                let still_mapped = session.mapped;
-                self.finish(op, Ok(Outcome::SessionEnded { gone: false, still_mapped }));
-            }
-        }
+        ops.into_iter().filter_map(|op| Some((op, of_session(&self.requests.ops.get(op)?.kind)?))).collect()
     }
 }

@@ -11,7 +11,7 @@ use crate::{
     follow_up::Fact,
     handler::shared::notice::Answered,
     residency::{AllocationState, MapEvent, MapStep},
-    tenancy::SessionEvent,
+    tenancy::{SessionEvent, SilentReason},
 };
 
 impl Broker {
@@ -117,7 +117,7 @@ impl Broker {
         planted!(self, AnsweredButFreed => owes = owes && session.revoking == 0);
         planted!(self, AnsweredButEvicted => owes = session.revoking > 0);
         planted!(self, AnswerIgnored => return);
-        if session.silent_reason == Some(crate::tenancy::SilentReason::Overdue) && !owes {
+        if session.silent_reason.as_ref().is_some_and(SilentReason::ends_with_answer) && !owes {
             let tenant = self.tenants.shared(session.tenant);
             self.advance_session(id, SessionEvent::Answered, None);
             self.push_notice(Notice::SessionAnswered { session: id, tenant });

@@ -6,7 +6,7 @@ use crate::{
     broker::Broker,
     command::{Caller, Command, DaemonFrame, Notice},
     error::Refusal,
-    event::{ChannelId, Hello, Lifetime},
+    event::{ChannelId, Hello, Lifetime, ProcessStays},
     invariants,
     observed::Transition,
     ops::{Op, OpKind, Requester},
@@ -80,6 +80,7 @@ impl Broker {
             revoking: 0,
             revoke_deadline: None,
             kill_at: None,
+            end_deadline: None,
             alarm: None,
             ending: false,
             requests: RequestLog::default(),
@@ -127,9 +128,10 @@ impl Broker {
 
     pub(crate) fn on_channel_ended(&mut self, channel: ChannelId) {
         if let Some(id) = self.sessions.on_channel(channel)
-            && self.sessions.get(id).is_some_and(|session| session.channel_open)
+            && let Some(session) = self.sessions.get(id).filter(|session| session.channel_open)
         {
-            self.end_channel(id, SilentReason::ChannelEnded);
+            let known = session.silent_reason.clone().filter(|reason| *reason == SilentReason::SocketKept);
+            self.end_channel(id, known.unwrap_or(SilentReason::ChannelEnded));
         }
     }
 
@@ -138,6 +140,18 @@ impl Broker {
             Some(id) => self.remove_session(id, SessionEvent::ProcessEnded),
             None => self.push_command(Command::ForgetProcess { channel }),
         }
+    }
+
+    /// The session is silent with this reason, and operators who wait for its end are told.
+    pub(crate) fn on_process_stays(&mut self, channel: ChannelId, why: ProcessStays) {
+        let Some(id) = self.sessions.on_channel(channel) else { return };
+        let reason = match why {
+            ProcessStays::NotKilled { problem } => SilentReason::NotKilled(problem),
+            ProcessStays::SocketKept => SilentReason::SocketKept,
+        };
+        self.advance_session(id, SessionEvent::Overdue, Some(reason));
+        self.note_revocations_of(id);
+        self.answer_end_requests(id);
     }
 
     pub(crate) fn on_malformed(&mut self, channel: ChannelId, problem: String) {

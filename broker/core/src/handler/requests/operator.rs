@@ -76,7 +76,7 @@ impl Broker {
     fn end_session(&mut self, id: SessionId, kill: bool) -> Start {
         let session = self.sessions.get_mut(id).ok_or(Refusal::SessionNotFound { session: id })?;
         session.ending = true;
-        let (channel, open) = (session.channel, session.channel_open);
+        let open = session.channel_open;
         let is_silent = session.state == SessionState::Silent;
         let maps: Vec<_> = session.maps.keys().copied().collect();
         if open {
@@ -94,7 +94,7 @@ impl Broker {
         }
         // The session was asked before and did not answer: nothing is left to wait for.
         if kill && is_silent {
-            self.push_command(Command::KillProcess { channel });
+            self.kill_for_operator(id);
         }
         Ok(Started::Waiting(OpKind::EndSession { session: id, kill }))
     }
