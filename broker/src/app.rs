@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeSet,
-    os::unix::net::UnixListener,
     path::{Path, PathBuf, absolute},
     sync::Arc,
     thread,
@@ -28,6 +27,7 @@ use crate::{
         tenant_rules::Rules,
     },
     reactor::{Clock, Copies, Executor, Files, Inbox, InboxLimits, Queue, QuotaWriter, Reactor, inbox},
+    socket_keeper::{Listening, SocketKeeper},
     state::State,
     telemetry::{DaemonFacts, TelemetrySetup},
 };
@@ -58,8 +58,8 @@ pub fn configuration(named: Option<&Path>) -> Result<Config, Failure> {
 #[derive(Debug)]
 pub struct App {
     config: Config,
-    sockets: Arc<Sockets>,
-    listeners: Listeners,
+    sockets: Arc<SocketKeeper>,
+    listening: Listening,
     state: Arc<State>,
     stored: StoredQuotas,
     boot_epoch: u64,
@@ -73,13 +73,6 @@ pub struct App {
     telemetry: TelemetrySetup,
 }
 
-#[derive(Debug)]
-struct Listeners {
-    memory: UnixListener,
-    admin: UnixListener,
-    channel: std::os::fd::OwnedFd,
-}
-
 impl App {
     /// Takes sockets, state and driver, in this order: a daemon that may not have the sockets changes nothing.
     pub fn prepare(config: Config, mut telemetry: TelemetrySetup) -> Result<Self, Failure> {
@@ -91,7 +84,6 @@ impl App {
             environment.state_dir(config.daemon.state_dir.as_deref()).ok_or(Failure::NoStateDir)?;
         let state_dir = absolute_dir(state_dir)?;
         let (sockets, bound) = Sockets::bind(&socket_dir, config.daemon.admin_group.as_deref())?;
-        let listeners = Listeners { memory: bound.memory, admin: bound.admin, channel: bound.channel };
         telemetry.listen()?;
         let state = State::open(&state_dir)?;
         let stored = state.quotas()?;
@@ -133,10 +125,12 @@ impl App {
             version = env!("CARGO_PKG_VERSION"),
             "vramd starts"
         );
+        let (sockets, listening) = SocketKeeper::start(sockets, bound)
+            .map_err(|source| Failure::Io { action: "start a thread", source })?;
         Ok(Self {
             config,
             sockets: Arc::new(sockets),
-            listeners,
+            listening,
             state: Arc::new(state),
             stored,
             boot_epoch,
@@ -192,6 +186,7 @@ impl App {
                 boot_epoch: self.boot_epoch,
                 devices: &uuids,
                 links: &self.driver,
+                unreachable: self.listening.unreachable,
             },
         )?;
         let broker = Broker::new(core_config, self.stored, self.clock.now());
@@ -224,7 +219,7 @@ impl App {
         tracing::info!("serving");
 
         let calls = grpc::serve(
-            grpc::Listeners { memory: self.listeners.memory, admin: self.listeners.admin },
+            grpc::Listeners { memory: self.listening.memory, admin: self.listening.admin },
             self.inbox.clone(),
             events.clone(),
             grpc::GrpcOptions {
@@ -250,7 +245,7 @@ impl App {
             stop_requested(stop.clone()),
         );
         let sessions = channel::serve(
-            self.listeners.channel,
+            self.listening.channel,
             channels,
             self.inbox.clone(),
             channel::ChannelOptions {

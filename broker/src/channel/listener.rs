@@ -13,6 +13,7 @@ use super::{
 use crate::{
     platform::{readiness, tenant_rules::Rules},
     reactor::Inbox,
+    socket_keeper::Listener,
     telemetry::Telemetry,
 };
 
@@ -38,13 +39,14 @@ pub struct ChannelOptions {
 
 /// Serves `channel.sock` until `stop` is done, and then ends every channel.
 pub async fn serve(
-    listener: OwnedFd,
+    listener: Listener,
     channels: Arc<Channels>,
     inbox: Inbox,
     options: ChannelOptions,
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let listener = readiness::of_socket(listener)?;
+    let Listener { socket, mut replacements } = listener;
+    let mut listener = readiness::of_socket(socket)?;
     let ChannelOptions { rules, hello_timeout, greeting_max, greeting_per_uid_max, word_slots, telemetry } =
         options;
     let gate = Gate::new(Bounds { all: greeting_max, per_uid: greeting_per_uid_max });
@@ -66,6 +68,10 @@ pub async fn serve(
                     tracing::warn!(%error, "no connection can be accepted at present");
                     tokio::time::sleep(EXHAUSTED_PAUSE).await;
                 }
+            },
+            Some(socket) = replacements.recv() => match readiness::of_socket(socket) {
+                Ok(replacement) => listener = replacement,
+                Err(error) => tracing::error!(%error, "a socket that was bound again cannot be listened on"),
             },
             Some(_ended) = connections.join_next() => {}
             () = &mut stop => break,

@@ -89,7 +89,7 @@ impl Daemon {
         let (stop, mut stopped) = watch::channel(false);
         let stopped = async move { drop(stopped.wait_for(|stop| *stop).await) };
         let served =
-            tokio::spawn(serve(bound.channel, Arc::clone(&channels), inbox, options, stopped));
+            tokio::spawn(serve(bound.channel.into(), Arc::clone(&channels), inbox, options, stopped));
         Self { dir, _sockets: sockets, channels, events, stop, served }
     }
 

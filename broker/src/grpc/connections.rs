@@ -8,7 +8,10 @@
 use std::{
     collections::{BTreeSet, HashMap},
     io,
-    os::fd::AsFd,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixListener as StdUnixListener,
+    },
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
@@ -23,7 +26,7 @@ use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
 use super::caller::Origin;
-use crate::platform::descriptors::Descriptors;
+use crate::{platform::descriptors::Descriptors, socket_keeper::Replacements};
 
 /// Pause after a failed accept, until some connection closes a descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -37,9 +40,17 @@ pub(super) struct Admission {
     pub(super) always: BTreeSet<u32>,
 }
 
+/// Registers a listening, non-blocking socket.
+pub(super) fn listening(socket: OwnedFd) -> io::Result<UnixListener> {
+    let listener = StdUnixListener::from(socket);
+    listener.set_nonblocking(true)?;
+    UnixListener::from_std(listener)
+}
+
 /// Streams the admitted connections of one socket.
 pub(super) fn incoming(
-    listener: UnixListener,
+    mut listener: UnixListener,
+    mut replacements: Replacements,
     door: Admission,
 ) -> impl Stream<Item = io::Result<Connection>> {
     let counts = Counts::default();
@@ -50,6 +61,13 @@ pub(super) fn incoming(
             let Ok(place) = sender.reserve().await else { return };
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
+                Some(socket) = replacements.recv() => {
+                    match listening(socket) {
+                        Ok(replacement) => listener = replacement,
+                        Err(error) => tracing::error!(%error, "a socket that was bound again cannot be listened on"),
+                    }
+                    continue;
+                }
                 () = sender.closed() => return,
             };
             match accepted {

@@ -1,11 +1,9 @@
 //! Serves both sockets until the daemon stops.
 
-use std::{
-    collections::BTreeSet, io, os::unix::net::UnixListener as StdUnixListener, sync::Arc, time::Duration,
-};
+use std::{collections::BTreeSet, io, sync::Arc, time::Duration};
 
 use thiserror::Error;
-use tokio::{net::UnixListener, sync::watch};
+use tokio::sync::watch;
 use tonic::{server::NamedService, service::Routes, transport::Server};
 use tonic_health::{
     ServingStatus,
@@ -18,14 +16,16 @@ use vramd_proto::v1::{admin_service_server::AdminServiceServer, memory_service_s
 
 use super::{
     admin::{Admin, NodeFacts},
-    connections::{Admission, incoming},
+    connections::{Admission, incoming, listening},
     deadline::DeadlineLayer,
     file_loading::Loading,
     memory::Memory,
     observe::ObserveLayer,
     open_calls::OpenCalls,
 };
-use crate::{channel::Channels, events::Events, moves::Moves, reactor::Inbox, telemetry::Telemetry};
+use crate::{
+    channel::Channels, events::Events, moves::Moves, reactor::Inbox, socket_keeper::Listener, telemetry::Telemetry,
+};
 
 const MEMORY_SERVICE: &str = MemoryServiceServer::<Memory>::NAME;
 const ADMIN_SERVICE: &str = AdminServiceServer::<Admin>::NAME;
@@ -41,9 +41,9 @@ const HEADERS_BYTES_MAX: u32 = 16 << 10;
 #[derive(Debug)]
 pub struct Listeners {
     /// `vramd.sock`.
-    pub memory: StdUnixListener,
+    pub memory: Listener,
     /// `admin.sock`.
-    pub admin: StdUnixListener,
+    pub admin: Listener,
 }
 
 #[derive(Clone, Debug)]
@@ -124,7 +124,7 @@ pub async fn serve(
 }
 
 async fn socket(
-    listener: StdUnixListener,
+    listener: Listener,
     routes: Routes,
     inbox: &Inbox,
     options: &GrpcOptions,
@@ -132,9 +132,9 @@ async fn socket(
     calls: &OpenCalls,
     mut stopped: watch::Receiver<bool>,
 ) -> Result<(), ServeError> {
-    listener.set_nonblocking(true)?;
+    let Listener { socket, replacements } = listener;
     let door = Admission { per_uid_max: options.connections_per_uid_max, always };
-    let connections = incoming(UnixListener::from_std(listener)?, door);
+    let connections = incoming(listening(socket)?, replacements, door);
     let stop = async move {
         // An error means that the sender is gone, and the server with it.
         let _ = stopped.wait_for(|stopped| *stopped).await;

@@ -3,7 +3,10 @@
 use std::{
     collections::BTreeSet,
     mem::MaybeUninit,
-    os::unix::net::{UnixListener, UnixStream},
+    os::{
+        fd::OwnedFd,
+        unix::net::{UnixListener, UnixStream},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -45,7 +48,8 @@ fn served(operators: &[u32]) -> Served {
 fn served_with_grace(operators: &[u32], stop_grace: Duration) -> Served {
     let folder = tempfile::tempdir().unwrap();
     let bind = |name| UnixListener::bind(folder.path().join(name)).unwrap();
-    let listeners = Listeners { memory: bind("vramd.sock"), admin: bind("admin.sock") };
+    let listener = |name| OwnedFd::from(bind(name)).into();
+    let listeners = Listeners { memory: listener("vramd.sock"), admin: listener("admin.sock") };
     let (inbox, queue) = inbox(InboxLimits { client_requests_max: 3, ..InboxLimits::default() });
     let options = GrpcOptions {
         operators: operators.iter().copied().collect::<BTreeSet<_>>(),

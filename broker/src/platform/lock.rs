@@ -3,7 +3,7 @@
 use std::{io, os::fd::OwnedFd, path::Path};
 
 use rustix::{
-    fs::{FlockOperation, Mode, OFlags, flock, open},
+    fs::{FlockOperation, Mode, OFlags, flock, fstat, lstat, open},
     io::Errno,
 };
 
@@ -12,7 +12,7 @@ const NAME: &str = "vramd.lock";
 
 /// The lock of a directory. Dropping it lets another daemon take the directory.
 #[derive(Debug)]
-pub struct DirLock(#[allow(dead_code, reason = "held for its lock")] OwnedFd);
+pub struct DirLock(OwnedFd);
 
 impl DirLock {
     /// Takes the directory; `None` if a live daemon has it.
@@ -23,6 +23,30 @@ impl DirLock {
             Ok(()) => Ok(Some(Self(file))),
             Err(Errno::WOULDBLOCK) => Ok(None),
             Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether a live daemon has the directory. Makes no file.
+    pub fn is_taken(dir: &Path) -> io::Result<bool> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = match open(dir.join(NAME), flags, Mode::empty()) {
+            Ok(file) => file,
+            Err(Errno::NOENT) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        };
+        match flock(&file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => Ok(false),
+            Err(Errno::WOULDBLOCK) => Ok(true),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether the locked file is still the one in the directory.
+    pub fn stands(&self, dir: &Path) -> bool {
+        let id = |stat: rustix::fs::Stat| (stat.st_dev, stat.st_ino);
+        match (fstat(&self.0), lstat(dir.join(NAME))) {
+            (Ok(locked), Ok(found)) => id(locked) == id(found),
+            _ => false,
         }
     }
 }
@@ -37,6 +61,11 @@ mod tests {
         let first = DirLock::take(dir.path()).unwrap();
         assert!(first.is_some());
         assert!(DirLock::take(dir.path()).unwrap().is_none());
+        let first = first.unwrap();
+        assert!(first.stands(dir.path()));
+        std::fs::rename(dir.path().join(NAME), dir.path().join("moved")).unwrap();
+        assert!(!first.stands(dir.path()));
+        std::fs::rename(dir.path().join("moved"), dir.path().join(NAME)).unwrap();
         drop(first);
         assert!(DirLock::take(dir.path()).unwrap().is_some());
     }

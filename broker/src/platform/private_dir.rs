@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::fs::{Access, access};
 use thiserror::Error;
 
 /// Why a directory is not private.
@@ -36,14 +37,32 @@ pub fn take(dir: &Path, mode: u32) -> Result<(), PrivateDirError> {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
         Err(error) => return Err(failed("make", dir)(error)),
     }
+    check(dir).map(drop)
+}
+
+/// Checks a directory as [`take`] would, and makes none. Returns whether it exists; if it does not, it could be made.
+pub fn check(dir: &Path) -> Result<bool, PrivateDirError> {
+    let failed = |action, path: &Path| {
+        let path = path.to_owned();
+        move |source| PrivateDirError::Io { action, path, source }
+    };
     // A link is refused: in /tmp another user could have made it, and could point it elsewhere later.
-    let found = fs::symlink_metadata(dir).map_err(failed("look at", dir))?;
+    let found = match fs::symlink_metadata(dir) {
+        Ok(found) => found,
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let parent = dir.ancestors().skip(1).find(|parent| parent.exists()).unwrap_or(Path::new("/"));
+            access(parent, Access::WRITE_OK | Access::EXEC_OK)
+                .map_err(|error| failed("make", dir)(error.into()))?;
+            return Ok(false);
+        }
+        Err(error) => return Err(failed("look at", dir)(error)),
+    };
     let ours = found.uid() == rustix::process::geteuid().as_raw() || found.uid() == 0;
-    if found.is_dir() && ours && found.mode() & 0o022 == 0 {
-        Ok(())
-    } else {
-        Err(PrivateDirError::NotPrivate(dir.to_owned()))
+    if !found.is_dir() || !ours || found.mode() & 0o022 != 0 {
+        return Err(PrivateDirError::NotPrivate(dir.to_owned()));
     }
+    access(dir, Access::WRITE_OK | Access::EXEC_OK).map_err(|error| failed("write to", dir)(error.into()))?;
+    Ok(true)
 }
 
 #[cfg(test)]

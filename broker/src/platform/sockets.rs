@@ -7,10 +7,11 @@ use std::{
     io::{self, ErrorKind},
     os::{
         fd::OwnedFd,
-        unix::fs::{FileTypeExt, PermissionsExt, chown},
+        unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown},
         unix::net::UnixListener,
     },
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use rustix::{
@@ -28,12 +29,32 @@ use super::{
 /// Connections that the kernel queues for the daemon to accept.
 const BACKLOG: i32 = 1024;
 
-/// The sockets of a directory. Dropping this removes them.
+/// The sockets of a directory. Dropping this removes those that are still the ones that it bound.
 #[derive(Debug)]
 pub struct Sockets {
-    /// The paths that this daemon has bound, and may remove.
-    paths: Vec<PathBuf>,
-    _lock: DirLock,
+    dir: PathBuf,
+    admin_group: Option<u32>,
+    bound: Vec<(Socket, FileId)>,
+    lock: DirLock,
+}
+
+/// One of the three sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Socket {
+    /// gRPC for clients.
+    Memory,
+    /// gRPC for operators.
+    Admin,
+    /// SOCK_SEQPACKET, with SO_PASSCRED.
+    Channel,
+}
+
+/// A file that no other file ever was, on file systems that keep the time of its birth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FileId {
+    device: u64,
+    inode: u64,
+    born: Option<SystemTime>,
 }
 
 /// The listening, non-blocking sockets.
@@ -62,6 +83,19 @@ pub enum SocketsError {
     Io { action: &'static str, path: PathBuf, source: io::Error },
 }
 
+impl Socket {
+    /// In the order in which they are bound.
+    pub const ALL: [Self; 3] = [Self::Memory, Self::Channel, Self::Admin];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Memory => Sockets::MEMORY,
+            Self::Admin => Sockets::ADMIN,
+            Self::Channel => Sockets::CHANNEL,
+        }
+    }
+}
+
 impl Sockets {
     pub const MEMORY: &str = "vramd.sock";
     pub const ADMIN: &str = "admin.sock";
@@ -70,41 +104,105 @@ impl Sockets {
     /// Makes the directory if it is missing, takes over stale sockets, binds and listens.
     pub fn bind(dir: &Path, admin_group: Option<&str>) -> Result<(Self, Bound), SocketsError> {
         private_dir::take(dir, 0o755)?;
-        let lock = DirLock::take(dir).map_err(io_error("lock", dir))?;
-        let lock = lock.ok_or_else(|| SocketsError::InUse(dir.to_owned()))?;
+        let lock = take_lock(dir)?;
         let group =
             admin_group.map(|name| group_id(name).ok_or_else(|| SocketsError::NoGroup(name.to_owned())));
-        let group = group.transpose()?;
-        let mut sockets = Self { paths: Vec::new(), _lock: lock };
-        let mut bind = |name, kind| {
-            let path = dir.join(name);
-            let socket = bind_one(&path, kind)?;
-            sockets.paths.push(path);
-            Ok::<_, SocketsError>(socket)
-        };
-        let memory = bind(Self::MEMORY, SocketType::STREAM)?;
-        let channel = bind(Self::CHANNEL, SocketType::SEQPACKET)?;
-        let admin = bind(Self::ADMIN, SocketType::STREAM)?;
-        rustix::net::sockopt::set_socket_passcred(&channel, true)
-            .map_err(|error| io_error("configure", dir)(error.into()))?;
-        if let Some(group) = group {
-            let path = dir.join(Self::ADMIN);
-            chown(&path, None, Some(group)).map_err(io_error("give to its group", &path))?;
-            open_to(&path, 0o660)?;
-        }
-        open_to(&dir.join(Self::MEMORY), 0o666)?;
-        open_to(&dir.join(Self::CHANNEL), 0o666)?;
+        let mut sockets =
+            Self { dir: dir.to_owned(), admin_group: group.transpose()?, bound: Vec::new(), lock };
+        let memory = sockets.bind_one(Socket::Memory)?;
+        let channel = sockets.bind_one(Socket::Channel)?;
+        let admin = sockets.bind_one(Socket::Admin)?;
         Ok((sockets, Bound { memory: memory.into(), admin: admin.into(), channel }))
+    }
+
+    /// Checks what [`Self::bind`] needs, and makes nothing. Returns whether a live daemon has the sockets.
+    pub fn check(dir: &Path, admin_group: Option<&str>) -> Result<bool, SocketsError> {
+        if let Some(name) = admin_group
+            && group_id(name).is_none()
+        {
+            return Err(SocketsError::NoGroup(name.to_owned()));
+        }
+        for socket in Socket::ALL {
+            let path = dir.join(socket.name());
+            SocketAddrUnix::new(&path).map_err(|error| io_error("name", &path)(error.into()))?;
+            if fs::symlink_metadata(&path).is_ok_and(|found| !found.file_type().is_socket()) {
+                return Err(SocketsError::InTheWay(path));
+            }
+        }
+        Ok(private_dir::check(dir)? && DirLock::is_taken(dir).map_err(io_error("lock", dir))?)
+    }
+
+    /// Lists the sockets whose files are no longer the ones that this daemon bound.
+    pub fn lost(&self) -> Vec<Socket> {
+        let stands = |socket: &Socket| {
+            let found = FileId::of(&self.path(*socket));
+            self.bound.iter().any(|(bound, id)| bound == socket && found == Some(*id))
+        };
+        Socket::ALL.into_iter().filter(|socket| !stands(socket)).collect()
+    }
+
+    /// Binds lost sockets anew, unless another daemon has taken the directory, and hands on each new listening socket.
+    pub fn restore(&mut self, mut serve: impl FnMut(Socket, OwnedFd)) -> Result<(), SocketsError> {
+        private_dir::take(&self.dir, 0o755)?;
+        // Without the file of its lock the directory is open to another daemon.
+        if !self.lock.stands(&self.dir) {
+            self.lock = take_lock(&self.dir)?;
+        }
+        for socket in self.lost() {
+            serve(socket, self.bind_one(socket)?);
+        }
+        Ok(())
+    }
+
+    /// Binds one socket with its final mode.
+    fn bind_one(&mut self, socket: Socket) -> Result<OwnedFd, SocketsError> {
+        let path = self.path(socket);
+        let kind = if socket == Socket::Channel { SocketType::SEQPACKET } else { SocketType::STREAM };
+        let fd = bind_one(&path, kind)?;
+        self.bound.retain(|(bound, _)| *bound != socket);
+        self.bound.extend(FileId::of(&path).map(|id| (socket, id)));
+        match (socket, self.admin_group) {
+            (Socket::Admin, None) => {}
+            (Socket::Admin, Some(group)) => {
+                chown(&path, None, Some(group)).map_err(io_error("give to its group", &path))?;
+                open_to(&path, 0o660)?;
+            }
+            (Socket::Memory | Socket::Channel, _) => open_to(&path, 0o666)?,
+        }
+        if socket == Socket::Channel {
+            rustix::net::sockopt::set_socket_passcred(&fd, true)
+                .map_err(|error| io_error("configure", &path)(error.into()))?;
+        }
+        Ok(fd)
+    }
+
+    fn path(&self, socket: Socket) -> PathBuf {
+        self.dir.join(socket.name())
     }
 }
 
 impl Drop for Sockets {
     fn drop(&mut self) {
-        for path in &self.paths {
-            // A socket that stays would be taken over as stale.
-            let _ = fs::remove_file(path);
+        for (socket, id) in &self.bound {
+            let path = self.path(*socket);
+            // Another daemon may have taken the directory. A socket that stays would be taken over as stale.
+            if FileId::of(&path) == Some(*id) {
+                let _ = fs::remove_file(path);
+            }
         }
     }
+}
+
+impl FileId {
+    /// Returns the file at that path, without following a link. `None` if there is none.
+    fn of(path: &Path) -> Option<Self> {
+        let found = fs::symlink_metadata(path).ok()?;
+        Some(Self { device: found.dev(), inode: found.ino(), born: found.created().ok() })
+    }
+}
+
+fn take_lock(dir: &Path) -> Result<DirLock, SocketsError> {
+    DirLock::take(dir).map_err(io_error("lock", dir))?.ok_or_else(|| SocketsError::InUse(dir.to_owned()))
 }
 
 fn io_error<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> SocketsError + 'a {
@@ -153,7 +251,7 @@ fn group_id(name: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::{fs::MetadataExt, net::UnixStream};
+    use std::os::unix::net::UnixStream;
 
     use super::*;
 
@@ -213,6 +311,41 @@ mod tests {
         fs::remove_file(dir.join("vramd.lock")).unwrap();
         assert!(dir.join("vramd.sock").exists());
         let _second = Sockets::bind(&dir, None).unwrap();
+        UnixStream::connect(dir.join("vramd.sock")).unwrap();
+    }
+
+    #[test]
+    fn lost_sockets_are_bound_again_with_their_modes() {
+        let (outer, dir) = private();
+        let (mut sockets, _bound) = Sockets::bind(&dir, None).unwrap();
+        assert_eq!(sockets.lost(), []);
+        fs::set_permissions(dir.join("admin.sock"), fs::Permissions::from_mode(0o640)).unwrap();
+        assert_eq!(sockets.lost(), [], "another mode is no other file");
+        fs::remove_file(dir.join("admin.sock")).unwrap();
+        assert_eq!(sockets.lost(), [Socket::Admin]);
+        let mut restored = Vec::new();
+        let mut restore = |sockets: &mut Sockets| {
+            restored.clear();
+            sockets.restore(|socket, _| restored.push(socket)).unwrap();
+            restored.len()
+        };
+        assert_eq!(restore(&mut sockets), 1);
+        assert_eq!(mode(&dir.join("admin.sock")), 0o600);
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(restore(&mut sockets), 3);
+        assert_eq!(mode(&dir.join("channel.sock")), 0o666);
+        assert!(DirLock::take(&dir).unwrap().is_none(), "the directory is locked again");
+        drop(outer);
+    }
+
+    #[test]
+    fn sockets_of_another_daemon_are_never_touched() {
+        let (_outer, dir) = private();
+        let (mut first, _bound) = Sockets::bind(&dir, None).unwrap();
+        fs::remove_dir_all(&dir).unwrap();
+        let (_second, _listening) = Sockets::bind(&dir, None).unwrap();
+        assert!(matches!(first.restore(|_, _| {}), Err(SocketsError::InUse(_))));
+        drop(first);
         UnixStream::connect(dir.join("vramd.sock")).unwrap();
     }
 

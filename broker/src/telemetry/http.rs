@@ -26,7 +26,7 @@ use tokio::{
 };
 
 use super::{Shared, export_queue::stopped, figures::Snapshot};
-use crate::reactor::Inbox;
+use crate::{reactor::Inbox, socket_keeper::Unreachable};
 
 /// Maximum connections at once. For a further one the oldest is closed.
 const CONNECTIONS_MAX: usize = 64;
@@ -47,6 +47,7 @@ pub(super) struct HttpState {
     pub(super) inbox: Inbox,
     pub(super) stop: watch::Receiver<bool>,
     pub(super) scrapes: Scrapes,
+    pub(super) unreachable: Unreachable,
 }
 
 /// Places of scrapes.
@@ -134,6 +135,9 @@ async fn alive(State(state): State<HttpState>) -> Response {
 async fn ready(State(state): State<HttpState>) -> Response {
     if *state.stop.borrow() {
         return unavailable("the daemon is stopping");
+    }
+    if let Some(why) = &*state.unreachable.borrow() {
+        return unavailable(why);
     }
     match state.read(|broker| (broker.is_surveyed(), broker.node().draining)).await {
         Some((true, false)) => "ok\n".into_response(),

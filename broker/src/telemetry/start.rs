@@ -40,6 +40,7 @@ use crate::{
     config::{self, Signal},
     exit::Failure,
     reactor::{Clock, Inbox},
+    socket_keeper::Unreachable,
 };
 
 /// How long the stop of the daemon may wait for unsent items.
@@ -64,6 +65,7 @@ pub struct DaemonFacts<'a> {
     /// UUIDs.
     pub devices: &'a [String],
     pub links: &'a Arc<dyn Driver>,
+    pub unreachable: Unreachable,
 }
 
 impl TelemetrySetup {
@@ -158,7 +160,13 @@ impl TelemetrySetup {
                 exporters,
                 spans,
                 logs: logs.map(|(_, waiting)| waiting),
-                state: HttpState { shared, inbox, stop: stopped, scrapes: Scrapes::default() },
+                state: HttpState {
+                    shared,
+                    inbox,
+                    stop: stopped,
+                    scrapes: Scrapes::default(),
+                    unreachable: facts.unreachable,
+                },
                 interval: config.export_interval,
             }
         };

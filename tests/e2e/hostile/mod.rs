@@ -2,5 +2,6 @@
 
 mod files;
 mod interrupts;
+mod lost_sockets;
 mod process_ends;
 mod unread_log;

@@ -12,12 +12,12 @@ use std::net::SocketAddr;
 use vramd_tests::{Config, Daemon, http, wait::eventually};
 
 /// Serves metrics on a port that the system chooses.
-fn measured() -> Config {
+pub(crate) fn measured() -> Config {
     Config::default().telemetry("prometheus_listen = \"127.0.0.1:0\"")
 }
 
 /// The address of the daemon's metrics, by its log.
-fn address(daemon: &Daemon) -> SocketAddr {
+pub(crate) fn address(daemon: &Daemon) -> SocketAddr {
     eventually("the daemon says where its metrics are", || {
         let log = daemon.log();
         let line = log.lines().rfind(|line| line.contains("metrics served"))?;
