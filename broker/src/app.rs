@@ -74,8 +74,13 @@ pub struct App {
 }
 
 impl App {
-    /// Takes sockets, state and driver, in this order: a daemon that may not have the sockets changes nothing.
-    pub fn prepare(config: Config, mut telemetry: TelemetrySetup) -> Result<Self, Failure> {
+    /// Takes sockets, state and driver, in this order: a daemon that may not have the sockets changes nothing. With
+    /// `reset_state` damaged state does not prevent the start.
+    pub fn prepare(
+        config: Config,
+        mut telemetry: TelemetrySetup,
+        reset_state: bool,
+    ) -> Result<Self, Failure> {
         descriptors::raise_limit();
         let clock = Clock::start();
         let environment = Environment::of_process();
@@ -86,7 +91,7 @@ impl App {
         let (sockets, bound) = Sockets::bind(&socket_dir, config.daemon.admin_group.as_deref())?;
         telemetry.listen()?;
         let state = State::open(&state_dir)?;
-        let stored = state.quotas()?;
+        let stored = state.quotas(reset_state)?;
         let (inbox, queue) = inbox(InboxLimits {
             client_requests_max: config.limits.pending_requests_max,
             operator_requests_max: OPERATOR_REQUESTS_MAX,
@@ -96,7 +101,7 @@ impl App {
         let driver_choice::Chosen { driver, reason, revocations, host_use } =
             driver_choice::open(&config, &socket_dir, sink)?;
         config::check_host(&config.memory, driver.devices().len(), Host::of_process(host_use))?;
-        let boot_epoch = state.next_boot_epoch()?;
+        let boot_epoch = state.next_boot_epoch(reset_state)?;
         tracing::info!(driver = driver.name(), reason, "driver chosen");
         for device in driver.devices() {
             tracing::info!(

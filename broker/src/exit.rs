@@ -28,6 +28,8 @@ pub enum Exit {
     Driver = 6,
     /// The driver could not go on. Clients keep their mappings, and a new start may succeed.
     DriverLost = 7,
+    /// The state on disk is damaged. A start with `--reset-state` may succeed.
+    StateDamaged = 8,
 }
 
 /// Why the daemon did not start, or ended.
@@ -86,8 +88,9 @@ impl Failure {
             Self::Device(_) => Exit::NoDevice,
             Self::Cuda(_) | Self::Driver(_) => Exit::Driver,
             Self::DriverLost(_) => Exit::DriverLost,
+            Self::State(StateError::Damaged { .. }) => Exit::StateDamaged,
             Self::Sockets(SocketsError::InTheWay(_) | SocketsError::Io { .. } | SocketsError::Dir(_))
-            | Self::State(StateError::Io { .. } | StateError::Damaged { .. } | StateError::Dir(_))
+            | Self::State(StateError::Io { .. } | StateError::Dir(_))
             | Self::Io { .. }
             | Self::Serve(_)
             | Self::ReactorEnded => Exit::Runtime,

@@ -95,7 +95,7 @@ fn run(args: &Args, lines: &mut Option<Lines>) -> Result<(), Failure> {
     let stop = runtime
         .block_on(async { stop_on_signals() })
         .map_err(|source| Failure::Io { action: "handle signals", source })?;
-    let app = App::prepare(config, telemetry)?;
+    let app = App::prepare(config, telemetry, args.reset_state)?;
     let ended = runtime.block_on(app.run(stop));
     runtime.shutdown_timeout(BLOCKING_END_TIMEOUT);
     ended

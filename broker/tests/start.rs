@@ -157,7 +157,7 @@ fn damaged_state_is_not_guessed_at() {
     fs::create_dir(place.path("state")).unwrap();
     fs::write(place.path("state/quotas.json"), "{").unwrap();
     let (status, said) = place.refused("");
-    assert_eq!(status, 1, "{said}");
+    assert_eq!(status, 8, "{said}");
     assert!(said.contains("quotas.json is damaged"), "{said}");
 }
 

@@ -33,8 +33,8 @@ pub enum StateError {
     #[error("cannot use {path}: {source}")]
     Io { path: PathBuf, source: io::Error },
     /// The daemon never guesses a damaged value: ids could repeat, or limits be forgotten.
-    #[error("{path} is damaged: {problem}. Repair it, or remove it")]
-    Damaged { path: PathBuf, problem: String },
+    #[error("{path} is damaged: {problem}. {remedy}")]
+    Damaged { path: PathBuf, problem: String, remedy: String },
 }
 
 impl State {
@@ -43,17 +43,46 @@ impl State {
         let failed = |source| StateError::Io { path: dir.to_owned(), source };
         private_dir::take(dir, 0o700)?;
         let lock = DirLock::take(dir).map_err(failed)?.ok_or_else(|| StateError::InUse(dir.to_owned()))?;
+        for name in [boot_epoch::NAME, quotas::NAME] {
+            atomic_file::remove_leftovers(dir, name);
+        }
         Ok(Self { dir: dir.to_owned(), _lock: lock })
     }
 
-    /// Counts this start. The count is on disk before it is returned.
-    pub fn next_boot_epoch(&self) -> Result<u64, StateError> {
-        boot_epoch::next(&self.dir)
+    /// Reads the state as a start would, and changes nothing. Returns whether a live daemon has the directory.
+    pub fn check(dir: &Path) -> Result<bool, StateError> {
+        if !private_dir::check(dir)? {
+            return Ok(false);
+        }
+        quotas::load(dir)?;
+        boot_epoch::last(dir, quotas::are_stored(dir))?;
+        DirLock::is_taken(dir).map_err(|source| StateError::Io { path: dir.to_owned(), source })
     }
 
-    /// Loads the stored quotas.
-    pub fn quotas(&self) -> Result<StoredQuotas, StateError> {
-        quotas::load(&self.dir)
+    /// Counts this start. The count is on disk before it is returned. With `reset` a damaged count is set aside.
+    pub fn next_boot_epoch(&self, reset: bool) -> Result<u64, StateError> {
+        let epoch = boot_epoch::next(&self.dir, quotas::are_stored(&self.dir), reset)?;
+        // From now on a missing file is one that was removed.
+        if !quotas::are_stored(&self.dir) {
+            if epoch > 1 {
+                tracing::warn!(state = %self.dir.display(), "quotas.json is missing: the node has no quotas");
+            }
+            let _ = quotas::store(&self.dir, &StoredQuotas::default());
+        }
+        Ok(epoch)
+    }
+
+    /// Loads the stored quotas. With `reset` damaged ones are set aside, for those before the last change.
+    pub fn quotas(&self, reset: bool) -> Result<StoredQuotas, StateError> {
+        match quotas::load(&self.dir) {
+            Err(StateError::Damaged { path, problem, .. }) if reset => {
+                let stored = quotas::reset(&self.dir)
+                    .map_err(|source| StateError::Io { path: path.clone(), source })?;
+                tracing::warn!(path = %path.display(), problem, quotas = stored.quotas.len(), "state reset: the quotas before the last change are in force");
+                Ok(stored)
+            }
+            loaded => loaded,
+        }
     }
 
     /// Replaces the stored quotas. They are on disk when it returns. Blocks.

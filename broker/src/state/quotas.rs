@@ -2,14 +2,15 @@
 //!
 //! Quantities are stored as the operator set them, so that a share stays a share when the device changes.
 
-use std::{io, path::Path};
+use std::{collections::BTreeSet, io, path::Path};
 
 use broker_core::{StoredQuota, StoredQuotas, StoredRequest, Tier};
 use serde::{Deserialize, Serialize};
+use vramd_types::{Quantity, name};
 
 use super::{StateError, atomic_file};
 
-const NAME: &str = "quotas.json";
+pub(super) const NAME: &str = "quotas.json";
 const VERSION: u32 = 1;
 
 #[derive(Serialize, Deserialize)]
@@ -42,12 +43,53 @@ struct Request {
     tier: String,
 }
 
+/// Loads the quotas. A missing file is no damage, unless its copy is there.
 pub(super) fn load(dir: &Path) -> Result<StoredQuotas, StateError> {
     let path = dir.join(NAME);
-    let text =
-        atomic_file::read(dir, NAME).map_err(|source| StateError::Io { path: path.clone(), source })?;
-    text.map_or_else(|| Ok(StoredQuotas::default()), |text| parse(&text))
-        .map_err(|problem| StateError::Damaged { path, problem })
+    let has_copy = matches!(read(dir, &atomic_file::old(NAME)), Ok(Some(_)));
+    let damaged = |problem: String| {
+        let others = if has_copy { "quotas.json.old, from before the last change" } else { "no tenant" };
+        StateError::Damaged {
+            path: path.clone(),
+            problem,
+            remedy: format!(
+                "Repair it, or start once with --reset-state, which sets it aside and goes on with the quotas of {others}"
+            ),
+        }
+    };
+    match read(dir, NAME) {
+        Ok(None) if has_copy => Err(damaged("the file is missing, and its copy is not".to_owned())),
+        Ok(stored) => Ok(stored.unwrap_or_default()),
+        Err(Unusable::Damaged(problem)) => Err(damaged(problem)),
+        Err(Unusable::Io(source)) => Err(StateError::Io { path, source }),
+    }
+}
+
+/// Whether quotas were ever stored here.
+pub(super) fn are_stored(dir: &Path) -> bool {
+    dir.join(NAME).exists()
+}
+
+/// Sets the damaged file aside, and stores the quotas of its copy, or none, in its place.
+pub(super) fn reset(dir: &Path) -> io::Result<StoredQuotas> {
+    let stored = read(dir, &atomic_file::old(NAME)).ok().flatten().unwrap_or_default();
+    atomic_file::set_aside(dir, NAME)?;
+    store(dir, &stored)?;
+    Ok(stored)
+}
+
+/// Why a file of quotas cannot be used.
+enum Unusable {
+    Damaged(String),
+    Io(io::Error),
+}
+
+fn read(dir: &Path, name: &str) -> Result<Option<StoredQuotas>, Unusable> {
+    match atomic_file::read(dir, name) {
+        Ok(text) => text.map(|text| parse(&text)).transpose().map_err(Unusable::Damaged),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(Unusable::Damaged(error.to_string())),
+        Err(error) => Err(Unusable::Io(error)),
+    }
 }
 
 pub(super) fn store(dir: &Path, stored: &StoredQuotas) -> io::Result<()> {
@@ -64,10 +106,37 @@ fn parse(text: &str) -> Result<StoredQuotas, String> {
     if file.version != VERSION {
         return Err(format!("it has version {}, but this daemon reads version {VERSION}", file.version));
     }
+    let quotas: Vec<_> = file.quotas.into_iter().map(StoredQuota::try_from).collect::<Result<_, _>>()?;
+    check(&quotas)?;
     Ok(StoredQuotas {
-        quotas: file.quotas.into_iter().map(StoredQuota::try_from).collect::<Result<_, _>>()?,
+        quotas,
         requests: file.requests.into_iter().map(StoredRequest::try_from).collect::<Result<_, _>>()?,
     })
+}
+
+/// Refuses quotas that no operator can have set.
+fn check(quotas: &[StoredQuota]) -> Result<(), String> {
+    let mut seen = BTreeSet::new();
+    for StoredQuota { tenant, device, tier, guarantee, limit } in quotas {
+        if !name::is_valid(tenant) {
+            return Err(format!("`{tenant}` is not the name of a tenant"));
+        }
+        let is_above = match (guarantee, limit) {
+            (Quantity::Bytes(guarantee), Quantity::Bytes(limit)) => guarantee > limit,
+            (Quantity::Percent(guarantee), Quantity::Percent(limit)) => guarantee > limit,
+            // It depends on the device, which may be another one than before.
+            _ => false,
+        };
+        if is_above {
+            return Err(format!(
+                "tenant {tenant} is guaranteed {guarantee} on device {device}, above its limit of {limit}"
+            ));
+        }
+        if !seen.insert((tenant, device, tier)) {
+            return Err(format!("tenant {tenant} has two quotas on device {device} in tier {tier}"));
+        }
+    }
+    Ok(())
 }
 
 impl From<&StoredQuota> for Quota {
@@ -145,7 +214,7 @@ fn unhex(text: &str) -> Result<[u8; 16], String> {
 
 #[cfg(test)]
 mod tests {
-    use vramd_types::{Bytes, Quantity};
+    use vramd_types::Bytes;
 
     use super::*;
 
@@ -189,11 +258,31 @@ mod tests {
             ("\"device\",", "\"attic\","),
             ("0f0f", "0g0f"),
             ("\"uid\"", "\"who\""),
+            ("\"team-a\"", "\"team a\""),
+            ("\"8GiB\"", "\"91%\""),
             ("]", ""),
         ] {
             assert!(good.contains(from), "{from} in {good}");
             std::fs::write(dir.path().join(NAME), good.replacen(from, to, 1)).unwrap();
             assert!(matches!(load(dir.path()), Err(StateError::Damaged { .. })), "{from} → {to}");
         }
+        std::fs::remove_file(dir.path().join(NAME)).unwrap();
+        assert_eq!(load(dir.path()).unwrap(), StoredQuotas::default(), "nothing was ever stored");
+    }
+
+    #[test]
+    fn a_reset_takes_the_quotas_before_the_last_change() {
+        let dir = tempfile::tempdir().unwrap();
+        store(dir.path(), &sample()).unwrap();
+        store(dir.path(), &StoredQuotas::default()).unwrap();
+        std::fs::write(dir.path().join(NAME), "{").unwrap();
+        let said = load(dir.path()).unwrap_err().to_string();
+        assert!(said.contains("quotas.json.old") && said.contains("--reset-state"), "{said}");
+        assert_eq!(reset(dir.path()).unwrap(), sample());
+        assert_eq!(load(dir.path()).unwrap(), sample());
+        assert_eq!(std::fs::read_to_string(dir.path().join("quotas.json.damaged")).unwrap(), "{");
+        std::fs::remove_file(dir.path().join(NAME)).unwrap();
+        std::fs::write(dir.path().join("quotas.json.old"), "{}").unwrap();
+        assert_eq!(reset(dir.path()).unwrap(), StoredQuotas::default(), "the copy is damaged too");
     }
 }

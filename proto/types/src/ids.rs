@@ -9,6 +9,9 @@ use std::{fmt, str::FromStr};
 const COUNTER_BITS: u32 = 40;
 const COUNTER_MAX: u64 = (1 << COUNTER_BITS) - 1;
 
+/// The last boot epoch: the ids of a later one would be those of an earlier one.
+pub const BOOT_EPOCH_MAX: u64 = (1 << (u64::BITS - COUNTER_BITS)) - 1;
+
 /// The text is not an id of that kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseIdError {
@@ -122,7 +125,7 @@ pub struct IdSource {
 }
 
 impl IdSource {
-    /// Bits of `boot_epoch` above 2^24 - 1 are cut: after sixteen million starts ids would repeat.
+    /// Bits of `boot_epoch` above [`BOOT_EPOCH_MAX`] are cut, and ids would repeat: the daemon refuses to start then.
     pub const fn new(boot_epoch: u64) -> Self {
         let base = (boot_epoch << COUNTER_BITS) & !COUNTER_MAX;
         Self { last: base, end: base | COUNTER_MAX }

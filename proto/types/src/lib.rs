@@ -15,8 +15,8 @@ mod shares;
 
 pub use bytes::{Bytes, GRANULARITY};
 pub use ids::{
-    AllocationId, CopyId, DeviceIndex, ExtentId, HostNode, IdSource, ParseIdError, PartIndex, SessionId,
-    epoch_of,
+    AllocationId, BOOT_EPOCH_MAX, CopyId, DeviceIndex, ExtentId, HostNode, IdSource, ParseIdError, PartIndex,
+    SessionId, epoch_of,
 };
 pub use quantity::{Quantity, QuantityError};
 pub use reason::{Reason, StatusCode};
