@@ -15,7 +15,7 @@ use vramd_types::DeviceIndex;
 
 use crate::{
     channel::{self, Channels},
-    config::{self, Config, SimRevocation},
+    config::{self, Config, DriverKind, SimRevocation},
     driver_choice,
     events::{EventLimits, Events},
     exit::Failure,
@@ -54,6 +54,44 @@ pub fn configuration(named: Option<&Path>) -> Result<Config, Failure> {
     }
 }
 
+/// Tries all that a start needs, and takes nothing. Returns what a start would have to wait for.
+pub fn check(config: &Config, mut telemetry: TelemetrySetup) -> Result<Vec<String>, Failure> {
+    let Directories { sockets, state } = Directories::of(config)?;
+    let mut in_use = Vec::new();
+    if Sockets::check(&sockets, config.daemon.admin_group.as_deref())? {
+        in_use.push(sockets.clone());
+    }
+    if State::check(&state)? {
+        in_use.push(state);
+    }
+    // A live daemon has its address.
+    if in_use.is_empty() {
+        telemetry.listen()?;
+    }
+    driver_choice::check(config, &sockets)?;
+    Ok(in_use
+        .iter()
+        .map(|dir| format!("a live daemon uses {}: a start waits for its end", dir.display()))
+        .collect())
+}
+
+/// The absolute directories of the daemon.
+struct Directories {
+    sockets: PathBuf,
+    state: PathBuf,
+}
+
+impl Directories {
+    fn of(config: &Config) -> Result<Self, Failure> {
+        let environment = Environment::of_process();
+        let state = environment.state_dir(config.daemon.state_dir.as_deref()).ok_or(Failure::NoStateDir)?;
+        Ok(Self {
+            sockets: absolute_dir(environment.socket_dir(config.daemon.socket_dir.as_deref()))?,
+            state: absolute_dir(state)?,
+        })
+    }
+}
+
 /// A daemon that has taken all its resources. After this it only serves.
 #[derive(Debug)]
 pub struct App {
@@ -83,11 +121,7 @@ impl App {
     ) -> Result<Self, Failure> {
         descriptors::raise_limit();
         let clock = Clock::start();
-        let environment = Environment::of_process();
-        let socket_dir = absolute_dir(environment.socket_dir(config.daemon.socket_dir.as_deref()))?;
-        let state_dir =
-            environment.state_dir(config.daemon.state_dir.as_deref()).ok_or(Failure::NoStateDir)?;
-        let state_dir = absolute_dir(state_dir)?;
+        let Directories { sockets: socket_dir, state: state_dir } = Directories::of(&config)?;
         let (sockets, bound) = Sockets::bind(&socket_dir, config.daemon.admin_group.as_deref())?;
         telemetry.listen()?;
         let state = State::open(&state_dir)?;
@@ -102,7 +136,11 @@ impl App {
             driver_choice::open(&config, &socket_dir, sink)?;
         config::check_host(&config.memory, driver.devices().len(), Host::of_process(host_use))?;
         let boot_epoch = state.next_boot_epoch(reset_state)?;
-        tracing::info!(driver = driver.name(), reason, "driver chosen");
+        if driver.name() == driver_choice::SIM && config.driver.kind == DriverKind::Auto {
+            tracing::warn!(reason, "SIMULATED memory is served, and no GPU's");
+        } else {
+            tracing::info!(driver = driver.name(), reason, "driver chosen");
+        }
         for device in driver.devices() {
             tracing::info!(
                 uuid = device.uuid,

@@ -15,8 +15,9 @@ pub struct Args {
     /// Configuration file [default: /etc/vramd/vramd.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Check the configuration, report what is wrong, and exit. The disk directory is tested as at a start, so files that an
-    /// ended daemon left in it are deleted
+    /// Check all that a start needs, report what is wrong, and exit: configuration, sizes against the machine, driver,
+    /// directories and state. The disk directory is tested as at a start, so files that an ended daemon left in it are
+    /// deleted
     #[arg(long)]
     pub check: bool,
     /// Start although the state on disk is damaged. A damaged file is set aside as NAME.damaged; quotas are those before the

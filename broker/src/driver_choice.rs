@@ -11,7 +11,10 @@ use broker_driver::{
 use crate::{
     config::{self, Config, DeviceChoice, DriverKind, SimDevices, SimRevocation},
     exit::Failure,
-    platform::host::HostUse,
+    platform::{
+        gpu,
+        host::{Host, HostUse},
+    },
 };
 
 /// An open driver.
@@ -25,21 +28,36 @@ pub struct Chosen {
     pub host_use: HostUse,
 }
 
+/// The name of the simulated driver.
+pub const SIM: &str = "sim";
+
+/// A driver that is chosen and not open yet.
+enum Choice {
+    Cuda { probed: Probed, uuids: Vec<String>, reason: String },
+    Sim { devices: Vec<DeviceInfo>, reason: String },
+}
+
+impl Choice {
+    fn devices(&self) -> usize {
+        match self {
+            Self::Cuda { uuids, .. } => uuids.len(),
+            Self::Sim { devices, .. } => devices.len(),
+        }
+    }
+}
+
 /// Opens the configured driver with the configured devices. Completions go to `sink`.
 pub fn open(config: &Config, socket_dir: &Path, sink: Sink) -> Result<Chosen, Failure> {
-    let reason = match config.driver.kind {
-        DriverKind::Cuda => return open_cuda(config, probe(config)?, sink, "configured".to_owned()),
-        DriverKind::Sim => "configured".to_owned(),
-        DriverKind::Auto => match usable(config) {
-            Ok(probed) => {
-                let reason = format!("auto: CUDA {} has a usable device", probed.version());
-                return open_cuda(config, probed, sink, reason);
-            }
-            Err(why) => format!("auto: {why}"),
-        },
+    open_on(Path::new("/"), config, socket_dir, sink)
+}
+
+fn open_on(root: &Path, config: &Config, socket_dir: &Path, sink: Sink) -> Result<Chosen, Failure> {
+    let (devices, reason) = match choose(root, config, socket_dir)? {
+        Choice::Cuda { probed, uuids, reason } => return open_cuda(config, probed, &uuids, sink, reason),
+        Choice::Sim { devices, reason } => (devices, reason),
     };
     let mut node = SimDevices { sim: &config.driver.sim, socket_dir }.config();
-    node.devices = config::choose(&config.memory.devices, node.devices)?;
+    node.devices = devices;
     node.host = config::host_total(&config.memory, node.devices.len());
     node.disk = config.disk.config(node.devices.len());
     node.files = config.files.are_loaded();
@@ -48,20 +66,52 @@ pub fn open(config: &Config, socket_dir: &Path, sink: Sink) -> Result<Chosen, Fa
         driver: Arc::new(sim::open(node, sink).map_err(|error| failure(config, error))?),
         reason,
         revocations,
-        // A memfd is charged to the cgroup of the process that touches it.
-        host_use: HostUse {
-            locked: false,
-            in_cgroup: true,
-            buffers: sim::buffers_max(config.disk.config(1).is_some(), config.files.are_loaded()),
-        },
+        host_use: sim_host_use(config),
     })
 }
 
-/// Checks whether the disk directory, if configured, could be used now. The number of devices is unknown, so its file
-/// system must have room for one.
-pub fn check(config: &Config) -> Result<(), Failure> {
-    let Some(disk) = config.disk.config(1) else { return Ok(()) };
+/// A memfd is charged to the cgroup of the process that touches it.
+fn sim_host_use(config: &Config) -> HostUse {
+    let buffers = sim::buffers_max(config.disk.config(1).is_some(), config.files.are_loaded());
+    HostUse { locked: false, in_cgroup: true, buffers }
+}
+
+/// Tries what [`open`] and the checks after it need, and opens nothing: driver, devices, the disk directory, and sizes
+/// against this machine.
+pub fn check(config: &Config, socket_dir: &Path) -> Result<(), Failure> {
+    let choice = choose(Path::new("/"), config, socket_dir)?;
+    let devices = choice.devices();
+    let host_use = match choice {
+        Choice::Sim { .. } => sim_host_use(config),
+        // Whether its host memory counts for this process is known only once it is open.
+        Choice::Cuda { .. } => HostUse::default(),
+    };
+    config::check_host(&config.memory, devices, Host::of_process(host_use))?;
+    let Some(disk) = config.disk.config(devices) else { return Ok(()) };
     probe_disk(&disk).map(drop).map_err(|problem| failure(config, DriverError::Directory(problem)))
+}
+
+/// Chooses the driver and its devices.
+fn choose(root: &Path, config: &Config, socket_dir: &Path) -> Result<Choice, Failure> {
+    let reason = match config.driver.kind {
+        DriverKind::Cuda => return choose_cuda(config, probe(config)?, "configured".to_owned()),
+        DriverKind::Sim => "configured".to_owned(),
+        DriverKind::Auto => match usable(config) {
+            Ok(probed) => {
+                let reason = format!("auto: CUDA {} has a usable device", probed.version());
+                return choose_cuda(config, probed, reason);
+            }
+            Err((why, found)) => {
+                // Simulated memory in place of a GPU's would look like success.
+                if let Some(device) = found.or_else(|| gpu::nvidia_device(root)) {
+                    return Err(Failure::BrokenDriver { device, why });
+                }
+                format!("auto: {why}")
+            }
+        },
+    };
+    let devices = SimDevices { sim: &config.driver.sim, socket_dir }.config().devices;
+    Ok(Choice::Sim { devices: config::choose(&config.memory.devices, devices)?, reason })
 }
 
 /// Converts an error of the directory to one that names the configuration's line.
@@ -80,13 +130,14 @@ fn probe(config: &Config) -> Result<Probed, Failure> {
     Ok(cuda::probe(CudaConfig { library, nvml: nvml_library, ..CudaConfig::default() })?)
 }
 
-/// Probes CUDA for at least one usable device. The error says why `auto` chooses `sim`.
-fn usable(config: &Config) -> Result<Probed, String> {
-    let probed = probe(config).map_err(|failure| failure.to_string())?;
+/// Probes CUDA for at least one usable device. The error says why there is none, and which device CUDA found.
+fn usable(config: &Config) -> Result<Probed, (String, Option<String>)> {
+    let probed = probe(config).map_err(|failure| (failure.to_string(), None))?;
     if probed.found().iter().any(|found| found.refused.is_none()) {
         Ok(probed)
     } else {
-        Err(refusals(&probed))
+        let found = probed.found().first().map(|found| found.info.uuid.clone());
+        Err((refusals(&probed), found))
     }
 }
 
@@ -97,8 +148,8 @@ fn refusals(probed: &Probed) -> String {
     refused.collect::<Vec<_>>().join("; ")
 }
 
-/// Opens CUDA. Devices named in the configuration must all be usable; otherwise the usable ones are taken.
-fn open_cuda(config: &Config, probed: Probed, sink: Sink, reason: String) -> Result<Chosen, Failure> {
+/// Chooses devices of CUDA. Devices named in the configuration must all be usable; otherwise the usable ones are taken.
+fn choose_cuda(config: &Config, probed: Probed, reason: String) -> Result<Choice, Failure> {
     let all: Vec<DeviceInfo> = probed.found().iter().map(|found| found.info.clone()).collect();
     let is_named = matches!(config.memory.devices, DeviceChoice::These(_));
     let mut uuids: Vec<String> = Vec::new();
@@ -108,15 +159,28 @@ fn open_cuda(config: &Config, probed: Probed, sink: Sink, reason: String) -> Res
             Some(why) if !is_named => {
                 tracing::warn!(uuid = device.uuid, name = device.name, why, "device not used")
             }
-            // Opening the device reports why.
-            _ => uuids.push(device.uuid),
+            Some(why) => {
+                let problem = format!("device {} cannot be used: {why}", device.uuid);
+                return Err(Failure::Driver(DriverError::Failed(problem)));
+            }
+            None => uuids.push(device.uuid),
         }
     }
     if uuids.is_empty() {
         return Err(Failure::Driver(DriverError::Failed(refusals(&probed))));
     }
+    Ok(Choice::Cuda { probed, uuids, reason })
+}
+
+fn open_cuda(
+    config: &Config,
+    probed: Probed,
+    uuids: &[String],
+    sink: Sink,
+    reason: String,
+) -> Result<Chosen, Failure> {
     let probed = probed.with_disk(config.disk.config(uuids.len()), config.files.are_loaded());
-    let driver = cuda::open(probed, &uuids, sink).map_err(|error| failure(config, error))?;
+    let driver = cuda::open(probed, uuids, sink).map_err(|error| failure(config, error))?;
     log_facts(&driver);
     let is_registered = driver.facts().host == HostKind::Registered;
     let buffers = cuda::buffers_max(uuids.len(), config.disk.config(1).is_some(), config.files.are_loaded());
@@ -167,7 +231,8 @@ mod tests {
         config.driver.cuda.library = Some("/nowhere/libcuda.so.1".into());
         change(&mut config);
         let dir = tempfile::tempdir().unwrap();
-        open(&config, dir.path(), Arc::new(|_| {}))
+        // A machine without devices.
+        open_on(dir.path(), &config, dir.path(), Arc::new(|_| {}))
     }
 
     fn on(fake: &Fake, kind: DriverKind) -> impl FnOnce(&mut Config) + use<> {
@@ -191,15 +256,31 @@ mod tests {
     fn auto_takes_a_usable_gpu() {
         let cuda = open_with(on(&Fake::new(), DriverKind::Auto)).unwrap();
         assert_eq!((cuda.driver.name(), cuda.driver.devices().len()), ("cuda", 1));
-        for (line, reason) in [
-            ("init = 34", "the toolkit's stub"),
-            ("init = 100", "finds no device"),
-            ("compute_mode = 3", "Exclusive_Process"),
-        ] {
+        for (line, reason) in [("init = 34", "the toolkit's stub"), ("init = 100", "finds no device")] {
             let sim = open_with(on(&Fake::new().with(line), DriverKind::Auto)).unwrap();
-            assert_eq!(sim.driver.name(), "sim", "{line}");
+            assert_eq!(sim.driver.name(), SIM, "{line}");
             assert!(sim.reason.contains(reason), "{}", sim.reason);
         }
+    }
+
+    #[test]
+    fn auto_simulates_nothing_where_a_device_is() {
+        let unusable = open_with(on(&Fake::new().with("compute_mode = 3"), DriverKind::Auto)).unwrap_err();
+        let said = unusable.to_string();
+        assert!(said.contains("Exclusive_Process") && said.contains("driver.kind = \"sim\""), "{said}");
+        assert_eq!(unusable.exit(), crate::exit::Exit::Driver);
+
+        let root = tempfile::tempdir().unwrap();
+        let device = root.path().join("sys/bus/pci/devices/0000:01:00.0");
+        std::fs::create_dir_all(&device).unwrap();
+        std::fs::write(device.join("vendor"), "0x10de\n").unwrap();
+        std::fs::write(device.join("class"), "0x030200\n").unwrap();
+        let mut config = Config::default();
+        config.driver.cuda.library = Some("/nowhere/libcuda.so.1".into());
+        let broken = open_on(root.path(), &config, root.path(), Arc::new(|_| {})).unwrap_err().to_string();
+        assert!(broken.contains("0000:01:00.0") && broken.contains("/nowhere/libcuda.so.1"), "{broken}");
+        config.driver.kind = DriverKind::Sim;
+        open_on(root.path(), &config, root.path(), Arc::new(|_| {})).unwrap();
     }
 
     #[test]

@@ -52,6 +52,11 @@ pub enum Failure {
     Cuda(#[from] ProbeError),
     #[error("the driver cannot start: {0}")]
     Driver(#[from] DriverError),
+    /// `driver.kind = "auto"` on a machine with a GPU that cannot be used.
+    #[error(
+        "driver.kind = \"auto\": this machine has an NVIDIA device ({device}), and it cannot be used: {why}. Mend the driver, or set driver.kind = \"sim\" to serve simulated memory"
+    )]
+    BrokenDriver { device: String, why: String },
     #[error(transparent)]
     Sockets(#[from] SocketsError),
     #[error(transparent)]
@@ -86,7 +91,7 @@ impl Failure {
             | Self::State(StateError::InUse(_))
             | Self::Disk { in_use: true, .. } => Exit::InUse,
             Self::Device(_) => Exit::NoDevice,
-            Self::Cuda(_) | Self::Driver(_) => Exit::Driver,
+            Self::Cuda(_) | Self::Driver(_) | Self::BrokenDriver { .. } => Exit::Driver,
             Self::DriverLost(_) => Exit::DriverLost,
             Self::State(StateError::Damaged { .. }) => Exit::StateDamaged,
             Self::Sockets(SocketsError::InTheWay(_) | SocketsError::Io { .. } | SocketsError::Dir(_))

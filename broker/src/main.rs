@@ -16,7 +16,6 @@ use tokio::{
 use vramd::{
     app::{self, App},
     args::Args,
-    driver_choice,
     exit::Failure,
     telemetry::{TelemetrySetup, lines::Lines, logs},
 };
@@ -72,7 +71,8 @@ fn run(args: &Args, lines: &mut Option<Lines>) -> Result<(), Failure> {
         for (path, target) in config.files.paths_with_links_out() {
             eprintln!("vramd: files.immutable_paths: {}", links_out(path, &target));
         }
-        driver_choice::check(&config)?;
+        let notes = app::check(&config, telemetry)?;
+        notes.iter().for_each(|note| eprintln!("vramd: {note}"));
         return writeln!(io::stdout(), "ok")
             .map_err(|source| Failure::Io { action: "write to stdout", source });
     }

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    os::unix::net::UnixStream,
+    os::unix::{fs::PermissionsExt as _, net::UnixStream},
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
     thread,
@@ -151,14 +151,81 @@ fn each_refusal_has_its_status() {
     assert_eq!(status, 2);
 }
 
+/// The same damage to the surroundings, met by a start and by a check.
+#[test]
+fn a_check_agrees_with_the_start() {
+    type Damage = fn(&Place);
+    let none: Damage = |_| {};
+    let cases: [(&str, Damage); 7] = [
+        ("[memory]\nhost_size = \"1024TiB\"\n", none),
+        ("[driver]\nkind = \"cuda\"\n[driver.cuda]\nlibrary = \"/nowhere/libcuda.so.1\"\n", none),
+        ("[memory]\ndevices = [\"7\"]\n", none),
+        ("admin_group = \"no-such-group\"\n", none),
+        ("", |place| {
+            fs::create_dir(place.path("run")).unwrap();
+            fs::write(place.path("run/admin.sock"), "precious").unwrap();
+        }),
+        ("", |place| {
+            fs::create_dir(place.path("state")).unwrap();
+            fs::set_permissions(place.path("state"), fs::Permissions::from_mode(0o777)).unwrap();
+        }),
+        ("", |place| {
+            fs::create_dir(place.path("state")).unwrap();
+            fs::write(place.path("state/boot_epoch"), "16777215").unwrap();
+        }),
+    ];
+    for (more, damage) in cases {
+        let place = Place::new();
+        damage(&place);
+        let (checked, said_by_check) = ended(place.command(more).arg("--check"));
+        let (status, said) = place.refused(more);
+        assert_eq!(checked, status, "{more}\n{said_by_check}\n{said}");
+        assert_ne!(status, 0, "{more}");
+        let problem = said_by_check.trim_start_matches("vramd: ").trim_end();
+        assert!(said.replace("\\\"", "\"").contains(problem), "{said_by_check}\n{said}");
+    }
+    let place = Place::new();
+    let _live = place.start();
+    let (status, said) = ended(place.command("").arg("--check"));
+    assert!(status == 0 && said.contains("a live daemon uses"), "{status} {said}");
+}
+
+#[test]
+fn auto_refuses_a_gpu_that_it_cannot_use_and_says_what_it_simulates() {
+    let place = Place::new();
+    let fake = fake_cuda::Fake::new().with("compute_mode = 3");
+    let cuda = |library: &std::path::Path| {
+        format!(
+            "[driver]\nkind = \"auto\"\n[driver.cuda]\nlibrary = {library:?}\nnvml_library = {library:?}\n"
+        )
+    };
+    for refused in
+        [place.refused(&cuda(&fake.library())), ended(place.command(&cuda(&fake.library())).arg("--check"))]
+    {
+        assert_eq!(refused.0, 6, "{}", refused.1);
+        assert!(refused.1.contains("has an NVIDIA device"), "{}", refused.1);
+    }
+    if vramd::platform::gpu::nvidia_device(std::path::Path::new("/")).is_some() {
+        return;
+    }
+    let mut command = place.command(&cuda("/nowhere/libcuda.so.1".as_ref()));
+    let log = place.path("log");
+    let mut daemon = Daemon(command.stderr(fs::File::create(&log).unwrap()).spawn().unwrap());
+    eventually(|| fs::read_to_string(&log).unwrap().contains("vramd starts"));
+    let said = fs::read_to_string(&log).unwrap();
+    assert!(said.lines().any(|line| line.contains("WARN") && line.contains("SIMULATED")), "{said}");
+    assert_eq!(daemon.end(Signal::TERM), Some(0));
+}
+
 #[test]
 fn damaged_state_is_not_guessed_at() {
     let place = Place::new();
     fs::create_dir(place.path("state")).unwrap();
     fs::write(place.path("state/quotas.json"), "{").unwrap();
-    let (status, said) = place.refused("");
-    assert_eq!(status, 8, "{said}");
-    assert!(said.contains("quotas.json is damaged"), "{said}");
+    for refused in [place.refused(""), ended(place.command("").arg("--check"))] {
+        assert_eq!(refused.0, 8, "{}", refused.1);
+        assert!(refused.1.contains("quotas.json is damaged"), "{}", refused.1);
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ pub mod cgroup;
 pub mod client_files;
 pub mod credentials;
 pub mod descriptors;
+pub mod gpu;
 pub mod host;
 pub mod lock;
 pub mod paths;

@@ -222,6 +222,13 @@ pub const MIGRATION_SIZE: Definition = Definition {
     attributes: &[MIGRATION_DIRECTION, MIGRATION_FROM, MIGRATION_TO, MIGRATION_CAUSE, MIGRATION_OUTCOME],
     boundaries: BYTES_MIGRATION,
 };
+pub const DRIVER_SIMULATED: Definition = count(
+    MetricKind::Gauge,
+    "vramd.driver.simulated",
+    "{driver}",
+    &[],
+    "1 if the daemon serves simulated memory, which is ordinary memory and no GPU's; 0 on a GPU.",
+);
 pub const LINK_LIMIT: Definition = count(
     MetricKind::Gauge,
     "vramd.link.limit",
@@ -423,6 +430,7 @@ pub const ALL: &[&Definition] = &[
     &MIGRATION_USED,
     &MIGRATION_DURATION,
     &MIGRATION_SIZE,
+    &DRIVER_SIMULATED,
     &LINK_LIMIT,
     &LINK_SHARE,
     &LINK_IO,

@@ -16,6 +16,7 @@ use super::{
     move_counters::Count,
     pools,
 };
+use crate::driver_choice::SIM;
 
 /// Passes each series of a metric to the observer once. The observer leaves out zeros, except of gauges.
 pub(super) type Series = fn(&Sources, &mut dyn FnMut(u64, &[KeyValue]));
@@ -70,6 +71,9 @@ pub(super) const OBSERVED: &[(&Definition, Series)] = &[
         migrations(sources, observe, &|kind, count, [tenant, device]| {
             (count.used, vec![tenant, device, text(metrics::MIGRATION_CAUSE, kind.cause)])
         });
+    }),
+    (&metrics::DRIVER_SIMULATED, |sources, observe| {
+        sources.driver().into_iter().for_each(|driver| observe(u64::from(driver.name() == SIM), &[]));
     }),
     (&metrics::LINK_LIMIT, link_limits),
     (&metrics::LINK_IO, link_io),

@@ -387,10 +387,10 @@ fn two_hundred_tenants_have_series_of_their_own() {
     assert!(text.len() < 2 << 20, "{} bytes", text.len());
     // In each place: a guarantee, a limit and the states. For each tenant: allocations, internal fragmentation, bytes in
     // place and bytes in files. Then the thresholds of three levels, the other pressure settings, three links, the shares of
-    // three classes, the digest count and four series of pools.
+    // three classes, the digest count, four series of pools and whether memory is simulated.
     assert_eq!(
         series(&text).len(),
-        200 * (2 * (1 + 1 + 5) + 2 * (1 + 1 + 4) + 4) + 4 + 3 + 3 + 3 + 3 + 1 + 4
+        200 * (2 * (1 + 1 + 5) + 2 * (1 + 1 + 4) + 4) + 4 + 3 + 3 + 3 + 3 + 1 + 4 + 1
     );
 }
 

@@ -48,12 +48,13 @@ fn show_service(state: &v1::DrainResponse, output: &Output) -> Result<(), Failur
 /// The node in two lines, and a third if an invariant is broken.
 pub(crate) fn heading(node: &v1::GetNodeResponse) -> String {
     let mut text = format!(
-        "vramd {}, {}, {} sessions, {} allocations\ndriver {}: {}",
+        "vramd {}, {}, {} sessions, {} allocations\ndriver {}: {}{}",
         node.version,
         service(node.draining),
         node.session_count,
         node.allocation_count,
         node.driver,
+        if node.driver == "sim" { "SIMULATED memory, and no GPU's: " } else { "" },
         node.driver_reason
     );
     if node.invariant_violations > 0 {
