@@ -23,12 +23,13 @@ use crate::{
     harvest::Harvest,
     moves::Moves,
     platform::{
-        descriptors, descriptors::Descriptors, host::Host, paths, paths::Environment, sockets::Sockets,
-        tenant_rules::Rules,
+        descriptors, descriptors::Descriptors, host::Host, paths, paths::Environment, process,
+        sockets::Sockets, tenant_rules::Rules,
     },
     reactor::{Clock, Copies, Executor, Files, Inbox, InboxLimits, Queue, QuotaWriter, Reactor, inbox},
     socket_keeper::{Listening, SocketKeeper},
     state::State,
+    surroundings,
     telemetry::{DaemonFacts, TelemetrySetup},
 };
 
@@ -57,6 +58,8 @@ pub fn configuration(named: Option<&Path>) -> Result<Config, Failure> {
 /// Tries all that a start needs, and takes nothing. Returns what a start would have to wait for.
 pub fn check(config: &Config, mut telemetry: TelemetrySetup) -> Result<Vec<String>, Failure> {
     let Directories { sockets, state } = Directories::of(config)?;
+    rules(config).check_namespace()?;
+    process::check_proc()?;
     let mut in_use = Vec::new();
     if Sockets::check(&sockets, config.daemon.admin_group.as_deref())? {
         in_use.push(sockets.clone());
@@ -119,6 +122,8 @@ impl App {
         mut telemetry: TelemetrySetup,
         reset_state: bool,
     ) -> Result<Self, Failure> {
+        rules(&config).check_namespace()?;
+        process::check_proc()?;
         descriptors::raise_limit();
         let clock = Clock::start();
         let Directories { sockets: socket_dir, state: state_dir } = Directories::of(&config)?;
@@ -168,6 +173,7 @@ impl App {
             version = env!("CARGO_PKG_VERSION"),
             "vramd starts"
         );
+        surroundings::warn(&config, &rules(&config));
         let (sockets, listening) = SocketKeeper::start(sockets, bound)
             .map_err(|source| Failure::Io { action: "start a thread", source })?;
         Ok(Self {
@@ -292,7 +298,7 @@ impl App {
             channels,
             self.inbox.clone(),
             channel::ChannelOptions {
-                rules: Rules::new(self.config.tenants.iter().map(|tenant| tenant.0.clone()).collect()),
+                rules: rules(&self.config),
                 hello_timeout: self.config.limits.hello_timeout,
                 greeting_max: self.config.limits.greeting_max,
                 greeting_per_uid_max: self.config.limits.greeting_per_uid_max,
@@ -416,6 +422,10 @@ async fn close_driver(driver: Arc<dyn Driver>, mut ended: watch::Receiver<()>, c
 
 fn quota_writer(state: Arc<State>) -> QuotaWriter {
     Arc::new(move |quotas: &StoredQuotas| state.store_quotas(quotas).map_err(|error| error.to_string()))
+}
+
+fn rules(config: &Config) -> Rules {
+    Rules::new(config.tenants.iter().map(|tenant| tenant.0.clone()).collect())
 }
 
 fn event_limits(config: &Config) -> EventLimits {

@@ -8,7 +8,9 @@ use thiserror::Error;
 use crate::{
     config::{ConfigError, HostTooSmall, UnknownDevice},
     grpc::ServeError,
-    platform::{private_dir::PrivateDirError, sockets::SocketsError},
+    platform::{
+        private_dir::PrivateDirError, process::ForeignProc, sockets::SocketsError, tenant_rules::Namespaced,
+    },
     reactor::DriverLost,
     state::StateError,
 };
@@ -64,6 +66,10 @@ pub enum Failure {
     #[error("cannot {action}: {source}")]
     Io { action: &'static str, source: io::Error },
     #[error(transparent)]
+    Rules(#[from] Namespaced),
+    #[error(transparent)]
+    Proc(#[from] ForeignProc),
+    #[error(transparent)]
     Serve(#[from] ServeError),
     #[error(transparent)]
     DriverLost(#[from] DriverLost),
@@ -80,6 +86,8 @@ impl Failure {
         match self {
             Self::Config(_)
             | Self::Host(_)
+            | Self::Rules(_)
+            | Self::Proc(_)
             | Self::Disk { in_use: false, .. }
             | Self::NoStateDir
             | Self::NoImmutablePath(_)

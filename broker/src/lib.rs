@@ -11,7 +11,7 @@
 //! [`config`] reads the operator's configuration, and [`platform`] asks the kernel about peers, sockets and files.
 //! [`state`] keeps what outlives the daemon. [`driver_choice`] opens a driver. [`events`] feeds watches, [`moves`]
 //! lists moves between tiers, and [`harvest`] reads which parts clients use. [`telemetry`] has metrics, traces and
-//! logs. [`socket_keeper`] keeps the sockets in place. [`app`] assembles all of them, and [`exit`] maps failures to exit statuses.
+//! logs. [`socket_keeper`] keeps the sockets in place. [`surroundings`] warns of limits of the machine. [`app`] assembles all of them, and [`exit`] maps failures to exit statuses.
 
 pub mod app;
 pub mod args;
@@ -27,4 +27,5 @@ pub mod platform;
 pub mod reactor;
 pub mod socket_keeper;
 pub mod state;
+pub mod surroundings;
 pub mod telemetry;

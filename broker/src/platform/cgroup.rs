@@ -4,7 +4,7 @@
 //! namespace. The daemon does not trust the peer's `/proc/PID/mountinfo`: a process that makes itself a user namespace
 //! can mount anything there, and could choose its tenant that way.
 
-use std::{fmt, io, str::FromStr};
+use std::{fmt, io, os::unix::fs::MetadataExt, path::Path, str::FromStr};
 
 use broker_driver::cgroup::Membership;
 
@@ -25,6 +25,34 @@ fn parse(table: &str) -> Option<&str> {
         .or_else(|| named("memory"))
         .or(unified);
     its.map(|it| it.path)
+}
+
+/// The inode of the host's cgroup namespace, which the kernel fixes.
+const HOST_NAMESPACE: u64 = 0xeffffffb;
+/// Where the hierarchies are mounted.
+const ROOT: &str = "/sys/fs/cgroup";
+/// How the kernel shows a cgroup that is not below the namespace's root.
+const OUTSIDE: &str = "/..";
+
+/// Whether the daemon is in a cgroup namespace of its own: the kernel shows it paths that begin at the namespace's root,
+/// and a client that makes cgroups below that root chooses what the daemon sees.
+pub fn is_namespaced() -> bool {
+    // Kernels without these namespaces have one hierarchy.
+    std::fs::metadata("/proc/self/ns/cgroup").is_ok_and(|namespace| namespace.ino() != HOST_NAMESPACE)
+}
+
+/// Whether the cgroup exists now, in any hierarchy of this machine. `None` if none is mounted.
+pub fn exists(path: &str) -> Option<bool> {
+    let roots =
+        [ROOT.to_owned(), format!("{ROOT}/unified"), format!("{ROOT}/systemd"), format!("{ROOT}/memory")];
+    let mut roots = roots.iter().filter(|root| Path::new(root).join("cgroup.procs").exists()).peekable();
+    roots.peek()?;
+    Some(roots.any(|root| Path::new(&format!("{root}{path}")).is_dir()))
+}
+
+/// Whether the path is one of another cgroup namespace.
+pub fn is_outside(path: &str) -> bool {
+    path == OUTSIDE || path.starts_with("/../")
 }
 
 /// A cgroup path with `*` for any run of characters inside one component, and `**` for any run at all.
@@ -66,6 +94,17 @@ impl fmt::Display for Pattern {
 }
 
 impl Pattern {
+    /// Whether the pattern matches every path.
+    pub fn matches_all(&self) -> bool {
+        matches!(self.0.as_str(), "**" | "/**")
+    }
+
+    /// The directory below which every match lies: the components before the first star.
+    pub fn directory(&self) -> &str {
+        let literal = self.0.split('*').next().unwrap_or_default();
+        literal.rsplit_once('/').filter(|_| self.0.contains('*')).map_or(literal, |(directory, _)| directory)
+    }
+
     /// Whether the pattern matches the whole path.
     ///
     /// Computes one row of the usual table of (pattern, path) prefixes, so the time is the product of their lengths.
@@ -142,6 +181,24 @@ mod tests {
         ] {
             assert!(!matches(pattern, path), "{pattern} {path}");
         }
+    }
+
+    #[test]
+    fn a_pattern_knows_where_its_matches_lie() {
+        let directory = |text: &str| text.parse::<Pattern>().unwrap().directory().to_owned();
+        for (pattern, within) in [
+            ("/a/b", "/a/b"),
+            ("/a/b*", "/a"),
+            ("/a/*/c", "/a"),
+            ("/kubepods.slice/**", "/kubepods.slice"),
+            ("**/pod1/*", ""),
+            ("/*", ""),
+        ] {
+            assert_eq!(directory(pattern), within, "{pattern}");
+        }
+        assert!("**".parse::<Pattern>().unwrap().matches_all());
+        assert!(!"/a/**".parse::<Pattern>().unwrap().matches_all());
+        assert!(is_outside("/../b") && is_outside("/..") && !is_outside("/..b") && !is_outside("/a"));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::{
 
 use rustix::{
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
+    io::Errno,
     mm::{MapFlags, ProtFlags, mmap, munmap},
 };
 
@@ -33,7 +34,12 @@ impl SharedMemory {
     /// sealed.
     pub fn create(name: &str, words: NonZeroUsize) -> io::Result<(Self, OwnedFd)> {
         let bytes = words.get().checked_mul(size_of::<AtomicU64>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        // With `vm.memfd_noexec = 2` no other memfd may be made. Kernels before 6.3 do not know the flag.
+        let fd = match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+            Err(Errno::INVAL) => memfd_create(name, flags)?,
+            made => made?,
+        };
         ftruncate(&fd, bytes as u64)?;
         // If the file could shrink, reading beyond its end would end this process.
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;

@@ -28,11 +28,47 @@ pub enum NoTenant {
     CgroupUnknown(#[source] io::Error),
     #[error("the peer ended while its cgroup was read")]
     Ended,
+    #[error("the peer's cgroup is outside the daemon's cgroup namespace, so no rule can be applied")]
+    OutsideNamespace,
+}
+
+/// A rule by cgroup, while the daemon is in a cgroup namespace of its own: clients could choose their tenant.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error(
+    "tenants: the rule of tenant {tenant} matches the cgroup `{cgroup}`, but the daemon runs in a cgroup namespace of its own, where `{own}` is what it sees of itself and clients can make cgroups of any name. Run it in the host's cgroup namespace (`--cgroupns=host`), or match by uid or gid"
+)]
+pub struct Namespaced {
+    tenant: String,
+    cgroup: String,
+    own: String,
 }
 
 impl Rules {
     pub fn new(rules: Vec<Rule>) -> Self {
         Self(rules)
+    }
+
+    /// Refuses rules by cgroup in a cgroup namespace of the daemon's own. A rule that matches every cgroup is none of them.
+    pub fn check_namespace(&self) -> Result<(), Namespaced> {
+        let by_cgroup = |rule: &Rule| {
+            let cgroup = rule.cgroup.as_ref().filter(|cgroup| !cgroup.matches_all())?;
+            let own = cgroup::of_process(std::process::id()).unwrap_or_default();
+            Some(Namespaced { tenant: rule.tenant.clone(), cgroup: cgroup.to_string(), own })
+        };
+        if !cgroup::is_namespaced() {
+            return Ok(());
+        }
+        self.0.iter().find_map(by_cgroup).map_or(Ok(()), Err)
+    }
+
+    /// Lists rules by cgroup whose directory does not exist, with the tenant. Services that have not started yet may
+    /// make it later.
+    pub fn without_cgroup(&self) -> Vec<(&str, String)> {
+        let missing = |rule: &'_ Rule| {
+            let cgroup = rule.cgroup.as_ref()?;
+            (!cgroup::exists(cgroup.directory())?).then(|| cgroup.to_string())
+        };
+        self.0.iter().filter_map(|rule| Some((rule.tenant.as_str(), missing(rule)?))).collect()
     }
 
     /// Returns the tenant of a peer; `uid-N` if no rule matches.
@@ -45,7 +81,19 @@ impl Rules {
         if peer.has_ended() {
             return Err(NoTenant::Ended);
         }
+        if cgroup::is_outside(&cgroup) && !self.is_settled_without_cgroup(peer) {
+            return Err(NoTenant::OutsideNamespace);
+        }
         Ok(self.tenant(peer.uid, peer.gid, &cgroup))
+    }
+
+    /// Whether the peer's cgroup does not matter: the first rule that its uid and gid fit matches every cgroup.
+    fn is_settled_without_cgroup(&self, peer: &Peer) -> bool {
+        let fits = |rule: &&Rule| {
+            rule.uid.is_none_or(|uid| uid == peer.uid) && rule.gid.is_none_or(|gid| gid == peer.gid)
+        };
+        let first = self.0.iter().find(fits);
+        first.is_none_or(|rule| rule.cgroup.as_ref().is_none_or(cgroup::Pattern::matches_all))
     }
 
     fn tenant(&self, uid: u32, gid: u32, cgroup: &str) -> String {

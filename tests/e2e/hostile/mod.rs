@@ -5,6 +5,7 @@ mod interrupts;
 mod lost_sockets;
 mod process_ends;
 mod state;
+mod surroundings;
 mod unread_log;
 
 use std::process::Output;

@@ -1,0 +1,118 @@
+//! The machine is not as the daemon needs it: namespaces, and limits of the kernel.
+
+use std::{fs, io::Write as _, path::Path};
+
+use vramd_tests::{Config, Daemon, Home, MIB_2, wait::until};
+
+use super::refused;
+use crate::has_other_users;
+
+const CONFIGURATION_WRONG: i32 = 3;
+
+/// Writes a configuration with a rule by cgroup for the tenant `jupyter`.
+fn write_rule(home: &Home, cgroup: &str) {
+    Config::default().write(home.path());
+    let mut file = fs::File::options().append(true).open(home.path().join("vramd.toml")).unwrap();
+    writeln!(file, "[[tenants]]\ntenant = \"jupyter\"\ncgroup = {cgroup:?}").unwrap();
+}
+
+#[test]
+fn rules_by_cgroup_are_refused_in_a_cgroup_namespace() {
+    if !has_other_users("rules_by_cgroup_are_refused_in_a_cgroup_namespace") {
+        return;
+    }
+    let home = Home::new().with_wrapper(&["unshare", "--cgroup"]);
+    write_rule(&home, "/system.slice/jupyter.service");
+    for (status, said) in refused(&home) {
+        assert_eq!(status, Some(CONFIGURATION_WRONG), "{said}");
+        assert!(
+            said.contains("cgroup namespace") && said.contains("/system.slice/jupyter.service"),
+            "{said}"
+        );
+    }
+    // A rule that fits every client depends on no path.
+    write_rule(&home, "**");
+    let daemon = Daemon::start_in(home);
+    assert_eq!(daemon.open().tenant(), "jupyter");
+}
+
+#[test]
+fn a_rule_whose_cgroup_does_not_exist_is_a_warning() {
+    let home = Home::new();
+    write_rule(&home, "/no-such.slice/**");
+    let daemon = Daemon::start_in(home);
+    until("the daemon warns", || {
+        daemon.log().lines().any(|line| {
+            line.contains("WARN") && line.contains("no cgroup matches") && line.contains("/no-such.slice/**")
+        })
+    });
+    assert!(daemon.open().tenant().starts_with("uid-"));
+}
+
+#[test]
+fn another_namespaces_proc_ends_the_start() {
+    if !has_other_users("another_namespaces_proc_ends_the_start") {
+        return;
+    }
+    let home = Home::new().with_wrapper(&["unshare", "--pid", "--fork"]);
+    Config::default().write(home.path());
+    for (status, said) in refused(&home) {
+        assert_eq!(status, Some(CONFIGURATION_WRONG), "{said}");
+        assert!(said.contains("/proc is that of another pid namespace"), "{said}");
+    }
+}
+
+#[test]
+fn clients_outside_the_pid_namespace_are_told() {
+    if !has_other_users("clients_outside_the_pid_namespace_are_told") {
+        return;
+    }
+    let home = Home::new().with_wrapper(&["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+    Config::default().write(home.path());
+    let daemon = Daemon::start_in(home);
+    let refused = vramd_tests::RawSession::open_with(&daemon.sockets(), vramd_tests::session::hello());
+    let refused = format!("{:?}", refused.unwrap_err());
+    assert!(refused.contains("pid namespace") && refused.contains("--pid=host"), "{refused}");
+}
+
+/// With 2 the kernel makes no memfd that could be executed. It holds for a pid namespace, so that of the test is safe.
+#[test]
+fn memory_is_shared_where_the_kernel_forbids_executable_memfds() {
+    let test = "memory_is_shared_where_the_kernel_forbids_executable_memfds";
+    if !has_other_users(test) || !Path::new("/proc/sys/vm/memfd_noexec").exists() {
+        return;
+    }
+    let line = "echo 2 > /proc/sys/vm/memfd_noexec && exec \"$0\" \"$@\"";
+    let home = Home::new().with_wrapper(&[
+        "unshare",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "sh",
+        "-c",
+        line,
+    ]);
+    Config::default().write(home.path());
+    let daemon = Daemon::start_in(home);
+    // A client inside, since the daemon sees no other.
+    let vramctl = vramd_tests::programs::program("vramctl");
+    let file = daemon.home().path().join("file");
+    fs::write(&file, vramd_tests::content(MIB_2, 1)).unwrap();
+    let inside = std::process::Command::new("nsenter")
+        .args(["--pid", "--mount", "--target", &child_of(daemon.pid()).to_string(), "--"])
+        .arg(vramctl)
+        .arg("--socket-dir")
+        .arg(daemon.sockets())
+        .args(["put", file.to_str().unwrap(), "weights"])
+        .output()
+        .unwrap();
+    assert!(inside.status.success(), "{inside:?}\n{}", daemon.log());
+    assert!(!daemon.log().contains("no word table"), "{}", daemon.log());
+}
+
+/// The only child of a process.
+fn child_of(pid: u32) -> u32 {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    children.trim().parse().unwrap()
+}
