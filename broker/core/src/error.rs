@@ -93,6 +93,13 @@ pub enum Refusal {
         requested: Bytes,
         why: FullBecause,
     },
+    /// The machine has less room than the ledger: no tenant's charge stands in the way.
+    TierExhausted {
+        device: String,
+        tier: Tier,
+        requested: Bytes,
+        problem: String,
+    },
     SetTooLarge {
         device: String,
         tier: Tier,
@@ -263,7 +270,7 @@ impl Refusal {
             Self::NotOwner { .. } => Reason::NotOwner,
             Self::SessionForeign { .. } => Reason::SessionForeign,
             Self::QuotaLimit { .. } => Reason::QuotaLimit,
-            Self::DeviceFull { .. } => Reason::DeviceFull,
+            Self::DeviceFull { .. } | Self::TierExhausted { .. } => Reason::DeviceFull,
             Self::SetTooLarge { .. } => Reason::SetTooLarge,
             Self::SessionsTooMany { .. } => Reason::SessionsTooMany,
             Self::AllocationsTooMany { .. } => Reason::AllocationsTooMany,
@@ -362,6 +369,12 @@ impl Refusal {
                 ("device", device.clone()),
                 ("tier", tier.to_string()),
                 ("free", bytes(free)),
+                ("asked", bytes(requested)),
+            ],
+            Self::TierExhausted { device, tier, requested, .. } => vec![
+                ("device", device.clone()),
+                ("tier", tier.to_string()),
+                ("free", bytes(&Bytes::ZERO)),
                 ("asked", bytes(requested)),
             ],
             Self::SetTooLarge { device, tier, requested } => {
@@ -563,6 +576,10 @@ impl fmt::Display for Refusal {
                     }
                 }
             }
+            Self::TierExhausted { device, tier, requested, problem } => write!(
+                f,
+                "tier {tier} of {device} has no room for {requested}, though no quota stands in the way: {problem}"
+            ),
             Self::SetTooLarge { device, tier, requested } => write!(
                 f,
                 "the set needs {requested} of another tenant's memory in tier {tier} of {device} at once, which is more than \

@@ -340,7 +340,10 @@ fn failed_copy_between_tiers_below_leaves_part_and_backing() {
         world.fail_creates.push_back(Some(broker_core::CreateError::OutOfDisk("it is full".to_owned())));
         let outcome = send(&mut world, part, towards);
         let PartMove::Refused { refusal } = outcome else { panic!("{outcome:?}") };
-        assert!(matches!(*refusal, Refusal::DeviceFull { tier, .. } if tier == towards), "{refusal:?}");
+        assert!(
+            matches!(&*refusal, Refusal::TierExhausted { tier, problem, .. } if *tier == towards && problem == "it is full"),
+            "{refusal:?}"
+        );
         assert_eq!((charged(&world), tier(&world, part)), before, "{first:?} to {towards:?}");
         assert_eq!(use_it(&mut world, client, 1, part), 7);
     }

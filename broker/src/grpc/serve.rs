@@ -24,7 +24,8 @@ use super::{
     open_calls::OpenCalls,
 };
 use crate::{
-    channel::Channels, events::Events, moves::Moves, reactor::Inbox, socket_keeper::Listener, telemetry::Telemetry,
+    channel::Channels, events::Events, moves::Moves, reactor::Inbox, socket_keeper::Listener,
+    telemetry::Telemetry,
 };
 
 const MEMORY_SERVICE: &str = MemoryServiceServer::<Memory>::NAME;

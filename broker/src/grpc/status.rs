@@ -143,7 +143,7 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         | R::AllocationsTooMany { tenant, .. } => {
             details.add_quota_failure_violation(cut(&format!("tenant:{tenant}"), FACT_BYTES_MAX), message);
         }
-        R::DeviceFull { .. } | R::DriverFailed { .. } | R::StoreFailed { .. } => {
+        R::DeviceFull { .. } | R::TierExhausted { .. } | R::DriverFailed { .. } | R::StoreFailed { .. } => {
             details.set_retry_info(Some(RETRY_ROOM));
         }
         R::SlotsExhausted { session, .. } => {

@@ -146,6 +146,7 @@ async fn a_refusal_travels_with_its_details() {
             limit: Bytes::mib(64),
             charged: Bytes::mib(60),
             requested: Bytes::mib(8),
+            is_whole_tier: false,
         }))
         .await;
     let status = call.await.unwrap().unwrap_err();

@@ -28,7 +28,7 @@ impl From<ExtentError> for MoveError {
 impl MoveError {
     /// Whether the driver had no memory for the destination.
     pub(crate) const fn is_out_of_memory(&self) -> bool {
-        matches!(self, Self::Extent(ExtentError::OutOfMemory { .. }))
+        matches!(self, Self::Extent(ExtentError::OutOfMemory { .. } | ExtentError::OutOfRoom { .. }))
     }
 }
 

@@ -14,6 +14,8 @@ pub(crate) enum ExtentError {
     IdsExhausted,
     /// The driver had no memory, although the ledger had room.
     OutOfMemory { place: Place, requested: Bytes },
+    /// The host or the disk had no room, although the ledger had. The text names the limit that was reached.
+    OutOfRoom { place: Place, requested: Bytes, problem: String },
     /// The driver failed otherwise.
     DriverFailed { device: DeviceIndex, problem: String },
 }

@@ -44,6 +44,7 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
             requested: bytes,
             why: FullBecause::InUse { capacity: bytes, has_below: false },
         },
+        R::TierExhausted { device: text(), tier, requested: bytes, problem: text() },
         R::SetTooLarge { device: text(), tier, requested: bytes },
         R::SessionsTooMany { tenant: text(), limit: usize::MAX },
         R::AllocationsTooMany { tenant: text(), limit: usize::MAX },

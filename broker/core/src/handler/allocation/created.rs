@@ -89,6 +89,11 @@ impl Broker {
         };
         self.push_notice(Notice::CreateFailed { extent: id, problem });
         match error {
+            CreateError::OutOfHostMemory(problem) | CreateError::OutOfDisk(problem)
+                if place.tier != Self::tier() =>
+            {
+                ExtentError::OutOfRoom { place, requested: size, problem }
+            }
             CreateError::OutOfMemory | CreateError::OutOfHostMemory(_) | CreateError::OutOfDisk(_) => {
                 if place.tier == Self::tier() {
                     self.on_out_of_memory(place.device, size);

@@ -284,6 +284,12 @@ impl Broker {
                 let (free, why) = (Bytes::ZERO, FullBecause::Driver);
                 Refusal::DeviceFull { device, tier, free, requested: *requested, why }
             }
+            ExtentError::OutOfRoom { place, requested, problem } => Refusal::TierExhausted {
+                device: self.uuid(place.device).to_owned(),
+                tier: place.tier,
+                requested: *requested,
+                problem: problem.clone(),
+            },
             ExtentError::DriverFailed { device, problem } => {
                 Refusal::DriverFailed { device: self.uuid(*device).to_owned(), problem: problem.clone() }
             }
