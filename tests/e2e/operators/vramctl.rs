@@ -359,3 +359,14 @@ fn a_user_without_access_to_the_admin_socket_is_refused() {
     assert_eq!((output.status.code(), &error["error"]["reason"]), (Some(REFUSED), &"NOT_OPERATOR".into()));
     assert_eq!(error["error"]["facts"]["uid"], 20_001);
 }
+
+#[test]
+fn vramctl_gives_up_on_a_daemon_that_does_not_answer() {
+    let daemon = Daemon::new();
+    daemon.signal(rustix::process::Signal::STOP);
+    let output = daemon.vramctl().args(["--timeout", "1", "node", "show"]).output().unwrap();
+    daemon.signal(rustix::process::Signal::CONT);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("DEADLINE"), "{said}");
+}
