@@ -103,7 +103,7 @@ fn a_pipe_a_device_or_a_folder_in_place_of_a_file_is_refused_at_once() {
         }
         let verified = daemon.vramctl().args(["verify", "model"]).arg(path).output().unwrap();
         assert_eq!(verified.status.code(), Some(USAGE), "{}", String::from_utf8_lossy(&verified.stderr));
-        let refused = client.load(path, 0, AllocationRequest::new(Bytes::ZERO));
+        let refused = client.load(path, 0, AllocationRequest::whole_file());
         let Err(Error::FileInvalid { problem }) = refused else { panic!("{refused:?}") };
         assert!(problem.contains(&format!("not a regular file but {kind}")), "{problem}");
     }
@@ -130,7 +130,7 @@ fn control_characters_of_a_file_name_reach_no_terminal() {
     shown(&daemon.vramctl().args(["alloc", "list"]).output().unwrap());
     let id = &daemon.state().allocations[0].allocation_id.to_string();
     shown(&daemon.vramctl().args(["alloc", "show", &format!("a-{id}")]).output().unwrap());
-    let refused = connect(&daemon).load(&missing, 0, AllocationRequest::new(Bytes::ZERO)).unwrap_err();
+    let refused = connect(&daemon).load(&missing, 0, AllocationRequest::whole_file()).unwrap_err();
     assert!(!refused.to_string().contains('\u{1b}'), "{refused}");
     assert!(!daemon.log().contains('\u{1b}'), "{}", daemon.log());
 }
