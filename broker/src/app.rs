@@ -23,8 +23,8 @@ use crate::{
     harvest::Harvest,
     moves::Moves,
     platform::{
-        descriptors, descriptors::Descriptors, host::Host, paths, paths::Environment, process,
-        sockets::Sockets, tenant_rules::Rules,
+        descriptor_shares::DescriptorShares, descriptors, descriptors::Descriptors, host::Host, paths,
+        paths::Environment, process, sockets::Sockets, tenant_rules::Rules,
     },
     reactor::{Clock, Copies, Executor, Files, Inbox, InboxLimits, Queue, QuotaWriter, Reactor, inbox},
     socket_keeper::{Listening, SocketKeeper},
@@ -267,6 +267,7 @@ impl App {
         }
         tracing::info!("serving");
 
+        let descriptor_shares = DescriptorShares::default();
         let calls = grpc::serve(
             grpc::Listeners { memory: self.listening.memory, admin: self.listening.admin },
             self.inbox.clone(),
@@ -276,6 +277,12 @@ impl App {
                 call_timeout: self.config.limits.request_timeout,
                 stop_grace: STOP_GRACE,
                 connections_per_uid_max: self.config.limits.connections_per_uid_max,
+                held_bytes_per_uid_max: usize::try_from(self.config.limits.held_bytes_per_uid_max.get())
+                    .unwrap_or(usize::MAX),
+                request_read_timeout: self.config.limits.request_read_timeout,
+                descriptors: descriptor_shares.clone(),
+                batch_items_max: self.config.limits.batch_items_max,
+                readers_max: self.config.limits.readers_max,
                 telemetry: telemetry.clone(),
                 moves,
                 files: grpc::Loading::new(
@@ -304,6 +311,7 @@ impl App {
                 greeting_per_uid_max: self.config.limits.greeting_per_uid_max,
                 word_slots: self.config.limits.words_per_session_max,
                 telemetry,
+                descriptors: descriptor_shares,
             },
             stop_requested(stop),
         );

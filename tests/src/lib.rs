@@ -11,6 +11,7 @@ pub mod config;
 pub mod daemon;
 pub mod filter;
 pub mod guide;
+pub mod hostile;
 pub mod http;
 pub mod mapping;
 pub mod moves;

@@ -622,7 +622,9 @@ impl fmt::Display for Refusal {
             Self::DeviceNotVisible { device } => {
                 write!(f, "the session does not see device {device}. Name a device that its process can use")
             }
-            Self::SessionLost { session } => write!(f, "session {session} has ended. Open a new one"),
+            Self::SessionLost { session } => {
+                write!(f, "the calling process has no session {session}, or it has ended. Open a new one")
+            }
             Self::SessionMissing => write!(f, "the call names no session. Open one on channel.sock first"),
             Self::ProtocolBroken { problem } => write!(f, "the client broke the channel protocol: {problem}"),
             Self::GuaranteeUnbacked { tenant, device, tier, guarantee, capacity, committed } => write!(

@@ -24,9 +24,15 @@ use super::{
     word_table::WordTable,
 };
 use crate::{
-    platform::{credentials::Packet, descriptors::Descriptors, peer::Peer, readiness, tenant_rules::Rules},
+    platform::{
+        credentials::Packet,
+        descriptor_shares::{DescriptorShare, DescriptorShares},
+        peer::Peer,
+        readiness,
+        tenant_rules::Rules,
+    },
     reactor::Inbox,
-    telemetry::Telemetry,
+    telemetry::{PeerLines, Telemetry},
 };
 
 /// Maximum bytes of a client's name that the daemon keeps.
@@ -46,6 +52,10 @@ pub(super) struct Shared {
     /// Slots of each word table.
     pub(super) word_slots: u32,
     pub(super) telemetry: Telemetry,
+    pub(super) gate: Arc<Gate>,
+    pub(super) descriptors: DescriptorShares,
+    /// Bounds the lines about refused connections.
+    pub(super) lines: PeerLines<String>,
 }
 
 /// A connection of an identified process that has not said hello yet.
@@ -54,25 +64,28 @@ pub(super) struct GreetingConnection {
     socket: Socket,
     peer: Peer,
     permit: GreetingPermit,
+    descriptors: DescriptorShare,
 }
 
 /// Admits an accepted connection, or refuses it at once.
-pub(super) fn admit(
-    fd: OwnedFd,
-    gate: &Arc<Gate>,
-    telemetry: &Telemetry,
-) -> io::Result<Option<GreetingConnection>> {
+pub(super) fn admit(fd: OwnedFd, shared: &Shared) -> io::Result<Option<GreetingConnection>> {
     let socket = Socket::new(fd)?;
-    let shortage = Descriptors::of_process().exceeded().map(|limit| HelloRefusal::TooMany { limit });
-    let peer = shortage.map_or_else(|| Peer::of(socket.as_fd()).map_err(|error| unidentified(&error)), Err);
-    let admitted = peer.and_then(|peer| {
-        let permit = gate.enter(peer.uid).map_err(|limit| HelloRefusal::TooMany { limit })?;
-        Ok((peer, permit))
+    let peer = match Peer::of(socket.as_fd()) {
+        Ok(peer) => peer,
+        Err(error) => {
+            refuse(&socket, None, &unidentified(&error), shared);
+            return Ok(None);
+        }
+    };
+    let descriptors = shared.descriptors.enter(peer.uid).map_err(HelloRefusal::FewDescriptors);
+    let admitted = descriptors.and_then(|descriptors| {
+        let permit = shared.gate.enter(peer.uid).map_err(|limit| HelloRefusal::TooMany { limit })?;
+        Ok((descriptors, permit))
     });
     match admitted {
-        Ok((peer, permit)) => Ok(Some(GreetingConnection { socket, peer, permit })),
+        Ok((descriptors, permit)) => Ok(Some(GreetingConnection { socket, peer, permit, descriptors })),
         Err(refusal) => {
-            refuse(&socket, &refusal, telemetry);
+            refuse(&socket, Some(peer.uid), &refusal, shared);
             Ok(None)
         }
     }
@@ -80,13 +93,14 @@ pub(super) fn admit(
 
 /// Serves a connection until its end.
 pub(super) async fn run(connection: GreetingConnection, shared: Arc<Shared>) {
-    let GreetingConnection { socket, peer, permit } = connection;
+    let GreetingConnection { socket, peer, permit, descriptors } = connection;
     match greet(&socket, &peer, &shared).await {
         Ok(Some((tenant, hello))) => {
-            serve(socket, peer, tenant, hello, permit, &shared).await;
+            let admitted = Admitted { socket, peer, tenant, hello, descriptors };
+            serve(admitted, permit, &shared).await;
         }
         Ok(None) => {}
-        Err(refusal) => refuse(&socket, &refusal, &shared.telemetry),
+        Err(refusal) => refuse(&socket, Some(peer.uid), &refusal, &shared),
     }
 }
 
@@ -95,9 +109,11 @@ fn unidentified(error: &dyn std::fmt::Display) -> HelloRefusal {
 }
 
 /// Sends the refusal and ends the connection.
-fn refuse(socket: &Socket, refusal: &HelloRefusal, telemetry: &Telemetry) {
-    telemetry.count_refused_channel(refusal.reason());
-    tracing::info!(?refusal, "connection refused");
+fn refuse(socket: &Socket, uid: Option<u32>, refusal: &HelloRefusal, shared: &Shared) {
+    shared.telemetry.count_refused_channel(refusal.reason());
+    if shared.lines.may_write(&uid.map_or_else(|| "unidentified".to_owned(), |uid| format!("uid-{uid}"))) {
+        tracing::info!(uid, ?refusal, "connection refused");
+    }
     // There is room for one small packet, unless the peer has left.
     let _ = socket.try_send(&refusal.frame());
     socket.shutdown();
@@ -111,17 +127,14 @@ async fn greet(
     shared: &Shared,
 ) -> Result<Option<(String, v1::Hello)>, HelloRefusal> {
     let tenant = shared.rules.tenant_of(peer).map_err(|error| unidentified(&error))?;
-    let mut buffer = vec![0; protocol::FRAME_BYTES_MAX];
-    let Ok(received) = tokio::time::timeout(shared.hello_timeout, socket.receive(&mut buffer)).await else {
+    let receive = socket.receive(|buffer, packet| frame_unless_end(buffer, packet, peer.pid));
+    let Ok(received) = tokio::time::timeout(shared.hello_timeout, receive).await else {
         let problem = format!("no hello within {} ms", shared.hello_timeout.as_millis());
         return Err(HelloRefusal::Broken { problem });
     };
-    let packet = match received {
-        Ok(packet) if !packet.is_end() => packet,
-        Ok(_) | Err(_) => return Ok(None),
-    };
+    let Ok(Some(frame)) = received else { return Ok(None) };
     let broken = |problem| HelloRefusal::Broken { problem };
-    match whole_frame(&buffer, packet, peer.pid).map_err(broken)? {
+    match frame.map_err(broken)? {
         Received::Hello(hello) if hello.protocol_major == protocol::PROTOCOL_MAJOR => {
             Ok(Some((tenant, hello)))
         }
@@ -130,15 +143,18 @@ async fn greet(
     }
 }
 
-/// Registers the channel, reports it to the core, and carries frames both ways until the channel ends.
-async fn serve(
+/// A connection that has said hello.
+struct Admitted {
     socket: Socket,
     peer: Peer,
     tenant: String,
     hello: v1::Hello,
-    permit: GreetingPermit,
-    shared: &Shared,
-) {
+    descriptors: DescriptorShare,
+}
+
+/// Registers the channel, reports it to the core, and carries frames both ways until the channel ends.
+async fn serve(admitted: Admitted, permit: GreetingPermit, shared: &Shared) {
+    let Admitted { socket, peer, tenant, hello, descriptors } = admitted;
     let Shared { channels, inbox, .. } = shared;
     let Peer { pid, uid, pidfd, .. } = peer;
     let pidfd = Arc::new(pidfd);
@@ -148,7 +164,7 @@ async fn serve(
         Ok(watched) => watched,
         Err(error) => {
             let problem = format!("the process cannot be watched: {error}");
-            return refuse(&socket, &HelloRefusal::Unidentified { problem }, &shared.telemetry);
+            return refuse(&socket, Some(uid), &HelloRefusal::Unidentified { problem }, shared);
         }
     };
     let channel = channels.next_id();
@@ -159,6 +175,7 @@ async fn serve(
         process: ClientProcess::new(pid, pidfd),
         features,
         words,
+        _descriptors: Some(descriptors),
         forgotten: Notify::new(),
         image_check: Notify::new(),
         process_settled: Notify::new(),
@@ -214,12 +231,8 @@ fn create_word_table(features: u64, slots: u32) -> (u64, Option<WordTable>) {
 /// no client fills the reactor's queue.
 async fn read(entry: &Entry, channel: ChannelId, pid: u32, shared: &Shared) {
     let Shared { inbox, telemetry, .. } = shared;
-    let mut buffer = vec![0; protocol::FRAME_BYTES_MAX];
-    while let Ok(packet) = entry.socket.receive(&mut buffer).await {
-        if packet.is_end() {
-            break;
-        }
-        let received = whole_frame(&buffer, packet, pid);
+    let next = || entry.socket.receive(|buffer, packet| frame_unless_end(buffer, packet, pid));
+    while let Ok(Some(received)) = next().await {
         if let Ok(Received::Frame { frame, trace }) = &received {
             telemetry.begin_pin(channel, frame, trace.as_ref());
         }
@@ -291,6 +304,10 @@ fn log_send_error(channel: ChannelId, frame: &OutFrame, error: &io::Error) {
             tracing::warn!(channel = channel.0, %error, fds, bytes, "the frame could not be sent: channel ended")
         }
     }
+}
+
+fn frame_unless_end(buffer: &[u8], packet: Packet, pid: u32) -> Option<Result<Received, String>> {
+    (!packet.is_end()).then(|| whole_frame(buffer, packet, pid))
 }
 
 /// Decodes a packet that holds exactly one frame, sent by the process of the session.

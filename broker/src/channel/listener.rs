@@ -11,10 +11,10 @@ use super::{
     hello_gate::{Bounds, Gate},
 };
 use crate::{
-    platform::{readiness, tenant_rules::Rules},
+    platform::{descriptor_shares::DescriptorShares, readiness, tenant_rules::Rules},
     reactor::Inbox,
     socket_keeper::Listener,
-    telemetry::Telemetry,
+    telemetry::{PeerLines, Telemetry},
 };
 
 /// Pause before the next accept when the process has no descriptor left.
@@ -35,6 +35,8 @@ pub struct ChannelOptions {
     pub word_slots: u32,
     /// Counts refusals.
     pub telemetry: Telemetry,
+    /// Shared with the connections of gRPC.
+    pub descriptors: DescriptorShares,
 }
 
 /// Serves `channel.sock` until `stop` is done, and then ends every channel.
@@ -47,16 +49,33 @@ pub async fn serve(
 ) -> io::Result<()> {
     let Listener { socket, mut replacements } = listener;
     let mut listener = readiness::of_socket(socket)?;
-    let ChannelOptions { rules, hello_timeout, greeting_max, greeting_per_uid_max, word_slots, telemetry } =
-        options;
+    let ChannelOptions {
+        rules,
+        hello_timeout,
+        greeting_max,
+        greeting_per_uid_max,
+        word_slots,
+        telemetry,
+        descriptors,
+    } = options;
     let gate = Gate::new(Bounds { all: greeting_max, per_uid: greeting_per_uid_max });
-    let shared = Arc::new(Shared { channels, inbox, rules, hello_timeout, word_slots, telemetry });
+    let shared = Arc::new(Shared {
+        channels,
+        inbox,
+        rules,
+        hello_timeout,
+        word_slots,
+        telemetry,
+        gate,
+        descriptors,
+        lines: PeerLines::default(),
+    });
     let mut connections = JoinSet::new();
     let mut stop = std::pin::pin!(stop);
     loop {
         tokio::select! {
             accepted = accept(&listener) => match accepted {
-                Ok(fd) => match connection::admit(fd, &gate, &shared.telemetry) {
+                Ok(fd) => match connection::admit(fd, &shared) {
                     Ok(Some(greeting)) => {
                         connections.spawn(connection::run(greeting, Arc::clone(&shared)));
                     }

@@ -41,6 +41,7 @@ pub use word_table::EvictOutcome;
 pub(crate) use word_table::{Use, WordTable};
 
 use crate::platform::{
+    descriptor_shares::DescriptorShare,
     peer,
     process::{Image, Process},
 };
@@ -73,6 +74,8 @@ struct Entry {
     features: u64,
     /// Present with the feature `Pins`.
     words: Option<WordTable>,
+    /// The user's share of the daemon's descriptors.
+    _descriptors: Option<DescriptorShare>,
     forgotten: Notify,
     /// Asks for a check whether the process has executed a program.
     image_check: Notify,

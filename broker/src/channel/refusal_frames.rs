@@ -6,6 +6,7 @@ use vramd_proto::{channel as protocol, v1};
 use vramd_types::Reason;
 
 use super::OutFrame;
+use crate::platform::descriptor_shares::TooFewDescriptors;
 
 /// Why the shell itself refuses a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +15,8 @@ pub(super) enum HelloRefusal {
     Unidentified { problem: String },
     /// Too many connections have not said hello yet.
     TooMany { limit: usize },
+    /// Too few of the daemon's descriptors are left for another session of the user.
+    FewDescriptors(TooFewDescriptors),
     /// The client speaks another major version of the protocol.
     Version { client_major: u32 },
     /// The first packet is no valid hello, or comes from another process than the one that connected.
@@ -25,6 +28,7 @@ impl HelloRefusal {
         match self {
             Self::Unidentified { .. } => Reason::PeerUnidentified,
             Self::TooMany { .. } => Reason::QueueFull,
+            Self::FewDescriptors(_) => Reason::OpenFilesLimit,
             Self::Version { .. } => Reason::ProtocolVersion,
             Self::Broken { .. } => Reason::ProtocolBroken,
         }
@@ -34,6 +38,14 @@ impl HelloRefusal {
         let refused = match self {
             Self::Unidentified { problem } => shell(Reason::PeerUnidentified, problem.clone(), vec![]),
             Self::TooMany { limit } => of_core(&Refusal::QueueFull { limit: *limit }),
+            Self::FewDescriptors(TooFewDescriptors { limit }) => shell(
+                Reason::OpenFilesLimit,
+                format!(
+                    "the daemon may have {limit} open files, and too few are left for another session of this user. \
+                     Close sessions, or ask an operator to raise the daemon's limit of open files (LimitNOFILE)"
+                ),
+                vec![("limit_count", limit.to_string())],
+            ),
             Self::Version { client_major } => shell(
                 Reason::ProtocolVersion,
                 format!(
@@ -75,6 +87,7 @@ mod tests {
         let cases = [
             (HelloRefusal::Unidentified { problem: "pid 0".into() }, Reason::PeerUnidentified, 16),
             (HelloRefusal::TooMany { limit: 4 }, Reason::QueueFull, 8),
+            (HelloRefusal::FewDescriptors(TooFewDescriptors { limit: 128 }), Reason::OpenFilesLimit, 8),
             (HelloRefusal::Version { client_major: 9 }, Reason::ProtocolVersion, 9),
             (HelloRefusal::Broken { problem: "no hello".into() }, Reason::ProtocolBroken, 9),
         ];

@@ -1,6 +1,7 @@
 //! A SOCK_SEQPACKET socket for tasks: it receives whole packets with their senders, and sends packets with descriptors.
 
 use std::{
+    cell::RefCell,
     io::{self, IoSlice},
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -8,13 +9,18 @@ use std::{
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown};
 use tokio::io::unix::AsyncFd;
-use vramd_proto::channel::FDS_PER_PACKET_MAX;
+use vramd_proto::channel::{FDS_PER_PACKET_MAX, FRAME_BYTES_MAX};
 
 use super::OutFrame;
 use crate::platform::{
     credentials::{self, Packet},
     readiness,
 };
+
+thread_local! {
+    /// The packet that this thread receives.
+    static BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; FRAME_BYTES_MAX].into());
+}
 
 #[derive(Debug)]
 pub(super) struct Socket {
@@ -27,11 +33,16 @@ impl Socket {
         Ok(Self { fd: readiness::of_socket(fd)? })
     }
 
-    /// Receives the next packet. Descriptors in it are not taken: the kernel closes them and reports that.
-    pub(super) async fn receive(&self, buffer: &mut [u8]) -> io::Result<Packet> {
+    /// Receives the next packet and has it read at once, so that sessions need no buffers of their own. Descriptors in
+    /// the packet are not taken: the kernel closes them and reports that.
+    pub(super) async fn receive<T>(&self, mut read: impl FnMut(&[u8], Packet) -> T) -> io::Result<T> {
         loop {
             let mut ready = self.fd.readable().await?;
-            match ready.try_io(|fd| credentials::receive(fd.as_fd(), buffer)) {
+            let received = BUFFER.with_borrow_mut(|buffer| {
+                let packet = ready.try_io(|fd| credentials::receive(fd.as_fd(), buffer));
+                packet.map(|packet| packet.map(|packet| read(buffer, packet)))
+            });
+            match received {
                 Ok(result) => return result,
                 Err(_would_block) => {}
             }
@@ -117,9 +128,9 @@ mod tests {
     async fn a_packet_names_its_sender() {
         let (ours, theirs) = pair();
         send_fds(&theirs, b"hello", &[]);
-        let mut buffer = [0; 16];
-        let packet = ours.receive(&mut buffer).await.unwrap();
-        assert_eq!(&buffer[..packet.bytes], b"hello");
+        let read = |bytes: &[u8], packet: Packet| (bytes[..packet.bytes].to_vec(), packet);
+        let (bytes, packet) = ours.receive(read).await.unwrap();
+        assert_eq!(bytes, b"hello");
         assert_eq!(packet.sender.map(|sender| sender.pid), Some(std::process::id().cast_signed()));
         assert!(!packet.truncated && !packet.fds_dropped && !packet.is_end());
     }
@@ -128,10 +139,9 @@ mod tests {
     async fn descriptors_are_not_taken_and_too_much_is_noticed() {
         let (ours, theirs) = pair();
         let (mut probe, watched) = io::pipe().unwrap();
-        send_fds(&theirs, b"take these", &[watched.as_fd(), watched.as_fd()]);
+        send_fds(&theirs, &vec![b'x'; FRAME_BYTES_MAX + 1], &[watched.as_fd(), watched.as_fd()]);
         drop(watched);
-        let mut buffer = [0; 4];
-        let packet = ours.receive(&mut buffer).await.unwrap();
+        let packet = ours.receive(|_, packet| packet).await.unwrap();
         assert!(packet.truncated && packet.fds_dropped);
         // The pipe's other end is closed everywhere: a leaked copy would let this read wait.
         assert_eq!(io::Read::read(&mut probe, &mut [0; 1]).unwrap(), 0);
@@ -141,10 +151,9 @@ mod tests {
     async fn an_empty_packet_is_not_the_end() {
         let (ours, theirs) = pair();
         send_fds(&theirs, b"", &[]);
-        let mut buffer = [0; 4];
-        assert!(!ours.receive(&mut buffer).await.unwrap().is_end());
+        assert!(!ours.receive(|_, packet| packet.is_end()).await.unwrap());
         drop(theirs);
-        assert!(ours.receive(&mut buffer).await.unwrap().is_end());
+        assert!(ours.receive(|_, packet| packet.is_end()).await.unwrap());
     }
 
     #[tokio::test]

@@ -85,6 +85,7 @@ impl Daemon {
             greeting_per_uid_max: greeting_max,
             word_slots: 16,
             telemetry: crate::telemetry::Telemetry::default(),
+            descriptors: crate::platform::descriptor_shares::DescriptorShares::default(),
         };
         let (stop, mut stopped) = watch::channel(false);
         let stopped = async move { drop(stopped.wait_for(|stop| *stop).await) };

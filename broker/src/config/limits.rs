@@ -72,6 +72,9 @@ pub struct Limits {
     /// Maximum connections of one user to `vramd.sock`, and as many to `admin.sock`.
     #[serde(deserialize_with = "above_zero")]
     pub connections_per_uid_max: usize,
+    /// A quantity: maximum bytes of connections, requests and unwritten answers that the daemon holds for one user.
+    #[serde(deserialize_with = "bytes")]
+    pub held_bytes_per_uid_max: Bytes,
     /// Maximum watches at once.
     #[serde(deserialize_with = "above_zero")]
     pub watches_max: usize,
@@ -80,6 +83,9 @@ pub struct Limits {
     pub watch_events_max: usize,
     #[serde(rename = "hello_timeout_ms", deserialize_with = "millis")]
     pub hello_timeout: Duration,
+    /// How long a gRPC request may take to arrive as a whole.
+    #[serde(rename = "request_read_timeout_ms", deserialize_with = "millis")]
+    pub request_read_timeout: Duration,
     /// Maximum time of one gRPC call, whatever its caller allows.
     #[serde(rename = "request_timeout_ms", deserialize_with = "millis")]
     pub request_timeout: Duration,
@@ -141,9 +147,11 @@ impl Default for Limits {
             greeting_max: 256,
             greeting_per_uid_max: 64,
             connections_per_uid_max: 1024,
+            held_bytes_per_uid_max: Bytes::mib(40),
             watches_max: 16,
             watch_events_max: 1024,
             hello_timeout: Duration::from_secs(5),
+            request_read_timeout: Duration::from_secs(10),
             request_timeout: Duration::from_secs(300),
         }
     }

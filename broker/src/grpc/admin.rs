@@ -87,6 +87,7 @@ impl Admin {
             self.inbox.operator_request(|call| Event::Operator { call, uid: operator.uid, key, request })
         })
         .await
+        .map_err(decision::Fault::for_operator)
     }
 
     async fn read<T: Send + 'static>(

@@ -10,7 +10,7 @@ use broker_core as core;
 use tonic::{Request, Status};
 use vramd_types::SessionId;
 
-use super::status;
+use super::{intake::Held, status};
 use crate::platform::{
     credentials,
     peer::{Peer, Unidentified},
@@ -72,19 +72,27 @@ impl Origin {
 
 /// The process behind a client's call.
 #[derive(Clone, Debug)]
-pub(super) struct Caller(Origin);
+pub(super) struct Caller {
+    origin: Origin,
+    held: Option<Held>,
+}
 
 impl Caller {
     /// Identifies the caller, or refuses the call with UNAUTHENTICATED.
     pub(super) fn of<T>(request: &Request<T>) -> Result<Self, Status> {
         let origin = origin(request)?;
         origin.process()?;
-        Ok(Self(origin))
+        Ok(Self { origin, held: request.extensions().get().cloned() })
+    }
+
+    /// Returns the charges of the request, which last until the core has answered it.
+    pub(super) fn held(&self) -> Option<Held> {
+        self.held.clone()
     }
 
     /// Passes the process to a closure that asks the kernel more about it.
     pub(super) fn with_peer<T>(&self, read: impl FnOnce(&Peer) -> T) -> Option<T> {
-        match &*self.0.0 {
+        match &*self.origin.0 {
             Connector::Known(peer) => Some(read(peer)),
             Connector::Gone(_) | Connector::Unknown => None,
         }
@@ -92,9 +100,9 @@ impl Caller {
 
     /// Returns the process if it lives. A call after its end does not come from the session's process.
     pub(super) fn living(&self, session: SessionId) -> Result<core::Peer, Status> {
-        match self.0.process()? {
+        match self.origin.process()? {
             (peer, true) => Ok(peer),
-            (peer, false) => Err(status::refused(&core::Refusal::SessionForeign { session, pid: peer.pid })),
+            (_, false) => Err(status::refused(&core::Refusal::SessionLost { session })),
         }
     }
 }
@@ -142,11 +150,11 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_gone_is_foreign_and_no_operator() {
+    fn a_process_that_is_gone_has_no_session_and_is_no_operator() {
         let gone = Connector::Gone(core::Peer { pid: 7, uid: 0 });
         let request = request(Origin(Arc::new(gone)));
-        let foreign = Caller::of(&request).unwrap().living(SessionId::from_raw(1)).unwrap_err();
-        assert_eq!(foreign.code(), tonic::Code::PermissionDenied);
+        let lost = Caller::of(&request).unwrap().living(SessionId::from_raw(1)).unwrap_err();
+        assert_eq!(lost.code(), tonic::Code::FailedPrecondition);
         let denied = Operator::of(&request, &BTreeSet::from([0])).unwrap_err();
         assert_eq!(denied.code(), tonic::Code::PermissionDenied);
     }

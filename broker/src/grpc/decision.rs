@@ -17,11 +17,11 @@ pub(super) async fn decide<Q>(
     request: Q,
     about: impl FnOnce(&Q) -> Vec<AllocationId>,
     ask: impl FnOnce(Q) -> Result<oneshot::Receiver<Outcome>, Refusal>,
-) -> Result<Reply, Status> {
+) -> Result<Reply, Fault> {
     let decision =
         telemetry.begin_decision("decide").map(|decision| decision.with_allocations(about(&request)));
     let outcome = match ask(request) {
-        Ok(answer) => answer.await.map_err(|_| status::stopping())?,
+        Ok(answer) => answer.await.map_err(|_| Fault::Stopping)?,
         Err(refusal) => Err(refusal),
     };
     match &outcome {
@@ -40,18 +40,44 @@ pub(super) async fn decide<Q>(
         Ok(_) => end_span(decision, Ok(())),
         Err(refusal) => end_span(decision, Err(refusal)),
     }
-    outcome.map_err(|refusal| refused(&refusal))
+    outcome.map_err(Fault::Refused)
+}
+
+/// Why a call gets no reply.
+#[derive(Debug)]
+pub(super) enum Fault {
+    Refused(Refusal),
+    /// The reactor has ended.
+    Stopping,
+}
+
+impl Fault {
+    /// The status for an operator.
+    pub(super) fn for_operator(self) -> Status {
+        match self {
+            Self::Refused(refusal) => refused(&refusal),
+            Self::Stopping => status::stopping(),
+        }
+    }
+
+    /// The status for a client, which learns nothing about sessions of others.
+    pub(super) fn for_client(self) -> Status {
+        match self {
+            Self::Refused(refusal) => refused(&status::without_other_sessions(refusal)),
+            Self::Stopping => status::stopping(),
+        }
+    }
 }
 
 /// Reads the broker's state, which may be refused.
 pub(super) async fn read<T>(
     telemetry: &Telemetry,
     read: impl Future<Output = Option<Result<T, Refusal>>>,
-) -> Result<T, Status> {
+) -> Result<T, Fault> {
     let decision = telemetry.begin_decision("look");
-    let outcome = read.await.ok_or_else(status::stopping)?;
+    let outcome = read.await.ok_or(Fault::Stopping)?;
     end_span(decision, outcome.as_ref().map(|_| ()));
-    outcome.map_err(|refusal| refused(&refusal))
+    outcome.map_err(Fault::Refused)
 }
 
 fn end_span(decision: Option<Decision>, outcome: Result<(), &Refusal>) {

@@ -49,7 +49,7 @@ impl Memory {
         key: Option<RequestKey>,
         request: ClientRequest,
     ) -> Result<Reply, Status> {
-        let peer = caller.living(session)?;
+        let (peer, held) = (caller.living(session)?, caller.held());
         let about = |request: &ClientRequest| match request {
             ClientRequest::FreeBatch(ids) | ClientRequest::Detach(ids) => ids.clone(),
             ClientRequest::Seal(id) | ClientRequest::Advise(id, _) => vec![*id],
@@ -59,16 +59,17 @@ impl Memory {
             | ClientRequest::AttachUnpinned(_) => Vec::new(),
         };
         decision::decide(&self.telemetry, request, about, |request| {
-            self.inbox.request(|call| Event::Client { call, session, peer, key, request })
+            self.inbox.request(held, |call| Event::Client { call, session, peer, key, request })
         })
         .await
+        .map_err(decision::Fault::for_client)
     }
 
     async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Broker) -> Result<T, Refusal> + Send + 'static,
     ) -> Result<T, Status> {
-        decision::read(&self.telemetry, self.inbox.read(read)).await
+        decision::read(&self.telemetry, self.inbox.read(read)).await.map_err(decision::Fault::for_client)
     }
 }
 

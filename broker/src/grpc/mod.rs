@@ -1,7 +1,7 @@
 //! The two gRPC sockets: `vramd.sock` for clients, `admin.sock` for operators.
 //!
 //! ```text
-//!   connection ─▶ observe ─▶ deadline ─▶ service: identify caller ─▶ convert ─▶ inbox ─▶ … ─▶ convert or status ─▶ answer
+//!   connection ─▶ observe ─▶ intake ─▶ deadline ─▶ service: identify caller ─▶ convert ─▶ inbox ─▶ … ─▶ convert or status ─▶ answer
 //! ```
 //!
 //! The only decision here is whether a caller is an operator. Requests become the core's types, its answers become messages, and one
@@ -12,13 +12,17 @@
 //! the percent-encoded path, which HTTP/2 servers refuse as malformed.
 
 mod admin;
+mod budget;
 mod caller;
 mod connections;
 mod convert;
 mod deadline;
 mod decision;
 mod file_loading;
+mod frames;
+mod intake;
 mod memory;
+mod message_rules;
 mod observe;
 mod open_calls;
 mod serve;

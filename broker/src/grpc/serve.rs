@@ -16,26 +16,38 @@ use vramd_proto::v1::{admin_service_server::AdminServiceServer, memory_service_s
 
 use super::{
     admin::{Admin, NodeFacts},
+    budget::Budgets,
     connections::{Admission, incoming, listening},
     deadline::DeadlineLayer,
     file_loading::Loading,
+    intake::IntakeLayer,
     memory::Memory,
+    message_rules::MessageRules,
     observe::ObserveLayer,
     open_calls::OpenCalls,
 };
 use crate::{
-    channel::Channels, events::Events, moves::Moves, reactor::Inbox, socket_keeper::Listener,
-    telemetry::Telemetry,
+    channel::Channels, events::Events, moves::Moves, platform::descriptor_shares::DescriptorShares,
+    reactor::Inbox, socket_keeper::Listener, telemetry::Telemetry,
 };
 
 const MEMORY_SERVICE: &str = MemoryServiceServer::<Memory>::NAME;
 const ADMIN_SERVICE: &str = AdminServiceServer::<Admin>::NAME;
 
-/// Maximum calls at once on one connection.
-const STREAMS_PER_CONNECTION_MAX: u32 = 256;
+/// Maximum calls at once on one connection. Further ones wait at the client. The HTTP/2 library takes memory for each
+/// before any budget is asked, so this bounds what all connections of one uid can take by calls that are refused.
+const STREAMS_PER_CONNECTION_MAX: u32 = 64;
 
 /// Maximum bytes of the headers of one request.
 const HEADERS_BYTES_MAX: u32 = 16 << 10;
+
+/// Maximum bytes that the daemon receives on a connection and has not read from its call yet, and on one stream. Calls
+/// read at once, so a small window costs them nothing.
+const CONNECTION_WINDOW_BYTES: u32 = 128 << 10;
+const STREAM_WINDOW_BYTES: u32 = 64 << 10;
+
+/// Maximum bytes of one message of a client that sends a stream of them.
+const STREAMED_MESSAGE_BYTES_MAX: usize = 16 << 10;
 
 /// The listening sockets. They are bound before, so that no client finds a socket on which the daemon does not listen
 /// yet.
@@ -57,6 +69,15 @@ pub struct GrpcOptions {
     pub stop_grace: Duration,
     /// Maximum connections of one uid, on each socket.
     pub connections_per_uid_max: usize,
+    /// Maximum bytes that the daemon holds for one uid: connections, requests, and answers that are not written.
+    pub held_bytes_per_uid_max: usize,
+    /// How long a request, and any part of it, may take to arrive as a whole.
+    pub request_read_timeout: Duration,
+    /// Shared with the sessions.
+    pub descriptors: DescriptorShares,
+    /// The core's bounds on the items of a batch, and on the readers of an item.
+    pub batch_items_max: usize,
+    pub readers_max: usize,
     /// Observes each call.
     pub telemetry: Telemetry,
     pub moves: Moves,
@@ -94,19 +115,15 @@ pub async fn serve(
     let admin = with_tools(Routes::new(AdminServiceServer::new(admin)), ADMIN_SERVICE, &health)?;
 
     let calls = OpenCalls::default();
+    let budgets = Budgets::new(options.held_bytes_per_uid_max);
+    // Operators have budgets of their own on their socket.
+    let memory_door = Admission::new(&options, budgets.clone(), BTreeSet::new());
+    let admin_door = Admission::new(&options, budgets, options.operators.clone());
     let (stopping, stopped) = watch::channel(false);
     let sockets = async {
         tokio::try_join!(
-            socket(listeners.memory, memory, &inbox, &options, BTreeSet::new(), &calls, stopped.clone()),
-            socket(
-                listeners.admin,
-                admin,
-                &inbox,
-                &options,
-                options.operators.clone(),
-                &calls,
-                stopped.clone()
-            ),
+            socket(listeners.memory, memory, &inbox, &options, memory_door, &calls, stopped.clone()),
+            socket(listeners.admin, admin, &inbox, &options, admin_door, &calls, stopped.clone()),
         )
     };
     let end = async {
@@ -129,23 +146,27 @@ async fn socket(
     routes: Routes,
     inbox: &Inbox,
     options: &GrpcOptions,
-    always: BTreeSet<u32>,
+    door: Admission,
     calls: &OpenCalls,
     mut stopped: watch::Receiver<bool>,
 ) -> Result<(), ServeError> {
     let Listener { socket, replacements } = listener;
-    let door = Admission { per_uid_max: options.connections_per_uid_max, always };
     let connections = incoming(listening(socket)?, replacements, door);
     let stop = async move {
         // An error means that the sender is gone, and the server with it.
         let _ = stopped.wait_for(|stopped| *stopped).await;
     };
     let calls = calls.clone();
+    let rules = MessageRules { batch_items_max: options.batch_items_max, readers_max: options.readers_max };
+    let intake = IntakeLayer { read_timeout: options.request_read_timeout, rules };
     Server::builder()
         .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
         .http2_max_header_list_size(HEADERS_BYTES_MAX)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .layer(MapFutureLayer::new(move |call| calls.clone().during(call)))
         .layer(option_layer(ObserveLayer::new(&options.telemetry)))
+        .layer(intake)
         .layer(DeadlineLayer::new(options.call_timeout, inbox.clone()))
         .add_routes(routes)
         .serve_with_incoming_shutdown(connections, stop)
@@ -157,7 +178,9 @@ async fn socket(
 fn with_tools(service: Routes, name: &str, health: &HealthReporter) -> Result<Routes, ServeError> {
     let health = HealthServer::new(HealthService::from_health_reporter(health.clone()));
     let service = service.add_service(health);
-    Ok(service.add_service(reflection(name).build_v1()?).add_service(reflection(name).build_v1alpha()?))
+    let v1 = reflection(name).build_v1()?.max_decoding_message_size(STREAMED_MESSAGE_BYTES_MAX);
+    let v1alpha = reflection(name).build_v1alpha()?.max_decoding_message_size(STREAMED_MESSAGE_BYTES_MAX);
+    Ok(service.add_service(v1).add_service(v1alpha))
 }
 
 /// Describes exactly the services of this socket.

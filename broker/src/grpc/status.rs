@@ -30,6 +30,17 @@ pub(super) fn refused(refusal: &Refusal) -> Status {
     Status::with_error_details(code(refusal.reason()), message, details)
 }
 
+/// Gives a client the same answer for a session of another process, a lost one, and one that never was. So an id tells
+/// nothing about the sessions of others. The core's notices keep the difference for operators.
+pub(super) fn without_other_sessions(refusal: Refusal) -> Refusal {
+    match refusal {
+        Refusal::SessionForeign { session, .. } | Refusal::SessionNotFound { session } => {
+            Refusal::SessionLost { session }
+        }
+        other => other,
+    }
+}
+
 /// Converts the refusal of one item of a batch.
 pub(super) fn item_refused(refusal: &Refusal) -> v1::ItemError {
     v1::ItemError {
@@ -58,6 +69,35 @@ pub(super) fn too_many_watches(limit: usize) -> Status {
         "the node has its maximum of {limit} watches. End another watch, or raise limits.watches_max"
     );
     of_shell(Reason::WatchesTooMany, &message, [("limit_count", limit.to_string())])
+}
+
+/// Refuses a user whose connections, requests and answers take as much memory as they may.
+pub(super) fn user_limit(uid: u32, bytes_max: usize) -> Status {
+    let message = format!(
+        "uid {uid} has {bytes_max} bytes of connections, requests and unread answers in the daemon at most. Wait for \
+         answers, read them, or close connections; or raise limits.held_bytes_per_uid_max"
+    );
+    of_shell(Reason::UserLimit, &message, [("uid", uid.to_string()), ("limit", bytes_max.to_string())])
+}
+
+/// Refuses a request that did not arrive in time.
+pub(super) fn request_unfinished(limit: Duration) -> Status {
+    of_shell(Reason::Deadline, &format!("the request did not arrive as a whole within {limit:?}"), [])
+}
+
+pub(super) fn message_too_large(bytes: usize, bytes_max: usize) -> Status {
+    let message = format!("the request has {bytes} bytes; this method takes {bytes_max} at most");
+    invalid_message(&message, "is larger than the method's bound")
+}
+
+pub(super) fn more_than_one_message() -> Status {
+    let problem = "is followed by further bytes";
+    invalid_message(&format!("the message of the request {problem}"), problem)
+}
+
+fn invalid_message(message: &str, problem: &str) -> Status {
+    let facts = [("field", "message".to_owned()), ("problem", problem.to_owned())];
+    of_shell(Reason::RequestInvalid, message, facts)
 }
 
 /// Refuses a call whose time is over. `waited` says what it waited for.

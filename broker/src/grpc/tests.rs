@@ -56,6 +56,11 @@ fn served_with_grace(operators: &[u32], stop_grace: Duration) -> Served {
         call_timeout: Duration::from_secs(300),
         stop_grace,
         connections_per_uid_max: 4,
+        held_bytes_per_uid_max: 1 << 20,
+        request_read_timeout: Duration::from_secs(10),
+        descriptors: crate::platform::descriptor_shares::DescriptorShares::default(),
+        batch_items_max: 4096,
+        readers_max: 64,
         telemetry: crate::telemetry::Telemetry::default(),
         moves: crate::moves::tests::moves(),
         files: super::Loading::new(crate::reactor::Files::default(), &[], false),
@@ -226,7 +231,7 @@ fn framed(message: &impl prost::Message) -> Vec<u8> {
 #[tokio::test]
 async fn a_full_queue_says_when_to_come_back() {
     let served = served(&[]);
-    let _waiting = [(); 3].map(|()| served.inbox.request(|_| Event::Tick));
+    let _waiting = [(); 3].map(|()| served.inbox.request((), |_| Event::Tick));
     let status = served.memory().await.seal(seal(9)).await.unwrap_err();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "QUEUE_FULL"));
     assert!(status.get_error_details().retry_info().unwrap().retry_delay.is_some());
@@ -381,7 +386,7 @@ async fn a_connection_speaks_for_its_maker_while_that_lives() {
         heir.refused("MemoryService/DescribeAllocation", &describe).await,
         heir.refused("MemoryService/ListAllocations", &list).await,
     ] {
-        assert_eq!((status.code(), reason(&status).as_str()), (Code::PermissionDenied, "SESSION_FOREIGN"));
+        assert_eq!((status.code(), reason(&status).as_str()), (Code::FailedPrecondition, "SESSION_LOST"));
     }
     assert!(served.queue.ready().is_none(), "the broker hears of none of them");
 }

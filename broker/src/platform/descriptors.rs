@@ -33,10 +33,9 @@ impl Descriptors {
         Self { limit, open: open_count().unwrap_or(limit) }
     }
 
-    /// Returns the number of descriptors that client connections may use, if more are open.
-    pub fn exceeded(&self) -> Option<usize> {
-        let usable = usable(self.limit);
-        (self.open > usable).then(|| usize::try_from(usable).unwrap_or(usize::MAX))
+    /// Returns how many descriptors client connections may still use.
+    pub fn free(&self) -> u64 {
+        usable(self.limit).saturating_sub(self.open)
     }
 
     /// The maximum number of extents that leaves room for connections and the daemon's own files.
@@ -112,7 +111,7 @@ mod tests {
         // Other tests of this process open and close descriptors.
         assert!((60..=600).contains(&counted), "{counted}");
         drop(many);
-        assert_eq!(Descriptors { limit: 1024, open: 960 }.exceeded(), None);
-        assert_eq!(Descriptors { limit: 1024, open: 961 }.exceeded(), Some(960));
+        let free = |open| Descriptors { limit: 1024, open }.free();
+        assert_eq!((free(950), free(960), free(961)), (10, 0, 0));
     }
 }

@@ -3,6 +3,7 @@
 pub mod cgroup;
 pub mod client_files;
 pub mod credentials;
+pub mod descriptor_shares;
 pub mod descriptors;
 pub mod gpu;
 pub mod host;

@@ -5,6 +5,7 @@
 //! handled, and completions by the number of submissions.
 
 use std::{
+    any::Any,
     fmt,
     sync::{
         Arc,
@@ -93,9 +94,14 @@ impl Inbox {
         self.send(Message::Driver(completion));
     }
 
-    /// Queues a client's request. The receiver gets one answer, or is closed when the reactor has ended.
-    pub fn request(&self, make: impl FnOnce(CallId) -> Event) -> Result<oneshot::Receiver<Outcome>, Refusal> {
-        self.submit(&self.shared.clients, make)
+    /// Queues a client's request. The receiver gets one answer, or is closed when the reactor has ended. `held` is kept
+    /// until the answer, even if the caller leaves before.
+    pub fn request(
+        &self,
+        held: impl Send + Sync + 'static,
+        make: impl FnOnce(CallId) -> Event,
+    ) -> Result<oneshot::Receiver<Outcome>, Refusal> {
+        self.submit(&self.shared.clients, Box::new(held), make)
     }
 
     /// Queues an operator's request.
@@ -103,7 +109,7 @@ impl Inbox {
         &self,
         make: impl FnOnce(CallId) -> Event,
     ) -> Result<oneshot::Receiver<Outcome>, Refusal> {
-        self.submit(&self.shared.operators, make)
+        self.submit(&self.shared.operators, Box::new(()), make)
     }
 
     /// Reads the broker's state between two batches: at once, or in turn after the queued messages if the reactor works
@@ -157,6 +163,7 @@ impl Inbox {
     fn submit(
         &self,
         permits: &Permits,
+        held: Box<dyn Any + Send + Sync>,
         make: impl FnOnce(CallId) -> Event,
     ) -> Result<oneshot::Receiver<Outcome>, Refusal> {
         let permit = permits.try_enter().ok_or(Refusal::QueueFull { limit: permits.limit })?;
@@ -164,7 +171,7 @@ impl Inbox {
         // Outside a served call no task asks what it waits for.
         let _ = SUBMITTED.try_with(|submitted| submitted.store(call.0, Ordering::Relaxed));
         let (answer, receiver) = oneshot::channel();
-        self.send(Message::Request { call, event: make(call), caller: Caller { answer, permit } });
+        self.send(Message::Request { call, event: make(call), caller: Caller { answer, permit, held } });
         Ok(receiver)
     }
 
@@ -195,13 +202,14 @@ impl Permits {
 pub(crate) struct Caller {
     answer: oneshot::Sender<Outcome>,
     permit: OwnedSemaphorePermit,
+    held: Box<dyn Any + Send + Sync>,
 }
 
 impl Caller {
     /// Answers the call. A caller that has left is answered too.
     pub(crate) fn answer(self, outcome: Outcome) {
         let _ = self.answer.send(outcome);
-        drop(self.permit);
+        drop((self.permit, self.held));
     }
 }
 
@@ -261,15 +269,15 @@ mod tests {
     #[tokio::test]
     async fn a_full_inbox_refuses_until_a_request_is_answered() {
         let (inbox, mut queue) = small();
-        let first = inbox.request(|_| Event::Tick).unwrap();
-        let _second = inbox.request(|_| Event::Tick).unwrap();
-        assert_eq!(inbox.request(|_| Event::Tick).unwrap_err(), Refusal::QueueFull { limit: 2 });
+        let first = inbox.request((), |_| Event::Tick).unwrap();
+        let _second = inbox.request((), |_| Event::Tick).unwrap();
+        assert_eq!(inbox.request((), |_| Event::Tick).unwrap_err(), Refusal::QueueFull { limit: 2 });
         let _operator = inbox.operator_request(|_| Event::Tick).unwrap();
 
         let Some(Message::Request { caller, .. }) = queue.next().await else { panic!("a request") };
         caller.answer(Ok(Reply::QuotaDeleted));
         assert!(matches!(first.await, Ok(Ok(Reply::QuotaDeleted))));
-        inbox.request(|_| Event::Tick).unwrap();
+        inbox.request((), |_| Event::Tick).unwrap();
     }
 
     #[tokio::test]
@@ -285,7 +293,7 @@ mod tests {
     #[tokio::test]
     async fn calls_are_numbered_apart() {
         let (inbox, mut queue) = small();
-        let _answers = [inbox.request(|_| Event::Tick), inbox.request(|_| Event::Tick)];
+        let _answers = [inbox.request((), |_| Event::Tick), inbox.request((), |_| Event::Tick)];
         let Some(Message::Request { call: first, .. }) = queue.next().await else { panic!("a request") };
         let Some(Message::Request { call: second, .. }) = queue.next().await else { panic!("a request") };
         assert_ne!(first, second);
@@ -310,7 +318,7 @@ mod tests {
     async fn a_gone_reactor_is_noticed() {
         let (inbox, queue) = small();
         drop(queue);
-        assert!(inbox.request(|_| Event::Tick).unwrap().await.is_err());
+        assert!(inbox.request((), |_| Event::Tick).unwrap().await.is_err());
         assert_eq!(inbox.read(|_| 1).await, None);
     }
 }

@@ -1,11 +1,13 @@
 //! Writes the broker's notices to the log, as lines with fields.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use broker_core::Notice;
 use tokio::{task::AbortHandle, time::Instant};
 use tracing::{debug, error, info, trace, warn};
 use vramd_types::SessionId;
+
+use crate::telemetry::PeerLines;
 
 /// Minimum time between two lines of one kind about single parts: one request, or the end of one process, can concern
 /// tens of thousands of parts.
@@ -25,6 +27,8 @@ pub(super) struct NoticeLog {
     unreturned: RateLimit,
     returned: RateLimit,
     silent: BTreeMap<SessionId, SilentLine>,
+    /// Lines about sessions, by tenant.
+    sessions: PeerLines<Arc<str>>,
 }
 
 /// The line about a silent session, which is logged unless the session ends before.
@@ -86,6 +90,15 @@ impl NoticeLog {
             Notice::PinStalled { .. } => &mut self.pin_stalled,
             Notice::Unreturned { .. } => &mut self.unreturned,
             Notice::Returned { .. } => &mut self.returned,
+            Notice::SessionOpened { tenant, .. }
+            | Notice::SessionSilent { tenant, .. }
+            | Notice::SessionAnswered { tenant, .. }
+            | Notice::SessionGone { tenant, .. } => {
+                if self.sessions.may_write(tenant) {
+                    log(notice, 0);
+                }
+                return;
+            }
             _ => return log(notice, 0),
         };
         if let Some(left_out) = rate_limit.take_turn() {

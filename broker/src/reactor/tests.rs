@@ -214,7 +214,7 @@ async fn an_allocation_is_answered_after_the_driver_created_it() {
     let session = session(&inbox).await;
     let request = ClientRequest::allocate(vec![spec(Bytes::mib(4))]);
     let answer =
-        inbox.request(|call| Event::Client { call, session, peer: PEER, key: None, request }).unwrap();
+        inbox.request((), |call| Event::Client { call, session, peer: PEER, key: None, request }).unwrap();
     let Ok(Reply::Allocated(views)) = answer.await.unwrap() else { panic!("an allocation") };
     assert_eq!(views[0].resident, Bytes::mib(4));
     assert_eq!(inbox.read(|broker| broker.devices()[0].charged).await, Some(Bytes::mib(4)));
@@ -270,7 +270,7 @@ async fn every_request_of_a_flood_is_answered_before_the_stop() {
     let ask = |_| {
         let request = ClientRequest::FreeBatch(vec![]);
         inbox
-            .request(|call| Event::Client { call, session: unknown, peer: PEER, key: None, request })
+            .request((), |call| Event::Client { call, session: unknown, peer: PEER, key: None, request })
             .unwrap()
     };
     let answers: Vec<_> = (0..2 * BATCH_MAX + 1).map(ask).collect();
@@ -287,7 +287,7 @@ async fn a_stopped_reactor_answers_no_more() {
     inbox.stop();
     reactor.await.unwrap().unwrap();
     assert_eq!(inbox.read(|_| ()).await, None);
-    assert!(inbox.request(|_| Event::Tick).unwrap().await.is_err());
+    assert!(inbox.request((), |_| Event::Tick).unwrap().await.is_err());
 }
 
 #[tokio::test]

@@ -120,7 +120,7 @@ reasons! {
     NotOperator, "NOT_OPERATOR", PermissionDenied, ["uid"],
         "The caller is not an operator: its uid is not in `daemon.operators`.";
     SessionForeign, "SESSION_FOREIGN", PermissionDenied, ["session", "pid"],
-        "The session belongs to another process.";
+        "The session belongs to the process that forked this one. The daemon never sends it.";
     PeerUnidentified, "PEER_UNIDENTIFIED", Unauthenticated, [],
         "The kernel does not identify the calling process, so the daemon cannot charge a tenant.";
     QuotaLimit, "QUOTA_LIMIT", ResourceExhausted, ["tenant", "device", "tier", "limit", "held", "asked"],
@@ -139,6 +139,10 @@ reasons! {
         "Too many requests, or parts of pin calls, already wait in the daemon; try again.";
     SlotsExhausted, "SLOTS_EXHAUSTED", ResourceExhausted, ["session", "limit_count"],
         "The session's word table has no free slot: each part that the session maps, or that is away, takes one.";
+    UserLimit, "USER_LIMIT", ResourceExhausted, ["uid", "limit"],
+        "The connections, requests and unread answers of the caller's user take as much of the daemon's memory as they may: wait for answers and read them, or close connections.";
+    OpenFilesLimit, "OPEN_FILES_LIMIT", ResourceExhausted, ["limit_count"],
+        "The daemon has too few open files left for another session of the caller's user: close sessions, or ask an operator to raise the daemon's limit of open files.";
     WatchesTooMany, "WATCHES_TOO_MANY", ResourceExhausted, ["limit_count"],
         "The node has reached its maximum number of watches.";
     PinsTooMany, "PINS_TOO_MANY", ResourceExhausted, ["allocation", "limit_count"],
@@ -156,7 +160,7 @@ reasons! {
     DeviceNotVisible, "DEVICE_NOT_VISIBLE", FailedPrecondition, ["device"],
         "The session does not see the device.";
     SessionLost, "SESSION_LOST", FailedPrecondition, ["session"],
-        "The session has ended; its mappings stand, and the client can open a new session.";
+        "The calling process has no such session, or it has ended; its mappings stand, and the client can open a new session.";
     SessionMissing, "SESSION_MISSING", FailedPrecondition, [],
         "The call names no session: open one on `channel.sock` first.";
     ProtocolVersion, "PROTOCOL_VERSION", FailedPrecondition, ["daemon_major", "client_major"],

@@ -112,6 +112,30 @@ fn a_tenant_cannot_use_up_the_daemons_descriptors() {
 }
 
 #[test]
+fn a_user_with_many_sessions_keeps_no_other_user_out() {
+    if !has_other_users("a_user_with_many_sessions_keeps_no_other_user_out") {
+        return;
+    }
+    let home = Home::new().with_open_files(256);
+    Config::default().tenant(TEAM_A, "team-a").tenant(TEAM_B, "team-b").write(home.path());
+    let daemon = Daemon::start_in(home);
+    let sockets = daemon.sockets();
+    let mut sessions = Vec::new();
+    let refused: Refused = loop {
+        match vramd_tests::RawSession::open_with(&sockets, vramd_tests::session::hello()) {
+            Ok(session) => sessions.push(session),
+            Err(refused) => break refused,
+        }
+        assert!(sessions.len() < 128, "each session takes two descriptors of the daemon");
+    };
+    refused.is(Reason::OpenFilesLimit);
+    assert!(refused.message.contains("256 open files"), "{refused:?}");
+    let (mut one, mut two) = (open(&daemon, TEAM_A), open(&daemon, TEAM_B));
+    one.ask("allocate 2097152");
+    two.ask("allocate 2097152");
+}
+
+#[test]
 fn operators_connect_while_clients_use_up_all_connections() {
     let home = Home::new().with_open_files(128);
     Config::default().write(home.path());
@@ -128,7 +152,7 @@ fn operators_connect_while_clients_use_up_all_connections() {
     let refused: Refused = vramd_tests::wait::eventually("another is refused", || {
         vramd_tests::RawSession::open_with(&sockets, vramd_tests::session::hello()).err()
     });
-    refused.is(Reason::QueueFull);
+    assert_eq!(refused.is(Reason::OpenFilesLimit).number("limit_count"), 128);
     drop(crowd);
     vramd_tests::wait::eventually("others get in again", || {
         vramd_tests::RawSession::open_with(&sockets, vramd_tests::session::hello()).ok()

@@ -3,7 +3,9 @@
 mod files;
 mod interrupts;
 mod lost_sockets;
+mod memory;
 mod process_ends;
+mod refusal_lines;
 mod state;
 mod surroundings;
 mod unread_log;

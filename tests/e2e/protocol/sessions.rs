@@ -212,10 +212,15 @@ fn a_session_id_is_valid_in_its_own_process_alone() {
     let mut thief = daemon.probe();
     thief.ask("open");
     let state = daemon.state();
-    let refused = thief.refused(&format!("describe {} {allocation}", owner.id()));
-    refused.is(Reason::SessionForeign);
-    assert_eq!(refused.fact("session"), format!("s-{}", owner.id()));
-    assert_eq!(refused.fact("pid"), thief.pid().to_string());
+    // The answers do not tell which ids are sessions: another process's, one that ended, and two that never were.
+    let gone = daemon.open().id();
+    until("the session is gone", || daemon.state().session(gone).is_none());
+    for id in [owner.id(), gone, gone + 1000, 7] {
+        let refused = thief.refused(&format!("describe {id} {allocation}"));
+        let text = format!("the calling process has no session s-{id}, or it has ended. Open a new one");
+        assert_eq!((refused.is(Reason::SessionLost).message.as_str(), refused.facts.len()), (&*text, 1));
+        assert_eq!(refused.fact("session"), format!("s-{id}"));
+    }
     assert_eq!(daemon.state(), state);
     // With a session of its own the child is a client of the same tenant.
     let own = thief.ask("open")["session"].clone();

@@ -86,13 +86,15 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
 }
 
 /// Reasons that only the shell or the client reports.
-const NOT_FROM_THE_BROKER: [Reason; 11] = [
+const NOT_FROM_THE_BROKER: [Reason; 13] = [
     Reason::NotOperator,
     Reason::PeerUnidentified,
     Reason::ProtocolVersion,
     Reason::BrokerGone,
     Reason::DigestMismatch,
     Reason::WatchesTooMany,
+    Reason::UserLimit,
+    Reason::OpenFilesLimit,
     Reason::PoolFull,
     Reason::PinsTooMany,
     Reason::Pinned,

@@ -118,9 +118,11 @@ fn counts_and_times(limits: &Limits) {
         greeting_max,
         greeting_per_uid_max,
         connections_per_uid_max,
+        held_bytes_per_uid_max: _,
         watches_max,
         watch_events_max,
         hello_timeout,
+        request_read_timeout,
         request_timeout,
     } = limits;
     let counts = [
@@ -152,6 +154,7 @@ fn counts_and_times(limits: &Limits) {
         cached_idle_for,
         pin_stall,
         hello_timeout,
+        request_read_timeout,
         request_timeout,
     ];
     assert!(times.iter().all(|time| **time > Duration::ZERO), "{limits:?}");
