@@ -43,6 +43,9 @@ pub const WRITE_BACKS_AHEAD_MAX: usize = 16;
 /// One of this many extents is not used for write-back ahead of need, so that requests find one.
 pub const EXTENT_SPARE_DIVISOR: usize = 10;
 
+/// How many parts of sessions in doubt are asked for in one event beyond those that waiters need.
+pub const ASKED_AHEAD_MAX: usize = 256;
+
 /// The most parts that one `Pin` names.
 pub const PIN_PARTS_MAX: usize = 1024;
 

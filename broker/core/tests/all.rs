@@ -35,6 +35,7 @@ mod purity;
 mod revocations;
 mod sessions;
 mod settings;
+mod silences;
 mod unpinned;
 mod urgency;
 mod wait_figures;

@@ -8,6 +8,7 @@ mod process_ends;
 mod refusal_lines;
 mod state;
 mod surroundings;
+mod silent_sessions;
 mod unread_log;
 
 use std::process::Output;

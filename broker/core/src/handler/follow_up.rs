@@ -135,9 +135,10 @@ impl Broker {
         }
     }
 
-    /// A waiter that nothing would have helped may be helped by another victim; so may a tenant above its limit.
+    /// A waiter that nothing would have helped may be helped by another victim; so may a tenant above its limit, and
+    /// a waiter that counts on a session in doubt.
     fn scan_if_short(&mut self) {
-        if self.line.scan_found_shortage() || self.line.is_any_over_limit() {
+        if self.line.scan_found_shortage() || self.line.is_any_over_limit() || self.is_room_in_doubt() {
             self.follow_ups.add(Work::FullScan);
         }
     }

@@ -99,6 +99,8 @@ registry! {
         "Session memory ends with its session, and unsealed memory ends with its writer.";
     ANSWERED = "INV-SESSION-5", Oracle "sessions/answers.rs",
         "A session is silent once it has not unmapped in time what it was told to, and live again once it has unmapped all of it.";
+    IN_SERIES = "INV-SESSION-6", Oracle "sessions/silences.rs",
+        "Once a session was silent, no room is awaited from one session in doubt after the other, nor from one in doubt where one that answered since would do.";
     SEALED = "INV-SEAL-1", Oracle "requests/sealing.rs",
         "Memory is hashed while no session maps it, and its digest is of the bytes that were read.";
     NAMES = "INV-NAME-1", Recomputed "names.rs",

@@ -64,6 +64,8 @@ pub(crate) struct RoomPlan {
     pub(crate) given_up: BTreeSet<Age>,
     /// Parts that leave for a tier below, each with the arrival of the waiter that needs the room.
     pub(crate) victims: Vec<(PartRef, Arrival)>,
+    /// Parts of sessions in doubt, which are asked to unmap them at the same time.
+    pub(crate) ahead: Vec<PartRef>,
 }
 
 impl RoomPlan {

@@ -32,6 +32,8 @@ pub(crate) struct Revocation {
     pub(crate) attach_waiters: Vec<SessionId>,
     /// When a session that waits for no other part last unpinned it. A stalled call is given time from then.
     pub(crate) last_progress: Time,
+    /// It began for no move: its sessions are in doubt, and the part may have to leave if others are silent.
+    pub(crate) is_ahead: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,6 +10,7 @@ mod session;
 mod slots;
 mod state;
 mod tenant;
+mod trust;
 mod words;
 
 pub(crate) use by_tenant::ByTenant;
@@ -22,4 +23,5 @@ pub(crate) use session::{Session, SessionTable, SilentReason};
 pub(crate) use slots::Slots;
 pub use state::{SessionEvent, SessionState};
 pub(crate) use tenant::{TenantId, Tenants};
+pub(crate) use trust::{Doubt, Trust};
 pub(crate) use words::Words;

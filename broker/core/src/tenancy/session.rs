@@ -7,7 +7,7 @@ use std::{
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, IdSource, SessionId};
 
-use super::{ByTenant, MapQueue, RequestLog, SessionState, TenantId, Words};
+use super::{ByTenant, Doubt, MapQueue, RequestLog, SessionState, TenantId, Trust, Words};
 use crate::{collections::IdMap, event::ChannelId, observed::ChangedKeys, time::Time};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,6 +114,11 @@ impl Session {
         of_answers.into_iter().chain(of_process).flatten()
     }
 
+    /// The silences that the daemon had counted when it last unmapped something as it was told.
+    pub(crate) fn answered(&self) -> u64 {
+        self.words.as_ref().map_or(0, |words| words.answered)
+    }
+
     pub(crate) fn unmap_deadline(&self) -> Option<Time> {
         self.words.as_ref().and_then(|words| words.unmap_deadline)
     }
@@ -132,6 +137,7 @@ pub(crate) struct SessionTable {
     sessions: IdMap<Session>,
     channels: IdMap<SessionId>,
     by_tenant: ByTenant<usize>,
+    pub(crate) trust: Trust,
     pub(crate) changed_keys: ChangedKeys<SessionId>,
 }
 
@@ -143,6 +149,7 @@ impl SessionTable {
             sessions: IdMap::default(),
             channels: IdMap::default(),
             by_tenant: ByTenant::default(),
+            trust: Trust::default(),
             changed_keys: ChangedKeys::default(),
         }
     }
@@ -159,7 +166,23 @@ impl SessionTable {
         let session = self.sessions.remove(id.get())?;
         self.channels.remove(session.channel.0);
         self.by_tenant.change(session.tenant, |count| *count = count.saturating_sub(1));
+        if self.trust.has_silence(session.pid) && !self.iter().any(|(_, other)| other.pid == session.pid) {
+            self.trust.forget(session.pid);
+        }
         Some(session)
+    }
+
+    /// The doubt about a session.
+    pub(crate) fn doubt(&self, id: SessionId) -> Doubt {
+        let session = self.sessions.get(id.get());
+        session.map_or(Doubt::Nothing, |session| self.trust.doubt(session.pid, session.answered()))
+    }
+
+    /// Records that a session did not answer in time.
+    pub(crate) fn record_silence(&mut self, id: SessionId) {
+        if let Some(session) = self.sessions.get(id.get()) {
+            self.trust.record_silence(session.pid, session.answered());
+        }
     }
 
     pub(crate) fn get(&self, id: SessionId) -> Option<&Session> {

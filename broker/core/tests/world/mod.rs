@@ -480,9 +480,13 @@ impl World {
         (channel, answer)
     }
 
+    fn new_pid(&self) -> u32 {
+        100 + u32::try_from(self.channels).expect("few channels")
+    }
+
     /// A session of a process of its own.
     pub fn open(&mut self, tenant: &str) -> Client {
-        let pid = 100 + u32::try_from(self.channels).expect("few channels");
+        let pid = self.new_pid();
         let (channel, answer) = self.hello(tenant, pid, None);
         match answer {
             DaemonFrame::Welcome { session, .. } => Client { channel, session, pid },
@@ -492,14 +496,24 @@ impl World {
 
     /// The same for a session with pins, which maps its word table.
     pub fn open_pinning(&mut self, tenant: &str) -> Client {
-        let client = self.greet_pinning(tenant);
+        let pid = self.new_pid();
+        self.open_pinning_in(pid, tenant)
+    }
+
+    /// The same in a process that may have other sessions.
+    pub fn open_pinning_in(&mut self, pid: u32, tenant: &str) -> Client {
+        let client = self.greet_pinning_in(pid, tenant);
         self.frame(client, ClientFrame::WordsMapped);
         client
     }
 
     /// A session with pins that has not mapped its word table.
     pub fn greet_pinning(&mut self, tenant: &str) -> Client {
-        let pid = 100 + u32::try_from(self.channels).expect("few channels");
+        let pid = self.new_pid();
+        self.greet_pinning_in(pid, tenant)
+    }
+
+    fn greet_pinning_in(&mut self, pid: u32, tenant: &str) -> Client {
         let (channel, answer) = self.hello_with(tenant, pid, None, Vec::new(), true);
         match answer {
             DaemonFrame::Welcome { session, slots, .. } if slots > 0 => Client { channel, session, pid },

@@ -61,6 +61,8 @@ struct Step {
     by_client: bool,
     /// The session that has just sent a frame.
     heard_from: Option<vramd_types::SessionId>,
+    /// It has unmapped what it was told to.
+    has_unmapped: bool,
     /// It was late until then.
     heard_late: bool,
     /// Parts of an allocation that a session detaches: those that it was to be sent.
@@ -318,8 +320,9 @@ impl Oracle {
             }
             Command::RevokeWords { part, words } => self.check_word_revocation(*part, words, broker),
             Command::ForgetWord { channel, slot } => self.check_forgotten_word(*channel, *slot),
-            Command::Notice(Notice::SessionSilent { session, .. }) => {
+            Command::Notice(Notice::SessionSilent { session, reason, .. }) => {
                 self.check_silent(*session);
+                self.record_silence(*session, reason);
                 self.set_silent(*session, true);
             }
             Command::Notice(Notice::SessionAnswered { session, .. }) => {
@@ -372,8 +375,11 @@ impl Oracle {
         self.check_pressure_levels(broker);
         self.check_relief(broker);
         self.check_awaited_copies(broker);
+        self.learn_answers();
+        self.learn_joined_moves(broker);
         self.check_effort(&line, broker);
         self.record_helped(&line, broker);
+        self.check_silences(broker);
         self.record_line(line);
         for (tenant, place) in std::mem::take(&mut self.step.changed_accounts) {
             self.compare_account(tenant, place, broker);

@@ -77,6 +77,7 @@ impl Oracle {
         if self.facts.sessions.get(&session).is_some_and(|session| !session.gone) {
             self.step.gone.push(session);
             self.facts.session_gone(session);
+            self.forget_silences();
         }
     }
 
@@ -169,6 +170,7 @@ impl Oracle {
                     return false;
                 }
                 self.facts.drop_mapping(id, unmapped.part);
+                self.step.has_unmapped |= matches!(phase, Some(MapPhase::Evicting | MapPhase::Revoking));
                 if phase == Some(MapPhase::Evicting) {
                     self.step.to_collect.insert((id, unmapped.part));
                 }
@@ -309,6 +311,7 @@ impl Oracle {
         {
             session.gone = true;
             self.step.gone.push(id);
+            self.forget_silences();
         }
     }
 

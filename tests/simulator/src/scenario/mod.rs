@@ -6,6 +6,7 @@ mod disks;
 mod fault;
 mod fences;
 mod files;
+mod gang;
 mod insistence;
 mod lanes;
 mod lull;
@@ -21,6 +22,7 @@ pub use disks::Disks;
 pub use fault::{Fault, Faults};
 pub use fences::Fences;
 pub use files::Files;
+pub use gang::{GANG_PID, Gang};
 pub use insistence::Insistence;
 pub use lanes::Lanes;
 pub use lull::Lull;
@@ -109,6 +111,8 @@ pub struct Scenario {
     pub crowds: Option<Crowds>,
     /// Owners without pins that attach their memory again, if any.
     pub returning: Option<Returning>,
+    /// Sessions of one process that are silent together, if any.
+    pub gang: Option<Gang>,
 }
 
 pub const TENANTS: [&str; 5] = ["ada", "bea", "cyd", "dot", "eve"];
@@ -170,6 +174,10 @@ impl Scenario {
         if let Some(returning) = &returning {
             returning.apply_to(&mut config, &mut seats);
         }
+        let gang = Gang::draw(plan.seed);
+        if let Some(gang) = &gang {
+            gang.apply_to(&mut config, &mut seats);
+        }
         Self {
             config,
             stored,
@@ -188,6 +196,7 @@ impl Scenario {
             insistence,
             crowds,
             returning,
+            gang,
         }
     }
 }

@@ -7,7 +7,7 @@ use broker_core::{Event, Target, Time};
 use super::{World, queue::Action};
 use crate::{
     dice::Dice,
-    scenario::{Fault, Script},
+    scenario::{Fault, Gang, Script},
 };
 
 /// Acts are numbered by seat and turn, so that one can be left out and the others stay what they are.
@@ -95,8 +95,14 @@ impl World {
         if dice.chance(crash) {
             return self.die(pid);
         }
+        let gang = self.scenario.gang.filter(|gang| gang.has(process.seat));
         if dice.chance(stop) {
             return self.stop(pid, dice);
+        }
+        if let Some(gang) = gang
+            && dice.chance(gang.stops)
+        {
+            return self.stop_gang(gang, dice);
         }
         let (channel, session, known) = (process.channel, process.session, process.known.len());
         let Some(channel) = channel else {
@@ -167,6 +173,19 @@ impl World {
             self.queue.schedule(self.now.after(Duration::from_micros(micros)), 0, Action::Resume(pid));
             self.story.add_line(self.now, || format!("process {pid} is stopped"));
         }
+    }
+
+    /// Stops all sessions of the gang. They go on one after the other.
+    fn stop_gang(&mut self, gang: Gang, dice: &mut Dice) {
+        let stopped =
+            self.processes.values_mut().filter(|process| gang.has(process.seat) && !process.stopped);
+        for process in stopped {
+            process.stopped = true;
+            let micros = dice.between(gang.stop_micros / 4, gang.stop_micros);
+            let when = self.now.after(Duration::from_micros(micros));
+            self.queue.schedule(when, 0, Action::Resume(process.pid));
+        }
+        self.story.add_line(self.now, || "the gang is stopped".to_owned());
     }
 
     /// Opens a new channel. An honest process names the earlier sessions of which it has unmapped everything.

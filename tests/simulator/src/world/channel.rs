@@ -10,6 +10,7 @@ use super::{
     queue::Action,
     words::Words,
 };
+use crate::scenario::GANG_PID;
 
 /// Number of recent allocations that guessing processes may pick from.
 const RECENT_MAX: usize = 48;
@@ -20,7 +21,9 @@ impl World {
         self.last_pid += 1;
         let pid = self.last_pid;
         let threads = self.scenario.crowds.map_or(THREADS, |crowds| crowds.threads);
-        self.processes.insert(pid, Process::new(pid, seat, threads));
+        let is_of_gang = self.scenario.gang.is_some_and(|gang| gang.has(seat));
+        let shown_pid = if is_of_gang { GANG_PID } else { pid };
+        self.processes.insert(pid, Process::new(pid, shown_pid, seat, threads));
         self.seats[seat] = Some(pid);
         self.open_channel(pid, Vec::new());
     }
@@ -35,7 +38,7 @@ impl World {
         let seat = &self.scenario.seats[process.seat];
         let hello = Hello {
             tenant: seat.tenant.to_owned(),
-            pid,
+            pid: process.shown_pid,
             uid: UID,
             client_name: format!("{:?}", seat.script),
             devices: seat.devices.clone(),

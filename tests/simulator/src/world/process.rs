@@ -10,6 +10,8 @@ use super::words::Words;
 #[derive(Debug)]
 pub(super) struct Process {
     pub(super) pid: u32,
+    /// The pid by which the daemon knows it.
+    pub(super) shown_pid: u32,
     pub(super) seat: usize,
     pub(super) stopped: bool,
     pub(super) channel: Option<ChannelId>,
@@ -41,9 +43,10 @@ pub(super) const UID: u32 = 1000;
 pub(super) const THREADS: usize = 2;
 
 impl Process {
-    pub(super) fn new(pid: u32, seat: usize, threads: usize) -> Self {
+    pub(super) fn new(pid: u32, shown_pid: u32, seat: usize, threads: usize) -> Self {
         Self {
             pid,
+            shown_pid,
             seat,
             stopped: false,
             channel: None,
@@ -68,7 +71,7 @@ impl Process {
     }
 
     pub(super) const fn peer(&self) -> Peer {
-        Peer { pid: self.pid, uid: UID }
+        Peer { pid: self.shown_pid, uid: UID }
     }
 
     pub(super) fn add_reference(&mut self, extent: ExtentId) {

@@ -64,6 +64,9 @@ impl Broker {
         for (part, arrived) in plan.victims {
             leaving.extend(self.evict_victim(part, arrived, cause));
         }
+        for part in plan.ahead {
+            self.ask_ahead(part);
+        }
         leaving
     }
 

@@ -8,21 +8,27 @@
 //! - no session uses it ([`Broker::is_unused`]), it has backing, it is not moving, and no operator holds it;
 //! - its tenant is above its guarantee, or waits for the room itself.
 //!
+//! Once a session was silent, the candidates are ordered by doubt first (`tenancy/trust.rs`): what no session in
+//! doubt has to unmap comes before what one has to, even if that is leaving already. A plan then also names parts of
+//! other sessions in doubt, to be unmapped at once: those that answer are the next victims, and a second silence
+//! costs no second deadline.
+//!
 //! Nothing here changes state: the result is a [`RoomPlan`], which `line/make_room.rs` executes. The price is
 //! the number of candidates up to the last one chosen.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use vramd_types::{Bytes, DeviceIndex, ExtentId};
+use vramd_types::{Bytes, DeviceIndex, ExtentId, SessionId};
 
 use crate::{
     broker::Broker,
     command::PartRevocation,
     event::{PartRef, Tier},
     ledger::{Place, Shortage, TrialBalance},
+    limits::ASKED_AHEAD_MAX,
     line::{Footprint, Need, RoomPlan, Unmet},
     pool::Age,
-    tenancy::{Arrival, TenantId},
+    tenancy::{Arrival, Doubt, Session, TenantId},
 };
 
 /// For how many candidates there is room at first.
@@ -31,6 +37,7 @@ const CANDIDATES: usize = 16;
 /// The candidates of one device, and the choice so far.
 struct VictimChooser<'a> {
     broker: &'a Broker,
+    device: DeviceIndex,
     trial: TrialBalance<'a>,
     /// In the order in which they leave, as far as loaded.
     candidates: Vec<Candidate>,
@@ -58,6 +65,15 @@ enum CandidateKind {
     Part(PartRef),
 }
 
+impl CandidateKind {
+    const fn leaving(self) -> Option<ExtentId> {
+        match self {
+            Self::Leaving(extent) => Some(extent),
+            Self::Cached(_) | Self::Part(_) => None,
+        }
+    }
+}
+
 /// The waiter, or the rule, that needs room.
 #[derive(Clone, Copy)]
 struct Beneficiary {
@@ -67,31 +83,43 @@ struct Beneficiary {
 
 impl<'a> VictimChooser<'a> {
     fn on_device(broker: &'a Broker, device: DeviceIndex) -> Option<Self> {
-        Self::among(broker, device, broker.usage.residents.order(device))
+        Self::among(broker, device, move || broker.usage.residents.order(device))
     }
 
     /// The same with these parts only.
-    fn among(
+    fn among<P: Iterator<Item = PartRef> + 'a>(
         broker: &'a Broker,
         device: DeviceIndex,
-        parts: impl Iterator<Item = PartRef> + 'a,
+        parts: impl Fn() -> P + 'a,
     ) -> Option<Self> {
         let candidate = |kind, tenant, size| Candidate { kind, tenant, size, chosen: None };
-        let leaving = broker.line.room.iter().filter(move |(_, was)| was.device == device);
-        let leaving =
-            leaving.map(move |(id, was)| candidate(CandidateKind::Leaving(id), was.tenant, was.size));
-        let cached = broker.pool.cache().iter().filter(move |(_, entry)| entry.device == device);
-        let cached = cached.map(move |(age, it)| candidate(CandidateKind::Cached(age), it.tenant, it.size));
-        let parts = parts.filter(|part| broker.is_movable_now(*part));
-        let parts = parts.filter_map(move |part| {
-            let Footprint { tenant, size, .. } = broker.footprint_of(part)?;
-            Some(candidate(CandidateKind::Part(part), tenant, size))
-        });
+        let all = move || {
+            let leaving = broker.line.room.iter().filter(move |(_, was)| was.device == device);
+            let leaving =
+                leaving.map(move |(id, was)| candidate(CandidateKind::Leaving(id), was.tenant, was.size));
+            let cached = broker.pool.cache().iter().filter(move |(_, entry)| entry.device == device);
+            let cached =
+                cached.map(move |(age, it)| candidate(CandidateKind::Cached(age), it.tenant, it.size));
+            let parts = parts().filter(|part| broker.is_movable_now(*part));
+            let parts = parts.filter_map(move |part| {
+                let Footprint { tenant, size, .. } = broker.footprint_of(part)?;
+                Some(candidate(CandidateKind::Part(part), tenant, size))
+            });
+            leaving.chain(cached).chain(parts)
+        };
+        let is_calm = broker.sessions.trust.is_calm();
+        planted!(broker, DoubtIgnored => is_calm = true);
         Some(Self {
             broker,
+            device,
             trial: broker.ledger.trial(Place::device(device))?,
             candidates: Vec::with_capacity(CANDIDATES),
-            others: Box::new(leaving.chain(cached).chain(parts)),
+            others: match is_calm {
+                true => Box::new(all()),
+                false => Box::new(Doubt::ALL.into_iter().flat_map(move |doubt| {
+                    all().filter(move |candidate| broker.doubt_about_leaving(candidate.kind) == doubt)
+                })),
+            },
             next: 0,
             chosen: Vec::with_capacity(CANDIDATES),
             reused: BTreeSet::new(),
@@ -211,10 +239,12 @@ impl<'a> VictimChooser<'a> {
         if account.guarantee.is_zero() {
             return true;
         }
-        let also = |it: &&Candidate| {
-            it.tenant == tenant && it.chosen.is_none() && matches!(it.kind, CandidateKind::Leaving(_))
+        let chosen = self.chosen.iter().filter_map(|at| self.candidates.get(*at));
+        let counted: BTreeSet<ExtentId> = chosen.filter_map(|candidate| candidate.kind.leaving()).collect();
+        let also = |(id, was): &(ExtentId, Footprint)| {
+            was.tenant == tenant && was.device == self.device && !counted.contains(id)
         };
-        let leaving = self.candidates.iter().filter(also).map(|candidate| candidate.size);
+        let leaving = self.broker.line.room.iter().filter(also).map(|(_, was)| was.size);
         let leaving = leaving.fold(self.trial.subtracted_from(tenant), Bytes::saturating_add);
         account.charged().saturating_sub(leaving) > account.guarantee
     }
@@ -258,7 +288,45 @@ impl<'a> VictimChooser<'a> {
                 (CandidateKind::Part(_), None) => {}
             }
         }
+        plan.ahead = self.choose_ahead(&plan);
         plan
+    }
+
+    /// Chooses parts of other sessions in doubt, one for each: those that come before the victims in the order of
+    /// the policy, so that doubt does not protect them, and all of them if a waiter counts on a session in doubt.
+    fn choose_ahead(&self, plan: &RoomPlan) -> Vec<PartRef> {
+        let (broker, mut ahead) = (self.broker, Vec::new());
+        planted!(broker, AskedInSeries => return ahead);
+        if broker.sessions.trust.is_calm() {
+            return ahead;
+        }
+        let mut victims: BTreeSet<PartRef> = plan.victims.iter().map(|(part, _)| *part).collect();
+        let mut chosen = self.chosen.iter().filter_map(|at| self.candidates.get(*at));
+        let counts_on_doubt = chosen.any(|it| broker.doubt_about_leaving(it.kind) != Doubt::Nothing);
+        let sessions = |part: PartRef| {
+            let mappings = broker.mappings(part).iter().filter(|mapping| mapping.state.is_mapper());
+            mappings.map(|mapping| mapping.session)
+        };
+        let mut asked: BTreeSet<SessionId> = victims.iter().flat_map(|part| sessions(*part)).collect();
+        let by = Beneficiary { arrived: broker.pins.after_all(), tenant: None };
+        for part in broker.usage.residents.order(self.device) {
+            if ahead.len() >= ASKED_AHEAD_MAX || (victims.is_empty() && !counts_on_doubt) {
+                break;
+            }
+            let is_new = |id: SessionId| {
+                let owes = broker.sessions.get(id).is_some_and(Session::owes_unmapped);
+                !owes && broker.sessions.doubt(id) != Doubt::Nothing && !asked.contains(&id)
+            };
+            if victims.remove(&part) || !sessions(part).any(is_new) || !broker.is_movable_now(part) {
+                continue;
+            }
+            let tenant = broker.footprint_of(part).map(|footprint| footprint.tenant);
+            if tenant.is_some_and(|tenant| self.can_go(CandidateKind::Part(part), tenant, by)) {
+                asked.extend(sessions(part));
+                ahead.push(part);
+            }
+        }
+        ahead
     }
 }
 
@@ -352,12 +420,13 @@ impl Broker {
         cold: &[PartRef],
         held_max: Bytes,
     ) -> RoomPlan {
-        let cold = cold.iter().copied();
+        let cold = || cold.iter().copied();
         let Some(mut chooser) = VictimChooser::among(self, device, cold) else { return RoomPlan::default() };
         let by = Beneficiary { arrived: self.pins.after_all(), tenant: None };
         let helps = |trial: &TrialBalance, of| self.reduces_commitment(trial, of, Bytes::ZERO);
         chooser.choose(by, |trial| trial.charged() <= held_max, helps);
-        chooser.plan()
+        // No client waits for this room.
+        RoomPlan { ahead: Vec::new(), ..chooser.plan() }
     }
 
     /// Whether the committed sum falls if the tenant has less there. Guaranteed bytes stay committed.
@@ -368,13 +437,36 @@ impl Broker {
         account.charged().saturating_add(more) > floor
     }
 
+    /// Whether there are waiters, and a session in doubt has to unmap something before room for them is there.
+    pub(crate) fn is_room_in_doubt(&self) -> bool {
+        let is_in_doubt = |extent| self.doubt_about_leaving(CandidateKind::Leaving(extent)) != Doubt::Nothing;
+        !self.sessions.trust.is_calm()
+            && !self.line.is_empty()
+            && self.line.room.iter().any(|(extent, _)| is_in_doubt(extent))
+    }
+
+    /// The greatest doubt about the sessions that have to unmap a candidate before its room is there.
+    fn doubt_about_leaving(&self, candidate: CandidateKind) -> Doubt {
+        let part = match candidate {
+            CandidateKind::Part(part) => Some(part),
+            CandidateKind::Cached(_) => None,
+            // A part that has left its extent may be mapped in another one.
+            CandidateKind::Leaving(extent) => {
+                let part = self.pool.get(extent).and_then(|extent| extent.part);
+                let lies_in = |part: &PartRef| self.allocations.get(part.allocation)?.part(part.part);
+                part.filter(|part| lies_in(part).is_some_and(|entry| entry.extent == extent))
+            }
+        };
+        part.map_or(Doubt::Nothing, |part| self.doubt_about(part))
+    }
+
     /// Whether a part can leave its device once no session uses it.
     fn is_movable_now(&self, part: PartRef) -> bool {
         let is_held = self.moves.is_held(part);
         planted!(self, EvictedThoughHeld => is_held = false);
         self.is_stable(part.allocation)
             && !self.moves.migrations.contains(part)
-            && !self.mapping.revocations.contains_key(&part)
+            && self.mapping.revocations.get(&part).is_none_or(|under_way| under_way.is_ahead)
             && self.moves.backings.contains(&part)
             // A part that a call still waits for may just have arrived. If it left again at once, this could go
             // on for ever.

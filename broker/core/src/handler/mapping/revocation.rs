@@ -48,6 +48,7 @@ impl Broker {
                 }
                 Stage::Words { .. } | Stage::Evict | Stage::Fence { .. } => None,
             };
+            under_way.is_ahead &= op.is_none() && !wait;
             op.into_iter().for_each(|op| under_way.ops.push(op));
             if let Some(until) = lasts {
                 self.arm(until, Timer::Fence(part));
@@ -67,10 +68,23 @@ impl Broker {
         };
         let ops = op.into_iter().collect();
         let (began, last_progress) = (self.pins.next_arrival(), self.shell.now);
-        self.mapping
-            .revocations
-            .insert(part, Revocation { began, stage, ops, attach_waiters: Vec::new(), last_progress });
+        self.mapping.revocations.insert(
+            part,
+            Revocation { began, stage, ops, attach_waiters: Vec::new(), last_progress, is_ahead: false },
+        );
         None
+    }
+
+    /// Has the sessions that map the part unmap it before any waiter needs that. A session that does is trusted
+    /// from then on. A session that does not is silent by the time that its turn would come.
+    pub(crate) fn ask_ahead(&mut self, part: PartRef) {
+        if self.mapping.revocations.contains_key(&part) {
+            return;
+        }
+        self.revoke_part(None, part, false, self.pins.after_all());
+        if let Some(begun) = self.mapping.revocations.get_mut(&part) {
+            begun.is_ahead = true;
+        }
     }
 
     fn revoke_words(&mut self, part: PartRef) -> Stage {

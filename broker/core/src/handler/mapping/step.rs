@@ -28,6 +28,7 @@ impl Broker {
         let unknown = || {
             format!("{event:?} of part {} of {}, which the session does not map", part.part, part.allocation)
         };
+        let silences = self.sessions.trust.silences();
         let session = self.sessions.get_mut(id).ok_or_else(unknown)?;
         let allocation = self.allocations.get_mut(part.allocation).ok_or_else(unknown)?;
         let mapping =
@@ -82,6 +83,13 @@ impl Broker {
         }
         if session.revoking == 0 {
             session.revoke_deadline = None;
+        }
+        if event == MapEvent::Unmapped
+            && matches!(old, MapState::Evicting | MapState::Revoking)
+            && let Some(words) = &mut session.words
+        {
+            planted!(self, AnswerUncounted => silences = words.answered);
+            words.answered = silences;
         }
         if new.is_none()
             && let Entry::Occupied(mut count) = session.maps.entry(part.allocation)

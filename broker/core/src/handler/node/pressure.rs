@@ -296,7 +296,7 @@ impl Broker {
             left = left.saturating_sub(entry.size);
             given_up.insert(age);
         }
-        self.execute(RoomPlan { awaited, given_up, victims: Vec::new() }, Cause::Pressure);
+        self.execute(RoomPlan { awaited, given_up, ..RoomPlan::default() }, Cause::Pressure);
     }
 }
 

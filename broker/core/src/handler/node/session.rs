@@ -7,6 +7,7 @@ use crate::{
     command::{Caller, Command, DaemonFrame, Notice},
     error::Refusal,
     event::{ChannelId, Hello, Lifetime, ProcessStays},
+    follow_up::Fact,
     invariants,
     observed::Transition,
     ops::{Op, OpKind, Requester},
@@ -228,6 +229,11 @@ impl Broker {
         session.state = next;
         session.silent_reason.clone_from(&reason);
         let tenant = session.tenant;
+        if from == SessionState::Live && reason == Some(SilentReason::Overdue) {
+            self.sessions.record_silence(id);
+            // Other victims may be better now, and more of them are asked.
+            self.follow_ups.push(Fact::VictimsChanged);
+        }
         self.schedule_kill_if_silent(id, from);
         if let Some(reason) = reason {
             let (tenant, reason) = (self.tenants.shared(tenant), reason.to_string());
@@ -241,6 +247,9 @@ impl Broker {
         self.end_pins_of(id);
         self.drop_unsent(id);
         let Some(session) = self.sessions.remove(id) else { return };
+        if self.sessions.trust.silences() > 0 {
+            self.follow_ups.push(Fact::VictimsChanged);
+        }
         planted!(self, FdBudgetLeaked => session = Session { fds_in_flight: 0, ..session });
         self.mapping.fds.give_back(session.tenant, session.fds_in_flight);
         if let Some(alarm) = session.alarm {

@@ -7,7 +7,7 @@ use crate::{
     command::PartRevocation,
     event::PartRef,
     residency::{Allocation, MapState, Mapping, Stage},
-    tenancy::Arrival,
+    tenancy::{Arrival, Doubt},
 };
 
 impl Broker {
@@ -34,10 +34,13 @@ impl Broker {
             return None;
         }
         // A session that was sent the part and has not answered counts as using it.
+        let is_asked = self.is_asked_ahead(part);
         let uses = |mapping: &Mapping| {
             let calls = self.pins.protects(part, mapping.session, arrived);
             planted!(self, EvictedThoughPinned => calls = false);
-            mapping.state != MapState::Mapped || calls
+            let is_at_rest =
+                mapping.state == MapState::Mapped || (is_asked && mapping.state == MapState::Evicting);
+            !is_at_rest || calls
         };
         let by = self.mappers(part, uses);
         (!by.is_empty()).then_some(PartRevocation::Pinned { by })
@@ -81,6 +84,17 @@ impl Broker {
     pub(crate) fn silent_mappers(&self, part: PartRef) -> Vec<SessionId> {
         let answers = |id| self.sessions.get(id).is_some_and(|session| session.is_answering());
         self.mappers(part, |mapping| mapping.state.is_mapper() && !answers(mapping.session))
+    }
+
+    /// Whether sessions are unmapping the part although it does not leave yet.
+    pub(crate) fn is_asked_ahead(&self, part: PartRef) -> bool {
+        self.mapping.revocations.get(&part).is_some_and(|under_way| under_way.is_ahead)
+    }
+
+    /// The greatest doubt about the sessions that would have to unmap the part.
+    pub(crate) fn doubt_about(&self, part: PartRef) -> Doubt {
+        let mappers = self.mappings(part).iter().filter(|mapping| mapping.state.is_mapper());
+        mappers.map(|mapping| self.sessions.doubt(mapping.session)).max().unwrap_or(Doubt::Nothing)
     }
 
     pub(crate) fn map_state(&self, id: SessionId, part: PartRef) -> Option<MapState> {

@@ -23,6 +23,7 @@ use super::{
         needs::WaiterNeeds,
     },
     links::shares::{ClassWaits, MissingOnBus},
+    sessions::silences::Silences,
 };
 use crate::world::Content;
 pub(crate) use memory::{
@@ -188,6 +189,8 @@ pub(crate) struct Facts {
     pub(crate) part_waiters: BTreeMap<PartRef, u64>,
     /// Parts that could not be moved since the last survey. The core tries them again after the next.
     pub(crate) failed_parts: BTreeSet<PartRef>,
+    /// Sessions that did not answer in time.
+    pub(crate) silences: Silences,
     /// At least one pin call is stalled.
     pub(crate) any_stalled: bool,
     /// Number of events so far.

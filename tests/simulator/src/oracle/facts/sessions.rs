@@ -46,6 +46,8 @@ pub(crate) struct SessionFacts {
     /// The broker has reported it as silent.
     pub(crate) silent: bool,
     pub(crate) silent_since: Option<Time>,
+    /// How many silences there were when it last unmapped something that it was told to.
+    pub(crate) answered: u64,
     /// Parts that were evicted, or that have no handle pin and were not pinned yet.
     pub(crate) away: BTreeSet<PartRef>,
     /// Parts that it asked to pin and was not sent since. They may be queued although the call is over.

@@ -254,7 +254,7 @@ impl Oracle {
         leavable
     }
 
-    fn is_unused(&self, part: PartRef) -> bool {
+    pub(crate) fn is_unused(&self, part: PartRef) -> bool {
         let is_settled = !self.may_move(part)
             && !self.is_being_evicted(part)
             && !self.is_being_revoked(part)
@@ -282,7 +282,7 @@ impl Oracle {
     }
 
     /// Whether an unanswered pin call waits for the part.
-    fn has_waiting_pin(&self, part: PartRef) -> bool {
+    pub(crate) fn has_waiting_pin(&self, part: PartRef) -> bool {
         let waits = |session: &SessionFacts| {
             session.pin_calls.values().any(|call| !call.answered && call.parts.contains(&part))
         };

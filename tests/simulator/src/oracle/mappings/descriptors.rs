@@ -32,6 +32,7 @@ impl Oracle {
             hears_pressure: hello.pressure,
             silent: false,
             silent_since: None,
+            answered: 0,
             away: Default::default(),
             pin_requested: Default::default(),
             slots: Default::default(),

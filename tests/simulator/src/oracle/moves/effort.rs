@@ -12,6 +12,7 @@ use crate::oracle::{
     Oracle,
     facts::{ExtentFacts, ExtentPhase, Tenant},
     line::{needs::WaiterNeeds, room::Requested, waiting::Leavable},
+    sessions::silences::Doubt,
 };
 
 /// A part that began to leave a place in this event, or left at once.
@@ -182,7 +183,9 @@ impl Oracle {
     fn leaving_before(&self, place: usize, moves: &[MoveView], with_cached: bool) -> Leavable {
         let mut leaving = Leavable::new();
         let older = moves.iter().filter(|it| it.since < self.facts.now && it.cause != Cause::WriteBack);
-        let moving = older.filter_map(|it| self.victim(it.part, it.to, it.cause));
+        // Room is not counted on while a session in doubt has to unmap the part.
+        let certain = older.filter(|it| with_cached || self.doubt_about(it.part) == Doubt::Nothing);
+        let moving = certain.filter_map(|it| self.victim(it.part, it.to, it.cause));
         let moving = moving.filter(|it| it.place == place).map(|it| (it.tenant, it.bytes));
         let is_released = |id: &vramd_types::ExtentId, it: &ExtentFacts| {
             let phase =

@@ -7,6 +7,7 @@ use vramd_types::GRANULARITY;
 use crate::oracle::{
     Oracle,
     facts::{Asked, Call, ExtentPhase, PlaceFacts, Tenant},
+    sessions::silences::Doubt,
 };
 
 impl Oracle {
@@ -41,7 +42,10 @@ impl Oracle {
             let (guarantee, limit) = self.quota_now(tenant, device);
             let left = self.facts.charged(tenant, device).saturating_sub(self.leaving_bytes(tenant, device));
             let (before, with) = (left + last, (left + last).saturating_add(wants));
-            let above = with > guarantee || before > limit || (wants > 0 && with > limit);
+            // For its own waiters a tenant does not count on what a session in doubt has to unmap.
+            let in_doubt = if wants > 0 { self.in_doubt_bytes(tenant, device) } else { 0 };
+            let above =
+                with.saturating_add(in_doubt) > guarantee || before > limit || (wants > 0 && with > limit);
             self.expect(EVICTED, above, || {
                 format!(
                     "tenant {tenant} keeps {left} bytes on device {device}, wants {wants}, and is guaranteed {guarantee}; its victim has {last}"
@@ -72,6 +76,13 @@ impl Oracle {
         let departing = self.facts.departing.iter().filter(stays).filter_map(|part| self.resident(*part));
         let departing = departing.filter(|(of, on, _)| (*of, *on) == (tenant, device)).map(|(.., size)| size);
         released.chain(departing).sum()
+    }
+
+    /// Bytes of a tenant that leave a device once a session in doubt has unmapped them.
+    fn in_doubt_bytes(&self, tenant: Tenant, device: usize) -> u64 {
+        let departing = self.facts.departing.iter().filter(|part| self.doubt_about(**part) != Doubt::Nothing);
+        let departing = departing.filter_map(|part| self.resident(*part));
+        departing.filter(|(of, on, _)| (*of, *on) == (tenant, device)).map(|(.., size)| size).sum()
     }
 
     /// Bytes that a tenant waits for on a device, or more: such a tenant makes room for itself.

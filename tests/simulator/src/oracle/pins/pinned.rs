@@ -25,14 +25,16 @@ impl Facts {
 }
 
 impl Oracle {
-    /// Checks the revocation of a part's words, which an eviction begins with.
+    /// Checks the revocation of a part's words, which an eviction begins with, or a question ahead of one.
     pub(crate) fn check_word_revocation(
         &mut self,
         part: PartRef,
         words: &[(ChannelId, SessionId, Slot)],
         broker: &Broker,
     ) {
-        if !self.is_being_revoked(part) && self.may_lie_on_device(part) {
+        // A part that a session in doubt is asked to unmap ahead does not leave.
+        let leaves = broker.moves().iter().any(|it| it.part == part);
+        if leaves && !self.is_being_revoked(part) && self.may_lie_on_device(part) {
             self.record_departure(part, true, broker);
         }
         for (_, session, _) in words {

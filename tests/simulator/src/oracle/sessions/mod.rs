@@ -5,3 +5,4 @@ mod deadlines;
 mod kills;
 mod lies;
 mod lifetimes;
+pub(super) mod silences;
