@@ -396,6 +396,7 @@ pub enum Notice {
     },
     /// A pin call that waited for a part elsewhere waits no longer.
     PinWaited {
+        tenant: Arc<str>,
         session: SessionId,
         call: u64,
         since: Time,

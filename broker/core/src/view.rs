@@ -293,6 +293,8 @@ pub struct Counts {
     pub allocations: BTreeMap<AllocationState, usize>,
     /// By tenant name.
     pub allocations_by_tenant: BTreeMap<String, usize>,
+    /// By tenant name: sessions that are not gone.
+    pub sessions_by_tenant: BTreeMap<String, usize>,
     /// By the names of tenant and device: bytes of allocations beyond what was requested, since sizes are
     /// rounded up.
     pub rounding: BTreeMap<(String, String), Bytes>,

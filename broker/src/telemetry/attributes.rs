@@ -20,6 +20,8 @@ pub const WAIT_KIND: &str = "vramd.wait.kind";
 pub const WAIT_OUTCOME: &str = "vramd.wait.outcome";
 pub const REFUSAL_REASON: &str = "vramd.refusal.reason";
 pub const REFUSAL_SCOPE: &str = "vramd.refusal.scope";
+pub const VERSION: &str = "vramd.version";
+pub const DRIVER: &str = "vramd.driver";
 pub const SIGNAL: &str = "vramd.telemetry.signal";
 pub const HW_ID: &str = "hw.id";
 pub const HW_NAME: &str = "hw.name";
@@ -94,6 +96,8 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
     ),
     (REFUSAL_REASON, "A reason of [the page of errors](errors.md)"),
     (REFUSAL_SCOPE, "The refused object: a `call`, one `item` of a batch, a `channel`, or a `pin` set"),
+    (VERSION, "Version of the daemon"),
+    (DRIVER, "`cuda`, or `sim` for simulated memory"),
     (SIGNAL, "`metrics`, `traces` or `logs`"),
     (HW_ID, "UUID of the device"),
     (HW_NAME, "Name of the device"),

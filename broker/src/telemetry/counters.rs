@@ -38,6 +38,7 @@ pub(super) struct Counters {
     refusals: [Box<[AtomicU64]>; Scope::ALL.len()],
     dropped: [AtomicU64; Signal::ALL.len()],
     failures: [AtomicU64; Signal::ALL.len()],
+    pins: AtomicU64,
     pin_stalls: AtomicU64,
     create_retries: AtomicU64,
     lost_lines: AtomicU64,
@@ -50,6 +51,7 @@ impl Default for Counters {
             refusals: [zeros(), zeros(), zeros(), zeros()],
             dropped: Default::default(),
             failures: Default::default(),
+            pins: AtomicU64::new(0),
             pin_stalls: AtomicU64::new(0),
             create_retries: AtomicU64::new(0),
             lost_lines: AtomicU64::new(0),
@@ -69,6 +71,15 @@ impl Counters {
 
     pub(super) fn count_export_failure(&self, signal: Signal) {
         add(self.failures.get(signal as usize), 1);
+    }
+
+    /// Counts a pin call that was answered.
+    pub(super) fn count_pin(&self) {
+        add(Some(&self.pins), 1);
+    }
+
+    pub(super) fn pins(&self) -> u64 {
+        read(&self.pins)
     }
 
     pub(super) fn count_pin_stall(&self) {
@@ -96,12 +107,12 @@ impl Counters {
         read(&self.lost_lines)
     }
 
-    /// Lists all counts above zero.
+    /// Lists the counts of all reasons in all scopes.
     pub(super) fn refusals(&self) -> impl Iterator<Item = (Scope, Reason, u64)> {
         let of =
             |scope: Scope| Reason::ALL.iter().zip(&self.refusals[scope as usize]).map(move |of| (scope, of));
         let counts = Scope::ALL.into_iter().flat_map(of);
-        counts.map(|(scope, (reason, count))| (scope, *reason, read(count))).filter(|(.., count)| *count > 0)
+        counts.map(|(scope, (reason, count))| (scope, *reason, read(count)))
     }
 
     pub(super) fn all_dropped(&self) -> impl Iterator<Item = (Signal, u64)> {
@@ -113,9 +124,8 @@ impl Counters {
     }
 }
 
-/// Lists all counts above zero.
 fn by_signal(counts: &[AtomicU64; 3]) -> impl Iterator<Item = (Signal, u64)> {
-    Signal::ALL.into_iter().zip(counts.iter().map(read)).filter(|(_, count)| *count > 0)
+    Signal::ALL.into_iter().zip(counts.iter().map(read))
 }
 
 fn add(count: Option<&AtomicU64>, more: u64) {
@@ -146,7 +156,8 @@ mod tests {
         for ((_, reason, count), (times, expected)) in items.iter().zip(Reason::ALL.iter().enumerate()) {
             assert_eq!((reason, *count), (expected, times as u64 + 1));
         }
-        let calls: Vec<_> = counters.refusals().filter(|(scope, ..)| *scope == Scope::Call).collect();
+        let calls: Vec<_> =
+            counters.refusals().filter(|(scope, _, count)| *scope == Scope::Call && *count > 0).collect();
         assert_eq!(calls, [(Scope::Call, Reason::QuotaLimit, 1)]);
     }
 
@@ -155,7 +166,9 @@ mod tests {
         let counters = Counters::default();
         counters.count_dropped(Signal::Logs, 7);
         counters.count_export_failure(Signal::Metrics);
-        assert_eq!(counters.all_dropped().collect::<Vec<_>>(), [(Signal::Logs, 7)]);
-        assert_eq!(counters.all_failures().collect::<Vec<_>>(), [(Signal::Metrics, 1)]);
+        let above_zero = |(_, count): &(Signal, u64)| *count > 0;
+        assert_eq!(counters.all_dropped().filter(above_zero).collect::<Vec<_>>(), [(Signal::Logs, 7)]);
+        assert_eq!(counters.all_failures().filter(above_zero).collect::<Vec<_>>(), [(Signal::Metrics, 1)]);
+        assert_eq!(counters.all_failures().count(), Signal::ALL.len(), "zeros are listed too");
     }
 }

@@ -35,6 +35,38 @@ impl MoveKind {
     /// is made, or its return fails or is stopped.
     pub(super) const ON_DEVICE: usize = (6 * 3 + 4 + 1 + 3) * CAUSES.len();
 
+    /// The kinds that can happen on a device with these tiers below it: host, disk. Rare ones are left out: a failed
+    /// or stopped return of a dropped part.
+    pub(super) fn all(device: DeviceIndex, (host, disk): (bool, bool)) -> impl Iterator<Item = Self> {
+        let [device_tier, host_tier, disk_tier] = [Tier::Device, Tier::Host, Tier::Disk].map(tier_name);
+        let pairs = [
+            (host, host_tier, device_tier, &["moved", "failed", "stopped"][..]),
+            (disk, disk_tier, device_tier, &["moved", "failed", "stopped"]),
+            (host || disk, NOWHERE, device_tier, &["made"]),
+            (host, device_tier, host_tier, &["moved", "clean", "failed", "stopped"]),
+            (disk, device_tier, disk_tier, &["moved", "clean", "failed", "stopped"]),
+            (host && disk, host_tier, disk_tier, &["moved", "failed", "stopped"]),
+            (host && disk, disk_tier, host_tier, &["moved", "failed", "stopped"]),
+            (host || disk, device_tier, NOWHERE, &["dropped"]),
+        ];
+        let pairs = pairs.into_iter().filter(|(is_there, ..)| *is_there);
+        pairs.flat_map(move |(_, from, to, outcomes)| {
+            let direction = if to == device_tier { "in" } else { "out" };
+            let of_cause = move |cause: Cause| {
+                let cause = name(cause);
+                outcomes.iter().map(move |outcome| Self {
+                    device,
+                    direction,
+                    from,
+                    to,
+                    cause,
+                    outcome: *outcome,
+                })
+            };
+            CAUSES.into_iter().flat_map(of_cause)
+        })
+    }
+
     /// Whether the part was copied to its device and is there now.
     pub(super) fn is_arrival(&self) -> bool {
         (self.direction, self.outcome) == ("in", "moved")

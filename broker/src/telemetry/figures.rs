@@ -45,6 +45,7 @@ pub(super) struct Figures {
     pub(super) tenants: BTreeMap<Account, Balance>,
     /// By tenant.
     pub(super) allocations_of: BTreeMap<String, u64>,
+    pub(super) sessions_of: BTreeMap<String, u64>,
     /// By tenant and device.
     pub(super) rounded: BTreeMap<(String, String), Bytes>,
     pub(super) in_place: BTreeMap<(String, String), Bytes>,
@@ -121,6 +122,7 @@ impl NamedTenants {
         let series_each = series_per_tenant(places.into_iter().map(|(_, tier)| tier));
         let tenants = quotas.iter().map(|(account, _)| &account.tenant);
         let tenants = tenants.chain(counts.allocations_by_tenant.keys());
+        let tenants = tenants.chain(counts.sessions_by_tenant.keys());
         self.choose_named(&tenants.collect(), series_each);
 
         let mut figures = Figures {
@@ -141,6 +143,10 @@ impl NamedTenants {
         }
         for (tenant, count) in counts.allocations_by_tenant {
             let sum = figures.allocations_of.entry(self.series_name(tenant)).or_default();
+            *sum = sum.saturating_add(wide(count));
+        }
+        for (tenant, count) in counts.sessions_by_tenant {
+            let sum = figures.sessions_of.entry(self.series_name(tenant)).or_default();
             *sum = sum.saturating_add(wide(count));
         }
         let by_both = [
@@ -245,6 +251,7 @@ pub(super) mod tests {
             allocations: [(AllocationState::Unmapping, tenants), (AllocationState::Digesting, tenants)]
                 .into(),
             allocations_by_tenant: (0..tenants).map(|tenant| (format!("team-{tenant:03}"), 2)).collect(),
+            sessions_by_tenant: BTreeMap::new(),
             rounding: (0..tenants)
                 .map(|tenant| ((format!("team-{tenant:03}"), "GPU-a".to_owned()), Bytes::mib(1)))
                 .collect(),
@@ -314,7 +321,8 @@ pub(super) mod tests {
         };
         let base = snapshot(1);
         let sessions = [(broker_core::SessionState::Live, 2)].into();
-        let counts = Counts { sessions, ..base.counts };
+        let sessions_by_tenant = [("team-000".to_owned(), 2)].into();
+        let counts = Counts { sessions, sessions_by_tenant, ..base.counts };
         let node = NodeView { invariant_violations: 1, ..base.node };
         Snapshot { devices: vec![device], counts, node, ..base }
     }

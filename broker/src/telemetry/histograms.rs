@@ -71,11 +71,14 @@ pub(super) const PART: &str = "part";
 pub(super) const BATCH: &str = "batch";
 
 fn outcome(end: WaitEnd) -> KeyValue {
-    let name = match end {
+    KeyValue::new(metrics::WAIT_OUTCOME, outcome_name(end))
+}
+
+pub(super) const fn outcome_name(end: WaitEnd) -> &'static str {
+    match end {
         WaitEnd::Served => "served",
         WaitEnd::Refused => "refused",
         WaitEnd::Cancelled => "cancelled",
         WaitEnd::Left => "left",
-    };
-    KeyValue::new(metrics::WAIT_OUTCOME, name)
+    }
 }

@@ -1,8 +1,8 @@
 //! Creates the instruments from the declared metrics. Prometheus and OTLP share one set.
 //!
 //! A collection first takes one snapshot of the broker, and all instruments read that snapshot. Series with the value
-//! zero are left out, except those of gauges. The snapshot and the reading happen on one thread with nothing in
-//! between.
+//! zero are left out of present amounts. Counters and gauges show them. The snapshot and the reading happen on one
+//! thread with nothing in between.
 
 use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
@@ -36,6 +36,7 @@ use super::{
     move_counters::MoveCounters,
     pressure_counters::PressureCounters,
     series,
+    tenant_counters::TenantCounters,
 };
 
 /// All tiers.
@@ -60,6 +61,9 @@ pub(super) struct Sources {
     pub(super) counters: Arc<Counters>,
     pub(super) moves: MoveCounters,
     pub(super) pressures: PressureCounters,
+    pub(super) tenants: TenantCounters,
+    /// The most series of one metric by tenant.
+    pub(super) series_max: usize,
     /// A weak reference: telemetry lives as long as the process and must not keep the driver alive.
     driver: Weak<dyn Driver>,
 }
@@ -105,7 +109,8 @@ impl Instruments {
         let moves = MoveCounters::new(series_max, devices);
         let pressures = PressureCounters::new(devices);
         let (figures, driver) = (Mutex::default(), Arc::downgrade(driver));
-        let sources = Arc::new(Sources { figures, counters, moves, pressures, driver });
+        let tenants = TenantCounters::new(series_max);
+        let sources = Arc::new(Sources { figures, counters, moves, pressures, tenants, series_max, driver });
         let meter = provider.meter("vramd");
         for (definition, series) in series::OBSERVED {
             observe(&meter, definition, *series, Arc::clone(&sources));
@@ -123,6 +128,11 @@ impl Instruments {
     /// The counters of moves.
     pub(super) fn moves(&self) -> &MoveCounters {
         &self.sources.moves
+    }
+
+    /// The counters of refusals and waits by tenant.
+    pub(super) fn tenants(&self) -> &TenantCounters {
+        &self.sources.tenants
     }
 
     /// The counters of pressure levels.
@@ -165,7 +175,7 @@ fn observe(meter: &Meter, definition: &'static Definition, series: series::Serie
             let counter = meter.u64_observable_counter(definition.name);
             let counter = counter.with_unit(definition.unit).with_description(definition.meaning);
             let each = move |observer: &dyn opentelemetry::metrics::AsyncInstrument<u64>| {
-                series(&sources, &mut non_zero(|value, attributes| observer.observe(value, attributes)));
+                series(&sources, &mut |value, attributes| observer.observe(value, attributes));
             };
             let _ = counter.with_callback(each).build();
         }

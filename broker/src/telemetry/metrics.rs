@@ -9,7 +9,7 @@ pub use super::attributes::*;
 /// The kind of a metric, which says how to read its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricKind {
-    /// A sum that only grows.
+    /// A sum that only grows. Series of known attributes begin with a zero, so that the first increase is seen.
     Counter,
     /// A present amount. Sums over series mean something.
     UpDownCounter,
@@ -319,6 +319,20 @@ pub const PIN_STALLS: Definition = count(
     &[],
     "Pin calls that the daemon aborted because they waited only for sessions that wait themselves (PIN_STALLED).",
 );
+pub const PINS: Definition = count(
+    MetricKind::Counter,
+    "vramd.pins",
+    "{pin}",
+    &[],
+    "Pin calls that the daemon answered. A pin of mapped memory needs no call and is not counted.",
+);
+pub const TENANT_PIN_WAITS: Definition = count(
+    MetricKind::Counter,
+    "vramd.tenant.pin.waits",
+    "{pin}",
+    &[TENANT, WAIT_OUTCOME],
+    "Pin calls of a tenant in `vramd.pin.wait`, by outcome.",
+);
 pub const CREATE_RETRIES: Definition = count(
     MetricKind::Counter,
     "vramd.create.retries",
@@ -332,6 +346,13 @@ pub const TENANT_ALLOCATIONS: Definition = count(
     "{allocation}",
     &[TENANT],
     "Allocations of a tenant.",
+);
+pub const TENANT_SESSIONS: Definition = count(
+    MetricKind::UpDownCounter,
+    "vramd.tenant.sessions",
+    "{session}",
+    &[TENANT],
+    "Sessions of a tenant, live and silent.",
 );
 pub const ALLOCATIONS: Definition = count(
     MetricKind::UpDownCounter,
@@ -360,6 +381,45 @@ pub const REFUSALS: Definition = count(
     "{refusal}",
     &[REFUSAL_SCOPE, REFUSAL_REASON],
     "Refusals to clients and operators, by scope and reason.",
+);
+pub const TENANT_REFUSALS: Definition = count(
+    MetricKind::Counter,
+    "vramd.tenant.refusals",
+    "{refusal}",
+    &[TENANT, REFUSAL_REASON],
+    "Refusals to sessions of a tenant, by reason. When no series are left, further tenants are counted for the tenant `_other`.",
+);
+pub const BUILD_INFO: Definition = count(
+    MetricKind::Gauge,
+    "vramd.build.info",
+    "{build}",
+    &[VERSION, DRIVER],
+    "The running daemon; the value is always 1.",
+);
+pub const PROCESS_CPU: Definition =
+    count(MetricKind::Counter, "process.cpu", "s", &[], "Processor time of the daemon, in whole seconds.");
+pub const PROCESS_MEMORY: Definition =
+    bytes("process.resident_memory", &[], "Resident memory of the daemon, pinned host memory included.");
+pub const PROCESS_FDS: Definition = count(
+    MetricKind::UpDownCounter,
+    "process.open_fds",
+    "{descriptor}",
+    &[],
+    "File descriptors that the daemon has open.",
+);
+pub const PROCESS_MAX_FDS: Definition = count(
+    MetricKind::Gauge,
+    "process.max_fds",
+    "{descriptor}",
+    &[],
+    "File descriptors that the daemon may have open.",
+);
+pub const PROCESS_START: Definition = count(
+    MetricKind::Gauge,
+    "process.start_time",
+    "s",
+    &[],
+    "Time at which the daemon started, in seconds since 1970.",
 );
 pub const INVARIANT_VIOLATIONS: Definition = count(
     MetricKind::Counter,
@@ -408,6 +468,7 @@ pub const REVOCATION_DURATION: Definition = Definition {
 
 /// Every metric, in the order of `docs/reference/metrics.md`.
 pub const ALL: &[&Definition] = &[
+    &BUILD_INFO,
     &QUOTA_USAGE,
     &QUOTA_GUARANTEE,
     &QUOTA_LIMIT,
@@ -444,19 +505,28 @@ pub const ALL: &[&Definition] = &[
     &QUEUE_SIZE,
     &QUEUE_WAIT,
     &PIN_WAIT,
+    &PINS,
+    &TENANT_PIN_WAITS,
     &PIN_STALLS,
     &CREATE_RETRIES,
     &TENANT_ALLOCATIONS,
+    &TENANT_SESSIONS,
     &ALLOCATIONS,
     &SESSIONS,
     &DESCRIPTORS_IN_FLIGHT,
     &REFUSALS,
+    &TENANT_REFUSALS,
     &INVARIANT_VIOLATIONS,
     &RPC_DURATION,
     &REVOCATION_DURATION,
     &TELEMETRY_DROPPED,
     &EXPORT_FAILURES,
     &LOG_DROPPED,
+    &PROCESS_CPU,
+    &PROCESS_MEMORY,
+    &PROCESS_FDS,
+    &PROCESS_MAX_FDS,
+    &PROCESS_START,
 ];
 
 impl Definition {

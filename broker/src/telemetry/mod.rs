@@ -32,9 +32,11 @@ mod peer_lines;
 mod pin_spans;
 mod pools;
 mod pressure_counters;
+mod process;
 mod revocation_times;
 mod series;
 mod start;
+mod tenant_counters;
 mod traces;
 
 #[cfg(test)]
@@ -111,6 +113,7 @@ impl Telemetry {
         let Some(shared) = self.0 else { return };
         shared.metrics.moves().forget_gone(notice);
         shared.metrics.pressures().count(notice);
+        shared.metrics.tenants().count(notice);
         shared.metrics.histograms.record_wait(notice, |began| shared.elapsed(began));
         if let Some(ended) = EndedMove::of(notice) {
             shared.metrics.moves().count(&ended);
@@ -148,6 +151,7 @@ impl Telemetry {
         match frame {
             DaemonFrame::Refused(refusal) => shared.counters.count_refusal(Scope::Channel, refusal.reason()),
             DaemonFrame::PinAnswer { refusal, .. } => {
+                shared.counters.count_pin();
                 if let Some(refusal) = refusal {
                     shared.counters.count_refusal(Scope::Pin, refusal.reason());
                 }

@@ -1,10 +1,13 @@
 //! Computes the series of each observed metric.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use broker_core::{DeviceView, Pressure, Tier, TierView};
 use opentelemetry::{KeyValue, Value};
-use vramd_types::{Bytes, CopyClass};
+use vramd_types::{Bytes, CopyClass, DeviceIndex};
 
 use super::{
     ended_move::MoveKind,
@@ -14,11 +17,11 @@ use super::{
     links,
     metrics::{self, Definition},
     move_counters::Count,
-    pools,
+    pools, process,
 };
 use crate::driver_choice::SIM;
 
-/// Passes each series of a metric to the observer once. The observer leaves out zeros, except of gauges.
+/// Passes each series of a metric to the observer once. The observer leaves out zeros of up-down counters.
 pub(super) type Series = fn(&Sources, &mut dyn FnMut(u64, &[KeyValue]));
 
 /// The same for values that are not whole numbers.
@@ -63,15 +66,9 @@ pub(super) const OBSERVED: &[(&Definition, Series)] = &[
     }),
     (&metrics::PRESSURE, pressure),
     (&metrics::PRESSURE_CHANGES, pressure_changes),
-    (&metrics::MIGRATIONS, |sources, observe| migrations(sources, observe, &by_outcome(|count| count.parts))),
-    (&metrics::MIGRATION_IO, |sources, observe| {
-        migrations(sources, observe, &by_outcome(|count| count.bytes))
-    }),
-    (&metrics::MIGRATION_USED, |sources, observe| {
-        migrations(sources, observe, &|kind, count, [tenant, device]| {
-            (count.used, vec![tenant, device, text(metrics::MIGRATION_CAUSE, kind.cause)])
-        });
-    }),
+    (&metrics::MIGRATIONS, |sources, observe| migrations(sources, observe, |count| count.parts)),
+    (&metrics::MIGRATION_IO, |sources, observe| migrations(sources, observe, |count| count.bytes)),
+    (&metrics::MIGRATION_USED, migration_used),
     (&metrics::DRIVER_SIMULATED, |sources, observe| {
         sources.driver().into_iter().for_each(|driver| observe(u64::from(driver.name() == SIM), &[]));
     }),
@@ -93,13 +90,22 @@ pub(super) const OBSERVED: &[(&Definition, Series)] = &[
         observe(figures.parts_waiting, &[text(metrics::WAIT_KIND, histograms::PART)]);
         observe(figures.batches_waiting, &[text(metrics::WAIT_KIND, histograms::BATCH)]);
     }),
+    (&metrics::BUILD_INFO, build_info),
+    (&metrics::PINS, |sources, observe| observe(sources.counters.pins(), &[])),
+    (&metrics::TENANT_PIN_WAITS, tenant_pin_waits),
     (&metrics::PIN_STALLS, |sources, observe| observe(sources.counters.pin_stalls(), &[])),
     (&metrics::CREATE_RETRIES, |sources, observe| observe(sources.counters.create_retries(), &[])),
     (&metrics::TENANT_ALLOCATIONS, tenant_allocations),
+    (&metrics::TENANT_SESSIONS, |sources, observe| {
+        for (tenant, count) in &sources.figures().sessions_of {
+            observe(*count, &[text(metrics::TENANT, tenant.clone())]);
+        }
+    }),
     (&metrics::ALLOCATIONS, allocations),
     (&metrics::SESSIONS, sessions),
     (&metrics::DESCRIPTORS_IN_FLIGHT, |sources, observe| observe(sources.figures().fds_in_flight, &[])),
     (&metrics::REFUSALS, refusals),
+    (&metrics::TENANT_REFUSALS, tenant_refusals),
     (&metrics::INVARIANT_VIOLATIONS, |sources, observe| observe(sources.figures().violations, &[])),
     (&metrics::TELEMETRY_DROPPED, |sources, observe| {
         sources
@@ -114,7 +120,18 @@ pub(super) const OBSERVED: &[(&Definition, Series)] = &[
             .for_each(|(signal, count)| observe(count, &[text(metrics::SIGNAL, signal.name())]));
     }),
     (&metrics::LOG_DROPPED, |sources, observe| observe(sources.counters.lost_lines(), &[])),
+    (&metrics::PROCESS_CPU, |_, observe| observe_some(process::cpu_seconds(), observe)),
+    (&metrics::PROCESS_MEMORY, |_, observe| observe_some(process::resident_bytes(), observe)),
+    (&metrics::PROCESS_FDS, |_, observe| observe_some(process::open_fds(), observe)),
+    (&metrics::PROCESS_MAX_FDS, |_, observe| observe_some(process::max_fds(), observe)),
+    (&metrics::PROCESS_START, |_, observe| observe_some(process::start_time(), observe)),
 ];
+
+fn observe_some(value: Option<u64>, observe: &mut dyn FnMut(u64, &[KeyValue])) {
+    if let Some(value) = value {
+        observe(value, &[]);
+    }
+}
 
 fn quota_usage(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
     for (account, balance) in &sources.figures().tenants {
@@ -322,35 +339,82 @@ fn link_io(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
     }
 }
 
-/// Computes the value and the attributes of a series.
-type MoveValue = dyn Fn(&MoveKind, &Count, [KeyValue; 2]) -> (u64, Vec<KeyValue>);
-
-fn migrations(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue]), value: &MoveValue) {
+/// Observes the moves of each tenant, device and kind. Kinds that did not happen yet are zero, as long as all fit.
+fn migrations(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue]), value: fn(&Count) -> u64) {
     let figures = sources.figures();
-    for (tenant, counts) in sources.moves.by_tenant() {
-        for (kind, count) in counts {
-            let Some(device) = figures.devices.iter().find(|device| device.index == kind.device) else {
-                continue;
-            };
-            let place = [text(metrics::TENANT, tenant.clone()), text(metrics::HW_ID, device.uuid.clone())];
-            let (value, attributes) = value(&kind, &count, place);
-            observe(value, &attributes);
+    let counted = sources.moves.by_tenant();
+    let mut left = sources.series_max.saturating_sub(counted.values().map(BTreeMap::len).sum());
+    let known = figures.sessions_of.keys().chain(figures.allocations_of.keys()).chain(counted.keys());
+    let known: BTreeSet<&String> = known.collect();
+    for tenant in known {
+        let counts = counted.get(tenant);
+        for device in &figures.devices {
+            let has = (device.host.is_some(), device.disk.is_some());
+            let missing = MoveKind::all(device.index, has)
+                .filter(|kind| !counts.is_some_and(|it| it.contains_key(kind)));
+            let missing: Vec<MoveKind> = missing.collect();
+            let zeros = if missing.len() <= left { &missing[..] } else { &[] };
+            left -= zeros.len();
+            let of_device = counts.into_iter().flatten().filter(|(kind, _)| kind.device == device.index);
+            let happened = of_device.map(|(kind, count)| (kind, value(count)));
+            for (kind, value) in happened.chain(zeros.iter().map(|kind| (kind, 0))) {
+                let attributes = [
+                    text(metrics::TENANT, tenant.clone()),
+                    text(metrics::HW_ID, device.uuid.clone()),
+                    text(metrics::MIGRATION_DIRECTION, kind.direction),
+                    text(metrics::MIGRATION_FROM, kind.from),
+                    text(metrics::MIGRATION_TO, kind.to),
+                    text(metrics::MIGRATION_CAUSE, kind.cause),
+                    text(metrics::MIGRATION_OUTCOME, kind.outcome),
+                ];
+                observe(value, &attributes);
+            }
         }
     }
 }
 
-fn by_outcome(value: fn(&Count) -> u64) -> impl Fn(&MoveKind, &Count, [KeyValue; 2]) -> (u64, Vec<KeyValue>) {
-    move |kind, count, [tenant, device]| {
-        let attributes = vec![
-            tenant,
-            device,
-            text(metrics::MIGRATION_DIRECTION, kind.direction),
-            text(metrics::MIGRATION_FROM, kind.from),
-            text(metrics::MIGRATION_TO, kind.to),
-            text(metrics::MIGRATION_CAUSE, kind.cause),
-            text(metrics::MIGRATION_OUTCOME, kind.outcome),
+/// Observes the bytes of arrivals that were used, whatever tier they came from.
+fn migration_used(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
+    let figures = sources.figures();
+    let mut used: BTreeMap<(String, DeviceIndex, &str), u64> = BTreeMap::new();
+    for (tenant, counts) in sources.moves.by_tenant() {
+        for (kind, count) in counts.iter().filter(|(kind, _)| kind.is_arrival()) {
+            let sum = used.entry((tenant.clone(), kind.device, kind.cause)).or_default();
+            *sum = sum.saturating_add(count.used);
+        }
+    }
+    for ((tenant, device, cause), bytes) in used {
+        let Some(device) = figures.devices.iter().find(|it| it.index == device) else { continue };
+        let attributes = [
+            text(metrics::TENANT, tenant),
+            text(metrics::HW_ID, device.uuid.clone()),
+            text(metrics::MIGRATION_CAUSE, cause),
         ];
-        (value(count), attributes)
+        observe(bytes, &attributes);
+    }
+}
+
+fn build_info(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
+    let Some(driver) = sources.driver() else { return };
+    let version = text(metrics::VERSION, env!("CARGO_PKG_VERSION"));
+    observe(1, &[version, text(metrics::DRIVER, driver.name())]);
+}
+
+fn tenant_refusals(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
+    for (tenant, counts) in sources.tenants.by_tenant() {
+        for (reason, count) in counts.refusals() {
+            let tenant = text(metrics::TENANT, tenant.clone());
+            observe(count, &[tenant, text(metrics::REFUSAL_REASON, reason.name())]);
+        }
+    }
+}
+
+fn tenant_pin_waits(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
+    for (tenant, counts) in sources.tenants.by_tenant() {
+        for (end, count) in counts.pin_waits() {
+            let tenant = text(metrics::TENANT, tenant.clone());
+            observe(count, &[tenant, text(metrics::WAIT_OUTCOME, histograms::outcome_name(end))]);
+        }
     }
 }
 

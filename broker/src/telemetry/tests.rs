@@ -252,10 +252,12 @@ fn every_metric_has_its_declared_name_and_help() {
     metrics.moves().count_used([part]);
     let (what, since, end) = (WaiterKind::Batch, Time::START, WaitEnd::Refused);
     let (session, call) = (SessionId::from_raw(1), 1);
-    for notice in
-        [Notice::WaitEnded { waiter: what, since, end }, Notice::PinWaited { session, call, since, end }]
-    {
+    for notice in [
+        Notice::WaitEnded { waiter: what, since, end },
+        Notice::PinWaited { tenant: "team-000".into(), session, call, since, end },
+    ] {
         metrics.histograms.record_wait(&notice, |_| Duration::from_millis(1));
+        metrics.tenants().count(&notice);
     }
     counters.count_pin_stall();
     counters.count_create_retry();
@@ -273,6 +275,7 @@ fn every_metric_has_its_declared_name_and_help() {
         assert!(text.contains(&format!("# HELP {name} {}\n", metric.meaning)), "{name}");
     }
     let families = text.lines().filter(|line| line.starts_with("# TYPE ")).count();
+    assert!(text.contains("process_cpu_seconds_total ") && text.contains("process_open_fds "), "{text}");
     assert_eq!(families, metrics::ALL.len(), "and there is no other\n{text}");
     assert!(text.contains("vramd_telemetry_dropped_total{vramd_telemetry_signal=\"traces\"} 3\n"), "{text}");
     let usage = |tier: &str, state: &str| {
@@ -320,7 +323,7 @@ fn the_level_of_pressure_is_shown_where_it_is_normal_too() {
     let share = |class: &str| of("vramd_link_share_ratio{", &format!("class=\"{class}\""));
     assert_eq!(["demand", "prefetch", "write_back"].map(share), [Some(0.3), Some(0.5), Some(0.2)]);
     let changes = |level: &str| of("vramd_pressure_changes_total{", &format!("level=\"{level}\""));
-    assert_eq!((changes("high"), changes("normal"), changes("critical")), (Some(2.0), Some(1.0), None));
+    assert_eq!((changes("high"), changes("normal"), changes("critical")), (Some(2.0), Some(1.0), Some(0.0)));
 }
 
 #[test]
@@ -347,11 +350,14 @@ fn every_attribute_is_one_that_the_table_names() {
 }
 
 #[test]
-fn both_readers_see_the_same_and_zero_is_left_out() {
+fn both_readers_see_the_same_and_only_counters_show_zeros() {
     let (metrics, _) = metrics(4000);
     let text = metrics.prometheus_text(snapshot(2)).unwrap();
     let of_prometheus = series(&text);
-    assert!(of_prometheus.values().all(|value| *value != 0.0), "{text}");
+    let zeros = of_prometheus.iter().filter(|(_, value)| **value == 0.0);
+    assert!(zeros.clone().all(|(name, _)| name.contains("_total")), "{text}");
+    let refusals = zeros.filter(|(name, _)| name.starts_with("vramd_refusals_total{")).count();
+    assert_eq!(refusals, 4 * Reason::ALL.len(), "the first refusal is an increase");
     let data = metrics.otlp_data(snapshot(2)).unwrap();
     let usage = points(&data, metrics::QUOTA_USAGE.name);
     let read = of_prometheus.keys().filter(|name| name.starts_with("vramd_quota_usage_bytes{")).count();
@@ -387,10 +393,11 @@ fn two_hundred_tenants_have_series_of_their_own() {
     assert!(text.len() < 2 << 20, "{} bytes", text.len());
     // In each place: a guarantee, a limit and the states. For each tenant: allocations, internal fragmentation, bytes in
     // place and bytes in files. Then the thresholds of three levels, the other pressure settings, three links, the shares of
-    // three classes, the digest count, four series of pools and whether memory is simulated.
+    // three classes, the digest count, four series of pools, the build, four of the process and whether memory is simulated.
+    let shown = series(&text).into_iter().filter(|(name, value)| *value != 0.0 || !name.contains("_total"));
     assert_eq!(
-        series(&text).len(),
-        200 * (2 * (1 + 1 + 5) + 2 * (1 + 1 + 4) + 4) + 4 + 3 + 3 + 3 + 3 + 1 + 4 + 1
+        shown.count(),
+        200 * (2 * (1 + 1 + 5) + 2 * (1 + 1 + 4) + 4) + 4 + 3 + 3 + 3 + 3 + 1 + 4 + 1 + 4 + 1
     );
 }
 

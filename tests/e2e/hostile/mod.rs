@@ -6,9 +6,9 @@ mod lost_sockets;
 mod memory;
 mod process_ends;
 mod refusal_lines;
+mod silent_sessions;
 mod state;
 mod surroundings;
-mod silent_sessions;
 mod unread_log;
 
 use std::process::Output;

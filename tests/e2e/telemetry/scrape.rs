@@ -46,6 +46,33 @@ fn a_scrape_matches_the_admin_service() {
 }
 
 #[test]
+fn counters_begin_at_zero_and_tenants_have_series_of_their_own() {
+    let daemon = Daemon::start(&measured());
+    let first = scrape(&daemon);
+    let refused = "vramd_refusals_total{vramd_refusal_reason=\"QUOTA_LIMIT\",vramd_refusal_scope=\"call\"}";
+    let shows_zero = |text: &str, series: &str| text.lines().any(|line| line == format!("{series} 0"));
+    for series in [refused, "vramd_invariant_violations_total", "vramd_pins_total", "vramd_pin_stalls_total"]
+    {
+        assert!(shows_zero(&first, series), "{series}: {first}");
+    }
+    assert!(sum(&first, "process_resident_memory_bytes") > 0.0, "{first}");
+    assert!(first.contains("vramd_build_info{vramd_driver=\"sim\",vramd_version="), "{first}");
+
+    let session = daemon.open();
+    let tenant = session.tenant();
+    let own = format!(
+        "vramd_tenant_refusals_total{{vramd_refusal_reason=\"QUOTA_LIMIT\",vramd_tenant=\"{tenant}\"}}"
+    );
+    let before = scrape(&daemon);
+    assert!(shows_zero(&before, &own), "{before}");
+    assert_eq!(sum(&before, &format!("vramd_tenant_sessions{{vramd_tenant=\"{tenant}\"}}")), 1.0, "{before}");
+    daemon.set_quota(tenant, "", "2MiB");
+    session.refused(spec(4 * MIB)).is(Reason::QuotaLimit);
+    let after = scrape(&daemon);
+    assert_eq!((sum(&after, &own), sum(&after, refused)), (1.0, 1.0), "{after}");
+}
+
+#[test]
 fn every_family_is_documented_and_none_overflows() {
     let daemon = Daemon::start(&measured());
     let mut session = daemon.open();

@@ -8,7 +8,7 @@ use super::{Script, Seat};
 use crate::dice::Dice;
 
 /// A stream of its own: worlds without such seats are the same as before they existed.
-const STREAM: u64 = 13;
+const STREAM: u64 = 15;
 
 /// One in this many worlds has such seats.
 const ONE_IN: u64 = 4;

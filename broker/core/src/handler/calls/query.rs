@@ -244,17 +244,23 @@ impl Broker {
     /// How many sessions and allocations are in each state, and what allocations have beyond their requested
     /// bytes.
     pub fn counts(&self) -> Counts {
-        let mut sessions = BTreeMap::new();
+        let (mut sessions, mut sessions_of) = (BTreeMap::new(), BTreeMap::new());
         for (_, session) in self.sessions.iter() {
             let count: &mut usize = sessions.entry(session.state).or_default();
             *count = count.saturating_add(1);
+            let of_tenant: &mut usize = sessions_of.entry(session.tenant).or_default();
+            *of_tenant = of_tenant.saturating_add(1);
         }
+        let sessions_by_tenant = sessions_of.into_iter();
+        let sessions_by_tenant =
+            sessions_by_tenant.map(|(tenant, count)| (self.tenants.name(tenant).to_owned(), count));
         let tenants =
             self.tenants.iter().map(|(name, id)| (name.to_owned(), self.allocations.count_of(id).0));
         Counts {
             sessions,
             allocations: self.allocations.states().filter(|(_, count)| *count > 0).collect(),
             allocations_by_tenant: tenants.filter(|(_, count)| *count > 0).collect(),
+            sessions_by_tenant: sessions_by_tenant.collect(),
             rounding: self.named(self.rounded()),
             in_place: self.named(self.allocations.in_place()),
             in_file: self.named(self.pool.in_files()),

@@ -211,8 +211,11 @@ impl Broker {
 
     /// Notes the end of a wait for a part that was off its device.
     fn note_pin_waited(&mut self, (session, call): PinId, since: Option<Time>, end: WaitEnd) {
-        if let Some(since) = since {
-            self.push_notice(Notice::PinWaited { session, call, since, end });
+        if let Some(since) = since
+            && let Some(tenant) = self.sessions.get(session).map(|session| session.tenant)
+        {
+            let tenant = self.tenants.shared(tenant);
+            self.push_notice(Notice::PinWaited { tenant, session, call, since, end });
         }
     }
 
