@@ -7,6 +7,7 @@
 #![allow(unsafe_code, reason = "mapping memory at a chosen address has no safe interface")]
 
 use std::{
+    iter,
     ops::Range,
     os::fd::BorrowedFd,
     ptr::{self, NonNull},
@@ -137,7 +138,7 @@ impl Drop for Reservation {
             holes.sort_unstable_by_key(|hole| hole.start);
             let mut start = 0;
             // Other memory of the process may lie in a hole.
-            for hole in holes.into_iter().chain([self.span..self.span]) {
+            for hole in holes.into_iter().chain(iter::once(self.span..self.span)) {
                 let own = start..hole.start;
                 start = hole.end;
                 if let Ok(place) = self.place(own.start, own.len()) {

@@ -106,10 +106,13 @@ impl Counts {
     }
 }
 
+/// Kept apart from the anchor: a handle joins the sharers before it takes a reference to the anchor.
+type Known = BTreeMap<AllocationId, (Arc<Sharers>, WeakBound<Anchor>)>;
+
 /// The anchors of a session's allocations.
 #[derive(Debug, Default)]
 pub(crate) struct Anchors {
-    known: Mutex<BTreeMap<AllocationId, (Arc<Sharers>, WeakBound<Anchor>)>>,
+    known: Mutex<Known>,
 }
 
 impl Anchors {
@@ -160,7 +163,7 @@ impl Anchors {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<AllocationId, (Arc<Sharers>, WeakBound<Anchor>)>> {
+    fn lock(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -92,7 +92,7 @@ fn is_foreign(dir: &Path) -> bool {
 /// Whether a daemon listens in that folder, and otherwise why not.
 fn probe(dir: &Path) -> Result<(), String> {
     let attempt = || -> Result<(), Errno> {
-        let address = SocketAddrUnix::new(&channel_socket(dir))?;
+        let address = SocketAddrUnix::new(channel_socket(dir))?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         match connect(&socket, &address) {

@@ -103,6 +103,8 @@ impl Command {
 
 /// A client that looks in this folder, or else where all clients look.
 fn client(socket_dir: Option<&Path>) -> ClientBuilder {
-    let client = Client::builder();
-    socket_dir.map_or(client.clone(), |dir| client.socket_dir(dir))
+    match socket_dir {
+        Some(dir) => Client::builder().socket_dir(dir),
+        None => Client::builder(),
+    }
 }
