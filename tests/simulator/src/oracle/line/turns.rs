@@ -12,6 +12,7 @@ use super::{
 use crate::oracle::{
     Oracle,
     facts::{ExtentFacts, ExtentPhase, Tenant},
+    sessions::silences::Doubt,
 };
 
 /// A waiter further back may not have been planned for.
@@ -106,7 +107,10 @@ impl Oracle {
         taken: &BTreeMap<(Tenant, usize), u64>,
     ) -> bool {
         needs.bytes.iter().all(|(device, bytes)| {
-            let mut leavable = self.leavable(*device, broker);
+            // Room is not counted on while a session in doubt has to unmap the part.
+            let mut leavable = self.leavable_of(*device, broker, |part| {
+                self.can_surely_leave(part) && self.doubt_about(part) == Doubt::Nothing
+            });
             let is_leaving = |it: &&ExtentFacts| it.place == *device && it.phase == ExtentPhase::Releasing;
             // Where nothing can be moved away, the core plans with nothing that leaves.
             let plans = self.facts.places.iter().any(|place| place.tier != Tier::Device);

@@ -230,7 +230,11 @@ impl Oracle {
 
     /// Bytes on a device that certainly no session uses, and that have a backing.
     pub(crate) fn leavable(&self, device: usize, broker: &Broker) -> Leavable {
-        self.leavable_of(device, broker, |part| self.is_unused(part) && !self.has_waiting_pin(part))
+        self.leavable_of(device, broker, |part| self.can_surely_leave(part))
+    }
+
+    pub(crate) fn can_surely_leave(&self, part: PartRef) -> bool {
+        self.is_unused(part) && !self.has_waiting_pin(part)
     }
 
     /// The same, counting parts that may be in use for all that is known here.
@@ -238,7 +242,7 @@ impl Oracle {
         self.leavable_of(device, broker, |_| true)
     }
 
-    fn leavable_of(&self, device: usize, broker: &Broker, leaves: impl Fn(PartRef) -> bool) -> Leavable {
+    pub(crate) fn leavable_of(&self, device: usize, broker: &Broker, leaves: impl Fn(PartRef) -> bool) -> Leavable {
         let mut leavable = Leavable::new();
         let mut open = BTreeMap::new();
         for part in self.facts.backings.keys().copied() {
