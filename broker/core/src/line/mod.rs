@@ -229,6 +229,15 @@ impl Line {
         self.hopeless = hopeless;
     }
 
+    pub(crate) fn retain_hopeless(&mut self, is_hopeless: impl FnMut(&Waiter) -> bool) {
+        self.hopeless.retain(is_hopeless);
+    }
+
+    /// The position of the last hopeless waiter.
+    pub(crate) fn last_hopeless(&self) -> Option<Position> {
+        self.hopeless.iter().filter_map(|waiter| self.positions.get(*waiter)).max().copied()
+    }
+
     /// Whether there is any waiter that no plan helps.
     pub(crate) fn has_hopeless(&self) -> bool {
         !self.hopeless.is_empty()

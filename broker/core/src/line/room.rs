@@ -68,6 +68,13 @@ pub(crate) struct RoomPlan {
     pub(crate) ahead: Vec<PartRef>,
 }
 
+impl Unmet {
+    /// Whether the device lacks room for the waiter's own need.
+    pub(crate) const fn is_own(&self) -> bool {
+        !self.is_behind && matches!(self.shortage, Shortage::Room { .. })
+    }
+}
+
 impl RoomPlan {
     /// Whether the plan waits for nothing.
     pub(crate) fn is_empty(&self) -> bool {

@@ -60,7 +60,13 @@ impl Broker {
         {
             let (place, tenant, size) = (extent.place, charge.tenant(), extent.size);
             match place.tier {
-                Tier::Device => self.line.room.track(id, Footprint { tenant, device: place.device, size }),
+                Tier::Device => {
+                    self.line.room.track(id, Footprint { tenant, device: place.device, size });
+                    // It may be enough for a waiter that lets others pass.
+                    if self.line.has_hopeless() {
+                        self.follow_ups.push(Fact::VictimsChanged);
+                    }
+                }
                 Tier::Host => self.track_release(tenant, place, size),
                 Tier::Disk => {}
             }

@@ -41,7 +41,6 @@ use crate::{
     command::WaitEnd,
     event::{PartRef, Tier},
     follow_up::Fact,
-    ledger::Shortage,
     line::{LastScan, RoomPlan, Unmet, Waiter},
     moves::{Cause, MoveError},
     pool::ExtentError,
@@ -84,9 +83,8 @@ impl Broker {
         if hopeless.is_empty() && unplanned.is_empty() && !self.line.has_hopeless() {
             return;
         }
-        let is_own = |unmet: &Unmet| !unmet.is_behind && matches!(unmet.shortage, Shortage::Room { .. });
         let mut all = unplanned;
-        all.extend(hopeless.iter().filter(|(_, unmet)| is_own(unmet)).map(|(waiter, _)| *waiter));
+        all.extend(hopeless.iter().filter(|(_, unmet)| unmet.is_own()).map(|(waiter, _)| *waiter));
         let new: Vec<Waiter> =
             all.iter().filter(|waiter| !self.line.is_hopeless(**waiter)).copied().collect();
         self.line.record_hopeless(all);
@@ -96,6 +94,19 @@ impl Broker {
         if let Some(at) = self.line.next_pass(self.shell.now, self.config.limits.hold_after) {
             self.arm(at, Timer::Pass);
         }
+    }
+
+    /// Drops hopeless waiters that a plan helps by now, so that no waiter passes them.
+    fn drop_helped(&mut self) {
+        let Some(last) = self.line.last_hopeless() else { return };
+        let mut scan = Scan::new(ScanScope::Full);
+        for (position, entry) in self.line.iter().take_while(|(position, _)| *position <= last) {
+            scan.record_waiter(entry.waiter, &self.needs(entry.waiter, position.arrived), None);
+        }
+        let Decisions { hopeless, unplanned, .. } = scan.finish(self);
+        self.line.retain_hopeless(|waiter| {
+            unplanned.contains(waiter) || hopeless.get(waiter).is_some_and(Unmet::is_own)
+        });
     }
 
     /// Runs a front scan after the room that the last scan made has been returned. Runs a full scan once many
@@ -118,6 +129,7 @@ impl Broker {
 
     /// Walks the line and starts what fits.
     fn run_scan(&mut self, scope: ScanScope) -> Scan {
+        self.drop_helped();
         let mut scan = Scan::new(scope);
         while let Some(candidate) = scan.next_to_begin(self) {
             let begun = self.start_waiter(candidate.waiter);
