@@ -53,6 +53,8 @@ const CONNECTION_BYTES: usize = 24 << 10;
 /// connection's own charge covers.
 const STREAM_BYTES: usize = 2 << 10;
 const STREAMS_COVERED: usize = 4;
+/// The streams that the HTTP/2 library remembers for a second after it has reset them, and those on their way there.
+const STREAMS_REMEMBERED: usize = 64;
 /// How many bytes the daemon reads at a frame's beginning, and after how many headers it lets their calls begin before
 /// it reads on. So a peer beyond its budget is cut off before the HTTP/2 library has memory for all its streams.
 const READ_BYTES: usize = 256;
@@ -140,26 +142,44 @@ impl Contact {
     }
 
     /// Charges a call, or refuses it. A peer that leaves many refusals unread is cut off.
-    pub(super) fn begin_call(&self, bytes: usize) -> Result<OpenCall, Response<Body>> {
+    pub(super) fn begin_call(&self, bytes: usize) -> Result<OpenCall, Box<Response<Body>>> {
         let (counted, is_covered) = self.count_call();
         if is_covered && let Some(charge) = self.budgets.charge(self.uid, bytes) {
             return Ok(OpenCall { charge, _counted: counted });
         }
         let refusal = self.over_budget().into_http();
-        match self.budgets.charge_refusal(self.uid).filter(|_| is_covered) {
-            Some(charge) => Err(intake::charged(refusal, Arc::new(OpenCall { charge, _counted: counted }))),
-            None => {
-                tracing::debug!(
-                    uid = self.uid,
-                    "closed a connection: its peer leaves too many refusals unread"
-                );
-                self.calls.is_cut.store(true, Ordering::Relaxed);
-                if let Some(stream) = self.stream.upgrade() {
-                    // It fails only if the peer has left.
-                    let _ = rustix::net::shutdown(&*stream, Shutdown::Both);
-                }
-                Err(refusal)
+        match self.budgets.charge_refusal(self.uid).filter(|_| is_covered && self.cover_ended_early()) {
+            Some(charge) => {
+                let open_call = OpenCall { charge, _counted: counted };
+                Err(Box::new(intake::charged(refusal, Arc::new(open_call))))
             }
+            None => {
+                self.cut();
+                Err(Box::new(refusal))
+            }
+        }
+    }
+
+    /// Charges the connection for streams that end before their request is read, or cuts it off.
+    pub(super) fn end_early(&self) {
+        if !self.cover_ended_early() {
+            self.cut();
+        }
+    }
+
+    /// Has the connection's charge cover the streams that the HTTP/2 library remembers after it has reset them.
+    fn cover_ended_early(&self) -> bool {
+        let most = self.calls.most.fetch_max(STREAMS_REMEMBERED, Ordering::Relaxed);
+        let more = STREAMS_REMEMBERED.saturating_sub(most.max(STREAMS_COVERED));
+        more == 0 || self.charge.upgrade().is_some_and(|charge| charge.grow_into_reserve(more * STREAM_BYTES))
+    }
+
+    fn cut(&self) {
+        tracing::debug!(uid = self.uid, "closed a connection: its peer has used up the uid's budget");
+        self.calls.is_cut.store(true, Ordering::Relaxed);
+        if let Some(stream) = self.stream.upgrade() {
+            // It fails only if the peer has left.
+            let _ = rustix::net::shutdown(&*stream, Shutdown::Both);
         }
     }
 

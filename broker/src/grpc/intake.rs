@@ -97,7 +97,7 @@ where
         };
         let open_call = match contact.begin_call(CALL_BYTES + head_bytes(&request)) {
             Ok(open_call) => Arc::new(open_call),
-            Err(refusal) => return Box::pin(async { Ok(refusal) }),
+            Err(refusal) => return Box::pin(async { Ok(*refusal) }),
         };
         request.extensions_mut().insert(contact.origin().clone());
         let fresh = self.inner.clone();
@@ -106,7 +106,10 @@ where
         Box::pin(async move {
             let response = match layer.read(request, &contact, &open_call).await {
                 Ok(request) => inner.call(request).await?,
-                Err(status) => status.into_http(),
+                Err(status) => {
+                    contact.end_early();
+                    status.into_http()
+                }
             };
             Ok(charged(response, open_call))
         })

@@ -34,9 +34,9 @@ use crate::{
 const MEMORY_SERVICE: &str = MemoryServiceServer::<Memory>::NAME;
 const ADMIN_SERVICE: &str = AdminServiceServer::<Admin>::NAME;
 
-/// Maximum calls at once on one connection. Further ones wait at the client. The HTTP/2 library takes memory for each
-/// before any budget is asked, so this bounds what all connections of one uid can take by calls that are refused.
-const STREAMS_PER_CONNECTION_MAX: u32 = 64;
+/// Maximum calls at once on one connection. Further ones wait at the client. Many clients begin a hundred before they
+/// know the daemon's number, and would have some of them refused if it were lower.
+const STREAMS_PER_CONNECTION_MAX: u32 = 100;
 
 /// Maximum bytes of the headers of one request.
 const HEADERS_BYTES_MAX: u32 = 16 << 10;

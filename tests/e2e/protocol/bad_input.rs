@@ -194,7 +194,7 @@ fn a_call_needs_a_session() {
         items: vec![spec(1)],
         ..Default::default()
     };
-    let refused = scene.unharmed(memory.allocate_batch(unknown).refused(), Reason::SessionNotFound);
+    let refused = scene.unharmed(memory.allocate_batch(unknown).refused(), Reason::SessionLost);
     assert_eq!(refused.fact("session"), format!("s-{}", scene.session.id() + 4711));
 }
 
