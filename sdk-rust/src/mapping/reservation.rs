@@ -167,20 +167,25 @@ fn cut(holes: &mut Vec<Range<usize>>, range: &Range<usize>) {
 
 /// Says why the kernel refused to map, and what to change if the process has as many mappings as it may.
 pub(super) fn explain(error: Errno) -> String {
-    /// The few that other threads may have unmapped meanwhile.
-    const NEARLY: usize = 64;
-    let limit = || std::fs::read_to_string("/proc/sys/vm/max_map_count").ok()?.trim().parse::<usize>().ok();
-    let mapped = || {
-        let maps = std::io::BufReader::new(std::fs::File::open("/proc/self/maps").ok()?);
-        Some(std::io::BufRead::split(maps, b'\n').count())
-    };
-    match (error, limit(), mapped()) {
-        (Errno::NOMEM, Some(limit), Some(mapped)) if mapped + NEARLY >= limit => format!(
-            "this process has {mapped} mappings, and vm.max_map_count allows {limit}: raise that (sysctl \
-             vm.max_map_count), or use larger parts"
+    let limit = || std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+    // Counting the mappings would take long, since there may be very many.
+    match limit().filter(|_| error == Errno::NOMEM && !can_map()) {
+        Some(limit) => format!(
+            "this process can make no further mapping, and vm.max_map_count allows {}: raise that (sysctl \
+             vm.max_map_count), or use larger parts",
+            limit.trim()
         ),
-        _ => error.to_string(),
+        None => error.to_string(),
     }
+}
+
+/// Whether the process can make one more mapping.
+fn can_map() -> bool {
+    let size = page_size();
+    // SAFETY: there is no safe interface. Without MAP_FIXED the kernel chooses addresses that nothing else uses.
+    let page = unsafe { mmap_anonymous(ptr::null_mut(), size, ProtFlags::empty(), MapFlags::PRIVATE) };
+    // SAFETY: the page was mapped just now, and nothing knows it.
+    page.is_ok_and(|page| unsafe { munmap(page, size) }.is_ok())
 }
 
 #[cfg(test)]
