@@ -262,7 +262,7 @@ fn full_tier_below_refuses_a_move() {
             continue;
         }
         let PartMove::Refused { refusal } = outcome else { panic!("{outcome:?}") };
-        assert!(matches!(*refusal, Refusal::QuotaLimit { tier: Tier::Disk, .. }), "{refusal:?}");
+        assert!(matches!(*refusal, Refusal::DeviceFull { tier: Tier::Disk, .. }), "{refusal:?}");
     }
     assert_eq!((tier(&world, part), charged(&world)), (Tier::Host, mib(0, 4, 0)));
     assert_eq!(use_it(&mut world, client, 1, part), 7);

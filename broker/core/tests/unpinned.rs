@@ -37,7 +37,7 @@ fn unpinned_memory_may_be_larger_than_its_device() {
     assert_eq!(world.allocate(without, large).expect_err("no pins").reason(), Reason::RequestInvalid);
     let too_large = AllocationSpec { unpinned: true, ..spec(66) };
     let refused = world.allocate(client, too_large).expect_err("more than there is below");
-    assert!(matches!(refused, Refusal::QuotaLimit { tier: Tier::Host, .. }), "{refused:?}");
+    assert!(matches!(refused, Refusal::DeviceFull { tier: Tier::Host, .. }), "{refused:?}");
 }
 
 fn unpinned(mib: u32) -> AllocationSpec {

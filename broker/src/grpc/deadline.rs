@@ -25,8 +25,8 @@ use tower::{Layer, Service};
 use super::status;
 use crate::reactor::{Inbox, SUBMITTED};
 
-/// How long before its deadline a call is asked what it waits for, at most. The answer must not come later than the
-/// deadline, and the reactor may be busy.
+/// How long before its deadline a call is asked what it waits for, at most. A call that waits is then refused with that
+/// reason at once: most clients give up at their deadline, and would never read it.
 const LEAD_MAX: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Debug)]
@@ -90,10 +90,12 @@ where
                 answer = &mut answer => return answer,
                 waited = asked => waited.ok().flatten().flatten(),
             };
-            match timeout_at(deadline, &mut answer).await {
-                Ok(answer) => answer,
-                Err(_) => Ok(status::deadline(&method, limit, waited.as_deref()).into_http()),
+            if waited.is_none()
+                && let Ok(answer) = timeout_at(deadline, &mut answer).await
+            {
+                return answer;
             }
+            Ok(status::deadline(&method, limit, waited.as_deref()).into_http())
         })
     }
 }
