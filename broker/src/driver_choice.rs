@@ -33,7 +33,7 @@ pub const SIM: &str = "sim";
 
 /// A driver that is chosen and not open yet.
 enum Choice {
-    Cuda { probed: Probed, uuids: Vec<String>, reason: String },
+    Cuda { probed: Box<Probed>, uuids: Vec<String>, reason: String },
     Sim { devices: Vec<DeviceInfo>, reason: String },
 }
 
@@ -53,7 +53,7 @@ pub fn open(config: &Config, socket_dir: &Path, sink: Sink) -> Result<Chosen, Fa
 
 fn open_on(root: &Path, config: &Config, socket_dir: &Path, sink: Sink) -> Result<Chosen, Failure> {
     let (devices, reason) = match choose(root, config, socket_dir)? {
-        Choice::Cuda { probed, uuids, reason } => return open_cuda(config, probed, &uuids, sink, reason),
+        Choice::Cuda { probed, uuids, reason } => return open_cuda(config, *probed, &uuids, sink, reason),
         Choice::Sim { devices, reason } => (devices, reason),
     };
     let mut node = SimDevices { sim: &config.driver.sim, socket_dir }.config();
@@ -169,7 +169,7 @@ fn choose_cuda(config: &Config, probed: Probed, reason: String) -> Result<Choice
     if uuids.is_empty() {
         return Err(Failure::Driver(DriverError::Failed(refusals(&probed))));
     }
-    Ok(Choice::Cuda { probed, uuids, reason })
+    Ok(Choice::Cuda { probed: Box::new(probed), uuids, reason })
 }
 
 fn open_cuda(

@@ -50,7 +50,8 @@ pub fn check(dir: &Path) -> Result<bool, PrivateDirError> {
     let found = match fs::symlink_metadata(dir) {
         Ok(found) => found,
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            let parent = dir.ancestors().skip(1).find(|parent| parent.exists()).unwrap_or(Path::new("/"));
+            let parent =
+                dir.ancestors().skip(1).find(|parent| parent.exists()).unwrap_or_else(|| Path::new("/"));
             access(parent, Access::WRITE_OK | Access::EXEC_OK)
                 .map_err(|error| failed("make", dir)(error.into()))?;
             return Ok(false);

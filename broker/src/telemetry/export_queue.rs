@@ -240,7 +240,8 @@ mod tests {
         queue.put(0);
         tokio::time::sleep(BATCH_DELAY * 2 + EXPORT_TIMEOUT).await;
         assert_eq!(dropped(&counters), 3, "one that never answers loses the message too");
-        assert_eq!(counters.all_failures().collect::<Vec<_>>(), [(Signal::Traces, 2)]);
+        let failures = counters.all_failures().filter(|(_, count)| *count > 0);
+        assert_eq!(failures.collect::<Vec<_>>(), [(Signal::Traces, 2)]);
         stop.send_replace(true);
         sending.await.unwrap();
     }

@@ -30,6 +30,8 @@ pub(crate) struct FollowUps {
     evictions: u64,
     /// How many parts had their words asked in this event, to be unmapped in place.
     pub(crate) words_asked: usize,
+    /// Whether this event has dropped the hopeless waiters that a plan helps by now.
+    pub(crate) are_helped_dropped: bool,
     /// How many parts of calls were ever checked.
     #[cfg(test)]
     pub(crate) parts_checked: usize,
@@ -53,7 +55,7 @@ impl FollowUps {
 
     /// Counts from zero again, and brings back what was postponed.
     pub(crate) fn begin_event(&mut self) {
-        (self.evictions, self.words_asked) = (0, 0);
+        (self.evictions, self.words_asked, self.are_helped_dropped) = (0, 0, false);
         if !self.postponed.is_empty() {
             std::mem::take(&mut self.postponed).into_iter().for_each(|work| self.add(work));
         }

@@ -96,9 +96,13 @@ impl Broker {
         }
     }
 
-    /// Drops hopeless waiters that a plan helps by now, so that no waiter passes them.
+    /// Drops hopeless waiters that a plan helps by now, so that no waiter passes them. Once in an event: a scan may
+    /// find that such a waiter is hopeless after all, and is repeated for those behind it.
     fn drop_helped(&mut self) {
-        let Some(last) = self.line.last_hopeless() else { return };
+        let Some(last) = self.line.last_hopeless().filter(|_| !self.follow_ups.are_helped_dropped) else {
+            return;
+        };
+        self.follow_ups.are_helped_dropped = true;
         let mut scan = Scan::new(ScanScope::Full);
         for (position, entry) in self.line.iter().take_while(|(position, _)| *position <= last) {
             scan.record_waiter(entry.waiter, &self.needs(entry.waiter, position.arrived), None);
