@@ -133,7 +133,7 @@ mod bugs {
         SilentTooSoon: "a session that unmaps one part after the other is silent all the same", [ANSWERED];
         AskedInSeries: "after a silence the daemon asks one session in doubt after the other", [IN_SERIES];
         DoubtIgnored: "after a silence victims are chosen as if all sessions were sure to answer", [IN_SERIES];
-        AnswerUncounted: "a session stays in doubt although it has answered since", [IN_SERIES];
+        AnswerUncounted: "a session stays in doubt although it has answered since", [EFFORT, IN_SERIES];
         ReleasedUnanswered: "a session is told that it has released memory that it still maps", [ANSWERED];
         SilentTakenForGone: "the end of a channel is taken for the end of the process", [EXTENT_USE, LEDGER_ORACLE];
         MemoryOutlivesSession: "memory that a session did not free stays when the session is gone", [LIFETIMES];

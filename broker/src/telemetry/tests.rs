@@ -322,7 +322,8 @@ fn the_level_of_pressure_is_shown_where_it_is_normal_too() {
     assert_eq!(setting("cold_after_seconds"), Some(30.0));
     let share = |class: &str| of("vramd_link_share_ratio{", &format!("class=\"{class}\""));
     assert_eq!(["demand", "prefetch", "write_back"].map(share), [Some(0.3), Some(0.5), Some(0.2)]);
-    let changes = |level: &str| of("vramd_pressure_changes_total{", &format!("level=\"{level}\",vramd_tier=\"host\""));
+    let changes =
+        |level: &str| of("vramd_pressure_changes_total{", &format!("level=\"{level}\",vramd_tier=\"host\""));
     assert_eq!((changes("high"), changes("normal"), changes("critical")), (Some(2.0), Some(1.0), Some(0.0)));
 }
 
@@ -394,9 +395,8 @@ fn two_hundred_tenants_have_series_of_their_own() {
     // In each place: a guarantee, a limit and the states. For each tenant: allocations, internal fragmentation, bytes in
     // place and bytes in files. Then the thresholds of three levels, the other pressure settings, three links, the shares of
     // three classes, the digest count, four series of pools, the build and whether memory is simulated.
-    let is_counted = |name: &str, value: f64| {
-        !name.starts_with("process_") && (value != 0.0 || !name.contains("_total"))
-    };
+    let is_counted =
+        |name: &str, value: f64| !name.starts_with("process_") && (value != 0.0 || !name.contains("_total"));
     let shown = series(&text).into_iter().filter(|(name, value)| is_counted(name, *value));
     assert_eq!(
         shown.count(),

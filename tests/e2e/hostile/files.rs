@@ -8,7 +8,7 @@ use std::{
 };
 
 use serde_json::Value;
-use vramd_client::{AllocationRequest, Bytes, Error};
+use vramd_client::{AllocationRequest, Error};
 use vramd_tests::{Config, Daemon, Home, MIB, content};
 
 use crate::moves::pins::fetch::connect;

@@ -34,12 +34,11 @@ impl Broker {
             return None;
         }
         // A session that was sent the part and has not answered counts as using it.
-        let is_asked = self.is_asked_ahead(part);
         let uses = |mapping: &Mapping| {
             let calls = self.pins.protects(part, mapping.session, arrived);
             planted!(self, EvictedThoughPinned => calls = false);
-            let is_at_rest =
-                mapping.state == MapState::Mapped || (is_asked && mapping.state == MapState::Evicting);
+            let is_at_rest = mapping.state == MapState::Mapped
+                || (mapping.state == MapState::Evicting && self.is_asked_ahead(part));
             !is_at_rest || calls
         };
         let by = self.mappers(part, uses);

@@ -242,7 +242,12 @@ impl Oracle {
         self.leavable_of(device, broker, |_| true)
     }
 
-    pub(crate) fn leavable_of(&self, device: usize, broker: &Broker, leaves: impl Fn(PartRef) -> bool) -> Leavable {
+    pub(crate) fn leavable_of(
+        &self,
+        device: usize,
+        broker: &Broker,
+        leaves: impl Fn(PartRef) -> bool,
+    ) -> Leavable {
         let mut leavable = Leavable::new();
         let mut open = BTreeMap::new();
         for part in self.facts.backings.keys().copied() {

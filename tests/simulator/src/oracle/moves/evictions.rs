@@ -41,11 +41,11 @@ impl Oracle {
             }
             let (guarantee, limit) = self.quota_now(tenant, device);
             let left = self.facts.charged(tenant, device).saturating_sub(self.leaving_bytes(tenant, device));
-            let (before, with) = (left + last, (left + last).saturating_add(wants));
             // For its own waiters a tenant does not count on what a session in doubt has to unmap.
             let in_doubt = if wants > 0 { self.in_doubt_bytes(tenant, device) } else { 0 };
-            let above =
-                with.saturating_add(in_doubt) > guarantee || before > limit || (wants > 0 && with > limit);
+            let before = left + last + in_doubt;
+            let with = before.saturating_add(wants);
+            let above = with > guarantee || before > limit || (wants > 0 && with > limit);
             self.expect(EVICTED, above, || {
                 format!(
                     "tenant {tenant} keeps {left} bytes on device {device}, wants {wants}, and is guaranteed {guarantee}; its victim has {last}"
