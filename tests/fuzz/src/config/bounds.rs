@@ -115,6 +115,7 @@ fn counts_and_times(limits: &Limits) {
         pins_waiting_max,
         pin_parts_waiting_max,
         pin_stall,
+        hold_after: _,
         greeting_max,
         greeting_per_uid_max,
         connections_per_uid_max,
