@@ -136,7 +136,12 @@ fn batch_is_refused_for_any_place_that_can_never_hold_it() {
     let mut world = two_devices();
     let items = vec![on(0, 4), AllocationSpec { device: Some("1".to_owned()), ..unpinned(20) }];
     let (_, _, batch) = short_on_both(&mut world, items);
-    assert_eq!(limited(&world, batch), Some((world.broker.devices()[1].uuid.clone(), Tier::Host)));
+    let refusal = world.replies.get(&batch).expect("an answer").clone().unwrap_err();
+    let uuid = &world.broker.devices()[1].uuid;
+    assert!(
+        matches!(&refusal, Refusal::DeviceFull { device, tier: Tier::Host, .. } if device == uuid),
+        "{refusal}"
+    );
 }
 
 /// Where a limit was in the way of a batch.

@@ -134,7 +134,8 @@ pub fn config(devices: &[Bytes]) -> Config {
         files: false,
         pressure: broker_core::PressureBounds::default(),
         shares: vramd_types::Shares::default(),
-        limits: Limits::default(),
+        // A waiter that nothing helps holds its device.
+        limits: Limits { hold_after: Duration::ZERO, ..Limits::default() },
     }
 }
 
