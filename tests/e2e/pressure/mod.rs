@@ -74,8 +74,10 @@ fn listed(daemon: &Daemon) -> Value {
 pub(crate) fn metric<T: FromStr<Err: Debug>>(daemon: &Daemon, name: &str, labels: &[&str]) -> Option<T> {
     let text = daemon.metrics();
     let series = text.lines().filter_map(|line| line.rsplit_once(' '));
-    let mut of = series.filter(|(series, _)| series.split('{').next() == Some(name));
-    let (_, value) = of.find(|(series, _)| labels.iter().all(|label| series.contains(label)))?;
+    let of = series.filter(|(series, _)| series.split('{').next() == Some(name));
+    let of: Vec<_> = of.filter(|(series, _)| labels.iter().all(|label| series.contains(label))).collect();
+    // Series of the same labels and others begin at zero.
+    let (_, value) = of.iter().find(|(_, value)| *value != "0").or(of.first())?;
     Some(value.parse().expect("a value of that kind"))
 }
 

@@ -69,7 +69,7 @@ fn a_clients_trace_continues_with_the_decision_and_the_log() {
     );
     assert_eq!(attribute(&no.attributes, "vramd.decision.outcome"), "refused");
     assert_eq!(attribute(&no.attributes, "vramd.refusal.reason"), "QUOTA_LIMIT");
-    assert!(no.status.unwrap().message.contains("limit"));
+    assert!(no.status.unwrap().message.contains("requested"));
     let logged = received(&collector, "a line of the call", |received| {
         received.logs.iter().find(|record| hex(&record.trace_id) == TRACE).cloned()
     });

@@ -357,7 +357,7 @@ fn an_invalid_advice_is_refused() {
     }
     let other = RawSession::open_with_pins(&daemon.sockets());
     refused(advise(&other, id, set)).is(Reason::NotOwner);
-    refused(AdviseRequest { session_id: 999, ..advise(&session, id, set) }).is(Reason::SessionNotFound);
+    refused(AdviseRequest { session_id: 999, ..advise(&session, id, set) }).is(Reason::SessionLost);
     drop(other);
     until("nothing has changed", || daemon.state() == state);
     session.free(id);
