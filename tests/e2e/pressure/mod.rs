@@ -77,7 +77,7 @@ pub(crate) fn metric<T: FromStr<Err: Debug>>(daemon: &Daemon, name: &str, labels
     let of = series.filter(|(series, _)| series.split('{').next() == Some(name));
     let of: Vec<_> = of.filter(|(series, _)| labels.iter().all(|label| series.contains(label))).collect();
     // Series of the same labels and others begin at zero.
-    let (_, value) = of.iter().find(|(_, value)| *value != "0").or(of.first())?;
+    let (_, value) = of.iter().find(|(_, value)| *value != "0").or_else(|| of.first())?;
     Some(value.parse().expect("a value of that kind"))
 }
 
