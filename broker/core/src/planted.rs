@@ -76,7 +76,7 @@ mod bugs {
         UnreturnedUncharged: "no tenant is charged for bytes that did not come back", [LEDGER_ORACLE, LEDGER_BALANCES, ADMISSION, LIMIT];
         DebtToOwnerOnly: "only the owner is charged for bytes that did not come back, although other tenants were sent them", [LEDGER_ORACLE];
         GuaranteeIgnored: "the ledger hands out what other tenants are guaranteed", [ADMISSION, LEDGER_ORACLE, LINE_ORDER, BACKINGS];
-        LimitOffByOnePart: "a tenant gets one granule more than its limit", [LIMIT, LEDGER_ORACLE, BACKINGS, DEVICES];
+        LimitOffByOnePart: "a tenant gets one granule more than its limit", [LIMIT, LEDGER_ORACLE, BACKINGS, DEVICES, EFFORT];
         BatchSumOverflows: "the sizes of a batch are added up without a check for overflow", [DRAINS, LINE_ORDER, LEDGER_ORACLE, BACKINGS];
         StagedGuaranteeForgotten: "the ledger does not keep a guarantee free while it is being written to disk", [LEDGER_ORACLE, ADMISSION, LINE_ORDER, EVICTED];
         UnstoredQuotaApplied: "a quota that could not be stored applies all the same", [LEDGER_ORACLE, LIMIT, ADMISSION, DEVICES, LINE_ORDER, STORED];

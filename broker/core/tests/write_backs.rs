@@ -275,7 +275,9 @@ fn failed_backing_is_reported_and_the_part_goes_on() {
     let problem = CreateError::OutOfHostMemory("no memory to lock".to_owned());
     world.fail_creates.push_back(Some(problem));
     let told = write_back(&mut world, part);
-    assert!(matches!(told, PartMove::Refused { refusal } if matches!(*refusal, Refusal::TierExhausted { .. })));
+    assert!(
+        matches!(told, PartMove::Refused { refusal } if matches!(*refusal, Refusal::TierExhausted { .. }))
+    );
     assert_eq!((charged(&world), world.read(client, part)), (mib(4, 4), 7));
     assert!(matches!(write_back(&mut world, part), PartMove::Moved));
     // Where there are no bytes below none are taken from others.

@@ -20,7 +20,8 @@ fn kill(pid: u32) {
 
 #[test]
 fn a_session_whose_socket_a_child_keeps_is_answered_as_silent() {
-    let limits = Config::default().limit("revoke_answer_timeout_ms = 200").limit("map_answer_timeout_ms = 200");
+    let limits =
+        Config::default().limit("revoke_answer_timeout_ms = 200").limit("map_answer_timeout_ms = 200");
     let daemon = Daemon::start(&limits);
     let mut probe = daemon.probe();
     let id = open(&mut probe);

@@ -41,7 +41,7 @@ use crate::{
     command::WaitEnd,
     event::{PartRef, Tier},
     follow_up::Fact,
-    line::{LastScan, RoomPlan, Unmet, Waiter},
+    line::{LOOKAHEAD, LastScan, RoomPlan, Unmet, Waiter},
     moves::{Cause, MoveError},
     pool::ExtentError,
     shell::Timer,
@@ -150,8 +150,12 @@ impl Broker {
     }
 
     /// Whether a scan would find what the last one found: everything that has to leave for its waiters is
-    /// leaving, or not even that would be enough. The invariants check this.
+    /// leaving, or not even that would be enough. The invariants check this. A longer line than the lookahead is not
+    /// judged: the daemon makes room for some at a time, and for more once half of them have left.
     pub(crate) fn is_scan_current(&self) -> bool {
+        if self.line.len() >= LOOKAHEAD {
+            return true;
+        }
         let mut scan = Scan::new(ScanScope::Full);
         for (position, entry) in self.line.iter() {
             if self.line.was_scanned(entry.waiter) {

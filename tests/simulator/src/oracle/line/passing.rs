@@ -22,7 +22,11 @@ impl Oracle {
         let still: BTreeSet<_> = line.iter().map(|wait| wait.id).collect();
         for (ahead, needs) in self.started_waiters(&still, broker) {
             let mut before = self.facts.line[..ahead].iter().enumerate();
-            let may_pass = |id: &u64| self.is_behind_a_new_one(*id, line) || self.may_let_pass(*id, broker);
+            let may_pass = |id: &u64| {
+                self.is_behind_a_new_one(*id, line)
+                    || self.may_let_pass(*id, broker)
+                    || self.may_let_own_pass(*id, needs.tenant)
+            };
             let passed =
                 before.find(|(at, id)| still.contains(id) && !may_pass(id) && self.is_passed(*at, &needs));
             let passed = passed.and_then(|(_, id)| self.facts.needs.get(id).cloned());

@@ -68,13 +68,24 @@ impl Oracle {
         let Some(wait) = self.facts.waits.get(&id).filter(|wait| self.is_in_turn_to_pass(wait)) else {
             return false;
         };
+        // Memory that a session in doubt has to unmap is no certain room.
+        if self.is_any_in_doubt() {
+            return true;
+        }
         // Waiters that passed took the room that was there for it.
         let needs = self.facts.needs.get(&wait.id);
         !(self.facts.helped.contains(&id)
             && needs.is_some_and(|needs| self.is_helped(needs, broker, &self.step.taken)))
     }
 
-    /// The same of a part.
+    /// Whether it is the waiter's turn to let others pass, and this tenant is its own: what a tenant has cached is no
+    /// certain room for its other waiters.
+    pub(crate) fn may_let_own_pass(&self, id: u64, tenant: Tenant) -> bool {
+        let is_own = self.facts.needs.get(&id).is_some_and(|needs| needs.tenant == tenant);
+        is_own && self.facts.waits.get(&id).is_some_and(|wait| self.is_in_turn_to_pass(wait))
+    }
+
+    /// Whether a part of the line may have let others pass in this event.
     pub(crate) fn may_part_let_pass(&self, part: PartRef, broker: &Broker) -> bool {
         let stood = self.facts.line.iter().copied();
         let mut its = stood.filter(|id| self.facts.needs.get(id).is_some_and(|it| it.part == Some(part)));

@@ -77,7 +77,8 @@ impl Oracle {
 
     /// Checks that the last victim of pressure was chosen above the target.
     fn check_pressure_effort(&mut self, place: usize, victims: &[Victim], moves: &[MoveView]) {
-        if self.step.settings_changed || self.step.quotas_changed {
+        // Memory that a session in doubt has to unmap comes last, though it is leaving.
+        if self.step.settings_changed || self.step.quotas_changed || self.is_any_in_doubt() {
             return;
         }
         let before = self.leaving_before(place, moves, true);

@@ -66,6 +66,11 @@ impl Oracle {
         }
     }
 
+    /// Whether any session is in doubt.
+    pub(crate) fn is_any_in_doubt(&self) -> bool {
+        self.facts.sessions.values().any(|session| self.doubt_of(session) != Doubt::Nothing)
+    }
+
     /// The greatest doubt about the sessions that map the part.
     pub(crate) fn doubt_about(&self, part: PartRef) -> Doubt {
         let mappers = self.facts.sessions.values().filter(|session| session.mappings.contains_key(&part));
