@@ -247,6 +247,7 @@ mod bugs {
         LimitPassed: "a waiter passes an earlier one of its tenant, which is at its limit", [LINE_ORDER];
         SecondDevicePassed: "a batch on several devices keeps others waiting on the first of them alone", [LINE_ORDER, LINE_SCANNED];
         SecondDeviceOvertaken: "a new batch on several devices is held back only by waiters of the first", [LINE_ORDER];
+        CutScanNotRepeated: "a scan that left out waiters is not repeated once half of the others have left", [LINE_SCANNED, LINE_ORDER];
         HopelessHolds: "a waiter that nothing helps lets none pass", [LINE_ORDER];
         HopelessAlwaysPassed: "a waiter that nothing helps never holds its device", [LINE_ORDER];
         HelpedPassed: "a waiter lets others pass although room is being made for it", [LINE_ORDER];

@@ -91,3 +91,20 @@ fn waiter_at_its_limit_is_next_once_the_limit_allows_it() {
     }
     assert_eq!(answer(&world, limited, 1), Some(&None), "others did not ask first");
 }
+
+#[test]
+fn more_waiters_at_their_limit_than_the_lookahead_are_all_served() {
+    let mut world = tiers(1024, 1024);
+    let limited = world.open_pinning("limited");
+    world.operate(set_quota("limited", 0, 200)).expect("nothing is held");
+    let (idle, wanted) = (unpinned(&mut world, limited, 50), unpinned(&mut world, limited, 50));
+    world.pin_call(limited, 1, &idle);
+    world.run_until_idle();
+    world.frame(limited, ClientFrame::PinEnded { call: 1 });
+    for (call, part) in (2..).zip(&wanted) {
+        world.pin_call(limited, call, &[*part]);
+    }
+    world.run_until_idle();
+    let served = (2..52).filter(|call| answer(&world, limited, *call) == Some(&None)).count();
+    assert_eq!(served, 50, "every one of the idle parts can leave for one of them");
+}

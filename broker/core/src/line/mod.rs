@@ -64,6 +64,8 @@ pub(crate) struct LastScan {
     pub(crate) last: Option<Position>,
     /// The devices on which it stopped for that. On any other it covers all waiters.
     pub(crate) enough_on: SmallVec<[DeviceIndex; 4]>,
+    /// It came to waiters for which it makes no room yet: enough of their kind stand before them.
+    pub(crate) is_cut: bool,
     /// How many waiters have left the line since the scan.
     pub(crate) left_since: usize,
     /// At least one scanned waiter had no room, whatever leaves.
@@ -266,14 +268,19 @@ impl Line {
         self.entries.get(self.positions.get(waiter)?).map(|entry| entry.since)
     }
 
-    /// How many waiters have left the line since the scan, if it did not reach the end.
-    pub(crate) fn left_since_scan(&self) -> Option<usize> {
-        self.last_scan.last.map(|_| self.last_scan.left_since)
+    /// How many waiters have left the line since the last scan.
+    pub(crate) const fn left_since_scan(&self) -> usize {
+        self.last_scan.left_since
     }
 
     /// Whether a scanned waiter found no room, whatever leaves.
     pub(crate) const fn scan_found_shortage(&self) -> bool {
         self.last_scan.shortage
+    }
+
+    /// Whether the last scan left out waiters because it makes room for enough others.
+    pub(crate) fn was_scan_cut(&self) -> bool {
+        self.last_scan.is_cut || !self.last_scan.enough_on.is_empty()
     }
 
     /// Whether the last scan covered the waiter, or would have.

@@ -71,8 +71,11 @@ impl Scan {
                     found.waiting.reserve(ROOM_AT_FIRST);
                 }
                 found.waiting.push((waiter, need.clone()));
-            } else if need.lets_pass {
-                self.unplanned.insert(waiter);
+            } else {
+                self.found.is_cut = true;
+                if need.lets_pass {
+                    self.unplanned.insert(waiter);
+                }
             }
         }
     }

@@ -27,6 +27,8 @@
 //!
 //! The price of a full scan is the number of waiters up to [`LOOKAHEAD`] on each device, not the length of the
 //! line.
+//!
+//! [`LOOKAHEAD`]: crate::line::LOOKAHEAD
 
 mod batches;
 mod fairness;
@@ -41,7 +43,7 @@ use crate::{
     command::WaitEnd,
     event::{PartRef, Tier},
     follow_up::Fact,
-    line::{LOOKAHEAD, LastScan, RoomPlan, Unmet, Waiter},
+    line::{LastScan, LineEntry, Position, RoomPlan, Unmet, Waiter},
     moves::{Cause, MoveError},
     pool::ExtentError,
     shell::Timer,
@@ -103,11 +105,8 @@ impl Broker {
             return;
         };
         self.follow_ups.are_helped_dropped = true;
-        let mut scan = Scan::new(ScanScope::Full);
-        for (position, entry) in self.line.iter().take_while(|(position, _)| *position <= last) {
-            scan.record_waiter(entry.waiter, &self.needs(entry.waiter, position.arrived), None);
-        }
-        let Decisions { hopeless, unplanned, .. } = scan.finish(self);
+        let until = self.line.iter().take_while(|(position, _)| *position <= last);
+        let Decisions { hopeless, unplanned, .. } = self.plan_for(until);
         self.line.retain_hopeless(|waiter| {
             unplanned.contains(waiter) || hopeless.get(waiter).is_some_and(Unmet::is_own)
         });
@@ -128,7 +127,8 @@ impl Broker {
     }
 
     fn have_many_left(&self) -> bool {
-        self.line.left_since_scan().is_some_and(|left| left >= RESCAN_AFTER)
+        planted!(self, CutScanNotRepeated => return false);
+        self.line.was_scan_cut() && self.line.left_since_scan() >= RESCAN_AFTER
     }
 
     /// Walks the line and starts what fits.
@@ -150,21 +150,25 @@ impl Broker {
     }
 
     /// Whether a scan would find what the last one found: everything that has to leave for its waiters is
-    /// leaving, or not even that would be enough. The invariants check this. A longer line than the lookahead is not
-    /// judged: the daemon makes room for some at a time, and for more once half of them have left.
+    /// leaving, or not even that would be enough. The invariants check this. A scan that left out waiters is
+    /// repeated once half of the others have left.
     pub(crate) fn is_scan_current(&self) -> bool {
-        if self.line.len() >= LOOKAHEAD {
-            return true;
+        if self.line.was_scan_cut() {
+            return self.line.left_since_scan() < RESCAN_AFTER;
         }
-        let mut scan = Scan::new(ScanScope::Full);
-        for (position, entry) in self.line.iter() {
-            if self.line.was_scanned(entry.waiter) {
-                scan.record_waiter(entry.waiter, &self.needs(entry.waiter, position.arrived), None);
-            }
-        }
-        let Decisions { plans, hopeless, .. } = scan.finish(self);
+        let scanned = self.line.iter().filter(|(_, entry)| self.line.was_scanned(entry.waiter));
+        let Decisions { plans, hopeless, .. } = self.plan_for(scanned);
         let is_done = |plan: &RoomPlan| plan.given_up.is_empty() && plan.victims.is_empty();
         self.line.scan_found_shortage() || (hopeless.is_empty() && plans.iter().all(is_done))
+    }
+
+    /// Plans as if these waiters, in their order, were all that stay in the line.
+    fn plan_for<'a>(&'a self, waiters: impl Iterator<Item = (Position, &'a LineEntry)>) -> Decisions {
+        let mut scan = Scan::new(ScanScope::Full);
+        for (position, entry) in waiters {
+            scan.record_waiter(entry.waiter, &self.needs(entry.waiter, position.arrived), None);
+        }
+        scan.finish(self)
     }
 
     /// Takes a part out of the line once no session waits for it.
