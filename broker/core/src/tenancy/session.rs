@@ -83,6 +83,8 @@ pub(crate) struct Session {
     /// An operator ended the session. Once it maps nothing, its channel is closed and it is gone.
     pub(crate) ending: bool,
     pub(crate) requests: RequestLog,
+    /// The silences that the daemon had counted when it last unmapped something as it was told.
+    pub(crate) answered: u64,
     /// Whether it gets reports of pressure.
     pub(crate) wants_pressure: bool,
     /// Only with pins.
@@ -112,11 +114,6 @@ impl Session {
         let of_process = [self.kill_at, self.end_deadline];
         let of_answers = [self.map_deadline, self.revoke_deadline, words, self.unmap_deadline()];
         of_answers.into_iter().chain(of_process).flatten()
-    }
-
-    /// The silences that the daemon had counted when it last unmapped something as it was told.
-    pub(crate) fn answered(&self) -> u64 {
-        self.words.as_ref().map_or(0, |words| words.answered)
     }
 
     pub(crate) fn unmap_deadline(&self) -> Option<Time> {
@@ -175,13 +172,13 @@ impl SessionTable {
     /// The doubt about a session.
     pub(crate) fn doubt(&self, id: SessionId) -> Doubt {
         let session = self.sessions.get(id.get());
-        session.map_or(Doubt::Nothing, |session| self.trust.doubt(session.pid, session.answered()))
+        session.map_or(Doubt::Nothing, |session| self.trust.doubt(session.pid, session.answered))
     }
 
     /// Records that a session did not answer in time.
     pub(crate) fn record_silence(&mut self, id: SessionId) {
         if let Some(session) = self.sessions.get(id.get()) {
-            self.trust.record_silence(session.pid, session.answered());
+            self.trust.record_silence(session.pid, session.answered);
         }
     }
 

@@ -15,8 +15,6 @@ pub(crate) struct Words {
     pub(crate) unmap_soon: BTreeSet<PartRef>,
     /// When it must have unmapped one more of them.
     pub(crate) unmap_deadline: Option<Time>,
-    /// The silences that the daemon had counted when the session last unmapped something as it was told.
-    pub(crate) answered: u64,
     /// The number of its last pin call.
     pub(crate) last_call: Option<u64>,
     /// Its pin calls that have not ended.
@@ -32,7 +30,6 @@ impl Words {
             slots: Slots::new(slots),
             unmap_soon: BTreeSet::new(),
             unmap_deadline: None,
-            answered: 0,
             last_call: None,
             calls: 0,
             call_parts: 0,

@@ -84,12 +84,9 @@ impl Broker {
         if session.revoking == 0 {
             session.revoke_deadline = None;
         }
-        if event == MapEvent::Unmapped
-            && matches!(old, MapState::Evicting | MapState::Revoking)
-            && let Some(words) = &mut session.words
-        {
-            planted!(self, AnswerUncounted => silences = words.answered);
-            words.answered = silences;
+        if event == MapEvent::Unmapped && matches!(old, MapState::Evicting | MapState::Revoking) {
+            planted!(self, AnswerUncounted => silences = session.answered);
+            session.answered = silences;
         }
         if new.is_none()
             && let Entry::Occupied(mut count) = session.maps.entry(part.allocation)

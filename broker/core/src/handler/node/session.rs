@@ -85,6 +85,7 @@ impl Broker {
             alarm: None,
             ending: false,
             requests: RequestLog::default(),
+            answered: 0,
             wants_pressure: hello.pressure,
             words: hello.pins.then(|| Box::new(Words::new(limits.words_per_session_max.max(1), words_due))),
         };
