@@ -329,6 +329,7 @@ impl Oracle {
                 self.check_answered(*session);
                 self.set_silent(*session, false);
             }
+            Command::Notice(Notice::WaitEnded { .. }) => self.record_ended_wait(),
             Command::Notice(Notice::RoomMade { tenant }) => self.record_room_made(tenant.as_deref()),
             Command::Notice(Notice::InvariantBroken { invariant, detail }) => {
                 self.violations.push(Violation { invariant, detail: detail.clone() });

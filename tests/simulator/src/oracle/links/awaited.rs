@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use broker_core::{Broker, Cause, MoveView, PartRef, WaitView, invariants::LINK_AWAITED};
+use broker_core::{Broker, Cause, MoveView, PartRef, Tier, WaitView, invariants::LINK_AWAITED};
 use vramd_types::{CopyClass, ExtentId};
 
 use crate::oracle::Oracle;
@@ -23,6 +23,16 @@ impl Oracle {
         let in_line = in_line.flat_map(|needs| needs.bytes.keys().copied());
         let devices: BTreeSet<_> = of_parts.map(|it| it.device).chain(in_line).collect();
         for device in devices {
+            self.facts.waited.insert(device, self.facts.now);
+        }
+    }
+
+    /// Records that a client has waited until now, even if it waited only within this event. The core does not report
+    /// on which devices.
+    pub(crate) fn record_ended_wait(&mut self) {
+        for (device, _) in
+            self.facts.places.iter().enumerate().filter(|(_, place)| place.tier == Tier::Device)
+        {
             self.facts.waited.insert(device, self.facts.now);
         }
     }

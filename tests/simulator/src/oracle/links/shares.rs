@@ -28,9 +28,10 @@ const WAITED_MIN: Duration = Duration::from_secs(1);
 /// Chunks of the largest size that a class may at any moment miss of its share, or have had above it.
 const APART_CHUNKS: u64 = 3;
 
-/// The same where prefetches wait: they are owed their share behind demand too and get it once that is
-/// through. Also where lanes share a link: a class is then owed a share of both.
-const FAR_APART_CHUNKS: u64 = 7;
+/// The same where prefetches wait: a link owes a class up to four chunks, and pays the prefetches once demand is
+/// through, when another class may be short of four already. Also where lanes share a link: a class is then owed a
+/// share of both.
+const FAR_APART_CHUNKS: u64 = 8;
 
 /// The account of a class in a lane, since it began to wait there.
 #[derive(Clone, Copy, Debug)]

@@ -84,8 +84,10 @@ impl Oracle {
         let before = self.leaving_before(place, moves, true);
         let target = u128::from(self.capacity(place)) * u128::from(self.bounds().evict_to_percent) / 100;
         let charged = u128::from(self.charged_to_all(place).0);
+        // Pressure starts again once another part took an extent that it had freed.
+        let still_held: Vec<_> = victims.iter().copied().filter(|it| !it.is_handed_over).collect();
         let is_enough_without = |last: &Victim| {
-            let leaving = leaving_with(&before, victims, last);
+            let leaving = leaving_with(&before, &still_held, last);
             let counted: u64 = leaving.into_iter().map(|(of, bytes)| self.counted(of, place, bytes)).sum();
             charged.saturating_sub(u128::from(counted)) <= target
         };

@@ -1,6 +1,6 @@
 //! No part of an accepted pin call is evicted before the call has ended.
 
-use broker_core::{Broker, ChannelId, ClientRequest, PartRef, Slot, invariants::PINNED};
+use broker_core::{Broker, Cause, ChannelId, ClientRequest, PartRef, Slot, invariants::PINNED};
 use vramd_types::SessionId;
 
 use crate::oracle::{
@@ -33,7 +33,7 @@ impl Oracle {
         broker: &Broker,
     ) {
         // A part that a session in doubt is asked to unmap ahead does not leave.
-        let leaves = broker.moves().iter().any(|it| it.part == part);
+        let leaves = broker.moves().iter().any(|it| it.part == part && it.cause != Cause::WriteBack);
         if leaves && !self.is_being_revoked(part) && self.may_lie_on_device(part) {
             self.record_departure(part, true, broker);
         }
