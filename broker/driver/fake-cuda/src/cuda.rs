@@ -14,7 +14,7 @@ use crate::{
         self, CURRENT, INVALID_VALUE, Piece, Range, World, attach, copy, detach, get, give_back, protect,
         put, reserve, world,
     },
-    script::script,
+    script::{is_triggered, script},
 };
 
 const INVALID_CONTEXT: u32 = 201;
@@ -227,6 +227,9 @@ extern "C" fn cuMemCreate(handle: *mut u64, size: usize, of: *const Properties, 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemRelease(handle: u64) -> u32 {
     begin!("cuMemRelease");
+    if is_triggered() {
+        holders::set_tables(script().bytes("tables_mib", 0));
+    }
     status_of(world().handles.remove(&handle).is_some())
 }
 

@@ -6,6 +6,7 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd},
     os::unix::fs::MetadataExt,
     path::Path,
+    sync::atomic::{AtomicUsize, Ordering},
 };
 
 use crate::script::script;
@@ -48,8 +49,16 @@ pub(crate) fn survey() -> BTreeMap<u64, HeldPiece> {
     seen
 }
 
+/// The size of page tables, which belong to no process.
+static TABLES: AtomicUsize = AtomicUsize::new(0);
+
 pub(crate) fn used(device: usize) -> usize {
-    survey().values().filter(|it| it.device == device).map(|it| it.size).sum()
+    let pieces = survey().into_values().filter(|it| it.device == device);
+    pieces.map(|it| it.size).sum::<usize>() + TABLES.load(Ordering::Relaxed)
+}
+
+pub(crate) fn set_tables(size: usize) {
+    TABLES.store(size, Ordering::Relaxed);
 }
 
 pub(crate) fn processes(device: usize) -> BTreeMap<u32, usize> {

@@ -23,6 +23,7 @@
 //! | `still` | 0 | 1: copies between devices and the host leave all bytes in place |
 //! | `link.N` | | `DIRECTIONS DEVICES @ MIB`, as `in 0 1 @ 300`: a shared link of that speed, `in`, `out` or `both`; N from 0 on |
 //! | `cut` | 0 | 1: blocks of `cuMemAlloc` are pieces of larger ones |
+//! | `tables_mib` | 0 | page tables, from the first `cuMemRelease` on that is called while [`Fake::trigger`] is on |
 //! | `note` | 0 | 1: calls are noted, see [`Fake::threads_calling`] |
 //! | `hang.FUNCTION` | 0 | 1: after its work the function does not return while [`Fake::trigger`] is on |
 //! | `fail.FUNCTION` | | `CODE@N`: from its Nth call on the function returns CODE; `CODE@triggered`: while [`Fake::trigger`] is on |

@@ -105,7 +105,7 @@ impl Drop for Delay {
     }
 }
 
-fn is_triggered() -> bool {
+pub(crate) fn is_triggered() -> bool {
     beside(TRIGGER).is_some_and(|told| told.exists())
 }
 

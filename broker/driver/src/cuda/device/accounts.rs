@@ -29,7 +29,7 @@
 //! The daemon's own use must not grow unnoticed while an extent is awaited: the growth would look as if the
 //! extent were held. Two causes are known and explained: the growth of contexts (`contexts`), and page tables
 //! for host memory (`device`). For any other growth: an extent that is larger than all that others hold is not
-//! held.
+//! held, nor is one that is larger than what the list of processes leaves for it (`contexts`).
 //!
 //! Its limit: memory that another program frees for good, or a context larger than the daemon's, looks like the
 //! return of an extent of about that size. Then a tenant is discharged early and the bytes count as other
@@ -124,12 +124,18 @@ impl Accounts {
     }
 
     /// Applies the figure of a survey at this moment, and returns the extents that have returned.
-    pub(crate) fn apply_survey(&mut self, now: Instant, others: Bytes) -> Vec<ExtentId> {
+    /// `held_max` is the most that awaited extents can have in use, if the list of processes tells.
+    pub(crate) fn apply_survey(
+        &mut self,
+        now: Instant,
+        others: Bytes,
+        held_max: Option<Bytes>,
+    ) -> Vec<ExtentId> {
         if self.releases_in_flight > 0 {
             return Vec::new();
         }
         let seen = self
-            .find_returned(others)
+            .find_returned(others, held_max)
             .into_iter()
             .map(|extent| (extent, self.unconfirmed_since(extent, now)));
         let (returned, unconfirmed): (Vec<_>, Vec<_>) =
@@ -150,17 +156,21 @@ impl Accounts {
     }
 
     /// The extents that no longer fit into what others hold, as far as one survey tells.
-    fn find_returned(&self, others: Bytes) -> Vec<ExtentId> {
+    fn find_returned(&self, others: Bytes, held_max: Option<Bytes>) -> Vec<ExtentId> {
         let free = || self.awaited.iter().filter(|it| !it.trace.is_alive()).map(|it| (it.extent, it.size));
         let mut drop = self.baseline.saturating_add(self.awaited_bytes()).saturating_sub(others);
         let mut back = explained_by(free(), &mut drop);
         // Of the rest, the newest count as held, as many as fit. Figures always vary a little.
         let mut room = others.saturating_sub(self.held_by_daemon()).saturating_add(GRANULARITY);
         let rest: Vec<_> = free().filter(|(extent, _)| !back.contains(extent)).collect();
+        let mut listed = held_max;
         for (extent, size) in rest.into_iter().rev() {
             match room.checked_sub(size) {
-                Some(left) => room = left,
-                None => back.push(extent),
+                Some(left) if listed.is_none_or(|listed| explains_return(listed, size)) => {
+                    room = left;
+                    listed = listed.map(|listed| listed.saturating_sub(size));
+                }
+                _ => back.push(extent),
             }
         }
         back
@@ -227,7 +237,15 @@ mod tests {
     impl Surveys {
         fn after(&mut self, time: Duration, others: Bytes) -> Vec<ExtentId> {
             self.now += time;
-            self.accounts.apply_survey(self.now, others)
+            self.accounts.apply_survey(self.now, others, None)
+        }
+
+        /// Two equal surveys with a list of processes that leaves so much for awaited extents.
+        fn twice_with_list(&mut self, others: Bytes, held_max: Bytes) -> Vec<ExtentId> {
+            self.now += CONFIRM_AFTER;
+            assert_eq!(self.accounts.apply_survey(self.now, others, Some(held_max)), []);
+            self.now += CONFIRM_AFTER;
+            self.accounts.apply_survey(self.now, others, Some(held_max))
         }
 
         /// Two equal surveys: the first concludes nothing.
@@ -342,6 +360,23 @@ mod tests {
         assert_eq!(surveys.twice(Bytes::mib(62)), [], "it may be held");
         assert_eq!(surveys.twice(Bytes::mib(61)), [id(2)]);
         assert_eq!(surveys.accounts.other_programs(), Bytes::mib(61));
+    }
+
+    /// As with page tables for host memory that came in the moment of the release.
+    #[test]
+    fn growth_that_no_process_has_hides_no_return() {
+        let awaited = [(1, Bytes::mib(2)), (2, Bytes::mib(2)), (3, Bytes::mib(64))];
+        let mut surveys = accounts(Bytes::mib(9), &awaited);
+        let others = Bytes::mib(9 + 68 + 8);
+        assert_eq!(surveys.twice(others), [], "without a list all may be held");
+        assert_eq!(surveys.twice_with_list(others, Bytes::mib(68)), [], "with one that explains them too");
+        assert_eq!(
+            surveys.twice_with_list(others, Bytes::mib(64)),
+            [id(2), id(1)],
+            "one process has 64 MiB more"
+        );
+        assert_eq!(surveys.accounts.other_programs(), Bytes::mib(9 + 12), "nothing is handed out twice");
+        assert_eq!(surveys.twice_with_list(others, Bytes::ZERO), [id(3)]);
     }
 
     #[test]

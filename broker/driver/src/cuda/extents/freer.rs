@@ -80,6 +80,7 @@ pub(crate) fn wait_for_sole<M>(mut memory: Arc<M>, is_leaked: impl Fn(&M) -> boo
 
 /// Frees the memory, and returns whether the device's figure shows it returned.
 fn free_and_await<P>(device: &Device, extent: ExtentId, size: Bytes, piece: P) -> bool {
+    device.learn_contexts();
     device.accounts().begin_release();
     let before = retire(device, extent, size, Trace::default());
     drop(piece);

@@ -172,6 +172,7 @@ fn release(state: &State, device: &Device, mut releases: Vec<Release>) {
     let all: Vec<(ExtentId, Bytes)> = releases.iter().map(|it| (it.extent, it.size)).collect();
     let mut back: Vec<ExtentId> = Vec::new();
     let mut missing: Vec<(ExtentId, Bytes)> = Vec::new();
+    device.learn_contexts();
     let base = used_beside_live(device);
     while !releases.is_empty() {
         let few = releases.drain(..releases.len().min(BATCH_MAX)).collect();

@@ -90,7 +90,7 @@ fn survey(device: &Device, clients: &[u32]) -> Result<Found, CudaError> {
     // Otherwise a lost context might go unnoticed for a long time.
     device.context().is_sound()?;
     let (mut accounts, survey) = device.survey(clients)?;
-    let returned = accounts.apply_survey(Instant::now(), survey.others);
+    let returned = accounts.apply_survey(Instant::now(), survey.others, survey.held_max);
     let unbrokered = accounts.other_programs().saturating_add(survey.other_contexts);
     Ok(Found { returned, unbrokered, contexts: survey.contexts })
 }

@@ -1,6 +1,9 @@
 //! Surveys conclude the right returns even if the figures are wrong.
 
-use std::{thread, time::Instant};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use super::{device::accounts::CONFIRM_AFTER, *};
 
@@ -69,6 +72,40 @@ fn a_failed_process_list_changes_nothing() {
     }
     fake.trigger(false);
     assert_eq!(survey(&driver, &completions, client.pid()), before, "and does no more");
+}
+
+/// As page tables for host memory do, which come in pieces as large as the smallest extent.
+#[test]
+fn memory_that_the_driver_takes_during_a_release_hides_no_return() {
+    let fake = Fake::new().with("context_mib = 24").with("tables_mib = 2");
+    let (driver, completions) = opened(&fake);
+    let driver = driver.unwrap();
+    // A piece as large as a context stands for that of the client.
+    let [context, gone, kept] =
+        [(1, 24), (2, 2), (3, 2)].map(|(raw, mib)| made(&driver, &completions, raw, mib));
+    let client = Holder::of([&context, &kept]);
+    drop((context, gone, kept));
+    let returned_within = |time: Duration| {
+        let (end, mut all) = (Instant::now() + time, Vec::new());
+        while Instant::now() < end {
+            all.extend(survey(&driver, &completions, client.pid()).2);
+            thread::sleep(CONFIRM_AFTER / 10);
+        }
+        all
+    };
+    release(&driver, &completions, 1);
+    assert_eq!(returned_within(3 * CONFIRM_AFTER), [ExtentId::from_raw(1)], "it is the client's context now");
+
+    fake.trigger(true);
+    for raw in [2, 3] {
+        driver.submit(Submission::Release { extent: ExtentId::from_raw(raw) });
+        let released = next(&completions);
+        assert!(
+            matches!(released, Completion::Released { returned: false, .. }),
+            "as much is used as before"
+        );
+    }
+    assert_eq!(returned_within(3 * CONFIRM_AFTER), [ExtentId::from_raw(2)], "the client has the other");
 }
 
 /// One survey is requested, at the end of a process, and none after it.
