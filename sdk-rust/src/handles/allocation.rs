@@ -343,13 +343,13 @@ impl std::error::Error for SealFailed {
     }
 }
 
-impl<H: Pinnable> fmt::Display for FreeFailed<H> {
+impl<H: private::Sealed> fmt::Display for FreeFailed<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "releasing {}: {}", private::Sealed::handle(&self.handle).0.info().id, self.error)
+        write!(f, "releasing {}: {}", self.handle.handle().0.info().id, self.error)
     }
 }
 
-impl<H: Pinnable + fmt::Debug> std::error::Error for FreeFailed<H> {
+impl<H: private::Sealed + fmt::Debug> std::error::Error for FreeFailed<H> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&self.error)
     }

@@ -1,21 +1,24 @@
 //! Parts as they arrive: descriptors, offsets and sizes, for programs that map them themselves.
 //!
 //! A raw session's parts count as mapped from the moment they arrive, since the SDK cannot see what the program does
-//! with them. The program reports that it has unmapped them by freeing, detaching, sealing or dropping its handle.
+//! with them. The program reports that it has unmapped them by freeing, detaching, sealing or dropping its last handle
+//! of the allocation.
 
 use vramd_proto::v1::Device;
-use vramd_types::{AllocationId, SessionId};
+use vramd_types::{AllocationId, Reason, SessionId};
 
 use crate::{
     client::Client,
     error::{Error, Result},
     handles::{
+        allocation::FreeFailed,
         handle::Handle,
-        info::{AllocationInfo, AllocationKind},
+        info::{AllocationInfo, AllocationKind, AllocationState},
         quota::OwnQuota,
         request::{AllocationRequest, Target},
     },
     mapping::RawPart,
+    pins::private,
     session::{
         Released,
         call_style::{CallStyle, run_ready},
@@ -28,12 +31,13 @@ pub struct RawClient {
     client: Client,
 }
 
-/// An allocation as a list of parts that the program maps.
+/// An allocation as a list of parts that the program maps. Several handles of one session share the descriptors, and the
+/// last of them releases the allocation.
 #[derive(Debug)]
 pub struct RawAllocation {
-    // Dropped before the handle reports that they are gone.
-    parts: Vec<RawPart>,
-    handle: Handle,
+    // This and the box of the handle keep the error of a failed free small.
+    parts: Box<[RawPart]>,
+    handle: Box<Handle>,
 }
 
 impl RawClient {
@@ -81,20 +85,22 @@ impl RawClient {
     /// Allocates, and waits until all parts have arrived; they are writable.
     pub fn allocate(&self, request: AllocationRequest) -> Result<RawAllocation> {
         let mut handles = self.client.claim_new(vec![request])?;
-        let handle = handles.pop().ok_or_else(|| Error::refused(vramd_types::Reason::Raced, &[]))?;
-        RawAllocation::new(handle)
+        let handle = handles.pop().ok_or_else(|| Error::refused(Reason::Raced, &[]))?;
+        Ok(RawAllocation::new(handle))
     }
 
-    /// Attaches a sealed allocation, and waits until all parts have arrived; the program must map them read-only.
+    /// Attaches a sealed allocation, and waits until all parts have arrived; the program must map them read-only. If
+    /// this session has attached or sealed it already, the new handle has the same descriptors. A descriptor that the
+    /// program has closed does not come back: the program uses the mapping that it made with it.
     pub fn attach(&self, target: impl Into<Target>) -> Result<RawAllocation> {
-        RawAllocation::new(self.client.claim_attached(target.into(), AllocationKind::Movable, false)?)
+        self.client.claim_attached(target.into(), AllocationKind::Movable, false).map(RawAllocation::new)
     }
 }
 
 impl RawAllocation {
-    fn new(handle: Handle) -> Result<Self> {
-        let parts = handle.session().table().hand_over(handle.info().id);
-        Ok(Self { parts, handle })
+    fn new(handle: Handle) -> Self {
+        let parts = handle.session().table().hand_over(handle.info().id).into();
+        Self { parts, handle: Box::new(handle) }
     }
 
     pub fn id(&self) -> AllocationId {
@@ -105,7 +111,7 @@ impl RawAllocation {
         self.handle.info()
     }
 
-    /// The parts, in order of their offsets. The descriptors are the program's; it may close them once it has mapped
+    /// The parts, in order of their offsets. The descriptors are the program's; it may drop them once it has mapped
     /// them.
     pub fn parts(&self) -> &[RawPart] {
         &self.parts
@@ -125,25 +131,53 @@ impl RawAllocation {
     /// Reports that the program maps nothing of it any more, ends writing for ever, and waits for read-only parts.
     /// Descriptors that are still here are closed. If sealing fails, the allocation is freed.
     pub fn seal(mut self) -> Result<Self> {
-        self.parts.clear();
+        if self.info().state == AllocationState::Sealed {
+            return Err(Error::refused(Reason::AlreadySealed, &[("allocation", &self.id())]));
+        }
+        self.close_descriptors();
         self.handle.session().table().set_yielded(self.id(), true);
         run_ready(self.handle.seal(CallStyle::Blocking))?;
-        self.parts = self.handle.session().table().hand_over(self.id());
+        self.parts = self.handle.session().table().hand_over(self.id()).into();
         Ok(self)
     }
 
-    /// Reports that the program maps nothing of it any more, and frees it.
-    pub fn free(self) -> Result<Released> {
-        let Self { parts, mut handle } = self;
-        drop(parts);
-        handle.session().table().set_yielded(handle.info().id, true);
-        run_ready(handle.free(CallStyle::Blocking))
+    /// Reports that the program maps nothing of it any more, and frees it. While this session has other handles of it,
+    /// the call does nothing and returns the handle, with [`Error::Pinned`].
+    pub fn free(mut self) -> Result<Released, FreeFailed<Self>> {
+        let outcome = self.handle.close_if_alone().and_then(|()| {
+            self.close_descriptors();
+            self.handle.session().table().set_yielded(self.id(), true);
+            run_ready(self.handle.free(CallStyle::Blocking))
+        });
+        outcome.map_err(|error| FreeFailed { handle: self, error })
     }
 
-    /// Reports that the program maps nothing of it any more, and leaves the allocation as it is.
-    pub fn detach(self) -> Result<()> {
-        let Self { parts, mut handle } = self;
-        drop(parts);
-        run_ready(handle.detach(CallStyle::Blocking))
+    /// Reports that the program maps nothing of it any more, and leaves the allocation as it is. While this session has
+    /// other handles of it, only this handle ends.
+    pub fn detach(mut self) -> Result<()> {
+        if self.handle.leave()? {
+            return Ok(());
+        }
+        self.close_descriptors();
+        run_ready(self.handle.detach(CallStyle::Blocking))
+    }
+
+    fn close_descriptors(&mut self) {
+        self.parts = Box::default();
+    }
+}
+
+impl Drop for RawAllocation {
+    fn drop(&mut self) {
+        // In this order: no other handle may begin with descriptors that are about to be closed, and the last handle
+        // reports the memory as unmapped once they are.
+        self.handle.begin_drop();
+        self.close_descriptors();
+    }
+}
+
+impl private::Sealed for RawAllocation {
+    fn handle(&self) -> private::Handle<'_> {
+        private::Handle(&self.handle)
     }
 }

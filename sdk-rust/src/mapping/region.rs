@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     os::fd::OwnedFd,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -31,7 +31,7 @@ pub(crate) enum Mode {
 }
 
 /// A part as it arrived from the daemon, not mapped.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct RawPart {
     pub index: PartIndex,
     /// Its offset in the allocation.
@@ -43,8 +43,9 @@ pub struct RawPart {
     pub handle_type: HandleType,
     /// The index of the device in [`crate::Client::devices`].
     pub device: u32,
-    /// `None` for exports that are no descriptor.
-    pub fd: Option<OwnedFd>,
+    /// The descriptor, which all handles of the allocation share; it is closed with the last reference. `None` for
+    /// exports that are no descriptor, and in a later handle once every earlier reference is gone.
+    pub fd: Option<Arc<OwnedFd>>,
     /// Present for [`HandleType::CudaIpc`] alone.
     pub legacy_handle: Option<[u8; HANDLE_BYTES]>,
 }
@@ -97,7 +98,30 @@ pub(super) enum Place {
     Placed,
     Mapped,
     Waiting(RawPart),
-    HandedOver,
+    HandedOver(HandedOver),
+}
+
+/// A part that the program owns.
+#[derive(Debug)]
+pub(super) struct HandedOver {
+    /// The part without its descriptor, which the program may close.
+    part: RawPart,
+    fd: Weak<OwnedFd>,
+}
+
+impl Place {
+    fn hand_over(&mut self) -> Option<RawPart> {
+        match self {
+            Self::Placed | Self::Mapped => None,
+            Self::HandedOver(HandedOver { part, fd }) => Some(RawPart { fd: fd.upgrade(), ..part.clone() }),
+            Self::Waiting(part) => {
+                let handed = part.clone();
+                let fd = part.fd.take().as_ref().map(Arc::downgrade).unwrap_or_default();
+                *self = Self::HandedOver(HandedOver { part: RawPart { fd: None, ..handed.clone() }, fd });
+                Some(handed)
+            }
+        }
+    }
 }
 
 impl Region {
@@ -140,7 +164,7 @@ impl Region {
                 writable: part.access() == Access::ReadWrite,
                 handle_type: part.handle_type(),
                 device: part.device,
-                fd,
+                fd: fd.map(Arc::new),
                 legacy_handle: part.cuda_ipc_handle.as_slice().try_into().ok(),
             }),
         };
@@ -212,16 +236,10 @@ impl Region {
         self.space.as_ref()?.context()
     }
 
-    /// Takes the parts that wait for the program, which owns them from now on.
+    /// The parts for one more handle of the program, which owns them from now on. Descriptors that it has closed do
+    /// not come back.
     pub(super) fn hand_over(&mut self) -> Vec<RawPart> {
-        let mut taken = Vec::new();
-        for part in self.parts.values_mut() {
-            match std::mem::replace(&mut part.place, Place::HandedOver) {
-                Place::Waiting(raw) => taken.push(raw),
-                other => part.place = other,
-            }
-        }
-        taken
+        self.parts.values_mut().filter_map(|part| part.place.hand_over()).collect()
     }
 
     /// The slot of a part. It stays the same until the part is unmapped for good, or for a seal.

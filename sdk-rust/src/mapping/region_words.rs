@@ -62,7 +62,7 @@ impl Region {
             self.revoked = Some(reason);
         }
         let Some(slot) = part.slot else {
-            if matches!(part.place, Place::HandedOver) && !self.yielded {
+            if matches!(part.place, Place::HandedOver(_)) && !self.yielded {
                 return Some(UnmapOutcome::NotMapped);
             }
             self.parts.remove(&index);

@@ -116,18 +116,16 @@ pub(crate) struct Anchors {
 }
 
 impl Anchors {
-    /// The anchor for a new handle: the one that other handles have, or a new one. Returns whether it is shared. Where
-    /// handles may not share one, a second handle is refused.
+    /// The anchor for a new handle: the one that other handles have, or a new one. Returns whether it is shared.
     pub(crate) fn join_or_make(
         &self,
         id: AllocationId,
-        may_share: bool,
         make: impl FnOnce() -> Result<ProcessBound<Anchor>>,
     ) -> Result<(ProcessBound<Anchor>, bool)> {
         let mut known = self.lock();
         if let Some((sharers, anchor)) = known.get(&id) {
             // Joined first, so that a handle which is about to be the last one sees it.
-            let joined = may_share && sharers.join();
+            let joined = sharers.join();
             match anchor.upgrade() {
                 Some(anchor) if joined => return Ok((anchor, true)),
                 Some(anchor) => {

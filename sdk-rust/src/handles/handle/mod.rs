@@ -65,8 +65,7 @@ impl Handle {
             session.table().claim(info.id)?;
             Ok(ProcessBound::new(Anchor::new(session, info.id)))
         };
-        let may_share = session.table().maps_itself();
-        let (anchor, is_shared) = session.anchors().join_or_make(info.id, may_share, make)?;
+        let (anchor, is_shared) = session.anchors().join_or_make(info.id, make)?;
         let release_kind = Some(release_kind.or(anchor.take_release_kind()));
         Ok(Self {
             session: session.clone(),
@@ -88,7 +87,10 @@ impl Handle {
         if self.is_shared {
             self.take_pin();
         }
-        if self.is_shared || self.session.table().is_away(self.info.id, self.info.parts.len()) {
+        let table = self.session.table();
+        // Parts of a raw session have no pins.
+        let may_be_away = self.is_shared && table.maps_itself();
+        if may_be_away || table.is_away(self.info.id, self.info.parts.len()) {
             // The parts arrived before this handle existed, and may have been revoked again.
             self.repin_until(style, deadline).await?;
         }
@@ -166,6 +168,8 @@ impl Handle {
         if !waits {
             self.session.table().forget_slots(self.info.id, outcome.is_ok());
         }
+        // A refused attach of the open allocation has left its detach to this handle, which goes on.
+        self.anchor.take_release_kind();
         self.anchor = ProcessBound::new(Anchor::new(&self.session, self.info.id));
         self.is_pinned = held;
         self.session.anchors().replace(&self.anchor, held);
@@ -313,8 +317,7 @@ impl Handle {
 
     /// Unmaps it and leaves it as it is. While the session has other handles of it, only this one ends.
     pub(crate) async fn detach(&mut self, style: CallStyle) -> Result<()> {
-        check_process(&self.session)?;
-        if self.leave_or_close() {
+        if self.leave()? {
             return Ok(());
         }
         let deadline = self.session.deadline();
@@ -333,6 +336,11 @@ impl Handle {
     }
 
     /// Ends this handle if the session has others of the allocation. Otherwise no other can begin any more.
+    pub(crate) fn leave(&mut self) -> Result<bool> {
+        check_process(&self.session)?;
+        Ok(self.leave_or_close())
+    }
+
     fn leave_or_close(&mut self) -> bool {
         let release = || self.session.table().release_handle_pins(self.info.id);
         let left = self.anchor.sharers().leave_or_close(self.is_pinned, release);
@@ -340,6 +348,16 @@ impl Handle {
             self.release_kind = None;
         }
         left
+    }
+
+    /// Does what a drop does first: ends this handle if the session has others of the allocation, and keeps others from
+    /// beginning if it has not. The drop then releases the allocation.
+    pub(crate) fn begin_drop(&mut self) {
+        // A forked child has nothing to release.
+        if let Some(release_kind) = self.release_kind.filter(|_| self.session.is_own_process()) {
+            self.anchor.release_when_unused(release_kind);
+            self.leave_or_close();
+        }
     }
 
     /// If this fails, or its future is dropped, the handle's drop tries again.

@@ -153,15 +153,22 @@ impl Handle {
     /// Refuses to free or seal it while the session has other handles of it; then as [`Self::wait_unpinned`]. From now
     /// on no other handle can begin, unless this fails.
     pub(super) async fn wait_alone(&mut self, style: CallStyle, deadline: Instant) -> Result<()> {
-        if !self.anchor.sharers().close_if_alone() {
-            let pins = self.anchor.other_count() as u64;
-            return Err(Error::Pinned { allocation: self.info.id.to_string(), pins });
-        }
+        self.close_if_alone()?;
         let outcome = self.wait_unpinned(style, deadline).await;
         if outcome.is_err() {
             self.anchor.sharers().reopen();
         }
         outcome
+    }
+
+    /// Keeps other handles of it from beginning, unless the session has some.
+    pub(crate) fn close_if_alone(&self) -> Result<()> {
+        check_process(&self.session)?;
+        if self.anchor.sharers().close_if_alone() {
+            return Ok(());
+        }
+        let pins = self.anchor.other_count() as u64;
+        Err(Error::Pinned { allocation: self.info.id.to_string(), pins })
     }
 
     /// Refuses a release or a seal while guards are alive; waits for guards that streams will end.
