@@ -78,12 +78,15 @@ impl AdminClient {
         self.call(request, |mut client, request| async move { client.delete_quota(request).await }).map(drop)
     }
 
-    /// Lists those of one tenant, or of all if it is empty.
-    pub fn quotas(&self, tenant: &str) -> Result<Vec<v1::Quota>> {
+    /// Lists those of one tenant, or of all if none is named.
+    pub fn quotas(&self, tenant: Option<&str>) -> Result<Vec<v1::Quota>> {
         let deadline = self.deadline();
         pages(|page_token| {
-            let request =
-                v1::ListQuotasRequest { tenant: tenant.to_owned(), page_size: PAGE_SIZE, page_token };
+            let request = v1::ListQuotasRequest {
+                tenant: tenant.map(str::to_owned),
+                page_size: Some(PAGE_SIZE),
+                page_token,
+            };
             let page = self.call_until(deadline, request, |mut client, request| async move {
                 client.list_quotas(request).await
             })?;
@@ -91,12 +94,15 @@ impl AdminClient {
         })
     }
 
-    /// Lists those of one tenant, or of all if it is empty.
-    pub fn sessions(&self, tenant: &str) -> Result<Vec<v1::Session>> {
+    /// Lists those of one tenant, or of all if none is named.
+    pub fn sessions(&self, tenant: Option<&str>) -> Result<Vec<v1::Session>> {
         let deadline = self.deadline();
         pages(|page_token| {
-            let request =
-                v1::ListSessionsRequest { tenant: tenant.to_owned(), page_size: PAGE_SIZE, page_token };
+            let request = v1::ListSessionsRequest {
+                tenant: tenant.map(str::to_owned),
+                page_size: Some(PAGE_SIZE),
+                page_token,
+            };
             let page = self.call_until(deadline, request, |mut client, request| async move {
                 client.list_sessions(request).await
             })?;
@@ -109,12 +115,15 @@ impl AdminClient {
         self.call(request, |mut client, request| async move { client.end_session(request).await })
     }
 
-    /// Lists the allocations of one tenant, or of all if it is empty, without parts.
-    pub fn allocations(&self, tenant: &str) -> Result<Vec<v1::Allocation>> {
+    /// Lists the allocations of one tenant, or of all if none is named, without parts.
+    pub fn allocations(&self, tenant: Option<&str>) -> Result<Vec<v1::Allocation>> {
         let deadline = self.deadline();
         pages(|page_token| {
-            let request =
-                v1::ListAllAllocationsRequest { tenant: tenant.to_owned(), page_size: PAGE_SIZE, page_token };
+            let request = v1::ListAllAllocationsRequest {
+                tenant: tenant.map(str::to_owned),
+                page_size: Some(PAGE_SIZE),
+                page_token,
+            };
             let page = self.call_until(deadline, request, |mut client, request| async move {
                 client.list_all_allocations(request).await
             })?;
@@ -167,12 +176,15 @@ impl AdminClient {
         self.call(request, |mut client, request| async move { client.hold_parts(request).await })
     }
 
-    /// Lists the waits for room on devices, in order of arrival: of one tenant, or of all if it is empty.
-    pub fn waits(&self, tenant: &str) -> Result<Vec<v1::Wait>> {
+    /// Lists the waits for room on devices, in order of arrival: of one tenant, or of all if none is named.
+    pub fn waits(&self, tenant: Option<&str>) -> Result<Vec<v1::Wait>> {
         let deadline = self.deadline();
         pages(|page_token| {
-            let request =
-                v1::ListWaitsRequest { tenant: tenant.to_owned(), page_size: PAGE_SIZE, page_token };
+            let request = v1::ListWaitsRequest {
+                tenant: tenant.map(str::to_owned),
+                page_size: Some(PAGE_SIZE),
+                page_token,
+            };
             let page = self.call_until(deadline, request, |mut client, request| async move {
                 client.list_waits(request).await
             })?;
@@ -186,13 +198,16 @@ impl AdminClient {
         self.call(request, |mut client, request| async move { client.cancel_wait(request).await }).map(drop)
     }
 
-    /// Lists the migrations under way, and those that ended last: of one tenant, or of all if it is empty.
-    pub fn moves(&self, tenant: &str) -> Result<Moves> {
+    /// Lists the migrations under way, and those that ended last: of one tenant, or of all if none is named.
+    pub fn moves(&self, tenant: Option<&str>) -> Result<Moves> {
         let mut ended = Vec::new();
         let deadline = self.deadline();
         let moving = pages(|page_token| {
-            let request =
-                v1::ListMovesRequest { tenant: tenant.to_owned(), page_size: PAGE_SIZE, page_token };
+            let request = v1::ListMovesRequest {
+                tenant: tenant.map(str::to_owned),
+                page_size: Some(PAGE_SIZE),
+                page_token,
+            };
             let page = self.call_until(deadline, request, |mut client, request| async move {
                 client.list_moves(request).await
             })?;

@@ -200,7 +200,7 @@ impl Watch<'_> {
     }
 
     fn sessions(&self) -> Vec<Session> {
-        let request = ListSessionsRequest { page_size: 1000, ..Default::default() };
+        let request = ListSessionsRequest { page_size: Some(1000), ..Default::default() };
         self.stage.daemon.admin.list_sessions(request).ok().sessions
     }
 }

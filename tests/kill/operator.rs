@@ -63,7 +63,7 @@ pub(crate) fn evict_and_fetch_all(admin: &Admin) -> Result<()> {
 }
 
 fn allocations(admin: &Admin) -> Vec<u64> {
-    let request = ListAllAllocationsRequest { page_size: 1000, ..Default::default() };
+    let request = ListAllAllocationsRequest { page_size: Some(1000), ..Default::default() };
     admin.list_all_allocations(request).ok().allocations.iter().map(|row| row.allocation_id).collect()
 }
 

@@ -132,7 +132,7 @@ fn at_rest(daemon: &Daemon, sessions: u64) -> Figures {
     // The next hello of this process reports that the last session is unmapped, if its own report came too late.
     until("every session is gone", || {
         drop(Client::builder().socket_dir(daemon.sockets()).connect().expect("a session opens"));
-        let request = ListSessionsRequest { page_size: 1000, ..Default::default() };
+        let request = ListSessionsRequest { page_size: Some(1000), ..Default::default() };
         daemon.admin.list_sessions(request).ok().sessions.len() <= 1
     });
     daemon.drains();

@@ -347,11 +347,12 @@ impl Default for Home {
 
 /// A request to set a quota. An empty text leaves the value unchanged.
 pub fn quota(tenant: &str, device: &str, guarantee: &str, limit: &str) -> SetQuotaRequest {
+    let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     SetQuotaRequest {
         tenant: tenant.to_owned(),
-        device: device.to_owned(),
-        guarantee: guarantee.to_owned(),
-        limit: limit.to_owned(),
+        device: Some(device.to_owned()),
+        guarantee: given(guarantee),
+        limit: given(limit),
         ..Default::default()
     }
 }

@@ -26,15 +26,18 @@ impl NodeState {
             node: admin.get_node(GetNodeRequest {}).ok(),
             devices: admin.list_devices(ListDevicesRequest {}).ok().devices,
             quotas: admin
-                .list_quotas(ListQuotasRequest { page_size: PAGE, ..Default::default() })
+                .list_quotas(ListQuotasRequest { page_size: Some(PAGE), ..Default::default() })
                 .ok()
                 .quotas,
             sessions: admin
-                .list_sessions(ListSessionsRequest { page_size: PAGE, ..Default::default() })
+                .list_sessions(ListSessionsRequest { page_size: Some(PAGE), ..Default::default() })
                 .ok()
                 .sessions,
             allocations: admin
-                .list_all_allocations(ListAllAllocationsRequest { page_size: PAGE, ..Default::default() })
+                .list_all_allocations(ListAllAllocationsRequest {
+                    page_size: Some(PAGE),
+                    ..Default::default()
+                })
                 .ok()
                 .allocations,
         }

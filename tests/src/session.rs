@@ -56,7 +56,7 @@ pub fn spec(size_bytes: u64) -> AllocationSpec {
 
 /// A named allocation that stays once it is sealed.
 pub fn persistent(name: &str, size_bytes: u64) -> AllocationSpec {
-    AllocationSpec { name: name.to_owned(), lifetime: Lifetime::Persistent.into(), ..spec(size_bytes) }
+    AllocationSpec { name: Some(name.to_owned()), lifetime: Lifetime::Persistent.into(), ..spec(size_bytes) }
 }
 
 /// The hello of a client with pins, which is not told of pressure.

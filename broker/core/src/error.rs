@@ -444,6 +444,11 @@ impl fmt::Display for Refusal {
                     size.get()
                 )
             }
+            Self::NameInvalid { field, name } if name.is_empty() => write!(
+                f,
+                "{field}: it is empty. Use 1 to 128 letters, digits, `.`, `_` or `-`, beginning with a letter or digit, or \
+                 leave out a name that is not needed"
+            ),
             Self::NameInvalid { field, name } => {
                 write!(
                     f,
@@ -480,6 +485,9 @@ impl fmt::Display for Refusal {
             Self::QuantityInvalid { field, problem, .. } => write!(f, "{field}: {problem}"),
             Self::SettingInvalid { field, allowed, problem, .. } => {
                 write!(f, "{field}: {problem} (allowed: {allowed})")
+            }
+            Self::DeviceUnknown { device } if device.is_empty() => {
+                write!(f, "device: it is empty. Name a device by its UUID or index, or leave it out")
             }
             Self::DeviceUnknown { device } => {
                 write!(

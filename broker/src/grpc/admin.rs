@@ -142,8 +142,8 @@ impl AdminService for Admin {
         self.operator(&request)?;
         let message = request.into_inner();
         let tier = convert::tier(message.tier).map_err(|refusal| refused(&refusal))?;
-        let device = convert::non_empty(message.device);
-        let quota = self.read(move |broker| broker.quota(&message.tenant, device.as_deref(), tier)).await?;
+        let quota =
+            self.read(move |broker| broker.quota(&message.tenant, message.device.as_deref(), tier)).await?;
         let quota = quota.map_err(|refusal| refused(&refusal))?;
         Ok(Response::new(v1::GetQuotaResponse { quota: Some(view::quota(quota)) }))
     }
@@ -156,7 +156,7 @@ impl AdminService for Admin {
         let message = request.into_inner();
         let page =
             Page::parse(message.page_size, &message.page_token).map_err(|refusal| refused(&refusal))?;
-        let tenant = convert::non_empty(message.tenant);
+        let tenant = convert::tenant(message.tenant).map_err(|refusal| refused(&refusal))?;
         let quotas = self.read(move |broker| broker.list_quotas(tenant.as_deref())).await?;
         let (quotas, next_page_token) = page.cut(quotas);
         let quotas = quotas.into_iter().map(view::quota).collect();
@@ -171,7 +171,7 @@ impl AdminService for Admin {
         let message = request.into_inner();
         let key = key!(message);
         let tier = convert::tier(message.tier).map_err(|refusal| refused(&refusal))?;
-        let device = convert::selector(message.device);
+        let device = convert::selector(message.device).map_err(|refusal| refused(&refusal))?;
         let change = OperatorRequest::DeleteQuota { tenant: message.tenant, device, tier };
         match self.submit(operator, key, change).await? {
             Reply::QuotaDeleted => Ok(Response::new(v1::DeleteQuotaResponse {})),
@@ -187,7 +187,7 @@ impl AdminService for Admin {
         let message = request.into_inner();
         let page =
             Page::parse(message.page_size, &message.page_token).map_err(|refusal| refused(&refusal))?;
-        let tenant = convert::non_empty(message.tenant);
+        let tenant = convert::tenant(message.tenant).map_err(|refusal| refused(&refusal))?;
         let (views, more) = self
             .read(move |broker| {
                 broker.list_sessions(tenant.as_deref(), page.after.map(SessionId::from_raw), page.size)
@@ -230,7 +230,7 @@ impl AdminService for Admin {
         let message = request.into_inner();
         let page =
             Page::parse(message.page_size, &message.page_token).map_err(|refusal| refused(&refusal))?;
-        let tenant = convert::non_empty(message.tenant);
+        let tenant = convert::tenant(message.tenant).map_err(|refusal| refused(&refusal))?;
         let (views, more) = self
             .read(move |broker| {
                 broker.list_allocations(tenant.as_deref(), page.after.map(AllocationId::from_raw), page.size)
@@ -426,9 +426,9 @@ impl AdminService for Admin {
 fn set_quota(message: v1::SetQuotaRequest) -> Result<OperatorRequest, Refusal> {
     Ok(OperatorRequest::SetQuota {
         tier: convert::tier(message.tier)?,
-        guarantee: convert::quantity("guarantee", &message.guarantee)?,
-        limit: convert::quantity("limit", &message.limit)?,
-        device: convert::selector(message.device),
+        guarantee: convert::quantity("guarantee", message.guarantee.as_deref())?,
+        limit: convert::quantity("limit", message.limit.as_deref())?,
+        device: convert::selector(message.device)?,
         tenant: message.tenant,
     })
 }

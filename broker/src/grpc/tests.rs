@@ -177,14 +177,14 @@ async fn bad_requests_never_reach_the_broker() {
         ),
         (
             admin
-                .list_sessions(v1::ListSessionsRequest { page_size: 1001, ..Default::default() })
+                .list_sessions(v1::ListSessionsRequest { page_size: Some(1001), ..Default::default() })
                 .await
                 .unwrap_err(),
             "REQUEST_INVALID",
         ),
         (
             admin
-                .set_quota(v1::SetQuotaRequest { limit: "24 gigs".to_owned(), ..Default::default() })
+                .set_quota(v1::SetQuotaRequest { limit: Some("24 gigs".to_owned()), ..Default::default() })
                 .await
                 .unwrap_err(),
             "QUANTITY_INVALID",
@@ -295,7 +295,7 @@ async fn an_operator_ends_a_wait() {
     let mut admin = served.admin().await;
     let page = v1::ListMovesRequest { page_token: "x".to_owned(), ..Default::default() };
     assert_eq!(reason(&admin.list_moves(page).await.unwrap_err()), "REQUEST_INVALID");
-    let page = v1::ListWaitsRequest { page_size: 1001, ..Default::default() };
+    let page = v1::ListWaitsRequest { page_size: Some(1001), ..Default::default() };
     assert_eq!(reason(&admin.list_waits(page).await.unwrap_err()), "REQUEST_INVALID");
 }
 

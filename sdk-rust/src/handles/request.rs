@@ -19,15 +19,6 @@ pub struct AllocationRequest {
     pub(crate) wait: Duration,
     /// As many bytes as the file has.
     is_whole_file: bool,
-    /// Why the daemon is not asked.
-    problem: Option<Problem>,
-}
-
-/// An empty text, which the protocol takes for none.
-#[derive(Clone, Copy, Debug)]
-enum Problem {
-    EmptyName,
-    EmptyDevice,
 }
 
 impl AllocationRequest {
@@ -38,7 +29,7 @@ impl AllocationRequest {
             lifetime: v1::Lifetime::Session.into(),
             ..Default::default()
         };
-        Self { spec, request_id: None, wait: Duration::ZERO, is_whole_file: false, problem: None }
+        Self { spec, request_id: None, wait: Duration::ZERO, is_whole_file: false }
     }
 
     /// A request for [`crate::Client::load`]: all bytes of the file, from the offset on.
@@ -51,12 +42,13 @@ impl AllocationRequest {
         (!self.is_whole_file).then_some(self.spec.size_bytes)
     }
 
-    /// Refuses a value that the protocol would take for none.
+    /// Refuses an empty text before a file is opened or read for it.
     pub(crate) fn check(&self) -> Result<()> {
-        let Some(problem) = self.problem else { return Ok(()) };
-        let (reason, field, values) = match problem {
-            Problem::EmptyName => (Reason::NameInvalid, "name", "a name"),
-            Problem::EmptyDevice => (Reason::DeviceUnknown, "device", "a UUID or index"),
+        let is_empty = |text: &Option<String>| text.as_deref() == Some("");
+        let (reason, field, values) = match &self.spec {
+            spec if is_empty(&spec.name) => (Reason::NameInvalid, "name", "a name"),
+            spec if is_empty(&spec.device) => (Reason::DeviceUnknown, "device", "a UUID or index"),
+            _ => return Ok(()),
         };
         let facts = [("field", field), (field, "")].map(|(key, value)| (key.to_owned(), value.to_owned()));
         let message = format!("{field}: it is empty. Give {values}, or none");
@@ -66,10 +58,7 @@ impl AllocationRequest {
     /// The name, without the tenant: that is the session's. An empty one is refused.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.spec.name = name.into();
-        if self.spec.name.is_empty() {
-            self.problem = Some(Problem::EmptyName);
-        }
+        self.spec.name = Some(name.into());
         self
     }
 
@@ -98,17 +87,14 @@ impl AllocationRequest {
     /// UUID or index. An empty one is refused.
     #[must_use]
     pub fn device(mut self, device: impl Into<String>) -> Self {
-        self.spec.device = device.into();
-        if self.spec.device.is_empty() {
-            self.problem = Some(Problem::EmptyDevice);
-        }
+        self.spec.device = Some(device.into());
         self
     }
 
     /// The size of its parts, a multiple of 2 MiB. The daemon's default is 256 MiB unless configured.
     #[must_use]
     pub fn part_size(mut self, size: Bytes) -> Self {
-        self.spec.part_size_bytes = size.get();
+        self.spec.part_size_bytes = Some(size.get());
         self
     }
 

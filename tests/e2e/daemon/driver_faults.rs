@@ -111,7 +111,7 @@ fn a_daemon_without_descriptors_refuses_and_recovers() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     let before = prlimit(pid, Resource::Nofile, Rlimit { current: Some(room), maximum }).unwrap();
     // Each part costs the daemon one descriptor.
-    let many = AllocationSpec { part_size_bytes: 2 * MIB, ..spec(64 * MIB) };
+    let many = AllocationSpec { part_size_bytes: Some(2 * MIB), ..spec(64 * MIB) };
     session.refused(many.clone()).is(Reason::DriverFailed);
     until("nothing of it is left", || daemon.state() == state);
     // Clients beyond the daemon's descriptors wait or are turned away. Existing sessions are answered.

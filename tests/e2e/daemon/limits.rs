@@ -38,10 +38,10 @@ fn parts_of_a_tenant_are_bounded() {
     let daemon = Daemon::start(&Config::default().limit("parts_per_tenant_max = 4"));
     let mut session = daemon.open();
     let state = daemon.state();
-    let small = AllocationSpec { part_size_bytes: 2 * MIB, ..spec(10 * MIB) };
+    let small = AllocationSpec { part_size_bytes: Some(2 * MIB), ..spec(10 * MIB) };
     session.refused(small).is(Reason::AllocationsTooMany);
     assert_eq!(daemon.state(), state);
-    session.allocate(AllocationSpec { part_size_bytes: 2 * MIB, ..spec(8 * MIB) });
+    session.allocate(AllocationSpec { part_size_bytes: Some(2 * MIB), ..spec(8 * MIB) });
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn descriptors_in_flight_are_bounded() {
     let config = Config::default().limit("fds_in_flight_max = 4").limit("fds_in_flight_per_tenant_max = 4");
     let daemon = Daemon::start(&config);
     let (mut first, mut second) = (daemon.open(), daemon.open());
-    let parts = || AllocationSpec { part_size_bytes: 2 * MIB, ..spec(12 * MIB) };
+    let parts = || AllocationSpec { part_size_bytes: Some(2 * MIB), ..spec(12 * MIB) };
     let (one, two) = (first.reserve(parts()).allocation_id, second.reserve(parts()).allocation_id);
     // The budget refuses nothing: packets wait until it allows them, and the sessions take turns.
     for _ in 0..2 {

@@ -137,7 +137,7 @@ pub(crate) fn part(allocation_id: u64, part_index: u32) -> PartRef {
 
 /// An allocation in parts of 2 MiB.
 pub(crate) fn parts(count: u64) -> AllocationSpec {
-    AllocationSpec { part_size_bytes: MIB_2, ..spec(count * MIB_2) }
+    AllocationSpec { part_size_bytes: Some(MIB_2), ..spec(count * MIB_2) }
 }
 
 /// A session with pins that has written this many parts.

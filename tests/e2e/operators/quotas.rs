@@ -14,8 +14,8 @@ use vramd_tests::{
 use vramd_types::Reason;
 
 fn get(daemon: &Daemon, tenant: &str, device: &str) -> Quota {
-    let request =
-        GetQuotaRequest { tenant: tenant.to_owned(), device: device.to_owned(), ..Default::default() };
+    let device = (!device.is_empty()).then(|| device.to_owned());
+    let request = GetQuotaRequest { tenant: tenant.to_owned(), device, ..Default::default() };
     daemon.admin.get_quota(request).ok().quota.unwrap()
 }
 
@@ -170,8 +170,11 @@ fn a_devices_quota_precedes_that_of_all_devices() {
     );
     assert_eq!(get(&daemon, "team-a", "0").limit_bytes, 256 * MIB);
     assert_eq!(get(&daemon, "team-a", "1").limit_bytes, 64 * MIB);
-    let delete =
-        DeleteQuotaRequest { tenant: "team-a".to_owned(), device: "1".to_owned(), ..Default::default() };
+    let delete = DeleteQuotaRequest {
+        tenant: "team-a".to_owned(),
+        device: Some("1".to_owned()),
+        ..Default::default()
+    };
     daemon.admin.delete_quota(delete.clone()).ok();
     assert_eq!(get(&daemon, "team-a", "1").limit_bytes, 256 * MIB);
     let refused = daemon.admin.delete_quota(delete).refused();
@@ -179,7 +182,7 @@ fn a_devices_quota_precedes_that_of_all_devices() {
 }
 
 #[test]
-fn an_empty_quota_field_stays_unchanged() {
+fn an_absent_quota_field_stays_unchanged() {
     let daemon = Daemon::new();
     daemon.set_quota("team-a", "100MiB", "200MiB");
     daemon.set_quota("team-a", "", "300MiB");
@@ -193,8 +196,11 @@ fn quotas_outlive_the_daemon_even_when_it_is_killed() {
     daemon.set_quota("team-a", "100MiB", "200MiB");
     daemon.set_quota("team-b", "", "50%");
     daemon.set_quota("team-c", "", "1MiB");
-    let request =
-        DeleteQuotaRequest { tenant: "team-c".to_owned(), device: "*".to_owned(), ..Default::default() };
+    let request = DeleteQuotaRequest {
+        tenant: "team-c".to_owned(),
+        device: Some("*".to_owned()),
+        ..Default::default()
+    };
     daemon.admin.delete_quota(request).ok();
     let quotas = daemon.state().quotas;
     // An answered change is stored: nothing may depend on a clean stop.

@@ -277,7 +277,7 @@ fn a_tier_of_zero_bytes_takes_nothing_and_guarantees_are_kept() {
     assert_eq!(error["facts"]["guaranteed"], 32 * MIB);
     assert_eq!(error["facts"]["asked"], 30 * MIB);
     said(&daemon, &["change", "--host-bytes", "32MiB"]);
-    let more = vramd_proto::v1::SetQuotaRequest { guarantee: "34MiB".to_owned(), ..guaranteed };
+    let more = vramd_proto::v1::SetQuotaRequest { guarantee: Some("34MiB".to_owned()), ..guaranteed };
     daemon.admin.set_quota(more).refused().is(Reason::GuaranteeUnbacked);
 }
 

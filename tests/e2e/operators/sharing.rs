@@ -203,7 +203,7 @@ fn a_batch_is_all_or_nothing() {
 fn many_parts_come_one_packet_at_a_time() {
     let daemon = Daemon::new();
     let mut session = daemon.open();
-    let parts = AllocationSpec { part_size_bytes: 2 * MIB, ..spec(300 * MIB) };
+    let parts = AllocationSpec { part_size_bytes: Some(2 * MIB), ..spec(300 * MIB) };
     let allocation = session.reserve(parts).allocation_id;
     let first = session.receive_map();
     assert_eq!(first.len(), 128);
@@ -231,7 +231,7 @@ fn a_session_lists_its_tenants_allocations_page_by_page() {
             .memory
             .list_allocations(ListAllocationsRequest {
                 session_id: session.id(),
-                page_size: 2,
+                page_size: Some(2),
                 page_token: token,
                 name_prefix: "weights-".to_owned(),
             })

@@ -194,7 +194,7 @@ fn a_session_that_is_silent_for_too_long_is_killed_if_configured() {
 #[test]
 fn a_filter_leaves_out_other_tenants_and_kinds() {
     let daemon = Daemon::new();
-    let request = WatchRequest { tenant: "team-a".to_owned(), kinds: vec![EventKind::Quota.into()] };
+    let request = WatchRequest { tenant: Some("team-a".to_owned()), kinds: vec![EventKind::Quota.into()] };
     let mut watch = Watching::start(&daemon.admin, request).unwrap();
     let mut session = daemon.open();
     session.allocate(spec(MIB));
@@ -212,12 +212,15 @@ fn a_filter_leaves_out_other_tenants_and_kinds() {
 #[test]
 fn an_invalid_filter_is_refused() {
     let daemon = Daemon::new();
-    let watch = |tenant: &str, kinds: Vec<i32>| {
-        Watching::start(&daemon.admin, WatchRequest { tenant: tenant.to_owned(), kinds }).unwrap_err()
+    let watch = |tenant: Option<&str>, kinds: Vec<i32>| {
+        let tenant = tenant.map(str::to_owned);
+        Watching::start(&daemon.admin, WatchRequest { tenant, kinds }).unwrap_err()
     };
-    watch("a/b", vec![]).is(Reason::NameInvalid);
-    watch("", vec![0]).is(Reason::RequestInvalid);
-    watch("", vec![1, 99]).is(Reason::RequestInvalid);
+    for tenant in ["a/b", ""] {
+        watch(Some(tenant), vec![]).is(Reason::NameInvalid);
+    }
+    watch(None, vec![0]).is(Reason::RequestInvalid);
+    watch(None, vec![1, 99]).is(Reason::RequestInvalid);
 }
 
 /// Causes this many refusals, each an event with a long text.
@@ -268,7 +271,7 @@ fn the_daemons_end_is_reported_and_waits_for_no_reader() {
     let daemon = Daemon::new();
     let mut reads = Watching::start(
         &daemon.admin,
-        WatchRequest { tenant: "team-z".to_owned(), kinds: vec![EventKind::Quota.into()] },
+        WatchRequest { tenant: Some("team-z".to_owned()), kinds: vec![EventKind::Quota.into()] },
     )
     .unwrap();
     let _unread = Watching::all(&daemon.admin);

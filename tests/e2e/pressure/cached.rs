@@ -152,7 +152,7 @@ fn used_and_cached(used: u64, idle: u64) -> (Daemon, RawSession) {
 
 /// New parts of 2 MiB, this many percent of the device.
 fn percent(count: u64) -> AllocationSpec {
-    AllocationSpec { part_size_bytes: MIB_2, ..spec(count * MIB_2) }
+    AllocationSpec { part_size_bytes: Some(MIB_2), ..spec(count * MIB_2) }
 }
 
 /// The charged and the cached percent of the device.

@@ -1,10 +1,13 @@
 //! Bad requests through the real socket: each gets the registry's code, reason and details, and changes nothing on the
 //! node.
 
+use std::os::fd::AsRawFd as _;
+
 use vramd_proto::v1::{
-    AllocateBatchRequest, AllocationSpec, AttachRequest, DescribeAllocationRequest, DetachRequest,
-    FreeBatchRequest, Hello, ListAllocationsRequest, ListQuotasRequest, SealRequest, SetQuotaRequest, Tier,
-    attach_request::Target,
+    AllocateBatchRequest, AllocationSpec, AttachRequest, DeleteQuotaRequest, DescribeAllocationRequest,
+    DetachRequest, FreeBatchRequest, GetQuotaRequest, Hello, ListAllAllocationsRequest,
+    ListAllocationsRequest, ListMovesRequest, ListQuotasRequest, ListSessionsRequest, ListWaitsRequest,
+    LoadFileRequest, SealRequest, SetQuotaRequest, Tier, attach_request::Target,
 };
 use vramd_tests::{
     Config, Daemon, MIB, NodeState, RawSession, Refused,
@@ -73,10 +76,9 @@ fn invalid_sizes_are_refused() {
 #[test]
 fn invalid_part_sizes_are_refused() {
     let scene = Scene::new();
-    for part_size_bytes in [1, 4096, 3 * MIB, 2 * MIB + 1, 1 << 50, u64::MAX] {
-        let refused =
-            scene.allocation(AllocationSpec { part_size_bytes, ..spec(4 * MIB) }, Reason::PartSizeInvalid);
-        assert_eq!(refused.number("size"), part_size_bytes);
+    for size in [0, 1, 4096, 3 * MIB, 2 * MIB + 1, 1 << 50, u64::MAX] {
+        let parts = AllocationSpec { part_size_bytes: Some(size), ..spec(4 * MIB) };
+        assert_eq!(scene.allocation(parts, Reason::PartSizeInvalid).number("size"), size);
     }
 }
 
@@ -201,9 +203,9 @@ fn a_call_needs_a_session() {
 #[test]
 fn unknown_devices_are_refused() {
     let scene = Scene::new();
-    for device in ["2", "-1", "GPU-0", "first", "*"] {
-        let refused = scene
-            .allocation(AllocationSpec { device: device.to_owned(), ..spec(MIB) }, Reason::DeviceUnknown);
+    for device in ["2", "-1", "GPU-0", "first", "*", ""] {
+        let on = AllocationSpec { device: Some(device.to_owned()), ..spec(MIB) };
+        let refused = scene.allocation(on, Reason::DeviceUnknown);
         assert_eq!(refused.fact("device"), device);
     }
     // A session that sees the first device alone.
@@ -212,12 +214,12 @@ fn unknown_devices_are_refused() {
     let mut session = RawSession::open_with(&scene.daemon.sockets(), one).unwrap();
     assert_eq!(session.welcome.devices.len(), 1);
     for device in ["1".to_owned(), uuid(1)] {
-        let refused = session.refused(AllocationSpec { device, ..spec(MIB) });
+        let refused = session.refused(AllocationSpec { device: Some(device), ..spec(MIB) });
         assert_eq!(refused.is(Reason::DeviceNotVisible).fact("device"), uuid(1));
     }
     assert_eq!(session.allocate(spec(MIB)).device, uuid(0));
     let mut other = scene.daemon.open();
-    let far = other.allocate(AllocationSpec { device: "1".to_owned(), ..persistent("far", MIB) });
+    let far = other.allocate(AllocationSpec { device: Some("1".to_owned()), ..persistent("far", MIB) });
     other.seal(far.allocation_id);
     assert_eq!(session.attach_refused("far").is(Reason::DeviceNotVisible).fact("device"), uuid(1));
     // A session that sees no device.
@@ -277,13 +279,74 @@ fn missing_targets_are_refused() {
 fn invalid_pages_are_refused() {
     let scene = Scene::new();
     let list = |page_size, page_token: &str| {
-        let page_token = page_token.to_owned();
+        let (page_size, page_token) = (Some(page_size), page_token.to_owned());
         let session_id = scene.session.id();
         let request = ListAllocationsRequest { session_id, page_size, page_token, ..Default::default() };
         scene.session.memory.list_allocations(request).refused()
     };
-    assert_eq!(scene.unharmed(list(1001, ""), Reason::RequestInvalid).fact("field"), "page_size");
+    for size in [0, 1001] {
+        assert_eq!(scene.unharmed(list(size, ""), Reason::RequestInvalid).fact("field"), "page_size");
+    }
     assert_eq!(scene.unharmed(list(1, "next please"), Reason::RequestInvalid).fact("field"), "page_token");
     let request = ListQuotasRequest { page_token: "-".to_owned(), ..Default::default() };
     scene.unharmed(scene.daemon.admin.list_quotas(request).refused(), Reason::RequestInvalid);
+}
+
+/// A text that is given and empty is a mistake, as of a script whose variable is not set. The daemon does not take it for
+/// one that was left out.
+#[test]
+fn empty_texts_are_not_taken_for_absent_ones() {
+    let scene = Scene::new();
+    let empty = || Some(String::new());
+    let message = |refused: Refused| refused.message;
+
+    let named = AllocationSpec { name: empty(), ..spec(MIB) };
+    let refused = scene.allocation(named.clone(), Reason::NameInvalid);
+    assert!(message(refused).starts_with("name: it is empty."));
+    let on = AllocationSpec { device: empty(), ..spec(MIB) };
+    let refused = scene.allocation(on.clone(), Reason::DeviceUnknown);
+    assert_eq!(message(refused), "device: it is empty. Name a device by its UUID or index, or leave it out");
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    for item in [named, on] {
+        let load = LoadFileRequest {
+            session_id: scene.session.id(),
+            item: Some(item),
+            fd: file.as_raw_fd().cast_unsigned(),
+            ..Default::default()
+        };
+        let refused = scene.session.memory.load_file(load).refused();
+        assert!(message(refused).contains(": it is empty."));
+        assert_eq!(scene.daemon.state(), scene.state);
+    }
+
+    let admin = &scene.daemon.admin;
+    let known = || quota("team-a", "*", "", "1MiB");
+    for (request, reason) in [
+        (SetQuotaRequest { device: empty(), ..known() }, Reason::DeviceUnknown),
+        (SetQuotaRequest { limit: empty(), ..known() }, Reason::QuantityInvalid),
+        (SetQuotaRequest { guarantee: empty(), ..known() }, Reason::QuantityInvalid),
+        (SetQuotaRequest { tenant: String::new(), ..known() }, Reason::NameInvalid),
+    ] {
+        scene.unharmed(admin.set_quota(request).refused(), reason);
+    }
+    let get = GetQuotaRequest { tenant: "team-a".to_owned(), device: empty(), ..Default::default() };
+    scene.unharmed(admin.get_quota(get).refused(), Reason::DeviceUnknown);
+    // It would delete the quota of every device.
+    let delete = DeleteQuotaRequest { tenant: "team-a".to_owned(), device: empty(), ..Default::default() };
+    scene.unharmed(admin.delete_quota(delete).refused(), Reason::DeviceUnknown);
+
+    let refusals = [
+        admin.list_quotas(ListQuotasRequest { tenant: empty(), ..Default::default() }).refused(),
+        admin.list_sessions(ListSessionsRequest { tenant: empty(), ..Default::default() }).refused(),
+        admin
+            .list_all_allocations(ListAllAllocationsRequest { tenant: empty(), ..Default::default() })
+            .refused(),
+        admin.list_waits(ListWaitsRequest { tenant: empty(), ..Default::default() }).refused(),
+        admin.list_moves(ListMovesRequest { tenant: empty(), ..Default::default() }).refused(),
+    ];
+    for refused in refusals {
+        assert_eq!(refused.is(Reason::NameInvalid).fact("field"), "tenant");
+    }
+    let zero = ListWaitsRequest { page_size: Some(0), ..Default::default() };
+    scene.unharmed(admin.list_waits(zero).refused(), Reason::RequestInvalid);
 }

@@ -154,6 +154,6 @@ fn an_operators_repeated_request_is_known_after_a_restart() {
     let daemon = Daemon::start_in(daemon.kill());
     daemon.admin.set_quota(request.clone()).ok();
     assert_eq!(limit(&daemon), "32MiB");
-    let other = SetQuotaRequest { limit: "65MiB".to_owned(), ..request };
+    let other = SetQuotaRequest { limit: Some("65MiB".to_owned()), ..request };
     daemon.admin.set_quota(other).refused().is(Reason::RequestIdReused);
 }

@@ -76,7 +76,7 @@ pub(crate) fn quarantined(daemon: &Daemon, session: &RawSession) -> Refused {
 fn an_unpinned_part_is_revoked_and_mapped_again_by_the_next_pin() {
     let daemon = Daemon::new();
     let mut session = RawSession::open_with_pins(&daemon.sockets());
-    let request = vramd_proto::v1::AllocationSpec { part_size_bytes: MIB_2, ..spec(3 * MIB_2 - 7) };
+    let request = vramd_proto::v1::AllocationSpec { part_size_bytes: Some(MIB_2), ..spec(3 * MIB_2 - 7) };
     let id = session.allocate(request).allocation_id;
     let written = content(3 * MIB_2 - 7, 5);
     session.write(id, &written);
@@ -209,7 +209,7 @@ fn one_reader_that_pins_keeps_the_part_for_all() {
 fn an_operator_revokes_by_command() {
     let daemon = Daemon::new();
     let mut session = RawSession::open_with_pins(&daemon.sockets());
-    let request = vramd_proto::v1::AllocationSpec { part_size_bytes: MIB_2, ..spec(2 * MIB_2) };
+    let request = vramd_proto::v1::AllocationSpec { part_size_bytes: Some(MIB_2), ..spec(2 * MIB_2) };
     let id = session.allocate(request).allocation_id;
     let target = format!("a-{id}");
     let run = |words: &[&str]| {

@@ -18,7 +18,7 @@ fn start(at: &'static str, nth: u64, every: u64, wait: bool) -> Daemon {
 }
 
 fn two_parts() -> AllocationSpec {
-    AllocationSpec { part_size_bytes: MIB_2, ..spec(2 * MIB_2) }
+    AllocationSpec { part_size_bytes: Some(MIB_2), ..spec(2 * MIB_2) }
 }
 
 fn part(allocation_id: u64, part_index: u32) -> PartRef {
@@ -94,7 +94,7 @@ fn parts_are_revoked_during_seal_detach_and_free() {
             let daemon = start(at, 1, 1, wait);
             let mut session = RawSession::open_with_pins(&daemon.sockets());
             let name = format!("model-{at}-{wait}");
-            let spec = AllocationSpec { part_size_bytes: MIB_2, ..persistent(&name, 2 * MIB_2) };
+            let spec = AllocationSpec { part_size_bytes: Some(MIB_2), ..persistent(&name, 2 * MIB_2) };
             let id = session.allocate(spec).allocation_id;
             session.write(id, &content(2 * MIB_2, 9));
             assert_eq!(session.seal(id).digest, digest(&content(2 * MIB_2, 9)), "{at}");

@@ -34,7 +34,7 @@ fn fragmentation_counts_rounding_and_cached_extents() {
     assert_eq!(value(&scrape(&daemon), INTERNAL, &[&tenant]), 0.0, "a whole part has no bytes beyond");
     let odd = [5 * MIB + 1, 16 * MIB - 1].map(|size| session.allocate(spec(size)).allocation_id);
     assert_eq!(value(&scrape(&daemon), INTERNAL, &[&tenant]), (MIB - 1 + 1) as f64);
-    let large = AllocationSpec { part_size_bytes: 24 * MIB, ..spec(24 * MIB) };
+    let large = AllocationSpec { part_size_bytes: Some(24 * MIB), ..spec(24 * MIB) };
     let large = session.allocate(large).allocation_id;
     assert_eq!(value(&scrape(&daemon), POOL, &[]), 0.0);
 
@@ -57,7 +57,7 @@ fn pinned_free_memory_of_other_sizes_becomes_pieces_on_demand() {
     assert_eq!(value(&scrape(&daemon), EXTERNAL, &["host"]), 0.0, "it is pinned ahead in pieces");
 
     let mut session = RawSession::open_with_pins(&daemon.sockets());
-    let large = AllocationSpec { part_size_bytes: 4 * MIB, ..spec(16 * MIB) };
+    let large = AllocationSpec { part_size_bytes: Some(4 * MIB), ..spec(16 * MIB) };
     let id = session.allocate(large).allocation_id;
     evict(&daemon, &mut session, id);
     until_said(&daemon, POOL, &["host"], 0.0);

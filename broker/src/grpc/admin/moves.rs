@@ -20,7 +20,7 @@ impl Admin {
     pub(super) async fn waits(&self, message: v1::ListWaitsRequest) -> Result<v1::ListWaitsResponse, Status> {
         let page =
             Page::parse(message.page_size, &message.page_token).map_err(|refusal| refused(&refusal))?;
-        let tenant = convert::non_empty(message.tenant);
+        let tenant = convert::tenant(message.tenant).map_err(|refusal| refused(&refusal))?;
         let (views, more) = self
             .read(move |broker| {
                 let mut views = broker.waits();
@@ -100,7 +100,7 @@ impl Admin {
     ) -> Result<v1::ListMovesResponse, Status> {
         let page =
             Page::parse(message.page_size, &message.page_token).map_err(|refusal| refused(&refusal))?;
-        let tenant = convert::non_empty(message.tenant);
+        let tenant = convert::tenant(message.tenant).map_err(|refusal| refused(&refusal))?;
         // A move that ends between the two reads is among the ended ones.
         let mut views = self.read(Broker::moves).await?;
         views.retain(|view| tenant.as_ref().is_none_or(|tenant| view.tenant == *tenant));

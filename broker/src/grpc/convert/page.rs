@@ -14,11 +14,13 @@ pub(in crate::grpc) struct Page {
 }
 
 impl Page {
-    pub(in crate::grpc) fn parse(size: u32, token: &str) -> Result<Self, Refusal> {
-        let size = match usize::try_from(size) {
-            Ok(0) => DEFAULT,
-            Ok(size) if size <= MAX => size,
-            _ => return Err(Refusal::RequestInvalid { field: "page_size", problem: "is more than 1000" }),
+    pub(in crate::grpc) fn parse(size: Option<u32>, token: &str) -> Result<Self, Refusal> {
+        let problem = |problem| Refusal::RequestInvalid { field: "page_size", problem };
+        let size = match size.map(usize::try_from) {
+            None => DEFAULT,
+            Some(Ok(0)) => return Err(problem("is 0. Name 1 to 1000 rows, or leave it out for 100")),
+            Some(Ok(size)) if size <= MAX => size,
+            Some(_) => return Err(problem("is more than 1000")),
         };
         let after = match token {
             "" => None,
@@ -54,16 +56,16 @@ mod tests {
 
     #[test]
     fn sizes_and_tokens() {
-        assert_eq!(Page::parse(0, ""), Ok(Page { after: None, size: 100 }));
+        assert_eq!(Page::parse(None, ""), Ok(Page { after: None, size: 100 }));
         assert_eq!(
-            Page::parse(1000, "1099511627777"),
+            Page::parse(Some(1000), "1099511627777"),
             Ok(Page { after: Some(1_099_511_627_777), size: 1000 })
         );
         for (size, token) in
-            [(1001, ""), (u32::MAX, ""), (1, "x"), (1, "-1"), (1, "+1"), (1, "99999999999999999999")]
+            [(0, ""), (1001, ""), (u32::MAX, ""), (1, "x"), (1, "-1"), (1, "+1"), (1, "99999999999999999999")]
         {
             assert!(
-                matches!(Page::parse(size, token), Err(Refusal::RequestInvalid { .. })),
+                matches!(Page::parse(Some(size), token), Err(Refusal::RequestInvalid { .. })),
                 "{size} {token}"
             );
         }
@@ -74,7 +76,7 @@ mod tests {
         let rows: Vec<u32> = (0..7).collect();
         let (mut seen, mut token) = (vec![], String::new());
         loop {
-            let (page, next) = Page::parse(3, &token).unwrap().cut(rows.clone());
+            let (page, next) = Page::parse(Some(3), &token).unwrap().cut(rows.clone());
             seen.extend(page);
             token = next;
             if token.is_empty() {
@@ -82,7 +84,7 @@ mod tests {
             }
         }
         assert_eq!(seen, rows);
-        assert_eq!(Page::parse(3, "18446744073709551615").unwrap().cut(rows), (vec![], String::new()));
+        assert_eq!(Page::parse(Some(3), "18446744073709551615").unwrap().cut(rows), (vec![], String::new()));
     }
 
     #[test]

@@ -39,12 +39,12 @@ pub(in crate::grpc) fn specs(items: Vec<v1::AllocationSpec>) -> Result<Vec<Alloc
 pub(in crate::grpc) fn spec(item: v1::AllocationSpec) -> Result<AllocationSpec, Refusal> {
     Ok(AllocationSpec {
         size: Bytes::new(item.size_bytes),
-        device: non_empty(item.device),
+        device: device(item.device)?,
         kind: kind(item.kind)?,
         lifetime: lifetime(item.lifetime)?,
-        name: non_empty(item.name),
+        name: name(item.name)?,
         readers: item.readers,
-        part_size: (item.part_size_bytes != 0).then(|| Bytes::new(item.part_size_bytes)),
+        part_size: item.part_size_bytes.map(Bytes::new),
         replace: item.replace,
         uninitialized: item.uninitialized,
         unpinned: item.unheld,
@@ -69,12 +69,35 @@ pub(in crate::grpc) fn allocations(ids: &[u64]) -> Vec<AllocationId> {
     ids.iter().copied().map(AllocationId::from_raw).collect()
 }
 
+/// Refuses an empty device: one that is not named is absent.
+fn device(device: Option<String>) -> Result<Option<String>, Refusal> {
+    match device {
+        Some(device) if device.is_empty() => Err(Refusal::DeviceUnknown { device }),
+        device => Ok(device),
+    }
+}
+
+/// Refuses an empty name at once. The core checks all other names, of a load once its file is open.
+fn name(name: Option<String>) -> Result<Option<String>, Refusal> {
+    match name {
+        Some(name) if name.is_empty() => Err(Refusal::NameInvalid { field: "name", name }),
+        name => Ok(name),
+    }
+}
+
+/// Checks the tenant of whom alone something is listed; every tenant where none is named.
+pub(in crate::grpc) fn tenant(tenant: Option<String>) -> Result<Option<String>, Refusal> {
+    match tenant {
+        Some(name) if !vramd_types::name::is_valid(&name) => {
+            Err(Refusal::NameInvalid { field: "tenant", name })
+        }
+        tenant => Ok(tenant),
+    }
+}
+
 /// Converts the filter of a watch.
 pub(in crate::grpc) fn filter(request: v1::WatchRequest) -> Result<Filter, Refusal> {
-    let tenant = non_empty(request.tenant);
-    if let Some(name) = tenant.as_ref().filter(|tenant| !vramd_types::name::is_valid(tenant)) {
-        return Err(Refusal::NameInvalid { field: "tenant", name: name.clone() });
-    }
+    let tenant = tenant(request.tenant)?;
     let kind = |kind: i32| match v1::EventKind::try_from(kind) {
         Ok(v1::EventKind::Unspecified) | Err(_) => Err(Refusal::RequestInvalid {
             field: "kinds",
@@ -162,28 +185,25 @@ fn unknown_value(field: &'static str) -> Refusal {
     Refusal::RequestInvalid { field, problem: "has a value that this daemon does not know" }
 }
 
-/// Converts a device; empty means every device.
-pub(in crate::grpc) fn selector(device: String) -> DeviceSelector {
-    match device.as_str() {
-        "" | "*" => DeviceSelector::All,
-        _ => DeviceSelector::One(device),
-    }
+/// Converts a device; none means every device.
+pub(in crate::grpc) fn selector(text: Option<String>) -> Result<DeviceSelector, Refusal> {
+    Ok(match device(text)? {
+        Some(device) if device != "*" => DeviceSelector::One(device),
+        _ => DeviceSelector::All,
+    })
 }
 
-/// Parses a quantity; empty means that the value stays.
-pub(in crate::grpc) fn quantity(field: &'static str, text: &str) -> Result<Option<Quantity>, Refusal> {
-    if text.is_empty() {
-        return Ok(None);
-    }
+/// Parses a quantity; none means that the value stays.
+pub(in crate::grpc) fn quantity(
+    field: &'static str,
+    text: Option<&str>,
+) -> Result<Option<Quantity>, Refusal> {
+    let Some(text) = text else { return Ok(None) };
     text.parse().map(Some).map_err(|error: vramd_types::QuantityError| Refusal::QuantityInvalid {
         field,
         quantity: text.to_owned(),
         problem: error.to_string(),
     })
-}
-
-pub(in crate::grpc) fn non_empty(text: String) -> Option<String> {
-    (!text.is_empty()).then_some(text)
 }
 
 #[cfg(test)]
@@ -252,13 +272,16 @@ mod tests {
 
     #[test]
     fn quantities_are_parsed_as_people_type_them() {
-        assert_eq!(quantity("limit", ""), Ok(None));
-        assert_eq!(quantity("limit", "90%"), Ok(Some(Quantity::Percent(90))));
-        assert_eq!(quantity("limit", "24GiB"), Ok(Some(Quantity::Bytes(Bytes::gib(24)))));
-        assert_eq!(invalid(quantity("limit", "24 gigs")), "limit");
-        assert_eq!(selector(String::new()), DeviceSelector::All);
-        assert_eq!(selector("*".to_owned()), DeviceSelector::All);
-        assert_eq!(selector("0".to_owned()), DeviceSelector::One("0".to_owned()));
+        assert_eq!(quantity("limit", None), Ok(None));
+        assert_eq!(quantity("limit", Some("90%")), Ok(Some(Quantity::Percent(90))));
+        assert_eq!(quantity("limit", Some("24GiB")), Ok(Some(Quantity::Bytes(Bytes::gib(24)))));
+        for bad in ["24 gigs", ""] {
+            assert_eq!(invalid(quantity("limit", Some(bad))), "limit");
+        }
+        assert_eq!(selector(None), Ok(DeviceSelector::All));
+        assert_eq!(selector(Some("*".to_owned())), Ok(DeviceSelector::All));
+        assert_eq!(selector(Some("0".to_owned())), Ok(DeviceSelector::One("0".to_owned())));
+        assert_eq!(selector(Some(String::new())), Err(Refusal::DeviceUnknown { device: String::new() }));
     }
 
     #[test]

@@ -34,7 +34,7 @@ async fn invalid_watches_are_refused() {
     let mut admin = served.admin().await;
     let unknown = v1::WatchRequest { kinds: vec![99], ..Default::default() };
     assert_eq!(reason(&admin.watch(unknown).await.unwrap_err()), "REQUEST_INVALID");
-    let nobody = v1::WatchRequest { tenant: "a/b".to_owned(), ..Default::default() };
+    let nobody = v1::WatchRequest { tenant: Some("a/b".to_owned()), ..Default::default() };
     assert_eq!(reason(&admin.watch(nobody).await.unwrap_err()), "NAME_INVALID");
     let _one = admin.watch(v1::WatchRequest::default()).await.unwrap();
     let refused = admin.watch(v1::WatchRequest::default()).await.unwrap_err();

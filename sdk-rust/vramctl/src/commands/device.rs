@@ -37,7 +37,7 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
                 return Err(Failure::not_found(Reason::DeviceUnknown, "device", &text));
             };
             let uuid = &status.device.clone().unwrap_or_default().uuid;
-            let mut quotas = admin.quotas("")?;
+            let mut quotas = admin.quotas(None)?;
             quotas.retain(|quota| quota.device == *uuid);
             let fields = json!({
                 "device": to_json(status),

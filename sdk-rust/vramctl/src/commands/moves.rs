@@ -31,7 +31,7 @@ pub(crate) struct List {
 
 pub(crate) fn run(verb: &Verb, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
     let Verb::List(List { tenant }) = verb;
-    let moves = admin.moves(tenant.as_deref().unwrap_or_default())?;
+    let moves = admin.moves(tenant.as_deref())?;
     let fields = json!({
         "moves": moves.moving.iter().map(to_json).collect::<Vec<_>>(),
         "ended": moves.ended.iter().map(ended_to_json).collect::<Vec<_>>(),

@@ -89,24 +89,21 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
         Verb::Set(set) => {
             let request = v1::SetQuotaRequest {
                 tenant: set.tenant,
-                device: set.place.device,
+                device: Some(set.place.device),
                 tier: set.place.tier.wire(),
-                guarantee: set.guarantee.unwrap_or_default(),
-                limit: set.limit.unwrap_or_default(),
+                guarantee: set.guarantee,
+                limit: set.limit,
                 ..Default::default()
             };
             show(&admin.set_quota(request)?, admin, output)
         }
         Verb::Get(get) => {
-            let request = v1::GetQuotaRequest {
-                tenant: get.tenant,
-                device: get.device.unwrap_or_default(),
-                tier: get.tier.wire(),
-            };
+            let request =
+                v1::GetQuotaRequest { tenant: get.tenant, device: get.device, tier: get.tier.wire() };
             show(&admin.get_quota(request)?, admin, output)
         }
         Verb::List(list) => {
-            let quotas = admin.quotas(list.tenant.as_deref().unwrap_or_default())?;
+            let quotas = admin.quotas(list.tenant.as_deref())?;
             let fields = json!({ "quotas": quotas.iter().map(to_json).collect::<Vec<_>>() });
             let names = device::fetch_names(admin, quotas.iter().map(|quota| quota.device.as_str()), output);
             output.show(|| rows(&quotas, &names), fields)
@@ -117,7 +114,7 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
             let fields = json!({ "deleted": { "tenant": tenant, "device": device } });
             admin.delete_quota(v1::DeleteQuotaRequest {
                 tenant,
-                device,
+                device: Some(device),
                 tier: delete.place.tier.wire(),
                 ..Default::default()
             })?;

@@ -48,7 +48,7 @@ pub(crate) struct End {
 pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
     match verb {
         Verb::List(list) => {
-            let sessions = admin.sessions(list.tenant.as_deref().unwrap_or_default())?;
+            let sessions = admin.sessions(list.tenant.as_deref())?;
             let fields = json!({ "sessions": sessions.iter().map(to_json).collect::<Vec<_>>() });
             output.show(|| rows(&sessions), fields)
         }
@@ -81,11 +81,11 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
 }
 
 fn show(id: SessionId, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
-    let sessions = admin.sessions("")?;
+    let sessions = admin.sessions(None)?;
     let Some(session) = sessions.iter().find(|session| session.session_id == id.get()) else {
         return Err(Failure::not_found(Reason::SessionNotFound, "session", &id));
     };
-    let mut allocations = admin.allocations(&session.tenant)?;
+    let mut allocations = admin.allocations(Some(&session.tenant))?;
     allocations.retain(|allocation| allocation.owner_session_id == id.get());
     let fields = json!({
         "session": to_json(session),

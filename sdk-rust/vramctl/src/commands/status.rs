@@ -10,8 +10,8 @@ use crate::output::{Output, device_names::DeviceNames, failure::Failure};
 pub(crate) fn run(admin: &AdminClient, output: &Output) -> Result<(), Failure> {
     let node = admin.node()?;
     let devices = admin.devices()?;
-    let quotas = admin.quotas("")?;
-    let allocations = admin.allocations("")?;
+    let quotas = admin.quotas(None)?;
+    let allocations = admin.allocations(None)?;
     let names = device::names(&devices, quotas.iter().map(|quota| quota.device.as_str()), output);
     let fields = json!({
         "node": node::to_json(&node),

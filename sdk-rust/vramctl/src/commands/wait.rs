@@ -40,7 +40,7 @@ pub(crate) struct Cancel {
 pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
     match verb {
         Verb::List(list) => {
-            let waits = admin.waits(list.tenant.as_deref().unwrap_or_default())?;
+            let waits = admin.waits(list.tenant.as_deref())?;
             let fields = json!({ "waits": waits.iter().map(to_json).collect::<Vec<_>>() });
             let names = device::fetch_names(admin, waits.iter().map(|wait| wait.device.as_str()), output);
             output.show(|| rows(&waits, &names), fields)

@@ -152,10 +152,10 @@ fn decode() -> u64 {
 fn item(number: u64) -> v1::AllocationSpec {
     v1::AllocationSpec {
         size_bytes: Bytes::mib(2).get(),
-        device: UUIDS[0].to_owned(),
+        device: Some(UUIDS[0].to_owned()),
         kind: v1::AllocationKind::Movable.into(),
         lifetime: v1::Lifetime::Session.into(),
-        name: format!("tensor-{number}"),
+        name: Some(format!("tensor-{number}")),
         ..Default::default()
     }
 }

@@ -21,7 +21,7 @@ const SIZE: u64 = 256 * MIB;
 #[track_caller]
 fn leaving(daemon: &Daemon, seen: impl Fn(u64) -> bool) -> (RawSession, Pending<MovePartsResponse>) {
     let mut session = RawSession::open_with_pins(&daemon.sockets());
-    let id = session.allocate(AllocationSpec { part_size_bytes: SIZE, ..spec(SIZE) }).allocation_id;
+    let id = session.allocate(AllocationSpec { part_size_bytes: Some(SIZE), ..spec(SIZE) }).allocation_id;
     let evicting = start_move(daemon, id, Tier::Disk);
     unmap_revoked(&mut session, id);
     until("it is copied", || {

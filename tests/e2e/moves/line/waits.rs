@@ -95,7 +95,7 @@ fn a_waiting_pin_is_listed_and_cancelled() {
     }
 
     let mut pages = Vec::new();
-    let mut request = ListWaitsRequest { page_size: 2, ..Default::default() };
+    let mut request = ListWaitsRequest { page_size: Some(2), ..Default::default() };
     loop {
         let page = daemon.admin.list_waits(request.clone()).ok();
         pages.push(page.waits.len());
@@ -105,7 +105,7 @@ fn a_waiting_pin_is_listed_and_cancelled() {
         }
     }
     assert_eq!(pages, [2, 1]);
-    assert_eq!(waits(&daemon, ListWaitsRequest { tenant: "nobody".into(), ..Default::default() }), []);
+    assert_eq!(waits(&daemon, ListWaitsRequest { tenant: Some("nobody".into()), ..Default::default() }), []);
 
     let told = vramctl_json(&daemon, &["wait", "list", session.tenant()]);
     assert_eq!(told["waits"][0]["what"]["kind"], "part");
@@ -217,7 +217,7 @@ fn an_unknown_wait_is_refused_and_a_repeated_request_is_known() {
     let refused = cancel(CancelWaitRequest { wait_id: last + 1, ..Default::default() }).refused();
     assert_eq!(refused.is(Reason::WaitNotFound).fact("wait"), (last + 1).to_string());
     cancel(CancelWaitRequest { request_id: vec![1], wait_id: last }).refused().is(Reason::RequestInvalid);
-    let request = ListWaitsRequest { page_size: 1001, ..Default::default() };
+    let request = ListWaitsRequest { page_size: Some(1001), ..Default::default() };
     daemon.admin.list_waits(request).refused().is(Reason::RequestInvalid);
     assert_eq!(all_waits(&daemon).len(), 3);
 

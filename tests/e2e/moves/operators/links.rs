@@ -37,8 +37,11 @@ fn traffic_is_reported_by_class_and_demand_goes_first() {
     let daemon = Daemon::start(&config);
     let mut session = RawSession::open_with_pins(&daemon.sockets());
     let uuids = uuids(&daemon);
-    let on =
-        |uuid: &str, size| AllocationSpec { part_size_bytes: size, device: uuid.to_owned(), ..spec(size) };
+    let on = |uuid: &str, size| AllocationSpec {
+        part_size_bytes: Some(size),
+        device: Some(uuid.to_owned()),
+        ..spec(size)
+    };
     let wanted = session.allocate(on(&uuids[0], 32 * MIB)).allocation_id;
     let large = session.allocate(on(&uuids[1], 128 * MIB)).allocation_id;
     evict(&daemon, &mut session, wanted);

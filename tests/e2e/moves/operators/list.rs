@@ -28,7 +28,7 @@ fn a_migration_is_listed_with_its_progress() {
     const SIZE: u64 = 64 * MIB;
     let daemon = Daemon::start(&tiers("128MiB", "128MiB").link("96MiB"));
     let mut session = RawSession::open_with_pins(&daemon.sockets());
-    let id = session.allocate(AllocationSpec { part_size_bytes: SIZE, ..spec(SIZE) }).allocation_id;
+    let id = session.allocate(AllocationSpec { part_size_bytes: Some(SIZE), ..spec(SIZE) }).allocation_id;
     let uuid = daemon.state().devices[0].device.clone().unwrap().uuid;
 
     let evicting = start_move(&daemon, id, Tier::Host);
@@ -98,7 +98,7 @@ fn failed_and_stopped_migrations_are_listed() {
     assert_eq!(first(&leaving.ok()).0, Outcome::Wanted);
     until_charged(&daemon, 2, 2);
 
-    let request = |tenant: &str| ListMovesRequest { tenant: tenant.to_owned(), ..Default::default() };
+    let request = |tenant: &str| ListMovesRequest { tenant: Some(tenant.to_owned()), ..Default::default() };
     let ended = daemon.admin.list_moves(request(session.tenant())).ok().ended;
     let told: Vec<_> = ended.iter().map(|it| (it.outcome(), it.detail.as_str(), it.cause())).collect();
     let by = MoveCause::Operator;

@@ -183,7 +183,8 @@ fn a_pin_waits_no_longer_than_its_deadline() {
 fn an_evicted_allocation_is_sealed_in_its_tier_and_attached() {
     let daemon = Daemon::start(&tiers("16MiB", "16MiB"));
     let mut owner = RawSession::open_with_pins(&daemon.sockets());
-    let spec = vramd_proto::v1::AllocationSpec { part_size_bytes: MIB_2, ..persistent("weights", SIZE - 5) };
+    let spec =
+        vramd_proto::v1::AllocationSpec { part_size_bytes: Some(MIB_2), ..persistent("weights", SIZE - 5) };
     let id = owner.allocate(spec).allocation_id;
     let bytes = content(SIZE - 5, 4);
     owner.write(id, &bytes);

@@ -146,7 +146,7 @@ impl Operator {
     }
 
     fn are_both_copied(&self, out: u64, back: u64) -> Result<bool> {
-        let moving = self.looker.moves("")?.moving;
+        let moving = self.looker.moves(None)?.moving;
         let is_copied = |memory: u64, tier: Tier| {
             let of =
                 |it: &&Move| it.part.is_some_and(|part| part.allocation_id == memory) && it.tier() == tier;

@@ -216,11 +216,11 @@ fn allocation_spec(words: &[&str]) -> Result<AllocationSpec> {
     let mut spec: AllocationSpec = spec(number(words, 0)?);
     for word in words.iter().skip(1) {
         match word.split_once('=').unwrap_or((*word, "")) {
-            ("name", name) => spec.name = name.to_owned(),
+            ("name", name) => spec.name = Some(name.to_owned()),
             ("persistent", _) => spec.lifetime = Lifetime::Persistent.into(),
             ("readers", readers) => spec.readers = readers.split(',').map(str::to_owned).collect(),
-            ("part", size) => spec.part_size_bytes = size.parse()?,
-            ("device", device) => spec.device = device.to_owned(),
+            ("part", size) => spec.part_size_bytes = Some(size.parse()?),
+            ("device", device) => spec.device = Some(device.to_owned()),
             ("uninitialized", _) => spec.uninitialized = true,
             _ => bail!("`{word}` says nothing about an allocation"),
         }

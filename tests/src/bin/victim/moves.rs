@@ -32,8 +32,11 @@ pub(crate) fn live(life: &mut Life) -> Result<(), End> {
     life.open()?;
     let told = match life.reaper.fate.script {
         Script::Move => {
-            let each =
-                AllocationSpec { part_size_bytes: MIB_2, unheld: true, ..spec(life.reaper.fate.size()) };
+            let each = AllocationSpec {
+                part_size_bytes: Some(MIB_2),
+                unheld: true,
+                ..spec(life.reaper.fate.size())
+            };
             allocate(life, vec![each])?.context("one item has one answer")?
         }
         _ => ask_to_attach(life)?,

@@ -48,7 +48,7 @@ pub(crate) fn run(life: &mut Life) -> Result<(), End> {
         Script::Batch => {
             life.open()?;
             life.reaper.arm();
-            let each = AllocationSpec { part_size_bytes: MIB_2, ..spec(BATCH_PARTS * MIB_2) };
+            let each = AllocationSpec { part_size_bytes: Some(MIB_2), ..spec(BATCH_PARTS * MIB_2) };
             allocate(life, vec![each, spec(1)])?;
             map(life, &FIRST)?;
             map(life, &SECOND)
@@ -99,9 +99,9 @@ fn write_new(life: &mut Life) -> Result<(), End> {
     life.open()?;
     let fate = &life.reaper.fate;
     let (case, size) = (fate.case, fate.size());
-    let mut spec = AllocationSpec { part_size_bytes: MIB_2, ..spec(size) };
+    let mut spec = AllocationSpec { part_size_bytes: Some(MIB_2), ..spec(size) };
     if fate.persistent {
-        (spec.name, spec.lifetime) = (fate.client_name(), Lifetime::Persistent.into());
+        (spec.name, spec.lifetime) = (Some(fate.client_name()), Lifetime::Persistent.into());
     }
     let id = allocate(life, vec![spec])?.context("one item has one answer")?.allocation_id;
     map(life, &FIRST)?;

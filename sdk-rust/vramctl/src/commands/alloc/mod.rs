@@ -111,7 +111,7 @@ impl FromStr for Target {
 pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
     match verb {
         Verb::List(list) => {
-            let allocations = admin.allocations(list.tenant.as_deref().unwrap_or_default())?;
+            let allocations = admin.allocations(list.tenant.as_deref())?;
             let fields = json!({ "allocations": allocations.iter().map(to_json).collect::<Vec<_>>() });
             output.show(|| rows(&allocations), fields)
         }

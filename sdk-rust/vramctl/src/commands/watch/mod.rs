@@ -41,7 +41,7 @@ enum Kind {
 /// Prints events until `--count` is reached or the reader of standard output has gone. The end of the daemon is a failure.
 pub(crate) fn run(watch: Watch, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
     let request = v1::WatchRequest {
-        tenant: watch.tenant.unwrap_or_default(),
+        tenant: watch.tenant,
         kinds: watch.kinds.iter().map(|kind| kind.wire().into()).collect(),
     };
     let mut left = watch.count;
