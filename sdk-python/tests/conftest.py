@@ -91,6 +91,14 @@ class Daemon:
         assert self.errors_expected or " ERROR " not in log and "panicked" not in log, log
 
 
+def vramctl(daemon: Daemon, *words: str) -> str:
+    """Runs an operator's command, which must succeed, and returns its output."""
+    return subprocess.run(
+        [PROGRAM.with_name("vramctl"), *words],
+        env={"VRAMD_SOCKET_DIR": str(daemon.sockets)}, capture_output=True, text=True, check=True, timeout=60,
+    ).stdout  # fmt: skip
+
+
 @pytest.fixture
 def start() -> Iterator[Callable[..., Daemon]]:
     """Starts daemons of any configuration."""

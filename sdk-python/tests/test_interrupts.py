@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import signal
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from conftest import MIB, Daemon, eventually
+from conftest import MIB, Daemon, eventually, vramctl
 
 import vramd
 
@@ -66,6 +67,24 @@ def test_wait_for_room_ends(full: Daemon) -> None:
         mine.detach()
         eventually("nothing of the calls is left", lambda: [info.name for info in holder.list()] == [model.name])
         assert waiter.allocate("16MiB", wait=20).size == 16 * MIB
+
+
+def test_interrupted_allocation_leaves_the_line_within_a_second(full: Daemon) -> None:
+    def waits() -> list[object]:
+        waits: list[object] = json.loads(vramctl(full, "wait", "list", "--json"))["waits"]
+        return waits
+
+    with full.connect("holder") as holder, full.connect("waiter") as waiter:
+        held = holder.allocate("16MiB")
+        interrupted(lambda: waiter.allocate("8MiB", wait=60))
+        begun = time.monotonic()
+        eventually("the wait has left the line", lambda: not waits())
+        assert time.monotonic() - begun < 1
+        # The session serves other calls, and no room is reserved for the call that has ended.
+        assert [info.id for info in waiter.list()] == [held.id]
+        held.free()
+        waiter.allocate("16MiB").free()
+        assert waiter.list() == []
 
 
 def test_call_of_a_daemon_that_does_not_answer_ends(daemon: Daemon, tmp_path: pathlib.Path) -> None:

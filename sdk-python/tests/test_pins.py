@@ -9,17 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from conftest import MIB, PROGRAM, ROOT, Daemon, eventually
+from conftest import MIB, ROOT, Daemon, eventually, vramctl
 
 import vramd
-
-
-def vramctl(daemon: Daemon, *words: str) -> str:
-    """Runs an operator's command, which must succeed, and returns its output."""
-    return subprocess.run(
-        [PROGRAM.with_name("vramctl"), *words],
-        env={"VRAMD_SOCKET_DIR": str(daemon.sockets)}, capture_output=True, text=True, check=True, timeout=60,
-    ).stdout  # fmt: skip
 
 
 def revoke(daemon: Daemon, memory: vramd.Memory) -> str:

@@ -86,8 +86,8 @@ errors! {
         PinStalled { session: String },
             "session {session} waited only for parts that are pinned by sessions which wait themselves. Unpin other parts and try \
              again";
-        /// An operator cancelled the wait for room on the device.
-        WaitCancelled { wait: u64 }, "an operator cancelled wait {wait} for room. A new request waits again";
+        /// An operator cancelled the wait for room on the device, or the client that made the request did.
+        WaitCancelled { wait: u64 }, "wait {wait} for room was cancelled, by an operator or by its own client. A new request waits again";
         PinsTooMany { allocation: String, limit_count: u64 },
             "a part of {allocation} has {limit_count} pins, as many as can be counted: unpin some first";
         /// Guards are alive. Nothing was done, and no byte is lost.

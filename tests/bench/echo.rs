@@ -58,6 +58,13 @@ impl MemoryService for Echo {
         Err(no_echo())
     }
 
+    async fn cancel_allocate_batch(
+        &self,
+        _: Request<v1::CancelAllocateBatchRequest>,
+    ) -> Answer<v1::CancelAllocateBatchResponse> {
+        Err(no_echo())
+    }
+
     async fn attach(&self, _: Request<v1::AttachRequest>) -> Answer<v1::AttachResponse> {
         Err(no_echo())
     }

@@ -136,6 +136,7 @@ macro_rules! calls {
 
 calls! { Memory:
     allocate_batch(AllocateBatchRequest) -> AllocateBatchResponse;
+    cancel_allocate_batch(CancelAllocateBatchRequest) -> CancelAllocateBatchResponse;
     free_batch(FreeBatchRequest) -> FreeBatchResponse;
     attach(AttachRequest) -> AttachResponse;
     detach(DetachRequest) -> DetachResponse;

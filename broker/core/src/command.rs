@@ -532,7 +532,7 @@ pub enum WaitEnd {
     /// The waiter got what it waited for.
     Served,
     Refused,
-    /// An operator cancelled it.
+    /// An operator or its client cancelled it.
     Cancelled,
     /// No client wants it any longer.
     Left,

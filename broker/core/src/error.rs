@@ -176,6 +176,10 @@ pub enum Refusal {
     WaitNotFound {
         wait: u64,
     },
+    /// A client cancelled a batch of its session that is not in the line.
+    BatchNotWaiting {
+        request_id: [u8; 16],
+    },
     NameTaken {
         name: String,
     },
@@ -290,7 +294,7 @@ impl Refusal {
             Self::MapFailed { .. } => Reason::MapFailed,
             Self::WaitOver { .. } => Reason::Deadline,
             Self::WaitCancelled { .. } => Reason::WaitCancelled,
-            Self::WaitNotFound { .. } => Reason::WaitNotFound,
+            Self::WaitNotFound { .. } | Self::BatchNotWaiting { .. } => Reason::WaitNotFound,
             Self::NameTaken { .. } => Reason::NameTaken,
             Self::Draining => Reason::Draining,
             Self::DriverFailed { .. } => Reason::DriverFailed,
@@ -330,7 +334,7 @@ impl Refusal {
                 vec![("field", (*field).to_owned()), ("problem", (*problem).to_owned())]
             }
             Self::RequestIdReused { request_id } => {
-                vec![("request_id", request_id.iter().map(|byte| format!("{byte:02x}")).collect())]
+                vec![("request_id", hex(request_id))]
             }
             Self::BatchTooLarge { items_max, items } => {
                 vec![("items_max", items_max.to_string()), ("items", items.to_string())]
@@ -406,6 +410,7 @@ impl Refusal {
                 ("asked", bytes(requested)),
             ],
             Self::WaitCancelled { wait } | Self::WaitNotFound { wait } => vec![("wait", wait.to_string())],
+            Self::BatchNotWaiting { request_id } => vec![("wait", hex(request_id))],
             Self::NameTaken { name } => vec![("name", name.clone())],
             Self::DriverFailed { device, problem } => {
                 vec![("device", device.clone()), ("problem", problem.clone())]
@@ -419,6 +424,10 @@ impl Refusal {
             Self::SessionMissing | Self::Draining | Self::WaitOver { .. } => vec![],
         }
     }
+}
+
+fn hex(id: &[u8; 16]) -> String {
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The text without control characters, which a terminal would obey. The names of files may have any.
@@ -678,11 +687,19 @@ impl fmt::Display for Refusal {
                 write!(f, ". Allow more time, or pin fewer parts")
             }
             Self::WaitCancelled { wait } => {
-                write!(f, "an operator cancelled wait {wait} for room. A new request waits again")
+                write!(
+                    f,
+                    "wait {wait} for room was cancelled, by an operator or by its own client. A new request waits again"
+                )
             }
             Self::WaitNotFound { wait } => {
                 write!(f, "no wait has the number {wait}. `vramctl wait list` shows the waits")
             }
+            Self::BatchNotWaiting { request_id } => write!(
+                f,
+                "no batch of this session with request id {} waits for room. Repeat the request to learn what became of it",
+                hex(request_id)
+            ),
             Self::NameTaken { name } => {
                 write!(f, "the name `{name}` is taken. Choose another, or replace the allocation that has it")
             }

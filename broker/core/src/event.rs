@@ -192,6 +192,8 @@ pub enum ClientRequest {
         items: Vec<AllocationSpec>,
         wait: Duration,
     },
+    /// Cancels a batch of this session that waits in the line, by its request id.
+    CancelBatch([u8; 16]),
     FreeBatch(Vec<AllocationId>),
     Attach(Target),
     /// Attaches without a handle pin: no part is sent before the session pins it.

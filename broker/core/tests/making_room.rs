@@ -13,7 +13,7 @@ use crate::world::{
 };
 use broker_core::{
     AllocationSpec, ClientFrame, ClientRequest, Command, EvictionPolicy, Notice, OperatorRequest, PartMove,
-    PartRef, Refusal, Reply, StoredQuotas, Tier, WaiterView,
+    PartRef, Refusal, Reply, RequestKey, StoredQuotas, Tier, WaiterView,
 };
 use vramd_types::{Bytes, Reason};
 
@@ -206,6 +206,31 @@ fn deadline_or_operator_ends_a_wait() {
     world.advance(1_000_000);
     assert_eq!(reason(&world, late), Some(Some(Reason::DeviceFull)));
     assert_eq!(world.broker.waits(), []);
+}
+
+#[test]
+fn client_cancels_its_own_waiting_batch_alone() {
+    let mut world = tiers(8, 64);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let filler = fill(&mut world, a, spec(8));
+    let batch = ClientRequest::AllocateBatch { items: vec![spec(4)], wait: Duration::from_secs(60) };
+    let key = RequestKey { id: [7; 16], fingerprint: [1; 16] };
+    let waiting = world.start(b, Some(key), batch.clone());
+    world.run_until_idle();
+    let cancel = ClientRequest::CancelBatch(key.id);
+    let no_wait = |outcome: Result<Reply, Refusal>| outcome.expect_err("it does not wait").reason();
+    assert_eq!(no_wait(world.call(a, cancel.clone())), Reason::WaitNotFound, "it is another session's");
+    assert_eq!(world.broker.waits().len(), 1);
+    assert!(matches!(world.call(b, cancel.clone()), Ok(Reply::WaitCancelled)));
+    let refused = world.replies.get(&waiting).map(|it| it.as_ref().err().map(Refusal::reason));
+    assert_eq!(refused, Some(Some(Reason::WaitCancelled)));
+    assert_eq!(world.broker.waits(), []);
+    assert_eq!(no_wait(world.call(b, cancel.clone())), Reason::WaitNotFound);
+    // Room that comes later is taken for no one, and the id can be used again.
+    empty(&mut world, a, filler);
+    assert_eq!(charged(&world), mib(0, 0));
+    assert!(world.call(b, batch).is_ok());
+    assert_eq!(no_wait(world.call(b, cancel)), Reason::WaitNotFound, "it is served");
 }
 
 #[test]

@@ -54,6 +54,7 @@ impl Memory {
             ClientRequest::FreeBatch(ids) | ClientRequest::Detach(ids) => ids.clone(),
             ClientRequest::Seal(id) | ClientRequest::Advise(id, _) => vec![*id],
             ClientRequest::AllocateBatch { .. }
+            | ClientRequest::CancelBatch(_)
             | ClientRequest::Load { .. }
             | ClientRequest::Attach(_)
             | ClientRequest::AttachUnpinned(_) => Vec::new(),
@@ -107,6 +108,20 @@ impl MemoryService for Memory {
                 Ok(Response::new(v1::AllocateBatchResponse { allocations }))
             }
             other => Err(status::wrong_reply("AllocateBatch", &other)),
+        }
+    }
+
+    async fn cancel_allocate_batch(
+        &self,
+        request: Request<v1::CancelAllocateBatchRequest>,
+    ) -> Result<Response<v1::CancelAllocateBatchResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let message = request.into_inner();
+        let session = convert::session(message.session_id).map_err(|refusal| refused(&refusal))?;
+        let request_id = convert::request_id(&message.request_id).map_err(|refusal| refused(&refusal))?;
+        match self.submit(caller, session, None, ClientRequest::CancelBatch(request_id)).await? {
+            Reply::WaitCancelled => Ok(Response::new(v1::CancelAllocateBatchResponse {})),
+            other => Err(status::wrong_reply("CancelAllocateBatch", &other)),
         }
     }
 

@@ -175,6 +175,10 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         R::WaitNotFound { wait } => {
             details.set_resource_info("vramd.v1.Wait", wait.to_string(), "", message);
         }
+        R::BatchNotWaiting { request_id } => {
+            let id: String = request_id.iter().map(|byte| format!("{byte:02x}")).collect();
+            details.set_resource_info("vramd.v1.Wait", id, "", message);
+        }
         R::NameTaken { name } => {
             details.set_resource_info("vramd.v1.Allocation", cut(name, FACT_BYTES_MAX), "", message);
         }

@@ -176,9 +176,9 @@ reasons! {
     PinStalled, "PIN_STALLED", Aborted, ["session"],
         "The pin waited only for sessions that wait themselves, so the daemon aborted it: unpin other parts and try again.";
     WaitCancelled, "WAIT_CANCELLED", Aborted, ["wait"],
-        "An operator cancelled the wait for room on the device.";
+        "An operator, or the client that made the request, cancelled the wait for room on the device.";
     WaitNotFound, "WAIT_NOT_FOUND", NotFound, ["wait"],
-        "No waiter has that number: it was served, or it gave up.";
+        "No waiter has that number, or that request id: it was served, or it gave up.";
     NameTaken, "NAME_TAKEN", AlreadyExists, ["name"],
         "The tenant already has an allocation of that name.";
     Draining, "DRAINING", Unavailable, [],

@@ -176,7 +176,7 @@ class PinStalled(Aborted):
 
 
 class WaitCancelled(Aborted):
-    """An operator cancelled the wait for room on the device."""
+    """An operator, or the client that made the request, cancelled the wait for room on the device."""
 
     wait: int | None
     """The number of the wait."""

@@ -29,6 +29,9 @@ use crate::{
     },
 };
 
+/// How long the daemon is asked at first what it has made of a batch whose caller has gone.
+const UNDO_PATIENCE: Duration = Duration::from_millis(200);
+
 /// How a new handle begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum InitialPin {
@@ -123,6 +126,21 @@ async fn allocate(
     Ok(answer.await?.allocations.into_iter().map(AllocationInfo::from).collect())
 }
 
+/// Cancels a batch that waits for room.
+async fn cancel_batch(
+    style: CallStyle,
+    session: &Session,
+    batch: &v1::AllocateBatchRequest,
+    deadline: Instant,
+) -> Result<()> {
+    let request =
+        v1::CancelAllocateBatchRequest { session_id: batch.session_id, request_id: batch.request_id.clone() };
+    let answer = style.call(session, deadline, request, |mut client, request| async move {
+        client.cancel_allocate_batch(request).await
+    });
+    answer.await.map(drop)
+}
+
 /// The deadline of a call that may wait that long for room. The daemon refuses a wait beyond the clock's range.
 fn deadline_after(session: &Session, wait: Duration) -> Instant {
     let deadline = session.deadline();
@@ -134,16 +152,26 @@ fn whole_millis(wait: Duration) -> u64 {
     u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-/// Undoes an allocation whose caller has gone. The daemon, asked again under the same id, says what it has made, and
-/// that is freed.
+/// Undoes an allocation whose caller has gone: the batch leaves the line at once. If it does not wait, the daemon, asked
+/// again under the same id, says what it has made, and that is freed.
 ///
-/// The answer may take long where the request waits for room, perhaps for room that this process frees next. So that
-/// case has a thread of its own.
+/// The daemon may have to make the batch first, and that may take long. So a request that waits has a thread of its own.
 fn undo_allocate(session: &ProcessBound<Session>, request: v1::AllocateBatchRequest, wait: Duration) {
     let of = session.clone();
     let undo = move || {
-        let made = run_ready(allocate(CallStyle::Blocking, &of, request, deadline_after(&of, wait)));
-        made.into_iter().flatten().for_each(|info| release_unclaimed(&of, info, ReleaseKind::Free));
+        let end = deadline_after(&of, wait);
+        let mut patience = UNDO_PATIENCE;
+        while run_ready(cancel_batch(CallStyle::Blocking, &of, &request, end)).is_err() {
+            // A request that had not arrived may enter the line only now. So the daemon is asked for a short time.
+            let until = end.min(Instant::now() + patience);
+            match run_ready(allocate(CallStyle::Blocking, &of, request.clone(), until)) {
+                Err(error) if error.reason() == Some(Reason::Deadline) && until < end => patience *= 2,
+                made => {
+                    let made = made.into_iter().flatten();
+                    return made.for_each(|info| release_unclaimed(&of, info, ReleaseKind::Free));
+                }
+            }
+        }
     };
     match wait.is_zero() {
         true => session.releases().run(undo),

@@ -8,7 +8,7 @@ use tokio::{
     time::timeout,
 };
 use vramd_client::{AllocationRequest, Bytes, Client, Error, PoolConfig, Reason, aio};
-use vramd_proto::v1::SessionState;
+use vramd_proto::v1::{ListWaitsRequest, SessionState};
 use vramd_tests::{Config, Daemon, MIB, MIB_2, NodeState, config::Effect, content, digest, wait::until};
 
 fn runtimes() -> [Runtime; 2] {
@@ -191,6 +191,25 @@ fn futures_dropped_at_any_moment_leak_nothing() {
         kept.free_async().await.unwrap();
         daemon
     });
+}
+
+/// The future is dropped while its request waits for room: the request leaves the line at once.
+#[test]
+fn a_dropped_allocation_leaves_the_line() {
+    for runtime in runtimes() {
+        let daemon = Daemon::start(&Config::devices(&["16MiB"]));
+        runtime.block_on(async {
+            let client = connect(&daemon).await;
+            let held = client.allocate(request(16 * MIB)).await.unwrap();
+            let waiting = client.allocate(request(8 * MIB).wait(Duration::from_secs(60)));
+            timeout(Duration::from_millis(300), waiting).await.unwrap_err();
+            let waits = || daemon.admin.list_waits(ListWaitsRequest::default()).ok().waits;
+            run_blocking(|| until("the line is empty", || waits().is_empty()));
+            held.free_async().await.unwrap();
+            client.allocate(request(16 * MIB)).await.unwrap().free_async().await.unwrap();
+        });
+        daemon.drains();
+    }
 }
 
 /// A persistent allocation is sealed although its future was dropped.

@@ -331,6 +331,11 @@ impl Line {
     }
 
     /// Finds the waiter that entered the line at that time.
+    /// The number of a waiter's entry, by which [`Self::find`] finds it.
+    pub(crate) fn entered(&self, waiter: Waiter) -> Option<Arrival> {
+        self.positions.get(waiter).map(|position| position.entered)
+    }
+
     pub(crate) fn find(&self, entered: Arrival) -> Option<Waiter> {
         self.entries.iter().find(|(position, _)| position.entered == entered).map(|(_, entry)| entry.waiter)
     }

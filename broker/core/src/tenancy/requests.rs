@@ -16,6 +16,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Method {
     AllocateBatch,
+    CancelBatch,
     FreeBatch,
     Attach,
     Detach,
@@ -40,6 +41,7 @@ impl Method {
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::AllocateBatch => "AllocateBatch",
+            Self::CancelBatch => "CancelAllocateBatch",
             Self::FreeBatch => "FreeBatch",
             Self::Attach => "Attach",
             Self::Detach => "Detach",
@@ -127,6 +129,14 @@ impl RequestLog {
             Some(Progress::Running(op)) => Recall::Running(*op),
             Some(Progress::Done(outcome)) => Recall::Done(outcome.clone()),
             None => Recall::New,
+        }
+    }
+
+    /// The operation of a request that is under way, by its id alone.
+    pub(crate) fn find_running(&self, method: Method, id: [u8; 16]) -> Option<OpId> {
+        match self.find((method, id))?.progress {
+            Some(Progress::Running(op)) => Some(op),
+            _ => None,
         }
     }
 

@@ -32,6 +32,12 @@ pub(in crate::grpc) fn key(request_id: &[u8], request: &impl Message) -> Result<
     Ok(Some(RequestKey { id, fingerprint }))
 }
 
+/// Returns the `request_id` that a message names.
+pub(in crate::grpc) fn request_id(id: &[u8]) -> Result<[u8; 16], Refusal> {
+    id.try_into()
+        .map_err(|_| Refusal::RequestInvalid { field: "request_id", problem: "is not 16 bytes long" })
+}
+
 pub(in crate::grpc) fn specs(items: Vec<v1::AllocationSpec>) -> Result<Vec<AllocationSpec>, Refusal> {
     items.into_iter().map(spec).collect()
 }

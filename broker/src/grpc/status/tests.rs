@@ -75,6 +75,7 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
         R::WaitOver { within: std::time::Duration::from_millis(250), waited: text() },
         R::WaitCancelled { wait: u64::MAX },
         R::WaitNotFound { wait: u64::MAX },
+        R::BatchNotWaiting { request_id: [7; 16] },
         R::NameTaken { name: text() },
         R::Draining,
         R::DriverFailed { device: text(), problem: text() },

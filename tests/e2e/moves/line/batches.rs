@@ -6,7 +6,7 @@ use std::{
 };
 
 use vramd_client::{Access, AllocationRequest, Bytes, Client};
-use vramd_proto::v1::{AllocateBatchRequest, AllocateBatchResponse, wait::What};
+use vramd_proto::v1::{AllocateBatchRequest, AllocateBatchResponse, CancelAllocateBatchRequest, wait::What};
 use vramd_tests::{
     Daemon, MIB_2, Pending, RawSession, content, digest,
     wait::{always, until},
@@ -253,5 +253,43 @@ fn a_task_that_stops_waiting_does_not_block_the_release() {
     until("memory dropped after it is freed", || daemon.state().charged() == MIB_2);
     other.free(theirs);
     drop(client);
+    assert_nothing_left(&daemon);
+}
+
+#[test]
+fn client_cancels_its_own_waiting_batch() {
+    let daemon = Daemon::start(&tiers("4MiB", "8MiB"));
+    let (mut other, ids) = filled(&daemon);
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    let spec = session.request(vec![parts(2)]);
+    let request = AllocateBatchRequest { wait_ms: LONG_MS, request_id: vec![7; 16], ..spec };
+    let waiting = session.memory.allocate_batch(request.clone());
+    until_wait(&daemon, 1);
+    let cancel = |session: &RawSession, request_id| {
+        let request = CancelAllocateBatchRequest { session_id: session.id(), request_id };
+        session.memory.cancel_allocate_batch(request)
+    };
+    for malformed in [vec![], vec![7; 15]] {
+        let refused = cancel(&session, malformed).refused();
+        assert_eq!(refused.is(Reason::RequestInvalid).fact("field"), "request_id");
+    }
+    cancel(&session, vec![8; 16]).refused().is(Reason::WaitNotFound);
+    cancel(&other, vec![7; 16]).refused().is(Reason::WaitNotFound);
+    assert_eq!(all_waits(&daemon).len(), 1, "it is not the other session's to cancel");
+
+    cancel(&session, vec![7; 16]).ok();
+    waiting.refused().is(Reason::WaitCancelled);
+    assert_eq!(all_waits(&daemon), []);
+    cancel(&session, vec![7; 16]).refused().is(Reason::WaitNotFound);
+
+    // A refused request is not remembered, and may be made again.
+    let again = session.memory.allocate_batch(request);
+    until_wait(&daemon, 1);
+    for id in ids {
+        other.free(id);
+    }
+    let id = served(&mut session, again);
+    cancel(&session, vec![7; 16]).refused().is(Reason::WaitNotFound);
+    session.free(id);
     assert_nothing_left(&daemon);
 }

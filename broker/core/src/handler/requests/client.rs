@@ -25,6 +25,7 @@ impl Broker {
     ) {
         let method = match &request {
             ClientRequest::AllocateBatch { .. } => Method::AllocateBatch,
+            ClientRequest::CancelBatch(_) => Method::CancelBatch,
             ClientRequest::FreeBatch(_) => Method::FreeBatch,
             ClientRequest::Attach(_) | ClientRequest::AttachUnpinned(_) => Method::Attach,
             ClientRequest::Detach(_) => Method::Detach,
@@ -45,12 +46,18 @@ impl Broker {
         if self.answer_if_repeated(call, requester, method, key) {
             return;
         }
-        if let Err(refusal) = self.check_queue(requester.tenant()) {
+        // A request that ends a wait makes a place in the queue, and takes none.
+        let queued = match request {
+            ClientRequest::CancelBatch(_) => Ok(()),
+            _ => self.check_queue(requester.tenant()),
+        };
+        if let Err(refusal) = queued {
             return self.refuse(call, requester, method, refusal);
         }
         let op = self.requests.ops.next_id();
         let start = match request {
             ClientRequest::AllocateBatch { items, wait } => self.allocate(op, session, tenant, items, wait),
+            ClientRequest::CancelBatch(request_id) => self.cancel_batch(session, request_id),
             ClientRequest::FreeBatch(ids) => self.free_batch(op, session, tenant, &ids),
             ClientRequest::Attach(target) => self.attach(session, tenant, &target, false),
             ClientRequest::AttachUnpinned(target) => self.attach(session, tenant, &target, true),

@@ -1,7 +1,7 @@
 //! Batches of the line: a batch starts once all of it fits. It is refused when its time is over, when no wait can
-//! meet it, or when an operator cancels it.
+//! meet it, or when an operator or its client cancels it.
 
-use vramd_types::Bytes;
+use vramd_types::{Bytes, SessionId};
 
 use crate::{
     broker::Broker,
@@ -12,7 +12,7 @@ use crate::{
     handler::{Start, Started},
     ledger::Shortage,
     line::{BatchRequest, BatchShortage, Waiter},
-    tenancy::{Arrival, OpId, Outcome, Session},
+    tenancy::{Arrival, Method, OpId, Outcome, Session},
 };
 
 impl Broker {
@@ -147,6 +147,15 @@ impl Broker {
             Waiter::Part(_) => None,
         });
         batches.collect()
+    }
+
+    /// Cancels a batch that waits in the line, for its session.
+    pub(crate) fn cancel_batch(&mut self, session: SessionId, request_id: [u8; 16]) -> Start {
+        let log = self.sessions.get(session).map(|session| &session.requests);
+        let op = log.and_then(|log| log.find_running(Method::AllocateBatch, request_id));
+        let entered = op.and_then(|op| self.line.entered(Waiter::Batch(op)));
+        let entered = entered.ok_or(Refusal::BatchNotWaiting { request_id })?;
+        self.cancel_wait(entered.get())
     }
 
     /// Cancels a wait for an operator. Calls that pin the part are refused; sessions that were to be sent it

@@ -71,7 +71,8 @@ fn items_of(asked: &ClientRequest) -> usize {
     match asked {
         ClientRequest::AllocateBatch { items: specs, .. } => specs.len(),
         ClientRequest::FreeBatch(ids) | ClientRequest::Detach(ids) => ids.len(),
-        ClientRequest::Attach(_)
+        ClientRequest::CancelBatch(_)
+        | ClientRequest::Attach(_)
         | ClientRequest::AttachUnpinned(_)
         | ClientRequest::Seal(_)
         | ClientRequest::Advise(..)

@@ -119,6 +119,7 @@ impl Oracle {
                 let holds = !self.step.repeat.is_new() || view.accessed_by_device == is_set;
                 *id == view.id && holds
             }
+            (ClientRequest::CancelBatch(_), Reply::WaitCancelled) => true,
             (ClientRequest::Load { spec, file }, Reply::Sealed(view)) => {
                 self.check_loaded(by, (spec, file), view, broker);
                 matches_request(spec, view, &name) && self.check_seal_reply(view, broker)

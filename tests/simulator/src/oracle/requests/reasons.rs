@@ -37,6 +37,9 @@ pub(crate) fn possible_reasons(asked: &Asked) -> &'static [Reason] {
                 R::AllocationNotFound,
                 R::WaitCancelled,
             ],
+            ClientRequest::CancelBatch(_) => {
+                &[R::SessionMissing, R::SessionNotFound, R::SessionLost, R::SessionForeign, R::WaitNotFound]
+            }
             ClientRequest::Advise(..) => &[
                 R::SessionMissing,
                 R::SessionNotFound,
