@@ -2,12 +2,12 @@
 //!
 //! A refusal that a program can handle has a variant with its facts, each written once in the table below. The
 //! program's own mistakes, and refusals that only operators meet, are [`Error::Refused`]: its reason can be matched
-//! too ([`Refusal::reason`]), and the daemon's sentence says more than the facts do. This is the inverse of the
-//! daemon's map to gRPC, and a test walks the registry through it.
+//! too ([`Refusal::reason`]). Every error from the daemon displays the daemon's sentence, which says more than the facts
+//! do. This is the inverse of the daemon's map to gRPC, and a test walks the registry through it.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
-use vramd_types::{AllocationId, Bytes, Reason, StatusCode};
+use vramd_types::{Bytes, Reason, StatusCode};
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -20,7 +20,11 @@ macro_rules! errors {
         #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
         #[non_exhaustive]
         pub enum Error {
-            $($(#[$doc])* #[error($message $(, $($arg)*)?)] $variant { $($fact: $kind),* },)*
+            $(
+                $(#[$doc])*
+                #[error("{}", said.or(format_args!($message $(, $($arg)*)?)))]
+                $variant { $($fact: $kind,)* said: Sentence },
+            )*
             $($own)*
             /// Any other refusal of the registry.
             #[error(transparent)]
@@ -31,7 +35,7 @@ macro_rules! errors {
             /// The reason and facts of a variant that comes from the registry.
             fn registry_entry(&self) -> Option<(Reason, BTreeMap<String, String>)> {
                 match self {
-                    $(Self::$variant { $($fact),* } => {
+                    $(Self::$variant { $($fact,)* .. } => {
                         let facts = [$((stringify!($fact).to_owned(), $fact.to_text())),*];
                         Some((Reason::$variant, facts.into()))
                     })*
@@ -39,10 +43,11 @@ macro_rules! errors {
                 }
             }
 
-            fn typed(refusal: &Refusal) -> Option<Self> {
+            fn typed(refusal: &Refusal, said: Sentence) -> Option<Self> {
                 match refusal.reason {
                     $(Reason::$variant => Some(Self::$variant {
-                        $($fact: Fact::parse(refusal.facts.get(stringify!($fact))?)?),*
+                        $($fact: Fact::parse(refusal.facts.get(stringify!($fact))?)?,)*
+                        said,
                     }),)*
                     _ => None,
                 }
@@ -74,12 +79,13 @@ errors! {
         PoolFull { limit: Bytes, held: Bytes, asked: Bytes },
             "the pool is at its limit of {limit}: it has {held} and needs {asked} more; free blocks, or raise its limit";
         NameTaken { name: String }, "the name `{name}` is taken: choose another, or replace the sealed allocation that has it";
-        AllocationNotFound { allocation: String }, "{}" (not_found(allocation));
+        AllocationNotFound { allocation: String },
+            "no allocation `{allocation}` exists that the caller may see. Check the name, its tenant and its readers";
         NotOwner { allocation: String }, "{allocation} belongs to another session or tenant. Only its owner can do this";
         NotSealed { allocation: String }, "{allocation} is not sealed, and the request needs a sealed allocation";
         AlreadySealed { allocation: String }, "{allocation} is sealed or being sealed. Allocate new memory to write";
         StillMapped { allocation: String },
-            "this session is still unmapping {allocation}, or a raw handle of it exists: try again, or use that handle";
+            "this session is still unmapping {allocation}. Try again";
         Raced { allocation: String }, "another operation changed {allocation} meanwhile: try again";
         /// The call waited only for sessions that waited themselves, perhaps for this session. Unpin the session's other
         /// parts, then try again.
@@ -112,12 +118,15 @@ errors! {
         DigestMismatch { expected: String, found: String }, "the content has the digest {found}, not {expected}";
     }
     {
-        #[error("{limit_count} requests, or parts of pins, are waiting, which is the limit. Try again later")]
-        QueueFull { limit_count: u64, retry_after: Option<Duration> },
-        #[error("the node is being taken out of service and admits nothing new. Use another node, or ask an operator (vramctl node undrain)")]
-        Draining,
-        #[error("the deadline passed first; work that completes later stays done")]
-        Deadline,
+        #[error("{}", said.or(format_args!(
+            "{limit_count} requests, or parts of pins, are waiting, which is the limit. Try again later"
+        )))]
+        QueueFull { limit_count: u64, retry_after: Option<Duration>, said: Sentence },
+        #[error("{}", said.or(format_args!("the node is being taken out of service and admits nothing new")))]
+        Draining { said: Sentence },
+        /// The daemon's sentence, if it has answered, says what the call waited for.
+        #[error("{}", said.or(format_args!("the deadline passed first; work that completes later stays done")))]
+        Deadline { said: Sentence },
         #[error("cannot read {path}: {problem}")]
         FileUnreadable { path: String, kind: std::io::ErrorKind, problem: String },
         /// Only under [`crate::interruptible`].
@@ -147,18 +156,6 @@ errors! {
     }
 }
 
-/// A name without a tenant is looked for among those of the caller's own.
-fn not_found(allocation: &str) -> String {
-    let is_bare_name = !allocation.contains('/') && allocation.parse::<AllocationId>().is_err();
-    let other = match is_bare_name {
-        true => format!(". An allocation of another tenant is named `tenant/{allocation}`"),
-        false => String::new(),
-    };
-    format!(
-        "no allocation `{allocation}` exists that the caller may see. Check the name, its tenant and its readers{other}"
-    )
-}
-
 /// A refusal with its facts as received: keys as in the registry, numbers in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
@@ -169,6 +166,45 @@ pub struct Refusal {
     /// How long to wait before trying again.
     pub retry_after: Option<Duration>,
 }
+
+/// The daemon's own sentence about an error: what happened, the figures, what stood in the way, and what to do. Errors
+/// with the same facts are equal, whatever was said.
+#[derive(Clone, Default)]
+pub struct Sentence(Option<Box<Text>>);
+
+/// Behind one pointer, so that an error stays small.
+#[derive(Clone)]
+struct Text(String);
+
+impl Sentence {
+    fn new(sentence: &str) -> Self {
+        Self((!sentence.is_empty()).then(|| Box::new(Text(sentence.to_owned()))))
+    }
+
+    /// The sentence; `None` if the client itself made the error.
+    pub fn sentence(&self) -> Option<&str> {
+        self.0.as_ref().map(|sentence| sentence.0.as_str())
+    }
+
+    /// The sentence, or these words about an error that the client itself made.
+    fn or(&self, words: fmt::Arguments<'_>) -> String {
+        self.sentence().map_or_else(|| words.to_string(), str::to_owned)
+    }
+}
+
+impl fmt::Debug for Sentence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.sentence().fmt(f)
+    }
+}
+
+impl PartialEq for Sentence {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Sentence {}
 
 /// How a fact is written in the metadata.
 trait Fact: Sized {
@@ -211,8 +247,8 @@ impl Error {
     pub fn reason(&self) -> Option<Reason> {
         Some(match self {
             Self::QueueFull { .. } => Reason::QueueFull,
-            Self::Draining => Reason::Draining,
-            Self::Deadline => Reason::Deadline,
+            Self::Draining { .. } => Reason::Draining,
+            Self::Deadline { .. } => Reason::Deadline,
             // Programs that know only the registry see memory that cannot be used as not mapped.
             Self::DeviceMemory { .. }
             | Self::NotMapped { .. }
@@ -256,7 +292,9 @@ impl Error {
             Self::BlockTooLarge { size, .. } => facts(&[("field", &"size"), ("size", &size.get())]),
             Self::FileUnreadable { .. } => facts(&[("problem", self)]),
             Self::Refused(refusal) => refusal.facts.clone(),
-            Self::Draining | Self::Deadline | Self::Interrupted | Self::Unknown { .. } => BTreeMap::new(),
+            Self::Draining { .. } | Self::Deadline { .. } | Self::Interrupted | Self::Unknown { .. } => {
+                BTreeMap::new()
+            }
             known => known.registry_entry().map(|(_, facts)| facts).unwrap_or_default(),
         }
     }
@@ -265,19 +303,34 @@ impl Error {
     pub(crate) fn refused(reason: Reason, facts: &[(&str, &dyn ToString)]) -> Self {
         let facts: BTreeMap<_, _> =
             facts.iter().map(|(key, value)| ((*key).to_owned(), value.to_string())).collect();
-        Self::from_refusal(Refusal { reason, message: reason.meaning().to_owned(), facts, retry_after: None })
+        let refusal = Refusal { reason, message: reason.meaning().to_owned(), facts, retry_after: None };
+        Self::of_refusal(refusal, Sentence::default())
     }
 
-    /// The variant with the refusal's facts as fields, if there is one and no fact is missing.
+    /// The client's own deadline has passed.
+    pub(crate) fn deadline() -> Self {
+        Self::Deadline { said: Sentence::default() }
+    }
+
+    pub(crate) fn broker_gone(problem: impl Into<String>) -> Self {
+        Self::BrokerGone { problem: problem.into(), said: Sentence::default() }
+    }
+
+    /// The variant with the facts of the daemon's refusal as fields, if there is one and no fact is missing.
     pub(crate) fn from_refusal(refusal: Refusal) -> Self {
+        let said = Sentence::new(&refusal.message);
+        Self::of_refusal(refusal, said)
+    }
+
+    fn of_refusal(refusal: Refusal, said: Sentence) -> Self {
         let limit = || u64::parse(refusal.facts.get("limit_count")?);
         match (refusal.reason, limit()) {
-            (Reason::Draining, _) => Self::Draining,
-            (Reason::Deadline, _) => Self::Deadline,
+            (Reason::Draining, _) => Self::Draining { said },
+            (Reason::Deadline, _) => Self::Deadline { said },
             (Reason::QueueFull, Some(limit_count)) => {
-                Self::QueueFull { limit_count, retry_after: refusal.retry_after }
+                Self::QueueFull { limit_count, retry_after: refusal.retry_after, said }
             }
-            _ => Self::typed(&refusal).unwrap_or(Self::Refused(refusal)),
+            _ => Self::typed(&refusal, said).unwrap_or(Self::Refused(refusal)),
         }
     }
 }

@@ -106,7 +106,7 @@ pub use channel::frame::decode as decode_daemon_frame;
 
 pub use client::{Client, ClientBuilder};
 pub use cuda::cuda_ordinal;
-pub use error::{Error, Refusal, Result};
+pub use error::{Error, Refusal, Result, Sentence};
 #[cfg(feature = "fault-points")]
 pub use fault_points::{FaultPoint, on_fault_point};
 pub use handles::{

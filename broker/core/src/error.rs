@@ -520,7 +520,16 @@ impl fmt::Display for Refusal {
                     f,
                     "no allocation `{}` exists that the caller may see. Check the name, its tenant and its readers",
                     allocation.escape_default()
-                )
+                )?;
+                // A name without a tenant is looked for among those of the caller's own.
+                match allocation.contains('/') || allocation.parse::<AllocationId>().is_ok() {
+                    true => Ok(()),
+                    false => write!(
+                        f,
+                        ". An allocation of another tenant is named `tenant/{}`",
+                        allocation.escape_default()
+                    ),
+                }
             }
             Self::SessionNotFound { session } => write!(f, "no session {session} exists"),
             Self::QuotaNotFound { tenant, device } => {

@@ -146,9 +146,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
         Ok(outcome) => outcome,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            Err(error) => {
-                Err(Error::BrokerGone { problem: format!("the runtime is shutting down: {error}") })
-            }
+            Err(error) => Err(Error::broker_gone(format!("the runtime is shutting down: {error}"))),
         },
     }
 }

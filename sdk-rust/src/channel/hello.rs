@@ -37,7 +37,7 @@ pub(crate) struct Greeting {
 }
 
 pub(crate) fn open(path: &Path, greeting: Greeting, deadline: Instant) -> Result<(Link, Welcome, Words)> {
-    let gone = |error: Errno| Error::BrokerGone { problem: format!("{}: {error}", path.display()) };
+    let gone = |error: Errno| Error::broker_gone(format!("{}: {error}", path.display()));
     let socket = Socket::connect(path, deadline).map_err(gone)?;
     fault_point!(Connected);
     let hello = client_frame::Frame::Hello(hello(greeting));
@@ -60,7 +60,7 @@ pub(crate) fn open(path: &Path, greeting: Greeting, deadline: Instant) -> Result
             socket.send(client_frame::Frame::WordsMapped(WordsMapped {})).map_err(gone)?;
             words
         }
-        None => Words::own().map_err(|problem| Error::BrokerGone { problem })?,
+        None => Words::own().map_err(Error::broker_gone)?,
     };
     Ok((Link::new(socket).map_err(gone)?, welcome, words))
 }
@@ -80,7 +80,7 @@ fn hello(greeting: Greeting) -> Hello {
 
 /// Reads the welcome, with the word table that came with it.
 fn answer(socket: &Socket, deadline: Instant) -> Result<(Welcome, Option<Words>)> {
-    let gone = |problem: &str| Error::BrokerGone { problem: problem.to_owned() };
+    let gone = |problem: &str| Error::broker_gone(problem);
     let interrupt = Interrupt::of_thread();
     loop {
         let pause = interrupt.next_check(deadline);
@@ -89,7 +89,7 @@ fn answer(socket: &Socket, deadline: Instant) -> Result<(Welcome, Option<Words>)
             if pause < deadline {
                 continue;
             }
-            return Err(Error::Deadline);
+            return Err(Error::deadline());
         }
         // No child may inherit the descriptor of the word table.
         let _gate = Gate::hold();

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     cuda::Gpus,
-    error::Error,
+    error::{Error, Sentence},
     mapping::{Ending, Mode},
     session::pressure::{OnPressure, Pressures},
 };
@@ -219,7 +219,10 @@ fn refusal_ends_the_session_with_its_reason() {
     fake.send(ended_by_an_operator(), &[]);
     assert_eq!(fake.next(), None, "the client hangs up");
     let ending = fake.hang_up().ending();
-    assert_eq!(ending, Some(Ending::Refused(Error::SessionLost { session: "s-3".to_owned() })));
+    assert_eq!(
+        ending,
+        Some(Ending::Refused(Error::SessionLost { session: "s-3".to_owned(), said: Sentence::default() }))
+    );
 }
 
 #[test]
@@ -346,7 +349,13 @@ fn refusal_is_kept_whichever_thread_reads_it() {
         while table.ending().is_none() && read_one(&link, &table, soon()) == ReadOutcome::Packet {}
         drop(seat);
         let ending = daemon.join().unwrap().ending();
-        assert_eq!(ending, Some(Ending::Refused(Error::SessionLost { session: "s-3".to_owned() })));
+        assert_eq!(
+            ending,
+            Some(Ending::Refused(Error::SessionLost {
+                session: "s-3".to_owned(),
+                said: Sentence::default()
+            }))
+        );
     }
 }
 
@@ -361,7 +370,10 @@ fn end_reason_is_read_after_an_unanswerable_frame() {
     fake.send(ended_by_an_operator(), &[]);
     let seen = fake.close();
     drop(channel);
-    assert_eq!(seen().ending(), Some(Ending::Refused(Error::SessionLost { session: "s-3".to_owned() })));
+    assert_eq!(
+        seen().ending(),
+        Some(Ending::Refused(Error::SessionLost { session: "s-3".to_owned(), said: Sentence::default() }))
+    );
 }
 
 /// The kernel reports the connection reset before it delivers the frames.
@@ -433,6 +445,9 @@ fn wait_for_a_lost_part_fails_at_once() {
             fake.table.claim(ID).unwrap();
         }
         let lost = fake.table.wait(arrived(ID, 2, Access::ReadOnly), soon()).unwrap_err();
-        assert_eq!(lost, Error::ContentLost { allocation: ID.to_string(), part_index: 1 });
+        assert_eq!(
+            lost,
+            Error::ContentLost { allocation: ID.to_string(), part_index: 1, said: Sentence::default() }
+        );
     }
 }

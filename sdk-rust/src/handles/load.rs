@@ -134,7 +134,7 @@ async fn ask_until(
     let turn = session.deadline();
     loop {
         match ask(style, session, request.clone(), session.deadline().min(deadline)).await {
-            Err(Error::Deadline) if Instant::now() < deadline => is_there(style, session).await?,
+            Err(Error::Deadline { .. }) if Instant::now() < deadline => is_there(style, session).await?,
             Err(Error::QueueFull { retry_after, .. }) if Instant::now() < turn => {
                 let left = turn.saturating_duration_since(Instant::now());
                 style.pause(retry_after.unwrap_or(TURN).min(left)).await;
@@ -149,7 +149,7 @@ async fn is_there(style: CallStyle, session: &Session) -> Result<()> {
     // No allocation has this id: the refusal is an answer.
     let none = AllocationId::from_raw(0);
     match describe(style, session, none.into(), session.deadline()).await {
-        Err(error @ (Error::Deadline | Error::BrokerGone { .. } | Error::Interrupted)) => Err(error),
+        Err(error @ (Error::Deadline { .. } | Error::BrokerGone { .. } | Error::Interrupted)) => Err(error),
         _ => Ok(()),
     }
 }
@@ -238,15 +238,14 @@ impl Span {
         let kind = file.metadata().map_err(unreadable)?.file_type();
         if !kind.is_file() {
             let problem = format!("{} is not a regular file but {}", printable(&path), kind_name(kind));
-            return Err(Error::FileInvalid { problem });
+            return Err(Error::refused(Reason::FileInvalid, &[("problem", &problem)]));
         }
         Ok(Self { file: Arc::new(file), path, offset })
     }
 
     fn invalid(&self, problem: &dyn std::fmt::Display) -> Error {
-        Error::FileInvalid {
-            problem: format!("{} from {} on: {problem}", printable(&self.path), self.offset),
-        }
+        let problem = format!("{} from {} on: {problem}", printable(&self.path), self.offset);
+        Error::refused(Reason::FileInvalid, &[("problem", &problem)])
     }
 
     fn there(&self) -> Result<u64> {

@@ -35,10 +35,13 @@ pub struct RawClient {
 /// last of them releases the allocation.
 #[derive(Debug)]
 pub struct RawAllocation {
-    // This and the box of the handle keep the error of a failed free small.
-    parts: Box<[RawPart]>,
+    parts: Box<Parts>,
     handle: Box<Handle>,
 }
+
+/// Behind one pointer, like the handle, so that the error of a failed free stays small.
+#[derive(Debug, Default)]
+struct Parts(Vec<RawPart>);
 
 impl RawClient {
     pub(crate) fn new(client: Client) -> Self {
@@ -99,8 +102,8 @@ impl RawClient {
 
 impl RawAllocation {
     fn new(handle: Handle) -> Self {
-        let parts = handle.session().table().hand_over(handle.info().id).into();
-        Self { parts, handle: Box::new(handle) }
+        let parts = handle.session().table().hand_over(handle.info().id);
+        Self { parts: Box::new(Parts(parts)), handle: Box::new(handle) }
     }
 
     pub fn id(&self) -> AllocationId {
@@ -114,12 +117,12 @@ impl RawAllocation {
     /// The parts, in order of their offsets. The descriptors are the program's; it may drop them once it has mapped
     /// them.
     pub fn parts(&self) -> &[RawPart] {
-        &self.parts
+        &self.parts.0
     }
 
     /// The parts, in order of their offsets, so that the program can take descriptors out.
     pub fn parts_mut(&mut self) -> &mut [RawPart] {
-        &mut self.parts
+        &mut self.parts.0
     }
 
     /// Whether the daemon has revoked the memory: another session freed it, or an operator ended its session. The
@@ -137,7 +140,7 @@ impl RawAllocation {
         self.close_descriptors();
         self.handle.session().table().set_yielded(self.id(), true);
         run_ready(self.handle.seal(CallStyle::Blocking))?;
-        self.parts = self.handle.session().table().hand_over(self.id()).into();
+        self.parts.0 = self.handle.session().table().hand_over(self.id());
         Ok(self)
     }
 
@@ -163,7 +166,7 @@ impl RawAllocation {
     }
 
     fn close_descriptors(&mut self) {
-        self.parts = Box::default();
+        self.parts.0.clear();
     }
 }
 

@@ -74,7 +74,7 @@ impl Table {
         while !state.check(until)? {
             let patience = deadline.saturating_duration_since(Instant::now());
             if patience.is_zero() {
-                return Err(Error::Deadline);
+                return Err(Error::deadline());
             }
             state = self.changed.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -91,7 +91,7 @@ impl Table {
                 return Ok(());
             }
             if timeout_at(deadline.into(), changed).await.is_err() {
-                return if self.check(until)? { Ok(()) } else { Err(Error::Deadline) };
+                return if self.check(until)? { Ok(()) } else { Err(Error::deadline()) };
             }
         }
     }

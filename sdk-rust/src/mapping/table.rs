@@ -74,7 +74,7 @@ impl Ending {
     pub(crate) fn error(&self) -> Error {
         match self {
             Self::Refused(error) => error.clone(),
-            Self::Closed => Error::BrokerGone { problem: "the daemon ended the channel".to_owned() },
+            Self::Closed => Error::broker_gone("the daemon ended the channel"),
         }
     }
 }
@@ -367,16 +367,16 @@ impl TableState {
     }
 
     pub(super) fn check_arrived(&mut self, id: AllocationId, parts: usize, access: Access) -> Result<bool> {
-        let gone = || Error::AllocationNotFound { allocation: id.to_string() };
+        let gone = || Error::refused(Reason::AllocationNotFound, &[("allocation", &id)]);
         let region = self.regions.get_mut(&id).ok_or_else(gone)?;
         if region.stable_count(Some(access)) >= parts {
             return Ok(true);
         }
         if let Some(problem) = region.failure.take() {
-            return Err(Error::MapFailed { allocation: id.to_string(), problem });
+            return Err(Error::refused(Reason::MapFailed, &[("allocation", &id), ("problem", &problem)]));
         }
         if let Some(part) = region.lost.take() {
-            return Err(Error::ContentLost { allocation: id.to_string(), part_index: part.into() });
+            return Err(Error::refused(Reason::ContentLost, &[("allocation", &id), ("part_index", &part)]));
         }
         if region.revoked.is_some_and(|reason| reason != RevokeReason::Sealing) {
             return Err(Error::refused(Reason::Raced, &[("allocation", &id)]));

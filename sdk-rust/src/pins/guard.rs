@@ -13,7 +13,7 @@ use super::{
     wait::check_count,
 };
 use crate::{
-    error::{Error, Result},
+    error::{Error, Result, Sentence},
     mapping::refusal,
     process::fork::ProcessBound,
 };
@@ -165,6 +165,7 @@ impl Pinned {
         }
         let seen = self.anchor.views().add_guard_view(&self.view, &self.parts, view);
         seen.map_err(|ViewConflict| Error::Pinned {
+            said: Sentence::default(),
             allocation: allocation(),
             pins: self.anchor.other_count() as u64,
         })?;

@@ -37,7 +37,7 @@ impl Session {
                 drop(channel);
                 self.cancel_pin(*call);
                 self.link().end();
-                return Err(Error::BrokerGone { problem: format!("sending a pin call failed: {error}") });
+                return Err(Error::broker_gone(format!("sending a pin call failed: {error}")));
             }
             fault_point!(PinCalled);
         }

@@ -20,7 +20,7 @@ use super::{
     slab::{Block, Slab},
     source::Source,
 };
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Sentence};
 
 #[derive(Debug)]
 pub(super) struct PoolCore {
@@ -152,7 +152,7 @@ impl PoolCore {
         let (chunk, limit) = (self.config.chunk_size, self.config.max_bytes);
         let held = self.chunk_bytes();
         if held.get().saturating_add(chunk.get()) > limit.get() {
-            return Err(Error::PoolFull { limit, held, asked: chunk });
+            return Err(Error::PoolFull { limit, held, asked: chunk, said: Sentence::default() });
         }
         let allocation = self.source.allocate_chunk(chunk, self.config.device.as_deref())?;
         self.chunks().add(allocation);

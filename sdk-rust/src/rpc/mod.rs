@@ -61,7 +61,7 @@ pub(crate) struct Rpc {
 impl Rpc {
     /// Connects at the first call, and again whenever needed.
     pub(crate) fn open(socket: &Path) -> Result<Self> {
-        let local = |error: &dyn std::fmt::Display| Error::BrokerGone { problem: error.to_string() };
+        let local = |error: &dyn std::fmt::Display| Error::broker_gone(error.to_string());
         let runtime = new_runtime().map_err(|error| local(&error))?;
         let path = socket.to_str().ok_or_else(|| local(&"the socket's path is not UTF-8"))?;
         let endpoint = Endpoint::from_shared(format!("unix://{path}")).map_err(|error| local(&error))?;
@@ -148,7 +148,7 @@ impl Rpc {
             match tokio::time::timeout_at(patience, unless_ended(attempts, ended)).await {
                 Ok(Ok(response)) => Ok(response.into_inner()),
                 Ok(Err(status)) => Err(self.failed(status)),
-                Err(_elapsed) => Err(Error::Deadline),
+                Err(_elapsed) => Err(Error::deadline()),
             }
         }
     }
@@ -185,13 +185,13 @@ impl Rpc {
     /// Translates a status, and names the daemon's socket.
     pub(crate) fn failed(&self, status: Status) -> Error {
         match Error::from(status) {
-            Error::BrokerGone { problem } => self.gone(&problem),
+            Error::BrokerGone { problem, .. } => self.gone(&problem),
             error => error,
         }
     }
 
     pub(crate) fn gone(&self, problem: &str) -> Error {
-        Error::BrokerGone { problem: format!("{}: {problem}", self.socket.display()) }
+        Error::broker_gone(format!("{}: {problem}", self.socket.display()))
     }
 }
 

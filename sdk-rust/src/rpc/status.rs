@@ -25,11 +25,11 @@ fn is_deadline(status: &Status) -> bool {
 impl From<Status> for Error {
     fn from(status: Status) -> Self {
         if is_transport(&status) {
-            return Self::BrokerGone { problem: root_cause(&status) };
+            return Self::broker_gone(root_cause(&status));
         }
         let Some(info) = status.get_details_error_info() else {
             return if is_deadline(&status) {
-                Self::Deadline
+                Self::deadline()
             } else {
                 Self::Unknown {
                     code: status.code().into(),
@@ -73,7 +73,12 @@ fn from_parts(
         Some(reason) => {
             Error::from_refusal(Refusal { reason, message: message.to_owned(), facts, retry_after })
         }
-        None if code == StatusCode::DeadlineExceeded as i32 => Error::Deadline,
+        None if code == StatusCode::DeadlineExceeded as i32 => Error::from_refusal(Refusal {
+            reason: Reason::Deadline,
+            message: message.to_owned(),
+            facts,
+            retry_after,
+        }),
         None => Error::Unknown { code, reason: reason.to_owned(), message: message.to_owned() },
     }
 }
@@ -111,6 +116,7 @@ mod tests {
             assert_eq!(error.reason(), Some(reason));
             assert_eq!(error.code(), Some(reason.code()), "{reason}");
             assert_eq!(error.facts(), facts(reason).into_iter().collect(), "{reason}");
+            assert_eq!(error.to_string(), "said so", "{reason}");
 
             let item = v1::ItemError {
                 code: reason.code() as i32,
@@ -137,8 +143,8 @@ mod tests {
             error,
             Error::Unknown { code: 10, reason: "NEWER_THAN_THIS".into(), message: "later".into() }
         );
-        assert_eq!(Error::from(Status::cancelled("Timeout expired")), Error::Deadline);
-        assert_eq!(Error::from(Status::deadline_exceeded("")), Error::Deadline);
-        assert_eq!(Error::from(Status::unavailable("no")), Error::BrokerGone { problem: "no".into() });
+        assert_eq!(Error::from(Status::cancelled("Timeout expired")), Error::deadline());
+        assert_eq!(Error::from(Status::deadline_exceeded("")), Error::deadline());
+        assert_eq!(Error::from(Status::unavailable("no")), Error::broker_gone("no"));
     }
 }

@@ -104,7 +104,7 @@ impl CallStyle {
                 matches!(timeout_at(deadline.into(), flushed).await, Ok(Ok(())))
             }
         };
-        if flushed { Ok(()) } else { Err(Error::Deadline) }
+        if flushed { Ok(()) } else { Err(Error::deadline()) }
     }
 
     /// Unmaps an allocation and reports that to the daemon, which can take a while.

@@ -233,7 +233,9 @@ impl Session {
     fn map_error(&self, error: Error) -> Error {
         match (error.reason(), self.table.ending()) {
             // A restarted daemon never knew the session; for the caller that is the same.
-            (Some(Reason::SessionNotFound), _) => Error::SessionLost { session: self.id.to_string() },
+            (Some(Reason::SessionNotFound), _) => {
+                Error::refused(Reason::SessionLost, &[("session", &self.id)])
+            }
             (Some(Reason::BrokerGone), Some(Ending::Refused(error))) => error,
             (Some(Reason::Deadline), Some(ending)) => ending.error(),
             _ => error,
@@ -267,10 +269,10 @@ impl Session {
                 ReadOutcome::Packet => {}
                 ReadOutcome::TimedOut if pause < deadline => {}
                 ReadOutcome::TimedOut => {
-                    return if self.table.check(until)? { Ok(()) } else { Err(Error::Deadline) };
+                    return if self.table.check(until)? { Ok(()) } else { Err(Error::deadline()) };
                 }
                 ReadOutcome::NotReader => match self.table.wait(until, pause) {
-                    Err(Error::Deadline) if pause < deadline => {}
+                    Err(Error::Deadline { .. }) if pause < deadline => {}
                     outcome => return outcome,
                 },
             }
@@ -407,7 +409,7 @@ fn released(results: Vec<v1::ReleaseResult>) -> Result<Released> {
 }
 
 fn no_thread(error: std::io::Error) -> Error {
-    Error::BrokerGone { problem: format!("a thread of the session could not be started: {error}") }
+    Error::broker_gone(format!("a thread of the session could not be started: {error}"))
 }
 
 /// The error for an answer that lacks a required field.

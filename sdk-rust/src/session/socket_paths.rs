@@ -62,7 +62,7 @@ impl SocketPlaces {
     pub(crate) fn explain(&self, error: Error) -> Error {
         match error {
             Error::BrokerGone { .. } if self.dirs.iter().all(|dir| probe(dir).is_err()) => {
-                Error::BrokerGone { problem: self.to_string() }
+                Error::broker_gone(self.to_string())
             }
             error => error,
         }

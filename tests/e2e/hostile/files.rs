@@ -104,7 +104,7 @@ fn a_pipe_a_device_or_a_folder_in_place_of_a_file_is_refused_at_once() {
         let verified = daemon.vramctl().args(["verify", "model"]).arg(path).output().unwrap();
         assert_eq!(verified.status.code(), Some(USAGE), "{}", String::from_utf8_lossy(&verified.stderr));
         let refused = client.load(path, 0, AllocationRequest::whole_file());
-        let Err(Error::FileInvalid { problem }) = refused else { panic!("{refused:?}") };
+        let Err(Error::FileInvalid { problem, .. }) = refused else { panic!("{refused:?}") };
         assert!(problem.contains(&format!("not a regular file but {kind}")), "{problem}");
     }
 }

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd as _;
 
 use vramd_proto::v1::{
     AllocateBatchRequest, AllocationSpec, AttachRequest, DeleteQuotaRequest, DescribeAllocationRequest,
-    DetachRequest, FreeBatchRequest, GetQuotaRequest, Hello, ListAllAllocationsRequest,
+    DetachRequest, FreeBatchRequest, GetQuotaRequest, Hello, Lifetime, ListAllAllocationsRequest,
     ListAllocationsRequest, ListMovesRequest, ListQuotasRequest, ListSessionsRequest, ListWaitsRequest,
     LoadFileRequest, SealRequest, SetQuotaRequest, Tier, attach_request::Target,
 };
@@ -98,6 +98,15 @@ fn invalid_names_are_refused() {
     for target in ["", "a b", "/", "a/b/c", &long] {
         scene.unharmed(scene.session.attach_refused(target), Reason::NameInvalid);
     }
+}
+
+#[test]
+fn persistent_memory_needs_a_name() {
+    let scene = Scene::new();
+    let nameless = AllocationSpec { lifetime: Lifetime::Persistent.into(), ..spec(MIB) };
+    let refused = scene.allocation(nameless, Reason::NameInvalid);
+    assert!(refused.message.starts_with("name: a persistent allocation needs a name"), "{refused:?}");
+    assert_eq!(refused.fact("field"), "name");
 }
 
 #[test]

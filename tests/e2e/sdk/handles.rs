@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use vramd_client::{AllocationRequest, Bytes, Client, Error, Reason};
+use vramd_client::{AllocationRequest, Bytes, Client, Error, Reason, Sentence};
 use vramd_proto::v1::{EndSessionRequest, SessionState};
 use vramd_tests::{Config, Daemon, MIB, config::Effect, content, daemon::quota, digest, proc, wait::until};
 
@@ -81,6 +81,48 @@ fn refusals_have_their_facts() {
     }
     assert_eq!(client.attach("nothing").unwrap_err().reason(), Some(Reason::AllocationNotFound));
     assert_eq!(client.allocate(request(0)).unwrap_err().reason(), Some(Reason::SizeInvalid));
+}
+
+/// An error displays the daemon's whole sentence: what stood in the way, the figures, and the setting to change.
+#[test]
+fn errors_display_what_the_daemon_said() {
+    let daemon = Daemon::start(&Config::devices(&["64MiB"]));
+    let (client, raw) = (connect(&daemon), daemon.open());
+    let _held = client.allocate(request(48 * MIB)).unwrap();
+    let full = client.allocate(request(32 * MIB)).unwrap_err();
+    let same = raw.refused(vramd_tests::session::spec(32 * MIB));
+    assert_eq!((full.reason().unwrap().name(), full.to_string()), (&*same.reason, same.message));
+
+    daemon.admin.set_quota(quota(client.tenant(), "*", "", "50MiB")).ok();
+    let limited = client.allocate(request(8 * MIB)).unwrap_err();
+    let same = raw.refused(vramd_tests::session::spec(8 * MIB));
+    let Error::QuotaLimit { said, .. } = &limited else { panic!("{limited:?}") };
+    assert_eq!(said.sentence(), Some(&*same.message));
+    assert_eq!(limited.to_string(), same.message);
+
+    let unknown = client.attach("nothing").unwrap_err().to_string();
+    assert!(unknown.contains("An allocation of another tenant is named `tenant/nothing`"), "{unknown}");
+    // The client's own errors have its own words.
+    assert_eq!(
+        Error::Deadline { said: Sentence::default() }.to_string(),
+        "the deadline passed first; work that completes later stays done"
+    );
+}
+
+/// A deadline says what the call waited for.
+#[test]
+fn deadline_displays_what_the_call_waited_for() {
+    let daemon = Daemon::start(&Config::default().fault("create", 1, Effect::Hold));
+    let timeout = Duration::from_millis(1000);
+    let client = Client::builder().socket_dir(daemon.sockets()).request_timeout(timeout).connect().unwrap();
+    let Err(late @ Error::Deadline { .. }) = client.allocate(request(4 * MIB)) else {
+        panic!("it is served")
+    };
+    let Error::Deadline { said } = &late else { unreachable!() };
+    let sentence = said.sentence().expect("the daemon answered");
+    assert!(sentence.starts_with("AllocateBatch"), "{sentence}");
+    assert_eq!(late.to_string(), sentence);
+    daemon.end_holds();
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::{
 };
 
 use fastrand::Rng;
-use vramd_client::{Bytes, Client, Error, Pool, PoolBlock, PoolConfig, Reason};
+use vramd_client::{Bytes, Client, Error, Pool, PoolBlock, PoolConfig, Reason, Sentence};
 use vramd_proto::v1::EndSessionRequest;
 use vramd_tests::{
     Config, Daemon, MIB, MIB_2,
@@ -201,6 +201,7 @@ fn a_limit_is_reported_after_cached_blocks_of_other_threads_are_used() {
         limit: Bytes::new(2 * MIB_2),
         held: Bytes::new(2 * MIB_2),
         asked: Bytes::new(MIB_2),
+        said: Sentence::default(),
     };
     let refusal = pool.alloc(Bytes::new(1)).unwrap_err();
     assert_eq!((&refusal, refusal.reason()), (&full, Some(Reason::PoolFull)));

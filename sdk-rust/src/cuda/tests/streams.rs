@@ -13,7 +13,7 @@ use super::FakeDriver;
 use crate::{
     channel::fake::{PART, PATIENCE, Pinning, memory, part, part_ref},
     cuda::Gpus,
-    error::Error,
+    error::{Error, Sentence},
     handles::{
         allocation::Allocation,
         handle::Handle,
@@ -137,10 +137,13 @@ fn release_waits_for_streams_and_not_for_guards() {
     allocation.pin(Access::Write).unwrap().unpin_after(&[STREAM]).unwrap();
     let guard = allocation.pin(Access::Read).unwrap();
     let failed = allocation.seal().unwrap_err();
-    assert_eq!(failed.error, Error::Pinned { allocation: "a-7".to_owned(), pins: 1 });
+    assert_eq!(
+        failed.error,
+        Error::Pinned { allocation: "a-7".to_owned(), pins: 1, said: Sentence::default() }
+    );
     drop(guard);
     let failed = failed.allocation.seal().unwrap_err();
-    assert_eq!(failed.error, Error::Deadline, "the stream is busy");
+    assert_eq!(failed.error, Error::deadline(), "the stream is busy");
     assert_eq!(pins(&daemon), 1);
     thread::scope(|scope| {
         let freer = scope.spawn(|| failed.allocation.free());

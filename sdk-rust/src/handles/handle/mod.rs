@@ -134,11 +134,11 @@ impl Handle {
             let pause = deadline.min(Instant::now() + ASK_INTERVAL);
             let until = Until::Arrived { id, parts: self.info.parts.len(), access };
             match style.wait(&self.session, until, pause).await {
-                Err(Error::Deadline) if pause < deadline => {}
+                Err(Error::Deadline { .. }) if pause < deadline => {}
                 outcome => return outcome,
             }
             if describe(style, &self.session, id.into(), deadline).await?.state == AllocationState::Freeing {
-                return Err(Error::AllocationNotFound { allocation: id.to_string() });
+                return Err(Error::refused(Reason::AllocationNotFound, &[("allocation", &id)]));
             }
         }
     }
@@ -223,7 +223,7 @@ impl Handle {
                 return Ok(info);
             }
             if Instant::now() >= deadline {
-                return Err(Error::Deadline);
+                return Err(Error::deadline());
             }
             style.pause(SEAL_POLL).await;
         }
@@ -249,7 +249,7 @@ impl Handle {
             self.session.clone().releases().run(move || {
                 match run_ready(self.seal(CallStyle::Blocking)) {
                     // It is still in use: its last user releases it.
-                    Err(Error::Pinned { .. } | Error::Deadline) => drop(self),
+                    Err(Error::Pinned { .. } | Error::Deadline { .. }) => drop(self),
                     // The handle has the outcome.
                     _ => self.release_now(),
                 }

@@ -11,7 +11,7 @@ use vramd_words::Access;
 
 use super::Handle;
 use crate::{
-    error::{Error, Result},
+    error::{Error, Result, Sentence},
     handles::info::AllocationState,
     pins::{Anchor, Pinned, PinnedRef, View, ViewConflict},
     process::fork::ProcessBound,
@@ -168,7 +168,7 @@ impl Handle {
             return Ok(());
         }
         let pins = self.anchor.other_count() as u64;
-        Err(Error::Pinned { allocation: self.info.id.to_string(), pins })
+        Err(Error::Pinned { allocation: self.info.id.to_string(), pins, said: Sentence::default() })
     }
 
     /// Refuses a release or a seal while guards are alive; waits for guards that streams will end.
@@ -179,14 +179,18 @@ impl Handle {
             let guards = self.anchor.other_count();
             if guards > for_streams {
                 let pins = guards.saturating_sub(for_streams) as u64;
-                return Err(Error::Pinned { allocation: self.info.id.to_string(), pins });
+                return Err(Error::Pinned {
+                    allocation: self.info.id.to_string(),
+                    pins,
+                    said: Sentence::default(),
+                });
             }
             if for_streams == 0 && self.anchor.confirm_unshared() {
                 self.anchor.views().end_handle_views();
                 return Ok(());
             }
             if Instant::now() >= deadline {
-                return Err(Error::Deadline);
+                return Err(Error::deadline());
             }
             style.pause(STREAMS_POLL).await;
         }
@@ -196,10 +200,11 @@ impl Handle {
     pub(super) fn lend_view(&self, view: View) -> Result<()> {
         let allocation = || self.info.id.to_string();
         let pins = || self.anchor.other_count() as u64;
-        self.anchor
-            .views()
-            .add_handle_view(view)
-            .map_err(|ViewConflict| Error::Pinned { allocation: allocation(), pins: pins() })
+        self.anchor.views().add_handle_view(view).map_err(|ViewConflict| Error::Pinned {
+            allocation: allocation(),
+            pins: pins(),
+            said: Sentence::default(),
+        })
     }
 }
 

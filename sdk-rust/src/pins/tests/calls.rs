@@ -9,7 +9,7 @@ fn late_part_has_no_pin_of_a_call_that_timed_out() {
     let daemon = Pinning::start(Gpus::new(&[]), Duration::from_millis(50));
     let allocation = unpinned(&daemon, ID, 1);
     let target = part_ref(ID, 0);
-    assert!(matches!(allocation.pin(Access::Read), Err(Error::Deadline)));
+    assert!(matches!(allocation.pin(Access::Read), Err(Error::Deadline { .. })));
     assert_eq!((daemon.next(), daemon.next()), (pin_call(1, &[target], false), ended(1)));
     send_parts(&daemon, ID, 0..1, 1, 5);
     assert_eq!(daemon.next(), mapped(target));
@@ -31,7 +31,7 @@ fn pin_returns_wait_cancelled_after_an_operator_cancels() {
         let pinner = scope.spawn(|| allocation.pin(Access::Read));
         assert_eq!(daemon.next(), pin_call(1, &[target], false));
         daemon.send(Frame::PinAnswer(PinAnswer { call_id: 1, refused: Some(refused) }));
-        assert!(matches!(pinner.join().unwrap(), Err(Error::WaitCancelled { wait: 9 })));
+        assert!(matches!(pinner.join().unwrap(), Err(Error::WaitCancelled { wait: 9, .. })));
     });
 }
 
@@ -52,7 +52,7 @@ fn pin_returns_map_failure_and_the_next_pin_succeeds() {
             v1::Refused { code: 9, reason: "MAP_FAILED".to_owned(), metadata, ..Default::default() };
         daemon.send(Frame::PinAnswer(PinAnswer { call_id: 1, refused: Some(refused) }));
         let problem = "0 descriptors arrived for 1 parts".to_owned();
-        let expected = Error::MapFailed { allocation: "a-7".to_owned(), problem };
+        let expected = Error::MapFailed { allocation: "a-7".to_owned(), problem, said: Sentence::default() };
         assert_eq!(pinner.join().unwrap().unwrap_err(), expected);
     });
     let id = AllocationId::from_raw(ID);

@@ -65,12 +65,18 @@ fn guards_forbid_release_and_may_outlive_the_handle() {
     let allocation = allocate(&daemon, ID, 1, 5);
     let (one, two) = (allocation.pin(Access::Read).unwrap(), allocation.pin(Access::Read).unwrap());
     let failed = allocation.seal().unwrap_err();
-    assert_eq!(failed.error, Error::Pinned { allocation: "a-7".to_owned(), pins: 2 });
+    assert_eq!(
+        failed.error,
+        Error::Pinned { allocation: "a-7".to_owned(), pins: 2, said: Sentence::default() }
+    );
     let allocation = failed.allocation;
     assert_eq!(allocation.as_slice().unwrap()[0], 5, "nothing is lost");
     drop(one);
     let failed = allocation.free().unwrap_err();
-    assert_eq!(failed.error, Error::Pinned { allocation: "a-7".to_owned(), pins: 1 });
+    assert_eq!(
+        failed.error,
+        Error::Pinned { allocation: "a-7".to_owned(), pins: 1, said: Sentence::default() }
+    );
     let failed = run_ready(failed.handle.free_async()).unwrap_err();
     assert_eq!(
         failed.to_string(),

@@ -19,7 +19,7 @@ use vramd_words::{Access, Fence, State};
 use crate::{
     channel::fake::{PART, PATIENCE, Pinning, arrived, ended_by_an_operator, memory, part, part_ref, soon},
     cuda::Gpus,
-    error::Error,
+    error::{Error, Sentence},
     handles::{
         allocation::{Allocation, Sealed},
         handle::Handle,

@@ -59,7 +59,7 @@ fn pin_on_an_ended_channel_returns_the_reason_of_its_end() {
     };
     channel.send_pin(frame).unwrap();
     drop(channel);
-    let ended = Error::SessionLost { session: "s-3".to_owned() };
+    let ended = Error::SessionLost { session: "s-3".to_owned(), said: Sentence::default() };
     assert_eq!(session.wait(Until::Pinned { call }, soon()).unwrap_err(), ended);
     assert_eq!(away.pin(Access::Read).map(drop).unwrap_err(), ended);
 }

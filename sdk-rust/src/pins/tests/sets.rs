@@ -84,7 +84,7 @@ fn timed_out_call_leaves_no_pin() {
         assert_eq!(daemon.next(), pin_call(1, &[part_ref(ID, 0), part_ref(ID, 1)], false));
         send_parts(&daemon, ID, 0..1, 2, 6);
         assert_eq!(daemon.next(), mapped(part_ref(ID, 0)));
-        assert_eq!(pinner.join().unwrap().unwrap_err(), Error::Deadline);
+        assert_eq!(pinner.join().unwrap().unwrap_err(), Error::deadline());
     });
     assert_eq!(daemon.next(), ended(1));
     assert_eq!(state(&daemon, part_ref(ID, 0)), State::Resident { pins: 0 });

@@ -135,6 +135,7 @@ mod tests {
             limit: Bytes::gib(1),
             held: Bytes::ZERO,
             asked: Bytes::gib(2),
+            said: vramd_client::Sentence::default(),
         });
         let json = failure.to_json();
         assert_eq!(json["reason"], "QUOTA_LIMIT");

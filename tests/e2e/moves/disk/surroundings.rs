@@ -111,7 +111,7 @@ fn a_pin_waits_while_its_victims_find_the_file_system_full() {
     };
     until("something is asked to leave", || {
         let late = wanted.pin_timeout(0..1, Access::Read, Duration::from_millis(300)).map(drop);
-        assert!(matches!(late, Err(Error::Deadline)), "{late:?}");
+        assert!(matches!(late, Err(Error::Deadline { .. })), "{late:?}");
         stayed()
     });
     assert_eq!(lies(&daemon, &there), ["device"; 4]);

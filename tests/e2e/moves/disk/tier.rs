@@ -244,7 +244,7 @@ fn corrupt(daemon: &Daemon, allocation: u64, part: usize) {
 
 pub(crate) fn is_lost(error: &Error, allocation: u64, part: u64) -> bool {
     let id = vramd_types::AllocationId::from_raw(allocation).to_string();
-    matches!(error, Error::ContentLost { allocation, part_index } if *allocation == id && *part_index == part)
+    matches!(error, Error::ContentLost { allocation, part_index, .. } if *allocation == id && *part_index == part)
 }
 
 #[test]

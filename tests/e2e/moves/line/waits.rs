@@ -249,7 +249,7 @@ fn a_cancelled_wait_is_an_error_in_the_sdk() {
         let wait_id = all_waits(&daemon)[0].wait_id;
         daemon.admin.cancel_wait(CancelWaitRequest { wait_id, ..Default::default() }).ok();
         let outcome = pinner.join().unwrap();
-        assert!(matches!(outcome, Err(Error::WaitCancelled { wait }) if wait == wait_id), "{outcome:?}");
+        assert!(matches!(outcome, Err(Error::WaitCancelled { wait, .. }) if wait == wait_id), "{outcome:?}");
     });
     other.free(theirs);
     let mut read = [0];

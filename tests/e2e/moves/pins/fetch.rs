@@ -158,14 +158,14 @@ fn a_pin_waits_no_longer_than_its_deadline() {
     for _ in 0..3 {
         let began = Instant::now();
         let outcome = weights.pin_timeout(0..4, Access::Read, wait);
-        assert!(matches!(outcome, Err(Error::Deadline)), "{outcome:?}");
+        assert!(matches!(outcome, Err(Error::Deadline { .. })), "{outcome:?}");
         assert!(began.elapsed() >= wait, "{:?}", began.elapsed());
         let outcome = client.pin_set_timeout(&[(&weights, Access::Read)], wait);
-        assert!(matches!(outcome, Err(Error::Deadline)), "{outcome:?}");
+        assert!(matches!(outcome, Err(Error::Deadline { .. })), "{outcome:?}");
     }
     until("nobody waits", || daemon.state().devices[0].awaited_part_count == 0);
     let outcome = weights.pin_timeout(0..4, Access::Read, Duration::ZERO);
-    assert!(matches!(outcome, Err(Error::Deadline)), "{outcome:?}");
+    assert!(matches!(outcome, Err(Error::Deadline { .. })), "{outcome:?}");
 
     let pinned = std::thread::scope(|scope| {
         let pin = scope.spawn(|| weights.pin_timeout(0..4, Access::Read, Duration::MAX));

@@ -8,7 +8,7 @@ use std::{
 
 use clap::Args;
 use serde_json::json;
-use vramd_client::{Allocation, AllocationRequest, Bytes, Client, ClientBuilder, Error, Sealed};
+use vramd_client::{Allocation, AllocationRequest, Bytes, Client, ClientBuilder, Error, Sealed, Sentence};
 
 use super::{
     digest::{self, CHUNK_BYTES, Digest},
@@ -77,7 +77,11 @@ fn copy(put: &Put, client: &Client, mut file: File, output: &Output) -> Result<S
     let sealed = memory.seal()?;
     sealing.finish_and_clear();
     if sealed.digest() != read {
-        let error = Error::DigestMismatch { expected: read, found: sealed.digest().to_owned() };
+        let error = Error::DigestMismatch {
+            expected: read,
+            found: sealed.digest().to_owned(),
+            said: Sentence::default(),
+        };
         sealed.free()?;
         return Err(error.into());
     }

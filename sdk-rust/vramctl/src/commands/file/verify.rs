@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
-use vramd_client::{AllocationId, ClientBuilder, Error, Sealed, Target};
+use vramd_client::{AllocationId, ClientBuilder, Error, Sealed, Sentence, Target};
 
 use super::{digest, stdin};
 use crate::output::{Output, failure::Failure, progress, text::plain};
@@ -56,7 +56,12 @@ fn check(expected: &str, found: &str) -> Result<(), Failure> {
     if expected == found {
         return Ok(());
     }
-    Err(Error::DigestMismatch { expected: expected.to_owned(), found: found.to_owned() }.into())
+    Err(Error::DigestMismatch {
+        expected: expected.to_owned(),
+        found: found.to_owned(),
+        said: Sentence::default(),
+    }
+    .into())
 }
 
 fn report(attached: &Sealed, digest: &str, verify: &Verify, output: &Output) -> Result<(), Failure> {

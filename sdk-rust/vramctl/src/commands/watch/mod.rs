@@ -5,7 +5,7 @@ mod event;
 use std::ops::ControlFlow;
 
 use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
-use vramd_client::{Error, admin::AdminClient};
+use vramd_client::{Error, Sentence, admin::AdminClient};
 use vramd_proto::v1::{self, node_event::Change, watch_response::Event};
 
 use self::event::EventReport;
@@ -60,7 +60,7 @@ pub(crate) fn run(watch: Watch, admin: &AdminClient, output: &Output) -> Result<
             problem = format!("the daemon has ended: {}", plain(&node.detail));
         }
     }
-    Err(Error::BrokerGone { problem }.into())
+    Err(Error::BrokerGone { problem, said: Sentence::default() }.into())
 }
 
 /// Counts the event, and breaks after the last one. The beginning of the watch does not count.
