@@ -38,6 +38,7 @@ def test_immutable_file_is_the_backing(loading: vramd.Client, models: pathlib.Pa
     info = loading.describe("m")
     assert (info.file, info.in_file, info.charged) == (str(models.resolve() / "m"), 6 * MIB, 0)
     assert (info.size, info.state) == (len(WEIGHTS), "sealed")
+    assert sealed.info.copied_because is None
     assert is_intact(sealed)
     again = loading.describe("m")
     assert (again.in_file, again.charged) == (0, 6 * MIB)
@@ -48,6 +49,8 @@ def test_mutable_file_is_copied(client: vramd.Client, models: pathlib.Path) -> N
     sealed = client.load(str(models / "m"), offset=HEADER)
     info = client.describe(sealed.id)
     assert (info.file, info.in_file, info.charged) == (None, 0, 6 * MIB)
+    assert "the daemon loads no files" in (sealed.info.copied_because or "")
+    assert info.copied_because is None, "the daemon knows no file of it"
     (models / "m").write_bytes(b"other")
     assert is_intact(sealed)
 

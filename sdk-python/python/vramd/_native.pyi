@@ -373,6 +373,9 @@ class AllocationInfo:
     @property
     def in_file(self) -> int: ...
     @property
+    def copied_because(self) -> str | None:
+        """Of `load`: why the file was copied, instead of being used in place; None if it is used in place."""
+    @property
     def unreturned(self) -> int: ...
     @property
     def digest(self) -> str | None: ...

@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::Value;
 use vramd_client::{AllocationRequest, Error};
-use vramd_tests::{Config, Daemon, Home, MIB, content};
+use vramd_tests::{Config, Daemon, Home, MIB, content, digest};
 
 use crate::moves::pins::fetch::connect;
 
@@ -60,6 +60,57 @@ fn a_file_behind_a_link_is_copied_and_the_answer_says_why() {
     let daemon = Daemon::start(&both);
     let text = said(&put(&daemon, &path, &["model", "--in-place"]));
     assert!(text.contains(" in ") && !text.contains("copied"), "{text}");
+}
+
+/// Runs `vramctl put --in-place` where one folder is bind-mounted over another, in a mount namespace of its own. It needs
+/// no root: the namespace is that of a user namespace.
+fn put_behind_mount(daemon: &Daemon, [from, to]: [&Path; 2], path: &Path, name: &str) -> Value {
+    let vramctl = daemon.vramctl();
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--mount", "sh", "-ec"]);
+    command
+        .args(["mount --bind \"$0\" \"$1\"; shift; exec \"$@\""])
+        .args([from, to])
+        .arg(vramctl.get_program());
+    command.arg("put").arg(path).args([name, "--in-place", "--json"]);
+    for (variable, value) in vramctl.get_envs() {
+        match value {
+            Some(value) => command.env(variable, value),
+            None => command.env_remove(variable),
+        };
+    }
+    serde_json::from_str(&said(&command.output().unwrap())).unwrap()
+}
+
+#[test]
+fn a_file_behind_a_clients_bind_mount_is_copied() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = fs::canonicalize(folder.path()).unwrap();
+    let [listed, other] = ["listed", "other"].map(|name| root.join(name));
+    for (dir, seed) in [(&listed, 1), (&other, 2)] {
+        fs::create_dir(dir).unwrap();
+        fs::write(dir.join("model"), content(MIB, seed)).unwrap();
+        File::open(dir.join("model")).unwrap().sync_data().unwrap();
+    }
+    let daemon = Daemon::start(&Config::default().immutable(&listed));
+    let copied = |mount: [&Path; 2], path: &Path, name: &str, seed: u64| {
+        let json = put_behind_mount(&daemon, mount, path, name);
+        assert_eq!(
+            (&json["file"], &json["digest"]),
+            (&Value::Null, &Value::from(digest(&content(MIB, seed))))
+        );
+        let why = json["copied_because"].as_str().unwrap().to_owned();
+        assert!(why.contains("the client has a mount of its own there"), "{why}");
+    };
+    // The file is immutable, but not by the path at which the client has it.
+    copied([&listed, &other], &other.join("model"), "elsewhere", 1);
+    // A client cannot pass a file of its own off as one below an immutable path.
+    copied([&other, &listed], &listed.join("model"), "disguised", 2);
+    // Without a mount the same path is used in place.
+    let json: Value =
+        serde_json::from_str(&said(&put(&daemon, &listed.join("model"), &["plain", "--in-place", "--json"])))
+            .unwrap();
+    assert_eq!(json["file"], listed.join("model").display().to_string());
 }
 
 #[test]
