@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use vramd_types::{AllocationId, Bytes, PartIndex, Reason, SessionId};
+use vramd_types::{AllocationId, Bytes, PartIndex, Reason, SessionId, printable};
 
 use crate::event::Tier;
 
@@ -428,15 +428,6 @@ impl Refusal {
 
 fn hex(id: &[u8; 16]) -> String {
     id.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// The text without control characters, which a terminal would obey. The names of files may have any.
-fn printable(text: &str) -> String {
-    let shown = |char: char| match char.is_control() {
-        true => char.escape_default().to_string(),
-        false => char.to_string(),
-    };
-    text.chars().map(shown).collect()
 }
 
 /// The message for people: what happened, to which object, with the numbers, and what to do.

@@ -11,14 +11,14 @@ use std::{
 use broker_core::{self as core, ChannelId, Event};
 use tokio::sync::Notify;
 use vramd_proto::{channel as protocol, v1};
-use vramd_types::SessionId;
+use vramd_types::{SessionId, printable_within};
 
 use super::{
     Channels, ClientProcess, Entry, OutFrame,
     frame_codec::{self, Received},
     hello_gate::{Gate, GreetingPermit},
     outbox::Outbox,
-    printable, process_watch,
+    process_watch,
     refusal_frames::HelloRefusal,
     socket::Socket,
     word_table::WordTable,
@@ -189,7 +189,7 @@ async fn serve(admitted: Admitted, permit: GreetingPermit, shared: &Shared) {
             tenant,
             pid,
             uid,
-            client_name: printable::printable(&hello.client_name, CLIENT_NAME_BYTES_MAX),
+            client_name: printable_within(&hello.client_name, CLIENT_NAME_BYTES_MAX),
             pins: entry.words.is_some(),
             pressure: features & protocol::PRESSURE != 0,
             devices: (!hello.any_device).then_some(hello.devices),

@@ -6,9 +6,9 @@ use broker_core::{self as core, DaemonFrame, MapPart, PartRef, PressureNote, Rev
 use broker_driver::Export;
 use prost::Message;
 use vramd_proto::{channel as protocol, v1};
-use vramd_types::{AllocationId, ExtentId, PartIndex};
+use vramd_types::{AllocationId, ExtentId, PartIndex, printable_within};
 
-use super::{OutFrame, printable};
+use super::OutFrame;
 use crate::events;
 
 /// Maximum bytes of `UnmappedPart.detail` that the daemon keeps.
@@ -212,7 +212,7 @@ fn unmapped_part(unmapped: v1::UnmappedPart) -> Result<UnmappedPart, String> {
     let part = unmapped.part.ok_or("an unmapped part has no reference")?;
     let failure = match v1::UnmapReason::try_from(unmapped.reason) {
         Ok(v1::UnmapReason::Done) => None,
-        Ok(v1::UnmapReason::MapFailed) => Some(printable::printable(&unmapped.detail, DETAIL_BYTES_MAX)),
+        Ok(v1::UnmapReason::MapFailed) => Some(printable_within(&unmapped.detail, DETAIL_BYTES_MAX)),
         Ok(v1::UnmapReason::Unspecified) | Err(_) => {
             return Err(format!("an unmapped part has the unknown reason {}", unmapped.reason));
         }

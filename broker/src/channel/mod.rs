@@ -15,7 +15,6 @@ pub mod frame_codec;
 mod hello_gate;
 mod listener;
 mod outbox;
-mod printable;
 mod process_watch;
 mod refusal_frames;
 mod socket;

@@ -18,7 +18,7 @@ use rustix::{
     io::{Errno, pread},
     process::{PidfdGetfdFlags, geteuid, pidfd_getfd},
 };
-use vramd_types::Bytes;
+use vramd_types::{Bytes, file_kind_name};
 
 use super::peer::Peer;
 
@@ -60,7 +60,10 @@ pub fn open_of(peer: &Peer, number: u32, immutable: &[PathBuf]) -> Result<Immuta
     let found = fstat(&theirs.file).map_err(unknown)?;
     let kind = FileType::from_raw_mode(found.st_mode);
     if kind != FileType::RegularFile {
-        return Err(NotLoadable::Invalid(format!("{name} is not a regular file but {}", kind_name(kind))));
+        return Err(NotLoadable::Invalid(format!(
+            "{name} is not a regular file but {}",
+            file_kind_name(found.st_mode)
+        )));
     }
     if !theirs.is_readable() {
         return Err(NotLoadable::Invalid(format!("{name} is not open for reading")));
@@ -154,16 +157,6 @@ fn is_on_verity(file: &OwnedFd) -> bool {
 
 fn has_verity(found: &Statx) -> bool {
     found.stx_attributes.contains(StatxAttributes::VERITY)
-}
-
-const fn kind_name(kind: FileType) -> &'static str {
-    match kind {
-        FileType::Directory => "a directory",
-        FileType::Fifo => "a pipe",
-        FileType::Socket => "a socket",
-        FileType::CharacterDevice | FileType::BlockDevice => "a device",
-        _ => "something else",
-    }
 }
 
 /// Checks that the path leads to this very file for the daemon too, and lies below one of the roots. A client may have

@@ -2,22 +2,26 @@
 //!
 //! The crate depends on nothing, so every crate can depend on it. [`Bytes`] and the ids are newtypes that do not mix.
 //! [`Quantity`] is the one parser for sizes that people type. [`name`] checks names, [`Shares`] divides a link among
-//! classes of copies, and [`Reason`] is the registry of refusals.
+//! classes of copies, [`printable`] makes text of strangers safe to show, and [`Reason`] is the registry of refusals.
 
 #![forbid(unsafe_code)]
 
 mod bytes;
+mod file_kind;
 mod ids;
 pub mod name;
+mod printable;
 mod quantity;
 mod reason;
 mod shares;
 
 pub use bytes::{Bytes, GRANULARITY};
+pub use file_kind::file_kind_name;
 pub use ids::{
     AllocationId, BOOT_EPOCH_MAX, CopyId, DeviceIndex, ExtentId, HostNode, IdSource, ParseIdError, PartIndex,
     SessionId, epoch_of,
 };
+pub use printable::{printable, printable_within};
 pub use quantity::{Quantity, QuantityError};
 pub use reason::{Reason, StatusCode};
 pub use shares::{CopyClass, Shares, TooManyShares};

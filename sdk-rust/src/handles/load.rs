@@ -1,11 +1,11 @@
 //! Files as sealed memory. A file that never changes becomes the backing of the allocation; any other file is copied.
 
 use std::{
-    fs::{File, FileType},
+    fs::File,
     io::{self, ErrorKind},
     os::{
         fd::AsRawFd,
-        unix::fs::{FileExt, FileTypeExt as _, OpenOptionsExt as _},
+        unix::fs::{FileExt, MetadataExt as _, OpenOptionsExt as _},
     },
     path::{Path, PathBuf},
     sync::Arc,
@@ -14,7 +14,7 @@ use std::{
 
 use rustix::fs::OFlags;
 use vramd_proto::v1;
-use vramd_types::{AllocationId, Reason};
+use vramd_types::{AllocationId, Reason, file_kind_name, printable};
 
 use crate::{
     error::{Error, Result},
@@ -206,45 +206,32 @@ async fn by_copy(
     Ok(handle)
 }
 
-/// The path without control characters, which a terminal would obey.
-fn printable(path: &Path) -> String {
-    let shown = |char: char| match char.is_control() {
-        true => char.escape_default().to_string(),
-        false => char.to_string(),
-    };
-    path.to_string_lossy().chars().map(shown).collect()
-}
-
-fn kind_name(kind: FileType) -> &'static str {
-    match kind {
-        kind if kind.is_dir() => "a directory",
-        kind if kind.is_fifo() => "a pipe",
-        kind if kind.is_socket() => "a socket",
-        kind if kind.is_char_device() || kind.is_block_device() => "a device",
-        _ => "something else",
-    }
+/// The path without characters that a terminal would obey.
+fn shown(path: &Path) -> String {
+    printable(&path.to_string_lossy())
 }
 
 impl Span {
     fn open(path: PathBuf, offset: u64) -> Result<Self> {
         let unreadable = |error: io::Error| Error::FileUnreadable {
-            path: printable(&path),
+            path: shown(&path),
             kind: error.kind(),
             problem: error.to_string(),
         };
         // Opening a pipe would otherwise wait for its writer.
         let without_wait = OFlags::NONBLOCK.bits().cast_signed();
         let file = File::options().read(true).custom_flags(without_wait).open(&path).map_err(unreadable)?;
-        let kind = file.metadata().map_err(unreadable)?.file_type();
-        if !kind.is_file() {
-            let problem = format!("{} is not a regular file but {}", printable(&path), kind_name(kind));
+        let found = file.metadata().map_err(unreadable)?;
+        if !found.is_file() {
+            let kind = file_kind_name(found.mode());
+            let problem = format!("{} is not a regular file but {kind}", shown(&path));
             return Err(Error::refused(Reason::FileInvalid, &[("problem", &problem)]));
         }
         Ok(Self { file: Arc::new(file), path, offset })
     }
 
     fn invalid(&self, problem: &dyn std::fmt::Display) -> Error {
-        let problem = format!("{} from {} on: {problem}", printable(&self.path), self.offset);
+        let problem = format!("{} from {} on: {problem}", shown(&self.path), self.offset);
         Error::refused(Reason::FileInvalid, &[("problem", &problem)])
     }
 

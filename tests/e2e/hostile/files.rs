@@ -182,6 +182,6 @@ fn control_characters_of_a_file_name_reach_no_terminal() {
     let id = &daemon.state().allocations[0].allocation_id.to_string();
     shown(&daemon.vramctl().args(["alloc", "show", &format!("a-{id}")]).output().unwrap());
     let refused = connect(&daemon).load(&missing, 0, AllocationRequest::whole_file()).unwrap_err();
-    assert!(!refused.to_string().contains('\u{1b}'), "{refused}");
+    assert!(refused.to_string().contains("gone\u{fffd}]0;title\u{fffd}"), "{refused}");
     assert!(!daemon.log().contains('\u{1b}'), "{}", daemon.log());
 }

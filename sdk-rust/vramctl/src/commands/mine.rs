@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use vramd_client::{AllocationInfo, AllocationState, ClientBuilder, Lifetime, OwnQuota, RawClient};
 
-use super::{file::verify::target, names::tier_name};
+use super::{file::verify::target, freed::Freed, names::tier_name};
 use crate::output::{
     Output,
     failure::Failure,
@@ -53,19 +53,13 @@ fn show(client: &RawClient, output: &Output) -> Result<(), Failure> {
 fn free(client: &RawClient, name: &str, output: &Output) -> Result<(), Failure> {
     let id = client.describe(target(name))?.id;
     let freed = client.free(id)?;
-    let fields = json!({
-        "allocation_id": id.to_string(),
-        "still_charged_bytes": freed.still_charged.get(),
-        "mapper_count": freed.mapper_count,
-    });
-    let text = || match freed.mapper_count {
-        0 => format!("{id} is freed"),
-        sessions => format!(
-            "{id} is freed; {} stay charged until {sessions} sessions unmap it",
-            size(freed.still_charged.get())
-        ),
+    let until = match freed.mapper_count {
+        0 => None,
+        1 => Some("1 session unmaps it".to_owned()),
+        sessions => Some(format!("{sessions} sessions unmap it")),
     };
-    output.show(text, fields)
+    let mappers = ("mapper_count", freed.mapper_count.into());
+    Freed { id, still_charged_bytes: freed.still_charged.get(), until }.show(mappers, output)
 }
 
 fn quota_rows(quotas: &[OwnQuota], output: &Output) -> String {

@@ -4,6 +4,7 @@ mod alloc;
 mod completions;
 mod device;
 mod file;
+mod freed;
 mod link;
 mod mine;
 mod moves;

@@ -7,13 +7,7 @@ use vramd_client::Bytes;
 
 /// Replaces characters that would move the cursor or colour the terminal. The daemon shows none either, but output
 /// must not depend on that: a client's text could overwrite the rows around it.
-pub(crate) fn plain(text: &str) -> String {
-    let is_hidden = |char: char| {
-        char.is_control()
-            || matches!(char, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
-    };
-    text.chars().map(|char| if is_hidden(char) { char::REPLACEMENT_CHARACTER } else { char }).collect()
-}
+pub(crate) use vramd_types::printable as plain;
 
 /// One line for each fact of one object.
 pub(crate) fn facts(facts: &[(&str, String)]) -> String {

@@ -9,8 +9,8 @@ use super::{
     show::{fetch, owner},
 };
 use crate::{
-    commands::names::session_names,
-    output::{Output, failure::Failure, progress, text::size},
+    commands::{freed::Freed, names::session_names},
+    output::{Output, failure::Failure, progress},
 };
 
 /// Returns when the owner has unmapped the memory or its time to do so is over. Meanwhile a terminal shows which session the
@@ -26,16 +26,12 @@ pub(crate) fn run(target: Target, admin: &AdminClient, output: &Output) -> Resul
         waiting.finish_and_clear();
     }
     let freed = freed?;
-    let fields = json!({
-        "allocation_id": id.to_string(),
-        "still_charged_bytes": freed.still_charged_bytes,
-        "mapper_session_ids": session_names(&freed.mapper_session_ids),
-    });
-    output.show(|| text(&freed, owner), fields)
+    let until = until_unmapped(&freed, owner);
+    let mappers = ("mapper_session_ids", json!(session_names(&freed.mapper_session_ids)));
+    Freed { id, still_charged_bytes: freed.still_charged_bytes, until }.show(mappers, output)
 }
 
-fn text(freed: &v1::FreeAllocationResponse, owner: Option<SessionId>) -> String {
-    let id = AllocationId::from_raw(freed.allocation_id);
+fn until_unmapped(freed: &v1::FreeAllocationResponse, owner: Option<SessionId>) -> Option<String> {
     let mappers: Vec<_> = freed
         .mapper_session_ids
         .iter()
@@ -44,17 +40,5 @@ fn text(freed: &v1::FreeAllocationResponse, owner: Option<SessionId>) -> String 
             session => session.to_string(),
         })
         .collect();
-    match (freed.still_charged_bytes, &mappers[..]) {
-        (0, _) => format!("{id} is freed"),
-        (bytes, []) => {
-            format!("{id} is freed; {} stay charged until the driver returns them", size(bytes))
-        }
-        (bytes, mappers) => {
-            format!(
-                "{id} is freed; {} stay charged until these sessions unmap it: {}",
-                size(bytes),
-                mappers.join(", ")
-            )
-        }
-    }
+    (!mappers.is_empty()).then(|| format!("these sessions unmap it: {}", mappers.join(", ")))
 }
