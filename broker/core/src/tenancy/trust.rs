@@ -7,7 +7,10 @@
 //! Silences are counted rather than timed, so that a session that answers in the same moment counts as later. Doubt
 //! ends when no process is left that had a silent session.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    iter,
+};
 
 /// The evidence against a session, from none to the most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,7 +24,25 @@ pub(crate) enum Doubt {
 }
 
 impl Doubt {
-    pub(crate) const ALL: [Self; 3] = [Self::Nothing, Self::Unproven, Self::Distrusted];
+    /// Returns the items in the order of the doubt about them, and else in their own. Each is read once: items in doubt
+    /// are kept aside until all others have been returned.
+    pub(crate) fn order<T>(
+        items: impl Iterator<Item = T>,
+        doubt: impl Fn(&T) -> Self,
+    ) -> impl Iterator<Item = T> {
+        let mut items = items.fuse();
+        let (mut unproven, mut distrusted) = (VecDeque::new(), VecDeque::new());
+        iter::from_fn(move || {
+            for item in items.by_ref() {
+                match doubt(&item) {
+                    Self::Nothing => return Some(item),
+                    Self::Unproven => unproven.push_back(item),
+                    Self::Distrusted => distrusted.push_back(item),
+                }
+            }
+            unproven.pop_front().or_else(|| distrusted.pop_front())
+        })
+    }
 }
 
 #[derive(Debug, Default)]
@@ -75,6 +96,8 @@ impl Trust {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
@@ -93,5 +116,17 @@ mod tests {
         assert!(!trust.is_calm());
         trust.forget(8);
         assert_eq!(trust.doubt(8, never), Doubt::Nothing);
+    }
+
+    #[test]
+    fn items_in_doubt_come_last_and_each_is_read_once() {
+        use Doubt::{Distrusted, Nothing, Unproven};
+        let items = [Distrusted, Unproven, Nothing, Distrusted, Nothing, Unproven].into_iter().enumerate();
+        let read = Cell::new(0);
+        let items = items.inspect(|_| read.set(read.get() + 1));
+        let mut ordered = Doubt::order(items, |(_, doubt)| *doubt).map(|(at, _)| at);
+        assert_eq!((ordered.next(), read.get()), (Some(2), 3), "no more than needed");
+        assert_eq!(ordered.collect::<Vec<_>>(), [4, 1, 5, 0, 3]);
+        assert_eq!(read.get(), 6);
     }
 }

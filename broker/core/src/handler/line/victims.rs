@@ -83,30 +83,27 @@ struct Beneficiary {
 
 impl<'a> VictimChooser<'a> {
     fn on_device(broker: &'a Broker, device: DeviceIndex) -> Option<Self> {
-        Self::among(broker, device, move || broker.usage.residents.order(device))
+        Self::among(broker, device, broker.usage.residents.order(device))
     }
 
     /// The same with these parts only.
-    fn among<P: Iterator<Item = PartRef> + 'a>(
+    fn among(
         broker: &'a Broker,
         device: DeviceIndex,
-        parts: impl Fn() -> P + 'a,
+        parts: impl Iterator<Item = PartRef> + 'a,
     ) -> Option<Self> {
         let candidate = |kind, tenant, size| Candidate { kind, tenant, size, chosen: None };
-        let all = move || {
-            let leaving = broker.line.room.iter().filter(move |(_, was)| was.device == device);
-            let leaving =
-                leaving.map(move |(id, was)| candidate(CandidateKind::Leaving(id), was.tenant, was.size));
-            let cached = broker.pool.cache().iter().filter(move |(_, entry)| entry.device == device);
-            let cached =
-                cached.map(move |(age, it)| candidate(CandidateKind::Cached(age), it.tenant, it.size));
-            let parts = parts().filter(|part| broker.is_movable_now(*part));
-            let parts = parts.filter_map(move |part| {
-                let Footprint { tenant, size, .. } = broker.footprint_of(part)?;
-                Some(candidate(CandidateKind::Part(part), tenant, size))
-            });
-            leaving.chain(cached).chain(parts)
-        };
+        let leaving = broker.line.room.iter().filter(move |(_, was)| was.device == device);
+        let leaving =
+            leaving.map(move |(id, was)| candidate(CandidateKind::Leaving(id), was.tenant, was.size));
+        let cached = broker.pool.cache().iter().filter(move |(_, entry)| entry.device == device);
+        let cached = cached.map(move |(age, it)| candidate(CandidateKind::Cached(age), it.tenant, it.size));
+        let parts = parts.filter(|part| broker.is_movable_now(*part));
+        let parts = parts.filter_map(move |part| {
+            let Footprint { tenant, size, .. } = broker.footprint_of(part)?;
+            Some(candidate(CandidateKind::Part(part), tenant, size))
+        });
+        let all = leaving.chain(cached).chain(parts);
         let is_calm = broker.sessions.trust.is_calm();
         planted!(broker, DoubtIgnored => is_calm = true);
         Some(Self {
@@ -115,10 +112,8 @@ impl<'a> VictimChooser<'a> {
             trial: broker.ledger.trial(Place::device(device))?,
             candidates: Vec::with_capacity(CANDIDATES),
             others: match is_calm {
-                true => Box::new(all()),
-                false => Box::new(Doubt::ALL.into_iter().flat_map(move |doubt| {
-                    all().filter(move |candidate| broker.doubt_about_leaving(candidate.kind) == doubt)
-                })),
+                true => Box::new(all),
+                false => Box::new(Doubt::order(all, |candidate| broker.doubt_about_leaving(candidate.kind))),
             },
             next: 0,
             chosen: Vec::with_capacity(CANDIDATES),
@@ -420,7 +415,7 @@ impl Broker {
         cold: &[PartRef],
         held_max: Bytes,
     ) -> RoomPlan {
-        let cold = || cold.iter().copied();
+        let cold = cold.iter().copied();
         let Some(mut chooser) = VictimChooser::among(self, device, cold) else { return RoomPlan::default() };
         let by = Beneficiary { arrived: self.pins.after_all(), tenant: None };
         let helps = |trial: &TrialBalance, of| self.reduces_commitment(trial, of, Bytes::ZERO);
