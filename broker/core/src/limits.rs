@@ -10,6 +10,10 @@ pub const MOMENT: Duration = Duration::from_micros(1);
 /// How many request ids the core remembers per session, and per operator's uid.
 pub const REQUESTS_REMEMBERED: usize = 1024;
 
+/// How many bytes all request ids and outcomes take that the core remembers for one uid's sessions, and as many for its
+/// requests as an operator. Beyond that the core forgets the oldest of the sessions that have the most.
+pub const REMEMBERED_BYTES_PER_UID_MAX: usize = 16 << 20;
+
 /// Of so many requests that a tenant may have waiting, one has a place that no other tenant can take.
 pub const PLACES_SHARED_PER_OWN: usize = 16;
 

@@ -7,7 +7,7 @@ use broker_core::{
     AllocationState, ClientFrame, ClientRequest, CreateError, DaemonFrame, Event, OperatorRequest, PartRef,
     Refusal, Reply, SessionState, StoredQuotas, Target, UnmappedPart,
 };
-use vramd_types::{Bytes, PartIndex, Reason, SessionId};
+use vramd_types::{AllocationId, Bytes, PartIndex, Reason, SessionId};
 
 fn by_name(name: &str) -> Target {
     Target::Name(name.to_owned())
@@ -385,4 +385,28 @@ fn node_has_a_bounded_number_of_extents() {
     let refused = world.allocate(client, spec(8)).expect_err("six in all");
     assert_eq!(refused.reason(), Reason::AllocationsTooMany);
     world.allocate(client, spec(4)).expect("five");
+}
+
+/// Batches of thousands of refused items are remembered within a bound, at the cost of the session that makes them.
+#[test]
+fn remembered_outcomes_are_bounded_and_the_modest_keep_theirs() {
+    let mut world = World::new(64);
+    let (modest, greedy) = (world.open("a"), world.open("a"));
+    let allocate = |world: &mut World, client| {
+        let call = world.start(client, key(0, 0), ClientRequest::allocate(vec![spec(2)]));
+        world.run_until_idle();
+        match world.replies.remove(&call) {
+            Some(Ok(Reply::Allocated(views))) => views[0].id,
+            other => panic!("no allocation: {other:?}"),
+        }
+    };
+    let (kept, forgotten) = (allocate(&mut world, modest), allocate(&mut world, greedy));
+    assert_eq!(allocate(&mut world, greedy), forgotten, "the request is repeated");
+    for id in 1..=40 {
+        let unknown = (1..=4096).map(AllocationId::from_raw).collect();
+        world.start(greedy, key(id, 0), ClientRequest::FreeBatch(unknown));
+        world.replies.clear();
+    }
+    assert_eq!(allocate(&mut world, modest), kept);
+    assert_ne!(allocate(&mut world, greedy), forgotten, "the request is new");
 }

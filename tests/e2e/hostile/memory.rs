@@ -15,10 +15,10 @@ use std::{
 use serde_json::json;
 use vramd_proto::{
     channel::FRAME_BYTES_MAX,
-    v1::{Hello, client_frame},
+    v1::{FreeBatchRequest, Hello, client_frame},
 };
 use vramd_tests::{
-    Config, Daemon, MIB, RawChannel,
+    Config, Daemon, MIB, RawChannel, RawSession,
     hostile::{Hostile, message_head, unfinished_headers},
     proc::resident_bytes,
     session::hello,
@@ -44,11 +44,12 @@ const READS: u32 = 1 << 20;
 struct Open {
     calls: Hostile,
     channels: Vec<RawChannel>,
+    sessions: Vec<RawSession>,
 }
 
 type Case = fn(&Path) -> Open;
 
-const CASES: [(&str, Case); 7] = [
+const CASES: [(&str, Case); 8] = [
     ("256 streams that stall just short of 4 MiB", stalled_messages),
     ("65,536 health watches on 256 connections", health_watches),
     ("4 batches of two million empty items", empty_items),
@@ -56,6 +57,7 @@ const CASES: [(&str, Case); 7] = [
     ("4,096 answers of reflection that are not read", unread_answers),
     ("1,024 silent connections and 512 silent greetings", silent),
     ("1,000 sessions with long hellos", sessions),
+    ("256 remembered batches of 4,096 refused items", remembered),
 ];
 
 #[test]
@@ -163,6 +165,23 @@ fn sessions(sockets: &Path) -> Open {
         let _ = channel.send(client_frame::Frame::Hello(hello));
         channel.receive(LONGEST);
         open.channels.push(channel);
+    }
+    open
+}
+
+fn remembered(sockets: &Path) -> Open {
+    let mut open = Open::default();
+    open.sessions = (0..8).map(|_| RawSession::open(sockets)).collect();
+    for id in 0..32 {
+        for session in &open.sessions {
+            let request = FreeBatchRequest {
+                session_id: session.id(),
+                request_id: vec![id; 16],
+                allocation_ids: (1..=4096).collect(),
+            };
+            let answer = session.memory.free_batch(request).ok();
+            assert!(answer.results.iter().all(|result| result.error.is_some()), "no such allocation exists");
+        }
     }
     open
 }

@@ -135,9 +135,7 @@ impl Broker {
 
     /// Forgets the oldest requests, for `RequestsHalved` and `RequestsShort`.
     pub(crate) fn forget_requests_beyond(&mut self, requester: Requester, most: usize) {
-        if let Some(log) = self.request_log_mut(requester) {
-            log.forget_beyond(most);
-        }
+        self.change_request_log(requester, |log| log.forget_beyond(most));
     }
 
     /// Drops the last of several calls, for `JoinedCallUnanswered`.

@@ -22,6 +22,12 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         expect_equal(found, RUNNING_SUMS, || format!("parts queued for {id}"), &session.queue.len(), &queued);
     }
     if matches!(scope, Scope::All) {
+        let mut remembered = BTreeMap::new();
+        for (_, session) in broker.sessions.iter().filter(|(_, session)| session.requests.bytes() > 0) {
+            *remembered.entry(session.uid).or_default() += session.requests.bytes();
+        }
+        let is = broker.sessions.remembered();
+        expect_equal(found, RUNNING_SUMS, || "bytes of remembered requests".to_owned(), is, &remembered);
         let parts = broker.allocations.iter_after(None).flat_map(|(_, allocation)| &*allocation.parts);
         let evicting =
             parts.flat_map(|part| &part.mappings).filter(|mapping| mapping.state == MapState::Evicting);

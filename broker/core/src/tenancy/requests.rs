@@ -7,6 +7,7 @@ use vramd_types::{AllocationId, Bytes, PartIndex, SessionId};
 use super::{ItemResult, OpId, TenantId};
 use crate::{
     command::{PartMove, PartRevocation},
+    error::Refusal,
     event::{RequestKey, Tier},
     ledger::QuotaDevice,
     limits::REQUESTS_REMEMBERED,
@@ -84,10 +85,45 @@ pub(crate) enum Outcome {
     Drained,
 }
 
+impl Outcome {
+    /// The bytes beside the entry itself, as far as a client can choose their number.
+    fn bytes_beside(&self) -> usize {
+        match self {
+            Self::Allocated(ids) => size_of_val(&**ids),
+            Self::Released(items) => {
+                let refused = items.iter().filter(|(_, result)| result.is_err()).count();
+                size_of_val(&**items).saturating_add(refused.saturating_mul(REFUSAL_BYTES))
+            }
+            Self::AllocationFreed { mappers, .. } => size_of_val(&**mappers),
+            Self::MappingsRevoked { parts, .. } => size_of_val(&**parts),
+            Self::PartsMoved { parts, .. } => size_of_val(&**parts),
+            Self::PartsHeld { parts, .. } => size_of_val(&**parts),
+            Self::Attached(_)
+            | Self::Sealed(_)
+            | Self::Advised(_)
+            | Self::QuotaSet { .. }
+            | Self::QuotaDeleted
+            | Self::SessionEnded { .. }
+            | Self::WaitCancelled
+            | Self::SettingsChanged
+            | Self::Drained => 0,
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Progress {
     Running(OpId),
     Done(Outcome),
+}
+
+impl Progress {
+    fn bytes_beside(&self) -> usize {
+        match self {
+            Self::Running(_) => 0,
+            Self::Done(outcome) => outcome.bytes_beside(),
+        }
+    }
 }
 
 /// The log's knowledge of a request id.
@@ -100,6 +136,12 @@ pub(crate) enum Recall {
     Reused,
 }
 
+/// The bytes of a refused item: the refusal, a short text in it, and what the allocator adds to both.
+const REFUSAL_BYTES: usize = size_of::<Refusal>() + 64;
+/// The bytes of a position in the index. The nodes of its tree are half empty.
+const POSITION_BYTES: usize = 2 * size_of::<(Name, u64)>() + 8;
+const ENTRY_BYTES: usize = size_of::<Entry>() + POSITION_BYTES;
+
 type Name = (Method, [u8; 16]);
 
 #[derive(Debug)]
@@ -110,6 +152,12 @@ pub(crate) struct Entry {
     progress: Option<Progress>,
 }
 
+impl Entry {
+    fn bytes_beside(&self) -> usize {
+        self.progress.as_ref().map_or(0, Progress::bytes_beside)
+    }
+}
+
 /// The last requests, in order. The index by name has only positions: a tree of whole entries would move them
 /// at every request.
 #[derive(Debug, Default)]
@@ -118,6 +166,8 @@ pub(crate) struct RequestLog {
     /// The number of forgotten requests before the first entry.
     forgotten: u64,
     positions: BTreeMap<Name, u64>,
+    /// The bytes of all outcomes beside their entries.
+    bytes_beside: usize,
 }
 
 impl RequestLog {
@@ -161,12 +211,14 @@ impl RequestLog {
     fn put(&mut self, method: Method, key: Option<RequestKey>, progress: Progress) {
         let Some(RequestKey { id, fingerprint }) = key else { return };
         let name = (method, id);
+        self.bytes_beside = self.bytes_beside.saturating_add(progress.bytes_beside());
         let entry = Entry { name, fingerprint, progress: Some(progress) };
         match self.positions.entry(name) {
             PositionEntry::Occupied(position) => {
                 let at = index(*position.get(), self.forgotten);
                 if let Some(there) = at.and_then(|at| self.entries.get_mut(at)) {
-                    *there = entry;
+                    let before = std::mem::replace(there, entry).bytes_beside();
+                    self.bytes_beside = self.bytes_beside.saturating_sub(before);
                 }
                 return;
             }
@@ -187,6 +239,7 @@ impl RequestLog {
         let position = self.positions.remove(&name);
         let at = position.and_then(|position| index(position, self.forgotten));
         if let Some(entry) = at.and_then(|at| self.entries.get_mut(at)) {
+            self.bytes_beside = self.bytes_beside.saturating_sub(entry.bytes_beside());
             entry.progress = None;
         }
         while self.entries.front().is_some_and(|entry| entry.progress.is_none()) {
@@ -204,6 +257,29 @@ impl RequestLog {
         self.entries.retain(|entry| entry.progress.is_some());
         let positions = self.entries.iter().map(|entry| entry.name).zip(self.forgotten..);
         self.positions = positions.collect();
+    }
+
+    /// The bytes that the log takes.
+    pub(crate) fn bytes(&self) -> usize {
+        let entries = self.entries.capacity().saturating_mul(size_of::<Entry>());
+        let positions = self.positions.len().saturating_mul(POSITION_BYTES);
+        entries.saturating_add(positions).saturating_add(self.bytes_beside)
+    }
+
+    /// Forgets the oldest requests until the others take at most that many bytes.
+    pub(crate) fn forget_beyond_bytes(&mut self, most: usize) {
+        if self.bytes() <= most {
+            return;
+        }
+        let needed =
+            |log: &Self| log.positions.len().saturating_mul(ENTRY_BYTES).saturating_add(log.bytes_beside);
+        while needed(self) > most
+            && let Some(oldest) = self.entries.front().map(|entry| entry.name)
+        {
+            self.forget(oldest);
+        }
+        self.close_gaps();
+        self.entries.shrink_to_fit();
     }
 
     /// For `RequestsHalved` and `RequestsShort`.
@@ -289,5 +365,26 @@ mod tests {
         let mut log = RequestLog::default();
         log.record_outcome(Method::Drain, key(1, 1), None);
         assert!(matches!(log.recall(Method::Drain, key(1, 2)), Recall::New));
+    }
+
+    #[test]
+    fn log_within_bytes_forgets_the_oldest_and_returns_the_memory() {
+        let mut log = RequestLog::default();
+        let ids = |count| Outcome::Allocated(vec![AllocationId::from_raw(1); count].into());
+        log.record_start(Method::Seal, key(0, 1), op());
+        for id in 1..=500 {
+            log.record_outcome(Method::AllocateBatch, key(id, 1), Some(ids(1000)));
+        }
+        assert!(log.bytes() > 500 * 8000);
+        // A refused request leaves a gap behind the first one, which lasts.
+        log.record_outcome(Method::AllocateBatch, key(300, 1), None);
+        log.forget_beyond_bytes(100_000);
+        assert!((90_000..=100_000).contains(&log.bytes()), "{}", log.bytes());
+        let done = |id: &u16| matches!(log.recall(Method::AllocateBatch, key(*id, 1)), Recall::Done(_));
+        assert_eq!((0..=500).filter(done).collect::<Vec<_>>(), (489..=500).collect::<Vec<_>>());
+        for id in 489..=500 {
+            log.record_outcome(Method::AllocateBatch, key(id, 1), Some(ids(0)));
+        }
+        assert_eq!(log.bytes_beside, 0);
     }
 }

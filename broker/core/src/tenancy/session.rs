@@ -8,7 +8,10 @@ use std::{
 use vramd_types::{AllocationId, Bytes, DeviceIndex, IdSource, SessionId};
 
 use super::{ByTenant, Doubt, MapQueue, RequestLog, SessionState, TenantId, Trust, Words};
-use crate::{collections::IdMap, event::ChannelId, observed::ChangedKeys, time::Time};
+use crate::{
+    collections::IdMap, event::ChannelId, limits::REMEMBERED_BYTES_PER_UID_MAX, observed::ChangedKeys,
+    time::Time,
+};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SilentReason {
@@ -134,6 +137,8 @@ pub(crate) struct SessionTable {
     sessions: IdMap<Session>,
     channels: IdMap<SessionId>,
     by_tenant: ByTenant<usize>,
+    /// The bytes of all logs of requests, by uid. There is no entry for zero.
+    remembered: BTreeMap<u32, usize>,
     pub(crate) trust: Trust,
     pub(crate) changed_keys: ChangedKeys<SessionId>,
 }
@@ -146,6 +151,7 @@ impl SessionTable {
             sessions: IdMap::default(),
             channels: IdMap::default(),
             by_tenant: ByTenant::default(),
+            remembered: BTreeMap::new(),
             trust: Trust::default(),
             changed_keys: ChangedKeys::default(),
         }
@@ -163,6 +169,7 @@ impl SessionTable {
         let session = self.sessions.remove(id.get())?;
         self.channels.remove(session.channel.0);
         self.by_tenant.change(session.tenant, |count| *count = count.saturating_sub(1));
+        self.add_remembered(session.uid, 0, session.requests.bytes());
         if self.trust.has_silence(session.pid) && !self.iter().any(|(_, other)| other.pid == session.pid) {
             self.trust.forget(session.pid);
         }
@@ -189,6 +196,47 @@ impl SessionTable {
     pub(crate) fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
         self.changed_keys.note(id);
         self.sessions.get_mut(id.get())
+    }
+
+    /// Changes a session's log of requests, and keeps all logs of its uid within their bound.
+    pub(crate) fn change_requests(&mut self, id: SessionId, change: impl FnOnce(&mut RequestLog)) {
+        let Some(session) = self.get_mut(id) else { return };
+        let (uid, before) = (session.uid, session.requests.bytes());
+        change(&mut session.requests);
+        let after = session.requests.bytes();
+        if after != before && self.add_remembered(uid, after, before) > REMEMBERED_BYTES_PER_UID_MAX {
+            self.forget_requests_of(uid);
+        }
+    }
+
+    /// Has the sessions of a uid forget all that is beyond an equal share of half the bound, so that this work is rare.
+    fn forget_requests_of(&mut self, uid: u32) {
+        let of_uid = |(_, session): &(SessionId, &Session)| session.uid == uid;
+        let sessions: Vec<SessionId> = self.iter().filter(of_uid).map(|(id, _)| id).collect();
+        let share = (REMEMBERED_BYTES_PER_UID_MAX / 2).checked_div(sessions.len()).unwrap_or_default();
+        for id in sessions {
+            let Some(session) = self.get_mut(id) else { continue };
+            let before = session.requests.bytes();
+            session.requests.forget_beyond_bytes(share);
+            let after = session.requests.bytes();
+            self.add_remembered(uid, after, before);
+        }
+    }
+
+    /// Counts a log that took `before` bytes and takes `after` now. Returns the bytes of all logs of the uid.
+    fn add_remembered(&mut self, uid: u32, after: usize, before: usize) -> usize {
+        let sum = self.remembered.entry(uid).or_default();
+        *sum = sum.saturating_add(after).saturating_sub(before);
+        let sum = *sum;
+        if sum == 0 {
+            self.remembered.remove(&uid);
+        }
+        sum
+    }
+
+    /// Returns the bytes of all logs of requests, by uid.
+    pub(crate) const fn remembered(&self) -> &BTreeMap<u32, usize> {
+        &self.remembered
     }
 
     pub(crate) fn on_channel(&self, channel: ChannelId) -> Option<SessionId> {

@@ -5,6 +5,7 @@ use crate::{
     command::{Command, Reply},
     error::Refusal,
     event::{CallId, RequestKey},
+    limits::REMEMBERED_BYTES_PER_UID_MAX,
     ops::Requester,
     tenancy::{ItemResult, Method, OpId, Outcome, RequestLog},
 };
@@ -48,19 +49,22 @@ impl Broker {
         outcome: Option<Outcome>,
     ) {
         planted!(self, RequestIdForgotten => return);
-        if let Some(log) = self.request_log_mut(requester) {
-            log.record_outcome(method, key, outcome);
-        }
+        self.change_request_log(requester, |log| log.record_outcome(method, key, outcome));
         planted!(self, RequestsHalved => self.forget_requests_beyond(requester, 512));
         planted!(self, RequestsShort => self.forget_requests_beyond(requester, 1023));
     }
 
-    pub(crate) fn request_log_mut(&mut self, requester: Requester) -> Option<&mut RequestLog> {
+    /// Changes the log of a requester, within its bound.
+    pub(crate) fn change_request_log(&mut self, requester: Requester, change: impl FnOnce(&mut RequestLog)) {
         match requester {
-            Requester::Session { session, .. } => {
-                self.sessions.get_mut(session).map(|session| &mut session.requests)
+            Requester::Session { session, .. } => self.sessions.change_requests(session, change),
+            Requester::Operator { uid } => {
+                let log = self.requests.operators.entry(uid).or_default();
+                change(log);
+                if log.bytes() > REMEMBERED_BYTES_PER_UID_MAX {
+                    log.forget_beyond_bytes(REMEMBERED_BYTES_PER_UID_MAX / 2);
+                }
             }
-            Requester::Operator { uid } => Some(self.requests.operators.entry(uid).or_default()),
         }
     }
 

@@ -140,9 +140,7 @@ impl Broker {
                 self.remember(requester, method, key, Some(outcome));
             }
             Ok(Started::Waiting(kind)) => {
-                if let Some(log) = self.request_log_mut(requester) {
-                    log.record_start(method, key, id);
-                }
+                self.change_request_log(requester, |log| log.record_start(method, key, id));
                 self.requests.ops.insert(id, Op { requester, method, key, calls: vec![call], kind });
                 self.finish_if_complete(id);
             }
