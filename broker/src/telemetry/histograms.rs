@@ -1,7 +1,11 @@
 //! Records the durations and sizes of moves and waits that ended. The core reports them on the reactor's thread, which
-//! pays for each record, so these histograms have no series of tenants.
+//! pays for each record. So of these histograms only that of pin waits, which programs feel, has series of tenants.
 
-use std::time::Duration;
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use broker_core::{Notice, Time, WaitEnd, WaiterKind};
 use opentelemetry::{
@@ -13,7 +17,12 @@ use super::{
     ended_move::{EndedMove, MoveKind},
     instruments::{histogram, size_histogram},
     metrics,
+    tenant_counters::WAIT_ENDS,
 };
+
+/// The series of a tenant's pin waits in Prometheus: for each outcome its buckets, that without a boundary, the sum and
+/// the count.
+const PIN_SERIES_PER_TENANT: usize = WAIT_ENDS.len() * (metrics::PIN_WAIT.boundaries.len() + 3);
 
 #[derive(Debug)]
 pub(super) struct Histograms {
@@ -21,15 +30,41 @@ pub(super) struct Histograms {
     move_bytes: Histogram<u64>,
     wait_seconds: Histogram<f64>,
     pin_seconds: Histogram<f64>,
+    pin_tenants: NamedTenants,
+}
+
+/// The first tenants with pin waits, as many as have series. Further ones are recorded as `_other` for good, since no
+/// count may fall.
+#[derive(Debug)]
+struct NamedTenants {
+    most: usize,
+    names: Mutex<BTreeSet<Arc<str>>>,
+}
+
+impl NamedTenants {
+    /// The series of `_other` fit beside theirs.
+    fn new(series_max: usize) -> Self {
+        Self { most: (series_max / PIN_SERIES_PER_TENANT).saturating_sub(1), names: Mutex::default() }
+    }
+
+    fn attribute(&self, tenant: &Arc<str>) -> KeyValue {
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_named = names.contains(tenant) || names.len() < self.most && names.insert(Arc::clone(tenant));
+        match is_named {
+            true => KeyValue::new(metrics::TENANT, Arc::clone(tenant)),
+            false => KeyValue::new(metrics::TENANT, metrics::OTHER_TENANTS),
+        }
+    }
 }
 
 impl Histograms {
-    pub(super) fn new(meter: &Meter) -> Self {
+    pub(super) fn new(meter: &Meter, series_max: usize) -> Self {
         Self {
             move_seconds: histogram(meter, &metrics::MIGRATION_DURATION),
             move_bytes: size_histogram(meter, &metrics::MIGRATION_SIZE),
             wait_seconds: histogram(meter, &metrics::QUEUE_WAIT),
             pin_seconds: histogram(meter, &metrics::PIN_WAIT),
+            pin_tenants: NamedTenants::new(series_max),
         }
     }
 
@@ -58,8 +93,9 @@ impl Histograms {
                 let attributes = [KeyValue::new(metrics::WAIT_KIND, kind), outcome(*end)];
                 self.wait_seconds.record(since(*began).as_secs_f64(), &attributes);
             }
-            Notice::PinWaited { since: began, end, .. } => {
-                self.pin_seconds.record(since(*began).as_secs_f64(), &[outcome(*end)]);
+            Notice::PinWaited { tenant, since: began, end, .. } => {
+                let attributes = [self.pin_tenants.attribute(tenant), outcome(*end)];
+                self.pin_seconds.record(since(*began).as_secs_f64(), &attributes);
             }
             _ => {}
         }
@@ -80,5 +116,18 @@ pub(super) const fn outcome_name(end: WaitEnd) -> &'static str {
         WaitEnd::Refused => "refused",
         WaitEnd::Cancelled => "cancelled",
         WaitEnd::Left => "left",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tenants_beyond_the_bound_are_other() {
+        let tenants = NamedTenants::new(3 * PIN_SERIES_PER_TENANT);
+        let names: Vec<_> = ["a", "b", "c", "d", "a"].map(|name| tenants.attribute(&name.into())).into();
+        let names: Vec<_> = names.iter().map(|it| it.value.as_str().into_owned()).collect();
+        assert_eq!(names, ["a", "b", metrics::OTHER_TENANTS, metrics::OTHER_TENANTS, "a"]);
     }
 }

@@ -120,7 +120,7 @@ impl Instruments {
         }
         let calls = CallDurations::new(histogram(&meter, &metrics::RPC_DURATION));
         let revocations = histogram(&meter, &metrics::REVOCATION_DURATION);
-        let histograms = Histograms::new(&meter);
+        let histograms = Histograms::new(&meter, series_max);
         let named_tenants = Mutex::new(NamedTenants::new(series_max));
         Ok(Self { provider, prometheus, reader, sources, named_tenants, calls, revocations, histograms })
     }

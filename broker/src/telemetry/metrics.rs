@@ -308,8 +308,8 @@ pub const PIN_WAIT: Definition = Definition {
     name: "vramd.pin.wait",
     kind: MetricKind::Histogram,
     unit: "s",
-    meaning: "Time from a client's pin call until the whole pin set is mapped. Only pin sets with a part that was not on its device are counted.",
-    attributes: &[WAIT_OUTCOME],
+    meaning: "Time from a client's pin call until the whole pin set is mapped. Only pin sets with a part that was not on its device are counted. When no series are left, further tenants are counted for the tenant `_other`.",
+    attributes: &[TENANT, WAIT_OUTCOME],
     boundaries: SECONDS_MIGRATION,
 };
 pub const PIN_STALLS: Definition = count(

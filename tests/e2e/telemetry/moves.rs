@@ -113,8 +113,8 @@ fn moves_and_waits_are_measured_by_kind_and_cause() {
     }
     until_said(&daemon, "vramd_migration_used_bytes_total", &[&tenant, "demand"], mib(8));
     until_said(&daemon, "vramd_migration_queue_wait_seconds_count", &["part", "served"], 4.0);
-    until_said(&daemon, "vramd_pin_wait_seconds_count", &["served"], 1.0);
-    assert!(value(&scrape(&daemon), "vramd_pin_wait_seconds_sum", &["served"]) > 0.0);
+    until_said(&daemon, "vramd_pin_wait_seconds_count", &[&tenant, "served"], 1.0);
+    assert!(value(&scrape(&daemon), "vramd_pin_wait_seconds_sum", &[&tenant, "served"]) > 0.0);
 
     // The session can make room only by its own pinned parts.
     let own = session.allocate(parts(4)).allocation_id;
@@ -122,7 +122,7 @@ fn moves_and_waits_are_measured_by_kind_and_cause() {
     let stalled = session.pin(vec![part(id, 0)]);
     session.pin_answer(stalled).unwrap_err().is(Reason::PinStalled);
     until_said(&daemon, "vramd_pin_stalls_total", &[], 1.0);
-    until_said(&daemon, "vramd_pin_wait_seconds_count", &["refused"], 1.0);
+    until_said(&daemon, "vramd_pin_wait_seconds_count", &[&tenant, "refused"], 1.0);
     unpin_words(&session, own, 4);
     session.free(own);
 
@@ -144,7 +144,7 @@ fn moves_and_waits_are_measured_by_kind_and_cause() {
     until_said(&daemon, "vramd_migration_queue_wait_seconds_count", &["batch", "cancelled"], 1.0);
     until_said(&daemon, "vramd_migration_queue_wait_seconds_count", &["part", "cancelled"], 1.0);
     until_said(&daemon, "vramd_migration_queue_size", &[], 0.0);
-    until_said(&daemon, "vramd_pin_wait_seconds_count", &["refused"], 2.0);
+    until_said(&daemon, "vramd_pin_wait_seconds_count", &[&tenant, "refused"], 2.0);
 
     let state = daemon.settled_state();
     until("the collector has the same", || {
