@@ -122,6 +122,7 @@ impl App {
         mut telemetry: TelemetrySetup,
         reset_state: bool,
     ) -> Result<Self, Failure> {
+        vramd_types::hide_counts();
         rules(&config).check_namespace()?;
         process::check_proc()?;
         descriptors::raise_limit();

@@ -205,7 +205,7 @@ pub(crate) mod tests {
     }
 
     fn part(part: u32) -> PartRef {
-        PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(part) }
+        PartRef { allocation: AllocationId::from_shown(7), part: PartIndex(part) }
     }
 
     pub(crate) fn stopped(index: u32, tenant: &str) -> Notice {

@@ -193,7 +193,7 @@ async fn serve(admitted: Admitted, permit: GreetingPermit, shared: &Shared) {
             pins: entry.words.is_some(),
             pressure: features & protocol::PRESSURE != 0,
             devices: (!hello.any_device).then_some(hello.devices),
-            unmapped_sessions: hello.unmapped_session_ids.into_iter().map(SessionId::from_raw).collect(),
+            unmapped_sessions: hello.unmapped_session_ids.into_iter().map(SessionId::from_shown).collect(),
         },
     });
     drop(permit);

@@ -47,7 +47,7 @@ pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, Unk
         DaemonFrame::Welcome { session, tenant, devices, slots } => {
             exports.extend(context.word_table.cloned());
             Frame::Welcome(v1::Welcome {
-                session_id: session.get(),
+                session_id: session.shown(),
                 protocol_major: protocol::PROTOCOL_MAJOR,
                 protocol_minor: protocol::PROTOCOL_MINOR,
                 features: context.features,
@@ -114,7 +114,7 @@ pub(crate) fn revoke_reason(reason: RevokeReason) -> v1::RevokeReason {
 }
 
 fn part_ref(part: &PartRef) -> v1::PartRef {
-    v1::PartRef { allocation_id: part.allocation.get(), part_index: part.part.0 }
+    v1::PartRef { allocation_id: part.allocation.shown(), part_index: part.part.0 }
 }
 
 fn map_part(part: &MapPart, export: &Export) -> v1::MapPart {
@@ -205,7 +205,7 @@ fn bounded(parts: usize) -> Result<(), String> {
 }
 
 fn core_part(part: &v1::PartRef) -> PartRef {
-    PartRef { allocation: AllocationId::from_raw(part.allocation_id), part: PartIndex(part.part_index) }
+    PartRef { allocation: AllocationId::from_shown(part.allocation_id), part: PartIndex(part.part_index) }
 }
 
 fn unmapped_part(unmapped: v1::UnmappedPart) -> Result<UnmappedPart, String> {
@@ -246,7 +246,7 @@ mod tests {
         let mapped =
             client(v1::client_frame::Frame::Mapped(v1::Mapped { parts: vec![reference(0), reference(1)] }));
         let Ok(Received::Frame { frame: ClientFrame::Mapped(parts), .. }) = decode(&mapped) else { panic!() };
-        assert_eq!(parts[1], PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(1) });
+        assert_eq!(parts[1], PartRef { allocation: AllocationId::from_shown(7), part: PartIndex(1) });
 
         let failed = v1::UnmappedPart {
             part: Some(reference(3)),
@@ -277,7 +277,7 @@ mod tests {
             panic!()
         };
         assert_eq!((trace, wait), (Some(sent), Duration::from_millis(7)));
-        assert_eq!(parts, [PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(4) }]);
+        assert_eq!(parts, [PartRef { allocation: AllocationId::from_shown(7), part: PartIndex(4) }]);
         let ended = client(v1::client_frame::Frame::PinEnded(v1::PinEnded { call_id: 9 }));
         let ended = decode(&ended);
         assert!(matches!(ended, Ok(Received::Frame { frame: ClientFrame::PinEnded { call: 9 }, .. })));
@@ -319,7 +319,7 @@ mod tests {
         let known = |extent: ExtentId| (extent.get() < 10).then(|| export.clone());
         let context = Context { devices: &[], features: 0, word_table: None, export: &known };
         let part = |extent| MapPart {
-            part: PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(0) },
+            part: PartRef { allocation: AllocationId::from_shown(7), part: PartIndex(0) },
             extent: ExtentId::from_raw(extent),
             device: DeviceIndex(2),
             offset: Bytes::ZERO,
@@ -363,7 +363,7 @@ mod tests {
 
     #[test]
     fn the_largest_frames_fit_in_a_packet() {
-        let part = PartRef { allocation: AllocationId::from_raw(u64::MAX), part: PartIndex(u32::MAX) };
+        let part = PartRef { allocation: AllocationId::from_shown(u64::MAX), part: PartIndex(u32::MAX) };
         let none = |_| None;
         let context = Context { devices: &[], features: 0, word_table: None, export: &none };
         let revoke = DaemonFrame::Revoke {
@@ -382,7 +382,7 @@ mod tests {
         let table = Export::Memfd(Arc::new(memfd.into()));
         let context = Context { devices: &devices, features: 2, word_table: Some(&table), export: &none };
         let welcome = DaemonFrame::Welcome {
-            session: SessionId::from_raw(5),
+            session: SessionId::from_shown(5),
             tenant: "team-a".into(),
             devices: vec![DeviceIndex(1)],
             slots: 64,

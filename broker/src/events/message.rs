@@ -102,7 +102,7 @@ pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
     let allocation = |change: AllocationChange, id: vramd_types::AllocationId| {
         Event::Allocation(v1::AllocationEvent {
             change: change.into(),
-            allocation_id: id.get(),
+            allocation_id: id.shown(),
             ..Default::default()
         })
     };
@@ -124,7 +124,7 @@ pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
         Notice::SessionGone { session, .. } => Event::Session(of_session(SessionChange::Gone, *session)),
         Notice::MapFailed { session, part, problem, .. } => Event::Session(v1::SessionEvent {
             detail: cut(problem),
-            allocation_id: part.allocation.get(),
+            allocation_id: part.allocation.shown(),
             part_index: part.part.0,
             ..of_session(SessionChange::MapFailed, *session)
         }),
@@ -138,12 +138,12 @@ pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
         }
         Notice::Refused { by, request, refusal } => Event::Refusal(refused(by, request, refusal)),
         Notice::RevokeSent { session, allocation, parts, reason, .. } => Event::Revoke(v1::RevokeEvent {
-            allocation_id: allocation.get(),
+            allocation_id: allocation.shown(),
             reason: frame_codec::revoke_reason(*reason).into(),
             ..of_revoke(RevokeChange::Sent, *session, *parts)
         }),
         Notice::RevokeAnswered { session, allocation, parts, .. } => Event::Revoke(v1::RevokeEvent {
-            allocation_id: allocation.get(),
+            allocation_id: allocation.shown(),
             ..of_revoke(RevokeChange::Answered, *session, *parts)
         }),
         Notice::RevokeOverdue { session, parts, .. } => {
@@ -151,21 +151,21 @@ pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
         }
         Notice::AllocationMade { allocation, session, bytes, .. } => Event::Allocation(v1::AllocationEvent {
             change: AllocationChange::Made.into(),
-            allocation_id: allocation.get(),
-            session_id: session.map_or(0, SessionId::get),
+            allocation_id: allocation.shown(),
+            session_id: session.map_or(0, SessionId::shown),
             charged_bytes: bytes.get(),
             ..Default::default()
         }),
         Notice::AllocationSealed { allocation: id, .. } => allocation(AllocationChange::Sealed, *id),
         Notice::PartsHeld { allocation, parts, hold, .. } => Event::Allocation(v1::AllocationEvent {
             change: if *hold { AllocationChange::Held } else { AllocationChange::LetGo }.into(),
-            allocation_id: allocation.get(),
+            allocation_id: allocation.shown(),
             part_count: u32::try_from(*parts).unwrap_or(u32::MAX),
             ..Default::default()
         }),
         Notice::Advised { allocation, advice, .. } => Event::Allocation(v1::AllocationEvent {
             change: AllocationChange::Advised.into(),
-            allocation_id: allocation.get(),
+            allocation_id: allocation.shown(),
             advice: match advice {
                 Advice::SetAccessedBy => v1::Advice::SetAccessedBy,
                 Advice::UnsetAccessedBy => v1::Advice::UnsetAccessedBy,
@@ -243,7 +243,7 @@ pub(super) fn ending(why: &str) -> Event {
 }
 
 fn of_session(change: SessionChange, session: SessionId) -> v1::SessionEvent {
-    v1::SessionEvent { change: change.into(), session_id: session.get(), ..Default::default() }
+    v1::SessionEvent { change: change.into(), session_id: session.shown(), ..Default::default() }
 }
 
 fn of_quota(change: QuotaChange, device: &str, of: Tier) -> v1::QuotaEvent {
@@ -254,7 +254,7 @@ fn of_quota(change: QuotaChange, device: &str, of: Tier) -> v1::QuotaEvent {
 fn of_revoke(change: RevokeChange, session: SessionId, parts: usize) -> v1::RevokeEvent {
     v1::RevokeEvent {
         change: change.into(),
-        session_id: session.get(),
+        session_id: session.shown(),
         part_count: u32::try_from(parts).unwrap_or(u32::MAX),
         ..Default::default()
     }
@@ -278,7 +278,7 @@ fn of_move(
 ) -> v1::MoveEvent {
     v1::MoveEvent {
         change: change.into(),
-        allocation_id: part.allocation.get(),
+        allocation_id: part.allocation.shown(),
         part_index: part.part.0,
         device: device.0.into(),
         tier: tier(towards).into(),
@@ -293,10 +293,10 @@ fn of_node(change: NodeChange, detail: &str) -> Event {
 
 fn refused(by: &Caller, request: &str, refusal: &Refusal) -> v1::RefusalEvent {
     let (session, pid, operator) = match by {
-        Caller::Session { session, .. } => (session.get(), 0, None),
+        Caller::Session { session, .. } => (session.shown(), 0, None),
         Caller::Operator { uid } => (0, 0, Some(*uid)),
         Caller::Process { pid, .. } => (0, *pid, None),
-        Caller::ForeignProcess { session, pid } => (session.get(), *pid, None),
+        Caller::ForeignProcess { session, pid } => (session.shown(), *pid, None),
     };
     let facts = refusal.facts();
     v1::RefusalEvent {

@@ -11,7 +11,7 @@ fn events(watches_max: usize, events_max: usize) -> Events {
 }
 
 fn opened(tenant: &str) -> Notice {
-    Notice::SessionOpened { session: SessionId::from_raw(4), tenant: Arc::from(tenant), pid: 9 }
+    Notice::SessionOpened { session: SessionId::from_shown(4), tenant: Arc::from(tenant), pid: 9 }
 }
 
 fn quota(tenant: &str) -> Notice {
@@ -154,8 +154,10 @@ async fn a_waiting_reader_is_woken() {
     watch.next().await.unwrap();
     let waiting = tokio::spawn(async move { watch.next().await });
     tokio::task::yield_now().await;
-    events
-        .publish(&Notice::AllocationSealed { allocation: AllocationId::from_raw(3), tenant: Arc::from("a") });
+    events.publish(&Notice::AllocationSealed {
+        allocation: AllocationId::from_shown(3),
+        tenant: Arc::from("a"),
+    });
     let event = waiting.await.unwrap().unwrap().event;
     let Some(Event::Allocation(allocation)) = event else { panic!("{event:?}") };
     assert_eq!(allocation.allocation_id, 3);

@@ -190,10 +190,10 @@ impl AdminService for Admin {
         let tenant = convert::tenant(message.tenant).map_err(|refusal| refused(&refusal))?;
         let (views, more) = self
             .read(move |broker| {
-                broker.list_sessions(tenant.as_deref(), page.after.map(SessionId::from_raw), page.size)
+                broker.list_sessions(tenant.as_deref(), page.after.map(SessionId::from_shown), page.size)
             })
             .await?;
-        let next_page_token = next_token(views.last().map(|view| view.id.get()), more);
+        let next_page_token = next_token(views.last().map(|view| view.id.shown()), more);
         let sessions = views.into_iter().map(|view| view::session(view, self.facts.started_at)).collect();
         Ok(Response::new(v1::ListSessionsResponse { sessions, next_page_token }))
     }
@@ -205,7 +205,7 @@ impl AdminService for Admin {
         let operator = self.operator(&request)?;
         let message = request.into_inner();
         let key = key!(message);
-        let session = SessionId::from_raw(message.session_id);
+        let session = SessionId::from_shown(message.session_id);
         match self.submit(operator, key, OperatorRequest::EndSession { session, kill: message.kill }).await? {
             Reply::SessionEnded { gone, still_mapped } => {
                 let state = if gone { SessionState::Gone } else { SessionState::Silent };
@@ -233,10 +233,14 @@ impl AdminService for Admin {
         let tenant = convert::tenant(message.tenant).map_err(|refusal| refused(&refusal))?;
         let (views, more) = self
             .read(move |broker| {
-                broker.list_allocations(tenant.as_deref(), page.after.map(AllocationId::from_raw), page.size)
+                broker.list_allocations(
+                    tenant.as_deref(),
+                    page.after.map(AllocationId::from_shown),
+                    page.size,
+                )
             })
             .await?;
-        let next_page_token = next_token(views.last().map(|view| view.id.get()), more);
+        let next_page_token = next_token(views.last().map(|view| view.id.shown()), more);
         let allocations = views.into_iter().map(|view| view::allocation(view, For::Operators)).collect();
         Ok(Response::new(v1::ListAllAllocationsResponse { allocations, next_page_token }))
     }
@@ -268,9 +272,9 @@ impl AdminService for Admin {
         match self.submit(operator, key, OperatorRequest::FreeAllocation(target)).await? {
             Reply::AllocationFreed { allocation, still_charged, mappers } => {
                 Ok(Response::new(v1::FreeAllocationResponse {
-                    allocation_id: allocation.get(),
+                    allocation_id: allocation.shown(),
                     still_charged_bytes: still_charged.get(),
-                    mapper_session_ids: mappers.iter().map(|session| session.get()).collect(),
+                    mapper_session_ids: mappers.iter().map(|session| session.shown()).collect(),
                 }))
             }
             other => Err(status::wrong_reply("FreeAllocation", &other)),
@@ -289,7 +293,7 @@ impl AdminService for Admin {
         let change = OperatorRequest::RevokeMappings { target, parts, wait: message.wait };
         match self.submit(operator, key, change).await? {
             Reply::MappingsRevoked { allocation, parts } => Ok(Response::new(v1::RevokeMappingsResponse {
-                allocation_id: allocation.get(),
+                allocation_id: allocation.shown(),
                 parts: parts.into_iter().map(view::revocation).collect(),
             })),
             other => Err(status::wrong_reply("RevokeMappings", &other)),
@@ -308,7 +312,7 @@ impl AdminService for Admin {
         let parts = message.part_indexes.into_iter().map(PartIndex).collect();
         match self.submit(operator, key, OperatorRequest::MoveParts { target, parts, tier }).await? {
             Reply::PartsMoved { allocation, parts } => Ok(Response::new(v1::MovePartsResponse {
-                allocation_id: allocation.get(),
+                allocation_id: allocation.shown(),
                 parts: parts.into_iter().map(view::part_move).collect(),
             })),
             other => Err(status::wrong_reply("MoveParts", &other)),

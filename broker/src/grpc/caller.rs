@@ -144,7 +144,7 @@ mod tests {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let request = request(Origin::of(ours.as_fd()).unwrap());
         let uid = rustix::process::getuid().as_raw();
-        let peer = Caller::of(&request).unwrap().living(SessionId::from_raw(1)).unwrap();
+        let peer = Caller::of(&request).unwrap().living(SessionId::from_shown(1)).unwrap();
         assert_eq!(peer, core::Peer { pid: std::process::id(), uid });
         assert_eq!(Operator::of(&request, &BTreeSet::from([uid])).unwrap(), Operator { uid });
     }
@@ -153,7 +153,7 @@ mod tests {
     fn a_process_that_is_gone_has_no_session_and_is_no_operator() {
         let gone = Connector::Gone(core::Peer { pid: 7, uid: 0 });
         let request = request(Origin(Arc::new(gone)));
-        let lost = Caller::of(&request).unwrap().living(SessionId::from_raw(1)).unwrap_err();
+        let lost = Caller::of(&request).unwrap().living(SessionId::from_shown(1)).unwrap_err();
         assert_eq!(lost.code(), tonic::Code::FailedPrecondition);
         let denied = Operator::of(&request, &BTreeSet::from([0])).unwrap_err();
         assert_eq!(denied.code(), tonic::Code::PermissionDenied);

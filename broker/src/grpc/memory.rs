@@ -173,7 +173,7 @@ impl MemoryService for Memory {
 
     async fn seal(&self, request: Request<v1::SealRequest>) -> Result<Response<v1::SealResponse>, Status> {
         let (caller, message, session, key) = opened!(request);
-        let id = AllocationId::from_raw(message.allocation_id);
+        let id = AllocationId::from_shown(message.allocation_id);
         match self.submit(caller, session, key, ClientRequest::Seal(id)).await? {
             Reply::Sealed(view) => {
                 let allocation = Some(view::allocation(*view, For::Clients));
@@ -188,7 +188,7 @@ impl MemoryService for Memory {
         request: Request<v1::AdviseRequest>,
     ) -> Result<Response<v1::AdviseResponse>, Status> {
         let (caller, message, session, key) = opened!(request);
-        let id = AllocationId::from_raw(message.allocation_id);
+        let id = AllocationId::from_shown(message.allocation_id);
         let advice = convert::advice(message.advice).map_err(|refusal| refused(&refusal))?;
         match self.submit(caller, session, key, ClientRequest::Advise(id, advice)).await? {
             Reply::Advised(view) => {
@@ -265,11 +265,11 @@ impl MemoryService for Memory {
         let peer = caller.living(session)?;
         let (views, more) = self
             .read(move |broker| {
-                let after = page.after.map(AllocationId::from_raw);
+                let after = page.after.map(AllocationId::from_shown);
                 broker.list_visible(session, peer, &message.name_prefix, after, page.size)
             })
             .await?;
-        let next_page_token = next_token(views.last().map(|view| view.id.get()), more);
+        let next_page_token = next_token(views.last().map(|view| view.id.shown()), more);
         let allocations = views.into_iter().map(|view| view::allocation(view, For::Clients)).collect();
         Ok(Response::new(v1::ListAllocationsResponse { allocations, next_page_token }))
     }

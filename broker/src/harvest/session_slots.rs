@@ -85,13 +85,13 @@ mod tests {
     }
 
     fn part(part: u32) -> PartRef {
-        PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(part) }
+        PartRef { allocation: AllocationId::from_shown(7), part: PartIndex(part) }
     }
 
     fn mapped(count: u32) -> Shared {
         let shared = Shared {
             words: WordTable::create(count).unwrap(),
-            slots: SessionSlots::new(SessionId::from_raw(3)),
+            slots: SessionSlots::new(SessionId::from_shown(3)),
         };
         shared.write(0, &[MAPPED, 0].repeat(count as usize));
         let Shared { words, mut slots } = shared;

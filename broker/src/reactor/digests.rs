@@ -147,12 +147,12 @@ mod tests {
     #[test]
     fn an_allocation_and_an_extent_of_one_number_have_own_tickets() {
         let mut digests = Digests::default();
-        let sealed = digests.begin_allocation(AllocationId::from_raw(TO.get()));
+        let sealed = digests.begin_allocation(AllocationId::from_shown(TO.get()));
         let [(one, _), (other, _)] = digests.begin_comparison(FROM, TO, Bytes::mib(2));
         assert!(sealed != one && sealed != other && one != other);
         let ended = digests.end(sealed, Ok([1; 32]));
         assert!(
-            matches!(ended, Some(DigestOutcome::Allocation(id, Ok(_))) if id.get() == TO.get()),
+            matches!(ended, Some(DigestOutcome::Allocation(id, Ok(_))) if id.shown() == TO.get()),
             "{ended:?}"
         );
     }

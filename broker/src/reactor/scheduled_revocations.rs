@@ -106,7 +106,7 @@ mod tests {
     use crate::reactor::{InboxLimits, Message, inbox};
 
     fn mapped(parts: &[(u64, u32)]) -> Event {
-        let part = |&(id, part)| PartRef { allocation: AllocationId::from_raw(id), part: PartIndex(part) };
+        let part = |&(id, part)| PartRef { allocation: AllocationId::from_shown(id), part: PartIndex(part) };
         Event::Frame { channel: ChannelId(1), frame: ClientFrame::Mapped(parts.iter().map(part).collect()) }
     }
 
@@ -128,7 +128,7 @@ mod tests {
                     panic!("{request:?}")
                 };
                 let parts: Vec<_> = parts.iter().map(|part| part.0).collect();
-                revoked.push((nth, id.get(), parts, wait));
+                revoked.push((nth, id.shown(), parts, wait));
             }
         }
         let both = |nth, wait| [(nth, 7, vec![0, 2], wait), (nth, 9, vec![1], wait)];

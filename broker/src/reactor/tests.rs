@@ -266,7 +266,7 @@ async fn a_quota_is_on_disk_before_its_answer() {
 #[tokio::test]
 async fn every_request_of_a_flood_is_answered_before_the_stop() {
     let (inbox, _, reactor) = start();
-    let unknown = SessionId::from_raw(77);
+    let unknown = SessionId::from_shown(77);
     let ask = |_| {
         let request = ClientRequest::FreeBatch(vec![]);
         inbox

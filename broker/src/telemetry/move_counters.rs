@@ -133,7 +133,7 @@ pub(super) mod tests {
     use super::*;
 
     pub(in crate::telemetry) fn part(index: u32) -> PartRef {
-        PartRef { allocation: AllocationId::from_raw(1), part: PartIndex(index) }
+        PartRef { allocation: AllocationId::from_shown(1), part: PartIndex(index) }
     }
 
     pub(in crate::telemetry) fn moved_to(
@@ -238,7 +238,7 @@ pub(super) mod tests {
         moves.count_used([part(2)]);
         assert_eq!(used(&moves), 4);
         moves.forget_gone(&Notice::AllocationGone {
-            allocation: AllocationId::from_raw(1),
+            allocation: AllocationId::from_shown(1),
             tenant: "a".into(),
         });
         moves.count_used([part(3)]);

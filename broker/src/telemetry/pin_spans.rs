@@ -135,7 +135,7 @@ mod tests {
     const OUTCOME: &str = "vramd.decision.outcome";
 
     fn part(index: u32) -> PartRef {
-        PartRef { allocation: AllocationId::from_raw(1), part: PartIndex(index) }
+        PartRef { allocation: AllocationId::from_shown(1), part: PartIndex(index) }
     }
 
     fn pin_frame(channel: ChannelId, call: u64, parts: &[u32]) -> Event {

@@ -71,7 +71,7 @@ impl RevocationTimes {
     }
 
     fn forget(&mut self, channel: ChannelId) {
-        let part = |id, index| PartRef { allocation: AllocationId::from_raw(id), part: PartIndex(index) };
+        let part = |id, index| PartRef { allocation: AllocationId::from_shown(id), part: PartIndex(index) };
         let all = (channel, part(u64::MIN, u32::MIN))..=(channel, part(u64::MAX, u32::MAX));
         let gone: Vec<_> = self.awaited.range(all).map(|(key, _)| *key).collect();
         for key in gone {
@@ -114,7 +114,7 @@ mod tests {
     const OUTCOME: &str = "vramd.revocation.outcome";
 
     fn part(allocation: u64) -> PartRef {
-        PartRef { allocation: AllocationId::from_raw(allocation), part: PartIndex(0) }
+        PartRef { allocation: AllocationId::from_shown(allocation), part: PartIndex(0) }
     }
 
     fn revoke(ids: &[u64]) -> DaemonFrame {

@@ -109,11 +109,11 @@ mod tests {
     use super::*;
 
     fn opened(tenant: &str) -> Notice {
-        Notice::SessionOpened { session: SessionId::from_raw(1), tenant: tenant.into(), pid: 1 }
+        Notice::SessionOpened { session: SessionId::from_shown(1), tenant: tenant.into(), pid: 1 }
     }
 
     fn refused(tenant: &str) -> Notice {
-        let by = Caller::Session { session: SessionId::from_raw(1), tenant: tenant.into() };
+        let by = Caller::Session { session: SessionId::from_shown(1), tenant: tenant.into() };
         Notice::Refused { by, request: "Seal", refusal: Refusal::Draining }
     }
 
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn pin_waits_are_counted_by_outcome() {
         let counters = TenantCounters::new(4000);
-        let (session, call, since) = (SessionId::from_raw(1), 1, Time::START);
+        let (session, call, since) = (SessionId::from_shown(1), 1, Time::START);
         for end in [WaitEnd::Served, WaitEnd::Served, WaitEnd::Left] {
             counters.count(&Notice::PinWaited { tenant: "a".into(), session, call, since, end });
         }

@@ -243,7 +243,7 @@ fn every_metric_has_its_declared_name_and_help() {
     let methods: &'static Methods = Box::leak(Box::default());
     metrics.calls.record(methods.find("guess"), Code::NotFound, Duration::from_millis(1));
     metrics.revocations.record(0.001, &[]);
-    let part = PartRef { allocation: AllocationId::from_raw(1), part: PartIndex(0) };
+    let part = PartRef { allocation: AllocationId::from_shown(1), part: PartIndex(0) };
     for notice in [moved("team-000"), arrived(part, "team-000")] {
         let ended = EndedMove::of(&notice).unwrap();
         metrics.moves().count(&ended);
@@ -251,7 +251,7 @@ fn every_metric_has_its_declared_name_and_help() {
     }
     metrics.moves().count_used([part]);
     let (what, since, end) = (WaiterKind::Batch, Time::START, WaitEnd::Refused);
-    let (session, call) = (SessionId::from_raw(1), 1);
+    let (session, call) = (SessionId::from_shown(1), 1);
     for notice in [
         Notice::WaitEnded { waiter: what, since, end },
         Notice::PinWaited { tenant: "team-000".into(), session, call, since, end },

@@ -1,13 +1,15 @@
 //! Ids of allocations, sessions and other objects, and their printed forms.
 //!
 //! Ids of allocations, sessions and extents are never reused: the high 24 bits are the boot epoch, the low 40 count up
-//! from 1. The printed form is a prefix and the same decimal number that JSON and `grpcurl` show, so that either can be
-//! pasted anywhere.
+//! from 1. The daemon shows the ids of allocations and sessions [permuted](crate::hide_counts). The printed form is a
+//! prefix and the same decimal number that JSON and `grpcurl` show, so that either can be pasted anywhere.
 
 use std::{fmt, str::FromStr};
 
-const COUNTER_BITS: u32 = 40;
-const COUNTER_MAX: u64 = (1 << COUNTER_BITS) - 1;
+use crate::shown_ids;
+
+pub(crate) const COUNTER_BITS: u32 = 40;
+pub(crate) const COUNTER_MAX: u64 = (1 << COUNTER_BITS) - 1;
 
 /// The last boot epoch: the ids of a later one would be those of an earlier one.
 pub const BOOT_EPOCH_MAX: u64 = (1 << (u64::BITS - COUNTER_BITS)) - 1;
@@ -28,7 +30,7 @@ impl fmt::Display for ParseIdError {
 impl std::error::Error for ParseIdError {}
 
 macro_rules! id {
-    ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
+    ($(#[$doc:meta])* $name:ident, $prefix:literal, $show:path, $read:path) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(u64);
@@ -38,14 +40,25 @@ macro_rules! id {
                 Self(raw)
             }
 
+            /// The number by which the daemon counts and orders.
             pub const fn get(self) -> u64 {
                 self.0
+            }
+
+            /// The id that is shown as that number.
+            pub fn from_shown(shown: u64) -> Self {
+                Self($read(shown))
+            }
+
+            /// The number that clients, operators and logs see.
+            pub fn shown(self) -> u64 {
+                $show(self.0)
             }
         }
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.pad(&format!(concat!($prefix, "{}"), self.0))
+                f.pad(&format!(concat!($prefix, "{}"), self.shown()))
             }
         }
 
@@ -57,7 +70,7 @@ macro_rules! id {
                 let digits = text.strip_prefix($prefix).unwrap_or(text);
                 let plain = digits.bytes().all(|byte| byte.is_ascii_digit());
                 match digits.parse() {
-                    Ok(raw) if plain => Ok(Self(raw)),
+                    Ok(shown) if plain => Ok(Self::from_shown(shown)),
                     _ => Err(ParseIdError { text: text.to_owned(), expected: $prefix }),
                 }
             }
@@ -67,19 +80,19 @@ macro_rules! id {
 
 id!(
     /// One allocation, printed `a-…`.
-    AllocationId, "a-"
+    AllocationId, "a-", shown_ids::show, shown_ids::read
 );
 id!(
     /// One session of a client process, printed `s-…`.
-    SessionId, "s-"
+    SessionId, "s-", shown_ids::show, shown_ids::read
 );
 id!(
     /// One extent, a physical piece of memory, printed `e-…`. It never leaves the daemon.
-    ExtentId, "e-"
+    ExtentId, "e-", std::convert::identity, std::convert::identity
 );
 id!(
     /// One copy between two extents, printed `c-…`. It never leaves the daemon.
-    CopyId, "c-"
+    CopyId, "c-", std::convert::identity, std::convert::identity
 );
 
 /// The number of a device in the daemon's order.

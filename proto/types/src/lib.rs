@@ -14,6 +14,7 @@ mod printable;
 mod quantity;
 mod reason;
 mod shares;
+mod shown_ids;
 
 pub use bytes::{Bytes, GRANULARITY};
 pub use file_kind::file_kind_name;
@@ -25,3 +26,4 @@ pub use printable::{printable, printable_within};
 pub use quantity::{Quantity, QuantityError};
 pub use reason::{Reason, StatusCode};
 pub use shares::{CopyClass, Shares, TooManyShares};
+pub use shown_ids::hide_counts;

@@ -63,12 +63,15 @@ fn operators_guide_runs_as_written() {
     node.sim.push("link_to_host = \"1MiB\"".to_owned());
     let daemon = Daemon::start(&node.tenant(own, "team-a"));
     let mut training = daemon.probe();
-    training.ask("open");
-    training.ask(&format!("allocate {}", 600 * MIB));
+    let session = training.ask("open")["session"].clone();
+    let memory = training.ask(&format!("allocate {}", 600 * MIB))["allocation"].clone();
     fs::write(daemon.home().path().join("model.safetensors"), content(3 * MIB, 1)).unwrap();
     let guide = Guide::read("docs/guides/operators.md");
     assert!(guide.len() >= 30, "{} commands", guide.len());
-    guide.run(&surroundings(&daemon));
+    let mut surroundings = surroundings(&daemon);
+    surroundings.replacements.push(("a-1640208113025", format!("a-{memory}")));
+    surroundings.replacements.push(("s-1873390527411", format!("s-{session}")));
+    guide.run(&surroundings);
 }
 
 /// Where a program of `team-a` has more than fits on the device, and pins half of it.
@@ -85,7 +88,11 @@ fn moving_guide_commands_run_as_written() {
     let pinned = crowd.pin(Access::Write).unwrap();
     let guide = Guide::read("docs/guides/moving.md");
     assert!(guide.len() >= 5, "{} commands", guide.len());
-    guide.run(&surroundings(&daemon));
+    let mut surroundings = surroundings(&daemon);
+    surroundings.replacements.push(("a-1640208113025", cache.id().to_string()));
+    surroundings.replacements.push(("a-1290043371986", crowd.id().to_string()));
+    surroundings.replacements.push(("s-1873390527411", client.session_id().to_string()));
+    guide.run(&surroundings);
     drop((pinned, cache, crowd));
     client.flush().unwrap();
     daemon.drains();

@@ -1,6 +1,7 @@
 //! Clients and surroundings that mean harm, or have bad luck.
 
 mod files;
+mod ids;
 mod interrupts;
 mod lost_sockets;
 mod memory;

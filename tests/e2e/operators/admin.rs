@@ -183,7 +183,9 @@ fn allocations_are_shown_with_their_mappers_and_freed() {
     assert_eq!(shown.name, name);
     let mut mappers = shown.parts[0].mapper_session_ids.clone();
     mappers.sort_unstable();
-    assert_eq!(mappers, [owner.id(), reader.id()]);
+    let mut sessions = [owner.id(), reader.id()];
+    sessions.sort_unstable();
+    assert_eq!(mappers, sessions);
 
     let target = Some(free_allocation_request::Target::Name(name.clone()));
     let freeing = daemon.admin.free_allocation(FreeAllocationRequest { target, ..Default::default() });

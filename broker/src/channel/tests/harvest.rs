@@ -11,7 +11,7 @@ const EVERY: Duration = Duration::from_millis(5);
 const MAPPED: u64 = 1 << 25;
 
 fn part(part: u32) -> PartRef {
-    PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(part) }
+    PartRef { allocation: AllocationId::from_shown(7), part: PartIndex(part) }
 }
 
 fn map(index: u32, slot: u32) -> DaemonFrame {
@@ -51,14 +51,14 @@ async fn open(daemon: &mut Daemon, harvest: &Harvest, session: u64) -> (Client, 
     client.send(&hello_with_pins());
     let (channel, _) = daemon.hello().await;
     let Some(Export::Memfd(table)) = daemon.channels.word_table(channel) else { panic!() };
-    let session = SessionId::from_raw(session);
+    let session = SessionId::from_shown(session);
     let welcome = DaemonFrame::Welcome { session, tenant: String::new(), devices: vec![], slots: 16 };
     harvest.note_frame(channel, &welcome);
     (client, channel, Table(table))
 }
 
 fn touched(session: u64, index: u32, pinned: bool) -> PartUse {
-    PartUse { session: SessionId::from_raw(session), part: part(index), pinned, written: false }
+    PartUse { session: SessionId::from_shown(session), part: part(index), pinned, written: false }
 }
 
 async fn reported(queue: &mut Queue) -> Vec<PartUse> {

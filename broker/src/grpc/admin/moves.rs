@@ -62,7 +62,7 @@ impl Admin {
         let change = OperatorRequest::HoldParts { target, parts, hold: !message.let_go };
         match self.submit(operator, key, change).await? {
             Reply::PartsHeld { allocation, parts } => Ok(v1::HoldPartsResponse {
-                allocation_id: allocation.get(),
+                allocation_id: allocation.shown(),
                 part_indexes: parts.into_iter().map(|part| part.0).collect(),
             }),
             other => Err(status::wrong_reply("HoldParts", &other)),
@@ -79,7 +79,7 @@ impl Admin {
         let parts = message.part_indexes.into_iter().map(PartIndex).collect();
         match self.submit(operator, key, OperatorRequest::WriteBackParts { target, parts }).await? {
             Reply::PartsMoved { allocation, parts } => Ok(v1::WriteBackPartsResponse {
-                allocation_id: allocation.get(),
+                allocation_id: allocation.shown(),
                 parts: parts.into_iter().map(part_move).collect(),
             }),
             other => Err(status::wrong_reply("WriteBackParts", &other)),

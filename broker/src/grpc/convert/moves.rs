@@ -16,10 +16,10 @@ pub(in crate::grpc) fn wait(view: WaitView, started_at: SystemTime) -> v1::Wait 
     let what = match view.waiter {
         WaiterView::Part { part, sessions } => What::Part(v1::PartWait {
             part: Some(part_ref(part)),
-            session_ids: sessions.into_iter().map(SessionId::get).collect(),
+            session_ids: sessions.into_iter().map(SessionId::shown).collect(),
         }),
         WaiterView::Batch { session, items } => {
-            What::Batch(v1::BatchWait { session_id: session.get(), item_count: count(items) })
+            What::Batch(v1::BatchWait { session_id: session.shown(), item_count: count(items) })
         }
     };
     v1::Wait {
@@ -50,7 +50,7 @@ fn reason(reason: WaitReason) -> v1::WaitReason {
         cause: cause.into(),
         bound_bytes: reason.bound.get(),
         held_bytes: reason.charged.get(),
-        session_ids: reason.sessions.into_iter().map(SessionId::get).collect(),
+        session_ids: reason.sessions.into_iter().map(SessionId::shown).collect(),
         tenants: reason.tenants,
         operator_held_bytes: reason.operator_held.get(),
     }
@@ -123,7 +123,7 @@ pub(in crate::grpc) fn ended(ended: FinishedMove, uuid: String, started_at: Syst
 }
 
 fn part_ref(part: PartRef) -> v1::PartRef {
-    v1::PartRef { allocation_id: part.allocation.get(), part_index: part.part.0 }
+    v1::PartRef { allocation_id: part.allocation.shown(), part_index: part.part.0 }
 }
 
 fn cause(cause: Cause) -> v1::MoveCause {
@@ -169,15 +169,15 @@ mod tests {
                 cause: WaitCause::Limit,
                 bound: Bytes::mib(8),
                 charged: Bytes::mib(7),
-                sessions: vec![SessionId::from_raw(4)],
+                sessions: vec![SessionId::from_shown(4)],
                 tenants: Vec::new(),
                 operator_held: Bytes::ZERO,
             },
             ahead: (2, Some(6)),
         };
-        let part = PartRef { allocation: AllocationId::from_raw(7), part: PartIndex(3) };
+        let part = PartRef { allocation: AllocationId::from_shown(7), part: PartIndex(3) };
         let shown =
-            wait(view(WaiterView::Part { part, sessions: vec![SessionId::from_raw(4)] }, None), started_at);
+            wait(view(WaiterView::Part { part, sessions: vec![SessionId::from_shown(4)] }, None), started_at);
         let part = Some(v1::PartRef { allocation_id: 7, part_index: 3 });
         assert_eq!(shown.what, Some(v1::wait::What::Part(v1::PartWait { part, session_ids: vec![4] })));
         assert_eq!(shown.began_at.unwrap().to_string(), "1970-01-01T00:01:41.500Z");
@@ -190,7 +190,7 @@ mod tests {
         );
         assert_eq!(reason.session_ids, [4]);
 
-        let batch = WaiterView::Batch { session: SessionId::from_raw(4), items: 2 };
+        let batch = WaiterView::Batch { session: SessionId::from_shown(4), items: 2 };
         let shown = wait(view(batch, Some(Time::from_micros(20_000_000))), started_at);
         assert_eq!(shown.what, Some(v1::wait::What::Batch(v1::BatchWait { session_id: 4, item_count: 2 })));
         assert_eq!(shown.until.unwrap().seconds, 120);

@@ -14,7 +14,7 @@ use crate::events::Filter;
 
 /// The session that a call names.
 pub(in crate::grpc) fn session(id: u64) -> Result<SessionId, Refusal> {
-    if id == 0 { Err(Refusal::SessionMissing) } else { Ok(SessionId::from_raw(id)) }
+    if id == 0 { Err(Refusal::SessionMissing) } else { Ok(SessionId::from_shown(id)) }
 }
 
 /// Returns a mutation's `request_id` and a fingerprint of its content; `None` without an id.
@@ -72,7 +72,7 @@ pub(in crate::grpc) fn wait(wait_ms: u64, call_timeout: Duration) -> Result<Dura
 }
 
 pub(in crate::grpc) fn allocations(ids: &[u64]) -> Vec<AllocationId> {
-    ids.iter().copied().map(AllocationId::from_raw).collect()
+    ids.iter().copied().map(AllocationId::from_shown).collect()
 }
 
 /// Refuses an empty device: one that is not named is absent.
@@ -130,7 +130,7 @@ macro_rules! targets {
             fn from(target: v1::$message::Target) -> Self {
                 Self(match target {
                     v1::$message::Target::Name(name) => Target::Name(name),
-                    v1::$message::Target::AllocationId(id) => Target::Id(AllocationId::from_raw(id)),
+                    v1::$message::Target::AllocationId(id) => Target::Id(AllocationId::from_shown(id)),
                 })
             }
         })*
@@ -272,7 +272,7 @@ mod tests {
         assert!(
             matches!(target(Some(Wire::Name("a/b".to_owned()))), Ok(Target::Name(name)) if name == "a/b")
         );
-        assert!(matches!(target(Some(Wire::AllocationId(3))), Ok(Target::Id(id)) if id.get() == 3));
+        assert!(matches!(target(Some(Wire::AllocationId(3))), Ok(Target::Id(id)) if id.shown() == 3));
         assert_eq!(invalid(target(None::<Wire>)), "target");
     }
 
@@ -293,6 +293,6 @@ mod tests {
     #[test]
     fn session_zero_is_a_missing_session() {
         assert_eq!(session(0), Err(Refusal::SessionMissing));
-        assert_eq!(session(5), Ok(SessionId::from_raw(5)));
+        assert_eq!(session(5), Ok(SessionId::from_shown(5)));
     }
 }

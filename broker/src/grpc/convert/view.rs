@@ -25,7 +25,7 @@ pub(in crate::grpc) enum For {
 
 pub(in crate::grpc) fn allocation(view: AllocationView, reader: For) -> v1::Allocation {
     v1::Allocation {
-        allocation_id: view.id.get(),
+        allocation_id: view.id.shown(),
         name: view.name,
         tenant: view.tenant,
         device: view.device,
@@ -37,7 +37,7 @@ pub(in crate::grpc) fn allocation(view: AllocationView, reader: For) -> v1::Allo
         resident_bytes: view.resident.get(),
         digest: view.digest.map_or_else(String::new, digest),
         readers: view.readers,
-        owner_session_id: view.owner.map_or(0, |owner| owner.get()),
+        owner_session_id: view.owner.map_or(0, |owner| owner.shown()),
         parts: view.parts.into_iter().map(|view| part(view, reader)).collect(),
         mapper_count: count(view.mapper_count),
         unreturned_bytes: view.unreturned.get(),
@@ -80,7 +80,7 @@ fn part(view: PartView, reader: For) -> v1::Part {
     };
     let holding = shown.iter().filter(|mapper| mapper.state.is_mapper());
     let mapper = |mapper: &MapperView| v1::Mapper {
-        session_id: mapper.session.get(),
+        session_id: mapper.session.shown(),
         state: mapping_state(mapper.state).into(),
         usage: v1::MappingUse::Unspecified.into(),
     };
@@ -89,7 +89,7 @@ fn part(view: PartView, reader: For) -> v1::Part {
         offset_bytes: view.offset.get(),
         size_bytes: view.size.get(),
         tier: if view.dropped { v1::Tier::Unspecified } else { tier(view.tier) }.into(),
-        mapper_session_ids: holding.map(|mapper| mapper.session.get()).collect(),
+        mapper_session_ids: holding.map(|mapper| mapper.session.shown()).collect(),
         extent_state: view.backing.map_or(v1::ExtentState::Unspecified, extent_state).into(),
         mappers: shown.iter().map(mapper).collect(),
         moves_to: view.moves_to.map_or(v1::Tier::Unspecified, tier).into(),
@@ -108,7 +108,7 @@ pub(in crate::grpc) fn revocation((index, outcome): (PartIndex, PartRevocation))
     v1::PartRevocation {
         part_index: index.0,
         outcome: outcome.into(),
-        session_ids: by.iter().map(|session| session.get()).collect(),
+        session_ids: by.iter().map(|session| session.shown()).collect(),
     }
 }
 
@@ -117,7 +117,7 @@ pub(in crate::grpc) fn part_move((index, outcome): (PartIndex, PartMove)) -> v1:
     let outcome_alone = |outcome: Wire, by: &[SessionId]| v1::PartMove {
         part_index: index.0,
         outcome: outcome.into(),
-        session_ids: by.iter().map(|session| session.get()).collect(),
+        session_ids: by.iter().map(|session| session.shown()).collect(),
         ..Default::default()
     };
     match outcome {
@@ -141,7 +141,7 @@ fn digest(digest: [u8; 32]) -> String {
 }
 
 pub(in crate::grpc) fn released(id: AllocationId, outcome: Result<Released, Refusal>) -> v1::ReleaseResult {
-    let allocation_id = id.get();
+    let allocation_id = id.shown();
     match outcome {
         Ok(released) => v1::ReleaseResult {
             allocation_id,
@@ -195,7 +195,7 @@ pub(in crate::grpc) fn own_quota(view: OwnQuotaView) -> v1::OwnQuota {
 /// Converts a session. `started_at` is the wall clock's time at the start of the daemon.
 pub(in crate::grpc) fn session(view: SessionView, started_at: SystemTime) -> v1::Session {
     v1::Session {
-        session_id: view.id.get(),
+        session_id: view.id.shown(),
         tenant: view.tenant,
         state: session_state(view.state).into(),
         pid: view.pid,
@@ -310,7 +310,7 @@ mod tests {
 
     fn sealed() -> AllocationView {
         AllocationView {
-            id: AllocationId::from_raw(9),
+            id: AllocationId::from_shown(9),
             name: "me/llama".to_owned(),
             tenant: "me".to_owned(),
             device: "GPU-0".to_owned(),
@@ -341,11 +341,11 @@ mod tests {
                 backing: Some(Backing::Live),
                 mappers: vec![
                     MapperView {
-                        session: SessionId::from_raw(4),
+                        session: SessionId::from_shown(4),
                         state: MapState::Revoking,
                         word: Some((ChannelId(1), Slot(2))),
                     },
-                    MapperView { session: SessionId::from_raw(5), state: MapState::Queued, word: None },
+                    MapperView { session: SessionId::from_shown(5), state: MapState::Queued, word: None },
                 ],
             }],
             mapper_count: 1,
@@ -431,7 +431,7 @@ mod tests {
 
     #[test]
     fn a_refused_item_has_the_reason_of_a_status() {
-        let id = AllocationId::from_raw(9);
+        let id = AllocationId::from_shown(9);
         let result = released(id, Err(Refusal::NotOwner { allocation: id }));
         assert_eq!(result.allocation_id, 9);
         assert_eq!(result.error.unwrap().reason, "NOT_OWNER");

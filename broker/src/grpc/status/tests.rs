@@ -7,8 +7,8 @@ use super::*;
 fn every_refusal(text: &str) -> Vec<Refusal> {
     use Refusal as R;
     let text = || text.to_owned();
-    let allocation = AllocationId::from_raw(u64::MAX);
-    let session = SessionId::from_raw(u64::MAX);
+    let allocation = AllocationId::from_shown(u64::MAX);
+    let session = SessionId::from_shown(u64::MAX);
     let (tier, bytes, field) = (Tier::Device, Bytes::MAX, "items[4095].readers");
     vec![
         R::SizeInvalid { field, size: bytes },

@@ -9,7 +9,7 @@ use vramd_types::SessionId;
 use super::*;
 
 fn opened(tenant: &str) -> Notice {
-    Notice::SessionOpened { session: SessionId::from_raw(4), tenant: Arc::from(tenant), pid: 9 }
+    Notice::SessionOpened { session: SessionId::from_shown(4), tenant: Arc::from(tenant), pid: 9 }
 }
 
 #[tokio::test]

@@ -1,0 +1,119 @@
+//! How a daemon shows the ids that it counts up.
+//!
+//! Inside the daemon ids count up: its tables rely on that, and the order of ids is the order of creation. A client
+//! that saw these numbers would learn from two of its own how many sessions or allocations all tenants opened between
+//! them. So the daemon shows each id permuted by a key that it draws at its start. The permutation keeps the boot
+//! epoch, so shown ids are as unique as the numbers behind them.
+//!
+//! The key is one for the process, since an id also appears in the text of an error or of a log line, wherever it is
+//! formatted. No decision depends on it. Without [`hide_counts`], ids are shown as they are: in clients, tools and
+//! the simulator.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::OnceLock,
+};
+
+use crate::ids::{COUNTER_BITS, COUNTER_MAX};
+
+const HALF_BITS: u32 = COUNTER_BITS / 2;
+const HALF_MAX: u64 = (1 << HALF_BITS) - 1;
+/// Four rounds already hide the order, as long as the hash of a round cannot be predicted. Two more cost 100 ns.
+const ROUNDS: u8 = 6;
+
+static PERMUTATION: OnceLock<Permutation<RandomState>> = OnceLock::new();
+
+/// Shows the ids of this process permuted from now on. The daemon calls it once, before it shows the first.
+pub fn hide_counts() {
+    // The standard library keys the hasher with random bits of the kernel.
+    PERMUTATION.get_or_init(|| Permutation(RandomState::new()));
+}
+
+pub(crate) fn show(raw: u64) -> u64 {
+    PERMUTATION.get().map_or(raw, |permutation| permutation.show(raw))
+}
+
+pub(crate) fn read(shown: u64) -> u64 {
+    PERMUTATION.get().map_or(shown, |permutation| permutation.read(shown))
+}
+
+/// A permutation of the counters of ids: a balanced Feistel network over the two halves of a counter.
+struct Permutation<S>(S);
+
+impl<S: BuildHasher> Permutation<S> {
+    fn show(&self, raw: u64) -> u64 {
+        self.permute(raw, 0..ROUNDS)
+    }
+
+    /// Returns the id that is shown as that number.
+    fn read(&self, shown: u64) -> u64 {
+        // With its halves swapped before and after, a Feistel network in reverse order undoes itself.
+        swap(self.permute(swap(shown), (0..ROUNDS).rev()))
+    }
+
+    fn permute(&self, id: u64, rounds: impl Iterator<Item = u8>) -> u64 {
+        let halves = (id >> HALF_BITS & HALF_MAX, id & HALF_MAX);
+        let (left, right) = rounds
+            .fold(halves, |(left, right), round| (right, left ^ self.0.hash_one((round, right)) & HALF_MAX));
+        id & !COUNTER_MAX | left << HALF_BITS | right
+    }
+}
+
+const fn swap(id: u64) -> u64 {
+    id & !COUNTER_MAX | (id & HALF_MAX) << HALF_BITS | id >> HALF_BITS & HALF_MAX
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::{IdSource, epoch_of};
+
+    /// The first ids of a boot epoch, the last ones, and some between.
+    fn ids() -> impl Iterator<Item = u64> {
+        let base = 7 << COUNTER_BITS;
+        let counters =
+            (0..2000).chain((0..2000).map(|step| step * 549_755_813)).chain(COUNTER_MAX - 2000..=COUNTER_MAX);
+        counters.map(move |counter| base | counter)
+    }
+
+    #[test]
+    fn shown_ids_are_unique_and_read_back() {
+        let permutation = Permutation(RandomState::new());
+        let mut seen = BTreeSet::new();
+        for id in ids().collect::<BTreeSet<_>>() {
+            let shown = permutation.show(id);
+            assert_eq!(permutation.read(shown), id);
+            assert_eq!(permutation.show(permutation.read(id)), id, "an id that no one was shown");
+            assert_eq!(epoch_of(shown), 7);
+            assert!(seen.insert(shown), "{shown} is shown twice");
+        }
+    }
+
+    /// Neither the order of two successive ids nor their distance tells anything: the distances spread evenly over
+    /// the whole range.
+    #[test]
+    fn shown_ids_do_not_count() {
+        const PAIRS: usize = 4000;
+        const SIXTEENTH: u64 = (COUNTER_MAX + 1) / 16;
+        let permutation = Permutation(RandomState::new());
+        let mut source = IdSource::new(1);
+        let shown: Vec<u64> =
+            (0..=PAIRS).filter_map(|_| source.next_raw()).map(|raw| permutation.show(raw)).collect();
+        let mut found = [0usize; 16];
+        for pair in shown.windows(2) {
+            let distance = pair[1].wrapping_sub(pair[0]) & COUNTER_MAX;
+            found[usize::try_from(distance / SIXTEENTH).expect("below 16")] += 1;
+        }
+        // 250 are expected of each; ten standard deviations are 153.
+        assert!(found.iter().all(|count| (97..404).contains(count)), "{found:?}");
+    }
+
+    #[test]
+    fn two_starts_show_ids_differently() {
+        let (first, second) = (Permutation(RandomState::new()), Permutation(RandomState::new()));
+        let same = ids().filter(|id| first.show(*id) == second.show(*id)).count();
+        assert!(same < 10, "{same}");
+    }
+}
