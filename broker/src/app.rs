@@ -236,7 +236,7 @@ impl App {
                 boot_epoch: self.boot_epoch,
                 devices: &uuids,
                 links: &self.driver,
-                unreachable: self.listening.unreachable,
+                unreachable: self.listening.unreachable.clone(),
             },
         )?;
         let broker = Broker::new(core_config, self.stored, self.clock.now());
@@ -270,7 +270,11 @@ impl App {
 
         let descriptor_shares = DescriptorShares::default();
         let calls = grpc::serve(
-            grpc::Listeners { memory: self.listening.memory, admin: self.listening.admin },
+            grpc::Listeners {
+                memory: self.listening.memory,
+                admin: self.listening.admin,
+                unreachable: self.listening.unreachable,
+            },
             self.inbox.clone(),
             events.clone(),
             grpc::GrpcOptions {

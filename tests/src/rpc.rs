@@ -8,6 +8,9 @@ use tonic::{
     metadata::MetadataValue,
     transport::{Channel, Endpoint},
 };
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
 use vramd_proto::v1::{
     self, admin_service_client::AdminServiceClient, memory_service_client::MemoryServiceClient,
 };
@@ -183,14 +186,26 @@ impl Admin {
 /// Whether the health service on a socket says SERVING for a service. The empty name is the whole daemon.
 #[track_caller]
 pub fn is_serving(socket: &Path, service: &str) -> bool {
-    use tonic_health::pb::{
-        HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
-    };
+    Health::new(socket).is_serving(service)
+}
 
-    let mut client = HealthClient::new(channel(socket));
-    let request = HealthCheckRequest { service: service.to_owned() };
-    let answer = Pending::start(async move { client.check(request).await }).wait();
-    answer.is_ok_and(|answer| answer.status() == ServingStatus::Serving)
+/// A connection to the health service on a socket, which stands if the socket is removed.
+#[derive(Clone, Debug)]
+pub struct Health(HealthClient<Channel>);
+
+impl Health {
+    pub fn new(socket: &Path) -> Self {
+        Self(HealthClient::new(channel(socket)))
+    }
+
+    /// Whether it says SERVING for a service. The empty name is the whole daemon.
+    #[track_caller]
+    pub fn is_serving(&self, service: &str) -> bool {
+        let mut client = self.0.clone();
+        let request = HealthCheckRequest { service: service.to_owned() };
+        let answer = Pending::start(async move { client.check(request).await }).wait();
+        answer.is_ok_and(|answer| answer.status() == ServingStatus::Serving)
+    }
 }
 
 /// Connects at its first use, and again after the daemon was away.

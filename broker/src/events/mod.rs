@@ -23,6 +23,7 @@ use std::{
 };
 
 use broker_core::Notice;
+use tokio::sync::watch;
 use tokio_stream::Stream;
 use vramd_proto::v1::{self, EventKind, watch_response::Event};
 
@@ -54,6 +55,7 @@ struct Shared {
     devices: Vec<String>,
     limits: EventLimits,
     table: Mutex<WatchTable>,
+    draining: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -91,11 +93,15 @@ pub struct Watch {
 
 impl Events {
     pub fn new(clock: Clock, boot_epoch: u64, devices: Vec<String>, limits: EventLimits) -> Self {
-        Self(Arc::new(Shared { clock, boot_epoch, devices, limits, table: Mutex::default() }))
+        let (table, draining) = (Mutex::default(), watch::Sender::new(false));
+        Self(Arc::new(Shared { clock, boot_epoch, devices, limits, table, draining }))
     }
 
     /// Queues the event for every watch that wants it. Never waits.
     pub fn publish(&self, notice: &Notice) {
+        if let Notice::Draining { draining } = notice {
+            self.0.draining.send_replace(*draining);
+        }
         let Some(kind) = message::kind(notice) else { return };
         let mut table = self.table();
         let sequence = table.advance_sequence();
@@ -109,6 +115,11 @@ impl Events {
         for (_, queue) in matching {
             queue.push(&event);
         }
+    }
+
+    /// Follows whether the node drains.
+    pub fn draining(&self) -> watch::Receiver<bool> {
+        self.0.draining.subscribe()
     }
 
     /// Begins a watch of all events from here on.

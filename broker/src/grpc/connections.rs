@@ -42,6 +42,7 @@ use super::{
 use crate::{
     platform::descriptor_shares::{DescriptorShare, DescriptorShares},
     socket_keeper::Replacements,
+    telemetry::PeerLines,
 };
 
 /// Pause after a failed accept, until some connection closes a descriptor.
@@ -76,10 +77,16 @@ pub(super) struct Admission {
     descriptors: DescriptorShares,
     /// How long a frame, or headers, may take to arrive as a whole.
     frame_timeout: Duration,
+    closed: ClosedLines,
 }
 
 impl Admission {
-    pub(super) fn new(options: &GrpcOptions, budgets: Budgets, always: BTreeSet<u32>) -> Self {
+    pub(super) fn new(
+        options: &GrpcOptions,
+        budgets: Budgets,
+        always: BTreeSet<u32>,
+        closed: ClosedLines,
+    ) -> Self {
         Self {
             per_uid_max: options.connections_per_uid_max,
             budgets,
@@ -87,6 +94,20 @@ impl Admission {
             budgets_of_always: Budgets::new(options.held_bytes_per_uid_max),
             descriptors: options.descriptors.clone(),
             frame_timeout: options.request_read_timeout,
+            closed,
+        }
+    }
+}
+
+/// The log lines about connections that the daemon closed, bounded for each user. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ClosedLines(PeerLines<String>);
+
+impl ClosedLines {
+    fn log(&self, uid: u32, why: &'static str) {
+        // Lines that are not written anyway are not counted.
+        if tracing::enabled!(tracing::Level::DEBUG) && self.0.may_write(&format!("uid-{uid}")) {
+            tracing::debug!(uid, why, "closed a connection");
         }
     }
 }
@@ -101,6 +122,7 @@ pub(super) struct Contact {
     charge: Weak<Charge>,
     calls: Arc<CallCount>,
     stream: Weak<UnixStream>,
+    closed: ClosedLines,
 }
 
 /// The calls of one connection whose answer is not written yet, and the most that there were at once. The HTTP/2
@@ -175,7 +197,7 @@ impl Contact {
     }
 
     fn cut(&self) {
-        tracing::debug!(uid = self.uid, "closed a connection: its peer has used up the uid's budget");
+        self.closed.log(self.uid, "its peer has used up the uid's budget");
         self.calls.is_cut.store(true, Ordering::Relaxed);
         if let Some(stream) = self.stream.upgrade() {
             // It fails only if the peer has left.
@@ -308,16 +330,16 @@ impl Connection {
         let is_always_admitted = door.always.contains(&uid);
         let descriptors = if is_always_admitted { None } else { Some(door.descriptors.enter(uid)) };
         let Ok(descriptors) = descriptors.transpose() else {
-            tracing::debug!(uid, "closed a connection: too few free descriptors are left for the uid");
+            door.closed.log(uid, "too few free descriptors are left for the uid");
             return None;
         };
         let Some(counted) = counts.enter(uid, door.per_uid_max) else {
-            tracing::debug!(uid, door.per_uid_max, "closed a connection: the uid has its maximum number");
+            door.closed.log(uid, "the uid has its maximum number of connections");
             return None;
         };
         let budgets = if is_always_admitted { &door.budgets_of_always } else { &door.budgets };
         let Some(charge) = budgets.charge(uid, CONNECTION_BYTES) else {
-            tracing::debug!(uid, "closed a connection: the uid has as many bytes in the daemon as it may");
+            door.closed.log(uid, "the uid has as many bytes in the daemon as it may");
             return None;
         };
         let (stream, charge) = (Arc::new(stream), Arc::new(charge));
@@ -328,6 +350,7 @@ impl Connection {
             charge: Arc::downgrade(&charge),
             calls: Arc::default(),
             stream: Arc::downgrade(&stream),
+            closed: door.closed.clone(),
         };
         Some(Self {
             stream,
@@ -386,10 +409,7 @@ impl AsyncRead for Connection {
             let Poll::Ready(readable) = self.stream.poll_read_ready(context) else {
                 let Some(deadline) = &mut self.unfinished else { return Poll::Pending };
                 ready!(deadline.as_mut().poll(context));
-                tracing::debug!(
-                    uid = self.contact.uid,
-                    "closed a connection: its peer leaves a frame unfinished"
-                );
+                self.contact.closed.log(self.contact.uid, "its peer leaves a frame unfinished");
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             };
             readable?;

@@ -20,6 +20,7 @@ mod deadline;
 mod decision;
 mod file_loading;
 mod frames;
+mod health;
 mod intake;
 mod memory;
 mod message_rules;

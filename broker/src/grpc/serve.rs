@@ -4,12 +4,7 @@ use std::{collections::BTreeSet, io, sync::Arc, time::Duration};
 
 use thiserror::Error;
 use tokio::sync::watch;
-use tonic::{server::NamedService, service::Routes, transport::Server};
-use tonic_health::{
-    ServingStatus,
-    pb::health_server::HealthServer,
-    server::{HealthReporter, HealthService},
-};
+use tonic::{service::Routes, transport::Server};
 use tonic_reflection::server::Builder as Reflection;
 use tower::util::{MapFutureLayer, option_layer};
 use vramd_proto::v1::{admin_service_server::AdminServiceServer, memory_service_server::MemoryServiceServer};
@@ -17,9 +12,10 @@ use vramd_proto::v1::{admin_service_server::AdminServiceServer, memory_service_s
 use super::{
     admin::{Admin, NodeFacts},
     budget::Budgets,
-    connections::{Admission, incoming, listening},
+    connections::{Admission, ClosedLines, incoming, listening},
     deadline::DeadlineLayer,
     file_loading::Loading,
+    health::{ADMIN_SERVICE, MEMORY_SERVICE, Reports},
     intake::IntakeLayer,
     memory::Memory,
     message_rules::MessageRules,
@@ -27,12 +23,14 @@ use super::{
     open_calls::OpenCalls,
 };
 use crate::{
-    channel::Channels, events::Events, moves::Moves, platform::descriptor_shares::DescriptorShares,
-    reactor::Inbox, socket_keeper::Listener, telemetry::Telemetry,
+    channel::Channels,
+    events::Events,
+    moves::Moves,
+    platform::descriptor_shares::DescriptorShares,
+    reactor::Inbox,
+    socket_keeper::{Listener, Unreachable},
+    telemetry::Telemetry,
 };
-
-const MEMORY_SERVICE: &str = MemoryServiceServer::<Memory>::NAME;
-const ADMIN_SERVICE: &str = AdminServiceServer::<Admin>::NAME;
 
 /// Maximum calls at once on one connection. Further ones wait at the client. Many clients begin a hundred before they
 /// know the daemon's number, and would have some of them refused if it were lower.
@@ -57,6 +55,7 @@ pub struct Listeners {
     pub memory: Listener,
     /// `admin.sock`.
     pub admin: Listener,
+    pub unreachable: Unreachable,
 }
 
 #[derive(Clone, Debug)]
@@ -106,8 +105,7 @@ pub async fn serve(
     options: GrpcOptions,
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
-    let health = HealthReporter::new();
-    report(&health, ServingStatus::Serving).await;
+    let health = Reports::new().await;
     let memory =
         Memory::new(inbox.clone(), options.call_timeout, options.telemetry.clone(), options.files.clone());
     let memory = with_tools(Routes::new(MemoryServiceServer::new(memory)), MEMORY_SERVICE, &health)?;
@@ -117,8 +115,9 @@ pub async fn serve(
     let calls = OpenCalls::default();
     let budgets = Budgets::new(options.held_bytes_per_uid_max);
     // Operators have budgets of their own on their socket.
-    let memory_door = Admission::new(&options, budgets.clone(), BTreeSet::new());
-    let admin_door = Admission::new(&options, budgets, options.operators.clone());
+    let closed = ClosedLines::default();
+    let memory_door = Admission::new(&options, budgets.clone(), BTreeSet::new(), closed.clone());
+    let admin_door = Admission::new(&options, budgets, options.operators.clone(), closed);
     let (stopping, stopped) = watch::channel(false);
     let sockets = async {
         tokio::try_join!(
@@ -127,8 +126,11 @@ pub async fn serve(
         )
     };
     let end = async {
-        stop.await;
-        report(&health, ServingStatus::NotServing).await;
+        tokio::select! {
+            () = stop => {}
+            () = health.follow(listeners.unreachable, events.draining()) => {}
+        }
+        health.end().await;
         // Reading watches get it before the daemon ends; the daemon does not wait for others.
         events.end("the daemon was asked to stop");
         stopping.send_replace(true);
@@ -175,9 +177,8 @@ async fn socket(
 }
 
 /// Adds health and reflection to a service.
-fn with_tools(service: Routes, name: &str, health: &HealthReporter) -> Result<Routes, ServeError> {
-    let health = HealthServer::new(HealthService::from_health_reporter(health.clone()));
-    let service = service.add_service(health);
+fn with_tools(service: Routes, name: &str, health: &Reports) -> Result<Routes, ServeError> {
+    let service = service.add_service(health.service());
     let v1 = reflection(name).build_v1()?.max_decoding_message_size(STREAMED_MESSAGE_BYTES_MAX);
     let v1alpha = reflection(name).build_v1alpha()?.max_decoding_message_size(STREAMED_MESSAGE_BYTES_MAX);
     Ok(service.add_service(v1).add_service(v1alpha))
@@ -196,11 +197,4 @@ fn reflection(name: &str) -> Reflection<'static> {
         .with_service_name("grpc.health.v1.Health")
         .with_service_name("grpc.reflection.v1.ServerReflection")
         .with_service_name("grpc.reflection.v1alpha.ServerReflection")
-}
-
-/// Sets the health of the whole daemon, and of each service.
-async fn report(health: &HealthReporter, status: ServingStatus) {
-    for service in ["", MEMORY_SERVICE, ADMIN_SERVICE] {
-        health.set_service_status(service, status).await;
-    }
 }

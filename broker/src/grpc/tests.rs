@@ -49,7 +49,8 @@ fn served_with_grace(operators: &[u32], stop_grace: Duration) -> Served {
     let folder = tempfile::tempdir().unwrap();
     let bind = |name| UnixListener::bind(folder.path().join(name)).unwrap();
     let listener = |name| OwnedFd::from(bind(name)).into();
-    let listeners = Listeners { memory: listener("vramd.sock"), admin: listener("admin.sock") };
+    let unreachable = tokio::sync::watch::channel(None).1;
+    let listeners = Listeners { memory: listener("vramd.sock"), admin: listener("admin.sock"), unreachable };
     let (inbox, queue) = inbox(InboxLimits { client_requests_max: 3, ..InboxLimits::default() });
     let options = GrpcOptions {
         operators: operators.iter().copied().collect::<BTreeSet<_>>(),
@@ -125,14 +126,14 @@ async fn a_request_reaches_the_broker_with_the_callers_pid() {
     let mut memory = served.memory().await;
     let free = v1::FreeBatchRequest { session_id: 5, request_id: vec![2; 16], allocation_ids: vec![9] };
     let call = tokio::spawn(async move { memory.free_batch(free).await });
-    let id = AllocationId::from_raw(9);
+    let id = AllocationId::from_shown(9);
     let event =
         served.answer(Ok(Reply::Released(vec![(id, Err(Refusal::NotOwner { allocation: id }))]))).await;
     let Event::Client { session, peer, key, request: ClientRequest::FreeBatch(ids), .. } = event else {
         panic!()
     };
     let own = broker_core::Peer { pid: std::process::id(), uid: own_uid() };
-    assert_eq!((session.get(), peer, ids), (5, own, vec![id]));
+    assert_eq!((session.shown(), peer, ids), (5, own, vec![id]));
     assert_eq!(key.unwrap().id, [2; 16]);
     let answer = call.await.unwrap().unwrap().into_inner();
     assert_eq!(answer.results[0].error.as_ref().unwrap().reason, "NOT_OWNER");

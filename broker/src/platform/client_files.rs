@@ -46,12 +46,9 @@ pub enum NotLoadable {
 /// the file system does.
 pub fn open_of(peer: &Peer, number: u32, immutable: &[PathBuf]) -> Result<Immutable, NotLoadable> {
     let name = format!("descriptor {number} of process {}", peer.pid);
-    let unknown = |error: Errno| {
-        tracing::debug!(name, %error, "the daemon cannot open a file that a client wants to load");
-        NotLoadable::Mutable {
-            path: PathBuf::from(&name),
-            why: format!("the daemon cannot open it at once: {error}"),
-        }
+    let unknown = |error: Errno| NotLoadable::Mutable {
+        path: PathBuf::from(&name),
+        why: format!("the daemon cannot open it at once: {error}"),
     };
     let theirs = duplicate(peer, number).map_err(|error| match error {
         Errno::BADF => NotLoadable::Invalid(format!("{name} is not open")),

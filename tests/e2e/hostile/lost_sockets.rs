@@ -5,10 +5,16 @@ use std::{fs, path::Path, process::Stdio};
 use rustix::process::Signal;
 use vramd_proto::v1::GetNodeRequest;
 use vramd_tests::{
-    Config, Daemon, Home, MIB_2, RawSession, http, rpc::is_serving, session::spec, wait::until,
+    Config, Daemon, Home, MIB_2, RawSession, http,
+    rpc::{Health, is_serving},
+    session::spec,
+    wait::until,
 };
 
 use crate::telemetry::{address, measured};
+
+const ADMIN_SERVICE: &str = "vramd.v1.AdminService";
+const MEMORY_SERVICE: &str = "vramd.v1.MemoryService";
 
 fn serves(sockets: &Path) -> bool {
     is_serving(&sockets.join("admin.sock"), "")
@@ -43,6 +49,10 @@ fn a_daemon_whose_sockets_another_one_took_is_not_ready_and_deletes_none() {
     let at = address(&first);
     assert_eq!(http::get(at, "/readyz").status, 200);
     let sockets = first.sockets();
+    // On connections that stand.
+    let health = ["vramd.sock", "admin.sock"].map(|socket| Health::new(&sockets.join(socket)));
+    let is_serving = |service: &str| health.iter().all(|health| health.is_serving(service));
+    assert!(is_serving("") && is_serving(ADMIN_SERVICE) && is_serving(MEMORY_SERVICE));
     let home = Home::new();
     Config::default().write(home.path());
     // So that it does not bind them again before the second is there.
@@ -58,6 +68,12 @@ fn a_daemon_whose_sockets_another_one_took_is_not_ready_and_deletes_none() {
         ready.status == 503 && ready.body.contains("in use by a live daemon")
     });
     assert_eq!(http::get(at, "/livez").status, 200);
+    let is_reported = || {
+        let mut of =
+            health.iter().flat_map(|it| ["", ADMIN_SERVICE, MEMORY_SERVICE].map(|name| it.is_serving(name)));
+        !of.any(|is_serving| is_serving)
+    };
+    until("health says the same", is_reported);
     let admin = vramd_tests::Admin::new(&sockets);
     let (status, kept) = first.stop();
     assert!(status.success());

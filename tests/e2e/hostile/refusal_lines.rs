@@ -1,6 +1,6 @@
 //! A client that is refused again and again fills no log: the lines about one user are bounded, and the rest is told.
 
-use std::time::Duration;
+use std::{io::Read as _, os::unix::net::UnixStream, time::Duration};
 
 use vramd_tests::{Config, Daemon, RawChannel, wait::until};
 
@@ -22,4 +22,23 @@ fn the_lines_about_one_user_are_bounded_and_the_rest_is_told() {
     });
     // A session is opened and logged again.
     daemon.open();
+}
+
+/// Lines that only debugging shows are bounded like the others.
+#[test]
+fn debug_lines_about_one_user_are_bounded_and_the_rest_is_told() {
+    let config = Config::default().limit("connections_per_uid_max = 8").log_level("debug");
+    let daemon = Daemon::start(&config);
+    let socket = daemon.sockets().join("vramd.sock");
+    let _open: Vec<_> = (0..8).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+    for _ in 0..REFUSALS {
+        let mut refused = UnixStream::connect(&socket).unwrap();
+        // The daemon closes it.
+        let _ = refused.read(&mut [0]);
+    }
+    let lines = || daemon.log().lines().filter(|line| line.contains("closed a connection")).count();
+    assert!((1..=REFUSALS / 4).contains(&lines()), "{} lines", lines());
+    until("the daemon says how many lines it left out", || {
+        daemon.log().contains("lines about a peer left out")
+    });
 }

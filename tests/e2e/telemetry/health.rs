@@ -7,7 +7,7 @@ use std::{
 };
 
 use vramd_proto::v1::DrainRequest;
-use vramd_tests::{Config, Daemon, Home, http};
+use vramd_tests::{Config, Daemon, Home, http, rpc::Health, wait::until};
 
 use super::{address, measured, scrape};
 
@@ -21,8 +21,13 @@ fn a_draining_node_is_live_and_not_ready() {
     let ready = http::get(at, "/readyz");
     assert_eq!((ready.status, ready.body.as_str()), (503, "the node is draining\n"));
     assert_eq!(status("/livez"), 200);
+    // The gRPC health service says the same; operators are served.
+    let health = Health::new(&daemon.sockets().join("vramd.sock"));
+    until("the node is not serving", || !health.is_serving(""));
+    assert!(!health.is_serving("vramd.v1.MemoryService") && health.is_serving("vramd.v1.AdminService"));
     daemon.admin.drain(DrainRequest { cancel: true, ..Default::default() }).ok();
     assert_eq!(status("/readyz"), 200);
+    until("the node is serving", || health.is_serving(""));
     assert_eq!(status("/"), 404);
 }
 
