@@ -82,6 +82,8 @@ fn a_part_stays_while_others_fill_the_file_system() {
         (&"DEVICE_FULL".into(), &"disk".into()),
         "{told}"
     );
+    let why = told["error"]["message"].as_str().unwrap();
+    assert!(why.contains("no quota stands in the way: out of disk space: its file system has "), "{why}");
     is_intact(&memory, 2);
     fs::remove_file(disk.join("of-others")).unwrap();
     send(&daemon, &memory, "disk");
