@@ -31,7 +31,8 @@ fn an_id_is_the_same_everywhere() {
     let made: Vec<u64> = (0..7).map(|_| session.allocate(spec(MIB)).allocation_id).collect();
 
     // Pages go on where the one before ended, in the order in which the allocations were made.
-    let mut request = ListAllocationsRequest { session_id: session.id(), page_size: Some(2), ..Default::default() };
+    let mut request =
+        ListAllocationsRequest { session_id: session.id(), page_size: Some(2), ..Default::default() };
     let mut listed = Vec::new();
     loop {
         let page = session.memory.list_allocations(request.clone()).ok();

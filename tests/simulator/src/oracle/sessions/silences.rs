@@ -83,7 +83,10 @@ impl Oracle {
             return;
         }
         let new = broker.moves().into_iter().filter(|it| it.since == self.facts.now && it.to != Tier::Device);
-        let joined = new.filter(|it| it.cause != Cause::WriteBack).map(|it| it.part).filter(|part| self.is_being_evicted(*part));
+        let joined = new
+            .filter(|it| it.cause != Cause::WriteBack)
+            .map(|it| it.part)
+            .filter(|part| self.is_being_evicted(*part));
         let joined: Vec<_> = joined.collect();
         self.step.began_to_move |= !joined.is_empty();
         self.facts.departing.extend(joined);
