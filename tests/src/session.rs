@@ -368,12 +368,17 @@ impl RawSession {
     /// Sends a call for a pin set, and returns its number.
     #[track_caller]
     pub fn pin(&mut self, parts: Vec<PartRef>) -> u64 {
-        self.pin_within(parts, 0)
+        self.send_pin(parts, None)
     }
 
-    /// The same with a deadline of this many milliseconds; 0: none.
+    /// The same with a deadline of this many milliseconds.
     #[track_caller]
     pub fn pin_within(&mut self, parts: Vec<PartRef>, wait_ms: u64) -> u64 {
+        self.send_pin(parts, Some(wait_ms))
+    }
+
+    #[track_caller]
+    fn send_pin(&mut self, parts: Vec<PartRef>, wait_ms: Option<u64>) -> u64 {
         self.last_call += 1;
         let call_id = self.last_call;
         self.send(client_frame::Frame::Pin(Pin { call_id, parts, write: false, trace: None, wait_ms }));

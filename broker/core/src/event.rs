@@ -167,8 +167,8 @@ pub enum ClientFrame {
         call: u64,
         parts: Vec<PartRef>,
         write: bool,
-        /// How long the call waits for its answer; zero means without limit.
-        wait: Duration,
+        /// How long the call waits for its answer; `None` means without limit.
+        wait: Option<Duration>,
     },
     /// The client has pinned the set through its words, or has given up the call.
     PinEnded {

@@ -362,6 +362,25 @@ fn pin_past_its_deadline_is_refused_and_keeps_no_other_waiting() {
     assert_eq!(answer(&world, b, 2), Some(&None));
 }
 
+#[test]
+fn pin_without_time_gets_only_what_is_mapped() {
+    let mut world = tiers(8, 64);
+    let a = world.open_pinning("a");
+    let [mapped, away] = [3, 4].map(|stamp| one(&mut world, a, 4, stamp));
+    evict(&mut world, away);
+    world.run_until_idle();
+    world.pin_within(a, 1, &[mapped], Duration::ZERO);
+    assert_eq!(answer(&world, a, 1), Some(&None));
+    world.pin_within(a, 2, &[mapped, away], Duration::ZERO);
+    world.run_until_idle();
+    assert!(
+        matches!(answer(&world, a, 2), Some(Some(Refusal::WaitOver { .. }))),
+        "{:?}",
+        answer(&world, a, 2)
+    );
+    assert_eq!(world.broker.waits().len(), 0);
+}
+
 /// As of a set so large that copying it takes longer than calls may stall.
 #[test]
 fn waiters_behind_a_served_call_have_not_stalled() {

@@ -181,7 +181,7 @@ fn parts_of_unended_pin_calls_are_bounded() {
 
 #[test]
 fn session_that_breaks_the_pin_protocol_is_quarantined() {
-    let pin = |call, parts| ClientFrame::Pin { call, parts, write: false, wait: Duration::ZERO };
+    let pin = |call, parts| ClientFrame::Pin { call, parts, write: false, wait: None };
     for lie in 0..6 {
         let (mut world, client, id) = one_part();
         world.pin_call(client, 5, &[part(id, 0)]);

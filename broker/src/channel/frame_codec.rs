@@ -178,7 +178,7 @@ pub fn decode(packet: &[u8]) -> Result<Received, String> {
                 call: pin.call_id,
                 parts,
                 write: pin.write,
-                wait: Duration::from_millis(pin.wait_ms),
+                wait: pin.wait_ms.map(Duration::from_millis),
             };
             Ok(Received::Frame { frame, trace: pin.trace })
         }
@@ -269,14 +269,14 @@ mod tests {
             parts: vec![reference(4)],
             write: true,
             trace: Some(sent.clone()),
-            wait_ms: 7,
+            wait_ms: Some(7),
         };
         let Ok(Received::Frame { frame: ClientFrame::Pin { call: 9, parts, write: true, wait }, trace }) =
             decode(&client(v1::client_frame::Frame::Pin(pin)))
         else {
             panic!()
         };
-        assert_eq!((trace, wait), (Some(sent), Duration::from_millis(7)));
+        assert_eq!((trace, wait), (Some(sent), Some(Duration::from_millis(7))));
         assert_eq!(parts, [PartRef { allocation: AllocationId::from_shown(7), part: PartIndex(4) }]);
         let ended = client(v1::client_frame::Frame::PinEnded(v1::PinEnded { call_id: 9 }));
         let ended = decode(&ended);

@@ -140,7 +140,7 @@ mod tests {
 
     fn pin_frame(channel: ChannelId, call: u64, parts: &[u32]) -> Event {
         let parts = parts.iter().map(|index| part(*index)).collect();
-        Event::Frame { channel, frame: ClientFrame::Pin { call, parts, write: false, wait: Duration::ZERO } }
+        Event::Frame { channel, frame: ClientFrame::Pin { call, parts, write: false, wait: None } }
     }
 
     #[test]

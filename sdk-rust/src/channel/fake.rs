@@ -175,11 +175,11 @@ impl Pinning {
         send(&self.daemon, frame, &[]);
     }
 
-    /// Returns the client's next frame. The wait of a pin is checked and zeroed, since it varies.
+    /// Returns the client's next frame. The wait of a pin is checked and left out, since it varies.
     pub(crate) fn next(&self) -> Option<client_frame::Frame> {
         let mut frame = next(&self.daemon);
         if let Some(client_frame::Frame::Pin(pin)) = &mut frame {
-            assert_ne!(std::mem::take(&mut pin.wait_ms), 0);
+            assert!(pin.wait_ms.take().is_some_and(|wait| wait > 0));
         }
         frame
     }

@@ -117,7 +117,7 @@ impl Table {
                     parts: refs,
                     write,
                     trace: trace_of_caller(),
-                    wait_ms: millis_until(deadline),
+                    wait_ms: Some(millis_until(deadline)),
                 },
             });
         }

@@ -177,8 +177,7 @@ impl Pins {
         let at = usize::try_from(self.calls % u64::from(TENANTS)).expect("64 bits");
         let part = self.dice.take(&mut self.away[at]).expect("most of what it has is away");
         self.calls += 1;
-        let frame =
-            ClientFrame::Pin { call: self.calls, parts: vec![part], write: true, wait: Duration::ZERO };
+        let frame = ClientFrame::Pin { call: self.calls, parts: vec![part], write: true, wait: None };
         self.shell.send(Event::Frame { channel: self.clients[at].channel, frame });
     }
 }

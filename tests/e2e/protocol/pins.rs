@@ -285,6 +285,22 @@ fn a_set_is_resident_as_a_whole_and_protected_until_its_call_ends() {
     });
 }
 
+/// No time is a value, and not the same as no bound.
+#[test]
+fn a_pin_without_time_gets_only_what_is_mapped() {
+    let daemon = Daemon::new();
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    let id = session.allocate(spec(MIB_2)).allocation_id;
+    let call = session.pin_within(vec![part(id, 0)], 0);
+    session.pin_answer(call).unwrap();
+    session.end_pin_call(call);
+    evict(&daemon, &mut session, id);
+    let call = session.pin_within(vec![part(id, 0)], 0);
+    session.pin_answer(call).unwrap_err().is(Reason::Deadline);
+    let call = session.pin(vec![part(id, 0)]);
+    session.pin_answer(call).unwrap();
+}
+
 #[test]
 fn an_invalid_pin_is_refused_and_the_session_lives() {
     let daemon = Daemon::new();
@@ -321,7 +337,7 @@ fn a_forged_frame_ends_its_session_alone() {
                 parts: vec![part(id, 0)],
                 write: false,
                 trace: None,
-                wait_ms: 0,
+                wait_ms: None,
             }));
         }),
         ("a part twice", |session, id| {

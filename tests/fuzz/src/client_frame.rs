@@ -64,7 +64,7 @@ fn written(received: &Received) -> Frame {
                 parts: parts.iter().map(reference).collect(),
                 write: *write,
                 trace: trace.clone(),
-                wait_ms: u64::try_from(wait.as_millis()).unwrap(),
+                wait_ms: wait.map(|wait| u64::try_from(wait.as_millis()).unwrap()),
             })
         }
         Received::Frame { frame: ClientFrame::PinEnded { call }, .. } => {

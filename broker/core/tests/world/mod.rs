@@ -548,10 +548,14 @@ impl World {
     }
 
     pub fn pin_call(&mut self, client: Client, call: u64, parts: &[PartRef]) {
-        self.pin_within(client, call, parts, Duration::ZERO);
+        self.pin_frame(client, call, parts, None);
     }
 
     pub fn pin_within(&mut self, client: Client, call: u64, parts: &[PartRef], wait: Duration) {
+        self.pin_frame(client, call, parts, Some(wait));
+    }
+
+    fn pin_frame(&mut self, client: Client, call: u64, parts: &[PartRef], wait: Option<Duration>) {
         self.frame(client, ClientFrame::Pin { call, parts: parts.to_vec(), write: false, wait });
     }
 

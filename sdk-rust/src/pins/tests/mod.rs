@@ -93,7 +93,7 @@ pub(super) fn ended(call_id: u64) -> Option<Sent> {
 }
 
 pub(super) fn pin_call(call_id: u64, parts: &[PartRef], write: bool) -> Option<Sent> {
-    Some(Sent::Pin(v1::Pin { call_id, parts: parts.to_vec(), write, trace: None, wait_ms: 0 }))
+    Some(Sent::Pin(v1::Pin { call_id, parts: parts.to_vec(), write, trace: None, wait_ms: None }))
 }
 
 pub(super) fn state(daemon: &Pinning, part: PartRef) -> State {

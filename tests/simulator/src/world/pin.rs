@@ -80,8 +80,7 @@ impl World {
                 let call = process.last_pin;
                 process.threads[at].waiting = Some(WaitingPin { call, parts: parts.clone(), write });
                 // One in eight has a deadline.
-                let wait =
-                    Duration::from_micros(if dice.chance(125) { dice.between(500, 150_000) } else { 0 });
+                let wait = dice.chance(125).then(|| Duration::from_micros(dice.between(500, 150_000)));
                 self.send_frame(id, ClientFrame::Pin { call, parts, write, wait });
                 if then == Unpinned::WakeWorker {
                     self.unmap_revoked(pid, id);
@@ -205,7 +204,7 @@ impl World {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let last = process.last_pin;
         process.last_pin += 1;
-        let wait = Duration::ZERO;
+        let wait = None;
         let frame = match dice.roll(4) {
             0 => ClientFrame::Pin { call: last, parts: vec![part], write: false, wait },
             1 => ClientFrame::Pin { call: last + 1, parts: vec![part, part], write: false, wait },

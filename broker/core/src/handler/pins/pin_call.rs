@@ -51,13 +51,13 @@ impl Broker {
         words.is_some_and(|words| words.map_deadline.is_some())
     }
 
-    /// Takes a pin call. A `wait` of zero has no deadline.
+    /// Takes a pin call. Without `wait` it has no deadline.
     pub(crate) fn on_pin(
         &mut self,
         id: SessionId,
         call: u64,
         parts: Vec<PartRef>,
-        wait: Duration,
+        wait: Option<Duration>,
     ) -> Result<(), String> {
         let session = self.sessions.get_mut(id);
         let Some(words) = session.and_then(|session| session.words.as_mut()) else {
@@ -89,7 +89,7 @@ impl Broker {
             self.follow_ups.push(Fact::CallBegan((id, call), part));
         }
         let look = self.shell.now.after(self.config.limits.pin_stall);
-        let until = (!wait.is_zero()).then(|| self.shell.now.after(wait));
+        let until = wait.map(|wait| self.shell.now.after(wait));
         self.pins.insert((id, call), sorted, self.shell.now, (look, until));
         self.schedule_stall_check((id, call), look);
         planted!(self, PinTimerLost => until = None);

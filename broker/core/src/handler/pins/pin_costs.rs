@@ -134,7 +134,7 @@ impl Fenced {
 
     fn pin(&mut self, call: u64) -> usize {
         let parts = (0..PARTS).map(|part| PartRef { allocation: self.allocation, part: PartIndex(part) });
-        self.frame(ClientFrame::Pin { call, parts: parts.collect(), write: false, wait: Duration::ZERO })
+        self.frame(ClientFrame::Pin { call, parts: parts.collect(), write: false, wait: None })
     }
 }
 

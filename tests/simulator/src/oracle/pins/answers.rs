@@ -16,8 +16,14 @@ use crate::oracle::{
 
 impl Oracle {
     /// Records a pin call. Returns whether its frame fits the protocol.
-    pub(crate) fn record_pin(&mut self, id: SessionId, call: u64, parts: &[PartRef], wait: Duration) -> bool {
-        let until = (!wait.is_zero()).then(|| self.facts.now.after(wait));
+    pub(crate) fn record_pin(
+        &mut self,
+        id: SessionId,
+        call: u64,
+        parts: &[PartRef],
+        wait: Option<Duration>,
+    ) -> bool {
+        let until = wait.map(|wait| self.facts.now.after(wait));
         let (arrived, now) = (self.facts.clock, self.facts.now);
         let Some(session) = self.facts.sessions.get_mut(&id) else { return false };
         let mut each: Vec<_> = parts.to_vec();
