@@ -10,6 +10,11 @@ use vramd_tests::{
     tools,
 };
 
+/// The configuration of Llama 3 70B, as far as its size goes.
+const LLAMA: &str = r#"{"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64,
+    "num_key_value_heads": 8, "intermediate_size": 28672, "vocab_size": 128256, "hidden_act": "silu",
+    "torch_dtype": "bfloat16"}"#;
+
 /// The surroundings of a guide beside a running daemon: `/run/vramd` and `/etc/vramd` mean its folders.
 fn surroundings(daemon: &Daemon) -> Surroundings<'_> {
     let home = daemon.home().path();
@@ -66,6 +71,9 @@ fn operators_guide_runs_as_written() {
     let session = training.ask("open")["session"].clone();
     let memory = training.ask(&format!("allocate {}", 600 * MIB))["allocation"].clone();
     fs::write(daemon.home().path().join("model.safetensors"), content(3 * MIB, 1)).unwrap();
+    let model = daemon.home().path().join("llama-70b");
+    fs::create_dir(&model).unwrap();
+    fs::write(model.join("config.json"), LLAMA).unwrap();
     let guide = Guide::read("docs/guides/operators.md");
     assert!(guide.len() >= 30, "{} commands", guide.len());
     let mut surroundings = surroundings(&daemon);

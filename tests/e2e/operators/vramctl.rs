@@ -370,3 +370,25 @@ fn vramctl_gives_up_on_a_daemon_that_does_not_answer() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("DEADLINE"), "{said}");
 }
+
+#[test]
+fn an_estimate_takes_the_own_limit_and_names_a_bad_configuration() {
+    let own = rustix::process::geteuid().as_raw();
+    let daemon = Daemon::start(&Config::devices(&["64MiB"]).tenant(own, "team-a"));
+    text(&daemon, &["quota", "set", "team-a", "--limit", "48MiB"]);
+    let folder = daemon.home().path().join("model");
+    fs::create_dir(&folder).unwrap();
+    let path = folder.to_str().unwrap();
+    let config = |text: &str| fs::write(folder.join("config.json"), text).unwrap();
+    config(r#"{"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 1000}"#);
+    let estimate = json(&daemon, &["estimate", path]);
+    assert_eq!((&estimate["memory_bytes"], &estimate["fits"]), (&(48 * MIB).into(), &false.into()));
+    assert_eq!(estimate["weights_from"], "shape");
+    assert_eq!(json(&daemon, &["estimate", path, "--memory", "1GiB"])["fits"], true);
+    for bad in ["{", "[]", r#"{"hidden_size": 64}"#, r#"{"hidden_size": 0}"#, r#"{"hidden_size": -1}"#] {
+        config(bad);
+        let output = fails(&daemon, &["estimate", path], USAGE);
+        assert!(String::from_utf8_lossy(&output.stderr).contains("model/config.json: "), "{output:?}");
+    }
+    fails(&daemon, &["estimate", "/dev/null"], USAGE);
+}

@@ -3,6 +3,7 @@
 mod alloc;
 mod completions;
 mod device;
+mod estimate;
 mod file;
 mod freed;
 mod link;
@@ -59,6 +60,8 @@ pub(crate) enum Command {
     Settings(settings::Verb),
     /// Show what the own tenant may have, has and can get, and its allocations. Needs no operator.
     Mine(mine::Mine),
+    /// Say whether a model fits into device memory, and how fast it would stream if it does not.
+    Estimate(estimate::Estimate),
     /// Print events as they happen, until interrupted or until the daemon ends.
     Watch(watch::Watch),
     /// Put a file into a named allocation and seal it. It stays until it is freed or the daemon ends.
@@ -95,6 +98,7 @@ impl Command {
             Self::Settings(verb) => settings::run(verb, &admin()?, output),
             Self::Watch(watch) => watch::run(watch, &admin()?, output),
             Self::Completions(shell) => completions::run(&shell, output),
+            Self::Estimate(estimate) => estimate::run(&estimate, client(socket_dir), output),
             Self::Mine(mine) => mine::run(mine, client(socket_dir), output),
             Self::Put(put) => file::put::run(&put, client(socket_dir), output),
             Self::Verify(verify) => file::verify::run(&verify, client(socket_dir), output),
