@@ -32,6 +32,8 @@ impl Oracle {
                 extent.being_read = false;
             }
         }
+        // No session has mapped any of it while the driver read.
+        self.facts.in_place_to_unmap.retain(|part| part.allocation != id);
         self.owe_again(id);
         self.step.digested = Some(id);
         self.step.hashed = Some(id);
