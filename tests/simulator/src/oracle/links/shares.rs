@@ -62,9 +62,12 @@ impl Oracle {
         self.lanes = lanes;
     }
 
+    /// Counts shares anew. Changed shares end no wait.
     pub(crate) fn restart_shares(&mut self, shares: Shares) {
         self.facts.shares = Some(shares);
-        self.facts.class_waits.clear();
+        for wait in self.facts.class_waits.values_mut() {
+            (wait.with_prefetch, wait.missing, wait.excess) = (false, 0, 0);
+        }
         self.facts.missing_on_bus.clear();
     }
 
