@@ -94,7 +94,7 @@ mod bugs {
         TenantsLockedOut: "a tenant without any request finds no place because others have taken all", [CALLS];
         AnswerToWrongCall: "an answer goes to another waiting call", [CALLS, LINE_ORDER, DEVICES];
         AnsweredTwice: "a repeated call is answered twice", [CALLS];
-        RequestIdForgotten: "a repeated request is executed again", [REPEATS, CALLS, CALLERS];
+        RequestIdForgotten: "a repeated request is executed again", [REPEATS, CALLS, CALLERS, STORED];
         RequestsHalved: "half as many requests are remembered as promised", [CALLERS, REPEATS];
         RequestsShort: "one request fewer is remembered than promised", [CALLERS, REPEATS];
         MethodsMixed: "the id of a request is taken for that of a request of another method", [CALLS];
@@ -223,7 +223,7 @@ mod bugs {
         MissingBackingForgotten: "a part without backing never gets one", [BACKINGS];
         MissingMemoryForgotten: "memory that the driver could not give counts as free until the next survey", [ADMISSION, LEDGER_ORACLE];
         UnmappableLost: "a part that a client could not map once is lost to it", [PIN_ANSWERS];
-        BackedOnDiskFirst: "backing is reserved on disk although there is room for it in host memory", [LEDGER_ORACLE, LIMIT, ADMISSION, BACKINGS, EXTENTS];
+        BackedOnDiskFirst: "backing is reserved on disk although there is room for it in host memory", [LEDGER_ORACLE, LIMIT, ADMISSION, BACKINGS, EXTENTS, DEVICES];
         OtherBackingKept: "a part keeps its backing in another tier than the one that it moved to", [BACKINGS, LEDGER_ORACLE];
         UnwrittenCopied: "an extent on disk that was never written is copied", [COPIES];
         LostContentAwaited: "a session goes on waiting for a part whose content is lost on disk", [PIN_ANSWERS];
