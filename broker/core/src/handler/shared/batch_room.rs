@@ -167,6 +167,7 @@ impl Broker {
                 footprint: Footprint { tenant, device: place.device, size },
                 arrived,
                 own_cached: cached,
+                hopeless: None,
                 lets_pass,
             }
         };
