@@ -123,7 +123,6 @@ impl WaitingPin {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
 
     use opentelemetry::trace::{SpanId, TraceFlags, TraceId, TraceState};
     use opentelemetry_sdk::trace::SpanData;
