@@ -2,8 +2,6 @@
 
 use crate::world;
 
-use std::time::Duration;
-
 use crate::world::{
     World, config, persistent,
     revoking::{ANSWER, STALL, answer, mapped_bytes, one_part, outcome, part, revoke},

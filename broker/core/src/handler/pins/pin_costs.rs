@@ -1,6 +1,6 @@
 //! Tests of what pin calls cost. They count steps, so that no load of the machine decides.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use vramd_types::{AllocationId, Bytes, PartIndex, Quantity, SessionId};
 
