@@ -63,8 +63,8 @@ pub(crate) struct Change {
     write_back_percent: Option<u32>,
 }
 
-/// Parses bytes. A share like `50%` is refused, since a tier has no total that it could be a share of.
-fn bytes(text: &str) -> Result<u64, String> {
+/// Parses bytes. A share like `50%` is refused, since there is no total that it could be a share of.
+pub(super) fn bytes(text: &str) -> Result<u64, String> {
     match text.parse() {
         Ok(Quantity::Bytes(bytes)) => Ok(bytes.get()),
         Ok(Quantity::Percent(_)) => Err("this size takes bytes, like `64GiB`, and no share".to_owned()),

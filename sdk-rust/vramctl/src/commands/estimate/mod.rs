@@ -7,13 +7,13 @@ use std::{io, path::PathBuf};
 
 use clap::Args;
 use serde_json::json;
-use vramd_client::{Bytes, ClientBuilder, Tier};
-use vramd_types::Quantity;
+use vramd_client::{ClientBuilder, Tier};
 
 use self::{
     model::{Model, WeightsFrom},
     need::{Need, Stream, Use},
 };
+use super::settings;
 use crate::output::{
     Output,
     failure::Failure,
@@ -141,12 +141,10 @@ fn text(model: &Model, need: &Need, how: Use, memory: u64, stream: Option<Stream
     facts(&lines)
 }
 
-/// A quantity that is not a share.
+/// Parses bytes of which there are some.
 fn bytes(text: &str) -> Result<u64, String> {
-    match text.parse::<Quantity>() {
-        Ok(Quantity::Bytes(Bytes::ZERO)) => Err("it is 0".to_owned()),
-        Ok(Quantity::Bytes(bytes)) => Ok(bytes.get()),
-        Ok(_) => Err("a share is of nothing here: give a size like 24GiB".to_owned()),
-        Err(error) => Err(error.to_string()),
+    match settings::bytes(text)? {
+        0 => Err("it is 0".to_owned()),
+        bytes => Ok(bytes),
     }
 }
