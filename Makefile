@@ -31,6 +31,8 @@ gpu-bundle: ## pack that suite for a machine without a toolchain, into target/gp
 	tests/gpu/bundle.py
 
 packages: ## pack the crates that users need, and build each from its package
+	# Cargo keeps the unpacked source of a package of the same version, and would build against an older one.
+	rm -rf $${CARGO_HOME:-$$HOME/.cargo}/registry/src/-*/vramd-*
 	cargo package --quiet --allow-dirty $(addprefix -p ,$(PACKAGES))
 
 verify: ## run all checks of CI
